@@ -1,0 +1,3 @@
+//! Speaks Jupyter's protocol to clients on behalf of one kernel.
+
+fn main() {}

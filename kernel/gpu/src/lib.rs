@@ -1,0 +1,1 @@
+//! Off the GPU and back on.

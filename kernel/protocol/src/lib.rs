@@ -1,0 +1,1 @@
+//! The wire between a front and its replicas.

@@ -1,0 +1,3 @@
+//! Supervises a real ipykernel.
+
+fn main() {}

@@ -1,0 +1,1 @@
+//! The plan of a checkpoint: ship, recompute or leave.

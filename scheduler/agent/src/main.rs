@@ -1,0 +1,3 @@
+//! The agent of a pilot.
+
+fn main() {}

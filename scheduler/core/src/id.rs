@@ -1,0 +1,151 @@
+//! Newtype ids. An id is never used again, and two kinds of id never mix.
+
+use serde::{Deserialize, Serialize};
+use std::fmt;
+use std::sync::Arc;
+
+/// A newtype over a number, written in decimal.
+macro_rules! number_id {
+    ($(#[$doc:meta])* $name:ident, $repr:ty) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub $repr);
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                self.0.fmt(f)
+            }
+        }
+
+        impl std::str::FromStr for $name {
+            type Err = std::num::ParseIntError;
+
+            fn from_str(s: &str) -> Result<Self, Self::Err> {
+                s.parse().map(Self)
+            }
+        }
+    };
+}
+
+/// A newtype over a short string that is cheap to clone.
+macro_rules! name_id {
+    ($(#[$doc:meta])* $name:ident) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+        #[serde(transparent)]
+        pub struct $name(pub Arc<str>);
+
+        impl $name {
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(&self.0)
+            }
+        }
+
+        impl From<&str> for $name {
+            fn from(s: &str) -> Self {
+                Self(s.into())
+            }
+        }
+
+        impl From<String> for $name {
+            fn from(s: String) -> Self {
+                Self(s.into())
+            }
+        }
+    };
+}
+
+name_id!(
+    /// A kernel: one user's namespace. Jupyter's kernel id, a UUID in text.
+    KernelId
+);
+name_id!(
+    /// A cell's execution: the `msg_id` of its `execute_request`, unique within its kernel.
+    CellId
+);
+name_id!(
+    /// A compute node, by Slurm's `NodeName`.
+    NodeName
+);
+name_id!(
+    /// A user's login name.
+    UserName
+);
+name_id!(
+    /// A Slurm account.
+    AccountName
+);
+name_id!(
+    /// A pool of GPUs and cores that may be lent, as named in `gresshopper.toml`.
+    PoolName
+);
+name_id!(
+    /// A GPU type as in Slurm's `Gres=gpu:TYPE:n`; empty where Slurm names none.
+    GpuType
+);
+
+number_id!(
+    /// A Slurm job id.
+    JobId,
+    u32
+);
+number_id!(
+    /// One replica's life within its kernel. Never used again within the kernel.
+    Incarnation,
+    u32
+);
+number_id!(
+    /// A lease, unique within one `hopd` state directory for ever.
+    LeaseId,
+    u64
+);
+number_id!(
+    /// The fencing number of a lease: grows with every lease on a node, kept by the agent on disk. The plugin
+    /// refuses one that is not greater than the last that it saw for that device.
+    Epoch,
+    u64
+);
+number_id!(
+    /// The term of a `hopd`: grows by one with every start of a daemon on a state directory. Agents refuse
+    /// orders of a lower term than the highest that they have seen.
+    Term,
+    u64
+);
+number_id!(
+    /// A GPU's index on its node, in gres.conf's order: what Slurm prints as `IDX` and `SLURM_STEP_GPUS`.
+    GpuIndex,
+    u16
+);
+
+/// One replica of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct ReplicaId {
+    pub kernel: KernelId,
+    pub incarnation: Incarnation,
+}
+
+impl fmt::Display for ReplicaId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}#{}", self.kernel, self.incarnation)
+    }
+}
+
+/// A cell of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct CellRef {
+    pub kernel: KernelId,
+    pub cell: CellId,
+}
+
+impl fmt::Display for CellRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.kernel, self.cell)
+    }
+}

@@ -1,0 +1,55 @@
+//! What a cell needs before it can run: GPUs, cores, by when.
+//!
+//! A need is known before the cell runs: the kernelspec's default, overridden by cell metadata, by the magics
+//! `%%gpu N [--type T] [--mem G] [--cpus C] [--deadline D]` and `%%cpu [--cpus C]`, or asked for in the middle
+//! of a cell. Finding it in a cell's text is the kernel's matter (`kernel/replica`); this is only the value.
+
+use crate::id::GpuType;
+use crate::time::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// What one cell asks for. `gpus == 0 && cpus == 0` needs no lease.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Need {
+    /// Whole GPUs, all on one node: 0 to 8.
+    pub gpus: u16,
+    /// Slurm's GPU type; none: any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gpu_type: Option<GpuType>,
+    /// Least memory of each GPU in MiB; 0: any.
+    pub gpu_mem_mib: u64,
+    /// Cores that come with the lease, beside the seat's own; 0: only what the GPUs bring.
+    pub cpus: u16,
+    /// When the cell should be done (`--deadline`).
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Timestamp>,
+}
+
+impl Need {
+    /// A need of `n` GPUs and nothing else.
+    pub fn gpus(n: u16) -> Self {
+        Self {
+            gpus: n,
+            ..Self::default()
+        }
+    }
+
+    /// Whether a cell with this need runs without asking the scheduler.
+    pub fn is_none(&self) -> bool {
+        self.gpus == 0 && self.cpus == 0
+    }
+}
+
+/// The queue's classes (architecture, section 7), the most urgent first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Class {
+    /// Somebody sits in front of it.
+    #[default]
+    Interactive,
+    /// A cell or notebook with a deadline.
+    Deadline,
+    /// A whole notebook that runs unattended.
+    Batch,
+}

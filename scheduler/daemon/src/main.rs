@@ -1,0 +1,3 @@
+//! The scheduler daemon.
+
+fn main() {}

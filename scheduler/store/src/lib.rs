@@ -1,0 +1,1 @@
+//! The journal of hopd and the accounting database.

@@ -1,0 +1,3 @@
+//! The helper process that links libslurm.
+
+fn main() {}

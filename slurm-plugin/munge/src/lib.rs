@@ -1,0 +1,1 @@
+//! MUNGE credentials, by libmunge loaded at run time.

@@ -1,0 +1,1 @@
+//! A safe layer over Slurm: submit, allocate, steps, nodes, jobs, GRES, hostlists.

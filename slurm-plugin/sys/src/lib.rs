@@ -1,0 +1,1 @@
+//! Raw bindings of slurm.h, made by bindgen against the installed Slurm.

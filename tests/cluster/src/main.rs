@@ -1,0 +1,3 @@
+//! A real Slurm cluster of several nodes on one machine.
+
+fn main() {}
