@@ -1,6 +1,11 @@
 //! The wire between `hopd` and those who talk to it: agents, replicas, fronts, `hop`.
 //!
-//! [`message`] holds the messages. Who is calling is proven by MUNGE once per connection, which also carries
-//! the key that authenticates every later frame; that channel and the client live beside it.
+//! [`message`] holds the messages, [`channel`] the frames and the handshake that proves both sides by MUNGE,
+//! [`client`] a connection that comes back by itself, [`config`] the installation's one configuration file.
+//! `docs/control-wire.md` describes the wire for those who write another client.
 
+pub mod channel;
+pub mod client;
+pub mod config;
+pub mod identity;
 pub mod message;

@@ -1,0 +1,419 @@
+//! A connection to `hopd` that comes back by itself, and a one-shot call for those who ask and hang up.
+//!
+//! [`start`] runs the connection in a task of its own. What comes unasked, and the connection's coming and
+//! going, arrive as [`Item`]s in order; after each [`Item::Connected`] the owner registers again, since a
+//! restarted `hopd` knows nothing of the connection before. Requests fail at once while there is no
+//! connection: whoever must not lose one keeps it and repeats it on registration.
+
+use crate::channel::{self, ChannelError, Timeouts};
+use crate::config::Config;
+use crate::identity::{Identity, Munge, user_id};
+use crate::message::{Event, FromHopd, Order, Refusal, Request, Response, Role, ToHopd, Welcome};
+use hop_core::id::UserName;
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::BufReader;
+use tokio::net::TcpStream;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, oneshot};
+
+/// Requests that may wait for the connection's task.
+const COMMANDS: usize = 1024;
+
+/// How to reach `hopd`, and as what.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Tried in this order.
+    pub addresses: Vec<String>,
+    /// The only uid that may answer.
+    pub service_uid: u32,
+    pub role: Role,
+    pub identity: Arc<dyn Identity>,
+    pub timeouts: Timeouts,
+    /// Least and greatest wait between two rounds of tries.
+    pub backoff: (Duration, Duration),
+    /// How often the client says that it is there.
+    pub ping: Duration,
+}
+
+impl Options {
+    /// As the configuration says, with the site's `munged`.
+    ///
+    /// # Errors
+    /// [`CallError::NoServiceUser`].
+    pub fn from_config(config: &Config, role: Role) -> Result<Self, CallError> {
+        let service_uid = user_id(config.service_user.as_str()).ok_or_else(|| CallError::NoServiceUser {
+            user: config.service_user.clone(),
+        })?;
+        Ok(Self {
+            addresses: config.hopd.connect.clone(),
+            service_uid,
+            role,
+            identity: Arc::new(Munge {
+                socket: config.munge_socket.clone(),
+            }),
+            timeouts: Timeouts::default(),
+            backoff: (Duration::from_millis(100), Duration::from_secs(5)),
+            ping: Duration::from_secs(10),
+        })
+    }
+}
+
+/// Why a request has no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    #[error("this host knows no user {user} (service_user in the configuration)")]
+    NoServiceUser { user: UserName },
+    #[error("hopd does not answer on {addresses}: {reason}")]
+    Unreachable { addresses: String, reason: String },
+    #[error("the connection to hopd is down")]
+    Disconnected,
+    #[error("hopd took longer than {} s to answer", .0.as_secs())]
+    Timeout(Duration),
+    #[error("{0}")]
+    Refused(Refusal),
+}
+
+/// What a connection brings its owner.
+#[derive(Debug)]
+pub enum Item {
+    /// There is a (new) connection: register now.
+    Connected(Welcome),
+    /// The connection is gone, or could not be made; tries go on. Said once for each reason.
+    Disconnected {
+        reason: String,
+        /// Set where `hopd` itself said no: the same will be refused again until a person acts.
+        refusal: Option<Refusal>,
+    },
+    Event(Event),
+    Order(Order),
+    /// A request that wanted no answer was refused.
+    Refused(Refusal),
+}
+
+/// A handle to the connection; cheap to clone. The connection ends with its last handle.
+#[derive(Debug, Clone)]
+pub struct Client {
+    commands: mpsc::Sender<Command>,
+}
+
+/// The items of one connection.
+#[derive(Debug)]
+pub struct Items(mpsc::UnboundedReceiver<Item>);
+
+impl Items {
+    /// The next item; none once the connection has ended with its last handle. Cancel-safe.
+    pub async fn next(&mut self) -> Option<Item> {
+        self.0.recv().await
+    }
+}
+
+#[derive(Debug)]
+struct Command {
+    request: Request,
+    answer: Option<oneshot::Sender<Result<Response, CallError>>>,
+}
+
+impl Command {
+    fn fail(self) {
+        if let Some(answer) = self.answer {
+            let _ = answer.send(Err(CallError::Disconnected));
+        }
+    }
+}
+
+impl Client {
+    /// Asks and waits for the answer. A refusal is an error.
+    pub async fn request(&self, request: Request) -> Result<Response, CallError> {
+        let (tx, rx) = oneshot::channel();
+        let command = Command {
+            request,
+            answer: Some(tx),
+        };
+        self.commands
+            .send(command)
+            .await
+            .map_err(|_| CallError::Disconnected)?;
+        rx.await.unwrap_or(Err(CallError::Disconnected))
+    }
+
+    /// Reports without waiting. What is sent while there is no connection is dropped: see [`Item::Connected`].
+    pub async fn send(&self, request: Request) -> Result<(), CallError> {
+        let command = Command {
+            request,
+            answer: None,
+        };
+        self.commands
+            .send(command)
+            .await
+            .map_err(|_| CallError::Disconnected)
+    }
+}
+
+/// Starts a connection that is held until the last [`Client`] is dropped.
+pub fn start(options: Options) -> (Client, Items) {
+    let (commands, receiver) = mpsc::channel(COMMANDS);
+    let (items, stream) = mpsc::unbounded_channel();
+    tokio::spawn(
+        Connection {
+            options,
+            commands: receiver,
+            items,
+            last_reason: None,
+        }
+        .run(),
+    );
+    (Client { commands }, Items(stream))
+}
+
+type Channel = channel::Connected<BufReader<OwnedReadHalf>, OwnedWriteHalf>;
+
+struct Connection {
+    options: Options,
+    commands: mpsc::Receiver<Command>,
+    items: mpsc::UnboundedSender<Item>,
+    last_reason: Option<String>,
+}
+
+/// Why the connection's task goes on, or doesn't.
+enum After {
+    Reconnect,
+    /// Nobody holds a handle any more.
+    End,
+}
+
+impl Connection {
+    async fn run(mut self) {
+        let mut wait = self.options.backoff.0;
+        loop {
+            let attempt = {
+                let options = self.options.clone();
+                let connecting = async move { open(&options).await };
+                match self.meanwhile(connecting).await {
+                    Some(attempt) => attempt,
+                    None => return,
+                }
+            };
+            match attempt {
+                Ok(channel) => {
+                    wait = self.options.backoff.0;
+                    self.last_reason = None;
+                    let _ = self.items.send(Item::Connected(channel.welcome.clone()));
+                    if let After::End = self.serve(channel).await {
+                        return;
+                    }
+                }
+                Err(error) => self.disconnected(&error),
+            }
+            // Spread out, so that a restarted hopd is not met by everybody at once.
+            let pause = wait.mul_f64(0.5 + 0.5 * rand::random::<f64>());
+            if self.meanwhile(tokio::time::sleep(pause)).await.is_none() {
+                return;
+            }
+            wait = (wait * 2).min(self.options.backoff.1);
+        }
+    }
+
+    fn disconnected(&mut self, error: &ChannelError) {
+        let refusal = match error {
+            ChannelError::Refused(refusal) => Some(refusal.clone()),
+            _ => None,
+        };
+        let reason = describe(error);
+        if self.last_reason.as_ref() != Some(&reason) {
+            self.last_reason = Some(reason.clone());
+            let _ = self.items.send(Item::Disconnected { reason, refusal });
+        }
+    }
+
+    /// Does `work` while commands fail at once; none when the last handle is gone.
+    async fn meanwhile<T>(&mut self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::pin!(work);
+        loop {
+            tokio::select! {
+                done = &mut work => return Some(done),
+                command = self.commands.recv() => command?.fail(),
+            }
+        }
+    }
+
+    async fn serve(&mut self, channel: Channel) -> After {
+        let Channel {
+            mut reader,
+            mut writer,
+            ..
+        } = channel;
+        // A task of its own, since a cancelled receive would lose its place in the stream.
+        let (from, mut incoming) = mpsc::unbounded_channel();
+        let reading = tokio::spawn(async move {
+            loop {
+                let message = reader.receive::<FromHopd>().await;
+                let over = message.is_err();
+                if from.send(message).is_err() || over {
+                    return;
+                }
+            }
+        });
+        let mut pending = HashMap::new();
+        let mut next_id = 1u64;
+        let mut ping = tokio::time::interval(self.options.ping);
+        ping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (after, error) = loop {
+            let sent = tokio::select! {
+                command = self.commands.recv() => match command {
+                    None => break (After::End, None),
+                    Some(command) => {
+                        let id = if command.answer.is_some() { next_id } else { 0 };
+                        let message = ToHopd { id, body: command.request };
+                        if let Some(answer) = command.answer {
+                            pending.insert(id, answer);
+                            next_id += 1;
+                        }
+                        writer.send(&message).await
+                    }
+                },
+                message = incoming.recv() => match message {
+                    Some(Ok(message)) => {
+                        self.dispatch(message, &mut pending);
+                        Ok(())
+                    }
+                    Some(Err(error)) => Err(error),
+                    None => Err(ChannelError::Closed),
+                },
+                _ = ping.tick() => writer.send(&ToHopd { id: 0, body: Request::Ping }).await,
+            };
+            if let Err(error) = sent {
+                break (After::Reconnect, Some(error));
+            }
+        };
+        writer.close().await;
+        reading.abort();
+        for (_, answer) in pending {
+            let _ = answer.send(Err(CallError::Disconnected));
+        }
+        if let Some(error) = error {
+            self.disconnected(&error);
+        }
+        after
+    }
+
+    fn dispatch(
+        &self,
+        message: FromHopd,
+        pending: &mut HashMap<u64, oneshot::Sender<Result<Response, CallError>>>,
+    ) {
+        if message.id != 0 {
+            if let Some(answer) = pending.remove(&message.id) {
+                let _ = answer.send(match message.body {
+                    Response::Refused(refusal) => Err(CallError::Refused(refusal)),
+                    body => Ok(body),
+                });
+            }
+            return;
+        }
+        let item = match message.body {
+            Response::Event(event) => Item::Event(event),
+            Response::Order(order) => Item::Order(order),
+            Response::Refused(refusal) => Item::Refused(refusal),
+            _ => return,
+        };
+        let _ = self.items.send(item);
+    }
+}
+
+/// An error and its causes in one line.
+fn describe(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// The first address that answers. A refusal by one doesn't keep the next from being tried.
+async fn open(options: &Options) -> Result<Channel, ChannelError> {
+    let mut last = ChannelError::Closed;
+    for address in &options.addresses {
+        match open_one(address, options).await {
+            Ok(channel) => return Ok(channel),
+            Err(error) => last = error,
+        }
+    }
+    Err(last)
+}
+
+async fn open_one(address: &str, options: &Options) -> Result<Channel, ChannelError> {
+    let stream = tokio::time::timeout(options.timeouts.handshake, TcpStream::connect(address))
+        .await
+        .map_err(|_| ChannelError::Silent)?
+        .map_err(ChannelError::Io)?;
+    stream.set_nodelay(true)?;
+    let (read, write) = stream.into_split();
+    channel::connect(
+        BufReader::new(read),
+        write,
+        options.role,
+        options.identity.clone(),
+        options.service_uid,
+        options.timeouts,
+    )
+    .await
+}
+
+/// Connects, asks once, and hangs up.
+///
+/// # Errors
+/// A refusal is [`CallError::Refused`]; the answer has to come within `timeout`.
+pub async fn call(options: &Options, request: Request, timeout: Duration) -> Result<Response, CallError> {
+    let work = async {
+        let mut channel = open(options).await.map_err(|error| match error {
+            ChannelError::Refused(refusal) => CallError::Refused(refusal),
+            error => CallError::Unreachable {
+                addresses: options.addresses.join(", "),
+                reason: describe(&error),
+            },
+        })?;
+        let asked = ToHopd { id: 1, body: request };
+        channel
+            .writer
+            .send(&asked)
+            .await
+            .map_err(|_| CallError::Disconnected)?;
+        loop {
+            let message: FromHopd = channel
+                .reader
+                .receive()
+                .await
+                .map_err(|_| CallError::Disconnected)?;
+            if message.id == 1 {
+                channel.writer.close().await;
+                return match message.body {
+                    Response::Refused(refusal) => Err(CallError::Refused(refusal)),
+                    body => Ok(body),
+                };
+            }
+        }
+    };
+    tokio::time::timeout(timeout, work)
+        .await
+        .unwrap_or(Err(CallError::Timeout(timeout)))
+}
+
+/// [`call`] for a program without a runtime, as [`Role::Client`], as the configuration says.
+///
+/// # Errors
+/// As [`call`], and [`CallError::NoServiceUser`].
+pub fn call_blocking(config: &Config, request: Request) -> Result<Response, CallError> {
+    let options = Options::from_config(config, Role::Client)?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|e| CallError::Unreachable {
+            addresses: options.addresses.join(", "),
+            reason: e.to_string(),
+        })?;
+    runtime.block_on(call(&options, request, Duration::from_secs(30)))
+}

@@ -1,0 +1,375 @@
+//! `gresshopper.toml`: the one configuration file of an installation, the same on every node.
+//!
+//! World-readable, without secrets. Reading it is strict: an unknown key, a wrong type or a value that can't
+//! work is an error that names the key. `docs/operations.md` explains each key to a sysadmin.
+
+use hop_core::id::{AccountName, PoolName, UserName};
+use hop_core::time::Span;
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The environment variable that names the file.
+pub const CONFIG_VARIABLE: &str = "GRESSHOPPER_CONF";
+/// The file where the variable isn't set.
+pub const DEFAULT_PATH: &str = "/etc/gresshopper/gresshopper.toml";
+
+/// The whole file.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// The service account: it runs `hopd` and owns the pilots. Never root.
+    pub service_user: UserName,
+    /// Users who see and may cancel everybody's work.
+    pub operators: Vec<UserName>,
+    /// The installation, at the same path on every node: `bin/`, `lib/`, `python/`.
+    pub prefix: PathBuf,
+    /// The MUNGE daemon's socket; none: MUNGE's own default.
+    pub munge_socket: Option<PathBuf>,
+    pub hopd: Hopd,
+    pub agent: Agent,
+    pub seat: Seat,
+    /// The pools, by name: `[pool.NAME]`.
+    pub pool: BTreeMap<PoolName, Pool>,
+}
+
+/// `[hopd]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Hopd {
+    /// The address that `hopd` binds.
+    pub listen: String,
+    /// The addresses that everybody else tries, in this order.
+    pub connect: Vec<String>,
+    /// Journal, accounting database and lock of `hopd`; 0700, service account.
+    pub state_dir: PathBuf,
+    /// Seconds after a start of `hopd` in which agents and replicas may report back before what they held
+    /// counts as lost.
+    pub grace_s: u32,
+    /// Seconds between two looks at the pilots in Slurm's queue.
+    pub poll_s: u32,
+}
+
+/// `[agent]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Agent {
+    /// Local to each node; the node's name is appended.
+    pub state_dir: PathBuf,
+    /// Seconds until a lease's step has to be confirmed by the plugin.
+    pub start_timeout_s: u32,
+}
+
+/// `[seat]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Seat {
+    pub partition: String,
+    /// One replica's step in MiB, unless its kernelspec says otherwise.
+    pub mem_mib: u64,
+    pub cpus: u16,
+    /// Slurm time limit in minutes; 0: the partition's.
+    pub time_limit_min: u32,
+}
+
+/// `[pool.NAME]`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pool {
+    pub partition: String,
+    /// The Slurm account that the pilots are charged to; none: the service account's default.
+    #[serde(default)]
+    pub account: Option<AccountName>,
+    /// Slurm's GPU type of the pool's pilots (`--gres=gpu:TYPE:n`); none: any.
+    #[serde(default)]
+    pub gpu_type: Option<String>,
+    pub gpus_per_pilot: u16,
+    /// All cores of a pilot, those that come with GPUs included.
+    pub cpus_per_pilot: u16,
+    pub min_pilots: u32,
+    pub max_pilots: u32,
+    /// Slurm time limit of a pilot in minutes; 0: the partition's.
+    #[serde(default)]
+    pub time_limit_min: u32,
+    /// How long a lease stays with its kernel after a cell, in milliseconds.
+    #[serde(default = "default_linger_ms")]
+    pub linger_ms: u64,
+    /// How long processes that still hold a device get to let it go before they are ended, in milliseconds.
+    #[serde(default = "default_grace_ms")]
+    pub grace_ms: u64,
+    #[serde(default)]
+    pub isolation: Isolation,
+}
+
+/// What keeps a GPU away from processes without a lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Isolation {
+    /// Slurm's device cgroups and the plugin. A pool whose Slurm doesn't constrain devices is not lent.
+    #[default]
+    Devices,
+    /// Nothing: said aloud by the site.
+    None,
+}
+
+fn default_linger_ms() -> u64 {
+    2000
+}
+
+fn default_grace_ms() -> u64 {
+    2000
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            service_user: "gresshopper".into(),
+            operators: vec!["root".into()],
+            prefix: "/opt/gresshopper".into(),
+            munge_socket: None,
+            hopd: Hopd::default(),
+            agent: Agent::default(),
+            seat: Seat::default(),
+            pool: BTreeMap::new(),
+        }
+    }
+}
+
+impl Default for Hopd {
+    fn default() -> Self {
+        Self {
+            listen: "127.0.0.1:17900".into(),
+            connect: vec!["127.0.0.1:17900".into()],
+            state_dir: "/var/lib/gresshopper/hopd".into(),
+            grace_s: 8,
+            poll_s: 3,
+        }
+    }
+}
+
+impl Default for Agent {
+    fn default() -> Self {
+        Self {
+            state_dir: "/var/lib/gresshopper/agent".into(),
+            start_timeout_s: 30,
+        }
+    }
+}
+
+impl Default for Seat {
+    fn default() -> Self {
+        Self {
+            partition: "notebook".into(),
+            mem_mib: 2048,
+            cpus: 1,
+            time_limit_min: 0,
+        }
+    }
+}
+
+impl Pool {
+    pub fn linger(&self) -> Span {
+        Span::from_millis(self.linger_ms)
+    }
+
+    pub fn grace(&self) -> Span {
+        Span::from_millis(self.grace_ms)
+    }
+}
+
+/// Why the configuration can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("can't read the configuration {path}; set {CONFIG_VARIABLE} or install the file")]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("the configuration {path} is not right: {message}")]
+    Parse { path: PathBuf, message: String },
+    #[error("the configuration {path} is not right: {key}: {reason}")]
+    Value {
+        path: PathBuf,
+        key: String,
+        reason: String,
+    },
+}
+
+impl Config {
+    /// The path that [`CONFIG_VARIABLE`] names, or [`DEFAULT_PATH`].
+    pub fn path() -> PathBuf {
+        std::env::var_os(CONFIG_VARIABLE).map_or_else(|| DEFAULT_PATH.into(), PathBuf::from)
+    }
+
+    /// Reads [`Config::path`].
+    pub fn load() -> Result<Self, ConfigError> {
+        Self::read(&Self::path())
+    }
+
+    /// Reads the file `path`.
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let text = std::fs::read_to_string(path).map_err(|source| ConfigError::Read {
+            path: path.into(),
+            source,
+        })?;
+        Self::parse(&text, path)
+    }
+
+    /// `path` is for the messages only.
+    pub fn parse(text: &str, path: &Path) -> Result<Self, ConfigError> {
+        let config: Self = toml::from_str(text).map_err(|e| ConfigError::Parse {
+            path: path.into(),
+            message: e.to_string().trim_end().to_owned(),
+        })?;
+        config.check().map_err(|(key, reason)| ConfigError::Value {
+            path: path.into(),
+            key,
+            reason,
+        })?;
+        Ok(config)
+    }
+
+    fn check(&self) -> Result<(), (String, String)> {
+        let wrong = |key: &str, reason: &str| Err((key.to_owned(), reason.to_owned()));
+        if self.service_user.as_str().is_empty() || self.service_user.as_str() == "root" {
+            return wrong("service_user", "it must be an account of its own, not root");
+        }
+        if self.hopd.connect.is_empty() {
+            return wrong("hopd.connect", "at least one address is needed");
+        }
+        if self.hopd.poll_s == 0 {
+            return wrong("hopd.poll_s", "at least one second");
+        }
+        for (key, path) in [
+            ("prefix", &self.prefix),
+            ("hopd.state_dir", &self.hopd.state_dir),
+            ("agent.state_dir", &self.agent.state_dir),
+        ] {
+            if !path.is_absolute() {
+                return wrong(key, "an absolute path is needed");
+            }
+        }
+        for (name, pool) in &self.pool {
+            pool.check()
+                .map_err(|(key, reason)| (format!("pool.{name}.{key}"), reason))?;
+        }
+        Ok(())
+    }
+}
+
+impl Pool {
+    fn check(&self) -> Result<(), (String, String)> {
+        let wrong = |key: &str, reason: &str| Err((key.to_owned(), reason.to_owned()));
+        if self.partition.is_empty() {
+            return wrong("partition", "a pool lives in a Slurm partition");
+        }
+        if self.gpus_per_pilot > 64 {
+            return wrong("gpus_per_pilot", "at most 64");
+        }
+        if self.cpus_per_pilot < self.gpus_per_pilot.saturating_add(1) {
+            return wrong(
+                "cpus_per_pilot",
+                "a pilot needs one core for its agent and one more for each GPU that it lends",
+            );
+        }
+        if self.max_pilots < self.min_pilots {
+            return wrong("max_pilots", "it is less than min_pilots");
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const WIRING: &str = r#"
+service_user = "gresshopper"
+operators = ["root"]
+prefix = "/opt/gresshopper"
+[hopd]
+listen = "127.0.0.1:17900"
+connect = ["127.0.0.1:17900"]
+state_dir = "/var/lib/gresshopper/hopd"
+[agent]
+state_dir = "/var/lib/gresshopper/agent"
+[seat]
+partition = "notebook"
+mem_mib = 2048
+cpus = 1
+time_limit_min = 0
+[pool.main]
+partition = "notebook"
+account = "pool"
+gpus_per_pilot = 2
+cpus_per_pilot = 8
+min_pilots = 4
+max_pilots = 4
+time_limit_min = 1440
+linger_ms = 2000
+isolation = "devices"
+"#;
+
+    fn parse(text: &str) -> Result<Config, String> {
+        Config::parse(text, Path::new("g.toml")).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn the_documented_file_is_read_and_what_it_leaves_out_has_defaults() {
+        let config = parse(WIRING).unwrap();
+        let pool = &config.pool[&"main".into()];
+        assert_eq!(pool.gpus_per_pilot, 2);
+        assert_eq!(pool.linger(), Span::from_millis(2000));
+        assert_eq!(pool.isolation, Isolation::Devices);
+        assert_eq!(config.munge_socket, None);
+        assert_eq!(parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn an_unknown_key_is_named() {
+        for (text, key) in [
+            ("servce_user = 'x'", "servce_user"),
+            ("[hopd]\nlsten = 'x'", "lsten"),
+            (&WIRING.replace("linger_ms", "lingr_ms"), "lingr_ms"),
+        ] {
+            let message = parse(text).unwrap_err();
+            assert!(
+                message.contains("unknown field") && message.contains(key),
+                "{message}"
+            );
+        }
+    }
+
+    #[test]
+    fn values_that_cannot_work_are_named_with_their_reason() {
+        for (from, to, key) in [
+            (
+                "service_user = \"gresshopper\"",
+                "service_user = \"root\"",
+                "service_user",
+            ),
+            (
+                "cpus_per_pilot = 8",
+                "cpus_per_pilot = 2",
+                "pool.main.cpus_per_pilot",
+            ),
+            ("max_pilots = 4", "max_pilots = 3", "pool.main.max_pilots"),
+            ("connect = [\"127.0.0.1:17900\"]", "connect = []", "hopd.connect"),
+            ("prefix = \"/opt", "prefix = \"opt", "prefix"),
+        ] {
+            let message = parse(&WIRING.replace(from, to)).unwrap_err();
+            assert!(message.contains(&format!("{key}:")), "{message}");
+        }
+        let message = parse(&WIRING.replace("min_pilots = 4\n", "")).unwrap_err();
+        assert!(message.contains("min_pilots"), "{message}");
+    }
+
+    #[test]
+    fn a_missing_file_says_where_it_was_looked_for() {
+        let error = Config::read(Path::new("/nowhere/g.toml")).unwrap_err();
+        assert!(error.to_string().contains("/nowhere/g.toml"));
+        assert!(error.to_string().contains(CONFIG_VARIABLE));
+    }
+}

@@ -1,0 +1,84 @@
+//! Who is calling: MUNGE, behind a small trait.
+//!
+//! The trait exists because a test of the channel must be able to act as several users at once, which takes
+//! root and a `munged`; both are there in the integration tests, and only there.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// A caller that MUNGE vouches for, and what its credential carried.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Proven {
+    pub uid: u32,
+    pub gid: u32,
+    /// May be a secret: not shown by `Debug`.
+    pub payload: Vec<u8>,
+}
+
+impl std::fmt::Debug for Proven {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Proven")
+            .field("uid", &self.uid)
+            .field("gid", &self.gid)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Why nobody could be proven. `Display` is the whole reason.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct IdentityError(pub String);
+
+/// Makes and believes credentials. Calls may block for about a millisecond.
+pub trait Identity: Send + Sync + std::fmt::Debug + 'static {
+    /// A credential with `payload` that only processes of `restrict_uid` can decode.
+    fn encode(&self, payload: &[u8], restrict_uid: u32) -> Result<String, IdentityError>;
+    /// Believes a credential once; only one that was restricted to the calling process's uid.
+    fn decode(&self, credential: &str) -> Result<Proven, IdentityError>;
+}
+
+/// The site's `munged`.
+#[derive(Debug, Clone, Default)]
+pub struct Munge {
+    /// Its socket; none: MUNGE's own default.
+    pub socket: Option<PathBuf>,
+}
+
+/// How long a hello's credential is good for: it is used at once.
+const TTL: Duration = Duration::from_secs(60);
+
+impl Identity for Munge {
+    fn encode(&self, payload: &[u8], restrict_uid: u32) -> Result<String, IdentityError> {
+        hop_munge::encode(payload, Some(restrict_uid), Some(TTL), self.socket.as_deref())
+            .map_err(|e| IdentityError(e.to_string()))
+    }
+
+    fn decode(&self, credential: &str) -> Result<Proven, IdentityError> {
+        let decoded = hop_munge::decode(credential, self.socket.as_deref())
+            .map_err(|e| IdentityError(e.to_string()))?;
+        if decoded.restricted_to.is_none() {
+            return Err(IdentityError("the credential can be read by everybody".into()));
+        }
+        Ok(Proven {
+            uid: decoded.uid,
+            gid: decoded.gid,
+            payload: decoded.payload,
+        })
+    }
+}
+
+/// The login name of a uid, if the host knows one.
+pub fn user_name(uid: u32) -> Option<String> {
+    nix::unistd::User::from_uid(uid.into())
+        .ok()
+        .flatten()
+        .map(|u| u.name)
+}
+
+/// The uid of a login name, if the host knows it.
+pub fn user_id(name: &str) -> Option<u32> {
+    nix::unistd::User::from_name(name)
+        .ok()
+        .flatten()
+        .map(|u| u.uid.as_raw())
+}
