@@ -1,0 +1,1 @@
+"""Where Jupyter meets Gresshopper: the JupyterHub spawner and the kernel provisioner."""
