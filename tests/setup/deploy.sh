@@ -1,0 +1,124 @@
+#!/bin/sh
+# Installs this tree's build into a running dev cluster and starts hopd there: what a sysadmin would do by hand.
+#
+#   tests/setup/deploy.sh up   BASE   install to BASE/opt, write BASE/etc/gresshopper.toml, the plugstack line, start hopd
+#   tests/setup/deploy.sh down BASE   cancel our jobs' daemon: stop hopd (by its pid)
+#   tests/setup/deploy.sh hopd BASE   start hopd if it doesn't run (the chaos tests kill it)
+#
+# Environment: PROFILE (release), HOPD_PORT (17900), POOL_EXTRA (lines added to [pool.main]), GPUS_PER_PILOT (2),
+# CPUS_PER_PILOT (8), PILOTS (4), USER_PYTHON (/opt/gresshopper-dev/user/bin/python), HUB_PYTHON_DIR.
+# The demo and the end-to-end tests both use it, so there is one way of installing.
+set -eu
+
+here=$(cd "$(dirname "$0")/../.." && pwd)
+verb=${1:?usage: deploy.sh up|down|hopd BASE}
+base=${2:?usage: deploy.sh up|down|hopd BASE}
+target=${CARGO_TARGET_DIR:-$here/target}/${PROFILE:-release}
+port=${HOPD_PORT:-17900}
+service=gresshopper
+pid_file=$base/run/hopd.pid
+conf=$base/etc/gresshopper.toml
+
+# Whether the pid in the file is still the hopd that we started.
+hopd_runs() {
+	[ -s "$pid_file" ] && tr '\0' ' ' <"/proc/$(cat "$pid_file")/cmdline" 2>/dev/null | grep -q "$base/opt/bin/hopd"
+}
+
+start_hopd() {
+	hopd_runs && return 0
+	# The cluster's own environment (SLURM_CONF, MUNGE_SOCKET) goes along; the caller's does not.
+	eval "$("$target/devcluster" env --base "$base")"
+	setsid runuser -u "$service" -- env -i PATH="$PATH" SLURM_CONF="$SLURM_CONF" MUNGE_SOCKET="${MUNGE_SOCKET:-}" \
+		GRESSHOPPER_CONF="$conf" RUST_LOG="${RUST_LOG:-info}" \
+		"$base/opt/bin/hopd" >>"$base/log/hopd.log" 2>&1 </dev/null &
+	echo $! >"$pid_file.new"
+	# runuser execs hopd only after PAM: wait until the process is hopd itself or one of its children is.
+	for _ in $(seq 100); do
+		real=$(pgrep -f "^$base/opt/bin/hopd" | head -n1 || true)
+		[ -n "$real" ] && break
+		sleep 0.05
+	done
+	[ -n "${real:-}" ] || { tail -n 20 "$base/log/hopd.log" >&2; echo "deploy: hopd did not start" >&2; exit 1; }
+	echo "$real" >"$pid_file"
+	rm -f "$pid_file.new"
+}
+
+stop_hopd() {
+	hopd_runs || return 0
+	pid=$(cat "$pid_file")
+	kill "$pid" 2>/dev/null || true
+	for _ in $(seq 100); do
+		[ -d "/proc/$pid" ] || break
+		sleep 0.05
+	done
+	rm -f "$pid_file"
+}
+
+install_files() {
+	mkdir -p "$base/opt/bin" "$base/opt/lib" "$base/opt/python" "$base/opt/share/jupyter/kernels" "$base/run" "$base/log"
+	for name in hopd hop-agent hop hop-front hop-replica; do
+		install -m 755 "$target/$name" "$base/opt/bin/$name.new"
+		mv "$base/opt/bin/$name.new" "$base/opt/bin/$name"
+	done
+	install -m 755 "$target/libgresshopper_spank.so" "$base/opt/lib/gresshopper.so.new"
+	mv "$base/opt/lib/gresshopper.so.new" "$base/opt/lib/gresshopper.so"
+	rm -rf "$base/opt/python/gresshopper"
+	cp -r "$here/kernel/python/gresshopper" "$base/opt/python/"
+	rm -rf "$base/opt/jupyter"
+	mkdir -p "$base/opt/jupyter"
+	cp -r "$here/jupyterhub-spawner/gresshopper_jupyter" "$base/opt/jupyter/"
+	chmod -R a+rX "$base/opt"
+}
+
+write_conf() {
+	install -d -o "$service" -m 700 "$base/state/hopd"
+	install -d -o "$service" -m 755 "$base/state/agent"
+	cat >"$conf" <<-CONF
+		service_user = "$service"
+		operators = ["root", "$service"]
+		prefix = "$base/opt"
+
+		[hopd]
+		listen = "127.0.0.1:$port"
+		connect = ["127.0.0.1:$port"]
+		state_dir = "$base/state/hopd"
+
+		[agent]
+		state_dir = "$base/state/agent"
+
+		[seat]
+		partition = "notebook"
+		mem_mib = 2048
+		cpus = 1
+		time_limit_min = 0
+
+		[pool.main]
+		partition = "notebook"
+		account = "pool"
+		gpus_per_pilot = ${GPUS_PER_PILOT:-2}
+		cpus_per_pilot = ${CPUS_PER_PILOT:-8}
+		min_pilots = ${PILOTS:-4}
+		max_pilots = ${PILOTS:-4}
+		time_limit_min = 1440
+		linger_ms = ${LINGER_MS:-2000}
+		isolation = "devices"
+		${POOL_EXTRA:-}
+	CONF
+	chmod 644 "$conf"
+	line="optional $base/opt/lib/gresshopper.so service_user=$service run_dir=$base/run/gresshopper"
+	grep -qxF "$line" "$base/etc/plugstack.conf" 2>/dev/null || echo "$line" >>"$base/etc/plugstack.conf"
+}
+
+case $verb in
+up)
+	install_files
+	write_conf
+	start_hopd
+	"$base/opt/bin/hop" kernelspec install --prefix "$base/opt" \
+		--python "${USER_PYTHON:-/opt/gresshopper-dev/user/bin/python}" --name gresshopper-python3 \
+		--display-name "Python 3 (GPU on demand)" >&2
+	;;
+hopd) start_hopd ;;
+down) stop_hopd ;;
+*) echo "usage: deploy.sh up|down|hopd BASE" >&2; exit 2 ;;
+esac
