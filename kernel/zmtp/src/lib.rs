@@ -1,1 +1,85 @@
-//! ZMTP 3.0 endpoints as far as Jupyter needs them.
+//! ZMTP 3.0 endpoints as far as Jupyter needs them, on tokio: ROUTER, XPUB and REP that bind, DEALER and SUB that
+//! connect, the NULL mechanism, TCP and unix sockets.
+//!
+//! What is here and not in a general ZeroMQ library:
+//! * Queues are bounded in bytes, and a peer that doesn't read is cut off, never awaited.
+//! * A peer that comes back under its identity takes it over by generation; the end of its old connection doesn't
+//!   remove the new one.
+//! * Both ends of a socket belong to the same user ([`Admit::SameUser`]), on unix sockets and on loopback TCP.
+//! * Sending tells when a message has left the process ([`Receipt`]), so that what was not delivered can be kept.
+//!
+//! What a message means (Jupyter's envelope, signatures) is `hop-protocol`'s matter.
+
+mod admit;
+mod client;
+mod frame;
+mod handshake;
+mod outbox;
+mod server;
+mod stream;
+
+pub use admit::Admit;
+pub use client::{Client, ClientKind, ConnectError};
+pub use frame::{Decoder, FrameError, Item, encode};
+pub use handshake::HandshakeError;
+pub use outbox::{Receipt, Receipts};
+pub use server::{BindError, Server, ServerKind};
+pub use stream::Endpoint;
+
+use bytes::Bytes;
+use std::time::Duration;
+
+/// The frames of one message. Cloning it copies no payload.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Message(pub Vec<Bytes>);
+
+impl Message {
+    /// The payload's size in bytes.
+    pub fn size(&self) -> usize {
+        self.0.iter().map(Bytes::len).sum()
+    }
+}
+
+/// What an endpoint puts up with.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// From accept to READY. A peer that says nothing must not hold a descriptor.
+    pub handshake: Duration,
+    /// The largest frame that is accepted, in bytes.
+    pub max_frame: u64,
+    /// How much may wait for one peer, in bytes. A single message may be larger: it is cut off only when the peer
+    /// takes nothing of it while more comes.
+    pub queue_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            handshake: Duration::from_secs(10),
+            max_frame: 2 << 30,
+            queue_bytes: 256 << 20,
+        }
+    }
+}
+
+/// A peer's identity, and which of its connections this is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Peer {
+    pub identity: Bytes,
+    pub generation: u64,
+}
+
+/// What happens on an endpoint.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    Connected(Peer),
+    Message(Peer, Message),
+    /// XPUB: the peer wants messages whose first frame starts with this.
+    Subscribed(Peer, Bytes),
+    Unsubscribed(Peer, Bytes),
+    /// The connection is over. `superseded`: the identity has a newer one.
+    Disconnected {
+        peer: Peer,
+        superseded: bool,
+    },
+}

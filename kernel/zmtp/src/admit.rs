@@ -1,0 +1,91 @@
+//! Who may connect. On a node that many share, a listening socket is open to all of them; Jupyter's signatures protect
+//! requests, but not what iopub publishes to whoever subscribes.
+
+use crate::stream::Stream;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+/// Whose connections are taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Admit {
+    /// Those of processes of our own uid, or of root. On TCP that can be known only of connections that come over
+    /// loopback; others are refused.
+    SameUser,
+    Anyone,
+}
+
+impl Admit {
+    pub(crate) fn check(self, stream: &Stream) -> io::Result<()> {
+        if self == Self::Anyone {
+            return Ok(());
+        }
+        let uid = match stream {
+            Stream::Unix(s) => s.peer_cred()?.uid(),
+            Stream::Tcp(s) => loopback_owner(s.peer_addr()?, s.local_addr()?)?,
+        };
+        if uid == rustix::process::getuid().as_raw() || uid == 0 {
+            return Ok(());
+        }
+        let text = format!("uid {uid} connected to a socket of another user");
+        Err(io::Error::new(io::ErrorKind::PermissionDenied, text))
+    }
+}
+
+/// The uid of the process at the other end of a loopback connection, from the kernel's table of sockets.
+fn loopback_owner(peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
+    let denied = |text: &str| io::Error::new(io::ErrorKind::PermissionDenied, text.to_owned());
+    let (IpAddr::V4(peer_ip), IpAddr::V4(local_ip)) = (peer.ip(), local.ip()) else {
+        return Err(denied(
+            "only IPv4 connections over loopback can be attributed to a user",
+        ));
+    };
+    if !peer_ip.is_loopback() && peer_ip != local_ip {
+        return Err(denied("the connection comes from another host"));
+    }
+    let table = std::fs::read_to_string("/proc/net/tcp")?;
+    find_owner(&table, (peer_ip, peer.port()), (local_ip, local.port()))
+        .ok_or_else(|| denied("the connection's other end is not in /proc/net/tcp"))
+}
+
+/// The uid of the socket bound to `from` and connected to `to` in a `/proc/net/tcp` table.
+fn find_owner(table: &str, from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Option<u32> {
+    let (from, to) = (hex(from), hex(to));
+    table.lines().skip(1).find_map(|line| {
+        let mut fields = line.split_ascii_whitespace();
+        let (a, b) = (fields.nth(1)?, fields.next()?);
+        if a != from || b != to {
+            return None;
+        }
+        fields.nth(4)?.parse().ok()
+    })
+}
+
+/// An address as `/proc/net/tcp` writes it: the IP as a number of the machine's byte order.
+fn hex((ip, port): (Ipv4Addr, u16)) -> String {
+    format!("{:08X}:{port:04X}", u32::from_ne_bytes(ip.octets()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_owner_of_a_live_loopback_connection_is_found() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        let uid = loopback_owner(server.peer_addr().unwrap(), server.local_addr().unwrap()).unwrap();
+        assert_eq!(uid, rustix::process::getuid().as_raw());
+        drop(client);
+    }
+
+    #[test]
+    fn the_uid_column_is_read_from_the_socket_that_connects_here() {
+        let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
+             0: 0100007F:1F90 0100007F:C350 01 00000000:00000000 00:00000000 00000000     7        0 1 1\n\
+             1: 0100007F:C350 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1001        0 2 1\n";
+        let ip = Ipv4Addr::LOCALHOST;
+        assert_eq!(find_owner(table, (ip, 50000), (ip, 8080)), Some(1001));
+        assert_eq!(find_owner(table, (ip, 50001), (ip, 8080)), None);
+    }
+}
