@@ -1,0 +1,121 @@
+//! The cgroup directories of a cluster's nodes: finding them, ending what lives in them, removing them.
+//!
+//! Slurm names them by node, and node names are unique on a machine, so nothing of another cluster or of
+//! the machine's own can be among them.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use rustix::process::Signal;
+
+use crate::host::{CgroupMount, cgroup_mounts};
+use crate::process::{Process, wait_until};
+
+/// Cgroup directories that these nodes may have in one mount.
+fn candidates(mount: &CgroupMount, nodes: &[String]) -> Vec<PathBuf> {
+    let patterns: &[(&str, &str)] = match mount.controllers {
+        Some(_) => &[("slurm_", ""), ("gresshopper_", "")],
+        None => &[("system.slice/", "_slurmstepd.scope"), ("gresshopper_", "")],
+    };
+    let join = |n: &String| -> Vec<PathBuf> {
+        patterns
+            .iter()
+            .map(|(before, after)| mount.path.join(format!("{before}{n}{after}")))
+            .collect()
+    };
+    nodes.iter().flat_map(join).collect()
+}
+
+/// The cgroup directories of these nodes that exist.
+pub(crate) fn of_nodes(nodes: &[String]) -> Result<Vec<PathBuf>> {
+    let mounts = cgroup_mounts()?;
+    Ok(mounts
+        .iter()
+        .flat_map(|m| candidates(m, nodes))
+        .filter(|p| p.is_dir())
+        .collect())
+}
+
+/// Ends every process in these nodes' cgroups and removes the directories.
+pub(crate) fn remove(nodes: &[String]) -> Result<()> {
+    let mut left = vec![];
+    for dir in of_nodes(nodes)? {
+        if !wait_until(Duration::from_secs(10), || remove_tree(&dir)) {
+            left.push(dir.display().to_string());
+        }
+    }
+    remove_slice()?;
+    ensure!(
+        left.is_empty(),
+        "these cgroups can't be removed: {}",
+        left.join(", ")
+    );
+    Ok(())
+}
+
+/// On v2 without systemd `system.slice` is the keeper's making.
+fn remove_slice() -> Result<()> {
+    if Path::new("/run/systemd/system").exists() {
+        return Ok(());
+    }
+    for mount in cgroup_mounts()?.iter().filter(|m| m.controllers.is_none()) {
+        // Fails, rightly, while another cluster's nodes are in it.
+        let _ = fs::remove_dir(mount.path.join("system.slice"));
+    }
+    Ok(())
+}
+
+/// One attempt; true when the directory is gone.
+fn remove_tree(dir: &Path) -> bool {
+    for child in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if child.file_type().is_ok_and(|t| t.is_dir()) {
+            remove_tree(&child.path());
+        }
+    }
+    let frozen = dir.join("freezer.state");
+    if frozen.exists() {
+        // A frozen process can't die. Gone in between is as good.
+        let _ = fs::write(frozen, "THAWED");
+    }
+    let inside = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    inside
+        .lines()
+        .filter_map(|l| l.parse().ok())
+        .filter_map(Process::find)
+        .for_each(|p| p.signal(Signal::KILL));
+    fs::remove_dir(dir).is_ok() || !dir.exists()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn looks_only_for_directories_named_by_its_nodes() {
+        let nodes = ["n1".to_owned()];
+        let v1 = CgroupMount {
+            path: "/cg/devices".into(),
+            controllers: Some(vec!["devices".into()]),
+        };
+        assert_eq!(
+            candidates(&v1, &nodes),
+            [
+                PathBuf::from("/cg/devices/slurm_n1"),
+                PathBuf::from("/cg/devices/gresshopper_n1")
+            ]
+        );
+        let v2 = CgroupMount {
+            path: "/cg".into(),
+            controllers: None,
+        };
+        assert_eq!(
+            candidates(&v2, &nodes),
+            [
+                PathBuf::from("/cg/system.slice/n1_slurmstepd.scope"),
+                PathBuf::from("/cg/gresshopper_n1")
+            ]
+        );
+    }
+}
