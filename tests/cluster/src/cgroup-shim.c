@@ -6,38 +6,54 @@
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/types.h>
 #include <unistd.h>
 
-static int v2_line(void)
-{
-	int fd = memfd_create("cgroup", MFD_CLOEXEC);
+typedef int open_fn(const char *, int, ...);
 
-	if (fd >= 0 && (write(fd, "0::/\n", 5) != 5 || lseek(fd, 0, SEEK_SET) != 0)) {
-		close(fd);
+/* A memory file with those lines of /proc/self/cgroup that begin with "0::". */
+static int v2_line(open_fn *real)
+{
+	char text[8192];
+	size_t size = 0;
+	ssize_t got;
+	int in = real("/proc/self/cgroup", O_RDONLY | O_CLOEXEC);
+	int out;
+
+	if (in < 0)
 		return -1;
-	}
-	return fd;
+	while (size < sizeof(text) - 1 && (got = read(in, text + size, sizeof(text) - 1 - size)) > 0)
+		size += got;
+	close(in);
+	text[size] = 0;
+	out = memfd_create("cgroup", MFD_CLOEXEC);
+	for (char *line = strtok(text, "\n"); out >= 0 && line; line = strtok(NULL, "\n"))
+		if (!strncmp(line, "0::", 3))
+			dprintf(out, "%s\n", line);
+	if (out >= 0)
+		lseek(out, 0, SEEK_SET);
+	return out;
 }
 
 #define OPEN(name)                                                                                             \
 	int name(const char *path, int flags, ...)                                                             \
 	{                                                                                                      \
-		static int (*real)(const char *, int, ...);                                                    \
+		static open_fn *real;                                                                          \
 		mode_t mode = 0;                                                                               \
                                                                                                                \
+		if (!real)                                                                                     \
+			real = (open_fn *)dlsym(RTLD_NEXT, #name);                                             \
 		if (!strcmp(path, "/proc/self/cgroup"))                                                        \
-			return v2_line();                                                                      \
+			return v2_line(real);                                                                  \
 		if (flags & (O_CREAT | __O_TMPFILE)) {                                                         \
 			va_list args;                                                                          \
 			va_start(args, flags);                                                                 \
 			mode = va_arg(args, mode_t);                                                           \
 			va_end(args);                                                                          \
 		}                                                                                              \
-		if (!real)                                                                                     \
-			real = (int (*)(const char *, int, ...))dlsym(RTLD_NEXT, #name);                       \
 		return real(path, flags, mode);                                                                \
 	}
 

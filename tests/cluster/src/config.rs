@@ -117,9 +117,9 @@ fn nodes_and_partitions(conf: &mut String, o: &Options, facts: &Facts) {
     let burst = o.burst_names();
     let base = o.base.display();
     // Writing into a String can't fail.
-    let _ = write!(
+    let _ = writeln!(
         conf,
-        "NodeName=DEFAULT CPUs={cores} Sockets=1 CoresPerSocket={cores} ThreadsPerCore=1 RealMemory=65536{gres} State=UNKNOWN\n",
+        "NodeName=DEFAULT CPUs={cores} Sockets=1 CoresPerSocket={cores} ThreadsPerCore=1 RealMemory=65536{gres} State=UNKNOWN",
         gres = if o.gpus_per_node > 0 {
             format!(" Gres=gpu:{}", o.gpus_per_node)
         } else {
