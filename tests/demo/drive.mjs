@@ -1,0 +1,62 @@
+// Drives a real browser through JupyterHub's login page and JupyterLab: runs every cell of a notebook, waits for the
+// last, saves it, takes a screenshot, and fails if any cell failed. The password comes from the environment.
+import { createRequire } from "node:module";
+const require = createRequire(process.env.NODE_PATH ? process.env.NODE_PATH + "/" : import.meta.url);
+const { chromium } = require("playwright-core");
+
+const options = Object.fromEntries(
+  process.argv.slice(2).join(" ").split("--").filter(Boolean).map((pair) => pair.trim().split(/\s+/, 2)),
+);
+const { hub, user, notebook, shot } = options;
+const patience = Number(options.timeout ?? 300) * 1000;
+
+const browser = await chromium.launch({
+  executablePath: "/usr/bin/chromium",
+  args: [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+  ],
+});
+let failed = false;
+const page = await browser.newPage({ viewport: { width: 1280, height: 1000 } });
+try {
+  await page.goto(`${hub}/hub/login`);
+  await page.fill("#username_input", user);
+  await page.fill("#password_input", process.env.password);
+  await page.click("#login_submit");
+  // The hub spawns the server (a Slurm job) and then redirects to JupyterLab.
+  await page.waitForURL(`**/user/${user}/lab**`, { timeout: patience });
+  await page.goto(`${hub}/user/${user}/lab/tree/${notebook}`);
+  await page.waitForSelector(".jp-NotebookPanel .jp-Cell", { timeout: patience });
+  // The status bar says Idle only once the kernel has answered; the toolbar's circle says so before.
+  await page.waitForSelector("text=/\\| Idle$/", { timeout: patience });
+  await page.click("text=/^No$/", { timeout: 3000 }).catch(() => {}); // JupyterLab's offer of news
+  await page.click("text=Run >> nth=0");
+  await page.click("text=Run All Cells");
+  await page.waitForFunction(
+    () => [...document.querySelectorAll(".jp-OutputArea-output")].some((o) => /^done:|Traceback/m.test(o.textContent)),
+    null,
+    { timeout: patience },
+  );
+  await page.keyboard.press("Control+s");
+  await page.waitForTimeout(1500);
+  const server = await page.evaluate(async ([path]) => {
+    const base = JSON.parse(document.getElementById("jupyter-config-data").textContent).baseUrl;
+    const xsrf = document.cookie.match(/(?:^|; )_xsrf=([^;]*)/)?.[1] ?? "";
+    return (await fetch(`${base}api/contents/${path}`, { headers: { "X-XSRFToken": xsrf } })).json();
+  }, [notebook]);
+  const code = server.content.cells.filter((c) => c.cell_type === "code");
+  const errors = code.flatMap((c) => c.outputs.filter((o) => o.output_type === "error"));
+  const run = code.filter((c) => c.execution_count !== null).length;
+  console.log(`${run} of ${code.length} cells ran, ${errors.length} failed`);
+  for (const e of errors) console.error(`${e.ename}: ${e.evalue}`);
+  failed = errors.length > 0 || run !== code.length;
+} catch (error) {
+  console.error(`demo: ${error.message}`);
+  console.error(`the page was ${page.url()}`);
+  failed = true;
+} finally {
+  if (shot) await page.screenshot({ path: shot });
+  await browser.close();
+}
+process.exitCode = failed ? 1 : 0;
