@@ -1,1 +1,40 @@
-//! A safe layer over Slurm: submit, allocate, steps, nodes, jobs, GRES, hostlists.
+//! A safe layer over Slurm: submit, allocate, cancel, jobs, steps, nodes, partitions, GRES, limits, hostlists.
+//!
+//! [`Slurm`] is a cheap handle. Each of its calls runs one of Slurm's own commands as a child process, with a
+//! timeout, an environment of our choosing and never a shell; so nothing in here links libslurm and no call can
+//! take its caller down. Where the caller asked for it ([`Slurm::with_link`]), reading jobs and nodes goes
+//! through the helper process `hop-slurm-link` instead, which does link libslurm, and falls back to the
+//! commands when the helper is missing, dies or was built for another Slurm.
+//!
+//! Formats: only those meant for machines. Records and fields of `squeue` are separated by a random word of each
+//! call, so a job's name can't forge another record, whatever characters it has.
+//!
+//! Left to others: policy of any kind, retries, and starting steps (`srun` runs for as long as its step lives,
+//! so its callers own it; [`Slurm::command`] gives them a clean command to begin with).
+
+pub mod gres;
+pub mod hostlist;
+pub mod id;
+pub mod link;
+pub mod span;
+pub mod state;
+
+mod accounting;
+mod cancel;
+mod config;
+mod handle;
+mod jobs;
+mod nodes;
+mod record;
+mod run;
+mod submit;
+
+pub use accounting::{Association, LimitScope, Limits, Share};
+pub use cancel::{CancelError, Signal};
+pub use config::{Config, Version};
+pub use handle::{Settings, Slurm};
+pub use jobs::{Job, JobFilter, JobGres, Step};
+pub use nodes::{Node, Partition};
+pub use record::ParseError;
+pub use run::{QueryError, RunAs, RunError};
+pub use submit::{AllocateError, JobSpec, SpecError, SubmitError};

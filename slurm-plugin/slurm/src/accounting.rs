@@ -1,0 +1,184 @@
+//! What slurmdbd knows: limits of associations and QOS, and fair shares.
+//!
+//! In pool mode Slurm sees the service account, so the limits of the real user are ours to enforce; this reads
+//! them, the core applies them.
+
+use crate::gres::Tres;
+use crate::handle::Slurm;
+use crate::record::{ParseError, number, pipe_table, some_text};
+use crate::run::{Call, QueryError};
+use hop_core::id::{AccountName, UserName};
+use serde::{Deserialize, Serialize};
+
+/// What a limit is on.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(tag = "on", rename_all = "kebab-case")]
+pub enum LimitScope {
+    Account {
+        account: AccountName,
+    },
+    User {
+        account: AccountName,
+        user: UserName,
+        partition: Option<String>,
+    },
+    Qos {
+        qos: String,
+    },
+}
+
+/// The limits that concern leases. An empty [`Tres`] sets none.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    pub scope: LimitScope,
+    /// All that run within the scope together (`GrpTRES`).
+    pub group: Tres,
+    /// TRES minutes over time, decaying (`GrpTRESMins`).
+    pub group_minutes: Tres,
+    /// Of one user at a time (`MaxTRESPU`; QOS only).
+    pub per_user: Tres,
+    /// Of one account at a time (`MaxTRESPA`; QOS only).
+    pub per_account: Tres,
+    /// Of one job (`MaxTRES`): of one lease, here.
+    pub per_job: Tres,
+}
+
+/// An association: who may charge which account, on which partition, with which QOS.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Association {
+    pub account: AccountName,
+    pub parent: Option<AccountName>,
+    /// None: the account's own.
+    pub user: Option<UserName>,
+    pub partition: Option<String>,
+    pub qos: Vec<String>,
+    pub default_qos: Option<String>,
+    pub limits: Limits,
+}
+
+/// A row of `sshare`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Share {
+    pub account: AccountName,
+    pub user: Option<UserName>,
+    /// None: the parent's share.
+    pub raw_shares: Option<u64>,
+    pub norm_shares: Option<f64>,
+    /// Decayed billing seconds.
+    pub raw_usage: u64,
+    pub effective_usage: Option<f64>,
+    pub fair_share: Option<f64>,
+}
+
+const ASSOC_FORMAT: &str = "Account,ParentName,User,Partition,QOS,DefaultQOS,GrpTRES,GrpTRESMins,MaxTRES";
+const QOS_FORMAT: &str = "Name,GrpTRES,GrpTRESMins,MaxTRESPU,MaxTRESPA,MaxTRES";
+const SHARE_FORMAT: &str = "Account,User,RawShares,NormShares,RawUsage,EffectvUsage,FairShare";
+
+impl Slurm {
+    /// All associations of `cluster`, with their own limits (those of the parents are in the parents' rows).
+    pub async fn associations(&self, cluster: &str) -> Result<Vec<Association>, QueryError> {
+        let call = sacctmgr([
+            "association",
+            "where",
+            &format!("cluster={cluster}"),
+            &format!("format={ASSOC_FORMAT}"),
+        ]);
+        self.runner.query(&call, parse_associations).await
+    }
+
+    /// The limits of all QOS.
+    pub async fn qos_limits(&self) -> Result<Vec<Limits>, QueryError> {
+        let call = sacctmgr(["qos", &format!("format={QOS_FORMAT}")]);
+        self.runner.query(&call, parse_qos).await
+    }
+
+    /// Fair shares and decayed usage of all accounts and users.
+    pub async fn shares(&self) -> Result<Vec<Share>, QueryError> {
+        let format = format!("--format={SHARE_FORMAT}");
+        let call = Call::new("sshare", ["--all", "--noheader", "--parsable2", &format]);
+        self.runner.query(&call, parse_shares).await
+    }
+}
+
+fn sacctmgr<const N: usize>(what: [&str; N]) -> Call {
+    let fixed = ["--noheader", "--parsable2", "--readonly", "show"];
+    Call::new(
+        "sacctmgr",
+        fixed.iter().chain(what.iter()).map(|word| (*word).to_owned()),
+    )
+}
+
+fn parse_associations(output: &str) -> Result<Vec<Association>, ParseError> {
+    pipe_table(output, 9)?
+        .into_iter()
+        .map(|row| parse_association(&row))
+        .collect()
+}
+
+fn parse_association(row: &[&str]) -> Result<Association, ParseError> {
+    let account = AccountName::from(row[0]);
+    let (user, partition) = (some_text(row[2]).map(UserName::from), some_text(row[3]));
+    let scope = match &user {
+        Some(user) => LimitScope::User {
+            account: account.clone(),
+            user: user.clone(),
+            partition: partition.clone(),
+        },
+        None => LimitScope::Account {
+            account: account.clone(),
+        },
+    };
+    Ok(Association {
+        account,
+        parent: some_text(row[1]).map(AccountName::from),
+        user,
+        partition,
+        qos: some_text(row[4])
+            .map(|list| list.split(',').map(str::to_owned).collect())
+            .unwrap_or_default(),
+        default_qos: some_text(row[5]),
+        limits: Limits {
+            scope,
+            group: Tres::parse(row[6])?,
+            group_minutes: Tres::parse(row[7])?,
+            per_user: Tres::default(),
+            per_account: Tres::default(),
+            per_job: Tres::parse(row[8])?,
+        },
+    })
+}
+
+fn parse_qos(output: &str) -> Result<Vec<Limits>, ParseError> {
+    pipe_table(output, 6)?
+        .into_iter()
+        .map(|row| {
+            Ok(Limits {
+                scope: LimitScope::Qos {
+                    qos: row[0].to_owned(),
+                },
+                group: Tres::parse(row[1])?,
+                group_minutes: Tres::parse(row[2])?,
+                per_user: Tres::parse(row[3])?,
+                per_account: Tres::parse(row[4])?,
+                per_job: Tres::parse(row[5])?,
+            })
+        })
+        .collect()
+}
+
+fn parse_shares(output: &str) -> Result<Vec<Share>, ParseError> {
+    pipe_table(output, 7)?
+        .into_iter()
+        .map(|row| {
+            Ok(Share {
+                account: row[0].into(),
+                user: some_text(row[1]).map(UserName::from),
+                raw_shares: row[2].parse().ok(),
+                norm_shares: row[3].parse().ok(),
+                raw_usage: number("RawUsage", row[4])?,
+                effective_usage: row[5].parse().ok(),
+                fair_share: row[6].parse().ok(),
+            })
+        })
+        .collect()
+}

@@ -1,0 +1,156 @@
+//! What Slurm is there: its version and the settings that we rest upon.
+
+use crate::handle::Slurm;
+use crate::record::ParseError;
+use crate::run::{Call, QueryError};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// A release of Slurm: 24.11.5.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct Version {
+    pub major: u16,
+    pub minor: u16,
+    pub micro: u16,
+}
+
+impl Version {
+    /// Reads `24.11.5`, `22.05.8-1`, `slurm-wlm 22.05.8`, `slurm 25.05.0rc1`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let word = text
+            .split_whitespace()
+            .find(|word| word.starts_with(|c: char| c.is_ascii_digit()))?;
+        let mut numbers = word.split('.').map(|part| {
+            let digits = part
+                .find(|c: char| !c.is_ascii_digit())
+                .map_or(part, |end| &part[..end]);
+            digits.parse::<u16>().ok()
+        });
+        Some(Self {
+            major: numbers.next()??,
+            minor: numbers.next()??,
+            micro: numbers.next().flatten().unwrap_or(0),
+        })
+    }
+
+    /// `SLURM_VERSION_NUMBER`, and what `slurm_api_version()` returns.
+    pub fn from_number(number: u32) -> Self {
+        Self {
+            major: (number >> 16 & 0xff) as u16,
+            minor: (number >> 8 & 0xff) as u16,
+            micro: (number & 0xff) as u16,
+        }
+    }
+
+    /// Major and minor: what Slurm's ABI is bound to.
+    pub fn series(self) -> (u16, u16) {
+        (self.major, self.minor)
+    }
+
+    /// `sbatch --stepmgr` exists (24.05). It also needs `PrologFlags=Contain`: [`Config::has_stepmgr`].
+    pub fn has_stepmgr(self) -> bool {
+        self.series() >= (24, 5)
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{:02}.{}", self.major, self.minor, self.micro)
+    }
+}
+
+/// `scontrol show config`: slurm.conf and cgroup.conf as slurmctld runs with them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Config(BTreeMap<String, String>);
+
+impl Config {
+    /// A setting, its name in any case.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.0.get(&name.to_ascii_lowercase()).map(String::as_str)
+    }
+
+    /// slurmctld's own version.
+    pub fn version(&self) -> Option<Version> {
+        Version::parse(self.get("SLURM_VERSION")?)
+    }
+
+    pub fn cluster(&self) -> Option<&str> {
+        self.get("ClusterName")
+    }
+
+    /// Steps that one job may have.
+    pub fn max_step_count(&self) -> Option<u32> {
+        self.get("MaxStepCount")?.parse().ok()
+    }
+
+    /// cgroup.conf's `ConstrainDevices`: without it nothing keeps a process from any GPU.
+    pub fn constrains_devices(&self) -> bool {
+        self.is_yes("ConstrainDevices") && self.has_word("TaskPlugin", "task/cgroup")
+    }
+
+    pub fn constrains_cores(&self) -> bool {
+        self.is_yes("ConstrainCores") && self.has_word("TaskPlugin", "task/cgroup")
+    }
+
+    /// Pilots can have a step manager of their own.
+    pub fn has_stepmgr(&self) -> bool {
+        self.version().is_some_and(Version::has_stepmgr) && self.has_word("PrologFlags", "Contain")
+    }
+
+    fn is_yes(&self, name: &str) -> bool {
+        self.get(name)
+            .is_some_and(|value| value.eq_ignore_ascii_case("yes"))
+    }
+
+    fn has_word(&self, name: &str, word: &str) -> bool {
+        self.get(name)
+            .is_some_and(|value| value.split(',').any(|item| item.eq_ignore_ascii_case(word)))
+    }
+
+    pub(crate) fn parse(output: &str) -> Result<Self, ParseError> {
+        let map: BTreeMap<String, String> = output
+            .lines()
+            .filter_map(|line| {
+                line.split_once(" = ")
+                    .or_else(|| line.trim_end().strip_suffix(" =").map(|key| (key, "")))
+            })
+            .map(|(key, value)| (key.trim().to_ascii_lowercase(), value.trim().to_owned()))
+            .collect();
+        match map.contains_key("slurm_version") {
+            true => Ok(Self(map)),
+            false => Err(ParseError::Missing("SLURM_VERSION")),
+        }
+    }
+}
+
+impl Slurm {
+    /// The version of the installed commands. slurmctld's own is in [`Slurm::config`].
+    pub async fn version(&self) -> Result<Version, QueryError> {
+        let call = Call::new("scontrol", ["--version"]);
+        let parse = |out: &str| Version::parse(out).ok_or(ParseError::Missing("the version"));
+        self.runner.query(&call, parse).await
+    }
+
+    /// slurmctld's settings.
+    pub async fn config(&self) -> Result<Config, QueryError> {
+        self.runner
+            .query(&Call::new("scontrol", ["show", "config"]), Config::parse)
+            .await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn versions_are_read_and_ordered() {
+        let version = |text| Version::parse(text).unwrap();
+        assert_eq!(version("slurm-wlm 22.05.8").to_string(), "22.05.8");
+        assert_eq!(version("slurm 25.05.0rc1").to_string(), "25.05.0");
+        assert_eq!(Version::from_number(0x16_05_08), version("22.05.8"));
+        assert!(!version("23.11.10").has_stepmgr() && version("24.05.0").has_stepmgr());
+        assert_eq!(Version::parse("slurm"), None);
+    }
+}

@@ -1,0 +1,325 @@
+//! Reading jobs and steps, and which GPUs a job has.
+
+use crate::gres::Gres;
+use crate::handle::Slurm;
+use crate::hostlist;
+use crate::id::StepId;
+use crate::record::{Marks, ParseError, number, some_text, value_of};
+use crate::run::{Call, QueryError};
+use crate::span::{TimeLimit, parse_span, parse_time};
+use crate::state::JobState;
+use hop_core::id::{AccountName, JobId, NodeName, UserName};
+use hop_core::time::{Span, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// A job as `squeue` knows it: waiting, running, or over for less than MinJobAge.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Job {
+    pub id: JobId,
+    /// Whatever its owner wrote: any characters.
+    pub name: String,
+    pub comment: Option<String>,
+    pub user: UserName,
+    pub uid: u32,
+    pub account: Option<AccountName>,
+    /// For a waiting job several, separated by commas.
+    pub partition: String,
+    pub qos: Option<String>,
+    pub state: JobState,
+    /// Why it waits or ended, in Slurm's word (`Resources`, `AssocGrpGRES`, ...).
+    pub reason: Option<String>,
+    /// Empty while it waits.
+    pub nodes: Vec<NodeName>,
+    pub cpus: u32,
+    /// Asked for per node.
+    pub gres: Vec<Gres>,
+    pub submitted: Option<Timestamp>,
+    /// When it started, or is expected to.
+    pub start: Option<Timestamp>,
+    /// When it ended, or will by its limit.
+    pub end: Option<Timestamp>,
+    pub limit: TimeLimit,
+}
+
+/// Which jobs; empty lists mean all.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct JobFilter {
+    pub ids: Vec<JobId>,
+    pub users: Vec<UserName>,
+    pub names: Vec<String>,
+    pub partitions: Vec<String>,
+    /// Also those that are over but that slurmctld still remembers.
+    pub ended: bool,
+}
+
+/// What a job holds on some of its nodes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct JobGres {
+    pub nodes: Vec<NodeName>,
+    /// Abstract CPU ids, as Slurm writes them (`0-3,8`).
+    pub cpus: String,
+    pub mem_mib: u64,
+    /// With `IDX`.
+    pub gres: Vec<Gres>,
+}
+
+/// A running step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    pub id: StepId,
+    pub name: String,
+    pub user: UserName,
+    pub partition: String,
+    pub nodes: Vec<NodeName>,
+    pub start: Option<Timestamp>,
+    pub elapsed: Span,
+    pub gres: Vec<Gres>,
+}
+
+const JOB_LETTERS: [&str; 17] = [
+    "%A", "%T", "%r", "%u", "%U", "%P", "%a", "%q", "%N", "%C", "%b", "%V", "%S", "%e", "%l", "%k", "%j",
+];
+const STEP_LETTERS: [&str; 8] = ["%i", "%u", "%P", "%N", "%S", "%M", "%b", "%j"];
+
+impl JobFilter {
+    pub fn matches(&self, job: &Job) -> bool {
+        let any = |empty: bool, found: bool| empty || found;
+        any(self.ids.is_empty(), self.ids.contains(&job.id))
+            && any(self.users.is_empty(), self.users.contains(&job.user))
+            && any(self.names.is_empty(), self.names.contains(&job.name))
+            && any(
+                self.partitions.is_empty(),
+                job.partition
+                    .split(',')
+                    .any(|p| self.partitions.iter().any(|wanted| wanted == p)),
+            )
+            && (self.ended || !job.state.is_over())
+    }
+
+    fn args(&self) -> Vec<String> {
+        let mut args = vec!["--noheader".to_owned(), "--all".to_owned(), "--local".to_owned()];
+        if self.ended {
+            args.push("--states=all".to_owned());
+        }
+        let mut list = |name: &str, words: Vec<String>| {
+            // A word with a comma would mean two; such filters are applied to the answer alone.
+            if !words.is_empty() && !words.iter().any(|word| word.contains(',')) {
+                args.push(format!("--{name}={}", words.join(",")));
+            }
+        };
+        list("jobs", self.ids.iter().map(ToString::to_string).collect());
+        list("user", self.users.iter().map(ToString::to_string).collect());
+        list("name", self.names.clone());
+        list("partition", self.partitions.clone());
+        args
+    }
+}
+
+impl Slurm {
+    /// The jobs that `filter` lets through. An id that Slurm has forgotten is not an error.
+    pub async fn jobs(&self, filter: &JobFilter) -> Result<Vec<Job>, QueryError> {
+        if let Some(link) = &self.link
+            && let Some(jobs) = link.jobs().await
+        {
+            return Ok(jobs.iter().filter(|job| filter.matches(job)).cloned().collect());
+        }
+        let marks = Marks::random();
+        let mut args = filter.args();
+        args.push(format!("--format={}", marks.format(&JOB_LETTERS)));
+        let call = Call::new("squeue", args);
+        match self.runner.query(&call, |out| parse_jobs(&marks, out)).await {
+            Ok(jobs) => Ok(jobs.into_iter().filter(|job| filter.matches(job)).collect()),
+            Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// One job, also when it is over and Slurm still remembers it; `None` once it is forgotten.
+    pub async fn job(&self, id: JobId) -> Result<Option<Job>, QueryError> {
+        let filter = JobFilter {
+            ids: vec![id],
+            ended: true,
+            ..JobFilter::default()
+        };
+        Ok(self.jobs(&filter).await?.into_iter().next())
+    }
+
+    /// What a running job holds on its nodes, with the indices of its GPUs. Empty for one that runs nowhere.
+    pub async fn job_gres(&self, id: JobId) -> Result<Vec<JobGres>, QueryError> {
+        if let Some(link) = &self.link
+            && let Some(gres) = link.job_gres(id).await
+        {
+            return Ok(gres);
+        }
+        let call = Call::new(
+            "scontrol",
+            [
+                "--details".to_owned(),
+                "show".to_owned(),
+                "job".to_owned(),
+                id.to_string(),
+            ],
+        );
+        match self.runner.query(&call, parse_job_gres).await {
+            Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
+    /// The running steps of a job, `extern` and `batch` among them.
+    pub async fn steps(&self, job: JobId) -> Result<Vec<Step>, QueryError> {
+        let marks = Marks::random();
+        let call = Call::new(
+            "squeue",
+            [
+                "--noheader".to_owned(),
+                "--all".to_owned(),
+                "--local".to_owned(),
+                "--steps".to_owned(),
+                format!("--jobs={job}"),
+                format!("--format={}", marks.format(&STEP_LETTERS)),
+            ],
+        );
+        match self.runner.query(&call, |out| parse_steps(&marks, out)).await {
+            Ok(steps) => Ok(steps.into_iter().filter(|step| step.id.job == job).collect()),
+            Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+fn is_unknown_id(error: &QueryError) -> bool {
+    match error {
+        QueryError::Run(run) => run
+            .said()
+            .is_some_and(|said| said.contains("Invalid job id specified")),
+        QueryError::Output { .. } => false,
+    }
+}
+
+fn parse_jobs(marks: &Marks, output: &str) -> Result<Vec<Job>, ParseError> {
+    let records = marks.split(output, JOB_LETTERS.len())?;
+    records.into_iter().map(|fields| parse_job(&fields)).collect()
+}
+
+fn parse_job(fields: &[&str]) -> Result<Job, ParseError> {
+    let &[
+        id,
+        state,
+        reason,
+        user,
+        uid,
+        partition,
+        account,
+        qos,
+        nodes,
+        cpus,
+        gres,
+        submitted,
+        start,
+        end,
+        limit,
+        comment,
+        name,
+    ] = fields
+    else {
+        return Err(ParseError::Missing("a field"));
+    };
+    Ok(Job {
+        id: number("job id", id).map(JobId)?,
+        name: name.to_owned(),
+        comment: some_text(comment),
+        user: user.into(),
+        uid: number("uid", uid)?,
+        account: some_text(account).map(AccountName::from),
+        partition: partition.to_owned(),
+        qos: some_text(qos),
+        state: JobState::from(state),
+        reason: some_text(reason),
+        nodes: node_names(nodes)?,
+        cpus: number("cpus", cpus)?,
+        gres: Gres::parse_list(gres)?,
+        submitted: parse_time(submitted),
+        start: parse_time(start),
+        end: parse_time(end),
+        limit: TimeLimit::parse(limit)?,
+    })
+}
+
+fn parse_steps(marks: &Marks, output: &str) -> Result<Vec<Step>, ParseError> {
+    let records = marks.split(output, STEP_LETTERS.len())?;
+    records.into_iter().map(|fields| parse_step(&fields)).collect()
+}
+
+fn parse_step(fields: &[&str]) -> Result<Step, ParseError> {
+    let &[id, user, partition, nodes, start, elapsed, gres, name] = fields else {
+        return Err(ParseError::Missing("a field"));
+    };
+    Ok(Step {
+        id: id.parse()?,
+        name: name.to_owned(),
+        user: user.into(),
+        partition: partition.to_owned(),
+        nodes: node_names(nodes)?,
+        start: parse_time(start),
+        elapsed: parse_span(elapsed).unwrap_or(Span::ZERO),
+        gres: Gres::parse_list(gres)?,
+    })
+}
+
+/// The `Nodes=` lines below `NumNodes=` of one job. A job's name or comment may hold newlines, so a second
+/// line of either kind means that somebody imitates them.
+fn parse_job_gres(output: &str) -> Result<Vec<JobGres>, ParseError> {
+    let lines: Vec<&str> = output.lines().collect();
+    let head = |line: &&str| line.starts_with("   NumNodes=");
+    if lines.iter().filter(|line| head(line)).count() > 1 {
+        return Err(ParseError::Forged("NumNodes="));
+    }
+    let Some(at) = lines.iter().position(head) else {
+        return Ok(Vec::new());
+    };
+    let block = |line: &&&str| {
+        line.starts_with("   TRES=")
+            || line.starts_with("   ReqTRES=")
+            || line.starts_with("   AllocTRES=")
+            || line.starts_with("   Socks/Node=")
+            || line.starts_with("   JOB_GRES=")
+            || line.starts_with("     Nodes=")
+    };
+    let details: Vec<&str> = lines[at + 1..]
+        .iter()
+        .take_while(block)
+        .copied()
+        .filter(|l| l.starts_with("     Nodes="))
+        .collect();
+    if lines
+        .iter()
+        .filter(|line| line.starts_with("     Nodes="))
+        .count()
+        != details.len()
+    {
+        return Err(ParseError::Forged("Nodes="));
+    }
+    details
+        .into_iter()
+        .map(|line| parse_gres_line(line.trim()))
+        .collect()
+}
+
+fn parse_gres_line(line: &str) -> Result<JobGres, ParseError> {
+    let value = |key: &'static str| value_of(line, key).ok_or(ParseError::Missing(key));
+    Ok(JobGres {
+        nodes: node_names(value("Nodes")?)?,
+        cpus: value("CPU_IDs")?.to_owned(),
+        mem_mib: number("Mem", value("Mem")?)?,
+        gres: Gres::parse_list(value("GRES").unwrap_or_default())?,
+    })
+}
+
+pub(crate) fn node_names(list: &str) -> Result<Vec<NodeName>, ParseError> {
+    let list = match list {
+        "(null)" | "N/A" | "(None)" | "None" => "",
+        list => list,
+    };
+    Ok(hostlist::expand(list)?.into_iter().map(NodeName::from).collect())
+}

@@ -1,0 +1,368 @@
+//! The helper process `hop-slurm-link`, which links libslurm, and the way to speak with it.
+//!
+//! One JSON value a line, request and answer in turn. libslurm ends its process on errors that it takes for
+//! fatal; here that ends the helper alone. The client starts it when it is first needed, starts it again after a
+//! pause that doubles up to a minute, and says `None` meanwhile, on which [`crate::Slurm`] uses the commands.
+
+use crate::config::Version;
+use crate::jobs::{Job, JobGres};
+use crate::nodes::{Node, Partition};
+use crate::run::Runner;
+use hop_core::id::JobId;
+use serde::{Deserialize, Serialize};
+use std::io;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::process::{Child, ChildStdin, ChildStdout};
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+/// The version of this protocol: the helper says it first.
+pub const PROTOCOL: u32 = 1;
+
+const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+
+/// The helper's first line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    pub protocol: u32,
+    /// Of the header that it was built with; none: built without Slurm, it is of no use.
+    pub built: Option<Version>,
+    /// Of the library that it runs with.
+    pub running: Option<Version>,
+}
+
+/// What the helper is asked. `since`: the `update_time` of the last answer; 0 at first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "ask", rename_all = "kebab-case")]
+pub enum Ask {
+    Jobs {
+        since: i64,
+    },
+    Nodes {
+        since: i64,
+    },
+    Partitions {
+        since: i64,
+    },
+    JobGres {
+        job: JobId,
+    },
+    /// Allocate now or not at all.
+    Allocate {
+        partition: Option<String>,
+        account: Option<String>,
+        gres: Option<String>,
+        cpus: u32,
+        mem_mib: Option<u64>,
+        time_limit_min: Option<u32>,
+        name: String,
+    },
+    Cancel {
+        job: JobId,
+    },
+}
+
+/// What it answers.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "answer", rename_all = "kebab-case")]
+pub enum Answer {
+    /// Nothing changed since `since`.
+    Unchanged,
+    Jobs {
+        time: i64,
+        jobs: Vec<Job>,
+    },
+    Nodes {
+        time: i64,
+        nodes: Vec<Node>,
+    },
+    Partitions {
+        time: i64,
+        partitions: Vec<Partition>,
+    },
+    JobGres {
+        gres: Vec<JobGres>,
+    },
+    Allocated {
+        job: JobId,
+    },
+    Done,
+    /// libslurm returned an error; the helper goes on.
+    Error {
+        code: i32,
+        message: String,
+    },
+}
+
+/// Why the helper gave no answer.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error("could not start {program}")]
+    Start {
+        program: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("it ended, as libslurm makes it do on errors that it takes for fatal")]
+    Ended,
+    #[error("it gave no answer in time")]
+    Timeout,
+    #[error("it said something that could not be read")]
+    Garbled(#[source] serde_json::Error),
+    #[error("it speaks protocol {0}, we {PROTOCOL}")]
+    Protocol(u32),
+    #[error("it was built for Slurm {built:?} and finds {running:?}")]
+    Slurm {
+        built: Option<Version>,
+        running: Option<Version>,
+    },
+    #[error("it failed a moment ago and is left alone")]
+    Resting,
+    #[error("libslurm: {message} ({code})")]
+    Library { code: i32, message: String },
+}
+
+/// A client of the helper. Cheap to clone; all clones share one process.
+#[derive(Debug, Clone)]
+pub struct Link {
+    program: PathBuf,
+    runner: Arc<Runner>,
+    state: Arc<Mutex<State>>,
+}
+
+#[derive(Debug)]
+struct State {
+    process: Option<Process>,
+    rest_until: Option<Instant>,
+    pause: Duration,
+    jobs: Cached<Job>,
+    nodes: Cached<Node>,
+    partitions: Cached<Partition>,
+}
+
+#[derive(Debug)]
+struct Process {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: tokio::io::Lines<BufReader<ChildStdout>>,
+}
+
+/// The last full answer, valid as long as slurmctld says that nothing changed.
+#[derive(Debug)]
+struct Cached<T> {
+    time: i64,
+    rows: Arc<[T]>,
+}
+
+impl<T> Default for Cached<T> {
+    fn default() -> Self {
+        Self {
+            time: 0,
+            rows: Arc::from([]),
+        }
+    }
+}
+
+impl<T> Cached<T> {
+    fn put(&mut self, time: i64, rows: Vec<T>) {
+        *self = Self {
+            time,
+            rows: rows.into(),
+        };
+    }
+}
+
+impl Link {
+    pub(crate) fn new(program: PathBuf, runner: Arc<Runner>) -> Self {
+        Self {
+            program,
+            runner,
+            state: Arc::new(Mutex::new(State {
+                process: None,
+                rest_until: None,
+                pause: FIRST_PAUSE,
+                jobs: Cached::default(),
+                nodes: Cached::default(),
+                partitions: Cached::default(),
+            })),
+        }
+    }
+
+    pub(crate) async fn jobs(&self) -> Option<Arc<[Job]>> {
+        let mut state = self.state.lock().await;
+        let ask = Ask::Jobs {
+            since: state.jobs.time,
+        };
+        match self.ask(&mut state, &ask).await {
+            Ok(Answer::Jobs { time, jobs }) => state.jobs.put(time, jobs),
+            Ok(Answer::Unchanged) => {}
+            other => return self.give_up(&ask, other),
+        }
+        Some(state.jobs.rows.clone())
+    }
+
+    pub(crate) async fn nodes(&self) -> Option<Arc<[Node]>> {
+        let mut state = self.state.lock().await;
+        let ask = Ask::Nodes {
+            since: state.nodes.time,
+        };
+        match self.ask(&mut state, &ask).await {
+            Ok(Answer::Nodes { time, nodes }) => state.nodes.put(time, nodes),
+            Ok(Answer::Unchanged) => {}
+            other => return self.give_up(&ask, other),
+        }
+        Some(state.nodes.rows.clone())
+    }
+
+    pub(crate) async fn partitions(&self) -> Option<Arc<[Partition]>> {
+        let mut state = self.state.lock().await;
+        let ask = Ask::Partitions {
+            since: state.partitions.time,
+        };
+        match self.ask(&mut state, &ask).await {
+            Ok(Answer::Partitions { time, partitions }) => state.partitions.put(time, partitions),
+            Ok(Answer::Unchanged) => {}
+            other => return self.give_up(&ask, other),
+        }
+        Some(state.partitions.rows.clone())
+    }
+
+    pub(crate) async fn job_gres(&self, job: JobId) -> Option<Vec<JobGres>> {
+        let mut state = self.state.lock().await;
+        let ask = Ask::JobGres { job };
+        match self.ask(&mut state, &ask).await {
+            Ok(Answer::JobGres { gres }) => Some(gres),
+            other => self.give_up(&ask, other),
+        }
+    }
+
+    /// Asks the helper directly, without falling back.
+    pub async fn request(&self, ask: &Ask) -> Result<Answer, LinkError> {
+        let mut state = self.state.lock().await;
+        match self.ask(&mut state, ask).await? {
+            Answer::Error { code, message } => Err(LinkError::Library { code, message }),
+            answer => Ok(answer),
+        }
+    }
+
+    fn give_up<T>(&self, ask: &Ask, result: Result<Answer, LinkError>) -> Option<T> {
+        match result {
+            Err(LinkError::Resting) => {}
+            Err(error) => {
+                tracing::warn!(program = %self.program.display(), %error, "the libslurm helper failed, using Slurm's commands")
+            }
+            Ok(answer) => tracing::debug!(
+                ?ask,
+                ?answer,
+                "the libslurm helper could not say, using Slurm's commands"
+            ),
+        }
+        None
+    }
+
+    async fn ask(&self, state: &mut State, ask: &Ask) -> Result<Answer, LinkError> {
+        if state.process.is_none() {
+            self.start(state).await?;
+        }
+        let process = state.process.as_mut().ok_or(LinkError::Ended)?;
+        let result = match tokio::time::timeout(self.runner.timeout, exchange(process, ask)).await {
+            Ok(result) => result,
+            Err(_) => Err(LinkError::Timeout),
+        };
+        match &result {
+            Ok(_) => state.pause = FIRST_PAUSE,
+            Err(_) => state.failed().await,
+        }
+        result
+    }
+
+    async fn start(&self, state: &mut State) -> Result<(), LinkError> {
+        if state.rest_until.is_some_and(|until| Instant::now() < until) {
+            return Err(LinkError::Resting);
+        }
+        let started = tokio::time::timeout(self.runner.timeout, self.spawn()).await;
+        match started.unwrap_or(Err(LinkError::Timeout)) {
+            Ok(process) => {
+                state.process = Some(process);
+                Ok(())
+            }
+            Err(error) => {
+                state.failed().await;
+                Err(error)
+            }
+        }
+    }
+
+    async fn spawn(&self) -> Result<Process, LinkError> {
+        let start = |source| LinkError::Start {
+            program: self.program.clone(),
+            source,
+        };
+        let mut child = self
+            .runner
+            .command(&self.program.to_string_lossy())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // libslurm writes its complaints there; they are the commands' to repeat.
+            .stderr(Stdio::null())
+            .kill_on_drop(true)
+            .spawn()
+            .map_err(start)?;
+        let (stdin, stdout) = (child.stdin.take(), child.stdout.take());
+        let (Some(stdin), Some(stdout)) = (stdin, stdout) else {
+            return Err(LinkError::Ended);
+        };
+        let mut process = Process {
+            child,
+            stdin,
+            stdout: BufReader::new(stdout).lines(),
+        };
+        let hello: Hello = read_line(&mut process).await?;
+        if hello.protocol != PROTOCOL {
+            return Err(LinkError::Protocol(hello.protocol));
+        }
+        match (hello.built, hello.running) {
+            (Some(built), Some(running)) if built.series() == running.series() => Ok(process),
+            (built, running) => Err(LinkError::Slurm { built, running }),
+        }
+    }
+}
+
+impl State {
+    /// The helper is ended and left alone for a while; what it had said may be old by then.
+    async fn failed(&mut self) {
+        if let Some(mut process) = self.process.take() {
+            let _ = process.child.kill().await;
+        }
+        (self.jobs, self.nodes, self.partitions) = Default::default();
+        self.rest_until = Some(Instant::now() + self.pause);
+        self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+    }
+}
+
+async fn exchange(process: &mut Process, ask: &Ask) -> Result<Answer, LinkError> {
+    let mut line = serde_json::to_string(ask).map_err(LinkError::Garbled)?;
+    line.push('\n');
+    process
+        .stdin
+        .write_all(line.as_bytes())
+        .await
+        .map_err(|_| LinkError::Ended)?;
+    read_line(process).await
+}
+
+async fn read_line<T: serde::de::DeserializeOwned>(process: &mut Process) -> Result<T, LinkError> {
+    let line = process
+        .stdout
+        .next_line()
+        .await
+        .ok()
+        .flatten()
+        .ok_or(LinkError::Ended)?;
+    serde_json::from_str(&line).map_err(LinkError::Garbled)
+}

@@ -1,0 +1,137 @@
+//! Reading nodes and partitions.
+
+use crate::gres::Gres;
+use crate::handle::Slurm;
+use crate::jobs::node_names;
+use crate::record::{ParseError, number, some_text, value_of};
+use crate::run::{Call, QueryError};
+use crate::span::TimeLimit;
+use crate::state::NodeState;
+use hop_core::id::NodeName;
+use serde::{Deserialize, Serialize};
+
+/// A node as slurmctld knows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Node {
+    pub name: NodeName,
+    pub state: NodeState,
+    pub reason: Option<String>,
+    pub cpus: u32,
+    pub cpus_allocated: u32,
+    pub mem_mib: u64,
+    pub mem_allocated_mib: u64,
+    /// Configured, all types.
+    pub gres: Vec<Gres>,
+    /// In use, with `IDX`.
+    pub gres_used: Vec<Gres>,
+    pub features: Vec<String>,
+    pub partitions: Vec<String>,
+    /// slurmd's; none while it has not registered.
+    pub version: Option<String>,
+}
+
+/// A partition.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Partition {
+    pub name: String,
+    /// `UP`, `DOWN`, `DRAIN`, `INACTIVE`.
+    pub state: String,
+    pub nodes: Vec<NodeName>,
+    pub is_default: bool,
+    pub max_time: TimeLimit,
+    pub default_time: TimeLimit,
+    /// `NO`, `EXCLUSIVE`, `FORCE:4`, ...
+    pub oversubscribe: String,
+    /// `OFF`, `REQUEUE`, `SUSPEND`, ...: what may happen to its jobs.
+    pub preempt_mode: String,
+    pub allow_accounts: Option<Vec<String>>,
+}
+
+impl Partition {
+    /// Its jobs may be suspended in favour of others: no place for leases.
+    pub fn may_suspend(&self) -> bool {
+        self.preempt_mode.contains("SUSPEND")
+            || self.preempt_mode.contains("GANG")
+            || self.oversubscribe.starts_with("FORCE:")
+    }
+}
+
+impl Slurm {
+    /// All nodes, those powered down too.
+    pub async fn nodes(&self) -> Result<Vec<Node>, QueryError> {
+        if let Some(link) = &self.link
+            && let Some(nodes) = link.nodes().await
+        {
+            return Ok(nodes.to_vec());
+        }
+        let call = Call::new("scontrol", ["--details", "--oneliner", "--all", "show", "nodes"]);
+        self.runner.query(&call, parse_nodes).await
+    }
+
+    /// All partitions, hidden ones too.
+    pub async fn partitions(&self) -> Result<Vec<Partition>, QueryError> {
+        if let Some(link) = &self.link
+            && let Some(partitions) = link.partitions().await
+        {
+            return Ok(partitions.to_vec());
+        }
+        let call = Call::new("scontrol", ["--oneliner", "--all", "show", "partitions"]);
+        self.runner.query(&call, parse_partitions).await
+    }
+}
+
+fn parse_nodes(output: &str) -> Result<Vec<Node>, ParseError> {
+    output
+        .lines()
+        .filter(|line| line.starts_with("NodeName="))
+        .map(parse_node)
+        .collect()
+}
+
+fn parse_node(line: &str) -> Result<Node, ParseError> {
+    let value = |key: &'static str| value_of(line, key).ok_or(ParseError::Missing(key));
+    let optional = |key: &str| value_of(line, key).and_then(some_text);
+    Ok(Node {
+        name: value("NodeName")?.into(),
+        state: NodeState::parse(value("State")?),
+        reason: optional("Reason"),
+        cpus: number("CPUTot", value("CPUTot")?)?,
+        cpus_allocated: number("CPUAlloc", value("CPUAlloc")?)?,
+        mem_mib: number("RealMemory", value("RealMemory")?)?,
+        mem_allocated_mib: number("AllocMem", value("AllocMem")?)?,
+        gres: Gres::parse_list(value("Gres")?)?,
+        gres_used: Gres::parse_list(value_of(line, "GresUsed").unwrap_or_default())?,
+        features: words(optional("ActiveFeatures")),
+        partitions: words(optional("Partitions")),
+        version: optional("Version"),
+    })
+}
+
+fn parse_partitions(output: &str) -> Result<Vec<Partition>, ParseError> {
+    output
+        .lines()
+        .filter(|line| line.starts_with("PartitionName="))
+        .map(parse_partition)
+        .collect()
+}
+
+fn parse_partition(line: &str) -> Result<Partition, ParseError> {
+    let value = |key: &'static str| value_of(line, key).ok_or(ParseError::Missing(key));
+    let accounts = value_of(line, "AllowAccounts").filter(|list| *list != "ALL");
+    Ok(Partition {
+        name: value("PartitionName")?.to_owned(),
+        state: value("State")?.to_owned(),
+        nodes: node_names(value("Nodes")?)?,
+        is_default: value("Default")? == "YES",
+        max_time: TimeLimit::parse(value("MaxTime")?)?,
+        default_time: TimeLimit::parse(value("DefaultTime")?)?,
+        oversubscribe: value("OverSubscribe")?.to_owned(),
+        preempt_mode: value("PreemptMode")?.to_owned(),
+        allow_accounts: accounts.map(|list| words(some_text(list))),
+    })
+}
+
+fn words(list: Option<String>) -> Vec<String> {
+    list.map(|list| list.split(',').map(str::to_owned).collect())
+        .unwrap_or_default()
+}
