@@ -31,23 +31,29 @@ try {
   // The status bar says Idle only once the kernel has answered; the toolbar's circle says so before.
   await page.waitForSelector("text=/\\| Idle$/", { timeout: patience });
   await page.click("text=/^No$/", { timeout: 3000 }).catch(() => {}); // JupyterLab's offer of news
+  await page.click("text=Edit >> nth=0");
+  await page.click("text=Clear Outputs of All Cells");
   await page.click("text=Run >> nth=0");
   await page.click("text=Run All Cells");
-  await page.waitForFunction(
-    () => [...document.querySelectorAll(".jp-OutputArea-output")].some((o) => /^done:|Traceback/m.test(o.textContent)),
-    null,
-    { timeout: patience },
-  );
-  await page.keyboard.press("Control+s");
-  await page.waitForTimeout(1500);
-  const server = await page.evaluate(async ([path]) => {
-    const base = JSON.parse(document.getElementById("jupyter-config-data").textContent).baseUrl;
-    const xsrf = document.cookie.match(/(?:^|; )_xsrf=([^;]*)/)?.[1] ?? "";
-    return (await fetch(`${base}api/contents/${path}`, { headers: { "X-XSRFToken": xsrf } })).json();
-  }, [notebook]);
-  const code = server.content.cells.filter((c) => c.cell_type === "code");
-  const errors = code.flatMap((c) => c.outputs.filter((o) => o.output_type === "error"));
-  const run = code.filter((c) => c.execution_count !== null).length;
+  // JupyterLab renders only the cells in view, so what counts is read back from the saved notebook.
+  const saved = async () => {
+    await page.keyboard.press("Control+s");
+    await page.waitForTimeout(1500);
+    const file = await page.evaluate(async (path) => {
+      const base = JSON.parse(document.getElementById("jupyter-config-data").textContent).baseUrl;
+      const xsrf = document.cookie.match(/(?:^|; )_xsrf=([^;]*)/)?.[1] ?? "";
+      return (await fetch(`${base}api/contents/${path}`, { headers: { "X-XSRFToken": xsrf } })).json();
+    }, notebook);
+    const code = file.content.cells.filter((c) => c.cell_type === "code");
+    return {
+      code,
+      errors: code.flatMap((c) => c.outputs.filter((o) => o.output_type === "error")),
+      run: code.filter((c) => c.execution_count !== null).length,
+    };
+  };
+  const deadline = Date.now() + patience;
+  let { code, errors, run } = await saved();
+  while (run < code.length && errors.length === 0 && Date.now() < deadline) ({ code, errors, run } = await saved());
   console.log(`${run} of ${code.length} cells ran, ${errors.length} failed`);
   for (const e of errors) console.error(`${e.ename}: ${e.evalue}`);
   failed = errors.length > 0 || run !== code.length;

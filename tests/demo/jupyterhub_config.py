@@ -20,7 +20,7 @@ c.Authenticator.admin_users = set()
 c.JupyterHub.spawner_class = "gresshopper_jupyter.spawner.GresshopperSpawner"
 c.GresshopperSpawner.ip = "127.0.0.1"
 c.GresshopperSpawner.partition = "notebook"
-c.GresshopperSpawner.log_dir = f"{base}/log/servers"
+c.GresshopperSpawner.log_dir = f"{base}/home/{{username}}"
 c.GresshopperSpawner.cmd = [os.path.join(os.path.dirname(os.environ["HUB_BIN"]), "jupyterhub-singleuser")] if (
     "HUB_BIN" in os.environ
 ) else ["/opt/gresshopper-dev/hub/bin/jupyterhub-singleuser"]
