@@ -1,5 +1,5 @@
 /*
- * Preloaded into slurmd on a host that mounts cgroup v1 beside v2: shows it the v2 line of /proc/self/cgroup
+ * Preloaded into slurmd on a host that mounts cgroup v1 beside v2: shows it the v2 line of /proc/PID/cgroup
  * alone, since Slurm's cgroup/v2 refuses hosts with both. Part of the test cluster, never of an installation.
  */
 #define _GNU_SOURCE
@@ -14,13 +14,20 @@
 
 typedef int open_fn(const char *, int, ...);
 
-/* A memory file with those lines of /proc/self/cgroup that begin with "0::". */
-static int v2_line(open_fn *real)
+static int lists_cgroups(const char *path)
+{
+	size_t length = strlen(path);
+
+	return !strncmp(path, "/proc/", 6) && length > 7 && !strcmp(path + length - 7, "/cgroup");
+}
+
+/* A memory file with those lines of this file that begin with "0::". */
+static int v2_line(open_fn *real, const char *path)
 {
 	char text[8192];
 	size_t size = 0;
 	ssize_t got;
-	int in = real("/proc/self/cgroup", O_RDONLY | O_CLOEXEC);
+	int in = real(path, O_RDONLY | O_CLOEXEC);
 	int out;
 
 	if (in < 0)
@@ -46,8 +53,8 @@ static int v2_line(open_fn *real)
                                                                                                                \
 		if (!real)                                                                                     \
 			real = (open_fn *)dlsym(RTLD_NEXT, #name);                                             \
-		if (!strcmp(path, "/proc/self/cgroup"))                                                        \
-			return v2_line(real);                                                                  \
+		if (lists_cgroups(path))                                                                       \
+			return v2_line(real, path);                                                            \
 		if (flags & (O_CREAT | __O_TMPFILE)) {                                                         \
 			va_list args;                                                                          \
 			va_start(args, flags);                                                                 \

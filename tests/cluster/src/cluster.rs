@@ -229,10 +229,7 @@ impl Cluster {
     fn prepare(&self) -> Result<()> {
         let was = Self::open(self.layout.base()).ok();
         if was.is_some_and(|w| w.options.variant != self.options.variant) {
-            // Another series' database and state can't be read back.
-            for part in ["ctld", "mysql"] {
-                let _ = fs::remove_dir_all(self.layout.state().join(part));
-            }
+            self.forget_other_series();
         }
         for dir in [
             "etc",
@@ -251,6 +248,24 @@ impl Cluster {
         self.write_config()?;
         let text = serde_json::to_vec_pretty(&self.options).context("can't write the options")?;
         fs::write(self.layout.options(), text).context("can't write the options")
+    }
+
+    /// Another series' database and state can't be read back, and its users have other numbers.
+    fn forget_other_series(&self) {
+        let spools = self
+            .options
+            .all_nodes()
+            .into_iter()
+            .map(|n| self.layout.spool(&n));
+        let state = ["ctld", "mysql"].map(|part| self.layout.state().join(part));
+        for dir in [self.layout.log(), self.layout.munge()]
+            .into_iter()
+            .chain(state)
+            .chain(spools)
+        {
+            // What isn't there needs no removal; what can't be removed is told by the daemon that trips over it.
+            let _ = fs::remove_dir_all(dir);
+        }
     }
 
     /// Takes index, device numbers and users from the machine.
