@@ -8,6 +8,7 @@ use hop_core::id::{
     AccountName, CellId, Epoch, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
     Term, UserName,
 };
+pub use hop_core::lease::{EndCause, Outcome};
 use hop_core::need::{Class, Need};
 use hop_core::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -134,6 +135,11 @@ pub enum Request {
         lease: LeaseId,
         reason: String,
         device_lost: bool,
+    },
+    /// This GPU can't be lent any more by its pilot: Slurm or the plugin keeps it. The pilot is to be replaced.
+    SlotBlocked {
+        index: GpuIndex,
+        reason: String,
     },
     /// The lease is over and the take-back is done (`clean`), or the device stays blocked (`!clean`).
     LeaseEnded {
@@ -324,29 +330,6 @@ pub struct LeaseEnd {
     pub detail: String,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum EndCause {
-    /// Its cell and linger were over.
-    Done,
-    /// Somebody else waited.
-    Claimed,
-    /// The kernel let it go or is gone.
-    Released,
-    /// `hop cancel`, scancel of the step.
-    Cancelled,
-    /// The pilot ended, was cancelled or suspended.
-    PilotLost,
-    /// The step, its srun or its slurmstepd died.
-    StepLost,
-    /// The node or its agent is gone.
-    NodeLost,
-    /// The replica died or its seat ended.
-    ReplicaLost,
-    /// It never started.
-    Failed,
-}
-
 /// Orders to an agent. It refuses those of a lower term than it has seen.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "kebab-case")]
@@ -428,16 +411,6 @@ pub struct Grant {
     pub waited: Span,
     /// It lay there already from an earlier cell.
     pub lingering: bool,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Outcome {
-    Ok,
-    Error,
-    Aborted,
-    /// The kernel or the lease was lost under it.
-    Lost,
 }
 
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]

@@ -3,7 +3,37 @@
 //! Everything here is `fn(&mut State, Input, now) -> Outputs`. There is no clock, randomness, IO or `async`
 //! in this crate, and it depends on nothing else of ours; `hopd` and the simulator both drive it, so what
 //! the simulator shows is what the daemon does.
+//!
+//! [`Core::handle`] is the whole interface: tell it what happened, carry out what it says, and come back at
+//! [`Core::next_wake`] with [`Input::Tick`]. `docs/policy.md` says how it decides and why.
 
+mod cells;
+mod check;
+pub mod config;
+mod core;
+mod explain;
+mod fair;
+mod fleet;
 pub mod id;
+mod input;
+pub mod journal;
+mod kernels;
+pub mod lease;
+mod leases;
+mod moving;
 pub mod need;
+mod output;
+pub mod predict;
+pub mod reason;
+mod restore;
+mod scale;
+mod slab;
+mod state;
 pub mod time;
+
+pub use check::Insane;
+pub use config::Config;
+pub use core::Core;
+pub use explain::{CellView, LeaseView, PilotView};
+pub use input::*;
+pub use output::*;

@@ -1,0 +1,287 @@
+//! What must hold after every input, checked from scratch.
+
+use crate::core::Core;
+use crate::state::{LeaseState, PilotState};
+use std::collections::BTreeSet;
+
+/// What doesn't hold.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the scheduler's state contradicts itself: {0}")]
+pub struct Insane(pub String);
+
+macro_rules! hold {
+    ($cond:expr, $($arg:tt)+) => {
+        if !$cond {
+            return Err(Insane(format!($($arg)+)));
+        }
+    };
+}
+
+impl Core {
+    /// Checks all invariants. Costs time in proportion to the state.
+    ///
+    /// # Errors
+    /// The first that doesn't hold, in words.
+    pub fn sanity_check(&self) -> Result<(), Insane> {
+        self.check_pilots()?;
+        self.check_leases()?;
+        self.check_cells()?;
+        self.check_kernels()?;
+        self.check_sums()
+    }
+
+    fn check_pilots(&self) -> Result<(), Insane> {
+        for (i, p) in self.pilots.iter() {
+            hold!(
+                self.pilot_by_job.get(&p.job) == Some(&i),
+                "pilot {} is not found by its job",
+                p.job
+            );
+            hold!(
+                self.nodes[p.node as usize].pilots.contains(&i),
+                "pilot {} is not on its node",
+                p.job
+            );
+            hold!(
+                self.pools[p.pool as usize].pilots.contains(&i),
+                "pilot {} is not in its pool",
+                p.job
+            );
+            let (mut gpus, mut cpus) = (vec![0u16; p.groups.len()], 0u16);
+            for id in &p.leases {
+                let Some(lease) = self.leases.get(id) else {
+                    return Err(Insane(format!("pilot {} lists lease {id}, which is over", p.job)));
+                };
+                hold!(
+                    lease.pilot == i,
+                    "lease {id} is listed by a pilot that is not its own"
+                );
+                cpus += lease.cpus;
+                if let Some(g) = lease.group {
+                    gpus[g] += lease.gpus;
+                }
+            }
+            hold!(
+                cpus == p.cpus_used,
+                "pilot {}: {cpus} cores are leased, {} counted",
+                p.job,
+                p.cpus_used
+            );
+            for (g, group) in p.groups.iter().enumerate() {
+                hold!(
+                    gpus[g] == group.used,
+                    "pilot {}: {} GPUs are leased, {} counted",
+                    p.job,
+                    gpus[g],
+                    group.used
+                );
+                hold!(
+                    group.used as usize <= group.slots.len(),
+                    "pilot {} lends more GPUs than it has",
+                    p.job
+                );
+                for slot in &group.slots {
+                    let Some(id) = slot.lease else { continue };
+                    let known = self
+                        .leases
+                        .get(&id)
+                        .is_some_and(|l| l.devices.contains(&slot.index) && l.pilot == i);
+                    hold!(
+                        known,
+                        "GPU {} of pilot {} is marked for lease {id}, which doesn't have it",
+                        slot.index,
+                        p.job
+                    );
+                }
+            }
+            if let Some(cell) = p.reserved {
+                let back = self.cells.get(cell).map(|c| c.reserved);
+                hold!(
+                    back == Some(Some(i)),
+                    "pilot {} is held back for a cell that doesn't know",
+                    p.job
+                );
+                hold!(
+                    p.state != PilotState::Draining,
+                    "draining pilot {} is held back for a cell",
+                    p.job
+                );
+            }
+            hold!(
+                p.leases.is_empty() == p.idle_since.is_some(),
+                "pilot {}: idleness is miscounted",
+                p.job
+            );
+        }
+        hold!(
+            self.pilots.len() == self.pilot_by_job.len(),
+            "a job names a pilot that is gone"
+        );
+        Ok(())
+    }
+
+    fn check_leases(&self) -> Result<(), Insane> {
+        let mut devices = BTreeSet::new();
+        for (id, lease) in &self.leases {
+            hold!(id.0 < self.next_lease, "lease {id} is from the future");
+            let Some(p) = self.pilots.get(lease.pilot) else {
+                return Err(Insane(format!("lease {id} lives in a pilot that is gone")));
+            };
+            hold!(p.leases.contains(id), "lease {id} is not listed by its pilot");
+            let Some(k) = self.kernels.get(lease.kernel) else {
+                return Err(Insane(format!("lease {id} belongs to a kernel that is gone")));
+            };
+            hold!(k.leases.contains(id), "lease {id} is not listed by its kernel");
+            for d in &lease.devices {
+                hold!(
+                    devices.insert((p.node, p.job, *d)),
+                    "GPU {d} of pilot {} is leased twice",
+                    p.job
+                );
+            }
+            if let LeaseState::Lingering { until, .. } = lease.state {
+                let timer = (until, crate::state::Timer::Linger(*id));
+                hold!(self.timers.contains(&timer), "lease {id} lingers without an end");
+            }
+            if let LeaseState::Starting { .. } = lease.state {
+                let timer = (
+                    lease.ordered + self.config.start_timeout,
+                    crate::state::Timer::StartTimeout(*id),
+                );
+                hold!(self.timers.contains(&timer), "lease {id} may start for ever");
+            }
+        }
+        Ok(())
+    }
+
+    fn check_cells(&self) -> Result<(), Insane> {
+        let mut queued = 0;
+        for (i, c) in self.cells.iter() {
+            queued += 1;
+            let Some(k) = self.kernels.get(c.kernel) else {
+                return Err(Insane(format!("cell {} waits for a kernel that is gone", c.id)));
+            };
+            hold!(k.cells.contains(&i), "cell {} is not listed by its kernel", c.id);
+            hold!(
+                self.users[k.user as usize].cells.contains(&i),
+                "cell {} is not listed by its user",
+                c.id
+            );
+            let entry = (c.rank, i);
+            hold!(
+                self.pools[k.pool as usize].queue.contains(&entry),
+                "cell {} is not in its pool's queue",
+                c.id
+            );
+            for r in &k.replicas {
+                hold!(
+                    self.nodes[r.node as usize].queue.contains(&entry),
+                    "cell {} is not in its node's queue",
+                    c.id
+                );
+            }
+            if let Some(p) = c.reserved {
+                let back = self.pilots.get(p).map(|p| p.reserved);
+                hold!(
+                    back == Some(Some(i)),
+                    "cell {} thinks that GPUs are held back for it",
+                    c.id
+                );
+            }
+            if let Some(scope) = c.limited {
+                let listed = self.limited.get(&scope).is_some_and(|s| s.contains(&i));
+                hold!(listed, "cell {} is not listed under its limit", c.id);
+            }
+        }
+        let in_pools: usize = self.pools.iter().map(|p| p.queue.len()).sum();
+        hold!(
+            in_pools == queued,
+            "{in_pools} cells are in queues, {queued} wait"
+        );
+        for n in &self.nodes {
+            for (rank, c) in &n.queue {
+                let right = self.cells.get(*c).is_some_and(|c| c.rank == *rank);
+                hold!(right, "node {} queues a cell that is gone or elsewhere", n.name);
+            }
+        }
+        for (scope, set) in &self.limited {
+            let right = set
+                .iter()
+                .all(|c| self.cells.get(*c).is_some_and(|c| c.limited == Some(*scope)));
+            hold!(
+                right && !set.is_empty(),
+                "a limit lists a cell that it doesn't hold up"
+            );
+        }
+        Ok(())
+    }
+
+    fn check_kernels(&self) -> Result<(), Insane> {
+        for (i, k) in self.kernels.iter() {
+            hold!(
+                self.kernel_by_id.get(&k.id) == Some(&i),
+                "kernel {} is not found by its id",
+                k.id
+            );
+            for id in &k.leases {
+                hold!(
+                    self.leases.get(id).is_some_and(|l| l.kernel == i),
+                    "kernel {} lists lease {id}",
+                    k.id
+                );
+            }
+            for c in &k.cells {
+                hold!(
+                    self.cells.get(*c).is_some_and(|c| c.kernel == i),
+                    "kernel {} lists a foreign cell",
+                    k.id
+                );
+            }
+            let gone = k.closed && k.leases.is_empty() && k.replicas.is_empty();
+            hold!(!gone, "kernel {} is closed and was not forgotten", k.id);
+        }
+        Ok(())
+    }
+
+    fn check_sums(&self) -> Result<(), Insane> {
+        for (u, user) in self.users.iter().enumerate() {
+            let held: u32 = self
+                .leases
+                .values()
+                .filter(|l| l.user as usize == u)
+                .map(|l| u32::from(l.gpus))
+                .sum();
+            hold!(
+                held == user.held,
+                "user {} holds {held} GPUs, {} counted",
+                user.name,
+                user.held
+            );
+            let in_pools: u32 = user.held_in.iter().map(|(_, n)| n).sum();
+            hold!(in_pools == held, "user {}: GPUs by pool don't add up", user.name);
+        }
+        for (i, pool) in self.pools.iter().enumerate() {
+            let of = self.leases.values().filter(|l| l.pool as usize == i);
+            let (mut held, mut running) = (0, 0);
+            for l in of {
+                held += u32::from(l.gpus);
+                if matches!(l.state, LeaseState::Running(_)) {
+                    running += u32::from(l.gpus);
+                }
+            }
+            hold!(
+                held == pool.held,
+                "pool {} lends {held} GPUs, {} counted",
+                pool.config.name,
+                pool.held
+            );
+            hold!(
+                running == pool.running,
+                "pool {}: {running} GPUs run, {} counted",
+                pool.config.name,
+                pool.running
+            );
+        }
+        Ok(())
+    }
+}

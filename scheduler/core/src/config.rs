@@ -1,0 +1,255 @@
+//! What a site sets: the core's own knobs, pools, limits, shares.
+
+use crate::id::{AccountName, PoolName, UserName};
+use crate::time::Span;
+use serde::{Deserialize, Serialize};
+
+/// Knobs of the whole core.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Config {
+    /// Emit [`crate::Output::Journal`], for a driver that must survive its own restart.
+    pub journal: bool,
+    /// How often a cell is tried on another lease after one failed to start.
+    pub start_retries: u8,
+    /// How long a pilot whose agent is silent is waited for.
+    pub silent_grace: Span,
+    /// How long a lease may take to start before it is given up.
+    pub start_timeout: Span,
+    /// A cell that has waited this long goes before all that have not, first come first served.
+    pub aging: Span,
+    /// A cell that can't be served holds GPUs back for itself on one node after it has waited this long.
+    pub reserve_after: Span,
+    /// Half-life of usage in fair share.
+    pub usage_half_life: Span,
+    /// Fair share is on; off: first come, first served.
+    pub fair_share: bool,
+    /// How often a waiting cell's position and estimate are told anew, where they changed; zero: never.
+    pub report_every: Span,
+    /// How long the holders of a device get before they are ended.
+    pub grace: Span,
+    /// How long a seat that was placed but has no replica yet counts as taken.
+    pub placement_ttl: Span,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            journal: false,
+            start_retries: 3,
+            silent_grace: Span::from_secs(60),
+            start_timeout: Span::from_secs(60),
+            aging: Span::from_secs(900),
+            reserve_after: Span::from_secs(1),
+            usage_half_life: Span::from_secs(7 * 86_400),
+            fair_share: true,
+            report_every: Span::from_secs(5),
+            grace: Span::from_secs(2),
+            placement_ttl: Span::from_secs(600),
+        }
+    }
+}
+
+/// A pool, as `gresshopper.toml` describes it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PoolConfig {
+    pub name: PoolName,
+    /// GPUs and cores of one pilot.
+    pub gpus_per_pilot: u16,
+    pub cpus_per_pilot: u16,
+    pub min_pilots: u32,
+    pub max_pilots: u32,
+    /// Cores that come with each GPU where the need names none.
+    #[serde(default = "one")]
+    pub cpus_per_gpu: u16,
+    #[serde(default)]
+    pub linger: Linger,
+    /// A pilot this near to its time limit takes no new lease and is replaced.
+    #[serde(default = "rotate_before")]
+    pub rotate_before: Span,
+    /// A pilot with fewer steps left takes no new lease and is replaced.
+    #[serde(default = "rotate_steps")]
+    pub rotate_steps: u32,
+    /// Pilots follow demand; none: `min_pilots` are kept up and no more.
+    #[serde(default)]
+    pub scale: Option<Scale>,
+    /// Replicas may be moved to where a GPU is free; none: never.
+    #[serde(default)]
+    pub migrate: Option<Migrate>,
+    /// Replicas of other nodes' seats are placed under this cap of (GPUs wanted) / (GPUs there x R), times what
+    /// demand says.
+    #[serde(default = "subscription_cap")]
+    pub subscription_cap: f64,
+    /// Partitions to turn to when the pool's own has no room, the cheapest first.
+    #[serde(default)]
+    pub burst: Vec<Burst>,
+}
+
+fn one() -> u16 {
+    1
+}
+
+fn rotate_before() -> Span {
+    Span::from_secs(600)
+}
+
+fn rotate_steps() -> u32 {
+    64
+}
+
+fn subscription_cap() -> f64 {
+    7.0
+}
+
+impl PoolConfig {
+    /// A pool that keeps a fixed number of pilots.
+    pub fn fixed(name: &str, pilots: u32, gpus: u16, cpus: u16) -> Self {
+        Self {
+            name: name.into(),
+            gpus_per_pilot: gpus,
+            cpus_per_pilot: cpus,
+            min_pilots: pilots,
+            max_pilots: pilots,
+            cpus_per_gpu: 1,
+            linger: Linger::default(),
+            rotate_before: rotate_before(),
+            rotate_steps: rotate_steps(),
+            scale: None,
+            migrate: None,
+            subscription_cap: subscription_cap(),
+            burst: Vec::new(),
+        }
+    }
+}
+
+/// How long a lease is held on to after its cell.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Linger {
+    Fixed(Span),
+    /// From the kernel's own think times: as long as the chance of the next cell is worth the GPU, at most `max`.
+    Learnt {
+        max: Span,
+        /// Seconds of waiting (handover and unparking) that a next cell on a lingering lease spares.
+        spares: Span,
+        /// How many idle GPU-seconds one spared second of a person's waiting is worth.
+        worth: f64,
+    },
+}
+
+impl Default for Linger {
+    fn default() -> Self {
+        Self::Fixed(Span::from_secs(2))
+    }
+}
+
+/// How pilots follow demand.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Scale {
+    /// How often demand is looked at.
+    pub every: Span,
+    /// An idle pilot is kept for at least this long.
+    pub idle_min: Span,
+    /// And at most for this long.
+    pub idle_max: Span,
+    /// Whole pilots kept free beyond what is leased, as a share of the leased GPUs.
+    pub headroom: f64,
+    /// And at least this many free GPUs.
+    pub headroom_min: u16,
+    /// What an idle GPU-second costs, in seconds of a person's waiting.
+    pub idle_cost: f64,
+    /// Expected time from submission of a pilot to its first lease, until it has been seen.
+    pub boot: Span,
+}
+
+impl Default for Scale {
+    fn default() -> Self {
+        Self {
+            every: Span::from_secs(30),
+            idle_min: Span::from_secs(60),
+            idle_max: Span::from_secs(4 * 3600),
+            headroom: 0.05,
+            headroom_min: 8,
+            idle_cost: 0.001,
+            boot: Span::from_secs(5),
+        }
+    }
+}
+
+/// When replicas move.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Migrate {
+    /// What a move is expected to take until moves have been seen.
+    pub takes: Span,
+    /// A move must be expected to save at least this much waiting.
+    pub margin: Span,
+}
+
+impl Default for Migrate {
+    fn default() -> Self {
+        Self {
+            takes: Span::from_secs(10),
+            margin: Span::from_secs(5),
+        }
+    }
+}
+
+/// A partition whose nodes must boot first, or cost money.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Burst {
+    pub partition: String,
+    pub max_pilots: u32,
+    /// From submission to the agent's first word.
+    pub boot: Span,
+    /// Price of a GPU-hour, in the site's own unit.
+    pub price: f64,
+}
+
+/// Limits on GPUs held at once and on GPU-minutes used, as Slurm's associations and QOS state them for gres/gpu.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Limits {
+    pub limits: Vec<Limit>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Limit {
+    pub of: LimitOf,
+    /// GPUs leased at once (GrpTRES, MaxTRESPerUser).
+    pub gpus: Option<u32>,
+    /// GPU-minutes within the half-life (GrpTRESMins).
+    pub gpu_minutes: Option<u64>,
+    /// What the site calls it ("QOS normal, MaxTRESPerUser"), for the sentence.
+    pub name: String,
+}
+
+/// Whom a limit binds.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LimitOf {
+    User(UserName),
+    /// All users of the account together.
+    Account(AccountName),
+    /// Each user, whoever it is.
+    EachUser,
+    /// All leases of a pool together.
+    Pool(PoolName),
+    /// Each user within a pool.
+    EachUserOf(PoolName),
+}
+
+/// Shares as Slurm has them.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Shares {
+    pub users: Vec<(UserName, Share)>,
+    pub accounts: Vec<(AccountName, Share)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Share {
+    /// Relative weight; 1 where nobody said otherwise.
+    pub weight: f64,
+    /// GPU-seconds used, decayed to now.
+    pub usage: f64,
+}

@@ -1,0 +1,428 @@
+//! The state as a whole, and the way in: one function that takes an input and says what follows.
+
+use crate::config::{Config, Limits, PoolConfig, Shares};
+use crate::id::{AccountName, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
+use crate::input::{CancelTarget, Input};
+use crate::journal::{Counters, Entry, Key, TicketImage, Value};
+use crate::lease::EndCause;
+use crate::output::Output;
+use crate::predict::Habit;
+use crate::reason::RefusedBecause;
+use crate::slab::Slab;
+use crate::state::{
+    Account, Cell, Kernel, Lease, LeaseState, Node, Pilot, Pool, Seat, Ticket, Timer, Usage, User,
+};
+use crate::time::{Span, Timestamp};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// The scheduler's state. Decides; never acts.
+#[derive(Debug)]
+pub struct Core {
+    pub(crate) config: Config,
+    /// Usage is inflated relative to this time.
+    pub(crate) origin: Timestamp,
+    pub(crate) now: Timestamp,
+    pub(crate) next_lease: u64,
+    pub(crate) next_ticket: u64,
+    pub(crate) next_seq: u64,
+    pub(crate) pools: Vec<Pool>,
+    pub(crate) nodes: Vec<Node>,
+    pub(crate) pilots: Slab<Pilot>,
+    pub(crate) tickets: BTreeMap<u64, Ticket>,
+    pub(crate) kernels: Slab<Kernel>,
+    pub(crate) users: Vec<User>,
+    pub(crate) accounts: Vec<Account>,
+    pub(crate) seats: BTreeMap<JobId, Seat>,
+    pub(crate) leases: BTreeMap<LeaseId, Lease>,
+    pub(crate) cells: Slab<Cell>,
+    pub(crate) timers: BTreeSet<(Timestamp, Timer)>,
+    pub(crate) limits: Limits,
+    /// Cells that a limit holds up, by what the limit counts.
+    pub(crate) limited: BTreeMap<crate::state::Scope, BTreeSet<u32>>,
+    pub(crate) charging: bool,
+
+    // Looked up, never iterated: their order is not deterministic.
+    pool_by_name: HashMap<PoolName, u32>,
+    node_by_name: HashMap<NodeName, u32>,
+    pub(crate) pilot_by_job: HashMap<JobId, u32>,
+    pub(crate) kernel_by_id: HashMap<KernelId, u32>,
+    user_by_name: HashMap<UserName, u32>,
+    account_by_name: HashMap<Option<AccountName>, u32>,
+}
+
+impl Core {
+    /// An empty state. `now` becomes the origin of usage.
+    pub fn new(config: Config, now: Timestamp) -> Self {
+        Self {
+            config,
+            origin: now,
+            now,
+            next_lease: 1,
+            next_ticket: 1,
+            next_seq: 0,
+            pools: Vec::new(),
+            nodes: Vec::new(),
+            pilots: Slab::default(),
+            tickets: BTreeMap::new(),
+            kernels: Slab::default(),
+            users: Vec::new(),
+            accounts: Vec::new(),
+            seats: BTreeMap::new(),
+            leases: BTreeMap::new(),
+            cells: Slab::default(),
+            timers: BTreeSet::new(),
+            limits: Limits::default(),
+            limited: BTreeMap::new(),
+            charging: false,
+            pool_by_name: HashMap::new(),
+            node_by_name: HashMap::new(),
+            pilot_by_job: HashMap::new(),
+            kernel_by_id: HashMap::new(),
+            user_by_name: HashMap::new(),
+            account_by_name: HashMap::new(),
+        }
+    }
+
+    /// Takes in what happened at `now` and appends what follows from it to `out`. What became due before is done
+    /// first. A `now` that lies before an earlier one counts as that earlier one.
+    pub fn handle(&mut self, input: Input, now: Timestamp, out: &mut Vec<Output>) {
+        self.now = self.now.max(now);
+        self.run_timers(out);
+        match input {
+            Input::Pool(config) => self.set_pool(config, out),
+            Input::Limits(limits) => self.set_limits(limits, out),
+            Input::Shares(shares) => self.set_shares(&shares),
+            Input::Node(facts) => self.node_facts(facts, out),
+            Input::NodeDown { node } => self.node_down(&node),
+            Input::PilotQueued { ticket, job } => self.pilot_queued(ticket, job, out),
+            Input::PilotFailed { ticket, .. } => self.pilot_failed(ticket, out),
+            Input::PilotUp(up) => self.pilot_up(up, out),
+            Input::PilotDraining { pilot } => self.pilot_draining(pilot, out),
+            Input::PilotSilent { pilot } => self.pilot_silent(pilot),
+            Input::PilotLost { pilot, cause } => self.pilot_lost(pilot, cause, out),
+            Input::SlotBlocked {
+                pilot,
+                index,
+                reason,
+                lost,
+            } => self.slot_blocked(pilot, index, reason, lost, out),
+            Input::SlotUnblocked { pilot, index } => self.slot_unblocked(pilot, index, out),
+            Input::PlaceKernel(place) => self.place_kernel(place, out),
+            Input::CloseKernel { kernel } => self.close_kernel(&kernel, EndCause::Released, out),
+            Input::SeatUp {
+                job,
+                user,
+                node,
+                mem_mib,
+                cpus,
+            } => self.seat_up(job, user, node, mem_mib, cpus),
+            Input::SeatGone { job } => self.seat_gone(job, out),
+            Input::ReplicaUp(up) => self.replica_up(up, out),
+            Input::ReplicaLost { kernel, incarnation } => self.replica_lost(&kernel, incarnation, out),
+            Input::KernelBound { kernel, incarnation } => self.kernel_bound(&kernel, incarnation, out),
+            Input::Submit {
+                kernel,
+                cell,
+                need,
+                class,
+                print,
+            } => self.submit(kernel, cell, need, class, print, out),
+            Input::CancelCell { kernel, cell } => {
+                self.cancel_cell(&kernel, &cell, None, out);
+            }
+            Input::CellEnded {
+                kernel,
+                cell,
+                lease,
+                outcome,
+            } => self.cell_ended(&kernel, &cell, lease, outcome, out),
+            Input::ReleaseLease { kernel, lease } => self.release(&kernel, lease, out),
+            Input::LeaseStarted {
+                lease,
+                pilot,
+                devices,
+            } => self.lease_started(lease, pilot, devices, out),
+            Input::LeaseFailed {
+                lease,
+                pilot,
+                reason,
+                device_lost,
+            } => self.lease_failed(lease, pilot, reason, device_lost, out),
+            Input::LeaseEnded {
+                lease,
+                pilot,
+                cause,
+                clean,
+                detail,
+            } => self.lease_ended(lease, pilot, cause, clean, detail, out),
+            Input::Cancel { target, by } => self.cancel(&target, &by, out),
+            Input::MigrationDone {
+                kernel,
+                incarnation,
+                moved,
+            } => self.migration_done(&kernel, incarnation, moved, out),
+            Input::Tick => {}
+        }
+    }
+
+    /// When [`Input::Tick`] is due at the latest; none: not before something else happens.
+    pub fn next_wake(&self) -> Option<Timestamp> {
+        self.timers.first().map(|(at, _)| *at)
+    }
+
+    fn run_timers(&mut self, out: &mut Vec<Output>) {
+        while let Some(&(at, timer)) = self.timers.first() {
+            if at > self.now {
+                return;
+            }
+            self.timers.pop_first();
+            match timer {
+                Timer::Linger(lease) => self.linger_over(lease, out),
+                Timer::StartTimeout(lease) => self.start_timed_out(lease, out),
+                Timer::Silent(job) => self.silence_over(job, out),
+                Timer::Rotate(job) => self.rotate(job, out),
+                Timer::Reserve(cell, seq) => self.reserve_due(cell, seq, out),
+                Timer::Age(cell, seq) => self.age_due(cell, seq, out),
+                Timer::Report(cell, seq) => self.report_due(cell, seq, out),
+                Timer::Charge => self.charge_all(out),
+                Timer::Scale(pool) => self.scale_due(pool, out),
+                Timer::Planned(kernel, incarnation) => self.planned_over(kernel, incarnation),
+            }
+        }
+    }
+
+    pub(crate) fn at(&mut self, when: Timestamp, timer: Timer) {
+        self.timers.insert((when, timer));
+    }
+
+    fn cancel(&mut self, target: &CancelTarget, by: &UserName, out: &mut Vec<Output>) {
+        match target {
+            CancelTarget::Lease { lease } => {
+                if self.leases.contains_key(lease) {
+                    self.end_lease(*lease, EndCause::Cancelled, out);
+                }
+            }
+            CancelTarget::Cell { kernel, cell } => {
+                let because = RefusedBecause::Cancelled { by: by.to_string() };
+                self.cancel_cell(kernel, cell, Some(because), out);
+            }
+            CancelTarget::Kernel { kernel } => {
+                out.push(Output::CloseKernel {
+                    kernel: kernel.clone(),
+                    reason: format!("cancelled by {by}"),
+                });
+                self.close_kernel(kernel, EndCause::Cancelled, out);
+            }
+        }
+    }
+
+    // --- pools, nodes, people ---
+
+    fn set_pool(&mut self, config: PoolConfig, out: &mut Vec<Output>) {
+        let pool = self.pool_index(&config.name);
+        self.pools[pool as usize].config = config;
+        self.keep_pilots(pool, out);
+        self.start_scaling(pool);
+    }
+
+    fn set_shares(&mut self, shares: &Shares) {
+        for (name, share) in &shares.users {
+            let user = self.user_index(name);
+            let inflated = self.inflate(share.usage);
+            let usage = &mut self.users[user as usize].usage;
+            usage.weight = share.weight.max(1e-6);
+            if usage.inflated <= 0.0 {
+                usage.inflated = inflated;
+            }
+        }
+        for (name, share) in &shares.accounts {
+            let account = self.account_index(Some(name));
+            let inflated = self.inflate(share.usage);
+            let usage = &mut self.accounts[account as usize].usage;
+            usage.weight = share.weight.max(1e-6);
+            if usage.inflated <= 0.0 {
+                usage.inflated = inflated;
+            }
+        }
+        self.rerank_all();
+    }
+
+    fn set_limits(&mut self, limits: Limits, out: &mut Vec<Output>) {
+        self.limits = limits;
+        let waiting: BTreeSet<u32> = self.limited.values().flatten().copied().collect();
+        self.retry(&waiting, out);
+    }
+
+    /// The pool of this name; made up empty if nobody has configured it.
+    pub(crate) fn pool_index(&mut self, name: &PoolName) -> u32 {
+        if let Some(&i) = self.pool_by_name.get(name) {
+            return i;
+        }
+        let i = self.pools.len() as u32;
+        self.pools.push(Pool {
+            config: PoolConfig::fixed(name.as_str(), 0, 0, 0),
+            queue: BTreeSet::new(),
+            pilots: BTreeSet::new(),
+            nodes: Vec::new(),
+            held: 0,
+            running: 0,
+            boots: Habit::default(),
+            moves: Habit::default(),
+            think: Habit::default(),
+            runs: Habit::default(),
+            demand: 0,
+        });
+        self.pool_by_name.insert(name.clone(), i);
+        i
+    }
+
+    pub(crate) fn find_pool(&self, name: &PoolName) -> Option<u32> {
+        self.pool_by_name.get(name).copied()
+    }
+
+    pub(crate) fn find_node(&self, name: &NodeName) -> Option<u32> {
+        self.node_by_name.get(name).copied()
+    }
+
+    pub(crate) fn node_index(&mut self, name: &NodeName, pool: u32) -> u32 {
+        if let Some(&i) = self.node_by_name.get(name) {
+            return i;
+        }
+        let i = self.nodes.len() as u32;
+        self.nodes.push(Node {
+            name: name.clone(),
+            pool,
+            rack: String::new(),
+            gpus: 0,
+            gpu_type: "".into(),
+            gpu_mem_mib: 0,
+            down: false,
+            pilots: Vec::new(),
+            queue: BTreeSet::new(),
+            subscribed: 0,
+            replicas: 0,
+        });
+        self.pools[pool as usize].nodes.push(i);
+        self.node_by_name.insert(name.clone(), i);
+        i
+    }
+
+    pub(crate) fn user_index(&mut self, name: &UserName) -> u32 {
+        if let Some(&i) = self.user_by_name.get(name) {
+            return i;
+        }
+        let i = self.users.len() as u32;
+        self.users.push(User {
+            name: name.clone(),
+            usage: Usage::default(),
+            held: 0,
+            held_in: Vec::new(),
+            cells: BTreeSet::new(),
+        });
+        self.user_by_name.insert(name.clone(), i);
+        i
+    }
+
+    pub(crate) fn account_index(&mut self, name: Option<&AccountName>) -> u32 {
+        let name = name.cloned();
+        if let Some(&i) = self.account_by_name.get(&name) {
+            return i;
+        }
+        let i = self.accounts.len() as u32;
+        self.accounts.push(Account {
+            name: name.clone(),
+            usage: Usage::default(),
+            held: 0,
+        });
+        self.account_by_name.insert(name, i);
+        i
+    }
+
+    pub(crate) fn find_kernel(&self, id: &KernelId) -> Option<u32> {
+        self.kernel_by_id.get(id).copied()
+    }
+
+    // --- ids and the journal ---
+
+    pub(crate) fn new_lease_id(&mut self, out: &mut Vec<Output>) -> LeaseId {
+        let id = LeaseId(self.next_lease);
+        self.next_lease += 1;
+        self.note_counters(out);
+        id
+    }
+
+    pub(crate) fn new_ticket(&mut self, out: &mut Vec<Output>) -> u64 {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.note_counters(out);
+        ticket
+    }
+
+    pub(crate) fn new_seq(&mut self) -> u64 {
+        self.next_seq += 1;
+        self.next_seq
+    }
+
+    pub(crate) fn note(
+        &self,
+        key: impl FnOnce() -> Key,
+        value: impl FnOnce() -> Option<Value>,
+        out: &mut Vec<Output>,
+    ) {
+        if self.config.journal {
+            out.push(Output::Journal(Entry {
+                key: key(),
+                value: value(),
+            }));
+        }
+    }
+
+    fn note_counters(&self, out: &mut Vec<Output>) {
+        let counters = Counters {
+            next_lease: self.next_lease,
+            next_ticket: self.next_ticket,
+        };
+        self.note(|| Key::Counters, || Some(Value::Counters(counters)), out);
+    }
+
+    pub(crate) fn note_lease(&self, id: LeaseId, out: &mut Vec<Output>) {
+        let value = || {
+            self.leases
+                .get(&id)
+                .map(|l| Value::Lease(Box::new(self.lease_image(l))))
+        };
+        self.note(|| Key::Lease(id), value, out);
+    }
+
+    pub(crate) fn note_kernel(&self, kernel: u32, out: &mut Vec<Output>) {
+        let key = || Key::Kernel(self.kernels[kernel].id.clone());
+        let value = || Some(Value::Kernel(Box::new(self.kernel_image(kernel))));
+        self.note(key, value, out);
+    }
+
+    pub(crate) fn note_ticket(&self, ticket: u64, out: &mut Vec<Output>) {
+        let value = || {
+            self.tickets.get(&ticket).map(|t| {
+                Value::Ticket(TicketImage {
+                    pool: self.pools[t.pool as usize].config.name.clone(),
+                    partition: t.partition.clone(),
+                    node: t.node.map(|n| self.nodes[n as usize].name.clone()),
+                    job: t.job,
+                    at: t.at,
+                })
+            })
+        };
+        self.note(|| Key::Ticket(ticket), value, out);
+    }
+
+    /// Tells the time spent in the state that the lease is leaving.
+    pub(crate) fn close_phase(lease: &mut Lease, now: Timestamp) {
+        match &lease.state {
+            LeaseState::Running(r) => lease.run = Span(lease.run.0 + now.since(r.since).0),
+            LeaseState::Lingering { since, .. } => {
+                lease.linger = Span(lease.linger.0 + now.since(*since).0);
+            }
+            LeaseState::Starting { .. } | LeaseState::Ending { .. } => {}
+        }
+    }
+}

@@ -1,0 +1,431 @@
+//! What people and tools ask: why does it wait, for how long, what is lent to whom.
+
+use crate::core::Core;
+use crate::id::{
+    AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
+    UserName,
+};
+use crate::leases::PRIOR_WEIGHT;
+use crate::need::{Class, Need};
+use crate::reason::{Reason, spell};
+use crate::state::{Cell, Lease, LeaseState, Pilot, PilotState};
+use crate::time::{Span, Timestamp};
+
+/// A waiting cell, for `hop queue`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CellView {
+    pub kernel: KernelId,
+    pub name: String,
+    pub cell: CellId,
+    pub user: UserName,
+    pub pool: PoolName,
+    pub need: Need,
+    pub class: Class,
+    pub submitted: Timestamp,
+    pub position: u32,
+    pub reason: Reason,
+    pub estimate: Option<Span>,
+}
+
+/// A live lease, for `hop queue` and `hop acct`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LeaseView {
+    pub lease: LeaseId,
+    pub kernel: KernelId,
+    pub name: String,
+    /// The cell that starts or runs on it.
+    pub cell: Option<CellId>,
+    pub user: UserName,
+    pub account: Option<AccountName>,
+    pub pool: PoolName,
+    pub node: NodeName,
+    pub pilot: JobId,
+    pub executor: Incarnation,
+    pub gpus: u16,
+    pub devices: Vec<GpuIndex>,
+    pub cpus: u16,
+    /// STARTING, RUNNING, LINGERING, ENDING.
+    pub state: &'static str,
+    /// Since when in this state.
+    pub since: Timestamp,
+    pub submit: Timestamp,
+    pub started: Option<Timestamp>,
+    pub run: Span,
+    pub linger: Span,
+    pub wait: Span,
+    pub cells: u32,
+}
+
+/// A pilot, for `hop info`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PilotView {
+    pub pilot: JobId,
+    pub node: NodeName,
+    pub pool: PoolName,
+    /// UP, DRAINING, SILENT.
+    pub state: &'static str,
+    pub gpus: u16,
+    pub leased: u16,
+    pub lingering: u16,
+    pub blocked: u16,
+    pub gpu_types: Vec<GpuType>,
+    pub cpus: u16,
+    pub cpus_leased: u16,
+    /// Why GPUs of it can't be lent, where some can't.
+    pub reason: String,
+}
+
+impl Core {
+    /// All waiting cells in the order in which they are considered.
+    pub fn waiting(&self) -> Vec<CellView> {
+        let queues = self.pools.iter().flat_map(|p| p.queue.iter());
+        queues.map(|&(_, c)| self.cell_view(c)).collect()
+    }
+
+    /// All live leases, oldest first.
+    pub fn leases(&self) -> Vec<LeaseView> {
+        self.leases.values().map(|l| self.lease_view(l)).collect()
+    }
+
+    /// One live lease.
+    pub fn lease(&self, id: LeaseId) -> Option<LeaseView> {
+        self.leases.get(&id).map(|l| self.lease_view(l))
+    }
+
+    /// All pilots.
+    pub fn pilots(&self) -> Vec<PilotView> {
+        self.pilots.iter().map(|(_, p)| self.pilot_view(p)).collect()
+    }
+
+    /// The user whom a kernel belongs to.
+    pub fn owner(&self, kernel: &KernelId) -> Option<&UserName> {
+        let k = &self.kernels[self.find_kernel(kernel)?];
+        Some(&self.users[k.user as usize].name)
+    }
+
+    /// How many kernels are known.
+    pub fn kernel_count(&self) -> usize {
+        self.kernels.len()
+    }
+
+    /// Why this cell (or the kernel's first waiting one) waits, in sentences, the most important first. For a
+    /// cell that doesn't wait it says what it does instead; none if nothing is known of it.
+    pub fn explain(&self, kernel: &KernelId, cell: Option<&CellId>) -> Option<Vec<String>> {
+        let k = self.find_kernel(kernel)?;
+        let kernel = &self.kernels[k];
+        let wanted = |id: &CellId| cell.is_none_or(|c| c == id);
+        if let Some(&c) = kernel.cells.iter().find(|&&c| wanted(&self.cells[c].id)) {
+            return Some(self.explain_waiting(c));
+        }
+        kernel.leases.iter().find_map(|id| {
+            let l = &self.leases[id];
+            let view = self.lease_view(l);
+            let mine = cell.is_none() || view.cell.as_ref() == cell;
+            mine.then(|| vec![self.explain_lease(&view)])
+        })
+    }
+
+    fn explain_waiting(&self, cell: u32) -> Vec<String> {
+        let c = &self.cells[cell];
+        let mut said = vec![format!("The cell waits because {}.", self.reason(cell))];
+        match self.position(cell) {
+            1 => said.push("It is the next in line for these GPUs.".to_owned()),
+            n => said.push(format!("{} go before it.", n - 1)),
+        }
+        if let Some(estimate) = self.estimate(cell) {
+            said.push(format!("It is expected to start in {}.", spell(estimate)));
+        }
+        said.push(format!(
+            "It has waited for {}.",
+            spell(self.now.since(c.submitted))
+        ));
+        if c.rank.band == 0 {
+            said.push("It has waited so long that it goes before all that came later.".to_owned());
+        } else if self.config.fair_share {
+            let user = &self.users[self.kernels[c.kernel].user as usize];
+            let hours = self.deflate(user.usage.inflated) / 3600.0;
+            said.push(format!(
+                "User {} has used {hours:.1} GPU-hours lately; who has used less of their share goes first.",
+                user.name
+            ));
+        }
+        said
+    }
+
+    fn explain_lease(&self, l: &LeaseView) -> String {
+        let what = if l.gpus > 0 {
+            format!("{} GPUs", l.gpus)
+        } else {
+            format!("{} cores", l.cpus)
+        };
+        let since = spell(self.now.since(l.since));
+        let node = &l.node;
+        match l.state {
+            "STARTING" => format!(
+                "Lease {} of {what} on {node} is being started since {since}.",
+                l.lease
+            ),
+            "RUNNING" => format!(
+                "The cell has run on lease {} of {what} on {node} for {since}.",
+                l.lease
+            ),
+            "LINGERING" => format!(
+                "No cell waits; lease {} of {what} on {node} is kept for the next.",
+                l.lease
+            ),
+            _ => format!(
+                "Lease {} of {what} on {node} is being ended since {since}.",
+                l.lease
+            ),
+        }
+    }
+
+    fn cell_view(&self, i: u32) -> CellView {
+        let c = &self.cells[i];
+        let k = &self.kernels[c.kernel];
+        CellView {
+            kernel: k.id.clone(),
+            name: k.name.clone(),
+            cell: c.id.clone(),
+            user: self.users[k.user as usize].name.clone(),
+            pool: self.pools[k.pool as usize].config.name.clone(),
+            need: c.need.clone(),
+            class: c.class,
+            submitted: c.submitted,
+            position: self.position(i),
+            reason: self.reason(i),
+            estimate: self.estimate(i),
+        }
+    }
+
+    fn lease_view(&self, l: &Lease) -> LeaseView {
+        let k = &self.kernels[l.kernel];
+        let p = &self.pilots[l.pilot];
+        let (state, since, cell) = match &l.state {
+            LeaseState::Starting { cell } => ("STARTING", l.ordered, Some(cell.id.clone())),
+            LeaseState::Running(r) => ("RUNNING", r.since, Some(r.cell.clone())),
+            LeaseState::Lingering { since, .. } => ("LINGERING", *since, None),
+            LeaseState::Ending { since, .. } => ("ENDING", *since, None),
+        };
+        LeaseView {
+            lease: l.id,
+            kernel: k.id.clone(),
+            name: k.name.clone(),
+            cell,
+            user: self.users[l.user as usize].name.clone(),
+            account: self.accounts[l.account as usize].name.clone(),
+            pool: self.pools[l.pool as usize].config.name.clone(),
+            node: self.nodes[p.node as usize].name.clone(),
+            pilot: p.job,
+            executor: l.executor,
+            gpus: l.gpus,
+            devices: l.devices.clone(),
+            cpus: l.cpus,
+            state,
+            since,
+            submit: l.submit,
+            started: l.started,
+            run: l.run,
+            linger: l.linger,
+            wait: l.wait,
+            cells: l.cells,
+        }
+    }
+
+    fn pilot_view(&self, p: &Pilot) -> PilotView {
+        let slots = || p.groups.iter().flat_map(|g| &g.slots);
+        let lingering = |id: &LeaseId| {
+            let l = &self.leases[id];
+            if matches!(l.state, LeaseState::Lingering { .. }) {
+                l.gpus
+            } else {
+                0
+            }
+        };
+        let why: Vec<&str> = slots().filter_map(|s| s.blocked.as_deref()).collect();
+        PilotView {
+            pilot: p.job,
+            node: self.nodes[p.node as usize].name.clone(),
+            pool: self.pools[p.pool as usize].config.name.clone(),
+            state: match p.state {
+                PilotState::Up => "UP",
+                PilotState::Draining => "DRAINING",
+                PilotState::Silent { .. } => "SILENT",
+            },
+            gpus: p.gpus(),
+            leased: p.used_gpus(),
+            lingering: p.leases.iter().map(lingering).sum(),
+            blocked: slots().filter(|s| s.blocked.is_some()).count() as u16,
+            gpu_types: p.groups.iter().map(|g| g.gpu_type.clone()).collect(),
+            cpus: p.cpus,
+            cpus_leased: p.cpus_used,
+            reason: why.join("; "),
+        }
+    }
+
+    // --- why, and for how long ---
+
+    /// From 1: how many of the cells that go before it could use the same GPUs, on the node where these are fewest.
+    pub(crate) fn position(&self, cell: u32) -> u32 {
+        let c = &self.cells[cell];
+        let ahead = |r: &crate::state::Replica| {
+            let queue = &self.nodes[r.node as usize].queue;
+            queue.range(..(c.rank, cell)).count() as u32
+        };
+        let nodes = self.kernels[c.kernel].replicas.iter();
+        1 + nodes.map(ahead).min().unwrap_or(0)
+    }
+
+    /// What the kernel's nodes say: no pilot, wrong type, busy, held back.
+    pub(crate) fn reason_on_nodes(&self, cell: u32) -> Reason {
+        let c = &self.cells[cell];
+        let k = &self.kernels[c.kernel];
+        let pool = &self.pools[k.pool as usize];
+        let mut pilots = 0;
+        let mut best: Option<Reason> = None;
+        for r in &k.replicas {
+            let node = &self.nodes[r.node as usize];
+            for &p in &node.pilots {
+                let pilot = &self.pilots[p];
+                if pilot.pool != k.pool || pilot.state != PilotState::Up {
+                    continue;
+                }
+                pilots += 1;
+                let reason = self.reason_on_pilot(pilot, node.name.clone(), c);
+                if best.is_none() || matches!(best, Some(Reason::WrongType { .. })) {
+                    best = Some(reason);
+                }
+            }
+        }
+        if pilots == 0 {
+            let coming = self.tickets.values().any(|t| t.pool == k.pool);
+            return Reason::NoPilot {
+                pool: pool.config.name.clone(),
+                coming,
+            };
+        }
+        best.unwrap_or(Reason::NoReplica)
+    }
+
+    fn reason_on_pilot(&self, pilot: &Pilot, node: NodeName, c: &Cell) -> Reason {
+        let fitting: Vec<_> = pilot.groups.iter().filter(|g| g.fits(&c.need)).collect();
+        let most = fitting.iter().map(|g| g.slots.len() as u16).max().unwrap_or(0);
+        if c.need.gpus > 0 && most < c.need.gpus {
+            return Reason::WrongType {
+                gpu_type: c.need.gpu_type.clone(),
+                mem_mib: c.need.gpu_mem_mib,
+            };
+        }
+        let lendable = fitting.iter().map(|g| g.lendable()).max().unwrap_or(0);
+        if lendable < c.need.gpus {
+            let why = fitting
+                .iter()
+                .flat_map(|g| &g.slots)
+                .find_map(|s| s.blocked.clone());
+            return Reason::Blocked {
+                node,
+                why: why.unwrap_or_default(),
+            };
+        }
+        if !fitting.iter().any(|g| g.free() >= c.need.gpus) && c.need.gpus > 0 {
+            return Reason::GpusBusy {
+                node,
+                gpus: c.need.gpus,
+                fitting: fitting.iter().map(|g| g.slots.len() as u16).sum(),
+            };
+        }
+        if pilot.cpus_free() < c.cpus {
+            return Reason::CoresBusy {
+                node,
+                cpus: c.cpus,
+                free: pilot.cpus_free(),
+            };
+        }
+        Reason::HeldBack { node }
+    }
+
+    /// When the cell may be expected to start: on the node where its GPUs are free first, behind those that go
+    /// before it there.
+    pub(crate) fn estimate(&self, cell: u32) -> Option<Span> {
+        let c = &self.cells[cell];
+        let k = &self.kernels[c.kernel];
+        let mut best: Option<Span> = None;
+        for r in &k.replicas {
+            let node = &self.nodes[r.node as usize];
+            let ahead = node.queue.range(..(c.rank, cell)).count() as u64;
+            for &p in &node.pilots {
+                let pilot = &self.pilots[p];
+                if pilot.state != PilotState::Up {
+                    continue;
+                }
+                let Some(free) = self.free_in(pilot, c) else {
+                    continue;
+                };
+                let turn = self.typical_run(k.pool);
+                // Those ahead spread over the node's GPUs.
+                let lanes = u64::from((pilot.gpus() / c.need.gpus.max(1)).max(1));
+                let span = Span(free.0 + turn.0 * (ahead / lanes));
+                best = Some(best.map_or(span, |b| b.min(span)));
+            }
+        }
+        best
+    }
+
+    fn typical_run(&self, pool: u32) -> Span {
+        let runs = &self.pools[pool as usize].runs;
+        runs.remaining(runs, 0.0, Span::ZERO, 0.5)
+            .unwrap_or(Span::from_secs(60))
+    }
+
+    /// How long a running lease may be expected to run on.
+    pub(crate) fn remaining(&self, lease: &Lease) -> Span {
+        match &lease.state {
+            LeaseState::Running(r) => {
+                let elapsed = self.now.since(r.since);
+                let own = &self.kernels[lease.kernel].runs;
+                let others = &self.pools[lease.pool as usize].runs;
+                // Beyond all that was seen: as long again as it has run.
+                own.remaining(others, PRIOR_WEIGHT, elapsed, 0.5)
+                    .unwrap_or(elapsed.max(Span::from_secs(1)))
+            }
+            LeaseState::Starting { .. } => self.typical_run(lease.pool),
+            LeaseState::Lingering { .. } | LeaseState::Ending { .. } => Span::from_millis(100),
+        }
+    }
+
+    /// When the pilot may be expected to have room for the cell if nobody else took it; none: never.
+    pub(crate) fn free_in(&self, p: &Pilot, c: &Cell) -> Option<Span> {
+        let groups: Vec<Option<usize>> = if c.need.gpus == 0 {
+            vec![None]
+        } else {
+            (0..p.groups.len())
+                .filter(|&g| p.groups[g].fits(&c.need))
+                .map(Some)
+                .collect()
+        };
+        let mut ends: Vec<(Span, &Lease)> = p
+            .leases
+            .iter()
+            .map(|id| &self.leases[id])
+            .map(|l| (self.remaining(l), l))
+            .collect();
+        ends.sort_by_key(|(span, l)| (*span, l.id));
+        let first = |group: Option<usize>| {
+            let mut gpus = group.map_or(0, |g| p.groups[g].free());
+            let mut cpus = p.cpus_free();
+            let enough = |gpus: u16, cpus: u16| gpus >= c.need.gpus && cpus >= c.cpus;
+            if enough(gpus, cpus) {
+                return Some(Span::ZERO);
+            }
+            for (span, l) in &ends {
+                gpus += if l.group == group { l.gpus } else { 0 };
+                cpus += l.cpus;
+                if enough(gpus, cpus) {
+                    return Some(*span);
+                }
+            }
+            None
+        };
+        groups.into_iter().filter_map(first).min()
+    }
+}

@@ -1,0 +1,303 @@
+//! Fair share and limits: who goes first, and who may not go now.
+
+use crate::config::LimitOf;
+use crate::core::Core;
+use crate::id::LeaseId;
+use crate::journal::{Key, Value};
+use crate::output::Output;
+use crate::reason::{Reason, RefusedBecause};
+use crate::state::{Cell, Lease, Rank, Scope, Timer};
+use crate::time::Span;
+
+/// How often what running leases use is added to their users' usage.
+const CHARGE_EVERY: Span = Span::from_secs(60);
+
+/// What a limit says now.
+pub(crate) struct Over {
+    pub scope: Scope,
+    pub name: String,
+    pub used: u32,
+    pub limit: u32,
+}
+
+impl Core {
+    /// GPU-seconds used now, as if used at the origin.
+    pub(crate) fn inflate(&self, gpu_seconds: f64) -> f64 {
+        let half_lives = self.now.since(self.origin).as_secs_f64() / self.half_life();
+        gpu_seconds * half_lives.exp2()
+    }
+
+    fn half_life(&self) -> f64 {
+        self.config.usage_half_life.as_secs_f64().max(1.0)
+    }
+
+    /// Usage decayed to now.
+    pub(crate) fn deflate(&self, inflated: f64) -> f64 {
+        let half_lives = self.now.since(self.origin).as_secs_f64() / self.half_life();
+        inflated * (-half_lives).exp2()
+    }
+
+    pub(crate) fn rank(&self, cell: &Cell) -> Rank {
+        let kernel = &self.kernels[cell.kernel];
+        let aged = self.now.since(cell.submitted) >= self.config.aging;
+        let (account, user) = if self.config.fair_share && !aged {
+            (
+                self.accounts[kernel.account as usize].usage.level(),
+                self.users[kernel.user as usize].usage.level(),
+            )
+        } else {
+            (0, 0)
+        };
+        Rank {
+            band: u8::from(!aged),
+            account,
+            user,
+            class: if aged {
+                crate::need::Class::Interactive
+            } else {
+                cell.class
+            },
+            submitted: cell.submitted,
+            seq: cell.seq,
+        }
+    }
+
+    /// Moves the cell to where its rank now is.
+    pub(crate) fn rerank(&mut self, cell: u32) {
+        let new = self.rank(&self.cells[cell]);
+        if new != self.cells[cell].rank {
+            self.dequeue(cell);
+            self.cells[cell].rank = new;
+            self.enqueue(cell);
+        }
+    }
+
+    pub(crate) fn rerank_all(&mut self) {
+        let all: Vec<u32> = self.cells.iter().map(|(i, _)| i).collect();
+        for cell in all {
+            self.rerank(cell);
+        }
+    }
+
+    /// Adds what the lease has used since the last time to its user's and account's usage.
+    pub(crate) fn charge(&mut self, id: LeaseId, out: &mut Vec<Output>) {
+        let Some(lease) = self.leases.get_mut(&id) else {
+            return;
+        };
+        let seconds = self.now.since(lease.charged).as_secs_f64() * f64::from(lease.gpus);
+        lease.charged = self.now;
+        let (user, account) = (lease.user, lease.account);
+        if seconds <= 0.0 {
+            return;
+        }
+        let inflated = self.inflate(seconds);
+        let u = &mut self.users[user as usize];
+        let before = (u.usage.level(), self.accounts[account as usize].usage.level());
+        u.usage.inflated += inflated;
+        self.accounts[account as usize].usage.inflated += inflated;
+        let after = (
+            self.users[user as usize].usage.level(),
+            self.accounts[account as usize].usage.level(),
+        );
+        if before.0 != after.0 {
+            let cells: Vec<u32> = self.users[user as usize].cells.iter().copied().collect();
+            for cell in cells {
+                self.rerank(cell);
+            }
+        }
+        if before.1 != after.1 {
+            self.rerank_account(account);
+        }
+        self.note_usage(user, account, out);
+    }
+
+    fn rerank_account(&mut self, account: u32) {
+        let cells: Vec<u32> = self
+            .cells
+            .iter()
+            .filter(|(_, c)| self.kernels[c.kernel].account == account)
+            .map(|(i, _)| i)
+            .collect();
+        for cell in cells {
+            self.rerank(cell);
+        }
+    }
+
+    fn note_usage(&self, user: u32, account: u32, out: &mut Vec<Output>) {
+        let (user, account) = (&self.users[user as usize], &self.accounts[account as usize]);
+        let value = |inflated| {
+            Some(Value::Usage {
+                usage: self.deflate(inflated),
+                at: self.now,
+            })
+        };
+        self.note(
+            || Key::User(user.name.clone()),
+            || value(user.usage.inflated),
+            out,
+        );
+        if let Some(name) = &account.name {
+            self.note(
+                || Key::Account(name.clone()),
+                || value(account.usage.inflated),
+                out,
+            );
+        }
+    }
+
+    /// Long leases are charged while they live, so that nobody rides free until the end of a long cell.
+    pub(crate) fn charge_all(&mut self, out: &mut Vec<Output>) {
+        self.charging = false;
+        let ids: Vec<LeaseId> = self.leases.keys().copied().collect();
+        for id in ids {
+            self.charge(id, out);
+        }
+        self.keep_charging();
+    }
+
+    pub(crate) fn keep_charging(&mut self) {
+        if !self.charging && !self.leases.is_empty() {
+            self.charging = true;
+            self.at(self.now + CHARGE_EVERY, Timer::Charge);
+        }
+    }
+
+    // --- limits ---
+
+    /// The limit that keeps this cell from starting now.
+    pub(crate) fn over_limit(&self, cell: &Cell) -> Option<Over> {
+        let asked = u32::from(cell.need.gpus);
+        if asked == 0 {
+            return None;
+        }
+        let kernel = &self.kernels[cell.kernel];
+        self.limits.limits.iter().find_map(|limit| {
+            let most = limit.gpus?;
+            let (scope, used) = self.scope_of(&limit.of, kernel.user, kernel.account, kernel.pool)?;
+            (used + asked > most).then(|| Over {
+                scope,
+                name: limit.name.clone(),
+                used,
+                limit: most,
+            })
+        })
+    }
+
+    /// What a limit counts for this user, and how many GPUs that is now; none: it doesn't bind them.
+    fn scope_of(&self, of: &LimitOf, user: u32, account: u32, pool: u32) -> Option<(Scope, u32)> {
+        let u = &self.users[user as usize];
+        let pool_name = &self.pools[pool as usize].config.name;
+        let mine = |n: &crate::id::UserName| *n == u.name;
+        match of {
+            LimitOf::User(n) if mine(n) => Some((Scope::User(user), u.held)),
+            LimitOf::EachUser => Some((Scope::User(user), u.held)),
+            LimitOf::Account(n) => {
+                let a = &self.accounts[account as usize];
+                (a.name.as_ref() == Some(n)).then_some((Scope::Account(account), a.held))
+            }
+            LimitOf::Pool(n) if n == pool_name => Some((Scope::Pool(pool), self.pools[pool as usize].held)),
+            LimitOf::EachUserOf(n) if n == pool_name => {
+                let held = u.held_in.iter().find(|(p, _)| *p == pool).map_or(0, |(_, n)| *n);
+                Some((Scope::UserInPool(user, pool), held))
+            }
+            LimitOf::User(_) | LimitOf::Pool(_) | LimitOf::EachUserOf(_) => None,
+        }
+    }
+
+    /// Whether a limit makes it impossible that this need is ever served.
+    pub(crate) fn never_within_limits(&self, kernel: u32, gpus: u16) -> Option<RefusedBecause> {
+        let k = &self.kernels[kernel];
+        for limit in &self.limits.limits {
+            if self.scope_of(&limit.of, k.user, k.account, k.pool).is_none() {
+                continue;
+            }
+            if let Some(most) = limit.gpus
+                && u32::from(gpus) > most
+            {
+                return Some(RefusedBecause::OverLimit {
+                    name: limit.name.clone(),
+                    asked: gpus,
+                    limit: most,
+                });
+            }
+            if let Some(minutes) = limit.gpu_minutes {
+                let used = match &limit.of {
+                    LimitOf::Account(_) => self.accounts[k.account as usize].usage.inflated,
+                    LimitOf::User(_) | LimitOf::EachUser => self.users[k.user as usize].usage.inflated,
+                    LimitOf::Pool(_) | LimitOf::EachUserOf(_) => continue,
+                };
+                let used = (self.deflate(used) / 60.0) as u64;
+                if gpus > 0 && used >= minutes {
+                    return Some(RefusedBecause::UsedUp {
+                        name: limit.name.clone(),
+                        used,
+                        limit: minutes,
+                    });
+                }
+            }
+        }
+        None
+    }
+
+    pub(crate) fn limit_reason(over: &Over) -> Reason {
+        Reason::Limit {
+            name: over.name.clone(),
+            used: over.used,
+            limit: over.limit,
+        }
+    }
+
+    /// Counts the lease's GPUs (`taken`) or no longer.
+    pub(crate) fn count_held(&mut self, lease: &Lease, taken: bool) {
+        let gpus = u32::from(lease.gpus);
+        let apply = |n: &mut u32| {
+            if taken {
+                *n += gpus;
+            } else {
+                *n -= gpus;
+            }
+        };
+        let user = &mut self.users[lease.user as usize];
+        apply(&mut user.held);
+        match user.held_in.iter_mut().find(|(p, _)| *p == lease.pool) {
+            Some((_, n)) => apply(n),
+            None => user.held_in.push((lease.pool, gpus)),
+        }
+        apply(&mut self.accounts[lease.account as usize].held);
+        apply(&mut self.pools[lease.pool as usize].held);
+    }
+
+    /// Takes the cell off the list of those that wait for a limit.
+    pub(crate) fn unlimit(&mut self, cell: u32) {
+        let Some(scope) = self.cells[cell].limited.take() else {
+            return;
+        };
+        if let Some(set) = self.limited.get_mut(&scope) {
+            set.remove(&cell);
+            if set.is_empty() {
+                self.limited.remove(&scope);
+            }
+        }
+    }
+
+    /// Cells that may start now because this lease is over.
+    pub(crate) fn freed_from_limits(&self, user: u32, account: u32, pool: u32) -> Vec<u32> {
+        if self.limited.is_empty() {
+            return Vec::new();
+        }
+        let scopes = [
+            Scope::User(user),
+            Scope::Account(account),
+            Scope::Pool(pool),
+            Scope::UserInPool(user, pool),
+        ];
+        let mut cells: Vec<u32> = scopes
+            .iter()
+            .filter_map(|s| self.limited.get(s))
+            .flatten()
+            .copied()
+            .collect();
+        cells.sort_by_key(|&c| self.cells[c].rank);
+        cells
+    }
+}

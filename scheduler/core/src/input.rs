@@ -1,0 +1,271 @@
+//! What the core is told. One enum; `hopd` and the simulator are its only sources.
+
+use crate::config::{Limits, PoolConfig, Shares};
+use crate::id::{
+    AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
+    UserName,
+};
+use crate::lease::{EndCause, Outcome};
+use crate::need::{Class, Need};
+use crate::time::Timestamp;
+use serde::{Deserialize, Serialize};
+
+/// Something that happened. Handled by [`crate::Core::handle`].
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "input", rename_all = "kebab-case")]
+pub enum Input {
+    /// A pool is new or its configuration changed.
+    Pool(PoolConfig),
+    /// The limits of users, accounts and pools, all of them: replaces what was told before.
+    Limits(Limits),
+    /// Shares and past usage (Slurm's `sshare`), all of them: replaces the shares told before. Usage is taken
+    /// over only for users and accounts of which the core knows none.
+    Shares(Shares),
+
+    /// A node is known to Slurm and belongs to a pool's partition, whether or not a pilot is there. Optional:
+    /// a node is also learnt from its pilot.
+    Node(NodeFacts),
+    /// Slurm says that the node is down or drained: no placement and no new pilot there.
+    NodeDown {
+        node: NodeName,
+    },
+
+    /// `sbatch` answered: the pilot asked for by [`crate::Output::SubmitPilot`] is this Slurm job.
+    PilotQueued {
+        ticket: u64,
+        job: JobId,
+    },
+    /// `sbatch` refused, or the pilot's job ended before its agent came up.
+    PilotFailed {
+        ticket: u64,
+        reason: String,
+    },
+    /// An agent is up, or came back: this is all that lives in its pilot.
+    PilotUp(PilotUp),
+    /// The pilot takes no new leases; those that live go on. Its agent exits when the last is over.
+    PilotDraining {
+        pilot: JobId,
+    },
+    /// The agent's connection broke; the leases may live. After [`crate::Config::silent_grace`] it is lost.
+    PilotSilent {
+        pilot: JobId,
+    },
+    /// The pilot is over, and every lease in it.
+    PilotLost {
+        pilot: JobId,
+        cause: EndCause,
+    },
+    /// A GPU can't be lent. `lost`: not by this pilot ever again, so that the pilot is to be replaced.
+    SlotBlocked {
+        pilot: JobId,
+        index: GpuIndex,
+        reason: String,
+        lost: bool,
+    },
+    SlotUnblocked {
+        pilot: JobId,
+        index: GpuIndex,
+    },
+
+    /// A front wants its kernel's replicas placed. Answered by [`crate::Output::Place`] or
+    /// [`crate::Output::PlaceRefused`].
+    PlaceKernel(PlaceKernel),
+    /// The kernel is closed for good.
+    CloseKernel {
+        kernel: KernelId,
+    },
+    SeatUp {
+        job: JobId,
+        user: UserName,
+        node: NodeName,
+        mem_mib: u64,
+        cpus: u16,
+    },
+    SeatGone {
+        job: JobId,
+    },
+    /// A replica is up, or came back.
+    ReplicaUp(ReplicaUp),
+    /// A replica won't come back: its process or its seat is gone, or it was away for too long.
+    ReplicaLost {
+        kernel: KernelId,
+        incarnation: Incarnation,
+    },
+    /// The executor's process is bound to the GPUs of `incarnation`'s node (CUDA can't let go), or no longer.
+    KernelBound {
+        kernel: KernelId,
+        incarnation: Option<Incarnation>,
+    },
+
+    /// A cell asks for what it needs. Answered by any number of [`crate::Output::Queued`], then one of
+    /// [`crate::Output::Granted`] and [`crate::Output::Refused`].
+    Submit {
+        kernel: KernelId,
+        cell: CellId,
+        need: Need,
+        class: Class,
+        /// What the asker knows of the cell's text: cells of the same print run for about as long. 0: nothing.
+        #[serde(default)]
+        print: u64,
+    },
+    /// Forget the cell if it waits; end its lease's run if it runs.
+    CancelCell {
+        kernel: KernelId,
+        cell: CellId,
+    },
+    CellEnded {
+        kernel: KernelId,
+        cell: CellId,
+        lease: LeaseId,
+        outcome: Outcome,
+    },
+    /// The kernel doesn't want its lease any longer.
+    ReleaseLease {
+        kernel: KernelId,
+        lease: LeaseId,
+    },
+
+    /// The plugin has confirmed the handover of these devices.
+    LeaseStarted {
+        lease: LeaseId,
+        pilot: JobId,
+        devices: Vec<GpuIndex>,
+    },
+    /// The lease never came to be; nothing is held.
+    LeaseFailed {
+        lease: LeaseId,
+        pilot: JobId,
+        reason: String,
+        /// A GPU of this pilot can't be lent any more.
+        device_lost: bool,
+    },
+    /// The lease is over on its node. `clean`: no process holds its devices; else they stay blocked.
+    LeaseEnded {
+        lease: LeaseId,
+        pilot: JobId,
+        cause: EndCause,
+        clean: bool,
+        detail: String,
+    },
+
+    /// Somebody with the right to do so (the driver has checked) ends a lease, a cell or a kernel.
+    Cancel {
+        target: CancelTarget,
+        by: UserName,
+    },
+    /// A replica was moved as [`crate::Output::Migrate`] asked (its successor has reported itself), or not.
+    MigrationDone {
+        kernel: KernelId,
+        incarnation: Incarnation,
+        moved: bool,
+    },
+    /// Time has passed: [`crate::Core::next_wake`] is due.
+    Tick,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeFacts {
+    pub node: NodeName,
+    pub pool: PoolName,
+    pub gpus: u16,
+    pub gpu_type: GpuType,
+    pub gpu_mem_mib: u64,
+    pub cpus: u16,
+    /// The leaf switch or rack in Slurm's topology; empty: unknown.
+    #[serde(default)]
+    pub rack: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PilotUp {
+    pub node: NodeName,
+    pub pilot: JobId,
+    pub pool: PoolName,
+    pub gpus: Vec<GpuSlot>,
+    /// Cores that the pilot may lend.
+    pub cpus: u16,
+    /// When Slurm ends the pilot by its time limit.
+    pub ends: Option<Timestamp>,
+    /// Steps that the pilot may still start before MaxStepCount.
+    pub steps_left: u32,
+    /// Leases that live there now.
+    pub leases: Vec<LiveLease>,
+    /// Leases that ended there while nobody listened.
+    pub ended: Vec<EndedLease>,
+    /// It was told to drain before.
+    pub draining: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GpuSlot {
+    pub index: GpuIndex,
+    pub gpu_type: GpuType,
+    pub mem_mib: u64,
+    /// Why it can't be lent, where it can't.
+    pub blocked: Option<String>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveLease {
+    pub lease: LeaseId,
+    pub kernel: KernelId,
+    pub devices: Vec<GpuIndex>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedLease {
+    pub lease: LeaseId,
+    pub cause: EndCause,
+    pub clean: bool,
+    pub detail: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PlaceKernel {
+    pub kernel: KernelId,
+    pub user: UserName,
+    pub account: Option<AccountName>,
+    pub pool: PoolName,
+    /// How many new replicas to place, each on another node. Replicas that live already are not counted.
+    pub replicas: u16,
+    /// What its cells usually ask for.
+    pub default_need: Need,
+    /// Memory and cores of one replica's step.
+    pub mem_mib: u64,
+    pub cpus: u16,
+    pub avoid: Vec<NodeName>,
+    /// What the user calls the notebook.
+    pub name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ReplicaUp {
+    pub kernel: KernelId,
+    pub incarnation: Incarnation,
+    pub user: UserName,
+    pub account: Option<AccountName>,
+    pub pool: PoolName,
+    pub node: NodeName,
+    /// The seat's job.
+    pub seat: JobId,
+    pub name: String,
+    /// A lease that it holds, with the cell that runs on it.
+    pub holds: Option<(LeaseId, Option<CellId>)>,
+    /// Cells of this kernel that still wait.
+    pub waiting: Vec<WaitingCell>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WaitingCell {
+    pub cell: CellId,
+    pub need: Need,
+    pub class: Class,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "target", rename_all = "kebab-case")]
+pub enum CancelTarget {
+    Lease { lease: LeaseId },
+    Cell { kernel: KernelId, cell: CellId },
+    Kernel { kernel: KernelId },
+}

@@ -1,0 +1,125 @@
+//! What survives a restart of the driver. The core emits entries as they change and is rebuilt from the last of
+//! each key ([`crate::Core::restore`]) and from what agents and replicas then report. Waiting cells are not in
+//! it: the replicas that wait report them again.
+
+use crate::id::{
+    AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
+    UserName,
+};
+use crate::lease::EndCause;
+use crate::need::{Class, Need};
+use crate::predict::Habit;
+use crate::time::{Span, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// The key under which the last entry counts.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Key {
+    Counters,
+    Lease(LeaseId),
+    Kernel(KernelId),
+    Ticket(u64),
+    Pilot(JobId),
+    User(UserName),
+    Account(AccountName),
+}
+
+/// One entry. `value` none: the key is gone.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    pub key: Key,
+    pub value: Option<Value>,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Value {
+    Counters(Counters),
+    Lease(Box<LeaseImage>),
+    Kernel(Box<KernelImage>),
+    Ticket(TicketImage),
+    Pilot {
+        node: NodeName,
+        pool: PoolName,
+    },
+    /// GPU-seconds used, decayed to `at`.
+    Usage {
+        usage: f64,
+        at: Timestamp,
+    },
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counters {
+    pub next_lease: u64,
+    pub next_ticket: u64,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LeaseImage {
+    pub lease: LeaseId,
+    pub kernel: KernelId,
+    pub node: NodeName,
+    pub pilot: JobId,
+    pub pool: PoolName,
+    pub executor: Incarnation,
+    pub gpus: u16,
+    pub gpu_type: Option<GpuType>,
+    pub cpus: u16,
+    pub devices: Vec<GpuIndex>,
+    pub phase: Phase,
+    pub submit: Timestamp,
+    pub ordered: Timestamp,
+    pub started: Option<Timestamp>,
+    pub run: Span,
+    pub linger: Span,
+    pub wait: Span,
+    pub cells: u32,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Phase {
+    Starting {
+        cell: CellId,
+        need: Need,
+        class: Class,
+        submitted: Timestamp,
+    },
+    Running {
+        cell: CellId,
+        submitted: Timestamp,
+        since: Timestamp,
+    },
+    Lingering {
+        since: Timestamp,
+    },
+    Ending {
+        cause: EndCause,
+        since: Timestamp,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KernelImage {
+    pub user: UserName,
+    pub account: Option<AccountName>,
+    pub pool: PoolName,
+    pub name: String,
+    pub next_incarnation: u32,
+    pub last_executor: Option<Incarnation>,
+    pub last_node: Option<NodeName>,
+    pub default_need: Need,
+    pub think: Habit,
+    pub runs: Habit,
+}
+
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct TicketImage {
+    pub pool: PoolName,
+    pub partition: Option<String>,
+    pub node: Option<NodeName>,
+    pub job: Option<JobId>,
+    pub at: Timestamp,
+}

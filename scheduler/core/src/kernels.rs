@@ -1,0 +1,526 @@
+//! Kernels, their replicas and the seats these sit in.
+
+use crate::core::Core;
+use crate::id::{AccountName, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
+use crate::input::{PlaceKernel, ReplicaUp};
+use crate::journal::{KernelImage, Key};
+use crate::lease::{EndCause, Outcome};
+use crate::need::Need;
+use crate::output::{Output, SeatPlan};
+use crate::predict::Habit;
+use crate::reason::RefusedBecause;
+use crate::state::{Kernel, LeaseState, Planned, Replica, Seat, Timer};
+
+impl Core {
+    /// The kernel, made if it is new. Who asks is who it belongs to.
+    fn kernel_of(
+        &mut self,
+        id: &KernelId,
+        user: &UserName,
+        account: Option<&AccountName>,
+        pool: &PoolName,
+        name: &str,
+    ) -> u32 {
+        let pool = self.pool_index(pool);
+        if let Some(k) = self.find_kernel(id) {
+            let account = account.map(|a| self.account_index(Some(a)));
+            let kernel = &mut self.kernels[k];
+            if !name.is_empty() {
+                name.clone_into(&mut kernel.name);
+            }
+            kernel.account = account.unwrap_or(kernel.account);
+            kernel.closed = false;
+            self.move_to_pool(k, pool);
+            return k;
+        }
+        let (user, account) = (self.user_index(user), self.account_index(account));
+        let k = self.kernels.insert(Kernel {
+            id: id.clone(),
+            user,
+            account,
+            pool,
+            name: name.to_owned(),
+            default_need: Need::default(),
+            mem_mib: 0,
+            cpus: 1,
+            replicas: Vec::new(),
+            planned: Vec::new(),
+            next_incarnation: 1,
+            last_executor: None,
+            last_node: None,
+            bound: None,
+            closed: false,
+            leases: Vec::new(),
+            cells: Vec::new(),
+            last_end: None,
+            think: Habit::default(),
+            runs: Habit::default(),
+            migrating: None,
+        });
+        self.kernel_by_id.insert(id.clone(), k);
+        k
+    }
+
+    fn move_to_pool(&mut self, k: u32, pool: u32) {
+        if self.kernels[k].pool == pool {
+            return;
+        }
+        let cells = self.kernels[k].cells.clone();
+        for &cell in &cells {
+            self.dequeue(cell);
+            self.unreserve(cell);
+        }
+        self.kernels[k].pool = pool;
+        for &cell in &cells {
+            self.enqueue(cell);
+        }
+    }
+
+    // --- placement ---
+
+    pub(crate) fn place_kernel(&mut self, place: PlaceKernel, out: &mut Vec<Output>) {
+        let Some(pool) = self.find_pool(&place.pool) else {
+            return out.push(Output::PlaceRefused {
+                kernel: place.kernel,
+                reason: RefusedBecause::NoPool { pool: place.pool },
+            });
+        };
+        let user = self.user_index(&place.user);
+        let wanted = place.replicas.max(1);
+        let nodes = self.choose_nodes(pool, user, &place, wanted);
+        if nodes.len() < usize::from(wanted) {
+            return out.push(Output::PlaceRefused {
+                kernel: place.kernel,
+                reason: RefusedBecause::TooFewNodes {
+                    pool: place.pool,
+                    wanted,
+                    found: nodes.len() as u16,
+                },
+            });
+        }
+        let k = self.kernel_of(
+            &place.kernel,
+            &place.user,
+            place.account.as_ref(),
+            &place.pool,
+            &place.name,
+        );
+        let kernel = &mut self.kernels[k];
+        kernel.default_need = place.default_need;
+        kernel.mem_mib = place.mem_mib;
+        kernel.cpus = place.cpus;
+        let seats = nodes.into_iter().map(|node| self.plan_seat(k, node)).collect();
+        self.note_kernel(k, out);
+        out.push(Output::Place {
+            kernel: place.kernel,
+            seats,
+        });
+    }
+
+    /// Reserves a seat for a new replica on this node.
+    pub(crate) fn plan_seat(&mut self, k: u32, node: u32) -> SeatPlan {
+        let now = self.now;
+        let kernel = &mut self.kernels[k];
+        let incarnation = Incarnation(kernel.next_incarnation);
+        kernel.next_incarnation += 1;
+        let (user, mem_mib, cpus, gpus) =
+            (kernel.user, kernel.mem_mib, kernel.cpus, kernel.default_need.gpus);
+        kernel.planned.push(Planned {
+            incarnation,
+            node,
+            at: now,
+        });
+        let n = &mut self.nodes[node as usize];
+        n.subscribed += u32::from(gpus);
+        n.replicas += 1;
+        let name = n.name.clone();
+        self.at(now + self.config.placement_ttl, Timer::Planned(k, incarnation));
+        SeatPlan {
+            incarnation,
+            node: name,
+            existing: self.seat_with_room(user, node, mem_mib),
+            mem_mib,
+            cpus,
+        }
+    }
+
+    fn seat_with_room(&self, user: u32, node: u32, mem_mib: u64) -> Option<JobId> {
+        self.seats
+            .iter()
+            .find(|(_, s)| s.user == user && s.node == node && s.mem_mib >= s.mem_used + mem_mib)
+            .map(|(&job, _)| job)
+    }
+
+    /// Distinct nodes for new replicas: those of the right GPUs, the least subscribed first; under the cap while
+    /// there are enough, in racks of their own where these are known, beside a seat of the user's where nothing
+    /// else decides.
+    fn choose_nodes(&self, pool: u32, user: u32, place: &PlaceKernel, wanted: u16) -> Vec<u32> {
+        let need = &place.default_need;
+        let gpus = u32::from(need.gpus);
+        let cap = self.cap(pool);
+        let replicas = f64::from(wanted);
+        let mut fit: Vec<(bool, u32, bool, u32)> = self.pools[pool as usize]
+            .nodes
+            .iter()
+            .copied()
+            .filter(|&n| self.may_sit(n, need, &place.avoid))
+            .map(|n| {
+                let node = &self.nodes[n as usize];
+                let there = f64::from(node.gpus.max(1));
+                let ratio = f64::from(node.subscribed + gpus) / (there * replicas);
+                // Parts per thousand: an order without floats.
+                let load = (ratio * 1000.0) as u32 + node.replicas.min(999) * u32::from(gpus == 0);
+                let seat = self.seat_with_room(user, n, place.mem_mib).is_none();
+                (ratio > cap, load, seat, n)
+            })
+            .collect();
+        fit.sort_unstable();
+        self.spread(&fit, wanted)
+    }
+
+    /// The first nodes of the list, from as many racks as there are.
+    fn spread(&self, fit: &[(bool, u32, bool, u32)], wanted: u16) -> Vec<u32> {
+        let mut chosen: Vec<u32> = Vec::new();
+        let rack = |n: u32| self.nodes[n as usize].rack.as_str();
+        for fresh_racks_only in [true, false] {
+            for &(_, _, _, n) in fit {
+                if chosen.len() == usize::from(wanted) {
+                    return chosen;
+                }
+                let seen = !rack(n).is_empty() && chosen.iter().any(|&c| rack(c) == rack(n));
+                if !chosen.contains(&n) && !(fresh_racks_only && seen) {
+                    chosen.push(n);
+                }
+            }
+        }
+        chosen
+    }
+
+    pub(crate) fn may_sit(&self, n: u32, need: &Need, avoid: &[NodeName]) -> bool {
+        let node = &self.nodes[n as usize];
+        let type_fits = need.gpu_type.as_ref().is_none_or(|t| *t == node.gpu_type);
+        let mem_fits = need.gpu_mem_mib == 0 || node.gpu_mem_mib >= need.gpu_mem_mib;
+        !node.down
+            && node.gpus >= need.gpus
+            && (need.gpus == 0 || type_fits && mem_fits)
+            && !avoid.contains(&node.name)
+    }
+
+    /// The cap on a node's subscription: what demand over use says, between 1 and the configured most.
+    fn cap(&self, pool: u32) -> f64 {
+        let p = &self.pools[pool as usize];
+        if p.running == 0 {
+            return p.config.subscription_cap;
+        }
+        let ratio = f64::from(p.demand) / f64::from(p.running);
+        ratio.clamp(1.0, p.config.subscription_cap.max(1.0))
+    }
+
+    pub(crate) fn planned_over(&mut self, k: u32, incarnation: Incarnation) {
+        let Some(kernel) = self.kernels.get(k) else {
+            return;
+        };
+        let ttl = self.config.placement_ttl;
+        let old = |p: &Planned| p.incarnation == incarnation && self.now.since(p.at) >= ttl;
+        if kernel.planned.iter().any(old) {
+            self.unplan(k, incarnation);
+        }
+    }
+
+    /// Forgets a planned seat.
+    pub(crate) fn unplan(&mut self, k: u32, incarnation: Incarnation) {
+        let kernel = &mut self.kernels[k];
+        let Some(i) = kernel.planned.iter().position(|p| p.incarnation == incarnation) else {
+            return;
+        };
+        let planned = kernel.planned.remove(i);
+        let gpus = u32::from(kernel.default_need.gpus);
+        self.unsubscribe(planned.node, gpus);
+    }
+
+    fn unsubscribe(&mut self, node: u32, gpus: u32) {
+        let n = &mut self.nodes[node as usize];
+        n.subscribed = n.subscribed.saturating_sub(gpus);
+        n.replicas = n.replicas.saturating_sub(1);
+    }
+
+    // --- seats ---
+
+    pub(crate) fn seat_up(&mut self, job: JobId, user: UserName, node: NodeName, mem_mib: u64, cpus: u16) {
+        let user = self.user_index(&user);
+        let Some(node) = self.find_node(&node) else {
+            return;
+        };
+        let mem_used = self.seats.get(&job).map_or(0, |s| s.mem_used);
+        let seat = Seat {
+            user,
+            node,
+            mem_mib,
+            cpus,
+            mem_used,
+        };
+        self.seats.insert(job, seat);
+    }
+
+    pub(crate) fn seat_gone(&mut self, job: JobId, out: &mut Vec<Output>) {
+        if self.seats.remove(&job).is_none() {
+            return;
+        }
+        let lost: Vec<(KernelId, Incarnation)> = self
+            .kernels
+            .iter()
+            .flat_map(|(_, k)| k.replicas.iter().map(move |r| (k, r)))
+            .filter(|(_, r)| r.seat == job)
+            .map(|(k, r)| (k.id.clone(), r.incarnation))
+            .collect();
+        for (kernel, incarnation) in lost {
+            self.replica_lost(&kernel, incarnation, out);
+        }
+    }
+
+    // --- replicas ---
+
+    pub(crate) fn replica_up(&mut self, up: ReplicaUp, out: &mut Vec<Output>) {
+        let k = self.kernel_of(&up.kernel, &up.user, up.account.as_ref(), &up.pool, &up.name);
+        let node = self.node_index(&up.node, self.kernels[k].pool);
+        let known = self.kernels[k]
+            .replicas
+            .iter()
+            .any(|r| r.incarnation == up.incarnation);
+        if !known {
+            self.add_replica(k, up.incarnation, node, up.seat);
+        }
+        self.note_kernel(k, out);
+        self.reconcile_holder(k, &up, out);
+        for w in &up.waiting {
+            let waits = self.kernels[k].cells.iter().any(|&c| self.cells[c].id == w.cell);
+            if !waits {
+                self.submit(up.kernel.clone(), w.cell.clone(), w.need.clone(), w.class, 0, out);
+            }
+        }
+        if !known {
+            for cell in self.kernels[k].cells.clone() {
+                if self.cells.get(cell).is_some() && !self.try_start(cell, out) {
+                    self.claim(cell, out);
+                    self.tell(cell, out);
+                }
+            }
+        }
+    }
+
+    fn add_replica(&mut self, k: u32, incarnation: Incarnation, node: u32, seat: JobId) {
+        self.unplan(k, incarnation);
+        let cells = self.kernels[k].cells.clone();
+        for &c in &cells {
+            self.dequeue(c);
+        }
+        let kernel = &mut self.kernels[k];
+        kernel.next_incarnation = kernel.next_incarnation.max(incarnation.0 + 1);
+        let (gpus, mem, pool) = (u32::from(kernel.default_need.gpus), kernel.mem_mib, kernel.pool);
+        if kernel.replicas.is_empty() {
+            self.pools[pool as usize].demand += gpus;
+        }
+        let kernel = &mut self.kernels[k];
+        kernel.replicas.push(Replica {
+            incarnation,
+            node,
+            seat,
+        });
+        let n = &mut self.nodes[node as usize];
+        n.subscribed += gpus;
+        n.replicas += 1;
+        if let Some(s) = self.seats.get_mut(&seat) {
+            s.mem_used += mem;
+        }
+        for &c in &cells {
+            self.enqueue(c);
+        }
+    }
+
+    /// Brings what the replica says it holds in line with what we know.
+    fn reconcile_holder(&mut self, k: u32, up: &ReplicaUp, out: &mut Vec<Output>) {
+        let held = up.holds.as_ref().map(|(lease, _)| *lease);
+        if let Some((lease, cell)) = &up.holds {
+            let ours = self.leases.get(lease).is_some_and(|l| l.kernel == k);
+            if !ours {
+                out.push(Output::Revoked {
+                    kernel: up.kernel.clone(),
+                    lease: *lease,
+                    cause: EndCause::StepLost,
+                    reason: "the scheduler doesn't know this lease any longer".to_owned(),
+                    grace: crate::time::Span::ZERO,
+                });
+            } else {
+                self.reconcile_cell(k, *lease, cell.as_ref(), out);
+            }
+        }
+        let stale: Vec<LeaseId> = self.kernels[k]
+            .leases
+            .iter()
+            .copied()
+            .filter(|l| Some(*l) != held && self.leases[l].executor == up.incarnation)
+            .filter(|l| {
+                matches!(
+                    self.leases[l].state,
+                    LeaseState::Running(_) | LeaseState::Lingering { .. }
+                )
+            })
+            .collect();
+        for lease in stale {
+            self.end_lease(lease, EndCause::Released, out);
+        }
+    }
+
+    fn reconcile_cell(
+        &mut self,
+        k: u32,
+        id: LeaseId,
+        cell: Option<&crate::id::CellId>,
+        out: &mut Vec<Output>,
+    ) {
+        let kernel = self.kernels[k].id.clone();
+        match (&self.leases[&id].state, cell) {
+            (LeaseState::Running(r), None) => {
+                let ended = r.cell.clone();
+                self.cell_ended(&kernel, &ended, id, Outcome::Lost, out);
+            }
+            (LeaseState::Running(r), Some(c)) if r.cell != *c => {
+                let ended = r.cell.clone();
+                self.cell_ended(&kernel, &ended, id, Outcome::Lost, out);
+                self.resume(id, c, out);
+            }
+            (LeaseState::Lingering { .. }, Some(c)) => self.resume(id, c, out),
+            _ => {}
+        }
+    }
+
+    /// The lease runs a cell of which we had not heard.
+    fn resume(&mut self, id: LeaseId, cell: &crate::id::CellId, out: &mut Vec<Output>) {
+        if matches!(self.leases[&id].state, LeaseState::Lingering { .. }) {
+            let now = self.now;
+            self.grant_lingering(id, cell.clone(), now, crate::time::Span::ZERO, 0, out);
+        }
+    }
+
+    pub(crate) fn replica_lost(&mut self, id: &KernelId, incarnation: Incarnation, out: &mut Vec<Output>) {
+        let Some(k) = self.find_kernel(id) else {
+            return;
+        };
+        self.unplan(k, incarnation);
+        self.moving_lost(k, incarnation);
+        let kernel = &self.kernels[k];
+        let Some(i) = kernel.replicas.iter().position(|r| r.incarnation == incarnation) else {
+            return;
+        };
+        let cells = kernel.cells.clone();
+        for &c in &cells {
+            self.dequeue(c);
+        }
+        let kernel = &mut self.kernels[k];
+        let replica = kernel.replicas.remove(i);
+        if kernel.bound == Some(incarnation) {
+            kernel.bound = None;
+        }
+        let (gpus, mem, pool) = (u32::from(kernel.default_need.gpus), kernel.mem_mib, kernel.pool);
+        let last = kernel.replicas.is_empty();
+        if last {
+            let demand = &mut self.pools[pool as usize].demand;
+            *demand = demand.saturating_sub(gpus);
+        }
+        self.unsubscribe(replica.node, gpus);
+        if let Some(s) = self.seats.get_mut(&replica.seat) {
+            s.mem_used = s.mem_used.saturating_sub(mem);
+        }
+        for &c in &cells {
+            self.enqueue(c);
+        }
+        self.end_leases_of(k, incarnation, out);
+        if last {
+            // Nobody is left to run them or to hear of them.
+            for cell in self.kernels[k].cells.clone() {
+                self.drop_cell(cell, None, out);
+            }
+        } else {
+            for &c in &cells {
+                if self.cells.get(c).is_some() {
+                    self.unreserve(c);
+                    self.claim(c, out);
+                }
+            }
+        }
+        self.forget_if_closed(k, out);
+    }
+
+    /// Ends the leases of a replica that is gone; cells that were about to start there wait again.
+    fn end_leases_of(&mut self, k: u32, incarnation: Incarnation, out: &mut Vec<Output>) {
+        for id in self.kernels[k].leases.clone() {
+            if self.leases.get(&id).is_some_and(|l| l.executor == incarnation)
+                && let Some(cell) = self.end_lease_keep_cell(id, EndCause::ReplicaLost, out)
+                && !self.kernels[k].replicas.is_empty()
+            {
+                self.requeue(cell, "its replica is gone", out);
+            }
+        }
+    }
+
+    pub(crate) fn kernel_bound(&mut self, id: &KernelId, to: Option<Incarnation>, out: &mut Vec<Output>) {
+        if let Some(k) = self.find_kernel(id) {
+            self.kernels[k].bound = to;
+            for cell in self.kernels[k].cells.clone() {
+                if self.cells.get(cell).is_some() {
+                    self.try_start(cell, out);
+                }
+            }
+        }
+    }
+
+    pub(crate) fn close_kernel(&mut self, id: &KernelId, cause: EndCause, out: &mut Vec<Output>) {
+        let Some(k) = self.find_kernel(id) else {
+            return;
+        };
+        self.kernels[k].closed = true;
+        for cell in self.kernels[k].cells.clone() {
+            self.drop_cell(cell, Some(RefusedBecause::Closed), out);
+        }
+        for lease in self.kernels[k].leases.clone() {
+            self.end_lease(lease, cause, out);
+        }
+        for planned in self.kernels[k].planned.clone() {
+            self.unplan(k, planned.incarnation);
+        }
+        for replica in self.kernels[k].replicas.clone() {
+            self.replica_lost(id, replica.incarnation, out);
+        }
+        self.forget_if_closed(k, out);
+    }
+
+    /// Forgets a closed kernel when nothing of it is left.
+    pub(crate) fn forget_if_closed(&mut self, k: u32, out: &mut Vec<Output>) {
+        let Some(kernel) = self.kernels.get(k) else {
+            return;
+        };
+        if !kernel.closed || !kernel.leases.is_empty() || !kernel.replicas.is_empty() {
+            return;
+        }
+        let kernel = self.kernels.remove(k).expect("found above");
+        self.kernel_by_id.remove(&kernel.id);
+        self.note(|| Key::Kernel(kernel.id.clone()), || None, out);
+        out.push(Output::Forget { kernel: kernel.id });
+    }
+
+    pub(crate) fn kernel_image(&self, k: u32) -> KernelImage {
+        let kernel = &self.kernels[k];
+        KernelImage {
+            user: self.users[kernel.user as usize].name.clone(),
+            account: self.accounts[kernel.account as usize].name.clone(),
+            pool: self.pools[kernel.pool as usize].config.name.clone(),
+            name: kernel.name.clone(),
+            next_incarnation: kernel.next_incarnation,
+            last_executor: kernel.last_executor,
+            last_node: kernel.last_node.map(|n| self.nodes[n as usize].name.clone()),
+            default_need: kernel.default_need.clone(),
+            think: kernel.think.clone(),
+            runs: kernel.runs.clone(),
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! Words about a lease that the core, the wire and the books share.
+
+use serde::{Deserialize, Serialize};
+
+/// Why a lease ends or ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EndCause {
+    /// Its cell and linger were over.
+    Done,
+    /// Somebody else waited.
+    Claimed,
+    /// The kernel let it go or is gone.
+    Released,
+    /// `hop cancel`, scancel of the step.
+    Cancelled,
+    /// The pilot ended, was cancelled or suspended.
+    PilotLost,
+    /// The step, its srun or its slurmstepd died.
+    StepLost,
+    /// The node or its agent is gone.
+    NodeLost,
+    /// The replica died or its seat ended.
+    ReplicaLost,
+    /// It never started.
+    Failed,
+}
+
+impl EndCause {
+    /// The end as a sentence for the user whose lease it was; none where the end was ordinary.
+    pub fn sentence(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Done | Self::Released => return None,
+            Self::Claimed => "the GPU was idle between two cells and somebody else waited for it",
+            Self::Cancelled => "the lease was cancelled",
+            Self::PilotLost => "the Slurm job that held the GPU ended",
+            Self::StepLost => "the Slurm step that held the GPU died",
+            Self::NodeLost => "the node or its agent is gone",
+            Self::ReplicaLost => "the kernel's process or its seat ended",
+            Self::Failed => "the lease could not be started",
+        })
+    }
+}
+
+/// How a cell ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outcome {
+    Ok,
+    Error,
+    Aborted,
+    /// The kernel or the lease was lost under it.
+    Lost,
+}

@@ -1,0 +1,550 @@
+//! A lease's life: ordered, confirmed, running, lingering, ending, over.
+
+use crate::config::Linger;
+use crate::core::Core;
+use crate::id::{CellId, GpuIndex, JobId, KernelId, LeaseId};
+use crate::journal::{Key, LeaseImage, Phase};
+use crate::lease::{EndCause, Outcome};
+use crate::output::{Output, Record};
+use crate::state::{Cell, Lease, LeaseState, PilotState, Running, Timer};
+use crate::time::{Span, Timestamp};
+
+impl Core {
+    pub(crate) fn lease_started(
+        &mut self,
+        id: LeaseId,
+        pilot: JobId,
+        devices: Vec<GpuIndex>,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(lease) = self.leases.get(&id) else {
+            // Given up meanwhile: nobody wants it.
+            return self.order_end(id, pilot, EndCause::Failed, out);
+        };
+        let starting = matches!(lease.state, LeaseState::Starting { .. });
+        if !starting && lease.started.is_some() {
+            return;
+        }
+        self.learn_devices(id, devices.clone());
+        let now = self.now;
+        let lease = self.leases.get_mut(&id).expect("found above");
+        lease.started = Some(now);
+        let LeaseState::Starting { cell } = &lease.state else {
+            return;
+        };
+        let cell = (**cell).clone();
+        let ordered = lease.ordered;
+        lease.cells = 1;
+        lease.wait = now.since(cell.submitted);
+        let running = Running {
+            cell: cell.id.clone(),
+            submitted: cell.submitted,
+            since: now,
+            print: cell.print,
+        };
+        lease.state = LeaseState::Running(running);
+        let (kernel, executor, gpus, wait) = (lease.kernel, lease.executor, lease.gpus, lease.wait);
+        let (pilot, pool) = (lease.pilot, lease.pool);
+        let timeout = (ordered + self.config.start_timeout, Timer::StartTimeout(id));
+        self.timers.remove(&timeout);
+        self.pools[pool as usize].running += u32::from(gpus);
+        self.ran_on(kernel, executor, out);
+        self.note_lease(id, out);
+        out.push(Output::Record(Record::LeaseStarted {
+            lease: id,
+            devices,
+            at: now,
+        }));
+        let node = self.pilots[pilot].node;
+        out.push(Output::Granted {
+            kernel: self.kernels[kernel].id.clone(),
+            cell: cell.id,
+            lease: id,
+            node: self.nodes[node as usize].name.clone(),
+            executor,
+            lingering: false,
+            waited: wait,
+        });
+    }
+
+    fn ran_on(&mut self, kernel: u32, executor: crate::id::Incarnation, out: &mut Vec<Output>) {
+        let k = &mut self.kernels[kernel];
+        if k.last_executor != Some(executor) {
+            k.last_executor = Some(executor);
+            k.last_node = k
+                .replicas
+                .iter()
+                .find(|r| r.incarnation == executor)
+                .map(|r| r.node);
+            self.note_kernel(kernel, out);
+        }
+    }
+
+    pub(crate) fn learn_devices(&mut self, id: LeaseId, devices: Vec<GpuIndex>) {
+        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        if let Some(g) = lease.group {
+            for slot in &mut self.pilots[lease.pilot].groups[g].slots {
+                if devices.contains(&slot.index) {
+                    slot.lease = Some(id);
+                }
+            }
+        }
+        lease.devices = devices;
+    }
+
+    pub(crate) fn grant_lingering(
+        &mut self,
+        id: LeaseId,
+        cell: CellId,
+        submitted: Timestamp,
+        waited: Span,
+        print: u64,
+        out: &mut Vec<Output>,
+    ) {
+        let now = self.now;
+        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        Self::close_phase(lease, now);
+        if let LeaseState::Lingering { until, .. } = lease.state {
+            self.timers.remove(&(until, Timer::Linger(id)));
+        }
+        lease.cells += 1;
+        lease.state = LeaseState::Running(Running {
+            cell: cell.clone(),
+            submitted,
+            since: now,
+            print,
+        });
+        let (kernel, executor, pilot) = (lease.kernel, lease.executor, lease.pilot);
+        self.pools[lease.pool as usize].running += u32::from(lease.gpus);
+        self.note_lease(id, out);
+        let node = self.pilots[pilot].node;
+        out.push(Output::Granted {
+            kernel: self.kernels[kernel].id.clone(),
+            cell,
+            lease: id,
+            node: self.nodes[node as usize].name.clone(),
+            executor,
+            lingering: true,
+            waited,
+        });
+    }
+
+    pub(crate) fn cell_ended(
+        &mut self,
+        kernel_id: &KernelId,
+        cell: &CellId,
+        id: LeaseId,
+        outcome: Outcome,
+        out: &mut Vec<Output>,
+    ) {
+        let Some(kernel) = self.find_kernel(kernel_id) else {
+            return;
+        };
+        let ours =
+            |l: &Lease| l.kernel == kernel && matches!(&l.state, LeaseState::Running(r) if r.cell == *cell);
+        if self.leases.get(&id).is_some_and(ours) {
+            self.stop_running(id, outcome, out);
+            self.after_cell(id, out);
+        }
+    }
+
+    /// The cell on this lease is over: book it. The lease is left lingering with no end set.
+    fn stop_running(&mut self, id: LeaseId, outcome: Outcome, out: &mut Vec<Output>) {
+        let now = self.now;
+        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        Self::close_phase(lease, now);
+        let lingering = LeaseState::Lingering {
+            since: now,
+            until: now,
+        };
+        let LeaseState::Running(r) = std::mem::replace(&mut lease.state, lingering) else {
+            return;
+        };
+        let ran = now.since(r.since);
+        let pool = &mut self.pools[lease.pool as usize];
+        pool.running -= u32::from(lease.gpus);
+        let k = &mut self.kernels[lease.kernel];
+        if lease.gpus > 0 {
+            k.last_end = Some(now);
+        }
+        if outcome != Outcome::Lost {
+            k.runs.observe(ran);
+            pool.runs.observe(ran);
+        }
+        out.push(Output::Record(Record::CellServed {
+            lease: id,
+            cell: r.cell,
+            submit: r.submitted,
+            start: r.since,
+            end: now,
+            wait: r.since.since(r.submitted),
+            outcome,
+        }));
+    }
+
+    /// What becomes of a lease whose cell is over: the kernel's next cell, somebody else's, or lingering.
+    fn after_cell(&mut self, id: LeaseId, out: &mut Vec<Output>) {
+        let lease = &self.leases[&id];
+        let (kernel, pilot) = (lease.kernel, lease.pilot);
+        let next = self.claimant(id);
+        if let Some(cell) = next {
+            let c = &self.cells[cell];
+            if c.kernel == kernel && self.lingering_for(kernel, &c.need, c.cpus) == Some(id) {
+                let (c, held_back) = self.take_cell(cell);
+                let waited = self.now.since(c.submitted);
+                self.grant_lingering(id, c.id, c.submitted, waited, c.print, out);
+                if let Some(node) = held_back {
+                    self.dispatch_node(node, out);
+                }
+                return;
+            }
+            self.hold_back(pilot, cell);
+            return self.end_lease(id, EndCause::Claimed, out);
+        }
+        let hold = self.linger_for(id);
+        let replica = self.kernels[kernel]
+            .replicas
+            .iter()
+            .any(|r| r.incarnation == self.leases[&id].executor);
+        let lease = &self.leases[&id];
+        let claimed_by_limit = !self
+            .freed_from_limits(lease.user, lease.account, lease.pool)
+            .is_empty();
+        if self.pilots[pilot].state != PilotState::Up || hold == Span::ZERO || !replica || claimed_by_limit {
+            let cause = if claimed_by_limit {
+                EndCause::Claimed
+            } else {
+                EndCause::Done
+            };
+            return self.end_lease(id, cause, out);
+        }
+        let until = self.now + hold;
+        let since = self.now;
+        self.leases.get_mut(&id).expect("found above").state = LeaseState::Lingering { since, until };
+        self.at(until, Timer::Linger(id));
+        self.note_lease(id, out);
+    }
+
+    /// How long this lease is held on to for the kernel's next cell.
+    fn linger_for(&self, id: LeaseId) -> Span {
+        let lease = &self.leases[&id];
+        let pool = &self.pools[lease.pool as usize];
+        match pool.config.linger {
+            Linger::Fixed(span) => span,
+            Linger::Learnt { max, spares, worth } => {
+                let gain = spares.as_secs_f64() * worth;
+                let cost = f64::from(lease.gpus.max(1));
+                let think = &self.kernels[lease.kernel].think;
+                think.best_hold(&pool.think, PRIOR_WEIGHT, gain, cost, max)
+            }
+        }
+    }
+
+    pub(crate) fn linger_over(&mut self, id: LeaseId, out: &mut Vec<Output>) {
+        let due = |l: &Lease| matches!(l.state, LeaseState::Lingering { until, .. } if until <= self.now);
+        if self.leases.get(&id).is_some_and(due) {
+            self.end_lease(id, EndCause::Done, out);
+        }
+    }
+
+    pub(crate) fn release(&mut self, kernel_id: &KernelId, id: LeaseId, out: &mut Vec<Output>) {
+        let kernel = self.find_kernel(kernel_id);
+        if self.leases.get(&id).is_some_and(|l| Some(l.kernel) == kernel) {
+            self.end_lease(id, EndCause::Released, out);
+        }
+    }
+
+    // --- ending ---
+
+    fn order_end(&self, lease: LeaseId, pilot: JobId, cause: EndCause, out: &mut Vec<Output>) {
+        out.push(Output::EndLease {
+            lease,
+            pilot,
+            cause,
+            grace: self.config.grace,
+        });
+    }
+
+    /// Ends a lease; a cell that was about to start on it is told off, one that runs is lost.
+    pub(crate) fn end_lease(&mut self, id: LeaseId, cause: EndCause, out: &mut Vec<Output>) {
+        if let Some(cell) = self.end_lease_keep_cell(id, cause, out) {
+            let reason = match cause {
+                EndCause::Cancelled => crate::reason::RefusedBecause::Cancelled {
+                    by: "an operator or the user".into(),
+                },
+                _ => crate::reason::RefusedBecause::Closed,
+            };
+            out.push(Output::Refused {
+                kernel: self.kernels[cell.kernel].id.clone(),
+                cell: cell.id,
+                reason,
+            });
+        }
+    }
+
+    /// Ends a lease and hands back the cell that was about to start on it.
+    pub(crate) fn end_lease_keep_cell(
+        &mut self,
+        id: LeaseId,
+        cause: EndCause,
+        out: &mut Vec<Output>,
+    ) -> Option<Cell> {
+        let now = self.now;
+        if matches!(self.leases[&id].state, LeaseState::Running(_)) {
+            self.stop_running(id, Outcome::Lost, out);
+        }
+        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        Self::close_phase(lease, now);
+        let ending = LeaseState::Ending { cause, since: now };
+        let before = match lease.state {
+            LeaseState::Ending { .. } => return None,
+            _ => std::mem::replace(&mut lease.state, ending),
+        };
+        let (kernel, pilot, ordered) = (lease.kernel, lease.pilot, lease.ordered);
+        let cell = match before {
+            LeaseState::Starting { cell } => {
+                let timeout = (ordered + self.config.start_timeout, Timer::StartTimeout(id));
+                self.timers.remove(&timeout);
+                Some(*cell)
+            }
+            LeaseState::Lingering { until, .. } => {
+                self.timers.remove(&(until, Timer::Linger(id)));
+                None
+            }
+            LeaseState::Running(_) | LeaseState::Ending { .. } => None,
+        };
+        self.note_lease(id, out);
+        if cell.is_none() {
+            self.revoke(kernel, id, cause, self.config.grace, out);
+        }
+        self.order_end(id, self.pilots[pilot].job, cause, out);
+        cell
+    }
+
+    fn revoke(&self, kernel: u32, lease: LeaseId, cause: EndCause, grace: Span, out: &mut Vec<Output>) {
+        out.push(Output::Revoked {
+            kernel: self.kernels[kernel].id.clone(),
+            lease,
+            cause,
+            reason: cause.sentence().unwrap_or_default().to_owned(),
+            grace,
+        });
+    }
+
+    pub(crate) fn start_timed_out(&mut self, id: LeaseId, out: &mut Vec<Output>) {
+        let starting = |l: &Lease| matches!(l.state, LeaseState::Starting { .. });
+        if !self.leases.get(&id).is_some_and(starting) {
+            return;
+        }
+        if let Some(mut cell) = self.end_lease_keep_cell(id, EndCause::Failed, out) {
+            cell.failures += 1;
+            self.requeue(cell, "its node did not start it in time", out);
+        }
+    }
+
+    pub(crate) fn lease_failed(
+        &mut self,
+        id: LeaseId,
+        pilot: JobId,
+        reason: String,
+        device_lost: bool,
+        out: &mut Vec<Output>,
+    ) {
+        if self.leases.contains_key(&id) {
+            self.lease_over(id, EndCause::Failed, true, reason, out);
+        }
+        out.push(Output::EndAcknowledged { lease: id, pilot });
+        if device_lost && let Some(&p) = self.pilot_by_job.get(&pilot) {
+            self.drain(p, out);
+        }
+    }
+
+    pub(crate) fn lease_ended(
+        &mut self,
+        id: LeaseId,
+        pilot: JobId,
+        cause: EndCause,
+        clean: bool,
+        detail: String,
+        out: &mut Vec<Output>,
+    ) {
+        if self.leases.contains_key(&id) {
+            self.lease_over(id, cause, clean, detail, out);
+        }
+        out.push(Output::EndAcknowledged { lease: id, pilot });
+    }
+
+    /// The lease is over on its node, whatever its state was here. The last that is heard of it.
+    pub(crate) fn lease_over(
+        &mut self,
+        id: LeaseId,
+        cause: EndCause,
+        clean: bool,
+        detail: String,
+        out: &mut Vec<Output>,
+    ) {
+        self.charge(id, out);
+        let was_running = matches!(self.leases[&id].state, LeaseState::Running(_));
+        if was_running {
+            self.stop_running(id, Outcome::Lost, out);
+            let kernel = self.leases[&id].kernel;
+            self.revoke(kernel, id, cause, Span::ZERO, out);
+        }
+        let mut lease = self.leases.remove(&id).expect("the caller has found it");
+        Self::close_phase(&mut lease, self.now);
+        self.count_held(&lease, false);
+        self.vacate(&lease, clean, &detail);
+        self.kernels[lease.kernel].leases.retain(|l| *l != id);
+        self.note(|| Key::Lease(id), || None, out);
+        let cause = match lease.state {
+            // What we ended has ended for our reason, unless the node says that it failed.
+            LeaseState::Ending { cause: ours, .. }
+                if cause == EndCause::Done || cause == EndCause::Released =>
+            {
+                ours
+            }
+            _ => cause,
+        };
+        self.record_closed(&lease, cause, clean, &detail, out);
+        let kernel = lease.kernel;
+        match lease.state {
+            LeaseState::Starting { mut cell } => {
+                let timeout = (lease.ordered + self.config.start_timeout, Timer::StartTimeout(id));
+                self.timers.remove(&timeout);
+                cell.failures += 1;
+                self.requeue(*cell, &detail, out);
+            }
+            LeaseState::Lingering { until, .. } => {
+                self.timers.remove(&(until, Timer::Linger(id)));
+                if !was_running {
+                    self.revoke(kernel, id, cause, Span::ZERO, out);
+                }
+            }
+            LeaseState::Running(_) | LeaseState::Ending { .. } => {}
+        }
+        self.freed(lease.pilot, lease.user, lease.account, lease.pool, out);
+        self.own_lease_over(kernel, out);
+        self.forget_if_closed(kernel, out);
+    }
+
+    fn record_closed(
+        &self,
+        lease: &Lease,
+        cause: EndCause,
+        clean: bool,
+        detail: &str,
+        out: &mut Vec<Output>,
+    ) {
+        out.push(Output::Record(Record::LeaseClosed {
+            lease: lease.id,
+            cause,
+            clean,
+            at: self.now,
+            held: lease.started.map_or(Span::ZERO, |s| self.now.since(s)),
+            run: lease.run,
+            linger: lease.linger,
+            wait: lease.wait,
+            cells: lease.cells,
+            detail: detail.to_owned(),
+        }));
+    }
+
+    /// Gives the lease's GPUs and cores back to its pilot; those of an end that is not clean stay blocked.
+    fn vacate(&mut self, lease: &Lease, clean: bool, detail: &str) {
+        let p = &mut self.pilots[lease.pilot];
+        if let Some(g) = lease.group {
+            let group = &mut p.groups[g];
+            group.used -= lease.gpus;
+            for slot in group.slots.iter_mut().filter(|s| s.lease == Some(lease.id)) {
+                slot.lease = None;
+                if !clean && slot.blocked.is_none() {
+                    let why = if detail.is_empty() {
+                        "it could not be taken back"
+                    } else {
+                        detail
+                    };
+                    slot.blocked = Some(why.to_owned());
+                }
+            }
+        }
+        p.cpus_used -= lease.cpus;
+        p.leases.retain(|l| *l != lease.id);
+        if p.leases.is_empty() {
+            p.idle_since = Some(self.now);
+        }
+    }
+
+    /// Somebody may start now that this lease is gone.
+    fn freed(&mut self, pilot: u32, user: u32, account: u32, pool: u32, out: &mut Vec<Output>) {
+        for cell in self.freed_from_limits(user, account, pool) {
+            if self.cells.get(cell).is_some() {
+                self.unlimit(cell);
+                if !self.try_start(cell, out) {
+                    self.claim(cell, out);
+                }
+            }
+        }
+        if let Some(p) = self.pilots.get(pilot) {
+            let node = p.node;
+            self.dispatch_node(node, out);
+            self.offer(node, out);
+            self.maybe_idle(pilot, out);
+        }
+    }
+
+    /// The kernel's waiting cells may have waited for its own lease to end.
+    fn own_lease_over(&mut self, kernel: u32, out: &mut Vec<Output>) {
+        let Some(k) = self.kernels.get(kernel) else {
+            return;
+        };
+        for cell in k.cells.clone() {
+            if self.cells.get(cell).is_some() {
+                self.try_start(cell, out);
+            }
+        }
+    }
+
+    pub(crate) fn lease_image(&self, l: &Lease) -> LeaseImage {
+        let p = &self.pilots[l.pilot];
+        LeaseImage {
+            lease: l.id,
+            kernel: self.kernels[l.kernel].id.clone(),
+            node: self.nodes[p.node as usize].name.clone(),
+            pilot: p.job,
+            pool: self.pools[l.pool as usize].config.name.clone(),
+            executor: l.executor,
+            gpus: l.gpus,
+            gpu_type: l.gpu_type.clone(),
+            cpus: l.cpus,
+            devices: l.devices.clone(),
+            phase: match &l.state {
+                LeaseState::Starting { cell } => Phase::Starting {
+                    cell: cell.id.clone(),
+                    need: cell.need.clone(),
+                    class: cell.class,
+                    submitted: cell.submitted,
+                },
+                LeaseState::Running(r) => Phase::Running {
+                    cell: r.cell.clone(),
+                    submitted: r.submitted,
+                    since: r.since,
+                },
+                LeaseState::Lingering { since, .. } => Phase::Lingering { since: *since },
+                LeaseState::Ending { cause, since } => Phase::Ending {
+                    cause: *cause,
+                    since: *since,
+                },
+            },
+            submit: l.submit,
+            ordered: l.ordered,
+            started: l.started,
+            run: l.run,
+            linger: l.linger,
+            wait: l.wait,
+            cells: l.cells,
+        }
+    }
+}
+
+/// How much the other kernels' think times count beside a kernel's own: as if so many of its own.
+pub(crate) const PRIOR_WEIGHT: f32 = 3.0;

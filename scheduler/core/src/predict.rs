@@ -1,0 +1,172 @@
+//! What is learnt from the past: lengths of time as decaying histograms over powers of the square root of two.
+
+use crate::time::Span;
+use serde::{Deserialize, Serialize};
+
+/// Buckets: bucket `i` holds lengths from 2^(i/2) to 2^((i+1)/2) times 62.5 ms; the last is open.
+const BUCKETS: usize = 48;
+/// Each observation halves the weight of those 24 observations before it.
+const DECAY: f32 = 0.971_5;
+const UNIT: f64 = 0.0625;
+
+/// How long something usually takes.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Habit {
+    /// Empty until the first observation.
+    weights: Vec<f32>,
+    total: f32,
+    /// Observations ever.
+    pub count: u32,
+}
+
+fn bucket(span: Span) -> usize {
+    let x = (span.as_secs_f64() / UNIT).max(1.0);
+    ((2.0 * x.log2()) as usize).min(BUCKETS - 1)
+}
+
+/// The middle of a bucket, in seconds.
+fn middle(i: usize) -> f64 {
+    UNIT * 2f64.powf((i as f64 + 0.5) / 2.0)
+}
+
+/// The upper edge of a bucket, in seconds.
+fn upper(i: usize) -> f64 {
+    UNIT * 2f64.powf((i as f64 + 1.0) / 2.0)
+}
+
+impl Habit {
+    pub fn observe(&mut self, span: Span) {
+        if self.weights.is_empty() {
+            self.weights = vec![0.0; BUCKETS];
+        }
+        for w in &mut self.weights {
+            *w *= DECAY;
+        }
+        self.weights[bucket(span)] += 1.0;
+        self.total = self.total * DECAY + 1.0;
+        self.count = self.count.saturating_add(1);
+    }
+
+    /// Weight of the own past; `other`'s is blended in as if it were `n` observations.
+    fn share(&self, i: usize, other: &Self, n: f32) -> f32 {
+        let own = self.weights.get(i).copied().unwrap_or(0.0);
+        let others = if other.total > 0.0 {
+            other.weights[i] * n / other.total
+        } else {
+            0.0
+        };
+        own + others
+    }
+
+    /// The quantile `q` of what is left after `elapsed` has gone by already, in the blend of the own past with
+    /// `other`'s as `n` observations; none if neither has seen anything that long.
+    pub fn remaining(&self, other: &Self, n: f32, elapsed: Span, q: f64) -> Option<Span> {
+        let from = if elapsed == Span::ZERO { 0 } else { bucket(elapsed) };
+        let mass: f32 = (from..BUCKETS).map(|i| self.share(i, other, n)).sum();
+        if mass <= 0.0 {
+            return None;
+        }
+        let mut left = mass * q as f32;
+        for i in from..BUCKETS {
+            left -= self.share(i, other, n);
+            if left <= 0.0 {
+                let rest = (middle(i) - elapsed.as_secs_f64()).max(UNIT);
+                return Some(Span((rest * 1e6) as u64));
+            }
+        }
+        Some(Span((middle(BUCKETS - 1) * 1e6) as u64))
+    }
+
+    /// The chance that it is over within `more` when `elapsed` has gone by, in the blend with `other`.
+    pub fn chance_within(&self, other: &Self, n: f32, elapsed: Span, more: Span) -> f64 {
+        let from = if elapsed == Span::ZERO { 0 } else { bucket(elapsed) };
+        let to = bucket(Span(elapsed.0.saturating_add(more.0)));
+        let (mut within, mut mass) = (0.0f32, 0.0f32);
+        for i in from..BUCKETS {
+            let w = self.share(i, other, n);
+            mass += w;
+            if i <= to {
+                within += w;
+            }
+        }
+        if mass > 0.0 { f64::from(within / mass) } else { 0.0 }
+    }
+
+    /// How long to hold on after the last end so that the expected gain is greatest: coming back within the hold
+    /// gains `gain`, each second of holding costs `cost`. At most `max`; zero where holding never pays.
+    pub fn best_hold(&self, other: &Self, n: f32, gain: f64, cost: f64, max: Span) -> Span {
+        let mass: f64 = (0..BUCKETS).map(|i| f64::from(self.share(i, other, n))).sum();
+        if mass <= 0.0 {
+            return Span::ZERO;
+        }
+        let (mut best, mut best_value) = (0.0, 0.0);
+        // `back`: chance that it came back by now; `spent`: expected seconds held so far.
+        let (mut back, mut spent, mut last) = (0.0, 0.0, 0.0);
+        for i in 0..BUCKETS {
+            let edge = upper(i);
+            if edge > max.as_secs_f64() {
+                break;
+            }
+            let p = f64::from(self.share(i, other, n)) / mass;
+            spent += (1.0 - back - p) * (edge - last) + p * (middle(i) - last).max(0.0);
+            back += p;
+            last = edge;
+            let value = back * gain - spent * cost;
+            if value > best_value {
+                (best, best_value) = (edge, value);
+            }
+        }
+        Span((best * 1e6) as u64)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn habit(seconds: &[u64]) -> Habit {
+        let mut h = Habit::default();
+        for &s in seconds {
+            h.observe(Span::from_secs(s));
+        }
+        h
+    }
+
+    #[test]
+    fn the_median_is_within_a_bucket_of_what_was_seen() {
+        let h = habit(&[60; 20]);
+        let m = h
+            .remaining(&Habit::default(), 0.0, Span::ZERO, 0.5)
+            .unwrap()
+            .as_secs_f64();
+        assert!((42.0..86.0).contains(&m), "{m}");
+    }
+
+    #[test]
+    fn what_ran_long_already_is_judged_by_the_long_ones() {
+        let h = habit(&[10, 10, 10, 10, 10, 10, 10, 1000]);
+        let none = Habit::default();
+        let rest = h.remaining(&none, 0.0, Span::from_secs(100), 0.5).unwrap();
+        assert!(rest.as_secs_f64() > 500.0, "{rest:?}");
+        assert_eq!(h.remaining(&none, 0.0, Span::from_secs(1_000_000), 0.5), None);
+    }
+
+    #[test]
+    fn holding_pays_only_as_long_as_the_next_one_is_likely_soon() {
+        let none = Habit::default();
+        let quick = habit(&[5; 30]);
+        let slow = habit(&[5000; 30]);
+        let max = Span::from_secs(600);
+        let q = quick.best_hold(&none, 0.0, 2.0, 0.01, max).as_secs_f64();
+        assert!((5.0..12.0).contains(&q), "{q}");
+        assert_eq!(slow.best_hold(&none, 0.0, 2.0, 0.01, max), Span::ZERO);
+        assert_eq!(none.best_hold(&none, 0.0, 2.0, 0.01, max), Span::ZERO);
+    }
+
+    #[test]
+    fn without_own_history_others_stand_in() {
+        let others = habit(&[100; 10]);
+        let m = Habit::default().remaining(&others, 3.0, Span::ZERO, 0.5).unwrap();
+        assert!((70.0..145.0).contains(&m.as_secs_f64()));
+    }
+}

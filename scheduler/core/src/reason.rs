@@ -1,0 +1,130 @@
+//! Why a cell waits or is refused: enums that the core decides by, and the sentences that people read.
+
+use crate::id::{GpuType, NodeName, PoolName};
+use crate::time::Span;
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Why a cell waits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "reason", rename_all = "kebab-case")]
+pub enum Reason {
+    /// No replica of its kernel is up.
+    NoReplica,
+    /// No pilot is up where its replicas are; `coming`: one is on its way.
+    NoPilot { pool: PoolName, coming: bool },
+    /// GPUs that fit are lent to others.
+    GpusBusy { node: NodeName, gpus: u16, fitting: u16 },
+    /// GPUs would do, cores are lent to others.
+    CoresBusy { node: NodeName, cpus: u16, free: u16 },
+    /// The pool has GPUs of this type, but not where the kernel's replicas are.
+    WrongType { gpu_type: Option<GpuType>, mem_mib: u64 },
+    /// An idle lease is being ended to make room.
+    Claiming { node: NodeName },
+    /// Held back for a cell that has waited longer.
+    HeldBack { node: NodeName },
+    /// A limit of the site's.
+    Limit { name: String, used: u32, limit: u32 },
+    /// The kernel's own earlier lease is not over yet.
+    OwnLease,
+    /// A replica moves to where a GPU is free.
+    Migrating { to: NodeName },
+    /// GPUs that fit can't be lent until somebody looks at them.
+    Blocked { node: NodeName, why: String },
+}
+
+impl fmt::Display for Reason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoReplica => write!(f, "no process of this kernel is up yet"),
+            Self::NoPilot { pool, coming: true } => {
+                write!(f, "pool {pool} is starting a job with GPUs for it")
+            }
+            Self::NoPilot { pool, coming: false } => {
+                write!(f, "pool {pool} has no job with GPUs on this kernel's nodes")
+            }
+            Self::GpusBusy { node, gpus, fitting } => write!(
+                f,
+                "it needs {gpus} GPU{} and all {fitting} that fit on {node} are in use",
+                plural(*gpus)
+            ),
+            Self::CoresBusy { node, cpus, free } => {
+                write!(
+                    f,
+                    "it needs {cpus} core{} and {free} are free on {node}",
+                    plural(*cpus)
+                )
+            }
+            Self::WrongType { gpu_type, mem_mib } => {
+                write!(f, "no GPU ")?;
+                if let Some(t) = gpu_type {
+                    write!(f, "of type {t} ")?;
+                }
+                if *mem_mib > 0 {
+                    write!(f, "with {mem_mib} MiB ")?;
+                }
+                write!(f, "is on this kernel's nodes")
+            }
+            Self::Claiming { node } => {
+                write!(f, "an idle lease on {node} is being ended to make room for it")
+            }
+            Self::HeldBack { node } => {
+                write!(
+                    f,
+                    "free GPUs on {node} are held back for a cell that goes before it"
+                )
+            }
+            Self::Limit { name, used, limit } => {
+                write!(f, "limit {name}: {used} of {limit} GPUs are in use already")
+            }
+            Self::OwnLease => write!(f, "the kernel's earlier lease is being ended first"),
+            Self::Migrating { to } => write!(f, "the kernel moves to {to}, where a GPU is free"),
+            Self::Blocked { node, why } => write!(f, "a GPU on {node} can't be lent: {why}"),
+        }
+    }
+}
+
+/// Why a cell or a placement is refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "refused", rename_all = "kebab-case")]
+pub enum RefusedBecause {
+    #[error("there is no pool {pool}")]
+    NoPool { pool: PoolName },
+    #[error("the kernel is not known: start it anew")]
+    NoKernel,
+    #[error("it asks for neither GPUs nor cores, so it needs no lease")]
+    NeedsNothing,
+    #[error("a cell of this id is waiting or running already")]
+    Duplicate,
+    #[error("it asks for {asked} GPUs on one node, and pool {pool} has {most} on each")]
+    TooManyGpus { pool: PoolName, asked: u16, most: u16 },
+    #[error("it asks for {asked} cores on one node, and pool {pool} lends {most} on each")]
+    TooManyCores { pool: PoolName, asked: u16, most: u16 },
+    #[error("it asks for {asked} GPUs, and limit {name} allows {limit}")]
+    OverLimit { name: String, asked: u16, limit: u32 },
+    #[error("limit {name}: {used} of {limit} GPU-minutes are used up")]
+    UsedUp { name: String, used: u64, limit: u64 },
+    #[error("the lease could not be started, {tries} times: {reason}")]
+    StartFailed { tries: u8, reason: String },
+    #[error("{wanted} nodes are needed for the kernel's replicas, and pool {pool} has {found} that will do")]
+    TooFewNodes { pool: PoolName, wanted: u16, found: u16 },
+    #[error("cancelled by {by}")]
+    Cancelled { by: String },
+    #[error("the kernel was closed")]
+    Closed,
+}
+
+fn plural(n: u16) -> &'static str {
+    if n == 1 { "" } else { "s" }
+}
+
+/// A length of time as people say it: "less than a second", "40 s", "12 min", "3.5 h".
+pub fn spell(span: Span) -> String {
+    let s = span.as_secs_f64();
+    match s {
+        _ if s < 1.0 => "less than a second".to_owned(),
+        _ if s < 90.0 => format!("{s:.0} s"),
+        _ if s < 5400.0 => format!("{:.0} min", s / 60.0),
+        _ => format!("{:.1} h", s / 3600.0),
+    }
+}

@@ -1,0 +1,216 @@
+//! The core after its driver's restart: from the journal, then from what agents and replicas report.
+
+use crate::config::{Config, PoolConfig};
+use crate::core::Core;
+use crate::id::LeaseId;
+use crate::input::Input;
+use crate::journal::{Entry, KernelImage, Key, LeaseImage, Phase, TicketImage, Value};
+use crate::lease::EndCause;
+use crate::output::Output;
+use crate::state::{Lease, LeaseState, PilotState, Running, Ticket, Timer};
+use crate::time::{Span, Timestamp};
+use std::collections::BTreeMap;
+
+impl Core {
+    /// Rebuilds the core. Of each key the last entry counts. Pilots are silent until their agents report; leases
+    /// in pilots that don't report within [`Config::silent_grace`] are lost. Cells that were about to start or to
+    /// wait are forgotten: their replicas submit them again, and a lease that comes up for such a cell is ended.
+    pub fn restore(
+        config: Config,
+        pools: Vec<PoolConfig>,
+        entries: impl IntoIterator<Item = Entry>,
+        now: Timestamp,
+        out: &mut Vec<Output>,
+    ) -> Self {
+        let mut last: BTreeMap<Key, Option<Value>> = BTreeMap::new();
+        for entry in entries {
+            last.insert(entry.key, entry.value);
+        }
+        let mut core = Self::new(config, now);
+        for pool in &pools {
+            let i = core.pool_index(&pool.name);
+            core.pools[i as usize].config = pool.clone();
+        }
+        let mut leases = Vec::new();
+        for (key, value) in last {
+            match (key, value) {
+                (Key::Lease(_), Some(Value::Lease(image))) => leases.push(*image),
+                (key, Some(value)) => core.restore_entry(key, value),
+                (_, None) => {}
+            }
+        }
+        for image in leases {
+            core.restore_lease(image);
+        }
+        for pool in pools {
+            core.handle(Input::Pool(pool), now, out);
+        }
+        core.keep_charging();
+        core
+    }
+
+    fn restore_entry(&mut self, key: Key, value: Value) {
+        match (key, value) {
+            (Key::Counters, Value::Counters(c)) => {
+                self.next_lease = self.next_lease.max(c.next_lease);
+                self.next_ticket = self.next_ticket.max(c.next_ticket);
+            }
+            (Key::Kernel(id), Value::Kernel(image)) => self.restore_kernel(id, *image),
+            (Key::Ticket(ticket), Value::Ticket(image)) => self.restore_ticket(ticket, image),
+            (Key::Pilot(job), Value::Pilot { node, pool }) => {
+                let pool = self.pool_index(&pool);
+                let node = self.node_index(&node, pool);
+                let i = self.insert_pilot(job, node, pool);
+                self.hush(i);
+            }
+            (Key::User(name), Value::Usage { usage, at }) => {
+                let i = self.user_index(&name);
+                self.users[i as usize].usage.inflated = self.aged_usage(usage, at);
+            }
+            (Key::Account(name), Value::Usage { usage, at }) => {
+                let i = self.account_index(Some(&name));
+                self.accounts[i as usize].usage.inflated = self.aged_usage(usage, at);
+            }
+            // A key with a value of another kind was not written by this version: nothing to take over.
+            _ => {}
+        }
+    }
+
+    fn aged_usage(&self, usage: f64, at: Timestamp) -> f64 {
+        let half_life = self.config.usage_half_life.as_secs_f64().max(1.0);
+        usage * (-self.now.since(at).as_secs_f64() / half_life).exp2()
+    }
+
+    /// The pilot's agent has not been heard of yet.
+    fn hush(&mut self, pilot: u32) {
+        let p = &mut self.pilots[pilot];
+        p.state = PilotState::Silent {
+            since: self.now,
+            draining: false,
+        };
+        let job = p.job;
+        self.at(self.now + self.config.silent_grace, Timer::Silent(job));
+    }
+
+    fn restore_kernel(&mut self, id: crate::id::KernelId, image: KernelImage) {
+        let pool = self.pool_index(&image.pool);
+        let user = self.user_index(&image.user);
+        let account = self.account_index(image.account.as_ref());
+        let last_node = image.last_node.map(|n| self.node_index(&n, pool));
+        let k = self.kernels.insert(crate::state::Kernel {
+            id: id.clone(),
+            user,
+            account,
+            pool,
+            name: image.name,
+            default_need: image.default_need,
+            mem_mib: 0,
+            cpus: 1,
+            replicas: Vec::new(),
+            planned: Vec::new(),
+            next_incarnation: image.next_incarnation,
+            last_executor: image.last_executor,
+            last_node,
+            bound: None,
+            closed: false,
+            leases: Vec::new(),
+            cells: Vec::new(),
+            last_end: None,
+            think: image.think,
+            runs: image.runs,
+            migrating: None,
+        });
+        self.kernel_by_id.insert(id, k);
+    }
+
+    fn restore_ticket(&mut self, ticket: u64, image: TicketImage) {
+        let pool = self.pool_index(&image.pool);
+        let node = image.node.map(|n| self.node_index(&n, pool));
+        self.tickets.insert(
+            ticket,
+            Ticket {
+                pool,
+                partition: image.partition,
+                node,
+                job: image.job,
+                at: image.at,
+            },
+        );
+    }
+
+    fn restore_lease(&mut self, image: LeaseImage) {
+        let Some(kernel) = self.find_kernel(&image.kernel) else {
+            return;
+        };
+        self.next_lease = self.next_lease.max(image.lease.0 + 1);
+        let pool = self.pool_index(&image.pool);
+        let node = self.node_index(&image.node, pool);
+        let pilot = self.pilot_by_job.get(&image.pilot).copied().unwrap_or_else(|| {
+            let i = self.insert_pilot(image.pilot, node, pool);
+            self.hush(i);
+            i
+        });
+        let state = self.restore_phase(image.lease, image.phase);
+        let (user, account) = (self.kernels[kernel].user, self.kernels[kernel].account);
+        let lease = Lease {
+            id: image.lease,
+            kernel,
+            user,
+            account,
+            pool,
+            pilot,
+            group: None,
+            gpus: image.gpus,
+            gpu_type: image.gpu_type,
+            cpus: image.cpus,
+            executor: image.executor,
+            devices: image.devices,
+            state,
+            submit: image.submit,
+            ordered: image.ordered,
+            started: image.started,
+            run: image.run,
+            linger: image.linger,
+            wait: image.wait,
+            cells: image.cells,
+            charged: self.now,
+        };
+        self.count_held(&lease, true);
+        if matches!(lease.state, LeaseState::Running(_)) {
+            self.pools[pool as usize].running += u32::from(lease.gpus);
+        }
+        let p = &mut self.pilots[pilot];
+        p.leases.push(lease.id);
+        p.cpus_used += lease.cpus;
+        p.idle_since = None;
+        self.kernels[kernel].leases.push(lease.id);
+        self.leases.insert(lease.id, lease);
+    }
+
+    fn restore_phase(&mut self, lease: LeaseId, phase: Phase) -> LeaseState {
+        match phase {
+            // The replica that waits for it will submit it again; until then nobody would take the lease.
+            Phase::Starting { .. } => LeaseState::Ending {
+                cause: EndCause::Failed,
+                since: self.now,
+            },
+            Phase::Running {
+                cell,
+                submitted,
+                since,
+            } => LeaseState::Running(Running {
+                cell,
+                submitted,
+                since,
+                print: 0,
+            }),
+            Phase::Lingering { since } => {
+                // As long as its replica may take to come back.
+                let until = self.now + self.config.silent_grace.max(Span::from_secs(1));
+                self.at(until, Timer::Linger(lease));
+                LeaseState::Lingering { since, until }
+            }
+            Phase::Ending { cause, since } => LeaseState::Ending { cause, since },
+        }
+    }
+}
