@@ -1,0 +1,253 @@
+"""What the end-to-end tests stand on: a dev cluster with Gresshopper deployed, people at notebooks, a look around."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+REPO = Path(__file__).resolve().parents[2]
+PROFILE = os.environ.get("PROFILE", "release")
+TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPO / "target")) / PROFILE
+HUB_PYTHON = os.environ.get("HUB_PYTHON", "/opt/gresshopper-dev/hub/bin/python")
+
+
+class Failed(Exception):
+    """A command that should have worked did not."""
+
+
+def until(what: str, true: Callable[[], Any], timeout: float = 20.0, every: float = 0.05) -> Any:
+    """Wait until `true()` is truthy and return it; fail with `what` after `timeout` seconds."""
+    end = time.monotonic() + timeout
+    while True:
+        got = true()
+        if got:
+            return got
+        if time.monotonic() > end:
+            raise Failed(f"after {timeout:.0f} s still not so: {what}")
+        time.sleep(every)
+
+
+class Cluster:
+    """A dev cluster of this test run's own, by `devcluster`, with Gresshopper in it, by `deploy.sh`."""
+
+    def __init__(self, base: str, index: int, variant: str = "auto", *options: str, **deploy: str) -> None:
+        self.base = Path(base)
+        self.index = index
+        self.variant = variant
+        self.options = options
+        self.deploy_env = {"PROFILE": PROFILE, **deploy}
+        self.env: dict[str, str] = {}
+
+    def devcluster(self, *args: str, check: bool = True, timeout: float = 180) -> str:
+        done = subprocess.run(
+            [TARGET / "devcluster", args[0], "--base", str(self.base), *args[1:]],
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        if check and done.returncode != 0:
+            raise Failed(f"devcluster {' '.join(args)}: {done.stderr[-2000:]}")
+        return done.stdout
+
+    def up(self) -> None:
+        self.devcluster("up", "--index", str(self.index), "--variant", self.variant, *self.options)
+        text = self.devcluster("env")
+        self.env = dict(re.findall(r"^export (\w+)='(.*)'$", text, re.M))
+        ports = self.env.get("HOP_DEV_PORTS", "17900-17901").split("-")
+        self.deploy_env["HOPD_PORT"] = ports[0]
+        self.deploy("up")
+        self.wait_for_pilots()
+
+    def down(self) -> None:
+        with contextlib.suppress(subprocess.CalledProcessError):
+            self.deploy("down")
+        self.devcluster("down", "--purge")
+
+    def deploy(self, verb: str) -> None:
+        done = subprocess.run(
+            [REPO / "tests/setup/deploy.sh", verb, str(self.base)],
+            env={**os.environ, **self.deploy_env},
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        if done.returncode != 0:
+            raise Failed(f"deploy.sh {verb}: {done.stderr[-2000:]}")
+
+    def full_env(self, user: str) -> dict[str, str]:
+        home = self.base / "home" / user if user != "root" else Path("/root")
+        return {
+            "PATH": self.env["PATH"],
+            "SLURM_CONF": self.env["SLURM_CONF"],
+            "MUNGE_SOCKET": self.env["MUNGE_SOCKET"],
+            "GRESSHOPPER_CONF": str(self.base / "etc/gresshopper.toml"),
+            "HOME": str(home),
+            "USER": user,
+            "LOGNAME": user,
+            "LANG": "C.UTF-8",
+            "JUPYTER_PATH": str(self.base / "opt/share/jupyter"),
+            "PYTHONPATH": str(self.base / "opt/jupyter"),
+            "HOP_DEV_CLUSTER": str(self.base),
+        }
+
+    def popen(self, user: str, argv: list[str], **more: Any) -> subprocess.Popen[str]:
+        env = {**self.full_env(user), **more.pop("env", {})}
+        switch = {} if user == "root" else {"user": user, "group": user, "extra_groups": []}
+        return subprocess.Popen(argv, env=env, cwd=env["HOME"], text=True, **switch, **more)
+
+    def run(self, user: str, *argv: str, check: bool = True, timeout: float = 60) -> str:
+        process = self.popen(user, list(argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        try:
+            out, err = process.communicate(timeout=timeout)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        if check and process.returncode != 0:
+            raise Failed(f"{user}: {' '.join(argv)} ended with {process.returncode}: {err[-1500:]}{out[-500:]}")
+        return out
+
+    # What the cluster says.
+
+    def hop(self, *argv: str, user: str = "root") -> Any:
+        return json.loads(self.run(user, "hop", *argv, "--json"))
+
+    def pilots(self) -> list[str]:
+        out = self.run("root", "squeue", "-h", "-t", "R", "-u", "gresshopper", "-o", "%i")
+        return out.split()
+
+    def wait_for_pilots(self, count: int | None = None) -> None:
+        want = count or int(self.deploy_env.get("PILOTS", "4"))
+
+        def ready() -> bool:
+            out = self.run("root", "hop", "info", "-n", "-P", check=False)
+            return out.count("|IDLE|") + out.count("|MIXED|") + out.count("|ALLOCATED|") >= want
+
+        until(f"{want} pilots are up", ready, 60)
+
+    def steps(self, name: str = "") -> list[str]:
+        """Live steps of the service account's jobs, `job.step name`, batch and extern steps left out."""
+        out = self.run("root", "squeue", "-h", "-s", "-u", "gresshopper", "-o", "%i %j")
+        return [s for s in out.splitlines() if re.match(r"\d+\.\d+ ", s) and name in s]
+
+    def leases_live(self) -> list[dict[str, Any]]:
+        out = self.run("root", "hop", "queue", "-a", "-n", "-P", "-o", "lease,state,user")
+        return [
+            dict(zip(("lease", "state", "user"), x.split("|"), strict=False))
+            for x in out.splitlines()
+            if x[:1] != "|"
+        ]
+
+    def quiet(self) -> bool:
+        """No lease step is left."""
+        return not self.steps()
+
+    def pids(self, pattern: str, user: str | None = None) -> list[int]:
+        """Pids of this cluster's processes whose command line matches."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit():
+                continue
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                environ = (entry / "environ").read_bytes()
+                uid = entry.stat().st_uid
+            except OSError:
+                continue
+            ours = f"HOP_DEV_CLUSTER={self.base}".encode() in environ or str(self.base) in line
+            if ours and re.search(pattern, line) and (user is None or uid == uid_of(user)):
+                found.append(int(entry.name))
+        return found
+
+    def kill(self, pattern: str, user: str | None = None, sig: int = signal.SIGKILL) -> list[int]:
+        pids = until(f"a process matches {pattern}", lambda: self.pids(pattern, user), 10)
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, sig)
+        return list(pids)
+
+
+def uid_of(user: str) -> int:
+    import pwd  # noqa: PLC0415  users are made while the tests run
+
+    return pwd.getpwnam(user).pw_uid
+
+
+class Notebook:
+    """A person with one notebook open: `notebook_driver.py` as that user."""
+
+    def __init__(self, cluster: Cluster, user: str) -> None:
+        self.cluster = cluster
+        self.user = user
+        self.log = cluster.base / "log" / f"notebook-{user}-{time.monotonic_ns()}.log"
+        self.process = cluster.popen(
+            user,
+            [HUB_PYTHON, str(REPO / "tests/e2e/notebook_driver.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self.log.open("w"),
+            bufsize=1,
+        )
+
+    def __getattr__(self, verb: str) -> Callable[..., dict[str, Any]]:
+        def call(*args: Any, **more: Any) -> dict[str, Any]:
+            if args:
+                more["code" if verb in ("execute", "submit") else "cell"] = args[0]
+            assert self.process.stdin is not None
+            assert self.process.stdout is not None
+            self.process.stdin.write(json.dumps({"op": verb, **more}) + "\n")
+            self.process.stdin.flush()
+            line = self.process.stdout.readline()
+            if not line:
+                raise Failed(f"the driver ended: {self.log.read_text()[-2000:]}")
+            answer: dict[str, Any] = json.loads(line)
+            if not answer.pop("ok"):
+                raise Failed(f"{verb}: {answer['error']}\n{self.log.read_text()[-3000:]}")
+            return answer
+
+        return call
+
+    def close(self) -> None:
+        with contextlib.suppress(Failed, BrokenPipeError, OSError):
+            self.shutdown()
+        if self.process.stdin:
+            self.process.stdin.close()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+
+
+@contextlib.contextmanager
+def notebook(cluster: Cluster, user: str = "alice", **start: Any) -> Iterator[Notebook]:
+    """An open notebook with a kernel that is ready."""
+    book = Notebook(cluster, user)
+    try:
+        book.start(**start)
+        yield book
+    finally:
+        book.close()
+
+
+# Cells that say which GPU files open. They hold nothing afterwards.
+OPENABLE = """
+import glob, os
+def openable():
+    found = []
+    for path in sorted(glob.glob("/dev/fakegpu*")):
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_NOCTTY))
+        except OSError:
+            continue
+        found.append(path)
+    return found
+"""

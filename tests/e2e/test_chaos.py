@@ -1,0 +1,202 @@
+"""Kill each part in turn. Each test says what the user sees; afterwards nothing is left over, the next cell works,
+and all variables are alive, except where the replica, ipykernel or the seat itself was lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from harness import OPENABLE, Cluster, Notebook, notebook, until
+
+LONG = "%%gpu 1\nimport time\nfor i in range(40):\n    time.sleep(0.1)\nprint('through', x)"
+
+
+@pytest.fixture
+def alice(cluster: Cluster) -> Iterator[Notebook]:
+    with notebook(cluster, "alice") as book:
+        book.execute(OPENABLE)
+        book.execute("x = 41")
+        yield book
+
+
+def running(cluster: Cluster, book: Notebook, code: str = LONG) -> str:
+    """A cell that has its lease and runs."""
+    cell: str = book.submit(code)["cell"]
+    until("the cell has its lease", lambda: cluster.steps(book.user), 30)
+    time.sleep(0.5)
+    return cell
+
+
+def next_cell_works(cluster: Cluster, book: Notebook, variables_live: bool = True) -> None:
+    """The next cell gets a lease and sees the variables; then nothing is left over."""
+    got = book.execute(
+        "%%gpu 1\nprint(len(openable()), x)" if variables_live else "%%gpu 1\nprint(1 + 1)", timeout=90
+    )
+    assert got["status"] == "ok", got
+    assert got["text"] == ("1 41\n" if variables_live else "2\n")
+    nothing_left(cluster)
+
+
+def nothing_left(cluster: Cluster) -> None:
+    until("no lease step is left", cluster.quiet, 40)
+    until("no lease is left in the books", lambda: not cluster.leases_live(), 20)
+    until("no holder is left", lambda: not cluster.pids(r"hop-agent hold"), 20)
+    cluster.wait_for_pilots()
+    drained = cluster.run("root", "sinfo", "-h", "-N", "-p", "notebook", "-t", "drain,draining,down", "-o", "%N %E")
+    assert drained == ""
+
+
+def test_front_killed_while_a_cell_runs_and_the_cell_goes_on(cluster: Cluster, alice: Notebook) -> None:
+    cell = running(cluster, alice)
+    cluster.kill(r"hop-front", "alice")
+    got = alice.wait(cell)
+    assert (got["status"], got["text"]) == ("ok", "through 41\n")
+    next_cell_works(cluster, alice)
+
+
+def test_replica_killed_and_the_user_reads_that_the_kernel_was_lost(cluster: Cluster, alice: Notebook) -> None:
+    cell = running(cluster, alice)
+    cluster.kill(r"hop-replica run", "alice")
+    got = alice.wait(cell, 20)
+    assert got["status"] == "error", got
+    until("the kernel is reported dead", lambda: not alice.is_alive()["alive"], 20)
+    alice.revive()
+    next_cell_works(cluster, alice, variables_live=False)
+
+
+def test_ipykernel_killed_and_the_user_reads_that_it_died(cluster: Cluster, alice: Notebook) -> None:
+    cell = running(cluster, alice)
+    cluster.kill(r"ipykernel_launcher", "alice")
+    got = alice.wait(cell, 20)
+    assert got["status"] == "error", got
+    until("the kernel is reported dead", lambda: not alice.is_alive()["alive"], 20)
+    alice.revive()
+    next_cell_works(cluster, alice, variables_live=False)
+
+
+def test_agent_killed_and_the_cell_goes_on(cluster: Cluster, alice: Notebook) -> None:
+    cell = running(cluster, alice)
+    cluster.kill(r"hop-agent run")
+    got = alice.wait(cell)
+    assert (got["status"], got["text"]) == ("ok", "through 41\n")
+    next_cell_works(cluster, alice)
+
+
+def test_hopd_killed_and_running_cells_go_on_and_waiting_ones_wait(cluster: Cluster, alice: Notebook) -> None:
+    with notebook(cluster, "bob") as bob:
+        bob.execute(OPENABLE)
+        bob.execute("x = 41")
+        cell = running(cluster, alice)
+        cluster.kill(r"opt/bin/hopd")
+        waiting = bob.submit("%%gpu 1\nprint(len(openable()), x)")["cell"]
+        time.sleep(1)
+        cluster.deploy("hopd")
+        got = alice.wait(cell)
+        assert (got["status"], got["text"]) == ("ok", "through 41\n")
+        late = bob.wait(waiting, 60)
+        assert (late["status"], late["text"]) == ("ok", "1 41\n")
+    next_cell_works(cluster, alice)
+
+
+def test_srun_of_the_lease_killed_and_the_cell_goes_on(cluster: Cluster, alice: Notebook) -> None:
+    cell = running(cluster, alice)
+    cluster.kill(r"srun .*--gres=gpu")
+    got = alice.wait(cell)
+    assert (got["status"], got["text"]) == ("ok", "through 41\n")
+    next_cell_works(cluster, alice)
+
+
+def test_srun_of_the_seats_step_killed_and_the_kernel_lives(cluster: Cluster, alice: Notebook) -> None:
+    cell = running(cluster, alice)
+    cluster.kill(r"srun .*hop-replica", "alice")
+    got = alice.wait(cell)
+    assert (got["status"], got["text"]) == ("ok", "through 41\n")
+    next_cell_works(cluster, alice)
+
+
+def test_slurmstepd_of_the_lease_killed_and_the_device_is_cleaned_before_anybody_gets_it(
+    cluster: Cluster, alice: Notebook
+) -> None:
+    cell = running(cluster, alice)
+    step = cluster.steps("alice")[0].split()[0]
+    cluster.kill(rf"slurmstepd: \[{step}\]")
+    got = alice.wait(cell)
+    assert got["done"], got
+    assert alice.execute("print(x)")["text"] == "41\n"
+    until("the device doesn't open any longer", lambda: alice.execute("print(openable())")["text"] == "[]\n", 60)
+    until("the pilot of that step is gone", lambda: step.split(".", maxsplit=1)[0] not in cluster.pilots(), 60)
+    next_cell_works(cluster, alice)
+
+
+def test_slurmd_killed_and_cells_go_on(cluster: Cluster, alice: Notebook) -> None:
+    cell = running(cluster, alice)
+    node = alice.wait(cell, 0.1)
+    where = cluster.run("alice", "hop", "queue", "-n", "-P", "-o", "node").split()[0]
+    assert node
+    try:
+        cluster.devcluster("kill-slurmd", where)
+        got = alice.wait(cell)
+        assert (got["status"], got["text"]) == ("ok", "through 41\n")
+    finally:
+        cluster.devcluster("start-slurmd", where)
+    next_cell_works(cluster, alice)
+
+
+@pytest.mark.parametrize("how", ["scancel", "suspend"])
+def test_pilot_taken_away_and_the_user_is_told(cluster: Cluster, alice: Notebook, how: str) -> None:
+    cell = running(cluster, alice)
+    pilot = cluster.steps("alice")[0].split(".", maxsplit=1)[0]
+    argv = ["scancel", pilot] if how == "scancel" else ["scontrol", "suspend", pilot]
+    cluster.run("root", *argv)
+    got = alice.wait(cell, 60)
+    assert got["done"], got
+    assert alice.execute("print(x)")["text"] == "41\n"
+    until("that pilot is gone", lambda: pilot not in jobs(cluster), 60)
+    next_cell_works(cluster, alice)
+
+
+def jobs(cluster: Cluster) -> list[str]:
+    return cluster.run("root", "squeue", "-h", "-o", "%i").split()
+
+
+def test_seat_cancelled_and_the_user_reads_that_the_kernel_was_lost(cluster: Cluster, alice: Notebook) -> None:
+    cell = running(cluster, alice)
+    cluster.run("alice", "scancel", "-u", "alice")
+    got = alice.wait(cell, 30)
+    assert got["status"] == "error", got
+    until("the kernel is reported dead", lambda: not alice.is_alive()["alive"], 20)
+    alice.revive()
+    next_cell_works(cluster, alice, variables_live=False)
+
+
+def test_slurmctld_stopped_for_20_s(cluster: Cluster, alice: Notebook) -> None:
+    cell = running(cluster, alice)
+    cluster.devcluster("stop-slurmctld")
+    try:
+        got = alice.wait(cell)
+        assert (got["status"], got["text"]) == ("ok", "through 41\n")
+        later = alice.submit("%%gpu 1\nprint(len(openable()), x)")["cell"]
+        time.sleep(18)
+    finally:
+        cluster.devcluster("start-slurmctld")
+    late: dict[str, Any] = alice.wait(later, 90)
+    assert (late["status"], late["text"]) == ("ok", "1 41\n")
+    next_cell_works(cluster, alice)
+
+
+def test_a_replica_without_a_front_ends_itself_within_a_minute(cluster: Cluster) -> None:
+    with notebook(cluster, "carol") as carol:
+        carol.execute("x = 1")
+        replicas = cluster.pids(r"hop-replica run", "carol")
+        assert replicas
+        # The whole client dies: provisioner, front and all.
+        os.kill(carol.process.pid, signal.SIGKILL)
+        for pid in cluster.pids(r"hop-front", "carol"):
+            os.kill(pid, signal.SIGKILL)
+        until("no process of carol's is left", lambda: not cluster.pids(r"hop-replica|ipykernel", "carol"), 90)
+        until("no job of carol's is left", lambda: not cluster.run("root", "squeue", "-h", "-u", "carol"), 90)
