@@ -1,1 +1,9 @@
-//! The wire between a front and its replicas.
+//! What a front and its replicas share: Jupyter's envelope, the wire between them, and the file by which a replica finds
+//! its front. `docs/kernel.md` tells how the two work together.
+
+pub mod file;
+pub mod jupyter;
+pub mod link;
+pub mod message;
+pub mod retain;
+pub mod tls;

@@ -1,0 +1,189 @@
+//! A kernel's folder in the user's home, and `front.json` in it, by which a replica finds its front and learns what to
+//! run. It holds keys: the folder is 0700, the file 0600, and it is replaced as a whole.
+
+use crate::tls::KernelKeys;
+use hop_core::id::{AccountName, Incarnation, KernelId, PoolName};
+use hop_core::need::Need;
+use serde::{Deserialize, Serialize};
+use std::fs::{DirBuilder, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+const NAME: &str = "front.json";
+
+/// Where `front.json` is kept for this kernel: `gresshopper/kernels/<kernel>` in the user's data folder.
+pub fn kernel_dir(kernel: &KernelId) -> Option<PathBuf> {
+    let data = std::env::var_os("XDG_DATA_HOME")
+        .map(PathBuf::from)
+        .filter(|p| p.is_absolute());
+    let data = data.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/share")))?;
+    Some(data.join("gresshopper/kernels").join(safe(kernel.as_str())))
+}
+
+/// An id as a file name: Jupyter lets callers choose kernel ids.
+fn safe(id: &str) -> String {
+    let keep = |c: char| {
+        if c.is_ascii_alphanumeric() || "-_".contains(c) {
+            c
+        } else {
+            '_'
+        }
+    };
+    id.chars().map(keep).take(100).collect()
+}
+
+/// What the front tells its replicas.
+#[derive(Clone, Serialize, Deserialize)]
+pub struct FrontFile {
+    pub version: u32,
+    pub kernel: KernelId,
+    /// The newest incarnation; older ones end when they read this.
+    pub incarnation: Incarnation,
+    /// Grows with every front of the kernel.
+    pub epoch: u64,
+    /// Where the front listens: the first that answers with the right certificate is it.
+    pub addresses: Vec<String>,
+    pub keys: KernelKeys,
+    /// Jupyter's signing key of this kernel.
+    pub signing_key: String,
+    pub launch: Launch,
+}
+
+impl std::fmt::Debug for FrontFile {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("FrontFile")
+            .field("kernel", &self.kernel)
+            .field("epoch", &self.epoch)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What a replica runs, and for whom.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Launch {
+    /// The kernelspec's argv with `{connection_file}` still in it.
+    pub argv: Vec<String>,
+    pub cwd: Option<PathBuf>,
+    /// What a cell needs that doesn't say itself.
+    #[serde(default)]
+    pub default_need: Need,
+    #[serde(default)]
+    pub account: Option<AccountName>,
+    #[serde(default)]
+    pub pool: Option<PoolName>,
+    /// What the user calls the notebook.
+    #[serde(default)]
+    pub name: String,
+    /// Without Slurm and without leases: for development and tests.
+    #[serde(default)]
+    pub local: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error("can't write {}", path.display())]
+    Write {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("can't read {}", path.display())]
+    Read {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} was written by another release", path.display())]
+    Version { path: PathBuf },
+}
+
+impl FrontFile {
+    pub fn write(&self, dir: &Path) -> Result<(), FileError> {
+        let path = dir.join(NAME);
+        let written = make_private(dir).and_then(|()| {
+            let mut file = tempfile::NamedTempFile::new_in(dir)?;
+            file.as_file().set_permissions(Permissions::from_mode(0o600))?;
+            file.write_all(&serde_json::to_vec(self)?)?;
+            file.as_file().sync_all()?;
+            file.persist(&path).map_err(|e| e.error)?;
+            Ok(())
+        });
+        written.map_err(|source| FileError::Write { path, source })
+    }
+
+    pub fn read(dir: &Path) -> Result<Self, FileError> {
+        let path = dir.join(NAME);
+        let bytes = match std::fs::read(&path) {
+            Ok(bytes) => bytes,
+            Err(source) => return Err(FileError::Read { path, source }),
+        };
+        match serde_json::from_slice::<Self>(&bytes) {
+            Ok(file) if file.version == crate::message::VERSION => Ok(file),
+            _ => Err(FileError::Version { path }),
+        }
+    }
+}
+
+/// Makes a folder that only we can look into; refuses one that isn't ours.
+pub fn make_private(dir: &Path) -> io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    let opened = File::open(dir)?;
+    use std::os::unix::fs::MetadataExt;
+    let meta = opened.metadata()?;
+    let ours =
+        std::fs::symlink_metadata(dir)?.is_dir() && meta.uid() == std::fs::metadata("/proc/self")?.uid();
+    if !ours {
+        let text = format!("{} belongs to another user", dir.display());
+        return Err(io::Error::new(io::ErrorKind::PermissionDenied, text));
+    }
+    opened.set_permissions(Permissions::from_mode(0o700))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_is_read_and_nobody_else_can() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = tmp.path().join("a/b");
+        let file = FrontFile {
+            version: crate::message::VERSION,
+            kernel: "k".into(),
+            incarnation: Incarnation(2),
+            epoch: 3,
+            addresses: vec!["127.0.0.1:1".into()],
+            keys: KernelKeys::generate().unwrap(),
+            signing_key: "key".into(),
+            launch: Launch {
+                argv: vec!["python".into()],
+                cwd: None,
+                default_need: Need::gpus(1),
+                account: None,
+                pool: None,
+                name: String::new(),
+                local: true,
+            },
+        };
+        file.write(&dir).unwrap();
+        assert_eq!(FrontFile::read(&dir).unwrap().launch, file.launch);
+        let mode = |p: &Path| std::fs::metadata(p).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(&dir), mode(&dir.join(NAME))), (0o700, 0o600));
+        assert_eq!(
+            std::fs::read_dir(&dir).unwrap().count(),
+            1,
+            "no temporary file stays"
+        );
+
+        let other = FrontFile { version: 99, ..file };
+        other.write(&dir).unwrap();
+        assert!(matches!(FrontFile::read(&dir), Err(FileError::Version { .. })));
+        assert!(matches!(FrontFile::read(tmp.path()), Err(FileError::Read { .. })));
+    }
+
+    #[test]
+    fn an_id_can_not_climb_out_of_its_folder() {
+        assert_eq!(safe("../../x y"), "______x_y");
+    }
+}

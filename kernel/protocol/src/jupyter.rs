@@ -1,0 +1,294 @@
+//! Jupyter's envelope: `identities, <IDS|MSG>, signature, header, parent header, metadata, content, buffers`.
+//!
+//! Messages are never parsed into types and written again, for that drops what the types don't know. The four JSON parts
+//! are passed on as the bytes they are; the header alone is looked into, to route.
+
+use bytes::Bytes;
+use hmac::{Hmac, KeyInit, Mac};
+use hop_zmtp::Message;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use sha2::Sha256;
+
+const DELIMITER: &[u8] = b"<IDS|MSG>";
+
+/// The sockets of a kernel that carry messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Channel {
+    Shell,
+    Control,
+    Stdin,
+    Iopub,
+}
+
+impl Channel {
+    pub const ALL: [Self; 4] = [Self::Shell, Self::Control, Self::Stdin, Self::Iopub];
+
+    /// Its number on the wire between front and replica.
+    pub fn code(self) -> u8 {
+        self as u8
+    }
+
+    pub fn from_code(code: u8) -> Option<Self> {
+        Self::ALL.get(usize::from(code)).copied()
+    }
+}
+
+/// Why a message is not one of Jupyter's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EnvelopeError {
+    #[error("there is no <IDS|MSG> delimiter")]
+    NoDelimiter,
+    #[error("the message has fewer than four parts")]
+    Parts,
+    #[error("the signature is wrong")]
+    Signature,
+    #[error("the header is not a message header")]
+    Header,
+}
+
+/// What of a header the front and the replica look at.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub struct Header {
+    pub msg_id: String,
+    pub msg_type: String,
+    #[serde(default)]
+    pub session: String,
+    #[serde(default)]
+    pub subshell_id: Option<String>,
+}
+
+/// A message cut at its delimiter. Cloning it copies no payload.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Envelope {
+    /// Routing identities on shell, the topic on iopub.
+    pub identities: Vec<Bytes>,
+    pub signature: Bytes,
+    pub header: Bytes,
+    pub parent: Bytes,
+    pub metadata: Bytes,
+    pub content: Bytes,
+    pub buffers: Vec<Bytes>,
+}
+
+impl Envelope {
+    /// Cuts a message. Says nothing of its signature: see [`Signer::verify`].
+    pub fn parse(message: &Message) -> Result<Self, EnvelopeError> {
+        let frames = &message.0;
+        let at = frames
+            .iter()
+            .position(|f| &f[..] == DELIMITER)
+            .ok_or(EnvelopeError::NoDelimiter)?;
+        let [signature, header, parent, metadata, content, buffers @ ..] = &frames[at + 1..] else {
+            return Err(EnvelopeError::Parts);
+        };
+        Ok(Self {
+            identities: frames[..at].to_vec(),
+            signature: signature.clone(),
+            header: header.clone(),
+            parent: parent.clone(),
+            metadata: metadata.clone(),
+            content: content.clone(),
+            buffers: buffers.to_vec(),
+        })
+    }
+
+    pub fn message(self) -> Message {
+        let mut frames = self.identities;
+        frames.push(Bytes::from_static(DELIMITER));
+        frames.extend([
+            self.signature,
+            self.header,
+            self.parent,
+            self.metadata,
+            self.content,
+        ]);
+        frames.extend(self.buffers);
+        Message(frames)
+    }
+
+    /// What the header says, as far as it is looked at here.
+    pub fn header(&self) -> Result<Header, EnvelopeError> {
+        serde_json::from_slice(&self.header).map_err(|_| EnvelopeError::Header)
+    }
+
+    /// The `msg_id` and type of the request that this answers or belongs to, if any.
+    pub fn parent(&self) -> Option<Header> {
+        serde_json::from_slice(&self.parent).ok()
+    }
+}
+
+/// A kernel's key.
+#[derive(Clone)]
+pub struct Signer(Hmac<Sha256>);
+
+impl std::fmt::Debug for Signer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Signer(..)")
+    }
+}
+
+impl Signer {
+    pub fn new(key: &[u8]) -> Self {
+        Self(Hmac::new_from_slice(key).expect("HMAC takes keys of any length"))
+    }
+
+    fn mac(&self, e: &Envelope) -> Hmac<Sha256> {
+        let mut mac = self.0.clone();
+        for part in [&e.header, &e.parent, &e.metadata, &e.content] {
+            mac.update(part);
+        }
+        mac
+    }
+
+    /// Whether the holder of the key wrote this.
+    pub fn verify(&self, e: &Envelope) -> Result<(), EnvelopeError> {
+        let given = hex::decode(&e.signature).map_err(|_| EnvelopeError::Signature)?;
+        self.mac(e)
+            .verify_slice(&given)
+            .map_err(|_| EnvelopeError::Signature)
+    }
+
+    /// Signs parts 0 to 3; buffers are not signed.
+    pub fn sign(&self, e: &mut Envelope) {
+        e.signature = hex::encode(self.mac(e).finalize().into_bytes()).into();
+    }
+}
+
+/// Makes messages of our own: each has an id and a date of its own, so no two have the same signature, which clients
+/// refuse as a replay.
+#[derive(Debug, Clone)]
+pub struct Author {
+    signer: Signer,
+    session: String,
+}
+
+impl Author {
+    pub fn new(key: &[u8]) -> Self {
+        Self {
+            signer: Signer::new(key),
+            session: uuid::Uuid::new_v4().to_string(),
+        }
+    }
+
+    /// The session in the headers of its messages.
+    pub fn session(&self) -> &str {
+        &self.session
+    }
+
+    pub fn signer(&self) -> &Signer {
+        &self.signer
+    }
+
+    /// A message that answers (or belongs to) the request with the header `parent`, `{}` for none.
+    pub fn write(&self, msg_type: &str, parent: &Bytes, metadata: &Value, content: &Value) -> Envelope {
+        let header = json!({
+            "msg_id": uuid::Uuid::new_v4().to_string(),
+            "msg_type": msg_type,
+            "username": "gresshopper",
+            "session": self.session,
+            "date": now(),
+            "version": "5.3",
+        });
+        let mut envelope = Envelope {
+            identities: Vec::new(),
+            signature: Bytes::new(),
+            header: header.to_string().into(),
+            parent: parent.clone(),
+            metadata: metadata.to_string().into(),
+            content: content.to_string().into(),
+            buffers: Vec::new(),
+        };
+        self.signer.sign(&mut envelope);
+        envelope
+    }
+
+    /// A message for iopub, under ipykernel's kind of topic.
+    pub fn publish(&self, msg_type: &str, parent: &Bytes, metadata: &Value, content: &Value) -> Message {
+        let mut envelope = self.write(msg_type, parent, metadata, content);
+        envelope.identities = vec![format!("kernel.gresshopper.{msg_type}").into()];
+        envelope.message()
+    }
+
+    /// `status` on iopub.
+    pub fn status(&self, parent: &Bytes, state: &str, metadata: &Value) -> Message {
+        self.publish("status", parent, metadata, &json!({"execution_state": state}))
+    }
+}
+
+/// The time as Jupyter writes it: its parser takes at most six digits below the second.
+pub fn now() -> String {
+    jiff::Timestamp::now()
+        .strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
+        .to_string()
+}
+
+/// `part` (a JSON object) with `key` set to `value`; `part` as it is when it is no object.
+pub fn with_key(part: &Bytes, key: &str, value: Value) -> Bytes {
+    match serde_json::from_slice::<Value>(part) {
+        Ok(Value::Object(mut map)) => {
+            map.insert(key.to_owned(), value);
+            Value::Object(map).to_string().into()
+        }
+        _ => part.clone(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_written_verifies_and_a_changed_part_does_not() {
+        let author = Author::new(b"key");
+        let mut e = author.write("status", &Bytes::from_static(b"{}"), &json!({}), &json!({"x": 1}));
+        assert_eq!(author.signer().verify(&e), Ok(()));
+        assert_eq!(Signer::new(b"other").verify(&e), Err(EnvelopeError::Signature));
+        e.content = Bytes::from_static(b"{}");
+        assert_eq!(author.signer().verify(&e), Err(EnvelopeError::Signature));
+        e.signature = Bytes::from_static(b"zz");
+        assert_eq!(author.signer().verify(&e), Err(EnvelopeError::Signature));
+    }
+
+    #[test]
+    fn an_envelope_survives_cutting_and_joining_whatever_its_parts_hold() {
+        let frames = [
+            "a",
+            "b",
+            "<IDS|MSG>",
+            "sig",
+            "{\"msg_id\":\"1\",\"msg_type\":\"t\",\"new\":null}",
+            "{}",
+            "{}",
+            "{}",
+            "\0\u{1}",
+            "",
+        ];
+        let message = Message(frames.iter().map(|f| Bytes::from_static(f.as_bytes())).collect());
+        let e = Envelope::parse(&message).unwrap();
+        assert_eq!(e.header().unwrap().msg_id, "1");
+        assert_eq!(e.identities.len(), 2);
+        assert_eq!(e.buffers.len(), 2);
+        assert_eq!(e.message(), message);
+        assert_eq!(
+            Envelope::parse(&Message(message.0[..2].to_vec())),
+            Err(EnvelopeError::NoDelimiter)
+        );
+        assert_eq!(
+            Envelope::parse(&Message(message.0[..6].to_vec())),
+            Err(EnvelopeError::Parts)
+        );
+    }
+
+    #[test]
+    fn no_two_messages_are_alike() {
+        let author = Author::new(b"key");
+        let parent = Bytes::from_static(b"{}");
+        let (a, b) = (
+            author.status(&parent, "busy", &json!({})),
+            author.status(&parent, "busy", &json!({})),
+        );
+        assert_ne!(a.0[2], b.0[2]);
+    }
+}

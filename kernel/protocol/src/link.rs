@@ -1,0 +1,427 @@
+//! Frames between front and replica, over one TLS connection that the replica dials.
+//!
+//! ```text
+//! kind u8 | channel u8 | parts u16 | 0 u32 | number u64 | length u64 per part | the parts
+//! ```
+//! All numbers are big endian. The first frame of each side is a [`Hello`] or a [`Welcome`]; every numbered frame is kept
+//! by its sender ([`crate::retain`]) until the other side says [`Frame::Done`].
+
+use crate::jupyter::Channel;
+use crate::message::{Hello, Note, Welcome};
+use crate::retain::Weigh;
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use hop_zmtp::Message;
+use std::io;
+use std::ops::RangeInclusive;
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::mpsc;
+
+const HEAD: usize = 16;
+
+/// A message of Jupyter's has 6 frames and its buffers.
+const MAX_PARTS: usize = u16::MAX as usize;
+
+/// One frame, in bytes. Both ends belong to the same user; the bound is against a broken peer.
+const MAX_FRAME: u64 = 4 << 30;
+
+/// Parts up to this size are copied into one buffer with their neighbours.
+const COPY_MAX: usize = 16 << 10;
+
+/// Each side says something this often, and gives a connection up on which nothing came for [`SILENCE`].
+const PING_EVERY: Duration = Duration::from_secs(5);
+const SILENCE: Duration = Duration::from_secs(20);
+
+const KIND_HELLO: u8 = 1;
+const KIND_WELCOME: u8 = 2;
+const KIND_JUPYTER: u8 = 3;
+const KIND_NOTE: u8 = 4;
+const KIND_DONE: u8 = 5;
+const KIND_PING: u8 = 6;
+
+/// What is numbered, kept, and delivered once.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Item {
+    /// `identity` is the client's; empty on iopub.
+    Jupyter {
+        channel: Channel,
+        identity: Bytes,
+        message: Message,
+    },
+    Note(Note),
+}
+
+impl Weigh for Item {
+    fn weight(&self) -> usize {
+        match self {
+            // The frames' bookkeeping counts too: a hundred thousand small messages are not small.
+            Self::Jupyter {
+                identity, message, ..
+            } => identity.len() + message.size() + 64 * message.0.len(),
+            Self::Note(_) => 64,
+        }
+    }
+
+    fn droppable(&self) -> bool {
+        matches!(
+            self,
+            Self::Jupyter {
+                channel: Channel::Iopub,
+                ..
+            }
+        )
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Frame {
+    Hello(Hello),
+    Welcome(Welcome),
+    Item(u64, Item),
+    /// The sender of this has dealt with the items of these numbers.
+    Done(Vec<RangeInclusive<u64>>),
+    Ping,
+}
+
+/// Why a stream of frames can't be read on.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error("the connection broke")]
+    Io(#[from] io::Error),
+    #[error("the other side closed the connection")]
+    Closed,
+    #[error("the other side said nothing for {} s", SILENCE.as_secs())]
+    Silent,
+    #[error("a frame can't be read: {0}")]
+    Malformed(&'static str),
+}
+
+/// A frame as chunks of bytes to write one after the other.
+pub fn encode(frame: &Frame) -> Vec<Bytes> {
+    match frame {
+        Frame::Hello(hello) => encode_parts(KIND_HELLO, 0, 0, &[to_json(hello)]),
+        Frame::Welcome(welcome) => encode_parts(KIND_WELCOME, 0, 0, &[to_json(welcome)]),
+        Frame::Item(seq, Item::Note(note)) => encode_parts(KIND_NOTE, 0, *seq, &[to_json(note)]),
+        Frame::Item(
+            seq,
+            Item::Jupyter {
+                channel,
+                identity,
+                message,
+            },
+        ) => {
+            let mut parts = Vec::with_capacity(1 + message.0.len());
+            parts.push(identity.clone());
+            parts.extend(message.0.iter().cloned());
+            encode_parts(KIND_JUPYTER, channel.code(), *seq, &parts)
+        }
+        Frame::Done(ranges) => {
+            let mut body = BytesMut::with_capacity(16 * ranges.len());
+            for range in ranges {
+                body.put_u64(*range.start());
+                body.put_u64(*range.end());
+            }
+            encode_parts(KIND_DONE, 0, 0, &[body.freeze()])
+        }
+        Frame::Ping => encode_parts(KIND_PING, 0, 0, &[]),
+    }
+}
+
+fn to_json<T: serde::Serialize>(value: &T) -> Bytes {
+    serde_json::to_vec(value)
+        .expect("our own messages are plain data")
+        .into()
+}
+
+fn encode_parts(kind: u8, channel: u8, seq: u64, parts: &[Bytes]) -> Vec<Bytes> {
+    let parts = &parts[..parts.len().min(MAX_PARTS)];
+    let small: usize = parts.iter().map(Bytes::len).filter(|n| *n <= COPY_MAX).sum();
+    let mut buf = BytesMut::with_capacity(HEAD + 8 * parts.len() + small);
+    buf.put_u8(kind);
+    buf.put_u8(channel);
+    buf.put_u16(parts.len() as u16);
+    buf.put_u32(0);
+    buf.put_u64(seq);
+    for part in parts {
+        buf.put_u64(part.len() as u64);
+    }
+    let mut chunks = Vec::new();
+    for part in parts {
+        if part.len() <= COPY_MAX {
+            buf.put_slice(part);
+        } else {
+            chunks.push(buf.split().freeze());
+            chunks.push(part.clone());
+        }
+    }
+    if !buf.is_empty() {
+        chunks.push(buf.freeze());
+    }
+    chunks
+}
+
+/// Turns bytes into frames.
+#[derive(Debug, Default)]
+pub struct Decoder {
+    head: Option<Head>,
+}
+
+#[derive(Debug)]
+struct Head {
+    kind: u8,
+    channel: u8,
+    seq: u64,
+    sizes: Vec<usize>,
+    total: usize,
+}
+
+impl Decoder {
+    /// How many bytes are missing until the next frame is whole, as far as that is known.
+    pub fn wants(&self, buffered: usize) -> usize {
+        self.head.as_ref().map_or(0, |h| h.total.saturating_sub(buffered))
+    }
+
+    /// The next frame in `buf`; none: more bytes are needed.
+    pub fn next(&mut self, buf: &mut BytesMut) -> Result<Option<Frame>, LinkError> {
+        if self.head.is_none() {
+            self.head = parse_head(buf)?;
+        }
+        let Some(head) = self.head.take_if(|h| buf.len() >= h.total) else {
+            return Ok(None);
+        };
+        let parts = head.sizes.iter().map(|size| take(buf, *size)).collect();
+        frame(&head, parts).map(Some)
+    }
+}
+
+fn parse_head(buf: &mut BytesMut) -> Result<Option<Head>, LinkError> {
+    if buf.len() < HEAD {
+        return Ok(None);
+    }
+    let count = usize::from(u16::from_be_bytes([buf[2], buf[3]]));
+    if buf.len() < HEAD + 8 * count {
+        return Ok(None);
+    }
+    let (kind, channel) = (buf.get_u8(), buf.get_u8());
+    buf.advance(6);
+    let seq = buf.get_u64();
+    let sizes: Vec<u64> = (0..count).map(|_| buf.get_u64()).collect();
+    let total = sizes.iter().try_fold(0u64, |sum, size| sum.checked_add(*size));
+    let total = total
+        .filter(|t| *t <= MAX_FRAME)
+        .ok_or(LinkError::Malformed("it is too large"))?;
+    Ok(Some(Head {
+        kind,
+        channel,
+        seq,
+        sizes: sizes.into_iter().map(|s| s as usize).collect(),
+        total: total as usize,
+    }))
+}
+
+/// Small parts are copied, so that one that is kept for long doesn't hold a whole read buffer.
+fn take(buf: &mut BytesMut, size: usize) -> Bytes {
+    if size > COPY_MAX {
+        return buf.split_to(size).freeze();
+    }
+    let part = Bytes::copy_from_slice(&buf[..size]);
+    buf.advance(size);
+    part
+}
+
+fn frame(head: &Head, parts: Vec<Bytes>) -> Result<Frame, LinkError> {
+    let first = || parts.first().ok_or(LinkError::Malformed("it has no body"));
+    Ok(match head.kind {
+        KIND_HELLO => Frame::Hello(from_json(first()?)?),
+        KIND_WELCOME => Frame::Welcome(from_json(first()?)?),
+        KIND_NOTE => Frame::Item(head.seq, Item::Note(from_json(first()?)?)),
+        KIND_JUPYTER => {
+            let channel = Channel::from_code(head.channel).ok_or(LinkError::Malformed("no such channel"))?;
+            let mut parts = parts.into_iter();
+            let identity = parts.next().ok_or(LinkError::Malformed("it has no identity"))?;
+            let message = Message(parts.collect());
+            Frame::Item(
+                head.seq,
+                Item::Jupyter {
+                    channel,
+                    identity,
+                    message,
+                },
+            )
+        }
+        KIND_DONE => Frame::Done(done_ranges(first()?)),
+        KIND_PING => Frame::Ping,
+        _ => return Err(LinkError::Malformed("no such kind")),
+    })
+}
+
+fn from_json<T: serde::de::DeserializeOwned>(bytes: &Bytes) -> Result<T, LinkError> {
+    serde_json::from_slice(bytes).map_err(|_| LinkError::Malformed("its JSON is not of this version"))
+}
+
+fn done_ranges(body: &Bytes) -> Vec<RangeInclusive<u64>> {
+    let word = |b: &[u8]| u64::from_be_bytes(b.try_into().expect("chunks of eight"));
+    body.chunks_exact(16)
+        .map(|pair| word(&pair[..8])..=word(&pair[8..]))
+        .collect()
+}
+
+/// A connection on which frames can be read and written one at a time: for the first frames of each side.
+#[derive(Debug)]
+pub struct Link<S> {
+    stream: S,
+    decoder: Decoder,
+    buf: BytesMut,
+}
+
+impl<S: AsyncRead + AsyncWrite + Unpin> Link<S> {
+    pub fn new(stream: S) -> Self {
+        Self {
+            stream,
+            decoder: Decoder::default(),
+            buf: BytesMut::with_capacity(64 << 10),
+        }
+    }
+
+    pub async fn write(&mut self, frame: &Frame) -> Result<(), LinkError> {
+        write_frame(&mut self.stream, frame).await?;
+        Ok(self.stream.flush().await?)
+    }
+
+    pub async fn read(&mut self) -> Result<Frame, LinkError> {
+        read_frame(&mut self.stream, &mut self.decoder, &mut self.buf).await
+    }
+
+    /// Carries frames both ways until the connection ends; says why it did. Ends well when `out` is closed and all of
+    /// it was written.
+    pub async fn pump(
+        self,
+        out: mpsc::UnboundedReceiver<Frame>,
+        input: mpsc::Sender<Frame>,
+    ) -> Result<(), LinkError> {
+        let Self {
+            stream,
+            mut decoder,
+            mut buf,
+        } = self;
+        let (mut read, write) = tokio::io::split(stream);
+        let reading = async {
+            loop {
+                let frame = read_frame(&mut read, &mut decoder, &mut buf);
+                let frame = tokio::time::timeout(SILENCE, frame)
+                    .await
+                    .map_err(|_| LinkError::Silent)??;
+                if frame != Frame::Ping && input.send(frame).await.is_err() {
+                    return Ok(());
+                }
+            }
+        };
+        tokio::select! {
+            end = reading => end,
+            end = writing(write, out) => end,
+        }
+    }
+}
+
+async fn writing<W: AsyncWrite + Unpin>(
+    mut write: W,
+    mut out: mpsc::UnboundedReceiver<Frame>,
+) -> Result<(), LinkError> {
+    loop {
+        let frame = match out.try_recv() {
+            Ok(frame) => Some(frame),
+            Err(mpsc::error::TryRecvError::Disconnected) => None,
+            Err(mpsc::error::TryRecvError::Empty) => {
+                write.flush().await?;
+                tokio::time::timeout(PING_EVERY, out.recv())
+                    .await
+                    .unwrap_or(Some(Frame::Ping))
+            }
+        };
+        let Some(frame) = frame else {
+            write.flush().await?;
+            // The peer may be gone already; all was written that could be.
+            let _ = write.shutdown().await;
+            return Ok(());
+        };
+        write_frame(&mut write, &frame).await?;
+    }
+}
+
+async fn write_frame<W: AsyncWrite + Unpin>(write: &mut W, frame: &Frame) -> io::Result<()> {
+    for chunk in encode(frame) {
+        write.write_all(&chunk).await?;
+    }
+    Ok(())
+}
+
+async fn read_frame<R: AsyncRead + Unpin>(
+    read: &mut R,
+    decoder: &mut Decoder,
+    buf: &mut BytesMut,
+) -> Result<Frame, LinkError> {
+    loop {
+        if let Some(frame) = decoder.next(buf)? {
+            return Ok(frame);
+        }
+        buf.reserve(decoder.wants(buf.len()).max(64 << 10));
+        if read.read_buf(buf).await? == 0 {
+            return Err(LinkError::Closed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn frames() -> impl Strategy<Value = Vec<Frame>> {
+        let part = prop_oneof![
+            4 => proptest::collection::vec(any::<u8>(), 0..100),
+            1 => proptest::collection::vec(any::<u8>(), COPY_MAX..COPY_MAX + 2),
+        ];
+        let jupyter = (
+            any::<u64>(),
+            0u8..4,
+            proptest::collection::vec(part.prop_map(Bytes::from), 0..6),
+        )
+            .prop_map(|(seq, channel, parts)| {
+                let item = Item::Jupyter {
+                    channel: Channel::from_code(channel).unwrap(),
+                    identity: Bytes::from_static(b"me"),
+                    message: Message(parts),
+                };
+                Frame::Item(seq, item)
+            });
+        let other = prop_oneof![
+            Just(Frame::Ping),
+            Just(Frame::Done(vec![1..=2, 5..=9])),
+            Just(Frame::Item(7, Item::Note(Note::KernelUp { pid: 3 }))),
+        ];
+        proptest::collection::vec(prop_oneof![jupyter, other], 1..6)
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn what_is_encoded_is_decoded_however_it_is_cut(frames in frames(), cut in 1usize..3000) {
+            let wire: Vec<u8> = frames.iter().flat_map(encode).flatten().collect();
+            let (mut decoder, mut buf, mut out) = (Decoder::default(), BytesMut::new(), Vec::new());
+            for piece in wire.chunks(cut) {
+                buf.extend_from_slice(piece);
+                while let Some(frame) = decoder.next(&mut buf).unwrap() {
+                    out.push(frame);
+                }
+            }
+            prop_assert_eq!(out, frames);
+        }
+
+        #[test]
+        fn any_bytes_are_read_or_refused_without_a_panic(bytes in proptest::collection::vec(any::<u8>(), 0..200)) {
+            let (mut decoder, mut buf) = (Decoder::default(), BytesMut::from(&bytes[..]));
+            while let Ok(Some(_)) = decoder.next(&mut buf) {}
+        }
+    }
+}

@@ -1,0 +1,268 @@
+//! What was sent and not yet delivered, and what was taken already: the two ends of a stream of numbered frames that
+//! outlives its connection. Pure: no socket, no clock.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::RangeInclusive;
+
+/// Something that takes memory while it is kept.
+pub trait Weigh {
+    /// Bytes.
+    fn weight(&self) -> usize;
+
+    /// Whether it may be dropped when too much is kept: outputs may, replies and notes may not.
+    fn droppable(&self) -> bool;
+}
+
+/// The sending end: keeps each item until the other side says that it is done with it.
+#[derive(Debug)]
+pub struct Retained<T> {
+    items: BTreeMap<u64, T>,
+    last: u64,
+    bytes: usize,
+    limit: usize,
+}
+
+/// What had to be dropped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Dropped {
+    pub messages: u64,
+    pub bytes: u64,
+}
+
+impl<T: Weigh + Clone> Retained<T> {
+    /// Keeps about `limit` bytes.
+    pub fn new(limit: usize) -> Self {
+        Self {
+            items: BTreeMap::new(),
+            last: 0,
+            bytes: 0,
+            limit,
+        }
+    }
+
+    /// Numbers and keeps an item.
+    pub fn push(&mut self, item: T) -> u64 {
+        self.last += 1;
+        self.bytes += item.weight();
+        self.items.insert(self.last, item);
+        self.last
+    }
+
+    /// The other side has dealt with these.
+    pub fn done(&mut self, range: RangeInclusive<u64>) {
+        let seqs: Vec<u64> = self.items.range(range).map(|(seq, _)| *seq).collect();
+        for seq in seqs {
+            self.remove(seq);
+        }
+    }
+
+    fn remove(&mut self, seq: u64) -> usize {
+        let weight = self.items.remove(&seq).map_or(0, |item| item.weight());
+        self.bytes -= weight;
+        weight
+    }
+
+    /// Drops the oldest outputs until the limit is kept, but never the newest item.
+    pub fn enforce(&mut self) -> Dropped {
+        let mut dropped = Dropped::default();
+        while self.bytes > self.limit {
+            let oldest = self
+                .items
+                .iter()
+                .find(|(seq, item)| item.droppable() && **seq != self.last);
+            let Some(seq) = oldest.map(|(seq, _)| *seq) else {
+                break;
+            };
+            dropped.messages += 1;
+            dropped.bytes += self.remove(seq) as u64;
+        }
+        dropped
+    }
+
+    /// What the other side lacks, when it has `taken` and wants some of that `again`. What it neither lacks nor wants
+    /// again it has in its hands, and it will say when it is done with it.
+    pub fn lacking(&self, taken: u64, again: &[u64]) -> Vec<(u64, T)> {
+        let old = again
+            .iter()
+            .filter(|seq| **seq <= taken)
+            .filter_map(|seq| self.items.get_key_value(seq));
+        let new = self.items.range(taken + 1..);
+        old.chain(new).map(|(seq, item)| (*seq, item.clone())).collect()
+    }
+
+    /// Forgets what a new other side, which has `taken` and wants some of that `again`, was done with.
+    pub fn settle(&mut self, taken: u64, again: &[u64]) {
+        let again: BTreeSet<u64> = again.iter().copied().collect();
+        let done: Vec<u64> = self
+            .items
+            .range(..=taken)
+            .map(|(s, _)| *s)
+            .filter(|s| !again.contains(s))
+            .collect();
+        for seq in done {
+            self.remove(seq);
+        }
+    }
+
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.items.is_empty()
+    }
+
+    /// What must hold after every call.
+    pub fn sanity_check(&self) {
+        assert_eq!(self.bytes, self.items.values().map(Weigh::weight).sum::<usize>());
+        assert!(self.items.keys().all(|seq| (1..=self.last).contains(seq)));
+    }
+}
+
+/// The receiving end: which frames were taken, so that none is dealt with twice.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Taken {
+    upto: u64,
+    again: BTreeSet<u64>,
+}
+
+impl Taken {
+    /// The state of one that went before: it had taken frames up to `upto`, but hadn't dealt with those in `again`.
+    pub fn resume(upto: u64, again: impl IntoIterator<Item = u64>) -> Self {
+        Self {
+            upto,
+            again: again.into_iter().collect(),
+        }
+    }
+
+    /// Whether this frame is new. It counts as taken from now on.
+    pub fn take(&mut self, seq: u64) -> bool {
+        if seq > self.upto {
+            self.upto = seq;
+            return true;
+        }
+        self.again.remove(&seq)
+    }
+
+    pub fn upto(&self) -> u64 {
+        self.upto
+    }
+
+    pub fn again(&self) -> Vec<u64> {
+        self.again.iter().copied().collect()
+    }
+}
+
+/// Joins numbers to ranges, for a short acknowledgement.
+pub fn ranges(mut seqs: Vec<u64>) -> Vec<RangeInclusive<u64>> {
+    seqs.sort_unstable();
+    let mut out: Vec<RangeInclusive<u64>> = Vec::new();
+    for seq in seqs {
+        match out.last_mut() {
+            Some(last) if *last.end() + 1 >= seq => *last = *last.start()..=seq,
+            _ => out.push(seq..=seq),
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[derive(Debug, Clone, PartialEq)]
+    struct Load(usize, bool);
+
+    impl Weigh for Load {
+        fn weight(&self) -> usize {
+            self.0
+        }
+
+        fn droppable(&self) -> bool {
+            self.1
+        }
+    }
+
+    #[test]
+    fn the_oldest_outputs_go_first_and_replies_stay() {
+        let mut kept = Retained::new(100);
+        for load in [Load(60, true), Load(60, false), Load(30, true), Load(500, true)] {
+            kept.push(load);
+        }
+        assert_eq!(
+            kept.enforce(),
+            Dropped {
+                messages: 2,
+                bytes: 90
+            }
+        );
+        kept.sanity_check();
+        let left: Vec<u64> = kept.lacking(0, &[]).into_iter().map(|(s, _)| s).collect();
+        assert_eq!(left, [2, 4], "the newest stays although it is too large alone");
+    }
+
+    #[test]
+    fn a_new_other_side_gets_what_the_old_one_had_not_dealt_with() {
+        let mut kept = Retained::new(1000);
+        for _ in 0..6 {
+            kept.push(Load(1, true));
+        }
+        kept.done(1..=1);
+        kept.settle(4, &[3]);
+        kept.sanity_check();
+        let again: Vec<u64> = kept.lacking(4, &[3]).into_iter().map(|(s, _)| s).collect();
+        assert_eq!(again, [3, 5, 6]);
+        let mut taken = Taken::resume(4, [3]);
+        let news: Vec<bool> = [3, 3, 4, 5, 6, 6].map(|seq| taken.take(seq)).to_vec();
+        assert_eq!(news, [true, false, false, true, true, false]);
+    }
+
+    proptest! {
+        /// Whatever breaks when: each item is dealt with exactly once.
+        #[test]
+        fn nothing_is_lost_and_nothing_comes_twice(steps in proptest::collection::vec((0u8..4, any::<proptest::sample::Index>()), 1..200)) {
+            let mut kept = Retained::new(usize::MAX);
+            let mut taken = Taken::default();
+            let mut wire: Vec<u64> = Vec::new();
+            let (mut in_hand, mut dealt) = (Vec::<u64>::new(), Vec::<u64>::new());
+            for (step, at) in steps {
+                match step {
+                    0 => wire.push(kept.push(Load(1, true))),
+                    1 if !wire.is_empty() => {
+                        let seq = wire.remove(0);
+                        if taken.take(seq) {
+                            in_hand.push(seq);
+                        }
+                    }
+                    2 if !in_hand.is_empty() => {
+                        let seq = in_hand.remove(at.index(in_hand.len()));
+                        dealt.push(seq);
+                        kept.done(seq..=seq);
+                    }
+                    _ => {
+                        // The receiver dies; its successor knows what it had in hand or had still asked for.
+                        let again: Vec<u64> = in_hand.drain(..).chain(taken.again()).collect();
+                        taken = Taken::resume(taken.upto(), again.clone());
+                        kept.settle(taken.upto(), &again);
+                        wire = kept.lacking(taken.upto(), &taken.again()).into_iter().map(|(s, _)| s).collect();
+                    }
+                }
+                kept.sanity_check();
+            }
+            for seq in wire {
+                if taken.take(seq) {
+                    in_hand.push(seq);
+                }
+            }
+            dealt.extend(in_hand);
+            dealt.sort_unstable();
+            prop_assert_eq!(dealt, (1..=kept.last).collect::<Vec<_>>());
+        }
+    }
+
+    #[test]
+    fn neighbours_are_joined() {
+        assert_eq!(ranges(vec![3, 1, 2, 7, 9, 8]), [1..=3, 7..=9]);
+    }
+}
