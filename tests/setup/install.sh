@@ -1,0 +1,194 @@
+#!/usr/bin/env bash
+# Installs what the demo and the tests need and this machine lacks, and says so. Quick when all is there.
+#
+#   tests/setup/install.sh            install
+#   tests/setup/install.sh --check    only name what is missing; exit status 1 if anything is
+#
+# Debian packages (no package starts a daemon), the Rust toolchain, cargo-nextest, and below /opt/gresshopper-dev
+# two Python environments and the Node packages. Run by somebody who may not install, it is --check.
+set -euo pipefail
+umask 022
+
+here=$(cd "$(dirname "$0")" && pwd)
+prefix=/opt/gresshopper-dev
+nextest_version=0.9.143
+python=/usr/bin/python3
+
+# "package probe": the package is missing when the probe, a path or a command, is.
+packages='
+slurmctld /usr/sbin/slurmctld
+slurmd /usr/sbin/slurmd
+slurm-client sinfo
+slurm-wlm-basic-plugins /usr/share/doc/slurm-wlm-basic-plugins
+slurm-wlm-mysql-plugin /usr/share/doc/slurm-wlm-mysql-plugin
+slurmdbd /usr/sbin/slurmdbd
+libslurm-dev /usr/include/slurm/slurm.h
+munge /usr/sbin/munged
+libmunge-dev /usr/include/munge.h
+mariadb-server /usr/sbin/mariadbd
+gcc cc
+libc6-dev /usr/include/stdio.h
+pkg-config pkg-config
+libclang-dev /usr/share/doc/libclang-dev
+debootstrap /usr/sbin/debootstrap
+ca-certificates /etc/ssl/certs/ca-certificates.crt
+curl curl
+git git
+make make
+procps pgrep
+python3 /usr/bin/python3
+python3-venv /usr/share/doc/python3-venv
+python3-numpy /usr/lib/python3/dist-packages/numpy
+python3-pandas /usr/lib/python3/dist-packages/pandas
+python3-scipy /usr/lib/python3/dist-packages/scipy
+python3-sklearn /usr/lib/python3/dist-packages/sklearn
+python3-matplotlib /usr/lib/python3/dist-packages/matplotlib
+python3-torch /usr/lib/python3/dist-packages/torch
+chromium chromium
+nodejs node
+npm npm
+shellcheck shellcheck
+'
+
+say() { echo "install: $*" >&2; }
+list() { echo "  ${1//$'\n'/$'\n'  }" >&2; }
+
+has() {
+	case $1 in
+	/*) [ -e "$1" ] ;;
+	*) command -v "$1" >/dev/null ;;
+	esac
+}
+
+missing_packages() {
+	while read -r package probe; do
+		[ -z "$package" ] || has "$probe" || echo "$package"
+	done <<<"$packages"
+}
+
+cargo_home=${CARGO_HOME:-$HOME/.cargo}
+PATH=$cargo_home/bin:$PATH
+
+has_rust() { has cargo && has rustc; }
+has_nextest() { [ "$(cargo-nextest nextest --version 2>/dev/null | awk 'NR == 1 { print $2 }')" != "" ]; }
+
+# What an environment was made from; it is made anew when that changes.
+wanted_stamp() { cat "$@" | sha256sum | cut -d' ' -f1; }
+fresh() { [ "$(cat "$prefix/$1/.stamp" 2>/dev/null)" = "$2" ]; }
+
+venv_stamp() { { "$python" --version; cat "$here/requirements-$1.txt"; } | sha256sum | cut -d' ' -f1; }
+has_venv() { [ -x "$python" ] && fresh "$1" "$(venv_stamp "$1")"; }
+node_stamp() { wanted_stamp "$here/node/package.json" "$here/node/package-lock.json"; }
+has_node() { fresh node "$(node_stamp)"; }
+
+missing() {
+	local package
+	for package in $(missing_packages); do echo "Debian package $package"; done
+	has_rust || echo "the Rust toolchain (rustup, cargo)"
+	has_nextest || echo "cargo-nextest $nextest_version"
+	has_venv user || echo "$prefix/user, a Python environment of requirements-user.txt"
+	has_venv hub || echo "$prefix/hub, a Python environment of requirements-hub.txt"
+	has_node || echo "$prefix/node, the Node packages of node/package-lock.json"
+}
+
+install_packages() {
+	local wanted
+	wanted=$(missing_packages)
+	[ -n "$wanted" ] || return 0
+	say "Debian packages: ${wanted//$'\n'/ }"
+	local guard=/usr/sbin/policy-rc.d
+	if [ ! -e $guard ]; then
+		# So that no package starts a daemon: the dev cluster starts its own.
+		trap 'rm -f '$guard EXIT
+		printf '#!/bin/sh\nexit 101\n' >$guard
+		chmod 755 $guard
+	fi
+	export DEBIAN_FRONTEND=noninteractive
+	apt-get -q update >&2
+	# shellcheck disable=SC2086 # a list of names
+	apt-get -q -y install --no-install-recommends $wanted >&2
+	trap - EXIT
+	! grep -qx 'exit 101' $guard 2>/dev/null || rm -f $guard
+}
+
+install_rust() {
+	! has_rust || return 0
+	if apt-cache policy rustup | grep -q 'Candidate: [0-9]'; then
+		say "Debian's rustup"
+		apt-get -q -y install --no-install-recommends rustup >&2
+	else
+		say "rustup, by its own installer (https://rustup.rs)"
+		if ! curl --proto '=https' -fsS "${RUSTUP_INSTALLER:-https://sh.rustup.rs}" |
+			sh -s -- -y --no-modify-path --profile minimal --default-toolchain none >&2; then
+			say "the Rust toolchain is missing and rustup's installer can't be had from here:"
+			say "install rustup or $(sed -n 's/^channel = //p' "$here/../../rust-toolchain.toml") of cargo, rustc, rustfmt and clippy, then run this again"
+			return 1
+		fi
+	fi
+	# rust-toolchain.toml says which toolchain: asking for its version installs it.
+	(cd "$here/../.." && cargo --version >&2)
+}
+
+install_nextest() {
+	! has_nextest || return 0
+	say "cargo-nextest $nextest_version (built from source: some minutes)"
+	(cd "$here/../.." && cargo install --quiet --locked --version "$nextest_version" cargo-nextest >&2)
+}
+
+# make_venv NAME [OPTION OF venv..]: below the prefix, complete or not at all.
+make_venv() {
+	local name=$1
+	shift
+	! has_venv "$name" || return 0
+	say "$prefix/$name: a Python environment"
+	rm -rf "${prefix:?}/$name"
+	"$python" -m venv "$@" "$prefix/$name"
+	"$prefix/$name/bin/pip" install -q --disable-pip-version-check --no-compile -r "$here/requirements-$name.txt" >&2
+	# Its users may not write here: without this each start of theirs would compile everything anew.
+	"$prefix/$name/bin/python" -m compileall -q -j 0 "$prefix/$name/lib" >/dev/null 2>&1 || true
+	chmod -R a+rX "$prefix/$name"
+	venv_stamp "$name" >"$prefix/$name/.stamp"
+}
+
+make_node() {
+	! has_node || return 0
+	say "$prefix/node: Node packages"
+	rm -rf "$prefix/node"
+	mkdir -p "$prefix/node"
+	cp "$here/node/package.json" "$here/node/package-lock.json" "$prefix/node/"
+	(cd "$prefix/node" && npm ci --silent --no-audit --no-fund --ignore-scripts >&2)
+	chmod -R a+rX "$prefix/node"
+	node_stamp >"$prefix/node/.stamp"
+}
+
+lacking=$(missing)
+[ -n "$lacking" ] || exit 0
+
+if [ "${1:-}" = --check ] || [ "$(id -u)" != 0 ]; then
+	say "this machine lacks:"
+	list "$lacking"
+	[ "${1:-}" = --check ] || say "run $here/install.sh as root, which installs it"
+	exit 1
+fi
+if ! has apt-get; then
+	say "this is no Debian: install these yourself:"
+	list "$lacking"
+	exit 1
+fi
+
+mkdir -p "$prefix"
+exec 9>"$prefix/.lock"
+flock 9
+install_packages
+install_rust
+install_nextest
+make_venv user --system-site-packages
+make_venv hub
+make_node
+lacking=$(missing)
+if [ -n "$lacking" ]; then
+	say "still missing:"
+	list "$lacking"
+	exit 1
+fi
+say "all is there"
