@@ -238,12 +238,13 @@ def notebook(cluster: Cluster, user: str = "alice", **start: Any) -> Iterator[No
         book.close()
 
 
-# Cells that say which GPU files open. They hold nothing afterwards.
+# Cells that say which of their node's GPU files open. They hold nothing afterwards. (The dev cluster's nodes share one
+# host; each slurmd constrains its own devices alone.)
 OPENABLE = """
 import glob, os
 def openable():
     found = []
-    for path in sorted(glob.glob("/dev/fakegpu*")):
+    for path in sorted(glob.glob(f"/dev/fakegpu-{os.environ['SLURMD_NODENAME']}-*")):
         try:
             os.close(os.open(path, os.O_RDWR | os.O_NOCTTY))
         except OSError:

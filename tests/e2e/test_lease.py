@@ -49,7 +49,8 @@ def test_a_lease_asked_for_in_the_middle_of_a_cell(cluster: Cluster) -> None:
     with notebook(cluster, "alice") as alice:
         alice.execute(OPENABLE)
         got = alice.execute(
-            "import gresshopper\nbefore = openable()\nwith gresshopper.gpu():\n    inside = openable()\nprint(before, len(inside))"
+            "import gresshopper\nbefore = openable()\nwith gresshopper.gpu():\n    inside = openable()\n"
+            "print(before, len(inside))"
         )
         assert got["text"] == "[] 1\n"
 

@@ -1,0 +1,122 @@
+"""Two users, three notebooks each, two GPUs, and an adversary who tries all the time."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from harness import OPENABLE, Cluster, Notebook, until
+from opens import Recorder, shared
+
+HOLD = OPENABLE + (
+    "import time\n"
+    "def use(seconds):\n"
+    "    (path,) = openable()\n"
+    "    fd = os.open(path, os.O_RDWR | os.O_NOCTTY)\n"
+    "    time.sleep(seconds)\n"
+    "    os.close(fd)\n"
+    "    return path\n"
+)
+
+ROUNDS = 5
+
+# Runs as carol, on the same node, outside and inside Slurm steps: any open that succeeds is printed.
+ADVERSARY = """
+import glob, os, sys, time
+end = time.time() + float(sys.argv[1])
+while time.time() < end:
+    for path in glob.glob(f"/dev/fakegpu-{os.environ['SLURMD_NODENAME']}-*"):
+        try:
+            os.open(path, os.O_RDWR | os.O_NOCTTY)
+            print("opened", path, flush=True)
+        except OSError:
+            pass
+    time.sleep(0.001)
+print("tried", flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def two_gpus() -> Iterator[Cluster]:
+    """One pilot of two GPUs is all that the pool has."""
+    made = Cluster("/srv/gresshopper-e2e-two", 9, PILOTS="1", LINGER_MS="500")
+    try:
+        made.up()
+        yield made
+    finally:
+        made.down()
+
+
+def test_cells_queue_nobody_starves_and_no_gpu_is_ever_open_in_two_kernels(two_gpus: Cluster, tmp_path: Path) -> None:
+    devices = sorted(
+        str(p) for p in Path("/dev").glob(f"fakegpu-{two_gpus.env['HOP_DEV_NODES'].split(',')[0][:-1]}*")
+    )
+    recorder = Recorder(devices)
+    recorder.start()
+    adversary = in_a_step(two_gpus, tmp_path)
+    with contextlib.ExitStack() as stack:
+        books = []
+        for user in ("alice", "bob"):
+            for _ in range(3):
+                book = Notebook(two_gpus, user)
+                stack.callback(book.close)
+                book.start()
+                book.execute(HOLD)
+                books.append(book)
+        began = time.time()
+        cells = [
+            (book, [book.submit(f"%%gpu 1\nprint(use(0.2), {n})")["cell"] for n in range(ROUNDS)]) for book in books
+        ]
+        for book, submitted in cells:
+            for n, cell in enumerate(submitted):
+                got = book.wait(cell, 120)
+                assert got["status"] == "ok", got
+                assert got["text"].split()[1] == str(n)
+        took = time.time() - began
+        until("no lease is left", two_gpus.quiet, 30)
+    out, _ = adversary.communicate(timeout=120)
+    recorder.stop()
+    assert "tried" in out
+    assert "opened" not in out, "the adversary opened a device"
+    opened = [e for e in recorder.seen if e.opened]
+    assert len(opened) >= 6 * ROUNDS, "the recorder must have seen the cells' own opens"
+    assert shared(recorder.seen) == []
+    print(f"{len(opened)} opens by {len({e.kernel for e in opened})} kernels in {took:.1f} s", file=sys.stderr)
+    the_books_add_up(two_gpus)
+
+
+def in_a_step(cluster: Cluster, tmp_path: Path) -> subprocess.Popen[str]:
+    """The adversary, in a Slurm job of carol's on the pool's node."""
+    script = cluster.base / "home/carol/adversary.py"
+    script.write_text(ADVERSARY)
+    os.chmod(script, 0o644)
+    node = cluster.run("root", "squeue", "-h", "-t", "R", "-u", "gresshopper", "-o", "%N").split()[0]
+    argv = ["srun", "-Q", "-w", node, "-n1", "--mem=64", "/usr/bin/python3", str(script), "60"]
+    return cluster.popen("carol", argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def the_books_add_up(cluster: Cluster) -> None:
+    """One row per lease; each lease a Slurm step with gres/gpu; per device no two at once."""
+    text = cluster.run("root", "hop", "acct", "-a", "-n", "-P", "-o", "lease,node,gpus,startraw,endraw,step,state")
+    rows = [line.split("|") for line in text.splitlines()]
+    leases = [r[0] for r in rows]
+    assert len(leases) == len(set(leases))
+    sacct = cluster.run("root", "sacct", "-a", "-n", "-P", "-o", "JobID,AllocTRES")
+    steps = {line.split("|")[0] for line in sacct.splitlines() if "gres/gpu=" in line}
+    for row in rows:
+        assert row[5] in steps, f"{row} is not among Slurm's steps"
+    by_device: dict[tuple[str, str], list[tuple[float, float]]] = {}
+    for row in rows:
+        for gpu in row[2].split(","):
+            by_device.setdefault((row[1], gpu), []).append((float(row[3]), float(row[4])))
+    for spans in by_device.values():
+        spans.sort()
+        for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+            assert start >= end - 1e-3
