@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from gresshopper_jupyter import server_job, slurm
 from gresshopper_jupyter.slurm import Job, parse_jobs
 from gresshopper_jupyter.spawner import GresshopperSpawner, describe

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from harness import OPENABLE, Cluster, Notebook, until
 from opens import Recorder, shared
 
