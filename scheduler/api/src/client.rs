@@ -110,14 +110,18 @@ impl Items {
 }
 
 #[derive(Debug)]
-struct Command {
-    request: Request,
-    answer: Option<oneshot::Sender<Result<Response, CallError>>>,
+enum Command {
+    Ask(Request, Answer),
+    Tell(Request),
+    /// Hang up and try again, the next address first.
+    HangUp(String),
 }
+
+type Answer = oneshot::Sender<Result<Response, CallError>>;
 
 impl Command {
     fn fail(self) {
-        if let Some(answer) = self.answer {
+        if let Self::Ask(_, answer) = self {
             let _ = answer.send(Err(CallError::Disconnected));
         }
     }
@@ -127,27 +131,32 @@ impl Client {
     /// Asks and waits for the answer. A refusal is an error.
     pub async fn request(&self, request: Request) -> Result<Response, CallError> {
         let (tx, rx) = oneshot::channel();
-        let command = Command {
-            request,
-            answer: Some(tx),
-        };
         self.commands
-            .send(command)
+            .send(Command::Ask(request, tx))
             .await
             .map_err(|_| CallError::Disconnected)?;
         rx.await.unwrap_or(Err(CallError::Disconnected))
     }
 
-    /// Reports without waiting. What is sent while there is no connection is dropped: see [`Item::Connected`].
+    /// Reports without waiting for an answer. What is sent while there is no connection is dropped: see
+    /// [`Item::Connected`].
     pub async fn send(&self, request: Request) -> Result<(), CallError> {
-        let command = Command {
-            request,
-            answer: None,
-        };
         self.commands
-            .send(command)
+            .send(Command::Tell(request))
             .await
             .map_err(|_| CallError::Disconnected)
+    }
+
+    /// As [`Client::send`], for callers that can't wait.
+    pub fn try_send(&self, request: Request) -> Result<(), CallError> {
+        self.commands
+            .try_send(Command::Tell(request))
+            .map_err(|_| CallError::Disconnected)
+    }
+
+    /// Hangs up on a `hopd` that is not to be obeyed (an older term); the next address is tried first.
+    pub async fn hang_up(&self, reason: &str) {
+        let _ = self.commands.send(Command::HangUp(reason.into())).await;
     }
 }
 
@@ -263,14 +272,16 @@ impl Connection {
             let sent = tokio::select! {
                 command = self.commands.recv() => match command {
                     None => break (After::End, None),
-                    Some(command) => {
-                        let id = if command.answer.is_some() { next_id } else { 0 };
-                        let message = ToHopd { id, body: command.request };
-                        if let Some(answer) = command.answer {
-                            pending.insert(id, answer);
-                            next_id += 1;
-                        }
-                        writer.send(&message).await
+                    Some(Command::HangUp(reason)) => {
+                        self.options.addresses.rotate_left(1);
+                        Err(ChannelError::Refused(Refusal::Unavailable { reason }))
+                    }
+                    Some(Command::Tell(body)) => writer.send(&ToHopd { id: 0, body }).await,
+                    Some(Command::Ask(body, answer)) => {
+                        let id = next_id;
+                        next_id += 1;
+                        pending.insert(id, answer);
+                        writer.send(&ToHopd { id, body }).await
                     }
                 },
                 message = incoming.recv() => match message {
@@ -298,11 +309,7 @@ impl Connection {
         after
     }
 
-    fn dispatch(
-        &self,
-        message: FromHopd,
-        pending: &mut HashMap<u64, oneshot::Sender<Result<Response, CallError>>>,
-    ) {
+    fn dispatch(&self, message: FromHopd, pending: &mut HashMap<u64, Answer>) {
         if message.id != 0 {
             if let Some(answer) = pending.remove(&message.id) {
                 let _ = answer.send(match message.body {

@@ -84,6 +84,9 @@ pub struct Pool {
     /// Slurm's GPU type of the pool's pilots (`--gres=gpu:TYPE:n`); none: any.
     #[serde(default)]
     pub gpu_type: Option<String>,
+    /// Memory of each GPU in MiB, for cells that ask for some (`--mem`); 0: unknown.
+    #[serde(default)]
+    pub gpu_mem_mib: u64,
     pub gpus_per_pilot: u16,
     /// All cores of a pilot, those that come with GPUs included.
     pub cpus_per_pilot: u16,
@@ -268,11 +271,8 @@ impl Pool {
         if self.gpus_per_pilot > 64 {
             return wrong("gpus_per_pilot", "at most 64");
         }
-        if self.cpus_per_pilot < self.gpus_per_pilot.saturating_add(1) {
-            return wrong(
-                "cpus_per_pilot",
-                "a pilot needs one core for its agent and one more for each GPU that it lends",
-            );
+        if self.cpus_per_pilot < self.gpus_per_pilot.max(1) {
+            return wrong("cpus_per_pilot", "each GPU is lent with at least one core");
         }
         if self.max_pilots < self.min_pilots {
             return wrong("max_pilots", "it is less than min_pilots");

@@ -353,7 +353,7 @@ pub enum Order {
     },
 }
 
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartLease {
     pub term: Term,
     pub lease: LeaseId,

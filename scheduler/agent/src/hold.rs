@@ -1,0 +1,124 @@
+//! `hop-agent hold`: the one task of a lease's step.
+//!
+//! It does nothing but be there: as long as it lives, Slurm counts the step's GPUs as taken. Its connection to
+//! the agent is the lease's lifeline. It ends when the agent says so, when the agent is gone for 10 s, and when
+//! its slurmstepd is gone, since then nobody would take the device back after it.
+
+use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION, parse_gpus};
+use anyhow::{Context, Result, bail};
+use hop_core::id::LeaseId;
+use nix::sys::signal::{SigSet, Signal};
+use rustix::process::{Pid, getppid, set_parent_process_death_signal};
+use std::io::{ErrorKind, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// How long an agent may be away.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often the parent is looked at where no signal came.
+const LOOK: Duration = Duration::from_secs(1);
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The agent's socket
+    #[arg(long)]
+    socket: PathBuf,
+    #[arg(long)]
+    lease: u64,
+}
+
+pub fn hold(args: &Args) -> Result<()> {
+    let parent = getppid();
+    set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).context("prctl")?;
+    if getppid() != parent {
+        bail!("slurmstepd is gone");
+    }
+    // Slurm's children may inherit any mask; an interrupt is meant for the cell, not for its lease.
+    let mut mask = SigSet::empty();
+    mask.add(Signal::SIGINT);
+    mask.add(Signal::SIGHUP);
+    mask.thread_set_mask().context("sigprocmask")?;
+
+    let variable = |name: &str| std::env::var(name).ok();
+    let mut hello = HolderHello {
+        holder: VERSION,
+        lease: LeaseId(args.lease),
+        step: variable("SLURM_STEP_ID")
+            .and_then(|s| s.parse().ok())
+            .context("SLURM_STEP_ID is not set: this program is started by hop-agent, as a Slurm step")?,
+        gpus: parse_gpus(&variable("SLURM_STEP_GPUS").unwrap_or_default())
+            .context("SLURM_STEP_GPUS can't be read")?,
+        card: None,
+    };
+    let mut away_since = Instant::now();
+    loop {
+        if getppid() != parent {
+            bail!("slurmstepd is gone");
+        }
+        if let Ok(stream) = UnixStream::connect(&args.socket) {
+            match follow(stream, &mut hello, parent)? {
+                Followed::Over => return Ok(()),
+                Followed::AgentGone { heard: true } => away_since = Instant::now(),
+                Followed::AgentGone { heard: false } => {}
+            }
+        }
+        if away_since.elapsed() > PATIENCE {
+            bail!("the agent has been away for {} s", PATIENCE.as_secs());
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+enum Followed {
+    Over,
+    /// `heard`: the connection had stood for a while or brought a line.
+    AgentGone {
+        heard: bool,
+    },
+}
+
+fn follow(mut stream: UnixStream, hello: &mut HolderHello, parent: Option<Pid>) -> Result<Followed> {
+    let mut line = serde_json::to_vec(hello)?;
+    line.push(b'\n');
+    stream.set_read_timeout(Some(LOOK))?;
+    if stream.write_all(&line).is_err() {
+        return Ok(Followed::AgentGone { heard: false });
+    }
+    let since = Instant::now();
+    let mut heard = false;
+    let mut buffer = Vec::new();
+    let mut chunk = [0; 4096];
+    loop {
+        match stream.read(&mut chunk) {
+            Ok(0) => {
+                let heard = heard || since.elapsed() > LOOK;
+                return Ok(Followed::AgentGone { heard });
+            }
+            Ok(n) => buffer.extend_from_slice(&chunk[..n]),
+            Err(e)
+                if matches!(
+                    e.kind(),
+                    ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted
+                ) =>
+            {
+                if getppid() != parent {
+                    bail!("slurmstepd is gone");
+                }
+                continue;
+            }
+            Err(_) => return Ok(Followed::AgentGone { heard }),
+        }
+        while let Some(end) = buffer.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = buffer.drain(..=end).collect();
+            heard = true;
+            match serde_json::from_slice(&line).context("a line of the agent's")? {
+                ToHolder::End => return Ok(Followed::Over),
+                ToHolder::Card { card } => hello.card = Some(card),
+            }
+        }
+        if buffer.len() > MAX_LINE {
+            bail!("the agent's line is too long");
+        }
+    }
+}

@@ -1,0 +1,54 @@
+//! The lines between a holder and its agent, over the agent's Unix socket. Both are this program, under the
+//! service account; the plugin's confirmations come to the same socket from root.
+
+use crate::state::Card;
+use hop_core::id::{GpuIndex, LeaseId};
+use serde::{Deserialize, Serialize};
+
+/// The version of these lines: an agent that was exchanged under a living holder must see the difference.
+pub const VERSION: u32 = 1;
+/// The longest line, in bytes.
+pub const MAX_LINE: usize = 64 << 10;
+
+/// Holder to agent: one line, after connecting.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct HolderHello {
+    pub holder: u32,
+    pub lease: LeaseId,
+    pub step: u32,
+    /// `SLURM_STEP_GPUS`: what Slurm gave the step.
+    pub gpus: Vec<GpuIndex>,
+    /// What an earlier agent gave it.
+    pub card: Option<Box<Card>>,
+}
+
+/// Agent to holder, one line each.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "say", rename_all = "kebab-case")]
+pub enum ToHolder {
+    /// Keep this for the next agent.
+    Card { card: Box<Card> },
+    /// The lease is over.
+    End,
+}
+
+/// `SLURM_STEP_GPUS`: indices separated by commas.
+pub fn parse_gpus(text: &str) -> Option<Vec<GpuIndex>> {
+    text.split(',')
+        .map(str::trim)
+        .filter(|s| !s.is_empty())
+        .map(|s| s.parse().ok())
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn step_gpus_are_read() {
+        assert_eq!(parse_gpus("0,3").unwrap(), [GpuIndex(0), GpuIndex(3)]);
+        assert_eq!(parse_gpus("").unwrap(), []);
+        assert_eq!(parse_gpus("0,x"), None);
+    }
+}

@@ -1,0 +1,547 @@
+//! `hop-agent run`: the batch step's program. A thin shell round [`AgentState`]: processes, the socket, the disk,
+//! the connection to `hopd`. One task owns the state; everything else sends it events.
+
+use crate::epochs::Epochs;
+use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION};
+use crate::pilot::{self, Pilot};
+use crate::state::{AgentState, Birth, Input, Isolation, Output, Waits};
+use crate::steps::{Steps, wall_clock};
+use anyhow::{Context, Result, bail};
+use hop_api::client::{self, Client, Item, Items};
+use hop_api::config::{Config, Isolation as PoolIsolation, Pool};
+use hop_api::message::{Order, Request, Role};
+use hop_core::id::{LeaseId, PoolName};
+use hop_core::time::{Span, Timestamp};
+use hop_handover::token::Confirmation;
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::AbortHandle;
+use tracing::{debug, info, warn};
+
+/// How long an agent that follows a dead one waits for the holders before it tells `hopd` what lives.
+const GATHER: Duration = Duration::from_millis(1500);
+/// After this, steps of the dead agent's that nobody holds are given up. Longer than a holder's patience.
+const ORPHANS: Duration = Duration::from_secs(12);
+/// How long a peer on the socket may take for its line.
+const LINE_TIMEOUT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, clap::Args)]
+pub struct Args {
+    /// The pool that this pilot belongs to
+    #[arg(long)]
+    pool: String,
+}
+
+enum Event {
+    Input(Input),
+    Holder {
+        connection: u64,
+        input: Input,
+        lines: mpsc::UnboundedSender<ToHolder>,
+    },
+    HolderGone {
+        connection: u64,
+        lease: LeaseId,
+    },
+}
+
+type Events = mpsc::UnboundedSender<Event>;
+
+pub async fn run(args: &Args) -> Result<()> {
+    let config = Config::load()?;
+    let pool_name: PoolName = args.pool.as_str().into();
+    let pool = config
+        .pool
+        .get(&pool_name)
+        .with_context(|| format!("the configuration has no pool {pool_name}"))?
+        .clone();
+    let pilot = pilot::discover(&pool).await?;
+    let dir = config.agent.state_dir.join(pilot.node.as_str());
+    let epochs = Epochs::open(&dir)?;
+    let first = mark_start(&dir, &pilot)?;
+    let socket = dir.join(format!("agent.{}.sock", pilot.job));
+    let listener = listen(&socket)?;
+    let (events, inbox) = mpsc::unbounded_channel();
+    tokio::spawn(accept(listener, events.clone()));
+    tokio::spawn(terminated(events.clone())?);
+
+    let state = AgentState::new(birth(&config, &pool, pool_name, &pilot, epochs.term()?));
+    info!(node = %pilot.node, pilot = %pilot.job, gpus = pilot.gpus.len(), again = !first, "the agent starts");
+    if pool.isolation == PoolIsolation::None {
+        warn!("isolation is \"none\": nothing keeps a GPU from processes without a lease");
+    }
+    let steps = Steps {
+        pilot: pilot.job,
+        socket: socket.clone(),
+        program: std::env::current_exe()?,
+        munge_socket: config.munge_socket.clone(),
+        scratch: dir.clone(),
+        with_token: pool.isolation == PoolIsolation::Devices,
+    };
+    let mut agent = Agent {
+        state,
+        epochs,
+        steps,
+        grace: pool.grace(),
+        events,
+        holders: HashMap::new(),
+        stops: HashMap::new(),
+        watches: HashMap::new(),
+        client: None,
+        clock: Clock::new(),
+        over: false,
+    };
+    agent.perform(vec![Output::ReserveEpochs]);
+    agent.live(&config, inbox, first, &pilot).await?;
+    let _ = std::fs::remove_file(&socket);
+    let _ = std::fs::remove_file(marker(&dir, &pilot));
+    info!("the agent is done");
+    Ok(())
+}
+
+fn birth(config: &Config, pool: &Pool, name: PoolName, pilot: &Pilot, term: hop_core::id::Term) -> Birth {
+    Birth {
+        node: pilot.node.clone(),
+        pilot: pilot.job,
+        pool: name,
+        gpus: pilot.gpus.clone(),
+        cpus: pilot.cpus,
+        ends: pilot.ends,
+        steps_max: pilot.steps_max,
+        isolation: match pool.isolation {
+            PoolIsolation::Devices => Isolation::Plugin,
+            PoolIsolation::None => Isolation::None,
+        },
+        grace: pool.grace(),
+        waits: Waits {
+            start: Span::from_secs(config.agent.start_timeout_s.into()),
+            ..Waits::default()
+        },
+        term,
+    }
+}
+
+fn marker(dir: &Path, pilot: &Pilot) -> PathBuf {
+    dir.join(format!("pilot.{}", pilot.job))
+}
+
+/// True at the first start in this pilot. Marks and sockets of pilots that are over are swept away.
+fn mark_start(dir: &Path, pilot: &Pilot) -> Result<bool> {
+    let own = marker(dir, pilot);
+    let first = !own.exists();
+    std::fs::write(&own, b"").with_context(|| format!("{}", own.display()))?;
+    for entry in std::fs::read_dir(dir)?.flatten() {
+        let path = entry.path();
+        // A living agent answers on its socket; a dead pilot's doesn't.
+        if path.extension().is_some_and(|e| e == "sock")
+            && std::os::unix::net::UnixStream::connect(&path).is_err()
+        {
+            let _ = std::fs::remove_file(&path);
+        }
+    }
+    Ok(first)
+}
+
+fn listen(socket: &Path) -> Result<UnixListener> {
+    match std::fs::remove_file(socket) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            return Err(e).context(format!("{}", socket.display()));
+        }
+        _ => {}
+    }
+    UnixListener::bind(socket).with_context(|| format!("can't listen on {}", socket.display()))
+}
+
+fn terminated(events: Events) -> Result<impl Future<Output = ()>> {
+    let mut term = signal(SignalKind::terminate())?;
+    let mut int = signal(SignalKind::interrupt())?;
+    Ok(async move {
+        tokio::select! {
+            _ = term.recv() => {}
+            _ = int.recv() => {}
+        }
+        let _ = events.send(Event::Input(Input::Terminated));
+    })
+}
+
+async fn accept(listener: UnixListener, events: Events) {
+    let mut next = 0u64;
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => {
+                next += 1;
+                let events = events.clone();
+                let connection = next;
+                tokio::spawn(async move {
+                    if let Err(error) = serve_peer(stream, connection, events).await {
+                        warn!("a connection to the agent's socket was refused: {error:#}");
+                    }
+                });
+            }
+            Err(error) => {
+                warn!("the agent's socket: {error}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+/// Root is the plugin, our own uid a holder; nobody else gets past the directory, and is refused all the same.
+async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Result<()> {
+    let uid = stream.peer_cred()?.uid();
+    let me = rustix::process::geteuid().as_raw();
+    let (read, write) = stream.into_split();
+    let mut read = BufReader::new(read);
+    if uid == 0 {
+        let line = read_line(&mut read, hop_handover::token::MAX_LINE).await?;
+        let confirmation = Confirmation::from_line(&line)?;
+        let _ = events.send(Event::Input(Input::Confirmed(confirmation)));
+        return Ok(());
+    }
+    if uid != me {
+        bail!("uid {uid} has no business here");
+    }
+    let hello: HolderHello = serde_json::from_str(&read_line(&mut read, MAX_LINE).await?)?;
+    if hello.holder != VERSION {
+        bail!("a holder of version {}", hello.holder);
+    }
+    let lease = hello.lease;
+    let (lines, mut outgoing) = mpsc::unbounded_channel::<ToHolder>();
+    let _ = events.send(Event::Holder {
+        connection,
+        input: Input::HolderUp {
+            lease,
+            step: hello.step,
+            gpus: hello.gpus,
+            card: hello.card,
+        },
+        lines,
+    });
+    let mut write = write;
+    let mut byte = [0; 1];
+    loop {
+        tokio::select! {
+            line = outgoing.recv() => {
+                let Some(line) = line else { break };
+                let mut text = serde_json::to_vec(&line)?;
+                text.push(b'\n');
+                if write.write_all(&text).await.is_err() {
+                    break;
+                }
+            }
+            // A holder says nothing after its hello: whatever comes is its end.
+            _ = read.read(&mut byte) => break,
+        }
+    }
+    let _ = events.send(Event::HolderGone { connection, lease });
+    Ok(())
+}
+
+async fn read_line(read: &mut (impl tokio::io::AsyncBufRead + Unpin), limit: usize) -> Result<String> {
+    let mut line = Vec::new();
+    let mut limited = read.take(limit as u64);
+    tokio::time::timeout(LINE_TIMEOUT, limited.read_until(b'\n', &mut line))
+        .await
+        .context("no line came")??;
+    Ok(String::from_utf8(line)?)
+}
+
+/// A clock that never goes back, in microseconds since the epoch.
+struct Clock {
+    wall: Timestamp,
+    start: Instant,
+}
+
+impl Clock {
+    fn new() -> Self {
+        Self {
+            wall: wall_clock(),
+            start: Instant::now(),
+        }
+    }
+
+    fn now(&self) -> Timestamp {
+        self.wall + Span(u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX))
+    }
+}
+
+struct Agent {
+    state: AgentState,
+    epochs: Epochs,
+    steps: Steps,
+    grace: Span,
+    events: Events,
+    holders: HashMap<LeaseId, (u64, mpsc::UnboundedSender<ToHolder>)>,
+    stops: HashMap<LeaseId, oneshot::Sender<()>>,
+    watches: HashMap<LeaseId, AbortHandle>,
+    client: Option<Client>,
+    clock: Clock,
+    over: bool,
+}
+
+impl Agent {
+    async fn live(
+        &mut self,
+        config: &Config,
+        mut inbox: mpsc::UnboundedReceiver<Event>,
+        first: bool,
+        pilot: &Pilot,
+    ) -> Result<()> {
+        if !first {
+            self.gather(&mut inbox).await;
+            let job = pilot.job;
+            let suspects = pilot.steps.clone();
+            tokio::spawn(find_orphans(job, suspects, self.events.clone()));
+        }
+        let (client, mut items) = client::start(client::Options::from_config(config, Role::Agent)?);
+        self.client = Some(client);
+        while !self.over {
+            let wake = self.state.next_wake();
+            tokio::select! {
+                event = inbox.recv() => {
+                    let Some(event) = event else { bail!("all senders of events are gone") };
+                    self.event(event);
+                }
+                item = items.next() => self.item(item).await?,
+                () = sleep_until(wake, self.clock.now()) => self.input(Input::Tick),
+            }
+        }
+        self.say_goodbye(&mut items).await;
+        Ok(())
+    }
+
+    /// Lets the holders of a dead agent come back before `hopd` hears which leases live.
+    async fn gather(&mut self, inbox: &mut mpsc::UnboundedReceiver<Event>) {
+        let deadline = tokio::time::Instant::now() + GATHER;
+        while let Ok(Some(event)) = tokio::time::timeout_at(deadline, inbox.recv()).await {
+            self.event(event);
+        }
+    }
+
+    /// Reports are on their way when `hopd` has answered a ping behind them.
+    async fn say_goodbye(&mut self, items: &mut Items) {
+        let Some(client) = self.client.take() else { return };
+        let _ = tokio::time::timeout(Duration::from_secs(2), client.request(Request::Ping)).await;
+        drop(client);
+        while items.next().await.is_some() {}
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Input(input) => self.input(input),
+            Event::Holder {
+                connection,
+                input,
+                lines,
+            } => {
+                if let Input::HolderUp { lease, .. } = &input {
+                    self.holders.insert(*lease, (connection, lines));
+                }
+                self.input(input);
+            }
+            Event::HolderGone { connection, lease } => {
+                if self.holders.get(&lease).is_some_and(|(c, _)| *c == connection) {
+                    self.holders.remove(&lease);
+                    self.input(Input::HolderGone { lease });
+                }
+            }
+        }
+    }
+
+    async fn item(&mut self, item: Option<Item>) -> Result<()> {
+        match item {
+            None => bail!("the connection to hopd has no task any more"),
+            Some(Item::Connected(welcome)) => {
+                let epochs = self.epochs.clone();
+                let term = welcome.term;
+                let highest = tokio::task::spawn_blocking(move || epochs.raise_term(term)).await??;
+                self.input(Input::NodeTerm(highest));
+                self.input(Input::Connected { term });
+            }
+            Some(Item::Disconnected { reason, .. }) => warn!("no connection to hopd: {reason}"),
+            Some(Item::Order(order)) => self.order(order)?,
+            Some(Item::Refused(refusal)) => warn!("hopd refused a report: {refusal}"),
+            Some(Item::Event(_)) => {}
+        }
+        Ok(())
+    }
+
+    fn order(&mut self, order: Order) -> Result<()> {
+        debug!(?order, "an order");
+        // Another pilot's agent on this node may have met a younger hopd.
+        self.input(Input::NodeTerm(self.epochs.term()?));
+        self.input(Input::Order(order));
+        Ok(())
+    }
+
+    fn input(&mut self, input: Input) {
+        let outputs = self.state.handle(input, self.clock.now());
+        self.perform(outputs);
+    }
+
+    fn perform(&mut self, outputs: Vec<Output>) {
+        for output in outputs {
+            match output {
+                Output::Report(report) => self.report(report),
+                Output::StartStep { order, epoch } => self.start_step(order, epoch),
+                Output::GiveCard { lease, card } => self.tell(lease, ToHolder::Card { card }),
+                Output::EndHolder { lease } => self.tell(lease, ToHolder::End),
+                Output::EndStep { lease } => {
+                    if let Some(stop) = self.stops.remove(&lease) {
+                        let _ = stop.send(());
+                    }
+                }
+                Output::Rescue { lease, epoch, grace } => self.rescue(lease, epoch, grace),
+                Output::Watch {
+                    lease,
+                    pid,
+                    start_time,
+                } => self.watch(lease, pid, start_time),
+                Output::Forget { lease } => {
+                    self.stops.remove(&lease);
+                    if let Some(watch) = self.watches.remove(&lease) {
+                        watch.abort();
+                    }
+                }
+                Output::ReserveEpochs => self.reserve(),
+                Output::HangUp { reason } => {
+                    if let Some(client) = self.client.clone() {
+                        tokio::spawn(async move { client.hang_up(&reason).await });
+                    }
+                }
+                Output::Warn(text) => warn!("{text}"),
+                Output::Exit => self.over = true,
+            }
+        }
+    }
+
+    fn report(&self, report: Request) {
+        debug!(?report, "a report");
+        if let Some(client) = &self.client
+            && client.try_send(report).is_err()
+        {
+            // What counts is in the state and goes with the next AgentUp.
+            debug!("a report was not sent: no connection");
+        }
+    }
+
+    fn tell(&self, lease: LeaseId, line: ToHolder) {
+        if let Some((_, lines)) = self.holders.get(&lease) {
+            let _ = lines.send(line);
+        }
+    }
+
+    fn start_step(&mut self, order: hop_api::message::StartLease, epoch: hop_core::id::Epoch) {
+        let lease = order.lease;
+        let (stop, stopped) = oneshot::channel::<()>();
+        self.stops.insert(lease, stop);
+        let steps = self.steps.clone();
+        let grace = self.grace;
+        let events = self.events.clone();
+        info!(%lease, user = %order.user, kernel = %order.kernel, gpus = order.gpus, cpus = order.cpus, "lease");
+        tokio::spawn(async move {
+            let detail = match steps.lend(&order, epoch, grace).await {
+                Ok(srun) => {
+                    srun.wait(async {
+                        if stopped.await.is_err() {
+                            // Forgotten: nobody will ask for its end any more.
+                            std::future::pending::<()>().await;
+                        }
+                    })
+                    .await
+                }
+                Err(error) => format!("{error:#}"),
+            };
+            debug!(%lease, detail, "srun ended");
+            let _ = events.send(Event::Input(Input::StepExited { lease, detail }));
+        });
+    }
+
+    fn rescue(&self, lease: LeaseId, epoch: hop_core::id::Epoch, grace: Span) {
+        warn!(%lease, "no take-back was confirmed: a step of its own takes back");
+        let steps = self.steps.clone();
+        let events = self.events.clone();
+        tokio::spawn(async move {
+            let detail = match steps.take_back(lease, epoch, grace).await {
+                Ok(srun) => srun.wait(tokio::time::sleep(Duration::from_secs(60))).await,
+                Err(error) => format!("{error:#}"),
+            };
+            // Its confirmation came before its end, on another socket: let it be read first.
+            tokio::time::sleep(Duration::from_millis(500)).await;
+            let _ = events.send(Event::Input(Input::RescueExited { lease, detail }));
+        });
+    }
+
+    fn watch(&mut self, lease: LeaseId, pid: u32, start_time: u64) {
+        let events = self.events.clone();
+        let task = tokio::spawn(async move {
+            match wait_for_end(pid, start_time).await {
+                Ok(()) => {
+                    let _ = events.send(Event::Input(Input::ExecutorGone { lease }));
+                }
+                Err(error) => warn!(%lease, "the kernel's process {pid} can't be watched: {error}"),
+            }
+        });
+        self.watches.insert(lease, task.abort_handle());
+    }
+
+    fn reserve(&self) {
+        let epochs = self.epochs.clone();
+        let events = self.events.clone();
+        tokio::task::spawn_blocking(move || match epochs.reserve() {
+            Ok((from, to)) => {
+                let _ = events.send(Event::Input(Input::Epochs { from, to }));
+            }
+            Err(error) => {
+                // Without epochs no lease starts: try again, since a full disk may have room later.
+                warn!("epochs can't be reserved: {:#}", anyhow::Error::from(error));
+                std::thread::sleep(Duration::from_secs(1));
+                let _ = events.send(Event::Input(Input::EpochsFailed));
+            }
+        });
+    }
+}
+
+async fn sleep_until(wake: Option<Timestamp>, now: Timestamp) {
+    match wake {
+        Some(at) => tokio::time::sleep(Duration::from_micros(at.since(now).0)).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Resolves when the process is gone, at once if it was gone before or the pid is another's now.
+async fn wait_for_end(pid: u32, start_time: u64) -> std::io::Result<()> {
+    use rustix::process::{Pid, PidfdFlags, pidfd_open};
+    let raw = Pid::from_raw(pid.cast_signed()).ok_or(std::io::ErrorKind::InvalidInput)?;
+    let fd: OwnedFd = match pidfd_open(raw, PidfdFlags::NONBLOCK) {
+        Ok(fd) => fd,
+        Err(rustix::io::Errno::SRCH) => return Ok(()),
+        Err(error) => return Err(error.into()),
+    };
+    // Read after the descriptor was opened: from here on it is one and the same process.
+    if pilot::start_time(pid).is_some_and(|found| found != start_time) {
+        return Ok(());
+    }
+    let fd = tokio::io::unix::AsyncFd::new(fd)?;
+    let _ready = fd.readable().await?;
+    Ok(())
+}
+
+/// Steps that were there before this agent and that Slurm shows still when every holder had its time.
+async fn find_orphans(job: hop_core::id::JobId, suspects: Vec<u32>, events: Events) {
+    if suspects.is_empty() {
+        return;
+    }
+    tokio::time::sleep(ORPHANS).await;
+    for step in pilot::steps(job).await {
+        if suspects.contains(&step) {
+            let _ = events.send(Event::Input(Input::OrphanStep { step }));
+        }
+    }
+}

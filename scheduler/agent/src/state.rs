@@ -1,0 +1,1057 @@
+//! What the agent decides: the leases of one pilot, as a pure function of what it is told.
+//!
+//! The agent alone grants on its node, so its books are the last word on which of the pilot's devices is whose.
+//! A lease starts when the plugin has confirmed the handover, and is over when the plugin has confirmed the
+//! take-back and Slurm's step has ended. Processes, sockets, disk and clock are the shell's (`run.rs`).
+
+use hop_api::message::{
+    AgentUp, Device, EndCause, GpuSlot, Handover, LeaseEnd, LiveLease, Order, Request, StartLease,
+};
+use hop_core::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName, PoolName, Term};
+use hop_core::time::{Span, Timestamp};
+use hop_handover::token::{Confirmation, HandedOver, Refusal, TakenBack};
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// How long things may take.
+#[derive(Debug, Clone, Copy)]
+pub struct Waits {
+    /// From the order to the plugin's confirmation.
+    pub start: Span,
+    /// From the end of a holder to the plugin's confirmation, beyond the grace that holders of the device get.
+    pub take_back: Span,
+    /// From the start of a take-back step to its confirmation.
+    pub rescue: Span,
+    /// From the take-back to the end of Slurm's step.
+    pub step_end: Span,
+    /// How long ended leases wait for `hopd` before a drained agent goes all the same.
+    pub farewell: Span,
+}
+
+impl Default for Waits {
+    fn default() -> Self {
+        Self {
+            start: Span::from_secs(30),
+            take_back: Span::from_secs(4),
+            rescue: Span::from_secs(30),
+            step_end: Span::from_secs(20),
+            farewell: Span::from_secs(30),
+        }
+    }
+}
+
+/// Something that happened.
+#[derive(Debug, Clone)]
+pub enum Input {
+    /// `hopd` let us in. The shell has put a higher term on disk before it says so.
+    Connected {
+        term: Term,
+    },
+    /// Another agent of this node has seen this term.
+    NodeTerm(Term),
+    Order(Order),
+    /// Epochs `from..to` are ours, on disk.
+    Epochs {
+        from: u64,
+        to: u64,
+    },
+    /// They could not be put on disk.
+    EpochsFailed,
+    /// A holder has connected; `card` is what an earlier agent of this pilot gave it.
+    HolderUp {
+        lease: LeaseId,
+        step: u32,
+        gpus: Vec<GpuIndex>,
+        card: Option<Box<Card>>,
+    },
+    /// A holder's connection broke from its side.
+    HolderGone {
+        lease: LeaseId,
+    },
+    /// The plugin said so (the shell has checked that it was root).
+    Confirmed(Confirmation),
+    /// The srun of a lease's step has ended, or could not be started.
+    StepExited {
+        lease: LeaseId,
+        detail: String,
+    },
+    /// The srun of a take-back step has ended.
+    RescueExited {
+        lease: LeaseId,
+        detail: String,
+    },
+    /// The executor's process is gone.
+    ExecutorGone {
+        lease: LeaseId,
+    },
+    /// A step of ours that Slurm still shows and nobody holds: an agent before us lost it with its slurmstepd.
+    OrphanStep {
+        step: u32,
+    },
+    /// Slurm ends the pilot.
+    Terminated,
+    /// [`AgentState::next_wake`] is due.
+    Tick,
+}
+
+/// What is to be done, in this order.
+#[derive(Debug, Clone)]
+pub enum Output {
+    Report(Request),
+    /// Start the step of a lease with a token of this epoch.
+    StartStep {
+        order: StartLease,
+        epoch: Epoch,
+    },
+    /// Give the holder its card.
+    GiveCard {
+        lease: LeaseId,
+        card: Box<Card>,
+    },
+    /// Tell the holder to end.
+    EndHolder {
+        lease: LeaseId,
+    },
+    /// End the srun of a lease whose task may not be there yet.
+    EndStep {
+        lease: LeaseId,
+    },
+    /// Start the step that takes back what a dead slurmstepd left.
+    Rescue {
+        lease: LeaseId,
+        epoch: Epoch,
+        grace: Span,
+    },
+    /// Watch the executor's process.
+    Watch {
+        lease: LeaseId,
+        pid: u32,
+        start_time: u64,
+    },
+    Forget {
+        lease: LeaseId,
+    },
+    /// Reserve the next block of epochs on disk.
+    ReserveEpochs,
+    /// Obey this `hopd` no longer.
+    HangUp {
+        reason: String,
+    },
+    /// For the log.
+    Warn(String),
+    /// All is over: end the pilot.
+    Exit,
+}
+
+/// What a holder keeps for the next agent of its pilot, should this one die.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Card {
+    pub order: StartLease,
+    pub handover: Handover,
+}
+
+/// Who constrains the devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// The plugin: nothing is lent without its word.
+    Plugin,
+    /// Nobody, the site says so: a holder's word is enough.
+    None,
+}
+
+/// What the agent is born with.
+#[derive(Debug, Clone)]
+pub struct Birth {
+    pub node: NodeName,
+    pub pilot: JobId,
+    pub pool: PoolName,
+    pub gpus: Vec<GpuSlot>,
+    pub cpus: u16,
+    pub ends: Option<Timestamp>,
+    pub steps_max: u32,
+    pub isolation: Isolation,
+    /// What holders get at a take-back that nobody ordered.
+    pub grace: Span,
+    pub waits: Waits,
+    /// The highest term that the node has on disk.
+    pub term: Term,
+}
+
+#[derive(Debug)]
+pub struct AgentState {
+    birth: Birth,
+    term: Term,
+    draining: bool,
+    /// Slurm ends the pilot: no step can be started any more.
+    terminated: Option<Timestamp>,
+    steps_used: u32,
+    epochs: std::ops::Range<u64>,
+    reserving: bool,
+    leases: BTreeMap<LeaseId, Lease>,
+    ended: BTreeMap<LeaseId, LeaseEnd>,
+    idle_since: Option<Timestamp>,
+}
+
+#[derive(Debug)]
+struct Lease {
+    order: StartLease,
+    epoch: Epoch,
+    /// Its srun is a child of ours and runs.
+    srun: bool,
+    holder: bool,
+    phase: Phase,
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// Waits for epochs on disk.
+    Waiting,
+    Starting {
+        deadline: Timestamp,
+    },
+    Live {
+        handover: Handover,
+    },
+    Ending(Ending),
+}
+
+#[derive(Debug)]
+struct Ending {
+    cause: EndCause,
+    detail: String,
+    /// What was lent; none: nothing was confirmed, so nothing was lent.
+    handover: Option<Handover>,
+    taken: Option<TakenBack>,
+    /// Slurm's step is over, as far as we can know.
+    step_over: bool,
+    device_lost: bool,
+    rescue: Rescue,
+    deadline: Timestamp,
+    grace: Span,
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Rescue {
+    No,
+    Running,
+    Failed,
+}
+
+/// Epochs left at which more are reserved, long before they are needed.
+const EPOCHS_LOW: u64 = 16;
+
+impl AgentState {
+    pub fn new(birth: Birth) -> Self {
+        Self {
+            term: birth.term,
+            draining: false,
+            terminated: None,
+            steps_used: 0,
+            epochs: 0..0,
+            reserving: false,
+            leases: BTreeMap::new(),
+            ended: BTreeMap::new(),
+            idle_since: None,
+            birth,
+        }
+    }
+
+    /// Takes in what happened and says what to do about it.
+    pub fn handle(&mut self, input: Input, now: Timestamp) -> Vec<Output> {
+        let mut out = Vec::new();
+        match input {
+            Input::Connected { term } => self.connected(term, &mut out),
+            Input::NodeTerm(term) => self.term = self.term.max(term),
+            Input::Order(order) => self.order(order, now, &mut out),
+            Input::Epochs { from, to } => self.epochs(from, to, now, &mut out),
+            Input::EpochsFailed => {
+                self.reserving = false;
+                self.start_waiting(now, &mut out);
+            }
+            Input::HolderUp {
+                lease,
+                step,
+                gpus,
+                card,
+            } => self.holder_up(lease, step, gpus, card, now, &mut out),
+            Input::HolderGone { lease } => self.holder_gone(lease, now, &mut out),
+            Input::Confirmed(confirmation) => self.confirmed(confirmation, now, &mut out),
+            Input::StepExited { lease, detail } => self.step_exited(lease, &detail, now, &mut out),
+            Input::RescueExited { lease, detail } => self.rescue_exited(lease, &detail, now, &mut out),
+            Input::ExecutorGone { lease } => {
+                let detail = "the kernel's process ended".into();
+                self.begin_end(
+                    lease,
+                    EndCause::ReplicaLost,
+                    detail,
+                    self.birth.grace,
+                    now,
+                    &mut out,
+                );
+            }
+            Input::OrphanStep { step } => self.orphan_step(step, &mut out),
+            Input::Terminated => self.terminate(now, &mut out),
+            Input::Tick => {}
+        }
+        self.due(now, &mut out);
+        self.leave_if_over(now, &mut out);
+        out
+    }
+
+    /// When [`Input::Tick`] is next wanted.
+    pub fn next_wake(&self) -> Option<Timestamp> {
+        let leases = self.leases.values().filter_map(|l| match &l.phase {
+            Phase::Waiting | Phase::Live { .. } => None,
+            Phase::Starting { deadline } => Some(*deadline),
+            Phase::Ending(ending) => Some(ending.deadline),
+        });
+        let farewell = self.idle_since.map(|t| t + self.birth.waits.farewell);
+        leases.chain(farewell).min()
+    }
+
+    /// What `hopd` is told at each connection.
+    pub fn agent_up(&self) -> AgentUp {
+        AgentUp {
+            node: self.birth.node.clone(),
+            pilot: self.birth.pilot,
+            pool: self.birth.pool.clone(),
+            gpus: self.birth.gpus.clone(),
+            cpus: self.birth.cpus,
+            ends: self.birth.ends,
+            steps_used: self.steps_used,
+            steps_max: self.birth.steps_max,
+            term: self.term,
+            leases: self
+                .leases
+                .iter()
+                .filter_map(|(id, lease)| {
+                    lease.lent().map(|handover| LiveLease {
+                        lease: *id,
+                        kernel: lease.order.kernel.clone(),
+                        handover: handover.clone(),
+                    })
+                })
+                .collect(),
+            ended: self.ended.iter().map(|(id, end)| (*id, end.clone())).collect(),
+        }
+    }
+
+    /// The highest term seen.
+    pub fn term(&self) -> Term {
+        self.term
+    }
+
+    fn connected(&mut self, term: Term, out: &mut Vec<Output>) {
+        if term < self.term {
+            let reason = format!(
+                "hopd of term {term} is older than term {} that this node obeys",
+                self.term
+            );
+            out.push(Output::Warn(reason.clone()));
+            out.push(Output::HangUp { reason });
+            return;
+        }
+        self.term = term;
+        out.push(Output::Report(Request::AgentUp(self.agent_up())));
+    }
+
+    fn order(&mut self, order: Order, now: Timestamp, out: &mut Vec<Output>) {
+        let term = match &order {
+            Order::StartLease(start) => start.term,
+            Order::EndLease { term, .. } | Order::EndAcknowledged { term, .. } | Order::Drain { term } => {
+                *term
+            }
+        };
+        if term < self.term {
+            let reason = format!(
+                "an order of term {term} was refused: this node obeys term {}",
+                self.term
+            );
+            out.push(Output::Warn(reason.clone()));
+            out.push(Output::HangUp { reason });
+            return;
+        }
+        match order {
+            Order::StartLease(start) => self.start(start, now, out),
+            Order::EndLease {
+                lease, cause, grace, ..
+            } => {
+                self.begin_end(lease, cause, String::new(), grace, now, out);
+                if let Some(end) = self.ended.get(&lease) {
+                    out.push(Output::Report(Request::LeaseEnded {
+                        lease,
+                        end: end.clone(),
+                    }));
+                }
+            }
+            Order::EndAcknowledged { lease, .. } => {
+                self.ended.remove(&lease);
+            }
+            Order::Drain { .. } => self.draining = true,
+        }
+    }
+
+    fn start(&mut self, order: StartLease, now: Timestamp, out: &mut Vec<Output>) {
+        let id = order.lease;
+        if self.ended.contains_key(&id) {
+            return;
+        }
+        if let Some(lease) = self.leases.get(&id) {
+            if let Phase::Live { handover } = &lease.phase {
+                out.push(Output::Report(Request::LeaseStarted {
+                    lease: id,
+                    handover: handover.clone(),
+                }));
+            }
+            return;
+        }
+        if let Some(reason) = self.refusal(&order) {
+            out.push(failed(id, reason, false));
+            return;
+        }
+        let lease = Lease {
+            order,
+            epoch: Epoch(0),
+            srun: false,
+            holder: false,
+            phase: Phase::Waiting,
+        };
+        self.leases.insert(id, lease);
+        self.start_waiting(now, out);
+    }
+
+    fn refusal(&self, order: &StartLease) -> Option<String> {
+        if self.terminated.is_some() || self.draining {
+            return Some(format!("pilot {} takes no more leases", self.birth.pilot));
+        }
+        let lendable = self.birth.gpus.iter().filter(|g| g.blocked.is_none()).count();
+        let used: usize = self.leases.values().map(|l| usize::from(l.order.gpus)).sum();
+        if usize::from(order.gpus) + used > self.birth.gpus.len().min(lendable + used) {
+            return Some(format!(
+                "pilot {} has no {} free GPUs: {used} of {} are lent",
+                self.birth.pilot,
+                order.gpus,
+                self.birth.gpus.len()
+            ));
+        }
+        if order.gpus == 0 && order.cpus == 0 {
+            return Some("the lease asks for nothing".into());
+        }
+        None
+    }
+
+    fn epochs(&mut self, from: u64, to: u64, now: Timestamp, out: &mut Vec<Output>) {
+        self.reserving = false;
+        if from >= self.epochs.end {
+            // What was left of the last block is skipped: epochs need only grow.
+            self.epochs = from..to;
+        }
+        self.start_waiting(now, out);
+    }
+
+    fn start_waiting(&mut self, now: Timestamp, out: &mut Vec<Output>) {
+        for lease in self.leases.values_mut() {
+            if !matches!(lease.phase, Phase::Waiting) {
+                continue;
+            }
+            let Some(epoch) = self.epochs.next() else { break };
+            lease.epoch = Epoch(epoch);
+            lease.srun = true;
+            lease.phase = Phase::Starting {
+                deadline: now + self.birth.waits.start,
+            };
+            out.push(Output::StartStep {
+                order: lease.order.clone(),
+                epoch: lease.epoch,
+            });
+        }
+        let left = self.epochs.end - self.epochs.start;
+        if left < EPOCHS_LOW && !self.reserving {
+            self.reserving = true;
+            out.push(Output::ReserveEpochs);
+        }
+    }
+
+    /// Indices that are lent to any lease but `except`.
+    fn lent(&self, except: LeaseId) -> BTreeSet<GpuIndex> {
+        self.leases
+            .iter()
+            .filter(|(id, _)| **id != except)
+            .filter_map(|(_, lease)| lease.lent())
+            .flat_map(|handover| handover.devices.iter().map(|d| d.index))
+            .collect()
+    }
+
+    fn holder_up(
+        &mut self,
+        id: LeaseId,
+        step: u32,
+        gpus: Vec<GpuIndex>,
+        card: Option<Box<Card>>,
+        now: Timestamp,
+        out: &mut Vec<Output>,
+    ) {
+        self.steps_used = self.steps_used.max(step + 1);
+        if !self.leases.contains_key(&id) {
+            match card {
+                Some(card) if card.order.lease == id => self.adopt(*card, out),
+                _ => {
+                    out.push(Output::Warn(format!(
+                        "lease {id} is not ours: its holder is sent away"
+                    )));
+                    out.push(Output::EndHolder { lease: id });
+                    return;
+                }
+            }
+        }
+        let Some(lease) = self.leases.get_mut(&id) else {
+            return;
+        };
+        lease.holder = true;
+        match &lease.phase {
+            Phase::Starting { .. } if self.birth.isolation == Isolation::None => {
+                let handover = Handover {
+                    epoch: lease.epoch,
+                    pilot: self.birth.pilot,
+                    step,
+                    devices: gpus.iter().map(|index| unproven_device(*index)).collect(),
+                    cores: String::new(),
+                    at: now,
+                };
+                self.handed_over(id, handover, now, out);
+            }
+            Phase::Live { handover } => out.push(Output::GiveCard {
+                lease: id,
+                card: Box::new(Card {
+                    order: lease.order.clone(),
+                    handover: handover.clone(),
+                }),
+            }),
+            Phase::Ending(_) => out.push(Output::EndHolder { lease: id }),
+            Phase::Waiting | Phase::Starting { .. } => {}
+        }
+    }
+
+    /// A lease of an agent before us.
+    fn adopt(&mut self, card: Card, out: &mut Vec<Output>) {
+        let id = card.order.lease;
+        out.push(Output::Watch {
+            lease: id,
+            pid: card.order.executor.pid,
+            start_time: card.order.executor.start_time,
+        });
+        out.push(Output::Report(Request::LeaseStarted {
+            lease: id,
+            handover: card.handover.clone(),
+        }));
+        let lease = Lease {
+            order: card.order,
+            epoch: card.handover.epoch,
+            srun: false,
+            holder: true,
+            phase: Phase::Live {
+                handover: card.handover,
+            },
+        };
+        self.leases.insert(id, lease);
+    }
+
+    fn handed_over(&mut self, id: LeaseId, handover: Handover, now: Timestamp, out: &mut Vec<Output>) {
+        self.steps_used = self.steps_used.max(handover.step + 1);
+        let taken = self.lent(id);
+        let Some(lease) = self.leases.get_mut(&id) else {
+            return;
+        };
+        let wrong = if handover.epoch != lease.epoch {
+            Some(format!(
+                "epoch {} was confirmed, not {}",
+                handover.epoch, lease.epoch
+            ))
+        } else if let Some(d) = handover.devices.iter().find(|d| taken.contains(&d.index)) {
+            Some(format!("Slurm gave GPU {} to two steps", d.index))
+        } else if handover.devices.len() != usize::from(lease.order.gpus) {
+            Some(format!(
+                "Slurm gave the step {} GPUs instead of {}",
+                handover.devices.len(),
+                lease.order.gpus
+            ))
+        } else {
+            None
+        };
+        match (&mut lease.phase, wrong) {
+            (Phase::Starting { .. }, None) => {
+                let executor = &lease.order.executor;
+                out.push(Output::Report(Request::LeaseStarted {
+                    lease: id,
+                    handover: handover.clone(),
+                }));
+                out.push(Output::Watch {
+                    lease: id,
+                    pid: executor.pid,
+                    start_time: executor.start_time,
+                });
+                if lease.holder {
+                    out.push(Output::GiveCard {
+                        lease: id,
+                        card: Box::new(Card {
+                            order: lease.order.clone(),
+                            handover: handover.clone(),
+                        }),
+                    });
+                }
+                lease.phase = Phase::Live { handover };
+            }
+            (Phase::Starting { .. }, Some(wrong)) => {
+                out.push(Output::Warn(format!("lease {id}: {wrong}; it is ended")));
+                lease.phase = Phase::Live { handover };
+                self.begin_end(id, EndCause::Failed, wrong, Span::ZERO, now, out);
+            }
+            // It was ended while the plugin was at work: it has to be taken back all the same.
+            (Phase::Ending(ending), _) if ending.handover.is_none() => ending.handover = Some(handover),
+            _ => {}
+        }
+    }
+
+    fn confirmed(&mut self, confirmation: Confirmation, now: Timestamp, out: &mut Vec<Output>) {
+        match confirmation {
+            Confirmation::HandedOver(handed) if handed.pilot == self.birth.pilot => {
+                self.handed_over(handed.lease, handover_of(&handed), now, out);
+            }
+            Confirmation::TakenBack(taken) if taken.pilot == self.birth.pilot => {
+                self.taken_back(taken, now, out);
+            }
+            Confirmation::Refused(refused) if refused.pilot == self.birth.pilot => {
+                let Some(id) = refused.lease else {
+                    out.push(Output::Warn(format!(
+                        "the plugin refused a step: {}",
+                        refused.reason
+                    )));
+                    return;
+                };
+                let device_lost = matches!(refused.reason, Refusal::Blocked { .. });
+                if let Refusal::Blocked { index, why } = &refused.reason {
+                    self.block(*index, why, out);
+                }
+                let detail = format!("the plugin refused the handover: {}", refused.reason);
+                if matches!(
+                    self.leases.get(&id).map(|l| &l.phase),
+                    Some(Phase::Starting { .. })
+                ) {
+                    self.begin_end(id, EndCause::Failed, detail, Span::ZERO, now, out);
+                    self.ending(id, |ending| ending.device_lost |= device_lost);
+                } else {
+                    out.push(Output::Warn(format!("lease {id}: {detail}")));
+                }
+            }
+            _ => out.push(Output::Warn(
+                "a confirmation for another pilot was ignored".into(),
+            )),
+        }
+    }
+
+    fn taken_back(&mut self, taken: TakenBack, now: Timestamp, out: &mut Vec<Output>) {
+        let id = taken.lease;
+        let Some(lease) = self.leases.get(&id) else { return };
+        if matches!(lease.phase, Phase::Live { .. } | Phase::Starting { .. }) {
+            let detail = "its Slurm step ended".into();
+            self.begin_end(id, EndCause::StepLost, detail, self.birth.grace, now, out);
+        }
+        let step_end = self.birth.waits.step_end;
+        let srun = self.leases.get(&id).is_some_and(|l| l.srun);
+        self.ending(id, |ending| {
+            ending.taken = Some(taken);
+            ending.deadline = now + step_end;
+            // Without an srun to watch, the plugin's last word in the step is its end.
+            ending.step_over |= !srun;
+        });
+        self.finish_if_over(id, now, out);
+    }
+
+    fn ending(&mut self, id: LeaseId, change: impl FnOnce(&mut Ending)) {
+        if let Some(Phase::Ending(ending)) = self.leases.get_mut(&id).map(|l| &mut l.phase) {
+            change(ending);
+        }
+    }
+
+    fn holder_gone(&mut self, id: LeaseId, now: Timestamp, out: &mut Vec<Output>) {
+        let isolation = self.birth.isolation;
+        let Some(lease) = self.leases.get_mut(&id) else {
+            return;
+        };
+        lease.holder = false;
+        let srun = lease.srun;
+        match lease.phase {
+            Phase::Live { .. } => {
+                let detail = "its Slurm step was ended or died".into();
+                self.begin_end(id, EndCause::StepLost, detail, self.birth.grace, now, out);
+            }
+            Phase::Waiting | Phase::Starting { .. } | Phase::Ending(_) => {}
+        }
+        if isolation == Isolation::None && !srun {
+            self.ending(id, |ending| ending.step_over = true);
+        }
+        self.finish_if_over(id, now, out);
+    }
+
+    fn step_exited(&mut self, id: LeaseId, detail: &str, now: Timestamp, out: &mut Vec<Output>) {
+        let Some(lease) = self.leases.get_mut(&id) else {
+            return;
+        };
+        lease.srun = false;
+        match &mut lease.phase {
+            Phase::Starting { .. } => {
+                let reason = format!("Slurm did not start the lease's step: {detail}");
+                self.begin_end(id, EndCause::Failed, reason, Span::ZERO, now, out);
+                self.ending(id, |ending| ending.step_over = true);
+            }
+            Phase::Ending(ending) => {
+                // Where a step was lent something, an srun that was killed says nothing about the step.
+                ending.step_over |= ending.handover.is_none() || ending.taken.is_some();
+            }
+            // The holder's connection is the lease's lifeline, not its srun.
+            Phase::Waiting | Phase::Live { .. } => {}
+        }
+        if self.birth.isolation == Isolation::None {
+            let holder = self.leases.get(&id).is_some_and(|l| l.holder);
+            self.ending(id, |ending| ending.step_over |= !holder);
+        }
+        self.finish_if_over(id, now, out);
+    }
+
+    fn rescue_exited(&mut self, id: LeaseId, detail: &str, now: Timestamp, out: &mut Vec<Output>) {
+        let mut failed = false;
+        self.ending(id, |ending| {
+            if ending.taken.is_none() {
+                failed = true;
+                ending.rescue = Rescue::Failed;
+                ending.deadline = now;
+            }
+        });
+        if failed {
+            out.push(Output::Warn(format!(
+                "lease {id}: the take-back step failed: {detail}"
+            )));
+        }
+    }
+
+    fn orphan_step(&mut self, step: u32, out: &mut Vec<Output>) {
+        let known = self
+            .leases
+            .values()
+            .any(|l| l.lent().is_some_and(|h| h.step == step));
+        if known {
+            return;
+        }
+        out.push(Output::Warn(format!(
+            "step {}.{step} is in Slurm's queue and nobody holds it: the pilot is to be replaced",
+            self.birth.pilot
+        )));
+        let lent = self.lent(LeaseId(u64::MAX));
+        let suspects: Vec<_> = self
+            .birth
+            .gpus
+            .iter()
+            .filter(|g| g.blocked.is_none() && !lent.contains(&g.index))
+            .map(|g| g.index)
+            .collect();
+        // Slurm doesn't say which GPU an old step holds without a query of its own: none of the idle is lent.
+        for index in suspects {
+            self.block(
+                index,
+                &format!("Slurm step {step} holds a GPU and has no holder"),
+                out,
+            );
+        }
+    }
+
+    fn terminate(&mut self, now: Timestamp, out: &mut Vec<Output>) {
+        self.terminated = Some(now);
+        self.draining = true;
+        let ids: Vec<_> = self.leases.keys().copied().collect();
+        for id in ids {
+            let detail = format!("the Slurm job {} that held the GPU was ended", self.birth.pilot);
+            self.begin_end(id, EndCause::PilotLost, detail, self.birth.grace, now, out);
+        }
+    }
+
+    /// Starts to end a lease, unless it ends already.
+    fn begin_end(
+        &mut self,
+        id: LeaseId,
+        cause: EndCause,
+        detail: String,
+        grace: Span,
+        now: Timestamp,
+        out: &mut Vec<Output>,
+    ) {
+        let waits = self.birth.waits;
+        let Some(lease) = self.leases.get_mut(&id) else {
+            return;
+        };
+        let (handover, step_over) = match std::mem::replace(&mut lease.phase, Phase::Waiting) {
+            Phase::Waiting => (None, true),
+            Phase::Starting { .. } => {
+                out.push(Output::EndStep { lease: id });
+                (None, false)
+            }
+            Phase::Live { handover } => (Some(handover), false),
+            ending @ Phase::Ending(_) => {
+                lease.phase = ending;
+                return;
+            }
+        };
+        if lease.holder {
+            out.push(Output::EndHolder { lease: id });
+        }
+        lease.phase = Phase::Ending(Ending {
+            cause,
+            detail,
+            deadline: now + grace + waits.take_back,
+            handover,
+            taken: None,
+            step_over,
+            device_lost: false,
+            rescue: Rescue::No,
+            grace,
+        });
+        self.finish_if_over(id, now, out);
+    }
+
+    fn finish_if_over(&mut self, id: LeaseId, now: Timestamp, out: &mut Vec<Output>) {
+        let owed_by_plugin = self.birth.isolation == Isolation::Plugin;
+        let over = match self.leases.get(&id).map(|l| &l.phase) {
+            Some(Phase::Ending(e)) => {
+                e.step_over && (e.handover.is_none() || !owed_by_plugin || e.taken.is_some())
+            }
+            _ => false,
+        };
+        if over {
+            self.finish(id, now, out);
+        }
+    }
+
+    /// The last word on a lease.
+    fn finish(&mut self, id: LeaseId, now: Timestamp, out: &mut Vec<Output>) {
+        let Some(Lease {
+            phase: Phase::Ending(ending),
+            ..
+        }) = self.leases.remove(&id)
+        else {
+            return;
+        };
+        out.push(Output::Forget { lease: id });
+        let lent = ending
+            .handover
+            .as_ref()
+            .is_some_and(|_| ending.cause != EndCause::Failed);
+        let clean = match (&ending.taken, &ending.handover) {
+            (Some(taken), _) => taken.clean,
+            (None, Some(_)) => self.birth.isolation == Isolation::None,
+            (None, None) => true,
+        };
+        if let Some(taken) = ending.taken.as_ref().filter(|t| !t.clean) {
+            let why = blocked_because(taken);
+            for index in &taken.devices {
+                self.block(*index, &why, out);
+            }
+        } else if !clean {
+            let why = "no take-back was confirmed".to_owned();
+            for device in ending.handover.iter().flat_map(|h| &h.devices) {
+                self.block(device.index, &why, out);
+            }
+        }
+        if lent {
+            let end = LeaseEnd {
+                cause: ending.cause,
+                clean,
+                ended_pids: ending.taken.map(|t| t.ended_pids).unwrap_or_default(),
+                at: now,
+                detail: ending.detail,
+            };
+            self.ended.insert(id, end.clone());
+            out.push(Output::Report(Request::LeaseEnded { lease: id, end }));
+        } else {
+            let reason = if ending.detail.is_empty() {
+                "it was ended before it had started".to_owned()
+            } else {
+                ending.detail
+            };
+            out.push(failed(id, reason, ending.device_lost || !clean));
+        }
+    }
+
+    /// Marks a GPU as one that this pilot doesn't lend any more.
+    fn block(&mut self, index: GpuIndex, why: &str, out: &mut Vec<Output>) {
+        let slot = self.birth.gpus.iter_mut().find(|g| g.index == index);
+        let Some(slot) = slot.filter(|s| s.blocked.is_none()) else {
+            return;
+        };
+        slot.blocked = Some(why.to_owned());
+        out.push(Output::Report(Request::SlotBlocked {
+            index,
+            reason: why.to_owned(),
+        }));
+    }
+
+    /// What has waited for long enough.
+    fn due(&mut self, now: Timestamp, out: &mut Vec<Output>) {
+        let ids: Vec<_> = self.leases.keys().copied().collect();
+        for id in ids {
+            let deadline = match self.leases.get(&id).map(|l| &l.phase) {
+                Some(Phase::Starting { deadline }) => *deadline,
+                Some(Phase::Ending(ending)) => ending.deadline,
+                _ => continue,
+            };
+            if deadline <= now {
+                self.overdue(id, now, out);
+            }
+        }
+    }
+
+    fn overdue(&mut self, id: LeaseId, now: Timestamp, out: &mut Vec<Output>) {
+        let waits = self.birth.waits;
+        let can_rescue = self.terminated.is_none() && self.birth.isolation == Isolation::Plugin;
+        let Some(lease) = self.leases.get_mut(&id) else {
+            return;
+        };
+        let epoch = lease.epoch;
+        let Phase::Ending(ending) = &mut lease.phase else {
+            let seconds = waits.start.as_secs_f64();
+            let reason = format!("the plugin confirmed no handover within {seconds:.0} s");
+            self.begin_end(id, EndCause::Failed, reason, Span::ZERO, now, out);
+            return;
+        };
+        let owed = ending.handover.is_some() && ending.taken.is_none();
+        if owed && ending.rescue == Rescue::No && can_rescue {
+            // The step's slurmstepd is dead: Slurm keeps the GPU until the pilot ends.
+            ending.rescue = Rescue::Running;
+            ending.deadline = now + ending.grace + waits.rescue;
+            ending.step_over = true;
+            out.push(Output::Rescue {
+                lease: id,
+                epoch,
+                grace: ending.grace,
+            });
+            let step = ending.handover.as_ref().map_or(0, |h| h.step);
+            self.block_devices_of(id, &format!("the slurmstepd of step {step} died"), out);
+            return;
+        }
+        if !ending.step_over && !owed {
+            let why = "Slurm did not end the lease's step";
+            out.push(Output::Warn(format!("lease {id}: {why}")));
+            ending.device_lost = true;
+            self.block_devices_of(id, why, out);
+        }
+        self.finish(id, now, out);
+    }
+
+    fn block_devices_of(&mut self, id: LeaseId, why: &str, out: &mut Vec<Output>) {
+        let devices: Vec<_> = match self.leases.get(&id).map(|l| &l.phase) {
+            Some(Phase::Ending(Ending {
+                handover: Some(handover),
+                ..
+            })) => handover.devices.iter().map(|d| d.index).collect(),
+            _ => Vec::new(),
+        };
+        for index in devices {
+            self.block(index, why, out);
+        }
+    }
+
+    fn leave_if_over(&mut self, now: Timestamp, out: &mut Vec<Output>) {
+        if !self.draining || !self.leases.is_empty() {
+            self.idle_since = None;
+            return;
+        }
+        let since = *self.idle_since.get_or_insert(now);
+        if self.ended.is_empty() || since + self.birth.waits.farewell <= now {
+            out.push(Output::Exit);
+        }
+    }
+
+    /// What must hold between any two inputs.
+    #[cfg(test)]
+    pub(crate) fn sanity_check(&self) {
+        let mut seen = BTreeSet::new();
+        for (id, lease) in &self.leases {
+            assert_eq!(*id, lease.order.lease);
+            assert!(!self.ended.contains_key(id), "a lease both lives and has ended");
+            if let Phase::Live { handover } = &lease.phase {
+                assert_eq!(handover.epoch, lease.epoch);
+                assert_eq!(handover.devices.len(), usize::from(lease.order.gpus));
+                for device in &handover.devices {
+                    assert!(seen.insert(device.index), "GPU {} is lent twice", device.index);
+                }
+            }
+            if matches!(lease.phase, Phase::Waiting) {
+                assert!(self.reserving, "a lease waits for epochs that nobody reserves");
+            }
+        }
+        if self.terminated.is_some() {
+            assert!(self.draining);
+            assert!(self.leases.values().all(|l| matches!(l.phase, Phase::Ending(_))));
+        }
+    }
+}
+
+impl Lease {
+    /// What is lent now, or not yet taken back.
+    fn lent(&self) -> Option<&Handover> {
+        match &self.phase {
+            Phase::Live { handover } => Some(handover),
+            Phase::Ending(ending) => ending.handover.as_ref(),
+            Phase::Waiting | Phase::Starting { .. } => None,
+        }
+    }
+}
+
+fn failed(lease: LeaseId, reason: String, device_lost: bool) -> Output {
+    Output::Report(Request::LeaseFailed {
+        lease,
+        reason,
+        device_lost,
+    })
+}
+
+/// Where nothing constrains devices nobody knows their files either.
+fn unproven_device(index: GpuIndex) -> Device {
+    Device {
+        index,
+        path: std::path::PathBuf::new(),
+        major: 0,
+        minor: 0,
+    }
+}
+
+fn handover_of(handed: &HandedOver) -> Handover {
+    Handover {
+        epoch: handed.epoch,
+        pilot: handed.pilot,
+        step: handed.step,
+        devices: handed
+            .devices
+            .iter()
+            .map(|d| Device {
+                index: d.index,
+                path: d.path.clone(),
+                major: d.major,
+                minor: d.minor,
+            })
+            .collect(),
+        cores: handed.cores.clone(),
+        at: handed.at,
+    }
+}
+
+fn blocked_because(taken: &TakenBack) -> String {
+    match taken.holders.first() {
+        Some(h) => format!(
+            "process {} of uid {} still holds it by {}: {}",
+            h.pid, h.uid, h.how, h.why
+        ),
+        None => "the plugin could not take it back".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests;

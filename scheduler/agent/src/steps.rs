@@ -1,0 +1,282 @@
+//! The `srun`s of a pilot: one for each lease, one for each take-back of what a dead slurmstepd left.
+//!
+//! Arguments are arrays, never a shell's; the token travels in the environment, in a credential that root
+//! alone can open, and is logged nowhere.
+
+use anyhow::{Context, Result};
+use hop_api::message::StartLease;
+use hop_core::id::{Epoch, JobId, LeaseId};
+use hop_core::time::{Span, Timestamp};
+use hop_handover::token::{KernelProcess, Lend, MAX_AGE_S, Op, TOKEN_VARIABLE, Token, VERSION};
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
+use tokio::process::{Child, Command};
+
+/// What every step of this pilot has in common.
+#[derive(Debug, Clone)]
+pub struct Steps {
+    pub pilot: JobId,
+    /// The agent's socket.
+    pub socket: PathBuf,
+    /// This program.
+    pub program: PathBuf,
+    pub munge_socket: Option<PathBuf>,
+    /// For what srun says.
+    pub scratch: PathBuf,
+    /// Without the plugin there is nobody to give a token to.
+    pub with_token: bool,
+}
+
+/// A running srun and what it says on stderr.
+#[derive(Debug)]
+pub struct Srun {
+    child: Child,
+    said: File,
+}
+
+/// The arguments of the srun of a lease's step. Never `--overlap`, which lends a GPU twice; `--exact` and
+/// `--mem=0` let the steps of one pilot run side by side.
+pub fn lease_args(order: &StartLease, program: &Path, socket: &Path) -> Vec<String> {
+    let gres = match (order.gpus, &order.gpu_type) {
+        (0, _) => "none".to_owned(),
+        (n, Some(t)) if !t.as_str().is_empty() => format!("gpu:{t}:{n}"),
+        (n, _) => format!("gpu:{n}"),
+    };
+    let mut args: Vec<String> = ["-Q", "--exact", "-n1", "--mem=0"].map(Into::into).into();
+    args.push(format!("-c{}", order.cpus.max(1)));
+    args.push(format!("--gres={gres}"));
+    args.extend(common_args(&order.step_name));
+    args.push(program.display().to_string());
+    args.extend(["hold".into(), "--socket".into(), socket.display().to_string()]);
+    args.extend(["--lease".into(), order.lease.to_string()]);
+    args
+}
+
+/// The arguments of a take-back step: it holds no GRES, so it may overlap.
+pub fn take_back_args(lease: LeaseId) -> Vec<String> {
+    let mut args: Vec<String> = ["-Q", "--overlap", "-n1", "-c1", "--mem=0", "--gres=none"]
+        .map(Into::into)
+        .into();
+    args.extend(common_args(&format!("take-back {lease}")));
+    args.push("/bin/true".into());
+    args
+}
+
+fn common_args(name: &str) -> [String; 4] {
+    [
+        "--mpi=none".into(),
+        "--cpu-bind=none".into(),
+        format!("--export={TOKEN_VARIABLE},PATH"),
+        format!("--job-name={name}"),
+    ]
+}
+
+impl Steps {
+    /// Starts the step of a lease.
+    pub async fn lend(&self, order: &StartLease, epoch: Epoch, grace: Span) -> Result<Srun> {
+        let op = Op::Lend(Lend {
+            kernel: KernelProcess {
+                uid: order.executor.uid,
+                pid: order.executor.pid,
+                start_time: order.executor.start_time,
+                seat_job: order.executor.job,
+                seat_step: order.executor.step,
+            },
+            gpus: order.gpus,
+            cpus: order.cpus,
+        });
+        let args = lease_args(order, &self.program, &self.socket);
+        self.start(&args, order.lease, epoch, op, grace).await
+    }
+
+    /// Starts a step that takes back what a lease's dead slurmstepd left.
+    pub async fn take_back(&self, lease: LeaseId, epoch: Epoch, grace: Span) -> Result<Srun> {
+        self.start(&take_back_args(lease), lease, epoch, Op::TakeBack, grace)
+            .await
+    }
+
+    async fn start(
+        &self,
+        args: &[String],
+        lease: LeaseId,
+        epoch: Epoch,
+        op: Op,
+        grace: Span,
+    ) -> Result<Srun> {
+        let mut command = Command::new("srun");
+        command.args(args);
+        if self.with_token {
+            let token = Token {
+                v: VERSION,
+                op,
+                lease,
+                epoch,
+                pilot: self.pilot,
+                notify: self.socket.clone(),
+                grace_ms: u32::try_from(grace.0 / 1000).unwrap_or(u32::MAX),
+                issued_at: wall_clock(),
+            };
+            let socket = self.munge_socket.clone();
+            let credential = tokio::task::spawn_blocking(move || {
+                let ttl = Duration::from_secs(MAX_AGE_S);
+                hop_munge::encode(&token.to_payload(), Some(0), Some(ttl), socket.as_deref())
+            })
+            .await?
+            .context("no credential for the lease's token")?;
+            command.env(TOKEN_VARIABLE, credential);
+        } else {
+            command.env(TOKEN_VARIABLE, "none");
+        }
+        let said = tempfile::tempfile_in(&self.scratch).context("no file for what srun says")?;
+        let child = command
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::from(said.try_clone()?))
+            .process_group(0)
+            .spawn()
+            .context("srun could not be started")?;
+        Ok(Srun { child, said })
+    }
+}
+
+impl Srun {
+    /// Waits for its end; once `stop` has resolved, ends it, at last by force. Returns what it said.
+    pub async fn wait(mut self, stop: impl Future<Output = ()>) -> String {
+        tokio::pin!(stop);
+        let mut status = tokio::select! {
+            status = self.child.wait() => Some(status),
+            () = &mut stop => None,
+        };
+        for signal in [
+            rustix::process::Signal::TERM,
+            rustix::process::Signal::TERM,
+            rustix::process::Signal::KILL,
+        ] {
+            if status.is_some() {
+                break;
+            }
+            let pid = self
+                .child
+                .id()
+                .and_then(|p| rustix::process::Pid::from_raw(p.cast_signed()));
+            if let Some(pid) = pid {
+                let _ = rustix::process::kill_process(pid, signal);
+            }
+            status = tokio::time::timeout(Duration::from_secs(3), self.child.wait())
+                .await
+                .ok();
+        }
+        let status = match status {
+            Some(status) => status,
+            None => self.child.wait().await,
+        };
+        describe(status, &mut self.said)
+    }
+}
+
+fn describe(status: std::io::Result<ExitStatus>, said: &mut File) -> String {
+    let mut text = String::new();
+    let _ = said.seek(SeekFrom::Start(0));
+    let _ = said.take(4096).read_to_string(&mut text);
+    let last = text
+        .lines()
+        .map(str::trim)
+        .rfind(|l| !l.is_empty())
+        .unwrap_or_default();
+    let status = match status {
+        Ok(status) => status.to_string(),
+        Err(e) => e.to_string(),
+    };
+    if last.is_empty() {
+        format!("srun ended, {status}")
+    } else {
+        format!("{last} ({status})")
+    }
+}
+
+/// Microseconds since the epoch, as the plugin reads them.
+pub fn wall_clock() -> Timestamp {
+    let since = std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .unwrap_or_default();
+    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_api::message::SeatStep;
+    use hop_core::id::Term;
+
+    fn order(gpus: u16, cpus: u16) -> StartLease {
+        StartLease {
+            term: Term(1),
+            lease: LeaseId(7),
+            user: "alice".into(),
+            kernel: "k".into(),
+            cell: "c".into(),
+            executor: SeatStep {
+                job: JobId(3),
+                step: 0,
+                pid: 10,
+                start_time: 11,
+                uid: 1001,
+            },
+            gpus,
+            gpu_type: None,
+            cpus,
+            step_name: "alice/k; rm -rf /".into(),
+        }
+    }
+
+    #[test]
+    fn a_lease_is_an_exclusive_step_and_never_overlaps() {
+        let args = lease_args(
+            &order(2, 4),
+            Path::new("/opt/g/bin/hop-agent"),
+            Path::new("/s/a.sock"),
+        );
+        assert_eq!(
+            args,
+            [
+                "-Q",
+                "--exact",
+                "-n1",
+                "--mem=0",
+                "-c4",
+                "--gres=gpu:2",
+                "--mpi=none",
+                "--cpu-bind=none",
+                "--export=GRESSHOPPER_LEASE,PATH",
+                "--job-name=alice/k; rm -rf /",
+                "/opt/g/bin/hop-agent",
+                "hold",
+                "--socket",
+                "/s/a.sock",
+                "--lease",
+                "7"
+            ]
+        );
+    }
+
+    #[test]
+    fn cores_alone_and_types_are_said_to_slurm() {
+        let socket = Path::new("/s");
+        let cores = lease_args(&order(0, 8), Path::new("/a"), socket);
+        assert!(cores.contains(&"--gres=none".to_owned()) && cores.contains(&"-c8".to_owned()));
+        assert!(!cores.contains(&"--overlap".to_owned()));
+        let mut typed = order(1, 0);
+        typed.gpu_type = Some("h100".into());
+        let typed = lease_args(&typed, Path::new("/a"), socket);
+        assert!(typed.contains(&"--gres=gpu:h100:1".to_owned()) && typed.contains(&"-c1".to_owned()));
+    }
+
+    #[test]
+    fn a_take_back_holds_no_gres() {
+        let args = take_back_args(LeaseId(7));
+        assert!(args.contains(&"--gres=none".to_owned()) && args.contains(&"--overlap".to_owned()));
+    }
+}
