@@ -34,7 +34,8 @@ impl Core {
                 reason,
             });
         };
-        let Some(kernel) = self.find_kernel(&kernel_id) else {
+        let open = |k: &u32| !self.kernels[*k].closed;
+        let Some(kernel) = self.find_kernel(&kernel_id).filter(open) else {
             return refuse(RefusedBecause::NoKernel, out);
         };
         if let Some(reason) = self.never(kernel, &id, &need) {
@@ -644,9 +645,18 @@ impl Core {
         {
             let left = self.unreserve(cell);
             self.hold_back(pilot, cell);
-            self.claim(cell, out);
+            self.end_idle_for(pilot, cell, out);
             if let Some(node) = left {
                 self.dispatch_node(node, out);
+            }
+        }
+    }
+
+    /// Ends the idle leases in the pilot that is held back for the cell: all of it is needed sooner or later.
+    fn end_idle_for(&mut self, pilot: u32, cell: u32, out: &mut Vec<Output>) {
+        for id in self.pilots[pilot].leases.clone() {
+            if matches!(self.leases[&id].state, LeaseState::Lingering { .. }) && self.helps(id, cell) {
+                self.end_lease(id, crate::lease::EndCause::Claimed, out);
             }
         }
     }

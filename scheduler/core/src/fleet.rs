@@ -13,6 +13,9 @@ use std::collections::BTreeSet;
 /// After `sbatch` refused, so long until the next try.
 const RETRY: Span = Span::from_secs(10);
 
+/// Why the GPUs of a lease are blocked that nobody knows any longer.
+const STRANGER: &str = "a lease that the scheduler has given up is still being ended on it";
+
 impl Core {
     pub(crate) fn node_facts(&mut self, facts: NodeFacts, out: &mut Vec<Output>) {
         let pool = self.pool_index(&facts.pool);
@@ -160,6 +163,7 @@ impl Core {
             ends: None,
             steps_left: u32::MAX,
             leases: Vec::new(),
+            strangers: Vec::new(),
             reserved: None,
             idle_since: Some(self.now),
             keep_until: self.now,
@@ -191,8 +195,14 @@ impl Core {
         p.steps_left = up.steps_left;
         let node = p.node;
         let types: u16 = p.groups.iter().map(|g| g.slots.len() as u16).sum();
+        self.pilots[i].strangers.clear();
         for id in leases {
             self.reattach(i, id);
+        }
+        for l in &up.leases {
+            if !self.leases.contains_key(&l.lease) {
+                self.estrange(i, l.lease, l.devices.clone());
+            }
         }
         let n = &mut self.nodes[node as usize];
         n.gpus = n.gpus.max(types);
@@ -204,6 +214,40 @@ impl Core {
         if was_draining && !up.draining {
             out.push(Output::DrainPilot { pilot: up.pilot });
         }
+    }
+
+    /// A lease lives there of which nobody knows: its GPUs can't be lent until it is over.
+    pub(crate) fn estrange(&mut self, pilot: u32, lease: LeaseId, devices: Vec<GpuIndex>) {
+        for &index in &devices {
+            if let Some(slot) = self.slot(pilot, index) {
+                slot.blocked.get_or_insert_with(|| STRANGER.to_owned());
+            }
+        }
+        self.pilots[pilot].strangers.push((lease, devices));
+    }
+
+    /// A lease of which nobody knew is over.
+    pub(crate) fn stranger_over(&mut self, lease: LeaseId, job: JobId, clean: bool, out: &mut Vec<Output>) {
+        let Some(&i) = self.pilot_by_job.get(&job) else {
+            return;
+        };
+        let strangers = &mut self.pilots[i].strangers;
+        let Some(n) = strangers.iter().position(|(l, _)| *l == lease) else {
+            return;
+        };
+        let (_, devices) = strangers.remove(n);
+        if !clean {
+            return;
+        }
+        for index in devices {
+            if let Some(slot) = self.slot(i, index)
+                && slot.blocked.as_deref() == Some(STRANGER)
+            {
+                slot.blocked = None;
+            }
+        }
+        let node = self.pilots[i].node;
+        self.dispatch_node(node, out);
     }
 
     /// Counts a known lease in its pilot's newly made groups.

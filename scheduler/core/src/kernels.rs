@@ -281,6 +281,15 @@ impl Core {
     // --- replicas ---
 
     pub(crate) fn replica_up(&mut self, up: ReplicaUp, out: &mut Vec<Output>) {
+        if self
+            .find_kernel(&up.kernel)
+            .is_some_and(|k| self.kernels[k].closed)
+        {
+            return out.push(Output::CloseKernel {
+                kernel: up.kernel,
+                reason: "the kernel was closed".to_owned(),
+            });
+        }
         let k = self.kernel_of(&up.kernel, &up.user, up.account.as_ref(), &up.pool, &up.name);
         let node = self.node_index(&up.node, self.kernels[k].pool);
         let known = self.kernels[k]
@@ -438,7 +447,9 @@ impl Core {
         if last {
             // Nobody is left to run them or to hear of them.
             for cell in self.kernels[k].cells.clone() {
-                self.drop_cell(cell, None, out);
+                if self.cells.get(cell).is_some() {
+                    self.drop_cell(cell, None, out);
+                }
             }
         } else {
             for &c in &cells {
@@ -479,8 +490,22 @@ impl Core {
             return;
         };
         self.kernels[k].closed = true;
-        for cell in self.kernels[k].cells.clone() {
-            self.drop_cell(cell, Some(RefusedBecause::Closed), out);
+        // Out of all queues first, so that nothing of it starts while the rest is told off.
+        let cells: Vec<_> = self.kernels[k]
+            .cells
+            .clone()
+            .into_iter()
+            .map(|c| self.take_cell(c))
+            .collect();
+        for (cell, held_back) in cells {
+            out.push(Output::Refused {
+                kernel: id.clone(),
+                cell: cell.id,
+                reason: RefusedBecause::Closed,
+            });
+            if let Some(node) = held_back {
+                self.dispatch_node(node, out);
+            }
         }
         for lease in self.kernels[k].leases.clone() {
             self.end_lease(lease, cause, out);

@@ -19,6 +19,9 @@ impl Core {
     ) {
         let Some(lease) = self.leases.get(&id) else {
             // Given up meanwhile: nobody wants it.
+            if let Some(&p) = self.pilot_by_job.get(&pilot) {
+                self.estrange(p, id, devices);
+            }
             return self.order_end(id, pilot, EndCause::Failed, out);
         };
         let starting = matches!(lease.state, LeaseState::Starting { .. });
@@ -201,6 +204,9 @@ impl Core {
             self.hold_back(pilot, cell);
             return self.end_lease(id, EndCause::Claimed, out);
         }
+        if self.pilots[pilot].reserved.is_some_and(|r| self.helps(id, r)) {
+            return self.end_lease(id, EndCause::Claimed, out);
+        }
         let hold = self.linger_for(id);
         let replica = self.kernels[kernel]
             .replicas
@@ -223,6 +229,13 @@ impl Core {
         self.leases.get_mut(&id).expect("found above").state = LeaseState::Lingering { since, until };
         self.at(until, Timer::Linger(id));
         self.note_lease(id, out);
+    }
+
+    /// Whether what this lease holds is among what the cell needs, and the cell is another kernel's.
+    pub(crate) fn helps(&self, id: LeaseId, cell: u32) -> bool {
+        let (lease, c) = (&self.leases[&id], &self.cells[cell]);
+        let group = lease.group.map(|g| &self.pilots[lease.pilot].groups[g]);
+        c.kernel != lease.kernel && group.is_none_or(|g| c.need.gpus == 0 || g.fits(&c.need))
     }
 
     /// How long this lease is held on to for the kernel's next cell.
@@ -370,6 +383,8 @@ impl Core {
     ) {
         if self.leases.contains_key(&id) {
             self.lease_over(id, cause, clean, detail, out);
+        } else {
+            self.stranger_over(id, pilot, clean, out);
         }
         out.push(Output::EndAcknowledged { lease: id, pilot });
     }

@@ -117,6 +117,8 @@ pub(crate) struct Pilot {
     pub ends: Option<Timestamp>,
     pub steps_left: u32,
     pub leases: Vec<LeaseId>,
+    /// Leases that live there and that nobody knows any longer: told to end, their GPUs blocked until they have.
+    pub strangers: Vec<(LeaseId, Vec<GpuIndex>)>,
     /// The cell for which this pilot's GPUs are held back.
     pub reserved: Option<u32>,
     /// Since when no lease has been here.

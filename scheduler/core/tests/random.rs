@@ -1,0 +1,159 @@
+//! Whatever happens in whatever order: the state stays sane, no GPU is lent twice, nobody starves.
+
+mod world;
+
+use hop_core::Config;
+use hop_core::config::{Migrate, PoolConfig, Scale};
+use hop_core::need::Need;
+use hop_core::time::Span;
+use proptest::prelude::*;
+use world::World;
+
+fn pool() -> PoolConfig {
+    let mut pool = PoolConfig::fixed("main", 0, 4, 8);
+    pool.max_pilots = 64;
+    pool.migrate = Some(Migrate::default());
+    pool
+}
+
+fn start(seed: u64, nodes: u64) -> World {
+    let config = Config {
+        journal: true,
+        ..Config::default()
+    };
+    let mut w = World::new(seed, config, pool());
+    for n in 0..nodes {
+        w.pilot(&format!("n{n}"), 4, 8);
+    }
+    w
+}
+
+/// Steps until what happens next is random no more: everything that waits must be served.
+fn drain(w: &mut World) {
+    for round in 0..3000 {
+        w.settle();
+        if w.waiting.is_empty() {
+            return;
+        }
+        let running: Vec<_> = w.running.keys().cloned().collect();
+        for (k, c) in running {
+            if w.running.contains_key(&(k.clone(), c.clone())) {
+                w.end_cell(&k, &c);
+            }
+        }
+        w.migrations.clear();
+        w.pass(Span::from_secs(1));
+        assert!(round < 2999, "cells starve: {:?}", w.core.waiting());
+    }
+}
+
+fn run(seed: u64, steps: u64, nodes: u64, faults: bool, limits: bool) -> World {
+    let mut w = start(seed, nodes);
+    if limits {
+        w.limits();
+    }
+    for _ in 0..steps {
+        w.random_step(nodes, 6, faults);
+    }
+    w
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+
+    #[test]
+    fn the_state_stays_sane_and_every_cell_is_served(seed in any::<u64>(), nodes in 1u64..6, limits: bool) {
+        let mut w = run(seed, 1500, nodes.max(3), false, limits);
+        drain(&mut w);
+        prop_assert!(w.granted > 50);
+        w.core.sanity_check().unwrap();
+    }
+
+    #[test]
+    fn the_state_stays_sane_while_things_break(seed in any::<u64>(), nodes in 3u64..6) {
+        let w = run(seed, 3000, nodes, true, seed % 2 == 0);
+        w.core.sanity_check().unwrap();
+    }
+}
+
+/// The big run: `cargo test --release -p hop-core --test random -- --ignored --nocapture`.
+#[test]
+#[ignore = "a million inputs, each with a full check"]
+fn a_million_inputs() {
+    let mut w = start(7, 5);
+    w.limits();
+    while w.inputs < 1_000_000 {
+        w.random_step(5, 6, w.inputs % 3 == 0);
+        // Lost nodes come back, or the world dies out.
+        if w.inputs % 500 == 0 {
+            for n in 0..5 {
+                let node = format!("n{n}");
+                if !w
+                    .agents
+                    .values()
+                    .any(|a| a.node.as_str() == node && !a.draining && !a.silent)
+                {
+                    w.pilot(&node, 4, 8);
+                }
+            }
+        }
+    }
+    println!(
+        "{} inputs, {} grants, {} leases",
+        w.inputs,
+        w.granted,
+        w.opened.len()
+    );
+}
+
+/// A stream of small cells of others doesn't keep a big one waiting for ever, whatever fair share says.
+#[test]
+fn a_big_cell_is_not_starved_by_small_ones() {
+    for seed in 1..6 {
+        let mut w = World::new(seed, Config::default(), pool());
+        w.pilot("n0", 4, 8);
+        let small: Vec<_> = (0..8)
+            .map(|i| w.kernel(&format!("s{i}"), &format!("u{i}"), &["n0"], 1))
+            .collect();
+        let big = w.kernel("big", "heavy", &["n0"], 4);
+        // The big one's user has used much already.
+        for _ in 0..20 {
+            let (cell, _) = w.submit(&big, Need::gpus(4));
+            w.settle();
+            w.pass(Span::from_secs(60));
+            w.end_cell(&big, &cell);
+            w.pass(Span::from_secs(5));
+            w.settle();
+        }
+        for k in &small {
+            w.submit(k, Need::gpus(1));
+        }
+        w.settle();
+        let (cell, _) = w.submit(&big, Need::gpus(4));
+        let mut waited = 0;
+        while !w.running.contains_key(&(big.clone(), cell.clone())) {
+            // Whenever a small cell ends, its kernel submits the next at once.
+            let running: Vec<_> = w.running.keys().cloned().collect();
+            let (k, c) = w.rng.pick(&running).unwrap();
+            w.end_cell(&k, &c);
+            w.submit(&k, Need::gpus(1));
+            w.pass(Span::from_secs(5));
+            w.settle();
+            waited += 5;
+            assert!(waited < 1200, "the big cell starves");
+        }
+    }
+}
+
+#[test]
+fn scaling_pools_stay_sane_too() {
+    let mut p = pool();
+    p.scale = Some(Scale::default());
+    let mut w = World::new(3, Config::default(), p);
+    for n in 0..4 {
+        w.pilot(&format!("n{n}"), 4, 8);
+    }
+    for _ in 0..20_000 {
+        w.random_step(4, 6, true);
+    }
+}

@@ -1,0 +1,516 @@
+//! What the core says to one input at a time, and that it says nothing else.
+
+mod world;
+
+use hop_core::config::{Config, Limit, LimitOf, Limits, PoolConfig};
+use hop_core::id::{GpuIndex, Incarnation, JobId, LeaseId};
+use hop_core::lease::{EndCause, Outcome};
+use hop_core::need::{Class, Need};
+use hop_core::reason::{Reason, RefusedBecause};
+use hop_core::time::{Span, Timestamp};
+use hop_core::{Core, Input, LiveLease, Output, Record};
+use world::World;
+
+fn pool() -> PoolConfig {
+    PoolConfig::fixed("main", 0, 2, 8)
+}
+
+fn world() -> World {
+    let mut p = pool();
+    p.max_pilots = 8;
+    World::new(1, Config::default(), p)
+}
+
+/// The kinds of what was emitted, in order.
+fn kinds(out: &[Output]) -> Vec<&'static str> {
+    out.iter()
+        .map(|o| match o {
+            Output::StartLease(_) => "start",
+            Output::EndLease { .. } => "end",
+            Output::EndAcknowledged { .. } => "ack",
+            Output::DrainPilot { .. } => "drain",
+            Output::SubmitPilot { .. } => "submit-pilot",
+            Output::CancelPilot { .. } => "cancel-pilot",
+            Output::Granted { lingering: true, .. } => "granted-lingering",
+            Output::Granted { .. } => "granted",
+            Output::Queued { .. } => "queued",
+            Output::Refused { .. } => "refused",
+            Output::Revoked { .. } => "revoked",
+            Output::CloseKernel { .. } => "close",
+            Output::Place { .. } => "place",
+            Output::PlaceRefused { .. } => "place-refused",
+            Output::Migrate { .. } => "migrate",
+            Output::Forget { .. } => "forget",
+            Output::Record(Record::LeaseOpened { .. }) => "opened",
+            Output::Record(Record::LeaseStarted { .. }) => "started",
+            Output::Record(Record::CellServed { .. }) => "served",
+            Output::Record(Record::LeaseClosed { .. }) => "closed",
+            Output::Journal(_) => "journal",
+        })
+        .collect()
+}
+
+#[test]
+fn a_cell_gets_a_fresh_lease_then_a_lingering_one_then_none() {
+    let mut w = world();
+    let job = w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let (cell, out) = w.submit(&k, Need::gpus(1));
+    assert_eq!(kinds(&out), ["opened", "start"]);
+    let out = w.confirm(job, LeaseId(1));
+    assert_eq!(kinds(&out), ["started", "granted"]);
+    w.now = w.now + Span::from_secs(3);
+    let out = w.end_cell(&k, &cell);
+    assert_eq!(kinds(&out), ["served"]);
+
+    let (cell, out) = w.submit(&k, Need::gpus(1));
+    assert_eq!(kinds(&out), ["granted-lingering"]);
+    w.now = w.now + Span::from_secs(1);
+    w.end_cell(&k, &cell);
+    let out = w.pass(Span::from_secs(2));
+    assert_eq!(kinds(&out), ["revoked", "end"]);
+    let out = w.confirm_end(job, LeaseId(1), true);
+    assert_eq!(kinds(&out), ["closed", "ack"]);
+    let Output::Record(Record::LeaseClosed {
+        run,
+        linger,
+        cells,
+        cause,
+        held,
+        ..
+    }) = &out[0]
+    else {
+        panic!("{out:?}");
+    };
+    assert_eq!(
+        (*run, *linger, *cells),
+        (Span::from_secs(4), Span::from_secs(2), 2)
+    );
+    assert_eq!(*held, Span::from_secs(6));
+    assert_eq!(*cause, EndCause::Done);
+}
+
+#[test]
+fn lingering_is_cut_when_somebody_waits_and_the_gpu_goes_to_them() {
+    let mut w = world();
+    let job = w.pilot("n0", 1, 8);
+    let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "bob", &["n0"], 1));
+    let (cell, _) = w.submit(&a, Need::gpus(1));
+    w.settle();
+    w.end_cell(&a, &cell);
+    let (_, out) = w.submit(&b, Need::gpus(1));
+    assert_eq!(kinds(&out), ["revoked", "end", "queued"]);
+    let Output::Queued { position, reason, .. } = &out[2] else {
+        panic!()
+    };
+    assert_eq!(*position, 1);
+    assert_eq!(*reason, Reason::Claiming { node: "n0".into() });
+    let out = w.confirm_end(job, LeaseId(1), true);
+    assert_eq!(kinds(&out), ["closed", "opened", "start", "ack"]);
+    let Output::Record(Record::LeaseClosed { cause, .. }) = &out[0] else {
+        panic!()
+    };
+    assert_eq!(*cause, EndCause::Claimed);
+}
+
+#[test]
+fn a_lease_does_not_linger_when_somebody_waits_already() {
+    let mut w = world();
+    w.pilot("n0", 1, 8);
+    let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "bob", &["n0"], 1));
+    let (cell, _) = w.submit(&a, Need::gpus(1));
+    w.settle();
+    let (_, out) = w.submit(&b, Need::gpus(1));
+    assert_eq!(kinds(&out), ["queued"]);
+    let Output::Queued { reason, .. } = &out[0] else {
+        panic!()
+    };
+    assert_eq!(
+        reason.to_string(),
+        "it needs 1 GPU and all 1 that fit on n0 are in use"
+    );
+    let out = w.end_cell(&a, &cell);
+    assert_eq!(kinds(&out), ["served", "revoked", "end"]);
+}
+
+#[test]
+fn the_last_executor_is_preferred_and_any_other_replica_will_do() {
+    let mut w = world();
+    w.pilot("n0", 1, 8);
+    let second = w.pilot("n1", 1, 8);
+    let k = w.kernel("k", "ada", &["n0", "n1"], 1);
+    let other = w.kernel("o", "bob", &["n0"], 1);
+    let (cell, _) = w.submit(&k, Need::gpus(1));
+    w.settle();
+    assert_eq!(w.core.leases()[0].node.as_str(), "n0");
+    w.end_cell(&k, &cell);
+    w.pass(Span::from_secs(3));
+    w.settle();
+    // Its node is taken: the other replica runs it.
+    w.submit(&other, Need::gpus(1));
+    w.settle();
+    let (cell, _) = w.submit(&k, Need::gpus(1));
+    w.settle();
+    let lease = w.core.leases().into_iter().find(|l| l.kernel == k).unwrap();
+    assert_eq!(
+        (lease.node.as_str(), lease.pilot, lease.executor),
+        ("n1", second, Incarnation(2))
+    );
+    w.end_cell(&k, &cell);
+}
+
+#[test]
+fn more_than_there_can_ever_be_is_refused_with_the_reason() {
+    let mut w = world();
+    w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let (_, out) = w.submit(&k, Need::gpus(3));
+    assert_eq!(kinds(&out), ["refused"]);
+    let Output::Refused { reason, .. } = &out[0] else {
+        panic!()
+    };
+    assert_eq!(
+        reason.to_string(),
+        "it asks for 3 GPUs on one node, and pool main has 2 on each"
+    );
+    let (_, out) = w.submit(&k, Need::default());
+    assert!(matches!(
+        &out[0],
+        Output::Refused {
+            reason: RefusedBecause::NeedsNothing,
+            ..
+        }
+    ));
+    let (_, out) = w.submit(&"nobody".into(), Need::gpus(1));
+    assert!(matches!(
+        &out[0],
+        Output::Refused {
+            reason: RefusedBecause::NoKernel,
+            ..
+        }
+    ));
+}
+
+#[test]
+fn limits_hold_cells_up_and_say_so() {
+    let mut w = world();
+    w.pilot("n0", 2, 8);
+    let limits = vec![Limit {
+        of: LimitOf::EachUser,
+        gpus: Some(1),
+        gpu_minutes: None,
+        name: "QOS normal, MaxTRESPerUser".into(),
+    }];
+    w.tell(Input::Limits(Limits { limits }));
+    let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "ada", &["n0"], 1));
+    let (cell, _) = w.submit(&a, Need::gpus(1));
+    w.settle();
+    let (_, out) = w.submit(&b, Need::gpus(1));
+    assert_eq!(kinds(&out), ["queued"]);
+    let Output::Queued { reason, .. } = &out[0] else {
+        panic!()
+    };
+    assert_eq!(
+        reason.to_string(),
+        "limit QOS normal, MaxTRESPerUser: 1 of 1 GPUs are in use already"
+    );
+    let out = w.end_cell(&a, &cell);
+    assert_eq!(kinds(&out), ["served", "revoked", "end"]);
+    w.settle();
+    assert_eq!(w.running.len(), 1);
+    let (_, out) = w.submit(&a, Need::gpus(2));
+    assert!(matches!(
+        &out[0],
+        Output::Refused {
+            reason: RefusedBecause::OverLimit { .. },
+            ..
+        }
+    ));
+}
+
+#[test]
+fn the_one_who_has_used_less_goes_first() {
+    let mut w = world();
+    w.pilot("n0", 1, 8);
+    let (a, b) = (
+        w.kernel("a", "ada", &["n0"], 1),
+        w.kernel("b", "bob1", &["n0"], 1),
+    );
+    let (c, _) = (w.kernel("c", "cy", &["n0"], 1), ());
+    let (cell, _) = w.submit(&a, Need::gpus(1));
+    w.settle();
+    w.now = w.now + Span::from_secs(600);
+    w.end_cell(&a, &cell);
+    let (busy, _) = w.submit(&c, Need::gpus(1));
+    w.settle();
+    // Ada asks before Bob, but has used ten minutes already.
+    w.submit(&a, Need::gpus(1));
+    w.submit(&b, Need::gpus(1));
+    w.end_cell(&c, &busy);
+    w.settle();
+    let running: Vec<_> = w.running.keys().map(|(k, _)| k.as_str().to_owned()).collect();
+    assert_eq!(running, ["b"]);
+}
+
+#[test]
+fn a_lost_pilot_loses_its_leases_and_says_so_once() {
+    let mut w = world();
+    let job = w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    w.submit(&k, Need::gpus(1));
+    w.settle();
+    w.agents.remove(&job);
+    let out = w.tell(Input::PilotLost {
+        pilot: job,
+        cause: EndCause::NodeLost,
+    });
+    assert_eq!(kinds(&out), ["served", "revoked", "closed"]);
+    let Output::Record(Record::CellServed { outcome, .. }) = &out[0] else {
+        panic!()
+    };
+    assert_eq!(*outcome, Outcome::Lost);
+    let (_, out) = w.submit(&k, Need::gpus(1));
+    let Output::Queued { reason, .. } = &out[0] else {
+        panic!()
+    };
+    assert_eq!(
+        reason.to_string(),
+        "pool main has no job with GPUs on this kernel's nodes"
+    );
+}
+
+#[test]
+fn a_failed_start_is_tried_again_and_then_refused() {
+    let mut w = world();
+    let job = w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    w.submit(&k, Need::gpus(1));
+    for n in 1..=4u64 {
+        w.agents.get_mut(&job).unwrap().starting.clear();
+        let out = w.tell(Input::LeaseFailed {
+            lease: LeaseId(n),
+            pilot: job,
+            reason: "srun: error".into(),
+            device_lost: false,
+        });
+        let expected: &[_] = if n < 4 {
+            &["closed", "opened", "start", "ack"]
+        } else {
+            &["closed", "refused", "ack"]
+        };
+        assert_eq!(kinds(&out), expected);
+    }
+}
+
+#[test]
+fn cores_alone_are_leased_too() {
+    let mut w = world();
+    w.pilot("n0", 2, 8);
+    let (a, b) = (w.kernel("a", "ada", &["n0"], 0), w.kernel("b", "bob", &["n0"], 0));
+    let cores = |cpus| Need {
+        cpus,
+        ..Need::default()
+    };
+    w.submit(&a, cores(6));
+    w.settle();
+    let (_, out) = w.submit(&b, cores(4));
+    let Output::Queued { reason, .. } = &out[0] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(reason.to_string(), "it needs 4 cores and 2 are free on n0");
+    let (_, out) = w.submit(&b, cores(2));
+    // The first of the queue holds back nothing yet: two cores are free.
+    assert_eq!(kinds(&out), ["opened", "start"]);
+}
+
+#[test]
+fn pilots_are_kept_at_the_minimum_and_replaced() {
+    let mut core = Core::new(Config::default(), Timestamp(0));
+    let mut out = Vec::new();
+    core.handle(
+        Input::Pool(PoolConfig::fixed("main", 2, 2, 8)),
+        Timestamp(0),
+        &mut out,
+    );
+    assert_eq!(kinds(&out), ["submit-pilot", "submit-pilot"]);
+    out.clear();
+    core.handle(
+        Input::PilotFailed {
+            ticket: 1,
+            reason: "no".into(),
+        },
+        Timestamp(1),
+        &mut out,
+    );
+    assert_eq!(kinds(&out), [""; 0]);
+    core.handle(Input::Tick, Timestamp(1) + Span::from_secs(10), &mut out);
+    assert_eq!(kinds(&out), ["submit-pilot"]);
+    core.sanity_check().unwrap();
+}
+
+#[test]
+fn an_agent_that_comes_back_is_reconciled() {
+    let mut w = world();
+    let job = w.pilot("n0", 2, 8);
+    let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "bob", &["n0"], 1));
+    w.submit(&a, Need::gpus(1));
+    w.submit(&b, Need::gpus(1));
+    w.confirm(job, LeaseId(1));
+    w.tell(Input::PilotSilent { pilot: job });
+    // It knows lease 1, never heard of lease 2, and has a lease that nobody knows.
+    let agent = w.agents.get_mut(&job).unwrap();
+    agent
+        .live
+        .insert(LeaseId(77), ("ghost".into(), vec![GpuIndex(1)]));
+    let out = w.announce(job);
+    // Lease 2 is over and its cell waits; lease 77 is told to end, and its GPU isn't lent before it has.
+    assert_eq!(kinds(&out), ["closed", "queued", "end"]);
+    let Output::EndLease { lease, .. } = &out[2] else {
+        panic!()
+    };
+    assert_eq!(*lease, LeaseId(77));
+    let out = w.confirm_end(job, LeaseId(77), true);
+    assert_eq!(kinds(&out), ["opened", "start", "ack"]);
+}
+
+#[test]
+fn the_journal_brings_back_leases_kernels_and_counters() {
+    let config = Config {
+        journal: true,
+        ..Config::default()
+    };
+    let mut p = pool();
+    p.max_pilots = 8;
+    let mut w = World::new(1, config.clone(), p.clone());
+    let mut journal = Vec::new();
+    let mut keep = |out: Vec<Output>| {
+        journal.extend(out.into_iter().filter_map(|o| match o {
+            Output::Journal(e) => Some(serde_json::from_str(&serde_json::to_string(&e).unwrap()).unwrap()),
+            _ => None,
+        }));
+    };
+    let job = JobId(101);
+    w.next_job = 100;
+    // `pilot` and `kernel` hide their outputs: tell them again, which emits the same entries.
+    w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    keep(w.replica(&k, "ada", Incarnation(1), "n0"));
+    let (cell, out) = w.submit(&k, Need::gpus(1));
+    keep(out);
+    keep(w.confirm(job, LeaseId(1)));
+
+    let now = w.now + Span::from_secs(5);
+    let mut out = Vec::new();
+    let mut core = Core::restore(config, vec![p], journal, now, &mut out);
+    core.sanity_check().unwrap();
+    let lease = core.lease(LeaseId(1)).unwrap();
+    assert_eq!(
+        (lease.state, lease.cell.as_ref(), lease.kernel.as_str()),
+        ("RUNNING", Some(&cell), "k")
+    );
+    out.clear();
+    let up = hop_core::PilotUp {
+        node: "n0".into(),
+        pilot: job,
+        pool: "main".into(),
+        gpus: vec![],
+        cpus: 8,
+        ends: None,
+        steps_left: 1000,
+        leases: vec![LiveLease {
+            lease: LeaseId(1),
+            kernel: k.clone(),
+            devices: vec![GpuIndex(0)],
+        }],
+        ended: vec![],
+        draining: false,
+    };
+    let slot = |i| hop_core::GpuSlot {
+        index: GpuIndex(i),
+        gpu_type: "fake".into(),
+        mem_mib: 1,
+        blocked: None,
+    };
+    let up = hop_core::PilotUp {
+        gpus: vec![slot(0), slot(1)],
+        ..up
+    };
+    core.handle(Input::PilotUp(up), now, &mut out);
+    assert_eq!(kinds(&out), [""; 0]);
+    core.handle(
+        Input::CellEnded {
+            kernel: k.clone(),
+            cell,
+            lease: LeaseId(1),
+            outcome: Outcome::Ok,
+        },
+        now + Span::from_secs(1),
+        &mut out,
+    );
+    assert!(kinds(&out).contains(&"served"));
+    core.sanity_check().unwrap();
+    out.clear();
+    core.handle(
+        Input::Submit {
+            kernel: "new".into(),
+            cell: "x".into(),
+            need: Need::gpus(1),
+            class: Class::Batch,
+            print: 0,
+        },
+        now,
+        &mut out,
+    );
+    assert_eq!(kinds(&out), ["refused"]);
+}
+
+#[test]
+fn placement_takes_the_least_subscribed_distinct_nodes() {
+    let mut w = world();
+    for n in ["n0", "n1", "n2"] {
+        w.pilot(n, 2, 8);
+    }
+    w.kernel("a", "ada", &["n0"], 2);
+    let place = hop_core::PlaceKernel {
+        kernel: "b".into(),
+        user: "bob".into(),
+        account: None,
+        pool: "main".into(),
+        replicas: 2,
+        default_need: Need::gpus(1),
+        mem_mib: 100,
+        cpus: 1,
+        avoid: vec![],
+        name: String::new(),
+    };
+    let out = w.tell(Input::PlaceKernel(place.clone()));
+    let Output::Place { seats, .. } = &out[0] else {
+        panic!("{out:?}")
+    };
+    let nodes: Vec<_> = seats.iter().map(|s| s.node.as_str()).collect();
+    assert_eq!(nodes, ["n1", "n2"]);
+    let out = w.tell(Input::PlaceKernel(hop_core::PlaceKernel { replicas: 4, ..place }));
+    let Output::PlaceRefused { reason, .. } = &out[0] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(
+        reason.to_string(),
+        "4 nodes are needed for the kernel's replicas, and pool main has 3 that will do"
+    );
+}
+
+#[test]
+fn closing_a_kernel_leaves_nothing_behind() {
+    let mut w = world();
+    let job = w.pilot("n0", 1, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    w.submit(&k, Need::gpus(1));
+    w.settle();
+    w.submit(&k, Need::gpus(1));
+    let out = w.tell(Input::CloseKernel { kernel: k.clone() });
+    assert_eq!(kinds(&out), ["refused", "served", "revoked", "end"]);
+    let out = w.confirm_end(job, LeaseId(1), true);
+    assert_eq!(kinds(&out), ["closed", "forget", "ack"]);
+    assert_eq!(w.core.kernel_count(), 0);
+    assert_eq!(w.core.explain(&k, None), None);
+}

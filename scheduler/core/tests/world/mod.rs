@@ -1,0 +1,654 @@
+//! A driver for tests: agents that start and end leases as they are told, replicas that submit cells, all at
+//! random from a seed. It asserts on its own account that no GPU is lent twice.
+
+#![allow(dead_code, reason = "each test uses a part of it")]
+
+use hop_core::config::{Config, Limit, LimitOf, Limits, PoolConfig};
+use hop_core::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName};
+use hop_core::lease::{EndCause, Outcome};
+use hop_core::need::{Class, Need};
+use hop_core::time::{Span, Timestamp};
+use hop_core::{
+    CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, Output, PilotUp, PlaceKernel, Record,
+    ReplicaUp, SeatPlan, StartLease,
+};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// xorshift64*: the same numbers on every machine.
+#[derive(Debug, Clone)]
+pub struct Rng(pub u64);
+
+impl Rng {
+    pub fn next(&mut self) -> u64 {
+        self.0 ^= self.0 >> 12;
+        self.0 ^= self.0 << 25;
+        self.0 ^= self.0 >> 27;
+        self.0.wrapping_mul(0x2545_F491_4F6C_DD1D)
+    }
+
+    pub fn below(&mut self, n: u64) -> u64 {
+        (self.next() >> 16) % n.max(1)
+    }
+
+    pub fn pick<T: Clone>(&mut self, from: &[T]) -> Option<T> {
+        (!from.is_empty()).then(|| from[self.below(from.len() as u64) as usize].clone())
+    }
+}
+
+#[derive(Debug)]
+pub struct Agent {
+    pub node: NodeName,
+    pub gpus: u16,
+    pub cpus: u16,
+    /// Leases ordered and not started.
+    pub starting: BTreeMap<LeaseId, StartLease>,
+    pub live: BTreeMap<LeaseId, (KernelId, Vec<GpuIndex>)>,
+    pub ending: BTreeMap<LeaseId, EndCause>,
+    pub blocked: BTreeSet<GpuIndex>,
+    pub silent: bool,
+    pub draining: bool,
+}
+
+impl Agent {
+    fn take(&self, n: u16) -> Option<Vec<GpuIndex>> {
+        let used: BTreeSet<GpuIndex> = self.live.values().flat_map(|(_, d)| d.iter().copied()).collect();
+        let free: Vec<GpuIndex> = (0..self.gpus)
+            .map(GpuIndex)
+            .filter(|g| !used.contains(g) && !self.blocked.contains(g))
+            .take(usize::from(n))
+            .collect();
+        (free.len() == usize::from(n)).then_some(free)
+    }
+}
+
+#[derive(Debug)]
+pub struct World {
+    pub core: Core,
+    pub now: Timestamp,
+    pub rng: Rng,
+    pub agents: BTreeMap<JobId, Agent>,
+    pub kernels: BTreeMap<KernelId, Vec<(Incarnation, NodeName)>>,
+    pub waiting: BTreeSet<(KernelId, CellId)>,
+    pub running: BTreeMap<(KernelId, CellId), LeaseId>,
+    pub lingering: BTreeMap<LeaseId, KernelId>,
+    pub opened: BTreeSet<LeaseId>,
+    pub closed: BTreeSet<LeaseId>,
+    pub migrations: Vec<(KernelId, Incarnation, SeatPlan)>,
+    pub granted: u64,
+    pub next_job: u32,
+    pub next_cell: u64,
+    pub check_every: u64,
+    pub inputs: u64,
+    out: Vec<Output>,
+}
+
+impl World {
+    pub fn new(seed: u64, config: Config, pool: PoolConfig) -> Self {
+        let now = Timestamp(1_000_000);
+        let mut world = Self {
+            core: Core::new(config, now),
+            now,
+            rng: Rng(seed | 1),
+            agents: BTreeMap::new(),
+            kernels: BTreeMap::new(),
+            waiting: BTreeSet::new(),
+            running: BTreeMap::new(),
+            lingering: BTreeMap::new(),
+            opened: BTreeSet::new(),
+            closed: BTreeSet::new(),
+            migrations: Vec::new(),
+            granted: 0,
+            next_job: 100,
+            next_cell: 0,
+            check_every: 1,
+            inputs: 0,
+            out: Vec::new(),
+        };
+        world.tell(Input::Pool(pool));
+        world
+    }
+
+    /// Hands an input to the core, carries out what follows, and checks.
+    pub fn tell(&mut self, input: Input) -> Vec<Output> {
+        let mut out = std::mem::take(&mut self.out);
+        out.clear();
+        self.core.handle(input, self.now, &mut out);
+        self.inputs += 1;
+        for o in &out {
+            self.carry_out(o);
+        }
+        if self.check_every > 0 && self.inputs % self.check_every == 0 {
+            self.core.sanity_check().unwrap();
+        }
+        let emitted = out.clone();
+        self.out = out;
+        emitted
+    }
+
+    fn carry_out(&mut self, output: &Output) {
+        match output {
+            Output::StartLease(start) => {
+                let agent = self
+                    .agents
+                    .get_mut(&start.pilot)
+                    .expect("leases start in pilots that live");
+                assert!(!agent.draining, "a lease is started in a draining pilot");
+                agent.starting.insert(start.lease, start.clone());
+            }
+            Output::EndLease {
+                lease, pilot, cause, ..
+            } => {
+                if let Some(agent) = self.agents.get_mut(pilot) {
+                    agent.ending.insert(*lease, *cause);
+                }
+            }
+            Output::DrainPilot { pilot } => {
+                if let Some(agent) = self.agents.get_mut(pilot) {
+                    agent.draining = true;
+                }
+            }
+            Output::Granted {
+                kernel, cell, lease, ..
+            } => {
+                self.granted += 1;
+                let key = (kernel.clone(), cell.clone());
+                assert!(
+                    self.waiting.remove(&key),
+                    "{kernel}/{cell} was granted without waiting"
+                );
+                self.lingering.remove(lease);
+                self.running.insert(key, *lease);
+            }
+            Output::Refused { kernel, cell, .. } => {
+                self.waiting.remove(&(kernel.clone(), cell.clone()));
+            }
+            Output::Revoked { lease, .. } => {
+                self.lingering.remove(lease);
+                self.running.retain(|_, l| l != lease);
+            }
+            Output::Forget { kernel } => {
+                self.kernels.remove(kernel);
+                self.waiting.retain(|(k, _)| k != kernel);
+            }
+            Output::Migrate { kernel, victim, seat } => {
+                self.migrations.push((kernel.clone(), *victim, seat.clone()));
+            }
+            Output::Record(Record::LeaseOpened { lease, .. }) => {
+                assert!(self.opened.insert(*lease), "lease {lease} is opened twice");
+            }
+            Output::Record(Record::LeaseClosed {
+                lease,
+                run,
+                linger,
+                held,
+                ..
+            }) => {
+                assert!(
+                    self.opened.contains(lease),
+                    "lease {lease} is closed but was not opened"
+                );
+                assert!(self.closed.insert(*lease), "lease {lease} is closed twice");
+                assert!(
+                    run.0 + linger.0 <= held.0,
+                    "lease {lease} ran longer than it was held"
+                );
+            }
+            _ => {}
+        }
+    }
+
+    // --- things that happen ---
+
+    pub fn pilot(&mut self, node: &str, gpus: u16, cpus: u16) -> JobId {
+        self.next_job += 1;
+        let job = JobId(self.next_job);
+        let agent = Agent {
+            node: node.into(),
+            gpus,
+            cpus,
+            starting: BTreeMap::new(),
+            live: BTreeMap::new(),
+            ending: BTreeMap::new(),
+            blocked: BTreeSet::new(),
+            silent: false,
+            draining: false,
+        };
+        self.agents.insert(job, agent);
+        self.announce(job);
+        job
+    }
+
+    /// The agent reports itself, as it does after every (re)connection.
+    pub fn announce(&mut self, job: JobId) -> Vec<Output> {
+        let agent = self.agents.get_mut(&job).unwrap();
+        agent.silent = false;
+        // Orders that were on their way when the connection broke are lost.
+        agent.starting.clear();
+        agent.ending.clear();
+        let slot = |i| GpuSlot {
+            index: GpuIndex(i),
+            gpu_type: "fake".into(),
+            mem_mib: 1024,
+            blocked: agent.blocked.contains(&GpuIndex(i)).then(|| "broken".to_owned()),
+        };
+        let up = PilotUp {
+            node: agent.node.clone(),
+            pilot: job,
+            pool: "main".into(),
+            gpus: (0..agent.gpus).map(slot).collect(),
+            cpus: agent.cpus,
+            ends: None,
+            steps_left: 40_000,
+            leases: agent
+                .live
+                .iter()
+                .map(|(l, (k, d))| LiveLease {
+                    lease: *l,
+                    kernel: k.clone(),
+                    devices: d.clone(),
+                })
+                .collect(),
+            ended: Vec::new(),
+            draining: agent.draining,
+        };
+        self.tell(Input::PilotUp(up))
+    }
+
+    pub fn kernel(&mut self, name: &str, user: &str, nodes: &[&str], gpus: u16) -> KernelId {
+        let id: KernelId = name.into();
+        let place = PlaceKernel {
+            kernel: id.clone(),
+            user: user.into(),
+            account: Some(format!("acct-{}", user.len() % 2).into()),
+            pool: "main".into(),
+            replicas: nodes.len() as u16,
+            default_need: Need::gpus(gpus),
+            mem_mib: 512,
+            cpus: 1,
+            avoid: Vec::new(),
+            name: name.to_owned(),
+        };
+        self.kernels.insert(id.clone(), Vec::new());
+        self.tell(Input::PlaceKernel(place));
+        for (i, node) in nodes.iter().enumerate() {
+            self.replica(&id, user, Incarnation(i as u32 + 1), node);
+        }
+        id
+    }
+
+    pub fn replica(
+        &mut self,
+        kernel: &KernelId,
+        user: &str,
+        incarnation: Incarnation,
+        node: &str,
+    ) -> Vec<Output> {
+        self.kernels
+            .entry(kernel.clone())
+            .or_default()
+            .push((incarnation, node.into()));
+        self.tell(Input::ReplicaUp(ReplicaUp {
+            kernel: kernel.clone(),
+            incarnation,
+            user: user.into(),
+            account: None,
+            pool: "main".into(),
+            node: node.into(),
+            seat: JobId(incarnation.0 + 10_000),
+            name: String::new(),
+            holds: None,
+            waiting: Vec::new(),
+        }))
+    }
+
+    pub fn submit(&mut self, kernel: &KernelId, need: Need) -> (CellId, Vec<Output>) {
+        self.next_cell += 1;
+        let cell: CellId = format!("c{}", self.next_cell).into();
+        self.waiting.insert((kernel.clone(), cell.clone()));
+        let out = self.tell(Input::Submit {
+            kernel: kernel.clone(),
+            cell: cell.clone(),
+            need,
+            class: Class::Interactive,
+            print: 0,
+        });
+        (cell, out)
+    }
+
+    pub fn end_cell(&mut self, kernel: &KernelId, cell: &CellId) -> Vec<Output> {
+        let lease = self
+            .running
+            .remove(&(kernel.clone(), cell.clone()))
+            .expect("it runs");
+        self.lingering.insert(lease, kernel.clone());
+        self.tell(Input::CellEnded {
+            kernel: kernel.clone(),
+            cell: cell.clone(),
+            lease,
+            outcome: Outcome::Ok,
+        })
+    }
+
+    /// The agent starts a lease that it was told to start.
+    pub fn confirm(&mut self, job: JobId, lease: LeaseId) -> Vec<Output> {
+        let agent = self.agents.get_mut(&job).unwrap();
+        let start = agent.starting.remove(&lease).expect("it was ordered");
+        let devices = agent
+            .take(start.gpus)
+            .expect("the core orders no more than there is");
+        agent.live.insert(lease, (start.kernel, devices.clone()));
+        self.tell(Input::LeaseStarted {
+            lease,
+            pilot: job,
+            devices,
+        })
+    }
+
+    pub fn confirm_end(&mut self, job: JobId, lease: LeaseId, clean: bool) -> Vec<Output> {
+        let agent = self.agents.get_mut(&job).unwrap();
+        let cause = agent.ending.remove(&lease).unwrap_or(EndCause::Done);
+        agent.starting.remove(&lease);
+        if let Some((_, devices)) = agent.live.remove(&lease)
+            && !clean
+        {
+            agent.blocked.extend(devices);
+        }
+        self.tell(Input::LeaseEnded {
+            lease,
+            pilot: job,
+            cause,
+            clean,
+            detail: String::new(),
+        })
+    }
+
+    pub fn pass(&mut self, span: Span) -> Vec<Output> {
+        self.now = self.now + span;
+        self.tell(Input::Tick)
+    }
+
+    /// Everything ordered is carried out, and everything that follows, until nothing is left to do.
+    pub fn settle(&mut self) {
+        for _ in 0..10_000 {
+            let mut next = None;
+            for (job, a) in self.agents.iter().filter(|(_, a)| !a.silent) {
+                if let Some(lease) = a.ending.keys().next() {
+                    next = Some((*job, *lease, true));
+                    break;
+                }
+                if let Some(lease) = a.starting.keys().next() {
+                    next = Some((*job, *lease, false));
+                    break;
+                }
+            }
+            match next {
+                Some((job, lease, true)) => self.confirm_end(job, lease, true),
+                Some((job, lease, false)) => self.confirm(job, lease),
+                None => return,
+            };
+        }
+        panic!("it doesn't settle");
+    }
+
+    // --- at random ---
+
+    /// Something happens. `faults`: things break too.
+    pub fn random_step(&mut self, nodes: u64, users: u64, faults: bool) {
+        self.now = self.now + Span(self.rng.below(2_000_000));
+        let kernels: Vec<KernelId> = self.kernels.keys().cloned().collect();
+        let jobs: Vec<JobId> = self
+            .agents
+            .iter()
+            .filter(|(_, a)| !a.silent)
+            .map(|(j, _)| *j)
+            .collect();
+        let dice = self.rng.below(if faults { 112 } else { 100 });
+        match dice {
+            0..30 => self.random_confirm(&jobs),
+            30..50 => self.random_confirm_end(&jobs),
+            50..68 => self.random_submit(&kernels),
+            68..86 => {
+                let running: Vec<_> = self.running.keys().cloned().collect();
+                if let Some((k, c)) = self.rng.pick(&running) {
+                    self.end_cell(&k, &c);
+                }
+            }
+            86..90 => self.random_kernel(nodes, users),
+            90..93 => {
+                self.pass(Span::from_secs(5));
+            }
+            93..95 => self.random_cancel(&kernels),
+            95..97 => {
+                let lingering: Vec<_> = self.lingering.iter().map(|(l, k)| (*l, k.clone())).collect();
+                if let Some((lease, kernel)) = self.rng.pick(&lingering) {
+                    self.tell(Input::ReleaseLease { kernel, lease });
+                }
+            }
+            97..99 => self.random_migration(),
+            99 => {
+                if kernels.len() > 20
+                    && let Some(kernel) = self.rng.pick(&kernels)
+                {
+                    self.waiting.retain(|(k, _)| *k != kernel);
+                    self.tell(Input::CloseKernel { kernel });
+                }
+            }
+            _ => self.random_fault(&jobs, &kernels, nodes),
+        }
+    }
+
+    fn random_confirm(&mut self, jobs: &[JobId]) {
+        let ordered: Vec<(JobId, LeaseId)> = jobs
+            .iter()
+            .flat_map(|j| {
+                let a = &self.agents[j];
+                let wanted = a.starting.keys().filter(|l| !a.ending.contains_key(*l));
+                wanted.map(|l| (*j, *l)).collect::<Vec<_>>()
+            })
+            .collect();
+        if let Some((job, lease)) = self.rng.pick(&ordered) {
+            self.confirm(job, lease);
+        }
+    }
+
+    fn random_confirm_end(&mut self, jobs: &[JobId]) {
+        let ordered: Vec<(JobId, LeaseId)> = jobs
+            .iter()
+            .flat_map(|j| self.agents[j].ending.keys().map(|l| (*j, *l)).collect::<Vec<_>>())
+            .collect();
+        if let Some((job, lease)) = self.rng.pick(&ordered) {
+            self.confirm_end(job, lease, true);
+        }
+    }
+
+    fn random_submit(&mut self, kernels: &[KernelId]) {
+        if let Some(kernel) = self.rng.pick(kernels) {
+            let busy = self.running.keys().any(|(k, _)| *k == kernel);
+            if busy && self.rng.below(4) > 0 {
+                return;
+            }
+            let gpus = self.rng.pick(&[0, 1, 1, 1, 2, 4]).unwrap();
+            let cpus = if gpus == 0 { 2 } else { 0 };
+            self.submit(
+                &kernel,
+                Need {
+                    gpus,
+                    cpus,
+                    ..Need::default()
+                },
+            );
+        }
+    }
+
+    fn random_kernel(&mut self, nodes: u64, users: u64) {
+        if self.kernels.len() > 60 {
+            return;
+        }
+        self.next_cell += 1;
+        let name = format!("k{}", self.next_cell);
+        let user = format!("u{}", "x".repeat(self.rng.below(users) as usize));
+        let first = self.rng.below(nodes);
+        let names: Vec<String> = (0..3.min(nodes))
+            .map(|i| format!("n{}", (first + i) % nodes))
+            .collect();
+        let names: Vec<&str> = names.iter().map(String::as_str).collect();
+        self.kernel(&name, &user, &names, 1);
+    }
+
+    fn random_cancel(&mut self, kernels: &[KernelId]) {
+        let waiting: Vec<_> = self.waiting.iter().cloned().collect();
+        let leases: Vec<LeaseId> = self.opened.difference(&self.closed).copied().collect();
+        let target = match self.rng.below(3) {
+            0 => self.rng.pick(&waiting).map(|(kernel, cell)| {
+                self.waiting.remove(&(kernel.clone(), cell.clone()));
+                CancelTarget::Cell { kernel, cell }
+            }),
+            1 => self.rng.pick(&leases).map(|lease| CancelTarget::Lease { lease }),
+            _ => {
+                let many = kernels.len() > 30;
+                let kernel = if many { self.rng.pick(kernels) } else { None };
+                kernel.map(|kernel| {
+                    self.waiting.retain(|(k, _)| *k != kernel);
+                    CancelTarget::Kernel { kernel }
+                })
+            }
+        };
+        if let Some(target) = target {
+            self.tell(Input::Cancel {
+                target,
+                by: "root".into(),
+            });
+        }
+    }
+
+    fn random_migration(&mut self) {
+        let Some((kernel, victim, seat)) = self.migrations.pop() else {
+            return;
+        };
+        if !self.kernels.contains_key(&kernel) {
+            return;
+        }
+        let user = self.core.owner(&kernel).map(|u| u.as_str().to_owned());
+        if self.rng.below(4) == 0 {
+            self.tell(Input::MigrationDone {
+                kernel,
+                incarnation: seat.incarnation,
+                moved: false,
+            });
+        } else if let Some(user) = user {
+            if let Some(replicas) = self.kernels.get_mut(&kernel) {
+                replicas.retain(|(i, _)| *i != victim);
+            }
+            self.replica(&kernel, &user, seat.incarnation, seat.node.as_str());
+            self.tell(Input::MigrationDone {
+                kernel: kernel.clone(),
+                incarnation: seat.incarnation,
+                moved: true,
+            });
+            self.tell(Input::ReplicaLost {
+                kernel,
+                incarnation: victim,
+            });
+        }
+    }
+
+    fn random_fault(&mut self, jobs: &[JobId], kernels: &[KernelId], nodes: u64) {
+        let job = self.rng.pick(jobs);
+        match (self.rng.below(9), job) {
+            (0, Some(job)) => {
+                self.agents.get_mut(&job).unwrap().silent = true;
+                self.tell(Input::PilotSilent { pilot: job });
+            }
+            (1 | 2, _) => {
+                let silent: Vec<JobId> = self
+                    .agents
+                    .iter()
+                    .filter(|(_, a)| a.silent)
+                    .map(|(j, _)| *j)
+                    .collect();
+                if let Some(job) = self.rng.pick(&silent) {
+                    self.announce(job);
+                }
+            }
+            (3, Some(job)) => {
+                self.agents.remove(&job);
+                self.tell(Input::PilotLost {
+                    pilot: job,
+                    cause: EndCause::PilotLost,
+                });
+            }
+            (4, _) => {
+                let node = format!("n{}", self.rng.below(nodes));
+                if !self
+                    .agents
+                    .values()
+                    .any(|a| a.node.as_str() == node && !a.draining)
+                {
+                    self.pilot(&node, 4, 8);
+                }
+            }
+            (5, Some(job)) => {
+                let live: Vec<LeaseId> = self.agents[&job].live.keys().copied().collect();
+                if let Some(lease) = self.rng.pick(&live) {
+                    self.confirm_end(job, lease, false);
+                }
+            }
+            (6, Some(job)) => {
+                let starting: Vec<LeaseId> = self.agents[&job].starting.keys().copied().collect();
+                if let Some(lease) = self.rng.pick(&starting) {
+                    self.agents.get_mut(&job).unwrap().starting.remove(&lease);
+                    self.agents.get_mut(&job).unwrap().ending.remove(&lease);
+                    self.tell(Input::LeaseFailed {
+                        lease,
+                        pilot: job,
+                        reason: "srun died".into(),
+                        device_lost: self.rng.0 % 5 == 0,
+                    });
+                }
+            }
+            (7, _) => {
+                if let Some(kernel) = self.rng.pick(kernels) {
+                    let replicas = self.kernels.get_mut(&kernel).unwrap();
+                    if let Some((incarnation, _)) = replicas.pop() {
+                        if replicas.is_empty() {
+                            self.waiting.retain(|(k, _)| *k != kernel);
+                        }
+                        self.tell(Input::ReplicaLost { kernel, incarnation });
+                    }
+                }
+            }
+            (8, Some(job)) => {
+                let blocked: Vec<GpuIndex> = self.agents[&job].blocked.iter().copied().collect();
+                if let Some(index) = self.rng.pick(&blocked) {
+                    self.agents.get_mut(&job).unwrap().blocked.remove(&index);
+                    self.tell(Input::SlotUnblocked { pilot: job, index });
+                }
+            }
+            _ => {}
+        }
+    }
+
+    pub fn limits(&mut self) {
+        let limit = |of, gpus, name: &str| Limit {
+            of,
+            gpus: Some(gpus),
+            gpu_minutes: None,
+            name: name.to_owned(),
+        };
+        self.tell(Input::Limits(Limits {
+            limits: vec![
+                limit(LimitOf::EachUser, 6, "MaxTRESPerUser"),
+                limit(LimitOf::Account("acct-0".into()), 9, "GrpTRES"),
+            ],
+        }));
+    }
+}
+
+pub fn ended(lease: LeaseId) -> EndedLease {
+    EndedLease {
+        lease,
+        cause: EndCause::Done,
+        clean: true,
+        detail: String::new(),
+    }
+}
