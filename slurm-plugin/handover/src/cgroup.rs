@@ -1,0 +1,415 @@
+//! A kernel's cgroups: making them at registration, opening and closing devices in them, removing them.
+//!
+//! On v1 a kernel gets a devices cgroup of ours outside Slurm's tree, since Slurm rewrites the rules in its own
+//! directories whenever a step starts; freezer, memory and accounting stay Slurm's. On v2 the device program of
+//! the task's own cgroup, which Slurm never touches again, is replaced in place. Cores are [`crate::cores`]'s.
+
+use crate::bpf::{self, Number};
+use crate::cpuset::CpuSet;
+use crate::proc::Membership;
+use crate::record::{CpusetV1, KernelCgroup, StepKey};
+use crate::token::Device;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// What could not be done to a cgroup.
+#[derive(Debug, thiserror::Error)]
+#[error("{what} {}", .path.display())]
+pub struct CgroupError {
+    what: &'static str,
+    path: PathBuf,
+    #[source]
+    source: io::Error,
+}
+
+fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupError {
+    let path = path.to_owned();
+    move |source| CgroupError { what, path, source }
+}
+
+/// Where the hierarchies are mounted, as this process sees them.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Mounts {
+    v1: Vec<(String, PathBuf)>,
+    v2: Vec<PathBuf>,
+}
+
+impl Mounts {
+    /// # Errors
+    /// `/proc/self/mountinfo` can't be read.
+    pub fn of_self() -> io::Result<Self> {
+        Ok(Self::parse(&std::fs::read_to_string("/proc/self/mountinfo")?))
+    }
+
+    /// A later mount hides an earlier one on the same place, so the last comes first.
+    fn parse(mountinfo: &str) -> Self {
+        let mut mounts = Self::default();
+        for line in mountinfo.lines().rev() {
+            let Some((mount, filesystem)) = line.split_once(" - ") else {
+                continue;
+            };
+            let Some(point) = mount.split(' ').nth(4) else {
+                continue;
+            };
+            let mut filesystem = filesystem.split(' ');
+            match filesystem.next() {
+                Some("cgroup2") => mounts.v2.push(point.into()),
+                Some("cgroup") => {
+                    let options = filesystem.nth(1).unwrap_or_default();
+                    mounts
+                        .v1
+                        .extend(options.split(',').map(|o| (o.to_owned(), point.into())));
+                }
+                _ => {}
+            }
+        }
+        mounts
+    }
+
+    /// The directory of a v1 cgroup.
+    pub fn v1(&self, controller: &str, path: &Path) -> Option<PathBuf> {
+        let (_, mount) = self.v1.iter().find(|(c, _)| c == controller)?;
+        Some(below(mount, path))
+    }
+
+    /// The directory of a v2 cgroup, where there is one.
+    pub fn v2(&self, path: &Path) -> Option<PathBuf> {
+        self.v2
+            .iter()
+            .map(|mount| below(mount, path))
+            .find(|dir| dir.is_dir())
+    }
+}
+
+fn below(mount: &Path, path: &Path) -> PathBuf {
+    mount.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// How Slurm confines a task's devices, from where it put the task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Placement {
+    V1,
+    /// The task's cgroup.
+    V2(PathBuf),
+    /// It doesn't, as far as the path tells.
+    None,
+}
+
+/// Slurm's v1 trees are `/slurm` or `/slurm_NODE`; ours begin with `/gresshopper_`. Its v2 task cgroups are
+/// `.../step_S/user/task_T`, whatever is above.
+pub fn placement(membership: &Membership) -> Placement {
+    let first = |path: &Path| {
+        path.components().nth(1).is_some_and(|c| {
+            let c = c.as_os_str().to_string_lossy();
+            c.starts_with("slurm") || c.starts_with("gresshopper_")
+        })
+    };
+    if membership.v1("devices").is_some_and(first) {
+        return Placement::V1;
+    }
+    match membership.v2() {
+        Some(path) if is_task(path) => Placement::V2(path.to_owned()),
+        _ => Placement::None,
+    }
+}
+
+fn is_task(path: &Path) -> bool {
+    let names: Vec<_> = path.iter().map(|n| n.to_string_lossy()).collect();
+    let last = names.last().is_some_and(|n| n.starts_with("task_"));
+    last && names.iter().any(|n| n.starts_with("step_"))
+}
+
+fn write(dir: &Path, file: &str, text: &str, what: &'static str) -> Result<(), CgroupError> {
+    let path = dir.join(file);
+    // Cgroup files take a value in one write(2), and must not be created.
+    File::options()
+        .write(true)
+        .open(&path)
+        .and_then(|mut f| f.write_all(text.as_bytes()))
+        .map_err(failed(what, &path))
+}
+
+fn read_cpus(dir: &Path, file: &str) -> Result<CpuSet, CgroupError> {
+    let path = dir.join(file);
+    let text = std::fs::read_to_string(&path).map_err(failed("can't read", &path))?;
+    text.parse()
+        .map_err(|e| failed("can't understand", &path)(io::Error::other(e)))
+}
+
+/// Confines a kernel's process: afterwards it can open none of `gres`.
+///
+/// `pid` is the step's task before it runs the user's program, so that no descriptor is open yet.
+///
+/// # Errors
+/// Anything that the kernel refuses; the task is then where Slurm put it.
+pub fn confine(
+    mounts: &Mounts,
+    node: &str,
+    key: StepKey,
+    uid: u32,
+    pid: u32,
+    gres: &[Number],
+) -> Result<KernelCgroup, CgroupError> {
+    let membership =
+        Membership::of(pid).map_err(failed("can't read the cgroups of", Path::new("the task")))?;
+    match placement(&membership) {
+        Placement::V1 => confine_v1(mounts, &membership, &own_path(node, key, uid), pid, gres),
+        Placement::V2(task) => confine_v2(mounts, task, gres),
+        Placement::None => Ok(KernelCgroup::Unconstrained),
+    }
+}
+
+fn own_path(node: &str, key: StepKey, uid: u32) -> PathBuf {
+    Path::new("/")
+        .join(format!("gresshopper_{node}"))
+        .join(format!("{key}.{uid}"))
+}
+
+fn confine_v1(
+    mounts: &Mounts,
+    membership: &Membership,
+    path: &Path,
+    pid: u32,
+    gres: &[Number],
+) -> Result<KernelCgroup, CgroupError> {
+    let no_mount = || failed("found no mount of the cgroup", path)(io::ErrorKind::NotFound.into());
+    let dir = mounts.v1("devices", path).ok_or_else(no_mount)?;
+    std::fs::create_dir_all(&dir).map_err(failed("can't make", &dir))?;
+    for number in gres {
+        write(&dir, "devices.deny", &rule(*number), "can't deny a device in")?;
+    }
+    write(
+        &dir,
+        "cgroup.procs",
+        &pid.to_string(),
+        "can't move the kernel into",
+    )?;
+    let slurms = membership.v1("cpuset").filter(|p| *p != Path::new("/"));
+    let cpuset = slurms
+        .map(|slurms| confine_cpuset_v1(mounts, slurms, path, pid))
+        .transpose()?
+        .flatten();
+    Ok(KernelCgroup::V1 {
+        devices: path.to_owned(),
+        cpuset,
+    })
+}
+
+/// A cpuset of ours beside Slurm's, with the same cores: Slurm's could not grow beyond its job's.
+fn confine_cpuset_v1(
+    mounts: &Mounts,
+    slurms: &Path,
+    path: &Path,
+    pid: u32,
+) -> Result<Option<CpusetV1>, CgroupError> {
+    let (Some(from), Some(dir)) = (mounts.v1("cpuset", slurms), mounts.v1("cpuset", path)) else {
+        return Ok(None);
+    };
+    let base = read_cpus(&from, "cpuset.cpus")?;
+    let parent = dir.parent().unwrap_or(&dir).to_owned();
+    let root = parent.parent().unwrap_or(&parent).to_owned();
+    std::fs::create_dir_all(&dir).map_err(failed("can't make", &dir))?;
+    for file in ["cpuset.cpus", "cpuset.mems"] {
+        let all = std::fs::read_to_string(root.join(file)).map_err(failed("can't read", &root.join(file)))?;
+        write(&parent, file, all.trim(), "can't set")?;
+    }
+    let mems = std::fs::read_to_string(from.join("cpuset.mems")).map_err(failed("can't read", &from))?;
+    write(&dir, "cpuset.mems", mems.trim(), "can't set")?;
+    write(&dir, "cpuset.cpus", &base.to_string(), "can't set")?;
+    write(
+        &dir,
+        "cgroup.procs",
+        &pid.to_string(),
+        "can't move the kernel into",
+    )?;
+    Ok(Some(CpusetV1 {
+        path: path.to_owned(),
+        base,
+    }))
+}
+
+fn confine_v2(mounts: &Mounts, task: PathBuf, gres: &[Number]) -> Result<KernelCgroup, CgroupError> {
+    let dir = mounts
+        .v2(&task)
+        .ok_or_else(|| failed("found no mount of the cgroup", &task)(io::ErrorKind::NotFound.into()))?;
+    let file = File::open(&dir).map_err(failed("can't open", &dir))?;
+    let constrained = bpf::programs_in_force(&file).map_err(failed("can't query the programs of", &dir))? > 0;
+    if !constrained {
+        return Ok(KernelCgroup::Unconstrained);
+    }
+    bpf::deny(&file, gres).map_err(failed("can't replace the device program of", &dir))?;
+    let base = read_cpus(&dir, "cpuset.cpus.effective")
+        .ok()
+        .filter(|c| !c.is_empty());
+    let base = base.filter(|_| dir.join("cpuset.cpus").exists());
+    Ok(KernelCgroup::V2 { task, base })
+}
+
+fn rule(number: Number) -> String {
+    format!("c {}:{} rwm", number.major, number.minor)
+}
+
+/// The number of a device file.
+pub fn number(device: &Device) -> Number {
+    Number {
+        major: device.major,
+        minor: device.minor,
+    }
+}
+
+/// Lets the kernel open `leased` and none other of `gres`.
+///
+/// # Errors
+/// Anything that the kernel refuses; the caller closes again.
+pub fn open_devices(
+    mounts: &Mounts,
+    cgroup: &KernelCgroup,
+    gres: &[Number],
+    leased: &[Device],
+) -> Result<(), CgroupError> {
+    match cgroup {
+        KernelCgroup::V1 { devices, .. } => {
+            let dir = existing(mounts.v1("devices", devices), devices)?;
+            for device in leased {
+                write(
+                    &dir,
+                    "devices.allow",
+                    &rule(number(device)),
+                    "can't allow a device in",
+                )?;
+            }
+            Ok(())
+        }
+        KernelCgroup::V2 { task, .. } => {
+            let dir = existing(mounts.v2(task), task)?;
+            let denied: Vec<Number> = gres
+                .iter()
+                .copied()
+                .filter(|n| !leased.iter().any(|d| number(d) == *n))
+                .collect();
+            let file = File::open(&dir).map_err(failed("can't open", &dir))?;
+            bpf::deny(&file, &denied).map_err(failed("can't replace the device program of", &dir))
+        }
+        KernelCgroup::Unconstrained => Ok(()),
+    }
+}
+
+fn existing(dir: Option<PathBuf>, path: &Path) -> Result<PathBuf, CgroupError> {
+    dir.filter(|d| d.is_dir())
+        .ok_or_else(|| failed("there is no cgroup", path)(io::ErrorKind::NotFound.into()))
+}
+
+/// Lets the kernel open none of `leased` any more; on v2 none of `gres` either. A cgroup that is gone has no
+/// processes, so that is no error.
+///
+/// # Errors
+/// Anything that the kernel refuses: the device must not go to anybody then.
+pub fn close_devices(
+    mounts: &Mounts,
+    cgroup: &KernelCgroup,
+    gres: &[Number],
+    leased: &[Device],
+) -> Result<(), CgroupError> {
+    match cgroup {
+        KernelCgroup::V1 { devices, .. } => {
+            let Some(dir) = mounts.v1("devices", devices).filter(|d| d.is_dir()) else {
+                return Ok(());
+            };
+            for device in leased {
+                write(
+                    &dir,
+                    "devices.deny",
+                    &rule(number(device)),
+                    "can't deny a device in",
+                )
+                .or_else(unless_gone(&dir))?;
+            }
+            Ok(())
+        }
+        KernelCgroup::V2 { task, .. } => {
+            let Some(dir) = mounts.v2(task) else { return Ok(()) };
+            let mut denied = gres.to_vec();
+            denied.extend(leased.iter().map(number).filter(|n| !gres.contains(n)));
+            File::open(&dir)
+                .and_then(|file| bpf::deny(&file, &denied))
+                .map_err(failed("can't replace the device program of", &dir))
+                .or_else(unless_gone(&dir))
+        }
+        KernelCgroup::Unconstrained => Ok(()),
+    }
+}
+
+/// The cgroup may be removed between looking and writing.
+fn unless_gone(dir: &Path) -> impl FnOnce(CgroupError) -> Result<(), CgroupError> {
+    let dir = dir.to_owned();
+    move |e| if dir.is_dir() { Err(e) } else { Ok(()) }
+}
+
+/// Whether a process is in the cgroup of its record. A process in none of Slurm's counts as unconstrained.
+pub fn holds(cgroup: &KernelCgroup, pid: u32) -> bool {
+    let Ok(membership) = Membership::of(pid) else {
+        return false;
+    };
+    match cgroup {
+        KernelCgroup::V1 { devices, .. } => membership.v1("devices") == Some(devices),
+        KernelCgroup::V2 { task, .. } => membership.v2() == Some(task),
+        KernelCgroup::Unconstrained => true,
+    }
+}
+
+/// Removes the cgroups that [`confine`] made, if they are empty; true when nothing is left.
+pub fn remove(mounts: &Mounts, cgroup: &KernelCgroup) -> bool {
+    let KernelCgroup::V1 { devices, cpuset } = cgroup else {
+        return true;
+    };
+    let cpuset = cpuset.as_ref().and_then(|c| mounts.v1("cpuset", &c.path));
+    let dirs = mounts.v1("devices", devices).into_iter().chain(cpuset);
+    let mut gone = true;
+    for dir in dirs {
+        if let Err(e) = std::fs::remove_dir(&dir) {
+            gone &= e.kind() == io::ErrorKind::NotFound;
+        }
+        // The node's own directory goes with its last kernel.
+        if let Some(parent) = dir.parent() {
+            let _ = std::fs::remove_dir(parent);
+        }
+    }
+    gone
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_mounts_of_a_hybrid_host_are_found_and_hidden_ones_come_last() {
+        let mounts = Mounts::parse(
+            "30 20 0:27 / /sys/fs/cgroup/devices rw,relatime - cgroup cgroup rw,devices\n\
+             31 20 0:28 / /sys/fs/cgroup/cpu rw - cgroup cgroup rw,cpu,cpuacct\n\
+             32 20 0:29 / /sys/fs/cgroup/unified rw shared:4 - cgroup2 cgroup2 rw\n\
+             33 20 0:29 / /sys/fs/cgroup rw - cgroup2 none rw\n",
+        );
+        let path = Path::new("/gresshopper_n1/1.0.5");
+        assert_eq!(
+            mounts.v1("devices", path),
+            Some("/sys/fs/cgroup/devices/gresshopper_n1/1.0.5".into())
+        );
+        assert_eq!(mounts.v1("cpuset", path), None);
+        assert_eq!(
+            mounts.v2,
+            [PathBuf::from("/sys/fs/cgroup"), "/sys/fs/cgroup/unified".into()]
+        );
+    }
+
+    #[test]
+    fn slurms_task_cgroups_are_known_by_their_end() {
+        assert!(is_task(Path::new(
+            "/system.slice/n1_slurmstepd.scope/job_4/step_0/user/task_0"
+        )));
+        assert!(!is_task(Path::new(
+            "/system.slice/n1_slurmstepd.scope/job_4/step_0/slurm"
+        )));
+        assert!(!is_task(Path::new("/user.slice/task_0")));
+    }
+}

@@ -1,0 +1,473 @@
+//! What must be true before a device goes to a kernel, and who has to let go of it afterwards.
+//!
+//! Pure: the facts come from [`crate::node`], which also carries out the answers. The order of the checks is
+//! part of the contract: who calls comes before what is asked, and nothing is touched before all have passed.
+
+use crate::record::{DeviceRecord, DeviceState, KernelCgroup, KernelRecord, StepKey};
+use crate::token::{Hold, KernelProcess, Lend, MAX_AGE_S, Refusal, Token};
+use hop_core::id::{Epoch, GpuIndex, LeaseId};
+use hop_core::time::Timestamp;
+
+/// Where a token turned up, as Slurm and MUNGE tell it.
+#[derive(Debug, Clone, Copy)]
+pub struct Arrival {
+    /// The step that carried it.
+    pub step: StepKey,
+    /// The owner of that step's job.
+    pub job_uid: u32,
+    /// Who made the credential.
+    pub minted_by: u32,
+    /// The service account.
+    pub service_uid: u32,
+    pub now: Timestamp,
+}
+
+/// Is it the service account's word, for this pilot, and fresh?
+///
+/// # Errors
+/// The first thing that is not so.
+pub fn check_arrival(token: &Token, at: &Arrival) -> Result<(), Refusal> {
+    if at.minted_by != at.service_uid {
+        return Err(Refusal::MintedByOther { uid: at.minted_by });
+    }
+    if at.job_uid != at.service_uid {
+        return Err(Refusal::JobOfOther { uid: at.job_uid });
+    }
+    if token.pilot != at.step.job {
+        return Err(Refusal::WrongPilot {
+            token: token.pilot,
+            step: at.step.job,
+        });
+    }
+    let age_s = at.now.since(token.issued_at).0 / 1_000_000;
+    if age_s > MAX_AGE_S {
+        return Err(Refusal::TooOld { age_s });
+    }
+    Ok(())
+}
+
+/// A kernel's process as `/proc` shows it now.
+#[derive(Debug, Clone, Copy)]
+pub struct LiveProcess {
+    /// None: there is no such process.
+    pub start_time: Option<u64>,
+    /// It is in the cgroup of its record.
+    pub in_its_cgroup: bool,
+}
+
+/// Is the executor the process that Slurm started as this user's kernel step?
+///
+/// # Errors
+/// The first thing that is not so.
+pub fn check_kernel<'a>(
+    wanted: &KernelProcess,
+    record: Option<&'a KernelRecord>,
+    live: LiveProcess,
+    isolation_none: bool,
+) -> Result<&'a KernelRecord, Refusal> {
+    let unknown = Refusal::UnknownKernel {
+        job: wanted.seat_job,
+        step: wanted.seat_step,
+    };
+    let record = record.ok_or(unknown)?;
+    if wanted.uid != record.uid {
+        return Err(Refusal::WrongUid {
+            token: wanted.uid,
+            record: record.uid,
+        });
+    }
+    if record.uid == 0 {
+        return Err(Refusal::RootKernel);
+    }
+    let same = record.process.pid == wanted.pid && record.process.start_time == wanted.start_time;
+    if !same || live.start_time != Some(record.process.start_time) {
+        return Err(Refusal::WrongProcess { pid: wanted.pid });
+    }
+    if record.cgroup == KernelCgroup::Unconstrained && !isolation_none {
+        return Err(Refusal::Unconstrained);
+    }
+    if !live.in_its_cgroup {
+        return Err(Refusal::OutsideItsStep { pid: wanted.pid });
+    }
+    Ok(record)
+}
+
+/// Does the step hold what the lease says?
+///
+/// # Errors
+/// [`Refusal::WrongGpus`].
+pub fn check_gpus(lend: &Lend, step_gpus: &[GpuIndex]) -> Result<(), Refusal> {
+    let step = u16::try_from(step_gpus.len()).unwrap_or(u16::MAX);
+    if step == lend.gpus {
+        Ok(())
+    } else {
+        Err(Refusal::WrongGpus {
+            token: lend.gpus,
+            step,
+        })
+    }
+}
+
+/// What a grant of a device begins with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Before {
+    /// The last lease was taken back cleanly.
+    Nothing,
+    /// Nothing is known of it since the node booted: look for holders.
+    Unknown,
+    /// Undo this lease of an earlier step.
+    Undo(StepKey, LeaseId),
+}
+
+/// May the device be granted under this epoch, and what has to be undone first?
+///
+/// # Errors
+/// [`Refusal::StaleEpoch`].
+pub fn check_device(index: GpuIndex, record: Option<&DeviceRecord>, epoch: Epoch) -> Result<Before, Refusal> {
+    let Some(record) = record else {
+        return Ok(Before::Unknown);
+    };
+    if epoch <= record.epoch {
+        return Err(Refusal::StaleEpoch {
+            epoch,
+            last: record.epoch,
+            index,
+        });
+    }
+    Ok(match record.state {
+        DeviceState::Free => Before::Nothing,
+        DeviceState::Lent { step, lease } | DeviceState::Blocked { step, lease, .. } => {
+            Before::Undo(step, lease)
+        }
+    })
+}
+
+/// A process that holds a device after its cgroup was denied it.
+#[derive(Debug, Clone)]
+pub struct Suspect {
+    /// The real uid: a setuid program that a user started counts as the user's.
+    pub real_uid: u32,
+    pub exe: String,
+    pub how: Hold,
+    /// It is in the cgroup of the lease's kernel.
+    pub in_kernel: bool,
+}
+
+/// Whose hold counts how.
+#[derive(Debug, Clone, Copy)]
+pub struct Rules<'a> {
+    /// The lease's user.
+    pub lessee: u32,
+    pub service_uid: u32,
+    /// Programs of root's that the site allows to hold the devices.
+    pub ignore: &'a [String],
+}
+
+/// What becomes of a holder.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It may go on.
+    Ignore,
+    /// It is ended when the grace is over.
+    End,
+    /// It isn't ours to end: the device stays blocked while it holds.
+    Block(&'static str),
+}
+
+/// Decides about one holder.
+///
+/// A descriptor in flight can't be told from any other in flight without taking it, so only the lessee's own
+/// processes are ended for one.
+pub fn judge(suspect: &Suspect, rules: &Rules<'_>) -> Verdict {
+    let root = suspect.real_uid == 0;
+    if root && rules.ignore.contains(&suspect.exe) {
+        return Verdict::Ignore;
+    }
+    if suspect.in_kernel {
+        return Verdict::End;
+    }
+    if suspect.real_uid == rules.service_uid {
+        return Verdict::Ignore;
+    }
+    match suspect.how {
+        _ if root => {
+            Verdict::Block("it belongs to root; name its program in ignore_holders= if it may hold GPUs")
+        }
+        Hold::InFlight if suspect.real_uid != rules.lessee => {
+            Verdict::Block("a descriptor waits in its socket, and the process is another user's")
+        }
+        _ => Verdict::End,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::ProcessId;
+    use crate::token::{Op, VERSION};
+    use hop_core::id::JobId;
+    use proptest::prelude::*;
+
+    const SERVICE: u32 = 900;
+    const PILOT: StepKey = StepKey {
+        job: JobId(10),
+        step: 4,
+    };
+    const SEAT: StepKey = StepKey {
+        job: JobId(20),
+        step: 1,
+    };
+
+    fn kernel() -> KernelProcess {
+        KernelProcess {
+            uid: 1000,
+            pid: 77,
+            start_time: 5,
+            seat_job: SEAT.job,
+            seat_step: SEAT.step,
+        }
+    }
+
+    fn token() -> Token {
+        Token {
+            v: VERSION,
+            op: Op::Lend(Lend {
+                kernel: kernel(),
+                gpus: 1,
+                cpus: 0,
+            }),
+            lease: LeaseId(1),
+            epoch: Epoch(8),
+            pilot: PILOT.job,
+            notify: "/x".into(),
+            grace_ms: 1,
+            issued_at: Timestamp(1_000_000),
+        }
+    }
+
+    fn arrival() -> Arrival {
+        Arrival {
+            step: PILOT,
+            job_uid: SERVICE,
+            minted_by: SERVICE,
+            service_uid: SERVICE,
+            now: Timestamp(2_000_000),
+        }
+    }
+
+    fn record() -> KernelRecord {
+        KernelRecord {
+            key: SEAT,
+            uid: 1000,
+            process: ProcessId {
+                pid: 77,
+                start_time: 5,
+            },
+            cgroup: KernelCgroup::V2 {
+                task: "/t".into(),
+                base: None,
+            },
+        }
+    }
+
+    const ALIVE: LiveProcess = LiveProcess {
+        start_time: Some(5),
+        in_its_cgroup: true,
+    };
+
+    #[test]
+    fn only_the_service_account_for_this_pilot_and_in_time() {
+        assert_eq!(check_arrival(&token(), &arrival()), Ok(()));
+        let cases = [
+            (
+                Arrival {
+                    minted_by: 1000,
+                    ..arrival()
+                },
+                Refusal::MintedByOther { uid: 1000 },
+            ),
+            (
+                Arrival {
+                    minted_by: 0,
+                    ..arrival()
+                },
+                Refusal::MintedByOther { uid: 0 },
+            ),
+            (
+                Arrival {
+                    job_uid: 1000,
+                    ..arrival()
+                },
+                Refusal::JobOfOther { uid: 1000 },
+            ),
+            (
+                Arrival {
+                    step: StepKey {
+                        job: JobId(11),
+                        step: 0,
+                    },
+                    ..arrival()
+                },
+                Refusal::WrongPilot {
+                    token: JobId(10),
+                    step: JobId(11),
+                },
+            ),
+            (
+                Arrival {
+                    now: Timestamp(302_000_000),
+                    ..arrival()
+                },
+                Refusal::TooOld { age_s: 301 },
+            ),
+        ];
+        for (at, refusal) in cases {
+            assert_eq!(check_arrival(&token(), &at), Err(refusal));
+        }
+    }
+
+    #[test]
+    fn the_executor_must_be_the_registered_process() {
+        assert!(check_kernel(&kernel(), Some(&record()), ALIVE, false).is_ok());
+        let refused = |wanted: KernelProcess, record: Option<KernelRecord>, live| {
+            check_kernel(&wanted, record.as_ref(), live, false).unwrap_err()
+        };
+        assert!(matches!(
+            refused(kernel(), None, ALIVE),
+            Refusal::UnknownKernel { .. }
+        ));
+        let mallory = KernelProcess {
+            uid: 1001,
+            ..kernel()
+        };
+        assert!(matches!(
+            refused(mallory, Some(record()), ALIVE),
+            Refusal::WrongUid {
+                token: 1001,
+                record: 1000
+            }
+        ));
+        let root = KernelRecord { uid: 0, ..record() };
+        assert_eq!(
+            refused(KernelProcess { uid: 0, ..kernel() }, Some(root), ALIVE),
+            Refusal::RootKernel
+        );
+        for wanted in [
+            KernelProcess { pid: 78, ..kernel() },
+            KernelProcess {
+                start_time: 6,
+                ..kernel()
+            },
+        ] {
+            assert!(matches!(
+                refused(wanted, Some(record()), ALIVE),
+                Refusal::WrongProcess { .. }
+            ));
+        }
+        for start_time in [None, Some(6)] {
+            let live = LiveProcess { start_time, ..ALIVE };
+            assert!(matches!(
+                refused(kernel(), Some(record()), live),
+                Refusal::WrongProcess { pid: 77 }
+            ));
+        }
+        let elsewhere = LiveProcess {
+            in_its_cgroup: false,
+            ..ALIVE
+        };
+        assert!(matches!(
+            refused(kernel(), Some(record()), elsewhere),
+            Refusal::OutsideItsStep { .. }
+        ));
+    }
+
+    #[test]
+    fn without_constraints_nothing_is_lent_unless_said_aloud() {
+        let record = KernelRecord {
+            cgroup: KernelCgroup::Unconstrained,
+            ..record()
+        };
+        assert_eq!(
+            check_kernel(&kernel(), Some(&record), ALIVE, false),
+            Err(Refusal::Unconstrained)
+        );
+        assert!(check_kernel(&kernel(), Some(&record), ALIVE, true).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn an_epoch_is_granted_once_and_only_upwards(last: u64, epoch: u64) {
+            let record = DeviceRecord { index: GpuIndex(0), epoch: Epoch(last), state: DeviceState::Free };
+            let granted = check_device(GpuIndex(0), Some(&record), Epoch(epoch)).is_ok();
+            prop_assert_eq!(granted, epoch > last);
+        }
+    }
+
+    #[test]
+    fn what_an_earlier_lease_left_is_undone_first() {
+        let device = |state| DeviceRecord {
+            index: GpuIndex(1),
+            epoch: Epoch(3),
+            state,
+        };
+        let before = |state| check_device(GpuIndex(1), Some(&device(state)), Epoch(4)).unwrap();
+        assert_eq!(before(DeviceState::Free), Before::Nothing);
+        assert_eq!(
+            before(DeviceState::Lent {
+                step: PILOT,
+                lease: LeaseId(2)
+            }),
+            Before::Undo(PILOT, LeaseId(2))
+        );
+        let blocked = DeviceState::Blocked {
+            step: PILOT,
+            lease: LeaseId(2),
+            why: String::new(),
+        };
+        assert_eq!(before(blocked), Before::Undo(PILOT, LeaseId(2)));
+        assert_eq!(check_device(GpuIndex(1), None, Epoch(0)), Ok(Before::Unknown));
+    }
+
+    #[test]
+    fn who_holds_a_device_after_the_lease() {
+        let ignore = ["/usr/bin/nvidia-persistenced".to_owned()];
+        let rules = Rules {
+            lessee: 1000,
+            service_uid: SERVICE,
+            ignore: &ignore,
+        };
+        let verdict = |real_uid, exe: &str, how, in_kernel| {
+            judge(
+                &Suspect {
+                    real_uid,
+                    exe: exe.to_owned(),
+                    how,
+                    in_kernel,
+                },
+                &rules,
+            )
+        };
+        for how in [Hold::Descriptor, Hold::Mapping, Hold::IoUring] {
+            assert_eq!(verdict(1000, "/usr/bin/python3", how, true), Verdict::End);
+            assert_eq!(verdict(1000, "/usr/bin/python3", how, false), Verdict::End);
+            assert_eq!(verdict(1001, "/usr/bin/python3", how, false), Verdict::End);
+            assert!(matches!(
+                verdict(0, "/usr/bin/dcgm", how, false),
+                Verdict::Block(_)
+            ));
+            assert_eq!(verdict(0, "/usr/bin/su", how, true), Verdict::End);
+            assert_eq!(verdict(0, &ignore[0], how, false), Verdict::Ignore);
+            assert_eq!(verdict(1000, &ignore[0], how, false), Verdict::End);
+            assert_eq!(verdict(SERVICE, "/opt/hop-agent", how, false), Verdict::Ignore);
+        }
+        assert_eq!(verdict(1000, "x", Hold::InFlight, false), Verdict::End);
+        assert!(matches!(
+            verdict(1001, "x", Hold::InFlight, false),
+            Verdict::Block(_)
+        ));
+        assert!(matches!(
+            verdict(0, "x", Hold::InFlight, false),
+            Verdict::Block(_)
+        ));
+    }
+}

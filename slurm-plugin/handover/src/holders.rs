@@ -1,0 +1,332 @@
+//! Who on this node still holds a device: by descriptor, mapping, io_uring, or a descriptor in flight.
+//!
+//! A device cgroup judges opening alone, so a take-back looks at every process of the node, whatever its cgroup.
+//! Each scan is a pass over `/proc` and may miss a descriptor that wanders from one process to another during
+//! it; the caller repeats it until it is clean twice. Nothing here opens a device or waits for a file system.
+
+#![allow(unsafe_code)] // kcmp(2) has no wrapper in libc.
+
+use crate::bpf::Number;
+use crate::token::Hold;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, StatxFlags, openat, readlinkat, statx};
+use std::collections::{HashMap, HashSet};
+use std::io::{self, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+/// A process that holds one of the devices, and how.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Found {
+    pub pid: u32,
+    pub how: Hold,
+}
+
+/// One pass over all processes.
+struct Scan<'a> {
+    numbers: &'a [Number],
+    /// Inode of a Unix socket -> a descriptor is in flight in it.
+    sockets: HashMap<u64, bool>,
+    /// Files that were seen mapped and are none of the devices.
+    harmless: HashSet<(String, String)>,
+    found: HashSet<Found>,
+}
+
+/// Every process that holds one of `numbers` (character devices).
+///
+/// # Errors
+/// `/proc` can't be listed. A process that ends meanwhile holds nothing and is no error.
+pub fn scan(numbers: &[Number]) -> io::Result<Vec<Found>> {
+    let proc = open_dir(CWD, "/proc")?;
+    let mut scan = Scan {
+        numbers,
+        sockets: HashMap::new(),
+        harmless: HashSet::new(),
+        found: HashSet::new(),
+    };
+    for_each_number(&proc, |pid| scan.process(&proc, pid))?;
+    let mut found: Vec<Found> = scan.found.into_iter().collect();
+    found.sort_unstable();
+    Ok(found)
+}
+
+/// Whether one process holds one of `numbers` still, for a last look before it is ended.
+pub fn holds(pid: u32, numbers: &[Number]) -> bool {
+    let Ok(proc) = open_dir(CWD, "/proc") else {
+        return false;
+    };
+    let mut scan = Scan {
+        numbers,
+        sockets: HashMap::new(),
+        harmless: HashSet::new(),
+        found: HashSet::new(),
+    };
+    scan.process(&proc, pid);
+    !scan.found.is_empty()
+}
+
+fn open_dir(at: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
+    Ok(openat(
+        at,
+        path,
+        OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC,
+        Mode::empty(),
+    )?)
+}
+
+/// Calls `f` with each entry that is a number.
+fn for_each_number(dir: &OwnedFd, mut f: impl FnMut(u32)) -> io::Result<()> {
+    let mut buffer = [MaybeUninit::uninit(); 8192];
+    let mut entries = RawDir::new(dir, &mut buffer);
+    while let Some(entry) = entries.next() {
+        if let Some(number) = entry?.file_name().to_str().ok().and_then(|n| n.parse().ok()) {
+            f(number);
+        }
+    }
+    Ok(())
+}
+
+fn read_file(at: BorrowedFd<'_>, path: &str, into: &mut String) -> io::Result<()> {
+    let fd = openat(at, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
+    let mut bytes = Vec::with_capacity(4096);
+    std::fs::File::from(fd).read_to_end(&mut bytes)?;
+    into.clear();
+    into.push_str(&String::from_utf8_lossy(&bytes));
+    Ok(())
+}
+
+/// Whether two tasks share their table of descriptors. Without kcmp(2) the answer is no: both are looked at.
+fn same_files(a: u32, b: u32) -> bool {
+    const KCMP_FILES: libc::c_int = 2;
+    // SAFETY: kcmp takes numbers alone.
+    unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_FILES, 0, 0) == 0 }
+}
+
+impl Scan<'_> {
+    fn process(&mut self, proc: &OwnedFd, pid: u32) {
+        let Ok(dir) = open_dir(proc.as_fd(), &pid.to_string()) else {
+            return;
+        };
+        let had = self.found.len();
+        self.descriptors(&dir, "fd", "fdinfo", pid);
+        let Ok(tasks) = open_dir(dir.as_fd(), "task") else {
+            return;
+        };
+        let mut others = Vec::new();
+        let _ = for_each_number(&tasks, |tid| {
+            if tid != pid && !same_files(pid, tid) {
+                others.push(tid);
+            }
+        });
+        for tid in others {
+            self.descriptors(
+                &dir,
+                &format!("task/{tid}/fd"),
+                &format!("task/{tid}/fdinfo"),
+                pid,
+            );
+        }
+        if self.found.len() == had {
+            self.mappings(&dir, pid);
+        }
+    }
+
+    fn found(&mut self, pid: u32, how: Hold) {
+        self.found.insert(Found { pid, how });
+    }
+
+    fn descriptors(&mut self, process: &OwnedFd, fd: &str, fdinfo: &str, pid: u32) {
+        let Ok(dir) = open_dir(process.as_fd(), fd) else {
+            return;
+        };
+        let _ = for_each_number(&dir, |number| self.descriptor(process, &dir, fdinfo, number, pid));
+    }
+
+    fn descriptor(&mut self, process: &OwnedFd, dir: &OwnedFd, fdinfo: &str, number: u32, pid: u32) {
+        let name = number.to_string();
+        // A file on a dead NFS server must not hold up the take-back.
+        let flags = AtFlags::STATX_DONT_SYNC;
+        let Ok(stat) = statx(dir, &*name, flags, StatxFlags::TYPE | StatxFlags::INO) else {
+            return;
+        };
+        match u32::from(stat.stx_mode) & libc::S_IFMT {
+            libc::S_IFCHR if self.is_ours(stat.stx_rdev_major, stat.stx_rdev_minor) => {
+                self.found(pid, Hold::Descriptor);
+            }
+            libc::S_IFSOCK if self.in_flight(process, fdinfo, number, stat.stx_ino) => {
+                self.found(pid, Hold::InFlight);
+            }
+            // Anonymous inodes have no type before Linux 6.16.
+            0 | libc::S_IFREG
+                if stat.stx_nlink <= 1
+                    && is_ring(dir, &name)
+                    && self.ring_holds(process, fdinfo, number, pid) =>
+            {
+                self.found(pid, Hold::IoUring);
+            }
+            _ => {}
+        }
+    }
+
+    fn is_ours(&self, major: u32, minor: u32) -> bool {
+        self.numbers.contains(&Number { major, minor })
+    }
+
+    /// Unix sockets tell how many descriptors wait in them, a listening one those of its connections to come.
+    fn in_flight(&mut self, process: &OwnedFd, fdinfo: &str, number: u32, inode: u64) -> bool {
+        if let Some(known) = self.sockets.get(&inode) {
+            return *known;
+        }
+        let mut text = String::new();
+        let waiting = read_file(process.as_fd(), &format!("{fdinfo}/{number}"), &mut text).is_ok()
+            && text
+                .lines()
+                .find_map(|l| l.strip_prefix("scm_fds:"))
+                .is_some_and(|n| n.trim().parse::<u64>().is_ok_and(|n| n > 0));
+        self.sockets.insert(inode, waiting);
+        waiting
+    }
+
+    /// fdinfo names a ring's registered files by path alone. A path that doesn't lead to a file that is surely
+    /// something else counts, since a mount namespace can make any file look like any other.
+    fn ring_holds(&self, process: &OwnedFd, fdinfo: &str, number: u32, pid: u32) -> bool {
+        let mut text = String::new();
+        if read_file(process.as_fd(), &format!("{fdinfo}/{number}"), &mut text).is_err() {
+            return false;
+        }
+        registered_files(&text).iter().any(|path| {
+            !path.starts_with('/') && !is_anonymous(path) || {
+                path.starts_with('/') && self.may_be_ours(pid, path)
+            }
+        })
+    }
+
+    fn may_be_ours(&self, pid: u32, path: &str) -> bool {
+        let inside = format!("/proc/{pid}/root{path}");
+        match statx(CWD, &*inside, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE) {
+            Ok(stat) if u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFCHR => {
+                self.is_ours(stat.stx_rdev_major, stat.stx_rdev_minor)
+            }
+            Ok(_) => foreign_namespace(pid),
+            Err(_) => true,
+        }
+    }
+
+    fn mappings(&mut self, process: &OwnedFd, pid: u32) {
+        let mut maps = String::new();
+        if read_file(process.as_fd(), "maps", &mut maps).is_err() {
+            return;
+        }
+        for line in maps.lines() {
+            let Some((range, file)) = mapped_file(line) else {
+                continue;
+            };
+            if self.harmless.contains(&file) {
+                continue;
+            }
+            let name = format!("map_files/{range}");
+            let Ok(stat) = statx(process, &*name, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE) else {
+                continue;
+            };
+            let character = u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
+            if character && self.is_ours(stat.stx_rdev_major, stat.stx_rdev_minor) {
+                self.found(pid, Hold::Mapping);
+                return;
+            }
+            self.harmless.insert(file);
+        }
+    }
+}
+
+fn is_ring(dir: &OwnedFd, name: &str) -> bool {
+    readlinkat(dir, name, Vec::new()).is_ok_and(|target| target.as_bytes() == b"anon_inode:[io_uring]")
+}
+
+/// Sockets, pipes and anonymous inodes are written as "kind:[number]".
+fn is_anonymous(path: &str) -> bool {
+    ["socket:", "pipe:", "anon_inode:", "/memfd:"]
+        .iter()
+        .any(|kind| path.starts_with(kind))
+}
+
+fn foreign_namespace(pid: u32) -> bool {
+    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
+    namespace(&pid.to_string()) != namespace("self")
+}
+
+/// The names in the section `UserFiles:` of a ring's fdinfo.
+fn registered_files(fdinfo: &str) -> Vec<&str> {
+    fdinfo
+        .lines()
+        .skip_while(|l| !l.starts_with("UserFiles:"))
+        .skip(1)
+        .map_while(|l| l.strip_prefix(char::is_whitespace))
+        .filter_map(|l| l.split_once(':'))
+        .map(|(_, name)| name.trim())
+        .filter(|name| !name.is_empty() && *name != "<none>")
+        .collect()
+}
+
+/// The address range of a line of maps, and (device, inode) of its file. None: memory without one.
+fn mapped_file(line: &str) -> Option<(&str, (String, String))> {
+    let mut fields = line.split_ascii_whitespace();
+    let (range, device, inode) = (fields.next()?, fields.nth(2)?, fields.next()?);
+    (inode != "0").then(|| (range, (device.to_owned(), inode.to_owned())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NULL: Number = Number { major: 1, minor: 3 };
+    const NOBODYS: Number = Number {
+        major: 250,
+        minor: 250,
+    };
+
+    #[test]
+    fn an_open_descriptor_is_found_and_a_closed_one_is_not() {
+        // /dev/full: a device that nothing else holds.
+        let full = Number { major: 1, minor: 7 };
+        let me = std::process::id();
+        let mine = || {
+            scan(&[full])
+                .unwrap()
+                .into_iter()
+                .filter(|f| f.pid == me)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(mine(), []);
+        let file = std::fs::File::open("/dev/full").unwrap();
+        assert_eq!(
+            mine(),
+            [Found {
+                pid: me,
+                how: Hold::Descriptor
+            }]
+        );
+        assert!(holds(me, &[NULL, full]));
+        drop(file);
+        assert_eq!(mine(), []);
+        assert!(!holds(me, &[full]));
+        assert_eq!(
+            scan(&[NOBODYS])
+                .unwrap()
+                .iter()
+                .filter(|f| f.how != Hold::InFlight)
+                .count(),
+            0
+        );
+    }
+
+    #[test]
+    fn maps_and_rings_are_read() {
+        assert_eq!(
+            mapped_file("7f00-7f01 rw-s 00000000 00:05 91    /dev/nvidia0"),
+            Some(("7f00-7f01", ("00:05".to_owned(), "91".to_owned())))
+        );
+        assert_eq!(mapped_file("7f00-7f01 rw-p 00000000 00:00 0 "), None);
+        let text = "SqMask:\t0x1\nUserFiles:\t3\n    0: /dev/nvidia0\n    1: socket:[5]\nUserBufs:\t0\n";
+        assert_eq!(registered_files(text), ["/dev/nvidia0", "socket:[5]"]);
+        assert_eq!(registered_files("SqMask:\t0x1\n"), Vec::<&str>::new());
+    }
+}

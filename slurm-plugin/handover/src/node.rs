@@ -1,0 +1,732 @@
+//! Registration, handover and take-back on one node: the thin shell round [`crate::decide`].
+//!
+//! Runs as root in whatever slurmstepd has a callback, for a moment each; what must outlive it is in
+//! [`crate::store`]. Order on disk: a lease is recorded before anything is opened, and forgotten after everything
+//! is closed and no process holds it, so a process killed at any point leaves a record that says what to undo.
+
+use crate::bpf::Number;
+use crate::cgroup::{self, Mounts};
+use crate::cores;
+use crate::cpuset::CpuSet;
+use crate::decide::{self, Arrival, Before, LiveProcess, Rules, Suspect, Verdict};
+use crate::gres::NodeGres;
+use crate::holders::{self, Found};
+use crate::proc::{self, Membership};
+use crate::record::{DeviceState, KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey};
+use crate::store::{Lock, Store, StoreError};
+use crate::token::{Device, HandedOver, Hold, Holder, Lend, Refusal, TakenBack, Token};
+use hop_core::id::{Epoch, GpuIndex, JobId, NodeName};
+use hop_core::time::Timestamp;
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::BTreeSet;
+use std::fmt::Display;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::PathBuf;
+use std::time::{Duration, Instant, SystemTime};
+
+/// How long a step waits for another that works on the same device or kernel. Longer than any take-back.
+const LOCK_PATIENCE: Duration = Duration::from_secs(30);
+/// How long processes may take to go after SIGKILL: closing a GPU with much memory mapped takes a while.
+const DYING: Duration = Duration::from_secs(10);
+/// A longer grace is not believed: the step's end would be held up, and Slurm drains the node after a minute.
+const MAX_GRACE: Duration = Duration::from_secs(30);
+const CLEAN_SCANS: u32 = 2;
+const LOOK_AGAIN: Duration = Duration::from_millis(5);
+
+/// What the plugin was told about the node.
+#[derive(Debug, Clone)]
+pub struct Site {
+    pub run_dir: PathBuf,
+    pub node: String,
+    pub gres: NodeGres,
+    pub service_uid: u32,
+    /// Programs of root's that may hold devices.
+    pub ignore_holders: Vec<String>,
+    /// Lend although Slurm doesn't constrain devices.
+    pub isolation_none: bool,
+}
+
+/// Why a node's records and cgroups can't be worked with.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    #[error("the records can't be used")]
+    Store(#[from] StoreError),
+    #[error("the cgroup mounts can't be read")]
+    Mounts(#[source] std::io::Error),
+    #[error("the kernel can't be confined")]
+    Cgroup(#[from] cgroup::CgroupError),
+    #[error("process {pid} is gone")]
+    Gone { pid: u32 },
+}
+
+/// One node, as root sees it.
+#[derive(Debug)]
+pub struct Node {
+    site: Site,
+    store: Store,
+    mounts: Mounts,
+    /// By Slurm's index; none where the file is missing.
+    gpus: Vec<Option<Device>>,
+    /// Every device of the node's GRES.
+    gres: Vec<Number>,
+}
+
+/// An error with its causes, in one line.
+pub fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text.push_str(": ");
+        text.push_str(&cause.to_string());
+        source = cause.source();
+    }
+    text
+}
+
+fn refused(what: &'static str) -> impl FnOnce(&dyn std::error::Error) -> Refusal {
+    move |e| Refusal::Failed {
+        what: what.to_owned(),
+        detail: chain(e),
+    }
+}
+
+fn now() -> Timestamp {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}
+
+fn device(index: usize, path: &PathBuf) -> Option<Device> {
+    let meta = std::fs::metadata(path)
+        .ok()
+        .filter(|m| m.file_type().is_char_device())?;
+    let (major, minor) = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
+    Some(Device {
+        index: GpuIndex(u16::try_from(index).ok()?),
+        path: path.clone(),
+        major,
+        minor,
+    })
+}
+
+impl Node {
+    /// # Errors
+    /// The run directory can't be made or trusted, or the cgroup mounts can't be read.
+    pub fn open(site: Site) -> Result<Self, NodeError> {
+        let store = Store::open(&site.run_dir, &site.node)?;
+        let mounts = Mounts::of_self().map_err(NodeError::Mounts)?;
+        let gpus: Vec<_> = site
+            .gres
+            .gpus
+            .iter()
+            .enumerate()
+            .map(|(i, p)| device(i, p))
+            .collect();
+        let others = site.gres.others.iter().filter_map(|p| device(0, p));
+        let gres = gpus
+            .iter()
+            .flatten()
+            .cloned()
+            .chain(others)
+            .map(|d| cgroup::number(&d))
+            .collect();
+        Ok(Self {
+            site,
+            store,
+            mounts,
+            gpus,
+            gres,
+        })
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Registers a kernel's step and confines its task, before it runs the user's program.
+    ///
+    /// # Errors
+    /// The task stays where Slurm put it, without any device, and no lease will reach it.
+    pub fn register(&self, key: StepKey, uid: u32, pid: u32) -> Result<KernelRecord, NodeError> {
+        let _lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
+        self.sweep();
+        let start_time = proc::start_time(pid).ok_or(NodeError::Gone { pid })?;
+        let cgroup = cgroup::confine(&self.mounts, &self.site.node, key, uid, pid, &self.gres)?;
+        let record = KernelRecord {
+            key,
+            uid,
+            process: ProcessId { pid, start_time },
+            cgroup,
+        };
+        self.store.put_kernel(&record)?;
+        Ok(record)
+    }
+
+    /// Forgets a kernel whose step is over, waiting a moment for its last processes.
+    ///
+    /// # Errors
+    /// Records that can't be read. A cgroup that still has processes stays, and goes with a later sweep.
+    pub fn unregister(&self, key: StepKey) -> Result<(), NodeError> {
+        let deadline = Instant::now() + Duration::from_millis(200);
+        while let Some(record) = self.store.kernel(key)? {
+            let lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
+            if cgroup::remove(&self.mounts, &record.cgroup) {
+                self.store.remove_kernel(key)?;
+            } else if Instant::now() >= deadline {
+                break;
+            }
+            drop(lock);
+            std::thread::sleep(LOOK_AGAIN);
+        }
+        Ok(())
+    }
+
+    /// Forgets kernels whose slurmstepd could not. Best effort: what is still in use stays for the next time.
+    fn sweep(&self) {
+        for record in self.store.kernels().unwrap_or_default() {
+            let alive = proc::start_time(record.process.pid) == Some(record.process.start_time);
+            if !alive && cgroup::remove(&self.mounts, &record.cgroup) {
+                let _ = self.store.remove_kernel(record.key);
+            }
+        }
+    }
+
+    /// Hands this step's devices and cores over, or refuses and leaves everything as it was.
+    ///
+    /// `step_gpus`: the GPUs of the lease's step, as Slurm says. `stepd`: its slurmstepd.
+    ///
+    /// # Errors
+    /// The first reason against it.
+    pub fn lend(
+        &self,
+        token: &Token,
+        lend: &Lend,
+        arrival: &Arrival,
+        step_gpus: &[GpuIndex],
+        stepd: ProcessId,
+    ) -> Result<HandedOver, Refusal> {
+        decide::check_arrival(token, arrival)?;
+        let kernel = self.executor(lend)?;
+        decide::check_gpus(lend, step_gpus)?;
+        let devices = self.devices(step_gpus)?;
+        self.undo_before(
+            token.epoch,
+            &kernel,
+            &devices,
+            Duration::from_millis(token.grace_ms.into()),
+        )?;
+
+        let _locks = self.lock(&devices, kernel.key)?;
+        self.check_still(token.epoch, &kernel, &devices)?;
+        let kernel = self.executor(lend)?;
+        let cores = self.step_cores(lend, &kernel);
+        let record = LeaseRecord {
+            step: arrival.step,
+            lease: token.lease,
+            epoch: token.epoch,
+            kernel: kernel.key,
+            uid: kernel.uid,
+            affinity: cores::affinity_of(kernel.process.pid),
+            cgroup: kernel.cgroup,
+            devices,
+            cores,
+            notify: token.notify.clone(),
+            grace_ms: token.grace_ms,
+            stepd,
+        };
+        if let Err(refusal) = self.open_lease(&record) {
+            self.take_back_locked(&record);
+            return Err(refusal);
+        }
+        Ok(HandedOver {
+            lease: token.lease,
+            epoch: token.epoch,
+            node: NodeName::from(self.site.node.as_str()),
+            pilot: arrival.step.job,
+            step: arrival.step.step,
+            devices: record.devices,
+            cores: record.cores.to_string(),
+            at: now(),
+        })
+    }
+
+    /// The record of the kernel that the lease is for, proven.
+    fn executor(&self, lend: &Lend) -> Result<KernelRecord, Refusal> {
+        let wanted = &lend.kernel;
+        let key = StepKey {
+            job: wanted.seat_job,
+            step: wanted.seat_step,
+        };
+        let record = self
+            .store
+            .kernel(key)
+            .map_err(|e| refused("the kernel's record")(&e))?;
+        let live = LiveProcess {
+            start_time: proc::start_time(wanted.pid),
+            in_its_cgroup: record
+                .as_ref()
+                .is_some_and(|r| cgroup::holds(&r.cgroup, wanted.pid)),
+        };
+        decide::check_kernel(wanted, record.as_ref(), live, self.site.isolation_none).cloned()
+    }
+
+    fn devices(&self, indices: &[GpuIndex]) -> Result<Vec<Device>, Refusal> {
+        let indices: BTreeSet<GpuIndex> = indices.iter().copied().collect();
+        indices
+            .into_iter()
+            .map(|index| {
+                let device = self.gpus.get(usize::from(index.0)).cloned().flatten();
+                device.ok_or(Refusal::NoDevice { index })
+            })
+            .collect()
+    }
+
+    fn step_cores(&self, lend: &Lend, kernel: &KernelRecord) -> CpuSet {
+        if lend.cpus == 0 || cores::base(&kernel.cgroup).is_none() {
+            return CpuSet::default();
+        }
+        Membership::of(std::process::id())
+            .map(|m| cores::of_step(&self.mounts, &m))
+            .unwrap_or_default()
+    }
+
+    fn lock(&self, devices: &[Device], kernel: StepKey) -> Result<Vec<Lock>, Refusal> {
+        self.try_lock(devices, kernel)
+            .map_err(|e| refused("another step works on the device")(&e))
+    }
+
+    /// Devices by index, then the kernel: one order for everybody.
+    fn try_lock(&self, devices: &[Device], kernel: StepKey) -> Result<Vec<Lock>, StoreError> {
+        let names = devices.iter().map(|d| format!("gpu.{}", d.index));
+        names
+            .chain([format!("kernel.{kernel}")])
+            .map(|name| self.store.lock(&name, LOCK_PATIENCE))
+            .collect()
+    }
+
+    /// Undoes what earlier leases of the devices, or a lost one of the kernel, left behind.
+    fn undo_before(
+        &self,
+        epoch: Epoch,
+        kernel: &KernelRecord,
+        devices: &[Device],
+        grace: Duration,
+    ) -> Result<(), Refusal> {
+        for device in devices {
+            let record = self
+                .store
+                .device(device.index)
+                .map_err(|e| refused("the device's record")(&e))?;
+            match decide::check_device(device.index, record.as_ref(), epoch)? {
+                Before::Nothing => {}
+                Before::Unknown => self.clear_unknown(device, kernel, grace)?,
+                Before::Undo(step, _) => {
+                    let lease = self
+                        .store
+                        .lease(step)
+                        .map_err(|e| refused("the lease's record")(&e))?;
+                    match lease {
+                        Some(lease) => self.undo(&lease, device.index)?,
+                        None => self.clear_unknown(device, kernel, grace)?,
+                    }
+                }
+            }
+        }
+        self.undo_lost_lease_of(kernel)
+    }
+
+    fn undo(&self, lease: &LeaseRecord, index: GpuIndex) -> Result<(), Refusal> {
+        match self
+            .take_back(lease.step)
+            .map_err(|e| refused("the earlier lease")(&e))?
+        {
+            Some(taken) if !taken.clean => Err(Refusal::Blocked {
+                index,
+                why: why(&taken.holders),
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    /// A kernel has one lease. One whose slurmstepd is gone will not be taken back by anybody else.
+    fn undo_lost_lease_of(&self, kernel: &KernelRecord) -> Result<(), Refusal> {
+        let leases = self
+            .store
+            .leases()
+            .map_err(|e| refused("the leases' records")(&e))?;
+        for lease in leases.into_iter().filter(|l| l.kernel == kernel.key) {
+            if proc::start_time(lease.stepd.pid) == Some(lease.stepd.start_time) {
+                return Err(Refusal::KernelHolds { lease: lease.lease });
+            }
+            match lease.devices.first() {
+                Some(device) => self.undo(&lease, device.index)?,
+                None => {
+                    let _ = self.take_back(lease.step);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A device without a history on this boot: no kernel may have it, and nobody hold it.
+    fn clear_unknown(&self, device: &Device, kernel: &KernelRecord, grace: Duration) -> Result<(), Refusal> {
+        let _locks = self.lock(std::slice::from_ref(device), kernel.key)?;
+        let leases = self
+            .store
+            .leases()
+            .map_err(|e| refused("the leases' records")(&e))?;
+        for other in self
+            .store
+            .kernels()
+            .map_err(|e| refused("the kernels' records")(&e))?
+        {
+            let lent: Vec<Device> = leases
+                .iter()
+                .filter(|l| l.kernel == other.key)
+                .flat_map(|l| l.devices.clone())
+                .collect();
+            if lent.is_empty() || matches!(other.cgroup, KernelCgroup::V1 { .. }) {
+                cgroup::close_devices(
+                    &self.mounts,
+                    &other.cgroup,
+                    &self.gres,
+                    std::slice::from_ref(device),
+                )
+                .map_err(|e| refused("closing the device elsewhere")(&e))?;
+            }
+        }
+        let (_, holders) = self.release(
+            &[cgroup::number(device)],
+            kernel.uid,
+            &KernelCgroup::Unconstrained,
+            grace,
+        );
+        if holders.is_empty() {
+            let state = DeviceState::Free;
+            self.store
+                .put_device(device.index, Epoch(0), state)
+                .map_err(|e| refused("the device's record")(&e))
+        } else {
+            Err(Refusal::Blocked {
+                index: device.index,
+                why: why(&holders),
+            })
+        }
+    }
+
+    /// Under the locks, what [`Self::undo_before`] saw must still be so.
+    fn check_still(&self, epoch: Epoch, kernel: &KernelRecord, devices: &[Device]) -> Result<(), Refusal> {
+        for device in devices {
+            let record = self
+                .store
+                .device(device.index)
+                .map_err(|e| refused("the device's record")(&e))?;
+            if decide::check_device(device.index, record.as_ref(), epoch)? != Before::Nothing {
+                let why = "another lease took it at the same moment".to_owned();
+                return Err(Refusal::Blocked {
+                    index: device.index,
+                    why,
+                });
+            }
+        }
+        let leases = self
+            .store
+            .leases()
+            .map_err(|e| refused("the leases' records")(&e))?;
+        match leases.into_iter().find(|l| l.kernel == kernel.key) {
+            Some(lease) => Err(Refusal::KernelHolds { lease: lease.lease }),
+            None => Ok(()),
+        }
+    }
+
+    /// Records first, then opens.
+    fn open_lease(&self, record: &LeaseRecord) -> Result<(), Refusal> {
+        self.store
+            .put_lease(record)
+            .map_err(|e| refused("recording the lease")(&e))?;
+        for device in &record.devices {
+            let state = DeviceState::Lent {
+                step: record.step,
+                lease: record.lease,
+            };
+            self.store
+                .put_device(device.index, record.epoch, state)
+                .map_err(|e| refused("recording the device")(&e))?;
+        }
+        cgroup::open_devices(&self.mounts, &record.cgroup, &self.gres, &record.devices)
+            .map_err(|e| refused("opening the device")(&e))?;
+        if record.cores.is_empty() {
+            return Ok(());
+        }
+        cores::widen(&self.mounts, &record.cgroup, &record.affinity, &record.cores)
+            .map_err(|e| refused("widening the cores")(&e))
+    }
+
+    /// Ends the lease of a pilot's step; None if there is none (any more).
+    ///
+    /// # Errors
+    /// Records that can't be read or locked. Whatever could not be closed is told in the answer.
+    pub fn take_back(&self, step: StepKey) -> Result<Option<TakenBack>, StoreError> {
+        let Some(record) = self.store.lease(step)? else {
+            return Ok(None);
+        };
+        let _locks = self.try_lock(&record.devices, record.kernel)?;
+        let Some(record) = self.store.lease(step)? else {
+            return Ok(None);
+        };
+        Ok(Some(self.take_back_locked(&record)))
+    }
+
+    /// Carries out a token's [`crate::token::Op::TakeBack`].
+    ///
+    /// # Errors
+    /// The first reason against it. A lease that is over already is a clean success.
+    pub fn take_back_by_token(&self, token: &Token, arrival: &Arrival) -> Result<TakenBack, Refusal> {
+        decide::check_arrival(token, arrival)?;
+        let record = self
+            .store
+            .lease_by_id(token.lease)
+            .map_err(|e| refused("the leases' records")(&e))?;
+        let nothing = || TakenBack {
+            lease: token.lease,
+            epoch: token.epoch,
+            node: NodeName::from(self.site.node.as_str()),
+            pilot: token.pilot,
+            devices: Vec::new(),
+            clean: true,
+            ended_pids: Vec::new(),
+            holders: Vec::new(),
+            at: now(),
+        };
+        let Some(record) = record else {
+            return Ok(nothing());
+        };
+        let taken = self
+            .take_back(record.step)
+            .map_err(|e| refused("the take-back")(&e))?;
+        Ok(taken.unwrap_or_else(nothing))
+    }
+
+    /// Takes back all that an ended job had lent, and forgets its kernels. Gives the agent's socket with each.
+    ///
+    /// # Errors
+    /// Records that can't be read.
+    pub fn job_ended(&self, job: JobId) -> Result<Vec<(TakenBack, PathBuf)>, StoreError> {
+        let mut taken = Vec::new();
+        for record in self.store.leases_of(job)? {
+            if let Some(t) = self.take_back(record.step)? {
+                taken.push((t, record.notify));
+            }
+        }
+        if let Ok(_lock) = self.store.lock("cgroups", LOCK_PATIENCE) {
+            self.sweep();
+        }
+        Ok(taken)
+    }
+
+    fn take_back_locked(&self, record: &LeaseRecord) -> TakenBack {
+        let devices = self.still_its(record);
+        let mut holders = Vec::new();
+        if let Err(e) = cgroup::close_devices(&self.mounts, &record.cgroup, &self.gres, &devices) {
+            holders.push(self.unclosed(record, &e));
+        }
+        if !record.cores.is_empty()
+            && let Err(e) = cores::narrow(&self.mounts, &record.cgroup, &record.affinity, &record.cores)
+        {
+            holders.push(self.unclosed(record, &e));
+        }
+        let numbers: Vec<Number> = devices.iter().map(cgroup::number).collect();
+        let grace = Duration::from_millis(record.grace_ms.into());
+        let (ended_pids, held) = self.release(&numbers, record.uid, &record.cgroup, grace);
+        holders.extend(held);
+        if let Err(e) = self.conclude(record, &devices, &holders) {
+            holders.push(self.unclosed(record, &e));
+        }
+        TakenBack {
+            lease: record.lease,
+            epoch: record.epoch,
+            node: NodeName::from(self.site.node.as_str()),
+            pilot: record.step.job,
+            devices: record.devices.iter().map(|d| d.index).collect(),
+            clean: holders.is_empty(),
+            ended_pids,
+            holders,
+            at: now(),
+        }
+    }
+
+    /// The lease's devices without those that a later lease has, if there are such.
+    fn still_its(&self, record: &LeaseRecord) -> Vec<Device> {
+        let its = |device: &Device| match self.store.device(device.index) {
+            Ok(Some(r)) => match r.state {
+                DeviceState::Free => r.epoch <= record.epoch,
+                DeviceState::Lent { step, .. } | DeviceState::Blocked { step, .. } => step == record.step,
+            },
+            // No record, or none that can be read: closing what is closed does no harm.
+            _ => true,
+        };
+        record.devices.iter().filter(|d| its(d)).cloned().collect()
+    }
+
+    fn unclosed(&self, record: &LeaseRecord, error: &dyn std::error::Error) -> Holder {
+        let process = self
+            .store
+            .kernel(record.kernel)
+            .ok()
+            .flatten()
+            .map_or(0, |k| k.process.pid);
+        Holder {
+            pid: process,
+            uid: record.uid,
+            exe: proc::exe(process),
+            how: Hold::Cgroup,
+            why: chain(error),
+        }
+    }
+
+    fn conclude(
+        &self,
+        record: &LeaseRecord,
+        devices: &[Device],
+        holders: &[Holder],
+    ) -> Result<(), StoreError> {
+        for device in devices {
+            let epoch = self
+                .store
+                .device(device.index)?
+                .map_or(record.epoch, |r| r.epoch.max(record.epoch));
+            let state = if holders.is_empty() {
+                DeviceState::Free
+            } else {
+                DeviceState::Blocked {
+                    step: record.step,
+                    lease: record.lease,
+                    why: why(holders),
+                }
+            };
+            self.store.put_device(device.index, epoch, state)?;
+        }
+        if holders.is_empty() {
+            self.store.remove_lease(record.step)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Waits until no process holds the devices, ending those that may be ended when the grace is over. Gives the
+    /// pids that were ended, and who holds one still.
+    fn release(
+        &self,
+        numbers: &[Number],
+        lessee: u32,
+        cgroup: &KernelCgroup,
+        grace: Duration,
+    ) -> (Vec<u32>, Vec<Holder>) {
+        let mut ended = BTreeSet::new();
+        if numbers.is_empty() {
+            return (Vec::new(), Vec::new());
+        }
+        let rules = Rules {
+            lessee,
+            service_uid: self.site.service_uid,
+            ignore: &self.site.ignore_holders,
+        };
+        let (start, grace) = (Instant::now(), grace.min(MAX_GRACE));
+        let mut clean = 0;
+        loop {
+            let holding = match holders::scan(numbers) {
+                Ok(found) => judge_all(&found, cgroup, &rules),
+                Err(e) => return (ended.into_iter().collect(), vec![unseen(&e)]),
+            };
+            if holding.is_empty() {
+                clean += 1;
+                if clean == CLEAN_SCANS {
+                    return (ended.into_iter().collect(), Vec::new());
+                }
+                continue;
+            }
+            clean = 0;
+            let late = start.elapsed() >= grace;
+            let endable = holding.iter().any(|(_, verdict)| *verdict == Verdict::End);
+            if late && (!endable || start.elapsed() >= grace + DYING) {
+                return (
+                    ended.into_iter().collect(),
+                    holding.into_iter().map(describe).collect(),
+                );
+            }
+            if late {
+                let to_end = holding.iter().filter(|(_, verdict)| *verdict == Verdict::End);
+                ended.extend(
+                    to_end
+                        .map(|(found, _)| found.pid)
+                        .filter(|pid| end(*pid, numbers)),
+                );
+            }
+            std::thread::sleep(LOOK_AGAIN);
+        }
+    }
+}
+
+/// Those holders that matter.
+fn judge_all(found: &[Found], cgroup: &KernelCgroup, rules: &Rules<'_>) -> Vec<(Found, Verdict)> {
+    let confined = *cgroup != KernelCgroup::Unconstrained;
+    found
+        .iter()
+        .filter_map(|found| {
+            let suspect = Suspect {
+                real_uid: proc::real_uid(found.pid)?,
+                exe: proc::exe(found.pid),
+                how: found.how,
+                in_kernel: confined && cgroup::holds(cgroup, found.pid),
+            };
+            Some((*found, decide::judge(&suspect, rules)))
+        })
+        .filter(|(_, verdict)| *verdict != Verdict::Ignore)
+        .collect()
+}
+
+/// Kills a process if it holds the device still. The pidfd keeps it from being another of the same number.
+fn end(pid: u32, numbers: &[Number]) -> bool {
+    let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
+        return false;
+    };
+    let Ok(pidfd) = pidfd_open(raw, PidfdFlags::empty()) else {
+        return false;
+    };
+    holders::holds(pid, numbers) && pidfd_send_signal(&pidfd, Signal::KILL).is_ok()
+}
+
+fn describe((found, verdict): (Found, Verdict)) -> Holder {
+    let why = match verdict {
+        Verdict::Block(why) => why,
+        Verdict::End | Verdict::Ignore => "it was sent SIGKILL and has not ended",
+    };
+    Holder {
+        pid: found.pid,
+        uid: proc::real_uid(found.pid).unwrap_or(u32::MAX),
+        exe: proc::exe(found.pid),
+        how: found.how,
+        why: why.to_owned(),
+    }
+}
+
+fn unseen(error: &dyn Display) -> Holder {
+    Holder {
+        pid: 0,
+        uid: 0,
+        exe: String::new(),
+        how: Hold::Descriptor,
+        why: format!("/proc can't be read: {error}"),
+    }
+}
+
+fn why(holders: &[Holder]) -> String {
+    let one = |h: &Holder| {
+        format!(
+            "process {} ({}, uid {}) holds it by {}: {}",
+            h.pid, h.exe, h.uid, h.how, h.why
+        )
+    };
+    holders.iter().map(one).collect::<Vec<_>>().join("; ")
+}

@@ -1,0 +1,103 @@
+//! Single facts about processes from `/proc`. Nothing is cached: a pid may be another process a moment later.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Field 22 of `/proc/PID/stat`: when it started, in clock ticks since boot. None: no such process.
+pub fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    parse_start_time(&stat)
+}
+
+/// The command's name may hold anything, so fields count from the last parenthesis.
+fn parse_start_time(stat: &str) -> Option<u64> {
+    let after_name = &stat[stat.rfind(')')? + 1..];
+    after_name.split_whitespace().nth(19)?.parse().ok()
+}
+
+/// The real uid. None: no such process.
+pub fn real_uid(pid: u32) -> Option<u32> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|l| l.strip_prefix("Uid:"))?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+/// The program's file; empty for kernel threads and processes that are gone.
+pub fn exe(pid: u32) -> String {
+    std::fs::read_link(format!("/proc/{pid}/exe"))
+        .map(|p| p.to_string_lossy().into_owned())
+        .unwrap_or_default()
+}
+
+/// The cgroups that a process is in.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Membership {
+    /// (controllers, path) of each v1 hierarchy.
+    v1: Vec<(String, PathBuf)>,
+    /// The path in the unified hierarchy.
+    v2: Option<PathBuf>,
+}
+
+impl Membership {
+    /// # Errors
+    /// No such process.
+    pub fn of(pid: u32) -> io::Result<Self> {
+        Ok(Self::parse(&std::fs::read_to_string(format!(
+            "/proc/{pid}/cgroup"
+        ))?))
+    }
+
+    fn parse(text: &str) -> Self {
+        let mut membership = Self::default();
+        for line in text.lines() {
+            let mut fields = line.splitn(3, ':');
+            let (Some(_), Some(controllers), Some(path)) = (fields.next(), fields.next(), fields.next())
+            else {
+                continue;
+            };
+            if controllers.is_empty() {
+                membership.v2 = Some(path.into());
+            } else {
+                membership.v1.push((controllers.to_owned(), path.into()));
+            }
+        }
+        membership
+    }
+
+    /// The path in the v1 hierarchy of a controller.
+    pub fn v1(&self, controller: &str) -> Option<&Path> {
+        self.v1
+            .iter()
+            .find(|(controllers, _)| controllers.split(',').any(|c| c == controller))
+            .map(|(_, path)| path.as_path())
+    }
+
+    /// The path in the unified hierarchy.
+    pub fn v2(&self) -> Option<&Path> {
+        self.v2.as_deref()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_with_parentheses_does_not_confuse() {
+        let stat = "42 (a) b) c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 0 0";
+        assert_eq!(parse_start_time(stat), Some(987_654));
+        assert_eq!(parse_start_time("garbage"), None);
+        assert!(start_time(std::process::id()).is_some());
+    }
+
+    #[test]
+    fn both_hierarchies_are_read() {
+        let membership =
+            Membership::parse("5:devices:/slurm_n1/uid_0\n2:cpu,cpuacct:/x\n0::/system.slice/a:b\n");
+        assert_eq!(membership.v1("devices"), Some(Path::new("/slurm_n1/uid_0")));
+        assert_eq!(membership.v1("cpuacct"), Some(Path::new("/x")));
+        assert_eq!(membership.v1("cpu"), Some(Path::new("/x")));
+        assert_eq!(membership.v1("cpuset"), None);
+        assert_eq!(membership.v2(), Some(Path::new("/system.slice/a:b")));
+    }
+}

@@ -1,0 +1,111 @@
+//! What the plugin knows about kernels, devices and leases of a node, as it stands on disk.
+//!
+//! The records are root's alone. They are the only thing that the plugin believes about a kernel, and they let
+//! any later callback undo what a killed slurmstepd left behind. Keeping them is left to [`crate::store`].
+
+use crate::cpuset::CpuSet;
+use crate::token::Device;
+use hop_core::id::{Epoch, GpuIndex, JobId, LeaseId};
+use serde::{Deserialize, Serialize};
+use std::path::PathBuf;
+
+/// A process that is told from a later one with the same pid.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ProcessId {
+    pub pid: u32,
+    /// Field 22 of `/proc/PID/stat`.
+    pub start_time: u64,
+}
+
+/// A step on this node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct StepKey {
+    pub job: JobId,
+    pub step: u32,
+}
+
+impl std::fmt::Display for StepKey {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.job, self.step)
+    }
+}
+
+/// A kernel's step, registered when its task was forked. All of it comes from Slurm or the kernel, nothing from
+/// the step's environment but the name.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct KernelRecord {
+    pub key: StepKey,
+    pub uid: u32,
+    /// The step's first process, the replica.
+    pub process: ProcessId,
+    pub cgroup: KernelCgroup,
+}
+
+/// What confines a kernel's processes to the devices that it may open. Paths are as in `/proc/PID/cgroup`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "version", rename_all = "kebab-case")]
+pub enum KernelCgroup {
+    /// A devices cgroup of our own, and a cpuset one where Slurm constrains cores.
+    V1 {
+        devices: PathBuf,
+        cpuset: Option<CpusetV1>,
+    },
+    /// Slurm's own cgroup of the task, whose device program we replace. `base`: its cores, where constrained.
+    V2 { task: PathBuf, base: Option<CpuSet> },
+    /// Slurm does not constrain devices here.
+    Unconstrained,
+}
+
+/// Our cpuset cgroup of a kernel on v1.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CpusetV1 {
+    pub path: PathBuf,
+    /// The seat's own cores.
+    pub base: CpuSet,
+}
+
+/// A device's history and what it is used for now.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceRecord {
+    pub index: GpuIndex,
+    /// The greatest epoch that was granted.
+    pub epoch: Epoch,
+    pub state: DeviceState,
+}
+
+/// Who may open a device.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "kebab-case")]
+pub enum DeviceState {
+    /// No kernel, and no process holds it.
+    Free,
+    /// The kernel of the lease that the step `step` has.
+    Lent { step: StepKey, lease: LeaseId },
+    /// No kernel, but something may hold it still.
+    Blocked {
+        step: StepKey,
+        lease: LeaseId,
+        why: String,
+    },
+}
+
+/// A lease from before its handover until its take-back was clean.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseRecord {
+    /// The lease's step in its pilot.
+    pub step: StepKey,
+    pub lease: LeaseId,
+    pub epoch: Epoch,
+    /// The kernel's step.
+    pub kernel: StepKey,
+    pub uid: u32,
+    pub cgroup: KernelCgroup,
+    pub devices: Vec<Device>,
+    pub cores: CpuSet,
+    /// The mask that the kernel's threads had before they were widened.
+    pub affinity: CpuSet,
+    pub notify: PathBuf,
+    pub grace_ms: u32,
+    /// The slurmstepd that takes the lease back at the step's end, if it lives.
+    pub stepd: ProcessId,
+}
