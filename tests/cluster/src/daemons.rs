@@ -44,14 +44,21 @@ fn failure(what: &str, log: &Path) -> anyhow::Error {
 }
 
 impl Daemons<'_> {
-    fn await_ready(&self, daemon: &str, ready: impl FnMut() -> bool) -> Result<()> {
-        if wait_until(START, ready) {
-            return Ok(());
+    /// Asks `probe` until it succeeds. A client's `fatal:` (a slurm.conf that can't be read) never heals.
+    fn await_ready(&self, daemon: &str, mut probe: impl FnMut() -> Result<()>) -> Result<()> {
+        let mut last = None;
+        let fatal = |e: &Option<anyhow::Error>| e.as_ref().is_some_and(|e| e.to_string().contains("fatal:"));
+        wait_until(START, || {
+            last = probe().err();
+            last.is_none() || fatal(&last)
+        });
+        match last {
+            None => Ok(()),
+            Some(e) => Err(failure(
+                &format!("{daemon} isn't ready: {e:#}"),
+                &self.layout.log_file(daemon),
+            )),
         }
-        Err(failure(
-            &format!("{daemon} isn't ready after {START:?}"),
-            &self.layout.log_file(daemon),
-        ))
     }
 
     fn run(&self, program: &str, args: &[&str]) -> Result<String> {
@@ -88,7 +95,8 @@ impl Daemons<'_> {
             );
         }
         self.await_ready("munged", || {
-            UnixStream::connect(self.layout.munge_socket()).is_ok()
+            UnixStream::connect(self.layout.munge_socket())?;
+            Ok(())
         })
     }
 
@@ -143,10 +151,9 @@ impl Daemons<'_> {
         );
         let socket_option = format!("--socket={}", socket.display());
         self.await_ready("mariadbd", || {
-            UnixStream::connect(&socket).is_ok()
-                && self
-                    .run("mariadb-admin", &["--no-defaults", &socket_option, "ping"])
-                    .is_ok()
+            UnixStream::connect(&socket)?;
+            self.run("mariadb-admin", &["--no-defaults", &socket_option, "ping"])
+                .map(drop)
         })?;
         if fresh {
             self.run("mariadb", &["--no-defaults", &socket_option, "-e", DATABASE])?;
@@ -170,8 +177,8 @@ impl Daemons<'_> {
         }
         let port = self.options.dbd_port();
         self.await_ready("slurmdbd", || {
-            TcpStream::connect(("127.0.0.1", port)).is_ok()
-                && self.run("sacctmgr", &["-n", "show", "cluster"]).is_ok()
+            TcpStream::connect(("127.0.0.1", port))?;
+            self.run("sacctmgr", &["-n", "show", "cluster"]).map(drop)
         })
     }
 
@@ -222,8 +229,9 @@ impl Daemons<'_> {
             return Err(failure(&format!("slurmctld refuses to start ({e:#})"), &log));
         }
         self.await_ready("slurmctld", || {
-            self.run("scontrol", &["ping"])
-                .is_ok_and(|out| out.contains("UP"))
+            let told = self.run("scontrol", &["ping"])?;
+            ensure!(told.contains("UP"), "{}", told.trim());
+            Ok(())
         })
     }
 
