@@ -1,0 +1,21 @@
+"""Capturing, saving and restoring the state of a notebook's kernel."""
+
+from __future__ import annotations
+
+from typing import Any
+
+__all__ = ["load_ipython_extension", "unload_ipython_extension"]
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext gresshopper.state`: capture after each cell."""
+    from .agent import agent
+
+    agent(shell).watch()
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext gresshopper.state`."""
+    from .agent import agent
+
+    agent(shell).unwatch()

@@ -1,0 +1,300 @@
+"""The agent in a kernel: hooks around each cell, and the commands of `hop state`.
+
+The hooks are IPython's own events; nothing of the user's is wrapped or replaced. A failing capture never fails a
+cell: it is told once and the next capture makes up for it.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any, Dict, List, Mapping, Optional, Tuple
+
+from . import capture, form, names, native, pickling, recipes, rerun, restore
+from .store import Store, StoreError
+
+_log = logging.getLogger("gresshopper.state")
+_agent: Optional["Agent"] = None
+
+
+def default_store() -> Path:
+    """The user's store, unless told otherwise."""
+    given = os.environ.get("GRESSHOPPER_STORE")
+    base = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
+    return Path(given) if given else Path(base) / "gresshopper" / "store"
+
+
+class Agent:
+    """One kernel's capturing and restoring."""
+
+    def __init__(self, shell: Any, root: Optional[Path] = None) -> None:
+        self.shell = shell
+        self.store = Store(root or default_store())
+        self._hidden_at_start = dict(shell.user_ns_hidden)
+        self.capture = capture.Capture(shell.user_ns, self._hidden, self.store)
+        self.log: Optional[form.Log] = None
+        self.spent = 0.0
+        self.ran = 0.0
+        self.last: Optional[capture.Delta] = None
+        self.loader: Optional[restore.Loader] = None
+        self.trouble: List[str] = []
+        self._started = 0.0
+        self._seq = 0
+        self._inputs = 0
+        self.effects = rerun.Effects()
+
+    # --- hooks ---
+
+    def watch(self, directory: Optional[Path] = None) -> None:
+        """Capture after each cell; with a directory, keep each capture there."""
+        if directory is not None:
+            self.log = form.Log(directory, form.owner_key())
+            self.log.create()
+            self.log.commit(False)
+        self.shell.events.register("pre_run_cell", self._before)
+        self.shell.events.register("post_run_cell", self._after)
+
+    def unwatch(self) -> None:
+        """Stop capturing."""
+        for event, hook in (("pre_run_cell", self._before), ("post_run_cell", self._after)):
+            if hook in self.shell.events.callbacks[event]:
+                self.shell.events.unregister(event, hook)
+        if self.log is not None:
+            self.log.close()
+            self.log = None
+
+    def _before(self, info: Any) -> None:
+        self.effects.start()
+        self._started = time.perf_counter()
+
+    def _after(self, result: Any) -> None:
+        ended = time.perf_counter()
+        seconds = ended - self._started if self._started else 0.0
+        effects = self.effects.stop()
+        try:
+            source = self.shell.transform_cell(result.info.raw_cell) if result.info is not None else ""
+            found = names.names_of_source(source)
+            self._seq += 1
+            self.last = self.capture.run(found, self._seq)
+            if self.log is not None:
+                cell = {"seq": self._seq, "source": source, "seconds": seconds, "ok": result.success,
+                        "names": sorted(n for n in found.names if n in self.shell.user_ns),
+                        "touched": self.capture.chosen, "effects": effects, "count": result.execution_count}
+                self.log.add(self._record(self.last, cell, False), self._body)
+                self.log.commit(False)
+        except Exception as e:  # a capture must never fail the user's cell
+            self._told(e)
+        self.ran += seconds
+        self.spent += time.perf_counter() - ended
+
+    def _told(self, e: BaseException) -> None:
+        text = f"{type(e).__name__}: {e}"
+        self.trouble.append(text)
+        _log.debug("%s", traceback.format_exc())
+        if not isinstance(e, (StoreError, form.FormError)):
+            return
+        print(f"Gresshopper: this cell's state couldn't be saved: {e}", file=sys.stderr)
+
+    def audit(self) -> capture.Delta:
+        """Look at everything, in think time: what the cells' names missed is found here, and arms the tracking."""
+        delta = self.capture.run(None, self._seq, arm=True)
+        if self.log is not None and (delta.changed or delta.removed or delta.process):
+            self.log.add(self._record(delta, None, False), self._body)
+            self.log.commit(False)
+        return delta
+
+    # --- names ---
+
+    def _hidden(self, name: str, value: Any) -> bool:
+        """Whether a name is IPython's own rather than the user's."""
+        if name in _IPYTHON:
+            return name not in ("_", "__", "___") or isinstance(value, str) and value == ""
+        if name in self._hidden_at_start and self._hidden_at_start[name] is value:
+            return True
+        return name.startswith("_i") and name[2:].isdigit()
+
+    # --- writing ---
+
+    def _record(self, delta: capture.Delta, cell: Optional[Mapping[str, Any]], full: bool) -> Dict[str, Any]:
+        body = bytearray()
+        units = []
+        for changed in delta.changed:
+            units.append(self._entry(changed, body))
+        inputs = self.shell.user_ns.get("_ih") or [""]
+        first = 0 if full else self._inputs
+        self._inputs = len(inputs)
+        head: Dict[str, Any] = {
+            "full": full, "at": time.time(), "cell": cell, "units": units, "gone": delta.removed,
+            "process": {k: self._ref(v, body) for k, v in delta.process.items()},
+            "inputs": {str(i): inputs[i] for i in range(first, len(inputs))},
+            "count": self.shell.execution_count + (cell is not None), "env": restore.environment() if full or self._new_modules() else None,
+        }
+        self._body = bytes(body)
+        return head
+
+    _modules = 0
+    _body = b""
+
+    def _new_modules(self) -> bool:
+        changed = self._modules != len(sys.modules)
+        self._modules = len(sys.modules)
+        return changed
+
+    def _ref(self, data: bytes, body: bytearray) -> Dict[str, Any]:
+        if len(data) <= form.INLINE:
+            body += data
+            return {"in": [len(body) - len(data), len(data)]}
+        return {"n": len(data), "c": self.store.put(native.address(memoryview(data)), len(data))}
+
+    def _entry(self, changed: capture.Changed, body: bytearray) -> Dict[str, Any]:
+        unit = changed.unit
+        return {
+            "u": unit.uid, "m": list(unit.members), "s": self._ref(changed.stream, body),
+            "b": [[b.nbytes, int(b.items), list(b.chunks)] for b in unit.blobs], "f": unit.foreign,
+            "c": sorted(unit.classes), "t": sorted(t for t in unit.touches if t in self.shell.user_ns), "gone": [list(g) for g in unit.gone], "notes": unit.notes,
+            "types": sorted(unit.types), "cell": unit.cell, "sec": round(unit.seconds, 6), "dig": unit.digest.hex(),
+        }
+
+    def save(self, directory: Path, durable: bool = True) -> Dict[str, Any]:
+        """Write the whole state as it is now.
+
+        # Errors
+        `FormError` or `StoreError`; a state that was there before stays as it was.
+        """
+        started = time.perf_counter()
+        before = self.store.written
+        delta = self.capture.run(None, self._seq, everything=True)
+        log = form.Log(directory, form.owner_key())
+        log.create()
+        try:
+            length = log.add(self._record(delta, None, True), self._body)
+            if durable:
+                self.store.sync()
+            log.commit(durable)
+        finally:
+            log.close()
+        return {"units": len(delta.changed), "log_bytes": length, "chunk_bytes": self.store.written - before,
+                "seconds": time.perf_counter() - started, "lost": self._lost(), "notes": self._notes()}
+
+    def _lost(self) -> Dict[str, str]:
+        return {name: f"{g.what}: {g.why}" for u in self.capture.units.values() for g in u.gone for name in u.names}
+
+    def _notes(self) -> Dict[str, List[str]]:
+        return {", ".join(u.names): u.notes for u in self.capture.units.values() if u.notes}
+
+    def show(self) -> List[Dict[str, Any]]:
+        """Each group: its variables, what it costs, and what can't be saved of it."""
+        self.capture.run(None, self._seq)
+        return [
+            {"names": u.names, "bytes": u.nbytes(), "seconds": u.seconds, "types": sorted(u.types),
+             "lost": [list(g) for g in u.gone], "notes": u.notes}
+            for u in sorted(self.capture.units.values(), key=lambda u: -u.nbytes()) if u.names
+        ]
+
+    # --- restoring ---
+
+    def restore(self, directory: Path, upto: Optional[int] = None, lazy: bool = True, again: bool = True) -> restore.Told:
+        """Rebuild a saved state in this kernel.
+
+        # Errors
+        `FormError` or `StoreError`, with the namespace as it was.
+        """
+        snapshot = restore.Snapshot(form.read(directory, form.owner_key(make=False), upto))
+        told, self.loader = restore.restore(snapshot, self.store, self.capture.session, self._set, lazy, _progress())
+        if again and told.lost:
+            told = rerun.recover(snapshot, self.store, self.capture.session, self._set, told)
+        self._history(snapshot)
+        for text in told.notices:
+            print(f"Gresshopper: {text}", file=sys.stderr)
+        for name, why in told.lost.items():
+            print(f"Gresshopper: {name} couldn't be restored: {why}", file=sys.stderr)
+        return told
+
+    def _set(self, staged: Dict[str, Any]) -> None:
+        self.shell.user_ns.update(staged)
+        out = self.shell.user_ns.get("_oh")
+        if isinstance(out, dict):
+            out.update({int(name[1:]): value for name, value in staged.items()
+                        if name[:1] == "_" and name[1:].isdigit()})
+        hook = self.shell.displayhook
+        for name, attr in (("_", "_"), ("__", "__"), ("___", "___")):
+            if name in staged and hasattr(hook, attr):
+                setattr(hook, attr, staged[name])
+
+    def _history(self, snapshot: restore.Snapshot) -> None:
+        inputs = self.shell.user_ns.get("_ih")
+        if isinstance(inputs, list) and snapshot.history:
+            top = max(snapshot.history)
+            inputs[:] = [snapshot.history.get(i, "") for i in range(top + 1)]
+        self.shell.execution_count = max(self.shell.execution_count, snapshot.count)
+
+
+_IPYTHON = frozenset({
+    "In", "Out", "_ih", "_oh", "_dh", "_i", "_ii", "_iii", "_", "__", "___", "get_ipython", "exit", "quit", "open",
+    "__builtin__", "__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__", "_exit_code",
+    "__annotations__", "__session__", "__file__",
+})
+
+
+def _progress() -> Any:
+    started = last = time.monotonic()
+
+    def tell(done: int, of: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - started > 1 and (now - last > 1 or done == of):
+            last = now
+            print(f"Gresshopper: restoring, {done} of {of} groups", file=sys.stderr)
+
+    return tell
+
+
+def agent(shell: Any = None, root: Optional[Path] = None) -> Agent:
+    """The kernel's agent, made at the first call."""
+    global _agent
+    if _agent is None:
+        if shell is None:
+            from IPython import get_ipython
+
+            shell = get_ipython()
+        _agent = Agent(shell, root)
+    return _agent
+
+
+def command(request: str) -> str:
+    """Carry out a command of `hop state`, given and answered in JSON (docs/state.md)."""
+    asked = json.loads(request)
+    try:
+        store = Path(asked["store"]) if asked.get("store") else None
+        done = _COMMANDS[asked["do"]](agent(root=store), asked)
+        return json.dumps({"ok": done})
+    except (form.FormError, StoreError, recipes.LostError, OSError) as e:
+        return json.dumps({"error": str(e)})
+    except Exception as e:
+        return json.dumps({"error": f"{type(e).__name__}: {e}", "trace": traceback.format_exc()})
+
+
+def _do_restore(of: Agent, asked: Mapping[str, Any]) -> Any:
+    directory = Path(asked["state"])
+    snapshot = restore.Snapshot(form.read(directory, form.owner_key(make=False), asked.get("upto")))
+    differ = restore.differences(snapshot.environment)
+    if differ and not asked.get("anyway"):
+        return {"differences": differ}
+    told = of.restore(directory, asked.get("upto"), asked.get("lazy", True))
+    return {"names": told.names, "lost": told.lost, "notices": told.notices, "seconds": told.seconds, "differences": differ}
+
+
+_COMMANDS: Dict[str, Any] = {
+    "save": lambda of, asked: of.save(Path(asked["state"]), asked.get("durable", True)),
+    "show": lambda of, asked: of.show(),
+    "watch": lambda of, asked: of.watch(Path(asked["state"]) if asked.get("state") else None),
+    "unwatch": lambda of, asked: of.unwatch(),
+    "restore": _do_restore,
+    "spent": lambda of, asked: {"ran": of.ran, "spent": of.spent, "trouble": of.trouble},
+}

@@ -1,0 +1,649 @@
+"""Finds what a cell changed: groups of variables that share objects, their content, and the process's state.
+
+A *member* is a variable (`n:name`) or a class of the notebook (`c:id`); a *unit* is a group of members that share
+mutable objects or memory, written as one stream. A capture writes the units that may have changed, compares them
+with what is known, and yields a `Delta`. It keeps no reference to a user's object.
+"""
+
+from __future__ import annotations
+
+import array
+import bisect
+import hashlib
+import pickle
+import sys
+import threading
+import time
+import types
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
+
+from . import names as naming
+from . import native, pickling, process, recipes
+from .store import CHUNK, Store
+
+#: Memory from this many bytes on is tracked by the kernel rather than hashed.
+TRACKED = 1024 * 1024
+#: Units with more linking objects than this are looked up by bisection, not by a table.
+TABLED = 20_000
+_ATOMS = (int, float, str, bytes, bool, complex, type(None), type(Ellipsis))
+
+
+class Blob(NamedTuple):
+    """Content of a buffer: its length in bytes and its chunks."""
+
+    nbytes: int
+    chunks: Tuple[str, ...]
+    items: bool
+
+
+class Unit:
+    """A group of members as it was last written."""
+
+    __slots__ = ("uid", "members", "digest", "size", "ids", "ranges", "blobs", "buffers", "classes", "touches", "dynamic",
+                 "gone", "notes", "types", "seconds", "cell", "foreign")
+
+    def __init__(self, uid: int, members: Tuple[str, ...]) -> None:
+        self.uid, self.members = uid, members
+        self.digest = b""
+        self.size = 0
+        self.ids: Any = ()
+        self.ranges: List[Tuple[int, int]] = []
+        self.blobs: List[Blob] = []
+        self.buffers: List[Tuple[int, int]] = []
+        self.foreign: List[int] = []
+        self.classes: Set[str] = set()
+        self.touches: Set[str] = set()
+        self.dynamic = False
+        self.gone: List[pickling.Gone] = []
+        self.notes: List[str] = []
+        self.types: Set[str] = set()
+        self.seconds = 0.0
+        self.cell = 0
+
+    @property
+    def names(self) -> List[str]:
+        """The variables of the group."""
+        return [m[2:] for m in self.members if m.startswith("n:")]
+
+    def nbytes(self) -> int:
+        """Bytes of the stream and of its buffers."""
+        return self.size + sum(blob.nbytes for blob in self.blobs)
+
+
+class Changed(NamedTuple):
+    """A unit that is new or changed, with its stream."""
+
+    unit: Unit
+    stream: bytes
+
+
+class Delta(NamedTuple):
+    """What changed since the capture before."""
+
+    changed: List[Changed]
+    removed: List[int]
+    process: Dict[str, bytes]
+    seconds: float
+
+
+class _Memory:
+    """What is known of one range of memory."""
+
+    __slots__ = ("blob", "tags", "armed", "heat", "seen")
+
+    def __init__(self) -> None:
+        self.blob: Optional[Blob] = None
+        self.tags: bytes = b""
+        self.armed = False
+        self.heat = 1
+        self.seen = 0
+
+
+class Memories:
+    """Content of large buffers, by address: write tracking where there is any, else hashes."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._known: Dict[Tuple[int, int], _Memory] = {}
+        self.tracking = native.lib is not None and native.lib.hop_track_init() == 0
+
+    def content(self, buffer: pickling.Buffer, arm: bool) -> Blob:
+        """The content of a buffer, stored. `arm`: there is time to start tracking."""
+        if not buffer.nbytes:
+            return Blob(0, (), False)
+        key = (buffer.address, buffer.nbytes)
+        memory = self._known.get(key)
+        items = buffer.items is not None
+        if memory is not None and (memory.blob is None or memory.blob.items != items):
+            memory = None
+        if memory is None:
+            memory = _Memory()
+            blob = self._first(memory, buffer)
+            self._known[key] = memory
+            return blob
+        return self._again(memory, buffer, arm)
+
+    def _first(self, memory: _Memory, buffer: pickling.Buffer) -> Blob:
+        if buffer.items is not None:
+            self._arm(memory, buffer.address, buffer.nbytes)
+            memory.blob = self._store_items(buffer)
+        else:
+            memory.tags = self._tags(buffer.address, buffer.nbytes)
+            names = self.store.put(buffer.address, buffer.nbytes)
+            memory.blob = Blob(buffer.nbytes, tuple(names), False)
+        return memory.blob
+
+    def _store_items(self, buffer: pickling.Buffer) -> Blob:
+        stream = pickle.dumps(buffer.items.tolist(), protocol=5)  # type: ignore[union-attr]
+        names = self.store.put(native.address(memoryview(stream)), len(stream))
+        return Blob(len(stream), tuple(names), True)
+
+    def _again(self, memory: _Memory, buffer: pickling.Buffer, arm: bool) -> Blob:
+        assert memory.blob is not None
+        dirty = self._scan(memory, buffer.address, buffer.nbytes)
+        if dirty is not None and not any(dirty):
+            return memory.blob
+        if buffer.items is not None:
+            if dirty is None:
+                self._arm(memory, buffer.address, buffer.nbytes)
+            try:
+                memory.blob = self._store_items(buffer)
+            except BaseException:
+                memory.armed = False
+                raise
+            return memory.blob
+        if dirty is None:
+            if memory.heat <= 1 or arm and memory.heat <= 3:
+                self._arm(memory, buffer.address, buffer.nbytes)
+            dirty = bytearray(b"\1" * -(-buffer.nbytes // CHUNK))
+        return self._compare(memory, buffer, dirty)
+
+    def _compare(self, memory: _Memory, buffer: pickling.Buffer, dirty: bytearray) -> Blob:
+        """Store the chunks among the `dirty` ones whose hash differs."""
+        assert memory.blob is not None
+        if native.lib is None:
+            names = self.store.put(buffer.address, buffer.nbytes)
+            memory.blob = Blob(buffer.nbytes, tuple(names), False)
+            return memory.blob
+        before, tags = memory.tags, bytearray(memory.tags)
+        for i, marked in enumerate(dirty):
+            if not marked:
+                continue
+            length = min(CHUNK, buffer.nbytes - i * CHUNK)
+            tag = self._tags(buffer.address + i * CHUNK, length) if sum(dirty) <= 2 else b""
+            if tag:
+                tags[16 * i : 16 * i + 16] = tag
+        if sum(dirty) > 2:
+            tags = bytearray(self._tags(buffer.address, buffer.nbytes))
+        changed = bytearray(
+            1 if before[16 * i : 16 * i + 16] != tags[16 * i : 16 * i + 16] else 0 for i in range(len(dirty))
+        )
+        if not any(changed):
+            memory.heat = max(0, memory.heat - 1)
+            memory.tags = bytes(tags)
+            return memory.blob
+        memory.heat = min(6, memory.heat + (1 if 8 * sum(changed) >= len(changed) else 0))
+        if memory.heat >= 4 and memory.armed:
+            native.lib.hop_track_drop(buffer.address, buffer.nbytes)
+            memory.armed = False
+        try:
+            names = self.store.put(buffer.address, buffer.nbytes, changed, memory.blob.chunks)
+        except BaseException:
+            # What the scan reported is known only here: without it everything must be compared next time.
+            memory.armed = False
+            raise
+        memory.blob, memory.tags = Blob(buffer.nbytes, tuple(names), False), bytes(tags)
+        return memory.blob
+
+    def _tags(self, at: int, nbytes: int) -> bytes:
+        if native.lib is None:
+            return b""
+        out = bytearray(16 * -(-nbytes // CHUNK))
+        native.lib.hop_tags(at, nbytes, CHUNK, native.address(out))
+        return bytes(out)
+
+    def _arm(self, memory: _Memory, at: int, nbytes: int) -> None:
+        if self.tracking and nbytes >= TRACKED and not memory.armed:
+            memory.armed = native.lib.hop_track_arm(at, nbytes) == 0
+
+    def _scan(self, memory: _Memory, at: int, nbytes: int) -> Optional[bytearray]:
+        """Which chunks were written since the scan before; nothing if that isn't known."""
+        if not memory.armed:
+            return None
+        dirty = bytearray(-(-nbytes // CHUNK))
+        if native.lib.hop_track_scan(at, nbytes, CHUNK, native.address(dirty), 1) < 0:
+            memory.armed = False
+            return None
+        return dirty
+
+    def unchanged(self, at: int, nbytes: int) -> bool:
+        """Whether an array of immutable objects is known to hold the same ones as before."""
+        memory = self._known.get((at, nbytes))
+        if memory is None or memory.blob is None or not memory.blob.items or not memory.armed:
+            return False
+        dirty = bytearray(-(-nbytes // CHUNK))
+        # The scan re-arms what it reports, so what it finds must not get lost: it is asked without re-arming.
+        return bool(native.lib.hop_track_scan(at, nbytes, CHUNK, native.address(dirty), 0) == 0)
+
+    def forget(self, kept: Set[Tuple[int, int]]) -> None:
+        """Stop watching memory that no unit refers to any more."""
+        for key in [key for key in self._known if key not in kept]:
+            memory = self._known.pop(key)
+            if memory.armed:
+                native.lib.hop_track_drop(*key)
+
+
+class Capture:
+    """What is known of one namespace."""
+
+    def __init__(self, namespace: Dict[str, Any], hidden: Callable[[str, Any], bool], store: Store) -> None:
+        self.namespace, self._hidden = namespace, hidden
+        self.session = pickling.Session(namespace)
+        self.memories = Memories(store)
+        self.session.unchanged = self.memories.unchanged
+        self.store = store
+        self.units: Dict[int, Unit] = {}
+        self._owner: Dict[str, Unit] = {}
+        self._bound: Dict[str, int] = {}
+        self._table: Dict[int, int] = {}
+        self._large: Set[int] = set()
+        self._process: Dict[str, bytes] = {}
+        self._next = 1
+        self._threads = set(threading.enumerate())
+        self.cell = 0
+        #: Units that the last cell may have touched, by their number before it.
+        self.chosen: List[int] = []
+
+    # --- which units to look at ---
+
+    def visible(self) -> Dict[str, Any]:
+        """The variables that are the user's."""
+        return {k: v for k, v in list(self.namespace.items()) if isinstance(k, str) and not self._hidden(k, v)}
+
+    def touched(self, found: naming.Names) -> Optional[Set[int]]:
+        """Units that code with these names may touch; none means any."""
+        if found.dynamic or any(t not in self._threads and t.is_alive() for t in threading.enumerate()
+                                if not t.name.startswith(("gresshopper", "IPython"))):
+            return None
+        return self._close([self._owner[m] for m in map("n:".__add__, found.names) if m in self._owner])
+
+    def _close(self, start: Iterable[Unit]) -> Optional[Set[int]]:
+        stack, seen = list(start), set()
+        while stack:
+            unit = stack.pop()
+            if unit.uid in seen:
+                continue
+            seen.add(unit.uid)
+            if unit.dynamic:
+                return None
+            for name in unit.touches:
+                owner = self._owner.get("n:" + name)
+                if owner is not None and owner.uid not in seen:
+                    stack.append(owner)
+            for cid in unit.classes:
+                owner = self._owner.get("c:" + cid)
+                if owner is not None and owner.uid not in seen:
+                    stack.append(owner)
+        return seen
+
+    # --- a capture ---
+
+    def run(self, found: Optional[naming.Names], cell: int = 0, arm: bool = False, everything: bool = False) -> Delta:
+        """Capture what changed. `found`: names that may have been touched, none for an audit of everything.
+        `everything`: yield all units, also those that didn't change.
+
+        # Errors
+        `StoreError` when the store can't take it: what is known is then as before, and nothing is lost.
+        """
+        started = time.perf_counter()
+        self.cell = cell
+        visible = self.visible()
+        chosen = None if found is None else self.touched(found)
+        work = _Round(self, visible)
+        for name in self._bound.keys() - visible.keys():
+            work.lost_member("n:" + name)
+        for name, value in visible.items():
+            if self._bound.get(name) != id(value):
+                work.fresh("n:" + name)
+        for uid in list(self.units) if chosen is None else chosen:
+            if uid in self.units and (everything or not self._settled(self.units[uid], visible)):
+                work.look(self.units[uid])
+        final = work.settle()
+        changed, removed = self._adopt(final, arm, everything)
+        self._bound = {name: id(value) for name, value in visible.items()}
+        if everything:
+            self._process = {}
+        self.chosen = sorted(self.units) if chosen is None else sorted(chosen)
+        return Delta(changed, removed, self._process_delta(), time.perf_counter() - started)
+
+    def _settled(self, unit: Unit, visible: Dict[str, Any]) -> bool:
+        """Whether a unit can't have changed: an immutable atom or a module under the same name."""
+        if len(unit.members) != 1 or not unit.members[0].startswith("n:"):
+            return False
+        name = unit.members[0][2:]
+        value = visible.get(name)
+        return name in visible and self._bound.get(name) == id(value) and (
+            type(value) in _ATOMS or type(value) is types.ModuleType)
+
+    def _process_delta(self) -> Dict[str, bytes]:
+        now = process.read()
+        changed = {k: v for k, v in now.items() if self._process.get(k) != v}
+        self._process = now
+        return changed
+
+    def value_of(self, member: str, visible: Dict[str, Any]) -> Any:
+        """What a member is now."""
+        return visible[member[2:]] if member.startswith("n:") else self.session.classes[member[2:]]
+
+    def _adopt(self, final: "_Final", arm: bool, everything: bool) -> Tuple[List[Changed], List[int]]:
+        changed: List[Changed] = []
+        kept: Set[int] = set()
+        for members, dump, seconds in final.blocks:
+            unit = self._same_members(members)
+            digest = hashlib.blake2b(dump.stream, digest_size=16).digest()
+            blobs = [self.memories.content(buffer, arm) for buffer in dump.buffers]
+            if unit is None or unit.digest != digest or unit.blobs != blobs:
+                uid = unit.uid if unit is not None else self._next
+                self._next += unit is None
+                fresh = Unit(uid, members)
+                fresh.digest, fresh.blobs, fresh.cell = digest, blobs, self.cell
+                changed.append(Changed(fresh, dump.stream))
+            else:
+                fresh = unit
+                if everything:
+                    changed.append(Changed(fresh, dump.stream))
+            self._describe(fresh, dump, seconds)
+            kept.add(fresh.uid)
+            final.install.append(fresh)
+        removed = [uid for uid in final.dissolved if uid not in kept]
+        for uid in set(removed) | {unit.uid for unit in final.install}:
+            self._uninstall(uid)
+        for unit in final.install:
+            self._install(unit)
+        if changed or removed:
+            self.memories.forget({key for unit in self.units.values() for key in unit.buffers})
+        return changed, removed
+
+    def _same_members(self, members: Tuple[str, ...]) -> Optional[Unit]:
+        unit = self._owner.get(members[0])
+        return unit if unit is not None and unit.members == members else None
+
+    def _describe(self, unit: Unit, dump: pickling.Dump, seconds: float) -> None:
+        unit.size, unit.ids, unit.ranges = len(dump.stream), dump.ids, dump.ranges
+        unit.buffers = [(b.address, b.nbytes) for b in dump.buffers]
+        unit.foreign = dump.foreign
+        unit.classes, unit.touches, unit.dynamic = dump.classes, dump.touches, dump.dynamic
+        unit.gone, unit.notes = dump.gone, sorted(set(dump.notes))
+        unit.types = {f"{t.__module__}.{t.__qualname__}" for t in dump.types}
+        unit.seconds = seconds
+
+    def _uninstall(self, uid: int) -> None:
+        unit = self.units.pop(uid, None)
+        if unit is None:
+            return
+        self._large.discard(uid)
+        for member in unit.members:
+            if self._owner.get(member) is unit:
+                del self._owner[member]
+
+    def _install(self, unit: Unit) -> None:
+        self.units[unit.uid] = unit
+        for member in unit.members:
+            self._owner[member] = unit
+        if len(unit.ids) > TABLED:
+            self._large.add(unit.uid)
+            return
+        for at in unit.ids:
+            self._table[at] = unit.uid
+        if len(self._table) > 4 * (TABLED + sum(len(u.ids) for u in self.units.values() if u.uid not in self._large)):
+            self._table = {at: u.uid for u in self.units.values() if u.uid not in self._large for at in u.ids}
+
+    def holders(self, ids: Any, skip: Set[int]) -> Set[int]:
+        """Units outside `skip` that may hold one of these objects (a stale address may name a wrong one)."""
+        found: Set[int] = set()
+        table = self._table
+        if len(ids) > len(table):
+            ordered = ids
+            for at, uid in table.items():
+                if uid not in skip and uid not in found and uid in self.units:
+                    i = bisect.bisect_left(ordered, at)
+                    if i < len(ordered) and ordered[i] == at:
+                        found.add(uid)
+        else:
+            for at in ids:
+                uid = table.get(at, 0)
+                if uid and uid not in skip and uid in self.units:
+                    found.add(uid)
+        for uid in self._large - skip:
+            if _intersect(self.units[uid].ids, ids):
+                found.add(uid)
+        return found
+
+    def owner(self, member: str) -> Optional[Unit]:
+        """The unit of a member."""
+        return self._owner.get(member)
+
+
+def _intersect(a: Any, b: Any) -> bool:
+    """Whether two sorted sequences share an element."""
+    if len(a) > len(b):
+        a, b = b, a
+    if len(a) * 20 > len(b):
+        return not set(a).isdisjoint(b)
+    for at in a:
+        i = bisect.bisect_left(b, at)
+        if i < len(b) and b[i] == at:
+            return True
+    return False
+
+
+class _Final(NamedTuple):
+    blocks: List[Tuple[Tuple[str, ...], pickling.Dump, float]]
+    dissolved: List[int]
+    install: List[Unit]
+
+
+class _Block:
+    __slots__ = ("members", "dump", "seconds")
+
+    def __init__(self, members: Tuple[str, ...], dump: pickling.Dump, seconds: float) -> None:
+        self.members, self.dump, self.seconds = members, dump, seconds
+
+
+class _Round:
+    """One capture's search for the groups: blocks are written, linked, and written again together where linked."""
+
+    def __init__(self, capture: Capture, visible: Dict[str, Any]) -> None:
+        self.capture, self.visible = capture, visible
+        self._fresh: Set[str] = set()
+        self._units: Dict[int, Unit] = {}
+        self._done: Set[int] = set()
+        self._blocks: Dict[Tuple[str, ...], _Block] = {}
+        self._placed: Set[str] = set()
+        self._dissolved: List[int] = []
+        self._keep: List[Any] = []  # memos: no address is used twice within one capture
+        self._linked: Set[Tuple[str, ...]] = set()
+
+    def fresh(self, member: str) -> None:
+        """A member that is new, or now another object."""
+        owner = self.capture.owner(member)
+        if owner is not None:
+            self._dissolve(owner)
+        self._fresh.add(member)
+
+    def lost_member(self, member: str) -> None:
+        """A variable that was deleted."""
+        owner = self.capture.owner(member)
+        if owner is not None:
+            self._dissolve(owner)
+
+    def look(self, unit: Unit) -> None:
+        """A unit that may have changed."""
+        if unit.uid not in self._done:
+            self._units[unit.uid] = unit
+
+    def _dissolve(self, unit: Unit) -> None:
+        if unit.uid in self._done:
+            return
+        self._done.add(unit.uid)
+        self._units.pop(unit.uid, None)
+        self._dissolved.append(unit.uid)
+        for member in unit.members:
+            if member.startswith("n:") and member[2:] in self.visible:
+                self._fresh.add(member)
+
+    def settle(self) -> _Final:
+        """Write until nothing that was written leads to anything else."""
+        while self._units or self._fresh:
+            while self._units:
+                self._write_unit(self._units.popitem()[1])
+            while self._fresh:
+                self._write_member(self._fresh.pop())
+            self._follow()
+        return _Final(self._merge(), self._dissolved, [])
+
+    def _write_unit(self, unit: Unit) -> None:
+        self._done.add(unit.uid)
+        if not all(m[2:] in self.visible if m.startswith("n:") else m[2:] in self.capture.session.classes
+                   for m in unit.members):
+            self._done.discard(unit.uid)
+            self._dissolve(unit)
+            return
+        block = self._write(unit.members)
+        same = hashlib.blake2b(block.dump.stream, digest_size=16).digest() == unit.digest
+        if len(unit.members) > 1 and not same:
+            self._done.discard(unit.uid)
+            self._dissolve(unit)
+            return
+        self._place(block)
+
+    def _write_member(self, member: str) -> None:
+        if member in self._placed:
+            return
+        if member.startswith("c:") and member[2:] not in self.capture.session.classes:
+            return
+        self._place(self._write((member,)))
+
+    def _place(self, block: _Block) -> None:
+        self._blocks[block.members] = block
+        self._placed.update(block.members)
+
+    def _write(self, members: Tuple[str, ...]) -> _Block:
+        started = time.perf_counter()
+        values = [self.capture.value_of(m, self.visible) for m in members]
+        owned = {m[2:] for m in members if m.startswith("c:")}
+        if len(values) == 1 and type(values[0]) in _ATOMS:
+            dump = _atom(values)
+        else:
+            try:
+                dump = pickling.dump(self.capture.session, values, owned)
+            except pickling.Unpicklable as e:
+                dump = self._placeholder(members, values, str(e))
+        self._keep.append(dump.keep)
+        return _Block(members, dump, time.perf_counter() - started)
+
+    def _placeholder(self, members: Sequence[str], values: Sequence[Any], why: str) -> pickling.Dump:
+        stands = [recipes.Lost(pickling._a(pickling._kind(value)), why) for value in values]
+        gone = [pickling.Gone(pickling._a(pickling._kind(value)), why) for value in values]
+        return _plain(pickle.dumps(([], stands), protocol=5), gone)
+
+    def _follow(self) -> None:
+        """Units that share an object or memory with what was written, and classes that nobody wrote yet."""
+        capture = self.capture
+        new = [b for key, b in self._blocks.items() if key not in self._linked]
+        for block in new:
+            self._linked.add(block.members)
+            for uid in capture.holders(block.dump.ids, self._done):
+                self.look(capture.units[uid])
+            for cid in block.dump.classes:
+                member = "c:" + cid
+                owner = capture.owner(member)
+                if member not in self._placed and (owner is None or owner.uid in self._dissolved):
+                    self._fresh.add(member)
+        self._follow_memory(new)
+
+    def _follow_memory(self, new: Sequence[_Block]) -> None:
+        wanted = [r for b in new for r in b.dump.ranges]
+        if not wanted:
+            return
+        others = sorted((low, high, u.uid) for u in self.capture.units.values() if u.uid not in self._done
+                        for low, high in u.ranges)
+        if not others:
+            return
+        starts = [o[0] for o in others]
+        for low, high in wanted:
+            i = max(0, bisect.bisect_right(starts, low) - 1)
+            while i < len(others) and others[i][0] < high:
+                if others[i][1] > low and others[i][2] not in self._done:
+                    self.look(self.capture.units[others[i][2]])
+                i += 1
+
+    def _merge(self) -> List[Tuple[Tuple[str, ...], pickling.Dump, float]]:
+        blocks = list(self._blocks.values())
+        parent = list(range(len(blocks)))
+
+        def find(i: int) -> int:
+            while parent[i] != i:
+                parent[i] = parent[parent[i]]
+                i = parent[i]
+            return i
+
+        seen: Dict[int, int] = {}
+        for i, block in enumerate(blocks):
+            for at in block.dump.ids:
+                j = seen.setdefault(at, i)
+                if j != i:
+                    parent[find(i)] = find(j)
+        spans = sorted((low, high, i) for i, b in enumerate(blocks) for low, high in b.dump.ranges)
+        reach, holder = 0, -1
+        for low, high, i in spans:
+            if low < reach:
+                parent[find(i)] = find(holder)
+            if high > reach:
+                reach, holder = high, i
+        self._join_class_cycles(blocks, parent, find)
+        groups: Dict[int, List[_Block]] = {}
+        for i, block in enumerate(blocks):
+            groups.setdefault(find(i), []).append(block)
+        return [self._final(group) for group in groups.values()]
+
+    def _join_class_cycles(self, blocks: Sequence[_Block], parent: List[int], find: Callable[[int], int]) -> None:
+        """Groups that need each other's classes are one: else neither could be read first."""
+        where = {m: i for i, b in enumerate(blocks) for m in b.members if m.startswith("c:")}
+        edges: Dict[int, Set[int]] = {}
+        for i, block in enumerate(blocks):
+            for cid in block.dump.classes:
+                j = where.get("c:" + cid)
+                if j is not None:
+                    edges.setdefault(find(i), set()).add(find(j))
+        for start in list(edges):
+            for other in self._reachable(edges, start):
+                if other != start and start in self._reachable(edges, other):
+                    parent[find(start)] = find(other)
+
+    @staticmethod
+    def _reachable(edges: Dict[int, Set[int]], start: int) -> Set[int]:
+        seen: Set[int] = set()
+        stack = list(edges.get(start, ()))
+        while stack:
+            top = stack.pop()
+            if top not in seen:
+                seen.add(top)
+                stack.extend(edges.get(top, ()))
+        return seen
+
+    def _final(self, group: List[_Block]) -> Tuple[Tuple[str, ...], pickling.Dump, float]:
+        if len(group) == 1:
+            block = group[0]
+            return block.members, block.dump, block.seconds
+        members = tuple(sorted(m for block in group for m in block.members))
+        together = self._write(members)
+        return members, together.dump, together.seconds
+
+
+def _plain(stream: bytes, gone: List[pickling.Gone]) -> pickling.Dump:
+    return pickling.Dump(stream, [], [], array.array("Q"), [], set(), set(), False, gone, [], set(), None)
+
+
+def _atom(values: List[Any]) -> pickling.Dump:
+    return _plain(pickle.dumps(([], values), protocol=5), [])

@@ -1,0 +1,262 @@
+"""The saved form: a log of records, authenticated by a key of its owner (docs/state-format.md).
+
+A state is a directory: `log`, to which each capture adds one record, and `head`, which says how much of the log
+counts and proves it. A record is JSON (what changed) and bytes (small streams); its authentication covers the one
+before. It knows nothing of Python objects: nothing here unpickles.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import hmac
+import json
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any, BinaryIO, Dict, List, Mapping, NamedTuple, Optional, Tuple
+
+from . import native
+
+VERSION = 1
+MAGIC = b"HOPSTATE"
+_START = struct.Struct("<8sI4s")
+_SIZES = struct.Struct("<QQ")
+MAC = 32
+#: Streams up to this many bytes lie in the record itself.
+INLINE = 64 * 1024
+
+
+class FormError(RuntimeError):
+    """A saved state can't be read or written; says why and what to do."""
+
+
+def key_path() -> Path:
+    """Where the owner's key lies: in the home, outside every store."""
+    base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
+    return Path(base) / "gresshopper" / "state.key"
+
+
+def owner_key(path: Optional[Path] = None, make: bool = True) -> bytes:
+    """The owner's key, made at the first use.
+
+    # Errors
+    `FormError` when the file is another user's, readable by others, or not a key.
+    """
+    path = path or key_path()
+    if make and not path.exists():
+        _make_key(path)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as e:
+        raise FormError(f"the key {path} can't be read: {e.strerror}") from e
+    with os.fdopen(handle, "rb") as file:
+        found = os.fstat(file.fileno())
+        key = file.read(33)
+    if found.st_uid != os.geteuid():
+        raise FormError(f"the key {path} belongs to another user")
+    if found.st_mode & 0o077:
+        raise FormError(f"the key {path} is open to other users: remove it, or chmod 600 it if nobody read it")
+    if len(key) != 32:
+        raise FormError(f"{path} isn't a key of 32 bytes")
+    return key
+
+
+def _make_key(path: Path) -> None:
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temp = tempfile.mkstemp(prefix=".key-", dir=path.parent)
+        with os.fdopen(handle, "wb") as file:
+            file.write(os.urandom(32))
+            file.flush()
+            os.fsync(file.fileno())
+        try:
+            os.link(temp, path)  # another kernel may have made it meanwhile: then theirs counts
+        except FileExistsError:
+            pass
+        os.unlink(temp)
+    except OSError as e:
+        raise FormError(f"the key {path} can't be made: {e.strerror}") from e
+
+
+def _mac(kind: bytes, key: bytes, data: bytes) -> bytes:
+    if kind == b"b2b\0":
+        return hashlib.blake2b(data, key=key, digest_size=MAC).digest()
+    if kind != b"b3\0\0":
+        raise FormError("the state is authenticated in a way that this version doesn't know")
+    if native.lib is None:
+        raise FormError("the state was written with the native library (BLAKE3), which isn't here")
+    out = ctypes.create_string_buffer(MAC)
+    native.lib.hop_keyed(key, data, len(data), out)
+    return out.raw
+
+
+class Record(NamedTuple):
+    """One capture: what it says, and the bytes that it holds."""
+
+    head: Dict[str, Any]
+    body: bytes
+
+    def inline(self, ref: Mapping[str, Any]) -> bytes:
+        """The bytes of a stream that lies in this record."""
+        at, length = ref["in"]
+        return self.body[at : at + length]
+
+
+class Log:
+    """The log of one state, open for adding."""
+
+    def __init__(self, directory: Path, key: bytes) -> None:
+        self.directory, self._key = directory, key
+        self._kind = b"b3\0\0" if native.lib is not None else b"b2b\0"
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.records = 0
+        self._mac = b"\0" * MAC
+        self._length = 0
+        self._file: Optional[BinaryIO] = None
+
+    def create(self) -> None:
+        """Start an empty log beside the one that may be there; `commit` puts it in its place."""
+        handle, self._temp = tempfile.mkstemp(prefix=".log-", dir=self.directory)
+        self._file = os.fdopen(handle, "wb")
+        start = _START.pack(MAGIC, VERSION, self._kind)
+        self._file.write(start)
+        self._length, self.records, self._mac = len(start), 0, _mac(self._kind, self._key, start)
+
+    def resume(self) -> None:
+        """Go on after the last record that counts."""
+        state = read_head(self.directory, self._key)
+        self._kind = bytes.fromhex(state["kind"])
+        self._length, self.records, self._mac = state["length"], state["records"], bytes.fromhex(state["mac"])
+        self._temp = ""
+        self._file = open(self.directory / "log", "r+b")
+        self._file.seek(self._length)
+        self._file.truncate()
+
+    def add(self, head: Mapping[str, Any], body: bytes) -> int:
+        """Add a record; it doesn't count before `commit`. Returns its length in bytes."""
+        if self._file is None:
+            raise FormError("the log isn't open")
+        text = json.dumps(head, separators=(",", ":")).encode()
+        framed = _SIZES.pack(len(text), len(body)) + text + body
+        mac = _mac(self._kind, self._key, self._mac + framed)
+        try:
+            self._file.write(framed + mac)
+            self._file.flush()
+        except OSError as e:
+            self._file.seek(self._length)
+            try:
+                self._file.truncate()
+            except OSError:
+                pass
+            raise FormError(f"the state {self.directory} can't be written: {e.strerror}; what was saved before is kept") from e
+        self._mac = mac
+        self._length += len(framed) + MAC
+        self.records += 1
+        return len(framed) + MAC
+
+    def commit(self, durable: bool) -> None:
+        """Make the records added so far count, as a whole."""
+        if self._file is None:
+            raise FormError("the log isn't open")
+        try:
+            if durable:
+                os.fsync(self._file.fileno())
+            if self._temp:
+                os.rename(self._temp, self.directory / "log")
+                self._temp = ""
+            state = {"version": VERSION, "kind": self._kind.hex(), "records": self.records, "length": self._length,
+                     "mac": self._mac.hex()}
+            text = json.dumps(state).encode()
+            proof = _mac(self._kind, self._key, b"head" + text).hex().encode()
+            handle, temp = tempfile.mkstemp(prefix=".head-", dir=self.directory)
+            with os.fdopen(handle, "wb") as file:
+                file.write(text + b"\n" + proof + b"\n")
+                file.flush()
+                if durable:
+                    os.fsync(file.fileno())
+            os.rename(temp, self.directory / "head")
+            if durable:
+                _sync_directory(self.directory)
+        except OSError as e:
+            raise FormError(f"the state {self.directory} can't be written: {e.strerror}") from e
+
+    def close(self) -> None:
+        """Close the log; what wasn't committed doesn't count."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if getattr(self, "_temp", ""):
+            try:
+                os.unlink(self._temp)
+            except OSError:
+                pass
+
+
+def _sync_directory(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_head(directory: Path, key: bytes) -> Dict[str, Any]:
+    """What a state's `head` says, once it is proven."""
+    try:
+        found = os.stat(directory)
+        raw = (directory / "head").read_bytes()
+    except OSError as e:
+        raise FormError(f"there is no saved state in {directory}: {e.strerror}") from e
+    if found.st_uid != os.geteuid():
+        raise FormError(f"the state {directory} belongs to another user, and isn't read")
+    try:
+        text, proof, _ = raw.split(b"\n")
+        state: Dict[str, Any] = json.loads(text)
+        version, kind = state["version"], bytes.fromhex(state["kind"])
+    except (ValueError, KeyError, TypeError) as e:
+        raise FormError(f"the state {directory} is damaged or was tampered with: its head can't be read") from e
+    if version != VERSION:
+        raise FormError(f"the state {directory} has version {version} of the form, this is for {VERSION}")
+    if not hmac.compare_digest(_mac(kind, key, b"head" + text).hex().encode(), proof):
+        raise FormError(f"the state {directory} was tampered with, or saved by somebody else's key: refused")
+    return state
+
+
+def read(directory: Path, key: bytes, upto: Optional[int] = None) -> List[Record]:
+    """All records of a state (or the first `upto`), proven before any of it is used.
+
+    # Errors
+    `FormError` for a state that is truncated, damaged, tampered with, another user's, or of another version.
+    """
+    head = read_head(directory, key)
+    kind = bytes.fromhex(head["kind"])
+    refused = FormError(f"the state {directory} is truncated or was tampered with: refused")
+    try:
+        data = (directory / "log").read_bytes()
+    except OSError as e:
+        raise FormError(f"the state {directory} can't be read: {e.strerror}") from e
+    if len(data) < head["length"] or len(data) < _START.size:
+        raise refused
+    data = data[: head["length"]]
+    mac = _mac(kind, key, data[: _START.size])
+    at = _START.size
+    records: List[Record] = []
+    while at < len(data):
+        if at + _SIZES.size > len(data):
+            raise refused
+        text, body = _SIZES.unpack_from(data, at)
+        end = at + _SIZES.size + text + body
+        if end + MAC > len(data):
+            raise refused
+        framed = data[at:end]
+        mac = _mac(kind, key, mac + framed)
+        if not hmac.compare_digest(mac, data[end : end + MAC]):
+            raise refused
+        start = _SIZES.size
+        records.append(Record(json.loads(framed[start : start + text]), framed[start + text :]))
+        at = end + MAC
+    if mac.hex() != head["mac"] or len(records) != head["records"]:
+        raise refused
+    return records if upto is None else records[:upto]

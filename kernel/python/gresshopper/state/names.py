@@ -1,0 +1,72 @@
+"""Which names a cell may touch, read from its bytecode.
+
+The answer only narrows the work of a capture: what it misses is found by the audit. It leaves to `capture` the
+closing over groups and over the functions that a group holds.
+"""
+
+from __future__ import annotations
+
+import ast
+import dis
+import re
+import types
+from typing import Iterator, NamedTuple, Set
+
+#: Names through which a cell reaches variables that its bytecode doesn't name.
+DYNAMIC = frozenset({"exec", "eval", "globals", "locals", "vars", "__main__"})
+#: Names that a `%magic` or `!command` compiles to; their text may name variables.
+SHELL = frozenset({"get_ipython", "run_line_magic", "run_cell_magic", "system", "getoutput"})
+#: Magics that run a file or swap the namespace.
+DYNAMIC_MAGICS = frozenset({"run", "load", "loadpy", "reset", "reset_selective", "store", "macro", "rerun", "recall"})
+
+_WORD = re.compile(r"[^\W\d]\w*")
+
+
+class Names(NamedTuple):
+    """Names that code may touch; `dynamic` says that it may touch any."""
+
+    names: Set[str]
+    dynamic: bool
+
+
+def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
+    """The code object and all nested in it."""
+    stack = [code]
+    while stack:
+        top = stack.pop()
+        yield top
+        stack.extend(const for const in top.co_consts if isinstance(const, types.CodeType))
+
+
+def names_of_code(code: types.CodeType) -> Names:
+    """Names that a code object may load, store or delete (attribute names are among them, which is harmless)."""
+    names: Set[str] = set()
+    words: Set[str] = set()
+    for part in code_objects(code):
+        names.update(part.co_names)
+        for const in part.co_consts:
+            if isinstance(const, str) and len(const) < 100_000:
+                words.update(_WORD.findall(const))
+    dynamic = not DYNAMIC.isdisjoint(names) and _loads_dynamic(code)
+    if not SHELL.isdisjoint(names):
+        dynamic = dynamic or not DYNAMIC_MAGICS.isdisjoint(words) or not DYNAMIC.isdisjoint(words)
+        names |= words
+    return Names(names, dynamic)
+
+
+def _loads_dynamic(code: types.CodeType) -> bool:
+    """Whether a dynamic name is loaded as a name; as an attribute (`frame.eval`) it means something else."""
+    return any(
+        step.argval in DYNAMIC and step.opname in ("LOAD_NAME", "LOAD_GLOBAL")
+        for part in code_objects(code)
+        for step in dis.get_instructions(part)
+    )
+
+
+def names_of_source(source: str) -> Names:
+    """Names that a cell may touch, given its source after IPython's own transformation."""
+    try:
+        code = compile(source, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+    except (SyntaxError, ValueError, OverflowError, RecursionError):
+        return Names(set(_WORD.findall(source)), True)
+    return names_of_code(code)

@@ -1,0 +1,1038 @@
+"""One pickler for everything in a namespace: C speed, one memo, buffers out of band, recipes where pickle is wrong.
+
+A dump also yields what a capture needs to know: which objects it went through (for the groups), which memory
+ranges, which classes and global names. The recipes that it writes are in `recipes`. It never calls a user's
+`__eq__` and never changes an object.
+"""
+
+from __future__ import annotations
+
+import _thread
+import array
+import collections
+import collections.abc
+import ctypes
+import decimal
+import enum
+import functools
+import io
+import os
+import pathlib
+import pickle
+import re
+import struct
+import sys
+import threading
+import types
+import uuid
+import weakref
+import datetime
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+
+import cloudpickle
+
+from . import names, native, recipes
+
+#: Buffers below this many bytes stay in the stream.
+INBAND = 32 * 1024
+#: Arrays of objects with at least this many elements, all immutable, are written apart and tracked by their pointers.
+ATOMS = 4096
+#: Bytes of stack for a dump that is nested too deeply for the ordinary one.
+DEEP_STACK = 512 * 1024 * 1024
+DEEP_LIMIT = 400_000
+#: After so many placeholders inside one group the whole group counts as one that can't be pickled.
+MAX_LOST = 200
+
+_MAIN = "__main__"
+_FunctionType = types.FunctionType
+
+
+class Buffer(NamedTuple):
+    """Memory that a stream refers to by number. `items` is set for an array of objects: what it holds."""
+
+    address: int
+    nbytes: int
+    keep: Any
+    items: Optional[Any] = None
+
+
+class Gone(NamedTuple):
+    """Something that couldn't be written."""
+
+    what: str
+    why: str
+
+
+class Dump(NamedTuple):
+    """One unit, written."""
+
+    stream: bytes
+    buffers: List[Buffer]
+    foreign: List[int]  # which of them some library handed over, in the stream's order
+    ids: Any  # addresses of the objects that link groups: sorted, see native.memo_ids
+    ranges: List[Tuple[int, int]]  # memory that roots cover: (address, end)
+    classes: Set[str]  # stable ids of the notebook's classes that it refers to
+    touches: Set[str]  # global names that functions in it may touch
+    dynamic: bool
+    gone: List[Gone]
+    notes: List[str]
+    types: Set[type]
+    keep: Any  # holds the memo, so that no address is used again before the groups are known
+
+
+class Unpicklable(Exception):
+    """A unit can't be written; says why."""
+
+
+class _Overlap(Exception):
+    """Memory that is already written in part belongs to a larger root, which must be written first."""
+
+    def __init__(self, root: Any) -> None:
+        super().__init__("overlap")
+        self.root = root
+
+
+class Session:
+    """What dumps of one kernel share: the namespace and the stable ids of its classes."""
+
+    def __init__(self, namespace: Dict[str, Any]) -> None:
+        self.namespace = namespace
+        self.class_ids: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionary()
+        self.classes: "weakref.WeakValueDictionary[str, type]" = weakref.WeakValueDictionary()
+        self._by_value: Dict[int, Tuple[Any, bool]] = {}
+        #: Whether memory that holds pointers to immutable objects is known to be as it was (set by the capture).
+        self.unchanged: Callable[[int, int], bool] = lambda address, nbytes: False
+
+    def class_id(self, cls: type) -> str:
+        """The stable id of a class of the notebook."""
+        found = self.class_ids.get(cls)
+        if found is None:
+            found = f"{cls.__qualname__}#{uuid.uuid4().hex[:12]}"
+            self.adopt(found, cls)
+        return found
+
+    def adopt(self, cid: str, cls: type) -> None:
+        """Give a class that was rebuilt the id that it had."""
+        self.class_ids[cls] = cid
+        self.classes[cid] = cls
+
+    def by_value(self, cls: type) -> bool:
+        """Whether a class belongs to the notebook rather than to an importable module."""
+        found = self._by_value.get(id(cls))
+        if found is not None and found[0]() is cls:
+            return found[1]
+        heap = cls.__flags__ & (1 << 9)
+        answer = bool(heap) and cls.__module__ != "builtins" and not _importable(cls)
+        self._by_value[id(cls)] = (weakref.ref(cls), answer)
+        return answer
+
+
+def _importable(obj: Any) -> bool:
+    """Whether `obj` is what its module (other than `__main__`) holds under its qualified name."""
+    module = getattr(obj, "__module__", None)
+    path = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    if not isinstance(module, str) or not isinstance(path, str) or module == _MAIN or "<locals>" in path:
+        return False
+    found: Any = sys.modules.get(module)
+    if found is None or getattr(found, "__file__", None) is None and module not in sys.builtin_module_names:
+        if found is None or getattr(found, "__spec__", None) is None:
+            return False
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+# --- what kinds there are --------------------------------------------------------------------------------------------
+
+#: Types whose instances may be shared between groups without linking them: immutable, or names of global things.
+HARMLESS_TYPES: Set[type] = {
+    str, bytes, int, float, complex, bool, tuple, type(None), type(Ellipsis), type, frozenset, range, slice,
+    types.BuiltinFunctionType, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
+    types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType,
+    decimal.Decimal, uuid.UUID, re.Pattern, pathlib.PosixPath, pathlib.PurePosixPath,
+    datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, struct.Struct,
+}
+# Metaclasses: instances of these are classes, written by reference or as units of their own.
+HARMLESS_TYPES.update({type(collections.abc.Mapping), enum.EnumMeta, _FunctionType})
+
+_CANT: Dict[str, str] = {
+    "generator": "a generator's place can't be saved",
+    "coroutine": "a coroutine's place can't be saved",
+    "async_generator": "a generator's place can't be saved",
+    "frame": "a frame of a running function can't be saved",
+}
+#: Kinds that are bound to this process: module prefix of the type -> why.
+_BOUND = (
+    ("_socket", "a connection belongs to this process"),
+    ("socket", "a connection belongs to this process"),
+    ("ssl", "a connection belongs to this process"),
+    ("_ssl", "a connection belongs to this process"),
+    ("sqlite3", "a connection belongs to this process"),
+    ("_sqlite3", "a connection belongs to this process"),
+    ("subprocess.Popen", "a child process belongs to this process"),
+    ("concurrent.futures.thread.ThreadPoolExecutor", "its threads belong to this process"),
+    ("concurrent.futures.process.ProcessPoolExecutor", "its processes belong to this process"),
+    ("multiprocessing", "it belongs to this process and its children"),
+    ("_multiprocessing", "it belongs to this process and its children"),
+    ("select.", "a handle of this process"),
+    ("mmap.mmap", "a memory map belongs to this process"),
+    ("_hashlib.", "a hash in progress can't be saved"),
+    ("_md5.", "a hash in progress can't be saved"),
+    ("_sha", "a hash in progress can't be saved"),
+    ("_blake2.", "a hash in progress can't be saved"),
+    ("_contextvars", "context variables belong to this process"),
+    ("_ctypes.", "foreign memory belongs to this process"),
+    ("ctypes.", "foreign memory belongs to this process"),
+    ("_asyncio.", "a task of this process's event loop"),
+    ("asyncio.events", "this process's event loop"),
+    ("asyncio.unix_events", "this process's event loop"),
+    ("tempfile.", "a temporary file or directory ends with its process"),
+    ("_queue.SimpleQueue", "it can't be read without emptying it"),
+    ("_thread._local", "values of threads belong to this process"),
+    ("_csv.", "a reader's place can't be saved"),
+    ("zmq.", "a connection belongs to this process"),
+    ("weakref.finalize", "a finaliser belongs to this process"),
+)
+
+
+def _kind(obj: Any) -> str:
+    t = type(obj)
+    return f"{t.__module__}.{t.__qualname__}" if t.__module__ != "builtins" else t.__qualname__
+
+
+def _a(kind: str) -> str:
+    return ("an " if kind[:1].lower() in "aeiou" else "a ") + kind
+
+
+def _harmless() -> Set[type]:
+    """The harmless types, with those of the libraries that are loaded."""
+    found = set(HARMLESS_TYPES)
+    np = sys.modules.get("numpy")
+    if np is not None:
+        found.update({np.ufunc, np.dtype})
+        for part in vars(np).values():
+            if isinstance(part, type) and (issubclass(part, np.generic) or issubclass(part, np.dtype)):
+                found.add(part)
+        found.update(np.dtype(c).__class__ for c in np.typecodes["All"])
+        found.add(np.dtype)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found.update({torch.dtype, torch.device, torch.layout, torch.Size})
+    pd = sys.modules.get("pandas")
+    if pd is not None:
+        found.update({pd.Timestamp, pd.Timedelta, pd.Period, type(pd.NaT), type(getattr(pd, "NA", None))})
+    return found
+
+
+# --- the pickler -----------------------------------------------------------------------------------------------------
+
+
+class _Mixin:
+    """Recipes; mixed into cloudpickle's C pickler, and into Python's own for nesting that C's stack can't hold."""
+
+    session: Session
+    owned: Set[str]
+    bad: Dict[int, str]
+
+    def prepare(self, session: Session, owned: Set[str], bad: Dict[int, str]) -> None:
+        self.session, self.owned, self.bad = session, owned, bad
+        self.buffers: List[Buffer] = []
+        self.roots: List[Tuple[int, int, Any]] = []  # (address, end, root object) that alias by memory alone
+        self.ranges: List[Tuple[int, int]] = []
+        self.storages: Dict[int, Any] = {}
+        self.classes: Set[str] = set()
+        self.touches: Set[str] = set()
+        self.dynamic = False
+        self.gone: List[Gone] = []
+        self.notes: List[str] = []
+        self.seen: Set[type] = set()
+        self.last: Any = None
+        self.detached: Dict[int, Any] = {}
+        self.scopes: Dict[int, Any] = {}
+        self.functions: List[Any] = []
+
+    # The order matters: cheap and frequent kinds first.
+    def reducer_override(self, obj: Any) -> Any:
+        self.last = obj
+        t = type(obj)
+        if self.bad and id(obj) in self.bad:
+            return self._lose(obj, self.bad[id(obj)])
+        if t is _FunctionType:
+            return self._function(obj)
+        if isinstance(obj, type):
+            return self._class(obj)
+        rule = _RULES.get(t)
+        if rule is not None:
+            return rule(self, obj)
+        held = _SINGLETONS.get(id(obj))
+        if held is not None and held[0] is obj:
+            return recipes.module_value, held[1]
+        if obj is self.session.namespace:
+            return recipes.namespace, ()
+        if isinstance(obj, enum.Enum):
+            return recipes.enum_member, (t, obj.name) if obj.name is not None and obj.name in t.__members__ else (t, obj.value)
+        self.seen.add(t)
+        for base, later in _library_rules():
+            if isinstance(obj, base):
+                reduced = later(self, obj)
+                if reduced is not NotImplemented:
+                    return reduced
+        if isinstance(obj, BaseException):
+            return self._exception(obj)
+        kind = _kind(obj)
+        why = _CANT.get(kind)
+        if why is None:
+            for prefix, reason in _BOUND:
+                if kind.startswith(prefix):
+                    why = reason
+                    break
+        if why is not None:
+            return self._lose(obj, why)
+        return cloudpickle.CloudPickler.reducer_override(self, obj)
+
+    def _lose(self, obj: Any, why: str) -> Any:
+        what = _a(_kind(obj))
+        self.gone.append(Gone(what, why))
+        return recipes.Lost, (what, why)
+
+    # --- functions and classes ---
+
+    def _function(self, f: types.FunctionType) -> Any:
+        if _importable(f):
+            return NotImplemented
+        self.seen.add(_FunctionType)
+        self.functions.append(f)
+        scope = f.__globals__
+        live = scope is self.session.namespace
+        if not live:
+            module = sys.modules.get(str(scope.get("__name__")))
+            if module is not None and vars(module) is scope and module.__name__ != _MAIN:
+                foreign: Any = _ModuleScope(module.__name__)
+                foreign = self.scopes.setdefault(id(scope), foreign)
+            else:
+                return self._detached_function(f)
+        else:
+            foreign = None
+            touched = names.names_of_code(f.__code__)
+            self.touches |= touched.names
+            self.dynamic = self.dynamic or touched.dynamic
+        state: Dict[str, Any] = {
+            "dict": f.__dict__, "defaults": f.__defaults__, "kwdefaults": f.__kwdefaults__, "doc": f.__doc__,
+            "module": f.__module__, "qualname": f.__qualname__, "annotations": _annotations(f),
+        }
+        params = getattr(f, "__type_params__", None)
+        if params:
+            state["type_params"] = params
+        made = (f.__code__, f.__name__, live, foreign, f.__closure__)
+        return recipes.function, made, state, None, None, recipes.set_function
+
+    def _detached_function(self, f: types.FunctionType) -> Any:
+        # Made by a library with globals of its own (namedtuple's, dataclass's, exec's): cloudpickle copies those.
+        return self._dynamic_function_reduce(f)  # type: ignore[attr-defined]
+
+    def _class(self, cls: type) -> Any:
+        if cls in _BUILTIN_CLASSES:
+            return cloudpickle.CloudPickler.reducer_override(self, cls)
+        if not self.session.by_value(cls):
+            return cloudpickle.CloudPickler.reducer_override(self, cls)
+        cid = self.session.class_id(cls)
+        if cid in self.owned:
+            return cloudpickle.CloudPickler.reducer_override(self, cls)
+        self.classes.add(cid)
+        return recipes.class_of, (cid,)
+
+    def _cell(self, made: Any) -> Any:
+        try:
+            content = (made.cell_contents,)
+        except ValueError:
+            content = ()
+        return recipes.cell, (), content, None, None, recipes.set_cell
+
+    def _lru(self, f: Any) -> Any:
+        if _importable(f) and getattr(f, "__module__", _MAIN) != _MAIN:
+            return NotImplemented
+        params = f.cache_parameters()
+        attrs = {k: v for k, v in f.__dict__.items() if k != "__wrapped__"}
+        return recipes.cached, (f.__wrapped__, params["maxsize"], params["typed"]), attrs, None, None, recipes.attributes
+
+    # --- the standard library ---
+
+    def _lock(self, made: Any) -> Any:
+        if made.locked():
+            self.notes.append("a lock that was held is free after a restore")
+        return recipes.lock, ()
+
+    def _rlock(self, made: Any) -> Any:
+        if "owner=0" not in repr(made):
+            self.notes.append("a lock that was held is free after a restore")
+        return recipes.rlock, ()
+
+    def _weakref(self, ref: Any) -> Any:
+        target = ref()
+        return (recipes.dead_ref, ()) if target is None else (weakref.ref, (target,))
+
+    def _weak_dict(self, made: Any) -> Any:
+        return recipes.weak_dict, (type(made), list(made.items()))
+
+    def _weak_set(self, made: Any) -> Any:
+        return recipes.weak_set, (type(made), list(made))
+
+    def _exception(self, e: BaseException) -> Any:
+        own_init = isinstance(type(e).__init__, _FunctionType)
+        if not own_init or isinstance(e, (OSError, SyntaxError, UnicodeError)):
+            return cloudpickle.CloudPickler.reducer_override(self, e)
+        state = (e.args, dict(e.__dict__), e.__cause__, e.__context__, e.__suppress_context__)
+        return recipes.exception, (type(e), e.args), state, None, None, recipes.set_exception
+
+    def _file(self, handle: Any) -> Any:
+        for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__"):
+            if handle is getattr(sys, name, None):
+                return recipes.std_stream, (name,)
+        text = isinstance(handle, io.TextIOWrapper)
+        raw = isinstance(handle, io.FileIO)
+        try:
+            if handle.closed:
+                return self._lose(handle, "it was closed")
+            if handle.writable():
+                return self._lose(handle, "a file that is open for writing can't be opened again without changing it")
+            path = os.path.abspath(os.fsdecode(handle.name))
+            found = os.fstat(handle.fileno())
+            there = os.stat(path)
+            if (there.st_ino, there.st_dev) != (found.st_ino, found.st_dev):
+                return self._lose(handle, "its file was removed or replaced")
+            offset = handle.tell()
+        except (OSError, ValueError, TypeError, AttributeError) as e:
+            return self._lose(handle, f"its place can't be saved ({e})")
+        how = (handle.encoding, handle.errors, handle.line_buffering) if text else None
+        mode = "r" if text else ("raw" if raw else "rb")
+        return recipes.reopen, (path, mode, how, offset, (found.st_ino, found.st_size, found.st_mtime_ns))
+
+    def _dict_keys(self, view: Any) -> Any:
+        return recipes.dict_view, (_mapping_of(view), "keys")
+
+    def _dict_values(self, view: Any) -> Any:
+        return recipes.dict_view, (_mapping_of(view), "values")
+
+    def _dict_items(self, view: Any) -> Any:
+        return recipes.dict_view, (_mapping_of(view), "items")
+
+    def _proxy(self, proxy: Any) -> Any:
+        # A proxy doesn't name its mapping; the garbage collector does.
+        import gc
+
+        return recipes.mapping_proxy, (gc.get_referents(proxy)[0],)
+
+    def _match(self, m: Any) -> Any:
+        for how in ("search", "match", "fullmatch"):
+            again = getattr(m.re, how)(m.string, m.pos, m.endpos)
+            if again is not None and again.regs == m.regs:
+                return recipes.match, (m.re, m.string, m.pos, m.endpos, how)
+        for pos in (m.start(),):
+            again = m.re.match(m.string, pos, m.endpos)
+            if again is not None and again.regs == m.regs:
+                return recipes.match, (m.re, m.string, pos, m.endpos, "match")
+        return self._lose(m, "the search that found it can't be repeated")
+
+    def _struct(self, made: struct.Struct) -> Any:
+        return recipes.struct_of, (made.format,)
+
+    def _memoryview(self, view: memoryview) -> Any:
+        obj = view.obj
+        if obj is None or not view.contiguous or isinstance(obj, memoryview):
+            return self._lose(view, "it lies over memory that isn't an object's")
+        base = memoryview(obj)
+        offset = native.address(view) - native.address(base) if view.nbytes else 0
+        shape = tuple(view.shape or ())
+        return recipes.memory, (obj, offset, view.nbytes, view.format, shape, view.readonly and not base.readonly)
+
+    def _future(self, future: Any) -> Any:
+        return NotImplemented if future.done() else self._lose(future, "what it waits for runs in this process")
+
+    def _thread(self, thread: Any) -> Any:
+        if thread.is_alive():
+            return self._lose(thread, "a running thread can't be saved")
+        return self._lose(thread, "a thread belongs to this process")
+
+    # --- memory ---
+
+    def add_buffer(self, address: int, nbytes: int, keep: Any, items: Any = None) -> int:
+        self.buffers.append(Buffer(address, nbytes, keep, items))
+        return len(self.buffers) - 1
+
+    def out_of_band(self, buffer: pickle.PickleBuffer) -> bool:
+        """Buffers that libraries hand over themselves: large ones go out of band."""
+        raw = buffer.raw()
+        if raw.nbytes < INBAND:
+            return True
+        self.add_buffer(native.address(raw), raw.nbytes, (buffer, raw))
+        self.foreign.append(len(self.buffers) - 1)
+        return False
+
+    foreign: List[int]
+
+    def _ndarray(self, a: Any) -> Any:
+        import numpy as np
+
+        t = type(a)
+        self.seen.add(t)
+        if t is np.memmap:
+            return self._memmap(a)
+        if isinstance(a, np.ma.MaskedArray):
+            if t is not np.ma.MaskedArray:
+                return NotImplemented
+            return recipes.np_masked, (a.data.view(np.ndarray), a._mask, a._fill_value, a._hardmask, a._sharedmask)
+        if t is not np.ndarray:
+            if t is np.matrix or t is np.recarray or t.__reduce__ is np.ndarray.__reduce__:
+                return recipes.np_as, (a.view(np.ndarray), t), dict(a.__dict__) or None, None, None, recipes.attributes
+            return NotImplemented
+        if a.dtype.hasobject and a.dtype != object:
+            self.notes.append("a structured array of objects is saved as a copy")
+            return NotImplemented
+        root = a
+        while root.base is not None:
+            base = root.base
+            if not isinstance(base, np.ndarray):
+                inner = getattr(base, "base", None)
+                if type(base).__name__ == "DummyArray" and isinstance(inner, np.ndarray):
+                    base = inner
+                else:
+                    break
+            if type(base) is np.memmap:
+                root = base
+                break
+            root = base if type(base) is np.ndarray else base
+        if root is a and root.base is None:
+            return self._np_root(a)
+        if root is a:
+            return self._np_foreign(a, root.base)
+        return self._np_view(a, root)
+
+    def _np_view(self, a: Any, root: Any) -> Any:
+        offset = _data(a) - _data(root)
+        if not (root.flags.c_contiguous or root.flags.f_contiguous) or offset < 0:
+            return self._np_copy(a, "a view of memory with gaps is saved as a copy")
+        return recipes.np_view, (root, offset, a.shape, a.strides, a.dtype, bool(a.flags.writeable))
+
+    def _np_copy(self, a: Any, note: Optional[str]) -> Any:
+        if note:
+            self.notes.append(note)
+        fresh = a.copy(order="C")
+        if a.dtype == object:
+            return self._np_objects(fresh)
+        return self._np_own(fresh, bool(a.flags.writeable))
+
+    def _np_root(self, a: Any) -> Any:
+        if a.dtype == object:
+            return self._np_objects(a)
+        if id(a) not in self.detached:
+            over = self._find_root(_data(a), a.nbytes)
+            if over is not None:
+                return self._np_over_root(a, over)
+        return self._np_own(a, bool(a.flags.writeable))
+
+    def _np_own(self, a: Any, writeable: bool) -> Any:
+        nbytes = a.nbytes
+        dense = a.flags.c_contiguous or a.flags.f_contiguous
+        if not dense and not _dense(a):
+            return self._np_copy(a, None)
+        address = _data(a)
+        if nbytes:
+            self.ranges.append((address, address + nbytes))
+            if id(a) not in self.detached:
+                self.roots.append((address, address + nbytes, a))
+        if nbytes < INBAND and dense:
+            order = "C" if a.flags.c_contiguous else "F"
+            return recipes.np_small, (a.tobytes(order), a.dtype, a.shape, order, writeable)
+        index = self.add_buffer(address, nbytes, a)
+        return recipes.np_root, (index, nbytes, a.dtype, a.shape, a.strides, writeable)
+
+    def _np_objects(self, a: Any) -> Any:
+        dense = a.flags.c_contiguous or a.flags.f_contiguous
+        if not dense:
+            return self._np_copy(a, None)
+        order = "C" if a.flags.c_contiguous else "F"
+        flat = a.reshape(-1) if order == "C" else a.T.reshape(-1)
+        items: Any
+        if a.size >= ATOMS and (self.session.unchanged(_data(a), a.nbytes) or native.all_atoms(_data(a), a.size, flat)):
+            items = self.add_buffer(_data(a), a.nbytes, a, flat)
+        else:
+            items = flat.tolist()
+        state = (items, bool(a.flags.writeable))
+        return recipes.np_objects, (a.shape, order), state, None, None, recipes.set_np_objects
+
+    def _foreign_owner(self, base: Any) -> Optional[Any]:
+        while isinstance(base, memoryview):
+            base = base.obj
+        return base if isinstance(base, (bytes, bytearray)) or type(base).__module__ == "array" else None
+
+    def _np_foreign(self, a: Any, base: Any) -> Any:
+        """An array over memory of something that isn't an array."""
+        owner = self._foreign_owner(base)
+        if owner is not None and a.dtype != object:
+            offset = _data(a) - native.address(memoryview(owner))
+            return recipes.np_over, (owner, offset, a.shape, a.strides, a.dtype, bool(a.flags.writeable))
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(base, torch.Tensor) and base.device.type == "cpu":
+            storage = self._torch_storage(base)
+            offset = _data(a) - storage.data_ptr()
+            return recipes.np_of_tensor, (storage, offset, a.shape, a.strides, a.dtype)
+        if a.dtype == object:
+            return self._np_objects(a)
+        over = self._find_root(*_extent(a))
+        if over is not None:
+            return self._np_over_root(a, over)
+        if not (a.flags.c_contiguous or a.flags.f_contiguous):
+            return self._np_copy(a, "a view of foreign memory is saved as a copy")
+        return self._np_own(a, bool(a.flags.writeable))
+
+    def _np_over_root(self, a: Any, over: Any) -> Any:
+        if type(over).__module__.startswith("torch"):
+            return recipes.np_of_tensor, (over, _data(a) - over.data_ptr(), a.shape, a.strides, a.dtype)
+        return recipes.np_view, (over, _data(a) - _data(over), a.shape, a.strides, a.dtype, bool(a.flags.writeable))
+
+    def _find_root(self, address: int, nbytes: int) -> Optional[Any]:
+        """A root that was written already and holds this memory, though no object says so."""
+        if not nbytes:
+            return None
+        for low, high, root in self.roots:
+            if low <= address and address + nbytes <= high:
+                return root
+            if low < address + nbytes and address < high:
+                raise _Overlap(self.last)
+        return None
+
+    def _memmap(self, a: Any) -> Any:
+        import numpy as np
+
+        if a.base is not None and isinstance(a.base, np.memmap):
+            root = a.base
+            while isinstance(root.base, np.memmap):
+                root = root.base
+            return recipes.np_as, (recipes_view(self, a, root), np.memmap)
+        path = getattr(a, "filename", None)
+        if path is None or not (a.flags.c_contiguous or a.flags.f_contiguous):
+            return self._lose(a, "a memory map without a file")
+        address = _data(a)
+        if a.nbytes:
+            self.ranges.append((address, address + a.nbytes))
+        index = self.add_buffer(address, a.nbytes, a)
+        order = "C" if a.flags.c_contiguous else "F"
+        return recipes.np_memmap, (os.fspath(path), a.dtype, a.mode, a.offset, a.shape, order, index, a.nbytes)
+
+    def _npz(self, archive: Any) -> Any:
+        path = getattr(getattr(archive, "zip", None), "filename", None)
+        if not path or getattr(archive, "fid", None) is None and archive.zip.fp is None:
+            return self._lose(archive, "an archive that isn't a file's")
+        return recipes.np_npz, (os.path.abspath(path), bool(archive.allow_pickle))
+
+    # --- torch ---
+
+    def _torch_storage(self, tensor: Any) -> Any:
+        storage = recipes._untyped(tensor)
+        return self.storages.setdefault(storage.data_ptr() or id(storage), storage)
+
+    def _torch_untyped(self, storage: Any) -> Any:
+        nbytes = recipes._storage_nbytes(storage)
+        device = str(storage.device)
+        address = storage.data_ptr()
+        self.storages.setdefault(address or id(storage), storage)
+        if device == "cpu" and nbytes:
+            over = self._find_root(address, nbytes)
+            if over is not None and not type(over).__module__.startswith("torch"):
+                return recipes.torch_storage_over, (over, address - _data(over), nbytes)
+            self.ranges.append((address, address + nbytes))
+            self.roots.append((address, address + nbytes, storage))
+            index = self.add_buffer(address, nbytes, storage)
+        elif nbytes:
+            import torch
+
+            raw = torch.empty(0, dtype=torch.uint8, device=storage.device)
+            host = raw.set_(storage, 0, (nbytes,), (1,)).cpu().numpy()
+            index = self.add_buffer(_data(host), nbytes, host)
+        else:
+            index = self.add_buffer(0, 0, storage)
+        return recipes.torch_storage, (index, nbytes, device)
+
+    def _tensor(self, t: Any) -> Any:
+        import torch
+
+        cls = type(t)
+        self.seen.add(cls)
+        plain = cls is torch.Tensor or cls is torch.nn.Parameter
+        if not plain or t.layout != torch.strided or t.is_quantized or t.device.type == "meta":
+            return NotImplemented
+        if t.is_conj() or t.is_neg():
+            return NotImplemented
+        history = t.grad_fn is not None
+        if history:
+            self.notes.append("a tensor's history of operations isn't saved")
+        storage = self._torch_storage(t)
+        made = (storage, t.dtype, t.storage_offset(), tuple(t.size()), tuple(t.stride()), bool(t.requires_grad),
+                cls is torch.nn.Parameter, history)
+        grad = t.grad if t.is_leaf else None
+        attrs = {k: v for k, v in getattr(t, "__dict__", {}).items()}
+        state = None if grad is None and not attrs else {"grad": grad, "dict": attrs}
+        return recipes.torch_tensor, made, state, None, None, recipes.set_torch_tensor
+
+    def _torch_generator(self, g: Any) -> Any:
+        import torch
+
+        default = g is torch.default_generator
+        return recipes.torch_generator, (str(g.device), None if default else g.get_state(), default)
+
+    # --- pandas ---
+
+    def _pd_refs(self, refs: Any) -> Any:
+        return recipes.pd_refs, ()
+
+    def _pd_manager(self, manager: Any) -> Any:
+        blocks = []
+        for block in manager.blocks:
+            where = block.mgr_locs
+            sliced = where.as_slice if where.is_slice_like else None
+            spec: Any = (sliced.start, sliced.stop, sliced.step) if sliced is not None else where.as_array.copy()
+            blocks.append((block.values, spec, block.ndim, block.refs))
+        return recipes.pd_manager, (type(manager), list(manager.axes), blocks)
+
+    def _pd_index(self, index: Any) -> Any:
+        # An index copies on write by counts that restored memory wouldn't have: its data are written as its own.
+        reduced = index.__reduce__()
+        if len(reduced) == 2 and isinstance(reduced[1][1], dict):
+            data = reduced[1][1].get("data")
+            if type(data).__name__ == "ndarray":
+                own = data.copy() if data.base is not None or data.dtype == object else data.view()
+                if own.base is None:
+                    self.detached[id(own)] = own
+                else:
+                    own = data.copy()
+                    self.detached[id(own)] = own
+                made = dict(reduced[1][1], data=own)
+                return reduced[0], (reduced[1][0], made)
+        return reduced
+
+    # --- widgets ---
+
+    def _widget(self, w: Any) -> Any:
+        traits: Dict[str, Any] = {}
+        for key in w.keys:
+            if key.startswith(("_model_", "_view_")) or key == "comm":
+                continue
+            trait = w.traits().get(key)
+            if trait is None or trait.read_only:
+                continue
+            traits[key] = getattr(w, key)
+        notifiers: Dict[str, Any] = {}
+        for name, by_type in w._trait_notifiers.items():
+            for kind, handlers in by_type.items():
+                mine = [h for h in handlers if not _own_handler(h, w)]
+                if mine:
+                    notifiers.setdefault(name, {})[kind] = mine
+        attrs = {k: v for k, v in w.__dict__.items()
+                 if k in ("_click_handlers", "_submission_callbacks", "_msg_callbacks", "_display_callbacks")
+                 and getattr(v, "callbacks", None)}
+        state = (w.model_id if w.comm is not None else None, traits, notifiers, attrs)
+        return recipes.widget, (type(w), state[0]), state, None, None, recipes.set_widget
+
+
+def recipes_view(pickler: _Mixin, a: Any, root: Any) -> Any:
+    """A plain view of memory-mapped memory, to be written as a view of the map."""
+    import numpy as np
+
+    return a.view(np.ndarray) if a is not root else a
+
+
+class _ModuleScope:
+    """Written in place of the globals of a function that a module holds under no name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        return recipes.module_value, (self.name, "__dict__")
+
+
+def _own_handler(handler: Any, w: Any) -> bool:
+    """Whether a widget's class, not the user, set the handler."""
+    inner = getattr(handler, "__func__", None)
+    if inner is not None and getattr(handler, "__self__", None) is w:
+        return True
+    module = getattr(handler, "__module__", None) or type(handler).__module__
+    return str(module).startswith(("traitlets", "ipywidgets"))
+
+
+def _mapping_of(view: Any) -> Any:
+    import gc
+
+    return gc.get_referents(view)[0]
+
+
+def _annotations(f: types.FunctionType) -> Any:
+    try:
+        return f.__annotations__
+    except Exception:  # a lazily evaluated annotation may name what isn't there
+        return None
+
+
+def _data(a: Any) -> int:
+    return int(a.__array_interface__["data"][0])
+
+
+def _extent(a: Any) -> Tuple[int, int]:
+    low = high = _data(a)
+    for extent, stride in zip(a.shape, a.strides):
+        if stride < 0:
+            low += (extent - 1) * stride
+        else:
+            high += (extent - 1) * stride
+    return low, high + a.itemsize - low
+
+
+def _dense(a: Any) -> bool:
+    low, length = _extent(a)
+    return low == _data(a) and length == a.nbytes
+
+
+_BUILTIN_CLASSES = {type(None), type(NotImplemented), type(Ellipsis)}
+
+_RULES: Dict[type, Callable[[Any, Any], Any]] = {
+    types.CellType: _Mixin._cell,
+    functools._lru_cache_wrapper: _Mixin._lru,
+    _thread.LockType: _Mixin._lock,
+    type(threading.RLock()): _Mixin._rlock,
+    weakref.ref: _Mixin._weakref,
+    weakref.WeakValueDictionary: _Mixin._weak_dict,
+    weakref.WeakKeyDictionary: _Mixin._weak_dict,
+    weakref.WeakSet: _Mixin._weak_set,
+    io.TextIOWrapper: _Mixin._file,
+    io.BufferedReader: _Mixin._file,
+    io.BufferedWriter: _Mixin._file,
+    io.BufferedRandom: _Mixin._file,
+    io.FileIO: _Mixin._file,
+    type({}.keys()): _Mixin._dict_keys,
+    type({}.values()): _Mixin._dict_values,
+    type({}.items()): _Mixin._dict_items,
+    types.MappingProxyType: _Mixin._proxy,
+    re.Match: _Mixin._match,
+    struct.Struct: _Mixin._struct,
+    memoryview: _Mixin._memoryview,
+}
+
+_library_cache: Tuple[int, List[Tuple[Any, Callable[[Any, Any], Any]]]] = (0, [])
+
+
+def _library_rules() -> List[Tuple[Any, Callable[[Any, Any], Any]]]:
+    """Rules for the libraries that are loaded, by `isinstance`; exact types go into the table."""
+    global _library_cache
+    loaded = sum(name in sys.modules for name in
+                 ("numpy", "numpy.ma", "torch", "torch.nn", "pandas", "ipywidgets", "concurrent.futures", "numpy.lib.npyio",
+                  "matplotlib", "IPython"))
+    if _library_cache[0] == loaded and loaded:
+        return _library_cache[1]
+    _singletons()
+    rules: List[Tuple[Any, Callable[[Any, Any], Any]]] = [(threading.Thread, _Mixin._thread)]
+    for out in (sys.stdout, sys.stderr):
+        _RULES.setdefault(type(out), _Mixin._file)
+    np = sys.modules.get("numpy")
+    if np is not None and hasattr(np, "ndarray") and hasattr(np, "ma"):
+        _RULES[np.ndarray] = _Mixin._ndarray
+        rules.append((np.ndarray, _Mixin._ndarray))
+        npyio: Any = sys.modules.get("numpy.lib.npyio")
+        if npyio is not None and hasattr(npyio, "NpzFile"):
+            rules.append((npyio.NpzFile, _Mixin._npz))
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "nn") and hasattr(torch, "default_generator"):
+        rules.append((torch.Tensor, _Mixin._tensor))
+        untyped = getattr(torch, "UntypedStorage", None) or getattr(torch.storage, "_UntypedStorage", None)
+        if untyped is not None:
+            _RULES[untyped] = _Mixin._torch_untyped
+        rules.append((torch.Generator, _Mixin._torch_generator))
+    pd = sys.modules.get("pandas")
+    if pd is not None and hasattr(pd, "Index"):
+        _pandas_rules(rules)
+    futures: Any = sys.modules.get("concurrent.futures")
+    if futures is not None and hasattr(futures, "Future"):
+        rules.append((futures.Future, _Mixin._future))
+    widgets = sys.modules.get("ipywidgets")
+    if widgets is not None and hasattr(widgets, "Widget"):
+        rules.append((widgets.Widget, _Mixin._widget))
+    _library_cache = (loaded, rules)
+    return rules
+
+
+#: Objects that a module holds for the whole process: id -> (object, where it is found).
+_SINGLETONS: Dict[int, Tuple[Any, Tuple[str, str]]] = {}
+
+
+def _single(module: str, path: str) -> None:
+    held: Any = sys.modules.get(module)
+    for part in path.split("."):
+        held = getattr(held, part, None)
+    if held is not None:
+        _SINGLETONS[id(held)] = (held, (module, path))
+
+
+def _singletons() -> None:
+    import random
+
+    _single(random.__name__, "_inst")
+    _single("os", "environ")
+    _single("numpy.random.mtrand", "_rand")
+    _single("numpy.random.mtrand", "_rand._bit_generator")
+    _single("matplotlib", "rcParams")
+    shell = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+    if shell is not None and shell.initialized():
+        held = shell.instance()
+        _SINGLETONS[id(held)] = (held, ("gresshopper.state.recipes", "SHELL"))
+
+
+def _pandas_rules(rules: List[Tuple[Any, Callable[[Any, Any], Any]]]) -> None:
+    """Copy-on-write pandas: its managers and reference counts. Older ones need none."""
+    try:
+        from pandas._libs.internals import BlockValuesRefs
+        from pandas.core.internals import BlockManager, SingleBlockManager
+        import pandas as pd
+    except ImportError:
+        return
+    _RULES[BlockValuesRefs] = _Mixin._pd_refs
+    _RULES[BlockManager] = _Mixin._pd_manager
+    _RULES[SingleBlockManager] = _Mixin._pd_manager
+    rules.append((pd.Index, _Mixin._pd_index))
+
+
+class _Fast(_Mixin, cloudpickle.CloudPickler):  # type: ignore[misc]
+    """The C pickler."""
+
+
+class _Deep(_Mixin, pickle._Pickler):  # type: ignore[misc, name-defined, attr-defined]
+    """Python's own pickler, for nesting beyond what C's stack allows."""
+
+    dispatch_table = getattr(cloudpickle.CloudPickler, "dispatch_table", None)
+
+    def __init__(self, file: Any, protocol: int, buffer_callback: Any) -> None:
+        super().__init__(file, protocol, buffer_callback=buffer_callback)
+        self.globals_ref: Dict[int, Any] = {}
+        self.proto = 5
+
+    _dynamic_function_reduce = cloudpickle.CloudPickler._dynamic_function_reduce
+    _function_getnewargs = cloudpickle.CloudPickler._function_getnewargs
+    _function_reduce = cloudpickle.CloudPickler._function_reduce
+
+
+def dump(session: Session, value: Any, owned: Optional[Set[str]] = None) -> Dump:
+    """Write `value`. Classes in `owned` are written by value, the notebook's others by their id.
+
+    # Errors
+    `Unpicklable` when nothing of it can be written.
+    """
+    bad: Dict[int, str] = {}
+    lead: List[Any] = []
+    kept: List[Any] = []
+    kind: Any = _Fast
+    for _ in range(MAX_LOST):
+        out = io.BytesIO()
+        pickler: Any = None
+        try:
+            pickler = _attempt(kind, session, out, owned or set(), bad, lead, value)
+        except _Overlap as overlap:
+            if any(root is overlap.root for root in lead):
+                raise Unpicklable("memory that overlaps in a way that can't be written") from None
+            lead.append(overlap.root)
+            continue
+        except _Culprit as culprit:
+            if isinstance(culprit.why, RecursionError) and kind is _Fast:
+                kind = _Deep
+                continue
+            if id(culprit.obj) in bad or culprit.obj is value:
+                raise Unpicklable(_reason(culprit.why)) from None
+            bad[id(culprit.obj)] = _reason(culprit.why)
+            kept.append(culprit.obj)
+            continue
+        return Dump(
+            out.getvalue(), pickler.buffers, pickler.foreign, _linking(pickler), pickler.ranges,
+            pickler.classes, pickler.touches, pickler.dynamic, pickler.gone, pickler.notes, pickler.seen,
+            (pickler, kept),
+        )
+    raise Unpicklable("too much of it can't be written")
+
+
+def _linking(pickler: Any) -> Any:
+    ids = native.memo_ids(pickler, _harmless())
+    if pickler.functions:
+        ids = array.array("Q", sorted(set(ids).union(map(id, pickler.functions))))
+    return ids
+
+
+class _Culprit(Exception):
+    def __init__(self, obj: Any, why: BaseException) -> None:
+        super().__init__("culprit")
+        self.obj, self.why = obj, why
+
+
+def _reason(why: BaseException) -> str:
+    text = str(why).strip().splitlines()
+    return f"{type(why).__name__}: {text[0][:200]}" if text else type(why).__name__
+
+
+def _attempt(kind: Any, session: Session, out: io.BytesIO, owned: Set[str], bad: Dict[int, str], lead: List[Any],
+             value: Any) -> Any:
+    def run() -> Any:
+        pickler: Any = None
+
+        def callback(buffer: pickle.PickleBuffer) -> bool:
+            return bool(pickler.out_of_band(buffer))
+
+        pickler = kind(out, 5, buffer_callback=callback)
+        pickler.prepare(session, owned, bad)
+        pickler.foreign = []
+        _library_rules()
+        try:
+            pickler.dump((lead, value))
+        except _Overlap:
+            raise
+        except Exception as e:  # whatever a user's own reducing code raises
+            raise _Culprit(pickler.last, e) from None
+        return pickler
+
+    if kind is _Deep:
+        return _deep(run)
+    return run()
+
+
+def _deep(run: Callable[[], Any]) -> Any:
+    """Run with a large stack and a high recursion limit."""
+    result: List[Any] = []
+
+    def body() -> None:
+        try:
+            result.append((run(), None))
+        except BaseException as e:
+            result.append((None, e))
+
+    before_size = threading.stack_size(DEEP_STACK)
+    before_limit = sys.getrecursionlimit()
+    try:
+        sys.setrecursionlimit(DEEP_LIMIT)
+        thread = threading.Thread(target=body, name="gresshopper-deep")
+        thread.start()
+        thread.join()
+    finally:
+        sys.setrecursionlimit(before_limit)
+        threading.stack_size(before_size)
+    done, error = result[0]
+    if error is not None:
+        raise error
+    return done
+
+
+def dump_items(session: Session, flat: Any) -> bytes:
+    """The elements of an array of immutable objects."""
+    return pickle.dumps(flat.tolist(), protocol=5)
+
+
+def load(source: recipes.Source, stream: bytes, foreign: Optional[List[Any]] = None) -> Any:
+    """Read what `dump` wrote."""
+    before = recipes.loading(source)
+    try:
+        return pickle.loads(stream, buffers=foreign)[1]
+    finally:
+        recipes.loading(before)

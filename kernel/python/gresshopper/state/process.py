@@ -1,0 +1,229 @@
+"""The state of the process outside the namespace: random states, environment, paths, options, figures.
+
+Each section is read only if its library is loaded, and only a section that changed is written. `apply` sets it
+again, paths first, so that modules beside the notebook can be imported before anything is loaded.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import pickle
+import random
+import sys
+import warnings
+from typing import Any, Callable, Dict, List
+
+#: Set by Jupyter, Slurm or Gresshopper for this process alone.
+OWN_ENV = ("JPY_", "JUPYTER_", "IPYTHON", "SLURM", "GRESSHOPPER_", "PYDEVD_", "SSH_", "XDG_RUNTIME", "DISPLAY",
+           "CUDA_VISIBLE_DEVICES", "MPLBACKEND", "HOSTNAME", "TMPDIR", "KERNEL_", "PWD", "OLDPWD", "SHLVL")
+
+
+def _environ() -> Dict[str, str]:
+    return {k: v for k, v in os.environ.items() if not k.startswith(OWN_ENV)}
+
+
+def _numpy() -> Any:
+    np = sys.modules["numpy"]
+    return {"random": np.random.get_state(), "print": np.get_printoptions(), "err": np.geterr()}
+
+
+def _torch() -> Any:
+    torch = sys.modules["torch"]
+    return {"rng": bytes(torch.get_rng_state().numpy()), "dtype": str(torch.get_default_dtype()),
+            "grad": torch.is_grad_enabled(), "threads": torch.get_num_threads(),
+            "deterministic": torch.are_deterministic_algorithms_enabled()}
+
+
+def _matplotlib() -> Any:
+    return {k: v for k, v in dict.items(sys.modules["matplotlib"].rcParams) if k != "backend"}
+
+
+def _pandas() -> Any:
+    config = sys.modules["pandas._config.config"]
+    return dict(_flat(config._global_config))
+
+
+def _flat(tree: Any, prefix: str = "") -> Any:
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield prefix + key, value
+
+
+def _logging() -> Any:
+    levels = {"": logging.root.level}
+    for name, logger in list(logging.root.manager.loggerDict.items()):
+        if isinstance(logger, logging.Logger) and (logger.level or logger.disabled or not logger.propagate):
+            levels[name] = (logger.level, logger.disabled, logger.propagate)  # type: ignore[assignment]
+    return levels
+
+
+def _figures() -> Any:
+    gcf = sys.modules["matplotlib._pylab_helpers"].Gcf
+    active = gcf.get_active()
+    return {"numbers": list(gcf.figs), "current": None if active is None else active.num}
+
+
+def _decimal() -> Any:
+    import decimal
+
+    c = decimal.getcontext()
+    return (c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp)
+
+
+_READ: Dict[str, Callable[[], Any]] = {
+    "paths": lambda: {"cwd": _cwd(), "path": list(sys.path)},
+    "environ": _environ,
+    "random": lambda: random.getstate(),
+    "python": lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()},
+    "logging": _logging,
+}
+_LIBRARY: Dict[str, Callable[[], Any]] = {
+    "numpy": _numpy, "torch": _torch, "matplotlib": _matplotlib, "pandas._config.config": _pandas,
+    "matplotlib._pylab_helpers": _figures, "decimal": _decimal,
+}
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return "/"
+
+
+def _filters() -> List[Any]:
+    found = []
+    for action, message, category, module, line in warnings.filters:
+        found.append((action, getattr(message, "pattern", message), category, getattr(module, "pattern", module), line))
+    return found
+
+
+def read() -> Dict[str, bytes]:
+    """All sections, pickled. One that can't be read is left out."""
+    sections: Dict[str, bytes] = {}
+    for name, reader in _READ.items():
+        _add(sections, name, reader)
+    for name, reader in _LIBRARY.items():
+        if name in sys.modules:
+            _add(sections, name, reader)
+    return sections
+
+
+def _add(sections: Dict[str, bytes], name: str, reader: Callable[[], Any]) -> None:
+    try:
+        sections[name] = pickle.dumps(reader(), protocol=5)
+    except Exception:  # a half-imported library, or an option that isn't picklable
+        pass
+
+
+def apply(sections: Dict[str, bytes], notice: Callable[[str], None]) -> None:
+    """Set what `read` read. A section that can't be set is told and left."""
+    order = ["paths", "environ", "python", "logging", "numpy", "torch", "matplotlib", "pandas._config.config",
+             "decimal", "random", "matplotlib._pylab_helpers"]
+    for name in order:
+        if name not in sections:
+            continue
+        try:
+            _WRITE[name](pickle.loads(sections[name]))
+        except Exception as e:
+            notice(f"the process's {name} settings couldn't be restored: {e}")
+
+
+def apply_early(sections: Dict[str, bytes], notice: Callable[[str], None]) -> None:
+    """Only what importing depends on."""
+    apply({k: v for k, v in sections.items() if k in ("paths", "environ")}, notice)
+
+
+def apply_late(sections: Dict[str, bytes], notice: Callable[[str], None]) -> None:
+    """All the rest, after the variables are there."""
+    apply({k: v for k, v in sections.items() if k not in ("paths", "environ")}, notice)
+
+
+def _set_paths(state: Any) -> None:
+    sys.path[:] = state["path"] + [p for p in sys.path if p not in state["path"] and "gresshopper" in p]
+    os.chdir(state["cwd"])
+
+
+def _set_environ(state: Dict[str, str]) -> None:
+    for key in [k for k in os.environ if k not in state and not k.startswith(OWN_ENV)]:
+        del os.environ[key]
+    os.environ.update({k: v for k, v in state.items() if os.environ.get(k) != v})
+
+
+def _set_python(state: Any) -> None:
+    sys.setrecursionlimit(max(state["recursion"], 200))
+    warnings.resetwarnings()
+    for action, message, category, module, line in reversed(state["warnings"]):
+        warnings.filterwarnings(action, message or "", category, module or "", line)
+
+
+def _set_logging(state: Any) -> None:
+    for name, value in state.items():
+        if name == "":
+            logging.root.setLevel(value)
+        else:
+            logger = logging.getLogger(name)
+            logger.setLevel(value[0])
+            logger.disabled, logger.propagate = value[1], value[2]
+
+
+def _set_numpy(state: Any) -> None:
+    import numpy as np
+
+    np.random.set_state(state["random"])
+    np.set_printoptions(**state["print"])
+    np.seterr(**state["err"])
+
+
+def _set_torch(state: Any) -> None:
+    import torch
+
+    torch.set_rng_state(torch.frombuffer(bytearray(state["rng"]), dtype=torch.uint8))
+    torch.set_default_dtype(getattr(torch, state["dtype"].split(".")[1]))
+    torch.set_grad_enabled(state["grad"])
+    torch.set_num_threads(state["threads"])
+    torch.use_deterministic_algorithms(state["deterministic"])
+
+
+def _set_matplotlib(state: Any) -> None:
+    import matplotlib
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dict.update(matplotlib.rcParams, state)
+
+
+def _set_pandas(state: Any) -> None:
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for key, value in state.items():
+            try:
+                if pd.get_option(key) != value:
+                    pd.set_option(key, value)
+            except (KeyError, ValueError, AttributeError):
+                continue
+
+
+def _set_figures(state: Any) -> None:
+    from matplotlib._pylab_helpers import Gcf
+
+    if state["current"] is not None and state["current"] in Gcf.figs:
+        Gcf.set_active(Gcf.figs[state["current"]])
+
+
+def _set_decimal(state: Any) -> None:
+    import decimal
+
+    c = decimal.getcontext()
+    c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp = state
+
+
+_WRITE: Dict[str, Callable[[Any], None]] = {
+    "paths": _set_paths, "environ": _set_environ, "random": random.setstate, "python": _set_python,
+    "logging": _set_logging, "numpy": _set_numpy, "torch": _set_torch, "matplotlib": _set_matplotlib,
+    "pandas._config.config": _set_pandas, "matplotlib._pylab_helpers": _set_figures, "decimal": _set_decimal,
+}

@@ -1,0 +1,592 @@
+"""What the streams of a saved state call when they are loaded, and the placeholder for what can't be rebuilt.
+
+Every function here is part of the saved form: its name and arguments are kept for as long as the form's version is.
+`pickling` writes calls of them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib
+import io
+import os
+import sys
+import threading
+import types
+import weakref
+from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+
+
+class LostError(RuntimeError):
+    """A variable was used that couldn't be restored."""
+
+
+class Lost:
+    """Stands where something was that can't be restored; says what it was and why it is gone."""
+
+    __slots__ = ("_what", "_why")
+
+    def __init__(self, what: str, why: str) -> None:
+        object.__setattr__(self, "_what", what)
+        object.__setattr__(self, "_why", why)
+
+    def __repr__(self) -> str:
+        return f"<lost: {self._what}; {self._why}>"
+
+    def __reduce__(self) -> Tuple[Any, ...]:
+        return (Lost, (self._what, self._why))
+
+    def _raise(self, *_: Any, **__: Any) -> Any:
+        raise LostError(f"this was {self._what}, which is gone: {self._why}. Run the cell that made it again.")
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith(("_repr_", "_ipython_", "__array", "__getstate__", "__deepcopy__", "__wrapped__")):
+            raise AttributeError(name)
+        return self._raise()
+
+    __setattr__ = __call__ = __iter__ = __next__ = __getitem__ = __setitem__ = __len__ = __bool__ = _raise
+    __add__ = __radd__ = __sub__ = __mul__ = __enter__ = __exit__ = __contains__ = __float__ = __int__ = _raise
+
+
+class Source(Protocol):
+    """Where a stream's numbered buffers and classes come from while it is loaded."""
+
+    namespace: Dict[str, Any]
+
+    def nbytes(self, index: int) -> int: ...
+    def fill(self, index: int, into: memoryview) -> None: ...
+    def mapped(self, index: int) -> Optional[Any]: ...
+    def items(self, index: int) -> List[Any]: ...
+    def class_of(self, cid: str) -> type: ...
+    def notice(self, text: str) -> None: ...
+
+
+_local = threading.local()
+# The stream that is loaded may do so in a thread of its own (deep nesting): the source is then handed over.
+
+
+def loading(source: Optional[Source]) -> Optional[Source]:
+    """Make `source` the one that recipes ask in this thread; returns the one before."""
+    before: Optional[Source] = getattr(_local, "source", None)
+    _local.source = source
+    return before
+
+
+def _source() -> Source:
+    source: Optional[Source] = getattr(_local, "source", None)
+    if source is None:
+        raise LostError("a stream of a saved state is only readable through gresshopper.state")
+    return source
+
+
+# --- names, functions, classes ---------------------------------------------------------------------------------------
+
+
+def namespace() -> Dict[str, Any]:
+    """The live namespace."""
+    return _source().namespace
+
+
+def function(code: types.CodeType, name: str, in_namespace: bool, foreign: Optional[Dict[str, Any]],
+             cells: Optional[Tuple[Any, ...]]) -> types.FunctionType:
+    """A function without its defaults and attributes, bound to the live namespace."""
+    scope = namespace() if in_namespace else (foreign if foreign is not None else {"__builtins__": builtins})
+    return types.FunctionType(code, scope, name, None, cells)
+
+
+def set_function(made: types.FunctionType, state: Dict[str, Any]) -> None:
+    """Defaults, attributes and names of a function."""
+    made.__dict__.update(state["dict"])
+    for key in ("defaults", "kwdefaults", "doc", "module", "qualname", "annotations"):
+        value = state.get(key)
+        if value is not None or key in ("defaults", "doc"):
+            setattr(made, f"__{key}__", value)
+    if state.get("type_params"):
+        made.__type_params__ = state["type_params"]
+
+
+def foreign_globals(marker: str) -> Dict[str, Any]:
+    """A namespace of functions that belongs to no importable module."""
+    return {"__builtins__": builtins, "__name__": marker}
+
+
+def cell() -> Any:
+    """An empty closure cell."""
+    return types.CellType()
+
+
+def set_cell(made: Any, content: Tuple[Any, ...]) -> None:
+    """The content of a closure cell, or none."""
+    if content:
+        made.cell_contents = content[0]
+
+
+def class_of(cid: str) -> type:
+    """A class of the notebook, by its stable id."""
+    return _source().class_of(cid)
+
+
+def cached(wrapped: Any, maxsize: Optional[int], typed: bool) -> Any:
+    """A function under `functools.lru_cache`, its cache empty."""
+    import functools
+
+    return functools.lru_cache(maxsize=maxsize, typed=typed)(wrapped)
+
+
+def attributes(made: Any, state: Mapping[str, Any]) -> None:
+    """Set instance attributes without the object's own `__setattr__`."""
+    made.__dict__.update(state)
+
+
+def module_value(module: str, path: str) -> Any:
+    """What a module holds under a dotted path."""
+    value: Any = importlib.import_module(module)
+    for part in path.split("."):
+        value = getattr(value, part)
+    return value
+
+
+def enum_member(cls: Any, key: Any) -> Any:
+    """A member of an enumeration, by name, or by value for a combination of flags."""
+    return cls[key] if isinstance(key, str) and key in cls.__members__ else cls(key)
+
+
+class _Shell:
+    """Found by streams that refer to IPython's shell."""
+
+    def __call__(self) -> Any:
+        from IPython import get_ipython
+
+        return get_ipython()
+
+
+def __getattr__(name: str) -> Any:
+    if name == "SHELL":
+        return _Shell()()
+    raise AttributeError(name)
+
+
+# --- the standard library --------------------------------------------------------------------------------------------
+
+
+def lock() -> Any:
+    """An unlocked lock."""
+    return threading.Lock()
+
+
+def rlock() -> Any:
+    """An unlocked re-entrant lock."""
+    return threading.RLock()
+
+
+def dead_ref() -> Any:
+    """A weak reference whose target is gone."""
+
+    class _Gone:
+        pass
+
+    return weakref.ref(_Gone())
+
+
+def weak_dict(cls: type, pairs: List[Tuple[Any, Any]]) -> Any:
+    """A `WeakValueDictionary` or `WeakKeyDictionary`."""
+    return cls(pairs)
+
+
+def weak_set(cls: type, members: List[Any]) -> Any:
+    """A `WeakSet`."""
+    return cls(members)
+
+
+def exception(cls: Any, args: Tuple[Any, ...]) -> Any:
+    """An exception, without its own `__init__`."""
+    return cls.__new__(cls, *args)
+
+
+def set_exception(made: BaseException, state: Tuple[Any, Any, Any, Any, Any]) -> None:
+    """Arguments, attributes and causes of an exception."""
+    args, attrs, cause, context, suppress = state
+    made.args = args
+    made.__dict__.update(attrs)
+    made.__cause__, made.__context__, made.__suppress_context__ = cause, context, suppress
+
+
+def std_stream(name: str) -> Any:
+    """`sys.stdout` and its like."""
+    return getattr(sys, name)
+
+
+def reopen(path: str, mode: str, text: Optional[Tuple[str, Optional[str], bool]], offset: int,
+           found: Tuple[int, int, int]) -> Any:
+    """A file that was open for reading, at its place, if it is still the same file."""
+    try:
+        now = os.stat(path)
+    except OSError as e:
+        return _lost(f"the open file {path}", f"it can't be opened again ({e.strerror})")
+    if (now.st_size, now.st_mtime_ns) != found[1:]:
+        return _lost(f"the open file {path}", "the file was changed or replaced since")
+    if text is None:
+        handle: Any = open(path, mode, buffering=0 if mode == "raw" else -1) if mode != "raw" else io.FileIO(path)
+    else:
+        handle = open(path, mode, encoding=text[0], errors=text[1])
+        if text[2]:
+            handle.reconfigure(line_buffering=True)
+    handle.seek(offset)
+    return handle
+
+
+def _lost(what: str, why: str) -> Lost:
+    _source().notice(f"{what} is gone: {why}")
+    return Lost(what, why)
+
+
+def dict_view(mapping: Any, kind: str) -> Any:
+    """`d.keys()`, `d.values()` or `d.items()`."""
+    return getattr(dict, kind)(mapping)
+
+
+def match(pattern: Any, string: Any, pos: int, endpos: int, how: str) -> Any:
+    """A `re.Match`, found again."""
+    return getattr(pattern, how)(string, pos, endpos)
+
+
+def memory(obj: Any, offset: int, nbytes: int, fmt: str, shape: Tuple[int, ...], readonly: bool) -> memoryview:
+    """A memoryview over `obj`."""
+    view = memoryview(obj).cast("B")[offset : offset + nbytes]
+    if fmt != "B" or len(shape) != 1:
+        view = view.cast(fmt, shape) if len(shape) != 1 else view.cast(fmt)
+    return view.toreadonly() if readonly else view
+
+
+def blob(index: int) -> Any:
+    """A buffer that some library handed out of band."""
+    source = _source()
+    into = bytearray(source.nbytes(index))
+    source.fill(index, memoryview(into))
+    return into
+
+
+def mapping_proxy(mapping: Any) -> Any:
+    """A read-only view of a mapping."""
+    return types.MappingProxyType(mapping)
+
+
+def struct_of(fmt: Any) -> Any:
+    """A `struct.Struct`."""
+    import struct
+
+    return struct.Struct(fmt)
+
+
+# --- numpy -----------------------------------------------------------------------------------------------------------
+
+
+def np_root(index: int, nbytes: int, dtype: Any, shape: Tuple[int, ...], strides: Tuple[int, ...],
+            writeable: bool) -> Any:
+    """An array that owns its memory, or lies on a private map of the store."""
+    import numpy as np
+
+    source = _source()
+    mapped = source.mapped(index)
+    c_order = strides == _c_strides(shape, dtype.itemsize)
+    f_order = not c_order and strides == _c_strides(shape[::-1], dtype.itemsize)[::-1]
+    if mapped is not None:
+        made = np.ndarray(shape, dtype, buffer=mapped, strides=strides)
+    elif c_order or f_order:
+        made = np.empty(shape, dtype, order="C" if c_order else "F")
+        if made.nbytes:
+            source.fill(index, _flat(made))
+    else:
+        raw = np.empty(nbytes, np.uint8)
+        source.fill(index, memoryview(raw))
+        made = np.ndarray(shape, dtype, buffer=raw, strides=strides)
+    if not writeable:
+        made.flags.writeable = False
+    return made
+
+
+def _c_strides(shape: Sequence[int], itemsize: int) -> Tuple[int, ...]:
+    strides: List[int] = []
+    step = itemsize
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= extent
+    return tuple(reversed(strides))
+
+
+def _flat(array: Any) -> memoryview:
+    """All bytes of a contiguous array, whatever its dtype, without a copy."""
+    import numpy as np
+
+    flat = array if array.flags.c_contiguous else array.T
+    return memoryview(flat.reshape(-1).view(np.uint8)) if array.nbytes else memoryview(b"")
+
+
+def np_small(data: bytes, dtype: Any, shape: Tuple[int, ...], order: str, writeable: bool) -> Any:
+    """A small array that owns its memory."""
+    import numpy as np
+
+    made = np.ndarray(shape, dtype, buffer=data, order=order).copy(order=order)
+    if not writeable:
+        made.flags.writeable = False
+    return made
+
+
+def np_objects(shape: Tuple[int, ...], order: str) -> Any:
+    """An array of objects, still empty."""
+    import numpy as np
+
+    return np.empty(shape, object, order=order)
+
+
+def set_np_objects(made: Any, state: Tuple[Any, bool]) -> None:
+    """The elements of an array of objects: a list, or the number of the buffer that holds them."""
+    items, writeable = state
+    if isinstance(items, int):
+        items = _source().items(items)
+    flat = made.reshape(-1) if made.flags.c_contiguous else made.T.reshape(-1)
+    for i, item in enumerate(items):
+        flat[i] = item
+    made.flags.writeable = writeable
+
+
+def np_view(root: Any, offset: int, shape: Tuple[int, ...], strides: Tuple[int, ...], dtype: Any,
+            writeable: bool) -> Any:
+    """A view into the memory of `root`, `offset` bytes from its start."""
+    import numpy as np
+
+    if dtype.hasobject and dtype == object:
+        flat = root.reshape(-1) if root.flags.c_contiguous else root.T.reshape(-1)
+        made = np.lib.stride_tricks.as_strided(flat[offset // dtype.itemsize :], shape, strides)
+    else:
+        # A read-only root may have writeable views (made before it was locked): open it for a moment.
+        locked = not root.flags.writeable
+        if locked and writeable:
+            root.flags.writeable = True
+        flat = root if root.flags.c_contiguous else root.T
+        made = np.ndarray(shape, dtype, buffer=flat.reshape(-1).view(np.uint8), offset=offset, strides=strides)
+        if locked and writeable:
+            root.flags.writeable = False
+    if not writeable:
+        made.flags.writeable = False
+    return made
+
+
+def np_over(obj: Any, offset: int, shape: Tuple[int, ...], strides: Tuple[int, ...], dtype: Any,
+            writeable: bool) -> Any:
+    """An array over the memory of something that isn't an array."""
+    import numpy as np
+
+    made = np.ndarray(shape, dtype, buffer=obj, offset=offset, strides=strides)
+    if not writeable:
+        made.flags.writeable = False
+    return made
+
+
+def np_as(plain: Any, cls: type) -> Any:
+    """An array as a subclass, over the same memory."""
+    return plain.view(cls)
+
+
+def np_masked(data: Any, mask: Any, fill_value: Any, hard: bool, shared: bool) -> Any:
+    """A masked array over its data and mask."""
+    import numpy as np
+
+    made = np.ma.MaskedArray(data, mask=mask, copy=False, keep_mask=False, fill_value=fill_value, hard_mask=hard)
+    made._sharedmask = shared
+    return made
+
+
+def np_memmap(path: str, dtype: Any, mode: str, offset: int, shape: Tuple[int, ...], order: str, index: int,
+              nbytes: int) -> Any:
+    """A memory-mapped file, if its content is what it was; else an array of that content."""
+    import numpy as np
+
+    kept = np.empty(shape, dtype, order=order)
+    _source().fill(index, _flat(kept))
+    try:
+        made = np.memmap(path, dtype=dtype, mode="r+" if mode == "w+" else mode, offset=offset, shape=shape, order=order)
+        if bytes(_flat(np.asarray(made))) == bytes(_flat(kept)):
+            return made
+        if mode == "c":
+            made[...] = kept
+            return made
+        why = "its content was changed since"
+    except (OSError, ValueError) as e:
+        why = str(e)
+    _source().notice(f"the memory map of {path} became an array in memory: {why}")
+    return kept
+
+
+def np_of_tensor(storage: Any, offset: int, shape: Tuple[int, ...], strides: Tuple[int, ...], dtype: Any) -> Any:
+    """An array that shares memory with a tensor."""
+    import numpy as np
+    import torch
+
+    raw = torch.empty(0, dtype=torch.uint8)
+    raw.set_(_bytes_storage(storage), 0, (_storage_nbytes(storage),), (1,))
+    return np.ndarray(shape, dtype, buffer=raw.numpy(), offset=offset, strides=strides)
+
+
+def np_npz(path: str, allow_pickle: bool) -> Any:
+    """An `.npz` file, opened again."""
+    import numpy as np
+
+    try:
+        return np.load(path, allow_pickle=allow_pickle)
+    except OSError as e:
+        return _lost(f"the open archive {path}", str(e))
+
+
+# --- pandas ----------------------------------------------------------------------------------------------------------
+
+
+def pd_refs() -> Any:
+    """A fresh count of the frames that share a block."""
+    from pandas._libs.internals import BlockValuesRefs
+
+    return BlockValuesRefs()
+
+
+def pd_manager(cls: Any, axes: List[Any], blocks: List[Tuple[Any, Any, int, Any]]) -> Any:
+    """A frame's or series' blocks, with the reference counts that copy-on-write asks."""
+    from pandas.core.internals.blocks import new_block
+
+    made = []
+    for values, placement, ndim, refs in blocks:
+        block = new_block(values, _placement(placement), ndim=ndim, refs=refs)
+        made.append(block)
+    if cls.__name__ == "SingleBlockManager":
+        return cls(made[0], axes[0])
+    return cls(tuple(made), axes, verify_integrity=False)
+
+
+def _placement(spec: Any) -> Any:
+    from pandas._libs.internals import BlockPlacement
+
+    return BlockPlacement(slice(*spec) if isinstance(spec, tuple) else spec)
+
+
+# --- torch -----------------------------------------------------------------------------------------------------------
+
+
+def _bytes_storage(storage: Any) -> Any:
+    """The untyped storage behind whatever this version of torch calls one."""
+    return getattr(storage, "_storage", None) or storage
+
+
+def _storage_nbytes(storage: Any) -> int:
+    return int(storage.nbytes())
+
+
+def _untyped(tensor: Any) -> Any:
+    if hasattr(tensor, "untyped_storage"):
+        return tensor.untyped_storage()
+    typed = tensor.storage()
+    return typed._storage if hasattr(typed, "_storage") else typed.untyped()
+
+
+def torch_storage(index: int, nbytes: int, device: str) -> Any:
+    """The memory of tensors."""
+    import torch
+
+    source = _source()
+    raw = torch.empty(nbytes, dtype=torch.uint8)
+    if nbytes:
+        source.fill(index, memoryview(raw.numpy()))
+    if device != "cpu":
+        try:
+            raw = raw.to(device)
+        except (RuntimeError, AssertionError) as e:
+            source.notice(f"a tensor that was on {device} is on the CPU now: {e}")
+    return _untyped(raw)
+
+
+def torch_storage_over(array: Any, offset: int, nbytes: int) -> Any:
+    """The memory of tensors that share it with an array."""
+    import numpy as np
+    import torch
+
+    flat = (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
+    return _untyped(torch.from_numpy(flat[offset : offset + nbytes]))
+
+
+def torch_tensor(storage: Any, dtype: Any, offset: int, size: Tuple[int, ...], stride: Tuple[int, ...],
+                 requires_grad: bool, parameter: bool, history: bool) -> Any:
+    """A tensor over a storage."""
+    import torch
+
+    device = getattr(storage, "device", None) or "cpu"
+    made = torch.empty(0, dtype=dtype, device=device).set_(storage, offset, size, stride)
+    if parameter:
+        return torch.nn.Parameter(made, requires_grad=requires_grad)
+    if history:
+        _source().notice("a tensor was restored without the operations that led to it; a backward pass through it fails")
+        return _gone_history().apply(made.requires_grad_(True))
+    if requires_grad:
+        made.requires_grad_(True)
+    return made
+
+
+def _gone_history() -> Any:
+    import torch
+
+    class RestoredWithoutHistory(torch.autograd.Function):  # type: ignore[misc]
+        """Stands for the operations that led to a restored tensor."""
+
+        @staticmethod
+        def forward(ctx: Any, value: Any) -> Any:
+            return value.view_as(value)
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> Any:
+            raise LostError("this tensor was restored without the operations that led to it: run its cell again")
+
+    return RestoredWithoutHistory
+
+
+def set_torch_tensor(made: Any, state: Dict[str, Any]) -> None:
+    """Gradient and attributes of a tensor."""
+    if state.get("grad") is not None:
+        made.grad = state["grad"]
+    for key, value in state.get("dict", {}).items():
+        setattr(made, key, value)
+
+
+def torch_generator(device: str, state: Any, default: bool) -> Any:
+    """A random generator of torch."""
+    import torch
+
+    made = torch.default_generator if default else torch.Generator(device)
+    if not default:
+        made.set_state(state)
+    return made
+
+
+# --- widgets ---------------------------------------------------------------------------------------------------------
+
+
+def widget(cls: Any, model_id: Optional[str]) -> Any:
+    """A widget, not yet open."""
+    return cls.__new__(cls)
+
+
+def set_widget(made: Any, state: Tuple[Optional[str], Dict[str, Any], Dict[str, Any], Dict[str, Any]]) -> None:
+    """Traits, observers and attributes of a widget, opened under its old model id."""
+    model_id, traits, notifiers, attrs = state
+    if model_id is not None:
+        type(made).__init__(made, model_id=model_id, **traits)
+    else:
+        type(made).__init__(made, **traits)
+    for key, value in attrs.items():
+        made.__dict__[key] = value
+    for name, by_type in notifiers.items():
+        for kind, handlers in by_type.items():
+            there = made._trait_notifiers.setdefault(name, {}).setdefault(kind, [])
+            there.extend(handler for handler in handlers if handler not in there)
+
+
+def callbacks(attr: str, owner: Any) -> Callable[..., Any]:
+    """A bound method, by name."""
+    found: Callable[..., Any] = getattr(owner, attr)
+    return found

@@ -1,0 +1,220 @@
+"""Rebuilding what can't be saved by running its cells again, where that is right.
+
+A cell is barred that had an effect outside the process, failed, or used the clock, the network, the user or a
+source of randomness that isn't recorded. A re-run happens in a scratch namespace, with the versions of its inputs
+that the cell saw then; what it makes beside the wanted variables must equal what was recorded, else it is not used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import sys
+from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+
+from . import form, names, pickling, process, recipes, restore
+from .store import Store
+
+#: Names through which a cell gets what another run wouldn't.
+BARRED_NAMES = frozenset({
+    "input", "getpass", "time", "perf_counter", "monotonic", "now", "today", "utcnow", "urandom", "default_rng",
+    "uuid1", "uuid4", "secrets", "SystemRandom", "token_hex", "requests", "urlopen", "socket", "subprocess", "Popen", "system",
+    "getoutput", "threading", "Thread", "multiprocessing", "ThreadPoolExecutor", "ProcessPoolExecutor", "asyncio",
+    "get_ipython", "run_line_magic", "run_cell_magic", "exec", "eval", "globals", "connect", "id", "getpid", "gethostname",
+    "manual_seed", "Generator", "RandomState", "display", "widgets", "sleep", "tempfile", "mkstemp", "mkdtemp", "TemporaryDirectory",
+})
+_EFFECTS = ("socket.connect", "socket.bind", "subprocess.Popen", "os.system", "os.remove", "os.rename", "os.mkdir",
+            "os.rmdir", "os.fork", "os.exec", "os.posix_spawn", "shutil.", "builtins.input", "sqlite3.connect",
+            "os.truncate", "os.chmod", "os.kill", "urllib.Request", "smtplib.", "ftplib.", "webbrowser.", "pty.spawn")
+
+
+class Effects:
+    """What a cell does outside the process, by Python's audit events."""
+
+    _installed: Optional["Effects"] = None
+
+    def __init__(self) -> None:
+        self._on = False
+        self._found: Set[str] = set()
+        self._files: Dict[str, List[int]] = {}
+
+    def start(self) -> None:
+        """Watch from here."""
+        if Effects._installed is None:
+            sys.addaudithook(_hook)
+        Effects._installed = self
+        self._found, self._files = set(), {}
+        self._on = True
+
+    def stop(self) -> Dict[str, Any]:
+        """What happened since `start`: effects, and files that were read with their size and time of change."""
+        self._on = False
+        return {"did": sorted(self._found), "read": self._files}
+
+    def event(self, event: str, args: Tuple[Any, ...]) -> None:
+        """One audit event."""
+        if not self._on:
+            return
+        if event == "open":
+            self._opened(args)
+        elif event.startswith(_EFFECTS):
+            self._found.add(event)
+
+    def _opened(self, args: Tuple[Any, ...]) -> None:
+        path, _, flags = args
+        if not isinstance(path, (str, bytes)):
+            return
+        path = os.fsdecode(path)
+        if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
+            self._found.add("open for writing")
+        elif not path.endswith((".py", ".pyc", ".so")) and "/site-packages/" not in path and len(self._files) < 100:
+            self._files[path] = _stamp(path)
+
+
+def _stamp(path: str) -> List[int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return []
+    return [found.st_size, found.st_mtime_ns]
+
+
+def _hook(event: str, args: Tuple[Any, ...]) -> None:
+    watching = Effects._installed
+    if watching is not None and watching._on:
+        try:
+            watching.event(event, args)
+        except Exception:
+            pass
+
+
+def barred(cell: Dict[str, Any]) -> Optional[str]:
+    """Why a cell mustn't be run again, if so."""
+    if not cell["ok"]:
+        return "its cell failed"
+    did = cell["effects"]["did"]
+    if did:
+        return f"its cell did what mustn't be done twice ({', '.join(did)})"
+    for path, stamp in cell["effects"]["read"].items():
+        if _stamp(path) != stamp:
+            return f"the file {path} was changed since its cell read it"
+    used = sorted(names.names_of_source(cell["source"]).names & BARRED_NAMES)
+    if used:
+        return f"its cell can't be trusted to do the same again ({', '.join(used)})"
+    return None
+
+
+def recover(snapshot: restore.Snapshot, store: Store, session: pickling.Session,
+            set_names: Callable[[Dict[str, Any]], None], told: restore.Told) -> restore.Told:
+    """Run again what makes the lost variables; those for which that isn't right stay placeholders, with the reason."""
+    lost = dict(told.lost)
+    notices = list(told.notices)
+    for uid, entry in snapshot.units.items():
+        wanted = [name for name in entry.names if name in lost]
+        if not wanted:
+            continue
+        try:
+            values = _chain(snapshot, uid, entry, store, session)
+        except _Barred as e:
+            for name in wanted:
+                lost[name] += f"; {e}"
+            continue
+        set_names(values)
+        for name in wanted:
+            del lost[name]
+        notices.append(f"{', '.join(wanted)}: rebuilt by running the cells again")
+    return restore.Told(told.names, lost, notices, told.seconds)
+
+
+class _Barred(Exception):
+    """A variable can't be rebuilt by running cells; says why."""
+
+
+def _chain(snapshot: restore.Snapshot, uid: int, entry: restore.Entry, store: Store,
+           session: pickling.Session) -> Dict[str, Any]:
+    """Run, in order, each cell that may have touched the unit, from the one that made it."""
+    records = snapshot.records
+    made = next((i for i, r in enumerate(records) if any(u["u"] == uid for u in r.head["units"])), None)
+    if made is None or records[made].head.get("full"):
+        raise _Barred("the cell that made it wasn't recorded")
+    cells = [i for i, r in enumerate(records) if i == made or i > made and r.head["cell"] is not None
+             and uid in r.head["cell"]["touched"]]
+    if len(cells) > 50:
+        raise _Barred("too many cells touched it")
+    for i in cells:
+        if records[i].head["cell"] is None:
+            raise _Barred("it was made outside of a cell")
+        why = barred(records[i].head["cell"])
+        if why:
+            raise _Barred(why)
+    state: Dict[str, Any] = {}
+    for i in cells:
+        state = _run_cell(records, i, uid, entry, state, store, session)
+    return state
+
+
+def _run_cell(records: Sequence[form.Record], at: int, uid: int, entry: restore.Entry, state: Dict[str, Any],
+              store: Store, live: pickling.Session) -> Dict[str, Any]:
+    before = restore.Snapshot(records[:at])
+    cell = records[at].head["cell"]
+    scratch: Dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
+    session = pickling.Session(scratch)
+    for cid, cls in live.classes.items():
+        session.adopt(cid, cls)
+    loader = restore.Loader(before, store, session, lazy=False)
+    needed = _needed(before, cell, uid)
+    for other in needed:
+        if before.units[other].said["gone"]:
+            raise _Barred(f"it needs {', '.join(before.units[other].names)}, which can't be saved either")
+        scratch.update(loader._values(other, before.units[other]))
+    scratch.update(state)
+    kept = process.read()
+    process.apply({k: v for k, v in before.process(store).items() if k in ("random", "numpy", "torch")}, lambda _: None)
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+            exec(compile(cell["source"], "<re-run>", "exec"), scratch)
+    except BaseException as e:
+        raise _Barred(f"running its cell again failed: {pickling._reason(e)}") from None
+    finally:
+        process.apply({k: v for k, v in kept.items() if k in ("random", "numpy", "torch")}, lambda _: None)
+    _same_rest(records[at], uid, scratch, session, store)
+    return _bind_live({name: scratch[name] for name in entry.names if name in scratch}, live)
+
+
+def _needed(before: restore.Snapshot, cell: Dict[str, Any], uid: int) -> List[int]:
+    """Units that the cell may touch, with what the functions in them touch."""
+    owner = {name: u for u, e in before.units.items() for name in e.names}
+    stack = [u for u in cell["touched"] if u in before.units and u != uid]
+    stack += [owner[n] for n in cell["names"] if n in owner and owner[n] != uid]
+    seen: Set[int] = set()
+    while stack:
+        top = stack.pop()
+        if top in seen or top == uid:
+            continue
+        seen.add(top)
+        stack += [owner[n] for n in before.units[top].said["t"] if n in owner]
+    return sorted(seen)
+
+
+def _same_rest(record: form.Record, uid: int, scratch: Dict[str, Any], session: pickling.Session, store: Store) -> None:
+    """What the cell made beside the wanted unit must be what it made then."""
+    for said in record.head["units"]:
+        if said["u"] == uid or said["gone"] or any(m.startswith("c:") for m in said["m"]):
+            continue
+        own = [m[2:] for m in said["m"]]
+        if any(name.strip("_").isdigit() or not name.strip("_") for name in own):
+            continue  # what the cell displayed, which a re-run doesn't keep
+        if not all(name in scratch for name in own):
+            raise _Barred("running its cell again gave other variables")
+        again = pickling.dump(session, [scratch[name] for name in own])
+        if hashlib.blake2b(again.stream, digest_size=16).hexdigest() != said["dig"]:
+            raise _Barred(f"running its cell again gave another {', '.join(own)}")
+        for buffer, blob in zip(again.buffers, said["b"]):
+            if buffer.items is None and store.put(buffer.address, buffer.nbytes) != blob[2]:
+                raise _Barred(f"running its cell again gave another {', '.join(own)}")
+
+
+def _bind_live(values: Dict[str, Any], live: pickling.Session) -> Dict[str, Any]:
+    return values

@@ -1,0 +1,285 @@
+"""Rebuilds a namespace from a saved state.
+
+Everything is proven and read before anything is set: a state applies whole or not at all. Variables that can't be
+rebuilt become placeholders, and each is told.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import pickle
+import platform
+import sys
+import time
+from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+
+from . import form, pickling, process, recipes
+from .store import Store
+
+#: Arrays from this many bytes on lie on a private map of the store, read when they are touched.
+LAZY = 64 * 1024 * 1024
+
+
+class Entry(NamedTuple):
+    """A unit in a saved state: what the record says of it, and the record."""
+
+    said: Mapping[str, Any]
+    record: form.Record
+
+    @property
+    def names(self) -> List[str]:
+        """Its variables."""
+        return [m[2:] for m in self.said["m"] if m.startswith("n:")]
+
+
+class Snapshot:
+    """A namespace as it was after the last of these records."""
+
+    def __init__(self, records: Sequence[form.Record]) -> None:
+        self.records = records
+        self.units: Dict[int, Entry] = {}
+        self.sections: Dict[str, Entry] = {}
+        self.environment: Mapping[str, Any] = {}
+        self.history: Dict[int, str] = {}
+        self.count = 1
+        for record in records:
+            head = record.head
+            if head.get("full"):
+                self.units, self.sections = {}, {}
+            for uid in head["gone"]:
+                self.units.pop(uid, None)
+            for said in head["units"]:
+                self.units[said["u"]] = Entry(said, record)
+            for name, ref in head["process"].items():
+                self.sections[name] = Entry({"s": ref}, record)
+            self.environment = head.get("env") or self.environment
+            self.history.update({int(k): v for k, v in head.get("inputs", {}).items()})
+            self.count = head.get("count", self.count)
+
+    def process(self, store: Store) -> Dict[str, bytes]:
+        """The process's sections."""
+        return {name: stream(entry, store) for name, entry in self.sections.items()}
+
+
+def stream(entry: Entry, store: Store) -> bytes:
+    """The stream of a unit or section, checked against its name where it lies in the store."""
+    ref = entry.said["s"]
+    if "in" in ref:
+        return entry.record.inline(ref)
+    into = bytearray(ref["n"])
+    store.get(ref["c"], into)
+    return bytes(into)
+
+
+def environment() -> Dict[str, Any]:
+    """What a state depends on beside itself: Python and the packages that are loaded."""
+    packages: Dict[str, str] = {}
+    for name in sorted({name.partition(".")[0] for name in list(sys.modules)}):
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str) and not name.startswith("_"):
+            packages[name] = version
+    return {"python": platform.python_version(), "packages": packages}
+
+
+def differences(saved: Mapping[str, Any]) -> List[str]:
+    """How this environment differs from the one that a state was saved in, in sentences."""
+    found: List[str] = []
+    here = platform.python_version()
+    if saved.get("python") and saved["python"].split(".")[:2] != here.split(".")[:2]:
+        found.append(f"Python was {saved['python']}, here it is {here}")
+    for name, version in saved.get("packages", {}).items():
+        now = _version(name)
+        if now is None:
+            found.append(f"{name} {version} isn't installed here")
+        elif now != version:
+            found.append(f"{name} was {version}, here it is {now}")
+    return found
+
+
+def _version(name: str) -> Optional[str]:
+    module = sys.modules.get(name)
+    if module is not None:
+        version = getattr(module, "__version__", None)
+        return version if isinstance(version, str) else ""
+    for candidate in (name, {"sklearn": "scikit-learn", "PIL": "pillow", "dateutil": "python-dateutil", "zmq": "pyzmq",
+                             "yaml": "PyYAML", "bs4": "beautifulsoup4", "mpl_toolkits": "matplotlib"}.get(name, name)):
+        try:
+            return importlib.metadata.version(candidate)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    try:
+        __import__(name)
+    except Exception:
+        return None
+    return str(getattr(sys.modules[name], "__version__", ""))
+
+
+class Told(NamedTuple):
+    """What a restore did."""
+
+    names: List[str]
+    lost: Dict[str, str]
+    notices: List[str]
+    seconds: float
+
+
+class Loader:
+    """Reads the units of one snapshot; the source of its streams."""
+
+    def __init__(self, snapshot: Snapshot, store: Store, session: pickling.Session, lazy: bool = True) -> None:
+        self.snapshot, self.store, self.session, self._lazy = snapshot, store, session, lazy
+        self.notices: List[str] = []
+        self._where = {m[2:]: uid for uid, e in snapshot.units.items() for m in e.said["m"] if m.startswith("c:")}
+        self._loaded: Dict[int, List[Any]] = {}
+        self._stack: List[Entry] = []
+        self.failed: Dict[int, str] = {}
+
+    # --- asked by recipes ---
+
+    @property
+    def namespace(self) -> Dict[str, Any]:
+        """The live namespace."""
+        return self.session.namespace
+
+    def _blob(self, index: int) -> Sequence[Any]:
+        found: Sequence[Any] = self._stack[-1].said["b"][index]
+        return found
+
+    def nbytes(self, index: int) -> int:
+        """Length of a buffer in bytes."""
+        return int(self._blob(index)[0])
+
+    def fill(self, index: int, into: memoryview) -> None:
+        """Read a buffer into memory."""
+        blob = self._blob(index)
+        if into.nbytes != blob[0]:
+            raise form.FormError("the state is damaged: a buffer has another length than its array")
+        self.store.get(blob[2], into)
+
+    def mapped(self, index: int) -> Optional[Any]:
+        """A buffer on a private map, where it is large and that can be done."""
+        blob = self._blob(index)
+        if not self._lazy or blob[0] < LAZY:
+            return None
+        return self.store.map(blob[2], blob[0])
+
+    def items(self, index: int) -> List[Any]:
+        """What an array of objects holds."""
+        blob = self._blob(index)
+        into = bytearray(blob[0])
+        self.store.get(blob[2], into)
+        found: List[Any] = pickle.loads(into)
+        return found
+
+    def class_of(self, cid: str) -> type:
+        """A class of the notebook."""
+        found = self.session.classes.get(cid)
+        if found is None and cid in self._where:
+            self.load(self._where[cid])
+            found = self.session.classes.get(cid)
+        if found is None:
+            raise recipes.LostError(f"its class {cid.partition('#')[0]} isn't in the state")
+        return found
+
+    def notice(self, text: str) -> None:
+        """Something that the user must know."""
+        if text not in self.notices:
+            self.notices.append(text)
+
+    # --- loading ---
+
+    def load(self, uid: int) -> List[Any]:
+        """The values of a unit's members, in their order."""
+        if uid in self._loaded:
+            return self._loaded[uid]
+        entry = self.snapshot.units[uid]
+        data = stream(entry, self.store)
+        self._stack.append(entry)
+        try:
+            foreign = [recipes_blob(self, i) for i in entry.said["f"]]
+            values: List[Any] = pickling.load(self, data, foreign)
+        finally:
+            self._stack.pop()
+        for member, value in zip(entry.said["m"], values):
+            if member.startswith("c:"):
+                self.session.adopt(member[2:], value)
+        self._loaded[uid] = values
+        return values
+
+    def load_all(self, only: Optional[Set[str]] = None, progress: Optional[Callable[[int, int], None]] = None) -> Dict[str, Any]:
+        """All variables (or those of `only`), classes first; nothing is set yet.
+
+        # Errors
+        `StoreError` and `FormError` when a part of the state is missing or was tampered with.
+        """
+        staged: Dict[str, Any] = {}
+        order = sorted(self.snapshot.units, key=lambda uid: (not self._has_class(uid), uid))
+        done = 0
+        for uid in order:
+            entry = self.snapshot.units[uid]
+            if only is not None and only.isdisjoint(entry.names):
+                continue
+            staged.update(self._values(uid, entry))
+            done += 1
+            if progress is not None:
+                progress(done, len(order))
+        return staged
+
+    def _has_class(self, uid: int) -> bool:
+        return any(m.startswith("c:") for m in self.snapshot.units[uid].said["m"])
+
+    def _values(self, uid: int, entry: Entry) -> Dict[str, Any]:
+        try:
+            values = self.load(uid)
+        except (form.FormError, MemoryError):
+            raise
+        except Exception as e:
+            from .store import StoreError
+
+            if isinstance(e, StoreError):
+                raise
+            why = f"it couldn't be loaded: {pickling._reason(e)}"
+            self.failed[uid] = why
+            for name in entry.names:
+                self.notice(f"{name}: {why}")
+            return {name: recipes.Lost(name, why) for name in entry.names}
+        return {m[2:]: v for m, v in zip(entry.said["m"], values) if m.startswith("n:")}
+
+
+def recipes_blob(loader: Loader, index: int) -> bytearray:
+    """A buffer that a library handed over, as it takes it back."""
+    into = bytearray(loader.nbytes(index))
+    loader.fill(index, memoryview(into))
+    return into
+
+
+def lost_in(snapshot: Snapshot) -> Dict[str, str]:
+    """Variables that are, or hold, something that couldn't be saved."""
+    found: Dict[str, str] = {}
+    for entry in snapshot.units.values():
+        for what, why in entry.said["gone"]:
+            for name in entry.names:
+                found.setdefault(name, f"{what}: {why}")
+    return found
+
+
+def restore(snapshot: Snapshot, store: Store, session: pickling.Session, set_names: Callable[[Dict[str, Any]], None],
+            lazy: bool = True, progress: Optional[Callable[[int, int], None]] = None) -> Tuple[Told, Loader]:
+    """Rebuild everything, then set it at once.
+
+    # Errors
+    `FormError` or `StoreError`, with the namespace untouched.
+    """
+    started = time.perf_counter()
+    loader = Loader(snapshot, store, session, lazy)
+    sections = snapshot.process(store)
+    process.apply_early(sections, loader.notice)
+    staged = loader.load_all(progress=progress)
+    set_names(staged)
+    process.apply_late(sections, loader.notice)
+    lost = lost_in(snapshot)
+    lost.update({name: why for uid, why in loader.failed.items() for name in snapshot.units[uid].names})
+    for entry in snapshot.units.values():
+        for note in entry.said["notes"]:
+            loader.notice(f"{', '.join(entry.names)}: {note}")
+    return Told(sorted(staged), lost, loader.notices, time.perf_counter() - started), loader
