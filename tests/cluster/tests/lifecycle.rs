@@ -2,6 +2,8 @@
 //!
 //! Needs root and Slurm, so it runs only when asked for: `cargo nextest run -p devcluster --run-ignored only`.
 
+#![allow(clippy::unwrap_used, reason = "the helpers of a test are test code too")]
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
