@@ -1,0 +1,40 @@
+# The commands that people type; each installs what the machine lacks first, or names it.
+# What runs where: README.md and CONTRIBUTING.md.
+
+DEV := /opt/gresshopper-dev
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+export STAY ?= 1
+export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
+
+.PHONY: demo test test-fast e2e bench lint fmt install
+
+## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again.
+demo: install
+	tests/demo/run
+
+## Every test.
+test: test-fast e2e
+
+## The tests that need no Slurm.
+test-fast: install
+	tests/setup/checks.sh rust python
+
+## The tests against a real Slurm, in each variant that this machine can run.
+e2e: install
+	tests/setup/checks.sh cluster e2e
+
+## Runs the benchmarks; appends to bench/results.jsonl and writes bench/RESULTS.md.
+bench: install
+	bench/run
+
+## What CI asks first.
+lint: install
+	tests/setup/checks.sh lint
+
+fmt: install
+	cargo fmt --all
+	$(DEV)/hub/bin/ruff format .
+
+install:
+	@tests/setup/install.sh

@@ -1,0 +1,163 @@
+#!/usr/bin/env bash
+# Runs groups of checks and says at the end how each step went and how long it took.
+#
+#   tests/setup/checks.sh GROUP..
+#
+# Groups: lint, rust (no Slurm needed), python (no Slurm needed), cluster (the dev cluster itself, in each variant),
+# e2e (Gresshopper on real Slurm, in each variant). Variants that this machine can't run are named, not skipped in
+# silence. All steps of all groups run, whatever fails; the exit status is 1 if any did.
+# Environment: PROFILE (debug) of the binaries that e2e deploys; E2E_VARIANTS; E2E_ARGS for pytest.
+set -uo pipefail
+
+here=$(cd "$(dirname "$0")/../.." && pwd)
+cd "$here" || exit 1
+dev=/opt/gresshopper-dev
+export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
+export PROFILE=${PROFILE:-debug}
+profile_flag=()
+[ "$PROFILE" != release ] || profile_flag=(--release)
+summary=()
+failed=0
+
+# step NAME COMMAND..
+step() {
+	local name=$1 begin=$SECONDS
+	shift
+	printf '\n== %s\n' "$name" >&2
+	if "$@"; then
+		summary+=("ok      $((SECONDS - begin)) s  $name")
+	else
+		summary+=("FAILED  $((SECONDS - begin)) s  $name")
+		failed=1
+	fi
+}
+
+skip() {
+	printf '\n== %s: can'\''t run here: %s\n' "$1" "$2" >&2
+	summary+=("not run      $1: $2")
+}
+
+# Variants that this machine can run; the others are told to `skip`.
+variants() {
+	local group=$1 devices_v1=no unified=no
+	grep -q ' cgroup [^ ]*\bdevices\b' /proc/self/mounts && devices_v1=yes
+	grep -q ' cgroup2 ' /proc/self/mounts && unified=yes
+	runnable=()
+	for variant in ${E2E_VARIANTS:-v1 v2 trixie}; do
+		if [ "$variant" = v1 ] && [ $devices_v1 = no ]; then
+			skip "$group on $variant" "this host has no cgroup v1"
+		elif [ "$variant" != v1 ] && [ $unified = no ]; then
+			skip "$group on $variant" "this host has no cgroup2 mount"
+		elif [ "$variant" = trixie ] && ! "$target/devcluster" prepare trixie; then
+			skip "$group on $variant" "the chroot of Debian 13 can't be made here"
+		else
+			runnable+=("$variant")
+		fi
+	done
+}
+
+target=${CARGO_TARGET_DIR:-$here/target}/$PROFILE
+
+lint() {
+	step "rustfmt" cargo fmt --all --check
+	step "clippy" cargo clippy --quiet --locked --workspace --all-targets -- -D warnings
+	if command -v cargo-deny >/dev/null; then
+		step "cargo-deny" cargo deny --log-level error check bans licenses sources
+	else
+		skip "cargo-deny" "it is not installed"
+	fi
+	step "ruff" "$dev/hub/bin/ruff" check --no-cache .
+	step "ruff format" "$dev/hub/bin/ruff" format --no-cache --check .
+	step "mypy: kernel/python" mypy_in kernel/python gresshopper
+	step "mypy: jupyterhub-spawner" mypy_in jupyterhub-spawner gresshopper_jupyter
+	step "mypy: tests/e2e" mypy_in tests/e2e .
+	# shellcheck disable=SC2046 # file names without blanks
+	step "shellcheck" shellcheck $(shell_scripts)
+}
+
+mypy_in() {
+	(cd "$1" && "$dev/hub/bin/mypy" --strict --no-error-summary --cache-dir "${TMPDIR:-/tmp}/mypy-$(id -u)" "$2")
+}
+
+shell_scripts() {
+	git ls-files | while read -r file; do
+		[ ! -f "$file" ] || ! head -c 64 "$file" | head -n 1 | grep -qE '^#!.*\b(ba)?sh$' || echo "$file"
+	done
+}
+
+rust() {
+	step "build" cargo build --quiet --locked --workspace --all-targets
+	step "Rust tests" cargo nextest run --locked --workspace
+	step "documentation's tests" cargo test --quiet --locked --workspace --doc
+}
+
+python() {
+	step "Python tests: kernel" pytest_in user kernel/python
+	step "Python tests: JupyterHub" pytest_in hub jupyterhub-spawner
+}
+
+pytest_in() {
+	(cd "$2" && "$dev/$1/bin/python" -m pytest -q -p no:cacheprovider --timeout 120 .)
+}
+
+deployables() {
+	cargo build --quiet --locked "${profile_flag[@]}" --workspace --bins --lib
+}
+
+cluster() {
+	step "build of devcluster" cargo build --quiet --locked "${profile_flag[@]}" -p devcluster
+	variants "the dev cluster"
+	local filter='test(a_)' variant
+	for variant in "${runnable[@]}"; do
+		case $variant in
+		v1) filter+=' + test(slurm_on_cgroup_v1)' ;;
+		v2) filter+=' + test(slurm_on_cgroup_v2)' ;;
+		trixie) filter+=' + test(slurm_24_11)' ;;
+		esac
+	done
+	step "the dev cluster on ${runnable[*]}" \
+		cargo nextest run --locked -p devcluster --run-ignored only -j 1 --no-fail-fast -E "$filter"
+}
+
+e2e() {
+	step "build of what is deployed" deployables
+	variants "end to end"
+	local variant
+	for variant in "${runnable[@]}"; do
+		step "end to end on $variant" e2e_on "$variant"
+	done
+}
+
+e2e_on() {
+	local target_dir=${CARGO_TARGET_DIR:-$here/target}
+	if [ "$1" = trixie ]; then
+		target_dir=$target_dir/trixie
+		for_trixie "$target_dir" || return 1
+	fi
+	CARGO_TARGET_DIR=$target_dir HOP_E2E_VARIANT=$1 \
+		"$dev/hub/bin/python" -m pytest -q -p no:cacheprovider --timeout 300 tests/e2e ${E2E_ARGS:+$E2E_ARGS}
+}
+
+# The same programs, with what is built against Slurm's headers built against that series' headers.
+for_trixie() {
+	local root=/var/cache/gresshopper-dev/trixie
+	mkdir -p "$1/$PROFILE"
+	HOP_SLURM_INCLUDE=$root/usr/include HOP_SLURM_LIB=$root/usr/lib/$(uname -m)-linux-gnu \
+		cargo build --quiet --locked "${profile_flag[@]}" --target-dir "$1/build" \
+		-p gresshopper-spank -p hop-slurm-link || return 1
+	find "$target" -maxdepth 1 -type f -executable -exec cp -t "$1/$PROFILE" {} +
+	find "$1/build/$PROFILE" -maxdepth 1 -type f -executable -exec cp -t "$1/$PROFILE" {} +
+}
+
+for group in "$@"; do
+	case $group in
+	lint | rust | python | cluster | e2e) "$group" ;;
+	*)
+		echo "checks: no group $group; see the head of $0" >&2
+		exit 2
+		;;
+	esac
+done
+printf '\n== summary\n' >&2
+printf '%s\n' "${summary[@]}" >&2
+exit $failed
