@@ -7,6 +7,7 @@
 # e2e (Gresshopper on real Slurm, in each variant). Variants that this machine can't run are named, not skipped in
 # silence. All steps of all groups run, whatever fails; the exit status is 1 if any did.
 # Environment: PROFILE (debug) of the binaries that e2e deploys; E2E_VARIANTS; E2E_ARGS for pytest.
+# shellcheck disable=SC2317 # functions are called through `step`
 set -uo pipefail
 
 here=$(cd "$(dirname "$0")/../.." && pwd)
