@@ -1,3 +1,71 @@
-//! The command line.
+//! `hop`: the command line of Gresshopper.
+//!
+//! One module per subcommand. To add one: write `src/NAME.rs` with `pub(crate) struct Args` (clap's derive) and
+//! `pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>`, and add two lines to
+//! [`Command`] and [`dispatch`]. Data goes to `context.out`, everything for people to `context.err`; a failure is a
+//! [`Failure`], whose kind is the exit status. What lists records uses [`output`] and so has every format at once.
+//! A command that doesn't speak to `hopd` just doesn't touch `context.hopd`.
 
-fn main() {}
+mod acct;
+mod cancel;
+mod context;
+mod explain;
+mod failure;
+mod hopd;
+mod info;
+mod kernels;
+mod output;
+mod plugin;
+mod queue;
+mod time;
+#[cfg(test)]
+mod transcripts;
+
+use clap::{Parser, Subcommand};
+use context::Context;
+use failure::Failure;
+use std::process::ExitCode;
+
+/// See and steer Gresshopper: who has which GPU, who waits and why, what was used.
+#[derive(Debug, Parser)]
+#[command(name = "hop", version, after_help = failure::EXIT_STATUS)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// What ran: leases and the cells that they served
+    Acct(acct::Args),
+    /// What waits and what has a lease now
+    Queue(queue::Args),
+    /// The pools: nodes, pilots, and what of them is lent
+    Info(info::Args),
+    /// Why a cell waits, or waited
+    Explain(explain::Args),
+    /// End a lease, a waiting cell, or a kernel
+    Cancel(cancel::Args),
+    /// Put the SPANK plugin into plugstack.conf, or take it out
+    Plugin(plugin::Args),
+}
+
+fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure> {
+    match command {
+        Command::Acct(args) => acct::run(args, context),
+        Command::Queue(args) => queue::run(args, context),
+        Command::Info(args) => info::run(args, context),
+        Command::Explain(args) => explain::run(args, context),
+        Command::Cancel(args) => cancel::run(args, context),
+        Command::Plugin(args) => plugin::run(args, context),
+    }
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let (mut out, mut err) = (std::io::stdout().lock(), std::io::stderr());
+    let mut context = Context::of_process(&mut out, &mut err);
+    let result =
+        dispatch(&cli.command, &mut context).and_then(|()| context.out.flush().map_err(Failure::from));
+    failure::report(result, context.err)
+}

@@ -1,0 +1,33 @@
+//! What a subcommand works with; tests hand in their own.
+
+use crate::hopd::{Hopd, Wire};
+use hop_core::time::Timestamp;
+use jiff::tz::TimeZone;
+use std::io::Write;
+
+/// The world of one invocation.
+pub(crate) struct Context<'a> {
+    /// Data.
+    pub(crate) out: &'a mut dyn Write,
+    /// Everything else.
+    pub(crate) err: &'a mut dyn Write,
+    pub(crate) hopd: Box<dyn Hopd>,
+    pub(crate) now: Timestamp,
+    pub(crate) zone: TimeZone,
+    pub(crate) env: fn(&str) -> Option<String>,
+    pub(crate) is_root: bool,
+}
+
+impl<'a> Context<'a> {
+    pub(crate) fn of_process(out: &'a mut dyn Write, err: &'a mut dyn Write) -> Self {
+        Self {
+            out,
+            err,
+            hopd: Box::new(Wire),
+            now: Timestamp(u64::try_from(jiff::Timestamp::now().as_microsecond()).unwrap_or(0)),
+            zone: TimeZone::system(),
+            env: |name| std::env::var(name).ok(),
+            is_root: rustix::process::geteuid().is_root(),
+        }
+    }
+}

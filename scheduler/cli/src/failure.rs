@@ -1,0 +1,67 @@
+//! How a command fails: what the user reads, and the exit status.
+
+use std::io::{self, Write};
+use std::process::ExitCode;
+
+pub(crate) const EXIT_STATUS: &str =
+    "Exit status: 0 done; 1 failed or refused; 2 wrong usage; 3 hopd can't be reached.";
+
+/// Why a command did not do what it was asked.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// Status 1.
+    #[error("{0}")]
+    Failed(String),
+    /// Status 2.
+    #[error("{0}")]
+    Usage(String),
+    /// Status 3.
+    #[error("{0}")]
+    Unreachable(String),
+    /// The reader of our output has seen enough: silent, status 0.
+    #[error("broken pipe")]
+    BrokenPipe,
+}
+
+impl Failure {
+    /// An error with its causes, in one line.
+    pub(crate) fn of(error: &dyn std::error::Error) -> Self {
+        let mut text = error.to_string();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            text = format!("{text}: {cause}");
+            source = cause.source();
+        }
+        Self::Failed(text)
+    }
+
+    fn status(&self) -> u8 {
+        match self {
+            Self::BrokenPipe => 0,
+            Self::Failed(_) => 1,
+            Self::Usage(_) => 2,
+            Self::Unreachable(_) => 3,
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::BrokenPipe => Self::BrokenPipe,
+            _ => Self::Failed(format!("could not write the output: {error}")),
+        }
+    }
+}
+
+/// Says what went wrong on `err` and gives the exit status.
+pub(crate) fn report(result: Result<(), Failure>, err: &mut dyn Write) -> ExitCode {
+    let Err(failure) = result else {
+        return ExitCode::SUCCESS;
+    };
+    if !matches!(failure, Failure::BrokenPipe) {
+        // stderr may be gone too; the status says it then.
+        let _ = writeln!(err, "hop: {failure}");
+    }
+    ExitCode::from(failure.status())
+}

@@ -1,0 +1,143 @@
+//! `hop info`: the pools, node by node, in sinfo's manner; `--daemon` says who answers.
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::hopd::unexpected;
+use crate::output::{Field, Options, Value, View};
+use hop_api::message::{InfoReport, NodeInfo, Request, Response};
+
+const EXAMPLES: &str = "\
+Examples:
+  hop info                    each node's pilot: its GPUs, what is lent, what is blocked and why
+  hop info -r main            one pool
+  hop info --daemon           hopd itself: release, term, kernels, waiting cells
+  hop info -P -o node,gpusfree";
+
+/// The pools: nodes, pilots, and what of them is lent.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// These pools
+    #[arg(
+        short = 'r',
+        long = "pool",
+        visible_alias = "partition",
+        value_name = "POOLS",
+        value_delimiter = ','
+    )]
+    pools: Vec<String>,
+    /// These nodes
+    #[arg(short = 'N', long = "nodelist", value_name = "NODES", value_delimiter = ',')]
+    nodes: Vec<String>,
+    /// hopd itself, not the nodes
+    #[arg(long)]
+    daemon: bool,
+    #[command(flatten)]
+    output: Options,
+}
+
+macro_rules! field {
+    ($name:literal, $width:literal, $help:literal, $value:expr) => {
+        Field {
+            name: $name,
+            width: $width,
+            help: $help,
+            value: $value,
+        }
+    };
+}
+
+static FIELDS: [Field<NodeInfo>; 13] = [
+    field!("Node", -10, "the node", |n| Value::text(&n.node)),
+    field!("Pool", 10, "its pool", |n| Value::text(&n.pool)),
+    field!("Pilot", 8, "the Slurm job that holds it", |n| Value::text(
+        n.pilot
+    )),
+    field!("State", 10, "of the pilot", |n| Value::text(&n.state)),
+    field!("GPUs", 4, "GPUs of the pilot", |n| Value::Number(n.gpus.into())),
+    field!("Leased", 6, "of them with a running cell", |n| Value::Number(
+        n.gpus_leased.into()
+    )),
+    field!("Linger", 6, "of them kept ready for a next cell", |n| {
+        Value::Number(n.gpus_lingering.into())
+    }),
+    field!("Blocked", 7, "of them that can't be lent", |n| Value::Number(
+        n.gpus_blocked.into()
+    )),
+    field!("GPUsFree", 8, "of them free", |n| Value::Number(free(n).into())),
+    field!("GPUTypes", 10, "their types", |n| Value::text(types(n))),
+    field!("CPUs", 4, "cores that can be lent", |n| Value::Number(
+        n.cpus.into()
+    )),
+    field!("CPUsLeased", 10, "of them lent", |n| Value::Number(
+        n.cpus_leased.into()
+    )),
+    field!("Reason", -20, "what is wrong", |n| Value::text(&n.reason)),
+];
+
+static VIEW: View<NodeInfo> = View {
+    command: "info",
+    fields: &FIELDS,
+    default: "Node,Pool,Pilot,State,GPUs,Leased,Linger,Blocked,Reason%-12",
+    brief: "Node,State,GPUsFree",
+    variable: "HOP_INFO_FORMAT",
+};
+
+static DAEMON_FIELDS: [Field<InfoReport>; 5] = [
+    field!("Version", -10, "hopd's release", |i| Value::text(&i.version)),
+    field!("Term", 6, "starts of hopd on this state directory", |i| {
+        Value::text(i.term)
+    }),
+    field!("Started", 19, "when", |i| Value::Time(i.started)),
+    field!("Kernels", 7, "open kernels", |i| Value::Number(i.kernels.into())),
+    field!("Waiting", 7, "waiting cells", |i| Value::Number(i.waiting.into())),
+];
+
+static DAEMON_VIEW: View<InfoReport> = View {
+    command: "info --daemon",
+    fields: &DAEMON_FIELDS,
+    default: "Version,Term,Started,Kernels,Waiting",
+    brief: "Version,Term",
+    variable: "HOP_DAEMON_FORMAT",
+};
+
+pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    let answered = match args.daemon {
+        true => args.output.answered(&DAEMON_VIEW, context)?,
+        false => args.output.answered(&VIEW, context)?,
+    };
+    if answered {
+        return Ok(());
+    }
+    let report = match context.hopd.ask(Request::Info)? {
+        Response::Info(report) => report,
+        other => return Err(unexpected(&other)),
+    };
+    if args.daemon {
+        return args.output.write(&DAEMON_VIEW, &[report], context);
+    }
+    let one_of = |list: &[String], name: &str| list.is_empty() || list.iter().any(|wanted| wanted == name);
+    let nodes: Vec<NodeInfo> = report
+        .nodes
+        .into_iter()
+        .filter(|node| one_of(&args.pools, node.pool.as_str()) && one_of(&args.nodes, node.node.as_str()))
+        .collect();
+    args.output.write(&VIEW, &nodes, context)
+}
+
+fn free(node: &NodeInfo) -> u16 {
+    node.gpus
+        .saturating_sub(node.gpus_leased)
+        .saturating_sub(node.gpus_lingering)
+        .saturating_sub(node.gpus_blocked)
+}
+
+fn types(node: &NodeInfo) -> String {
+    let names: Vec<&str> = node
+        .gpu_types
+        .iter()
+        .map(|name| name.as_str())
+        .filter(|name| !name.is_empty())
+        .collect();
+    names.join(",")
+}

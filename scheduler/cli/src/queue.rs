@@ -1,0 +1,168 @@
+//! `hop queue`: what waits and what has a lease now, in squeue's manner.
+
+use crate::acct::gpu_list;
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::hopd::unexpected;
+use crate::output::{Field, Options, Value, View};
+use hop_api::message::{QueueQuery, QueueRow, Request, Response};
+use hop_core::id::UserName;
+use hop_core::time::Span;
+
+const EXAMPLES: &str = "\
+Examples:
+  hop queue                   your waiting cells and your leases
+  hop queue -a                everybody's (operators; the default for root)
+  hop queue -t pending        what waits alone
+  hop queue -P -o kernelid,state,position,reason
+  hop explain KERNEL          why a cell waits, in sentences";
+
+/// What waits and what has a lease now.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Everybody's (operators; the default for root)
+    #[arg(short = 'a', long)]
+    allusers: bool,
+    /// These users'
+    #[arg(
+        short = 'u',
+        long = "user",
+        value_name = "USERS",
+        value_delimiter = ',',
+        conflicts_with = "allusers"
+    )]
+    users: Vec<String>,
+    /// In these states, in any case
+    #[arg(
+        short = 't',
+        short_alias = 's',
+        long = "states",
+        visible_alias = "state",
+        value_name = "STATES",
+        value_delimiter = ','
+    )]
+    states: Vec<String>,
+    #[command(flatten)]
+    output: Options,
+}
+
+macro_rules! field {
+    ($name:literal, $width:literal, $help:literal, $value:expr) => {
+        Field {
+            name: $name,
+            width: $width,
+            help: $help,
+            value: $value,
+        }
+    };
+}
+
+static FIELDS: [Field<QueueRow>; 21] = [
+    field!("KernelID", -9, "the kernel", |r| Value::text(&r.kernel)),
+    field!("Name", 12, "what the notebook is called", |r| Value::text(
+        &r.name
+    )),
+    field!("User", 9, "who", |r| Value::text(&r.user)),
+    field!("State", 9, "PENDING, STARTING, RUNNING, LINGERING, ...", |r| {
+        Value::text(&r.state)
+    }),
+    field!("Time", 9, "how long in this state", |r| Value::Span(r.time)),
+    field!("TimeRaw", 10, "in seconds", |r| Value::Seconds(r.time)),
+    field!("NGPUs", 5, "GPUs asked for", |r| Value::Number(
+        r.need.gpus.into()
+    )),
+    field!("GPUType", 8, "the type asked for", |r| Value::maybe(
+        r.need.gpu_type.as_ref()
+    )),
+    field!("GPUMem", 7, "least memory of each GPU", |r| mib(r
+        .need
+        .gpu_mem_mib)),
+    field!("CPUs", 4, "cores asked for", |r| Value::Number(
+        r.need.cpus.into()
+    )),
+    field!("Deadline", 19, "when the cell should be done", |r| Value::time(
+        r.need.deadline
+    )),
+    field!("CellID", 36, "the cell's msg_id", |r| Value::maybe(
+        r.cell.as_ref()
+    )),
+    field!("LeaseID", 9, "the lease that it has", |r| Value::maybe(
+        r.lease.as_ref()
+    )),
+    field!("Node", 8, "where the lease is", |r| Value::maybe(r.node.as_ref())),
+    field!("GPUs", 6, "which GPUs of the node: Slurm's IDX", |r| Value::text(
+        gpu_list(&r.gpus)
+    )),
+    field!("Submit", 19, "when it was asked for", |r| Value::Time(r.submit)),
+    field!("Position", 8, "place in the queue, from 1", |r| number(
+        r.position
+    )),
+    field!("Estimate", 9, "expected further wait", |r| span(r.estimate)),
+    field!("EstimateRaw", 11, "in seconds", |r| r
+        .estimate
+        .map_or(Value::Absent, Value::Seconds)),
+    field!("Reason", 30, "why it waits", |r| Value::text(&r.reason)),
+    field!(
+        "NodeReason",
+        -19,
+        "the node and GPUs of a lease, else (position: reason)",
+        |r| Value::text(node_or_reason(r))
+    ),
+];
+
+static VIEW: View<QueueRow> = View {
+    command: "queue",
+    fields: &FIELDS,
+    default: "KernelID,Name,User,State,Time,NGPUs,NodeReason",
+    brief: "KernelID,State,Time",
+    variable: "HOP_QUEUE_FORMAT",
+};
+
+pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    if args.output.answered(&VIEW, context)? {
+        return Ok(());
+    }
+    let query = QueueQuery {
+        users: args
+            .users
+            .iter()
+            .map(|user| UserName::from(user.as_str()))
+            .collect(),
+        all_users: args.allusers || (context.is_root && args.users.is_empty()),
+    };
+    let mut rows = match context.hopd.ask(Request::Queue(query))? {
+        Response::Queue { rows } => rows,
+        other => return Err(unexpected(&other)),
+    };
+    rows.retain(|row| {
+        args.states.is_empty()
+            || args
+                .states
+                .iter()
+                .any(|state| state.eq_ignore_ascii_case(&row.state))
+    });
+    args.output.write(&VIEW, &rows, context)
+}
+
+fn node_or_reason(row: &QueueRow) -> String {
+    match (&row.node, row.position) {
+        (Some(node), _) if row.gpus.is_empty() => node.to_string(),
+        (Some(node), _) => format!("{node}:{}", gpu_list(&row.gpus)),
+        (None, Some(position)) => format!("({position}: {})", row.reason),
+        (None, None) if row.reason.is_empty() => String::new(),
+        (None, None) => format!("({})", row.reason),
+    }
+}
+
+fn mib(mib: u64) -> Value {
+    if mib == 0 { Value::Absent } else { Value::Mib(mib) }
+}
+
+fn number(n: Option<u32>) -> Value {
+    n.map_or(Value::Absent, |n| Value::Number(n.into()))
+}
+
+fn span(span: Option<Span>) -> Value {
+    span.map_or(Value::Absent, Value::Span)
+}

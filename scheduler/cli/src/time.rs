@@ -1,0 +1,220 @@
+//! Times and lengths of time, read and written as Slurm's commands do.
+
+use hop_core::time::{Span, Timestamp};
+use jiff::civil::{Date, DateTime, Time};
+use jiff::tz::TimeZone;
+
+/// Reads `now[{+|-}N[seconds|minutes|hours|days|weeks]]`, `today`, `midnight`, `noon`, `fika`, `teatime`,
+/// `tomorrow`, `yesterday`, `HH:MM[:SS]`, `YYYY-MM-DD[THH:MM[:SS]]`, `MMDD[YY]`, `MM/DD[/YY]`, `MM.DD[.YY]`.
+pub(crate) fn parse_time(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String> {
+    read_time(text, now, zone).ok_or_else(|| {
+        format!("{text:?} is no time: write YYYY-MM-DD[THH:MM[:SS]], HH:MM[:SS], MM/DD[/YY], today, noon, now or now-2days")
+    })
+}
+
+fn read_time(text: &str, now: Timestamp, zone: &TimeZone) -> Option<Timestamp> {
+    let lower = text.trim().to_ascii_lowercase();
+    if let Some(offset) = lower.strip_prefix("now") {
+        return read_offset(offset, now);
+    }
+    let here = jiff::Timestamp::from_microsecond(i64::try_from(now.0).ok()?)
+        .ok()?
+        .to_zoned(zone.clone());
+    let today = here.date();
+    let clock = |hour| Time::new(hour, 0, 0, 0).ok();
+    let at = match lower.as_str() {
+        "today" | "midnight" => today.to_datetime(Time::midnight()),
+        "tomorrow" => today.tomorrow().ok()?.to_datetime(Time::midnight()),
+        "yesterday" => today.yesterday().ok()?.to_datetime(Time::midnight()),
+        "noon" => today.to_datetime(clock(12)?),
+        "fika" => today.to_datetime(clock(15)?),
+        "teatime" => today.to_datetime(clock(16)?),
+        other => read_date_time(other, today)?,
+    };
+    to_timestamp(at, zone)
+}
+
+fn to_timestamp(at: DateTime, zone: &TimeZone) -> Option<Timestamp> {
+    let micros = zone
+        .to_ambiguous_timestamp(at)
+        .compatible()
+        .ok()?
+        .as_microsecond();
+    u64::try_from(micros).ok().map(Timestamp)
+}
+
+fn read_offset(offset: &str, now: Timestamp) -> Option<Timestamp> {
+    if offset.is_empty() {
+        return Some(now);
+    }
+    let (sign, rest) = offset.split_at_checked(1)?;
+    let unit_at = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+    let count: u64 = rest[..unit_at].parse().ok()?;
+    let seconds = match &rest[unit_at..] {
+        "" | "second" | "seconds" => 1,
+        "minute" | "minutes" => 60,
+        "hour" | "hours" => 3600,
+        "day" | "days" => 86_400,
+        "week" | "weeks" => 7 * 86_400,
+        _ => return None,
+    };
+    let span = count.checked_mul(seconds)?.checked_mul(1_000_000)?;
+    match sign {
+        "+" => Some(Timestamp(now.0.checked_add(span)?)),
+        "-" => Some(Timestamp(now.0.saturating_sub(span))),
+        _ => None,
+    }
+}
+
+fn read_date_time(text: &str, today: Date) -> Option<DateTime> {
+    match text.split_once('t') {
+        Some((date, time)) => Some(read_date(date, today)?.to_datetime(read_clock(time)?)),
+        None if text.contains(':') => Some(today.to_datetime(read_clock(text)?)),
+        None => Some(read_date(text, today)?.to_datetime(Time::midnight())),
+    }
+}
+
+fn read_clock(text: &str) -> Option<Time> {
+    let parts: Vec<i8> = text
+        .split(':')
+        .map(|part| part.parse().ok())
+        .collect::<Option<_>>()?;
+    match parts[..] {
+        [h, m] => Time::new(h, m, 0, 0).ok(),
+        [h, m, s] => Time::new(h, m, s, 0).ok(),
+        _ => None,
+    }
+}
+
+fn read_date(text: &str, today: Date) -> Option<Date> {
+    let numbers = |separator| {
+        text.split(separator)
+            .map(|part| part.parse::<i16>().ok())
+            .collect::<Option<Vec<i16>>>()
+    };
+    if text.contains('-') {
+        return match numbers('-')?[..] {
+            [year, month, day] => date(year, month, day),
+            _ => None,
+        };
+    }
+    let parts = match text {
+        _ if text.contains('/') => numbers('/')?,
+        _ if text.contains('.') => numbers('.')?,
+        _ if matches!(text.len(), 4 | 6) && text.bytes().all(|b| b.is_ascii_digit()) => text
+            .as_bytes()
+            .chunks(2)
+            .map(|pair| std::str::from_utf8(pair).ok()?.parse().ok())
+            .collect::<Option<_>>()?,
+        _ => return None,
+    };
+    match parts[..] {
+        [month, day] => date(today.year(), month, day),
+        [month, day, year] => date(if year < 100 { 2000 + year } else { year }, month, day),
+        _ => None,
+    }
+}
+
+fn date(year: i16, month: i16, day: i16) -> Option<Date> {
+    Date::new(year, i8::try_from(month).ok()?, i8::try_from(day).ok()?).ok()
+}
+
+/// `2026-11-21T14:00:00`, local time.
+pub(crate) fn write_time(at: Timestamp, zone: &TimeZone) -> String {
+    let micros = i64::try_from(at.0).unwrap_or(i64::MAX);
+    match jiff::Timestamp::from_microsecond(micros) {
+        Ok(at) => at
+            .to_zoned(zone.clone())
+            .strftime("%Y-%m-%dT%H:%M:%S")
+            .to_string(),
+        Err(_) => "Unknown".to_owned(),
+    }
+}
+
+/// `[DD-[HH:]]MM:SS` with milliseconds below a minute: cells are short.
+pub(crate) fn write_span(span: Span) -> String {
+    let (s, ms) = (span.0 / 1_000_000, span.0 / 1000 % 1000);
+    let (days, h, m, sec) = (s / 86_400, s / 3600 % 24, s / 60 % 60, s % 60);
+    match (days, h) {
+        (0, 0) if s < 60 => format!("00:{sec:02}.{ms:03}"),
+        (0, 0) => format!("{m:02}:{sec:02}"),
+        (0, _) => format!("{h:02}:{m:02}:{sec:02}"),
+        _ => format!("{days}-{h:02}:{m:02}:{sec:02}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Option<String> {
+        let zone = TimeZone::fixed(jiff::tz::offset(1));
+        // 2026-11-21T14:30:00 at UTC+1.
+        let now = Timestamp(1_795_267_800_000_000);
+        assert_eq!(write_time(now, &zone), "2026-11-21T14:30:00");
+        parse_time(text, now, &zone).ok().map(|t| write_time(t, &zone))
+    }
+
+    #[test]
+    fn the_forms_of_sacct() {
+        let cases = [
+            ("now", "2026-11-21T14:30:00"),
+            ("now-2days", "2026-11-19T14:30:00"),
+            ("now-90", "2026-11-21T14:28:30"),
+            ("now+1hour", "2026-11-21T15:30:00"),
+            ("now-1week", "2026-11-14T14:30:00"),
+            ("today", "2026-11-21T00:00:00"),
+            ("midnight", "2026-11-21T00:00:00"),
+            ("noon", "2026-11-21T12:00:00"),
+            ("teatime", "2026-11-21T16:00:00"),
+            ("Yesterday", "2026-11-20T00:00:00"),
+            ("08:15", "2026-11-21T08:15:00"),
+            ("2026-01-02", "2026-01-02T00:00:00"),
+            ("2026-01-02T03:04", "2026-01-02T03:04:00"),
+            ("2026-01-02T03:04:05", "2026-01-02T03:04:05"),
+            ("0102", "2026-01-02T00:00:00"),
+            ("010225", "2025-01-02T00:00:00"),
+            ("01/02/25", "2025-01-02T00:00:00"),
+            ("01.02", "2026-01-02T00:00:00"),
+        ];
+        for (text, expected) in cases {
+            assert_eq!(at(text).as_deref(), Some(expected), "{text}");
+        }
+        for text in [
+            "",
+            "soon",
+            "now-",
+            "now-2years",
+            "now*2",
+            "2026-13-01",
+            "25:00",
+            "1",
+            "99999",
+            "now-99999999999999999999",
+        ] {
+            assert_eq!(at(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn lengths() {
+        let cases = [
+            (0, "00:00.000"),
+            (12_345, "00:12.345"),
+            (60_000, "01:00"),
+            (3_599_999, "59:59"),
+            (3_600_000, "01:00:00"),
+            (90_061_000, "1-01:01:01"),
+        ];
+        for (ms, expected) in cases {
+            assert_eq!(write_span(Span::from_millis(ms)), expected);
+        }
+    }
+
+    proptest::proptest! {
+        #[test]
+        fn no_text_panics(text in ".{0,24}") {
+            let _ = parse_time(&text, Timestamp(1_795_267_800_000_000), &TimeZone::UTC);
+        }
+    }
+}
