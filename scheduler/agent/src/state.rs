@@ -333,6 +333,7 @@ impl AgentState {
                 })
                 .collect(),
             ended: self.ended.iter().map(|(id, end)| (*id, end.clone())).collect(),
+            draining: self.draining,
         }
     }
 

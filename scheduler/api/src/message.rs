@@ -277,6 +277,9 @@ pub struct AgentUp {
     pub leases: Vec<LiveLease>,
     /// Leases that ended while `hopd` was away and that it has not acknowledged.
     pub ended: Vec<(LeaseId, LeaseEnd)>,
+    /// It was told to drain before.
+    #[serde(default)]
+    pub draining: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -494,6 +497,9 @@ pub struct InfoReport {
     pub nodes: Vec<NodeInfo>,
     pub kernels: u32,
     pub waiting: u32,
+    /// What keeps pools from being lent or `hopd` from its work, whole sentences.
+    #[serde(default)]
+    pub problems: Vec<String>,
 }
 
 /// One node's pilot and what of it is lent.

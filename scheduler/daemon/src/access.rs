@@ -1,0 +1,293 @@
+//! Who may do what. Pure: every rule about users, roles and names that come from outside is here.
+
+use crate::server::Caller;
+use hop_api::message::{Refusal, ReplicaUp, Request, Role};
+use hop_core::id::{CellId, JobId, KernelId, UserName};
+
+/// Longest id that a caller may choose, in bytes.
+const NAME_LIMIT: usize = 200;
+/// Most cells that one report may bring.
+const WAITING_LIMIT: usize = 1000;
+
+/// A caller on a connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Access {
+    pub caller: Caller,
+    /// The pilot of an agent that has said who it is.
+    pub pilot: Option<JobId>,
+}
+
+impl Access {
+    /// Each role is heard for its own requests only.
+    pub(crate) fn role_may(&self, request: &Request) -> Result<(), Refusal> {
+        let role = self.caller.role;
+        let right = match request {
+            Request::Ping => true,
+            Request::PlaceKernel(_) | Request::CloseKernel { .. } => role == Role::Front,
+            Request::SeatUp { .. } => role == Role::Seat,
+            Request::ReplicaUp(_)
+            | Request::Submit { .. }
+            | Request::CancelCell { .. }
+            | Request::CellEnded { .. }
+            | Request::ReleaseLease { .. } => role == Role::Replica,
+            Request::AgentUp(_)
+            | Request::LeaseStarted { .. }
+            | Request::LeaseFailed { .. }
+            | Request::SlotBlocked { .. }
+            | Request::LeaseEnded { .. } => role == Role::Agent,
+            Request::Acct(_)
+            | Request::Queue(_)
+            | Request::Info
+            | Request::Explain { .. }
+            | Request::Cancel(_) => role != Role::Agent,
+        };
+        if right {
+            Ok(())
+        } else {
+            Err(Refusal::Forbidden {
+                reason: format!("a connection of role {role:?} may not ask for this"),
+            })
+        }
+    }
+
+    /// The pilot that this agent speaks for.
+    pub(crate) fn pilot(&self) -> Result<JobId, Refusal> {
+        self.pilot.ok_or_else(|| Refusal::Invalid {
+            reason: "the agent has not said which pilot it is".into(),
+        })
+    }
+
+    /// The kernel is the caller's, or nobody's yet, or the caller is an operator.
+    pub(crate) fn owns(&self, owner: Option<&UserName>, kernel: &KernelId) -> Result<(), Refusal> {
+        check_name("kernel id", kernel.as_str())?;
+        match owner {
+            // Whose a kernel is that isn't one's own is nobody's business: the answer is the same for both.
+            Some(owner) if *owner == self.caller.user || self.caller.operator && self.asks_only() => Ok(()),
+            Some(_) => Err(not_yours(kernel)),
+            None if self.asks_only() => Err(not_yours(kernel)),
+            None => Ok(()),
+        }
+    }
+
+    /// Operators look and cancel; they don't act as somebody's kernel.
+    fn asks_only(&self) -> bool {
+        self.caller.role == Role::Client
+    }
+
+    /// Whose rows the caller may see of those asked for; none: everybody's.
+    pub(crate) fn may_see(&self, all: bool, users: &[UserName]) -> Result<Option<Vec<UserName>>, Refusal> {
+        let own = &self.caller.user;
+        if self.caller.operator {
+            return Ok(match (all, users) {
+                (true, _) => None,
+                (false, []) => Some(vec![own.clone()]),
+                (false, users) => Some(users.to_vec()),
+            });
+        }
+        if all || users.iter().any(|u| u != own) {
+            return Err(Refusal::Forbidden {
+                reason: format!("{own} is no operator and sees only their own rows"),
+            });
+        }
+        Ok(Some(vec![own.clone()]))
+    }
+}
+
+pub(crate) fn not_yours(kernel: &KernelId) -> Refusal {
+    Refusal::NotFound {
+        what: format!("kernel {} of yours", printable(kernel.as_str(), 64)),
+    }
+}
+
+pub(crate) fn not_your_seat(job: JobId) -> Refusal {
+    Refusal::Forbidden {
+        reason: format!("Slurm has no running job {job} of yours"),
+    }
+}
+
+/// What of a replica's report can be checked without Slurm.
+pub(crate) fn check_replica(access: &Access, up: &ReplicaUp) -> Result<(), Refusal> {
+    if up.seat.uid != access.caller.uid {
+        return Err(Refusal::Forbidden {
+            reason: format!(
+                "the process is said to be of uid {}, the caller is {}",
+                up.seat.uid, access.caller.uid
+            ),
+        });
+    }
+    if up.waiting.len() > WAITING_LIMIT {
+        return Err(Refusal::Invalid {
+            reason: format!("more than {WAITING_LIMIT} cells wait"),
+        });
+    }
+    check_name("node", up.node.as_str())?;
+    up.waiting
+        .iter()
+        .try_for_each(|(cell, ..)| check_name("cell id", cell.as_str()))
+}
+
+/// An id that a caller has chosen: short, and without what would spoil a line of a table.
+pub(crate) fn check_name(what: &str, name: &str) -> Result<(), Refusal> {
+    let fine = !name.is_empty() && name.len() <= NAME_LIMIT && name.chars().all(|c| c.is_ascii_graphic());
+    if fine {
+        Ok(())
+    } else {
+        Err(Refusal::Invalid {
+            reason: format!("a {what} has 1 to {NAME_LIMIT} printable ASCII characters without blanks"),
+        })
+    }
+}
+
+/// Free text from a caller, cut to `most` characters and without control characters.
+pub(crate) fn printable(text: &str, most: usize) -> String {
+    text.chars().filter(|c| !c.is_control()).take(most).collect()
+}
+
+/// The name of a lease's Slurm step: user, kernel and first cell, in characters that no tool trips over.
+pub(crate) fn step_name(user: &UserName, kernel: &KernelId, cell: &CellId) -> String {
+    let plain = |text: &str, most: usize| -> String {
+        text.chars()
+            .map(|c| {
+                if c.is_ascii_alphanumeric() || "-_.".contains(c) {
+                    c
+                } else {
+                    '_'
+                }
+            })
+            .take(most)
+            .collect()
+    };
+    format!(
+        "{}/{}/{}",
+        plain(user.as_str(), 64),
+        plain(kernel.as_str(), 64),
+        plain(cell.as_str(), 64)
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_api::message::{AcctQuery, SeatStep};
+    use hop_core::id::Incarnation;
+
+    fn access(user: &str, role: Role, operator: bool) -> Access {
+        Access {
+            caller: Caller {
+                uid: 1001,
+                user: user.into(),
+                operator,
+                role,
+            },
+            pilot: None,
+        }
+    }
+
+    #[test]
+    fn a_kernel_is_its_first_users_and_operators_only_look() {
+        let kernel = KernelId::from("k");
+        let (alice, bob) = (UserName::from("alice"), UserName::from("bob"));
+        for role in [Role::Front, Role::Replica, Role::Client] {
+            assert!(access("alice", role, false).owns(Some(&alice), &kernel).is_ok());
+            assert!(access("alice", role, false).owns(Some(&bob), &kernel).is_err());
+        }
+        assert!(
+            access("root", Role::Client, true)
+                .owns(Some(&bob), &kernel)
+                .is_ok()
+        );
+        assert!(
+            access("root", Role::Replica, true)
+                .owns(Some(&bob), &kernel)
+                .is_err()
+        );
+        assert!(access("alice", Role::Replica, false).owns(None, &kernel).is_ok());
+        assert!(access("alice", Role::Client, false).owns(None, &kernel).is_err());
+    }
+
+    #[test]
+    fn whether_a_strangers_kernel_exists_is_not_told() {
+        let kernel = KernelId::from("k");
+        let alice = access("alice", Role::Client, false);
+        assert_eq!(
+            alice.owns(Some(&"bob".into()), &kernel).unwrap_err(),
+            alice.owns(None, &kernel).unwrap_err()
+        );
+    }
+
+    #[test]
+    fn roles_are_heard_for_their_own_requests() {
+        let acct = || Request::Acct(AcctQuery::default());
+        assert!(access("a", Role::Client, false).role_may(&acct()).is_ok());
+        assert!(access("a", Role::Agent, false).role_may(&acct()).is_err());
+        let close = Request::CloseKernel { kernel: "k".into() };
+        assert!(access("a", Role::Replica, false).role_may(&close).is_err());
+        let failed = Request::LeaseFailed {
+            lease: hop_core::id::LeaseId(1),
+            reason: String::new(),
+            device_lost: false,
+        };
+        for role in [Role::Client, Role::Front, Role::Replica, Role::Seat] {
+            assert!(access("a", role, true).role_may(&failed).is_err());
+        }
+        assert!(access("a", Role::Agent, false).role_may(&Request::Ping).is_ok());
+        assert!(access("a", Role::Agent, false).pilot().is_err());
+    }
+
+    #[test]
+    fn others_rows_need_an_operator() {
+        let alice = access("alice", Role::Client, false);
+        let own = vec![UserName::from("alice")];
+        assert_eq!(alice.may_see(false, &[]).unwrap(), Some(own.clone()));
+        assert_eq!(alice.may_see(false, &own).unwrap(), Some(own));
+        assert!(alice.may_see(true, &[]).is_err());
+        assert!(alice.may_see(false, &["bob".into()]).is_err());
+        let root = access("root", Role::Client, true);
+        assert_eq!(root.may_see(true, &[]).unwrap(), None);
+        assert_eq!(
+            root.may_see(false, &["bob".into()]).unwrap(),
+            Some(vec!["bob".into()])
+        );
+    }
+
+    #[test]
+    fn a_replica_speaks_for_its_own_uid() {
+        let alice = access("alice", Role::Replica, false);
+        let mut up = ReplicaUp {
+            kernel: "k".into(),
+            incarnation: Incarnation(0),
+            account: None,
+            pool: None,
+            node: "n1".into(),
+            seat: SeatStep {
+                job: JobId(1),
+                step: 0,
+                pid: 1,
+                start_time: 1,
+                uid: 1001,
+            },
+            name: String::new(),
+            holds: None,
+            waiting: vec![],
+        };
+        assert!(check_replica(&alice, &up).is_ok());
+        up.seat.uid = 1002;
+        assert!(matches!(
+            check_replica(&alice, &up),
+            Err(Refusal::Forbidden { .. })
+        ));
+    }
+
+    #[test]
+    fn names_from_outside_are_tamed() {
+        assert_eq!(
+            step_name(&"alice".into(), &"a b;c".into(), &"x\ny/z".into()),
+            "alice/a_b_c/x_y_z"
+        );
+        assert!(check_name("kernel id", "0f3a-b").is_ok());
+        for bad in ["", "a b", "a\nb", &"x".repeat(201)] {
+            assert!(check_name("kernel id", bad).is_err());
+        }
+        assert_eq!(printable("a\u{1b}[31mb", 3), "a[3");
+    }
+}

@@ -1,0 +1,746 @@
+//! The pilots as Slurm jobs: which to submit, adopt, give up and cancel.
+//!
+//! Pure: it is told what the core wants, what `sbatch` answered and what `squeue` shows, and says what to do.
+//! Pilots are recognised by their name, which carries pool and ticket, so those of an earlier `hopd` are
+//! found again. While Slurm is away or refuses, a wanted pilot waits here with a growing pause; the core is not
+//! told, so nothing storms.
+
+use hop_core::Input;
+use hop_core::id::{JobId, NodeName, PoolName};
+use hop_core::lease::EndCause;
+use hop_core::time::{Span, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+const NAME: &str = "gresshopper-pilot";
+/// A pilot of an earlier `hopd` whose agent doesn't speak for this long is cancelled.
+const ORPHAN: Span = Span::from_secs(60);
+const FIRST_PAUSE: Span = Span::from_secs(2);
+const LAST_PAUSE: Span = Span::from_secs(120);
+/// How often a job has to be missing from squeue before it counts as gone.
+const MISSES: u8 = 2;
+
+/// The name of a pilot's job.
+pub(crate) fn job_name(pool: &PoolName, ticket: u64) -> String {
+    format!("{NAME}.{pool}.{ticket}")
+}
+
+fn parse_name(name: &str) -> Option<(PoolName, u64)> {
+    let rest = name.strip_prefix(NAME)?.strip_prefix('.')?;
+    let (pool, ticket) = rest.rsplit_once('.')?;
+    Some((pool.into(), ticket.parse().ok()?))
+}
+
+/// A job of the service account's in Slurm's queue.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SeenJob {
+    pub job: JobId,
+    pub name: String,
+    pub node: Option<NodeName>,
+    pub state: Seen,
+    /// Slurm's word for why it waits.
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Seen {
+    Waiting,
+    Running,
+    Suspended,
+    Over,
+}
+
+/// What is wanted of Slurm.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Act {
+    Sbatch {
+        ticket: u64,
+        pool: PoolName,
+        partition: Option<String>,
+        node: Option<NodeName>,
+        exclude: Vec<NodeName>,
+    },
+    Scancel(JobId),
+    Tell(Input),
+    Say(String),
+}
+
+/// Why sbatch gave no job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Failure {
+    /// It may have been accepted all the same.
+    Uncertain(String),
+    /// Slurm is away, or refused it for now.
+    No(String),
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Desk {
+    tickets: BTreeMap<u64, Ticket>,
+    pauses: BTreeMap<PoolName, Pause>,
+    /// Jobs of ours that nobody knows, and since when.
+    orphans: BTreeMap<JobId, Timestamp>,
+    missed: BTreeMap<JobId, u8>,
+    /// Nodes of each pool that a pilot could be on.
+    nodes: BTreeMap<PoolName, Vec<NodeName>>,
+    /// Pools that must not be lent, and why.
+    refused: BTreeMap<PoolName, String>,
+    /// Where the pilots are that squeue showed last, and those that are coming.
+    places: BTreeMap<JobId, NodeName>,
+    draining: BTreeSet<JobId>,
+    /// squeue has answered once: what is there is known.
+    looked: bool,
+}
+
+#[derive(Debug)]
+struct Ticket {
+    pool: PoolName,
+    partition: Option<String>,
+    node: Option<NodeName>,
+    state: State,
+    cancelled: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum State {
+    Wanted,
+    Submitting,
+    /// sbatch didn't say; looked for by name. Counts the looks.
+    Uncertain(u8),
+    Queued(JobId),
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Pause {
+    until: Timestamp,
+    length: Span,
+}
+
+impl Desk {
+    /// A ticket of an earlier `hopd`.
+    pub(crate) fn restore(
+        &mut self,
+        ticket: u64,
+        pool: PoolName,
+        partition: Option<String>,
+        node: Option<NodeName>,
+        job: Option<JobId>,
+    ) {
+        let state = job.map_or(State::Uncertain(0), State::Queued);
+        self.tickets.insert(
+            ticket,
+            Ticket {
+                pool,
+                partition,
+                node,
+                state,
+                cancelled: false,
+            },
+        );
+    }
+
+    pub(crate) fn want(
+        &mut self,
+        ticket: u64,
+        pool: PoolName,
+        partition: Option<String>,
+        node: Option<NodeName>,
+        now: Timestamp,
+    ) -> Vec<Act> {
+        self.tickets.insert(
+            ticket,
+            Ticket {
+                pool,
+                partition,
+                node,
+                state: State::Wanted,
+                cancelled: false,
+            },
+        );
+        self.submit_wanted(now)
+    }
+
+    /// The core doesn't want it any longer.
+    pub(crate) fn cancel(&mut self, ticket: u64, job: Option<JobId>) -> Vec<Act> {
+        let known = self.tickets.get_mut(&ticket);
+        let job = match known {
+            Some(Ticket {
+                state: State::Submitting | State::Uncertain(_),
+                cancelled,
+                ..
+            }) => {
+                *cancelled = true;
+                None
+            }
+            Some(Ticket {
+                state: State::Queued(job),
+                ..
+            }) => {
+                let job = *job;
+                self.tickets.remove(&ticket);
+                Some(job)
+            }
+            Some(_) => {
+                self.tickets.remove(&ticket);
+                None
+            }
+            None => job,
+        };
+        job.map(Act::Scancel).into_iter().collect()
+    }
+
+    pub(crate) fn submitted(
+        &mut self,
+        ticket: u64,
+        answer: Result<JobId, Failure>,
+        now: Timestamp,
+    ) -> Vec<Act> {
+        let Some(t) = self.tickets.get_mut(&ticket) else {
+            return answer.ok().map(Act::Scancel).into_iter().collect();
+        };
+        let pool = t.pool.clone();
+        match answer {
+            Ok(job) if t.cancelled => {
+                self.tickets.remove(&ticket);
+                vec![Act::Scancel(job)]
+            }
+            Ok(job) => {
+                t.state = State::Queued(job);
+                if let Some(node) = t.node.clone() {
+                    self.places.insert(job, node);
+                }
+                vec![Act::Tell(Input::PilotQueued { ticket, job })]
+            }
+            Err(failure) => {
+                let reason = match failure {
+                    Failure::Uncertain(reason) => {
+                        t.state = State::Uncertain(0);
+                        reason
+                    }
+                    Failure::No(reason) => {
+                        t.state = State::Wanted;
+                        t.node = None;
+                        if t.cancelled {
+                            self.tickets.remove(&ticket);
+                        }
+                        reason
+                    }
+                };
+                let length = self.pause(&pool, now);
+                vec![Act::Say(format!(
+                    "no pilot for pool {pool}: {reason}; the next try is in {:.0} s",
+                    length.as_secs_f64()
+                ))]
+            }
+        }
+    }
+
+    /// A pilot's agent has spoken: all is well with its pool. If the job was not known it is taken for one that
+    /// its pool waits for.
+    pub(crate) fn agent_up(&mut self, job: JobId, pool: &PoolName, known: bool) -> Vec<Act> {
+        self.pauses.remove(pool);
+        self.orphans.remove(&job);
+        let of_job = self.tickets.iter().find(|(_, t)| t.state == State::Queued(job));
+        let waits = |t: &Ticket| t.pool == *pool && matches!(t.state, State::Wanted | State::Uncertain(_));
+        let instead = || self.tickets.iter().find(|(_, t)| waits(t));
+        let found = of_job.or_else(|| if known { None } else { instead() });
+        let Some(ticket) = found.map(|(n, _)| *n) else {
+            return Vec::new();
+        };
+        let was = self.tickets.remove(&ticket).map(|t| t.state);
+        match was {
+            Some(State::Queued(_)) | None => Vec::new(),
+            Some(_) => vec![Act::Tell(Input::PilotQueued { ticket, job })],
+        }
+    }
+
+    pub(crate) fn drains(&mut self, job: JobId) {
+        self.draining.insert(job);
+    }
+
+    /// What Slurm says of the pools' nodes, and which pools must not be lent.
+    pub(crate) fn facts(
+        &mut self,
+        nodes: BTreeMap<PoolName, Vec<NodeName>>,
+        refused: BTreeMap<PoolName, String>,
+        now: Timestamp,
+    ) -> Vec<Act> {
+        let mut acts: Vec<_> = refused
+            .iter()
+            .filter(|(pool, why)| self.refused.get(*pool) != Some(*why))
+            .map(|(pool, why)| Act::Say(format!("pool {pool} is not lent: {why}")))
+            .collect();
+        self.nodes = nodes;
+        self.refused = refused;
+        acts.extend(self.submit_wanted(now));
+        acts
+    }
+
+    pub(crate) fn refusal(&self, pool: &PoolName) -> Option<&str> {
+        self.refused.get(pool).map(String::as_str)
+    }
+
+    /// `pilots`: those that the core knows. `jobs`: all of the service account's in Slurm's queue.
+    pub(crate) fn looked(&mut self, jobs: &[SeenJob], pilots: &BTreeSet<JobId>, now: Timestamp) -> Vec<Act> {
+        self.looked = true;
+        let mut acts = Vec::new();
+        let ours: BTreeMap<JobId, (&SeenJob, PoolName, u64)> = jobs
+            .iter()
+            .filter_map(|j| parse_name(&j.name).map(|(pool, ticket)| (j.job, (j, pool, ticket))))
+            .collect();
+        self.places = ours
+            .values()
+            .filter(|(j, ..)| j.state != Seen::Over)
+            .filter_map(|(j, ..)| {
+                Some((
+                    j.job,
+                    j.node.clone().or_else(|| self.places.get(&j.job).cloned())?,
+                ))
+            })
+            .collect();
+        self.draining.retain(|job| ours.contains_key(job));
+        for (seen, _, ticket) in ours.values() {
+            self.look_at(seen, *ticket, pilots, now, &mut acts);
+        }
+        self.orphans.retain(|job, _| ours.contains_key(job));
+        self.look_for_tickets(&ours, now, &mut acts);
+        for job in pilots {
+            let gone = match ours.get(job) {
+                Some((seen, ..)) => seen.state == Seen::Over,
+                None => self.missed(*job),
+            };
+            if gone {
+                self.missed.remove(job);
+                acts.push(Act::Tell(Input::PilotLost {
+                    pilot: *job,
+                    cause: EndCause::PilotLost,
+                }));
+            }
+        }
+        self.missed.retain(|job, _| !ours.contains_key(job));
+        acts.extend(self.submit_wanted(now));
+        acts
+    }
+
+    fn missed(&mut self, job: JobId) -> bool {
+        let times = self.missed.entry(job).or_default();
+        *times += 1;
+        *times >= MISSES
+    }
+
+    fn look_at(
+        &mut self,
+        seen: &SeenJob,
+        ticket: u64,
+        pilots: &BTreeSet<JobId>,
+        now: Timestamp,
+        acts: &mut Vec<Act>,
+    ) {
+        let job = seen.job;
+        if seen.state == Seen::Over {
+            return;
+        }
+        if seen.state == Seen::Suspended {
+            acts.push(Act::Say(format!(
+                "pilot {job} was suspended: it is cancelled, its leases end"
+            )));
+            acts.push(Act::Tell(Input::PilotLost {
+                pilot: job,
+                cause: EndCause::PilotLost,
+            }));
+            acts.push(Act::Scancel(job));
+            return;
+        }
+        if let Some(t) = self.tickets.get_mut(&ticket) {
+            match t.state {
+                State::Queued(known) if known == job => return,
+                State::Uncertain(_) if t.cancelled => {
+                    self.tickets.remove(&ticket);
+                    acts.push(Act::Scancel(job));
+                    return;
+                }
+                State::Uncertain(_) => {
+                    t.state = State::Queued(job);
+                    acts.push(Act::Tell(Input::PilotQueued { ticket, job }));
+                    return;
+                }
+                State::Submitting => return,
+                State::Wanted | State::Queued(_) => {}
+            }
+        }
+        if pilots.contains(&job) || self.tickets.values().any(|t| t.state == State::Queued(job)) {
+            return;
+        }
+        let since = *self.orphans.entry(job).or_insert(now);
+        if seen.state == Seen::Waiting || now.since(since) >= ORPHAN {
+            acts.push(Act::Say(format!(
+                "pilot {job} belongs to nobody: it is cancelled"
+            )));
+            acts.push(Act::Scancel(job));
+        }
+    }
+
+    fn look_for_tickets(
+        &mut self,
+        ours: &BTreeMap<JobId, (&SeenJob, PoolName, u64)>,
+        now: Timestamp,
+        acts: &mut Vec<Act>,
+    ) {
+        let mut failed = Vec::new();
+        for (ticket, t) in &mut self.tickets {
+            match &mut t.state {
+                State::Queued(job) => {
+                    let over = match ours.get(job) {
+                        Some((seen, ..)) => seen.state == Seen::Over,
+                        None => {
+                            let times = self.missed.entry(*job).or_default();
+                            *times += 1;
+                            *times >= MISSES
+                        }
+                    };
+                    if over {
+                        failed.push((*ticket, format!("Slurm job {job} ended before its agent was up")));
+                    }
+                }
+                State::Uncertain(looks) => {
+                    *looks += 1;
+                    if *looks >= MISSES {
+                        failed.push((*ticket, "sbatch had no effect".to_owned()));
+                    }
+                }
+                State::Wanted | State::Submitting => {}
+            }
+        }
+        for (ticket, reason) in failed {
+            if let Some(t) = self.tickets.remove(&ticket) {
+                self.pause(&t.pool, now);
+                acts.push(Act::Say(format!("a pilot for pool {} failed: {reason}", t.pool)));
+                acts.push(Act::Tell(Input::PilotFailed { ticket, reason }));
+            }
+        }
+    }
+
+    /// The longest pause doubles with each failure in a row.
+    fn pause(&mut self, pool: &PoolName, now: Timestamp) -> Span {
+        let before = self.pauses.get(pool).map_or(Span::ZERO, |p| p.length);
+        let length = Span((before.0 * 2).clamp(FIRST_PAUSE.0, LAST_PAUSE.0));
+        self.pauses.insert(
+            pool.clone(),
+            Pause {
+                until: now + length,
+                length,
+            },
+        );
+        length
+    }
+
+    /// Tries again what waits for its pause to end.
+    pub(crate) fn submit_wanted(&mut self, now: Timestamp) -> Vec<Act> {
+        if !self.looked {
+            return Vec::new();
+        }
+        let wanted: Vec<u64> = self
+            .tickets
+            .iter()
+            .filter(|(_, t)| t.state == State::Wanted && !self.refused.contains_key(&t.pool))
+            .filter(|(_, t)| self.nodes.contains_key(&t.pool))
+            .filter(|(_, t)| self.pauses.get(&t.pool).is_none_or(|p| p.until <= now))
+            .map(|(n, _)| *n)
+            .collect();
+        let mut acts = Vec::new();
+        for ticket in wanted {
+            let (node, exclude) = self.place(ticket);
+            let Some(t) = self.tickets.get_mut(&ticket) else {
+                continue;
+            };
+            t.state = State::Submitting;
+            t.node = node.clone();
+            acts.push(Act::Sbatch {
+                ticket,
+                pool: t.pool.clone(),
+                partition: t.partition.clone(),
+                node,
+                exclude,
+            });
+        }
+        acts
+    }
+
+    /// A node without a pilot, else one whose pilot is leaving, else any without one of this pool.
+    fn place(&self, ticket: u64) -> (Option<NodeName>, Vec<NodeName>) {
+        let t = &self.tickets[&ticket];
+        if t.node.is_some() {
+            return (t.node.clone(), Vec::new());
+        }
+        let coming = self.tickets.values().filter_map(|t| t.node.clone());
+        let staying: BTreeSet<NodeName> = self
+            .places
+            .iter()
+            .filter(|(job, _)| !self.draining.contains(job))
+            .map(|(_, node)| node.clone())
+            .chain(coming)
+            .collect();
+        let leaving: BTreeSet<&NodeName> = self
+            .draining
+            .iter()
+            .filter_map(|job| self.places.get(job))
+            .collect();
+        if t.partition.is_some() {
+            return (None, staying.into_iter().collect());
+        }
+        let free = self.nodes[&t.pool].iter().filter(|n| !staying.contains(*n));
+        let choice = free.min_by_key(|n| leaving.contains(n)).cloned();
+        let exclude = if choice.is_some() {
+            Vec::new()
+        } else {
+            staying.into_iter().collect()
+        };
+        (choice, exclude)
+    }
+
+    /// When [`Desk::submit_wanted`] is next of use.
+    pub(crate) fn next_wake(&self, now: Timestamp) -> Option<Timestamp> {
+        self.tickets
+            .values()
+            .filter(|t| t.state == State::Wanted)
+            .filter_map(|t| self.pauses.get(&t.pool))
+            .map(|p| p.until)
+            .filter(|until| *until > now)
+            .min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp(1_000_000_000);
+
+    fn later(s: u64) -> Timestamp {
+        NOW + Span::from_secs(s)
+    }
+
+    fn pool() -> PoolName {
+        "main".into()
+    }
+
+    fn desk(nodes: &[&str]) -> Desk {
+        let mut desk = Desk::default();
+        let nodes = nodes.iter().map(|n| NodeName::from(*n)).collect();
+        assert_eq!(desk.facts([(pool(), nodes)].into(), BTreeMap::new(), NOW), []);
+        assert_eq!(desk.looked(&[], &BTreeSet::new(), NOW), []);
+        desk
+    }
+
+    fn seen(job: u32, ticket: u64, node: &str, state: Seen) -> SeenJob {
+        SeenJob {
+            job: JobId(job),
+            name: job_name(&pool(), ticket),
+            node: (!node.is_empty()).then(|| node.into()),
+            state,
+            reason: String::new(),
+        }
+    }
+
+    fn sbatch(ticket: u64, node: Option<&str>, exclude: &[&str]) -> Act {
+        Act::Sbatch {
+            ticket,
+            pool: pool(),
+            partition: None,
+            node: node.map(Into::into),
+            exclude: exclude.iter().map(|n| NodeName::from(*n)).collect(),
+        }
+    }
+
+    fn queued(ticket: u64, job: u32) -> Act {
+        Act::Tell(Input::PilotQueued {
+            ticket,
+            job: JobId(job),
+        })
+    }
+
+    fn lost(job: u32) -> Act {
+        Act::Tell(Input::PilotLost {
+            pilot: JobId(job),
+            cause: EndCause::PilotLost,
+        })
+    }
+
+    fn silent(acts: Vec<Act>) -> Vec<Act> {
+        acts.into_iter().filter(|a| !matches!(a, Act::Say(_))).collect()
+    }
+
+    #[test]
+    fn pilots_spread_over_nodes_and_go_where_one_leaves_last() {
+        let mut desk = desk(&["n1", "n2"]);
+        assert_eq!(
+            desk.want(1, pool(), None, None, NOW),
+            [sbatch(1, Some("n1"), &[])]
+        );
+        assert_eq!(
+            desk.want(2, pool(), None, None, NOW),
+            [sbatch(2, Some("n2"), &[])]
+        );
+        assert_eq!(desk.submitted(1, Ok(JobId(11)), NOW), [queued(1, 11)]);
+        assert_eq!(desk.submitted(2, Ok(JobId(12)), NOW), [queued(2, 12)]);
+        assert_eq!(desk.agent_up(JobId(11), &pool(), true), []);
+        assert_eq!(desk.agent_up(JobId(12), &pool(), true), []);
+        let pilots = [JobId(11), JobId(12)].into();
+        let jobs = [seen(11, 1, "n1", Seen::Running), seen(12, 2, "n2", Seen::Running)];
+        assert_eq!(desk.looked(&jobs, &pilots, NOW), []);
+        // No node without a pilot: anywhere but there.
+        assert_eq!(
+            desk.want(3, pool(), None, None, NOW),
+            [sbatch(3, None, &["n1", "n2"])]
+        );
+        desk.drains(JobId(12));
+        assert_eq!(
+            desk.want(4, pool(), None, None, NOW),
+            [sbatch(4, Some("n2"), &[])]
+        );
+    }
+
+    #[test]
+    fn nothing_is_submitted_before_the_queue_was_looked_at() {
+        let mut desk = Desk::default();
+        desk.facts([(pool(), vec!["n1".into()])].into(), BTreeMap::new(), NOW);
+        assert_eq!(desk.want(1, pool(), None, None, NOW), []);
+        assert_eq!(
+            desk.looked(&[], &BTreeSet::new(), NOW),
+            [sbatch(1, Some("n1"), &[])]
+        );
+    }
+
+    #[test]
+    fn while_slurm_refuses_the_pauses_grow_and_the_core_hears_nothing() {
+        let mut desk = desk(&["n1"]);
+        desk.want(1, pool(), None, None, NOW);
+        let mut now = NOW;
+        for pause in [2, 4, 8, 16, 32, 64, 120, 120] {
+            let said = desk.submitted(1, Err(Failure::No("Slurm is away".into())), now);
+            assert!(matches!(&said[..], [Act::Say(text)] if text.contains("Slurm is away")));
+            assert_eq!(desk.next_wake(now), Some(now + Span::from_secs(pause)));
+            assert_eq!(desk.submit_wanted(now + Span::from_secs(pause - 1)), []);
+            now = now + Span::from_secs(pause);
+            assert_eq!(desk.submit_wanted(now), [sbatch(1, Some("n1"), &[])]);
+        }
+        assert_eq!(desk.submitted(1, Ok(JobId(9)), now), [queued(1, 9)]);
+        assert_eq!(desk.next_wake(now), None);
+    }
+
+    #[test]
+    fn an_sbatch_that_timed_out_is_looked_for_by_name() {
+        let mut desk = desk(&["n1"]);
+        desk.want(1, pool(), None, None, NOW);
+        desk.submitted(1, Err(Failure::Uncertain("timeout".into())), NOW);
+        let jobs = [seen(11, 1, "", Seen::Waiting)];
+        assert_eq!(desk.looked(&jobs, &BTreeSet::new(), NOW), [queued(1, 11)]);
+        // Another one had no effect.
+        desk.want(2, pool(), None, None, later(10));
+        desk.submitted(2, Err(Failure::Uncertain("timeout".into())), later(10));
+        assert_eq!(desk.looked(&jobs, &BTreeSet::new(), later(11)), []);
+        let acts = silent(desk.looked(&jobs, &BTreeSet::new(), later(12)));
+        assert!(matches!(
+            &acts[..],
+            [Act::Tell(Input::PilotFailed { ticket: 2, .. })]
+        ));
+    }
+
+    #[test]
+    fn pilots_of_an_earlier_hopd_are_adopted_and_strangers_cancelled() {
+        let mut desk = Desk::default();
+        desk.restore(1, pool(), None, None, None);
+        desk.restore(2, pool(), None, None, Some(JobId(12)));
+        let jobs = [
+            seen(11, 1, "n1", Seen::Running),
+            seen(12, 2, "n2", Seen::Waiting),
+            seen(13, 7, "", Seen::Waiting),
+            seen(14, 8, "n4", Seen::Running),
+            SeenJob {
+                name: "somebody's own job".into(),
+                ..seen(15, 9, "n5", Seen::Running)
+            },
+        ];
+        let acts = silent(desk.looked(&jobs, &BTreeSet::new(), NOW));
+        assert_eq!(acts, [queued(1, 11), Act::Scancel(JobId(13))]);
+        // Its agent may still speak.
+        let rest = [jobs[0].clone(), jobs[1].clone(), jobs[3].clone()];
+        assert_eq!(desk.looked(&rest, &BTreeSet::new(), later(30)), []);
+        let acts = silent(desk.looked(&rest, &BTreeSet::new(), later(60)));
+        assert_eq!(acts, [Act::Scancel(JobId(14))]);
+    }
+
+    #[test]
+    fn an_agent_that_nobody_knows_takes_the_place_of_a_wanted_pilot() {
+        let mut desk = Desk::default();
+        desk.want(1, pool(), None, None, NOW);
+        assert_eq!(desk.agent_up(JobId(30), &pool(), false), [queued(1, 30)]);
+        desk.facts([(pool(), vec!["n1".into()])].into(), BTreeMap::new(), NOW);
+        assert_eq!(
+            desk.looked(&[seen(30, 4, "n1", Seen::Running)], &[JobId(30)].into(), NOW),
+            []
+        );
+    }
+
+    #[test]
+    fn a_suspended_pilot_is_cancelled_and_its_leases_are_lost_at_once() {
+        let mut desk = desk(&["n1"]);
+        let pilots = [JobId(11)].into();
+        let acts = silent(desk.looked(&[seen(11, 1, "n1", Seen::Suspended)], &pilots, NOW));
+        assert_eq!(acts, [lost(11), Act::Scancel(JobId(11))]);
+    }
+
+    #[test]
+    fn a_pilot_is_lost_when_slurm_says_so_or_has_not_shown_it_twice() {
+        let mut desk = desk(&["n1"]);
+        let pilots = [JobId(11)].into();
+        assert_eq!(desk.looked(&[], &pilots, NOW), []);
+        assert_eq!(desk.looked(&[seen(11, 1, "n1", Seen::Running)], &pilots, NOW), []);
+        assert_eq!(desk.looked(&[], &pilots, NOW), []);
+        assert_eq!(desk.looked(&[], &pilots, NOW), [lost(11)]);
+        assert_eq!(
+            desk.looked(&[seen(11, 1, "n1", Seen::Over)], &pilots, NOW),
+            [lost(11)]
+        );
+    }
+
+    #[test]
+    fn a_pilot_that_dies_before_it_speaks_is_told_once_and_the_pool_pauses() {
+        let mut desk = desk(&["n1"]);
+        desk.want(1, pool(), None, None, NOW);
+        desk.submitted(1, Ok(JobId(11)), NOW);
+        let acts = silent(desk.looked(&[seen(11, 1, "n1", Seen::Over)], &BTreeSet::new(), NOW));
+        assert!(matches!(
+            &acts[..],
+            [Act::Tell(Input::PilotFailed { ticket: 1, .. })]
+        ));
+        assert_eq!(desk.want(2, pool(), None, None, later(1)), []);
+        assert_eq!(desk.submit_wanted(later(2)), [sbatch(2, Some("n1"), &[])]);
+    }
+
+    #[test]
+    fn a_refused_pool_gets_no_pilot_and_the_reason_is_said_once() {
+        let mut desk = desk(&["n1"]);
+        let refused: BTreeMap<_, _> = [(pool(), "ConstrainDevices is off".to_owned())].into();
+        let nodes: BTreeMap<_, _> = [(pool(), vec!["n1".into()])].into();
+        assert_eq!(desk.facts(nodes.clone(), refused.clone(), NOW).len(), 1);
+        assert_eq!(desk.facts(nodes.clone(), refused, NOW), []);
+        assert_eq!(desk.want(1, pool(), None, None, NOW), []);
+        assert_eq!(desk.refusal(&pool()), Some("ConstrainDevices is off"));
+        assert_eq!(
+            desk.facts(nodes, BTreeMap::new(), NOW),
+            [sbatch(1, Some("n1"), &[])]
+        );
+    }
+
+    #[test]
+    fn a_cancelled_ticket_leaves_no_job() {
+        let mut desk = desk(&["n1"]);
+        desk.want(1, pool(), None, None, NOW);
+        assert_eq!(desk.cancel(1, None), []);
+        assert_eq!(desk.submitted(1, Ok(JobId(11)), NOW), [Act::Scancel(JobId(11))]);
+        desk.want(2, pool(), None, None, NOW);
+        desk.submitted(2, Ok(JobId(12)), NOW);
+        assert_eq!(desk.cancel(2, Some(JobId(12))), [Act::Scancel(JobId(12))]);
+        assert_eq!(desk.cancel(9, Some(JobId(19))), [Act::Scancel(JobId(19))]);
+    }
+}

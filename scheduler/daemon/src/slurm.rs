@@ -1,0 +1,375 @@
+//! What `hopd` does with Slurm: submit and cancel pilots, look at the queue, learn nodes and settings.
+//!
+//! Each call runs in a task of its own and answers with an event, so Slurm never holds up a decision.
+
+use crate::desk::{Failure, Seen, SeenJob, job_name};
+use hop_api::config::{Config, Isolation, Pool};
+use hop_core::NodeFacts;
+use hop_core::id::{JobId, NodeName, PoolName, UserName};
+use hop_slurm::gres::Gres;
+use hop_slurm::state::JobState;
+use hop_slurm::{Job, JobFilter, JobSpec, Settings, Slurm, SubmitError};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// What Slurm is made of, as far as pilots care.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    pub nodes: Vec<NodeFacts>,
+    pub down: Vec<NodeName>,
+    /// Usable nodes of each pool.
+    pub usable: BTreeMap<PoolName, Vec<NodeName>>,
+    /// Pools that must not be lent, and why.
+    pub refused: BTreeMap<PoolName, String>,
+    pub stepmgr: bool,
+}
+
+/// A job's owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Owner {
+    pub uid: u32,
+    pub lives: bool,
+}
+
+/// The queue, as one look at it shows.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    /// Of the service account.
+    pub pilots: Vec<SeenJob>,
+    /// Of the users who have seats.
+    pub alive: Vec<JobId>,
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct SlurmSide {
+    slurm: Slurm,
+    config: Config,
+}
+
+impl SlurmSide {
+    pub(crate) fn new(config: Config) -> Self {
+        let settings = Settings {
+            timeout: Duration::from_secs(20),
+            ..Settings::default()
+        };
+        Self {
+            slurm: Slurm::new(settings),
+            config,
+        }
+    }
+
+    /// Submits a pilot.
+    pub(crate) async fn sbatch(
+        &self,
+        ticket: u64,
+        pool_name: &PoolName,
+        partition: Option<String>,
+        node: Option<NodeName>,
+        exclude: Vec<NodeName>,
+        stepmgr: bool,
+    ) -> Result<JobId, Failure> {
+        let Some(pool) = self.config.pool.get(pool_name) else {
+            return Err(Failure::No(format!("there is no pool {pool_name}")));
+        };
+        let spec = self.pilot_spec(ticket, pool_name, pool, partition, node, exclude, stepmgr)?;
+        self.slurm.submit(&spec).await.map_err(|error| {
+            let text = chain(&error);
+            match error {
+                SubmitError::NoJobId { .. } => Failure::Uncertain(text),
+                SubmitError::Run(run) if matches!(run, hop_slurm::RunError::Timeout { .. }) => {
+                    Failure::Uncertain(text)
+                }
+                _ => Failure::No(text),
+            }
+        })
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "each is one option of sbatch")]
+    fn pilot_spec(
+        &self,
+        ticket: u64,
+        pool_name: &PoolName,
+        pool: &Pool,
+        partition: Option<String>,
+        node: Option<NodeName>,
+        exclude: Vec<NodeName>,
+        stepmgr: bool,
+    ) -> Result<JobSpec, Failure> {
+        let gres = match (pool.gpus_per_pilot, &pool.gpu_type) {
+            (0, _) => Vec::new(),
+            (n, Some(t)) => vec![format!("gpu:{t}:{n}")],
+            (n, None) => vec![format!("gpu:{n}")],
+        };
+        let gres = gres
+            .iter()
+            .map(|g| Gres::parse(g))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(|e| Failure::No(e.to_string()))?;
+        Ok(JobSpec {
+            script: self.script(pool_name),
+            name: job_name(pool_name, ticket),
+            partition: Some(partition.unwrap_or_else(|| pool.partition.clone())),
+            account: pool.account.clone(),
+            nodelist: node.into_iter().collect(),
+            exclude,
+            nodes: Some(1),
+            ntasks: Some(1),
+            cpus_per_task: Some(pool.cpus_per_pilot.into()),
+            gres,
+            time_limit_min: (pool.time_limit_min > 0).then_some(pool.time_limit_min),
+            workdir: Some("/".into()),
+            output: Some(self.log_file(pool_name, ticket)),
+            env: self.environment(),
+            stepmgr,
+            requeue: false,
+            ..JobSpec::default()
+        })
+    }
+
+    fn log_file(&self, pool: &PoolName, ticket: u64) -> PathBuf {
+        // On the node; where the directory is missing Slurm drops the output.
+        self.config
+            .agent
+            .state_dir
+            .join(format!("pilot.{pool}.{ticket}.log"))
+    }
+
+    fn environment(&self) -> Vec<(String, String)> {
+        let conf = Config::path().display().to_string();
+        let mut env = vec![(hop_api::config::CONFIG_VARIABLE.to_owned(), conf)];
+        for name in ["PATH", "SLURM_CONF", "GRESSHOPPER_LOG"] {
+            if let Ok(value) = std::env::var(name) {
+                env.push((name.to_owned(), value));
+            }
+        }
+        env
+    }
+
+    /// Starts the agent again when it dies without having been told to, a few times a minute at most.
+    fn script(&self, pool: &PoolName) -> String {
+        let agent = self.config.prefix.join("bin/hop-agent");
+        format!(
+            r#"#!/bin/sh
+# Pilot of Gresshopper, pool {pool}: keeps the node's agent running.
+told=
+trap 'told=1; kill -TERM "$agent" 2>/dev/null' TERM INT
+tries=0
+while :; do
+    began=$(date +%s)
+    {agent} run --pool {pool} &
+    agent=$!
+    wait "$agent"; status=$?
+    while kill -0 "$agent" 2>/dev/null; do wait "$agent"; status=$?; done
+    [ -n "$told" ] && exit 0
+    [ "$status" -eq 0 ] && exit 0
+    if [ $(($(date +%s) - began)) -gt 30 ]; then tries=0; fi
+    tries=$((tries + 1))
+    [ "$tries" -gt 10 ] && exit 1
+    [ "$tries" -gt 2 ] && sleep "$tries"
+done
+"#,
+            agent = shell_word(&agent.display().to_string()),
+            pool = shell_word(pool.as_str()),
+        )
+    }
+
+    pub(crate) async fn scancel(&self, job: JobId) -> Result<(), String> {
+        self.slurm.cancel(job).await.map_err(|e| chain(&e))
+    }
+
+    /// One look for all: our pilots, and the jobs of those who have seats.
+    pub(crate) async fn queue(&self, seat_users: Vec<UserName>) -> Result<Queue, String> {
+        let service = self.config.service_user.clone();
+        let mut users = vec![service.clone()];
+        users.extend(seat_users.into_iter().filter(|u| *u != service));
+        let filter = JobFilter {
+            users,
+            ..JobFilter::default()
+        };
+        let jobs = self.slurm.jobs(&filter).await.map_err(|e| chain(&e))?;
+        let alive = jobs.iter().filter(|j| !j.state.is_over()).map(|j| j.id).collect();
+        let pilots = jobs.into_iter().filter(|j| j.user == service).map(seen).collect();
+        Ok(Queue { pilots, alive })
+    }
+
+    /// Whose job it is; none if Slurm has forgotten it.
+    pub(crate) async fn owner(&self, job: JobId) -> Result<Option<Owner>, String> {
+        let found = self.slurm.job(job).await.map_err(|e| chain(&e))?;
+        Ok(found.map(|j| Owner {
+            uid: j.uid,
+            lives: !j.state.is_over(),
+        }))
+    }
+
+    /// The nodes, and whether Slurm keeps GPUs apart as each pool says it does.
+    pub(crate) async fn facts(&self) -> Result<Facts, String> {
+        let settings = self.slurm.config().await.map_err(|e| chain(&e))?;
+        let partitions = self.slurm.partitions().await.map_err(|e| chain(&e))?;
+        let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
+        let mut facts = Facts {
+            nodes: Vec::new(),
+            down: Vec::new(),
+            usable: BTreeMap::new(),
+            refused: BTreeMap::new(),
+            stepmgr: settings.has_stepmgr(),
+        };
+        for (name, pool) in &self.config.pool {
+            let partition = partitions.iter().find(|p| p.name == pool.partition);
+            match refusal(pool, partition, settings.constrains_devices()) {
+                Some(why) => drop(facts.refused.insert(name.clone(), why)),
+                None => drop(facts.usable.insert(name.clone(), Vec::new())),
+            }
+        }
+        for node in &nodes {
+            let mut pools = self.config.pool.iter();
+            let Some((name, pool)) = pools.find(|(_, p)| node.partitions.contains(&p.partition)) else {
+                continue;
+            };
+            let gpus = hop_slurm::gres::gpus(&node.gres);
+            facts.nodes.push(NodeFacts {
+                node: node.name.clone(),
+                pool: name.clone(),
+                gpus: u16::try_from(gpus).unwrap_or(u16::MAX),
+                gpu_type: node
+                    .gres
+                    .iter()
+                    .find(|g| g.name == "gpu")
+                    .map(Gres::gpu_type)
+                    .unwrap_or_else(|| "".into()),
+                gpu_mem_mib: pool.gpu_mem_mib,
+                cpus: u16::try_from(node.cpus).unwrap_or(u16::MAX),
+                rack: String::new(),
+            });
+            let enough = gpus >= u64::from(pool.gpus_per_pilot);
+            if !node.state.is_usable() {
+                facts.down.push(node.name.clone());
+            } else if enough && let Some(usable) = facts.usable.get_mut(name) {
+                usable.push(node.name.clone());
+            }
+        }
+        Ok(facts)
+    }
+}
+
+fn refusal(pool: &Pool, partition: Option<&hop_slurm::Partition>, constrained: bool) -> Option<String> {
+    let Some(partition) = partition else {
+        return Some(format!("Slurm has no partition {}", pool.partition));
+    };
+    if pool.isolation == Isolation::None {
+        return None;
+    }
+    if !constrained {
+        return Some(
+            "Slurm doesn't constrain devices (ConstrainDevices=yes in cgroup.conf and TaskPlugin=task/cgroup); \
+             set isolation = \"none\" for the pool to lend all the same"
+                .into(),
+        );
+    }
+    if partition.may_suspend() {
+        return Some(format!(
+            "jobs of partition {} may be suspended (PreemptMode or OverSubscribe): a suspended job's GPUs are not \
+             its own; use a partition that doesn't suspend",
+            partition.name
+        ));
+    }
+    None
+}
+
+fn seen(job: Job) -> SeenJob {
+    let state = match &job.state {
+        JobState::Suspended | JobState::Stopped => Seen::Suspended,
+        state if state.is_over() => Seen::Over,
+        state if state.is_waiting() => Seen::Waiting,
+        JobState::Completing => Seen::Over,
+        _ => Seen::Running,
+    };
+    SeenJob {
+        job: job.id,
+        name: job.name,
+        node: job.nodes.into_iter().next(),
+        state,
+        reason: job.reason.unwrap_or_default(),
+    }
+}
+
+/// An error and its causes in one line.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}
+
+/// One word for a POSIX shell, whatever is in it.
+fn shell_word(text: &str) -> String {
+    format!("'{}'", text.replace('\'', r"'\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn side() -> SlurmSide {
+        let text = "[pool.main]\npartition='p'\naccount='pool'\ngpus_per_pilot=2\ncpus_per_pilot=8\nmin_pilots=1\nmax_pilots=1";
+        SlurmSide::new(Config::parse(text, "x".as_ref()).unwrap())
+    }
+
+    #[test]
+    fn a_pilot_is_one_named_job_on_one_node() {
+        let side = side();
+        let (name, pool) = side.config.pool.iter().next().unwrap();
+        let spec = side
+            .pilot_spec(5, name, pool, None, Some("n1".into()), vec![], true)
+            .unwrap();
+        assert_eq!(spec.name, "gresshopper-pilot.main.5");
+        assert_eq!(
+            (spec.nodes, spec.cpus_per_task, spec.stepmgr),
+            (Some(1), Some(8), true)
+        );
+        assert_eq!(spec.gres, [Gres::parse("gpu:2").unwrap()]);
+        assert_eq!(spec.nodelist, [NodeName::from("n1")]);
+        assert!(!spec.requeue && spec.time_limit_min.is_none());
+        assert!(spec.script.starts_with("#!/bin/sh\n"));
+        assert!(
+            spec.script
+                .contains("'/opt/gresshopper/bin/hop-agent' run --pool 'main'")
+        );
+    }
+
+    #[test]
+    fn words_are_quoted_for_the_shell() {
+        assert_eq!(shell_word("a b'c"), r"'a b'\''c'");
+    }
+
+    #[test]
+    fn pools_that_cannot_be_kept_apart_are_refused_with_the_reason() {
+        let side = side();
+        let pool = &side.config.pool[&"main".into()];
+        let partition = |preempt: &str| hop_slurm::Partition {
+            name: "p".into(),
+            state: "UP".into(),
+            nodes: vec![],
+            is_default: false,
+            max_time: hop_slurm::span::TimeLimit::Unlimited,
+            default_time: hop_slurm::span::TimeLimit::Unlimited,
+            oversubscribe: "NO".into(),
+            preempt_mode: preempt.into(),
+            allow_accounts: None,
+        };
+        assert_eq!(refusal(pool, Some(&partition("OFF")), true), None);
+        let why = refusal(pool, Some(&partition("SUSPEND,GANG")), true).unwrap();
+        assert!(why.contains("suspended"), "{why}");
+        let why = refusal(pool, Some(&partition("OFF")), false).unwrap();
+        assert!(why.contains("ConstrainDevices"), "{why}");
+        let aloud = Pool {
+            isolation: Isolation::None,
+            ..pool.clone()
+        };
+        assert_eq!(refusal(&aloud, Some(&partition("SUSPEND")), false), None);
+        assert!(refusal(&aloud, None, true).unwrap().contains("no partition p"));
+    }
+}

@@ -1,0 +1,213 @@
+//! Between the core's types and the wire's: what people ask for, and what agents report.
+
+use hop_api::config::{Config, Pool};
+use hop_api::message::{
+    AcctRow, AgentUp, CancelTarget, Explanation, InfoReport, NodeInfo, QueueRow, Refusal,
+};
+use hop_core::config::{Linger, PoolConfig};
+use hop_core::id::{CellId, KernelId, LeaseId, PoolName, Term, UserName};
+use hop_core::need::Need;
+use hop_core::time::{Span, Timestamp};
+use hop_core::{Core, EndedLease, GpuSlot, LeaseView, LiveLease, PilotUp};
+use std::collections::HashMap;
+
+/// The pools as the core knows them.
+pub(crate) fn pools(config: &Config) -> Vec<PoolConfig> {
+    config
+        .pool
+        .iter()
+        .map(|(name, pool)| core_pool(name, pool))
+        .collect()
+}
+
+fn core_pool(name: &PoolName, pool: &Pool) -> PoolConfig {
+    PoolConfig {
+        min_pilots: pool.min_pilots,
+        max_pilots: pool.max_pilots,
+        linger: Linger::Fixed(pool.linger()),
+        ..PoolConfig::fixed(name.as_str(), 0, pool.gpus_per_pilot, pool.cpus_per_pilot)
+    }
+}
+
+pub(crate) fn pilot_up(up: AgentUp) -> PilotUp {
+    PilotUp {
+        node: up.node,
+        pilot: up.pilot,
+        pool: up.pool,
+        gpus: up
+            .gpus
+            .into_iter()
+            .map(|g| GpuSlot {
+                index: g.index,
+                gpu_type: g.gpu_type,
+                mem_mib: g.mem_mib,
+                blocked: g.blocked,
+            })
+            .collect(),
+        cpus: up.cpus,
+        ends: up.ends,
+        steps_left: up.steps_max.saturating_sub(up.steps_used),
+        leases: up
+            .leases
+            .into_iter()
+            .map(|l| LiveLease {
+                lease: l.lease,
+                kernel: l.kernel,
+                devices: l.handover.devices.iter().map(|d| d.index).collect(),
+            })
+            .collect(),
+        ended: up
+            .ended
+            .into_iter()
+            .map(|(lease, end)| EndedLease {
+                lease,
+                cause: end.cause,
+                clean: end.clean,
+                detail: end.detail,
+            })
+            .collect(),
+        draining: up.draining,
+    }
+}
+
+/// Leases in use, then waiting cells; `users` none: everybody's.
+pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> Vec<QueueRow> {
+    let wanted = |user: &UserName| users.is_none_or(|u| u.contains(user));
+    let leases = core.leases().into_iter().filter(|l| wanted(&l.user));
+    let waiting = core.waiting().into_iter().filter(|c| wanted(&c.user));
+    leases
+        .map(|l| QueueRow {
+            kernel: l.kernel,
+            cell: l.cell,
+            lease: Some(l.lease),
+            user: l.user,
+            name: l.name,
+            state: l.state.into(),
+            need: Need {
+                gpus: l.gpus,
+                cpus: l.cpus,
+                ..Need::default()
+            },
+            node: Some(l.node),
+            gpus: l.devices,
+            submit: l.submit,
+            time: now.since(l.since),
+            position: None,
+            estimate: None,
+            reason: String::new(),
+        })
+        .chain(waiting.map(|c| QueueRow {
+            kernel: c.kernel,
+            cell: Some(c.cell),
+            lease: None,
+            user: c.user,
+            name: c.name,
+            state: "PENDING".into(),
+            need: c.need,
+            node: None,
+            gpus: Vec::new(),
+            submit: c.submitted,
+            time: now.since(c.submitted),
+            position: Some(c.position),
+            estimate: c.estimate,
+            reason: c.reason.to_string(),
+        }))
+        .collect()
+}
+
+pub(crate) fn info(core: &Core, term: Term, started: Timestamp, problems: Vec<String>) -> InfoReport {
+    let nodes = core.pilots().into_iter().map(|p| NodeInfo {
+        node: p.node,
+        pool: p.pool,
+        pilot: p.pilot,
+        state: p.state.into(),
+        gpus: p.gpus,
+        gpus_leased: p.leased,
+        gpus_lingering: p.lingering,
+        gpus_blocked: p.blocked,
+        gpu_types: p.gpu_types,
+        cpus: p.cpus,
+        cpus_leased: p.cpus_leased,
+        reason: p.reason,
+    });
+    InfoReport {
+        version: env!("CARGO_PKG_VERSION").into(),
+        term,
+        started,
+        nodes: nodes.collect(),
+        kernels: u32::try_from(core.kernel_count()).unwrap_or(u32::MAX),
+        waiting: u32::try_from(core.waiting().len()).unwrap_or(u32::MAX),
+        problems,
+    }
+}
+
+pub(crate) fn explain(core: &Core, kernel: KernelId, cell: Option<CellId>) -> Result<Explanation, Refusal> {
+    match core.explain(&kernel, cell.as_ref()) {
+        Some(sentences) => Ok(Explanation {
+            kernel,
+            cell,
+            sentences,
+        }),
+        None => Err(Refusal::NotFound {
+            what: match cell {
+                Some(cell) => {
+                    format!("cell {cell} that waits or runs; hop acct --cells lists those that are over")
+                }
+                None => format!("waiting cell or lease of kernel {kernel}"),
+            },
+        }),
+    }
+}
+
+/// The core's target, once `owns` has said that the caller may.
+pub(crate) fn cancel_target(
+    core: &Core,
+    target: CancelTarget,
+    owns: impl Fn(&KernelId) -> Result<(), Refusal>,
+) -> Result<hop_core::CancelTarget, Refusal> {
+    match target {
+        CancelTarget::Lease { lease } => {
+            let unknown = || Refusal::NotFound {
+                what: format!("live lease {lease} of yours"),
+            };
+            let view = core.lease(lease).ok_or_else(unknown)?;
+            owns(&view.kernel).map_err(|_| unknown())?;
+            Ok(hop_core::CancelTarget::Lease { lease })
+        }
+        CancelTarget::Cell { kernel, cell } => {
+            owns(&kernel)?;
+            Ok(hop_core::CancelTarget::Cell { kernel, cell })
+        }
+        CancelTarget::Kernel { kernel } => {
+            owns(&kernel)?;
+            Ok(hop_core::CancelTarget::Kernel { kernel })
+        }
+    }
+}
+
+/// The leases of this moment, by id.
+pub(crate) fn live_leases(core: &Core) -> HashMap<LeaseId, LeaseView> {
+    core.leases().into_iter().map(|l| (l.lease, l)).collect()
+}
+
+/// Gives rows of leases that go on what the core knows of this moment.
+pub(crate) fn freshen(rows: &mut [AcctRow], live: &HashMap<LeaseId, LeaseView>, now: Timestamp) {
+    for row in rows.iter_mut().filter(|r| r.cell.is_none() && r.end.is_none()) {
+        let Some(l) = live.get(&row.lease) else { continue };
+        let here = now.since(l.since);
+        row.run = l.run;
+        row.linger = l.linger;
+        match l.state {
+            "RUNNING" => row.run = Span(l.run.0 + here.0),
+            "LINGERING" => row.linger = Span(l.linger.0 + here.0),
+            _ => {}
+        }
+        row.state = match l.state {
+            "STARTING" => "PENDING".into(),
+            state => state.into(),
+        };
+        row.cells = l.cells;
+        row.wait = l.wait;
+        row.held = l.started.map_or(Span::ZERO, |s| now.since(s));
+    }
+}
