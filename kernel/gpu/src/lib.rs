@@ -1,1 +1,33 @@
-//! Off the GPU and back on.
+//! Off the GPU and back on: which way a process's GPU state can leave the device, the way there and back, and the
+//! proof that nothing was left behind.
+//!
+//! - [`ladder`]: the choice, a pure function of what was [`found`].
+//! - [`machine`]: park and unpark as a pure state machine; [`climb`] drives it with real [`hands`].
+//! - [`driver`] and [`libcuda`]: the driver's checkpoint calls, loaded at run time.
+//! - [`inside`]: the talk with `gresshopper.gpu` in the process, which copies out what the frameworks hold.
+//! - [`helper`]: the privileged helper for sites whose driver refuses the owner.
+//! - [`proof`] and [`telemetry`]: what NVML and the device files say.
+//!
+//! When to park, and who gets the device next, is the scheduler's matter. A long-lived process that must not hold
+//! device files itself (a replica, an agent) runs `hop gpu park PID --json` rather than linking the driver.
+#![allow(unsafe_code)] // libcuda is called through pointers got by dlsym (libcuda.rs)
+
+pub mod bench;
+pub mod climb;
+pub mod driver;
+pub mod found;
+pub mod hands;
+pub mod helper;
+pub mod inside;
+pub mod ladder;
+pub mod libcuda;
+pub mod machine;
+pub mod memory;
+pub mod procs;
+pub mod proof;
+pub mod record;
+pub mod reserve;
+pub mod telemetry;
+
+/// A process id.
+pub type Pid = i32;

@@ -1,0 +1,285 @@
+//! Parking and unparking a process: the ladder's choice, the machine that carries it out, and the next rung when one
+//! didn't hold.
+
+use crate::Pid;
+use crate::driver::ProcessState;
+use crate::found::{Look, LookError, Site};
+use crate::hands::{Hands, Log};
+use crate::ladder::{self, Chosen, Place, Refusal, RemapError, Rung, choose};
+use crate::machine::{Call, Halves, Machine, Outcome};
+use crate::proof::{self, Left};
+use crate::record::Record;
+use crate::reserve::Want;
+use serde::Serialize;
+use std::io;
+use std::process::Command;
+
+/// Rung (d): saving a kernel's state, starting its interpreter again, and restoring. Connected to the state engine
+/// where there is one.
+pub trait Restart {
+    /// What could be saved of a process; none if it isn't known here.
+    fn offer(&self, pid: Pid) -> Option<ladder::StateOffer>;
+
+    /// Saves, ends the process and restores into a new one.
+    ///
+    /// # Errors
+    /// The text is for people. The process must be as it was.
+    fn restart(&self, pid: Pid) -> Result<Pid, String>;
+}
+
+/// No state engine.
+#[derive(Debug, Clone, Copy)]
+pub struct NoRestart;
+
+impl Restart for NoRestart {
+    fn offer(&self, _: Pid) -> Option<ladder::StateOffer> {
+        None
+    }
+
+    fn restart(&self, _: Pid) -> Result<Pid, String> {
+        Err("no state engine is connected".to_owned())
+    }
+}
+
+/// What a climb needs from its caller.
+#[allow(missing_debug_implementations, reason = "closures")]
+pub struct Company<'a> {
+    /// Starts a process that ends in [`crate::reserve::hold`].
+    pub reserver: &'a dyn Fn(Want) -> Command,
+    /// Told before each call.
+    pub progress: &'a dyn Fn(Call),
+    pub restart: &'a dyn Restart,
+    /// Only this rung, if any: for measurements and for `--rung`.
+    pub only: Option<Rung>,
+}
+
+/// What came of a park or an unpark.
+#[derive(Debug, Clone, Serialize)]
+pub struct Report {
+    pub pid: Pid,
+    pub rung: Option<Rung>,
+    #[serde(flatten)]
+    pub outcome: Outcome,
+    pub passed_over: ladder::PassedOver,
+    pub log: Log,
+    pub left: Option<Left>,
+    pub device_bytes: Option<u64>,
+}
+
+/// A park or unpark that didn't begin.
+#[derive(Debug, thiserror::Error)]
+pub enum ClimbError {
+    #[error(transparent)]
+    Look(#[from] LookError),
+    #[error(transparent)]
+    Refused(#[from] Refusal),
+    #[error("process {pid} is parked already")]
+    AlreadyParked { pid: Pid },
+    #[error("process {pid} isn't parked")]
+    NotParked { pid: Pid },
+    #[error("process {pid} is {state} by somebody else; ending that is theirs to do")]
+    SomebodyElse { pid: Pid, state: ProcessState },
+    #[error("the way back can't be written down, so process {pid} was left as it is")]
+    Record {
+        pid: Pid,
+        #[source]
+        source: io::Error,
+    },
+    #[error(transparent)]
+    Remap(#[from] RemapError),
+}
+
+/// Takes a process off its devices, by the first rung that holds.
+///
+/// # Errors
+/// It isn't the caller's, is parked already, or no rung leads off.
+pub fn park(site: &Site, pid: Pid, company: &Company<'_>) -> Result<Report, ClimbError> {
+    let mut look = site.look(pid)?;
+    if site
+        .records(look.uid)
+        .get(pid, look.start_time)
+        .is_some_and(|r| !r.half_back)
+    {
+        return Err(ClimbError::AlreadyParked { pid });
+    }
+    if let Some(state) = look.state.filter(|state| *state != ProcessState::Running) {
+        return Err(ClimbError::SomebodyElse { pid, state });
+    }
+    look.found.state = company.restart.offer(pid);
+    if let Some(only) = company.only {
+        let others = Rung::ALL.into_iter().filter(|rung| *rung != only);
+        look.found
+            .tried
+            .extend(others.map(|rung| (rung, "another rung was asked for".to_owned())));
+    }
+    loop {
+        let chosen = choose(&look.found)?;
+        let report = attempt(site, &look, &chosen, company)?;
+        match &report.outcome {
+            // Moving is only a choice here: the scheduler carries it out.
+            Outcome::NotParked { why } if chosen.rung != Rung::Move => {
+                look.found.tried.push((chosen.rung, why.clone()))
+            }
+            _ => return Ok(report),
+        }
+    }
+}
+
+fn attempt(site: &Site, look: &Look, chosen: &Chosen, company: &Company<'_>) -> Result<Report, ClimbError> {
+    let halves = match chosen.rung {
+        Rung::CopyOut => Halves {
+            inside: true,
+            driver: true,
+        },
+        Rung::Checkpoint => Halves {
+            inside: false,
+            driver: true,
+        },
+        Rung::Nothing => return Ok(plain(look, chosen, nothing(site, look))),
+        Rung::Restart => return Ok(plain(look, chosen, restart(look, company))),
+        Rung::Move => {
+            return Ok(plain(
+                look,
+                chosen,
+                Outcome::NotParked {
+                    why: "moving is the scheduler's".into(),
+                },
+            ));
+        }
+    };
+    let record = Record {
+        devices: look.places.clone(),
+        device_bytes: look.found.device_bytes,
+        frameworks_bytes: look.found.inside.as_ref().map_or(0, |i| i.frameworks_bytes),
+        ..Record::new(look.pid, look.start_time, halves)
+    };
+    // Written before the first call: whatever dies on the way, the way back is known.
+    let records = site.records(look.uid);
+    records.put(&record).map_err(|source| ClimbError::Record {
+        pid: look.pid,
+        source,
+    })?;
+    let mut hands = Hands::new(
+        site,
+        &record,
+        look.uid,
+        Vec::new(),
+        company.reserver,
+        company.progress,
+    );
+    let outcome = hands.drive(Machine::park(halves));
+    match &outcome {
+        Outcome::NotParked { .. } => {
+            hands.unguard();
+            records.remove(look.pid);
+        }
+        Outcome::HalfBack { .. } => {
+            let half = Record {
+                half_back: true,
+                ..record.clone()
+            };
+            records.put(&half).map_err(|source| ClimbError::Record {
+                pid: look.pid,
+                source,
+            })?;
+        }
+        _ => {}
+    }
+    let left = (outcome == Outcome::Parked).then(|| hands.left());
+    Ok(Report {
+        log: hands.log,
+        left,
+        ..plain(look, chosen, outcome)
+    })
+}
+
+fn plain(look: &Look, chosen: &Chosen, outcome: Outcome) -> Report {
+    Report {
+        pid: look.pid,
+        rung: Some(chosen.rung),
+        outcome,
+        passed_over: chosen.passed_over.clone(),
+        log: Log::default(),
+        left: None,
+        device_bytes: look.found.device_bytes,
+    }
+}
+
+/// Rung (a): a process that never touched CUDA has left nothing, and that is looked at, not believed.
+fn nothing(site: &Site, look: &Look) -> Outcome {
+    let procs = &site.sources.procs;
+    let left = proof::look(&procs.tree(look.pid), procs, site.sample().as_ref());
+    match left.is_empty() {
+        true => Outcome::Parked,
+        false => Outcome::NotParked {
+            why: left.to_string(),
+        },
+    }
+}
+
+fn restart(look: &Look, company: &Company<'_>) -> Outcome {
+    match company.restart.restart(look.pid) {
+        Ok(_) => Outcome::Parked,
+        Err(why) => Outcome::NotParked { why },
+    }
+}
+
+/// Brings a parked process back, onto `given` devices or onto those that it had. What isn't recorded (rung a) needs
+/// nothing.
+///
+/// # Errors
+/// It isn't the caller's, isn't parked, or can't come back onto these devices.
+pub fn unpark(site: &Site, pid: Pid, given: &[Place], company: &Company<'_>) -> Result<Report, ClimbError> {
+    let look = site.look(pid)?;
+    let records = site.records(look.uid);
+    let Some(record) = records.get(pid, look.start_time) else {
+        return Err(ClimbError::NotParked { pid });
+    };
+    let api = site.driver.as_ref().ok().and_then(|driver| driver.api());
+    let pairs = match given {
+        [] => Vec::new(),
+        given => ladder::remap(&record.devices, given, api)?,
+    };
+    let halves = record.halves;
+    let machine = match record.half_back {
+        true => Machine::finish_half_back(halves),
+        false => resume(halves, look.state),
+    };
+    let mut hands = Hands::new(site, &record, look.uid, pairs, company.reserver, company.progress);
+    let outcome = hands.drive(machine);
+    match &outcome {
+        Outcome::Unparked => records.remove(pid),
+        Outcome::HalfBack { .. } => {
+            let half = Record {
+                half_back: true,
+                ..record.clone()
+            };
+            records
+                .put(&half)
+                .map_err(|source| ClimbError::Record { pid, source })?;
+        }
+        _ => {}
+    }
+    Ok(Report {
+        pid,
+        rung: Some(if halves.inside {
+            Rung::CopyOut
+        } else {
+            Rung::Checkpoint
+        }),
+        outcome,
+        passed_over: Vec::new(),
+        log: hands.log,
+        left: None,
+        device_bytes: record.device_bytes,
+    })
+}
+
+/// The way back from where the process stands: whoever parked it may have died on the way.
+fn resume(halves: Halves, state: Option<ProcessState>) -> (Machine, crate::machine::Next) {
+    match state {
+        Some(ProcessState::Locked) => Machine::unlock(halves),
+        Some(ProcessState::Running) if halves.inside => Machine::finish_half_back(halves),
+        _ => Machine::unpark(halves),
+    }
+}

@@ -1,0 +1,262 @@
+//! Looking at a machine and a process: everything that the ladder's choice depends on, gathered once.
+
+use crate::Pid;
+use crate::driver::{Driver, DriverError, GpuUuid, ProcessState, Step};
+use crate::helper::Client;
+use crate::inside::Agent;
+use crate::ladder::{DriverFound, Found, Inside, Known, Place};
+use crate::libcuda::LibCuda;
+use crate::memory::MemoryPaths;
+use crate::procs::Procs;
+use crate::record::Records;
+use crate::telemetry::{Absent, Sample, Telemetry};
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a process's agent may take to say what it holds.
+const REPORT: Duration = Duration::from_secs(5);
+/// How long the driver may take to say how a process stands.
+pub const STATE: Duration = Duration::from_secs(5);
+
+/// Where things are. The default is the machine's own.
+#[derive(Debug, Clone)]
+pub struct Sources {
+    pub procs: Procs,
+    pub memory: MemoryPaths,
+    pub libcuda: Option<PathBuf>,
+    pub libnvml: Option<PathBuf>,
+    pub helper: PathBuf,
+    /// Where agents' sockets and records lie, instead of the owner's own places.
+    pub dir: Option<PathBuf>,
+    /// The longest that one driver step may take.
+    pub deadline: Duration,
+}
+
+impl Default for Sources {
+    fn default() -> Self {
+        Self {
+            procs: Procs::default(),
+            memory: MemoryPaths::here(),
+            libcuda: None,
+            libnvml: None,
+            helper: crate::helper::SOCKET.into(),
+            dir: None,
+            deadline: Duration::from_secs(120),
+        }
+    }
+}
+
+/// The machine: its driver and its NVML, each of which may be absent.
+pub struct Site {
+    pub sources: Sources,
+    pub telemetry: Result<Telemetry, Absent>,
+    /// The checkpoint calls, by ourselves or through the helper; the text says why there are none.
+    pub driver: Result<Arc<dyn Driver>, String>,
+    /// `cuDriverGetVersion`; 0 without a driver.
+    pub cuda: i32,
+    helper_is_there: bool,
+}
+
+impl std::fmt::Debug for Site {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Site")
+            .field("sources", &self.sources)
+            .field("cuda", &self.cuda)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One process as it was found.
+#[derive(Debug, Clone)]
+pub struct Look {
+    pub pid: Pid,
+    pub uid: u32,
+    pub start_time: u64,
+    pub found: Found,
+    pub state: Option<ProcessState>,
+    /// The devices that list it.
+    pub places: Vec<Place>,
+}
+
+/// The process can't be looked at.
+#[derive(Debug, thiserror::Error)]
+pub enum LookError {
+    #[error("there is no process {pid}")]
+    NoProcess {
+        pid: Pid,
+        #[source]
+        source: io::Error,
+    },
+    #[error("process {pid} belongs to user {uid}: only its owner and root can look into it")]
+    NotYours {
+        pid: Pid,
+        uid: u32,
+        #[source]
+        source: io::Error,
+    },
+}
+
+impl Site {
+    /// Loads what there is.
+    pub fn open(sources: Sources) -> Self {
+        let telemetry = Telemetry::open(sources.libnvml.as_deref());
+        let cuda = LibCuda::load(sources.libcuda.as_deref()).map_err(|error| error.to_string());
+        let version = cuda.as_ref().map_or(0, LibCuda::version);
+        let api = cuda.as_ref().ok().and_then(Driver::api);
+        let helper = Client::new(
+            sources.helper.clone(),
+            api,
+            sources.procs.clone(),
+            sources.deadline,
+        );
+        let helper_is_there = helper.is_there();
+        let routed = |cuda| {
+            Arc::new(Routed {
+                direct: cuda,
+                helper,
+                there: helper_is_there,
+            }) as Arc<dyn Driver>
+        };
+        Self {
+            driver: cuda.map(routed),
+            cuda: version,
+            sources,
+            telemetry,
+            helper_is_there,
+        }
+    }
+
+    pub fn sample(&self) -> Option<Sample> {
+        self.telemetry.as_ref().ok().map(Telemetry::sample)
+    }
+
+    pub fn records(&self, uid: u32) -> Records {
+        Records::of(uid, self.sources.dir.as_deref())
+    }
+
+    pub fn agent(&self, pid: Pid, uid: u32) -> Agent {
+        Agent::of(pid, uid, self.sources.dir.as_deref())
+    }
+
+    /// Gathers what there is to know of one process.
+    ///
+    /// # Errors
+    /// There is no such process, or it isn't the caller's.
+    pub fn look(&self, pid: Pid) -> Result<Look, LookError> {
+        let procs = &self.sources.procs;
+        let gone = |source| LookError::NoProcess { pid, source };
+        let start_time = procs.start_time(pid).map_err(gone)?;
+        let uid = procs.uids(pid).map_err(gone)?.real;
+        let held = procs
+            .held(pid)
+            .map_err(|source| LookError::NotYours { pid, uid, source })?;
+        let sample = self.sample();
+        let listed: Vec<_> = sample.iter().flat_map(|s| s.devices_of(pid)).cloned().collect();
+        let touched = !listed.is_empty() || held.iter().any(|h| h.is_device(&procs.dev_prefix));
+        let found = Found {
+            touched,
+            device_bytes: sample
+                .as_ref()
+                .filter(|_| !listed.is_empty())
+                .and_then(|s| s.memory_of(pid)),
+            devices: listed
+                .iter()
+                .filter_map(|d| d.uuid.parse::<GpuUuid>().ok())
+                .collect(),
+            inside: self.inside(pid, uid),
+            driver: self.driver_found(),
+            mig: mig(&listed, pid),
+            mps: self.telemetry.as_ref().map_or(Known::Unknown, |t| t.mps(pid)),
+            ipc_job: procs.env(pid, "CUDA_CHECKPOINT_JOB_FILE") == Some(true),
+            host_left: self.sources.memory.left(pid),
+            children: self.children(pid),
+            state: None,
+            other_replica: false,
+            tried: Vec::new(),
+        };
+        let state = if touched || self.records(uid).get(pid, start_time).is_some() {
+            self.state(pid)
+        } else {
+            None
+        };
+        Ok(Look {
+            pid,
+            uid,
+            start_time,
+            found,
+            state,
+            places: listed
+                .iter()
+                .filter_map(crate::telemetry::DeviceSample::place)
+                .collect(),
+        })
+    }
+
+    fn inside(&self, pid: Pid, uid: u32) -> Option<Inside> {
+        self.agent(pid, uid).report(REPORT).ok()
+    }
+
+    fn driver_found(&self) -> Result<DriverFound, String> {
+        let driver = self.driver.as_ref().map_err(Clone::clone)?;
+        let privileged = rustix::process::geteuid().is_root() || self.helper_is_there;
+        Ok(DriverFound {
+            cuda: self.cuda,
+            branch: self.telemetry.as_ref().ok().and_then(Telemetry::branch),
+            api: driver.api(),
+            // Unprivileged, only the driver's own answer tells.
+            permitted: if privileged { Known::Yes } else { Known::Unknown },
+        })
+    }
+
+    /// Processes below `pid` that hold a device.
+    fn children(&self, pid: Pid) -> Vec<Pid> {
+        let procs = &self.sources.procs;
+        let holds = |child: &Pid| {
+            procs
+                .held(*child)
+                .is_ok_and(|held| held.iter().any(|h| h.is_device(&procs.dev_prefix)))
+        };
+        procs.tree(pid).into_iter().skip(1).filter(holds).collect()
+    }
+
+    fn state(&self, pid: Pid) -> Option<ProcessState> {
+        let driver = Arc::clone(self.driver.as_ref().ok()?);
+        driver.api()?;
+        crate::hands::within(STATE, move || driver.step(pid, &Step::State)).and_then(Result::ok)
+    }
+}
+
+fn mig(listed: &[crate::telemetry::DeviceSample], pid: Pid) -> Known {
+    match listed {
+        [] => Known::Unknown,
+        _ if listed
+            .iter()
+            .any(|d| d.mig || d.process(pid).is_some_and(|p| p.gpu_instance.is_some())) =>
+        {
+            Known::Yes
+        }
+        _ => Known::No,
+    }
+}
+
+/// The driver by ourselves, and through the helper where we aren't let.
+struct Routed {
+    direct: LibCuda,
+    helper: Client,
+    there: bool,
+}
+
+impl Driver for Routed {
+    fn api(&self) -> Option<crate::driver::Api> {
+        self.direct.api()
+    }
+
+    fn step(&self, pid: Pid, step: &Step) -> Result<ProcessState, DriverError> {
+        match self.direct.step(pid, step) {
+            Err(error) if error.is_permission() && self.there => self.helper.step(pid, step),
+            other => other,
+        }
+    }
+}

@@ -1,0 +1,99 @@
+"""Off the GPU and back on, from inside the process: copy out what torch and cupy hold, and meet the user's code when
+it asks for a GPU that isn't there.
+
+    import gresshopper.gpu
+    gresshopper.gpu.install()          # before torch is used; `%load_ext gresshopper` does it
+    with gresshopper.gpu():            # in the middle of a cell: returns with a GPU, or raises a sentence
+        ...
+
+The device itself is freed by the driver's checkpoint from outside (`hop gpu park PID`); see docs/gpu-park.md.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+from collections.abc import Mapping
+from types import ModuleType, TracebackType
+from typing import Any, Dict, Optional, Type
+
+from ._errors import GpuUnavailable, ParkRefused
+from ._keeper import VERSION, Keeper
+from ._lease import LeaseSource, NoLease, Workstation
+from ._serve import Server
+
+__all__ = [
+    "VERSION",
+    "GpuUnavailable",
+    "Keeper",
+    "LeaseSource",
+    "NoLease",
+    "ParkRefused",
+    "Workstation",
+    "handle",
+    "install",
+    "keeper",
+]
+
+
+class _Process:
+    """What there is one of in a process."""
+
+    keeper: Keeper | None = None
+    server: Server | None = None
+
+
+def keeper() -> Keeper:
+    """This process's keeper; `install` makes it."""
+    if _Process.keeper is None:
+        raise RuntimeError("gresshopper.gpu.install() has not been called")
+    return _Process.keeper
+
+
+def install(source: LeaseSource | None = None, *, serve: bool = True, ipython: Any = None) -> Keeper:
+    """Puts the guard in place and, with `serve`, listens for `hop gpu`. Calling it again changes only the source."""
+    if _Process.keeper is not None:
+        if source is not None:
+            _Process.keeper.source = source
+        return _Process.keeper
+    made = _Process.keeper = Keeper(source)
+    made.install()
+    if ipython is not None:
+        _watch_cells(made, ipython)
+    if serve:
+        _Process.server = Server(made.handle)
+        atexit.register(_Process.server.close)
+    return made
+
+
+def _watch_cells(keeper: Keeper, ipython: Any) -> None:
+    keeper.namespace = lambda: ipython.user_ns
+    ipython.events.register("pre_run_cell", lambda info: keeper.before_cell(info.raw_cell or ""))
+    ipython.events.register("post_run_cell", lambda result: keeper.after_cell())
+
+
+def handle(request: Mapping[str, Any]) -> dict[str, Any]:
+    """One request of the supervisor's, answered; never raises."""
+    return keeper().handle(request)
+
+
+class _Asked:
+    """`with gresshopper.gpu():`"""
+
+    def __enter__(self) -> None:
+        install().ensure("the code asks for one")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        return None
+
+
+class _Callable(ModuleType):
+    """A module that can be called: `gresshopper.gpu` is both."""
+
+    def __call__(self) -> _Asked:
+        return _Asked()
+
+
+sys.modules[__name__].__class__ = _Callable

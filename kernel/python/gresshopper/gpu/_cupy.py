@@ -1,0 +1,121 @@
+"""cupy's half: the memory behind its arrays out and in, and its pools emptied.
+
+An array is given new memory in place by the initialiser that it was made with, so the object, its shape and its
+strides stay. Arrays over memory that cupy doesn't own are refused by name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import sys
+from typing import Any, Callable
+
+from ._host import Pin
+from ._move import Found
+from ._torch import within
+
+
+class MemoryBlock:
+    """One allocation and all arrays that lie in it."""
+
+    def __init__(self, cupy: Any, memory: Any) -> None:
+        self._cupy = cupy
+        self._device = memory.device_id
+        self.nbytes = int(memory.size)
+        self._address = int(memory.ptr)
+        self._pointer: Any = cupy.cuda.MemoryPointer(memory, 0)
+        self.arrays: list[tuple[Any, int]] = []
+
+    def add(self, array: Any) -> None:
+        self.arrays.append((array, int(array.data.ptr) - self._address))
+
+    def _point_at(self, memory: Any) -> None:
+        for array, offset in self.arrays:
+            pointer = self._cupy.cuda.MemoryPointer(memory, offset)
+            array._init(array.shape, array.dtype, pointer, array.strides)
+
+    def copy_out(self, to: memoryview) -> None:
+        with self._cupy.cuda.Device(self._device):
+            self._pointer.copy_to_host_async(_address(to), self.nbytes, self._cupy.cuda.get_current_stream())
+
+    def free(self) -> None:
+        nowhere = self._cupy.cuda.UnownedMemory(0, self.nbytes, None, self._device)
+        self._point_at(nowhere)
+        self._pointer = None
+
+    def allocate(self) -> None:
+        with self._cupy.cuda.Device(self._device):
+            self._pointer = self._cupy.cuda.alloc(self.nbytes)
+        self._address = int(self._pointer.ptr)
+        self._point_at(self._pointer.mem)
+
+    def copy_in(self, source: memoryview) -> None:
+        with self._cupy.cuda.Device(self._device):
+            self._pointer.copy_from_host_async(_address(source), self.nbytes, self._cupy.cuda.get_current_stream())
+
+
+def _address(buffer: memoryview) -> Any:
+    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(buffer)))
+
+
+class CupyHalf:
+    """What cupy holds."""
+
+    name = "cupy"
+
+    @property
+    def _cupy(self) -> Any:
+        return sys.modules.get("cupy")
+
+    def loaded(self) -> bool:
+        cupy = self._cupy
+        return cupy is not None and hasattr(cupy, "ndarray") and any(True for _ in self._arrays())
+
+    def _arrays(self) -> list[Any]:
+        kind = self._cupy.ndarray
+        return [o for o in gc.get_objects() if isinstance(o, kind) and o.nbytes]
+
+    def find(self) -> Found:
+        found = Found()
+        cupy = self._cupy
+        blocks: dict[tuple[int, int], MemoryBlock] = {}
+        foreign = 0
+        for array in self._arrays():
+            memory = array.data.mem
+            kind = type(memory).__name__
+            if kind == "ManagedMemory":
+                found.managed = True
+            if kind not in ("PooledMemory", "Memory"):
+                foreign += 1
+                continue
+            key = (memory.device_id, int(memory.ptr))
+            if key not in blocks:
+                blocks[key] = MemoryBlock(cupy, memory)
+            blocks[key].add(array)
+        found.blocks = list(blocks.values())
+        if foreign:
+            found.refusals.append(f"{foreign} cupy arrays lie over memory that cupy's pool doesn't own")
+        return found
+
+    def sync(self, deadline: float) -> None:
+        within(deadline, self._cupy.cuda.runtime.deviceSynchronize, "the device is still at work")
+
+    def empty_caches(self) -> None:
+        # Blocks are dropped by reference count; what is left in the pools is free.
+        self._cupy.get_default_memory_pool().free_all_blocks()
+        self._cupy.get_default_pinned_memory_pool().free_all_blocks()
+        if hasattr(self._cupy, "fft"):
+            self._cupy.fft.config.get_plan_cache().clear()
+
+    def pin(self) -> Pin | None:
+        register = self._cupy.cuda.runtime.hostRegister
+
+        def pin(address: int, size: int) -> None:
+            register(address, size, 0)
+
+        return pin
+
+    def unpin(self) -> Callable[[int], None] | None:
+        unregister: Callable[[int], None] = self._cupy.cuda.runtime.hostUnregister
+        return unregister

@@ -1,0 +1,11 @@
+"""What can go wrong with a GPU, as sentences for the person at the notebook."""
+
+from __future__ import annotations
+
+
+class GpuUnavailable(RuntimeError):
+    """The code asked for a GPU and there is none for it now. The text says why and what to do."""
+
+
+class ParkRefused(RuntimeError):
+    """What the frameworks hold can't be copied out or in. Everything is where it was."""

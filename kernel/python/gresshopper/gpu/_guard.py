@@ -1,0 +1,262 @@
+"""What the user's code meets when it asks torch for a GPU that the kernel has no lease of.
+
+Three places, all of them passed before the driver is asked: the questions (`torch.cuda.is_available` and its like),
+torch's lazy initialisation, and, while something is parked, every torch operation that a parked tensor or a device
+takes part in. Each calls `ensure`, which either returns with the GPU usable or raises a sentence. torch's C++ keeps
+its first answer to "how many devices" for ever, so no question may reach it before there is a device.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Callable
+
+Ensure = Callable[[str], None]
+
+#: Operations that look at a tensor without its memory.
+_LOOKS = {
+    "shape", "device", "dtype", "layout", "requires_grad", "is_leaf", "grad_fn", "is_cuda", "is_cpu", "ndim", "names",
+    "itemsize", "nbytes", "is_sparse", "is_meta", "is_quantized", "is_nested", "output_nr", "_version", "_base", "name",
+    "size", "dim", "stride", "numel", "element_size", "storage_offset", "is_contiguous", "is_floating_point", "__len__",
+    "is_complex", "is_signed", "get_device", "nelement", "ndimension", "__hash__", "requires_grad_", "type", "_is_view",
+    "grad", "retains_grad", "register_hook", "is_inference", "is_same_size", "is_shared", "volatile", "__dir__",
+    "is_conj", "is_neg", "has_names", "_is_zerotensor", "dense_dim", "sparse_dim", "is_tensor",
+}  # fmt: skip
+
+#: Questions of torch.cuda's that would ask the driver.
+_QUESTIONS = ("is_available", "device_count")
+
+
+def operation(func: Any) -> str:
+    """An operation's name; for a property, the property's."""
+    name: str = getattr(func, "__name__", "")
+    owner = getattr(func, "__self__", None)
+    if name in ("__get__", "__set__", "__delete__") and owner is not None:
+        return getattr(owner, "__name__", name)
+    return name
+
+
+def touches(func: Any, args: Sequence[Any], kwargs: Any, device_type: str = "cuda") -> bool:
+    """Whether an operation uses a device's memory or makes some."""
+    if operation(func) in _LOOKS:
+        return False
+    return any(_is_on(value, device_type, 3) for value in [*args, *kwargs.values()])
+
+
+def _is_on(value: Any, device_type: str, depth: int) -> bool:
+    if isinstance(value, str):
+        return value == device_type or value.startswith(device_type + ":")
+    torch = sys.modules["torch"]
+    if isinstance(value, torch.device):
+        return bool(value.type == device_type)
+    if isinstance(value, torch.Tensor):
+        with torch._C.DisableTorchFunction():
+            return bool(value.device.type == device_type)
+    if depth and isinstance(value, (list, tuple)):
+        return any(_is_on(one, device_type, depth - 1) for one in value)
+    if depth and isinstance(value, dict):
+        return any(_is_on(one, device_type, depth - 1) for one in value.values())
+    return False
+
+
+def make_mode(ensure: Ensure, is_usable: Callable[[], bool], device_type: str = "cuda") -> Any:
+    """A torch function mode that calls `ensure` before each operation that touches a device."""
+    overrides: Any = sys.modules["torch.overrides"]
+
+    class Guard(overrides.TorchFunctionMode):  # type: ignore[misc]
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            kwargs = kwargs or {}
+            if not is_usable():
+                moves = operation(func) == "cuda" and device_type == "cuda"
+                if moves or touches(func, args, kwargs, device_type):
+                    ensure(f"torch's {operation(func)} needs it")
+            return func(*args, **kwargs)
+
+    return Guard()
+
+
+class ModeStack(threading.local):
+    """Which guard this thread has entered: modes are per thread."""
+
+    mode: Any | None = None
+
+
+class TorchGuard:
+    """The guard's three places."""
+
+    def __init__(self, ensure: Ensure, is_usable: Callable[[], bool], device_type: str = "cuda") -> None:
+        self._ensure = ensure
+        self._is_usable = is_usable
+        self._device_type = device_type
+        self._here = ModeStack()
+        self._patched = False
+
+    def patch(self, torch: Any) -> None:
+        """Puts `ensure` before torch's questions and its initialisation."""
+        cuda = getattr(torch, "cuda", None)
+        if self._patched or cuda is None or not hasattr(cuda, "_lazy_init"):
+            return
+        self._patched = True
+        for name in (*_QUESTIONS, "_lazy_init"):
+            original = getattr(cuda, name)
+            setattr(cuda, name, self._before(name, original))
+
+    def _before(self, name: str, original: Any) -> Any:
+        @functools.wraps(original)
+        def asked(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_usable():
+                self._ensure(f"torch.cuda.{name.lstrip('_')}() asks for one")
+            return original(*args, **kwargs)
+
+        return asked
+
+    def enter(self) -> None:
+        """Guards this thread's operations until `leave`."""
+        torch = sys.modules.get("torch")
+        if self._here.mode is not None or torch is None or not hasattr(torch, "overrides"):
+            return
+        mode = make_mode(self._ensure, self._is_usable, self._device_type)
+        mode.__enter__()
+        self._here.mode = mode
+
+    def leave(self) -> None:
+        mode, self._here.mode = self._here.mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)
+
+    @property
+    def guards_this_thread(self) -> bool:
+        return self._here.mode is not None
+
+
+def keeps_no_gpu(torch: Any) -> bool:
+    """Whether torch was asked before there was a device and keeps the answer, which only a restart clears."""
+    if torch.cuda.is_initialized():
+        return False
+    torch.cuda._cached_device_count = None
+    return int(torch._C._cuda_getDeviceCount()) == 0
+
+
+class AfterImport(importlib.abc.MetaPathFinder):
+    """Calls `then` with a module right after its first import, before any of the user's code has it."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._then = then
+        self._busy = False
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name or self._busy:
+            return None
+        self._busy = True
+        try:
+            spec = importlib.util.find_spec(fullname)
+        finally:
+            self._busy = False
+        if spec is None or spec.loader is None:
+            return None
+        spec.loader = _ThenLoader(spec.loader, self._then)
+        return spec
+
+
+class _ThenLoader(importlib.abc.Loader):
+    def __init__(self, inner: Any, then: Callable[[ModuleType], None]) -> None:
+        self._inner = inner
+        self._then = then
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        module: ModuleType | None = self._inner.create_module(spec)
+        return module
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__loader__ = self._inner
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._inner
+        self._inner.exec_module(module)
+        self._then(module)
+
+
+def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
+    """Calls `then` with the module: now if it is there, else right after its import."""
+    module = sys.modules.get(name)
+    if module is not None:
+        then(module)
+    else:
+        sys.meta_path.insert(0, AfterImport(name, then))
+
+
+class Threads:
+    """Threads that the user's code starts are guarded from their start; others that might use the device are named."""
+
+    #: Threads of these modules never touch a device.
+    HARMLESS = ("IPython", "ipykernel", "zmq", "jupyter", "tornado", "debugpy", "pydevd", "_pydevd", "tqdm", "gresshopper",
+                "torch._inductor", "concurrent.futures.process", "multiprocessing")  # fmt: skip
+
+    def __init__(self, guard: TorchGuard) -> None:
+        self._guard = guard
+        self._guarded: set[int] = set()
+        self._ours = {thread.ident for thread in threading.enumerate()}
+
+    def install(self) -> None:
+        original = threading.Thread.run
+        threads = self
+
+        @functools.wraps(original)
+        def run(thread: threading.Thread) -> None:
+            threads._begin()
+            try:
+                original(thread)
+            finally:
+                threads._end()
+
+        threading.Thread.run = run  # type: ignore[method-assign, assignment]
+
+    def _begin(self) -> None:
+        self._guard.enter()
+        if self._guard.guards_this_thread:
+            self._guarded.add(threading.get_ident())
+
+    def _end(self) -> None:
+        self._guarded.discard(threading.get_ident())
+        self._guard.leave()
+
+    def unguarded(self) -> list[str]:
+        """Threads that could use a device unseen."""
+        found = []
+        for thread in threading.enumerate():
+            known = thread.ident in self._guarded or thread.ident in self._ours or thread is threading.main_thread()
+            kind = f"{type(thread).__module__}.{getattr(getattr(thread, '_target', None), '__module__', '') or ''}"
+            if known or thread is threading.current_thread() or thread.name.startswith("gresshopper"):
+                continue
+            if type(thread) is not threading.Thread and kind.startswith(self.HARMLESS):
+                continue
+            target = getattr(getattr(thread, "_target", None), "__module__", "") or ""
+            if target.startswith(self.HARMLESS):
+                continue
+            found.append(f"thread {thread.name!r} may use the device at any time")
+        return found
+
+
+def close_devices_in_children(prefix: str = "/dev/nvidia") -> None:
+    """Has forked children (DataLoader workers) close the device files that they inherit and can't use: CUDA doesn't
+    survive a fork, and an open file in a child would hold the device after a park."""
+
+    def close() -> None:
+        for name in os.listdir("/proc/self/fd"):
+            try:
+                if os.readlink(f"/proc/self/fd/{name}").startswith(prefix):
+                    os.close(int(name))
+            except OSError:
+                continue
+
+    os.register_at_fork(after_in_child=close)

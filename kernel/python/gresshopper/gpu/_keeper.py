@@ -1,0 +1,250 @@
+"""One process's GPU half: what is parked, who may ask, and in which order things happen.
+
+Copy-outs happen between cells only. Copy-ins may happen while a cell waits for them. Everything that waits has an
+end.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable
+
+from . import _move
+from ._cupy import CupyHalf
+from ._errors import GpuUnavailable, ParkRefused
+from ._guard import Threads, TorchGuard, after_import, close_devices_in_children, keeps_no_gpu
+from ._host import Pool
+from ._lease import LeaseSource, Workstation
+from ._others import others
+from ._torch import TorchHalf
+from ._touch import may_touch
+
+#: The version of the requests that `handle` takes; docs/gpu-park.md lists them.
+VERSION = 1
+#: How long the device may take to come to rest before a park.
+SYNC_S = 10.0
+#: Frameworks without a hook at each operation: cells are looked through before they run.
+_UNHOOKED = {"cupy", "jax", "numba", "tensorflow", "pycuda"}
+
+
+class Keeper:
+    """The state of this process's GPU half."""
+
+    def __init__(
+        self, source: LeaseSource | None = None, halves: Sequence[Any] | None = None, device_type: str = "cuda"
+    ) -> None:
+        self.source: LeaseSource = source or Workstation()
+        self.halves: list[Any] = list(halves) if halves is not None else [TorchHalf(), CupyHalf(), *others()]
+        self.pool = Pool()
+        self.parked: list[_move.Parked] = []
+        self.guard = TorchGuard(self.ensure, lambda: self.usable, device_type)
+        self.threads = Threads(self.guard)
+        self.namespace: Callable[[], Mapping[str, Any]] = dict
+        #: Whether the device may be used now: false while parked, and while a supervisor says so.
+        self._leased = True
+        self._off = False
+        self._doing = threading.Lock()
+        self._asking = threading.RLock()
+        self._in_cell = False
+        self._cancelled = threading.Event()
+        self._unhooked: set[str] = set()
+
+    @property
+    def usable(self) -> bool:
+        return self._leased and not self._off
+
+    # --- what the supervisor says ---
+
+    def grant(self) -> None:
+        """There is a lease: the device may be used once what was parked is back."""
+        self._leased = True
+
+    def revoke(self) -> None:
+        """The lease is over."""
+        self._leased = False
+
+    # --- what the user's code asks ---
+
+    def ensure(self, why: str) -> None:
+        """Returns with the device usable, or raises GpuUnavailable. Never waits without an end."""
+        with self._asking:
+            if self.usable:
+                return
+            self.source.acquire(why)
+            if not self.usable:
+                raise GpuUnavailable(f"A GPU was promised and isn't here ({why}). Run the cell again.")
+            torch = sys.modules.get("torch")
+            if (
+                torch is not None
+                and self._off is False
+                and hasattr(torch, "cuda")
+                and _has_cuda(torch)
+                and keeps_no_gpu(torch)
+            ):
+                raise GpuUnavailable(
+                    "torch asked for GPUs before this kernel had one and keeps the answer. Restart the kernel, and let "
+                    "gresshopper load before torch is used."
+                )
+
+    def before_cell(self, code: str) -> None:
+        """On the main thread, before a cell runs."""
+        self._in_cell = True
+        if self.usable:
+            return
+        self.guard.enter()
+        if self._unhooked and may_touch(code, self.namespace(), self._is_unhooked, self._unhooked):
+            self.ensure(f"the cell may use {', '.join(sorted(self._unhooked))}")
+
+    def after_cell(self) -> None:
+        """On the main thread, after a cell."""
+        self.guard.leave()
+        self._in_cell = False
+
+    def _is_unhooked(self, found: Any) -> bool:
+        kind = type(found)
+        root = (getattr(kind, "__module__", "") or "").split(".")[0]
+        compiled = kind.__name__ == "OptimizedModule" or hasattr(found, "_torchdynamo_orig_callable")
+        return root in self._unhooked or ("torch" in self._unhooked and compiled)
+
+    # --- what the supervisor asks ---
+
+    def report(self) -> dict[str, Any]:
+        """What a copy-out would move, and what keeps it from being done."""
+        total, refusals, managed, ipc = 0, list(self.threads.unguarded()), False, False
+        unknown_managed = unknown_ipc = False
+        if not self._off:
+            for half in self._loaded():
+                found = half.find()
+                total += sum(block.nbytes for block in found.blocks)
+                refusals += found.refusals
+                managed, unknown_managed = managed or found.managed is True, unknown_managed or found.managed is None
+                ipc, unknown_ipc = ipc or found.ipc is True, unknown_ipc or found.ipc is None
+        if self._in_cell:
+            refusals.append("a cell is running")
+        return {
+            "frameworks_bytes": total,
+            "pool_bytes": self.pool.bytes,
+            "refusals": refusals,
+            "managed": _known(managed, unknown_managed),
+            "ipc": _known(ipc, unknown_ipc),
+        }
+
+    def _loaded(self) -> list[Any]:
+        return [half for half in self.halves if half.loaded()]
+
+    def out(self) -> _move.Moved:
+        """Copies out what the frameworks hold. Raises ParkRefused, and nothing has changed."""
+        if not self._doing.acquire(blocking=False):
+            raise ParkRefused("another park or unpark is under way")
+        try:
+            self._cancelled.clear()
+            return self._out()
+        finally:
+            self._doing.release()
+
+    def _out(self) -> _move.Moved:
+        if self._in_cell:
+            raise ParkRefused("a cell is running")
+        if self.parked:
+            raise ParkRefused("it is parked already")
+        watch, moved = _move.Stopwatch(), _move.Moved()
+        # From here on the user's threads meet the guard.
+        self._off = True
+        try:
+            for half in self._loaded():
+                found = half.find()
+                refusals = [*found.refusals, *self.threads.unguarded()]
+                if refusals:
+                    raise ParkRefused("; ".join(refusals))
+                self._one_out(half, found, moved)
+        except BaseException:
+            self._all_back()
+            self._off = bool(self.parked)
+            raise
+        self._unhooked = {half.name.split(".")[0] for half in self._loaded()} & _UNHOOKED
+        if "torch._dynamo" in sys.modules:
+            self._unhooked.add("torch")
+        moved.seconds = watch.seconds() - moved.pin_s
+        return moved
+
+    def _one_out(self, half: Any, found: _move.Found, moved: _move.Moved) -> None:
+        if not found.blocks:
+            half.empty_caches()
+            return
+        parked = _move.out(half, found.blocks, self.pool, SYNC_S, self._cancelled.is_set)
+        self.parked.append(parked)
+        moved.bytes += parked.nbytes
+        moved.pin_s += self.pool.last_pin_s
+
+    def back(self) -> _move.Moved:
+        """Copies everything in again, and calls off a copy-out that is under way. Raises ParkRefused, and what isn't
+        back is safe in host memory; asking again goes on from there."""
+        self._cancelled.set()
+        with self._doing:
+            watch, moved = _move.Stopwatch(), _move.Moved(bytes=sum(parked.nbytes for parked in self.parked))
+            self._all_back()
+            self._off = False
+            self._unhooked = set()
+            moved.seconds = watch.seconds()
+            return moved
+
+    def _all_back(self) -> None:
+        while self.parked:
+            _move.back(self.parked[-1], SYNC_S)
+            self.parked.pop()
+        self.pool.give_back()
+
+    def driver_only(self, off: bool) -> None:
+        """The driver checkpoints everything (`off`), or has brought it back: nothing is copied, but what the user's
+        code touches must meet the guard."""
+        if off and self._in_cell:
+            raise ParkRefused("a cell is running")
+        self._off = off
+        self._unhooked = (_UNHOOKED | {"torch"}) & {name.split(".")[0] for name in sys.modules} if off else set()
+
+    def handle(self, request: Mapping[str, Any]) -> dict[str, Any]:
+        """One request of the supervisor's or of `hop gpu`'s, answered. Never raises."""
+        operations: dict[str, Callable[[], dict[str, Any]]] = {
+            "report": lambda: {"report": self.report()},
+            "out": lambda: {"moved": _moved(self.out())},
+            "in": lambda: {"moved": _moved(self.back())},
+            "guard": lambda: self._nothing(lambda: self.driver_only(True)),
+            "unguard": lambda: self._nothing(lambda: self.driver_only(False)),
+            "grant": lambda: self._nothing(self.grant),
+            "revoke": lambda: self._nothing(self.revoke),
+            "trim": lambda: self._nothing(self.pool.trim),
+        }
+        if request.get("v") != VERSION:
+            return {"v": VERSION, "ok": False, "error": f"this agent speaks version {VERSION} of the GPU messages"}
+        operation = operations.get(str(request.get("op")))
+        if operation is None:
+            return {"v": VERSION, "ok": False, "error": f"{request.get('op')!r} is not known here"}
+        try:
+            return {"v": VERSION, "ok": True, **operation()}
+        except Exception as error:
+            return {"v": VERSION, "ok": False, "error": str(error) or type(error).__name__}
+
+    @staticmethod
+    def _nothing(work: Callable[[], None]) -> dict[str, Any]:
+        work()
+        return {}
+
+    def install(self) -> None:
+        """Puts the guard in place, before the user's code."""
+        self.threads.install()
+        after_import("torch", self.guard.patch)
+        close_devices_in_children()
+
+
+def _has_cuda(torch: Any) -> bool:
+    return hasattr(torch._C, "_cuda_getDeviceCount")
+
+
+def _known(yes: bool, unknown: bool) -> str:
+    return "yes" if yes else "unknown" if unknown else "no"
+
+
+def _moved(moved: _move.Moved) -> dict[str, Any]:
+    return {"bytes": moved.bytes, "copy_s": moved.seconds, "pin_s": moved.pin_s}

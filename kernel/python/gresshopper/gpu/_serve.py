@@ -1,0 +1,86 @@
+"""A socket on which `hop gpu` asks this process: useful on a workstation, without any supervisor.
+
+It lies in a directory of the user's that nobody else can enter, and only the user and root may ask.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Mapping
+from typing import Any, Callable
+
+Handle = Callable[[Mapping[str, Any]], dict[str, Any]]
+_MAX = 64 << 10
+
+
+def directory() -> str:
+    """The user's private directory, made if need be.
+
+    Raises PermissionError when what lies there is somebody else's, or others can enter it.
+    """
+    own = os.environ.get("GRESSHOPPER_GPU_DIR")
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    path = own or (os.path.join(runtime, "gresshopper") if runtime else f"/tmp/gresshopper-{os.getuid()}")
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path, 0o700)
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise PermissionError(f"{path} must be a directory of yours with mode 0700")
+    return path
+
+
+class Server:
+    """Answers one request a connection, each on a thread of its own, so that a copy-in can call off a copy-out."""
+
+    def __init__(self, handle: Handle, path: str | None = None) -> None:
+        self.path = path or os.path.join(directory(), f"gpu-{os.getpid()}.sock")
+        self._handle = handle
+        self._pid = os.getpid()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(self.path)
+        os.chmod(self.path, 0o600)
+        self._socket.listen(8)
+        threading.Thread(target=self._accept, daemon=True, name="gresshopper-gpu").start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._one, args=(connection,), daemon=True, name="gresshopper-gpu-ask").start()
+
+    def _one(self, connection: socket.socket) -> None:
+        with connection:
+            try:
+                connection.settimeout(10.0)
+                if _peer(connection) not in (0, os.getuid()):
+                    return
+                line = connection.makefile("rb").readline(_MAX)
+                request = json.loads(line)
+                answer = self._handle(request if isinstance(request, dict) else {})
+                connection.sendall(json.dumps(answer).encode() + b"\n")
+            except (OSError, ValueError):
+                return
+
+    def close(self) -> None:
+        """Stops listening; a child that was forked leaves the file alone."""
+        self._socket.close()
+        if os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                os.unlink(self.path)
+
+
+def _peer(connection: socket.socket) -> int:
+    _, uid, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    )
+    return int(uid)
