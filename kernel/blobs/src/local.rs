@@ -1,0 +1,421 @@
+//! Chunks in a directory of a file system that all of the user's nodes share.
+//!
+//! Blocking calls on plain threads: the callers are a kernel's own process, where memory goes straight to the file,
+//! and tools.
+
+use crate::{CHUNK_BYTES, ChunkId, GetError, PutError};
+use std::collections::HashSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
+
+/// Compressing must save at least this share of a chunk.
+const PAYS: f64 = 0.9;
+/// A chunk is tried whole only if this much of its middle compresses.
+const SAMPLE: usize = 64 * 1024;
+
+static TEMP: AtomicU64 = AtomicU64::new(0);
+
+/// The chunks of one user below one directory (`chunks/` of the store).
+#[derive(Debug)]
+pub struct Local {
+    root: PathBuf,
+    fresh: Mutex<Vec<ChunkId>>,
+}
+
+/// What a collection of garbage did.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Collected {
+    pub kept: u64,
+    pub removed: u64,
+    pub freed_bytes: u64,
+}
+
+impl Local {
+    /// The chunks below `root`, which is made (0700) if need be.
+    ///
+    /// # Errors
+    /// [`PutError::Write`] when it can't be made.
+    pub fn open(root: &Path) -> Result<Self, PutError> {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(root)
+            .map_err(|source| PutError::Write { path: root.to_owned(), source })?;
+        Ok(Self { root: root.to_owned(), fresh: Mutex::new(Vec::new()) })
+    }
+
+    /// Where a chunk lies when it is not compressed.
+    pub fn path(&self, id: ChunkId) -> PathBuf {
+        let name = id.to_string();
+        self.root.join(&name[..2]).join(&name[2..])
+    }
+
+    fn packed_path(&self, id: ChunkId) -> PathBuf {
+        self.path(id).with_extension("z")
+    }
+
+    /// Whether a chunk of this length is there.
+    pub fn has(&self, id: ChunkId, len: usize) -> bool {
+        fs::metadata(self.path(id)).is_ok_and(|m| m.len() == len as u64)
+            || fs::metadata(self.packed_path(id)).is_ok_and(|m| m.len() > 0)
+    }
+
+    /// Stores one chunk; returns its name and how many bytes were written (0 when it was there).
+    ///
+    /// # Errors
+    /// [`PutError::Write`]: nothing is left behind, and other chunks are as they were.
+    pub fn put(&self, content: &[u8]) -> Result<(ChunkId, u64), PutError> {
+        let id = ChunkId::of(content);
+        if self.has(id, content.len()) {
+            self.touch(id);
+            return Ok((id, 0));
+        }
+        self.write(&self.path(id), content)?;
+        self.fresh.lock().expect("no holder of this lock panics").push(id);
+        Ok((id, content.len() as u64))
+    }
+
+    /// Marks a chunk as wanted again, so that a collection that runs now doesn't take it.
+    fn touch(&self, id: ChunkId) {
+        for path in [self.path(id), self.packed_path(id)] {
+            if let Ok(file) = OpenOptions::new().append(true).open(path) {
+                // Failing only makes the chunk look older than it is.
+                let _ = file.set_modified(SystemTime::now());
+            }
+        }
+    }
+
+    fn write(&self, path: &Path, content: &[u8]) -> Result<(), PutError> {
+        let failed = |source| PutError::Write { path: path.to_owned(), source };
+        let parent = path.parent().expect("a chunk lies in a directory of the store");
+        let temp = parent.join(format!(".new-{}-{}", std::process::id(), TEMP.fetch_add(1, Ordering::Relaxed)));
+        let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temp);
+        let mut file = match open() {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(failed)?;
+                open().map_err(failed)?
+            }
+            other => other.map_err(failed)?,
+        };
+        let done = file.write_all(content).and_then(|()| fs::rename(&temp, path));
+        if done.is_err() {
+            // The first error is the one to tell.
+            let _ = fs::remove_file(&temp);
+        }
+        done.map_err(failed)
+    }
+
+    /// Stores content in chunks, on several threads. With `wanted`, only the chunks marked there; the other names
+    /// are zero. Returns the names and how many bytes were written.
+    ///
+    /// # Errors
+    /// The first [`PutError`]; chunks that were stored before it stay and are garbage.
+    pub fn put_all(&self, content: &[u8], wanted: Option<&[u8]>) -> Result<(Vec<ChunkId>, u64), PutError> {
+        let chunks: Vec<&[u8]> = content.chunks(CHUNK_BYTES).collect();
+        let pick: Vec<usize> =
+            (0..chunks.len()).filter(|&i| wanted.is_none_or(|w| w.get(i).is_some_and(|&b| b != 0))).collect();
+        let ids = Mutex::new(vec![ChunkId([0; 32]); chunks.len()]);
+        let wrote = AtomicU64::new(0);
+        parallel(pick.len(), |i| {
+            let at = pick[i];
+            let (id, bytes) = self.put(chunks[at])?;
+            wrote.fetch_add(bytes, Ordering::Relaxed);
+            ids.lock().expect("no holder of this lock panics")[at] = id;
+            Ok(())
+        })?;
+        Ok((ids.into_inner().expect("no holder of this lock panics"), wrote.into_inner()))
+    }
+
+    /// Reads one chunk of known length and checks it.
+    ///
+    /// # Errors
+    /// [`GetError`]; `into` then holds nothing of use.
+    pub fn get(&self, id: ChunkId, into: &mut [u8]) -> Result<(), GetError> {
+        match File::open(self.path(id)) {
+            Ok(file) => Self::read_plain(id, file, into)?,
+            Err(e) if e.kind() == io::ErrorKind::NotFound => self.read_packed(id, into)?,
+            Err(source) => return Err(GetError::Read { id, source }),
+        }
+        if ChunkId::of(into) == id { Ok(()) } else { Err(GetError::Tampered { id }) }
+    }
+
+    fn read_plain(id: ChunkId, mut file: File, into: &mut [u8]) -> Result<(), GetError> {
+        let len = file.metadata().map_err(|source| GetError::Read { id, source })?.len();
+        if len != into.len() as u64 {
+            return Err(GetError::Truncated { id });
+        }
+        file.read_exact(into).map_err(|source| GetError::Read { id, source })
+    }
+
+    fn read_packed(&self, id: ChunkId, into: &mut [u8]) -> Result<(), GetError> {
+        let packed = fs::read(self.packed_path(id)).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => GetError::Missing { id },
+            _ => GetError::Read { id, source },
+        })?;
+        let len = zstd::bulk::decompress_to_buffer(&packed, into).map_err(|_| GetError::Tampered { id })?;
+        if len == into.len() { Ok(()) } else { Err(GetError::Truncated { id }) }
+    }
+
+    /// Reads chunks one behind the other, on several threads, and checks them.
+    ///
+    /// # Errors
+    /// The first [`GetError`].
+    pub fn get_all(&self, ids: &[ChunkId], into: &mut [u8]) -> Result<(), GetError> {
+        let parts: Vec<Mutex<&mut [u8]>> = into.chunks_mut(CHUNK_BYTES).map(Mutex::new).collect();
+        if parts.len() != ids.len() {
+            return Err(GetError::Truncated { id: ids.last().copied().unwrap_or(ChunkId([0; 32])) });
+        }
+        parallel(parts.len(), |i| {
+            let mut part = parts[i].lock().expect("no holder of this lock panics");
+            self.get(ids[i], &mut part)
+        })
+    }
+
+    /// Makes all that was written since the last call survive a crash of the machine.
+    ///
+    /// # Errors
+    /// [`PutError::Sync`].
+    pub fn sync(&self) -> Result<(), PutError> {
+        let failed = |source: io::Error| PutError::Sync { path: self.root.clone(), source };
+        let root = File::open(&self.root).map_err(failed)?;
+        rustix::fs::syncfs(&root).map_err(|e| failed(e.into()))
+    }
+
+    /// Compresses the chunks that were written through this value, where that pays. Off the path.
+    ///
+    /// # Errors
+    /// [`PutError`]; the chunk then stays as it is.
+    pub fn pack_fresh(&self) -> Result<u64, PutError> {
+        let fresh = std::mem::take(&mut *self.fresh.lock().expect("no holder of this lock panics"));
+        let mut saved = 0;
+        for id in fresh {
+            saved += self.pack(id)?;
+        }
+        Ok(saved)
+    }
+
+    /// Compresses one chunk if that pays; returns the bytes saved.
+    ///
+    /// # Errors
+    /// [`PutError`]; the chunk then stays as it is.
+    pub fn pack(&self, id: ChunkId) -> Result<u64, PutError> {
+        let path = self.path(id);
+        let Ok(content) = fs::read(&path) else { return Ok(0) };
+        let Some(packed) = packed(&content) else { return Ok(0) };
+        self.write(&self.packed_path(id), &packed)?;
+        // Readers that look for the plain file from now on find the packed one.
+        let _ = fs::remove_file(&path);
+        Ok((content.len() - packed.len()) as u64)
+    }
+
+    /// Removes chunks that are in nobody's `live` and weren't touched for `grace` (what a capture that isn't finished
+    /// yet wrote), and what interrupted writes left behind.
+    ///
+    /// # Errors
+    /// The first I/O error; what is left is removed by the next call.
+    pub fn collect(&self, live: &HashSet<ChunkId>, grace: Duration, now: SystemTime) -> io::Result<Collected> {
+        let mut done = Collected::default();
+        for shelf in fs::read_dir(&self.root)? {
+            let shelf = shelf?;
+            if !shelf.file_type()?.is_dir() {
+                continue;
+            }
+            for file in fs::read_dir(shelf.path())? {
+                let file = file?;
+                let name = format!("{}{}", shelf.file_name().to_string_lossy(), file.file_name().to_string_lossy());
+                let id = name.strip_suffix(".z").unwrap_or(&name).parse::<ChunkId>().ok();
+                let found = file.metadata()?;
+                let young = found.modified().is_ok_and(|t| now.duration_since(t).unwrap_or_default() < grace);
+                let foreign = id.is_none() && !file.file_name().to_string_lossy().starts_with(".new-");
+                if id.is_some_and(|id| live.contains(&id)) || young || foreign {
+                    done.kept += 1;
+                } else {
+                    fs::remove_file(file.path())?;
+                    done.removed += 1;
+                    done.freed_bytes += found.len();
+                }
+            }
+        }
+        Ok(done)
+    }
+}
+
+/// The content compressed, if that pays.
+fn packed(content: &[u8]) -> Option<Vec<u8>> {
+    let middle = content.len() / 2;
+    let sample = &content[middle.saturating_sub(SAMPLE / 2)..(middle + SAMPLE / 2).min(content.len())];
+    let pays = |plain: usize, packed: usize| (packed as f64) < plain as f64 * PAYS;
+    if content.len() > 2 * SAMPLE && !pays(sample.len(), zstd::bulk::compress(sample, 1).ok()?.len()) {
+        return None;
+    }
+    let whole = zstd::bulk::compress(content, 3).ok()?;
+    pays(content.len(), whole.len()).then_some(whole)
+}
+
+/// Runs `work` for 0..count on as many threads as there are cores; stops at the first error.
+///
+/// # Errors
+/// The first error of `work`.
+pub fn parallel<E: Send>(count: usize, work: impl Fn(usize) -> Result<(), E> + Sync) -> Result<(), E> {
+    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(8).min(count);
+    if threads <= 1 {
+        return (0..count).try_for_each(work);
+    }
+    let next = AtomicUsize::new(0);
+    let failed: Mutex<Option<E>> = Mutex::new(None);
+    std::thread::scope(|scope| {
+        for _ in 0..threads {
+            scope.spawn(|| {
+                loop {
+                    let i = next.fetch_add(1, Ordering::Relaxed);
+                    if i >= count {
+                        break;
+                    }
+                    if let Err(e) = work(i) {
+                        next.store(count, Ordering::Relaxed);
+                        failed.lock().expect("no holder of this lock panics").get_or_insert(e);
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    failed.into_inner().expect("no holder of this lock panics").map_or(Ok(()), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn store() -> (tempfile::TempDir, Local) {
+        let dir = tempfile::tempdir().unwrap();
+        let local = Local::open(&dir.path().join("chunks")).unwrap();
+        (dir, local)
+    }
+
+    fn files(local: &Local) -> Vec<PathBuf> {
+        fs::read_dir(&local.root)
+            .unwrap()
+            .flat_map(|d| fs::read_dir(d.unwrap().path()).unwrap())
+            .map(|f| f.unwrap().path())
+            .collect()
+    }
+
+    #[test]
+    fn same_content_is_stored_once() {
+        let (_dir, local) = store();
+        let content = vec![7; 2 * CHUNK_BYTES + 5];
+        let (ids, wrote) = local.put_all(&content, None).unwrap();
+        assert_eq!((ids.len(), ids[0], wrote), (3, ids[1], CHUNK_BYTES as u64 + 5));
+        assert_eq!(local.put_all(&content, None).unwrap(), (ids.clone(), 0));
+        assert_eq!(files(&local).len(), 2);
+        let mut back = vec![0; content.len()];
+        local.get_all(&ids, &mut back).unwrap();
+        assert_eq!(back, content);
+    }
+
+    #[test]
+    fn only_wanted_chunks_are_stored() {
+        let (_dir, local) = store();
+        let content: Vec<u8> = (0..3 * CHUNK_BYTES).map(|i| (i / CHUNK_BYTES) as u8).collect();
+        let (ids, wrote) = local.put_all(&content, Some(&[0, 1, 0])).unwrap();
+        assert_eq!((ids[0], ids[2], wrote), (ChunkId([0; 32]), ChunkId([0; 32]), CHUNK_BYTES as u64));
+        assert_eq!(files(&local), [local.path(ids[1])]);
+    }
+
+    #[test]
+    fn truncated_changed_and_missing_chunks_are_refused() {
+        let (_dir, local) = store();
+        let (id, _) = local.put(b"content").unwrap();
+        let mut into = [0; 7];
+        fs::write(local.path(id), b"contend").unwrap();
+        assert!(matches!(local.get(id, &mut into), Err(GetError::Tampered { .. })));
+        fs::write(local.path(id), b"cont").unwrap();
+        assert!(matches!(local.get(id, &mut into), Err(GetError::Truncated { .. })));
+        fs::remove_file(local.path(id)).unwrap();
+        assert!(matches!(local.get(id, &mut into), Err(GetError::Missing { .. })));
+        // A torn chunk is written again rather than taken for the whole one.
+        fs::write(local.path(id), b"c").unwrap();
+        assert_eq!(local.put(b"content").unwrap(), (id, 7));
+        local.get(id, &mut into).unwrap();
+        assert_eq!(&into, b"content");
+    }
+
+    #[test]
+    fn packing_changes_nothing_but_the_length() {
+        let (_dir, local) = store();
+        let (ids, _) = local.put_all(&vec![1; CHUNK_BYTES], None).unwrap();
+        assert!(local.pack_fresh().unwrap() > CHUNK_BYTES as u64 / 2);
+        assert!(!local.path(ids[0]).exists());
+        let mut back = vec![0; CHUNK_BYTES];
+        local.get_all(&ids, &mut back).unwrap();
+        assert_eq!(back, vec![1; CHUNK_BYTES]);
+        assert_eq!(local.put(&back).unwrap(), (ids[0], 0));
+        let packed = local.packed_path(ids[0]);
+        let mut raw = fs::read(&packed).unwrap();
+        raw[20] ^= 1;
+        fs::write(&packed, raw).unwrap();
+        assert!(local.get_all(&ids, &mut back).is_err());
+    }
+
+    #[test]
+    fn collection_spares_what_is_live_or_young() {
+        let (_dir, local) = store();
+        let (live, _) = local.put(b"live").unwrap();
+        let (dead, _) = local.put(b"dead").unwrap();
+        let now = SystemTime::now() + Duration::from_secs(100);
+        let keep = HashSet::from([live]);
+        assert_eq!(local.collect(&keep, Duration::from_secs(200), now).unwrap().removed, 0);
+        let done = local.collect(&keep, Duration::from_secs(50), now).unwrap();
+        assert_eq!(done, Collected { kept: 1, removed: 1, freed_bytes: 4 });
+        assert!(local.has(live, 4) && !local.has(dead, 4));
+    }
+
+    #[test]
+    fn a_full_disk_is_an_error_and_leaves_nothing_behind() {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("skipped: mounting a small file system needs root");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let mounted = std::process::Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=6m", "tmpfs"])
+            .arg(dir.path())
+            .status()
+            .unwrap();
+        assert!(mounted.success());
+        let local = Local::open(&dir.path().join("chunks")).unwrap();
+        let first: Vec<u8> = vec![1; CHUNK_BYTES];
+        let (kept, _) = local.put_all(&first, None).unwrap();
+        let second: Vec<u8> = vec![2; CHUNK_BYTES];
+        let failed = local.put_all(&second, None);
+        let left = files(&local);
+        let mut back = vec![0; CHUNK_BYTES];
+        let read = local.get_all(&kept, &mut back);
+        std::process::Command::new("umount").arg(dir.path()).status().unwrap();
+        assert!(matches!(failed, Err(PutError::Write { .. })));
+        assert_eq!(left, [local.path(kept[0])]);
+        read.unwrap();
+        assert_eq!(back, first);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(24))]
+        #[test]
+        fn what_is_put_is_got(content in proptest::collection::vec(any::<u8>(), 0..3000), repeat in 1usize..2000) {
+            let (_dir, local) = store();
+            let content = content.repeat(repeat);
+            let (ids, _) = local.put_all(&content, None).unwrap();
+            let mut back = vec![0; content.len()];
+            local.pack_fresh().unwrap();
+            local.get_all(&ids, &mut back).unwrap();
+            prop_assert_eq!(back, content);
+        }
+    }
+}
