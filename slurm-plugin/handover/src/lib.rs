@@ -16,6 +16,7 @@ pub mod gres;
 pub mod holders;
 pub mod hostlist;
 pub mod node;
+pub mod options;
 pub mod proc;
 pub mod record;
 pub mod store;

@@ -341,7 +341,7 @@ impl Node {
             .take_back(lease.step)
             .map_err(|e| refused("the earlier lease")(&e))?
         {
-            Some(taken) if !taken.clean => Err(Refusal::Blocked {
+            Some((taken, _)) if !taken.clean => Err(Refusal::Blocked {
                 index,
                 why: why(&taken.holders),
             }),
@@ -463,11 +463,11 @@ impl Node {
             .map_err(|e| refused("widening the cores")(&e))
     }
 
-    /// Ends the lease of a pilot's step; None if there is none (any more).
+    /// Ends the lease of a pilot's step; None if there is none (any more). Gives the agent's socket with it.
     ///
     /// # Errors
     /// Records that can't be read or locked. Whatever could not be closed is told in the answer.
-    pub fn take_back(&self, step: StepKey) -> Result<Option<TakenBack>, StoreError> {
+    pub fn take_back(&self, step: StepKey) -> Result<Option<(TakenBack, PathBuf)>, StoreError> {
         let Some(record) = self.store.lease(step)? else {
             return Ok(None);
         };
@@ -475,7 +475,7 @@ impl Node {
         let Some(record) = self.store.lease(step)? else {
             return Ok(None);
         };
-        Ok(Some(self.take_back_locked(&record)))
+        Ok(Some((self.take_back_locked(&record), record.notify)))
     }
 
     /// Carries out a token's [`crate::token::Op::TakeBack`].
@@ -505,7 +505,7 @@ impl Node {
         let taken = self
             .take_back(record.step)
             .map_err(|e| refused("the take-back")(&e))?;
-        Ok(taken.unwrap_or_else(nothing))
+        Ok(taken.map_or_else(nothing, |(taken, _)| taken))
     }
 
     /// Takes back all that an ended job had lent, and forgets its kernels. Gives the agent's socket with each.
@@ -515,9 +515,7 @@ impl Node {
     pub fn job_ended(&self, job: JobId) -> Result<Vec<(TakenBack, PathBuf)>, StoreError> {
         let mut taken = Vec::new();
         for record in self.store.leases_of(job)? {
-            if let Some(t) = self.take_back(record.step)? {
-                taken.push((t, record.notify));
-            }
+            taken.extend(self.take_back(record.step)?);
         }
         if let Ok(_lock) = self.store.lock("cgroups", LOCK_PATIENCE) {
             self.sweep();

@@ -1,0 +1,269 @@
+//! The functions that Slurm calls. Each is a guard and a line; the work is below them.
+
+use crate::ffi::{self, Step, spank_t};
+use crate::notify;
+use crate::site::Here;
+use hop_core::id::{JobId, LeaseId};
+use hop_core::time::Timestamp;
+use hop_handover::decide::Arrival;
+use hop_handover::node::chain;
+use hop_handover::options;
+use hop_handover::proc;
+use hop_handover::record::{ProcessId, StepKey};
+use hop_handover::token::{Confirmation, Op, Refusal, Refused, Token};
+use std::ffi::{CStr, c_char, c_int};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+const LEASE: &CStr = c"GRESSHOPPER_LEASE";
+const KERNEL: &CStr = c"GRESSHOPPER_KERNEL";
+
+type Arguments = *mut *mut c_char;
+
+/// Runs `work` such that nothing leaves it but a line in the log.
+fn guarded(name: &str, step: Step, work: impl FnOnce(Step) -> Result<(), String>) -> c_int {
+    let result = catch_unwind(AssertUnwindSafe(|| {
+        panic_if_told(step);
+        work(step)
+    }));
+    match result {
+        Ok(Ok(())) => {}
+        Ok(Err(why)) => ffi::log_error(&format!("{name}: {why}")),
+        Err(_) => ffi::log_error(&format!("{name}: the plugin failed; the step goes on without it")),
+    }
+    0
+}
+
+#[cfg(feature = "test-panic")]
+fn panic_if_told(step: Step) {
+    assert!(!step.has_variable(c"GRESSHOPPER_TEST_PANIC"), "told to panic");
+}
+
+#[cfg(not(feature = "test-panic"))]
+fn panic_if_told(_: Step) {}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn slurm_spank_task_post_fork(handle: spank_t, count: c_int, values: Arguments) -> c_int {
+    guarded("registering the kernel", Step::new(handle), |step| {
+        if step.has_variable(KERNEL) {
+            register(step, count, values)
+        } else {
+            Ok(())
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn slurm_spank_task_init_privileged(
+    handle: spank_t,
+    count: c_int,
+    values: Arguments,
+) -> c_int {
+    guarded("the lease", Step::new(handle), |step| {
+        if step.has_variable(LEASE) {
+            carry_out(step, count, values)
+        } else {
+            Ok(())
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn slurm_spank_task_exit(handle: spank_t, count: c_int, values: Arguments) -> c_int {
+    guarded("the take-back", Step::new(handle), |step| {
+        if step.has_variable(LEASE) {
+            take_back(step, count, values)
+        } else {
+            Ok(())
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn slurm_spank_exit(handle: spank_t, count: c_int, values: Arguments) -> c_int {
+    if !ffi::in_stepd() {
+        return 0;
+    }
+    guarded("the step's end", Step::new(handle), |step| {
+        if step.has_variable(LEASE) {
+            take_back(step, count, values)?;
+        }
+        if step.has_variable(KERNEL) {
+            unregister(step, count, values)
+        } else {
+            Ok(())
+        }
+    })
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn slurm_spank_job_epilog(handle: spank_t, count: c_int, values: Arguments) -> c_int {
+    guarded("the job's end", Step::new(handle), |step| {
+        let Some(job) = step.job() else { return Ok(()) };
+        if Here::was_used(count, values) {
+            end_job(job, count, values)
+        } else {
+            Ok(())
+        }
+    })
+}
+
+fn register(step: Step, count: c_int, values: Arguments) -> Result<(), String> {
+    let (Some(key), true) = (step.key(), step.is_first_task()) else {
+        return Ok(());
+    };
+    let (Some(uid), Some(pid)) = (step.uid(), step.task_pid()) else {
+        return Err("Slurm gave no uid or pid".to_owned());
+    };
+    Here::find(count, values)?
+        .node
+        .register(key, uid, pid)
+        .map(drop)
+        .map_err(|e| chain(&e))
+}
+
+fn unregister(step: Step, count: c_int, values: Arguments) -> Result<(), String> {
+    let Some(key) = step.key() else { return Ok(()) };
+    Here::find(count, values)?
+        .node
+        .unregister(key)
+        .map_err(|e| chain(&e))
+}
+
+/// Does what the step's token asks, and tells the agent, whatever came of it.
+fn carry_out(step: Step, count: c_int, values: Arguments) -> Result<(), String> {
+    let (Some(key), true) = (step.key(), step.is_first_task()) else {
+        return Ok(());
+    };
+    let here = Here::find(count, values)?;
+    let job_uid = step.uid().ok_or("Slurm gave no uid")?;
+    let usual = here
+        .agent_dir
+        .join(&here.name)
+        .join(format!("agent.{}.sock", key.job));
+    let (socket, said) = match open_token(step, &here, key, job_uid) {
+        Ok((token, arrival)) => {
+            let said = obey(step, &here, &token, &arrival);
+            (
+                token.notify.clone(),
+                said.map_err(|reason| (Some(token.lease), reason)),
+            )
+        }
+        // Only in the service account's own jobs is there an agent that this could concern.
+        Err(reason) if job_uid != here.service_uid => return Err(reason.to_string()),
+        Err(reason) => (usual, Err((None, reason))),
+    };
+    let line = said.unwrap_or_else(|(lease, reason)| refusal(key, lease, reason));
+    tell(&here, &socket, &line)
+}
+
+/// The token, if its credential is the service account's.
+fn open_token(step: Step, here: &Here, key: StepKey, job_uid: u32) -> Result<(Token, Arrival), Refusal> {
+    let credential = step.variable(LEASE).ok_or_else(|| Refusal::Token {
+        detail: "the variable is too long".to_owned(),
+    })?;
+    let decoded = hop_munge::decode(&credential, here.munge_socket.as_deref()).map_err(|e| match e {
+        hop_munge::Error::Replayed => Refusal::Replayed,
+        other => Refusal::Credential {
+            detail: chain(&other),
+        },
+    })?;
+    if decoded.uid != here.service_uid {
+        return Err(Refusal::MintedByOther { uid: decoded.uid });
+    }
+    let token = Token::from_payload(&decoded.payload).map_err(|e| match e {
+        hop_handover::token::ReadError::Version { theirs } => Refusal::Version {
+            ours: hop_handover::token::VERSION,
+            theirs,
+        },
+        other => Refusal::Token {
+            detail: chain(&other),
+        },
+    })?;
+    let arrival = Arrival {
+        step: key,
+        job_uid,
+        minted_by: decoded.uid,
+        service_uid: here.service_uid,
+        now: now(),
+    };
+    Ok((token, arrival))
+}
+
+fn obey(step: Step, here: &Here, token: &Token, arrival: &Arrival) -> Result<Confirmation, Refusal> {
+    match &token.op {
+        Op::Lend(lend) => {
+            let gpus = step.variable(c"SLURM_STEP_GPUS").unwrap_or_default();
+            let gpus = options::step_gpus(&gpus).ok_or_else(|| Refusal::Token {
+                detail: format!("SLURM_STEP_GPUS is {gpus:?}"),
+            })?;
+            let stepd = parent().ok_or_else(|| Refusal::Token {
+                detail: "slurmstepd is gone".to_owned(),
+            })?;
+            here.node
+                .lend(token, lend, arrival, &gpus, stepd)
+                .map(Confirmation::HandedOver)
+        }
+        Op::TakeBack => here
+            .node
+            .take_back_by_token(token, arrival)
+            .map(Confirmation::TakenBack),
+    }
+}
+
+/// This task's slurmstepd.
+fn parent() -> Option<ProcessId> {
+    let pid = rustix::process::getppid()?.as_raw_nonzero().get().cast_unsigned();
+    Some(ProcessId {
+        pid,
+        start_time: proc::start_time(pid)?,
+    })
+}
+
+fn take_back(step: Step, count: c_int, values: Arguments) -> Result<(), String> {
+    let Some(key) = step.key() else { return Ok(()) };
+    let here = Here::find(count, values)?;
+    match here.node.take_back(key).map_err(|e| chain(&e))? {
+        Some((taken, socket)) => tell(&here, &socket, &Confirmation::TakenBack(taken)),
+        None => Ok(()),
+    }
+}
+
+fn end_job(job: JobId, count: c_int, values: Arguments) -> Result<(), String> {
+    let here = Here::find(count, values)?;
+    for (taken, socket) in here.node.job_ended(job).map_err(|e| chain(&e))? {
+        // The agent went with its job, as a rule.
+        let _ = notify::send(&socket, here.service_uid, &Confirmation::TakenBack(taken));
+    }
+    Ok(())
+}
+
+fn tell(here: &Here, socket: &Path, line: &Confirmation) -> Result<(), String> {
+    if let Confirmation::Refused(refused) = line {
+        ffi::log_error(&format!("refused: {}", refused.reason));
+    }
+    notify::send(socket, here.service_uid, line).map_err(|e| {
+        format!(
+            "the agent could not be told at {}: {e}",
+            PathBuf::from(socket).display()
+        )
+    })
+}
+
+fn refusal(key: StepKey, lease: Option<LeaseId>, reason: Refusal) -> Confirmation {
+    Confirmation::Refused(Refused {
+        lease,
+        pilot: key.job,
+        step: key.step,
+        reason,
+        at: now(),
+    })
+}
+
+fn now() -> Timestamp {
+    let since = SystemTime::now()
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or_default();
+    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
+}

@@ -1,0 +1,34 @@
+//! Telling the agent: one line over its Unix socket, once it has been seen to be the service account's.
+
+use hop_handover::token::Confirmation;
+use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+/// An agent that doesn't answer for so long is as good as dead; the lease's holder will find out.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Sends `line` to the agent.
+///
+/// # Errors
+/// There is no agent, it isn't the service account's, or it doesn't read.
+pub(crate) fn send(path: &Path, service_uid: u32, line: &Confirmation) -> io::Result<()> {
+    let socket = socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC,
+        None,
+    )?;
+    set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let peer = socket_peercred(&socket)?.uid.as_raw();
+    if peer != service_uid {
+        return Err(io::Error::other(format!(
+            "uid {peer} listens there, not the service account"
+        )));
+    }
+    UnixStream::from(socket).write_all(line.to_line().as_bytes())
+}

@@ -1,0 +1,115 @@
+//! What the plugin knows of its node: plugstack.conf's arguments, slurmd's environment, slurm.conf, gres.conf.
+
+use crate::ffi;
+use hop_handover::gres::{self, NodeGres};
+use hop_handover::hostlist;
+use hop_handover::node::{Node, Site, chain};
+use hop_handover::options::{Options, munge_socket_of};
+use std::ffi::{CString, c_char, c_int};
+use std::path::{Path, PathBuf};
+
+/// The node with what else the callbacks need.
+#[derive(Debug)]
+pub(crate) struct Here {
+    pub(crate) node: Node,
+    pub(crate) name: String,
+    pub(crate) service_uid: u32,
+    pub(crate) agent_dir: PathBuf,
+    pub(crate) munge_socket: Option<PathBuf>,
+}
+
+impl Here {
+    /// Looks at it all anew: plugins are short-lived, and the files may change between steps.
+    pub(crate) fn find(count: c_int, values: *mut *mut c_char) -> Result<Self, String> {
+        let arguments = ffi::arguments(count, values);
+        let options = Options::parse(arguments.iter().map(String::as_str)).map_err(|e| e.to_string())?;
+        // Set by slurmd itself; spank_getenv would give what the user exported.
+        let name = std::env::var("SLURMD_NODENAME").map_err(|_| "slurmd named no node")?;
+        let slurm_conf = std::env::var_os("SLURM_CONF")
+            .map_or_else(|| PathBuf::from("/etc/slurm/slurm.conf"), PathBuf::from);
+        let service_uid = uid_of(&options.service_user)?;
+        let munge_socket = options.munge_socket.clone().or_else(|| {
+            std::fs::read_to_string(&slurm_conf)
+                .ok()
+                .and_then(|text| munge_socket_of(&text))
+        });
+        let site = Site {
+            run_dir: options.run_dir.clone(),
+            node: name.clone(),
+            gres: gres_of(&options, &slurm_conf, &name)?,
+            service_uid,
+            ignore_holders: options.ignore_holders,
+            isolation_none: options.isolation_none,
+        };
+        let node = Node::open(site).map_err(|e| chain(&e))?;
+        Ok(Self {
+            node,
+            name,
+            service_uid,
+            agent_dir: options.agent_dir,
+            munge_socket,
+        })
+    }
+
+    /// Whether any record was ever made here, without making a directory for it.
+    pub(crate) fn was_used(count: c_int, values: *mut *mut c_char) -> bool {
+        let arguments = ffi::arguments(count, values);
+        let Ok(options) = Options::parse(arguments.iter().map(String::as_str)) else {
+            return false;
+        };
+        std::env::var("SLURMD_NODENAME").is_ok_and(|name| options.run_dir.join(name).is_dir())
+    }
+}
+
+fn gres_of(options: &Options, slurm_conf: &Path, node: &str) -> Result<NodeGres, String> {
+    let conf = options
+        .gres_conf
+        .clone()
+        .unwrap_or_else(|| slurm_conf.with_file_name("gres.conf"));
+    let mut found = match gres::read_gres_conf(&conf, node, &|path| std::fs::read_to_string(path)) {
+        Ok(found) => found,
+        // Without the file Slurm has no GRES of which we must know.
+        Err(_) if options.gres_conf.is_none() && !conf.exists() => NodeGres::default(),
+        Err(e) => return Err(chain(&e)),
+    };
+    if let Some(devices) = &options.devices {
+        let files = hostlist::expand(devices).map_err(|e| chain(&e))?;
+        found.gpus = files.into_iter().map(PathBuf::from).collect();
+    } else if found.gpus.is_empty() && found.autodetect {
+        let names: Vec<String> = std::fs::read_dir("/dev")
+            .map_err(|e| format!("/dev: {e}"))?
+            .flatten()
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect();
+        found.gpus = gres::nvidia_files(names.iter().map(String::as_str));
+    }
+    Ok(found)
+}
+
+/// The uid of a user by name or number.
+fn uid_of(user: &str) -> Result<u32, String> {
+    if let Ok(uid) = user.parse() {
+        return Ok(uid);
+    }
+    let name = CString::new(user).map_err(|_| "service_user holds a NUL")?;
+    let mut buffer: Vec<c_char> = vec![0; 16 * 1024];
+    let mut found = std::ptr::null_mut();
+    // SAFETY: passwd is plain data that getpwnam_r fills in.
+    let mut entry: libc::passwd = unsafe { std::mem::zeroed() };
+    // SAFETY: all pointers are valid for the call, the buffer has the length given.
+    let code = unsafe {
+        libc::getpwnam_r(
+            name.as_ptr(),
+            &raw mut entry,
+            buffer.as_mut_ptr(),
+            buffer.len(),
+            &raw mut found,
+        )
+    };
+    if code != 0 || found.is_null() {
+        return Err(format!(
+            "there is no user {user}, which plugstack.conf names as service_user"
+        ));
+    }
+    Ok(entry.pw_uid)
+}
