@@ -106,11 +106,17 @@ impl Cluster {
     }
 
     fn facts(&self) -> Result<Facts> {
+        let host = host::short_name();
         Ok(Facts {
-            host: host::short_name(),
+            loopback: host::loopback_address(&host)?,
+            host,
             cores: host::cores(),
             cgroups: host::cgroup_setup()?,
         })
+    }
+
+    fn private_mounts(&self) -> Result<bool> {
+        Ok(self.options.variant.private_mounts(host::cgroup_setup()?))
     }
 
     fn node_daemons(&self) -> Vec<String> {
@@ -139,7 +145,7 @@ impl Cluster {
     fn sandbox(&self) -> Result<Sandbox> {
         let chroot = (self.options.variant == Variant::Trixie).then(|| self.layout.chroot());
         let mut holder = None;
-        if self.facts()?.private_mounts(self.options.variant) {
+        if self.private_mounts()? {
             let slurm = |(name, _): &(String, Process)| name == "keeper" || name.starts_with("slurm");
             let (_, process) = self
                 .running()
@@ -176,16 +182,16 @@ impl Cluster {
             .with_context(|| format!("can't make {}", self.layout.base().display()))?;
         let _lock = self.lock()?;
         let before = self.running().len();
-        if before == 0 {
-            self.sweep()?;
-            self.prepare()?;
-        } else {
+        if before > 0 {
             self.refuse_other_options()?;
             if before == self.daemon_names().len() {
                 return Ok(UpOutcome::AlreadyUp);
             }
+        } else {
+            self.sweep()?;
         }
-        match self.start() {
+        let prepared = if before == 0 { self.prepare() } else { Ok(()) };
+        match prepared.and_then(|()| self.start()) {
             Ok(()) if before == 0 => Ok(UpOutcome::Started),
             Ok(()) => Ok(UpOutcome::Mended),
             Err(e) if before == 0 => {
@@ -322,7 +328,7 @@ impl Cluster {
         for (name, text, mode) in files {
             write_mode(&etc.join(name), &text, mode)?;
         }
-        if facts.hides_v1(o.variant) {
+        if o.variant.hides_v1(facts.cgroups) {
             build_shim(&self.layout.shim())?;
         }
         Ok(())
@@ -353,7 +359,7 @@ impl Cluster {
         }
         let others = self.running();
         ensure!(
-            others.is_empty() || !self.facts()?.private_mounts(self.options.variant),
+            others.is_empty() || !self.private_mounts()?,
             "the keeper of the cluster's mount namespace is gone: take the cluster down and up again"
         );
         let fifo = self.layout.power_fifo();
@@ -365,7 +371,7 @@ impl Cluster {
         let err = log.try_clone().context("can't share the keeper's log")?;
         let mut command = Command::new("setsid");
         command.arg("--fork");
-        if self.facts()?.private_mounts(self.options.variant) {
+        if self.private_mounts()? {
             command.args(["unshare", "--mount", "--propagation", "private"]);
         }
         command.arg("sh").arg(self.layout.etc().join("keeper.sh"));

@@ -3,6 +3,7 @@
 //! Pure: nothing is read or written here.
 
 use std::fmt::Write as _;
+use std::net::Ipv4Addr;
 use std::path::Path;
 
 use crate::devices;
@@ -17,20 +18,28 @@ use crate::trixie;
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub host: String,
+    /// The loopback address that `host` stands for, if it does (127.0.0.1 or, as Debian has it, 127.0.1.1).
+    pub loopback: Option<Ipv4Addr>,
     pub cores: usize,
     pub cgroups: CgroupSetup,
 }
 
-/// How the cluster has to get at its cgroups.
 impl Facts {
-    /// cgroup v2 on a host whose controllers are on v1: a private mount and the shim are needed.
-    pub(crate) fn hides_v1(&self, variant: Variant) -> bool {
-        variant != Variant::V1 && self.cgroups == CgroupSetup::Hybrid
+    fn hides_v1(&self, variant: Variant) -> bool {
+        variant.hides_v1(self.cgroups)
     }
 
-    /// Whether the cluster lives in a mount namespace of its own.
-    pub(crate) fn private_mounts(&self, variant: Variant) -> bool {
-        self.hides_v1(variant) || variant == Variant::Trixie
+    /// Where the daemons listen and are reached.
+    pub(crate) fn address(&self) -> Ipv4Addr {
+        self.loopback.unwrap_or(Ipv4Addr::LOCALHOST)
+    }
+
+    /// Slurm listens either on its host name's address or on all; only the first can be loopback alone.
+    fn communication(&self) -> &'static str {
+        match self.loopback {
+            Some(_) => "NoAddrCache,NoCtldInAddrAny,NoInAddrAny",
+            None => "NoAddrCache",
+        }
     }
 
     /// Whether memory and cpuset are with the cgroup version that the cluster uses.
@@ -62,13 +71,13 @@ pub(crate) fn slurm_conf(o: &Options, facts: &Facts) -> String {
     };
     let mut conf = format!(
         "ClusterName={cluster}
-SlurmctldHost={host}(127.0.0.1)
+SlurmctldHost={host}({address})
 SlurmctldPort={ctld}
 SlurmUser=slurm
 AuthType=auth/munge
 CredType=cred/munge
 AuthInfo=socket={munge}
-CommunicationParameters=NoAddrCache,NoCtldInAddrAny,NoInAddrAny
+CommunicationParameters={communication}
 StateSaveLocation={base}/state/ctld
 SlurmdSpoolDir={base}/state/spool.%n
 SlurmctldPidFile={base}/run/slurmctld.pid
@@ -94,13 +103,15 @@ PriorityWeightFairshare=1000
 GresTypes=gpu
 SlurmdParameters=config_overrides
 AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost=127.0.0.1
+AccountingStorageHost={address}
 AccountingStoragePort={dbd}
 AccountingStoragePass={munge}
 AccountingStorageTRES=gres/gpu
 AccountingStorageEnforce=associations,limits
 ",
         cluster = o.cluster_name(),
+        address = facts.address(),
+        communication = facts.communication(),
         ctld = o.ctld_port(),
         dbd = o.dbd_port(),
     );
@@ -131,8 +142,9 @@ fn nodes_and_partitions(conf: &mut String, o: &Options, facts: &Facts) {
         let port = o.slurmd_port(place);
         let _ = writeln!(
             conf,
-            "NodeName={name} NodeHostname={} NodeAddr=127.0.0.1 Port={port}{cloud}",
-            facts.host
+            "NodeName={name} NodeHostname={} NodeAddr={} Port={port}{cloud}",
+            facts.host,
+            facts.address()
         );
     }
     let _ = write!(
@@ -201,7 +213,7 @@ pub(crate) fn slurmdbd_conf(o: &Options, facts: &Facts) -> String {
         "AuthType=auth/munge
 AuthInfo=socket={munge}
 DbdHost={host}
-DbdAddr=127.0.0.1
+DbdAddr={address}
 DbdPort={port}
 SlurmUser=slurm
 LogFile={base}/log/slurmdbd.log
@@ -213,6 +225,7 @@ StorageLoc=slurm_acct_db
 ",
         munge = layout.munge_socket().display(),
         host = facts.host,
+        address = facts.address(),
         port = o.dbd_port(),
     )
 }
@@ -343,6 +356,7 @@ mod tests {
     fn facts(cgroups: CgroupSetup) -> Facts {
         Facts {
             host: "host".into(),
+            loopback: Some(Ipv4Addr::LOCALHOST),
             cores: 2,
             cgroups,
         }
@@ -386,6 +400,28 @@ mod tests {
             "{pure}"
         );
         assert!(hybrid.contains("ConstrainDevices=yes") && pure.contains("ConstrainDevices=yes"));
+    }
+
+    #[test]
+    fn listens_on_loopback_alone_where_the_host_name_allows_it() {
+        let debian = Facts {
+            loopback: Some(Ipv4Addr::new(127, 0, 1, 1)),
+            ..facts(CgroupSetup::V1)
+        };
+        let conf = slurm_conf(&sample(), &debian);
+        assert!(
+            conf.contains("SlurmctldHost=host(127.0.1.1)\n") && conf.contains("NoCtldInAddrAny"),
+            "{conf}"
+        );
+        let elsewhere = Facts {
+            loopback: None,
+            ..debian
+        };
+        let conf = slurm_conf(&sample(), &elsewhere);
+        assert!(
+            conf.contains("SlurmctldHost=host(127.0.0.1)\n") && !conf.contains("InAddrAny"),
+            "{conf}"
+        );
     }
 
     #[test]

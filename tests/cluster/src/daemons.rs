@@ -1,7 +1,6 @@
 //! Starting and stopping the daemons, each with a readiness check of its own and never a fixed sleep.
 
 use std::fs;
-use std::net::TcpStream;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -175,9 +174,7 @@ impl Daemons<'_> {
         if !output.status.success() {
             return Err(failure("slurmdbd refuses to start", &log));
         }
-        let port = self.options.dbd_port();
         self.await_ready("slurmdbd", || {
-            TcpStream::connect(("127.0.0.1", port))?;
             self.run("sacctmgr", &["-n", "show", "cluster"]).map(drop)
         })
     }

@@ -9,6 +9,8 @@ use std::path::PathBuf;
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
+use crate::host::CgroupSetup;
+
 /// Which Slurm series runs on which cgroup version.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
@@ -28,6 +30,18 @@ impl fmt::Display for Variant {
             Self::V2 => "v2",
             Self::Trixie => "trixie",
         })
+    }
+}
+
+impl Variant {
+    /// cgroup v2 on a host whose controllers are on v1: a private mount and the shim are needed.
+    pub(crate) fn hides_v1(self, cgroups: CgroupSetup) -> bool {
+        self != Self::V1 && cgroups == CgroupSetup::Hybrid
+    }
+
+    /// Whether the cluster lives in a mount namespace of its own.
+    pub(crate) fn private_mounts(self, cgroups: CgroupSetup) -> bool {
+        self.hides_v1(cgroups) || self == Self::Trixie
     }
 }
 
