@@ -105,11 +105,7 @@ impl World {
 
     /// The fake libraries read the environment of the process that loads them: this one.
     fn site(&self) -> Site {
-        // SAFETY: each test runs in a process of its own under nextest, and single-threaded up to here.
-        #[allow(
-            clippy::disallowed_methods,
-            reason = "the fakes are loaded into this very process"
-        )]
+        // SAFETY: each test runs in a process of its own, where no other thread reads the environment meanwhile.
         unsafe {
             std::env::set_var("FAKE_GPU_DIR", self.dir.path());
         }

@@ -15,7 +15,7 @@ import atexit
 import sys
 from collections.abc import Mapping
 from types import ModuleType, TracebackType
-from typing import Any, Dict, Optional, Type
+from typing import Any
 
 from ._errors import GpuUnavailable, ParkRefused
 from ._keeper import VERSION, Keeper

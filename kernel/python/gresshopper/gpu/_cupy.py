@@ -74,7 +74,7 @@ class CupyHalf:
 
     def _arrays(self) -> list[Any]:
         kind = self._cupy.ndarray
-        return [o for o in gc.get_objects() if isinstance(o, kind) and o.nbytes]
+        return [o for o in gc.get_objects() if issubclass(type(o), kind) and o.nbytes]
 
     def find(self) -> Found:
         found = Found()

@@ -137,14 +137,6 @@ class TorchGuard:
         return self._here.mode is not None
 
 
-def keeps_no_gpu(torch: Any) -> bool:
-    """Whether torch was asked before there was a device and keeps the answer, which only a restart clears."""
-    if torch.cuda.is_initialized():
-        return False
-    torch.cuda._cached_device_count = None
-    return int(torch._C._cuda_getDeviceCount()) == 0
-
-
 class AfterImport(importlib.abc.MetaPathFinder):
     """Calls `then` with a module right after its first import, before any of the user's code has it."""
 

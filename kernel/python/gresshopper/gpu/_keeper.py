@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import sys
 import threading
+import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
 from . import _move
 from ._cupy import CupyHalf
 from ._errors import GpuUnavailable, ParkRefused
-from ._guard import Threads, TorchGuard, after_import, close_devices_in_children, keeps_no_gpu
+from ._guard import Threads, TorchGuard, after_import, close_devices_in_children
 from ._host import Pool
 from ._lease import LeaseSource, Workstation
 from ._others import others
@@ -75,18 +76,10 @@ class Keeper:
             self.source.acquire(why)
             if not self.usable:
                 raise GpuUnavailable(f"A GPU was promised and isn't here ({why}). Run the cell again.")
-            torch = sys.modules.get("torch")
-            if (
-                torch is not None
-                and self._off is False
-                and hasattr(torch, "cuda")
-                and _has_cuda(torch)
-                and keeps_no_gpu(torch)
-            ):
-                raise GpuUnavailable(
-                    "torch asked for GPUs before this kernel had one and keeps the answer. Restart the kernel, and let "
-                    "gresshopper load before torch is used."
-                )
+            for half in self.halves:
+                stuck = getattr(half, "stuck", lambda: None)()
+                if stuck:
+                    raise GpuUnavailable(stuck)
 
     def before_cell(self, code: str) -> None:
         """On the main thread, before a cell runs."""
@@ -105,7 +98,11 @@ class Keeper:
     def _is_unhooked(self, found: Any) -> bool:
         kind = type(found)
         root = (getattr(kind, "__module__", "") or "").split(".")[0]
-        compiled = kind.__name__ == "OptimizedModule" or hasattr(found, "_torchdynamo_orig_callable")
+        # Attributes are asked only of functions: asking any object for one may run code of its own.
+        is_function = isinstance(found, types.FunctionType)
+        compiled = kind.__name__ == "OptimizedModule" or (
+            is_function and hasattr(found, "_torchdynamo_orig_callable")
+        )
         return root in self._unhooked or ("torch" in self._unhooked and compiled)
 
     # --- what the supervisor asks ---
@@ -236,10 +233,6 @@ class Keeper:
         self.threads.install()
         after_import("torch", self.guard.patch)
         close_devices_in_children()
-
-
-def _has_cuda(torch: Any) -> bool:
-    return hasattr(torch._C, "_cuda_getDeviceCount")
 
 
 def _known(yes: bool, unknown: bool) -> str:

@@ -84,6 +84,20 @@ class TorchHalf:
             return False
         return not self._is_cuda or bool(torch.cuda.is_initialized())
 
+    def stuck(self) -> str | None:
+        """Why a GPU that is there now can't be used: torch's C++ keeps its first count of devices for ever."""
+        torch = self._torch
+        if torch is None or not self._is_cuda or not hasattr(torch, "_C") or torch.cuda.is_initialized():
+            return None
+        torch.cuda._cached_device_count = None
+        count = getattr(torch._C, "_cuda_getDeviceCount", None)
+        if count is None or count() > 0:
+            return None
+        return (
+            "torch sees no GPU although there is one: it counted them before this kernel had one and keeps the answer, "
+            "or it is a build without CUDA. Restart the kernel, and let gresshopper load before torch is used."
+        )
+
     def _tensors(self) -> Iterator[Any]:
         """Every tensor on the devices that has a Python object, and what hangs on it."""
         torch = self._torch

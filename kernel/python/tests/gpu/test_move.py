@@ -1,0 +1,219 @@
+"""Out and in, against fakes, with a fault at each call: all or nothing, and nothing lost."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from typing import Any
+
+import pytest
+from fakes import FakeDevice, FakeHalf, fake_cupy
+from gresshopper.gpu import GpuUnavailable, Keeper, NoLease, ParkRefused
+from gresshopper.gpu._cupy import CupyHalf
+
+CONTENTS = [b"weights" * 100, b"state" * 1000, b"x"]
+
+
+def make(*contents: bytes) -> tuple[FakeDevice, FakeHalf, Keeper]:
+    device = FakeDevice()
+    half = FakeHalf(device, list(contents) or CONTENTS)
+    return device, half, Keeper(NoLease("This cell has no GPU"), [half])
+
+
+def test_there_and_back() -> None:
+    device, half, keeper = make()
+    before = half.contents()
+    moved = keeper.out()
+    assert (moved.bytes, device.used, half.contents()) == (sum(map(len, CONTENTS)), 0, [None] * 3)
+    assert not keeper.usable
+    keeper.back()
+    assert half.contents() == before
+    assert keeper.usable
+
+
+def test_page_locked_memory_is_kept_and_used_again() -> None:
+    device, _, keeper = make()
+    keeper.out()
+    keeper.back()
+    assert device.calls.count("pin") == 1
+    kept = keeper.pool.bytes
+    keeper.out()
+    keeper.back()
+    assert (device.calls.count("pin"), keeper.pool.bytes) == (1, kept)
+    keeper.pool.trim()
+    assert keeper.pool.bytes == 0
+    assert device.calls.count("unpin") == 1
+
+
+#: How often each call is made, so that a fault can be put at each.
+OUT = {"sync": 2, "copy_out": 3, "free": 3, "empty_caches": 1}
+IN = {"allocate": 3, "copy_in": 3, "sync": 1}
+
+
+def each(calls: dict[str, int]) -> list[tuple[str, int]]:
+    return [(call, nth) for call, times in calls.items() for nth in range(times)]
+
+
+@pytest.mark.parametrize(("call", "nth"), each(OUT))
+def test_a_fault_on_the_way_out_changes_nothing(call: str, nth: int) -> None:
+    device, half, keeper = make()
+    before = half.contents()
+    device.fail_at[call] = nth
+    with pytest.raises(ParkRefused, match="fake fault"):
+        keeper.out()
+    device.fail_at.clear()
+    assert half.contents() == before
+    assert keeper.usable
+    keeper.out()
+    keeper.back()
+    assert half.contents() == before
+
+
+@pytest.mark.parametrize(("call", "nth"), each(IN))
+def test_a_fault_on_the_way_in_loses_nothing(call: str, nth: int) -> None:
+    device, half, keeper = make()
+    before = half.contents()
+    keeper.out()
+    device.fail_at[call] = nth
+    with pytest.raises(ParkRefused, match="safe in host memory"):
+        keeper.back()
+    assert not keeper.usable
+    assert device.used == 0
+    device.fail_at.clear()
+    keeper.back()
+    assert half.contents() == before
+
+
+def test_without_room_it_stays_in_host_memory() -> None:
+    device, half, keeper = make()
+    before = half.contents()
+    keeper.out()
+    device.total = 100
+    with pytest.raises(ParkRefused, match="safe in host memory"):
+        keeper.back()
+    device.total = 1 << 20
+    keeper.back()
+    assert half.contents() == before
+
+
+def test_the_second_framework_failing_brings_the_first_back() -> None:
+    one, two = FakeDevice(), FakeDevice()
+    halves = [FakeHalf(one, CONTENTS, "one"), FakeHalf(two, CONTENTS, "two")]
+    keeper = Keeper(NoLease("none"), halves)
+    two.fail_at["copy_out"] = 1
+    with pytest.raises(ParkRefused, match="two"):
+        keeper.out()
+    assert halves[0].contents() == halves[1].contents() == CONTENTS
+    assert keeper.usable
+
+
+def test_a_pin_that_fails_costs_only_speed() -> None:
+    device, half, keeper = make()
+    device.fail_at["pin"] = 0
+    keeper.out()
+    assert not keeper.pool.pinned
+    keeper.back()
+    assert half.contents() == CONTENTS
+
+
+def test_a_copy_in_calls_off_a_copy_out_that_hangs() -> None:
+    _, half, keeper = make()
+    at_sync, go_on = threading.Event(), threading.Event()
+
+    def slow_sync(deadline: float) -> None:
+        at_sync.set()
+        assert go_on.wait(10)
+
+    half.sync = slow_sync  # type: ignore[method-assign]
+    errors: list[BaseException] = []
+
+    def out() -> None:
+        try:
+            keeper.out()
+        except ParkRefused as error:
+            errors.append(error)
+
+    worker = threading.Thread(target=out)
+    worker.start()
+    assert at_sync.wait(10)
+    backer = threading.Thread(target=keeper.back)
+    backer.start()
+    go_on.set()
+    for thread in (worker, backer):
+        thread.join(10)
+        assert not thread.is_alive()
+    assert "called off" in str(errors[0])
+    assert half.contents() == CONTENTS
+    assert keeper.usable
+
+
+def test_nothing_moves_while_a_cell_runs_or_something_refuses() -> None:
+    _, half, keeper = make()
+    keeper.before_cell("x")
+    with pytest.raises(ParkRefused, match="a cell is running"):
+        keeper.out()
+    assert "a cell is running" in keeper.report()["refusals"]
+    keeper.after_cell()
+    half.refusals.append("a CUDA graph keeps addresses")
+    with pytest.raises(ParkRefused, match="CUDA graph"):
+        keeper.out()
+    assert half.contents() == CONTENTS
+
+
+def test_requests_are_answered_and_never_raise() -> None:
+    _, _, keeper = make()
+    report = keeper.handle({"v": 1, "op": "report"})
+    assert report["ok"]
+    assert report["report"]["frameworks_bytes"] == sum(map(len, CONTENTS))
+    assert keeper.handle({"v": 1, "op": "out"})["moved"]["bytes"] == sum(map(len, CONTENTS))
+    assert "parked already" in keeper.handle({"v": 1, "op": "out"})["error"]
+    assert keeper.handle({"v": 1, "op": "in"})["ok"]
+    assert "version 1" in keeper.handle({"v": 2, "op": "out"})["error"]
+    assert "not known" in keeper.handle({"v": 1, "op": "reset"})["error"]
+
+
+def test_a_parked_process_fails_at_once_or_gets_its_lease() -> None:
+    _, half, keeper = make()
+    keeper.out()
+    with pytest.raises(GpuUnavailable, match="This cell has no GPU"):
+        keeper.ensure("the test asks")
+
+    class Source:
+        def acquire(self, why: str) -> None:
+            keeper.back()
+
+    keeper.source = Source()
+    keeper.ensure("the test asks")
+    assert half.contents() == CONTENTS
+
+
+def test_cupy_arrays_keep_shape_aliases_and_content(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    cupy = fake_cupy(device)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    pointer = cupy.cuda.alloc(100)
+    pointer.mem.bytes[:] = bytes(range(100))
+    whole = cupy.ndarray((100,), "u1", pointer)
+    part = cupy.ndarray((10,), "u1", cupy.cuda.MemoryPointer(pointer.mem, 20))
+    del pointer
+    keeper = Keeper(NoLease("none"), [CupyHalf()])
+    assert keeper.report()["frameworks_bytes"] == 100, "the view's memory counts once"
+    keeper.out()
+    assert device.used == 0
+    assert (whole.shape, part.shape) == ((100,), (10,))
+    keeper.back()
+    assert whole.tobytes() == bytes(range(100))
+    assert part.tobytes() == bytes(range(20, 30))
+    assert whole.data.mem is part.data.mem
+
+
+def test_cupy_over_foreign_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = FakeDevice()
+    cupy = fake_cupy(device)
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    foreign: Any = cupy.ndarray((4,), "u1", cupy.cuda.MemoryPointer(cupy.cuda.UnownedMemory(4096, 4, None, 0), 0))
+    keeper = Keeper(NoLease("none"), [CupyHalf()])
+    assert "doesn't own" in keeper.report()["refusals"][0]
+    with pytest.raises(ParkRefused, match="doesn't own"):
+        keeper.out()
+    assert foreign.shape == (4,)
