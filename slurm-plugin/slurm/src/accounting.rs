@@ -182,3 +182,54 @@ fn parse_shares(output: &str) -> Result<Vec<Share>, ParseError> {
         })
         .collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn associations_of_22_05() {
+        let all = parse_associations(include_str!("../tests/recorded/22.05/associations.txt")).unwrap();
+        let bob = all.iter().find(|row| row.user == Some("bob".into())).unwrap();
+        assert_eq!(
+            (bob.account.as_str(), bob.qos.as_slice()),
+            ("lab", &["normal".to_owned()][..])
+        );
+        assert_eq!(
+            (bob.limits.group_minutes.gpus(), bob.limits.group.gpus()),
+            (Some(600), None)
+        );
+        let lab = all
+            .iter()
+            .find(|row| row.account == "lab".into() && row.user.is_none())
+            .unwrap();
+        assert_eq!(
+            (lab.parent.as_ref(), &lab.limits.scope),
+            (
+                Some(&"root".into()),
+                &LimitScope::Account {
+                    account: "lab".into()
+                }
+            )
+        );
+    }
+
+    #[test]
+    fn qos_and_shares_of_22_05() {
+        let qos = parse_qos(include_str!("../tests/recorded/22.05/qos.txt")).unwrap();
+        assert_eq!(
+            (qos[0].group.gpus(), qos[0].per_user.gpus(), qos[0].per_job.gpus()),
+            (Some(6), Some(2), None)
+        );
+        let shares = parse_shares(include_str!("../tests/recorded/22.05/shares.txt")).unwrap();
+        let alice = shares
+            .iter()
+            .find(|row| row.user == Some("alice".into()))
+            .unwrap();
+        assert_eq!(
+            (alice.account.as_str(), alice.raw_shares, alice.norm_shares),
+            ("lab", Some(1), Some(0.333333))
+        );
+        assert_eq!(shares[0].raw_shares, None);
+    }
+}

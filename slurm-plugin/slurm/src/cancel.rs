@@ -53,7 +53,8 @@ impl CancelError {
 }
 
 impl Slurm {
-    /// Cancels a job or a step: SIGTERM, after KillWait SIGKILL.
+    /// Cancels a job or a step: SIGTERM, after KillWait SIGKILL. `scancel` is silent about a job that is over, so
+    /// [`CancelError::Gone`] is sure for steps alone.
     pub async fn cancel(&self, target: impl Into<JobOrStep>) -> Result<(), CancelError> {
         self.scancel(target.into(), Vec::new()).await
     }

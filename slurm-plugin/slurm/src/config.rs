@@ -153,4 +153,17 @@ mod tests {
         assert!(!version("23.11.10").has_stepmgr() && version("24.05.0").has_stepmgr());
         assert_eq!(Version::parse("slurm"), None);
     }
+
+    #[test]
+    fn settings_of_22_05() {
+        let config = Config::parse(include_str!("../tests/recorded/22.05/config.txt")).unwrap();
+        assert_eq!(config.version(), Version::parse("22.05.8"));
+        assert_eq!(
+            (config.cluster(), config.max_step_count()),
+            (Some("hopdev2"), Some(40_000))
+        );
+        assert!(config.constrains_devices() && !config.constrains_cores() && !config.has_stepmgr());
+        assert_eq!(config.get("taskplugin"), Some("task/cgroup"));
+        assert!(Config::parse("slurm_load_ctl_conf error").is_err());
+    }
 }

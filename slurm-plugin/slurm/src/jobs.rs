@@ -144,7 +144,8 @@ impl Slurm {
         Ok(self.jobs(&filter).await?.into_iter().next())
     }
 
-    /// What a running job holds on its nodes, with the indices of its GPUs. Empty for one that runs nowhere.
+    /// What a job holds on its nodes, with the indices of its GPUs. Empty for one that has not started; of one that
+    /// is over Slurm says what it held for as long as it remembers it.
     pub async fn job_gres(&self, id: JobId) -> Result<Vec<JobGres>, QueryError> {
         if let Some(link) = &self.link
             && let Some(gres) = link.job_gres(id).await
@@ -322,4 +323,102 @@ pub(crate) fn node_names(list: &str) -> Result<Vec<NodeName>, ParseError> {
         list => list,
     };
     Ok(hostlist::expand(list)?.into_iter().map(NodeName::from).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gres::{gpu_index, gpus};
+    use hop_core::id::GpuIndex;
+
+    /// The random word of the recorded calls.
+    fn marks() -> Marks {
+        Marks::of("0123456789abcdef")
+    }
+
+    #[test]
+    fn jobs_of_22_05() {
+        let jobs = parse_jobs(&marks(), include_str!("../tests/recorded/22.05/squeue.txt")).unwrap();
+        let [waiting, one, two] = &jobs[..] else {
+            panic!("{jobs:#?}")
+        };
+        assert_eq!(
+            (waiting.id, &waiting.state, waiting.reason.as_deref()),
+            (JobId(3), &JobState::Pending, Some("Resources"))
+        );
+        assert!(waiting.nodes.is_empty() && waiting.start.is_some() && waiting.end.is_none());
+        assert_eq!(waiting.limit, TimeLimit::Unlimited);
+        assert_eq!((one.user.as_str(), one.uid, one.cpus), ("alice", 61101, 2));
+        assert_eq!(
+            (one.name.as_str(), one.comment.as_deref()),
+            ("évil|name, \"x\"", Some("c1|x"))
+        );
+        assert_eq!(
+            (one.nodes.as_slice(), gpus(&one.gres), &one.reason),
+            (&[NodeName::from("c2n1")][..], 1, &None)
+        );
+        assert_eq!(
+            two.name,
+            "two\nlines   \n     Nodes=n9 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0)"
+        );
+        assert_eq!(two.state, JobState::Running);
+    }
+
+    #[test]
+    fn filters_are_applied_to_the_answer_too() {
+        let jobs = parse_jobs(&marks(), include_str!("../tests/recorded/22.05/squeue.txt")).unwrap();
+        let ids = |filter: JobFilter| {
+            jobs.iter()
+                .filter(|job| filter.matches(job))
+                .map(|job| job.id.0)
+                .collect::<Vec<_>>()
+        };
+        let named = JobFilter {
+            names: vec!["évil|name, \"x\"".into()],
+            ..JobFilter::default()
+        };
+        assert_eq!(ids(JobFilter::default()), [3, 1, 2]);
+        assert!(
+            !named.args().iter().any(|arg| arg.starts_with("--name")),
+            "a comma would mean two names"
+        );
+        assert_eq!(ids(named), [1]);
+        let bobs = JobFilter {
+            users: vec!["bob".into()],
+            partitions: vec!["notebook".into()],
+            ..JobFilter::default()
+        };
+        assert!(bobs.args().contains(&"--user=bob".to_owned()));
+        assert_eq!(ids(bobs), [3, 2]);
+    }
+
+    #[test]
+    fn steps_of_22_05() {
+        let steps = parse_steps(&marks(), include_str!("../tests/recorded/22.05/steps.txt")).unwrap();
+        let names: Vec<String> = steps.iter().map(|step| step.id.to_string()).collect();
+        assert_eq!(names, ["1.0", "1.batch", "1.extern"]);
+        assert_eq!((gpus(&steps[0].gres), gpus(&steps[1].gres)), (1, 0));
+        assert_eq!(steps[0].elapsed, Span::from_secs(1));
+    }
+
+    #[test]
+    fn gpus_of_a_job_in_22_05() {
+        let gres = parse_job_gres(include_str!("../tests/recorded/22.05/job-1.txt")).unwrap();
+        assert_eq!(gres.len(), 1);
+        assert_eq!((gres[0].cpus.as_str(), gres[0].mem_mib), ("0-1", 256));
+        assert_eq!(gpu_index(&gres[0].gres), [GpuIndex(0)]);
+        assert!(
+            parse_job_gres(include_str!("../tests/recorded/22.05/job-3.txt"))
+                .unwrap()
+                .is_empty()
+        );
+    }
+
+    #[test]
+    fn a_job_whose_name_imitates_the_detail_is_refused() {
+        let forged = parse_job_gres(include_str!("../tests/recorded/22.05/job-2.txt"));
+        assert_eq!(forged, Err(ParseError::Forged("Nodes=")));
+        let twice = "JobId=1 JobName=a\n   NumNodes=1\n     Nodes=n9 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0)\n   NumNodes=1\n";
+        assert_eq!(parse_job_gres(twice), Err(ParseError::Forged("NumNodes=")));
+    }
 }

@@ -57,7 +57,8 @@ impl Partition {
 }
 
 impl Slurm {
-    /// All nodes, those powered down too.
+    /// All nodes that Slurm shows. It hides CLOUD nodes that are powered down, unless slurm.conf says
+    /// `PrivateData=cloud`; [`Partition::nodes`] names these too.
     pub async fn nodes(&self) -> Result<Vec<Node>, QueryError> {
         if let Some(link) = &self.link
             && let Some(nodes) = link.nodes().await
@@ -134,4 +135,58 @@ fn parse_partition(line: &str) -> Result<Partition, ParseError> {
 fn words(list: Option<String>) -> Vec<String> {
     list.map(|list| list.split(',').map(str::to_owned).collect())
         .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gres::gpus;
+    use crate::state::NodeBase;
+
+    #[test]
+    fn nodes_of_22_05() {
+        let nodes = parse_nodes(include_str!("../tests/recorded/22.05/nodes.txt")).unwrap();
+        assert_eq!(nodes.len(), 4);
+        let first = &nodes[0];
+        assert_eq!(
+            (first.name.as_str(), &first.state.base),
+            ("c2n1", &NodeBase::Mixed)
+        );
+        assert_eq!(
+            (
+                first.cpus,
+                first.cpus_allocated,
+                first.mem_mib,
+                first.mem_allocated_mib
+            ),
+            (32, 2, 65536, 256)
+        );
+        assert_eq!((gpus(&first.gres), gpus(&first.gres_used)), (2, 1));
+        assert_eq!(
+            (first.partitions.as_slice(), first.version.as_deref()),
+            (&["notebook".to_owned()][..], Some("22.05.8"))
+        );
+        assert!(
+            nodes
+                .iter()
+                .all(|node| node.state.is_usable() && node.reason.is_none())
+        );
+    }
+
+    #[test]
+    fn partitions_of_22_05() {
+        let partitions = parse_partitions(include_str!("../tests/recorded/22.05/partitions.txt")).unwrap();
+        let [notebook, burst] = &partitions[..] else {
+            panic!("{partitions:#?}")
+        };
+        assert_eq!(
+            (notebook.name.as_str(), notebook.nodes.len(), notebook.is_default),
+            ("notebook", 4, true)
+        );
+        assert_eq!(
+            (burst.nodes.as_slice(), burst.max_time),
+            (&[NodeName::from("c2b1")][..], TimeLimit::Unlimited)
+        );
+        assert!(!notebook.may_suspend() && notebook.allow_accounts.is_none());
+    }
 }

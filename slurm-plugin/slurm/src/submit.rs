@@ -36,7 +36,7 @@ pub struct JobSpec {
     pub output: Option<PathBuf>,
     pub comment: Option<String>,
     /// The job's environment, beside what Slurm sets. The values travel in the environment of `sbatch`, never
-    /// in its arguments. Nothing else of the caller's environment reaches the job.
+    /// in its arguments. Of the caller's environment only PATH, HOME, USER and LOGNAME reach the job beside it.
     pub env: Vec<(String, String)>,
     /// Ask for a step manager of its own: only where [`crate::Version::has_stepmgr`].
     pub stepmgr: bool,
@@ -150,15 +150,15 @@ fn submit_call(spec: &JobSpec) -> Result<Call, SpecError> {
     Ok(call)
 }
 
-/// Names only: the values are in the environment of `sbatch`. `NONE` would start a login shell per job, so at
-/// least `PATH` is always named.
+/// Names only: the values are in the environment of `sbatch`. `NONE` would start a login shell per job, so what
+/// every program expects is named; `sbatch` leaves out those that are not set.
 fn export_arg(env: &[(String, String)]) -> String {
-    let mut names = vec!["PATH"];
-    names.extend(
-        env.iter()
-            .map(|(name, _)| name.as_str())
-            .filter(|name| *name != "PATH"),
-    );
+    const ALWAYS: [&str; 4] = ["PATH", "HOME", "USER", "LOGNAME"];
+    let more = env
+        .iter()
+        .map(|(name, _)| name.as_str())
+        .filter(|name| !ALWAYS.contains(name));
+    let names: Vec<&str> = ALWAYS.into_iter().chain(more).collect();
     format!("--export={}", names.join(","))
 }
 
@@ -297,7 +297,7 @@ mod tests {
         assert_eq!(
             call.line().to_string(),
             "sbatch --parsable --input=/dev/null --output=/dev/null --open-mode=append --no-requeue \
-             --export=PATH,TOKEN --signal=B:TERM@30 \"--job-name=a b\" --partition=notebook --nodelist=n[1-2] \
+             --export=PATH,HOME,USER,LOGNAME,TOKEN --signal=B:TERM@30 \"--job-name=a b\" --partition=notebook --nodelist=n[1-2] \
              --nodes=1 --mem=512M --gres=gpu:2 --stepmgr"
         );
         assert_eq!(call.env, [("TOKEN".to_owned(), "secret".to_owned())]);
