@@ -9,17 +9,36 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 
-use crate::registry::lock_file;
+use crate::cluster::Cluster;
+use crate::options::Variant;
+use crate::registry::{Registry, lock_file};
 
 /// Where the chroot lies.
 pub(crate) const CACHE: &str = "/var/cache/gresshopper-dev/trixie";
 const STAMP: &str = "/var/cache/gresshopper-dev/trixie.ready";
+const PACKAGES: &str =
+    "slurm-wlm slurmdbd munge mariadb-server libslurm-dev procps python3-venv python3-pandas";
+/// The Python environments, made at the same place as on the host and of the same packages.
+const ENVIRONMENTS: [(&str, &str); 2] = [
+    ("user", include_str!("../../setup/requirements-user.txt")),
+    ("hub", include_str!("../../setup/requirements-hub.txt")),
+];
+const ENVIRONMENTS_AT: &str = "/opt/gresshopper-dev";
+/// The host's pip, which knows how packages are had from here.
+const HOST_PIP: &str = "/opt/gresshopper-dev/hub/bin/pip";
+
 /// Changes whenever the chroot must be made anew.
-const CONTENTS: &str = "slurm-wlm slurmdbd munge mariadb-server libslurm-dev python3-venv python3-numpy";
+fn contents() -> String {
+    ENVIRONMENTS
+        .iter()
+        .fold(PACKAGES.to_owned(), |all, (name, packages)| {
+            format!("{all}\n{name}\n{packages}")
+        })
+}
 
 /// Whether the chroot is there, complete and up to date.
 pub(crate) fn ready() -> bool {
-    fs::read_to_string(STAMP).is_ok_and(|s| s == CONTENTS)
+    fs::read_to_string(STAMP).is_ok_and(|s| s == contents())
 }
 
 /// Slurm's headers of that series, as seen from outside.
@@ -34,7 +53,8 @@ pub(crate) fn library_dir() -> PathBuf {
         .join(format!("{}-linux-gnu", std::env::consts::ARCH))
 }
 
-/// Makes the chroot unless it is there. Takes a minute or two and needs Debian's mirror.
+/// Makes the chroot unless it is there. Takes two or three minutes and needs Debian's mirror, and the host's Python
+/// environments (`tests/setup/install.sh`) for the chroot's own.
 ///
 /// # Errors
 /// When debootstrap or the packages in the chroot fail; what was made until then is taken away.
@@ -45,19 +65,38 @@ pub fn prepare(mut progress: impl FnMut(&str)) -> Result<()> {
     if ready() {
         return Ok(());
     }
+    refuse_while_used()?;
     let _ = fs::remove_file(STAMP);
     let _ = fs::remove_dir_all(CACHE);
     progress("making the chroot of Debian 13 by debootstrap");
     let log = parent.join("trixie.log");
     let result = debootstrap(&log).and_then(|()| {
         progress("installing Slurm 24.11 in it");
-        install(&log)
+        install(&log)?;
+        progress("making its Python environments");
+        ENVIRONMENTS
+            .iter()
+            .try_for_each(|(name, packages)| environment(name, packages, &log))
     });
     if result.is_err() {
         let _ = fs::remove_dir_all(CACHE);
     }
     result.with_context(|| format!("can't make the chroot: see {}", log.display()))?;
-    fs::write(STAMP, CONTENTS).context("can't write the chroot's stamp")
+    fs::write(STAMP, contents()).context("can't write the chroot's stamp")
+}
+
+/// Under a running cluster's overlay the chroot must not change.
+fn refuse_while_used() -> Result<()> {
+    let (registry, _) = Registry::open()?;
+    for base in registry.taken.clusters.keys() {
+        let used = Cluster::open(base).is_ok_and(|c| c.options().variant == Variant::Trixie);
+        ensure!(
+            !used,
+            "the cluster at {} uses the chroot of Debian 13: take it down first",
+            base.display()
+        );
+    }
+    registry.save()
 }
 
 fn logged(command: &mut Command, log: &Path) -> Result<()> {
@@ -91,6 +130,42 @@ fn debootstrap(log: &Path) -> Result<()> {
     )
 }
 
+/// Makes a Python environment; its packages come through the host's pip.
+fn environment(name: &str, packages: &str, log: &Path) -> Result<()> {
+    let wheels = format!("{CACHE}/var/tmp/wheels-{name}");
+    fs::create_dir_all(&wheels).context("can't make a place for Python packages")?;
+    let list = format!("{wheels}/requirements.txt");
+    fs::write(&list, packages).context("can't write the list of Python packages")?;
+    let mut fetch = Command::new(HOST_PIP);
+    fetch.args([
+        "download",
+        "--quiet",
+        "--no-deps",
+        "--only-binary=:all:",
+        "--python-version=3.13",
+    ]);
+    for glibc in [
+        "2014", "_2_17", "_2_24", "_2_26", "_2_27", "_2_28", "_2_31", "_2_34",
+    ] {
+        fetch.arg(format!("--platform=manylinux{glibc}_{}", std::env::consts::ARCH));
+    }
+    logged(fetch.args(["--dest", &wheels, "--requirement", &list]), log)?;
+    let (at, inside) = (
+        format!("{ENVIRONMENTS_AT}/{name}"),
+        format!("/var/tmp/wheels-{name}"),
+    );
+    let site = if name == "user" {
+        "--system-site-packages"
+    } else {
+        ""
+    };
+    let script = format!(
+        "python3 -m venv {site} {at} && {at}/bin/pip install --quiet --no-index --no-deps --find-links {inside} \
+         --requirement {inside}/requirements.txt && rm -r {inside} && chmod -R a+rX {ENVIRONMENTS_AT}"
+    );
+    logged(Command::new("chroot").args([CACHE, "sh", "-c", &script]), log)
+}
+
 /// Installs in a private mount namespace, so that /proc is never left mounted; the packages start nothing.
 fn install(log: &Path) -> Result<()> {
     let policy = Path::new(CACHE).join("usr/sbin/policy-rc.d");
@@ -103,7 +178,7 @@ fn install(log: &Path) -> Result<()> {
     }
     let script = format!(
         "mount --rbind /proc {CACHE}/proc && mount --rbind /dev {CACHE}/dev && \
-         exec chroot {CACHE} sh -c 'apt-get update && apt-get install -y --no-install-recommends {CONTENTS} && apt-get clean'"
+         exec chroot {CACHE} sh -c 'apt-get update && apt-get install -y --no-install-recommends {PACKAGES} && apt-get clean'"
     );
     logged(
         Command::new("unshare").args(["--mount", "--propagation", "private", "sh", "-c", &script]),
