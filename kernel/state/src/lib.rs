@@ -1,1 +1,7 @@
-//! The plan of a checkpoint: ship, recompute or leave.
+//! What is decided about a notebook's state, and how a saved one is read without Python.
+//!
+//! [`plan`] is pure: measured costs in, a decision for each group out. [`form`] reads and proves saved states; it
+//! never looks into a stream. Capturing and rebuilding are the in-kernel agent's (`kernel/python/gresshopper/state`).
+
+pub mod form;
+pub mod plan;

@@ -83,7 +83,7 @@ class Agent:
             self._seq += 1
             self.last = self.capture.run(found, self._seq)
             if self.log is not None:
-                cell = {"seq": self._seq, "source": source, "seconds": seconds, "ok": result.success,
+                cell = {"seq": self._seq, "source": source, "file": self._file(source, result), "seconds": seconds, "ok": result.success,
                         "names": sorted(n for n in found.names if n in self.shell.user_ns),
                         "touched": self.capture.chosen, "effects": effects, "count": result.execution_count}
                 self.log.add(self._record(self.last, cell, False), self._body)
@@ -92,6 +92,13 @@ class Agent:
             self._told(e)
         self.ran += seconds
         self.spent += time.perf_counter() - ended
+
+    def _file(self, source: str, result: Any) -> str:
+        """The file name under which the cell was compiled, which its functions remember."""
+        namer = getattr(self.shell.compile, "get_code_name", None)
+        if namer is None:
+            return ""
+        return str(namer(result.info.raw_cell if result.info else source, source, result.execution_count or 0))
 
     def _told(self, e: BaseException) -> None:
         text = f"{type(e).__name__}: {e}"

@@ -18,7 +18,7 @@ import types
 from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple
 
 from . import names as naming
-from . import native, pickling, process, recipes
+from . import native, pickling, process, recipes, verify
 from .store import CHUNK, Store
 
 #: Memory from this many bytes on is tracked by the kernel rather than hashed.
@@ -353,6 +353,8 @@ class Capture:
                 if everything:
                     changed.append(Changed(fresh, dump.stream))
             self._describe(fresh, dump, seconds)
+            if dump.suspects and fresh is not unit:
+                fresh.notes = sorted({*fresh.notes, *verify.own_pickling(self.session, dump, blobs, self.store)})
             kept.add(fresh.uid)
             final.install.append(fresh)
         removed = [uid for uid in final.dissolved if uid not in kept]
@@ -373,7 +375,8 @@ class Capture:
         unit.buffers = [(b.address, b.nbytes) for b in dump.buffers]
         unit.foreign = dump.foreign
         unit.classes, unit.touches, unit.dynamic = dump.classes, dump.touches, dump.dynamic
-        unit.gone, unit.notes = dump.gone, sorted(set(dump.notes))
+        unit.gone = dump.gone
+        unit.notes = sorted(set(dump.notes)) if not dump.suspects or not unit.notes else unit.notes
         unit.types = {f"{t.__module__}.{t.__qualname__}" for t in dump.types}
         unit.seconds = seconds
 
@@ -642,7 +645,7 @@ class _Round:
 
 
 def _plain(stream: bytes, gone: List[pickling.Gone]) -> pickling.Dump:
-    return pickling.Dump(stream, [], [], array.array("Q"), [], set(), set(), False, gone, [], set(), None)
+    return pickling.Dump(stream, [], [], array.array("Q"), [], set(), set(), False, gone, [], set(), [], None)
 
 
 def _atom(values: List[Any]) -> pickling.Dump:

@@ -5,8 +5,9 @@ Without the library: no write tracking, BLAKE2b instead of BLAKE3, one thread. A
 
 from __future__ import annotations
 
+import array
 import ctypes
-import ctypes.util
+import enum
 import os
 import sys
 from pathlib import Path
@@ -120,13 +121,13 @@ def _memo_layout_known() -> bool:
 
 
 def _native_ids(pickler: Any, harmless: Set[type]) -> Any:
-    import array
 
-    skip = (ctypes.c_size_t * len(harmless))(*[id(t) for t in harmless])
+    # The metaclass of enumerations comes last: the library leaves out their members by it.
+    skip = (ctypes.c_size_t * (len(harmless) + 1))(*[id(t) for t in harmless], id(enum.EnumMeta))
     cap = 64
     while True:
         out = array.array("Q", bytes(8 * cap))
-        got = _held.hop_memo_ids(id(pickler), skip, len(harmless), out.buffer_info()[0], cap)
+        got = _held.hop_memo_ids(id(pickler), skip, len(harmless) + 1, out.buffer_info()[0], cap)
         if got <= cap:
             return out[:got]
         cap = got
@@ -159,10 +160,7 @@ def _python_ids(pickler: Any, harmless: Set[type]) -> List[int]:
 
 
 def _singleton(obj: Any, t: type) -> bool:
-    import enum
-    import types
-
-    return isinstance(obj, enum.Enum) or t is types.FunctionType and obj.__module__ != "__main__" and "<locals>" not in obj.__qualname__
+    return isinstance(obj, enum.Enum)
 
 
 _layout = _memo_layout_known()

@@ -15,7 +15,9 @@ import ctypes
 import decimal
 import enum
 import functools
+import gc
 import io
+import operator
 import os
 import pathlib
 import pickle
@@ -44,6 +46,7 @@ DEEP_LIMIT = 400_000
 MAX_LOST = 200
 
 _MAIN = "__main__"
+_CArrayType: type = type(ctypes.c_int * 1)
 _FunctionType = types.FunctionType
 
 
@@ -77,6 +80,7 @@ class Dump(NamedTuple):
     gone: List[Gone]
     notes: List[str]
     types: Set[type]
+    suspects: List[Any]  # instances of the notebook's classes that pickle in a way of their own
     keep: Any  # holds the memo, so that no address is used again before the groups are known
 
 
@@ -250,6 +254,8 @@ class _Mixin:
         self.detached: Dict[int, Any] = {}
         self.scopes: Dict[int, Any] = {}
         self.functions: List[Any] = []
+        self.linked: Set[int] = set()
+        self.suspects: List[Any] = []
 
     # The order matters: cheap and frequent kinds first.
     def reducer_override(self, obj: Any) -> Any:
@@ -288,12 +294,25 @@ class _Mixin:
                     break
         if why is not None:
             return self._lose(obj, why)
+        if self.session.by_value(t) and any(_own_hook(t, hook) for hook in _HOOKS):
+            self.suspects.append(obj)
         return cloudpickle.CloudPickler.reducer_override(self, obj)
 
     def _lose(self, obj: Any, why: str) -> Any:
         what = _a(_kind(obj))
         self.gone.append(Gone(what, why))
+        self._link_referents(obj)
         return recipes.Lost, (what, why)
+
+    def _link_referents(self, obj: Any) -> None:
+        """What can't be written still shares its objects with other variables: those are rebuilt together."""
+        harmless = _harmless()
+        level = [obj]
+        for _ in range(2):
+            level = [r for o in level for r in gc.get_referents(o)
+                     if type(r) not in harmless and not isinstance(r, type) and r is not self.session.namespace
+                     and not (isinstance(r, dict) and "__builtins__" in r)][:1000]
+            self.linked.update(map(id, level))
 
     # --- functions and classes ---
 
@@ -333,6 +352,8 @@ class _Mixin:
     def _class(self, cls: type) -> Any:
         if cls in _BUILTIN_CLASSES:
             return cloudpickle.CloudPickler.reducer_override(self, cls)
+        if type(cls) is _CArrayType:
+            return operator.mul, (cls._type_, cls._length_)  # type: ignore[attr-defined]
         if not self.session.by_value(cls):
             return cloudpickle.CloudPickler.reducer_override(self, cls)
         cid = self.session.class_id(cls)
@@ -418,8 +439,6 @@ class _Mixin:
 
     def _proxy(self, proxy: Any) -> Any:
         # A proxy doesn't name its mapping; the garbage collector does.
-        import gc
-
         return recipes.mapping_proxy, (gc.get_referents(proxy)[0],)
 
     def _match(self, m: Any) -> Any:
@@ -497,10 +516,9 @@ class _Mixin:
                     base = inner
                 else:
                     break
-            if type(base) is np.memmap:
-                root = base
+            root = base
+            if type(base) is np.memmap and not isinstance(base.base, np.memmap):
                 break
-            root = base if type(base) is np.ndarray else base
         if root is a and root.base is None:
             return self._np_root(a)
         if root is a:
@@ -751,6 +769,15 @@ class _ModuleScope:
         return recipes.module_value, (self.name, "__dict__")
 
 
+#: Ways in which a class takes its pickling into its own hands.
+_HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def _own_hook(cls: type, hook: str) -> bool:
+    found = getattr(cls, hook, None)
+    return isinstance(found, _FunctionType) and found.__module__ == _MAIN
+
+
 def _own_handler(handler: Any, w: Any) -> bool:
     """Whether a widget's class, not the user, set the handler."""
     inner = getattr(handler, "__func__", None)
@@ -761,8 +788,6 @@ def _own_handler(handler: Any, w: Any) -> bool:
 
 
 def _mapping_of(view: Any) -> Any:
-    import gc
-
     return gc.get_referents(view)[0]
 
 
@@ -939,7 +964,7 @@ def dump(session: Session, value: Any, owned: Optional[Set[str]] = None) -> Dump
             lead.append(overlap.root)
             continue
         except _Culprit as culprit:
-            if isinstance(culprit.why, RecursionError) and kind is _Fast:
+            if _too_deep(culprit.why) and kind is _Fast:
                 kind = _Deep
                 continue
             if id(culprit.obj) in bad or culprit.obj is value:
@@ -950,15 +975,15 @@ def dump(session: Session, value: Any, owned: Optional[Set[str]] = None) -> Dump
         return Dump(
             out.getvalue(), pickler.buffers, pickler.foreign, _linking(pickler), pickler.ranges,
             pickler.classes, pickler.touches, pickler.dynamic, pickler.gone, pickler.notes, pickler.seen,
-            (pickler, kept),
+            pickler.suspects, (pickler, kept),
         )
     raise Unpicklable("too much of it can't be written")
 
 
 def _linking(pickler: Any) -> Any:
     ids = native.memo_ids(pickler, _harmless())
-    if pickler.functions:
-        ids = array.array("Q", sorted(set(ids).union(map(id, pickler.functions))))
+    if pickler.functions or pickler.linked:
+        ids = array.array("Q", sorted(set(ids).union(map(id, pickler.functions), pickler.linked)))
     return ids
 
 
@@ -966,6 +991,10 @@ class _Culprit(Exception):
     def __init__(self, obj: Any, why: BaseException) -> None:
         super().__init__("culprit")
         self.obj, self.why = obj, why
+
+
+def _too_deep(why: BaseException) -> bool:
+    return any(isinstance(e, RecursionError) for e in (why, why.__cause__, why.__context__))
 
 
 def _reason(why: BaseException) -> str:
@@ -990,7 +1019,7 @@ def _attempt(kind: Any, session: Session, out: io.BytesIO, owned: Set[str], bad:
         except _Overlap:
             raise
         except Exception as e:  # whatever a user's own reducing code raises
-            raise _Culprit(pickler.last, e) from None
+            raise _Culprit(pickler.last, e) from e
         return pickler
 
     if kind is _Deep:

@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 import sys
-from typing import Any, Callable, Dict, List, Optional, Sequence, Set, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
 
 from . import form, names, pickling, process, recipes, restore
 from .store import Store
@@ -149,23 +149,48 @@ def _chain(snapshot: restore.Snapshot, uid: int, entry: restore.Entry, store: St
         why = barred(records[i].head["cell"])
         if why:
             raise _Barred(why)
-    state: Dict[str, Any] = {}
     for i in cells:
-        state = _run_cell(records, i, uid, entry, state, store, session)
+        if any(m.startswith("c:") for u in records[i].head["units"] for m in u["m"]):
+            raise _Barred("its cell also made a class, which must stay the same")
+    state: Dict[str, Any] = {}
+    with _emptied(session.namespace, snapshot):
+        for i in cells:
+            state = _run_cell(records, i, uid, entry, state, store, session)
+        _same(entry, state, session)
     return state
 
 
+@contextlib.contextmanager
+def _emptied(namespace: Dict[str, Any], snapshot: restore.Snapshot) -> Iterator[None]:
+    """The live namespace as scratch: what is made in it keeps its globals. Its variables are put back after."""
+    kept = dict(namespace)
+    for entry in snapshot.units.values():
+        for name in entry.names:
+            namespace.pop(name, None)
+    try:
+        yield
+    finally:
+        namespace.clear()
+        namespace.update(kept)
+
+
+def _same(entry: restore.Entry, state: Dict[str, Any], session: pickling.Session) -> None:
+    """The rest of the group, beside what couldn't be saved, must be what it was."""
+    if sorted(state) != sorted(entry.names):
+        raise _Barred("running its cells again gave other variables")
+    again = pickling.dump(session, [state[m[2:]] for m in entry.said["m"]])
+    if hashlib.blake2b(again.stream, digest_size=16).hexdigest() != entry.said["dig"]:
+        raise _Barred("running its cells again didn't give the same")
+
+
 def _run_cell(records: Sequence[form.Record], at: int, uid: int, entry: restore.Entry, state: Dict[str, Any],
-              store: Store, live: pickling.Session) -> Dict[str, Any]:
+              store: Store, session: pickling.Session) -> Dict[str, Any]:
     before = restore.Snapshot(records[:at])
     cell = records[at].head["cell"]
-    scratch: Dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
-    session = pickling.Session(scratch)
-    for cid, cls in live.classes.items():
-        session.adopt(cid, cls)
+    scratch = session.namespace
+    fixed = set(scratch)
     loader = restore.Loader(before, store, session, lazy=False)
-    needed = _needed(before, cell, uid)
-    for other in needed:
+    for other in _needed(before, cell, uid):
         if before.units[other].said["gone"]:
             raise _Barred(f"it needs {', '.join(before.units[other].names)}, which can't be saved either")
         scratch.update(loader._values(other, before.units[other]))
@@ -174,13 +199,17 @@ def _run_cell(records: Sequence[form.Record], at: int, uid: int, entry: restore.
     process.apply({k: v for k, v in before.process(store).items() if k in ("random", "numpy", "torch")}, lambda _: None)
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
-            exec(compile(cell["source"], "<re-run>", "exec"), scratch)
+            exec(compile(cell["source"], cell.get("file") or "<re-run>", "exec"), scratch)
+        _same_rest(records[at], uid, scratch, session, store)
+        return {name: scratch[name] for name in entry.names if name in scratch}
+    except _Barred:
+        raise
     except BaseException as e:
         raise _Barred(f"running its cell again failed: {pickling._reason(e)}") from None
     finally:
         process.apply({k: v for k, v in kept.items() if k in ("random", "numpy", "torch")}, lambda _: None)
-    _same_rest(records[at], uid, scratch, session, store)
-    return _bind_live({name: scratch[name] for name in entry.names if name in scratch}, live)
+        for name in set(scratch) - fixed:
+            del scratch[name]
 
 
 def _needed(before: restore.Snapshot, cell: Dict[str, Any], uid: int) -> List[int]:
@@ -215,6 +244,3 @@ def _same_rest(record: form.Record, uid: int, scratch: Dict[str, Any], session: 
             if buffer.items is None and store.put(buffer.address, buffer.nbytes) != blob[2]:
                 raise _Barred(f"running its cell again gave another {', '.join(own)}")
 
-
-def _bind_live(values: Dict[str, Any], live: pickling.Session) -> Dict[str, Any]:
-    return values

@@ -1,0 +1,151 @@
+"""Loads what was written by classes that pickle in a way of their own, and compares.
+
+It happens in a forked child, so nothing that such a class does on loading is done in the user's process.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+import select
+import signal
+import time
+import warnings
+from typing import Any, Dict, List, Sequence, Tuple
+
+from . import native, pickling, recipes
+from .store import Store
+
+#: Seconds that a load may take before it counts as failed.
+LIMIT = 5.0
+
+
+class _Source:
+    """Gives a stream its own buffers back."""
+
+    def __init__(self, session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any], store: Store) -> None:
+        self.namespace = session.namespace
+        self._session, self._dump, self._blobs, self._store = session, dump, blobs, store
+
+    def nbytes(self, index: int) -> int:
+        return int(self._blobs[index].nbytes)
+
+    def fill(self, index: int, into: memoryview) -> None:
+        buffer = self._dump.buffers[index]
+        into[:] = native.view_of(buffer.address, buffer.nbytes)
+
+    def mapped(self, index: int) -> Any:
+        return None
+
+    def items(self, index: int) -> List[Any]:
+        found: List[Any] = self._dump.buffers[index].items.tolist()  # type: ignore[union-attr]
+        return found
+
+    def class_of(self, cid: str) -> type:
+        return self._session.classes[cid]
+
+    def notice(self, text: str) -> None:
+        pass
+
+
+def own_pickling(session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any], store: Store) -> List[str]:
+    """What the notebook's own pickling code would lose, in sentences; nothing if all comes back."""
+    reader, writer = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # a fork beside threads: the child only loads and compares
+        child = os.fork()
+    if child == 0:
+        try:
+            os.close(reader)
+            os.write(writer, "\n".join(_compare(session, dump, blobs, store)).encode()[:4000])
+        finally:
+            os._exit(0)
+    os.close(writer)
+    try:
+        return _answer(reader, child)
+    finally:
+        os.close(reader)
+
+
+def _answer(reader: int, child: int) -> List[str]:
+    ready, _, _ = select.select([reader], [], [], LIMIT)
+    if not ready:
+        os.kill(child, signal.SIGKILL)
+    said = os.read(reader, 4096).decode(errors="replace") if ready else "loading it takes too long to be sure of it"
+    os.waitpid(child, 0)
+    return [line for line in said.splitlines() if line]
+
+
+def _compare(session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any], store: Store) -> List[str]:
+    source = _Source(session, dump, blobs, store)
+    try:
+        foreign = [bytearray(native.view_of(dump.buffers[i].address, dump.buffers[i].nbytes)) for i in dump.foreign]
+        before = recipes.loading(source)
+        try:
+            unpickler = _Recorder(dump.stream, foreign)
+            unpickler.load()
+        finally:
+            recipes.loading(before)
+    except Exception as e:
+        return [f"its class's own pickling can't be loaded: {pickling._reason(e)}"]
+    return _differences(dump.suspects, unpickler.found(dump.suspects))
+
+
+class _Recorder:
+    """Loads a stream and keeps what it makes."""
+
+    def __init__(self, stream: bytes, foreign: List[Any]) -> None:
+        self._stream, self._foreign = stream, foreign
+        self._made: Any = None
+
+    def load(self) -> None:
+        self._made = pickle.loads(self._stream, buffers=self._foreign)[1]
+
+    def found(self, suspects: Sequence[Any]) -> Dict[type, List[Any]]:
+        """Instances of the suspects' classes, in the order in which a walk meets them."""
+        wanted = {type(s) for s in suspects}
+        return _instances(self._made, wanted)
+
+
+def _instances(root: Any, wanted: Any) -> Dict[type, List[Any]]:
+    import gc
+
+    found: Dict[type, List[Any]] = {}
+    seen = {id(root)}
+    queue = [root]
+    while queue and len(seen) < 100_000:
+        top = queue.pop(0)
+        if type(top) in wanted:
+            found.setdefault(type(top), []).append(top)
+        for inner in gc.get_referents(top):
+            if id(inner) not in seen and not isinstance(inner, type) and type(inner).__name__ != "module" \
+                    and not (isinstance(inner, dict) and "__builtins__" in inner):
+                seen.add(id(inner))
+                queue.append(inner)
+    return found
+
+
+def _differences(suspects: Sequence[Any], loaded: Dict[type, List[Any]]) -> List[str]:
+    said = []
+    for cls in {type(s) for s in suspects}:
+        want = sorted(_shape(s) for s in suspects if type(s) is cls)
+        got = sorted(_shape(s) for s in loaded.get(cls, []))
+        if want != got:
+            missing = sorted({n for shape in want for n, _ in shape} - {n for shape in got for n, _ in shape})
+            what = f"loses {', '.join(missing)}" if missing else "changes it"
+            said.append(f"{cls.__qualname__}'s own pickling {what}")
+    return said
+
+
+def _shape(obj: Any) -> List[Tuple[str, str]]:
+    """Attributes of an instance, as far as they compare without calling anything of the user's."""
+    attrs = getattr(obj, "__dict__", None) or {}
+    return sorted((str(name), _print(value)) for name, value in attrs.items())
+
+
+def _print(value: Any) -> str:
+    if type(value) in (int, float, str, bytes, bool, type(None)):
+        return repr(value)
+    if type(value) in (list, tuple, set, frozenset, dict):
+        return f"{type(value).__name__} of {len(value)}"
+    return type(value).__qualname__

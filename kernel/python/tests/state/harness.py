@@ -1,0 +1,148 @@
+"""Runs cells in a namespace with a capture after each, and restores in another process.
+
+Used as a script, it takes `save` or `restore`, a directory and the name of a module of cases, and writes one JSON
+line for each case. A case's check runs where the cells ran and where the state was restored; what it calls `out`
+must be the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import io
+import json
+import os
+import sys
+import traceback
+import types
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+from gresshopper.state import capture, form, names, native, pickling, recipes, rerun, restore
+from gresshopper.state.store import Store
+
+
+class Kernel:
+    """A namespace, captured or restored, without a shell around it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.module = types.ModuleType("__main__")
+        self.ns = self.module.__dict__
+        self.ns["__builtins__"] = __builtins__
+        sys.modules["__main__"] = self.module
+        self.hidden = set(self.ns)
+        self.directory = directory
+        self.store = Store(directory / "store")
+        self.capture = capture.Capture(self.ns, lambda name, value: name in self.hidden, self.store)
+        self.log = form.Log(directory / "log", form.owner_key(directory / "key"))
+        self.seq = 0
+        self.effects = rerun.Effects()
+
+    def run(self, source: str) -> bool:
+        self.effects.start()
+        ok = True
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(source, f"<cell {self.seq}>", "exec"), self.ns)
+        except Exception:
+            ok = False
+            self.error = traceback.format_exc()
+        self.did = self.effects.stop()
+        self.seq += 1
+        return ok
+
+    def snap(self, source: str, ok: bool = True, audit: bool = False) -> capture.Delta:
+        found = names.names_of_source(source)
+        delta = self.capture.run(None if audit else found, self.seq, arm=audit)
+        self.write(delta, {"seq": self.seq, "source": source, "file": f"<cell {self.seq - 1}>", "seconds": 0.0, "ok": ok, "count": self.seq,
+                           "names": sorted(n for n in found.names if n in self.ns), "touched": self.capture.chosen,
+                           "effects": self.did} if not audit else None)
+        return delta
+
+    def write(self, delta: capture.Delta, cell: Any) -> None:
+        from gresshopper.state.agent import Agent
+
+        body = bytearray()
+        stand = types.SimpleNamespace(store=self.store, shell=types.SimpleNamespace(user_ns=self.ns))
+        stand._ref = lambda data, body: Agent._ref(stand, data, body)  # type: ignore[arg-type]
+        units = [Agent._entry(stand, changed, body) for changed in delta.changed]  # type: ignore[arg-type]
+        head = {"full": False, "at": 0, "cell": cell, "units": units, "gone": delta.removed, "inputs": {}, "count": 1,
+                "process": {k: stand._ref(v, body) for k, v in delta.process.items()}, "env": None}
+        self.log.add(head, bytes(body))
+
+    def restore(self, upto: Any = None) -> Tuple[restore.Told, List[str]]:
+        records = form.read(self.directory / "log", form.owner_key(self.directory / "key"), upto)
+        snapshot = restore.Snapshot(records)
+        told, loader = restore.restore(snapshot, self.store, self.capture.session, self.ns.update)
+        if told.lost:
+            told = rerun.recover(snapshot, self.store, self.capture.session, self.ns.update, told)
+        return told, loader.notices
+
+
+def check(kernel: Kernel, source: str) -> str:
+    before = kernel.ns.get("out")
+    try:
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(compile(source, "<check>", "exec"), kernel.ns)
+        return repr(kernel.ns["out"])
+    except BaseException as e:
+        return f"raised {type(e).__name__}: {str(e)[:300]}"
+    finally:
+        kernel.ns["out"] = before
+
+
+def save_one(case: Any, directory: Path) -> Dict[str, Any]:
+    kernel = Kernel(directory)
+    kernel.log.create()
+    for source in case.cells:
+        ok = kernel.run(source)
+        if not ok and not case.fails:
+            return {"error": kernel.error}
+        kernel.snap(source, ok)
+    if case.audit:
+        if case.hidden:
+            ok = kernel.run(case.hidden)
+            assert ok, kernel.error
+            kernel.snap("", ok)
+        kernel.snap("", True, audit=True)
+    kernel.log.commit(False)
+    kernel.log.close()
+    lost = {name: g.why for u in kernel.capture.units.values() for g in u.gone for name in u.names}
+    notes = [note for u in kernel.capture.units.values() for note in u.notes]
+    return {"out": check(kernel, case.check), "lost": lost, "notes": notes}
+
+
+def restore_one(case: Any, directory: Path) -> Dict[str, Any]:
+    kernel = Kernel(directory)
+    told, notices = kernel.restore()
+    return {"out": check(kernel, case.check), "lost": told.lost, "notices": notices + told.notices}
+
+
+def main() -> None:
+    do, base, module = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+    cases = importlib.import_module(module).CASES
+    only = set(sys.argv[4:])
+    for case in cases:
+        if only and case.name not in only or not case.possible():
+            continue
+        directory = base / case.name.replace("/", "_").replace(" ", "_")
+        directory.mkdir(parents=True, exist_ok=True)
+        os.chmod(directory, 0o700)
+        cwd = os.getcwd()
+        environ, path = dict(os.environ), list(sys.path)
+        os.chdir(directory)
+        try:
+            said = (save_one if do == "save" else restore_one)(case, directory)
+        except BaseException:
+            said = {"error": traceback.format_exc()}
+        os.chdir(cwd)
+        os.environ.clear()
+        os.environ.update(environ)
+        sys.path[:] = path
+        sys.setrecursionlimit(1000)
+        print("\x1e" + json.dumps({"name": case.name, **said}), file=sys.__stdout__, flush=True)
+    os._exit(0)  # cases leave threads and executors behind
+
+
+if __name__ == "__main__":
+    main()

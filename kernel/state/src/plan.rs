@@ -1,0 +1,355 @@
+//! Ship, recompute or leave: the cheapest way to have every group of variables at the target.
+//!
+//! For each active group g: `s(g)` is the cost to ship it (serialise + bytes / bandwidth + load; infinite if its round
+//! trip failed; nothing if it is already there). `rec(g)` are the cells that must run to rebuild it: those reached
+//! backwards from its producer, stopping at versions that are active. The plan picks the set S of shipped groups that
+//! minimises the sum of s over S plus the sum of run times over the *union* of rec(g) for g outside S. That is a
+//! minimum cut: source -> g with s(g), g -> c without limit for c in rec(g), c -> sink with r(c).
+
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeSet, VecDeque};
+
+/// What a plan is made from. Times are in seconds.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Problem {
+    pub cells: Vec<Cell>,
+    pub groups: Vec<Group>,
+}
+
+/// One execution of a cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Cell {
+    /// Seconds that it ran; nothing if it mustn't be run again.
+    pub run: Option<f64>,
+    /// Versions that it read.
+    pub reads: Vec<VersionId>,
+}
+
+/// A group's content as one cell left it: which cell, counted from 0, and which group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct VersionId {
+    pub cell: usize,
+    /// Index in [`Problem::groups`] if this version is the group's present one.
+    pub active: Option<usize>,
+}
+
+/// A group as it is now.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Group {
+    /// The cell that made this version.
+    pub producer: usize,
+    /// Seconds to ship it; nothing if it can't be.
+    pub ship: Option<f64>,
+    /// Whether the target has this version.
+    #[serde(default)]
+    pub there: bool,
+}
+
+/// What to do with a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Choice {
+    /// It is there.
+    Leave,
+    Ship,
+    /// Run its cells.
+    Recompute,
+    /// Neither way is open.
+    Placeholder,
+}
+
+/// A decision for each group, and what it costs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    pub choices: Vec<Choice>,
+    /// Cells to run, in order.
+    pub rerun: Vec<usize>,
+    /// Seconds in all.
+    pub cost: f64,
+}
+
+/// The cells that must run to rebuild a group: back from its producer, stopping at active versions of other groups.
+pub fn rebuilding(problem: &Problem, group: usize) -> BTreeSet<usize> {
+    let mut cells = BTreeSet::new();
+    let mut queue = VecDeque::from([problem.groups[group].producer]);
+    while let Some(cell) = queue.pop_front() {
+        if cell < problem.cells.len() && cells.insert(cell) {
+            queue.extend(problem.cells[cell].reads.iter().filter(|v| v.active.is_none()).map(|v| v.cell));
+        }
+    }
+    cells
+}
+
+/// All cells that `shipped` leaves to be run: rebuilding also needs the active versions that the cells read, so a
+/// group that is read and not shipped brings its own cells, which [`closure`] has added.
+fn closure(problem: &Problem) -> Vec<BTreeSet<usize>> {
+    (0..problem.groups.len()).map(|g| rebuilding(problem, g)).collect()
+}
+
+/// The cheapest plan. On ties, ship.
+pub fn plan(problem: &Problem) -> Plan {
+    let rebuilt = closure(problem);
+    let ship: Vec<f64> = problem
+        .groups
+        .iter()
+        .map(|g| if g.there { 0.0 } else { g.ship.filter(|s| s.is_finite()).unwrap_or(f64::INFINITY) })
+        .collect();
+    let open: Vec<bool> = rebuilt.iter().map(|cells| cells.iter().all(|&c| problem.cells[c].run.is_some())).collect();
+    let mut graph = Flow::new(2 + problem.groups.len() + problem.cells.len());
+    let (source, sink) = (0, 1);
+    let group_node = |g: usize| 2 + g;
+    let cell_node = |c: usize| 2 + problem.groups.len() + c;
+    for (g, cells) in rebuilt.iter().enumerate() {
+        // A group with one way only is decided; with none it is a placeholder and costs nothing.
+        if !open[g] || ship[g] <= 0.0 {
+            continue;
+        }
+        graph.edge(source, group_node(g), ship[g]);
+        for &c in cells {
+            graph.edge(group_node(g), cell_node(c), f64::INFINITY);
+        }
+    }
+    for (c, cell) in problem.cells.iter().enumerate() {
+        graph.edge(cell_node(c), sink, cell.run.unwrap_or(f64::INFINITY));
+    }
+    graph.saturate(source, sink);
+    // Seen from the sink: what can still reach it is on its side, so that a tie falls to shipping.
+    let to_sink = graph.reaching(sink);
+    let mut choices = Vec::new();
+    for g in 0..problem.groups.len() {
+        choices.push(if problem.groups[g].there {
+            Choice::Leave
+        } else if !open[g] {
+            if ship[g].is_finite() { Choice::Ship } else { Choice::Placeholder }
+        } else if ship[g] <= 0.0 || ship[g].is_finite() && to_sink[group_node(g)] {
+            Choice::Ship
+        } else if ship[g].is_finite() && cut_ships(&graph, source, group_node(g)) {
+            Choice::Ship
+        } else {
+            Choice::Recompute
+        });
+    }
+    finish(problem, &rebuilt, &ship, choices)
+}
+
+/// Whether the flow uses up a group's shipping edge exactly: shipping then costs no more.
+fn cut_ships(graph: &Flow, source: usize, node: usize) -> bool {
+    !graph.reachable(source)[node]
+}
+
+fn finish(problem: &Problem, rebuilt: &[BTreeSet<usize>], ship: &[f64], choices: Vec<Choice>) -> Plan {
+    let rerun: BTreeSet<usize> = choices
+        .iter()
+        .zip(rebuilt)
+        .filter(|(choice, _)| **choice == Choice::Recompute)
+        .flat_map(|(_, cells)| cells.iter().copied())
+        .collect();
+    let shipped: f64 = choices.iter().zip(ship).filter(|(c, _)| **c == Choice::Ship).map(|(_, s)| s).sum();
+    let ran: f64 = rerun.iter().filter_map(|&c| problem.cells[c].run).sum();
+    Plan { choices, rerun: rerun.into_iter().collect(), cost: shipped + ran }
+}
+
+/// A flow network with real capacities.
+struct Flow {
+    edges: Vec<Edge>,
+    from: Vec<Vec<usize>>,
+}
+
+struct Edge {
+    to: usize,
+    left: f64,
+}
+
+impl Flow {
+    fn new(nodes: usize) -> Self {
+        Self { edges: Vec::new(), from: vec![Vec::new(); nodes] }
+    }
+
+    fn edge(&mut self, from: usize, to: usize, capacity: f64) {
+        self.from[from].push(self.edges.len());
+        self.edges.push(Edge { to, left: capacity });
+        self.from[to].push(self.edges.len());
+        self.edges.push(Edge { to: from, left: 0.0 });
+    }
+
+    /// Pushes along shortest paths until none is left (Edmonds and Karp).
+    fn saturate(&mut self, source: usize, sink: usize) {
+        while let Some(path) = self.path(source, sink) {
+            let least = path.iter().map(|&e| self.edges[e].left).fold(f64::INFINITY, f64::min);
+            if !least.is_finite() {
+                break;
+            }
+            for e in path {
+                self.edges[e].left -= least;
+                self.edges[e ^ 1].left += least;
+            }
+        }
+    }
+
+    fn path(&self, source: usize, sink: usize) -> Option<Vec<usize>> {
+        let mut by: Vec<Option<usize>> = vec![None; self.from.len()];
+        let mut queue = VecDeque::from([source]);
+        while let Some(node) = queue.pop_front() {
+            for &e in &self.from[node] {
+                let to = self.edges[e].to;
+                if self.edges[e].left > 0.0 && to != source && by[to].is_none() {
+                    by[to] = Some(e);
+                    queue.push_back(to);
+                }
+            }
+        }
+        let mut path = Vec::new();
+        let mut at = sink;
+        while at != source {
+            let e = by[at]?;
+            path.push(e);
+            at = self.edges[e ^ 1].to;
+        }
+        Some(path)
+    }
+
+    fn reachable(&self, source: usize) -> Vec<bool> {
+        let mut seen = vec![false; self.from.len()];
+        let mut stack = vec![source];
+        while let Some(node) = stack.pop() {
+            if !std::mem::replace(&mut seen[node], true) {
+                stack.extend(self.from[node].iter().filter(|&&e| self.edges[e].left > 0.0).map(|&e| self.edges[e].to));
+            }
+        }
+        seen
+    }
+
+    fn reaching(&self, sink: usize) -> Vec<bool> {
+        let mut seen = vec![false; self.from.len()];
+        let mut stack = vec![sink];
+        while let Some(node) = stack.pop() {
+            if !std::mem::replace(&mut seen[node], true) {
+                let back = self.from[node].iter().filter(|&&e| self.edges[e ^ 1].left > 0.0);
+                stack.extend(back.map(|&e| self.edges[e].to));
+            }
+        }
+        seen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn group(producer: usize, ship: Option<f64>) -> Group {
+        Group { producer, ship, there: false }
+    }
+
+    fn cell(run: Option<f64>, reads: &[(usize, Option<usize>)]) -> Cell {
+        Cell { run, reads: reads.iter().map(|&(cell, active)| VersionId { cell, active }).collect() }
+    }
+
+    #[test]
+    fn cheap_cells_run_again_and_dear_ones_are_shipped() {
+        let problem = Problem {
+            cells: vec![cell(Some(1.0), &[]), cell(Some(100.0), &[(0, Some(0))])],
+            groups: vec![group(0, Some(5.0)), group(1, Some(5.0))],
+        };
+        let plan = plan(&problem);
+        assert_eq!(plan, Plan { choices: vec![Choice::Recompute, Choice::Ship], rerun: vec![0], cost: 6.0 });
+    }
+
+    #[test]
+    fn a_cell_that_serves_two_groups_is_paid_once() {
+        let problem = Problem {
+            cells: vec![cell(Some(8.0), &[])],
+            groups: vec![group(0, Some(5.0)), group(0, Some(5.0))],
+        };
+        assert_eq!(plan(&problem).choices, [Choice::Recompute; 2]);
+    }
+
+    #[test]
+    fn barred_cells_and_unpicklable_groups_leave_placeholders() {
+        let problem = Problem {
+            cells: vec![cell(None, &[]), cell(Some(1.0), &[(0, None)])],
+            groups: vec![group(1, None), group(1, Some(3.0))],
+        };
+        assert_eq!(plan(&problem).choices, [Choice::Placeholder, Choice::Ship]);
+    }
+
+    #[test]
+    fn what_is_there_is_left_and_ties_ship() {
+        let mut problem = Problem { cells: vec![cell(Some(2.0), &[])], groups: vec![group(0, Some(2.0))] };
+        assert_eq!(plan(&problem).choices, [Choice::Ship]);
+        problem.groups[0].there = true;
+        assert_eq!(plan(&problem), Plan { choices: vec![Choice::Leave], rerun: vec![], cost: 0.0 });
+    }
+
+    /// Tries every set of shipped groups.
+    fn brute(problem: &Problem) -> f64 {
+        let n = problem.groups.len();
+        let rebuilt = closure(problem);
+        let mut best = f64::INFINITY;
+        for set in 0..1u32 << n {
+            let mut cost = 0.0;
+            let mut cells = BTreeSet::new();
+            for g in 0..n {
+                let ship = if problem.groups[g].there { Some(0.0) } else { problem.groups[g].ship };
+                let open = rebuilt[g].iter().all(|&c| problem.cells[c].run.is_some());
+                if ship.is_none() && !open {
+                    continue;
+                }
+                if set >> g & 1 == 1 {
+                    cost += ship.unwrap_or(f64::INFINITY);
+                } else {
+                    cells.extend(rebuilt[g].iter().copied());
+                }
+            }
+            cost += cells.iter().map(|&c| problem.cells[c].run.unwrap_or(f64::INFINITY)).sum::<f64>();
+            best = best.min(cost);
+        }
+        best
+    }
+
+    fn problems() -> impl Strategy<Value = Problem> {
+        (1usize..6, 0usize..7).prop_flat_map(|(cells, groups)| {
+            let run = proptest::option::weighted(0.85, (0u32..20).prop_map(f64::from));
+            let reads = proptest::collection::vec((0usize..6, proptest::option::of(0usize..7)), 0..4);
+            let cell = proptest::collection::vec((run, reads), cells);
+            let ship = proptest::option::weighted(0.85, (0u32..20).prop_map(f64::from));
+            let group = proptest::collection::vec((0..cells, ship, proptest::bool::weighted(0.1)), groups);
+            (cell, group).prop_map(|(cells, groups)| {
+                let n = groups.len();
+                Problem {
+                    cells: cells
+                        .into_iter()
+                        .enumerate()
+                        .map(|(i, (run, reads))| Cell {
+                            run,
+                            reads: reads
+                                .into_iter()
+                                .filter(|(c, _)| *c < i)
+                                .map(|(cell, active)| VersionId { cell, active: active.filter(|&a| a < n) })
+                                .collect(),
+                        })
+                        .collect(),
+                    groups: groups
+                        .into_iter()
+                        .map(|(producer, ship, there)| Group { producer, ship, there })
+                        .collect(),
+                }
+            })
+        })
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(4000))]
+        #[test]
+        fn equals_brute_force(problem in problems()) {
+            let made = plan(&problem);
+            prop_assert!((made.cost - brute(&problem)).abs() < 1e-9, "{:?} {:?}", made, brute(&problem));
+            let rebuilt = closure(&problem);
+            for (g, choice) in made.choices.iter().enumerate() {
+                if *choice == Choice::Recompute {
+                    prop_assert!(rebuilt[g].iter().all(|c| made.rerun.contains(c) && problem.cells[*c].run.is_some()));
+                }
+            }
+        }
+    }
+}
