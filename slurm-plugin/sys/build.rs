@@ -111,7 +111,7 @@ fn bindings(include: &Path, out: &Path) -> Result<(), String> {
         .generate_comments(false);
     // bindgen panics where libclang is missing; that must not fail a build which doesn't need it.
     std::panic::set_hook(Box::new(|_| {}));
-    let generated = std::panic::catch_unwind(|| builder.generate());
+    let generated = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| builder.generate()));
     let _ = std::panic::take_hook();
     generated
         .map_err(|_| "bindgen found no libclang: install libclang-dev".to_owned())?
