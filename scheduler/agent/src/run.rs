@@ -135,6 +135,9 @@ fn marker(dir: &Path, pilot: &Pilot) -> PathBuf {
 fn mark_start(dir: &Path, pilot: &Pilot) -> Result<bool> {
     let own = marker(dir, pilot);
     let first = !own.exists();
+    if let Some(logs) = dir.parent() {
+        sweep_logs(logs);
+    }
     std::fs::write(&own, b"").with_context(|| format!("{}", own.display()))?;
     for entry in std::fs::read_dir(dir)?.flatten() {
         let path = entry.path();
@@ -146,6 +149,23 @@ fn mark_start(dir: &Path, pilot: &Pilot) -> Result<bool> {
         }
     }
     Ok(first)
+}
+
+/// Removes the logs of pilots that are long over.
+fn sweep_logs(dir: &Path) {
+    const KEEP: Duration = Duration::from_secs(7 * 86_400);
+    for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        let age = entry
+            .metadata()
+            .and_then(|m| m.modified())
+            .ok()
+            .and_then(|t| t.elapsed().ok());
+        if name.starts_with("pilot.") && name.ends_with(".log") && age.is_some_and(|a| a > KEEP) {
+            let _ = std::fs::remove_file(entry.path());
+        }
+    }
 }
 
 fn listen(socket: &Path) -> Result<UnixListener> {
@@ -528,6 +548,10 @@ async fn wait_for_end(pid: u32, start_time: u64) -> std::io::Result<()> {
     if pilot::start_time(pid).is_some_and(|found| found != start_time) {
         return Ok(());
     }
+    #[expect(
+        deprecated,
+        reason = "its replacement is unsafe; an OwnedFd can't be closed under the AsyncFd"
+    )]
     let fd = tokio::io::unix::AsyncFd::new(fd)?;
     let _ready = fd.readable().await?;
     Ok(())

@@ -425,9 +425,11 @@ impl AgentState {
         if self.terminated.is_some() || self.draining {
             return Some(format!("pilot {} takes no more leases", self.birth.pilot));
         }
-        let lendable = self.birth.gpus.iter().filter(|g| g.blocked.is_none()).count();
+        let lent = self.lent(order.lease);
+        let blocked = |g: &&GpuSlot| g.blocked.is_some() && !lent.contains(&g.index);
+        let blocked = self.birth.gpus.iter().filter(blocked).count();
         let used: usize = self.leases.values().map(|l| usize::from(l.order.gpus)).sum();
-        if usize::from(order.gpus) + used > self.birth.gpus.len().min(lendable + used) {
+        if usize::from(order.gpus) + used + blocked > self.birth.gpus.len() {
             return Some(format!(
                 "pilot {} has no {} free GPUs: {used} of {} are lent",
                 self.birth.pilot,

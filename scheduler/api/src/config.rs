@@ -352,7 +352,7 @@ isolation = "devices"
             ),
             (
                 "cpus_per_pilot = 8",
-                "cpus_per_pilot = 2",
+                "cpus_per_pilot = 1",
                 "pool.main.cpus_per_pilot",
             ),
             ("max_pilots = 4", "max_pilots = 3", "pool.main.max_pilots"),

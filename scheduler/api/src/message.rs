@@ -177,7 +177,7 @@ pub enum Response {
 
 /// Why a request was not done. `Display` of each is what the user reads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
+#[serde(tag = "refusal", rename_all = "kebab-case")]
 pub enum Refusal {
     #[error("hopd speaks protocol version {server}, the caller {client}: install the same release on both")]
     Version { server: u32, client: u32 },
@@ -533,4 +533,60 @@ pub enum CancelTarget {
     Lease { lease: LeaseId },
     Cell { kernel: KernelId, cell: CellId },
     Kernel { kernel: KernelId },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A tag within a tag of the same name would write a message that nobody can read.
+    #[test]
+    fn every_kind_of_answer_is_read_as_it_was_written() {
+        let kernel = || KernelId::from("k");
+        let answers = [
+            Response::Pong,
+            Response::Done,
+            Response::Placement(Placement { seats: vec![] }),
+            Response::Event(Event::Close {
+                kernel: kernel(),
+                reason: "r".into(),
+            }),
+            Response::Order(Order::Drain { term: Term(1) }),
+            Response::Acct { rows: vec![] },
+            Response::Queue { rows: vec![] },
+            Response::Info(InfoReport {
+                version: "v".into(),
+                term: Term(1),
+                started: Timestamp(2),
+                nodes: vec![],
+                kernels: 0,
+                waiting: 0,
+                problems: vec![],
+            }),
+            Response::Explanation(Explanation {
+                kernel: kernel(),
+                cell: None,
+                sentences: vec![],
+            }),
+            Response::Refused(Refusal::Version { server: 1, client: 2 }),
+            Response::Refused(Refusal::Invalid { reason: "r".into() }),
+        ];
+        for body in answers {
+            let text = serde_json::to_string(&FromHopd { id: 1, body }).unwrap();
+            let read: FromHopd = serde_json::from_str(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+            assert_eq!(serde_json::to_string(&read).unwrap(), text);
+        }
+    }
+
+    #[test]
+    fn every_target_of_a_cancel_is_read_as_it_was_written() {
+        for target in [
+            CancelTarget::Lease { lease: LeaseId(1) },
+            CancelTarget::Kernel { kernel: "k".into() },
+        ] {
+            let body = Request::Cancel(target);
+            let text = serde_json::to_string(&ToHopd { id: 1, body }).unwrap();
+            serde_json::from_str::<ToHopd>(&text).unwrap_or_else(|e| panic!("{text}: {e}"));
+        }
+    }
 }

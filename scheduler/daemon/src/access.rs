@@ -1,7 +1,7 @@
 //! Who may do what. Pure: every rule about users, roles and names that come from outside is here.
 
 use crate::server::Caller;
-use hop_api::message::{Refusal, ReplicaUp, Request, Role};
+use hop_api::message::{Refusal, ReplicaUp, Request, Response, Role};
 use hop_core::id::{CellId, JobId, KernelId, UserName};
 
 /// Longest id that a caller may choose, in bytes.
@@ -103,6 +103,12 @@ pub(crate) fn not_your_seat(job: JobId) -> Refusal {
     Refusal::Forbidden {
         reason: format!("Slurm has no running job {job} of yours"),
     }
+}
+
+pub(crate) fn too_many() -> Response {
+    Response::Refused(Refusal::Unavailable {
+        reason: "too many requests wait on this connection".into(),
+    })
 }
 
 /// What of a replica's report can be checked without Slurm.

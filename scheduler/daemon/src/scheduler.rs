@@ -36,6 +36,9 @@ const LOOK_LAST: Span = Span::from_secs(60);
 /// Rows of one answer to `hop acct`.
 const ACCT_ROWS: usize = 100_000;
 
+/// Messages of one caller that may wait while Slurm is asked about its seat.
+const HELD_UP: usize = 1000;
+
 /// What the journal is keyed by: the core's entries and our own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -79,7 +82,8 @@ struct Conn {
     pilot: Option<JobId>,
     replicas: BTreeSet<ReplicaId>,
     kernels: BTreeSet<KernelId>,
-    seat: Option<JobId>,
+    /// Slurm is being asked whose its seat is: what comes meanwhile waits, so that order is kept.
+    held_up: Option<VecDeque<ToHopd>>,
 }
 
 struct Replica {
@@ -619,7 +623,7 @@ impl Scheduler {
                     pilot: None,
                     replicas: BTreeSet::new(),
                     kernels: BTreeSet::new(),
-                    seat: None,
+                    held_up: None,
                 };
                 self.conns.insert(conn, open);
             }
@@ -681,8 +685,16 @@ impl Scheduler {
     }
 
     fn message(&mut self, conn: ConnId, message: ToHopd) {
-        let Some(open) = self.conns.get(&conn) else { return };
+        let Some(open) = self.conns.get_mut(&conn) else {
+            return;
+        };
         let id = message.id;
+        if let Some(held_up) = &mut open.held_up {
+            if held_up.len() >= HELD_UP {
+                return self.answer(conn, id, access::too_many());
+            }
+            return held_up.push_back(message);
+        }
         let access = Access {
             caller: open.caller.clone(),
             pilot: open.pilot,
@@ -717,7 +729,7 @@ impl Scheduler {
                 if let Some(wait) = self.seat_is_callers(conn, access, job, &message)? {
                     return Ok(wait);
                 }
-                self.seat_up(conn, &user, message.body);
+                self.seat_up(&user, message.body);
             }
             Request::ReplicaUp(ref up) => {
                 access::check_replica(access, up)?;
@@ -944,6 +956,9 @@ impl Scheduler {
             Some(_) => Err(access::not_your_seat(job)),
             None => {
                 let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
+                if let Some(open) = self.conns.get_mut(&conn) {
+                    open.held_up = Some(VecDeque::new());
+                }
                 let message = Box::new(ToHopd {
                     id: message.id,
                     body: message.body.clone(),
@@ -969,8 +984,11 @@ impl Scheduler {
         job: JobId,
         answer: Result<Option<Owner>, String>,
     ) {
-        let Some(open) = self.conns.get(&conn) else { return };
+        let Some(open) = self.conns.get_mut(&conn) else {
+            return;
+        };
         let caller = open.caller.clone();
+        let held_up = open.held_up.take().unwrap_or_default();
         let unknown = answer.is_err();
         let refusal = match answer {
             Ok(Some(owner)) if owner.uid == caller.uid && owner.lives => None,
@@ -987,16 +1005,19 @@ impl Scheduler {
         };
         if let Some(refusal) = refusal {
             self.answer(conn, message.id, Response::Refused(refusal));
-            return;
+        } else {
+            self.seats.insert(job, caller.user);
+            self.message(conn, message);
+            if unknown {
+                self.seats.remove(&job);
+            }
         }
-        self.seats.insert(job, caller.user);
-        self.message(conn, message);
-        if unknown {
-            self.seats.remove(&job);
+        for message in held_up {
+            self.message(conn, message);
         }
     }
 
-    fn seat_up(&mut self, conn: ConnId, user: &UserName, request: Request) {
+    fn seat_up(&mut self, user: &UserName, request: Request) {
         let Request::SeatUp {
             job,
             node,
@@ -1006,9 +1027,6 @@ impl Scheduler {
         else {
             return;
         };
-        if let Some(open) = self.conns.get_mut(&conn) {
-            open.seat = Some(job);
-        }
         self.todo.push_back(Input::SeatUp {
             job,
             user: user.clone(),

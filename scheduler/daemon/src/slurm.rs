@@ -10,7 +10,6 @@ use hop_slurm::gres::Gres;
 use hop_slurm::state::JobState;
 use hop_slurm::{Job, JobFilter, JobSpec, Settings, Slurm, SubmitError};
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::time::Duration;
 
 /// What Slurm is made of, as far as pilots care.
@@ -119,20 +118,11 @@ impl SlurmSide {
             gres,
             time_limit_min: (pool.time_limit_min > 0).then_some(pool.time_limit_min),
             workdir: Some("/".into()),
-            output: Some(self.log_file(pool_name, ticket)),
             env: self.environment(),
             stepmgr,
             requeue: false,
             ..JobSpec::default()
         })
-    }
-
-    fn log_file(&self, pool: &PoolName, ticket: u64) -> PathBuf {
-        // On the node; where the directory is missing Slurm drops the output.
-        self.config
-            .agent
-            .state_dir
-            .join(format!("pilot.{pool}.{ticket}.log"))
     }
 
     fn environment(&self) -> Vec<(String, String)> {
@@ -152,6 +142,11 @@ impl SlurmSide {
         format!(
             r#"#!/bin/sh
 # Pilot of Gresshopper, pool {pool}: keeps the node's agent running.
+umask 077
+logs={logs}
+mkdir -p "$logs" 2>/dev/null
+log="$logs/pilot.$SLURM_JOB_ID.log"
+if ( : >>"$log" ) 2>/dev/null; then exec 2>>"$log"; fi
 told=
 trap 'told=1; kill -TERM "$agent" 2>/dev/null' TERM INT
 tries=0
@@ -171,6 +166,7 @@ done
 "#,
             agent = shell_word(&agent.display().to_string()),
             pool = shell_word(pool.as_str()),
+            logs = shell_word(&self.config.agent.state_dir.display().to_string()),
         )
     }
 

@@ -1,1 +1,578 @@
-//! Tests of the agent.
+//! Each test says what was put out and that nothing else was; the state's own invariants are checked after each
+//! input.
+
+use super::*;
+use hop_api::message::SeatStep;
+use hop_core::id::CellId;
+use hop_handover::token::{Device as TokenDevice, Hold, Holder, Refused};
+
+const T0: Timestamp = Timestamp(1_000_000_000);
+const GRACE: Span = Span::from_secs(2);
+
+fn at(ms: u64) -> Timestamp {
+    T0 + Span::from_millis(ms)
+}
+
+struct Bench {
+    state: AgentState,
+    now: Timestamp,
+}
+
+impl Bench {
+    fn with(isolation: Isolation) -> Self {
+        let slot = |index| GpuSlot {
+            index: GpuIndex(index),
+            gpu_type: "".into(),
+            mem_mib: 0,
+            blocked: None,
+        };
+        let state = AgentState::new(Birth {
+            node: "n1".into(),
+            pilot: JobId(9),
+            pool: "main".into(),
+            gpus: vec![slot(0), slot(1)],
+            cpus: 8,
+            ends: None,
+            steps_max: 40_000,
+            isolation,
+            grace: GRACE,
+            waits: Waits::default(),
+            term: Term(5),
+        });
+        let mut bench = Self { state, now: T0 };
+        bench.quiet(Input::Epochs { from: 100, to: 356 });
+        bench
+    }
+
+    fn new() -> Self {
+        Self::with(Isolation::Plugin)
+    }
+
+    fn put(&mut self, input: Input) -> Vec<String> {
+        let out = self.state.handle(input, self.now);
+        self.state.sanity_check();
+        out.iter().map(short).collect()
+    }
+
+    fn quiet(&mut self, input: Input) {
+        let out = self.put(input);
+        assert!(out.is_empty(), "{out:?}");
+    }
+
+    fn expect(&mut self, input: Input, expected: &[&str]) {
+        assert_eq!(self.put(input), expected);
+    }
+
+    fn tick(&mut self, ms: u64, expected: &[&str]) {
+        self.now = at(ms);
+        self.expect(Input::Tick, expected);
+    }
+
+    /// A lease of one GPU that runs; its step is numbered as its lease.
+    fn live(&mut self, lease: u64, gpu: u16) {
+        let epoch = self.state.epochs.start;
+        self.expect(start(lease, 1), &[&format!("step {lease} epoch {epoch}")]);
+        self.expect(
+            handed(lease, epoch, &[gpu]),
+            &[&format!("started {lease} [{gpu}]"), &format!("watch {lease}")],
+        );
+        self.expect(holder(lease, &[gpu]), &[&format!("card {lease}")]);
+    }
+}
+
+/// An output in a few words.
+fn short(output: &Output) -> String {
+    match output {
+        Output::Report(Request::AgentUp(up)) => format!(
+            "up leases {:?} ended {:?}",
+            up.leases.iter().map(|l| l.lease.0).collect::<Vec<_>>(),
+            up.ended.iter().map(|(l, _)| l.0).collect::<Vec<_>>()
+        ),
+        Output::Report(Request::LeaseStarted { lease, handover }) => format!(
+            "started {lease} {:?}",
+            handover.devices.iter().map(|d| d.index.0).collect::<Vec<_>>()
+        ),
+        Output::Report(Request::LeaseFailed {
+            lease, device_lost, ..
+        }) => format!("failed {lease}{}", if *device_lost { " lost" } else { "" }),
+        Output::Report(Request::LeaseEnded { lease, end }) => format!(
+            "ended {lease} {:?}{}",
+            end.cause,
+            if end.clean { "" } else { " unclean" }
+        ),
+        Output::Report(Request::SlotBlocked { index, .. }) => format!("blocked {index}"),
+        Output::Report(other) => format!("{other:?}"),
+        Output::StartStep { order, epoch } => format!("step {} epoch {epoch}", order.lease),
+        Output::GiveCard { lease, .. } => format!("card {lease}"),
+        Output::EndHolder { lease } => format!("end holder {lease}"),
+        Output::EndStep { lease } => format!("end step {lease}"),
+        Output::Rescue { lease, epoch, .. } => format!("rescue {lease} epoch {epoch}"),
+        Output::Watch { lease, .. } => format!("watch {lease}"),
+        Output::Forget { lease } => format!("forget {lease}"),
+        Output::ReserveEpochs => "reserve".into(),
+        Output::HangUp { .. } => "hang up".into(),
+        Output::Warn(_) => "warn".into(),
+        Output::Exit => "exit".into(),
+    }
+}
+
+fn order(lease: u64, gpus: u16, term: u64) -> StartLease {
+    StartLease {
+        term: Term(term),
+        lease: LeaseId(lease),
+        user: "alice".into(),
+        kernel: "k".into(),
+        cell: CellId::from("c"),
+        executor: SeatStep {
+            job: JobId(3),
+            step: 0,
+            pid: 77,
+            start_time: 5,
+            uid: 1001,
+        },
+        gpus,
+        gpu_type: None,
+        cpus: 1,
+        step_name: "alice/k/c".into(),
+    }
+}
+
+fn start(lease: u64, gpus: u16) -> Input {
+    Input::Order(Order::StartLease(order(lease, gpus, 5)))
+}
+
+fn end(lease: u64, cause: EndCause) -> Input {
+    Input::Order(Order::EndLease {
+        term: Term(5),
+        lease: LeaseId(lease),
+        cause,
+        grace: GRACE,
+    })
+}
+
+fn acknowledged(lease: u64) -> Input {
+    Input::Order(Order::EndAcknowledged {
+        term: Term(5),
+        lease: LeaseId(lease),
+    })
+}
+
+fn handed(lease: u64, epoch: u64, gpus: &[u16]) -> Input {
+    Input::Confirmed(Confirmation::HandedOver(HandedOver {
+        lease: LeaseId(lease),
+        epoch: Epoch(epoch),
+        node: "n1".into(),
+        pilot: JobId(9),
+        step: u32::try_from(lease).unwrap(),
+        devices: gpus
+            .iter()
+            .map(|g| TokenDevice {
+                index: GpuIndex(*g),
+                path: format!("/dev/gpu{g}").into(),
+                major: 4,
+                minor: u32::from(*g),
+            })
+            .collect(),
+        cores: String::new(),
+        at: T0,
+    }))
+}
+
+fn taken(lease: u64, gpu: u16, clean: bool) -> Input {
+    let holder = Holder {
+        pid: 88,
+        uid: 1001,
+        exe: String::new(),
+        how: Hold::Descriptor,
+        why: "it is in an uninterruptible sleep".into(),
+    };
+    Input::Confirmed(Confirmation::TakenBack(TakenBack {
+        lease: LeaseId(lease),
+        epoch: Epoch(100),
+        node: "n1".into(),
+        pilot: JobId(9),
+        devices: vec![GpuIndex(gpu)],
+        clean,
+        ended_pids: vec![],
+        holders: if clean { vec![] } else { vec![holder] },
+        at: T0,
+    }))
+}
+
+fn refused(lease: u64, reason: Refusal) -> Input {
+    Input::Confirmed(Confirmation::Refused(Refused {
+        lease: Some(LeaseId(lease)),
+        pilot: JobId(9),
+        step: 0,
+        reason,
+        at: T0,
+    }))
+}
+
+fn holder(lease: u64, gpus: &[u16]) -> Input {
+    Input::HolderUp {
+        lease: LeaseId(lease),
+        step: u32::try_from(lease).unwrap(),
+        gpus: gpus.iter().map(|g| GpuIndex(*g)).collect(),
+        card: None,
+    }
+}
+
+fn gone(lease: u64) -> Input {
+    Input::HolderGone {
+        lease: LeaseId(lease),
+    }
+}
+
+fn exited(lease: u64) -> Input {
+    Input::StepExited {
+        lease: LeaseId(lease),
+        detail: "srun ended".into(),
+    }
+}
+
+#[test]
+fn a_lease_starts_by_the_plugins_word_alone_and_ends_by_it() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    // A holder says that Slurm has started the step, not that the device was handed over.
+    b.quiet(holder(1, &[0]));
+    b.expect(handed(1, 100, &[0]), &["started 1 [0]", "watch 1", "card 1"]);
+    b.expect(end(1, EndCause::Done), &["end holder 1"]);
+    b.quiet(gone(1));
+    b.quiet(taken(1, 0, true));
+    b.expect(exited(1), &["forget 1", "ended 1 Done"]);
+    b.quiet(acknowledged(1));
+    assert_eq!(b.state.next_wake(), None);
+}
+
+#[test]
+fn the_end_waits_for_take_back_and_step_in_either_order() {
+    for first_step in [false, true] {
+        let mut b = Bench::new();
+        b.live(1, 0);
+        b.expect(end(1, EndCause::Claimed), &["end holder 1"]);
+        let inputs = if first_step {
+            [exited(1), taken(1, 0, true)]
+        } else {
+            [taken(1, 0, true), exited(1)]
+        };
+        let [one, two] = inputs;
+        b.quiet(one);
+        b.expect(two, &["forget 1", "ended 1 Claimed"]);
+    }
+}
+
+#[test]
+fn a_device_that_is_lent_is_refused_a_second_time_whatever_slurm_does() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.expect(start(2, 1), &["step 2 epoch 101"]);
+    b.expect(handed(2, 101, &[0]), &["warn"]);
+    b.expect(holder(2, &[0]), &["end holder 2"]);
+    b.quiet(taken(2, 0, true));
+    b.expect(exited(2), &["forget 2", "failed 2"]);
+    // The first is untouched.
+    assert_eq!(b.state.agent_up().leases.len(), 1);
+}
+
+#[test]
+fn other_numbers_of_gpus_and_other_epochs_than_ordered_are_refused() {
+    let mut b = Bench::new();
+    b.expect(start(1, 2), &["step 1 epoch 100"]);
+    b.expect(handed(1, 100, &[0]), &["warn"]);
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    b.expect(handed(1, 99, &[0]), &["warn"]);
+}
+
+#[test]
+fn more_gpus_than_are_free_are_refused_at_once() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.expect(start(2, 2), &["failed 2"]);
+    b.live(3, 1);
+    b.expect(start(4, 1), &["failed 4"]);
+    b.expect(start(5, 0), &["step 5 epoch 102"]);
+}
+
+#[test]
+fn an_order_is_carried_out_once_and_its_outcome_told_again() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    b.quiet(start(1, 1));
+    b.expect(handed(1, 100, &[1]), &["started 1 [1]", "watch 1"]);
+    b.expect(start(1, 1), &["started 1 [1]"]);
+    b.quiet(end(1, EndCause::Done));
+    b.quiet(end(1, EndCause::Claimed));
+    b.quiet(taken(1, 1, true));
+    b.expect(exited(1), &["forget 1", "ended 1 Done"]);
+    b.expect(end(1, EndCause::Claimed), &["ended 1 Done"]);
+    b.quiet(start(1, 1));
+}
+
+#[test]
+fn lower_terms_are_refused_and_a_higher_one_takes_over() {
+    let mut b = Bench::new();
+    b.expect(Input::Connected { term: Term(4) }, &["warn", "hang up"]);
+    b.expect(
+        Input::Order(Order::StartLease(order(1, 1, 4))),
+        &["warn", "hang up"],
+    );
+    b.expect(Input::Order(Order::Drain { term: Term(4) }), &["warn", "hang up"]);
+    b.expect(Input::Connected { term: Term(6) }, &["up leases [] ended []"]);
+    b.expect(start(1, 1), &["warn", "hang up"]);
+    b.expect(
+        Input::Order(Order::StartLease(order(1, 1, 6))),
+        &["step 1 epoch 100"],
+    );
+    // Another agent of this node has met a younger one.
+    b.quiet(Input::NodeTerm(Term(8)));
+    b.expect(Input::Order(Order::Drain { term: Term(6) }), &["warn", "hang up"]);
+    assert_eq!(b.state.term(), Term(8));
+}
+
+#[test]
+fn a_killed_srun_does_not_end_a_lease() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.quiet(exited(1));
+    assert_eq!(b.state.agent_up().leases.len(), 1);
+    b.expect(end(1, EndCause::Done), &["end holder 1"]);
+    b.quiet(gone(1));
+    b.expect(taken(1, 0, true), &["forget 1", "ended 1 Done"]);
+}
+
+#[test]
+fn a_step_that_slurm_does_not_start_fails_with_its_reason() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    let out = b.state.handle(exited(1), b.now);
+    let reason = out.iter().find_map(|o| match o {
+        Output::Report(Request::LeaseFailed { reason, .. }) => Some(reason.clone()),
+        _ => None,
+    });
+    assert!(reason.unwrap().contains("srun ended"));
+    b.live(2, 0);
+}
+
+#[test]
+fn without_confirmation_in_time_the_step_is_ended_and_a_late_one_is_taken_back() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    b.tick(29_999, &[]);
+    b.tick(30_000, &["end step 1"]);
+    // The plugin was only slow: what it handed over has to come back before the lease is over.
+    b.quiet(handed(1, 100, &[0]));
+    b.quiet(exited(1));
+    b.expect(taken(1, 0, true), &["forget 1", "failed 1"]);
+}
+
+#[test]
+fn a_refusal_of_the_plugin_fails_the_lease_and_a_blocked_device_is_not_lent_again() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    b.quiet(holder(1, &[0]));
+    b.expect(refused(1, Refusal::RootKernel), &["end step 1", "end holder 1"]);
+    b.expect(exited(1), &["forget 1", "failed 1"]);
+    b.expect(start(2, 1), &["step 2 epoch 101"]);
+    let blocked = Refusal::Blocked {
+        index: GpuIndex(0),
+        why: "pid 3 holds it".into(),
+    };
+    b.expect(refused(2, blocked), &["blocked 0", "end step 2"]);
+    b.expect(exited(2), &["forget 2", "failed 2 lost"]);
+    b.live(3, 1);
+    b.expect(start(4, 1), &["failed 4"]);
+}
+
+#[test]
+fn a_dead_slurmstepd_is_followed_by_a_take_back_step_and_its_slot_is_lost() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.quiet(gone(1));
+    b.quiet(exited(1));
+    b.tick(5_999, &[]);
+    b.tick(6_000, &["rescue 1 epoch 100", "blocked 0"]);
+    b.expect(taken(1, 0, true), &["forget 1", "ended 1 StepLost"]);
+    assert!(b.state.agent_up().gpus[0].blocked.is_some());
+    // The other slot goes on until the pilot is drained.
+    b.live(2, 1);
+}
+
+#[test]
+fn a_take_back_step_that_fails_leaves_the_device_unclean() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.expect(end(1, EndCause::Done), &["end holder 1"]);
+    b.tick(6_000, &["rescue 1 epoch 100", "blocked 0"]);
+    let failed = Input::RescueExited {
+        lease: LeaseId(1),
+        detail: "srun: error".into(),
+    };
+    b.expect(failed, &["warn", "forget 1", "ended 1 Done unclean"]);
+}
+
+#[test]
+fn a_device_that_somebody_holds_on_to_is_blocked() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.expect(end(1, EndCause::Done), &["end holder 1"]);
+    b.quiet(taken(1, 0, false));
+    b.expect(exited(1), &["forget 1", "blocked 0", "ended 1 Done unclean"]);
+    b.live(2, 1);
+    b.expect(start(3, 1), &["failed 3"]);
+}
+
+#[test]
+fn a_step_that_slurm_does_not_end_costs_the_slot() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.expect(end(1, EndCause::Done), &["end holder 1"]);
+    b.quiet(taken(1, 0, true));
+    b.tick(19_999, &[]);
+    b.tick(20_000, &["warn", "blocked 0", "forget 1", "ended 1 Done"]);
+}
+
+#[test]
+fn an_end_before_the_start_is_over_without_anything_lent() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    b.expect(end(1, EndCause::Cancelled), &["end step 1"]);
+    // The task came up all the same.
+    b.expect(holder(1, &[0]), &["end holder 1"]);
+    b.expect(exited(1), &["forget 1", "failed 1"]);
+}
+
+#[test]
+fn the_executors_end_ends_its_lease_though_hopd_is_away() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.expect(Input::ExecutorGone { lease: LeaseId(1) }, &["end holder 1"]);
+    b.quiet(taken(1, 0, true));
+    b.expect(exited(1), &["forget 1", "ended 1 ReplicaLost"]);
+    b.expect(Input::Connected { term: Term(6) }, &["up leases [] ended [1]"]);
+}
+
+#[test]
+fn an_agent_that_follows_a_dead_one_takes_its_leases_over() {
+    let mut first = Bench::new();
+    first.live(7, 1);
+    let handover = first.state.agent_up().leases[0].handover.clone();
+    let card = Box::new(Card {
+        order: order(7, 1, 5),
+        handover,
+    });
+    let mut b = Bench::new();
+    let back = Input::HolderUp {
+        lease: LeaseId(7),
+        step: 7,
+        gpus: vec![GpuIndex(1)],
+        card: Some(card),
+    };
+    b.expect(back, &["watch 7", "started 7 [1]", "card 7"]);
+    b.expect(Input::Connected { term: Term(6) }, &["up leases [7] ended []"]);
+    assert_eq!(b.state.agent_up().steps_used, 8);
+    let order = Order::EndLease {
+        term: Term(6),
+        lease: LeaseId(7),
+        cause: EndCause::Done,
+        grace: GRACE,
+    };
+    b.expect(Input::Order(order), &["end holder 7"]);
+    // Its srun is no child of ours: the take-back is the last that is heard.
+    b.quiet(gone(7));
+    b.expect(taken(7, 1, true), &["forget 7", "ended 7 Done"]);
+}
+
+#[test]
+fn a_holder_that_nobody_knows_is_sent_away() {
+    let mut b = Bench::new();
+    b.expect(holder(4, &[0]), &["warn", "end holder 4"]);
+}
+
+#[test]
+fn steps_without_holders_keep_the_idle_gpus_from_being_lent() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.quiet(Input::OrphanStep { step: 1 });
+    b.expect(Input::OrphanStep { step: 0 }, &["warn", "blocked 1"]);
+}
+
+#[test]
+fn when_slurm_ends_the_pilot_its_leases_end_and_the_agent_leaves_when_hopd_knows() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.expect(Input::Terminated, &["end holder 1"]);
+    b.expect(start(2, 1), &["failed 2"]);
+    b.quiet(taken(1, 0, true));
+    b.expect(exited(1), &["forget 1", "ended 1 PilotLost"]);
+    b.expect(acknowledged(1), &["exit"]);
+}
+
+#[test]
+fn a_drained_agent_leaves_after_its_last_lease_even_without_hopd() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.quiet(Input::Order(Order::Drain { term: Term(5) }));
+    b.expect(start(2, 1), &["failed 2"]);
+    b.expect(end(1, EndCause::Done), &["end holder 1"]);
+    b.quiet(taken(1, 0, true));
+    b.expect(exited(1), &["forget 1", "ended 1 Done"]);
+    b.tick(29_999, &[]);
+    b.tick(30_000, &["exit"]);
+    let mut idle = Bench::new();
+    idle.expect(Input::Order(Order::Drain { term: Term(5) }), &["exit"]);
+}
+
+#[test]
+fn a_dead_slurmstepd_in_a_pilot_that_slurm_ends_is_left_to_the_epilog() {
+    let mut b = Bench::new();
+    b.live(1, 0);
+    b.expect(Input::Terminated, &["end holder 1"]);
+    b.tick(6_000, &["forget 1", "blocked 0", "ended 1 PilotLost unclean"]);
+}
+
+#[test]
+fn epochs_are_reserved_before_they_run_out_and_only_grow() {
+    let mut b = Bench::new();
+    b.state.epochs = 338..356;
+    b.expect(start(1, 0), &["step 1 epoch 338"]);
+    b.expect(exited(1), &["end step 1", "forget 1", "failed 1"]);
+    b.expect(start(2, 0), &["step 2 epoch 339"]);
+    b.expect(exited(2), &["end step 2", "forget 2", "failed 2"]);
+    b.expect(start(3, 0), &["step 3 epoch 340", "reserve"]);
+    b.quiet(Input::Epochs { from: 612, to: 868 });
+    b.expect(start(4, 0), &["step 4 epoch 612"]);
+}
+
+#[test]
+fn a_lease_waits_for_epochs_and_never_runs_without() {
+    let mut b = Bench::new();
+    b.state.epochs = 356..356;
+    b.expect(start(1, 1), &["reserve"]);
+    b.expect(Input::EpochsFailed, &["reserve"]);
+    b.expect(Input::Epochs { from: 612, to: 868 }, &["step 1 epoch 612"]);
+}
+
+#[test]
+fn without_isolation_the_holders_word_is_enough() {
+    let mut b = Bench::with(Isolation::None);
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    b.expect(holder(1, &[1]), &["started 1 [1]", "watch 1", "card 1"]);
+    b.expect(end(1, EndCause::Done), &["end holder 1"]);
+    b.quiet(gone(1));
+    b.expect(exited(1), &["forget 1", "ended 1 Done"]);
+}
+
+#[test]
+fn a_confirmation_for_another_pilot_changes_nothing() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    let Input::Confirmed(Confirmation::HandedOver(mut other)) = handed(1, 100, &[0]) else {
+        unreachable!()
+    };
+    other.pilot = JobId(10);
+    b.expect(Input::Confirmed(Confirmation::HandedOver(other)), &["warn"]);
+    assert!(b.state.agent_up().leases.is_empty());
+}
