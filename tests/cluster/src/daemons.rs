@@ -14,8 +14,9 @@ use crate::process::{Process, wait_until};
 use crate::sandbox::{Identity, Sandbox, output_within};
 use crate::users;
 
-const START: Duration = Duration::from_secs(60);
-const COMMAND: Duration = Duration::from_secs(30);
+/// Generous: emulated machines are slow, and what can't succeed is noticed sooner.
+const START: Duration = Duration::from_secs(180);
+const COMMAND: Duration = Duration::from_secs(120);
 
 /// The daemons of one cluster, reached through its sandbox.
 #[derive(Debug)]
@@ -43,13 +44,17 @@ fn failure(what: &str, log: &Path) -> anyhow::Error {
 }
 
 impl Daemons<'_> {
-    /// Asks `probe` until it succeeds. A client's `fatal:` (a slurm.conf that can't be read) never heals.
+    /// Asks `probe` until it succeeds. Two things never heal: a client's `fatal:` (a slurm.conf that can't be
+    /// read), and a daemon that has ended.
     fn await_ready(&self, daemon: &str, mut probe: impl FnMut() -> Result<()>) -> Result<()> {
-        let mut last = None;
-        let fatal = |e: &Option<anyhow::Error>| e.as_ref().is_some_and(|e| e.to_string().contains("fatal:"));
+        let (mut last, mut seen) = (None, false);
         wait_until(START, || {
             last = probe().err();
-            last.is_none() || fatal(&last)
+            let lives = find(self.layout, daemon).is_some();
+            let ended = seen && !lives;
+            seen |= lives;
+            last.as_ref()
+                .is_none_or(|e| ended || e.to_string().contains("fatal:"))
         });
         match last {
             None => Ok(()),
