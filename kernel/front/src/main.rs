@@ -1,3 +1,89 @@
-//! Speaks Jupyter's protocol to clients on behalf of one kernel.
+//! `hop-front`: reads on standard input what to run, and says on standard output what became of it (`owner`).
 
-fn main() {}
+use anyhow::{Context, Result};
+use clap::Parser;
+use hop_front::owner::{Said, Start, VERSION, say};
+use hop_front::run;
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::process::ExitCode;
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+
+#[derive(Parser)]
+#[command(
+    version,
+    about = "Speaks Jupyter's protocol for one kernel (started by the kernel provisioner)"
+)]
+struct Args {}
+
+fn main() -> ExitCode {
+    Args::parse();
+    let filter =
+        tracing_subscriber::EnvFilter::try_from_env("GRESSHOPPER_LOG").unwrap_or_else(|_| "warn".into());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    // One thread: a message crosses no other on its way.
+    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime,
+        Err(error) => {
+            eprintln!("hop-front: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let done = runtime.block_on(front());
+    runtime.shutdown_background();
+    match done {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            let reason = format!("{error:#}");
+            eprintln!("hop-front: {reason}");
+            say(&Said::Failed { reason });
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn front() -> Result<bool> {
+    let mut stdin = BufReader::new(tokio::io::stdin());
+    let mut line = String::new();
+    stdin
+        .read_line(&mut line)
+        .await
+        .context("can't read what to run")?;
+    let start: Start = serde_json::from_str(&line).context("what to run is not of this release")?;
+    anyhow::ensure!(
+        start.version == VERSION,
+        "the provisioner is of another release than hop-front: install the same"
+    );
+    let owner_gone = async move {
+        let mut rest = [0u8; 64];
+        let hung_up = async { while stdin.read(&mut rest).await.is_ok_and(|n| n > 0) {} };
+        tokio::select! {
+            () = hung_up => {}
+            () = parent_gone() => {}
+        }
+    };
+    run::run(start, owner_gone).await
+}
+
+/// Waits for the death of the process that started us. The pipe alone doesn't tell where another process inherited it.
+async fn parent_gone() {
+    let parent = rustix::process::getppid().filter(|p| *p != Pid::INIT);
+    let Some(parent) = parent else {
+        return std::future::pending().await;
+    };
+    let Ok(fd) = pidfd_open(parent, PidfdFlags::empty()) else {
+        return std::future::pending().await;
+    };
+    let waited = tokio::task::spawn_blocking(move || {
+        let mut fds = [PollFd::new(&fd, PollFlags::IN)];
+        while poll(&mut fds, None) == Err(rustix::io::Errno::INTR) {}
+    });
+    // An error is no news of the parent.
+    if waited.await.is_err() {
+        std::future::pending().await
+    }
+}

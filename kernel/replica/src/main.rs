@@ -1,3 +1,115 @@
-//! Supervises a real ipykernel.
+//! `hop-replica`: the batch step of a seat, a replica in it, and the little step that becomes the kernel.
 
-fn main() {}
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use hop_api::config::Config;
+use hop_core::id::{Incarnation, JobId, NodeName};
+use hop_protocol::file::FrontFile;
+use hop_replica::leases::Leases;
+use hop_replica::run::{self, Place};
+use hop_replica::{child, seat};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+#[derive(Parser)]
+#[command(
+    version,
+    about = "Supervises a notebook's kernel on a compute node (started by hop-front)"
+)]
+struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Run one replica of a kernel: in a seat's step, or locally.
+    Run {
+        /// The kernel's folder with front.json.
+        #[arg(long)]
+        dir: PathBuf,
+        #[arg(long)]
+        incarnation: u32,
+    },
+    /// Hold a seat: the batch step of a user's CPU-only job.
+    Seat,
+    /// Become the kernel.
+    #[command(hide = true)]
+    Exec {
+        #[arg(long)]
+        parent: u32,
+        #[arg(last = true, required = true)]
+        argv: Vec<String>,
+    },
+}
+
+fn main() -> ExitCode {
+    let filter =
+        tracing_subscriber::EnvFilter::try_from_env("GRESSHOPPER_LOG").unwrap_or_else(|_| "warn".into());
+    tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .init();
+    let done = match Args::parse().command {
+        Command::Run { dir, incarnation } => in_runtime(replica(dir, Incarnation(incarnation))),
+        Command::Seat => in_runtime(hold_seat()),
+        Command::Exec { parent, argv } => child::exec(parent, &argv).map(|never| match never {}),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("hop-replica: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// One thread: the kernel's process is tied to the thread that started it, and a message crosses no other.
+fn in_runtime(work: impl Future<Output = Result<()>>) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let done = runtime.block_on(work);
+    runtime.shutdown_background();
+    done
+}
+
+async fn replica(dir: PathBuf, incarnation: Incarnation) -> Result<()> {
+    let file = FrontFile::read(&dir)?;
+    let place = if file.launch.local {
+        Place::local()
+    } else {
+        Place::from_slurm()?
+    };
+    let (leases, _seat) = if file.launch.local {
+        let reason = "this kernel runs without Slurm (hop-front in local mode), so there is no GPU to lend";
+        (Leases::nobody(reason.into()), None)
+    } else {
+        let config = Config::load().context("can't read the configuration")?;
+        (
+            Leases::hopd(&config)?,
+            Some(seat::take_place(place.seat.job).await?),
+        )
+    };
+    run::run(run::Setup {
+        dir,
+        incarnation,
+        file,
+        place,
+        leases,
+    })
+    .await
+}
+
+async fn hold_seat() -> Result<()> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u64>().ok());
+    let job =
+        number("SLURM_JOB_ID").context("a seat is a Slurm job's batch step: SLURM_JOB_ID is not set")?;
+    let node: NodeName = std::env::var("SLURMD_NODENAME")
+        .context("SLURMD_NODENAME is not set")?
+        .into();
+    let mem = number("SLURM_MEM_PER_NODE").unwrap_or(0);
+    let cpus = number("SLURM_CPUS_ON_NODE").unwrap_or(1);
+    let config = Config::load().ok();
+    seat::run(config.as_ref(), JobId(job as u32), node, mem, cpus as u16).await
+}

@@ -1,0 +1,295 @@
+"""The kernel provisioner: starts ``hop-front`` for a kernel, and starts it again when it is killed.
+
+jupyter_client sees a process that lives as long as the kernel does. Behind it stands the front, which
+binds the five sockets; the kernel itself is elsewhere. A front that was killed is followed by another on
+the same ports, so clients notice nothing; a kernel that died is reported as dead, so Jupyter restarts it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from typing import Any, Callable, TypeVar
+
+from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.provisioning import KernelProvisionerBase
+from traitlets import Bool, Dict, Integer, Unicode
+
+_VERSION = 1
+_PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
+_CONNECTION_FILE = "{connection_file}"
+#: Stands for it while jupyter_client makes the command, which wants an absolute path.
+_STAND_IN = "/gresshopper/connection-file"
+
+#: How long a front may take to bind its sockets, and to end a kernel, in seconds.
+_LAUNCH = 30.0
+_END = 12.0
+
+#: How many times a front is followed by another within a minute.
+_FOLLOWERS = 5
+
+T = TypeVar("T")
+
+
+class FrontError(RuntimeError):
+    """The front could not be started. The text is for the user."""
+
+
+class Front:
+    """One kernel's front, and those that follow it."""
+
+    def __init__(self, argv: list[str], start: dict[str, Any], env: dict[str, str]) -> None:
+        self._argv, self._start, self._env = argv, start, env
+        self._lock = threading.Lock()
+        self._launched = threading.Event()
+        self._over = threading.Event()
+        self._reason = ""
+        self._returncode: int | None = None
+        self._wanted = True
+        self._process = self._spawn(resume=False)
+        # A thread, not a task: clients without an event loop are to keep their kernel, too.
+        threading.Thread(target=self._watch, name="hop-front-watch", daemon=True).start()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_launched(self) -> dict[str, int]:
+        """The ports, as soon as all sockets are bound."""
+        if not self._launched.wait(_LAUNCH):
+            self.end()
+            raise FrontError(f"hop-front didn't come up within {_LAUNCH:.0f} s")
+        if self._returncode is not None:
+            raise FrontError(self._reason or f"hop-front exited with status {self._returncode}")
+        return {name: self._start["ports"][name] for name in _PORTS}
+
+    def poll(self) -> int | None:
+        """None while the kernel lives."""
+        return self._returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        self._over.wait(timeout)
+        return self._returncode
+
+    def send_signal(self, signum: int) -> None:
+        with self._lock:
+            if self._process.poll() is None:
+                self._process.send_signal(signum)
+
+    def release(self) -> None:
+        """The kernel was asked to go: its front is not to be followed by another."""
+        self._wanted = False
+
+    def end(self) -> None:
+        """Ends the kernel and waits until it is over."""
+        self.release()
+        self.send_signal(signal.SIGTERM)
+        try:
+            self._process.wait(_END)
+        except subprocess.TimeoutExpired:
+            self.send_signal(signal.SIGKILL)
+            self._process.wait()
+        self._over.wait(1)
+
+    def _spawn(self, resume: bool) -> subprocess.Popen[str]:
+        start = {**self._start, "resume": resume}
+        process = subprocess.Popen(
+            self._argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=self._env,
+            text=True,
+            start_new_session=True,
+        )
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(start) + "\n")
+            process.stdin.flush()
+        except BrokenPipeError:
+            pass  # It tells why below.
+        return process
+
+    def _watch(self) -> None:
+        followed: list[float] = []
+        while True:
+            dead = self._listen(self._process)
+            code = self._process.wait()
+            followed = [t for t in followed if time.monotonic() - t < 60]
+            # 0 and 1 are its own ends; anything else befell it.
+            befallen = code not in (0, 1)
+            launched = self._launched.is_set()
+            if dead or not (befallen and launched and self._wanted) or len(followed) >= _FOLLOWERS:
+                break
+            followed.append(time.monotonic())
+            self._start["epoch"] += 1
+            with self._lock:
+                self._process = self._spawn(resume=True)
+        self._finish(code if code else 0)
+
+    def _listen(self, process: subprocess.Popen[str]) -> bool:
+        """What the front says, until it ends. True: the kernel is dead."""
+        assert process.stdout is not None
+        dead = False
+        for line in process.stdout:
+            try:
+                said = json.loads(line)
+            except ValueError:
+                continue
+            event = said.get("event")
+            if event == "launched":
+                self._start["ports"] = {name: said[name] for name in _PORTS}
+                self._launched.set()
+            elif event == "failed":
+                self._reason = said.get("reason", "")
+            elif event == "dead":
+                dead = True
+                self._reason = said.get("reason", "")
+                # The front stays a little to answer what the kernel was asked; the kernel doesn't.
+                self._returncode = 1
+                self._over.set()
+        return dead
+
+    def _finish(self, code: int) -> None:
+        if self._returncode is None:
+            self._returncode = code
+        self._launched.set()
+        self._over.set()
+
+
+class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unused-ignore]
+    """Kernels on compute nodes, with a GPU for the cells that need one."""
+
+    local = Bool(False, config=True, help="Without Slurm, for development: on this host, no GPUs.")
+    front_program = Unicode("", config=True, help="hop-front; empty: as installed.")
+    need = Dict(config=True, help='What a cell needs that says nothing itself, as {"gpus": 1}.')
+    mem_mib = Integer(0, config=True, help="Memory of the kernel in MiB; 0: the site's default.")
+    cpus = Integer(0, config=True, help="Cores of the kernel; 0: the site's default.")
+    account = Unicode("", config=True, help="The Slurm account that is charged; empty: the default.")
+    pool = Unicode("", config=True, help="The pool whose GPUs are lent; empty: the default.")
+
+    _front: Front | None = None
+    _incarnation = 0
+    _ports: dict[str, int] = {}
+
+    @property
+    def has_process(self) -> bool:
+        return self._front is not None
+
+    @property
+    def pid(self) -> int | None:
+        return self._front.pid if self._front else None
+
+    async def poll(self) -> int | None:
+        return self._front.poll() if self._front else 0
+
+    async def wait(self) -> int | None:
+        if self._front is None:
+            return 0
+        return await _in_thread(self._front.wait)
+
+    async def send_signal(self, signum: int) -> None:
+        if self._front is None:
+            return
+        if signum == signal.SIGINT:
+            self._front.send_signal(signum)
+        elif signum in (signal.SIGTERM, signal.SIGKILL):
+            await self.kill()
+
+    async def kill(self, restart: bool = False) -> None:
+        if self._front is not None:
+            await _in_thread(self._front.end)
+
+    async def terminate(self, restart: bool = False) -> None:
+        await self.kill(restart)
+
+    async def shutdown_requested(self, restart: bool = False) -> None:
+        if self._front is not None:
+            self._front.release()
+
+    async def cleanup(self, restart: bool = False) -> None:
+        if self._front is not None:
+            await _in_thread(self._front.end)
+            self._front = None
+        if not restart:
+            self._ports = {}
+
+    async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
+        extra = kwargs.pop("extra_arguments", [])
+        # Where the connection file lies is for the replica to say, so its place in argv stays open.
+        file, self.parent.connection_file = self.parent.connection_file, _STAND_IN
+        try:
+            argv = self.parent.format_kernel_cmd(extra_arguments=extra)
+        finally:
+            self.parent.connection_file = file
+        argv = [a.replace(_STAND_IN, _CONNECTION_FILE) for a in argv]
+        prepared: dict[str, Any] = await super().pre_launch(cmd=argv, **kwargs)
+        return prepared
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
+        env = dict(kwargs.get("env") or os.environ)
+        self._incarnation = max(self._incarnation + 1, int(time.time()))
+        key = self.parent.session.key.decode()
+        start = {
+            "version": _VERSION,
+            "kernel": self.kernel_id,
+            "incarnation": self._incarnation,
+            "epoch": 1,
+            "ports": self._ports,
+            "key": key,
+            "launch": self._launch(cmd, kwargs.get("cwd"), env),
+            "mem_mib": self.mem_mib or None,
+            "cpus": self.cpus or None,
+        }
+        front = await _in_thread(partial(Front, [self._program()], start, env))
+        self._front = front
+        self._ports = await _in_thread(front.wait_launched)
+        info = {"transport": "tcp", "ip": "127.0.0.1", **self._ports}
+        self.connection_info = {**info, "signature_scheme": "hmac-sha256", "key": key.encode()}
+        return self.connection_info
+
+    def _launch(self, cmd: list[str], cwd: str | None, env: dict[str, str]) -> dict[str, Any]:
+        launch: dict[str, Any] = {
+            "argv": cmd,
+            "cwd": cwd or os.getcwd(),
+            "name": os.path.basename(env.get("JPY_SESSION_NAME", "")),
+            "local": self.local,
+        }
+        if self.need:
+            launch["default_need"] = dict(self.need)
+        if self.account:
+            launch["account"] = self.account
+        if self.pool:
+            launch["pool"] = self.pool
+        return launch
+
+    def _program(self) -> str:
+        prefix = os.environ.get("GRESSHOPPER_PREFIX", "/opt/gresshopper")
+        candidates = [self.front_program, os.path.join(prefix, "bin", "hop-front")]
+        found = next((c for c in candidates if c and os.access(c, os.X_OK)), None)
+        program = found or shutil.which("hop-front")
+        if program is None:
+            raise FrontError(
+                f"hop-front is not installed on this host: looked in {prefix}/bin and on PATH. "
+                "Ask your administrator, or set GRESSHOPPER_PREFIX."
+            )
+        return program
+
+    def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
+        # The kernel itself gets five seconds; its node's supervisor and the front come after it.
+        return max(recommended, 8.0)
+
+
+async def _in_thread(work: Callable[[], T]) -> T:
+    return await asyncio.get_running_loop().run_in_executor(None, work)
+
+
+if sys.platform != "linux":
+    raise ImportError("Gresshopper runs on Linux only")

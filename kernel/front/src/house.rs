@@ -1,0 +1,266 @@
+//! Where the replica lives: a child of ours (`local`), or a step in a seat of the user's, on the node that `hopd` names.
+//! All of Slurm is asked under the user's own identity.
+
+use anyhow::{Context, Result, bail};
+use hop_api::client;
+use hop_api::config::Config;
+use hop_api::message::{PlaceKernel, Request, Response, Role, SeatPlan};
+use hop_core::id::{Incarnation, JobId, KernelId};
+use hop_protocol::file::Launch;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::io::AsyncWriteExt;
+use tokio::process::{Child, Command};
+use tokio::time::{Instant, sleep, timeout};
+
+/// One call of Slurm's commands; slurmctld may be away for a while.
+const SLURM_CALL: Duration = Duration::from_secs(60);
+
+/// Between two looks at a seat that waits: quick at first, for a free node is there at once.
+const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
+
+/// All that is needed to start a replica.
+#[derive(Debug, Clone)]
+pub struct Order {
+    pub kernel: KernelId,
+    pub incarnation: Incarnation,
+    pub dir: PathBuf,
+    pub launch: Launch,
+    pub mem_mib: Option<u64>,
+    pub cpus: Option<u16>,
+}
+
+/// Starts the replica: returns the process that lives as long as it does, itself or its srun.
+pub async fn start(order: &Order) -> Result<Child> {
+    if order.launch.local {
+        start_local(order)
+    } else {
+        start_in_seat(order).await
+    }
+}
+
+fn replica_program() -> Result<PathBuf> {
+    let beside = std::env::current_exe()
+        .context("can't find my own program file")?
+        .with_file_name("hop-replica");
+    if !beside.is_file() {
+        bail!(
+            "there is no {}: the installation is not complete",
+            beside.display()
+        );
+    }
+    Ok(beside)
+}
+
+fn run_args(order: &Order) -> [String; 5] {
+    let dir = order.dir.display().to_string();
+    [
+        "run".into(),
+        "--dir".into(),
+        dir,
+        "--incarnation".into(),
+        order.incarnation.to_string(),
+    ]
+}
+
+/// What it prints belongs into the owner's log; standard output is the owner's line to us.
+fn start_local(order: &Order) -> Result<Child> {
+    Command::new(replica_program()?)
+        .args(run_args(order))
+        .env("GRESSHOPPER_KERNEL", order.kernel.as_str())
+        .stdin(Stdio::null())
+        .stdout(std::io::stderr())
+        .process_group(0)
+        .spawn()
+        .context("can't start hop-replica")
+}
+
+async fn start_in_seat(order: &Order) -> Result<Child> {
+    let config = Config::load().context("can't read the configuration")?;
+    let program = config.prefix.join("bin/hop-replica");
+    let plan = place(order, &config).await;
+    let job = match plan.existing {
+        Some(job) => job,
+        None => submit_seat(&plan, &program).await?,
+    };
+    let node = wait_for_seat(job).await?;
+    let mem = order.mem_mib.unwrap_or(config.seat.mem_mib);
+    let cpus = order.cpus.unwrap_or(config.seat.cpus).max(1);
+    slurm("srun")
+        .args([
+            "-Q",
+            "--overlap",
+            "--gres=none",
+            "--nodes=1",
+            "--ntasks=1",
+            "--cpu-bind=none",
+            "--mpi=none",
+        ])
+        .args(["--export=ALL", "--input=none", "--kill-on-bad-exit=0"])
+        .arg(format!("--jobid={job}"))
+        .arg(format!("--nodelist={node}"))
+        .arg(format!("--mem={mem}M"))
+        .arg(format!("--cpus-per-task={cpus}"))
+        .arg(format!("--job-name=kernel-{}", order.kernel))
+        .arg(program)
+        .args(run_args(order))
+        .env("GRESSHOPPER_KERNEL", order.kernel.as_str())
+        .stdin(Stdio::null())
+        .stdout(std::io::stderr())
+        .process_group(0)
+        .spawn()
+        .context("can't start srun")
+}
+
+/// Where `hopd` wants the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
+async fn place(order: &Order, config: &Config) -> SeatPlan {
+    let anywhere = SeatPlan {
+        incarnation: order.incarnation,
+        node: "".into(),
+        existing: None,
+        partition: config.seat.partition.clone(),
+        mem_mib: order.mem_mib.unwrap_or(config.seat.mem_mib),
+        cpus: order.cpus.unwrap_or(config.seat.cpus),
+        time_limit_min: config.seat.time_limit_min,
+    };
+    let request = Request::PlaceKernel(PlaceKernel {
+        kernel: order.kernel.clone(),
+        account: order.launch.account.clone(),
+        pool: order.launch.pool.clone(),
+        replicas: 1,
+        default_need: order.launch.default_need.clone(),
+        mem_mib: anywhere.mem_mib,
+        cpus: anywhere.cpus,
+        avoid: Vec::new(),
+    });
+    match ask_hopd(config, request).await {
+        Ok(Response::Placement(placement)) => placement.seats.into_iter().next().unwrap_or(anywhere),
+        Ok(_) => anywhere,
+        Err(error) => {
+            eprintln!("hop-front: hopd names no node ({error:#}); the kernel starts wherever Slurm has room");
+            anywhere
+        }
+    }
+}
+
+async fn ask_hopd(config: &Config, request: Request) -> Result<Response> {
+    let options = client::Options::from_config(config, Role::Front)?;
+    Ok(client::call(&options, request, Duration::from_secs(10)).await?)
+}
+
+/// Tells `hopd` that the kernel is closed for good.
+pub async fn close(kernel: KernelId) {
+    let Ok(config) = Config::load() else {
+        return;
+    };
+    if let Err(error) = ask_hopd(&config, Request::CloseKernel { kernel }).await {
+        // It will notice by the replica's absence.
+        tracing::info!(%error, "hopd was not told that the kernel is closed");
+    }
+}
+
+/// A command of Slurm's, not confused by the job that we may run in ourselves.
+fn slurm(program: &str) -> Command {
+    let mut command = Command::new(program);
+    for (name, _) in std::env::vars_os() {
+        let slurms = name.to_str().is_some_and(|n| {
+            ["SLURM_", "SLURMD_", "SRUN_", "SBATCH_"]
+                .iter()
+                .any(|p| n.starts_with(p))
+        });
+        // Where Slurm's configuration lies is not the job's.
+        if slurms && name != "SLURM_CONF" {
+            command.env_remove(&name);
+        }
+    }
+    command.kill_on_drop(false);
+    command
+}
+
+/// Runs one to its end; its output, or what it complained of.
+async fn call(mut command: Command, input: &str) -> Result<String> {
+    let what = format!("{:?}", command.as_std().get_program());
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("can't start {what}"))?;
+    if let Some(mut stdin) = child.stdin.take() {
+        // One that reads nothing has its reasons, and tells them below.
+        let _ = stdin.write_all(input.as_bytes()).await;
+    }
+    let output = timeout(SLURM_CALL, child.wait_with_output())
+        .await
+        .with_context(|| format!("{what} took longer than {} s", SLURM_CALL.as_secs()))??;
+    if !output.status.success() {
+        bail!(
+            "{what} failed: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+async fn submit_seat(plan: &SeatPlan, program: &Path) -> Result<JobId> {
+    let mut command = slurm("sbatch");
+    command
+        .args([
+            "--parsable",
+            "--job-name=gresshopper-seat",
+            "--nodes=1",
+            "--ntasks=1",
+            "--no-requeue",
+        ])
+        .args(["--output=/dev/null", "--error=/dev/null", "--chdir=/"])
+        .arg(format!("--partition={}", plan.partition))
+        .arg(format!("--mem={}M", plan.mem_mib))
+        .arg(format!("--cpus-per-task={}", plan.cpus.max(1)));
+    if !plan.node.as_str().is_empty() {
+        command.arg(format!("--nodelist={}", plan.node));
+    }
+    if plan.time_limit_min > 0 {
+        command.arg(format!("--time={}", plan.time_limit_min));
+    }
+    let kept: Vec<&str> = ["PATH", "HOME", "GRESSHOPPER_CONF", "SLURM_CONF"]
+        .into_iter()
+        .filter(|n| std::env::var_os(n).is_some())
+        .collect();
+    command.arg(format!("--export={}", kept.join(",")));
+    let script = format!("#!/bin/sh\nexec '{}' seat\n", program.display());
+    let id = call(command, &script).await.context("can't submit the seat")?;
+    let id = id.split(';').next().unwrap_or_default();
+    Ok(JobId(id.parse().with_context(|| {
+        format!("sbatch said {id:?} instead of a job id")
+    })?))
+}
+
+/// Waits until the seat runs; its node.
+async fn wait_for_seat(job: JobId) -> Result<String> {
+    let (mut pause, since) = (POLL.0, Instant::now());
+    let mut told = false;
+    loop {
+        let mut command = slurm("squeue");
+        command
+            .args(["-h", "-o", "%T|%N|%r"])
+            .arg(format!("--jobs={job}"));
+        let line = call(command, "").await;
+        let line = line.with_context(|| format!("can't see the seat (job {job}) in Slurm's queue"))?;
+        let mut fields = line.split('|');
+        let mut field = || fields.next().unwrap_or_default();
+        let (state, node, reason) = (field(), field(), field());
+        match state {
+            "RUNNING" if !node.is_empty() => return Ok(node.to_owned()),
+            "PENDING" | "CONFIGURING" | "RUNNING" => {
+                if !told && since.elapsed() > Duration::from_secs(5) {
+                    eprintln!("hop-front: the kernel's seat (job {job}) waits in Slurm's queue: {reason}");
+                    told = true;
+                }
+            }
+            other => bail!("the seat (job {job}) ended before the kernel was in it: {other} {reason}"),
+        }
+        sleep(pause).await;
+        pause = (pause * 3 / 2).min(POLL.1);
+    }
+}

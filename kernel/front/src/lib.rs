@@ -1,0 +1,9 @@
+//! Speaks Jupyter's protocol to clients on behalf of one kernel, wherever that runs. `docs/kernel.md` tells how the parts
+//! work together.
+
+pub mod core;
+pub mod delivered;
+pub mod house;
+pub mod listen;
+pub mod owner;
+pub mod run;

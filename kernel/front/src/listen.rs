@@ -1,0 +1,90 @@
+//! Where replicas knock: TLS with the kernel's own keys, then a hello that the main loop answers.
+
+use hop_protocol::link::{Frame, Link};
+use hop_protocol::message::{Hello, Welcome};
+use std::net::SocketAddr;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+
+/// From accept to hello.
+const HANDSHAKE: Duration = Duration::from_secs(10);
+
+/// What comes from those who knock.
+#[derive(Debug)]
+pub enum Door {
+    /// A replica with this kernel's key: let it in?
+    Knock {
+        hello: Hello,
+        answer: oneshot::Sender<Welcome>,
+    },
+    /// It is in. `visit` tells its connections apart.
+    In {
+        visit: u64,
+        out: mpsc::UnboundedSender<Frame>,
+        input: mpsc::Receiver<Frame>,
+    },
+    /// It left.
+    Out { visit: u64 },
+}
+
+/// Answers the door until the receiver is dropped.
+pub async fn answer_door(listener: TcpListener, acceptor: TlsAcceptor, door: mpsc::Sender<Door>) {
+    let mut visit = 0;
+    loop {
+        match listener.accept().await {
+            Ok((stream, from)) => {
+                visit += 1;
+                tokio::spawn(receive(stream, from, acceptor.clone(), visit, door.clone()));
+            }
+            Err(error) => {
+                tracing::warn!(%error, "can't accept a replica's connection");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        }
+    }
+}
+
+async fn receive(
+    stream: TcpStream,
+    from: SocketAddr,
+    acceptor: TlsAcceptor,
+    visit: u64,
+    door: mpsc::Sender<Door>,
+) {
+    let shake = async {
+        stream.set_nodelay(true)?;
+        let mut link = Link::new(acceptor.accept(stream).await?);
+        let frame = link.read().await.map_err(std::io::Error::other)?;
+        Ok::<_, std::io::Error>((link, frame))
+    };
+    let (mut link, hello) = match timeout(HANDSHAKE, shake).await {
+        Ok(Ok((link, Frame::Hello(hello)))) => (link, hello),
+        Ok(Ok(_)) | Err(_) => return tracing::warn!(%from, "somebody knocked and said no hello"),
+        Ok(Err(error)) => return tracing::warn!(%from, %error, "somebody knocked without the kernel's key"),
+    };
+    let (tx, rx) = oneshot::channel();
+    if door.send(Door::Knock { hello, answer: tx }).await.is_err() {
+        return;
+    }
+    let Ok(welcome) = rx.await else {
+        return;
+    };
+    let welcomed = matches!(welcome, Welcome::Yes { .. });
+    if link.write(&Frame::Welcome(welcome)).await.is_err() || !welcomed {
+        return;
+    }
+    let (out, queue) = mpsc::unbounded_channel();
+    // The main loop never waits, so this only decouples the tasks.
+    let (tx, input) = mpsc::channel(256);
+    if door.send(Door::In { visit, out, input }).await.is_err() {
+        return;
+    }
+    if let Err(error) = link.pump(queue, tx).await {
+        tracing::info!(%error, "lost the replica's connection");
+    }
+    // The main loop may have ended first.
+    let _ = door.send(Door::Out { visit }).await;
+}

@@ -1,0 +1,86 @@
+//! Whoever started the front: the kernel provisioner, or a person at a shell. It says on the front's standard input, in
+//! one line of JSON, what to run, and learns on standard output, one line of JSON each, what became of it. The front
+//! lives no longer than its owner.
+
+use hop_core::id::{Incarnation, KernelId};
+use hop_protocol::file::Launch;
+use serde::{Deserialize, Serialize};
+use std::io::Write;
+
+/// The version in every [`Start`].
+pub const VERSION: u32 = 1;
+
+/// What to run. The signing key comes this way because arguments and environments can be read by others.
+#[derive(Clone, Deserialize)]
+pub struct Start {
+    pub version: u32,
+    pub kernel: KernelId,
+    pub incarnation: Incarnation,
+    /// Grows with every front of the kernel.
+    pub epoch: u64,
+    /// Take over from a front that was killed: its ports, its replica.
+    #[serde(default)]
+    pub resume: bool,
+    /// Where to listen for clients. Ports 0 or absent: any free ones.
+    #[serde(default = "loopback")]
+    pub ip: std::net::IpAddr,
+    #[serde(default)]
+    pub ports: Ports,
+    pub key: String,
+    pub launch: Launch,
+    /// Of the replica's step, in MiB; absent: the configuration's.
+    #[serde(default)]
+    pub mem_mib: Option<u64>,
+    #[serde(default)]
+    pub cpus: Option<u16>,
+}
+
+impl std::fmt::Debug for Start {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Start")
+            .field("kernel", &self.kernel)
+            .field("resume", &self.resume)
+            .finish_non_exhaustive()
+    }
+}
+
+fn loopback() -> std::net::IpAddr {
+    std::net::Ipv4Addr::LOCALHOST.into()
+}
+
+/// The five ports of a kernel, as in a connection file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Ports {
+    pub shell_port: u16,
+    pub iopub_port: u16,
+    pub stdin_port: u16,
+    pub control_port: u16,
+    pub hb_port: u16,
+}
+
+/// What the owner learns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Said {
+    /// All sockets are bound; clients may connect.
+    Launched {
+        #[serde(flatten)]
+        ports: Ports,
+    },
+    /// The kernel runs there.
+    Up { node: String },
+    /// It could not be launched at all.
+    Failed { reason: String },
+    /// The kernel is dead; the front follows it shortly.
+    Dead { reason: String },
+}
+
+/// Tells the owner. One that is gone is noticed elsewhere.
+pub fn say(said: &Said) {
+    let mut out = std::io::stdout().lock();
+    let _ = serde_json::to_writer(&mut out, said)
+        .map_err(std::io::Error::from)
+        .and_then(|()| out.write_all(b"\n"));
+    let _ = out.flush();
+}

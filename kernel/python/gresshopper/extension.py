@@ -1,0 +1,36 @@
+"""The IPython extension by which the supervisor brings this package into an unmodified ipykernel.
+
+It leaves the kernel as it would be without: the path and the environment are restored before the first
+cell runs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from gresshopper import channel, need
+
+_OLD_PATH = "GRESSHOPPER_OLD_PYTHONPATH"
+
+
+def load_ipython_extension(ip: Any) -> None:
+    """Called by IPython at the kernel's start."""
+    _restore_path()
+    channel.adopt()
+    ip.input_transformers_cleanup.append(need.blank_magic)
+
+
+def _restore_path() -> None:
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    if channel.FD_VARIABLE not in os.environ:
+        # Loaded by hand, in a kernel that nobody supervises.
+        return
+    if ours in sys.path:
+        sys.path.remove(ours)
+    old = os.environ.pop(_OLD_PATH, None)
+    if old is None:
+        os.environ.pop("PYTHONPATH", None)
+    else:
+        os.environ["PYTHONPATH"] = old

@@ -1,0 +1,151 @@
+"""What code asks for: the magics ``%%gpu`` and ``%%cpu``, and ``with gresshopper.gpu():``.
+
+The magics are read by the kernel's supervisor before the cell runs. Here their line is only blanked, so
+that all else in the cell stays as it is: line numbers, the last expression's display, ``await``, other
+cell magics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any
+
+from gresshopper import channel
+
+_MAGIC = re.compile(r"\s*%%(gpu|cpu)(\s|$)")
+
+
+class LeaseRefused(RuntimeError):
+    """The scheduler will not grant what was asked for, or nobody can be asked."""
+
+
+@dataclass(frozen=True)
+class Grant:
+    """What code runs with."""
+
+    lease: int | None = None
+    node: str = ""
+    gpus: tuple[int, ...] = ()
+    devices: tuple[str, ...] = ()
+    cores: str = ""
+    waited_ms: int = 0
+    lingering: bool = False
+
+    @classmethod
+    def _from_wire(cls, ok: dict[str, Any]) -> Grant:
+        return cls(
+            lease=ok.get("lease"),
+            node=ok.get("node", ""),
+            gpus=tuple(ok.get("gpus", ())),
+            devices=tuple(ok.get("devices", ())),
+            cores=ok.get("cores", ""),
+            waited_ms=ok.get("waited_ms", 0),
+            lingering=ok.get("lingering", False),
+        )
+
+
+@dataclass
+class _Held:
+    """The one lease that blocks of this kernel hold, and how many are in it."""
+
+    need: dict[str, Any] = field(default_factory=dict)
+    grant: Grant = field(default_factory=Grant)
+    shared: bool = False
+    depth: int = 0
+
+
+_lock = threading.RLock()
+_held = _Held()
+
+
+class Need:
+    """A block that runs with a lease. Blocks nest: an inner one that asks for no more shares the outer's."""
+
+    def __init__(self, need: dict[str, Any]) -> None:
+        self._need = need
+
+    def __enter__(self) -> Grant:
+        with _lock:
+            if _held.depth:
+                if not _covers(_held.need, self._need):
+                    raise LeaseRefused(
+                        "an outer block holds a smaller lease already: ask there for all that is needed"
+                    )
+            else:
+                _acquire(self._need)
+            _held.depth += 1
+            return _held.grant
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with _lock:
+            _held.depth -= 1
+            if not _held.depth and not _held.shared:
+                _release()
+
+
+def _acquire(need: dict[str, Any]) -> None:
+    try:
+        ok, _ = channel.get().request("need.acquire", {"need": need})
+    except channel.Refused as error:
+        raise LeaseRefused(str(error)) from None
+    except channel.ChannelClosed as error:
+        raise LeaseRefused(str(error)) from None
+    except BaseException:
+        # Interrupted while it waited: what was asked for is not wanted any more.
+        _release()
+        raise
+    _held.need, _held.grant = need, Grant._from_wire(ok)
+    _held.shared = bool(ok.get("shared"))
+
+
+def _release() -> None:
+    with contextlib.suppress(channel.ChannelClosed):
+        channel.get().notify("need.release", {})
+
+
+def _covers(held: dict[str, Any], wanted: dict[str, Any]) -> bool:
+    numbers = all(held.get(k, 0) >= wanted.get(k, 0) for k in ("gpus", "cpus", "gpu_mem_mib"))
+    kind = wanted.get("gpu_type")
+    return numbers and (kind is None or kind == held.get("gpu_type"))
+
+
+def gpu(n: int = 1, *, type: str | None = None, mem: float = 0, cpus: int = 0) -> Need:
+    """``with gresshopper.gpu():`` runs its block with ``n`` GPUs.
+
+    ``type`` is Slurm's GPU type, ``mem`` the least memory of each in GiB, ``cpus`` cores beside those
+    that come with the GPUs. Waiting can be interrupted. Raises :class:`LeaseRefused`.
+    """
+    if n < 1:
+        raise ValueError("n is at least 1")
+    need: dict[str, Any] = {"gpus": n, "cpus": cpus, "gpu_mem_mib": int(mem * 1024)}
+    if type is not None:
+        need["gpu_type"] = type
+    return Need(need)
+
+
+def cpu(cpus: int) -> Need:
+    """``with gresshopper.cpu(8):`` runs its block with that many cores more."""
+    if cpus < 1:
+        raise ValueError("cpus is at least 1")
+    return Need({"gpus": 0, "cpus": cpus})
+
+
+def blank_magic(lines: list[str]) -> list[str]:
+    """An input transformation that takes our magic's line out of a cell."""
+    if not lines or not _MAGIC.match(lines[0]):
+        return lines
+    rest = lines[1:]
+    following = next((i for i, line in enumerate(rest) if line.strip()), None)
+    if following is not None and rest[following].startswith("%%"):
+        # Another cell magic has to stand first; it counts lines from there itself.
+        return rest[following:]
+    return ["\n", *rest]

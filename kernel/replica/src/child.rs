@@ -1,0 +1,175 @@
+//! The kernel process: how it is started, signalled and ended, and the sentence that says why it died.
+//!
+//! It is started through `hop-replica exec`, which makes it die with its supervisor and be the first to go when memory
+//! is short, and then becomes it. It leads a process group of its own, which it signals itself on an interrupt.
+
+use crate::agent::FD_VARIABLE;
+use crate::oom::OomWatch;
+use anyhow::{Context, Result};
+use hop_protocol::file::Launch;
+use rustix::process::{Pid, Signal, kill_process_group};
+use serde_json::json;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use tokio::process::{Child, Command};
+
+/// The module that an ipykernel loads as an extension.
+const EXTENSION: &str = "gresshopper.extension";
+
+/// Keeps what `PYTHONPATH` was, for the agent to restore.
+const OLD_PATH_VARIABLE: &str = "GRESSHOPPER_OLD_PYTHONPATH";
+
+#[derive(Debug)]
+pub struct Kernel {
+    child: Child,
+    group: Option<Pid>,
+    oom: OomWatch,
+}
+
+impl Kernel {
+    /// Starts the kernelspec's argv with a connection file in `scratch`.
+    pub fn start(launch: &Launch, scratch: &Path, signing_key: &str, agent: OwnedFd) -> Result<Self> {
+        let connection_file = write_connection_file(scratch, signing_key)?;
+        let file = connection_file
+            .to_str()
+            .context("the scratch folder's name is not text")?;
+        let mut argv: Vec<String> = launch
+            .argv
+            .iter()
+            .map(|a| a.replace("{connection_file}", file))
+            .collect();
+        let exe = std::env::var_os("GRESSHOPPER_REPLICA_EXE").map(PathBuf::from);
+        let exe = exe
+            .map_or_else(std::env::current_exe, Ok)
+            .context("can't find my own program file")?;
+        let mut command = Command::new(exe);
+        command
+            .arg("exec")
+            .arg("--parent")
+            .arg(std::process::id().to_string())
+            .arg("--");
+        command.env("JPY_PARENT_PID", std::process::id().to_string());
+        if let Some(python) = agent_folder().filter(|_| argv.iter().any(|a| a.contains("ipykernel"))) {
+            inject(&mut command, &mut argv, &python, &agent)?;
+        }
+        command
+            .args(&argv)
+            .stdin(Stdio::null())
+            .process_group(0)
+            .kill_on_drop(true);
+        if let Some(cwd) = launch.cwd.as_ref().filter(|d| d.is_dir()) {
+            command.current_dir(cwd);
+        }
+        let oom = OomWatch::start();
+        let child = command.spawn().context("can't start the kernel")?;
+        let group = child.id().and_then(|pid| Pid::from_raw(pid as i32));
+        Ok(Self { child, group, oom })
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.group.map_or(0, |p| p.as_raw_pid() as u32)
+    }
+
+    pub async fn wait(&mut self) -> std::io::Result<ExitStatus> {
+        self.child.wait().await
+    }
+
+    /// As a terminal's Ctrl-C would.
+    pub fn interrupt(&self) {
+        self.signal(Signal::INT);
+    }
+
+    /// Ends it and what it started in its group.
+    pub fn kill(&self) {
+        self.signal(Signal::KILL);
+    }
+
+    fn signal(&self, signal: Signal) {
+        if let Some(group) = self.group {
+            // Gone already is as good.
+            let _ = kill_process_group(group, signal);
+        }
+    }
+
+    /// Why it died, as a sentence for its user.
+    pub fn reason(&self, status: ExitStatus) -> String {
+        if let (Some(9), Some(limit)) = (status.signal(), self.oom.struck()) {
+            let limit = limit.map_or_else(String::new, |l| format!(" (its limit is {} MiB)", l >> 20));
+            return format!(
+                "the kernel ran out of memory{limit} and was killed. Restart it with more memory, or load less at once."
+            );
+        }
+        match (status.signal(), status.code()) {
+            (Some(signal), _) => format!("the kernel was killed by signal {signal}{}", signal_name(signal)),
+            (None, code) => format!("the kernel exited with status {}", code.unwrap_or(-1)),
+        }
+    }
+}
+
+fn signal_name(signal: i32) -> &'static str {
+    match signal {
+        6 => " (abort)",
+        7 => " (bus error)",
+        9 => " (kill)",
+        11 => " (segmentation fault)",
+        15 => " (terminate)",
+        _ => "",
+    }
+}
+
+fn write_connection_file(scratch: &Path, signing_key: &str) -> Result<PathBuf> {
+    let path = scratch.join("kernel.json");
+    let content = json!({
+        "transport": "ipc",
+        "ip": scratch.join("k"),
+        "shell_port": 1, "iopub_port": 2, "stdin_port": 3, "control_port": 4, "hb_port": 5,
+        "signature_scheme": "hmac-sha256",
+        "key": signing_key,
+        "kernel_name": "",
+    });
+    std::fs::write(&path, content.to_string()).context("can't write the kernel's connection file")?;
+    Ok(path)
+}
+
+/// Where the package `gresshopper` lies, beside this program's installation.
+fn agent_folder() -> Option<PathBuf> {
+    let named = std::env::var_os("GRESSHOPPER_PYTHON").map(PathBuf::from);
+    let beside = || Some(std::env::current_exe().ok()?.parent()?.parent()?.join("python"));
+    named
+        .or_else(beside)
+        .filter(|d| d.join("gresshopper/extension.py").is_file())
+}
+
+/// Puts the agent on the kernel's path and lets it be loaded, in an environment that knows nothing of it.
+fn inject(command: &mut Command, argv: &mut Vec<String>, python: &Path, agent: &OwnedFd) -> Result<()> {
+    let old = std::env::var_os("PYTHONPATH");
+    let mut path = python.as_os_str().to_owned();
+    if let Some(old) = old.as_ref().filter(|o| !o.is_empty()) {
+        path.push(":");
+        path.push(old);
+        command.env(OLD_PATH_VARIABLE, old);
+    }
+    command
+        .env("PYTHONPATH", path)
+        .env(FD_VARIABLE, agent.as_raw_fd().to_string());
+    // The one descriptor that the child is to inherit; nothing else is started by this process.
+    rustix::io::fcntl_setfd(agent, rustix::io::FdFlags::empty())
+        .context("can't hand the agent's socket on")?;
+    argv.push(format!("--InteractiveShellApp.extra_extensions={EXTENSION}"));
+    Ok(())
+}
+
+/// Becomes the kernel: dies with `parent`, goes first when memory is short.
+pub fn exec(parent: u32, argv: &[String]) -> Result<std::convert::Infallible> {
+    rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
+        .context("can't tie myself to my parent")?;
+    let now = rustix::process::getppid().map_or(0, |p| p.as_raw_pid() as u32);
+    anyhow::ensure!(now == parent, "my parent is gone already");
+    // A kernel that isn't the first to go is no reason not to start it.
+    let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
+    let (program, args) = argv.split_first().context("there is no program to start")?;
+    let error = std::process::Command::new(program).args(args).exec();
+    Err(error).with_context(|| format!("can't start {program}"))
+}

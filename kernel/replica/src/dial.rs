@@ -1,0 +1,139 @@
+//! Finds the front and keeps a connection to it. When it breaks, `front.json` is read again, for a new front may have
+//! written it; when nobody answers for a minute, the kernel has no owner any more.
+
+use hop_core::id::Incarnation;
+use hop_protocol::file::FrontFile;
+use hop_protocol::link::{Frame, Link};
+use hop_protocol::message::{Hello, Welcome};
+use hop_protocol::tls::front_name;
+use std::path::PathBuf;
+use std::time::Duration;
+use tokio::net::TcpStream;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::client::TlsStream;
+
+/// How long a replica lives without a front.
+pub const WITHOUT_FRONT: Duration = Duration::from_secs(60);
+const EACH_TRY: Duration = Duration::from_secs(5);
+const BETWEEN_TRIES: Duration = Duration::from_millis(300);
+
+/// What the dialler tells and asks the replica.
+#[derive(Debug)]
+pub enum LinkEvent {
+    /// A connection stands: what do we say?
+    WantsHello(oneshot::Sender<Hello>),
+    Up {
+        epoch: u64,
+        taken: u64,
+        again: Vec<u64>,
+        out: mpsc::UnboundedSender<Frame>,
+        input: mpsc::Receiver<Frame>,
+    },
+    Down,
+    /// There is no front for us any more.
+    Over {
+        reason: String,
+    },
+}
+
+/// Dials until there is no front any more.
+pub async fn dial(dir: PathBuf, me: Incarnation, events: mpsc::Sender<LinkEvent>) {
+    let mut alone_since = Instant::now();
+    let reason = loop {
+        match attempt(&dir, me, &events).await {
+            Ok(()) => {
+                alone_since = Instant::now();
+                if events.send(LinkEvent::Down).await.is_err() {
+                    return;
+                }
+            }
+            Err(Failure::Final(reason)) => break reason,
+            Err(Failure::Again(reason)) => {
+                tracing::debug!(reason, "no front");
+                if alone_since.elapsed() > WITHOUT_FRONT {
+                    break format!("its front was gone for {} s", WITHOUT_FRONT.as_secs());
+                }
+                sleep(BETWEEN_TRIES).await;
+            }
+        }
+    };
+    // The replica may be gone first.
+    let _ = events.send(LinkEvent::Over { reason }).await;
+}
+
+enum Failure {
+    Again(String),
+    Final(String),
+}
+
+/// One connection, from dialling to its end.
+async fn attempt(
+    dir: &std::path::Path,
+    me: Incarnation,
+    events: &mpsc::Sender<LinkEvent>,
+) -> Result<(), Failure> {
+    let again = |e: &dyn std::error::Error| Failure::Again(e.to_string());
+    let file = FrontFile::read(dir).map_err(|e| again(&e))?;
+    if file.incarnation > me {
+        return Err(Failure::Final("a newer replica has taken its place".into()));
+    }
+    let mut link = Link::new(connect(&file).await?);
+    let (tx, rx) = oneshot::channel();
+    let gone = |_| Failure::Final("the replica ends".into());
+    events
+        .send(LinkEvent::WantsHello(tx))
+        .await
+        .map_err(|_| gone(()))?;
+    let hello = rx.await.map_err(|_| gone(()))?;
+    let shake = async {
+        link.write(&Frame::Hello(hello)).await?;
+        link.read().await
+    };
+    let answer = timeout(EACH_TRY, shake)
+        .await
+        .map_err(|e| again(&e))?
+        .map_err(|e| again(&e))?;
+    let Frame::Welcome(welcome) = answer else {
+        return Err(Failure::Again("the front didn't answer the hello".into()));
+    };
+    let (epoch, taken, wanted) = match welcome {
+        Welcome::Yes {
+            epoch, taken, again, ..
+        } => (epoch, taken, again),
+        Welcome::No { reason, .. } => return Err(Failure::Final(reason)),
+    };
+    let (out, queue) = mpsc::unbounded_channel();
+    // A replica that has much to do stops reading from its front, not from its kernel.
+    let (tx, input) = mpsc::channel(256);
+    let up = LinkEvent::Up {
+        epoch,
+        taken,
+        again: wanted,
+        out,
+        input,
+    };
+    events.send(up).await.map_err(|_| gone(()))?;
+    if let Err(error) = link.pump(queue, tx).await {
+        tracing::info!(%error, "lost the front");
+    }
+    Ok(())
+}
+
+async fn connect(file: &FrontFile) -> Result<TlsStream<TcpStream>, Failure> {
+    let connector = file.keys.connector().map_err(|e| Failure::Final(e.to_string()))?;
+    let mut last = "front.json has no address".to_owned();
+    for address in &file.addresses {
+        let dial = async {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            connector.connect(front_name(), stream).await
+        };
+        match timeout(EACH_TRY, dial).await {
+            Ok(Ok(stream)) => return Ok(stream),
+            Ok(Err(error)) => last = format!("{address}: {error}"),
+            Err(_) => last = format!("{address}: no answer"),
+        }
+    }
+    Err(Failure::Again(last))
+}

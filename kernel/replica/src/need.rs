@@ -1,0 +1,304 @@
+//! What a cell needs, read from its text, its metadata, and the kernelspec's default. Pure: the caller says what time
+//! it is.
+
+use hop_core::need::{Class, Need};
+use hop_core::time::Timestamp;
+use serde_json::Value;
+
+const GPUS_MAX: u16 = 8;
+const CPUS_MAX: u16 = 1024;
+
+const GPU_USAGE: &str = "usage: %%gpu N [--type T] [--mem G] [--cpus C] [--deadline D]";
+const CPU_USAGE: &str = "usage: %%cpu [--cpus C]";
+
+/// A need that can't be read. `Display` is what the user reads in the cell.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BadNeed {
+    #[error("%%{magic}: {problem} ({usage})")]
+    Magic {
+        magic: &'static str,
+        problem: String,
+        usage: &'static str,
+    },
+    #[error("the cell's metadata gresshopper.need can't be read: {0}")]
+    Metadata(String),
+}
+
+/// The need of a cell: its magic, else its metadata, else the kernelspec's `default` (which is for cells that a person
+/// runs, not for a client's silent requests).
+pub fn of_cell(
+    code: &str,
+    metadata: &[u8],
+    silent: bool,
+    default: &Need,
+    now: Timestamp,
+) -> Result<Need, BadNeed> {
+    if let Some(need) = of_magic(code, now)? {
+        return Ok(need);
+    }
+    if let Some(need) = of_metadata(metadata)? {
+        return Ok(need);
+    }
+    Ok(if silent { Need::default() } else { default.clone() })
+}
+
+/// The queue's class of a need.
+pub fn class_of(need: &Need) -> Class {
+    if need.deadline.is_some() {
+        Class::Deadline
+    } else {
+        Class::Interactive
+    }
+}
+
+/// The need that the first line of a cell asks for, if it is one of ours.
+fn of_magic(code: &str, now: Timestamp) -> Result<Option<Need>, BadNeed> {
+    let Some(line) = code.lines().find(|line| !line.trim().is_empty()) else {
+        return Ok(None);
+    };
+    let mut words = line.split_whitespace();
+    let (magic, usage) = match words.next() {
+        Some("%%gpu") => ("gpu", GPU_USAGE),
+        Some("%%cpu") => ("cpu", CPU_USAGE),
+        _ => return Ok(None),
+    };
+    let bad = |problem: String| BadNeed::Magic {
+        magic,
+        problem,
+        usage,
+    };
+    let need = parse_words(magic == "gpu", words, now).map_err(bad)?;
+    Ok(Some(need))
+}
+
+fn parse_words<'a>(gpu: bool, words: impl Iterator<Item = &'a str>, now: Timestamp) -> Result<Need, String> {
+    let mut need = Need::default();
+    let mut count = None;
+    let mut words = words.flat_map(split_equals);
+    while let Some(word) = words.next() {
+        let Some(option) = word.strip_prefix("--") else {
+            let n = (gpu && count.is_none()).then(|| parse_count(word, "the number of GPUs", GPUS_MAX));
+            count = Some(n.ok_or_else(|| format!("doesn't know what to do with {word:?}"))??);
+            continue;
+        };
+        if !(gpu && matches!(option, "type" | "mem" | "deadline") || option == "cpus") {
+            return Err(format!("has no option --{option}"));
+        }
+        let value = words.next().ok_or_else(|| format!("--{option} needs a value"))?;
+        match option {
+            "type" => need.gpu_type = Some(value.into()),
+            "mem" => need.gpu_mem_mib = parse_mem(value)?,
+            "deadline" => need.deadline = Some(parse_deadline(value, now)?),
+            _ => need.cpus = parse_count(value, "--cpus", CPUS_MAX)?,
+        }
+    }
+    if gpu {
+        need.gpus = count.unwrap_or(1);
+    }
+    Ok(need)
+}
+
+/// `--a=b` as `--a b`.
+fn split_equals(word: &str) -> impl Iterator<Item = &str> {
+    let (first, second) = match word.split_once('=') {
+        Some((option, value)) if option.starts_with("--") => (option, Some(value)),
+        _ => (word, None),
+    };
+    std::iter::once(first).chain(second)
+}
+
+fn parse_count(word: &str, what: &str, max: u16) -> Result<u16, String> {
+    let n = word.parse().ok().filter(|n| (1..=max).contains(n));
+    n.ok_or_else(|| format!("{what} is a number from 1 to {max}, not {word:?}"))
+}
+
+/// GiB, or with a unit: `40`, `40G`, `512M`.
+fn parse_mem(word: &str) -> Result<u64, String> {
+    let upper = word.to_ascii_uppercase();
+    let (digits, factor) = match upper.trim_end_matches("IB").trim_end_matches('B') {
+        s if s.ends_with('M') => (s.trim_end_matches('M').to_owned(), 1.0),
+        s => (s.trim_end_matches('G').to_owned(), 1024.0),
+    };
+    let mib = digits
+        .parse::<f64>()
+        .ok()
+        .map(|n| n * factor)
+        .filter(|n| (1.0..1e9).contains(n));
+    mib.map(|n| n.ceil() as u64)
+        .ok_or_else(|| format!("--mem is a size in GiB such as 40 or 40G, not {word:?}"))
+}
+
+/// A span from now (`90s`, `10m`, `2h30m`, `1d`), or a point in time (`2026-11-21T18:00`, with or without a zone).
+fn parse_deadline(word: &str, now: Timestamp) -> Result<Timestamp, String> {
+    let micros = |t: jiff::Timestamp| u64::try_from(t.as_microsecond()).ok();
+    let span = || {
+        let span = word.parse::<jiff::SignedDuration>().ok()?;
+        let span = u64::try_from(span.as_micros()).ok().filter(|s| *s > 0)?;
+        Some(now.0.saturating_add(span))
+    };
+    let days = || {
+        let days = word
+            .strip_suffix('d')?
+            .parse::<u64>()
+            .ok()
+            .filter(|d| (1..=365).contains(d))?;
+        Some(now.0 + days * 86_400_000_000)
+    };
+    let local = || {
+        let civil: jiff::civil::DateTime = word.parse().ok()?;
+        micros(civil.to_zoned(jiff::tz::TimeZone::system()).ok()?.timestamp())
+    };
+    let zoned = || micros(word.parse().ok()?);
+    let at = span().or_else(days).or_else(zoned).or_else(local);
+    let at = at.ok_or_else(|| {
+        format!("--deadline is a time from now such as 90s, 10m or 2h, or a point in time, not {word:?}")
+    })?;
+    if at <= now.0 {
+        return Err(format!("the deadline {word} is over already"));
+    }
+    Ok(Timestamp(at))
+}
+
+/// `metadata.gresshopper.need` of an execute request.
+fn of_metadata(metadata: &[u8]) -> Result<Option<Need>, BadNeed> {
+    // Nearly all cells have nothing of ours there: don't parse for that.
+    if !metadata.windows(11).any(|w| w == b"gresshopper") {
+        return Ok(None);
+    }
+    let value: Value = serde_json::from_slice(metadata).unwrap_or_default();
+    let need = &value["gresshopper"]["need"];
+    if need.is_null() {
+        return Ok(None);
+    }
+    let need: Need = serde_json::from_value(need.clone()).map_err(|e| BadNeed::Metadata(e.to_string()))?;
+    check(&need).map(|()| Some(need)).map_err(BadNeed::Metadata)
+}
+
+/// Whether a need that came as a value is within bounds.
+pub fn check(need: &Need) -> Result<(), String> {
+    if need.gpus > GPUS_MAX {
+        return Err(format!(
+            "gpus is a number from 0 to {GPUS_MAX}, not {}",
+            need.gpus
+        ));
+    }
+    if need.cpus > CPUS_MAX {
+        return Err(format!(
+            "cpus is a number from 0 to {CPUS_MAX}, not {}",
+            need.cpus
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Timestamp = Timestamp(1_700_000_000_000_000);
+
+    fn magic(code: &str) -> Result<Need, String> {
+        of_cell(code, b"{}", false, &Need::default(), NOW).map_err(|e| e.to_string())
+    }
+
+    #[test]
+    fn a_magic_is_read() {
+        assert_eq!(magic("%%gpu\nx"), Ok(Need::gpus(1)));
+        assert_eq!(magic("\n  %%gpu 2\nx"), Ok(Need::gpus(2)));
+        let all = Need {
+            gpus: 1,
+            gpu_type: Some("h200".into()),
+            gpu_mem_mib: 40 << 10,
+            cpus: 4,
+            deadline: Some(Timestamp(NOW.0 + 600_000_000)),
+        };
+        assert_eq!(
+            magic("%%gpu 1 --type h200 --mem=40 --cpus 4 --deadline 10m\n"),
+            Ok(all)
+        );
+        assert_eq!(magic("%%cpu"), Ok(Need::default()));
+        assert_eq!(
+            magic("%%cpu --cpus 8"),
+            Ok(Need {
+                cpus: 8,
+                ..Need::default()
+            })
+        );
+        assert_eq!(magic("%%gpu --mem 512M").unwrap().gpu_mem_mib, 512);
+        assert_eq!(
+            magic("%%gpu --deadline 2h30m").unwrap().deadline,
+            Some(Timestamp(NOW.0 + 9_000_000_000))
+        );
+        assert_eq!(
+            magic("%%gpu --deadline 2100-01-01T00:00Z").unwrap().deadline,
+            Some(Timestamp(4_102_444_800_000_000))
+        );
+    }
+
+    #[test]
+    fn other_text_is_no_magic() {
+        for code in [
+            "",
+            "x = 1\n%%gpu 1",
+            "%%gpus",
+            "# %%gpu",
+            "%gpu 1",
+            "%%time\n%%gpu",
+        ] {
+            assert_eq!(magic(code), Ok(Need::default()), "{code}");
+        }
+    }
+
+    #[test]
+    fn a_bad_magic_says_what_is_wrong() {
+        let cases = [
+            (
+                "%%gpu two",
+                "the number of GPUs is a number from 1 to 8, not \"two\"",
+            ),
+            ("%%gpu 9", "the number of GPUs is a number from 1 to 8, not \"9\""),
+            ("%%gpu 0", "the number of GPUs is a number from 1 to 8, not \"0\""),
+            ("%%gpu 1 2", "doesn't know what to do with \"2\""),
+            ("%%gpu --cpu 1", "has no option --cpu"),
+            ("%%gpu --cpus", "--cpus needs a value"),
+            ("%%cpu 4", "doesn't know what to do with \"4\""),
+            ("%%cpu --type x", "has no option --type"),
+            (
+                "%%gpu --mem lots",
+                "--mem is a size in GiB such as 40 or 40G, not \"lots\"",
+            ),
+            (
+                "%%gpu --deadline 2020-01-01T00:00Z",
+                "the deadline 2020-01-01T00:00Z is over already",
+            ),
+        ];
+        for (code, problem) in cases {
+            let said = magic(code).unwrap_err();
+            assert!(
+                said.contains(problem) && said.contains("usage: %%"),
+                "{code}: {said}"
+            );
+        }
+    }
+
+    #[test]
+    fn the_magic_wins_over_metadata_and_metadata_over_the_default() {
+        let default = Need::gpus(1);
+        let metadata = br#"{"gresshopper": {"need": {"gpus": 2}}}"#;
+        let of =
+            |code: &str, metadata: &[u8], silent| of_cell(code, metadata, silent, &default, NOW).unwrap();
+        assert_eq!(of("%%gpu 3", metadata, false), Need::gpus(3));
+        assert_eq!(of("%%cpu", metadata, false), Need::default());
+        assert_eq!(of("x", metadata, false), Need::gpus(2));
+        assert_eq!(of("x", b"{}", false), Need::gpus(1));
+        assert_eq!(of("x", b"{}", true), Need::default());
+        let bad = of_cell(
+            "x",
+            br#"{"gresshopper": {"need": {"gpu": 2}}}"#,
+            false,
+            &default,
+            NOW,
+        );
+        assert!(matches!(bad, Err(BadNeed::Metadata(_))));
+    }
+}

@@ -1,0 +1,84 @@
+//! A folder of our own on the node for the kernel's unix sockets, 0700, and the removal of those that killed replicas
+//! left behind.
+
+use hop_protocol::file::make_private;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Removed when dropped.
+#[derive(Debug)]
+pub struct Scratch(PathBuf);
+
+impl Scratch {
+    /// Makes one below `$XDG_RUNTIME_DIR` or `/tmp`, and sweeps there. Short: a unix socket's path has 107 bytes.
+    pub fn create() -> io::Result<Self> {
+        let uid = rustix::process::getuid().as_raw();
+        let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
+        let runtime = runtime.filter(|d| d.is_dir() && d.as_os_str().len() < 40);
+        let base = match runtime.map(|d| d.join("gresshopper")) {
+            Some(base) if make_private(&base).is_ok() => base,
+            _ => PathBuf::from(format!("/tmp/gresshopper-{uid}")),
+        };
+        make_private(&base)?;
+        sweep(&base);
+        let pid = std::process::id();
+        let dir = base.join(format!("{pid}-{}", start_time(pid).unwrap_or(0)));
+        make_private(&dir)?;
+        Ok(Self(dir))
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What can't be removed now is swept by the next replica.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Removes the folders of processes that are gone.
+fn sweep(base: &Path) {
+    for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let owner = name.to_str().and_then(|n| n.split_once('-'));
+        let owner =
+            owner.and_then(|(pid, start)| Some((pid.parse::<u32>().ok()?, start.parse::<u64>().ok()?)));
+        if let Some((pid, start)) = owner
+            && start_time(pid) != Some(start)
+        {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+/// Field 22 of `/proc/PID/stat`: the same pid later is not the same process.
+pub fn start_time(pid: u32) -> Option<u64> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn folders_of_the_dead_are_swept_and_those_of_the_living_stay() {
+        let tmp = tempfile::tempdir().unwrap();
+        let me = std::process::id();
+        let alive = format!("{me}-{}", start_time(me).unwrap());
+        let reused = format!("{me}-1");
+        for name in [&alive, &reused, "4194305-7", "note"] {
+            std::fs::create_dir(tmp.path().join(name)).unwrap();
+        }
+        sweep(tmp.path());
+        let mut left: Vec<_> = std::fs::read_dir(tmp.path())
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        left.sort();
+        assert_eq!(left, [alive.as_str(), "note"]);
+    }
+}
