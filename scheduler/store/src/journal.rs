@@ -320,3 +320,226 @@ fn save_error(path: &Path, error: redb::Error) -> SaveError {
         },
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use redb::StorageBackend;
+    use std::sync::Mutex;
+
+    type Strings = Journal<String, String>;
+
+    fn s(text: &str) -> String {
+        text.to_owned()
+    }
+
+    #[tokio::test]
+    async fn the_last_value_of_each_key_comes_back_and_the_term_grows() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let (journal, snapshot) = Strings::open(&path).unwrap();
+        assert_eq!(
+            snapshot,
+            Snapshot {
+                term: Term(1),
+                entries: vec![]
+            }
+        );
+        journal
+            .commit([(&s("a"), Some(&s("1"))), (&s("b"), Some(&s("2")))])
+            .await
+            .unwrap();
+        drop(journal.post([(&s("a"), Some(&s("3")))]));
+        drop(journal.post([(&s("b"), None)]));
+        drop(journal.post([(&s("c"), Some(&s("4")))]));
+        drop(journal);
+        let (journal, snapshot) = Strings::open(&path).unwrap();
+        assert_eq!(snapshot.term, Term(2));
+        assert_eq!(snapshot.entries, [(s("a"), s("3")), (s("c"), s("4"))]);
+        assert_eq!(journal.health().unsaved, 0);
+    }
+
+    #[tokio::test]
+    async fn a_ticket_that_is_awaited_means_on_disk() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let (journal, _) = Strings::open(&path).unwrap();
+        let tickets: Vec<Ticket> = (0..100)
+            .map(|i| journal.post([(&format!("{i:03}"), Some(&s("x")))]))
+            .collect();
+        for ticket in tickets {
+            ticket.durable().await.unwrap();
+        }
+        // A copy of the file as it is now: what a crash would leave.
+        let copy = folder.path().join("copy");
+        std::fs::copy(&path, &copy).unwrap();
+        assert_eq!(Strings::open(&copy).unwrap().1.entries.len(), 100);
+    }
+
+    #[test]
+    fn two_daemons_do_not_share_a_journal() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let (_journal, _) = Strings::open(&path).unwrap();
+        assert!(matches!(Strings::open(&path), Err(JournalOpenError::InUse(_))));
+    }
+
+    #[test]
+    fn a_newer_format_is_refused_with_a_sentence() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        drop(Strings::open(&path).unwrap());
+        let database = open_file(&path).unwrap();
+        let txn = database.begin_write().unwrap();
+        txn.open_table(HEADER)
+            .unwrap()
+            .insert("format", FORMAT + 1)
+            .unwrap();
+        txn.commit().unwrap();
+        drop(database);
+        let error = Strings::open(&path).unwrap_err();
+        assert!(
+            matches!(error, JournalOpenError::Newer { found: 2, .. }),
+            "{error}"
+        );
+        assert!(error.to_string().contains("newer release"));
+    }
+
+    #[test]
+    fn other_files_are_not_taken_for_journals() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = folder.path().join("text");
+        std::fs::write(&text, "x".repeat(100_000)).unwrap();
+        assert!(matches!(Strings::open(&text), Err(JournalOpenError::Foreign(_))));
+        assert_eq!(
+            std::fs::read_to_string(&text).unwrap().len(),
+            100_000,
+            "nor changed"
+        );
+        let other = folder.path().join("other");
+        let database = Database::create(&other).unwrap();
+        let txn = database.begin_write().unwrap();
+        txn.open_table(TableDefinition::<u64, u64>::new("theirs"))
+            .unwrap();
+        txn.commit().unwrap();
+        drop(database);
+        assert!(matches!(Strings::open(&other), Err(JournalOpenError::Foreign(_))));
+    }
+
+    #[test]
+    fn an_entry_that_is_not_understood_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("journal");
+        let (journal, _) = Strings::open(&path).unwrap();
+        journal
+            .post([(&s("lease-7"), Some(&s("text")))])
+            .durable_blocking()
+            .unwrap();
+        drop(journal);
+        let error = Journal::<String, u64>::open(&path).unwrap_err();
+        assert!(
+            matches!(&error, JournalOpenError::Entry { key, .. } if key.contains("lease-7")),
+            "{error}"
+        );
+    }
+
+    /// A disk that can lose what was not synced: any part of the writes since the last sync, in any combination.
+    #[derive(Debug, Default, Clone)]
+    struct Disk(Arc<Mutex<Platter>>);
+
+    #[derive(Debug, Default, Clone)]
+    struct Platter {
+        synced: Vec<u8>,
+        now: Vec<u8>,
+        writes: Vec<(usize, Vec<u8>)>,
+    }
+
+    impl StorageBackend for Disk {
+        fn len(&self) -> io::Result<u64> {
+            Ok(self.0.lock().unwrap().now.len() as u64)
+        }
+
+        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            let at = offset as usize;
+            out.copy_from_slice(&self.0.lock().unwrap().now[at..at + out.len()]);
+            Ok(())
+        }
+
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.0.lock().unwrap().now.resize(len as usize, 0);
+            Ok(())
+        }
+
+        fn sync_data(&self) -> io::Result<()> {
+            let mut platter = self.0.lock().unwrap();
+            platter.synced = platter.now.clone();
+            platter.writes.clear();
+            Ok(())
+        }
+
+        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            let mut platter = self.0.lock().unwrap();
+            let at = offset as usize;
+            platter.now[at..at + data.len()].copy_from_slice(data);
+            platter.writes.push((at, data.to_vec()));
+            Ok(())
+        }
+    }
+
+    impl Disk {
+        /// The disk after the power went: of each unsynced write as many bytes arrived as `arrived` says.
+        fn after_power_loss(&self, arrived: &[u16]) -> Self {
+            let platter = self.0.lock().unwrap();
+            let mut bytes = platter.synced.clone();
+            bytes.resize(platter.now.len().max(bytes.len()), 0);
+            for ((at, data), share) in platter.writes.iter().zip(arrived.iter().cycle()) {
+                let count = data.len() * usize::from(*share) / usize::from(u16::MAX);
+                bytes[*at..at + count].copy_from_slice(&data[..count]);
+            }
+            Self(Arc::new(Mutex::new(Platter {
+                synced: bytes.clone(),
+                now: bytes,
+                writes: Vec::new(),
+            })))
+        }
+    }
+
+    fn write_round(database: &Database, round: u64) {
+        let entries = (0..20_u64)
+            .map(|i| {
+                (
+                    serde_json::to_vec(&format!("k{i}")).unwrap(),
+                    Some(serde_json::to_vec(&round).unwrap()),
+                )
+            })
+            .collect();
+        write_entries(database, &entries).unwrap();
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+        #[test]
+        fn a_torn_write_leaves_the_last_whole_commit(
+            rounds in 1_u64..8, arrived in proptest::collection::vec(any::<u16>(), 1..12)
+        ) {
+            let disk = Disk::default();
+            let database = builder().create_with_backend(disk.clone()).unwrap();
+            (1..=rounds).for_each(|round| write_round(&database, round));
+            // A write that never gets to its sync: commit without durability, then the power goes.
+            let mut txn = database.begin_write().unwrap();
+            txn.set_durability(redb::Durability::None).unwrap();
+            txn.open_table(ENTRIES).unwrap().insert(&b"\"torn\""[..], &[b'1'; 5000][..]).unwrap();
+            txn.commit().unwrap();
+            let after = disk.after_power_loss(&arrived);
+            let database = builder().create_with_backend(after).unwrap();
+            let txn = database.begin_read().unwrap();
+            let table = txn.open_table(ENTRIES).unwrap();
+            for i in 0..20 {
+                let key = serde_json::to_vec(&format!("k{i}")).unwrap();
+                let value: u64 = serde_json::from_slice(table.get(key.as_slice()).unwrap().unwrap().value()).unwrap();
+                prop_assert_eq!(value, rounds);
+            }
+        }
+    }
+}

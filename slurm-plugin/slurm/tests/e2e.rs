@@ -1,5 +1,7 @@
 //! Against a real Slurm: run with `HOP_E2E=1` and the variables of `devcluster env`, as root.
 
+#![allow(clippy::unwrap_used, reason = "a test")]
+
 use hop_core::id::JobId;
 use hop_slurm::gres::{Gres, gpu_index};
 use hop_slurm::id::{StepId, StepKey};

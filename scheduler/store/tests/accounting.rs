@@ -1,0 +1,279 @@
+//! The accounting database: one row per lease, queries, retention, and whether it adds up.
+
+#![allow(clippy::unwrap_used, reason = "a test")]
+
+use hop_api::message::{AcctQuery, AcctRow};
+use hop_core::id::{GpuIndex, JobId, LeaseId};
+use hop_core::time::{Span, Timestamp};
+use hop_store::{Accounting, AccountingOpenError, Discrepancy};
+use std::path::Path;
+
+fn at(seconds: u64) -> Timestamp {
+    Timestamp(seconds * 1_000_000)
+}
+
+/// A lease of GPU `gpu` on n1 from `start` to `end` (0: it goes on), in seconds.
+fn lease(id: u64, user: &str, gpu: u16, start: u64, end: u64) -> AcctRow {
+    let ended = end > 0;
+    let held = if ended {
+        Span::from_secs(end - start)
+    } else {
+        Span::ZERO
+    };
+    AcctRow {
+        lease: LeaseId(id),
+        cell: None,
+        user: user.into(),
+        account: Some("lab".into()),
+        pool: "main".into(),
+        kernel: format!("kernel-{user}").as_str().into(),
+        name: "it's; a \"notebook\"".into(),
+        node: "n1".into(),
+        gpus: vec![GpuIndex(gpu)],
+        cpus: 2,
+        pilot: JobId(100),
+        step: id as u32,
+        state: if ended { "COMPLETED" } else { "RUNNING" }.into(),
+        submit: at(start - 1),
+        start: Some(at(start)),
+        end: ended.then(|| at(end)),
+        wait: Span::from_secs(1),
+        held,
+        run: held,
+        linger: Span::ZERO,
+        cells: 0,
+        reason: String::new(),
+    }
+}
+
+fn cell(of: &AcctRow, name: &str) -> AcctRow {
+    AcctRow {
+        cell: Some(name.into()),
+        ..of.clone()
+    }
+}
+
+fn open(path: &Path) -> Accounting {
+    Accounting::open(path).unwrap()
+}
+
+fn record(accounting: &Accounting, rows: impl IntoIterator<Item = AcctRow>) {
+    accounting.record(rows).durable_blocking().unwrap();
+}
+
+fn ids(rows: &[AcctRow]) -> Vec<u64> {
+    rows.iter().map(|row| row.lease.0).collect()
+}
+
+#[test]
+fn a_lease_has_one_row_and_an_end_stays() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("accounting.db");
+    let accounting = open(&path);
+    record(&accounting, [lease(1, "alice", 0, 10, 0)]);
+    let running = accounting.query(&AcctQuery::default(), at(25)).unwrap();
+    assert_eq!(
+        (running.len(), running[0].held),
+        (1, Span::from_secs(15)),
+        "held until now"
+    );
+    let ended = lease(1, "alice", 0, 10, 30);
+    record(&accounting, [ended.clone()]);
+    record(&accounting, [lease(1, "alice", 0, 10, 0)]);
+    drop(accounting);
+    assert_eq!(open(&path).query(&AcctQuery::default(), at(99)).unwrap(), [ended]);
+}
+
+#[test]
+fn queries_filter_and_cells_follow_their_lease() {
+    let folder = tempfile::tempdir().unwrap();
+    let accounting = open(&folder.path().join("accounting.db"));
+    let (mut a, b) = (lease(1, "alice", 0, 10, 30), lease(2, "bob", 1, 20, 0));
+    a.cells = 2;
+    let cells = [cell(&a, "b-cell"), cell(&a, "a-cell"), cell(&b, "c")];
+    record(&accounting, [a, b]);
+    record(&accounting, cells);
+    let query = |query: AcctQuery| accounting.query(&query, at(100)).unwrap();
+    assert_eq!(ids(&query(AcctQuery::default())), [1, 2]);
+    let with_cells = query(AcctQuery {
+        cells: true,
+        ..AcctQuery::default()
+    });
+    let names: Vec<Option<&str>> = with_cells
+        .iter()
+        .map(|row| row.cell.as_ref().map(|cell| cell.as_str()))
+        .collect();
+    assert_eq!(names, [None, Some("a-cell"), Some("b-cell"), None, Some("c")]);
+    assert_eq!(
+        ids(&query(AcctQuery {
+            users: vec!["bob".into()],
+            ..AcctQuery::default()
+        })),
+        [2]
+    );
+    let everybody = AcctQuery {
+        users: vec!["bob".into()],
+        all_users: true,
+        ..AcctQuery::default()
+    };
+    assert_eq!(ids(&query(everybody)), [1, 2]);
+    assert_eq!(
+        ids(&query(AcctQuery {
+            kernels: vec!["kernel-alice".into()],
+            ..AcctQuery::default()
+        })),
+        [1]
+    );
+    assert_eq!(
+        ids(&query(AcctQuery {
+            leases: vec![LeaseId(2)],
+            ..AcctQuery::default()
+        })),
+        [2]
+    );
+    assert_eq!(
+        ids(&query(AcctQuery {
+            nodes: vec!["n2".into()],
+            ..AcctQuery::default()
+        })),
+        [0_u64; 0]
+    );
+    assert_eq!(
+        ids(&query(AcctQuery {
+            accounts: vec!["lab".into()],
+            since: Some(at(31)),
+            ..AcctQuery::default()
+        })),
+        [2]
+    );
+    assert_eq!(
+        ids(&query(AcctQuery {
+            until: Some(at(15)),
+            ..AcctQuery::default()
+        })),
+        [1]
+    );
+    let injection = AcctQuery {
+        users: vec!["x' OR '1'='1".into()],
+        ..AcctQuery::default()
+    };
+    assert_eq!(ids(&query(injection)), [0_u64; 0]);
+}
+
+#[test]
+fn what_does_not_add_up_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    let accounting = open(&folder.path().join("accounting.db"));
+    record(
+        &accounting,
+        [
+            lease(1, "alice", 0, 10, 30),
+            lease(2, "bob", 0, 30, 40),
+            lease(3, "bob", 1, 15, 20),
+        ],
+    );
+    assert_eq!(accounting.check(at(100)).unwrap(), []);
+    let mut wrong = lease(6, "alice", 3, 10, 20);
+    wrong.held = Span::from_secs(11);
+    wrong.linger = Span::from_secs(5);
+    wrong.cells = 1;
+    let orphan = cell(&lease(9, "bob", 5, 1, 2), "lost");
+    record(
+        &accounting,
+        [
+            lease(4, "carol", 0, 39, 0),
+            lease(5, "carol", 0, 90, 95),
+            wrong,
+            orphan,
+        ],
+    );
+    let overlap = |first, second, by| Discrepancy::Overlap {
+        node: "n1".into(),
+        gpu: GpuIndex(0),
+        first: LeaseId(first),
+        second: LeaseId(second),
+        by: Span::from_secs(by),
+    };
+    let (held, wall) = (Span::from_secs(11), Span::from_secs(10));
+    assert_eq!(
+        accounting.check(at(100)).unwrap(),
+        [
+            overlap(2, 4, 1),
+            overlap(4, 5, 5),
+            Discrepancy::Held {
+                lease: LeaseId(6),
+                held,
+                wall
+            },
+            Discrepancy::RunBeyondHeld {
+                lease: LeaseId(6),
+                run: wall,
+                linger: Span::from_secs(5),
+                held
+            },
+            Discrepancy::CellCount {
+                lease: LeaseId(6),
+                counted: 1,
+                rows: 0
+            },
+            Discrepancy::Orphan {
+                lease: LeaseId(9),
+                cell: "lost".into()
+            },
+        ]
+    );
+}
+
+#[test]
+fn old_rows_go_with_their_cells() {
+    let folder = tempfile::tempdir().unwrap();
+    let accounting = open(&folder.path().join("accounting.db"));
+    let (old, new, running) = (
+        lease(1, "a", 0, 10, 20),
+        lease(2, "a", 0, 30, 40),
+        lease(3, "a", 1, 5, 0),
+    );
+    record(&accounting, [cell(&old, "x"), old, new, running]);
+    assert_eq!(accounting.prune(at(25)).unwrap(), 1);
+    let all = AcctQuery {
+        cells: true,
+        ..AcctQuery::default()
+    };
+    assert_eq!(ids(&accounting.query(&all, at(100)).unwrap()), [2, 3]);
+    assert_eq!(accounting.check(at(100)).unwrap(), []);
+}
+
+#[test]
+fn newer_and_foreign_databases_are_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("accounting.db");
+    drop(open(&path));
+    rusqlite::Connection::open(&path)
+        .unwrap()
+        .execute_batch("PRAGMA user_version = 2")
+        .unwrap();
+    let error = Accounting::open(&path).unwrap_err();
+    assert!(
+        matches!(error, AccountingOpenError::Newer { found: 2, .. }),
+        "{error}"
+    );
+    let theirs = folder.path().join("theirs.db");
+    rusqlite::Connection::open(&theirs)
+        .unwrap()
+        .execute_batch("PRAGMA user_version = 7")
+        .unwrap();
+    assert!(matches!(
+        Accounting::open(&theirs),
+        Err(AccountingOpenError::Foreign(_))
+    ));
+    let text = folder.path().join("text.db");
+    std::fs::write(
+        &text,
+        "not a database, but long enough to be looked at ".repeat(50),
+    )
+    .unwrap();
+    assert!(matches!(
+        Accounting::open(&text),
+        Err(AccountingOpenError::Foreign(_))
+    ));
+}
