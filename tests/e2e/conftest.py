@@ -11,8 +11,12 @@ from harness import Cluster
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Slurm 22.05 on whatever cgroups this host has, four nodes with two fake GPUs, Gresshopper deployed."""
-    made = Cluster(os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-e2e"), int(os.environ.get("HOP_E2E_INDEX", "8")))
+    """Four nodes with two fake GPUs each, Gresshopper deployed, in the variant that HOP_E2E_VARIANT names."""
+    made = Cluster(
+        os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-e2e"),
+        int(os.environ.get("HOP_E2E_INDEX", "8")),
+        os.environ.get("HOP_E2E_VARIANT", "auto"),
+    )
     try:
         made.up()
         yield made

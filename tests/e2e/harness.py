@@ -59,7 +59,9 @@ class Cluster:
         return done.stdout
 
     def up(self) -> None:
-        self.devcluster("up", "--index", str(self.index), "--variant", self.variant, *self.options)
+        # Device numbers for fake GPUs are few, so no burst nodes; and a chroot must see the tests' own programs.
+        fixed = ["--index", str(self.index), "--burst-nodes", "0", "--bind", str(REPO)]
+        self.devcluster("up", "--variant", self.variant, *fixed, *self.options)
         text = self.devcluster("env")
         self.env = dict(re.findall(r"^export (\w+)='(.*)'$", text, re.M))
         ports = self.env.get("HOP_DEV_PORTS", "17900-17901").split("-")
@@ -84,26 +86,18 @@ class Cluster:
         if done.returncode != 0:
             raise Failed(f"deploy.sh {verb}: {done.stderr[-2000:]}")
 
-    def full_env(self, user: str) -> dict[str, str]:
-        home = self.base / "home" / user if user != "root" else Path("/root")
-        return {
-            "PATH": self.env["PATH"],
-            "SLURM_CONF": self.env["SLURM_CONF"],
-            "MUNGE_SOCKET": self.env["MUNGE_SOCKET"],
+    def popen(self, user: str, argv: list[str], **more: Any) -> subprocess.Popen[str]:
+        """Start a command as that user inside the cluster, in its home; the process becomes the command."""
+        env = {
             "GRESSHOPPER_CONF": str(self.base / "etc/gresshopper.toml"),
-            "HOME": str(home),
-            "USER": user,
-            "LOGNAME": user,
-            "LANG": "C.UTF-8",
             "JUPYTER_PATH": str(self.base / "opt/share/jupyter"),
             "PYTHONPATH": str(self.base / "opt/jupyter"),
-            "HOP_DEV_CLUSTER": str(self.base),
+            **more.pop("env", {}),
         }
-
-    def popen(self, user: str, argv: list[str], **more: Any) -> subprocess.Popen[str]:
-        env = {**self.full_env(user), **more.pop("env", {})}
-        switch = {} if user == "root" else {"user": user, "group": user, "extra_groups": []}
-        return subprocess.Popen(argv, env=env, cwd=env["HOME"], text=True, **switch, **more)
+        home = str(self.base / "home" / user) if user != "root" else "/root"
+        into = [str(TARGET / "devcluster"), "exec", "--base", str(self.base), "--user", user, "--chdir", home]
+        pairs = [word for name, value in env.items() for word in ("--env", f"{name}={value}")]
+        return subprocess.Popen([*into, *pairs, "--", *argv], text=True, **more)
 
     def run(self, user: str, *argv: str, check: bool = True, timeout: float = 60) -> str:
         process = self.popen(user, list(argv), stdout=subprocess.PIPE, stderr=subprocess.PIPE)

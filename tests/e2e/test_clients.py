@@ -11,9 +11,11 @@ import pytest
 from harness import HUB_PYTHON, REPO, Cluster, until
 
 SPEC = "gresshopper-python3"
-NOTEBOOKS = sorted(p for p in (REPO / "tests/notebooks").glob("*/*.ipynb")) if (REPO / "tests/notebooks").is_dir() else []
+NOTEBOOKS = (
+    sorted(p for p in (REPO / "tests/notebooks").glob("*/*.ipynb")) if (REPO / "tests/notebooks").is_dir() else []
+)
 
-KERNEL_TEST = '''
+KERNEL_TEST = """
 import unittest
 import jupyter_kernel_test as jkt
 
@@ -25,7 +27,7 @@ class Base:
     code_stderr = "import sys; print('test', file=sys.stderr)"
     completion_samples = [{{"text": "zi", "matches": {{"zip"}}}}]
     complete_code_samples = ["1", "print('hello, world')", "def f(x):\\n  return x*2\\n\\n\\n"]
-    incomplete_code_samples = ["print('''hello", "def f(x):\\n  x*2"]
+    incomplete_code_samples = ["print(\'\'\'hello", "def f(x):\\n  x*2"]
     invalid_code_samples = ["import = 7q"]
     code_page_something = "zip?"
     code_generate_error = "raise"
@@ -45,7 +47,7 @@ class Kernel(Base, jkt.KernelTests):
 class Welcome(jkt.IopubWelcomeTests):
     kernel_name = "{kernel}"
     support_iopub_welcome = True
-'''
+"""
 
 
 def as_alice(cluster: Cluster, *argv: str, timeout: float = 300, check: bool = True) -> str:
@@ -117,6 +119,8 @@ def test_jupyter_console_runs_a_cell_with_a_lease(cluster: Cluster) -> None:
     process = cluster.popen(
         "alice", [console, "--simple-prompt", "--kernel", SPEC], stdin=-1, stdout=-1, stderr=-2, env={"TERM": "dumb"}
     )
-    out, _ = process.communicate("import gresshopper\nwith gresshopper.gpu(): print('sum', 40 + 2)\n\n\nexit\n", timeout=120)
+    out, _ = process.communicate(
+        "import gresshopper\nwith gresshopper.gpu(): print('sum', 40 + 2)\n\n\nexit\n", timeout=120
+    )
     assert "sum 42" in out, out
     until("no lease is left", cluster.quiet, 30)

@@ -21,26 +21,24 @@ conf=$base/etc/gresshopper.toml
 
 # Whether the pid in the file is still the hopd that we started.
 hopd_runs() {
-	[ -s "$pid_file" ] && tr '\0' ' ' <"/proc/$(cat "$pid_file")/cmdline" 2>/dev/null | grep -q "$base/opt/bin/hopd"
+	[ -s "$pid_file" ] && tr '\0' ' ' <"/proc/$(cat "$pid_file")/cmdline" 2>/dev/null | grep -q "^$base/opt/bin/hopd "
 }
 
 start_hopd() {
 	hopd_runs && return 0
-	# The cluster's own environment (SLURM_CONF, MUNGE_SOCKET) goes along; the caller's does not.
-	eval "$("$target/devcluster" env --base "$base")"
-	setsid runuser -u "$service" -- env -i PATH="$PATH" SLURM_CONF="$SLURM_CONF" MUNGE_SOCKET="${MUNGE_SOCKET:-}" \
-		GRESSHOPPER_CONF="$conf" RUST_LOG="${RUST_LOG:-info}" \
-		"$base/opt/bin/hopd" >>"$base/log/hopd.log" 2>&1 </dev/null &
-	echo $! >"$pid_file.new"
-	# runuser execs hopd only after PAM: wait until the process is hopd itself or one of its children is.
+	# `devcluster exec` gives it the cluster's environment (and its chroot, where there is one) and becomes hopd.
+	setsid "$target/devcluster" exec --base "$base" --user "$service" --chdir / --env "GRESSHOPPER_CONF=$conf" \
+		--env "RUST_LOG=${RUST_LOG:-info}" -- "$base/opt/bin/hopd" >>"$base/log/hopd.log" 2>&1 </dev/null &
+	pid=$!
+	echo "$pid" >"$pid_file"
 	for _ in $(seq 100); do
-		real=$(pgrep -f "^$base/opt/bin/hopd" | head -n1 || true)
-		[ -n "$real" ] && break
+		! hopd_runs || return 0
+		[ -d "/proc/$pid" ] || break
 		sleep 0.05
 	done
-	[ -n "${real:-}" ] || { tail -n 20 "$base/log/hopd.log" >&2; echo "deploy: hopd did not start" >&2; exit 1; }
-	echo "$real" >"$pid_file"
-	rm -f "$pid_file.new"
+	tail -n 20 "$base/log/hopd.log" >&2
+	echo "deploy: hopd did not start" >&2
+	exit 1
 }
 
 stop_hopd() {
@@ -60,7 +58,7 @@ install_files() {
 		install -m 755 "$target/$name" "$base/opt/bin/$name.new"
 		mv "$base/opt/bin/$name.new" "$base/opt/bin/$name"
 	done
-	install -m 755 "$target/libgresshopper_spank.so" "$base/opt/lib/gresshopper.so.new"
+	install -m 755 "$target/libgresshopper.so" "$base/opt/lib/gresshopper.so.new"
 	mv "$base/opt/lib/gresshopper.so.new" "$base/opt/lib/gresshopper.so"
 	rm -rf "$base/opt/python/gresshopper"
 	cp -r "$here/kernel/python/gresshopper" "$base/opt/python/"
