@@ -145,7 +145,7 @@ impl fmt::Display for Rung {
 pub enum Reason {
     #[error("the process holds a GPU")]
     Touched,
-    #[error("no gresshopper agent answers inside the process (load it with %load_ext gresshopper)")]
+    #[error("no gresshopper agent answers inside the process (it needs `import gresshopper.gpu; gresshopper.gpu.install()`, or %load_ext gresshopper.gpu)")]
     NoAgent,
     #[error("{what}")]
     AgentRefuses { what: String },

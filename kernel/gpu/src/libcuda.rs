@@ -9,7 +9,6 @@ use crate::driver::{Api, CUDA_ERROR_NOT_INITIALIZED, Driver, DriverError, GpuUui
 use libloading::Library;
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::path::Path;
-use std::sync::Arc;
 
 const LIBCUDA: &str = "libcuda.so.1";
 
@@ -53,9 +52,10 @@ const _: () = {
 };
 
 /// The loaded driver library. Cheap to clone.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct LibCuda {
-    lib: Arc<Library>,
+    /// Never unloaded: the driver has threads of its own that run its code until the process ends.
+    lib: &'static Library,
     version: i32,
 }
 
@@ -128,7 +128,7 @@ impl LibCuda {
             }
         }
         Ok(Self {
-            lib: Arc::new(lib),
+            lib: Box::leak(Box::new(lib)),
             version,
         })
     }
@@ -285,7 +285,7 @@ impl LibCuda {
             (&raw mut context, device)
         )?;
         call!(self, "cuCtxSetCurrent", (*mut c_void), (context))?;
-        Ok(Session { cuda: self.clone() })
+        Ok(Session { cuda: *self })
     }
 }
 
@@ -335,7 +335,7 @@ impl Session {
     /// # Errors
     /// The device has not that much free.
     pub fn alloc(&self, bytes: usize) -> Result<DeviceMemory<'_>, DriverError> {
-        let cuda = &self.cuda;
+        let cuda = self.cuda;
         let mut at = 0_u64;
         call!(cuda, "cuMemAlloc_v2", (*mut u64, usize), (&raw mut at, bytes))?;
         Ok(DeviceMemory {
@@ -348,7 +348,7 @@ impl Session {
     /// # Errors
     /// The host has not that much, or it can't be page-locked.
     pub fn pin(&self, bytes: usize) -> Result<PinnedMemory<'_>, DriverError> {
-        let cuda = &self.cuda;
+        let cuda = self.cuda;
         let mut at: *mut c_void = std::ptr::null_mut();
         call!(
             cuda,
@@ -370,7 +370,7 @@ impl DeviceMemory<'_> {
     /// # Errors
     /// The driver's.
     pub fn fill(&self, byte: u8) -> Result<(), DriverError> {
-        let cuda = &self.session.cuda;
+        let cuda = self.session.cuda;
         call!(
             cuda,
             "cuMemsetD8_v2",
@@ -385,7 +385,7 @@ impl DeviceMemory<'_> {
     /// # Errors
     /// The driver's.
     pub fn copy_out(&self, to: &mut PinnedMemory<'_>) -> Result<(), DriverError> {
-        let cuda = &self.session.cuda;
+        let cuda = self.session.cuda;
         call!(
             cuda,
             "cuMemcpyDtoH_v2",
@@ -399,7 +399,7 @@ impl DeviceMemory<'_> {
     /// # Errors
     /// The driver's.
     pub fn copy_in(&self, from: &PinnedMemory<'_>) -> Result<(), DriverError> {
-        let cuda = &self.session.cuda;
+        let cuda = self.session.cuda;
         call!(
             cuda,
             "cuMemcpyHtoD_v2",
@@ -421,7 +421,7 @@ impl PinnedMemory<'_> {
 
 impl Drop for DeviceMemory<'_> {
     fn drop(&mut self) {
-        let cuda = &self.session.cuda;
+        let cuda = self.session.cuda;
         // Freeing fails only when the context is gone, and then so is the memory.
         let _ = call!(cuda, "cuMemFree_v2", (u64), (self.at));
     }
@@ -429,7 +429,7 @@ impl Drop for DeviceMemory<'_> {
 
 impl Drop for PinnedMemory<'_> {
     fn drop(&mut self) {
-        let cuda = &self.session.cuda;
+        let cuda = self.session.cuda;
         let _ = call!(cuda, "cuMemFreeHost", (*mut c_void), (self.at));
     }
 }

@@ -11,6 +11,7 @@ mod cancel;
 mod context;
 mod explain;
 mod failure;
+mod gpu;
 mod hopd;
 mod info;
 mod kernels;
@@ -46,6 +47,8 @@ enum Command {
     Explain(explain::Args),
     /// End a lease, a waiting cell, or a kernel
     Cancel(cancel::Args),
+    /// GPU memory to host memory and back, and what is on the devices
+    Gpu(gpu::Args),
     /// Put the SPANK plugin into plugstack.conf, or take it out
     Plugin(plugin::Args),
 }
@@ -57,6 +60,7 @@ fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure>
         Command::Info(args) => info::run(args, context),
         Command::Explain(args) => explain::run(args, context),
         Command::Cancel(args) => cancel::run(args, context),
+        Command::Gpu(args) => gpu::run(args, context),
         Command::Plugin(args) => plugin::run(args, context),
     }
 }

@@ -2,7 +2,7 @@
 it asks for a GPU that isn't there.
 
     import gresshopper.gpu
-    gresshopper.gpu.install()          # before torch is used; `%load_ext gresshopper` does it
+    gresshopper.gpu.install()          # before torch is used; `%load_ext gresshopper.gpu` does it
     with gresshopper.gpu():            # in the middle of a cell: returns with a GPU, or raises a sentence
         ...
 
@@ -70,6 +70,11 @@ def _watch_cells(keeper: Keeper, ipython: Any) -> None:
     keeper.namespace = lambda: ipython.user_ns
     ipython.events.register("pre_run_cell", lambda info: keeper.before_cell(info.raw_cell or ""))
     ipython.events.register("post_run_cell", lambda result: keeper.after_cell())
+
+
+def load_ipython_extension(ipython: Any) -> None:
+    """`%load_ext gresshopper.gpu`"""
+    install(ipython=ipython)
 
 
 def handle(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,633 @@
+//! `hop gpu`: what is on this machine's GPUs, and processes off them and back on. Needs neither Slurm nor `hopd`.
+
+use crate::context::Context;
+use crate::failure::Failure;
+use clap::{Args as ClapArgs, Subcommand};
+use hop_gpu::Pid;
+use hop_gpu::bench;
+use hop_gpu::climb::{self, Company, NoRestart, Report};
+use hop_gpu::driver::GpuUuid;
+use hop_gpu::found::{Look, Site, Sources};
+use hop_gpu::ladder::{Chosen, Place, Rung, choose};
+use hop_gpu::libcuda::LibCuda;
+use hop_gpu::machine::{Call, Outcome};
+use hop_gpu::procs::Procs;
+use hop_gpu::reserve::{self, Want};
+use hop_gpu::telemetry::{DeviceSample, Sample};
+use serde_json::json;
+use std::io::{BufRead, BufReader, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+const EXAMPLES: &str = "Examples:
+  hop gpu status             the devices, and who is on them
+  hop gpu status 4242        what process 4242 holds, and how it could leave
+  hop gpu park 4242          take it off its GPU; its memory goes to host memory
+  hop gpu unpark 4242        bring it back, onto the same device
+  hop gpu bench --size 4     what that costs here, with a process of our own
+
+A Python process copies its tensors out itself, which is faster, when it has run
+  import gresshopper.gpu; gresshopper.gpu.install()
+or, in a notebook, %load_ext gresshopper.gpu.
+
+Exit status: 0 done; 1 refused or failed (nothing is lost unless it says so); 2 wrong usage.";
+
+/// GPU memory to host memory and back, and what is on the devices
+#[derive(Debug, ClapArgs)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+    #[command(flatten)]
+    machine: Machine,
+}
+
+#[derive(Debug, Clone, ClapArgs)]
+struct Machine {
+    /// JSON instead of text
+    #[arg(long, global = true)]
+    json: bool,
+    /// The driver's library, instead of the loader's libcuda.so.1
+    #[arg(long, global = true, value_name = "PATH", env = "GRESSHOPPER_LIBCUDA")]
+    libcuda: Option<PathBuf>,
+    /// NVML, instead of the loader's libnvidia-ml.so.1
+    #[arg(long, global = true, value_name = "PATH", env = "GRESSHOPPER_LIBNVML")]
+    libnvml: Option<PathBuf>,
+    /// Where the privileged helper listens
+    #[arg(long, global = true, value_name = "PATH", default_value = hop_gpu::helper::SOCKET)]
+    helper: PathBuf,
+    /// The longest that one step may take, in seconds
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 120)]
+    timeout: u64,
+    /// What device files begin with; the tests' fake devices lie elsewhere
+    #[arg(
+        long,
+        global = true,
+        hide = true,
+        default_value = "/dev/nvidia",
+        env = "GRESSHOPPER_DEV_PREFIX"
+    )]
+    dev_prefix: String,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// The devices and who is on them; with PID: what it holds and how it could leave
+    Status { pid: Option<Pid> },
+    /// Take a process off its GPU
+    Park {
+        pid: Pid,
+        /// Only this rung: copy-out (then the driver for the rest) or checkpoint (the driver for everything)
+        #[arg(long, value_parser = rung)]
+        rung: Option<Rung>,
+    },
+    /// Bring a parked process back
+    Unpark {
+        pid: Pid,
+        /// Onto these devices instead of those that it had (driver 580)
+        #[arg(long, value_name = "UUID", value_delimiter = ',')]
+        device: Vec<GpuUuid>,
+    },
+    /// Measure the driver's checkpoint beside the copy bandwidth; with PID: park and unpark that process once
+    Bench {
+        pid: Option<Pid>,
+        /// GiB on the device, several with commas
+        #[arg(long, value_name = "GIB", value_delimiter = ',', default_value = "1")]
+        size: Vec<f64>,
+    },
+    /// Hold device memory for a restore, or a pattern for a measurement
+    #[command(hide = true)]
+    Hold {
+        #[arg(long)]
+        device: Option<GpuUuid>,
+        #[arg(long)]
+        bytes: u64,
+        #[arg(long)]
+        pattern: bool,
+    },
+    /// The copy bandwidth, in a process of its own
+    #[command(hide = true)]
+    Bandwidth {
+        #[arg(long)]
+        bytes: usize,
+    },
+}
+
+fn rung(text: &str) -> Result<Rung, String> {
+    match text {
+        "copy-out" | "b" => Ok(Rung::CopyOut),
+        "checkpoint" | "c" => Ok(Rung::Checkpoint),
+        other => Err(format!(
+            "{other:?} is no rung that can be asked for: copy-out or checkpoint"
+        )),
+    }
+}
+
+impl Machine {
+    fn sources(&self) -> Sources {
+        Sources {
+            procs: Procs {
+                dev_prefix: self.dev_prefix.clone(),
+                ..Procs::default()
+            },
+            libcuda: self.libcuda.clone(),
+            libnvml: self.libnvml.clone(),
+            helper: self.helper.clone(),
+            deadline: Duration::from_secs(self.timeout),
+            ..Sources::default()
+        }
+    }
+
+    fn cuda(&self) -> Result<LibCuda, Failure> {
+        LibCuda::load(self.libcuda.as_deref()).map_err(|error| Failure::of(&error))
+    }
+
+    /// This program again, for a process that holds device memory.
+    fn again(&self, verb: &str) -> Command {
+        // A program that was replaced while it runs is still the one that the kernel has open.
+        let mut command = Command::new("/proc/self/exe");
+        command.args(["gpu", verb]);
+        if let Some(path) = &self.libcuda {
+            command.arg("--libcuda").arg(path);
+        }
+        command
+    }
+
+    fn reserver(&self) -> impl Fn(Want) -> Command + '_ {
+        |want| {
+            let mut command = self.again("hold");
+            command.args([
+                "--device",
+                &want.device.to_string(),
+                "--bytes",
+                &want.bytes.to_string(),
+            ]);
+            command
+        }
+    }
+}
+
+pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    let machine = &args.machine;
+    match &args.verb {
+        Verb::Status { pid: None } => status(&Site::open(machine.sources()), machine.json, context),
+        Verb::Status { pid: Some(pid) } => {
+            status_of(&Site::open(machine.sources()), *pid, machine.json, context)
+        }
+        Verb::Park { pid, rung } => {
+            let site = Site::open(machine.sources());
+            let report = park(&site, machine, *pid, *rung)?;
+            finish(&report, &Outcome::Parked, machine.json, context)
+        }
+        Verb::Unpark { pid, device } => {
+            let site = Site::open(machine.sources());
+            let report = unpark(&site, machine, *pid, device)?;
+            finish(&report, &Outcome::Unparked, machine.json, context)
+        }
+        Verb::Bench { pid: Some(pid), .. } => bench_process(machine, *pid, context),
+        Verb::Bench { pid: None, size } => bench_sizes(machine, size, context),
+        Verb::Hold {
+            device,
+            bytes,
+            pattern,
+        } => hold(machine, *device, *bytes, *pattern),
+        Verb::Bandwidth { bytes } => {
+            let measured = bench::bandwidth(&machine.cuda()?, None, *bytes).map_err(|e| Failure::of(&e))?;
+            write_json(&json!(measured), context)
+        }
+    }
+}
+
+fn write_json(value: &serde_json::Value, context: &mut Context<'_>) -> Result<(), Failure> {
+    writeln!(context.out, "{value}")?;
+    Ok(())
+}
+
+fn gib(bytes: u64) -> String {
+    match bytes {
+        0..0x2800_0000 => format!("{} MiB", bytes.div_ceil(1 << 20)),
+        _ => format!("{:.1} GiB", bytes as f64 / f64::from(1 << 30)),
+    }
+}
+
+fn or_unknown<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "?".to_owned(), |value| value.to_string())
+}
+
+fn status(site: &Site, as_json: bool, context: &mut Context<'_>) -> Result<(), Failure> {
+    let driver = site.driver.as_ref().map(|driver| driver.api());
+    match &site.telemetry {
+        Ok(telemetry) => {
+            let sample = telemetry.sample();
+            if as_json {
+                return write_json(
+                    &json!({"cuda": site.cuda, "nvml": sample, "checkpoint": driver.ok()}),
+                    context,
+                );
+            }
+            write_devices(&sample, context)?;
+        }
+        Err(absent) if as_json => {
+            let why = absent.to_string();
+            return write_json(
+                &json!({"cuda": site.cuda, "nvml": null, "why": why, "checkpoint": driver.ok()}),
+                context,
+            );
+        }
+        Err(absent) => writeln!(context.err, "hop: {absent}; going on without it")?,
+    }
+    match driver {
+        Ok(Some(_)) => writeln!(context.out, "driver checkpoint: CUDA {}", version(site.cuda))?,
+        Ok(None) => writeln!(
+            context.out,
+            "driver checkpoint: none (CUDA {}, 12.8 is needed)",
+            version(site.cuda)
+        )?,
+        Err(why) => writeln!(context.out, "driver checkpoint: none ({why})")?,
+    }
+    Ok(())
+}
+
+fn version(cuda: i32) -> String {
+    format!("{}.{}", cuda / 1000, cuda % 1000 / 10)
+}
+
+fn write_devices(sample: &Sample, context: &mut Context<'_>) -> Result<(), Failure> {
+    writeln!(
+        context.out,
+        "{:<3} {:<24} {:<45} {:>10} {:>10} {:>5} {:>7}",
+        "GPU", "NAME", "UUID", "USED", "TOTAL", "UTIL", "POWER"
+    )?;
+    for device in &sample.devices {
+        let power = device.power_mw.map(|mw| format!("{} W", mw / 1000));
+        let index = if device.parent.is_some() {
+            "MIG".to_owned()
+        } else {
+            or_unknown(device.index)
+        };
+        writeln!(
+            context.out,
+            "{index:<3} {:<24} {:<45} {:>10} {:>10} {:>5} {:>7}",
+            device.name,
+            device.uuid,
+            or_unknown(device.memory_used.map(gib)),
+            or_unknown(device.memory_total.map(gib)),
+            or_unknown(device.utilisation.map(|u| format!("{u}%"))),
+            or_unknown(power),
+        )?;
+        write_processes(device, context)?;
+    }
+    Ok(())
+}
+
+fn write_processes(device: &DeviceSample, context: &mut Context<'_>) -> Result<(), Failure> {
+    let procs = Procs::default();
+    for process in &device.processes {
+        let memory = or_unknown(process.memory.map(gib));
+        writeln!(
+            context.out,
+            "    process {} ({}): {memory}",
+            process.pid,
+            procs.comm(process.pid)
+        )?;
+    }
+    Ok(())
+}
+
+fn status_of(site: &Site, pid: Pid, as_json: bool, context: &mut Context<'_>) -> Result<(), Failure> {
+    let look = site.look(pid).map_err(|error| Failure::of(&error))?;
+    let parked = site.records(look.uid).get(pid, look.start_time);
+    let choice = choose(&look.found);
+    if as_json {
+        let (rung, passed_over) = match &choice {
+            Ok(Chosen { rung, passed_over }) => (Some(rung), passed_over),
+            Err(refusal) => (None, &refusal.passed_over),
+        };
+        return write_json(
+            &json!({
+                "pid": pid, "state": look.state, "parked": parked, "rung": rung, "passed_over": passed_over,
+                "found": look.found,
+            }),
+            context,
+        );
+    }
+    write_look(&look, context)?;
+    if parked.is_some() {
+        writeln!(context.out, "parked; bring it back with: hop gpu unpark {pid}")?;
+        return Ok(());
+    }
+    match choice {
+        Ok(chosen) => {
+            writeln!(context.out, "way off: ({}) {}", chosen.rung.letter(), chosen.rung)?;
+            write_passed_over(&chosen.passed_over, context)
+        }
+        Err(refusal) => {
+            writeln!(context.out, "no way off:")?;
+            write_passed_over(&refusal.passed_over, context)
+        }
+    }
+}
+
+fn write_look(look: &Look, context: &mut Context<'_>) -> Result<(), Failure> {
+    let found = &look.found;
+    writeln!(
+        context.out,
+        "on a device: {}",
+        if found.touched { "yes" } else { "no" }
+    )?;
+    writeln!(
+        context.out,
+        "device memory: {}",
+        or_unknown(found.device_bytes.map(gib))
+    )?;
+    if let Some(inside) = &found.inside {
+        let (held, pool) = (gib(inside.frameworks_bytes), gib(inside.pool_bytes));
+        writeln!(
+            context.out,
+            "frameworks: {held} on the device, {pool} of page-locked host memory at hand"
+        )?;
+    }
+    if let Some(left) = &found.host_left {
+        writeln!(
+            context.out,
+            "host memory left: {} ({})",
+            gib(left.bytes),
+            left.limit
+        )?;
+    }
+    if let Some(state) = look.state {
+        writeln!(context.out, "driver's state: {state}")?;
+    }
+    Ok(())
+}
+
+fn write_passed_over(passed: &hop_gpu::ladder::PassedOver, context: &mut Context<'_>) -> Result<(), Failure> {
+    for (rung, reasons) in passed {
+        let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+        writeln!(
+            context.out,
+            "  not ({}) {rung}: {}",
+            rung.letter(),
+            reasons.join("; ")
+        )?;
+    }
+    Ok(())
+}
+
+/// Says on a terminal what is being done.
+fn progress(call: Call) {
+    if !std::io::stderr().is_terminal() {
+        return;
+    }
+    let doing = match call {
+        Call::CopyOut => "copying out what the frameworks hold",
+        Call::Lock => "waiting for the device to come to rest",
+        Call::Checkpoint => "the driver takes the rest off",
+        Call::Prove => "looking for what is left",
+        Call::Reserve => "making sure of device memory",
+        Call::Restore => "the driver brings the context back",
+        Call::Unlock => "letting the process go on",
+        Call::CopyIn => "copying in what the frameworks hold",
+        Call::State => "asking the driver how the process stands",
+    };
+    let _ = writeln!(std::io::stderr(), "{doing} ...");
+}
+
+fn park(site: &Site, machine: &Machine, pid: Pid, only: Option<Rung>) -> Result<Report, Failure> {
+    let reserver = machine.reserver();
+    let company = Company {
+        reserver: &reserver,
+        progress: &progress,
+        restart: &NoRestart,
+        only,
+    };
+    climb::park(site, pid, &company).map_err(|error| Failure::of(&error))
+}
+
+fn unpark(site: &Site, machine: &Machine, pid: Pid, devices: &[GpuUuid]) -> Result<Report, Failure> {
+    let reserver = machine.reserver();
+    let company = Company {
+        reserver: &reserver,
+        progress: &progress,
+        restart: &NoRestart,
+        only: None,
+    };
+    let given = places(site, devices)?;
+    climb::unpark(site, pid, &given, &company).map_err(|error| Failure::of(&error))
+}
+
+fn places(site: &Site, devices: &[GpuUuid]) -> Result<Vec<Place>, Failure> {
+    let sample = site.sample();
+    let find = |uuid: &GpuUuid| {
+        let all = sample.iter().flat_map(|s| &s.devices);
+        let place = all
+            .filter_map(DeviceSample::place)
+            .find(|place| place.uuid == *uuid);
+        place.ok_or_else(|| Failure::Usage(format!("there is no device {uuid}: `hop gpu status` lists them")))
+    };
+    devices.iter().map(find).collect()
+}
+
+/// Writes the report; what wasn't reached is a failure.
+fn finish(
+    report: &Report,
+    wanted: &Outcome,
+    as_json: bool,
+    context: &mut Context<'_>,
+) -> Result<(), Failure> {
+    if as_json {
+        write_json(&json!(report), context)?;
+    }
+    if report.outcome == *wanted {
+        if !as_json {
+            write_done(report, context)?;
+        }
+        return Ok(());
+    }
+    let pid = report.pid;
+    Err(Failure::Failed(match &report.outcome {
+        Outcome::NotParked { why } => format!("process {pid} is still on its GPU and runs: {why}"),
+        Outcome::StillParked { why } => {
+            format!("process {pid} is off its GPU, its memory safe in host memory; try again later: {why}")
+        }
+        Outcome::HalfBack { why } => format!(
+            "process {pid} is back on its GPU, but what its frameworks held is still in host memory, safe; run `hop \
+             gpu unpark {pid}` again: {why}"
+        ),
+        Outcome::Broken {
+            why,
+            frameworks_in_host: true,
+        } => format!(
+            "the driver can't go on with process {pid}; what its frameworks held is safe in its host memory, save it \
+             from there: {why}"
+        ),
+        Outcome::Broken { why, .. } => {
+            format!("the driver can't go on with process {pid}, and its device memory is lost: {why}")
+        }
+        Outcome::Parked | Outcome::Unparked => "the process is elsewhere than was asked for".to_owned(),
+    }))
+}
+
+fn write_done(report: &Report, context: &mut Context<'_>) -> Result<(), Failure> {
+    let seconds: f64 = report.log.calls.iter().map(|(_, s)| s).sum();
+    let what = report
+        .rung
+        .map_or_else(String::new, |rung| format!(" by ({}) {rung}", rung.letter()));
+    let verb = if report.outcome == Outcome::Parked {
+        "parked"
+    } else {
+        "back"
+    };
+    writeln!(
+        context.out,
+        "process {} is {verb}{what} in {seconds:.3} s",
+        report.pid
+    )?;
+    if let Some(left) = &report.left {
+        writeln!(context.out, "{left}")?;
+    }
+    Ok(())
+}
+
+fn hold(machine: &Machine, device: Option<GpuUuid>, bytes: u64, pattern: bool) -> Result<(), Failure> {
+    let cuda = machine.cuda()?;
+    let held = match (pattern, device) {
+        (true, device) => bench::hold_pattern(&cuda, device, usize::try_from(bytes).unwrap_or(usize::MAX)),
+        (false, Some(device)) => reserve::hold(&cuda, Want { device, bytes }),
+        (false, None) => return Err(Failure::Usage("--device is needed".to_owned())),
+    };
+    held.map_err(|error| Failure::of(&error))
+}
+
+/// One park and unpark of somebody's process.
+fn bench_process(machine: &Machine, pid: Pid, context: &mut Context<'_>) -> Result<(), Failure> {
+    let site = Site::open(machine.sources());
+    let out = park(&site, machine, pid, None)?;
+    finish(&out, &Outcome::Parked, machine.json, context)?;
+    let back = unpark(&site, machine, pid, &[])?;
+    finish(&back, &Outcome::Unparked, machine.json, context)
+}
+
+/// What rung (c) takes for a process of our own with so much on the device, beside the copy bandwidth.
+fn bench_sizes(machine: &Machine, sizes: &[f64], context: &mut Context<'_>) -> Result<(), Failure> {
+    for size in sizes {
+        if !(size.is_finite() && *size > 0.0) {
+            return Err(Failure::Usage(format!("--size {size}: GiB, more than none")));
+        }
+        // Positive and far below 2^53 after the check.
+        let bytes = (size * f64::from(1 << 30)) as u64;
+        let measured = bench_size(machine, bytes)?;
+        if machine.json {
+            write_json(&measured, context)?;
+        } else {
+            writeln!(
+                context.out,
+                "{}: out {:.3} s, in {:.3} s by the driver; copying alone takes {:.3} s and {:.3} s",
+                gib(bytes),
+                measured["out_s"].as_f64().unwrap_or(f64::NAN),
+                measured["in_s"].as_f64().unwrap_or(f64::NAN),
+                measured["copy_out_s"].as_f64().unwrap_or(f64::NAN),
+                measured["copy_in_s"].as_f64().unwrap_or(f64::NAN),
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn bench_size(machine: &Machine, bytes: u64) -> Result<serde_json::Value, Failure> {
+    let bandwidth = bandwidth(machine, bytes.min(4 << 30))?;
+    let mut subject = Subject::start(machine, bytes)?;
+    let site = Site::open(machine.sources());
+    let start = Instant::now();
+    let out = park(&site, machine, subject.pid(), Some(Rung::Checkpoint))?;
+    let out_s = start.elapsed().as_secs_f64();
+    if out.outcome != Outcome::Parked {
+        return Err(Failure::Failed(format!("the park ended as {:?}", out.outcome)));
+    }
+    let start = Instant::now();
+    let back = unpark(&site, machine, subject.pid(), &[])?;
+    let in_s = start.elapsed().as_secs_f64();
+    if back.outcome != Outcome::Unparked {
+        return Err(Failure::Failed(format!("the unpark ended as {:?}", back.outcome)));
+    }
+    let whole = subject.is_whole()?;
+    let rate = |key: &str| bandwidth[key].as_f64().unwrap_or(f64::NAN);
+    let value = json!({
+        "bytes": bytes, "rung": "c", "out_s": out_s, "in_s": in_s,
+        "copy_out_s": bytes as f64 / rate("out_bytes_per_s"), "copy_in_s": bytes as f64 / rate("in_bytes_per_s"),
+        "pin_s_per_gib": rate("pin_s") / (rate("bytes") / f64::from(1 << 30)), "whole": whole,
+        "out_calls": out.log.calls, "in_calls": back.log.calls,
+    });
+    match whole {
+        true => Ok(value),
+        false => Err(Failure::Failed(format!(
+            "the device memory differs after park and unpark: {value}"
+        ))),
+    }
+}
+
+fn bandwidth(machine: &Machine, bytes: u64) -> Result<serde_json::Value, Failure> {
+    let output = machine
+        .again("bandwidth")
+        .args(["--bytes", &bytes.to_string()])
+        .output();
+    let output = output.map_err(|error| Failure::of(&error))?;
+    match output.status.success() {
+        true => serde_json::from_slice(&output.stdout).map_err(|error| Failure::of(&error)),
+        false => Err(Failure::Failed(
+            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+        )),
+    }
+}
+
+/// A process of our own with a pattern on the device.
+struct Subject {
+    child: Child,
+    stdin: ChildStdin,
+    stdout: BufReader<ChildStdout>,
+}
+
+impl Subject {
+    fn start(machine: &Machine, bytes: u64) -> Result<Self, Failure> {
+        let mut command = machine.again("hold");
+        command
+            .args(["--pattern", "--bytes", &bytes.to_string()])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(|error| Failure::of(&error))?;
+        let stdin = child.stdin.take().expect("stdin is piped");
+        let stdout = BufReader::new(child.stdout.take().expect("stdout is piped"));
+        let mut subject = Self { child, stdin, stdout };
+        match subject.line()?.as_str() {
+            "ready" => Ok(subject),
+            _ => Err(Failure::Failed(
+                "the measured process can't get its device memory".to_owned(),
+            )),
+        }
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::try_from(self.child.id()).expect("a pid is positive")
+    }
+
+    fn line(&mut self) -> Result<String, Failure> {
+        let mut line = String::new();
+        self.stdout
+            .read_line(&mut line)
+            .map_err(|error| Failure::of(&error))?;
+        Ok(line.trim_end().to_owned())
+    }
+
+    fn is_whole(&mut self) -> Result<bool, Failure> {
+        writeln!(self.stdin).map_err(|error| Failure::of(&error))?;
+        Ok(self.line()? == "same")
+    }
+}
+
+impl Drop for Subject {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
