@@ -223,6 +223,23 @@ class Agent:
             print(f"Gresshopper: {name} couldn't be restored: {why}", file=sys.stderr)
         return told
 
+    def resume(self, directory: Path, lazy: bool = True) -> restore.Told:
+        """Restore a state and go on in its log, so that what is captured from here on is added to it.
+
+        # Errors
+        `FormError` or `StoreError`, with the namespace as it was.
+        """
+        told = self.restore(directory, lazy=lazy)
+        records = form.read(directory, form.owner_key(make=False))
+        snapshot = restore.Snapshot(records)
+        self.log = form.Log(directory, form.owner_key())
+        self.log.resume()
+        self._seq = max([r.head["cell"]["seq"] for r in records if r.head["cell"]], default=0)
+        self.capture.adopt([entry.said for entry in snapshot.units.values()])
+        self.audit()
+        self.watch()
+        return told
+
     def _set(self, staged: Dict[str, Any]) -> None:
         self.shell.user_ns.update(staged)
         out = self.shell.user_ns.get("_oh")

@@ -301,6 +301,10 @@ class _Mixin:
     def _lose(self, obj: Any, why: str) -> Any:
         what = _a(_kind(obj))
         self.gone.append(Gone(what, why))
+        for part in ("gi_code", "cr_code", "ag_code"):
+            code = getattr(obj, part, None) if type(obj).__module__ == "builtins" else None
+            if isinstance(code, types.CodeType):
+                self.touches |= names.names_of_code(code).names
         self._link_referents(obj)
         return recipes.Lost, (what, why)
 

@@ -217,6 +217,8 @@ def _needed(before: restore.Snapshot, cell: Dict[str, Any], uid: int) -> List[in
     owner = {name: u for u, e in before.units.items() for name in e.names}
     stack = [u for u in cell["touched"] if u in before.units and u != uid]
     stack += [owner[n] for n in cell["names"] if n in owner and owner[n] != uid]
+    if uid in before.units:
+        stack += [owner[n] for n in before.units[uid].said["t"] if n in owner]
     seen: Set[int] = set()
     while stack:
         top = stack.pop()
