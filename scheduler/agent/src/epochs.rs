@@ -13,7 +13,7 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// Epochs of one reservation.
-pub const BLOCK: u64 = 256;
+pub(crate) const BLOCK: u64 = 256;
 const FILE: &str = "epochs.json";
 const LOCK: &str = "epochs.lock";
 const VERSION: u32 = 1;
@@ -29,7 +29,7 @@ struct Record {
 
 /// Why the record could not be read or written. The agent lends nothing then.
 #[derive(Debug, thiserror::Error)]
-pub enum EpochError {
+pub(crate) enum EpochError {
     #[error("{path}")]
     Io {
         path: PathBuf,
@@ -44,7 +44,7 @@ pub enum EpochError {
 
 /// The node's record.
 #[derive(Debug, Clone)]
-pub struct Epochs {
+pub(crate) struct Epochs {
     dir: PathBuf,
 }
 
@@ -53,7 +53,7 @@ impl Epochs {
     ///
     /// # Errors
     /// [`EpochError::Exposed`] where somebody else owns the directory or may enter it.
-    pub fn open(dir: &Path) -> Result<Self, EpochError> {
+    pub(crate) fn open(dir: &Path) -> Result<Self, EpochError> {
         let io = |source| EpochError::Io {
             path: dir.into(),
             source,
@@ -76,12 +76,12 @@ impl Epochs {
     }
 
     /// The highest term that any agent of this node has obeyed.
-    pub fn term(&self) -> Result<Term, EpochError> {
+    pub(crate) fn term(&self) -> Result<Term, EpochError> {
         Ok(self.read()?.term)
     }
 
     /// Puts a term on disk if it is higher than the one there; returns the highest.
-    pub fn raise_term(&self, term: Term) -> Result<Term, EpochError> {
+    pub(crate) fn raise_term(&self, term: Term) -> Result<Term, EpochError> {
         let _lock = self.lock()?;
         let mut record = self.read()?;
         if term > record.term {
@@ -92,7 +92,7 @@ impl Epochs {
     }
 
     /// Reserves the next [`BLOCK`] epochs: from the first to one past the last.
-    pub fn reserve(&self) -> Result<(u64, u64), EpochError> {
+    pub(crate) fn reserve(&self) -> Result<(u64, u64), EpochError> {
         let _lock = self.lock()?;
         let mut record = self.read()?;
         let from = record.next_epoch;

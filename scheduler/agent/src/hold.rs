@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_secs(1);
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The agent's socket
     #[arg(long)]
     socket: PathBuf,
@@ -28,7 +28,7 @@ pub struct Args {
     lease: u64,
 }
 
-pub fn hold(args: &Args) -> Result<()> {
+pub(crate) fn hold(args: &Args) -> Result<()> {
     let parent = getppid();
     set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).context("prctl")?;
     if getppid() != parent {

@@ -6,26 +6,26 @@ use hop_core::id::{GpuIndex, LeaseId};
 use serde::{Deserialize, Serialize};
 
 /// The version of these lines: an agent that was exchanged under a living holder must see the difference.
-pub const VERSION: u32 = 1;
+pub(crate) const VERSION: u32 = 1;
 /// The longest line, in bytes.
-pub const MAX_LINE: usize = 64 << 10;
+pub(crate) const MAX_LINE: usize = 64 << 10;
 
 /// Holder to agent: one line, after connecting.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct HolderHello {
-    pub holder: u32,
-    pub lease: LeaseId,
-    pub step: u32,
+pub(crate) struct HolderHello {
+    pub(crate) holder: u32,
+    pub(crate) lease: LeaseId,
+    pub(crate) step: u32,
     /// `SLURM_STEP_GPUS`: what Slurm gave the step.
-    pub gpus: Vec<GpuIndex>,
+    pub(crate) gpus: Vec<GpuIndex>,
     /// What an earlier agent gave it.
-    pub card: Option<Box<Card>>,
+    pub(crate) card: Option<Box<Card>>,
 }
 
 /// Agent to holder, one line each.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
-pub enum ToHolder {
+pub(crate) enum ToHolder {
     /// Keep this for the next agent.
     Card { card: Box<Card> },
     /// The lease is over.
@@ -33,7 +33,7 @@ pub enum ToHolder {
 }
 
 /// `SLURM_STEP_GPUS`: indices separated by commas.
-pub fn parse_gpus(text: &str) -> Option<Vec<GpuIndex>> {
+pub(crate) fn parse_gpus(text: &str) -> Option<Vec<GpuIndex>> {
     text.split(',')
         .map(str::trim)
         .filter(|s| !s.is_empty())

@@ -13,22 +13,22 @@ use std::time::Duration;
 const MAX_STEPS: u32 = 40_000;
 
 #[derive(Debug)]
-pub struct Pilot {
-    pub job: JobId,
-    pub node: NodeName,
-    pub gpus: Vec<GpuSlot>,
-    pub cpus: u16,
-    pub ends: Option<Timestamp>,
-    pub steps_max: u32,
+pub(crate) struct Pilot {
+    pub(crate) job: JobId,
+    pub(crate) node: NodeName,
+    pub(crate) gpus: Vec<GpuSlot>,
+    pub(crate) cpus: u16,
+    pub(crate) ends: Option<Timestamp>,
+    pub(crate) steps_max: u32,
     /// Steps that are there already: those of an agent before this one.
-    pub steps: Vec<u32>,
+    pub(crate) steps: Vec<u32>,
 }
 
 /// Looks at the environment of the batch step, and asks Slurm for the rest.
 ///
 /// # Errors
 /// Not run as a batch step. That slurmctld is away is no error.
-pub async fn discover(pool: &Pool) -> Result<Pilot> {
+pub(crate) async fn discover(pool: &Pool) -> Result<Pilot> {
     let variable = |name: &str| {
         std::env::var(name).with_context(|| format!("{name} is not set: run this as a pilot's batch step"))
     };
@@ -90,7 +90,7 @@ fn slurm() -> Slurm {
 }
 
 /// The numbered steps of a job that Slurm shows; none where it doesn't answer.
-pub async fn steps(job: JobId) -> Vec<u32> {
+pub(crate) async fn steps(job: JobId) -> Vec<u32> {
     let slurm = slurm();
     let found = slurm.steps(job).await.unwrap_or_default();
     found
@@ -103,7 +103,7 @@ pub async fn steps(job: JobId) -> Vec<u32> {
 }
 
 /// Field 22 of `/proc/PID/stat`; none where the process is gone or hidden from us.
-pub fn start_time(pid: u32) -> Option<u64> {
+pub(crate) fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The second field is the program's name in parentheses and may hold anything.
     let (_, rest) = stat.rsplit_once(") ")?;

@@ -32,7 +32,7 @@ const ORPHANS: Duration = Duration::from_secs(12);
 const LINE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, clap::Args)]
-pub struct Args {
+pub(crate) struct Args {
     /// The pool that this pilot belongs to
     #[arg(long)]
     pool: String,
@@ -53,7 +53,7 @@ enum Event {
 
 type Events = mpsc::UnboundedSender<Event>;
 
-pub async fn run(args: &Args) -> Result<()> {
+pub(crate) async fn run(args: &Args) -> Result<()> {
     let config = Config::load()?;
     let pool_name: PoolName = args.pool.as_str().into();
     let pool = config

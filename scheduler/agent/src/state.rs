@@ -15,17 +15,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// How long things may take.
 #[derive(Debug, Clone, Copy)]
-pub struct Waits {
+pub(crate) struct Waits {
     /// From the order to the plugin's confirmation.
-    pub start: Span,
+    pub(crate) start: Span,
     /// From the end of a holder to the plugin's confirmation, beyond the grace that holders of the device get.
-    pub take_back: Span,
+    pub(crate) take_back: Span,
     /// From the start of a take-back step to its confirmation.
-    pub rescue: Span,
+    pub(crate) rescue: Span,
     /// From the take-back to the end of Slurm's step.
-    pub step_end: Span,
+    pub(crate) step_end: Span,
     /// How long ended leases wait for `hopd` before a drained agent goes all the same.
-    pub farewell: Span,
+    pub(crate) farewell: Span,
 }
 
 impl Default for Waits {
@@ -42,7 +42,7 @@ impl Default for Waits {
 
 /// Something that happened.
 #[derive(Debug, Clone)]
-pub enum Input {
+pub(crate) enum Input {
     /// `hopd` let us in. The shell has put a higher term on disk before it says so.
     Connected {
         term: Term,
@@ -96,7 +96,7 @@ pub enum Input {
 
 /// What is to be done, in this order.
 #[derive(Debug, Clone)]
-pub enum Output {
+pub(crate) enum Output {
     Report(Request),
     /// Start the step of a lease with a token of this epoch.
     StartStep {
@@ -145,14 +145,14 @@ pub enum Output {
 
 /// What a holder keeps for the next agent of its pilot, should this one die.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Card {
-    pub order: StartLease,
-    pub handover: Handover,
+pub(crate) struct Card {
+    pub(crate) order: StartLease,
+    pub(crate) handover: Handover,
 }
 
 /// Who constrains the devices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Isolation {
+pub(crate) enum Isolation {
     /// The plugin: nothing is lent without its word.
     Plugin,
     /// Nobody, the site says so: a holder's word is enough.
@@ -161,24 +161,24 @@ pub enum Isolation {
 
 /// What the agent is born with.
 #[derive(Debug, Clone)]
-pub struct Birth {
-    pub node: NodeName,
-    pub pilot: JobId,
-    pub pool: PoolName,
-    pub gpus: Vec<GpuSlot>,
-    pub cpus: u16,
-    pub ends: Option<Timestamp>,
-    pub steps_max: u32,
-    pub isolation: Isolation,
+pub(crate) struct Birth {
+    pub(crate) node: NodeName,
+    pub(crate) pilot: JobId,
+    pub(crate) pool: PoolName,
+    pub(crate) gpus: Vec<GpuSlot>,
+    pub(crate) cpus: u16,
+    pub(crate) ends: Option<Timestamp>,
+    pub(crate) steps_max: u32,
+    pub(crate) isolation: Isolation,
     /// What holders get at a take-back that nobody ordered.
-    pub grace: Span,
-    pub waits: Waits,
+    pub(crate) grace: Span,
+    pub(crate) waits: Waits,
     /// The highest term that the node has on disk.
-    pub term: Term,
+    pub(crate) term: Term,
 }
 
 #[derive(Debug)]
-pub struct AgentState {
+pub(crate) struct AgentState {
     birth: Birth,
     term: Term,
     draining: bool,
@@ -241,7 +241,7 @@ enum Rescue {
 const EPOCHS_LOW: u64 = 16;
 
 impl AgentState {
-    pub fn new(birth: Birth) -> Self {
+    pub(crate) fn new(birth: Birth) -> Self {
         Self {
             term: birth.term,
             draining: false,
@@ -257,7 +257,7 @@ impl AgentState {
     }
 
     /// Takes in what happened and says what to do about it.
-    pub fn handle(&mut self, input: Input, now: Timestamp) -> Vec<Output> {
+    pub(crate) fn handle(&mut self, input: Input, now: Timestamp) -> Vec<Output> {
         let mut out = Vec::new();
         match input {
             Input::Connected { term } => self.connected(term, &mut out),
@@ -299,7 +299,7 @@ impl AgentState {
     }
 
     /// When [`Input::Tick`] is next wanted.
-    pub fn next_wake(&self) -> Option<Timestamp> {
+    pub(crate) fn next_wake(&self) -> Option<Timestamp> {
         let leases = self.leases.values().filter_map(|l| match &l.phase {
             Phase::Waiting | Phase::Live { .. } => None,
             Phase::Starting { deadline } => Some(*deadline),
@@ -310,7 +310,7 @@ impl AgentState {
     }
 
     /// What `hopd` is told at each connection.
-    pub fn agent_up(&self) -> AgentUp {
+    pub(crate) fn agent_up(&self) -> AgentUp {
         AgentUp {
             node: self.birth.node.clone(),
             pilot: self.birth.pilot,
@@ -338,7 +338,7 @@ impl AgentState {
     }
 
     /// The highest term seen.
-    pub fn term(&self) -> Term {
+    pub(crate) fn term(&self) -> Term {
         self.term
     }
 

@@ -17,29 +17,29 @@ use tokio::process::{Child, Command};
 
 /// What every step of this pilot has in common.
 #[derive(Debug, Clone)]
-pub struct Steps {
-    pub pilot: JobId,
+pub(crate) struct Steps {
+    pub(crate) pilot: JobId,
     /// The agent's socket.
-    pub socket: PathBuf,
+    pub(crate) socket: PathBuf,
     /// This program.
-    pub program: PathBuf,
-    pub munge_socket: Option<PathBuf>,
+    pub(crate) program: PathBuf,
+    pub(crate) munge_socket: Option<PathBuf>,
     /// For what srun says.
-    pub scratch: PathBuf,
+    pub(crate) scratch: PathBuf,
     /// Without the plugin there is nobody to give a token to.
-    pub with_token: bool,
+    pub(crate) with_token: bool,
 }
 
 /// A running srun and what it says on stderr.
 #[derive(Debug)]
-pub struct Srun {
+pub(crate) struct Srun {
     child: Child,
     said: File,
 }
 
 /// The arguments of the srun of a lease's step. Never `--overlap`, which lends a GPU twice; `--exact` and
 /// `--mem=0` let the steps of one pilot run side by side.
-pub fn lease_args(order: &StartLease, program: &Path, socket: &Path) -> Vec<String> {
+pub(crate) fn lease_args(order: &StartLease, program: &Path, socket: &Path) -> Vec<String> {
     let gres = match (order.gpus, &order.gpu_type) {
         (0, _) => "none".to_owned(),
         (n, Some(t)) if !t.as_str().is_empty() => format!("gpu:{t}:{n}"),
@@ -56,7 +56,7 @@ pub fn lease_args(order: &StartLease, program: &Path, socket: &Path) -> Vec<Stri
 }
 
 /// The arguments of a take-back step: it holds no GRES, so it may overlap.
-pub fn take_back_args(lease: LeaseId) -> Vec<String> {
+pub(crate) fn take_back_args(lease: LeaseId) -> Vec<String> {
     let mut args: Vec<String> = ["-Q", "--overlap", "-n1", "-c1", "--mem=0", "--gres=none"]
         .map(Into::into)
         .into();
@@ -76,7 +76,7 @@ fn common_args(name: &str) -> [String; 4] {
 
 impl Steps {
     /// Starts the step of a lease.
-    pub async fn lend(&self, order: &StartLease, epoch: Epoch, grace: Span) -> Result<Srun> {
+    pub(crate) async fn lend(&self, order: &StartLease, epoch: Epoch, grace: Span) -> Result<Srun> {
         let op = Op::Lend(Lend {
             kernel: KernelProcess {
                 uid: order.executor.uid,
@@ -93,7 +93,7 @@ impl Steps {
     }
 
     /// Starts a step that takes back what a lease's dead slurmstepd left.
-    pub async fn take_back(&self, lease: LeaseId, epoch: Epoch, grace: Span) -> Result<Srun> {
+    pub(crate) async fn take_back(&self, lease: LeaseId, epoch: Epoch, grace: Span) -> Result<Srun> {
         self.start(&take_back_args(lease), lease, epoch, Op::TakeBack, grace)
             .await
     }
@@ -144,7 +144,7 @@ impl Steps {
 
 impl Srun {
     /// Waits for its end; once `stop` has resolved, ends it, at last by force. Returns what it said.
-    pub async fn wait(mut self, stop: impl Future<Output = ()>) -> String {
+    pub(crate) async fn wait(mut self, stop: impl Future<Output = ()>) -> String {
         tokio::pin!(stop);
         let mut status = tokio::select! {
             status = self.child.wait() => Some(status),
@@ -198,7 +198,7 @@ fn describe(status: std::io::Result<ExitStatus>, said: &mut File) -> String {
 }
 
 /// Microseconds since the epoch, as the plugin reads them.
-pub fn wall_clock() -> Timestamp {
+pub(crate) fn wall_clock() -> Timestamp {
     let since = std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap_or_default();

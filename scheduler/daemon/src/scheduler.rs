@@ -383,6 +383,7 @@ impl Scheduler {
                 pool,
                 partition,
                 node,
+                ..
             } => {
                 let acts = self.desk.want(ticket, pool, partition, node, self.clock.now());
                 self.act(acts);

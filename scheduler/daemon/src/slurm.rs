@@ -76,9 +76,7 @@ impl SlurmSide {
             let text = chain(&error);
             match error {
                 SubmitError::NoJobId { .. } => Failure::Uncertain(text),
-                SubmitError::Run(run) if matches!(run, hop_slurm::RunError::Timeout { .. }) => {
-                    Failure::Uncertain(text)
-                }
+                SubmitError::Run(hop_slurm::RunError::Timeout { .. }) => Failure::Uncertain(text),
                 _ => Failure::No(text),
             }
         })
