@@ -358,6 +358,31 @@ pub fn holds(cgroup: &KernelCgroup, pid: u32) -> bool {
     }
 }
 
+/// The processes of a kernel, its children included.
+pub fn processes(mounts: &Mounts, cgroup: &KernelCgroup) -> Vec<i32> {
+    listed(mounts, cgroup, "cgroup.procs", "cgroup.procs")
+}
+
+/// The threads of a kernel, its children's included.
+pub fn threads(mounts: &Mounts, cgroup: &KernelCgroup) -> Vec<i32> {
+    listed(mounts, cgroup, "tasks", "cgroup.threads")
+}
+
+fn listed(mounts: &Mounts, cgroup: &KernelCgroup, v1: &str, v2: &str) -> Vec<i32> {
+    let file = match cgroup {
+        KernelCgroup::V1 { devices, .. } => mounts.v1("devices", devices).map(|d| d.join(v1)),
+        KernelCgroup::V2 { task, .. } => mounts.v2(task).map(|d| d.join(v2)),
+        KernelCgroup::Unconstrained => None,
+    };
+    let text = file
+        .and_then(|f| std::fs::read_to_string(f).ok())
+        .unwrap_or_default();
+    text.lines()
+        .filter_map(|l| l.trim().parse().ok())
+        .filter(|t| *t > 0)
+        .collect()
+}
+
 /// Removes the cgroups that [`confine`] made, if they are empty; true when nothing is left.
 pub fn remove(mounts: &Mounts, cgroup: &KernelCgroup) -> bool {
     let KernelCgroup::V1 { devices, cpuset } = cgroup else {

@@ -4,7 +4,7 @@
 //! stays within that mask however wide the cpuset is, so every thread of the kernel gets the new mask. Where
 //! the site doesn't constrain cores there is no limit to widen, and nothing is done.
 
-use crate::cgroup::Mounts;
+use crate::cgroup::{Mounts, threads as cgroup_threads};
 use crate::cpuset::CpuSet;
 use crate::proc::Membership;
 use crate::record::KernelCgroup;
@@ -170,7 +170,7 @@ fn set_masks(mounts: &Mounts, cgroup: &KernelCgroup, cpus: &CpuSet) {
         .for_each(|c| mask.set(c as usize));
     let mut done = HashSet::new();
     for _ in 0..ROUNDS {
-        let new: Vec<i32> = threads(mounts, cgroup)
+        let new: Vec<i32> = cgroup_threads(mounts, cgroup)
             .into_iter()
             .filter(|t| done.insert(*t))
             .collect();
@@ -182,20 +182,4 @@ fn set_masks(mounts: &Mounts, cgroup: &KernelCgroup, cpus: &CpuSet) {
             let _ = sched_setaffinity(Pid::from_raw(tid), &mask);
         }
     }
-}
-
-/// All threads of the kernel, children included.
-fn threads(mounts: &Mounts, cgroup: &KernelCgroup) -> Vec<i32> {
-    let file = match cgroup {
-        KernelCgroup::V1 { devices, .. } => mounts.v1("devices", devices).map(|d| d.join("tasks")),
-        KernelCgroup::V2 { task, .. } => mounts.v2(task).map(|d| d.join("cgroup.threads")),
-        KernelCgroup::Unconstrained => None,
-    };
-    let text = file
-        .and_then(|f| std::fs::read_to_string(f).ok())
-        .unwrap_or_default();
-    text.lines()
-        .filter_map(|l| l.trim().parse().ok())
-        .filter(|t| *t > 0)
-        .collect()
 }

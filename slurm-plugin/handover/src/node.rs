@@ -233,6 +233,7 @@ impl Node {
             cores,
             notify: token.notify.clone(),
             grace_ms: token.grace_ms,
+            closed: false,
             stepd,
         };
         if let Err(refusal) = self.open_lease(&record) {
@@ -355,7 +356,7 @@ impl Node {
             .store
             .leases()
             .map_err(|e| refused("the leases' records")(&e))?;
-        for lease in leases.into_iter().filter(|l| l.kernel == kernel.key) {
+        for lease in leases.into_iter().filter(|l| l.kernel == kernel.key && !l.closed) {
             if proc::start_time(lease.stepd.pid) == Some(lease.stepd.start_time) {
                 return Err(Refusal::KernelHolds { lease: lease.lease });
             }
@@ -434,7 +435,7 @@ impl Node {
             .store
             .leases()
             .map_err(|e| refused("the leases' records")(&e))?;
-        match leases.into_iter().find(|l| l.kernel == kernel.key) {
+        match leases.into_iter().find(|l| l.kernel == kernel.key && !l.closed) {
             Some(lease) => Err(Refusal::KernelHolds { lease: lease.lease }),
             None => Ok(()),
         }
@@ -517,28 +518,28 @@ impl Node {
         for record in self.store.leases_of(job)? {
             taken.extend(self.take_back(record.step)?);
         }
-        if let Ok(_lock) = self.store.lock("cgroups", LOCK_PATIENCE) {
-            self.sweep();
+        let _lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
+        for record in self.store.kernels()?.iter().filter(|k| k.key.job == job) {
+            end_all(&self.mounts, &record.cgroup);
         }
+        self.sweep();
         Ok(taken)
     }
 
     fn take_back_locked(&self, record: &LeaseRecord) -> TakenBack {
         let devices = self.still_its(record);
-        let mut holders = Vec::new();
-        if let Err(e) = cgroup::close_devices(&self.mounts, &record.cgroup, &self.gres, &devices) {
-            holders.push(self.unclosed(record, &e));
-        }
-        if !record.cores.is_empty()
-            && let Err(e) = cores::narrow(&self.mounts, &record.cgroup, &record.affinity, &record.cores)
-        {
-            holders.push(self.unclosed(record, &e));
-        }
+        // Closed once, its kernel may have another lease by now, which must not be touched.
+        let mut holders = if record.closed {
+            Vec::new()
+        } else {
+            self.close_lease(record, &devices)
+        };
+        let closed = holders.is_empty();
         let numbers: Vec<Number> = devices.iter().map(cgroup::number).collect();
         let grace = Duration::from_millis(record.grace_ms.into());
         let (ended_pids, held) = self.release(&numbers, record.uid, &record.cgroup, grace);
         holders.extend(held);
-        if let Err(e) = self.conclude(record, &devices, &holders) {
+        if let Err(e) = self.conclude(record, &devices, &holders, closed) {
             holders.push(self.unclosed(record, &e));
         }
         TakenBack {
@@ -552,6 +553,20 @@ impl Node {
             holders,
             at: now(),
         }
+    }
+
+    /// Takes the cgroups back; gives what could not be taken.
+    fn close_lease(&self, record: &LeaseRecord, devices: &[Device]) -> Vec<Holder> {
+        let mut unclosed = Vec::new();
+        if let Err(e) = cgroup::close_devices(&self.mounts, &record.cgroup, &self.gres, devices) {
+            unclosed.push(self.unclosed(record, &e));
+        }
+        if !record.cores.is_empty()
+            && let Err(e) = cores::narrow(&self.mounts, &record.cgroup, &record.affinity, &record.cores)
+        {
+            unclosed.push(self.unclosed(record, &e));
+        }
+        unclosed
     }
 
     /// The lease's devices without those that a later lease has, if there are such.
@@ -588,6 +603,7 @@ impl Node {
         record: &LeaseRecord,
         devices: &[Device],
         holders: &[Holder],
+        closed: bool,
     ) -> Result<(), StoreError> {
         for device in devices {
             let epoch = self
@@ -608,7 +624,10 @@ impl Node {
         if holders.is_empty() {
             self.store.remove_lease(record.step)
         } else {
-            Ok(())
+            self.store.put_lease(&LeaseRecord {
+                closed,
+                ..record.clone()
+            })
         }
     }
 
@@ -663,6 +682,25 @@ impl Node {
             }
             std::thread::sleep(LOOK_AGAIN);
         }
+    }
+}
+
+/// Ends what a kernel's slurmstepd would have ended had it not been killed. Its job is over.
+fn end_all(mounts: &Mounts, cgroup: &KernelCgroup) {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    loop {
+        let processes = cgroup::processes(mounts, cgroup);
+        if processes.is_empty() || Instant::now() >= deadline {
+            return;
+        }
+        for pid in processes.into_iter().filter_map(Pid::from_raw) {
+            if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
+                && cgroup::holds(cgroup, pid.as_raw_nonzero().get().cast_unsigned())
+            {
+                let _ = pidfd_send_signal(&pidfd, Signal::KILL);
+            }
+        }
+        std::thread::sleep(LOOK_AGAIN);
     }
 }
 

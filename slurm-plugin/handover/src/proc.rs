@@ -3,16 +3,18 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Field 22 of `/proc/PID/stat`: when it started, in clock ticks since boot. None: no such process.
+/// Field 22 of `/proc/PID/stat`: when it started, in clock ticks since boot. None: no such process,
+/// or one that has ended and only waits to be reaped.
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     parse_start_time(&stat)
 }
 
-/// The command's name may hold anything, so fields count from the last parenthesis.
+/// The command's name may hold anything, so fields count from the last parenthesis. A zombie is nobody.
 fn parse_start_time(stat: &str) -> Option<u64> {
-    let after_name = &stat[stat.rfind(')')? + 1..];
-    after_name.split_whitespace().nth(19)?.parse().ok()
+    let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
+    fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
+    fields.nth(18)?.parse().ok()
 }
 
 /// The real uid. None: no such process.
@@ -86,6 +88,7 @@ mod tests {
     fn a_name_with_parentheses_does_not_confuse() {
         let stat = "42 (a) b) c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 0 0";
         assert_eq!(parse_start_time(stat), Some(987_654));
+        assert_eq!(parse_start_time(&stat.replace(") S", ") Z")), None);
         assert_eq!(parse_start_time("garbage"), None);
         assert!(start_time(std::process::id()).is_some());
     }

@@ -106,6 +106,10 @@ pub struct LeaseRecord {
     pub affinity: CpuSet,
     pub notify: PathBuf,
     pub grace_ms: u32,
+    /// Its kernel can open none of the devices any more and has its own cores again; what is missing is that
+    /// everybody lets go.
+    #[serde(default)]
+    pub closed: bool,
     /// The slurmstepd that takes the lease back at the step's end, if it lives.
     pub stepd: ProcessId,
 }

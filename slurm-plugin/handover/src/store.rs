@@ -179,6 +179,8 @@ impl Store {
     /// # Errors
     /// See [`Store::kernel`].
     pub fn remove_kernel(&self, key: StepKey) -> Result<(), StoreError> {
+        // Nobody takes this lock again: whoever waits for it finds no record under it.
+        let _ = std::fs::remove_file(self.dir.join("locks").join(format!("kernel.{key}")));
         self.remove(&self.path("kernels", &key.to_string()))
     }
 

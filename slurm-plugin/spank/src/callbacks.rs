@@ -73,7 +73,7 @@ pub extern "C" fn slurm_spank_task_init_privileged(
 pub extern "C" fn slurm_spank_task_exit(handle: spank_t, count: c_int, values: Arguments) -> c_int {
     guarded("the take-back", Step::new(handle), |step| {
         if step.has_variable(LEASE) {
-            take_back(step, count, values)
+            take_back(step, true, count, values)
         } else {
             Ok(())
         }
@@ -87,7 +87,7 @@ pub extern "C" fn slurm_spank_exit(handle: spank_t, count: c_int, values: Argume
     }
     guarded("the step's end", Step::new(handle), |step| {
         if step.has_variable(LEASE) {
-            take_back(step, count, values)?;
+            take_back(step, false, count, values)?;
         }
         if step.has_variable(KERNEL) {
             unregister(step, count, values)
@@ -221,12 +221,15 @@ fn parent() -> Option<ProcessId> {
     })
 }
 
-fn take_back(step: Step, count: c_int, values: Arguments) -> Result<(), String> {
+/// Takes the step's lease back if it has one still. A second try tells the agent only what has become better.
+fn take_back(step: Step, first: bool, count: c_int, values: Arguments) -> Result<(), String> {
     let Some(key) = step.key() else { return Ok(()) };
     let here = Here::find(count, values)?;
     match here.node.take_back(key).map_err(|e| chain(&e))? {
-        Some((taken, socket)) => tell(&here, &socket, &Confirmation::TakenBack(taken)),
-        None => Ok(()),
+        Some((taken, socket)) if first || taken.clean => {
+            tell(&here, &socket, &Confirmation::TakenBack(taken))
+        }
+        _ => Ok(()),
     }
 }
 

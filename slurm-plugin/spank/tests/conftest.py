@@ -35,6 +35,7 @@ def up() -> harness.Cluster:
     options = os.environ.get("HOP_E2E_UP", "").split()
     cluster.devcluster("up", "--index", os.environ.get("HOP_E2E_INDEX", "1"), *options)
     cluster.install()
+    cluster.restart_slurmds()
     return cluster
 
 

@@ -17,6 +17,7 @@ from typing import Any, Callable, Iterator, Optional
 REPOSITORY = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
 TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPOSITORY / "target"))
+DEVCLUSTER = Path(os.environ.get("HOP_E2E_DEVCLUSTER", TARGET / "debug" / "devcluster"))
 SERVICE = "gresshopper"
 Json = Any
 
@@ -85,12 +86,12 @@ class Cluster:
         return self.base / "run" / "gresshopper"
 
     def devcluster(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
-        command = [str(TARGET / "debug" / "devcluster"), arguments[0], "--base", str(self.base), *arguments[1:]]
+        command = [str(DEVCLUSTER), arguments[0], "--base", str(self.base), *arguments[1:]]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
 
     def command(self, user: str, arguments: list[str], environment: Optional[dict[str, str]] = None) -> list[str]:
         variables = [f"--env={k}={v}" for k, v in (environment or {}).items()]
-        head = [str(TARGET / "debug" / "devcluster"), "exec", "--base", str(self.base), "--user", user]
+        head = [str(DEVCLUSTER), "exec", "--base", str(self.base), "--user", user]
         return [*head, *variables, "--", *arguments]
 
     def run(self, user: str, *arguments: str, timeout: float = 60, check: bool = True) -> str:
@@ -146,6 +147,12 @@ class Cluster:
             new.chmod(0o755)
             new.rename(path)
         self.plugstack(self.plugin_line())
+
+    def restart_slurmds(self) -> None:
+        """slurmd looks for plugins with an epilog when it starts."""
+        for node in self.nodes:
+            self.devcluster("kill-slurmd", node)
+            self.devcluster("start-slurmd", node)
 
     def submit(self, user: str, *flags: str, node: str = "") -> int:
         """A job that only holds its resources."""

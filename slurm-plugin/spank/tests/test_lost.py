@@ -1,0 +1,141 @@
+"""A slurmstepd that is killed has no callback left. Whoever comes next undoes what it left."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import Any
+
+import harness
+import pytest
+from harness import Cluster, Kernel, Pilot, end, until
+
+EPERM = ["EPERM", "EPERM"]
+
+
+@pytest.fixture
+def alice(cluster: Cluster) -> Kernel:
+    return harness.kernel(cluster, "alice", cluster.submit("alice", "--mem=256"))
+
+
+@pytest.fixture
+def pilot(cluster: Cluster) -> Pilot:
+    return harness.pilot(cluster)
+
+
+def lose(cluster: Cluster, pilot: Pilot, target: Kernel) -> Any:
+    """A lease whose slurmstepd is killed; its device stays open. Gives what was told and the kernel's holder."""
+    step, told = pilot.lend(target)
+    path = told["devices"][0]["path"]
+    holder = target.ask("daemon", path)
+    record = cluster.records("leases")[f"{pilot.job}.{told['step']}"]
+    os.kill(record["stepd"]["pid"], signal.SIGKILL)
+    step.kill()
+    step.wait()
+    assert target.ask("open", path) == "ok", "nobody has taken it back yet"
+    return told, holder
+
+
+def check_clean(cluster: Cluster, target: Kernel, holder: int) -> None:
+    assert target.opens() == EPERM
+    assert not target.ask("alive", holder)
+    assert cluster.records("leases") == {}
+    assert {r["state"]["state"] for r in cluster.records("gpus").values()} == {"free"}
+
+
+def test_the_take_back_step_cleans(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
+    told, holder = lose(cluster, pilot, alice)
+    taken = pilot.take_back(told["lease"])
+    assert (taken["kind"], taken["clean"], taken["ended_pids"]) == ("taken-back", True, [holder])
+    check_clean(cluster, alice, holder)
+    again = pilot.take_back(told["lease"])
+    assert (again["clean"], again["devices"], again["ended_pids"]) == (True, [], [])
+
+
+def test_the_pilots_epilog_cleans(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
+    told, holder = lose(cluster, pilot, alice)
+    cluster.cancel(pilot.job)
+    until("the epilog has run", lambda: cluster.records("leases") == {})
+    check_clean(cluster, alice, holder)
+
+
+def test_the_next_grant_of_the_device_cleans(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
+    """The epilog doesn't see the plugin; the next pilot's grant of the same device, to bob, does."""
+    bob = harness.kernel(cluster, "bob", cluster.submit("bob", "--mem=256"))
+    told, holder = lose(cluster, pilot, alice)
+    cluster.plugstack("")
+    cluster.cancel(pilot.job)
+    assert cluster.records("leases") != {}
+    assert alice.opens().count("ok") == 1
+    cluster.plugstack(cluster.plugin_line())
+    second = harness.pilot(cluster)
+    step, _ = second.lend(bob, "--exact", "-n1", "-c1", "--mem=0", "--gres=gpu:2", gpus=2)
+    assert alice.opens() == EPERM and bob.opens() == ["ok", "ok"]
+    assert not alice.ask("alive", holder)
+    end(step)
+    assert second.hear()["clean"]
+    check_clean(cluster, alice, holder)
+
+
+def test_the_next_grant_to_the_kernel_cleans(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
+    """The lost step's device stays with Slurm; the same kernel gets the other one."""
+    told, holder = lose(cluster, pilot, alice)
+    step, second = pilot.lend(alice)
+    assert second["devices"][0]["index"] != told["devices"][0]["index"]
+    assert alice.ask("open", told["devices"][0]["path"]) == "EPERM"
+    assert alice.ask("open", second["devices"][0]["path"]) == "ok"
+    end(step)
+    assert pilot.hear()["clean"]
+    check_clean(cluster, alice, holder)
+
+
+def test_a_holder_of_roots_blocks_the_device_until_it_lets_go(
+    cluster: Cluster, alice: Kernel, pilot: Pilot
+) -> None:
+    step, told = pilot.lend(alice)
+    index = told["devices"][0]["index"]
+    fd = os.open(cluster.gpu(index), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+    try:
+        end(step)
+        taken = pilot.hear()
+        assert (taken["clean"], taken["ended_pids"]) == (False, [])
+        assert [h["pid"] for h in taken["holders"]] == [os.getpid()]
+        assert "ignore_holders" in taken["holders"][0]["why"]
+        assert alice.opens() == EPERM
+        both = ["--exact", "-n1", "-c1", "--mem=0", "--gres=gpu:2"]
+        step = pilot.step(pilot.mint(pilot.token(alice, gpus=2)), *both)
+        refused = pilot.hear()
+        assert refused["reason"]["code"] == "blocked", refused
+        end(step)
+        cluster.plugstack(cluster.plugin_line(extra=f"ignore_holders={os.readlink('/proc/self/exe')}"))
+        assert pilot.take_back(told["lease"])["clean"]
+    finally:
+        os.close(fd)
+    step, _ = pilot.lend(alice)
+    end(step)
+    assert pilot.hear()["clean"]
+
+
+def test_a_blocked_device_is_free_when_its_holder_has_gone(
+    cluster: Cluster, alice: Kernel, pilot: Pilot
+) -> None:
+    step, told = pilot.lend(alice)
+    fd = os.open(told["devices"][0]["path"], os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+    end(step)
+    assert not pilot.hear()["clean"]
+    assert pilot.heard.nothing(1), "the second try tells nothing new"
+    os.close(fd)
+    step, again = pilot.lend(alice)
+    assert again["devices"] == told["devices"]
+    end(step)
+    assert pilot.hear()["clean"]
+
+
+def test_a_kernel_step_whose_slurmstepd_was_killed_is_swept(cluster: Cluster, alice: Kernel) -> None:
+    assert len(cluster.records("kernels")) == 1
+    pid = alice.identity["pid"]
+    parent = int(open(f"/proc/{pid}/stat", encoding="utf-8").read().rsplit(")", 1)[1].split()[1])
+    os.kill(parent, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
+    cluster.tidy()
+    until("the epilog sweeps", lambda: cluster.records("kernels") == {})
