@@ -1,0 +1,41 @@
+"""The benchmark's dry run: `hop gpu`, the in-kernel half and the helper together, as real processes, against the fake
+libcuda and NVML. Nothing is measured."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[4]
+HOP = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / os.environ.get("PROFILE", "debug") / "hop"
+
+
+@pytest.mark.skipif(not HOP.exists() or not shutil.which("cc"), reason="hop isn't built, or there is no C compiler")
+def test_every_rung_against_the_fakes(tmp_path: Path) -> None:
+    # The second user of the dry run must reach the fakes.
+    for directory in (tmp_path, *tmp_path.parents[:2]):
+        directory.chmod(directory.stat().st_mode | 0o055)
+    fakes, out = tmp_path / "fakes", tmp_path / "out"
+    out.mkdir()
+    subprocess.run([ROOT / "tests/fakes/build.sh", fakes], check=True)
+    done = subprocess.run(
+        [sys.executable, ROOT / "bench/gpu/park.py", "--hop", HOP, "--fake", fakes, "--out", out],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    cases = json.loads((out / "cases.json").read_text())
+    results = {case["case"]: case["result"] for case in cases}
+    assert done.returncode == 0, (results, done.stderr)
+    assert done.stdout == "", "a dry run measures nothing"
+    wanted = {"a touch of parked memory", "no room for the restore", "rung c, tiny", "rung b and b+c, tiny"}
+    if os.geteuid() == 0:
+        wanted.add("the same through the helper")
+    assert wanted <= {case for case, result in results.items() if result == "pass"}
