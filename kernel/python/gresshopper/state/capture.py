@@ -357,7 +357,7 @@ class Capture:
                 fresh.notes = sorted({*fresh.notes, *verify.own_pickling(self.session, dump, blobs, self.store)})
             kept.add(fresh.uid)
             final.install.append(fresh)
-        removed = [uid for uid in final.dissolved if uid not in kept]
+        removed = [uid for uid in final.looked_at if uid not in kept]
         for uid in set(removed) | {unit.uid for unit in final.install}:
             self._uninstall(uid)
         for unit in final.install:
@@ -451,7 +451,7 @@ def _intersect(a: Any, b: Any) -> bool:
 
 class _Final(NamedTuple):
     blocks: List[Tuple[Tuple[str, ...], pickling.Dump, float]]
-    dissolved: List[int]
+    looked_at: List[int]
     install: List[Unit]
 
 
@@ -512,7 +512,8 @@ class _Round:
             while self._fresh:
                 self._write_member(self._fresh.pop())
             self._follow()
-        return _Final(self._merge(), self._dissolved, [])
+        # What was looked at is kept under its number or has gone into other units.
+        return _Final(self._merge(), sorted(self._done), [])
 
     def _write_unit(self, unit: Unit) -> None:
         self._done.add(unit.uid)

@@ -1,0 +1,81 @@
+"""Writes a saved state as files that other tools read: npy, parquet, pickle. `python -m gresshopper.state.export`."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import re
+import sys
+import types
+from pathlib import Path
+from typing import Any, Dict, List, Tuple
+
+from . import form, pickling, process, recipes, restore
+from .store import Store, StoreError
+
+
+def export(state: Path, store: Path, target: Path) -> List[Tuple[str, str]]:
+    """Write each variable to a file below `target`; gives variable and file, or variable and why not.
+
+    # Errors
+    `FormError`, `StoreError` or `OSError`.
+    """
+    module = types.ModuleType("__main__")
+    sys.modules["__main__"] = module
+    snapshot = restore.Snapshot(form.read(state, form.owner_key(make=False)))
+    for text in restore.differences(snapshot.environment):
+        print(f"hop: {text}", file=sys.stderr)
+    chunks = Store(store)
+    session = pickling.Session(module.__dict__)
+    loader = restore.Loader(snapshot, chunks, session, lazy=False)
+    process.apply_early({k: v for k, v in snapshot.process(chunks).items() if k == "paths"}, loader.notice)
+    values = loader.load_all()
+    module.__dict__.update(values)
+    target.mkdir(parents=True, exist_ok=True)
+    done = [(name, _write(name, value, target)) for name, value in sorted(values.items())]
+    (target / "index.json").write_text(json.dumps(dict(done), indent=1))
+    return done
+
+
+def _write(name: str, value: Any, target: Path) -> str:
+    file = re.sub(r"\W", "_", name)
+    if isinstance(value, recipes.Lost):
+        return f"not exported: {value!r}"
+    try:
+        kind = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"
+        if kind == "numpy.ndarray" and not value.dtype.hasobject:
+            import numpy as np
+
+            np.save(target / f"{file}.npy", value, allow_pickle=False)
+            return f"{file}.npy"
+        if kind == "pandas.DataFrame":
+            return _frame(file, value, target)
+        (target / f"{file}.pkl").write_bytes(pickle.dumps(value))
+        return f"{file}.pkl"
+    except Exception as e:  # whatever a library's own writing code raises
+        return f"not exported: {pickling._reason(e)}"
+
+
+def _frame(file: str, frame: Any, target: Path) -> str:
+    try:
+        frame.to_parquet(target / f"{file}.parquet")
+        return f"{file}.parquet"
+    except (ImportError, ValueError, TypeError):
+        frame.to_pickle(target / f"{file}.pkl")
+        return f"{file}.pkl"
+
+
+def main() -> int:
+    """The command."""
+    try:
+        done = export(Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3]))
+    except (form.FormError, StoreError, OSError) as e:
+        print(f"hop: {e}", file=sys.stderr)
+        return 1
+    for name, file in done:
+        print(f"{name}\t{file}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
