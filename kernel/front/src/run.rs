@@ -378,8 +378,19 @@ impl Main {
         }
         let died = matches!(self.front.end(), Some(End::Dead { .. }) | None);
         self.send_acks();
+        self.hang_up(door).await;
         end_child(child).await;
         Ok(died)
+    }
+
+    /// Closes the replica's connection once all was written: the replica leaves when its last word was taken.
+    async fn hang_up(&mut self, door: &mut mpsc::Receiver<Door>) {
+        if self.sockets.out.take().is_none() {
+            return;
+        }
+        let closed = async { while let Some(Door::Knock { .. } | Door::In { .. }) = door.recv().await {} };
+        // One that can't be told leaves by itself after a minute.
+        let _ = tokio::time::timeout(FAREWELL, closed).await;
     }
 
     fn order(&self) -> Order {

@@ -130,6 +130,7 @@ struct Replica {
     sockets: mpsc::Sender<(Socket, Event)>,
     dealers: HashMap<(Channel, Bytes), Client>,
     iopub: Option<Client>,
+    probed: bool,
     shutting_down: bool,
     /// Why we ended the kernel, where its own end doesn't tell.
     ended_by: Option<String>,
@@ -167,8 +168,9 @@ pub async fn run(setup: Setup) -> Result<()> {
         Ok(kernel) => kernel,
         Err(error) => return not_started(incarnation, &file, &place, links, format!("{error:#}")).await,
     };
-    // The kernel's sockets are read at once, so this only decouples tasks.
-    let (sockets, mut events) = mpsc::channel(1024);
+    // ipykernel's publisher drops what isn't read at once, so nothing may stop the reading: as good as unbounded. What
+    // piles up is bounded where it is kept for the front.
+    let (sockets, mut events) = mpsc::channel(1 << 20);
     let Leases { requests, mut news } = leases;
     let author = Author::new(file.signing_key.as_bytes());
     let lending = Lending::new(requests, place.clone());
@@ -190,6 +192,7 @@ pub async fn run(setup: Setup) -> Result<()> {
         sockets,
         dealers: HashMap::new(),
         iopub: None,
+        probed: false,
         shutting_down: false,
         ended_by: None,
         kill_at: None,
@@ -544,7 +547,10 @@ impl Replica {
 
     /// Whether this is the answer to our own subscription or probe, which is nobody else's business.
     fn iopub_is_ours(&self, message: &Message) -> bool {
-        // Ours come before the first request of a client; later ones needn't be looked at, but for the probes' echo.
+        // The welcome comes before the first request of a client; after that only a probe's echo is ours.
+        if matches!(self.phase, Phase::Up) && !self.probed {
+            return false;
+        }
         let Ok(envelope) = Envelope::parse(message) else {
             return false;
         };
@@ -556,6 +562,7 @@ impl Replica {
     }
 
     async fn probe(&mut self) {
+        self.probed = true;
         let nothing = serde_json::json!({});
         let parent = Bytes::from_static(b"{}");
         let message = self
