@@ -11,7 +11,9 @@ The device itself is freed by the driver's checkpoint from outside (`hop gpu par
 
 from __future__ import annotations
 
+import ast
 import atexit
+import contextlib
 import sys
 from collections.abc import Mapping
 from types import ModuleType, TracebackType
@@ -66,10 +68,24 @@ def install(source: LeaseSource | None = None, *, serve: bool = True, ipython: A
     return made
 
 
+class _Gate(ast.NodeTransformer):
+    """Has a refused cell raise its refusal instead of running: IPython only prints what a hook raises."""
+
+    def visit(self, node: ast.AST) -> ast.AST:
+        if isinstance(node, ast.Module) and keeper().refusal is not None:
+            node.body = ast.parse("__import__('gresshopper.gpu').gpu.keeper().raise_refusal()").body
+        return node
+
+
 def _watch_cells(keeper: Keeper, ipython: Any) -> None:
+    def before(info: Any) -> None:
+        with contextlib.suppress(GpuUnavailable):
+            keeper.before_cell(info.raw_cell or "")
+
     keeper.namespace = lambda: ipython.user_ns
-    ipython.events.register("pre_run_cell", lambda info: keeper.before_cell(info.raw_cell or ""))
+    ipython.events.register("pre_run_cell", before)
     ipython.events.register("post_run_cell", lambda result: keeper.after_cell())
+    ipython.ast_transformers.append(_Gate())
 
 
 def load_ipython_extension(ipython: Any) -> None:

@@ -50,6 +50,8 @@ class Keeper:
         self._asking = threading.RLock()
         self._in_cell = False
         self._cancelled = threading.Event()
+        #: Why the cell that is about to run must not.
+        self.refusal: GpuUnavailable | None = None
         self._unhooked: set[str] = set()
 
     @property
@@ -82,13 +84,27 @@ class Keeper:
                     raise GpuUnavailable(stuck)
 
     def before_cell(self, code: str) -> None:
-        """On the main thread, before a cell runs."""
+        """On the main thread, before a cell runs. What it raises must keep the cell from running."""
         self._in_cell = True
-        if self.usable:
-            return
-        self.guard.enter()
-        if self._unhooked and may_touch(code, self.namespace(), self._is_unhooked, self._unhooked):
-            self.ensure(f"the cell may use {', '.join(sorted(self._unhooked))}")
+        self.refusal = None
+        if not self.usable and self._unhooked and self._may_touch(code):
+            try:
+                self.ensure(f"the cell may use {', '.join(sorted(self._unhooked))}")
+            except GpuUnavailable as error:
+                self.refusal = error
+                raise
+        # With a lease the cell runs without the guard, which costs a little at each operation.
+        if not self.usable:
+            self.guard.enter()
+
+    def raise_refusal(self) -> None:
+        """The first statement of a cell that was refused."""
+        if self.refusal is not None:
+            raise self.refusal
+
+    def _may_touch(self, code: str) -> bool:
+        # torch itself has a hook at each operation; only what it compiled has none.
+        return may_touch(code, self.namespace(), self._is_unhooked, self._unhooked - {"torch"})
 
     def after_cell(self) -> None:
         """On the main thread, after a cell."""
@@ -103,7 +119,7 @@ class Keeper:
         compiled = kind.__name__ == "OptimizedModule" or (
             is_function and hasattr(found, "_torchdynamo_orig_callable")
         )
-        return root in self._unhooked or ("torch" in self._unhooked and compiled)
+        return (root in self._unhooked and root != "torch") or ("torch" in self._unhooked and compiled)
 
     # --- what the supervisor asks ---
 

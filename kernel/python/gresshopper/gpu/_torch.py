@@ -18,6 +18,13 @@ from ._errors import ParkRefused
 from ._host import Pin
 from ._move import Found
 
+#: Where the classes of such objects are, if they are loaded at all.
+_USERS = (
+    ("torch.cuda", "CUDAGraph"),
+    ("torch._inductor.cudagraph_trees", "CUDAGraphTreeManager"),
+    ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter"),
+)
+
 
 def _untyped(tensor: Any) -> Any:
     """The tensor's untyped storage, by 2.x's name or by 1.13's."""
@@ -98,13 +105,20 @@ class TorchHalf:
             "or it is a build without CUDA. Restart the kernel, and let gresshopper load before torch is used."
         )
 
-    def _tensors(self) -> Iterator[Any]:
-        """Every tensor on the devices that has a Python object, and what hangs on it."""
-        torch = self._torch
-        types = _with_subclasses(torch.Tensor)
-        for found in [o for o in gc.get_objects() if type(o) in types]:
-            for tensor in _with_gradient(found):
-                yield from self._parts(tensor)
+    def _walk(self) -> tuple[list[Any], dict[str, list[Any]]]:
+        """All live tensors, and live objects that hold addresses or use the device by themselves, by name; in one
+        pass over what the garbage collector knows, which is most of what a small park costs."""
+        types = _with_subclasses(self._torch.Tensor)
+        named = {cls: name for module, name in _USERS if (cls := getattr(sys.modules.get(module), name, None))}
+        wanted = types | named.keys()
+        tensors: list[Any] = []
+        users: dict[str, list[Any]] = {}
+        for found in [o for o in gc.get_objects() if type(o) in wanted]:
+            if type(found) in types:
+                tensors.append(found)
+            else:
+                users.setdefault(named[type(found)], []).append(found)
+        return tensors, users
 
     def _parts(self, tensor: Any) -> Iterator[Any]:
         torch = self._torch
@@ -131,7 +145,9 @@ class TorchHalf:
         foreign = 0
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            for tensor in self._tensors():
+            tensors, users = self._walk()
+            held = (part for found_tensor in tensors for t in _with_gradient(found_tensor) for part in self._parts(t))
+            for tensor in held:
                 try:
                     storage = _untyped(tensor)
                     key, size = storage._cdata, storage.nbytes()
@@ -146,27 +162,9 @@ class TorchHalf:
                 f"{foreign} torch tensors lie over memory that torch doesn't own (DLPack, from_blob)"
             )
         if self._is_cuda:
-            found.refusals += self._refusals()
+            found.refusals += _refusals(users)
             found.ipc = self._shares_with_others()
         return found
-
-    def _refusals(self) -> list[str]:
-        """What holds addresses on the device, or may use it at any moment."""
-        reasons = []
-        kinds = _alive({"CUDAGraph", "CUDAGraphTreeManager", "_MultiProcessingDataLoaderIter"})
-        if "CUDAGraphTreeManager" in kinds:
-            reasons.append('a function compiled with torch.compile(mode="reduce-overhead") keeps CUDA graphs')
-        elif "CUDAGraph" in kinds:
-            reasons.append("a CUDA graph (torch.cuda.CUDAGraph) keeps addresses on the device")
-        for loader in kinds.get("_MultiProcessingDataLoaderIter", []):
-            thread = getattr(loader, "_pin_memory_thread", None)
-            if thread is not None and thread.is_alive():
-                reasons.append("a DataLoader with pin_memory=True is in the middle of an epoch")
-                break
-        distributed = sys.modules.get("torch.distributed")
-        if distributed is not None and distributed.is_available() and distributed.is_initialized():
-            reasons.append("torch.distributed is connected to other processes")
-        return reasons
 
     def _shares_with_others(self) -> bool | None:
         reductions = sys.modules.get("torch.multiprocessing.reductions")
@@ -240,14 +238,22 @@ def _is_resizable(storage: Any) -> bool:
     return bool(storage.resizable()) if hasattr(storage, "resizable") else True
 
 
-def _alive(names: set[str]) -> dict[str, list[Any]]:
-    """Live objects by their type's name: such types are looked for without importing what defines them."""
-    found: dict[str, list[Any]] = {}
-    for o in gc.get_objects():
-        name = type(o).__name__
-        if name in names:
-            found.setdefault(name, []).append(o)
-    return found
+def _refusals(users: dict[str, list[Any]]) -> list[str]:
+    """What holds addresses on the device, or may use it at any moment."""
+    reasons = []
+    if "CUDAGraphTreeManager" in users:
+        reasons.append('a function compiled with torch.compile(mode="reduce-overhead") keeps CUDA graphs')
+    elif "CUDAGraph" in users:
+        reasons.append("a CUDA graph (torch.cuda.CUDAGraph) keeps addresses on the device")
+    threads = (
+        getattr(loader, "_pin_memory_thread", None) for loader in users.get("_MultiProcessingDataLoaderIter", [])
+    )
+    if any(thread is not None and thread.is_alive() for thread in threads):
+        reasons.append("a DataLoader with pin_memory=True is in the middle of an epoch")
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        reasons.append("torch.distributed is connected to other processes")
+    return reasons
 
 
 def within(deadline: float, work: Callable[[], None], otherwise: str) -> None:

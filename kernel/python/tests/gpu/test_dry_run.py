@@ -16,6 +16,13 @@ ROOT = Path(__file__).resolve().parents[4]
 HOP = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / os.environ.get("PROFILE", "debug") / "hop"
 
 
+def others_can_run_this_python() -> bool:
+    try:
+        return subprocess.run([sys.executable, "-c", ""], user=65534, check=False).returncode == 0
+    except PermissionError:
+        return False
+
+
 @pytest.mark.skipif(not HOP.exists() or not shutil.which("cc"), reason="hop isn't built, or there is no C compiler")
 def test_every_rung_against_the_fakes(tmp_path: Path) -> None:
     # The second user of the dry run must reach the fakes.
@@ -36,6 +43,6 @@ def test_every_rung_against_the_fakes(tmp_path: Path) -> None:
     assert done.returncode == 0, (results, done.stderr)
     assert done.stdout == "", "a dry run measures nothing"
     wanted = {"a touch of parked memory", "no room for the restore", "rung c, tiny", "rung b and b+c, tiny"}
-    if os.geteuid() == 0:
+    if os.geteuid() == 0 and others_can_run_this_python():
         wanted.add("the same through the helper")
     assert wanted <= {case for case, result in results.items() if result == "pass"}

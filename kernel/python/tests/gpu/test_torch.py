@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from gresshopper.gpu import GpuUnavailable, Keeper, NoLease, ParkRefused
 from gresshopper.gpu._guard import TorchGuard, operation, touches
-from gresshopper.gpu._torch import TorchHalf, _untyped, within
+from gresshopper.gpu._torch import TorchHalf, _refusals, _untyped, within
 
 torch: Any = pytest.importorskip("torch")
 
@@ -234,3 +234,21 @@ def test_a_question_without_a_lease_never_reaches_the_driver() -> None:
     assert cuda.kept is None, "the answer that would be kept was never given"
     state["usable"], cuda.devices = True, 1
     assert cuda.is_available()
+
+
+def test_what_holds_addresses_or_runs_by_itself_is_refused_by_name(world: World) -> None:
+    class Alive:
+        def is_alive(self) -> bool:
+            return True
+
+    class Loader:
+        _pin_memory_thread = Alive()
+
+    assert _refusals({}) == []
+    assert "CUDA graph (torch.cuda.CUDAGraph)" in _refusals({"CUDAGraph": [object()]})[0]
+    assert "reduce-overhead" in _refusals({"CUDAGraphTreeManager": [object()], "CUDAGraph": [object()]})[0]
+    assert "pin_memory=True" in _refusals({"_MultiProcessingDataLoaderIter": [Loader()]})[0]
+    loader = torch.utils.data.DataLoader([1, 2], num_workers=1)
+    batches = iter(loader)
+    assert world.half._walk()[1].keys() == {"_MultiProcessingDataLoaderIter"}, "live iterators are found"
+    assert len(list(batches)) == 2

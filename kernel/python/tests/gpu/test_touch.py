@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import types
+from pathlib import Path
 from typing import Any
 
 import pytest
+from gresshopper.gpu import GpuUnavailable, Keeper
 from gresshopper.gpu._touch import may_touch
 
 
@@ -67,3 +73,66 @@ SPACE = {
 )
 def test_cells(code: str, may: bool) -> None:
     assert may_touch(code, SPACE, lambda o: isinstance(o, OnDevice), {"cupy", "jax"}) is may
+
+
+def test_of_torch_only_what_it_compiled_is_asked_about() -> None:
+    class OptimizedModule:
+        pass
+
+    asked: list[str] = []
+
+    class Source:
+        def acquire(self, why: str) -> None:
+            asked.append(why)
+            raise GpuUnavailable("none")
+
+    keeper = Keeper(Source(), [])
+    keeper.driver_only(True)
+    keeper._unhooked = {"torch", "cupy"}
+    keeper.namespace = lambda: {"torch": types.ModuleType("torch"), "model": OptimizedModule()}
+    keeper.before_cell("torch.ones(3)")
+    keeper.after_cell()
+    assert asked == []
+    for code in ("model(x)", "import cupy"):
+        with pytest.raises(GpuUnavailable):
+            keeper.before_cell(code)
+        keeper.after_cell()
+    assert len(asked) == 2
+    keeper.driver_only(False)
+    keeper.before_cell("model(x)")
+    assert len(asked) == 2
+
+
+NOTEBOOK = """
+import os, sys
+from IPython.core.interactiveshell import InteractiveShell
+shell = InteractiveShell.instance()
+shell.run_line_magic("load_ext", "gresshopper.gpu")
+import gresshopper.gpu as gpu
+keeper = gpu.keeper()
+assert os.path.exists(os.path.join(os.environ["GRESSHOPPER_GPU_DIR"], f"gpu-{os.getpid()}.sock"))
+keeper.source = gpu.NoLease("This cell has no GPU")
+keeper.driver_only(True)
+keeper._unhooked = {"cupy"}
+assert shell.run_cell("1 + 1").result == 2
+found = shell.run_cell("ran = True; import cupy")
+assert "ran" not in shell.user_ns, "the cell ran"
+assert not keeper._in_cell
+print("said:", found.error_before_exec or found.error_in_exec)
+assert shell.run_cell("1 + 1").result == 2
+keeper.driver_only(False)
+shell.run_cell("ran = True; import os as cupy")
+assert shell.user_ns["ran"]
+"""
+
+
+def test_in_ipython(tmp_path: Path) -> None:
+    pytest.importorskip("IPython")
+    tmp_path.chmod(0o700)
+    env = {**os.environ, "GRESSHOPPER_GPU_DIR": str(tmp_path), "IPYTHONDIR": str(tmp_path / "ipython")}
+    env["PYTHONPATH"] = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [sys.executable, "-c", NOTEBOOK], env=env, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "said: This cell has no GPU" in done.stdout, done.stdout + done.stderr
