@@ -45,6 +45,11 @@ struct Held {
 #[tokio::main(flavor = "current_thread")]
 async fn main() {
     let config = Config::load().expect("the configuration");
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|w| w == "as-client") {
+        println!("{}", as_client(&config, &words[1..]).await);
+        return;
+    }
     let kernel = std::env::args().nth(1).expect("a kernel id");
     let incarnation = Incarnation(
         std::env::args()
@@ -118,6 +123,33 @@ async fn main() {
                 command(&words, &kernel, &client, &mut held).await;
             }
         }
+    }
+}
+
+/// What a user's own `hop` would be told: the number of rows, or the refusal.
+async fn as_client(config: &Config, words: &[String]) -> String {
+    use hop_api::message::{CancelTarget, QueueQuery, Response};
+    let role = if words[0] == "agent" {
+        Role::Agent
+    } else {
+        Role::Client
+    };
+    let options = Options::from_config(config, role).expect("options");
+    let request = match words[0].as_str() {
+        "cancel-lease" => Request::Cancel(CancelTarget::Lease {
+            lease: LeaseId(words[1].parse().expect("a number")),
+        }),
+        "queue-all" => Request::Queue(QueueQuery {
+            all_users: true,
+            ..QueueQuery::default()
+        }),
+        "queue" => Request::Queue(QueueQuery::default()),
+        _ => Request::Ping,
+    };
+    match client::call(&options, request, std::time::Duration::from_secs(10)).await {
+        Ok(Response::Queue { rows }) => rows.len().to_string(),
+        Ok(other) => format!("{other:?}"),
+        Err(error) => error.to_string(),
     }
 }
 
