@@ -75,11 +75,13 @@ write_conf() {
 		service_user = "$service"
 		operators = ["root", "$service"]
 		prefix = "$base/opt"
+		munge_socket = "$base/munge/munge.socket"
 
 		[hopd]
 		listen = "127.0.0.1:$port"
 		connect = ["127.0.0.1:$port"]
 		state_dir = "$base/state/hopd"
+		poll_s = 1
 
 		[agent]
 		state_dir = "$base/state/agent"
@@ -103,7 +105,7 @@ write_conf() {
 		${POOL_EXTRA:-}
 	CONF
 	chmod 644 "$conf"
-	line="optional $base/opt/lib/gresshopper.so service_user=$service run_dir=$base/run/gresshopper"
+	line="optional $base/opt/lib/gresshopper.so service_user=$service run_dir=$base/run/gresshopper munge_socket=$base/munge/munge.socket"
 	grep -qxF "$line" "$base/etc/plugstack.conf" 2>/dev/null || echo "$line" >>"$base/etc/plugstack.conf"
 }
 
