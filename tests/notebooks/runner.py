@@ -21,17 +21,17 @@ import time
 import traceback
 import warnings
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 
 HERE = Path(__file__).parent
 _ADDRESS = re.compile(r"0x[0-9a-f]{6,}|ipykernel_\d+/\d+|IPY_MODEL_\w+")
 
 
-def notebooks() -> List[str]:
+def notebooks() -> list[str]:
     return sorted(p.stem for p in (HERE / "books").glob("*.ipynb"))
 
 
-def cells_of(name: str) -> List[str]:
+def cells_of(name: str) -> list[str]:
     book = json.loads((HERE / "books" / f"{name}.ipynb").read_text())
     return ["".join(c["source"]) for c in book["cells"] if c["cell_type"] == "code"]
 
@@ -42,8 +42,20 @@ def preload() -> None:
     import matplotlib
 
     matplotlib.use("agg")
-    for name in ("numpy", "pandas", "sklearn.linear_model", "sklearn.ensemble", "sklearn.svm", "torch", "ipywidgets",
-                 "matplotlib.pyplot", "scipy.stats", "IPython.core.interactiveshell", "dill", "kishu.jupyter.namespace"):
+    for name in (
+        "numpy",
+        "pandas",
+        "sklearn.linear_model",
+        "sklearn.ensemble",
+        "sklearn.svm",
+        "torch",
+        "ipywidgets",
+        "matplotlib.pyplot",
+        "scipy.stats",
+        "IPython.core.interactiveshell",
+        "dill",
+        "kishu.jupyter.namespace",
+    ):
         with contextlib.suppress(ImportError):
             __import__(name)
 
@@ -82,7 +94,7 @@ def shell() -> Any:
     return InteractiveShell.instance()
 
 
-def run_cell(ip: Any, source: str) -> Dict[str, Any]:
+def run_cell(ip: Any, source: str) -> dict[str, Any]:
     """One cell and its output."""
     import matplotlib.pyplot as plt
 
@@ -90,10 +102,9 @@ def run_cell(ip: Any, source: str) -> Dict[str, Any]:
     real = ip.displayhook.write_format_data
     ip.displayhook.write_format_data = lambda data, meta=None: results.append(data.get("text/plain", ""))
     started = time.perf_counter()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            result = ip.run_cell(source, store_history=True)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = ip.run_cell(source, store_history=True)
     seconds = time.perf_counter() - started
     ip.displayhook.write_format_data = real
     error = result.error_before_exec or result.error_in_exec
@@ -104,7 +115,12 @@ def run_cell(ip: Any, source: str) -> Dict[str, Any]:
             plt.figure(number).savefig(raw, format="raw", dpi=40)
         figures.append(hashlib.sha1(raw.getvalue()).hexdigest()[:12])
     plt.close("all")
-    said = [out.getvalue() if error is None else "", *results, f"{type(error).__name__}: {error}" if error else "", *figures]
+    said = [
+        out.getvalue() if error is None else "",
+        *results,
+        f"{type(error).__name__}: {error}" if error else "",
+        *figures,
+    ]
     return {"out": [_ADDRESS.sub("0x", text)[:20000] for text in said], "seconds": seconds}
 
 
@@ -116,7 +132,7 @@ def workdir() -> Path:
     return made
 
 
-def undisturbed(name: str, limit: Optional[int] = None) -> List[Any]:
+def undisturbed(name: str, limit: int | None = None) -> list[Any]:
     """Outputs of all cells in one kernel."""
     base = workdir()
 
@@ -131,14 +147,14 @@ def undisturbed(name: str, limit: Optional[int] = None) -> List[Any]:
         shutil.rmtree(base, ignore_errors=True)
 
 
-def killed_after_each(name: str, limit: Optional[int] = None) -> Dict[str, Any]:
+def killed_after_each(name: str, limit: int | None = None) -> dict[str, Any]:
     """Outputs of all cells, each in a process of its own that was restored from what the one before saved."""
     base = workdir()
     state = base / ".state"
     state.mkdir(mode=0o700)
     os.environ["XDG_CONFIG_HOME"] = str(state / "config")
-    outs: List[Any] = []
-    told: List[str] = []
+    outs: list[Any] = []
+    told: list[str] = []
     spent = ran = restoring = 0.0
     try:
         for i, source in enumerate(cells_of(name)[:limit]):
@@ -154,13 +170,13 @@ def killed_after_each(name: str, limit: Optional[int] = None) -> Dict[str, Any]:
         shutil.rmtree(base, ignore_errors=True)
 
 
-def _one(base: Path, state: Path, i: int, source: str) -> Dict[str, Any]:
+def _one(base: Path, state: Path, i: int, source: str) -> dict[str, Any]:
     from gresshopper.state.agent import Agent
 
     os.chdir(base)
     ip = shell()
     agent = Agent(ip, state / "store")
-    told: List[str] = []
+    told: list[str] = []
     started = time.perf_counter()
     if i == 0:
         agent.watch(state / "log")
@@ -174,7 +190,7 @@ def _one(base: Path, state: Path, i: int, source: str) -> Dict[str, Any]:
     return {**said, "told": told + agent.trouble, "spent": agent.spent, "ran": agent.ran, "restoring": restoring}
 
 
-def compare(name: str, limit: Optional[int] = None) -> Dict[str, Any]:
+def compare(name: str, limit: int | None = None) -> dict[str, Any]:
     """What differs from an undisturbed run, at the cells on which two undisturbed runs agree."""
     first, second = undisturbed(name, limit), undisturbed(name, limit)
     chain = killed_after_each(name, limit)
@@ -187,7 +203,13 @@ def compare(name: str, limit: Optional[int] = None) -> Dict[str, Any]:
             equal += 1
         else:
             wrong.append({"cell": i, "want": a, "got": c})
-    return {"name": name, "equal": equal, "unstable": unstable, "wrong": wrong, **{k: chain[k] for k in ("told", "spent", "ran", "restoring")}}
+    return {
+        "name": name,
+        "equal": equal,
+        "unstable": unstable,
+        "wrong": wrong,
+        **{k: chain[k] for k in ("told", "spent", "ran", "restoring")},
+    }
 
 
 if __name__ == "__main__":
@@ -196,8 +218,11 @@ if __name__ == "__main__":
     for name in picked:
         started = time.time()
         said = compare(name)
-        print(f"{name}: equal {said['equal']}, unstable {said['unstable']}, wrong {len(said['wrong'])}, "
-              f"{time.time() - started:.0f} s, restoring {said['restoring']:.1f} s, capture {said['spent']:.2f} s of {said['ran']:.1f} s", flush=True)
+        print(
+            f"{name}: equal {said['equal']}, unstable {said['unstable']}, wrong {len(said['wrong'])}, "
+            f"{time.time() - started:.0f} s, restoring {said['restoring']:.1f} s, capture {said['spent']:.2f} s of {said['ran']:.1f} s",
+            flush=True,
+        )
         for one in said["wrong"]:
             print("   cell", one["cell"], json.dumps(one["want"])[:300], "\n      got", json.dumps(one["got"])[:600])
         if "-v" in sys.argv:

@@ -18,6 +18,7 @@ mod kernels;
 mod output;
 mod plugin;
 mod queue;
+mod state;
 mod time;
 #[cfg(test)]
 mod transcripts;
@@ -49,6 +50,8 @@ enum Command {
     Cancel(cancel::Args),
     /// GPU memory to host memory and back, and what is on the devices
     Gpu(gpu::Args),
+    /// Save, compare, restore and export the state of a notebook
+    State(state::Args),
     /// Put the SPANK plugin into plugstack.conf, or take it out
     Plugin(plugin::Args),
 }
@@ -61,6 +64,7 @@ fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure>
         Command::Explain(args) => explain::run(args, context),
         Command::Cancel(args) => cancel::run(args, context),
         Command::Gpu(args) => gpu::run(args, context),
+        Command::State(args) => state::run(args, context),
         Command::Plugin(args) => plugin::run(args, context),
     }
 }

@@ -6,21 +6,22 @@ cell: it is told once and the next capture makes up for it.
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import os
 import sys
 import time
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Dict, List, Mapping, Optional, Tuple
+from typing import Any
 
-from . import capture, form, names, native, pickling, recipes, rerun, restore
+from . import capture, form, names, native, recipes, rerun
+from . import restore as restoring
 from .store import Store, StoreError
 
 _log = logging.getLogger("gresshopper.state")
-_agent: Optional["Agent"] = None
+_agent: Agent | None = None
 
 
 def default_store() -> Path:
@@ -33,17 +34,17 @@ def default_store() -> Path:
 class Agent:
     """One kernel's capturing and restoring."""
 
-    def __init__(self, shell: Any, root: Optional[Path] = None) -> None:
+    def __init__(self, shell: Any, root: Path | None = None) -> None:
         self.shell = shell
         self.store = Store(root or default_store())
         self._hidden_at_start = dict(shell.user_ns_hidden)
         self.capture = capture.Capture(shell.user_ns, self._hidden, self.store)
-        self.log: Optional[form.Log] = None
+        self.log: form.Log | None = None
         self.spent = 0.0
         self.ran = 0.0
-        self.last: Optional[capture.Delta] = None
-        self.loader: Optional[restore.Loader] = None
-        self.trouble: List[str] = []
+        self.last: capture.Delta | None = None
+        self.loader: restoring.Loader | None = None
+        self.trouble: list[str] = []
         self._started = 0.0
         self._seq = 0
         self._inputs = 0
@@ -51,7 +52,7 @@ class Agent:
 
     # --- hooks ---
 
-    def watch(self, directory: Optional[Path] = None) -> None:
+    def watch(self, directory: Path | None = None) -> None:
         """Capture after each cell; with a directory, keep each capture there."""
         if directory is not None:
             self.log = form.Log(directory, form.owner_key())
@@ -83,9 +84,17 @@ class Agent:
             self._seq += 1
             self.last = self.capture.run(found, self._seq)
             if self.log is not None:
-                cell = {"seq": self._seq, "source": source, "file": self._file(source, result), "seconds": seconds, "ok": result.success,
-                        "names": sorted(n for n in found.names if n in self.shell.user_ns),
-                        "touched": self.capture.chosen, "effects": effects, "count": result.execution_count}
+                cell = {
+                    "seq": self._seq,
+                    "source": source,
+                    "file": self._file(source, result),
+                    "seconds": seconds,
+                    "ok": result.success,
+                    "names": sorted(n for n in found.names if n in self.shell.user_ns),
+                    "touched": self.capture.chosen,
+                    "effects": effects,
+                    "count": result.execution_count,
+                }
                 self.log.add(self._record(self.last, cell, False), self._body)
                 self.log.commit(False)
         except Exception as e:  # a capture must never fail the user's cell
@@ -121,14 +130,14 @@ class Agent:
     def _hidden(self, name: str, value: Any) -> bool:
         """Whether a name is IPython's own rather than the user's."""
         if name in _IPYTHON:
-            return name not in ("_", "__", "___") or isinstance(value, str) and value == ""
+            return name not in ("_", "__", "___") or (isinstance(value, str) and value == "")
         if name in self._hidden_at_start and self._hidden_at_start[name] is value:
             return True
         return name.startswith("_i") and name[2:].isdigit()
 
     # --- writing ---
 
-    def _record(self, delta: capture.Delta, cell: Optional[Mapping[str, Any]], full: bool) -> Dict[str, Any]:
+    def _record(self, delta: capture.Delta, cell: Mapping[str, Any] | None, full: bool) -> dict[str, Any]:
         body = bytearray()
         units = []
         for changed in delta.changed:
@@ -136,11 +145,16 @@ class Agent:
         inputs = self.shell.user_ns.get("_ih") or [""]
         first = 0 if full else self._inputs
         self._inputs = len(inputs)
-        head: Dict[str, Any] = {
-            "full": full, "at": time.time(), "cell": cell, "units": units, "gone": delta.removed,
+        head: dict[str, Any] = {
+            "full": full,
+            "at": time.time(),
+            "cell": cell,
+            "units": units,
+            "gone": delta.removed,
             "process": {k: self._ref(v, body) for k, v in delta.process.items()},
             "inputs": {str(i): inputs[i] for i in range(first, len(inputs))},
-            "count": self.shell.execution_count + (cell is not None), "env": restore.environment() if full or self._new_modules() else None,
+            "count": self.shell.execution_count + (cell is not None),
+            "env": restoring.environment() if full or self._new_modules() else None,
         }
         self._body = bytes(body)
         return head
@@ -153,22 +167,31 @@ class Agent:
         self._modules = len(sys.modules)
         return changed
 
-    def _ref(self, data: bytes, body: bytearray) -> Dict[str, Any]:
+    def _ref(self, data: bytes, body: bytearray) -> dict[str, Any]:
         if len(data) <= form.INLINE:
             body += data
             return {"in": [len(body) - len(data), len(data)]}
         return {"n": len(data), "c": self.store.put(native.address(memoryview(data)), len(data))}
 
-    def _entry(self, changed: capture.Changed, body: bytearray) -> Dict[str, Any]:
+    def _entry(self, changed: capture.Changed, body: bytearray) -> dict[str, Any]:
         unit = changed.unit
         return {
-            "u": unit.uid, "m": list(unit.members), "s": self._ref(changed.stream, body),
-            "b": [[b.nbytes, int(b.items), list(b.chunks)] for b in unit.blobs], "f": unit.foreign,
-            "c": sorted(unit.classes), "t": sorted(t for t in unit.touches if t in self.shell.user_ns), "gone": [list(g) for g in unit.gone], "notes": unit.notes,
-            "types": sorted(unit.types), "cell": unit.cell, "sec": round(unit.seconds, 6), "dig": unit.digest.hex(),
+            "u": unit.uid,
+            "m": list(unit.members),
+            "s": self._ref(changed.stream, body),
+            "b": [[b.nbytes, int(b.items), list(b.chunks)] for b in unit.blobs],
+            "f": unit.foreign,
+            "c": sorted(unit.classes),
+            "t": sorted(t for t in unit.touches if t in self.shell.user_ns),
+            "gone": [list(g) for g in unit.gone],
+            "notes": unit.notes,
+            "types": sorted(unit.types),
+            "cell": unit.cell,
+            "sec": round(unit.seconds, 6),
+            "dig": unit.digest.hex(),
         }
 
-    def save(self, directory: Path, durable: bool = True) -> Dict[str, Any]:
+    def save(self, directory: Path, durable: bool = True) -> dict[str, Any]:
         """Write the whole state as it is now.
 
         # Errors
@@ -186,34 +209,49 @@ class Agent:
             log.commit(durable)
         finally:
             log.close()
-        return {"units": len(delta.changed), "log_bytes": length, "chunk_bytes": self.store.written - before,
-                "seconds": time.perf_counter() - started, "lost": self._lost(), "notes": self._notes()}
+        return {
+            "units": len(delta.changed),
+            "log_bytes": length,
+            "chunk_bytes": self.store.written - before,
+            "seconds": time.perf_counter() - started,
+            "lost": self._lost(),
+            "notes": self._notes(),
+        }
 
-    def _lost(self) -> Dict[str, str]:
+    def _lost(self) -> dict[str, str]:
         return {name: f"{g.what}: {g.why}" for u in self.capture.units.values() for g in u.gone for name in u.names}
 
-    def _notes(self) -> Dict[str, List[str]]:
+    def _notes(self) -> dict[str, list[str]]:
         return {", ".join(u.names): u.notes for u in self.capture.units.values() if u.notes}
 
-    def show(self) -> List[Dict[str, Any]]:
+    def show(self) -> list[dict[str, Any]]:
         """Each group: its variables, what it costs, and what can't be saved of it."""
         self.capture.run(None, self._seq)
         return [
-            {"names": u.names, "bytes": u.nbytes(), "seconds": u.seconds, "types": sorted(u.types),
-             "lost": [list(g) for g in u.gone], "notes": u.notes}
-            for u in sorted(self.capture.units.values(), key=lambda u: -u.nbytes()) if u.names
+            {
+                "names": u.names,
+                "bytes": u.nbytes(),
+                "seconds": u.seconds,
+                "types": sorted(u.types),
+                "lost": [list(g) for g in u.gone],
+                "notes": u.notes,
+            }
+            for u in sorted(self.capture.units.values(), key=lambda u: -u.nbytes())
+            if u.names
         ]
 
     # --- restoring ---
 
-    def restore(self, directory: Path, upto: Optional[int] = None, lazy: bool = True, again: bool = True) -> restore.Told:
+    def restore(
+        self, directory: Path, upto: int | None = None, lazy: bool = True, again: bool = True
+    ) -> restoring.Told:
         """Rebuild a saved state in this kernel.
 
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
         """
-        snapshot = restore.Snapshot(form.read(directory, form.owner_key(make=False), upto))
-        told, self.loader = restore.restore(snapshot, self.store, self.capture.session, self._set, lazy, _progress())
+        snapshot = restoring.Snapshot(form.read(directory, form.owner_key(make=False), upto))
+        told, self.loader = restoring.restore(snapshot, self.store, self.capture.session, self._set, lazy, _progress())
         if again and told.lost:
             told = rerun.recover(snapshot, self.store, self.capture.session, self._set, told)
         self._history(snapshot)
@@ -223,7 +261,7 @@ class Agent:
             print(f"Gresshopper: {name} couldn't be restored: {why}", file=sys.stderr)
         return told
 
-    def resume(self, directory: Path, lazy: bool = True) -> restore.Told:
+    def resume(self, directory: Path, lazy: bool = True) -> restoring.Told:
         """Restore a state and go on in its log, so that what is captured from here on is added to it.
 
         # Errors
@@ -231,7 +269,7 @@ class Agent:
         """
         told = self.restore(directory, lazy=lazy)
         records = form.read(directory, form.owner_key(make=False))
-        snapshot = restore.Snapshot(records)
+        snapshot = restoring.Snapshot(records)
         self.log = form.Log(directory, form.owner_key())
         self.log.resume()
         self._seq = max([r.head["cell"]["seq"] for r in records if r.head["cell"]], default=0)
@@ -240,18 +278,19 @@ class Agent:
         self.watch()
         return told
 
-    def _set(self, staged: Dict[str, Any]) -> None:
+    def _set(self, staged: dict[str, Any]) -> None:
         self.shell.user_ns.update(staged)
         out = self.shell.user_ns.get("_oh")
         if isinstance(out, dict):
-            out.update({int(name[1:]): value for name, value in staged.items()
-                        if name[:1] == "_" and name[1:].isdigit()})
+            out.update(
+                {int(name[1:]): value for name, value in staged.items() if name[:1] == "_" and name[1:].isdigit()}
+            )
         hook = self.shell.displayhook
         for name, attr in (("_", "_"), ("__", "__"), ("___", "___")):
             if name in staged and hasattr(hook, attr):
                 setattr(hook, attr, staged[name])
 
-    def _history(self, snapshot: restore.Snapshot) -> None:
+    def _history(self, snapshot: restoring.Snapshot) -> None:
         inputs = self.shell.user_ns.get("_ih")
         if isinstance(inputs, list) and snapshot.history:
             top = max(snapshot.history)
@@ -259,11 +298,36 @@ class Agent:
         self.shell.execution_count = max(self.shell.execution_count, snapshot.count)
 
 
-_IPYTHON = frozenset({
-    "In", "Out", "_ih", "_oh", "_dh", "_i", "_ii", "_iii", "_", "__", "___", "get_ipython", "exit", "quit", "open",
-    "__builtin__", "__builtins__", "__name__", "__doc__", "__package__", "__loader__", "__spec__", "_exit_code",
-    "__annotations__", "__session__", "__file__",
-})
+_IPYTHON = frozenset(
+    {
+        "In",
+        "Out",
+        "_ih",
+        "_oh",
+        "_dh",
+        "_i",
+        "_ii",
+        "_iii",
+        "_",
+        "__",
+        "___",
+        "get_ipython",
+        "exit",
+        "quit",
+        "open",
+        "__builtin__",
+        "__builtins__",
+        "__name__",
+        "__doc__",
+        "__package__",
+        "__loader__",
+        "__spec__",
+        "_exit_code",
+        "__annotations__",
+        "__session__",
+        "__file__",
+    }
+)
 
 
 def _progress() -> Any:
@@ -279,14 +343,14 @@ def _progress() -> Any:
     return tell
 
 
-def agent(shell: Any = None, root: Optional[Path] = None) -> Agent:
+def agent(shell: Any = None, root: Path | None = None) -> Agent:
     """The kernel's agent, made at the first call."""
-    global _agent
+    global _agent  # noqa: PLW0603 - a kernel has one
     if _agent is None:
         if shell is None:
-            from IPython import get_ipython
+            from IPython.core.getipython import get_ipython
 
-            shell = get_ipython()
+            shell = get_ipython()  # type: ignore[no-untyped-call]
         _agent = Agent(shell, root)
     return _agent
 
@@ -306,15 +370,21 @@ def command(request: str) -> str:
 
 def _do_restore(of: Agent, asked: Mapping[str, Any]) -> Any:
     directory = Path(asked["state"])
-    snapshot = restore.Snapshot(form.read(directory, form.owner_key(make=False), asked.get("upto")))
-    differ = restore.differences(snapshot.environment)
+    snapshot = restoring.Snapshot(form.read(directory, form.owner_key(make=False), asked.get("upto")))
+    differ = restoring.differences(snapshot.environment)
     if differ and not asked.get("anyway"):
         return {"differences": differ}
     told = of.restore(directory, asked.get("upto"), asked.get("lazy", True))
-    return {"names": told.names, "lost": told.lost, "notices": told.notices, "seconds": told.seconds, "differences": differ}
+    return {
+        "names": told.names,
+        "lost": told.lost,
+        "notices": told.notices,
+        "seconds": told.seconds,
+        "differences": differ,
+    }
 
 
-_COMMANDS: Dict[str, Any] = {
+_COMMANDS: dict[str, Any] = {
     "save": lambda of, asked: of.save(Path(asked["state"]), asked.get("durable", True)),
     "show": lambda of, asked: of.show(),
     "watch": lambda of, asked: of.watch(Path(asked["state"]) if asked.get("state") else None),

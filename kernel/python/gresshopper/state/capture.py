@@ -11,11 +11,11 @@ import array
 import bisect
 import hashlib
 import pickle
-import sys
 import threading
 import time
 import types
-from typing import Any, Callable, Dict, Iterable, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Callable, NamedTuple
 
 from . import names as naming
 from . import native, pickling, process, recipes, verify
@@ -32,36 +32,53 @@ class Blob(NamedTuple):
     """Content of a buffer: its length in bytes and its chunks."""
 
     nbytes: int
-    chunks: Tuple[str, ...]
+    chunks: tuple[str, ...]
     items: bool
 
 
 class Unit:
     """A group of members as it was last written."""
 
-    __slots__ = ("uid", "members", "digest", "size", "ids", "ranges", "blobs", "buffers", "classes", "touches", "dynamic",
-                 "gone", "notes", "types", "seconds", "cell", "foreign")
+    __slots__ = (
+        "blobs",
+        "buffers",
+        "cell",
+        "classes",
+        "digest",
+        "dynamic",
+        "foreign",
+        "gone",
+        "ids",
+        "members",
+        "notes",
+        "ranges",
+        "seconds",
+        "size",
+        "touches",
+        "types",
+        "uid",
+    )
 
-    def __init__(self, uid: int, members: Tuple[str, ...]) -> None:
+    def __init__(self, uid: int, members: tuple[str, ...]) -> None:
         self.uid, self.members = uid, members
         self.digest = b""
         self.size = 0
         self.ids: Any = ()
-        self.ranges: List[Tuple[int, int]] = []
-        self.blobs: List[Blob] = []
-        self.buffers: List[Tuple[int, int]] = []
-        self.foreign: List[int] = []
-        self.classes: Set[str] = set()
-        self.touches: Set[str] = set()
+        self.ranges: list[tuple[int, int]] = []
+        self.blobs: list[Blob] = []
+        self.buffers: list[tuple[int, int]] = []
+        self.foreign: list[int] = []
+        self.classes: set[str] = set()
+        self.touches: set[str] = set()
         self.dynamic = False
-        self.gone: List[pickling.Gone] = []
-        self.notes: List[str] = []
-        self.types: Set[str] = set()
+        self.gone: list[pickling.Gone] = []
+        self.notes: list[str] = []
+        self.types: set[str] = set()
         self.seconds = 0.0
         self.cell = 0
 
     @property
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """The variables of the group."""
         return [m[2:] for m in self.members if m.startswith("n:")]
 
@@ -80,19 +97,19 @@ class Changed(NamedTuple):
 class Delta(NamedTuple):
     """What changed since the capture before."""
 
-    changed: List[Changed]
-    removed: List[int]
-    process: Dict[str, bytes]
+    changed: list[Changed]
+    removed: list[int]
+    process: dict[str, bytes]
     seconds: float
 
 
 class _Memory:
     """What is known of one range of memory."""
 
-    __slots__ = ("blob", "tags", "armed", "heat", "seen")
+    __slots__ = ("armed", "blob", "heat", "seen", "tags")
 
     def __init__(self) -> None:
-        self.blob: Optional[Blob] = None
+        self.blob: Blob | None = None
         self.tags: bytes = b""
         self.armed = False
         self.heat = 1
@@ -104,7 +121,7 @@ class Memories:
 
     def __init__(self, store: Store) -> None:
         self.store = store
-        self._known: Dict[Tuple[int, int], _Memory] = {}
+        self._known: dict[tuple[int, int], _Memory] = {}
         self.tracking = native.lib is not None and native.lib.hop_track_init() == 0
 
     def content(self, buffer: pickling.Buffer, arm: bool) -> Blob:
@@ -153,7 +170,7 @@ class Memories:
                 raise
             return memory.blob
         if dirty is None:
-            if memory.heat <= 1 or arm and memory.heat <= 3:
+            if memory.heat <= 1 or (arm and memory.heat <= 3):
                 self._arm(memory, buffer.address, buffer.nbytes)
             dirty = bytearray(b"\1" * -(-buffer.nbytes // CHUNK))
         return self._compare(memory, buffer, dirty)
@@ -206,7 +223,7 @@ class Memories:
         if self.tracking and nbytes >= TRACKED and not memory.armed:
             memory.armed = native.lib.hop_track_arm(at, nbytes) == 0
 
-    def _scan(self, memory: _Memory, at: int, nbytes: int) -> Optional[bytearray]:
+    def _scan(self, memory: _Memory, at: int, nbytes: int) -> bytearray | None:
         """Which chunks were written since the scan before; nothing if that isn't known."""
         if not memory.armed:
             return None
@@ -225,7 +242,7 @@ class Memories:
         # The scan re-arms what it reports, so what it finds must not get lost: it is asked without re-arming.
         return bool(native.lib.hop_track_scan(at, nbytes, CHUNK, native.address(dirty), 0) == 0)
 
-    def forget(self, kept: Set[Tuple[int, int]]) -> None:
+    def forget(self, kept: set[tuple[int, int]]) -> None:
         """Stop watching memory that no unit refers to any more."""
         for key in [key for key in self._known if key not in kept]:
             memory = self._known.pop(key)
@@ -236,38 +253,41 @@ class Memories:
 class Capture:
     """What is known of one namespace."""
 
-    def __init__(self, namespace: Dict[str, Any], hidden: Callable[[str, Any], bool], store: Store) -> None:
+    def __init__(self, namespace: dict[str, Any], hidden: Callable[[str, Any], bool], store: Store) -> None:
         self.namespace, self._hidden = namespace, hidden
         self.session = pickling.Session(namespace)
         self.memories = Memories(store)
         self.session.unchanged = self.memories.unchanged
         self.store = store
-        self.units: Dict[int, Unit] = {}
-        self._owner: Dict[str, Unit] = {}
-        self._bound: Dict[str, int] = {}
-        self._table: Dict[int, int] = {}
-        self._large: Set[int] = set()
-        self._process: Dict[str, bytes] = {}
+        self.units: dict[int, Unit] = {}
+        self._owner: dict[str, Unit] = {}
+        self._bound: dict[str, int] = {}
+        self._table: dict[int, int] = {}
+        self._large: set[int] = set()
+        self._process: dict[str, bytes] = {}
         self._next = 1
         self._threads = set(threading.enumerate())
         self.cell = 0
         #: Units that the last cell may have touched, by their number before it.
-        self.chosen: List[int] = []
+        self.chosen: list[int] = []
 
     # --- which units to look at ---
 
-    def visible(self) -> Dict[str, Any]:
+    def visible(self) -> dict[str, Any]:
         """The variables that are the user's."""
         return {k: v for k, v in list(self.namespace.items()) if isinstance(k, str) and not self._hidden(k, v)}
 
-    def touched(self, found: naming.Names) -> Optional[Set[int]]:
+    def touched(self, found: naming.Names) -> set[int] | None:
         """Units that code with these names may touch; none means any."""
-        if found.dynamic or any(t not in self._threads and t.is_alive() for t in threading.enumerate()
-                                if not t.name.startswith(("gresshopper", "IPython"))):
+        if found.dynamic or any(
+            t not in self._threads and t.is_alive()
+            for t in threading.enumerate()
+            if not t.name.startswith(("gresshopper", "IPython"))
+        ):
             return None
         return self._close([self._owner[m] for m in map("n:".__add__, found.names) if m in self._owner])
 
-    def _close(self, start: Iterable[Unit]) -> Optional[Set[int]]:
+    def _close(self, start: Iterable[Unit]) -> set[int] | None:
         stack, seen = list(start), set()
         while stack:
             unit = stack.pop()
@@ -288,7 +308,7 @@ class Capture:
 
     # --- a capture ---
 
-    def run(self, found: Optional[naming.Names], cell: int = 0, arm: bool = False, everything: bool = False) -> Delta:
+    def run(self, found: naming.Names | None, cell: int = 0, arm: bool = False, everything: bool = False) -> Delta:
         """Capture what changed. `found`: names that may have been touched, none for an audit of everything.
         `everything`: yield all units, also those that didn't change.
 
@@ -316,28 +336,31 @@ class Capture:
         self.chosen = sorted(self.units) if chosen is None else sorted(chosen)
         return Delta(changed, removed, self._process_delta(), time.perf_counter() - started)
 
-    def _settled(self, unit: Unit, visible: Dict[str, Any]) -> bool:
+    def _settled(self, unit: Unit, visible: dict[str, Any]) -> bool:
         """Whether a unit can't have changed: an immutable atom or a module under the same name."""
         if len(unit.members) != 1 or not unit.members[0].startswith("n:"):
             return False
         name = unit.members[0][2:]
         value = visible.get(name)
-        return name in visible and self._bound.get(name) == id(value) and (
-            type(value) in _ATOMS or type(value) is types.ModuleType)
+        return (
+            name in visible
+            and self._bound.get(name) == id(value)
+            and (type(value) in _ATOMS or type(value) is types.ModuleType)
+        )
 
-    def _process_delta(self) -> Dict[str, bytes]:
+    def _process_delta(self) -> dict[str, bytes]:
         now = process.read()
         changed = {k: v for k, v in now.items() if self._process.get(k) != v}
         self._process = now
         return changed
 
-    def value_of(self, member: str, visible: Dict[str, Any]) -> Any:
+    def value_of(self, member: str, visible: dict[str, Any]) -> Any:
         """What a member is now."""
         return visible[member[2:]] if member.startswith("n:") else self.session.classes[member[2:]]
 
-    def _adopt(self, final: "_Final", arm: bool, everything: bool) -> Tuple[List[Changed], List[int]]:
-        changed: List[Changed] = []
-        kept: Set[int] = set()
+    def _adopt(self, final: _Final, arm: bool, everything: bool) -> tuple[list[Changed], list[int]]:
+        changed: list[Changed] = []
+        kept: set[int] = set()
         for members, dump, seconds in final.blocks:
             unit = self._same_members(members)
             digest = hashlib.blake2b(dump.stream, digest_size=16).digest()
@@ -366,7 +389,7 @@ class Capture:
             self.memories.forget({key for unit in self.units.values() for key in unit.buffers})
         return changed, removed
 
-    def _same_members(self, members: Tuple[str, ...]) -> Optional[Unit]:
+    def _same_members(self, members: tuple[str, ...]) -> Unit | None:
         unit = self._owner.get(members[0])
         return unit if unit is not None and unit.members == members else None
 
@@ -401,9 +424,9 @@ class Capture:
         if len(self._table) > 4 * (TABLED + sum(len(u.ids) for u in self.units.values() if u.uid not in self._large)):
             self._table = {at: u.uid for u in self.units.values() if u.uid not in self._large for at in u.ids}
 
-    def holders(self, ids: Any, skip: Set[int]) -> Set[int]:
+    def holders(self, ids: Any, skip: set[int]) -> set[int]:
         """Units outside `skip` that may hold one of these objects (a stale address may name a wrong one)."""
-        found: Set[int] = set()
+        found: set[int] = set()
         table = self._table
         if len(ids) > len(table):
             ordered = ids
@@ -431,7 +454,7 @@ class Capture:
             self._next = max(self._next, unit.uid + 1)
             self._install(unit)
 
-    def owner(self, member: str) -> Optional[Unit]:
+    def owner(self, member: str) -> Unit | None:
         """The unit of a member."""
         return self._owner.get(member)
 
@@ -450,31 +473,31 @@ def _intersect(a: Any, b: Any) -> bool:
 
 
 class _Final(NamedTuple):
-    blocks: List[Tuple[Tuple[str, ...], pickling.Dump, float]]
-    looked_at: List[int]
-    install: List[Unit]
+    blocks: list[tuple[tuple[str, ...], pickling.Dump, float]]
+    looked_at: list[int]
+    install: list[Unit]
 
 
 class _Block:
-    __slots__ = ("members", "dump", "seconds")
+    __slots__ = ("dump", "members", "seconds")
 
-    def __init__(self, members: Tuple[str, ...], dump: pickling.Dump, seconds: float) -> None:
+    def __init__(self, members: tuple[str, ...], dump: pickling.Dump, seconds: float) -> None:
         self.members, self.dump, self.seconds = members, dump, seconds
 
 
 class _Round:
     """One capture's search for the groups: blocks are written, linked, and written again together where linked."""
 
-    def __init__(self, capture: Capture, visible: Dict[str, Any]) -> None:
+    def __init__(self, capture: Capture, visible: dict[str, Any]) -> None:
         self.capture, self.visible = capture, visible
-        self._fresh: Set[str] = set()
-        self._units: Dict[int, Unit] = {}
-        self._done: Set[int] = set()
-        self._blocks: Dict[Tuple[str, ...], _Block] = {}
-        self._placed: Set[str] = set()
-        self._dissolved: List[int] = []
-        self._keep: List[Any] = []  # memos: no address is used twice within one capture
-        self._linked: Set[Tuple[str, ...]] = set()
+        self._fresh: set[str] = set()
+        self._units: dict[int, Unit] = {}
+        self._done: set[int] = set()
+        self._blocks: dict[tuple[str, ...], _Block] = {}
+        self._placed: set[str] = set()
+        self._dissolved: list[int] = []
+        self._keep: list[Any] = []  # memos: no address is used twice within one capture
+        self._linked: set[tuple[str, ...]] = set()
 
     def fresh(self, member: str) -> None:
         """A member that is new, or now another object."""
@@ -517,8 +540,10 @@ class _Round:
 
     def _write_unit(self, unit: Unit) -> None:
         self._done.add(unit.uid)
-        if not all(m[2:] in self.visible if m.startswith("n:") else m[2:] in self.capture.session.classes
-                   for m in unit.members):
+        if not all(
+            m[2:] in self.visible if m.startswith("n:") else m[2:] in self.capture.session.classes
+            for m in unit.members
+        ):
             self._done.discard(unit.uid)
             self._dissolve(unit)
             return
@@ -541,7 +566,7 @@ class _Round:
         self._blocks[block.members] = block
         self._placed.update(block.members)
 
-    def _write(self, members: Tuple[str, ...]) -> _Block:
+    def _write(self, members: tuple[str, ...]) -> _Block:
         started = time.perf_counter()
         values = [self.capture.value_of(m, self.visible) for m in members]
         owned = {m[2:] for m in members if m.startswith("c:")}
@@ -579,8 +604,12 @@ class _Round:
         wanted = [r for b in new for r in b.dump.ranges]
         if not wanted:
             return
-        others = sorted((low, high, u.uid) for u in self.capture.units.values() if u.uid not in self._done
-                        for low, high in u.ranges)
+        others = sorted(
+            (low, high, u.uid)
+            for u in self.capture.units.values()
+            if u.uid not in self._done
+            for low, high in u.ranges
+        )
         if not others:
             return
         starts = [o[0] for o in others]
@@ -591,7 +620,7 @@ class _Round:
                     self.look(self.capture.units[others[i][2]])
                 i += 1
 
-    def _merge(self) -> List[Tuple[Tuple[str, ...], pickling.Dump, float]]:
+    def _merge(self) -> list[tuple[tuple[str, ...], pickling.Dump, float]]:
         blocks = list(self._blocks.values())
         parent = list(range(len(blocks)))
 
@@ -601,7 +630,7 @@ class _Round:
                 i = parent[i]
             return i
 
-        seen: Dict[int, int] = {}
+        seen: dict[int, int] = {}
         for i, block in enumerate(blocks):
             for at in block.dump.ids:
                 j = seen.setdefault(at, i)
@@ -615,15 +644,15 @@ class _Round:
             if high > reach:
                 reach, holder = high, i
         self._join_class_cycles(blocks, parent, find)
-        groups: Dict[int, List[_Block]] = {}
+        groups: dict[int, list[_Block]] = {}
         for i, block in enumerate(blocks):
             groups.setdefault(find(i), []).append(block)
         return [self._final(group) for group in groups.values()]
 
-    def _join_class_cycles(self, blocks: Sequence[_Block], parent: List[int], find: Callable[[int], int]) -> None:
+    def _join_class_cycles(self, blocks: Sequence[_Block], parent: list[int], find: Callable[[int], int]) -> None:
         """Groups that need each other's classes are one: else neither could be read first."""
         where = {m: i for i, b in enumerate(blocks) for m in b.members if m.startswith("c:")}
-        edges: Dict[int, Set[int]] = {}
+        edges: dict[int, set[int]] = {}
         for i, block in enumerate(blocks):
             for cid in block.dump.classes:
                 j = where.get("c:" + cid)
@@ -635,8 +664,8 @@ class _Round:
                     parent[find(start)] = find(other)
 
     @staticmethod
-    def _reachable(edges: Dict[int, Set[int]], start: int) -> Set[int]:
-        seen: Set[int] = set()
+    def _reachable(edges: dict[int, set[int]], start: int) -> set[int]:
+        seen: set[int] = set()
         stack = list(edges.get(start, ()))
         while stack:
             top = stack.pop()
@@ -645,7 +674,7 @@ class _Round:
                 stack.extend(edges.get(top, ()))
         return seen
 
-    def _final(self, group: List[_Block]) -> Tuple[Tuple[str, ...], pickling.Dump, float]:
+    def _final(self, group: list[_Block]) -> tuple[tuple[str, ...], pickling.Dump, float]:
         if len(group) == 1:
             block = group[0]
             return block.members, block.dump, block.seconds
@@ -654,9 +683,9 @@ class _Round:
         return members, together.dump, together.seconds
 
 
-def _plain(stream: bytes, gone: List[pickling.Gone]) -> pickling.Dump:
+def _plain(stream: bytes, gone: list[pickling.Gone]) -> pickling.Dump:
     return pickling.Dump(stream, [], [], array.array("Q"), [], set(), set(), False, gone, [], set(), [], None)
 
 
-def _atom(values: List[Any]) -> pickling.Dump:
+def _atom(values: list[Any]) -> pickling.Dump:
     return _plain(pickle.dumps(([], values), protocol=5), [])

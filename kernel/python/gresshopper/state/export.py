@@ -8,13 +8,13 @@ import re
 import sys
 import types
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 from . import form, pickling, process, recipes, restore
 from .store import Store, StoreError
 
 
-def export(state: Path, store: Path, target: Path) -> List[Tuple[str, str]]:
+def export(state: Path, store: Path, target: Path) -> list[tuple[str, str]]:
     """Write each variable to a file below `target`; gives variable and file, or variable and why not.
 
     # Errors

@@ -7,6 +7,8 @@ before. It knows nothing of Python objects: nothing here unpickles.
 
 from __future__ import annotations
 
+import contextlib
+import contextlib
 import ctypes
 import hashlib
 import hmac
@@ -14,8 +16,9 @@ import json
 import os
 import struct
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, Dict, List, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, BinaryIO, NamedTuple
 
 from . import native
 
@@ -38,7 +41,7 @@ def key_path() -> Path:
     return Path(base) / "gresshopper" / "state.key"
 
 
-def owner_key(path: Optional[Path] = None, make: bool = True) -> bytes:
+def owner_key(path: Path | None = None, make: bool = True) -> bytes:
     """The owner's key, made at the first use.
 
     # Errors
@@ -71,10 +74,8 @@ def _make_key(path: Path) -> None:
             file.write(os.urandom(32))
             file.flush()
             os.fsync(file.fileno())
-        try:
-            os.link(temp, path)  # another kernel may have made it meanwhile: then theirs counts
-        except FileExistsError:
-            pass
+        with contextlib.suppress(FileExistsError):  # another kernel may have made it meanwhile: then theirs counts
+            os.link(temp, path)
         os.unlink(temp)
     except OSError as e:
         raise FormError(f"the key {path} can't be made: {e.strerror}") from e
@@ -95,7 +96,7 @@ def _mac(kind: bytes, key: bytes, data: bytes) -> bytes:
 class Record(NamedTuple):
     """One capture: what it says, and the bytes that it holds."""
 
-    head: Dict[str, Any]
+    head: dict[str, Any]
     body: bytes
 
     def inline(self, ref: Mapping[str, Any]) -> bytes:
@@ -114,7 +115,7 @@ class Log:
         self.records = 0
         self._mac = b"\0" * MAC
         self._length = 0
-        self._file: Optional[BinaryIO] = None
+        self._file: BinaryIO | None = None
 
     def create(self) -> None:
         """Start an empty log beside the one that may be there; `commit` puts it in its place."""
@@ -146,11 +147,11 @@ class Log:
             self._file.flush()
         except OSError as e:
             self._file.seek(self._length)
-            try:
+            with contextlib.suppress(OSError):
                 self._file.truncate()
-            except OSError:
-                pass
-            raise FormError(f"the state {self.directory} can't be written: {e.strerror}; what was saved before is kept") from e
+            raise FormError(
+                f"the state {self.directory} can't be written: {e.strerror}; what was saved before is kept"
+            ) from e
         self._mac = mac
         self._length += len(framed) + MAC
         self.records += 1
@@ -166,8 +167,13 @@ class Log:
             if self._temp:
                 os.rename(self._temp, self.directory / "log")
                 self._temp = ""
-            state = {"version": VERSION, "kind": self._kind.hex(), "records": self.records, "length": self._length,
-                     "mac": self._mac.hex()}
+            state = {
+                "version": VERSION,
+                "kind": self._kind.hex(),
+                "records": self.records,
+                "length": self._length,
+                "mac": self._mac.hex(),
+            }
             text = json.dumps(state).encode()
             proof = _mac(self._kind, self._key, b"head" + text).hex().encode()
             handle, temp = tempfile.mkstemp(prefix=".head-", dir=self.directory)
@@ -188,10 +194,8 @@ class Log:
             self._file.close()
             self._file = None
         if getattr(self, "_temp", ""):
-            try:
+            with contextlib.suppress(OSError):
                 os.unlink(self._temp)
-            except OSError:
-                pass
 
 
 def _sync_directory(directory: Path) -> None:
@@ -202,7 +206,7 @@ def _sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
-def read_head(directory: Path, key: bytes) -> Dict[str, Any]:
+def read_head(directory: Path, key: bytes) -> dict[str, Any]:
     """What a state's `head` says, once it is proven."""
     try:
         found = os.stat(directory)
@@ -213,7 +217,7 @@ def read_head(directory: Path, key: bytes) -> Dict[str, Any]:
         raise FormError(f"the state {directory} belongs to another user, and isn't read")
     try:
         text, proof, _ = raw.split(b"\n")
-        state: Dict[str, Any] = json.loads(text)
+        state: dict[str, Any] = json.loads(text)
         version, kind = state["version"], bytes.fromhex(state["kind"])
     except (ValueError, KeyError, TypeError) as e:
         raise FormError(f"the state {directory} is damaged or was tampered with: its head can't be read") from e
@@ -224,7 +228,7 @@ def read_head(directory: Path, key: bytes) -> Dict[str, Any]:
     return state
 
 
-def read(directory: Path, key: bytes, upto: Optional[int] = None) -> List[Record]:
+def read(directory: Path, key: bytes, upto: int | None = None) -> list[Record]:
     """All records of a state (or the first `upto`), proven before any of it is used.
 
     # Errors
@@ -242,7 +246,7 @@ def read(directory: Path, key: bytes, upto: Optional[int] = None) -> List[Record
     data = data[: head["length"]]
     mac = _mac(kind, key, data[: _START.size])
     at = _START.size
-    records: List[Record] = []
+    records: list[Record] = []
     while at < len(data):
         if at + _SIZES.size > len(data):
             raise refused

@@ -10,7 +10,8 @@ import ast
 import dis
 import re
 import types
-from typing import Iterator, NamedTuple, Set
+from collections.abc import Iterator
+from typing import NamedTuple
 
 #: Names through which a cell reaches variables that its bytecode doesn't name.
 DYNAMIC = frozenset({"exec", "eval", "globals", "locals", "vars", "__main__"})
@@ -25,7 +26,7 @@ _WORD = re.compile(r"[^\W\d]\w*")
 class Names(NamedTuple):
     """Names that code may touch; `dynamic` says that it may touch any."""
 
-    names: Set[str]
+    names: set[str]
     dynamic: bool
 
 
@@ -40,8 +41,8 @@ def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def names_of_code(code: types.CodeType) -> Names:
     """Names that a code object may load, store or delete (attribute names are among them, which is harmless)."""
-    names: Set[str] = set()
-    words: Set[str] = set()
+    names: set[str] = set()
+    words: set[str] = set()
     for part in code_objects(code):
         names.update(part.co_names)
         for const in part.co_consts:

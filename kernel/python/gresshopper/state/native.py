@@ -10,22 +10,32 @@ import ctypes
 import enum
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Iterable, List, Optional, Sequence, Set, Tuple
+from typing import Any
 
 #: Version of the C interface that this module speaks.
 ABI = 1
 CHUNK = 4 * 1024 * 1024
+#: References to an object of a memo that nothing else holds, as `sys.getrefcount` counts them in the loop.
+MADE_FOR_DUMP = 4
 
-_ATOMS: Set[type] = {str, bytes, int, float, complex, bool, type(None)}
+_ATOMS: set[type] = {str, bytes, int, float, complex, bool, type(None)}
 
 
 class _PyBuffer(ctypes.Structure):
     _fields_ = [
-        ("buf", ctypes.c_void_p), ("obj", ctypes.py_object), ("len", ctypes.c_ssize_t),
-        ("itemsize", ctypes.c_ssize_t), ("readonly", ctypes.c_int), ("ndim", ctypes.c_int),
-        ("format", ctypes.c_char_p), ("shape", ctypes.c_void_p), ("strides", ctypes.c_void_p),
-        ("suboffsets", ctypes.c_void_p), ("internal", ctypes.c_void_p),
+        ("buf", ctypes.c_void_p),
+        ("obj", ctypes.py_object),
+        ("len", ctypes.c_ssize_t),
+        ("itemsize", ctypes.c_ssize_t),
+        ("readonly", ctypes.c_int),
+        ("ndim", ctypes.c_int),
+        ("format", ctypes.c_char_p),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("suboffsets", ctypes.c_void_p),
+        ("internal", ctypes.c_void_p),
     ]
 
 
@@ -60,7 +70,7 @@ def _candidates() -> Iterable[Path]:
             break
 
 
-def _load() -> Optional[Any]:
+def _load() -> Any | None:
     for path in _candidates():
         if not path.is_file():
             continue
@@ -80,12 +90,20 @@ def _load() -> Optional[Any]:
 def _declare(lib: Any, held: Any) -> None:
     p, n, i = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int64
     for name, args, result in (
-        ("hop_track_init", [], i), ("hop_track_arm", [p, n], i), ("hop_track_drop", [p, n], i),
-        ("hop_track_scan", [p, n, n, p, ctypes.c_int32], i), ("hop_tags", [p, n, n, p], i),
-        ("hop_put", [ctypes.c_char_p, p, n, n, p, p], i), ("hop_get", [ctypes.c_char_p, p, n, p, n], i),
-        ("hop_map", [ctypes.c_char_p, p, n, n], p), ("hop_unmap", [p, n], i), ("hop_sync", [ctypes.c_char_p], i),
+        ("hop_track_init", [], i),
+        ("hop_track_arm", [p, n], i),
+        ("hop_track_drop", [p, n], i),
+        ("hop_track_scan", [p, n, n, p, ctypes.c_int32], i),
+        ("hop_tags", [p, n, n, p], i),
+        ("hop_put", [ctypes.c_char_p, p, n, n, p, p], i),
+        ("hop_get", [ctypes.c_char_p, p, n, p, n], i),
+        ("hop_map", [ctypes.c_char_p, p, n, n], p),
+        ("hop_unmap", [p, n], i),
+        ("hop_sync", [ctypes.c_char_p], i),
         ("hop_pack", [ctypes.c_char_p], i),
-        ("hop_keyed", [p, p, n, p], i), ("hop_error", [p, n], i), ("hop_plan", [p, n, p, n], i),
+        ("hop_keyed", [p, p, n, p], i),
+        ("hop_error", [p, n], i),
+        ("hop_plan", [p, n, p, n], i),
     ):
         function = getattr(lib, name)
         function.argtypes, function.restype = args, result
@@ -113,14 +131,14 @@ def _memo_layout_known() -> bool:
 
     if _held is None:
         return False
-    probe = [[], {}, [[]]]  # type: ignore[var-annotated]
+    probe: Any = [[], {}, [[]]]
     pickler = pickle.Pickler(io.BytesIO(), 5)
     pickler.dump(probe)
     want = sorted([id(probe), id(probe[0]), id(probe[1]), id(probe[2]), id(probe[2][0])])
     return list(_native_ids(pickler, {str})) == want
 
 
-def _native_ids(pickler: Any, harmless: Set[type]) -> Any:
+def _native_ids(pickler: Any, harmless: set[type]) -> Any:
 
     # The metaclass of enumerations comes last: the library leaves out their members by it.
     skip = (ctypes.c_size_t * (len(harmless) + 1))(*[id(t) for t in harmless], id(enum.EnumMeta))
@@ -133,14 +151,14 @@ def _native_ids(pickler: Any, harmless: Set[type]) -> Any:
         cap = got
 
 
-def memo_ids(pickler: Any, harmless: Set[type]) -> Any:
+def memo_ids(pickler: Any, harmless: set[type]) -> Any:
     """Addresses of the objects that a pickler wrote and that link groups, sorted."""
     if _layout and type(pickler).__name__ == "_Fast":
         return _native_ids(pickler, harmless)
     return sorted(_python_ids(pickler, harmless))
 
 
-def _python_ids(pickler: Any, harmless: Set[type]) -> List[int]:
+def _python_ids(pickler: Any, harmless: set[type]) -> list[int]:
     memo = pickler.memo
     table = memo.copy() if not isinstance(memo, dict) else memo
     ids = []
@@ -149,18 +167,11 @@ def _python_ids(pickler: Any, harmless: Set[type]) -> List[int]:
         t = type(obj)
         if t in harmless or isinstance(obj, type):
             continue
-        if at != id(obj) or sys.getrefcount(obj) <= 4 and t in (dict, list):
-            # Only the memo (and this loop) hold it: made for the dump.
-            if sys.getrefcount(obj) <= 3:
-                continue
-        if _singleton(obj, t):
+        # Held by the memo, its copy and this loop alone: it was made for the dump.
+        if sys.getrefcount(obj) <= MADE_FOR_DUMP or isinstance(obj, enum.Enum):
             continue
         ids.append(at)
     return ids
-
-
-def _singleton(obj: Any, t: type) -> bool:
-    return isinstance(obj, enum.Enum)
 
 
 _layout = _memo_layout_known()

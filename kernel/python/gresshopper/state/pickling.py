@@ -12,6 +12,7 @@ import array
 import collections
 import collections.abc
 import ctypes
+import datetime
 import decimal
 import enum
 import functools
@@ -28,8 +29,7 @@ import threading
 import types
 import uuid
 import weakref
-import datetime
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Set, Tuple
+from typing import Any, Callable, NamedTuple
 
 import cloudpickle
 
@@ -56,7 +56,7 @@ class Buffer(NamedTuple):
     address: int
     nbytes: int
     keep: Any
-    items: Optional[Any] = None
+    items: Any | None = None
 
 
 class Gone(NamedTuple):
@@ -70,17 +70,17 @@ class Dump(NamedTuple):
     """One unit, written."""
 
     stream: bytes
-    buffers: List[Buffer]
-    foreign: List[int]  # which of them some library handed over, in the stream's order
+    buffers: list[Buffer]
+    foreign: list[int]  # which of them some library handed over, in the stream's order
     ids: Any  # addresses of the objects that link groups: sorted, see native.memo_ids
-    ranges: List[Tuple[int, int]]  # memory that roots cover: (address, end)
-    classes: Set[str]  # stable ids of the notebook's classes that it refers to
-    touches: Set[str]  # global names that functions in it may touch
+    ranges: list[tuple[int, int]]  # memory that roots cover: (address, end)
+    classes: set[str]  # stable ids of the notebook's classes that it refers to
+    touches: set[str]  # global names that functions in it may touch
     dynamic: bool
-    gone: List[Gone]
-    notes: List[str]
-    types: Set[type]
-    suspects: List[Any]  # instances of the notebook's classes that pickle in a way of their own
+    gone: list[Gone]
+    notes: list[str]
+    types: set[type]
+    suspects: list[Any]  # instances of the notebook's classes that pickle in a way of their own
     keep: Any  # holds the memo, so that no address is used again before the groups are known
 
 
@@ -99,11 +99,11 @@ class _Overlap(Exception):
 class Session:
     """What dumps of one kernel share: the namespace and the stable ids of its classes."""
 
-    def __init__(self, namespace: Dict[str, Any]) -> None:
+    def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
-        self.class_ids: "weakref.WeakKeyDictionary[type, str]" = weakref.WeakKeyDictionary()
-        self.classes: "weakref.WeakValueDictionary[str, type]" = weakref.WeakValueDictionary()
-        self._by_value: Dict[int, Tuple[Any, bool]] = {}
+        self.class_ids: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+        self.classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+        self._by_value: dict[int, tuple[Any, bool]] = {}
         #: Whether memory that holds pointers to immutable objects is known to be as it was (set by the capture).
         self.unchanged: Callable[[int, int], bool] = lambda address, nbytes: False
 
@@ -138,9 +138,8 @@ def _importable(obj: Any) -> bool:
     if not isinstance(module, str) or not isinstance(path, str) or module == _MAIN or "<locals>" in path:
         return False
     found: Any = sys.modules.get(module)
-    if found is None or getattr(found, "__file__", None) is None and module not in sys.builtin_module_names:
-        if found is None or getattr(found, "__spec__", None) is None:
-            return False
+    if found is None or (getattr(found, "__file__", None) is None and getattr(found, "__spec__", None) is None):
+        return False
     for part in path.split("."):
         found = getattr(found, part, None)
     return found is obj
@@ -149,17 +148,44 @@ def _importable(obj: Any) -> bool:
 # --- what kinds there are --------------------------------------------------------------------------------------------
 
 #: Types whose instances may be shared between groups without linking them: immutable, or names of global things.
-HARMLESS_TYPES: Set[type] = {
-    str, bytes, int, float, complex, bool, tuple, type(None), type(Ellipsis), type, frozenset, range, slice,
-    types.BuiltinFunctionType, types.ModuleType, types.CodeType, types.MethodDescriptorType, types.WrapperDescriptorType,
-    types.GetSetDescriptorType, types.MemberDescriptorType, types.ClassMethodDescriptorType,
-    decimal.Decimal, uuid.UUID, re.Pattern, pathlib.PosixPath, pathlib.PurePosixPath,
-    datetime.date, datetime.datetime, datetime.time, datetime.timedelta, datetime.timezone, struct.Struct,
+HARMLESS_TYPES: set[type] = {
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    tuple,
+    type(None),
+    type(Ellipsis),
+    type,
+    frozenset,
+    range,
+    slice,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    types.CodeType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.ClassMethodDescriptorType,
+    decimal.Decimal,
+    uuid.UUID,
+    re.Pattern,
+    pathlib.PosixPath,
+    pathlib.PurePosixPath,
+    datetime.date,
+    datetime.datetime,
+    datetime.time,
+    datetime.timedelta,
+    datetime.timezone,
+    struct.Struct,
 }
 # Metaclasses: instances of these are classes, written by reference or as units of their own.
 HARMLESS_TYPES.update({type(collections.abc.Mapping), enum.EnumMeta, _FunctionType})
 
-_CANT: Dict[str, str] = {
+_CANT: dict[str, str] = {
     "generator": "a generator's place can't be saved",
     "coroutine": "a coroutine's place can't be saved",
     "async_generator": "a generator's place can't be saved",
@@ -208,7 +234,7 @@ def _a(kind: str) -> str:
     return ("an " if kind[:1].lower() in "aeiou" else "a ") + kind
 
 
-def _harmless() -> Set[type]:
+def _harmless() -> set[type]:
     """The harmless types, with those of the libraries that are loaded."""
     found = set(HARMLESS_TYPES)
     np = sys.modules.get("numpy")
@@ -235,27 +261,27 @@ class _Mixin:
     """Recipes; mixed into cloudpickle's C pickler, and into Python's own for nesting that C's stack can't hold."""
 
     session: Session
-    owned: Set[str]
-    bad: Dict[int, str]
+    owned: set[str]
+    bad: dict[int, str]
 
-    def prepare(self, session: Session, owned: Set[str], bad: Dict[int, str]) -> None:
+    def prepare(self, session: Session, owned: set[str], bad: dict[int, str]) -> None:
         self.session, self.owned, self.bad = session, owned, bad
-        self.buffers: List[Buffer] = []
-        self.roots: List[Tuple[int, int, Any]] = []  # (address, end, root object) that alias by memory alone
-        self.ranges: List[Tuple[int, int]] = []
-        self.storages: Dict[int, Any] = {}
-        self.classes: Set[str] = set()
-        self.touches: Set[str] = set()
+        self.buffers: list[Buffer] = []
+        self.roots: list[tuple[int, int, Any]] = []  # (address, end, root object) that alias by memory alone
+        self.ranges: list[tuple[int, int]] = []
+        self.storages: dict[int, Any] = {}
+        self.classes: set[str] = set()
+        self.touches: set[str] = set()
         self.dynamic = False
-        self.gone: List[Gone] = []
-        self.notes: List[str] = []
-        self.seen: Set[type] = set()
+        self.gone: list[Gone] = []
+        self.notes: list[str] = []
+        self.seen: set[type] = set()
         self.last: Any = None
-        self.detached: Dict[int, Any] = {}
-        self.scopes: Dict[int, Any] = {}
-        self.functions: List[Any] = []
-        self.linked: Set[int] = set()
-        self.suspects: List[Any] = []
+        self.detached: dict[int, Any] = {}
+        self.scopes: dict[int, Any] = {}
+        self.functions: list[Any] = []
+        self.linked: set[int] = set()
+        self.suspects: list[Any] = []
 
     # The order matters: cheap and frequent kinds first.
     def reducer_override(self, obj: Any) -> Any:
@@ -276,7 +302,10 @@ class _Mixin:
         if obj is self.session.namespace:
             return recipes.namespace, ()
         if isinstance(obj, enum.Enum):
-            return recipes.enum_member, (t, obj.name) if obj.name is not None and obj.name in t.__members__ else (t, obj.value)
+            return recipes.enum_member, (t, obj.name) if obj.name is not None and obj.name in t.__members__ else (
+                t,
+                obj.value,
+            )
         self.seen.add(t)
         for base, later in _library_rules():
             if isinstance(obj, base):
@@ -313,9 +342,15 @@ class _Mixin:
         harmless = _harmless()
         level = [obj]
         for _ in range(2):
-            level = [r for o in level for r in gc.get_referents(o)
-                     if type(r) not in harmless and not isinstance(r, type) and r is not self.session.namespace
-                     and not (isinstance(r, dict) and "__builtins__" in r)][:1000]
+            level = [
+                r
+                for o in level
+                for r in gc.get_referents(o)
+                if type(r) not in harmless
+                and not isinstance(r, type)
+                and r is not self.session.namespace
+                and not (isinstance(r, dict) and "__builtins__" in r)
+            ][:1000]
             self.linked.update(map(id, level))
 
     # --- functions and classes ---
@@ -339,9 +374,14 @@ class _Mixin:
             touched = names.names_of_code(f.__code__)
             self.touches |= touched.names
             self.dynamic = self.dynamic or touched.dynamic
-        state: Dict[str, Any] = {
-            "dict": f.__dict__, "defaults": f.__defaults__, "kwdefaults": f.__kwdefaults__, "doc": f.__doc__,
-            "module": f.__module__, "qualname": f.__qualname__, "annotations": _annotations(f),
+        state: dict[str, Any] = {
+            "dict": f.__dict__,
+            "defaults": f.__defaults__,
+            "kwdefaults": f.__kwdefaults__,
+            "doc": f.__doc__,
+            "module": f.__module__,
+            "qualname": f.__qualname__,
+            "annotations": _annotations(f),
         }
         params = getattr(f, "__type_params__", None)
         if params:
@@ -368,7 +408,7 @@ class _Mixin:
 
     def _cell(self, made: Any) -> Any:
         try:
-            content = (made.cell_contents,)
+            content: tuple[Any, ...] = (made.cell_contents,)
         except ValueError:
             content = ()
         return recipes.cell, (), content, None, None, recipes.set_cell
@@ -378,7 +418,14 @@ class _Mixin:
             return NotImplemented
         params = f.cache_parameters()
         attrs = {k: v for k, v in f.__dict__.items() if k != "__wrapped__"}
-        return recipes.cached, (f.__wrapped__, params["maxsize"], params["typed"]), attrs, None, None, recipes.attributes
+        return (
+            recipes.cached,
+            (f.__wrapped__, params["maxsize"], params["typed"]),
+            attrs,
+            None,
+            None,
+            recipes.attributes,
+        )
 
     # --- the standard library ---
 
@@ -491,7 +538,7 @@ class _Mixin:
         self.foreign.append(len(self.buffers) - 1)
         return False
 
-    foreign: List[int]
+    foreign: list[int]
 
     def _ndarray(self, a: Any) -> Any:
         import numpy as np
@@ -506,7 +553,14 @@ class _Mixin:
             return recipes.np_masked, (a.data.view(np.ndarray), a._mask, a._fill_value, a._hardmask, a._sharedmask)
         if t is not np.ndarray:
             if t is np.matrix or t is np.recarray or t.__reduce__ is np.ndarray.__reduce__:
-                return recipes.np_as, (a.view(np.ndarray), t), dict(a.__dict__) or None, None, None, recipes.attributes
+                return (
+                    recipes.np_as,
+                    (a.view(np.ndarray), t),
+                    dict(a.__dict__) or None,
+                    None,
+                    None,
+                    recipes.attributes,
+                )
             return NotImplemented
         if a.dtype.hasobject and a.dtype != object:
             self.notes.append("a structured array of objects is saved as a copy")
@@ -535,7 +589,7 @@ class _Mixin:
             return self._np_copy(a, "a view of memory with gaps is saved as a copy")
         return recipes.np_view, (root, offset, a.shape, a.strides, a.dtype, bool(a.flags.writeable))
 
-    def _np_copy(self, a: Any, note: Optional[str]) -> Any:
+    def _np_copy(self, a: Any, note: str | None) -> Any:
         if note:
             self.notes.append(note)
         fresh = a.copy(order="C")
@@ -575,14 +629,16 @@ class _Mixin:
         order = "C" if a.flags.c_contiguous else "F"
         flat = a.reshape(-1) if order == "C" else a.T.reshape(-1)
         items: Any
-        if a.size >= ATOMS and (self.session.unchanged(_data(a), a.nbytes) or native.all_atoms(_data(a), a.size, flat)):
+        if a.size >= ATOMS and (
+            self.session.unchanged(_data(a), a.nbytes) or native.all_atoms(_data(a), a.size, flat)
+        ):
             items = self.add_buffer(_data(a), a.nbytes, a, flat)
         else:
             items = flat.tolist()
         state = (items, bool(a.flags.writeable))
         return recipes.np_objects, (a.shape, order), state, None, None, recipes.set_np_objects
 
-    def _foreign_owner(self, base: Any) -> Optional[Any]:
+    def _foreign_owner(self, base: Any) -> Any | None:
         while isinstance(base, memoryview):
             base = base.obj
         return base if isinstance(base, (bytes, bytearray)) or type(base).__module__ == "array" else None
@@ -612,7 +668,7 @@ class _Mixin:
             return recipes.np_of_tensor, (over, _data(a) - over.data_ptr(), a.shape, a.strides, a.dtype)
         return recipes.np_view, (over, _data(a) - _data(over), a.shape, a.strides, a.dtype, bool(a.flags.writeable))
 
-    def _find_root(self, address: int, nbytes: int) -> Optional[Any]:
+    def _find_root(self, address: int, nbytes: int) -> Any | None:
         """A root that was written already and holds this memory, though no object says so."""
         if not nbytes:
             return None
@@ -643,7 +699,7 @@ class _Mixin:
 
     def _npz(self, archive: Any) -> Any:
         path = getattr(getattr(archive, "zip", None), "filename", None)
-        if not path or getattr(archive, "fid", None) is None and archive.zip.fp is None:
+        if not path or (getattr(archive, "fid", None) is None and archive.zip.fp is None):
             return self._lose(archive, "an archive that isn't a file's")
         return recipes.np_npz, (os.path.abspath(path), bool(archive.allow_pickle))
 
@@ -689,8 +745,16 @@ class _Mixin:
         if history:
             self.notes.append("a tensor's history of operations isn't saved")
         storage = self._torch_storage(t)
-        made = (storage, t.dtype, t.storage_offset(), tuple(t.size()), tuple(t.stride()), bool(t.requires_grad),
-                cls is torch.nn.Parameter, history)
+        made = (
+            storage,
+            t.dtype,
+            t.storage_offset(),
+            tuple(t.size()),
+            tuple(t.stride()),
+            bool(t.requires_grad),
+            cls is torch.nn.Parameter,
+            history,
+        )
         grad = t.grad if t.is_leaf else None
         attrs = {k: v for k, v in getattr(t, "__dict__", {}).items()}
         state = None if grad is None and not attrs else {"grad": grad, "dict": attrs}
@@ -721,13 +785,9 @@ class _Mixin:
         reduced = index.__reduce__()
         if len(reduced) == 2 and isinstance(reduced[1][1], dict):
             data = reduced[1][1].get("data")
-            if type(data).__name__ == "ndarray":
-                own = data.copy() if data.base is not None or data.dtype == object else data.view()
-                if own.base is None:
-                    self.detached[id(own)] = own
-                else:
-                    own = data.copy()
-                    self.detached[id(own)] = own
+            if data is not None and type(data).__name__ == "ndarray":
+                own = data.copy()
+                self.detached[id(own)] = own
                 made = dict(reduced[1][1], data=own)
                 return reduced[0], (reduced[1][0], made)
         return reduced
@@ -735,7 +795,7 @@ class _Mixin:
     # --- widgets ---
 
     def _widget(self, w: Any) -> Any:
-        traits: Dict[str, Any] = {}
+        traits: dict[str, Any] = {}
         for key in w.keys:
             if key.startswith(("_model_", "_view_")) or key == "comm":
                 continue
@@ -743,15 +803,18 @@ class _Mixin:
             if trait is None or trait.read_only:
                 continue
             traits[key] = getattr(w, key)
-        notifiers: Dict[str, Any] = {}
+        notifiers: dict[str, Any] = {}
         for name, by_type in w._trait_notifiers.items():
             for kind, handlers in by_type.items():
                 mine = [h for h in handlers if not _own_handler(h, w)]
                 if mine:
                     notifiers.setdefault(name, {})[kind] = mine
-        attrs = {k: v for k, v in w.__dict__.items()
-                 if k in ("_click_handlers", "_submission_callbacks", "_msg_callbacks", "_display_callbacks")
-                 and getattr(v, "callbacks", None)}
+        attrs = {
+            k: v
+            for k, v in w.__dict__.items()
+            if k in ("_click_handlers", "_submission_callbacks", "_msg_callbacks", "_display_callbacks")
+            and getattr(v, "callbacks", None)
+        }
         state = (w.model_id if w.comm is not None else None, traits, notifiers, attrs)
         return recipes.widget, (type(w), state[0]), state, None, None, recipes.set_widget
 
@@ -806,7 +869,7 @@ def _data(a: Any) -> int:
     return int(a.__array_interface__["data"][0])
 
 
-def _extent(a: Any) -> Tuple[int, int]:
+def _extent(a: Any) -> tuple[int, int]:
     low = high = _data(a)
     for extent, stride in zip(a.shape, a.strides):
         if stride < 0:
@@ -823,7 +886,7 @@ def _dense(a: Any) -> bool:
 
 _BUILTIN_CLASSES = {type(None), type(NotImplemented), type(Ellipsis)}
 
-_RULES: Dict[type, Callable[[Any, Any], Any]] = {
+_RULES: dict[type, Callable[[Any, Any], Any]] = {
     types.CellType: _Mixin._cell,
     functools._lru_cache_wrapper: _Mixin._lru,
     _thread.LockType: _Mixin._lock,
@@ -846,19 +909,31 @@ _RULES: Dict[type, Callable[[Any, Any], Any]] = {
     memoryview: _Mixin._memoryview,
 }
 
-_library_cache: Tuple[int, List[Tuple[Any, Callable[[Any, Any], Any]]]] = (0, [])
+_library_cache: tuple[int, list[tuple[Any, Callable[[Any, Any], Any]]]] = (0, [])
 
 
-def _library_rules() -> List[Tuple[Any, Callable[[Any, Any], Any]]]:
+def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
     """Rules for the libraries that are loaded, by `isinstance`; exact types go into the table."""
-    global _library_cache
-    loaded = sum(name in sys.modules for name in
-                 ("numpy", "numpy.ma", "torch", "torch.nn", "pandas", "ipywidgets", "concurrent.futures", "numpy.lib.npyio",
-                  "matplotlib", "IPython"))
+    global _library_cache  # noqa: PLW0603 - libraries are loaded once for the process
+    loaded = sum(
+        name in sys.modules
+        for name in (
+            "numpy",
+            "numpy.ma",
+            "torch",
+            "torch.nn",
+            "pandas",
+            "ipywidgets",
+            "concurrent.futures",
+            "numpy.lib.npyio",
+            "matplotlib",
+            "IPython",
+        )
+    )
     if _library_cache[0] == loaded and loaded:
         return _library_cache[1]
     _singletons()
-    rules: List[Tuple[Any, Callable[[Any, Any], Any]]] = [(threading.Thread, _Mixin._thread)]
+    rules: list[tuple[Any, Callable[[Any, Any], Any]]] = [(threading.Thread, _Mixin._thread)]
     for out in (sys.stdout, sys.stderr):
         _RULES.setdefault(type(out), _Mixin._file)
     np = sys.modules.get("numpy")
@@ -889,7 +964,7 @@ def _library_rules() -> List[Tuple[Any, Callable[[Any, Any], Any]]]:
 
 
 #: Objects that a module holds for the whole process: id -> (object, where it is found).
-_SINGLETONS: Dict[int, Tuple[Any, Tuple[str, str]]] = {}
+_SINGLETONS: dict[int, tuple[Any, tuple[str, str]]] = {}
 
 
 def _single(module: str, path: str) -> None:
@@ -914,12 +989,12 @@ def _singletons() -> None:
         _SINGLETONS[id(held)] = (held, ("gresshopper.state.recipes", "SHELL"))
 
 
-def _pandas_rules(rules: List[Tuple[Any, Callable[[Any, Any], Any]]]) -> None:
+def _pandas_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:
     """Copy-on-write pandas: its managers and reference counts. Older ones need none."""
     try:
+        import pandas as pd
         from pandas._libs.internals import BlockValuesRefs
         from pandas.core.internals import BlockManager, SingleBlockManager
-        import pandas as pd
     except ImportError:
         return
     _RULES[BlockValuesRefs] = _Mixin._pd_refs
@@ -932,14 +1007,14 @@ class _Fast(_Mixin, cloudpickle.CloudPickler):  # type: ignore[misc]
     """The C pickler."""
 
 
-class _Deep(_Mixin, pickle._Pickler):  # type: ignore[misc, name-defined, attr-defined]
+class _Deep(_Mixin, pickle._Pickler):
     """Python's own pickler, for nesting beyond what C's stack allows."""
 
-    dispatch_table = getattr(cloudpickle.CloudPickler, "dispatch_table", None)
+    dispatch_table: Any = getattr(cloudpickle.CloudPickler, "dispatch_table", None)
 
     def __init__(self, file: Any, protocol: int, buffer_callback: Any) -> None:
         super().__init__(file, protocol, buffer_callback=buffer_callback)
-        self.globals_ref: Dict[int, Any] = {}
+        self.globals_ref: dict[int, Any] = {}
         self.proto = 5
 
     _dynamic_function_reduce = cloudpickle.CloudPickler._dynamic_function_reduce
@@ -947,15 +1022,15 @@ class _Deep(_Mixin, pickle._Pickler):  # type: ignore[misc, name-defined, attr-d
     _function_reduce = cloudpickle.CloudPickler._function_reduce
 
 
-def dump(session: Session, value: Any, owned: Optional[Set[str]] = None) -> Dump:
+def dump(session: Session, value: Any, owned: set[str] | None = None) -> Dump:
     """Write `value`. Classes in `owned` are written by value, the notebook's others by their id.
 
     # Errors
     `Unpicklable` when nothing of it can be written.
     """
-    bad: Dict[int, str] = {}
-    lead: List[Any] = []
-    kept: List[Any] = []
+    bad: dict[int, str] = {}
+    lead: list[Any] = []
+    kept: list[Any] = []
     kind: Any = _Fast
     for _ in range(MAX_LOST):
         out = io.BytesIO()
@@ -977,9 +1052,19 @@ def dump(session: Session, value: Any, owned: Optional[Set[str]] = None) -> Dump
             kept.append(culprit.obj)
             continue
         return Dump(
-            out.getvalue(), pickler.buffers, pickler.foreign, _linking(pickler), pickler.ranges,
-            pickler.classes, pickler.touches, pickler.dynamic, pickler.gone, pickler.notes, pickler.seen,
-            pickler.suspects, (pickler, kept),
+            out.getvalue(),
+            pickler.buffers,
+            pickler.foreign,
+            _linking(pickler),
+            pickler.ranges,
+            pickler.classes,
+            pickler.touches,
+            pickler.dynamic,
+            pickler.gone,
+            pickler.notes,
+            pickler.seen,
+            pickler.suspects,
+            (pickler, kept),
         )
     raise Unpicklable("too much of it can't be written")
 
@@ -1006,8 +1091,9 @@ def _reason(why: BaseException) -> str:
     return f"{type(why).__name__}: {text[0][:200]}" if text else type(why).__name__
 
 
-def _attempt(kind: Any, session: Session, out: io.BytesIO, owned: Set[str], bad: Dict[int, str], lead: List[Any],
-             value: Any) -> Any:
+def _attempt(
+    kind: Any, session: Session, out: io.BytesIO, owned: set[str], bad: dict[int, str], lead: list[Any], value: Any
+) -> Any:
     def run() -> Any:
         pickler: Any = None
 
@@ -1033,7 +1119,7 @@ def _attempt(kind: Any, session: Session, out: io.BytesIO, owned: Set[str], bad:
 
 def _deep(run: Callable[[], Any]) -> Any:
     """Run with a large stack and a high recursion limit."""
-    result: List[Any] = []
+    result: list[Any] = []
 
     def body() -> None:
         try:
@@ -1062,7 +1148,7 @@ def dump_items(session: Session, flat: Any) -> bytes:
     return pickle.dumps(flat.tolist(), protocol=5)
 
 
-def load(source: recipes.Source, stream: bytes, foreign: Optional[List[Any]] = None) -> Any:
+def load(source: recipes.Source, stream: bytes, foreign: list[Any] | None = None) -> Any:
     """Read what `dump` wrote."""
     before = recipes.loading(source)
     try:

@@ -6,20 +6,38 @@ again, paths first, so that modules beside the notebook can be imported before a
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
 import random
 import sys
 import warnings
-from typing import Any, Callable, Dict, List
+from typing import Any, Callable
 
 #: Set by Jupyter, Slurm or Gresshopper for this process alone.
-OWN_ENV = ("JPY_", "JUPYTER_", "IPYTHON", "SLURM", "GRESSHOPPER_", "PYDEVD_", "SSH_", "XDG_RUNTIME", "DISPLAY",
-           "CUDA_VISIBLE_DEVICES", "MPLBACKEND", "HOSTNAME", "TMPDIR", "KERNEL_", "PWD", "OLDPWD", "SHLVL")
+OWN_ENV = (
+    "JPY_",
+    "JUPYTER_",
+    "IPYTHON",
+    "SLURM",
+    "GRESSHOPPER_",
+    "PYDEVD_",
+    "SSH_",
+    "XDG_RUNTIME",
+    "DISPLAY",
+    "CUDA_VISIBLE_DEVICES",
+    "MPLBACKEND",
+    "HOSTNAME",
+    "TMPDIR",
+    "KERNEL_",
+    "PWD",
+    "OLDPWD",
+    "SHLVL",
+)
 
 
-def _environ() -> Dict[str, str]:
+def _environ() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(OWN_ENV)}
 
 
@@ -30,9 +48,13 @@ def _numpy() -> Any:
 
 def _torch() -> Any:
     torch = sys.modules["torch"]
-    return {"rng": bytes(torch.get_rng_state().numpy()), "dtype": str(torch.get_default_dtype()),
-            "grad": torch.is_grad_enabled(), "threads": torch.get_num_threads(),
-            "deterministic": torch.are_deterministic_algorithms_enabled()}
+    return {
+        "rng": bytes(torch.get_rng_state().numpy()),
+        "dtype": str(torch.get_default_dtype()),
+        "grad": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+    }
 
 
 def _matplotlib() -> Any:
@@ -73,16 +95,20 @@ def _decimal() -> Any:
     return (c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp)
 
 
-_READ: Dict[str, Callable[[], Any]] = {
+_READ: dict[str, Callable[[], Any]] = {
     "paths": lambda: {"cwd": _cwd(), "path": list(sys.path)},
     "environ": _environ,
-    "random": lambda: random.getstate(),
+    "random": random.getstate,
     "python": lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()},
     "logging": _logging,
 }
-_LIBRARY: Dict[str, Callable[[], Any]] = {
-    "numpy": _numpy, "torch": _torch, "matplotlib": _matplotlib, "pandas._config.config": _pandas,
-    "matplotlib._pylab_helpers": _figures, "decimal": _decimal,
+_LIBRARY: dict[str, Callable[[], Any]] = {
+    "numpy": _numpy,
+    "torch": _torch,
+    "matplotlib": _matplotlib,
+    "pandas._config.config": _pandas,
+    "matplotlib._pylab_helpers": _figures,
+    "decimal": _decimal,
 }
 
 
@@ -93,16 +119,18 @@ def _cwd() -> str:
         return "/"
 
 
-def _filters() -> List[Any]:
+def _filters() -> list[Any]:
     found = []
     for action, message, category, module, line in warnings.filters:
-        found.append((action, getattr(message, "pattern", message), category, getattr(module, "pattern", module), line))
+        found.append(
+            (action, getattr(message, "pattern", message), category, getattr(module, "pattern", module), line)
+        )
     return found
 
 
-def read() -> Dict[str, bytes]:
+def read() -> dict[str, bytes]:
     """All sections, pickled. One that can't be read is left out."""
-    sections: Dict[str, bytes] = {}
+    sections: dict[str, bytes] = {}
     for name, reader in _READ.items():
         _add(sections, name, reader)
     for name, reader in _LIBRARY.items():
@@ -111,17 +139,26 @@ def read() -> Dict[str, bytes]:
     return sections
 
 
-def _add(sections: Dict[str, bytes], name: str, reader: Callable[[], Any]) -> None:
-    try:
+def _add(sections: dict[str, bytes], name: str, reader: Callable[[], Any]) -> None:
+    with contextlib.suppress(Exception):  # a half-imported library, or an option that isn't picklable
         sections[name] = pickle.dumps(reader(), protocol=5)
-    except Exception:  # a half-imported library, or an option that isn't picklable
-        pass
 
 
-def apply(sections: Dict[str, bytes], notice: Callable[[str], None]) -> None:
+def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
     """Set what `read` read. A section that can't be set is told and left."""
-    order = ["paths", "environ", "python", "logging", "numpy", "torch", "matplotlib", "pandas._config.config",
-             "decimal", "random", "matplotlib._pylab_helpers"]
+    order = [
+        "paths",
+        "environ",
+        "python",
+        "logging",
+        "numpy",
+        "torch",
+        "matplotlib",
+        "pandas._config.config",
+        "decimal",
+        "random",
+        "matplotlib._pylab_helpers",
+    ]
     for name in order:
         if name not in sections:
             continue
@@ -131,12 +168,12 @@ def apply(sections: Dict[str, bytes], notice: Callable[[str], None]) -> None:
             notice(f"the process's {name} settings couldn't be restored: {e}")
 
 
-def apply_early(sections: Dict[str, bytes], notice: Callable[[str], None]) -> None:
+def apply_early(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
     """Only what importing depends on."""
     apply({k: v for k, v in sections.items() if k in ("paths", "environ")}, notice)
 
 
-def apply_late(sections: Dict[str, bytes], notice: Callable[[str], None]) -> None:
+def apply_late(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
     """All the rest, after the variables are there."""
     apply({k: v for k, v in sections.items() if k not in ("paths", "environ")}, notice)
 
@@ -146,7 +183,7 @@ def _set_paths(state: Any) -> None:
     os.chdir(state["cwd"])
 
 
-def _set_environ(state: Dict[str, str]) -> None:
+def _set_environ(state: dict[str, str]) -> None:
     for key in [k for k in os.environ if k not in state and not k.startswith(OWN_ENV)]:
         del os.environ[key]
     os.environ.update({k: v for k, v in state.items() if os.environ.get(k) != v})
@@ -222,8 +259,16 @@ def _set_decimal(state: Any) -> None:
     c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp = state
 
 
-_WRITE: Dict[str, Callable[[Any], None]] = {
-    "paths": _set_paths, "environ": _set_environ, "random": random.setstate, "python": _set_python,
-    "logging": _set_logging, "numpy": _set_numpy, "torch": _set_torch, "matplotlib": _set_matplotlib,
-    "pandas._config.config": _set_pandas, "matplotlib._pylab_helpers": _set_figures, "decimal": _set_decimal,
+_WRITE: dict[str, Callable[[Any], None]] = {
+    "paths": _set_paths,
+    "environ": _set_environ,
+    "random": random.setstate,
+    "python": _set_python,
+    "logging": _set_logging,
+    "numpy": _set_numpy,
+    "torch": _set_torch,
+    "matplotlib": _set_matplotlib,
+    "pandas._config.config": _set_pandas,
+    "matplotlib._pylab_helpers": _set_figures,
+    "decimal": _set_decimal,
 }

@@ -14,7 +14,8 @@ import sys
 import threading
 import types
 import weakref
-from typing import Any, Callable, Dict, List, Mapping, Optional, Protocol, Sequence, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, Protocol
 
 
 class LostError(RuntimeError):
@@ -33,7 +34,7 @@ class Lost:
     def __repr__(self) -> str:
         return f"<lost: {self._what}; {self._why}>"
 
-    def __reduce__(self) -> Tuple[Any, ...]:
+    def __reduce__(self) -> tuple[Any, ...]:
         return (Lost, (self._what, self._why))
 
     def _raise(self, *_: Any, **__: Any) -> Any:
@@ -51,12 +52,12 @@ class Lost:
 class Source(Protocol):
     """Where a stream's numbered buffers and classes come from while it is loaded."""
 
-    namespace: Dict[str, Any]
-
+    @property
+    def namespace(self) -> dict[str, Any]: ...
     def nbytes(self, index: int) -> int: ...
     def fill(self, index: int, into: memoryview) -> None: ...
-    def mapped(self, index: int) -> Optional[Any]: ...
-    def items(self, index: int) -> List[Any]: ...
+    def mapped(self, index: int) -> Any | None: ...
+    def items(self, index: int) -> list[Any]: ...
     def class_of(self, cid: str) -> type: ...
     def notice(self, text: str) -> None: ...
 
@@ -65,15 +66,15 @@ _local = threading.local()
 # The stream that is loaded may do so in a thread of its own (deep nesting): the source is then handed over.
 
 
-def loading(source: Optional[Source]) -> Optional[Source]:
+def loading(source: Source | None) -> Source | None:
     """Make `source` the one that recipes ask in this thread; returns the one before."""
-    before: Optional[Source] = getattr(_local, "source", None)
+    before: Source | None = getattr(_local, "source", None)
     _local.source = source
     return before
 
 
 def _source() -> Source:
-    source: Optional[Source] = getattr(_local, "source", None)
+    source: Source | None = getattr(_local, "source", None)
     if source is None:
         raise LostError("a stream of a saved state is only readable through gresshopper.state")
     return source
@@ -82,19 +83,20 @@ def _source() -> Source:
 # --- names, functions, classes ---------------------------------------------------------------------------------------
 
 
-def namespace() -> Dict[str, Any]:
+def namespace() -> dict[str, Any]:
     """The live namespace."""
     return _source().namespace
 
 
-def function(code: types.CodeType, name: str, in_namespace: bool, foreign: Optional[Dict[str, Any]],
-             cells: Optional[Tuple[Any, ...]]) -> types.FunctionType:
+def function(
+    code: types.CodeType, name: str, in_namespace: bool, foreign: dict[str, Any] | None, cells: tuple[Any, ...] | None
+) -> types.FunctionType:
     """A function without its defaults and attributes, bound to the live namespace."""
     scope = namespace() if in_namespace else (foreign if foreign is not None else {"__builtins__": builtins})
     return types.FunctionType(code, scope, name, None, cells)
 
 
-def set_function(made: types.FunctionType, state: Dict[str, Any]) -> None:
+def set_function(made: types.FunctionType, state: dict[str, Any]) -> None:
     """Defaults, attributes and names of a function."""
     made.__dict__.update(state["dict"])
     for key in ("defaults", "kwdefaults", "doc", "module", "qualname", "annotations"):
@@ -102,10 +104,10 @@ def set_function(made: types.FunctionType, state: Dict[str, Any]) -> None:
         if value is not None or key in ("defaults", "doc"):
             setattr(made, f"__{key}__", value)
     if state.get("type_params"):
-        made.__type_params__ = state["type_params"]
+        setattr(made, "__type_params__", state["type_params"])  # noqa: B010 - Python 3.12 and later
 
 
-def foreign_globals(marker: str) -> Dict[str, Any]:
+def foreign_globals(marker: str) -> dict[str, Any]:
     """A namespace of functions that belongs to no importable module."""
     return {"__builtins__": builtins, "__name__": marker}
 
@@ -115,7 +117,7 @@ def cell() -> Any:
     return types.CellType()
 
 
-def set_cell(made: Any, content: Tuple[Any, ...]) -> None:
+def set_cell(made: Any, content: tuple[Any, ...]) -> None:
     """The content of a closure cell, or none."""
     if content:
         made.cell_contents = content[0]
@@ -126,7 +128,7 @@ def class_of(cid: str) -> type:
     return _source().class_of(cid)
 
 
-def cached(wrapped: Any, maxsize: Optional[int], typed: bool) -> Any:
+def cached(wrapped: Any, maxsize: int | None, typed: bool) -> Any:
     """A function under `functools.lru_cache`, its cache empty."""
     import functools
 
@@ -155,9 +157,9 @@ class _Shell:
     """Found by streams that refer to IPython's shell."""
 
     def __call__(self) -> Any:
-        from IPython import get_ipython
+        from IPython.core.getipython import get_ipython
 
-        return get_ipython()
+        return get_ipython()  # type: ignore[no-untyped-call]
 
 
 def __getattr__(name: str) -> Any:
@@ -188,22 +190,22 @@ def dead_ref() -> Any:
     return weakref.ref(_Gone())
 
 
-def weak_dict(cls: type, pairs: List[Tuple[Any, Any]]) -> Any:
+def weak_dict(cls: type, pairs: list[tuple[Any, Any]]) -> Any:
     """A `WeakValueDictionary` or `WeakKeyDictionary`."""
     return cls(pairs)
 
 
-def weak_set(cls: type, members: List[Any]) -> Any:
+def weak_set(cls: type, members: list[Any]) -> Any:
     """A `WeakSet`."""
     return cls(members)
 
 
-def exception(cls: Any, args: Tuple[Any, ...]) -> Any:
+def exception(cls: Any, args: tuple[Any, ...]) -> Any:
     """An exception, without its own `__init__`."""
     return cls.__new__(cls, *args)
 
 
-def set_exception(made: BaseException, state: Tuple[Any, Any, Any, Any, Any]) -> None:
+def set_exception(made: BaseException, state: tuple[Any, Any, Any, Any, Any]) -> None:
     """Arguments, attributes and causes of an exception."""
     args, attrs, cause, context, suppress = state
     made.args = args
@@ -216,8 +218,9 @@ def std_stream(name: str) -> Any:
     return getattr(sys, name)
 
 
-def reopen(path: str, mode: str, text: Optional[Tuple[str, Optional[str], bool]], offset: int,
-           found: Tuple[int, int, int]) -> Any:
+def reopen(
+    path: str, mode: str, text: tuple[str, str | None, bool] | None, offset: int, found: tuple[int, int, int]
+) -> Any:
     """A file that was open for reading, at its place, if it is still the same file."""
     try:
         now = os.stat(path)
@@ -250,12 +253,13 @@ def match(pattern: Any, string: Any, pos: int, endpos: int, how: str) -> Any:
     return getattr(pattern, how)(string, pos, endpos)
 
 
-def memory(obj: Any, offset: int, nbytes: int, fmt: str, shape: Tuple[int, ...], readonly: bool) -> memoryview:
+def memory(obj: Any, offset: int, nbytes: int, fmt: str, shape: tuple[int, ...], readonly: bool) -> memoryview:
     """A memoryview over `obj`."""
-    view = memoryview(obj).cast("B")[offset : offset + nbytes]
+    view: Any = memoryview(obj).cast("B")[offset : offset + nbytes]
     if fmt != "B" or len(shape) != 1:
         view = view.cast(fmt, shape) if len(shape) != 1 else view.cast(fmt)
-    return view.toreadonly() if readonly else view
+    made: memoryview = view.toreadonly() if readonly else view
+    return made
 
 
 def blob(index: int) -> Any:
@@ -281,8 +285,9 @@ def struct_of(fmt: Any) -> Any:
 # --- numpy -----------------------------------------------------------------------------------------------------------
 
 
-def np_root(index: int, nbytes: int, dtype: Any, shape: Tuple[int, ...], strides: Tuple[int, ...],
-            writeable: bool) -> Any:
+def np_root(
+    index: int, nbytes: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], writeable: bool
+) -> Any:
     """An array that owns its memory, or lies on a private map of the store."""
     import numpy as np
 
@@ -305,8 +310,8 @@ def np_root(index: int, nbytes: int, dtype: Any, shape: Tuple[int, ...], strides
     return made
 
 
-def _c_strides(shape: Sequence[int], itemsize: int) -> Tuple[int, ...]:
-    strides: List[int] = []
+def _c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
+    strides: list[int] = []
     step = itemsize
     for extent in reversed(shape):
         strides.append(step)
@@ -322,7 +327,7 @@ def _flat(array: Any) -> memoryview:
     return memoryview(flat.reshape(-1).view(np.uint8)) if array.nbytes else memoryview(b"")
 
 
-def np_small(data: bytes, dtype: Any, shape: Tuple[int, ...], order: str, writeable: bool) -> Any:
+def np_small(data: bytes, dtype: Any, shape: tuple[int, ...], order: str, writeable: bool) -> Any:
     """A small array that owns its memory."""
     import numpy as np
 
@@ -332,14 +337,14 @@ def np_small(data: bytes, dtype: Any, shape: Tuple[int, ...], order: str, writea
     return made
 
 
-def np_objects(shape: Tuple[int, ...], order: str) -> Any:
+def np_objects(shape: tuple[int, ...], order: str) -> Any:
     """An array of objects, still empty."""
     import numpy as np
 
     return np.empty(shape, object, order=order)
 
 
-def set_np_objects(made: Any, state: Tuple[Any, bool]) -> None:
+def set_np_objects(made: Any, state: tuple[Any, bool]) -> None:
     """The elements of an array of objects: a list, or the number of the buffer that holds them."""
     items, writeable = state
     if isinstance(items, int):
@@ -350,12 +355,13 @@ def set_np_objects(made: Any, state: Tuple[Any, bool]) -> None:
     made.flags.writeable = writeable
 
 
-def np_view(root: Any, offset: int, shape: Tuple[int, ...], strides: Tuple[int, ...], dtype: Any,
-            writeable: bool) -> Any:
+def np_view(
+    root: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, writeable: bool
+) -> Any:
     """A view into the memory of `root`, `offset` bytes from its start."""
     import numpy as np
 
-    if dtype.hasobject and dtype == object:
+    if dtype.hasobject:
         flat = root.reshape(-1) if root.flags.c_contiguous else root.T.reshape(-1)
         made = np.lib.stride_tricks.as_strided(flat[offset // dtype.itemsize :], shape, strides)
     else:
@@ -372,8 +378,9 @@ def np_view(root: Any, offset: int, shape: Tuple[int, ...], strides: Tuple[int, 
     return made
 
 
-def np_over(obj: Any, offset: int, shape: Tuple[int, ...], strides: Tuple[int, ...], dtype: Any,
-            writeable: bool) -> Any:
+def np_over(
+    obj: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, writeable: bool
+) -> Any:
     """An array over the memory of something that isn't an array."""
     import numpy as np
 
@@ -397,15 +404,18 @@ def np_masked(data: Any, mask: Any, fill_value: Any, hard: bool, shared: bool) -
     return made
 
 
-def np_memmap(path: str, dtype: Any, mode: str, offset: int, shape: Tuple[int, ...], order: str, index: int,
-              nbytes: int) -> Any:
+def np_memmap(
+    path: str, dtype: Any, mode: str, offset: int, shape: tuple[int, ...], order: str, index: int, nbytes: int
+) -> Any:
     """A memory-mapped file, if its content is what it was; else an array of that content."""
     import numpy as np
 
     kept = np.empty(shape, dtype, order=order)
     _source().fill(index, _flat(kept))
     try:
-        made = np.memmap(path, dtype=dtype, mode="r+" if mode == "w+" else mode, offset=offset, shape=shape, order=order)
+        made = np.memmap(
+            path, dtype=dtype, mode="r+" if mode == "w+" else mode, offset=offset, shape=shape, order=order
+        )
         if bytes(_flat(np.asarray(made))) == bytes(_flat(kept)):
             return made
         if mode == "c":
@@ -418,7 +428,7 @@ def np_memmap(path: str, dtype: Any, mode: str, offset: int, shape: Tuple[int, .
     return kept
 
 
-def np_of_tensor(storage: Any, offset: int, shape: Tuple[int, ...], strides: Tuple[int, ...], dtype: Any) -> Any:
+def np_of_tensor(storage: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Any:
     """An array that shares memory with a tensor."""
     import numpy as np
     import torch
@@ -448,7 +458,7 @@ def pd_refs() -> Any:
     return BlockValuesRefs()
 
 
-def pd_manager(cls: Any, axes: List[Any], blocks: List[Tuple[Any, Any, int, Any]]) -> Any:
+def pd_manager(cls: Any, axes: list[Any], blocks: list[tuple[Any, Any, int, Any]]) -> Any:
     """A frame's or series' blocks, with the reference counts that copy-on-write asks."""
     from pandas.core.internals.blocks import new_block
 
@@ -511,8 +521,16 @@ def torch_storage_over(array: Any, offset: int, nbytes: int) -> Any:
     return _untyped(torch.from_numpy(flat[offset : offset + nbytes]))
 
 
-def torch_tensor(storage: Any, dtype: Any, offset: int, size: Tuple[int, ...], stride: Tuple[int, ...],
-                 requires_grad: bool, parameter: bool, history: bool) -> Any:
+def torch_tensor(
+    storage: Any,
+    dtype: Any,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+    parameter: bool,
+    history: bool,
+) -> Any:
     """A tensor over a storage."""
     import torch
 
@@ -521,7 +539,9 @@ def torch_tensor(storage: Any, dtype: Any, offset: int, size: Tuple[int, ...], s
     if parameter:
         return torch.nn.Parameter(made, requires_grad=requires_grad)
     if history:
-        _source().notice("a tensor was restored without the operations that led to it; a backward pass through it fails")
+        _source().notice(
+            "a tensor was restored without the operations that led to it; a backward pass through it fails"
+        )
         return _gone_history().apply(made.requires_grad_(True))
     if requires_grad:
         made.requires_grad_(True)
@@ -545,7 +565,7 @@ def _gone_history() -> Any:
     return RestoredWithoutHistory
 
 
-def set_torch_tensor(made: Any, state: Dict[str, Any]) -> None:
+def set_torch_tensor(made: Any, state: dict[str, Any]) -> None:
     """Gradient and attributes of a tensor."""
     if state.get("grad") is not None:
         made.grad = state["grad"]
@@ -566,12 +586,12 @@ def torch_generator(device: str, state: Any, default: bool) -> Any:
 # --- widgets ---------------------------------------------------------------------------------------------------------
 
 
-def widget(cls: Any, model_id: Optional[str]) -> Any:
+def widget(cls: Any, model_id: str | None) -> Any:
     """A widget, not yet open."""
     return cls.__new__(cls)
 
 
-def set_widget(made: Any, state: Tuple[Optional[str], Dict[str, Any], Dict[str, Any], Dict[str, Any]]) -> None:
+def set_widget(made: Any, state: tuple[str | None, dict[str, Any], dict[str, Any], dict[str, Any]]) -> None:
     """Traits, observers and attributes of a widget, opened under its old model id."""
     model_id, traits, notifiers, attrs = state
     if model_id is not None:

@@ -12,33 +12,100 @@ import hashlib
 import io
 import os
 import sys
-from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Set, Tuple
+from collections.abc import Iterator, Sequence
+from typing import Any, Callable
 
-from . import form, names, pickling, process, recipes, restore
+from . import form, names, pickling, process, restore
 from .store import Store
 
 #: Names through which a cell gets what another run wouldn't.
-BARRED_NAMES = frozenset({
-    "input", "getpass", "time", "perf_counter", "monotonic", "now", "today", "utcnow", "urandom", "default_rng",
-    "uuid1", "uuid4", "secrets", "SystemRandom", "token_hex", "requests", "urlopen", "socket", "subprocess", "Popen", "system",
-    "getoutput", "threading", "Thread", "multiprocessing", "ThreadPoolExecutor", "ProcessPoolExecutor", "asyncio",
-    "get_ipython", "run_line_magic", "run_cell_magic", "exec", "eval", "globals", "connect", "id", "getpid", "gethostname",
-    "manual_seed", "Generator", "RandomState", "display", "widgets", "sleep", "tempfile", "mkstemp", "mkdtemp", "TemporaryDirectory",
-})
-_EFFECTS = ("socket.connect", "socket.bind", "subprocess.Popen", "os.system", "os.remove", "os.rename", "os.mkdir",
-            "os.rmdir", "os.fork", "os.exec", "os.posix_spawn", "shutil.", "builtins.input", "sqlite3.connect",
-            "os.truncate", "os.chmod", "os.kill", "urllib.Request", "smtplib.", "ftplib.", "webbrowser.", "pty.spawn")
+BARRED_NAMES = frozenset(
+    {
+        "input",
+        "getpass",
+        "time",
+        "perf_counter",
+        "monotonic",
+        "now",
+        "today",
+        "utcnow",
+        "urandom",
+        "default_rng",
+        "uuid1",
+        "uuid4",
+        "secrets",
+        "SystemRandom",
+        "token_hex",
+        "requests",
+        "urlopen",
+        "socket",
+        "subprocess",
+        "Popen",
+        "system",
+        "getoutput",
+        "threading",
+        "Thread",
+        "multiprocessing",
+        "ThreadPoolExecutor",
+        "ProcessPoolExecutor",
+        "asyncio",
+        "get_ipython",
+        "run_line_magic",
+        "run_cell_magic",
+        "exec",
+        "eval",
+        "globals",
+        "connect",
+        "id",
+        "getpid",
+        "gethostname",
+        "manual_seed",
+        "Generator",
+        "RandomState",
+        "display",
+        "widgets",
+        "sleep",
+        "tempfile",
+        "mkstemp",
+        "mkdtemp",
+        "TemporaryDirectory",
+    }
+)
+_EFFECTS = (
+    "socket.connect",
+    "socket.bind",
+    "subprocess.Popen",
+    "os.system",
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.fork",
+    "os.exec",
+    "os.posix_spawn",
+    "shutil.",
+    "builtins.input",
+    "sqlite3.connect",
+    "os.truncate",
+    "os.chmod",
+    "os.kill",
+    "urllib.Request",
+    "smtplib.",
+    "ftplib.",
+    "webbrowser.",
+    "pty.spawn",
+)
 
 
 class Effects:
     """What a cell does outside the process, by Python's audit events."""
 
-    _installed: Optional["Effects"] = None
+    _installed: Effects | None = None
 
     def __init__(self) -> None:
         self._on = False
-        self._found: Set[str] = set()
-        self._files: Dict[str, List[int]] = {}
+        self._found: set[str] = set()
+        self._files: dict[str, list[int]] = {}
 
     def start(self) -> None:
         """Watch from here."""
@@ -48,12 +115,12 @@ class Effects:
         self._found, self._files = set(), {}
         self._on = True
 
-    def stop(self) -> Dict[str, Any]:
+    def stop(self) -> dict[str, Any]:
         """What happened since `start`: effects, and files that were read with their size and time of change."""
         self._on = False
         return {"did": sorted(self._found), "read": self._files}
 
-    def event(self, event: str, args: Tuple[Any, ...]) -> None:
+    def event(self, event: str, args: tuple[Any, ...]) -> None:
         """One audit event."""
         if not self._on:
             return
@@ -62,7 +129,7 @@ class Effects:
         elif event.startswith(_EFFECTS):
             self._found.add(event)
 
-    def _opened(self, args: Tuple[Any, ...]) -> None:
+    def _opened(self, args: tuple[Any, ...]) -> None:
         path, _, flags = args
         if not isinstance(path, (str, bytes)):
             return
@@ -73,7 +140,7 @@ class Effects:
             self._files[path] = _stamp(path)
 
 
-def _stamp(path: str) -> List[int]:
+def _stamp(path: str) -> list[int]:
     try:
         found = os.stat(path)
     except OSError:
@@ -81,16 +148,14 @@ def _stamp(path: str) -> List[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
-def _hook(event: str, args: Tuple[Any, ...]) -> None:
+def _hook(event: str, args: tuple[Any, ...]) -> None:
     watching = Effects._installed
     if watching is not None and watching._on:
-        try:
+        with contextlib.suppress(Exception):
             watching.event(event, args)
-        except Exception:
-            pass
 
 
-def barred(cell: Dict[str, Any]) -> Optional[str]:
+def barred(cell: dict[str, Any]) -> str | None:
     """Why a cell mustn't be run again, if so."""
     if not cell["ok"]:
         return "its cell failed"
@@ -106,8 +171,13 @@ def barred(cell: Dict[str, Any]) -> Optional[str]:
     return None
 
 
-def recover(snapshot: restore.Snapshot, store: Store, session: pickling.Session,
-            set_names: Callable[[Dict[str, Any]], None], told: restore.Told) -> restore.Told:
+def recover(
+    snapshot: restore.Snapshot,
+    store: Store,
+    session: pickling.Session,
+    set_names: Callable[[dict[str, Any]], None],
+    told: restore.Told,
+) -> restore.Told:
     """Run again what makes the lost variables; those for which that isn't right stay placeholders, with the reason."""
     lost = dict(told.lost)
     notices = list(told.notices)
@@ -132,15 +202,19 @@ class _Barred(Exception):
     """A variable can't be rebuilt by running cells; says why."""
 
 
-def _chain(snapshot: restore.Snapshot, uid: int, entry: restore.Entry, store: Store,
-           session: pickling.Session) -> Dict[str, Any]:
+def _chain(
+    snapshot: restore.Snapshot, uid: int, entry: restore.Entry, store: Store, session: pickling.Session
+) -> dict[str, Any]:
     """Run, in order, each cell that may have touched the unit, from the one that made it."""
     records = snapshot.records
     made = next((i for i, r in enumerate(records) if any(u["u"] == uid for u in r.head["units"])), None)
     if made is None or records[made].head.get("full"):
         raise _Barred("the cell that made it wasn't recorded")
-    cells = [i for i, r in enumerate(records) if i == made or i > made and r.head["cell"] is not None
-             and uid in r.head["cell"]["touched"]]
+    cells = [
+        i
+        for i, r in enumerate(records)
+        if i == made or (i > made and r.head["cell"] is not None and uid in r.head["cell"]["touched"])
+    ]
     if len(cells) > 50:
         raise _Barred("too many cells touched it")
     for i in cells:
@@ -152,7 +226,7 @@ def _chain(snapshot: restore.Snapshot, uid: int, entry: restore.Entry, store: St
     for i in cells:
         if any(m.startswith("c:") for u in records[i].head["units"] for m in u["m"]):
             raise _Barred("its cell also made a class, which must stay the same")
-    state: Dict[str, Any] = {}
+    state: dict[str, Any] = {}
     with _emptied(session.namespace, snapshot):
         for i in cells:
             state = _run_cell(records, i, uid, entry, state, store, session)
@@ -161,7 +235,7 @@ def _chain(snapshot: restore.Snapshot, uid: int, entry: restore.Entry, store: St
 
 
 @contextlib.contextmanager
-def _emptied(namespace: Dict[str, Any], snapshot: restore.Snapshot) -> Iterator[None]:
+def _emptied(namespace: dict[str, Any], snapshot: restore.Snapshot) -> Iterator[None]:
     """The live namespace as scratch: what is made in it keeps its globals. Its variables are put back after."""
     kept = dict(namespace)
     for entry in snapshot.units.values():
@@ -174,7 +248,7 @@ def _emptied(namespace: Dict[str, Any], snapshot: restore.Snapshot) -> Iterator[
         namespace.update(kept)
 
 
-def _same(entry: restore.Entry, state: Dict[str, Any], session: pickling.Session) -> None:
+def _same(entry: restore.Entry, state: dict[str, Any], session: pickling.Session) -> None:
     """The rest of the group, beside what couldn't be saved, must be what it was."""
     if sorted(state) != sorted(entry.names):
         raise _Barred("running its cells again gave other variables")
@@ -183,8 +257,15 @@ def _same(entry: restore.Entry, state: Dict[str, Any], session: pickling.Session
         raise _Barred("running its cells again didn't give the same")
 
 
-def _run_cell(records: Sequence[form.Record], at: int, uid: int, entry: restore.Entry, state: Dict[str, Any],
-              store: Store, session: pickling.Session) -> Dict[str, Any]:
+def _run_cell(
+    records: Sequence[form.Record],
+    at: int,
+    uid: int,
+    entry: restore.Entry,
+    state: dict[str, Any],
+    store: Store,
+    session: pickling.Session,
+) -> dict[str, Any]:
     before = restore.Snapshot(records[:at])
     cell = records[at].head["cell"]
     scratch = session.namespace
@@ -196,7 +277,9 @@ def _run_cell(records: Sequence[form.Record], at: int, uid: int, entry: restore.
         scratch.update(loader._values(other, before.units[other]))
     scratch.update(state)
     kept = process.read()
-    process.apply({k: v for k, v in before.process(store).items() if k in ("random", "numpy", "torch")}, lambda _: None)
+    process.apply(
+        {k: v for k, v in before.process(store).items() if k in ("random", "numpy", "torch")}, lambda _: None
+    )
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             exec(compile(cell["source"], cell.get("file") or "<re-run>", "exec"), scratch)
@@ -212,14 +295,14 @@ def _run_cell(records: Sequence[form.Record], at: int, uid: int, entry: restore.
             del scratch[name]
 
 
-def _needed(before: restore.Snapshot, cell: Dict[str, Any], uid: int) -> List[int]:
+def _needed(before: restore.Snapshot, cell: dict[str, Any], uid: int) -> list[int]:
     """Units that the cell may touch, with what the functions in them touch."""
     owner = {name: u for u, e in before.units.items() for name in e.names}
     stack = [u for u in cell["touched"] if u in before.units and u != uid]
     stack += [owner[n] for n in cell["names"] if n in owner and owner[n] != uid]
     if uid in before.units:
         stack += [owner[n] for n in before.units[uid].said["t"] if n in owner]
-    seen: Set[int] = set()
+    seen: set[int] = set()
     while stack:
         top = stack.pop()
         if top in seen or top == uid:
@@ -229,7 +312,9 @@ def _needed(before: restore.Snapshot, cell: Dict[str, Any], uid: int) -> List[in
     return sorted(seen)
 
 
-def _same_rest(record: form.Record, uid: int, scratch: Dict[str, Any], session: pickling.Session, store: Store) -> None:
+def _same_rest(
+    record: form.Record, uid: int, scratch: dict[str, Any], session: pickling.Session, store: Store
+) -> None:
     """What the cell made beside the wanted unit must be what it made then."""
     for said in record.head["units"]:
         if said["u"] == uid or said["gone"] or any(m.startswith("c:") for m in said["m"]):
@@ -245,4 +330,3 @@ def _same_rest(record: form.Record, uid: int, scratch: Dict[str, Any], session: 
         for buffer, blob in zip(again.buffers, said["b"]):
             if buffer.items is None and store.put(buffer.address, buffer.nbytes) != blob[2]:
                 raise _Barred(f"running its cell again gave another {', '.join(own)}")
-

@@ -11,7 +11,8 @@ import pickle
 import platform
 import sys
 import time
-from typing import Any, Callable, Dict, List, Mapping, NamedTuple, Optional, Sequence, Set, Tuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Callable, NamedTuple
 
 from . import form, pickling, process, recipes
 from .store import Store
@@ -27,7 +28,7 @@ class Entry(NamedTuple):
     record: form.Record
 
     @property
-    def names(self) -> List[str]:
+    def names(self) -> list[str]:
         """Its variables."""
         return [m[2:] for m in self.said["m"] if m.startswith("n:")]
 
@@ -37,10 +38,10 @@ class Snapshot:
 
     def __init__(self, records: Sequence[form.Record]) -> None:
         self.records = records
-        self.units: Dict[int, Entry] = {}
-        self.sections: Dict[str, Entry] = {}
+        self.units: dict[int, Entry] = {}
+        self.sections: dict[str, Entry] = {}
         self.environment: Mapping[str, Any] = {}
-        self.history: Dict[int, str] = {}
+        self.history: dict[int, str] = {}
         self.count = 1
         for record in records:
             head = record.head
@@ -56,7 +57,7 @@ class Snapshot:
             self.history.update({int(k): v for k, v in head.get("inputs", {}).items()})
             self.count = head.get("count", self.count)
 
-    def process(self, store: Store) -> Dict[str, bytes]:
+    def process(self, store: Store) -> dict[str, bytes]:
         """The process's sections."""
         return {name: stream(entry, store) for name, entry in self.sections.items()}
 
@@ -71,9 +72,9 @@ def stream(entry: Entry, store: Store) -> bytes:
     return bytes(into)
 
 
-def environment() -> Dict[str, Any]:
+def environment() -> dict[str, Any]:
     """What a state depends on beside itself: Python and the packages that are loaded."""
-    packages: Dict[str, str] = {}
+    packages: dict[str, str] = {}
     for name in sorted({name.partition(".")[0] for name in list(sys.modules)}):
         version = getattr(sys.modules.get(name), "__version__", None)
         if isinstance(version, str) and not name.startswith("_"):
@@ -81,9 +82,9 @@ def environment() -> Dict[str, Any]:
     return {"python": platform.python_version(), "packages": packages}
 
 
-def differences(saved: Mapping[str, Any]) -> List[str]:
+def differences(saved: Mapping[str, Any]) -> list[str]:
     """How this environment differs from the one that a state was saved in, in sentences."""
-    found: List[str] = []
+    found: list[str] = []
     here = platform.python_version()
     if saved.get("python") and saved["python"].split(".")[:2] != here.split(".")[:2]:
         found.append(f"Python was {saved['python']}, here it is {here}")
@@ -96,13 +97,23 @@ def differences(saved: Mapping[str, Any]) -> List[str]:
     return found
 
 
-def _version(name: str) -> Optional[str]:
+def _version(name: str) -> str | None:
     module = sys.modules.get(name)
     if module is not None:
         version = getattr(module, "__version__", None)
         return version if isinstance(version, str) else ""
-    for candidate in (name, {"sklearn": "scikit-learn", "PIL": "pillow", "dateutil": "python-dateutil", "zmq": "pyzmq",
-                             "yaml": "PyYAML", "bs4": "beautifulsoup4", "mpl_toolkits": "matplotlib"}.get(name, name)):
+    for candidate in (
+        name,
+        {
+            "sklearn": "scikit-learn",
+            "PIL": "pillow",
+            "dateutil": "python-dateutil",
+            "zmq": "pyzmq",
+            "yaml": "PyYAML",
+            "bs4": "beautifulsoup4",
+            "mpl_toolkits": "matplotlib",
+        }.get(name, name),
+    ):
         try:
             return importlib.metadata.version(candidate)
         except importlib.metadata.PackageNotFoundError:
@@ -117,9 +128,9 @@ def _version(name: str) -> Optional[str]:
 class Told(NamedTuple):
     """What a restore did."""
 
-    names: List[str]
-    lost: Dict[str, str]
-    notices: List[str]
+    names: list[str]
+    lost: dict[str, str]
+    notices: list[str]
     seconds: float
 
 
@@ -128,16 +139,16 @@ class Loader:
 
     def __init__(self, snapshot: Snapshot, store: Store, session: pickling.Session, lazy: bool = True) -> None:
         self.snapshot, self.store, self.session, self._lazy = snapshot, store, session, lazy
-        self.notices: List[str] = []
+        self.notices: list[str] = []
         self._where = {m[2:]: uid for uid, e in snapshot.units.items() for m in e.said["m"] if m.startswith("c:")}
-        self._loaded: Dict[int, List[Any]] = {}
-        self._stack: List[Entry] = []
-        self.failed: Dict[int, str] = {}
+        self._loaded: dict[int, list[Any]] = {}
+        self._stack: list[Entry] = []
+        self.failed: dict[int, str] = {}
 
     # --- asked by recipes ---
 
     @property
-    def namespace(self) -> Dict[str, Any]:
+    def namespace(self) -> dict[str, Any]:
         """The live namespace."""
         return self.session.namespace
 
@@ -156,19 +167,19 @@ class Loader:
             raise form.FormError("the state is damaged: a buffer has another length than its array")
         self.store.get(blob[2], into)
 
-    def mapped(self, index: int) -> Optional[Any]:
+    def mapped(self, index: int) -> Any | None:
         """A buffer on a private map, where it is large and that can be done."""
         blob = self._blob(index)
         if not self._lazy or blob[0] < LAZY:
             return None
         return self.store.map(blob[2], blob[0])
 
-    def items(self, index: int) -> List[Any]:
+    def items(self, index: int) -> list[Any]:
         """What an array of objects holds."""
         blob = self._blob(index)
         into = bytearray(blob[0])
         self.store.get(blob[2], into)
-        found: List[Any] = pickle.loads(into)
+        found: list[Any] = pickle.loads(into)
         return found
 
     def class_of(self, cid: str) -> type:
@@ -188,7 +199,7 @@ class Loader:
 
     # --- loading ---
 
-    def load(self, uid: int) -> List[Any]:
+    def load(self, uid: int) -> list[Any]:
         """The values of a unit's members, in their order."""
         if uid in self._loaded:
             return self._loaded[uid]
@@ -197,7 +208,7 @@ class Loader:
         self._stack.append(entry)
         try:
             foreign = [recipes_blob(self, i) for i in entry.said["f"]]
-            values: List[Any] = pickling.load(self, data, foreign)
+            values: list[Any] = pickling.load(self, data, foreign)
         finally:
             self._stack.pop()
         for member, value in zip(entry.said["m"], values):
@@ -206,13 +217,15 @@ class Loader:
         self._loaded[uid] = values
         return values
 
-    def load_all(self, only: Optional[Set[str]] = None, progress: Optional[Callable[[int, int], None]] = None) -> Dict[str, Any]:
+    def load_all(
+        self, only: set[str] | None = None, progress: Callable[[int, int], None] | None = None
+    ) -> dict[str, Any]:
         """All variables (or those of `only`), classes first; nothing is set yet.
 
         # Errors
         `StoreError` and `FormError` when a part of the state is missing or was tampered with.
         """
-        staged: Dict[str, Any] = {}
+        staged: dict[str, Any] = {}
         order = sorted(self.snapshot.units, key=lambda uid: (not self._has_class(uid), uid))
         done = 0
         for uid in order:
@@ -228,7 +241,7 @@ class Loader:
     def _has_class(self, uid: int) -> bool:
         return any(m.startswith("c:") for m in self.snapshot.units[uid].said["m"])
 
-    def _values(self, uid: int, entry: Entry) -> Dict[str, Any]:
+    def _values(self, uid: int, entry: Entry) -> dict[str, Any]:
         try:
             values = self.load(uid)
         except (form.FormError, MemoryError):
@@ -253,9 +266,9 @@ def recipes_blob(loader: Loader, index: int) -> bytearray:
     return into
 
 
-def lost_in(snapshot: Snapshot) -> Dict[str, str]:
+def lost_in(snapshot: Snapshot) -> dict[str, str]:
     """Variables that are, or hold, something that couldn't be saved."""
-    found: Dict[str, str] = {}
+    found: dict[str, str] = {}
     for entry in snapshot.units.values():
         for what, why in entry.said["gone"]:
             for name in entry.names:
@@ -263,8 +276,14 @@ def lost_in(snapshot: Snapshot) -> Dict[str, str]:
     return found
 
 
-def restore(snapshot: Snapshot, store: Store, session: pickling.Session, set_names: Callable[[Dict[str, Any]], None],
-            lazy: bool = True, progress: Optional[Callable[[int, int], None]] = None) -> Tuple[Told, Loader]:
+def restore(
+    snapshot: Snapshot,
+    store: Store,
+    session: pickling.Session,
+    set_names: Callable[[dict[str, Any]], None],
+    lazy: bool = True,
+    progress: Callable[[int, int], None] | None = None,
+) -> tuple[Told, Loader]:
     """Rebuild everything, then set it at once.
 
     # Errors

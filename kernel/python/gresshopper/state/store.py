@@ -11,8 +11,9 @@ import ctypes
 import hashlib
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, List, Optional, Sequence
+from typing import Any
 
 from . import native
 
@@ -42,8 +43,9 @@ class Store:
         self.written = 0
         self._raw = os.fsencode(self.chunks)
 
-    def put(self, at: int, nbytes: int, dirty: Optional[bytearray] = None,
-            old: Optional[Sequence[str]] = None) -> List[str]:
+    def put(
+        self, at: int, nbytes: int, dirty: bytearray | None = None, old: Sequence[str] | None = None
+    ) -> list[str]:
         """Store memory in chunks; with `dirty` only the chunks marked there, the others keep their `old` name."""
         count = -(-nbytes // CHUNK)
         if native.lib is None:
@@ -60,10 +62,11 @@ class Store:
             for i in range(count)
         ]
 
-    def _put_python(self, at: int, nbytes: int, count: int, dirty: Optional[bytearray],
-                    old: Optional[Sequence[str]]) -> List[str]:
+    def _put_python(
+        self, at: int, nbytes: int, count: int, dirty: bytearray | None, old: Sequence[str] | None
+    ) -> list[str]:
         memory = native.view_of(at, nbytes)
-        names: List[str] = []
+        names: list[str] = []
         for i in range(count):
             if dirty is not None and old is not None and not dirty[i]:
                 names.append(old[i])
@@ -129,7 +132,7 @@ class Store:
             raise StoreError(f"the state can't be read: chunk {name[:12]} isn't what was stored")
         part[:] = data
 
-    def map(self, names: Sequence[str], nbytes: int) -> Optional[Any]:
+    def map(self, names: Sequence[str], nbytes: int) -> Any | None:
         """The chunks as private memory, read when touched; nothing where that can't be done."""
         if native.lib is None or any(name.startswith("b2-") for name in names):
             return None

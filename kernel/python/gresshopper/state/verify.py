@@ -9,9 +9,9 @@ import os
 import pickle
 import select
 import signal
-import time
 import warnings
-from typing import Any, Dict, List, Sequence, Tuple
+from collections.abc import Sequence
+from typing import Any
 
 from . import native, pickling, recipes
 from .store import Store
@@ -37,8 +37,8 @@ class _Source:
     def mapped(self, index: int) -> Any:
         return None
 
-    def items(self, index: int) -> List[Any]:
-        found: List[Any] = self._dump.buffers[index].items.tolist()  # type: ignore[union-attr]
+    def items(self, index: int) -> list[Any]:
+        found: list[Any] = self._dump.buffers[index].items.tolist()  # type: ignore[union-attr]
         return found
 
     def class_of(self, cid: str) -> type:
@@ -48,7 +48,7 @@ class _Source:
         pass
 
 
-def own_pickling(session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any], store: Store) -> List[str]:
+def own_pickling(session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any], store: Store) -> list[str]:
     """What the notebook's own pickling code would lose, in sentences; nothing if all comes back."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
@@ -67,7 +67,7 @@ def own_pickling(session: pickling.Session, dump: pickling.Dump, blobs: Sequence
         os.close(reader)
 
 
-def _answer(reader: int, child: int) -> List[str]:
+def _answer(reader: int, child: int) -> list[str]:
     ready, _, _ = select.select([reader], [], [], LIMIT)
     if not ready:
         os.kill(child, signal.SIGKILL)
@@ -76,7 +76,7 @@ def _answer(reader: int, child: int) -> List[str]:
     return [line for line in said.splitlines() if line]
 
 
-def _compare(session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any], store: Store) -> List[str]:
+def _compare(session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any], store: Store) -> list[str]:
     source = _Source(session, dump, blobs, store)
     try:
         foreign = [bytearray(native.view_of(dump.buffers[i].address, dump.buffers[i].nbytes)) for i in dump.foreign]
@@ -94,23 +94,23 @@ def _compare(session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any
 class _Recorder:
     """Loads a stream and keeps what it makes."""
 
-    def __init__(self, stream: bytes, foreign: List[Any]) -> None:
+    def __init__(self, stream: bytes, foreign: list[Any]) -> None:
         self._stream, self._foreign = stream, foreign
         self._made: Any = None
 
     def load(self) -> None:
         self._made = pickle.loads(self._stream, buffers=self._foreign)[1]
 
-    def found(self, suspects: Sequence[Any]) -> Dict[type, List[Any]]:
+    def found(self, suspects: Sequence[Any]) -> dict[type, list[Any]]:
         """Instances of the suspects' classes, in the order in which a walk meets them."""
         wanted = {type(s) for s in suspects}
         return _instances(self._made, wanted)
 
 
-def _instances(root: Any, wanted: Any) -> Dict[type, List[Any]]:
+def _instances(root: Any, wanted: Any) -> dict[type, list[Any]]:
     import gc
 
-    found: Dict[type, List[Any]] = {}
+    found: dict[type, list[Any]] = {}
     seen = {id(root)}
     queue = [root]
     while queue and len(seen) < 100_000:
@@ -118,14 +118,18 @@ def _instances(root: Any, wanted: Any) -> Dict[type, List[Any]]:
         if type(top) in wanted:
             found.setdefault(type(top), []).append(top)
         for inner in gc.get_referents(top):
-            if id(inner) not in seen and not isinstance(inner, type) and type(inner).__name__ != "module" \
-                    and not (isinstance(inner, dict) and "__builtins__" in inner):
+            if (
+                id(inner) not in seen
+                and not isinstance(inner, type)
+                and type(inner).__name__ != "module"
+                and not (isinstance(inner, dict) and "__builtins__" in inner)
+            ):
                 seen.add(id(inner))
                 queue.append(inner)
     return found
 
 
-def _differences(suspects: Sequence[Any], loaded: Dict[type, List[Any]]) -> List[str]:
+def _differences(suspects: Sequence[Any], loaded: dict[type, list[Any]]) -> list[str]:
     said = []
     for cls in {type(s) for s in suspects}:
         want = sorted(_shape(s) for s in suspects if type(s) is cls)
@@ -137,7 +141,7 @@ def _differences(suspects: Sequence[Any], loaded: Dict[type, List[Any]]) -> List
     return said
 
 
-def _shape(obj: Any) -> List[Tuple[str, str]]:
+def _shape(obj: Any) -> list[tuple[str, str]]:
     """Attributes of an instance, as far as they compare without calling anything of the user's."""
     attrs = getattr(obj, "__dict__", None) or {}
     return sorted((str(name), _print(value)) for name, value in attrs.items())

@@ -16,9 +16,9 @@ import sys
 import traceback
 import types
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
-from gresshopper.state import capture, form, names, native, pickling, recipes, rerun, restore
+from gresshopper.state import capture, form, names, rerun, restore
 from gresshopper.state.store import Store
 
 
@@ -54,9 +54,22 @@ class Kernel:
     def snap(self, source: str, ok: bool = True, audit: bool = False) -> capture.Delta:
         found = names.names_of_source(source)
         delta = self.capture.run(None if audit else found, self.seq, arm=audit)
-        self.write(delta, {"seq": self.seq, "source": source, "file": f"<cell {self.seq - 1}>", "seconds": 0.0, "ok": ok, "count": self.seq,
-                           "names": sorted(n for n in found.names if n in self.ns), "touched": self.capture.chosen,
-                           "effects": self.did} if not audit else None)
+        self.write(
+            delta,
+            {
+                "seq": self.seq,
+                "source": source,
+                "file": f"<cell {self.seq - 1}>",
+                "seconds": 0.0,
+                "ok": ok,
+                "count": self.seq,
+                "names": sorted(n for n in found.names if n in self.ns),
+                "touched": self.capture.chosen,
+                "effects": self.did,
+            }
+            if not audit
+            else None,
+        )
         return delta
 
     def write(self, delta: capture.Delta, cell: Any) -> None:
@@ -66,11 +79,20 @@ class Kernel:
         stand = types.SimpleNamespace(store=self.store, shell=types.SimpleNamespace(user_ns=self.ns))
         stand._ref = lambda data, body: Agent._ref(stand, data, body)  # type: ignore[arg-type]
         units = [Agent._entry(stand, changed, body) for changed in delta.changed]  # type: ignore[arg-type]
-        head = {"full": False, "at": 0, "cell": cell, "units": units, "gone": delta.removed, "inputs": {}, "count": 1,
-                "process": {k: stand._ref(v, body) for k, v in delta.process.items()}, "env": None}
+        head = {
+            "full": False,
+            "at": 0,
+            "cell": cell,
+            "units": units,
+            "gone": delta.removed,
+            "inputs": {},
+            "count": 1,
+            "process": {k: stand._ref(v, body) for k, v in delta.process.items()},
+            "env": None,
+        }
         self.log.add(head, bytes(body))
 
-    def restore(self, upto: Any = None) -> Tuple[restore.Told, List[str]]:
+    def restore(self, upto: Any = None) -> tuple[restore.Told, list[str]]:
         records = form.read(self.directory / "log", form.owner_key(self.directory / "key"), upto)
         snapshot = restore.Snapshot(records)
         told, loader = restore.restore(snapshot, self.store, self.capture.session, self.ns.update)
@@ -91,7 +113,7 @@ def check(kernel: Kernel, source: str) -> str:
         kernel.ns["out"] = before
 
 
-def save_one(case: Any, directory: Path) -> Dict[str, Any]:
+def save_one(case: Any, directory: Path) -> dict[str, Any]:
     kernel = Kernel(directory)
     kernel.log.create()
     for source in case.cells:
@@ -112,7 +134,7 @@ def save_one(case: Any, directory: Path) -> Dict[str, Any]:
     return {"out": check(kernel, case.check), "lost": lost, "notes": notes}
 
 
-def restore_one(case: Any, directory: Path) -> Dict[str, Any]:
+def restore_one(case: Any, directory: Path) -> dict[str, Any]:
     kernel = Kernel(directory)
     told, notices = kernel.restore()
     return {"out": check(kernel, case.check), "lost": told.lost, "notices": notices + told.notices}
@@ -123,7 +145,7 @@ def main() -> None:
     cases = importlib.import_module(module).CASES
     only = set(sys.argv[4:])
     for case in cases:
-        if only and case.name not in only or not case.possible():
+        if (only and case.name not in only) or not case.possible():
             continue
         directory = base / case.name.replace("/", "_").replace(" ", "_")
         directory.mkdir(parents=True, exist_ok=True)

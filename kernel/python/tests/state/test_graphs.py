@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 import pytest
 
 pytest.importorskip("hypothesis")
 np = pytest.importorskip("numpy")
+from gresshopper.state import form, names, pickling, restore
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gresshopper.state import capture, form, names, pickling, restore
 from harness import Kernel
 
 KINDS = ("list", "dict", "tuple", "object", "array", "view", "closure", "set")
@@ -23,7 +23,7 @@ class Node:
     """An instance whose attributes refer to others."""
 
 
-def make(kind: str, others: List[Any]) -> Any:
+def make(kind: str, others: list[Any]) -> Any:
     if kind == "list":
         return list(others)
     if kind == "dict":
@@ -52,11 +52,11 @@ def _closure(held: Any) -> Any:
     return inner
 
 
-def shape(namespace: Dict[str, Any]) -> Any:
+def shape(namespace: dict[str, Any]) -> Any:
     """A form of a namespace in which equal aliasing and equal values are equal text."""
-    numbers: Dict[int, int] = {}
-    keep: List[Any] = []
-    memory: Dict[int, Tuple[int, int]] = {}
+    numbers: dict[int, int] = {}
+    keep: list[Any] = []
+    memory: dict[int, tuple[int, int]] = {}
 
     def walk(value: Any) -> Any:
         if type(value) in (int, float, str, type(None), bool):
@@ -89,12 +89,18 @@ def shape(namespace: Dict[str, Any]) -> Any:
 
 links = st.lists(st.integers(0, 30), max_size=4)
 nodes = st.lists(st.tuples(st.sampled_from(KINDS), links), min_size=1, max_size=14)
-edits = st.lists(st.tuples(st.sampled_from(("append", "rebind", "delete", "write", "attach", "alias", "cut")),
-                           st.integers(0, 30), st.integers(0, 30)), max_size=10)
+edits = st.lists(
+    st.tuples(
+        st.sampled_from(("append", "rebind", "delete", "write", "attach", "alias", "cut")),
+        st.integers(0, 30),
+        st.integers(0, 30),
+    ),
+    max_size=10,
+)
 
 
-def build(spec: List[Tuple[str, List[int]]]) -> List[Any]:
-    made: List[Any] = []
+def build(spec: list[tuple[str, list[int]]]) -> list[Any]:
+    made: list[Any] = []
     for kind, refs in spec:
         made.append(make(kind, [made[r % len(made)] for r in refs] if made else []))
     for (kind, refs), node in zip(spec, made):  # and back edges, for cycles
@@ -105,7 +111,7 @@ def build(spec: List[Tuple[str, List[int]]]) -> List[Any]:
     return made
 
 
-def edit(namespace: Dict[str, Any], made: List[Any], what: str, a: int, b: int) -> List[str]:
+def edit(namespace: dict[str, Any], made: list[Any], what: str, a: int, b: int) -> list[str]:
     """Change something; gives the names that a cell doing so would name."""
     if not namespace:
         return []
@@ -152,7 +158,7 @@ def test_what_is_loaded_has_the_same_shape(spec: Any, named: Any, changes: Any) 
             kernel.write(kernel.capture.run(names.Names(set(touched), False)), None)
         kernel.log.commit(False)
         kernel.log.close()
-        loaded: Dict[str, Any] = {}
+        loaded: dict[str, Any] = {}
         session = pickling.Session(loaded)
         snapshot = restore.Snapshot(form.read(Path(base) / "log", form.owner_key(Path(base) / "key")))
         loader = restore.Loader(snapshot, kernel.store, session)

@@ -7,22 +7,28 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Dict
+from typing import Any
 
 import pytest
 
 import cases
 
 HERE = Path(__file__).parent
-_results: Dict[Any, Any] = {}
+_results: dict[Any, Any] = {}
 
 
-def run(do: str, base: Path, tracker: bool) -> Dict[str, Any]:
+def run(do: str, base: Path, tracker: bool) -> dict[str, Any]:
     env = dict(os.environ, PYTHONPATH=f"{HERE.parent.parent}:{HERE}", PYTHONWARNINGS="ignore", MPLBACKEND="agg")
     if not tracker:
         env["GRESSHOPPER_TRACKER"] = "none"
-    done = subprocess.run([sys.executable, str(HERE / "harness.py"), do, str(base), "cases"], env=env, timeout=600,
-                          capture_output=True, text=True, errors="replace")
+    done = subprocess.run(
+        [sys.executable, str(HERE / "harness.py"), do, str(base), "cases"],
+        env=env,
+        timeout=600,
+        capture_output=True,
+        text=True,
+        errors="replace",
+    )
     found = {}
     for line in done.stdout.split("\x1e")[1:]:
         said = json.loads(line.splitlines()[0])
@@ -38,7 +44,7 @@ def results(tracker: bool, tmp: Any) -> Any:
     return _results[tracker]
 
 
-def verdict(saved: Dict[str, Any], restored: Dict[str, Any]) -> str:
+def verdict(saved: dict[str, Any], restored: dict[str, Any]) -> str:
     if "error" in saved:
         return "couldn't be set up: " + saved["error"]
     if "error" in restored:

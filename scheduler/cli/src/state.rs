@@ -1,0 +1,513 @@
+//! `hop state`: save, look at, compare, restore and export the state of a notebook. Needs neither Slurm nor `hopd`.
+//!
+//! A running kernel is spoken to as a Jupyter client does: one silent request, which loads the in-kernel agent and has
+//! it write its answer to a file of this process's. A saved state is read here, without running anything of it.
+
+use crate::context::Context;
+use crate::failure::Failure;
+use clap::{Args as ClapArgs, Subcommand};
+use hmac::{Hmac, KeyInit, Mac};
+use hop_blobs::ChunkId;
+use hop_blobs::local::Local;
+use hop_state::form::{self, Difference, Snapshot};
+use hop_zmtp::{Admit, Client, ClientKind, Endpoint, Event, Limits, Message};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use sha2::Sha256;
+use std::collections::HashSet;
+use std::fs;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, SystemTime};
+
+const EXAMPLES: &str = "Examples:
+  hop state show                     what each variable of the newest kernel costs, and what can't be saved
+  hop state save --to work           save the newest kernel's state under the name `work`
+  hop state show work                what is in it
+  hop state restore work             into the newest kernel
+  hop state diff monday friday       what differs between two saved states
+  hop state export work out/         as npy, parquet and pickle files
+
+A KERNEL is a kernel id (or its beginning) or a connection file; without one, the newest. A STATE is a name or a folder.
+The kernel's environment needs the package cloudpickle.
+
+Exit status: 0 done; 1 failed or refused; 2 wrong usage.";
+
+/// Save, compare, restore and export the state of a notebook
+#[derive(Debug, ClapArgs)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    verb: Verb,
+    /// JSON instead of text
+    #[arg(long, global = true)]
+    json: bool,
+    /// Where content is kept, instead of ~/.local/share/gresshopper/store
+    #[arg(long, global = true, value_name = "DIR", env = "GRESSHOPPER_STORE")]
+    store: Option<PathBuf>,
+    /// Where the Python package lies, instead of beside this installation
+    #[arg(long, global = true, value_name = "DIR", env = "GRESSHOPPER_PYTHON")]
+    python_path: Option<PathBuf>,
+    /// How long to wait for a kernel that is busy, in seconds
+    #[arg(long, global = true, value_name = "SECONDS", default_value_t = 600)]
+    timeout: u64,
+}
+
+#[derive(Debug, Subcommand)]
+enum Verb {
+    /// Save a kernel's state
+    Save {
+        kernel: Option<String>,
+        /// Name or folder; the kernel's id if not given
+        #[arg(long, value_name = "STATE")]
+        to: Option<String>,
+        /// Don't wait until it survives a crash of the machine
+        #[arg(long)]
+        fast: bool,
+    },
+    /// What a kernel's or a saved state's variables cost
+    Show { what: Option<String> },
+    /// What differs between two saved states
+    Diff { before: String, after: String },
+    /// Restore a saved state into a kernel
+    Restore {
+        state: String,
+        kernel: Option<String>,
+        /// Even if packages differ
+        #[arg(long)]
+        anyway: bool,
+    },
+    /// Write a saved state as files that other tools read
+    Export {
+        state: String,
+        to: PathBuf,
+        /// The Python whose packages can read it
+        #[arg(long, default_value = "python3")]
+        python: PathBuf,
+    },
+    /// Remove content that no saved state refers to
+    Gc,
+}
+
+pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    let place = Place::of(args, context)?;
+    match &args.verb {
+        Verb::Save { kernel, to, fast } => save(args, &place, kernel.as_deref(), to.as_deref(), *fast, context),
+        Verb::Show { what } => show(args, &place, what.as_deref(), context),
+        Verb::Diff { before, after } => diff(args, &place, before, after, context),
+        Verb::Restore { state, kernel, anyway } => {
+            restore(args, &place, state, kernel.as_deref(), *anyway, context)
+        }
+        Verb::Export { state, to, python } => export(args, &place, state, to, python),
+        Verb::Gc => collect(args, &place, context),
+    }
+}
+
+/// Where this user's things lie.
+struct Place {
+    states: PathBuf,
+    store: PathBuf,
+    runtime: PathBuf,
+    key: PathBuf,
+    uid: u32,
+}
+
+impl Place {
+    fn of(args: &Args, context: &Context<'_>) -> Result<Self, Failure> {
+        let home = (context.env)("HOME").ok_or_else(|| Failure::Failed("HOME isn't set".to_owned()))?;
+        let home = Path::new(&home);
+        let data = (context.env)("XDG_DATA_HOME").map_or_else(|| home.join(".local/share"), PathBuf::from);
+        let runtime = (context.env)("JUPYTER_RUNTIME_DIR")
+            .map_or_else(|| data.join("jupyter/runtime"), PathBuf::from);
+        let config = (context.env)("XDG_CONFIG_HOME").map(PathBuf::from);
+        Ok(Self {
+            states: data.join("gresshopper/states"),
+            store: args.store.clone().unwrap_or_else(|| data.join("gresshopper/store")),
+            runtime,
+            key: form::key_path(config.as_deref(), home),
+            uid: rustix::process::geteuid().as_raw(),
+        })
+    }
+
+    /// A state by name, or by folder.
+    fn state(&self, name: &str) -> PathBuf {
+        if name.contains('/') || Path::new(name).join("head").exists() {
+            std::path::absolute(name).unwrap_or_else(|_| PathBuf::from(name))
+        } else {
+            self.states.join(name)
+        }
+    }
+
+    fn is_state(&self, name: &str) -> bool {
+        self.state(name).join("head").exists()
+    }
+
+    fn read(&self, name: &str) -> Result<Snapshot, Failure> {
+        let key = form::owner_key(&self.key, self.uid).map_err(|e| Failure::of(&e))?;
+        form::read(&self.state(name), &key, self.uid).map_err(|e| Failure::of(&e))
+    }
+
+    /// The connection file of a kernel: by path, by the beginning of its id, or the newest.
+    fn kernel(&self, which: Option<&str>) -> Result<PathBuf, Failure> {
+        if let Some(path) = which.map(Path::new).filter(|p| p.is_file()) {
+            return Ok(path.to_owned());
+        }
+        let wanted = which.unwrap_or_default();
+        let mut found: Vec<(SystemTime, PathBuf)> = fs::read_dir(&self.runtime)
+            .map_err(|e| Failure::Failed(format!("no kernels in {}: {e}", self.runtime.display())))?
+            .filter_map(|entry| {
+                let path = entry.ok()?.path();
+                let id = path.file_name()?.to_str()?.strip_prefix("kernel-")?.strip_suffix(".json")?.to_owned();
+                let made = path.metadata().ok()?.modified().ok()?;
+                id.starts_with(wanted).then_some((made, path))
+            })
+            .collect();
+        found.sort();
+        let newest = found.pop().map(|(_, path)| path);
+        newest.ok_or_else(|| {
+            let what = which.map_or_else(|| "no running kernel".to_owned(), |w| format!("no kernel or saved state {w:?}"));
+            Failure::Failed(format!("{what} (looked in {}); give its connection file", self.runtime.display()))
+        })
+    }
+}
+
+/// What a connection file says.
+#[derive(Debug, Deserialize)]
+struct Connection {
+    transport: String,
+    ip: String,
+    shell_port: u16,
+    key: String,
+}
+
+impl Connection {
+    fn read(path: &Path) -> Result<Self, Failure> {
+        let failed = |why: String| Failure::Failed(format!("{} isn't a usable connection file: {why}", path.display()));
+        let text = fs::read(path).map_err(|e| failed(e.to_string()))?;
+        serde_json::from_slice(&text).map_err(|e| failed(e.to_string()))
+    }
+
+    fn shell(&self) -> Result<Endpoint, Failure> {
+        match self.transport.as_str() {
+            "ipc" => Ok(Endpoint::Ipc(PathBuf::from(format!("{}-{}", self.ip, self.shell_port)))),
+            _ => format!("{}:{}", self.ip, self.shell_port)
+                .parse::<SocketAddr>()
+                .map(Endpoint::Tcp)
+                .map_err(|e| Failure::Failed(format!("the kernel's address {} can't be used: {e}", self.ip))),
+        }
+    }
+
+    fn sign(&self, parts: &[String; 4]) -> String {
+        if self.key.is_empty() {
+            return String::new();
+        }
+        let mut mac = Hmac::<Sha256>::new_from_slice(self.key.as_bytes()).expect("HMAC takes keys of any length");
+        for part in parts {
+            mac.update(part.as_bytes());
+        }
+        hex::encode(mac.finalize().into_bytes())
+    }
+}
+
+/// A Python string literal.
+fn literal(text: &str) -> String {
+    // JSON's escapes are Python's, except for the one of a slash, which is not used.
+    Value::String(text.to_owned()).to_string()
+}
+
+/// Has the agent in a kernel carry out a request, and gives its answer.
+fn ask(args: &Args, context: &mut Context<'_>, kernel: &Path, request: &Value) -> Result<Value, Failure> {
+    let connection = Connection::read(kernel)?;
+    let dir = tempfile::Builder::new().prefix("hop-state-").tempdir()?;
+    let answer = dir.path().join("answer");
+    let path = python_path(args)?;
+    let inner = format!(
+        "import sys\nsys.path.insert(0, {0})\ntry:\n    from gresshopper.state.agent import answer\n\
+         finally:\n    sys.path.remove({0})\nanswer({1}, {2})\n",
+        literal(&path.to_string_lossy()),
+        literal(&request.to_string()),
+        literal(&answer.to_string_lossy()),
+    );
+    let code = format!("exec({}, {{}})", literal(&inner));
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let reply = runtime.block_on(execute(&connection, &code, Duration::from_secs(args.timeout), context))?;
+    if reply["status"] != "ok" {
+        let what = reply["evalue"].as_str().unwrap_or("it gave no reason").to_owned();
+        let hint = if what.contains("cloudpickle") { "; install it there: pip install cloudpickle" } else { "" };
+        return Err(Failure::Failed(format!("the kernel couldn't do it: {what}{hint}")));
+    }
+    let text = fs::read(&answer).map_err(|e| Failure::Failed(format!("the kernel gave no answer: {e}")))?;
+    let said: Value = serde_json::from_slice(&text).map_err(|e| Failure::of(&e))?;
+    match said.get("error").and_then(Value::as_str) {
+        Some(error) => Err(Failure::Failed(error.to_owned())),
+        None => Ok(said["ok"].clone()),
+    }
+}
+
+/// Where the Python package lies: told, beside the installation, or in this source tree.
+fn python_path(args: &Args) -> Result<PathBuf, Failure> {
+    if let Some(path) = &args.python_path {
+        return Ok(path.clone());
+    }
+    let exe = std::env::current_exe()?;
+    exe.ancestors()
+        .flat_map(|up| [up.join("python"), up.join("kernel/python")])
+        .find(|p| p.join("gresshopper/state/agent.py").is_file())
+        .ok_or_else(|| Failure::Failed("the Python package isn't beside this program: give --python-path".to_owned()))
+}
+
+/// One silent execute_request; gives the content of its reply.
+async fn execute(
+    connection: &Connection,
+    code: &str,
+    limit: Duration,
+    context: &mut Context<'_>,
+) -> Result<Value, Failure> {
+    let id = uuid::Uuid::new_v4().simple().to_string();
+    let (events, mut inbox) = tokio::sync::mpsc::channel(16);
+    let kind = ClientKind::Dealer { identity: id.clone().into_bytes().into() };
+    let client = Client::connect(&kind, &connection.shell()?, Limits::default(), Admit::Anyone, (), events)
+        .await
+        .map_err(|e| Failure::of(&e))?;
+    let header = json!({"msg_id": id, "session": id, "username": "hop", "version": "5.3",
+                        "msg_type": "execute_request", "date": "2000-01-01T00:00:00Z"});
+    let content = json!({"code": code, "silent": true, "store_history": false, "allow_stdin": false,
+                         "user_expressions": {}, "stop_on_error": false});
+    let parts = [header.to_string(), "{}".to_owned(), "{}".to_owned(), content.to_string()];
+    let signature = connection.sign(&parts);
+    let mut frames = vec!["<IDS|MSG>".to_owned(), signature];
+    frames.extend(parts);
+    client.send(&Message(frames.into_iter().map(|f| f.into_bytes().into()).collect()), None);
+    let deadline = tokio::time::Instant::now() + limit;
+    let mut told = false;
+    loop {
+        let patience = if told { deadline } else { tokio::time::Instant::now() + Duration::from_secs(2) };
+        match tokio::time::timeout_at(patience.min(deadline), inbox.recv()).await {
+            Ok(Some(((), Event::Message(_, message)))) => {
+                if let Some(content) = reply_to(&message, &id) {
+                    return Ok(content);
+                }
+            }
+            Ok(Some(((), Event::Disconnected { .. })) | None) => {
+                return Err(Failure::Failed("the kernel closed the connection".to_owned()));
+            }
+            Ok(Some(_)) => {}
+            Err(_) if tokio::time::Instant::now() >= deadline => {
+                return Err(Failure::Failed(format!("the kernel didn't answer within {} s", limit.as_secs())));
+            }
+            Err(_) => {
+                told = true;
+                writeln!(context.err, "hop: waiting for the kernel, which is busy or saving")?;
+            }
+        }
+    }
+}
+
+fn reply_to(message: &Message, id: &str) -> Option<Value> {
+    let at = message.0.iter().position(|f| f.as_ref() == b"<IDS|MSG>")?;
+    let parent: Value = serde_json::from_slice(message.0.get(at + 3)?).ok()?;
+    (parent["msg_id"] == id).then(|| serde_json::from_slice(message.0.get(at + 5)?).ok())?
+}
+
+fn save(
+    args: &Args,
+    place: &Place,
+    kernel: Option<&str>,
+    to: Option<&str>,
+    fast: bool,
+    context: &mut Context<'_>,
+) -> Result<(), Failure> {
+    let file = place.kernel(kernel)?;
+    let id = file.file_stem().and_then(|s| s.to_str()).unwrap_or("kernel").trim_start_matches("kernel-").to_owned();
+    let state = place.state(to.unwrap_or(&id));
+    let request = json!({"do": "save", "state": state, "store": place.store, "durable": !fast});
+    let done = ask(args, context, &file, &request)?;
+    if args.json {
+        writeln!(context.out, "{done}")?;
+        return Ok(());
+    }
+    let bytes = done["log_bytes"].as_u64().unwrap_or(0) + done["chunk_bytes"].as_u64().unwrap_or(0);
+    writeln!(
+        context.err,
+        "saved {} groups in {:.2} s, {} new, to {}",
+        done["units"],
+        done["seconds"].as_f64().unwrap_or(0.0),
+        size(bytes),
+        state.display()
+    )?;
+    for (name, why) in done["lost"].as_object().into_iter().flatten() {
+        writeln!(context.err, "hop: {name} can't be saved: {}", why.as_str().unwrap_or(""))?;
+    }
+    for (names, notes) in done["notes"].as_object().into_iter().flatten() {
+        for note in notes.as_array().into_iter().flatten() {
+            writeln!(context.err, "hop: {names}: {}", note.as_str().unwrap_or(""))?;
+        }
+    }
+    Ok(())
+}
+
+/// A count of bytes for people.
+fn size(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+}
+
+fn show(args: &Args, place: &Place, what: Option<&str>, context: &mut Context<'_>) -> Result<(), Failure> {
+    let rows = match what.filter(|w| place.is_state(w)) {
+        Some(name) => shown(&place.read(name)?),
+        None => {
+            let file = place.kernel(what)?;
+            ask(args, context, &file, &json!({"do": "show", "store": place.store}))?
+        }
+    };
+    if args.json {
+        writeln!(context.out, "{rows}")?;
+        return Ok(());
+    }
+    writeln!(context.out, "{:>10} {:>9}  VARIABLES", "SIZE", "SECONDS")?;
+    for row in rows.as_array().into_iter().flatten() {
+        let names: Vec<&str> = row["names"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let lost = row["lost"].as_array().into_iter().flatten().map(|l| format!("  LOST {}: {}", text(&l[0]), text(&l[1])));
+        let notes = row["notes"].as_array().into_iter().flatten().map(|n| format!("  NOTE {}", text(n)));
+        let bytes = size(row["bytes"].as_u64().unwrap_or(0));
+        let seconds = row["seconds"].as_f64().unwrap_or(0.0);
+        writeln!(context.out, "{bytes:>10} {seconds:>9.4}  {}", names.join(", "))?;
+        for line in lost.chain(notes) {
+            writeln!(context.out, "{:>22}{line}", "")?;
+        }
+    }
+    Ok(())
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or("")
+}
+
+fn shown(snapshot: &Snapshot) -> Value {
+    let mut units: Vec<_> = snapshot.units.values().filter(|u| !u.names().is_empty()).collect();
+    units.sort_by_key(|u| std::cmp::Reverse(u.bytes()));
+    units
+        .iter()
+        .map(|u| json!({"names": u.names(), "bytes": u.bytes(), "seconds": u.sec, "types": u.types, "lost": u.gone, "notes": u.notes}))
+        .collect()
+}
+
+fn diff(args: &Args, place: &Place, before: &str, after: &str, context: &mut Context<'_>) -> Result<(), Failure> {
+    let found = form::differences(&place.read(before)?, &place.read(after)?);
+    if args.json {
+        writeln!(context.out, "{}", json!(found))?;
+        return Ok(());
+    }
+    for (name, (kind, bytes)) in &found {
+        let (sign, of) = match kind {
+            Difference::Added => ("+", size(*bytes)),
+            Difference::Removed => ("-", String::new()),
+            Difference::Changed => ("~", size(*bytes)),
+        };
+        writeln!(context.out, "{sign} {name} {of}")?;
+    }
+    Ok(())
+}
+
+fn restore(
+    args: &Args,
+    place: &Place,
+    state: &str,
+    kernel: Option<&str>,
+    anyway: bool,
+    context: &mut Context<'_>,
+) -> Result<(), Failure> {
+    let file = place.kernel(kernel)?;
+    let request = json!({"do": "restore", "state": place.state(state), "store": place.store, "anyway": anyway});
+    let done = ask(args, context, &file, &request)?;
+    let differences: Vec<&str> = done["differences"].as_array().into_iter().flatten().map(text).collect();
+    for line in &differences {
+        writeln!(context.err, "hop: {line}")?;
+    }
+    if done.get("names").is_none() {
+        let why = "the kernel's environment differs from the one that the state was saved in; nothing was restored. \
+                   Restore it all the same with --anyway";
+        return Err(Failure::Failed(why.to_owned()));
+    }
+    if args.json {
+        writeln!(context.out, "{done}")?;
+        return Ok(());
+    }
+    let names = done["names"].as_array().map_or(0, Vec::len);
+    writeln!(context.err, "restored {names} variables in {:.2} s", done["seconds"].as_f64().unwrap_or(0.0))?;
+    for notice in done["notices"].as_array().into_iter().flatten() {
+        writeln!(context.err, "hop: {}", text(notice))?;
+    }
+    for (name, why) in done["lost"].as_object().into_iter().flatten() {
+        writeln!(context.err, "hop: {name} couldn't be restored: {}", text(why))?;
+    }
+    Ok(())
+}
+
+fn export(args: &Args, place: &Place, state: &str, to: &Path, python: &Path) -> Result<(), Failure> {
+    let status = Command::new(python)
+        .args(["-m", "gresshopper.state.export"])
+        .arg(place.state(state))
+        .arg(&place.store)
+        .arg(to)
+        .env("PYTHONPATH", python_path(args)?)
+        .status()
+        .map_err(|e| Failure::Failed(format!("{} can't be started: {e}", python.display())))?;
+    if status.success() { Ok(()) } else { Err(Failure::Failed(format!("{state} wasn't exported"))) }
+}
+
+/// Chunks that a running capture may still refer to are younger than this.
+const GRACE: Duration = Duration::from_secs(3600);
+
+fn collect(args: &Args, place: &Place, context: &mut Context<'_>) -> Result<(), Failure> {
+    let mut live = HashSet::new();
+    for entry in fs::read_dir(&place.states).into_iter().flatten() {
+        let path = entry?.path();
+        if path.join("head").exists() {
+            // A state that can't be read might still be mended: its content must not go.
+            let snapshot = place.read(&path.to_string_lossy())?;
+            live.extend(snapshot.chunks.iter().filter_map(|c| c.parse::<ChunkId>().ok()));
+        }
+    }
+    let local = Local::open(&place.store.join("chunks")).map_err(|e| Failure::of(&e))?;
+    let done = local.collect(&live, GRACE, SystemTime::now())?;
+    if args.json {
+        writeln!(context.out, "{}", json!({"kept": done.kept, "removed": done.removed, "freed": done.freed_bytes}))?;
+    } else {
+        writeln!(context.err, "removed {} chunks, {}; kept {}", done.removed, size(done.freed_bytes), done.kept)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_for_people() {
+        assert_eq!((size(0), size(1023), size(1536), size(3 << 30)).3, "3.0 GiB");
+        assert_eq!(size(1536), "1.5 KiB");
+    }
+
+    #[test]
+    fn literals_survive_quotes_and_lines() {
+        assert_eq!(literal("a\"b\\\n"), r#""a\"b\\\n""#);
+    }
+
+    #[test]
+    fn only_our_own_reply_counts() {
+        let message = |id: &str| {
+            let parts = ["i", "<IDS|MSG>", "sig", "{}", &format!("{{\"msg_id\":\"{id}\"}}"), "{}", "{\"status\":\"ok\"}"];
+            Message(parts.iter().map(|p| p.as_bytes().to_vec().into()).collect())
+        };
+        assert_eq!(reply_to(&message("mine"), "mine").unwrap()["status"], "ok");
+        assert_eq!(reply_to(&message("other"), "mine"), None);
+    }
+}
