@@ -1,3 +1,78 @@
-//! The helper process that links libslurm.
+//! The helper process that links libslurm, for `hop_slurm::link`.
+//!
+//! JSON lines on stdin and stdout, one answer a question, until stdin ends. libslurm calls `exit` or `fatal()` on
+//! errors that it takes for final (an unreadable slurm.conf, a plugin that is missing): that ends this process
+//! alone, and its parent goes on with Slurm's commands. Built without Slurm's headers it only says so.
 
-fn main() {}
+use hop_slurm::link::{Ask, Hello, PROTOCOL};
+use std::io::{self, BufRead, Write};
+use std::process::ExitCode;
+
+#[cfg(slurm)]
+mod library;
+
+#[cfg(not(slurm))]
+mod library {
+    //! Stands in where there were no headers: knows no Slurm and answers nothing.
+
+    use hop_slurm::Version;
+    use hop_slurm::link::{Answer, Ask};
+
+    pub(crate) struct Library;
+
+    pub(crate) fn versions() -> (Option<Version>, Option<(u32, u32)>) {
+        (None, None)
+    }
+
+    impl Library {
+        pub(crate) fn start() -> Self {
+            Self
+        }
+
+        pub(crate) fn answer(&self, _ask: &Ask) -> Answer {
+            Answer::Error {
+                code: -1,
+                message: "built without Slurm's headers".to_owned(),
+            }
+        }
+    }
+}
+
+fn main() -> ExitCode {
+    match serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            let _ = writeln!(io::stderr(), "hop-slurm-link: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve() -> io::Result<()> {
+    let (built, api) = library::versions();
+    let hello = Hello {
+        protocol: PROTOCOL,
+        built,
+        api,
+    };
+    say(&hello)?;
+    // A library of another series has other structs: not one call into it.
+    if !hello.fits() {
+        return Err(io::Error::other(format!(
+            "built for Slurm {built:?}, API {api:?}"
+        )));
+    }
+    let library = library::Library::start();
+    for line in io::stdin().lock().lines() {
+        let ask: Ask = serde_json::from_str(&line?)?;
+        say(&library.answer(&ask))?;
+    }
+    Ok(())
+}
+
+fn say(value: &impl serde::Serialize) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    serde_json::to_writer(&mut out, value)?;
+    out.write_all(b"\n")?;
+    out.flush()
+}

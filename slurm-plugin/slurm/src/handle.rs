@@ -73,6 +73,11 @@ impl Slurm {
         self
     }
 
+    /// The helper process, for what only it can do ([`crate::link::Ask::Allocate`]).
+    pub fn link(&self) -> Option<&Link> {
+        self.link.as_ref()
+    }
+
     /// A command of Slurm's with a clean environment and the identity set, for what runs as long as a step
     /// lives (`srun`). The caller sets arguments, pipes and lifetime.
     pub fn command(&self, program: &str) -> Command {

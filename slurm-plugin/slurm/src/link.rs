@@ -25,15 +25,24 @@ pub const PROTOCOL: u32 = 1;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
+/// How long the helper may take, where the commands may not take less: they are asked after it.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The helper's first line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     pub protocol: u32,
-    /// Of the header that it was built with; none: built without Slurm, it is of no use.
+    /// The release that it was built for; none: built without Slurm, it is of no use.
     pub built: Option<Version>,
-    /// Of the library that it runs with.
-    pub running: Option<Version>,
+    /// libslurm's number (38 for 22.05): of the library that it was linked with, and of the one it runs with.
+    pub api: Option<(u32, u32)>,
+}
+
+impl Hello {
+    /// The library has the structs that the helper was built for: its number rises with every series.
+    pub fn fits(&self) -> bool {
+        self.built.is_some() && self.api.is_some_and(|(built, running)| built == running)
+    }
 }
 
 /// What the helper is asked. `since`: the `update_time` of the last answer; 0 at first.
@@ -116,11 +125,8 @@ pub enum LinkError {
     Garbled(#[source] serde_json::Error),
     #[error("it speaks protocol {0}, we {PROTOCOL}")]
     Protocol(u32),
-    #[error("it was built for Slurm {built:?} and finds {running:?}")]
-    Slurm {
-        built: Option<Version>,
-        running: Option<Version>,
-    },
+    #[error("{}", .0.built.map_or_else(|| "it was built without Slurm's headers".to_owned(), |built| format!("it was built for Slurm {built} and finds the library of another series: build it again")))]
+    Slurm(Hello),
     #[error("it failed a moment ago and is left alone")]
     Resting,
     #[error("libslurm: {message} ({code})")]
@@ -265,12 +271,16 @@ impl Link {
         None
     }
 
+    fn patience(&self) -> Duration {
+        PATIENCE.min(self.runner.timeout)
+    }
+
     async fn ask(&self, state: &mut State, ask: &Ask) -> Result<Answer, LinkError> {
         if state.process.is_none() {
             self.start(state).await?;
         }
         let process = state.process.as_mut().ok_or(LinkError::Ended)?;
-        let result = match tokio::time::timeout(self.runner.timeout, exchange(process, ask)).await {
+        let result = match tokio::time::timeout(self.patience(), exchange(process, ask)).await {
             Ok(result) => result,
             Err(_) => Err(LinkError::Timeout),
         };
@@ -285,7 +295,7 @@ impl Link {
         if state.rest_until.is_some_and(|until| Instant::now() < until) {
             return Err(LinkError::Resting);
         }
-        let started = tokio::time::timeout(self.runner.timeout, self.spawn()).await;
+        let started = tokio::time::timeout(self.patience(), self.spawn()).await;
         match started.unwrap_or(Err(LinkError::Timeout)) {
             Ok(process) => {
                 state.process = Some(process);
@@ -326,9 +336,9 @@ impl Link {
         if hello.protocol != PROTOCOL {
             return Err(LinkError::Protocol(hello.protocol));
         }
-        match (hello.built, hello.running) {
-            (Some(built), Some(running)) if built.series() == running.series() => Ok(process),
-            (built, running) => Err(LinkError::Slurm { built, running }),
+        match hello.fits() {
+            true => Ok(process),
+            false => Err(LinkError::Slurm(hello)),
         }
     }
 }

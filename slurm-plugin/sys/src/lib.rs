@@ -16,3 +16,7 @@
 )]
 
 include!(concat!(env!("OUT_DIR"), "/slurm.rs"));
+
+/// The number of the library that was linked: the first of what `slurm_api_version()` says.
+#[cfg(slurm)]
+pub const API: &str = env!("HOP_SLURM_API");
