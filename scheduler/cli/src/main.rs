@@ -15,6 +15,7 @@ mod gpu;
 mod hopd;
 mod info;
 mod kernels;
+mod kernelspec;
 mod output;
 mod plugin;
 mod queue;
@@ -52,6 +53,8 @@ enum Command {
     Gpu(gpu::Args),
     /// Save, compare, restore and export the state of a notebook
     State(state::Args),
+    /// Kernels for Jupyter that run through Gresshopper
+    Kernelspec(kernelspec::Args),
     /// Put the SPANK plugin into plugstack.conf, or take it out
     Plugin(plugin::Args),
 }
@@ -65,6 +68,7 @@ fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure>
         Command::Cancel(args) => cancel::run(args, context),
         Command::Gpu(args) => gpu::run(args, context),
         Command::State(args) => state::run(args, context),
+        Command::Kernelspec(args) => kernelspec::run(args, context),
         Command::Plugin(args) => plugin::run(args, context),
     }
 }

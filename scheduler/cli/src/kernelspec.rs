@@ -1,0 +1,365 @@
+//! `hop kernelspec install`: a Jupyter kernelspec whose kernels run through Gresshopper, out of a Python environment or
+//! of a kernelspec that is there.
+
+use crate::context::Context;
+use crate::failure::Failure;
+use clap::Subcommand;
+use serde_json::{Map, Value, json};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+const EXAMPLES: &str = "\
+Examples:
+  hop kernelspec install --user --python ~/envs/torch/bin/python --gpus 1
+  hop kernelspec install --prefix /opt/gresshopper --from python3 --display-name \"Python 3 (GPU on demand)\"
+
+The user's environment needs ipykernel and nothing of ours. The Jupyter server needs the package gresshopper-jupyter.";
+
+const FILE: &str = "kernel.json";
+
+/// Kernels for Jupyter that run through Gresshopper
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(subcommand)]
+    action: Action,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Make a kernelspec, or make it anew
+    Install(Install),
+}
+
+#[derive(Debug, clap::Args)]
+struct Install {
+    /// For yourself: into your Jupyter data folder (the default)
+    #[arg(long, conflicts_with = "prefix")]
+    user: bool,
+    /// For all: into PREFIX/share/jupyter/kernels
+    #[arg(long)]
+    prefix: Option<PathBuf>,
+    /// The interpreter of the environment that the kernels run in
+    #[arg(long, conflicts_with = "from", required_unless_present = "from")]
+    python: Option<PathBuf>,
+    /// Take command, environment, language and logos of this kernelspec
+    #[arg(long, value_name = "NAME")]
+    from: Option<String>,
+    /// What it is called in files and commands
+    #[arg(long, default_value = "gresshopper-python3")]
+    name: String,
+    /// What people see
+    #[arg(long, default_value = "Python 3 (GPU on demand)")]
+    display_name: String,
+    /// GPUs of a cell that doesn't say what it needs
+    #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=8))]
+    gpus: u16,
+    /// Slurm's GPU type of such a cell
+    #[arg(long, requires = "gpus")]
+    gpu_type: Option<String>,
+    /// Cores of such a cell, beside those of the kernel
+    #[arg(long, default_value_t = 0)]
+    cell_cpus: u16,
+    /// Memory of the kernel in MiB; 0: the site's default
+    #[arg(long, default_value_t = 0)]
+    mem: u64,
+    /// Cores of the kernel; 0: the site's default
+    #[arg(long, default_value_t = 0)]
+    cpus: u16,
+    /// The Slurm account of its leases
+    #[arg(long)]
+    account: Option<String>,
+    /// The pool whose GPUs it uses
+    #[arg(long)]
+    pool: Option<String>,
+    /// Without Slurm and without GPUs, on the Jupyter server's own host: for development
+    #[arg(long)]
+    local: bool,
+}
+
+pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    match &args.action {
+        Action::Install(install) => {
+            let place = install.run()?;
+            writeln!(context.out, "{}", place.display())?;
+            Ok(())
+        }
+    }
+}
+
+impl Install {
+    fn run(&self) -> Result<PathBuf, Failure> {
+        check_name(&self.name)?;
+        let base = match (&self.from, &self.python) {
+            (Some(name), _) => Base::of_spec(&find_spec(name, &data_folders())?)?,
+            (None, Some(python)) => Base::of_python(python)?,
+            (None, None) => return Err(Failure::Usage("say --python or --from".to_owned())),
+        };
+        let kernels = match &self.prefix {
+            Some(prefix) => prefix.join("share/jupyter/kernels"),
+            None => user_folder()?.join("kernels"),
+        };
+        let place = kernels.join(&self.name);
+        self.write(&base, &place)
+            .map_err(|e| Failure::Failed(format!("can't write {}: {e}", place.display())))?;
+        Ok(place)
+    }
+
+    fn write(&self, base: &Base, place: &Path) -> std::io::Result<()> {
+        fs::create_dir_all(place)?;
+        if let Some(from) = &base.folder {
+            for entry in fs::read_dir(from)?
+                .flatten()
+                .filter(|e| e.file_name() != FILE && e.path().is_file())
+            {
+                fs::copy(entry.path(), place.join(entry.file_name()))?;
+            }
+        }
+        let text = serde_json::to_string_pretty(&self.spec(&base.spec))?;
+        // Whoever lists kernelspecs now sees the old one or the new one.
+        let new = place.join(".kernel.json.new");
+        fs::write(&new, text + "\n")?;
+        fs::rename(new, place.join(FILE))
+    }
+
+    fn spec(&self, base: &Map<String, Value>) -> Value {
+        let mut spec = base.clone();
+        spec.insert("display_name".into(), self.display_name.clone().into());
+        // What the kernel is sent reaches it wherever it runs; a signal doesn't.
+        spec.insert("interrupt_mode".into(), "message".into());
+        let mut metadata = spec
+            .get("metadata")
+            .and_then(Value::as_object)
+            .cloned()
+            .unwrap_or_default();
+        let provisioner = json!({"provisioner_name": "gresshopper", "config": self.config()});
+        metadata.insert("kernel_provisioner".into(), provisioner);
+        // Keys for CurveZMQ would be the local kernel's.
+        metadata.remove("supported_encryption");
+        spec.insert("metadata".into(), metadata.into());
+        spec.into()
+    }
+
+    /// Traits of the provisioner; only what isn't the default.
+    fn config(&self) -> Value {
+        let mut config = Map::new();
+        let mut need = Map::new();
+        if self.gpus > 0 {
+            need.insert("gpus".into(), self.gpus.into());
+        }
+        if let Some(kind) = &self.gpu_type {
+            need.insert("gpu_type".into(), kind.clone().into());
+        }
+        if self.cell_cpus > 0 {
+            need.insert("cpus".into(), self.cell_cpus.into());
+        }
+        if !need.is_empty() {
+            config.insert("need".into(), need.into());
+        }
+        if self.mem > 0 {
+            config.insert("mem_mib".into(), self.mem.into());
+        }
+        if self.cpus > 0 {
+            config.insert("cpus".into(), self.cpus.into());
+        }
+        for (key, value) in [("account", &self.account), ("pool", &self.pool)] {
+            if let Some(value) = value {
+                config.insert(key.into(), value.clone().into());
+            }
+        }
+        if self.local {
+            config.insert("local".into(), true.into());
+        }
+        if let Some(front) = front_program() {
+            config.insert("front_program".into(), front.display().to_string().into());
+        }
+        config.into()
+    }
+}
+
+/// `hop-front` of this installation.
+fn front_program() -> Option<PathBuf> {
+    let front = std::env::current_exe().ok()?.with_file_name("hop-front");
+    front.is_file().then_some(front)
+}
+
+/// What a new kernelspec is made of.
+#[derive(Debug)]
+struct Base {
+    spec: Map<String, Value>,
+    /// Where logos lie.
+    folder: Option<PathBuf>,
+}
+
+impl Base {
+    fn of_python(python: &Path) -> Result<Self, Failure> {
+        let python = std::path::absolute(python).map_err(|e| Failure::of(&e))?;
+        let shown = python.display();
+        let probe = Command::new(&python)
+            .args(["-c", "import ipykernel"])
+            .stdin(Stdio::null())
+            .output();
+        match probe {
+            Err(error) => return Err(Failure::Failed(format!("can't run {shown}: {error}"))),
+            Ok(done) if !done.status.success() => {
+                let text =
+                    format!("{shown} has no ipykernel. Install it there: {shown} -m pip install ipykernel");
+                return Err(Failure::Failed(text));
+            }
+            Ok(_) => {}
+        }
+        let spec = json!({
+            "argv": [python.display().to_string(), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
+            "language": "python",
+            "metadata": {"debugger": true},
+        });
+        Ok(Self {
+            spec: spec.as_object().cloned().unwrap_or_default(),
+            folder: None,
+        })
+    }
+
+    fn of_spec(folder: &Path) -> Result<Self, Failure> {
+        let path = folder.join(FILE);
+        let text =
+            fs::read(&path).map_err(|e| Failure::Failed(format!("can't read {}: {e}", path.display())))?;
+        let spec: Value = serde_json::from_slice(&text)
+            .map_err(|e| Failure::Failed(format!("{} is no kernelspec: {e}", path.display())))?;
+        let provisioner = &spec["metadata"]["kernel_provisioner"]["provisioner_name"];
+        if !(provisioner.is_null() || provisioner == "gresshopper" || provisioner == "local-provisioner") {
+            let text = format!(
+                "the kernels of {} are started by {provisioner}: they can't run here",
+                path.display()
+            );
+            return Err(Failure::Failed(text));
+        }
+        let spec = spec
+            .as_object()
+            .filter(|s| s.get("argv").is_some_and(Value::is_array))
+            .cloned();
+        let spec =
+            spec.ok_or_else(|| Failure::Failed(format!("{} has no command (argv)", path.display())))?;
+        Ok(Self {
+            spec,
+            folder: Some(folder.to_owned()),
+        })
+    }
+}
+
+/// Jupyter's own rule.
+fn check_name(name: &str) -> Result<(), Failure> {
+    let ok = !name.is_empty()
+        && name
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b"-_.".contains(&b));
+    let text =
+        || format!("a kernelspec's name has letters, digits, dots, dashes and underscores: not {name:?}");
+    if ok && !name.starts_with('.') {
+        Ok(())
+    } else {
+        Err(Failure::Usage(text()))
+    }
+}
+
+fn user_folder() -> Result<PathBuf, Failure> {
+    let named = std::env::var_os("JUPYTER_DATA_DIR").map(PathBuf::from);
+    let data = || std::env::var_os("XDG_DATA_HOME").map(|d| Path::new(&d).join("jupyter"));
+    let home = || std::env::var_os("HOME").map(|h| Path::new(&h).join(".local/share/jupyter"));
+    let none = || Failure::Failed("there is no home folder (HOME is not set): say --prefix".to_owned());
+    named.or_else(data).or_else(home).ok_or_else(none)
+}
+
+/// Where Jupyter looks for kernelspecs, in its order.
+fn data_folders() -> Vec<PathBuf> {
+    let path = std::env::var_os("JUPYTER_PATH");
+    let mut folders: Vec<PathBuf> = path.iter().flat_map(std::env::split_paths).collect();
+    folders.extend(user_folder().ok());
+    let environment = ["VIRTUAL_ENV", "CONDA_PREFIX"]
+        .into_iter()
+        .filter_map(std::env::var_os);
+    folders.extend(environment.map(|e| Path::new(&e).join("share/jupyter")));
+    folders.extend(["/usr/local/share/jupyter", "/usr/share/jupyter"].map(PathBuf::from));
+    folders
+}
+
+fn find_spec(name: &str, folders: &[PathBuf]) -> Result<PathBuf, Failure> {
+    let mut places = folders.iter().map(|f| f.join("kernels").join(name));
+    places.find(|p| p.join(FILE).is_file()).ok_or_else(|| {
+        let looked = folders
+            .iter()
+            .map(|f| f.display().to_string())
+            .collect::<Vec<_>>()
+            .join(", ");
+        Failure::Failed(format!(
+            "there is no kernelspec {name:?} in {looked}. `jupyter kernelspec list` lists them"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Cli {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn parse(words: &[&str]) -> Install {
+        let words = ["kernelspec", "install"].iter().chain(words);
+        let Action::Install(install) = Cli::try_parse_from(words).unwrap().args.action;
+        install
+    }
+
+    #[test]
+    fn a_kernelspec_keeps_what_it_was_made_of_and_starts_through_us() {
+        let tmp = tempfile::tempdir().unwrap();
+        let native = tmp.path().join("kernels/native");
+        fs::create_dir_all(&native).unwrap();
+        fs::write(native.join("logo.svg"), "<svg/>").unwrap();
+        let spec = json!({"argv": ["python", "-f", "{connection_file}"], "display_name": "x", "language": "python",
+            "env": {"A": "1"}, "metadata": {"debugger": true, "supported_encryption": ["curve"]}, "interrupt_mode": "signal"});
+        fs::write(native.join(FILE), spec.to_string()).unwrap();
+
+        let found = find_spec("native", &[tmp.path().join("none"), tmp.path().to_owned()]).unwrap();
+        let install = parse(&[
+            "--from",
+            "native",
+            "--gpus",
+            "1",
+            "--mem",
+            "4096",
+            "--display-name",
+            "Mine",
+        ]);
+        let place = tmp.path().join("out");
+        install.write(&Base::of_spec(&found).unwrap(), &place).unwrap();
+        let made: Value = serde_json::from_slice(&fs::read(place.join(FILE)).unwrap()).unwrap();
+        let config = json!({"need": {"gpus": 1}, "mem_mib": 4096});
+        let expected = json!({"argv": ["python", "-f", "{connection_file}"], "display_name": "Mine", "language": "python",
+            "env": {"A": "1"}, "interrupt_mode": "message",
+            "metadata": {"debugger": true, "kernel_provisioner": {"provisioner_name": "gresshopper", "config": config}}});
+        assert_eq!(made, expected);
+        assert!(place.join("logo.svg").is_file());
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn what_can_not_work_is_said() {
+        assert!(
+            matches!(find_spec("none", &[PathBuf::from("/nowhere")]), Err(Failure::Failed(t)) if t.contains("/nowhere"))
+        );
+        assert!(
+            matches!(Base::of_python(Path::new("/nowhere/python")), Err(Failure::Failed(t)) if t.contains("can't run"))
+        );
+        assert!(
+            matches!(Base::of_python(Path::new("/bin/false")), Err(Failure::Failed(t)) if t.contains("has no ipykernel"))
+        );
+        for name in ["", "a/b", "..", ".x", "a b"] {
+            assert!(check_name(name).is_err(), "{name}");
+        }
+    }
+}
