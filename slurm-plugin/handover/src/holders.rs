@@ -319,6 +319,41 @@ mod tests {
     }
 
     #[test]
+    fn a_mapping_is_found_without_a_descriptor() {
+        // A private mapping of /dev/zero keeps the file, as one of a GPU does.
+        let zero = Number { major: 1, minor: 5 };
+        let me = std::process::id();
+        let mine = || {
+            scan(&[zero]).unwrap().into_iter().any(|f| {
+                f == Found {
+                    pid: me,
+                    how: Hold::Mapping,
+                }
+            })
+        };
+        assert!(!mine());
+        let file = std::fs::File::open("/dev/zero").unwrap();
+        let flags = rustix::mm::MapFlags::PRIVATE;
+        // SAFETY: a new mapping at an address of the kernel's choice, not touched, unmapped below.
+        let at = unsafe {
+            rustix::mm::mmap(
+                std::ptr::null_mut(),
+                4096,
+                rustix::mm::ProtFlags::READ,
+                flags,
+                &file,
+                0,
+            )
+            .unwrap()
+        };
+        drop(file);
+        assert!(mine());
+        // SAFETY: the mapping made above.
+        unsafe { rustix::mm::munmap(at, 4096).unwrap() };
+        assert!(!mine());
+    }
+
+    #[test]
     fn maps_and_rings_are_read() {
         assert_eq!(
             mapped_file("7f00-7f01 rw-s 00000000 00:05 91    /dev/nvidia0"),

@@ -1,0 +1,353 @@
+//! As root, on throwaway cgroups: that the devices are really denied and opened, on cgroup v1 and v2, and that a
+//! take-back finds who holds them. Elsewhere each test says why it is skipped.
+//!
+//! The device nodes are made by the test, with the numbers of consoles that are not there; they open without
+//! hardware.
+
+use hop_core::id::{Epoch, GpuIndex, JobId, LeaseId};
+use hop_core::time::Timestamp;
+use hop_handover::bpf::{self, Number};
+use hop_handover::cgroup::{self, Mounts};
+use hop_handover::decide::Arrival;
+use hop_handover::gres::NodeGres;
+use hop_handover::node::{Node, Site};
+use hop_handover::proc;
+use hop_handover::record::{KernelCgroup, KernelRecord, ProcessId, StepKey};
+use hop_handover::token::{KernelProcess, Lend, Op, Refusal, Token, VERSION};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+const SERVICE: u32 = 990;
+const NOBODY: u32 = 65534;
+const MAJOR: u32 = 4;
+/// Consoles that no dev cluster uses.
+const MINORS: [u32; 2] = [61, 62];
+
+fn root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        eprintln!("SKIPPED: needs root");
+    }
+    root
+}
+
+fn numbers() -> Vec<Number> {
+    MINORS
+        .iter()
+        .map(|&minor| Number { major: MAJOR, minor })
+        .collect()
+}
+
+/// A directory with two device nodes that anybody may open.
+fn devices() -> (tempfile::TempDir, Vec<PathBuf>) {
+    let dir = tempfile::tempdir().unwrap();
+    let paths: Vec<PathBuf> = (0..2).map(|i| dir.path().join(format!("gpu{i}"))).collect();
+    for (path, minor) in paths.iter().zip(MINORS) {
+        let done = Command::new("mknod")
+            .args(["-m", "666"])
+            .arg(path)
+            .args(["c", &MAJOR.to_string(), &minor.to_string()])
+            .status()
+            .unwrap();
+        assert!(done.success());
+    }
+    use std::os::unix::fs::PermissionsExt;
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
+    (dir, paths)
+}
+
+/// A shell of nobody's that opens what it is told to.
+struct Shell {
+    child: Child,
+    answers: BufReader<std::process::ChildStdout>,
+}
+
+impl Drop for Shell {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Shell {
+    fn start() -> Self {
+        let mut command = Command::new("sh");
+        command.args(["-c", "while read -r line; do eval \"$line\"; done"]);
+        command
+            .uid(NOBODY)
+            .gid(NOBODY)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null());
+        let mut child = command.spawn().unwrap();
+        let answers = BufReader::new(child.stdout.take().unwrap());
+        Self { child, answers }
+    }
+
+    fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn ask(&mut self, line: &str) -> String {
+        writeln!(self.child.stdin.as_mut().unwrap(), "{line}").unwrap();
+        let mut answer = String::new();
+        self.answers.read_line(&mut answer).unwrap();
+        answer.trim().to_owned()
+    }
+
+    fn opens(&mut self, path: &Path) -> bool {
+        self.ask(&format!(
+            "if (exec 9<>{}) then echo yes; else echo no; fi",
+            path.display()
+        )) == "yes"
+    }
+}
+
+/// A cgroup v2 of the test's own, removed at its end. None where there is no cgroup2 mount.
+struct Group(PathBuf);
+
+impl Group {
+    fn make(name: &str) -> Option<(Self, PathBuf)> {
+        let mounts = Mounts::of_self().unwrap();
+        let path = PathBuf::from(format!(
+            "/hop-test-{}-{name}/step_0/user/task_0",
+            std::process::id()
+        ));
+        let Some(top) = mounts.v2(Path::new("/")) else {
+            eprintln!("SKIPPED: no cgroup2 mount");
+            return None;
+        };
+        let dir = top.join(path.strip_prefix("/").unwrap());
+        std::fs::create_dir_all(&dir).unwrap();
+        Some((Self(dir), path))
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        for dir in self.0.ancestors().take(4) {
+            for _ in 0..100 {
+                if std::fs::remove_dir(dir).is_ok() || !dir.exists() {
+                    break;
+                }
+                std::thread::sleep(std::time::Duration::from_millis(10));
+            }
+        }
+    }
+}
+
+#[test]
+fn the_device_program_really_denies_and_is_replaced_in_place() {
+    if !root() {
+        return;
+    }
+    let Some((group, _)) = Group::make("bpf") else {
+        return;
+    };
+    let (_dir, paths) = devices();
+    let mut shell = Shell::start();
+    std::fs::write(group.0.join("cgroup.procs"), shell.pid().to_string()).unwrap();
+    assert!(shell.opens(&paths[0]) && shell.opens(&paths[1]));
+    let file = std::fs::File::open(&group.0).unwrap();
+    let before = bpf::programs_in_force(&file).unwrap();
+    bpf::deny(&file, &numbers()).unwrap();
+    assert_eq!(bpf::programs_in_force(&file).unwrap(), before + 1);
+    assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
+    assert!(shell.opens(Path::new("/dev/null")), "everything else stays open");
+    bpf::deny(&file, &numbers()[1..]).unwrap();
+    assert!(shell.opens(&paths[0]) && !shell.opens(&paths[1]));
+    bpf::deny(&file, &numbers()).unwrap();
+    assert!(!shell.opens(&paths[0]));
+    assert_eq!(bpf::programs_in_force(&file).unwrap(), before + 1);
+}
+
+/// A node whose records lie in a temporary directory.
+fn node(dir: &Path, gpus: &[PathBuf]) -> Node {
+    let gres = NodeGres {
+        gpus: gpus.to_vec(),
+        ..NodeGres::default()
+    };
+    Node::open(Site {
+        run_dir: dir.to_owned(),
+        node: format!("hoptest{}", std::process::id()),
+        gres,
+        service_uid: SERVICE,
+        ignore_holders: Vec::new(),
+        isolation_none: false,
+    })
+    .unwrap()
+}
+
+fn token(kernel: &KernelRecord, lease: u64) -> (Token, Lend) {
+    let lend = Lend {
+        kernel: KernelProcess {
+            uid: kernel.uid,
+            pid: kernel.process.pid,
+            start_time: kernel.process.start_time,
+            seat_job: kernel.key.job,
+            seat_step: kernel.key.step,
+        },
+        gpus: 1,
+        cpus: 0,
+    };
+    let token = Token {
+        v: VERSION,
+        op: Op::Lend(lend.clone()),
+        lease: LeaseId(lease),
+        epoch: Epoch(lease),
+        pilot: JobId(500),
+        notify: "/nowhere".into(),
+        grace_ms: 50,
+        issued_at: Timestamp(0),
+    };
+    (token, lend)
+}
+
+fn arrival(step: u32) -> Arrival {
+    Arrival {
+        step: StepKey {
+            job: JobId(500),
+            step,
+        },
+        job_uid: SERVICE,
+        minted_by: SERVICE,
+        service_uid: SERVICE,
+        now: Timestamp(0),
+    }
+}
+
+fn this_process() -> ProcessId {
+    let pid = std::process::id();
+    ProcessId {
+        pid,
+        start_time: proc::start_time(pid).unwrap(),
+    }
+}
+
+/// A lease from the handover to the take-back, whatever confines the kernel.
+fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, paths: &[PathBuf]) {
+    let gpu = [GpuIndex(1)];
+    let (first, lend) = token(kernel, 7);
+    assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
+    let handed = node
+        .lend(&first, &lend, &arrival(0), &gpu, this_process())
+        .unwrap();
+    assert_eq!((handed.devices.len(), handed.devices[0].minor), (1, MINORS[1]));
+    assert!(!shell.opens(&paths[0]) && shell.opens(&paths[1]));
+    let again = node.lend(
+        &token(kernel, 8).0,
+        &lend,
+        &arrival(1),
+        &[GpuIndex(0)],
+        this_process(),
+    );
+    assert_eq!(again, Err(Refusal::KernelHolds { lease: LeaseId(7) }));
+
+    let hold = format!(
+        "sh -c 'exec 9<>{}; echo $$; exec sleep 1000 >&2' &",
+        paths[1].display()
+    );
+    let holder: u32 = shell.ask(&hold).parse().unwrap();
+    let (taken, _) = node.take_back(arrival(0).step).unwrap().unwrap();
+    assert!(taken.clean, "{taken:?}");
+    assert_eq!(
+        (taken.ended_pids, taken.devices),
+        (vec![holder], vec![GpuIndex(1)])
+    );
+    assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
+    assert_eq!(node.take_back(arrival(0).step).unwrap(), None);
+
+    let stale = node.lend(&first, &lend, &arrival(2), &gpu, this_process());
+    assert!(matches!(stale, Err(Refusal::StaleEpoch { .. })), "{stale:?}");
+    // A lease whose slurmstepd has died is undone by the next grant to its kernel.
+    let dead = ProcessId {
+        pid: std::process::id(),
+        start_time: 1,
+    };
+    node.lend(&token(kernel, 9).0, &lend, &arrival(3), &gpu, dead)
+        .unwrap();
+    node.lend(
+        &token(kernel, 10).0,
+        &lend,
+        &arrival(4),
+        &[GpuIndex(0)],
+        this_process(),
+    )
+    .unwrap();
+    assert!(shell.opens(&paths[0]) && !shell.opens(&paths[1]));
+    // A lost one is taken back with its job.
+    let ended = node.job_ended(JobId(500)).unwrap();
+    assert!(
+        matches!(ended.as_slice(), [(t, _)] if t.clean && t.lease == LeaseId(10)),
+        "{ended:?}"
+    );
+    assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
+    assert!(node.store().leases().unwrap().is_empty());
+}
+
+#[test]
+fn a_lease_on_cgroup_v2() {
+    if !root() {
+        return;
+    }
+    let Some((group, task)) = Group::make("v2") else {
+        return;
+    };
+    let (dir, paths) = devices();
+    let node = node(&dir.path().join("run"), &paths);
+    let mut shell = Shell::start();
+    std::fs::write(group.0.join("cgroup.procs"), shell.pid().to_string()).unwrap();
+    // Registered by hand: on a hybrid host the v1 devices controller is found first.
+    let file = std::fs::File::open(&group.0).unwrap();
+    bpf::deny(&file, &numbers()).unwrap();
+    let start_time = proc::start_time(shell.pid()).unwrap();
+    let kernel = KernelRecord {
+        key: StepKey {
+            job: JobId(600),
+            step: 0,
+        },
+        uid: NOBODY,
+        process: ProcessId {
+            pid: shell.pid(),
+            start_time,
+        },
+        cgroup: KernelCgroup::V2 { task, base: None },
+    };
+    node.store().put_kernel(&kernel).unwrap();
+    lend_and_take_back(&node, &kernel, &mut shell, &paths);
+}
+
+#[test]
+fn a_lease_on_cgroup_v1() {
+    if !root() {
+        return;
+    }
+    let mounts = Mounts::of_self().unwrap();
+    let slurm = PathBuf::from(format!("/slurm_hoptest{}", std::process::id()));
+    let Some(slurms) = mounts
+        .v1("devices", &slurm)
+        .filter(|d| d.parent().is_some_and(Path::is_dir))
+    else {
+        eprintln!("SKIPPED: the devices controller is not on cgroup v1");
+        return;
+    };
+    std::fs::create_dir(&slurms).unwrap();
+    let (dir, paths) = devices();
+    let node = node(&dir.path().join("run"), &paths);
+    let mut shell = Shell::start();
+    std::fs::write(slurms.join("cgroup.procs"), shell.pid().to_string()).unwrap();
+    let key = StepKey {
+        job: JobId(601),
+        step: 0,
+    };
+    let kernel = node.register(key, NOBODY, shell.pid()).unwrap();
+    assert!(matches!(kernel.cgroup, KernelCgroup::V1 { .. }), "{kernel:?}");
+    std::fs::remove_dir(&slurms).unwrap();
+    lend_and_take_back(&node, &kernel, &mut shell, &paths);
+    drop(shell);
+    node.unregister(key).unwrap();
+    assert_eq!(node.store().kernel(key).unwrap(), None);
+    assert!(cgroup::remove(&mounts, &kernel.cgroup), "nothing is left");
+}
