@@ -1,8 +1,8 @@
 //! As root, on throwaway cgroups: that the devices are really denied and opened, on cgroup v1 and v2, and that a
 //! take-back finds who holds them. Elsewhere each test says why it is skipped.
 //!
-//! The device nodes are made by the test, with the numbers of consoles that are not there; they open without
-//! hardware.
+//! The device nodes are made by the test, with the numbers of consoles that are not there and that no dev cluster
+//! uses; they open without hardware. One test at a time has them, since a take-back ends who else holds them.
 
 use hop_core::id::{Epoch, GpuIndex, JobId, LeaseId};
 use hop_core::time::Timestamp;
@@ -15,6 +15,7 @@ use hop_handover::proc;
 use hop_handover::record::{KernelCgroup, KernelRecord, ProcessId, StepKey};
 use hop_handover::token::{KernelProcess, Lend, Op, Refusal, Token, VERSION};
 use std::io::{BufRead, BufReader, Write};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -22,40 +23,76 @@ use std::process::{Child, Command, Stdio};
 const SERVICE: u32 = 990;
 const NOBODY: u32 = 65534;
 const MAJOR: u32 = 4;
-/// Consoles that no dev cluster uses.
-const MINORS: [u32; 2] = [61, 62];
 
-fn root() -> bool {
-    let root = rustix::process::geteuid().is_root();
-    if !root {
-        eprintln!("SKIPPED: needs root");
-    }
-    root
+/// Two device nodes that anybody may open; removed when dropped.
+struct Gpus {
+    dir: tempfile::TempDir,
+    paths: Vec<PathBuf>,
+    minors: Vec<u32>,
+    _alone: std::fs::File,
 }
 
-fn numbers() -> Vec<Number> {
-    MINORS
-        .iter()
-        .map(|&minor| Number { major: MAJOR, minor })
-        .collect()
+impl Drop for Gpus {
+    fn drop(&mut self) {
+        self.paths.iter().for_each(|p| drop(std::fs::remove_file(p)));
+    }
 }
 
-/// A directory with two device nodes that anybody may open.
-fn devices() -> (tempfile::TempDir, Vec<PathBuf>) {
-    let dir = tempfile::tempdir().unwrap();
-    let paths: Vec<PathBuf> = (0..2).map(|i| dir.path().join(format!("gpu{i}"))).collect();
-    for (path, minor) in paths.iter().zip(MINORS) {
-        let done = Command::new("mknod")
-            .args(["-m", "666"])
-            .arg(path)
-            .args(["c", &MAJOR.to_string(), &minor.to_string()])
-            .status()
-            .unwrap();
-        assert!(done.success());
+impl Gpus {
+    /// None, with the reason, where this can't be done.
+    fn make() -> Option<Self> {
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: needs root");
+            return None;
+        }
+        let alone = std::fs::File::create("/run/hop-handover-test.lock").unwrap();
+        rustix::fs::flock(&alone, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        let minors: Vec<u32> = free_minors().into_iter().take(2).collect();
+        if minors.len() < 2 {
+            eprintln!("SKIPPED: no two console numbers are unused");
+            return None;
+        }
+        let name = |i| PathBuf::from(format!("/dev/fakegpu-hoptest{}-{i}", std::process::id()));
+        let paths: Vec<PathBuf> = (0..2).map(name).collect();
+        for (path, minor) in paths.iter().zip(&minors) {
+            let numbers = ["c", &MAJOR.to_string(), &minor.to_string()];
+            assert!(
+                Command::new("mknod")
+                    .args(["-m", "666"])
+                    .arg(path)
+                    .args(numbers)
+                    .status()
+                    .unwrap()
+                    .success()
+            );
+        }
+        Some(Self {
+            dir: tempfile::tempdir().unwrap(),
+            paths,
+            minors,
+            _alone: alone,
+        })
     }
-    use std::os::unix::fs::PermissionsExt;
-    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o755)).unwrap();
-    (dir, paths)
+
+    fn numbers(&self) -> Vec<Number> {
+        self.minors
+            .iter()
+            .map(|&minor| Number { major: MAJOR, minor })
+            .collect()
+    }
+}
+
+/// Consoles of which there is no node in /dev but the console's own.
+fn free_minors() -> Vec<u32> {
+    let used: Vec<u32> = std::fs::read_dir("/dev")
+        .unwrap()
+        .flatten()
+        .filter(|e| !e.file_name().to_string_lossy().starts_with("tty"))
+        .filter_map(|e| e.metadata().ok())
+        .filter(|m| m.file_type().is_char_device() && libc::major(m.rdev()) == MAJOR)
+        .map(|m| libc::minor(m.rdev()))
+        .collect();
+    (8..64).rev().filter(|m| !used.contains(m)).collect()
 }
 
 /// A shell of nobody's that opens what it is told to.
@@ -140,37 +177,37 @@ impl Drop for Group {
 
 #[test]
 fn the_device_program_really_denies_and_is_replaced_in_place() {
-    if !root() {
+    let Some(gpus) = Gpus::make() else {
         return;
-    }
+    };
     let Some((group, _)) = Group::make("bpf") else {
         return;
     };
-    let (_dir, paths) = devices();
+    let paths = &gpus.paths;
     let mut shell = Shell::start();
     std::fs::write(group.0.join("cgroup.procs"), shell.pid().to_string()).unwrap();
     assert!(shell.opens(&paths[0]) && shell.opens(&paths[1]));
     let file = std::fs::File::open(&group.0).unwrap();
     let before = bpf::programs_in_force(&file).unwrap();
-    bpf::deny(&file, &numbers()).unwrap();
+    bpf::deny(&file, &gpus.numbers()).unwrap();
     assert_eq!(bpf::programs_in_force(&file).unwrap(), before + 1);
     assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
     assert!(shell.opens(Path::new("/dev/null")), "everything else stays open");
-    bpf::deny(&file, &numbers()[1..]).unwrap();
+    bpf::deny(&file, &gpus.numbers()[1..]).unwrap();
     assert!(shell.opens(&paths[0]) && !shell.opens(&paths[1]));
-    bpf::deny(&file, &numbers()).unwrap();
+    bpf::deny(&file, &gpus.numbers()).unwrap();
     assert!(!shell.opens(&paths[0]));
     assert_eq!(bpf::programs_in_force(&file).unwrap(), before + 1);
 }
 
 /// A node whose records lie in a temporary directory.
-fn node(dir: &Path, gpus: &[PathBuf]) -> Node {
+fn node(gpus: &Gpus) -> Node {
     let gres = NodeGres {
-        gpus: gpus.to_vec(),
+        gpus: gpus.paths.clone(),
         ..NodeGres::default()
     };
     Node::open(Site {
-        run_dir: dir.to_owned(),
+        run_dir: gpus.dir.path().join("run"),
         node: format!("hoptest{}", std::process::id()),
         gres,
         service_uid: SERVICE,
@@ -227,14 +264,18 @@ fn this_process() -> ProcessId {
 }
 
 /// A lease from the handover to the take-back, whatever confines the kernel.
-fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, paths: &[PathBuf]) {
+fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, gpus: &Gpus) {
+    let paths = &gpus.paths;
     let gpu = [GpuIndex(1)];
     let (first, lend) = token(kernel, 7);
     assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
     let handed = node
         .lend(&first, &lend, &arrival(0), &gpu, this_process())
         .unwrap();
-    assert_eq!((handed.devices.len(), handed.devices[0].minor), (1, MINORS[1]));
+    assert_eq!(
+        (handed.devices.len(), handed.devices[0].minor),
+        (1, gpus.minors[1])
+    );
     assert!(!shell.opens(&paths[0]) && shell.opens(&paths[1]));
     let again = node.lend(
         &token(kernel, 8).0,
@@ -289,19 +330,18 @@ fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, pat
 
 #[test]
 fn a_lease_on_cgroup_v2() {
-    if !root() {
+    let Some(gpus) = Gpus::make() else {
         return;
-    }
+    };
     let Some((group, task)) = Group::make("v2") else {
         return;
     };
-    let (dir, paths) = devices();
-    let node = node(&dir.path().join("run"), &paths);
+    let node = node(&gpus);
     let mut shell = Shell::start();
     std::fs::write(group.0.join("cgroup.procs"), shell.pid().to_string()).unwrap();
     // Registered by hand: on a hybrid host the v1 devices controller is found first.
     let file = std::fs::File::open(&group.0).unwrap();
-    bpf::deny(&file, &numbers()).unwrap();
+    bpf::deny(&file, &gpus.numbers()).unwrap();
     let start_time = proc::start_time(shell.pid()).unwrap();
     let kernel = KernelRecord {
         key: StepKey {
@@ -316,14 +356,12 @@ fn a_lease_on_cgroup_v2() {
         cgroup: KernelCgroup::V2 { task, base: None },
     };
     node.store().put_kernel(&kernel).unwrap();
-    lend_and_take_back(&node, &kernel, &mut shell, &paths);
+    lend_and_take_back(&node, &kernel, &mut shell, &gpus);
 }
 
 #[test]
 fn a_lease_on_cgroup_v1() {
-    if !root() {
-        return;
-    }
+    let Some(gpus) = Gpus::make() else { return };
     let mounts = Mounts::of_self().unwrap();
     let slurm = PathBuf::from(format!("/slurm_hoptest{}", std::process::id()));
     let Some(slurms) = mounts
@@ -334,8 +372,7 @@ fn a_lease_on_cgroup_v1() {
         return;
     };
     std::fs::create_dir(&slurms).unwrap();
-    let (dir, paths) = devices();
-    let node = node(&dir.path().join("run"), &paths);
+    let node = node(&gpus);
     let mut shell = Shell::start();
     std::fs::write(slurms.join("cgroup.procs"), shell.pid().to_string()).unwrap();
     let key = StepKey {
@@ -345,7 +382,7 @@ fn a_lease_on_cgroup_v1() {
     let kernel = node.register(key, NOBODY, shell.pid()).unwrap();
     assert!(matches!(kernel.cgroup, KernelCgroup::V1 { .. }), "{kernel:?}");
     std::fs::remove_dir(&slurms).unwrap();
-    lend_and_take_back(&node, &kernel, &mut shell, &paths);
+    lend_and_take_back(&node, &kernel, &mut shell, &gpus);
     drop(shell);
     node.unregister(key).unwrap();
     assert_eq!(node.store().kernel(key).unwrap(), None);
