@@ -248,7 +248,10 @@ pub fn unpark(site: &Site, pid: Pid, given: &[Place], company: &Company<'_>) -> 
     let mut hands = Hands::new(site, &record, look.uid, pairs, company.reserver, company.progress);
     let outcome = hands.drive(machine);
     match &outcome {
-        Outcome::Unparked => records.remove(pid),
+        Outcome::Unparked => {
+            hands.unguard();
+            records.remove(pid);
+        }
         Outcome::HalfBack { .. } => {
             let half = Record {
                 half_back: true,

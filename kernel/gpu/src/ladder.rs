@@ -145,7 +145,9 @@ impl fmt::Display for Rung {
 pub enum Reason {
     #[error("the process holds a GPU")]
     Touched,
-    #[error("no gresshopper agent answers inside the process (it needs `import gresshopper.gpu; gresshopper.gpu.install()`, or %load_ext gresshopper.gpu)")]
+    #[error(
+        "no gresshopper agent answers inside the process (it needs `import gresshopper.gpu; gresshopper.gpu.install()`, or %load_ext gresshopper.gpu)"
+    )]
     NoAgent,
     #[error("{what}")]
     AgentRefuses { what: String },

@@ -5,11 +5,11 @@ use crate::Pid;
 use crate::inside::run_dirs;
 use crate::ladder::Place;
 use crate::machine::Halves;
-use crate::procs::check_private_dir;
+use rustix::fs::{self, AtFlags, Mode, OFlags, Uid};
 use serde::{Deserialize, Serialize};
-use std::fs;
-use std::io;
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, chown};
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 
 const VERSION: u32 = 1;
@@ -45,11 +45,17 @@ impl Record {
 }
 
 /// Where records of `uid`'s processes lie.
+///
+/// Root may work on a user's processes, in a directory that the user can change under its feet; so everything goes
+/// through a descriptor of the directory, follows no link, and waits for no pipe.
 #[derive(Debug, Clone)]
 pub struct Records {
     uid: u32,
     dirs: Vec<PathBuf>,
 }
+
+/// A record is far smaller; what is larger is none.
+const MAX_RECORD: u64 = 64 << 10;
 
 impl Records {
     pub fn of(uid: u32, dir: Option<&Path>) -> Self {
@@ -57,18 +63,14 @@ impl Records {
         Self { uid, dirs }
     }
 
-    fn file(dir: &Path, pid: Pid) -> PathBuf {
-        dir.join(format!("gpu-{pid}.parked.json"))
+    fn name(pid: Pid) -> String {
+        format!("gpu-{pid}.parked.json")
     }
 
     /// The record of a process, unless it is of an earlier process with the same pid.
     pub fn get(&self, pid: Pid, start_time: u64) -> Option<Record> {
-        let safe = self
-            .dirs
-            .iter()
-            .filter(|dir| check_private_dir(dir, self.uid).is_ok());
-        safe.filter_map(|dir| fs::read(Self::file(dir, pid)).ok())
-            .filter_map(|text| serde_json::from_slice::<Record>(&text).ok())
+        let dirs = self.dirs.iter().filter_map(|dir| self.open(dir).ok());
+        dirs.filter_map(|dir| read(&dir, &Self::name(pid)))
             .find(|record| record.v == VERSION && (record.pid, record.start_time) == (pid, start_time))
     }
 
@@ -78,49 +80,91 @@ impl Records {
     /// There is no directory that is the owner's alone, or it can't be written.
     pub fn put(&self, record: &Record) -> io::Result<()> {
         let dir = self.private_dir()?;
-        let path = Self::file(&dir, record.pid);
-        let new = path.with_extension("new");
-        let _ = fs::remove_file(&new);
-        let mut file = fs::OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&new)?;
-        io::Write::write_all(&mut file, &serde_json::to_vec(record).map_err(io::Error::other)?)?;
+        let name = Self::name(record.pid);
+        let new = format!("{name}.new");
+        let _ = fs::unlinkat(&dir, &new, AtFlags::empty());
+        let flags = OFlags::CREATE | OFlags::EXCL | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mut file = File::from(fs::openat(&dir, &new, flags, Mode::RUSR | Mode::WUSR)?);
+        file.write_all(&serde_json::to_vec(record).map_err(io::Error::other)?)?;
+        self.give(&file)?;
         file.sync_all()?;
-        if rustix::process::geteuid().as_raw() != self.uid {
-            chown(&new, Some(self.uid), None)?;
-        }
-        fs::rename(&new, &path)
+        fs::renameat(&dir, &new, &dir, &name)?;
+        Ok(())
     }
 
-    fn private_dir(&self) -> io::Result<PathBuf> {
+    /// The first directory that is the owner's alone, made if need be.
+    fn private_dir(&self) -> io::Result<OwnedFd> {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
-        for dir in &self.dirs {
-            let made = fs::DirBuilder::new().mode(0o700).create(dir);
-            let me = rustix::process::geteuid().as_raw();
-            if made.is_ok() && me != self.uid {
-                chown(dir, Some(self.uid), None)?;
+        for path in &self.dirs {
+            if fs::mkdir(path, Mode::RWXU).is_ok() {
+                // What was made is ours until it is given away; anything else in its place fails the check.
+                self.give(&fs::open(path, DIRECTORY, Mode::empty())?)?;
             }
-            match check_private_dir(dir, self.uid) {
-                Ok(()) => return Ok(dir.clone()),
+            match self.open(path) {
+                Ok(dir) => return Ok(dir),
                 Err(error) => last = error,
             }
         }
         Err(last)
     }
 
-    pub fn remove(&self, pid: Pid) {
-        for dir in &self.dirs {
-            let _ = fs::remove_file(Self::file(dir, pid));
+    /// Gives what we have just made to the records' owner.
+    fn give(&self, made: impl AsFd) -> io::Result<()> {
+        let me = rustix::process::geteuid();
+        if me.as_raw() == self.uid {
+            return Ok(());
+        }
+        if fs::fstat(&made)?.st_uid != me.as_raw() {
+            return Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                "something else took its place",
+            ));
+        }
+        Ok(fs::fchown(&made, Some(Uid::from_raw(self.uid)), None)?)
+    }
+
+    fn open(&self, path: &Path) -> io::Result<OwnedFd> {
+        let dir = fs::open(path, DIRECTORY, Mode::empty())?;
+        let stat = fs::fstat(&dir)?;
+        match stat.st_uid == self.uid && stat.st_mode & 0o077 == 0 {
+            true => Ok(dir),
+            false => Err(io::Error::new(
+                io::ErrorKind::PermissionDenied,
+                format!(
+                    "{} is not a directory of user {} with mode 0700",
+                    path.display(),
+                    self.uid
+                ),
+            )),
         }
     }
+
+    pub fn remove(&self, pid: Pid) {
+        for dir in self.dirs.iter().filter_map(|dir| self.open(dir).ok()) {
+            let _ = fs::unlinkat(&dir, Self::name(pid), AtFlags::empty());
+        }
+    }
+}
+
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+fn read(dir: &OwnedFd, name: &str) -> Option<Record> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = File::from(fs::openat(dir, name, flags, Mode::empty()).ok()?);
+    if !file.metadata().ok()?.is_file() {
+        return None;
+    }
+    serde_json::from_reader(file.take(MAX_RECORD)).ok()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::os::unix::fs::PermissionsExt;
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     #[test]
     fn a_record_is_its_processs_and_nobody_elses() {
@@ -131,16 +175,48 @@ mod tests {
             inside: true,
             driver: true,
         };
-        fs::set_permissions(tmp.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        fs::set_permissions(tmp.path(), Permissions::from_mode(0o755)).unwrap();
         assert!(
             records.put(&Record::new(7, 42, halves)).is_err(),
             "others could read that directory"
         );
-        fs::set_permissions(tmp.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        fs::set_permissions(tmp.path(), Permissions::from_mode(0o700)).unwrap();
         records.put(&Record::new(7, 42, halves)).unwrap();
         assert_eq!(records.get(7, 42).unwrap().halves, halves);
         assert_eq!(records.get(7, 43), None, "another process with that pid");
         records.remove(7);
         assert_eq!(records.get(7, 42), None);
+    }
+
+    #[test]
+    fn links_and_pipes_are_not_followed() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (real, link) = (tmp.path().join("real"), tmp.path().join("link"));
+        fs::create_dir(&real).unwrap();
+        fs::set_permissions(&real, Permissions::from_mode(0o700)).unwrap();
+        symlink(&real, &link).unwrap();
+        let uid = rustix::process::geteuid().as_raw();
+        let halves = Halves {
+            inside: false,
+            driver: true,
+        };
+        assert!(
+            Records::of(uid, Some(&link))
+                .put(&Record::new(7, 42, halves))
+                .is_err()
+        );
+        let records = Records::of(uid, Some(&real));
+        let status = std::process::Command::new("mkfifo")
+            .arg(real.join(Records::name(7)))
+            .status()
+            .unwrap();
+        assert!(status.success());
+        assert_eq!(
+            records.get(7, 42),
+            None,
+            "a pipe is no record, and nobody waits for it"
+        );
+        records.put(&Record::new(7, 42, halves)).unwrap();
+        assert!(records.get(7, 42).is_some());
     }
 }

@@ -136,3 +136,26 @@ def test_in_ipython(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "said: This cell has no GPU" in done.stdout, done.stdout + done.stderr
+
+
+CHILD = """
+import os, sys
+from gresshopper.gpu._guard import close_devices_in_children
+close_devices_in_children(sys.argv[1] + "/nvidia")
+device, other = os.open(sys.argv[1] + "/nvidia0", os.O_RDWR), os.open(sys.argv[1] + "/other", os.O_RDWR)
+if os.fork() == 0:
+    open_still = [os.readlink(f"/proc/self/fd/{fd}") for fd in (device, other) if os.path.exists(f"/proc/self/fd/{fd}")]
+    print([os.path.basename(path) for path in open_still], flush=True)
+    os._exit(0)
+os.wait()
+os.fstat(device)
+"""
+
+
+def test_forked_children_hold_no_device(tmp_path: Path) -> None:
+    for name in ("nvidia0", "other"):
+        (tmp_path / name).touch()
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    command = [sys.executable, "-c", CHILD, str(tmp_path)]
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.strip(), done.returncode) == ("['other']", 0), done.stderr
