@@ -179,8 +179,11 @@ class TorchHalf:
 
     def _sync_all(self) -> None:
         torch = self._torch
+        # Asking a device that isn't in use to come to rest would put a context on it.
+        in_use = getattr(torch._C, "_cuda_hasPrimaryContext", lambda index: True)
         for index in range(torch.cuda.device_count()):
-            torch.cuda.synchronize(index)
+            if in_use(index):
+                torch.cuda.synchronize(index)
 
     def empty_caches(self) -> None:
         if not self._is_cuda:
