@@ -6,9 +6,9 @@ here=$(cd "$(dirname "$0")" && pwd)
 out=${1:?usage: build.sh DIR}
 mkdir -p "$out/gpu/dev"
 chmod 0777 "$out/gpu"
-cflags="-std=gnu11 -O1 -Wall -Wextra -Wno-unused-function -Wno-unused-variable -fPIC -shared -fvisibility=hidden"
-${CC:-cc} $cflags -o "$out/libcuda.so.1" "$here/fake_libcuda.c" -pthread
-${CC:-cc} $cflags -o "$out/libnvidia-ml.so.1" "$here/fake_libnvml.c"
+set -- -std=gnu11 -O1 -Wall -Wextra -Wno-unused-function -Wno-unused-variable -fPIC -shared -fvisibility=hidden
+"${CC:-cc}" "$@" -o "$out/libcuda.so.1" "$here/fake_libcuda.c" -pthread
+"${CC:-cc}" "$@" -o "$out/libnvidia-ml.so.1" "$here/fake_libnvml.c"
 : >"$out/gpu/dev/nvidia0"
 : >"$out/gpu/dev/nvidiactl"
 chmod 0666 "$out/gpu/dev/nvidia0" "$out/gpu/dev/nvidiactl"
