@@ -42,6 +42,7 @@ impl Core {
             return refuse(reason, out);
         }
         self.learn_think(kernel, &need);
+        self.learn_size(kernel, need.gpus);
         let cpus = self.cpus_of(self.kernels[kernel].pool, &need);
         if let Some(lease) = self.lingering_for(kernel, &need, cpus) {
             let (since, wait) = (self.now, Span::ZERO);
@@ -87,6 +88,21 @@ impl Core {
             }
         }
         self.never_within_limits(kernel, need.gpus)
+    }
+
+    fn learn_size(&mut self, kernel: u32, gpus: u16) {
+        const DECAY: f32 = 0.93;
+        if gpus == 0 {
+            return;
+        }
+        let sizes = &mut self.kernels[kernel].sizes;
+        for (_, w) in sizes.iter_mut() {
+            *w *= DECAY;
+        }
+        match sizes.iter_mut().find(|(g, _)| *g == gpus) {
+            Some((_, w)) => *w += 1.0,
+            None => sizes.push((gpus, 1.0)),
+        }
     }
 
     fn learn_think(&mut self, kernel: u32, need: &Need) {
@@ -257,7 +273,9 @@ impl Core {
             {
                 continue;
             }
-            let elsewhere = k.last_executor != Some(r.incarnation);
+            let affinity = self.pools[k.pool as usize].config.affinity;
+            let elsewhere = affinity && k.home != Some(r.node);
+
             for &pilot in &self.nodes[r.node as usize].pilots {
                 let Some(group) = self.room(&self.pilots[pilot], cell) else {
                     continue;
@@ -328,6 +346,7 @@ impl Core {
         let (job, node, pool) = (pilot.job, pilot.node, pilot.pool);
         let k = &mut self.kernels[c.kernel];
         k.leases.push(id);
+        k.last_gpus = c.need.gpus;
         let lease = Lease {
             id,
             kernel: c.kernel,
@@ -412,8 +431,8 @@ impl Core {
             self.at(self.now + self.config.report_every, Timer::Report(cell, seq));
         }
         self.claim(cell, out);
-        self.consider_moving(cell, out);
         self.demand_grew(cell, out);
+        self.consider_moving(cell, out);
         self.tell(cell, out);
     }
 
@@ -438,6 +457,10 @@ impl Core {
     pub(crate) fn report_due(&mut self, cell: u32, seq: u64, out: &mut Vec<Output>) {
         if self.is_same(cell, seq) {
             self.at(self.now + self.config.report_every, Timer::Report(cell, seq));
+            if self.cells[cell].reserved.is_none() {
+                self.reserve(cell, out);
+            }
+            self.demand_grew(cell, out);
             self.consider_moving(cell, out);
             self.tell(cell, out);
         }
@@ -467,6 +490,13 @@ impl Core {
     pub(crate) fn claim(&mut self, cell: u32, out: &mut Vec<Output>) {
         if let Some(over) = self.over_limit(&self.cells[cell]) {
             return self.claim_within_limit(&over, self.cells[cell].need.gpus, out);
+        }
+        if self.pools[self.kernels[self.cells[cell].kernel].pool as usize]
+            .config
+            .affinity
+            && self.home_can_start(cell)
+        {
+            return;
         }
         let Some((pilot, group)) = self.claimable(cell) else {
             return;

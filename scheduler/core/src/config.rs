@@ -83,6 +83,17 @@ pub struct PoolConfig {
     /// Partitions to turn to when the pool's own has no room, the cheapest first.
     #[serde(default)]
     pub burst: Vec<Burst>,
+    /// A kernel's cells run where its last one ran if they can.
+    #[serde(default = "yes")]
+    pub affinity: bool,
+    /// New kernels are packed onto few nodes, as far as they are unlikely to get in each other's way; else they are
+    /// spread by subscription alone. Pays where pilots follow demand.
+    #[serde(default)]
+    pub pack: bool,
+}
+
+fn yes() -> bool {
+    true
 }
 
 fn one() -> u16 {
@@ -118,6 +129,8 @@ impl PoolConfig {
             migrate: None,
             subscription_cap: subscription_cap(),
             burst: Vec::new(),
+            affinity: true,
+            pack: false,
         }
     }
 }
@@ -145,32 +158,34 @@ impl Default for Linger {
 
 /// How pilots follow demand.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
 pub struct Scale {
-    /// How often demand is looked at.
-    pub every: Span,
     /// An idle pilot is kept for at least this long.
     pub idle_min: Span,
-    /// And at most for this long.
+    /// And for at most this long after its last lease.
     pub idle_max: Span,
-    /// Whole pilots kept free beyond what is leased, as a share of the leased GPUs.
-    pub headroom: f64,
-    /// And at least this many free GPUs.
-    pub headroom_min: u16,
-    /// What an idle GPU-second costs, in seconds of a person's waiting.
-    pub idle_cost: f64,
-    /// Expected time from submission of a pilot to its first lease, until it has been seen.
+    /// How many idle GPU-seconds it is worth that one cell need not wait for a pilot.
+    pub worth: f64,
+    /// Pilots are kept and started by what is learnt of the kernels' think times; else an idle one is kept for
+    /// `idle_max`, and one is started only for a cell that waits.
+    pub learn: bool,
+    /// A pilot is as large as the need that it is started for; else all are of `gpus_per_pilot`.
+    pub right_size: bool,
+    /// A pilot started for a kernel is so large that at most this share of the kernel's cells asked for more.
+    pub too_small: f32,
+    /// Time from a pilot's submission to its first lease, until it has been seen.
     pub boot: Span,
 }
 
 impl Default for Scale {
     fn default() -> Self {
         Self {
-            every: Span::from_secs(30),
             idle_min: Span::from_secs(60),
             idle_max: Span::from_secs(4 * 3600),
-            headroom: 0.05,
-            headroom_min: 8,
-            idle_cost: 0.001,
+            worth: 100_000.0,
+            learn: true,
+            right_size: true,
+            too_small: 0.1,
             boot: Span::from_secs(5),
         }
     }

@@ -114,8 +114,8 @@ impl Core {
                 user,
                 node,
                 mem_mib,
-                cpus,
-            } => self.seat_up(job, user, node, mem_mib, cpus),
+                cpus: _,
+            } => self.seat_up(job, user, node, mem_mib),
             Input::SeatGone { job } => self.seat_gone(job, out),
             Input::ReplicaUp(up) => self.replica_up(up, out),
             Input::ReplicaLost { kernel, incarnation } => self.replica_lost(&kernel, incarnation, out),
@@ -185,7 +185,9 @@ impl Core {
                 Timer::Age(cell, seq) => self.age_due(cell, seq, out),
                 Timer::Report(cell, seq) => self.report_due(cell, seq, out),
                 Timer::Charge => self.charge_all(out),
-                Timer::Scale(pool) => self.scale_due(pool, out),
+                Timer::Scale(pool) => self.keep_pilots(pool, out),
+                Timer::Idle(job) => self.idle_due(job, out),
+                Timer::Moving(kernel, incarnation) => self.moving_late(kernel, incarnation, out),
                 Timer::Planned(kernel, incarnation) => self.planned_over(kernel, incarnation),
             }
         }
@@ -222,7 +224,6 @@ impl Core {
         let pool = self.pool_index(&config.name);
         self.pools[pool as usize].config = config;
         self.keep_pilots(pool, out);
-        self.start_scaling(pool);
     }
 
     fn set_shares(&mut self, shares: &Shares) {
@@ -271,6 +272,7 @@ impl Core {
             think: Habit::default(),
             runs: Habit::default(),
             demand: 0,
+            loads: Vec::new(),
         });
         self.pool_by_name.insert(name.clone(), i);
         i
@@ -301,6 +303,7 @@ impl Core {
             queue: BTreeSet::new(),
             subscribed: 0,
             replicas: 0,
+            homes: BTreeSet::new(),
         });
         self.pools[pool as usize].nodes.push(i);
         self.node_by_name.insert(name.clone(), i);
@@ -407,6 +410,7 @@ impl Core {
                     pool: self.pools[t.pool as usize].config.name.clone(),
                     partition: t.partition.clone(),
                     node: t.node.map(|n| self.nodes[n as usize].name.clone()),
+                    gpus: t.gpus,
                     job: t.job,
                     at: t.at,
                 })

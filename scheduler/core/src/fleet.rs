@@ -48,7 +48,7 @@ impl Core {
         let (min, max) = (config.min_pilots, config.max_pilots.max(config.min_pilots));
         let mut there = self.pilots_coming(pool);
         while there < min.min(max) {
-            self.submit_pilot(pool, None, None, out);
+            self.submit_pilot(pool, None, None, None, out);
             there += 1;
         }
     }
@@ -70,15 +70,19 @@ impl Core {
         pool: u32,
         partition: Option<String>,
         node: Option<u32>,
+        gpus: Option<u16>,
         out: &mut Vec<Output>,
     ) -> u64 {
         let ticket = self.new_ticket(out);
+        let whole = self.pools[pool as usize].config.gpus_per_pilot;
         let entry = Ticket {
             pool,
             partition: partition.clone(),
             node,
+            gpus: gpus.unwrap_or(whole),
             job: None,
             at: self.now,
+            cell: None,
         };
         self.tickets.insert(ticket, entry);
         self.note_ticket(ticket, out);
@@ -87,6 +91,7 @@ impl Core {
             pool: self.pools[pool as usize].config.name.clone(),
             partition,
             node: node.map(|n| self.nodes[n as usize].name.clone()),
+            gpus: gpus.filter(|&g| g != whole),
         });
         ticket
     }
@@ -124,13 +129,14 @@ impl Core {
             .tickets
             .iter()
             .find(|(_, t)| t.job == Some(up.pilot))
-            .map(|(&n, t)| (n, t.at));
-        if let Some((ticket, at)) = ticket {
-            self.pools[pool as usize].boots.observe(self.now.since(at));
-            self.drop_ticket(ticket, out);
-        }
+            .map(|(&n, t)| (n, t.clone()));
         let known = self.pilot_by_job.get(&up.pilot).copied();
         let i = known.unwrap_or_else(|| self.new_pilot(&up, node, pool, out));
+        if let Some((ticket, t)) = ticket {
+            self.pools[pool as usize].boots.observe(self.now.since(t.at));
+            self.pilots[i].partition = t.partition;
+            self.drop_ticket(ticket, out);
+        }
         self.refresh(i, &up, out);
         self.reconcile(i, &up, out);
         self.arm_rotation(i, out);
@@ -162,6 +168,7 @@ impl Core {
             cpus_used: 0,
             ends: None,
             steps_left: u32::MAX,
+            partition: None,
             leases: Vec::new(),
             strangers: Vec::new(),
             reserved: None,
@@ -449,7 +456,17 @@ impl Core {
         self.pools[p.pool as usize].pilots.remove(&i);
         self.note(|| Key::Pilot(job), || None, out);
         self.keep_pilots(p.pool, out);
-        self.pilot_gone(p.node, out);
+        self.demand_after_loss(p.node, out);
+    }
+
+    /// Cells that waited for the node's GPUs need another pilot.
+    fn demand_after_loss(&mut self, node: u32, out: &mut Vec<Output>) {
+        let waiting: Vec<u32> = self.nodes[node as usize].queue.iter().map(|&(_, c)| c).collect();
+        for cell in waiting {
+            if self.cells.get(cell).is_some() {
+                self.demand_grew(cell, out);
+            }
+        }
     }
 
     // --- slots ---

@@ -120,6 +120,8 @@ pub struct TicketImage {
     pub pool: PoolName,
     pub partition: Option<String>,
     pub node: Option<NodeName>,
+    #[serde(default)]
+    pub gpus: u16,
     pub job: Option<JobId>,
     pub at: Timestamp,
 }

@@ -53,6 +53,11 @@ impl Core {
             leases: Vec::new(),
             cells: Vec::new(),
             last_end: None,
+            quiet_since: self.now,
+            last_gpus: 0,
+            sizes: Vec::new(),
+            home: None,
+            base: None,
             think: Habit::default(),
             runs: Habit::default(),
             migrating: None,
@@ -107,9 +112,16 @@ impl Core {
         );
         let kernel = &mut self.kernels[k];
         kernel.default_need = place.default_need;
+        kernel.last_gpus = kernel.default_need.gpus;
         kernel.mem_mib = place.mem_mib;
         kernel.cpus = place.cpus;
+        if self.kernels[k].replicas.is_empty() {
+            self.set_home(k, nodes.first().copied());
+            self.kernels[k].base = nodes.first().copied();
+        }
         let seats = nodes.into_iter().map(|node| self.plan_seat(k, node)).collect();
+        self.kernels[k].quiet_since = self.now;
+        self.expect_kernel(k, out);
         self.note_kernel(k, out);
         out.push(Output::Place {
             kernel: place.kernel,
@@ -175,6 +187,9 @@ impl Core {
             })
             .collect();
         fit.sort_unstable();
+        if self.pools[pool as usize].config.pack && gpus > 0 {
+            self.home_first(pool, need.gpus, &mut fit);
+        }
         self.spread(&fit, wanted)
     }
 
@@ -246,7 +261,7 @@ impl Core {
 
     // --- seats ---
 
-    pub(crate) fn seat_up(&mut self, job: JobId, user: UserName, node: NodeName, mem_mib: u64, cpus: u16) {
+    pub(crate) fn seat_up(&mut self, job: JobId, user: UserName, node: NodeName, mem_mib: u64) {
         let user = self.user_index(&user);
         let Some(node) = self.find_node(&node) else {
             return;
@@ -256,7 +271,6 @@ impl Core {
             user,
             node,
             mem_mib,
-            cpus,
             mem_used,
         };
         self.seats.insert(job, seat);
@@ -307,6 +321,7 @@ impl Core {
                 self.submit(up.kernel.clone(), w.cell.clone(), w.need.clone(), w.class, 0, out);
             }
         }
+        self.moved_in(k, up.incarnation);
         if !known {
             for cell in self.kernels[k].cells.clone() {
                 if self.cells.get(cell).is_some() && !self.try_start(cell, out) {
@@ -326,8 +341,10 @@ impl Core {
         let kernel = &mut self.kernels[k];
         kernel.next_incarnation = kernel.next_incarnation.max(incarnation.0 + 1);
         let (gpus, mem, pool) = (u32::from(kernel.default_need.gpus), kernel.mem_mib, kernel.pool);
-        if kernel.replicas.is_empty() {
+        let first = kernel.replicas.is_empty();
+        if first {
             self.pools[pool as usize].demand += gpus;
+            self.count_load(pool, gpus as u16, 1);
         }
         let kernel = &mut self.kernels[k];
         kernel.replicas.push(Replica {
@@ -343,6 +360,21 @@ impl Core {
         }
         for &c in &cells {
             self.enqueue(c);
+        }
+        if first && self.kernels[k].home.is_none() {
+            let home = self.kernels[k].last_node.unwrap_or(node);
+            self.set_home(k, Some(home));
+        }
+    }
+
+    /// Makes the node the one where the kernel's next cell is expected.
+    pub(crate) fn set_home(&mut self, k: u32, node: Option<u32>) {
+        let old = std::mem::replace(&mut self.kernels[k].home, node);
+        if let Some(n) = old {
+            self.nodes[n as usize].homes.remove(&k);
+        }
+        if let Some(n) = node {
+            self.nodes[n as usize].homes.insert(k);
         }
     }
 
@@ -435,6 +467,7 @@ impl Core {
         if last {
             let demand = &mut self.pools[pool as usize].demand;
             *demand = demand.saturating_sub(gpus);
+            self.count_load(pool, gpus as u16, -1);
         }
         self.unsubscribe(replica.node, gpus);
         if let Some(s) = self.seats.get_mut(&replica.seat) {
@@ -527,6 +560,7 @@ impl Core {
         if !kernel.closed || !kernel.leases.is_empty() || !kernel.replicas.is_empty() {
             return;
         }
+        self.set_home(k, None);
         let kernel = self.kernels.remove(k).expect("found above");
         self.kernel_by_id.remove(&kernel.id);
         self.note(|| Key::Kernel(kernel.id.clone()), || None, out);

@@ -79,6 +79,8 @@ impl Core {
                 .iter()
                 .find(|r| r.incarnation == executor)
                 .map(|r| r.node);
+            let home = k.last_node;
+            self.set_home(kernel, home);
             self.note_kernel(kernel, out);
         }
     }
@@ -167,6 +169,11 @@ impl Core {
         let pool = &mut self.pools[lease.pool as usize];
         pool.running -= u32::from(lease.gpus);
         let k = &mut self.kernels[lease.kernel];
+        let busy = ran.as_secs_f64() * f64::from(lease.gpus);
+        if let Some(load) = pool.loads.iter_mut().find(|l| l.gpus == k.default_need.gpus) {
+            load.busy += busy;
+        }
+        k.quiet_since = now;
         if lease.gpus > 0 {
             k.last_end = Some(now);
         }
@@ -245,12 +252,25 @@ impl Core {
         match pool.config.linger {
             Linger::Fixed(span) => span,
             Linger::Learnt { max, spares, worth } => {
-                let gain = spares.as_secs_f64() * worth;
+                let gain = spares.as_secs_f64() * worth * self.reuse_chance(lease);
                 let cost = f64::from(lease.gpus.max(1));
                 let think = &self.kernels[lease.kernel].think;
-                think.best_hold(&pool.think, PRIOR_WEIGHT, gain, cost, max)
+                think.best_hold(&pool.think, PRIOR_WEIGHT, Span::ZERO, gain, cost, max)
             }
         }
+    }
+
+    /// By the kernel's last needs: the chance that the next cell can use this lease, less the chance that it needs
+    /// more GPUs and must wait for this lease to end first.
+    fn reuse_chance(&self, lease: &Lease) -> f64 {
+        let sizes = &self.kernels[lease.kernel].sizes;
+        let total: f32 = sizes.iter().map(|(_, w)| w).sum();
+        if total <= 0.0 {
+            return 1.0;
+        }
+        let sum = |f: &dyn Fn(u16) -> bool| sizes.iter().filter(|(g, _)| f(*g)).map(|(_, w)| w).sum::<f32>();
+        let (same, more) = (sum(&|g| g == lease.gpus), sum(&|g| g > lease.gpus));
+        f64::from(((same - more) / total).max(0.0))
     }
 
     pub(crate) fn linger_over(&mut self, id: LeaseId, out: &mut Vec<Output>) {

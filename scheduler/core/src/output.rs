@@ -35,6 +35,8 @@ pub enum Output {
         partition: Option<String>,
         /// The node that it should be on; none: any.
         node: Option<NodeName>,
+        /// Its GPUs, with cores in proportion; none: as the pool is configured.
+        gpus: Option<u16>,
     },
     /// To Slurm: cancel a pilot that is not up yet.
     CancelPilot { ticket: u64, job: Option<JobId> },

@@ -58,23 +58,41 @@ impl Habit {
         own + others
     }
 
+    /// Of the bucket in which `elapsed` lies only what is left of it counts.
+    fn part(i: usize, elapsed: Span) -> f64 {
+        let gone = elapsed.as_secs_f64();
+        let from = bucket(elapsed);
+        if elapsed == Span::ZERO || i > from || i == 0 {
+            return 1.0;
+        }
+        let low = upper(i) / std::f64::consts::SQRT_2;
+        ((upper(i) - gone) / (upper(i) - low)).clamp(0.0, 1.0)
+    }
+
     /// The quantile `q` of what is left after `elapsed` has gone by already, in the blend of the own past with
     /// `other`'s as `n` observations; none if neither has seen anything that long.
     pub fn remaining(&self, other: &Self, n: f32, elapsed: Span, q: f64) -> Option<Span> {
         let from = if elapsed == Span::ZERO { 0 } else { bucket(elapsed) };
-        let mass: f32 = (from..BUCKETS).map(|i| self.share(i, other, n)).sum();
+        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, elapsed);
+        let mass: f64 = (from..BUCKETS).map(weight).sum();
         if mass <= 0.0 {
             return None;
         }
-        let mut left = mass * q as f32;
-        for i in from..BUCKETS {
-            left -= self.share(i, other, n);
-            if left <= 0.0 {
-                let rest = (middle(i) - elapsed.as_secs_f64()).max(UNIT);
-                return Some(Span((rest * 1e6) as u64));
-            }
-        }
-        Some(Span((middle(BUCKETS - 1) * 1e6) as u64))
+        let gone = elapsed.as_secs_f64();
+        let mut left = mass * q;
+        let last = BUCKETS - 1;
+        let i = (from..BUCKETS)
+            .find(|&i| {
+                left -= weight(i);
+                left <= 0.0
+            })
+            .unwrap_or(last);
+        let until = if i == from && elapsed > Span::ZERO {
+            (gone + upper(i)) / 2.0
+        } else {
+            middle(i)
+        };
+        Some(Span(((until - gone).max(UNIT) * 1e6) as u64))
     }
 
     /// The chance that it is over within `more` when `elapsed` has gone by, in the blend with `other`.
@@ -92,28 +110,33 @@ impl Habit {
         if mass > 0.0 { f64::from(within / mass) } else { 0.0 }
     }
 
-    /// How long to hold on after the last end so that the expected gain is greatest: coming back within the hold
-    /// gains `gain`, each second of holding costs `cost`. At most `max`; zero where holding never pays.
-    pub fn best_hold(&self, other: &Self, n: f32, gain: f64, cost: f64, max: Span) -> Span {
-        let mass: f64 = (0..BUCKETS).map(|i| f64::from(self.share(i, other, n))).sum();
+    /// How much longer to hold on, `elapsed` after the last end, so that the expected gain is greatest: coming back
+    /// within the hold gains `gain`, each second of holding costs `cost`. At most until `max` after the end; zero
+    /// where holding on doesn't pay.
+    pub fn best_hold(&self, other: &Self, n: f32, elapsed: Span, gain: f64, cost: f64, max: Span) -> Span {
+        let gone = elapsed.as_secs_f64();
+        let from = if elapsed == Span::ZERO { 0 } else { bucket(elapsed) };
+        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, elapsed);
+        let mass: f64 = (from..BUCKETS).map(weight).sum();
         if mass <= 0.0 {
             return Span::ZERO;
         }
         let (mut best, mut best_value) = (0.0, 0.0);
         // `back`: chance that it came back by now; `spent`: expected seconds held so far.
-        let (mut back, mut spent, mut last) = (0.0, 0.0, 0.0);
-        for i in 0..BUCKETS {
+        let (mut back, mut spent, mut last) = (0.0, 0.0, gone);
+        for i in from..BUCKETS {
             let edge = upper(i);
             if edge > max.as_secs_f64() {
                 break;
             }
-            let p = f64::from(self.share(i, other, n)) / mass;
-            spent += (1.0 - back - p) * (edge - last) + p * (middle(i) - last).max(0.0);
+            let p = weight(i) / mass;
+            let half = (edge - last) / 2.0;
+            spent += (1.0 - back - p) * (edge - last) + p * half;
             back += p;
             last = edge;
             let value = back * gain - spent * cost;
             if value > best_value {
-                (best, best_value) = (edge, value);
+                (best, best_value) = (edge - gone, value);
             }
         }
         Span((best * 1e6) as u64)
@@ -157,10 +180,12 @@ mod tests {
         let quick = habit(&[5; 30]);
         let slow = habit(&[5000; 30]);
         let max = Span::from_secs(600);
-        let q = quick.best_hold(&none, 0.0, 2.0, 0.01, max).as_secs_f64();
+        let q = quick
+            .best_hold(&none, 0.0, Span::ZERO, 2.0, 0.01, max)
+            .as_secs_f64();
         assert!((5.0..12.0).contains(&q), "{q}");
-        assert_eq!(slow.best_hold(&none, 0.0, 2.0, 0.01, max), Span::ZERO);
-        assert_eq!(none.best_hold(&none, 0.0, 2.0, 0.01, max), Span::ZERO);
+        assert_eq!(slow.best_hold(&none, 0.0, Span::ZERO, 2.0, 0.01, max), Span::ZERO);
+        assert_eq!(none.best_hold(&none, 0.0, Span::ZERO, 2.0, 0.01, max), Span::ZERO);
     }
 
     #[test]

@@ -116,6 +116,11 @@ impl Core {
             leases: Vec::new(),
             cells: Vec::new(),
             last_end: None,
+            quiet_since: self.now,
+            last_gpus: 0,
+            sizes: Vec::new(),
+            home: None,
+            base: None,
             think: image.think,
             runs: image.runs,
             migrating: None,
@@ -132,8 +137,10 @@ impl Core {
                 pool,
                 partition: image.partition,
                 node,
+                gpus: image.gpus,
                 job: image.job,
                 at: image.at,
+                cell: None,
             },
         );
     }

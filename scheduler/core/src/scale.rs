@@ -1,18 +1,468 @@
-//! How many pilots there are, and where.
+//! How many pilots there are, and where: started where a kernel's next cell is expected, kept as long as that is
+//! worth the GPUs, and given back.
 
+use crate::config::Scale;
 use crate::core::Core;
+use crate::id::JobId;
+use crate::leases::PRIOR_WEIGHT;
 use crate::output::Output;
+use crate::state::{Load, Pilot, PilotState, Timer};
+use crate::time::Span;
+
+/// Kernels packed onto one node get in each other's way with at most this chance.
+const CONFLICT: f64 = 0.02;
+/// What kernels are expected to use of their GPUs before any has been seen, and the GPU-hours that this counts for.
+const PRIOR_DUTY: f64 = 0.3;
+const PRIOR_GPU_SECONDS: f64 = 24.0 * 3600.0;
 
 impl Core {
-    pub(crate) fn start_scaling(&mut self, _pool: u32) {}
-
-    pub(crate) fn scale_due(&mut self, pool: u32, out: &mut Vec<Output>) {
-        self.keep_pilots(pool, out);
+    fn scale(&self, pool: u32) -> Option<&Scale> {
+        self.pools[pool as usize].config.scale.as_ref()
     }
 
-    pub(crate) fn demand_grew(&mut self, _cell: u32, _out: &mut Vec<Output>) {}
+    // --- starting pilots ---
 
-    pub(crate) fn maybe_idle(&mut self, _pilot: u32, _out: &mut Vec<Output>) {}
+    /// A cell waits. If no pilot is where it could run, or those there are busy, one is started.
+    pub(crate) fn demand_grew(&mut self, cell: u32, out: &mut Vec<Output>) {
+        let k = self.cells[cell].kernel;
+        let pool = self.kernels[k].pool;
+        if self.scale(pool).is_none() || self.cells[cell].limited.is_some() || self.is_booting_for(cell) {
+            return;
+        }
+        let home = self.kernels[k].home;
+        let size = self.size_for(cell);
+        if let Some(node) = self.own_node(k).filter(|_| self.home_can_start(cell)) {
+            self.boot(pool, node, size, Some(cell), out);
+            return;
+        }
+        if self.start_is_near(cell) {
+            return;
+        }
+        let bound = self.kernels[k].bound;
+        let mut nodes: Vec<u32> = self.kernels[k]
+            .replicas
+            .iter()
+            .filter(|r| bound.is_none_or(|b| b == r.incarnation))
+            .map(|r| r.node)
+            .collect();
+        nodes.sort_by_key(|&n| (home != Some(n), n));
+        match nodes.into_iter().find(|&n| self.could_boot(n, size)) {
+            Some(node) => self.boot(pool, node, size, Some(cell), out),
+            None => self.burst(cell, out),
+        }
+    }
 
-    pub(crate) fn pilot_gone(&mut self, _node: u32, _out: &mut Vec<Output>) {}
+    /// GPUs of a pilot for a cell of this need.
+    pub(crate) fn pilot_size(&self, pool: u32, gpus: u16, cpus: u16) -> u16 {
+        let config = &self.pools[pool as usize].config;
+        let whole = config.gpus_per_pilot.max(1);
+        if !config.scale.as_ref().is_some_and(|s| s.right_size) {
+            return whole;
+        }
+        // A pilot's cores are in proportion to its GPUs.
+        let per_gpu = (config.cpus_per_pilot / whole).max(1);
+        gpus.max(cpus.div_ceil(per_gpu)).clamp(1, whole)
+    }
+
+    /// GPUs of a pilot for this cell and for what its kernel is likely to ask for next.
+    pub(crate) fn size_for(&self, cell: u32) -> u16 {
+        let c = &self.cells[cell];
+        let k = &self.kernels[c.kernel];
+        let least = self.pilot_size(k.pool, c.need.gpus, c.cpus);
+        let Some(scale) = self.scale(k.pool).filter(|s| s.right_size && s.learn) else {
+            return least;
+        };
+        let total: f32 = k.sizes.iter().map(|(_, w)| w).sum();
+        let more = |g: u16| {
+            k.sizes
+                .iter()
+                .filter(|(s, _)| *s > g)
+                .map(|(_, w)| w)
+                .sum::<f32>()
+        };
+        let enough = |g: &u16| more(*g) <= total * scale.too_small;
+        let likely = k
+            .sizes
+            .iter()
+            .map(|(g, _)| *g)
+            .filter(enough)
+            .min()
+            .unwrap_or(least);
+        least.max(self.pilot_size(k.pool, likely, 0))
+    }
+
+    fn is_booting_for(&self, cell: u32) -> bool {
+        let this = Some((cell, self.cells[cell].seq));
+        self.tickets.values().any(|t| t.cell == this)
+    }
+
+    /// Starts a pilot there; idle ones that are in its way are given back first.
+    pub(crate) fn boot(&mut self, pool: u32, node: u32, size: u16, cell: Option<u32>, out: &mut Vec<Output>) {
+        if !self.make_room(pool, size, out) {
+            return;
+        }
+        for p in self.idle_there(node) {
+            if self.spare_gpus(node) >= size {
+                break;
+            }
+            self.drain(p, out);
+        }
+        let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
+        if let Some(cell) = cell {
+            let seq = self.cells[cell].seq;
+            self.tickets.get_mut(&ticket).expect("it was just made").cell = Some((cell, seq));
+        }
+    }
+
+    /// GPUs of the node that no pilot has or will have; those of an empty pilot that is ending count as free.
+    pub(crate) fn spare_gpus(&self, node: u32) -> u16 {
+        let n = &self.nodes[node as usize];
+        let going = |p: &Pilot| p.state == PilotState::Draining && p.leases.is_empty();
+        let up: u16 = n
+            .pilots
+            .iter()
+            .map(|p| &self.pilots[*p])
+            .filter(|p| !going(p))
+            .map(Pilot::gpus)
+            .sum();
+        let coming: u16 = self
+            .tickets
+            .values()
+            .filter(|t| t.node == Some(node))
+            .map(|t| t.gpus)
+            .sum();
+        n.gpus.saturating_sub(up + coming)
+    }
+
+    /// Pilots there that do nothing, the smallest first.
+    fn idle_there(&self, node: u32) -> Vec<u32> {
+        let idle = |p: &u32| {
+            let p = &self.pilots[*p];
+            p.state == PilotState::Up && p.leases.is_empty() && p.reserved.is_none()
+        };
+        let mut idle: Vec<u32> = self.nodes[node as usize]
+            .pilots
+            .iter()
+            .copied()
+            .filter(idle)
+            .collect();
+        idle.sort_by_key(|&p| (self.pilots[p].gpus(), p));
+        idle
+    }
+
+    fn could_boot(&self, node: u32, size: u16) -> bool {
+        let idle: u16 = self.idle_there(node).iter().map(|&p| self.pilots[p].gpus()).sum();
+        !self.nodes[node as usize].down && self.spare_gpus(node) + idle >= size
+    }
+
+    /// Whether the cell need only wait for something that is under way already.
+    fn start_is_near(&self, cell: u32) -> bool {
+        let c = &self.cells[cell];
+        c.reserved.is_some_and(|p| {
+            let soon = Span::from_secs(60);
+            self.free_in(&self.pilots[p], c).is_some_and(|s| s < soon)
+        })
+    }
+
+    /// Whether so many GPUs more are allowed; if need be idle pilots that are worth the least are given back.
+    fn make_room(&mut self, pool: u32, size: u16, out: &mut Vec<Output>) -> bool {
+        let config = &self.pools[pool as usize].config;
+        let most = config.max_pilots * u32::from(config.gpus_per_pilot);
+        let idle = |p: &&u32| self.pilots[**p].state == PilotState::Up && self.pilots[**p].leases.is_empty();
+        let mut idle: Vec<u32> = self.pools[pool as usize]
+            .pilots
+            .iter()
+            .filter(idle)
+            .copied()
+            .collect();
+        idle.sort_by_key(|&p| (self.pilots[p].keep_until, p));
+        let mut idle = idle.into_iter();
+        while self.gpus_coming(pool) + u32::from(size) > most {
+            match idle.next() {
+                Some(p) => self.drain(p, out),
+                None => return false,
+            }
+        }
+        true
+    }
+
+    /// GPUs of the pilots that lend or will lend.
+    pub(crate) fn gpus_coming(&self, pool: u32) -> u32 {
+        let lends = |p: &&u32| match self.pilots[**p].state {
+            PilotState::Up => true,
+            PilotState::Silent { draining, .. } => !draining,
+            PilotState::Draining => false,
+        };
+        let up = self.pools[pool as usize]
+            .pilots
+            .iter()
+            .filter(lends)
+            .map(|p| self.pilots[*p].gpus());
+        let coming = self.tickets.values().filter(|t| t.pool == pool).map(|t| t.gpus);
+        up.chain(coming).map(u32::from).sum()
+    }
+
+    /// The pool's own partition has no room: pilots in a burst partition, if waiting takes longer than their boot.
+    fn burst(&mut self, cell: u32, out: &mut Vec<Output>) {
+        let pool = self.kernels[self.cells[cell].kernel].pool;
+        let config = &self.pools[pool as usize].config;
+        if config.burst.is_empty() || config.migrate.is_none() {
+            return;
+        }
+        let wait = self.estimate(cell).unwrap_or(Span(u64::MAX));
+        let coming = |name: &str| {
+            let asked = self
+                .tickets
+                .values()
+                .filter(|t| t.partition.as_deref() == Some(name));
+            let up = self.pools[pool as usize].pilots.iter();
+            let there = up.filter(|p| self.pilots[**p].partition.as_deref() == Some(name));
+            (asked.count() + there.count()) as u32
+        };
+        let found = config
+            .burst
+            .iter()
+            .find(|b| wait > b.boot && coming(&b.partition) < b.max_pilots);
+        let Some(partition) = found.map(|b| b.partition.clone()) else {
+            return;
+        };
+        // One boot at a time for those who wait: the next report asks again.
+        if !self.tickets.values().any(|t| t.partition.is_some()) {
+            self.submit_pilot(pool, Some(partition), None, None, out);
+        }
+    }
+
+    /// A kernel was placed: its first cell is expected soon.
+    pub(crate) fn expect_kernel(&mut self, k: u32, out: &mut Vec<Output>) {
+        let kernel = &self.kernels[k];
+        let (pool, gpus) = (kernel.pool, kernel.default_need.gpus);
+        let Some(node) = kernel.home else { return };
+        if gpus == 0 || !self.scale(pool).is_some_and(|s| s.learn) {
+            return;
+        }
+        let size = self.pilot_size(pool, gpus, 0);
+        let free = |p: &u32| self.pilots[*p].state == PilotState::Up && self.pilots[*p].free_gpus() >= gpus;
+        let there = self.nodes[node as usize].pilots.iter().any(free);
+        let config = &self.pools[pool as usize].config;
+        let most = config.max_pilots * u32::from(config.gpus_per_pilot);
+        if !there && self.spare_gpus(node) >= size && self.gpus_coming(pool) + u32::from(size) <= most {
+            self.submit_pilot(pool, None, Some(node), Some(size), out);
+        }
+    }
+
+    /// The node where a pilot is started for the kernel: its own, or where it is at home if it has none.
+    fn own_node(&self, kernel: u32) -> Option<u32> {
+        let k = &self.kernels[kernel];
+        let sits = |n: &u32| {
+            k.replicas
+                .iter()
+                .any(|r| r.node == *n && k.bound.is_none_or(|b| b == r.incarnation))
+        };
+        k.base.filter(sits).or(k.home.filter(sits))
+    }
+
+    /// Whether the cell should wait for a pilot on its home node rather than run elsewhere: there is room for one.
+    pub(crate) fn home_can_start(&self, cell: u32) -> bool {
+        let c = &self.cells[cell];
+        let k = &self.kernels[c.kernel];
+        if self.scale(k.pool).is_none() {
+            return false;
+        }
+        let Some(home) = self.own_node(c.kernel) else {
+            return false;
+        };
+        let this = Some((cell, c.seq));
+        if self
+            .tickets
+            .values()
+            .any(|t| t.cell == this && t.node == Some(home))
+        {
+            return true;
+        }
+        let size = self.size_for(cell);
+        let config = &self.pools[k.pool as usize].config;
+        let most = config.max_pilots * u32::from(config.gpus_per_pilot);
+        self.could_boot(home, size) && self.gpus_coming(k.pool) + u32::from(size) <= most
+    }
+
+    // --- keeping and giving back ---
+
+    /// A pilot has nothing to do: keep it for as long as it is likely to be wanted again.
+    pub(crate) fn maybe_idle(&mut self, pilot: u32, out: &mut Vec<Output>) {
+        let p = &self.pilots[pilot];
+        let Some(scale) = self.scale(p.pool) else {
+            return;
+        };
+        if p.state != PilotState::Up || !p.leases.is_empty() {
+            return;
+        }
+        let idle_min = scale.idle_min;
+        let hold = self.keep_for(pilot);
+        let job = p.job;
+        let idle = self.now.since(p.idle_since.unwrap_or(self.now));
+        let least = Span(idle_min.0.saturating_sub(idle.0));
+        let hold = hold.max(least);
+        if hold == Span::ZERO {
+            if self.pilots_coming(self.pilots[pilot].pool)
+                > self.pools[self.pilots[pilot].pool as usize].config.min_pilots
+            {
+                self.drain(pilot, out);
+            } else {
+                self.at(self.now + idle_min.max(Span::from_secs(1)), Timer::Idle(job));
+            }
+            return;
+        }
+        let until = self.now + hold;
+        self.pilots[pilot].keep_until = until;
+        self.at(until, Timer::Idle(job));
+    }
+
+    pub(crate) fn idle_due(&mut self, job: JobId, out: &mut Vec<Output>) {
+        let Some(&pilot) = self.pilot_by_job.get(&job) else {
+            return;
+        };
+        if self.pilots[pilot].keep_until <= self.now {
+            self.maybe_idle(pilot, out);
+        }
+    }
+
+    /// How much longer an idle pilot is worth its GPUs, by the think times of the kernels at home on its node.
+    fn keep_for(&self, pilot: u32) -> Span {
+        let p = &self.pilots[pilot];
+        let pool = &self.pools[p.pool as usize];
+        let Some(scale) = &pool.config.scale else {
+            return Span::ZERO;
+        };
+        let idle = self.now.since(p.idle_since.unwrap_or(self.now));
+        if !scale.learn {
+            return Span(scale.idle_max.0.saturating_sub(idle.0));
+        }
+        let homes = &self.nodes[p.node as usize].homes;
+        // All whom it would serve share the cost.
+        let serves = |k: &&u32| self.kernels[**k].last_gpus <= p.gpus();
+        let count = homes.iter().filter(serves).count();
+        let cost = f64::from(p.gpus()) / count.max(1) as f64;
+        homes
+            .iter()
+            .filter(serves)
+            .map(|&k| {
+                let kernel = &self.kernels[k];
+                let quiet = self.now.since(kernel.quiet_since);
+                let think = &kernel.think;
+                think.best_hold(
+                    &pool.think,
+                    PRIOR_WEIGHT,
+                    quiet,
+                    scale.worth,
+                    cost,
+                    scale.idle_max,
+                )
+            })
+            .max()
+            .unwrap_or(Span::ZERO)
+    }
+
+    // --- packing ---
+
+    /// Kernels of this size came (`by` > 0) or went.
+    pub(crate) fn count_load(&mut self, pool: u32, gpus: u16, by: i32) {
+        let now = self.now;
+        let loads = &mut self.pools[pool as usize].loads;
+        let i = loads.iter().position(|l| l.gpus == gpus).unwrap_or_else(|| {
+            loads.push(Load {
+                gpus,
+                kernels: 0,
+                since: now,
+                open: 0.0,
+                busy: 0.0,
+            });
+            loads.len() - 1
+        });
+        let load = &mut loads[i];
+        load.open += now.since(load.since).as_secs_f64() * f64::from(load.kernels) * f64::from(gpus);
+        load.since = now;
+        load.kernels = load.kernels.saturating_add_signed(by);
+    }
+
+    /// The share of its GPUs that a kernel of this size uses.
+    fn duty(&self, pool: u32, gpus: u16) -> f64 {
+        let prior = PRIOR_GPU_SECONDS * f64::from(gpus);
+        let (busy, open) = match self.pools[pool as usize].loads.iter().find(|l| l.gpus == gpus) {
+            Some(l) => {
+                let running = self.now.since(l.since).as_secs_f64() * f64::from(l.kernels) * f64::from(gpus);
+                (l.busy, l.open + running)
+            }
+            None => (0.0, 0.0),
+        };
+        ((busy + prior * PRIOR_DUTY) / (open + prior)).clamp(0.01, 1.0)
+    }
+
+    /// Puts the node first on which a kernel of this size is best at home: the fullest one of its like where it
+    /// will hardly be in anybody's way, else an empty one, else the one with the least in its way.
+    pub(crate) fn home_first(&self, pool: u32, gpus: u16, fit: &mut Vec<(bool, u32, bool, u32)>) {
+        let duty = self.duty(pool, gpus);
+        let key = |n: u32| {
+            let node = &self.nodes[n as usize];
+            let homes = node.homes.iter().map(|&k| self.kernels[k].default_need.gpus);
+            let (mut same, mut others) = (0u32, 0u32);
+            for g in homes.filter(|&g| g > 0) {
+                if g == gpus { same += 1 } else { others += 1 }
+            }
+            let lanes = u32::from(node.gpus / gpus.max(1)).max(1);
+            let conflict = at_least(same, duty, lanes);
+            let up = node
+                .pilots
+                .iter()
+                .any(|p| self.pilots[*p].state == PilotState::Up);
+            // Where pilots are as large as the need, a node to oneself costs no more.
+            let alone = gpus > 1 && self.scale(pool).is_some_and(|s| s.right_size);
+            match (same, others) {
+                (0, 0) if alone => (0u8, 0, n),
+                (0, 0) => (1, u32::from(!up), n),
+                (_, 0) if conflict <= CONFLICT => (0, u32::MAX - same, n),
+                _ => (
+                    2,
+                    (conflict * 1e6) as u32
+                        + others * 500_000 * u32::from(gpus) / u32::from(node.gpus.max(1)),
+                    n,
+                ),
+            }
+        };
+        let best = fit
+            .iter()
+            .enumerate()
+            .min_by_key(|(_, f)| key(f.3))
+            .map(|(i, _)| i);
+        if let Some(i) = best {
+            let home = fit.remove(i);
+            fit.insert(0, home);
+        }
+    }
+}
+
+/// The chance that at least `m` of `n` kernels are busy at once, each with chance `p`.
+fn at_least(n: u32, p: f64, m: u32) -> f64 {
+    if m > n {
+        return 0.0;
+    }
+    let mut term = (1.0 - p).powi(n as i32);
+    let mut below = 0.0;
+    for i in 0..m {
+        below += term;
+        term *= f64::from(n - i) / f64::from(i + 1) * p / (1.0 - p).max(1e-12);
+    }
+    (1.0 - below).clamp(0.0, 1.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::at_least;
+
+    #[test]
+    fn the_chance_of_many_at_once_is_binomial() {
+        assert!((at_least(2, 0.5, 1) - 0.75).abs() < 1e-12);
+        assert!((at_least(2, 0.5, 2) - 0.25).abs() < 1e-12);
+        assert_eq!(at_least(1, 0.9, 2), 0.0);
+        assert!(at_least(70, 0.05, 8) < 0.04);
+    }
 }

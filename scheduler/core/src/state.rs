@@ -40,6 +40,18 @@ pub(crate) struct Pool {
     pub runs: Habit,
     /// GPUs that the kernels with a replica could ask for.
     pub demand: u32,
+    /// How much kernels of each size use of what they could ask for.
+    pub loads: Vec<Load>,
+}
+
+/// The kernels of one size: GPU-seconds that they used of those that they were there to ask for.
+#[derive(Debug)]
+pub(crate) struct Load {
+    pub gpus: u16,
+    pub kernels: u32,
+    pub since: Timestamp,
+    pub open: f64,
+    pub busy: f64,
 }
 
 #[derive(Debug)]
@@ -57,6 +69,8 @@ pub(crate) struct Node {
     /// GPUs that the replicas placed here could ask for.
     pub subscribed: u32,
     pub replicas: u32,
+    /// The kernels whose last cell ran here, or whose first is expected to.
+    pub homes: BTreeSet<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -116,6 +130,8 @@ pub(crate) struct Pilot {
     pub cpus_used: u16,
     pub ends: Option<Timestamp>,
     pub steps_left: u32,
+    /// The burst partition that it is in.
+    pub partition: Option<String>,
     pub leases: Vec<LeaseId>,
     /// Leases that live there and that nobody knows any longer: told to end, their GPUs blocked until they have.
     pub strangers: Vec<(LeaseId, Vec<GpuIndex>)>,
@@ -151,8 +167,11 @@ pub(crate) struct Ticket {
     pub pool: u32,
     pub partition: Option<String>,
     pub node: Option<u32>,
+    pub gpus: u16,
     pub job: Option<JobId>,
     pub at: Timestamp,
+    /// The waiting cell that it was started for, by index and sequence number.
+    pub cell: Option<(u32, u64)>,
 }
 
 #[derive(Debug)]
@@ -204,7 +223,6 @@ pub(crate) struct Seat {
     pub user: u32,
     pub node: u32,
     pub mem_mib: u64,
-    pub cpus: u16,
     pub mem_used: u64,
 }
 
@@ -245,6 +263,15 @@ pub(crate) struct Kernel {
     pub leases: Vec<LeaseId>,
     pub cells: Vec<u32>,
     pub last_end: Option<Timestamp>,
+    /// Its last sign of life: a cell's end, or its opening.
+    pub quiet_since: Timestamp,
+    /// GPUs of its last cell, or of those expected.
+    pub last_gpus: u16,
+    /// What its cells asked for lately: GPUs and weight.
+    pub sizes: Vec<(u16, f32)>,
+    pub home: Option<u32>,
+    /// The node that it was given for its own when it was placed: where a pilot is started for it.
+    pub base: Option<u32>,
     pub think: Habit,
     pub runs: Habit,
     pub migrating: Option<Moving>,
@@ -358,5 +385,7 @@ pub(crate) enum Timer {
     Report(u32, u64),
     Charge,
     Scale(u32),
+    Idle(JobId),
+    Moving(u32, Incarnation),
     Planned(u32, Incarnation),
 }

@@ -1,1 +1,23 @@
-//! The trace simulator.
+//! The trace simulator: the production core and the baselines on one trace, one cluster, one seed.
+//!
+//! `ours` is [`hop_core::Core`] itself, driven by an event loop in which agents, pilots and replicas answer after
+//! latencies drawn from distributions; the baselines are models of their own. All chance comes from [`rng::Rng`],
+//! so one seed gives one result to the byte. Reading arguments and writing files is the command line's matter.
+
+mod baselines;
+pub mod cluster;
+
+pub mod metrics;
+mod notebookos;
+mod ours;
+pub mod policy;
+pub mod rng;
+
+pub mod trace;
+
+pub use cluster::Cluster;
+
+pub use metrics::{CellResult, PolicyResult, Summary, csv};
+pub use ours::Without;
+pub use policy::{Policy, run};
+pub use trace::{Trace, TraceError};

@@ -1,0 +1,226 @@
+//! The cluster that is simulated: nodes, latencies, and the knobs of our own policy.
+
+use crate::rng::Rng;
+use crate::trace::Trace;
+use hop_core::config::{Linger, Migrate, Scale};
+use hop_core::time::Span;
+use serde::{Deserialize, Serialize};
+
+/// A cluster, as a TOML file describes it. Every field has a default; `nodes = 0` means as many as reservation
+/// needs for the trace.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cluster {
+    pub nodes: u32,
+    pub gpus_per_node: u16,
+    pub cpus_per_node: u16,
+    /// Replicas of each kernel.
+    pub replicas: u16,
+    pub latency: Latencies,
+    pub policy: Knobs,
+    /// Minutes without a cell after which `idle-cull` ends a session.
+    pub idle_cull_min: u64,
+    /// Containers that `warm-pool` keeps ready on each node.
+    pub warm_per_node: u16,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            nodes: 0,
+            gpus_per_node: 8,
+            cpus_per_node: 64,
+            replicas: 3,
+            latency: Latencies::default(),
+            policy: Knobs::default(),
+            idle_cull_min: 30,
+            warm_per_node: 1,
+        }
+    }
+}
+
+/// A length of time by its median and its 99th percentile, lognormal between and beyond; seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Dist {
+    pub p50: f64,
+    pub p99: f64,
+}
+
+impl Dist {
+    pub const fn new(p50: f64, p99: f64) -> Self {
+        Self { p50, p99 }
+    }
+
+    pub fn draw(&self, rng: &mut Rng) -> Span {
+        if self.p50 <= 0.0 {
+            return Span::ZERO;
+        }
+        let sigma = (self.p99.max(self.p50) / self.p50).ln() / 2.326_35;
+        Span((rng.lognormal(self.p50.ln(), sigma) * 1e6) as u64)
+    }
+}
+
+/// How long things take. Where each comes from is said in `docs/simulation/README.md`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Latencies {
+    /// From the order of a lease to the handover.
+    pub lease: Dist,
+    /// From a cell's submission to the core's decision, and from a grant to the code's first line.
+    pub message: Dist,
+    /// Taking a device back, beside parking.
+    pub take_back: Dist,
+    /// From a pilot's submission to its agent's first word, on a node that is up.
+    pub pilot: Dist,
+    /// From a pilot's drain or cancellation to its GPUs being Slurm's again.
+    pub pilot_end: Dist,
+    /// Starting a replica in a seat.
+    pub replica: Dist,
+    /// GPU memory of a kernel in GB per GPU, and how fast it goes to the host and back, in GB/s.
+    pub vram_gb: Dist,
+    pub park_gb_s: f64,
+    pub unpark_gb_s: f64,
+    /// State of a kernel that moves, in GB, and how fast the store reads and writes, in GB/s.
+    pub state_gb: Dist,
+    pub store_gb_s: f64,
+    /// A new container with its framework loaded, for policies that start one per cell or session.
+    pub container: Dist,
+    /// A warm container taken from the pool.
+    pub warm: Dist,
+    /// A new virtual machine, for `notebookos`'s autoscaler: seconds, normally distributed.
+    pub host_mean: f64,
+    pub host_sd: f64,
+}
+
+impl Default for Latencies {
+    fn default() -> Self {
+        Self {
+            lease: Dist::new(0.049, 0.085),
+            message: Dist::new(0.002, 0.010),
+            take_back: Dist::new(0.045, 0.090),
+            pilot: Dist::new(2.0, 6.0),
+            pilot_end: Dist::new(1.0, 3.0),
+            replica: Dist::new(3.0, 10.0),
+            vram_gb: Dist::new(4.8, 38.9),
+            park_gb_s: 2.7,
+            unpark_gb_s: 4.3,
+            state_gb: Dist::new(1.0, 10.0),
+            store_gb_s: 2.0,
+            container: Dist::new(12.0, 40.0),
+            warm: Dist::new(0.5, 2.0),
+            host_mean: 15.0,
+            host_sd: 2.0,
+        }
+    }
+}
+
+/// The knobs of our own policy.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Knobs {
+    pub linger: Linger,
+    pub scale: Option<Scale>,
+    pub migrate: Option<Migrate>,
+    pub fair_share: bool,
+    /// Seconds until the queue's order is by age alone.
+    pub aging_s: u64,
+    /// Seconds until GPUs are held back for a waiting cell.
+    pub reserve_after_s: f64,
+}
+
+impl Default for Knobs {
+    fn default() -> Self {
+        Self {
+            linger: Linger::Learnt {
+                max: Span::from_secs(1800),
+                spares: Span::from_secs(2),
+                worth: 200.0,
+            },
+            scale: Some(Scale::default()),
+            migrate: Some(Migrate::default()),
+            fair_share: true,
+            aging_s: 900,
+            reserve_after_s: 1.0,
+        }
+    }
+}
+
+/// Why a cluster file can't be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    #[error("the cluster file is not as it should be")]
+    Toml(#[from] toml::de::Error),
+    #[error("the cluster has no GPUs: gpus_per_node must be from 1 to 64")]
+    NoGpus,
+    #[error("a kernel needs at least one replica and the cluster has {nodes} nodes for {replicas}")]
+    Replicas { nodes: u32, replicas: u16 },
+}
+
+impl Cluster {
+    /// # Errors
+    /// What is wrong with the file.
+    pub fn parse(text: &str) -> Result<Self, ClusterError> {
+        let cluster: Self = toml::from_str(text)?;
+        if cluster.gpus_per_node == 0 || cluster.gpus_per_node > 64 {
+            return Err(ClusterError::NoGpus);
+        }
+        let too_few = cluster.nodes > 0 && u32::from(cluster.replicas) > cluster.nodes;
+        if cluster.replicas == 0 || too_few {
+            return Err(ClusterError::Replicas {
+                nodes: cluster.nodes,
+                replicas: cluster.replicas,
+            });
+        }
+        Ok(cluster)
+    }
+
+    /// With as many nodes as reservation needs, where the file doesn't say how many.
+    #[must_use]
+    pub fn sized_for(mut self, trace: &Trace) -> Self {
+        if self.nodes == 0 {
+            self.nodes = nodes_for_reservation(trace, self.gpus_per_node).max(u32::from(self.replicas));
+        }
+        self
+    }
+
+    pub fn gpus(&self) -> u32 {
+        self.nodes * u32::from(self.gpus_per_node)
+    }
+
+    /// A short name for all that was configured.
+    pub fn hash(&self) -> String {
+        let text = serde_json::to_string(self).expect("a cluster has nothing that JSON can't say");
+        blake3::hash(text.as_bytes()).to_hex()[..16].to_owned()
+    }
+}
+
+/// Nodes that reservation needs so that no session ever waits: best fit, sessions by their opening.
+pub fn nodes_for_reservation(trace: &Trace, gpus: u16) -> u32 {
+    let mut changes = Vec::new();
+    for (i, s) in trace.sessions.iter().enumerate() {
+        changes.push((s.open, true, i));
+        changes.push((s.close, false, i));
+    }
+    // Closings first.
+    changes.sort_by_key(|&(t, opens, i)| (t, opens, i));
+    let mut free: Vec<u16> = Vec::new();
+    let mut home = vec![usize::MAX; trace.sessions.len()];
+    for (_, opens, i) in changes {
+        let need = trace.sessions[i].gpus();
+        if !opens {
+            free[home[i]] += need;
+            continue;
+        }
+        let fit = (0..free.len())
+            .filter(|&n| free[n] >= need)
+            .min_by_key(|&n| (free[n], n));
+        let n = fit.unwrap_or_else(|| {
+            free.push(gpus);
+            free.len() - 1
+        });
+        free[n] = free[n].saturating_sub(need);
+        home[i] = n;
+    }
+    free.len() as u32
+}

@@ -1,0 +1,351 @@
+//! What is measured, the same for every policy.
+
+use crate::trace::Trace;
+use hop_core::time::{Span, Timestamp};
+use serde::Serialize;
+use std::fmt::Write as _;
+
+/// What became of one cell.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct CellResult {
+    pub session: u32,
+    pub cell: u32,
+    pub gpus: u16,
+    pub submit: Timestamp,
+    /// When its code ran with its GPUs, but for what unparking took.
+    pub start: Timestamp,
+    /// Time to bring its GPU memory back.
+    pub unpark: Span,
+    pub end: Timestamp,
+    /// Neither queued nor waited for a move or a boot.
+    pub immediate: bool,
+    /// On the executor of the session's last cell; none for the first.
+    pub reused: Option<bool>,
+    pub migrated: bool,
+    pub node: u32,
+    /// The wait that was foretold when it was queued.
+    pub estimate: Option<Span>,
+}
+
+impl CellResult {
+    pub fn delay(&self) -> Span {
+        self.start.since(self.submit)
+    }
+}
+
+/// A number over time: changes only.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Steps(pub Vec<(Timestamp, i64)>);
+
+impl Steps {
+    pub fn add(&mut self, at: Timestamp, by: i64) {
+        self.0.push((at, by));
+    }
+
+    /// Adds `by` from `from` to `to`.
+    pub fn span(&mut self, from: Timestamp, to: Timestamp, by: i64) {
+        if to > from {
+            self.add(from, by);
+            self.add(to, -by);
+        }
+    }
+
+    /// The integral in (unit x hours).
+    pub fn hours(&self) -> f64 {
+        self.0
+            .iter()
+            .map(|&(t, d)| -(d as f64) * (t.0 as f64 / 3.6e9))
+            .sum()
+    }
+
+    /// Mean of each of `n` equal stretches up to `end`.
+    pub fn means(&self, end: Timestamp, n: usize) -> Vec<f64> {
+        let mut changes = self.0.clone();
+        changes.sort_unstable();
+        let step = (end.0 as f64 / n as f64).max(1.0);
+        let mut means = vec![0.0; n];
+        let (mut level, mut at) = (0i64, 0.0f64);
+        let mut spread = |from: f64, to: f64, level: i64| {
+            let mut x = from;
+            while x < to {
+                let i = ((x / step) as usize).min(n - 1);
+                let stop = if i == n - 1 {
+                    to
+                } else {
+                    to.min((i + 1) as f64 * step)
+                };
+                means[i] += level as f64 * (stop - x) / step;
+                if stop <= x {
+                    break;
+                }
+                x = stop;
+            }
+        };
+        for (t, d) in changes {
+            let t = (t.0 as f64).min(end.0 as f64);
+            spread(at, t, level);
+            level += d;
+            at = t;
+        }
+        spread(at, end.0 as f64, level);
+        means
+    }
+}
+
+/// What one policy did with the trace.
+#[derive(Debug, Clone, Default)]
+pub struct PolicyResult {
+    pub policy: String,
+    pub cells: Vec<CellResult>,
+    /// GPUs of leases (or of whatever holds GPUs), lingering and switching included.
+    pub held: Steps,
+    /// GPUs of pilots from submission to end.
+    pub provisioned: Steps,
+    pub migrations: u64,
+    pub wall_s: f64,
+    /// Deadlines met and set, where the run had any.
+    pub deadlines: Option<(u64, u64)>,
+    /// Mean of |foretold - real| / real of run times, where the policy foretells them.
+    pub prediction_error: Option<f64>,
+}
+
+/// Order statistics of seconds.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize)]
+pub struct Quantiles {
+    pub p50: f64,
+    pub p90: f64,
+    pub p95: f64,
+    pub p99: f64,
+    pub max: f64,
+}
+
+impl Quantiles {
+    pub fn of(mut values: Vec<f64>) -> Self {
+        values.sort_unstable_by(f64::total_cmp);
+        let q = |p: f64| {
+            let i = ((values.len() as f64 * p).ceil() as usize).saturating_sub(1);
+            values.get(i).copied().map_or(0.0, round)
+        };
+        Self {
+            p50: q(0.5),
+            p90: q(0.9),
+            p95: q(0.95),
+            p99: q(0.99),
+            max: q(1.0),
+        }
+    }
+}
+
+/// Microseconds are all that is meant.
+fn round(x: f64) -> f64 {
+    (x * 1e6).round() / 1e6
+}
+
+/// One policy's line of the summary.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct PolicySummary {
+    pub policy: String,
+    pub gpu_hours_used: f64,
+    pub gpu_hours_held: f64,
+    pub gpu_hours_provisioned: f64,
+    pub delay_s: Quantiles,
+    pub tct_s: Quantiles,
+    pub immediate_fraction: f64,
+    pub executor_reuse_fraction: f64,
+    pub migrations: u64,
+    pub antt: f64,
+    pub stp: f64,
+    pub deadline_hit_fraction: Option<f64>,
+    pub wall_s: f64,
+    /// The same with the time that unparking took.
+    pub delay_with_unpark_s: Quantiles,
+    /// With think times counted.
+    pub antt_with_think: f64,
+    pub stp_with_think: f64,
+    /// Share of the possible saving (reserved less used) that leases and pilots keep.
+    pub held_saving_share: f64,
+    pub provisioned_saving_share: f64,
+    /// Median of |foretold - real| wait of queued cells in seconds, and how many were queued with an estimate.
+    pub estimate_error_s: Option<f64>,
+    pub estimates: u64,
+    pub prediction_error: Option<f64>,
+}
+
+/// The JSON summary of one run of the simulator.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Summary {
+    pub trace: String,
+    pub seed: u64,
+    pub config_hash: String,
+    pub policies: Vec<PolicySummary>,
+    pub nodes: u32,
+    pub gpus: u32,
+    pub sessions: usize,
+    pub cells: usize,
+    /// GPU-hours if every session held its GPUs from opening to closing.
+    pub gpu_hours_reserved: f64,
+}
+
+/// GPU-hours if every session held the most that it ever uses from its first cell to its last one's end.
+pub fn reserved_hours(trace: &Trace) -> f64 {
+    let hours = |s: &crate::trace::Session| {
+        let first = s.cells.first().map_or(s.close, |c| c.submit);
+        f64::from(s.gpus()) * s.close.since(first).as_secs_f64() / 3600.0
+    };
+    trace.sessions.iter().map(hours).sum()
+}
+
+impl PolicyResult {
+    pub fn summary(&self, trace: &Trace) -> PolicySummary {
+        let used = trace.gpu_hours_used();
+        let possible = (reserved_hours(trace) - used).max(1e-9);
+        let saving = |hours: f64| round((reserved_hours(trace) - hours) / possible);
+        let gpu_cells: Vec<&CellResult> = self.cells.iter().filter(|c| c.gpus > 0).collect();
+        let share = |n: usize, of: usize| if of == 0 { 1.0 } else { round(n as f64 / of as f64) };
+        let again: Vec<bool> = gpu_cells.iter().filter_map(|c| c.reused).collect();
+        let (antt, stp) = self.antt_stp(trace, false);
+        let (antt_think, stp_think) = self.antt_stp(trace, true);
+        let seconds = |f: &dyn Fn(&CellResult) -> Span| {
+            Quantiles::of(gpu_cells.iter().map(|c| f(c).as_secs_f64()).collect())
+        };
+        let mut errors: Vec<f64> = self
+            .cells
+            .iter()
+            .filter_map(|c| {
+                c.estimate
+                    .map(|e| (e.as_secs_f64() - c.delay().as_secs_f64()).abs())
+            })
+            .collect();
+        errors.sort_unstable_by(f64::total_cmp);
+        let held = self.held.hours();
+        let provisioned = self.provisioned.hours();
+        PolicySummary {
+            policy: self.policy.clone(),
+            gpu_hours_used: round(used),
+            gpu_hours_held: round(held),
+            gpu_hours_provisioned: round(provisioned),
+            delay_s: seconds(&CellResult::delay),
+            tct_s: seconds(&|c| c.end.since(c.submit)),
+            immediate_fraction: share(gpu_cells.iter().filter(|c| c.immediate).count(), gpu_cells.len()),
+            executor_reuse_fraction: share(again.iter().filter(|&&r| r).count(), again.len()),
+            migrations: self.migrations,
+            antt: round(antt),
+            stp: round(stp),
+            deadline_hit_fraction: self.deadlines.map(|(met, all)| share(met as usize, all as usize)),
+            wall_s: self.wall_s,
+            delay_with_unpark_s: seconds(&|c| Span(c.delay().0 + c.unpark.0)),
+            antt_with_think: round(antt_think),
+            stp_with_think: round(stp_think),
+            held_saving_share: saving(held),
+            provisioned_saving_share: saving(provisioned),
+            estimate_error_s: errors.get(errors.len() / 2).copied().map(round),
+            estimates: errors.len() as u64,
+            prediction_error: self.prediction_error.map(round),
+        }
+    }
+
+    /// ANTT and STP over sessions (Eyerman and Eeckhout): a session's time is that from submission to reply of its
+    /// cells, alone and shared; with `think`, from its first submission to its last reply.
+    pub fn antt_stp(&self, trace: &Trace, think: bool) -> (f64, f64) {
+        let n = trace.sessions.len();
+        let mut shared = vec![0.0; n];
+        let mut first = vec![u64::MAX; n];
+        let mut last = vec![0u64; n];
+        for c in &self.cells {
+            let s = c.session as usize;
+            shared[s] += c.end.since(c.submit).as_secs_f64();
+            first[s] = first[s].min(c.submit.0);
+            last[s] = last[s].max(c.end.0);
+        }
+        let (mut antt, mut stp, mut count) = (0.0, 0.0, 0.0);
+        for (i, s) in trace
+            .sessions
+            .iter()
+            .enumerate()
+            .filter(|(_, s)| !s.cells.is_empty())
+        {
+            let alone = if think {
+                s.close.since(s.cells[0].submit).as_secs_f64()
+            } else {
+                s.cells.iter().map(|c| c.run.as_secs_f64()).sum()
+            };
+            let with = if think {
+                last[i].saturating_sub(first[i]) as f64 / 1e6
+            } else {
+                shared[i]
+            };
+            if alone <= 0.0 || with <= 0.0 {
+                continue;
+            }
+            antt += with / alone;
+            stp += alone / with;
+            count += 1.0;
+        }
+        (antt / f64::max(count, 1.0), stp)
+    }
+}
+
+/// One row per cell and policy.
+pub fn csv(results: &[PolicyResult], trace: &Trace, seed: u64, config_hash: &str) -> String {
+    let mut out = String::from(
+        "policy,seed,config_hash,session,cell,gpus,submit_s,delay_s,unpark_s,run_s,end_s,immediate,reused,migrated,node,estimate_s\n",
+    );
+    for r in results {
+        for c in &r.cells {
+            let s = |t: Timestamp| t.0 as f64 / 1e6;
+            let run = trace.sessions[c.session as usize].cells[c.cell as usize]
+                .run
+                .as_secs_f64();
+            let reused = c.reused.map_or("", |r| if r { "1" } else { "0" });
+            let estimate = c
+                .estimate
+                .map_or_else(String::new, |e| format!("{:.6}", e.as_secs_f64()));
+            // Writing to a string can't fail.
+            let _ = writeln!(
+                out,
+                "{},{seed},{config_hash},{},{},{},{:.6},{:.6},{:.6},{run:.6},{:.6},{},{reused},{},{},{estimate}",
+                r.policy,
+                trace.sessions[c.session as usize].id,
+                c.cell,
+                c.gpus,
+                s(c.submit),
+                c.delay().as_secs_f64(),
+                c.unpark.as_secs_f64(),
+                s(c.end),
+                u8::from(c.immediate),
+                u8::from(c.migrated),
+                c.node,
+            );
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_integrate_and_average() {
+        let hour = 3_600_000_000;
+        let mut s = Steps::default();
+        s.span(Timestamp(0), Timestamp(2 * hour), 3);
+        s.span(Timestamp(hour), Timestamp(2 * hour), 1);
+        assert!((s.hours() - 7.0).abs() < 1e-9);
+        let means = s.means(Timestamp(4 * hour), 4);
+        let close = means
+            .iter()
+            .zip([3.0, 4.0, 0.0, 0.0])
+            .all(|(a, b): (&f64, f64)| (a - b).abs() < 1e-9);
+        assert!(close, "{means:?}");
+    }
+
+    #[test]
+    fn quantiles_are_those_of_the_sorted_list() {
+        let q = Quantiles::of((1..=100).rev().map(f64::from).collect());
+        assert_eq!(
+            (q.p50, q.p90, q.p95, q.p99, q.max),
+            (50.0, 90.0, 95.0, 99.0, 100.0)
+        );
+    }
+}

@@ -1,0 +1,454 @@
+//! Traces: what people submitted when, and how long it ran. `docs/trace-format.md` describes both file forms.
+
+use crate::rng::Rng;
+use hop_core::time::{Span, Timestamp};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
+
+/// Sessions with their cells, by time. Times count from the trace's start.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Trace {
+    pub name: String,
+    pub sessions: Vec<Session>,
+}
+
+/// One person's sitting with one kernel.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Session {
+    pub id: String,
+    pub user: String,
+    pub account: Option<String>,
+    /// When it was opened and closed.
+    pub open: Timestamp,
+    pub close: Timestamp,
+    pub cells: Vec<Cell>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Cell {
+    pub submit: Timestamp,
+    pub run: Span,
+    pub gpus: u16,
+    pub cpus: u16,
+    /// Cells of one text have one print; 0: not known.
+    pub print: u64,
+}
+
+impl Session {
+    /// The most GPUs that a cell of it asks for.
+    pub fn gpus(&self) -> u16 {
+        self.cells.iter().map(|c| c.gpus).max().unwrap_or(0)
+    }
+}
+
+/// One line of our own form: a cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Line {
+    /// Version of the form.
+    #[serde(default = "one")]
+    pub v: u32,
+    pub session: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub user: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub account: Option<String>,
+    /// Seconds from the trace's start.
+    pub submit: f64,
+    /// Seconds of running.
+    pub run: f64,
+    #[serde(default)]
+    pub gpus: u16,
+    #[serde(default)]
+    pub cpus: u16,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub print: u64,
+}
+
+fn one() -> u32 {
+    1
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde asks for a reference")]
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
+/// Why a trace can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    #[error("the trace is empty")]
+    Empty,
+    #[error("line {line}: column {column} is not there")]
+    Column { line: usize, column: &'static str },
+    #[error("line {line}: {value:?} is no whole number of {what}")]
+    Number {
+        line: usize,
+        value: String,
+        what: &'static str,
+    },
+    #[error("line {line} is not a cell in JSON")]
+    Json {
+        line: usize,
+        #[source]
+        source: serde_json::Error,
+    },
+    #[error("line {line} is of version {version} of the form; this program reads version 1")]
+    Version { line: usize, version: u32 },
+    #[error("line {line}: {what} must not be negative")]
+    Negative { line: usize, what: &'static str },
+    #[error("line {line} asks for {gpus} GPUs; one cell gets at most 8")]
+    Gpus { line: usize, gpus: u16 },
+}
+
+/// A session is open for this long before its first cell, where the trace doesn't say.
+const OPENED_BEFORE: Span = Span::from_secs(120);
+
+impl Trace {
+    /// Reads either form: JSON lines if the text begins with a brace, else the table of shared/data.
+    ///
+    /// # Errors
+    /// The first line that can't be read, with its number.
+    pub fn parse(name: &str, text: &str, seed: u64) -> Result<Self, TraceError> {
+        let first = text.trim_start();
+        let sessions = if first.starts_with('{') {
+            parse_lines(text)?
+        } else {
+            parse_table(text, seed)?
+        };
+        if sessions.iter().all(|s| s.cells.is_empty()) {
+            return Err(TraceError::Empty);
+        }
+        Ok(Self {
+            name: name.to_owned(),
+            sessions,
+        })
+    }
+
+    /// Our own form, one cell a line, by time of submission.
+    pub fn to_lines(&self) -> String {
+        let mut cells: Vec<(&Session, &Cell)> = self
+            .sessions
+            .iter()
+            .flat_map(|s| s.cells.iter().map(move |c| (s, c)))
+            .collect();
+        cells.sort_by_key(|(s, c)| (c.submit, s.id.clone()));
+        let mut out = String::new();
+        for (s, c) in cells {
+            let line = Line {
+                v: 1,
+                session: s.id.clone(),
+                user: s.user.clone(),
+                account: s.account.clone(),
+                submit: c.submit.0 as f64 / 1e6,
+                run: c.run.as_secs_f64(),
+                gpus: c.gpus,
+                cpus: c.cpus,
+                print: c.print,
+            };
+            out.push_str(&serde_json::to_string(&line).expect("a line has nothing that JSON can't say"));
+            out.push('\n');
+        }
+        out
+    }
+
+    pub fn cells(&self) -> usize {
+        self.sessions.iter().map(|s| s.cells.len()).sum()
+    }
+
+    /// When the last cell ends if nobody waits.
+    pub fn end(&self) -> Timestamp {
+        self.sessions.iter().map(|s| s.close).max().unwrap_or_default()
+    }
+
+    pub fn gpu_hours_used(&self) -> f64 {
+        let cells = self.sessions.iter().flat_map(|s| &s.cells);
+        cells
+            .map(|c| c.run.as_secs_f64() * f64::from(c.gpus))
+            .sum::<f64>()
+            / 3600.0
+    }
+
+    /// The same people at `factor` times the speed.
+    #[must_use]
+    pub fn compressed(mut self, factor: f64) -> Self {
+        let squeeze = |t: u64| (t as f64 / factor) as u64;
+        for s in &mut self.sessions {
+            s.open.0 = squeeze(s.open.0);
+            s.close.0 = squeeze(s.close.0);
+            for c in &mut s.cells {
+                c.submit.0 = squeeze(c.submit.0);
+                c.run.0 = squeeze(c.run.0);
+            }
+        }
+        self
+    }
+
+    /// What happens from `from` on for `length`: cells submitted then, cut at its end, times counted from `from`.
+    #[must_use]
+    pub fn window(&self, from: Timestamp, length: Span) -> Self {
+        let end = from + length;
+        let mut sessions = Vec::new();
+        for s in &self.sessions {
+            if s.close <= from || s.open >= end {
+                continue;
+            }
+            let shift = |t: Timestamp| Timestamp(t.0.max(from.0).min(end.0) - from.0);
+            let mut cut = s.clone();
+            cut.open = shift(s.open);
+            cut.close = shift(s.close);
+            cut.cells = s
+                .cells
+                .iter()
+                .filter(|c| c.submit + c.run > from && c.submit < end)
+                .map(|c| {
+                    let (start, stop) = (shift(c.submit), shift(c.submit + c.run));
+                    Cell {
+                        submit: start,
+                        run: stop.since(start),
+                        ..c.clone()
+                    }
+                })
+                .collect();
+            sessions.push(cut);
+        }
+        Self {
+            name: format!("{}+{:.0}h", self.name, from.0 as f64 / 3.6e9),
+            sessions,
+        }
+    }
+
+    /// Leaves out sessions, drawn by seed, until those open at once ask for at most `gpus` GPUs in all.
+    #[must_use]
+    pub fn thinned(&self, gpus: u32, seed: u64) -> Self {
+        let mut order: Vec<usize> = (0..self.sessions.len()).collect();
+        let mut rng = Rng::new(seed, 0x7417);
+        for i in (1..order.len()).rev() {
+            order.swap(i, rng.below(i + 1));
+        }
+        // Keep as many as fit, in the drawn order.
+        let mut kept: Vec<usize> = Vec::new();
+        for i in order {
+            kept.push(i);
+            let chosen: Vec<&Session> = kept.iter().map(|&k| &self.sessions[k]).collect();
+            if peak(&chosen) > gpus {
+                kept.pop();
+            }
+        }
+        kept.sort_unstable();
+        Self {
+            name: format!("{}~{gpus}", self.name),
+            sessions: kept.into_iter().map(|i| self.sessions[i].clone()).collect(),
+        }
+    }
+}
+
+/// The most GPUs that these sessions hold at once if each holds its own from opening to closing.
+pub fn peak(sessions: &[&Session]) -> u32 {
+    let mut changes: Vec<(Timestamp, i64)> = Vec::new();
+    for s in sessions {
+        let g = i64::from(s.gpus());
+        changes.push((s.open, g));
+        changes.push((s.close, -g));
+    }
+    changes.sort_unstable();
+    let (mut now, mut most) = (0, 0);
+    for (_, d) in changes {
+        now += d;
+        most = most.max(now);
+    }
+    most.max(0) as u32
+}
+
+/// The table of shared/data: whole minutes, sessions one after the other, a new one where the time goes back.
+fn parse_table(text: &str, seed: u64) -> Result<Vec<Session>, TraceError> {
+    let mut lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty());
+    let (_, header) = lines.next().ok_or(TraceError::Empty)?;
+    let columns: Vec<&str> = header.split(',').map(str::trim).collect();
+    let find = |column: &'static str| {
+        let found = columns.iter().position(|c| *c == column);
+        found.ok_or(TraceError::Column { line: 1, column })
+    };
+    let (gpus_at, submit_at, run_at) = (find("num_gpu")?, find("submit_time")?, find("duration")?);
+    let mut sessions: Vec<Vec<(u64, u64, u16)>> = Vec::new();
+    for (n, line) in lines {
+        let fields: Vec<&str> = line.split(',').collect();
+        let gpus = number(&fields, gpus_at, n + 1, "num_gpu")?;
+        let submit = number(&fields, submit_at, n + 1, "submit_time")?;
+        let run = number(&fields, run_at, n + 1, "duration")?;
+        let gpus = u16::try_from(gpus).unwrap_or(u16::MAX);
+        if gpus > 8 {
+            return Err(TraceError::Gpus { line: n + 1, gpus });
+        }
+        let starts = sessions
+            .last()
+            .and_then(|s| s.last())
+            .is_none_or(|last| submit < last.0);
+        if starts {
+            sessions.push(Vec::new());
+        }
+        let session = sessions.last_mut().expect("one was pushed if there was none");
+        session.push((submit, run, gpus));
+    }
+    let mut rng = Rng::new(seed, 0x5e55);
+    Ok(sessions
+        .iter()
+        .enumerate()
+        .map(|(i, s)| minutes(i, s, &mut rng))
+        .collect())
+}
+
+/// A session from whole minutes. Real ones don't all begin at the full minute: each is put off by a part of one,
+/// the same for all its cells, so that its own gaps stay as they are.
+fn minutes(i: usize, cells: &[(u64, u64, u16)], rng: &mut Rng) -> Session {
+    const MINUTE: u64 = 60_000_000;
+    let offset = (rng.unit() * MINUTE as f64) as u64 + OPENED_BEFORE.0;
+    let cells: Vec<Cell> = cells
+        .iter()
+        .map(|&(submit, run, gpus)| Cell {
+            submit: Timestamp(submit * MINUTE + offset),
+            run: Span(run * MINUTE),
+            gpus,
+            cpus: 0,
+            print: 0,
+        })
+        .collect();
+    session(format!("s{i:04}"), format!("u{:03}", i % 97), None, cells)
+}
+
+fn session(id: String, user: String, account: Option<String>, mut cells: Vec<Cell>) -> Session {
+    cells.sort_by_key(|c| c.submit);
+    let first = cells.first().map_or(0, |c| c.submit.0);
+    let last = cells.iter().map(|c| c.submit + c.run).max().unwrap_or_default();
+    Session {
+        id,
+        user,
+        account,
+        open: Timestamp(first.saturating_sub(OPENED_BEFORE.0)),
+        close: last,
+        cells,
+    }
+}
+
+fn number(fields: &[&str], at: usize, line: usize, what: &'static str) -> Result<u64, TraceError> {
+    let value = fields
+        .get(at)
+        .ok_or(TraceError::Column { line, column: what })?
+        .trim();
+    // Some tools write whole minutes as 12.0.
+    let whole = value.strip_suffix(".0").unwrap_or(value);
+    whole.parse().map_err(|_| TraceError::Number {
+        line,
+        value: value.to_owned(),
+        what,
+    })
+}
+
+fn parse_lines(text: &str) -> Result<Vec<Session>, TraceError> {
+    let mut sessions: BTreeMap<String, (String, Option<String>, Vec<Cell>)> = BTreeMap::new();
+    for (n, text) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
+        let number = n + 1;
+        let line: Line =
+            serde_json::from_str(text).map_err(|source| TraceError::Json { line: number, source })?;
+        if line.v != 1 {
+            return Err(TraceError::Version {
+                line: number,
+                version: line.v,
+            });
+        }
+        for (value, what) in [(line.submit, "submit"), (line.run, "run")] {
+            if !(value >= 0.0) {
+                return Err(TraceError::Negative { line: number, what });
+            }
+        }
+        if line.gpus > 8 {
+            return Err(TraceError::Gpus {
+                line: number,
+                gpus: line.gpus,
+            });
+        }
+        let user = if line.user.is_empty() {
+            line.session.clone()
+        } else {
+            line.user
+        };
+        let entry = sessions
+            .entry(line.session)
+            .or_insert_with(|| (user, line.account, Vec::new()));
+        entry.2.push(Cell {
+            submit: Timestamp((line.submit * 1e6) as u64),
+            run: Span((line.run * 1e6) as u64),
+            gpus: line.gpus,
+            cpus: line.cpus,
+            print: line.print,
+        });
+    }
+    Ok(sessions
+        .into_iter()
+        .map(|(id, (user, account, cells))| session(id, user, account, cells))
+        .collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TABLE: &str = "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n\
+        0,1,10,0,x,2,0\n1,4,20,0,x,3,0\n2,8,5,0,x,1,0\n";
+
+    #[test]
+    fn a_new_session_begins_where_the_time_goes_back() {
+        let t = Trace::parse("t", TABLE, 1).unwrap();
+        assert_eq!(t.sessions.len(), 2);
+        assert_eq!(t.sessions[0].cells.len(), 2);
+        let gap = t.sessions[0].cells[1].submit.since(t.sessions[0].cells[0].submit);
+        assert_eq!(gap, Span::from_secs(600));
+        assert_eq!(t.sessions[1].gpus(), 8);
+        assert!((t.gpu_hours_used() - (2.0 + 12.0 + 8.0) / 60.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn our_own_form_survives_a_round_trip() {
+        let t = Trace::parse("t", TABLE, 1).unwrap();
+        let again = Trace::parse("t", &t.to_lines(), 9).unwrap();
+        assert_eq!(t.sessions.len(), again.sessions.len());
+        for (a, b) in t.sessions.iter().zip(&again.sessions) {
+            assert_eq!((&a.id, &a.cells), (&b.id, &b.cells));
+        }
+    }
+
+    #[test]
+    fn what_can_not_be_read_is_named_with_its_line() {
+        let bad = |text: &str| Trace::parse("t", text, 1).unwrap_err().to_string();
+        assert_eq!(bad(""), "the trace is empty");
+        assert_eq!(
+            bad("num_gpu,duration\n1,2\n"),
+            "line 1: column submit_time is not there"
+        );
+        let header = "num_gpu,submit_time,duration\n";
+        assert_eq!(
+            bad(&format!("{header}1,x,2\n")),
+            "line 2: \"x\" is no whole number of submit_time"
+        );
+        assert_eq!(
+            bad(&format!("{header}9,1,2\n")),
+            "line 2 asks for 9 GPUs; one cell gets at most 8"
+        );
+        assert_eq!(
+            bad("{\"session\":\"a\",\"submit\":-1,\"run\":1}"),
+            "line 1: submit must not be negative"
+        );
+        assert!(bad("{\"session\":1}").contains("line 1"));
+        assert!(bad("{\"v\":2,\"session\":\"a\",\"submit\":1,\"run\":1}").contains("version 2"));
+    }
+
+    #[test]
+    fn windows_cut_and_thinning_fits() {
+        let t = Trace::parse("t", TABLE, 1).unwrap();
+        let w = t.window(Timestamp(0), Span::from_secs(15 * 60));
+        assert_eq!(w.cells(), 2);
+        let thin = t.thinned(4, 3);
+        assert_eq!(thin.sessions.len(), 1);
+        assert_eq!(thin.sessions[0].gpus(), 4);
+        assert_eq!(t.thinned(4, 3), t.thinned(4, 3));
+    }
+}
