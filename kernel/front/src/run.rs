@@ -40,7 +40,7 @@ const OUT_OF_REACH: Duration = Duration::from_secs(65);
 /// The same, once the process that stood for it is gone: at once for the replica itself, longer for its srun, which may
 /// have been killed alone.
 const GONE_LOCAL: Duration = Duration::from_secs(1);
-const GONE_SRUN: Duration = Duration::from_secs(15);
+const GONE_SRUN: Duration = Duration::from_secs(3);
 
 /// When a client that went away counts as gone for good, if the kernel owes it nothing; and if it does.
 const CLIENT_GONE: Duration = Duration::from_secs(60);

@@ -1,0 +1,112 @@
+"""Ours beside plain ipykernel, in one run, by turns: what a cell and its outputs take.
+
+    roundtrip.py --ours KERNELSPEC [--plain KERNELSPEC] [--n 300] [--lines 100000] [--mb 100]
+
+Prints one JSON object a line: bench, case, ours, peer, peer_value, ratio, unit, n.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from typing import Any
+
+from jupyter_client.manager import start_new_kernel
+
+
+class Kernel:
+    """A kernel with a client that reads iopub as it comes."""
+
+    def __init__(self, name: str) -> None:
+        self.km, self.kc = start_new_kernel(kernel_name=name, startup_timeout=120)
+
+    def cell(self, code: str) -> float:
+        """Seconds from the request to its reply and the last of its outputs."""
+        begin = time.perf_counter()
+        asked = self.kc.execute(code)
+        idle = False
+        while not idle:
+            said = self.kc.get_iopub_msg(timeout=300)
+            if said["parent_header"].get("msg_id") == asked:
+                idle = said["content"].get("execution_state") == "idle"
+        self.kc.get_shell_msg(timeout=300)
+        return time.perf_counter() - begin
+
+    def reply(self, code: str) -> float:
+        """Seconds from the request to its reply."""
+        begin = time.perf_counter()
+        self.kc.execute(code)
+        self.kc.get_shell_msg(timeout=60)
+        took = time.perf_counter() - begin
+        while True:
+            said = self.kc.get_iopub_msg(timeout=60)
+            if said["content"].get("execution_state") == "idle":
+                return took
+
+    def close(self) -> None:
+        self.kc.stop_channels()
+        self.km.shutdown_kernel()
+
+
+def say(bench: str, case: str, ours: float, peer: float, unit: str, n: int) -> None:
+    row: dict[str, Any] = {
+        "bench": bench,
+        "case": case,
+        "ours": round(ours, 4),
+        "peer": "plain ipykernel",
+        "peer_value": round(peer, 4),
+        "ratio": round(ours / peer, 4),
+        "unit": unit,
+        "n": n,
+    }
+    print(json.dumps(row), flush=True)
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--ours", required=True)
+    parser.add_argument("--plain", default="python3")
+    parser.add_argument("--n", type=int, default=300)
+    parser.add_argument("--lines", type=int, default=100_000)
+    parser.add_argument("--mb", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    kernels = [Kernel(args.ours), Kernel(args.plain)]
+    try:
+        for kernel in kernels:
+            for _ in range(20):
+                kernel.reply("1+1")
+        times: list[list[float]] = [[], []]
+        for _ in range(args.n):
+            for kernel, into in zip(kernels, times):
+                into.append(kernel.reply("1+1") * 1000)
+        medians = [statistics.median(t) for t in times]
+        say("roundtrip", "one_plus_one_p50", medians[0], medians[1], "ms", args.n)
+        say("roundtrip", "one_plus_one_p99", *(percentile(t, 0.99) for t in times), "ms", args.n)
+        lines = f"for i in range({args.lines}): print(i, flush=True)"
+        show = (
+            "from IPython.display import display\n"
+            f"display({{'text/plain': 'x' * {args.mb * 1_000_000}}}, raw=True)"
+        )
+        many = f"lines_{args.lines // 1000}k"
+        for case, code, rounds in ((many, lines, 1), (f"display_{args.mb}mb", show, args.rounds)):
+            took: list[list[float]] = [[], []]
+            for _ in range(rounds):
+                for kernel, into in zip(kernels, took):
+                    into.append(kernel.cell(code))
+            say("stream", case, *(statistics.median(t) for t in took), "s", rounds)
+    finally:
+        for kernel in kernels:
+            kernel.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
