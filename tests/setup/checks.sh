@@ -93,12 +93,28 @@ rust() {
 }
 
 python() {
-	step "Python tests: kernel" pytest_in user kernel/python
-	step "Python tests: JupyterHub" pytest_in hub jupyterhub-spawner
+	step "Python tests: kernel" pytest_in "$dev/user/bin/python" kernel/python
+	step "build of front and replica" cargo build --quiet --locked "${profile_flag[@]}" -p hop-front -p hop-replica
+	step "Python tests: JupyterHub" pytest_installed
 }
 
 pytest_in() {
-	(cd "$2" && "$dev/$1/bin/python" -m pytest -q -p no:cacheprovider --timeout 120 .)
+	(cd "$2" && "$1" -m pytest -q -p no:cacheprovider --timeout 120 .)
+}
+
+# Jupyter finds spawner and provisioner by the entry points of an installed package: in an environment above hub's.
+pytest_installed() {
+	local place site status=0
+	place=$(mktemp -d) || return 1
+	cp -r jupyterhub-spawner/pyproject.toml jupyterhub-spawner/gresshopper_jupyter "$place" &&
+		"$dev/hub/bin/python" -m venv --without-pip "$place/venv" &&
+		site=$(echo "$place"/venv/lib/python*/site-packages) &&
+		echo "$dev"/hub/lib/python*/site-packages >"$site/hub.pth" &&
+		"$dev/hub/bin/pip" install -q --no-deps --no-build-isolation --no-index --disable-pip-version-check \
+			--root-user-action=ignore --target "$site" "$place" &&
+		HOP_BIN=$target pytest_in "$place/venv/bin/python" jupyterhub-spawner || status=1
+	rm -rf "$place"
+	return "$status"
 }
 
 deployables() {
