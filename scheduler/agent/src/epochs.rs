@@ -91,11 +91,11 @@ impl Epochs {
         Ok(record.term)
     }
 
-    /// Reserves the next [`BLOCK`] epochs: from the first to one past the last.
-    pub(crate) fn reserve(&self) -> Result<(u64, u64), EpochError> {
+    /// Reserves the next [`BLOCK`] epochs, all greater than `above`: from the first to one past the last.
+    pub(crate) fn reserve(&self, above: u64) -> Result<(u64, u64), EpochError> {
         let _lock = self.lock()?;
         let mut record = self.read()?;
-        let from = record.next_epoch;
+        let from = record.next_epoch.max(above + 1);
         record.next_epoch = from + BLOCK;
         self.write(record)?;
         Ok((from, record.next_epoch))
@@ -175,7 +175,7 @@ mod tests {
         let two = Epochs::open(&dir.path().join("n1")).unwrap();
         let threads: Vec<_> = [one, two]
             .into_iter()
-            .map(|e| std::thread::spawn(move || (0..20).map(|_| e.reserve().unwrap()).collect::<Vec<_>>()))
+            .map(|e| std::thread::spawn(move || (0..20).map(|_| e.reserve(0).unwrap()).collect::<Vec<_>>()))
             .collect();
         let mut blocks: Vec<_> = threads.into_iter().flat_map(|t| t.join().unwrap()).collect();
         blocks.sort_unstable();
@@ -190,10 +190,10 @@ mod tests {
         assert_eq!(epochs.term().unwrap(), Term(0));
         assert_eq!(epochs.raise_term(Term(4)).unwrap(), Term(4));
         assert_eq!(epochs.raise_term(Term(3)).unwrap(), Term(4));
-        epochs.reserve().unwrap();
+        epochs.reserve(0).unwrap();
         let again = Epochs::open(&dir.path().join("n1")).unwrap();
         assert_eq!(again.term().unwrap(), Term(4));
-        assert_eq!(again.reserve().unwrap().0, 1 + BLOCK);
+        assert_eq!(again.reserve(0).unwrap().0, 1 + BLOCK);
     }
 
     #[test]
@@ -203,7 +203,7 @@ mod tests {
         for text in ["", "{", r#"{"version":2,"term":1,"next_epoch":5}"#] {
             std::fs::write(&file, text).unwrap();
             assert!(
-                matches!(epochs.reserve(), Err(EpochError::Unreadable { .. })),
+                matches!(epochs.reserve(0), Err(EpochError::Unreadable { .. })),
                 "{text}"
             );
             assert_eq!(std::fs::read_to_string(&file).unwrap(), text);

@@ -41,7 +41,7 @@ pub(crate) fn hold(args: &Args) -> Result<()> {
     mask.thread_set_mask().context("sigprocmask")?;
 
     let variable = |name: &str| std::env::var(name).ok();
-    let mut hello = HolderHello {
+    let hello = HolderHello {
         holder: VERSION,
         lease: LeaseId(args.lease),
         step: variable("SLURM_STEP_ID")
@@ -49,7 +49,6 @@ pub(crate) fn hold(args: &Args) -> Result<()> {
             .context("SLURM_STEP_ID is not set: this program is started by hop-agent, as a Slurm step")?,
         gpus: parse_gpus(&variable("SLURM_STEP_GPUS").unwrap_or_default())
             .context("SLURM_STEP_GPUS can't be read")?,
-        card: None,
     };
     let mut away_since = Instant::now();
     loop {
@@ -57,7 +56,7 @@ pub(crate) fn hold(args: &Args) -> Result<()> {
             bail!("slurmstepd is gone");
         }
         if let Ok(stream) = UnixStream::connect(&args.socket) {
-            match follow(stream, &mut hello, parent)? {
+            match follow(stream, &hello, parent)? {
                 Followed::Over => return Ok(()),
                 Followed::AgentGone { heard: true } => away_since = Instant::now(),
                 Followed::AgentGone { heard: false } => {}
@@ -72,13 +71,13 @@ pub(crate) fn hold(args: &Args) -> Result<()> {
 
 enum Followed {
     Over,
-    /// `heard`: the connection had stood for a while or brought a line.
+    /// `heard`: the connection had stood for a while.
     AgentGone {
         heard: bool,
     },
 }
 
-fn follow(mut stream: UnixStream, hello: &mut HolderHello, parent: Option<Pid>) -> Result<Followed> {
+fn follow(mut stream: UnixStream, hello: &HolderHello, parent: Option<Pid>) -> Result<Followed> {
     let mut line = serde_json::to_vec(hello)?;
     line.push(b'\n');
     stream.set_read_timeout(Some(LOOK))?;
@@ -86,14 +85,14 @@ fn follow(mut stream: UnixStream, hello: &mut HolderHello, parent: Option<Pid>) 
         return Ok(Followed::AgentGone { heard: false });
     }
     let since = Instant::now();
-    let mut heard = false;
     let mut buffer = Vec::new();
     let mut chunk = [0; 4096];
     loop {
         match stream.read(&mut chunk) {
             Ok(0) => {
-                let heard = heard || since.elapsed() > LOOK;
-                return Ok(Followed::AgentGone { heard });
+                return Ok(Followed::AgentGone {
+                    heard: since.elapsed() > LOOK,
+                });
             }
             Ok(n) => buffer.extend_from_slice(&chunk[..n]),
             Err(e)
@@ -107,15 +106,12 @@ fn follow(mut stream: UnixStream, hello: &mut HolderHello, parent: Option<Pid>) 
                 }
                 continue;
             }
-            Err(_) => return Ok(Followed::AgentGone { heard }),
+            Err(_) => return Ok(Followed::AgentGone { heard: false }),
         }
-        while let Some(end) = buffer.iter().position(|b| *b == b'\n') {
+        if let Some(end) = buffer.iter().position(|b| *b == b'\n') {
             let line: Vec<u8> = buffer.drain(..=end).collect();
-            heard = true;
-            match serde_json::from_slice(&line).context("a line of the agent's")? {
-                ToHolder::End => return Ok(Followed::Over),
-                ToHolder::Card { card } => hello.card = Some(card),
-            }
+            let ToHolder::End = serde_json::from_slice(&line).context("a line of the agent's")?;
+            return Ok(Followed::Over);
         }
         if buffer.len() > MAX_LINE {
             bail!("the agent's line is too long");

@@ -1,7 +1,6 @@
 //! The lines between a holder and its agent, over the agent's Unix socket. Both are this program, under the
 //! service account; the plugin's confirmations come to the same socket from root.
 
-use crate::state::Card;
 use hop_core::id::{GpuIndex, LeaseId};
 use serde::{Deserialize, Serialize};
 
@@ -18,16 +17,12 @@ pub(crate) struct HolderHello {
     pub(crate) step: u32,
     /// `SLURM_STEP_GPUS`: what Slurm gave the step.
     pub(crate) gpus: Vec<GpuIndex>,
-    /// What an earlier agent gave it.
-    pub(crate) card: Option<Box<Card>>,
 }
 
-/// Agent to holder, one line each.
+/// Agent to holder, one line.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "say", rename_all = "kebab-case")]
 pub(crate) enum ToHolder {
-    /// Keep this for the next agent.
-    Card { card: Box<Card> },
     /// The lease is over.
     End,
 }

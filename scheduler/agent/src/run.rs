@@ -4,7 +4,7 @@
 use crate::epochs::Epochs;
 use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION};
 use crate::pilot::{self, Pilot};
-use crate::state::{AgentState, Birth, Input, Isolation, Output, Waits};
+use crate::state::{AgentState, Birth, Card, Input, Isolation, Output, Waits};
 use crate::steps::{Steps, wall_clock};
 use anyhow::{Context, Result, bail};
 use hop_api::client::{self, Client, Item, Items};
@@ -97,7 +97,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         clock: Clock::new(),
         over: false,
     };
-    agent.perform(vec![Output::ReserveEpochs]);
+    agent.perform(vec![Output::ReserveEpochs { above: 0 }]);
     agent.live(&config, inbox, first, &pilot).await?;
     let _ = std::fs::remove_file(&socket);
     let _ = std::fs::remove_file(marker(&dir, &pilot));
@@ -136,8 +136,9 @@ fn mark_start(dir: &Path, pilot: &Pilot) -> Result<bool> {
     let own = marker(dir, pilot);
     let first = !own.exists();
     if let Some(logs) = dir.parent() {
-        sweep_logs(logs);
+        sweep(logs, "pilot.", ".log");
     }
+    sweep(dir, "lease.", ".json");
     std::fs::write(&own, b"").with_context(|| format!("{}", own.display()))?;
     for entry in std::fs::read_dir(dir)?.flatten() {
         let path = entry.path();
@@ -151,8 +152,8 @@ fn mark_start(dir: &Path, pilot: &Pilot) -> Result<bool> {
     Ok(first)
 }
 
-/// Removes the logs of pilots that are long over.
-fn sweep_logs(dir: &Path) {
+/// Removes what pilots left behind that are long over.
+fn sweep(dir: &Path, prefix: &str, suffix: &str) {
     const KEEP: Duration = Duration::from_secs(7 * 86_400);
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -162,7 +163,7 @@ fn sweep_logs(dir: &Path) {
             .and_then(|m| m.modified())
             .ok()
             .and_then(|t| t.elapsed().ok());
-        if name.starts_with("pilot.") && name.ends_with(".log") && age.is_some_and(|a| a > KEEP) {
+        if name.starts_with(prefix) && name.ends_with(suffix) && age.is_some_and(|a| a > KEEP) {
             let _ = std::fs::remove_file(entry.path());
         }
     }
@@ -239,7 +240,7 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
             lease,
             step: hello.step,
             gpus: hello.gpus,
-            card: hello.card,
+            card: None,
         },
         lines,
     });
@@ -360,8 +361,10 @@ impl Agent {
                 input,
                 lines,
             } => {
-                if let Input::HolderUp { lease, .. } = &input {
+                let mut input = input;
+                if let Input::HolderUp { lease, card, .. } = &mut input {
                     self.holders.insert(*lease, (connection, lines));
+                    *card = self.read_card(*lease);
                 }
                 self.input(input);
             }
@@ -410,7 +413,7 @@ impl Agent {
             match output {
                 Output::Report(report) => self.report(report),
                 Output::StartStep { order, epoch } => self.start_step(order, epoch),
-                Output::GiveCard { lease, card } => self.tell(lease, ToHolder::Card { card }),
+                Output::KeepCard { lease, card } => self.keep_card(lease, &card),
                 Output::EndHolder { lease } => self.tell(lease, ToHolder::End),
                 Output::EndStep { lease } => {
                     if let Some(stop) = self.stops.remove(&lease) {
@@ -424,12 +427,13 @@ impl Agent {
                     start_time,
                 } => self.watch(lease, pid, start_time),
                 Output::Forget { lease } => {
+                    let _ = std::fs::remove_file(self.card_file(lease));
                     self.stops.remove(&lease);
                     if let Some(watch) = self.watches.remove(&lease) {
                         watch.abort();
                     }
                 }
-                Output::ReserveEpochs => self.reserve(),
+                Output::ReserveEpochs { above } => self.reserve(above),
                 Output::HangUp { reason } => {
                     if let Some(client) = self.client.clone() {
                         tokio::spawn(async move { client.hang_up(&reason).await });
@@ -511,10 +515,32 @@ impl Agent {
         self.watches.insert(lease, task.abort_handle());
     }
 
-    fn reserve(&self) {
+    fn card_file(&self, lease: LeaseId) -> PathBuf {
+        self.steps
+            .scratch
+            .join(format!("lease.{}.{lease}.json", self.steps.pilot))
+    }
+
+    /// Without fsync: it has to survive this process, not the node.
+    fn keep_card(&self, lease: LeaseId, card: &Card) {
+        let path = self.card_file(lease);
+        let kept = serde_json::to_vec(card)
+            .map_err(std::io::Error::from)
+            .and_then(|text| std::fs::write(&path, text));
+        if let Err(error) = kept {
+            warn!(%lease, "a new agent would not know this lease: {}: {error}", path.display());
+        }
+    }
+
+    fn read_card(&self, lease: LeaseId) -> Option<Box<Card>> {
+        let text = std::fs::read(self.card_file(lease)).ok()?;
+        serde_json::from_slice(&text).ok()
+    }
+
+    fn reserve(&self, above: u64) {
         let epochs = self.epochs.clone();
         let events = self.events.clone();
-        tokio::task::spawn_blocking(move || match epochs.reserve() {
+        tokio::task::spawn_blocking(move || match epochs.reserve(above) {
             Ok((from, to)) => {
                 let _ = events.send(Event::Input(Input::Epochs { from, to }));
             }

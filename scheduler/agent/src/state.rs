@@ -57,7 +57,7 @@ pub(crate) enum Input {
     },
     /// They could not be put on disk.
     EpochsFailed,
-    /// A holder has connected; `card` is what an earlier agent of this pilot gave it.
+    /// A holder has connected; `card` is what an earlier agent of this pilot kept of its lease.
     HolderUp {
         lease: LeaseId,
         step: u32,
@@ -103,8 +103,8 @@ pub(crate) enum Output {
         order: StartLease,
         epoch: Epoch,
     },
-    /// Give the holder its card.
-    GiveCard {
+    /// Put this where the next agent of this pilot finds it, should this one die.
+    KeepCard {
         lease: LeaseId,
         card: Box<Card>,
     },
@@ -131,8 +131,10 @@ pub(crate) enum Output {
     Forget {
         lease: LeaseId,
     },
-    /// Reserve the next block of epochs on disk.
-    ReserveEpochs,
+    /// Reserve the next block of epochs on disk, all of them greater than this.
+    ReserveEpochs {
+        above: u64,
+    },
     /// Obey this `hopd` no longer.
     HangUp {
         reason: String,
@@ -143,7 +145,7 @@ pub(crate) enum Output {
     Exit,
 }
 
-/// What a holder keeps for the next agent of its pilot, should this one die.
+/// What the next agent of a pilot has to know of a lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Card {
     pub(crate) order: StartLease,
@@ -187,6 +189,8 @@ pub(crate) struct AgentState {
     steps_used: u32,
     epochs: std::ops::Range<u64>,
     reserving: bool,
+    /// The greatest epoch that the plugin has said it has seen.
+    seen_epoch: u64,
     leases: BTreeMap<LeaseId, Lease>,
     ended: BTreeMap<LeaseId, LeaseEnd>,
     idle_since: Option<Timestamp>,
@@ -249,6 +253,7 @@ impl AgentState {
             steps_used: 0,
             epochs: 0..0,
             reserving: false,
+            seen_epoch: 0,
             leases: BTreeMap::new(),
             ended: BTreeMap::new(),
             idle_since: None,
@@ -338,6 +343,7 @@ impl AgentState {
     }
 
     /// The highest term seen.
+    #[cfg(test)]
     pub(crate) fn term(&self) -> Term {
         self.term
     }
@@ -445,7 +451,7 @@ impl AgentState {
 
     fn epochs(&mut self, from: u64, to: u64, now: Timestamp, out: &mut Vec<Output>) {
         self.reserving = false;
-        if from >= self.epochs.end {
+        if from >= self.epochs.end && from > self.seen_epoch {
             // What was left of the last block is skipped: epochs need only grow.
             self.epochs = from..to;
         }
@@ -471,7 +477,17 @@ impl AgentState {
         let left = self.epochs.end - self.epochs.start;
         if left < EPOCHS_LOW && !self.reserving {
             self.reserving = true;
-            out.push(Output::ReserveEpochs);
+            out.push(Output::ReserveEpochs {
+                above: self.seen_epoch,
+            });
+        }
+    }
+
+    /// The node's own record was lost (a wiped `state_dir`), the plugin's was not: go on above it.
+    fn skip_epochs(&mut self, last: u64) {
+        self.seen_epoch = self.seen_epoch.max(last);
+        if self.epochs.start <= last {
+            self.epochs.start = self.epochs.end.min(last + 1);
         }
     }
 
@@ -523,15 +539,8 @@ impl AgentState {
                 };
                 self.handed_over(id, handover, now, out);
             }
-            Phase::Live { handover } => out.push(Output::GiveCard {
-                lease: id,
-                card: Box::new(Card {
-                    order: lease.order.clone(),
-                    handover: handover.clone(),
-                }),
-            }),
             Phase::Ending(_) => out.push(Output::EndHolder { lease: id }),
-            Phase::Waiting | Phase::Starting { .. } => {}
+            Phase::Waiting | Phase::Starting { .. } | Phase::Live { .. } => {}
         }
     }
 
@@ -593,15 +602,13 @@ impl AgentState {
                     pid: executor.pid,
                     start_time: executor.start_time,
                 });
-                if lease.holder {
-                    out.push(Output::GiveCard {
-                        lease: id,
-                        card: Box::new(Card {
-                            order: lease.order.clone(),
-                            handover: handover.clone(),
-                        }),
-                    });
-                }
+                out.push(Output::KeepCard {
+                    lease: id,
+                    card: Box::new(Card {
+                        order: lease.order.clone(),
+                        handover: handover.clone(),
+                    }),
+                });
                 lease.phase = Phase::Live { handover };
             }
             (Phase::Starting { .. }, Some(wrong)) => {
@@ -632,8 +639,10 @@ impl AgentState {
                     return;
                 };
                 let device_lost = matches!(refused.reason, Refusal::Blocked { .. });
-                if let Refusal::Blocked { index, why } = &refused.reason {
-                    self.block(*index, why, out);
+                match &refused.reason {
+                    Refusal::Blocked { index, why } => self.block(*index, why, out),
+                    Refusal::StaleEpoch { last, .. } => self.skip_epochs(last.0),
+                    _ => {}
                 }
                 let detail = format!("the plugin refused the handover: {}", refused.reason);
                 if matches!(

@@ -74,9 +74,13 @@ impl Bench {
         self.expect(start(lease, 1), &[&format!("step {lease} epoch {epoch}")]);
         self.expect(
             handed(lease, epoch, &[gpu]),
-            &[&format!("started {lease} [{gpu}]"), &format!("watch {lease}")],
+            &[
+                &format!("started {lease} [{gpu}]"),
+                &format!("watch {lease}"),
+                &format!("card {lease}"),
+            ],
         );
-        self.expect(holder(lease, &[gpu]), &[&format!("card {lease}")]);
+        self.quiet(holder(lease, &[gpu]));
     }
 }
 
@@ -103,13 +107,14 @@ fn short(output: &Output) -> String {
         Output::Report(Request::SlotBlocked { index, .. }) => format!("blocked {index}"),
         Output::Report(other) => format!("{other:?}"),
         Output::StartStep { order, epoch } => format!("step {} epoch {epoch}", order.lease),
-        Output::GiveCard { lease, .. } => format!("card {lease}"),
+        Output::KeepCard { lease, .. } => format!("card {lease}"),
         Output::EndHolder { lease } => format!("end holder {lease}"),
         Output::EndStep { lease } => format!("end step {lease}"),
         Output::Rescue { lease, epoch, .. } => format!("rescue {lease} epoch {epoch}"),
         Output::Watch { lease, .. } => format!("watch {lease}"),
         Output::Forget { lease } => format!("forget {lease}"),
-        Output::ReserveEpochs => "reserve".into(),
+        Output::ReserveEpochs { above: 0 } => "reserve".into(),
+        Output::ReserveEpochs { above } => format!("reserve above {above}"),
         Output::HangUp { .. } => "hang up".into(),
         Output::Warn(_) => "warn".into(),
         Output::Exit => "exit".into(),
@@ -301,7 +306,7 @@ fn an_order_is_carried_out_once_and_its_outcome_told_again() {
     let mut b = Bench::new();
     b.expect(start(1, 1), &["step 1 epoch 100"]);
     b.quiet(start(1, 1));
-    b.expect(handed(1, 100, &[1]), &["started 1 [1]", "watch 1"]);
+    b.expect(handed(1, 100, &[1]), &["started 1 [1]", "watch 1", "card 1"]);
     b.expect(start(1, 1), &["started 1 [1]"]);
     b.quiet(end(1, EndCause::Done));
     b.quiet(end(1, EndCause::Claimed));
@@ -470,7 +475,7 @@ fn an_agent_that_follows_a_dead_one_takes_its_leases_over() {
         gpus: vec![GpuIndex(1)],
         card: Some(card),
     };
-    b.expect(back, &["watch 7", "started 7 [1]", "card 7"]);
+    b.expect(back, &["watch 7", "started 7 [1]"]);
     b.expect(Input::Connected { term: Term(6) }, &["up leases [7] ended []"]);
     assert_eq!(b.state.agent_up().steps_used, 8);
     let order = Order::EndLease {
@@ -544,6 +549,21 @@ fn epochs_are_reserved_before_they_run_out_and_only_grow() {
     b.expect(start(3, 0), &["step 3 epoch 340", "reserve"]);
     b.quiet(Input::Epochs { from: 612, to: 868 });
     b.expect(start(4, 0), &["step 4 epoch 612"]);
+}
+
+#[test]
+fn where_the_nodes_record_was_lost_epochs_go_on_above_the_plugins() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    let stale = Refusal::StaleEpoch {
+        epoch: Epoch(100),
+        last: Epoch(900),
+        index: GpuIndex(0),
+    };
+    b.expect(refused(1, stale), &["end step 1"]);
+    b.expect(exited(1), &["forget 1", "failed 1"]);
+    b.expect(start(2, 1), &["reserve above 900"]);
+    b.expect(Input::Epochs { from: 901, to: 1157 }, &["step 2 epoch 901"]);
 }
 
 #[test]
