@@ -78,12 +78,12 @@ static FIELDS: [Field<NodeInfo>; 13] = [
 static VIEW: View<NodeInfo> = View {
     command: "info",
     fields: &FIELDS,
-    default: "Node,Pool,Pilot,State,GPUs,Leased,Linger,Blocked,Reason%-12",
+    default: "Node,Pool,Pilot,State,GPUs,Leased,Linger,Blocked,Reason%-11",
     brief: "Node,State,GPUsFree",
     variable: "HOP_INFO_FORMAT",
 };
 
-static DAEMON_FIELDS: [Field<InfoReport>; 5] = [
+static DAEMON_FIELDS: [Field<InfoReport>; 6] = [
     field!("Version", -10, "hopd's release", |i| Value::text(&i.version)),
     field!("Term", 6, "starts of hopd on this state directory", |i| {
         Value::text(i.term)
@@ -91,6 +91,9 @@ static DAEMON_FIELDS: [Field<InfoReport>; 5] = [
     field!("Started", 19, "when", |i| Value::Time(i.started)),
     field!("Kernels", 7, "open kernels", |i| Value::Number(i.kernels.into())),
     field!("Waiting", 7, "waiting cells", |i| Value::Number(i.waiting.into())),
+    field!("Problems", -25, "what hopd is in trouble with", |i| Value::text(
+        i.problems.join("; ")
+    )),
 ];
 
 static DAEMON_VIEW: View<InfoReport> = View {
@@ -113,6 +116,9 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         Response::Info(report) => report,
         other => return Err(unexpected(&other)),
     };
+    for problem in &report.problems {
+        writeln!(context.err, "hop: hopd says: {problem}")?;
+    }
     if args.daemon {
         return args.output.write(&DAEMON_VIEW, &[report], context);
     }

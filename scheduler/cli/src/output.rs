@@ -230,7 +230,7 @@ impl Options {
         for row in rows {
             let cells: Vec<String> = columns
                 .iter()
-                .map(|column| self.cell(column, row, &context.zone))
+                .map(|column| self.delimited(column, row, &context.zone))
                 .collect();
             writeln!(context.out, "{}{end}", cells.join(&self.delimiter))?;
         }
@@ -264,6 +264,16 @@ impl Options {
 
     fn cell<R>(&self, column: &Column<R>, row: &R, zone: &TimeZone) -> String {
         (column.field.value)(row).write(zone, !self.noconvert)
+    }
+
+    /// A cell between delimiters: one that somebody wrote into a name would shift the columns after it.
+    fn delimited<R>(&self, column: &Column<R>, row: &R, zone: &TimeZone) -> String {
+        let cell = self.cell(column, row, zone);
+        if self.delimiter.is_empty() {
+            cell
+        } else {
+            cell.replace(&self.delimiter, "?")
+        }
     }
 }
 

@@ -1,1 +1,533 @@
-//! Transcripts of whole commands.
+//! Transcripts of whole commands, as a user sees them: stdout, stderr, status. `hopd` is a table of answers here;
+//! everything else is what runs in production.
+
+use crate::context::Context;
+use crate::failure::{self, Failure};
+use crate::hopd::Hopd;
+use crate::{Cli, dispatch};
+use clap::Parser;
+use hop_api::message::{
+    AcctQuery, AcctRow, CancelTarget, Explanation, InfoReport, NodeInfo, QueueQuery, QueueRow, Refusal,
+    Request, Response,
+};
+use hop_core::id::{GpuIndex, JobId, LeaseId, Term};
+use hop_core::need::Need;
+use hop_core::time::{Span, Timestamp};
+use jiff::tz::TimeZone;
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// 2026-11-21T13:30:00Z.
+const NOW: Timestamp = Timestamp(1_795_267_800_000_000);
+const KERNEL: &str = "1a2b3c4d-0000-4000-8000-000000000001";
+const OTHER: &str = "1a2b9999-0000-4000-8000-000000000002";
+
+/// Seconds before now.
+fn ago(seconds: u64) -> Timestamp {
+    Timestamp(NOW.0 - seconds * 1_000_000)
+}
+
+fn lease(id: u64) -> AcctRow {
+    AcctRow {
+        lease: LeaseId(id),
+        cell: None,
+        user: "alice".into(),
+        account: Some("lab".into()),
+        pool: "main".into(),
+        kernel: KERNEL.into(),
+        name: "lecture.ipynb".into(),
+        node: "n1".into(),
+        gpus: vec![GpuIndex(0), GpuIndex(1)],
+        cpus: 4,
+        pilot: JobId(31),
+        step: 2,
+        state: "COMPLETED".into(),
+        submit: ago(3605),
+        start: Some(ago(3604)),
+        end: Some(ago(4)),
+        wait: Span::from_secs(1),
+        held: Span::from_secs(3600),
+        run: Span::from_secs(2700),
+        linger: Span::from_secs(900),
+        cells: 2,
+        reason: String::new(),
+    }
+}
+
+fn acct_rows() -> Vec<AcctRow> {
+    let first = lease(12);
+    let cell = |name: &str, start: u64, seconds: u64, state: &str| AcctRow {
+        cell: Some(name.into()),
+        state: state.into(),
+        submit: ago(start + 1),
+        start: Some(ago(start)),
+        end: Some(ago(start - seconds)),
+        held: Span::from_secs(seconds),
+        run: Span::from_secs(seconds),
+        linger: Span::ZERO,
+        cells: 0,
+        ..first.clone()
+    };
+    let running = AcctRow {
+        lease: LeaseId(13),
+        user: "bob".into(),
+        account: None,
+        name: "eine sehr lange 日本語 Übung.ipynb".into(),
+        node: "gpu-node-0017".into(),
+        gpus: vec![GpuIndex(3)],
+        state: "RUNNING".into(),
+        step: 5,
+        end: None,
+        start: Some(ago(2)),
+        held: Span::from_millis(2345),
+        run: Span::ZERO,
+        linger: Span::ZERO,
+        cells: 0,
+        reason: String::new(),
+        ..lease(13)
+    };
+    vec![
+        cell("cell-b", 1000, 700, "FAILED"),
+        cell("cell-a", 3604, 2000, "COMPLETED"),
+        first.clone(),
+        running,
+    ]
+}
+
+fn queue_rows() -> Vec<QueueRow> {
+    let running = QueueRow {
+        kernel: KERNEL.into(),
+        cell: Some("cell-a".into()),
+        lease: Some(LeaseId(12)),
+        user: "alice".into(),
+        name: "lecture.ipynb".into(),
+        state: "RUNNING".into(),
+        need: Need::gpus(2),
+        node: Some("n1".into()),
+        gpus: vec![GpuIndex(0), GpuIndex(1)],
+        submit: ago(75),
+        time: Span::from_secs(75),
+        position: None,
+        estimate: None,
+        reason: String::new(),
+    };
+    let waiting = QueueRow {
+        kernel: OTHER.into(),
+        cell: Some("cell-z".into()),
+        lease: None,
+        name: "train|\u{1b}[31m.ipynb".into(),
+        state: "PENDING".into(),
+        need: Need {
+            gpus: 1,
+            gpu_type: Some("h100".into()),
+            gpu_mem_mib: 40 * 1024,
+            ..Need::default()
+        },
+        node: None,
+        gpus: vec![],
+        submit: ago(8),
+        time: Span::from_millis(8200),
+        position: Some(3),
+        estimate: Some(Span::from_secs(95)),
+        reason: "all GPUs of pool main are lent".into(),
+        ..running.clone()
+    };
+    vec![running, waiting]
+}
+
+fn info() -> InfoReport {
+    let node = NodeInfo {
+        node: "n1".into(),
+        pool: "main".into(),
+        pilot: JobId(31),
+        state: "UP".into(),
+        gpus: 4,
+        gpus_leased: 2,
+        gpus_lingering: 1,
+        gpus_blocked: 0,
+        gpu_types: vec!["h100".into()],
+        cpus: 32,
+        cpus_leased: 8,
+        reason: String::new(),
+    };
+    let blocked = NodeInfo {
+        node: "n2".into(),
+        pilot: JobId(32),
+        state: "DRAINING".into(),
+        gpus_leased: 0,
+        gpus_lingering: 0,
+        gpus_blocked: 4,
+        reason: "slurmstepd of lease 9 was killed".into(),
+        ..node.clone()
+    };
+    InfoReport {
+        version: "0.1.0".into(),
+        term: Term(4),
+        started: ago(86_400),
+        nodes: vec![node, blocked],
+        kernels: 7,
+        waiting: 1,
+        problems: vec!["the journal is not saved: no space is left".into()],
+    }
+}
+
+/// Answers from tables, and keeps what it was asked.
+#[derive(Clone, Default)]
+struct Table {
+    asked: Rc<RefCell<Vec<Request>>>,
+    down: bool,
+}
+
+impl Hopd for Table {
+    fn ask(&self, request: Request) -> Result<Response, Failure> {
+        self.asked.borrow_mut().push(request.clone());
+        if self.down {
+            return Err(Failure::Unreachable(
+                "hopd does not answer on 127.0.0.1:17900: connection refused".into(),
+            ));
+        }
+        match request {
+            Request::Acct(_) => Ok(Response::Acct { rows: acct_rows() }),
+            Request::Queue(_) => Ok(Response::Queue { rows: queue_rows() }),
+            Request::Info => Ok(Response::Info(info())),
+            Request::Explain { kernel, cell } => Ok(Response::Explanation(Explanation {
+                kernel,
+                cell,
+                sentences: vec![
+                    "It is third in the queue.".into(),
+                    "All 4 GPUs of pool main are lent.".into(),
+                ],
+            })),
+            Request::Cancel(CancelTarget::Lease { lease: LeaseId(99) }) => {
+                let refusal = Refusal::NotFound {
+                    what: "lease 99".into(),
+                };
+                Err(Failure::Failed(refusal.to_string()))
+            }
+            Request::Cancel(_) => Ok(Response::Done),
+            other => panic!("not asked by hop: {other:?}"),
+        }
+    }
+}
+
+struct World {
+    hopd: Table,
+    env: fn(&str) -> Option<String>,
+    is_root: bool,
+}
+
+fn user() -> World {
+    World {
+        hopd: Table::default(),
+        env: |_| None,
+        is_root: false,
+    }
+}
+
+impl World {
+    /// What stands on the terminal after the command.
+    fn hop(&self, line: &str) -> String {
+        let words = std::iter::once("hop").chain(line.split_whitespace());
+        let cli = match Cli::try_parse_from(words) {
+            Ok(cli) => cli,
+            Err(error) => {
+                return format!(
+                    "{}\n(clap, status {})",
+                    error.to_string().trim_end(),
+                    error.exit_code()
+                );
+            }
+        };
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        let mut context = Context {
+            out: &mut out,
+            err: &mut err,
+            hopd: Box::new(self.hopd.clone()),
+            now: NOW,
+            zone: TimeZone::UTC,
+            env: self.env,
+            is_root: self.is_root,
+        };
+        let result = dispatch(&cli.command, &mut context);
+        let status = failure::report(result, context.err);
+        let (out, err) = (String::from_utf8(out).unwrap(), String::from_utf8(err).unwrap());
+        let status = if status == std::process::ExitCode::SUCCESS {
+            String::new()
+        } else {
+            format!("{status:?}\n")
+        };
+        format!("{out}{err}{status}")
+    }
+
+    fn asked(&self) -> Vec<Request> {
+        self.hopd.asked.borrow().clone()
+    }
+}
+
+fn acct_query(line: &str) -> AcctQuery {
+    let world = user();
+    world.hop(line);
+    match &world.asked()[..] {
+        [Request::Acct(query)] => query.clone(),
+        other => panic!("{other:?}"),
+    }
+}
+
+fn widest(text: &str) -> usize {
+    text.lines()
+        .map(unicode_width::UnicodeWidthStr::width)
+        .max()
+        .unwrap_or(0)
+}
+
+#[test]
+fn acct_in_all_formats() {
+    let all = [
+        "acct",
+        "acct -X",
+        "acct -b",
+        "acct -n -X",
+        "acct -X -p",
+        "acct -X -P --delimiter=;",
+        "acct -X --json -o leaseid,name,start,held,gputimeraw,account,end",
+    ];
+    let text: Vec<String> = all
+        .iter()
+        .map(|line| format!("$ hop {line}\n{}", user().hop(line)))
+        .collect();
+    insta::assert_snapshot!(text.join("\n"));
+}
+
+#[test]
+fn acct_filters_what_hopd_does_not() {
+    let all = [
+        "acct -s R",
+        "acct -s failed",
+        "acct -j 12.2",
+        "acct -r other",
+        "acct -X -o leaseid%-6,NAME%14,efficiency,slurmjobid",
+    ];
+    let text: Vec<String> = all
+        .iter()
+        .map(|line| format!("$ hop {line}\n{}", user().hop(line)))
+        .collect();
+    insta::assert_snapshot!(text.join("\n"));
+}
+
+#[test]
+fn queue_info_explain_cancel() {
+    let all = [
+        "queue",
+        "queue -t pending -P -o kernelid,name,gputype,gpumem,estimateraw,reason",
+        "queue -t pending --noconvert -n -o gpumem,submit",
+        "queue --json -o cellid,leaseid",
+        "info",
+        "info -l -N n1",
+        "info --daemon",
+        "info -r nowhere -n",
+        "explain 1a2b3",
+        "explain lecture.ipynb cell-a --json",
+        "cancel -v 12",
+        "cancel --kernel 1a2b3",
+    ];
+    let text: Vec<String> = all
+        .iter()
+        .map(|line| format!("$ hop {line}\n{}", user().hop(line)))
+        .collect();
+    insta::assert_snapshot!(text.join("\n"));
+}
+
+#[test]
+fn mistakes_are_answered_with_what_to_do() {
+    let all = [
+        "acct -o lease",
+        "acct -o leaseid%x",
+        "acct -o ,",
+        "acct -s sleeping",
+        "acct -S soon",
+        "acct -S now -E yesterday",
+        "acct -j x",
+        "acct --json=v9",
+        "acct --json=list",
+        "queue -a -u bob",
+        "explain 1a2b",
+        "explain nobody",
+        "cancel 99 12",
+        "cancel x",
+        "cancel",
+        "acct -p -P",
+        "plugin status /nonexistent/plugstack.conf",
+        "plugin install /tmp/x --plugin relative/gresshopper.so",
+    ];
+    let text: Vec<String> = all
+        .iter()
+        .map(|line| format!("$ hop {line}\n{}", user().hop(line)))
+        .collect();
+    insta::assert_snapshot!(text.join("\n"));
+}
+
+#[test]
+fn hopd_away_is_status_3() {
+    let world = World {
+        hopd: Table {
+            down: true,
+            ..Table::default()
+        },
+        ..user()
+    };
+    insta::assert_snapshot!(world.hop("queue"), @r"
+    hop: hopd does not answer on 127.0.0.1:17900: connection refused
+    ExitCode(unix_exit_status(3))
+    ");
+}
+
+#[test]
+fn default_views_fit_80_columns() {
+    for line in [
+        "acct",
+        "acct -X",
+        "queue",
+        "info",
+        "info --daemon",
+        "acct -b",
+        "queue -b",
+        "info -b",
+    ] {
+        let text = user().hop(line);
+        assert!(widest(&text) <= 80, "{line}: {}\n{text}", widest(&text));
+    }
+}
+
+#[test]
+fn letters_become_the_query() {
+    let query = acct_query("acct -u bob,carol -A lab -N n1,n2 -j 12,13.1 -X");
+    assert_eq!(
+        (query.users, query.all_users),
+        (vec!["bob".into(), "carol".into()], false)
+    );
+    assert_eq!(
+        (query.accounts, query.nodes),
+        (vec!["lab".into()], vec!["n1".into(), "n2".into()])
+    );
+    assert_eq!(
+        (query.leases, query.cells, query.since),
+        (vec![LeaseId(12), LeaseId(13)], false, None)
+    );
+    let query = acct_query("acct -a -S now-2days -E now-1day");
+    assert_eq!((query.all_users, query.cells), (true, true));
+    assert_eq!(
+        (query.since, query.until),
+        (Some(ago(2 * 86_400)), Some(ago(86_400)))
+    );
+    let midnight = ago(13 * 3600 + 1800);
+    assert_eq!(acct_query("acct").since, Some(midnight));
+}
+
+#[test]
+fn root_sees_everybody_unless_it_names_somebody() {
+    let root = World {
+        is_root: true,
+        ..user()
+    };
+    root.hop("acct");
+    root.hop("queue -u bob");
+    match &root.asked()[..] {
+        [Request::Acct(acct), Request::Queue(queue)] => assert!(acct.all_users && !queue.all_users),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn names_are_looked_up_but_whole_ids_are_not() {
+    let world = user();
+    world.hop(&format!("explain {KERNEL}"));
+    world.hop("cancel 1a2b9/cell-z");
+    match &world.asked()[..] {
+        [
+            Request::Explain { .. },
+            Request::Queue(QueueQuery { .. }),
+            Request::Cancel(CancelTarget::Cell { kernel, cell }),
+        ] => {
+            assert_eq!((kernel.as_str(), cell.as_str()), (OTHER, "cell-z"));
+        }
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn the_environment_sets_the_columns_and_the_option_wins() {
+    let world = World {
+        env: |name| (name == "HOP_FORMAT").then(|| "leaseid,state".to_owned()),
+        ..user()
+    };
+    assert!(world.hop("acct -X -P").starts_with("LeaseID|State\n"));
+    assert!(world.hop("acct -X -P -o user").starts_with("User\n"));
+    let wrong = World {
+        env: |name| (name == "HOP_FORMAT").then(|| "nothing".to_owned()),
+        ..user()
+    };
+    assert!(
+        wrong
+            .hop("acct")
+            .starts_with("hop: HOP_FORMAT: there is no field")
+    );
+}
+
+#[test]
+fn every_field_is_listed_and_unique() {
+    for command in ["acct", "queue", "info", "info --daemon"] {
+        let text = user().hop(&format!("{command} -e"));
+        let mut names: Vec<String> = text
+            .lines()
+            .filter_map(|line| line.split_whitespace().next())
+            .map(str::to_lowercase)
+            .collect();
+        let count = names.len();
+        names.sort();
+        names.dedup();
+        assert!(count > 3 && names.len() == count, "{command}: {text}");
+    }
+}
+
+/// A reader that has seen enough, like `head`.
+struct Closed;
+
+impl std::io::Write for Closed {
+    fn write(&mut self, _: &[u8]) -> std::io::Result<usize> {
+        Err(std::io::ErrorKind::BrokenPipe.into())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_broken_pipe_is_silent() {
+    let cli = Cli::try_parse_from(["hop", "acct"]).unwrap();
+    let mut err = Vec::new();
+    let mut context = Context {
+        out: &mut Closed,
+        err: &mut err,
+        hopd: Box::new(Table::default()),
+        now: NOW,
+        zone: TimeZone::UTC,
+        env: |_| None,
+        is_root: false,
+    };
+    let result = dispatch(&cli.command, &mut context);
+    assert!(matches!(result, Err(Failure::BrokenPipe)));
+    assert_eq!(
+        failure::report(result, context.err),
+        std::process::ExitCode::SUCCESS
+    );
+    assert!(err.is_empty());
+}
+
+#[test]
+fn the_help_has_examples() {
+    for command in ["acct", "queue", "info", "explain", "cancel", "plugin"] {
+        let help = user().hop(&format!("{command} --help"));
+        assert!(help.contains("Examples:"), "{command}: {help}");
+    }
+}
