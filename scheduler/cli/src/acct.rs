@@ -325,7 +325,8 @@ fn read_job(word: &str) -> Result<(LeaseId, Option<u32>), Failure> {
 }
 
 fn read_state(word: &str) -> Result<String, Failure> {
-    const STATES: [(&str, &str); 7] = [
+    const STATES: [(&str, &str); 9] = [
+        ("PD", "PENDING"),
         ("R", "RUNNING"),
         ("L", "LINGERING"),
         ("CD", "COMPLETED"),
@@ -333,6 +334,7 @@ fn read_state(word: &str) -> Result<String, Failure> {
         ("F", "FAILED"),
         ("NF", "NODE_FAIL"),
         ("PR", "PREEMPTED"),
+        ("CG", "ENDING"),
     ];
     let upper = word.to_ascii_uppercase();
     STATES
