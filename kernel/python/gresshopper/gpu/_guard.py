@@ -44,27 +44,36 @@ def operation(func: Any) -> str:
     return name
 
 
+#: Values that are no tensor, looked for first: the guard is in the way of each operation.
+_SCALARS = frozenset((int, float, bool, complex, type(None)))
+
+
 def touches(func: Any, args: Sequence[Any], kwargs: Any, device_type: str = "cuda") -> bool:
     """Whether an operation uses a device's memory or makes some."""
-    if operation(func) in _LOOKS:
-        return False
-    return any(_is_on(value, device_type, 3) for value in [*args, *kwargs.values()])
+    for value in args:
+        if _is_on(value, device_type, 3):
+            return operation(func) not in _LOOKS
+    for value in kwargs.values():
+        if _is_on(value, device_type, 3):
+            return operation(func) not in _LOOKS
+    return False
 
 
 def _is_on(value: Any, device_type: str, depth: int) -> bool:
-    if isinstance(value, str):
-        return value == device_type or value.startswith(device_type + ":")
+    kind = type(value)
+    if kind in _SCALARS:
+        return False
     torch = sys.modules["torch"]
-    if isinstance(value, torch.device):
-        return bool(value.type == device_type)
+    if kind is torch.Tensor or kind is torch.nn.Parameter:
+        return bool(value.is_cuda) if device_type == "cuda" else bool(value.device.type == device_type)
+    if isinstance(value, (list, tuple, dict)):
+        inner = value.values() if isinstance(value, dict) else value
+        return depth > 0 and any(_is_on(one, device_type, depth - 1) for one in inner)
     if isinstance(value, torch.Tensor):
         with torch._C.DisableTorchFunction():
             return bool(value.device.type == device_type)
-    if depth and isinstance(value, (list, tuple)):
-        return any(_is_on(one, device_type, depth - 1) for one in value)
-    if depth and isinstance(value, dict):
-        return any(_is_on(one, device_type, depth - 1) for one in value.values())
-    return False
+    named = value if kind is str else value.type if kind is torch.device else ""
+    return bool(named == device_type or named.startswith(device_type + ":"))
 
 
 def make_mode(ensure: Ensure, is_usable: Callable[[], bool], device_type: str = "cuda") -> Any:
