@@ -160,7 +160,25 @@ impl Node {
             cgroup,
         };
         self.store.put_kernel(&record)?;
+        self.widen_again(key.job)?;
         Ok(record)
+    }
+
+    /// On v2 Slurm sets a job's cpuset anew when a step of it starts, which takes lent cores away.
+    fn widen_again(&self, seat: JobId) -> Result<(), NodeError> {
+        let lent = |l: &LeaseRecord| l.kernel.job == seat && !l.cores.is_empty() && !l.closed;
+        for lease in self.store.leases()?.iter().filter(|l| lent(l)) {
+            if matches!(lease.cgroup, KernelCgroup::V2 { .. }) {
+                // The lease that is over meanwhile narrows again: both hold the kernel's lock.
+                let _lock = self
+                    .store
+                    .lock(&format!("kernel.{}", lease.kernel), LOCK_PATIENCE)?;
+                if self.store.lease(lease.step)?.is_some_and(|l| lent(&l)) {
+                    let _ = cores::widen(&self.mounts, &lease.cgroup, &lease.affinity, &lease.cores);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Forgets a kernel whose step is over, waiting a moment for its last processes.

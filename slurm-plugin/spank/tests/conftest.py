@@ -26,14 +26,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(skip)
 
 
+def build(*arguments: str, **environment: str) -> None:
+    """Against the headers of the cluster's own series, where the environment says so."""
+    command = ["cargo", "build", "-q", *arguments]
+    subprocess.run(command, cwd=harness.REPOSITORY, env=os.environ | environment, check=True, timeout=900)
+
+
 @pytest.fixture(scope="session")
 def up() -> harness.Cluster:
-    if "HOP_E2E_PLUGIN" not in os.environ:
-        build = ["cargo", "build", "-q", "-p", "gresshopper-spank", "--features", "test-panic", "-p", "devcluster"]
-        subprocess.run(build, cwd=harness.REPOSITORY, check=True, timeout=900)
+    if "HOP_E2E_DEVCLUSTER" not in os.environ:
+        build("-p", "devcluster")
     cluster = harness.Cluster(Path(os.environ.get("HOP_E2E_BASE", "/srv/hop-plugin")))
     options = os.environ.get("HOP_E2E_UP", "").split()
     cluster.devcluster("up", "--index", os.environ.get("HOP_E2E_INDEX", "1"), *options)
+    if "HOP_E2E_PLUGIN" not in os.environ:
+        include = cluster.variable("HOP_SLURM_INCLUDE")
+        build("-p", "gresshopper-spank", "--features", "test-panic", HOP_SLURM_INCLUDE=include)
     cluster.install()
     cluster.restart_slurmds()
     return cluster
