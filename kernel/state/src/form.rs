@@ -3,9 +3,10 @@
 //! It doesn't unpickle, so it can look at any state of its owner's without running anything.
 
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::io;
+use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
@@ -185,8 +186,8 @@ pub fn read(directory: &Path, key: &[u8; 32], uid: u32) -> Result<Snapshot, Read
 }
 
 fn read_head(raw: &[u8], key: &[u8; 32]) -> Result<Head, ReadError> {
-    let mut lines = raw.split(|&b| b == b'\n');
-    let (text, proof) = lines.next().zip(lines.next()).ok_or(ReadError::Refused)?;
+    let lines: Vec<&[u8]> = raw.split(|&b| b == b'\n').collect();
+    let [text, proof, []] = lines[..] else { return Err(ReadError::Refused) };
     let head: Head = serde_json::from_slice(text).map_err(|_| ReadError::Refused)?;
     if head.version != VERSION {
         return Err(ReadError::Version { found: head.version });
@@ -199,9 +200,22 @@ fn read_head(raw: &[u8], key: &[u8; 32]) -> Result<Head, ReadError> {
     if blake3::keyed_hash(key, &[b"head", text].concat()) == proof { Ok(head) } else { Err(ReadError::Refused) }
 }
 
-fn number(raw: &[u8]) -> Result<usize, ReadError> {
-    let raw: [u8; 8] = raw.try_into().map_err(|_| ReadError::Refused)?;
-    usize::try_from(u64::from_le_bytes(raw)).map_err(|_| ReadError::Refused)
+/// Set in the length of a part that is compressed.
+const DEFLATED: u64 = 1 << 63;
+
+fn number(raw: &[u8]) -> Result<(usize, bool), ReadError> {
+    let raw = u64::from_le_bytes(raw.try_into().map_err(|_| ReadError::Refused)?);
+    let length = usize::try_from(raw & !DEFLATED).map_err(|_| ReadError::Refused)?;
+    Ok((length, raw & DEFLATED != 0))
+}
+
+fn inflated(part: &[u8], deflated: bool) -> Result<Cow<'_, [u8]>, ReadError> {
+    if !deflated {
+        return Ok(Cow::Borrowed(part));
+    }
+    let mut whole = Vec::new();
+    flate2::read::ZlibDecoder::new(part).read_to_end(&mut whole).map_err(|_| ReadError::Refused)?;
+    Ok(Cow::Owned(whole))
 }
 
 fn replay(log: &[u8], key: &[u8; 32], snapshot: &mut Snapshot) -> Result<[u8; MAC], ReadError> {
@@ -212,8 +226,8 @@ fn replay(log: &[u8], key: &[u8; 32], snapshot: &mut Snapshot) -> Result<[u8; MA
     let mut mac = *blake3::keyed_hash(key, start).as_bytes();
     let mut rest = &log[START..];
     while !rest.is_empty() {
-        let text = number(rest.get(..8).ok_or(ReadError::Refused)?)?;
-        let body = number(rest.get(8..16).ok_or(ReadError::Refused)?)?;
+        let (text, deflated) = number(rest.get(..8).ok_or(ReadError::Refused)?)?;
+        let (body, _) = number(rest.get(8..16).ok_or(ReadError::Refused)?)?;
         let end = text.checked_add(body).and_then(|n| n.checked_add(16)).ok_or(ReadError::Refused)?;
         let framed = rest.get(..end).ok_or(ReadError::Refused)?;
         let proof = rest.get(end..end + MAC).ok_or(ReadError::Refused)?;
@@ -223,7 +237,8 @@ fn replay(log: &[u8], key: &[u8; 32], snapshot: &mut Snapshot) -> Result<[u8; MA
             return Err(ReadError::Refused);
         }
         mac = *found.as_bytes();
-        apply(serde_json::from_slice(&framed[16..16 + text]).map_err(|_| ReadError::Refused)?, snapshot);
+        let said = inflated(&framed[16..16 + text], deflated)?;
+        apply(serde_json::from_slice(&said).map_err(|_| ReadError::Refused)?, snapshot);
         rest = &rest[end + MAC..];
     }
     Ok(mac)
@@ -284,4 +299,109 @@ pub fn differences(before: &Snapshot, after: &Snapshot) -> BTreeMap<String, (Dif
         found.insert(name.clone(), (Difference::Removed, 0));
     }
     found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: [u8; 32] = [7; 32];
+
+    fn unit(name: &str, dig: &str) -> String {
+        format!(
+            r#"{{"u":1,"m":["n:{name}"],"s":{{"in":[0,4]}},"b":[[9,0,["aa"]]],"f":[],"c":[],"t":[],"gone":[],"notes":[],"types":[],"cell":1,"sec":0.5,"dig":"{dig}"}}"#
+        )
+    }
+
+    fn record(mac: &mut [u8; 32], units: &str) -> Vec<u8> {
+        let text = format!(r#"{{"full":false,"at":1.0,"cell":null,"units":[{units}],"gone":[],"process":{{}},"env":null}}"#);
+        let mut framed = (text.len() as u64).to_le_bytes().to_vec();
+        framed.extend(4u64.to_le_bytes());
+        framed.extend(text.as_bytes());
+        framed.extend(b"body");
+        *mac = *blake3::keyed_hash(&KEY, &[&mac[..], &framed].concat()).as_bytes();
+        framed.extend(*mac);
+        framed
+    }
+
+    fn state(units: &[String]) -> tempfile::TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        let mut log = b"HOPSTATE".to_vec();
+        log.extend(1u32.to_le_bytes());
+        log.extend(b"b3\0\0");
+        let mut mac = *blake3::keyed_hash(&KEY, &log).as_bytes();
+        for unit in units {
+            log.extend(record(&mut mac, unit));
+        }
+        let head = format!(
+            r#"{{"version":1,"kind":"{}","records":{},"length":{},"mac":"{}"}}"#,
+            hex::encode(b"b3\0\0"),
+            units.len(),
+            log.len(),
+            hex::encode(mac)
+        );
+        let proof = blake3::keyed_hash(&KEY, &[b"head", head.as_bytes()].concat());
+        fs::write(dir.path().join("log"), &log).unwrap();
+        fs::write(dir.path().join("head"), format!("{head}\n{}\n", proof.to_hex())).unwrap();
+        dir
+    }
+
+    fn me(dir: &tempfile::TempDir) -> u32 {
+        fs::metadata(dir.path()).unwrap().uid()
+    }
+
+    #[test]
+    fn a_proven_state_is_read() {
+        let dir = state(&[unit("x", "00"), unit("y", "01")]);
+        let read = read(dir.path(), &KEY, me(&dir)).unwrap();
+        assert_eq!(read.records, 2);
+        assert_eq!(read.units[&1].names(), ["y"]);
+        assert_eq!(read.units[&1].bytes(), 13);
+        assert_eq!(read.chunks, BTreeSet::from(["aa".to_owned()]));
+    }
+
+    #[test]
+    fn each_changed_byte_and_each_cut_is_refused() {
+        let dir = state(&[unit("x", "00")]);
+        let uid = me(&dir);
+        for file in ["log", "head"] {
+            let path = dir.path().join(file);
+            let whole = fs::read(&path).unwrap();
+            for at in 0..whole.len() {
+                let mut changed = whole.clone();
+                changed[at] ^= 1;
+                fs::write(&path, &changed).unwrap();
+                assert!(read(dir.path(), &KEY, uid).is_err(), "{file} byte {at}");
+                fs::write(&path, &whole[..at]).unwrap();
+                assert!(read(dir.path(), &KEY, uid).is_err(), "{file} cut at {at}");
+            }
+            fs::write(&path, &whole).unwrap();
+        }
+        assert!(read(dir.path(), &KEY, uid).is_ok());
+        assert!(matches!(read(dir.path(), &[8; 32], uid), Err(ReadError::Refused)));
+        assert!(matches!(read(dir.path(), &KEY, uid + 1), Err(ReadError::Stranger { .. })));
+    }
+
+    #[test]
+    fn what_was_added_behind_the_head_does_not_count() {
+        let dir = state(&[unit("x", "00")]);
+        let path = dir.path().join("log");
+        let mut log = fs::read(&path).unwrap();
+        log.extend(b"half a record");
+        fs::write(&path, log).unwrap();
+        assert_eq!(read(dir.path(), &KEY, me(&dir)).unwrap().records, 1);
+    }
+
+    #[test]
+    fn differences_are_by_name_and_content() {
+        let at = |u: &[String]| {
+            let dir = state(u);
+            read(dir.path(), &KEY, me(&dir)).unwrap()
+        };
+        let (x, changed, y) = (at(&[unit("x", "00")]), at(&[unit("x", "01")]), at(&[unit("y", "00")]));
+        assert_eq!(differences(&x, &x), BTreeMap::new());
+        assert_eq!(differences(&x, &changed)["x"].0, Difference::Changed);
+        let moved = differences(&x, &y);
+        assert_eq!((&moved["x"].0, &moved["y"].0), (&Difference::Removed, &Difference::Added));
+    }
 }

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Mapping
@@ -203,12 +204,14 @@ class Agent:
         log = form.Log(directory, form.owner_key())
         log.create()
         try:
-            length = log.add(self._record(delta, None, True), self._body)
+            length = log.add(self._record(delta, None, True), self._body, compress=True)
             if durable:
                 self.store.sync()
             log.commit(durable)
         finally:
             log.close()
+        self._packing = threading.Thread(target=self.store.pack, name="gresshopper-pack", daemon=True)
+        self._packing.start()
         return {
             "units": len(delta.changed),
             "log_bytes": length,
@@ -217,6 +220,13 @@ class Agent:
             "lost": self._lost(),
             "notes": self._notes(),
         }
+
+    _packing: threading.Thread | None = None
+
+    def packed(self) -> None:
+        """Wait until what was saved is compressed."""
+        if self._packing is not None:
+            self._packing.join()
 
     def _lost(self) -> dict[str, str]:
         return {name: f"{g.what}: {g.why}" for u in self.capture.units.values() for g in u.gone for name in u.names}

@@ -16,6 +16,7 @@ import json
 import os
 import struct
 import tempfile
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -27,6 +28,10 @@ MAGIC = b"HOPSTATE"
 _START = struct.Struct("<8sI4s")
 _SIZES = struct.Struct("<QQ")
 MAC = 32
+#: Set in the length of a part that is compressed (zlib).
+DEFLATED = 1 << 63
+#: Parts up to this many bytes aren't compressed.
+SMALL = 512
 #: Streams up to this many bytes lie in the record itself.
 INLINE = 64 * 1024
 
@@ -135,12 +140,16 @@ class Log:
         self._file.seek(self._length)
         self._file.truncate()
 
-    def add(self, head: Mapping[str, Any], body: bytes) -> int:
-        """Add a record; it doesn't count before `commit`. Returns its length in bytes."""
+    def add(self, head: Mapping[str, Any], body: bytes, compress: bool = False) -> int:
+        """Add a record; it doesn't count before `commit`. Returns its length in bytes.
+
+        # Errors
+        `FormError`; what was committed before is kept.
+        """
         if self._file is None:
             raise FormError("the log isn't open")
         text = json.dumps(head, separators=(",", ":")).encode()
-        framed = _SIZES.pack(len(text), len(body)) + text + body
+        framed = _framed(text, body, compress)
         mac = _mac(self._kind, self._key, self._mac + framed)
         try:
             self._file.write(framed + mac)
@@ -198,6 +207,17 @@ class Log:
                 os.unlink(self._temp)
 
 
+def _framed(text: bytes, body: bytes, compress: bool) -> bytes:
+    sizes = []
+    parts = []
+    for part in (text, body):
+        packed = zlib.compress(part, 1) if compress and len(part) > SMALL else part
+        shorter = len(packed) < len(part)
+        sizes.append(len(packed) | DEFLATED if shorter else len(part))
+        parts.append(packed if shorter else part)
+    return _SIZES.pack(*sizes) + b"".join(parts)
+
+
 def _sync_directory(directory: Path) -> None:
     handle = os.open(directory, os.O_RDONLY)
     try:
@@ -250,7 +270,8 @@ def read(directory: Path, key: bytes, upto: int | None = None) -> list[Record]:
     while at < len(data):
         if at + _SIZES.size > len(data):
             raise refused
-        text, body = _SIZES.unpack_from(data, at)
+        sizes = _SIZES.unpack_from(data, at)
+        text, body = (size & ~DEFLATED for size in sizes)
         end = at + _SIZES.size + text + body
         if end + MAC > len(data):
             raise refused
@@ -259,7 +280,11 @@ def read(directory: Path, key: bytes, upto: int | None = None) -> list[Record]:
         if not hmac.compare_digest(mac, data[end : end + MAC]):
             raise refused
         start = _SIZES.size
-        records.append(Record(json.loads(framed[start : start + text]), framed[start + text :]))
+        parts = [
+            zlib.decompress(part) if size & DEFLATED else part
+            for size, part in zip(sizes, (framed[start : start + text], framed[start + text :]))
+        ]
+        records.append(Record(json.loads(parts[0]), parts[1]))
         at = end + MAC
     if mac.hex() != head["mac"] or len(records) != head["records"]:
         raise refused

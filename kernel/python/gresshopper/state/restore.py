@@ -6,6 +6,7 @@ rebuilt become placeholders, and each is told.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import pickle
 import platform
@@ -77,9 +78,36 @@ def environment() -> dict[str, Any]:
     packages: dict[str, str] = {}
     for name in sorted({name.partition(".")[0] for name in list(sys.modules)}):
         version = getattr(sys.modules.get(name), "__version__", None)
-        if isinstance(version, str) and not name.startswith("_"):
+        if isinstance(version, str) and not name.startswith("_") and _installed(name):
             packages[name] = version
     return {"python": platform.python_version(), "packages": packages}
+
+
+#: Modules whose package has another name.
+_DISTRIBUTIONS = {
+    "sklearn": "scikit-learn",
+    "PIL": "pillow",
+    "dateutil": "python-dateutil",
+    "zmq": "pyzmq",
+    "yaml": "PyYAML",
+    "bs4": "beautifulsoup4",
+    "mpl_toolkits": "matplotlib",
+}
+_known: dict[str, bool] = {}
+
+
+def _installed(name: str) -> bool:
+    """Whether a module is a package's own, not one that another carries inside."""
+    if name not in _known:
+        _known[name] = _by_metadata(name) is not None
+    return _known[name]
+
+
+def _by_metadata(name: str) -> str | None:
+    for candidate in (name, _DISTRIBUTIONS.get(name, name)):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(candidate)
+    return None
 
 
 def differences(saved: Mapping[str, Any]) -> list[str]:
@@ -102,27 +130,7 @@ def _version(name: str) -> str | None:
     if module is not None:
         version = getattr(module, "__version__", None)
         return version if isinstance(version, str) else ""
-    for candidate in (
-        name,
-        {
-            "sklearn": "scikit-learn",
-            "PIL": "pillow",
-            "dateutil": "python-dateutil",
-            "zmq": "pyzmq",
-            "yaml": "PyYAML",
-            "bs4": "beautifulsoup4",
-            "mpl_toolkits": "matplotlib",
-        }.get(name, name),
-    ):
-        try:
-            return importlib.metadata.version(candidate)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    try:
-        __import__(name)
-    except Exception:
-        return None
-    return str(getattr(sys.modules[name], "__version__", ""))
+    return _by_metadata(name)
 
 
 class Told(NamedTuple):

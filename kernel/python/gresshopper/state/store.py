@@ -141,6 +141,11 @@ class Store:
             return None
         return _Mapped(at, nbytes).array()
 
+    def pack(self) -> None:
+        """Compress what was stored since the last call, where that pays. A failure leaves it as it is."""
+        if native.lib is not None:
+            native.lib.hop_pack(self._raw)
+
     def sync(self) -> None:
         """Make what was written survive a crash of the machine."""
         if native.lib is None:

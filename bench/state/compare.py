@@ -1,0 +1,256 @@
+"""Runs the same notebooks under each system, and prints one JSON object a line for `hop-bench record`.
+
+For each notebook and system: a process that runs all cells under the system's tracking and checkpoints at the end, and
+one that restores in a fresh shell with imports warm. What is restored is compared, variable by variable, with what was
+there. Systems take turns within a notebook, so that a busy machine hits all of them. `--table` prints what was found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import io
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent.parent / "tests" / "notebooks"), str(HERE), str(HERE.parent.parent / "kernel" / "python")]
+import runner  # noqa: E402
+from peers import PEERS, Peer  # noqa: E402
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def digest(value: Any, depth: int = 0) -> str:
+    """A value's content, as far as it has one that is the same in another process."""
+    kind = type(value).__qualname__
+    if isinstance(value, (int, float, complex, str, bytes, bool, type(None))):
+        return f"{kind} {value!r}"
+    module = type(value).__module__.partition(".")[0]
+    if module == "numpy" and hasattr(value, "tobytes"):
+        if getattr(value, "dtype", None) is not None and value.dtype.hasobject:
+            return f"{kind} {value.shape} {[digest(v, depth + 1) for v in value.ravel()[:1000]]}"
+        return f"{kind} {getattr(value, 'shape', '')} {hashlib.sha1(value.tobytes()).hexdigest()}"
+    if module == "torch" and kind in ("Tensor", "Parameter"):
+        return f"{kind} {hashlib.sha1(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()} {value.requires_grad}"
+    if module == "pandas" and hasattr(value, "to_string"):
+        return f"{kind} {hashlib.sha1(value.to_csv().encode() if hasattr(value, 'to_csv') else repr(value).encode()).hexdigest()}"
+    if depth > 6:
+        return kind
+    if isinstance(value, (list, tuple)):
+        return f"{kind} [{', '.join(digest(v, depth + 1) for v in value[:2000])}]"
+    if isinstance(value, dict):
+        return f"{kind} {{{', '.join(f'{k!r}: {digest(v, depth + 1)}' for k, v in list(value.items())[:2000])}}}"
+    if isinstance(value, (set, frozenset)):
+        return f"{kind} {len(value)} {hashlib.sha1(repr(sorted(map(repr, value))).encode()).hexdigest()}"
+    if callable(value) and hasattr(value, "__code__"):
+        return f"function {value.__code__.co_code.hex()[:2000]}"
+    if isinstance(value, type):
+        return f"class {kind} {value.__qualname__} {sorted(k for k in vars(value) if not k.startswith('__'))}"
+    if type(value).__module__ == "__main__" and hasattr(value, "__dict__"):
+        return f"{kind} {digest(vars(value), depth + 1)}"
+    return f"{kind} of {module}"
+
+
+def aliases(variables: dict[str, Any]) -> list[list[str]]:
+    """Which variables share an object or memory, by the addresses that they hold themselves or one level below."""
+    by: dict[Any, set[str]] = {}
+    np = sys.modules.get("numpy")
+    for name, value in variables.items():
+        held = [value]
+        if isinstance(value, (list, tuple)):
+            held += list(value)[:200]
+        if isinstance(value, dict):
+            held += list(value.values())[:200]
+        held += list(getattr(value, "__dict__", {}).values())[:200] if type(value).__module__ == "__main__" else []
+        for one in held:
+            if np is not None and isinstance(one, np.ndarray):
+                root = one
+                while isinstance(root.base, np.ndarray):
+                    root = root.base
+                by.setdefault(("memory", root.__array_interface__["data"][0]), set()).add(name)
+            elif isinstance(one, (list, dict, set, bytearray)) or type(one).__module__ == "__main__":
+                by.setdefault(("object", id(one)), set()).add(name)
+    return sorted({tuple(sorted(names)) for names in by.values() if len(names) > 1})
+
+
+def variables(ip: Any) -> dict[str, Any]:
+    hidden = ip.user_ns_hidden
+    own = ("In", "Out", "exit", "quit", "get_ipython", "open")
+    return {k: v for k, v in ip.user_ns.items()
+            if not k.startswith("_") and k not in own and not (k in hidden and hidden[k] is v)
+            and type(v).__name__ not in ("module", "KishuForJupyter")}
+
+
+def look(ip: Any) -> dict[str, Any]:
+    found = variables(ip)
+    said = {}
+    for name, value in found.items():
+        try:
+            said[name] = hashlib.sha1(digest(value).encode()).hexdigest()[:16]
+        except Exception as e:
+            said[name] = f"unreadable {type(e).__name__}"
+    return {"values": said, "aliases": aliases(found)}
+
+
+def save(peer: Peer, name: str, base: Path) -> Any:
+    os.chdir(base)
+    ip = runner.shell()
+    before = resident()
+    peer.attach(ip)
+    failed = 0
+    ran = 0.0
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        for source in runner.cells_of(name):
+            started = time.perf_counter()
+            result = peer.run(source)
+            ran += time.perf_counter() - started
+            plt = sys.modules.get("matplotlib.pyplot")
+            if plt is not None:
+                plt.close("all")
+            failed += bool(result is not None and not result.success)
+        grown = resident() - before
+        gc.collect()
+        started = time.perf_counter()
+        trouble = ""
+        try:
+            peer.checkpoint()
+        except BaseException as e:
+            trouble = f"{type(e).__name__}: {str(e)[:150]}"
+        spent = time.perf_counter() - started
+        with contextlib.suppress(Exception):
+            peer.finish()
+    seen = look(ip)
+    return {"ran": ran, "tracking": peer.tracking, "checkpoint": spent, "trouble": trouble, "bytes": peer.size(),
+            "resident": grown, "failed": failed, "seen": seen}
+
+
+def load(peer: Peer, base: Path) -> Any:
+    os.chdir(base)
+    ip = runner.shell()
+    trouble = ""
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            if peer.name in ("elastic", "kishu"):
+                peer.attach(ip)
+            peer.ip = ip
+            started = time.perf_counter()
+            peer.restore()
+        except BaseException as e:
+            trouble = f"{type(e).__name__}: {str(e)[:150]}"
+        spent = time.perf_counter() - started
+    return {"restore": spent, "trouble": trouble, "seen": look(ip)}
+
+
+def verdict(saved: Any, loaded: Any) -> tuple[int, int, int]:
+    """Variables whose value is wrong, that are missing, and groups whose sharing is lost."""
+    want, got = saved["seen"]["values"], loaded["seen"]["values"]
+    wrong = sum(1 for k, v in want.items() if k in got and got[k] != v)
+    gone = sum(1 for k in want if k not in got)
+    cut = sum(1 for group in saved["seen"]["aliases"] if group not in loaded["seen"]["aliases"])
+    return wrong, gone, cut
+
+
+def one(kind: type[Peer], name: str) -> dict[str, Any]:
+    base = runner.workdir()
+    kept = Path(tempfile.mkdtemp(prefix="hop-bench-", dir=os.environ.get("HOP_BENCH_DIR")))
+    os.environ["XDG_CONFIG_HOME"] = str(kept / "config")
+    try:
+        saved = runner.in_child(lambda: save(kind(kept), name, base), 240)
+        if "crash" in saved:
+            return {"crash": saved["crash"].strip().splitlines()[-1][:200]}
+        loaded = runner.in_child(lambda: load(kind(kept), base), 240)
+        if "crash" in loaded:
+            return {**saved, "crash": loaded["crash"].strip().splitlines()[-1][:200], "seen": None}
+        wrong, gone, cut = verdict(saved, loaded)
+        return {**{k: v for k, v in saved.items() if k != "seen"}, "restore": loaded["restore"],
+                "trouble": saved["trouble"] or loaded["trouble"], "wrong": wrong, "gone": gone, "cut": cut}
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+        shutil.rmtree(kept, ignore_errors=True)
+
+
+def right(row: dict[str, Any]) -> bool:
+    return not row.get("crash") and not row["trouble"] and not row["wrong"] and not row["gone"] and not row["cut"]
+
+
+def restored(row: dict[str, Any]) -> bool:
+    """Whether the values came back, whatever became of the sharing."""
+    return not row.get("crash") and not row["trouble"] and not row["wrong"] and not row["gone"]
+
+
+def mean(values: list[float]) -> float:
+    return math.exp(sum(math.log(max(v, 1e-9)) for v in values) / len(values)) if values else float("nan")
+
+
+def emit(case: str, ours: float, unit: str, n: int, peer: str | None = None, value: float | None = None) -> None:
+    print(json.dumps({"bench": "state", "case": case, "ours": ours, "peer": peer, "peer_value": value, "unit": unit, "n": n}),
+          flush=True)
+
+
+def report(table: dict[str, dict[str, dict[str, Any]]]) -> None:
+    books = list(table)
+    mine = "ours"
+    emit("notebooks_right_fraction", sum(right(table[b][mine]) for b in books) / len(books), "fraction", len(books))
+    for peer in ("elastic", "kishu", "dill", "cloudpickle"):
+        base = "ours_per_cell" if peer == "kishu" else mine
+        emit(f"notebooks_right_fraction_{peer}", sum(right(table[b][base]) for b in books) / len(books), "fraction",
+             len(books), peer, sum(right(table[b][peer]) for b in books) / len(books))
+        both = [b for b in books if restored(table[b][base]) and restored(table[b][peer])]
+        for key, unit in (("checkpoint", "s"), ("restore", "s"), ("bytes", "bytes")):
+            if not both:
+                continue
+            get = (lambda r: r["tracking"] + r["checkpoint"]) if key == "checkpoint" and peer == "kishu" else (lambda r, k=key: r[k])
+            case = "bytes" if key == "bytes" else f"{key}_s"
+            emit(f"{case}_{peer}", mean([get(table[b][base]) for b in both]), unit, len(both), peer,
+                 mean([get(table[b][peer]) for b in both]))
+        ran = [b for b in books if "ran" in table[b][peer] and "ran" in table[b][base]]
+        over = [100 * sum(table[b][w]["tracking"] for b in ran) / sum(table[b][w]["ran"] - table[b][w]["tracking"] for b in ran)
+                for w in (base, peer)] if ran else [0, 0]
+        if peer in ("elastic", "kishu"):
+            emit(f"overhead_percent_{peer}", over[0], "%", len(ran), peer, over[1])
+    total = sum(table[b][mine]["ran"] - table[b][mine]["tracking"] for b in books)
+    emit("overhead_percent", 100 * sum(table[b][mine]["tracking"] for b in books) / total, "%", len(books))
+    emit("overhead_percent_worst", max(100 * table[b][mine]["tracking"] / (table[b][mine]["ran"] - table[b][mine]["tracking"])
+                                       for b in books), "%", len(books))
+    moved = [1 - (table[b][mine]["checkpoint"] + table[b][mine]["restore"]) / table[b][mine]["ran"] for b in books]
+    back = [1 - table[b][mine]["restore"] / table[b][mine]["ran"] for b in books]
+    emit("migration_reduction_percent", 100 * sum(moved) / len(moved), "%", len(books))
+    emit("restore_reduction_percent", 100 * sum(back) / len(back), "%", len(books))
+
+
+def main() -> None:
+    warnings.simplefilter("ignore")
+    runner.preload()
+    names = [a for a in sys.argv[1:] if not a.startswith("-")] or runner.notebooks()
+    kinds = [PEERS[k] for k in os.environ.get("HOP_BENCH_PEERS", "ours,ours_per_cell,cloudpickle,dill,elastic,kishu").split(",")]
+    table: dict[str, dict[str, dict[str, Any]]] = {}
+    for name in names:
+        table[name] = {}
+        for kind in kinds:
+            row = table[name][kind.name] = one(kind, name)
+            said = row.get("crash") or row["trouble"]
+            numbers = "" if "ran" not in row else (
+                f"ran {row['ran']:.2f} tracking {row['tracking']:.2f} checkpoint {row['checkpoint']:.3f} "
+                f"restore {row.get('restore', -1):.3f} {row['bytes'] / 1e6:.2f} MB failed {row['failed']} "
+                f"wrong {row.get('wrong', -1)} gone {row.get('gone', -1)} unshared {row.get('cut', -1)}")
+            print(f"{name:18} {kind.name:14} {numbers} {said}", file=sys.stderr, flush=True)
+    if len(kinds) == len(PEERS):
+        report(table)
+        if os.environ.get("HOP_BENCH_TABLE"):
+            Path(os.environ["HOP_BENCH_TABLE"]).write_text(json.dumps(table, indent=1))
+
+
+if __name__ == "__main__":
+    main()

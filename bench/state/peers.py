@@ -1,0 +1,234 @@
+"""The systems that are compared, behind one interface: track a shell, checkpoint it, restore it.
+
+Each is used as its documentation says. What had to be mended to make one run here is named at its class.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import sys
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+
+def _size(path: Path) -> int:
+    return sum(p.stat().st_size for p in ([path] if path.is_file() else path.rglob("*")) if p.is_file())
+
+
+class Peer:
+    """No tracking, no checkpoint: what running alone costs."""
+
+    name = "none"
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.tracking = 0.0
+
+    def attach(self, ip: Any) -> None:
+        self.ip = ip
+
+    def run(self, source: str) -> Any:
+        return self.ip.run_cell(source, store_history=True)
+
+    def checkpoint(self) -> None:
+        pass
+
+    def finish(self) -> None:
+        pass
+
+    def restore(self) -> None:
+        pass
+
+    def size(self) -> int:
+        return _size(self.directory)
+
+
+class Ours(Peer):
+    name = "ours"
+
+    def attach(self, ip: Any) -> None:
+        super().attach(ip)
+        from gresshopper.state.agent import Agent
+
+        self.agent = Agent(ip, self.directory / "store")
+        self.agent.watch()
+
+    def run(self, source: str) -> Any:
+        result = super().run(source)
+        self.tracking = self.agent.spent
+        return result
+
+    def checkpoint(self) -> None:
+        self.agent.save(self.directory / "state", durable=False)
+
+    def finish(self) -> None:
+        self.agent.packed()
+
+    def restore(self) -> None:
+        from gresshopper.state.agent import Agent
+
+        self.agent = Agent(self.ip, self.directory / "store")
+        with contextlib.redirect_stderr(io.StringIO()):
+            self.agent.restore(self.directory / "state", lazy=False)
+
+
+class OursPerCell(Ours):
+    """A checkpoint after every cell, as Kishu does."""
+
+    name = "ours_per_cell"
+
+    def attach(self, ip: Any) -> None:
+        Peer.attach(self, ip)
+        from gresshopper.state.agent import Agent
+
+        self.agent = Agent(ip, self.directory / "store")
+        self.agent.watch(self.directory / "state")
+
+    def checkpoint(self) -> None:
+        self.agent.audit()
+
+
+class _Whole(Peer):
+    """All variables in one dictionary."""
+
+    def _variables(self) -> dict[str, Any]:
+        hidden = self.ip.user_ns_hidden
+        return {
+            k: v
+            for k, v in self.ip.user_ns.items()
+            if not k.startswith("_") and k not in ("In", "Out", "exit", "quit", "get_ipython", "open")
+            and not (k in hidden and hidden[k] is v) and not isinstance(v, types.ModuleType)
+        }
+
+
+class CloudPickle(_Whole):
+    name = "cloudpickle"
+
+    def checkpoint(self) -> None:
+        import cloudpickle
+
+        with open(self.directory / "all.pkl", "wb") as out:
+            cloudpickle.dump(self._variables(), out)
+
+    def restore(self) -> None:
+        with open(self.directory / "all.pkl", "rb") as stream:
+            self.ip.user_ns.update(pickle.load(stream))
+
+
+class Dill(_Whole):
+    """`dill.dump_module`; IPython's own objects, which it can't write, are taken out of the module for the time."""
+
+    name = "dill"
+
+    def checkpoint(self) -> None:
+        import dill
+
+        main = sys.modules["__main__"]
+        kept = dict(vars(main))
+        mine = self._variables()
+        for key in list(vars(main)):
+            if key not in mine and not key.startswith("__"):
+                del vars(main)[key]
+        try:
+            dill.dump_module(str(self.directory / "all.dill"), module=main)
+        finally:
+            vars(main).update(kept)
+
+    def restore(self) -> None:
+        import dill
+
+        dill.load_module(str(self.directory / "all.dill"), module=sys.modules["__main__"])
+
+
+class ElasticNotebook(Peer):
+    """From its repository. Mended: `lightgbm`, which it imports to look at its types, is an empty module where it
+    isn't installed. Cells that begin with a magic can't be recorded and are run plainly."""
+
+    name = "elastic"
+
+    def attach(self, ip: Any) -> None:
+        super().attach(ip)
+        sys.path.insert(0, os.environ["HOP_BENCH_ELASTIC"])
+        for missing in ("lightgbm", "polars"):
+            try:
+                __import__(missing)
+            except ImportError:
+                stand = types.ModuleType(missing)
+                stand.__getattr__ = lambda name: type(name, (), {})  # type: ignore[attr-defined]
+                sys.modules[missing] = stand
+        from ElasticNotebook import ElasticNotebook as Magics
+
+        self.magics = Magics(ip)
+        ip.register_magics(self.magics)
+        self.magics.SetMigrationSpeed("1000000000")
+
+    def run(self, source: str) -> Any:
+        if source.lstrip().startswith(("%", "!")):
+            return super().run(source)
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.magics.RecordEvent("", source)
+        self.tracking = self.magics.total_recordevent_time
+        return None
+
+    def checkpoint(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.magics.Checkpoint(str(self.directory / "all.elastic"))
+
+    def restore(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.magics.LoadCheckpoint(str(self.directory / "all.elastic"))
+
+
+class Kishu(Peer):
+    """From the package index, in its own test mode (no notebook file to save): a commit after every cell."""
+
+    name = "kishu"
+
+    def attach(self, ip: Any) -> None:
+        super().attach(ip)
+        os.environ["ENV_KISHU_TEST_MODE"] = "1"
+        os.environ["HOME"] = str(self.directory)
+        import kishu.jupyterint as jupyterint
+        from kishu.notebook_id import NotebookId
+        from kishu.storage.path import KishuPath
+
+        KishuPath.ROOT = str(self.directory)
+        jupyterint.enclosing_platform = lambda: "jupyternb"
+        jupyterint.KishuForJupyter._read_and_fill_notebook_state = lambda self, entry: None
+        book = self.directory / "book.ipynb"
+        if not book.exists():
+            book.write_text('{"cells":[],"metadata":{},"nbformat":4,"nbformat_minor":4}')
+        self.kishu = jupyterint.KishuForJupyter(NotebookId("bench", book, "kernel"), ip=ip)
+
+    def run(self, source: str) -> Any:
+        if not getattr(self, "hooked", False):
+            self.hooked = True
+            self.ip.events.register("pre_run_cell", self._timed(self.kishu.pre_run_cell))
+            self.ip.events.register("post_run_cell", self._timed(self.kishu.post_run_cell))
+        return super().run(source)
+
+    def _timed(self, hook: Any) -> Any:
+        def timed(argument: Any) -> None:
+            started = time.perf_counter()
+            try:
+                hook(argument)
+            finally:
+                self.tracking += time.perf_counter() - started
+
+        return timed
+
+    def finish(self) -> None:
+        head = self.kishu._kishu_branch.get_head() if hasattr(self.kishu._kishu_branch, "get_head") else None
+        (self.directory / "head").write_text(getattr(head, "commit_id", "") or "")
+
+    def restore(self) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self.kishu.checkout((self.directory / "head").read_text(), skip_notebook=True)
+
+
+PEERS = {p.name: p for p in (Ours, OursPerCell, CloudPickle, Dill, ElasticNotebook, Kishu)}
