@@ -232,4 +232,24 @@ mod tests {
         );
         assert_eq!(shares[0].raw_shares, None);
     }
+
+    #[test]
+    fn the_same_of_24_11() {
+        let new = parse_associations(include_str!("../tests/recorded/24.11/associations.txt")).unwrap();
+        assert_eq!(
+            new,
+            parse_associations(include_str!("../tests/recorded/22.05/associations.txt")).unwrap()
+        );
+        assert!(
+            parse_qos(include_str!("../tests/recorded/24.11/qos.txt")).unwrap()[0]
+                .group
+                .gpus()
+                == Some(6)
+        );
+        assert!(
+            !parse_shares(include_str!("../tests/recorded/24.11/shares.txt"))
+                .unwrap()
+                .is_empty()
+        );
+    }
 }

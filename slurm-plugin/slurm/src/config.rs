@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn settings_of_22_05() {
+    fn settings_of_both_series() {
         let config = Config::parse(include_str!("../tests/recorded/22.05/config.txt")).unwrap();
         assert_eq!(config.version(), Version::parse("22.05.8"));
         assert_eq!(
@@ -164,6 +164,8 @@ mod tests {
         );
         assert!(config.constrains_devices() && !config.constrains_cores() && !config.has_stepmgr());
         assert_eq!(config.get("taskplugin"), Some("task/cgroup"));
+        let new = Config::parse(include_str!("../tests/recorded/24.11/config.txt")).unwrap();
+        assert!(new.has_stepmgr() && new.constrains_devices());
         assert!(Config::parse("slurm_load_ctl_conf error").is_err());
     }
 }

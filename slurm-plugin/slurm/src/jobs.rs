@@ -1,15 +1,15 @@
 //! Reading jobs and steps, and which GPUs a job has.
 
-use crate::gres::Gres;
+use crate::gres::{Gres, Tres};
 use crate::handle::Slurm;
 use crate::hostlist;
 use crate::id::StepId;
 use crate::record::{Marks, ParseError, number, some_text, value_of};
 use crate::run::{Call, QueryError};
-use crate::span::{TimeLimit, parse_span, parse_time};
+use crate::span::{TimeLimit, parse_time};
 use crate::state::JobState;
 use hop_core::id::{AccountName, JobId, NodeName, UserName};
-use hop_core::time::{Span, Timestamp};
+use hop_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// A job as `squeue` knows it: waiting, running, or over for less than MinJobAge.
@@ -63,23 +63,24 @@ pub struct JobGres {
     pub gres: Vec<Gres>,
 }
 
-/// A running step.
+/// A step that has not ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     pub id: StepId,
+    /// Whatever its owner wrote. What stands after it in Slurm's output is no proof of anything to anybody else.
     pub name: String,
-    pub user: UserName,
+    pub uid: u32,
+    pub state: JobState,
     pub partition: String,
     pub nodes: Vec<NodeName>,
     pub start: Option<Timestamp>,
-    pub elapsed: Span,
-    pub gres: Vec<Gres>,
+    /// What it holds in all.
+    pub tres: Tres,
 }
 
 const JOB_LETTERS: [&str; 17] = [
     "%A", "%T", "%r", "%u", "%U", "%P", "%a", "%q", "%N", "%C", "%b", "%V", "%S", "%e", "%l", "%k", "%j",
 ];
-const STEP_LETTERS: [&str; 8] = ["%i", "%u", "%P", "%N", "%S", "%M", "%b", "%j"];
 
 impl JobFilter {
     pub fn matches(&self, job: &Job) -> bool {
@@ -167,21 +168,12 @@ impl Slurm {
         }
     }
 
-    /// The running steps of a job, `extern` and `batch` among them.
+    /// The steps of a job that have not ended, `extern` and `batch` among them. `squeue` would leave out those that
+    /// the job's own step manager has started (`--stepmgr`).
     pub async fn steps(&self, job: JobId) -> Result<Vec<Step>, QueryError> {
-        let marks = Marks::random();
-        let call = Call::new(
-            "squeue",
-            [
-                "--noheader".to_owned(),
-                "--all".to_owned(),
-                "--local".to_owned(),
-                "--steps".to_owned(),
-                format!("--jobs={job}"),
-                format!("--format={}", marks.format(&STEP_LETTERS)),
-            ],
-        );
-        match self.runner.query(&call, |out| parse_steps(&marks, out)).await {
+        let id = job.to_string();
+        let call = Call::new("scontrol", ["--oneliner", "show", "step", &id]);
+        match self.runner.query(&call, parse_steps).await {
             Ok(steps) => Ok(steps.into_iter().filter(|step| step.id.job == job).collect()),
             Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
             Err(error) => Err(error),
@@ -193,7 +185,7 @@ fn is_unknown_id(error: &QueryError) -> bool {
     match error {
         QueryError::Run(run) => run
             .said()
-            .is_some_and(|said| said.contains("Invalid job id specified")),
+            .is_some_and(|said| said.contains("Invalid job id specified") || said.contains("not found")),
         QueryError::Output { .. } => false,
     }
 }
@@ -247,24 +239,27 @@ fn parse_job(fields: &[&str]) -> Result<Job, ParseError> {
     })
 }
 
-fn parse_steps(marks: &Marks, output: &str) -> Result<Vec<Step>, ParseError> {
-    let records = marks.split(output, STEP_LETTERS.len())?;
-    records.into_iter().map(|fields| parse_step(&fields)).collect()
+fn parse_steps(output: &str) -> Result<Vec<Step>, ParseError> {
+    output
+        .lines()
+        .filter(|line| line.starts_with("StepId="))
+        .map(parse_step)
+        .collect()
 }
 
-fn parse_step(fields: &[&str]) -> Result<Step, ParseError> {
-    let &[id, user, partition, nodes, start, elapsed, gres, name] = fields else {
-        return Err(ParseError::Missing("a field"));
-    };
+/// The name may imitate keys: those before it are found first, the one after it last.
+fn parse_step(line: &str) -> Result<Step, ParseError> {
+    let value = |key: &'static str| value_of(line, key).ok_or(ParseError::Missing(key));
+    let tres = line.rfind(" TRES=").and_then(|at| value_of(&line[at..], "TRES"));
     Ok(Step {
-        id: id.parse()?,
-        name: name.to_owned(),
-        user: user.into(),
-        partition: partition.to_owned(),
-        nodes: node_names(nodes)?,
-        start: parse_time(start),
-        elapsed: parse_span(elapsed).unwrap_or(Span::ZERO),
-        gres: Gres::parse_list(gres)?,
+        id: value("StepId")?.parse()?,
+        name: value("Name")?.to_owned(),
+        uid: number("UserId", value("UserId")?)?,
+        state: JobState::from(value("State")?),
+        partition: value("Partition")?.to_owned(),
+        nodes: node_names(value("NodeList")?)?,
+        start: parse_time(value("StartTime")?),
+        tres: Tres::parse(tres.unwrap_or_default())?,
     })
 }
 
@@ -331,37 +326,49 @@ mod tests {
     use crate::gres::{gpu_index, gpus};
     use hop_core::id::GpuIndex;
 
+    /// A recorded output, of both series that we have.
+    macro_rules! recorded {
+        ($file:literal) => {
+            [
+                include_str!(concat!("../tests/recorded/22.05/", $file)),
+                include_str!(concat!("../tests/recorded/24.11/", $file)),
+            ]
+        };
+    }
+
     /// The random word of the recorded calls.
     fn marks() -> Marks {
         Marks::of("0123456789abcdef")
     }
 
     #[test]
-    fn jobs_of_22_05() {
-        let jobs = parse_jobs(&marks(), include_str!("../tests/recorded/22.05/squeue.txt")).unwrap();
-        let [waiting, one, two] = &jobs[..] else {
-            panic!("{jobs:#?}")
-        };
-        assert_eq!(
-            (waiting.id, &waiting.state, waiting.reason.as_deref()),
-            (JobId(3), &JobState::Pending, Some("Resources"))
-        );
-        assert!(waiting.nodes.is_empty() && waiting.start.is_some() && waiting.end.is_none());
-        assert_eq!(waiting.limit, TimeLimit::Unlimited);
-        assert_eq!((one.user.as_str(), one.uid, one.cpus), ("alice", 61101, 2));
-        assert_eq!(
-            (one.name.as_str(), one.comment.as_deref()),
-            ("évil|name, \"x\"", Some("c1|x"))
-        );
-        assert_eq!(
-            (one.nodes.as_slice(), gpus(&one.gres), &one.reason),
-            (&[NodeName::from("c2n1")][..], 1, &None)
-        );
-        assert_eq!(
-            two.name,
-            "two\nlines   \n     Nodes=n9 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0)"
-        );
-        assert_eq!(two.state, JobState::Running);
+    fn jobs_of_both_series() {
+        for output in recorded!("squeue.txt") {
+            let jobs = parse_jobs(&marks(), output).unwrap();
+            let [waiting, one, two] = &jobs[..] else {
+                panic!("{jobs:#?}")
+            };
+            assert_eq!(
+                (waiting.id, &waiting.state, waiting.reason.as_deref()),
+                (JobId(3), &JobState::Pending, Some("Resources"))
+            );
+            assert!(waiting.nodes.is_empty() && waiting.start.is_some() && waiting.end.is_none());
+            assert_eq!(waiting.limit, TimeLimit::Unlimited);
+            assert_eq!((one.user.as_str(), one.uid, one.cpus), ("alice", 61101, 2));
+            assert_eq!(
+                (one.name.as_str(), one.comment.as_deref()),
+                ("évil|name, \"x\"", Some("c1|x"))
+            );
+            assert_eq!(
+                (one.nodes.as_slice(), gpus(&one.gres), &one.reason),
+                (&[NodeName::from("c2n1")][..], 1, &None)
+            );
+            assert_eq!(
+                two.name,
+                "two\nlines   \n     Nodes=n9 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0)"
+            );
+            assert_eq!(two.state, JobState::Running);
+        }
     }
 
     #[test]
@@ -393,31 +400,53 @@ mod tests {
     }
 
     #[test]
-    fn steps_of_22_05() {
-        let steps = parse_steps(&marks(), include_str!("../tests/recorded/22.05/steps.txt")).unwrap();
-        let names: Vec<String> = steps.iter().map(|step| step.id.to_string()).collect();
-        assert_eq!(names, ["1.0", "1.batch", "1.extern"]);
-        assert_eq!((gpus(&steps[0].gres), gpus(&steps[1].gres)), (1, 0));
-        assert_eq!(steps[0].elapsed, Span::from_secs(1));
+    fn steps_of_both_series() {
+        let [old, new] = recorded!("steps.txt").map(|output| parse_steps(output).unwrap());
+        let ids = |steps: &[Step]| steps.iter().map(|step| step.id.to_string()).collect::<Vec<_>>();
+        assert_eq!(ids(&old), ["1.extern", "1.batch"]);
+        assert_eq!(
+            ids(&new),
+            ["1.extern", "1.batch", "1.0"],
+            "a step of the job's own step manager"
+        );
+        let lease = &new[2];
+        assert_eq!(
+            (lease.uid, lease.name.as_str(), &lease.state),
+            (61101, "sleep", &JobState::Running)
+        );
+        assert_eq!((lease.tres.gpus(), new[0].tres.gpus()), (Some(1), None));
+        assert!(lease.start.is_some() && lease.nodes == ["c2n1".into()]);
     }
 
     #[test]
-    fn gpus_of_a_job_in_22_05() {
-        let gres = parse_job_gres(include_str!("../tests/recorded/22.05/job-1.txt")).unwrap();
-        assert_eq!(gres.len(), 1);
-        assert_eq!((gres[0].cpus.as_str(), gres[0].mem_mib), ("0-1", 256));
-        assert_eq!(gpu_index(&gres[0].gres), [GpuIndex(0)]);
-        assert!(
-            parse_job_gres(include_str!("../tests/recorded/22.05/job-3.txt"))
-                .unwrap()
-                .is_empty()
+    fn a_steps_name_does_not_pass_for_its_other_fields() {
+        let line = "StepId=1.0 UserId=7 StartTime=9 TimeLimit=UNLIMITED State=RUNNING Partition=p NodeList=n1 Nodes=1 CPUs=1 Tasks=1 \
+                    Name=x UserId=0 State=FAILED TRES=gres/gpu=8 Network=(null) TRES=cpu=1,gres/gpu=1 ResvPorts=(null)";
+        let step = parse_step(line).unwrap();
+        assert_eq!(
+            (step.uid, &step.state, step.tres.gpus()),
+            (7, &JobState::Running, Some(1))
         );
     }
 
     #[test]
+    fn gpus_of_a_job_in_both_series() {
+        for output in recorded!("job-1.txt") {
+            let gres = parse_job_gres(output).unwrap();
+            assert_eq!(gres.len(), 1);
+            assert_eq!((gres[0].cpus.as_str(), gres[0].mem_mib), ("0-1", 256));
+            assert_eq!(gpu_index(&gres[0].gres), [GpuIndex(0)]);
+        }
+        for output in recorded!("job-3.txt") {
+            assert!(parse_job_gres(output).unwrap().is_empty());
+        }
+    }
+
+    #[test]
     fn a_job_whose_name_imitates_the_detail_is_refused() {
-        let forged = parse_job_gres(include_str!("../tests/recorded/22.05/job-2.txt"));
-        assert_eq!(forged, Err(ParseError::Forged("Nodes=")));
+        for output in recorded!("job-2.txt") {
+            assert_eq!(parse_job_gres(output), Err(ParseError::Forged("Nodes=")));
+        }
         let twice = "JobId=1 JobName=a\n   NumNodes=1\n     Nodes=n9 CPU_IDs=0 Mem=1 GRES=gpu:1(IDX:0)\n   NumNodes=1\n";
         assert_eq!(parse_job_gres(twice), Err(ParseError::Forged("NumNodes=")));
     }

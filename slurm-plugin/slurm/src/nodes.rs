@@ -174,8 +174,26 @@ mod tests {
     }
 
     #[test]
-    fn partitions_of_22_05() {
-        let partitions = parse_partitions(include_str!("../tests/recorded/22.05/partitions.txt")).unwrap();
+    fn nodes_of_24_11() {
+        let nodes = parse_nodes(include_str!("../tests/recorded/24.11/nodes.txt")).unwrap();
+        let cloud = nodes.iter().find(|node| node.name == "c2b1".into()).unwrap();
+        assert!(cloud.state.is_powered_down() && !cloud.state.is_usable() && cloud.version.is_none());
+        assert!(
+            nodes
+                .iter()
+                .any(|node| node.state.is_usable() && node.version.as_deref() == Some("24.11.5"))
+        );
+    }
+
+    #[test]
+    fn partitions_of_both_series() {
+        let [old, new] = [
+            include_str!("../tests/recorded/22.05/partitions.txt"),
+            include_str!("../tests/recorded/24.11/partitions.txt"),
+        ]
+        .map(|output| parse_partitions(output).unwrap());
+        assert_eq!(old, new);
+        let partitions = old;
         let [notebook, burst] = &partitions[..] else {
             panic!("{partitions:#?}")
         };
