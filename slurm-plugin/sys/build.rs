@@ -134,8 +134,21 @@ fn api_number(lib: &Path, version: u32) -> Result<u32, String> {
     }
 }
 
-/// Constants that the headers write as expressions, which bindgen does not evaluate in macros.
-const CONSTANTS: [&str; 20] = [
+/// Constants that the headers of some series write as expressions, which bindgen does not evaluate in macros.
+const CONSTANTS: [&str; 33] = [
+    "SHOW_ALL",
+    "SHOW_DETAIL",
+    "SHOW_MIXED",
+    "PARTITION_UP",
+    "PARTITION_DOWN",
+    "PARTITION_DRAIN",
+    "PART_FLAG_DEFAULT",
+    "PREEMPT_MODE_SUSPEND",
+    "PREEMPT_MODE_REQUEUE",
+    "PREEMPT_MODE_CANCEL",
+    "PREEMPT_MODE_GANG",
+    "JOB_STATE_BASE",
+    "NODE_STATE_BASE",
     "SLURM_NO_CHANGE_IN_DATA",
     "JOB_COMPLETING",
     "JOB_CONFIGURING",
@@ -176,7 +189,7 @@ fn bindings(include: &Path, out: &Path) -> Result<(), String> {
             "slurm_(init|fini|api_version|strerror|allocate_resources|init_job_desc_msg|free_resource_allocation_response_msg\
              |load_jobs|load_job|free_job_info_msg|load_node|free_node_info_msg|load_partitions|free_partition_info_msg|get_select_nodeinfo|kill_job|kill_job_step)",
         )
-        .allowlist_var("SLURM_VERSION_NUMBER|SLURM_NO_CHANGE_IN_DATA|SHOW_(ALL|DETAIL|MIXED)|JOB_.*|NODE_STATE_.*|PARTITION_.*|PART_FLAG_DEFAULT|PREEMPT_MODE_.*|HOP_.*")
+        .allowlist_var("SLURM_VERSION_NUMBER|HOP_.*")
         .allowlist_type("job_states|node_states|select_nodedata_type")
         .derive_debug(false)
         .layout_tests(true)

@@ -57,7 +57,7 @@ impl Library {
     fn jobs(&self, since: i64) -> Result<Answer, Wrong> {
         let mut message = ptr::null_mut();
         // SAFETY: `message` is set to a message of libslurm's on success, which is freed below.
-        check(unsafe { sys::slurm_load_jobs(since, &mut message, sys::SHOW_ALL as u16) })?;
+        check(unsafe { sys::slurm_load_jobs(since, &mut message, sys::HOP_SHOW_ALL as u16) })?;
         // SAFETY: on success it points to a whole message, whose array has `record_count` records.
         let (time, jobs) = unsafe {
             let (count, first) = ((*message).record_count as usize, (*message).job_array);
@@ -73,7 +73,7 @@ impl Library {
 
     fn job_gres(&self, job: JobId) -> Result<Answer, Wrong> {
         let mut message = ptr::null_mut();
-        let flags = (sys::SHOW_ALL | sys::SHOW_DETAIL) as u16;
+        let flags = (sys::HOP_SHOW_ALL | sys::HOP_SHOW_DETAIL) as u16;
         // SAFETY: as in `jobs`.
         check(unsafe { sys::slurm_load_job(&mut message, job.0, flags) })?;
         // SAFETY: as in `jobs`.
@@ -88,7 +88,7 @@ impl Library {
 
     fn nodes(&self, since: i64) -> Result<Answer, Wrong> {
         let mut message = ptr::null_mut();
-        let flags = (sys::SHOW_ALL | sys::SHOW_DETAIL | sys::SHOW_MIXED) as u16;
+        let flags = (sys::HOP_SHOW_ALL | sys::HOP_SHOW_DETAIL | sys::HOP_SHOW_MIXED) as u16;
         // SAFETY: as in `jobs`.
         check(unsafe { sys::slurm_load_node(since, &mut message, flags) })?;
         let partitions = match self.partitions(0)? {
@@ -113,7 +113,7 @@ impl Library {
     fn partitions(&self, since: i64) -> Result<Answer, Wrong> {
         let mut message = ptr::null_mut();
         // SAFETY: as in `jobs`.
-        check(unsafe { sys::slurm_load_partitions(since, &mut message, sys::SHOW_ALL as u16) })?;
+        check(unsafe { sys::slurm_load_partitions(since, &mut message, sys::HOP_SHOW_ALL as u16) })?;
         // SAFETY: as in `jobs`.
         let (time, partitions) = unsafe {
             let records = slice((*message).partition_array, (*message).record_count as usize);
@@ -371,16 +371,16 @@ unsafe fn read_partition(partition: &sys::partition_info_t) -> Partition {
     // SAFETY: the strings of a whole record are null or C strings.
     let t = |pointer| unsafe { text(pointer) };
     let state = match u32::from(partition.state_up) {
-        sys::PARTITION_UP => "UP",
-        sys::PARTITION_DOWN => "DOWN",
-        sys::PARTITION_DRAIN => "DRAIN",
+        sys::HOP_PARTITION_UP => "UP",
+        sys::HOP_PARTITION_DOWN => "DOWN",
+        sys::HOP_PARTITION_DRAIN => "DRAIN",
         _ => "INACTIVE",
     };
     Partition {
         name: t(partition.name).unwrap_or_default(),
         state: state.to_owned(),
         nodes: names(t(partition.nodes)),
-        is_default: u32::from(partition.flags) & sys::PART_FLAG_DEFAULT != 0,
+        is_default: u32::from(partition.flags) & sys::HOP_PART_FLAG_DEFAULT != 0,
         max_time: limit(partition.max_time),
         default_time: limit(partition.default_time),
         oversubscribe: oversubscribe(partition.max_share),
@@ -402,13 +402,13 @@ fn oversubscribe(max_share: u16) -> String {
 
 fn preempt_mode(mode: u16) -> String {
     let mode = u32::from(mode);
-    let base = match mode & !sys::PREEMPT_MODE_GANG {
-        sys::PREEMPT_MODE_SUSPEND => "SUSPEND",
-        sys::PREEMPT_MODE_REQUEUE => "REQUEUE",
-        sys::PREEMPT_MODE_CANCEL => "CANCEL",
+    let base = match mode & !sys::HOP_PREEMPT_MODE_GANG {
+        sys::HOP_PREEMPT_MODE_SUSPEND => "SUSPEND",
+        sys::HOP_PREEMPT_MODE_REQUEUE => "REQUEUE",
+        sys::HOP_PREEMPT_MODE_CANCEL => "CANCEL",
         _ => "OFF",
     };
-    match mode & sys::PREEMPT_MODE_GANG {
+    match mode & sys::HOP_PREEMPT_MODE_GANG {
         // NO_VAL16, which means the cluster's own, has this bit too.
         bits if bits != 0 && mode != 0xfffe => format!("GANG,{base}"),
         _ => base.to_owned(),
@@ -431,7 +431,7 @@ fn job_state(state: u32) -> JobState {
     if state & sys::HOP_JOB_STOPPED != 0 {
         return JobState::Stopped;
     }
-    match state & sys::JOB_STATE_BASE {
+    match state & sys::HOP_JOB_STATE_BASE {
         sys::job_states_JOB_PENDING => JobState::Pending,
         sys::job_states_JOB_RUNNING => JobState::Running,
         sys::job_states_JOB_SUSPENDED => JobState::Suspended,
@@ -449,7 +449,7 @@ fn job_state(state: u32) -> JobState {
 }
 
 fn node_state(state: u32) -> NodeState {
-    let base = match state & sys::NODE_STATE_BASE {
+    let base = match state & sys::HOP_NODE_STATE_BASE {
         sys::node_states_NODE_STATE_DOWN => NodeBase::Down,
         sys::node_states_NODE_STATE_IDLE => NodeBase::Idle,
         sys::node_states_NODE_STATE_ALLOCATED => NodeBase::Allocated,
