@@ -4,7 +4,7 @@ Prints one JSON line for each measured case on stdout (bench, case, ours, peer, 
 what `hop-bench record` reads); what was checked, refused or skipped goes to stderr and, with --out, to cases.json. Everything
 has a time limit: what the machine's sandbox forbids is named and the rest goes on.
 
-    park.py --hop PATH [--out DIR] [--sizes 1,4,16,64] [--parts PART,..] [--fake DIR] [--uid UID]
+    park.py --hop PATH [--out DIR] [--sizes 1,4,16,64] [--parts PART,..] [--host-gib N] [--fake DIR] [--uid UID]
 
 --fake DIR: a dry run against the fakes of tests/fakes built in DIR, with tiny sizes; it measures nothing.
 """
@@ -89,6 +89,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.hop = str(Path(options.hop).resolve())
         self.fake: Path | None = options.fake
+        self.host = ["--host-gib", str(options.host_gib)] if options.host_gib else []
         self.cases: list[dict[str, Any]] = []
         self.out: Path | None = options.out
         self.work = Path(tempfile.mkdtemp(prefix="park-"))
@@ -154,7 +155,7 @@ class Bench:
     def gpu(self, *args: str, uid: int | None = None) -> tuple[dict[str, Any] | None, str, float]:
         """`hop gpu ...  --json`: its report, what it said, and how long it took."""
         start = time.perf_counter()
-        command = [self.hop, "gpu", *args, "--json"]
+        command = [self.hop, "gpu", *args, "--json", *self.host]
         done = subprocess.run(
             command, capture_output=True, text=True, timeout=LIMIT_S, env=self.env, check=False, user=uid, group=uid
         )
@@ -416,6 +417,7 @@ def main() -> int:
     parser.add_argument("--sizes", default="1,4,16,64", help="GB, with commas")
     parser.add_argument("--fake", type=Path, help="dry run: the directory where tests/fakes/build.sh built the fakes")
     parser.add_argument("--parts", help="only these, with commas: idle,training,cases,privilege,room,sizes")
+    parser.add_argument("--host-gib", type=int, help="host memory, where /proc/meminfo shows less at first")
     parser.add_argument("--uid", type=int, default=65534, help="the unprivileged user")
     options = parser.parse_args()
     bench = Bench(options)

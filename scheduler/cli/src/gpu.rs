@@ -11,6 +11,7 @@ use hop_gpu::found::{Look, Site, Sources};
 use hop_gpu::ladder::{Chosen, Place, Rung, choose};
 use hop_gpu::libcuda::LibCuda;
 use hop_gpu::machine::{Call, Outcome};
+use hop_gpu::memory::MemoryPaths;
 use hop_gpu::procs::Procs;
 use hop_gpu::reserve::{self, Want};
 use hop_gpu::telemetry::{DeviceSample, Sample};
@@ -57,6 +58,9 @@ struct Machine {
     /// Where the privileged helper listens
     #[arg(long, global = true, value_name = "PATH", default_value = hop_gpu::helper::SOCKET)]
     helper: PathBuf,
+    /// GiB of host memory that the machine can give, where its own figure is wrong (memory that grows with use)
+    #[arg(long, global = true, value_name = "GIB")]
+    host_gib: Option<u64>,
     /// The longest that one step may take, in seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 120)]
     timeout: u64,
@@ -130,6 +134,10 @@ impl Machine {
             procs: Procs {
                 dev_prefix: self.dev_prefix.clone(),
                 ..Procs::default()
+            },
+            memory: MemoryPaths {
+                machine: self.host_gib.map(|gib| gib.saturating_mul(1 << 30)),
+                ..MemoryPaths::here()
             },
             libcuda: self.libcuda.clone(),
             libnvml: self.libnvml.clone(),

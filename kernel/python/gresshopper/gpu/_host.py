@@ -17,8 +17,9 @@ from typing import Callable
 
 #: Bytes to which blocks are aligned: a page, so that no two copies share one.
 ALIGN = 4096
-#: Linux's MADV_POPULATE_WRITE and MADV_HUGEPAGE; the mmap module doesn't name the first.
-_POPULATE_WRITE = 23
+#: The most that is asked for at once, unless one block is larger: a machine may refuse or grow only step by step.
+ARENA = 4 << 30
+#: Linux's MADV_HUGEPAGE, which not each Python names.
 _HUGEPAGE = 14
 #: Below this the threads cost more than they save.
 _PARALLEL = 64 << 20
@@ -112,7 +113,8 @@ class Pool:
             found = arena.take(size)
             if found is not None:
                 return found
-        arena = Arena(max(ALIGN, sum(-(-n // ALIGN) * ALIGN for n in still)), pin)
+        wanted = sum(-(-n // ALIGN) * ALIGN for n in still)
+        arena = Arena(max(ALIGN, size, min(wanted, ARENA)), pin)
         self._arenas.append(arena)
         found = arena.take(size)
         if found is None:

@@ -107,6 +107,17 @@ def test_the_second_framework_failing_brings_the_first_back() -> None:
     assert keeper.usable
 
 
+def test_more_than_an_arena_holds_is_spread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gresshopper.gpu._host.ARENA", 8192)
+    device, half, keeper = make(b"a" * 5000, b"b" * 5000, b"c" * 20000, b"d")
+    before = half.contents()
+    for _ in range(2):
+        keeper.out()
+        keeper.back()
+    assert half.contents() == before
+    assert device.calls.count("pin") == 4, "the second time all is found again"
+
+
 def test_a_pin_that_fails_costs_only_speed() -> None:
     device, half, keeper = make()
     device.fail_at["pin"] = 0
