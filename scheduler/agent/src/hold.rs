@@ -31,7 +31,8 @@ pub(crate) struct Args {
 pub(crate) fn hold(args: &Args) -> Result<()> {
     let parent = getppid();
     set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).context("prctl")?;
-    if getppid() != parent {
+    // It may have died before the signal was asked for; then somebody else's child is what we are.
+    if getppid() != parent || !parent.is_some_and(is_slurmstepd) {
         bail!("slurmstepd is gone");
     }
     // Slurm's children may inherit any mask; an interrupt is meant for the cell, not for its lease.
@@ -67,6 +68,12 @@ pub(crate) fn hold(args: &Args) -> Result<()> {
         }
         std::thread::sleep(Duration::from_millis(50));
     }
+}
+
+fn is_slurmstepd(pid: Pid) -> bool {
+    let path = format!("/proc/{}/comm", pid.as_raw_nonzero());
+    // Where other users' processes are hidden nothing can be said against it.
+    std::fs::read_to_string(path).map_or(true, |comm| comm.starts_with("slurmstepd"))
 }
 
 enum Followed {

@@ -18,6 +18,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Waits {
     /// From the order to the plugin's confirmation.
     pub(crate) start: Span,
+    /// From the handover to the holder's first word.
+    pub(crate) holder: Span,
     /// From the end of a holder to the plugin's confirmation, beyond the grace that holders of the device get.
     pub(crate) take_back: Span,
     /// From the start of a take-back step to its confirmation.
@@ -32,6 +34,7 @@ impl Default for Waits {
     fn default() -> Self {
         Self {
             start: Span::from_secs(30),
+            holder: Span::from_secs(5),
             take_back: Span::from_secs(4),
             rescue: Span::from_secs(30),
             step_end: Span::from_secs(20),
@@ -203,6 +206,8 @@ struct Lease {
     /// Its srun is a child of ours and runs.
     srun: bool,
     holder: bool,
+    /// Until when the holder of a lease that was handed over has to have come.
+    holder_due: Option<Timestamp>,
     phase: Phase,
 }
 
@@ -306,7 +311,8 @@ impl AgentState {
     /// When [`Input::Tick`] is next wanted.
     pub(crate) fn next_wake(&self) -> Option<Timestamp> {
         let leases = self.leases.values().filter_map(|l| match &l.phase {
-            Phase::Waiting | Phase::Live { .. } => None,
+            Phase::Waiting => None,
+            Phase::Live { .. } => l.holder_due,
             Phase::Starting { deadline } => Some(*deadline),
             Phase::Ending(ending) => Some(ending.deadline),
         });
@@ -421,6 +427,7 @@ impl AgentState {
             epoch: Epoch(0),
             srun: false,
             holder: false,
+            holder_due: None,
             phase: Phase::Waiting,
         };
         self.leases.insert(id, lease);
@@ -527,6 +534,7 @@ impl AgentState {
             return;
         };
         lease.holder = true;
+        lease.holder_due = None;
         match &lease.phase {
             Phase::Starting { .. } if self.birth.isolation == Isolation::None => {
                 let handover = Handover {
@@ -561,6 +569,7 @@ impl AgentState {
             epoch: card.handover.epoch,
             srun: false,
             holder: true,
+            holder_due: None,
             phase: Phase::Live {
                 handover: card.handover,
             },
@@ -609,6 +618,7 @@ impl AgentState {
                         handover: handover.clone(),
                     }),
                 });
+                lease.holder_due = (!lease.holder).then_some(now + self.birth.waits.holder);
                 lease.phase = Phase::Live { handover };
             }
             (Phase::Starting { .. }, Some(wrong)) => {
@@ -909,12 +919,16 @@ impl AgentState {
     fn due(&mut self, now: Timestamp, out: &mut Vec<Output>) {
         let ids: Vec<_> = self.leases.keys().copied().collect();
         for id in ids {
-            let deadline = match self.leases.get(&id).map(|l| &l.phase) {
-                Some(Phase::Starting { deadline }) => *deadline,
-                Some(Phase::Ending(ending)) => ending.deadline,
-                _ => continue,
+            let Some(lease) = self.leases.get(&id) else {
+                continue;
             };
-            if deadline <= now {
+            let deadline = match &lease.phase {
+                Phase::Starting { deadline } => Some(*deadline),
+                Phase::Ending(ending) => Some(ending.deadline),
+                Phase::Live { .. } => lease.holder_due,
+                Phase::Waiting => None,
+            };
+            if deadline.is_some_and(|d| d <= now) {
                 self.overdue(id, now, out);
             }
         }
@@ -927,6 +941,11 @@ impl AgentState {
             return;
         };
         let epoch = lease.epoch;
+        if matches!(lease.phase, Phase::Live { .. }) {
+            let reason = "the task of its Slurm step did not come up".into();
+            self.begin_end(id, EndCause::StepLost, reason, self.birth.grace, now, out);
+            return;
+        }
         let Phase::Ending(ending) = &mut lease.phase else {
             let seconds = waits.start.as_secs_f64();
             let reason = format!("the plugin confirmed no handover within {seconds:.0} s");

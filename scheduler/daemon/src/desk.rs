@@ -87,6 +87,8 @@ pub(crate) struct Desk {
     /// Where the pilots are that squeue showed last, and those that are coming.
     places: BTreeMap<JobId, NodeName>,
     draining: BTreeSet<JobId>,
+    /// Nodes where kernels are.
+    homes: BTreeSet<NodeName>,
     /// squeue has answered once: what is there is known.
     looked: bool,
 }
@@ -253,6 +255,10 @@ impl Desk {
         }
     }
 
+    pub(crate) fn set_homes(&mut self, homes: BTreeSet<NodeName>) {
+        self.homes = homes;
+    }
+
     pub(crate) fn drains(&mut self, job: JobId) {
         self.draining.insert(job);
     }
@@ -348,6 +354,7 @@ impl Desk {
                 cause: EndCause::PilotLost,
             }));
             acts.push(Act::Scancel(job));
+            self.draining.insert(job);
             return;
         }
         if let Some(t) = self.tickets.get_mut(&ticket) {
@@ -465,7 +472,8 @@ impl Desk {
         acts
     }
 
-    /// A node without a pilot, else one whose pilot is leaving, else any without one of this pool.
+    /// A node without a pilot that stays: one where kernels are before others, one whose pilot is leaving last. If
+    /// there is none, any that has no pilot of this pool.
     fn place(&self, ticket: u64) -> (Option<NodeName>, Vec<NodeName>) {
         let t = &self.tickets[&ticket];
         if t.node.is_some() {
@@ -488,7 +496,9 @@ impl Desk {
             return (None, staying.into_iter().collect());
         }
         let free = self.nodes[&t.pool].iter().filter(|n| !staying.contains(*n));
-        let choice = free.min_by_key(|n| leaving.contains(n)).cloned();
+        let choice = free
+            .min_by_key(|n| (!self.homes.contains(*n), leaving.contains(n)))
+            .cloned();
         let exclude = if choice.is_some() {
             Vec::new()
         } else {
@@ -593,6 +603,23 @@ mod tests {
             [sbatch(3, None, &["n1", "n2"])]
         );
         desk.drains(JobId(12));
+        assert_eq!(
+            desk.want(4, pool(), None, None, NOW),
+            [sbatch(4, Some("n2"), &[])]
+        );
+    }
+
+    #[test]
+    fn a_pilot_goes_where_kernels_are_even_if_it_has_to_wait_there() {
+        let mut desk = desk(&["n1", "n2", "n3"]);
+        let pilots = [JobId(12)].into();
+        assert_eq!(desk.looked(&[seen(12, 2, "n2", Seen::Running)], &pilots, NOW), []);
+        desk.set_homes(["n2".into(), "n3".into()].into());
+        assert_eq!(
+            desk.want(3, pool(), None, None, NOW),
+            [sbatch(3, Some("n3"), &[])]
+        );
+        desk.looked(&[seen(12, 2, "n2", Seen::Suspended)], &pilots, NOW);
         assert_eq!(
             desk.want(4, pool(), None, None, NOW),
             [sbatch(4, Some("n2"), &[])]

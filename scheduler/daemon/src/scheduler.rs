@@ -89,6 +89,7 @@ struct Conn {
 struct Replica {
     conn: Option<ConnId>,
     seat: SeatStep,
+    node: NodeName,
 }
 
 /// Things that become due here and not in the core.
@@ -662,11 +663,18 @@ impl Scheduler {
         if self.replicas.get(id).is_some_and(|r| r.conn.is_none()) {
             info!(replica = %id, "a replica did not come back");
             self.replicas.remove(id);
+            self.tell_homes();
             self.todo.push_back(Input::ReplicaLost {
                 kernel: id.kernel.clone(),
                 incarnation: id.incarnation,
             });
         }
+    }
+
+    /// A pilot is of most use where kernels are.
+    fn tell_homes(&mut self) {
+        let homes = self.replicas.values().map(|r| r.node.clone()).collect();
+        self.desk.set_homes(homes);
     }
 
     /// Leases of an earlier `hopd` whose replicas have not come back.
@@ -1053,6 +1061,7 @@ impl Scheduler {
         let replica = Replica {
             conn: Some(conn),
             seat: up.seat.clone(),
+            node: up.node.clone(),
         };
         if let Some(before) = self.replicas.insert(id.clone(), replica)
             && let Some(old) = before.conn.filter(|c| *c != conn)
@@ -1065,6 +1074,7 @@ impl Scheduler {
             }
         }
         self.listen(conn, &id.kernel);
+        self.tell_homes();
         if let Some(open) = self.conns.get_mut(&conn) {
             open.replicas.insert(id);
         }

@@ -158,6 +158,8 @@ fn the_killed_srun_of_a_lease_changes_nothing() {
     let node = rig.pilot_nodes()[0].clone();
     let mut a = rig.replica("alice", &node, "k1");
     let lease = a.run("c1", 1, 0);
+    // An srun that is killed while its step is launched takes the step along: Slurm's launch needs it.
+    std::thread::sleep(Duration::from_secs(1));
     // srun has a helper process of the same name: both are killed.
     while let Some(srun) = rig.find("gresshopper", &["srun", "--exact"], lease.pilot) {
         rig::kill(srun);

@@ -406,6 +406,17 @@ fn a_dead_slurmstepd_is_followed_by_a_take_back_step_and_its_slot_is_lost() {
 }
 
 #[test]
+fn a_lease_whose_task_dies_before_it_speaks_is_taken_back() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    b.expect(handed(1, 100, &[0]), &["started 1 [0]", "watch 1", "card 1"]);
+    b.tick(4_999, &[]);
+    b.tick(5_000, &[]);
+    b.tick(11_000, &["rescue 1 epoch 100", "blocked 0"]);
+    b.expect(taken(1, 0, true), &["forget 1", "ended 1 StepLost"]);
+}
+
+#[test]
 fn a_take_back_step_that_fails_leaves_the_device_unclean() {
     let mut b = Bench::new();
     b.live(1, 0);
