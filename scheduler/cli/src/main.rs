@@ -19,8 +19,10 @@ mod kernelspec;
 mod output;
 mod plugin;
 mod queue;
+mod sim;
 mod state;
 mod time;
+mod trace;
 #[cfg(test)]
 mod transcripts;
 
@@ -55,6 +57,10 @@ enum Command {
     State(state::Args),
     /// Kernels for Jupyter that run through Gresshopper
     Kernelspec(kernelspec::Args),
+    /// Simulate policies on a trace
+    Sim(sim::Args),
+    /// Export what ran as a trace
+    Trace(trace::Args),
     /// Put the SPANK plugin into plugstack.conf, or take it out
     Plugin(plugin::Args),
 }
@@ -69,6 +75,8 @@ fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure>
         Command::Gpu(args) => gpu::run(args, context),
         Command::State(args) => state::run(args, context),
         Command::Kernelspec(args) => kernelspec::run(args, context),
+        Command::Sim(args) => sim::run(args, context),
+        Command::Trace(args) => trace::run(args, context),
         Command::Plugin(args) => plugin::run(args, context),
     }
 }

@@ -38,7 +38,10 @@ impl Core {
         let Some(kernel) = self.find_kernel(&kernel_id).filter(open) else {
             return refuse(RefusedBecause::NoKernel, out);
         };
-        if let Some(reason) = self.never(kernel, &id, &need) {
+        if self.asked_before(kernel, &id, out) {
+            return;
+        }
+        if let Some(reason) = self.never(kernel, &need) {
             return refuse(reason, out);
         }
         self.learn_think(kernel, &need);
@@ -55,20 +58,44 @@ impl Core {
         }
     }
 
+    /// Answers again for a cell that waits or has its lease: its replica may have asked on a connection that broke.
+    fn asked_before(&mut self, kernel: u32, id: &CellId, out: &mut Vec<Output>) -> bool {
+        let k = &self.kernels[kernel];
+        if let Some(&cell) = k.cells.iter().find(|&&c| self.cells[c].id == *id) {
+            self.cells[cell].told = None;
+            self.tell(cell, out);
+            return true;
+        }
+        let lease = k.leases.iter().find_map(|l| match &self.leases[l].state {
+            LeaseState::Starting { cell } if cell.id == *id => Some((*l, None)),
+            LeaseState::Running(r) if r.cell == *id => Some((*l, Some(r.since.since(r.submitted)))),
+            _ => None,
+        });
+        let Some((lease, running)) = lease else {
+            return false;
+        };
+        // One that starts is granted in its own time.
+        if let Some(waited) = running {
+            let l = &self.leases[&lease];
+            out.push(Output::Granted {
+                kernel: k.id.clone(),
+                cell: id.clone(),
+                lease,
+                node: self.nodes[self.pilots[l.pilot].node as usize].name.clone(),
+                executor: l.executor,
+                lingering: l.cells > 1,
+                waited,
+            });
+        }
+        true
+    }
+
     /// Why this need can't ever be served.
-    fn never(&self, kernel: u32, id: &CellId, need: &Need) -> Option<RefusedBecause> {
+    fn never(&self, kernel: u32, need: &Need) -> Option<RefusedBecause> {
         let k = &self.kernels[kernel];
         let pool = &self.pools[k.pool as usize].config;
         if need.is_none() {
             return Some(RefusedBecause::NeedsNothing);
-        }
-        let runs = |l: &LeaseId| match &self.leases[l].state {
-            LeaseState::Starting { cell } => cell.id == *id,
-            LeaseState::Running(r) => r.cell == *id,
-            LeaseState::Lingering { .. } | LeaseState::Ending { .. } => false,
-        };
-        if k.cells.iter().any(|&c| self.cells[c].id == *id) || k.leases.iter().any(runs) {
-            return Some(RefusedBecause::Duplicate);
         }
         // A pool that nobody has configured (yet) has no shape: cells wait for it.
         if pool.max_pilots > 0 || pool.min_pilots > 0 {
@@ -376,6 +403,7 @@ impl Core {
         self.keep_charging();
         self.note_lease(id, out);
         self.announce_start(id, job, node, out);
+        self.keep_spares(pool, out);
         self.wear(spot.pilot, out);
         if let Some(n) = held_back.filter(|&n| n != node) {
             self.dispatch_node(n, out);

@@ -173,6 +173,11 @@ pub struct Scale {
     pub right_size: bool,
     /// A pilot started for a kernel is so large that at most this share of the kernel's cells asked for more.
     pub too_small: f32,
+    /// Whole pilots that are kept idle on nodes set apart, where every kernel has a replica: for those that come back
+    /// when their own pilot is gone.
+    pub spares: u32,
+    /// How many nodes are set apart for them.
+    pub spare_nodes: u32,
     /// Time from a pilot's submission to its first lease, until it has been seen.
     pub boot: Span,
 }
@@ -181,11 +186,13 @@ impl Default for Scale {
     fn default() -> Self {
         Self {
             idle_min: Span::from_secs(60),
-            idle_max: Span::from_secs(4 * 3600),
-            worth: 100_000.0,
+            idle_max: Span::from_secs(24 * 3600),
+            worth: 60_000.0,
             learn: true,
             right_size: true,
-            too_small: 0.1,
+            too_small: 0.4,
+            spares: 1,
+            spare_nodes: 3,
             boot: Span::from_secs(5),
         }
     }

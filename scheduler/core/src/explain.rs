@@ -349,7 +349,10 @@ impl Core {
     pub(crate) fn estimate(&self, cell: u32) -> Option<Span> {
         let c = &self.cells[cell];
         let k = &self.kernels[c.kernel];
-        let mut best: Option<Span> = None;
+        let this = Some((cell, c.seq));
+        let booting = self.tickets.values().find(|t| t.cell == this);
+        let boot = self.boot_takes(k.pool);
+        let mut best = booting.map(|t| Span(boot.0.saturating_sub(self.now.since(t.at).0)));
         for r in &k.replicas {
             let node = &self.nodes[r.node as usize];
             let ahead = node.queue.range(..(c.rank, cell)).count() as u64;

@@ -457,6 +457,7 @@ impl Core {
         self.note(|| Key::Pilot(job), || None, out);
         self.keep_pilots(p.pool, out);
         self.demand_after_loss(p.node, out);
+        self.keep_spares(p.pool, out);
     }
 
     /// Cells that waited for the node's GPUs need another pilot.

@@ -189,6 +189,7 @@ impl Core {
         fit.sort_unstable();
         if self.pools[pool as usize].config.pack && gpus > 0 {
             self.home_first(pool, need.gpus, &mut fit);
+            self.spares_next(pool, &mut fit);
         }
         self.spread(&fit, wanted)
     }

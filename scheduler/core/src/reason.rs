@@ -94,8 +94,6 @@ pub enum RefusedBecause {
     NoKernel,
     #[error("it asks for neither GPUs nor cores, so it needs no lease")]
     NeedsNothing,
-    #[error("a cell of this id is waiting or running already")]
-    Duplicate,
     #[error("it asks for {asked} GPUs on one node, and pool {pool} has {most} on each")]
     TooManyGpus { pool: PoolName, asked: u16, most: u16 },
     #[error("it asks for {asked} cores on one node, and pool {pool} lends {most} on each")]

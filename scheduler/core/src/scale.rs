@@ -297,7 +297,16 @@ impl Core {
             return;
         }
         let idle_min = scale.idle_min;
-        let hold = self.keep_for(pilot);
+        let (node, pool) = (p.node, p.pool);
+        let spare = self.is_apart(pool, node)
+            && self.pools[pool as usize].demand > 0
+            && self.spares_there(pool) <= scale.spares;
+        let hold = if spare {
+            Span::from_secs(60)
+        } else {
+            self.keep_for(pilot)
+        };
+        let p = &self.pilots[pilot];
         let job = p.job;
         let idle = self.now.since(p.idle_since.unwrap_or(self.now));
         let least = Span(idle_min.0.saturating_sub(idle.0));
@@ -362,6 +371,72 @@ impl Core {
             .unwrap_or(Span::ZERO)
     }
 
+    // --- spares ---
+
+    /// Whether the node is set apart for spare pilots: the last ones of the pool.
+    fn is_apart(&self, pool: u32, node: u32) -> bool {
+        let Some(scale) = self.scale(pool).filter(|s| s.spares > 0) else {
+            return false;
+        };
+        let nodes = &self.pools[pool as usize].nodes;
+        let first = nodes.len().saturating_sub(scale.spare_nodes as usize);
+        nodes[first..].contains(&node)
+    }
+
+    /// Puts the nodes that are set apart right behind the first, those with the fewest replicas first.
+    pub(crate) fn spares_next(&self, pool: u32, fit: &mut [(bool, u32, bool, u32)]) {
+        if fit.len() > 1 {
+            fit[1..].sort_by_key(|f| {
+                let apart = self.is_apart(pool, f.3);
+                (
+                    !apart,
+                    if apart {
+                        self.nodes[f.3 as usize].replicas
+                    } else {
+                        0
+                    },
+                )
+            });
+        }
+    }
+
+    /// Pilots on nodes set apart that could take a whole node's need now, with those that are coming.
+    fn spares_there(&self, pool: u32) -> u32 {
+        let nodes = self.pools[pool as usize]
+            .nodes
+            .iter()
+            .copied()
+            .filter(|&n| self.is_apart(pool, n));
+        nodes
+            .filter(|&n| {
+                let idle =
+                    |p: &u32| self.pilots[*p].state == PilotState::Up && self.pilots[*p].leases.is_empty();
+                let coming = self.tickets.values().any(|t| t.node == Some(n));
+                coming || self.nodes[n as usize].pilots.iter().any(idle)
+            })
+            .count() as u32
+    }
+
+    /// Starts spare pilots until there are enough.
+    pub(crate) fn keep_spares(&mut self, pool: u32, out: &mut Vec<Output>) {
+        let Some(spares) = self.scale(pool).map(|s| s.spares).filter(|&s| s > 0) else {
+            return;
+        };
+        if self.pools[pool as usize].demand == 0 {
+            return;
+        }
+        let whole = self.pools[pool as usize].config.gpus_per_pilot;
+        let most = self.pools[pool as usize].config.max_pilots * u32::from(whole);
+        while self.spares_there(pool) < spares && self.gpus_coming(pool) + u32::from(whole) <= most {
+            let nodes = &self.pools[pool as usize].nodes;
+            let free = |n: &&u32| self.is_apart(pool, **n) && self.spare_gpus(**n) >= whole;
+            let Some(&node) = nodes.iter().find(free) else {
+                return;
+            };
+            self.submit_pilot(pool, None, Some(node), Some(whole), out);
+        }
+    }
+
     // --- packing ---
 
     /// Kernels of this size came (`by` > 0) or went.
@@ -416,6 +491,9 @@ impl Core {
                 .any(|p| self.pilots[*p].state == PilotState::Up);
             // Where pilots are as large as the need, a node to oneself costs no more.
             let alone = gpus > 1 && self.scale(pool).is_some_and(|s| s.right_size);
+            if self.is_apart(pool, n) {
+                return (3, same + others, n);
+            }
             match (same, others) {
                 (0, 0) if alone => (0u8, 0, n),
                 (0, 0) => (1, u32::from(!up), n),

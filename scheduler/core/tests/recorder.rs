@@ -3,7 +3,7 @@
 mod world;
 
 use hop_core::config::{Config, Limit, LimitOf, Limits, PoolConfig};
-use hop_core::id::{GpuIndex, Incarnation, JobId, LeaseId};
+use hop_core::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
 use hop_core::lease::{EndCause, Outcome};
 use hop_core::need::{Class, Need};
 use hop_core::reason::{Reason, RefusedBecause};
@@ -88,6 +88,29 @@ fn a_cell_gets_a_fresh_lease_then_a_lingering_one_then_none() {
     );
     assert_eq!(*held, Span::from_secs(6));
     assert_eq!(*cause, EndCause::Done);
+}
+
+#[test]
+fn a_cell_asked_for_again_is_answered_again_and_runs_once() {
+    let mut w = world();
+    let job = w.pilot("n0", 1, 8);
+    let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "bob", &["n0"], 1));
+    let again = |kernel: &KernelId, cell: &CellId| Input::Submit {
+        kernel: kernel.clone(),
+        cell: cell.clone(),
+        need: Need::gpus(1),
+        class: Class::Interactive,
+        print: 0,
+    };
+    let (first, _) = w.submit(&a, Need::gpus(1));
+    assert_eq!(kinds(&w.tell(again(&a, &first))), [""; 0]);
+    w.confirm(job, LeaseId(1));
+    assert_eq!(kinds(&w.tell(again(&a, &first))), ["granted"]);
+    let (second, out) = w.submit(&b, Need::gpus(1));
+    assert_eq!(kinds(&out), ["queued"]);
+    assert_eq!(kinds(&w.tell(again(&b, &second))), ["queued"]);
+    let out = w.end_cell(&a, &first);
+    assert_eq!(kinds(&out), ["served", "revoked", "end"]);
 }
 
 #[test]

@@ -24,21 +24,6 @@ fn main() {
         let start = std::time::Instant::now();
         let r = hop_sim::run(policy, &trace, &cluster, 1);
         let wall = start.elapsed().as_secs_f64();
-        if std::env::var_os("MISS").is_some() {
-            let mut by = std::collections::BTreeMap::new();
-            let mut prev: Option<&hop_sim::CellResult> = None;
-            for c in &r.cells {
-                let p = prev.filter(|p| p.session == c.session);
-                let gap = p.map_or(-1, |p| (c.submit.since(p.end).as_secs_f64() / 60.0) as i64);
-                let b = [(-1, "first"), (1, "<=1"), (3, "<=3"), (10, "<=10"), (30, "<=30"), (60, "<=60"), (200, "<=200")].iter().find(|x| gap <= x.0).map_or(">200", |x| x.1);
-                let size = p.map_or("-", |p| if c.gpus > p.gpus { "up" } else if c.gpus < p.gpus { "down" } else { "same" });
-                let e = by.entry((b, size)).or_insert((0, 0));
-                e.1 += 1;
-                if !c.immediate { e.0 += 1; }
-                prev = Some(c);
-            }
-            for (k, v) in by { println!("{k:?} {v:?}"); }
-        }
         let s = r.summary(&trace);
         println!(
             "{name:20} n {} held {:.0} ({:.3}x, {:.3}) prov {:.0} ({:.3}) delay p50 {:.3} p95 {:.3} p99 {:.2} max {:.0} | +unpark p50 {:.2} p95 {:.2} | imm {:.4} reuse {:.4} mig {} antt {:.3} stp {:.1} est.err {:?}/{} wall {wall:.2}",

@@ -6,18 +6,22 @@
 
 mod baselines;
 pub mod cluster;
+mod html;
 
 pub mod metrics;
 mod notebookos;
 mod ours;
 pub mod policy;
 pub mod rng;
+pub mod synth;
 
 pub mod trace;
 
 pub use cluster::Cluster;
 
+pub use html::{FrontierPoint, report};
 pub use metrics::{CellResult, PolicyResult, Summary, csv};
 pub use ours::Without;
 pub use policy::{Policy, run};
+pub use synth::Synth;
 pub use trace::{Trace, TraceError};

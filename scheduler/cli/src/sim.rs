@@ -1,0 +1,265 @@
+//! `hop sim`: what another policy would have done with a trace.
+
+use crate::context::Context;
+use crate::failure::Failure;
+use hop_core::time::{Span, Timestamp};
+use hop_sim::{Cluster, FrontierPoint, Policy, PolicyResult, Summary, Synth, Trace};
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+const EXAMPLES: &str = "\
+Examples:
+  hop sim --trace adobe-june-2021.csv --policy ours --policy reservation
+  hop sim --trace synth:b,sessions=100,days=7 --policy all --seed 3 --html report.html
+  hop sim --trace month.jsonl --cluster mine.toml --json - | jq '.policies[].gpu_hours_held'
+
+A trace is a table as in shared/data, JSON lines as `hop trace export` writes them, or synth:a, synth:b,
+synth:june. docs/trace-format.md describes the forms, docs/simulation/ the results.";
+
+/// Simulate policies on a trace of notebook cells.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// A trace file, or synth:FAMILY
+    #[arg(long, value_name = "FILE")]
+    trace: String,
+    /// A policy; may be given often; `all` is every one, `main` all but the ablations
+    #[arg(long = "policy", value_name = "NAME", default_value = "main")]
+    policies: Vec<String>,
+    /// The cluster; without it: as many nodes as reservation needs
+    #[arg(long, value_name = "TOML")]
+    cluster: Option<PathBuf>,
+    /// Seed of all chance
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Write the summary as JSON (`-`: to standard output)
+    #[arg(long, value_name = "FILE")]
+    json: Option<PathBuf>,
+    /// Write one row per cell and policy
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    /// Write a report with plots, which needs no network
+    #[arg(long, value_name = "FILE")]
+    html: Option<PathBuf>,
+    /// Leave out sessions, by seed, until those open at once ask for at most so many GPUs
+    #[arg(long, value_name = "GPUS")]
+    thin: Option<u32>,
+    /// Only so many hours from an hour of the trace on
+    #[arg(long, value_name = "FROM,HOURS", value_parser = window)]
+    window: Option<(f64, f64)>,
+    /// The same people at so many times the speed
+    #[arg(long, value_name = "FACTOR")]
+    compress: Option<f64>,
+}
+
+fn window(text: &str) -> Result<(f64, f64), String> {
+    let parts = text
+        .split_once(',')
+        .and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
+    match parts {
+        Some((from, hours)) if from >= 0.0 && hours > 0.0 => Ok((from, hours)),
+        _ => Err("write FROM,HOURS, as in 100,17.5".to_owned()),
+    }
+}
+
+/// Reads a file that the user named.
+pub(crate) fn read(path: &Path) -> Result<String, Failure> {
+    std::fs::read_to_string(path)
+        .map_err(|e| Failure::Failed(format!("could not read {}: {e}", path.display())))
+}
+
+fn write(path: &Path, text: &str, context: &mut Context<'_>) -> Result<(), Failure> {
+    if path == Path::new("-") {
+        context.out.write_all(text.as_bytes())?;
+        return Ok(());
+    }
+    std::fs::write(path, text)
+        .map_err(|e| Failure::Failed(format!("could not write {}: {e}", path.display())))
+}
+
+pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    let policies = policies(&args.policies)?;
+    let trace = trace(args)?;
+    let cluster = match &args.cluster {
+        Some(path) => Cluster::parse(&read(path)?).map_err(|e| Failure::of(&e))?,
+        None => Cluster::default(),
+    };
+    let cluster = cluster.sized_for(&trace);
+    if let Some(s) = trace.sessions.iter().find(|s| s.gpus() > cluster.gpus_per_node) {
+        return Err(Failure::Failed(format!(
+            "session {} asks for {} GPUs on one node, and the cluster's nodes have {}",
+            s.id,
+            s.gpus(),
+            cluster.gpus_per_node
+        )));
+    }
+    let results: Vec<PolicyResult> = policies
+        .iter()
+        .map(|&p| timed(p, &trace, &cluster, args.seed))
+        .collect();
+    let summary = summary(&results, &trace, &cluster, args.seed);
+    let to_stdout = args.json.as_deref() == Some(Path::new("-"));
+    if !to_stdout {
+        table(&summary, context)?;
+    }
+    if let Some(path) = &args.json {
+        let mut text = serde_json::to_string_pretty(&summary).map_err(|e| Failure::of(&e))?;
+        text.push('\n');
+        write(path, &text, context)?;
+    }
+    if let Some(path) = &args.csv {
+        write(
+            path,
+            &hop_sim::csv(&results, &trace, args.seed, &summary.config_hash),
+            context,
+        )?;
+    }
+    if let Some(path) = &args.html {
+        let frontier = frontier(&policies, &trace, &cluster, args.seed);
+        write(
+            path,
+            &hop_sim::report(&summary, &results, &trace, &frontier),
+            context,
+        )?;
+    }
+    Ok(())
+}
+
+fn policies(names: &[String]) -> Result<Vec<Policy>, Failure> {
+    let mut policies: Vec<Policy> = Vec::new();
+    for name in names {
+        let more = match name.as_str() {
+            "all" => Policy::all(),
+            "main" => Policy::main(),
+            name => vec![
+                name.parse()
+                    .map_err(|e: hop_sim::policy::UnknownPolicy| Failure::Usage(e.to_string()))?,
+            ],
+        };
+        for p in more {
+            if !policies.contains(&p) {
+                policies.push(p);
+            }
+        }
+    }
+    Ok(policies)
+}
+
+fn trace(args: &Args) -> Result<Trace, Failure> {
+    let mut trace = if args.trace.starts_with("synth:") {
+        let synth: Synth = args
+            .trace
+            .parse()
+            .map_err(|e: hop_sim::synth::UnknownSynth| Failure::Usage(e.to_string()))?;
+        synth.trace(args.seed)
+    } else {
+        let path = Path::new(&args.trace);
+        let name = path
+            .file_name()
+            .map_or_else(|| args.trace.clone(), |n| n.to_string_lossy().into_owned());
+        Trace::parse(&name, &read(path)?, args.seed)
+            .map_err(|e| Failure::Failed(format!("{} is no trace: {}", path.display(), Failure::of(&e))))?
+    };
+    if let Some(gpus) = args.thin {
+        trace = trace.thinned(gpus, args.seed);
+    }
+    if let Some((from, hours)) = args.window {
+        trace = trace.window(Timestamp((from * 3.6e9) as u64), Span((hours * 3.6e9) as u64));
+    }
+    if let Some(factor) = args.compress {
+        if !(factor > 0.0) {
+            return Err(Failure::Usage("--compress takes a factor above zero".to_owned()));
+        }
+        trace = trace.compressed(factor);
+    }
+    if trace.cells() == 0 {
+        return Err(Failure::Failed("no cell of the trace is left".to_owned()));
+    }
+    Ok(trace)
+}
+
+fn timed(policy: Policy, trace: &Trace, cluster: &Cluster, seed: u64) -> PolicyResult {
+    let start = Instant::now();
+    let mut result = hop_sim::run(policy, trace, cluster, seed);
+    result.wall_s = start.elapsed().as_secs_f64();
+    result
+}
+
+fn summary(results: &[PolicyResult], trace: &Trace, cluster: &Cluster, seed: u64) -> Summary {
+    Summary {
+        trace: trace.name.clone(),
+        seed,
+        config_hash: cluster.hash(),
+        policies: results.iter().map(|r| r.summary(trace)).collect(),
+        nodes: cluster.nodes,
+        gpus: cluster.gpus(),
+        sessions: trace.sessions.len(),
+        cells: trace.cells(),
+        gpu_hours_reserved: hop_sim::metrics::reserved_hours(trace),
+    }
+}
+
+/// Ours and NotebookOS on clusters with fewer and fewer nodes.
+fn frontier(policies: &[Policy], trace: &Trace, cluster: &Cluster, seed: u64) -> Vec<FrontierPoint> {
+    let shown = |p: &&Policy| matches!(p.to_string().as_str(), "ours" | "notebookos");
+    let mut points = Vec::new();
+    for &policy in policies.iter().filter(shown) {
+        for percent in [100, 75, 60, 50, 40, 35, 30, 27] {
+            let nodes = (cluster.nodes * percent / 100).max(u32::from(cluster.replicas));
+            let smaller = Cluster {
+                nodes,
+                ..cluster.clone()
+            };
+            let s = hop_sim::run(policy, trace, &smaller, seed).summary(trace);
+            points.push(FrontierPoint {
+                policy: policy.to_string(),
+                gpus: smaller.gpus(),
+                delay_p95_s: s.delay_s.p95,
+                held_saving_share: s.held_saving_share,
+                provisioned_saving_share: s.provisioned_saving_share,
+                immediate_fraction: s.immediate_fraction,
+            });
+        }
+    }
+    points
+}
+
+fn table(summary: &Summary, context: &mut Context<'_>) -> Result<(), Failure> {
+    writeln!(
+        context.out,
+        "{:<22} {:>9} {:>7} {:>9} {:>7} {:>9} {:>9} {:>9} {:>7} {:>7} {:>6} {:>7} {:>7}",
+        "POLICY",
+        "HELD_H",
+        "SAVED%",
+        "PROV_H",
+        "SAVED%",
+        "DELAY_P50",
+        "P95",
+        "P99",
+        "IMMED%",
+        "SAME%",
+        "MOVES",
+        "ANTT",
+        "STP"
+    )?;
+    for p in &summary.policies {
+        writeln!(
+            context.out,
+            "{:<22} {:>9.0} {:>7.1} {:>9.0} {:>7.1} {:>9.3} {:>9.3} {:>9.2} {:>7.2} {:>7.2} {:>6} {:>7.3} {:>7.1}",
+            p.policy,
+            p.gpu_hours_held,
+            100.0 * p.held_saving_share,
+            p.gpu_hours_provisioned,
+            100.0 * p.provisioned_saving_share,
+            p.delay_s.p50,
+            p.delay_s.p95,
+            p.delay_s.p99,
+            100.0 * p.immediate_fraction,
+            100.0 * p.executor_reuse_fraction,
+            p.migrations,
+            p.antt,
+            p.stp
+        )?;
+    }
+    Ok(())
+}

@@ -1,0 +1,323 @@
+//! The report: one page with its plots inside, which needs nothing from anywhere.
+
+use crate::metrics::{CellResult, PolicyResult, Summary};
+use crate::trace::Trace;
+use std::fmt::Write as _;
+
+const COLOURS: [&str; 10] = [
+    "#1b6ca8", "#c0392b", "#27864a", "#8e5ea2", "#b9770e", "#117a79", "#7f3b08", "#5d6d7e", "#d81b60",
+    "#3f51b5",
+];
+const WIDTH: f64 = 860.0;
+const HEIGHT: f64 = 300.0;
+const LEFT: f64 = 64.0;
+const BOTTOM: f64 = 40.0;
+
+/// One point of the frontier: how many GPUs there were, and what came of it.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct FrontierPoint {
+    pub policy: String,
+    pub gpus: u32,
+    pub delay_p95_s: f64,
+    pub held_saving_share: f64,
+    pub provisioned_saving_share: f64,
+    pub immediate_fraction: f64,
+}
+
+/// The page. `frontier`: runs on smaller clusters, if any were made.
+pub fn report(
+    summary: &Summary,
+    results: &[PolicyResult],
+    trace: &Trace,
+    frontier: &[FrontierPoint],
+) -> String {
+    let mut page = String::from(HEAD);
+    let _ = write!(
+        page,
+        "<h1>Gresshopper simulation</h1><p>Trace <b>{}</b>: {} sessions, {} cells, {:.0} GPU-hours used, {:.0} reserved. \
+         Cluster: {} nodes, {} GPUs. Seed {}, configuration {}.</p>",
+        escape(&summary.trace),
+        summary.sessions,
+        summary.cells,
+        trace.gpu_hours_used(),
+        summary.gpu_hours_reserved,
+        summary.nodes,
+        summary.gpus,
+        summary.seed,
+        escape(&summary.config_hash)
+    );
+    table(&mut page, summary);
+    over_time(&mut page, results, trace);
+    cdf(
+        &mut page,
+        "Interactivity delay (submission to code running with its GPU)",
+        results,
+        &|c| c.delay().as_secs_f64(),
+    );
+    cdf(
+        &mut page,
+        "Task completion time (submission to reply)",
+        results,
+        &|c| c.end.since(c.submit).as_secs_f64(),
+    );
+    if !frontier.is_empty() {
+        frontier_plot(&mut page, frontier);
+    }
+    bars(&mut page, "ANTT (lower is better)", summary, &|p| p.antt);
+    bars(&mut page, "STP (higher is better)", summary, &|p| p.stp);
+    let hits: Vec<_> = summary
+        .policies
+        .iter()
+        .filter(|p| p.deadline_hit_fraction.is_some())
+        .collect();
+    if !hits.is_empty() {
+        bars(&mut page, "Deadlines met", summary, &|p| {
+            p.deadline_hit_fraction.unwrap_or(0.0)
+        });
+    }
+    page.push_str("</body></html>\n");
+    page
+}
+
+const HEAD: &str = "<!doctype html><html lang=\"en\"><head><meta charset=\"utf-8\"><title>Gresshopper simulation</title>\
+<style>body{font:14px/1.45 system-ui,sans-serif;margin:2em auto;max-width:920px;color:#222}\
+table{border-collapse:collapse;font-size:12px}td,th{padding:3px 7px;text-align:right;border-bottom:1px solid #ddd}\
+td:first-child,th:first-child{text-align:left}svg{display:block;margin:.4em 0 1.4em}h2{font-size:16px;margin:1.4em 0 .2em}\
+</style></head><body>\n";
+
+fn escape(s: &str) -> String {
+    s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+fn table(page: &mut String, summary: &Summary) {
+    page.push_str(
+        "<table><tr><th>policy</th><th>held h</th><th>saving kept</th><th>provisioned h</th><th>saving kept</th>\
+         <th>delay p50</th><th>p95</th><th>p99</th><th>max</th><th>immediate</th><th>same executor</th><th>moves</th>\
+         <th>ANTT</th><th>STP</th></tr>\n",
+    );
+    for p in &summary.policies {
+        let _ = writeln!(
+            page,
+            "<tr><td>{}</td><td>{:.0}</td><td>{:.1} %</td><td>{:.0}</td><td>{:.1} %</td><td>{:.3}</td><td>{:.3}</td>\
+             <td>{:.2}</td><td>{:.0}</td><td>{:.1} %</td><td>{:.1} %</td><td>{}</td><td>{:.3}</td><td>{:.1}</td></tr>",
+            p.policy,
+            p.gpu_hours_held,
+            100.0 * p.held_saving_share,
+            p.gpu_hours_provisioned,
+            100.0 * p.provisioned_saving_share,
+            p.delay_s.p50,
+            p.delay_s.p95,
+            p.delay_s.p99,
+            p.delay_s.max,
+            100.0 * p.immediate_fraction,
+            100.0 * p.executor_reuse_fraction,
+            p.migrations,
+            p.antt,
+            p.stp
+        );
+    }
+    page.push_str("</table><p>Delays in seconds, without the time of unparking.</p>\n");
+}
+
+type Series = (String, Vec<(f64, f64)>);
+
+/// Lines over a frame with axes. `log`: the x axis is logarithmic.
+fn plot(page: &mut String, title: &str, x_label: &str, series: &[Series], log: bool) {
+    let all = || series.iter().flat_map(|(_, p)| p.iter());
+    let clean = |x: f64| if log { x.max(1e-3).log10() } else { x };
+    let fold = |f: fn(f64, f64) -> f64, init: f64, v: &dyn Fn(&(f64, f64)) -> f64| all().map(v).fold(init, f);
+    let (x0, x1) = (
+        fold(f64::min, f64::MAX, &|p| clean(p.0)),
+        fold(f64::max, f64::MIN, &|p| clean(p.0)),
+    );
+    let y1 = fold(f64::max, 1e-9, &|p| p.1);
+    if x0 > x1 {
+        return;
+    }
+    let sx = |x: f64| LEFT + (clean(x) - x0) / (x1 - x0).max(1e-9) * (WIDTH - LEFT - 10.0);
+    let sy = |y: f64| HEIGHT - BOTTOM - y / y1 * (HEIGHT - BOTTOM - 14.0);
+    let _ = write!(
+        page,
+        "<h2>{}</h2><svg width=\"{WIDTH}\" height=\"{:.0}\">",
+        escape(title),
+        HEIGHT + 18.0 * (series.len() as f64 / 5.0).ceil()
+    );
+    axes(page, x0, x1, y1, log, x_label);
+    for (i, (name, points)) in series.iter().enumerate() {
+        let colour = COLOURS[i % COLOURS.len()];
+        let path: Vec<String> = points
+            .iter()
+            .map(|&(x, y)| format!("{:.1},{:.1}", sx(x), sy(y)))
+            .collect();
+        let _ = write!(
+            page,
+            "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"1.5\" points=\"{}\"/>",
+            path.join(" ")
+        );
+        let (column, row) = (i % 5, i / 5);
+        let (x, y) = (LEFT + column as f64 * 158.0, HEIGHT + 8.0 + 18.0 * row as f64);
+        let _ = write!(
+            page,
+            "<rect x=\"{x:.0}\" y=\"{:.0}\" width=\"10\" height=\"10\" fill=\"{colour}\"/><text x=\"{:.0}\" y=\"{y:.0}\" font-size=\"11\">{}</text>",
+            y - 9.0,
+            x + 14.0,
+            escape(name)
+        );
+    }
+    page.push_str("</svg>\n");
+}
+
+fn axes(page: &mut String, x0: f64, x1: f64, y1: f64, log: bool, x_label: &str) {
+    let (right, base) = (WIDTH - 10.0, HEIGHT - BOTTOM);
+    let _ = write!(
+        page,
+        "<path d=\"M{LEFT} 14V{base}H{right}\" fill=\"none\" stroke=\"#888\"/>\
+         <text x=\"{:.0}\" y=\"{:.0}\" font-size=\"11\" text-anchor=\"end\">{}</text>",
+        right,
+        base + 32.0,
+        escape(x_label)
+    );
+    for i in 0..=4 {
+        let part = f64::from(i) / 4.0;
+        let y = base - part * (base - 14.0);
+        let _ = write!(
+            page,
+            "<text x=\"{:.0}\" y=\"{:.0}\" font-size=\"11\" text-anchor=\"end\">{}</text>",
+            LEFT - 6.0,
+            y + 4.0,
+            number(part * y1)
+        );
+        let x = LEFT + part * (right - LEFT);
+        let value = x0 + part * (x1 - x0);
+        let value = if log { 10f64.powf(value) } else { value };
+        let _ = write!(
+            page,
+            "<text x=\"{x:.0}\" y=\"{:.0}\" font-size=\"11\" text-anchor=\"middle\">{}</text>",
+            base + 16.0,
+            number(value)
+        );
+    }
+}
+
+fn number(x: f64) -> String {
+    match x.abs() {
+        a if a >= 100.0 => format!("{x:.0}"),
+        a if a >= 1.0 => format!("{x:.1}"),
+        a if a == 0.0 => "0".to_owned(),
+        _ => format!("{x:.3}"),
+    }
+}
+
+fn over_time(page: &mut String, results: &[PolicyResult], trace: &Trace) {
+    const POINTS: usize = 360;
+    let end = trace.end();
+    let line = |means: Vec<f64>| -> Vec<(f64, f64)> {
+        let day = end.0 as f64 / 8.64e10 / POINTS as f64;
+        means
+            .into_iter()
+            .enumerate()
+            .map(|(i, y)| (i as f64 * day, y))
+            .collect()
+    };
+    for r in results
+        .iter()
+        .filter(|r| r.policy == "ours" || r.policy == "notebookos")
+    {
+        let mut used = crate::metrics::Steps::default();
+        for c in &r.cells {
+            let run = trace.sessions[c.session as usize].cells[c.cell as usize].run;
+            let start = hop_core::time::Timestamp(c.end.0.saturating_sub(run.0));
+            used.span(start, c.end, i64::from(c.gpus));
+        }
+        let series = vec![
+            ("provisioned".to_owned(), line(r.provisioned.means(end, POINTS))),
+            ("leased".to_owned(), line(r.held.means(end, POINTS))),
+            ("used".to_owned(), line(used.means(end, POINTS))),
+        ];
+        plot(
+            page,
+            &format!("GPUs over time, {}", r.policy),
+            "days",
+            &series,
+            false,
+        );
+    }
+}
+
+fn cdf(page: &mut String, title: &str, results: &[PolicyResult], value: &dyn Fn(&CellResult) -> f64) {
+    const POINTS: usize = 200;
+    let series: Vec<Series> = results
+        .iter()
+        .filter(|r| !r.policy.contains("-no-"))
+        .map(|r| {
+            let mut v: Vec<f64> = r.cells.iter().filter(|c| c.gpus > 0).map(value).collect();
+            v.sort_unstable_by(f64::total_cmp);
+            let last = v.len().saturating_sub(1);
+            let points = (0..=POINTS)
+                .filter(|_| !v.is_empty())
+                .map(|i| (v[last * i / POINTS], i as f64 / POINTS as f64))
+                .collect();
+            (r.policy.clone(), points)
+        })
+        .collect();
+    plot(page, title, "seconds (logarithmic)", &series, true);
+}
+
+fn frontier_plot(page: &mut String, frontier: &[FrontierPoint]) {
+    let mut names: Vec<&str> = frontier.iter().map(|p| p.policy.as_str()).collect();
+    names.dedup();
+    let mut line = |title: &str, y: &dyn Fn(&FrontierPoint) -> f64| {
+        let series: Vec<Series> = names
+            .iter()
+            .map(|n| {
+                let of = frontier.iter().filter(|p| p.policy == *n);
+                ((*n).to_owned(), of.map(|p| (f64::from(p.gpus), y(p))).collect())
+            })
+            .collect();
+        plot(page, title, "GPUs in the cluster", &series, false);
+    };
+    line(
+        "Fewer GPUs: 95th percentile of delay (log10 of seconds, plus 3)",
+        &|p| p.delay_p95_s.max(1e-3).log10() + 3.0,
+    );
+    line("Fewer GPUs: share of grants that are immediate", &|p| {
+        p.immediate_fraction
+    });
+    line("Fewer GPUs: share of the saving that pilots keep", &|p| {
+        p.provisioned_saving_share.max(0.0)
+    });
+}
+
+fn bars(
+    page: &mut String,
+    title: &str,
+    summary: &Summary,
+    value: &dyn Fn(&crate::metrics::PolicySummary) -> f64,
+) {
+    let rows = summary.policies.len() as f64;
+    let most = summary.policies.iter().map(value).fold(1e-9, f64::max);
+    let _ = write!(
+        page,
+        "<h2>{}</h2><svg width=\"{WIDTH}\" height=\"{:.0}\">",
+        escape(title),
+        rows * 20.0 + 6.0
+    );
+    for (i, p) in summary.policies.iter().enumerate() {
+        let (y, v) = (i as f64 * 20.0, value(p));
+        let width = v / most * (WIDTH - 260.0);
+        let _ = write!(
+            page,
+            "<text x=\"170\" y=\"{:.0}\" font-size=\"11\" text-anchor=\"end\">{}</text>\
+             <rect x=\"178\" y=\"{:.0}\" width=\"{width:.1}\" height=\"14\" fill=\"{}\"/>\
+             <text x=\"{:.1}\" y=\"{:.0}\" font-size=\"11\">{}</text>",
+            y + 13.0,
+            escape(&p.policy),
+            y + 2.0,
+            COLOURS[i % COLOURS.len()],
+            184.0 + width,
+            y + 13.0,
+            number(v)
+        );
+    }
+    page.push_str("</svg>\n");
+}
