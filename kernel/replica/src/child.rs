@@ -30,7 +30,13 @@ pub struct Kernel {
 
 impl Kernel {
     /// Starts the kernelspec's argv with a connection file in `scratch`.
-    pub fn start(launch: &Launch, scratch: &Path, signing_key: &str, agent: OwnedFd) -> Result<Self> {
+    pub fn start(
+        program: &Path,
+        launch: &Launch,
+        scratch: &Path,
+        signing_key: &str,
+        agent: OwnedFd,
+    ) -> Result<Self> {
         let connection_file = write_connection_file(scratch, signing_key)?;
         let file = connection_file
             .to_str()
@@ -40,11 +46,7 @@ impl Kernel {
             .iter()
             .map(|a| a.replace("{connection_file}", file))
             .collect();
-        let exe = std::env::var_os("GRESSHOPPER_REPLICA_EXE").map(PathBuf::from);
-        let exe = exe
-            .map_or_else(std::env::current_exe, Ok)
-            .context("can't find my own program file")?;
-        let mut command = Command::new(exe);
+        let mut command = Command::new(program);
         command
             .arg("exec")
             .arg("--parent")

@@ -92,6 +92,7 @@ async fn replica(dir: PathBuf, incarnation: Incarnation) -> Result<()> {
         )
     };
     run::run(run::Setup {
+        program: std::env::current_exe().context("can't find my own program file")?,
         dir,
         incarnation,
         file,

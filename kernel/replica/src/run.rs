@@ -88,6 +88,8 @@ impl Place {
 /// All that a replica is given.
 #[derive(Debug)]
 pub struct Setup {
+    /// `hop-replica` itself: the kernel is started through it.
+    pub program: PathBuf,
     pub dir: PathBuf,
     pub incarnation: Incarnation,
     pub file: FrontFile,
@@ -155,13 +157,14 @@ pub async fn run(setup: Setup) -> Result<()> {
         theirs,
     ) = agent::open()?;
     let Setup {
+        program,
         dir,
         incarnation,
         file,
         place,
         leases,
     } = setup;
-    let kernel = Kernel::start(&file.launch, scratch.path(), &file.signing_key, theirs);
+    let kernel = Kernel::start(&program, &file.launch, scratch.path(), &file.signing_key, theirs);
     let (link_tx, mut links) = mpsc::channel(8);
     tokio::spawn(dial::dial(dir.clone(), incarnation, link_tx));
     let kernel = match kernel {
