@@ -1,0 +1,157 @@
+"""The channel's Python end and what stands on it, against a supervisor that this test plays."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from gresshopper import channel, need
+
+
+class Supervisor:
+    """The other end: answers as told, and remembers what it was asked."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.heard: list[dict[str, Any]] = []
+        self.refuse: str | None = None
+        self.silent = False
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            wire, _ = self.read()
+            if wire is None:
+                return
+            self.heard.append(wire)
+            if "re" in wire or "id" not in wire or (self.silent and wire["op"] != "hello"):
+                continue
+            if self.refuse and wire["op"] != "hello":
+                self.write({"re": wire["id"], "error": {"kind": "refused", "message": self.refuse}})
+            else:
+                self.write({"re": wire["id"], "ok": {"version": 1, "lease": 7, "gpus": [1], "node": "n1"}})
+
+    def read(self) -> tuple[dict[str, Any] | None, list[bytes]]:
+        head = self._exactly(8)
+        if not head:
+            return None, []
+        size, count = struct.unpack(">II", head)
+        sizes = struct.unpack(f">{count}Q", self._exactly(8 * count))
+        return json.loads(self._exactly(size)), [self._exactly(n) for n in sizes]
+
+    def _exactly(self, size: int) -> bytes:
+        out = b""
+        while len(out) < size:
+            piece = self.sock.recv(size - len(out))
+            if not piece:
+                return b""
+            out += piece
+        return out
+
+    def write(self, wire: dict[str, Any], *attachments: bytes) -> None:
+        text = json.dumps(wire).encode()
+        sizes = b"".join(struct.pack(">Q", len(a)) for a in attachments)
+        self.sock.sendall(struct.pack(">II", len(text), len(attachments)) + sizes + text + b"".join(attachments))
+
+    def ops(self) -> list[str]:
+        return [w["op"] for w in self.heard if w.get("op") != "hello"]
+
+
+@pytest.fixture
+def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(need, "_held", need._Held())
+    monkeypatch.setenv(channel.FD_VARIABLE, str(theirs.detach()))
+    channel.adopt()
+    assert channel.FD_VARIABLE not in os.environ
+    yield Supervisor(ours)
+    ours.close()
+
+
+def eventually(true: Any) -> None:
+    until = time.monotonic() + 10
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_a_block_has_a_grant_and_gives_it_back(supervisor: Supervisor) -> None:
+    with need.gpu(2, mem=40, cpus=4) as grant:
+        assert (grant.lease, grant.gpus, grant.node) == (7, (1,), "n1")
+        with need.gpu():
+            pass
+        with pytest.raises(need.LeaseRefused, match="outer block"):
+            need.gpu(3).__enter__()
+    eventually(lambda: supervisor.ops() == ["need.acquire", "need.release"])
+    assert supervisor.heard[1]["body"] == {"need": {"gpus": 2, "cpus": 4, "gpu_mem_mib": 40960}}
+
+
+def test_a_refusal_is_told_with_its_reason_and_without_a_chain(supervisor: Supervisor) -> None:
+    supervisor.refuse = "no such thing"
+    with pytest.raises(need.LeaseRefused, match="no such thing") as error, need.cpu(8):
+        pass
+    assert error.value.__cause__ is None and error.value.__suppress_context__
+    assert supervisor.ops() == ["need.acquire"]
+
+
+def test_an_interrupt_ends_the_wait_and_withdraws(supervisor: Supervisor) -> None:
+    supervisor.silent = True
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt), need.gpu():
+        pass
+    eventually(lambda: supervisor.ops() == ["need.acquire", "need.release"])
+
+
+def test_a_supervisor_that_is_gone_is_an_error_not_a_hang(supervisor: Supervisor) -> None:
+    supervisor.sock.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(need.LeaseRefused), need.gpu():
+        pass
+
+
+def test_the_supervisor_asks_with_attachments(supervisor: Supervisor) -> None:
+    channel.get().serve("state.echo", lambda body, files: ({"n": body["n"] + 1}, [f[::-1] for f in files]))
+    channel.get().serve("state.bad", lambda body, files: 1 / 0)  # type: ignore[arg-type,return-value]
+    supervisor.write({"op": "state.echo", "id": 5, "body": {"n": 1}}, b"abc", b"")
+    eventually(lambda: {"re": 5, "ok": {"n": 2}} in supervisor.heard)
+    supervisor.write({"op": "state.bad", "id": 6, "body": {}})
+    eventually(lambda: any(w.get("re") == 6 and w["error"]["kind"] == "failed" for w in supervisor.heard))
+    supervisor.write({"op": "nobody.knows", "id": 7, "body": {}})
+    eventually(lambda: any(w.get("re") == 7 and w["error"]["kind"] == "unknown" for w in supervisor.heard))
+
+
+def test_a_child_of_the_kernel_can_not_ask(supervisor: Supervisor) -> None:
+    pid = os.fork()
+    if not pid:
+        try:
+            need.gpu().__enter__()
+        except need.LeaseRefused:
+            os._exit(0)
+        os._exit(1)
+    assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_only_the_magics_line_is_blanked() -> None:
+    cases = [
+        (["%%gpu 1\n", "x\n"], ["\n", "x\n"]),
+        (["%%cpu\n"], ["\n"]),
+        (["  %%gpu 2 --mem 40\n", "  x"], ["\n", "  x"]),
+        (["%%gpu\n", "\n", "%%time\n", "x\n"], ["%%time\n", "x\n"]),
+        (["%%gpus\n", "x"], ["%%gpus\n", "x"]),
+        (["x\n", "%%gpu\n"], ["x\n", "%%gpu\n"]),
+        ([], []),
+    ]
+    for lines, expected in cases:
+        assert need.blank_magic(lines) == expected
