@@ -150,8 +150,12 @@ impl World {
             Output::Granted {
                 kernel, cell, lease, ..
             } => {
-                self.granted += 1;
                 let key = (kernel.clone(), cell.clone());
+                // Told again, because the cell was asked for again.
+                if self.running.get(&key) == Some(lease) {
+                    return;
+                }
+                self.granted += 1;
                 assert!(
                     self.waiting.remove(&key),
                     "{kernel}/{cell} was granted without waiting"
