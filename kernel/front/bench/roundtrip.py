@@ -27,31 +27,37 @@ class Kernel:
         """Seconds from the request to its reply and the last of its outputs."""
         begin = time.perf_counter()
         asked = self.kc.execute(code)
-        idle = False
-        while not idle:
-            said = self.kc.get_iopub_msg(timeout=300)
-            if said["parent_header"].get("msg_id") == asked:
-                idle = said["content"].get("execution_state") == "idle"
-        self.kc.get_shell_msg(timeout=300)
+        self._until_idle(asked)
+        self._until_reply(asked)
         return time.perf_counter() - begin
 
     def reply(self, code: str) -> float:
         """Seconds from the request to its reply."""
         begin = time.perf_counter()
-        self.kc.execute(code)
-        self.kc.get_shell_msg(timeout=60)
+        asked = self.kc.execute(code)
+        self._until_reply(asked)
         took = time.perf_counter() - begin
+        self._until_idle(asked)
+        return took
+
+    def _until_reply(self, asked: str) -> None:
+        # What start-up asked may still be answered.
+        while self.kc.get_shell_msg(timeout=300)["parent_header"].get("msg_id") != asked:
+            pass
+
+    def _until_idle(self, asked: str) -> None:
         while True:
-            said = self.kc.get_iopub_msg(timeout=60)
-            if said["content"].get("execution_state") == "idle":
-                return took
+            said = self.kc.get_iopub_msg(timeout=300)
+            if said["parent_header"].get("msg_id") == asked and said["content"].get("execution_state") == "idle":
+                return
 
     def close(self) -> None:
         self.kc.stop_channels()
         self.km.shutdown_kernel()
 
 
-def say(bench: str, case: str, ours: float, peer: float, unit: str, n: int) -> None:
+def say(name: tuple[str, str], values: tuple[float, float], unit: str, n: int) -> None:
+    (bench, case), (ours, peer) = name, values
     row: dict[str, Any] = {
         "bench": bench,
         "case": case,
@@ -88,12 +94,12 @@ def main() -> int:
             for kernel, into in zip(kernels, times):
                 into.append(kernel.reply("1+1") * 1000)
         medians = [statistics.median(t) for t in times]
-        say("roundtrip", "one_plus_one_p50", medians[0], medians[1], "ms", args.n)
-        say("roundtrip", "one_plus_one_p99", *(percentile(t, 0.99) for t in times), "ms", args.n)
+        say(("roundtrip", "one_plus_one_p50"), (medians[0], medians[1]), "ms", args.n)
+        p99 = (percentile(times[0], 0.99), percentile(times[1], 0.99))
+        say(("roundtrip", "one_plus_one_p99"), p99, "ms", args.n)
         lines = f"for i in range({args.lines}): print(i, flush=True)"
         show = (
-            "from IPython.display import display\n"
-            f"display({{'text/plain': 'x' * {args.mb * 1_000_000}}}, raw=True)"
+            f"from IPython.display import display\ndisplay({{'text/plain': 'x' * {args.mb * 1_000_000}}}, raw=True)"
         )
         many = f"lines_{args.lines // 1000}k"
         for case, code, rounds in ((many, lines, 1), (f"display_{args.mb}mb", show, args.rounds)):
@@ -101,7 +107,7 @@ def main() -> int:
             for _ in range(rounds):
                 for kernel, into in zip(kernels, took):
                     into.append(kernel.cell(code))
-            say("stream", case, *(statistics.median(t) for t in took), "s", rounds)
+            say(("stream", case), (statistics.median(took[0]), statistics.median(took[1])), "s", rounds)
     finally:
         for kernel in kernels:
             kernel.close()

@@ -202,6 +202,11 @@ def adopt() -> None:
     _channel = Channel(sock)
 
 
+def is_here() -> bool:
+    """Whether this process is a kernel with a supervisor."""
+    return _channel is not None
+
+
 def get() -> Channel:
     """The channel of this kernel."""
     if _channel is None:

@@ -19,6 +19,8 @@ from collections.abc import Mapping
 from types import ModuleType, TracebackType
 from typing import Any
 
+from gresshopper import channel, need
+
 from ._errors import GpuUnavailable, ParkRefused
 from ._keeper import VERSION, Keeper
 from ._lease import LeaseSource, NoLease, Workstation
@@ -113,8 +115,9 @@ class _Asked:
 class _Callable(ModuleType):
     """A module that can be called: `gresshopper.gpu` is both."""
 
-    def __call__(self) -> _Asked:
-        return _Asked()
+    def __call__(self, n: int = 1, **asked: Any) -> _Asked | need.Need:
+        """In a kernel of Gresshopper a lease (`gresshopper.need.gpu`), elsewhere the workstation's own GPU."""
+        return need.gpu(n, **asked) if channel.is_here() else _Asked()
 
 
 sys.modules[__name__].__class__ = _Callable
