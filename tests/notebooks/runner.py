@@ -58,6 +58,14 @@ def preload() -> None:
     ):
         with contextlib.suppress(ImportError):
             __import__(name)
+    from traitlets.config import Config
+
+    from gresshopper.state import restore
+
+    restore.environment()  # what is installed doesn't change: it is asked once
+    quiet = Config()
+    quiet.HistoryManager.enabled = False
+    shell(quiet)
 
 
 def in_child(work: Callable[[], Any], limit: float = 300.0) -> Any:
@@ -87,11 +95,11 @@ def in_child(work: Callable[[], Any], limit: float = 300.0) -> Any:
     return json.loads(text) if text else {"crash": "the process ended without a word"}
 
 
-def shell() -> Any:
-    """A fresh shell, with the inline backend's habit of closing figures after each cell."""
+def shell(config: Any = None) -> Any:
+    """The shell, in which nothing was run before the fork."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    return InteractiveShell.instance()
+    return InteractiveShell.instance(config=config) if config else InteractiveShell.instance()
 
 
 def run_cell(ip: Any, source: str) -> dict[str, Any]:

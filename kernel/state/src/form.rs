@@ -144,7 +144,9 @@ pub struct Snapshot {
 
 /// Where the owner's key lies, given the environment's `XDG_CONFIG_HOME` and `HOME`.
 pub fn key_path(config: Option<&Path>, home: &Path) -> PathBuf {
-    config.map_or_else(|| home.join(".config"), Path::to_owned).join("gresshopper/state.key")
+    config
+        .map_or_else(|| home.join(".config"), Path::to_owned)
+        .join("gresshopper/state.key")
 }
 
 /// Reads the owner's key.
@@ -152,7 +154,10 @@ pub fn key_path(config: Option<&Path>, home: &Path) -> PathBuf {
 /// # Errors
 /// [`ReadError::Key`] when it isn't there, is another's or open to others.
 pub fn owner_key(path: &Path, uid: u32) -> Result<[u8; 32], ReadError> {
-    let failed = |why: String| ReadError::Key { path: path.to_owned(), why };
+    let failed = |why: String| ReadError::Key {
+        path: path.to_owned(),
+        why,
+    };
     let found = fs::symlink_metadata(path).map_err(|e| failed(e.to_string()))?;
     if !found.is_file() || found.uid() != uid {
         return Err(failed("it isn't a file of yours".to_owned()));
@@ -161,7 +166,8 @@ pub fn owner_key(path: &Path, uid: u32) -> Result<[u8; 32], ReadError> {
         return Err(failed("it is open to other users".to_owned()));
     }
     let raw = fs::read(path).map_err(|e| failed(e.to_string()))?;
-    raw.try_into().map_err(|_| failed("it isn't 32 bytes long".to_owned()))
+    raw.try_into()
+        .map_err(|_| failed("it isn't 32 bytes long".to_owned()))
 }
 
 /// Reads and proves a state.
@@ -169,12 +175,17 @@ pub fn owner_key(path: &Path, uid: u32) -> Result<[u8; 32], ReadError> {
 /// # Errors
 /// [`ReadError`]; nothing of a state that isn't proven is returned.
 pub fn read(directory: &Path, key: &[u8; 32], uid: u32) -> Result<Snapshot, ReadError> {
-    let missing = |source| ReadError::Missing { path: directory.to_owned(), source };
+    let missing = |source| ReadError::Missing {
+        path: directory.to_owned(),
+        source,
+    };
     let found = fs::metadata(directory).map_err(missing)?;
     if found.uid() != uid {
-        return Err(ReadError::Stranger { path: directory.to_owned() });
+        return Err(ReadError::Stranger {
+            path: directory.to_owned(),
+        });
     }
-    let head = read_head(&fs::read(directory.join("head")).map_err(missing)?, key)?;
+    let head = newest_head(&fs::read(directory.join("head")).map_err(missing)?, key)?;
     let log = fs::read(directory.join("log")).map_err(missing)?;
     let log = log.get(..head.length).ok_or(ReadError::Refused)?;
     let mut snapshot = Snapshot::default();
@@ -185,9 +196,25 @@ pub fn read(directory: &Path, key: &[u8; 32], uid: u32) -> Result<Snapshot, Read
     Ok(snapshot)
 }
 
+/// Length of each of the two places in `head`, which are written in turns: a torn write leaves the other.
+const SLOT: usize = 512;
+
+fn newest_head(raw: &[u8], key: &[u8; 32]) -> Result<Head, ReadError> {
+    if raw.len() != 2 * SLOT {
+        return Err(ReadError::Refused);
+    }
+    match (read_head(&raw[..SLOT], key), read_head(&raw[SLOT..], key)) {
+        (Ok(a), Ok(b)) => Ok(if a.records > b.records { a } else { b }),
+        (Ok(head), Err(_)) | (Err(_), Ok(head)) => Ok(head),
+        (Err(e), Err(_)) => Err(e),
+    }
+}
+
 fn read_head(raw: &[u8], key: &[u8; 32]) -> Result<Head, ReadError> {
     let lines: Vec<&[u8]> = raw.split(|&b| b == b'\n').collect();
-    let [text, proof, []] = lines[..] else { return Err(ReadError::Refused) };
+    let [text, proof, _padding] = lines[..] else {
+        return Err(ReadError::Refused);
+    };
     let head: Head = serde_json::from_slice(text).map_err(|_| ReadError::Refused)?;
     if head.version != VERSION {
         return Err(ReadError::Version { found: head.version });
@@ -197,7 +224,11 @@ fn read_head(raw: &[u8], key: &[u8; 32]) -> Result<Head, ReadError> {
     }
     let proof = blake3::Hash::from_hex(proof).map_err(|_| ReadError::Refused)?;
     // blake3's comparison takes the same time whatever differs.
-    if blake3::keyed_hash(key, &[b"head", text].concat()) == proof { Ok(head) } else { Err(ReadError::Refused) }
+    if blake3::keyed_hash(key, &[b"head", text].concat()) == proof {
+        Ok(head)
+    } else {
+        Err(ReadError::Refused)
+    }
 }
 
 /// Set in the length of a part that is compressed.
@@ -214,7 +245,9 @@ fn inflated(part: &[u8], deflated: bool) -> Result<Cow<'_, [u8]>, ReadError> {
         return Ok(Cow::Borrowed(part));
     }
     let mut whole = Vec::new();
-    flate2::read::ZlibDecoder::new(part).read_to_end(&mut whole).map_err(|_| ReadError::Refused)?;
+    flate2::read::ZlibDecoder::new(part)
+        .read_to_end(&mut whole)
+        .map_err(|_| ReadError::Refused)?;
     Ok(Cow::Owned(whole))
 }
 
@@ -228,7 +261,10 @@ fn replay(log: &[u8], key: &[u8; 32], snapshot: &mut Snapshot) -> Result<[u8; MA
     while !rest.is_empty() {
         let (text, deflated) = number(rest.get(..8).ok_or(ReadError::Refused)?)?;
         let (body, _) = number(rest.get(8..16).ok_or(ReadError::Refused)?)?;
-        let end = text.checked_add(body).and_then(|n| n.checked_add(16)).ok_or(ReadError::Refused)?;
+        let end = text
+            .checked_add(body)
+            .and_then(|n| n.checked_add(16))
+            .ok_or(ReadError::Refused)?;
         let framed = rest.get(..end).ok_or(ReadError::Refused)?;
         let proof = rest.get(end..end + MAC).ok_or(ReadError::Refused)?;
         let proof = blake3::Hash::from_slice(proof).map_err(|_| ReadError::Refused)?;
@@ -238,7 +274,10 @@ fn replay(log: &[u8], key: &[u8; 32], snapshot: &mut Snapshot) -> Result<[u8; MA
         }
         mac = *found.as_bytes();
         let said = inflated(&framed[16..16 + text], deflated)?;
-        apply(serde_json::from_slice(&said).map_err(|_| ReadError::Refused)?, snapshot);
+        apply(
+            serde_json::from_slice(&said).map_err(|_| ReadError::Refused)?,
+            snapshot,
+        );
         rest = &rest[end + MAC..];
     }
     Ok(mac)
@@ -252,18 +291,26 @@ fn apply(record: Record, snapshot: &mut Snapshot) {
     for id in record.gone {
         snapshot.units.remove(&id);
     }
-    let streams = record.units.iter().map(|u| &u.stream).chain(record.process.values());
+    let streams = record
+        .units
+        .iter()
+        .map(|u| &u.stream)
+        .chain(record.process.values());
     for stream in streams {
         if let StreamRef::Chunks { c, .. } = stream {
             snapshot.chunks.extend(c.iter().cloned());
         }
     }
     for unit in record.units {
-        snapshot.chunks.extend(unit.buffers.iter().flat_map(|b| b.2.iter().cloned()));
+        snapshot
+            .chunks
+            .extend(unit.buffers.iter().flat_map(|b| b.2.iter().cloned()));
         snapshot.units.insert(unit.id, unit);
     }
     snapshot.sections.extend(record.process);
-    snapshot.environment = record.env.unwrap_or_else(|| std::mem::take(&mut snapshot.environment));
+    snapshot.environment = record
+        .env
+        .unwrap_or_else(|| std::mem::take(&mut snapshot.environment));
     snapshot.saved_at = record.at;
     snapshot.records += 1;
 }
@@ -280,7 +327,15 @@ pub enum Difference {
 /// Variables that differ between two states, with the bytes that they hold in the later one.
 pub fn differences(before: &Snapshot, after: &Snapshot) -> BTreeMap<String, (Difference, u64)> {
     let by_name = |s: &Snapshot| -> BTreeMap<String, Unit> {
-        s.units.values().flat_map(|u| u.names().into_iter().map(|n| (n.to_owned(), u.clone())).collect::<Vec<_>>()).collect()
+        s.units
+            .values()
+            .flat_map(|u| {
+                u.names()
+                    .into_iter()
+                    .map(|n| (n.to_owned(), u.clone()))
+                    .collect::<Vec<_>>()
+            })
+            .collect()
     };
     let (old, new) = (by_name(before), by_name(after));
     let mut found = BTreeMap::new();
@@ -314,7 +369,9 @@ mod tests {
     }
 
     fn record(mac: &mut [u8; 32], units: &str) -> Vec<u8> {
-        let text = format!(r#"{{"full":false,"at":1.0,"cell":null,"units":[{units}],"gone":[],"process":{{}},"env":null}}"#);
+        let text = format!(
+            r#"{{"full":false,"at":1.0,"cell":null,"units":[{units}],"gone":[],"process":{{}},"env":null}}"#
+        );
         let mut framed = (text.len() as u64).to_le_bytes().to_vec();
         framed.extend(4u64.to_le_bytes());
         framed.extend(text.as_bytes());
@@ -342,7 +399,8 @@ mod tests {
         );
         let proof = blake3::keyed_hash(&KEY, &[b"head", head.as_bytes()].concat());
         fs::write(dir.path().join("log"), &log).unwrap();
-        fs::write(dir.path().join("head"), format!("{head}\n{}\n", proof.to_hex())).unwrap();
+        let slot = format!("{:<512}", format!("{head}\n{}\n", proof.to_hex()));
+        fs::write(dir.path().join("head"), slot.repeat(2)).unwrap();
         dir
     }
 
@@ -364,22 +422,38 @@ mod tests {
     fn each_changed_byte_and_each_cut_is_refused() {
         let dir = state(&[unit("x", "00")]);
         let uid = me(&dir);
-        for file in ["log", "head"] {
-            let path = dir.path().join(file);
-            let whole = fs::read(&path).unwrap();
-            for at in 0..whole.len() {
-                let mut changed = whole.clone();
-                changed[at] ^= 1;
-                fs::write(&path, &changed).unwrap();
-                assert!(read(dir.path(), &KEY, uid).is_err(), "{file} byte {at}");
-                fs::write(&path, &whole[..at]).unwrap();
-                assert!(read(dir.path(), &KEY, uid).is_err(), "{file} cut at {at}");
-            }
-            fs::write(&path, &whole).unwrap();
+        let path = dir.path().join("log");
+        let whole = fs::read(&path).unwrap();
+        for at in 0..whole.len() {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            fs::write(&path, &changed).unwrap();
+            assert!(read(dir.path(), &KEY, uid).is_err(), "byte {at}");
+            fs::write(&path, &whole[..at]).unwrap();
+            assert!(read(dir.path(), &KEY, uid).is_err(), "cut at {at}");
         }
+        fs::write(&path, &whole).unwrap();
+        let path = dir.path().join("head");
+        let whole = fs::read(&path).unwrap();
+        let text = whole.iter().position(|&b| b == b' ').unwrap();
+        for at in 0..text {
+            let mut changed = whole.clone();
+            changed[at] ^= 1;
+            fs::write(&path, &changed).unwrap();
+            assert!(read(dir.path(), &KEY, uid).is_ok(), "one torn place leaves the other");
+            changed[SLOT + at] ^= 1;
+            fs::write(&path, &changed).unwrap();
+            assert!(read(dir.path(), &KEY, uid).is_err(), "head byte {at}");
+            fs::write(&path, &whole[..at]).unwrap();
+            assert!(read(dir.path(), &KEY, uid).is_err(), "head cut at {at}");
+        }
+        fs::write(&path, &whole).unwrap();
         assert!(read(dir.path(), &KEY, uid).is_ok());
         assert!(matches!(read(dir.path(), &[8; 32], uid), Err(ReadError::Refused)));
-        assert!(matches!(read(dir.path(), &KEY, uid + 1), Err(ReadError::Stranger { .. })));
+        assert!(matches!(
+            read(dir.path(), &KEY, uid + 1),
+            Err(ReadError::Stranger { .. })
+        ));
     }
 
     #[test]
@@ -398,10 +472,17 @@ mod tests {
             let dir = state(u);
             read(dir.path(), &KEY, me(&dir)).unwrap()
         };
-        let (x, changed, y) = (at(&[unit("x", "00")]), at(&[unit("x", "01")]), at(&[unit("y", "00")]));
+        let (x, changed, y) = (
+            at(&[unit("x", "00")]),
+            at(&[unit("x", "01")]),
+            at(&[unit("y", "00")]),
+        );
         assert_eq!(differences(&x, &x), BTreeMap::new());
         assert_eq!(differences(&x, &changed)["x"].0, Difference::Changed);
         let moved = differences(&x, &y);
-        assert_eq!((&moved["x"].0, &moved["y"].0), (&Difference::Removed, &Difference::Added));
+        assert_eq!(
+            (&moved["x"].0, &moved["y"].0),
+            (&Difference::Removed, &Difference::Added)
+        );
     }
 }

@@ -74,7 +74,13 @@ pub fn rebuilding(problem: &Problem, group: usize) -> BTreeSet<usize> {
     let mut queue = VecDeque::from([problem.groups[group].producer]);
     while let Some(cell) = queue.pop_front() {
         if cell < problem.cells.len() && cells.insert(cell) {
-            queue.extend(problem.cells[cell].reads.iter().filter(|v| v.active.is_none()).map(|v| v.cell));
+            queue.extend(
+                problem.cells[cell]
+                    .reads
+                    .iter()
+                    .filter(|v| v.active.is_none())
+                    .map(|v| v.cell),
+            );
         }
     }
     cells
@@ -83,7 +89,9 @@ pub fn rebuilding(problem: &Problem, group: usize) -> BTreeSet<usize> {
 /// All cells that `shipped` leaves to be run: rebuilding also needs the active versions that the cells read, so a
 /// group that is read and not shipped brings its own cells, which [`closure`] has added.
 fn closure(problem: &Problem) -> Vec<BTreeSet<usize>> {
-    (0..problem.groups.len()).map(|g| rebuilding(problem, g)).collect()
+    (0..problem.groups.len())
+        .map(|g| rebuilding(problem, g))
+        .collect()
 }
 
 /// The cheapest plan. On ties, ship.
@@ -92,9 +100,18 @@ pub fn plan(problem: &Problem) -> Plan {
     let ship: Vec<f64> = problem
         .groups
         .iter()
-        .map(|g| if g.there { 0.0 } else { g.ship.filter(|s| s.is_finite()).unwrap_or(f64::INFINITY) })
+        .map(|g| {
+            if g.there {
+                0.0
+            } else {
+                g.ship.filter(|s| s.is_finite()).unwrap_or(f64::INFINITY)
+            }
+        })
         .collect();
-    let open: Vec<bool> = rebuilt.iter().map(|cells| cells.iter().all(|&c| problem.cells[c].run.is_some())).collect();
+    let open: Vec<bool> = rebuilt
+        .iter()
+        .map(|cells| cells.iter().all(|&c| problem.cells[c].run.is_some()))
+        .collect();
     let mut graph = Flow::new(2 + problem.groups.len() + problem.cells.len());
     let (source, sink) = (0, 1);
     let group_node = |g: usize| 2 + g;
@@ -120,7 +137,11 @@ pub fn plan(problem: &Problem) -> Plan {
         choices.push(if problem.groups[g].there {
             Choice::Leave
         } else if !open[g] {
-            if ship[g].is_finite() { Choice::Ship } else { Choice::Placeholder }
+            if ship[g].is_finite() {
+                Choice::Ship
+            } else {
+                Choice::Placeholder
+            }
         } else if ship[g] <= 0.0 || ship[g].is_finite() && to_sink[group_node(g)] {
             Choice::Ship
         } else if ship[g].is_finite() && cut_ships(&graph, source, group_node(g)) {
@@ -144,9 +165,18 @@ fn finish(problem: &Problem, rebuilt: &[BTreeSet<usize>], ship: &[f64], choices:
         .filter(|(choice, _)| **choice == Choice::Recompute)
         .flat_map(|(_, cells)| cells.iter().copied())
         .collect();
-    let shipped: f64 = choices.iter().zip(ship).filter(|(c, _)| **c == Choice::Ship).map(|(_, s)| s).sum();
+    let shipped: f64 = choices
+        .iter()
+        .zip(ship)
+        .filter(|(c, _)| **c == Choice::Ship)
+        .map(|(_, s)| s)
+        .sum();
     let ran: f64 = rerun.iter().filter_map(|&c| problem.cells[c].run).sum();
-    Plan { choices, rerun: rerun.into_iter().collect(), cost: shipped + ran }
+    Plan {
+        choices,
+        rerun: rerun.into_iter().collect(),
+        cost: shipped + ran,
+    }
 }
 
 /// A flow network with real capacities.
@@ -162,7 +192,10 @@ struct Edge {
 
 impl Flow {
     fn new(nodes: usize) -> Self {
-        Self { edges: Vec::new(), from: vec![Vec::new(); nodes] }
+        Self {
+            edges: Vec::new(),
+            from: vec![Vec::new(); nodes],
+        }
     }
 
     fn edge(&mut self, from: usize, to: usize, capacity: f64) {
@@ -175,7 +208,10 @@ impl Flow {
     /// Pushes along shortest paths until none is left (Edmonds and Karp).
     fn saturate(&mut self, source: usize, sink: usize) {
         while let Some(path) = self.path(source, sink) {
-            let least = path.iter().map(|&e| self.edges[e].left).fold(f64::INFINITY, f64::min);
+            let least = path
+                .iter()
+                .map(|&e| self.edges[e].left)
+                .fold(f64::INFINITY, f64::min);
             if !least.is_finite() {
                 break;
             }
@@ -213,7 +249,12 @@ impl Flow {
         let mut stack = vec![source];
         while let Some(node) = stack.pop() {
             if !std::mem::replace(&mut seen[node], true) {
-                stack.extend(self.from[node].iter().filter(|&&e| self.edges[e].left > 0.0).map(|&e| self.edges[e].to));
+                stack.extend(
+                    self.from[node]
+                        .iter()
+                        .filter(|&&e| self.edges[e].left > 0.0)
+                        .map(|&e| self.edges[e].to),
+                );
             }
         }
         seen
@@ -238,11 +279,21 @@ mod tests {
     use proptest::prelude::*;
 
     fn group(producer: usize, ship: Option<f64>) -> Group {
-        Group { producer, ship, there: false }
+        Group {
+            producer,
+            ship,
+            there: false,
+        }
     }
 
     fn cell(run: Option<f64>, reads: &[(usize, Option<usize>)]) -> Cell {
-        Cell { run, reads: reads.iter().map(|&(cell, active)| VersionId { cell, active }).collect() }
+        Cell {
+            run,
+            reads: reads
+                .iter()
+                .map(|&(cell, active)| VersionId { cell, active })
+                .collect(),
+        }
     }
 
     #[test]
@@ -252,7 +303,14 @@ mod tests {
             groups: vec![group(0, Some(5.0)), group(1, Some(5.0))],
         };
         let plan = plan(&problem);
-        assert_eq!(plan, Plan { choices: vec![Choice::Recompute, Choice::Ship], rerun: vec![0], cost: 6.0 });
+        assert_eq!(
+            plan,
+            Plan {
+                choices: vec![Choice::Recompute, Choice::Ship],
+                rerun: vec![0],
+                cost: 6.0
+            }
+        );
     }
 
     #[test]
@@ -275,10 +333,20 @@ mod tests {
 
     #[test]
     fn what_is_there_is_left_and_ties_ship() {
-        let mut problem = Problem { cells: vec![cell(Some(2.0), &[])], groups: vec![group(0, Some(2.0))] };
+        let mut problem = Problem {
+            cells: vec![cell(Some(2.0), &[])],
+            groups: vec![group(0, Some(2.0))],
+        };
         assert_eq!(plan(&problem).choices, [Choice::Ship]);
         problem.groups[0].there = true;
-        assert_eq!(plan(&problem), Plan { choices: vec![Choice::Leave], rerun: vec![], cost: 0.0 });
+        assert_eq!(
+            plan(&problem),
+            Plan {
+                choices: vec![Choice::Leave],
+                rerun: vec![],
+                cost: 0.0
+            }
+        );
     }
 
     /// Tries every set of shipped groups.
@@ -290,7 +358,11 @@ mod tests {
             let mut cost = 0.0;
             let mut cells = BTreeSet::new();
             for g in 0..n {
-                let ship = if problem.groups[g].there { Some(0.0) } else { problem.groups[g].ship };
+                let ship = if problem.groups[g].there {
+                    Some(0.0)
+                } else {
+                    problem.groups[g].ship
+                };
                 let open = rebuilt[g].iter().all(|&c| problem.cells[c].run.is_some());
                 if ship.is_none() && !open {
                     continue;
@@ -301,7 +373,10 @@ mod tests {
                     cells.extend(rebuilt[g].iter().copied());
                 }
             }
-            cost += cells.iter().map(|&c| problem.cells[c].run.unwrap_or(f64::INFINITY)).sum::<f64>();
+            cost += cells
+                .iter()
+                .map(|&c| problem.cells[c].run.unwrap_or(f64::INFINITY))
+                .sum::<f64>();
             best = best.min(cost);
         }
         best
@@ -325,13 +400,20 @@ mod tests {
                             reads: reads
                                 .into_iter()
                                 .filter(|(c, _)| *c < i)
-                                .map(|(cell, active)| VersionId { cell, active: active.filter(|&a| a < n) })
+                                .map(|(cell, active)| VersionId {
+                                    cell,
+                                    active: active.filter(|&a| a < n),
+                                })
                                 .collect(),
                         })
                         .collect(),
                     groups: groups
                         .into_iter()
-                        .map(|(producer, ship, there)| Group { producer, ship, there })
+                        .map(|(producer, ship, there)| Group {
+                            producer,
+                            ship,
+                            there,
+                        })
                         .collect(),
                 }
             })

@@ -155,7 +155,7 @@ class Agent:
             "process": {k: self._ref(v, body) for k, v in delta.process.items()},
             "inputs": {str(i): inputs[i] for i in range(first, len(inputs))},
             "count": self.shell.execution_count + (cell is not None),
-            "env": restoring.environment() if full or self._new_modules() else None,
+            "env": restoring.environment() if full or cell is None and self._new_modules() else None,
         }
         self._body = bytes(body)
         return head

@@ -250,6 +250,21 @@ class Memories:
                 native.lib.hop_track_drop(*key)
 
 
+class _Visible:
+    """A look at the namespace: which variables are the user's, where they are, and which of them changed place."""
+
+    __slots__ = ("_namespace", "changed", "ids", "shown")
+
+    def __init__(self, namespace: dict[str, Any], ids: dict[str, int], shown: set[str], changed: set[str]) -> None:
+        self._namespace, self.ids, self.shown, self.changed = namespace, ids, shown, changed
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.shown
+
+    def __getitem__(self, name: str) -> Any:
+        return self._namespace[name]
+
+
 class Capture:
     """What is known of one namespace."""
 
@@ -261,7 +276,9 @@ class Capture:
         self.store = store
         self.units: dict[int, Unit] = {}
         self._owner: dict[str, Unit] = {}
-        self._bound: dict[str, int] = {}
+        self._ids: dict[str, int] = {}
+        self._shown: set[str] = set()
+        self._tabled = 0
         self._table: dict[int, int] = {}
         self._large: set[int] = set()
         self._process: dict[str, bytes] = {}
@@ -273,9 +290,17 @@ class Capture:
 
     # --- which units to look at ---
 
-    def visible(self) -> dict[str, Any]:
+    def visible(self) -> _Visible:
         """The variables that are the user's."""
-        return {k: v for k, v in list(self.namespace.items()) if isinstance(k, str) and not self._hidden(k, v)}
+        now = dict(zip(self.namespace, map(id, self.namespace.values())))
+        shown = set(self._shown)
+        changed = {name for name, _ in now.items() ^ self._ids.items()}
+        for name in changed:
+            if name in now and isinstance(name, str) and not self._hidden(name, self.namespace[name]):
+                shown.add(name)
+            else:
+                shown.discard(name)
+        return _Visible(self.namespace, now, shown, changed)
 
     def touched(self, found: naming.Names) -> set[int] | None:
         """Units that code with these names may touch; none means any."""
@@ -320,33 +345,31 @@ class Capture:
         visible = self.visible()
         chosen = None if found is None else self.touched(found)
         work = _Round(self, visible)
-        for name in self._bound.keys() - visible.keys():
-            work.lost_member("n:" + name)
-        for name, value in visible.items():
-            if self._bound.get(name) != id(value):
+        for name in visible.changed:
+            if name in visible.shown:
                 work.fresh("n:" + name)
+            elif name in self._shown:
+                work.lost_member("n:" + name)
         for uid in list(self.units) if chosen is None else chosen:
             if uid in self.units and (everything or not self._settled(self.units[uid], visible)):
                 work.look(self.units[uid])
         final = work.settle()
         changed, removed = self._adopt(final, arm, everything)
-        self._bound = {name: id(value) for name, value in visible.items()}
+        self._ids, self._shown = visible.ids, visible.shown
         if everything:
             self._process = {}
         self.chosen = sorted(self.units) if chosen is None else sorted(chosen)
         return Delta(changed, removed, self._process_delta(), time.perf_counter() - started)
 
-    def _settled(self, unit: Unit, visible: dict[str, Any]) -> bool:
+    def _settled(self, unit: Unit, visible: _Visible) -> bool:
         """Whether a unit can't have changed: an immutable atom or a module under the same name."""
         if len(unit.members) != 1 or not unit.members[0].startswith("n:"):
             return False
         name = unit.members[0][2:]
-        value = visible.get(name)
-        return (
-            name in visible
-            and self._bound.get(name) == id(value)
-            and (type(value) in _ATOMS or type(value) is types.ModuleType)
-        )
+        if name not in visible or name in visible.changed:
+            return False
+        kind = type(visible[name])
+        return kind in _ATOMS or kind is types.ModuleType
 
     def _process_delta(self) -> dict[str, bytes]:
         now = process.read()
@@ -354,7 +377,7 @@ class Capture:
         self._process = now
         return changed
 
-    def value_of(self, member: str, visible: dict[str, Any]) -> Any:
+    def value_of(self, member: str, visible: _Visible) -> Any:
         """What a member is now."""
         return visible[member[2:]] if member.startswith("n:") else self.session.classes[member[2:]]
 
@@ -421,8 +444,10 @@ class Capture:
             return
         for at in unit.ids:
             self._table[at] = unit.uid
-        if len(self._table) > 4 * (TABLED + sum(len(u.ids) for u in self.units.values() if u.uid not in self._large)):
+        self._tabled += len(unit.ids)
+        if self._tabled > 16 * (TABLED + len(self.units)):
             self._table = {at: u.uid for u in self.units.values() if u.uid not in self._large for at in u.ids}
+            self._tabled = len(self._table)
 
     def holders(self, ids: Any, skip: set[int]) -> set[int]:
         """Units outside `skip` that may hold one of these objects (a stale address may name a wrong one)."""
@@ -488,7 +513,7 @@ class _Block:
 class _Round:
     """One capture's search for the groups: blocks are written, linked, and written again together where linked."""
 
-    def __init__(self, capture: Capture, visible: dict[str, Any]) -> None:
+    def __init__(self, capture: Capture, visible: _Visible) -> None:
         self.capture, self.visible = capture, visible
         self._fresh: set[str] = set()
         self._units: dict[int, Unit] = {}

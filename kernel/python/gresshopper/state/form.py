@@ -28,6 +28,8 @@ MAGIC = b"HOPSTATE"
 _START = struct.Struct("<8sI4s")
 _SIZES = struct.Struct("<QQ")
 MAC = 32
+#: Length of each of the two places in `head`, which are written in turns: a torn write leaves the other.
+SLOT = 512
 #: Set in the length of a part that is compressed (zlib).
 DEFLATED = 1 << 63
 #: Parts up to this many bytes aren't compressed.
@@ -121,6 +123,7 @@ class Log:
         self._mac = b"\0" * MAC
         self._length = 0
         self._file: BinaryIO | None = None
+        self._head = -1
 
     def create(self) -> None:
         """Start an empty log beside the one that may be there; `commit` puts it in its place."""
@@ -136,6 +139,7 @@ class Log:
         self._kind = bytes.fromhex(state["kind"])
         self._length, self.records, self._mac = state["length"], state["records"], bytes.fromhex(state["mac"])
         self._temp = ""
+        self._head = os.open(self.directory / "head", os.O_RDWR | os.O_CLOEXEC)
         self._file = open(self.directory / "log", "r+b")
         self._file.seek(self._length)
         self._file.truncate()
@@ -176,32 +180,41 @@ class Log:
             if self._temp:
                 os.rename(self._temp, self.directory / "log")
                 self._temp = ""
-            state = {
-                "version": VERSION,
-                "kind": self._kind.hex(),
-                "records": self.records,
-                "length": self._length,
-                "mac": self._mac.hex(),
-            }
-            text = json.dumps(state).encode()
-            proof = _mac(self._kind, self._key, b"head" + text).hex().encode()
-            handle, temp = tempfile.mkstemp(prefix=".head-", dir=self.directory)
-            with os.fdopen(handle, "wb") as file:
-                file.write(text + b"\n" + proof + b"\n")
-                file.flush()
-                if durable:
-                    os.fsync(file.fileno())
-            os.rename(temp, self.directory / "head")
+                self._start_head()
+            os.pwrite(self._head, self._slot(), SLOT * (self.records % 2))
             if durable:
+                os.fsync(self._head)
                 _sync_directory(self.directory)
         except OSError as e:
             raise FormError(f"the state {self.directory} can't be written: {e.strerror}") from e
+
+    def _slot(self) -> bytes:
+        state = {
+            "version": VERSION,
+            "kind": self._kind.hex(),
+            "records": self.records,
+            "length": self._length,
+            "mac": self._mac.hex(),
+        }
+        text = json.dumps(state).encode()
+        proof = _mac(self._kind, self._key, b"head" + text).hex().encode()
+        return (text + b"\n" + proof + b"\n").ljust(SLOT)
+
+    def _start_head(self) -> None:
+        """A head whose both places say the same, put in the place of the one that may be there."""
+        handle, temp = tempfile.mkstemp(prefix=".head-", dir=self.directory)
+        os.write(handle, self._slot() * 2)
+        os.rename(temp, self.directory / "head")
+        self._head = handle
 
     def close(self) -> None:
         """Close the log; what wasn't committed doesn't count."""
         if self._file is not None:
             self._file.close()
             self._file = None
+        if self._head >= 0:
+            os.close(self._head)
+            self._head = -1
         if getattr(self, "_temp", ""):
             with contextlib.suppress(OSError):
                 os.unlink(self._temp)
@@ -235,8 +248,23 @@ def read_head(directory: Path, key: bytes) -> dict[str, Any]:
         raise FormError(f"there is no saved state in {directory}: {e.strerror}") from e
     if found.st_uid != os.geteuid():
         raise FormError(f"the state {directory} belongs to another user, and isn't read")
+    if len(raw) != 2 * SLOT:
+        raise FormError(f"the state {directory} is damaged or was tampered with: its head has another length")
+    proven: list[dict[str, Any]] = []
+    why = FormError(f"the state {directory} was tampered with, or saved under another key: refused")
+    for place in (raw[:SLOT], raw[SLOT:]):
+        try:
+            proven.append(_prove_head(place, directory, key))
+        except FormError as e:
+            why = e
+    if not proven:
+        raise why
+    return max(proven, key=lambda state: int(state["records"]))
+
+
+def _prove_head(place: bytes, directory: Path, key: bytes) -> dict[str, Any]:
     try:
-        text, proof, _ = raw.split(b"\n")
+        text, proof, _ = place.split(b"\n")
         state: dict[str, Any] = json.loads(text)
         version, kind = state["version"], bytes.fromhex(state["kind"])
     except (ValueError, KeyError, TypeError) as e:
@@ -244,7 +272,7 @@ def read_head(directory: Path, key: bytes) -> dict[str, Any]:
     if version != VERSION:
         raise FormError(f"the state {directory} has version {version} of the form, this is for {VERSION}")
     if not hmac.compare_digest(_mac(kind, key, b"head" + text).hex().encode(), proof):
-        raise FormError(f"the state {directory} was tampered with, or saved by somebody else's key: refused")
+        raise FormError(f"the state {directory} was tampered with, or saved under another key: refused")
     return state
 
 

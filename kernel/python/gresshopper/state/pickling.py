@@ -279,6 +279,8 @@ class _Mixin:
         self.last: Any = None
         self.detached: dict[int, Any] = {}
         self.scopes: dict[int, Any] = {}
+        self.plain: dict[int, Any] = {}  # a subclass's array -> the plain array that stands for its memory
+        self.frames: dict[int, Any] = {}  # such a plain array -> what its memory belongs to, if not to an array
         self.functions: list[Any] = []
         self.linked: set[int] = set()
         self.suspects: list[Any] = []
@@ -565,6 +567,8 @@ class _Mixin:
         if a.dtype.hasobject and a.dtype != object:
             self.notes.append("a structured array of objects is saved as a copy")
             return NotImplemented
+        if id(a) in self.frames:
+            return self._np_root(a) if self.frames[id(a)] is None else self._np_foreign(a, self.frames[id(a)])
         root = a
         while root.base is not None:
             base = root.base
@@ -577,11 +581,21 @@ class _Mixin:
             root = base
             if type(base) is np.memmap and not isinstance(base.base, np.memmap):
                 break
-        if root is a and root.base is None:
-            return self._np_root(a)
         if root is a:
-            return self._np_foreign(a, root.base)
+            return self._np_root(a) if a.base is None else self._np_foreign(a, a.base)
+        if type(root) is not np.ndarray and type(root) is not np.memmap:
+            root = self._frame(root)
         return self._np_view(a, root)
+
+    def _frame(self, root: Any) -> Any:
+        """A plain array over the whole memory of one of a subclass, which stands for that memory in the stream."""
+        import numpy as np
+
+        made = self.plain.get(id(root))
+        if made is None:
+            made = self.plain[id(root)] = root.view(np.ndarray)
+            self.frames[id(made)] = root.base
+        return made
 
     def _np_view(self, a: Any, root: Any) -> Any:
         offset = _data(a) - _data(root)
@@ -912,9 +926,16 @@ _RULES: dict[type, Callable[[Any, Any], Any]] = {
 _library_cache: tuple[int, list[tuple[Any, Callable[[Any, Any], Any]]]] = (0, [])
 
 
+_modules_seen = -1
+
+
 def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
     """Rules for the libraries that are loaded, by `isinstance`; exact types go into the table."""
-    global _library_cache  # noqa: PLW0603 - libraries are loaded once for the process
+    global _library_cache, _modules_seen  # noqa: PLW0603 - libraries are loaded once for the process
+    count = len(sys.modules)
+    if count == _modules_seen:
+        return _library_cache[1]
+    _modules_seen = count
     loaded = sum(
         name in sys.modules
         for name in (

@@ -1,0 +1,139 @@
+"""What a capture costs beside large and many variables, and how fast large arrays go to the store and back.
+
+Prints one JSON object a line for `hop-bench record`. `HOP_BENCH_GB` says how much lies in the namespace (10).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent.parent / "kernel" / "python")]
+
+
+def emit(case: str, ours: float, unit: str, n: int, peer: str | None = None, value: float | None = None) -> None:
+    print(json.dumps({"bench": "state", "case": case, "ours": ours, "peer": peer, "peer_value": value, "unit": unit, "n": n}),
+          flush=True)
+
+
+def agent_in(directory: Path) -> tuple[Any, Any]:
+    from IPython.core.interactiveshell import InteractiveShell
+    from traitlets.config import Config
+
+    from gresshopper.state.agent import Agent
+
+    quiet = Config()
+    quiet.HistoryManager.enabled = False
+    shell = InteractiveShell(config=quiet)
+    agent = Agent(shell, directory / "store")
+    agent.watch(directory / "log")
+    return shell, agent
+
+
+def cell(shell: Any, agent: Any, source: str) -> float:
+    """Seconds that the hooks took around a cell."""
+    before = agent.spent
+    result = shell.run_cell(source, store_history=True)
+    result.raise_error()
+    if agent.trouble:
+        raise RuntimeError(agent.trouble[-1])
+    return agent.spent - before
+
+
+def idle(directory: Path, gigabytes: int) -> None:
+    """A cell that changes nothing large, beside so much; one that names what is large; one that writes 8 bytes of it."""
+    shell, agent = agent_in(directory)
+    # One value in each array, so that the store holds little of it: what is measured is not the store.
+    cell(shell, agent, f"import numpy as np\nbig = [np.full(1 << 27, float(i)) for i in range({gigabytes})]\n"
+                       "a0 = big[0]\nk = 0")
+    agent.audit()
+    agent.audit()
+    counter = [cell(shell, agent, "k = k + 1") for _ in range(30)]
+    named = [cell(shell, agent, "k = float(a0[5])") for _ in range(10)]
+    written = [cell(shell, agent, f"a0[{i * 1000}] = -1.0") for i in range(10)]
+    emit("idle_capture_ms_10gb", 1e3 * statistics.median(counter), "ms", len(counter))
+    emit("idle_capture_ms_10gb_p90", 1e3 * sorted(counter)[26], "ms", len(counter))
+    emit("named_capture_ms_10gb", 1e3 * statistics.median(named), "ms", len(named))
+    emit("eight_bytes_capture_ms_10gb", 1e3 * statistics.median(written), "ms", len(written))
+    started = time.perf_counter()
+    agent.audit()
+    emit("audit_ms_10gb", 1e3 * (time.perf_counter() - started), "ms", 1)
+    agent.unwatch()
+
+
+def scaling(directory: Path) -> None:
+    """The same cell beside 10 to 10,000 variables."""
+    for n in (10, 100, 1_000, 10_000):
+        shell, agent = agent_in(directory / str(n))
+        cell(shell, agent, f"for i in range({n}):\n    globals()[f'v{{i}}'] = [i, str(i)]\ndel i")
+        one = [cell(shell, agent, "v3.append(1)") for _ in range(20)]
+        started = time.perf_counter()
+        agent.audit()
+        emit(f"capture_ms_{n}_variables", 1e3 * statistics.median(one), "ms", len(one))
+        emit(f"audit_ms_{n}_variables", 1e3 * (time.perf_counter() - started), "ms", 1)
+        agent.unwatch()
+
+
+def through(directory: Path, megabytes: int, rounds: int) -> None:
+    """An array of random bytes to the store and back, beside `cp` and `sync` of the same bytes, in turns."""
+    import numpy as np
+
+    memory = Path("/dev/shm") / f"hop-bench-{os.getpid()}"
+    ours_out, ours_in, cp_out, cp_in = [], [], [], []
+    rng = np.random.default_rng(1)
+    try:
+        for i in range(rounds):
+            array = rng.integers(0, 256, megabytes << 20, dtype=np.uint8)
+            memory.write_bytes(array.data)
+            target = directory / f"cp{i}"
+            started = time.perf_counter()
+            subprocess.run(["cp", str(memory), str(target)], check=True)
+            subprocess.run(["sync", "-f", str(target)], check=True)
+            cp_out.append(time.perf_counter() - started)
+            started = time.perf_counter()
+            subprocess.run(["cp", str(target), str(memory)], check=True)
+            cp_in.append(time.perf_counter() - started)
+            target.unlink()
+            shell, agent = agent_in(directory / f"ours{i}")
+            agent.unwatch()
+            shell.user_ns["array"] = array
+            started = time.perf_counter()
+            agent.save(directory / f"state{i}", durable=True)
+            ours_out.append(time.perf_counter() - started)
+            agent.packed()
+            fresh, other = agent_in(directory / f"ours{i}")
+            other.unwatch()
+            started = time.perf_counter()
+            other.restore(directory / f"state{i}", lazy=False)
+            ours_in.append(time.perf_counter() - started)
+            if not np.array_equal(fresh.user_ns["array"], array):
+                raise RuntimeError("the array came back different")
+            shutil.rmtree(directory / f"ours{i}")
+    finally:
+        memory.unlink(missing_ok=True)
+    emit("array_checkpoint_s", statistics.median(ours_out), "s", rounds, "cp and sync", statistics.median(cp_out))
+    emit("array_restore_s", statistics.median(ours_in), "s", rounds, "cp", statistics.median(cp_in))
+
+
+def main() -> None:
+    base = Path(tempfile.mkdtemp(prefix="hop-bench-", dir=os.environ.get("HOP_BENCH_DIR")))
+    os.environ["XDG_CONFIG_HOME"] = str(base / "config")
+    try:
+        scaling(base / "scaling")
+        through(base, 512, 5)
+        idle(base / "idle", int(os.environ.get("HOP_BENCH_GB", "10")))
+    finally:
+        shutil.rmtree(base, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
