@@ -46,6 +46,9 @@ const GONE_SRUN: Duration = Duration::from_secs(3);
 const CLIENT_GONE: Duration = Duration::from_secs(60);
 const DEBTOR_GONE: Duration = Duration::from_secs(3600);
 
+/// Frames of the replica that are taken before anybody else is looked at.
+const BATCH: usize = 64;
+
 /// How long acknowledgements to the replica are gathered.
 const ACK_AFTER: Duration = Duration::from_millis(20);
 
@@ -337,12 +340,14 @@ impl Main {
         let mut owner_known = true;
         loop {
             tokio::select! {
-                biased;
                 event = events.recv() => if let Some((Some(channel), event)) = event {
                     self.on_client(channel, event);
                 },
                 frame = receive(&mut input) => match frame {
-                    Some(frame) => self.on_replica(frame),
+                    Some(frame) => {
+                        self.on_replica(frame);
+                        self.on_more(&mut input);
+                    }
                     None => input = None,
                 },
                 () = receipts.ready() => {}
@@ -520,6 +525,19 @@ impl Main {
             }
             Frame::Done(done) => done.into_iter().for_each(|range| self.sockets.kept.done(range)),
             _ => {}
+        }
+    }
+
+    /// What came with it, so that it is noted as delivered in one go; clients get their turn after so many.
+    fn on_more(&mut self, input: &mut Option<(u64, mpsc::Receiver<Frame>)>) {
+        let Some((_, rx)) = input else {
+            return;
+        };
+        for _ in 0..BATCH {
+            let Ok(frame) = rx.try_recv() else {
+                return;
+            };
+            self.on_replica(frame);
         }
     }
 

@@ -28,6 +28,9 @@ const MAX_FRAME: u64 = 4 << 30;
 /// Parts up to this size are copied into one buffer with their neighbours.
 const COPY_MAX: usize = 16 << 10;
 
+/// About how much is written in one piece.
+const BATCH: usize = 64 << 10;
+
 /// Each side says something this often, and gives a connection up on which nothing came for [`SILENCE`].
 const PING_EVERY: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(20);
@@ -344,8 +347,30 @@ async fn writing<W: AsyncWrite + Unpin>(
             let _ = write.shutdown().await;
             return Ok(());
         };
-        write_frame(&mut write, &frame).await?;
+        write_batch(&mut write, frame, &mut out).await?;
     }
+}
+
+/// Writes a frame, and small ones that wait behind it in one piece: each write is a TLS record and a system call.
+async fn write_batch<W: AsyncWrite + Unpin>(
+    write: &mut W,
+    first: Frame,
+    out: &mut mpsc::UnboundedReceiver<Frame>,
+) -> io::Result<()> {
+    let mut batch = BytesMut::new();
+    let mut next = Some(first);
+    while let Some(frame) = next {
+        for chunk in encode(&frame) {
+            if chunk.len() > COPY_MAX {
+                write.write_all(&batch.split()).await?;
+                write.write_all(&chunk).await?;
+            } else {
+                batch.extend_from_slice(&chunk);
+            }
+        }
+        next = (batch.len() < BATCH).then(|| out.try_recv().ok()).flatten();
+    }
+    write.write_all(&batch).await
 }
 
 async fn write_frame<W: AsyncWrite + Unpin>(write: &mut W, frame: &Frame) -> io::Result<()> {

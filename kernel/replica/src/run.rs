@@ -45,6 +45,9 @@ const LAST_WORDS: Duration = Duration::from_millis(500);
 /// Between asking a kernel to go and ending it.
 const SHUTDOWN: Duration = Duration::from_secs(5);
 
+/// Messages of the kernel that are taken before anybody else is looked at.
+const BATCH: usize = 64;
+
 const PROBE: &[u8] = b"gresshopper-probe";
 
 /// Where the replica is.
@@ -278,13 +281,17 @@ impl Replica {
         loop {
             let starting = matches!(self.phase, Phase::Starting(_));
             tokio::select! {
-                biased;
                 status = self.kernel.wait() => {
                     let status = status.context("can't wait for the kernel")?;
                     return self.kernel_ended(status, links, input, events).await;
                 }
                 event = events.recv() => if let Some((socket, event)) = event {
                     self.on_kernel(socket, event).await;
+                    // What came with it; the others get their turn after so many.
+                    for _ in 0..BATCH {
+                        let Ok((socket, event)) = events.try_recv() else { break };
+                        self.on_kernel(socket, event).await;
+                    }
                 },
                 frame = receive(&mut input) => match frame {
                     Some(frame) => self.on_front(frame).await,
