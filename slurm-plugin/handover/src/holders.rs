@@ -10,7 +10,7 @@ use crate::bpf::Number;
 use crate::token::Hold;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, StatxFlags, openat, readlinkat, statx};
 use std::collections::{HashMap, HashSet};
-use std::io::{self, Read};
+use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -26,6 +26,8 @@ struct Scan<'a> {
     numbers: &'a [Number],
     /// Inode of a Unix socket -> a descriptor is in flight in it.
     sockets: HashMap<u64, bool>,
+    /// The device number of the file system of anonymous inodes.
+    anonymous: Option<(u32, u32)>,
     /// Files that were seen mapped and are none of the devices.
     harmless: HashSet<(String, String)>,
     found: HashSet<Found>,
@@ -37,12 +39,7 @@ struct Scan<'a> {
 /// `/proc` can't be listed. A process that ends meanwhile holds nothing and is no error.
 pub fn scan(numbers: &[Number]) -> io::Result<Vec<Found>> {
     let proc = open_dir(CWD, "/proc")?;
-    let mut scan = Scan {
-        numbers,
-        sockets: HashMap::new(),
-        harmless: HashSet::new(),
-        found: HashSet::new(),
-    };
+    let mut scan = Scan::new(numbers);
     for_each_number(&proc, |pid| scan.process(&proc, pid))?;
     let mut found: Vec<Found> = scan.found.into_iter().collect();
     found.sort_unstable();
@@ -54,12 +51,7 @@ pub fn holds(pid: u32, numbers: &[Number]) -> bool {
     let Ok(proc) = open_dir(CWD, "/proc") else {
         return false;
     };
-    let mut scan = Scan {
-        numbers,
-        sockets: HashMap::new(),
-        harmless: HashSet::new(),
-        found: HashSet::new(),
-    };
+    let mut scan = Scan::new(numbers);
     scan.process(&proc, pid);
     !scan.found.is_empty()
 }
@@ -85,29 +77,69 @@ fn for_each_number(dir: &OwnedFd, mut f: impl FnMut(u32)) -> io::Result<()> {
     Ok(())
 }
 
-fn read_file(at: BorrowedFd<'_>, path: &str, into: &mut String) -> io::Result<()> {
-    let fd = openat(at, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())?;
-    let mut bytes = Vec::with_capacity(4096);
-    std::fs::File::from(fd).read_to_end(&mut bytes)?;
-    into.clear();
-    into.push_str(&String::from_utf8_lossy(&bytes));
-    Ok(())
+/// Where the kernel keeps inodes that have no name, io_uring's among them. None: unknown, look at all.
+fn anonymous_device() -> Option<(u32, u32)> {
+    let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()?;
+    let stat = statx(&fd, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE).ok()?;
+    Some((stat.stx_dev_major, stat.stx_dev_minor))
 }
 
-/// Whether two tasks share their table of descriptors. Without kcmp(2) the answer is no: both are looked at.
+/// All of a file of /proc, which has no size to ask for first.
+fn read_text(at: BorrowedFd<'_>, path: &str) -> Option<String> {
+    let fd = openat(at, path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty()).ok()?;
+    let mut bytes = Vec::new();
+    loop {
+        let full = bytes.len();
+        bytes.resize(full + 4096, 0);
+        let count = rustix::io::read(&fd, &mut bytes[full..]).ok()?;
+        bytes.truncate(full + count);
+        if count == 0 {
+            return Some(String::from_utf8_lossy(&bytes).into_owned());
+        }
+    }
+}
+
+/// Whether two tasks share their table of descriptors. Without kcmp(2) the answer is no: both are looked at. One
+/// that may not be compared may not be looked at either.
 fn same_files(a: u32, b: u32) -> bool {
     const KCMP_FILES: libc::c_int = 2;
     // SAFETY: kcmp takes numbers alone.
-    unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_FILES, 0, 0) == 0 }
+    let answer = unsafe { libc::syscall(libc::SYS_kcmp, a, b, KCMP_FILES, 0, 0) };
+    answer == 0 || answer < 0 && io::Error::last_os_error().raw_os_error() == Some(libc::EPERM)
 }
 
-impl Scan<'_> {
+impl<'a> Scan<'a> {
+    fn new(numbers: &'a [Number]) -> Self {
+        Self {
+            numbers,
+            sockets: HashMap::new(),
+            anonymous: anonymous_device(),
+            harmless: HashSet::new(),
+            found: HashSet::new(),
+        }
+    }
+
     fn process(&mut self, proc: &OwnedFd, pid: u32) {
         let Ok(dir) = open_dir(proc.as_fd(), &pid.to_string()) else {
             return;
         };
         let had = self.found.len();
         self.descriptors(&dir, "fd", "fdinfo", pid);
+        self.other_tables(&dir, pid);
+        if self.found.len() == had {
+            self.mappings(&dir, pid);
+        }
+    }
+
+    /// Threads that unshared their table of descriptors from their process's.
+    fn other_tables(&mut self, dir: &OwnedFd, pid: u32) {
+        // A directory of n threads has n + 2 links.
+        let Ok(stat) = statx(dir, "task", AtFlags::empty(), StatxFlags::NLINK) else {
+            return;
+        };
+        if stat.stx_nlink <= 3 {
+            return;
+        }
         let Ok(tasks) = open_dir(dir.as_fd(), "task") else {
             return;
         };
@@ -118,15 +150,7 @@ impl Scan<'_> {
             }
         });
         for tid in others {
-            self.descriptors(
-                &dir,
-                &format!("task/{tid}/fd"),
-                &format!("task/{tid}/fdinfo"),
-                pid,
-            );
-        }
-        if self.found.len() == had {
-            self.mappings(&dir, pid);
+            self.descriptors(dir, &format!("task/{tid}/fd"), &format!("task/{tid}/fdinfo"), pid);
         }
     }
 
@@ -157,7 +181,9 @@ impl Scan<'_> {
             }
             // Anonymous inodes have no type before Linux 6.16.
             0 | libc::S_IFREG
-                if stat.stx_nlink <= 1
+                if self
+                    .anonymous
+                    .is_none_or(|d| d == (stat.stx_dev_major, stat.stx_dev_minor))
                     && is_ring(dir, &name)
                     && self.ring_holds(process, fdinfo, number, pid) =>
             {
@@ -176,12 +202,12 @@ impl Scan<'_> {
         if let Some(known) = self.sockets.get(&inode) {
             return *known;
         }
-        let mut text = String::new();
-        let waiting = read_file(process.as_fd(), &format!("{fdinfo}/{number}"), &mut text).is_ok()
-            && text
-                .lines()
+        let text = read_text(process.as_fd(), &format!("{fdinfo}/{number}"));
+        let waiting = text.is_some_and(|text| {
+            text.lines()
                 .find_map(|l| l.strip_prefix("scm_fds:"))
-                .is_some_and(|n| n.trim().parse::<u64>().is_ok_and(|n| n > 0));
+                .is_some_and(|n| n.trim().parse::<u64>().is_ok_and(|n| n > 0))
+        });
         self.sockets.insert(inode, waiting);
         waiting
     }
@@ -189,10 +215,9 @@ impl Scan<'_> {
     /// fdinfo names a ring's registered files by path alone. A path that doesn't lead to a file that is surely
     /// something else counts, since a mount namespace can make any file look like any other.
     fn ring_holds(&self, process: &OwnedFd, fdinfo: &str, number: u32, pid: u32) -> bool {
-        let mut text = String::new();
-        if read_file(process.as_fd(), &format!("{fdinfo}/{number}"), &mut text).is_err() {
+        let Some(text) = read_text(process.as_fd(), &format!("{fdinfo}/{number}")) else {
             return false;
-        }
+        };
         registered_files(&text).iter().any(|path| {
             !path.starts_with('/') && !is_anonymous(path) || {
                 path.starts_with('/') && self.may_be_ours(pid, path)
@@ -212,10 +237,9 @@ impl Scan<'_> {
     }
 
     fn mappings(&mut self, process: &OwnedFd, pid: u32) {
-        let mut maps = String::new();
-        if read_file(process.as_fd(), "maps", &mut maps).is_err() {
+        let Some(maps) = read_text(process.as_fd(), "maps") else {
             return;
-        }
+        };
         for line in maps.lines() {
             let Some((range, file)) = mapped_file(line) else {
                 continue;
