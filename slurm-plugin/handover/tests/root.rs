@@ -4,6 +4,8 @@
 //! The device nodes are made by the test, with the numbers of consoles that are not there and that no dev cluster
 //! uses; they open without hardware. One test at a time has them, since a take-back ends who else holds them.
 
+#![allow(clippy::unwrap_used, reason = "a test that fails to prepare has failed")]
+
 use hop_core::id::{Epoch, GpuIndex, JobId, LeaseId};
 use hop_core::time::Timestamp;
 use hop_handover::bpf::{self, Number};

@@ -10,13 +10,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Iterator
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-import harness  # noqa: E402
+import harness
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

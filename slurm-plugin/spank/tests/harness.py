@@ -10,9 +10,10 @@ import queue
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable, Iterator, Optional
+from typing import Any, Callable
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 HERE = Path(__file__).resolve().parent
@@ -36,8 +37,8 @@ def until(what: str, check: Callable[[], Any], seconds: float = 20) -> Any:
 class Lines:
     """A process's output lines, read beside it."""
 
-    def __init__(self, process: "subprocess.Popen[str]") -> None:
-        self.queue: "queue.Queue[str]" = queue.Queue()
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.queue: queue.Queue[str] = queue.Queue()
         self.process = process
         threading.Thread(target=self._read, daemon=True).start()
 
@@ -65,7 +66,7 @@ class Cluster:
 
     base: Path
     jobs: list[int] = field(default_factory=list)
-    processes: list["subprocess.Popen[str]"] = field(default_factory=list)
+    processes: list[subprocess.Popen[str]] = field(default_factory=list)
     last_lease: int = field(default_factory=lambda: int(time.time() * 1000))
 
     @property
@@ -85,11 +86,11 @@ class Cluster:
     def run_dir(self) -> Path:
         return self.base / "run" / "gresshopper"
 
-    def devcluster(self, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    def devcluster(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(DEVCLUSTER), arguments[0], "--base", str(self.base), *arguments[1:]]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
 
-    def command(self, user: str, arguments: list[str], environment: Optional[dict[str, str]] = None) -> list[str]:
+    def command(self, user: str, arguments: list[str], environment: dict[str, str] | None = None) -> list[str]:
         variables = [f"--env={k}={v}" for k, v in (environment or {}).items()]
         head = [str(DEVCLUSTER), "exec", "--base", str(self.base), "--user", user]
         return [*head, *variables, "--", *arguments]
@@ -102,9 +103,7 @@ class Cluster:
         assert not check or done.returncode == 0, f"{arguments}: {done.stdout}{done.stderr}"
         return done.stdout.strip()
 
-    def start(
-        self, user: str, *arguments: str, environment: Optional[dict[str, str]] = None
-    ) -> "subprocess.Popen[str]":
+    def start(self, user: str, *arguments: str, environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
         """Starts a command as a user, with pipes."""
         process = subprocess.Popen(
             self.command(user, list(arguments), environment),
@@ -173,7 +172,7 @@ class Cluster:
         if jobs:
             self.run("root", "scancel", *map(str, jobs), check=False)
         for job in jobs:
-            until(f"job {job} is over", lambda: not self.state(job), 60)
+            until(f"job {job} is over", lambda job=job: not self.state(job), 60)  # type: ignore[misc]
             if job in self.jobs:
                 self.jobs.remove(job)
 
@@ -201,7 +200,7 @@ class Kernel:
     """A probe in a step of a seat, and what it said of itself."""
 
     cluster: Cluster
-    process: "subprocess.Popen[str]"
+    process: subprocess.Popen[str]
     lines: Lines
     identity: Json
 
@@ -239,7 +238,7 @@ class Pilot:
     heard: Lines
     socket: Path
 
-    def token(self, target: Optional[Kernel], **changes: Any) -> Json:
+    def token(self, target: Kernel | None, **changes: Any) -> Json:
         """A token for the next lease; `changes` falsify it."""
         self.cluster.last_lease += 1
         token = {
@@ -272,7 +271,7 @@ class Pilot:
     def munge(self) -> str:
         return self.cluster.variable("MUNGE_SOCKET")
 
-    def step(self, credential: str, *flags: str, user: str = SERVICE, job: int = 0) -> "subprocess.Popen[str]":
+    def step(self, credential: str, *flags: str, user: str = SERVICE, job: int = 0) -> subprocess.Popen[str]:
         """A lease's step, which lives until its stdin ends."""
         usual = ["--exact", "-n1", "-c1", "--mem=0", "--gres=gpu:1"]
         return self.cluster.start(
@@ -287,7 +286,7 @@ class Pilot:
         assert line["v"] == 1
         return line["body"]
 
-    def lend(self, target: Kernel, *flags: str, **changes: Any) -> "tuple[subprocess.Popen[str], Json]":
+    def lend(self, target: Kernel, *flags: str, **changes: Any) -> tuple[subprocess.Popen[str], Json]:
         """A lease that must come to be."""
         step = self.step(self.mint(self.token(target, **changes)), *flags)
         told = self.hear()
@@ -303,7 +302,7 @@ class Pilot:
         return told
 
 
-def end(step: "subprocess.Popen[str]") -> None:
+def end(step: subprocess.Popen[str]) -> None:
     """Ends a lease's step the ordinary way."""
     assert step.stdin
     with contextlib.suppress(OSError):

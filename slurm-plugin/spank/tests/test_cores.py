@@ -24,9 +24,7 @@ def pilot(cluster: Cluster) -> Pilot:
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
-def test_the_executors_cores_grow_with_the_lease_and_shrink_after(
-    alice: Kernel, pilot: Pilot, gpus: int
-) -> None:
+def test_the_executors_cores_grow_with_the_lease_and_shrink_after(alice: Kernel, pilot: Pilot, gpus: int) -> None:
     before = alice.ask("cores")
     assert all(mask == before["process"] for mask in before.values()), before
     assert len(before["process"]) == 1
@@ -53,7 +51,9 @@ def test_no_cores_are_lent_that_were_not_asked_for(alice: Kernel, pilot: Pilot) 
     assert pilot.hear()["clean"]
 
 
-def test_a_lost_lease_of_cores_is_narrowed_by_the_take_back_step(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
+def test_a_lost_lease_of_cores_is_narrowed_by_the_take_back_step(
+    cluster: Cluster, alice: Kernel, pilot: Pilot
+) -> None:
     before = alice.ask("cores")["process"]
     step, told = pilot.lend(alice, "--exact", "-n1", "-c1", "--mem=0", "--gres=gpu:1", cpus=1)
     assert len(alice.ask("cores")["process"]) == 2

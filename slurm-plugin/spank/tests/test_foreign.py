@@ -12,7 +12,7 @@ from harness import Cluster
 JOB = ["srun", "-Q", "--mem=16", "--gres=gpu:1", "sh", "-c", 'echo "hello $SLURM_STEP_GPUS"; exit 7']
 
 
-def launch(cluster: Cluster, **environment: str) -> "tuple[int, str, str]":
+def launch(cluster: Cluster, **environment: str) -> tuple[int, str, str]:
     where = ["-w", cluster.node]
     command = cluster.command("bob", [*JOB[:1], *where, *JOB[1:]], environment)
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)

@@ -133,7 +133,7 @@ def test_a_descriptor_given_to_another_user_is_ended_with_its_holder(
 
 def test_leases_follow_each_other(alice: Kernel, bob: Kernel, pilot: Pilot) -> None:
     for target in (alice, bob, alice, alice):
-        step, told = pilot.lend(target, "--exact", "-n1", "-c1", "--mem=0", "--gres=gpu:2", gpus=2)
+        step, _told = pilot.lend(target, "--exact", "-n1", "-c1", "--mem=0", "--gres=gpu:2", gpus=2)
         assert target.opens() == ["ok", "ok"]
         end(step)
         taken_back(pilot)
@@ -141,7 +141,7 @@ def test_leases_follow_each_other(alice: Kernel, bob: Kernel, pilot: Pilot) -> N
 
 
 def test_a_kernel_has_one_lease(alice: Kernel, pilot: Pilot) -> None:
-    step, told = pilot.lend(alice)
+    step, _told = pilot.lend(alice)
     second = pilot.step(pilot.mint(pilot.token(alice)))
     refused = pilot.hear()
     assert (refused["kind"], refused["reason"]["code"]) == ("refused", "kernel-holds")

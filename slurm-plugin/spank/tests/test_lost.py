@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -53,7 +54,7 @@ def test_the_take_back_step_cleans(cluster: Cluster, alice: Kernel, pilot: Pilot
 
 
 def test_the_pilots_epilog_cleans(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
-    told, holder = lose(cluster, pilot, alice)
+    _told, holder = lose(cluster, pilot, alice)
     cluster.cancel(pilot.job)
     until("the epilog has run", lambda: cluster.records("leases") == {})
     check_clean(cluster, alice, holder)
@@ -62,7 +63,7 @@ def test_the_pilots_epilog_cleans(cluster: Cluster, alice: Kernel, pilot: Pilot)
 def test_the_next_grant_of_the_device_cleans(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
     """The epilog doesn't see the plugin; the next pilot's grant of the same device, to bob, does."""
     bob = harness.kernel(cluster, "bob", cluster.submit("bob", "--mem=256"))
-    told, holder = lose(cluster, pilot, alice)
+    _told, holder = lose(cluster, pilot, alice)
     cluster.plugstack("")
     cluster.cancel(pilot.job)
     assert cluster.records("leases") != {}
@@ -89,9 +90,7 @@ def test_the_next_grant_to_the_kernel_cleans(cluster: Cluster, alice: Kernel, pi
     check_clean(cluster, alice, holder)
 
 
-def test_a_holder_of_roots_blocks_the_device_until_it_lets_go(
-    cluster: Cluster, alice: Kernel, pilot: Pilot
-) -> None:
+def test_a_holder_of_roots_blocks_the_device_until_it_lets_go(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
     step, told = pilot.lend(alice)
     index = told["devices"][0]["index"]
     fd = os.open(cluster.gpu(index), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
@@ -116,9 +115,7 @@ def test_a_holder_of_roots_blocks_the_device_until_it_lets_go(
     assert pilot.hear()["clean"]
 
 
-def test_a_blocked_device_is_free_when_its_holder_has_gone(
-    cluster: Cluster, alice: Kernel, pilot: Pilot
-) -> None:
+def test_a_blocked_device_is_free_when_its_holder_has_gone(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
     step, told = pilot.lend(alice)
     fd = os.open(told["devices"][0]["path"], os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
     end(step)
@@ -134,7 +131,8 @@ def test_a_blocked_device_is_free_when_its_holder_has_gone(
 def test_a_kernel_step_whose_slurmstepd_was_killed_is_swept(cluster: Cluster, alice: Kernel) -> None:
     assert len(cluster.records("kernels")) == 1
     pid = alice.identity["pid"]
-    parent = int(open(f"/proc/{pid}/stat", encoding="utf-8").read().rsplit(")", 1)[1].split()[1])
+    stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    parent = int(stat.rsplit(")", 1)[1].split()[1])
     os.kill(parent, signal.SIGKILL)
     os.kill(pid, signal.SIGKILL)
     cluster.tidy()
