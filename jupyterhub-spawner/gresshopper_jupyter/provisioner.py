@@ -8,6 +8,7 @@ the same ports, so clients notice nothing; a kernel that died is reported as dea
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -288,7 +289,29 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    return await asyncio.get_running_loop().run_in_executor(None, work)
+    """Runs it in a thread of its own: the loop's pool doesn't survive the forks that some clients work with."""
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if done.cancelled():
+            return
+        if error is not None:
+            done.set_exception(error)
+        else:
+            done.set_result(result)  # type: ignore[arg-type]
+
+    def run() -> None:
+        try:
+            result, error = work(), None
+        except Exception as failed:
+            result, error = None, failed
+        # A loop that is closed has nobody left who waits.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, name="gresshopper", daemon=True).start()
+    return await done
 
 
 if sys.platform != "linux":
