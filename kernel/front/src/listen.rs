@@ -63,6 +63,8 @@ async fn receive(
     let (mut link, hello) = match timeout(HANDSHAKE, shake).await {
         Ok(Ok((link, Frame::Hello(hello)))) => (link, hello),
         Ok(Ok(_)) | Err(_) => return tracing::warn!(%from, "somebody knocked and said no hello"),
+        // A replica whose front leaves while it dials.
+        Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => return,
         Ok(Err(error)) => return tracing::warn!(%from, %error, "somebody knocked without the kernel's key"),
     };
     let (tx, rx) = oneshot::channel();
