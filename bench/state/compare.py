@@ -23,9 +23,14 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent.parent / "tests" / "notebooks"), str(HERE), str(HERE.parent.parent / "kernel" / "python")]
-import runner  # noqa: E402
-from peers import PEERS, Peer  # noqa: E402
+sys.path[:0] = [
+    str(HERE.parent.parent / "tests" / "notebooks"),
+    str(HERE),
+    str(HERE.parent.parent / "kernel" / "python"),
+]
+import runner
+
+from peers import PEERS, Peer
 
 
 def resident() -> int:
@@ -88,9 +93,14 @@ def aliases(variables: dict[str, Any]) -> list[list[str]]:
 def variables(ip: Any) -> dict[str, Any]:
     hidden = ip.user_ns_hidden
     own = ("In", "Out", "exit", "quit", "get_ipython", "open")
-    return {k: v for k, v in ip.user_ns.items()
-            if not k.startswith("_") and k not in own and not (k in hidden and hidden[k] is v)
-            and type(v).__name__ not in ("module", "KishuForJupyter")}
+    return {
+        k: v
+        for k, v in ip.user_ns.items()
+        if not k.startswith("_")
+        and k not in own
+        and not (k in hidden and hidden[k] is v)
+        and type(v).__name__ not in ("module", "KishuForJupyter")
+    }
 
 
 def look(ip: Any) -> dict[str, Any]:
@@ -104,9 +114,16 @@ def look(ip: Any) -> dict[str, Any]:
     return {"values": said, "aliases": aliases(found)}
 
 
+def shell_for(peer: Peer) -> Any:
+    """The shell; for Kishu, which replaces a new shell's namespace, one that was made in this process."""
+    if peer.name == "kishu":
+        type(runner.shell()).clear_instance()
+    return runner.shell()
+
+
 def save(peer: Peer, name: str, base: Path) -> Any:
     os.chdir(base)
-    ip = runner.shell()
+    ip = shell_for(peer)
     before = resident()
     peer.attach(ip)
     failed = 0
@@ -132,13 +149,21 @@ def save(peer: Peer, name: str, base: Path) -> Any:
         with contextlib.suppress(Exception):
             peer.finish()
     seen = look(ip)
-    return {"ran": ran, "tracking": peer.tracking, "checkpoint": spent, "trouble": trouble, "bytes": peer.size(),
-            "resident": grown, "failed": failed, "seen": seen}
+    return {
+        "ran": ran,
+        "tracking": peer.tracking,
+        "checkpoint": spent,
+        "trouble": trouble,
+        "bytes": peer.size(),
+        "resident": grown,
+        "failed": failed,
+        "seen": seen,
+    }
 
 
 def load(peer: Peer, base: Path) -> Any:
     os.chdir(base)
-    ip = runner.shell()
+    ip = shell_for(peer)
     trouble = ""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
@@ -174,8 +199,14 @@ def one(kind: type[Peer], name: str) -> dict[str, Any]:
         if "crash" in loaded:
             return {**saved, "crash": loaded["crash"].strip().splitlines()[-1][:200], "seen": None}
         wrong, gone, cut = verdict(saved, loaded)
-        return {**{k: v for k, v in saved.items() if k != "seen"}, "restore": loaded["restore"],
-                "trouble": saved["trouble"] or loaded["trouble"], "wrong": wrong, "gone": gone, "cut": cut}
+        return {
+            **{k: v for k, v in saved.items() if k != "seen"},
+            "restore": loaded["restore"],
+            "trouble": saved["trouble"] or loaded["trouble"],
+            "wrong": wrong,
+            "gone": gone,
+            "cut": cut,
+        }
     finally:
         shutil.rmtree(base, ignore_errors=True)
         shutil.rmtree(kept, ignore_errors=True)
@@ -195,8 +226,12 @@ def mean(values: list[float]) -> float:
 
 
 def emit(case: str, ours: float, unit: str, n: int, peer: str | None = None, value: float | None = None) -> None:
-    print(json.dumps({"bench": "state", "case": case, "ours": ours, "peer": peer, "peer_value": value, "unit": unit, "n": n}),
-          flush=True)
+    print(
+        json.dumps(
+            {"bench": "state", "case": case, "ours": ours, "peer": peer, "peer_value": value, "unit": unit, "n": n}
+        ),
+        flush=True,
+    )
 
 
 def report(table: dict[str, dict[str, dict[str, Any]]]) -> None:
@@ -205,25 +240,53 @@ def report(table: dict[str, dict[str, dict[str, Any]]]) -> None:
     emit("notebooks_right_fraction", sum(right(table[b][mine]) for b in books) / len(books), "fraction", len(books))
     for peer in ("elastic", "kishu", "dill", "cloudpickle"):
         base = "ours_per_cell" if peer == "kishu" else mine
-        emit(f"notebooks_right_fraction_{peer}", sum(right(table[b][base]) for b in books) / len(books), "fraction",
-             len(books), peer, sum(right(table[b][peer]) for b in books) / len(books))
+        emit(
+            f"notebooks_right_fraction_{peer}",
+            sum(right(table[b][base]) for b in books) / len(books),
+            "fraction",
+            len(books),
+            peer,
+            sum(right(table[b][peer]) for b in books) / len(books),
+        )
         both = [b for b in books if restored(table[b][base]) and restored(table[b][peer])]
         for key, unit in (("checkpoint", "s"), ("restore", "s"), ("bytes", "bytes")):
             if not both:
                 continue
-            get = (lambda r: r["tracking"] + r["checkpoint"]) if key == "checkpoint" and peer == "kishu" else (lambda r, k=key: r[k])
+            get = (
+                (lambda r: r["tracking"] + r["checkpoint"])
+                if key == "checkpoint" and peer == "kishu"
+                else (lambda r, k=key: r[k])
+            )
             case = "bytes" if key == "bytes" else f"{key}_s"
-            emit(f"{case}_{peer}", mean([get(table[b][base]) for b in both]), unit, len(both), peer,
-                 mean([get(table[b][peer]) for b in both]))
+            emit(
+                f"{case}_{peer}",
+                mean([get(table[b][base]) for b in both]),
+                unit,
+                len(both),
+                peer,
+                mean([get(table[b][peer]) for b in both]),
+            )
         ran = [b for b in books if "ran" in table[b][peer] and "ran" in table[b][base]]
-        over = [100 * sum(table[b][w]["tracking"] for b in ran) / sum(table[b][w]["ran"] - table[b][w]["tracking"] for b in ran)
-                for w in (base, peer)] if ran else [0, 0]
+        over = (
+            [
+                100
+                * sum(table[b][w]["tracking"] for b in ran)
+                / sum(table[b][w]["ran"] - table[b][w]["tracking"] for b in ran)
+                for w in (base, peer)
+            ]
+            if ran
+            else [0, 0]
+        )
         if peer in ("elastic", "kishu"):
             emit(f"overhead_percent_{peer}", over[0], "%", len(ran), peer, over[1])
     total = sum(table[b][mine]["ran"] - table[b][mine]["tracking"] for b in books)
     emit("overhead_percent", 100 * sum(table[b][mine]["tracking"] for b in books) / total, "%", len(books))
-    emit("overhead_percent_worst", max(100 * table[b][mine]["tracking"] / (table[b][mine]["ran"] - table[b][mine]["tracking"])
-                                       for b in books), "%", len(books))
+    emit(
+        "overhead_percent_worst",
+        max(100 * table[b][mine]["tracking"] / (table[b][mine]["ran"] - table[b][mine]["tracking"]) for b in books),
+        "%",
+        len(books),
+    )
     moved = [1 - (table[b][mine]["checkpoint"] + table[b][mine]["restore"]) / table[b][mine]["ran"] for b in books]
     back = [1 - table[b][mine]["restore"] / table[b][mine]["ran"] for b in books]
     emit("migration_reduction_percent", 100 * sum(moved) / len(moved), "%", len(books))
@@ -233,18 +296,27 @@ def report(table: dict[str, dict[str, dict[str, Any]]]) -> None:
 def main() -> None:
     warnings.simplefilter("ignore")
     runner.preload()
+
     names = [a for a in sys.argv[1:] if not a.startswith("-")] or runner.notebooks()
-    kinds = [PEERS[k] for k in os.environ.get("HOP_BENCH_PEERS", "ours,ours_per_cell,cloudpickle,dill,elastic,kishu").split(",")]
+    kinds = [
+        PEERS[k]
+        for k in os.environ.get("HOP_BENCH_PEERS", "ours,ours_per_cell,cloudpickle,dill,elastic,kishu").split(",")
+    ]
     table: dict[str, dict[str, dict[str, Any]]] = {}
     for name in names:
         table[name] = {}
         for kind in kinds:
             row = table[name][kind.name] = one(kind, name)
             said = row.get("crash") or row["trouble"]
-            numbers = "" if "ran" not in row else (
-                f"ran {row['ran']:.2f} tracking {row['tracking']:.2f} checkpoint {row['checkpoint']:.3f} "
-                f"restore {row.get('restore', -1):.3f} {row['bytes'] / 1e6:.2f} MB failed {row['failed']} "
-                f"wrong {row.get('wrong', -1)} gone {row.get('gone', -1)} unshared {row.get('cut', -1)}")
+            numbers = (
+                ""
+                if "ran" not in row
+                else (
+                    f"ran {row['ran']:.2f} tracking {row['tracking']:.2f} checkpoint {row['checkpoint']:.3f} "
+                    f"restore {row.get('restore', -1):.3f} {row['bytes'] / 1e6:.2f} MB failed {row['failed']} "
+                    f"wrong {row.get('wrong', -1)} gone {row.get('gone', -1)} unshared {row.get('cut', -1)}"
+                )
+            )
             print(f"{name:18} {kind.name:14} {numbers} {said}", file=sys.stderr, flush=True)
     if len(kinds) == len(PEERS):
         report(table)

@@ -21,15 +21,18 @@ sys.path[:0] = [str(HERE.parent.parent / "kernel" / "python")]
 
 
 def emit(case: str, ours: float, unit: str, n: int, peer: str | None = None, value: float | None = None) -> None:
-    print(json.dumps({"bench": "state", "case": case, "ours": ours, "peer": peer, "peer_value": value, "unit": unit, "n": n}),
-          flush=True)
+    print(
+        json.dumps(
+            {"bench": "state", "case": case, "ours": ours, "peer": peer, "peer_value": value, "unit": unit, "n": n}
+        ),
+        flush=True,
+    )
 
 
 def agent_in(directory: Path) -> tuple[Any, Any]:
+    from gresshopper.state.agent import Agent
     from IPython.core.interactiveshell import InteractiveShell
     from traitlets.config import Config
-
-    from gresshopper.state.agent import Agent
 
     quiet = Config()
     quiet.HistoryManager.enabled = False
@@ -53,8 +56,11 @@ def idle(directory: Path, gigabytes: int) -> None:
     """A cell that changes nothing large, beside so much; one that names what is large; one that writes 8 bytes of it."""
     shell, agent = agent_in(directory)
     # One value in each array, so that the store holds little of it: what is measured is not the store.
-    cell(shell, agent, f"import numpy as np\nbig = [np.full(1 << 27, float(i)) for i in range({gigabytes})]\n"
-                       "a0 = big[0]\nk = 0")
+    cell(
+        shell,
+        agent,
+        f"import numpy as np\nbig = [np.full(1 << 27, float(i)) for i in range({gigabytes})]\na0 = big[0]\nk = 0",
+    )
     agent.audit()
     agent.audit()
     counter = [cell(shell, agent, "k = k + 1") for _ in range(30)]

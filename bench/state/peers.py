@@ -101,8 +101,10 @@ class _Whole(Peer):
         return {
             k: v
             for k, v in self.ip.user_ns.items()
-            if not k.startswith("_") and k not in ("In", "Out", "exit", "quit", "get_ipython", "open")
-            and not (k in hidden and hidden[k] is v) and not isinstance(v, types.ModuleType)
+            if not k.startswith("_")
+            and k not in ("In", "Out", "exit", "quit", "get_ipython", "open")
+            and not (k in hidden and hidden[k] is v)
+            and not isinstance(v, types.ModuleType)
         }
 
 
@@ -193,7 +195,7 @@ class Kishu(Peer):
         super().attach(ip)
         os.environ["ENV_KISHU_TEST_MODE"] = "1"
         os.environ["HOME"] = str(self.directory)
-        import kishu.jupyterint as jupyterint
+        from kishu import jupyterint
         from kishu.notebook_id import NotebookId
         from kishu.storage.path import KishuPath
 

@@ -8,6 +8,7 @@ blanked.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import json
@@ -58,9 +59,8 @@ def preload() -> None:
     ):
         with contextlib.suppress(ImportError):
             __import__(name)
-    from traitlets.config import Config
-
     from gresshopper.state import restore
+    from traitlets.config import Config
 
     restore.environment()  # what is installed doesn't change: it is asked once
     quiet = Config()
@@ -166,7 +166,7 @@ def killed_after_each(name: str, limit: int | None = None) -> dict[str, Any]:
     spent = ran = restoring = 0.0
     try:
         for i, source in enumerate(cells_of(name)[:limit]):
-            said = in_child(lambda: _one(base, state, i, source))
+            said = in_child(functools.partial(_one, base, state, i, source))
             if "crash" in said:
                 outs.append(["crash", said["crash"]])
                 break

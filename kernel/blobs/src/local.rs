@@ -45,8 +45,14 @@ impl Local {
             .recursive(true)
             .mode(0o700)
             .create(root)
-            .map_err(|source| PutError::Write { path: root.to_owned(), source })?;
-        Ok(Self { root: root.to_owned(), fresh: Mutex::new(Vec::new()) })
+            .map_err(|source| PutError::Write {
+                path: root.to_owned(),
+                source,
+            })?;
+        Ok(Self {
+            root: root.to_owned(),
+            fresh: Mutex::new(Vec::new()),
+        })
     }
 
     /// Where a chunk lies when it is not compressed.
@@ -91,13 +97,30 @@ impl Local {
     }
 
     fn write(&self, path: &Path, content: &[u8]) -> Result<(), PutError> {
-        let failed = |source| PutError::Write { path: path.to_owned(), source };
+        let failed = |source| PutError::Write {
+            path: path.to_owned(),
+            source,
+        };
         let parent = path.parent().expect("a chunk lies in a directory of the store");
-        let temp = parent.join(format!(".new-{}-{}", std::process::id(), TEMP.fetch_add(1, Ordering::Relaxed)));
-        let open = || OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temp);
+        let temp = parent.join(format!(
+            ".new-{}-{}",
+            std::process::id(),
+            TEMP.fetch_add(1, Ordering::Relaxed)
+        ));
+        let open = || {
+            OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .open(&temp)
+        };
         let mut file = match open() {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
-                fs::DirBuilder::new().recursive(true).mode(0o700).create(parent).map_err(failed)?;
+                fs::DirBuilder::new()
+                    .recursive(true)
+                    .mode(0o700)
+                    .create(parent)
+                    .map_err(failed)?;
                 open().map_err(failed)?
             }
             other => other.map_err(failed)?,
@@ -117,8 +140,9 @@ impl Local {
     /// The first [`PutError`]; chunks that were stored before it stay and are garbage.
     pub fn put_all(&self, content: &[u8], wanted: Option<&[u8]>) -> Result<(Vec<ChunkId>, u64), PutError> {
         let chunks: Vec<&[u8]> = content.chunks(CHUNK_BYTES).collect();
-        let pick: Vec<usize> =
-            (0..chunks.len()).filter(|&i| wanted.is_none_or(|w| w.get(i).is_some_and(|&b| b != 0))).collect();
+        let pick: Vec<usize> = (0..chunks.len())
+            .filter(|&i| wanted.is_none_or(|w| w.get(i).is_some_and(|&b| b != 0)))
+            .collect();
         let ids = Mutex::new(vec![ChunkId([0; 32]); chunks.len()]);
         let wrote = AtomicU64::new(0);
         parallel(pick.len(), |i| {
@@ -128,7 +152,10 @@ impl Local {
             ids.lock().expect("no holder of this lock panics")[at] = id;
             Ok(())
         })?;
-        Ok((ids.into_inner().expect("no holder of this lock panics"), wrote.into_inner()))
+        Ok((
+            ids.into_inner().expect("no holder of this lock panics"),
+            wrote.into_inner(),
+        ))
     }
 
     /// Reads one chunk of known length and checks it.
@@ -141,15 +168,23 @@ impl Local {
             Err(e) if e.kind() == io::ErrorKind::NotFound => self.read_packed(id, into)?,
             Err(source) => return Err(GetError::Read { id, source }),
         }
-        if ChunkId::of(into) == id { Ok(()) } else { Err(GetError::Tampered { id }) }
+        if ChunkId::of(into) == id {
+            Ok(())
+        } else {
+            Err(GetError::Tampered { id })
+        }
     }
 
     fn read_plain(id: ChunkId, mut file: File, into: &mut [u8]) -> Result<(), GetError> {
-        let len = file.metadata().map_err(|source| GetError::Read { id, source })?.len();
+        let len = file
+            .metadata()
+            .map_err(|source| GetError::Read { id, source })?
+            .len();
         if len != into.len() as u64 {
             return Err(GetError::Truncated { id });
         }
-        file.read_exact(into).map_err(|source| GetError::Read { id, source })
+        file.read_exact(into)
+            .map_err(|source| GetError::Read { id, source })
     }
 
     fn read_packed(&self, id: ChunkId, into: &mut [u8]) -> Result<(), GetError> {
@@ -158,7 +193,11 @@ impl Local {
             _ => GetError::Read { id, source },
         })?;
         let len = zstd::bulk::decompress_to_buffer(&packed, into).map_err(|_| GetError::Tampered { id })?;
-        if len == into.len() { Ok(()) } else { Err(GetError::Truncated { id }) }
+        if len == into.len() {
+            Ok(())
+        } else {
+            Err(GetError::Truncated { id })
+        }
     }
 
     /// Reads chunks one behind the other, on several threads, and checks them.
@@ -168,7 +207,9 @@ impl Local {
     pub fn get_all(&self, ids: &[ChunkId], into: &mut [u8]) -> Result<(), GetError> {
         let parts: Vec<Mutex<&mut [u8]>> = into.chunks_mut(CHUNK_BYTES).map(Mutex::new).collect();
         if parts.len() != ids.len() {
-            return Err(GetError::Truncated { id: ids.last().copied().unwrap_or(ChunkId([0; 32])) });
+            return Err(GetError::Truncated {
+                id: ids.last().copied().unwrap_or(ChunkId([0; 32])),
+            });
         }
         parallel(parts.len(), |i| {
             let mut part = parts[i].lock().expect("no holder of this lock panics");
@@ -181,7 +222,10 @@ impl Local {
     /// # Errors
     /// [`PutError::Sync`].
     pub fn sync(&self) -> Result<(), PutError> {
-        let failed = |source: io::Error| PutError::Sync { path: self.root.clone(), source };
+        let failed = |source: io::Error| PutError::Sync {
+            path: self.root.clone(),
+            source,
+        };
         let root = File::open(&self.root).map_err(failed)?;
         rustix::fs::syncfs(&root).map_err(|e| failed(e.into()))
     }
@@ -205,8 +249,12 @@ impl Local {
     /// [`PutError`]; the chunk then stays as it is.
     pub fn pack(&self, id: ChunkId) -> Result<u64, PutError> {
         let path = self.path(id);
-        let Ok(content) = fs::read(&path) else { return Ok(0) };
-        let Some(packed) = packed(&content) else { return Ok(0) };
+        let Ok(content) = fs::read(&path) else {
+            return Ok(0);
+        };
+        let Some(packed) = packed(&content) else {
+            return Ok(0);
+        };
         self.write(&self.packed_path(id), &packed)?;
         // Readers that look for the plain file from now on find the packed one.
         let _ = fs::remove_file(&path);
@@ -218,7 +266,12 @@ impl Local {
     ///
     /// # Errors
     /// The first I/O error; what is left is removed by the next call.
-    pub fn collect(&self, live: &HashSet<ChunkId>, grace: Duration, now: SystemTime) -> io::Result<Collected> {
+    pub fn collect(
+        &self,
+        live: &HashSet<ChunkId>,
+        grace: Duration,
+        now: SystemTime,
+    ) -> io::Result<Collected> {
         let mut done = Collected::default();
         for shelf in fs::read_dir(&self.root)? {
             let shelf = shelf?;
@@ -227,10 +280,16 @@ impl Local {
             }
             for file in fs::read_dir(shelf.path())? {
                 let file = file?;
-                let name = format!("{}{}", shelf.file_name().to_string_lossy(), file.file_name().to_string_lossy());
+                let name = format!(
+                    "{}{}",
+                    shelf.file_name().to_string_lossy(),
+                    file.file_name().to_string_lossy()
+                );
                 let id = name.strip_suffix(".z").unwrap_or(&name).parse::<ChunkId>().ok();
                 let found = file.metadata()?;
-                let young = found.modified().is_ok_and(|t| now.duration_since(t).unwrap_or_default() < grace);
+                let young = found
+                    .modified()
+                    .is_ok_and(|t| now.duration_since(t).unwrap_or_default() < grace);
                 let foreign = id.is_none() && !file.file_name().to_string_lossy().starts_with(".new-");
                 if id.is_some_and(|id| live.contains(&id)) || young || foreign {
                     done.kept += 1;
@@ -262,7 +321,10 @@ fn packed(content: &[u8]) -> Option<Vec<u8>> {
 /// # Errors
 /// The first error of `work`.
 pub fn parallel<E: Send>(count: usize, work: impl Fn(usize) -> Result<(), E> + Sync) -> Result<(), E> {
-    let threads = std::thread::available_parallelism().map_or(1, |n| n.get()).min(8).min(count);
+    let threads = std::thread::available_parallelism()
+        .map_or(1, |n| n.get())
+        .min(8)
+        .min(count);
     if threads <= 1 {
         return (0..count).try_for_each(work);
     }
@@ -278,14 +340,20 @@ pub fn parallel<E: Send>(count: usize, work: impl Fn(usize) -> Result<(), E> + S
                     }
                     if let Err(e) = work(i) {
                         next.store(count, Ordering::Relaxed);
-                        failed.lock().expect("no holder of this lock panics").get_or_insert(e);
+                        failed
+                            .lock()
+                            .expect("no holder of this lock panics")
+                            .get_or_insert(e);
                         break;
                     }
                 }
             });
         }
     });
-    failed.into_inner().expect("no holder of this lock panics").map_or(Ok(()), Err)
+    failed
+        .into_inner()
+        .expect("no holder of this lock panics")
+        .map_or(Ok(()), Err)
 }
 
 #[cfg(test)]
@@ -325,7 +393,10 @@ mod tests {
         let (_dir, local) = store();
         let content: Vec<u8> = (0..3 * CHUNK_BYTES).map(|i| (i / CHUNK_BYTES) as u8).collect();
         let (ids, wrote) = local.put_all(&content, Some(&[0, 1, 0])).unwrap();
-        assert_eq!((ids[0], ids[2], wrote), (ChunkId([0; 32]), ChunkId([0; 32]), CHUNK_BYTES as u64));
+        assert_eq!(
+            (ids[0], ids[2], wrote),
+            (ChunkId([0; 32]), ChunkId([0; 32]), CHUNK_BYTES as u64)
+        );
         assert_eq!(files(&local), [local.path(ids[1])]);
     }
 
@@ -337,7 +408,10 @@ mod tests {
         fs::write(local.path(id), b"contend").unwrap();
         assert!(matches!(local.get(id, &mut into), Err(GetError::Tampered { .. })));
         fs::write(local.path(id), b"cont").unwrap();
-        assert!(matches!(local.get(id, &mut into), Err(GetError::Truncated { .. })));
+        assert!(matches!(
+            local.get(id, &mut into),
+            Err(GetError::Truncated { .. })
+        ));
         fs::remove_file(local.path(id)).unwrap();
         assert!(matches!(local.get(id, &mut into), Err(GetError::Missing { .. })));
         // A torn chunk is written again rather than taken for the whole one.
@@ -371,9 +445,22 @@ mod tests {
         let (dead, _) = local.put(b"dead").unwrap();
         let now = SystemTime::now() + Duration::from_secs(100);
         let keep = HashSet::from([live]);
-        assert_eq!(local.collect(&keep, Duration::from_secs(200), now).unwrap().removed, 0);
+        assert_eq!(
+            local
+                .collect(&keep, Duration::from_secs(200), now)
+                .unwrap()
+                .removed,
+            0
+        );
         let done = local.collect(&keep, Duration::from_secs(50), now).unwrap();
-        assert_eq!(done, Collected { kept: 1, removed: 1, freed_bytes: 4 });
+        assert_eq!(
+            done,
+            Collected {
+                kept: 1,
+                removed: 1,
+                freed_bytes: 4
+            }
+        );
         assert!(local.has(live, 4) && !local.has(dead, 4));
     }
 
@@ -398,7 +485,10 @@ mod tests {
         let left = files(&local);
         let mut back = vec![0; CHUNK_BYTES];
         let read = local.get_all(&kept, &mut back);
-        std::process::Command::new("umount").arg(dir.path()).status().unwrap();
+        std::process::Command::new("umount")
+            .arg(dir.path())
+            .status()
+            .unwrap();
         assert!(matches!(failed, Err(PutError::Write { .. })));
         assert_eq!(left, [local.path(kept[0])]);
         read.unwrap();

@@ -105,8 +105,10 @@ mod tests {
     async fn shares_its_layout_with_the_local_store() {
         let dir = tempfile::tempdir().unwrap();
         let local = Local::open(&dir.path().join("chunks")).unwrap();
-        let remote =
-            Remote::new(Arc::new(LocalFileSystem::new_with_prefix(dir.path()).unwrap()), Path::from("chunks"));
+        let remote = Remote::new(
+            Arc::new(LocalFileSystem::new_with_prefix(dir.path()).unwrap()),
+            Path::from("chunks"),
+        );
         let content = Bytes::from(vec![9; CHUNK_BYTES + 1]);
         let ids = remote.put_all(content.clone()).await.unwrap();
         let mut back = vec![0; content.len()];
@@ -120,6 +122,9 @@ mod tests {
             Err(RemoteError::Content(GetError::Missing { .. }))
         ));
         std::fs::write(local.path(id), b"of the local on!").unwrap();
-        assert!(matches!(remote.get(id).await, Err(RemoteError::Content(GetError::Tampered { .. }))));
+        assert!(matches!(
+            remote.get(id).await,
+            Err(RemoteError::Content(GetError::Tampered { .. }))
+        ));
     }
 }

@@ -440,7 +440,10 @@ mod tests {
             let mut changed = whole.clone();
             changed[at] ^= 1;
             fs::write(&path, &changed).unwrap();
-            assert!(read(dir.path(), &KEY, uid).is_ok(), "one torn place leaves the other");
+            assert!(
+                read(dir.path(), &KEY, uid).is_ok(),
+                "one torn place leaves the other"
+            );
             changed[SLOT + at] ^= 1;
             fs::write(&path, &changed).unwrap();
             assert!(read(dir.path(), &KEY, uid).is_err(), "head byte {at}");

@@ -130,32 +130,20 @@ pub fn plan(problem: &Problem) -> Plan {
         graph.edge(cell_node(c), sink, cell.run.unwrap_or(f64::INFINITY));
     }
     graph.saturate(source, sink);
-    // Seen from the sink: what can still reach it is on its side, so that a tie falls to shipping.
-    let to_sink = graph.reaching(sink);
-    let mut choices = Vec::new();
-    for g in 0..problem.groups.len() {
-        choices.push(if problem.groups[g].there {
-            Choice::Leave
-        } else if !open[g] {
-            if ship[g].is_finite() {
-                Choice::Ship
-            } else {
-                Choice::Placeholder
-            }
-        } else if ship[g] <= 0.0 || ship[g].is_finite() && to_sink[group_node(g)] {
-            Choice::Ship
-        } else if ship[g].is_finite() && cut_ships(&graph, source, group_node(g)) {
-            Choice::Ship
-        } else {
-            Choice::Recompute
-        });
-    }
+    // The source's side of the cut is made as small as it can be, so that a tie falls to shipping.
+    let recomputed = graph.reachable(source);
+    let choices = (0..problem.groups.len())
+        .map(
+            |g| match (problem.groups[g].there, open[g], ship[g].is_finite()) {
+                (true, _, _) => Choice::Leave,
+                (_, false, true) => Choice::Ship,
+                (_, false, false) => Choice::Placeholder,
+                _ if ship[g] > 0.0 && recomputed[group_node(g)] => Choice::Recompute,
+                _ => Choice::Ship,
+            },
+        )
+        .collect();
     finish(problem, &rebuilt, &ship, choices)
-}
-
-/// Whether the flow uses up a group's shipping edge exactly: shipping then costs no more.
-fn cut_ships(graph: &Flow, source: usize, node: usize) -> bool {
-    !graph.reachable(source)[node]
 }
 
 fn finish(problem: &Problem, rebuilt: &[BTreeSet<usize>], ship: &[f64], choices: Vec<Choice>) -> Plan {
@@ -255,18 +243,6 @@ impl Flow {
                         .filter(|&&e| self.edges[e].left > 0.0)
                         .map(|&e| self.edges[e].to),
                 );
-            }
-        }
-        seen
-    }
-
-    fn reaching(&self, sink: usize) -> Vec<bool> {
-        let mut seen = vec![false; self.from.len()];
-        let mut stack = vec![sink];
-        while let Some(node) = stack.pop() {
-            if !std::mem::replace(&mut seen[node], true) {
-                let back = self.from[node].iter().filter(|&&e| self.edges[e ^ 1].left > 0.0);
-                stack.extend(back.map(|&e| self.edges[e].to));
             }
         }
         seen

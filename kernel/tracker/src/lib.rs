@@ -74,7 +74,10 @@ unsafe fn local(dir: *const c_char) -> Result<Arc<Local>, hop_blobs::PutError> {
     static OPEN: OnceLock<Mutex<HashMap<PathBuf, Arc<Local>>>> = OnceLock::new();
     // SAFETY: by this function's contract.
     let path = Path::new(OsStr::from_bytes(unsafe { CStr::from_ptr(dir) }.to_bytes())).to_owned();
-    let mut open = OPEN.get_or_init(Mutex::default).lock().expect("no holder of this lock panics");
+    let mut open = OPEN
+        .get_or_init(Mutex::default)
+        .lock()
+        .expect("no holder of this lock panics");
     if let Some(found) = open.get(&path) {
         return Ok(Arc::clone(found));
     }
@@ -116,11 +119,17 @@ pub unsafe extern "C" fn hop_tags(at: *const u8, len: usize, chunk: usize, out: 
     guarded(|| {
         // SAFETY: by this function's contract.
         let (content, out) = unsafe { (bytes(at, len), bytes_mut(out, 16 * len.div_ceil(chunk))) };
-        let parts: Vec<(&[u8], Mutex<&mut [u8]>)> =
-            content.chunks(chunk).zip(out.chunks_mut(16).map(Mutex::new)).collect();
+        let parts: Vec<(&[u8], Mutex<&mut [u8]>)> = content
+            .chunks(chunk)
+            .zip(out.chunks_mut(16).map(Mutex::new))
+            .collect();
         let done: Result<(), std::convert::Infallible> = parallel(parts.len(), |i| {
             let tag = twox_hash::XxHash3_128::oneshot(parts[i].0);
-            parts[i].1.lock().expect("no holder of this lock panics").copy_from_slice(&tag.to_le_bytes());
+            parts[i]
+                .1
+                .lock()
+                .expect("no holder of this lock panics")
+                .copy_from_slice(&tag.to_le_bytes());
             Ok(())
         });
         done.map_or(-1, |()| 0)
@@ -166,7 +175,9 @@ pub unsafe extern "C" fn hop_put(
 }
 
 fn ids(raw: &[u8]) -> Vec<ChunkId> {
-    raw.chunks_exact(32).map(|id| ChunkId(id.try_into().expect("32 bytes"))).collect()
+    raw.chunks_exact(32)
+        .map(|id| ChunkId(id.try_into().expect("32 bytes")))
+        .collect()
 }
 
 /// Reads `count` chunks into memory, each checked.
@@ -189,7 +200,9 @@ pub unsafe extern "C" fn hop_get(
             Ok(local) => local,
             Err(e) => return failed(&e),
         };
-        local.get_all(&ids(names), into).map_or_else(|e| failed(&e), |()| 0)
+        local
+            .get_all(&ids(names), into)
+            .map_or_else(|e| failed(&e), |()| 0)
     })
 }
 
@@ -205,7 +218,10 @@ pub unsafe extern "C" fn hop_map(dir: *const c_char, names: *const u8, count: us
         // SAFETY: by this function's contract.
         let names = unsafe { bytes(names, 32 * count) };
         // SAFETY: as above.
-        match unsafe { local(dir) }.map_err(std::io::Error::other).and_then(|l| track::map(&l, &ids(names), len)) {
+        match unsafe { local(dir) }
+            .map_err(std::io::Error::other)
+            .and_then(|l| track::map(&l, &ids(names), len))
+        {
             Ok(mapped) => {
                 at = mapped;
                 0
@@ -233,7 +249,11 @@ pub unsafe extern "C" fn hop_unmap(at: *mut u8, len: usize) -> i64 {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hop_sync(dir: *const c_char) -> i64 {
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { local(dir) }.and_then(|l| l.sync()).map_or_else(|e| failed(&e), |()| 0))
+    guarded(|| {
+        unsafe { local(dir) }
+            .and_then(|l| l.sync())
+            .map_or_else(|e| failed(&e), |()| 0)
+    })
 }
 
 /// Compresses what was stored below `dir` since the last call, where that pays; returns the bytes saved.
@@ -317,7 +337,13 @@ pub extern "C" fn hop_track_drop(at: usize, len: usize) -> i64 {
 /// # Safety
 /// `dirty` must point to a byte for each chunk.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hop_track_scan(at: usize, len: usize, chunk: usize, dirty: *mut u8, again: i32) -> i64 {
+pub unsafe extern "C" fn hop_track_scan(
+    at: usize,
+    len: usize,
+    chunk: usize,
+    dirty: *mut u8,
+    again: i32,
+) -> i64 {
     guarded(|| {
         // SAFETY: by this function's contract.
         let dirty = unsafe { bytes_mut(dirty, len.div_ceil(chunk)) };
@@ -345,8 +371,12 @@ pub unsafe extern "C" fn hop_memo_ids(
 ) -> i64 {
     guarded(|| {
         // SAFETY: by this function's contract.
-        let (types, out) =
-            unsafe { (std::slice::from_raw_parts(harmless, count), std::slice::from_raw_parts_mut(out, cap)) };
+        let (types, out) = unsafe {
+            (
+                std::slice::from_raw_parts(harmless, count),
+                std::slice::from_raw_parts_mut(out, cap),
+            )
+        };
         // SAFETY: by this function's contract.
         unsafe { walk::memo_ids(pickler, types, out) as i64 }
     })
@@ -357,11 +387,20 @@ pub unsafe extern "C" fn hop_memo_ids(
 /// # Safety
 /// The interpreter's lock must be held, and the pointers be those of a live array of objects.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn hop_all_atoms(at: *const *const u8, count: usize, types: *const usize, n: usize) -> i64 {
+pub unsafe extern "C" fn hop_all_atoms(
+    at: *const *const u8,
+    count: usize,
+    types: *const usize,
+    n: usize,
+) -> i64 {
     guarded(|| {
         // SAFETY: by this function's contract.
-        let (objects, types) =
-            unsafe { (std::slice::from_raw_parts(at, count), std::slice::from_raw_parts(types, n)) };
+        let (objects, types) = unsafe {
+            (
+                std::slice::from_raw_parts(at, count),
+                std::slice::from_raw_parts(types, n),
+            )
+        };
         // SAFETY: by this function's contract.
         i64::from(unsafe { walk::all_of(objects, types) })
     })

@@ -87,7 +87,9 @@ fn tracker() -> io::Result<&'static Tracker> {
     match found {
         Some(t) if t.pid == std::process::id() => Ok(t),
         Some(_) => Err(io::Error::other("a forked process doesn't track writes")),
-        None => Err(io::Error::other("Linux here can't track writes (userfaultfd, PAGEMAP_SCAN of 6.7)")),
+        None => Err(io::Error::other(
+            "Linux here can't track writes (userfaultfd, PAGEMAP_SCAN of 6.7)",
+        )),
     }
 }
 
@@ -106,18 +108,31 @@ pub fn init() -> io::Result<()> {
 unsafe fn ioctl<T>(fd: i32, request: u64, arg: &mut T) -> io::Result<i64> {
     // SAFETY: by this function's contract; the kernel checks all addresses inside.
     let got = unsafe { libc::ioctl(fd, request as _, std::ptr::from_mut(arg)) };
-    if got < 0 { Err(io::Error::last_os_error()) } else { Ok(got.into()) }
+    if got < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(got.into())
+    }
 }
 
 fn start() -> io::Result<Tracker> {
     // SAFETY: a system call without pointers.
-    let raw = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY) };
+    let raw = unsafe {
+        libc::syscall(
+            libc::SYS_userfaultfd,
+            libc::O_CLOEXEC | libc::O_NONBLOCK | UFFD_USER_MODE_ONLY,
+        )
+    };
     if raw < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: the descriptor is new and ours.
     let uffd = unsafe { OwnedFd::from_raw_fd(raw as i32) };
-    let mut api = UffdApi { api: UFFD_API, features: FEATURE_WP_ASYNC | FEATURE_WP_UNPOPULATED, ioctls: 0 };
+    let mut api = UffdApi {
+        api: UFFD_API,
+        features: FEATURE_WP_ASYNC | FEATURE_WP_UNPOPULATED,
+        ioctls: 0,
+    };
     // SAFETY: the argument is UFFDIO_API's.
     unsafe { ioctl(uffd.as_raw_fd(), IOCTL_API, &mut api)? };
     let made = Tracker {
@@ -135,7 +150,12 @@ fn probe(tracker: &Tracker) -> io::Result<()> {
     let len = 2 * PAGE;
     // SAFETY: a new anonymous map, unmapped below, that nothing else knows.
     unsafe {
-        let at = mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?;
+        let at = mmap_anonymous(
+            std::ptr::null_mut(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+        )?;
         let bytes = at.cast::<u8>();
         bytes.write_volatile(1);
         bytes.add(PAGE).write_volatile(1);
@@ -148,7 +168,13 @@ fn probe(tracker: &Tracker) -> io::Result<()> {
         munmap(at, len)?;
         let (before, after) = seen?;
         let right = before.is_empty() && after.len() == 1 && after[0].start == at as u64 + PAGE as u64;
-        if right { Ok(()) } else { Err(io::Error::other("the kernel accepts write tracking but doesn't track")) }
+        if right {
+            Ok(())
+        } else {
+            Err(io::Error::other(
+                "the kernel accepts write tracking but doesn't track",
+            ))
+        }
     }
 }
 
@@ -156,7 +182,10 @@ impl Tracker {
     /// Protects whole pages.
     fn register(&self, at: usize, len: usize) -> io::Result<()> {
         let mut arg = UffdRegister {
-            range: UffdRange { start: at as u64, len: len as u64 },
+            range: UffdRange {
+                start: at as u64,
+                len: len as u64,
+            },
             mode: REGISTER_MODE_WP,
             ioctls: 0,
         };
@@ -166,7 +195,10 @@ impl Tracker {
     }
 
     fn unregister(&self, at: usize, len: usize) {
-        let mut arg = UffdRange { start: at as u64, len: len as u64 };
+        let mut arg = UffdRange {
+            start: at as u64,
+            len: len as u64,
+        };
         // Failing means that the memory is gone, and its registration with it.
         // SAFETY: the argument is UFFDIO_UNREGISTER's.
         let _ = unsafe { ioctl(self.uffd.as_raw_fd(), IOCTL_UNREGISTER, &mut arg) };
@@ -219,7 +251,10 @@ fn edges(at: usize, len: usize) -> (u128, u128) {
             std::slice::from_raw_parts(end as *const u8, at + len - end),
         )
     };
-    (twox_hash::XxHash3_128::oneshot(head), twox_hash::XxHash3_128::oneshot(tail))
+    (
+        twox_hash::XxHash3_128::oneshot(head),
+        twox_hash::XxHash3_128::oneshot(tail),
+    )
 }
 
 /// Tracks writes to a range from now on.
@@ -237,14 +272,24 @@ pub fn arm(at: usize, len: usize) -> io::Result<()> {
     }
     let there = edges(at, len);
     tracker.register(start, end - start)?;
-    tracker.edges.lock().expect("no holder of this lock panics").insert((at, len), there);
+    tracker
+        .edges
+        .lock()
+        .expect("no holder of this lock panics")
+        .insert((at, len), there);
     Ok(())
 }
 
 /// Stops tracking a range.
 pub fn drop_range(at: usize, len: usize) {
     let Ok(tracker) = tracker() else { return };
-    if tracker.edges.lock().expect("no holder of this lock panics").remove(&(at, len)).is_some() {
+    if tracker
+        .edges
+        .lock()
+        .expect("no holder of this lock panics")
+        .remove(&(at, len))
+        .is_some()
+    {
         let (start, end) = inner(at, len);
         tracker.unregister(start, end - start);
     }
@@ -257,7 +302,9 @@ pub fn drop_range(at: usize, len: usize) {
 pub fn scan(at: usize, len: usize, chunk: usize, dirty: &mut [u8], again: bool) -> io::Result<()> {
     let tracker = tracker()?;
     let mut armed = tracker.edges.lock().expect("no holder of this lock panics");
-    let before = *armed.get(&(at, len)).ok_or_else(|| io::Error::other("not tracked"))?;
+    let before = *armed
+        .get(&(at, len))
+        .ok_or_else(|| io::Error::other("not tracked"))?;
     let (start, end) = inner(at, len);
     dirty.fill(0);
     for region in tracker.written(start, end, again)? {
@@ -283,7 +330,9 @@ fn private(start: usize, end: usize) -> io::Result<bool> {
     let maps = std::fs::read_to_string("/proc/self/maps")?;
     let mut at = start;
     for line in maps.lines() {
-        let Some((low, high, mode, rest)) = map_line(line) else { continue };
+        let Some((low, high, mode, rest)) = map_line(line) else {
+            continue;
+        };
         if high <= at || low >= end {
             continue;
         }
@@ -303,7 +352,12 @@ fn map_line(line: &str) -> Option<(usize, usize, &str, &str)> {
     let (range, rest) = line.split_once(' ')?;
     let (low, high) = range.split_once('-')?;
     let (mode, rest) = rest.split_once(' ')?;
-    Some((usize::from_str_radix(low, 16).ok()?, usize::from_str_radix(high, 16).ok()?, mode, rest))
+    Some((
+        usize::from_str_radix(low, 16).ok()?,
+        usize::from_str_radix(high, 16).ok()?,
+        mode,
+        rest,
+    ))
 }
 
 /// Maps chunks one behind the other as private memory. Each is checked; those that are compressed are read.
@@ -316,7 +370,12 @@ pub fn map(local: &Local, ids: &[ChunkId], len: usize) -> io::Result<*mut u8> {
     }
     // SAFETY: a new anonymous map, given to the caller or unmapped below.
     let base = unsafe {
-        mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)?
+        mmap_anonymous(
+            std::ptr::null_mut(),
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            MapFlags::PRIVATE,
+        )?
     };
     let start = base as usize;
     let done = hop_blobs::local::parallel(ids.len(), |i| {
@@ -342,7 +401,16 @@ fn map_chunk(local: &Local, id: ChunkId, at: usize, len: usize) -> io::Result<()
     }
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
     // SAFETY: it replaces a part of the map that this function's caller just made; `at` is a multiple of the page.
-    unsafe { mmap(at as *mut _, len, ProtFlags::READ | ProtFlags::WRITE, flags, &file, 0)? };
+    unsafe {
+        mmap(
+            at as *mut _,
+            len,
+            ProtFlags::READ | ProtFlags::WRITE,
+            flags,
+            &file,
+            0,
+        )?
+    };
     if ChunkId::of(part(at)) == id {
         Ok(())
     } else {
@@ -393,8 +461,13 @@ mod tests {
         let len = 4 << 20;
         // SAFETY: maps of this test alone.
         unsafe {
-            let at = mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::PRIVATE)
-                .unwrap();
+            let at = mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::PRIVATE,
+            )
+            .unwrap();
             arm(at as usize, len).unwrap();
             let flags = MapFlags::PRIVATE | MapFlags::FIXED;
             mmap_anonymous(at, len, ProtFlags::READ | ProtFlags::WRITE, flags).unwrap();
@@ -411,8 +484,13 @@ mod tests {
         let len = 4 << 20;
         // SAFETY: a map of this test alone.
         unsafe {
-            let at = mmap_anonymous(std::ptr::null_mut(), len, ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED)
-                .unwrap();
+            let at = mmap_anonymous(
+                std::ptr::null_mut(),
+                len,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+            )
+            .unwrap();
             assert!(arm(at as usize, len).is_err());
             munmap(at, len).unwrap();
         }
@@ -431,7 +509,10 @@ mod tests {
             at.write(77);
             munmap(at.cast(), content.len()).unwrap();
         }
-        assert!(map(&local, &ids, content.len()).is_ok(), "a write to the map stays private");
+        assert!(
+            map(&local, &ids, content.len()).is_ok(),
+            "a write to the map stays private"
+        );
         let path = local.path(ids[1]);
         std::fs::write(&path, vec![0; 100]).unwrap();
         assert!(map(&local, &ids, content.len()).is_err());

@@ -62,7 +62,10 @@ pub unsafe fn memo_ids(pickler: *const u8, harmless: &[usize], out: &mut [u64]) 
         }
         // SAFETY: an object's type is alive, and so is the type of that.
         let (flags, meta) = unsafe {
-            (object.kind.add(TYPE_FLAGS).cast::<u64>().read(), (*object.kind.cast::<Object>()).kind as usize)
+            (
+                object.kind.add(TYPE_FLAGS).cast::<u64>().read(),
+                (*object.kind.cast::<Object>()).kind as usize,
+            )
         };
         if flags & TYPE_SUBCLASS != 0 || Some(&meta) == enum_meta {
             continue;

@@ -155,7 +155,7 @@ class Agent:
             "process": {k: self._ref(v, body) for k, v in delta.process.items()},
             "inputs": {str(i): inputs[i] for i in range(first, len(inputs))},
             "count": self.shell.execution_count + (cell is not None),
-            "env": restoring.environment() if full or cell is None and self._new_modules() else None,
+            "env": restoring.environment() if full or (cell is None and self._new_modules()) else None,
         }
         self._body = bytes(body)
         return head
@@ -261,7 +261,9 @@ class Agent:
         `FormError` or `StoreError`, with the namespace as it was.
         """
         snapshot = restoring.Snapshot(form.read(directory, form.owner_key(make=False), upto))
-        told, self.loader = restoring.restore(snapshot, self.store, self.capture.session, self._set, lazy, _progress())
+        told, self.loader = restoring.restore(
+            snapshot, self.store, self.capture.session, self._set, lazy, _progress()
+        )
         if again and told.lost:
             told = rerun.recover(snapshot, self.store, self.capture.session, self._set, told)
         self._history(snapshot)

@@ -8,7 +8,6 @@ before. It knows nothing of Python objects: nothing here unpickles.
 from __future__ import annotations
 
 import contextlib
-import contextlib
 import ctypes
 import hashlib
 import hmac

@@ -11,6 +11,7 @@ import enum
 import os
 import sys
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
@@ -138,27 +139,36 @@ def _memo_layout_known() -> bool:
     return list(_native_ids(pickler, {str})) == want
 
 
-def _native_ids(pickler: Any, harmless: set[type]) -> Any:
+_skips: tuple[Any, Any] = (None, None)
 
-    # The metaclass of enumerations comes last: the library leaves out their members by it.
-    skip = (ctypes.c_size_t * (len(harmless) + 1))(*[id(t) for t in harmless], id(enum.EnumMeta))
+
+def _skip(harmless: AbstractSet[type]) -> Any:
+    """The harmless types as the library takes them: the metaclass of enumerations comes last."""
+    global _skips  # noqa: PLW0603 - the same set is asked for again and again
+    if _skips[0] is not harmless:
+        _skips = (harmless, (ctypes.c_size_t * (len(harmless) + 1))(*map(id, harmless), id(enum.EnumMeta)))
+    return _skips[1]
+
+
+def _native_ids(pickler: Any, harmless: AbstractSet[type]) -> Any:
+    skip = _skip(harmless)
     cap = 64
     while True:
         out = array.array("Q", bytes(8 * cap))
-        got = _held.hop_memo_ids(id(pickler), skip, len(harmless) + 1, out.buffer_info()[0], cap)
+        got = _held.hop_memo_ids(id(pickler), skip, len(skip), out.buffer_info()[0], cap)
         if got <= cap:
             return out[:got]
         cap = got
 
 
-def memo_ids(pickler: Any, harmless: set[type]) -> Any:
+def memo_ids(pickler: Any, harmless: AbstractSet[type]) -> Any:
     """Addresses of the objects that a pickler wrote and that link groups, sorted."""
     if _layout and type(pickler).__name__ == "_Fast":
         return _native_ids(pickler, harmless)
     return sorted(_python_ids(pickler, harmless))
 
 
-def _python_ids(pickler: Any, harmless: set[type]) -> list[int]:
+def _python_ids(pickler: Any, harmless: AbstractSet[type]) -> list[int]:
     memo = pickler.memo
     table = memo.copy() if not isinstance(memo, dict) else memo
     ids = []

@@ -234,8 +234,18 @@ def _a(kind: str) -> str:
     return ("an " if kind[:1].lower() in "aeiou" else "a ") + kind
 
 
-def _harmless() -> set[type]:
+_harmless_cache: tuple[int, frozenset[type]] = (-1, frozenset())
+
+
+def _harmless() -> frozenset[type]:
     """The harmless types, with those of the libraries that are loaded."""
+    global _harmless_cache  # noqa: PLW0603 - libraries are loaded once for the process
+    if _harmless_cache[0] != len(sys.modules):
+        _harmless_cache = (len(sys.modules), frozenset(_find_harmless()))
+    return _harmless_cache[1]
+
+
+def _find_harmless() -> set[type]:
     found = set(HARMLESS_TYPES)
     np = sys.modules.get("numpy")
     if np is not None:

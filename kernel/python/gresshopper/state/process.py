@@ -220,7 +220,8 @@ def _set_torch(state: Any) -> None:
     torch.set_rng_state(torch.frombuffer(bytearray(state["rng"]), dtype=torch.uint8))
     torch.set_default_dtype(getattr(torch, state["dtype"].split(".")[1]))
     torch.set_grad_enabled(state["grad"])
-    torch.set_num_threads(state["threads"])
+    if torch.get_num_threads() != state["threads"]:
+        torch.set_num_threads(state["threads"])
     torch.use_deterministic_algorithms(state["deterministic"])
 
 

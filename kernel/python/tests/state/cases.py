@@ -1499,6 +1499,23 @@ hidden(
     change="import sys as s_\ndel s_.modules['__main__'].x",
     check="out = 'x' in globals()",
 )
-case("numpy/masked operation", "import numpy as np\nm = np.ma.masked_invalid([[1., np.nan], [3., 4.]]) * 2\nv = m[1:]", "v[0, 0] = 9", check="v[0, 1] = 8\nout = str(m), str(v)", needs=NP)
-case("numpy/view of a subclass", "import numpy as np\nm = np.matrix([[1, 2], [3, 4]])\nv = np.asarray(m)\nw = m[0]", "v[0, 0] = 9", check="w[0, 1] = 8\nout = m.tolist(), v.tolist()", needs=NP)
-case("matplotlib/mesh", "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt, numpy as np\nf, a = plt.subplots()\nc = a.pcolor(np.arange(6.).reshape(2, 3))", check="out = c.get_array().tolist()", needs="matplotlib")
+case(
+    "numpy/masked operation",
+    "import numpy as np\nm = np.ma.masked_invalid([[1., np.nan], [3., 4.]]) * 2\nv = m[1:]",
+    "v[0, 0] = 9",
+    check="v[0, 1] = 8\nout = str(m), str(v)",
+    needs=NP,
+)
+case(
+    "numpy/view of a subclass",
+    "import numpy as np\nm = np.matrix([[1, 2], [3, 4]])\nv = np.asarray(m)\nw = m[0]",
+    "v[0, 0] = 9",
+    check="w[0, 1] = 8\nout = m.tolist(), v.tolist()",
+    needs=NP,
+)
+case(
+    "matplotlib/mesh",
+    "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt, numpy as np\nf, a = plt.subplots()\nc = a.pcolor(np.arange(6.).reshape(2, 3))",
+    check="out = c.get_array().tolist()",
+    needs="matplotlib",
+)

@@ -28,6 +28,7 @@ def run(do: str, base: Path, tracker: bool) -> dict[str, Any]:
         capture_output=True,
         text=True,
         errors="replace",
+        check=False,
     )
     found = {}
     for line in done.stdout.split("\x1e")[1:]:

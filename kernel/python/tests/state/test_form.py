@@ -1,0 +1,130 @@
+"""The saved form: what is torn, cut, changed, another's or too large for its disk is refused, and nothing is lost."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Kernel
+
+from gresshopper.state import form, native, restore
+from gresshopper.state.store import StoreError
+
+
+def saved(base: Path, *cells: str) -> Kernel:
+    kernel = Kernel(base)
+    kernel.log.create()
+    for source in cells:
+        assert kernel.run(source), kernel.error
+        kernel.snap(source)
+        kernel.log.commit(False)
+    kernel.log.close()
+    return kernel
+
+
+def load(base: Path) -> dict[str, Any]:
+    kernel = Kernel(base)
+    kernel.restore()
+    return kernel.ns
+
+
+def test_every_cut_and_every_changed_byte_of_a_log_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, "x = [1, 2]", "y = 'a' * 10")
+    log = tmp_path / "log" / "log"
+    whole = log.read_bytes()
+    for at in range(0, len(whole), 7):
+        for bad in (whole[:at], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+            log.write_bytes(bad)
+            with pytest.raises(form.FormError):
+                load(tmp_path)
+    log.write_bytes(whole + b"half a record")
+    assert load(tmp_path)["x"] == [1, 2]
+
+
+def test_one_torn_place_of_a_head_leaves_the_other(tmp_path: Path) -> None:
+    saved(tmp_path, "x = 1", "x = 2")
+    head = tmp_path / "log" / "head"
+    whole = head.read_bytes()
+    values = set()
+    for place in (0, form.SLOT):
+        head.write_bytes(whole[:place] + b"\0" * 100 + whole[place + 100 :])
+        values.add(load(tmp_path)["x"])
+    assert values == {1, 2}
+    head.write_bytes(b"\0" * len(whole))
+    with pytest.raises(form.FormError, match="tampered"):
+        load(tmp_path)
+
+
+def test_another_key_another_user_and_an_open_key_are_refused(tmp_path: Path) -> None:
+    saved(tmp_path, "x = 1")
+    key = tmp_path / "key"
+    was = key.read_bytes()
+    key.write_bytes(b"k" * 32)
+    with pytest.raises(form.FormError, match="tampered"):
+        load(tmp_path)
+    key.write_bytes(was)
+    key.chmod(0o644)
+    with pytest.raises(form.FormError, match="open to other users"):
+        load(tmp_path)
+    key.chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "log", 12345, -1)
+        with pytest.raises(form.FormError, match="another user"):
+            load(tmp_path)
+
+
+def test_a_changed_or_missing_chunk_is_refused(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    saved(tmp_path, "import numpy as np\nx = np.arange(200_000)")
+    chunk = next(p for p in (tmp_path / "store" / "chunks").rglob("*") if p.is_file())
+    whole = chunk.read_bytes()
+    for bad in (whole[:-1] + b"!", whole[:-1], b""):
+        chunk.write_bytes(bad)
+        with pytest.raises(StoreError):
+            load(tmp_path)
+    chunk.unlink()
+    with pytest.raises(StoreError):
+        load(tmp_path)
+
+
+def test_a_store_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    saved(tmp_path, "x = 1")
+    (tmp_path / "store").chmod(0o755)
+    with pytest.raises(StoreError, match="open to other users"):
+        Kernel(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+def test_a_full_disk_is_an_error_and_nothing_is_lost(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m,mode=700", "tmpfs", str(tmp_path)], check=True)
+    try:
+        kernel = Kernel(tmp_path)
+        kernel.log.create()
+        assert kernel.run("import numpy as np\nx = np.arange(1000.)")
+        kernel.snap("x")
+        kernel.log.commit(False)
+        assert kernel.run("big = np.random.rand(1_000_000)")
+        with pytest.raises((StoreError, form.FormError)):
+            kernel.snap("big")
+        assert float(load(tmp_path)["x"][7]) == 7.0
+        assert kernel.run("del big\nx[7] = 8")  # and once there is room again, it goes on
+        kernel.snap("big x")
+        kernel.log.commit(False)
+        assert float(load(tmp_path)["x"][7]) == 8.0
+    finally:
+        subprocess.run(["umount", "-l", str(tmp_path)], check=True)
+
+
+def test_another_environment_is_told(tmp_path: Path) -> None:
+    said = restore.differences({"python": "3.1.0", "packages": {"cloudpickle": "0.0", "no_such_package_q": "1"}})
+    assert len(said) == 3
+
+
+def test_writes_are_seen_or_hashed() -> None:
+    if native.lib is None:
+        pytest.skip("without the library all is hashed")
+    assert native.lib.hop_abi() == native.ABI
