@@ -4,7 +4,7 @@
 //! Each scan is a pass over `/proc` and may miss a descriptor that wanders from one process to another during
 //! it; the caller repeats it until it is clean twice. Nothing here opens a device or waits for a file system.
 
-#![allow(unsafe_code)] // kcmp(2) has no wrapper in libc.
+#![allow(unsafe_code)] // kcmp(2) has no wrapper in libc, nor has the query of mappings.
 
 use crate::bpf::Number;
 use crate::token::Hold;
@@ -12,7 +12,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, StatxFlags, openat, readlin
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 /// A process that holds one of the devices, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -29,7 +29,7 @@ struct Scan<'a> {
     /// The device number of the file system of anonymous inodes.
     anonymous: Option<(u32, u32)>,
     /// Files that were seen mapped and are none of the devices.
-    harmless: HashSet<(String, String)>,
+    harmless: HashSet<(u32, u32, u64)>,
     found: HashSet<Found>,
 }
 
@@ -237,28 +237,101 @@ impl<'a> Scan<'a> {
     }
 
     fn mappings(&mut self, process: &OwnedFd, pid: u32) {
-        let Some(maps) = read_text(process.as_fd(), "maps") else {
+        let flags = OFlags::RDONLY | OFlags::CLOEXEC;
+        let Ok(maps) = openat(process, "maps", flags, Mode::empty()) else {
             return;
         };
-        for line in maps.lines() {
-            let Some((range, file)) = mapped_file(line) else {
-                continue;
-            };
-            if self.harmless.contains(&file) {
-                continue;
+        let mut at = 0;
+        loop {
+            match next_mapping(&maps, at) {
+                Ok(mapping) if self.maps_ours(process, &mapping) => {
+                    self.found(pid, Hold::Mapping);
+                    return;
+                }
+                Ok(mapping) => at = mapping.end,
+                Err(libc::ENOENT | libc::ESRCH) => return,
+                Err(_) => break,
             }
-            let name = format!("map_files/{range}");
-            let Ok(stat) = statx(process, &*name, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE) else {
-                continue;
-            };
-            let character = u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
-            if character && self.is_ours(stat.stx_rdev_major, stat.stx_rdev_minor) {
-                self.found(pid, Hold::Mapping);
-                return;
-            }
-            self.harmless.insert(file);
+        }
+        // Before Linux 6.11 there is only the text.
+        let text = read_text(process.as_fd(), "maps").unwrap_or_default();
+        if text
+            .lines()
+            .filter_map(parse_mapping)
+            .any(|m| self.maps_ours(process, &m))
+        {
+            self.found(pid, Hold::Mapping);
         }
     }
+
+    fn maps_ours(&mut self, process: &OwnedFd, mapping: &Mapping) -> bool {
+        if self.harmless.contains(&mapping.file) {
+            return false;
+        }
+        let name = format!("map_files/{:x}-{:x}", mapping.start, mapping.end);
+        let Ok(stat) = statx(process, &*name, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE) else {
+            return false;
+        };
+        let character = u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
+        if character && self.is_ours(stat.stx_rdev_major, stat.stx_rdev_minor) {
+            return true;
+        }
+        self.harmless.insert(mapping.file);
+        false
+    }
+}
+
+/// A mapping of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Mapping {
+    start: u64,
+    end: u64,
+    /// File system (major, minor) and inode.
+    file: (u32, u32, u64),
+}
+
+/// The kernel's `struct procmap_query`.
+#[repr(C)]
+#[derive(Default)]
+struct MapQuery {
+    size: u64,
+    query_flags: u64,
+    query_address: u64,
+    start: u64,
+    end: u64,
+    flags: u64,
+    page_size: u64,
+    offset: u64,
+    inode: u64,
+    major: u32,
+    minor: u32,
+    name_size: u32,
+    build_id_size: u32,
+    name: u64,
+    build_id: u64,
+}
+
+/// The first mapping of a file that ends after `at`, without the text of all that is between.
+fn next_mapping(maps: &OwnedFd, at: u64) -> Result<Mapping, i32> {
+    const QUERY: libc::c_ulong = 0xc068_6611; // _IOWR('f', 17, struct procmap_query)
+    const THIS_OR_NEXT: u64 = 0x10;
+    const FILE_BACKED: u64 = 0x20;
+    let mut query = MapQuery {
+        size: size_of::<MapQuery>() as u64,
+        query_flags: THIS_OR_NEXT | FILE_BACKED,
+        query_address: at,
+        ..MapQuery::default()
+    };
+    // SAFETY: the structure has the kernel's layout and says its size; no pointers are given in it.
+    let result = unsafe { libc::ioctl(maps.as_raw_fd(), QUERY, &raw mut query) };
+    if result < 0 {
+        return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
+    }
+    Ok(Mapping {
+        start: query.start,
+        end: query.end,
+        file: (query.major, query.minor, query.inode),
+    })
 }
 
 fn is_ring(dir: &OwnedFd, name: &str) -> bool {
@@ -290,11 +363,23 @@ fn registered_files(fdinfo: &str) -> Vec<&str> {
         .collect()
 }
 
-/// The address range of a line of maps, and (device, inode) of its file. None: memory without one.
-fn mapped_file(line: &str) -> Option<(&str, (String, String))> {
+/// A line of maps. None: memory without a file.
+fn parse_mapping(line: &str) -> Option<Mapping> {
+    let number = |text: &str| u64::from_str_radix(text, 16).ok();
     let mut fields = line.split_ascii_whitespace();
-    let (range, device, inode) = (fields.next()?, fields.nth(2)?, fields.next()?);
-    (inode != "0").then(|| (range, (device.to_owned(), inode.to_owned())))
+    let (start, end) = fields.next()?.split_once('-')?;
+    let (major, minor) = fields.nth(2)?.split_once(':')?;
+    let inode = fields.next()?.parse().ok().filter(|inode| *inode != 0)?;
+    let file = (
+        u32::from_str_radix(major, 16).ok()?,
+        u32::from_str_radix(minor, 16).ok()?,
+        inode,
+    );
+    Some(Mapping {
+        start: number(start)?,
+        end: number(end)?,
+        file,
+    })
 }
 
 #[cfg(test)]
@@ -378,12 +463,28 @@ mod tests {
     }
 
     #[test]
+    fn both_ways_of_reading_the_mappings_agree() {
+        let maps = std::fs::File::open("/proc/self/maps").unwrap().into();
+        let first = next_mapping(&maps, 0);
+        if first == Err(libc::ENOTTY) {
+            eprintln!("SKIPPED: Linux before 6.11");
+            return;
+        }
+        let text = std::fs::read_to_string("/proc/self/maps").unwrap();
+        assert_eq!(first.ok(), text.lines().find_map(parse_mapping));
+    }
+
+    #[test]
     fn maps_and_rings_are_read() {
         assert_eq!(
-            mapped_file("7f00-7f01 rw-s 00000000 00:05 91    /dev/nvidia0"),
-            Some(("7f00-7f01", ("00:05".to_owned(), "91".to_owned())))
+            parse_mapping("7f00-7f01 rw-s 00000000 00:05 91    /dev/nvidia0"),
+            Some(Mapping {
+                start: 0x7f00,
+                end: 0x7f01,
+                file: (0, 5, 91)
+            })
         );
-        assert_eq!(mapped_file("7f00-7f01 rw-p 00000000 00:00 0 "), None);
+        assert_eq!(parse_mapping("7f00-7f01 rw-p 00000000 00:00 0 "), None);
         let text = "SqMask:\t0x1\nUserFiles:\t3\n    0: /dev/nvidia0\n    1: socket:[5]\nUserBufs:\t0\n";
         assert_eq!(registered_files(text), ["/dev/nvidia0", "socket:[5]"]);
         assert_eq!(registered_files("SqMask:\t0x1\n"), Vec::<&str>::new());
