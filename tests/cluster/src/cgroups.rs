@@ -3,6 +3,7 @@
 //! Slurm names them by node, and node names are unique on a machine, so nothing of another cluster or of
 //! the machine's own can be among them.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -12,6 +13,32 @@ use rustix::process::Signal;
 
 use crate::host::{CgroupMount, cgroup_mounts};
 use crate::process::{Process, wait_until};
+
+/// The v2 controllers that Slurm's constraints and accounting need handed down to `system.slice`.
+pub(crate) const CONTROLLERS: [&str; 3] = ["cpu", "cpuset", "memory"];
+const HANDS_DOWN: [&str; 2] = ["/sys/fs/cgroup/system.slice", "/sys/fs/cgroup"];
+
+/// Those of [`CONTROLLERS`] that the host doesn't hand down, by directory; none unless it has v2 alone.
+pub(crate) fn withheld() -> BTreeMap<PathBuf, Vec<String>> {
+    let lacking = |dir: &str| {
+        let given = fs::read_to_string(Path::new(dir).join("cgroup.subtree_control")).ok()?;
+        let lacks = CONTROLLERS
+            .iter()
+            .filter(|c| !given.split_whitespace().any(|g| g == **c));
+        Some((PathBuf::from(dir), lacks.map(|c| (*c).to_owned()).collect()))
+    };
+    HANDS_DOWN.into_iter().filter_map(lacking).collect()
+}
+
+/// Withholds them again, below first.
+pub(crate) fn withhold(controllers: &BTreeMap<PathBuf, Vec<String>>) {
+    for dir in HANDS_DOWN.map(Path::new) {
+        for controller in controllers.get(dir).into_iter().flatten() {
+            // Refused if somebody has come to use it meanwhile, and then rightly so.
+            let _ = fs::write(dir.join("cgroup.subtree_control"), format!("-{controller}"));
+        }
+    }
+}
 
 /// Cgroup directories that these nodes may have in one mount.
 fn candidates(mount: &CgroupMount, nodes: &[String]) -> Vec<PathBuf> {

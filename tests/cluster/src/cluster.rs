@@ -288,6 +288,9 @@ impl Cluster {
             );
         }
         let chosen = devices::choose(&self.options, &registry.taken, &devices::consoles_in_use())?;
+        if registry.taken.clusters.is_empty() {
+            registry.taken.withheld = cgroups::withheld();
+        }
         let former = registry.taken.clusters.insert(
             base.to_owned(),
             Claim {
@@ -511,6 +514,9 @@ impl Cluster {
             .chain(own.iter())
             .try_for_each(|claim| devices::remove(&claim.devices))?;
         users::remove(&self.layout, &mut registry.taken)?;
+        if registry.taken.clusters.is_empty() {
+            cgroups::withhold(&registry.taken.withheld);
+        }
         registry.save()
     }
 

@@ -6,6 +6,7 @@ use std::fmt::Write as _;
 use std::net::Ipv4Addr;
 use std::path::Path;
 
+use crate::cgroups;
 use crate::devices;
 use crate::host::CgroupSetup;
 use crate::layout::Layout;
@@ -290,6 +291,16 @@ pub(crate) fn keeper_script(o: &Options, facts: &Facts) -> String {
     if o.variant != Variant::V1 {
         let _ = writeln!(script, "mkdir -p {root}/sys/fs/cgroup/system.slice");
     }
+    if facts.cgroups == CgroupSetup::V2 {
+        // systemd hands down to its slices only what its own units ask for.
+        let _ = writeln!(
+            script,
+            "for dir in /sys/fs/cgroup /sys/fs/cgroup/system.slice; do
+    echo '{}' >$dir/cgroup.subtree_control
+done",
+            cgroups::CONTROLLERS.map(|c| format!("+{c}")).join(" ")
+        );
+    }
     let enter = if root.is_empty() {
         String::new()
     } else {
@@ -380,6 +391,17 @@ mod tests {
             ..sample()
         };
         insta::assert_snapshot!("keeper_trixie", keeper_script(&o, &facts(CgroupSetup::Hybrid)));
+    }
+
+    #[test]
+    fn a_host_with_v2_alone_hands_slurm_its_controllers() {
+        let o = Options {
+            variant: Variant::V2,
+            ..sample()
+        };
+        let enable = "echo '+cpu +cpuset +memory' >$dir/cgroup.subtree_control";
+        assert!(keeper_script(&o, &facts(CgroupSetup::V2)).contains(enable));
+        assert!(!keeper_script(&o, &facts(CgroupSetup::Hybrid)).contains(enable));
     }
 
     #[test]

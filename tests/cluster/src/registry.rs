@@ -27,6 +27,9 @@ pub(crate) struct Taken {
     /// Passwords of the users that we made, so that a second cluster can tell them too.
     #[serde(default)]
     pub passwords: BTreeMap<String, String>,
+    /// Controllers that cgroup v2's directories didn't hand down before the first cluster came.
+    #[serde(default)]
+    pub withheld: BTreeMap<PathBuf, Vec<String>>,
 }
 
 impl Taken {
