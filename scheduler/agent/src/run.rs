@@ -5,7 +5,7 @@ use crate::epochs::Epochs;
 use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION};
 use crate::pilot::{self, Pilot};
 use crate::state::{AgentState, Birth, Card, Input, Isolation, Output, Waits};
-use crate::steps::{Steps, wall_clock};
+use crate::steps::{self, Steps, wall_clock};
 use anyhow::{Context, Result, bail};
 use hop_api::client::{self, Client, Item, Items};
 use hop_api::config::{Config, Isolation as PoolIsolation, Pool};
@@ -16,6 +16,8 @@ use hop_handover::token::Confirmation;
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
@@ -92,6 +94,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         events,
         holders: HashMap::new(),
         stops: HashMap::new(),
+        sruns: HashMap::new(),
         watches: HashMap::new(),
         client: None,
         clock: Clock::new(),
@@ -300,6 +303,8 @@ struct Agent {
     events: Events,
     holders: HashMap<LeaseId, (u64, mpsc::UnboundedSender<ToHolder>)>,
     stops: HashMap<LeaseId, oneshot::Sender<()>>,
+    /// The sruns of leases that start or live; 0: not started yet.
+    sruns: HashMap<LeaseId, Arc<AtomicU32>>,
     watches: HashMap<LeaseId, AbortHandle>,
     client: Option<Client>,
     clock: Clock,
@@ -413,6 +418,12 @@ impl Agent {
             match output {
                 Output::Report(report) => self.report(report),
                 Output::StartStep { order, epoch } => self.start_step(order, epoch),
+                Output::Detach { lease } => {
+                    let pid = self.sruns.get(&lease).map_or(0, |p| p.load(Ordering::Relaxed));
+                    if pid != 0 {
+                        steps::detach(pid);
+                    }
+                }
                 Output::KeepCard { lease, card } => self.keep_card(lease, &card),
                 Output::EndHolder { lease } => self.tell(lease, ToHolder::End),
                 Output::EndStep { lease } => {
@@ -429,6 +440,7 @@ impl Agent {
                 Output::Forget { lease } => {
                     let _ = std::fs::remove_file(self.card_file(lease));
                     self.stops.remove(&lease);
+                    self.sruns.remove(&lease);
                     if let Some(watch) = self.watches.remove(&lease) {
                         watch.abort();
                     }
@@ -465,6 +477,8 @@ impl Agent {
         let lease = order.lease;
         let (stop, stopped) = oneshot::channel::<()>();
         self.stops.insert(lease, stop);
+        let pid = Arc::new(AtomicU32::new(0));
+        self.sruns.insert(lease, pid.clone());
         let steps = self.steps.clone();
         let grace = self.grace;
         let events = self.events.clone();
@@ -472,6 +486,7 @@ impl Agent {
         tokio::spawn(async move {
             let detail = match steps.lend(&order, epoch, grace).await {
                 Ok(srun) => {
+                    pid.store(srun.pid().unwrap_or_default(), Ordering::Relaxed);
                     srun.wait(async {
                         if stopped.await.is_err() {
                             // Forgotten: nobody will ask for its end any more.
@@ -482,6 +497,7 @@ impl Agent {
                 }
                 Err(error) => format!("{error:#}"),
             };
+            pid.store(0, Ordering::Relaxed);
             debug!(%lease, detail, "srun ended");
             let _ = events.send(Event::Input(Input::StepExited { lease, detail }));
         });

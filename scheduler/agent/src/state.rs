@@ -119,6 +119,10 @@ pub(crate) enum Output {
     EndStep {
         lease: LeaseId,
     },
+    /// The step stands by itself from now on: the death of its srun must not end it.
+    Detach {
+        lease: LeaseId,
+    },
     /// Start the step that takes back what a dead slurmstepd left.
     Rescue {
         lease: LeaseId,
@@ -611,6 +615,7 @@ impl AgentState {
                     pid: executor.pid,
                     start_time: executor.start_time,
                 });
+                out.push(Output::Detach { lease: id });
                 out.push(Output::KeepCard {
                     lease: id,
                     card: Box::new(Card {

@@ -142,7 +142,25 @@ impl Steps {
     }
 }
 
+/// Keeps the death of an srun from ending its step: srun has a child that watches it and cancels the step when
+/// it dies without a word. Without that child a killed srun leaves the step alone; one that ends in peace only says
+/// that the child is gone.
+pub(crate) fn detach(srun: u32) {
+    let children = std::fs::read_to_string(format!("/proc/{srun}/task/{srun}/children")).unwrap_or_default();
+    for child in children.split_whitespace().filter_map(|c| c.parse::<i32>().ok()) {
+        let comm = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
+        if let Some(pid) = rustix::process::Pid::from_raw(child).filter(|_| comm.trim() == "srun") {
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
 impl Srun {
+    /// None once it has ended.
+    pub(crate) fn pid(&self) -> Option<u32> {
+        self.child.id()
+    }
+
     /// Waits for its end; once `stop` has resolved, ends it, at last by force. Returns what it said.
     pub(crate) async fn wait(mut self, stop: impl Future<Output = ()>) -> String {
         tokio::pin!(stop);

@@ -77,6 +77,7 @@ impl Bench {
             &[
                 &format!("started {lease} [{gpu}]"),
                 &format!("watch {lease}"),
+                &format!("detach {lease}"),
                 &format!("card {lease}"),
             ],
         );
@@ -108,6 +109,7 @@ fn short(output: &Output) -> String {
         Output::Report(other) => format!("{other:?}"),
         Output::StartStep { order, epoch } => format!("step {} epoch {epoch}", order.lease),
         Output::KeepCard { lease, .. } => format!("card {lease}"),
+        Output::Detach { lease } => format!("detach {lease}"),
         Output::EndHolder { lease } => format!("end holder {lease}"),
         Output::EndStep { lease } => format!("end step {lease}"),
         Output::Rescue { lease, epoch, .. } => format!("rescue {lease} epoch {epoch}"),
@@ -242,7 +244,10 @@ fn a_lease_starts_by_the_plugins_word_alone_and_ends_by_it() {
     b.expect(start(1, 1), &["step 1 epoch 100"]);
     // A holder says that Slurm has started the step, not that the device was handed over.
     b.quiet(holder(1, &[0]));
-    b.expect(handed(1, 100, &[0]), &["started 1 [0]", "watch 1", "card 1"]);
+    b.expect(
+        handed(1, 100, &[0]),
+        &["started 1 [0]", "watch 1", "detach 1", "card 1"],
+    );
     b.expect(end(1, EndCause::Done), &["end holder 1"]);
     b.quiet(gone(1));
     b.quiet(taken(1, 0, true));
@@ -306,7 +311,10 @@ fn an_order_is_carried_out_once_and_its_outcome_told_again() {
     let mut b = Bench::new();
     b.expect(start(1, 1), &["step 1 epoch 100"]);
     b.quiet(start(1, 1));
-    b.expect(handed(1, 100, &[1]), &["started 1 [1]", "watch 1", "card 1"]);
+    b.expect(
+        handed(1, 100, &[1]),
+        &["started 1 [1]", "watch 1", "detach 1", "card 1"],
+    );
     b.expect(start(1, 1), &["started 1 [1]"]);
     b.quiet(end(1, EndCause::Done));
     b.quiet(end(1, EndCause::Claimed));
@@ -409,7 +417,10 @@ fn a_dead_slurmstepd_is_followed_by_a_take_back_step_and_its_slot_is_lost() {
 fn a_lease_whose_task_dies_before_it_speaks_is_taken_back() {
     let mut b = Bench::new();
     b.expect(start(1, 1), &["step 1 epoch 100"]);
-    b.expect(handed(1, 100, &[0]), &["started 1 [0]", "watch 1", "card 1"]);
+    b.expect(
+        handed(1, 100, &[0]),
+        &["started 1 [0]", "watch 1", "detach 1", "card 1"],
+    );
     b.tick(4_999, &[]);
     b.tick(5_000, &[]);
     b.tick(11_000, &["rescue 1 epoch 100", "blocked 0"]);
@@ -590,7 +601,10 @@ fn a_lease_waits_for_epochs_and_never_runs_without() {
 fn without_isolation_the_holders_word_is_enough() {
     let mut b = Bench::with(Isolation::None);
     b.expect(start(1, 1), &["step 1 epoch 100"]);
-    b.expect(holder(1, &[1]), &["started 1 [1]", "watch 1", "card 1"]);
+    b.expect(
+        holder(1, &[1]),
+        &["started 1 [1]", "watch 1", "detach 1", "card 1"],
+    );
     b.expect(end(1, EndCause::Done), &["end holder 1"]);
     b.quiet(gone(1));
     b.expect(exited(1), &["forget 1", "ended 1 Done"]);
