@@ -236,6 +236,8 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         env = dict(kwargs.get("env") or os.environ)
+        # Some clients start a kernel anew without having ended it: its ports are needed.
+        await self.cleanup(restart=True)
         self._incarnation = max(self._incarnation + 1, int(time.time()))
         key = self.parent.session.key.decode()
         start = {
