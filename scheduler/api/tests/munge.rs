@@ -2,6 +2,8 @@
 //!
 //! Users are bare uids: MUNGE knows no names. Each acts in a process of its own, this very test started again.
 
+#![allow(clippy::unwrap_used)] // what fails here fails the test
+
 use hop_api::channel::{self, ChannelError, Timeouts};
 use hop_api::identity::{Identity, Munge, Proven};
 use hop_api::message::{FromHopd, Refusal, Request, Response, Role, ToHopd, VERSION, Welcome};

@@ -106,11 +106,7 @@ async fn main() {
                             held.lease = Some((grant.lease, Some(cell.clone())));
                         }
                         Event::Refused { cell, .. } => drop(held.waiting.remove(cell)),
-                        Event::Revoked { lease, .. } => {
-                            if held.lease.as_ref().is_some_and(|(l, _)| l == lease) {
-                                held.lease = None;
-                            }
-                        }
+                        Event::Revoked { lease, .. } if held.lease.as_ref().is_some_and(|(l, _)| l == lease) => held.lease = None,
                         _ => {}
                     }
                     say(&json!({"event": event, "at": now()}));

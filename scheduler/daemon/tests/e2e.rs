@@ -4,6 +4,8 @@
 //! The replica is the stand-in of `examples/test-replica.rs`, a real process in a real seat step; GPUs are the
 //! cluster's device nodes. Each test has a hopd and pilots of its own; a lock lets one run at a time.
 
+#![allow(clippy::unwrap_used)] // what fails here fails the test
+
 mod rig;
 
 use hop_api::message::{CancelTarget, Request, Response};
