@@ -17,8 +17,8 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(60);
 const PILOTS: usize = 2;
 
-pub struct Rig {
-    pub cluster: Cluster,
+pub(crate) struct Rig {
+    pub(crate) cluster: Cluster,
     base: PathBuf,
     config: PathBuf,
     hopd: Option<Child>,
@@ -28,22 +28,22 @@ pub struct Rig {
 
 /// What a cell was granted.
 #[derive(Debug)]
-pub struct Lease {
-    pub lease: LeaseId,
-    pub pilot: u32,
-    pub step: u32,
-    pub devices: Vec<u16>,
+pub(crate) struct Lease {
+    pub(crate) lease: LeaseId,
+    pub(crate) pilot: u32,
+    pub(crate) step: u32,
+    pub(crate) devices: Vec<u16>,
     /// When the replica heard of it, in microseconds since the epoch.
-    pub at: u64,
+    pub(crate) at: u64,
     /// From the submission to that, in milliseconds.
-    pub waited: f64,
+    pub(crate) waited: f64,
 }
 
-pub fn millis(micros: u64) -> f64 {
+pub(crate) fn millis(micros: u64) -> f64 {
     micros as f64 / 1000.0
 }
 
-pub fn wait_until(patience: Duration, what: &str, mut done: impl FnMut() -> bool) {
+pub(crate) fn wait_until(patience: Duration, what: &str, mut done: impl FnMut() -> bool) {
     let start = Instant::now();
     while !done() {
         assert!(start.elapsed() < patience, "waited for {what}");
@@ -51,7 +51,7 @@ pub fn wait_until(patience: Duration, what: &str, mut done: impl FnMut() -> bool
     }
 }
 
-pub fn kill(pid: u32) {
+pub(crate) fn kill(pid: u32) {
     let done = Command::new("kill")
         .args(["-9", &pid.to_string()])
         .status()
@@ -68,7 +68,7 @@ fn built(name: &str) -> PathBuf {
 
 impl Rig {
     /// None unless `HOP_E2E` is set.
-    pub fn start() -> Option<Self> {
+    pub(crate) fn start() -> Option<Self> {
         std::env::var_os("HOP_E2E")?;
         let base = std::env::var_os("HOP_E2E_BASE").map_or_else(|| "/srv/hop-daemon".into(), PathBuf::from);
         let index = std::env::var("HOP_E2E_INDEX").map_or(4, |n| n.parse().unwrap());
@@ -181,11 +181,11 @@ linger_ms = 20000
     }
 
     /// Runs one of Slurm's commands and returns what it said.
-    pub fn slurm(&self, user: &str, program: &str, args: &[&str]) -> String {
+    pub(crate) fn slurm(&self, user: &str, program: &str, args: &[&str]) -> String {
         run(self.command(user, program), args)
     }
 
-    pub fn start_hopd(&mut self) {
+    pub(crate) fn start_hopd(&mut self) {
         let log = File::options()
             .create(true)
             .append(true)
@@ -200,12 +200,12 @@ linger_ms = 20000
         self.hopd = Some(command.spawn().unwrap());
     }
 
-    pub fn kill_hopd(&mut self) {
+    pub(crate) fn kill_hopd(&mut self) {
         let mut child = self.hopd.take().unwrap();
         // The command may be a wrapper: the daemon itself is what has hopd's program.
         let pid = self
             .find("gresshopper", &["opt/bin/hopd"], 0)
-            .unwrap_or(child.id());
+            .unwrap_or_else(|| child.id());
         kill(pid);
         child.wait().unwrap();
     }
@@ -240,7 +240,7 @@ linger_ms = 20000
     }
 
     /// Asks hopd as root, an operator.
-    pub fn ask(&self, request: Request) -> Response {
+    pub(crate) fn ask(&self, request: Request) -> Response {
         self.try_ask(request).unwrap()
     }
 
@@ -249,7 +249,7 @@ linger_ms = 20000
             .block_on(client::call(&self.options(), request, Duration::from_secs(10)))
     }
 
-    pub fn info(&self) -> InfoReport {
+    pub(crate) fn info(&self) -> InfoReport {
         match self.ask(Request::Info) {
             Response::Info(info) => info,
             other => panic!("{other:?}"),
@@ -257,7 +257,7 @@ linger_ms = 20000
     }
 
     /// Pilots that are up: job and node.
-    pub fn pilots(&self) -> Vec<(u32, String)> {
+    pub(crate) fn pilots(&self) -> Vec<(u32, String)> {
         let Ok(Response::Info(info)) = self.try_ask(Request::Info) else {
             return Vec::new();
         };
@@ -265,19 +265,19 @@ linger_ms = 20000
         up.map(|n| (n.pilot.0, n.node.to_string())).collect()
     }
 
-    pub fn wait_pilots(&self) {
+    pub(crate) fn wait_pilots(&self) {
         wait_until(PATIENCE, "the pilots", || self.pilots().len() == PILOTS);
     }
 
-    pub fn pilot_nodes(&self) -> Vec<String> {
+    pub(crate) fn pilot_nodes(&self) -> Vec<String> {
         self.pilots().into_iter().map(|(_, node)| node).collect()
     }
 
-    pub fn device(&self, node: &str, gpu: u16) -> String {
+    pub(crate) fn device(&self, node: &str, gpu: u16) -> String {
         format!("/dev/fakegpu-{node}-{gpu}")
     }
 
-    pub fn leases_are(&self, count: usize) {
+    pub(crate) fn leases_are(&self, count: usize) {
         let query = || {
             Request::Queue(QueueQuery {
                 all_users: true,
@@ -293,7 +293,7 @@ linger_ms = 20000
     }
 
     /// One row per lease, all over, and no GPU held twice at a time.
-    pub fn accounting_adds_up(&self, leases: usize) -> Vec<AcctRow> {
+    pub(crate) fn accounting_adds_up(&self, leases: usize) -> Vec<AcctRow> {
         let query = AcctQuery {
             all_users: true,
             cells: true,
@@ -333,7 +333,7 @@ linger_ms = 20000
     }
 
     /// The process of `user` whose command line holds all `words`, in this cluster, within job `pilot` if not 0.
-    pub fn find(&self, user: &str, words: &[&str], pilot: u32) -> Option<u32> {
+    pub(crate) fn find(&self, user: &str, words: &[&str], pilot: u32) -> Option<u32> {
         let base = self.base.display().to_string();
         let uid = hop_api::identity::user_id(user)?;
         for entry in std::fs::read_dir("/proc").ok()?.flatten() {
@@ -359,23 +359,29 @@ linger_ms = 20000
         None
     }
 
-    pub fn process(&self, user: &str, words: &[&str], pilot: u32) -> u32 {
+    pub(crate) fn process(&self, user: &str, words: &[&str], pilot: u32) -> u32 {
         self.find(user, words, pilot)
             .unwrap_or_else(|| panic!("no process {words:?}"))
     }
 
-    pub fn has_stepmgr(&self) -> bool {
+    pub(crate) fn has_stepmgr(&self) -> bool {
         self.cluster.options().variant == Variant::Trixie
     }
 
     /// A seat of the user's on the node, with one replica that hopd knows.
-    pub fn replica(&self, user: &str, node: &str, kernel: &str) -> Replica {
+    pub(crate) fn replica(&self, user: &str, node: &str, kernel: &str) -> Replica {
         let mut replica = self.replica_unregistered(user, node, kernel, 0);
         replica.registered();
         replica
     }
 
-    pub fn replica_unregistered(&self, user: &str, node: &str, kernel: &str, incarnation: u32) -> Replica {
+    pub(crate) fn replica_unregistered(
+        &self,
+        user: &str,
+        node: &str,
+        kernel: &str,
+        incarnation: u32,
+    ) -> Replica {
         let node_arg = format!("--nodelist={node}");
         let args = [
             "--parsable",
@@ -442,7 +448,7 @@ linger_ms = 20000
     }
 
     /// A client of that user: what it was answered, or how many rows.
-    pub fn hop_as(&self, user: &str, words: &[&str]) -> String {
+    pub(crate) fn hop_as(&self, user: &str, words: &[&str]) -> String {
         let program = self.base.join("opt/bin/test-replica").display().to_string();
         run(self.command(user, &program), &[&["as-client"], words].concat())
             .trim()
@@ -450,7 +456,7 @@ linger_ms = 20000
     }
 
     /// A bare `srun --exact` of the service account with both GPUs on an idle node: until its code runs, in ms.
-    pub fn bare_step(&self, node: &str) -> f64 {
+    pub(crate) fn bare_step(&self, node: &str) -> f64 {
         let pilot = self.pilots().into_iter().find(|(_, n)| n == node).unwrap().0;
         let mut command = self.command("gresshopper", "srun");
         let start = Instant::now();
@@ -498,11 +504,11 @@ fn run(mut command: Command, args: &[&str]) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-pub struct Replica {
+pub(crate) struct Replica {
     child: Child,
     stdin: ChildStdin,
     said: Receiver<Value>,
-    pub pid: u32,
+    pub(crate) pid: u32,
     submitted: u64,
 }
 
@@ -526,11 +532,11 @@ impl Replica {
         }
     }
 
-    pub fn wait(&mut self, key: &str) -> Value {
+    pub(crate) fn wait(&mut self, key: &str) -> Value {
         self.wait_for(key, |v| v.get(key).is_some())
     }
 
-    pub fn wait_event(&mut self, event: &str) -> Value {
+    pub(crate) fn wait_event(&mut self, event: &str) -> Value {
         self.wait_for(event, |v| v["event"]["event"] == event)["event"].clone()
     }
 
@@ -540,12 +546,12 @@ impl Replica {
         self.wait("answer");
     }
 
-    pub fn submit(&mut self, cell: &str, gpus: u16, cpus: u16) {
+    pub(crate) fn submit(&mut self, cell: &str, gpus: u16, cpus: u16) {
         self.tell(&format!("submit {cell} {gpus} {cpus}"));
         self.submitted = self.wait("submitted")["at"].as_u64().unwrap();
     }
 
-    pub fn wait_granted(&mut self) -> Lease {
+    pub(crate) fn wait_granted(&mut self) -> Lease {
         let said = self.wait_for("granted", |v| {
             v["event"]["event"] == "granted" || v["event"]["event"] == "refused"
         });
@@ -568,23 +574,23 @@ impl Replica {
         }
     }
 
-    pub fn run(&mut self, cell: &str, gpus: u16, cpus: u16) -> Lease {
+    pub(crate) fn run(&mut self, cell: &str, gpus: u16, cpus: u16) -> Lease {
         self.submit(cell, gpus, cpus);
         self.wait_granted()
     }
 
     /// When it was said, in microseconds since the epoch.
-    pub fn end(&mut self, cell: &str) -> u64 {
+    pub(crate) fn end(&mut self, cell: &str) -> u64 {
         self.tell(&format!("end {cell}"));
         self.wait("ended")["at"].as_u64().unwrap()
     }
 
-    pub fn release(&mut self) {
+    pub(crate) fn release(&mut self) {
         self.tell("release");
     }
 
     /// "ok", or why the device can't be opened by the replica's process.
-    pub fn open(&mut self, path: &str) -> String {
+    pub(crate) fn open(&mut self, path: &str) -> String {
         assert!(Path::new(path).exists(), "{path}");
         self.tell(&format!("open {path}"));
         self.wait("open")["said"].as_str().unwrap().to_owned()
