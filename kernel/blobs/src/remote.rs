@@ -84,11 +84,9 @@ impl Remote {
         for found in there {
             let parts: Vec<_> = found.location.parts().map(|p| p.as_ref().to_owned()).collect();
             let name = parts[parts.len().saturating_sub(2)..].concat();
-            if let Ok(id) = name.parse::<ChunkId>() {
-                if !live.contains(&id) {
-                    self.store.delete(&found.location).await?;
-                    removed += 1;
-                }
+            if name.parse::<ChunkId>().is_ok_and(|id| !live.contains(&id)) {
+                self.store.delete(&found.location).await?;
+                removed += 1;
             }
         }
         Ok(removed)

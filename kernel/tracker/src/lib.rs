@@ -248,8 +248,8 @@ pub unsafe extern "C" fn hop_unmap(at: *mut u8, len: usize) -> i64 {
 /// `dir` must be a string.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn hop_sync(dir: *const c_char) -> i64 {
-    // SAFETY: by this function's contract.
     guarded(|| {
+        // SAFETY: by this function's contract.
         unsafe { local(dir) }
             .and_then(|l| l.sync())
             .map_or_else(|e| failed(&e), |()| 0)

@@ -29,7 +29,7 @@ import threading
 import types
 import uuid
 import weakref
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, TypeVar
 
 import cloudpickle
 
@@ -313,6 +313,8 @@ class _Mixin:
             return recipes.module_value, held[1]
         if obj is self.session.namespace:
             return recipes.namespace, ()
+        if t is TypeVar and getattr(obj, "__infer_variance__", False):
+            return recipes.type_variable, (obj.__name__, obj.__constraints__, obj.__bound__)
         if isinstance(obj, enum.Enum):
             return recipes.enum_member, (t, obj.name) if obj.name is not None and obj.name in t.__members__ else (
                 t,
@@ -353,7 +355,7 @@ class _Mixin:
         """What can't be written still shares its objects with other variables: those are rebuilt together."""
         harmless = _harmless()
         level = [obj]
-        for _ in range(2):
+        for _ in range(3):  # a generator, its frame, its variables
             level = [
                 r
                 for o in level
@@ -453,7 +455,7 @@ class _Mixin:
 
     def _weakref(self, ref: Any) -> Any:
         target = ref()
-        return (recipes.dead_ref, ()) if target is None else (weakref.ref, (target,))
+        return (recipes.dead_ref, ()) if target is None else (recipes.weak_ref, (target,))
 
     def _weak_dict(self, made: Any) -> Any:
         return recipes.weak_dict, (type(made), list(made.items()))
@@ -946,6 +948,7 @@ def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
     if count == _modules_seen:
         return _library_cache[1]
     _modules_seen = count
+    _singletons()
     loaded = sum(
         name in sys.modules
         for name in (
@@ -963,7 +966,6 @@ def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
     )
     if _library_cache[0] == loaded and loaded:
         return _library_cache[1]
-    _singletons()
     rules: list[tuple[Any, Callable[[Any, Any], Any]]] = [(threading.Thread, _Mixin._thread)]
     for out in (sys.stdout, sys.stderr):
         _RULES.setdefault(type(out), _Mixin._file)

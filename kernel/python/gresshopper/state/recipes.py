@@ -15,7 +15,7 @@ import threading
 import types
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Protocol
+from typing import Any, Callable, Protocol, TypeVar
 
 
 class LostError(RuntimeError):
@@ -148,6 +148,12 @@ def module_value(module: str, path: str) -> Any:
     return value
 
 
+def type_variable(name: str, constraints: tuple[Any, ...], bound: Any) -> Any:
+    """A type parameter of a generic function or class (Python 3.12)."""
+    made: Any = TypeVar
+    return made(name, *constraints, bound=bound, infer_variance=True)
+
+
 def enum_member(cls: Any, key: Any) -> Any:
     """A member of an enumeration, by name, or by value for a combination of flags."""
     return cls[key] if isinstance(key, str) and key in cls.__members__ else cls(key)
@@ -179,6 +185,11 @@ def lock() -> Any:
 def rlock() -> Any:
     """An unlocked re-entrant lock."""
     return threading.RLock()
+
+
+def weak_ref(target: Any) -> Any:
+    """A weak reference."""
+    return weakref.ref(target)
 
 
 def dead_ref() -> Any:

@@ -96,6 +96,9 @@ _EFFECTS = (
     "pty.spawn",
 )
 
+#: So many cells are run again for one group at most.
+MOST = 50
+
 
 class Effects:
     """What a cell does outside the process, by Python's audit events."""
@@ -202,36 +205,64 @@ class _Barred(Exception):
     """A variable can't be rebuilt by running cells; says why."""
 
 
+def _shown(name: str) -> bool:
+    """Whether a name is one under which IPython keeps what a cell displayed."""
+    return not name.strip("_") or (name.startswith("_") and name[1:].isdigit())
+
+
+def _cells(records: Sequence[form.Record], wanted: set[str]) -> list[int]:
+    """The records of the cell that made a group, whatever number it had then, and of those that may have touched it."""
+    owner: dict[str, int] = {}
+    found: list[int] = []
+    for i, record in enumerate(records):
+        held = {owner[name] for name in wanted if name in owner}
+        cell = record.head["cell"]
+        if cell is not None and held & set(cell["touched"]):
+            found.append(i)
+        gone = set(record.head["gone"])
+        owner = {name: uid for name, uid in owner.items() if uid not in gone}
+        for said in record.head["units"]:
+            owner.update({m[2:]: said["u"] for m in said["m"] if m[2:] in wanted})
+        if not held and any(name in owner for name in wanted):
+            found = [i]
+    return found
+
+
 def _chain(
     snapshot: restore.Snapshot, uid: int, entry: restore.Entry, store: Store, session: pickling.Session
 ) -> dict[str, Any]:
     """Run, in order, each cell that may have touched the unit, from the one that made it."""
     records = snapshot.records
-    made = next((i for i, r in enumerate(records) if any(u["u"] == uid for u in r.head["units"])), None)
-    if made is None or records[made].head.get("full"):
+    wanted = {name for name in entry.names if not _shown(name)} or set(entry.names)
+    cells = _cells(records, wanted)
+    if not cells or records[cells[0]].head.get("full") or records[cells[0]].head["cell"] is None:
         raise _Barred("the cell that made it wasn't recorded")
-    cells = [
-        i
-        for i, r in enumerate(records)
-        if i == made or (i > made and r.head["cell"] is not None and uid in r.head["cell"]["touched"])
-    ]
-    if len(cells) > 50:
+    if len(cells) > MOST:
         raise _Barred("too many cells touched it")
     for i in cells:
-        if records[i].head["cell"] is None:
-            raise _Barred("it was made outside of a cell")
         why = barred(records[i].head["cell"])
         if why:
             raise _Barred(why)
-    for i in cells:
         if any(m.startswith("c:") for u in records[i].head["units"] for m in u["m"]):
             raise _Barred("its cell also made a class, which must stay the same")
+    stood = restore.Loader(snapshot, store, session, lazy=False).load(uid)
     state: dict[str, Any] = {}
     with _emptied(session.namespace, snapshot):
         for i in cells:
-            state = _run_cell(records, i, uid, entry, state, store, session)
+            state = _run_cell(records, i, wanted, state, store, session)
+        _fill_shown(entry, stood, state)
         _same(entry, state, session)
     return state
+
+
+def _fill_shown(entry: restore.Entry, stood: Sequence[Any], state: dict[str, Any]) -> None:
+    """What was displayed is the variable in whose place the same placeholder stood."""
+    by_name = {m[2:]: value for m, value in zip(entry.said["m"], stood)}
+    for name in entry.names:
+        if name not in state and _shown(name):
+            same = [other for other in state if by_name.get(other) is by_name[name]]
+            if same:
+                state[name] = state[same[0]]
 
 
 @contextlib.contextmanager
@@ -260,8 +291,7 @@ def _same(entry: restore.Entry, state: dict[str, Any], session: pickling.Session
 def _run_cell(
     records: Sequence[form.Record],
     at: int,
-    uid: int,
-    entry: restore.Entry,
+    wanted: set[str],
     state: dict[str, Any],
     store: Store,
     session: pickling.Session,
@@ -271,7 +301,8 @@ def _run_cell(
     scratch = session.namespace
     fixed = set(scratch)
     loader = restore.Loader(before, store, session, lazy=False)
-    for other in _needed(before, cell, uid):
+    own = {u for u, e in before.units.items() if not wanted.isdisjoint(e.names)}
+    for other in _needed(before, cell, own):
         if before.units[other].said["gone"]:
             raise _Barred(f"it needs {', '.join(before.units[other].names)}, which can't be saved either")
         scratch.update(loader._values(other, before.units[other]))
@@ -283,8 +314,8 @@ def _run_cell(
     try:
         with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
             exec(compile(cell["source"], cell.get("file") or "<re-run>", "exec"), scratch)
-        _same_rest(records[at], uid, scratch, session, store)
-        return {name: scratch[name] for name in entry.names if name in scratch}
+        _same_rest(records[at], wanted, scratch, session, store)
+        return {name: scratch[name] for name in wanted if name in scratch}
     except _Barred:
         raise
     except BaseException as e:
@@ -295,32 +326,34 @@ def _run_cell(
             del scratch[name]
 
 
-def _needed(before: restore.Snapshot, cell: dict[str, Any], uid: int) -> list[int]:
-    """Units that the cell may touch, with what the functions in them touch."""
+def _needed(before: restore.Snapshot, cell: dict[str, Any], own: set[int]) -> list[int]:
+    """Units that the cell may touch beside its own, with what the functions in them touch."""
     owner = {name: u for u, e in before.units.items() for name in e.names}
-    stack = [u for u in cell["touched"] if u in before.units and u != uid]
-    stack += [owner[n] for n in cell["names"] if n in owner and owner[n] != uid]
-    if uid in before.units:
-        stack += [owner[n] for n in before.units[uid].said["t"] if n in owner]
+    stack = [u for u in cell["touched"] if u in before.units]
+    stack += [owner[n] for n in cell["names"] if n in owner]
+    stack += own
     seen: set[int] = set()
     while stack:
         top = stack.pop()
-        if top in seen or top == uid:
-            continue
-        seen.add(top)
-        stack += [owner[n] for n in before.units[top].said["t"] if n in owner]
-    return sorted(seen)
+        if top not in seen:
+            seen.add(top)
+            stack += [owner[n] for n in before.units[top].said["t"] if n in owner]
+    return sorted(seen - own)
 
 
 def _same_rest(
-    record: form.Record, uid: int, scratch: dict[str, Any], session: pickling.Session, store: Store
+    record: form.Record, wanted: set[str], scratch: dict[str, Any], session: pickling.Session, store: Store
 ) -> None:
     """What the cell made beside the wanted unit must be what it made then."""
     for said in record.head["units"]:
-        if said["u"] == uid or said["gone"] or any(m.startswith("c:") for m in said["m"]):
+        if (
+            said["gone"]
+            or not wanted.isdisjoint(m[2:] for m in said["m"])
+            or any(m.startswith("c:") for m in said["m"])
+        ):
             continue
         own = [m[2:] for m in said["m"]]
-        if any(name.strip("_").isdigit() or not name.strip("_") for name in own):
+        if any(_shown(name) for name in own):
             continue  # what the cell displayed, which a re-run doesn't keep
         if not all(name in scratch for name in own):
             raise _Barred("running its cell again gave other variables")
