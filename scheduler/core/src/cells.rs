@@ -194,6 +194,7 @@ impl Core {
             account: 0,
             user: 0,
             class,
+            latest: Timestamp(u64::MAX),
             submitted,
             seq,
         };

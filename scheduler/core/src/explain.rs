@@ -385,7 +385,14 @@ impl Core {
         match &lease.state {
             LeaseState::Running(r) => {
                 let elapsed = self.now.since(r.since);
-                let own = &self.kernels[lease.kernel].runs;
+                let k = &self.kernels[lease.kernel];
+                // Its own past runs, else the kernel's, else everybody's: each stands in for what the nearer lacks.
+                if let Some((_, same)) = k.prints.iter().find(|(p, _)| *p == r.print)
+                    && let Some(span) = same.remaining(&k.runs, 0.5, elapsed, 0.5)
+                {
+                    return span;
+                }
+                let own = &k.runs;
                 let others = &self.pools[lease.pool as usize].runs;
                 // Beyond all that was seen: as long again as it has run.
                 own.remaining(others, PRIOR_WEIGHT, elapsed, 0.5)

@@ -7,7 +7,7 @@ use crate::journal::{Key, Value};
 use crate::output::Output;
 use crate::reason::{Reason, RefusedBecause};
 use crate::state::{Cell, Lease, Rank, Scope, Timer};
-use crate::time::Span;
+use crate::time::{Span, Timestamp};
 
 /// How often what running leases use is added to their users' usage.
 const CHARGE_EVERY: Span = Span::from_secs(60);
@@ -57,9 +57,35 @@ impl Core {
             } else {
                 cell.class
             },
+            latest: if aged {
+                Timestamp(u64::MAX)
+            } else {
+                self.latest_start(cell)
+            },
             submitted: cell.submitted,
             seq: cell.seq,
         }
+    }
+
+    /// The cell's deadline less the time that it is expected to run.
+    fn latest_start(&self, cell: &Cell) -> Timestamp {
+        let Some(deadline) = cell
+            .need
+            .deadline
+            .filter(|_| cell.class == crate::need::Class::Deadline)
+        else {
+            return Timestamp(u64::MAX);
+        };
+        let kernel = &self.kernels[cell.kernel];
+        let same = kernel
+            .prints
+            .iter()
+            .find(|(p, _)| *p == cell.print)
+            .map(|(_, h)| h);
+        let own = same.unwrap_or(&kernel.runs);
+        let others = &self.pools[kernel.pool as usize].runs;
+        let run = own.remaining(others, crate::leases::PRIOR_WEIGHT, Span::ZERO, 0.5);
+        Timestamp(deadline.0.saturating_sub(run.unwrap_or(Span::ZERO).0))
     }
 
     /// Moves the cell to where its rank now is.

@@ -60,6 +60,7 @@ impl Core {
             base: None,
             think: Habit::default(),
             runs: Habit::default(),
+            prints: Vec::new(),
             migrating: None,
         });
         self.kernel_by_id.insert(id.clone(), k);

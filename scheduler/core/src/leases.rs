@@ -179,6 +179,9 @@ impl Core {
         }
         if outcome != Outcome::Lost {
             k.runs.observe(ran);
+            if r.print != 0 {
+                learn_print(&mut k.prints, r.print, ran);
+            }
             pool.runs.observe(ran);
         }
         out.push(Output::Record(Record::CellServed {
@@ -583,3 +586,17 @@ impl Core {
 
 /// How much the other kernels' think times count beside a kernel's own: as if so many of its own.
 pub(crate) const PRIOR_WEIGHT: f32 = 3.0;
+
+/// How many different cells of a kernel are remembered by their print.
+const PRINTS: usize = 32;
+
+fn learn_print(prints: &mut Vec<(u64, crate::predict::Habit)>, print: u64, ran: Span) {
+    let known = prints.iter().position(|(p, _)| *p == print);
+    let (_, mut habit) =
+        known.map_or_else(|| (print, crate::predict::Habit::default()), |i| prints.remove(i));
+    habit.observe(ran);
+    if prints.len() >= PRINTS {
+        prints.remove(0);
+    }
+    prints.push((print, habit));
+}

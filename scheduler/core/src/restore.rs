@@ -123,6 +123,7 @@ impl Core {
             base: None,
             think: image.think,
             runs: image.runs,
+            prints: Vec::new(),
             migrating: None,
         });
         self.kernel_by_id.insert(id, k);

@@ -18,6 +18,8 @@ pub(crate) struct Rank {
     pub account: i16,
     pub user: i16,
     pub class: Class,
+    /// By when it must start to be done by its deadline; the end of time where it has none.
+    pub latest: Timestamp,
     pub submitted: Timestamp,
     pub seq: u64,
 }
@@ -274,6 +276,8 @@ pub(crate) struct Kernel {
     pub base: Option<u32>,
     pub think: Habit,
     pub runs: Habit,
+    /// Run times of its cells by print, the latest last.
+    pub prints: Vec<(u64, Habit)>,
     pub migrating: Option<Moving>,
 }
 

@@ -153,7 +153,7 @@ fn scaling_pools_stay_sane_too() {
     for n in 0..4 {
         w.pilot(&format!("n{n}"), 4, 8);
     }
-    for _ in 0..20_000 {
+    for _ in 0..4_000 {
         w.random_step(4, 6, true);
     }
 }

@@ -6,6 +6,7 @@
 
 mod baselines;
 pub mod cluster;
+pub mod deadline;
 mod html;
 
 pub mod metrics;

@@ -26,6 +26,7 @@ pub struct Without {
     pub packing: bool,
     pub learning: bool,
     pub replicas: bool,
+    pub deadlines: bool,
 }
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,6 +130,9 @@ struct World<'a> {
     result: PolicyResult,
     check: bool,
     finished: Option<usize>,
+    without: Without,
+    /// Of each session with a deadline: how wrong its run times are foretold, as a factor.
+    foretold: Vec<f64>,
 }
 
 /// Runs the core over the trace. `check`: run its sanity check after every input (slow).
@@ -194,6 +198,8 @@ impl<'a> World<'a> {
             result: PolicyResult::default(),
             check,
             finished: None,
+            without,
+            foretold: trace.sessions.iter().map(|_| draw.lognormal(0.0, 0.3)).collect(),
         };
         world.set_up(&names, without);
         world
@@ -291,6 +297,25 @@ impl<'a> World<'a> {
             self.result.held.span(l.ordered, end, i64::from(l.gpus));
         }
         self.result.held.0.sort_unstable();
+        self.count_deadlines();
+    }
+
+    fn count_deadlines(&mut self) {
+        let mut done = vec![Timestamp(0); self.sessions.len()];
+        for c in &self.result.cells {
+            let s = c.session as usize;
+            done[s] = done[s].max(c.end);
+        }
+        let set = self
+            .trace
+            .sessions
+            .iter()
+            .zip(&done)
+            .filter_map(|(s, d)| s.deadline.map(|by| *d <= by));
+        let all: Vec<bool> = set.collect();
+        if !all.is_empty() {
+            self.result.deadlines = Some((all.iter().filter(|m| **m).count() as u64, all.len() as u64));
+        }
     }
 
     fn tell(&mut self, input: Input) {
@@ -401,11 +426,30 @@ impl<'a> World<'a> {
             need: Need {
                 gpus,
                 cpus,
+                deadline: self.cell_deadline(s, cell),
                 ..Need::default()
             },
-            class: Class::Interactive,
+            class: self.class(s),
             print,
         });
+    }
+
+    fn class(&self, s: usize) -> Class {
+        match self.trace.sessions[s].deadline {
+            None => Class::Interactive,
+            Some(_) if self.without.deadlines => Class::Batch,
+            Some(_) => Class::Deadline,
+        }
+    }
+
+    /// The notebook's deadline less what is foretold for this cell and those after it.
+    fn cell_deadline(&self, s: usize, cell: usize) -> Option<Timestamp> {
+        let session = &self.trace.sessions[s];
+        let deadline = session.deadline.filter(|_| !self.without.deadlines)?;
+        let rest: u64 = session.cells[cell..].iter().map(|c| c.run.0).sum();
+        Some(Timestamp(
+            deadline.0.saturating_sub((rest as f64 * self.foretold[s]) as u64),
+        ))
     }
 
     /// Books a cell that starts now.

@@ -32,7 +32,7 @@ pub enum Policy {
     Ours(Without),
 }
 
-const PARTS: [&str; 8] = [
+const PARTS: [&str; 9] = [
     "linger",
     "migration",
     "scaling",
@@ -41,6 +41,7 @@ const PARTS: [&str; 8] = [
     "packing",
     "learning",
     "replicas",
+    "deadlines",
 ];
 
 impl Policy {
@@ -81,6 +82,7 @@ impl Policy {
             "packing" => &mut w.packing,
             "learning" => &mut w.learning,
             "replicas" => &mut w.replicas,
+            "deadlines" => &mut w.deadlines,
             _ => return None,
         };
         *flag = true;

@@ -121,6 +121,7 @@ impl Synth {
             account: None,
             open: micros(open),
             close: micros(close),
+            deadline: None,
             cells,
         }
     }

@@ -21,6 +21,8 @@ pub struct Session {
     /// When it was opened and closed.
     pub open: Timestamp,
     pub close: Timestamp,
+    /// By when its last cell should be done, for notebooks that run unattended.
+    pub deadline: Option<Timestamp>,
     pub cells: Vec<Cell>,
 }
 
@@ -325,6 +327,7 @@ fn session(id: String, user: String, account: Option<String>, mut cells: Vec<Cel
         account,
         open: Timestamp(first.saturating_sub(OPENED_BEFORE.0)),
         close: last,
+        deadline: None,
         cells,
     }
 }

@@ -1,7 +1,7 @@
 //! A driver for tests: agents that start and end leases as they are told, replicas that submit cells, all at
 //! random from a seed. It asserts on its own account that no GPU is lent twice.
 
-#![allow(dead_code, reason = "each test uses a part of it")]
+#![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
 
 use hop_core::config::{Config, Limit, LimitOf, Limits, PoolConfig};
 use hop_core::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName};
@@ -79,6 +79,10 @@ pub struct World {
     pub next_cell: u64,
     pub check_every: u64,
     pub inputs: u64,
+    /// How long the core took for the last input, in nanoseconds.
+    pub took: u64,
+    /// Pilots that were asked for.
+    pub asked: Vec<u64>,
     out: Vec<Output>,
 }
 
@@ -102,6 +106,8 @@ impl World {
             next_cell: 0,
             check_every: 1,
             inputs: 0,
+            took: 0,
+            asked: Vec::new(),
             out: Vec::new(),
         };
         world.tell(Input::Pool(pool));
@@ -112,7 +118,9 @@ impl World {
     pub fn tell(&mut self, input: Input) -> Vec<Output> {
         let mut out = std::mem::take(&mut self.out);
         out.clear();
+        let start = std::time::Instant::now();
         self.core.handle(input, self.now, &mut out);
+        self.took = start.elapsed().as_nanos() as u64;
         self.inputs += 1;
         for o in &out {
             self.carry_out(o);
@@ -174,6 +182,7 @@ impl World {
                 self.kernels.remove(kernel);
                 self.waiting.retain(|(k, _)| k != kernel);
             }
+            Output::SubmitPilot { ticket, .. } => self.asked.push(*ticket),
             Output::Migrate { kernel, victim, seat } => {
                 self.migrations.push((kernel.clone(), *victim, seat.clone()));
             }
@@ -428,7 +437,15 @@ impl World {
                     self.tell(Input::ReleaseLease { kernel, lease });
                 }
             }
-            97..99 => self.random_migration(),
+            97 => self.random_migration(),
+            98 => {
+                if let Some(ticket) = self.asked.pop() {
+                    self.tell(Input::PilotFailed {
+                        ticket,
+                        reason: "no".into(),
+                    });
+                }
+            }
             99 => {
                 if kernels.len() > 20
                     && let Some(kernel) = self.rng.pick(&kernels)
@@ -654,5 +671,101 @@ pub fn ended(lease: LeaseId) -> EndedLease {
         cause: EndCause::Done,
         clean: true,
         detail: String::new(),
+    }
+}
+
+/// The core at full size: 10,000 kernels of 500 users with three replicas each on 1,000 nodes of 8 GPUs, every GPU
+/// leased and 1,000 cells waiting, kept so.
+#[derive(Debug)]
+pub struct Full {
+    pub world: World,
+    /// Kernels that neither run nor wait.
+    idle: Vec<KernelId>,
+}
+
+impl Full {
+    pub fn new() -> Self {
+        let mut pool = PoolConfig::fixed("main", 0, 8, 64);
+        pool.max_pilots = 2000;
+        pool.linger = hop_core::config::Linger::Fixed(Span::from_secs(2));
+        let mut world = World::new(11, Config::default(), pool);
+        world.check_every = 0;
+        for n in 0..1000 {
+            world.pilot(&format!("n{n}"), 8, 64);
+        }
+        let mut idle = Vec::new();
+        for k in 0..10_000u64 {
+            let first = world.rng.below(1000);
+            let nodes: Vec<String> = (0..3).map(|i| format!("n{}", (first + i * 333) % 1000)).collect();
+            let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+            idle.push(world.kernel(
+                &format!("k{k}"),
+                &format!("u{}", "x".repeat((k % 500) as usize)),
+                &nodes,
+                1,
+            ));
+        }
+        let mut full = Self { world, idle };
+        while full.world.waiting.len() < 1000 {
+            full.submit();
+            full.settle();
+        }
+        full
+    }
+
+    fn submit(&mut self) -> u64 {
+        let i = self.world.rng.below(self.idle.len() as u64) as usize;
+        let kernel = self.idle.swap_remove(i);
+        self.world.submit(&kernel, Need::gpus(1));
+        self.world.took
+    }
+
+    fn settle(&mut self) -> Vec<u64> {
+        let mut took = Vec::new();
+        loop {
+            let next = self.world.agents.iter().find_map(|(j, a)| {
+                let ending = a.ending.keys().next().map(|l| (*j, *l, true));
+                ending.or_else(|| a.starting.keys().next().map(|l| (*j, *l, false)))
+            });
+            match next {
+                Some((job, lease, true)) => self.world.confirm_end(job, lease, true),
+                Some((job, lease, false)) => self.world.confirm(job, lease),
+                None => return took,
+            };
+            took.push(self.world.took);
+        }
+    }
+
+    /// So many inputs more; how long each took, in nanoseconds.
+    pub fn run(&mut self, inputs: u64) -> Vec<u64> {
+        let mut took = Vec::new();
+        while (took.len() as u64) < inputs {
+            self.world.now = self.world.now + Span::from_millis(5);
+            let i = self.world.rng.below(self.world.running.len() as u64) as usize;
+            let (kernel, cell) = self.world.running.keys().nth(i).cloned().expect("many run");
+            self.world.end_cell(&kernel, &cell);
+            took.push(self.world.took);
+            self.idle.push(kernel);
+            took.extend(self.settle());
+            took.push(self.submit());
+            took.extend(self.settle());
+            if took.len() % 500 < 4 {
+                let n = self.world.rng.below(1000);
+                let job = JobId(101 + n as u32);
+                self.world.tell(Input::SlotBlocked {
+                    pilot: job,
+                    index: GpuIndex(7),
+                    reason: "test".into(),
+                    lost: false,
+                });
+                took.push(self.world.took);
+                self.world.tell(Input::SlotUnblocked {
+                    pilot: job,
+                    index: GpuIndex(7),
+                });
+                took.push(self.world.took);
+            }
+        }
+        took
     }
 }
