@@ -108,7 +108,7 @@ impl Cluster {
     fn facts(&self) -> Result<Facts> {
         let host = host::short_name();
         Ok(Facts {
-            loopback: host::loopback_address(&host)?,
+            is_localhost: host::is_localhost(&host),
             host,
             cores: host::cores(),
             cgroups: host::cgroup_setup()?,

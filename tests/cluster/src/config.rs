@@ -3,7 +3,6 @@
 //! Pure: nothing is read or written here.
 
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
 use std::path::Path;
 
 use crate::cgroups;
@@ -19,8 +18,8 @@ use crate::trixie;
 #[derive(Debug, Clone)]
 pub(crate) struct Facts {
     pub host: String,
-    /// The loopback address that `host` stands for, if it does (127.0.0.1 or, as Debian has it, 127.0.1.1).
-    pub loopback: Option<Ipv4Addr>,
+    /// Whether `host` stands for 127.0.0.1.
+    pub is_localhost: bool,
     pub cores: usize,
     pub cgroups: CgroupSetup,
 }
@@ -30,16 +29,12 @@ impl Facts {
         variant.hides_v1(self.cgroups)
     }
 
-    /// Where the daemons listen and are reached.
-    pub(crate) fn address(&self) -> Ipv4Addr {
-        self.loopback.unwrap_or(Ipv4Addr::LOCALHOST)
-    }
-
-    /// Slurm listens either on its host name's address or on all; only the first can be loopback alone.
+    /// Slurm listens on its host name's address or on all. A step's srun is called back on the address that it called
+    /// from, 127.0.0.1: so where the name stands for another (Debian: 127.0.1.1), it has to be all.
     fn communication(&self) -> &'static str {
-        match self.loopback {
-            Some(_) => "NoAddrCache,NoCtldInAddrAny,NoInAddrAny",
-            None => "NoAddrCache",
+        match self.is_localhost {
+            true => "NoAddrCache,NoCtldInAddrAny,NoInAddrAny",
+            false => "NoAddrCache",
         }
     }
 
@@ -72,7 +67,7 @@ pub(crate) fn slurm_conf(o: &Options, facts: &Facts) -> String {
     };
     let mut conf = format!(
         "ClusterName={cluster}
-SlurmctldHost={host}({address})
+SlurmctldHost={host}(127.0.0.1)
 SlurmctldPort={ctld}
 SlurmUser=slurm
 AuthType=auth/munge
@@ -104,14 +99,13 @@ PriorityWeightFairshare=1000
 GresTypes=gpu
 SlurmdParameters=config_overrides
 AccountingStorageType=accounting_storage/slurmdbd
-AccountingStorageHost={address}
+AccountingStorageHost=127.0.0.1
 AccountingStoragePort={dbd}
 AccountingStoragePass={munge}
 AccountingStorageTRES=gres/gpu
 AccountingStorageEnforce=associations,limits
 ",
         cluster = o.cluster_name(),
-        address = facts.address(),
         communication = facts.communication(),
         ctld = o.ctld_port(),
         dbd = o.dbd_port(),
@@ -143,9 +137,8 @@ fn nodes_and_partitions(conf: &mut String, o: &Options, facts: &Facts) {
         let port = o.slurmd_port(place);
         let _ = writeln!(
             conf,
-            "NodeName={name} NodeHostname={} NodeAddr={} Port={port}{cloud}",
-            facts.host,
-            facts.address()
+            "NodeName={name} NodeHostname={} NodeAddr=127.0.0.1 Port={port}{cloud}",
+            facts.host
         );
     }
     let _ = write!(
@@ -214,7 +207,7 @@ pub(crate) fn slurmdbd_conf(o: &Options, facts: &Facts) -> String {
         "AuthType=auth/munge
 AuthInfo=socket={munge}
 DbdHost={host}
-DbdAddr={address}
+DbdAddr=127.0.0.1
 DbdPort={port}
 SlurmUser=slurm
 LogFile={base}/log/slurmdbd.log
@@ -226,7 +219,6 @@ StorageLoc=slurm_acct_db
 ",
         munge = layout.munge_socket().display(),
         host = facts.host,
-        address = facts.address(),
         port = o.dbd_port(),
     )
 }
@@ -367,7 +359,7 @@ mod tests {
     fn facts(cgroups: CgroupSetup) -> Facts {
         Facts {
             host: "host".into(),
-            loopback: Some(Ipv4Addr::LOCALHOST),
+            is_localhost: true,
             cores: 2,
             cgroups,
         }
@@ -426,24 +418,13 @@ mod tests {
 
     #[test]
     fn listens_on_loopback_alone_where_the_host_name_allows_it() {
+        let here = facts(CgroupSetup::V1);
+        assert!(slurm_conf(&sample(), &here).contains("NoCtldInAddrAny,NoInAddrAny"));
         let debian = Facts {
-            loopback: Some(Ipv4Addr::new(127, 0, 1, 1)),
-            ..facts(CgroupSetup::V1)
+            is_localhost: false,
+            ..here
         };
-        let conf = slurm_conf(&sample(), &debian);
-        assert!(
-            conf.contains("SlurmctldHost=host(127.0.1.1)\n") && conf.contains("NoCtldInAddrAny"),
-            "{conf}"
-        );
-        let elsewhere = Facts {
-            loopback: None,
-            ..debian
-        };
-        let conf = slurm_conf(&sample(), &elsewhere);
-        assert!(
-            conf.contains("SlurmctldHost=host(127.0.0.1)\n") && !conf.contains("InAddrAny"),
-            "{conf}"
-        );
+        assert!(!slurm_conf(&sample(), &debian).contains("InAddrAny"));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Facts about the machine: its cgroup mounts, cores and name.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs as _};
+use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _};
 use std::path::PathBuf;
 
 use anyhow::{Context as _, Result, bail};
@@ -79,19 +79,14 @@ pub(crate) fn short_name() -> String {
     name.split('.').next().unwrap_or("localhost").to_owned()
 }
 
-/// The loopback address that the machine's name stands for; `None` if it stands for another address.
-///
-/// # Errors
-/// When the name can't be resolved: Slurm's commands would then wait for answers that never come.
-pub(crate) fn loopback_address(name: &str) -> Result<Option<Ipv4Addr>> {
-    let addresses = (name, 0).to_socket_addrs().with_context(|| {
-        format!("this machine's name can't be resolved: add a line `127.0.1.1 {name}` to /etc/hosts")
-    })?;
-    let first = addresses.filter_map(|a| match a.ip() {
-        IpAddr::V4(v4) => Some(v4),
-        IpAddr::V6(_) => None,
-    });
-    Ok(first.take(1).find(Ipv4Addr::is_loopback))
+/// Whether the machine's name stands for 127.0.0.1, the address that connections within the machine come from.
+pub(crate) fn is_localhost(name: &str) -> bool {
+    let first = |mut a: std::vec::IntoIter<SocketAddr>| a.find(SocketAddr::is_ipv4);
+    (name, 0)
+        .to_socket_addrs()
+        .ok()
+        .and_then(first)
+        .is_some_and(|a| a.ip() == Ipv4Addr::LOCALHOST)
 }
 
 /// Cores of this machine.
