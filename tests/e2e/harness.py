@@ -123,23 +123,38 @@ class Cluster:
         want = count or int(self.deploy_env.get("PILOTS", "4"))
 
         def ready() -> bool:
-            out = self.run("root", "hop", "info", "-n", "-P", check=False)
-            return out.count("|IDLE|") + out.count("|MIXED|") + out.count("|ALLOCATED|") >= want
+            out = self.run("root", "hop", "info", "-n", "-P", "-o", "state", check=False)
+            return out.split().count("UP") >= want
 
-        until(f"{want} pilots are up", ready, 60)
+        until(f"{want} pilots are up", ready, 60, every=0.3)
 
     def steps(self, name: str = "") -> list[str]:
         """Live steps of the service account's jobs, `job.step name`, batch and extern steps left out."""
+        if self.variant == "trixie":
+            return [s for s in self.managed_steps() if name in s]
         out = self.run("root", "squeue", "-h", "-s", "-u", "gresshopper", "-o", "%i %j")
         return [s for s in out.splitlines() if re.match(r"\d+\.\d+ ", s) and name in s]
 
-    def leases_live(self) -> list[dict[str, Any]]:
-        out = self.run("root", "hop", "queue", "-a", "-n", "-P", "-o", "lease,state,user")
-        return [
-            dict(zip(("lease", "state", "user"), x.split("|"), strict=False))
-            for x in out.splitlines()
-            if x[:1] != "|"
-        ]
+    def managed_steps(self) -> list[str]:
+        """As `steps`, where pilots have step managers: 24.11's squeue doesn't know their steps."""
+        live = set()
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                title = (entry / "cmdline").read_bytes().decode(errors="replace")
+                found = re.match(r"slurmstepd: \[(\d+\.\d+)\]", title)
+                if found and os.readlink(entry / "root").startswith(str(self.base)):
+                    live.add(found[1])
+        if not live:
+            return []
+        out = self.run("root", "sacct", "-n", "-P", "-u", "gresshopper", "-o", "JobID,JobName")
+        names = dict(line.split("|", 1) for line in out.splitlines())
+        own = set(self.pilots())
+        return [f"{step} {names.get(step, '')}" for step in sorted(live) if step.split(".")[0] in own]
+
+    def leases_live(self) -> list[str]:
+        """Leases in hopd's books that are not over."""
+        out = self.run("root", "hop", "queue", "-a", "-n", "-P", "-o", "leaseid")
+        return [lease for lease in out.split() if lease]
 
     def quiet(self) -> bool:
         """No lease step is left."""
@@ -214,7 +229,8 @@ class Notebook:
         with contextlib.suppress(Failed, BrokenPipeError, OSError):
             self.shutdown()
         if self.process.stdin:
-            self.process.stdin.close()
+            with contextlib.suppress(BrokenPipeError):
+                self.process.stdin.close()
         try:
             self.process.wait(20)
         except subprocess.TimeoutExpired:

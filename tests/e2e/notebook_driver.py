@@ -40,6 +40,9 @@ class Driver:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=90)
         self.alive = True
+        # A new client counts its messages from the start again: their ids would meet those of the last.
+        for record in (self.outputs, self.notices, self.replies, self.idle):
+            record.clear()  # type: ignore[attr-defined]
         for channel in ("iopub", "shell"):
             threading.Thread(target=self._listen, args=(channel, self.client), daemon=True).start()
         return {}

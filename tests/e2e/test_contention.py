@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import sys
@@ -103,19 +104,17 @@ def in_a_step(cluster: Cluster, tmp_path: Path) -> subprocess.Popen[str]:
 
 def the_books_add_up(cluster: Cluster) -> None:
     """One row per lease; each lease a Slurm step with gres/gpu; per device no two at once."""
-    text = cluster.run("root", "hop", "acct", "-a", "-n", "-P", "-o", "lease,node,gpus,startraw,endraw,step,state")
-    rows = [line.split("|") for line in text.splitlines()]
-    leases = [r[0] for r in rows]
+    rows = [r for r in cluster.hop("acct", "-a")["rows"] if r["cell_id"] is None and r["state"] != "CANCELLED"]
+    leases = [r["lease_id"] for r in rows]
     assert len(leases) == len(set(leases))
     sacct = cluster.run("root", "sacct", "-a", "-n", "-P", "-o", "JobID,AllocTRES")
     steps = {line.split("|")[0] for line in sacct.splitlines() if "gres/gpu=" in line}
-    for row in rows:
-        assert row[5] in steps, f"{row} is not among Slurm's steps"
     by_device: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in rows:
-        for gpu in row[2].split(","):
-            by_device.setdefault((row[1], gpu), []).append((float(row[3]), float(row[4])))
+        assert row["slurm_job_id"] in steps, f"{row} is not among Slurm's steps"
+        for gpu in row["gpus"].split(","):
+            by_device.setdefault((row["node"], gpu), []).append((row["start"], row["start"] + row["held"]))
     for spans in by_device.values():
         spans.sort()
-        for (_, end), (start, _) in zip(spans, spans[1:], strict=False):
+        for (_, end), (start, _) in itertools.pairwise(spans):
             assert start >= end - 1e-3

@@ -6,7 +6,8 @@
 #   tests/setup/deploy.sh hopd BASE   start hopd if it doesn't run (the chaos tests kill it)
 #
 # Environment: PROFILE (release), HOPD_PORT (17900), POOL_EXTRA (lines added to [pool.main]), GPUS_PER_PILOT (2),
-# CPUS_PER_PILOT (8), PILOTS (4), USER_PYTHON (/opt/gresshopper-dev/user/bin/python), HUB_PYTHON_DIR.
+# CPUS_PER_PILOT (8), PILOTS (4), USER_PYTHON and HUB_PYTHON
+# (/opt/gresshopper-dev/{user,hub}/bin/python).
 # The demo and the end-to-end tests both use it, so there is one way of installing.
 set -eu
 
@@ -17,6 +18,8 @@ target=${CARGO_TARGET_DIR:-$here/target}/${PROFILE:-release}
 port=${HOPD_PORT:-17900}
 service=gresshopper
 pid_file=$base/run/hopd.pid
+# The cluster's own environment: SLURM_CONF, MUNGE_SOCKET, HOP_DEV_NODES.
+eval "$("$target/devcluster" env --base "$base")"
 conf=$base/etc/gresshopper.toml
 
 # Whether the pid in the file is still the hopd that we started.
@@ -63,8 +66,12 @@ install_files() {
 	rm -rf "$base/opt/python/gresshopper"
 	cp -r "$here/kernel/python/gresshopper" "$base/opt/python/"
 	rm -rf "$base/opt/jupyter"
-	mkdir -p "$base/opt/jupyter"
-	cp -r "$here/jupyterhub-spawner/gresshopper_jupyter" "$base/opt/jupyter/"
+	# From a copy: a build leaves its traces beside the source.
+	source=$(mktemp -d)
+	cp -r "$here/jupyterhub-spawner/pyproject.toml" "$here/jupyterhub-spawner/gresshopper_jupyter" "$source/"
+	"${HUB_PYTHON:-/opt/gresshopper-dev/hub/bin/python}" -m pip install -q --no-deps --no-build-isolation --no-compile \
+		--disable-pip-version-check --root-user-action=ignore --target "$base/opt/jupyter" "$source"
+	rm -rf "$source"
 	chmod -R a+rX "$base/opt"
 }
 
@@ -105,8 +112,14 @@ write_conf() {
 		${POOL_EXTRA:-}
 	CONF
 	chmod 644 "$conf"
-	line="optional $base/opt/lib/gresshopper.so service_user=$service run_dir=$base/run/gresshopper munge_socket=$base/munge/munge.socket"
-	grep -qxF "$line" "$base/etc/plugstack.conf" 2>/dev/null || echo "$line" >>"$base/etc/plugstack.conf"
+	line="optional $base/opt/lib/gresshopper.so service_user=$service run_dir=$base/run/gresshopper munge_socket=$base/munge/munge.socket agent_dir=$base/state/agent"
+	grep -qxF "$line" "$base/etc/plugstack.conf" 2>/dev/null && return
+	echo "$line" >>"$base/etc/plugstack.conf"
+	# A slurmd reads the file once for its epilogs; steps read it each time.
+	for node in $(echo "$HOP_DEV_NODES" | tr , ' '); do
+		"$target/devcluster" kill-slurmd --base "$base" "$node"
+		"$target/devcluster" start-slurmd --base "$base" "$node"
+	done
 }
 
 case $verb in

@@ -29,6 +29,8 @@ pub struct Order {
     pub launch: Launch,
     pub mem_mib: Option<u64>,
     pub cpus: Option<u16>,
+    /// A seat that the user has already won't do: it may be ending.
+    pub fresh_seat: bool,
 }
 
 /// Starts the replica: returns the process that lives as long as it does, itself or its srun.
@@ -80,7 +82,7 @@ async fn start_in_seat(order: &Order) -> Result<Child> {
     let config = Config::load().context("can't read the configuration")?;
     let program = config.prefix.join("bin/hop-replica");
     let plan = place(order, &config).await;
-    let job = match plan.existing {
+    let job = match plan.existing.filter(|_| !order.fresh_seat) {
         Some(job) => job,
         None => submit_seat(&plan, &program).await?,
     };

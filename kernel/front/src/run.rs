@@ -333,6 +333,11 @@ impl Main {
         let mut input: Option<(u64, mpsc::Receiver<Frame>)> = None;
         let mut child: Option<Child> = None;
         let order = self.order();
+        let once_more = Order {
+            fresh_seat: true,
+            ..order.clone()
+        };
+        let mut tries_left = if order.launch.local { 0 } else { 1 };
         let starting = house::start(&order);
         tokio::pin!(starting, owner_gone);
         let receipts = self.sockets.receipts.clone();
@@ -366,7 +371,14 @@ impl Main {
                 },
                 _ = maybe_exit(&mut child) => {
                     child = None;
-                    self.house = House::Gone { since: Instant::now() };
+                    if self.hello.is_none() && tries_left > 0 {
+                        // The seat that was to take it has ended under it: one of its own instead.
+                        tries_left -= 1;
+                        starting.set(house::start(&once_more));
+                        self.house = House::Starting;
+                    } else {
+                        self.house = House::Gone { since: Instant::now() };
+                    }
                 }
                 _ = terminate.recv() => self.end(),
                 _ = interrupt.recv() => self.sockets.send(Item::Note(Note::Interrupt)),
@@ -406,6 +418,7 @@ impl Main {
             launch: self.start.launch.clone(),
             mem_mib: self.start.mem_mib,
             cpus: self.start.cpus,
+            fresh_seat: false,
         }
     }
 

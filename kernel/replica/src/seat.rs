@@ -21,8 +21,10 @@ const EMPTY: Duration = Duration::from_secs(60);
 /// How long a seat may take from its start to listening.
 const LISTENS_WITHIN: Duration = Duration::from_secs(15);
 
+/// Two clusters may share a host, and count their jobs alike.
 fn address(job: JobId) -> std::io::Result<SocketAddr> {
-    SocketAddr::from_abstract_name(format!("gresshopper-seat-{job}"))
+    let cluster = std::env::var("SLURM_CLUSTER_NAME").unwrap_or_default();
+    SocketAddr::from_abstract_name(format!("gresshopper-seat-{cluster}-{job}"))
 }
 
 fn same_user(stream: &UnixStream) -> bool {

@@ -12,6 +12,8 @@ use std::collections::HashMap;
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     open: HashMap<LeaseId, AcctRow>,
+    /// Leases that lost the cell that ran on them.
+    cut_short: std::collections::HashSet<LeaseId>,
 }
 
 impl Books {
@@ -22,7 +24,10 @@ impl Books {
             .filter(|r| r.cell.is_none() && r.end.is_none())
             .map(|r| (r.lease, r))
             .collect();
-        Self { open }
+        Self {
+            open,
+            cut_short: std::collections::HashSet::new(),
+        }
     }
 
     /// The lease's step in its pilot, as soon as it is known.
@@ -107,7 +112,7 @@ impl Books {
         else {
             return None;
         };
-        let row = self.open.get(&lease)?;
+        let row = self.open.get(&lease)?.clone();
         let ran = end.since(start);
         let state = match outcome {
             Outcome::Ok => "COMPLETED",
@@ -115,6 +120,9 @@ impl Books {
             Outcome::Aborted => "CANCELLED",
             Outcome::Lost => "NODE_FAIL",
         };
+        if outcome == Outcome::Lost {
+            self.cut_short.insert(lease);
+        }
         Some(AcctRow {
             cell: Some(cell),
             state: state.into(),
@@ -126,7 +134,7 @@ impl Books {
             run: ran,
             linger: Span::ZERO,
             cells: 1,
-            ..row.clone()
+            ..row
         })
     }
 
@@ -157,8 +165,9 @@ impl Books {
                 .trim_start()
                 .to_owned();
         }
+        let cut_short = self.cut_short.remove(&lease);
         Some(AcctRow {
-            state: state_word(cause).into(),
+            state: state_word(cause, cut_short).into(),
             end: Some(at),
             held,
             run,
@@ -171,10 +180,11 @@ impl Books {
     }
 }
 
-/// Slurm's word for how a lease ended.
-fn state_word(cause: EndCause) -> &'static str {
+/// Slurm's word for how a lease ended. One that lay idle when its kernel was closed has done all that was asked of it.
+fn state_word(cause: EndCause, cut_short: bool) -> &'static str {
     match cause {
         EndCause::Done | EndCause::Claimed | EndCause::Released => "COMPLETED",
+        EndCause::ReplicaLost if !cut_short => "COMPLETED",
         EndCause::Cancelled => "CANCELLED",
         EndCause::PilotLost => "PREEMPTED",
         EndCause::NodeLost => "NODE_FAIL",

@@ -15,7 +15,7 @@ use hop_api::message::{
     AcctQuery, AgentUp, Event, FromHopd, Grant, Handover, InfoReport, Order, Placement, Refusal, ReplicaUp,
     Request, Response, SeatPlan, SeatStep, StartLease, ToHopd,
 };
-use hop_core::id::{JobId, KernelId, LeaseId, NodeName, PoolName, ReplicaId, Term, UserName};
+use hop_core::id::{AccountName, JobId, KernelId, LeaseId, NodeName, PoolName, ReplicaId, Term, UserName};
 use hop_core::journal::{Entry, Key, Value};
 use hop_core::time::{Span, Timestamp};
 use hop_core::{Core, Input, Output};
@@ -124,7 +124,8 @@ pub(crate) struct Scheduler {
     placements: HashMap<KernelId, VecDeque<(ConnId, u64)>>,
     handovers: HashMap<LeaseId, Handover>,
     /// Seats that Slurm has shown to be their user's.
-    seats: HashMap<JobId, UserName>,
+    /// Seats, by what Slurm said of them.
+    seats: HashMap<JobId, (UserName, Option<AccountName>)>,
     due: BTreeSet<(Timestamp, Due)>,
     look_pause: Span,
     problems: BTreeMap<&'static str, String>,
@@ -967,7 +968,7 @@ impl Scheduler {
         message: &ToHopd,
     ) -> Result<Option<Option<Response>>, Refusal> {
         match self.seats.get(&job) {
-            Some(user) if *user == access.caller.user => Ok(None),
+            Some((user, _)) if *user == access.caller.user => Ok(None),
             Some(_) => Err(access::not_your_seat(job)),
             None => {
                 let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
@@ -1005,8 +1006,12 @@ impl Scheduler {
         let caller = open.caller.clone();
         let held_up = open.held_up.take().unwrap_or_default();
         let unknown = answer.is_err();
+        let mut account = None;
         let refusal = match answer {
-            Ok(Some(owner)) if owner.uid == caller.uid && owner.lives => None,
+            Ok(Some(owner)) if owner.uid == caller.uid && owner.lives => {
+                account = owner.account;
+                None
+            }
             Ok(Some(owner)) if owner.uid == caller.uid => Some(Refusal::Invalid {
                 reason: format!("Slurm job {job} is over, it can be no seat"),
             }),
@@ -1021,7 +1026,7 @@ impl Scheduler {
         if let Some(refusal) = refusal {
             self.answer(conn, message.id, Response::Refused(refusal));
         } else {
-            self.seats.insert(job, caller.user);
+            self.seats.insert(job, (caller.user, account));
             self.message(conn, message);
             if unknown {
                 self.seats.remove(&job);
@@ -1079,11 +1084,16 @@ impl Scheduler {
             open.replicas.insert(id);
         }
         let pool = up.pool.unwrap_or_else(|| self.default_pool());
+        // Slurm's word on who is charged goes before the kernel's own.
+        let account = self
+            .seats
+            .get(&up.seat.job)
+            .and_then(|(_, account)| account.clone());
         self.todo.push_back(Input::ReplicaUp(hop_core::ReplicaUp {
             kernel: up.kernel,
             incarnation: up.incarnation,
             user: user.clone(),
-            account: up.account,
+            account,
             pool,
             node: up.node,
             seat: up.seat.job,
@@ -1230,7 +1240,7 @@ impl Scheduler {
     }
 
     fn look(&mut self) {
-        let users: HashSet<UserName> = self.seats.values().cloned().collect();
+        let users: HashSet<UserName> = self.seats.values().map(|(user, _)| user.clone()).collect();
         let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
         tokio::spawn(async move {
             let answer = slurm.queue(users.into_iter().collect()).await;

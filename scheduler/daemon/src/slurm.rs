@@ -5,7 +5,7 @@
 use crate::desk::{Failure, Seen, SeenJob, job_name};
 use hop_api::config::{Config, Isolation, Pool};
 use hop_core::NodeFacts;
-use hop_core::id::{JobId, NodeName, PoolName, UserName};
+use hop_core::id::{AccountName, JobId, NodeName, PoolName, UserName};
 use hop_slurm::gres::Gres;
 use hop_slurm::state::JobState;
 use hop_slurm::{Job, JobFilter, JobSpec, Settings, Slurm, SubmitError};
@@ -24,10 +24,11 @@ pub(crate) struct Facts {
     pub stepmgr: bool,
 }
 
-/// A job's owner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A job's owner, and the account that it is charged to.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub uid: u32,
+    pub account: Option<AccountName>,
     pub lives: bool,
 }
 
@@ -192,6 +193,7 @@ done
         let found = self.slurm.job(job).await.map_err(|e| chain(&e))?;
         Ok(found.map(|j| Owner {
             uid: j.uid,
+            account: j.account,
             lives: !j.state.is_over(),
         }))
     }
