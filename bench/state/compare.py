@@ -133,6 +133,7 @@ def save(peer: Peer, name: str, base: Path) -> Any:
             started = time.perf_counter()
             result = peer.run(source)
             ran += time.perf_counter() - started
+            peer.think()
             plt = sys.modules.get("matplotlib.pyplot")
             if plt is not None:
                 plt.close("all")
@@ -152,6 +153,7 @@ def save(peer: Peer, name: str, base: Path) -> Any:
     return {
         "ran": ran,
         "tracking": peer.tracking,
+        "thought": peer.thought,
         "checkpoint": spent,
         "trouble": trouble,
         "bytes": peer.size(),
@@ -287,6 +289,7 @@ def report(table: dict[str, dict[str, dict[str, Any]]]) -> None:
         "%",
         len(books),
     )
+    emit("capture_in_think_time_s", sum(table[b][mine]["thought"] for b in books), "s", len(books))
     moved = [1 - (table[b][mine]["checkpoint"] + table[b][mine]["restore"]) / table[b][mine]["ran"] for b in books]
     back = [1 - table[b][mine]["restore"] / table[b][mine]["ran"] for b in books]
     emit("migration_reduction_percent", 100 * sum(moved) / len(moved), "%", len(books))

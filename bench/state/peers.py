@@ -28,12 +28,16 @@ class Peer:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.tracking = 0.0
+        self.thought = 0.0
 
     def attach(self, ip: Any) -> None:
         self.ip = ip
 
     def run(self, source: str) -> Any:
         return self.ip.run_cell(source, store_history=True)
+
+    def think(self) -> None:
+        """The user looks at what a cell gave."""
 
     def checkpoint(self) -> None:
         pass
@@ -62,6 +66,10 @@ class Ours(Peer):
         result = super().run(source)
         self.tracking = self.agent.spent
         return result
+
+    def think(self) -> None:
+        self.agent._idle()
+        self.thought = self.agent.thought
 
     def checkpoint(self) -> None:
         self.agent.save(self.directory / "state", durable=False)

@@ -333,20 +333,20 @@ mod tests {
         for set in 0..1u32 << n {
             let mut cost = 0.0;
             let mut cells = BTreeSet::new();
-            for g in 0..n {
+            for (g, cells_of) in rebuilt.iter().enumerate() {
                 let ship = if problem.groups[g].there {
                     Some(0.0)
                 } else {
                     problem.groups[g].ship
                 };
-                let open = rebuilt[g].iter().all(|&c| problem.cells[c].run.is_some());
+                let open = cells_of.iter().all(|&c| problem.cells[c].run.is_some());
                 if ship.is_none() && !open {
                     continue;
                 }
                 if set >> g & 1 == 1 {
                     cost += ship.unwrap_or(f64::INFINITY);
                 } else {
-                    cells.extend(rebuilt[g].iter().copied());
+                    cells.extend(cells_of.iter().copied());
                 }
             }
             cost += cells

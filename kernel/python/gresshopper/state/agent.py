@@ -6,6 +6,8 @@ cell: it is told once and the next capture makes up for it.
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -21,6 +23,13 @@ from . import capture, form, names, native, recipes, rerun
 from . import restore as restoring
 from .store import Store, StoreError
 
+#: Share of the cells' time that captures may hold them up for; beyond, they wait for think time.
+SHARE = 0.015
+#: Seconds that they may take in all beside that.
+GRACE = 0.01
+#: Seconds after a cell from which on the user is taken to think.
+THINK = 0.05
+
 _log = logging.getLogger("gresshopper.state")
 _agent: Agent | None = None
 
@@ -30,6 +39,17 @@ def default_store() -> Path:
     given = os.environ.get("GRESSHOPPER_STORE")
     base = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
     return Path(given) if given else Path(base) / "gresshopper" / "store"
+
+
+class _Ran:
+    """A cell that ran and waits to be captured."""
+
+    __slots__ = ("count", "effects", "ok", "raw", "seconds")
+
+    def __init__(self, result: Any, seconds: float, effects: dict[str, Any]) -> None:
+        self.raw = result.info.raw_cell if result.info is not None else ""
+        self.seconds, self.effects = seconds, effects
+        self.ok, self.count = bool(result.success), result.execution_count
 
 
 class Agent:
@@ -48,6 +68,12 @@ class Agent:
         self.trouble: list[str] = []
         self._started = 0.0
         self._seq = 0
+        #: Capture after each cell, whatever it costs, because somebody waits for it.
+        self.prompt = False
+        self.thought = 0.0
+        self._running = False
+        self._waiting: list[_Ran] = []
+        self._typical = 0.0
         self._inputs = 0
         self.effects = rerun.Effects()
 
@@ -72,43 +98,75 @@ class Agent:
             self.log = None
 
     def _before(self, info: Any) -> None:
+        self._running = True
         self.effects.start()
         self._started = time.perf_counter()
 
     def _after(self, result: Any) -> None:
         ended = time.perf_counter()
+        self._running = False
         seconds = ended - self._started if self._started else 0.0
-        effects = self.effects.stop()
-        try:
-            source = self.shell.transform_cell(result.info.raw_cell) if result.info is not None else ""
-            found = names.names_of_source(source)
-            self._seq += 1
-            self.last = self.capture.run(found, self._seq)
-            if self.log is not None:
-                cell = {
-                    "seq": self._seq,
-                    "source": source,
-                    "file": self._file(source, result),
-                    "seconds": seconds,
-                    "ok": result.success,
-                    "names": sorted(n for n in found.names if n in self.shell.user_ns),
-                    "touched": self.capture.chosen,
-                    "effects": effects,
-                    "count": result.execution_count,
-                }
-                self.log.add(self._record(self.last, cell, False), self._body)
-                self.log.commit(False)
-        except Exception as e:  # a capture must never fail the user's cell
-            self._told(e)
+        ran = _Ran(result, seconds, self.effects.stop())
+        self._waiting.append(ran)
         self.ran += seconds
+        if self.prompt or self.spent + self._typical <= GRACE + SHARE * self.ran:
+            self._work_off()
+            self._typical = (self._typical + time.perf_counter() - ended) / 2
+        else:
+            self._later()
         self.spent += time.perf_counter() - ended
 
-    def _file(self, source: str, result: Any) -> str:
+    def _later(self) -> None:
+        """Capture in think time: a cell that costs less than its capture isn't held up by it."""
+        with contextlib.suppress(RuntimeError):  # outside of a kernel there is no loop: the next audit does it
+            asyncio.get_running_loop().call_later(THINK, self._idle)
+
+    def _idle(self) -> None:
+        if not self._running:
+            started = time.perf_counter()
+            self._work_off()
+            self.thought += time.perf_counter() - started
+
+    def _work_off(self) -> None:
+        """Capture what the cells since the last capture did."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return
+        try:
+            sources = [self.shell.transform_cell(ran.raw) for ran in waiting]
+            found = [names.names_of_source(source) for source in sources]
+            together = names.Names(set().union(*(f.names for f in found)), any(f.dynamic for f in found))
+            self._seq += len(waiting)
+            self.last = self.capture.run(together, self._seq)
+            if self.log is not None:
+                self._log_cells(waiting, sources, found)
+        except Exception as e:  # a capture must never fail the user's cell
+            self._told(e)
+
+    def _log_cells(self, waiting: list[_Ran], sources: list[str], found: list[names.Names]) -> None:
+        assert self.log is not None and self.last is not None
+        for i, (ran, source, named) in enumerate(zip(waiting, sources, found)):
+            last = i + 1 == len(waiting)
+            cell = {
+                "seq": self._seq - len(waiting) + i + 1,
+                "source": source,
+                "file": self._file(source, ran),
+                "seconds": ran.seconds,
+                "ok": ran.ok,
+                "joint": len(waiting) > 1,
+                "names": sorted(n for n in named.names if n in self.shell.user_ns),
+                "touched": self.capture.chosen if last else sorted(self.capture.units),
+                "effects": ran.effects,
+                "count": ran.count,
+            }
+            delta = self.last if last else capture.Delta([], [], {}, 0.0)
+            self.log.add(self._record(delta, cell, False), self._body)
+        self.log.commit(False)
+
+    def _file(self, source: str, ran: _Ran) -> str:
         """The file name under which the cell was compiled, which its functions remember."""
         namer = getattr(self.shell.compile, "get_code_name", None)
-        if namer is None:
-            return ""
-        return str(namer(result.info.raw_cell if result.info else source, source, result.execution_count or 0))
+        return "" if namer is None else str(namer(ran.raw, source, ran.count or 0))
 
     def _told(self, e: BaseException) -> None:
         text = f"{type(e).__name__}: {e}"
@@ -120,6 +178,7 @@ class Agent:
 
     def audit(self) -> capture.Delta:
         """Look at everything, in think time: what the cells' names missed is found here, and arms the tracking."""
+        self._work_off()
         delta = self.capture.run(None, self._seq, arm=True)
         if self.log is not None and (delta.changed or delta.removed or delta.process):
             self.log.add(self._record(delta, None, False), self._body)
@@ -131,10 +190,17 @@ class Agent:
     def _hidden(self, name: str, value: Any) -> bool:
         """Whether a name is IPython's own rather than the user's."""
         if name in _IPYTHON:
-            return name not in ("_", "__", "___") or (isinstance(value, str) and value == "")
+            return name not in _SHOWN or (isinstance(value, str) and value == "") or self._number_of(value) > 0
         if name in self._hidden_at_start and self._hidden_at_start[name] is value:
             return True
         return name.startswith("_i") and name[2:].isdigit()
+
+    def _number_of(self, value: Any) -> int:
+        """The cell that displayed this, or 0."""
+        out = self.shell.user_ns.get("_oh")
+        if not isinstance(out, dict):
+            return 0
+        return next((n for n in list(reversed(out))[:100] if isinstance(n, int) and out[n] is value), 0)
 
     # --- writing ---
 
@@ -148,6 +214,7 @@ class Agent:
         self._inputs = len(inputs)
         head: dict[str, Any] = {
             "full": full,
+            "shown": {n: self._number_of(self.shell.user_ns[n]) for n in _SHOWN if n in self.shell.user_ns},
             "at": time.time(),
             "cell": cell,
             "units": units,
@@ -200,6 +267,7 @@ class Agent:
         """
         started = time.perf_counter()
         before = self.store.written
+        self._work_off()
         delta = self.capture.run(None, self._seq, everything=True)
         log = form.Log(directory, form.owner_key())
         log.create()
@@ -236,6 +304,7 @@ class Agent:
 
     def show(self) -> list[dict[str, Any]]:
         """Each group: its variables, what it costs, and what can't be saved of it."""
+        self._work_off()
         self.capture.run(None, self._seq)
         return [
             {
@@ -266,6 +335,7 @@ class Agent:
         )
         if again and told.lost:
             told = rerun.recover(snapshot, self.store, self.capture.session, self._set, told)
+        self._show(snapshot)
         self._history(snapshot)
         for text in told.notices:
             print(f"Gresshopper: {text}", file=sys.stderr)
@@ -302,6 +372,13 @@ class Agent:
             if name in staged and hasattr(hook, attr):
                 setattr(hook, attr, staged[name])
 
+    def _show(self, snapshot: restoring.Snapshot) -> None:
+        """`_` and its like are what the last cells displayed."""
+        out = self.shell.user_ns.get("_oh", {})
+        for name, number in snapshot.shown.items():
+            if number in out:
+                self._set({name: out[number]})
+
     def _history(self, snapshot: restoring.Snapshot) -> None:
         inputs = self.shell.user_ns.get("_ih")
         if isinstance(inputs, list) and snapshot.history:
@@ -310,6 +387,7 @@ class Agent:
         self.shell.execution_count = max(self.shell.execution_count, snapshot.count)
 
 
+_SHOWN = ("_", "__", "___")
 _IPYTHON = frozenset(
     {
         "In",
@@ -402,7 +480,7 @@ _COMMANDS: dict[str, Any] = {
     "watch": lambda of, asked: of.watch(Path(asked["state"]) if asked.get("state") else None),
     "unwatch": lambda of, asked: of.unwatch(),
     "restore": _do_restore,
-    "spent": lambda of, asked: {"ran": of.ran, "spent": of.spent, "trouble": of.trouble},
+    "spent": lambda of, asked: {"ran": of.ran, "spent": of.spent, "thought": of.thought, "trouble": of.trouble},
 }
 
 

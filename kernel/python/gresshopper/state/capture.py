@@ -344,7 +344,8 @@ class Capture:
         self.cell = cell
         visible = self.visible()
         chosen = None if found is None else self.touched(found)
-        work = _Round(self, visible)
+        # That a group fell apart is found in think time; until then it is only written as one.
+        work = _Round(self, visible, split=arm)
         for name in visible.changed:
             if name in visible.shown:
                 work.fresh("n:" + name)
@@ -513,8 +514,8 @@ class _Block:
 class _Round:
     """One capture's search for the groups: blocks are written, linked, and written again together where linked."""
 
-    def __init__(self, capture: Capture, visible: _Visible) -> None:
-        self.capture, self.visible = capture, visible
+    def __init__(self, capture: Capture, visible: _Visible, split: bool) -> None:
+        self.capture, self.visible, self._split = capture, visible, split
         self._fresh: set[str] = set()
         self._units: dict[int, Unit] = {}
         self._done: set[int] = set()
@@ -574,7 +575,7 @@ class _Round:
             return
         block = self._write(unit.members)
         same = hashlib.blake2b(block.dump.stream, digest_size=16).digest() == unit.digest
-        if len(unit.members) > 1 and not same:
+        if self._split and len(unit.members) > 1 and not same:
             self._done.discard(unit.uid)
             self._dissolve(unit)
             return

@@ -225,6 +225,20 @@ _BOUND = (
 )
 
 
+_bound_cache: dict[type, str | None] = {}
+
+
+def _bound_kind(t: type) -> str | None:
+    """Why instances of a type can't be saved, if so."""
+    if t not in _bound_cache:
+        kind = f"{t.__module__}.{t.__qualname__}" if t.__module__ != "builtins" else t.__qualname__
+        why = _CANT.get(kind)
+        if why is None:
+            why = next((reason for prefix, reason in _BOUND if kind.startswith(prefix)), None)
+        _bound_cache[t] = why
+    return _bound_cache[t]
+
+
 def _kind(obj: Any) -> str:
     t = type(obj)
     return f"{t.__module__}.{t.__qualname__}" if t.__module__ != "builtins" else t.__qualname__
@@ -328,13 +342,7 @@ class _Mixin:
                     return reduced
         if isinstance(obj, BaseException):
             return self._exception(obj)
-        kind = _kind(obj)
-        why = _CANT.get(kind)
-        if why is None:
-            for prefix, reason in _BOUND:
-                if kind.startswith(prefix):
-                    why = reason
-                    break
+        why = _bound_kind(t)
         if why is not None:
             return self._lose(obj, why)
         if self.session.by_value(t) and any(_own_hook(t, hook) for hook in _HOOKS):

@@ -160,6 +160,8 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 def barred(cell: dict[str, Any]) -> str | None:
     """Why a cell mustn't be run again, if so."""
+    if cell.get("joint"):
+        return "several cells ran before their state could be captured"
     if not cell["ok"]:
         return "its cell failed"
     did = cell["effects"]["did"]
@@ -245,7 +247,9 @@ def _chain(
             raise _Barred(why)
         if any(m.startswith("c:") for u in records[i].head["units"] for m in u["m"]):
             raise _Barred("its cell also made a class, which must stay the same")
-    stood = restore.Loader(snapshot, store, session, lazy=False).load(uid)
+    stood: Sequence[Any] = ()
+    with contextlib.suppress(Exception):  # a placeholder may be where its holder can't be loaded around it
+        stood = restore.Loader(snapshot, store, session, lazy=False).load(uid)
     state: dict[str, Any] = {}
     with _emptied(session.namespace, snapshot):
         for i in cells:
@@ -260,7 +264,7 @@ def _fill_shown(entry: restore.Entry, stood: Sequence[Any], state: dict[str, Any
     by_name = {m[2:]: value for m, value in zip(entry.said["m"], stood)}
     for name in entry.names:
         if name not in state and _shown(name):
-            same = [other for other in state if by_name.get(other) is by_name[name]]
+            same = [other for other in state if name in by_name and by_name.get(other) is by_name[name]]
             if same:
                 state[name] = state[same[0]]
 

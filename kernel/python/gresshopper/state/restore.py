@@ -44,6 +44,7 @@ class Snapshot:
         self.environment: Mapping[str, Any] = {}
         self.history: dict[int, str] = {}
         self.count = 1
+        self.shown: Mapping[str, int] = {}
         for record in records:
             head = record.head
             if head.get("full"):
@@ -57,6 +58,7 @@ class Snapshot:
             self.environment = head.get("env") or self.environment
             self.history.update({int(k): v for k, v in head.get("inputs", {}).items()})
             self.count = head.get("count", self.count)
+            self.shown = head.get("shown", self.shown)
 
     def process(self, store: Store) -> dict[str, bytes]:
         """The process's sections."""
