@@ -396,6 +396,7 @@ impl Core {
             wait: now.since(c.submitted),
             cells: 0,
             charged: now,
+            expected: std::cell::Cell::new(Timestamp(0)),
             state: LeaseState::Starting { cell: Box::new(c) },
         };
         self.count_held(&lease, true);

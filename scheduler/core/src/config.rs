@@ -176,6 +176,8 @@ pub struct Scale {
     /// Whole pilots that are kept idle on nodes set apart, where every kernel has a replica: for those that come back
     /// when their own pilot is gone.
     pub spares: u32,
+    /// But no more of them than this share of the GPUs that are leased.
+    pub spare_share: f64,
     /// How many nodes are set apart for them.
     pub spare_nodes: u32,
     /// Time from a pilot's submission to its first lease, until it has been seen.
@@ -192,6 +194,7 @@ impl Default for Scale {
             right_size: true,
             too_small: 0.4,
             spares: 1,
+            spare_share: 0.05,
             spare_nodes: 3,
             boot: Span::from_secs(5),
         }

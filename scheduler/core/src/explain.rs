@@ -384,23 +384,32 @@ impl Core {
     pub(crate) fn remaining(&self, lease: &Lease) -> Span {
         match &lease.state {
             LeaseState::Running(r) => {
-                let elapsed = self.now.since(r.since);
-                let k = &self.kernels[lease.kernel];
-                // Its own past runs, else the kernel's, else everybody's: each stands in for what the nearer lacks.
-                if let Some((_, same)) = k.prints.iter().find(|(p, _)| *p == r.print)
-                    && let Some(span) = same.remaining(&k.runs, 0.5, elapsed, 0.5)
-                {
-                    return span;
+                let expected = lease.expected.get();
+                if expected > self.now {
+                    return expected.since(self.now);
                 }
-                let own = &k.runs;
-                let others = &self.pools[lease.pool as usize].runs;
-                // Beyond all that was seen: as long again as it has run.
-                own.remaining(others, PRIOR_WEIGHT, elapsed, 0.5)
-                    .unwrap_or(elapsed.max(Span::from_secs(1)))
+                let span = self.reckon(lease, r);
+                lease.expected.set(self.now + span);
+                span
             }
             LeaseState::Starting { .. } => self.typical_run(lease.pool),
             LeaseState::Lingering { .. } | LeaseState::Ending { .. } => Span::from_millis(100),
         }
+    }
+
+    /// By the cell's own past runs, else the kernel's, else everybody's: each stands in for what the nearer lacks.
+    fn reckon(&self, lease: &Lease, r: &crate::state::Running) -> Span {
+        let elapsed = self.now.since(r.since);
+        let k = &self.kernels[lease.kernel];
+        if let Some((_, same)) = k.prints.iter().find(|(p, _)| *p == r.print)
+            && let Some(span) = same.remaining(&k.runs, 0.5, elapsed, 0.5)
+        {
+            return span;
+        }
+        let others = &self.pools[lease.pool as usize].runs;
+        // Beyond all that was seen: as long again as it has run.
+        let span = k.runs.remaining(others, PRIOR_WEIGHT, elapsed, 0.5);
+        span.unwrap_or(elapsed.max(Span::from_secs(1)))
     }
 
     /// When the pilot may be expected to have room for the cell if nobody else took it; none: never.

@@ -119,6 +119,7 @@ impl Core {
             since: now,
             print,
         });
+        lease.expected.set(Timestamp(0));
         let (kernel, executor, pilot) = (lease.kernel, lease.executor, lease.pilot);
         self.pools[lease.pool as usize].running += u32::from(lease.gpus);
         self.note_lease(id, out);

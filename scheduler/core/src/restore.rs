@@ -182,6 +182,7 @@ impl Core {
             wait: image.wait,
             cells: image.cells,
             charged: self.now,
+            expected: std::cell::Cell::new(Timestamp(0)),
         };
         self.count_held(&lease, true);
         if matches!(lease.state, LeaseState::Running(_)) {

@@ -298,9 +298,7 @@ impl Core {
         }
         let idle_min = scale.idle_min;
         let (node, pool) = (p.node, p.pool);
-        let spare = self.is_apart(pool, node)
-            && self.pools[pool as usize].demand > 0
-            && self.spares_there(pool) <= scale.spares;
+        let spare = self.is_apart(pool, node) && self.spares_there(pool) <= self.spares_wanted(pool);
         let hold = if spare {
             Span::from_secs(60)
         } else {
@@ -417,14 +415,19 @@ impl Core {
             .count() as u32
     }
 
+    /// How many spare pilots the pool's business is worth.
+    fn spares_wanted(&self, pool: u32) -> u32 {
+        let p = &self.pools[pool as usize];
+        let Some(scale) = &p.config.scale else {
+            return 0;
+        };
+        let worth = f64::from(p.held) * scale.spare_share / f64::from(p.config.gpus_per_pilot.max(1));
+        scale.spares.min(worth as u32)
+    }
+
     /// Starts spare pilots until there are enough.
     pub(crate) fn keep_spares(&mut self, pool: u32, out: &mut Vec<Output>) {
-        let Some(spares) = self.scale(pool).map(|s| s.spares).filter(|&s| s > 0) else {
-            return;
-        };
-        if self.pools[pool as usize].demand == 0 {
-            return;
-        }
+        let spares = self.spares_wanted(pool);
         let whole = self.pools[pool as usize].config.gpus_per_pilot;
         let most = self.pools[pool as usize].config.max_pilots * u32::from(whole);
         while self.spares_there(pool) < spares && self.gpus_coming(pool) + u32::from(whole) <= most {

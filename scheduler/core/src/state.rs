@@ -374,6 +374,8 @@ pub(crate) struct Lease {
     pub cells: u32,
     /// Up to when its GPU-seconds are in its user's usage.
     pub charged: Timestamp,
+    /// When its cell is expected to end, as last reckoned: holds until then.
+    pub expected: std::cell::Cell<Timestamp>,
 }
 
 /// Something that becomes due. Stale ones are recognised by what they name.

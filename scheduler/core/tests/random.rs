@@ -59,7 +59,7 @@ fn run(seed: u64, steps: u64, nodes: u64, faults: bool, limits: bool) -> World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 10, ..ProptestConfig::default() })]
 
     #[test]
     fn the_state_stays_sane_and_every_cell_is_served(seed in any::<u64>(), nodes in 1u64..6, limits: bool) {
@@ -71,7 +71,7 @@ proptest! {
 
     #[test]
     fn the_state_stays_sane_while_things_break(seed in any::<u64>(), nodes in 3u64..6) {
-        let w = run(seed, 3000, nodes, true, seed % 2 == 0);
+        let w = run(seed, 1500, nodes, true, seed % 2 == 0);
         w.core.sanity_check().unwrap();
     }
 }

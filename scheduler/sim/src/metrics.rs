@@ -58,6 +58,15 @@ impl Steps {
             .sum()
     }
 
+    /// The integral between two times.
+    pub fn hours_between(&self, from: Timestamp, to: Timestamp) -> f64 {
+        let clip = |t: Timestamp| t.0.clamp(from.0, to.0) as f64 / 3.6e9;
+        self.0
+            .iter()
+            .map(|&(t, d)| d as f64 * (to.0 as f64 / 3.6e9 - clip(t)))
+            .sum()
+    }
+
     /// Mean of each of `n` equal stretches up to `end`.
     pub fn means(&self, end: Timestamp, n: usize) -> Vec<f64> {
         let mut changes = self.0.clone();
