@@ -21,10 +21,11 @@ const EMPTY: Duration = Duration::from_secs(60);
 /// How long a seat may take from its start to listening.
 const LISTENS_WITHIN: Duration = Duration::from_secs(15);
 
-/// Two clusters may share a host, and count their jobs alike.
+/// Clusters for development may share a host and count their jobs alike, so the node is named, too: slurmd does so to
+/// each step.
 fn address(job: JobId) -> std::io::Result<SocketAddr> {
-    let cluster = std::env::var("SLURM_CLUSTER_NAME").unwrap_or_default();
-    SocketAddr::from_abstract_name(format!("gresshopper-seat-{cluster}-{job}"))
+    let node = std::env::var("SLURMD_NODENAME").unwrap_or_default();
+    SocketAddr::from_abstract_name(format!("gresshopper-seat-{node}-{job}"))
 }
 
 fn same_user(stream: &UnixStream) -> bool {
