@@ -167,7 +167,7 @@ fn trace(args: &Args) -> Result<Trace, Failure> {
         trace = trace.window(Timestamp((from * 3.6e9) as u64), Span((hours * 3.6e9) as u64));
     }
     if let Some(factor) = args.compress {
-        if !(factor > 0.0) {
+        if factor.is_nan() || factor <= 0.0 {
             return Err(Failure::Usage("--compress takes a factor above zero".to_owned()));
         }
         trace = trace.compressed(factor);

@@ -384,7 +384,7 @@ impl Core {
             pilot: spot.pilot,
             group: spot.group,
             gpus: c.need.gpus,
-            gpu_type: named.clone(),
+            gpu_type: named,
             cpus: c.cpus,
             executor: spot.executor,
             devices: Vec::new(),

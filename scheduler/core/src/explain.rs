@@ -409,7 +409,7 @@ impl Core {
         let others = &self.pools[lease.pool as usize].runs;
         // Beyond all that was seen: as long again as it has run.
         let span = k.runs.remaining(others, PRIOR_WEIGHT, elapsed, 0.5);
-        span.unwrap_or(elapsed.max(Span::from_secs(1)))
+        span.unwrap_or_else(|| elapsed.max(Span::from_secs(1)))
     }
 
     /// When the pilot may be expected to have room for the cell if nobody else took it; none: never.

@@ -205,7 +205,8 @@ impl Core {
                     return chosen;
                 }
                 let seen = !rack(n).is_empty() && chosen.iter().any(|&c| rack(c) == rack(n));
-                if !chosen.contains(&n) && !(fresh_racks_only && seen) {
+                let skip = chosen.contains(&n) || (fresh_racks_only && seen);
+                if !skip {
                     chosen.push(n);
                 }
             }

@@ -258,7 +258,7 @@ impl Core {
                 .iter()
                 .any(|r| r.node == *n && k.bound.is_none_or(|b| b == r.incarnation))
         };
-        k.base.filter(sits).or(k.home.filter(sits))
+        k.base.filter(sits).or_else(|| k.home.filter(sits))
     }
 
     /// Whether the cell should wait for a pilot on its home node rather than run elsewhere: there is room for one.

@@ -71,7 +71,7 @@ proptest! {
 
     #[test]
     fn the_state_stays_sane_while_things_break(seed in any::<u64>(), nodes in 3u64..6) {
-        let w = run(seed, 1500, nodes, true, seed % 2 == 0);
+        let w = run(seed, 1500, nodes, true, seed.is_multiple_of(2));
         w.core.sanity_check().unwrap();
     }
 }
@@ -83,9 +83,9 @@ fn a_million_inputs() {
     let mut w = start(7, 5);
     w.limits();
     while w.inputs < 1_000_000 {
-        w.random_step(5, 6, w.inputs % 3 == 0);
+        w.random_step(5, 6, w.inputs.is_multiple_of(3));
         // Lost nodes come back, or the world dies out.
-        if w.inputs % 500 == 0 {
+        if w.inputs.is_multiple_of(500) {
             for n in 0..5 {
                 let node = format!("n{n}");
                 if !w

@@ -203,7 +203,7 @@ fn number(x: f64) -> String {
     match x.abs() {
         a if a >= 100.0 => format!("{x:.0}"),
         a if a >= 1.0 => format!("{x:.1}"),
-        a if a == 0.0 => "0".to_owned(),
+        0.0 => "0".to_owned(),
         _ => format!("{x:.3}"),
     }
 }

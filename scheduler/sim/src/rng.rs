@@ -8,11 +8,11 @@ impl Rng {
     /// A stream of its own for each (seed, label).
     pub fn new(seed: u64, label: u64) -> Self {
         let mut rng = Self(seed ^ label.wrapping_mul(0x9E37_79B9_7F4A_7C15));
-        rng.next();
+        rng.next_u64();
         rng
     }
 
-    pub fn next(&mut self) -> u64 {
+    pub fn next_u64(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -22,7 +22,7 @@ impl Rng {
 
     /// Between 0 and 1, both excluded.
     pub fn unit(&mut self) -> f64 {
-        ((self.next() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
+        ((self.next_u64() >> 11) as f64 + 0.5) / (1u64 << 53) as f64
     }
 
     /// From 0 to `n - 1`.

@@ -359,7 +359,7 @@ fn parse_lines(text: &str) -> Result<Vec<Session>, TraceError> {
             });
         }
         for (value, what) in [(line.submit, "submit"), (line.run, "run")] {
-            if !(value >= 0.0) {
+            if value.is_nan() || value < 0.0 {
                 return Err(TraceError::Negative { line: number, what });
             }
         }

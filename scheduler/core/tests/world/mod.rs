@@ -1,7 +1,13 @@
 //! A driver for tests: agents that start and end leases as they are told, replicas that submit cells, all at
 //! random from a seed. It asserts on its own account that no GPU is lent twice.
 
-#![allow(dead_code, unreachable_pub, reason = "each test uses a part of it")]
+#![allow(
+    dead_code,
+    unreachable_pub,
+    clippy::unwrap_used,
+    clippy::new_without_default,
+    reason = "each test uses a part of it; benches use it too"
+)]
 
 use hop_core::config::{Config, Limit, LimitOf, Limits, PoolConfig};
 use hop_core::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName};
@@ -125,7 +131,7 @@ impl World {
         for o in &out {
             self.carry_out(o);
         }
-        if self.check_every > 0 && self.inputs % self.check_every == 0 {
+        if self.check_every > 0 && self.inputs.is_multiple_of(self.check_every) {
             self.core.sanity_check().unwrap();
         }
         let emitted = out.clone();
@@ -623,7 +629,7 @@ impl World {
                         lease,
                         pilot: job,
                         reason: "srun died".into(),
-                        device_lost: self.rng.0 % 5 == 0,
+                        device_lost: self.rng.0.is_multiple_of(5),
                     });
                 }
             }
