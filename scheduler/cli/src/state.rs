@@ -93,12 +93,16 @@ enum Verb {
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
     let place = Place::of(args, context)?;
     match &args.verb {
-        Verb::Save { kernel, to, fast } => save(args, &place, kernel.as_deref(), to.as_deref(), *fast, context),
+        Verb::Save { kernel, to, fast } => {
+            save(args, &place, kernel.as_deref(), to.as_deref(), *fast, context)
+        }
         Verb::Show { what } => show(args, &place, what.as_deref(), context),
         Verb::Diff { before, after } => diff(args, &place, before, after, context),
-        Verb::Restore { state, kernel, anyway } => {
-            restore(args, &place, state, kernel.as_deref(), *anyway, context)
-        }
+        Verb::Restore {
+            state,
+            kernel,
+            anyway,
+        } => restore(args, &place, state, kernel.as_deref(), *anyway, context),
         Verb::Export { state, to, python } => export(args, &place, state, to, python),
         Verb::Gc => collect(args, &place, context),
     }
@@ -118,12 +122,15 @@ impl Place {
         let home = (context.env)("HOME").ok_or_else(|| Failure::Failed("HOME isn't set".to_owned()))?;
         let home = Path::new(&home);
         let data = (context.env)("XDG_DATA_HOME").map_or_else(|| home.join(".local/share"), PathBuf::from);
-        let runtime = (context.env)("JUPYTER_RUNTIME_DIR")
-            .map_or_else(|| data.join("jupyter/runtime"), PathBuf::from);
+        let runtime =
+            (context.env)("JUPYTER_RUNTIME_DIR").map_or_else(|| data.join("jupyter/runtime"), PathBuf::from);
         let config = (context.env)("XDG_CONFIG_HOME").map(PathBuf::from);
         Ok(Self {
             states: data.join("gresshopper/states"),
-            store: args.store.clone().unwrap_or_else(|| data.join("gresshopper/store")),
+            store: args
+                .store
+                .clone()
+                .unwrap_or_else(|| data.join("gresshopper/store")),
             runtime,
             key: form::key_path(config.as_deref(), home),
             uid: rustix::process::geteuid().as_raw(),
@@ -158,7 +165,12 @@ impl Place {
             .map_err(|e| Failure::Failed(format!("no kernels in {}: {e}", self.runtime.display())))?
             .filter_map(|entry| {
                 let path = entry.ok()?.path();
-                let id = path.file_name()?.to_str()?.strip_prefix("kernel-")?.strip_suffix(".json")?.to_owned();
+                let id = path
+                    .file_name()?
+                    .to_str()?
+                    .strip_prefix("kernel-")?
+                    .strip_suffix(".json")?
+                    .to_owned();
                 let made = path.metadata().ok()?.modified().ok()?;
                 id.starts_with(wanted).then_some((made, path))
             })
@@ -166,8 +178,14 @@ impl Place {
         found.sort();
         let newest = found.pop().map(|(_, path)| path);
         newest.ok_or_else(|| {
-            let what = which.map_or_else(|| "no running kernel".to_owned(), |w| format!("no kernel or saved state {w:?}"));
-            Failure::Failed(format!("{what} (looked in {}); give its connection file", self.runtime.display()))
+            let what = which.map_or_else(
+                || "no running kernel".to_owned(),
+                |w| format!("no kernel or saved state {w:?}"),
+            );
+            Failure::Failed(format!(
+                "{what} (looked in {}); give its connection file",
+                self.runtime.display()
+            ))
         })
     }
 }
@@ -183,14 +201,22 @@ struct Connection {
 
 impl Connection {
     fn read(path: &Path) -> Result<Self, Failure> {
-        let failed = |why: String| Failure::Failed(format!("{} isn't a usable connection file: {why}", path.display()));
+        let failed = |why: String| {
+            Failure::Failed(format!(
+                "{} isn't a usable connection file: {why}",
+                path.display()
+            ))
+        };
         let text = fs::read(path).map_err(|e| failed(e.to_string()))?;
         serde_json::from_slice(&text).map_err(|e| failed(e.to_string()))
     }
 
     fn shell(&self) -> Result<Endpoint, Failure> {
         match self.transport.as_str() {
-            "ipc" => Ok(Endpoint::Ipc(PathBuf::from(format!("{}-{}", self.ip, self.shell_port)))),
+            "ipc" => Ok(Endpoint::Ipc(PathBuf::from(format!(
+                "{}-{}",
+                self.ip, self.shell_port
+            )))),
             _ => format!("{}:{}", self.ip, self.shell_port)
                 .parse::<SocketAddr>()
                 .map(Endpoint::Tcp)
@@ -202,7 +228,8 @@ impl Connection {
         if self.key.is_empty() {
             return String::new();
         }
-        let mut mac = Hmac::<Sha256>::new_from_slice(self.key.as_bytes()).expect("HMAC takes keys of any length");
+        let mut mac =
+            Hmac::<Sha256>::new_from_slice(self.key.as_bytes()).expect("HMAC takes keys of any length");
         for part in parts {
             mac.update(part.as_bytes());
         }
@@ -230,12 +257,25 @@ fn ask(args: &Args, context: &mut Context<'_>, kernel: &Path, request: &Value) -
         literal(&answer.to_string_lossy()),
     );
     let code = format!("exec({}, {{}})", literal(&inner));
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
-    let reply = runtime.block_on(execute(&connection, &code, Duration::from_secs(args.timeout), context))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()?;
+    let reply = runtime.block_on(execute(
+        &connection,
+        &code,
+        Duration::from_secs(args.timeout),
+        context,
+    ))?;
     if reply["status"] != "ok" {
         let what = reply["evalue"].as_str().unwrap_or("it gave no reason").to_owned();
-        let hint = if what.contains("cloudpickle") { "; install it there: pip install cloudpickle" } else { "" };
-        return Err(Failure::Failed(format!("the kernel couldn't do it: {what}{hint}")));
+        let hint = if what.contains("cloudpickle") {
+            "; install it there: pip install cloudpickle"
+        } else {
+            ""
+        };
+        return Err(Failure::Failed(format!(
+            "the kernel couldn't do it: {what}{hint}"
+        )));
     }
     let text = fs::read(&answer).map_err(|e| Failure::Failed(format!("the kernel gave no answer: {e}")))?;
     let said: Value = serde_json::from_slice(&text).map_err(|e| Failure::of(&e))?;
@@ -254,7 +294,9 @@ fn python_path(args: &Args) -> Result<PathBuf, Failure> {
     exe.ancestors()
         .flat_map(|up| [up.join("python"), up.join("kernel/python")])
         .find(|p| p.join("gresshopper/state/agent.py").is_file())
-        .ok_or_else(|| Failure::Failed("the Python package isn't beside this program: give --python-path".to_owned()))
+        .ok_or_else(|| {
+            Failure::Failed("the Python package isn't beside this program: give --python-path".to_owned())
+        })
 }
 
 /// One silent execute_request; gives the content of its reply.
@@ -266,23 +308,44 @@ async fn execute(
 ) -> Result<Value, Failure> {
     let id = uuid::Uuid::new_v4().simple().to_string();
     let (events, mut inbox) = tokio::sync::mpsc::channel(16);
-    let kind = ClientKind::Dealer { identity: id.clone().into_bytes().into() };
-    let client = Client::connect(&kind, &connection.shell()?, Limits::default(), Admit::Anyone, (), events)
-        .await
-        .map_err(|e| Failure::of(&e))?;
+    let kind = ClientKind::Dealer {
+        identity: id.clone().into_bytes().into(),
+    };
+    let client = Client::connect(
+        &kind,
+        &connection.shell()?,
+        Limits::default(),
+        Admit::Anyone,
+        (),
+        events,
+    )
+    .await
+    .map_err(|e| Failure::of(&e))?;
     let header = json!({"msg_id": id, "session": id, "username": "hop", "version": "5.3",
                         "msg_type": "execute_request", "date": "2000-01-01T00:00:00Z"});
     let content = json!({"code": code, "silent": true, "store_history": false, "allow_stdin": false,
                          "user_expressions": {}, "stop_on_error": false});
-    let parts = [header.to_string(), "{}".to_owned(), "{}".to_owned(), content.to_string()];
+    let parts = [
+        header.to_string(),
+        "{}".to_owned(),
+        "{}".to_owned(),
+        content.to_string(),
+    ];
     let signature = connection.sign(&parts);
     let mut frames = vec!["<IDS|MSG>".to_owned(), signature];
     frames.extend(parts);
-    client.send(&Message(frames.into_iter().map(|f| f.into_bytes().into()).collect()), None);
+    client.send(
+        &Message(frames.into_iter().map(|f| f.into_bytes().into()).collect()),
+        None,
+    );
     let deadline = tokio::time::Instant::now() + limit;
     let mut told = false;
     loop {
-        let patience = if told { deadline } else { tokio::time::Instant::now() + Duration::from_secs(2) };
+        let patience = if told {
+            deadline
+        } else {
+            tokio::time::Instant::now() + Duration::from_secs(2)
+        };
         match tokio::time::timeout_at(patience.min(deadline), inbox.recv()).await {
             Ok(Some(((), Event::Message(_, message)))) => {
                 if let Some(content) = reply_to(&message, &id) {
@@ -294,11 +357,17 @@ async fn execute(
             }
             Ok(Some(_)) => {}
             Err(_) if tokio::time::Instant::now() >= deadline => {
-                return Err(Failure::Failed(format!("the kernel didn't answer within {} s", limit.as_secs())));
+                return Err(Failure::Failed(format!(
+                    "the kernel didn't answer within {} s",
+                    limit.as_secs()
+                )));
             }
             Err(_) => {
                 told = true;
-                writeln!(context.err, "hop: waiting for the kernel, which is busy or saving")?;
+                writeln!(
+                    context.err,
+                    "hop: waiting for the kernel, which is busy or saving"
+                )?;
             }
         }
     }
@@ -319,7 +388,12 @@ fn save(
     context: &mut Context<'_>,
 ) -> Result<(), Failure> {
     let file = place.kernel(kernel)?;
-    let id = file.file_stem().and_then(|s| s.to_str()).unwrap_or("kernel").trim_start_matches("kernel-").to_owned();
+    let id = file
+        .file_stem()
+        .and_then(|s| s.to_str())
+        .unwrap_or("kernel")
+        .trim_start_matches("kernel-")
+        .to_owned();
     let state = place.state(to.unwrap_or(&id));
     let request = json!({"do": "save", "state": state, "store": place.store, "durable": !fast});
     let done = ask(args, context, &file, &request)?;
@@ -337,7 +411,11 @@ fn save(
         state.display()
     )?;
     for (name, why) in done["lost"].as_object().into_iter().flatten() {
-        writeln!(context.err, "hop: {name} can't be saved: {}", why.as_str().unwrap_or(""))?;
+        writeln!(
+            context.err,
+            "hop: {name} can't be saved: {}",
+            why.as_str().unwrap_or("")
+        )?;
     }
     for (names, notes) in done["notes"].as_object().into_iter().flatten() {
         for note in notes.as_array().into_iter().flatten() {
@@ -356,7 +434,11 @@ fn size(bytes: u64) -> String {
         value /= 1024.0;
         unit += 1;
     }
-    if unit == 0 { format!("{bytes} B") } else { format!("{value:.1} {}", UNITS[unit]) }
+    if unit == 0 {
+        format!("{bytes} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
 }
 
 fn show(args: &Args, place: &Place, what: Option<&str>, context: &mut Context<'_>) -> Result<(), Failure> {
@@ -373,9 +455,22 @@ fn show(args: &Args, place: &Place, what: Option<&str>, context: &mut Context<'_
     }
     writeln!(context.out, "{:>10} {:>9}  VARIABLES", "SIZE", "SECONDS")?;
     for row in rows.as_array().into_iter().flatten() {
-        let names: Vec<&str> = row["names"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let lost = row["lost"].as_array().into_iter().flatten().map(|l| format!("  LOST {}: {}", text(&l[0]), text(&l[1])));
-        let notes = row["notes"].as_array().into_iter().flatten().map(|n| format!("  NOTE {}", text(n)));
+        let names: Vec<&str> = row["names"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str)
+            .collect();
+        let lost = row["lost"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|l| format!("  LOST {}: {}", text(&l[0]), text(&l[1])));
+        let notes = row["notes"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .map(|n| format!("  NOTE {}", text(n)));
         let bytes = size(row["bytes"].as_u64().unwrap_or(0));
         let seconds = row["seconds"].as_f64().unwrap_or(0.0);
         writeln!(context.out, "{bytes:>10} {seconds:>9.4}  {}", names.join(", "))?;
@@ -391,7 +486,11 @@ fn text(value: &Value) -> &str {
 }
 
 fn shown(snapshot: &Snapshot) -> Value {
-    let mut units: Vec<_> = snapshot.units.values().filter(|u| !u.names().is_empty()).collect();
+    let mut units: Vec<_> = snapshot
+        .units
+        .values()
+        .filter(|u| !u.names().is_empty())
+        .collect();
     units.sort_by_key(|u| std::cmp::Reverse(u.bytes()));
     units
         .iter()
@@ -399,7 +498,13 @@ fn shown(snapshot: &Snapshot) -> Value {
         .collect()
 }
 
-fn diff(args: &Args, place: &Place, before: &str, after: &str, context: &mut Context<'_>) -> Result<(), Failure> {
+fn diff(
+    args: &Args,
+    place: &Place,
+    before: &str,
+    after: &str,
+    context: &mut Context<'_>,
+) -> Result<(), Failure> {
     let found = form::differences(&place.read(before)?, &place.read(after)?);
     if args.json {
         writeln!(context.out, "{}", json!(found))?;
@@ -425,9 +530,15 @@ fn restore(
     context: &mut Context<'_>,
 ) -> Result<(), Failure> {
     let file = place.kernel(kernel)?;
-    let request = json!({"do": "restore", "state": place.state(state), "store": place.store, "anyway": anyway});
+    let request =
+        json!({"do": "restore", "state": place.state(state), "store": place.store, "anyway": anyway});
     let done = ask(args, context, &file, &request)?;
-    let differences: Vec<&str> = done["differences"].as_array().into_iter().flatten().map(text).collect();
+    let differences: Vec<&str> = done["differences"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .map(text)
+        .collect();
     for line in &differences {
         writeln!(context.err, "hop: {line}")?;
     }
@@ -441,7 +552,11 @@ fn restore(
         return Ok(());
     }
     let names = done["names"].as_array().map_or(0, Vec::len);
-    writeln!(context.err, "restored {names} variables in {:.2} s", done["seconds"].as_f64().unwrap_or(0.0))?;
+    writeln!(
+        context.err,
+        "restored {names} variables in {:.2} s",
+        done["seconds"].as_f64().unwrap_or(0.0)
+    )?;
     for notice in done["notices"].as_array().into_iter().flatten() {
         writeln!(context.err, "hop: {}", text(notice))?;
     }
@@ -460,7 +575,11 @@ fn export(args: &Args, place: &Place, state: &str, to: &Path, python: &Path) -> 
         .env("PYTHONPATH", python_path(args)?)
         .status()
         .map_err(|e| Failure::Failed(format!("{} can't be started: {e}", python.display())))?;
-    if status.success() { Ok(()) } else { Err(Failure::Failed(format!("{state} wasn't exported"))) }
+    if status.success() {
+        Ok(())
+    } else {
+        Err(Failure::Failed(format!("{state} wasn't exported")))
+    }
 }
 
 /// Chunks that a running capture may still refer to are younger than this.
@@ -479,9 +598,19 @@ fn collect(args: &Args, place: &Place, context: &mut Context<'_>) -> Result<(), 
     let local = Local::open(&place.store.join("chunks")).map_err(|e| Failure::of(&e))?;
     let done = local.collect(&live, GRACE, SystemTime::now())?;
     if args.json {
-        writeln!(context.out, "{}", json!({"kept": done.kept, "removed": done.removed, "freed": done.freed_bytes}))?;
+        writeln!(
+            context.out,
+            "{}",
+            json!({"kept": done.kept, "removed": done.removed, "freed": done.freed_bytes})
+        )?;
     } else {
-        writeln!(context.err, "removed {} chunks, {}; kept {}", done.removed, size(done.freed_bytes), done.kept)?;
+        writeln!(
+            context.err,
+            "removed {} chunks, {}; kept {}",
+            done.removed,
+            size(done.freed_bytes),
+            done.kept
+        )?;
     }
     Ok(())
 }
@@ -504,7 +633,15 @@ mod tests {
     #[test]
     fn only_our_own_reply_counts() {
         let message = |id: &str| {
-            let parts = ["i", "<IDS|MSG>", "sig", "{}", &format!("{{\"msg_id\":\"{id}\"}}"), "{}", "{\"status\":\"ok\"}"];
+            let parts = [
+                "i",
+                "<IDS|MSG>",
+                "sig",
+                "{}",
+                &format!("{{\"msg_id\":\"{id}\"}}"),
+                "{}",
+                "{\"status\":\"ok\"}",
+            ];
             Message(parts.iter().map(|p| p.as_bytes().to_vec().into()).collect())
         };
         assert_eq!(reply_to(&message("mine"), "mine").unwrap()["status"], "ok");
