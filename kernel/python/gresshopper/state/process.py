@@ -58,7 +58,12 @@ def _torch() -> Any:
 
 
 def _matplotlib() -> Any:
-    return {k: v for k, v in dict.items(sys.modules["matplotlib"].rcParams) if k != "backend"}
+    params = dict(dict.items(sys.modules["matplotlib"].rcParams))
+    backend = params.pop("backend", None)
+    # One that nobody chose yet is a marker object, and stays unchosen.
+    if isinstance(backend, str) and "inline" in backend and "matplotlib.pyplot" in sys.modules:
+        params["backend"] = backend
+    return params
 
 
 def _pandas() -> Any:
@@ -228,9 +233,21 @@ def _set_torch(state: Any) -> None:
 def _set_matplotlib(state: Any) -> None:
     import matplotlib
 
+    inline = state.pop("backend", None)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        if inline is not None and dict.get(matplotlib.rcParams, "backend") != inline:
+            _show_inline()
         dict.update(matplotlib.rcParams, state)
+
+
+def _show_inline() -> None:
+    """`%matplotlib inline`, which also hangs its hooks into the shell."""
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()  # type: ignore[no-untyped-call]
+    if shell is not None:
+        shell.enable_matplotlib("inline")
 
 
 def _set_pandas(state: Any) -> None:
