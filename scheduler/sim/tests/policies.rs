@@ -3,7 +3,7 @@
 use hop_sim::{Cluster, Policy, Synth, Trace};
 
 fn synth(text: &str, seed: u64) -> Trace {
-    text.parse::<Synth>().unwrap().trace(seed)
+    text.parse::<Synth>().expect("it describes a trace").trace(seed)
 }
 
 #[test]
