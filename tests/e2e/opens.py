@@ -80,7 +80,10 @@ class Recorder:
                 if mask & _Q_OVERFLOW:
                     raise Overflow
                 self._close_pidfd(data[at + meta : at + length])
-                self.seen.append(Seen(now, self._groups[group], pid, bool(mask & _OPEN), self._kernel_of(pid)))
+                kernel = self._kernel_of(pid)
+                for bits, opened in ((_OPEN, True), (_CLOSE, False)):
+                    if mask & bits:
+                        self.seen.append(Seen(now, self._groups[group], pid, opened, kernel))
                 at += length
 
     @staticmethod
