@@ -65,7 +65,7 @@ def lease_commands(source: Refusing) -> Commands:
 
 def fake() -> None:
     """Blocks of a FAKE framework beside a context of the fake libcuda: rung (b) frees the blocks, (c) the context."""
-    from fakes import FakeDevice, FakeHalf  # noqa: PLC0415 - only here
+    from fakes import FakeDevice, FakeHalf
 
     size = int(sys.argv[2])
     cuda = ctypes.CDLL(os.environ["GRESSHOPPER_LIBCUDA"])
@@ -93,7 +93,7 @@ def fake() -> None:
 def torch_subject(build: Callable[[Any], Commands]) -> None:
     source = Refusing()
     agent.install(source)
-    import torch  # noqa: PLC0415 - after the guard, as in a kernel
+    import torch
 
     commands = build(torch)
     torch.cuda.synchronize()
@@ -164,7 +164,7 @@ def trainer() -> None:
 
 def hog() -> None:
     """Somebody else, who uses the whole device: `work` gives it back after, `keep` doesn't."""
-    import torch  # noqa: PLC0415
+    import torch
 
     agent.install(agent.NoLease("none"), serve=False)
     kept: list[Any] = []
@@ -317,7 +317,7 @@ def _thread(torch: Any) -> Commands:
 
 
 def _cupy(torch: Any) -> Commands:
-    import cupy  # noqa: PLC0415
+    import cupy
 
     held = cupy.arange(1 << 20, dtype=cupy.float64)
     view = held[::3]
@@ -326,7 +326,7 @@ def _cupy(torch: Any) -> Commands:
 
 def _jax(torch: Any) -> Commands:
     os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    import jax.numpy as jnp  # noqa: PLC0415
+    import jax.numpy as jnp
 
     held = jnp.arange(1 << 20, dtype=jnp.float32)
     held.block_until_ready()
@@ -354,7 +354,7 @@ def late() -> None:
     source = Refusing()
     if guarded:
         agent.install(source).revoke()
-    import torch  # noqa: PLC0415
+    import torch
 
     try:
         first: Any = torch.cuda.is_available()

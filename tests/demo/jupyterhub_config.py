@@ -21,9 +21,19 @@ c.JupyterHub.spawner_class = "gresshopper_jupyter.spawner.GresshopperSpawner"
 c.GresshopperSpawner.ip = "127.0.0.1"
 c.GresshopperSpawner.partition = "notebook"
 c.GresshopperSpawner.log_dir = f"{base}/home/{{username}}"
-c.GresshopperSpawner.cmd = [os.path.join(os.path.dirname(os.environ["HUB_BIN"]), "jupyterhub-singleuser")] if (
-    "HUB_BIN" in os.environ
-) else ["/opt/gresshopper-dev/hub/bin/jupyterhub-singleuser"]
+c.GresshopperSpawner.cmd = (
+    [os.path.join(os.path.dirname(os.environ["HUB_BIN"]), "jupyterhub-singleuser")]
+    if ("HUB_BIN" in os.environ)
+    else ["/opt/gresshopper-dev/hub/bin/jupyterhub-singleuser"]
+)
 c.GresshopperSpawner.default_url = "/lab"
-c.GresshopperSpawner.env_keep = ["PATH", "LANG", "SLURM_CONF", "MUNGE_SOCKET", "GRESSHOPPER_CONF", "JUPYTER_PATH", "PYTHONPATH"]
+c.GresshopperSpawner.env_keep = [
+    "PATH",
+    "LANG",
+    "SLURM_CONF",
+    "MUNGE_SOCKET",
+    "GRESSHOPPER_CONF",
+    "JUPYTER_PATH",
+    "PYTHONPATH",
+]
 c.GresshopperSpawner.environment = {"JUPYTERHUB_SINGLEUSER_APP": "jupyter_server.serverapp.ServerApp"}

@@ -186,7 +186,7 @@ class Cluster:
 
 
 def uid_of(user: str) -> int:
-    import pwd  # noqa: PLC0415  users are made while the tests run
+    import pwd
 
     return pwd.getpwnam(user).pw_uid
 

@@ -11,6 +11,7 @@ import queue
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import Any
 
 from jupyter_client.manager import KernelManager
@@ -41,8 +42,10 @@ class Driver:
         self.client.wait_for_ready(timeout=90)
         self.alive = True
         # A new client counts its messages from the start again: their ids would meet those of the last.
-        for record in (self.outputs, self.notices, self.replies, self.idle):
-            record.clear()  # type: ignore[attr-defined]
+        self.outputs.clear()
+        self.notices.clear()
+        self.replies.clear()
+        self.idle.clear()
         for channel in ("iopub", "shell"):
             threading.Thread(target=self._listen, args=(channel, self.client), daemon=True).start()
         return {}
@@ -153,7 +156,7 @@ class Driver:
 
 def main() -> None:
     driver = Driver()
-    verbs = {
+    verbs: dict[str, Callable[..., dict[str, Any]]] = {
         "start": driver.start,
         "connect": driver.connect,
         "disconnect": driver.disconnect,

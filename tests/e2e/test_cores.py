@@ -28,7 +28,14 @@ def cores():
 def real_cores(request: pytest.FixtureRequest) -> Iterator[Cluster]:
     options = ["--real-cores", "--nodes", "1"] + ([request.param] if request.param else [])
     made = Cluster(
-        "/srv/gresshopper-e2e-cores", 10, "auto", *options, PILOTS="1", GPUS_PER_PILOT="1", CPUS_PER_PILOT="1", LINGER_MS="200"
+        "/srv/gresshopper-e2e-cores",
+        10,
+        "auto",
+        *options,
+        PILOTS="1",
+        GPUS_PER_PILOT="1",
+        CPUS_PER_PILOT="1",
+        LINGER_MS="200",
     )
     try:
         made.up()

@@ -193,7 +193,7 @@ _channel: Channel | None = None
 
 def adopt() -> None:
     """Takes the inherited descriptor out of the environment, so that no child of the kernel has it."""
-    global _channel
+    global _channel  # noqa: PLW0603  one process, one channel
     number = os.environ.pop(FD_VARIABLE, None)
     if number is None:
         return

@@ -440,7 +440,7 @@ def agent(shell: Any = None, root: Path | None = None) -> Agent:
         if shell is None:
             from IPython.core.getipython import get_ipython
 
-            shell = get_ipython()  # type: ignore[no-untyped-call]
+            shell = get_ipython()
         _agent = Agent(shell, root)
     return _agent
 

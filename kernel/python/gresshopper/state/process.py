@@ -245,7 +245,7 @@ def _show_inline() -> None:
     """`%matplotlib inline`, which also hangs its hooks into the shell."""
     from IPython.core.getipython import get_ipython
 
-    shell = get_ipython()  # type: ignore[no-untyped-call]
+    shell = get_ipython()
     if shell is not None:
         shell.enable_matplotlib("inline")
 

@@ -165,7 +165,7 @@ class _Shell:
     def __call__(self) -> Any:
         from IPython.core.getipython import get_ipython
 
-        return get_ipython()  # type: ignore[no-untyped-call]
+        return get_ipython()
 
 
 def __getattr__(name: str) -> Any:

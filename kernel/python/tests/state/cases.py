@@ -479,7 +479,12 @@ case(
     "a.x = 2",
     check="out = a.x",
 )
-case("class/own getattr", "class A:\n    def __getattr__(self, n): return n\na = A()", check="out = a.foo", since=(3, 11))
+case(
+    "class/own getattr",
+    "class A:\n    def __getattr__(self, n): return n\na = A()",
+    check="out = a.foo",
+    since=(3, 11),
+)
 case(
     "class/property with side effect",
     "hits = []\nclass A:\n    @property\n    def p(self): hits.append(1)\na = A()",
@@ -1519,4 +1524,11 @@ case(
     check="out = c.get_array().tolist()",
     needs="matplotlib",
 )
-case("stdlib/generator with a display", "def f():\n    yield from range(5)\ng = f()\n_ = g\n_1 = g", "next(g)", "_2 = 5\n_ = 5", "next(g)", check="out = list(g), _1 is g")
+case(
+    "stdlib/generator with a display",
+    "def f():\n    yield from range(5)\ng = f()\n_ = g\n_1 = g",
+    "next(g)",
+    "_2 = 5\n_ = 5",
+    "next(g)",
+    check="out = list(g), _1 is g",
+)

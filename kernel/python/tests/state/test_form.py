@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import Kernel
-
 from gresshopper.state import form, native, restore
 from gresshopper.state.store import StoreError
+
+from harness import Kernel
 
 
 def saved(base: Path, *cells: str) -> Kernel:
