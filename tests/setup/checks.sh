@@ -163,7 +163,7 @@ plugin_on() {
 	local status=0
 	HOP_E2E=1 HOP_E2E_UP="--variant $1" again pytest_e2e slurm-plugin/spank/tests/test_handover.py || status=1
 	"$target/devcluster" down --purge --base /srv/hop-plugin
-	return $status
+	return "$status"
 }
 
 pytest_e2e() {
@@ -176,7 +176,7 @@ again() {
 	local status=0
 	"$@" || { echo "checks: what failed is tried a second time" >&2; "$@" --lf || status=1; }
 	rm -rf "$cache"
-	return $status
+	return "$status"
 }
 
 # The same programs, with what is built against Slurm's headers built against that series' headers.
