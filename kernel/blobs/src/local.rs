@@ -77,13 +77,17 @@ impl Local {
     /// [`PutError::Write`]: nothing is left behind, and other chunks are as they were.
     pub fn put(&self, content: &[u8]) -> Result<(ChunkId, u64), PutError> {
         let id = ChunkId::of(content);
+        Ok((id, self.put_as(id, content)?))
+    }
+
+    fn put_as(&self, id: ChunkId, content: &[u8]) -> Result<u64, PutError> {
         if self.has(id, content.len()) {
             self.touch(id);
-            return Ok((id, 0));
+            return Ok(0);
         }
         self.write(&self.path(id), content)?;
         self.fresh.lock().expect("no holder of this lock panics").push(id);
-        Ok((id, content.len() as u64))
+        Ok(content.len() as u64)
     }
 
     /// Marks a chunk as wanted again, so that a collection that runs now doesn't take it.
@@ -145,11 +149,15 @@ impl Local {
             .collect();
         let ids = Mutex::new(vec![ChunkId([0; 32]); chunks.len()]);
         let wrote = AtomicU64::new(0);
+        // Equal chunks may come up on two threads at once: the first writes.
+        let taken = Mutex::new(HashSet::new());
         parallel(pick.len(), |i| {
             let at = pick[i];
-            let (id, bytes) = self.put(chunks[at])?;
-            wrote.fetch_add(bytes, Ordering::Relaxed);
+            let id = ChunkId::of(chunks[at]);
             ids.lock().expect("no holder of this lock panics")[at] = id;
+            if taken.lock().expect("no holder of this lock panics").insert(id) {
+                wrote.fetch_add(self.put_as(id, chunks[at])?, Ordering::Relaxed);
+            }
             Ok(())
         })?;
         Ok((
