@@ -122,27 +122,31 @@ def main() -> None:
                 cpu.append(cell(alice, ""))
                 linger.append(cell(alice, "%%gpu 1"))
         line("linger", linger, "a CPU cell", cpu, 50)
-        line("hand_on", *hand_on(cluster, rounds, fresh), 50)
     finally:
         cluster.down()
+    line("hand_on", *hand_on(args.parse_args().base, rounds), 50)
 
 
-def hand_on(cluster: Cluster, rounds: int, fresh: list[float]) -> tuple[list[float], str, list[float]]:
+def hand_on(base: str, rounds: int) -> tuple[list[float], str, list[float]]:
     """From the end of one user's cell to the first instruction of the next user's, who waited for that GPU."""
-    cluster.deploy("down")
-    cluster.deploy_env.update(LINGER_MS="30000", PILOTS="1", GPUS_PER_PILOT="1")
-    cluster.run("root", "scancel", "-u", "gresshopper")
-    until("the pilots are gone", lambda: not cluster.pilots(), 60)
-    cluster.deploy("up")
-    cluster.wait_for_pilots(1)
-    waits = []
-    with notebook(cluster, "alice") as alice, notebook(cluster, "bob") as bob:
-        for _ in range(rounds):
-            held = alice.submit("%%gpu 1\nimport time; time.sleep(0.4); print(repr(time.time()))")["cell"]
-            until("alice has it", lambda: cluster.steps("alice"), every=0.01)
-            waiting = bob.submit(f"%%gpu 1\n{STAMP}")["cell"]
-            ended = float(alice.wait(held)["text"])
-            waits.append((float(bob.wait(waiting)["text"]) - ended) * 1000)
+    cluster = Cluster(
+        base, 11, "auto", "--nodes", "1", "--gpus-per-node", "1", PILOTS="1", GPUS_PER_PILOT="1", LINGER_MS="0"
+    )
+    waits, fresh = [], []
+    try:
+        cluster.up()
+        with notebook(cluster, "alice") as alice, notebook(cluster, "bob") as bob:
+            for _ in range(rounds):
+                fresh.append(cell(bob, "%%gpu 1"))
+                until("the lease is over", cluster.quiet, every=0.02)
+                held = alice.submit("%%gpu 1\nimport time; time.sleep(0.4); print(repr(time.time()))")["cell"]
+                until("alice has it", lambda: cluster.steps("alice"), every=0.01)
+                waiting = bob.submit(f"%%gpu 1\n{STAMP}")["cell"]
+                ended = float(alice.wait(held)["text"])
+                waits.append((float(bob.wait(waiting)["text"]) - ended) * 1000)
+                until("the lease is over", cluster.quiet, every=0.02)
+    finally:
+        cluster.down()
     return waits, "a fresh lease", fresh
 
 
