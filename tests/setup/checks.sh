@@ -96,6 +96,7 @@ python() {
 	step "Python tests: kernel" pytest_in "$dev/user/bin/python" kernel/python
 	step "build of front and replica" cargo build --quiet --locked "${profile_flag[@]}" -p hop-front -p hop-replica
 	step "Python tests: JupyterHub" pytest_installed
+	step "notebooks, killed and restored" pytest_in "$dev/user/bin/python" tests/notebooks
 }
 
 pytest_in() {
