@@ -13,6 +13,8 @@ import pytest
 from harness import HUB_PYTHON, REPO, Cluster, until
 
 SPEC = "gresshopper-python3"
+PLAIN = "plain-python3"
+USER_PYTHON = os.environ.get("USER_PYTHON", "/opt/gresshopper-dev/user/bin/python")
 FAST = ("own_classes", "own_text", "cheryl", "tools_pandas")
 BOOKS = REPO / "tests/notebooks/books"
 # HOP_NOTEBOOKS=all runs all of them; some take minutes.
@@ -108,7 +110,11 @@ def lent_home(cluster: Cluster, path: Path) -> Path:
 def test_a_real_notebooks_outputs_equal_plain_ipykernels(cluster: Cluster, path: Path) -> None:
     """Wherever two plain runs agree, ours agrees with them."""
     path = lent_home(cluster, path)
-    plain, again = outputs(cluster, path, "python3"), outputs(cluster, path, "python3")
+    # The same Python as behind our kernelspec, started by ipykernel's own.
+    cluster.run(
+        "root", USER_PYTHON, "-m", "ipykernel", "install", "--prefix", str(cluster.base / "opt"), "--name", PLAIN
+    )
+    plain, again = outputs(cluster, path, PLAIN), outputs(cluster, path, PLAIN)
     ours = outputs(cluster, path, SPEC)
     assert len(ours) == len(plain)
     compared = 0
