@@ -41,6 +41,22 @@ def next_cell_works(cluster: Cluster, book: Notebook, variables_live: bool = Tru
     nothing_left(cluster)
 
 
+def the_cell_goes_on(cluster: Cluster, book: Notebook, cell: str) -> None:
+    """The running cell ends as if nothing had happened."""
+    got = book.wait(cell)
+    assert (got["status"], got["text"]) == ("ok", "through 41\n")
+    next_cell_works(cluster, book)
+
+
+def the_kernel_is_lost(cluster: Cluster, book: Notebook, cell: str, within: float) -> None:
+    """The running cell gets an error, the kernel is reported dead, and a restart works."""
+    got = book.wait(cell, within)
+    assert got["status"] == "error", got
+    until("the kernel is reported dead", lambda: not book.is_alive()["alive"], 20)
+    book.revive()
+    next_cell_works(cluster, book, variables_live=False)
+
+
 def nothing_left(cluster: Cluster) -> None:
     until("no lease step is left", cluster.quiet, 40)
     until("no lease is left in the books", lambda: not cluster.leases_live(), 20)
@@ -53,37 +69,25 @@ def nothing_left(cluster: Cluster) -> None:
 def test_front_killed_while_a_cell_runs_and_the_cell_goes_on(cluster: Cluster, alice: Notebook) -> None:
     cell = running(cluster, alice)
     cluster.kill(r"hop-front", "alice")
-    got = alice.wait(cell)
-    assert (got["status"], got["text"]) == ("ok", "through 41\n")
-    next_cell_works(cluster, alice)
+    the_cell_goes_on(cluster, alice, cell)
 
 
 def test_replica_killed_and_the_user_reads_that_the_kernel_was_lost(cluster: Cluster, alice: Notebook) -> None:
     cell = running(cluster, alice)
     cluster.kill(r"hop-replica run", "alice")
-    got = alice.wait(cell, 20)
-    assert got["status"] == "error", got
-    until("the kernel is reported dead", lambda: not alice.is_alive()["alive"], 20)
-    alice.revive()
-    next_cell_works(cluster, alice, variables_live=False)
+    the_kernel_is_lost(cluster, alice, cell, 20)
 
 
 def test_ipykernel_killed_and_the_user_reads_that_it_died(cluster: Cluster, alice: Notebook) -> None:
     cell = running(cluster, alice)
     cluster.kill(r"ipykernel_launcher", "alice")
-    got = alice.wait(cell, 20)
-    assert got["status"] == "error", got
-    until("the kernel is reported dead", lambda: not alice.is_alive()["alive"], 20)
-    alice.revive()
-    next_cell_works(cluster, alice, variables_live=False)
+    the_kernel_is_lost(cluster, alice, cell, 20)
 
 
 def test_agent_killed_and_the_cell_goes_on(cluster: Cluster, alice: Notebook) -> None:
     cell = running(cluster, alice)
     cluster.kill(r"hop-agent run")
-    got = alice.wait(cell)
-    assert (got["status"], got["text"]) == ("ok", "through 41\n")
-    next_cell_works(cluster, alice)
+    the_cell_goes_on(cluster, alice, cell)
 
 
 def test_hopd_killed_and_running_cells_go_on_and_waiting_ones_wait(cluster: Cluster, alice: Notebook) -> None:
@@ -105,17 +109,13 @@ def test_hopd_killed_and_running_cells_go_on_and_waiting_ones_wait(cluster: Clus
 def test_srun_of_the_lease_killed_and_the_cell_goes_on(cluster: Cluster, alice: Notebook) -> None:
     cell = running(cluster, alice)
     cluster.kill(r"srun .*--gres=gpu")
-    got = alice.wait(cell)
-    assert (got["status"], got["text"]) == ("ok", "through 41\n")
-    next_cell_works(cluster, alice)
+    the_cell_goes_on(cluster, alice, cell)
 
 
 def test_srun_of_the_seats_step_killed_and_the_kernel_lives(cluster: Cluster, alice: Notebook) -> None:
     cell = running(cluster, alice)
     cluster.kill(r"srun .*hop-replica", "alice")
-    got = alice.wait(cell)
-    assert (got["status"], got["text"]) == ("ok", "through 41\n")
-    next_cell_works(cluster, alice)
+    the_cell_goes_on(cluster, alice, cell)
 
 
 def test_slurmstepd_of_the_lease_killed_and_the_device_is_cleaned_before_anybody_gets_it(
@@ -164,11 +164,7 @@ def jobs(cluster: Cluster) -> list[str]:
 def test_seat_cancelled_and_the_user_reads_that_the_kernel_was_lost(cluster: Cluster, alice: Notebook) -> None:
     cell = running(cluster, alice)
     cluster.run("alice", "scancel", "-u", "alice")
-    got = alice.wait(cell, 30)
-    assert got["status"] == "error", got
-    until("the kernel is reported dead", lambda: not alice.is_alive()["alive"], 20)
-    alice.revive()
-    next_cell_works(cluster, alice, variables_live=False)
+    the_kernel_is_lost(cluster, alice, cell, 30)
 
 
 def test_slurmctld_stopped_for_20_s(cluster: Cluster, alice: Notebook) -> None:
