@@ -5,6 +5,9 @@
 //! backwards from its producer, stopping at versions that are active. The plan picks the set S of shipped groups that
 //! minimises the sum of s over S plus the sum of run times over the *union* of rec(g) for g outside S. That is a
 //! minimum cut: source -> g with s(g), g -> c without limit for c in rec(g), c -> sink with r(c).
+//!
+//! A cell of rec(g) that reads an active version of another group needs that group at the target, shipped or rebuilt:
+//! where it can be neither, g can't be rebuilt.
 
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeSet, VecDeque};
@@ -43,6 +46,10 @@ pub struct Group {
     /// Whether the target has this version.
     #[serde(default)]
     pub there: bool,
+    /// A cell that rebuilding it needs beside those that made it: the trial of what isn't shipped, or one that is
+    /// barred for a group that must not be rebuilt.
+    #[serde(default)]
+    pub also: Option<usize>,
 }
 
 /// What to do with a group.
@@ -71,7 +78,8 @@ pub struct Plan {
 /// The cells that must run to rebuild a group: back from its producer, stopping at active versions of other groups.
 pub fn rebuilding(problem: &Problem, group: usize) -> BTreeSet<usize> {
     let mut cells = BTreeSet::new();
-    let mut queue = VecDeque::from([problem.groups[group].producer]);
+    let mut queue: VecDeque<usize> = [problem.groups[group].producer].into();
+    queue.extend(problem.groups[group].also);
     while let Some(cell) = queue.pop_front() {
         if cell < problem.cells.len() && cells.insert(cell) {
             queue.extend(
@@ -86,43 +94,61 @@ pub fn rebuilding(problem: &Problem, group: usize) -> BTreeSet<usize> {
     cells
 }
 
-/// All cells that `shipped` leaves to be run: rebuilding also needs the active versions that the cells read, so a
-/// group that is read and not shipped brings its own cells, which [`closure`] has added.
-fn closure(problem: &Problem) -> Vec<BTreeSet<usize>> {
-    (0..problem.groups.len())
-        .map(|g| rebuilding(problem, g))
-        .collect()
+/// What it takes to rebuild one group.
+struct Rebuilt {
+    cells: BTreeSet<usize>,
+    /// Whether all of it can be had.
+    open: bool,
+}
+
+/// What each group's rebuilding takes, and whether it can be done.
+fn rebuilt(problem: &Problem) -> Vec<Rebuilt> {
+    let mut groups: Vec<Rebuilt> = (0..problem.groups.len())
+        .map(|g| Rebuilt {
+            cells: rebuilding(problem, g),
+            open: false,
+        })
+        .collect();
+    let shipped = |g: usize| problem.groups[g].there || ship_cost(&problem.groups[g]).is_finite();
+    let had = |groups: &[Rebuilt], g: usize| shipped(g) || groups[g].open;
+    // Groups open one after the other, until no more do.
+    while let Some(next) = (0..groups.len()).find(|&g| {
+        !groups[g].open
+            && groups[g].cells.iter().all(|&c| {
+                let cell = &problem.cells[c];
+                let inputs = cell.reads.iter().filter_map(|v| v.active);
+                cell.run.is_some() && inputs.into_iter().all(|h| had(&groups, h))
+            })
+    }) {
+        groups[next].open = true;
+    }
+    groups
+}
+
+/// Seconds to ship a group, infinite where it can't be.
+fn ship_cost(group: &Group) -> f64 {
+    match group.ship {
+        _ if group.there => 0.0,
+        Some(seconds) if seconds.is_finite() => seconds,
+        _ => f64::INFINITY,
+    }
 }
 
 /// The cheapest plan. On ties, ship.
 pub fn plan(problem: &Problem) -> Plan {
-    let rebuilt = closure(problem);
-    let ship: Vec<f64> = problem
-        .groups
-        .iter()
-        .map(|g| {
-            if g.there {
-                0.0
-            } else {
-                g.ship.filter(|s| s.is_finite()).unwrap_or(f64::INFINITY)
-            }
-        })
-        .collect();
-    let open: Vec<bool> = rebuilt
-        .iter()
-        .map(|cells| cells.iter().all(|&c| problem.cells[c].run.is_some()))
-        .collect();
+    let rebuilt = rebuilt(problem);
+    let ship: Vec<f64> = problem.groups.iter().map(ship_cost).collect();
     let mut graph = Flow::new(2 + problem.groups.len() + problem.cells.len());
     let (source, sink) = (0, 1);
     let group_node = |g: usize| 2 + g;
     let cell_node = |c: usize| 2 + problem.groups.len() + c;
-    for (g, cells) in rebuilt.iter().enumerate() {
+    for (g, group) in rebuilt.iter().enumerate() {
         // A group with one way only is decided; with none it is a placeholder and costs nothing.
-        if !open[g] || ship[g] <= 0.0 {
+        if !group.open || ship[g] <= 0.0 {
             continue;
         }
         graph.edge(source, group_node(g), ship[g]);
-        for &c in cells {
+        for &c in &group.cells {
             graph.edge(group_node(g), cell_node(c), f64::INFINITY);
         }
     }
@@ -134,7 +160,7 @@ pub fn plan(problem: &Problem) -> Plan {
     let recomputed = graph.reachable(source);
     let choices = (0..problem.groups.len())
         .map(
-            |g| match (problem.groups[g].there, open[g], ship[g].is_finite()) {
+            |g| match (problem.groups[g].there, rebuilt[g].open, ship[g].is_finite()) {
                 (true, _, _) => Choice::Leave,
                 (_, false, true) => Choice::Ship,
                 (_, false, false) => Choice::Placeholder,
@@ -146,12 +172,12 @@ pub fn plan(problem: &Problem) -> Plan {
     finish(problem, &rebuilt, &ship, choices)
 }
 
-fn finish(problem: &Problem, rebuilt: &[BTreeSet<usize>], ship: &[f64], choices: Vec<Choice>) -> Plan {
+fn finish(problem: &Problem, rebuilt: &[Rebuilt], ship: &[f64], choices: Vec<Choice>) -> Plan {
     let rerun: BTreeSet<usize> = choices
         .iter()
         .zip(rebuilt)
         .filter(|(choice, _)| **choice == Choice::Recompute)
-        .flat_map(|(_, cells)| cells.iter().copied())
+        .flat_map(|(_, group)| group.cells.iter().copied())
         .collect();
     let shipped: f64 = choices
         .iter()
@@ -259,6 +285,7 @@ mod tests {
             producer,
             ship,
             there: false,
+            also: None,
         }
     }
 
@@ -325,28 +352,81 @@ mod tests {
         );
     }
 
+    #[test]
+    fn what_reads_a_placeholder_is_not_rebuilt() {
+        let mut problem = Problem {
+            cells: vec![cell(None, &[]), cell(Some(1.0), &[(0, Some(0))])],
+            groups: vec![group(0, None), group(1, None)],
+        };
+        assert_eq!(plan(&problem).choices, [Choice::Placeholder; 2]);
+        problem.groups[0].ship = Some(1.0);
+        assert_eq!(plan(&problem).choices, [Choice::Ship, Choice::Recompute]);
+    }
+
+    #[test]
+    fn a_trial_is_paid_once_by_those_that_need_it() {
+        let mut problem = Problem {
+            cells: vec![cell(Some(2.0), &[]), cell(Some(1.0), &[]), cell(Some(1.0), &[])],
+            groups: vec![group(1, Some(2.5)), group(2, Some(2.5)), group(1, None)],
+        };
+        for g in 0..2 {
+            problem.groups[g].also = Some(0);
+        }
+        let both = plan(&problem);
+        assert_eq!(
+            (both.choices[0], both.choices[1], both.cost),
+            (Choice::Recompute, Choice::Recompute, 4.0)
+        );
+        problem.groups.remove(1);
+        let one = plan(&problem);
+        assert_eq!((one.choices, one.rerun), (vec![Choice::Recompute; 2], vec![0, 1]));
+        problem.groups[0].ship = Some(1.5);
+        assert_eq!(plan(&problem).choices, [Choice::Ship, Choice::Recompute]);
+    }
+
+    /// Which groups can be rebuilt, by running out of reasons why not.
+    fn can_be_rebuilt(problem: &Problem) -> Vec<bool> {
+        let n = problem.groups.len();
+        let mut open = vec![false; n];
+        for _ in 0..=n {
+            for g in 0..n {
+                open[g] = rebuilding(problem, g).iter().all(|&c| {
+                    problem.cells[c].run.is_some()
+                        && problem.cells[c].reads.iter().all(|v| {
+                            v.active.is_none_or(|h| {
+                                problem.groups[h].there || problem.groups[h].ship.is_some() || open[h]
+                            })
+                        })
+                });
+            }
+        }
+        open
+    }
+
     /// Tries every set of shipped groups.
     fn brute(problem: &Problem) -> f64 {
         let n = problem.groups.len();
-        let rebuilt = closure(problem);
+        let open_groups = can_be_rebuilt(problem);
         let mut best = f64::INFINITY;
         for set in 0..1u32 << n {
             let mut cost = 0.0;
             let mut cells = BTreeSet::new();
-            for (g, cells_of) in rebuilt.iter().enumerate() {
+            for (g, &open) in open_groups.iter().enumerate() {
+                let cells_of = rebuilding(problem, g);
                 let ship = if problem.groups[g].there {
                     Some(0.0)
                 } else {
                     problem.groups[g].ship
                 };
-                let open = cells_of.iter().all(|&c| problem.cells[c].run.is_some());
                 if ship.is_none() && !open {
                     continue;
                 }
                 if set >> g & 1 == 1 {
                     cost += ship.unwrap_or(f64::INFINITY);
+                } else if open {
+                    cells.extend(cells_of);
                 } else {
-                    cells.extend(cells_of.iter().copied());
+                    cost = f64::INFINITY;
                 }
             }
             cost += cells
@@ -364,7 +444,9 @@ mod tests {
             let reads = proptest::collection::vec((0usize..6, proptest::option::of(0usize..7)), 0..4);
             let cell = proptest::collection::vec((run, reads), cells);
             let ship = proptest::option::weighted(0.85, (0u32..20).prop_map(f64::from));
-            let group = proptest::collection::vec((0..cells, ship, proptest::bool::weighted(0.1)), groups);
+            let also = proptest::option::weighted(0.2, 0..cells);
+            let group =
+                proptest::collection::vec((0..cells, ship, proptest::bool::weighted(0.1), also), groups);
             (cell, group).prop_map(|(cells, groups)| {
                 let n = groups.len();
                 Problem {
@@ -385,10 +467,11 @@ mod tests {
                         .collect(),
                     groups: groups
                         .into_iter()
-                        .map(|(producer, ship, there)| Group {
+                        .map(|(producer, ship, there, also)| Group {
                             producer,
                             ship,
                             there,
+                            also,
                         })
                         .collect(),
                 }
@@ -402,10 +485,10 @@ mod tests {
         fn equals_brute_force(problem in problems()) {
             let made = plan(&problem);
             prop_assert!((made.cost - brute(&problem)).abs() < 1e-9, "{:?} {:?}", made, brute(&problem));
-            let rebuilt = closure(&problem);
+            let rebuilt = rebuilt(&problem);
             for (g, choice) in made.choices.iter().enumerate() {
                 if *choice == Choice::Recompute {
-                    prop_assert!(rebuilt[g].iter().all(|c| made.rerun.contains(c) && problem.cells[*c].run.is_some()));
+                    prop_assert!(rebuilt[g].cells.iter().all(|c| made.rerun.contains(c) && problem.cells[*c].run.is_some()));
                 }
             }
         }
