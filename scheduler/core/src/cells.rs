@@ -657,6 +657,7 @@ impl Core {
                 crate::state::Scope::Account(a) => lease.account == a,
                 crate::state::Scope::Pool(p) => lease.pool == p,
                 crate::state::Scope::UserInPool(u, p) => lease.user == u && lease.pool == p,
+                crate::state::Scope::Members(limit, key) => self.is_counted(lease, limit, key),
             };
             if !counted || excess == 0 {
                 continue;

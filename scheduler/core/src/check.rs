@@ -260,6 +260,7 @@ impl Core {
             let in_pools: u32 = user.held_in.iter().map(|(_, n)| n).sum();
             hold!(in_pools == held, "user {}: GPUs by pool don't add up", user.name);
         }
+        self.check_members()?;
         for (i, pool) in self.pools.iter().enumerate() {
             let of = self.leases.values().filter(|l| l.pool as usize == i);
             let (mut held, mut running) = (0, 0);
@@ -280,6 +281,30 @@ impl Core {
                 "pool {}: {running} GPUs run, {} counted",
                 pool.config.name,
                 pool.running
+            );
+        }
+        Ok(())
+    }
+
+    /// What limits on associations count, and nothing else, is counted.
+    fn check_members(&self) -> Result<(), Insane> {
+        for (&(limit, key), &held) in self.members.held() {
+            let leases = self.leases.values();
+            let leased: u32 = leases
+                .filter(|l| self.is_counted(l, limit, key))
+                .map(|l| u32::from(l.gpus))
+                .sum();
+            let elsewhere = !self.limits.elsewhere.is_empty();
+            hold!(
+                held == leased || elsewhere && held > leased,
+                "limit {limit} counts {held} GPUs, {leased} are held"
+            );
+        }
+        for (_, k) in self.kernels.iter() {
+            hold!(
+                k.alone_since.is_some() == k.replicas.is_empty(),
+                "kernel {} is alone, or not",
+                k.id
             );
         }
         Ok(())

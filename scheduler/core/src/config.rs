@@ -28,6 +28,10 @@ pub struct Config {
     pub report_every: Span,
     /// How long the holders of a device get before they are ended.
     pub grace: Span,
+    /// How long the cells of a kernel wait for a process of it when its last one is lost.
+    pub replica_grace: Span,
+    /// A kernel of which nothing is left is forgotten after this time.
+    pub kernel_ttl: Span,
     /// How long a seat that was placed but has no replica yet counts as taken.
     pub placement_ttl: Span,
 }
@@ -45,6 +49,8 @@ impl Default for Config {
             fair_share: true,
             report_every: Span::from_secs(5),
             grace: Span::from_secs(2),
+            replica_grace: Span::from_secs(30),
+            kernel_ttl: Span::from_secs(86_400),
             placement_ttl: Span::from_secs(600),
         }
     }
@@ -235,6 +241,8 @@ pub struct Burst {
 #[serde(default)]
 pub struct Limits {
     pub limits: Vec<Limit>,
+    /// GPUs that people hold in Slurm jobs of their own, which [`LimitOf::Members`] counts beside their leases.
+    pub elsewhere: Vec<(UserName, AccountName, u32)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -261,6 +269,28 @@ pub enum LimitOf {
     Pool(PoolName),
     /// Each user within a pool.
     EachUserOf(PoolName),
+    /// A set of Slurm's associations: one user's, an account's with all below it, those of a QOS.
+    Members {
+        /// No account: the user's leases of which Slurm has not said the account.
+        who: Vec<(UserName, Option<AccountName>)>,
+        count: Count,
+    },
+}
+
+/// What a limit on [`LimitOf::Members`] counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Count {
+    /// All together; GPU-minutes are those of their accounts (GrpTRES of an account).
+    Accounts,
+    /// All together; GPU-minutes are those of their users (GrpTRES of a user's association, of a QOS).
+    Users,
+    /// Each user (MaxTRESPerUser).
+    PerUser,
+    /// Each account (MaxTRESPerAccount).
+    PerAccount,
+    /// Each lease (MaxTRES).
+    PerLease,
 }
 
 /// Shares as Slurm has them.

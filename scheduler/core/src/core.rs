@@ -39,6 +39,8 @@ pub struct Core {
     pub(crate) limits: Limits,
     /// Cells that a limit holds up, by what the limit counts.
     pub(crate) limited: BTreeMap<crate::state::Scope, BTreeSet<u32>>,
+    /// What limits on associations count.
+    pub(crate) members: crate::fair::Members,
     pub(crate) charging: bool,
 
     // Looked up, never iterated: their order is not deterministic.
@@ -73,6 +75,7 @@ impl Core {
             timers: BTreeSet::new(),
             limits: Limits::default(),
             limited: BTreeMap::new(),
+            members: crate::fair::Members::default(),
             charging: false,
             pool_by_name: HashMap::new(),
             node_by_name: HashMap::new(),
@@ -189,6 +192,7 @@ impl Core {
                 Timer::Idle(job) => self.idle_due(job, out),
                 Timer::Moving(kernel, incarnation) => self.moving_late(kernel, incarnation, out),
                 Timer::Planned(kernel, incarnation) => self.planned_over(kernel, incarnation),
+                Timer::Alone(kernel) => self.alone_due(kernel, out),
             }
         }
     }
@@ -250,7 +254,12 @@ impl Core {
 
     fn set_limits(&mut self, limits: Limits, out: &mut Vec<Output>) {
         self.limits = limits;
+        self.members = self.members_of_limits();
         let waiting: BTreeSet<u32> = self.limited.values().flatten().copied().collect();
+        // What held them up may have another number now.
+        for &cell in &waiting {
+            self.unlimit(cell);
+        }
         self.retry(&waiting, out);
     }
 
@@ -324,6 +333,10 @@ impl Core {
         });
         self.user_by_name.insert(name.clone(), i);
         i
+    }
+
+    pub(crate) fn find_user(&self, name: &UserName) -> Option<u32> {
+        self.user_by_name.get(name).copied()
     }
 
     pub(crate) fn account_index(&mut self, name: Option<&AccountName>) -> u32 {

@@ -1,6 +1,6 @@
 //! Fair share and limits: who goes first, and who may not go now.
 
-use crate::config::LimitOf;
+use crate::config::{Count, LimitOf};
 use crate::core::Core;
 use crate::id::LeaseId;
 use crate::journal::{Key, Value};
@@ -8,6 +8,7 @@ use crate::output::Output;
 use crate::reason::{Reason, RefusedBecause};
 use crate::state::{Cell, Lease, Rank, Scope, Timer};
 use crate::time::{Span, Timestamp};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// How often what running leases use is added to their users' usage.
 const CHARGE_EVERY: Span = Span::from_secs(60);
@@ -18,6 +19,27 @@ pub(crate) struct Over {
     pub name: String,
     pub used: u32,
     pub limit: u32,
+}
+
+/// Limits on Slurm's associations, made quick to look up.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Members {
+    /// Limits, by their index, that bind a user in an account. Looked up, never iterated.
+    binding: HashMap<(u32, u32), Vec<u32>>,
+    /// GPUs held, by limit and whom it counts.
+    held: BTreeMap<(u32, u32), u32>,
+    /// Users and accounts whose usage counts for a limit's GPU-minutes.
+    used_by: BTreeMap<u32, (BTreeSet<u32>, BTreeSet<u32>)>,
+}
+
+impl Members {
+    pub(crate) fn held(&self) -> &BTreeMap<(u32, u32), u32> {
+        &self.held
+    }
+
+    fn binding(&self, user: u32, account: u32) -> &[u32] {
+        self.binding.get(&(user, account)).map_or(&[], Vec::as_slice)
+    }
 }
 
 impl Core {
@@ -197,16 +219,94 @@ impl Core {
             return None;
         }
         let kernel = &self.kernels[cell.kernel];
-        self.limits.limits.iter().find_map(|limit| {
-            let most = limit.gpus?;
-            let (scope, used) = self.scope_of(&limit.of, kernel.user, kernel.account, kernel.pool)?;
-            (used + asked > most).then(|| Over {
+        let (user, account) = (kernel.user, kernel.account);
+        let over = |name: &str, most: Option<u32>, (scope, used): (Scope, u32)| {
+            let limit = most?;
+            (used + asked > limit).then(|| Over {
                 scope,
-                name: limit.name.clone(),
+                name: name.to_owned(),
                 used,
-                limit: most,
+                limit,
             })
-        })
+        };
+        let plain = self.limits.limits.iter().find_map(|l| {
+            let counted = self.scope_of(&l.of, user, account, kernel.pool)?;
+            over(&l.name, l.gpus, counted)
+        });
+        let bound = || {
+            self.members.binding(user, account).iter().find_map(|&i| {
+                let l = &self.limits.limits[i as usize];
+                over(&l.name, l.gpus, self.counted(i, user, account)?)
+            })
+        };
+        plain.or_else(bound)
+    }
+
+    /// What a limit on associations counts for this user in this account, and how many GPUs that is now; none: it
+    /// counts no more than one lease.
+    fn counted(&self, limit: u32, user: u32, account: u32) -> Option<(Scope, u32)> {
+        let key = self.member_key(limit, user, account)?;
+        let held = self.members.held.get(&(limit, key)).copied().unwrap_or(0);
+        Some((Scope::Members(limit, key), held))
+    }
+
+    fn member_key(&self, limit: u32, user: u32, account: u32) -> Option<u32> {
+        let LimitOf::Members { count, .. } = &self.limits.limits[limit as usize].of else {
+            return None;
+        };
+        match count {
+            Count::Accounts | Count::Users => Some(0),
+            Count::PerUser => Some(user),
+            Count::PerAccount => Some(account),
+            Count::PerLease => None,
+        }
+    }
+
+    /// Whether a limit on associations counts this lease as that.
+    pub(crate) fn is_counted(&self, lease: &Lease, limit: u32, key: u32) -> bool {
+        self.members.binding(lease.user, lease.account).contains(&limit)
+            && self.member_key(limit, lease.user, lease.account) == Some(key)
+    }
+
+    /// Looks up whom the limits on associations bind, and counts what these hold.
+    pub(crate) fn members_of_limits(&mut self) -> Members {
+        let mut members = Members::default();
+        let limits = std::mem::take(&mut self.limits);
+        for (i, limit) in limits.limits.iter().enumerate() {
+            let LimitOf::Members { who, count } = &limit.of else {
+                continue;
+            };
+            let i = i as u32;
+            for (user, account) in who {
+                let user = self.user_index(user);
+                let account = self.account_index(account.as_ref());
+                members.binding.entry((user, account)).or_default().push(i);
+                let (users, accounts) = members.used_by.entry(i).or_default();
+                if *count == Count::Accounts {
+                    accounts.insert(account);
+                } else {
+                    users.insert(user);
+                }
+            }
+        }
+        let elsewhere: Vec<(u32, u32, u32)> = limits
+            .elsewhere
+            .iter()
+            .map(|(user, account, gpus)| (self.user_index(user), self.account_index(Some(account)), *gpus))
+            .collect();
+        self.limits = limits;
+        let leased = self
+            .leases
+            .values()
+            .map(|l| (l.user, l.account, u32::from(l.gpus)));
+        for (user, account, gpus) in elsewhere.into_iter().chain(leased) {
+            for &limit in members.binding(user, account).to_vec().iter() {
+                if let Some(key) = self.member_key(limit, user, account) {
+                    *members.held.entry((limit, key)).or_default() += gpus;
+                }
+            }
+        }
+        members
     }
 
     /// What a limit counts for this user, and how many GPUs that is now; none: it doesn't bind them.
@@ -226,17 +326,18 @@ impl Core {
                 let held = u.held_in.iter().find(|(p, _)| *p == pool).map_or(0, |(_, n)| *n);
                 Some((Scope::UserInPool(user, pool), held))
             }
-            LimitOf::User(_) | LimitOf::Pool(_) | LimitOf::EachUserOf(_) => None,
+            LimitOf::User(_) | LimitOf::Pool(_) | LimitOf::EachUserOf(_) | LimitOf::Members { .. } => None,
         }
     }
 
     /// Whether a limit makes it impossible that this need is ever served.
     pub(crate) fn never_within_limits(&self, kernel: u32, gpus: u16) -> Option<RefusedBecause> {
         let k = &self.kernels[kernel];
-        for limit in &self.limits.limits {
-            if self.scope_of(&limit.of, k.user, k.account, k.pool).is_none() {
-                continue;
-            }
+        let plain = (0u32..).zip(&self.limits.limits);
+        let plain = plain.filter(|(_, l)| self.scope_of(&l.of, k.user, k.account, k.pool).is_some());
+        let bound = self.members.binding(k.user, k.account).iter();
+        let bound = bound.map(|&i| (i, &self.limits.limits[i as usize]));
+        for (i, limit) in plain.chain(bound) {
             if let Some(most) = limit.gpus
                 && u32::from(gpus) > most
             {
@@ -246,12 +347,9 @@ impl Core {
                     limit: most,
                 });
             }
-            if let Some(minutes) = limit.gpu_minutes {
-                let used = match &limit.of {
-                    LimitOf::Account(_) => self.accounts[k.account as usize].usage.inflated,
-                    LimitOf::User(_) | LimitOf::EachUser => self.users[k.user as usize].usage.inflated,
-                    LimitOf::Pool(_) | LimitOf::EachUserOf(_) => continue,
-                };
+            if let Some(minutes) = limit.gpu_minutes
+                && let Some(used) = self.usage_under(i, &limit.of, k.user, k.account)
+            {
                 let used = (self.deflate(used) / 60.0) as u64;
                 if gpus > 0 && used >= minutes {
                     return Some(RefusedBecause::UsedUp {
@@ -263,6 +361,21 @@ impl Core {
             }
         }
         None
+    }
+
+    /// Usage that counts for a limit's GPU-minutes; none: it has none.
+    fn usage_under(&self, limit: u32, of: &LimitOf, user: u32, account: u32) -> Option<f64> {
+        match of {
+            LimitOf::Account(_) => Some(self.accounts[account as usize].usage.inflated),
+            LimitOf::User(_) | LimitOf::EachUser => Some(self.users[user as usize].usage.inflated),
+            LimitOf::Members { .. } => {
+                let (users, accounts) = self.members.used_by.get(&limit)?;
+                let users = users.iter().map(|&u| self.users[u as usize].usage.inflated);
+                let accounts = accounts.iter().map(|&a| self.accounts[a as usize].usage.inflated);
+                Some(users.chain(accounts).sum())
+            }
+            LimitOf::Pool(_) | LimitOf::EachUserOf(_) => None,
+        }
     }
 
     pub(crate) fn limit_reason(over: &Over) -> Reason {
@@ -291,6 +404,11 @@ impl Core {
         }
         apply(&mut self.accounts[lease.account as usize].held);
         apply(&mut self.pools[lease.pool as usize].held);
+        for limit in self.members.binding(lease.user, lease.account).to_vec() {
+            if let Some(key) = self.member_key(limit, lease.user, lease.account) {
+                apply(self.members.held.entry((limit, key)).or_default());
+            }
+        }
     }
 
     /// Takes the cell off the list of those that wait for a limit.
@@ -317,9 +435,13 @@ impl Core {
             Scope::Pool(pool),
             Scope::UserInPool(user, pool),
         ];
+        let of_members = self.members.binding(user, account).iter();
+        let of_members =
+            of_members.filter_map(|&i| Some(Scope::Members(i, self.member_key(i, user, account)?)));
         let mut cells: Vec<u32> = scopes
-            .iter()
-            .filter_map(|s| self.limited.get(s))
+            .into_iter()
+            .chain(of_members)
+            .filter_map(|s| self.limited.get(&s))
             .flatten()
             .copied()
             .collect();

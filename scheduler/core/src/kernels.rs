@@ -11,6 +11,9 @@ use crate::predict::Habit;
 use crate::reason::RefusedBecause;
 use crate::state::{Kernel, LeaseState, Planned, Replica, Seat, Timer};
 
+/// Seats of one kernel that are planned at a time: two placements of the most replicas.
+const PLANS: usize = 10;
+
 impl Core {
     /// The kernel, made if it is new. Who asks is who it belongs to.
     fn kernel_of(
@@ -62,8 +65,10 @@ impl Core {
             runs: Habit::default(),
             prints: Vec::new(),
             migrating: None,
+            alone_since: Some(self.now),
         });
         self.kernel_by_id.insert(id.clone(), k);
+        self.at(self.now + self.config.kernel_ttl, Timer::Alone(k));
         k
     }
 
@@ -133,6 +138,11 @@ impl Core {
     /// Reserves a seat for a new replica on this node.
     pub(crate) fn plan_seat(&mut self, k: u32, node: u32) -> SeatPlan {
         let now = self.now;
+        // Who asks again and again has the last few plans only.
+        while self.kernels[k].planned.len() >= PLANS {
+            let oldest = self.kernels[k].planned[0].incarnation;
+            self.unplan(k, oldest);
+        }
         let kernel = &mut self.kernels[k];
         let incarnation = Incarnation(kernel.next_incarnation);
         kernel.next_incarnation += 1;
@@ -309,6 +319,14 @@ impl Core {
         }
         let k = self.kernel_of(&up.kernel, &up.user, up.account.as_ref(), &up.pool, &up.name);
         let node = self.node_index(&up.node, self.kernels[k].pool);
+        if self.kernels[k].alone_since.take().is_some() {
+            // Cells that the process doesn't know went with the one that asked for them.
+            for cell in self.kernels[k].cells.clone() {
+                if !up.waiting.iter().any(|w| w.cell == self.cells[cell].id) {
+                    self.drop_cell(cell, Some(RefusedBecause::ReplicaLost), out);
+                }
+            }
+        }
         let known = self.kernels[k]
             .replicas
             .iter()
@@ -481,12 +499,7 @@ impl Core {
         }
         self.end_leases_of(k, incarnation, out);
         if last {
-            // Nobody is left to run them or to hear of them.
-            for cell in self.kernels[k].cells.clone() {
-                if self.cells.get(cell).is_some() {
-                    self.drop_cell(cell, None, out);
-                }
-            }
+            self.now_alone(k, out);
         } else {
             for &c in &cells {
                 if self.cells.get(c).is_some() {
@@ -496,6 +509,72 @@ impl Core {
             }
         }
         self.forget_if_closed(k, out);
+    }
+
+    /// The kernel has no replica left: its cells keep their places for a while, then they are refused.
+    fn now_alone(&mut self, k: u32, out: &mut Vec<Output>) {
+        self.kernels[k].alone_since = Some(self.now);
+        self.at(self.now + self.config.replica_grace, Timer::Alone(k));
+        self.at(self.now + self.config.kernel_ttl, Timer::Alone(k));
+        for cell in self.kernels[k].cells.clone() {
+            if self.cells.get(cell).is_some() {
+                self.unreserve(cell);
+                self.tell(cell, out);
+            }
+        }
+    }
+
+    pub(crate) fn alone_due(&mut self, k: u32, out: &mut Vec<Output>) {
+        let Some(since) = self.kernels.get(k).and_then(|kernel| kernel.alone_since) else {
+            return;
+        };
+        let alone = self.now.since(since);
+        if alone >= self.config.replica_grace {
+            for cell in self.kernels[k].cells.clone() {
+                self.drop_cell(cell, Some(RefusedBecause::ReplicaLost), out);
+            }
+        }
+        let kernel = &self.kernels[k];
+        let empty = kernel.planned.is_empty() && kernel.leases.is_empty();
+        if alone >= self.config.kernel_ttl {
+            if empty {
+                self.kernels[k].closed = true;
+                self.forget_if_closed(k, out);
+            } else {
+                self.at(self.now + self.config.kernel_ttl, Timer::Alone(k));
+            }
+        }
+    }
+
+    /// Forgets the user's kernels of which nothing is left, those that lie idle the longest first, until there are
+    /// fewer than `most`. Returns whether there are.
+    pub fn make_room_for_kernel(&mut self, user: &UserName, most: usize, out: &mut Vec<Output>) -> bool {
+        let Some(user) = self.find_user(user) else {
+            return true;
+        };
+        let mut count = 0;
+        let mut idle: Vec<(crate::time::Timestamp, u32)> = Vec::new();
+        for (k, kernel) in self.kernels.iter().filter(|(_, k)| k.user == user) {
+            count += 1;
+            let empty = kernel.planned.is_empty() && kernel.leases.is_empty() && kernel.cells.is_empty();
+            idle.extend(kernel.alone_since.filter(|_| empty).map(|since| (since, k)));
+        }
+        idle.sort_unstable();
+        for (_, k) in idle {
+            if count < most {
+                break;
+            }
+            self.kernels[k].closed = true;
+            self.forget_if_closed(k, out);
+            count -= 1;
+        }
+        count < most
+    }
+
+    /// How many cells of the user's wait.
+    pub fn waiting_of(&self, user: &UserName) -> usize {
+        self.find_user(user)
+            .map_or(0, |u| self.users[u as usize].cells.len())
     }
 
     /// Ends the leases of a replica that is gone; cells that were about to start there wait again.

@@ -106,6 +106,8 @@ pub enum RefusedBecause {
     StartFailed { tries: u8, reason: String },
     #[error("{wanted} nodes are needed for the kernel's replicas, and pool {pool} has {found} that will do")]
     TooFewNodes { pool: PoolName, wanted: u16, found: u16 },
+    #[error("the kernel's process was lost while the cell waited, and none came back: run the cell again")]
+    ReplicaLost,
     #[error("cancelled by {by}")]
     Cancelled { by: String },
     #[error("the kernel was closed")]

@@ -125,8 +125,10 @@ impl Core {
             runs: image.runs,
             prints: Vec::new(),
             migrating: None,
+            alone_since: Some(self.now),
         });
         self.kernel_by_id.insert(id, k);
+        self.at(self.now + self.config.kernel_ttl, Timer::Alone(k));
     }
 
     fn restore_ticket(&mut self, ticket: u64, image: TicketImage) {

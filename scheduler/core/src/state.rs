@@ -279,6 +279,8 @@ pub(crate) struct Kernel {
     /// Run times of its cells by print, the latest last.
     pub prints: Vec<(u64, Habit)>,
     pub migrating: Option<Moving>,
+    /// Since when it has had no replica.
+    pub alone_since: Option<Timestamp>,
 }
 
 /// A replica on its way to another node.
@@ -319,6 +321,8 @@ pub(crate) enum Scope {
     Account(u32),
     Pool(u32),
     UserInPool(u32, u32),
+    /// A limit on associations, by its index, and the user or account that it counts there.
+    Members(u32, u32),
 }
 
 /// A cell that runs.
@@ -394,4 +398,6 @@ pub(crate) enum Timer {
     Idle(JobId),
     Moving(u32, Incarnation),
     Planned(u32, Incarnation),
+    /// A kernel without replicas.
+    Alone(u32),
 }

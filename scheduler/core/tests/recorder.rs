@@ -2,7 +2,7 @@
 
 mod world;
 
-use hop_core::config::{Config, Limit, LimitOf, Limits, PoolConfig};
+use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
 use hop_core::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
 use hop_core::lease::{EndCause, Outcome};
 use hop_core::need::{Class, Need};
@@ -224,7 +224,10 @@ fn limits_hold_cells_up_and_say_so() {
         gpu_minutes: None,
         name: "QOS normal, MaxTRESPerUser".into(),
     }];
-    w.tell(Input::Limits(Limits { limits }));
+    w.tell(Input::Limits(Limits {
+        limits,
+        ..Limits::default()
+    }));
     let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "ada", &["n0"], 1));
     let (cell, _) = w.submit(&a, Need::gpus(1));
     w.settle();
@@ -249,6 +252,51 @@ fn limits_hold_cells_up_and_say_so() {
             ..
         }
     ));
+}
+
+/// Ada's association in `lab` allows `gpus`, and she holds `elsewhere` in jobs of her own.
+fn association_of_ada(gpus: u32, minutes: Option<u64>, elsewhere: u32) -> Input {
+    Input::Limits(Limits {
+        limits: vec![Limit {
+            of: LimitOf::Members {
+                who: vec![("ada".into(), Some("acct-1".into())), ("ada".into(), None)],
+                count: Count::Users,
+            },
+            gpus: Some(gpus),
+            gpu_minutes: minutes,
+            name: "GrpTRES of ada in account acct-1".into(),
+        }],
+        elsewhere: vec![("ada".into(), "acct-1".into(), elsewhere)],
+    })
+}
+
+#[test]
+fn limits_on_associations_count_leases_and_what_people_hold_in_slurm() {
+    let mut w = world();
+    w.pilot("n0", 4, 8);
+    w.tell(association_of_ada(2, None, 1));
+    let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "ada", &["n0"], 1));
+    let other = w.kernel("c", "bob1", &["n0"], 1);
+    w.submit(&a, Need::gpus(1));
+    w.settle();
+    let (_, out) = w.submit(&b, Need::gpus(1));
+    let [Output::Queued { reason, .. }] = &out[..] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(
+        reason.to_string(),
+        "limit GrpTRES of ada in account acct-1: 2 of 2 GPUs are in use already"
+    );
+    let (_, out) = w.submit(&other, Need::gpus(2));
+    assert_eq!(kinds(&out), ["opened", "start"], "it binds nobody else");
+    // Her own Slurm job is over.
+    let out = w.tell(association_of_ada(2, None, 0));
+    assert_eq!(kinds(&out), ["opened", "start"]);
+    w.settle();
+    let (_, out) = w.submit(&a, Need::gpus(3));
+    assert_eq!(kinds(&out), ["refused"], "it never could");
+    let out = w.tell(Input::Limits(Limits::default()));
+    assert_eq!(kinds(&out), [""; 0]);
 }
 
 #[test]
@@ -536,4 +584,74 @@ fn closing_a_kernel_leaves_nothing_behind() {
     assert_eq!(kinds(&out), ["closed", "forget", "ack"]);
     assert_eq!(w.core.kernel_count(), 0);
     assert_eq!(w.core.explain(&k, None), None);
+}
+
+#[test]
+fn cells_outlive_their_kernels_last_process_for_a_while_and_are_then_refused() {
+    let mut w = world();
+    w.pilot("n0", 1, 8);
+    let (a, b) = (
+        w.kernel("a", "ada", &["n0"], 1),
+        w.kernel("b", "bob1", &["n0"], 1),
+    );
+    w.submit(&a, Need::gpus(1));
+    w.settle();
+    w.submit(&b, Need::gpus(1));
+    let lost = |kernel: &KernelId, incarnation| Input::ReplicaLost {
+        kernel: kernel.clone(),
+        incarnation: Incarnation(incarnation),
+    };
+    let out = w.tell(lost(&b, 1));
+    let [Output::Queued { reason, .. }] = &out[..] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(*reason, Reason::NoReplica);
+    w.now = w.now + Span::from_secs(29);
+    assert_eq!(kinds(&w.tell(Input::Tick)), [""; 0]);
+    w.now = w.now + Span::from_secs(1);
+    let out = w.tell(Input::Tick);
+    assert!(
+        matches!(
+            &out[..],
+            [Output::Refused {
+                reason: RefusedBecause::ReplicaLost,
+                ..
+            }]
+        ),
+        "{out:?}"
+    );
+    // A process that comes back doesn't know what another one had asked for.
+    let kernel = w.kernel("c", "bob1", &["n0"], 1);
+    w.submit(&kernel, Need::gpus(1));
+    w.tell(lost(&kernel, 1));
+    let out = w.replica(&kernel, "bob1", Incarnation(2), "n0");
+    assert_eq!(kinds(&out), ["refused"]);
+    w.core.sanity_check().unwrap();
+}
+
+#[test]
+fn a_kernel_of_which_nothing_is_left_is_forgotten() {
+    let mut w = world();
+    w.pilot("n0", 1, 8);
+    let a = w.kernel("a", "ada", &["n0"], 1);
+    w.kernel("b", "ada", &["n0"], 1);
+    assert_eq!(w.core.kernel_count(), 2);
+    let mut out = Vec::new();
+    assert!(!w.core.make_room_for_kernel(&"ada".into(), 2, &mut out));
+    assert_eq!(kinds(&out), [""; 0]);
+    w.tell(Input::ReplicaLost {
+        kernel: a,
+        incarnation: Incarnation(1),
+    });
+    assert!(w.core.make_room_for_kernel(&"ada".into(), 2, &mut out));
+    assert_eq!(kinds(&out), ["forget"]);
+    w.tell(Input::ReplicaLost {
+        kernel: "b".into(),
+        incarnation: Incarnation(1),
+    });
+    w.now = w.now + Span::from_secs(86_400);
+    let out = w.tell(Input::Tick);
+    assert!(kinds(&out).contains(&"forget"), "{out:?}");
+    assert_eq!(w.core.kernel_count(), 0);
+    w.core.sanity_check().unwrap();
 }

@@ -9,7 +9,7 @@
     reason = "each test uses a part of it; benches use it too"
 )]
 
-use hop_core::config::{Config, Limit, LimitOf, Limits, PoolConfig};
+use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
 use hop_core::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName};
 use hop_core::lease::{EndCause, Outcome};
 use hop_core::need::{Class, Need};
@@ -662,11 +662,21 @@ impl World {
             gpu_minutes: None,
             name: name.to_owned(),
         };
+        // Account acct-1 is that of the users whose names have an odd number of letters.
+        let members = |count| LimitOf::Members {
+            who: [1, 3, 5]
+                .map(|n| (format!("u{}", "x".repeat(n - 1)).into(), Some("acct-1".into())))
+                .to_vec(),
+            count,
+        };
         self.tell(Input::Limits(Limits {
             limits: vec![
                 limit(LimitOf::EachUser, 6, "MaxTRESPerUser"),
                 limit(LimitOf::Account("acct-0".into()), 9, "GrpTRES"),
+                limit(members(Count::Accounts), 8, "GrpTRES of account acct-1"),
+                limit(members(Count::PerUser), 5, "MaxTRESPerUser of QOS gpu"),
             ],
+            elsewhere: Vec::new(),
         }));
     }
 }
