@@ -11,7 +11,7 @@ import gc
 import sys
 from typing import Any, Callable
 
-from ._host import Pin
+from ._host import Pin, address
 from ._move import Found
 from ._torch import within
 
@@ -37,7 +37,9 @@ class MemoryBlock:
 
     def copy_out(self, to: memoryview) -> None:
         with self._cupy.cuda.Device(self._device):
-            self._pointer.copy_to_host_async(_address(to), self.nbytes, self._cupy.cuda.get_current_stream())
+            self._pointer.copy_to_host_async(
+                ctypes.c_void_p(address(to)), self.nbytes, self._cupy.cuda.get_current_stream()
+            )
 
     def free(self) -> None:
         nowhere = self._cupy.cuda.UnownedMemory(0, self.nbytes, None, self._device)
@@ -52,11 +54,9 @@ class MemoryBlock:
 
     def copy_in(self, source: memoryview) -> None:
         with self._cupy.cuda.Device(self._device):
-            self._pointer.copy_from_host_async(_address(source), self.nbytes, self._cupy.cuda.get_current_stream())
-
-
-def _address(buffer: memoryview) -> Any:
-    return ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(buffer)))
+            self._pointer.copy_from_host_async(
+                ctypes.c_void_p(address(source)), self.nbytes, self._cupy.cuda.get_current_stream()
+            )
 
 
 class CupyHalf:

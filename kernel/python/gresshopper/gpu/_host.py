@@ -27,6 +27,11 @@ _PARALLEL = 64 << 20
 Pin = Callable[[int, int], None]
 
 
+def address(buffer: memoryview) -> int:
+    """Where a buffer lies."""
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
+
+
 class Arena:
     """One mapping. `used` grows as blocks are handed out and falls to zero when all are given back."""
 

@@ -17,6 +17,7 @@ from ._cupy import CupyHalf
 from ._errors import GpuUnavailable, ParkRefused
 from ._guard import Threads, TorchGuard, after_import, close_devices_in_children
 from ._host import Pool
+from ._jax import JaxHalf
 from ._lease import LeaseSource, Workstation
 from ._others import others
 from ._torch import TorchHalf
@@ -37,7 +38,9 @@ class Keeper:
         self, source: LeaseSource | None = None, halves: Sequence[Any] | None = None, device_type: str = "cuda"
     ) -> None:
         self.source: LeaseSource = source or Workstation()
-        self.halves: list[Any] = list(halves) if halves is not None else [TorchHalf(), CupyHalf(), *others()]
+        self.halves: list[Any] = (
+            list(halves) if halves is not None else [TorchHalf(), CupyHalf(), JaxHalf(), *others()]
+        )
         self.pool = Pool()
         self.parked: list[_move.Parked] = []
         self.guard = TorchGuard(self.ensure, lambda: self.usable, device_type)

@@ -1,0 +1,138 @@
+"""jax's half: the buffers behind its arrays out and in.
+
+A deleted array takes a new buffer in place (`ArrayImpl._replace_with`), so the object, its sharding and whatever holds
+it stay; arrays that share one buffer share one again. That frees device memory only where XLA gives it back: its
+usual allocator keeps all that it ever took, so there the driver takes everything, and the user reads which setting
+would change that. Arrays over several devices are refused by name.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, Callable
+
+from ._host import Pin, address
+from ._move import Found
+from ._torch import within
+
+#: XLA's allocators that give memory back to the driver when an array goes.
+_GIVES_BACK = ("platform",)
+_ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+
+
+class BufferBlock:
+    """One buffer and all arrays over it."""
+
+    def __init__(self, jax: Any, arrays: list[Any]) -> None:
+        self._jax = jax
+        self.arrays = arrays
+        first = arrays[0]
+        self.nbytes = int(first.nbytes)
+        self._shape, self._dtype, self._sharding = first.shape, first.dtype, first.sharding
+
+    def _host(self, buffer: memoryview) -> Any:
+        """The host's copy as numpy sees it."""
+        np = sys.modules["numpy"]
+        return np.frombuffer(buffer, dtype=np.uint8, count=self.nbytes).view(self._dtype).reshape(self._shape)
+
+    def copy_out(self, to: memoryview) -> None:
+        first = self.arrays[0]
+        # An array keeps what numpy once got of it: asked through another one, that goes with it.
+        passing = first._rewrap_with_aval_and_sharding(first.aval, first.sharding)
+        self._host(to)[...] = sys.modules["numpy"].asarray(passing)
+
+    def free(self) -> None:
+        for array in self.arrays:
+            array.delete()
+
+    def allocate(self) -> None:
+        """The copy in takes the memory."""
+
+    def copy_in(self, source: memoryview) -> None:
+        host = self._host(source)
+        new = self._jax.device_put(host, self._sharding)
+        # The copy may be under way still, and reads the host's memory.
+        new.block_until_ready()
+        if new.unsafe_buffer_pointer() == address(source):
+            # A device that shares the host's memory takes it as it lies; ours is used again.
+            new = self._jax.device_put(host.copy(), self._sharding)
+        for array in self.arrays:
+            array._replace_with(new)
+
+
+class JaxHalf:
+    """What jax holds."""
+
+    name = "jax"
+
+    def __init__(self, on_device: Callable[[Any], bool] | None = None) -> None:
+        #: Tests on a machine without a GPU let one of the CPU's devices stand for it.
+        self._on_device = on_device or (lambda device: device.platform != "cpu")
+
+    @property
+    def _jax(self) -> Any:
+        return sys.modules.get("jax")
+
+    def loaded(self) -> bool:
+        return bool(self._live())
+
+    def _live(self) -> list[Any]:
+        jax = self._jax
+        if jax is None or not hasattr(jax, "live_arrays"):
+            return []
+        bridge = sys.modules.get("jax._src.xla_bridge")
+        # Asking for arrays would start the backends: where none has been started, there are none.
+        if bridge is None or not getattr(bridge, "_backends", None):
+            return []
+        return [a for a in jax.live_arrays() if not a.is_deleted() and self._is_held(a)]
+
+    def _is_held(self, array: Any) -> bool:
+        kind = getattr(array.sharding, "memory_kind", None)
+        in_host = kind is not None and "host" in kind and any(d.platform != "cpu" for d in array.devices())
+        return not in_host and any(self._on_device(device) for device in array.devices())
+
+    def find(self) -> Found:
+        live = self._live()
+        size = sum(int(a.nbytes) for a in live)
+        what = f"{len(live)} jax arrays ({size >> 20} MiB)"
+        if os.environ.get(_ALLOCATOR, "").lower() not in _GIVES_BACK:
+            return Found(
+                refusals=[
+                    f"{what} lie in memory that jax keeps for itself until the process ends; with "
+                    f"{_ALLOCATOR}=platform in its environment they could be copied out"
+                ]
+            )
+        if not all(hasattr(a, "_replace_with") for a in live):
+            return Found(refusals=[f"{what} are on the device, and this jax can't move them"])
+        spread = [a for a in live if len(a.devices()) > 1]
+        found = Found(refusals=[f"{len(spread)} jax arrays are spread over several devices"] if spread else [])
+        buffers: dict[tuple[Any, int], list[Any]] = {}
+        for array in live:
+            if len(array.devices()) == 1 and array.nbytes:
+                (device,) = array.devices()
+                buffers.setdefault((device, array.unsafe_buffer_pointer()), []).append(array)
+        for (_, pointer), arrays in buffers.items():
+            if len({(a.shape, a.dtype) for a in arrays}) > 1:
+                found.refusals.append(f"{len(arrays)} jax arrays of different shapes share one buffer ({pointer:#x})")
+            else:
+                found.blocks.append(BufferBlock(self._jax, arrays))
+        return found
+
+    def sync(self, deadline: float) -> None:
+        live = self._live()
+        within(deadline, lambda: self._wait(live), "jax is still at work")
+
+    def _wait(self, live: list[Any]) -> None:
+        for array in live:
+            array.block_until_ready()
+
+    def empty_caches(self) -> None:
+        # What XLA's allocator gives back goes with the arrays.
+        return
+
+    def pin(self) -> Pin | None:
+        return None
+
+    def unpin(self) -> Callable[[int], None] | None:
+        return None
