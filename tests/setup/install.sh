@@ -12,6 +12,7 @@ umask 022
 here=$(cd "$(dirname "$0")" && pwd)
 prefix=/opt/gresshopper-dev
 nextest_version=0.9.143
+rustup_root=${RUSTUP_UPDATE_ROOT:-https://static.rust-lang.org/rustup}
 python=/usr/bin/python3
 
 # "package probe": the package is missing when the probe, a path or a command, is.
@@ -117,16 +118,31 @@ install_rust() {
 		say "Debian's rustup"
 		apt-get -q -y install --no-install-recommends rustup >&2
 	else
-		say "rustup, by its own installer (https://rustup.rs)"
-		if ! curl --proto '=https' -fsS "${RUSTUP_INSTALLER:-https://sh.rustup.rs}" |
-			sh -s -- -y --no-modify-path --profile minimal --default-toolchain none >&2; then
-			say "the Rust toolchain is missing and rustup's installer can't be had from here:"
+		say "rustup, from the Rust project ($rustup_root)"
+		if ! fetch_rustup; then
+			say "the Rust toolchain is missing and rustup can't be had from here:"
 			say "install rustup or $(sed -n 's/^channel = //p' "$here/../../rust-toolchain.toml") of cargo, rustc, rustfmt and clippy, then run this again"
 			return 1
 		fi
 	fi
-	# rust-toolchain.toml says which toolchain: asking for its version installs it.
-	(cd "$here/../.." && cargo --version >&2)
+	# rust-toolchain.toml says which toolchain.
+	(cd "$here/../.." && RUSTUP_AUTO_INSTALL=1 rustup toolchain install >&2 && cargo --version >&2)
+}
+
+# Without a default toolchain and without touching anybody's profile.
+fetch_rustup() {
+	local place url status=0
+	place=$(mktemp -d)
+	url=$rustup_root/dist/$(uname -m)-unknown-linux-gnu/rustup-init
+	(
+		cd "$place" &&
+			curl --proto '=https' -fsS --retry 3 -o rustup-init "$url" &&
+			curl --proto '=https' -fsS --retry 3 "$url.sha256" | awk '{ print $1 "  rustup-init" }' | sha256sum -c --quiet &&
+			chmod +x rustup-init &&
+			./rustup-init -y --quiet --no-modify-path --profile minimal --default-toolchain none >&2
+	) || status=1
+	rm -rf "$place"
+	return $status
 }
 
 install_nextest() {
