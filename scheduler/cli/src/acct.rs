@@ -4,10 +4,10 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::kernels;
-use crate::output::{Field, Options, Value, View};
+use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::parse_time;
 use hop_api::message::{AcctQuery, AcctRow, Request, Response};
-use hop_core::id::{AccountName, GpuIndex, LeaseId, NodeName, UserName};
+use hop_core::id::{AccountName, GpuIndex, LeaseId, NodeName};
 use hop_core::time::{Span, Timestamp};
 
 const EXAMPLES: &str = "\
@@ -25,18 +25,8 @@ A lease is a GRES step of Slurm: `sacct -j PILOT.STEP` (field SlurmJobID) shows 
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Everybody's (operators; the default for root)
-    #[arg(short = 'a', long)]
-    allusers: bool,
-    /// These users'
-    #[arg(
-        short = 'u',
-        long = "user",
-        value_name = "USERS",
-        value_delimiter = ',',
-        conflicts_with = "allusers"
-    )]
-    users: Vec<String>,
+    #[command(flatten)]
+    whose: Whose,
     /// Charged to these accounts
     #[arg(
         short = 'A',
@@ -108,17 +98,6 @@ impl Record {
             n => format!("{}.{n}", self.row.lease),
         }
     }
-}
-
-macro_rules! field {
-    ($name:literal, $width:literal, $help:literal, $value:expr) => {
-        Field {
-            name: $name,
-            width: $width,
-            help: $help,
-            value: $value,
-        }
-    };
 }
 
 static FIELDS: [Field<Record>; 31] = [
@@ -253,12 +232,8 @@ impl Wanted {
         check_order(since, until)?;
         Ok(Self {
             query: AcctQuery {
-                users: args
-                    .users
-                    .iter()
-                    .map(|user| UserName::from(user.as_str()))
-                    .collect(),
-                all_users: args.allusers || (context.is_root && args.users.is_empty()),
+                users: args.whose.users(),
+                all_users: args.whose.all(context.is_root),
                 accounts: args
                     .accounts
                     .iter()

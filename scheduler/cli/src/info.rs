@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
-use crate::output::{Field, Options, Value, View};
+use crate::output::{Field, Options, Value, View, field};
 use hop_api::message::{InfoReport, NodeInfo, Request, Response};
 
 const EXAMPLES: &str = "\
@@ -34,17 +34,6 @@ pub(crate) struct Args {
     daemon: bool,
     #[command(flatten)]
     output: Options,
-}
-
-macro_rules! field {
-    ($name:literal, $width:literal, $help:literal, $value:expr) => {
-        Field {
-            name: $name,
-            width: $width,
-            help: $help,
-            value: $value,
-        }
-    };
 }
 
 static FIELDS: [Field<NodeInfo>; 13] = [

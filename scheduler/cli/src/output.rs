@@ -8,6 +8,7 @@
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::time::{write_span, write_time};
+use hop_core::id::UserName;
 use hop_core::time::{Span, Timestamp};
 use jiff::tz::TimeZone;
 use serde_json::{Map, json};
@@ -83,6 +84,49 @@ pub(crate) struct Field<R> {
     pub(crate) width: i16,
     pub(crate) help: &'static str,
     pub(crate) value: fn(&R) -> Value,
+}
+
+/// `field!(name, width, help, value)`: a [`Field`] on one line.
+macro_rules! field {
+    ($name:literal, $width:literal, $help:literal, $value:expr) => {
+        Field {
+            name: $name,
+            width: $width,
+            help: $help,
+            value: $value,
+        }
+    };
+}
+pub(crate) use field;
+
+/// Whose records a command lists.
+#[derive(Debug, clap::Args)]
+pub(crate) struct Whose {
+    /// Everybody's (operators; the default for root)
+    #[arg(short = 'a', long)]
+    allusers: bool,
+    /// These users'
+    #[arg(
+        short = 'u',
+        long = "user",
+        value_name = "USERS",
+        value_delimiter = ',',
+        conflicts_with = "allusers"
+    )]
+    users: Vec<String>,
+}
+
+impl Whose {
+    pub(crate) fn users(&self) -> Vec<UserName> {
+        self.users
+            .iter()
+            .map(|user| UserName::from(user.as_str()))
+            .collect()
+    }
+
+    pub(crate) fn all(&self, is_root: bool) -> bool {
+        self.allusers || (is_root && self.users.is_empty())
+    }
 }
 
 /// What a command lists.

@@ -4,9 +4,8 @@ use crate::acct::gpu_list;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
-use crate::output::{Field, Options, Value, View};
+use crate::output::{Field, Options, Value, View, Whose, field};
 use hop_api::message::{QueueQuery, QueueRow, Request, Response};
-use hop_core::id::UserName;
 use hop_core::time::Span;
 
 const EXAMPLES: &str = "\
@@ -21,18 +20,8 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Everybody's (operators; the default for root)
-    #[arg(short = 'a', long)]
-    allusers: bool,
-    /// These users'
-    #[arg(
-        short = 'u',
-        long = "user",
-        value_name = "USERS",
-        value_delimiter = ',',
-        conflicts_with = "allusers"
-    )]
-    users: Vec<String>,
+    #[command(flatten)]
+    whose: Whose,
     /// In these states, in any case
     #[arg(
         short = 't',
@@ -45,17 +34,6 @@ pub(crate) struct Args {
     states: Vec<String>,
     #[command(flatten)]
     output: Options,
-}
-
-macro_rules! field {
-    ($name:literal, $width:literal, $help:literal, $value:expr) => {
-        Field {
-            name: $name,
-            width: $width,
-            help: $help,
-            value: $value,
-        }
-    };
 }
 
 static FIELDS: [Field<QueueRow>; 21] = [
@@ -124,12 +102,8 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         return Ok(());
     }
     let query = QueueQuery {
-        users: args
-            .users
-            .iter()
-            .map(|user| UserName::from(user.as_str()))
-            .collect(),
-        all_users: args.allusers || (context.is_root && args.users.is_empty()),
+        users: args.whose.users(),
+        all_users: args.whose.all(context.is_root),
     };
     let mut rows = match context.hopd.ask(Request::Queue(query))? {
         Response::Queue { rows } => rows,
