@@ -72,6 +72,11 @@ class Front:
             raise FrontError(self._reason or f"hop-front exited with status {self._returncode}")
         return {name: self._start["ports"][name] for name in _PORTS}
 
+    @property
+    def reason(self) -> str:
+        """Why it is over, where it said."""
+        return self._reason
+
     def poll(self) -> int | None:
         """None while the kernel lives."""
         return self._returncode
@@ -187,6 +192,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     @property
     def pid(self) -> int | None:
         return self._front.pid if self._front else None
+
+    @property
+    def died_of(self) -> str:
+        """Why the kernel died, or did not start; empty while it lives."""
+        return self._front.reason if self._front else ""
 
     async def poll(self) -> int | None:
         return self._front.poll() if self._front else 0

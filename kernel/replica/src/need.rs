@@ -3,6 +3,7 @@
 
 use hop_core::need::{Class, Need};
 use hop_core::time::Timestamp;
+use serde::Deserialize;
 use serde_json::Value;
 
 const GPUS_MAX: u16 = 8;
@@ -22,6 +23,52 @@ pub enum BadNeed {
     },
     #[error("the cell's metadata gresshopper.need can't be read: {0}")]
     Metadata(String),
+    #[error("the request's metadata gresshopper.run can't be read: {0}")]
+    Unattended(String),
+}
+
+/// What `hop run`, which runs a whole notebook, says of a cell: `metadata.gresshopper.run` of its execute request.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Unattended {
+    pub class: Class,
+    /// The latest start of the cell with which the notebook is done in time.
+    pub deadline: Option<Timestamp>,
+    /// In place of what the cell asks for.
+    pub gpus: Option<u16>,
+    pub cpus: Option<u16>,
+}
+
+impl Unattended {
+    /// What the request says; the default, a person's cell, where it says nothing.
+    pub fn of_request(metadata: &[u8]) -> Result<Self, BadNeed> {
+        let run = ours(metadata)["run"].take();
+        if run.is_null() {
+            return Ok(Self::default());
+        }
+        let run: Self = serde_json::from_value(run).map_err(|e| BadNeed::Unattended(e.to_string()))?;
+        check(&run.count(Need::default())).map_err(BadNeed::Unattended)?;
+        Ok(run)
+    }
+
+    fn count(&self, mut need: Need) -> Need {
+        need.gpus = self.gpus.unwrap_or(need.gpus);
+        need.cpus = self.cpus.unwrap_or(need.cpus);
+        need
+    }
+
+    /// The cell's need with what the run adds to it.
+    pub fn apply(&self, need: Need) -> Need {
+        self.hurry(self.count(need))
+    }
+
+    /// The need of `with gresshopper.gpu():` inside such a cell: it says how many itself.
+    pub fn hurry(&self, mut need: Need) -> Need {
+        if !need.is_none() {
+            need.deadline = need.deadline.or(self.deadline);
+        }
+        need
+    }
 }
 
 /// The need of a cell: its magic, else its metadata, else the kernelspec's `default` (which is for cells that a person
@@ -43,11 +90,11 @@ pub fn of_cell(
 }
 
 /// The queue's class of a need.
-pub fn class_of(need: &Need) -> Class {
+pub fn class_of(need: &Need, run: &Unattended) -> Class {
     if need.deadline.is_some() {
         Class::Deadline
     } else {
-        Class::Interactive
+        run.class
     }
 }
 
@@ -159,18 +206,26 @@ fn parse_deadline(word: &str, now: Timestamp) -> Result<Timestamp, String> {
     Ok(Timestamp(at))
 }
 
-/// `metadata.gresshopper.need` of an execute request.
-fn of_metadata(metadata: &[u8]) -> Result<Option<Need>, BadNeed> {
+/// `metadata.gresshopper` of an execute request, null where it has nothing of ours.
+fn ours(metadata: &[u8]) -> Value {
     // Nearly all cells have nothing of ours there: don't parse for that.
     if !metadata.windows(11).any(|w| w == b"gresshopper") {
-        return Ok(None);
+        return Value::Null;
     }
-    let value: Value = serde_json::from_slice(metadata).unwrap_or_default();
-    let need = &value["gresshopper"]["need"];
+    let mut value: Value = serde_json::from_slice(metadata).unwrap_or_default();
+    match value.get_mut("gresshopper").map(Value::take) {
+        Some(ours @ Value::Object(_)) => ours,
+        _ => Value::Null,
+    }
+}
+
+/// `metadata.gresshopper.need` of an execute request.
+fn of_metadata(metadata: &[u8]) -> Result<Option<Need>, BadNeed> {
+    let need = ours(metadata)["need"].take();
     if need.is_null() {
         return Ok(None);
     }
-    let need: Need = serde_json::from_value(need.clone()).map_err(|e| BadNeed::Metadata(e.to_string()))?;
+    let need: Need = serde_json::from_value(need).map_err(|e| BadNeed::Metadata(e.to_string()))?;
     check(&need).map(|()| Some(need)).map_err(BadNeed::Metadata)
 }
 
@@ -300,5 +355,39 @@ mod tests {
             NOW,
         );
         assert!(matches!(bad, Err(BadNeed::Metadata(_))));
+    }
+
+    #[test]
+    fn a_run_adds_class_deadline_and_count() {
+        let of = |metadata: &str| Unattended::of_request(metadata.as_bytes());
+        let run = of(r#"{"gresshopper": {"run": {"class": "deadline", "deadline": 7, "gpus": 2}}}"#).unwrap();
+        let want = Need {
+            gpus: 2,
+            deadline: Some(Timestamp(7)),
+            ..Need::default()
+        };
+        assert_eq!(run.apply(Need::gpus(1)), want);
+        assert_eq!(run.hurry(Need::gpus(1)).gpus, 1);
+        assert_eq!(run.hurry(Need::default()), Need::default());
+        let own = Need {
+            deadline: Some(Timestamp(3)),
+            ..Need::gpus(1)
+        };
+        assert_eq!(
+            run.apply(own).deadline,
+            Some(Timestamp(3)),
+            "the cell's own says more"
+        );
+        let batch = of(r#"{"gresshopper": {"run": {"class": "batch"}}}"#).unwrap();
+        assert_eq!(class_of(&batch.apply(Need::gpus(1)), &batch), Class::Batch);
+        assert_eq!(class_of(&run.apply(Need::gpus(1)), &run), Class::Deadline);
+        assert_eq!(class_of(&Need::gpus(1), &of("{}").unwrap()), Class::Interactive);
+        for bad in [
+            r#"{"gresshopper": {"run": {"gpu": 1}}}"#,
+            r#"{"gresshopper": {"run": {"gpus": 9}}}"#,
+        ] {
+            assert!(matches!(of(bad), Err(BadNeed::Unattended(_))), "{bad}");
+        }
+        assert_eq!(of(r#"{"gresshopper": "x"}"#), Ok(Unattended::default()));
     }
 }

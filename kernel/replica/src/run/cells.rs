@@ -1,7 +1,7 @@
 //! Execute requests on their way to the kernel and their replies on the way back.
 
 use super::Replica;
-use crate::need;
+use crate::need::{self, Unattended};
 use crate::turn::{Answer, Output, Verdict};
 use bytes::Bytes;
 use hop_core::id::CellId;
@@ -37,6 +37,7 @@ struct Open {
     header: Bytes,
     /// `metadata.gresshopper` of the reply.
     metadata: Option<Value>,
+    run: Unattended,
 }
 
 impl Cells {
@@ -54,6 +55,12 @@ impl Cells {
             .iter()
             .find(|o| o.cell == *cell)
             .map(|o| o.header.clone())
+    }
+
+    /// What `hop run` said of a cell.
+    pub(super) fn run(&self, cell: &CellId) -> Unattended {
+        let open = self.open.iter().find(|o| o.cell == *cell);
+        open.map(|o| o.run.clone()).unwrap_or_default()
     }
 
     /// Notes what the cell's reply will say of its lease.
@@ -108,11 +115,13 @@ impl Replica {
         header: &Header,
     ) {
         let cell: CellId = header.msg_id.as_str().into();
+        let run = Unattended::of_request(&envelope.metadata);
         self.cells.open.push(Open {
             cell: cell.clone(),
             identity: identity.clone(),
             header: envelope.header.clone(),
             metadata: None,
+            run: run.clone().unwrap_or_default(),
         });
         // What can't be read is the kernel's to refuse; and a subshell's cells don't stand in this queue.
         let content = serde_json::from_slice::<ExecuteContent<'_>>(&envelope.content);
@@ -128,6 +137,7 @@ impl Replica {
             default,
             timestamp(),
         );
+        let need = run.and_then(|run| need.map(|need| run.apply(need)));
         let plain = need.as_ref().is_ok_and(hop_core::need::Need::is_none);
         let request = Request {
             identity,

@@ -4,12 +4,12 @@ use super::cells::timestamp;
 use super::{Place, Replica};
 use crate::agent::{self, Parcel};
 use crate::leases::News;
-use crate::need;
+use crate::need::{self, Unattended};
 use crate::turn::Answer;
 use bytes::Bytes;
 use hop_api::message::{Event, Grant, Outcome, ReplicaUp, Request as ToHopd};
 use hop_core::id::{CellId, LeaseId};
-use hop_core::need::Need;
+use hop_core::need::{Class, Need};
 use hop_core::time::{Span, Timestamp};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -41,6 +41,7 @@ struct Wait {
     cell: CellId,
     header: Bytes,
     need: Need,
+    class: Class,
     since: Instant,
     told: bool,
     state: Value,
@@ -110,10 +111,11 @@ impl Replica {
             .cells
             .header(&cell)
             .unwrap_or_else(|| Bytes::from_static(b"{}"));
-        self.ask(cell, header, need);
+        let class = need::class_of(&need, &self.cells.run(&cell));
+        self.ask(cell, header, need, class);
     }
 
-    fn ask(&mut self, cell: CellId, header: Bytes, need: Need) {
+    fn ask(&mut self, cell: CellId, header: Bytes, need: Need, class: Class) {
         let state = if self.lending.up {
             json!({"state": "queued"})
         } else {
@@ -123,11 +125,11 @@ impl Replica {
             cell: cell.clone(),
             header,
             need: need.clone(),
+            class,
             since: Instant::now(),
             told: false,
             state,
         });
-        let class = need::class_of(&need);
         let kernel = self.file.kernel.clone();
         self.lending.send(ToHopd::Submit {
             kernel,
@@ -213,7 +215,7 @@ impl Replica {
             .lending
             .wait
             .iter()
-            .map(|w| (w.cell.clone(), w.need.clone(), need::class_of(&w.need)));
+            .map(|w| (w.cell.clone(), w.need.clone(), w.class));
         let launch = &self.file.launch;
         self.lending.send(ToHopd::ReplicaUp(ReplicaUp {
             kernel: self.file.kernel.clone(),
@@ -393,12 +395,17 @@ impl Replica {
             .as_ref()
             .and_then(|c| self.cells.header(c))
             .unwrap_or_else(|| Bytes::from_static(b"{}"));
+        let run = inside
+            .as_ref()
+            .map_or_else(Unattended::default, |c| self.cells.run(c));
         self.lending.block = Block::Asked {
             cell: cell.clone(),
             inside,
             request: id,
         };
-        self.ask(cell, header, need);
+        let need = run.hurry(need);
+        let class = need::class_of(&need, &run);
+        self.ask(cell, header, need, class);
     }
 
     /// The cell has a lease by its magic: what that covers is granted, and not given back by the block.
