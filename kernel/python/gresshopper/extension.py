@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from gresshopper import channel, need
+from gresshopper import channel, lending, need
 
 _OLD_PATH = "GRESSHOPPER_OLD_PYTHONPATH"
 
@@ -20,6 +20,7 @@ def load_ipython_extension(ip: Any) -> None:
     _restore_path()
     channel.adopt()
     ip.input_transformers_cleanup.append(need.blank_magic)
+    lending.watch(ip)
 
 
 def _restore_path() -> None:

@@ -12,7 +12,7 @@ import re
 import threading
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any
+from typing import Any, Callable
 
 from gresshopper import channel
 
@@ -61,6 +61,9 @@ class _Held:
 _lock = threading.RLock()
 _held = _Held()
 
+#: Told, with whether it holds GPUs now, when a block's lease comes and goes.
+on_change: list[Callable[[bool], None]] = []
+
 
 class Need:
     """A block that runs with a lease. Blocks nest: an inner one that asks for no more shares the outer's."""
@@ -89,6 +92,7 @@ class Need:
         with _lock:
             _held.depth -= 1
             if not _held.depth and not _held.shared:
+                _tell(_held.need, False)
                 _release()
 
 
@@ -105,6 +109,18 @@ def _acquire(need: dict[str, Any]) -> None:
         raise
     _held.need, _held.grant = need, Grant._from_wire(ok)
     _held.shared = bool(ok.get("shared"))
+    _tell(need, True)
+
+
+def _tell(need: dict[str, Any], holds: bool) -> None:
+    if need.get("gpus") and not _held.shared:
+        for told in on_change:
+            told(holds)
+
+
+def holds_gpu() -> bool:
+    """Whether a block of this kernel's holds GPUs now."""
+    return bool(_held.depth and _held.need.get("gpus"))
 
 
 def _release() -> None:

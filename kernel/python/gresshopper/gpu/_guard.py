@@ -9,14 +9,10 @@ its first answer to "how many devices" for ever, so no question may reach it bef
 from __future__ import annotations
 
 import functools
-import importlib.abc
-import importlib.machinery
-import importlib.util
 import os
 import sys
 import threading
-from collections.abc import Sequence
-from types import ModuleType
+from collections.abc import Iterable, Sequence
 from typing import Any, Callable
 
 Ensure = Callable[[str], None]
@@ -30,6 +26,13 @@ _LOOKS = {
     "grad", "retains_grad", "register_hook", "is_inference", "is_same_size", "is_shared", "volatile", "__dir__",
     "is_conj", "is_neg", "has_names", "_is_zerotensor", "dense_dim", "sparse_dim", "is_tensor",
 }  # fmt: skip
+
+
+def can_use_cuda(torch: Any) -> bool:
+    """Whether this build of torch could use a GPU at all: where it can't, its answers are true without one."""
+    version = getattr(torch, "version", None)
+    return version is None or getattr(version, "cuda", None) is not None
+
 
 #: Questions of torch.cuda's that would ask the driver.
 _QUESTIONS = ("is_available", "device_count")
@@ -111,7 +114,7 @@ class TorchGuard:
     def patch(self, torch: Any) -> None:
         """Puts `ensure` before torch's questions and its initialisation."""
         cuda = getattr(torch, "cuda", None)
-        if self._patched or cuda is None or not hasattr(cuda, "_lazy_init"):
+        if self._patched or cuda is None or not hasattr(cuda, "_lazy_init") or not can_use_cuda(torch):
             return
         self._patched = True
         for name in (*_QUESTIONS, "_lazy_init"):
@@ -146,56 +149,6 @@ class TorchGuard:
         return self._here.mode is not None
 
 
-class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls `then` with a module right after its first import, before any of the user's code has it."""
-
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._then = then
-        self._busy = False
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if fullname != self._name or self._busy:
-            return None
-        self._busy = True
-        try:
-            spec = importlib.util.find_spec(fullname)
-        finally:
-            self._busy = False
-        if spec is None or spec.loader is None:
-            return None
-        spec.loader = _ThenLoader(spec.loader, self._then)
-        return spec
-
-
-class _ThenLoader(importlib.abc.Loader):
-    def __init__(self, inner: Any, then: Callable[[ModuleType], None]) -> None:
-        self._inner = inner
-        self._then = then
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        module: ModuleType | None = self._inner.create_module(spec)
-        return module
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._inner
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._inner
-        self._inner.exec_module(module)
-        self._then(module)
-
-
-def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Calls `then` with the module: now if it is there, else right after its import."""
-    module = sys.modules.get(name)
-    if module is not None:
-        then(module)
-    else:
-        sys.meta_path.insert(0, AfterImport(name, then))
-
-
 class Threads:
     """Threads that the user's code starts are guarded from their start; others that might use the device are named."""
 
@@ -207,6 +160,10 @@ class Threads:
         self._guard = guard
         self._guarded: set[int] = set()
         self._ours = {thread.ident for thread in threading.enumerate()}
+
+    def began_with(self, ours: Iterable[int | None]) -> None:
+        """Only these threads were there before the user's code."""
+        self._ours = set(ours)
 
     def install(self) -> None:
         original = threading.Thread.run

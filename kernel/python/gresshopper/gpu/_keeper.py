@@ -6,16 +6,19 @@ end.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import types
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable
 
+from gresshopper.imports import after_import
+
 from . import _move
 from ._cupy import CupyHalf
 from ._errors import GpuUnavailable, ParkRefused
-from ._guard import Threads, TorchGuard, after_import, close_devices_in_children
+from ._guard import Threads, TorchGuard, close_devices_in_children
 from ._host import Pool
 from ._jax import JaxHalf
 from ._lease import LeaseSource, Workstation
@@ -29,6 +32,8 @@ VERSION = 1
 SYNC_S = 10.0
 #: Frameworks without a hook at each operation: cells are looked through before they run.
 _UNHOOKED = {"cupy", "jax", "numba", "tensorflow", "pycuda"}
+#: Of these, what nobody imports but for a device.
+_DEVICE_ONLY = {"cupy", "pycuda"}
 
 
 class Keeper:
@@ -52,6 +57,13 @@ class Keeper:
         self._doing = threading.Lock()
         self._asking = threading.RLock()
         self._in_cell = False
+        #: The cell that runs may use the device without asking first.
+        self._cell_uses = False
+        self._beginning = threading.Lock()
+        #: Under a supervisor: whether the cell that begins came with a lease. A lease is for one cell then.
+        self.came_with_lease: Callable[[], bool] | None = None
+        #: What must not be destroyed while the device is away: that would be a call of the driver's, which waits.
+        self._kept: list[Any] = []
         self._cancelled = threading.Event()
         #: Why the cell that is about to run must not.
         self.refusal: GpuUnavailable | None = None
@@ -81,6 +93,7 @@ class Keeper:
             self.source.acquire(why)
             if not self.usable:
                 raise GpuUnavailable(f"A GPU was promised and isn't here ({why}). Run the cell again.")
+            self._cell_uses = self._in_cell
             for half in self.halves:
                 stuck = getattr(half, "stuck", lambda: None)()
                 if stuck:
@@ -88,31 +101,57 @@ class Keeper:
 
     def before_cell(self, code: str) -> None:
         """On the main thread, before a cell runs. What it raises must keep the cell from running."""
-        self._in_cell = True
         self.refusal = None
-        if not self.usable and self._unhooked and self._may_touch(code):
+        with self._beginning:
+            self._in_cell = True
+            if self.came_with_lease is not None:
+                self._leased = self.came_with_lease()
+            self._cell_uses = self.usable
+        if self._cell_uses:
+            # With a lease the cell runs without the guard, which costs a little at each operation.
+            return
+        unhooked = self._unhooked_now()
+        if unhooked and may_touch(code, self.namespace(), self._is_unhooked, unhooked - {"torch"}):
             try:
-                self.ensure(f"the cell may use {', '.join(sorted(self._unhooked))}")
+                self.ensure(f"the cell may use {', '.join(sorted(unhooked))}")
             except GpuUnavailable as error:
                 self.refusal = error
                 raise
-        # With a lease the cell runs without the guard, which costs a little at each operation.
         if not self.usable:
             self.guard.enter()
+
+    def _unhooked_now(self) -> set[str]:
+        """The frameworks without a hook that a cell could reach a device by."""
+        if self._off:
+            return self._unhooked
+        if self.came_with_lease is None:
+            return set()
+        # cupy's arrays are found only by looking at every object, so it counts without.
+        loaded = {half.name.split(".")[0] for half in self.halves if half.name not in _DEVICE_ONLY and half.loaded()}
+        self._unhooked = (loaded & _UNHOOKED) | _DEVICE_ONLY
+        if "torch" in loaded and "torch._dynamo" in sys.modules:
+            self._unhooked.add("torch")
+        return self._unhooked
+
+    def joined_late(self) -> None:
+        """The half was made in the middle of a cell."""
+        self._in_cell = True
+        if self.came_with_lease is not None:
+            self._leased = self.came_with_lease()
+        self._cell_uses = self.usable
 
     def raise_refusal(self) -> None:
         """The first statement of a cell that was refused."""
         if self.refusal is not None:
             raise self.refusal
 
-    def _may_touch(self, code: str) -> bool:
-        # torch itself has a hook at each operation; only what it compiled has none.
-        return may_touch(code, self.namespace(), self._is_unhooked, self._unhooked - {"torch"})
-
     def after_cell(self) -> None:
         """On the main thread, after a cell."""
         self.guard.leave()
-        self._in_cell = False
+        with self._beginning:
+            self._in_cell = self._cell_uses = False
+            if self.came_with_lease is not None:
+                self._leased = False
 
     def _is_unhooked(self, found: Any) -> bool:
         kind = type(found)
@@ -137,7 +176,7 @@ class Keeper:
                 refusals += found.refusals
                 managed, unknown_managed = managed or found.managed is True, unknown_managed or found.managed is None
                 ipc, unknown_ipc = ipc or found.ipc is True, unknown_ipc or found.ipc is None
-        if self._in_cell:
+        if self._cell_uses:
             refusals.append("a cell is running")
         return {
             "frameworks_bytes": total,
@@ -161,29 +200,39 @@ class Keeper:
             self._doing.release()
 
     def _out(self) -> _move.Moved:
-        if self._in_cell:
-            raise ParkRefused("a cell is running")
         if self.parked:
             raise ParkRefused("it is parked already")
         watch, moved = _move.Stopwatch(), _move.Moved()
-        # From here on the user's threads meet the guard.
-        self._off = True
+        self._close()
         try:
             for half in self._loaded():
                 found = half.find()
                 refusals = [*found.refusals, *self.threads.unguarded()]
                 if refusals:
                     raise ParkRefused("; ".join(refusals))
+                self._kept += found.keep
                 self._one_out(half, found, moved)
         except BaseException:
             self._all_back()
-            self._off = bool(self.parked)
+            self._open(bool(self.parked))
             raise
         self._unhooked = {half.name.split(".")[0] for half in self._loaded()} & _UNHOOKED
         if "torch._dynamo" in sys.modules:
             self._unhooked.add("torch")
         moved.seconds = watch.seconds() - moved.pin_s
         return moved
+
+    def _close(self) -> None:
+        """From here on the user's code meets the guard."""
+        with self._beginning:
+            if self._cell_uses:
+                raise ParkRefused("a cell is running")
+            self._off = True
+
+    def _open(self, off: bool = False) -> None:
+        self._off = off
+        if not off:
+            self._kept = []
 
     def _one_out(self, half: Any, found: _move.Found, moved: _move.Moved) -> None:
         if not found.blocks:
@@ -201,7 +250,7 @@ class Keeper:
         with self._doing:
             watch, moved = _move.Stopwatch(), _move.Moved(bytes=sum(parked.nbytes for parked in self.parked))
             self._all_back()
-            self._off = False
+            self._open()
             self._unhooked = set()
             moved.seconds = watch.seconds()
             return moved
@@ -215,10 +264,17 @@ class Keeper:
     def driver_only(self, off: bool) -> None:
         """The driver checkpoints everything (`off`), or has brought it back: nothing is copied, but what the user's
         code touches must meet the guard."""
-        if off and self._in_cell:
-            raise ParkRefused("a cell is running")
-        self._off = off
-        self._unhooked = (_UNHOOKED | {"torch"}) & {name.split(".")[0] for name in sys.modules} if off else set()
+        if not off:
+            self._unhooked = set()
+            return self._open()
+        self._close()
+        for half in self.halves:
+            # What can't be looked through isn't kept, and goes when its owner lets it go.
+            with contextlib.suppress(Exception):
+                if half.loaded():
+                    found = half.find()
+                    self._kept += [*found.keep, *found.blocks]
+        self._unhooked = (_UNHOOKED | {"torch"}) & {name.split(".")[0] for name in sys.modules}
 
     def handle(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """One request of the supervisor's or of `hop gpu`'s, answered. Never raises."""

@@ -41,6 +41,8 @@ class Found:
     refusals: list[str] = field(default_factory=list)
     managed: bool | None = False
     ipc: bool | None = False
+    #: Objects that the framework's C++ destroys by a call of the driver's.
+    keep: list[Any] = field(default_factory=list)
 
 
 class Half(Protocol):

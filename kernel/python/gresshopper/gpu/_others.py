@@ -42,10 +42,18 @@ class NamedHalf:
         return None
 
 
+def _tensorflow_uses(context: Any) -> bool:
+    """Whether TensorFlow has looked for its devices, and found a GPU. Asking it otherwise would make it look."""
+    made = getattr(context, "_context", None)
+    if made is None or not getattr(made, "_initialized", False):
+        return False
+    return bool(sys.modules["tensorflow"].config.list_logical_devices("GPU"))
+
+
 def others() -> list[Any]:
     """Those that are only named."""
     return [
-        NamedHalf("tensorflow", "tensorflow", lambda tf: bool(tf.config.list_logical_devices("GPU"))),
+        NamedHalf("tensorflow", "tensorflow.python.eager.context", _tensorflow_uses),
         NamedHalf("numba.cuda", "numba.cuda.cudadrv.devices", lambda m: bool(m.gpus.lst)),
         NamedHalf("pycuda", "pycuda.driver", lambda m: m.Context.get_current() is not None),
     ]

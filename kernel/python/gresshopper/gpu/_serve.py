@@ -26,7 +26,9 @@ def directory() -> str:
     """
     own = os.environ.get("GRESSHOPPER_GPU_DIR")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    path = own or (os.path.join(runtime, "gresshopper") if runtime else f"/tmp/gresshopper-{os.getuid()}")
+    # One inherited from another machine may not be there.
+    has_runtime = runtime and os.path.isdir(runtime)
+    path = own or (os.path.join(runtime or "", "gresshopper") if has_runtime else f"/tmp/gresshopper-{os.getuid()}")
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     found = os.lstat(path)

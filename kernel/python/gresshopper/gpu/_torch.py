@@ -23,7 +23,12 @@ _USERS = (
     ("torch.cuda", "CUDAGraph"),
     ("torch._inductor.cudagraph_trees", "CUDAGraphTreeManager"),
     ("torch.utils.data.dataloader", "_MultiProcessingDataLoaderIter"),
+    ("torch.cuda", "Event"),
+    ("torch.cuda", "Stream"),
+    ("torch.cuda", "ExternalStream"),
 )
+#: Of these, what is valid as long as the context lives, but whose end is a call of the driver's.
+_KEPT = ("Event", "Stream", "ExternalStream")
 
 
 def _untyped(tensor: Any) -> Any:
@@ -163,6 +168,7 @@ class TorchHalf:
             )
         if self._is_cuda:
             found.refusals += _refusals(users)
+            found.keep = [one for name in _KEPT for one in users.get(name, [])]
             found.ipc = self._shares_with_others()
         return found
 

@@ -1,0 +1,75 @@
+"""The GPU half in a kernel whose supervisor lends GPUs: brought in with the first import of a framework that may use
+one, so that a kernel that never does carries nothing of it.
+
+A lease is for one cell here. A cell came with one when the supervisor wrote so into its request's metadata; any other
+cell that turns out to need a GPU obtains a lease for the rest of itself, as `with gresshopper.gpu():` does.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+from gresshopper import need
+from gresshopper.imports import after_import
+
+#: Set by the supervisor where there is somebody who lends.
+VARIABLE = "GRESSHOPPER_LENDS"
+FRAMEWORKS = ("torch", "cupy", "jax", "tensorflow", "numba", "pycuda")
+
+
+class Watch:
+    """What is there of the half before any framework is."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._threads = [thread.ident for thread in threading.enumerate()]
+        self._in_cell = False
+        self._made = False
+        shell.events.register("pre_run_cell", self._begins)
+        shell.events.register("post_run_cell", self._over)
+        for name in FRAMEWORKS:
+            after_import(name, self._arrived)
+
+    def _begins(self, info: Any) -> None:
+        self._in_cell = True
+
+    def _over(self, result: Any) -> None:
+        self._in_cell = False
+
+    def _arrived(self, module: ModuleType) -> None:
+        if self._made or (module.__name__ == "torch" and not _has_cuda(module)):
+            return
+        self._made = True
+        try:
+            from gresshopper.gpu import _supervised
+
+            _supervised.install(self._shell, self._threads, self._in_cell)
+        except Exception as error:
+            # The user's import goes on; what this costs is said.
+            print(
+                f"gresshopper: GPUs can't be given back while this kernel lives ({error}): at the end of a lease it "
+                "would be ended. Restart it.",
+                file=sys.stderr,
+            )
+
+
+def _has_cuda(torch: ModuleType) -> bool:
+    return getattr(getattr(torch, "version", None), "cuda", None) is not None
+
+
+def came_with_lease(shell: Any) -> bool:
+    """Whether the cell that runs has GPUs by its own need, or a block in it holds some."""
+    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    ours = (parent.get("metadata") or {}).get("gresshopper") or {}
+    lease = ours.get("lease") if isinstance(ours, dict) else None
+    return bool(isinstance(lease, dict) and lease.get("devices")) or need.holds_gpu()
+
+
+def watch(shell: Any) -> None:
+    """Begins to watch for frameworks, if the supervisor lends."""
+    if os.environ.pop(VARIABLE, None):
+        Watch(shell)
