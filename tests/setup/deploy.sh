@@ -5,8 +5,8 @@
 #   tests/setup/deploy.sh down BASE   cancel our jobs' daemon: stop hopd (by its pid)
 #   tests/setup/deploy.sh hopd BASE   start hopd if it doesn't run (the chaos tests kill it)
 #
-# Environment: PROFILE (release), HOPD_PORT (17900), POOL_EXTRA (lines added to [pool.main]), GPUS_PER_PILOT (2),
-# CPUS_PER_PILOT (8), PILOTS (4), USER_PYTHON and HUB_PYTHON
+# Environment: PROFILE (release), HOPD_PORT (17900), HOPD_EXTRA, POOL_EXTRA (lines added to [hopd], [pool.main]),
+# GPUS_PER_PILOT (2), CPUS_PER_PILOT (8), PILOTS (4), MAX_PILOTS (PILOTS), TIME_LIMIT_MIN (1440), USER_PYTHON and HUB_PYTHON
 # (/opt/gresshopper-dev/{user,hub}/bin/python).
 # The demo and the end-to-end tests both use it, so there is one way of installing.
 set -eu
@@ -31,7 +31,7 @@ start_hopd() {
 	hopd_runs && return 0
 	# `devcluster exec` gives it the cluster's environment (and its chroot, where there is one) and becomes hopd.
 	setsid "$target/devcluster" exec --base "$base" --user "$service" --chdir / --env "GRESSHOPPER_CONF=$conf" \
-		--env "RUST_LOG=${RUST_LOG:-info}" -- "$base/opt/bin/hopd" >>"$base/log/hopd.log" 2>&1 </dev/null &
+		--env "GRESSHOPPER_LOG=${GRESSHOPPER_LOG:-info}" -- "$base/opt/bin/hopd" >>"$base/log/hopd.log" 2>&1 </dev/null &
 	pid=$!
 	echo "$pid" >"$pid_file"
 	for _ in $(seq 100); do
@@ -57,7 +57,7 @@ stop_hopd() {
 
 install_files() {
 	mkdir -p "$base/opt/bin" "$base/opt/lib" "$base/opt/python" "$base/opt/share/jupyter/kernels" "$base/run" "$base/log"
-	for name in hopd hop-agent hop hop-front hop-replica; do
+	for name in hopd hop-agent hop hop-front hop-replica hop-slurm-link; do
 		install -m 755 "$target/$name" "$base/opt/bin/$name.new"
 		mv "$base/opt/bin/$name.new" "$base/opt/bin/$name"
 	done
@@ -89,6 +89,7 @@ write_conf() {
 		connect = ["127.0.0.1:$port"]
 		state_dir = "$base/state/hopd"
 		poll_s = 1
+		${HOPD_EXTRA:-}
 
 		[agent]
 		state_dir = "$base/state/agent"
@@ -105,8 +106,8 @@ write_conf() {
 		gpus_per_pilot = ${GPUS_PER_PILOT:-2}
 		cpus_per_pilot = ${CPUS_PER_PILOT:-8}
 		min_pilots = ${PILOTS:-4}
-		max_pilots = ${PILOTS:-4}
-		time_limit_min = 1440
+		max_pilots = ${MAX_PILOTS:-${PILOTS:-4}}
+		time_limit_min = ${TIME_LIMIT_MIN:-1440}
 		linger_ms = ${LINGER_MS:-2000}
 		isolation = "devices"
 		${POOL_EXTRA:-}

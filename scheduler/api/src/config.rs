@@ -49,6 +49,8 @@ pub struct Hopd {
     pub grace_s: u32,
     /// Seconds between two looks at the pilots in Slurm's queue.
     pub poll_s: u32,
+    /// Seconds between two looks at Slurm's nodes, settings, limits and fair shares.
+    pub refresh_s: u32,
 }
 
 /// `[agent]`.
@@ -147,6 +149,7 @@ impl Default for Hopd {
             state_dir: "/var/lib/gresshopper/hopd".into(),
             grace_s: 8,
             poll_s: 3,
+            refresh_s: 60,
         }
     }
 }
@@ -244,6 +247,9 @@ impl Config {
         }
         if self.hopd.poll_s == 0 {
             return wrong("hopd.poll_s", "at least one second");
+        }
+        if self.hopd.refresh_s == 0 {
+            return wrong("hopd.refresh_s", "at least one second");
         }
         for (key, path) in [
             ("prefix", &self.prefix),

@@ -277,13 +277,13 @@ impl Core {
                 continue;
             };
             let i = i as u32;
-            for (user, account) in who {
+            for (user, name) in who {
                 let user = self.user_index(user);
-                let account = self.account_index(account.as_ref());
+                let account = self.account_index(name.as_ref());
                 members.binding.entry((user, account)).or_default().push(i);
                 let (users, accounts) = members.used_by.entry(i).or_default();
                 if *count == Count::Accounts {
-                    accounts.insert(account);
+                    accounts.extend(name.is_some().then_some(account));
                 } else {
                     users.insert(user);
                 }

@@ -6,6 +6,7 @@
 mod access;
 mod books;
 mod desk;
+mod limits;
 mod scheduler;
 mod server;
 mod slurm;
@@ -22,12 +23,15 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::info;
 
 /// Messages of all connections that may wait for the scheduler's task.
 const INCOMING: usize = 4096;
+/// How long a first start waits for Slurm's limits before it serves without.
+const LIMITS_PATIENCE: Duration = Duration::from_secs(20);
 
 #[derive(Debug, Parser)]
 #[command(name = "hopd", version, about = "The scheduler daemon of Gresshopper")]
@@ -135,7 +139,9 @@ async fn run(config: Config, service_uid: u32) -> Result<()> {
         open: Default::default(),
     };
     info!(%address, term = %snapshot.term, entries = snapshot.entries.len(), "hopd {} starts", env!("CARGO_PKG_VERSION"));
-    let scheduler = scheduler::Scheduler::new(config, journal, snapshot.term, snapshot.entries, accounting)?;
+    let mut scheduler =
+        scheduler::Scheduler::new(config, journal, snapshot.term, snapshot.entries, accounting)?;
+    scheduler.learn_limits(LIMITS_PATIENCE).await;
     let (messages, incoming) = mpsc::channel(INCOMING);
     let serving = tokio::spawn(server::serve(listener, Arc::new(house), messages));
     let mut term = signal(SignalKind::terminate())?;
@@ -146,7 +152,8 @@ async fn run(config: Config, service_uid: u32) -> Result<()> {
             _ = int.recv() => {}
         }
     };
-    scheduler.run(incoming, stop).await;
+    let refresh = signal(SignalKind::hangup())?;
+    scheduler.run(incoming, refresh, stop).await;
     serving.abort();
     Ok(())
 }

@@ -15,6 +15,7 @@ use hop_api::message::{
     AcctQuery, AgentUp, Event, FromHopd, Grant, Handover, InfoReport, Order, Placement, Refusal, ReplicaUp,
     Request, Response, SeatPlan, SeatStep, StartLease, ToHopd,
 };
+use hop_core::config::{Limits, Shares};
 use hop_core::id::{AccountName, JobId, KernelId, LeaseId, NodeName, PoolName, ReplicaId, Term, UserName};
 use hop_core::journal::{Entry, Key, Value};
 use hop_core::time::{Span, Timestamp};
@@ -29,8 +30,8 @@ use tracing::{debug, error, info, warn};
 
 /// A replica whose connection broke may come back within this time.
 const REPLICA_AWAY: Span = Span::from_secs(15);
-/// How often nodes and settings are asked for.
-const FACTS_EVERY: Span = Span::from_secs(60);
+/// Until the next try after Slurm or slurmdbd gave no answer.
+const SOON: Span = Span::from_secs(5);
 /// The longest pause between two looks at the queue while Slurm is away.
 const LOOK_LAST: Span = Span::from_secs(60);
 /// Rows of one answer to `hop acct`.
@@ -44,8 +45,10 @@ const HELD_UP: usize = 1000;
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum BookKey {
     Core(Key),
-    /// A kernel id belongs to its first user for ever.
+    /// A kernel id belongs to its first user until nothing is left of the kernel.
     Owner(KernelId),
+    /// What Slurm last said of limits, for a start while slurmdbd is away.
+    Limits,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -53,6 +56,7 @@ pub(crate) enum BookKey {
 pub(crate) enum BookValue {
     Core(Value),
     Owner(UserName),
+    Limits(Box<Limits>),
 }
 
 pub(crate) type HopJournal = Journal<BookKey, BookValue>;
@@ -66,6 +70,8 @@ enum Report {
     },
     Looked(Result<Queue, String>),
     Facts(Box<Result<Facts, String>>),
+    Limits(Box<Result<Limits, String>>),
+    Shares(Box<Result<Shares, String>>),
     /// Slurm was asked whose seat that is.
     SeatOwner {
         conn: ConnId,
@@ -97,6 +103,8 @@ struct Replica {
 enum Due {
     Look,
     Facts,
+    Limits,
+    Shares,
     Submit,
     /// After a start: who has not come back by now is lost.
     Grace,
@@ -128,6 +136,8 @@ pub(crate) struct Scheduler {
     seats: HashMap<JobId, (UserName, Option<AccountName>)>,
     due: BTreeSet<(Timestamp, Due)>,
     look_pause: Span,
+    /// What the core was told; none: Slurm has never said.
+    limits: Option<Limits>,
     problems: BTreeMap<&'static str, String>,
     reports: mpsc::UnboundedSender<Report>,
     inbox: Option<mpsc::UnboundedReceiver<Report>>,
@@ -174,6 +184,7 @@ impl Scheduler {
         let mut core_entries = Vec::new();
         let mut desk = Desk::default();
         let mut leases = Vec::new();
+        let mut limits = None;
         let mut counters = hop_core::journal::Counters {
             next_lease: 1,
             next_ticket: 1,
@@ -181,6 +192,7 @@ impl Scheduler {
         for (key, value) in entries {
             match (key, value) {
                 (BookKey::Owner(kernel), BookValue::Owner(user)) => drop(owners.insert(kernel, user)),
+                (BookKey::Limits, BookValue::Limits(known)) => limits = Some(*known),
                 (BookKey::Core(key), BookValue::Core(value)) => {
                     match (&key, &value) {
                         (Key::Ticket(n), Value::Ticket(t)) => {
@@ -236,6 +248,7 @@ impl Scheduler {
             seats: HashMap::new(),
             due: BTreeSet::new(),
             look_pause: Span::from_secs(config.hopd.poll_s.into()),
+            limits,
             problems: BTreeMap::new(),
             reports,
             inbox: Some(inbox),
@@ -246,15 +259,20 @@ impl Scheduler {
         let grace = Span::from_secs(scheduler.config.hopd.grace_s.into());
         scheduler.due.insert((now, Due::Facts));
         scheduler.due.insert((now, Due::Look));
+        scheduler.due.insert((now, Due::Limits));
+        scheduler.due.insert((now, Due::Shares));
         scheduler.due.insert((now + grace, Due::Grace));
+        scheduler.todo.extend(scheduler.limits.clone().map(Input::Limits));
         scheduler.carry_out(out);
         Ok(scheduler)
     }
 
-    /// Runs until `stop`; then everything is on disk.
+    /// Runs until `stop`; then everything is on disk. Each `refresh` has it ask Slurm for nodes, settings, limits and
+    /// shares at once.
     pub(crate) async fn run(
         mut self,
         mut incoming: mpsc::Receiver<Incoming>,
+        mut refresh: tokio::signal::unix::Signal,
         stop: impl Future<Output = ()>,
     ) {
         let mut inbox = self.inbox.take().expect("run is called once");
@@ -264,6 +282,7 @@ impl Scheduler {
             tokio::select! {
                 biased;
                 () = &mut stop => break,
+                Some(()) = refresh.recv() => self.ask_all(),
                 event = incoming.recv() => match event {
                     Some(event) => self.incoming(event),
                     None => break,
@@ -297,6 +316,8 @@ impl Scheduler {
             match due {
                 Due::Look => self.look(),
                 Due::Facts => self.ask_facts(),
+                Due::Limits => self.ask_limits(),
+                Due::Shares => self.ask_shares(),
                 Due::Submit => {
                     let acts = self.desk.submit_wanted(now);
                     self.act(acts);
@@ -442,6 +463,9 @@ impl Scheduler {
             }
             Output::Forget { kernel } => {
                 self.listeners.remove(&kernel);
+                if self.owners.remove(&kernel).is_some() {
+                    drop(self.journal.post([(&BookKey::Owner(kernel), None)]));
+                }
             }
             Output::Record(_) | Output::Journal(_) => {}
         }
@@ -669,6 +693,26 @@ impl Scheduler {
                 kernel: id.kernel.clone(),
                 incarnation: id.incarnation,
             });
+        }
+    }
+
+    /// A kernel that was restarted has another replica. Those before it, whose connection is gone, are not waited for
+    /// where their place was taken or nothing is lost by it: the next cell would be started in a process that is dead.
+    /// One that was merely cut off comes back as if it were new.
+    fn superseded_by(&mut self, new: &ReplicaId, seat: JobId) {
+        let holds = |id: &ReplicaId| {
+            let mut leases = self.core.leases().into_iter();
+            leases.any(|l| l.kernel == id.kernel && l.executor == id.incarnation)
+        };
+        let others = self.replicas.iter().filter(|(id, r)| {
+            id.kernel == new.kernel && id.incarnation < new.incarnation && r.conn.is_none()
+        });
+        let gone: Vec<_> = others
+            .filter(|(id, r)| r.seat.job == seat || !holds(id))
+            .map(|(id, _)| id.clone())
+            .collect();
+        for id in gone {
+            self.replica_away(&id);
         }
     }
 
@@ -1063,6 +1107,7 @@ impl Scheduler {
         };
         info!(replica = %id, %user, node = %up.node, seat = %up.seat.job, "a replica is up");
         self.owned_now(&up.kernel, user);
+        self.superseded_by(&id, up.seat.job);
         let replica = Replica {
             conn: Some(conn),
             seat: up.seat.clone(),
@@ -1224,6 +1269,8 @@ impl Scheduler {
             }
             Report::Looked(answer) => self.looked(answer),
             Report::Facts(facts) => self.facts(*facts),
+            Report::Limits(limits) => self.limits(*limits),
+            Report::Shares(shares) => self.shares(*shares),
             Report::SeatOwner {
                 conn,
                 message,
@@ -1311,6 +1358,100 @@ impl Scheduler {
         }
     }
 
+    fn refresh(&self) -> Span {
+        Span::from_secs(self.config.hopd.refresh_s.into())
+    }
+
+    /// Asks Slurm for limits before anybody is served, where no earlier `hopd` has written down what they are. After
+    /// `patience` it goes on without.
+    pub(crate) async fn learn_limits(&mut self, patience: Duration) {
+        if self.limits.is_some() {
+            return;
+        }
+        let asked = tokio::time::timeout(patience, self.slurm.limits()).await;
+        self.limits(asked.unwrap_or_else(|_| Err("no answer".to_owned())));
+        self.due.retain(|(_, due)| *due != Due::Limits);
+        let next = self.clock.now()
+            + if self.limits.is_some() {
+                self.refresh()
+            } else {
+                SOON
+            };
+        self.due.insert((next, Due::Limits));
+    }
+
+    fn ask_limits(&mut self) {
+        let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
+        tokio::spawn(async move {
+            let limits = slurm.limits().await;
+            let _ = reports.send(Report::Limits(Box::new(limits)));
+        });
+    }
+
+    fn limits(&mut self, answer: Result<Limits, String>) {
+        let now = self.clock.now();
+        self.due.retain(|(_, due)| *due != Due::Limits);
+        match answer {
+            Err(reason) => {
+                let known = match &self.limits {
+                    Some(_) => "those known last are kept",
+                    None => "nobody is held to any until they can be read",
+                };
+                let text = format!("Slurm's limits can't be read ({known}): {reason}.");
+                if self.problems.insert("limits", text.clone()).is_none() {
+                    warn!("{text}");
+                }
+                self.due.insert((now + SOON, Due::Limits));
+            }
+            Ok(limits) => {
+                if self.problems.remove("limits").is_some() {
+                    info!("Slurm's limits can be read again");
+                }
+                self.due.insert((now + self.refresh(), Due::Limits));
+                if self.limits.as_ref() == Some(&limits) {
+                    return;
+                }
+                info!(limits = limits.limits.len(), "Slurm's limits have changed");
+                let value = BookValue::Limits(Box::new(limits.clone()));
+                drop(self.journal.post([(&BookKey::Limits, Some(&value))]));
+                self.todo.push_back(Input::Limits(limits.clone()));
+                self.limits = Some(limits);
+            }
+        }
+    }
+
+    fn ask_shares(&mut self) {
+        let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
+        tokio::spawn(async move {
+            let shares = slurm.shares().await;
+            let _ = reports.send(Report::Shares(Box::new(shares)));
+        });
+    }
+
+    fn shares(&mut self, answer: Result<Shares, String>) {
+        let next = match answer {
+            Err(reason) => {
+                let text = format!("Slurm's fair shares can't be read, those known last count: {reason}.");
+                if self.problems.insert("shares", text.clone()).is_none() {
+                    warn!("{text}");
+                }
+                SOON
+            }
+            Ok(shares) => {
+                self.problems.remove("shares");
+                self.todo.push_back(Input::Shares(shares));
+                self.refresh()
+            }
+        };
+        self.due.insert((self.clock.now() + next, Due::Shares));
+    }
+
+    fn ask_all(&mut self) {
+        let asks = [Due::Facts, Due::Limits, Due::Shares];
+        self.due.retain(|(_, due)| !asks.contains(due));
+        self.due.extend(asks.map(|due| (self.clock.now(), due)));
+    }
+
     fn ask_facts(&mut self) {
         let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
         tokio::spawn(async move {
@@ -1340,7 +1481,7 @@ impl Scheduler {
                 );
                 let acts = self.desk.facts(facts.usable, facts.refused, now);
                 self.act(acts);
-                self.due.insert((now + FACTS_EVERY, Due::Facts));
+                self.due.insert((now + self.refresh(), Due::Facts));
             }
         }
     }

@@ -3,8 +3,10 @@
 //! Each call runs in a task of its own and answers with an event, so Slurm never holds up a decision.
 
 use crate::desk::{Failure, Seen, SeenJob, job_name};
+use crate::limits::{self, Books};
 use hop_api::config::{Config, Isolation, Pool};
 use hop_core::NodeFacts;
+use hop_core::config::{Limits, Shares};
 use hop_core::id::{AccountName, JobId, NodeName, PoolName, UserName};
 use hop_slurm::gres::Gres;
 use hop_slurm::state::JobState;
@@ -53,10 +55,8 @@ impl SlurmSide {
             timeout: Duration::from_secs(20),
             ..Settings::default()
         };
-        Self {
-            slurm: Slurm::new(settings),
-            config,
-        }
+        let slurm = Slurm::new(settings).with_link(config.prefix.join("bin/hop-slurm-link"));
+        Self { slurm, config }
     }
 
     /// Submits a pilot.
@@ -196,6 +196,43 @@ done
             account: j.account,
             lives: !j.state.is_over(),
         }))
+    }
+
+    /// What slurmdbd's associations and QOS allow people, and what they hold in jobs of their own; no limits where
+    /// Slurm itself doesn't enforce them (`AccountingStorageEnforce`).
+    pub(crate) async fn limits(&self) -> Result<Limits, String> {
+        let settings = self.slurm.config().await.map_err(|e| chain(&e))?;
+        if !settings.enforces_limits() {
+            return Ok(Limits::default());
+        }
+        let cluster = settings.cluster().unwrap_or("cluster").to_owned();
+        let associations = self.slurm.associations(&cluster).await.map_err(|e| chain(&e))?;
+        let qos = self.slurm.qos_limits().await.map_err(|e| chain(&e))?;
+        let partitions = self.slurm.partitions().await.map_err(|e| chain(&e))?;
+        let jobs = self
+            .slurm
+            .jobs(&JobFilter::default())
+            .await
+            .map_err(|e| chain(&e))?;
+        let pools = self.config.pool.iter();
+        let pools: Vec<_> = pools
+            .map(|(name, p)| (name.clone(), p.partition.clone()))
+            .collect();
+        let books = Books {
+            associations: &associations,
+            qos: &qos,
+            partitions: &partitions,
+            jobs: &jobs,
+            pools: &pools,
+            service: &self.config.service_user,
+        };
+        Ok(books.limits())
+    }
+
+    /// Fair shares and past usage.
+    pub(crate) async fn shares(&self) -> Result<Shares, String> {
+        let rows = self.slurm.shares().await.map_err(|e| chain(&e))?;
+        Ok(limits::shares(&rows, &self.config.service_user))
     }
 
     /// The nodes, and whether Slurm keeps GPUs apart as each pool says it does.
@@ -355,6 +392,7 @@ mod tests {
             oversubscribe: "NO".into(),
             preempt_mode: preempt.into(),
             allow_accounts: None,
+            qos: None,
         };
         assert_eq!(refusal(pool, Some(&partition("OFF")), true), None);
         let why = refusal(pool, Some(&partition("SUSPEND,GANG")), true).unwrap();

@@ -386,6 +386,7 @@ unsafe fn read_partition(partition: &sys::partition_info_t) -> Partition {
         oversubscribe: oversubscribe(partition.max_share),
         preempt_mode: preempt_mode(partition.preempt_mode),
         allow_accounts: t(partition.allow_accounts).map(|list| words(Some(list))),
+        qos: t(partition.qos_char),
     }
 }
 

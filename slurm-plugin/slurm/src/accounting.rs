@@ -66,13 +66,15 @@ pub struct Share {
     pub norm_shares: Option<f64>,
     /// Decayed billing seconds.
     pub raw_usage: u64,
+    /// Decayed TRES seconds (`GrpTRESRaw`).
+    pub tres_usage: Tres,
     pub effective_usage: Option<f64>,
     pub fair_share: Option<f64>,
 }
 
 const ASSOC_FORMAT: &str = "Account,ParentName,User,Partition,QOS,DefaultQOS,GrpTRES,GrpTRESMins,MaxTRES";
 const QOS_FORMAT: &str = "Name,GrpTRES,GrpTRESMins,MaxTRESPU,MaxTRESPA,MaxTRES";
-const SHARE_FORMAT: &str = "Account,User,RawShares,NormShares,RawUsage,EffectvUsage,FairShare";
+const SHARE_FORMAT: &str = "Account,User,RawShares,NormShares,RawUsage,EffectvUsage,FairShare,GrpTRESRaw";
 
 impl Slurm {
     /// All associations of `cluster`, with their own limits (those of the parents are in the parents' rows).
@@ -167,7 +169,7 @@ fn parse_qos(output: &str) -> Result<Vec<Limits>, ParseError> {
 }
 
 fn parse_shares(output: &str) -> Result<Vec<Share>, ParseError> {
-    pipe_table(output, 7)?
+    pipe_table(output, 8)?
         .into_iter()
         .map(|row| {
             Ok(Share {
@@ -178,6 +180,7 @@ fn parse_shares(output: &str) -> Result<Vec<Share>, ParseError> {
                 raw_usage: number("RawUsage", row[4])?,
                 effective_usage: row[5].parse().ok(),
                 fair_share: row[6].parse().ok(),
+                tres_usage: Tres::parse(row[7])?,
             })
         })
         .collect()
@@ -231,6 +234,7 @@ mod tests {
             ("lab", Some(1), Some(0.333333))
         );
         assert_eq!(shares[0].raw_shares, None);
+        assert_eq!(alice.tres_usage.gpus(), Some(0));
     }
 
     #[test]

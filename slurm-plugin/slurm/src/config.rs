@@ -93,6 +93,12 @@ impl Config {
         self.is_yes("ConstrainCores") && self.has_word("TaskPlugin", "task/cgroup")
     }
 
+    /// Slurm holds people to the limits of their associations and QOS.
+    pub fn enforces_limits(&self) -> bool {
+        let word = |word| self.has_word("AccountingStorageEnforce", word);
+        word("limits") || word("safe")
+    }
+
     /// Pilots can have a step manager of their own.
     pub fn has_stepmgr(&self) -> bool {
         self.version().is_some_and(Version::has_stepmgr) && self.has_word("PrologFlags", "Contain")

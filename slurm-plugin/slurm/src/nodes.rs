@@ -45,6 +45,8 @@ pub struct Partition {
     /// `OFF`, `REQUEUE`, `SUSPEND`, ...: what may happen to its jobs.
     pub preempt_mode: String,
     pub allow_accounts: Option<Vec<String>>,
+    /// The partition's own QOS, whose limits bind all of its jobs.
+    pub qos: Option<String>,
 }
 
 impl Partition {
@@ -129,6 +131,7 @@ fn parse_partition(line: &str) -> Result<Partition, ParseError> {
         oversubscribe: value("OverSubscribe")?.to_owned(),
         preempt_mode: value("PreemptMode")?.to_owned(),
         allow_accounts: accounts.map(|list| words(some_text(list))),
+        qos: value_of(line, "QoS").and_then(some_text).filter(|q| q != "N/A"),
     })
 }
 

@@ -1,0 +1,540 @@
+//! Slurm's limits and fair shares, in the core's terms.
+//!
+//! In pool mode Slurm sees the service account alone, so what its associations and QOS allow each user is for us to
+//! enforce. Pure: what `sacctmgr`, `sshare` and the queue said comes in, what the core is told goes out.
+//! `docs/policy.md` has the rules, and what Slurm knows that isn't taken over.
+
+use hop_core::config::{Count, Limit, LimitOf, Limits, Share, Shares};
+use hop_core::id::{AccountName, PoolName, UserName};
+use hop_slurm::{Association, Job, Partition};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A user in an account, or where Slurm has not said in which.
+type Member = (UserName, Option<AccountName>);
+
+/// What is known of people in Slurm.
+#[derive(Debug)]
+pub(crate) struct Books<'a> {
+    pub associations: &'a [Association],
+    /// Limits of QOS.
+    pub qos: &'a [hop_slurm::Limits],
+    pub partitions: &'a [Partition],
+    pub jobs: &'a [Job],
+    /// Pools, by name, with their partitions.
+    pub pools: &'a [(PoolName, String)],
+    /// Its jobs are the pilots: they are nobody's own.
+    pub service: &'a UserName,
+}
+
+impl Books<'_> {
+    pub(crate) fn limits(&self) -> Limits {
+        let mut limits = Vec::new();
+        for row in self.associations {
+            match &row.user {
+                None => self.of_account(row, &mut limits),
+                Some(user) if user != self.service => self.of_user(row, user, &mut limits),
+                Some(_) => {}
+            }
+        }
+        self.of_leases(&mut limits);
+        for qos in self.qos {
+            self.of_qos(qos, &mut limits);
+        }
+        self.of_pools(&mut limits);
+        Limits {
+            limits,
+            elsewhere: self.elsewhere(),
+        }
+    }
+
+    /// GrpTRES of an account: all below it together.
+    fn of_account(&self, row: &Association, limits: &mut Vec<Limit>) {
+        let below = self.below(&row.account);
+        let who = self.members(|a| below.contains(&a.account));
+        let group = self.ungoverned(&who, |q| q.group.gpus());
+        push(
+            limits,
+            group,
+            Count::Accounts,
+            row.limits.group.gpus(),
+            None,
+            || format!("GrpTRES of account {}", row.account),
+        );
+        let minutes = self.ungoverned(&who, |q| q.group_minutes.gpus());
+        push(
+            limits,
+            minutes,
+            Count::Accounts,
+            None,
+            row.limits.group_minutes.gpus(),
+            || format!("GrpTRESMins of account {}", row.account),
+        );
+    }
+
+    /// GrpTRES of a user's association.
+    fn of_user(&self, row: &Association, user: &UserName, limits: &mut Vec<Limit>) {
+        if !self.concerns(row) {
+            return;
+        }
+        let name = |what: &str| match &row.partition {
+            Some(p) => format!("{what} of {user} in account {} and partition {p}", row.account),
+            None => format!("{what} of {user} in account {}", row.account),
+        };
+        let who = vec![(user.clone(), Some(row.account.clone())), (user.clone(), None)];
+        let group = self.ungoverned(&who, |q| q.group.gpus());
+        push(limits, group, Count::Users, row.limits.group.gpus(), None, || {
+            name("GrpTRES")
+        });
+        let minutes = self.ungoverned(&who, |q| q.group_minutes.gpus());
+        push(
+            limits,
+            minutes,
+            Count::Users,
+            None,
+            row.limits.group_minutes.gpus(),
+            || name("GrpTRESMins"),
+        );
+    }
+
+    /// MaxTRES, which Slurm looks for in the QOS, then in the user's association, then upwards.
+    fn of_leases(&self, limits: &mut Vec<Limit>) {
+        let mut found: BTreeMap<(String, u64), Vec<Member>> = BTreeMap::new();
+        for row in self.people() {
+            let Some(user) = &row.user else { continue };
+            if self.qos_of(row).is_some_and(|q| q.per_job.gpus().is_some()) {
+                continue;
+            }
+            let own = row
+                .limits
+                .per_job
+                .gpus()
+                .map(|n| (format!("MaxTRES of {user}"), n));
+            let inherited = || {
+                self.upwards(&row.account).find_map(|a| {
+                    let gpus = a.limits.per_job.gpus()?;
+                    Some((format!("MaxTRES of account {}", a.account), gpus))
+                })
+            };
+            if let Some(limit) = own.or_else(inherited) {
+                let who = found.entry(limit).or_default();
+                who.extend([(user.clone(), Some(row.account.clone())), (user.clone(), None)]);
+            }
+        }
+        for ((name, gpus), who) in found {
+            push(limits, who, Count::PerLease, Some(gpus), None, || name);
+        }
+    }
+
+    fn of_qos(&self, qos: &hop_slurm::Limits, limits: &mut Vec<Limit>) {
+        let hop_slurm::LimitScope::Qos { qos: name } = &qos.scope else {
+            return;
+        };
+        let who = self.members(|a| self.qos_name(a).as_deref() == Some(name));
+        for (what, count, gpus, minutes) in [
+            ("GrpTRES", Count::Users, qos.group.gpus(), None),
+            ("GrpTRESMins", Count::Users, None, qos.group_minutes.gpus()),
+            ("MaxTRESPerUser", Count::PerUser, qos.per_user.gpus(), None),
+            (
+                "MaxTRESPerAccount",
+                Count::PerAccount,
+                qos.per_account.gpus(),
+                None,
+            ),
+            ("MaxTRES", Count::PerLease, qos.per_job.gpus(), None),
+        ] {
+            push(limits, who.clone(), count, gpus, minutes, || {
+                format!("{what} of QOS {name}")
+            });
+        }
+    }
+
+    /// The QOS of a partition binds all that runs there.
+    fn of_pools(&self, limits: &mut Vec<Limit>) {
+        for (pool, partition) in self.pools {
+            let of_partition = self.partitions.iter().find(|p| p.name == *partition);
+            let Some(name) = of_partition.and_then(|p| p.qos.as_deref()) else {
+                continue;
+            };
+            let Some(qos) = self.find_qos(name) else { continue };
+            for (what, of, gpus) in [
+                ("GrpTRES", LimitOf::Pool(pool.clone()), qos.group.gpus()),
+                (
+                    "MaxTRESPerUser",
+                    LimitOf::EachUserOf(pool.clone()),
+                    qos.per_user.gpus(),
+                ),
+            ] {
+                limits.extend(gpus.map(|gpus| Limit {
+                    of,
+                    gpus: Some(clip(gpus)),
+                    gpu_minutes: None,
+                    name: format!("{what} of QOS {name} of partition {partition}"),
+                }));
+            }
+        }
+    }
+
+    /// GPUs of people's own jobs that run.
+    fn elsewhere(&self) -> Vec<(UserName, AccountName, u32)> {
+        let mut held: BTreeMap<(UserName, AccountName), u64> = BTreeMap::new();
+        for job in self.jobs {
+            let runs = !job.state.is_over() && !job.state.is_waiting();
+            let gpus = hop_slurm::gres::gpus(&job.gres) * job.nodes.len().max(1) as u64;
+            if let Some(account) = &job.account
+                && runs
+                && gpus > 0
+                && job.user != *self.service
+            {
+                *held.entry((job.user.clone(), account.clone())).or_default() += gpus;
+            }
+        }
+        let rows = held.into_iter();
+        rows.map(|((user, account), n)| (user, account, clip(n)))
+            .collect()
+    }
+
+    // --- who is who ---
+
+    /// Rows of people whose leases they may concern.
+    fn people(&self) -> impl Iterator<Item = &Association> {
+        self.associations
+            .iter()
+            .filter(|a| a.user.as_ref().is_some_and(|u| u != self.service) && self.concerns(a))
+    }
+
+    /// An association for one partition concerns leases if a pool is in that.
+    fn concerns(&self, row: &Association) -> bool {
+        let here = |p: &String| self.pools.iter().any(|(_, partition)| partition == p);
+        row.partition.as_ref().is_none_or(here)
+    }
+
+    fn members(&self, wanted: impl Fn(&Association) -> bool) -> Vec<Member> {
+        let rows = self.people().filter(|a| wanted(a));
+        let all: BTreeSet<Member> = rows
+            .filter_map(|a| Some((a.user.clone()?, a.account.clone())))
+            .flat_map(|(user, account)| [(user.clone(), Some(account)), (user, None)])
+            .collect();
+        all.into_iter().collect()
+    }
+
+    /// The account with all accounts below it.
+    fn below(&self, top: &AccountName) -> BTreeSet<AccountName> {
+        let mut found = BTreeSet::from([top.clone()]);
+        loop {
+            let before = found.len();
+            let accounts = self.associations.iter().filter(|a| a.user.is_none());
+            for a in accounts {
+                if a.parent.as_ref().is_some_and(|p| found.contains(p)) {
+                    found.insert(a.account.clone());
+                }
+            }
+            if found.len() == before {
+                return found;
+            }
+        }
+    }
+
+    /// The rows of the account and of those above it.
+    fn upwards(&self, account: &AccountName) -> impl Iterator<Item = &Association> {
+        let row = |name: &AccountName| {
+            let mut rows = self.associations.iter();
+            rows.find(|a| a.user.is_none() && a.account == *name)
+        };
+        // A tree can't be deeper than it has rows.
+        std::iter::successors(row(account), move |a| {
+            a.parent.as_ref().filter(|p| **p != a.account).and_then(row)
+        })
+        .take(self.associations.len())
+    }
+
+    /// The QOS of whoever names none: the association's default, one inherited, `normal`, or the only one.
+    fn qos_name(&self, row: &Association) -> Option<String> {
+        let default = row.default_qos.clone();
+        let inherited = || self.upwards(&row.account).find_map(|a| a.default_qos.clone());
+        let usual = || {
+            let normal = row.qos.iter().find(|q| *q == "normal");
+            normal
+                .or_else(|| row.qos.first().filter(|_| row.qos.len() == 1))
+                .cloned()
+        };
+        default.or_else(inherited).or_else(usual)
+    }
+
+    fn find_qos(&self, name: &str) -> Option<&hop_slurm::Limits> {
+        let is =
+            |l: &&hop_slurm::Limits| matches!(&l.scope, hop_slurm::LimitScope::Qos { qos } if qos == name);
+        self.qos.iter().find(is)
+    }
+
+    fn qos_of(&self, row: &Association) -> Option<&hop_slurm::Limits> {
+        self.find_qos(&self.qos_name(row)?)
+    }
+
+    /// Those whose QOS doesn't state this limit itself: where it does, Slurm passes over the associations'.
+    fn ungoverned(&self, who: &[Member], stated: impl Fn(&hop_slurm::Limits) -> Option<u64>) -> Vec<Member> {
+        let governed: BTreeSet<(&UserName, &AccountName)> = self
+            .people()
+            .filter(|a| self.qos_of(a).is_some_and(|q| stated(q).is_some()))
+            .filter_map(|a| Some((a.user.as_ref()?, &a.account)))
+            .collect();
+        let of_user = |user: &UserName| governed.iter().any(|(u, _)| *u == user);
+        let stays = |(user, account): &&Member| match account {
+            Some(account) => !governed.contains(&(user, account)),
+            None => !of_user(user),
+        };
+        who.iter().filter(stays).cloned().collect()
+    }
+}
+
+fn push(
+    limits: &mut Vec<Limit>,
+    who: Vec<Member>,
+    count: Count,
+    gpus: Option<u64>,
+    minutes: Option<u64>,
+    name: impl FnOnce() -> String,
+) {
+    if who.is_empty() || gpus.is_none() && minutes.is_none() {
+        return;
+    }
+    limits.push(Limit {
+        of: LimitOf::Members { who, count },
+        gpus: gpus.map(clip),
+        gpu_minutes: minutes,
+        name: name(),
+    });
+}
+
+fn clip(gpus: u64) -> u32 {
+    u32::try_from(gpus).unwrap_or(u32::MAX)
+}
+
+/// Weights and past usage. An account weighs what its share of the whole tree is, a user what their share in an account
+/// is (the largest, where there are several); GPU-seconds are Slurm's own, decayed as it does.
+pub(crate) fn shares(rows: &[hop_slurm::Share], service: &UserName) -> Shares {
+    let usage = |row: &hop_slurm::Share| row.tres_usage.gpus().unwrap_or(0) as f64;
+    let mut accounts = Vec::new();
+    let mut users: BTreeMap<UserName, Share> = BTreeMap::new();
+    for row in rows {
+        match &row.user {
+            // What the service account used is what its leases' users are charged with here.
+            Some(user) if user == service => {}
+            Some(user) => {
+                let share = users.entry(user.clone()).or_insert(Share {
+                    weight: 0.0,
+                    usage: 0.0,
+                });
+                share.weight = share.weight.max(row.raw_shares.map_or(1.0, |n| n as f64));
+                share.usage += usage(row);
+            }
+            None => accounts.push((
+                row.account.clone(),
+                Share {
+                    weight: row.norm_shares.filter(|n| *n > 0.0).unwrap_or(1.0),
+                    usage: usage(row),
+                },
+            )),
+        }
+    }
+    Shares {
+        users: users.into_iter().collect(),
+        accounts,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_slurm::gres::Tres;
+    use hop_slurm::{LimitScope, Limits as SlurmLimits};
+
+    fn tres(gpus: u64) -> Tres {
+        match gpus {
+            0 => Tres::default(),
+            n => Tres::parse(&format!("cpu=8,gres/gpu={n}")).unwrap(),
+        }
+    }
+
+    fn none(scope: LimitScope) -> SlurmLimits {
+        SlurmLimits {
+            scope,
+            group: tres(0),
+            group_minutes: tres(0),
+            per_user: tres(0),
+            per_account: tres(0),
+            per_job: tres(0),
+        }
+    }
+
+    fn row(account: &str, parent: Option<&str>, user: Option<&str>, group: u64) -> Association {
+        let account = AccountName::from(account);
+        Association {
+            parent: parent.map(Into::into),
+            user: user.map(Into::into),
+            partition: None,
+            qos: vec!["normal".into()],
+            default_qos: None,
+            limits: SlurmLimits {
+                group: tres(group),
+                ..none(LimitScope::Account {
+                    account: account.clone(),
+                })
+            },
+            account,
+        }
+    }
+
+    fn qos(name: &str) -> SlurmLimits {
+        none(LimitScope::Qos { qos: name.into() })
+    }
+
+    fn tree() -> Vec<Association> {
+        vec![
+            row("root", None, None, 0),
+            row("science", Some("root"), None, 8),
+            row("lab", Some("science"), None, 0),
+            row("lab", None, Some("alice"), 1),
+            row("lab", None, Some("bob"), 0),
+            row("arts", Some("root"), None, 0),
+            row("arts", None, Some("alice"), 0),
+            row("pool", Some("root"), None, 0),
+            row("pool", None, Some("gresshopper"), 2),
+        ]
+    }
+
+    fn said(associations: &[Association], qos: &[SlurmLimits]) -> Vec<(String, Option<u32>, Vec<String>)> {
+        let books = Books {
+            associations,
+            qos,
+            partitions: &[],
+            jobs: &[],
+            pools: &[("main".into(), "notebook".into())],
+            service: &"gresshopper".into(),
+        };
+        let limits = books.limits().limits.into_iter();
+        limits
+            .map(|l| {
+                let LimitOf::Members { who, count } = l.of else {
+                    panic!()
+                };
+                let word =
+                    |(u, a): Member| format!("{u}@{}", a.map_or_else(|| "-".to_owned(), |a| a.to_string()));
+                let who = who.into_iter().map(word).chain([format!("{count:?}")]);
+                (l.name, l.gpus, who.collect())
+            })
+            .collect()
+    }
+
+    #[test]
+    fn an_account_binds_all_below_it_and_an_association_its_user_alone() {
+        let limits = said(&tree(), &[qos("normal")]);
+        assert_eq!(
+            limits,
+            [
+                (
+                    "GrpTRES of account science".to_owned(),
+                    Some(8),
+                    ["alice@-", "alice@lab", "bob@-", "bob@lab", "Accounts"]
+                        .map(str::to_owned)
+                        .to_vec()
+                ),
+                (
+                    "GrpTRES of alice in account lab".to_owned(),
+                    Some(1),
+                    ["alice@lab", "alice@-", "Users"].map(str::to_owned).to_vec()
+                ),
+            ]
+        );
+    }
+
+    #[test]
+    fn a_qos_binds_those_who_have_it_by_default_and_goes_before_their_associations() {
+        let mut rows = tree();
+        rows[4].default_qos = Some("gpu".into());
+        rows[2].limits.per_job = tres(4);
+        let gpu = SlurmLimits {
+            group: tres(6),
+            per_user: tres(2),
+            per_account: tres(5),
+            per_job: tres(1),
+            ..qos("gpu")
+        };
+        let limits = said(&rows, &[qos("normal"), gpu]);
+        let of = |name: &str| {
+            let found = limits.iter().find(|(n, ..)| n == name);
+            found.map(|(_, gpus, who)| (gpus.unwrap(), who.join(" ")))
+        };
+        let bob = |n, count: &str| Some((n, format!("bob@- bob@lab {count}")));
+        assert_eq!(of("GrpTRES of QOS gpu"), bob(6, "Users"));
+        assert_eq!(of("MaxTRESPerUser of QOS gpu"), bob(2, "PerUser"));
+        assert_eq!(of("MaxTRESPerAccount of QOS gpu"), bob(5, "PerAccount"));
+        assert_eq!(of("MaxTRES of QOS gpu"), bob(1, "PerLease"));
+        // Bob's QOS says GrpTRES and MaxTRES itself.
+        assert_eq!(
+            of("GrpTRES of account science"),
+            Some((8, "alice@- alice@lab Accounts".into()))
+        );
+        assert_eq!(
+            of("MaxTRES of account lab"),
+            Some((4, "alice@lab alice@- PerLease".into()))
+        );
+        assert_eq!(limits.len(), 7);
+    }
+
+    #[test]
+    fn a_partitions_qos_binds_its_pool() {
+        let partition = Partition {
+            name: "notebook".into(),
+            state: "UP".into(),
+            nodes: vec![],
+            is_default: true,
+            max_time: hop_slurm::span::TimeLimit::Unlimited,
+            default_time: hop_slurm::span::TimeLimit::Unlimited,
+            oversubscribe: "NO".into(),
+            preempt_mode: "OFF".into(),
+            allow_accounts: None,
+            qos: Some("part".into()),
+        };
+        let books = Books {
+            associations: &[],
+            qos: &[SlurmLimits {
+                per_user: tres(3),
+                ..qos("part")
+            }],
+            partitions: &[partition],
+            jobs: &[],
+            pools: &[("main".into(), "notebook".into())],
+            service: &"gresshopper".into(),
+        };
+        let limits = books.limits().limits;
+        assert_eq!(limits.len(), 1);
+        assert_eq!(
+            (&limits[0].of, limits[0].gpus),
+            (&LimitOf::EachUserOf("main".into()), Some(3))
+        );
+    }
+
+    #[test]
+    fn shares_weigh_users_and_accounts() {
+        let share = |account: &str, user: Option<&str>, raw, norm, gpus| hop_slurm::Share {
+            account: account.into(),
+            user: user.map(Into::into),
+            raw_shares: raw,
+            norm_shares: Some(norm),
+            raw_usage: 0,
+            tres_usage: tres(gpus),
+            effective_usage: None,
+            fair_share: None,
+        };
+        let rows = [
+            share("lab", None, Some(3), 0.75, 90),
+            share("lab", Some("alice"), Some(2), 0.5, 60),
+            share("arts", Some("alice"), None, 0.5, 30),
+            share("pool", Some("gresshopper"), Some(1), 1.0, 1000),
+        ];
+        let shares = shares(&rows, &"gresshopper".into());
+        let weight = |weight, usage| Share { weight, usage };
+        assert_eq!(shares.users, [("alice".into(), weight(2.0, 90.0))]);
+        assert_eq!(shares.accounts, [("lab".into(), weight(0.75, 90.0))]);
+    }
+}
