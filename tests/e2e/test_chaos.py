@@ -167,6 +167,15 @@ def test_seat_cancelled_and_the_user_reads_that_the_kernel_was_lost(cluster: Clu
     the_kernel_is_lost(cluster, alice, cell, 30)
 
 
+def test_seat_ends_as_the_next_kernel_comes_and_that_one_gets_another(cluster: Cluster) -> None:
+    with notebook(cluster, "alice"):
+        seat = cluster.run("root", "squeue", "-h", "-u", "alice", "-n", "gresshopper-seat", "-o", "%i").split()
+    # hopd doesn't know yet.
+    cluster.run("root", "scancel", *seat)
+    with notebook(cluster, "alice") as book:
+        assert book.execute("print(1 + 1)")["text"] == "2\n"
+
+
 def test_slurmctld_stopped_for_20_s(cluster: Cluster, alice: Notebook) -> None:
     cell = running(cluster, alice)
     cluster.devcluster("stop-slurmctld")

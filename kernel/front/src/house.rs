@@ -82,11 +82,7 @@ async fn start_in_seat(order: &Order) -> Result<Child> {
     let config = Config::load().context("can't read the configuration")?;
     let program = config.prefix.join("bin/hop-replica");
     let plan = place(order, &config).await;
-    let job = match plan.existing.filter(|_| !order.fresh_seat) {
-        Some(job) => job,
-        None => submit_seat(&plan, &program).await?,
-    };
-    let node = wait_for_seat(job).await?;
+    let (job, node) = take_seat(&plan, order.fresh_seat, &program).await?;
     let mem = order.mem_mib.unwrap_or(config.seat.mem_mib);
     let cpus = order.cpus.unwrap_or(config.seat.cpus).max(1);
     slurm("srun")
@@ -113,6 +109,18 @@ async fn start_in_seat(order: &Order) -> Result<Child> {
         .process_group(0)
         .spawn()
         .context("can't start srun")
+}
+
+/// A seat that runs, and its node: one that the user has already, unless it ends just now, or a new one.
+async fn take_seat(plan: &SeatPlan, fresh: bool, program: &Path) -> Result<(JobId, String)> {
+    if let Some(job) = plan.existing.filter(|_| !fresh) {
+        match wait_for_seat(job).await {
+            Ok(node) => return Ok((job, node)),
+            Err(error) => eprintln!("hop-front: {error:#}; the kernel gets a new seat"),
+        }
+    }
+    let job = submit_seat(plan, program).await?;
+    Ok((job, wait_for_seat(job).await?))
 }
 
 /// Where `hopd` wants the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
