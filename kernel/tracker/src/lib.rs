@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Version of this interface; `native.ABI` must be the same.
-pub const ABI: u32 = 1;
+pub const ABI: u32 = 2;
 
 thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };

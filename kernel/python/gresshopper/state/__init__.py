@@ -11,7 +11,7 @@ def load_ipython_extension(shell: Any) -> None:
     """`%load_ext gresshopper.state`: capture after each cell."""
     from .agent import agent
 
-    agent(shell).watch()
+    agent(shell).watch(ahead=False)
 
 
 def unload_ipython_extension(shell: Any) -> None:

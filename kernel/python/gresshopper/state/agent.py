@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import logging
 import os
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+import types
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import capture, form, names, native, recipes, rerun
+from . import capture, form, names, native, planning, recipes, redo, rerun
 from . import restore as restoring
 from .store import Store, StoreError
 
@@ -76,15 +80,29 @@ class Agent:
         self._typical = 0.0
         self._inputs = 0
         self.effects = rerun.Effects()
+        #: What each capture found, for the plan of a save.
+        self.notes: list[dict[str, Any]] = []
+        self._drawn: dict[str, bytes] = {}
+        #: What the store was found to take and give, in bytes per second (measured at the first need).
+        self.rates: tuple[float, float] | None = None
 
     # --- hooks ---
 
-    def watch(self, directory: Path | None = None) -> None:
-        """Capture after each cell; with a directory, keep each capture there."""
+    def watch(self, directory: Path | None = None, ahead: bool = True) -> None:
+        """Capture after each cell; with a directory, keep each capture there. `ahead`: large content is stored when it
+        is captured, so that a save finds it there; else with the save, which may then leave out what its cells make
+        again.
+        """
         if directory is not None:
             self.log = form.Log(directory, form.owner_key())
             self.log.create()
             self.log.commit(False)
+        self._start(ahead or directory is not None)
+
+    def _start(self, ahead: bool) -> None:
+        self.capture.memories.ahead = ahead
+        if not self.notes:
+            self.audit()  # what was there before the first cell that is seen
         self.shell.events.register("pre_run_cell", self._before)
         self.shell.events.register("post_run_cell", self._after)
 
@@ -138,28 +156,66 @@ class Agent:
             together = names.Names(set().union(*(f.names for f in found)), any(f.dynamic for f in found))
             self._seq += len(waiting)
             self.last = self.capture.run(together, self._seq)
+            cells = self._cells(waiting, sources, found)
+            for i, cell in enumerate(cells):
+                self._note(self.last if i + 1 == len(cells) else _NOTHING, cell)
             if self.log is not None:
-                self._log_cells(waiting, sources, found)
+                self._log_cells(cells)
         except Exception as e:  # a capture must never fail the user's cell
             self._told(e)
 
-    def _log_cells(self, waiting: list[_Ran], sources: list[str], found: list[names.Names]) -> None:
-        assert self.log is not None and self.last is not None
+    def _cells(self, waiting: list[_Ran], sources: list[str], found: list[names.Names]) -> list[dict[str, Any]]:
+        cells = []
         for i, (ran, source, named) in enumerate(zip(waiting, sources, found)):
-            last = i + 1 == len(waiting)
-            cell = {
-                "seq": self._seq - len(waiting) + i + 1,
-                "source": source,
-                "file": self._file(source, ran),
-                "seconds": ran.seconds,
-                "ok": ran.ok,
-                "joint": len(waiting) > 1,
-                "names": sorted(n for n in named.names if n in self.shell.user_ns),
-                "touched": self.capture.chosen if last else sorted(self.capture.units),
-                "effects": ran.effects,
-                "count": ran.count,
+            touched = self.capture.chosen if i + 1 == len(waiting) else sorted(self.capture.units)
+            used = sorted(n for n in named.names if n in self.shell.user_ns)
+            cells.append(
+                {
+                    "seq": self._seq - len(waiting) + i + 1,
+                    "source": source,
+                    "file": self._file(source, ran),
+                    "seconds": ran.seconds,
+                    "ok": ran.ok,
+                    "joint": len(waiting) > 1,
+                    "names": used,
+                    "touched": touched,
+                    "uses": self._uses(used, touched),
+                    "effects": ran.effects,
+                    "count": ran.count,
+                }
+            )
+        return cells
+
+    def _uses(self, used: list[str], touched: list[int]) -> list[str]:
+        """Names in the functions that a cell may call, as far as they tell whether it may run again."""
+        reached = {m for u in touched if u in self.capture.units for m in self.capture.units[u].touches}
+        told = rerun.telling(reached)
+        space = self.shell.user_ns
+        if any(_own_module(space[n]) for n in {*used, *reached} if n in space):
+            told.append(rerun.LOCAL)
+        return told
+
+    def _note(self, delta: capture.Delta, cell: dict[str, Any] | None) -> None:
+        """Remember what a capture found."""
+        drawn = {k: v for k, v in delta.process.items() if k in planning.DRAWN}
+        if cell is None and not delta.changed and not delta.removed and not drawn:
+            return
+        units = [
+            {
+                "u": c.unit.uid,
+                "m": list(c.unit.members),
+                "dig": c.unit.digest.hex(),
+                "tags": c.unit.tags,
+                "lost": bool(c.unit.gone),
             }
-            delta = self.last if last else capture.Delta([], [], {}, 0.0)
+            for c in delta.changed
+        ]
+        self.notes.append({"cell": cell, "units": units, "gone": list(delta.removed), "drawn": drawn})
+
+    def _log_cells(self, cells: list[dict[str, Any]]) -> None:
+        assert self.log is not None and self.last is not None
+        for i, cell in enumerate(cells):
+            delta = self.last if i + 1 == len(cells) else _NOTHING
             self.log.add(self._record(delta, cell, False), self._body)
         self.log.commit(False)
 
@@ -180,6 +236,7 @@ class Agent:
         """Look at everything, in think time: what the cells' names missed is found here, and arms the tracking."""
         self._work_off()
         delta = self.capture.run(None, self._seq, arm=True)
+        self._note(delta, None)
         if self.log is not None and (delta.changed or delta.removed or delta.process):
             self.log.add(self._record(delta, None, False), self._body)
             self.log.commit(False)
@@ -204,11 +261,22 @@ class Agent:
 
     # --- writing ---
 
-    def _record(self, delta: capture.Delta, cell: Mapping[str, Any] | None, full: bool) -> dict[str, Any]:
+    def _record(
+        self,
+        delta: capture.Delta,
+        cell: Mapping[str, Any] | None,
+        full: bool,
+        again: Mapping[int, Mapping[str, Any]] | None = None,
+        cells: Callable[[Callable[[bytes], Any]], Any] | None = None,
+    ) -> dict[str, Any]:
         body = bytearray()
         units = []
         for changed in delta.changed:
-            units.append(self._entry(changed, body))
+            said = (again or {}).get(changed.unit.uid)
+            if said is not None and not changed.unit.gone:
+                units.append({**self._left(changed.unit), **said})
+            else:
+                units.append({**self._entry(changed, body), **(said or {})})
         inputs = self.shell.user_ns.get("_ih") or [""]
         first = 0 if full else self._inputs
         self._inputs = len(inputs)
@@ -224,6 +292,8 @@ class Agent:
             "count": self.shell.execution_count + (cell is not None),
             "env": restoring.environment() if full or (cell is None and self._new_modules()) else None,
         }
+        if cells is not None:
+            head["redo"] = {"cells": cells(lambda data: self._ref(data, body))}
         self._body = bytes(body)
         return head
 
@@ -243,6 +313,8 @@ class Agent:
 
     def _entry(self, changed: capture.Changed, body: bytearray) -> dict[str, Any]:
         unit = changed.unit
+        for i, buffer in enumerate(changed.buffers):
+            unit.blobs[i] = self.capture.memories.keep(buffer, unit.blobs[i])
         return {
             "u": unit.uid,
             "m": list(unit.members),
@@ -259,8 +331,27 @@ class Agent:
             "dig": unit.digest.hex(),
         }
 
-    def save(self, directory: Path, durable: bool = True) -> dict[str, Any]:
-        """Write the whole state as it is now.
+    def _left(self, unit: capture.Unit) -> dict[str, Any]:
+        """A group that is left to its cells."""
+        return {
+            "u": unit.uid,
+            "m": list(unit.members),
+            "left": True,
+            "s": {"n": 0, "c": []},
+            "b": [[b.nbytes, int(b.items), []] for b in unit.blobs],
+            "f": [],
+            "c": sorted(unit.classes),
+            "t": [],
+            "gone": [],
+            "notes": unit.notes,
+            "types": sorted(unit.types),
+            "cell": unit.cell,
+            "sec": round(unit.seconds, 6),
+            "dig": unit.digest.hex(),
+        }
+
+    def save(self, directory: Path, durable: bool = True, whole: bool = False) -> dict[str, Any]:
+        """Write the whole state as it is now. What the plan leaves to its cells is left out, unless `whole`.
 
         # Errors
         `FormError` or `StoreError`; a state that was there before stays as it was.
@@ -268,16 +359,13 @@ class Agent:
         started = time.perf_counter()
         before = self.store.written
         self._work_off()
+        known = {unit.uid: (unit.digest, unit.tags) for unit in self.capture.units.values()}
         delta = self.capture.run(None, self._seq, everything=True)
-        log = form.Log(directory, form.owner_key())
-        log.create()
-        try:
-            length = log.add(self._record(delta, None, True), self._body, compress=True)
-            if durable:
-                self.store.sync()
-            log.commit(durable)
-        finally:
-            log.close()
+        fresh = [c for c in delta.changed if known.get(c.unit.uid) != (c.unit.digest, c.unit.tags)]
+        self._note(delta._replace(changed=fresh), None)
+        history = planning.History(self.notes)
+        plan, again = self._planned(directory, delta, history, durable, whole)
+        length = self._write(directory, delta, history, plan, again, durable)
         self._packing = threading.Thread(target=self.store.pack, name="gresshopper-pack", daemon=True)
         self._packing.start()
         return {
@@ -285,9 +373,103 @@ class Agent:
             "log_bytes": length,
             "chunk_bytes": self.store.written - before,
             "seconds": time.perf_counter() - started,
-            "lost": self._lost(),
+            "lost": self._lost(plan),
+            "left": self._again(plan, gone=False),
+            "rebuilt": self._again(plan, gone=True),
             "notes": self._notes(),
         }
+
+    def _planned(
+        self, directory: Path, delta: capture.Delta, history: planning.History, durable: bool, whole: bool
+    ) -> tuple[planning.Plan, dict[int, dict[str, Any]]]:
+        """What is shipped, and what is left to its cells: only what a trial could make again."""
+        units = [c.unit for c in delta.changed]
+        groups = [
+            planning.Group(u.uid, u.members, u.nbytes(), _unstored(u), u.plain, u.seconds, bool(u.gone))
+            for u in units
+        ]
+        failed: dict[int, str] = {u.uid: "" for u in units if whole or self._shown_as(u) is None}
+        again: dict[int, dict[str, Any]] = {}
+        for _ in range(_TRIALS):
+            plan = planning.plan(history, groups, lambda: self._measure(durable), failed)
+            again = {
+                u.uid: {"redo": self._seqs(history, u.uid), "as": self._shown_as(u) or {}, "tags": u.tags}
+                for u in units
+                if plan.choices[u.uid] == planning.RECOMPUTE
+            }
+            again.update({uid: {"why": why} for uid, why in plan.why.items()})
+            if not any(u.uid in again and not u.gone for u in units):
+                return plan, again
+            wrong = self._trial(directory, delta, history, plan, again)
+            if not wrong:
+                return plan, again
+            failed.update(wrong)
+        return self._planned(directory, delta, history, durable, whole=True)
+
+    def _measure(self, durable: bool) -> tuple[float, float]:
+        if self.rates is None:
+            self.rates = self.store.rates(durable)
+        return self.rates
+
+    def _seqs(self, history: planning.History, uid: int) -> list[int]:
+        return [self.notes[i]["cell"]["seq"] for i in history.back(uid)]
+
+    def _shown_as(self, unit: capture.Unit) -> dict[str, str] | None:
+        """Which variable each name under which IPython keeps what was displayed is; nothing if one is none of them."""
+        space = self.shell.user_ns
+        plain = [n for n in unit.names if not rerun._shown(n)]
+        found = {
+            name: next((n for n in plain if space[n] is space[name]), "") for name in unit.names if rerun._shown(name)
+        }
+        return found if all(found.values()) else None
+
+    def _trial(
+        self,
+        directory: Path,
+        delta: capture.Delta,
+        history: planning.History,
+        plan: planning.Plan,
+        again: dict[int, dict[str, Any]],
+    ) -> dict[int, str]:
+        """Rebuild what would be left out in a Python of its own; those for which that fails, and why."""
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".trial-", dir=directory) as place:
+            self._write(Path(place), delta, history, plan, again, False)
+            seconds = sum(self.notes[i]["cell"]["seconds"] for i in plan.rerun)
+            try:
+                done = subprocess.run(
+                    [sys.executable, "-c", _TRIAL, str(Path(__file__).parents[2]), place, str(self.store.root)],
+                    stdin=subprocess.DEVNULL,
+                    capture_output=True,
+                    timeout=30 + 4 * seconds,
+                    check=False,
+                    env={k: v for k, v in os.environ.items() if k != "GRESSHOPPER_AGENT_FD"},
+                )
+                said = json.loads(done.stdout.decode(errors="replace").rpartition("\x1e")[2])
+                return {int(uid): str(why) for uid, why in said.items() if not self.capture.units[int(uid)].gone}
+            except (OSError, ValueError, subprocess.SubprocessError) as e:
+                return {uid: f"its trial failed: {e}" for uid in again if not self.capture.units[uid].gone}
+
+    def _write(
+        self,
+        directory: Path,
+        delta: capture.Delta,
+        history: planning.History,
+        plan: planning.Plan,
+        again: dict[int, dict[str, Any]],
+        durable: bool,
+    ) -> int:
+        log = form.Log(directory, form.owner_key())
+        log.create()
+        try:
+            cells: Any = functools.partial(redo.described, history, plan.rerun) if plan.rerun else None
+            length = log.add(self._record(delta, None, True, again, cells), self._body, compress=True)
+            if durable:
+                self.store.sync()
+            log.commit(durable)
+        finally:
+            log.close()
+        return length
 
     _packing: threading.Thread | None = None
 
@@ -296,8 +478,23 @@ class Agent:
         if self._packing is not None:
             self._packing.join()
 
-    def _lost(self) -> dict[str, str]:
-        return {name: f"{g.what}: {g.why}" for u in self.capture.units.values() for g in u.gone for name in u.names}
+    def _lost(self, plan: planning.Plan) -> dict[str, str]:
+        """What is gone, and why it can't be made again."""
+        return {
+            name: f"{g.what}: {g.why}; it can't be made again: {plan.why[u.uid]}"
+            for u in self.capture.units.values()
+            if u.uid in plan.why
+            for g in u.gone
+            for name in u.names
+        }
+
+    def _again(self, plan: planning.Plan, gone: bool) -> dict[str, str]:
+        """What is left to its cells, and to which: because it can't be saved (`gone`), or because that is cheaper."""
+        return {
+            ", ".join(u.names): f"{u.nbytes()} bytes"
+            for u in self.capture.units.values()
+            if plan.choices.get(u.uid) == planning.RECOMPUTE and bool(u.gone) == gone
+        }
 
     def _notes(self) -> dict[str, list[str]]:
         return {", ".join(u.names): u.notes for u in self.capture.units.values() if u.notes}
@@ -333,7 +530,9 @@ class Agent:
         told, self.loader = restoring.restore(
             snapshot, self.store, self.capture.session, self._set, lazy, _progress()
         )
-        if again and told.lost:
+        if again and snapshot.redo["cells"]:
+            told = redo.recover(snapshot, self.store, self.capture.session, self._set, told)
+        if again and told.lost and any(r.head["cell"] for r in snapshot.records):
             told = rerun.recover(snapshot, self.store, self.capture.session, self._set, told)
         self._show(snapshot)
         self._history(snapshot)
@@ -385,6 +584,34 @@ class Agent:
             top = max(snapshot.history)
             inputs[:] = [snapshot.history.get(i, "") for i in range(top + 1)]
         self.shell.execution_count = max(self.shell.execution_count, snapshot.count)
+
+
+#: What the trial's Python runs; the package lies where this one does.
+_TRIAL = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gresshopper.state import redo; redo.main()"
+#: So often a plan is made and tried; then everything is stored.
+_TRIALS = 4
+_NOTHING = capture.Delta([], [], {}, 0.0)
+#: Where modules lie that aren't the user's own.
+_INSTALLED = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), "/usr/lib/python3"})
+
+
+def _unstored(unit: capture.Unit) -> int:
+    return unit.size + sum(b.nbytes for b in unit.blobs if b.deferred)
+
+
+def _own_module(value: Any) -> bool:
+    """Whether a value is, or comes from, a module of the user's own."""
+    if isinstance(value, types.ModuleType):
+        module: Any = value
+    elif isinstance(value, types.FunctionType):
+        module = sys.modules.get(str(value.__module__))
+    else:
+        kind = value if isinstance(value, type) else type(value)
+        module = sys.modules.get(str(type.__getattribute__(kind, "__module__")))
+    if module is None or vars(module).get("__name__") == "__main__":
+        return False
+    file = vars(module).get("__file__")
+    return isinstance(file, str) and not file.startswith(_INSTALLED) and "-packages/" not in file
 
 
 _SHOWN = ("_", "__", "___")
@@ -475,7 +702,7 @@ def _do_restore(of: Agent, asked: Mapping[str, Any]) -> Any:
 
 
 _COMMANDS: dict[str, Any] = {
-    "save": lambda of, asked: of.save(Path(asked["state"]), asked.get("durable", True)),
+    "save": lambda of, asked: of.save(Path(asked["state"]), asked.get("durable", True), asked.get("whole", False)),
     "show": lambda of, asked: of.show(),
     "watch": lambda of, asked: of.watch(Path(asked["state"]) if asked.get("state") else None),
     "unwatch": lambda of, asked: of.unwatch(),

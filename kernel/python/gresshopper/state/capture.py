@@ -35,6 +35,26 @@ class Blob(NamedTuple):
     chunks: tuple[str, ...]
     items: bool
 
+    @property
+    def deferred(self) -> bool:
+        """Whether it isn't in the store: the names are its tags."""
+        return bool(self.chunks) and self.chunks[0].startswith("~")
+
+
+def _deferred(nbytes: int, tags: bytes) -> Blob:
+    return Blob(nbytes, tuple("~" + tags[i : i + 16].hex() for i in range(0, len(tags), 16)), False)
+
+
+def content_tags(buffer: pickling.Buffer) -> bytes:
+    """What tells the content of a buffer from another's, the same in another process."""
+    if buffer.items is not None:
+        return hashlib.blake2b(pickle.dumps(buffer.items.tolist(), protocol=5), digest_size=16).digest()
+    if native.lib is None:
+        return hashlib.blake2b(native.view_of(buffer.address, buffer.nbytes), digest_size=16).digest()
+    out = bytearray(16 * -(-buffer.nbytes // CHUNK))
+    native.lib.hop_tags(buffer.address, buffer.nbytes, CHUNK, native.address(out))
+    return bytes(out)
+
 
 class Unit:
     """A group of members as it was last written."""
@@ -51,9 +71,11 @@ class Unit:
         "ids",
         "members",
         "notes",
+        "plain",
         "ranges",
         "seconds",
         "size",
+        "tags",
         "touches",
         "types",
         "uid",
@@ -76,6 +98,10 @@ class Unit:
         self.types: set[str] = set()
         self.seconds = 0.0
         self.cell = 0
+        #: A hash of its buffers' content, the same in another process.
+        self.tags = ""
+        #: Bytes of its buffers that aren't items of an array of objects.
+        self.plain = 0
 
     @property
     def names(self) -> list[str]:
@@ -88,10 +114,11 @@ class Unit:
 
 
 class Changed(NamedTuple):
-    """A unit that is new or changed, with its stream."""
+    """A unit that is new or changed, with its stream; when everything was asked for, also its buffers."""
 
     unit: Unit
     stream: bytes
+    buffers: Sequence[pickling.Buffer] = ()
 
 
 class Delta(NamedTuple):
@@ -123,6 +150,8 @@ class Memories:
         self.store = store
         self._known: dict[tuple[int, int], _Memory] = {}
         self.tracking = native.lib is not None and native.lib.hop_track_init() == 0
+        #: Whether content is stored when it is captured; else it is only told apart, and stored with a save.
+        self.ahead = True
 
     def content(self, buffer: pickling.Buffer, arm: bool) -> Blob:
         """The content of a buffer, stored. `arm`: there is time to start tracking."""
@@ -132,6 +161,8 @@ class Memories:
         memory = self._known.get(key)
         items = buffer.items is not None
         if memory is not None and (memory.blob is None or memory.blob.items != items):
+            memory = None
+        if memory is not None and self.ahead and memory.blob is not None and memory.blob.deferred:
             memory = None
         if memory is None:
             memory = _Memory()
@@ -146,9 +177,30 @@ class Memories:
             memory.blob = self._store_items(buffer)
         else:
             memory.tags = self._tags(buffer.address, buffer.nbytes)
-            names = self.store.put(buffer.address, buffer.nbytes)
-            memory.blob = Blob(buffer.nbytes, tuple(names), False)
+            if self.ahead or not memory.tags:
+                names = self.store.put(buffer.address, buffer.nbytes)
+                memory.blob = Blob(buffer.nbytes, tuple(names), False)
+            else:
+                memory.blob = _deferred(buffer.nbytes, memory.tags)
         return memory.blob
+
+    def keep(self, buffer: pickling.Buffer, blob: Blob) -> Blob:
+        """Store what was only told apart so far, and what is no longer in the store."""
+        if not blob.deferred and self.store.holds(blob.chunks):
+            return blob
+        memory = self._known.get((buffer.address, buffer.nbytes))
+        if buffer.items is not None:
+            stored = self._store_items(buffer)
+        else:
+            stored = Blob(buffer.nbytes, tuple(self.store.put(buffer.address, buffer.nbytes)), False)
+        if memory is not None and memory.blob == blob:
+            memory.blob = stored
+        return stored
+
+    def tags(self, buffer: pickling.Buffer) -> bytes:
+        """As `content_tags`, without reading memory whose tags are known."""
+        memory = self._known.get((buffer.address, buffer.nbytes)) if buffer.items is None else None
+        return memory.tags if memory is not None and memory.tags else content_tags(buffer)
 
     def _store_items(self, buffer: pickling.Buffer) -> Blob:
         stream = pickle.dumps(buffer.items.tolist(), protocol=5)  # type: ignore[union-attr]
@@ -203,6 +255,9 @@ class Memories:
         if memory.heat >= 4 and memory.armed:
             native.lib.hop_track_drop(buffer.address, buffer.nbytes)
             memory.armed = False
+        if not self.ahead:
+            memory.blob, memory.tags = _deferred(buffer.nbytes, bytes(tags)), bytes(tags)
+            return memory.blob
         try:
             names = self.store.put(buffer.address, buffer.nbytes, changed, memory.blob.chunks)
         except BaseException:
@@ -394,11 +449,13 @@ class Capture:
                 self._next += unit is None
                 fresh = Unit(uid, members)
                 fresh.digest, fresh.blobs, fresh.cell = digest, blobs, self.cell
-                changed.append(Changed(fresh, dump.stream))
+                held = [self.memories.tags(b) for b in dump.buffers if b.nbytes]
+                fresh.tags = hashlib.blake2b(b"".join(held), digest_size=16).hexdigest()
+                changed.append(Changed(fresh, dump.stream, dump.buffers if everything else ()))
             else:
                 fresh = unit
                 if everything:
-                    changed.append(Changed(fresh, dump.stream))
+                    changed.append(Changed(fresh, dump.stream, dump.buffers))
             self._describe(fresh, dump, seconds)
             if dump.suspects and fresh is not unit:
                 fresh.notes = sorted({*fresh.notes, *verify.own_pickling(self.session, dump, blobs, self.store)})
@@ -423,6 +480,7 @@ class Capture:
         unit.foreign = dump.foreign
         unit.classes, unit.touches, unit.dynamic = dump.classes, dump.touches, dump.dynamic
         unit.gone = dump.gone
+        unit.plain = sum(b.nbytes for b in dump.buffers if b.items is None)
         unit.notes = sorted(set(dump.notes)) if not dump.suspects or not unit.notes else unit.notes
         unit.types = {f"{t.__module__}.{t.__qualname__}" for t in dump.types}
         unit.seconds = seconds

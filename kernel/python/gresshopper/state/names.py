@@ -20,6 +20,10 @@ SHELL = frozenset({"get_ipython", "run_line_magic", "run_cell_magic", "system", 
 #: Magics that run a file or swap the namespace.
 DYNAMIC_MAGICS = frozenset({"run", "load", "loadpy", "reset", "reset_selective", "store", "macro", "rerun", "recall"})
 
+#: Stands among the names for code that makes a set, whose order is another in another process.
+SETS = "{}"
+_SET_OPS = frozenset(dis.opmap[op] for op in ("BUILD_SET", "SET_ADD", "SET_UPDATE") if op in dis.opmap)
+
 _WORD = re.compile(r"[^\W\d]\w*")
 
 
@@ -45,9 +49,13 @@ def names_of_code(code: types.CodeType) -> Names:
     words: set[str] = set()
     for part in code_objects(code):
         names.update(part.co_names)
+        if not _SET_OPS.isdisjoint(part.co_code[::2]):
+            names.add(SETS)
         for const in part.co_consts:
             if isinstance(const, str) and len(const) < 100_000:
                 words.update(_WORD.findall(const))
+            elif isinstance(const, frozenset):
+                names.add(SETS)
     dynamic = not DYNAMIC.isdisjoint(names) and _loads_dynamic(code)
     if not SHELL.isdisjoint(names):
         dynamic = dynamic or not DYNAMIC_MAGICS.isdisjoint(words) or not DYNAMIC.isdisjoint(words)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 #: Version of the C interface that this module speaks.
-ABI = 1
+ABI = 2
 CHUNK = 4 * 1024 * 1024
 #: References to an object of a memo that nothing else holds, as `sys.getrefcount` counts them in the loop.
 MADE_FOR_DUMP = 4
@@ -123,6 +123,19 @@ def error() -> str:
     out = ctypes.create_string_buffer(512)
     lib.hop_error(out, 512)
     return out.value.decode(errors="replace")
+
+
+def plan(problem: bytes) -> bytes:
+    """The plan for a problem, both in JSON (`hop_state::plan`)."""
+    cap = 64 * 1024
+    while True:
+        out = ctypes.create_string_buffer(cap)
+        got = lib.hop_plan(problem, len(problem), out, cap)
+        if got < 0:
+            raise ValueError(f"no plan could be made: {error()}")
+        if got <= cap:
+            return out.raw[:got]
+        cap = got
 
 
 def _memo_layout_known() -> bool:

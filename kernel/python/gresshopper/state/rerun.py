@@ -12,7 +12,7 @@ import hashlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Callable
 
 from . import form, names, pickling, process, restore
@@ -70,6 +70,57 @@ BARRED_NAMES = frozenset(
         "mkdtemp",
         "TemporaryDirectory",
     }
+)
+#: Stands among the names for a module of the user's own, whose file may change.
+LOCAL = "<own module>"
+#: Names through which a cell may get what is another tomorrow or elsewhere. What could be shipped isn't left out then.
+DOUBTFUL_NAMES = frozenset(
+    {
+        names.SETS,
+        LOCAL,
+        "set",
+        "frozenset",
+        "hash",
+        "open",
+        "environ",
+        "getenv",
+        "getcwd",
+        "listdir",
+        "scandir",
+        "iterdir",
+        "walk",
+        "glob",
+        "rglob",
+        "stat",
+        "exists",
+        "compile",
+        "vars",
+        "locals",
+        "memmap",
+        "argv",
+        "cpu_count",
+        "getrusage",
+        "process_time",
+        "thread_time",
+        "ctypes",
+        "File",
+        "imread",
+        "device",
+        "cuda",
+    }
+)
+#: The same for names that begin so.
+DOUBTFUL_STARTS = (
+    "read",
+    "load",
+    "fetch",
+    "download",
+    "scan",
+    "get_data",
+    "from_file",
+    "fromfile",
+    "memory",
+    "open_",
 )
 _EFFECTS = (
     "socket.connect",
@@ -158,7 +209,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
             watching.event(event, args)
 
 
-def barred(cell: dict[str, Any]) -> str | None:
+def barred(cell: Mapping[str, Any]) -> str | None:
     """Why a cell mustn't be run again, if so."""
     if cell.get("joint"):
         return "several cells ran before their state could be captured"
@@ -170,10 +221,30 @@ def barred(cell: dict[str, Any]) -> str | None:
     for path, stamp in cell["effects"]["read"].items():
         if _stamp(path) != stamp:
             return f"the file {path} was changed since its cell read it"
-    used = sorted(names.names_of_source(cell["source"]).names & BARRED_NAMES)
+    used = sorted(_used(cell) & BARRED_NAMES)
     if used:
         return f"its cell can't be trusted to do the same again ({', '.join(used)})"
     return None
+
+
+def doubtful(cell: Mapping[str, Any]) -> str | None:
+    """What might make a cell, though it may run again, give something else, if anything."""
+    files = cell["effects"]["read"]
+    if files:
+        return f"it reads {next(iter(files))}"
+    used = _used(cell)
+    found = sorted((used & DOUBTFUL_NAMES) | {n for n in used if n.startswith(DOUBTFUL_STARTS)})
+    return f"it uses {found[0]}" if found else None
+
+
+def _used(cell: Mapping[str, Any]) -> set[str]:
+    """Names that a cell uses, also within the functions that it may call."""
+    return names.names_of_source(cell["source"]).names.union(cell.get("uses", ()))
+
+
+def telling(used: Iterable[str]) -> list[str]:
+    """Those of these names that tell whether a cell may run again."""
+    return sorted(n for n in used if n in BARRED_NAMES or n in DOUBTFUL_NAMES or n.startswith(DOUBTFUL_STARTS))
 
 
 def recover(
@@ -251,9 +322,10 @@ def _chain(
     with contextlib.suppress(Exception):  # a placeholder may be where its holder can't be loaded around it
         stood = restore.Loader(snapshot, store, session, lazy=False).load(uid)
     state: dict[str, Any] = {}
+    live = dict(session.namespace)
     with _emptied(session.namespace, snapshot):
         for i in cells:
-            state = _run_cell(records, i, wanted, state, store, session)
+            state = _run_cell(records, i, wanted, state, store, session, live, snapshot)
         _fill_shown(entry, stood, state)
         _same(entry, state, session)
     return state
@@ -299,14 +371,18 @@ def _run_cell(
     state: dict[str, Any],
     store: Store,
     session: pickling.Session,
+    live: Mapping[str, Any],
+    snapshot: restore.Snapshot,
 ) -> dict[str, Any]:
     before = restore.Snapshot(records[:at])
     cell = records[at].head["cell"]
     scratch = session.namespace
     fixed = set(scratch)
-    loader = restore.Loader(before, store, session, lazy=False)
+    loader = restore.Loader(before, store, session, lazy=False, live=live)
     own = {u for u, e in before.units.items() if not wanted.isdisjoint(e.names)}
     for other in _needed(before, cell, own):
+        if any(m.startswith("c:") for m in before.units[other].said["m"]) and not _as_now(before, snapshot, other):
+            raise _Barred(f"it needs {', '.join(before.units[other].names)} as it was then")
         if before.units[other].said["gone"]:
             raise _Barred(f"it needs {', '.join(before.units[other].names)}, which can't be saved either")
         scratch.update(loader._values(other, before.units[other]))
@@ -328,6 +404,12 @@ def _run_cell(
         process.apply({k: v for k, v in kept.items() if k in ("random", "numpy", "torch")}, lambda _: None)
         for name in set(scratch) - fixed:
             del scratch[name]
+
+
+def _as_now(before: restore.Snapshot, after: restore.Snapshot, uid: int) -> bool:
+    """Whether a unit is still what it was."""
+    now = after.units.get(uid)
+    return now is not None and now.said["dig"] == before.units[uid].said["dig"]
 
 
 def _needed(before: restore.Snapshot, cell: dict[str, Any], own: set[int]) -> list[int]:

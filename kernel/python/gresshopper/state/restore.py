@@ -45,6 +45,9 @@ class Snapshot:
         self.history: dict[int, str] = {}
         self.count = 1
         self.shown: Mapping[str, int] = {}
+        #: Cells that run again for groups with `redo`, and the record that holds them.
+        self.redo: Mapping[str, Any] = {"cells": []}
+        self._redo_record: form.Record | None = None
         for record in records:
             head = record.head
             if head.get("full"):
@@ -59,6 +62,13 @@ class Snapshot:
             self.history.update({int(k): v for k, v in head.get("inputs", {}).items()})
             self.count = head.get("count", self.count)
             self.shown = head.get("shown", self.shown)
+            if head.get("redo"):
+                self.redo, self._redo_record = head["redo"], record
+
+    def redo_bytes(self, ref: Mapping[str, Any], store: Store) -> bytes:
+        """Bytes that the cells that run again refer to."""
+        assert self._redo_record is not None
+        return stream(Entry({"s": ref}, self._redo_record), store)
 
     def process(self, store: Store) -> dict[str, bytes]:
         """The process's sections."""
@@ -147,8 +157,18 @@ class Told(NamedTuple):
 class Loader:
     """Reads the units of one snapshot; the source of its streams."""
 
-    def __init__(self, snapshot: Snapshot, store: Store, session: pickling.Session, lazy: bool = True) -> None:
+    def __init__(
+        self,
+        snapshot: Snapshot,
+        store: Store,
+        session: pickling.Session,
+        lazy: bool = True,
+        live: Mapping[str, Any] | None = None,
+    ) -> None:
         self.snapshot, self.store, self.session, self._lazy = snapshot, store, session, lazy
+        #: Variables that are there already: a group with a class of the notebook is taken from them, since a class
+        #: must not become two.
+        self._live = live
         self.notices: list[str] = []
         self._where = {m[2:]: uid for uid, e in snapshot.units.items() for m in e.said["m"] if m.startswith("c:")}
         self._loaded: dict[int, list[Any]] = {}
@@ -214,6 +234,10 @@ class Loader:
         if uid in self._loaded:
             return self._loaded[uid]
         entry = self.snapshot.units[uid]
+        there = self._there(entry)
+        if there is not None:
+            self._loaded[uid] = there
+            return there
         data = stream(entry, self.store)
         self._stack.append(entry)
         try:
@@ -226,6 +250,17 @@ class Loader:
                 self.session.adopt(member[2:], value)
         self._loaded[uid] = values
         return values
+
+    def _there(self, entry: Entry) -> list[Any] | None:
+        members = entry.said["m"]
+        if self._live is None or not any(m.startswith("c:") for m in members):
+            return None
+        held = [self.session.classes.get(m[2:]) if m.startswith("c:") else self._live.get(m[2:]) for m in members]
+        return None if any(value is None for value in held) else held
+
+    def values(self, uid: int) -> dict[str, Any]:
+        """The variables of a unit."""
+        return {m[2:]: v for m, v in zip(self.snapshot.units[uid].said["m"], self.load(uid)) if m.startswith("n:")}
 
     def load_all(
         self, only: set[str] | None = None, progress: Callable[[int, int], None] | None = None
@@ -252,6 +287,10 @@ class Loader:
         return any(m.startswith("c:") for m in self.snapshot.units[uid].said["m"])
 
     def _values(self, uid: int, entry: Entry) -> dict[str, Any]:
+        if entry.said.get("left"):
+            why = "it was left to its cells, which weren't run again"
+            self.failed[uid] = why
+            return {name: recipes.Lost(name, why) for name in entry.names}
         try:
             values = self.load(uid)
         except (form.FormError, MemoryError):
@@ -282,7 +321,8 @@ def lost_in(snapshot: Snapshot) -> dict[str, str]:
     for entry in snapshot.units.values():
         for what, why in entry.said["gone"]:
             for name in entry.names:
-                found.setdefault(name, f"{what}: {why}")
+                again = entry.said.get("why")
+                found.setdefault(name, f"{what}: {why}" + (f"; it can't be made again: {again}" if again else ""))
     return found
 
 

@@ -1,0 +1,209 @@
+"""From what was measured to a plan: which groups are shipped, which are made again by running their cells.
+
+The notes of the cells say which versions of which groups each read and made. This module turns them and the measured
+costs into the problem that `kernel/state` solves; the plan is made there. Whether a cell may run again is `rerun`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from . import native, rerun
+
+#: Seconds that a trial takes beside the cells: a Python of its own, and its imports.
+TRIAL = 2.0
+#: A cell that isn't shipped for its cost is run twice: in the trial and when it is restored.
+TWICE = 2.0
+#: A group is only left out if this share of it is plain memory, which one run writes as another.
+PLAIN = 0.9
+#: Bytes that aren't stored yet, from which on leaving a group out may be worth a trial.
+WORTH = 16 * 1024 * 1024
+#: Sections of the process's state from which cells draw.
+DRAWN = ("random", "numpy", "torch")
+
+SHIP, RECOMPUTE, PLACEHOLDER = "ship", "recompute", "placeholder"
+
+
+class Group(NamedTuple):
+    """A group as it is now, with what was measured."""
+
+    uid: int
+    members: tuple[str, ...]
+    #: Bytes of its stream and of its buffers.
+    nbytes: int
+    #: Bytes among them that aren't in the store.
+    unstored: int
+    #: Bytes of its buffers of plain memory.
+    plain: int
+    #: Seconds to serialise it.
+    seconds: float
+    #: Whether a part of it can't be written.
+    gone: bool
+
+
+class Rates(NamedTuple):
+    """What the store was measured to take and give, in bytes per second."""
+
+    write: float
+    read: float
+
+
+class Plan(NamedTuple):
+    """A choice for each group by its number, the notes whose cells run again, and why a group can't be rebuilt."""
+
+    choices: dict[int, str]
+    rerun: list[int]
+    why: dict[int, str]
+
+
+class History:
+    """Which versions there were, from the notes: a version is a group's number and the note that wrote it."""
+
+    def __init__(self, notes: Sequence[Mapping[str, Any]]) -> None:
+        self.notes = notes
+        #: For each note, the versions that its cell may have read.
+        self.reads: list[set[tuple[int, int]]] = []
+        self.last: dict[int, int] = {}
+        #: For each note, what the sections that cells draw from were before it.
+        self.before: list[dict[str, bytes]] = []
+        owner: dict[str, int] = {}
+        lost: set[int] = set()
+        drawn: dict[str, bytes] = {}
+        for i, note in enumerate(notes):
+            self.before.append(dict(drawn))
+            drawn.update(note["drawn"])
+            cell = note["cell"]
+            read: set[int] = set()
+            if cell is not None:
+                read = {u for u in cell["touched"] if u in self.last}
+                read |= {owner[n] for n in cell["names"] if n in owner}
+            self.reads.append({(u, self.last[u]) for u in read})
+            # What can't be written may have moved on without showing it: whoever touched it counts as having made it.
+            self.last.update(dict.fromkeys(lost & read, i))
+            for uid in note["gone"]:
+                self.last.pop(uid, None)
+            for made in note["units"]:
+                self.last[made["u"]] = i
+                (lost.add if made["lost"] else lost.discard)(made["u"])
+                owner.update({m[2:]: made["u"] for m in made["m"] if m.startswith("n:")})
+            owner = {name: uid for name, uid in owner.items() if uid in self.last}
+
+    def back(self, uid: int) -> list[int]:
+        """The notes whose cells must run to rebuild a group, in order: back to versions that are still there."""
+        first = self.last.get(uid)
+        stack, seen = ([] if first is None else [first]), set()
+        while stack:
+            top = stack.pop()
+            if top not in seen:
+                seen.add(top)
+                stack += [at for u, at in self.reads[top] if self.last.get(u) != at]
+        return sorted(seen)
+
+
+def plan(
+    history: History, groups: Sequence[Group], measure: Callable[[], tuple[float, float]], failed: Iterable[int] = ()
+) -> Plan:
+    """The cheapest way to have every group in the restored kernel. Groups in `failed` must not be left out.
+    `measure`: the store's rates, asked for only where they count.
+    """
+    notes = history.notes
+    why_not = [_barred(note) for note in notes]
+    index = {group.uid: i for i, group in enumerate(groups)}
+    never, trial = len(notes), len(notes) + 1
+    cells = [_cell(history, i, why_not[i], index) for i in range(len(notes))]
+    cells += [{"run": None, "reads": []}, {"run": TRIAL, "reads": []}]
+    refused = set(failed)
+    free = {g.uid for g in groups if g.uid not in refused and not g.gone and g.unstored >= WORTH and _may(history, g)}
+    rates = Rates(*measure()) if free else Rates(math.inf, math.inf)
+    described = [
+        {
+            "producer": history.last.get(group.uid, never),
+            "ship": None if group.gone else _ship(group, rates),
+            "also": None if group.gone else (trial if group.uid in free else never),
+        }
+        for group in groups
+    ]
+    made = _solve({"cells": cells, "groups": described})
+    choices = {group.uid: choice for group, choice in zip(groups, made["choices"])}
+    why = {g.uid: _why(history, g, why_not, choices) for g in groups if choices[g.uid] == PLACEHOLDER}
+    return Plan(choices, [c for c in made["rerun"] if c < len(notes)], why)
+
+
+def _cell(history: History, at: int, why_not: str | None, index: Mapping[int, int]) -> dict[str, Any]:
+    cell = history.notes[at]["cell"]
+    reads = [
+        {"cell": made, "active": index.get(uid) if history.last.get(uid) == made else None}
+        for uid, made in sorted(history.reads[at])
+    ]
+    return {"run": None if why_not is not None else TWICE * cell["seconds"], "reads": reads}
+
+
+def _ship(group: Group, rates: Rates) -> float:
+    """Seconds to write a group, and to read it again (which takes a pickle about as long as writing it)."""
+    return 2 * group.seconds + group.unstored / rates.write + group.nbytes / rates.read
+
+
+def _barred(note: Mapping[str, Any]) -> str | None:
+    if note["cell"] is None:
+        return "no cell that was seen made it"
+    if any(m.startswith("c:") for made in note["units"] for m in made["m"]):
+        return "its cell also made a class, which must stay the same"
+    return rerun.barred(note["cell"])
+
+
+def _may(history: History, group: Group) -> bool:
+    """Whether a group that could be shipped may be left out: only what one run surely gives as another."""
+    if group.plain < PLAIN * group.nbytes or any(m.startswith("c:") for m in group.members):
+        return False
+    return all(
+        history.notes[i]["cell"] is not None and rerun.doubtful(history.notes[i]["cell"]) is None
+        for i in history.back(group.uid)
+    )
+
+
+def _why(history: History, group: Group, why_not: Sequence[str | None], choices: Mapping[int, str]) -> str:
+    """Why a group can be neither shipped nor rebuilt."""
+    back = history.back(group.uid)
+    for i in back or [-1]:
+        reason = why_not[i] if i >= 0 else "the cell that made it wasn't recorded"
+        if reason is not None:
+            return reason
+    for i in back:
+        for uid, at in history.reads[i]:
+            if history.last.get(uid) == at and choices.get(uid) == PLACEHOLDER and uid != group.uid:
+                return "it needs what can't be saved either"
+    return "its cells can't be run again"
+
+
+def _solve(problem: dict[str, Any]) -> dict[str, Any]:
+    if native.lib is not None:
+        solved: dict[str, Any] = json.loads(native.plan(json.dumps(problem).encode()))
+        return solved
+    return _simple(problem)
+
+
+def _simple(problem: dict[str, Any]) -> dict[str, Any]:
+    """Without the library nothing is left out: what can be shipped is, the rest is rebuilt where it can be."""
+    choices: list[str] = []
+    rerun_: set[int] = set()
+    for group in problem["groups"]:
+        if group["ship"] is not None:
+            choices.append(SHIP)
+            continue
+        stack, seen, open_ = [group["producer"]], set(), True
+        while stack:
+            top = stack.pop()
+            if top not in seen:
+                seen.add(top)
+                cell = problem["cells"][top]
+                open_ = open_ and cell["run"] is not None
+                open_ = open_ and all(
+                    v["active"] is None or problem["groups"][v["active"]]["ship"] is not None for v in cell["reads"]
+                )
+                stack += [v["cell"] for v in cell["reads"] if v["active"] is None]
+        choices.append(RECOMPUTE if open_ else PLACEHOLDER)
+        rerun_ |= seen if open_ else set()
+    return {"choices": choices, "rerun": sorted(rerun_)}

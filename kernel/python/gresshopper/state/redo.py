@@ -1,0 +1,183 @@
+"""Carries out a plan at the target: runs cells again for the groups that a saved state leaves to them.
+
+Cells run in order in a scratch namespace, each with the versions of its inputs that it saw. What they make must be what
+was recorded. Only the wanted groups are taken; nothing else that a cell did stays. Run as a program it is the trial: a
+fresh Python that reads the state and tells which groups it could rebuild.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import capture, form, pickling, planning, process, rerun, restore
+from .store import Store
+
+
+def described(history: planning.History, cells: Sequence[int], ref: Callable[[bytes], Any]) -> list[dict[str, Any]]:
+    """The cells that run again, as the saved form holds them. `ref` keeps bytes and says where."""
+    found = []
+    for i in cells:
+        cell = dict(history.notes[i]["cell"])
+        drew = {k: v for k, v in history.before[i].items() if k in history.notes[i]["drawn"]}
+        cell["reads"] = sorted(u for u, at in history.reads[i] if history.last.get(u) == at)
+        cell["drawn"] = {k: ref(v) for k, v in drew.items()}
+        cell["made"] = [
+            [made["m"], made["dig"], made["tags"]]
+            for made in history.notes[i]["units"]
+            if not made["lost"] and not any(rerun._shown(m[2:]) for m in made["m"])
+        ]
+        found.append(cell)
+    return found
+
+
+def fingerprint(session: pickling.Session, values: Sequence[Any]) -> tuple[str, str]:
+    """What tells a group's content from another's: the hash of its stream, and of its buffers."""
+    dump = pickling.dump(session, list(values))
+    return hashlib.blake2b(dump.stream, digest_size=16).hexdigest(), tags_of(dump.buffers, _plain_tags)
+
+
+def tags_of(buffers: Sequence[pickling.Buffer], of: Callable[[pickling.Buffer], bytes]) -> str:
+    """One hash for the content of some buffers."""
+    return hashlib.blake2b(b"".join(of(b) for b in buffers if b.nbytes), digest_size=16).hexdigest()
+
+
+def _plain_tags(buffer: pickling.Buffer) -> bytes:
+    return capture.content_tags(buffer)
+
+
+class _Mismatch(Exception):
+    """What was made again isn't what was recorded; says what."""
+
+
+class Replay:
+    """One run of the planned cells."""
+
+    def __init__(self, snapshot: restore.Snapshot, store: Store, session: pickling.Session) -> None:
+        self._snapshot, self._store, self._session = snapshot, store, session
+        self._wanted = {uid: e for uid, e in snapshot.units.items() if e.said.get("redo")}
+        self.values: dict[str, Any] = {}
+        self.failed: dict[int, str] = {}
+
+    def run(self) -> None:
+        """Run the cells; what could be rebuilt is in `values`, why not in `failed`."""
+        if not self._wanted:
+            return
+        kept = process.read()
+        namespace = self._session.namespace
+        live = dict(namespace)
+        try:
+            with rerun._emptied(namespace, self._snapshot):
+                loader = restore.Loader(self._snapshot, self._store, self._session, lazy=False, live=live)
+                for cell in self._snapshot.redo["cells"]:
+                    self._cell(cell, loader, namespace)
+                for uid, entry in self._wanted.items():
+                    if uid not in self.failed:
+                        self._take(uid, entry, namespace)
+        finally:
+            process.apply({k: v for k, v in kept.items() if k in planning.DRAWN}, lambda _: None)
+
+    def _cell(self, cell: Mapping[str, Any], loader: restore.Loader, scratch: dict[str, Any]) -> None:
+        if all(uid in self.failed for uid in self._needing(cell)):
+            return
+        why = rerun.barred(cell)
+        try:
+            if why is not None:
+                raise _Mismatch(why)
+            for uid in cell["reads"]:
+                if uid not in self._wanted:
+                    scratch.update(loader.values(uid))
+            drawn = {k: self._snapshot.redo_bytes(ref, self._store) for k, ref in cell["drawn"].items()}
+            process.apply(drawn, lambda _: None)
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                exec(compile(cell["source"], cell.get("file") or "<re-run>", "exec"), scratch)
+            self._compare(cell, scratch)
+        except _Mismatch as e:
+            self._fail(cell, str(e))
+        except BaseException as e:
+            self._fail(cell, f"running its cell again failed: {pickling._reason(e)}")
+
+    def _needing(self, cell: Mapping[str, Any]) -> list[int]:
+        return [uid for uid, e in self._wanted.items() if cell["seq"] in e.said["redo"]]
+
+    def _fail(self, cell: Mapping[str, Any], why: str) -> None:
+        for uid in self._needing(cell):
+            self.failed.setdefault(uid, why)
+
+    def _compare(self, cell: Mapping[str, Any], scratch: dict[str, Any]) -> None:
+        for members, digest, tags in cell["made"]:
+            names = [m[2:] for m in members]
+            if any(name not in scratch for name in names):
+                raise _Mismatch("running its cell again gave other variables")
+            if fingerprint(self._session, [scratch[name] for name in names]) != (digest, tags):
+                raise _Mismatch(f"running its cell again gave another {', '.join(names)}")
+
+    def _take(self, uid: int, entry: restore.Entry, scratch: dict[str, Any]) -> None:
+        made = {name: scratch[name] for name in entry.names if name in scratch and not rerun._shown(name)}
+        made.update({name: made[same] for name, same in entry.said.get("as", {}).items() if same in made})
+        if sorted(made) != sorted(entry.names):
+            self.failed[uid] = "running its cells again gave other variables"
+            return
+        values = [made[m[2:]] for m in entry.said["m"]]
+        if fingerprint(self._session, values) != (entry.said["dig"], entry.said["tags"]):
+            self.failed[uid] = "running its cells again didn't give the same"
+            return
+        self.values.update(made)
+
+
+def recover(
+    snapshot: restore.Snapshot,
+    store: Store,
+    session: pickling.Session,
+    set_names: Callable[[dict[str, Any]], None],
+    told: restore.Told,
+) -> restore.Told:
+    """Rebuild what the plan left to its cells; what that fails for stays a placeholder, and is told with the reason."""
+    replay = Replay(snapshot, store, session)
+    replay.run()
+    set_names(replay.values)
+    lost, notices = dict(told.lost), list(told.notices)
+    for uid, entry in snapshot.units.items():
+        if not entry.said.get("redo"):
+            continue
+        if uid in replay.failed:
+            for name in entry.names:
+                lost[name] = f"{lost.get(name, 'it was left to its cells')}; {replay.failed[uid]}"
+        else:
+            for name in entry.names:
+                lost.pop(name, None)
+            if not entry.said.get("left"):
+                notices.append(f"{', '.join(entry.names)}: rebuilt by running the cells again")
+    return restore.Told(told.names, lost, notices, told.seconds)
+
+
+def trial(directory: Path, store: Path) -> dict[int, str]:
+    """Which of the groups that were left out can't be rebuilt in this process, and why."""
+    snapshot = restore.Snapshot(form.read(directory, form.owner_key(make=False)))
+    main = types.ModuleType("__main__")
+    sys.modules["__main__"] = main
+    session = pickling.Session(main.__dict__)
+    opened = Store(store)
+    process.apply_early(snapshot.process(opened), lambda _: None)
+    replay = Replay(snapshot, opened, session)
+    replay.run()
+    return replay.failed
+
+
+def main() -> None:
+    """The trial: answers on the last line of its output."""
+    with contextlib.suppress(OSError):  # where memory runs out, the trial is to go, not the user's kernel
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    failed = trial(Path(sys.argv[1]), Path(sys.argv[2]))
+    print("\x1e" + json.dumps(failed), flush=True)
+
+
+if __name__ == "__main__":
+    main()
