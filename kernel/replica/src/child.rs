@@ -21,6 +21,9 @@ const EXTENSION: &str = "gresshopper.extension";
 /// Keeps what `PYTHONPATH` was, for the agent to restore.
 const OLD_PATH_VARIABLE: &str = "GRESSHOPPER_OLD_PYTHONPATH";
 
+/// Says that GPUs are lent here, so that the agent watches for frameworks that use one.
+const LENDS_VARIABLE: &str = "GRESSHOPPER_LENDS";
+
 #[derive(Debug)]
 pub struct Kernel {
     child: Child,
@@ -36,6 +39,7 @@ impl Kernel {
         scratch: &Path,
         signing_key: &str,
         agent: OwnedFd,
+        lends: bool,
     ) -> Result<Self> {
         let connection_file = write_connection_file(scratch, signing_key)?;
         let file = connection_file
@@ -55,6 +59,9 @@ impl Kernel {
         command.env("JPY_PARENT_PID", std::process::id().to_string());
         if let Some(python) = agent_folder().filter(|_| argv.iter().any(|a| a.contains("ipykernel"))) {
             inject(&mut command, &mut argv, &python, &agent)?;
+            if lends {
+                command.env(LENDS_VARIABLE, "1");
+            }
         }
         command
             .args(&argv)

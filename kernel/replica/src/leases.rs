@@ -25,6 +25,8 @@ pub enum News {
 pub struct Leases {
     pub requests: mpsc::UnboundedSender<Request>,
     pub news: mpsc::UnboundedReceiver<News>,
+    /// Whether there is anybody who could lend.
+    pub lends: bool,
 }
 
 impl Leases {
@@ -36,7 +38,15 @@ impl Leases {
     ) {
         let (requests, incoming) = mpsc::unbounded_channel();
         let (outgoing, news) = mpsc::unbounded_channel();
-        (Self { requests, news }, incoming, outgoing)
+        (
+            Self {
+                requests,
+                news,
+                lends: true,
+            },
+            incoming,
+            outgoing,
+        )
     }
 
     /// A connection to the `hopd` of the configuration.
@@ -85,6 +95,9 @@ impl Leases {
                 }
             }
         });
-        leases
+        Self {
+            lends: false,
+            ..leases
+        }
     }
 }

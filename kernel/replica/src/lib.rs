@@ -7,6 +7,7 @@ pub mod dial;
 pub mod leases;
 pub mod need;
 pub mod oom;
+pub mod park;
 pub mod run;
 pub mod scratch;
 pub mod seat;

@@ -4,6 +4,7 @@
 
 mod cells;
 mod lending;
+mod parking;
 
 use crate::agent::{self, Agent, Parcel};
 use crate::child::Kernel;
@@ -23,6 +24,7 @@ use hop_protocol::message::{Hello, Note, Over, VERSION};
 use hop_protocol::retain::{Retained, Taken, ranges};
 use hop_zmtp::{Admit, Client, ClientKind, Endpoint, Event, Limits, Message};
 use lending::Lending;
+use parking::Parking;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -144,6 +146,7 @@ struct Replica {
     turn: Turn<Request>,
     cells: Cells,
     lending: Lending,
+    parking: Parking,
     agent_out: mpsc::UnboundedSender<Parcel>,
 }
 
@@ -167,7 +170,14 @@ pub async fn run(setup: Setup) -> Result<()> {
         place,
         leases,
     } = setup;
-    let kernel = Kernel::start(&program, &file.launch, scratch.path(), &file.signing_key, theirs);
+    let kernel = Kernel::start(
+        &program,
+        &file.launch,
+        scratch.path(),
+        &file.signing_key,
+        theirs,
+        leases.lends,
+    );
     let (link_tx, mut links) = mpsc::channel(8);
     tokio::spawn(dial::dial(dir.clone(), incarnation, link_tx));
     let kernel = match kernel {
@@ -177,7 +187,9 @@ pub async fn run(setup: Setup) -> Result<()> {
     // ipykernel's publisher drops what isn't read at once, so nothing may stop the reading: as good as unbounded. What
     // piles up is bounded where it is kept for the front.
     let (sockets, mut events) = mpsc::channel(1 << 20);
-    let Leases { requests, mut news } = leases;
+    let Leases {
+        requests, mut news, ..
+    } = leases;
     let author = Author::new(file.signing_key.as_bytes());
     let lending = Lending::new(requests, place.clone());
     let mut replica = Replica {
@@ -205,6 +217,7 @@ pub async fn run(setup: Setup) -> Result<()> {
         turn: Turn::default(),
         cells: Cells::default(),
         lending,
+        parking: Parking::new(&program),
         agent_out,
     };
     replica
@@ -312,6 +325,7 @@ impl Replica {
                     Some(parcel) => self.on_agent(parcel),
                     None => agent_open = false,
                 },
+                ended = self.parking.ended.recv() => if let Some(ended) = ended { self.parked(ended).await },
                 iopub = &mut connecting, if !connected => {
                     connected = true;
                     self.iopub = Some(iopub);
@@ -625,7 +639,7 @@ impl Replica {
             }
         } else {
             Over::Died {
-                reason: self.ended_by.take().unwrap_or_else(|| self.kernel.reason(status)),
+                reason: self.ended_by.take().unwrap_or_else(|| self.died_of(status)),
             }
         };
         self.end_descendants();
@@ -652,6 +666,14 @@ impl Replica {
             }
         }
         Ok(())
+    }
+
+    /// Why it died, with what only we know: a kernel that holds a GPU after the end of its lease is killed by the
+    /// take-back.
+    fn died_of(&mut self, status: ExitStatus) -> String {
+        let reason = self.kernel.reason(status);
+        let killed = reason.starts_with("the kernel was killed by signal 9");
+        self.parking.doomed().filter(|_| killed).unwrap_or(reason)
     }
 
     /// Nobody wants this kernel any more.

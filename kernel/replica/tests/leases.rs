@@ -2,212 +2,19 @@
 //! for a lease. Needs a Python with ipykernel (`HOP_TEST_PYTHON`, else `python3`).
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use bytes::Bytes;
-use hop_api::message::{EndCause, Event, Grant, Handover, Outcome, Request};
-use hop_core::id::{CellId, Epoch, Incarnation, JobId, KernelId, LeaseId};
+mod world;
+
+use hop_api::message::{EndCause, Event, Outcome, Request};
+use hop_core::id::LeaseId;
 use hop_core::need::Need;
-use hop_core::time::{Span, Timestamp};
-use hop_protocol::file::{FrontFile, Launch};
-use hop_protocol::jupyter::{Author, Channel, Envelope};
-use hop_protocol::link::{Frame, Item, Link};
-use hop_protocol::message::{Note, Over, VERSION, Welcome};
-use hop_protocol::tls::KernelKeys;
-use hop_replica::leases::{Leases, News};
-use hop_replica::run::{self, Place, Setup};
-use serde_json::{Value, json};
-use std::process::Stdio;
+use hop_core::time::Span;
+use hop_protocol::jupyter::Channel;
+use hop_protocol::link::Item;
+use hop_protocol::message::{Note, Over};
+use hop_replica::leases::News;
+use serde_json::json;
 use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
-use tokio::time::timeout;
-use tokio_rustls::server::TlsStream;
-
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// The front and the lender.
-struct World {
-    link: Link<TlsStream<TcpStream>>,
-    author: Author,
-    sent: u64,
-    kernel: KernelId,
-    asked: mpsc::UnboundedReceiver<Request>,
-    news: mpsc::UnboundedSender<News>,
-}
-
-/// Type, metadata and content.
-type Heard = (String, Value, Value);
-
-/// A reply, and what iopub said before it.
-struct Answer {
-    content: Value,
-    metadata: Value,
-    heard: Vec<Heard>,
-}
-
-impl World {
-    async fn send(&mut self, channel: Channel, kind: &str, metadata: Value, content: Value) -> CellId {
-        let message = self
-            .author
-            .write(kind, &Bytes::from_static(b"{}"), &metadata, &content);
-        let id = message.header().unwrap().msg_id.as_str().into();
-        self.sent += 1;
-        let item = Item::Jupyter {
-            channel,
-            identity: Bytes::from_static(b"me"),
-            message: message.message(),
-        };
-        self.link.write(&Frame::Item(self.sent, item)).await.unwrap();
-        id
-    }
-
-    async fn run(&mut self, code: &str, gpus: u16) -> CellId {
-        let need = if gpus > 0 {
-            json!({"gresshopper": {"need": {"gpus": gpus}}})
-        } else {
-            json!({})
-        };
-        let content = json!({"code": code, "silent": false, "store_history": true, "stop_on_error": true});
-        self.send(Channel::Shell, "execute_request", need, content).await
-    }
-
-    async fn item(&mut self) -> Item {
-        loop {
-            let frame = timeout(PATIENCE, self.link.read())
-                .await
-                .expect("something in time")
-                .unwrap();
-            if let Frame::Item(seq, item) = frame {
-                self.link.write(&Frame::Done(vec![seq..=seq])).await.unwrap();
-                return item;
-            }
-        }
-    }
-
-    /// Reads on until something on iopub is as wanted.
-    async fn hear(&mut self, wanted: impl Fn(&Heard) -> bool) -> Heard {
-        loop {
-            if let Item::Jupyter {
-                channel: Channel::Iopub,
-                message,
-                ..
-            } = self.item().await
-            {
-                let heard = open(&message);
-                if wanted(&heard) {
-                    return heard;
-                }
-            }
-        }
-    }
-
-    /// Reads on until the reply to this cell, which has to be the next one.
-    async fn reply(&mut self, cell: &CellId) -> Answer {
-        let mut heard = Vec::new();
-        loop {
-            match self.item().await {
-                Item::Jupyter {
-                    channel: Channel::Iopub,
-                    message,
-                    ..
-                } => heard.push(open(&message)),
-                Item::Jupyter {
-                    channel: Channel::Shell,
-                    message,
-                    ..
-                } => {
-                    let envelope = Envelope::parse(&message).unwrap();
-                    self.author
-                        .signer()
-                        .verify(&envelope)
-                        .expect("a signature that clients accept");
-                    assert_eq!(
-                        envelope.parent().unwrap().msg_id,
-                        cell.as_str(),
-                        "replies come in order"
-                    );
-                    let (_, metadata, content) = open(&message);
-                    return Answer {
-                        content,
-                        metadata,
-                        heard,
-                    };
-                }
-                _ => {}
-            }
-        }
-    }
-
-    async fn asked(&mut self) -> Request {
-        timeout(PATIENCE, self.asked.recv())
-            .await
-            .expect("a request in time")
-            .expect("the replica lives")
-    }
-
-    fn nothing_asked(&mut self) {
-        let asked = self.asked.try_recv();
-        assert!(asked.is_err(), "asked unexpectedly: {asked:?}");
-    }
-
-    fn tell(&self, event: Event) {
-        self.news.send(News::Event(event)).unwrap();
-    }
-
-    fn grant(&self, cell: &CellId, lease: u64) {
-        let handover = Handover {
-            epoch: Epoch(1),
-            pilot: JobId(1),
-            step: 1,
-            devices: Vec::new(),
-            cores: "2-3".into(),
-            at: Timestamp(0),
-        };
-        let grant = Grant {
-            lease: LeaseId(lease),
-            node: "n1".into(),
-            handover,
-            waited: Span::from_millis(7),
-            lingering: false,
-        };
-        let (kernel, cell) = (self.kernel.clone(), cell.clone());
-        self.tell(Event::Granted { kernel, cell, grant });
-    }
-}
-
-fn open(message: &hop_zmtp::Message) -> Heard {
-    let e = Envelope::parse(message).unwrap();
-    let json = |b: &Bytes| serde_json::from_slice::<Value>(b).unwrap();
-    (e.header().unwrap().msg_type, json(&e.metadata), json(&e.content))
-}
-
-fn is_told((_, metadata, _): &Heard) -> bool {
-    metadata.get("gresshopper").is_some()
-}
-
-async fn welcome(listener: TcpListener, keys: &KernelKeys) -> Link<TlsStream<TcpStream>> {
-    let (stream, _) = listener.accept().await.unwrap();
-    let mut link = Link::new(keys.acceptor().unwrap().accept(stream).await.unwrap());
-    assert!(matches!(link.read().await.unwrap(), Frame::Hello(h) if h.version == VERSION && h.taken == 0));
-    let yes = Welcome::Yes {
-        version: VERSION,
-        epoch: 1,
-        taken: 0,
-        again: Vec::new(),
-    };
-    link.write(&Frame::Welcome(yes)).await.unwrap();
-    link
-}
-
-fn python() -> Option<String> {
-    let python = std::env::var("HOP_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
-    let mut probe = std::process::Command::new(&python);
-    let there = probe
-        .args(["-c", "import ipykernel"])
-        .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|s| s.success());
-    there.then_some(python)
-}
+use world::{Heard, World, is_told, python, with_replica};
 
 #[tokio::test]
 async fn cells_that_ask_for_a_lease_wait_for_it_in_order() {
@@ -215,71 +22,15 @@ async fn cells_that_ask_for_a_lease_wait_for_it_in_order() {
         eprintln!("skipped: no Python with ipykernel (set HOP_TEST_PYTHON)");
         return;
     };
-    let tmp = tempfile::tempdir().unwrap();
-    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let keys = KernelKeys::generate().unwrap();
-    let argv = [
-        &python,
-        "-m",
-        "ipykernel_launcher",
-        "-f",
-        "{connection_file}",
-        "--HistoryManager.enabled=False",
-    ];
-    let file = FrontFile {
-        version: VERSION,
-        kernel: "k".into(),
-        incarnation: Incarnation(1),
-        epoch: 1,
-        addresses: vec![listener.local_addr().unwrap().to_string()],
-        keys: keys.clone(),
-        signing_key: "key".into(),
-        launch: Launch {
-            argv: argv.map(str::to_owned).to_vec(),
-            cwd: None,
-            default_need: Need::default(),
-            account: None,
-            pool: None,
-            name: "nb".into(),
-            local: true,
-        },
-    };
-    file.write(tmp.path()).unwrap();
-    let (leases, asked, news) = Leases::pair();
-    let setup = Setup {
-        program: env!("CARGO_BIN_EXE_hop-replica").into(),
-        dir: tmp.path().to_owned(),
-        incarnation: Incarnation(1),
-        place: Place::local(),
-        leases,
-        file,
-    };
-    let scenario = async {
-        let mut world = World {
-            link: welcome(listener, &keys).await,
-            author: Author::new(b"key"),
-            sent: 0,
-            kernel: "k".into(),
-            asked,
-            news,
-        };
-        register(&mut world).await;
-        granted_in_order(&mut world).await;
-        interrupted_while_it_waits(&mut world).await;
-        refused(&mut world).await;
-        resubmitted_when_the_scheduler_is_back(&mut world).await;
-        revoked(&mut world).await;
-        closed(&mut world).await;
-    };
-    let (ran, ()) = tokio::join!(run::run(setup), scenario);
-    ran.unwrap();
-}
-
-async fn register(world: &mut World) {
-    world.news.send(News::Up).unwrap();
-    assert!(
-        matches!(world.asked().await, Request::ReplicaUp(up) if up.name == "nb" && up.waiting.is_empty())
-    );
+    with_replica(&python, async |world| {
+        granted_in_order(world).await;
+        interrupted_while_it_waits(world).await;
+        refused(world).await;
+        resubmitted_when_the_scheduler_is_back(world).await;
+        revoked(world).await;
+        closed(world).await;
+    })
+    .await;
 }
 
 async fn granted_in_order(world: &mut World) {

@@ -89,9 +89,9 @@ enum Verb {
     /// Bring a parked process back
     Unpark {
         pid: Pid,
-        /// Onto these devices instead of those that it had (driver 580)
-        #[arg(long, value_name = "UUID", value_delimiter = ',')]
-        device: Vec<GpuUuid>,
+        /// Onto these devices, by UUID or device file, instead of those that it had (driver 580)
+        #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
+        device: Vec<Named>,
     },
     /// Measure the driver's checkpoint beside the copy bandwidth; with PID: park and unpark that process once
     Bench {
@@ -116,6 +116,50 @@ enum Verb {
         #[arg(long)]
         bytes: usize,
     },
+}
+
+/// A device as a user or a lease names it.
+#[derive(Debug, Clone)]
+enum Named {
+    Uuid(GpuUuid),
+    /// `/dev/nvidia3`: NVML's minor number 3.
+    File {
+        path: String,
+        minor: u32,
+    },
+}
+
+impl std::str::FromStr for Named {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        if !text.starts_with('/') {
+            return text
+                .parse()
+                .map(Self::Uuid)
+                .map_err(|error: hop_gpu::driver::NoUuid| error.to_string());
+        }
+        let number = text
+            .rsplit(|c: char| !c.is_ascii_digit())
+            .next()
+            .unwrap_or_default();
+        let minor = number
+            .parse()
+            .map_err(|_| format!("{text} is no device file such as /dev/nvidia0"))?;
+        Ok(Self::File {
+            path: text.to_owned(),
+            minor,
+        })
+    }
+}
+
+impl std::fmt::Display for Named {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Uuid(uuid) => uuid.fmt(f),
+            Self::File { path, .. } => f.write_str(path),
+        }
+    }
 }
 
 fn rung(text: &str) -> Result<Rung, String> {
@@ -413,7 +457,7 @@ fn park(site: &Site, machine: &Machine, pid: Pid, only: Option<Rung>) -> Result<
     climb::park(site, pid, &company).map_err(|error| Failure::of(&error))
 }
 
-fn unpark(site: &Site, machine: &Machine, pid: Pid, devices: &[GpuUuid]) -> Result<Report, Failure> {
+fn unpark(site: &Site, machine: &Machine, pid: Pid, devices: &[Named]) -> Result<Report, Failure> {
     let reserver = machine.reserver();
     let company = Company {
         reserver: &reserver,
@@ -425,14 +469,20 @@ fn unpark(site: &Site, machine: &Machine, pid: Pid, devices: &[GpuUuid]) -> Resu
     climb::unpark(site, pid, &given, &company).map_err(|error| Failure::of(&error))
 }
 
-fn places(site: &Site, devices: &[GpuUuid]) -> Result<Vec<Place>, Failure> {
-    let sample = site.sample();
-    let find = |uuid: &GpuUuid| {
-        let all = sample.iter().flat_map(|s| &s.devices);
-        let place = all
-            .filter_map(DeviceSample::place)
-            .find(|place| place.uuid == *uuid);
-        place.ok_or_else(|| Failure::Usage(format!("there is no device {uuid}: `hop gpu status` lists them")))
+/// The devices that are named. Without NVML they can't be told apart: then it is those that the process had.
+fn places(site: &Site, devices: &[Named]) -> Result<Vec<Place>, Failure> {
+    let Some(sample) = site.sample() else {
+        return Ok(Vec::new());
+    };
+    let is = |named: &Named, device: &DeviceSample| match named {
+        Named::Uuid(uuid) => device.place().is_some_and(|place| place.uuid == *uuid),
+        Named::File { minor, .. } => device.parent.is_none() && device.minor == Some(*minor),
+    };
+    let find = |named: &Named| {
+        let found = sample.devices.iter().find(|device| is(named, device));
+        found
+            .and_then(DeviceSample::place)
+            .ok_or_else(|| Failure::Usage(format!("there is no device {named}: `hop gpu status` lists them")))
     };
     devices.iter().map(find).collect()
 }

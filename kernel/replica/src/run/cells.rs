@@ -189,6 +189,7 @@ impl Replica {
         self.reply_as_it_is(identity, message);
         let out = self.turn.replied(&cell, answer);
         self.carry_out(out).await;
+        self.park_after(&cell).await;
     }
 
     fn reply_as_it_is(&mut self, identity: Bytes, message: Message) {
@@ -203,8 +204,9 @@ impl Replica {
     pub(super) async fn carry_out(&mut self, out: Vec<Output<Request>>) {
         for output in out {
             match output {
-                Output::Forward(_, request) => {
-                    self.send_kernel(Channel::Shell, &request.identity, &request.message)
+                Output::Forward(cell, request) => {
+                    let message = self.with_lease(&cell, request.message);
+                    self.send_kernel(Channel::Shell, &request.identity, &message)
                         .await;
                 }
                 Output::Submit(cell, need) => self.submit(cell, need),
@@ -218,6 +220,22 @@ impl Replica {
                 Output::Settle(cell, request, verdict) => self.settle(&cell, &request, verdict),
             }
         }
+    }
+
+    /// The request of a cell with a lease says so to the agent in the kernel.
+    fn with_lease(&self, cell: &CellId, message: Message) -> Message {
+        let Some(lease) = self.lease_of(cell) else {
+            return message;
+        };
+        let Ok(mut envelope) = Envelope::parse(&message) else {
+            return message;
+        };
+        let metadata = serde_json::from_slice::<Value>(&envelope.metadata).unwrap_or_default();
+        let mut ours = metadata["gresshopper"].as_object().cloned().unwrap_or_default();
+        ours.insert("lease".to_owned(), lease.clone());
+        envelope.metadata = with_key(&envelope.metadata, "gresshopper", ours.into());
+        self.author.signer().sign(&mut envelope);
+        envelope.message()
     }
 
     /// Answers a request that the kernel never sees, with the messages that it would have sent.

@@ -85,7 +85,7 @@ impl Lending {
             .map(|w| w.since + TELL_AFTER)
     }
 
-    fn send(&self, request: ToHopd) {
+    pub(super) fn send(&self, request: ToHopd) {
         // Down: said again when it is up.
         let _ = self.requests.send(request);
     }
@@ -106,6 +106,12 @@ fn describe(grant: &Grant) -> Value {
 }
 
 impl Replica {
+    /// What the kernel is told of a cell's lease, with its request.
+    pub(super) fn lease_of(&self, cell: &CellId) -> Option<&Value> {
+        let (lease, _, described) = self.lending.current.as_ref()?;
+        (self.turn.running_on(*lease) == Some(cell)).then_some(described)
+    }
+
     pub(super) fn submit(&mut self, cell: CellId, need: Need) {
         let header = self
             .cells
@@ -141,6 +147,7 @@ impl Replica {
 
     pub(super) fn withdraw(&mut self, cell: &CellId) {
         self.lending.wait.take_if(|w| w.cell == *cell);
+        self.parking.forget(cell);
         let (kernel, cell) = (self.file.kernel.clone(), cell.clone());
         self.lending.send(ToHopd::CancelCell { kernel, cell });
     }
@@ -209,7 +216,12 @@ impl Replica {
     fn register(&mut self) {
         let held = match &self.lending.block {
             Block::Held { cell, lease, .. } => Some((*lease, Some(cell.clone()))),
-            _ => self.turn.lease().map(|(lease, cell)| (lease, Some(cell.clone()))),
+            _ => self
+                .turn
+                .lease()
+                .map(|(lease, cell)| (lease, cell.clone()))
+                .or_else(|| self.parking.pending())
+                .map(|(lease, cell)| (lease, Some(cell))),
         };
         let waiting = self
             .lending
@@ -245,7 +257,12 @@ impl Replica {
             }
             Event::Granted { cell, grant, .. } => self.granted(&cell, &grant).await,
             Event::Refused { cell, reason, .. } => self.refused(&cell, reason).await,
-            Event::Revoked { lease, reason, .. } => self.revoked(lease, &reason),
+            Event::Revoked {
+                lease, reason, grace, ..
+            } => {
+                let running = self.revoked(lease, &reason);
+                self.lease_over(lease, running, grace, &reason).await;
+            }
             Event::Close { reason, .. } => {
                 let reason = format!("the kernel was closed: {reason}");
                 self.ended_by = Some(reason);
@@ -254,7 +271,14 @@ impl Replica {
         }
     }
 
-    async fn granted(&mut self, cell: &CellId, grant: &Grant) {
+    /// The header of the request that waits for a lease.
+    pub(super) fn waiting_header(&self, cell: &CellId) -> Bytes {
+        let wait = self.lending.wait.as_ref().filter(|w| w.cell == *cell);
+        wait.map_or_else(|| Bytes::from_static(b"{}"), |w| w.header.clone())
+    }
+
+    /// What waited for this lease begins.
+    pub(super) async fn begin(&mut self, cell: &CellId, grant: &Grant) {
         let wait = self.lending.wait.take_if(|w| w.cell == *cell);
         let need = wait.as_ref().map(|w| w.need.clone()).unwrap_or_default();
         if let Some(wait) = wait.filter(|w| w.told) {
@@ -292,7 +316,7 @@ impl Replica {
         }
     }
 
-    async fn refused(&mut self, cell: &CellId, reason: String) {
+    pub(super) async fn refused(&mut self, cell: &CellId, reason: String) {
         self.lending.wait.take_if(|w| w.cell == *cell);
         match std::mem::take(&mut self.lending.block) {
             Block::Asked {
@@ -309,7 +333,7 @@ impl Replica {
     }
 
     /// A lease is taken away. Whoever runs on it is told why and interrupted, and has what is left of the grace time.
-    fn revoked(&mut self, lease: LeaseId, reason: &str) {
+    fn revoked(&mut self, lease: LeaseId, reason: &str) -> Option<CellId> {
         let mut cell = self.turn.running_on(lease).cloned();
         if let Block::Held { lease: held, .. } = &self.lending.block
             && *held == lease
@@ -317,9 +341,7 @@ impl Replica {
             cell = cell.or_else(|| self.turn.running().cloned());
             self.lending.block = Block::None;
         }
-        let Some(cell) = cell else {
-            return;
-        };
+        let cell = cell?;
         let header = self
             .cells
             .header(&cell)
@@ -331,6 +353,7 @@ impl Replica {
         self.publish(self.author.publish("stream", &header, &json!({}), &text));
         self.cells.set_metadata(&cell, Some("revoked"), reason.into());
         self.kernel.interrupt();
+        Some(cell)
     }
 
     // The agent inside the kernel.

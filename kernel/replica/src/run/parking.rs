@@ -1,0 +1,328 @@
+//! Off the GPU when a lease is over, and back on before the next one is used: by `hop gpu` as a child, so that this
+//! process never holds a device file itself (docs/gpu-park.md).
+
+use super::cells::timestamp;
+use super::{Replica, children_of};
+use crate::park::{Left, Output, Park, Returned};
+use bytes::Bytes;
+use hop_api::message::{Grant, Outcome, Request as ToHopd};
+use hop_core::id::{CellId, LeaseId};
+use hop_core::time::Span;
+use hop_gpu::procs::Procs;
+use serde::Deserialize;
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::process::Command;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// `hop gpu` has a deadline for each of its steps; this is for all of it.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// Names the program instead of the `hop` that lies beside this one.
+const HOP_VARIABLE: &str = "GRESSHOPPER_HOP";
+
+/// What `hop gpu` came to.
+#[derive(Debug)]
+pub(super) enum Ended {
+    Left(Left),
+    Returned(Returned),
+}
+
+pub(super) struct Parking {
+    park: Park,
+    hop: PathBuf,
+    /// The last lease of GPUs.
+    lease: Option<Last>,
+    /// What was granted and waits for its turn.
+    pending: Option<(CellId, Grant)>,
+    /// The lease is over as soon as this cell is.
+    after: Option<CellId>,
+    /// What to say of a kernel that is killed now.
+    doomed: Option<String>,
+    tell: mpsc::UnboundedSender<Ended>,
+    pub(super) ended: mpsc::UnboundedReceiver<Ended>,
+}
+
+struct Last {
+    id: LeaseId,
+    devices: Vec<PathBuf>,
+    /// Of the cell that it was granted for: who is told what becomes of it.
+    header: Bytes,
+    grace: Span,
+}
+
+impl Parking {
+    pub(super) fn new(program: &Path) -> Self {
+        let (tell, ended) = mpsc::unbounded_channel();
+        let hop = std::env::var_os(HOP_VARIABLE).map(PathBuf::from);
+        Self {
+            park: Park::default(),
+            hop: hop.unwrap_or_else(|| program.with_file_name("hop")),
+            lease: None,
+            pending: None,
+            after: None,
+            doomed: None,
+            tell,
+            ended,
+        }
+    }
+
+    /// A lease that is held, but whose cell doesn't run yet.
+    pub(super) fn pending(&self) -> Option<(LeaseId, CellId)> {
+        self.pending
+            .as_ref()
+            .map(|(cell, grant)| (grant.lease, cell.clone()))
+    }
+
+    /// The cell was interrupted.
+    pub(super) fn forget(&mut self, cell: &CellId) {
+        self.pending.take_if(|(pending, _)| pending == cell);
+    }
+
+    /// Why a kernel was killed that died of SIGKILL, where we know.
+    pub(super) fn doomed(&mut self) -> Option<String> {
+        self.doomed.take()
+    }
+}
+
+impl Replica {
+    /// A lease was granted; what the kernel has parked comes back before it is used.
+    pub(super) async fn granted(&mut self, cell: &CellId, grant: &Grant) {
+        let devices: Vec<PathBuf> = grant.handover.devices.iter().map(|d| d.path.clone()).collect();
+        if devices.is_empty() {
+            return self.begin(cell, grant).await;
+        }
+        self.parking.lease = Some(Last {
+            id: grant.lease,
+            devices,
+            header: self.waiting_header(cell),
+            grace: Span::ZERO,
+        });
+        self.parking.doomed = None;
+        self.parking.pending = Some((cell.clone(), grant.clone()));
+        let out = self.parking.park.granted();
+        self.park(out).await;
+    }
+
+    /// A lease of ours is over. `running`: the cell that still runs on it, which has to end first.
+    pub(super) async fn lease_over(
+        &mut self,
+        lease: LeaseId,
+        running: Option<CellId>,
+        grace: Span,
+        reason: &str,
+    ) {
+        let Some(last) = self.parking.lease.as_mut().filter(|last| last.id == lease) else {
+            return;
+        };
+        last.grace = grace;
+        if let Some((cell, _)) = self.parking.pending.take_if(|(_, grant)| grant.lease == lease) {
+            self.refused(&cell, format!("the GPU was taken away: {reason}"))
+                .await;
+        }
+        if running.is_some() {
+            self.parking.after = running;
+            let text = format!(
+                "its GPU was taken away ({reason}) and the running cell hadn't ended {} later",
+                seconds(grace)
+            );
+            self.parking.doomed = Some(text);
+            return;
+        }
+        let out = self.parking.park.lease_over();
+        self.park(out).await;
+    }
+
+    /// A cell is over: perhaps one whose lease was over before.
+    pub(super) async fn park_after(&mut self, cell: &CellId) {
+        if self.parking.after.take_if(|after| after == cell).is_some() {
+            let out = self.parking.park.lease_over();
+            self.park(out).await;
+        }
+    }
+
+    pub(super) async fn parked(&mut self, ended: Ended) {
+        tracing::info!(?ended, "hop gpu");
+        let out = match ended {
+            Ended::Left(how) => {
+                if !matches!(how, Left::Failed(_) | Left::Half(_)) {
+                    self.parking.doomed = None;
+                }
+                self.parking.park.left(how)
+            }
+            Ended::Returned(how) => self.parking.park.returned(how),
+        };
+        self.park(out).await;
+    }
+
+    async fn park(&mut self, out: Vec<Output>) {
+        for output in out {
+            match output {
+                Output::Leave => self.start(leave),
+                Output::Return => self.start(come_back),
+                Output::Proceed => {
+                    if let Some((cell, grant)) = self.parking.pending.take() {
+                        self.begin(&cell, &grant).await;
+                    }
+                }
+                Output::Refuse(why) => self.give_up(&why).await,
+                Output::Warn(why) => self.warn(&why),
+            }
+        }
+    }
+
+    fn start<F, W>(&self, work: F)
+    where
+        F: FnOnce(PathBuf, u32, Vec<PathBuf>) -> W,
+        W: Future<Output = Ended> + Send + 'static,
+    {
+        let devices = self.parking.lease.as_ref().map(|last| last.devices.clone());
+        let work = work(
+            self.parking.hop.clone(),
+            self.kernel.pid(),
+            devices.unwrap_or_default(),
+        );
+        let tell = self.parking.tell.clone();
+        tokio::spawn(async move {
+            // The replica may be at its end.
+            let _ = tell.send(work.await);
+        });
+    }
+
+    /// The lease is there and can't be used: it goes back, and the cell reads why.
+    async fn give_up(&mut self, why: &str) {
+        let Some((cell, grant)) = self.parking.pending.take() else {
+            return;
+        };
+        let (kernel, now) = (self.file.kernel.clone(), timestamp());
+        self.lending.send(ToHopd::CellEnded {
+            kernel: kernel.clone(),
+            cell: cell.clone(),
+            lease: grant.lease,
+            started: now,
+            ended: now,
+            outcome: Outcome::Aborted,
+        });
+        let lease = grant.lease;
+        self.lending.send(ToHopd::ReleaseLease { kernel, lease });
+        let text =
+            format!("a GPU was there, but what this kernel has in host memory can't go back to it: {why}");
+        self.refused(&cell, text).await;
+    }
+
+    fn warn(&mut self, why: &str) {
+        let Some(last) = &self.parking.lease else {
+            return;
+        };
+        let grace = seconds(last.grace);
+        let text = format!(
+            "gresshopper: the GPU goes back, but this kernel still holds it: {why}. What holds it is ended {grace} \
+             after the end of the lease.\n"
+        );
+        let text = json!({"name": "stderr", "text": text});
+        let message = self.author.publish("stream", &last.header, &json!({}), &text);
+        self.publish(message);
+        self.parking.doomed = Some(format!(
+            "the kernel still held its GPU {grace} after the end of its lease ({why}), so it was ended"
+        ));
+    }
+}
+
+fn seconds(span: Span) -> String {
+    format!("{} s", span.as_secs_f64())
+}
+
+async fn leave(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>) -> Ended {
+    if holders(&devices).await.is_empty() {
+        return Ended::Left(Left::Nothing);
+    }
+    let report = hop_gpu(&hop, "park", kernel, &[]).await;
+    let still = holders(&devices).await;
+    Ended::Left(match report {
+        Ok(Report { outcome, .. }) if outcome == "parked" && still.is_empty() => Left::Parked,
+        Ok(Report { outcome, rung, .. }) if outcome == "parked" => {
+            let what = still.join("; ");
+            match rung.as_deref() {
+                Some("nothing") => Left::Failed(what),
+                _ => Left::Half(what),
+            }
+        }
+        Ok(Report { outcome, why, .. }) if outcome == "half-back" => Left::Half(why),
+        Ok(Report { why, .. }) | Err(why) => Left::Failed(why),
+    })
+}
+
+async fn come_back(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>) -> Ended {
+    Ended::Returned(match hop_gpu(&hop, "unpark", kernel, &devices).await {
+        Ok(Report { outcome, .. }) if outcome == "unparked" => Returned::Back,
+        Ok(Report { outcome, why, .. }) if outcome == "half-back" => Returned::Half(why),
+        Ok(Report { why, .. }) | Err(why) => Returned::StillAway(why),
+    })
+}
+
+/// What is read of the report of `hop gpu park` and `unpark`.
+#[derive(Debug, Deserialize)]
+struct Report {
+    outcome: String,
+    #[serde(default)]
+    rung: Option<String>,
+    #[serde(default)]
+    why: String,
+}
+
+async fn hop_gpu(hop: &Path, verb: &str, kernel: u32, devices: &[PathBuf]) -> Result<Report, String> {
+    let mut command = Command::new(hop);
+    command.args(["gpu", verb, "--json", &kernel.to_string()]);
+    for device in devices {
+        command.arg("--device").arg(device);
+    }
+    command.stdin(Stdio::null()).kill_on_drop(true);
+    let output = timeout(LIMIT, command.output())
+        .await
+        .map_err(|_| format!("`hop gpu {verb}` has not ended after {} s", LIMIT.as_secs()))?
+        .map_err(|error| format!("{} can't be run: {error}", hop.display()))?;
+    let report = output.stdout.split(|b| *b == b'\n').find(|l| !l.is_empty());
+    match report.map(serde_json::from_slice::<Report>) {
+        Some(Ok(report)) => Ok(report),
+        _ => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            let said = said.trim().trim_start_matches("hop: ");
+            Err(if said.is_empty() {
+                format!("`hop gpu {verb}` ended with {}", output.status)
+            } else {
+                said.to_owned()
+            })
+        }
+    }
+}
+
+/// The processes below us that hold one of these device files, each as a sentence.
+async fn holders(devices: &[PathBuf]) -> Vec<String> {
+    let devices: Vec<String> = devices.iter().map(|d| d.display().to_string()).collect();
+    let look = move || {
+        let mut found = Vec::new();
+        let mut todo = children_of(std::process::id());
+        while let Some(pid) = todo.pop() {
+            todo.extend(children_of(pid));
+            let Ok(pid) = i32::try_from(pid) else { continue };
+            for device in &devices {
+                let procs = Procs {
+                    dev_prefix: device.clone(),
+                    ..Procs::default()
+                };
+                // A process that ended meanwhile holds nothing.
+                let held = procs.held(pid).unwrap_or_default();
+                found.extend(
+                    held.into_iter()
+                        .filter(|h| h.file == *device)
+                        .map(|h| format!("process {pid} ({}) holds {device}", h.comm)),
+                );
+            }
+        }
+        found
+    };
+    tokio::task::spawn_blocking(look).await.unwrap_or_default()
+}

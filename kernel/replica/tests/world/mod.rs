@@ -1,0 +1,285 @@
+//! A front and a lender that a test plays, and a replica with a real ipykernel between them.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses some of it")]
+
+use bytes::Bytes;
+use hop_api::message::{Device, Event, Grant, Handover, Request};
+use hop_core::id::{CellId, Epoch, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
+use hop_core::need::Need;
+use hop_core::time::{Span, Timestamp};
+use hop_protocol::file::{FrontFile, Launch};
+use hop_protocol::jupyter::{Author, Channel, Envelope};
+use hop_protocol::link::{Frame, Item, Link};
+use hop_protocol::message::{VERSION, Welcome};
+use hop_protocol::tls::KernelKeys;
+use hop_replica::leases::{Leases, News};
+use hop_replica::run::{self, Place, Setup};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Duration;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+use tokio_rustls::server::TlsStream;
+
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The front and the lender.
+pub struct World {
+    pub link: Link<TlsStream<TcpStream>>,
+    pub author: Author,
+    pub sent: u64,
+    pub kernel: KernelId,
+    pub asked: mpsc::UnboundedReceiver<Request>,
+    pub news: mpsc::UnboundedSender<News>,
+}
+
+/// Type, metadata and content.
+pub type Heard = (String, Value, Value);
+
+/// A reply, and what iopub said before it.
+pub struct Answer {
+    pub content: Value,
+    pub metadata: Value,
+    pub heard: Vec<Heard>,
+}
+
+impl World {
+    pub async fn send(&mut self, channel: Channel, kind: &str, metadata: Value, content: Value) -> CellId {
+        let message = self
+            .author
+            .write(kind, &Bytes::from_static(b"{}"), &metadata, &content);
+        let id = message.header().unwrap().msg_id.as_str().into();
+        self.sent += 1;
+        let item = Item::Jupyter {
+            channel,
+            identity: Bytes::from_static(b"me"),
+            message: message.message(),
+        };
+        self.link.write(&Frame::Item(self.sent, item)).await.unwrap();
+        id
+    }
+
+    pub async fn run(&mut self, code: &str, gpus: u16) -> CellId {
+        let need = if gpus > 0 {
+            json!({"gresshopper": {"need": {"gpus": gpus}}})
+        } else {
+            json!({})
+        };
+        let content = json!({"code": code, "silent": false, "store_history": true, "stop_on_error": true});
+        self.send(Channel::Shell, "execute_request", need, content).await
+    }
+
+    pub async fn item(&mut self) -> Item {
+        loop {
+            let frame = timeout(PATIENCE, self.link.read())
+                .await
+                .expect("something in time")
+                .unwrap();
+            if let Frame::Item(seq, item) = frame {
+                self.link.write(&Frame::Done(vec![seq..=seq])).await.unwrap();
+                return item;
+            }
+        }
+    }
+
+    /// Reads on until something on iopub is as wanted.
+    pub async fn hear(&mut self, wanted: impl Fn(&Heard) -> bool) -> Heard {
+        loop {
+            if let Item::Jupyter {
+                channel: Channel::Iopub,
+                message,
+                ..
+            } = self.item().await
+            {
+                let heard = open(&message);
+                if wanted(&heard) {
+                    return heard;
+                }
+            }
+        }
+    }
+
+    /// Reads on until the reply to this cell, which has to be the next one.
+    pub async fn reply(&mut self, cell: &CellId) -> Answer {
+        let mut heard = Vec::new();
+        loop {
+            match self.item().await {
+                Item::Jupyter {
+                    channel: Channel::Iopub,
+                    message,
+                    ..
+                } => heard.push(open(&message)),
+                Item::Jupyter {
+                    channel: Channel::Shell,
+                    message,
+                    ..
+                } => {
+                    let envelope = Envelope::parse(&message).unwrap();
+                    self.author
+                        .signer()
+                        .verify(&envelope)
+                        .expect("a signature that clients accept");
+                    assert_eq!(
+                        envelope.parent().unwrap().msg_id,
+                        cell.as_str(),
+                        "replies come in order"
+                    );
+                    let (_, metadata, content) = open(&message);
+                    return Answer {
+                        content,
+                        metadata,
+                        heard,
+                    };
+                }
+                _ => {}
+            }
+        }
+    }
+
+    pub async fn asked(&mut self) -> Request {
+        timeout(PATIENCE, self.asked.recv())
+            .await
+            .expect("a request in time")
+            .expect("the replica lives")
+    }
+
+    pub fn nothing_asked(&mut self) {
+        let asked = self.asked.try_recv();
+        assert!(asked.is_err(), "asked unexpectedly: {asked:?}");
+    }
+
+    pub fn tell(&self, event: Event) {
+        self.news.send(News::Event(event)).unwrap();
+    }
+
+    pub fn grant(&self, cell: &CellId, lease: u64) {
+        self.grant_devices(cell, lease, &[]);
+    }
+
+    pub fn grant_devices(&self, cell: &CellId, lease: u64, devices: &[&Path]) {
+        let device = |(index, path): (usize, &&Path)| Device {
+            index: GpuIndex(u16::try_from(index).unwrap()),
+            path: path.to_path_buf(),
+            major: 195,
+            minor: 0,
+        };
+        let handover = Handover {
+            epoch: Epoch(1),
+            pilot: JobId(1),
+            step: 1,
+            devices: devices.iter().enumerate().map(device).collect(),
+            cores: "2-3".into(),
+            at: Timestamp(0),
+        };
+        let grant = Grant {
+            lease: LeaseId(lease),
+            node: "n1".into(),
+            handover,
+            waited: Span::from_millis(7),
+            lingering: false,
+        };
+        let (kernel, cell) = (self.kernel.clone(), cell.clone());
+        self.tell(Event::Granted { kernel, cell, grant });
+    }
+}
+
+pub fn open(message: &hop_zmtp::Message) -> Heard {
+    let e = Envelope::parse(message).unwrap();
+    let json = |b: &Bytes| serde_json::from_slice::<Value>(b).unwrap();
+    (e.header().unwrap().msg_type, json(&e.metadata), json(&e.content))
+}
+
+pub fn is_told((_, metadata, _): &Heard) -> bool {
+    metadata.get("gresshopper").is_some()
+}
+
+pub async fn welcome(listener: TcpListener, keys: &KernelKeys) -> Link<TlsStream<TcpStream>> {
+    let (stream, _) = listener.accept().await.unwrap();
+    let mut link = Link::new(keys.acceptor().unwrap().accept(stream).await.unwrap());
+    assert!(matches!(link.read().await.unwrap(), Frame::Hello(h) if h.version == VERSION && h.taken == 0));
+    let yes = Welcome::Yes {
+        version: VERSION,
+        epoch: 1,
+        taken: 0,
+        again: Vec::new(),
+    };
+    link.write(&Frame::Welcome(yes)).await.unwrap();
+    link
+}
+
+pub fn python() -> Option<String> {
+    let python = std::env::var("HOP_TEST_PYTHON").unwrap_or_else(|_| "python3".into());
+    let mut probe = std::process::Command::new(&python);
+    let there = probe
+        .args(["-c", "import ipykernel"])
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|s| s.success());
+    there.then_some(python)
+}
+
+/// A replica with a kernel of this Python, and the scenario that is played with it.
+pub async fn with_replica(python: &str, scenario: impl AsyncFnOnce(&mut World)) {
+    let tmp = tempfile::tempdir().unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let keys = KernelKeys::generate().unwrap();
+    let argv = [
+        python,
+        "-m",
+        "ipykernel_launcher",
+        "-f",
+        "{connection_file}",
+        "--HistoryManager.enabled=False",
+    ];
+    let file = FrontFile {
+        version: VERSION,
+        kernel: "k".into(),
+        incarnation: Incarnation(1),
+        epoch: 1,
+        addresses: vec![listener.local_addr().unwrap().to_string()],
+        keys: keys.clone(),
+        signing_key: "key".into(),
+        launch: Launch {
+            argv: argv.map(str::to_owned).to_vec(),
+            cwd: None,
+            default_need: Need::default(),
+            account: None,
+            pool: None,
+            name: "nb".into(),
+            local: true,
+        },
+    };
+    file.write(tmp.path()).unwrap();
+    let (leases, asked, news) = Leases::pair();
+    let setup = Setup {
+        program: env!("CARGO_BIN_EXE_hop-replica").into(),
+        dir: tmp.path().to_owned(),
+        incarnation: Incarnation(1),
+        place: Place::local(),
+        leases,
+        file,
+    };
+    let play = async {
+        let mut world = World {
+            link: welcome(listener, &keys).await,
+            author: Author::new(b"key"),
+            sent: 0,
+            kernel: "k".into(),
+            asked,
+            news,
+        };
+        register(&mut world).await;
+        scenario(&mut world).await;
+    };
+    let (ran, ()) = tokio::join!(run::run(setup), play);
+    ran.unwrap();
+}
+
+async fn register(world: &mut World) {
+    world.news.send(News::Up).unwrap();
+    assert!(
+        matches!(world.asked().await, Request::ReplicaUp(up) if up.name == "nb" && up.waiting.is_empty())
+    );
+}
