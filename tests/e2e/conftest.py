@@ -1,4 +1,4 @@
-"""Brings the dev cluster up once for the whole run, and takes it down again."""
+"""Brings dev clusters up once for the whole run, and takes them down again."""
 
 from __future__ import annotations
 
@@ -8,18 +8,36 @@ from collections.abc import Iterator
 import pytest
 from harness import Cluster
 
+BASE = os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-e2e")
+INDEX = int(os.environ.get("HOP_E2E_INDEX", "8"))
 
-@pytest.fixture(scope="session")
-def cluster() -> Iterator[Cluster]:
-    """Four nodes with two fake GPUs each, Gresshopper deployed, in the variant that HOP_E2E_VARIANT names."""
-    made = Cluster(
-        os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-e2e"),
-        int(os.environ.get("HOP_E2E_INDEX", "8")),
-        os.environ.get("HOP_E2E_VARIANT", "auto"),
-    )
+
+def deployed(made: Cluster) -> Iterator[Cluster]:
     try:
         made.up()
         yield made
     finally:
         if not os.environ.get("HOP_E2E_KEEP"):
             made.down()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[Cluster]:
+    """Four nodes with two fake GPUs each, Gresshopper deployed, in the variant that HOP_E2E_VARIANT names."""
+    yield from deployed(Cluster(BASE, INDEX, os.environ.get("HOP_E2E_VARIANT", "auto")))
+
+
+@pytest.fixture(scope="session")
+def two_gpus() -> Iterator[Cluster]:
+    """One pilot of two GPUs is all that the pool has; leases linger for long where nobody waits."""
+    variant = os.environ.get("HOP_E2E_VARIANT", "auto")
+    yield from deployed(Cluster(f"{BASE}-two", INDEX + 20, variant, "--nodes", "1", PILOTS="1", LINGER_MS="8000"))
+
+
+@pytest.fixture(scope="module", params=["", "--task-affinity"], ids=["task/cgroup", "task/affinity"])
+def real_cores(request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The machine's real cores: one for the seat and one for the pilot."""
+    options = ["--real-cores", "--nodes", "1"] + ([request.param] if request.param else [])
+    pool = {"PILOTS": "1", "GPUS_PER_PILOT": "1", "CPUS_PER_PILOT": "1", "LINGER_MS": "200"}
+    variant = os.environ.get("HOP_E2E_VARIANT", "auto")
+    yield from deployed(Cluster(f"{BASE}-cores", INDEX + 40, variant, *options, **pool))

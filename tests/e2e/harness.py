@@ -185,6 +185,15 @@ class Cluster:
                 found.append(int(entry.name))
         return found
 
+    def environ(self, pid: int) -> dict[str, str]:
+        """What the process was started with."""
+        text = Path(f"/proc/{pid}/environ").read_bytes().decode(errors="replace")
+        pairs = (entry.split("=", 1) for entry in text.split("\0"))
+        return {pair[0]: pair[1] for pair in pairs if len(pair) == 2}
+
+    def argv(self, pid: int) -> list[str]:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+
     def kill(self, pattern: str, user: str | None = None, sig: int = signal.SIGKILL) -> list[int]:
         pids = until(f"a process matches {pattern}", lambda: self.pids(pattern, user), 10)
         for pid in pids:

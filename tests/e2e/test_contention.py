@@ -8,10 +8,8 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
 from harness import Cluster, Notebook, until
 from opens import Recorder, shared
 
@@ -48,17 +46,6 @@ while time.time() < end:
     time.sleep(0.001)
 print("tried", flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def two_gpus() -> Iterator[Cluster]:
-    """One pilot of two GPUs is all that the pool has."""
-    made = Cluster("/srv/gresshopper-e2e-two", 9, "auto", "--nodes", "1", PILOTS="1", LINGER_MS="500")
-    try:
-        made.up()
-        yield made
-    finally:
-        made.down()
 
 
 def test_cells_queue_nobody_starves_and_no_gpu_is_ever_open_in_two_kernels(two_gpus: Cluster, tmp_path: Path) -> None:

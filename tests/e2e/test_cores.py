@@ -1,9 +1,8 @@
-"""Cores come with the lease: on the machine's real cores, one for the seat and one for the pilot."""
+"""Cores come with the lease: on the machine's real cores."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 from harness import Cluster, notebook, until
@@ -22,26 +21,6 @@ child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 def cores():
     return [sorted(os.sched_getaffinity(p)) for p in (0, child.pid)] + [seen[-1]]
 """
-
-
-@pytest.fixture(scope="module", params=["", "--task-affinity"], ids=["task/cgroup", "task/affinity"])
-def real_cores(request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    options = ["--real-cores", "--nodes", "1"] + ([request.param] if request.param else [])
-    made = Cluster(
-        "/srv/gresshopper-e2e-cores",
-        10,
-        "auto",
-        *options,
-        PILOTS="1",
-        GPUS_PER_PILOT="1",
-        CPUS_PER_PILOT="1",
-        LINGER_MS="200",
-    )
-    try:
-        made.up()
-        yield made
-    finally:
-        made.down()
 
 
 @pytest.mark.parametrize("magic", ["%%gpu 1 --cpus 1", "%%cpu --cpus 1"])
