@@ -15,6 +15,8 @@ cd "$here" || exit 1
 dev=/opt/gresshopper-dev
 export PATH="${CARGO_HOME:-$HOME/.cargo}/bin:$PATH"
 export PROFILE=${PROFILE:-debug}
+# Tests in Rust that need a Python with ipykernel would skip without one.
+export HOP_TEST_PYTHON=${HOP_TEST_PYTHON:-$dev/user/bin/python}
 profile_flag=()
 [ "$PROFILE" != release ] || profile_flag=(--release)
 summary=()
