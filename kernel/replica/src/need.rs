@@ -3,7 +3,7 @@
 
 use hop_core::need::{Class, Need};
 use hop_core::time::Timestamp;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 const GPUS_MAX: u16 = 8;
@@ -28,14 +28,17 @@ pub enum BadNeed {
 }
 
 /// What `hop run`, which runs a whole notebook, says of a cell: `metadata.gresshopper.run` of its execute request.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Unattended {
     pub class: Class,
     /// The latest start of the cell with which the notebook is done in time.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
     /// In place of what the cell asks for.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub gpus: Option<u16>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u16>,
 }
 

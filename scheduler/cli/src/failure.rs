@@ -18,6 +18,9 @@ pub(crate) enum Failure {
     /// Status 3.
     #[error("{0}")]
     Unreachable(String),
+    /// A run that ended otherwise than well; `hop run --help` lists the statuses.
+    #[error("{text}")]
+    Ended { status: u8, text: String },
     /// The reader of our output has seen enough: silent, status 0.
     #[error("broken pipe")]
     BrokenPipe,
@@ -41,6 +44,7 @@ impl Failure {
             Self::Failed(_) => 1,
             Self::Usage(_) => 2,
             Self::Unreachable(_) => 3,
+            Self::Ended { status, .. } => *status,
         }
     }
 }

@@ -19,6 +19,7 @@ mod kernelspec;
 mod output;
 mod plugin;
 mod queue;
+mod run;
 mod sim;
 mod state;
 mod time;
@@ -51,6 +52,8 @@ enum Command {
     Explain(explain::Args),
     /// End a lease, a waiting cell, or a kernel
     Cancel(cancel::Args),
+    /// Run a whole notebook unattended, by a deadline
+    Run(run::Args),
     /// GPU memory to host memory and back, and what is on the devices
     Gpu(gpu::Args),
     /// Save, compare, restore and export the state of a notebook
@@ -72,6 +75,7 @@ fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure>
         Command::Info(args) => info::run(args, context),
         Command::Explain(args) => explain::run(args, context),
         Command::Cancel(args) => cancel::run(args, context),
+        Command::Run(args) => run::run(args, context),
         Command::Gpu(args) => gpu::run(args, context),
         Command::State(args) => state::run(args, context),
         Command::Kernelspec(args) => kernelspec::run(args, context),

@@ -1,0 +1,331 @@
+//! The process that runs the notebook with nbclient (`gresshopper_jupyter.unattended`), and what is said to it.
+
+use crate::failure::Failure;
+use hop_core::need::Need;
+use hop_replica::need::Unattended;
+use serde::{Deserialize, Serialize};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::net::UnixStream as StdStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt, BufReader, Lines};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+
+/// The version in every [`Open`].
+pub(super) const VERSION: u32 = 1;
+
+/// The environment variable that names the Python which has nbclient.
+pub(super) const PYTHON: &str = "GRESSHOPPER_JUPYTER_PYTHON";
+
+/// Which notebook, and how.
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Open {
+    pub(super) version: u32,
+    pub(super) notebook: PathBuf,
+    pub(super) out: PathBuf,
+    pub(super) cwd: PathBuf,
+    pub(super) record: PathBuf,
+    pub(super) kernel: Option<String>,
+    pub(super) parameters: Vec<(String, String)>,
+    pub(super) raw_parameters: Vec<(String, String)>,
+    pub(super) parameter_files: Vec<PathBuf>,
+    pub(super) resume: bool,
+    /// Wait for another run on the same output to end, which was told to.
+    pub(super) patient: bool,
+    pub(super) allow_errors: bool,
+    pub(super) startup_timeout_s: u64,
+    pub(super) keep_s: u64,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(tag = "op", rename_all = "kebab-case")]
+pub(super) enum Order {
+    Open(Box<Open>),
+    Go,
+    /// How the cell that was asked about is to run; without `run` it is not run.
+    Cell {
+        run: Option<Unattended>,
+        timeout_s: Option<f64>,
+    },
+    Stop,
+    End,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub(super) enum Event {
+    Opened(Opened),
+    Refused {
+        reason: String,
+    },
+    Warning {
+        text: String,
+    },
+    Kernel {
+        id: String,
+        seconds: f64,
+    },
+    /// May this cell run, and how?
+    Cell {
+        index: usize,
+    },
+    Waiting {
+        position: Option<u32>,
+        reason: Option<String>,
+        eta_s: Option<f64>,
+    },
+    Running {},
+    CellOver(CellOver),
+    Over(Over),
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Opened {
+    pub(super) kernel: String,
+    /// It is one of ours, and it runs without Slurm.
+    pub(super) ours: bool,
+    pub(super) local: bool,
+    pub(super) pool: Option<String>,
+    /// The kernelspec's default need.
+    pub(super) need: Need,
+    pub(super) parameters: String,
+    pub(super) cells: Vec<BookCell>,
+    /// The kernel of an earlier run is there with its variables.
+    pub(super) living: bool,
+    pub(super) warnings: Vec<String>,
+}
+
+/// A cell that runs at all.
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct BookCell {
+    pub(super) index: usize,
+    pub(super) source: String,
+    pub(super) need: Option<serde_json::Value>,
+    pub(super) seconds: Option<f64>,
+    /// It ran well before, and so did all above it.
+    pub(super) good: bool,
+    /// But it has to run again, for its variables.
+    pub(super) again: bool,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct CellOver {
+    pub(super) index: usize,
+    pub(super) status: Status,
+    pub(super) reason: String,
+    pub(super) seconds: f64,
+    pub(super) waited: f64,
+    pub(super) lease: Option<Lease>,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub(super) struct Lease {
+    pub(super) lease: Option<u64>,
+    pub(super) node: String,
+    pub(super) gpus: Vec<u32>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(super) enum Status {
+    Ok,
+    Error,
+    Timeout,
+    Interrupted,
+    /// The kernel died.
+    Died,
+    /// There never was one.
+    NotStarted,
+    /// All ran, and the output could not be written.
+    Unwritten,
+}
+
+#[derive(Debug, Clone, Deserialize)]
+pub(super) struct Over {
+    pub(super) status: Status,
+    pub(super) reason: String,
+    pub(super) kept_until: Option<f64>,
+    pub(super) kernel: Option<String>,
+}
+
+/// A kernel that an earlier run kept.
+#[derive(Debug, Deserialize)]
+pub(super) struct Kept {
+    pub(super) host: String,
+    pub(super) socket: PathBuf,
+    pub(super) kernel: String,
+}
+
+/// The other end of the conversation.
+#[derive(Debug)]
+pub(super) struct Link {
+    lines: Lines<BufReader<OwnedReadHalf>>,
+    out: OwnedWriteHalf,
+    child: Option<Child>,
+    log: PathBuf,
+}
+
+impl Link {
+    fn new(stream: StdStream, child: Option<Child>, log: PathBuf) -> io::Result<Self> {
+        stream.set_nonblocking(true)?;
+        let (read, out) = UnixStream::from_std(stream)?.into_split();
+        Ok(Self {
+            lines: BufReader::new(read).lines(),
+            out,
+            child,
+            log,
+        })
+    }
+
+    /// Starts the process. What it and the front say besides goes to a log that [`Link::last_words`] reads.
+    pub(super) fn spawn(python: &Path, record: &Path) -> Result<Self, Failure> {
+        let log = record.with_extension("log");
+        let start = || {
+            let (ours, theirs) = StdStream::pair()?;
+            let file = OpenOptions::new()
+                .write(true)
+                .create(true)
+                .truncate(true)
+                .mode(0o600)
+                .open(&log)?;
+            let child = Command::new(python)
+                .args(["-m", "gresshopper_jupyter.unattended"])
+                .stdin(Stdio::from(OwnedFd::from(theirs)))
+                .stdout(file.try_clone()?)
+                .stderr(file)
+                .spawn()?;
+            Self::new(ours, Some(child), log.clone())
+        };
+        start().map_err(|e| Failure::Failed(format!("can't start {}: {e}", python.display())))
+    }
+
+    /// Goes to a kernel that was kept.
+    pub(super) fn connect(kept: &Kept, record: &Path) -> io::Result<Self> {
+        Self::new(
+            StdStream::connect(&kept.socket)?,
+            None,
+            record.with_extension("log"),
+        )
+    }
+
+    pub(super) async fn say(&mut self, order: &Order) {
+        let mut line = serde_json::to_vec(order).expect("orders are plain data");
+        line.push(b'\n');
+        // If it is gone, its silence says so.
+        let _ = self.out.write_all(&line).await;
+    }
+
+    /// What it says next; none: it ended.
+    pub(super) async fn next(&mut self) -> Option<Event> {
+        let line = self.lines.next_line().await.ok()??;
+        Some(serde_json::from_str(&line).unwrap_or_else(|error| Event::Refused {
+            reason: format!("hop and gresshopper-jupyter don't understand each other ({error}): install the same release of both"),
+        }))
+    }
+
+    /// Ends the process at once, and with it its front and the kernel.
+    pub(super) fn kill(&mut self) {
+        if let Some(child) = &mut self.child {
+            // It is over already.
+            let _ = child.kill();
+        }
+    }
+
+    /// The last line that it wrote when it ended unexpectedly.
+    pub(super) fn last_words(&self) -> String {
+        let text = fs::read_to_string(&self.log).unwrap_or_default();
+        let last = text.lines().rev().find(|l| !l.trim().is_empty());
+        match last {
+            Some(line) => format!("{} (all of it: {})", line.trim(), self.log.display()),
+            None => "it said nothing".to_owned(),
+        }
+    }
+}
+
+/// The user's folder for what runs keep.
+pub(super) fn folder(env: fn(&str) -> Option<String>) -> Result<PathBuf, Failure> {
+    let data = env("XDG_DATA_HOME")
+        .filter(|v| v.starts_with('/'))
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(env("HOME")?).join(".local/share")))
+        .ok_or_else(|| Failure::Failed("HOME is not set".to_owned()))?;
+    let folder = data.join("gresshopper/run");
+    let parent = data.join("gresshopper");
+    fs::create_dir_all(&data)
+        .and_then(|()| make_private(&parent))
+        .and_then(|()| make_private(&folder))
+        .map_err(|e| Failure::Failed(format!("can't make {}: {e}", folder.display())))?;
+    Ok(folder)
+}
+
+fn make_private(folder: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o700).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    }
+}
+
+/// The kernel that an earlier run on this output kept, if it did.
+pub(super) fn kept(record: &Path) -> Option<Kept> {
+    serde_json::from_str(&fs::read_to_string(record).ok()?).ok()
+}
+
+/// The Python that has both nbclient and our package: the one that is named, else the first of the usual ones.
+pub(super) fn find_python(env: fn(&str) -> Option<String>) -> Result<PathBuf, Failure> {
+    if let Some(named) = env(PYTHON) {
+        return match can_run(Path::new(&named)) {
+            true => Ok(named.into()),
+            false => Err(Failure::Failed(format!(
+                "{named}, which {PYTHON} names, has no nbclient or no gresshopper-jupyter: install both there"
+            ))),
+        };
+    }
+    let of = |name: &str| env(name).map(|prefix| PathBuf::from(prefix).join("bin/python"));
+    let path = env("PATH").unwrap_or_default();
+    let on_path = |name: &str| {
+        path.split(':')
+            .map(|d| Path::new(d).join(name))
+            .find(|p| p.is_file())
+    };
+    let jupyter = on_path("jupyter").and_then(|script| shebang(&script));
+    let candidates = [
+        of("VIRTUAL_ENV"),
+        of("CONDA_PREFIX"),
+        jupyter,
+        on_path("python3"),
+        on_path("python"),
+    ];
+    let candidates: Vec<PathBuf> = candidates.into_iter().flatten().collect();
+    let found = candidates.iter().find(|p| can_run(p));
+    found.cloned().ok_or_else(|| {
+        let tried: Vec<String> = candidates.iter().map(|p| p.display().to_string()).collect();
+        Failure::Failed(format!(
+            "no Python with nbclient and gresshopper-jupyter was found (tried {}): activate the environment of your \
+             Jupyter, install both there, or name it in {PYTHON}",
+            if tried.is_empty() { "none".to_owned() } else { tried.join(", ") }
+        ))
+    })
+}
+
+fn shebang(script: &Path) -> Option<PathBuf> {
+    let text = fs::read(script).ok()?;
+    let first = text.split(|b| *b == b'\n').next()?;
+    let line = std::str::from_utf8(first).ok()?.strip_prefix("#!")?.trim();
+    (line.starts_with('/') && !line.contains(' ')).then(|| line.into())
+}
+
+fn can_run(python: &Path) -> bool {
+    const ASK: &str = "import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, ('nbclient', 'gresshopper_jupyter'))))";
+    Command::new(python)
+        .args(["-c", ASK])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
