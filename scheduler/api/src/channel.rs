@@ -25,6 +25,8 @@ const KEY: usize = 32;
 pub const HELLO_LIMIT: usize = 16 << 10;
 /// Most bytes of a frame to `hopd`.
 pub const TO_HOPD_LIMIT: usize = 1 << 20;
+/// Most bytes of a frame to `hopd` from whoever isn't an agent.
+pub const FROM_USER_LIMIT: usize = 256 << 10;
 /// Most bytes of a frame from `hopd`.
 pub const FROM_HOPD_LIMIT: usize = 64 << 20;
 
@@ -162,6 +164,13 @@ pub struct Writer<S> {
     seal: Seal,
     limit: usize,
     timeouts: Timeouts,
+}
+
+impl<S> Reader<S> {
+    /// Takes frames of at most so many bytes from now on.
+    pub fn limit_to(&mut self, bytes: usize) {
+        self.limit = self.limit.min(bytes);
+    }
 }
 
 impl<S: AsyncRead + Unpin> Reader<S> {

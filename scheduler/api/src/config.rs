@@ -28,6 +28,7 @@ pub struct Config {
     /// The MUNGE daemon's socket; none: MUNGE's own default.
     pub munge_socket: Option<PathBuf>,
     pub hopd: Hopd,
+    pub quota: Quota,
     pub agent: Agent,
     pub seat: Seat,
     /// The pools, by name: `[pool.NAME]`.
@@ -51,6 +52,21 @@ pub struct Hopd {
     pub poll_s: u32,
     /// Seconds between two looks at Slurm's nodes, settings, limits and fair shares.
     pub refresh_s: u32,
+}
+
+/// `[quota]`: what one user may ask of `hopd`, so that nobody fills its memory or holds up the others. Neither the
+/// service account nor operators have quotas.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quota {
+    /// Connections at a time.
+    pub connections: usize,
+    /// Kernels that are open at a time.
+    pub kernels: usize,
+    /// Cells that wait at a time.
+    pub cells: usize,
+    /// Messages a second, over all of a user's connections; five times as many at once.
+    pub messages_per_s: u32,
 }
 
 /// `[agent]`.
@@ -134,6 +150,7 @@ impl Default for Config {
             prefix: "/opt/gresshopper".into(),
             munge_socket: None,
             hopd: Hopd::default(),
+            quota: Quota::default(),
             agent: Agent::default(),
             seat: Seat::default(),
             pool: BTreeMap::new(),
@@ -150,6 +167,17 @@ impl Default for Hopd {
             grace_s: 8,
             poll_s: 3,
             refresh_s: 60,
+        }
+    }
+}
+
+impl Default for Quota {
+    fn default() -> Self {
+        Self {
+            connections: 256,
+            kernels: 100,
+            cells: 500,
+            messages_per_s: 200,
         }
     }
 }
@@ -250,6 +278,17 @@ impl Config {
         }
         if self.hopd.refresh_s == 0 {
             return wrong("hopd.refresh_s", "at least one second");
+        }
+        let q = &self.quota;
+        for (key, value) in [
+            ("quota.connections", q.connections),
+            ("quota.kernels", q.kernels),
+            ("quota.cells", q.cells),
+            ("quota.messages_per_s", q.messages_per_s as usize),
+        ] {
+            if value == 0 {
+                return wrong(key, "at least one");
+            }
         }
         for (key, path) in [
             ("prefix", &self.prefix),

@@ -571,6 +571,23 @@ impl Core {
         count < most
     }
 
+    /// How many replicas of the kernel are up, this one not counted.
+    pub fn other_replicas(&self, kernel: &KernelId, incarnation: Incarnation) -> usize {
+        let replicas = self.find_kernel(kernel).map(|k| &self.kernels[k].replicas);
+        let others = |r: &&Replica| r.incarnation != incarnation;
+        replicas.map_or(0, |r| r.iter().filter(others).count())
+    }
+
+    pub fn knows_node(&self, node: &NodeName) -> bool {
+        self.find_node(node).is_some()
+    }
+
+    /// How many cells of the kernel wait.
+    pub fn waiting_in(&self, kernel: &KernelId) -> usize {
+        self.find_kernel(kernel)
+            .map_or(0, |k| self.kernels[k].cells.len())
+    }
+
     /// How many cells of the user's wait.
     pub fn waiting_of(&self, user: &UserName) -> usize {
         self.find_user(user)

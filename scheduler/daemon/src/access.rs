@@ -1,13 +1,14 @@
 //! Who may do what. Pure: every rule about users, roles and names that come from outside is here.
 
 use crate::server::Caller;
-use hop_api::message::{Refusal, ReplicaUp, Request, Response, Role};
-use hop_core::id::{CellId, JobId, KernelId, UserName};
+use hop_api::message::{PlaceKernel, Refusal, ReplicaUp, Request, Response, Role};
+use hop_core::id::{CellId, JobId, KernelId, NodeName, UserName};
+use hop_core::need::Need;
 
 /// Longest id that a caller may choose, in bytes.
 const NAME_LIMIT: usize = 200;
-/// Most cells that one report may bring.
-const WAITING_LIMIT: usize = 1000;
+/// Nodes that one placement may ask to avoid.
+const AVOID_LIMIT: usize = 64;
 
 /// A caller on a connection.
 #[derive(Debug, Clone)]
@@ -121,15 +122,47 @@ pub(crate) fn check_replica(access: &Access, up: &ReplicaUp) -> Result<(), Refus
             ),
         });
     }
-    if up.waiting.len() > WAITING_LIMIT {
+    check_name("node", up.node.as_str())?;
+    if let Some((_, Some(cell))) = &up.holds {
+        check_name("cell id", cell.as_str())?;
+    }
+    up.waiting.iter().try_for_each(|(cell, need, _)| {
+        check_name("cell id", cell.as_str())?;
+        check_need(need)
+    })
+}
+
+/// What of a placement comes from outside and is kept.
+pub(crate) fn check_place(place: &PlaceKernel) -> Result<(), Refusal> {
+    check_name("kernel id", place.kernel.as_str())?;
+    check_need(&place.default_need)?;
+    if place.avoid.len() > AVOID_LIMIT {
         return Err(Refusal::Invalid {
-            reason: format!("more than {WAITING_LIMIT} cells wait"),
+            reason: format!("more than {AVOID_LIMIT} nodes are to be avoided"),
         });
     }
-    check_name("node", up.node.as_str())?;
-    up.waiting
-        .iter()
-        .try_for_each(|(cell, ..)| check_name("cell id", cell.as_str()))
+    Ok(())
+}
+
+pub(crate) fn check_need(need: &Need) -> Result<(), Refusal> {
+    match &need.gpu_type {
+        Some(gpu_type) => check_name("GPU type", gpu_type.as_str()),
+        None => Ok(()),
+    }
+}
+
+/// The seat's node, as Slurm has it.
+pub(crate) fn not_its_node(job: JobId, node: &NodeName) -> Refusal {
+    Refusal::Forbidden {
+        reason: format!("Slurm job {job} does not run on node {node}"),
+    }
+}
+
+/// More than a user may have at a time (`[quota]`).
+pub(crate) fn over_quota(user: &UserName, what: &str, most: usize) -> Refusal {
+    Refusal::Unavailable {
+        reason: format!("{user} has {most} {what} already, which is as many as [quota] allows"),
+    }
 }
 
 /// An id that a caller has chosen: short, and without what would spoil a line of a table.

@@ -28,8 +28,8 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tracing::info;
 
-/// Messages of all connections that may wait for the scheduler's task.
-const INCOMING: usize = 4096;
+/// Messages of all connections that may wait for the scheduler's task: with those of users at their largest, 64 MiB.
+const INCOMING: usize = 256;
 /// How long a first start waits for Slurm's limits before it serves without.
 const LIMITS_PATIENCE: Duration = Duration::from_secs(20);
 
@@ -136,7 +136,8 @@ async fn run(config: Config, service_uid: u32) -> Result<()> {
         operators: config.operators.iter().cloned().collect(),
         term: snapshot.term,
         timeouts: Timeouts::default(),
-        open: Default::default(),
+        quota: config.quota.clone(),
+        guests: Default::default(),
     };
     info!(%address, term = %snapshot.term, entries = snapshot.entries.len(), "hopd {} starts", env!("CARGO_PKG_VERSION"));
     let mut scheduler =

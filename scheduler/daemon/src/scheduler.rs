@@ -37,8 +37,14 @@ const LOOK_LAST: Span = Span::from_secs(60);
 /// Rows of one answer to `hop acct`.
 const ACCT_ROWS: usize = 100_000;
 
-/// Messages of one caller that may wait while Slurm is asked about its seat.
-const HELD_UP: usize = 1000;
+/// Messages of one user that may wait while Slurm is asked about their seats.
+const HELD_UP: usize = 256;
+/// Answers that may wait for one caller to read them before it may ask on.
+const UNREAD: usize = 8;
+/// Questions about the accounting that one user may have open.
+const ACCT_OPEN: usize = 4;
+/// Replicas of one kernel: five, and a successor of each.
+const REPLICAS: usize = 10;
 
 /// What the journal is keyed by: the core's entries and our own.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -72,6 +78,10 @@ enum Report {
     Facts(Box<Result<Facts, String>>),
     Limits(Box<Result<Limits, String>>),
     Shares(Box<Result<Shares, String>>),
+    /// A question about the accounting was answered.
+    Answered {
+        uid: u32,
+    },
     /// Slurm was asked whose seat that is.
     SeatOwner {
         conn: ConnId,
@@ -96,6 +106,14 @@ struct Replica {
     conn: Option<ConnId>,
     seat: SeatStep,
     node: NodeName,
+}
+
+/// What Slurm said of a seat.
+#[derive(Debug, Clone)]
+struct Seat {
+    user: UserName,
+    account: Option<AccountName>,
+    nodes: Vec<NodeName>,
 }
 
 /// Things that become due here and not in the core.
@@ -132,8 +150,9 @@ pub(crate) struct Scheduler {
     placements: HashMap<KernelId, VecDeque<(ConnId, u64)>>,
     handovers: HashMap<LeaseId, Handover>,
     /// Seats that Slurm has shown to be their user's.
-    /// Seats, by what Slurm said of them.
-    seats: HashMap<JobId, (UserName, Option<AccountName>)>,
+    seats: HashMap<JobId, Seat>,
+    /// Questions about the accounting that are open, by uid.
+    asking: HashMap<u32, usize>,
     due: BTreeSet<(Timestamp, Due)>,
     look_pause: Span,
     /// What the core was told; none: Slurm has never said.
@@ -246,6 +265,7 @@ impl Scheduler {
             placements: HashMap::new(),
             handovers: HashMap::new(),
             seats: HashMap::new(),
+            asking: HashMap::new(),
             due: BTreeSet::new(),
             look_pause: Span::from_secs(config.hopd.poll_s.into()),
             limits,
@@ -541,6 +561,12 @@ impl Scheduler {
         if waiting.is_empty() {
             self.placements.remove(kernel);
         }
+        if seats.is_ok() {
+            if let Some(user) = self.core.owner(kernel).cloned() {
+                self.owned_now(kernel, &user);
+            }
+            self.listen(conn, kernel);
+        }
         let seat = &self.config.seat;
         let body = match seats {
             Ok(seats) => Response::Placement(Placement {
@@ -666,9 +692,7 @@ impl Scheduler {
         };
         let now = self.clock.now();
         for kernel in &open.kernels {
-            if let Some(listeners) = self.listeners.get_mut(kernel) {
-                listeners.remove(&conn);
-            }
+            self.unlisten(conn, kernel);
         }
         if let Some(pilot) = open.pilot.filter(|p| self.agents.get(p) == Some(&conn)) {
             self.agents.remove(&pilot);
@@ -744,16 +768,22 @@ impl Scheduler {
             return;
         };
         let id = message.id;
-        if let Some(held_up) = &mut open.held_up {
+        if open.held_up.is_some() {
             // An answer out of turn, since Slurm may keep the others waiting for longer than silence is borne. A caller
             // that asked by number wants to know that all before it was heard.
             if id == 0 && matches!(message.body, Request::Ping) {
                 return self.answer(conn, id, Response::Pong);
             }
-            if held_up.len() >= HELD_UP {
+            let uid = open.caller.uid;
+            let theirs = self.conns.values().filter(|c| c.caller.uid == uid);
+            let waiting: usize = theirs.filter_map(|c| c.held_up.as_ref()).map(VecDeque::len).sum();
+            if waiting >= HELD_UP {
                 return self.answer(conn, id, access::too_many());
             }
-            return held_up.push_back(message);
+            if let Some(held_up) = self.conns.get_mut(&conn).and_then(|c| c.held_up.as_mut()) {
+                held_up.push_back(message);
+            }
+            return;
         }
         let access = Access {
             caller: open.caller.clone(),
@@ -780,7 +810,7 @@ impl Scheduler {
         let user = access.caller.user.clone();
         match message.body {
             Request::Ping => return Ok(Some(Response::Pong)),
-            Request::PlaceKernel(place) => return self.place(conn, message.id, &user, place),
+            Request::PlaceKernel(place) => return self.place(conn, access, message.id, place),
             Request::CloseKernel { kernel } => {
                 access.owns(self.owner_of(&kernel), &kernel)?;
                 self.todo.push_back(Input::CloseKernel { kernel });
@@ -801,6 +831,8 @@ impl Scheduler {
                 let Request::ReplicaUp(up) = message.body else {
                     unreachable!("matched above")
                 };
+                self.is_in_its_seat(&up)?;
+                self.within_quota(access, &up)?;
                 self.replica_up(conn, &user, up);
             }
             Request::Submit {
@@ -811,6 +843,8 @@ impl Scheduler {
             } => {
                 self.speaks_for(conn, &kernel)?;
                 access::check_name("cell id", cell.as_str())?;
+                access::check_need(&need)?;
+                self.may_wait(access, 1)?;
                 self.todo.push_back(Input::Submit {
                     kernel,
                     cell,
@@ -881,6 +915,11 @@ impl Scheduler {
                     detail: end.detail,
                 });
             }
+            Request::Acct(_) | Request::Queue(_) | Request::Info | Request::Explain { .. }
+                if self.does_not_read(conn) =>
+            {
+                return Ok(Some(access::too_many()));
+            }
             Request::Acct(query) => return self.acct(conn, access, message.id, query),
             Request::Queue(query) => {
                 let users = access.may_see(query.all_users, &query.users)?;
@@ -915,7 +954,19 @@ impl Scheduler {
         drop(self.journal.post([(&key, Some(&value))]));
     }
 
+    fn unlisten(&mut self, conn: ConnId, kernel: &KernelId) {
+        if let Some(listeners) = self.listeners.get_mut(kernel) {
+            listeners.remove(&conn);
+            if listeners.is_empty() {
+                self.listeners.remove(kernel);
+            }
+        }
+    }
+
     fn listen(&mut self, conn: ConnId, kernel: &KernelId) {
+        if !self.conns.contains_key(&conn) {
+            return;
+        }
         self.listeners.entry(kernel.clone()).or_default().insert(conn);
         if let Some(open) = self.conns.get_mut(&conn) {
             open.kernels.insert(kernel.clone());
@@ -962,19 +1013,19 @@ impl Scheduler {
     fn place(
         &mut self,
         conn: ConnId,
+        access: &Access,
         id: u64,
-        user: &UserName,
         place: hop_api::message::PlaceKernel,
     ) -> Result<Option<Response>, Refusal> {
-        access::check_name("kernel id", place.kernel.as_str())?;
+        let user = &access.caller.user;
+        access::check_place(&place)?;
         let owner = self.owner_of(&place.kernel);
         if owner.is_some_and(|o| o != user) {
             return Err(access::not_yours(&place.kernel));
         }
+        self.may_open_kernel(access, &place.kernel)?;
         let pool = place.pool.clone().unwrap_or_else(|| self.default_pool());
         self.pool_lends(&pool)?;
-        self.owned_now(&place.kernel, user);
-        self.listen(conn, &place.kernel);
         self.placements
             .entry(place.kernel.clone())
             .or_default()
@@ -983,7 +1034,8 @@ impl Scheduler {
         self.todo.push_back(Input::PlaceKernel(hop_core::PlaceKernel {
             kernel: place.kernel,
             user: user.clone(),
-            account: place.account,
+            // Slurm says it once a seat is there: who is charged, and so which limits hold, is not the asker's choice.
+            account: None,
             pool,
             replicas: place.replicas.clamp(1, 5),
             default_need: place.default_need,
@@ -999,6 +1051,68 @@ impl Scheduler {
         Ok(None)
     }
 
+    // --- quotas ---
+
+    /// Whether the user may have one kernel more; their own ones of which nothing is left make room for it.
+    fn may_open_kernel(&mut self, access: &Access, kernel: &KernelId) -> Result<(), Refusal> {
+        if self.core.owner(kernel).is_some() || access.caller.operator {
+            return Ok(());
+        }
+        let (user, most) = (&access.caller.user, self.config.quota.kernels);
+        let mut out = Vec::new();
+        let room = self.core.make_room_for_kernel(user, most, &mut out);
+        self.carry_out(out);
+        if room {
+            Ok(())
+        } else {
+            Err(access::over_quota(user, "kernels open", most))
+        }
+    }
+
+    /// Whether so many cells of the user's more may wait. What of theirs is on its way to the core counts too.
+    fn may_wait(&self, access: &Access, more: usize) -> Result<(), Refusal> {
+        let (user, most) = (&access.caller.user, self.config.quota.cells);
+        if !access.caller.operator && self.core.waiting_of(user) + more > most {
+            return Err(access::over_quota(user, "cells waiting", most));
+        }
+        Ok(())
+    }
+
+    fn within_quota(&mut self, access: &Access, up: &ReplicaUp) -> Result<(), Refusal> {
+        self.may_open_kernel(access, &up.kernel)?;
+        // Those that it has asked for before are asked for again.
+        let known = self.core.waiting_in(&up.kernel);
+        self.may_wait(access, up.waiting.len().saturating_sub(known))?;
+        if self.core.other_replicas(&up.kernel, up.incarnation) >= REPLICAS {
+            return Err(access::over_quota(
+                &access.caller.user,
+                "replicas of this kernel",
+                REPLICAS,
+            ));
+        }
+        Ok(())
+    }
+
+    /// A replica is where its seat is. While Slurm can't be asked, any node that is known will do.
+    fn is_in_its_seat(&self, up: &ReplicaUp) -> Result<(), Refusal> {
+        let nodes = self.seats.get(&up.seat.job).map_or(&[][..], |seat| &seat.nodes);
+        let right = match nodes {
+            [] => self.core.knows_node(&up.node),
+            nodes => nodes.contains(&up.node),
+        };
+        if right {
+            Ok(())
+        } else {
+            Err(access::not_its_node(up.seat.job, &up.node))
+        }
+    }
+
+    /// Answers pile up: the caller asks and doesn't read.
+    fn does_not_read(&self, conn: ConnId) -> bool {
+        let queue = self.conns.get(&conn).map(|c| &c.outgoing);
+        queue.is_some_and(|q| q.max_capacity() - q.capacity() >= UNREAD)
+    }
+
     /// Asks Slurm once whose job a seat is. Some: the request waits for that, or was answered.
     #[expect(
         clippy::option_option,
@@ -1012,7 +1126,7 @@ impl Scheduler {
         message: &ToHopd,
     ) -> Result<Option<Option<Response>>, Refusal> {
         match self.seats.get(&job) {
-            Some((user, _)) if *user == access.caller.user => Ok(None),
+            Some(seat) if seat.user == access.caller.user => Ok(None),
             Some(_) => Err(access::not_your_seat(job)),
             None => {
                 let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
@@ -1051,9 +1165,11 @@ impl Scheduler {
         let held_up = open.held_up.take().unwrap_or_default();
         let unknown = answer.is_err();
         let mut account = None;
+        let mut nodes = Vec::new();
         let refusal = match answer {
             Ok(Some(owner)) if owner.uid == caller.uid && owner.lives => {
                 account = owner.account;
+                nodes = owner.nodes;
                 None
             }
             Ok(Some(owner)) if owner.uid == caller.uid => Some(Refusal::Invalid {
@@ -1070,7 +1186,12 @@ impl Scheduler {
         if let Some(refusal) = refusal {
             self.answer(conn, message.id, Response::Refused(refusal));
         } else {
-            self.seats.insert(job, (caller.user, account));
+            let seat = Seat {
+                user: caller.user,
+                account,
+                nodes,
+            };
+            self.seats.insert(job, seat);
             self.message(conn, message);
             if unknown {
                 self.seats.remove(&job);
@@ -1119,9 +1240,7 @@ impl Scheduler {
             if let Some(open) = self.conns.get_mut(&old) {
                 open.replicas.remove(&id);
             }
-            if let Some(listeners) = self.listeners.get_mut(&id.kernel) {
-                listeners.remove(&old);
-            }
+            self.unlisten(old, &id.kernel);
         }
         self.listen(conn, &id.kernel);
         self.tell_homes();
@@ -1130,10 +1249,7 @@ impl Scheduler {
         }
         let pool = up.pool.unwrap_or_else(|| self.default_pool());
         // Slurm's word on who is charged goes before the kernel's own.
-        let account = self
-            .seats
-            .get(&up.seat.job)
-            .and_then(|(_, account)| account.clone());
+        let account = self.seats.get(&up.seat.job).and_then(|seat| seat.account.clone());
         self.todo.push_back(Input::ReplicaUp(hop_core::ReplicaUp {
             kernel: up.kernel,
             incarnation: up.incarnation,
@@ -1220,6 +1336,13 @@ impl Scheduler {
         let Some(outgoing) = self.conns.get(&conn).map(|c| c.outgoing.clone()) else {
             return Ok(None);
         };
+        let uid = access.caller.uid;
+        let open = self.asking.entry(uid).or_default();
+        if *open >= ACCT_OPEN {
+            return Ok(Some(access::too_many()));
+        }
+        *open += 1;
+        let reports = self.reports.clone();
         tokio::spawn(async move {
             let _ = tokio::time::timeout(Duration::from_secs(5), flushed.durable()).await;
             let read = tokio::task::spawn_blocking(move || accounting.query(&query, now)).await;
@@ -1232,7 +1355,9 @@ impl Scheduler {
                 Ok(Err(error)) => unreadable(&error.to_string()),
                 Err(error) => unreadable(&error.to_string()),
             };
-            let _ = outgoing.send(FromHopd { id, body }).await;
+            // Never waits: who doesn't read has room for a thousand more, and then none for this one either.
+            let _ = outgoing.try_send(FromHopd { id, body });
+            let _ = reports.send(Report::Answered { uid });
         });
         Ok(None)
     }
@@ -1269,6 +1394,14 @@ impl Scheduler {
             }
             Report::Looked(answer) => self.looked(answer),
             Report::Facts(facts) => self.facts(*facts),
+            Report::Answered { uid } => {
+                if let Some(open) = self.asking.get_mut(&uid) {
+                    *open -= 1;
+                    if *open == 0 {
+                        self.asking.remove(&uid);
+                    }
+                }
+            }
             Report::Limits(limits) => self.limits(*limits),
             Report::Shares(shares) => self.shares(*shares),
             Report::SeatOwner {
@@ -1287,7 +1420,7 @@ impl Scheduler {
     }
 
     fn look(&mut self) {
-        let users: HashSet<UserName> = self.seats.values().map(|(user, _)| user.clone()).collect();
+        let users: HashSet<UserName> = self.seats.values().map(|seat| seat.user.clone()).collect();
         let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
         tokio::spawn(async move {
             let answer = slurm.queue(users.into_iter().collect()).await;
@@ -1514,3 +1647,6 @@ async fn sleep_until(wake: Option<Timestamp>, now: Timestamp) {
         None => std::future::pending().await,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,27 +1,35 @@
 //! Connections: accepting them, proving who calls, and carrying messages to and from the scheduler's task.
 //!
-//! A connection is two tasks, a reader and a writer. The reader waits for room in the scheduler's queue, so a
-//! flood slows its sender alone; the writer's queue is bounded, and a caller that doesn't read is hung up on.
+//! A connection is two tasks, a reader and a writer. The reader waits for room in the scheduler's queue and holds each
+//! user to a number of messages a second, so a flood slows its sender alone; the writer's queue is bounded, and a
+//! caller that doesn't read is hung up on.
 
-use hop_api::channel::{self, Accepted, ChannelError, Timeouts};
+use crate::access::over_quota;
+use hop_api::channel::{self, Accepted, ChannelError, FROM_USER_LIMIT, Timeouts};
+use hop_api::config::Quota;
 use hop_api::identity::{Identity, Proven, user_name};
-use hop_api::message::{FromHopd, Refusal, Role, ToHopd, VERSION, Welcome};
+use hop_api::message::{FromHopd, Refusal, Response, Role, ToHopd, VERSION, Welcome};
 use hop_core::id::{Term, UserName};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 use tokio::io::BufReader;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
+use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
 /// Messages that may wait for one caller.
 const OUTGOING: usize = 4096;
-/// Connections that are not proven yet, in all.
+/// Connections that are not proven yet, in all. The newest takes the place of the oldest: to prove oneself takes
+/// milliseconds, so a flood of strangers keeps nobody out.
 const UNPROVEN: usize = 256;
-/// Connections of one user; the service account and operators have no limit.
-const PER_USER: usize = 512;
+/// Seconds' worth of messages that a user may send at once.
+const BURST: f64 = 5.0;
+/// What a new connection counts for, in messages.
+const ARRIVAL: f64 = 10.0;
 
 /// A connection's number; never used again in one run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -61,8 +69,37 @@ pub(crate) struct House {
     pub operators: BTreeSet<UserName>,
     pub term: Term,
     pub timeouts: Timeouts,
-    /// Connections by uid.
-    pub open: Mutex<HashMap<u32, usize>>,
+    pub quota: Quota,
+    /// Who is connected, by uid.
+    pub guests: Mutex<HashMap<u32, Guest>>,
+}
+
+/// What one user does to us at the moment.
+#[derive(Debug)]
+pub(crate) struct Guest {
+    connections: usize,
+    /// Messages that may come at once.
+    tokens: f64,
+    at: Instant,
+}
+
+impl Guest {
+    fn new(quota: &Quota, now: Instant) -> Self {
+        Self {
+            connections: 0,
+            tokens: BURST * f64::from(quota.messages_per_s),
+            at: now,
+        }
+    }
+
+    /// Counts `messages` and says how long the sender has to be made to wait.
+    fn pace(&mut self, messages: f64, quota: &Quota, now: Instant) -> Duration {
+        let rate = f64::from(quota.messages_per_s);
+        let gained = now.saturating_duration_since(self.at).as_secs_f64() * rate;
+        self.at = now;
+        self.tokens = (self.tokens + gained).min(BURST * rate) - messages;
+        Duration::from_secs_f64((-self.tokens / rate).max(0.0))
+    }
 }
 
 impl House {
@@ -77,11 +114,9 @@ impl House {
         }
         let user = UserName::from(user);
         let operator = self.is_operator(&user);
-        let count = self.count(caller.uid);
-        if !operator && caller.uid != self.service_uid && count >= PER_USER {
-            return Err(Refusal::Unavailable {
-                reason: format!("{user} has {count} connections already"),
-            });
+        let most = self.quota.connections;
+        if !self.is_trusted(caller.uid, &user) && self.guest(caller.uid, |g| g.connections) >= most {
+            return Err(over_quota(&user, "connections", most));
         }
         Ok(Welcome {
             version: VERSION,
@@ -95,59 +130,82 @@ impl House {
         self.operators.contains(user)
     }
 
-    fn count(&self, uid: u32) -> usize {
-        let open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        open.get(&uid).copied().unwrap_or_default()
+    /// Has no quotas.
+    fn is_trusted(&self, uid: u32, user: &UserName) -> bool {
+        uid == self.service_uid || self.is_operator(user)
     }
 
-    fn add(&self, uid: u32) {
-        *self
-            .open
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .entry(uid)
-            .or_default() += 1;
+    fn guest<T>(&self, uid: u32, ask: impl FnOnce(&mut Guest) -> T) -> T {
+        let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = Instant::now();
+        let guest = guests.entry(uid).or_insert_with(|| Guest::new(&self.quota, now));
+        ask(guest)
     }
 
-    fn remove(&self, uid: u32) {
-        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = open.get_mut(&uid) {
-            *count -= 1;
-            if *count == 0 {
-                open.remove(&uid);
+    /// Lets a connection in; not if the user has as many as they may, of which some came in meanwhile.
+    fn enter(&self, uid: u32, trusted: bool) -> bool {
+        self.guest(uid, |g| {
+            if !trusted && g.connections >= self.quota.connections {
+                return false;
             }
+            g.connections += 1;
+            true
+        })
+    }
+
+    fn leave(&self, uid: u32) {
+        self.guest(uid, |g| g.connections -= 1);
+    }
+
+    /// How long a user who sends so much has to be made to wait.
+    fn pace(&self, uid: u32, messages: f64) -> Duration {
+        self.guest(uid, |g| g.pace(messages, &self.quota, Instant::now()))
+    }
+}
+
+/// Those who have still to prove who they are, the oldest first.
+#[derive(Debug, Default)]
+struct Porch(VecDeque<AbortHandle>);
+
+impl Porch {
+    /// Shows the oldest the door if there is no room.
+    fn make_room(&mut self) {
+        if self.0.len() >= UNPROVEN {
+            self.0.retain(|task| !task.is_finished());
+        }
+        if self.0.len() >= UNPROVEN
+            && let Some(oldest) = self.0.pop_front()
+        {
+            oldest.abort();
         }
     }
 }
 
 /// Accepts connections for ever.
 pub(crate) async fn serve(listener: TcpListener, house: Arc<House>, scheduler: mpsc::Sender<Incoming>) {
-    let unproven = Arc::new(tokio::sync::Semaphore::new(UNPROVEN));
+    let mut porch = Porch::default();
     let mut next = 0u64;
     loop {
-        // Who waits here waits in the listen queue: the proven are not disturbed by a flood of strangers.
-        let Ok(permit) = unproven.clone().acquire_owned().await else {
-            return;
-        };
         let (stream, peer) = match listener.accept().await {
             Ok(accepted) => accepted,
             Err(error) => {
                 warn!("no connection could be accepted: {error}");
-                tokio::time::sleep(std::time::Duration::from_millis(200)).await;
+                tokio::time::sleep(Duration::from_millis(200)).await;
                 continue;
             }
         };
         next += 1;
         let conn = ConnId(next);
         let (house, scheduler) = (house.clone(), scheduler.clone());
-        tokio::spawn(async move {
-            let proven = prove(stream, &house).await;
-            drop(permit);
-            match proven {
-                Ok(accepted) => talk(conn, accepted, &house, scheduler).await,
+        porch.make_room();
+        let proving = tokio::spawn(async move {
+            match prove(stream, &house).await {
+                // A task of its own: who is in isn't shown the door any more.
+                Ok(accepted) => drop(tokio::spawn(talk(conn, accepted, house, scheduler))),
                 Err(error) => debug!(%peer, "a caller was not let in: {error}"),
             }
         });
+        porch.0.push_back(proving.abort_handle());
     }
 }
 
@@ -167,7 +225,7 @@ async fn prove(stream: TcpStream, house: &Arc<House>) -> Result<Channel, Channel
     .await
 }
 
-async fn talk(conn: ConnId, channel: Channel, house: &Arc<House>, scheduler: mpsc::Sender<Incoming>) {
+async fn talk(conn: ConnId, channel: Channel, house: Arc<House>, scheduler: mpsc::Sender<Incoming>) {
     let Accepted {
         mut reader,
         mut writer,
@@ -184,9 +242,25 @@ async fn talk(conn: ConnId, channel: Channel, house: &Arc<House>, scheduler: mps
         role,
     };
     let (outgoing, mut queue) = mpsc::channel::<FromHopd>(OUTGOING);
-    house.add(caller.uid);
+    let trusted = house.is_trusted(caller.uid, &caller.user);
+    if !house.enter(caller.uid, trusted) {
+        let body = Response::Refused(over_quota(&caller.user, "connections", house.quota.connections));
+        let _ = writer.send(&FromHopd { id: 0, body }).await;
+        return;
+    }
+    if role != Role::Agent {
+        reader.limit_to(FROM_USER_LIMIT);
+    }
     debug!(?conn, user = %caller.user, ?role, "connected");
     let uid = caller.uid;
+    let pace = |messages| {
+        if trusted {
+            Duration::ZERO
+        } else {
+            house.pace(uid, messages)
+        }
+    };
+    tokio::time::sleep(pace(ARRIVAL)).await;
     let opened = Incoming::Opened {
         conn,
         caller,
@@ -204,26 +278,28 @@ async fn talk(conn: ConnId, channel: Channel, house: &Arc<House>, scheduler: mps
         });
         let abort = writing.abort_handle();
         tokio::select! {
-            () = read_all(conn, &mut reader, &scheduler) => {}
+            () = read_all(conn, &mut reader, &scheduler, &pace) => {}
             // The scheduler hung up, or the caller doesn't read.
             _ = writing => {}
         }
         let _ = scheduler.send(Incoming::Closed { conn }).await;
         // What is queued still goes out; the scheduler's end of the queue closes with its record of us.
-        tokio::time::sleep(std::time::Duration::from_secs(1)).await;
+        tokio::time::sleep(Duration::from_secs(1)).await;
         abort.abort();
     }
-    house.remove(uid);
+    house.leave(uid);
 }
 
 async fn read_all(
     conn: ConnId,
     reader: &mut channel::Reader<BufReader<OwnedReadHalf>>,
     scheduler: &mpsc::Sender<Incoming>,
+    pace: &impl Fn(f64) -> Duration,
 ) {
     loop {
         match reader.receive::<ToHopd>().await {
             Ok(message) => {
+                tokio::time::sleep(pace(1.0)).await;
                 if scheduler.send(Incoming::Message { conn, message }).await.is_err() {
                     return;
                 }
@@ -242,4 +318,49 @@ pub(crate) async fn listen(address: &str) -> std::io::Result<(TcpListener, Socke
     let listener = TcpListener::bind(address).await?;
     let bound = listener.local_addr()?;
     Ok((listener, bound))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn quota() -> Quota {
+        Quota {
+            connections: 2,
+            messages_per_s: 10,
+            ..Quota::default()
+        }
+    }
+
+    #[test]
+    fn who_sends_too_much_waits_for_as_long_as_it_takes_to_be_within_the_rate() {
+        let start = Instant::now();
+        let mut guest = Guest::new(&quota(), start);
+        for _ in 0..50 {
+            assert_eq!(guest.pace(1.0, &quota(), start), Duration::ZERO);
+        }
+        assert_eq!(guest.pace(1.0, &quota(), start), Duration::from_millis(100));
+        assert_eq!(guest.pace(9.0, &quota(), start), Duration::from_secs(1));
+        let later = start + Duration::from_secs(2);
+        assert_eq!(guest.pace(1.0, &quota(), later), Duration::ZERO);
+        // However long they rest, they save up no more than a burst.
+        let later = later + Duration::from_secs(3600);
+        assert_eq!(guest.pace(60.0, &quota(), later), Duration::from_secs(1));
+    }
+
+    #[tokio::test]
+    async fn the_oldest_of_the_unproven_makes_room() {
+        let mut porch = Porch::default();
+        let mut tasks = Vec::new();
+        for _ in 0..=UNPROVEN {
+            porch.make_room();
+            let task = tokio::spawn(std::future::pending::<()>());
+            porch.0.push_back(task.abort_handle());
+            tasks.push(task);
+        }
+        assert_eq!(porch.0.len(), UNPROVEN);
+        let first = tasks.remove(0);
+        assert!(first.await.unwrap_err().is_cancelled());
+        assert!(tasks.iter().all(|t| !t.is_finished()));
+    }
 }

@@ -31,6 +31,8 @@ pub(crate) struct Facts {
 pub(crate) struct Owner {
     pub uid: u32,
     pub account: Option<AccountName>,
+    /// Where it runs.
+    pub nodes: Vec<NodeName>,
     pub lives: bool,
 }
 
@@ -194,6 +196,7 @@ done
         Ok(found.map(|j| Owner {
             uid: j.uid,
             account: j.account,
+            nodes: j.nodes,
             lives: !j.state.is_over(),
         }))
     }

@@ -1,0 +1,264 @@
+//! What one user can do to the others through `hopd`: nothing. No Slurm is asked: what it would say is put in.
+
+use super::*;
+use hop_api::message::{QueueQuery, Role, SeatStep};
+use hop_core::id::Incarnation;
+use hop_core::need::{Class, Need};
+
+struct House {
+    scheduler: Scheduler,
+    next: u64,
+    _folder: tempfile::TempDir,
+}
+
+type Mailbox = mpsc::Receiver<FromHopd>;
+
+const QUOTA: &str = "[quota]\nkernels = 5\ncells = 10\n";
+const POOL: &str =
+    "[pool.main]\npartition='p'\ngpus_per_pilot=2\ncpus_per_pilot=8\nmin_pilots=0\nmax_pilots=4\n";
+
+impl House {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config::parse(&format!("{QUOTA}{POOL}"), "x".as_ref()).unwrap();
+        let (journal, snapshot) = Journal::open(&folder.path().join("journal")).unwrap();
+        let accounting = Accounting::open(&folder.path().join("accounting")).unwrap();
+        let mut scheduler =
+            Scheduler::new(config, journal, snapshot.term, snapshot.entries, accounting).unwrap();
+        for n in 0..4 {
+            scheduler.todo.push_back(Input::Node(hop_core::NodeFacts {
+                node: format!("n{n}").into(),
+                pool: "main".into(),
+                gpus: 2,
+                gpu_type: "".into(),
+                gpu_mem_mib: 0,
+                cpus: 8,
+                rack: String::new(),
+            }));
+        }
+        scheduler.settle();
+        Self {
+            scheduler,
+            next: 0,
+            _folder: folder,
+        }
+    }
+
+    fn connect(&mut self, user: &str, role: Role) -> (ConnId, Mailbox) {
+        self.next += 1;
+        let conn = ConnId(self.next);
+        let (outgoing, mailbox) = mpsc::channel(64);
+        let caller = Caller {
+            uid: user.len() as u32,
+            user: user.into(),
+            operator: false,
+            role,
+        };
+        self.scheduler.incoming(Incoming::Opened {
+            conn,
+            caller,
+            outgoing,
+        });
+        (conn, mailbox)
+    }
+
+    fn say(&mut self, conn: ConnId, body: Request) {
+        let message = ToHopd { id: 1, body };
+        self.scheduler.incoming(Incoming::Message { conn, message });
+        self.scheduler.settle();
+        self.scheduler.core.sanity_check().unwrap();
+    }
+
+    /// The answer to a request.
+    fn ask(&mut self, conn: ConnId, mailbox: &mut Mailbox, body: Request) -> Response {
+        while mailbox.try_recv().is_ok() {}
+        self.say(conn, body);
+        std::iter::from_fn(|| mailbox.try_recv().ok())
+            .find(|m| m.id == 1)
+            .unwrap()
+            .body
+    }
+
+    fn seat(&mut self, job: u32, user: &str, node: &str) {
+        let seat = Seat {
+            user: user.into(),
+            account: None,
+            nodes: vec![node.into()],
+        };
+        self.scheduler.seats.insert(JobId(job), seat);
+    }
+}
+
+fn place(kernel: &str) -> Request {
+    Request::PlaceKernel(hop_api::message::PlaceKernel {
+        kernel: kernel.into(),
+        pool: None,
+        account: None,
+        replicas: 1,
+        default_need: Need::gpus(1),
+        mem_mib: 0,
+        cpus: 0,
+        avoid: vec![],
+    })
+}
+
+fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Request {
+    Request::ReplicaUp(ReplicaUp {
+        kernel: kernel.into(),
+        incarnation: Incarnation(incarnation),
+        account: None,
+        pool: None,
+        node: node.into(),
+        seat: SeatStep {
+            job: JobId(job),
+            step: 0,
+            pid: 1,
+            start_time: 1,
+            uid: user.len() as u32,
+        },
+        name: String::new(),
+        holds: None,
+        waiting: vec![],
+    })
+}
+
+fn submit(kernel: &str, cell: usize) -> Request {
+    Request::Submit {
+        kernel: kernel.into(),
+        cell: format!("c{cell}").into(),
+        need: Need::gpus(1),
+        class: Class::Interactive,
+    }
+}
+
+fn done(response: &Response) -> bool {
+    matches!(response, Response::Done)
+}
+
+#[track_caller]
+fn refused(response: &Response, word: &str) {
+    let Response::Refused(why) = response else {
+        panic!("{response:?}")
+    };
+    assert!(why.to_string().contains(word), "{why}");
+}
+
+#[tokio::test]
+async fn a_user_opens_no_more_kernels_than_their_quota_and_the_others_open_theirs() {
+    let mut house = House::new();
+    let (mallory, mut box_m) = house.connect("mallory", Role::Front);
+    // Kernels of which no process ever came make room for new ones once their plans are over; until then not.
+    for n in 0..200 {
+        let answer = house.ask(mallory, &mut box_m, place(&format!("m{n}")));
+        if n < 5 {
+            assert!(matches!(answer, Response::Placement(_)), "{answer:?}");
+        } else {
+            refused(&answer, "mallory has 5 kernels open");
+        }
+    }
+    assert_eq!(house.scheduler.core.kernel_count(), 5);
+    assert_eq!(house.scheduler.owners.len(), 5);
+    assert_eq!(house.scheduler.listeners.len(), 5);
+    // Placed anew and anew it is still one kernel with a handful of plans.
+    for _ in 0..200 {
+        house.say(mallory, place("m0"));
+        while box_m.try_recv().is_ok() {}
+    }
+    let (bob, mut box_b) = house.connect("bob", Role::Front);
+    let answer = house.ask(bob, &mut box_b, place("b"));
+    assert!(matches!(answer, Response::Placement(_)), "{answer:?}");
+    house.say(mallory, Request::CloseKernel { kernel: "m0".into() });
+    let answer = house.ask(mallory, &mut box_m, place("m7"));
+    assert!(matches!(answer, Response::Placement(_)), "{answer:?}");
+    house.scheduler.closed(mallory);
+    assert_eq!(house.scheduler.listeners.len(), 1);
+    assert!(house.scheduler.placements.is_empty());
+}
+
+#[tokio::test]
+async fn a_users_waiting_cells_are_bounded_and_nobody_elses() {
+    let mut house = House::new();
+    house.seat(7, "mallory", "n0");
+    house.seat(8, "bob", "n0");
+    let (mallory, mut box_m) = house.connect("mallory", Role::Replica);
+    house.ask(mallory, &mut box_m, up("mallory", "m", 1, 7, "n0"));
+    for n in 0..100 {
+        let answer = house.ask(mallory, &mut box_m, submit("m", n));
+        if n < 10 {
+            assert!(done(&answer), "{answer:?}");
+        } else {
+            refused(&answer, "mallory has 10 cells waiting");
+        }
+    }
+    // A report brings no more than that either, and what waits already isn't counted twice.
+    for (count, fine) in [(10usize, true), (11, false)] {
+        let Request::ReplicaUp(mut report) = up("mallory", "m", 1, 7, "n0") else {
+            panic!()
+        };
+        let cell = |n: usize| (format!("c{n}").into(), Need::gpus(1), Class::Interactive);
+        report.waiting = (0..count).map(cell).collect();
+        let answer = house.ask(mallory, &mut box_m, Request::ReplicaUp(report));
+        assert_eq!(done(&answer), fine, "{answer:?}");
+    }
+    let (bob, mut box_b) = house.connect("bob", Role::Replica);
+    house.ask(bob, &mut box_b, up("bob", "b", 1, 8, "n0"));
+    assert!(done(&house.ask(bob, &mut box_b, submit("b", 0))));
+}
+
+#[tokio::test]
+async fn replicas_are_few_and_where_their_seats_are() {
+    let mut house = House::new();
+    house.seat(7, "mallory", "n0");
+    let (mallory, mut mailbox) = house.connect("mallory", Role::Replica);
+    let answer = house.ask(mallory, &mut mailbox, up("mallory", "m", 1, 7, "elsewhere"));
+    refused(&answer, "does not run on node elsewhere");
+    for n in 0..30 {
+        let answer = house.ask(mallory, &mut mailbox, up("mallory", "m", n, 7, "n0"));
+        assert_eq!(done(&answer), n < 10, "{answer:?}");
+    }
+    assert_eq!(house.scheduler.replicas.len(), 10);
+    let mut request = submit("m", 1);
+    if let Request::Submit { need, .. } = &mut request {
+        need.gpu_type = Some("x".repeat(100_000).into());
+    }
+    let answer = house.ask(mallory, &mut mailbox, request);
+    refused(&answer, "GPU type");
+}
+
+#[tokio::test]
+async fn who_asks_and_does_not_read_is_answered_no_more() {
+    let mut house = House::new();
+    let (mallory, mut mailbox) = house.connect("mallory", Role::Client);
+    for _ in 0..40 {
+        house.say(mallory, Request::Queue(QueueQuery::default()));
+    }
+    let (mut rows, mut no) = (0, 0);
+    while let Ok(message) = mailbox.try_recv() {
+        match message.body {
+            Response::Queue { .. } => rows += 1,
+            Response::Refused(_) => no += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!((rows, no), (UNREAD, 40 - UNREAD));
+    assert!(matches!(
+        house.ask(mallory, &mut mailbox, Request::Queue(QueueQuery::default())),
+        Response::Queue { .. }
+    ));
+}
+
+#[tokio::test]
+async fn while_slurm_is_asked_about_a_seat_only_so_much_waits() {
+    let mut house = House::new();
+    let mut boxes = Vec::new();
+    for n in 0..3 {
+        let (conn, mailbox) = house.connect("mallory", Role::Replica);
+        house.say(conn, up("mallory", "m", n, 100 + n, "n0"));
+        for c in 0..100 {
+            house.say(conn, submit("m", c));
+        }
+        boxes.push(mailbox);
+    }
+    let held_up = house.scheduler.conns.values().filter_map(|c| c.held_up.as_ref());
+    assert_eq!(held_up.map(VecDeque::len).sum::<usize>(), HELD_UP);
+}
