@@ -23,14 +23,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import capture, form, names, native, planning, recipes, redo, rerun
+from . import capture, form, hurry, names, native, pickling, planning, recipes, redo, rerun
 from . import restore as restoring
 from .store import Store, StoreError
 
 #: Share of the cells' time that captures may hold them up for; beyond, they wait for think time.
-SHARE = 0.015
-#: Seconds that they may take in all beside that.
-GRACE = 0.01
+SHARE = 0.01
+#: A capture that holds up a cell is given up after so many seconds, and isn't begun when there are fewer than LEAST.
+MOST, LEAST = 0.05, 0.003
 #: Seconds after a cell from which on the user is taken to think.
 THINK = 0.05
 
@@ -77,7 +77,6 @@ class Agent:
         self.thought = 0.0
         self._running = False
         self._waiting: list[_Ran] = []
-        self._typical = 0.0
         self._inputs = 0
         self.effects = rerun.Effects()
         #: What each capture found, for the plan of a save.
@@ -127,10 +126,10 @@ class Agent:
         ran = _Ran(result, seconds, self.effects.stop())
         self._waiting.append(ran)
         self.ran += seconds
-        if self.prompt or self.spent + self._typical <= GRACE + SHARE * self.ran:
+        left = min(SHARE * self.ran - self.spent, MOST)
+        if self.prompt:
             self._work_off()
-            self._typical = (self._typical + time.perf_counter() - ended) / 2
-        else:
+        elif left < LEAST or not self._work_off(hurry.Until(ended + left)):
             self._later()
         self.spent += time.perf_counter() - ended
 
@@ -140,29 +139,39 @@ class Agent:
             asyncio.get_running_loop().call_later(THINK, self._idle)
 
     def _idle(self) -> None:
-        if not self._running:
-            started = time.perf_counter()
-            self._work_off()
-            self.thought += time.perf_counter() - started
+        if self._running:
+            return
+        started = time.perf_counter()
+        if not self._work_off(hurry.UntilAsked(self.shell)):
+            self._later()
+        self.thought += time.perf_counter() - started
 
-    def _work_off(self) -> None:
-        """Capture what the cells since the last capture did."""
+    def _work_off(self, patience: hurry.Patience | None = None) -> bool:
+        """Capture what the cells since the last capture did; false when that was given up for now."""
         waiting, self._waiting = self._waiting, []
         if not waiting:
-            return
+            return True
         try:
-            sources = [self.shell.transform_cell(ran.raw) for ran in waiting]
-            found = [names.names_of_source(source) for source in sources]
-            together = names.Names(set().union(*(f.names for f in found)), any(f.dynamic for f in found))
-            self._seq += len(waiting)
-            self.last = self.capture.run(together, self._seq)
-            cells = self._cells(waiting, sources, found)
-            for i, cell in enumerate(cells):
-                self._note(self.last if i + 1 == len(cells) else _NOTHING, cell)
-            if self.log is not None:
-                self._log_cells(cells)
+            with hurry.bound(self.capture, patience):
+                self._take(waiting)
+        except pickling.Interrupted:
+            self._waiting = waiting + self._waiting
+            return False
         except Exception as e:  # a capture must never fail the user's cell
             self._told(e)
+        return True
+
+    def _take(self, waiting: list[_Ran]) -> None:
+        sources = [self.shell.transform_cell(ran.raw) for ran in waiting]
+        found = [names.names_of_source(source) for source in sources]
+        together = names.Names(set().union(*(f.names for f in found)), any(f.dynamic for f in found))
+        self.last = self.capture.run(together, self._seq + len(waiting))
+        self._seq += len(waiting)
+        cells = self._cells(waiting, sources, found)
+        for i, cell in enumerate(cells):
+            self._note(self.last if i + 1 == len(cells) else _NOTHING, cell)
+        if self.log is not None:
+            self._log_cells(cells)
 
     def _cells(self, waiting: list[_Ran], sources: list[str], found: list[names.Names]) -> list[dict[str, Any]]:
         cells = []

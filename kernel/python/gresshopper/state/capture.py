@@ -25,6 +25,8 @@ from .store import CHUNK, Store
 TRACKED = 1024 * 1024
 #: Units with more linking objects than this are looked up by bisection, not by a table.
 TABLED = 20_000
+#: Bytes per second, for what is not known yet: an array of objects, memory to be stored, memory to be hashed.
+_ITEMS_RATE, _STORE_RATE, _HASH_RATE = 3e7, 7e8, 8e9
 _ATOMS = (int, float, str, bytes, bool, complex, type(None), type(Ellipsis))
 
 
@@ -288,6 +290,15 @@ class Memories:
             return None
         return dirty
 
+    def cost(self, buffer: pickling.Buffer) -> float:
+        """About how many seconds its content takes."""
+        memory = self._known.get((buffer.address, buffer.nbytes))
+        if memory is not None and memory.armed:
+            return 0.0
+        if buffer.items is not None:
+            return buffer.nbytes / _ITEMS_RATE
+        return buffer.nbytes / (_STORE_RATE if memory is None else _HASH_RATE)
+
     def unchanged(self, at: int, nbytes: int) -> bool:
         """Whether an array of immutable objects is known to hold the same ones as before."""
         memory = self._known.get((at, nbytes))
@@ -340,6 +351,8 @@ class Capture:
         self._next = 1
         self._threads = set(threading.enumerate())
         self.cell = 0
+        #: Raises `pickling.Interrupted` when what follows takes longer than there is time (set by the agent).
+        self.expect: Callable[[float], None] = lambda seconds: None
         #: Units that the last cell may have touched, by their number before it.
         self.chosen: list[int] = []
 
@@ -388,12 +401,14 @@ class Capture:
 
     # --- a capture ---
 
+    @pickling.Unswept()
     def run(self, found: naming.Names | None, cell: int = 0, arm: bool = False, everything: bool = False) -> Delta:
         """Capture what changed. `found`: names that may have been touched, none for an audit of everything.
         `everything`: yield all units, also those that didn't change.
 
         # Errors
-        `StoreError` when the store can't take it: what is known is then as before, and nothing is lost.
+        `StoreError` when the store can't take it, `pickling.Interrupted` when the session's `check` says so: what is
+        known is then as before, and nothing is lost.
         """
         started = time.perf_counter()
         self.cell = cell
@@ -410,7 +425,13 @@ class Capture:
             if uid in self.units and (everything or not self._settled(self.units[uid], visible)):
                 work.look(self.units[uid])
         final = work.settle()
-        changed, removed = self._adopt(final, arm, everything)
+        self.expect(sum(self.memories.cost(b) for _, dump, _ in final.blocks for b in dump.buffers))
+        # From here on it is carried through.
+        check, self.session.check = self.session.check, lambda: None
+        try:
+            changed, removed = self._adopt(final, arm, everything)
+        finally:
+            self.session.check = check
         self._ids, self._shown = visible.ids, visible.shown
         if everything:
             self._process = {}
@@ -651,6 +672,7 @@ class _Round:
         self._placed.update(block.members)
 
     def _write(self, members: tuple[str, ...]) -> _Block:
+        self.capture.session.check()
         started = time.perf_counter()
         values = [self.capture.value_of(m, self.visible) for m in members]
         owned = {m[2:] for m in members if m.startswith("c:")}

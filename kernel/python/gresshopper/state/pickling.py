@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import _thread
 import array
+import bisect
 import collections
 import collections.abc
+import contextlib
 import ctypes
 import datetime
 import decimal
@@ -29,6 +31,7 @@ import threading
 import types
 import uuid
 import weakref
+from collections.abc import Iterator
 from typing import Any, Callable, NamedTuple, TypeVar
 
 import cloudpickle
@@ -88,6 +91,41 @@ class Unpicklable(Exception):
     """A unit can't be written; says why."""
 
 
+class Interrupted(BaseException):
+    """A capture was given up for now: it took longer than it may hold up the user. Nothing was changed.
+
+    As an interrupt from the keyboard it isn't an `Exception`: it passes through what a library catches.
+    """
+
+
+class Unswept(contextlib.ContextDecorator):
+    """Python's collector of cycles waits: it would go through all of a notebook's objects again and again while
+    millions of new ones, none of them garbage, are made."""
+
+    def __enter__(self) -> None:
+        self._was = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._was:
+            gc.enable()
+
+    def _recreate_cm(self) -> Unswept:
+        return Unswept()
+
+
+class _Stream(io.BytesIO):
+    """What a pickler writes to, which it does every 64 KiB: then is asked whether there is still time."""
+
+    def __init__(self, check: Callable[[], None]) -> None:
+        super().__init__()
+        self._check = check
+
+    def write(self, data: Any) -> int:
+        self._check()
+        return super().write(data)
+
+
 class _Overlap(Exception):
     """Memory that is already written in part belongs to a larger root, which must be written first."""
 
@@ -106,6 +144,8 @@ class Session:
         self._by_value: dict[int, tuple[Any, bool]] = {}
         #: Whether memory that holds pointers to immutable objects is known to be as it was (set by the capture).
         self.unchanged: Callable[[int, int], bool] = lambda address, nbytes: False
+        #: Raises `Interrupted` when a dump should be given up for now (set by the agent).
+        self.check: Callable[[], None] = lambda: None
 
     def class_id(self, cls: type) -> str:
         """The stable id of a class of the notebook."""
@@ -281,6 +321,34 @@ def _find_harmless() -> set[type]:
 # --- the pickler -----------------------------------------------------------------------------------------------------
 
 
+class _Roots:
+    """Memory that was written, by address: what overlaps a range is found by bisection."""
+
+    def __init__(self) -> None:
+        self._lows: list[int] = []
+        self._apart: list[tuple[int, int, Any]] = []  # sorted, none overlaps another
+        self._over: list[tuple[int, int, Any]] = []  # the few that do
+
+    def add(self, low: int, high: int, root: Any) -> None:
+        """Remember memory up to `high` and what it belongs to."""
+        if any(True for _ in self.near(low, high)):
+            self._over.append((low, high, root))
+            return
+        i = bisect.bisect_left(self._lows, low)
+        self._lows.insert(i, low)
+        self._apart.insert(i, (low, high, root))
+
+    def near(self, low: int, high: int) -> Iterator[tuple[int, int, Any]]:
+        """What was remembered and overlaps this range, the larger first."""
+        i = max(0, bisect.bisect_right(self._lows, low) - 1)
+        found = [one for one in self._over if one[0] < high and low < one[1]]
+        while i < len(self._lows) and self._lows[i] < high:
+            if low < self._apart[i][1]:
+                found.append(self._apart[i])
+            i += 1
+        return iter(sorted(found, key=lambda one: one[0] - one[1])) if len(found) > 1 else iter(found)
+
+
 class _Mixin:
     """Recipes; mixed into cloudpickle's C pickler, and into Python's own for nesting that C's stack can't hold."""
 
@@ -291,7 +359,7 @@ class _Mixin:
     def prepare(self, session: Session, owned: set[str], bad: dict[int, str]) -> None:
         self.session, self.owned, self.bad = session, owned, bad
         self.buffers: list[Buffer] = []
-        self.roots: list[tuple[int, int, Any]] = []  # (address, end, root object) that alias by memory alone
+        self.roots = _Roots()  # what aliases by memory alone
         self.ranges: list[tuple[int, int]] = []
         self.storages: dict[int, Any] = {}
         self.classes: set[str] = set()
@@ -325,6 +393,9 @@ class _Mixin:
         held = _SINGLETONS.get(id(obj))
         if held is not None and held[0] is obj:
             return recipes.module_value, held[1]
+        if t in _ordinary():
+            self.seen.add(t)
+            return NotImplemented
         if obj is self.session.namespace:
             return recipes.namespace, ()
         if t is TypeVar and getattr(obj, "__infer_variance__", False):
@@ -335,8 +406,10 @@ class _Mixin:
                 obj.value,
             )
         self.seen.add(t)
+        ruled = False
         for base, later in _library_rules():
             if isinstance(obj, base):
+                ruled = True
                 reduced = later(self, obj)
                 if reduced is not NotImplemented:
                     return reduced
@@ -345,7 +418,10 @@ class _Mixin:
         why = _bound_kind(t)
         if why is not None:
             return self._lose(obj, why)
-        if self.session.by_value(t) and any(_own_hook(t, hook) for hook in _HOOKS):
+        if not self.session.by_value(t):
+            if not ruled and not issubclass(t, (dict, TypeVar)):
+                _ordinary().add(t)
+        elif any(_own_hook(t, hook) for hook in _HOOKS):
             self.suspects.append(obj)
         return cloudpickle.CloudPickler.reducer_override(self, obj)
 
@@ -649,7 +725,7 @@ class _Mixin:
         if nbytes:
             self.ranges.append((address, address + nbytes))
             if id(a) not in self.detached:
-                self.roots.append((address, address + nbytes, a))
+                self.roots.add(address, address + nbytes, a)
         if nbytes < INBAND and dense:
             order = "C" if a.flags.c_contiguous else "F"
             return recipes.np_small, (a.tobytes(order), a.dtype, a.shape, order, writeable)
@@ -706,11 +782,10 @@ class _Mixin:
         """A root that was written already and holds this memory, though no object says so."""
         if not nbytes:
             return None
-        for low, high, root in self.roots:
+        for low, high, root in self.roots.near(address, address + nbytes):
             if low <= address and address + nbytes <= high:
                 return root
-            if low < address + nbytes and address < high:
-                raise _Overlap(self.last)
+            raise _Overlap(self.last)
         return None
 
     def _memmap(self, a: Any) -> Any:
@@ -753,7 +828,7 @@ class _Mixin:
             if over is not None and not type(over).__module__.startswith("torch"):
                 return recipes.torch_storage_over, (over, address - _data(over), nbytes)
             self.ranges.append((address, address + nbytes))
-            self.roots.append((address, address + nbytes, storage))
+            self.roots.add(address, address + nbytes, storage)
             index = self.add_buffer(address, nbytes, storage)
         elif nbytes:
             import torch
@@ -943,6 +1018,17 @@ _RULES: dict[type, Callable[[Any, Any], Any]] = {
     memoryview: _Mixin._memoryview,
 }
 
+_ordinary_types: tuple[int, set[type]] = (-1, set())
+
+
+def _ordinary() -> set[type]:
+    """Types of modules whose instances need no recipe of ours, as far as they came up."""
+    global _ordinary_types  # noqa: PLW0603 - libraries are loaded once for the process
+    if _ordinary_types[0] != len(sys.modules):
+        _ordinary_types = (len(sys.modules), set())
+    return _ordinary_types[1]
+
+
 _library_cache: tuple[int, list[tuple[Any, Callable[[Any, Any], Any]]]] = (0, [])
 
 
@@ -1074,7 +1160,7 @@ def dump(session: Session, value: Any, owned: set[str] | None = None) -> Dump:
     kept: list[Any] = []
     kind: Any = _Fast
     for _ in range(MAX_LOST):
-        out = io.BytesIO()
+        out = _Stream(session.check)
         pickler: Any = None
         try:
             pickler = _attempt(kind, session, out, owned or set(), bad, lead, value)

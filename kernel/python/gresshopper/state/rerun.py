@@ -175,12 +175,10 @@ class Effects:
         return {"did": sorted(self._found), "read": self._files}
 
     def event(self, event: str, args: tuple[Any, ...]) -> None:
-        """One audit event."""
-        if not self._on:
-            return
+        """One audit event of a kind that counts."""
         if event == "open":
             self._opened(args)
-        elif event.startswith(_EFFECTS):
+        else:
             self._found.add(event)
 
     def _opened(self, args: tuple[Any, ...]) -> None:
@@ -202,7 +200,16 @@ def _stamp(path: str) -> list[int]:
     return [found.st_size, found.st_mtime_ns]
 
 
+#: Whether an event of this name counts. An import raises thousands that don't.
+_counts: dict[str, bool] = {}
+
+
 def _hook(event: str, args: tuple[Any, ...]) -> None:
+    counts = _counts.get(event)
+    if counts is None:
+        counts = _counts[event] = event == "open" or event.startswith(_EFFECTS)
+    if not counts:
+        return
     watching = Effects._installed
     if watching is not None and watching._on:
         with contextlib.suppress(Exception):

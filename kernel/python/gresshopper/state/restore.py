@@ -326,6 +326,7 @@ def lost_in(snapshot: Snapshot) -> dict[str, str]:
     return found
 
 
+@pickling.Unswept()
 def restore(
     snapshot: Snapshot,
     store: Store,

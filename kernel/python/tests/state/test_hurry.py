@@ -1,0 +1,84 @@
+"""A capture that is given up leaves everything as it was, and the next one misses nothing."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from gresshopper.state import hurry
+from gresshopper.state.pickling import Interrupted
+
+from harness import Kernel
+
+CELLS = (
+    "a = [1, 2]; b = {'a': a}; c = list(map(str, range(60_000)))",
+    "a.append(3); c[7] = 'changed'; d = {'b': b}",
+    "del b; e = lambda: a; c.append('more')",
+)
+
+
+class After:
+    """Gives up at the n-th question."""
+
+    def __init__(self, n: int) -> None:
+        self.left = n
+
+    def check(self) -> None:
+        self.left -= 1
+        if self.left < 0:
+            raise Interrupted
+
+    def expect(self, seconds: float) -> None:
+        self.check()
+
+
+def known(kernel: Kernel) -> Any:
+    return {u.uid: (u.members, u.digest, u.blobs) for u in kernel.capture.units.values()}
+
+
+def test_giving_up_anywhere_changes_nothing_and_loses_nothing(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.log.create()
+    given_up = 0
+    for source in CELLS:
+        assert kernel.run(source), kernel.error
+        before = known(kernel)
+        for n in range(10_000):
+            try:
+                with hurry.bound(kernel.capture, After(n)):
+                    kernel.snap(source)
+                break
+            except Interrupted:
+                given_up += 1
+                assert known(kernel) == before
+        assert not kernel.capture.run(None).changed
+        kernel.log.commit(False)
+    kernel.log.close()
+    assert given_up > 10
+    fresh = Kernel(tmp_path)
+    fresh.restore()
+    ns = fresh.ns
+    assert ns["a"] == [1, 2, 3] and ns["d"]["b"]["a"] is ns["a"] and ns["e"]() is ns["a"] and "b" not in ns
+    assert len(ns["c"]) == 60_001 and ns["c"][7] == "changed"
+
+
+def test_a_large_group_asks_often(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    assert kernel.run("big = set(map(str, range(400_000)))")
+    patience = After(10_000)
+    with hurry.bound(kernel.capture, patience):
+        kernel.capture.run(None)
+    assert 10_000 - patience.left > 30
+
+
+def test_memory_that_takes_too_long_to_store_is_left_for_later(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    kernel = Kernel(tmp_path)
+    assert kernel.run("import numpy as np; big = np.ones(3_000_000)")
+    with pytest.raises(Interrupted), hurry.bound(kernel.capture, hurry.Until(time.perf_counter() + 0.02)):
+        kernel.capture.run(None)
+    assert kernel.store.written == 0
+    kernel.capture.run(None)
+    assert kernel.store.written > 0
