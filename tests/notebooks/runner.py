@@ -12,6 +12,7 @@ import functools
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import shutil
@@ -44,6 +45,7 @@ def preload() -> None:
     import matplotlib
 
     matplotlib.use("agg")
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     for name in (
         "numpy",
         "pandas",
@@ -100,7 +102,13 @@ def shell(config: Any = None) -> Any:
     """The shell, in which nothing was run before the fork."""
     from IPython.core.interactiveshell import InteractiveShell
 
-    return InteractiveShell.instance(config=config) if config else InteractiveShell.instance()
+    class Shell(InteractiveShell):
+        """As a kernel's: it has no window system to turn on."""
+
+        def enable_gui(self, gui: Any = None) -> None: ...
+
+    made = InteractiveShell if InteractiveShell.initialized() else Shell
+    return made.instance(config=config) if config else made.instance()
 
 
 def run_cell(ip: Any, source: str) -> dict[str, Any]:

@@ -382,6 +382,20 @@ pub unsafe extern "C" fn hop_memo_ids(
     })
 }
 
+/// Addresses of the instances of exactly `kind` in a pickler's memo; see [`walk::memo_of`].
+///
+/// # Safety
+/// As for [`hop_memo_ids`].
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn hop_memo_of(pickler: *const u8, kind: *const u8, out: *mut u64, cap: usize) -> i64 {
+    guarded(|| {
+        // SAFETY: by this function's contract.
+        let out = unsafe { std::slice::from_raw_parts_mut(out, cap) };
+        // SAFETY: by this function's contract.
+        unsafe { walk::memo_of(pickler, kind, out) as i64 }
+    })
+}
+
 /// Whether `count` pointers at `at` all are to objects of these types.
 ///
 /// # Safety

@@ -81,6 +81,30 @@ pub unsafe fn memo_ids(pickler: *const u8, harmless: &[usize], out: &mut [u64]) 
     n
 }
 
+/// Writes the addresses of the instances of exactly `kind` in a pickler's memo to `out` and returns how many there are,
+/// which may be more than `out` holds.
+///
+/// # Safety
+/// As for [`memo_ids`].
+pub unsafe fn memo_of(pickler: *const u8, kind: *const u8, out: &mut [u64]) -> usize {
+    // SAFETY: by this function's contract; the table is the pickler's own and stays while the lock is held.
+    let entries = unsafe {
+        let memo = &*(*pickler.cast::<Pickler>()).memo;
+        std::slice::from_raw_parts(memo.table, memo.allocated)
+    };
+    let mut n = 0;
+    for entry in entries.iter().filter(|entry| !entry.key.is_null()) {
+        // SAFETY: the memo holds a reference to each of its keys.
+        if unsafe { (*entry.key).kind } == kind {
+            if let Some(place) = out.get_mut(n) {
+                *place = entry.key as u64;
+            }
+            n += 1;
+        }
+    }
+    n
+}
+
 /// Whether all these objects are instances of exactly one of the types; null (an empty place) counts as one.
 ///
 /// # Safety

@@ -108,7 +108,11 @@ def _declare(lib: Any, held: Any) -> None:
     ):
         function = getattr(lib, name)
         function.argtypes, function.restype = args, result
-    for name, args in (("hop_memo_ids", [p, p, n, p, n]), ("hop_all_atoms", [p, n, p, n])):
+    for name, args in (
+        ("hop_memo_ids", [p, p, n, p, n]),
+        ("hop_memo_of", [p, p, p, n]),
+        ("hop_all_atoms", [p, n, p, n]),
+    ):
         function = getattr(held, name)
         function.argtypes, function.restype = args, i
 
@@ -179,6 +183,47 @@ def memo_ids(pickler: Any, harmless: AbstractSet[type]) -> Any:
     if _layout and type(pickler).__name__ == "_Fast":
         return _native_ids(pickler, harmless)
     return sorted(_python_ids(pickler, harmless))
+
+
+def memo_sets(pickler: Any) -> list[Any]:
+    """The sets that a pickler wrote."""
+    if not (_layout and type(pickler).__name__ == "_Fast"):
+        memo = pickler.memo
+        return [e[1] for e in (memo.copy() if not isinstance(memo, dict) else memo).values() if type(e[1]) is set]
+    cap = 64
+    while True:
+        out = array.array("Q", bytes(8 * cap))
+        got = _held.hop_memo_of(id(pickler), id(set), out.buffer_info()[0], cap)
+        if got <= cap:
+            return [ctypes.cast(at, ctypes.py_object).value for at in out[:got]]
+        cap = got
+
+
+class _PySet(ctypes.Structure):
+    _fields_ = [
+        ("head", ctypes.c_size_t * 2),
+        ("fill", ctypes.c_ssize_t),
+        ("used", ctypes.c_ssize_t),
+        ("mask", ctypes.c_ssize_t),
+        ("table", ctypes.POINTER(ctypes.c_size_t)),
+    ]
+
+
+def set_table(made: set[Any]) -> list[int] | None:
+    """The address of what lies in each place of a set's table (0 or a marker where nothing does), where a set is laid
+    out as in CPython 3.9 to 3.13.
+    """
+    if sys.implementation.name != "cpython" or not (3, 9) <= sys.version_info[:2] <= (3, 13) or _without_lock():
+        return None
+    raw = _PySet.from_address(id(made))
+    if raw.used != len(made) or raw.fill < raw.used or raw.mask & (raw.mask + 1) or raw.mask < 7:
+        return None
+    found: list[int] = raw.table[: 2 * (raw.mask + 1) : 2]
+    return found
+
+
+def _without_lock() -> bool:
+    return not getattr(sys, "_is_gil_enabled", lambda: True)()
 
 
 def _python_ids(pickler: Any, harmless: AbstractSet[type]) -> list[int]:

@@ -87,6 +87,15 @@ class Dump(NamedTuple):
     keep: Any  # holds the memo, so that no address is used again before the groups are known
 
 
+class _Order(NamedTuple):
+    """A set whose items come in another order when they are put into a new one."""
+
+    made: Any
+    items: list[Any]
+    filling: list[int]
+    size: int
+
+
 class Unpicklable(Exception):
     """A unit can't be written; says why."""
 
@@ -525,6 +534,9 @@ class _Mixin:
             recipes.attributes,
         )
 
+    def _order(self, order: _Order) -> Any:
+        return recipes.set_order, tuple(order)
+
     # --- the standard library ---
 
     def _lock(self, made: Any) -> Any:
@@ -897,8 +909,9 @@ class _Mixin:
             if data is not None and type(data).__name__ == "ndarray":
                 own = data.copy()
                 self.detached[id(own)] = own
-                made = dict(reduced[1][1], data=own)
-                return reduced[0], (reduced[1][0], made)
+                made = (reduced[1][0], dict(reduced[1][1], data=own))
+                looked_up = len(index) <= LOOKED_UP and _looked_up(index)
+                return (recipes.pd_index, (reduced[0], *made)) if looked_up else (reduced[0], made)
         return reduced
 
     # --- widgets ---
@@ -926,6 +939,16 @@ class _Mixin:
         }
         state = (w.model_id if w.comm is not None else None, traits, notifiers, attrs)
         return recipes.widget, (type(w), state[0]), state, None, None, recipes.set_widget
+
+
+#: A small index in which something was looked up keeps its table for that, which its `memory_usage` counts.
+LOOKED_UP = 1000
+
+
+def _looked_up(index: Any) -> bool:
+    cache = getattr(index, "_cache", None)
+    engine = cache.get("_engine") if isinstance(cache, dict) else None
+    return bool(getattr(engine, "is_mapping_populated", False)) and getattr(index, "nlevels", 2) == 1
 
 
 def recipes_view(pickler: _Mixin, a: Any, root: Any) -> Any:
@@ -996,6 +1019,7 @@ def _dense(a: Any) -> bool:
 _BUILTIN_CLASSES = {type(None), type(NotImplemented), type(Ellipsis)}
 
 _RULES: dict[type, Callable[[Any, Any], Any]] = {
+    _Order: _Mixin._order,
     types.CellType: _Mixin._cell,
     functools._lru_cache_wrapper: _Mixin._lru,
     _thread.LockType: _Mixin._lock,
@@ -1159,11 +1183,12 @@ def dump(session: Session, value: Any, owned: set[str] | None = None) -> Dump:
     lead: list[Any] = []
     kept: list[Any] = []
     kind: Any = _Fast
+    orders: list[_Order] | None = None
     for _ in range(MAX_LOST):
         out = _Stream(session.check)
         pickler: Any = None
         try:
-            pickler = _attempt(kind, session, out, owned or set(), bad, lead, value)
+            pickler = _attempt(kind, session, out, owned or set(), bad, lead, value, orders or [])
         except _Overlap as overlap:
             if any(root is overlap.root for root in lead):
                 raise Unpicklable("memory that overlaps in a way that can't be written") from None
@@ -1178,6 +1203,10 @@ def dump(session: Session, value: Any, owned: set[str] | None = None) -> Dump:
             bad[id(culprit.obj)] = _reason(culprit.why)
             kept.append(culprit.obj)
             continue
+        if orders is None and _EMPTY_SET in out.getvalue():
+            orders = [order for made in native.memo_sets(pickler) for order in _ordered(made)]
+            if orders:
+                continue
         return Dump(
             out.getvalue(),
             pickler.buffers,
@@ -1194,6 +1223,82 @@ def dump(session: Session, value: Any, owned: set[str] | None = None) -> Dump:
             (pickler, kept),
         )
     raise Unpicklable("too much of it can't be written")
+
+
+_EMPTY_SET = b"\x8f"
+#: Larger sets come back in the order in which their items are put into a new one.
+ORDERED = 50_000
+#: Items that the unpickler puts into a set at once.
+_BATCH = 1000
+
+
+def _ordered(made: set[Any]) -> list[_Order]:
+    """How a set gets its order back, if it needs that and it can be done. Only sets of numbers, and of tuples of
+    them, have an order that is the same in another process.
+    """
+    if not 1 < len(made) <= ORDERED:
+        return []
+    items = list(made)
+    if not all(map(_numeric, items)):
+        return []
+    plain: set[Any] = set()
+    for i in range(0, len(items), _BATCH):
+        plain.update(tuple(items[i : i + _BATCH]))
+    if list(plain) == items:
+        return []
+    places = native.set_table(made)
+    if places is None:
+        return []
+    going_in, filling = _insertion(made, places)
+    for order in (_Order(made, going_in, [], 0), _Order(made, going_in, filling, len(places))):
+        recipes.set_order(plain, order.items, order.filling, order.size)
+        if list(plain) == items and (order.size or len(native.set_table(plain) or ()) == len(places)):
+            return [order]
+    return []
+
+
+def _insertion(made: set[Any], places: list[int]) -> tuple[list[Any], list[int]]:
+    """An order in which the items of a set come to lie where they are: each after those that it had to go round.
+    Where it went round something that is gone, a number stands in that belongs there.
+    """
+    by_address = {id(item): item for item in made}
+    found = {place: by_address[at] for place, at in enumerate(places) if at in by_address}
+    done: dict[int, None] = {}
+    filling: dict[int, int] = {}
+    for start in found:
+        stack = [start]
+        while stack:
+            top = stack[-1]
+            before = [q for q in _round(hash(found[top]), top, len(places)) if q not in done]
+            filling.update((q, q + (len(places) << 24)) for q in before if q not in found)
+            ahead = next((q for q in before if q in found and q not in stack), None)
+            if ahead is not None:
+                stack.append(ahead)
+            else:
+                done[stack.pop()] = None
+    # Those that went round nothing come first: they may be moved by a growing table without harm.
+    order = sorted(done, key=lambda place: bool(_round(hash(found[place]), place, len(places))))
+    return [found[place] for place in order], list(filling.values())
+
+
+def _round(hashed: int, place: int, size: int) -> list[int]:
+    """The places that CPython tries for a hash before the one where it was put."""
+    tried: list[int] = []
+    perturb = hashed & (2**64 - 1)
+    at = perturb & (size - 1)
+    while len(tried) < 4 * size:
+        for step in range(10 if at + 9 <= size - 1 else 1):
+            if at + step == place:
+                return tried
+            tried.append(at + step)
+        perturb >>= 5
+        at = (at * 5 + 1 + perturb) & (size - 1)
+    return tried
+
+
+def _numeric(item: Any) -> bool:
+    kind = type(item)
+    return kind is int or kind is float or (kind is tuple and all(map(_numeric, item)))
 
 
 def _linking(pickler: Any) -> Any:
@@ -1219,7 +1324,14 @@ def _reason(why: BaseException) -> str:
 
 
 def _attempt(
-    kind: Any, session: Session, out: io.BytesIO, owned: set[str], bad: dict[int, str], lead: list[Any], value: Any
+    kind: Any,
+    session: Session,
+    out: io.BytesIO,
+    owned: set[str],
+    bad: dict[int, str],
+    lead: list[Any],
+    value: Any,
+    orders: list[_Order],
 ) -> Any:
     def run() -> Any:
         pickler: Any = None
@@ -1232,7 +1344,7 @@ def _attempt(
         pickler.foreign = []
         _library_rules()
         try:
-            pickler.dump((lead, value))
+            pickler.dump((lead, value, orders) if orders else (lead, value))
         except _Overlap:
             raise
         except Exception as e:  # whatever a user's own reducing code raises

@@ -63,7 +63,17 @@ def _matplotlib() -> Any:
     # One that nobody chose yet is a marker object, and stays unchosen.
     if isinstance(backend, str) and "inline" in backend and "matplotlib.pyplot" in sys.modules:
         params["backend"] = backend
+        params["hooked"] = _hooked()
     return params
+
+
+def _hooked() -> bool:
+    """Whether the shell shows figures at the end of each cell."""
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    after = shell.events.callbacks.get("post_execute", ()) if shell is not None else ()
+    return any(getattr(hook, "__name__", "") == "flush_figures" for hook in after)
 
 
 def _pandas() -> Any:
@@ -233,21 +243,26 @@ def _set_torch(state: Any) -> None:
 def _set_matplotlib(state: Any) -> None:
     import matplotlib
 
-    inline = state.pop("backend", None)
+    inline, hooked = state.pop("backend", None), state.pop("hooked", True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if inline is not None and dict.get(matplotlib.rcParams, "backend") != inline:
-            _show_inline()
+            _show_inline(inline, hooked)
         dict.update(matplotlib.rcParams, state)
 
 
-def _show_inline() -> None:
-    """`%matplotlib inline`, which also hangs its hooks into the shell."""
+def _show_inline(backend: str, hooked: bool) -> None:
+    """`%matplotlib inline`, which also hangs its hooks into the shell, unless it couldn't where the state was saved."""
+    import matplotlib.pyplot as plt
     from IPython.core.getipython import get_ipython
 
+    with contextlib.suppress(ImportError):  # an older matplotlib looks for what newer IPythons don't have, once
+        plt.install_repl_displayhook()
     shell = get_ipython()
-    if shell is not None:
+    if shell is not None and hooked:
         shell.enable_matplotlib("inline")
+    else:
+        plt.switch_backend(backend)
 
 
 def _set_pandas(state: Any) -> None:

@@ -7,6 +7,7 @@ Every function here is part of the saved form: its name and arguments are kept f
 from __future__ import annotations
 
 import builtins
+import contextlib
 import importlib
 import io
 import os
@@ -172,6 +173,26 @@ def __getattr__(name: str) -> Any:
     if name == "SHELL":
         return _Shell()()
     raise AttributeError(name)
+
+
+def set_order(made: set[Any], items: list[Any], filling: list[int], size: int) -> None:
+    """The iteration order of a set: its items as they went in; with a `size`, into a table of that size, among others
+    that left it.
+    """
+    made.clear()
+    if not size:
+        for item in items:
+            made.add(item)
+        return
+    going_in = [*filling, *items]
+    first = going_in[: size // 2 - 1]
+    # An update from a dictionary makes the table large enough for all of it first; what only fills it up comes last.
+    rest = [object() for _ in range(size // 4 - len(first))]
+    made.update(dict.fromkeys([*first, *rest]))
+    for item in going_in[len(first) :]:
+        made.add(item)
+    for item in (*rest, *filling):
+        made.discard(item)  # one by one: `difference_update` would build the table anew
 
 
 # --- the standard library --------------------------------------------------------------------------------------------
@@ -460,6 +481,14 @@ def np_npz(path: str, allow_pickle: bool) -> Any:
 
 
 # --- pandas ----------------------------------------------------------------------------------------------------------
+
+
+def pd_index(make: Any, cls: type, state: dict[str, Any]) -> Any:
+    """An index in which something was looked up."""
+    made = make(cls, state)
+    with contextlib.suppress(Exception):  # that makes its table, whatever it finds
+        made.get_loc(made[0])
+    return made
 
 
 def pd_refs() -> Any:

@@ -1532,3 +1532,10 @@ case(
     "next(g)",
     check="out = list(g), _1 is g",
 )
+case(
+    "value/order of a set",
+    "a = {(3, 1), (1, 2), (1, 3), (2, 3), (-1, 5)}\nb = {i * 37 % 1009 for i in range(300)}\nc = a | {(x, y) for x in range(5) for y in range(4)}",
+    "for i in range(0, 900, 3): b.discard(i)",
+    "c.discard((2, 2))\nc.add((77, 1))",
+    check="out = list(a), list(b), list(c)\nc.update((i, i) for i in range(50))\nout += (list(c),)",
+)
