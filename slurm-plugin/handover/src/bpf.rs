@@ -1,6 +1,7 @@
-//! The device program of a cgroup v2: every device of a list denied, all else allowed.
+//! bpf(2): the device program of a cgroup v2 (every device of a list denied, all else allowed), and the calls that
+//! [`crate::pass`] needs for its iterators.
 //!
-//! A handful of instructions, so they are assembled here; the kernel's verifier checks them at load.
+//! A handful of instructions, so they are assembled by hand; the kernel's verifier checks them at load.
 
 #![allow(unsafe_code)] // bpf(2) has no wrapper in libc.
 
@@ -10,11 +11,11 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 /// One instruction, as the kernel's `struct bpf_insn`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-struct Instruction {
+pub(crate) struct Instruction {
     code: u8,
     /// Destination in the low four bits, source in the high ones.
     registers: u8,
-    offset: i16,
+    pub(crate) offset: i16,
     immediate: i32,
 }
 
@@ -27,7 +28,11 @@ const EXIT: u8 = 0x95; // BPF_JMP | BPF_EXIT
 const PROG_LOAD: libc::c_int = 5;
 const PROG_ATTACH: libc::c_int = 8;
 const PROG_QUERY: libc::c_int = 16;
+const LINK_CREATE: libc::c_int = 28;
+const ITER_CREATE: libc::c_int = 33;
 const TYPE_CGROUP_DEVICE: u32 = 15;
+const TYPE_TRACING: u32 = 26;
+const ATTACH_ITERATOR: u32 = 28;
 const ATTACH_CGROUP_DEVICE: u32 = 6;
 const QUERY_EFFECTIVE: u32 = 1;
 
@@ -41,7 +46,7 @@ pub struct Number {
     pub minor: u32,
 }
 
-fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Instruction {
+pub(crate) fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Instruction {
     Instruction {
         code,
         registers: from << 4 | to,
@@ -88,6 +93,28 @@ struct LoadAttributes {
     kernel_version: u32,
     flags: u32,
     name: [u8; 16],
+    interface: u32,
+    /// From here on: programs that attach to a function of the kernel's.
+    attach: u32,
+    types: [u32; 9],
+    function: u32,
+}
+
+#[repr(C)]
+struct LinkAttributes {
+    program: u32,
+    target: u32,
+    kind: u32,
+    flags: u32,
+    options: u64,
+    options_size: u32,
+    padding: u32,
+}
+
+#[repr(C)]
+struct IterAttributes {
+    link: u32,
+    flags: u32,
 }
 
 #[repr(C)]
@@ -126,22 +153,67 @@ fn bpf<A>(command: libc::c_int, attributes: &mut A) -> io::Result<i32> {
     Ok(i32::try_from(result).unwrap_or(i32::MAX))
 }
 
-fn load(program: &[Instruction]) -> io::Result<OwnedFd> {
+fn load(program: &[Instruction], kind: u32, attach: u32, function: u32) -> io::Result<OwnedFd> {
     let mut attributes = LoadAttributes {
-        kind: TYPE_CGROUP_DEVICE,
+        kind,
         count: u32::try_from(program.len()).map_err(io::Error::other)?,
         instructions: program.as_ptr().addr() as u64,
-        license: c"MIT".as_ptr().addr() as u64,
+        // An iterator's helpers are for programs that may be used under the GPL too.
+        license: c"Dual MIT/GPL".as_ptr().addr() as u64,
         log_level: 0,
         log_size: 0,
         log: 0,
         kernel_version: 0,
         flags: 0,
         name: *b"gresshopper\0\0\0\0\0",
+        interface: 0,
+        attach,
+        types: [0; 9],
+        function,
     };
-    let fd = bpf(PROG_LOAD, &mut attributes)?;
+    bpf(PROG_LOAD, &mut attributes).map(owned)
+}
+
+fn owned(fd: i32) -> OwnedFd {
     // SAFETY: the kernel just gave us this descriptor.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+    unsafe { OwnedFd::from_raw_fd(fd) }
+}
+
+/// Loads an iterator's program; `function` is the number of the kernel's function that stands for its kind.
+///
+/// # Errors
+/// EPERM without privileges; EINVAL or EACCES from the verifier.
+pub(crate) fn load_iterator(program: &[Instruction], function: u32) -> io::Result<OwnedFd> {
+    load(program, TYPE_TRACING, ATTACH_ITERATOR, function)
+}
+
+/// What iterations are made of.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn link_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut attributes = LinkAttributes {
+        program: word(program),
+        target: 0,
+        kind: ATTACH_ITERATOR,
+        flags: 0,
+        options: 0,
+        options_size: 0,
+        padding: 0,
+    };
+    bpf(LINK_CREATE, &mut attributes).map(owned)
+}
+
+/// One iteration, to be read to its end.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn new_iteration(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut attributes = IterAttributes {
+        link: word(link),
+        flags: 0,
+    };
+    bpf(ITER_CREATE, &mut attributes).map(owned)
 }
 
 fn word(fd: BorrowedFd<'_>) -> u32 {
@@ -153,7 +225,7 @@ fn word(fd: BorrowedFd<'_>) -> u32 {
 /// # Errors
 /// EPERM without CAP_BPF/CAP_SYS_ADMIN or where an ancestor's program forbids one here; EINVAL from the verifier.
 pub fn deny(cgroup: impl AsFd, denied: &[Number]) -> io::Result<()> {
-    let program = load(&assemble(denied))?;
+    let program = load(&assemble(denied), TYPE_CGROUP_DEVICE, 0, 0)?;
     let mut attributes = AttachAttributes {
         target: word(cgroup.as_fd()),
         program: word(program.as_fd()),

@@ -8,6 +8,7 @@
 //! is enough.
 
 pub mod bpf;
+mod btf;
 pub mod cgroup;
 pub mod cores;
 pub mod cpuset;
@@ -17,6 +18,7 @@ pub mod holders;
 pub mod hostlist;
 pub mod node;
 pub mod options;
+mod pass;
 pub mod proc;
 pub mod record;
 pub mod store;

@@ -10,7 +10,7 @@ use crate::cores;
 use crate::cpuset::CpuSet;
 use crate::decide::{self, Arrival, Before, LiveProcess, Rules, Suspect, Verdict};
 use crate::gres::NodeGres;
-use crate::holders::{self, Found};
+use crate::holders::{self, Found, Scanner};
 use crate::proc::{self, Membership};
 use crate::record::{DeviceState, KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey};
 use crate::store::{Lock, Store, StoreError};
@@ -667,10 +667,11 @@ impl Node {
             service_uid: self.site.service_uid,
             ignore: &self.site.ignore_holders,
         };
+        let mut scanner = Scanner::new(numbers, Some(&self.store.kernel_layout()));
         let (start, grace) = (Instant::now(), grace.min(MAX_GRACE));
         let mut clean = 0;
         loop {
-            let holding = match holders::scan(numbers) {
+            let holding = match scanner.scan() {
                 Ok(found) => judge_all(&found, cgroup, &rules),
                 Err(e) => return (ended.into_iter().collect(), vec![unseen(&e)]),
             };

@@ -79,6 +79,11 @@ impl Store {
         Ok(Self { dir })
     }
 
+    /// Where what was learnt about the running kernel is kept.
+    pub fn kernel_layout(&self) -> PathBuf {
+        self.dir.join("kernel-layout.json")
+    }
+
     /// Waits for the lock `name` at most `patience`.
     ///
     /// # Errors

@@ -1,0 +1,492 @@
+//! One pass over all processes inside the kernel: two BPF iterators, over every open file and over every mapping.
+//!
+//! What a pass through `/proc` needs tens of thousands of calls for, these do in two reads, so that a take-back
+//! doesn't grow with what runs on the node. They need a kernel that describes its types (BTF) and has both iterators
+//! (Linux 5.12); [`crate::holders`] goes through `/proc` elsewhere, and judges what is found here.
+
+#![allow(unsafe_code)] // bpf(2) has no wrapper in libc.
+
+use crate::bpf::{self, Instruction, Number, instruction};
+use crate::btf::Btf;
+use serde::{Deserialize, Serialize};
+use std::collections::HashMap;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+/// What was found at one process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Seen {
+    pub(crate) what: What,
+    pub(crate) pid: u32,
+    /// The thread whose table the descriptor is in.
+    pub(crate) thread: u32,
+    pub(crate) descriptor: u32,
+}
+
+/// Why the process was noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum What {
+    /// It has one of the devices open.
+    Device,
+    /// It has one of the devices mapped.
+    Mapping,
+    /// A Unix socket of its has descriptors in flight.
+    InFlight,
+    /// It listens on a Unix socket; connections to come may have descriptors in flight.
+    Listening,
+    /// It has an io_uring, which may have the devices registered.
+    Ring,
+}
+
+impl What {
+    const ALL: [Self; 5] = [
+        Self::Device,
+        Self::Mapping,
+        Self::InFlight,
+        Self::Listening,
+        Self::Ring,
+    ];
+
+    fn number(self) -> i32 {
+        match self {
+            Self::Device => 1,
+            Self::Mapping => 2,
+            Self::InFlight => 3,
+            Self::Listening => 4,
+            Self::Ring => 5,
+        }
+    }
+}
+
+/// Both iterators, loaded for some devices.
+#[derive(Debug)]
+pub(crate) struct Pass {
+    files: OwnedFd,
+    mappings: OwnedFd,
+}
+
+impl Pass {
+    /// `cache`: where to keep what was learnt about this kernel until it boots again; root's alone to write.
+    ///
+    /// # Errors
+    /// This kernel, or this process's place in it, doesn't allow it.
+    pub(crate) fn new(numbers: &[Number], anonymous: Option<Number>, cache: &Path) -> io::Result<Self> {
+        // Elsewhere the kernel's process numbers aren't those of our /proc.
+        const FIRST_PID_NAMESPACE: &str = "pid:[4026531836]";
+        if std::fs::read_link("/proc/self/ns/pid")?.as_os_str() != FIRST_PID_NAMESPACE {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let anonymous = anonymous.ok_or(io::ErrorKind::Unsupported)?;
+        let layout = Layout::known(cache)?;
+        let link = |program: Assembler, target| {
+            bpf::link_iterator(bpf::load_iterator(&program.finish(), target)?.as_fd())
+        };
+        Ok(Self {
+            files: link(over_files(&layout, numbers, anonymous), layout.files)?,
+            mappings: link(over_mappings(&layout, numbers), layout.mappings)?,
+        })
+    }
+
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn run(&self) -> io::Result<Vec<Seen>> {
+        let mut seen = Vec::new();
+        for link in [&self.files, &self.mappings] {
+            let mut bytes = Vec::new();
+            let mut file = std::fs::File::from(bpf::new_iteration(link.as_fd())?);
+            let mut buffer = vec![0; 64 * 1024];
+            loop {
+                match file.read(&mut buffer) {
+                    Ok(0) => break,
+                    Ok(n) => bytes.extend_from_slice(&buffer[..n]),
+                    // It has looked at very many without a find and wants to be asked to go on.
+                    Err(e) if matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {}
+                    Err(e) => return Err(e),
+                }
+            }
+            for record in bytes.chunks_exact(RECORD) {
+                seen.push(read_record(record).ok_or(io::ErrorKind::InvalidData)?);
+            }
+        }
+        Ok(seen)
+    }
+}
+
+/// Four words: what, process, thread, descriptor.
+const RECORD: usize = 16;
+
+fn read_record(record: &[u8]) -> Option<Seen> {
+    let word = |i: usize| Some(u32::from_ne_bytes(record.get(4 * i..4 * i + 4)?.try_into().ok()?));
+    let what = word(0)?;
+    Some(Seen {
+        what: *What::ALL.iter().find(|w| w.number().cast_unsigned() == what)?,
+        pid: word(1)?,
+        thread: word(2)?,
+        descriptor: word(3)?,
+    })
+}
+
+/// Where this kernel has the fields that the programs read, and what they attach to.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Layout {
+    boot: String,
+    /// The numbers of the iterators' functions.
+    files: u32,
+    mappings: u32,
+    /// By `structure.field`, in bytes.
+    offsets: HashMap<String, i16>,
+}
+
+/// The fields, each as the path that leads to it within one structure.
+const FIELDS: [&[&str]; 17] = [
+    &["task_struct", "tgid"],
+    &["task_struct", "pid"],
+    &["vm_area_struct", "vm_file"],
+    &["file", "f_inode"],
+    &["file", "private_data"],
+    &["file", "f_path", "dentry"],
+    &["dentry", "d_name", "name"],
+    &["inode", "i_mode"],
+    &["inode", "i_rdev"],
+    &["inode", "i_sb"],
+    &["super_block", "s_dev"],
+    &["socket", "sk"],
+    &["sock_common", "skc_family"],
+    &["sock_common", "skc_state"],
+    &["unix_sock", "scm_stat", "nr_fds"],
+    &["bpf_iter_meta", "seq"],
+    &["sock", "__sk_common"],
+];
+
+impl Layout {
+    fn known(cache: &Path) -> io::Result<Self> {
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
+        let kept = std::fs::read(cache).ok();
+        let kept: Option<Self> = kept.and_then(|text| serde_json::from_slice(&text).ok());
+        if let Some(layout) = kept.filter(|l| l.boot == boot && l.is_whole()) {
+            return Ok(layout);
+        }
+        let layout = Self::learn(boot).ok_or(io::ErrorKind::Unsupported)?;
+        // Only what it saves is lost if it can't be kept.
+        let new = cache.with_extension(format!("new{}", std::process::id()));
+        let _ =
+            std::fs::write(&new, serde_json::to_vec(&layout)?).and_then(|()| std::fs::rename(&new, cache));
+        Ok(layout)
+    }
+
+    fn learn(boot: String) -> Option<Self> {
+        const FILES: &str = "bpf_iter_task_file";
+        const MAPPINGS: &str = "bpf_iter_task_vma";
+        let bytes = std::fs::read("/sys/kernel/btf/vmlinux").ok()?;
+        let btf = Btf::parse(&bytes)?;
+        let structures = btf.structures(&FIELDS.map(|path| path[0]));
+        let functions = btf.functions(&[FILES, MAPPINGS]);
+        let mut offsets = HashMap::new();
+        for path in FIELDS {
+            let mut number = *structures.get(path[0])?;
+            let mut offset = 0;
+            for name in &path[1..] {
+                let (inside, kind) = btf.field(number, name)?;
+                (offset, number) = (offset + inside, kind);
+            }
+            offsets.insert(path.join("."), i16::try_from(offset).ok()?);
+        }
+        Some(Self {
+            boot,
+            files: *functions.get(FILES)?,
+            mappings: *functions.get(MAPPINGS)?,
+            offsets,
+        })
+    }
+
+    fn is_whole(&self) -> bool {
+        FIELDS
+            .iter()
+            .all(|path| self.offsets.contains_key(&path.join(".")))
+    }
+
+    fn at(&self, field: &str) -> i16 {
+        *self
+            .offsets
+            .get(field)
+            .expect("a layout has every field of the list, and no other is asked for")
+    }
+}
+
+// Registers: the helpers' arguments are 1 to 5, and 6 to 9 outlive them; 10 is the end of the stack.
+const CONTEXT: u8 = 6;
+const FILE: u8 = 7;
+const INODE: u8 = 8;
+const WHAT: u8 = 9;
+const STACK: u8 = 10;
+
+/// The record that is written, and eight bytes to read into, below the end of the stack.
+const RECORD_AT: i16 = -16;
+const SCRATCH_AT: i16 = -24;
+
+// Both contexts: the iteration's meta data, the task, and what is looked at.
+const CONTEXT_META: i16 = 0;
+const CONTEXT_TASK: i16 = 8;
+const CONTEXT_MAPPING: i16 = 16;
+const CONTEXT_DESCRIPTOR: i16 = 16;
+const CONTEXT_FILE: i16 = 24;
+
+const READ_KERNEL: i32 = 113; // bpf_probe_read_kernel
+const SEQ_WRITE: i32 = 127; // bpf_seq_write
+
+const TYPE_BITS: i32 = 0o170_000;
+
+fn file_type(kind: u32) -> i32 {
+    kind.cast_signed()
+}
+
+/// Where a jump goes to; each is placed once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Label {
+    Character,
+    Socket,
+    Nameless,
+    Device,
+    Write,
+    Out,
+}
+
+/// A program in the making.
+#[derive(Debug, Default)]
+struct Assembler {
+    code: Vec<Instruction>,
+    jumps: Vec<(usize, Label)>,
+    places: HashMap<Label, usize>,
+}
+
+impl Assembler {
+    fn push(&mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) {
+        self.code.push(instruction(code, to, from, offset, immediate));
+    }
+
+    fn load(&mut self, size: u8, to: u8, from: u8, offset: i16) {
+        self.push(size, to, from, offset, 0);
+    }
+
+    fn set(&mut self, to: u8, value: i32) {
+        self.push(MOVE, to, 0, 0, value);
+    }
+
+    fn copy(&mut self, to: u8, from: u8) {
+        self.push(COPY, to, from, 0, 0);
+    }
+
+    fn jump(&mut self, code: u8, register: u8, value: i32, label: Label) {
+        self.jumps.push((self.code.len(), label));
+        self.push(code, register, 0, 0, value);
+    }
+
+    /// Follows a pointer, unless it is null.
+    fn follow(&mut self, to: u8, from: u8, offset: i16) {
+        self.load(POINTER, to, from, offset);
+        self.jump(JUMP_IF, to, 0, Label::Out);
+    }
+
+    fn place(&mut self, label: Label) {
+        self.places.insert(label, self.code.len());
+    }
+
+    /// Reads `size` bytes at `address + offset` to the scratch space: addresses that the verifier can't follow. What
+    /// can't be read is zero.
+    fn read_unchecked(&mut self, address: u8, offset: i16, size: i32) {
+        self.copy(3, address);
+        self.push(ADD, 3, 0, 0, offset.into());
+        self.copy(1, STACK);
+        self.push(ADD, 1, 0, 0, SCRATCH_AT.into());
+        self.set(2, size);
+        self.push(CALL, 0, 0, 0, READ_KERNEL);
+    }
+
+    /// Jumps to `Device` if the inode's device is one of these, else out.
+    fn compare_numbers(&mut self, layout: &Layout, numbers: &[Number]) {
+        self.load(WORD, 2, INODE, layout.at("inode.i_rdev"));
+        for number in numbers {
+            self.jump(JUMP_IF_WORD, 2, internal(*number), Label::Device);
+        }
+        self.jump(JUMP, 0, 0, Label::Out);
+    }
+
+    /// Writes the record, and the end.
+    fn write(&mut self, layout: &Layout, with_descriptor: bool) {
+        self.place(Label::Write);
+        self.push(STORE_WORD, STACK, WHAT, RECORD_AT, 0);
+        self.follow(2, CONTEXT, CONTEXT_TASK);
+        for (field, offset) in [("task_struct.tgid", 4), ("task_struct.pid", 8)] {
+            self.load(WORD, 3, 2, layout.at(field));
+            self.push(STORE_WORD, STACK, 3, RECORD_AT + offset, 0);
+        }
+        if with_descriptor {
+            self.load(WORD, 3, CONTEXT, CONTEXT_DESCRIPTOR);
+        } else {
+            self.set(3, 0);
+        }
+        self.push(STORE_WORD, STACK, 3, RECORD_AT + 12, 0);
+        self.load(POINTER, 1, CONTEXT, CONTEXT_META);
+        self.load(POINTER, 1, 1, layout.at("bpf_iter_meta.seq"));
+        self.copy(2, STACK);
+        self.push(ADD, 2, 0, 0, RECORD_AT.into());
+        self.set(3, 16);
+        self.push(CALL, 0, 0, 0, SEQ_WRITE);
+        self.place(Label::Out);
+        self.set(0, 0);
+        self.push(EXIT, 0, 0, 0, 0);
+    }
+
+    fn finish(mut self) -> Vec<Instruction> {
+        for (at, label) in &self.jumps {
+            let to = self.places.get(label).copied().unwrap_or(*at);
+            let distance = i16::try_from(to.wrapping_sub(at + 1)).unwrap_or(i16::MIN);
+            self.code[*at].offset = distance;
+        }
+        self.code
+    }
+}
+
+const WORD: u8 = 0x61;
+const HALF: u8 = 0x69;
+const BYTE: u8 = 0x71;
+const POINTER: u8 = 0x79;
+const STORE_WORD: u8 = 0x63;
+const MOVE: u8 = 0xb7;
+const COPY: u8 = 0xbf;
+const ADD: u8 = 0x07;
+const AND: u8 = 0x57;
+const JUMP: u8 = 0x05;
+const JUMP_IF: u8 = 0x15;
+const JUMP_IF_WORD: u8 = 0x16;
+const JUMP_UNLESS: u8 = 0x55;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+
+/// A device's number as it stands in the kernel's own structures.
+fn internal(number: Number) -> i32 {
+    (number.major << 20 | number.minor).cast_signed()
+}
+
+fn over_files(layout: &Layout, numbers: &[Number], anonymous: Number) -> Assembler {
+    let mut a = Assembler::default();
+    a.copy(CONTEXT, 1);
+    a.follow(FILE, CONTEXT, CONTEXT_FILE);
+    a.follow(INODE, FILE, layout.at("file.f_inode"));
+    a.load(HALF, 2, INODE, layout.at("inode.i_mode"));
+    a.push(AND, 2, 0, 0, TYPE_BITS);
+    a.jump(JUMP_IF, 2, file_type(libc::S_IFCHR), Label::Character);
+    a.jump(JUMP_IF, 2, file_type(libc::S_IFSOCK), Label::Socket);
+    // Nameless inodes have no type before Linux 6.16.
+    a.jump(JUMP_IF, 2, 0, Label::Nameless);
+    a.jump(JUMP_IF, 2, file_type(libc::S_IFREG), Label::Nameless);
+    a.jump(JUMP, 0, 0, Label::Out);
+
+    a.place(Label::Character);
+    a.compare_numbers(layout, numbers);
+    a.place(Label::Device);
+    a.set(WHAT, What::Device.number());
+    a.jump(JUMP, 0, 0, Label::Write);
+
+    a.place(Label::Nameless);
+    ring(&mut a, layout, anonymous);
+    a.place(Label::Socket);
+    socket(&mut a, layout);
+    a.write(layout, true);
+    a
+}
+
+/// An anonymous inode whose name begins as io_uring's does.
+fn ring(a: &mut Assembler, layout: &Layout, anonymous: Number) {
+    const NAME: [u8; 4] = *b"[io_";
+    a.follow(2, INODE, layout.at("inode.i_sb"));
+    a.load(WORD, 2, 2, layout.at("super_block.s_dev"));
+    a.push(JUMP_IF_WORD, 2, 0, 1, internal(anonymous));
+    a.jump(JUMP, 0, 0, Label::Out);
+    a.follow(2, FILE, layout.at("file.f_path.dentry"));
+    a.follow(2, 2, layout.at("dentry.d_name.name"));
+    a.read_unchecked(2, 0, 4);
+    a.load(WORD, 2, STACK, SCRATCH_AT);
+    a.push(JUMP_IF_WORD, 2, 0, 1, i32::from_ne_bytes(NAME));
+    a.jump(JUMP, 0, 0, Label::Out);
+    a.set(WHAT, What::Ring.number());
+    a.jump(JUMP, 0, 0, Label::Write);
+}
+
+/// A Unix socket that listens or has descriptors in flight. The inode's register becomes the socket's.
+fn socket(a: &mut Assembler, layout: &Layout) {
+    const LISTEN: i32 = 10;
+    a.load(POINTER, 2, FILE, layout.at("file.private_data"));
+    a.read_unchecked(2, layout.at("socket.sk"), 8);
+    a.load(POINTER, INODE, STACK, SCRATCH_AT);
+    let common = layout.at("sock.__sk_common");
+    a.read_unchecked(INODE, common + layout.at("sock_common.skc_family"), 2);
+    a.load(HALF, 2, STACK, SCRATCH_AT);
+    a.jump(JUMP_UNLESS, 2, libc::AF_UNIX, Label::Out);
+    a.set(WHAT, What::Listening.number());
+    a.read_unchecked(INODE, common + layout.at("sock_common.skc_state"), 1);
+    a.load(BYTE, 2, STACK, SCRATCH_AT);
+    a.jump(JUMP_IF, 2, LISTEN, Label::Write);
+    a.set(WHAT, What::InFlight.number());
+    a.read_unchecked(INODE, layout.at("unix_sock.scm_stat.nr_fds"), 4);
+    a.load(WORD, 2, STACK, SCRATCH_AT);
+    a.jump(JUMP_IF, 2, 0, Label::Out);
+}
+
+fn over_mappings(layout: &Layout, numbers: &[Number]) -> Assembler {
+    let mut a = Assembler::default();
+    a.copy(CONTEXT, 1);
+    a.follow(2, CONTEXT, CONTEXT_MAPPING);
+    a.follow(FILE, 2, layout.at("vm_area_struct.vm_file"));
+    a.follow(INODE, FILE, layout.at("file.f_inode"));
+    a.load(HALF, 2, INODE, layout.at("inode.i_mode"));
+    a.push(AND, 2, 0, 0, TYPE_BITS);
+    a.jump(JUMP_UNLESS, 2, file_type(libc::S_IFCHR), Label::Out);
+    a.compare_numbers(layout, numbers);
+    a.place(Label::Device);
+    a.set(WHAT, What::Mapping.number());
+    a.write(layout, false);
+    a
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn records_are_read_and_broken_ones_refused() {
+        let bytes: Vec<u8> = [3_u32, 7, 8, 9].iter().flat_map(|w| w.to_ne_bytes()).collect();
+        let seen = Seen {
+            what: What::InFlight,
+            pid: 7,
+            thread: 8,
+            descriptor: 9,
+        };
+        assert_eq!(read_record(&bytes), Some(seen));
+        assert_eq!(read_record(&[0; RECORD]), None);
+        assert_eq!(read_record(&bytes[..12]), None);
+    }
+
+    #[test]
+    fn every_jump_has_its_place() {
+        let layout = Layout {
+            boot: String::new(),
+            files: 0,
+            mappings: 0,
+            offsets: FIELDS.iter().map(|path| (path.join("."), 8)).collect(),
+        };
+        assert!(layout.is_whole());
+        let number = Number { major: 195, minor: 0 };
+        for a in [
+            over_files(&layout, &[number], number),
+            over_mappings(&layout, &[number]),
+        ] {
+            assert!(
+                a.jumps
+                    .iter()
+                    .all(|(at, label)| a.places.get(label).is_some_and(|to| to > at))
+            );
+        }
+    }
+}
