@@ -2,7 +2,9 @@
 //!
 //! The agent alone grants on its node, so its books are the last word on which of the pilot's devices is whose.
 //! A lease starts when the plugin has confirmed the handover, and is over when the plugin has confirmed the
-//! take-back and Slurm's step has ended. Processes, sockets, disk and clock are the shell's (`run.rs`).
+//! take-back: from then on nobody holds the device, and the next lease may start while Slurm still clears the old
+//! step away, since Slurm itself gives no GPU to a step that another has. Processes, sockets, disk and clock are
+//! the shell's (`run.rs`).
 
 use hop_api::message::{
     AgentUp, Device, EndCause, GpuSlot, Handover, LeaseEnd, LiveLease, Order, Request, StartLease,
@@ -199,6 +201,8 @@ pub(crate) struct AgentState {
     /// The greatest epoch that the plugin has said it has seen.
     seen_epoch: u64,
     leases: BTreeMap<LeaseId, Lease>,
+    /// Steps of leases that are over, until Slurm has ended them.
+    leaving: BTreeMap<LeaseId, LeavingStep>,
     ended: BTreeMap<LeaseId, LeaseEnd>,
     idle_since: Option<Timestamp>,
 }
@@ -213,6 +217,15 @@ struct Lease {
     /// Until when the holder of a lease that was handed over has to have come.
     holder_due: Option<Timestamp>,
     phase: Phase,
+}
+
+/// A step whose devices were taken back.
+#[derive(Debug)]
+struct LeavingStep {
+    step: u32,
+    devices: Vec<GpuIndex>,
+    /// When Slurm is given up on.
+    deadline: Timestamp,
 }
 
 #[derive(Debug)]
@@ -264,6 +277,7 @@ impl AgentState {
             reserving: false,
             seen_epoch: 0,
             leases: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             ended: BTreeMap::new(),
             idle_since: None,
             birth,
@@ -321,7 +335,8 @@ impl AgentState {
             Phase::Ending(ending) => Some(ending.deadline),
         });
         let farewell = self.idle_since.map(|t| t + self.birth.waits.farewell);
-        leases.chain(farewell).min()
+        let leaving = self.leaving.values().map(|l| l.deadline);
+        leases.chain(leaving).chain(farewell).min()
     }
 
     /// What `hopd` is told at each connection.
@@ -584,6 +599,9 @@ impl AgentState {
     fn handed_over(&mut self, id: LeaseId, handover: Handover, now: Timestamp, out: &mut Vec<Output>) {
         self.steps_used = self.steps_used.max(handover.step + 1);
         let taken = self.lent(id);
+        // What Slurm gives to a step, no other step has any more.
+        let given = |index: &GpuIndex| handover.devices.iter().any(|d| d.index == *index);
+        self.leaving.retain(|_, old| !old.devices.iter().any(given));
         let Some(lease) = self.leases.get_mut(&id) else {
             return;
         };
@@ -683,11 +701,9 @@ impl AgentState {
             let detail = "its Slurm step ended".into();
             self.begin_end(id, EndCause::StepLost, detail, self.birth.grace, now, out);
         }
-        let step_end = self.birth.waits.step_end;
         let srun = self.leases.get(&id).is_some_and(|l| l.srun);
         self.ending(id, |ending| {
             ending.taken = Some(taken);
-            ending.deadline = now + step_end;
             // Without an srun to watch, the plugin's last word in the step is its end.
             ending.step_over |= !srun;
         });
@@ -721,6 +737,7 @@ impl AgentState {
     }
 
     fn step_exited(&mut self, id: LeaseId, detail: &str, now: Timestamp, out: &mut Vec<Output>) {
+        self.leaving.remove(&id);
         let Some(lease) = self.leases.get_mut(&id) else {
             return;
         };
@@ -765,7 +782,8 @@ impl AgentState {
         let known = self
             .leases
             .values()
-            .any(|l| l.lent().is_some_and(|h| h.step == step));
+            .any(|l| l.lent().is_some_and(|h| h.step == step))
+            || self.leaving.values().any(|l| l.step == step);
         if known {
             return;
         }
@@ -848,7 +866,7 @@ impl AgentState {
         let owed_by_plugin = self.birth.isolation == Isolation::Plugin;
         let over = match self.leases.get(&id).map(|l| &l.phase) {
             Some(Phase::Ending(e)) => {
-                e.step_over && (e.handover.is_none() || !owed_by_plugin || e.taken.is_some())
+                e.taken.is_some() || e.step_over && (e.handover.is_none() || !owed_by_plugin)
             }
             _ => false,
         };
@@ -867,6 +885,14 @@ impl AgentState {
             return;
         };
         out.push(Output::Forget { lease: id });
+        if let (false, Some(taken), Some(handover)) = (ending.step_over, &ending.taken, &ending.handover) {
+            let leaving = LeavingStep {
+                step: handover.step,
+                devices: taken.devices.clone(),
+                deadline: now + self.birth.waits.step_end,
+            };
+            self.leaving.insert(id, leaving);
+        }
         let lent = ending
             .handover
             .as_ref()
@@ -937,6 +963,15 @@ impl AgentState {
                 self.overdue(id, now, out);
             }
         }
+        let stuck = self.leaving.extract_if(.., |_, step| step.deadline <= now);
+        let stuck: Vec<_> = stuck.collect();
+        for (id, step) in stuck {
+            let why = "Slurm did not end the lease's step";
+            out.push(Output::Warn(format!("lease {id}: {why}")));
+            for index in step.devices {
+                self.block(index, why, out);
+            }
+        }
     }
 
     fn overdue(&mut self, id: LeaseId, now: Timestamp, out: &mut Vec<Output>) {
@@ -995,7 +1030,7 @@ impl AgentState {
     }
 
     fn leave_if_over(&mut self, now: Timestamp, out: &mut Vec<Output>) {
-        if !self.draining || !self.leases.is_empty() {
+        if !self.draining || !self.leases.is_empty() || !self.leaving.is_empty() {
             self.idle_since = None;
             return;
         }
@@ -1012,6 +1047,10 @@ impl AgentState {
         for (id, lease) in &self.leases {
             assert_eq!(*id, lease.order.lease);
             assert!(!self.ended.contains_key(id), "a lease both lives and has ended");
+            assert!(
+                !self.leaving.contains_key(id),
+                "a lease lives and its step leaves"
+            );
             if let Phase::Live { handover } = &lease.phase {
                 assert_eq!(handover.epoch, lease.epoch);
                 assert_eq!(handover.devices.len(), usize::from(lease.order.gpus));
