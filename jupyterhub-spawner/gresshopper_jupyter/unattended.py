@@ -2,7 +2,7 @@
 
 Standard input is one end of a socket pair; both sides write one JSON object a line. ``hop`` says ``open`` (which
 notebook, where to), ``go``, ``cell`` (how the cell that was asked about is to run), ``stop`` and ``end``; this side
-says ``opened``, ``warning``, ``kernel``, ``cell``, ``waiting``, ``running``, ``cell-over``, ``over`` and ``refused``.
+says ``opened``, ``warning``, ``kernel``, ``cell``, ``waiting``, ``running``, ``cell-over``, ``written``, ``over`` and ``refused``.
 
 After a failure the kernel may be kept for a while, with its variables: a record says where, and the next ``hop run
 --resume`` connects there and goes on. This process ends when its kernel has ended.
@@ -490,6 +490,8 @@ class Runner:
         if problem := book.save():
             link.say("warning", text=problem)
             outcome = Outcome("unwritten", problem) if outcome.status == "ok" else outcome
+        # Ending the kernel takes a moment more, which is nobody's deadline.
+        link.say("written")
         return outcome
 
     async def _take_lock(self) -> None:
@@ -521,7 +523,6 @@ class Runner:
             self.client.turn_to(self.book.nb)
             self._listen_to(self.client, link)
             return None
-        began = time.monotonic()
         client = Client(
             self.book.nb,
             kernel_name=self.order["kernel"],
@@ -543,7 +544,7 @@ class Runner:
         if not done:
             await self._end_kernel()
             return Outcome("interrupted")
-        link.say("kernel", id=client.km.kernel_id, seconds=time.monotonic() - began)
+        link.say("kernel", id=client.km.kernel_id)
         return None
 
     def _listen_to(self, client: Client, link: Link) -> None:

@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::gpu_restart::Kernels;
 use clap::{Args as ClapArgs, Subcommand};
 use hop_gpu::Pid;
 use hop_gpu::bench;
@@ -82,7 +83,8 @@ enum Verb {
     /// Take a process off its GPU
     Park {
         pid: Pid,
-        /// Only this rung: copy-out (then the driver for the rest) or checkpoint (the driver for everything)
+        /// Only this rung: copy-out (then the driver for the rest), checkpoint (the driver for everything) or restart
+        /// (save a notebook's state, start its interpreter again, restore with the next cell)
         #[arg(long, value_parser = rung)]
         rung: Option<Rung>,
     },
@@ -166,8 +168,9 @@ fn rung(text: &str) -> Result<Rung, String> {
     match text {
         "copy-out" | "b" => Ok(Rung::CopyOut),
         "checkpoint" | "c" => Ok(Rung::Checkpoint),
+        "restart" | "d" => Ok(Rung::Restart),
         other => Err(format!(
-            "{other:?} is no rung that can be asked for: copy-out or checkpoint"
+            "{other:?} is no rung that can be asked for: copy-out, checkpoint or restart"
         )),
     }
 }
@@ -451,7 +454,7 @@ fn park(site: &Site, machine: &Machine, pid: Pid, only: Option<Rung>) -> Result<
     let company = Company {
         reserver: &reserver,
         progress: &progress,
-        restart: &NoRestart,
+        restart: &Kernels { site },
         only,
     };
     climb::park(site, pid, &company).map_err(|error| Failure::of(&error))

@@ -12,6 +12,7 @@ mod context;
 mod explain;
 mod failure;
 mod gpu;
+mod gpu_restart;
 mod hopd;
 mod info;
 mod kernels;

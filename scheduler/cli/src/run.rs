@@ -135,6 +135,8 @@ struct Session<'a, 'c> {
     /// A signal that told us to stop.
     stopped: Option<u8>,
     warned_history: bool,
+    /// When the last cell's outputs were written.
+    done: Option<Timestamp>,
 }
 
 struct Signals([(Signal, u8); 3]);
@@ -303,6 +305,7 @@ impl<'a, 'c> Session<'a, 'c> {
             report,
             stopped: None,
             warned_history: false,
+            done: None,
             opened,
         };
         session.look_around()?;
@@ -471,7 +474,8 @@ impl<'a, 'c> Session<'a, 'c> {
                     eta_s,
                 } => self.waiting(position, reason, eta_s),
                 Event::Running {} | Event::Opened(_) => {}
-                Event::Kernel { id, seconds } => self.kernel_up(id, seconds),
+                Event::Kernel { id } => self.kernel_up(id),
+                Event::Written {} => self.done = Some(now()),
                 Event::Warning { text } => self.say(&text),
                 Event::Over(over) => return Ok(Some(over)),
                 Event::Refused { reason } => return Err(Failure::Usage(reason)),
@@ -496,13 +500,13 @@ impl<'a, 'c> Session<'a, 'c> {
         self.bar.suspend(|| drop(writeln!(err, "hop: {text}")));
     }
 
-    fn kernel_up(&mut self, id: String, seconds: f64) {
+    fn kernel_up(&mut self, id: String) {
         self.report.kernel_id = Some(id);
         let ran = Ran {
             print: start_print(&self.opened.kernel),
             params: Print::of(""),
             gpus: 0,
-            seconds,
+            seconds: now().since(self.context.now).as_secs_f64(),
             waited: 0.0,
         };
         self.remember(&ran);
@@ -627,7 +631,7 @@ impl<'a, 'c> Session<'a, 'c> {
             kernel: None,
         };
         let over = over.unwrap_or_else(lost);
-        let done = now();
+        let done = self.done.unwrap_or_else(now);
         self.report.end(&over, done);
         if self.args.json.is_some() {
             self.report.write(self.context.out)?;
@@ -700,7 +704,7 @@ fn todo(args: &Args, opened: &Opened) -> Vec<Todo> {
     cells
         .map(|(cell, need)| {
             let on_cpus = cell.source.trim_start().starts_with("%%cpu");
-            let scaled = said && (need.gpus > 0 || none_asks && !on_cpus);
+            let scaled = need.gpus > 0 || said && none_asks && !on_cpus;
             Todo {
                 index: cell.index,
                 run: !cell.good || cell.again,

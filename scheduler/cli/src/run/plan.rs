@@ -7,6 +7,8 @@ use super::history::{History, Print, median};
 
 /// Share of a cell's work that more GPUs make faster, until runs with different numbers of GPUs have shown it.
 const PARALLEL: f64 = 0.9;
+/// `auto` leaves this share of the expected length for what nobody foretells.
+const MARGIN: f64 = 0.05;
 /// What a lease takes where nothing has been seen: a fresh one is there in a fraction of a second.
 const LEASE: f64 = 0.3;
 
@@ -123,7 +125,7 @@ impl Basis<'_> {
                 let counts = || 1..=most.max(1);
                 let length = |n: &u16| self.length(cells, Some(*n));
                 counts()
-                    .find(|n| length(n).cautious <= deadline)
+                    .find(|n| length(n).cautious + MARGIN * length(n).expected <= deadline)
                     .or_else(|| counts().find(|n| length(n).expected <= deadline))
                     .or_else(|| counts().min_by(|a, b| length(a).expected.total_cmp(&length(b).expected)))
             }

@@ -67,7 +67,6 @@ pub(super) enum Event {
     },
     Kernel {
         id: String,
-        seconds: f64,
     },
     /// May this cell run, and how?
     Cell {
@@ -80,6 +79,8 @@ pub(super) enum Event {
     },
     Running {},
     CellOver(CellOver),
+    /// All is over but the kernel's end.
+    Written {},
     Over(Over),
 }
 
