@@ -298,7 +298,7 @@ class Agent:
             "gone": delta.removed,
             "process": {k: self._ref(v, body) for k, v in delta.process.items()},
             "inputs": {str(i): inputs[i] for i in range(first, len(inputs))},
-            "count": self.shell.execution_count + (cell is not None),
+            "count": cell["count"] + 1 if cell and cell["count"] else self.shell.execution_count,
             "env": restoring.environment() if full or (cell is None and self._new_modules()) else None,
         }
         if cells is not None:
