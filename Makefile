@@ -10,7 +10,7 @@ export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 .PHONY: demo test test-fast e2e bench lint fmt install
 
 ## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again.
-demo: install
+demo:
 	tests/demo/run
 
 ## Every test.

@@ -2,6 +2,7 @@
 # Installs what the demo and the tests need and this machine lacks, and says so. Quick when all is there.
 #
 #   tests/setup/install.sh            install
+#   tests/setup/install.sh --demo     the same without what the tests alone use
 #   tests/setup/install.sh --check    only name what is missing; exit status 1 if anything is
 #
 # Debian packages (no package starts a daemon), the Rust toolchain, cargo-nextest, and below /opt/gresshopper-dev
@@ -12,6 +13,8 @@ umask 022
 here=$(cd "$(dirname "$0")" && pwd)
 prefix=/opt/gresshopper-dev
 nextest_version=0.9.143
+mode=${1:-}
+case $mode in '' | --demo | --check) ;; *) echo "install: no option $mode; see the head of $0" >&2; exit 2 ;; esac
 rustup_root=${RUSTUP_UPDATE_ROOT:-https://static.rust-lang.org/rustup}
 python=/usr/bin/python3
 
@@ -71,7 +74,7 @@ cargo_home=${CARGO_HOME:-$HOME/.cargo}
 PATH=$cargo_home/bin:$PATH
 
 has_rust() { has cargo && has rustc; }
-has_nextest() { [ "$(cargo-nextest nextest --version 2>/dev/null | awk 'NR == 1 { print $2 }')" != "" ]; }
+has_nextest() { [ "$mode" = --demo ] || [ "$(cargo-nextest nextest --version 2>/dev/null | awk 'NR == 1 { print $2 }')" != "" ]; }
 
 # What an environment was made from; it is made anew when that changes.
 wanted_stamp() { cat "$@" | sha256sum | cut -d' ' -f1; }
@@ -148,7 +151,8 @@ fetch_rustup() {
 install_nextest() {
 	! has_nextest || return 0
 	say "cargo-nextest $nextest_version (built from source: some minutes)"
-	(cd "$here/../.." && cargo install --quiet --locked --version "$nextest_version" cargo-nextest >&2)
+	# It only starts processes: the time to build it is longer than all that optimising would save.
+	(cd "$here/../.." && CARGO_PROFILE_RELEASE_OPT_LEVEL=0 CARGO_PROFILE_RELEASE_LTO=off cargo install --quiet --locked --version "$nextest_version" cargo-nextest >&2)
 }
 
 # make_venv NAME [OPTION OF venv..]: below the prefix, complete or not at all.
@@ -180,10 +184,10 @@ make_node() {
 lacking=$(missing)
 [ -n "$lacking" ] || exit 0
 
-if [ "${1:-}" = --check ] || [ "$(id -u)" != 0 ]; then
+if [ "$mode" = --check ] || [ "$(id -u)" != 0 ]; then
 	say "this machine lacks:"
 	list "$lacking"
-	[ "${1:-}" = --check ] || say "run $here/install.sh as root, which installs it"
+	[ "$mode" = --check ] || say "run $here/install.sh as root, which installs it"
 	exit 1
 fi
 if ! has apt-get; then
