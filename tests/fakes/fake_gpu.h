@@ -23,6 +23,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
@@ -98,8 +99,20 @@ static struct share *fake_share(int pid, int create) {
         return NULL;
     }
     struct share *s = mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    close(fd);
+    /* Whoever is on the device keeps its share locked, until it ends or becomes another program. */
+    if (create && s != MAP_FAILED) flock(fd, LOCK_EX);
+    else close(fd);
     return s == MAP_FAILED ? NULL : s;
+}
+
+static int fake_is_on(const char *name) {
+    char path[512];
+    fake_path(path, sizeof path, name);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) return 0;
+    int locked = flock(fd, LOCK_SH | LOCK_NB) && errno == EWOULDBLOCK;
+    close(fd);
+    return locked;
 }
 
 /* Calls `each` for every process that is alive and has a share. */
@@ -109,7 +122,7 @@ static void fake_each(void (*each)(int pid, struct share *s, void *arg), void *a
     struct dirent *e;
     while ((e = readdir(d))) {
         int pid;
-        if (sscanf(e->d_name, "p.%d", &pid) != 1 || (kill(pid, 0) && errno == ESRCH)) continue;
+        if (sscanf(e->d_name, "p.%d", &pid) != 1 || (kill(pid, 0) && errno == ESRCH) || !fake_is_on(e->d_name)) continue;
         struct share *s = fake_share(pid, 0);
         if (!s) continue;
         each(pid, s, arg);

@@ -17,27 +17,34 @@ use std::process::Command;
 /// Rung (d): saving a kernel's state, starting its interpreter again, and restoring. Connected to the state engine
 /// where there is one.
 pub trait Restart {
-    /// What could be saved of a process; none if it isn't known here.
-    fn offer(&self, pid: Pid) -> Option<ladder::StateOffer>;
-
-    /// Saves, ends the process and restores into a new one.
+    /// What could be saved of a process.
     ///
     /// # Errors
-    /// The text is for people. The process must be as it was.
-    fn restart(&self, pid: Pid) -> Result<Pid, String>;
+    /// It can't be saved; the text is for people.
+    fn offer(&self, pid: Pid) -> Result<ladder::StateOffer, String>;
+
+    /// Saves the process's state and starts its interpreter again, under the same pid; its agent restores the state
+    /// when it is told that the device is back.
+    ///
+    /// # Errors
+    /// The text is for people. The process is as it was.
+    fn restart(&self, pid: Pid) -> Result<(), String>;
 }
+
+/// Why nothing can be saved where nobody asked a state engine.
+pub(crate) const NO_STATE: &str = "no state engine was asked";
 
 /// No state engine.
 #[derive(Debug, Clone, Copy)]
 pub struct NoRestart;
 
 impl Restart for NoRestart {
-    fn offer(&self, _: Pid) -> Option<ladder::StateOffer> {
-        None
+    fn offer(&self, _: Pid) -> Result<ladder::StateOffer, String> {
+        Err(NO_STATE.to_owned())
     }
 
-    fn restart(&self, _: Pid) -> Result<Pid, String> {
-        Err("no state engine is connected".to_owned())
+    fn restart(&self, _: Pid) -> Result<(), String> {
+        Err(NO_STATE.to_owned())
     }
 }
 
@@ -105,15 +112,24 @@ pub fn park(site: &Site, pid: Pid, company: &Company<'_>) -> Result<Report, Clim
     if let Some(state) = look.state.filter(|state| *state != ProcessState::Running) {
         return Err(ClimbError::SomebodyElse { pid, state });
     }
-    look.found.state = company.restart.offer(pid);
     if let Some(only) = company.only {
         let others = Rung::ALL.into_iter().filter(|rung| *rung != only);
         look.found
             .tried
             .extend(others.map(|rung| (rung, "another rung was asked for".to_owned())));
     }
+    let mut offered = false;
     loop {
-        let chosen = choose(&look.found)?;
+        let chosen = match choose(&look.found) {
+            Ok(chosen) if chosen.rung < Rung::Restart => chosen,
+            // Asking the state engine costs a look at everything, so only where no quicker rung leads off.
+            _ if !offered => {
+                offered = true;
+                look.found.state = company.restart.offer(pid);
+                continue;
+            }
+            chosen => chosen?,
+        };
         let report = attempt(site, &look, &chosen, company)?;
         match &report.outcome {
             // Moving is only a choice here: the scheduler carries it out.
@@ -136,7 +152,10 @@ fn attempt(site: &Site, look: &Look, chosen: &Chosen, company: &Company<'_>) -> 
             driver: true,
         },
         Rung::Nothing => return Ok(plain(look, chosen, nothing(site, look))),
-        Rung::Restart => return Ok(plain(look, chosen, restart(look, company))),
+        Rung::Restart => {
+            let outcome = restart(site, look, company)?;
+            return Ok(plain(look, chosen, outcome));
+        }
         Rung::Move => {
             return Ok(plain(
                 look,
@@ -217,11 +236,28 @@ fn nothing(site: &Site, look: &Look) -> Outcome {
     }
 }
 
-fn restart(look: &Look, company: &Company<'_>) -> Outcome {
-    match company.restart.restart(look.pid) {
-        Ok(_) => Outcome::Parked,
-        Err(why) => Outcome::NotParked { why },
+/// Rung (d): the process starts again in its own place. What is there afterwards is looked at like after any other.
+fn restart(site: &Site, look: &Look, company: &Company<'_>) -> Result<Outcome, ClimbError> {
+    if let Err(why) = company.restart.restart(look.pid) {
+        return Ok(Outcome::NotParked { why });
     }
+    // Bringing it back is the agent's: the next cell restores the variables once the device is there.
+    let halves = Halves {
+        inside: true,
+        driver: false,
+    };
+    let record = Record {
+        devices: look.places.clone(),
+        device_bytes: look.found.device_bytes,
+        ..Record::new(look.pid, look.start_time, halves)
+    };
+    site.records(look.uid)
+        .put(&record)
+        .map_err(|source| ClimbError::Record {
+            pid: look.pid,
+            source,
+        })?;
+    Ok(nothing(site, look))
 }
 
 /// Brings a parked process back, onto `given` devices or onto those that it had. What isn't recorded (rung a) needs
@@ -265,10 +301,10 @@ pub fn unpark(site: &Site, pid: Pid, given: &[Place], company: &Company<'_>) -> 
     }
     Ok(Report {
         pid,
-        rung: Some(if halves.inside {
-            Rung::CopyOut
-        } else {
-            Rung::Checkpoint
+        rung: Some(match halves {
+            Halves { driver: false, .. } => Rung::Restart,
+            Halves { inside: true, .. } => Rung::CopyOut,
+            Halves { .. } => Rung::Checkpoint,
         }),
         outcome,
         passed_over: Vec::new(),

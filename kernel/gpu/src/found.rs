@@ -172,7 +172,7 @@ impl Site {
             ipc_job: procs.env(pid, "CUDA_CHECKPOINT_JOB_FILE") == Some(true),
             host_left: self.sources.memory.left(pid),
             children: self.children(pid),
-            state: None,
+            state: Err(crate::climb::NO_STATE.to_owned()),
             other_replica: false,
             tried: Vec::new(),
         };

@@ -2,7 +2,7 @@
 //!
 //! `<dir>/gpu-<pid>.sock`, where `<dir>` is `$GRESSHOPPER_GPU_DIR`, `$XDG_RUNTIME_DIR/gresshopper` or
 //! `/tmp/gresshopper-<uid>`: 0700 and the owner's, which is checked, and the other end must be that very process.
-//! Requests: `{"v":1,"op":"report"|"out"|"in"|"guard"|"unguard"}`; answers: `{"v":1,"ok":true,...}` or `{"v":1,"ok":false,"error":"..."}`.
+//! Requests: `{"v":1,"op":"report"|"out"|"in"|"guard"|"unguard"|"restart"}`; answers: `{"v":1,"ok":true,...}` or `{"v":1,"ok":false,"error":"..."}`.
 
 use crate::Pid;
 use crate::ladder::Inside;
@@ -26,12 +26,16 @@ pub enum Op {
     /// The driver takes everything: meet the user's code before it waits on a device that isn't there.
     Guard,
     Unguard,
+    /// Starts the interpreter again (rung d).
+    Restart,
 }
 
 #[derive(Serialize)]
-struct Request {
+struct Request<'a> {
     v: u32,
     op: Op,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    state: Option<&'a Path>,
 }
 
 #[derive(Deserialize)]
@@ -101,7 +105,9 @@ impl Agent {
     /// # Errors
     /// Nobody answers in time, or not what was asked.
     pub fn report(&self, deadline: Duration) -> Result<Inside, AskError> {
-        self.ask(Op::Report, deadline)?.report.ok_or(AskError::Garbled)
+        self.ask(Op::Report, None, deadline)?
+            .report
+            .ok_or(AskError::Garbled)
     }
 
     /// Copies out or in.
@@ -109,16 +115,30 @@ impl Agent {
     /// # Errors
     /// The agent refuses (and has rolled itself back), or doesn't answer in time.
     pub fn do_it(&self, op: Op, deadline: Duration) -> Result<Moved, AskError> {
-        Ok(self.ask(op, deadline)?.moved.unwrap_or_default())
+        Ok(self.ask(op, None, deadline)?.moved.unwrap_or_default())
     }
 
-    fn ask(&self, op: Op, deadline: Duration) -> Result<Reply, AskError> {
+    /// Has the interpreter start again, to go on from a saved state. It does so after the answer: its new agent's
+    /// report says `saved`.
+    ///
+    /// # Errors
+    /// The agent refuses, or doesn't answer in time.
+    pub fn restart(&self, state: &Path, deadline: Duration) -> Result<(), AskError> {
+        self.ask(Op::Restart, Some(state), deadline).map(|_| ())
+    }
+
+    fn ask(&self, op: Op, state: Option<&Path>, deadline: Duration) -> Result<Reply, AskError> {
         let mut stream = self.connect()?;
         let set = stream
             .set_read_timeout(Some(deadline))
             .and_then(|()| stream.set_write_timeout(Some(deadline)));
         set.map_err(AskError::Broken)?;
-        let mut line = serde_json::to_vec(&Request { v: VERSION, op }).expect("two plain fields");
+        let mut line = serde_json::to_vec(&Request {
+            v: VERSION,
+            op,
+            state,
+        })
+        .expect("two plain fields");
         line.push(b'\n');
         let io = |error: io::Error| match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => AskError::TimedOut(deadline),

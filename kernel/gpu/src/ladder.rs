@@ -35,6 +35,8 @@ pub struct Inside {
     pub refusals: Vec<String>,
     pub managed: Known,
     pub ipc: Known,
+    /// The interpreter was started again (rung d), and its variables wait for a device.
+    pub saved: bool,
 }
 
 /// The driver as it was found.
@@ -76,7 +78,8 @@ pub struct Found {
     pub host_left: Option<HostLeft>,
     /// Other processes of the process's tree that hold a device file.
     pub children: Vec<Pid>,
-    pub state: Option<StateOffer>,
+    /// What the state engine could save, or why it can't.
+    pub state: Result<StateOffer, String>,
     /// Another replica could run the kernel's cells instead.
     pub other_replica: bool,
     /// Rungs that were tried, and what came of it.
@@ -171,8 +174,8 @@ pub enum Reason {
     HostMemory { need: u64, left: u64, limit: String },
     #[error("processes that it started hold the device, too: {}", list(pids))]
     Children { pids: Vec<Pid> },
-    #[error("no state engine is connected")]
-    NoStateEngine,
+    #[error("{why}")]
+    NoState { why: String },
     #[error("a restart would lose {}", names.join(", "))]
     StateLost { names: Vec<String> },
     #[error("no other replica could go on")]
@@ -252,11 +255,11 @@ fn against(rung: Rung, found: &Found) -> Vec<Reason> {
             reasons
         }
         Rung::Restart => match &found.state {
-            None => vec![Reason::NoStateEngine],
-            Some(offer) if !offer.lost.is_empty() => vec![Reason::StateLost {
+            Err(why) => vec![Reason::NoState { why: why.clone() }],
+            Ok(offer) if !offer.lost.is_empty() => vec![Reason::StateLost {
                 names: offer.lost.clone(),
             }],
-            Some(_) => Vec::new(),
+            Ok(_) => Vec::new(),
         },
         Rung::Move if found.other_replica => Vec::new(),
         Rung::Move => vec![Reason::NoOtherReplica],

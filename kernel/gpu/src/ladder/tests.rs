@@ -28,7 +28,7 @@ fn easy() -> Found {
             limit: "the seat".into(),
         }),
         children: Vec::new(),
-        state: None,
+        state: Err("no state engine".into()),
         other_replica: false,
         tried: Vec::new(),
     }
@@ -48,7 +48,7 @@ fn the_fastest_rung_that_reaches_is_taken() {
     assert_eq!(rung(&found), None);
     found.other_replica = true;
     assert_eq!(rung(&found), Some(Rung::Move));
-    found.state = Some(StateOffer {
+    found.state = Ok(StateOffer {
         bytes: 1,
         lost: Vec::new(),
     });
@@ -170,7 +170,7 @@ prop_compose! {
         managed in known(), ipc in known(),
     ) -> Inside {
         let refusals = if refuses { vec!["a CUDA graph".to_owned()] } else { Vec::new() };
-        Inside { frameworks_bytes, pool_bytes, refusals, managed, ipc }
+        Inside { frameworks_bytes, pool_bytes, refusals, managed, ipc, saved: false }
     }
 }
 
@@ -193,7 +193,7 @@ prop_compose! {
             ipc_job: false,
             host_left: host.map(|bytes| HostLeft { bytes, limit: "the seat".into() }),
             children: if child { vec![7] } else { Vec::new() },
-            state: state.map(|lost| StateOffer { bytes: 1, lost: if lost { vec!["x".into()] } else { Vec::new() } }),
+            state: state.ok_or_else(String::new).map(|lost| StateOffer { bytes: 1, lost: if lost { vec!["x".into()] } else { Vec::new() } }),
             tried: Vec::new(),
         }
     }

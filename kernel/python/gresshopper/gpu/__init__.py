@@ -21,6 +21,7 @@ from typing import Any
 
 from gresshopper import channel, need
 
+from . import _restart
 from ._errors import GpuUnavailable, ParkRefused
 from ._keeper import VERSION, Keeper
 from ._lease import LeaseSource, NoLease, Workstation
@@ -85,6 +86,8 @@ def _watch_cells(keeper: Keeper, ipython: Any) -> None:
             keeper.before_cell(info.raw_cell or "")
 
     keeper.namespace = lambda: ipython.user_ns
+    keeper.start_again = lambda state: _restart.start_again(ipython, state)
+    keeper.restore = lambda state: _restart.restore(ipython, state)
     ipython.events.register("pre_run_cell", before)
     ipython.events.register("post_run_cell", lambda result: keeper.after_cell())
     ipython.ast_transformers.append(_Gate())
@@ -92,7 +95,10 @@ def _watch_cells(keeper: Keeper, ipython: Any) -> None:
 
 def load_ipython_extension(ipython: Any) -> None:
     """`%load_ext gresshopper.gpu`"""
-    install(ipython=ipython)
+    made = install(ipython=ipython)
+    state = _restart.pending()
+    if state is not None:
+        made.begin_saved(state)
 
 
 def handle(request: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import sys
 import threading
 import types
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, Callable
 
 from gresshopper.imports import after_import
@@ -64,6 +65,11 @@ class Keeper:
         self.came_with_lease: Callable[[], bool] | None = None
         #: What must not be destroyed while the device is away: that would be a call of the driver's, which waits.
         self._kept: list[Any] = []
+        #: Starts the interpreter again (rung d), given a saved state; restores one.
+        self.start_again: Callable[[Path], None] | None = None
+        self.restore: Callable[[Path], None] = lambda state: None
+        #: A state that the next cell needs.
+        self.saved: Path | None = None
         self._cancelled = threading.Event()
         #: Why the cell that is about to run must not.
         self.refusal: GpuUnavailable | None = None
@@ -102,6 +108,8 @@ class Keeper:
     def before_cell(self, code: str) -> None:
         """On the main thread, before a cell runs. What it raises must keep the cell from running."""
         self.refusal = None
+        if self.saved is not None:
+            self._with_refusal(self._bring_variables)
         with self._beginning:
             self._in_cell = True
             if self.came_with_lease is not None:
@@ -112,13 +120,36 @@ class Keeper:
             return
         unhooked = self._unhooked_now()
         if unhooked and may_touch(code, self.namespace(), self._is_unhooked, unhooked - {"torch"}):
-            try:
-                self.ensure(f"the cell may use {', '.join(sorted(unhooked))}")
-            except GpuUnavailable as error:
-                self.refusal = error
-                raise
+            self._with_refusal(lambda: self.ensure(f"the cell may use {', '.join(sorted(unhooked))}"))
         if not self.usable:
             self.guard.enter()
+
+    def _with_refusal(self, work: Callable[[], None]) -> None:
+        try:
+            work()
+        except GpuUnavailable as error:
+            self.refusal = error
+            raise
+
+    def _bring_variables(self) -> None:
+        """After a restart: the cell needs the variables, and they need their device."""
+        if self.saved is not None:
+            if not self.usable:
+                self.ensure("the kernel's variables were saved, to be restored with a GPU")
+            self.restore(self.saved)
+            self.saved = None
+
+    def begin_saved(self, state: Path) -> None:
+        """This interpreter was started again: its variables are to come."""
+        self.saved = state
+        self._off = True
+
+    def _start_again(self, state: str) -> None:
+        if self._in_cell:
+            raise ParkRefused("a cell is running")
+        if self.start_again is None:
+            raise ParkRefused("the interpreter can't start again: it is no notebook's kernel")
+        self.start_again(Path(state))
 
     def _unhooked_now(self) -> set[str]:
         """The frameworks without a hook that a cell could reach a device by."""
@@ -184,6 +215,7 @@ class Keeper:
             "refusals": refusals,
             "managed": _known(managed, unknown_managed),
             "ipc": _known(ipc, unknown_ipc),
+            "saved": self.saved is not None,
         }
 
     def _loaded(self) -> list[Any]:
@@ -287,6 +319,7 @@ class Keeper:
             "grant": lambda: self._nothing(self.grant),
             "revoke": lambda: self._nothing(self.revoke),
             "trim": lambda: self._nothing(self.pool.trim),
+            "restart": lambda: self._nothing(lambda: self._start_again(str(request.get("state", "")))),
         }
         if request.get("v") != VERSION:
             return {"v": VERSION, "ok": False, "error": f"this agent speaks version {VERSION} of the GPU messages"}

@@ -3,8 +3,6 @@ the fake libcuda (tests/fakes), as a framework would have them."""
 
 from __future__ import annotations
 
-import ctypes
-import os
 import sys
 import types
 from pathlib import Path
@@ -15,7 +13,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 #: What reached the driver.
 calls: list[str] = []
 version = types.SimpleNamespace(cuda="13.0")
-_half: Any = None
+_halves: list[Any] = []
 
 
 def _is_available() -> bool:
@@ -33,17 +31,15 @@ cuda = types.SimpleNamespace(
 
 def hold(content: bytes) -> None:
     """Takes device memory, as the first tensor does."""
-    global _half
+    import fake_context
     from fakes import FakeDevice, FakeHalf
     from gresshopper import gpu
 
     cuda._lazy_init()
-    driver = ctypes.CDLL(os.environ["GRESSHOPPER_LIBCUDA"])
-    context = ctypes.c_void_p()
-    assert driver.cuInit(0) == 0
-    assert driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0) == 0
-    _half = FakeHalf(FakeDevice(4 * len(content)), [content, content[::-1]])
-    gpu.keeper().halves = [_half]
+    fake_context.hold()
+    half = FakeHalf(FakeDevice(4 * len(content)), [content, content[::-1]])
+    _halves.append(half)
+    gpu.keeper().halves = [half]
 
 
 def content() -> bytes:
@@ -53,6 +49,6 @@ def content() -> bytes:
     keeper = gpu.keeper()
     if not keeper.usable:
         keeper.ensure("torch's add needs it")
-    one, two = _half.contents()
+    one, two = _halves[-1].contents()
     assert one == two[::-1]
     return bytes(one)
