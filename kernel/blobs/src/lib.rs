@@ -5,6 +5,7 @@
 //! written beside and renamed. What is read is checked against its name. Who refers to which chunk is not known here:
 //! [`local::Local::collect`] is told what is still needed.
 
+pub mod direct;
 pub mod local;
 #[cfg(feature = "object")]
 pub mod remote;

@@ -1,0 +1,125 @@
+//! Whole chunks to and from files without the page cache.
+//!
+//! Many chunks at once go to the device faster so, and don't drive what other programs read out of memory (nor count
+//! against the seat that a kernel lives in). The kernel wants aligned memory for it, so content passes through a
+//! buffer that fits into a processor's cache. Where the file system can't, the callers take the ordinary way.
+
+use crate::CHUNK_BYTES;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// What every device's memory is aligned to at most.
+const PAGE: usize = 4096;
+
+/// Memory for one chunk, aligned.
+#[derive(Debug)]
+pub struct Buffer {
+    raw: Vec<u8>,
+    start: usize,
+}
+
+impl Default for Buffer {
+    fn default() -> Self {
+        let raw = vec![0; CHUNK_BYTES + PAGE];
+        let start = raw.as_ptr().align_offset(PAGE);
+        Self { raw, start }
+    }
+}
+
+impl Buffer {
+    /// The chunk in it.
+    pub fn chunk(&self) -> &[u8] {
+        &self.raw[self.start..self.start + CHUNK_BYTES]
+    }
+
+    fn chunk_mut(&mut self) -> &mut [u8] {
+        &mut self.raw[self.start..self.start + CHUNK_BYTES]
+    }
+
+    /// Writes a whole chunk to a new file. None where the file system doesn't do that; the file may be there then.
+    ///
+    /// # Errors
+    /// The I/O error of a file system that does.
+    pub fn write(&mut self, path: &Path, content: &[u8]) -> io::Result<Option<()>> {
+        let Some(mut file) = unless_unknown(
+            OpenOptions::new()
+                .write(true)
+                .create_new(true)
+                .mode(0o600)
+                .custom_flags(libc::O_DIRECT)
+                .open(path),
+        )?
+        else {
+            return Ok(None);
+        };
+        // Only a hint, which makes it one extent; a full disk shows when it is written.
+        let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, CHUNK_BYTES as u64);
+        self.chunk_mut().copy_from_slice(content);
+        unless_unknown(file.write_all(self.chunk()))
+    }
+
+    /// Reads a file of a whole chunk into this buffer. None where the file system doesn't do that.
+    ///
+    /// # Errors
+    /// The I/O error of a file system that does; a file of another length is one (`UnexpectedEof`).
+    pub fn read(&mut self, path: &Path) -> io::Result<Option<()>> {
+        let Some(mut file) = unless_unknown(
+            OpenOptions::new()
+                .read(true)
+                .custom_flags(libc::O_DIRECT)
+                .open(path),
+        )?
+        else {
+            return Ok(None);
+        };
+        if length(&file)? != CHUNK_BYTES as u64 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        unless_unknown(file.read_exact(self.chunk_mut()))
+    }
+}
+
+fn length(file: &File) -> io::Result<u64> {
+    Ok(file.metadata()?.len())
+}
+
+/// None for what a file system says that can't do without its cache.
+fn unless_unknown<T>(done: io::Result<T>) -> io::Result<Option<T>> {
+    match done {
+        Ok(done) => Ok(Some(done)),
+        Err(e) if matches!(e.raw_os_error(), Some(libc::EINVAL | libc::EOPNOTSUPP)) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunk_comes_back_and_another_length_is_told() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("chunk");
+        let content: Vec<u8> = (0..CHUNK_BYTES).map(|i| (i * 7 / 3) as u8).collect();
+        let mut buffer = Buffer::default();
+        assert_eq!(buffer.chunk().as_ptr().align_offset(PAGE), 0);
+        if buffer.write(&path, &content).unwrap().is_none() {
+            eprintln!("skipped: this file system always uses its cache");
+            return;
+        }
+        let mut other = Buffer::default();
+        other.read(&path).unwrap().unwrap();
+        assert!(other.chunk() == content);
+        std::fs::write(&path, &content[1..]).unwrap();
+        assert_eq!(
+            other.read(&path).unwrap_err().kind(),
+            io::ErrorKind::UnexpectedEof
+        );
+        assert_eq!(
+            other.read(&dir.path().join("none")).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+}
