@@ -90,11 +90,22 @@ def scaling(directory: Path) -> None:
         agent.unwatch()
 
 
+def _forget(path: Path) -> None:
+    """Take files out of the page cache: what is restored on another host, or later, isn't there."""
+    for file in [path] if path.is_file() else path.rglob("*"):
+        if file.is_file():
+            handle = os.open(file, os.O_RDONLY)
+            os.fdatasync(handle)
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(handle)
+
+
 def _by_cp(memory: Path, target: Path) -> tuple[float, float]:
     started = time.perf_counter()
     subprocess.run(["cp", str(memory), str(target)], check=True)
     subprocess.run(["sync", "-f", str(target)], check=True)
     out = time.perf_counter() - started
+    _forget(target)
     back = memory.with_suffix(".back")
     started = time.perf_counter()
     subprocess.run(["cp", str(target), str(back)], check=True)
@@ -114,6 +125,7 @@ def _by_agent(array: Any, directory: Path) -> tuple[float, float]:
     agent.save(directory / "state", durable=True)
     out = time.perf_counter() - started
     agent.packed()
+    _forget(directory)
     fresh, other = agent_in(directory)
     other.unwatch()
     started = time.perf_counter()
