@@ -273,8 +273,10 @@ fn or_unknown<T: ToString>(value: Option<T>) -> String {
 fn status(site: &Site, as_json: bool, context: &mut Context<'_>) -> Result<(), Failure> {
     let driver = site.driver.as_ref().map(|driver| driver.api());
     match &site.telemetry {
-        Ok(telemetry) => {
-            let sample = telemetry.sample();
+        Ok(_) => {
+            let sample = site
+                .sample()
+                .ok_or_else(|| Failure::Failed("NVML doesn't answer".to_owned()))?;
             if as_json {
                 return write_json(
                     &json!({"cuda": site.cuda, "nvml": sample, "checkpoint": driver.ok()}),

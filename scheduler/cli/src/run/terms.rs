@@ -62,7 +62,12 @@ pub(super) fn parse_deadline(text: &str, now: Timestamp, zone: &TimeZone) -> Res
         let at = text.parse::<jiff::Timestamp>().ok()?;
         u64::try_from(at.as_microsecond()).ok().map(Timestamp)
     };
-    let at = match zoned() {
+    let civil = || {
+        let at: jiff::civil::DateTime = text.parse().ok()?;
+        let at = zone.to_ambiguous_timestamp(at).compatible().ok()?;
+        u64::try_from(at.as_microsecond()).ok().map(Timestamp)
+    };
+    let at = match zoned().or_else(|| civil().filter(|_| text.contains(':'))) {
         Some(at) => at,
         None => parse_time(text, now, zone)
             .map_err(|_| format!("{text:?} is no deadline: write 18:00, +2h30m or 2026-11-21T18:00"))?,
@@ -115,6 +120,8 @@ mod tests {
             ("+2d", "2026-11-23T14:30:00"),
             ("2026-11-21T18:00", "2026-11-21T18:00:00"),
             ("2026-11-21T18:00Z", "2026-11-21T19:00:00"),
+            ("2026-11-21T18:00:00.123456", "2026-11-21T18:00:00"),
+            ("2026-11-21 18:00", "2026-11-21T18:00:00"),
             ("tomorrow", "2026-11-22T00:00:00"),
         ] {
             assert_eq!(at(text).as_deref(), Ok(expected), "{text}");
