@@ -1,0 +1,127 @@
+"""What `hop run` makes of a notebook before and after its cells run. Running it is tested on the real cluster."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+from gresshopper_jupyter.unattended import Book, Refused, inject, literal, parse_word, read_parameters
+
+
+def write(path: Path, *cells: str | tuple[str, str]) -> Path:
+    nb = nbformat.v4.new_notebook()
+    for cell in cells:
+        source, tags = (cell[0], [cell[1]]) if isinstance(cell, tuple) else (cell, [])
+        nb.cells.append(nbformat.v4.new_code_cell(source, metadata={"tags": tags}))
+    nbformat.write(nb, path)
+    return path
+
+
+def order(path: Path, **more: Any) -> dict[str, Any]:
+    return {"notebook": str(path), "out": str(path.with_name("out.ipynb")), **more}
+
+
+def run_well(book: Book, cells: int) -> None:
+    """As if the first of them had run."""
+    for cell in book.nb.cells[:cells]:
+        cell.outputs = [nbformat.v4.new_output("stream", text=f"of {cell.source}")]
+        cell.metadata["papermill"]["status"] = "completed"
+    assert book.save() is None
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("1", 1), ("1.5", 1.5), ("True", True), ("None", None), ("x", "x"), ("", ""), ("1e3", 1000.0)],
+)
+def test_words_are_read_as_papermill_reads_them(text: str, value: Any) -> None:
+    got = parse_word(text)
+    assert got == value
+    assert type(got) is type(value)
+
+
+@pytest.mark.parametrize(
+    "value", [1, -1.5, True, None, "a'\"\n\\", [1, ["x"]], {"a": {"b": None}, 1: 2.0}, float("-inf")]
+)
+def test_a_literal_means_the_value(value: Any) -> None:
+    assert eval(literal(value)) == value
+
+
+def test_later_parameters_win_and_bad_ones_are_named(tmp_path: Path) -> None:
+    (tmp_path / "p.json").write_text('{"a": 1, "b": [1]}')
+    (tmp_path / "p.yaml").write_text("b: x\nwhen: 2026-11-21\n")
+    files = [str(tmp_path / "p.json"), str(tmp_path / "p.yaml")]
+    got = read_parameters({"parameter_files": files, "parameters": [("a", "2")], "raw_parameters": [("c", "3")]})
+    assert got == {"a": 2, "b": "x", "when": got["when"], "c": "3"}
+    assert literal(got["when"]) == "'2026-11-21'"
+    (tmp_path / "bad.json").write_text("{")
+    for wrong in (
+        {"parameters": [("1a", "2")]},
+        {"parameters": [("class", "2")]},
+        {"parameter_files": [str(tmp_path / "bad.json")]},
+        {"parameter_files": [str(tmp_path / "none.json")]},
+    ):
+        with pytest.raises(Refused):
+            read_parameters(wrong)
+
+
+def test_parameters_go_where_papermill_puts_them(tmp_path: Path) -> None:
+    nb = nbformat.read(write(tmp_path / "a.ipynb", "import os", ("n = 1", "parameters"), "n"), as_version=4)
+    assert inject(nb, {"n": 2}) == []
+    assert [c.source for c in nb.cells] == ["import os", "n = 1", "# Parameters\nn = 2", "n"]
+    assert inject(nb, {"m": "x"}) == ["the cell tagged `parameters` has no m"]
+    assert [c.source for c in nb.cells] == ["import os", "n = 1", "# Parameters\nm = 'x'", "n"]
+    nb = nbformat.read(write(tmp_path / "b.ipynb", "n"), as_version=4)
+    (said,) = inject(nb, {"n": 2})
+    assert "at its top" in said
+    assert nb.cells[0].source == "# Parameters\nn = 2"
+
+
+def test_a_run_that_goes_on_keeps_what_is_good_still(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.ipynb", "a", "b", "c", "d")
+    book = Book(order(path, parameters=[("n", "1")]))
+    run_well(book, 4)
+    again = Book(order(path, resume=True))
+    assert again.parameters == {"n": 1}, "those of the run that goes on"
+    assert again.good == 4
+    assert [len(c.outputs) for c in again.nb.cells] == [1, 1, 1, 1, 0]
+    write(path, "a", "b, changed", "c", "d")
+    changed = Book(order(path, resume=True))
+    assert changed.good == 2
+    assert [len(c.outputs) for c in changed.nb.cells] == [1, 1, 0, 0, 0]
+    assert Book(order(path, resume=True, parameters=[("n", "2")])).good == 0
+    assert Book(order(path)).good == 0
+
+
+def test_how_long_cells_took_is_read_from_the_notebook(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.ipynb", "a", "b", "c")
+    nb = json.loads(path.read_text())
+    nb["cells"][0]["metadata"]["papermill"] = {"status": "completed", "duration": 7.5}
+    nb["cells"][1]["metadata"]["execution"] = {
+        "iopub.execute_input": "2026-11-21T10:00:00.500000Z",
+        "shell.execute_reply": "2026-11-21T10:00:02.500000Z",
+    }
+    path.write_text(json.dumps(nb))
+    assert Book(order(path)).prior == [7.5, 2.0, None]
+
+
+def test_the_output_is_replaced_whole_and_keeps_its_mode(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.ipynb", "a")
+    book = Book(order(path))
+    book.out.write_text("old")
+    book.out.chmod(0o640)
+    assert book.save() is None
+    assert book.out.stat().st_mode & 0o777 == 0o640
+    assert nbformat.read(book.out, as_version=4).cells[0].source == "a"
+    book.out = tmp_path / "nowhere" / "o.ipynb"
+    assert "can't write" in (book.save() or "")
+    assert sorted(p.name for p in tmp_path.iterdir() if p.suffix == ".new") == []
+
+
+def test_what_is_no_notebook_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    (tmp_path / "a.ipynb").write_text("{}")
+    for path, said in ((tmp_path / "a.ipynb", "is no notebook"), (tmp_path / "b.ipynb", "can't read")):
+        with pytest.raises(Refused, match=said):
+            Book(order(path))
