@@ -499,7 +499,8 @@ impl Agent {
             };
             pid.store(0, Ordering::Relaxed);
             debug!(%lease, detail, "srun ended");
-            let _ = events.send(Event::Input(Input::StepExited { lease, detail }));
+            let away = steps::found_no_slurmctld(&detail);
+            let _ = events.send(Event::Input(Input::StepExited { lease, detail, away }));
         });
     }
 

@@ -20,6 +20,13 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Waits {
     /// From the order to the plugin's confirmation.
     pub(crate) start: Span,
+    /// From the start of an srun to that of another, where Slurm doesn't even start the first one's task. Longer than
+    /// an srun itself takes to find that there is no slurmctld.
+    pub(crate) ask_again: Span,
+    /// Between two sruns while slurmctld is away.
+    pub(crate) slurmctld: Span,
+    /// From the holder's first word to the plugin's, which was said before.
+    pub(crate) plugin: Span,
     /// From the handover to the holder's first word.
     pub(crate) holder: Span,
     /// From the end of a holder to the plugin's confirmation, beyond the grace that holders of the device get.
@@ -36,6 +43,9 @@ impl Default for Waits {
     fn default() -> Self {
         Self {
             start: Span::from_secs(30),
+            ask_again: Span::from_secs(12),
+            slurmctld: Span::from_secs(1),
+            plugin: Span::from_secs(2),
             holder: Span::from_secs(5),
             take_back: Span::from_secs(4),
             rescue: Span::from_secs(30),
@@ -79,6 +89,8 @@ pub(crate) enum Input {
     StepExited {
         lease: LeaseId,
         detail: String,
+        /// It found no slurmctld.
+        away: bool,
     },
     /// The srun of a take-back step has ended.
     RescueExited {
@@ -213,6 +225,8 @@ struct Lease {
     epoch: Epoch,
     /// Its srun is a child of ours and runs.
     srun: bool,
+    /// How many sruns it has had since slurmctld was last away.
+    sruns: u8,
     holder: bool,
     /// Until when the holder of a lease that was handed over has to have come.
     holder_due: Option<Timestamp>,
@@ -230,9 +244,17 @@ struct LeavingStep {
 
 #[derive(Debug)]
 enum Phase {
-    /// Waits for epochs on disk.
-    Waiting,
+    /// Waits for epochs on disk; or, after slurmctld was away, until then.
+    Waiting {
+        until: Option<Timestamp>,
+    },
     Starting {
+        deadline: Timestamp,
+        /// When Slurm is asked anew: a request that it got just after its own start may lie there unanswered.
+        again: Option<Timestamp>,
+    },
+    /// Its srun has been told to end; another follows.
+    Restarting {
         deadline: Timestamp,
     },
     Live {
@@ -262,6 +284,9 @@ enum Rescue {
     Running,
     Failed,
 }
+
+/// How often Slurm is asked for a step anew without having said no.
+const SRUNS: u8 = 2;
 
 /// Epochs left at which more are reserved, long before they are needed.
 const EPOCHS_LOW: u64 = 16;
@@ -304,7 +329,9 @@ impl AgentState {
             } => self.holder_up(lease, step, gpus, card, now, &mut out),
             Input::HolderGone { lease } => self.holder_gone(lease, now, &mut out),
             Input::Confirmed(confirmation) => self.confirmed(confirmation, now, &mut out),
-            Input::StepExited { lease, detail } => self.step_exited(lease, &detail, now, &mut out),
+            Input::StepExited { lease, detail, away } => {
+                self.step_exited(lease, &detail, away, now, &mut out);
+            }
             Input::RescueExited { lease, detail } => self.rescue_exited(lease, &detail, now, &mut out),
             Input::ExecutorGone { lease } => {
                 let detail = "the kernel's process ended".into();
@@ -329,9 +356,10 @@ impl AgentState {
     /// When [`Input::Tick`] is next wanted.
     pub(crate) fn next_wake(&self) -> Option<Timestamp> {
         let leases = self.leases.values().filter_map(|l| match &l.phase {
-            Phase::Waiting => None,
+            Phase::Waiting { until } => *until,
             Phase::Live { .. } => l.holder_due,
-            Phase::Starting { deadline } => Some(*deadline),
+            Phase::Starting { deadline, again } => Some(again.unwrap_or(*deadline)),
+            Phase::Restarting { deadline } => Some(*deadline),
             Phase::Ending(ending) => Some(ending.deadline),
         });
         let farewell = self.idle_since.map(|t| t + self.birth.waits.farewell);
@@ -445,9 +473,10 @@ impl AgentState {
             order,
             epoch: Epoch(0),
             srun: false,
+            sruns: 0,
             holder: false,
             holder_due: None,
-            phase: Phase::Waiting,
+            phase: Phase::Waiting { until: None },
         };
         self.leases.insert(id, lease);
         self.start_waiting(now, out);
@@ -486,14 +515,16 @@ impl AgentState {
 
     fn start_waiting(&mut self, now: Timestamp, out: &mut Vec<Output>) {
         for lease in self.leases.values_mut() {
-            if !matches!(lease.phase, Phase::Waiting) {
+            if !matches!(lease.phase, Phase::Waiting { until: None }) {
                 continue;
             }
             let Some(epoch) = self.epochs.next() else { break };
             lease.epoch = Epoch(epoch);
             lease.srun = true;
+            lease.sruns = lease.sruns.saturating_add(1);
             lease.phase = Phase::Starting {
                 deadline: now + self.birth.waits.start,
+                again: (lease.sruns <= SRUNS).then_some(now + self.birth.waits.ask_again),
             };
             out.push(Output::StartStep {
                 order: lease.order.clone(),
@@ -566,8 +597,16 @@ impl AgentState {
                 };
                 self.handed_over(id, handover, now, out);
             }
+            // The plugin speaks before the task is started: it has only to be read.
+            Phase::Starting { deadline, .. } => {
+                let deadline = (*deadline).min(now + self.birth.waits.plugin);
+                lease.phase = Phase::Starting {
+                    deadline,
+                    again: None,
+                };
+            }
             Phase::Ending(_) => out.push(Output::EndHolder { lease: id }),
-            Phase::Waiting | Phase::Starting { .. } | Phase::Live { .. } => {}
+            Phase::Waiting { .. } | Phase::Restarting { .. } | Phase::Live { .. } => {}
         }
     }
 
@@ -587,6 +626,7 @@ impl AgentState {
             order: card.order,
             epoch: card.handover.epoch,
             srun: false,
+            sruns: 0,
             holder: true,
             holder_due: None,
             phase: Phase::Live {
@@ -605,7 +645,9 @@ impl AgentState {
         let Some(lease) = self.leases.get_mut(&id) else {
             return;
         };
-        let wrong = if handover.epoch != lease.epoch {
+        let wrong = if matches!(lease.phase, Phase::Restarting { .. }) {
+            Some("Slurm started its step when that had been given up".to_owned())
+        } else if handover.epoch != lease.epoch {
             Some(format!(
                 "epoch {} was confirmed, not {}",
                 handover.epoch, lease.epoch
@@ -644,7 +686,7 @@ impl AgentState {
                 lease.holder_due = (!lease.holder).then_some(now + self.birth.waits.holder);
                 lease.phase = Phase::Live { handover };
             }
-            (Phase::Starting { .. }, Some(wrong)) => {
+            (Phase::Starting { .. } | Phase::Restarting { .. }, Some(wrong)) => {
                 out.push(Output::Warn(format!("lease {id}: {wrong}; it is ended")));
                 lease.phase = Phase::Live { handover };
                 self.begin_end(id, EndCause::Failed, wrong, Span::ZERO, now, out);
@@ -680,7 +722,7 @@ impl AgentState {
                 let detail = format!("the plugin refused the handover: {}", refused.reason);
                 if matches!(
                     self.leases.get(&id).map(|l| &l.phase),
-                    Some(Phase::Starting { .. })
+                    Some(Phase::Starting { .. } | Phase::Restarting { .. })
                 ) {
                     self.begin_end(id, EndCause::Failed, detail, Span::ZERO, now, out);
                     self.ending(id, |ending| ending.device_lost |= device_lost);
@@ -697,7 +739,7 @@ impl AgentState {
     fn taken_back(&mut self, taken: TakenBack, now: Timestamp, out: &mut Vec<Output>) {
         let id = taken.lease;
         let Some(lease) = self.leases.get(&id) else { return };
-        if matches!(lease.phase, Phase::Live { .. } | Phase::Starting { .. }) {
+        if !matches!(lease.phase, Phase::Waiting { .. } | Phase::Ending(_)) {
             let detail = "its Slurm step ended".into();
             self.begin_end(id, EndCause::StepLost, detail, self.birth.grace, now, out);
         }
@@ -728,7 +770,7 @@ impl AgentState {
                 let detail = "its Slurm step was ended or died".into();
                 self.begin_end(id, EndCause::StepLost, detail, self.birth.grace, now, out);
             }
-            Phase::Waiting | Phase::Starting { .. } | Phase::Ending(_) => {}
+            Phase::Waiting { .. } | Phase::Starting { .. } | Phase::Restarting { .. } | Phase::Ending(_) => {}
         }
         if isolation == Isolation::None && !srun {
             self.ending(id, |ending| ending.step_over = true);
@@ -736,13 +778,23 @@ impl AgentState {
         self.finish_if_over(id, now, out);
     }
 
-    fn step_exited(&mut self, id: LeaseId, detail: &str, now: Timestamp, out: &mut Vec<Output>) {
+    fn step_exited(&mut self, id: LeaseId, detail: &str, away: bool, now: Timestamp, out: &mut Vec<Output>) {
         self.leaving.remove(&id);
         let Some(lease) = self.leases.get_mut(&id) else {
             return;
         };
         lease.srun = false;
         match &mut lease.phase {
+            // No fault of the lease's: it waits, until hopd doesn't want it any more.
+            Phase::Starting { .. } | Phase::Restarting { .. } if away => {
+                lease.sruns = 0;
+                lease.phase = Phase::Waiting {
+                    until: Some(now + self.birth.waits.slurmctld),
+                };
+            }
+            Phase::Restarting { .. } => {
+                lease.phase = Phase::Waiting { until: Some(now) };
+            }
             Phase::Starting { .. } => {
                 let reason = format!("Slurm did not start the lease's step: {detail}");
                 self.begin_end(id, EndCause::Failed, reason, Span::ZERO, now, out);
@@ -753,7 +805,7 @@ impl AgentState {
                 ending.step_over |= ending.handover.is_none() || ending.taken.is_some();
             }
             // The holder's connection is the lease's lifeline, not its srun.
-            Phase::Waiting | Phase::Live { .. } => {}
+            Phase::Waiting { .. } | Phase::Live { .. } => {}
         }
         if self.birth.isolation == Isolation::None {
             let holder = self.leases.get(&id).is_some_and(|l| l.holder);
@@ -833,9 +885,10 @@ impl AgentState {
         let Some(lease) = self.leases.get_mut(&id) else {
             return;
         };
-        let (handover, step_over) = match std::mem::replace(&mut lease.phase, Phase::Waiting) {
-            Phase::Waiting => (None, true),
-            Phase::Starting { .. } => {
+        let (handover, step_over) = match std::mem::replace(&mut lease.phase, Phase::Waiting { until: None })
+        {
+            Phase::Waiting { .. } => (None, true),
+            Phase::Starting { .. } | Phase::Restarting { .. } => {
                 out.push(Output::EndStep { lease: id });
                 (None, false)
             }
@@ -948,16 +1001,27 @@ impl AgentState {
 
     /// What has waited for long enough.
     fn due(&mut self, now: Timestamp, out: &mut Vec<Output>) {
+        let mut again = false;
+        for lease in self.leases.values_mut() {
+            if matches!(lease.phase, Phase::Waiting { until: Some(t) } if t <= now) {
+                lease.phase = Phase::Waiting { until: None };
+                again = true;
+            }
+        }
+        if again {
+            self.start_waiting(now, out);
+        }
         let ids: Vec<_> = self.leases.keys().copied().collect();
         for id in ids {
             let Some(lease) = self.leases.get(&id) else {
                 continue;
             };
             let deadline = match &lease.phase {
-                Phase::Starting { deadline } => Some(*deadline),
+                Phase::Starting { deadline, again } => Some(again.unwrap_or(*deadline)),
+                Phase::Restarting { deadline } => Some(*deadline),
                 Phase::Ending(ending) => Some(ending.deadline),
                 Phase::Live { .. } => lease.holder_due,
-                Phase::Waiting => None,
+                Phase::Waiting { .. } => None,
             };
             if deadline.is_some_and(|d| d <= now) {
                 self.overdue(id, now, out);
@@ -986,9 +1050,23 @@ impl AgentState {
             self.begin_end(id, EndCause::StepLost, reason, self.birth.grace, now, out);
             return;
         }
+        if let Phase::Starting {
+            deadline,
+            again: Some(_),
+        } = lease.phase
+        {
+            lease.phase = Phase::Restarting { deadline };
+            return out.push(Output::EndStep { lease: id });
+        }
+        let holder = lease.holder;
         let Phase::Ending(ending) = &mut lease.phase else {
             let seconds = waits.start.as_secs_f64();
-            let reason = format!("the plugin confirmed no handover within {seconds:.0} s");
+            let reason = match holder {
+                true => "its Slurm step ran without the plugin: gresshopper.so is not in this node's plugstack.conf, or \
+                         could not be loaded (slurmd's log says why)"
+                    .to_owned(),
+                false => format!("the plugin confirmed no handover within {seconds:.0} s"),
+            };
             self.begin_end(id, EndCause::Failed, reason, Span::ZERO, now, out);
             return;
         };
@@ -1058,7 +1136,7 @@ impl AgentState {
                     assert!(seen.insert(device.index), "GPU {} is lent twice", device.index);
                 }
             }
-            if matches!(lease.phase, Phase::Waiting) {
+            if matches!(lease.phase, Phase::Waiting { until: None }) {
                 assert!(self.reserving, "a lease waits for epochs that nobody reserves");
             }
         }
@@ -1075,7 +1153,7 @@ impl Lease {
         match &self.phase {
             Phase::Live { handover } => Some(handover),
             Phase::Ending(ending) => ending.handover.as_ref(),
-            Phase::Waiting | Phase::Starting { .. } => None,
+            Phase::Waiting { .. } | Phase::Starting { .. } | Phase::Restarting { .. } => None,
         }
     }
 }

@@ -215,6 +215,18 @@ fn describe(status: std::io::Result<ExitStatus>, said: &mut File) -> String {
     }
 }
 
+/// Whether an srun ended because there was no slurmctld to ask, by the words of 22.05 to 24.11.
+pub(crate) fn found_no_slurmctld(said: &str) -> bool {
+    [
+        "Unable to contact slurm controller",
+        "Socket timed out on send/recv operation",
+        "Zero Bytes were transmitted or received",
+        "Slurm controller not responding",
+    ]
+    .iter()
+    .any(|words| said.contains(words))
+}
+
 /// Microseconds since the epoch, as the plugin reads them.
 pub(crate) fn wall_clock() -> Timestamp {
     let since = std::time::SystemTime::now()

@@ -235,6 +235,15 @@ fn exited(lease: u64) -> Input {
     Input::StepExited {
         lease: LeaseId(lease),
         detail: "srun ended".into(),
+        away: false,
+    }
+}
+
+fn no_slurmctld(lease: u64) -> Input {
+    Input::StepExited {
+        lease: LeaseId(lease),
+        detail: "Unable to contact slurm controller".into(),
+        away: true,
     }
 }
 
@@ -390,12 +399,58 @@ fn a_step_that_slurm_does_not_start_fails_with_its_reason() {
 fn without_confirmation_in_time_the_step_is_ended_and_a_late_one_is_taken_back() {
     let mut b = Bench::new();
     b.expect(start(1, 1), &["step 1 epoch 100"]);
-    b.tick(29_999, &[]);
-    b.tick(30_000, &["end step 1"]);
+    // Slurm may have forgotten that it was asked.
+    for n in 1..=2 {
+        b.tick(n * 12_000 - 1, &[]);
+        b.tick(n * 12_000, &["end step 1"]);
+        b.expect(exited(1), &[&format!("step 1 epoch {}", 100 + n)]);
+    }
+    b.tick(53_999, &[]);
+    b.tick(54_000, &["end step 1"]);
     // The plugin was only slow: what it handed over has to come back before the lease is over.
-    b.quiet(handed(1, 100, &[0]));
+    b.quiet(handed(1, 102, &[0]));
     b.quiet(exited(1));
     b.expect(taken(1, 0, true), &["forget 1", "failed 1"]);
+}
+
+#[test]
+fn a_step_that_comes_when_another_was_to_be_asked_for_is_taken_back() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    b.tick(12_000, &["end step 1"]);
+    b.expect(handed(1, 100, &[0]), &["warn"]);
+    b.quiet(exited(1));
+    b.expect(taken(1, 0, true), &["forget 1", "failed 1"]);
+}
+
+#[test]
+fn while_slurmctld_is_away_a_lease_waits_and_does_not_fail() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    for n in 1..100 {
+        b.quiet(no_slurmctld(1));
+        b.tick(n * 1_000 - 1, &[]);
+        b.tick(n * 1_000, &[&format!("step 1 epoch {}", 100 + n)]);
+    }
+    b.quiet(no_slurmctld(1));
+    b.expect(end(1, EndCause::Cancelled), &["forget 1", "failed 1"]);
+    assert_eq!(b.state.next_wake(), None);
+}
+
+#[test]
+fn a_step_without_the_plugin_fails_soon_and_says_so() {
+    let mut b = Bench::new();
+    b.expect(start(1, 1), &["step 1 epoch 100"]);
+    b.quiet(holder(1, &[0]));
+    b.tick(1_999, &[]);
+    b.tick(2_000, &["end step 1", "end holder 1"]);
+    let mut out = b.state.handle(gone(1), b.now);
+    out.extend(b.state.handle(exited(1), b.now));
+    let reason = out.iter().find_map(|o| match o {
+        Output::Report(Request::LeaseFailed { reason, .. }) => Some(reason.clone()),
+        _ => None,
+    });
+    assert!(reason.unwrap().contains("without the plugin"));
 }
 
 #[test]
