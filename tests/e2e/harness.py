@@ -136,9 +136,14 @@ class Cluster:
 
         until(f"{want} pilots are up", ready, 60, every=0.3)
 
+    @property
+    def has_stepmgr(self) -> bool:
+        """Pilots have step managers of their own: their steps need no slurmctld."""
+        return self.variant == "trixie"
+
     def steps(self, name: str = "") -> list[str]:
         """Live steps of the service account's jobs, `job.step name`, batch and extern steps left out."""
-        if self.variant == "trixie":
+        if self.has_stepmgr:
             return [s for s in self.managed_steps() if name in s]
         out = self.run("root", "squeue", "-h", "-s", "-u", "gresshopper", "-o", "%i %j")
         return [s for s in out.splitlines() if re.match(r"\d+\.\d+ ", s) and name in s]
@@ -226,8 +231,8 @@ class Notebook:
 
     def __getattr__(self, verb: str) -> Callable[..., dict[str, Any]]:
         def call(*args: Any, **more: Any) -> dict[str, Any]:
-            if args:
-                more["code" if verb in ("execute", "submit") else "cell"] = args[0]
+            names = ("code" if verb in ("execute", "submit") else "cell", "timeout")
+            more.update(zip(names, args, strict=False))
             assert self.process.stdin is not None
             assert self.process.stdout is not None
             self.process.stdin.write(json.dumps({"op": verb, **more}) + "\n")

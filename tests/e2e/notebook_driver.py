@@ -30,9 +30,11 @@ class Driver:
         self.idle: set[str] = set()
         self.alive = False
 
-    def start(self, kernel: str = "gresshopper-python3", env: dict[str, str] | None = None) -> dict[str, Any]:
+    def start(
+        self, kernel: str = "gresshopper-python3", env: dict[str, str] | None = None, **more: Any
+    ) -> dict[str, Any]:
         self.manager = KernelManager(kernel_name=kernel)
-        self.manager.start_kernel(env={**os.environ, **(env or {})})
+        self.manager.start_kernel(env={**os.environ, **(env or {})}, **more)
         self.connect()
         return {"kernel_id": self.manager.kernel_id, "connection_file": self.manager.connection_file}
 

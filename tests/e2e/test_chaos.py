@@ -3,11 +3,11 @@ and all variables are alive, except where the replica, ipykernel or the seat its
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 from harness import OPENABLE, Cluster, Notebook, notebook, until
@@ -21,6 +21,18 @@ def alice(cluster: Cluster) -> Iterator[Notebook]:
         book.execute(OPENABLE)
         book.execute("x = 41")
         yield book
+
+
+@pytest.fixture(scope="module", autouse=True)
+def abandoned(cluster: Cluster) -> float:
+    """When carol's whole client died: provisioner, front and all. Her replica has a minute."""
+    with notebook(cluster, "carol") as carol:
+        carol.execute("x = 1")
+        assert cluster.pids(r"hop-replica run", "carol")
+        os.kill(carol.process.pid, signal.SIGKILL)
+        for pid in cluster.pids(r"hop-front", "carol"):
+            os.kill(pid, signal.SIGKILL)
+        return time.monotonic()
 
 
 def running(cluster: Cluster, book: Notebook, code: str = LONG) -> str:
@@ -86,8 +98,10 @@ def test_ipykernel_killed_and_the_user_reads_that_it_died(cluster: Cluster, alic
 
 def test_agent_killed_and_the_cell_goes_on(cluster: Cluster, alice: Notebook) -> None:
     cell = running(cluster, alice)
+    pilot = cluster.steps("alice")[0].split(".", maxsplit=1)[0]
     cluster.kill(r"hop-agent run")
     the_cell_goes_on(cluster, alice, cell)
+    both_gpus_are_lent_by(cluster, alice, pilot)
 
 
 def test_hopd_killed_and_running_cells_go_on_and_waiting_ones_wait(cluster: Cluster, alice: Notebook) -> None:
@@ -108,8 +122,18 @@ def test_hopd_killed_and_running_cells_go_on_and_waiting_ones_wait(cluster: Clus
 
 def test_srun_of_the_lease_killed_and_the_cell_goes_on(cluster: Cluster, alice: Notebook) -> None:
     cell = running(cluster, alice)
+    pilot = cluster.steps("alice")[0].split(".", maxsplit=1)[0]
     cluster.kill(r"srun .*--gres=gpu")
     the_cell_goes_on(cluster, alice, cell)
+    both_gpus_are_lent_by(cluster, alice, pilot)
+
+
+def both_gpus_are_lent_by(cluster: Cluster, book: Notebook, pilot: str) -> None:
+    """What was killed has cost the pilot nothing."""
+    cell = book.submit("%%gpu 2\nimport time\ntime.sleep(0.5)\nprint(len(openable()))")["cell"]
+    step = until("the lease is there", lambda: cluster.steps(book.user))[0]
+    assert step.split(".", maxsplit=1)[0] == pilot
+    assert book.wait(cell)["text"] == "2\n"
 
 
 def test_srun_of_the_seats_step_killed_and_the_kernel_lives(cluster: Cluster, alice: Notebook) -> None:
@@ -176,29 +200,62 @@ def test_seat_ends_as_the_next_kernel_comes_and_that_one_gets_another(cluster: C
         assert book.execute("print(1 + 1)")["text"] == "2\n"
 
 
-def test_slurmctld_stopped_for_20_s(cluster: Cluster, alice: Notebook) -> None:
-    cell = running(cluster, alice)
-    cluster.devcluster("stop-slurmctld")
-    try:
+@pytest.mark.parametrize("how", ["stopped", "frozen"])
+def test_slurmctld_away_for_20_s(cluster: Cluster, alice: Notebook, how: str) -> None:
+    """Alice's cell runs on. Where pilots have step managers (24.05 on), bob gets fresh leases all the while; else his
+    cell waits, and runs when slurmctld is back."""
+    with notebook(cluster, "bob") as bob:
+        bob.execute(OPENABLE)
+        cell = running(cluster, alice, "%%gpu 1\nimport time\ntime.sleep(22)\nprint('through', x)")
+        began = time.monotonic()
+        served = []
+        with without_slurmctld(cluster, how):
+            while cluster.has_stepmgr and time.monotonic() < began + 16:
+                until("bob's last lease is over", lambda: len(cluster.leases_live()) == 1, 10)
+                fresh = bob.execute("%%gpu 1\nprint(len(openable()))", 10)
+                assert (fresh["text"], fresh["lease"] and fresh["lease"]["lingering"]) == ("1\n", False), fresh
+                served.append(str(fresh["lease"]["lease"]))
+            later = bob.submit("%%gpu 1\nprint(len(openable()))")["cell"]
+            time.sleep(max(0.0, began + 20 - time.monotonic()))
+            assert bob.wait(later, 0)["done"] == cluster.has_stepmgr
         got = alice.wait(cell)
         assert (got["status"], got["text"]) == ("ok", "through 41\n")
-        later = alice.submit("%%gpu 1\nprint(len(openable()), x)")["cell"]
-        time.sleep(18)
-    finally:
-        cluster.devcluster("start-slurmctld")
-    late: dict[str, Any] = alice.wait(later, 90)
-    assert (late["status"], late["text"]) == ("ok", "1 41\n")
+        late = bob.wait(later, 30)
+        assert (late["status"], late["text"]) == ("ok", "1\n"), late
     next_cell_works(cluster, alice)
+    if cluster.has_stepmgr:
+        assert len(served) >= 2
+        slurm_has_them_in_its_books(cluster, served)
 
 
-def test_a_replica_without_a_front_ends_itself_within_a_minute(cluster: Cluster) -> None:
-    with notebook(cluster, "carol") as carol:
-        carol.execute("x = 1")
-        replicas = cluster.pids(r"hop-replica run", "carol")
-        assert replicas
-        # The whole client dies: provisioner, front and all.
-        os.kill(carol.process.pid, signal.SIGKILL)
-        for pid in cluster.pids(r"hop-front", "carol"):
-            os.kill(pid, signal.SIGKILL)
-        until("no process of the kernel is left", lambda: not cluster.pids(r"hop-replica run|ipykernel", "carol"), 90)
-        until("the empty seat has ended too", lambda: not cluster.run("root", "squeue", "-h", "-u", "carol"), 120)
+def slurm_has_them_in_its_books(cluster: Cluster, leases: list[str]) -> None:
+    rows = {row["lease_id"]: row["slurm_job_id"] for row in cluster.hop("acct", "-a", "-X")["rows"]}
+
+    def known() -> bool:
+        out = cluster.run("root", "sacct", "-a", "-n", "-P", "-o", "JobID,AllocTRES")
+        return {rows[lease] for lease in leases} <= {r.split("|")[0] for r in out.splitlines() if "gres/gpu=1" in r}
+
+    until("sacct has the steps that began while slurmctld was away", known)
+
+
+@contextlib.contextmanager
+def without_slurmctld(cluster: Cluster, how: str) -> Iterator[None]:
+    if how == "stopped":
+        cluster.devcluster("stop-slurmctld")
+    else:
+        cluster.kill(r"slurmctld", "slurm", signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if how == "stopped":
+            cluster.devcluster("start-slurmctld")
+        else:
+            cluster.kill(r"slurmctld", "slurm", signal.SIGCONT)
+
+
+def test_a_replica_without_a_front_ends_itself_within_a_minute(cluster: Cluster, abandoned: float) -> None:
+    """It takes a minute, and its empty seat one more, so it happens beside the other tests."""
+    gone = lambda: not cluster.pids(r"hop-replica run|ipykernel", "carol")  # noqa: E731
+    until("no process of the kernel is left", gone, max(5.0, abandoned + 75 - time.monotonic()))
+    over = lambda: not cluster.run("root", "squeue", "-h", "-u", "carol")  # noqa: E731
+    until("the empty seat has ended too", over, max(5.0, abandoned + 180 - time.monotonic()))

@@ -105,6 +105,7 @@ def the_books_add_up(cluster: Cluster) -> None:
     steps = {line.split("|")[0] for line in sacct.splitlines() if "gres/gpu=" in line}
     by_device: dict[tuple[str, str], list[tuple[float, float]]] = {}
     for row in rows:
+        assert row["run"] + row["linger"] <= row["held"] + 1e-3, row
         assert row["slurm_job_id"] in steps, f"{row} is not among Slurm's steps"
         for gpu in row["gpus"].split(","):
             by_device.setdefault((row["node"], gpu), []).append((row["start"], row["start"] + row["held"]))
