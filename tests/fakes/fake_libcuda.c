@@ -65,9 +65,9 @@ EXPORT int cuInit(unsigned flags) {
     return access(path, R_OK | W_OK) ? NO_DEVICE : OK;
 }
 
-EXPORT int cuDeviceGetCount(int *count) { *count = 1; return OK; }
-EXPORT int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return ordinal == 0 ? OK : 101; }
-EXPORT int cuDeviceGetUuid(unsigned char *uuid, int device) { (void)device; memcpy(uuid, FAKE_UUID, 16); return OK; }
+EXPORT int cuDeviceGetCount(int *count) { INJECT("cuDeviceGetCount"); *count = 1; return OK; }
+EXPORT int cuDeviceGet(int *device, int ordinal) { INJECT("cuDeviceGet"); *device = ordinal; return ordinal == 0 ? OK : 101; }
+EXPORT int cuDeviceGetUuid(unsigned char *uuid, int device) { INJECT("cuDeviceGetUuid"); (void)device; memcpy(uuid, FAKE_UUID, 16); return OK; }
 
 EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
     (void)device;
@@ -85,8 +85,8 @@ EXPORT int cuDevicePrimaryCtxRetain(void **context, int device) {
     return code;
 }
 
-EXPORT int cuCtxSetCurrent(void *context) { return context ? OK : INVALID; }
-EXPORT int cuCtxSynchronize(void) { wait_until_running(); return OK; }
+EXPORT int cuCtxSetCurrent(void *context) { INJECT("cuCtxSetCurrent"); return context ? OK : INVALID; }
+EXPORT int cuCtxSynchronize(void) { INJECT("cuCtxSynchronize"); wait_until_running(); return OK; }
 
 /* A block: its size before its bytes. */
 struct block { size_t bytes; char data[]; };
@@ -105,6 +105,7 @@ EXPORT int cuMemAlloc_v2(uint64_t *at, size_t bytes) {
 }
 
 EXPORT int cuMemFree_v2(uint64_t at) {
+    INJECT("cuMemFree_v2");
     wait_until_running();
     struct block *b = (struct block *)((char *)(uintptr_t)at - sizeof(struct block));
     mine->bytes -= b->bytes;
@@ -112,11 +113,11 @@ EXPORT int cuMemFree_v2(uint64_t at) {
     return OK;
 }
 
-EXPORT int cuMemsetD8_v2(uint64_t at, unsigned char byte, size_t n) { wait_until_running(); memset((void *)(uintptr_t)at, byte, n); return OK; }
+EXPORT int cuMemsetD8_v2(uint64_t at, unsigned char byte, size_t n) { INJECT("cuMemsetD8_v2"); wait_until_running(); memset((void *)(uintptr_t)at, byte, n); return OK; }
 EXPORT int cuMemcpyDtoH_v2(void *to, uint64_t from, size_t n) { INJECT("cuMemcpyDtoH_v2"); wait_until_running(); memcpy(to, (void *)(uintptr_t)from, n); return OK; }
 EXPORT int cuMemcpyHtoD_v2(uint64_t to, const void *from, size_t n) { INJECT("cuMemcpyHtoD_v2"); wait_until_running(); memcpy((void *)(uintptr_t)to, from, n); return OK; }
 EXPORT int cuMemHostAlloc(void **at, size_t bytes, unsigned flags) { (void)flags; INJECT("cuMemHostAlloc"); *at = calloc(1, bytes); return *at ? OK : NO_MEMORY; }
-EXPORT int cuMemFreeHost(void *at) { free(at); return OK; }
+EXPORT int cuMemFreeHost(void *at) { INJECT("cuMemFreeHost"); free(at); return OK; }
 
 /* --- the checkpoint calls, made by another process --- */
 

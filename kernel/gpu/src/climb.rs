@@ -227,7 +227,7 @@ fn plain(look: &Look, chosen: &Chosen, outcome: Outcome) -> Report {
 /// Rung (a): a process that never touched CUDA has left nothing, and that is looked at, not believed.
 fn nothing(site: &Site, look: &Look) -> Outcome {
     let procs = &site.sources.procs;
-    let left = proof::look(&procs.tree(look.pid), procs, site.sample().as_ref());
+    let left = proof::look(&procs.tree(look.pid), procs, site.sample_or_gap().as_ref());
     match left.is_empty() {
         true => Outcome::Parked,
         false => Outcome::NotParked {

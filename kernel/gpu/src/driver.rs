@@ -189,7 +189,11 @@ impl DriverError {
         matches!(
             self,
             Self::Refused {
-                code: CUDA_ERROR_NOT_PERMITTED | CUDA_ERROR_OPERATING_SYSTEM,
+                code: CUDA_ERROR_NOT_PERMITTED
+                    | CUDA_ERROR_OPERATING_SYSTEM
+                    // What a process sees whose cgroup may not open the device (any more).
+                    | CUDA_ERROR_NOT_INITIALIZED
+                    | CUDA_ERROR_NO_DEVICE,
                 ..
             }
         )
@@ -197,6 +201,7 @@ impl DriverError {
 }
 
 pub const CUDA_ERROR_NOT_INITIALIZED: i32 = 3;
+pub const CUDA_ERROR_NO_DEVICE: i32 = 100;
 pub const CUDA_ERROR_OPERATING_SYSTEM: i32 = 304;
 pub const CUDA_ERROR_NOT_PERMITTED: i32 = 800;
 

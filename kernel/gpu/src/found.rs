@@ -2,6 +2,7 @@
 
 use crate::Pid;
 use crate::driver::{Driver, DriverError, GpuUuid, ProcessState, Step};
+use crate::hands::within;
 use crate::helper::Client;
 use crate::inside::Agent;
 use crate::ladder::{DriverFound, Found, Inside, Known, Place};
@@ -17,6 +18,8 @@ use std::time::Duration;
 
 /// How long a process's agent may take to say what it holds.
 const REPORT: Duration = Duration::from_secs(5);
+/// How long NVML may take for one look.
+const NVML: Duration = Duration::from_secs(5);
 /// How long the driver may take to say how a process stands.
 pub const STATE: Duration = Duration::from_secs(5);
 
@@ -51,7 +54,7 @@ impl Default for Sources {
 /// The machine: its driver and its NVML, each of which may be absent.
 pub struct Site {
     pub sources: Sources,
-    pub telemetry: Result<Telemetry, Absent>,
+    pub telemetry: Result<Arc<Telemetry>, Absent>,
     /// The checkpoint calls, by ourselves or through the helper; the text says why there are none.
     pub driver: Result<Arc<dyn Driver>, String>,
     /// `cuDriverGetVersion`; 0 without a driver.
@@ -101,8 +104,16 @@ pub enum LookError {
 impl Site {
     /// Loads what there is.
     pub fn open(sources: Sources) -> Self {
-        let telemetry = Telemetry::open(sources.libnvml.as_deref());
-        let cuda = LibCuda::load(sources.libcuda.as_deref()).map_err(|error| error.to_string());
+        let limit = sources.deadline.min(NVML);
+        let path = sources.libnvml.clone();
+        let telemetry = within(limit, move || Telemetry::open(path.as_deref()))
+            .unwrap_or_else(|| Err(Absent::silent(limit)))
+            .map(Arc::new);
+        let path = sources.libcuda.clone();
+        let cuda = match within(limit, move || LibCuda::load(path.as_deref())) {
+            Some(loaded) => loaded.map_err(|error| error.to_string()),
+            None => Err(format!("libcuda has not answered for {limit:?}")),
+        };
         let version = cuda.as_ref().map_or(0, LibCuda::version);
         let api = cuda.as_ref().ok().and_then(Driver::api);
         let helper = Client::new(
@@ -128,8 +139,25 @@ impl Site {
         }
     }
 
+    /// What NVML says; none where there is none, or where it doesn't answer in time.
     pub fn sample(&self) -> Option<Sample> {
-        self.telemetry.as_ref().ok().map(Telemetry::sample)
+        self.nvml(Telemetry::sample)
+    }
+
+    /// The same for a proof: an NVML that is there and doesn't answer in time is a gap, not an absence.
+    pub fn sample_or_gap(&self) -> Option<Sample> {
+        let gap = || Sample {
+            at_us: 0,
+            driver: None,
+            devices: Vec::new(),
+            unknown: vec!["anything: it doesn't answer".to_owned()],
+        };
+        self.telemetry.is_ok().then(|| self.sample().unwrap_or_else(gap))
+    }
+
+    fn nvml<T: Send + 'static>(&self, ask: impl FnOnce(&Telemetry) -> T + Send + 'static) -> Option<T> {
+        let telemetry = Arc::clone(self.telemetry.as_ref().ok()?);
+        within(self.sources.deadline.min(NVML), move || ask(&telemetry))
     }
 
     pub fn records(&self, uid: u32) -> Records {
@@ -166,9 +194,11 @@ impl Site {
                 .filter_map(|d| d.uuid.parse::<GpuUuid>().ok())
                 .collect(),
             inside: self.inside(pid, uid),
-            driver: self.driver_found(),
+            driver: self.driver_found(sample.as_ref()),
             mig: mig(&listed, pid),
-            mps: self.telemetry.as_ref().map_or(Known::Unknown, |t| t.mps(pid)),
+            mps: self
+                .nvml(move |telemetry| telemetry.mps(pid))
+                .unwrap_or(Known::Unknown),
             ipc_job: procs.env(pid, "CUDA_CHECKPOINT_JOB_FILE") == Some(true),
             host_left: self.sources.memory.left(pid),
             children: self.children(pid),
@@ -198,12 +228,12 @@ impl Site {
         self.agent(pid, uid).report(REPORT).ok()
     }
 
-    fn driver_found(&self) -> Result<DriverFound, String> {
+    fn driver_found(&self, sample: Option<&Sample>) -> Result<DriverFound, String> {
         let driver = self.driver.as_ref().map_err(Clone::clone)?;
         let privileged = rustix::process::geteuid().is_root() || self.helper_is_there;
         Ok(DriverFound {
             cuda: self.cuda,
-            branch: self.telemetry.as_ref().ok().and_then(Telemetry::branch),
+            branch: sample.and_then(Sample::branch),
             api: driver.api(),
             // Unprivileged, only the driver's own answer tells.
             permitted: if privileged { Known::Yes } else { Known::Unknown },
@@ -224,7 +254,7 @@ impl Site {
     fn state(&self, pid: Pid) -> Option<ProcessState> {
         let driver = Arc::clone(self.driver.as_ref().ok()?);
         driver.api()?;
-        crate::hands::within(STATE, move || driver.step(pid, &Step::State)).and_then(Result::ok)
+        within(STATE, move || driver.step(pid, &Step::State)).and_then(Result::ok)
     }
 }
 

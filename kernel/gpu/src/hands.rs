@@ -233,7 +233,8 @@ impl<'a> Hands<'a> {
     /// What is left of the process and its children.
     pub fn left(&self) -> proof::Left {
         let procs = &self.site.sources.procs;
-        proof::look(&procs.tree(self.record.pid), procs, self.site.sample().as_ref())
+        let sample = self.site.sample_or_gap();
+        proof::look(&procs.tree(self.record.pid), procs, sample.as_ref())
     }
 
     fn reserve(&mut self) -> Answer {

@@ -28,13 +28,18 @@ pub struct Left {
     pub control: Vec<Held>,
     /// Processes of ours that can't be looked into.
     pub unreadable: Vec<Pid>,
+    /// What NVML was asked and didn't say.
+    pub unknown: Vec<String>,
     /// NVML was asked as well.
     pub nvml: bool,
 }
 
 impl Left {
     pub fn is_empty(&self) -> bool {
-        self.listed.is_empty() && self.files.is_empty() && self.unreadable.is_empty()
+        self.listed.is_empty()
+            && self.files.is_empty()
+            && self.unreadable.is_empty()
+            && self.unknown.is_empty()
     }
 }
 
@@ -60,10 +65,12 @@ impl fmt::Display for Left {
             .unreadable
             .iter()
             .map(|pid| format!("process {pid} can't be looked into"));
+        let unknown = self.unknown.iter().map(|what| format!("NVML can't tell {what}"));
         f.write_str(
             &listed
                 .chain(files)
                 .chain(unreadable)
+                .chain(unknown)
                 .collect::<Vec<_>>()
                 .join("; "),
         )
@@ -74,6 +81,7 @@ impl fmt::Display for Left {
 pub fn look(ours: &[Pid], procs: &Procs, sample: Option<&Sample>) -> Left {
     let mut left = Left {
         nvml: sample.is_some(),
+        unknown: sample.map(|s| s.unknown.clone()).unwrap_or_default(),
         ..Left::default()
     };
     for pid in ours {

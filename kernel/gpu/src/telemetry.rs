@@ -9,9 +9,11 @@ use crate::Pid;
 use crate::driver::GpuUuid;
 use crate::ladder::{Known, Place};
 use nvml_wrapper::enums::device::UsedGpuMemory as UsedMemory;
+use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 use std::path::Path;
+use std::time::Duration;
 
 /// There is no NVML to ask.
 #[derive(Debug, thiserror::Error)]
@@ -19,7 +21,17 @@ use std::path::Path;
 pub struct Absent {
     why: String,
     #[source]
-    source: nvml_wrapper::error::NvmlError,
+    source: NvmlError,
+}
+
+impl Absent {
+    /// It was asked and doesn't answer.
+    pub(crate) fn silent(after: Duration) -> Self {
+        Self {
+            why: format!("it has not answered for {after:?}"),
+            source: NvmlError::Timeout,
+        }
+    }
 }
 
 /// One look at all devices.
@@ -30,6 +42,9 @@ pub struct Sample {
     /// The driver's version as NVML prints it, `580.159.03`.
     pub driver: Option<String>,
     pub devices: Vec<DeviceSample>,
+    /// What NVML didn't say although a proof of emptiness needs it: an empty list means nothing then.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unknown: Vec<String>,
 }
 
 /// One device, or one MIG instance.
@@ -92,10 +107,20 @@ impl Telemetry {
 
     /// Looks at all devices now. Values that fail are absent.
     pub fn sample(&self) -> Sample {
+        let mut unknown = Vec::new();
+        let count = known("the number of devices", self.nvml.device_count(), &mut unknown).unwrap_or(0);
+        let mut devices = Vec::new();
+        for index in 0..count {
+            let device = self.nvml.device_by_index(index);
+            if let Some(device) = known(&format!("device {index}"), device, &mut unknown) {
+                devices.extend(one_device(&device, index, &mut unknown));
+            }
+        }
         Sample {
             at_us: now_us(),
             driver: self.nvml.sys_driver_version().ok(),
-            devices: self.devices().iter().flat_map(one_device).collect(),
+            devices,
+            unknown,
         }
     }
 
@@ -104,17 +129,6 @@ impl Telemetry {
         (0..count)
             .filter_map(|index| self.nvml.device_by_index(index).ok())
             .collect()
-    }
-
-    /// The driver's branch: 580 of `580.159.03`.
-    pub fn branch(&self) -> Option<u32> {
-        self.nvml
-            .sys_driver_version()
-            .ok()?
-            .split('.')
-            .next()?
-            .parse()
-            .ok()
     }
 
     /// Whether `pid` runs under MPS.
@@ -139,7 +153,45 @@ impl Telemetry {
     }
 }
 
+/// What a lease used between samples: what it is charged with.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Charge {
+    /// Time that each device was held, summed over the devices, in seconds.
+    pub held_s: f64,
+    /// The part of it in which a kernel ran, as far as the devices say.
+    pub busy_s: f64,
+    pub energy_mj: u64,
+    /// The most memory that the lease's processes held at once, over all devices.
+    pub peak_bytes: u64,
+}
+
+impl Charge {
+    /// Adds what happened between two samples on these devices (whole ones or MIG instances, by UUID), which one lease
+    /// held all the time. A MIG instance has no energy of its own, and is charged none.
+    pub fn add(&mut self, before: &Sample, after: &Sample, devices: &[String], processes: &[Pid]) {
+        let seconds = after.at_us.saturating_sub(before.at_us) as f64 / 1e6;
+        let mut bytes = 0;
+        for now in after.devices.iter().filter(|d| devices.contains(&d.uuid)) {
+            self.held_s += seconds;
+            self.busy_s += seconds * f64::from(now.utilisation.unwrap_or(0)) / 100.0;
+            let then = before.devices.iter().find(|d| d.uuid == now.uuid);
+            if let (Some(then), Some(now)) = (then.and_then(|d| d.energy_mj), now.energy_mj) {
+                // The counter begins anew when the driver is loaded.
+                self.energy_mj += now.checked_sub(then).unwrap_or(now);
+            }
+            let held = now.processes.iter().filter(|p| processes.contains(&p.pid));
+            bytes += held.filter_map(|p| p.memory).sum::<u64>();
+        }
+        self.peak_bytes = self.peak_bytes.max(bytes);
+    }
+}
+
 impl Sample {
+    /// The driver's branch: 580 of `580.159.03`.
+    pub fn branch(&self) -> Option<u32> {
+        self.driver.as_ref()?.split('.').next()?.parse().ok()
+    }
+
     /// The devices that list the process, whole devices only.
     pub fn devices_of(&self, pid: Pid) -> impl Iterator<Item = &DeviceSample> {
         self.devices
@@ -174,9 +226,22 @@ impl DeviceSample {
     }
 }
 
+/// An answer; what a device doesn't offer at all is no gap.
+fn known<T>(what: &str, answer: Result<T, NvmlError>, unknown: &mut Vec<String>) -> Option<T> {
+    match answer {
+        Ok(value) => Some(value),
+        Err(NvmlError::NotSupported | NvmlError::FailedToLoadSymbol(_)) => None,
+        Err(error) => {
+            unknown.push(format!("{what}: {error}"));
+            None
+        }
+    }
+}
+
 /// The device and its MIG instances.
-fn one_device(device: &Device<'_>) -> Vec<DeviceSample> {
-    let Ok(whole) = describe(device, None) else {
+fn one_device(device: &Device<'_>, index: u32, unknown: &mut Vec<String>) -> Vec<DeviceSample> {
+    let whole = describe(device, None, unknown);
+    let Some(whole) = known(&format!("the UUID of device {index}"), whole, unknown) else {
         return Vec::new();
     };
     let instances = match whole.mig {
@@ -187,18 +252,24 @@ fn one_device(device: &Device<'_>) -> Vec<DeviceSample> {
     let mut found = vec![whole];
     // Slots without an instance answer "not found".
     let present = (0..instances).filter_map(|index| device.mig_device_by_index(index).ok());
-    found.extend(present.filter_map(|instance| describe(&instance, Some(&uuid)).ok()));
+    for instance in present {
+        let described = describe(&instance, Some(&uuid), unknown);
+        found.extend(known(&format!("an instance of {uuid}"), described, unknown));
+    }
     found
 }
 
 fn describe(
     device: &Device<'_>,
     parent: Option<&str>,
-) -> Result<DeviceSample, nvml_wrapper::error::NvmlError> {
+    unknown: &mut Vec<String>,
+) -> Result<DeviceSample, NvmlError> {
     let memory = device.memory_info().ok();
     let rates = device.utilization_rates().ok();
+    let uuid = device.uuid()?;
     Ok(DeviceSample {
-        uuid: device.uuid()?,
+        processes: processes(device, &uuid, unknown),
+        uuid,
         parent: parent.map(str::to_owned),
         index: device.index().ok(),
         minor: device.minor_number().ok(),
@@ -210,13 +281,14 @@ fn describe(
         memory_utilisation: rates.as_ref().map(|r| r.memory),
         power_mw: device.power_usage().ok(),
         energy_mj: device.total_energy_consumption().ok(),
-        processes: processes(device),
     })
 }
 
-fn processes(device: &Device<'_>) -> Vec<ProcessSample> {
-    let mut found = device.running_compute_processes().unwrap_or_default();
-    found.extend(device.running_graphics_processes().unwrap_or_default());
+fn processes(device: &Device<'_>, uuid: &str, unknown: &mut Vec<String>) -> Vec<ProcessSample> {
+    let what = format!("the processes on {uuid}");
+    let mut found = known(&what, device.running_compute_processes(), unknown).unwrap_or_default();
+    let graphics = device.running_graphics_processes();
+    found.extend(known(&what, graphics, unknown).unwrap_or_default());
     let busy = device.process_utilization_stats(None).unwrap_or_default();
     let mut samples: Vec<ProcessSample> = Vec::new();
     for process in found {
@@ -252,4 +324,67 @@ fn now_us() -> u64 {
         .duration_since(std::time::UNIX_EPOCH)
         .unwrap_or_default();
     u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn device(uuid: &str, energy_mj: Option<u64>, memory: u64) -> DeviceSample {
+        DeviceSample {
+            uuid: uuid.to_owned(),
+            parent: None,
+            index: None,
+            minor: None,
+            name: String::new(),
+            mig: false,
+            memory_total: None,
+            memory_used: None,
+            utilisation: Some(50),
+            memory_utilisation: None,
+            power_mw: None,
+            energy_mj,
+            processes: vec![ProcessSample {
+                pid: 7,
+                memory: Some(memory),
+                utilisation: None,
+                gpu_instance: None,
+            }],
+        }
+    }
+
+    fn sample(at_s: u64, energy_mj: u64, memory: u64) -> Sample {
+        Sample {
+            at_us: at_s * 1_000_000,
+            driver: Some("580.159.03".to_owned()),
+            devices: vec![
+                device("GPU-a", Some(energy_mj), memory),
+                device("MIG-b", None, 1),
+                device("GPU-else", Some(energy_mj * 9), 1000),
+            ],
+            unknown: Vec::new(),
+        }
+    }
+
+    #[test]
+    fn a_lease_is_charged_with_its_own_devices_and_processes() {
+        let samples = [sample(10, 500, 64), sample(12, 700, 80), sample(13, 20, 8)];
+        assert_eq!(samples[0].branch(), Some(580));
+        let lease = ["GPU-a".to_owned(), "MIG-b".to_owned()];
+        let mut charge = Charge::default();
+        for pair in samples.windows(2) {
+            charge.add(&pair[0], &pair[1], &lease, &[7]);
+        }
+        let expected = Charge {
+            held_s: 6.0,
+            busy_s: 3.0,
+            // The counter began anew between the last two.
+            energy_mj: 220,
+            peak_bytes: 81,
+        };
+        assert_eq!(charge, expected);
+        let mut others = Charge::default();
+        others.add(&samples[0], &samples[1], &lease, &[8]);
+        assert_eq!(others.peak_bytes, 0);
+    }
 }
