@@ -348,6 +348,7 @@ class Capture:
         self._table: dict[int, int] = {}
         self._large: set[int] = set()
         self._process: dict[str, bytes] = {}
+        self._patched = pickle.dumps([], protocol=5)
         self._next = 1
         self._threads = set(threading.enumerate())
         self.cell = 0
@@ -436,7 +437,7 @@ class Capture:
         if everything:
             self._process = {}
         self.chosen = sorted(self.units) if chosen is None else sorted(chosen)
-        return Delta(changed, removed, self._process_delta(), time.perf_counter() - started)
+        return Delta(changed, removed, self._process_delta(found is None, everything), time.perf_counter() - started)
 
     def _settled(self, unit: Unit, visible: _Visible) -> bool:
         """Whether a unit can't have changed: an immutable atom or a module under the same name."""
@@ -448,8 +449,11 @@ class Capture:
         kind = type(visible[name])
         return kind in _ATOMS or kind is types.ModuleType
 
-    def _process_delta(self) -> dict[str, bytes]:
+    def _process_delta(self, audit: bool, everything: bool) -> dict[str, bytes]:
         now = process.read()
+        if audit:
+            self._patched = pickle.dumps(process.patched(self.namespace, classes=everything), protocol=5)
+        now["patched"] = self._patched
         changed = {k: v for k, v in now.items() if self._process.get(k) != v}
         self._process = now
         return changed

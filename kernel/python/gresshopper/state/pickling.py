@@ -430,9 +430,16 @@ class _Mixin:
         if not self.session.by_value(t):
             if not ruled and not issubclass(t, (dict, TypeVar)):
                 _ordinary().add(t)
-        elif any(_own_hook(t, hook) for hook in _HOOKS):
+        elif any(_own_hook(t, hook) for hook in _HOOKS) or self._hashes(t):
             self.suspects.append(obj)
         return cloudpickle.CloudPickler.reducer_override(self, obj)
+
+    def _hashes(self, t: type) -> bool:
+        """Whether instances hash in a way of the notebook's, so that one that was changed may be a lost key."""
+        if len(self.suspects) >= MANY or not _own_hook(t, "__hash__"):
+            return False
+        params = getattr(t, "__dataclass_params__", None)
+        return params is None or not params.frozen
 
     def _lose(self, obj: Any, why: str) -> Any:
         what = _a(_kind(obj))
@@ -481,6 +488,10 @@ class _Mixin:
             touched = names.names_of_code(f.__code__)
             self.touches |= touched.names
             self.dynamic = self.dynamic or touched.dynamic
+        made = (f.__code__, f.__name__, live, foreign, f.__closure__)
+        return recipes.function, made, self._function_state(f), None, None, recipes.set_function
+
+    def _function_state(self, f: types.FunctionType) -> dict[str, Any]:
         state: dict[str, Any] = {
             "dict": f.__dict__,
             "defaults": f.__defaults__,
@@ -493,10 +504,16 @@ class _Mixin:
         params = getattr(f, "__type_params__", None)
         if params:
             state["type_params"] = params
-        made = (f.__code__, f.__name__, live, foreign, f.__closure__)
-        return recipes.function, made, state, None, None, recipes.set_function
+        return state
 
     def _detached_function(self, f: types.FunctionType) -> Any:
+        scope = f.__globals__
+        if any(held is scope for held in self.session.namespace.values()):
+            # A namespace that the user gave to `exec`: it is written first, so that its functions can refer to it.
+            if id(scope) not in self.leads:
+                raise _Overlap(scope)
+            made = (f.__code__, f.__name__, False, scope, f.__closure__)
+            return recipes.function, made, self._function_state(f), None, None, recipes.set_function
         # Made by a library with globals of its own (namedtuple's, dataclass's, exec's): cloudpickle copies those.
         return self._dynamic_function_reduce(f)  # type: ignore[attr-defined]
 
@@ -560,9 +577,15 @@ class _Mixin:
         return recipes.weak_set, (type(made), list(made))
 
     def _exception(self, e: BaseException) -> Any:
+        if e.__traceback__ is not None:
+            self.notes.append("an exception's traceback isn't saved")
         own_init = isinstance(type(e).__init__, _FunctionType)
         if not own_init or isinstance(e, (OSError, SyntaxError, UnicodeError)):
-            return cloudpickle.CloudPickler.reducer_override(self, e)
+            if e.__cause__ is None and e.__context__ is None:
+                return cloudpickle.CloudPickler.reducer_override(self, e)
+            plain: Any = e.__reduce_ex__(5)
+            links = (plain[2] if len(plain) > 2 else None, e.__cause__, e.__context__, e.__suppress_context__)
+            return plain[0], plain[1], links, None, None, recipes.set_linked_exception
         state = (e.args, dict(e.__dict__), e.__cause__, e.__context__, e.__suppress_context__)
         return recipes.exception, (type(e), e.args), state, None, None, recipes.set_exception
 
@@ -583,9 +606,10 @@ class _Mixin:
             if (there.st_ino, there.st_dev) != (found.st_ino, found.st_dev):
                 return self._lose(handle, "its file was removed or replaced")
             offset = handle.tell()
+            newline = _newline(handle, path) if text else None
         except (OSError, ValueError, TypeError, AttributeError) as e:
             return self._lose(handle, f"its place can't be saved ({e})")
-        how = (handle.encoding, handle.errors, handle.line_buffering) if text else None
+        how = (handle.encoding, handle.errors, handle.line_buffering, newline) if text else None
         mode = "r" if text else ("raw" if raw else "rb")
         return recipes.reopen, (path, mode, how, offset, (found.st_ino, found.st_size, found.st_mtime_ns))
 
@@ -649,6 +673,7 @@ class _Mixin:
         return False
 
     foreign: list[int]
+    leads: set[int]
 
     def _ndarray(self, a: Any) -> Any:
         import numpy as np
@@ -763,7 +788,8 @@ class _Mixin:
     def _foreign_owner(self, base: Any) -> Any | None:
         while isinstance(base, memoryview):
             base = base.obj
-        return base if isinstance(base, (bytes, bytearray)) or type(base).__module__ == "array" else None
+        owns = (bytes, bytearray, array.array, ctypes.Array)
+        return base if isinstance(base, owns) else None
 
     def _np_foreign(self, a: Any, base: Any) -> Any:
         """An array over memory of something that isn't an array."""
@@ -824,6 +850,21 @@ class _Mixin:
             return self._lose(archive, "an archive that isn't a file's")
         return recipes.np_npz, (os.path.abspath(path), bool(archive.allow_pickle))
 
+    def _np_generator(self, made: Any) -> Any:
+        return recipes.np_generator, (type(made), made.bit_generator)
+
+    def _np_random_state(self, made: Any) -> Any:
+        legacy = made.get_state(legacy=False)
+        drawn = {k: legacy[k] for k in ("has_gauss", "gauss")}
+        return (
+            recipes.np_random_state,
+            (type(made), made._bit_generator),
+            drawn,
+            None,
+            None,
+            recipes.set_np_random_state,
+        )
+
     # --- torch ---
 
     def _torch_storage(self, tensor: Any) -> Any:
@@ -861,7 +902,8 @@ class _Mixin:
         if not plain or t.layout != torch.strided or t.is_quantized or t.device.type == "meta":
             return NotImplemented
         if t.is_conj() or t.is_neg():
-            return NotImplemented
+            kind = "conj" if t.is_conj() else "neg"
+            return recipes.torch_lazy, (recipes.torch_lazy(t, kind), kind)
         history = t.grad_fn is not None
         if history:
             self.notes.append("a tensor's history of operations isn't saved")
@@ -878,7 +920,8 @@ class _Mixin:
         )
         grad = t.grad if t.is_leaf else None
         attrs = {k: v for k, v in getattr(t, "__dict__", {}).items()}
-        state = None if grad is None and not attrs else {"grad": grad, "dict": attrs}
+        hooks = {k: getattr(t, k) for k in recipes.TORCH_HOOKS if getattr(t, k, None)} if t.is_leaf else {}
+        state = {"grad": grad, "dict": attrs, "hooks": hooks} if grad is not None or attrs or hooks else None
         return recipes.torch_tensor, made, state, None, None, recipes.set_torch_tensor
 
     def _torch_generator(self, g: Any) -> Any:
@@ -914,7 +957,33 @@ class _Mixin:
                 return (recipes.pd_index, (reduced[0], *made)) if looked_up else (reduced[0], made)
         return reduced
 
+    # --- figures ---
+
+    def _figure(self, figure: Any) -> Any:
+        manager = getattr(figure.canvas, "manager", None)
+        registry = getattr(figure.canvas, "callbacks", None)
+        connected = [f for by in getattr(registry, "callbacks", {}).values() for f in by.values()]
+        if any(getattr(f() if callable(f) else None, "__module__", "") == _MAIN for f in connected):
+            self.notes.append("what was connected to a figure's events isn't connected any more")
+        if manager is None:
+            return NotImplemented
+        plain: Any = figure.__reduce_ex__(5)
+        state = (plain[2], manager.num)
+        return plain[0], plain[1], state, None, None, recipes.set_figure
+
     # --- widgets ---
+
+    def _traits(self, made: Any) -> Any:
+        found: dict[str, Any] = {}
+        for name, by_type in made._trait_notifiers.items():
+            for kind, handlers in by_type.items():
+                mine = [h for h in handlers if not _own_handler(h, made) and not _is_observer(h)]
+                if mine:
+                    found.setdefault(name, {})[kind] = mine
+        plain: Any = made.__reduce_ex__(5) if found else ()
+        if len(plain) < 3 or any(plain[3:]):
+            return NotImplemented
+        return plain[0], plain[1], (plain[2], found), None, None, recipes.set_traits
 
     def _widget(self, w: Any) -> Any:
         traits: dict[str, Any] = {}
@@ -968,6 +1037,8 @@ class _ModuleScope:
         return recipes.module_value, (self.name, "__dict__")
 
 
+#: So many instances with a hash of their own are looked at more closely.
+MANY = 200
 #: Ways in which a class takes its pickling into its own hands.
 _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
@@ -977,13 +1048,42 @@ def _own_hook(cls: type, hook: str) -> bool:
     return isinstance(found, _FunctionType) and found.__module__ == _MAIN
 
 
+def _is_observer(handler: Any) -> bool:
+    """Whether a class's decorator made the handler: the class makes it again."""
+    return type(handler).__name__ in ("ObserveHandler", "_CallbackWrapper")
+
+
+def _is_link(holder: Any) -> bool:
+    return type(holder).__name__ in ("link", "directional_link")
+
+
 def _own_handler(handler: Any, w: Any) -> bool:
     """Whether a widget's class, not the user, set the handler."""
-    inner = getattr(handler, "__func__", None)
-    if inner is not None and getattr(handler, "__self__", None) is w:
-        return True
+    if getattr(handler, "__func__", None) is not None:
+        holder = handler.__self__
+        return holder is w or (type(holder).__module__.startswith("ipywidgets") and not _is_link(holder))
     module = getattr(handler, "__module__", None) or type(handler).__module__
     return str(module).startswith(("traitlets", "ipywidgets"))
+
+
+def _newline(handle: Any, path: str) -> str | None:
+    """How a text file treats line ends, which it doesn't say; it only matters where there are others than \\n.
+
+    # Errors
+    `ValueError` when that can't be found out.
+    """
+    with open(path, "rb") as raw:
+        if b"\r" not in raw.read(1 << 20):
+            return None
+    # In a text file's order of references, its own line end comes between the encoding's name and what was read.
+    texts = [r for r in gc.get_referents(handle) if isinstance(r, str)]
+    if len(texts) == 2:
+        return None
+    if len(texts) == 4:
+        return texts[1]
+    if texts[1] in ("", "\n", "\r", "\r\n"):
+        raise ValueError("how it treats line ends isn't known")
+    return None
 
 
 def _mapping_of(view: Any) -> Any:
@@ -1072,6 +1172,9 @@ def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
         for name in (
             "numpy",
             "numpy.ma",
+            "numpy.random",
+            "matplotlib.figure",
+            "traitlets",
             "torch",
             "torch.nn",
             "pandas",
@@ -1092,6 +1195,10 @@ def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
         _RULES[np.ndarray] = _Mixin._ndarray
         rules.append((np.ndarray, _Mixin._ndarray))
         npyio: Any = sys.modules.get("numpy.lib.npyio")
+        generators: Any = sys.modules.get("numpy.random")
+        if generators is not None and hasattr(generators, "Generator"):
+            _RULES[generators.Generator] = _Mixin._np_generator
+            _RULES[generators.RandomState] = _Mixin._np_random_state
         if npyio is not None and hasattr(npyio, "NpzFile"):
             rules.append((npyio.NpzFile, _Mixin._npz))
     torch = sys.modules.get("torch")
@@ -1110,6 +1217,13 @@ def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
     widgets = sys.modules.get("ipywidgets")
     if widgets is not None and hasattr(widgets, "Widget"):
         rules.append((widgets.Widget, _Mixin._widget))
+    # After the widgets, which have traits too.
+    traits = sys.modules.get("traitlets")
+    if traits is not None and hasattr(traits, "HasTraits"):
+        rules.append((traits.HasTraits, _Mixin._traits))
+    figures = sys.modules.get("matplotlib.figure")
+    if figures is not None and hasattr(figures, "Figure"):
+        rules.append((figures.Figure, _Mixin._figure))
     _library_cache = (loaded, rules)
     return rules
 
@@ -1334,13 +1448,16 @@ def _attempt(
     orders: list[_Order],
 ) -> Any:
     def run() -> Any:
-        pickler: Any = None
+        # Emptied at the end: a pickler that its own callback holds would keep the user's objects until a sweep.
+        held: list[Any] = []
 
         def callback(buffer: pickle.PickleBuffer) -> bool:
-            return bool(pickler.out_of_band(buffer))
+            return bool(held[0].out_of_band(buffer))
 
         pickler = kind(out, 5, buffer_callback=callback)
+        held.append(pickler)
         pickler.prepare(session, owned, bad)
+        pickler.leads = {id(root) for root in lead}
         pickler.foreign = []
         _library_rules()
         try:
@@ -1349,6 +1466,8 @@ def _attempt(
             raise
         except Exception as e:  # whatever a user's own reducing code raises
             raise _Culprit(pickler.last, e) from e
+        finally:
+            held.clear()
         return pickler
 
     if kind is _Deep:

@@ -6,12 +6,19 @@ again, paths first, so that modules beside the notebook can be imported before a
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import gc
+import locale
 import logging
 import os
 import pickle
 import random
+import signal
 import sys
+import threading
+import time
+import types
 import warnings
 from typing import Any, Callable
 
@@ -100,15 +107,129 @@ def _logging() -> Any:
 def _figures() -> Any:
     gcf = sys.modules["matplotlib._pylab_helpers"].Gcf
     active = gcf.get_active()
-    return {"numbers": list(gcf.figs), "current": None if active is None else active.num}
+    hook = getattr(sys.modules.get("matplotlib.pyplot"), "_REPL_DISPLAYHOOK", None)
+    return {
+        "numbers": list(gcf.figs),
+        "current": None if active is None else active.num,
+        "shell": getattr(hook, "name", "") == "IPYTHON",
+    }
 
 
 def _decimal() -> Any:
     import decimal
 
     c = decimal.getcontext()
-    return (c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp)
+    traps = [signal.__name__ for signal, on in c.traps.items() if on]
+    return (c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp, traps)
 
+
+def _interpreter() -> Any:
+    found: dict[str, Any] = {
+        "gc": (gc.isenabled(), gc.get_threshold()),
+        "switch": sys.getswitchinterval(),
+        "locale": {c: locale.setlocale(getattr(locale, c)) for c in _LOCALES},
+    }
+    with (
+        contextlib.suppress(OSError, IndexError),
+        open("/proc/self/status", encoding="ascii", errors="replace") as said,
+    ):
+        found["umask"] = int(said.read().partition("Umask:")[2].split()[0], 8)
+    if hasattr(sys, "get_int_max_str_digits"):
+        found["digits"] = sys.get_int_max_str_digits()
+    net = sys.modules.get("socket")
+    if net is not None and net.getdefaulttimeout() is not None:
+        found["timeout"] = net.getdefaulttimeout()
+    return found
+
+
+_LOCALES = ("LC_CTYPE", "LC_COLLATE", "LC_TIME", "LC_MONETARY", "LC_NUMERIC")
+
+
+def _set_interpreter(state: Any) -> None:
+    enabled, threshold = state["gc"]
+    (gc.enable if enabled else gc.disable)()
+    gc.set_threshold(*threshold)
+    sys.setswitchinterval(state["switch"])
+    if "umask" in state:
+        os.umask(state["umask"])
+    if "digits" in state and hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(state["digits"])
+    if "timeout" in state:
+        import socket
+
+        socket.setdefaulttimeout(state["timeout"])
+    for category, value in state["locale"].items():
+        if locale.setlocale(getattr(locale, category)) != value:
+            locale.setlocale(getattr(locale, category), value)
+
+
+def _hung_in() -> dict[str, str]:
+    """What the notebook hung into the interpreter and its libraries, by where: only named, not kept."""
+    found: dict[str, str] = {}
+    for name in ("excepthook", "displayhook", "unraisablehook"):
+        _by_notebook(found, f"sys.{name}", getattr(sys, name))
+    _by_notebook(found, "threading.excepthook", threading.excepthook)
+    for i, callback in enumerate(gc.callbacks):
+        _by_notebook(found, f"gc.callbacks[{i}]", callback)
+    for i, finder in enumerate(sys.meta_path):
+        _by_notebook(found, f"sys.meta_path[{i}]", finder)
+    for number in _SIGNALS:
+        _by_notebook(found, f"the handler of {number.name}", signal.getsignal(number))
+    for name, value in vars(builtins).items():
+        if name not in _BUILTINS and name != "_":
+            found[f"builtins.{name}"] = type(value).__name__
+    loggers = [logging.root, *(v for v in logging.root.manager.loggerDict.values() if isinstance(v, logging.Logger))]
+    for logger in loggers:
+        if logger.handlers:
+            found[f"the handlers of the logger {logger.name}"] = ", ".join(
+                f"{type(h).__name__} {getattr(h.formatter, '_fmt', '')}" for h in logger.handlers
+            )
+    return found
+
+
+def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:
+    if getattr(value, "__module__", None) == "__main__" or type(value).__module__ == "__main__":
+        found[where] = str(getattr(value, "__qualname__", type(value).__qualname__))
+
+
+def patched(scope: dict[str, Any], classes: bool) -> list[str]:
+    """Functions of the notebook that stand in a library's modules (and classes): only named, not kept."""
+    found: list[str] = []
+    seen: set[int] = set()
+    for name, module in list(sys.modules.items()):
+        if type(module) is not types.ModuleType or name == "__main__" or vars(module) is scope:
+            continue
+        for attr, value in list(vars(module).items()):
+            if type(value) is types.FunctionType and value.__globals__ is scope:
+                found.append(f"{name}.{attr}")
+            elif classes and isinstance(value, type) and id(value) not in seen and value.__module__ != "__main__":
+                seen.add(id(value))
+                found += [
+                    f"{name}.{attr}.{of}"
+                    for of, held in list(type.__dict__["__dict__"].__get__(value).items())
+                    if type(held) is types.FunctionType and held.__globals__ is scope
+                ]
+    return sorted(found)
+
+
+def _set_patched(state: list[str]) -> None:
+    if state:
+        raise NotHereError(f"{', '.join(state)}: the notebook put a function of its own there, run its cell again")
+
+
+def _set_hung_in(state: dict[str, str]) -> None:
+    here = _hung_in()
+    missing = sorted(where for where, what in state.items() if here.get(where) != what)
+    if missing:
+        raise NotHereError(f"{', '.join(missing)}: the notebook set this, run its cell again")
+
+
+class NotHereError(RuntimeError):
+    """Something that the notebook did outside its variables isn't done here; says what."""
+
+
+_BUILTINS = frozenset(dir(builtins))
+_SIGNALS = [s for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP)]
 
 _READ: dict[str, Callable[[], Any]] = {
     "paths": lambda: {"cwd": _cwd(), "path": list(sys.path)},
@@ -116,6 +237,8 @@ _READ: dict[str, Callable[[], Any]] = {
     "random": random.getstate,
     "python": lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()},
     "logging": _logging,
+    "interpreter": _interpreter,
+    "hung in": _hung_in,
 }
 _LIBRARY: dict[str, Callable[[], Any]] = {
     "numpy": _numpy,
@@ -166,6 +289,9 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
         "environ",
         "python",
         "logging",
+        "interpreter",
+        "hung in",
+        "patched",
         "numpy",
         "torch",
         "matplotlib",
@@ -179,6 +305,8 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
             continue
         try:
             _WRITE[name](pickle.loads(sections[name]))
+        except NotHereError as e:
+            notice(str(e))
         except Exception as e:
             notice(f"the process's {name} settings couldn't be restored: {e}")
 
@@ -202,6 +330,7 @@ def _set_environ(state: dict[str, str]) -> None:
     for key in [k for k in os.environ if k not in state and not k.startswith(OWN_ENV)]:
         del os.environ[key]
     os.environ.update({k: v for k, v in state.items() if os.environ.get(k) != v})
+    time.tzset()
 
 
 def _set_python(state: Any) -> None:
@@ -251,13 +380,20 @@ def _set_matplotlib(state: Any) -> None:
         dict.update(matplotlib.rcParams, state)
 
 
+def _know_shell() -> None:
+    """Have pyplot draw at the end of cells, as it does from its first figure on."""
+    import matplotlib.pyplot as plt
+
+    with contextlib.suppress(ImportError):  # an older matplotlib looks for what newer IPythons don't have, once
+        plt.install_repl_displayhook()
+
+
 def _show_inline(backend: str, hooked: bool) -> None:
     """`%matplotlib inline`, which also hangs its hooks into the shell, unless it couldn't where the state was saved."""
     import matplotlib.pyplot as plt
     from IPython.core.getipython import get_ipython
 
-    with contextlib.suppress(ImportError):  # an older matplotlib looks for what newer IPythons don't have, once
-        plt.install_repl_displayhook()
+    _know_shell()
     shell = get_ipython()
     if shell is not None and hooked:
         shell.enable_matplotlib("inline")
@@ -281,6 +417,8 @@ def _set_pandas(state: Any) -> None:
 def _set_figures(state: Any) -> None:
     from matplotlib._pylab_helpers import Gcf
 
+    if state.get("shell"):
+        _know_shell()
     if state["current"] is not None and state["current"] in Gcf.figs:
         Gcf.set_active(Gcf.figs[state["current"]])
 
@@ -289,7 +427,9 @@ def _set_decimal(state: Any) -> None:
     import decimal
 
     c = decimal.getcontext()
-    c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp = state
+    c.prec, c.rounding, c.Emin, c.Emax, c.capitals, c.clamp = state[:6]
+    for kind in c.traps if len(state) > 6 else ():
+        c.traps[kind] = kind.__name__ in state[6]
 
 
 _WRITE: dict[str, Callable[[Any], None]] = {
@@ -298,6 +438,9 @@ _WRITE: dict[str, Callable[[Any], None]] = {
     "random": random.setstate,
     "python": _set_python,
     "logging": _set_logging,
+    "interpreter": _set_interpreter,
+    "hung in": _set_hung_in,
+    "patched": _set_patched,
     "numpy": _set_numpy,
     "torch": _set_torch,
     "matplotlib": _set_matplotlib,

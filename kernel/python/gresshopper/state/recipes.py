@@ -245,14 +245,42 @@ def set_exception(made: BaseException, state: tuple[Any, Any, Any, Any, Any]) ->
     made.__cause__, made.__context__, made.__suppress_context__ = cause, context, suppress
 
 
+def set_linked_exception(made: BaseException, state: tuple[Any, Any, Any, Any]) -> None:
+    """Attributes and causes of an exception."""
+    attrs, made.__cause__, made.__context__, made.__suppress_context__ = state
+    if attrs:
+        made.__setstate__(attrs)
+
+
+def set_figure(made: Any, state: tuple[Any, Any]) -> None:
+    """A figure's state, under the number that it had if nobody has that."""
+    from matplotlib._pylab_helpers import Gcf
+
+    made.__setstate__(state[0])
+    manager = getattr(made.canvas, "manager", None)
+    if manager is None or manager.num == state[1] or state[1] in Gcf.figs:
+        return
+    if Gcf.figs.get(manager.num) is manager:
+        del Gcf.figs[manager.num]
+    manager.num = state[1]
+    Gcf.figs[state[1]] = manager
+
+
+def set_traits(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    """An object with traits, and what observes them."""
+    made.__setstate__(state[0])
+    for name, by_type in state[1].items():
+        for kind, handlers in by_type.items():
+            there = made._trait_notifiers.setdefault(name, {}).setdefault(kind, [])
+            there.extend(handler for handler in handlers if handler not in there)
+
+
 def std_stream(name: str) -> Any:
     """`sys.stdout` and its like."""
     return getattr(sys, name)
 
 
-def reopen(
-    path: str, mode: str, text: tuple[str, str | None, bool] | None, offset: int, found: tuple[int, int, int]
-) -> Any:
+def reopen(path: str, mode: str, text: tuple[Any, ...] | None, offset: int, found: tuple[int, int, int]) -> Any:
     """A file that was open for reading, at its place, if it is still the same file."""
     try:
         now = os.stat(path)
@@ -263,7 +291,7 @@ def reopen(
     if text is None:
         handle: Any = open(path, mode, buffering=0 if mode == "raw" else -1) if mode != "raw" else io.FileIO(path)
     else:
-        handle = open(path, mode, encoding=text[0], errors=text[1])
+        handle = open(path, mode, encoding=text[0], errors=text[1], newline=text[3] if len(text) > 3 else None)
         if text[2]:
             handle.reconfigure(line_buffering=True)
     handle.seek(offset)
@@ -357,6 +385,21 @@ def _flat(array: Any) -> memoryview:
 
     flat = array if array.flags.c_contiguous else array.T
     return memoryview(flat.reshape(-1).view(np.uint8)) if array.nbytes else memoryview(b"")
+
+
+def np_generator(cls: Any, bits: Any) -> Any:
+    """A generator over its source of bits, which others may share."""
+    return cls(bits)
+
+
+def np_random_state(cls: Any, bits: Any) -> Any:
+    """A `RandomState` over its source of bits."""
+    return cls(bits)
+
+
+def set_np_random_state(made: Any, drawn: dict[str, Any]) -> None:
+    """The second of two normal numbers, if it was drawn with the first."""
+    made.set_state({**made.get_state(legacy=False), **drawn})
 
 
 def np_small(data: bytes, dtype: Any, shape: tuple[int, ...], order: str, writeable: bool) -> Any:
@@ -611,6 +654,20 @@ def set_torch_tensor(made: Any, state: dict[str, Any]) -> None:
         made.grad = state["grad"]
     for key, value in state.get("dict", {}).items():
         setattr(made, key, value)
+    for key, value in state.get("hooks", {}).items():
+        setattr(made, key, value)
+
+
+#: Where a tensor keeps what is called with its gradient.
+TORCH_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def torch_lazy(plain: Any, kind: str) -> Any:
+    """A tensor that is another's conjugate or negative without being computed; and back."""
+    import torch
+
+    negative: Any = torch._neg_view
+    return plain.conj() if kind == "conj" else negative(plain)
 
 
 def torch_generator(device: str, state: Any, default: bool) -> Any:

@@ -326,7 +326,6 @@ def lost_in(snapshot: Snapshot) -> dict[str, str]:
     return found
 
 
-@pickling.Unswept()
 def restore(
     snapshot: Snapshot,
     store: Store,
@@ -344,7 +343,8 @@ def restore(
     loader = Loader(snapshot, store, session, lazy)
     sections = snapshot.process(store)
     process.apply_early(sections, loader.notice)
-    staged = loader.load_all(progress=progress)
+    with pickling.Unswept():
+        staged = loader.load_all(progress=progress)
     set_names(staged)
     process.apply_late(sections, loader.notice)
     lost = lost_in(snapshot)

@@ -88,7 +88,19 @@ def _compare(session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any
             recipes.loading(before)
     except Exception as e:
         return [f"its class's own pickling can't be loaded: {pickling._reason(e)}"]
-    return _differences(dump.suspects, unpickler.found(dump.suspects))
+    return [*_differences(dump.suspects, unpickler.found(dump.suspects)), *_lost_keys(dump.suspects)]
+
+
+def _lost_keys(suspects: Sequence[Any]) -> list[str]:
+    """Keys that their dictionary or set no longer finds, since they changed: a restore would find them again."""
+    import gc
+
+    hashing = {type(s) for s in suspects if pickling._own_hook(type(s), "__hash__")}
+    if not hashing:
+        return []
+    holders = [h for h in gc.get_referrers(*suspects) if type(h) in (dict, set, frozenset)]
+    lost = {type(k).__qualname__ for h in holders for k in list(h) if type(k) in hashing and k not in h}
+    return [f"a key of the class {name} was changed after it was put in; a restore finds it again" for name in lost]
 
 
 class _Recorder:

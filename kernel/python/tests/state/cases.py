@@ -45,9 +45,9 @@ def case(
     CASES.append(Case(name, list(cells), check, reported, fails=fails, needs=tuple(needs.split()), since=since))
 
 
-def hidden(name: str, *cells: str, change: str, check: str, needs: str = "") -> None:
+def hidden(name: str, *cells: str, change: str, check: str, needs: str = "", reported: bool = False) -> None:
     """A change that the names of its cell don't show; found by the audit."""
-    CASES.append(Case(name, list(cells), check, audit=True, hidden=change, needs=tuple(needs.split())))
+    CASES.append(Case(name, list(cells), check, reported, audit=True, hidden=change, needs=tuple(needs.split())))
 
 
 NP, PD, TORCH = "numpy", "numpy pandas", "torch"
@@ -304,7 +304,7 @@ case("stdlib/thread local", "import threading\nl = threading.local()\nl.x = 1", 
 case(
     "stdlib/temporary directory",
     "import tempfile\nt = tempfile.TemporaryDirectory()",
-    check="out = t.name",
+    check="out = t.name\nt.cleanup()",
     reported=True,
 )
 case(
@@ -1539,3 +1539,5 @@ case(
     "c.discard((2, 2))\nc.add((77, 1))",
     check="out = list(a), list(b), list(c)\nc.update((i, i) for i in range(50))\nout += (list(c),)",
 )
+
+import cases_more  # noqa: F401 - adds its cases to these

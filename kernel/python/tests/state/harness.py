@@ -7,10 +7,13 @@ must be the same.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
+import gc
 import importlib
 import io
 import json
+import logging
 import os
 import sys
 import traceback
@@ -101,6 +104,27 @@ class Kernel:
         return told, loader.notices
 
 
+class Clean:
+    """What a case may hang into the interpreter, so that it can be taken out again."""
+
+    def __init__(self) -> None:
+        self._builtins = set(vars(builtins))
+        self._finders, self._callbacks = list(sys.meta_path), list(gc.callbacks)
+        self._handlers = {name: list(logger.handlers) for name, logger in self._loggers().items()}
+
+    @staticmethod
+    def _loggers() -> dict[str, logging.Logger]:
+        named = {n: v for n, v in logging.root.manager.loggerDict.items() if isinstance(v, logging.Logger)}
+        return {"": logging.root, **named}
+
+    def restore(self) -> None:
+        for name in set(vars(builtins)) - self._builtins:
+            delattr(builtins, name)
+        sys.meta_path[:], gc.callbacks[:] = self._finders, self._callbacks
+        for name, logger in self._loggers().items():
+            logger.handlers[:] = self._handlers.get(name, [])
+
+
 def check(kernel: Kernel, source: str) -> str:
     before = kernel.ns.get("out")
     try:
@@ -152,6 +176,7 @@ def main() -> None:
         os.chmod(directory, 0o700)
         cwd = os.getcwd()
         environ, path = dict(os.environ), list(sys.path)
+        clean = Clean()
         os.chdir(directory)
         try:
             said = (save_one if do == "save" else restore_one)(case, directory)
@@ -162,6 +187,7 @@ def main() -> None:
         os.environ.update(environ)
         sys.path[:] = path
         sys.setrecursionlimit(1000)
+        clean.restore()
         print("\x1e" + json.dumps({"name": case.name, **said}), file=sys.__stdout__, flush=True)
     os._exit(0)  # cases leave threads and executors behind
 

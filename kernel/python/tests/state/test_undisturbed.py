@@ -1,0 +1,54 @@
+"""A capture keeps nothing alive: what the user deletes is gone at once, not with the next sweep for cycles."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+MADE = {
+    "lock": "x = A()\nx.l = threading.Lock()",
+    "generator": "x = A()\nx.g = (i for i in [])",
+    "can't be pickled": "x = A()\nx.r = R()",
+    "list": "x = L([1])\nx.append(L([2]))",
+    "function": "x = A()\nx.f = lambda: 1",
+    "deep": "x = A()\ny = x\nfor i in range(2000):\n    y.n = A()\n    y = y.n",
+    "set with an order": "x = A()\nx.s = {7, (1, 3), (2, 1), (9, 9)}",
+}
+SCRIPT = """
+import gc, os, sys, tempfile
+from pathlib import Path
+import harness, test_undisturbed
+gc.disable()
+directory = Path(sys.argv[1])
+kernel = harness.Kernel(directory)
+kernel.log.create()
+start = ("import threading, weakref\\nclass A: pass\\nclass L(list): pass\\nclass R:\\n"
+         "    def __reduce__(self): raise TypeError\\nseen = {}")
+cells = [f"{source}\\nseen[{name!r}] = weakref.ref(x)" for name, source in test_undisturbed.MADE.items()]
+for source in [start, *cells, "del x\\ny = 0"]:
+    assert kernel.run(source), kernel.error
+    kernel.snap(source)
+print(sorted(name for name, ref in kernel.ns["seen"].items() if ref() is not None))
+"""
+
+
+@pytest.mark.parametrize("tracker", ["", "none"], ids=["native", "python"])
+def test_what_is_deleted_is_gone(tmp_path: Path, tracker: str) -> None:
+    tmp_path.chmod(0o700)
+    env = dict(os.environ, PYTHONPATH=f"{HERE.parent.parent}:{HERE}")
+    if tracker:
+        env["GRESSHOPPER_TRACKER"] = tracker
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        env=env,
+        timeout=60,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr[-2000:]
