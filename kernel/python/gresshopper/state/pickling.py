@@ -944,6 +944,13 @@ class _Mixin:
             blocks.append((block.values, spec, block.ndim, block.refs))
         return recipes.pd_manager, (type(manager), list(manager.axes), blocks)
 
+    def _pd_looked_up(self, index: Any) -> Any:
+        if len(index) > LOOKED_UP or not _looked_up(index):
+            return NotImplemented
+        reduced = index.__reduce__()
+        plain = len(reduced[1]) == 2 and not any(reduced[2:])
+        return (recipes.pd_index, (reduced[0], *reduced[1])) if plain else reduced
+
     def _pd_index(self, index: Any) -> Any:
         # An index copies on write by counts that restored memory wouldn't have: its data are written as its own.
         reduced = index.__reduce__()
@@ -1255,12 +1262,14 @@ def _singletons() -> None:
 
 
 def _pandas_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:
-    """Copy-on-write pandas: its managers and reference counts. Older ones need none."""
+    """Copy-on-write pandas: its managers and reference counts. Older ones need none of that."""
+    import pandas as pd
+
     try:
-        import pandas as pd
         from pandas._libs.internals import BlockValuesRefs
         from pandas.core.internals import BlockManager, SingleBlockManager
     except ImportError:
+        rules.append((pd.Index, _Mixin._pd_looked_up))
         return
     _RULES[BlockValuesRefs] = _Mixin._pd_refs
     _RULES[BlockManager] = _Mixin._pd_manager
