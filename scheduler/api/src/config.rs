@@ -113,6 +113,9 @@ pub struct Pool {
     /// Slurm time limit of a pilot in minutes; 0: the partition's.
     #[serde(default)]
     pub time_limit_min: u32,
+    /// How long before its time limit a pilot takes no new lease and is replaced, in seconds: longer than most cells.
+    #[serde(default = "default_rotate_before_s")]
+    pub rotate_before_s: u32,
     /// How long a lease stays with its kernel after a cell, in milliseconds.
     #[serde(default = "default_linger_ms")]
     pub linger_ms: u64,
@@ -121,6 +124,53 @@ pub struct Pool {
     pub grace_ms: u64,
     #[serde(default)]
     pub isolation: Isolation,
+    /// Pilots follow demand between `min_pilots` and `max_pilots`; none: `min_pilots` are kept up.
+    #[serde(default)]
+    pub scale: Option<Scale>,
+    /// Partitions to turn to when the pool's own has no room, the cheapest first.
+    #[serde(default)]
+    pub burst: Vec<Burst>,
+}
+
+/// `[pool.NAME.scale]`: how pilots follow demand.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Scale {
+    /// Seconds for which an idle pilot is kept at least.
+    pub idle_min_s: u32,
+    /// Seconds for which one is kept at most.
+    pub idle_max_s: u32,
+    /// How many idle GPU-seconds it is worth that one cell need not wait for a pilot.
+    pub worth: f64,
+    /// Pilots are kept and started by what is learnt of people's think times; else an idle one is kept for `idle_max_s`
+    /// and one is started only for a cell that waits.
+    pub learn: bool,
+    /// A pilot is as large as what it is started for needs; else all are of `gpus_per_pilot`.
+    pub right_size: bool,
+    /// A pilot started for a kernel is so large that at most this share of its cells asked for more.
+    pub too_small: f64,
+    /// Whole pilots that are kept idle for those who come back to a pilot that is gone.
+    pub spares: u32,
+    /// But no more of them than this share of the GPUs that are leased.
+    pub spare_share: f64,
+    /// Nodes that are set apart for them.
+    pub spare_nodes: u32,
+    /// Seconds from a pilot's submission to its first lease, until it has been seen.
+    pub boot_s: u32,
+}
+
+/// `[[pool.NAME.burst]]`: a partition whose nodes must boot first, or cost money.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Burst {
+    pub partition: String,
+    pub max_pilots: u32,
+    /// Seconds from a pilot's submission to its agent's first word.
+    #[serde(default = "default_boot_s")]
+    pub boot_s: u32,
+    /// Price of a GPU-hour, in the site's own unit.
+    #[serde(default)]
+    pub price: f64,
 }
 
 /// What keeps a GPU away from processes without a lease.
@@ -132,6 +182,14 @@ pub enum Isolation {
     Devices,
     /// Nothing: said aloud by the site.
     None,
+}
+
+fn default_rotate_before_s() -> u32 {
+    600
+}
+
+fn default_boot_s() -> u32 {
+    120
 }
 
 fn default_linger_ms() -> u64 {
@@ -182,6 +240,23 @@ impl Default for Quota {
     }
 }
 
+impl Default for Scale {
+    fn default() -> Self {
+        Self {
+            idle_min_s: 60,
+            idle_max_s: 24 * 3600,
+            worth: 60_000.0,
+            learn: true,
+            right_size: true,
+            too_small: 0.4,
+            spares: 1,
+            spare_share: 0.05,
+            spare_nodes: 3,
+            boot_s: 5,
+        }
+    }
+}
+
 impl Default for Agent {
     fn default() -> Self {
         Self {
@@ -205,6 +280,15 @@ impl Default for Seat {
 impl Pool {
     pub fn linger(&self) -> Span {
         Span::from_millis(self.linger_ms)
+    }
+
+    /// Cores of a pilot with so many GPUs: in proportion, at least one for each GPU.
+    pub fn cpus_for(&self, gpus: u16) -> u16 {
+        let whole = self.gpus_per_pilot.max(1);
+        if gpus >= whole {
+            return self.cpus_per_pilot;
+        }
+        (self.cpus_per_pilot / whole * gpus).max(gpus).max(1)
     }
 
     pub fn grace(&self) -> Span {
@@ -318,6 +402,26 @@ impl Pool {
         }
         if self.cpus_per_pilot < self.gpus_per_pilot.max(1) {
             return wrong("cpus_per_pilot", "each GPU is lent with at least one core");
+        }
+        if let Some(burst) = self
+            .burst
+            .iter()
+            .find(|b| b.partition == self.partition || b.max_pilots == 0)
+        {
+            let reason = format!(
+                "burst partition {} must be another and have pilots",
+                burst.partition
+            );
+            return wrong("burst", &reason);
+        }
+        if !self.burst.is_empty() && self.scale.is_none() {
+            return wrong(
+                "burst",
+                "pilots there follow demand: the pool needs a table `scale`",
+            );
+        }
+        if self.scale.as_ref().is_some_and(|s| s.idle_max_s < s.idle_min_s) {
+            return wrong("scale", "idle_max_s is less than idle_min_s");
         }
         if self.max_pilots < self.min_pilots {
             return wrong("max_pilots", "it is less than min_pilots");

@@ -133,13 +133,10 @@ impl Core {
     }
 
     fn learn_think(&mut self, kernel: u32, need: &Need) {
-        let k = &mut self.kernels[kernel];
         if need.gpus > 0
-            && let Some(end) = k.last_end.take()
+            && let Some(end) = self.kernels[kernel].last_end.take()
         {
-            let think = self.now.since(end);
-            k.think.observe(think);
-            self.pools[k.pool as usize].think.observe(think);
+            self.learn_pace(kernel, self.now.since(end));
         }
     }
 
@@ -405,7 +402,7 @@ impl Core {
         self.keep_charging();
         self.note_lease(id, out);
         self.announce_start(id, job, node, out);
-        self.keep_spares(pool, out);
+        self.foresee_soon(pool);
         self.wear(spot.pilot, out);
         if let Some(n) = held_back.filter(|&n| n != node) {
             self.dispatch_node(n, out);

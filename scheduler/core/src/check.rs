@@ -230,6 +230,14 @@ impl Core {
                     k.id
                 );
             }
+            for r in &k.replicas {
+                hold!(
+                    self.nodes[r.node as usize].sitting.contains(&i),
+                    "node {} doesn't know that kernel {} sits there",
+                    self.nodes[r.node as usize].name,
+                    k.id
+                );
+            }
             for c in &k.cells {
                 hold!(
                     self.cells.get(*c).is_some_and(|c| c.kernel == i),

@@ -179,10 +179,10 @@ pub struct Scale {
     pub right_size: bool,
     /// A pilot started for a kernel is so large that at most this share of the kernel's cells asked for more.
     pub too_small: f32,
-    /// Whole pilots that are kept idle on nodes set apart, where every kernel has a replica: for those that come back
-    /// when their own pilot is gone.
+    /// GPUs are kept idle on nodes set apart, where every kernel has a replica, for those that come back when their own
+    /// pilot is gone, as far as that is worth it: at most those of so many whole pilots; zero: no nodes are set apart.
     pub spares: u32,
-    /// But no more of them than this share of the GPUs that are leased.
+    /// But no more than one whole pilot's, or this share of the GPUs that are leased.
     pub spare_share: f64,
     /// How many nodes are set apart for them.
     pub spare_nodes: u32,
@@ -195,7 +195,7 @@ impl Default for Scale {
         Self {
             idle_min: Span::from_secs(60),
             idle_max: Span::from_secs(24 * 3600),
-            worth: 60_000.0,
+            worth: 75_000.0,
             learn: true,
             right_size: true,
             too_small: 0.4,

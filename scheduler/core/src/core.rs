@@ -95,7 +95,8 @@ impl Core {
             Input::Pool(config) => self.set_pool(config, out),
             Input::Limits(limits) => self.set_limits(limits, out),
             Input::Shares(shares) => self.set_shares(&shares),
-            Input::Node(facts) => self.node_facts(facts, out),
+            Input::Node(facts) => self.node_facts(facts, None, out),
+            Input::BurstNode { facts, partition } => self.node_facts(facts, Some(partition), out),
             Input::NodeDown { node } => self.node_down(&node),
             Input::PilotQueued { ticket, job } => self.pilot_queued(ticket, job, out),
             Input::PilotFailed { ticket, .. } => self.pilot_failed(ticket, out),
@@ -189,6 +190,7 @@ impl Core {
                 Timer::Report(cell, seq) => self.report_due(cell, seq, out),
                 Timer::Charge => self.charge_all(out),
                 Timer::Scale(pool) => self.keep_pilots(pool, out),
+                Timer::Foresee(pool) => self.foresee(pool, out),
                 Timer::Idle(job) => self.idle_due(job, out),
                 Timer::Moving(kernel, incarnation) => self.moving_late(kernel, incarnation, out),
                 Timer::Planned(kernel, incarnation) => self.planned_over(kernel, incarnation),
@@ -228,6 +230,7 @@ impl Core {
         let pool = self.pool_index(&config.name);
         self.pools[pool as usize].config = config;
         self.keep_pilots(pool, out);
+        self.foresee_soon(pool);
     }
 
     fn set_shares(&mut self, shares: &Shares) {
@@ -279,9 +282,11 @@ impl Core {
             boots: Habit::default(),
             moves: Habit::default(),
             think: Habit::default(),
+            thinks: vec![Habit::default(); crate::forecast::STREAKS],
             runs: Habit::default(),
             demand: 0,
             loads: Vec::new(),
+            foreseeing: None,
         });
         self.pool_by_name.insert(name.clone(), i);
         i
@@ -308,11 +313,13 @@ impl Core {
             gpu_type: "".into(),
             gpu_mem_mib: 0,
             down: false,
+            burst: None,
             pilots: Vec::new(),
             queue: BTreeSet::new(),
             subscribed: 0,
             replicas: 0,
             homes: BTreeSet::new(),
+            sitting: BTreeSet::new(),
         });
         self.pools[pool as usize].nodes.push(i);
         self.node_by_name.insert(name.clone(), i);

@@ -298,7 +298,9 @@ impl Core {
             }
         }
         if pilots == 0 {
-            let coming = self.tickets.values().any(|t| t.pool == k.pool);
+            let here = |n: u32| k.replicas.iter().any(|r| r.node == n);
+            let coming = |t: &crate::state::Ticket| t.pool == k.pool && t.node.is_none_or(here);
+            let coming = self.tickets.values().any(coming);
             return Reason::NoPilot {
                 pool: pool.config.name.clone(),
                 coming,

@@ -17,7 +17,7 @@ const RETRY: Span = Span::from_secs(10);
 const STRANGER: &str = "a lease that the scheduler has given up is still being ended on it";
 
 impl Core {
-    pub(crate) fn node_facts(&mut self, facts: NodeFacts, out: &mut Vec<Output>) {
+    pub(crate) fn node_facts(&mut self, facts: NodeFacts, burst: Option<String>, out: &mut Vec<Output>) {
         let pool = self.pool_index(&facts.pool);
         let i = self.node_index(&facts.node, pool);
         let node = &mut self.nodes[i as usize];
@@ -26,6 +26,7 @@ impl Core {
         node.gpu_mem_mib = facts.gpu_mem_mib;
         node.rack = facts.rack;
         node.down = false;
+        node.burst = burst;
         if node.pool != pool {
             let old = std::mem::replace(&mut node.pool, pool);
             self.pools[old as usize].nodes.retain(|&n| n != i);
@@ -53,15 +54,34 @@ impl Core {
         }
     }
 
-    /// Pilots that lend or will lend.
+    pub(crate) fn is_burst(&self, node: u32) -> bool {
+        self.nodes[node as usize].burst.is_some()
+    }
+
+    /// The ticket is for a burst partition.
+    pub(crate) fn bursts(&self, ticket: &Ticket) -> bool {
+        ticket.partition.is_some() || ticket.node.is_some_and(|n| self.is_burst(n))
+    }
+
+    /// Pilots that lend or will lend, on the pool's own nodes.
     pub(crate) fn pilots_coming(&self, pool: u32) -> u32 {
         let lends = |p: &&u32| match self.pilots[**p].state {
             PilotState::Up => true,
             PilotState::Silent { draining, .. } => !draining,
             PilotState::Draining => false,
         };
-        let up = self.pools[pool as usize].pilots.iter().filter(lends).count();
-        let coming = self.tickets.values().filter(|t| t.pool == pool).count();
+        let own = |p: &&u32| !self.is_burst(self.pilots[**p].node);
+        let up = self.pools[pool as usize]
+            .pilots
+            .iter()
+            .filter(lends)
+            .filter(own)
+            .count();
+        let coming = self
+            .tickets
+            .values()
+            .filter(|t| t.pool == pool && !self.bursts(t))
+            .count();
         (up + coming) as u32
     }
 
@@ -74,6 +94,7 @@ impl Core {
         out: &mut Vec<Output>,
     ) -> u64 {
         let ticket = self.new_ticket(out);
+        let partition = partition.or_else(|| self.nodes[node? as usize].burst.clone());
         let whole = self.pools[pool as usize].config.gpus_per_pilot;
         let entry = Ticket {
             pool,
@@ -457,7 +478,7 @@ impl Core {
         self.note(|| Key::Pilot(job), || None, out);
         self.keep_pilots(p.pool, out);
         self.demand_after_loss(p.node, out);
-        self.keep_spares(p.pool, out);
+        self.foresee_soon(p.pool);
     }
 
     /// Cells that waited for the node's GPUs need another pilot.

@@ -25,6 +25,11 @@ pub enum Input {
     /// A node is known to Slurm and belongs to a pool's partition, whether or not a pilot is there. Optional:
     /// a node is also learnt from its pilot.
     Node(NodeFacts),
+    /// A node of a burst partition of its pool: pilots go there when the pool's own nodes have no room.
+    BurstNode {
+        facts: NodeFacts,
+        partition: String,
+    },
     /// Slurm says that the node is down or drained: no placement and no new pilot there.
     NodeDown {
         node: NodeName,

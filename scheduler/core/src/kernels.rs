@@ -9,10 +9,13 @@ use crate::need::Need;
 use crate::output::{Output, SeatPlan};
 use crate::predict::Habit;
 use crate::reason::RefusedBecause;
-use crate::state::{Kernel, LeaseState, Planned, Replica, Seat, Timer};
+use crate::state::{Kernel, LeaseState, PilotState, Planned, Replica, Seat, Timer};
 
 /// Seats of one kernel that are planned at a time: two placements of the most replicas.
 const PLANS: usize = 10;
+
+/// A node that would do: whether it is over the cap, its load, whether the user has no seat there, and itself.
+type Fit = (bool, u32, bool, u32);
 
 impl Core {
     /// The kernel, made if it is new. Who asks is who it belongs to.
@@ -62,6 +65,7 @@ impl Core {
             home: None,
             base: None,
             think: Habit::default(),
+            streak: 0,
             runs: Habit::default(),
             prints: Vec::new(),
             migrating: None,
@@ -182,7 +186,7 @@ impl Core {
         let gpus = u32::from(need.gpus);
         let cap = self.cap(pool);
         let replicas = f64::from(wanted);
-        let mut fit: Vec<(bool, u32, bool, u32)> = self.pools[pool as usize]
+        let mut fit: Vec<Fit> = self.pools[pool as usize]
             .nodes
             .iter()
             .copied()
@@ -198,6 +202,7 @@ impl Core {
             })
             .collect();
         fit.sort_unstable();
+        self.where_gpus_are(pool, wanted, &mut fit);
         if self.pools[pool as usize].config.pack && gpus > 0 {
             self.home_first(pool, need.gpus, &mut fit);
             self.spares_next(pool, &mut fit);
@@ -205,8 +210,45 @@ impl Core {
         self.spread(&fit, wanted)
     }
 
+    /// Leaves those nodes of a list that should be taken before the others, if there are enough: where pilots are if
+    /// these don't follow demand; the pool's own as long as there is room on them, then those of burst partitions.
+    fn where_gpus_are(&self, pool: u32, wanted: u16, fit: &mut Vec<Fit>) {
+        let mut only = |better: &dyn Fn(&Fit) -> bool| {
+            let enough = fit.iter().filter(|f| better(f)).count() >= usize::from(wanted);
+            if enough {
+                fit.retain(|f| better(f));
+            }
+            enough
+        };
+        let config = &self.pools[pool as usize].config;
+        if config.scale.is_none() {
+            let up = |n: u32| {
+                let mut pilots = self.nodes[n as usize].pilots.iter().map(|p| &self.pilots[*p]);
+                pilots.any(|p| p.state != PilotState::Draining && p.pool == pool)
+            };
+            only(&|f| up(f.3));
+        }
+        if !config.burst.is_empty() {
+            let room = |f: &Fit| !f.0 && !self.is_crowded(pool, f.3);
+            let found = only(&|f| room(f) && !self.is_burst(f.3)) || only(&|f| room(f));
+            if !found {
+                only(&|f| !self.is_burst(f.3));
+            }
+        }
+    }
+
+    /// No GPU is free there, and cells wait already or there will be no pilot.
+    fn is_crowded(&self, pool: u32, n: u32) -> bool {
+        let node = &self.nodes[n as usize];
+        let mut pilots = node.pilots.iter().map(|p| &self.pilots[*p]);
+        let free = pilots.any(|p| p.state == PilotState::Up && p.free_gpus() > 0);
+        let coming = self.tickets.values().any(|t| t.node == Some(n));
+        let none = node.pilots.is_empty() && !coming && !self.could_bring(pool, n);
+        !free && (!node.queue.is_empty() || none)
+    }
+
     /// The first nodes of the list, from as many racks as there are.
-    fn spread(&self, fit: &[(bool, u32, bool, u32)], wanted: u16) -> Vec<u32> {
+    fn spread(&self, fit: &[Fit], wanted: u16) -> Vec<u32> {
         let mut chosen: Vec<u32> = Vec::new();
         let rack = |n: u32| self.nodes[n as usize].rack.as_str();
         for fresh_racks_only in [true, false] {
@@ -376,6 +418,7 @@ impl Core {
         let n = &mut self.nodes[node as usize];
         n.subscribed += gpus;
         n.replicas += 1;
+        n.sitting.insert(k);
         if let Some(s) = self.seats.get_mut(&seat) {
             s.mem_used += mem;
         }
@@ -491,6 +534,9 @@ impl Core {
             self.count_load(pool, gpus as u16, -1);
         }
         self.unsubscribe(replica.node, gpus);
+        if self.kernels[k].replicas.iter().all(|r| r.node != replica.node) {
+            self.nodes[replica.node as usize].sitting.remove(&k);
+        }
         if let Some(s) = self.seats.get_mut(&replica.seat) {
             s.mem_used = s.mem_used.saturating_sub(mem);
         }

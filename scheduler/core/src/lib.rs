@@ -14,6 +14,7 @@ mod core;
 mod explain;
 mod fair;
 mod fleet;
+mod forecast;
 pub mod id;
 mod input;
 pub mod journal;

@@ -7,6 +7,8 @@ use serde::{Deserialize, Serialize};
 const BUCKETS: usize = 48;
 /// Each observation halves the weight of those 24 observations before it.
 const DECAY: f32 = 0.971_5;
+/// The same for what many have in common: 2,000 observations.
+const DECAY_OF_MANY: f32 = 0.999_65;
 const UNIT: f64 = 0.0625;
 
 /// How long something usually takes.
@@ -36,14 +38,23 @@ fn upper(i: usize) -> f64 {
 
 impl Habit {
     pub fn observe(&mut self, span: Span) {
+        self.observe_with(span, DECAY);
+    }
+
+    /// Like [`Self::observe`], for what many have in common: the rare is remembered for thousands of observations.
+    pub fn observe_of_many(&mut self, span: Span) {
+        self.observe_with(span, DECAY_OF_MANY);
+    }
+
+    fn observe_with(&mut self, span: Span, decay: f32) {
         if self.weights.is_empty() {
             self.weights = vec![0.0; BUCKETS];
         }
         for w in &mut self.weights {
-            *w *= DECAY;
+            *w *= decay;
         }
         self.weights[bucket(span)] += 1.0;
-        self.total = self.total * DECAY + 1.0;
+        self.total = self.total * decay + 1.0;
         self.count = self.count.saturating_add(1);
     }
 
@@ -108,6 +119,27 @@ impl Habit {
             }
         }
         if mass > 0.0 { f64::from(within / mass) } else { 0.0 }
+    }
+
+    /// How often a second it ends, if one waits for it as long as that is most worth it: the greatest ratio, over all
+    /// spans, of the chance that it ends within the span to the time that is waited (Gittins's index).
+    pub fn index(&self, other: &Self, n: f32, elapsed: Span) -> f64 {
+        let gone = elapsed.as_secs_f64();
+        let from = if elapsed == Span::ZERO { 0 } else { bucket(elapsed) };
+        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, elapsed);
+        let mass: f64 = (from..BUCKETS).map(weight).sum();
+        if mass <= 0.0 {
+            return 0.0;
+        }
+        let (mut best, mut back, mut spent, mut last) = (0.0f64, 0.0, 0.0, gone);
+        for i in from..BUCKETS {
+            let p = weight(i) / mass;
+            spent += (1.0 - back - p / 2.0) * (upper(i) - last);
+            back += p;
+            last = upper(i);
+            best = best.max(back / spent.max(UNIT));
+        }
+        best
     }
 
     /// How much longer to hold on, `elapsed` after the last end, so that the expected gain is greatest: coming back

@@ -41,7 +41,11 @@ impl fmt::Display for Reason {
                 write!(f, "pool {pool} is starting a job with GPUs for it")
             }
             Self::NoPilot { pool, coming: false } => {
-                write!(f, "pool {pool} has no job with GPUs on this kernel's nodes")
+                write!(
+                    f,
+                    "pool {pool} has no job with GPUs on this kernel's nodes, and none elsewhere lies idle that could \
+                     give way (a restarted kernel is placed anew)"
+                )
             }
             Self::GpusBusy { node, gpus, fitting } => write!(
                 f,

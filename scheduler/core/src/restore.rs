@@ -122,6 +122,7 @@ impl Core {
             home: None,
             base: None,
             think: image.think,
+            streak: 0,
             runs: image.runs,
             prints: Vec::new(),
             migrating: None,

@@ -4,11 +4,13 @@
 use crate::config::Scale;
 use crate::core::Core;
 use crate::id::JobId;
-use crate::leases::PRIOR_WEIGHT;
 use crate::output::Output;
-use crate::state::{Load, Pilot, PilotState, Timer};
+use crate::state::{Load, Pilot, PilotState, Ticket, Timer};
 use crate::time::Span;
 
+/// How soon it is looked again whether an idle pilot is still worth its GPUs.
+const LOOK_LEAST: Span = Span::from_secs(15);
+const LOOK_MOST: Span = Span::from_secs(600);
 /// Kernels packed onto one node get in each other's way with at most this chance.
 const CONFLICT: f64 = 0.02;
 /// What kernels are expected to use of their GPUs before any has been seen, and the GPU-hours that this counts for.
@@ -16,7 +18,7 @@ const PRIOR_DUTY: f64 = 0.3;
 const PRIOR_GPU_SECONDS: f64 = 24.0 * 3600.0;
 
 impl Core {
-    fn scale(&self, pool: u32) -> Option<&Scale> {
+    pub(crate) fn scale(&self, pool: u32) -> Option<&Scale> {
         self.pools[pool as usize].config.scale.as_ref()
     }
 
@@ -26,8 +28,11 @@ impl Core {
     pub(crate) fn demand_grew(&mut self, cell: u32, out: &mut Vec<Output>) {
         let k = self.cells[cell].kernel;
         let pool = self.kernels[k].pool;
-        if self.scale(pool).is_none() || self.cells[cell].limited.is_some() || self.is_booting_for(cell) {
+        if self.cells[cell].limited.is_some() || self.is_booting_for(cell) {
             return;
+        }
+        if self.scale(pool).is_none() {
+            return self.bring_pilot(cell, out);
         }
         let home = self.kernels[k].home;
         let size = self.size_for(cell);
@@ -49,6 +54,119 @@ impl Core {
         match nodes.into_iter().find(|&n| self.could_boot(n, size)) {
             Some(node) => self.boot(pool, node, size, Some(cell), out),
             None => self.burst(cell, out),
+        }
+        if self.cells.get(cell).is_some() && !self.is_booting_for(cell) {
+            self.bring_pilot(cell, out);
+        }
+    }
+
+    /// No pilot is where the cell's kernel is, nor on its way there: one is brought. If the pool has as many as it
+    /// may, an idle one elsewhere gives way, or any for a cell that has waited very long.
+    fn bring_pilot(&mut self, cell: u32, out: &mut Vec<Output>) {
+        let c = &self.cells[cell];
+        let k = &self.kernels[c.kernel];
+        let pool = k.pool;
+        let unplaced = |t: &Ticket| t.pool == pool && t.node.is_none();
+        if self.is_served(cell) || self.tickets.values().any(unplaced) {
+            return;
+        }
+        let bound = k.bound;
+        let here = k
+            .replicas
+            .iter()
+            .filter(|r| bound.is_none_or(|b| b == r.incarnation));
+        let size = self.size_for(cell);
+        let fits = |n: &u32| !self.nodes[*n as usize].down && self.spare_gpus(*n) >= size;
+        let node = here
+            .map(|r| r.node)
+            .filter(fits)
+            .min_by_key(|&n| (k.home != Some(n), n));
+        let Some(node) = node else { return };
+        if !self.may_add(pool, node, size) {
+            if self.is_burst(node) {
+                return;
+            }
+            let aged = c.rank.band == 0;
+            let Some(victim) = self.gives_way(pool, aged) else {
+                return;
+            };
+            // The new one first, so that the pool's minimum asks for no other.
+            self.submit_for(cell, node, size, out);
+            return self.drain(victim, out);
+        }
+        self.submit_for(cell, node, size, out);
+    }
+
+    fn submit_for(&mut self, cell: u32, node: u32, size: u16, out: &mut Vec<Output>) {
+        let (pool, seq) = (self.kernels[self.cells[cell].kernel].pool, self.cells[cell].seq);
+        let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
+        self.tickets.get_mut(&ticket).expect("it was just made").cell = Some((cell, seq));
+    }
+
+    /// A pilot that is large enough is where a replica of the cell's kernel is, or is on its way there.
+    fn is_served(&self, cell: u32) -> bool {
+        let c = &self.cells[cell];
+        let k = &self.kernels[c.kernel];
+        let lends = |p: &u32| {
+            let p = &self.pilots[*p];
+            match p.state {
+                PilotState::Up => p.gpus() >= c.need.gpus,
+                PilotState::Silent { draining, .. } => !draining,
+                PilotState::Draining => false,
+            }
+        };
+        let here = |n: u32| {
+            let coming = self
+                .tickets
+                .values()
+                .any(|t| t.pool == k.pool && t.node == Some(n));
+            coming || self.nodes[n as usize].pilots.iter().any(lends)
+        };
+        let may = |r: &&crate::state::Replica| k.bound.is_none_or(|b| b == r.incarnation);
+        k.replicas.iter().filter(may).any(|r| here(r.node))
+    }
+
+    /// Whether a pilot could be started there now, if need be for an idle one elsewhere.
+    pub(crate) fn could_bring(&self, pool: u32, node: u32) -> bool {
+        self.may_add(pool, node, 1) || !self.is_burst(node) && self.gives_way(pool, false).is_some()
+    }
+
+    /// The pilot of the pool's own that is missed least: one without leases where nobody waits; for a cell that has
+    /// aged, the one that lends least.
+    fn gives_way(&self, pool: u32, aged: bool) -> Option<u32> {
+        let idle = |p: &Pilot| {
+            p.leases.is_empty() && p.reserved.is_none() && self.nodes[p.node as usize].queue.is_empty()
+        };
+        let own = |p: &Pilot| p.state == PilotState::Up && !self.is_burst(p.node);
+        self.pools[pool as usize]
+            .pilots
+            .iter()
+            .copied()
+            .filter(|&p| own(&self.pilots[p]) && (aged || idle(&self.pilots[p])))
+            .min_by_key(|&p| {
+                let pilot = &self.pilots[p];
+                let homes = self.nodes[pilot.node as usize].homes.len();
+                (!idle(pilot), pilot.used_gpus(), homes, p)
+            })
+    }
+
+    /// Whether so many GPUs more are allowed there.
+    pub(crate) fn may_add(&self, pool: u32, node: u32, size: u16) -> bool {
+        let config = &self.pools[pool as usize].config;
+        match &self.nodes[node as usize].burst {
+            None => {
+                let most = config.max_pilots * u32::from(config.gpus_per_pilot);
+                self.gpus_coming(pool) + u32::from(size) <= most
+            }
+            Some(name) => {
+                let most = config.burst.iter().find(|b| b.partition == *name);
+                let there = |n: u32| self.nodes[n as usize].burst.as_ref() == Some(name);
+                let up = self.pools[pool as usize].pilots.iter();
+                let up = up.filter(|p| there(self.pilots[**p].node)).count();
+                let coming = |t: &&Ticket| t.partition.as_ref() == Some(name);
+                let coming = self.tickets.values().filter(coming).count();
+                most.is_some_and(|b| ((up + coming) as u32) < b.max_pilots)
+            }
         }
     }
 
@@ -98,7 +216,7 @@ impl Core {
 
     /// Starts a pilot there; idle ones that are in its way are given back first.
     pub(crate) fn boot(&mut self, pool: u32, node: u32, size: u16, cell: Option<u32>, out: &mut Vec<Output>) {
-        if !self.make_room(pool, size, out) {
+        if !self.may_add(pool, node, size) && (self.is_burst(node) || !self.make_room(pool, size, out)) {
             return;
         }
         for p in self.idle_there(node) {
@@ -186,7 +304,7 @@ impl Core {
         true
     }
 
-    /// GPUs of the pilots that lend or will lend.
+    /// GPUs of the pilots that lend or will lend, on the pool's own nodes.
     pub(crate) fn gpus_coming(&self, pool: u32) -> u32 {
         let lends = |p: &&u32| match self.pilots[**p].state {
             PilotState::Up => true,
@@ -197,8 +315,13 @@ impl Core {
             .pilots
             .iter()
             .filter(lends)
+            .filter(|p| !self.is_burst(self.pilots[**p].node))
             .map(|p| self.pilots[*p].gpus());
-        let coming = self.tickets.values().filter(|t| t.pool == pool).map(|t| t.gpus);
+        let coming = self
+            .tickets
+            .values()
+            .filter(|t| t.pool == pool && !self.bursts(t));
+        let coming = coming.map(|t| t.gpus);
         up.chain(coming).map(u32::from).sum()
     }
 
@@ -243,9 +366,7 @@ impl Core {
         let size = self.pilot_size(pool, gpus, 0);
         let free = |p: &u32| self.pilots[*p].state == PilotState::Up && self.pilots[*p].free_gpus() >= gpus;
         let there = self.nodes[node as usize].pilots.iter().any(free);
-        let config = &self.pools[pool as usize].config;
-        let most = config.max_pilots * u32::from(config.gpus_per_pilot);
-        if !there && self.spare_gpus(node) >= size && self.gpus_coming(pool) + u32::from(size) <= most {
+        if !there && self.spare_gpus(node) >= size && self.may_add(pool, node, size) {
             self.submit_pilot(pool, None, Some(node), Some(size), out);
         }
     }
@@ -280,9 +401,7 @@ impl Core {
             return true;
         }
         let size = self.size_for(cell);
-        let config = &self.pools[k.pool as usize].config;
-        let most = config.max_pilots * u32::from(config.gpus_per_pilot);
-        self.could_boot(home, size) && self.gpus_coming(k.pool) + u32::from(size) <= most
+        self.could_boot(home, size) && self.may_add(k.pool, home, size)
     }
 
     // --- keeping and giving back ---
@@ -296,24 +415,25 @@ impl Core {
         if p.state != PilotState::Up || !p.leases.is_empty() {
             return;
         }
-        let idle_min = scale.idle_min;
-        let (node, pool) = (p.node, p.pool);
-        let spare = self.is_apart(pool, node) && self.spares_there(pool) <= self.spares_wanted(pool);
-        let hold = if spare {
-            Span::from_secs(60)
-        } else {
-            self.keep_for(pilot)
-        };
-        let p = &self.pilots[pilot];
-        let job = p.job;
+        let (idle_min, idle_max, learn) = (scale.idle_min, scale.idle_max, scale.learn);
+        let (node, pool, job) = (p.node, p.pool, p.job);
         let idle = self.now.since(p.idle_since.unwrap_or(self.now));
         let least = Span(idle_min.0.saturating_sub(idle.0));
-        let hold = hold.max(least);
+        let hold = if least > Span::ZERO {
+            least
+        } else if !learn {
+            Span(idle_max.0.saturating_sub(idle.0))
+        } else if idle < idle_max && self.worth_keeping(pilot) {
+            // The longer it was quiet, the slower what is expected changes.
+            Span((idle.0 / 8).clamp(LOOK_LEAST.0, LOOK_MOST.0))
+        } else {
+            Span::ZERO
+        };
         if hold == Span::ZERO {
-            if self.pilots_coming(self.pilots[pilot].pool)
-                > self.pools[self.pilots[pilot].pool as usize].config.min_pilots
-            {
+            let least = self.pools[pool as usize].config.min_pilots;
+            if self.is_burst(node) || self.pilots_coming(pool) > least {
                 self.drain(pilot, out);
+                self.foresee_in(pool, LOOK_LEAST);
             } else {
                 self.at(self.now + idle_min.max(Span::from_secs(1)), Timer::Idle(job));
             }
@@ -333,52 +453,19 @@ impl Core {
         }
     }
 
-    /// How much longer an idle pilot is worth its GPUs, by the think times of the kernels at home on its node.
-    fn keep_for(&self, pilot: u32) -> Span {
-        let p = &self.pilots[pilot];
-        let pool = &self.pools[p.pool as usize];
-        let Some(scale) = &pool.config.scale else {
-            return Span::ZERO;
-        };
-        let idle = self.now.since(p.idle_since.unwrap_or(self.now));
-        if !scale.learn {
-            return Span(scale.idle_max.0.saturating_sub(idle.0));
-        }
-        let homes = &self.nodes[p.node as usize].homes;
-        // All whom it would serve share the cost.
-        let serves = |k: &&u32| self.kernels[**k].last_gpus <= p.gpus();
-        let count = homes.iter().filter(serves).count();
-        let cost = f64::from(p.gpus()) / count.max(1) as f64;
-        homes
-            .iter()
-            .filter(serves)
-            .map(|&k| {
-                let kernel = &self.kernels[k];
-                let quiet = self.now.since(kernel.quiet_since);
-                let think = &kernel.think;
-                think.best_hold(
-                    &pool.think,
-                    PRIOR_WEIGHT,
-                    quiet,
-                    scale.worth,
-                    cost,
-                    scale.idle_max,
-                )
-            })
-            .max()
-            .unwrap_or(Span::ZERO)
-    }
-
     // --- spares ---
 
     /// Whether the node is set apart for spare pilots: the last ones of the pool.
-    fn is_apart(&self, pool: u32, node: u32) -> bool {
+    pub(crate) fn is_apart(&self, pool: u32, node: u32) -> bool {
         let Some(scale) = self.scale(pool).filter(|s| s.spares > 0) else {
             return false;
         };
-        let nodes = &self.pools[pool as usize].nodes;
-        let first = nodes.len().saturating_sub(scale.spare_nodes as usize);
-        nodes[first..].contains(&node)
+        let own = self.pools[pool as usize]
+            .nodes
+            .iter()
+            .rev()
+            .filter(|&&n| !self.is_burst(n));
+        own.take(scale.spare_nodes as usize).any(|&n| n == node)
     }
 
     /// Puts the nodes that are set apart right behind the first, those with the fewest replicas first.
@@ -395,48 +482,6 @@ impl Core {
                     },
                 )
             });
-        }
-    }
-
-    /// Pilots on nodes set apart that could take a whole node's need now, with those that are coming.
-    fn spares_there(&self, pool: u32) -> u32 {
-        let nodes = self.pools[pool as usize]
-            .nodes
-            .iter()
-            .copied()
-            .filter(|&n| self.is_apart(pool, n));
-        nodes
-            .filter(|&n| {
-                let idle =
-                    |p: &u32| self.pilots[*p].state == PilotState::Up && self.pilots[*p].leases.is_empty();
-                let coming = self.tickets.values().any(|t| t.node == Some(n));
-                coming || self.nodes[n as usize].pilots.iter().any(idle)
-            })
-            .count() as u32
-    }
-
-    /// How many spare pilots the pool's business is worth.
-    fn spares_wanted(&self, pool: u32) -> u32 {
-        let p = &self.pools[pool as usize];
-        let Some(scale) = &p.config.scale else {
-            return 0;
-        };
-        let worth = f64::from(p.held) * scale.spare_share / f64::from(p.config.gpus_per_pilot.max(1));
-        scale.spares.min(worth as u32)
-    }
-
-    /// Starts spare pilots until there are enough.
-    pub(crate) fn keep_spares(&mut self, pool: u32, out: &mut Vec<Output>) {
-        let spares = self.spares_wanted(pool);
-        let whole = self.pools[pool as usize].config.gpus_per_pilot;
-        let most = self.pools[pool as usize].config.max_pilots * u32::from(whole);
-        while self.spares_there(pool) < spares && self.gpus_coming(pool) + u32::from(whole) <= most {
-            let nodes = &self.pools[pool as usize].nodes;
-            let free = |n: &&u32| self.is_apart(pool, **n) && self.spare_gpus(**n) >= whole;
-            let Some(&node) = nodes.iter().find(free) else {
-                return;
-            };
-            self.submit_pilot(pool, None, Some(node), Some(whole), out);
         }
     }
 

@@ -39,11 +39,15 @@ pub(crate) struct Pool {
     pub moves: Habit,
     /// All its kernels' think times and run times: what stands in for a kernel without a past.
     pub think: Habit,
+    /// The think times by how many cells came before since the kernel was last away for long.
+    pub thinks: Vec<Habit>,
     pub runs: Habit,
     /// GPUs that the kernels with a replica could ask for.
     pub demand: u32,
     /// How much kernels of each size use of what they could ask for.
     pub loads: Vec<Load>,
+    /// When it is looked next whether pilots should be started ahead of need.
+    pub foreseeing: Option<Timestamp>,
 }
 
 /// The kernels of one size: GPU-seconds that they used of those that they were there to ask for.
@@ -66,6 +70,8 @@ pub(crate) struct Node {
     pub gpu_type: GpuType,
     pub gpu_mem_mib: u64,
     pub down: bool,
+    /// The burst partition that it is in; none: the pool's own.
+    pub burst: Option<String>,
     pub pilots: Vec<u32>,
     pub queue: BTreeSet<(Rank, u32)>,
     /// GPUs that the replicas placed here could ask for.
@@ -73,6 +79,8 @@ pub(crate) struct Node {
     pub replicas: u32,
     /// The kernels whose last cell ran here, or whose first is expected to.
     pub homes: BTreeSet<u32>,
+    /// The kernels with a replica here.
+    pub sitting: BTreeSet<u32>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -275,6 +283,8 @@ pub(crate) struct Kernel {
     /// The node that it was given for its own when it was placed: where a pilot is started for it.
     pub base: Option<u32>,
     pub think: Habit,
+    /// Cells since it was last away for long.
+    pub streak: u32,
     pub runs: Habit,
     /// Run times of its cells by print, the latest last.
     pub prints: Vec<(u64, Habit)>,
@@ -395,6 +405,7 @@ pub(crate) enum Timer {
     Report(u32, u64),
     Charge,
     Scale(u32),
+    Foresee(u32),
     Idle(JobId),
     Moving(u32, Incarnation),
     Planned(u32, Incarnation),

@@ -341,13 +341,15 @@ fn a_lost_pilot_loses_its_leases_and_says_so_once() {
     };
     assert_eq!(*outcome, Outcome::Lost);
     let (_, out) = w.submit(&k, Need::gpus(1));
-    let Output::Queued { reason, .. } = &out[0] else {
-        panic!()
+    let [Output::SubmitPilot { node, .. }, Output::Queued { reason, .. }] = &out[..] else {
+        panic!("{out:?}")
     };
     assert_eq!(
-        reason.to_string(),
-        "pool main has no job with GPUs on this kernel's nodes"
+        node.as_ref().map(|n| n.as_str()),
+        Some("n0"),
+        "another is brought there"
     );
+    assert_eq!(reason.to_string(), "pool main is starting a job with GPUs for it");
 }
 
 #[test]
@@ -654,4 +656,169 @@ fn a_kernel_of_which_nothing_is_left_is_forgotten() {
     assert!(kinds(&out).contains(&"forget"), "{out:?}");
     assert_eq!(w.core.kernel_count(), 0);
     w.core.sanity_check().unwrap();
+}
+
+fn facts(node: &str, gpus: u16) -> hop_core::NodeFacts {
+    hop_core::NodeFacts {
+        node: node.into(),
+        pool: "main".into(),
+        gpus,
+        gpu_type: "".into(),
+        gpu_mem_mib: 0,
+        cpus: 8,
+        rack: String::new(),
+    }
+}
+
+fn place(name: &str, gpus: u16) -> hop_core::PlaceKernel {
+    hop_core::PlaceKernel {
+        kernel: name.into(),
+        user: "ada".into(),
+        account: None,
+        pool: "main".into(),
+        replicas: 1,
+        default_need: Need::gpus(gpus),
+        mem_mib: 512,
+        cpus: 1,
+        avoid: Vec::new(),
+        name: String::new(),
+    }
+}
+
+/// The node of the one seat.
+fn placed(out: &[Output]) -> String {
+    let [Output::Place { seats, .. }] = out else {
+        panic!("{out:?}")
+    };
+    seats[0].node.to_string()
+}
+
+/// One pilot of a pool that may have one, on the third of four nodes.
+fn one_pilot() -> (World, JobId) {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 1;
+    let mut w = World::new(1, Config::default(), pool);
+    for n in 0..4 {
+        w.tell(Input::Node(facts(&format!("n{n}"), 2)));
+    }
+    let job = w.pilot("n2", 2, 8);
+    (w, job)
+}
+
+#[test]
+fn kernels_are_placed_where_pilots_are() {
+    let (mut w, _) = one_pilot();
+    for (i, gpus) in [0, 1, 0, 2].into_iter().enumerate() {
+        let out = w.tell(Input::PlaceKernel(place(&format!("k{i}"), gpus)));
+        assert_eq!(placed(&out), "n2");
+    }
+    w.core.sanity_check().unwrap();
+}
+
+#[test]
+fn a_pilot_comes_to_a_kernel_that_sits_where_none_is() {
+    let (mut w, job) = one_pilot();
+    let near = w.kernel("near", "ada", &["n2"], 1);
+    let far = w.kernel("far", "bob1", &["n0"], 1);
+    let (cell, _) = w.submit(&near, Need::gpus(1));
+    w.settle();
+    // The only pilot is busy.
+    let (_, out) = w.submit(&far, Need::gpus(1));
+    let [Output::Queued { reason, .. }] = &out[..] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(
+        reason.to_string(),
+        "pool main has no job with GPUs on this kernel's nodes, and none elsewhere lies idle that could give way (a \
+         restarted kernel is placed anew)"
+    );
+    w.end_cell(&near, &cell);
+    w.now = w.now + Span::from_secs(60);
+    w.tell(Input::Tick);
+    w.settle();
+    w.now = w.now + Span::from_secs(5);
+    let out = w.tell(Input::Tick);
+    let moved = out
+        .iter()
+        .position(|o| matches!(o, Output::SubmitPilot { node: Some(n), .. } if n.as_str() == "n0"));
+    let drained = out
+        .iter()
+        .position(|o| matches!(o, Output::DrainPilot { pilot } if *pilot == job));
+    assert!(moved.is_some() && moved < drained, "{out:?}");
+    w.core.sanity_check().unwrap();
+}
+
+#[test]
+fn a_cell_that_has_waited_very_long_has_a_busy_pilot_give_way() {
+    let (mut w, job) = one_pilot();
+    let near = w.kernel("near", "ada", &["n2"], 1);
+    let far = w.kernel("far", "bob1", &["n0"], 1);
+    w.submit(&near, Need::gpus(1));
+    w.settle();
+    w.submit(&far, Need::gpus(1));
+    let mut out = Vec::new();
+    for _ in 0..200 {
+        w.now = w.now + Span::from_secs(5);
+        out = w.tell(Input::Tick);
+        if out.iter().any(|o| matches!(o, Output::DrainPilot { .. })) {
+            break;
+        }
+    }
+    assert!(out.contains(&Output::DrainPilot { pilot: job }), "{out:?}");
+    assert!(
+        !out.iter().any(|o| matches!(o, Output::EndLease { .. })),
+        "what runs goes on"
+    );
+    w.core.sanity_check().unwrap();
+}
+
+#[test]
+fn burst_nodes_are_used_when_the_own_ones_are_full_and_given_back() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 1;
+    pool.scale = Some(hop_core::config::Scale {
+        learn: false,
+        right_size: false,
+        spares: 0,
+        idle_min: Span::from_secs(10),
+        idle_max: Span::from_secs(30),
+        ..hop_core::config::Scale::default()
+    });
+    pool.burst = vec![hop_core::config::Burst {
+        partition: "cloud".into(),
+        max_pilots: 1,
+        boot: Span::from_secs(60),
+        price: 1.0,
+    }];
+    let mut w = World::new(1, Config::default(), pool);
+    w.tell(Input::Node(facts("n0", 2)));
+    w.tell(Input::BurstNode {
+        facts: facts("b0", 2),
+        partition: "cloud".into(),
+    });
+    assert_eq!(
+        placed(&w.tell(Input::PlaceKernel(place("a", 0)))),
+        "n0",
+        "there is room"
+    );
+    w.pilot("n0", 2, 8);
+    let (a, b) = (w.kernel("a", "ada", &["n0"], 0), w.kernel("b", "ada", &["n0"], 0));
+    w.submit(&a, Need::gpus(2));
+    w.settle();
+    w.submit(&b, Need::gpus(2));
+    assert_eq!(placed(&w.tell(Input::PlaceKernel(place("c", 0)))), "b0");
+    let c = w.kernel("c", "ada", &["b0"], 0);
+    let (_, out) = w.submit(&c, Need::gpus(1));
+    let Output::SubmitPilot { partition, node, .. } = &out[0] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(
+        (partition.as_deref(), node.as_ref().map(|n| n.as_str())),
+        (Some("cloud"), Some("b0"))
+    );
+    w.core.sanity_check().unwrap();
+    // Another kernel there waits for that one too: the burst partition may have no more.
+    let d = w.kernel("d", "bob1", &["b0"], 0);
+    let (_, out) = w.submit(&d, Need::gpus(1));
+    assert_eq!(kinds(&out), ["queued"]);
 }

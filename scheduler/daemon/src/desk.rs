@@ -49,14 +49,24 @@ pub(crate) enum Seen {
     Over,
 }
 
+/// A pilot that the core wants.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Wish {
+    pub pool: PoolName,
+    /// A burst partition; none: the pool's own.
+    pub partition: Option<String>,
+    /// None: wherever it is of most use.
+    pub node: Option<NodeName>,
+    /// Its GPUs; none: as many as the pool's pilots have.
+    pub gpus: Option<u16>,
+}
+
 /// What is wanted of Slurm.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Act {
     Sbatch {
         ticket: u64,
-        pool: PoolName,
-        partition: Option<String>,
-        node: Option<NodeName>,
+        wish: Wish,
         exclude: Vec<NodeName>,
     },
     Scancel(JobId),
@@ -95,8 +105,8 @@ pub(crate) struct Desk {
 
 #[derive(Debug)]
 struct Ticket {
-    pool: PoolName,
-    partition: Option<String>,
+    wish: Wish,
+    /// Where it goes, by wish or by choice.
     node: Option<NodeName>,
     state: State,
     cancelled: bool,
@@ -119,45 +129,24 @@ struct Pause {
 
 impl Desk {
     /// A ticket of an earlier `hopd`.
-    pub(crate) fn restore(
-        &mut self,
-        ticket: u64,
-        pool: PoolName,
-        partition: Option<String>,
-        node: Option<NodeName>,
-        job: Option<JobId>,
-    ) {
+    pub(crate) fn restore(&mut self, ticket: u64, wish: Wish, job: Option<JobId>) {
         let state = job.map_or(State::Uncertain(0), State::Queued);
-        self.tickets.insert(
-            ticket,
-            Ticket {
-                pool,
-                partition,
-                node,
-                state,
-                cancelled: false,
-            },
-        );
+        self.insert(ticket, wish, state);
     }
 
-    pub(crate) fn want(
-        &mut self,
-        ticket: u64,
-        pool: PoolName,
-        partition: Option<String>,
-        node: Option<NodeName>,
-        now: Timestamp,
-    ) -> Vec<Act> {
-        self.tickets.insert(
-            ticket,
-            Ticket {
-                pool,
-                partition,
-                node,
-                state: State::Wanted,
-                cancelled: false,
-            },
-        );
+    fn insert(&mut self, ticket: u64, wish: Wish, state: State) {
+        let node = wish.node.clone();
+        let entry = Ticket {
+            wish,
+            node,
+            state,
+            cancelled: false,
+        };
+        self.tickets.insert(ticket, entry);
+    }
+
+    pub(crate) fn want(&mut self, ticket: u64, wish: Wish, now: Timestamp) -> Vec<Act> {
+        self.insert(ticket, wish, State::Wanted);
         self.submit_wanted(now)
     }
 
@@ -199,7 +188,7 @@ impl Desk {
         let Some(t) = self.tickets.get_mut(&ticket) else {
             return answer.ok().map(Act::Scancel).into_iter().collect();
         };
-        let pool = t.pool.clone();
+        let pool = t.wish.pool.clone();
         match answer {
             Ok(job) if t.cancelled => {
                 self.tickets.remove(&ticket);
@@ -220,7 +209,7 @@ impl Desk {
                     }
                     Failure::No(reason) => {
                         t.state = State::Wanted;
-                        t.node = None;
+                        t.node = t.wish.node.clone();
                         if t.cancelled {
                             self.tickets.remove(&ticket);
                         }
@@ -242,7 +231,8 @@ impl Desk {
         self.pauses.remove(pool);
         self.orphans.remove(&job);
         let of_job = self.tickets.iter().find(|(_, t)| t.state == State::Queued(job));
-        let waits = |t: &Ticket| t.pool == *pool && matches!(t.state, State::Wanted | State::Uncertain(_));
+        let waits =
+            |t: &Ticket| t.wish.pool == *pool && matches!(t.state, State::Wanted | State::Uncertain(_));
         let instead = || self.tickets.iter().find(|(_, t)| waits(t));
         let found = of_job.or_else(|| if known { None } else { instead() });
         let Some(ticket) = found.map(|(n, _)| *n) else {
@@ -419,8 +409,11 @@ impl Desk {
         }
         for (ticket, reason) in failed {
             if let Some(t) = self.tickets.remove(&ticket) {
-                self.pause(&t.pool, now);
-                acts.push(Act::Say(format!("a pilot for pool {} failed: {reason}", t.pool)));
+                self.pause(&t.wish.pool, now);
+                acts.push(Act::Say(format!(
+                    "a pilot for pool {} failed: {reason}",
+                    t.wish.pool
+                )));
                 acts.push(Act::Tell(Input::PilotFailed { ticket, reason }));
             }
         }
@@ -448,9 +441,9 @@ impl Desk {
         let wanted: Vec<u64> = self
             .tickets
             .iter()
-            .filter(|(_, t)| t.state == State::Wanted && !self.refused.contains_key(&t.pool))
-            .filter(|(_, t)| self.nodes.contains_key(&t.pool))
-            .filter(|(_, t)| self.pauses.get(&t.pool).is_none_or(|p| p.until <= now))
+            .filter(|(_, t)| t.state == State::Wanted && !self.refused.contains_key(&t.wish.pool))
+            .filter(|(_, t)| self.nodes.contains_key(&t.wish.pool))
+            .filter(|(_, t)| self.pauses.get(&t.wish.pool).is_none_or(|p| p.until <= now))
             .map(|(n, _)| *n)
             .collect();
         let mut acts = Vec::new();
@@ -463,9 +456,10 @@ impl Desk {
             t.node = node.clone();
             acts.push(Act::Sbatch {
                 ticket,
-                pool: t.pool.clone(),
-                partition: t.partition.clone(),
-                node,
+                wish: Wish {
+                    node,
+                    ..t.wish.clone()
+                },
                 exclude,
             });
         }
@@ -492,10 +486,10 @@ impl Desk {
             .iter()
             .filter_map(|job| self.places.get(job))
             .collect();
-        if t.partition.is_some() {
+        if t.wish.partition.is_some() {
             return (None, staying.into_iter().collect());
         }
-        let free = self.nodes[&t.pool].iter().filter(|n| !staying.contains(*n));
+        let free = self.nodes[&t.wish.pool].iter().filter(|n| !staying.contains(*n));
         let choice = free
             .min_by_key(|n| (!self.homes.contains(*n), leaving.contains(n)))
             .cloned();
@@ -512,7 +506,7 @@ impl Desk {
         self.tickets
             .values()
             .filter(|t| t.state == State::Wanted)
-            .filter_map(|t| self.pauses.get(&t.pool))
+            .filter_map(|t| self.pauses.get(&t.wish.pool))
             .map(|p| p.until)
             .filter(|until| *until > now)
             .min()
@@ -531,6 +525,15 @@ mod tests {
 
     fn pool() -> PoolName {
         "main".into()
+    }
+
+    fn wish() -> Wish {
+        Wish {
+            pool: pool(),
+            partition: None,
+            node: None,
+            gpus: None,
+        }
     }
 
     fn desk(nodes: &[&str]) -> Desk {
@@ -554,9 +557,10 @@ mod tests {
     fn sbatch(ticket: u64, node: Option<&str>, exclude: &[&str]) -> Act {
         Act::Sbatch {
             ticket,
-            pool: pool(),
-            partition: None,
-            node: node.map(Into::into),
+            wish: Wish {
+                node: node.map(Into::into),
+                ..wish()
+            },
             exclude: exclude.iter().map(|n| NodeName::from(*n)).collect(),
         }
     }
@@ -582,14 +586,8 @@ mod tests {
     #[test]
     fn pilots_spread_over_nodes_and_go_where_one_leaves_last() {
         let mut desk = desk(&["n1", "n2"]);
-        assert_eq!(
-            desk.want(1, pool(), None, None, NOW),
-            [sbatch(1, Some("n1"), &[])]
-        );
-        assert_eq!(
-            desk.want(2, pool(), None, None, NOW),
-            [sbatch(2, Some("n2"), &[])]
-        );
+        assert_eq!(desk.want(1, wish(), NOW), [sbatch(1, Some("n1"), &[])]);
+        assert_eq!(desk.want(2, wish(), NOW), [sbatch(2, Some("n2"), &[])]);
         assert_eq!(desk.submitted(1, Ok(JobId(11)), NOW), [queued(1, 11)]);
         assert_eq!(desk.submitted(2, Ok(JobId(12)), NOW), [queued(2, 12)]);
         assert_eq!(desk.agent_up(JobId(11), &pool(), true), []);
@@ -598,15 +596,9 @@ mod tests {
         let jobs = [seen(11, 1, "n1", Seen::Running), seen(12, 2, "n2", Seen::Running)];
         assert_eq!(desk.looked(&jobs, &pilots, NOW), []);
         // No node without a pilot: anywhere but there.
-        assert_eq!(
-            desk.want(3, pool(), None, None, NOW),
-            [sbatch(3, None, &["n1", "n2"])]
-        );
+        assert_eq!(desk.want(3, wish(), NOW), [sbatch(3, None, &["n1", "n2"])]);
         desk.drains(JobId(12));
-        assert_eq!(
-            desk.want(4, pool(), None, None, NOW),
-            [sbatch(4, Some("n2"), &[])]
-        );
+        assert_eq!(desk.want(4, wish(), NOW), [sbatch(4, Some("n2"), &[])]);
     }
 
     #[test]
@@ -615,22 +607,35 @@ mod tests {
         let pilots = [JobId(12)].into();
         assert_eq!(desk.looked(&[seen(12, 2, "n2", Seen::Running)], &pilots, NOW), []);
         desk.set_homes(["n2".into(), "n3".into()].into());
-        assert_eq!(
-            desk.want(3, pool(), None, None, NOW),
-            [sbatch(3, Some("n3"), &[])]
-        );
+        assert_eq!(desk.want(3, wish(), NOW), [sbatch(3, Some("n3"), &[])]);
         desk.looked(&[seen(12, 2, "n2", Seen::Suspended)], &pilots, NOW);
-        assert_eq!(
-            desk.want(4, pool(), None, None, NOW),
-            [sbatch(4, Some("n2"), &[])]
-        );
+        assert_eq!(desk.want(4, wish(), NOW), [sbatch(4, Some("n2"), &[])]);
+    }
+
+    #[test]
+    fn a_wish_for_a_node_a_partition_and_a_size_is_kept_to_whatever_slurm_says_first() {
+        let mut desk = desk(&["n1", "n2"]);
+        let here = Wish {
+            partition: Some("burst".into()),
+            node: Some("b1".into()),
+            gpus: Some(1),
+            ..wish()
+        };
+        let wanted = Act::Sbatch {
+            ticket: 1,
+            wish: here.clone(),
+            exclude: Vec::new(),
+        };
+        assert_eq!(desk.want(1, here, NOW), std::slice::from_ref(&wanted));
+        desk.submitted(1, Err(Failure::No("not now".into())), NOW);
+        assert_eq!(desk.submit_wanted(later(2)), [wanted]);
     }
 
     #[test]
     fn nothing_is_submitted_before_the_queue_was_looked_at() {
         let mut desk = Desk::default();
         desk.facts([(pool(), vec!["n1".into()])].into(), BTreeMap::new(), NOW);
-        assert_eq!(desk.want(1, pool(), None, None, NOW), []);
+        assert_eq!(desk.want(1, wish(), NOW), []);
         assert_eq!(
             desk.looked(&[], &BTreeSet::new(), NOW),
             [sbatch(1, Some("n1"), &[])]
@@ -640,7 +645,7 @@ mod tests {
     #[test]
     fn while_slurm_refuses_the_pauses_grow_and_the_core_hears_nothing() {
         let mut desk = desk(&["n1"]);
-        desk.want(1, pool(), None, None, NOW);
+        desk.want(1, wish(), NOW);
         let mut now = NOW;
         for pause in [2, 4, 8, 16, 32, 64, 120, 120] {
             let said = desk.submitted(1, Err(Failure::No("Slurm is away".into())), now);
@@ -657,12 +662,12 @@ mod tests {
     #[test]
     fn an_sbatch_that_timed_out_is_looked_for_by_name() {
         let mut desk = desk(&["n1"]);
-        desk.want(1, pool(), None, None, NOW);
+        desk.want(1, wish(), NOW);
         desk.submitted(1, Err(Failure::Uncertain("timeout".into())), NOW);
         let jobs = [seen(11, 1, "", Seen::Waiting)];
         assert_eq!(desk.looked(&jobs, &BTreeSet::new(), NOW), [queued(1, 11)]);
         // Another one had no effect.
-        desk.want(2, pool(), None, None, later(10));
+        desk.want(2, wish(), later(10));
         desk.submitted(2, Err(Failure::Uncertain("timeout".into())), later(10));
         assert_eq!(desk.looked(&jobs, &BTreeSet::new(), later(11)), []);
         let acts = silent(desk.looked(&jobs, &BTreeSet::new(), later(12)));
@@ -675,8 +680,8 @@ mod tests {
     #[test]
     fn pilots_of_an_earlier_hopd_are_adopted_and_strangers_cancelled() {
         let mut desk = Desk::default();
-        desk.restore(1, pool(), None, None, None);
-        desk.restore(2, pool(), None, None, Some(JobId(12)));
+        desk.restore(1, wish(), None);
+        desk.restore(2, wish(), Some(JobId(12)));
         let jobs = [
             seen(11, 1, "n1", Seen::Running),
             seen(12, 2, "n2", Seen::Waiting),
@@ -699,7 +704,7 @@ mod tests {
     #[test]
     fn an_agent_that_nobody_knows_takes_the_place_of_a_wanted_pilot() {
         let mut desk = Desk::default();
-        desk.want(1, pool(), None, None, NOW);
+        desk.want(1, wish(), NOW);
         assert_eq!(desk.agent_up(JobId(30), &pool(), false), [queued(1, 30)]);
         desk.facts([(pool(), vec!["n1".into()])].into(), BTreeMap::new(), NOW);
         assert_eq!(
@@ -733,14 +738,14 @@ mod tests {
     #[test]
     fn a_pilot_that_dies_before_it_speaks_is_told_once_and_the_pool_pauses() {
         let mut desk = desk(&["n1"]);
-        desk.want(1, pool(), None, None, NOW);
+        desk.want(1, wish(), NOW);
         desk.submitted(1, Ok(JobId(11)), NOW);
         let acts = silent(desk.looked(&[seen(11, 1, "n1", Seen::Over)], &BTreeSet::new(), NOW));
         assert!(matches!(
             &acts[..],
             [Act::Tell(Input::PilotFailed { ticket: 1, .. })]
         ));
-        assert_eq!(desk.want(2, pool(), None, None, later(1)), []);
+        assert_eq!(desk.want(2, wish(), later(1)), []);
         assert_eq!(desk.submit_wanted(later(2)), [sbatch(2, Some("n1"), &[])]);
     }
 
@@ -751,7 +756,7 @@ mod tests {
         let nodes: BTreeMap<_, _> = [(pool(), vec!["n1".into()])].into();
         assert_eq!(desk.facts(nodes.clone(), refused.clone(), NOW).len(), 1);
         assert_eq!(desk.facts(nodes.clone(), refused, NOW), []);
-        assert_eq!(desk.want(1, pool(), None, None, NOW), []);
+        assert_eq!(desk.want(1, wish(), NOW), []);
         assert_eq!(desk.refusal(&pool()), Some("ConstrainDevices is off"));
         assert_eq!(
             desk.facts(nodes, BTreeMap::new(), NOW),
@@ -762,10 +767,10 @@ mod tests {
     #[test]
     fn a_cancelled_ticket_leaves_no_job() {
         let mut desk = desk(&["n1"]);
-        desk.want(1, pool(), None, None, NOW);
+        desk.want(1, wish(), NOW);
         assert_eq!(desk.cancel(1, None), []);
         assert_eq!(desk.submitted(1, Ok(JobId(11)), NOW), [Act::Scancel(JobId(11))]);
-        desk.want(2, pool(), None, None, NOW);
+        desk.want(2, wish(), NOW);
         desk.submitted(2, Ok(JobId(12)), NOW);
         assert_eq!(desk.cancel(2, Some(JobId(12))), [Act::Scancel(JobId(12))]);
         assert_eq!(desk.cancel(9, Some(JobId(19))), [Act::Scancel(JobId(19))]);

@@ -6,7 +6,7 @@
 
 use crate::access::{self, Access};
 use crate::books::Books;
-use crate::desk::{Act, Desk, Failure, Seen};
+use crate::desk::{Act, Desk, Failure, Seen, SeenJob, Wish};
 use crate::server::{Caller, ConnId, Incoming};
 use crate::slurm::{Facts, Owner, Queue, SlurmSide};
 use crate::views;
@@ -141,6 +141,8 @@ pub(crate) struct Scheduler {
     accounting: Arc<Accounting>,
     slurm: SlurmSide,
     stepmgr: bool,
+    /// Nodes of burst partitions, with these.
+    burst_nodes: BTreeMap<NodeName, String>,
     conns: HashMap<ConnId, Conn>,
     agents: HashMap<JobId, ConnId>,
     replicas: HashMap<ReplicaId, Replica>,
@@ -215,7 +217,13 @@ impl Scheduler {
                 (BookKey::Core(key), BookValue::Core(value)) => {
                     match (&key, &value) {
                         (Key::Ticket(n), Value::Ticket(t)) => {
-                            desk.restore(*n, t.pool.clone(), t.partition.clone(), t.node.clone(), t.job);
+                            let wish = Wish {
+                                pool: t.pool.clone(),
+                                partition: t.partition.clone(),
+                                node: t.node.clone(),
+                                gpus: (t.gpus > 0).then_some(t.gpus),
+                            };
+                            desk.restore(*n, wish, t.job);
                         }
                         (Key::Lease(id), _) => leases.push(*id),
                         (Key::Counters, Value::Counters(c)) => counters = *c,
@@ -257,6 +265,7 @@ impl Scheduler {
             journal,
             accounting: Arc::new(accounting),
             stepmgr: false,
+            burst_nodes: BTreeMap::new(),
             conns: HashMap::new(),
             agents: HashMap::new(),
             replicas: HashMap::new(),
@@ -426,9 +435,15 @@ impl Scheduler {
                 pool,
                 partition,
                 node,
-                ..
+                gpus,
             } => {
-                let acts = self.desk.want(ticket, pool, partition, node, self.clock.now());
+                let wish = Wish {
+                    pool,
+                    partition,
+                    node,
+                    gpus,
+                };
+                let acts = self.desk.want(ticket, wish, self.clock.now());
                 self.act(acts);
             }
             Output::CancelPilot { ticket, job } => {
@@ -478,7 +493,8 @@ impl Scheduler {
             Output::Place { kernel, seats } => self.placed(&kernel, Ok(seats)),
             Output::PlaceRefused { kernel, reason } => self.placed(&kernel, Err(reason.to_string())),
             Output::Migrate { kernel, .. } => {
-                // No pool asks for migration (views::pools), so this is a defect to be seen.
+                // No pool asks for migration: a kernel has one replica, which can't be moved with its variables
+                // (views::core_pool). So this is a defect to be seen.
                 warn!(%kernel, "a migration was asked for that this hopd can't carry out");
             }
             Output::Forget { kernel } => {
@@ -574,9 +590,9 @@ impl Scheduler {
                     .into_iter()
                     .map(|s| SeatPlan {
                         incarnation: s.incarnation,
+                        partition: self.burst_nodes.get(&s.node).unwrap_or(&seat.partition).clone(),
                         node: s.node,
                         existing: s.existing,
-                        partition: seat.partition.clone(),
                         mem_mib: s.mem_mib,
                         cpus: s.cpus,
                         time_limit_min: seat.time_limit_min,
@@ -603,17 +619,20 @@ impl Scheduler {
                 }
                 Act::Sbatch {
                     ticket,
-                    pool,
-                    partition,
-                    node,
+                    wish,
                     exclude,
                 } => {
-                    info!(ticket, %pool, node = ?node, "a pilot is submitted");
+                    info!(
+                        ticket,
+                        pool = %wish.pool,
+                        partition = wish.partition,
+                        node = wish.node.as_ref().map(NodeName::as_str),
+                        gpus = wish.gpus,
+                        "a pilot is submitted"
+                    );
                     let (slurm, reports, stepmgr) = (self.slurm.clone(), self.reports.clone(), self.stepmgr);
                     tokio::spawn(async move {
-                        let answer = slurm
-                            .sbatch(ticket, &pool, partition, node, exclude, stepmgr)
-                            .await;
+                        let answer = slurm.sbatch(ticket, &wish, exclude, stepmgr).await;
                         let _ = reports.send(Report::Submitted { ticket, answer });
                     });
                 }
@@ -1448,17 +1467,28 @@ impl Scheduler {
                     info!("Slurm answers again");
                 }
                 let pilots: BTreeSet<JobId> = self.core.pilots().iter().map(|p| p.pilot).collect();
-                for job in &queue.pilots {
-                    if job.state == Seen::Waiting {
-                        debug!(job = %job.job, reason = job.reason, "a pilot waits");
-                    }
-                }
+                self.say_what_pilots_wait_for(&queue.pilots);
                 let acts = self.desk.looked(&queue.pilots, &pilots, now);
                 self.act(acts);
                 self.seats_gone(&queue.alive);
             }
         }
         self.due.insert((now + self.look_pause, Due::Look));
+    }
+
+    /// A pilot that Slurm doesn't start is why cells wait: `hop info` says it.
+    fn say_what_pilots_wait_for(&mut self, jobs: &[SeenJob]) {
+        let waiting = jobs.iter().filter(|j| j.state == Seen::Waiting);
+        let said: Vec<String> = waiting
+            .filter(|j| !["", "None", "Priority"].contains(&j.reason.as_str()))
+            .map(|j| format!("{} ({})", j.job, j.reason))
+            .collect();
+        if said.is_empty() {
+            self.problems.remove("pilots");
+        } else {
+            let text = format!("Pilots wait in Slurm's queue: {}.", said.join(", "));
+            self.problems.insert("pilots", text);
+        }
     }
 
     fn seats_gone(&mut self, alive: &[JobId]) {
@@ -1606,6 +1636,14 @@ impl Scheduler {
                 self.problems.remove("facts");
                 self.stepmgr = facts.stepmgr;
                 self.todo.extend(facts.nodes.into_iter().map(Input::Node));
+                self.burst_nodes = facts
+                    .burst
+                    .iter()
+                    .map(|(node, partition)| (node.node.clone(), partition.clone()))
+                    .collect();
+                let burst = facts.burst.into_iter();
+                self.todo
+                    .extend(burst.map(|(facts, partition)| Input::BurstNode { facts, partition }));
                 self.todo.extend(
                     facts
                         .down

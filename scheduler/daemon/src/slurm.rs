@@ -2,15 +2,16 @@
 //!
 //! Each call runs in a task of its own and answers with an event, so Slurm never holds up a decision.
 
-use crate::desk::{Failure, Seen, SeenJob, job_name};
+use crate::desk::{Failure, Seen, SeenJob, Wish, job_name};
 use crate::limits::{self, Books};
 use hop_api::config::{Config, Isolation, Pool};
 use hop_core::NodeFacts;
 use hop_core::config::{Limits, Shares};
 use hop_core::id::{AccountName, JobId, NodeName, PoolName, UserName};
 use hop_slurm::gres::Gres;
+use hop_slurm::span::TimeLimit;
 use hop_slurm::state::JobState;
-use hop_slurm::{Job, JobFilter, JobSpec, Settings, Slurm, SubmitError};
+use hop_slurm::{Job, JobFilter, JobSpec, Node, Partition, Settings, Slurm, SubmitError};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -18,6 +19,8 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub nodes: Vec<NodeFacts>,
+    /// Nodes of pools' burst partitions, with these.
+    pub burst: Vec<(NodeFacts, String)>,
     pub down: Vec<NodeName>,
     /// Usable nodes of each pool.
     pub usable: BTreeMap<PoolName, Vec<NodeName>>,
@@ -65,16 +68,11 @@ impl SlurmSide {
     pub(crate) async fn sbatch(
         &self,
         ticket: u64,
-        pool_name: &PoolName,
-        partition: Option<String>,
-        node: Option<NodeName>,
+        wish: &Wish,
         exclude: Vec<NodeName>,
         stepmgr: bool,
     ) -> Result<JobId, Failure> {
-        let Some(pool) = self.config.pool.get(pool_name) else {
-            return Err(Failure::No(format!("there is no pool {pool_name}")));
-        };
-        let spec = self.pilot_spec(ticket, pool_name, pool, partition, node, exclude, stepmgr)?;
+        let spec = self.pilot_spec(ticket, wish, exclude, stepmgr)?;
         self.slurm.submit(&spec).await.map_err(|error| {
             let text = chain(&error);
             match error {
@@ -85,18 +83,19 @@ impl SlurmSide {
         })
     }
 
-    #[expect(clippy::too_many_arguments, reason = "each is one option of sbatch")]
     fn pilot_spec(
         &self,
         ticket: u64,
-        pool_name: &PoolName,
-        pool: &Pool,
-        partition: Option<String>,
-        node: Option<NodeName>,
+        wish: &Wish,
         exclude: Vec<NodeName>,
         stepmgr: bool,
     ) -> Result<JobSpec, Failure> {
-        let gres = match (pool.gpus_per_pilot, &pool.gpu_type) {
+        let pool_name = &wish.pool;
+        let Some(pool) = self.config.pool.get(pool_name) else {
+            return Err(Failure::No(format!("there is no pool {pool_name}")));
+        };
+        let gpus = wish.gpus.unwrap_or(pool.gpus_per_pilot);
+        let gres = match (gpus, &pool.gpu_type) {
             (0, _) => Vec::new(),
             (n, Some(t)) => vec![format!("gpu:{t}:{n}")],
             (n, None) => vec![format!("gpu:{n}")],
@@ -109,13 +108,13 @@ impl SlurmSide {
         Ok(JobSpec {
             script: self.script(pool_name),
             name: job_name(pool_name, ticket),
-            partition: Some(partition.unwrap_or_else(|| pool.partition.clone())),
+            partition: Some(wish.partition.clone().unwrap_or_else(|| pool.partition.clone())),
             account: pool.account.clone(),
-            nodelist: node.into_iter().collect(),
+            nodelist: wish.node.iter().cloned().collect(),
             exclude,
             nodes: Some(1),
             ntasks: Some(1),
-            cpus_per_task: Some(pool.cpus_per_pilot.into()),
+            cpus_per_task: Some(pool.cpus_for(gpus).into()),
             gres,
             time_limit_min: (pool.time_limit_min > 0).then_some(pool.time_limit_min),
             workdir: Some("/".into()),
@@ -245,6 +244,7 @@ done
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
         let mut facts = Facts {
             nodes: Vec::new(),
+            burst: Vec::new(),
             down: Vec::new(),
             usable: BTreeMap::new(),
             refused: BTreeMap::new(),
@@ -284,16 +284,68 @@ done
                 usable.push(node.name.clone());
             }
         }
+        self.burst_facts(&partitions, &nodes, &mut facts);
         Ok(facts)
+    }
+
+    /// Nodes of burst partitions. Of one that is powered down Slurm may tell the name alone: then it is taken to be
+    /// as large as a pilot of the pool.
+    fn burst_facts(&self, partitions: &[Partition], nodes: &[Node], facts: &mut Facts) {
+        for (name, pool) in &self.config.pool {
+            for burst in &pool.burst {
+                let Some(partition) = partitions.iter().find(|p| p.name == burst.partition) else {
+                    let why = format!("Slurm has no partition {} (burst)", burst.partition);
+                    facts.refused.insert(name.clone(), why);
+                    continue;
+                };
+                for node in &partition.nodes {
+                    let known = nodes.iter().find(|n| n.name == *node);
+                    if known.is_some_and(|n| !n.state.is_usable() && !n.state.is_powered_down()) {
+                        facts.down.push(node.clone());
+                    }
+                    let gpus = known.map_or_else(
+                        || u64::from(pool.gpus_per_pilot),
+                        |n| hop_slurm::gres::gpus(&n.gres),
+                    );
+                    let gpu = known.and_then(|n| n.gres.iter().find(|g| g.name == "gpu"));
+                    let there = NodeFacts {
+                        node: node.clone(),
+                        pool: name.clone(),
+                        gpus: u16::try_from(gpus).unwrap_or(u16::MAX),
+                        gpu_type: gpu.map_or_else(
+                            || pool.gpu_type.as_deref().unwrap_or_default().into(),
+                            Gres::gpu_type,
+                        ),
+                        gpu_mem_mib: pool.gpu_mem_mib,
+                        cpus: known
+                            .map_or(pool.cpus_per_pilot, |n| u16::try_from(n.cpus).unwrap_or(u16::MAX)),
+                        rack: String::new(),
+                    };
+                    facts.burst.push((there, burst.partition.clone()));
+                }
+            }
+        }
     }
 }
 
-fn refusal(pool: &Pool, partition: Option<&hop_slurm::Partition>, constrained: bool) -> Option<String> {
+fn refusal(pool: &Pool, partition: Option<&Partition>, constrained: bool) -> Option<String> {
     let Some(partition) = partition else {
         return Some(format!("Slurm has no partition {}", pool.partition));
     };
     if pool.isolation == Isolation::None {
         return None;
+    }
+    // A pilot is replaced so long before its end; it has to be of use in between.
+    let minutes = match (pool.time_limit_min, partition.max_time) {
+        (0, TimeLimit::At(span)) => Some(span.0 / 60_000_000),
+        (0, _) => None,
+        (minutes, _) => Some(minutes.into()),
+    };
+    if let Some(minutes) = minutes.filter(|m| m * 60 < 2 * u64::from(pool.rotate_before_s)) {
+        return Some(format!(
+            "its pilots end after {minutes} min and are to be replaced {} s before: lower rotate_before_s",
+            pool.rotate_before_s
+        ));
     }
     if !constrained {
         return Some(
@@ -357,10 +409,13 @@ mod tests {
     #[test]
     fn a_pilot_is_one_named_job_on_one_node() {
         let side = side();
-        let (name, pool) = side.config.pool.iter().next().unwrap();
-        let spec = side
-            .pilot_spec(5, name, pool, None, Some("n1".into()), vec![], true)
-            .unwrap();
+        let wish = Wish {
+            pool: "main".into(),
+            partition: None,
+            node: Some("n1".into()),
+            gpus: None,
+        };
+        let spec = side.pilot_spec(5, &wish, vec![], true).unwrap();
         assert_eq!(spec.name, "gresshopper-pilot.main.5");
         assert_eq!(
             (spec.nodes, spec.cpus_per_task, spec.stepmgr),
@@ -370,6 +425,17 @@ mod tests {
         assert_eq!(spec.nodelist, [NodeName::from("n1")]);
         assert!(!spec.requeue && spec.time_limit_min.is_none());
         assert!(spec.script.starts_with("#!/bin/sh\n"));
+        let small = Wish {
+            partition: Some("burst".into()),
+            gpus: Some(1),
+            ..wish
+        };
+        let small = side.pilot_spec(6, &small, vec![], true).unwrap();
+        assert_eq!(
+            (small.partition.as_deref(), small.cpus_per_task),
+            (Some("burst"), Some(4))
+        );
+        assert_eq!(small.gres, [Gres::parse("gpu:1").unwrap()]);
         assert!(
             spec.script
                 .contains("'/opt/gresshopper/bin/hop-agent' run --pool 'main'")

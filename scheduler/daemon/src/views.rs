@@ -25,7 +25,38 @@ fn core_pool(name: &PoolName, pool: &Pool) -> PoolConfig {
         min_pilots: pool.min_pilots,
         max_pilots: pool.max_pilots,
         linger: Linger::Fixed(pool.linger()),
+        rotate_before: Span::from_secs(pool.rotate_before_s.into()),
+        pack: pool.scale.is_some(),
+        scale: pool.scale.as_ref().map(core_scale),
+        burst: pool.burst.iter().map(core_burst).collect(),
+        // A kernel has one replica, whose variables can't be taken along.
+        migrate: None,
         ..PoolConfig::fixed(name.as_str(), 0, pool.gpus_per_pilot, pool.cpus_per_pilot)
+    }
+}
+
+fn core_scale(scale: &hop_api::config::Scale) -> hop_core::config::Scale {
+    let seconds = |n: u32| Span::from_secs(n.into());
+    hop_core::config::Scale {
+        idle_min: seconds(scale.idle_min_s),
+        idle_max: seconds(scale.idle_max_s),
+        worth: scale.worth,
+        learn: scale.learn,
+        right_size: scale.right_size,
+        too_small: scale.too_small as f32,
+        spares: scale.spares,
+        spare_share: scale.spare_share,
+        spare_nodes: scale.spare_nodes,
+        boot: seconds(scale.boot_s),
+    }
+}
+
+fn core_burst(burst: &hop_api::config::Burst) -> hop_core::config::Burst {
+    hop_core::config::Burst {
+        partition: burst.partition.clone(),
+        max_pilots: burst.max_pilots,
+        boot: Span::from_secs(burst.boot_s.into()),
+        price: burst.price,
     }
 }
 
