@@ -1,0 +1,321 @@
+//! Who will want GPUs next, and what an idle pilot is worth to them.
+//!
+//! A kernel that is quiet comes back by its own think times, blended with those of all kernels that had worked as long
+//! without a break. An idle pilot serves every kernel with a replica on its node, so its worth is the sum over these,
+//! less what other idle GPUs would serve as well. Pilots are started ahead of need where that sum is large: on the
+//! nodes set apart, where all have a replica, and at home for a kernel that runs elsewhere for now.
+
+use crate::config::Scale;
+use crate::core::Core;
+use crate::id::LeaseId;
+use crate::output::Output;
+use crate::state::{LeaseState, PilotState, Timer};
+use crate::time::Span;
+use std::collections::BTreeSet;
+
+/// How often it is looked whether idle pilots should be started ahead of need.
+const EVERY: Span = Span::from_secs(30);
+/// After GPUs that were kept for the next comer were taken.
+const SOON: Span = Span::from_secs(1);
+/// A pilot that isn't there must be worth this many times one that is, or they would come and go.
+const INERTIA: f64 = 1.3;
+/// How much the other kernels' think times count beside a kernel's own: as if so many of its own.
+const OTHERS: f32 = 10.0;
+/// What it is worth to run where the last cell ran, beside what it is worth not to wait.
+const SAME: f64 = 0.25;
+/// How often what other idle GPUs would serve finds them gone.
+const UNSURE: f64 = 0.25;
+/// A kernel that was quiet for longer was away.
+const AWAY: Span = Span::from_secs(3600);
+/// What a cell is expected to take, and a person to think, before any has.
+const UNKNOWN: Span = Span::from_secs(300);
+/// Classes of [`streak_class`].
+pub(crate) const STREAKS: usize = 8;
+
+/// Cells since a kernel was last away, in classes of 0, 1, 2 and 3, 4 to 7, ...: who has worked for long without a
+/// break goes on, who has just begun may have come for one cell.
+pub(crate) fn streak_class(streak: u32) -> usize {
+    (streak.checked_ilog2().map_or(0, |l| l + 1) as usize).min(STREAKS - 1)
+}
+
+/// One size of need on a node.
+#[derive(Debug, Clone, Copy)]
+struct Demand {
+    gpus: u16,
+    /// Cells a second that would be served here.
+    rate: f64,
+    /// What it is worth that they find GPUs, in idle GPUs.
+    worth: f64,
+    /// Such needs that what lies idle here already would serve.
+    lanes: u16,
+}
+
+impl Core {
+    /// The kernel's next cell has come after `think`.
+    pub(crate) fn learn_pace(&mut self, kernel: u32, think: Span) {
+        let k = &mut self.kernels[kernel];
+        let pool = &mut self.pools[k.pool as usize];
+        k.think.observe(think);
+        pool.think.observe_of_many(think);
+        pool.thinks[streak_class(k.streak)].observe_of_many(think);
+        k.streak = if think > AWAY {
+            0
+        } else {
+            k.streak.saturating_add(1)
+        };
+    }
+
+    /// How often a second the kernel's next cell is expected.
+    fn comes_back(&self, kernel: u32) -> f64 {
+        let k = &self.kernels[kernel];
+        let pool = &self.pools[k.pool as usize];
+        let others = &pool.thinks[streak_class(k.streak)];
+        if let Some(since) = self.busy_since(kernel) {
+            let run = k.runs.remaining(&pool.runs, OTHERS, self.now.since(since), 0.5);
+            let think = k.think.remaining(others, OTHERS, Span::ZERO, 0.5);
+            let both = run.unwrap_or(UNKNOWN).0 + think.unwrap_or(UNKNOWN).0;
+            return 1e6 / both.max(1) as f64;
+        }
+        k.think.index(others, OTHERS, self.now.since(k.quiet_since))
+    }
+
+    /// Since when the kernel has a cell that runs or starts or waits.
+    fn busy_since(&self, kernel: u32) -> Option<crate::time::Timestamp> {
+        let k = &self.kernels[kernel];
+        let since = |l: &LeaseId| match &self.leases[l].state {
+            LeaseState::Running(r) => Some(r.since),
+            LeaseState::Starting { .. } => Some(self.now),
+            LeaseState::Lingering { .. } | LeaseState::Ending { .. } => None,
+        };
+        let waits = (!k.cells.is_empty()).then_some(self.now);
+        k.leases.iter().find_map(since).or(waits)
+    }
+
+    /// How many needs of so many GPUs could be served on the node at once; `but`: not by this pilot. One that is much
+    /// too large isn't there for small needs before it is broken anyway.
+    fn lanes(&self, node: u32, gpus: u16, but: Option<u32>) -> u16 {
+        let pilots = self.nodes[node as usize]
+            .pilots
+            .iter()
+            .map(|p| (p, &self.pilots[*p]));
+        pilots
+            .filter(|(i, p)| Some(**i) != but && p.state == PilotState::Up)
+            .filter(|(_, p)| p.gpus() < 4 * gpus || !p.leases.is_empty())
+            .map(|(_, p)| p.free_gpus() / gpus.max(1))
+            .sum()
+    }
+
+    /// What could be asked for on the node, by size of need; `but`: beside what this pilot would serve. Where none is
+    /// named, it is looked ahead: then only those count for whom a pilot is started ahead of need.
+    fn demands(&self, pool: u32, node: u32, but: Option<u32>) -> Vec<Demand> {
+        let mut demands: Vec<Demand> = Vec::new();
+        let Some(scale) = self.scale(pool) else {
+            return demands;
+        };
+        let ahead = but.is_none() && !self.is_apart(pool, node);
+        for &k in &self.nodes[node as usize].sitting {
+            let kernel = &self.kernels[k];
+            let sits =
+                |r: &crate::state::Replica| r.node == node && kernel.bound.is_none_or(|b| b == r.incarnation);
+            let counts = kernel.pool == pool && !kernel.closed && kernel.replicas.iter().any(sits);
+            if !counts || ahead && !self.returns_to(k, node) {
+                continue;
+            }
+            let back = self.comes_back(k);
+            let total: f32 = kernel.sizes.iter().map(|(_, w)| w).sum();
+            let unknown = [(kernel.default_need.gpus, 1.0)];
+            let (sizes, total) = match total > 0.0 {
+                true => (&kernel.sizes[..], total),
+                false => (&unknown[..], 1.0),
+            };
+            for &(gpus, weight) in sizes.iter().filter(|(g, _)| *g > 0) {
+                let worth = self.worth_here(scale, k, node, gpus);
+                if worth <= 0.0 {
+                    continue;
+                }
+                let known = demands.iter().position(|d| d.gpus == gpus);
+                let i = known.unwrap_or_else(|| {
+                    demands.push(Demand {
+                        gpus,
+                        rate: 0.0,
+                        worth: 0.0,
+                        lanes: self.lanes(node, gpus, but),
+                    });
+                    demands.len() - 1
+                });
+                let rate = back * f64::from(weight / total);
+                demands[i].rate += rate;
+                demands[i].worth += rate * worth;
+            }
+        }
+        demands
+    }
+
+    /// The kernel runs elsewhere for now, and this is the node that it was given for its own.
+    fn returns_to(&self, k: u32, node: u32) -> bool {
+        let kernel = &self.kernels[k];
+        kernel.base == Some(node) && kernel.home != Some(node) && self.busy_since(k).is_some()
+    }
+
+    /// What it is worth that this kernel finds so many GPUs idle on this node, in GPU-seconds.
+    fn worth_here(&self, scale: &Scale, k: u32, node: u32, gpus: u16) -> f64 {
+        let kernel = &self.kernels[k];
+        // What it runs on now is there again when its cell is over.
+        let own = |n: u32| {
+            let mut own = kernel.leases.iter().map(|l| &self.pilots[self.leases[l].pilot]);
+            own.any(|p| p.node == n && p.state == PilotState::Up && p.gpus() >= gpus)
+        };
+        let elsewhere = |n: u32| n != node && (self.lanes(n, gpus, None) > 0 || own(n));
+        if kernel.home == Some(node) {
+            let served = kernel.replicas.iter().any(|r| elsewhere(r.node));
+            return scale.worth * (SAME + if served { UNSURE } else { 1.0 });
+        }
+        let earlier = kernel.replicas.iter().take_while(|r| r.node != node);
+        let served = kernel.home.is_some_and(elsewhere) || earlier.into_iter().any(|r| elsewhere(r.node));
+        if served { 0.0 } else { scale.worth }
+    }
+
+    /// Seconds for which GPUs that were taken are missing until others are there.
+    fn refill(&self, pool: u32) -> f64 {
+        let p = &self.pools[pool as usize];
+        let told = p.config.scale.as_ref().map_or(Span::from_secs(10), |s| s.boot);
+        let boot = p.boots.remaining(&p.boots, 0.0, Span::ZERO, 0.9).unwrap_or(told);
+        boot.as_secs_f64() + SOON.as_secs_f64()
+    }
+
+    /// Whether the idle pilot is worth its GPUs now.
+    pub(crate) fn worth_keeping(&self, pilot: u32) -> bool {
+        let p = &self.pilots[pilot];
+        let demands = self.demands(p.pool, p.node, Some(pilot));
+        adds(&demands, p.gpus(), self.refill(p.pool)) > f64::from(p.gpus())
+    }
+
+    // --- ahead of need ---
+
+    /// Starts pilots where cells are expected that would find no GPU.
+    pub(crate) fn foresee(&mut self, pool: u32, out: &mut Vec<Output>) {
+        self.pools[pool as usize].foreseeing = None;
+        if self.scale(pool).is_none_or(|s| !s.learn) {
+            return;
+        }
+        let refill = self.refill(pool);
+        for node in self.worth_a_look(pool) {
+            self.foresee_on(pool, node, refill, out);
+        }
+        self.foresee_in(pool, EVERY);
+    }
+
+    /// The nodes set apart, and those to which somebody returns who runs elsewhere.
+    fn worth_a_look(&self, pool: u32) -> BTreeSet<u32> {
+        let all = &self.pools[pool as usize].nodes;
+        let apart = all.iter().copied().filter(|&n| self.is_apart(pool, n));
+        let returns = self.kernels.iter().filter_map(|(k, kernel)| {
+            let base = kernel.base.filter(|_| kernel.pool == pool)?;
+            self.returns_to(k, base).then_some(base)
+        });
+        apart.chain(returns).collect()
+    }
+
+    fn foresee_on(&mut self, pool: u32, node: u32, refill: f64, out: &mut Vec<Output>) {
+        let coming = self.tickets.values().any(|t| t.node == Some(node));
+        let free = self.spare_gpus(node);
+        if self.nodes[node as usize].down || coming || free == 0 {
+            return;
+        }
+        let demands = self.demands(pool, node, None);
+        let best = demands
+            .iter()
+            .map(|d| {
+                let size = self.pilot_size(pool, d.gpus, 0);
+                (adds(&demands, size, refill) - INERTIA * f64::from(size), size)
+            })
+            .filter(|&(gain, size)| gain > 0.0 && size <= free)
+            .max_by(|a, b| a.0.total_cmp(&b.0));
+        let Some((_, size)) = best else { return };
+        let spare = !self.is_apart(pool, node) || self.may_spare(pool, size);
+        if spare && self.may_add(pool, node, size) {
+            self.submit_pilot(pool, None, Some(node), Some(size), out);
+        }
+    }
+
+    /// Whether so many GPUs more may lie idle on the nodes set apart.
+    fn may_spare(&self, pool: u32, size: u16) -> bool {
+        let Some(scale) = self.scale(pool) else {
+            return false;
+        };
+        let p = &self.pools[pool as usize];
+        let whole = u32::from(p.config.gpus_per_pilot);
+        let share = (f64::from(p.held) * scale.spare_share) as u32;
+        let most = (scale.spares * whole).min(share.max(whole));
+        let apart = |n: u32| self.is_apart(pool, n);
+        let idle = p.pilots.iter().map(|&i| &self.pilots[i]);
+        let idle = idle.filter(|p| p.state == PilotState::Up && p.leases.is_empty() && apart(p.node));
+        let coming = self.tickets.values().filter(|t| t.node.is_some_and(apart));
+        let there = idle.map(crate::state::Pilot::gpus).chain(coming.map(|t| t.gpus));
+        there.map(u32::from).sum::<u32>() + u32::from(size) <= most
+    }
+
+    /// Sees to it that [`Self::foresee`] is called within `span`.
+    pub(crate) fn foresee_in(&mut self, pool: u32, span: Span) {
+        let when = self.now + span;
+        let set = self.pools[pool as usize].foreseeing;
+        if self.scale(pool).is_none_or(|s| !s.learn) || set.is_some_and(|w| w <= when) {
+            return;
+        }
+        if let Some(old) = set {
+            self.timers.remove(&(old, Timer::Foresee(pool)));
+        }
+        self.pools[pool as usize].foreseeing = Some(when);
+        self.at(when, Timer::Foresee(pool));
+    }
+
+    /// GPUs of the pool were taken, or are gone: perhaps others should be made ready.
+    pub(crate) fn foresee_soon(&mut self, pool: u32) {
+        self.foresee_in(pool, SOON);
+    }
+}
+
+/// What a pilot of `size` GPUs adds on a node with these demands, in GPUs; `refill`: seconds until one that was taken
+/// is replaced.
+fn adds(demands: &[Demand], size: u16, refill: f64) -> f64 {
+    let added = |d: &Demand| {
+        let load = d.rate * refill;
+        let (without, with) = (blocked(d.lanes, load), blocked(d.lanes + size / d.gpus, load));
+        d.worth * (without - with)
+    };
+    demands.iter().filter(|d| d.gpus <= size).map(added).sum()
+}
+
+/// The share of those who come that find none of `lanes` free, where `load` come while one is missing (Erlang B).
+fn blocked(lanes: u16, load: f64) -> f64 {
+    let next = |b: f64, i: u16| load * b / (f64::from(i) + load * b);
+    (1..=lanes).fold(1.0, next)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_second_idle_pilot_is_worth_less_than_the_first() {
+        let demand = |lanes| Demand {
+            gpus: 1,
+            rate: 0.02,
+            worth: 100.0,
+            lanes,
+        };
+        let worth: Vec<f64> = (0..4).map(|lanes| adds(&[demand(lanes)], 1, 5.0)).collect();
+        assert!(worth.windows(2).all(|w| w[1] < w[0] / 2.0), "{worth:?}");
+        assert!(
+            (blocked(1, 0.5) - 1.0 / 3.0).abs() < 1e-12,
+            "Erlang B of one lane"
+        );
+        assert!(blocked(0, 3.0) == 1.0 && adds(&[demand(0)], 0, 5.0) == 0.0);
+    }
+
+    #[test]
+    fn streaks_are_classed_by_powers_of_two() {
+        let classes: Vec<usize> = [0, 1, 2, 3, 4, 7, 8, 1000].map(streak_class).to_vec();
+        assert_eq!(classes, [0, 1, 2, 2, 3, 3, 4, STREAKS - 1]);
+    }
+}
