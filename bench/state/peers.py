@@ -57,8 +57,10 @@ class Ours(Peer):
 
     def attach(self, ip: Any) -> None:
         super().attach(ip)
+        from gresshopper.state import form
         from gresshopper.state.agent import Agent
 
+        form.owner_key()  # a user's first state makes it, once
         self.agent = Agent(ip, self.directory / "store")
         self.agent.watch()
 
