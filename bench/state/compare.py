@@ -170,9 +170,7 @@ def load(peer: Peer, base: Path) -> Any:
     trouble = ""
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         try:
-            if peer.name in ("elastic", "kishu"):
-                peer.attach(ip)
-            peer.ip = ip
+            peer.begin(ip)
             started = time.perf_counter()
             peer.restore()
         except BaseException as e:

@@ -33,6 +33,10 @@ class Peer:
     def attach(self, ip: Any) -> None:
         self.ip = ip
 
+    def begin(self, ip: Any) -> None:
+        """Be there in the kernel that is to be restored."""
+        self.ip = ip
+
     def run(self, source: str) -> Any:
         return self.ip.run_cell(source, store_history=True)
 
@@ -79,10 +83,13 @@ class Ours(Peer):
     def finish(self) -> None:
         self.agent.packed()
 
-    def restore(self) -> None:
+    def begin(self, ip: Any) -> None:
         from gresshopper.state.agent import Agent
 
-        self.agent = Agent(self.ip, self.directory / "store")
+        super().begin(ip)
+        self.agent = Agent(ip, self.directory / "store")
+
+    def restore(self) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
             self.agent.restore(self.directory / "state", lazy=False)
 
@@ -163,6 +170,9 @@ class ElasticNotebook(Peer):
 
     name = "elastic"
 
+    def begin(self, ip: Any) -> None:
+        self.attach(ip)
+
     def attach(self, ip: Any) -> None:
         super().attach(ip)
         sys.path.insert(0, os.environ["HOP_BENCH_ELASTIC"])
@@ -200,6 +210,9 @@ class Kishu(Peer):
     """From the package index, in its own test mode (no notebook file to save): a commit after every cell."""
 
     name = "kishu"
+
+    def begin(self, ip: Any) -> None:
+        self.attach(ip)
 
     def attach(self, ip: Any) -> None:
         super().attach(ip)

@@ -406,9 +406,10 @@ def _set_pandas(state: Any) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        now = _pandas()  # asking for each option costs more than all the rest
         for key, value in state.items():
             try:
-                if pd.get_option(key) != value:
+                if key not in now or now[key] != value:
                     pd.set_option(key, value)
             except (KeyError, ValueError, AttributeError):
                 continue

@@ -87,12 +87,23 @@ def stream(entry: Entry, store: Store) -> bytes:
 
 def environment() -> dict[str, Any]:
     """What a state depends on beside itself: Python and the packages that are loaded."""
+    global _seen  # noqa: PLW0603 - what is loaded only grows
+    if len(sys.modules) != _seen[0]:
+        _seen = (len(sys.modules), _packages())
+    return {"python": platform.python_version(), "packages": dict(_seen[1])}
+
+
+_seen: tuple[int, dict[str, str]] = (0, {})
+
+
+def _packages() -> dict[str, str]:
     packages: dict[str, str] = {}
-    for name in sorted({name.partition(".")[0] for name in list(sys.modules)}):
-        version = getattr(sys.modules.get(name), "__version__", None)
+    for name in sorted(name for name in list(sys.modules) if "." not in name):
+        # Read where it lies: a module that makes it up when it is asked may import half of a library for that.
+        version = getattr(sys.modules.get(name), "__dict__", {}).get("__version__")
         if isinstance(version, str) and not name.startswith("_") and _installed(name):
             packages[name] = version
-    return {"python": platform.python_version(), "packages": packages}
+    return packages
 
 
 #: Modules whose package has another name.
