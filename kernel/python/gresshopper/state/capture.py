@@ -10,6 +10,8 @@ from __future__ import annotations
 import array
 import bisect
 import hashlib
+import itertools
+import operator
 import pickle
 import threading
 import time
@@ -308,21 +310,23 @@ class Memories:
         # The scan re-arms what it reports, so what it finds must not get lost: it is asked without re-arming.
         return bool(native.lib.hop_track_scan(at, nbytes, CHUNK, native.address(dirty), 0) == 0)
 
-    def forget(self, kept: set[tuple[int, int]]) -> None:
+    def forget(self, gone: Iterable[tuple[int, int]]) -> None:
         """Stop watching memory that no unit refers to any more."""
-        for key in [key for key in self._known if key not in kept]:
-            memory = self._known.pop(key)
-            if memory.armed:
+        for key in gone:
+            memory = self._known.pop(key, None)
+            if memory is not None and memory.armed:
                 native.lib.hop_track_drop(*key)
 
 
 class _Visible:
     """A look at the namespace: which variables are the user's, where they are, and which of them changed place."""
 
-    __slots__ = ("_namespace", "changed", "ids", "shown")
+    __slots__ = ("_namespace", "changed", "ids", "names", "shown")
 
-    def __init__(self, namespace: dict[str, Any], ids: dict[str, int], shown: set[str], changed: set[str]) -> None:
-        self._namespace, self.ids, self.shown, self.changed = namespace, ids, shown, changed
+    def __init__(
+        self, namespace: dict[str, Any], names: list[str], ids: list[int], shown: set[str], changed: set[str]
+    ) -> None:
+        self._namespace, self.names, self.ids, self.shown, self.changed = namespace, names, ids, shown, changed
 
     def __contains__(self, name: str) -> bool:
         return name in self.shown
@@ -342,7 +346,8 @@ class Capture:
         self.store = store
         self.units: dict[int, Unit] = {}
         self._owner: dict[str, Unit] = {}
-        self._ids: dict[str, int] = {}
+        self._names: list[str] = []
+        self._ids: list[int] = []
         self._shown: set[str] = set()
         self._tabled = 0
         self._table: dict[int, int] = {}
@@ -361,15 +366,19 @@ class Capture:
 
     def visible(self) -> _Visible:
         """The variables that are the user's."""
-        now = dict(zip(self.namespace, map(id, self.namespace.values())))
+        names, ids = list(self.namespace), list(map(id, self.namespace.values()))
+        known = len(self._names)
+        if names[:known] == self._names:  # what is new comes last, unless something was deleted
+            changed = {*itertools.compress(names, map(operator.ne, ids, self._ids)), *names[known:]}
+        else:
+            changed = {name for name, _ in set(zip(names, ids)) ^ set(zip(self._names, self._ids))}
         shown = set(self._shown)
-        changed = {name for name, _ in now.items() ^ self._ids.items()}
         for name in changed:
-            if name in now and isinstance(name, str) and not self._hidden(name, self.namespace[name]):
+            if name in self.namespace and isinstance(name, str) and not self._hidden(name, self.namespace[name]):
                 shown.add(name)
             else:
                 shown.discard(name)
-        return _Visible(self.namespace, now, shown, changed)
+        return _Visible(self.namespace, names, ids, shown, changed)
 
     def touched(self, found: naming.Names) -> set[int] | None:
         """Units that code with these names may touch; none means any."""
@@ -433,7 +442,7 @@ class Capture:
             changed, removed = self._adopt(final, arm, everything)
         finally:
             self.session.check = check
-        self._ids, self._shown = visible.ids, visible.shown
+        self._names, self._ids, self._shown = visible.names, visible.ids, visible.shown
         if everything:
             self._process = {}
         self.chosen = sorted(self.units) if chosen is None else sorted(chosen)
@@ -465,6 +474,8 @@ class Capture:
     def _adopt(self, final: _Final, arm: bool, everything: bool) -> tuple[list[Changed], list[int]]:
         changed: list[Changed] = []
         kept: set[int] = set()
+        # Groups that share memory are one, so what no group that was looked at still holds, nobody holds.
+        held_before = {key for uid in final.looked_at if uid in self.units for key in self.units[uid].buffers}
         for members, dump, seconds in final.blocks:
             unit = self._same_members(members)
             digest = hashlib.blake2b(dump.stream, digest_size=16).digest()
@@ -491,8 +502,7 @@ class Capture:
             self._uninstall(uid)
         for unit in final.install:
             self._install(unit)
-        if changed or removed:
-            self.memories.forget({key for unit in self.units.values() for key in unit.buffers})
+        self.memories.forget(held_before.difference(*(unit.buffers for unit in final.install)))
         return changed, removed
 
     def _same_members(self, members: tuple[str, ...]) -> Unit | None:
