@@ -125,8 +125,8 @@ struct Session<'a, 'c> {
     todo: Vec<Todo>,
     gpus: Gpus,
     limit: u16,
-    /// What the first cell with GPUs is expected to wait.
-    wait: f64,
+    /// What the first cell with GPUs is expected to wait; none: nobody can say.
+    wait: Option<f64>,
     bar: ProgressBar,
     /// The place in `todo` of the cell that runs, and its expected length.
     current: usize,
@@ -298,7 +298,7 @@ impl<'a, 'c> Session<'a, 'c> {
             todo,
             gpus: Gpus::Own,
             limit: 8,
-            wait: 0.0,
+            wait: Some(0.0),
             bar: ProgressBar::hidden(),
             current: 0,
             missed_was_told: false,
@@ -342,7 +342,7 @@ impl<'a, 'c> Session<'a, 'c> {
         rest.map(|t| t.plan.clone()).collect()
     }
 
-    fn basis(&self, at: Timestamp, start: f64, wait: f64) -> Basis<'_> {
+    fn basis(&self, at: Timestamp, start: f64, wait: Option<f64>) -> Basis<'_> {
         let seconds = |by: Timestamp| (by.0 as f64 - at.0 as f64) / 1e6;
         Basis {
             history: &self.history,
@@ -532,7 +532,7 @@ impl<'a, 'c> Session<'a, 'c> {
         };
         self.current = at;
         let (left, time) = (self.left(at), now());
-        let basis = self.basis(time, 0.0, 0.0);
+        let basis = self.basis(time, 0.0, Some(0.0));
         let forecast = basis.forecast(&left);
         let latest = basis.latest_start(&left, forecast.gpus);
         let expected = basis.of_cell(&left[0], forecast.gpus);
@@ -741,20 +741,22 @@ fn most_gpus(info: &InfoReport, pool: Option<&str>) -> u16 {
         .unwrap_or(1)
 }
 
-/// How long a cell with so many GPUs would wait if it came now: not at all where they are free and nobody waits,
-/// else as long as the last of those who wait is told.
-fn expected_wait(info: &InfoReport, rows: &[QueueRow], pool: Option<&str>, gpus: u16) -> f64 {
+/// How long a cell with so many GPUs would wait if it came now: not at all where they are free and nobody waits, else
+/// as long as the last of our own that wait is told. Of others' cells we are told nothing.
+fn expected_wait(info: &InfoReport, rows: &[QueueRow], pool: Option<&str>, gpus: u16) -> Option<f64> {
     let mut nodes = info
         .nodes
         .iter()
         .filter(|n| pool.is_none_or(|p| n.pool.as_str() == p));
-    let free = nodes.any(|n| n.gpus.saturating_sub(n.gpus_leased + n.gpus_blocked) >= gpus);
-    let told = rows.iter().filter_map(|r| r.estimate).max();
-    match told {
-        _ if free && info.waiting == 0 => 0.0,
-        Some(estimate) => estimate.as_secs_f64(),
-        None => 0.0,
+    // One that only lingers is given up for whoever comes.
+    let used =
+        |n: &hop_api::message::NodeInfo| n.gpus_leased.saturating_sub(n.gpus_lingering) + n.gpus_blocked;
+    let free = nodes.any(|n| n.gpus.saturating_sub(used(n)) >= gpus);
+    if free && info.waiting == 0 {
+        return Some(0.0);
     }
+    let told = rows.iter().filter_map(|r| r.estimate).max();
+    told.map(Span::as_secs_f64)
 }
 
 fn bar(cells: usize) -> ProgressBar {

@@ -41,8 +41,8 @@ pub(crate) struct Basis<'a> {
     pub(crate) params: &'a Print,
     /// Until the kernel is up.
     pub(crate) start: f64,
-    /// What the first cell with GPUs is expected to wait in the queue.
-    pub(crate) wait: f64,
+    /// What the first cell with GPUs is expected to wait in the queue; none: nobody can say.
+    pub(crate) wait: Option<f64>,
     /// From now to the deadline; negative when it is over.
     pub(crate) deadline: Option<f64>,
     pub(crate) gpus: Gpus,
@@ -58,6 +58,8 @@ pub(crate) struct Length {
     pub(crate) cautious: f64,
     /// Cells of which nothing is known.
     pub(crate) unknown: usize,
+    /// How long the first lease is waited for is not known.
+    pub(crate) queue_unknown: bool,
     /// Of how much a part is assumed, because the cells did not yet run with that many GPUs.
     pub(crate) assumed: bool,
 }
@@ -71,7 +73,7 @@ pub(crate) enum Verdict {
     Tight(f64),
     /// By this much too late.
     Missed(f64),
-    /// Cells that never ran decide; the known ones leave this much.
+    /// What is not known decides; what is known leaves this much.
     Unknown(f64),
 }
 
@@ -149,7 +151,7 @@ impl Basis<'_> {
         let spare = deadline - length.expected;
         if spare < 0.0 {
             Verdict::Missed(-spare)
-        } else if length.unknown > 0 {
+        } else if length.unknown > 0 || length.queue_unknown {
             Verdict::Unknown(spare)
         } else if length.cautious > deadline {
             Verdict::Tight(spare)
@@ -165,9 +167,10 @@ impl Basis<'_> {
         };
         let mut spread = 0.0;
         let lease = self.history.usual_wait().unwrap_or(LEASE);
-        let mut wait = self.wait.max(lease);
+        let mut wait = self.wait.unwrap_or_default().max(lease);
         for cell in cells {
             if count(cell, gpus) > 0 {
+                sum.queue_unknown = self.wait.is_none();
                 sum.expected += std::mem::replace(&mut wait, lease);
             }
             match self.estimate(cell, gpus) {
@@ -245,6 +248,7 @@ fn length(expected: f64, seen: &[f64], assumed: bool) -> Length {
         expected,
         cautious: longest.max(expected * margin),
         unknown: 0,
+        queue_unknown: false,
         assumed,
     }
 }
@@ -279,7 +283,7 @@ mod tests {
             history: &history,
             params: &params,
             start: 0.0,
-            wait: 0.0,
+            wait: Some(0.0),
             deadline: Some(deadline),
             gpus,
             limit: 4,
@@ -346,13 +350,29 @@ mod tests {
     }
 
     #[test]
+    fn a_queue_that_nobody_can_foretell_makes_it_uncertain() {
+        let (history, params) = (History::of([ran("a", 1, 30.0)]), Print::of(""));
+        let basis = Basis {
+            history: &history,
+            params: &params,
+            start: 0.0,
+            wait: None,
+            deadline: Some(100.0),
+            gpus: Gpus::Own,
+            limit: 1,
+        };
+        assert_eq!(basis.forecast(&[cell("a", 1)]).verdict, Verdict::Unknown(70.0));
+        assert_eq!(basis.forecast(&[]).verdict, Verdict::Holds(100.0));
+    }
+
+    #[test]
     fn the_latest_start_leaves_time_for_all_that_follows() {
         let (history, params) = (History::of([ran("a", 1, 30.0), ran("b", 1, 20.0)]), Print::of(""));
         let basis = Basis {
             history: &history,
             params: &params,
             start: 0.0,
-            wait: 0.0,
+            wait: Some(0.0),
             deadline: Some(100.0),
             gpus: Gpus::Own,
             limit: 1,

@@ -22,6 +22,8 @@ pub(super) struct Expected {
     spare_s: Option<f64>,
     cells: usize,
     unknown_cells: usize,
+    /// All GPUs are lent, and how long one is waited for is not known.
+    queue_unknown: bool,
     /// Part of it is assumed from runs with other numbers of GPUs.
     assumed: bool,
     gpus: Option<u16>,
@@ -61,6 +63,7 @@ impl Expected {
             spare_s: spare,
             cells: cells.len(),
             unknown_cells: length.unknown,
+            queue_unknown: length.queue_unknown,
             assumed: length.assumed,
             gpus: forecast.gpus,
             would_hold_with_gpus: forecast.would_hold.map(|(n, _)| n),
@@ -83,10 +86,15 @@ impl Expected {
                 0 => String::new(),
                 n => format!(", without {n} cells that never ran"),
             };
+            let queue = if self.queue_unknown {
+                ", and the wait for a GPU, for all are lent now"
+            } else {
+                ""
+            };
             let assumed = if self.assumed { ", partly assumed" } else { "" };
             let gpus = self.gpus.map_or(String::new(), |n| format!(" with {}", gpus(n)));
             lines.push(format!(
-                "expected to take {}{gpus}, seldom more than {}{unknown}{assumed}: done at {}",
+                "expected to take {}{gpus}, seldom more than {}{unknown}{queue}{assumed}: done at {}",
                 write_span(span(self.expected_s)),
                 write_span(span(self.cautious_s)),
                 at(self.done)
@@ -100,9 +108,12 @@ impl Expected {
         lines.push(match self.verdict {
             Some("holds") => format!("the deadline {by} is expected to hold, with {left} to spare"),
             Some("tight") => format!("the deadline {by} may hold, with {left} to spare, if no cell is slow"),
-            Some("unknown") => format!(
-                "whether the deadline {by} holds depends on cells that never ran; {left} are left for them"
-            ),
+            Some("unknown") if self.unknown_cells == 0 => {
+                format!("whether the deadline {by} holds depends on the wait for a GPU; {left} are left for it")
+            }
+            Some("unknown") => {
+                format!("whether the deadline {by} holds depends on cells that never ran; {left} are left for them")
+            }
             _ => format!("the deadline {by} is not expected to hold, by {left}"),
         });
         if !matches!(self.verdict, Some("holds" | "unknown")) {
