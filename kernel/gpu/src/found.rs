@@ -87,11 +87,7 @@ pub struct Look {
 #[derive(Debug, thiserror::Error)]
 pub enum LookError {
     #[error("there is no process {pid}")]
-    NoProcess {
-        pid: Pid,
-        #[source]
-        source: io::Error,
-    },
+    NoProcess { pid: Pid },
     #[error("process {pid} belongs to user {uid}: only its owner and root can look into it")]
     NotYours {
         pid: Pid,
@@ -174,7 +170,7 @@ impl Site {
     /// There is no such process, or it isn't the caller's.
     pub fn look(&self, pid: Pid) -> Result<Look, LookError> {
         let procs = &self.sources.procs;
-        let gone = |source| LookError::NoProcess { pid, source };
+        let gone = |_| LookError::NoProcess { pid };
         let start_time = procs.start_time(pid).map_err(gone)?;
         let uid = procs.uids(pid).map_err(gone)?.real;
         let held = procs

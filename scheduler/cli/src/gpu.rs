@@ -533,6 +533,14 @@ fn finish(
 }
 
 fn write_done(report: &Report, context: &mut Context<'_>) -> Result<(), Failure> {
+    if report.rung == Some(Rung::Nothing) {
+        writeln!(
+            context.out,
+            "process {} holds no GPU: there is nothing to park",
+            report.pid
+        )?;
+        return Ok(());
+    }
     let seconds: f64 = report.log.calls.iter().map(|(_, s)| s).sum();
     let what = report
         .rung
@@ -567,6 +575,10 @@ fn hold(machine: &Machine, device: Option<GpuUuid>, bytes: u64, pattern: bool) -
 fn bench_process(machine: &Machine, pid: Pid, context: &mut Context<'_>) -> Result<(), Failure> {
     let site = Site::open(machine.sources());
     let out = park(&site, machine, pid, None)?;
+    if out.rung == Some(Rung::Nothing) {
+        let text = format!("process {pid} holds no GPU: there is nothing to measure");
+        return Err(Failure::Failed(text));
+    }
     finish(&out, &Outcome::Parked, machine.json, context)?;
     let back = unpark(&site, machine, pid, &[])?;
     finish(&back, &Outcome::Unparked, machine.json, context)
@@ -638,9 +650,12 @@ fn bandwidth(machine: &Machine, bytes: u64) -> Result<serde_json::Value, Failure
     let output = output.map_err(|error| Failure::of(&error))?;
     match output.status.success() {
         true => serde_json::from_slice(&output.stdout).map_err(|error| Failure::of(&error)),
-        false => Err(Failure::Failed(
-            String::from_utf8_lossy(&output.stderr).trim().to_owned(),
-        )),
+        false => {
+            let said = String::from_utf8_lossy(&output.stderr);
+            Err(Failure::Failed(
+                said.trim().trim_start_matches("hop: ").to_owned(),
+            ))
+        }
     }
 }
 
