@@ -10,8 +10,9 @@ use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// The version of the form that this reads.
-pub const VERSION: u32 = 1;
+/// The newest version of the form that this reads; the one before it leaves no group to its cells.
+pub const VERSION: u32 = 2;
+const OLDEST: u32 = 1;
 const MAGIC: &[u8; 8] = b"HOPSTATE";
 const START: usize = 16;
 const MAC: usize = 32;
@@ -29,7 +30,7 @@ pub enum ReadError {
     Key { path: PathBuf, why: String },
     #[error("{path} belongs to another user")]
     Stranger { path: PathBuf },
-    #[error("the state has version {found} of the form, this is for {VERSION}")]
+    #[error("the state has version {found} of the form, this is for up to {VERSION}")]
     Version { found: u32 },
     #[error("the state was written without the native library; only a kernel can read it")]
     Kind,
@@ -91,6 +92,12 @@ pub struct Unit {
     pub sec: f64,
     /// A hash of its stream.
     pub dig: String,
+    /// It isn't stored: a restore runs its cells again.
+    #[serde(default)]
+    pub left: bool,
+    /// A hash of its buffers' content, where it isn't stored.
+    #[serde(default)]
+    pub tags: String,
 }
 
 impl Unit {
@@ -105,8 +112,9 @@ impl Unit {
     }
 
     /// What tells one version from another.
-    pub fn content(&self) -> (&str, Vec<&[String]>) {
-        (&self.dig, self.buffers.iter().map(|b| &b.2[..]).collect())
+    pub fn content(&self) -> (&str, &str, Vec<&[String]>) {
+        let tags = if self.left { &self.tags } else { "" };
+        (&self.dig, tags, self.buffers.iter().map(|b| &b.2[..]).collect())
     }
 }
 
@@ -216,7 +224,7 @@ fn read_head(raw: &[u8], key: &[u8; 32]) -> Result<Head, ReadError> {
         return Err(ReadError::Refused);
     };
     let head: Head = serde_json::from_slice(text).map_err(|_| ReadError::Refused)?;
-    if head.version != VERSION {
+    if !(OLDEST..=VERSION).contains(&head.version) {
         return Err(ReadError::Version { found: head.version });
     }
     if head.kind != hex::encode(b"b3\0\0") {

@@ -65,6 +65,9 @@ enum Verb {
         /// Don't wait until it survives a crash of the machine
         #[arg(long)]
         fast: bool,
+        /// Store everything, also what running its cells again makes sooner
+        #[arg(long)]
+        whole: bool,
     },
     /// What a kernel's or a saved state's variables cost
     Show { what: Option<String> },
@@ -77,6 +80,9 @@ enum Verb {
         /// Even if packages differ
         #[arg(long)]
         anyway: bool,
+        /// Read everything at once, instead of large variables when they are needed
+        #[arg(long)]
+        wait: bool,
     },
     /// Write a saved state as files that other tools read
     Export {
@@ -93,8 +99,14 @@ enum Verb {
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
     let place = Place::of(args, context)?;
     match &args.verb {
-        Verb::Save { kernel, to, fast } => {
-            save(args, &place, kernel.as_deref(), to.as_deref(), *fast, context)
+        Verb::Save {
+            kernel,
+            to,
+            fast,
+            whole,
+        } => {
+            let how = json!({"durable": !fast, "whole": whole});
+            save(args, &place, kernel.as_deref(), to.as_deref(), how, context)
         }
         Verb::Show { what } => show(args, &place, what.as_deref(), context),
         Verb::Diff { before, after } => diff(args, &place, before, after, context),
@@ -102,7 +114,11 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
             state,
             kernel,
             anyway,
-        } => restore(args, &place, state, kernel.as_deref(), *anyway, context),
+            wait,
+        } => {
+            let how = json!({"anyway": anyway, "wait": wait});
+            restore(args, &place, state, kernel.as_deref(), how, context)
+        }
         Verb::Export { state, to, python } => export(args, &place, state, to, python),
         Verb::Gc => collect(args, &place, context),
     }
@@ -260,12 +276,9 @@ fn ask(args: &Args, context: &mut Context<'_>, kernel: &Path, request: &Value) -
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()?;
-    let reply = runtime.block_on(execute(
-        &connection,
-        &code,
-        Duration::from_secs(args.timeout),
-        context,
-    ))?;
+    let limit = Duration::from_secs(args.timeout);
+    let progress = answer.with_extension("progress");
+    let reply = runtime.block_on(execute(&connection, &code, limit, &progress, context))?;
     if reply["status"] != "ok" {
         let what = reply["evalue"].as_str().unwrap_or("it gave no reason").to_owned();
         let hint = if what.contains("cloudpickle") {
@@ -304,6 +317,7 @@ async fn execute(
     connection: &Connection,
     code: &str,
     limit: Duration,
+    progress: &Path,
     context: &mut Context<'_>,
 ) -> Result<Value, Failure> {
     let id = uuid::Uuid::new_v4().simple().to_string();
@@ -339,13 +353,9 @@ async fn execute(
         None,
     );
     let deadline = tokio::time::Instant::now() + limit;
-    let mut told = false;
+    let mut told = String::new();
     loop {
-        let patience = if told {
-            deadline
-        } else {
-            tokio::time::Instant::now() + Duration::from_secs(2)
-        };
+        let patience = tokio::time::Instant::now() + Duration::from_secs(2);
         match tokio::time::timeout_at(patience.min(deadline), inbox.recv()).await {
             Ok(Some(((), Event::Message(_, message)))) => {
                 if let Some(content) = reply_to(&message, &id) {
@@ -363,11 +373,12 @@ async fn execute(
                 )));
             }
             Err(_) => {
-                told = true;
-                writeln!(
-                    context.err,
-                    "hop: waiting for the kernel, which is busy or saving"
-                )?;
+                let busy = || "waiting for the kernel, which is busy or saving".to_owned();
+                let now = fs::read_to_string(progress).unwrap_or_else(|_| busy());
+                if now != told {
+                    writeln!(context.err, "hop: {now}")?;
+                    told = now;
+                }
             }
         }
     }
@@ -384,7 +395,7 @@ fn save(
     place: &Place,
     kernel: Option<&str>,
     to: Option<&str>,
-    fast: bool,
+    how: Value,
     context: &mut Context<'_>,
 ) -> Result<(), Failure> {
     let file = place.kernel(kernel)?;
@@ -395,7 +406,7 @@ fn save(
         .trim_start_matches("kernel-")
         .to_owned();
     let state = place.state(to.unwrap_or(&id));
-    let request = json!({"do": "save", "state": state, "store": place.store, "durable": !fast});
+    let request = with(how, json!({"do": "save", "state": state, "store": place.store}));
     let done = ask(args, context, &file, &request)?;
     if args.json {
         writeln!(context.out, "{done}")?;
@@ -410,6 +421,19 @@ fn save(
         size(bytes),
         state.display()
     )?;
+    for (names, bytes) in done["left"].as_object().into_iter().flatten() {
+        writeln!(
+            context.err,
+            "hop: {names} isn't stored ({}): a restore runs its cells again, which was tried",
+            size(bytes.as_u64().unwrap_or(0))
+        )?;
+    }
+    for names in done["rebuilt"].as_object().into_iter().flatten().map(|(n, _)| n) {
+        writeln!(
+            context.err,
+            "hop: {names} can't be stored; a restore runs its cells again"
+        )?;
+    }
     for (name, why) in done["lost"].as_object().into_iter().flatten() {
         writeln!(
             context.err,
@@ -423,6 +447,14 @@ fn save(
         }
     }
     Ok(())
+}
+
+/// Both objects' keys.
+fn with(mut some: Value, more: Value) -> Value {
+    if let (Some(into), Value::Object(more)) = (some.as_object_mut(), more) {
+        into.extend(more);
+    }
+    some
 }
 
 /// A count of bytes for people.
@@ -471,10 +503,14 @@ fn show(args: &Args, place: &Place, what: Option<&str>, context: &mut Context<'_
             .into_iter()
             .flatten()
             .map(|n| format!("  NOTE {}", text(n)));
+        let left = row["left"]
+            .as_bool()
+            .unwrap_or(false)
+            .then(|| "  LEFT to its cells".to_owned());
         let bytes = size(row["bytes"].as_u64().unwrap_or(0));
         let seconds = row["seconds"].as_f64().unwrap_or(0.0);
         writeln!(context.out, "{bytes:>10} {seconds:>9.4}  {}", names.join(", "))?;
-        for line in lost.chain(notes) {
+        for line in left.into_iter().chain(lost).chain(notes) {
             writeln!(context.out, "{:>22}{line}", "")?;
         }
     }
@@ -494,7 +530,7 @@ fn shown(snapshot: &Snapshot) -> Value {
     units.sort_by_key(|u| std::cmp::Reverse(u.bytes()));
     units
         .iter()
-        .map(|u| json!({"names": u.names(), "bytes": u.bytes(), "seconds": u.sec, "types": u.types, "lost": u.gone, "notes": u.notes}))
+        .map(|u| json!({"names": u.names(), "bytes": u.bytes(), "seconds": u.sec, "types": u.types, "left": u.left, "lost": u.gone, "notes": u.notes}))
         .collect()
 }
 
@@ -526,12 +562,14 @@ fn restore(
     place: &Place,
     state: &str,
     kernel: Option<&str>,
-    anyway: bool,
+    how: Value,
     context: &mut Context<'_>,
 ) -> Result<(), Failure> {
     let file = place.kernel(kernel)?;
-    let request =
-        json!({"do": "restore", "state": place.state(state), "store": place.store, "anyway": anyway});
+    let request = with(
+        how,
+        json!({"do": "restore", "state": place.state(state), "store": place.store}),
+    );
     let done = ask(args, context, &file, &request)?;
     let differences: Vec<&str> = done["differences"]
         .as_array()

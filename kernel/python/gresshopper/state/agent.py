@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import capture, form, hurry, names, native, pickling, planning, recipes, redo, rerun
+from . import capture, form, hurry, later, names, native, pickling, planning, recipes, redo, rerun
 from . import restore as restoring
 from .store import Store, StoreError
 
@@ -84,6 +84,10 @@ class Agent:
         self._drawn: dict[str, bytes] = {}
         #: What the store was found to take and give, in bytes per second (measured at the first need).
         self.rates: tuple[float, float] | None = None
+        #: What is still to be read of a state that was restored.
+        self.later: later.Later | None = None
+        #: Where to say how far a restore is, beside the notebook.
+        self.progress: str | None = None
 
     # --- hooks ---
 
@@ -127,7 +131,9 @@ class Agent:
         self._waiting.append(ran)
         self.ran += seconds
         left = min(SHARE * self.ran - self.spent, MOST)
-        if self.prompt:
+        if self.later:
+            self._later()
+        elif self.prompt:
             self._work_off()
         elif left < LEAST or not self._work_off(hurry.Until(ended + left)):
             self._later()
@@ -142,12 +148,18 @@ class Agent:
         if self._running:
             return
         started = time.perf_counter()
+        if self.later:
+            self.later.one()
+            self._later()
+            return
         if not self._work_off(hurry.UntilAsked(self.shell)):
             self._later()
         self.thought += time.perf_counter() - started
 
     def _work_off(self, patience: hurry.Patience | None = None) -> bool:
         """Capture what the cells since the last capture did; false when that was given up for now."""
+        if self.later:
+            self.later.all()
         waiting, self._waiting = self._waiting, []
         if not waiting:
             return True
@@ -497,10 +509,10 @@ class Agent:
             for name in u.names
         }
 
-    def _again(self, plan: planning.Plan, gone: bool) -> dict[str, str]:
-        """What is left to its cells, and to which: because it can't be saved (`gone`), or because that is cheaper."""
+    def _again(self, plan: planning.Plan, gone: bool) -> dict[str, int]:
+        """What is left to its cells, and its bytes: because it can't be saved (`gone`), or because that is cheaper."""
         return {
-            ", ".join(u.names): f"{u.nbytes()} bytes"
+            ", ".join(u.names): u.nbytes()
             for u in self.capture.units.values()
             if plan.choices.get(u.uid) == planning.RECOMPUTE and bool(u.gone) == gone
         }
@@ -528,17 +540,24 @@ class Agent:
     # --- restoring ---
 
     def restore(
-        self, directory: Path, upto: int | None = None, lazy: bool = True, again: bool = True
+        self, directory: Path, upto: int | None = None, lazy: bool = True, again: bool = True, wait: bool = True
     ) -> restoring.Told:
-        """Rebuild a saved state in this kernel.
+        """Rebuild a saved state in this kernel. Without `wait`, large groups are read when they are needed.
 
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
         """
         snapshot = restoring.Snapshot(form.read(directory, form.owner_key(make=False), upto))
+        if self.later:
+            self.later.all()
+        pending = [] if wait else later.waiting(snapshot)
         told, self.loader = restoring.restore(
-            snapshot, self.store, self.capture.session, self._set, lazy, _progress()
+            snapshot, self.store, self.capture.session, self._set, lazy, self._progress(), pending
         )
+        if pending:
+            self.later = later.Later(self.loader, pending, self.shell, self._set)
+            self.later.begin()
+            self._later()
         if again and snapshot.redo["cells"]:
             told = redo.recover(snapshot, self.store, self.capture.session, self._set, told)
         if again and told.lost and any(r.head["cell"] for r in snapshot.records):
@@ -550,6 +569,22 @@ class Agent:
         for name, why in told.lost.items():
             print(f"Gresshopper: {name} couldn't be restored: {why}", file=sys.stderr)
         return told
+
+    def _progress(self) -> Any:
+        started = last = time.monotonic()
+
+        def tell(done: int, of: int) -> None:
+            nonlocal last
+            now = time.monotonic()
+            if now - started > 1 and (now - last > 1 or done == of):
+                last = now
+                said = f"restoring, {done} of {of} groups"
+                print(f"Gresshopper: {said}", file=sys.stderr)
+                if self.progress is not None:
+                    with contextlib.suppress(OSError):
+                        Path(self.progress).write_text(said, encoding="utf-8")
+
+        return tell
 
     def resume(self, directory: Path, lazy: bool = True) -> restoring.Told:
         """Restore a state and go on in its log, so that what is captured from here on is added to it.
@@ -656,19 +691,6 @@ _IPYTHON = frozenset(
 )
 
 
-def _progress() -> Any:
-    started = last = time.monotonic()
-
-    def tell(done: int, of: int) -> None:
-        nonlocal last
-        now = time.monotonic()
-        if now - started > 1 and (now - last > 1 or done == of):
-            last = now
-            print(f"Gresshopper: restoring, {done} of {of} groups", file=sys.stderr)
-
-    return tell
-
-
 def agent(shell: Any = None, root: Path | None = None) -> Agent:
     """The kernel's agent, made at the first call."""
     global _agent  # noqa: PLW0603 - a kernel has one
@@ -686,7 +708,9 @@ def command(request: str) -> str:
     asked = json.loads(request)
     try:
         store = Path(asked["store"]) if asked.get("store") else None
-        done = _COMMANDS[asked["do"]](agent(root=store), asked)
+        of = agent(root=store)
+        of.progress = asked.get("progress")
+        done = _COMMANDS[asked["do"]](of, asked)
         return json.dumps({"ok": done})
     except (form.FormError, StoreError, recipes.LostError, OSError) as e:
         return json.dumps({"error": str(e)})
@@ -700,7 +724,7 @@ def _do_restore(of: Agent, asked: Mapping[str, Any]) -> Any:
     differ = restoring.differences(snapshot.environment)
     if differ and not asked.get("anyway"):
         return {"differences": differ}
-    told = of.restore(directory, asked.get("upto"), asked.get("lazy", True))
+    told = of.restore(directory, asked.get("upto"), asked.get("lazy", True), wait=asked.get("wait", True))
     return {
         "names": told.names,
         "lost": told.lost,
@@ -722,5 +746,6 @@ _COMMANDS: dict[str, Any] = {
 
 def answer(request: str, path: str) -> None:
     """Carry out a command and leave its answer in a file of the asking process's."""
+    said = command(json.dumps({**json.loads(request), "progress": f"{path}.progress"}))
     with open(path, "w", encoding="utf-8") as out:
-        out.write(command(request))
+        out.write(said)

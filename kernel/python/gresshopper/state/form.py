@@ -22,7 +22,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from . import native
 
-VERSION = 1
+VERSION = 2
+#: Versions that this reads: 1 leaves no group to its cells.
+READABLE = (1, 2)
 MAGIC = b"HOPSTATE"
 _START = struct.Struct("<8sI4s")
 _SIZES = struct.Struct("<QQ")
@@ -268,8 +270,8 @@ def _prove_head(place: bytes, directory: Path, key: bytes) -> dict[str, Any]:
         version, kind = state["version"], bytes.fromhex(state["kind"])
     except (ValueError, KeyError, TypeError) as e:
         raise FormError(f"the state {directory} is damaged or was tampered with: its head can't be read") from e
-    if version != VERSION:
-        raise FormError(f"the state {directory} has version {version} of the form, this is for {VERSION}")
+    if version not in READABLE:
+        raise FormError(f"the state {directory} has version {version} of the form, this is for up to {VERSION}")
     if not hmac.compare_digest(_mac(kind, key, b"head" + text).hex().encode(), proof):
         raise FormError(f"the state {directory} was tampered with, or saved under another key: refused")
     return state

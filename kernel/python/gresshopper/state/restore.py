@@ -12,7 +12,7 @@ import pickle
 import platform
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 from . import form, pickling, process, recipes
@@ -83,6 +83,11 @@ def stream(entry: Entry, store: Store) -> bytes:
     into = bytearray(ref["n"])
     store.get(ref["c"], into)
     return bytes(into)
+
+
+def chunks_of(entry: Entry) -> list[str]:
+    """The chunks of a unit's stream and buffers."""
+    return [*entry.said["s"].get("c", ()), *(name for blob in entry.said["b"] for name in blob[2])]
 
 
 def environment() -> dict[str, Any]:
@@ -274,9 +279,12 @@ class Loader:
         return {m[2:]: v for m, v in zip(self.snapshot.units[uid].said["m"], self.load(uid)) if m.startswith("n:")}
 
     def load_all(
-        self, only: set[str] | None = None, progress: Callable[[int, int], None] | None = None
+        self,
+        only: set[str] | None = None,
+        progress: Callable[[int, int], None] | None = None,
+        later: Container[int] = (),
     ) -> dict[str, Any]:
-        """All variables (or those of `only`), classes first; nothing is set yet.
+        """All variables (or those of `only`), without the groups in `later`, classes first; nothing is set yet.
 
         # Errors
         `StoreError` and `FormError` when a part of the state is missing or was tampered with.
@@ -286,7 +294,7 @@ class Loader:
         done = 0
         for uid in order:
             entry = self.snapshot.units[uid]
-            if only is not None and only.isdisjoint(entry.names):
+            if uid in later or (only is not None and only.isdisjoint(entry.names)):
                 continue
             staged.update(self._values(uid, entry))
             done += 1
@@ -344,18 +352,24 @@ def restore(
     set_names: Callable[[dict[str, Any]], None],
     lazy: bool = True,
     progress: Callable[[int, int], None] | None = None,
+    later: Container[int] = (),
 ) -> tuple[Told, Loader]:
-    """Rebuild everything, then set it at once.
+    """Rebuild everything but the groups in `later`, then set it at once.
 
     # Errors
     `FormError` or `StoreError`, with the namespace untouched.
     """
     started = time.perf_counter()
     loader = Loader(snapshot, store, session, lazy)
+    store.ask_for([name for entry in snapshot.units.values() for name in chunks_of(entry)])
+    for uid in later if isinstance(later, (list, dict)) else ():
+        entry = snapshot.units[uid]
+        if not store.holds(chunks_of(entry)):
+            raise form.FormError(f"the content of {', '.join(entry.names)} isn't in the store any more")
     sections = snapshot.process(store)
     process.apply_early(sections, loader.notice)
     with pickling.Unswept():
-        staged = loader.load_all(progress=progress)
+        staged = loader.load_all(progress=progress, later=later)
     set_names(staged)
     process.apply_late(sections, loader.notice)
     lost = lost_in(snapshot)

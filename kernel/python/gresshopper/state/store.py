@@ -12,6 +12,7 @@ import ctypes
 import hashlib
 import os
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -133,6 +134,19 @@ class Store:
             else:
                 return False
         return True
+
+    def ask_for(self, names: Sequence[str]) -> None:
+        """Have the file system read chunks ahead, in the background: they will be wanted soon."""
+        if len(names) > 1:
+            threading.Thread(target=self._ask_for, args=(list(names),), name="gresshopper-ahead", daemon=True).start()
+
+    def _ask_for(self, names: Sequence[str]) -> None:
+        for name in names:
+            path = self.path(name)
+            for place in (path, path.with_name(path.name + ".z")):
+                with contextlib.suppress(OSError), open(place, "rb", buffering=0) as chunk:
+                    os.posix_fadvise(chunk.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
+                    break
 
     def get(self, names: Sequence[str], into: Any) -> None:
         """Read chunks into memory, checking each against its name."""

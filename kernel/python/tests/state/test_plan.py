@@ -89,7 +89,7 @@ def native() -> None:
         pytest.skip("the plan is made by the native library")
 
 
-def named(groups: dict[str, str]) -> set[str]:
+def named(groups: dict[str, int]) -> set[str]:
     return {name for group in groups for name in group.split(", ")}
 
 

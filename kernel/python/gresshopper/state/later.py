@@ -1,0 +1,127 @@
+"""Groups of a restored state that are read when they are needed.
+
+The variables of a large group are placeholders until a cell's bytecode names them, or a function that it may call does;
+then the group is read before the cell runs. In think time the rest is read, one group after the other. A group is proven
+before it is unpickled, as any other; one whose proof fails stays a placeholder, which says so, and is told.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import names, recipes, restore
+
+#: Groups from so many bytes on are read later.
+LARGE = 1024 * 1024
+
+
+class Pending(recipes.Lost):
+    """Stands where a variable will be once its group is read."""
+
+    __slots__ = ()
+
+
+def waiting(snapshot: restore.Snapshot) -> list[int]:
+    """The groups of a state that may be read later."""
+    said = [entry.said for entry in snapshot.units.values()]
+    if any(kind.startswith("ipywidgets.") for one in said for kind in one["types"]):
+        return []  # a widget's events run code of the notebook beside the cells
+    return [
+        one["u"]
+        for one in said
+        if _size(one) >= LARGE
+        and not one["gone"]
+        and not one.get("redo")
+        and not any(m.startswith("c:") for m in one["m"])
+    ]
+
+
+def _size(said: Any) -> int:
+    ref = said["s"]
+    stream = ref["in"][1] if "in" in ref else ref["n"]
+    return int(stream) + sum(int(blob[0]) for blob in said["b"])
+
+
+class Later:
+    """What is still to be read into one namespace."""
+
+    def __init__(self, loader: restore.Loader, uids: list[int], shell: Any, setter: Callable[[Any], None]) -> None:
+        self._loader, self._shell, self._set = loader, shell, setter
+        self._units = loader.snapshot.units
+        self._waiting = dict.fromkeys(uids)
+        self._stands: dict[int, dict[str, Pending]] = {}
+        self._owner = {name: uid for uid, entry in self._units.items() for name in entry.names}
+        self._gate = _Gate(self)
+
+    def begin(self) -> None:
+        """Put placeholders, and look at each cell before it runs."""
+        for uid in self._waiting:
+            why = "it is still being restored"
+            self._stands[uid] = {name: Pending(name, why) for name in self._units[uid].names}
+            self._set(dict(self._stands[uid]))
+        self._shell.ast_transformers.append(self._gate)
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def need(self, found: names.Names) -> None:
+        """Read the groups that code with these names may touch, also through functions."""
+        stack = list(found.names) if not found.dynamic and names.SHELL.isdisjoint(found.names) else list(self._owner)
+        seen: set[int] = set()
+        while stack:
+            uid = self._owner.get(stack.pop())
+            if uid is not None and uid not in seen:
+                seen.add(uid)
+                stack += [*self._units[uid].said["t"], *self._units[uid].names]
+        for uid in [uid for uid in self._waiting if uid in seen]:
+            self._read(uid)
+
+    def one(self) -> None:
+        """Read the next group."""
+        if self._waiting:
+            self._read(next(iter(self._waiting)))
+
+    def all(self) -> None:
+        """Read what is left."""
+        while self._waiting:
+            self.one()
+
+    def _read(self, uid: int) -> None:
+        del self._waiting[uid]
+        stands = self._stands.pop(uid)
+        try:
+            values = self._loader.values(uid)
+        except Exception as e:
+            values = {name: recipes.Lost(name, f"it couldn't be read: {e}") for name in stands}
+            print(f"Gresshopper: {', '.join(stands)} couldn't be restored: {e}", file=sys.stderr)
+        space = self._shell.user_ns
+        # What the user has set anew meanwhile stays.
+        found = {name: value for name, value in values.items() if space.get(name) is stands[name]}
+        for shown in ("_", "__", "___"):
+            for name, stand in stands.items():
+                if space.get(shown) is stand:
+                    found[shown] = values[name]
+        self._set(found)
+        if not self._waiting:
+            with contextlib.suppress(ValueError):
+                self._shell.ast_transformers.remove(self._gate)
+
+
+class _Gate(ast.NodeTransformer):
+    """Sees each cell, also a silent one, before it runs; changes nothing."""
+
+    def __init__(self, later: Later) -> None:
+        self._later = later
+
+    def visit(self, node: Any) -> Any:
+        """Have what the cell needs read."""
+        try:
+            code = compile(node, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
+            self._later.need(names.names_of_code(code))
+        except Exception:  # whatever can't be looked at gets everything
+            self._later.all()
+        return node
