@@ -1,6 +1,6 @@
 """cupy's half: the memory behind its arrays out and in, and its pools emptied.
 
-An array is given new memory in place by the initialiser that it was made with, so the object, its shape and its
+An array's pointer is given other memory in place by its initialiser, so the object, its shape, its base and its
 strides stay. Arrays over memory that cupy doesn't own are refused by name.
 """
 
@@ -32,8 +32,8 @@ class MemoryBlock:
 
     def _point_at(self, memory: Any) -> None:
         for array, offset in self.arrays:
-            pointer = self._cupy.cuda.MemoryPointer(memory, offset)
-            array._init(array.shape, array.dtype, pointer, array.strides)
+            # In place: views that share a pointer share it still, and shape, strides and base stay.
+            array.data.__init__(memory, offset)
 
     def copy_out(self, to: memoryview) -> None:
         with self._cupy.cuda.Device(self._device):
@@ -42,7 +42,8 @@ class MemoryBlock:
             )
 
     def free(self) -> None:
-        nowhere = self._cupy.cuda.UnownedMemory(0, self.nbytes, None, self._device)
+        # A pointer into nothing can have no offset, so it keeps the old address.
+        nowhere = self._cupy.cuda.UnownedMemory(self._address, self.nbytes, None, self._device)
         self._point_at(nowhere)
         self._pointer = None
 

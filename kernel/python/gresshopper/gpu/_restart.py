@@ -15,6 +15,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from gresshopper import channel
+
 from ._errors import GpuUnavailable, ParkRefused
 
 #: Names the state that the new interpreter is to restore.
@@ -27,12 +29,9 @@ def refusal(shell: Any) -> str | None:
     kernel = getattr(shell, "kernel", None)
     if kernel is None or not getattr(kernel, "io_loop", None):
         return "it is no Jupyter kernel"
-    if os.environ.get(_SUPERVISED):
+    if channel.is_here():
         return "its supervisor would lose it"
     return None
-
-
-_SUPERVISED = "GRESSHOPPER_KERNEL"
 
 
 def start_again(shell: Any, state: Path) -> None:

@@ -124,6 +124,7 @@ def fake_cupy(device: FakeDevice) -> Any:
 
     class MemoryPointer:
         def __init__(self, mem: Any, offset: int) -> None:
+            assert mem.ptr != 0 or offset == 0, "as cupy's does"
             self.mem, self.ptr, self.offset, self.device_id = mem, mem.ptr + offset, offset, mem.device_id
 
         def copy_to_host_async(self, to: Any, size: int, stream: Any) -> None:
@@ -145,12 +146,14 @@ def fake_cupy(device: FakeDevice) -> Any:
             pass
 
     class ndarray:
-        def __init__(self, shape: Any, dtype: str, memptr: Any, strides: Any = None) -> None:
-            self._init(shape, dtype, memptr, strides)
+        def __init__(self, shape: Any, dtype: str, memptr: Any, base: Any = None) -> None:
+            self.shape, self.dtype, self.base, self.nbytes = shape, dtype, base, shape[0]
+            self._data = memptr
 
-        def _init(self, shape: Any, dtype: str, memptr: Any, strides: Any) -> None:
-            self.shape, self.dtype, self.data, self.strides = shape, dtype, memptr, strides
-            self.nbytes = shape[0]
+        @property
+        def data(self) -> Any:
+            """Can't be set, as cupy's can't."""
+            return self._data
 
         def tobytes(self) -> bytes:
             return bytes(self.data.mem.bytes[self.data.offset : self.data.offset + self.shape[0]])

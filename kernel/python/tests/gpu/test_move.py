@@ -205,7 +205,8 @@ def test_cupy_arrays_keep_shape_aliases_and_content(monkeypatch: pytest.MonkeyPa
     pointer = cupy.cuda.alloc(100)
     pointer.mem.bytes[:] = bytes(range(100))
     whole = cupy.ndarray((100,), "u1", pointer)
-    part = cupy.ndarray((10,), "u1", cupy.cuda.MemoryPointer(pointer.mem, 20))
+    part = cupy.ndarray((10,), "u1", cupy.cuda.MemoryPointer(pointer.mem, 20), base=whole)
+    same = cupy.ndarray((100,), "u1", whole.data, base=whole)
     del pointer
     keeper = Keeper(NoLease("none"), [CupyHalf()])
     assert keeper.report()["frameworks_bytes"] == 100, "the view's memory counts once"
@@ -216,6 +217,8 @@ def test_cupy_arrays_keep_shape_aliases_and_content(monkeypatch: pytest.MonkeyPa
     assert whole.tobytes() == bytes(range(100))
     assert part.tobytes() == bytes(range(20, 30))
     assert whole.data.mem is part.data.mem
+    assert same.data is whole.data
+    assert part.base is whole
 
 
 def test_cupy_over_foreign_memory_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,7 +49,6 @@ class Kernel:
             "GRESSHOPPER_DEV_PREFIX": str(fakes / "gpu/dev/nvidia"),
             "PYTHONPATH": f"{PACKAGE}:{PACKAGE / 'tests/gpu/fake_framework'}",
         }
-        self.env.pop("GRESSHOPPER_KERNEL", None)
         self.manager = manager.KernelManager(kernel_name="python3")
         self.manager.kernel_spec.argv[0] = sys.executable
         self.manager.start_kernel(env=self.env)
