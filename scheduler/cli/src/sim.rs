@@ -85,14 +85,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         None => Cluster::default(),
     };
     let cluster = cluster.sized_for(&trace);
-    if let Some(s) = trace.sessions.iter().find(|s| s.gpus() > cluster.gpus_per_node) {
-        return Err(Failure::Failed(format!(
-            "session {} asks for {} GPUs on one node, and the cluster's nodes have {}",
-            s.id,
-            s.gpus(),
-            cluster.gpus_per_node
-        )));
-    }
+    cluster.fits(&trace).map_err(|e| Failure::of(&e))?;
     let results: Vec<PolicyResult> = policies
         .iter()
         .map(|&p| timed(p, &trace, &cluster, args.seed))

@@ -146,6 +146,16 @@ impl Default for Knobs {
     }
 }
 
+/// Why a trace can't be run on a cluster.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("session {session} asks for {asked} {what} on one node, and the cluster's nodes have {most}")]
+pub struct Misfit {
+    pub session: String,
+    pub asked: u16,
+    pub what: &'static str,
+    pub most: u16,
+}
+
 /// Why a cluster file can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
@@ -153,6 +163,12 @@ pub enum ClusterError {
     Toml(#[from] toml::de::Error),
     #[error("the cluster has no GPUs: gpus_per_node must be from 1 to 64")]
     NoGpus,
+    #[error("{what} is {value}; it must be {must}")]
+    Range {
+        what: &'static str,
+        value: f64,
+        must: &'static str,
+    },
     #[error("a kernel needs at least one replica and the cluster has {nodes} nodes for {replicas}")]
     Replicas { nodes: u32, replicas: u16 },
 }
@@ -172,7 +188,83 @@ impl Cluster {
                 replicas: cluster.replicas,
             });
         }
+        cluster.in_range()?;
         Ok(cluster)
+    }
+
+    fn in_range(&self) -> Result<(), ClusterError> {
+        let l = &self.latency;
+        let spans = [
+            ("latency.lease", l.lease),
+            ("latency.message", l.message),
+            ("latency.take_back", l.take_back),
+            ("latency.pilot", l.pilot),
+            ("latency.pilot_end", l.pilot_end),
+            ("latency.replica", l.replica),
+            ("latency.vram_gb", l.vram_gb),
+            ("latency.state_gb", l.state_gb),
+            ("latency.container", l.container),
+            ("latency.warm", l.warm),
+        ];
+        let day = |x: f64| (0.0..=86_400.0).contains(&x);
+        let bad = |what, value, must| Err(ClusterError::Range { what, value, must });
+        for (what, d) in spans {
+            if !day(d.p50) || !day(d.p99) {
+                return bad(what, if day(d.p50) { d.p99 } else { d.p50 }, "from 0 to 86400");
+            }
+        }
+        let speeds = [
+            ("latency.park_gb_s", l.park_gb_s),
+            ("latency.unpark_gb_s", l.unpark_gb_s),
+            ("latency.store_gb_s", l.store_gb_s),
+        ];
+        for (what, value) in speeds {
+            if value.is_nan() || value <= 0.0 {
+                return bad(what, value, "above 0");
+            }
+        }
+        for (what, value) in [("latency.host_mean", l.host_mean), ("latency.host_sd", l.host_sd)] {
+            if !day(value) {
+                return bad(what, value, "from 0 to 86400");
+            }
+        }
+        if self.nodes > 100_000 {
+            return bad("nodes", self.nodes.into(), "at most 100000");
+        }
+        if self.cpus_per_node < self.gpus_per_node {
+            return bad(
+                "cpus_per_node",
+                self.cpus_per_node.into(),
+                "at least gpus_per_node",
+            );
+        }
+        if self.idle_cull_min > 10_000_000 {
+            return bad("idle_cull_min", self.idle_cull_min as f64, "at most 10000000");
+        }
+        Ok(())
+    }
+
+    /// Whether every cell of the trace fits on one node.
+    ///
+    /// # Errors
+    /// The first session that asks for more.
+    pub fn fits(&self, trace: &Trace) -> Result<(), Misfit> {
+        for s in &trace.sessions {
+            let cpus = s.cells.iter().map(|c| c.cpus).max().unwrap_or(0);
+            let asked = [
+                (s.gpus(), "GPUs", self.gpus_per_node),
+                (cpus, "cores", self.cpus_per_node),
+            ];
+            if let Some(&(asked, what, most)) = asked.iter().find(|(n, _, most)| n > most) {
+                return Err(Misfit {
+                    session: s.id.clone(),
+                    asked,
+                    what,
+                    most,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// With as many nodes as reservation needs, where the file doesn't say how many.

@@ -18,7 +18,7 @@ pub mod synth;
 
 pub mod trace;
 
-pub use cluster::Cluster;
+pub use cluster::{Cluster, Misfit};
 
 pub use html::{FrontierPoint, report};
 pub use metrics::{CellResult, PolicyResult, Summary, csv};

@@ -11,6 +11,7 @@ use hop_core::need::{Class, Need};
 use hop_core::time::{Span, Timestamp};
 use hop_core::{
     Core, GpuSlot, Input, NodeFacts, Output, PilotUp, PlaceKernel, ReplicaUp, SeatPlan, StartLease,
+    WaitingCell,
 };
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap, HashMap};
@@ -383,6 +384,8 @@ impl<'a> World<'a> {
 
     fn replica(&mut self, s: usize, incarnation: Incarnation, node: usize) {
         let session = &self.trace.sessions[s];
+        let waiting = self.sessions[s].waiting.as_ref().map(|w| w.cell);
+        let waiting = waiting.filter(|&c| session.cells[c].gpus > 0 || session.cells[c].cpus > 0);
         self.tell(Input::ReplicaUp(ReplicaUp {
             kernel: self.sessions[s].kernel.clone(),
             incarnation,
@@ -393,7 +396,7 @@ impl<'a> World<'a> {
             seat: JobId(1_000_000 + s as u32),
             name: String::new(),
             holds: None,
-            waiting: Vec::new(),
+            waiting: waiting.map(|c| self.waiting_cell(s, c)).into_iter().collect(),
         }));
     }
 
@@ -420,18 +423,29 @@ impl<'a> World<'a> {
                 },
             );
         }
+        let WaitingCell { cell, need, class } = self.waiting_cell(s, cell);
         self.tell(Input::Submit {
             kernel: self.sessions[s].kernel.clone(),
+            cell,
+            need,
+            class,
+            print,
+        });
+    }
+
+    /// What the replica asks for on the cell's behalf.
+    fn waiting_cell(&self, s: usize, cell: usize) -> WaitingCell {
+        let c = &self.trace.sessions[s].cells[cell];
+        WaitingCell {
             cell: CellId::from(cell.to_string()),
             need: Need {
-                gpus,
-                cpus,
+                gpus: c.gpus,
+                cpus: c.cpus,
                 deadline: self.cell_deadline(s, cell),
                 ..Need::default()
             },
             class: self.class(s),
-            print,
-        });
+        }
     }
 
     fn class(&self, s: usize) -> Class {

@@ -99,8 +99,13 @@ pub enum TraceError {
     #[error("line {line}: {what} must not be negative")]
     Negative { line: usize, what: &'static str },
     #[error("line {line} asks for {gpus} GPUs; one cell gets at most 8")]
-    Gpus { line: usize, gpus: u16 },
+    Gpus { line: usize, gpus: u64 },
+    #[error("line {line}: {what} lies more than ten years after the trace's start")]
+    TooLate { line: usize, what: &'static str },
 }
+
+/// Nothing in a trace is later or longer than this: what is, is not in seconds or minutes.
+const TEN_YEARS: f64 = 10.0 * 366.0 * 86_400.0;
 
 /// A session is open for this long before its first cell, where the trace doesn't say.
 const OPENED_BEFORE: Span = Span::from_secs(120);
@@ -176,7 +181,7 @@ impl Trace {
         let squeeze = |t: u64| (t as f64 / factor) as u64;
         for s in &mut self.sessions {
             s.open.0 = squeeze(s.open.0);
-            s.close.0 = squeeze(s.close.0);
+            s.close.0 = squeeze(s.close.0).max(s.open.0 + 1);
             for c in &mut s.cells {
                 c.submit.0 = squeeze(c.submit.0);
                 c.run.0 = squeeze(c.run.0);
@@ -277,9 +282,11 @@ fn parse_table(text: &str, seed: u64) -> Result<Vec<Session>, TraceError> {
         let gpus = number(&fields, gpus_at, n + 1, "num_gpu")?;
         let submit = number(&fields, submit_at, n + 1, "submit_time")?;
         let run = number(&fields, run_at, n + 1, "duration")?;
-        let gpus = u16::try_from(gpus).unwrap_or(u16::MAX);
-        if gpus > 8 {
-            return Err(TraceError::Gpus { line: n + 1, gpus });
+        let gpus = gpus_of_cell(gpus, n + 1)?;
+        for (minutes, what) in [(submit, "submit_time"), (run, "duration")] {
+            if minutes as f64 * 60.0 > TEN_YEARS {
+                return Err(TraceError::TooLate { line: n + 1, what });
+            }
         }
         let starts = sessions
             .last()
@@ -326,9 +333,17 @@ fn session(id: String, user: String, account: Option<String>, mut cells: Vec<Cel
         user,
         account,
         open: Timestamp(first.saturating_sub(OPENED_BEFORE.0)),
-        close: last,
+        // Every session lasts, if only for a microsecond.
+        close: last.max(Timestamp(first + 1)),
         deadline: None,
         cells,
+    }
+}
+
+fn gpus_of_cell(gpus: u64, line: usize) -> Result<u16, TraceError> {
+    match u16::try_from(gpus) {
+        Ok(n) if n <= 8 => Ok(n),
+        _ => Err(TraceError::Gpus { line, gpus }),
     }
 }
 
@@ -362,13 +377,11 @@ fn parse_lines(text: &str) -> Result<Vec<Session>, TraceError> {
             if value.is_nan() || value < 0.0 {
                 return Err(TraceError::Negative { line: number, what });
             }
+            if value > TEN_YEARS {
+                return Err(TraceError::TooLate { line: number, what });
+            }
         }
-        if line.gpus > 8 {
-            return Err(TraceError::Gpus {
-                line: number,
-                gpus: line.gpus,
-            });
-        }
+        let gpus = gpus_of_cell(line.gpus.into(), number)?;
         let user = if line.user.is_empty() {
             line.session.clone()
         } else {
@@ -380,7 +393,7 @@ fn parse_lines(text: &str) -> Result<Vec<Session>, TraceError> {
         entry.2.push(Cell {
             submit: Timestamp((line.submit * 1e6) as u64),
             run: Span((line.run * 1e6) as u64),
-            gpus: line.gpus,
+            gpus,
             cpus: line.cpus,
             print: line.print,
         });

@@ -36,7 +36,7 @@ fn the_core_stays_sane_over_a_trace_and_runs_every_cell() {
 
 #[test]
 fn every_policy_runs_every_cell_once_and_one_seed_gives_one_result() {
-    let trace = synth("synth:b,sessions=20,days=3", 5);
+    let trace = synth("synth:b,sessions=8,days=1", 5);
     let cluster = Cluster::default().sized_for(&trace);
     for policy in Policy::all() {
         let (a, b) = (
