@@ -163,6 +163,30 @@ class Bench:
         report = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
         return report, done.stderr.strip(), seconds
 
+    def gpu_denied(self, *args: str) -> tuple[dict[str, Any] | None, str, float]:
+        """The same by a process that can't open the device, as a take-back leaves a kernel's cgroup."""
+        device = self.env.get("GRESSHOPPER_DEV_PREFIX", "/dev/nvidia") + "0"
+        inner = 'mount --bind /dev/null "$1" && shift && exec "$@"'
+        command = [
+            "unshare",
+            "--mount",
+            "sh",
+            "-c",
+            inner,
+            "sh",
+            device,
+            self.hop,
+            "gpu",
+            *args,
+            "--json",
+            *self.host,
+        ]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=self.env, check=False)
+        if not done.stdout.strip() and ("unshare" in done.stderr or "mount" in done.stderr):
+            raise PermissionError(done.stderr.strip())
+        report = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
+        return report, done.stderr.strip(), 0.0
+
     def park(self, subject: Subject, *more: str) -> dict[str, Any]:
         report, said, seconds = self.gpu("park", str(subject.pid), *more)
         if report is None or report["outcome"] != "parked":
@@ -282,7 +306,7 @@ def user_cases(bench: Bench) -> None:
         return
     with bench.case("torch.cuda.is_available() while parked"), bench.subject("tensors", str(1 << 24)) as subject:
         sentences(bench, subject, "ask")
-    for kind in ("streams", "compiled", "pinned", "autograd", "loader", "cupy"):
+    for kind in ("streams", "compiled", "pinned", "autograd", "loader", "cupy", "jax-platform"):
         with bench.case(f"{kind}: parked and back") as noted, bench.subject("special", kind) as subject:
             noted["rung"] = there_and_back(bench, subject)
     for kind, reason in (("graph", "CUDA graph"), ("loader-pin", "pin_memory=True"), ("jax", "jax arrays")):
@@ -359,6 +383,21 @@ def privilege(bench: Bench, uid: int) -> None:
         shutil.rmtree(runtime, ignore_errors=True)
 
 
+def denied(bench: Bench) -> None:
+    """Whether a process that may not open the device any more can still be asked to park another, and by whom."""
+    with (
+        bench.case("parked by a process that can't open the device") as noted,
+        bench.subject(*bench.holder(1 << 24)) as subject,
+    ):
+        before = subject.get("digest")
+        report, said, _ = bench.gpu_denied("park", str(subject.pid))
+        noted["allowed"] = bool(report and report["outcome"] == "parked")
+        noted["said"] = said
+        if noted["allowed"]:
+            bench.unpark(subject)
+        same(before, subject.get("digest"))
+
+
 def through_helper(bench: Bench, helper: str, subject: Subject, uid: int, noted: dict[str, Any]) -> None:
     path = bench.work / "helper" / "gpu-helper.sock"
     bench.work.chmod(0o755)
@@ -432,7 +471,7 @@ def main() -> int:
         "idle": lambda: rung_a(bench),
         "training": lambda: training(bench) if bench.fake is None else None,
         "cases": lambda: user_cases(bench),
-        "privilege": lambda: privilege(bench, options.uid),
+        "privilege": lambda: [denied(bench), privilege(bench, options.uid)],
         "room": lambda: without_room(bench, sizes[0][0] if bench.fake else 80 * 10**9),
         "sizes": lambda: [copy_out(bench, n, label, driver_alone(bench, n, label)) for n, label in sizes],
     }

@@ -324,13 +324,18 @@ def _cupy(torch: Any) -> Commands:
     return {"digest": lambda _: [float(held.sum()), float(view.sum())]}
 
 
-def _jax(torch: Any) -> Commands:
-    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-    import jax.numpy as jnp
+def _jax(allocator: str) -> Callable[[Any], Commands]:
+    def build(torch: Any) -> Commands:
+        os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+        os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = allocator
+        import jax.numpy as jnp
 
-    held = jnp.arange(1 << 20, dtype=jnp.float32)
-    held.block_until_ready()
-    return {"digest": lambda _: float(held.sum())}
+        held = jnp.arange(1 << 20, dtype=jnp.float32)
+        half = held.astype(jnp.bfloat16)
+        held.block_until_ready()
+        return {"digest": lambda _: [float(held.sum()), float(half.max())]}
+
+    return build
 
 
 SPECIALS: dict[str, Callable[[Any], Commands]] = {
@@ -343,7 +348,8 @@ SPECIALS: dict[str, Callable[[Any], Commands]] = {
     "loader-pin": _loader(True),
     "thread": _thread,
     "cupy": _cupy,
-    "jax": _jax,
+    "jax": _jax("default"),
+    "jax-platform": _jax("platform"),
 }
 
 
