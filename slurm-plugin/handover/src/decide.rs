@@ -149,6 +149,8 @@ pub struct Suspect {
     pub real_uid: u32,
     pub exe: String,
     pub how: Hold,
+    /// See [`crate::holders::Found`].
+    pub looked_into: bool,
     /// It is in the cgroup of the lease's kernel.
     pub in_kernel: bool,
 }
@@ -176,8 +178,8 @@ pub enum Verdict {
 
 /// Decides about one holder.
 ///
-/// A descriptor in flight can't be told from any other in flight without taking it, so only the lessee's own
-/// processes are ended for one.
+/// Where the kernel can't be made to look, a descriptor in flight can't be told from any other in flight without
+/// taking it, so only the lessee's own processes are ended for one.
 pub fn judge(suspect: &Suspect, rules: &Rules<'_>) -> Verdict {
     let root = suspect.real_uid == 0;
     if root && rules.ignore.contains(&suspect.exe) {
@@ -193,7 +195,7 @@ pub fn judge(suspect: &Suspect, rules: &Rules<'_>) -> Verdict {
         _ if root => {
             Verdict::Block("it belongs to root; name its program in ignore_holders= if it may hold GPUs")
         }
-        Hold::InFlight if suspect.real_uid != rules.lessee => {
+        Hold::InFlight if suspect.real_uid != rules.lessee && !suspect.looked_into => {
             Verdict::Block("a descriptor waits in its socket, and the process is another user's")
         }
         _ => Verdict::End,
@@ -442,6 +444,7 @@ mod tests {
                     real_uid,
                     exe: exe.to_owned(),
                     how,
+                    looked_into: false,
                     in_kernel,
                 },
                 &rules,
@@ -460,6 +463,14 @@ mod tests {
             assert_eq!(verdict(1000, &ignore[0], how, false), Verdict::End);
             assert_eq!(verdict(SERVICE, "/opt/hop-agent", how, false), Verdict::Ignore);
         }
+        let seen = Suspect {
+            real_uid: 1001,
+            exe: "x".to_owned(),
+            how: Hold::InFlight,
+            looked_into: true,
+            in_kernel: false,
+        };
+        assert_eq!(judge(&seen, &rules), Verdict::End);
         assert_eq!(verdict(1000, "x", Hold::InFlight, false), Verdict::End);
         assert!(matches!(
             verdict(1001, "x", Hold::InFlight, false),

@@ -733,6 +733,7 @@ fn judge_all(found: &[Found], cgroup: &KernelCgroup, rules: &Rules<'_>) -> Vec<(
                 real_uid: proc::real_uid(found.pid)?,
                 exe: proc::exe(found.pid),
                 how: found.how,
+                looked_into: found.looked_into,
                 in_kernel: confined && cgroup::holds(cgroup, found.pid),
             };
             Some((*found, decide::judge(&suspect, rules)))
