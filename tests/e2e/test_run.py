@@ -193,6 +193,17 @@ def test_a_run_that_is_stopped_keeps_what_it_has(cluster: Cluster, sig: int, sta
     until("nothing is left of the run", lambda: not runs.workers(), 30)
 
 
+def test_a_run_goes_on_when_its_front_is_killed(cluster: Cluster) -> None:
+    runs = Runs(cluster, "front")
+    book = runs.write("k.ipynb", "import time\nprint('ready')", "time.sleep(4)\nprint('slept')", "print('end')")
+    process = runs.start(str(book))
+    wait_for_text(runs, "k.out.ipynb", "ready")
+    cluster.kill("bin/hop-front", "alice")
+    _, err = process.communicate(timeout=90)
+    assert process.returncode == 0, err
+    assert runs.texts("k.out.ipynb") == ["ready\n", "slept\n", "end\n"]
+
+
 def test_hopd_may_go_and_come_back_during_a_run(cluster: Cluster) -> None:
     runs = Runs(cluster, "away")
     book = runs.write("h.ipynb", "import time\nprint('ready')", "time.sleep(3)", "%%gpu 1\nprint('with')")

@@ -43,6 +43,9 @@ be reached; 4 all cells ran, but the deadline was missed; 5 not begun, because t
 /// The kernel's start, where none has been seen.
 const START: f64 = 5.0;
 
+/// A kernel that takes longer to start is spoken of.
+const SLOW_START: Duration = Duration::from_secs(20);
+
 /// Run a whole notebook unattended.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
@@ -451,9 +454,18 @@ impl<'a, 'c> Session<'a, 'c> {
     /// Lets the cells run. None: the process ended without a word.
     async fn follow(&mut self, link: &mut Link, signals: &mut Signals) -> Result<Option<Over>, Failure> {
         link.say(&Order::Go).await;
+        let mut starting = !self.opened.living;
+        self.bar.set_message("the kernel starts");
+        let slow = tokio::time::sleep(SLOW_START);
+        tokio::pin!(slow);
         loop {
             let event = tokio::select! {
                 event = link.next() => event,
+                () = &mut slow, if starting => {
+                    starting = false;
+                    self.say("the kernel is not up yet: its seat may wait in Slurm's queue (squeue --me)");
+                    continue;
+                }
                 number = signals.next() => {
                     self.stop(number, link).await;
                     continue;
@@ -474,7 +486,10 @@ impl<'a, 'c> Session<'a, 'c> {
                     eta_s,
                 } => self.waiting(position, reason, eta_s),
                 Event::Running {} | Event::Opened(_) => {}
-                Event::Kernel { id } => self.kernel_up(id),
+                Event::Kernel { id } => {
+                    starting = false;
+                    self.kernel_up(id);
+                }
                 Event::Written {} => self.done = Some(now()),
                 Event::Warning { text } => self.say(&text),
                 Event::Over(over) => return Ok(Some(over)),
