@@ -1318,6 +1318,7 @@ def dump(session: Session, value: Any, owned: set[str] | None = None) -> Dump:
             lead.append(overlap.root)
             continue
         except _Culprit as culprit:
+            culprit.forget()
             if _too_deep(culprit.why) and kind is _Fast:
                 kind = _Deep
                 continue
@@ -1436,6 +1437,13 @@ class _Culprit(Exception):
         super().__init__("culprit")
         self.obj, self.why = obj, why
 
+    def forget(self) -> None:
+        """Let go of the frames that it came through, which hold the user's objects in circles."""
+        error: BaseException | None = self
+        while error is not None:
+            error.__traceback__ = None
+            error = error.__cause__ or error.__context__
+
 
 def _too_deep(why: BaseException) -> bool:
     return any(isinstance(e, RecursionError) for e in (why, why.__cause__, why.__context__))
@@ -1504,9 +1512,12 @@ def _deep(run: Callable[[], Any]) -> Any:
     finally:
         sys.setrecursionlimit(before_limit)
         threading.stack_size(before_size)
-    done, error = result[0]
-    if error is not None:
-        raise error
+    done, error = result.pop()
+    try:
+        if error is not None:
+            raise error
+    finally:
+        error = None  # else its traceback would hold this frame, and this frame it
     return done
 
 

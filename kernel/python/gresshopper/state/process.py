@@ -202,7 +202,9 @@ def patched(scope: dict[str, Any], classes: bool) -> list[str]:
         for attr, value in list(vars(module).items()):
             if type(value) is types.FunctionType and value.__globals__ is scope:
                 found.append(f"{name}.{attr}")
-            elif classes and isinstance(value, type) and id(value) not in seen and value.__module__ != "__main__":
+            elif (
+                classes and issubclass(type(value), type) and id(value) not in seen and value.__module__ != "__main__"
+            ):
                 seen.add(id(value))
                 found += [
                     f"{name}.{attr}.{of}"

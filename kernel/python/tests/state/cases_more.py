@@ -566,6 +566,7 @@ case(
     "class B[T]:\n    def __init__(s,x:T): s.x=x\nb=B[int](3)\ntype A=list[int]",
     check="out=b.x,type(b) is B,str(A.__value__)",
     since=(3, 12),
+    reported=True,
 )
 case(
     "class/class cell super zero arg",
