@@ -419,6 +419,8 @@ pub struct Grant {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AcctQuery {
+    /// Whatever the caller may see: everybody's for operators, their own for others.
+    pub visible: bool,
     /// Whose rows; empty: the caller's own. Others' need an operator.
     pub users: Vec<UserName>,
     pub all_users: bool,

@@ -233,6 +233,7 @@ impl Wanted {
         Ok(Self {
             query: AcctQuery {
                 users: args.whose.users(),
+                visible: false,
                 all_users: args.whose.all(context.is_root),
                 accounts: args
                     .accounts

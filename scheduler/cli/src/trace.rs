@@ -48,7 +48,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         None => Ok(None),
     };
     let query = AcctQuery {
-        all_users: true,
+        visible: true,
         since: time(&export.since)?,
         until: time(&export.until)?,
         cells: true,
