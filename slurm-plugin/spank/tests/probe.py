@@ -122,6 +122,26 @@ def hold_in_backlog(path: str) -> int:
     return pid
 
 
+def fly_harmless() -> int:
+    """A child in whose sockets descriptors of no device wait, for ever."""
+    pid = os.fork()
+    if pid == 0:
+        here, there = socket.socketpair()
+        with open("/proc/self/status", encoding="utf-8") as file, open("/dev/null", encoding="utf-8") as null:
+            socket.send_fds(here, [b"x"], [file.fileno(), null.fileno()])
+        kept.extend([here, there])
+        while True:
+            signal.pause()
+    time.sleep(0.3)
+    return pid
+
+
+def end_child(pid: int) -> str:
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return "ended"
+
+
 def hold_in_ring(path: str) -> int:
     """A child whose io_uring has the file registered, and no descriptor of it."""
     pid = os.fork()
@@ -222,6 +242,8 @@ COMMANDS: dict[str, Callable[..., Any]] = {
     "daemon": hold_in_daemon,
     "thread": hold_in_thread,
     "in-flight": hold_in_flight,
+    "fly-harmless": fly_harmless,
+    "end-child": end_child,
     "backlog": hold_in_backlog,
     "ring": hold_in_ring,
     "map": mapped,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import harness
@@ -99,6 +100,21 @@ def test_take_back_ends_who_holds_the_device(alice: Kernel, pilot: Pilot, how: s
     assert taken_back(pilot)["ended_pids"] == [holder]
     assert not alice.ask("alive", holder)
     assert alice.opens() == EPERM, "the kernel itself lives on"
+
+
+def test_what_others_have_in_flight_neither_holds_up_a_take_back_nor_ends_them(
+    alice: Kernel, bob: Kernel, pilot: Pilot
+) -> None:
+    if not Path("/sys/kernel/btf/vmlinux").exists():
+        pytest.skip("this kernel doesn't describe its types, so what is in flight can't be looked into")
+    bystanders = [(who, who.ask("fly-harmless")) for who in (alice, bob)]
+    step, _told = pilot.lend(alice, grace_ms=20_000)
+    end(step)
+    told = taken_back(pilot)
+    assert told["ended_pids"] == []
+    for who, pid in bystanders:
+        assert who.ask("alive", pid)
+        assert who.ask("end-child", pid) == "ended"
 
 
 def test_take_back_ends_a_kernel_that_does_not_let_go(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
