@@ -20,7 +20,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 from . import names as naming
-from . import native, pickling, process, recipes, verify
+from . import native, pickling, process, recipes, unswept, verify
 from .store import CHUNK, Store
 
 #: Memory from this many bytes on is tracked by the kernel rather than hashed.
@@ -411,7 +411,7 @@ class Capture:
 
     # --- a capture ---
 
-    @pickling.Unswept()
+    @unswept.Unswept()
     def run(self, found: naming.Names | None, cell: int = 0, arm: bool = False, everything: bool = False) -> Delta:
         """Capture what changed. `found`: names that may have been touched, none for an audit of everything.
         `everything`: yield all units, also those that didn't change.

@@ -12,7 +12,6 @@ import array
 import bisect
 import collections
 import collections.abc
-import contextlib
 import ctypes
 import datetime
 import decimal
@@ -105,22 +104,6 @@ class Interrupted(BaseException):
 
     As an interrupt from the keyboard it isn't an `Exception`: it passes through what a library catches.
     """
-
-
-class Unswept(contextlib.ContextDecorator):
-    """Python's collector of cycles waits: it would go through all of a notebook's objects again and again while
-    millions of new ones, none of them garbage, are made."""
-
-    def __enter__(self) -> None:
-        self._was = gc.isenabled()
-        gc.disable()
-
-    def __exit__(self, *_: object) -> None:
-        if self._was:
-            gc.enable()
-
-    def _recreate_cm(self) -> Unswept:
-        return Unswept()
 
 
 class _Stream(io.BytesIO):

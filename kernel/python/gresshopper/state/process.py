@@ -22,6 +22,8 @@ import types
 import warnings
 from typing import Any, Callable
 
+from . import unswept
+
 #: Set by Jupyter, Slurm or Gresshopper for this process alone.
 OWN_ENV = (
     "JPY_",
@@ -125,7 +127,7 @@ def _decimal() -> Any:
 
 def _interpreter() -> Any:
     found: dict[str, Any] = {
-        "gc": (gc.isenabled(), gc.get_threshold()),
+        "gc": (unswept.enabled(), gc.get_threshold()),
         "switch": sys.getswitchinterval(),
         "locale": {c: locale.setlocale(getattr(locale, c)) for c in _LOCALES},
     }
@@ -147,7 +149,7 @@ _LOCALES = ("LC_CTYPE", "LC_COLLATE", "LC_TIME", "LC_MONETARY", "LC_NUMERIC")
 
 def _set_interpreter(state: Any) -> None:
     enabled, threshold = state["gc"]
-    (gc.enable if enabled else gc.disable)()
+    unswept.enable(enabled)
     gc.set_threshold(*threshold)
     sys.setswitchinterval(state["switch"])
     if "umask" in state:
@@ -199,19 +201,40 @@ def patched(scope: dict[str, Any], classes: bool) -> list[str]:
     for name, module in list(sys.modules.items()):
         if type(module) is not types.ModuleType or name == "__main__" or vars(module) is scope:
             continue
-        for attr, value in list(vars(module).items()):
-            if type(value) is types.FunctionType and value.__globals__ is scope:
-                found.append(f"{name}.{attr}")
-            elif (
-                classes and issubclass(type(value), type) and id(value) not in seen and value.__module__ != "__main__"
-            ):
-                seen.add(id(value))
-                found += [
-                    f"{name}.{attr}.{of}"
-                    for of, held in list(type.__dict__["__dict__"].__get__(value).items())
-                    if type(held) is types.FunctionType and held.__globals__ is scope
-                ]
+        mine, held = _scanned(_modules, id(module), vars(module), scope)
+        found += [f"{name}.{attr}" for attr in mine]
+        if not classes:
+            continue
+        for attr, kind in held:
+            if id(kind) not in seen:
+                seen.add(id(kind))
+                members = type.__dict__["__dict__"].__get__(kind)
+                found += [f"{name}.{attr}.{of}" for of in _scanned(_classes, id(kind), members, scope)[0]]
     return sorted(found)
+
+
+#: The names of the notebook's functions, and the classes of a module.
+_Scan = tuple[list[str], list[tuple[str, Any]]]
+#: What was found in a module or class, with a fingerprint of what it held then: looking at each value is slow.
+_modules: dict[int, tuple[int, _Scan]] = {}
+_classes: dict[int, tuple[int, _Scan]] = {}
+
+
+def _scanned(known: dict[int, tuple[int, _Scan]], key: int, members: Any, scope: dict[str, Any]) -> _Scan:
+    mark = hash((id(scope), *map(id, members.values())))
+    before = known.get(key)
+    if before is not None and before[0] == mark:
+        return before[1]
+    mine: list[str] = []
+    held: list[tuple[str, Any]] = []
+    for attr, value in list(members.items()):
+        if type(value) is types.FunctionType:
+            if value.__globals__ is scope:
+                mine.append(attr)
+        elif known is _modules and issubclass(type(value), type) and value.__module__ != "__main__":
+            held.append((attr, value))
+    known[key] = (mark, (mine, held))
+    return mine, held
 
 
 def _set_patched(state: list[str]) -> None:

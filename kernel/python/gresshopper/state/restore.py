@@ -15,7 +15,7 @@ import time
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from . import form, pickling, process, recipes
+from . import form, pickling, process, recipes, unswept
 from .store import Store
 
 #: Arrays from this many bytes on lie on a private map of the store, read when they are touched.
@@ -368,7 +368,7 @@ def restore(
             raise form.FormError(f"the content of {', '.join(entry.names)} isn't in the store any more")
     sections = snapshot.process(store)
     process.apply_early(sections, loader.notice)
-    with pickling.Unswept():
+    with unswept.Unswept():
         staged = loader.load_all(progress=progress, later=later)
     set_names(staged)
     process.apply_late(sections, loader.notice)
