@@ -1,9 +1,10 @@
 """jax's half: the buffers behind its arrays out and in.
 
-A deleted array takes a new buffer in place (`ArrayImpl._replace_with`), so the object, its sharding and whatever holds
-it stay; arrays that share one buffer share one again. That frees device memory only where XLA gives it back: its
-usual allocator keeps all that it ever took, so there the driver takes everything, and the user reads which setting
-would change that. Arrays over several devices are refused by name.
+In jax up to 0.10 a deleted array takes a new buffer in place (`ArrayImpl._replace_with`), so the object, its sharding
+and whatever holds it stay; arrays that share one buffer share one again. From 0.11 on jax replaces only what is alive, on
+the same device, so there the driver takes everything; whether it can be done is tried, on the CPU. It frees device memory
+only where XLA gives it back: its usual allocator keeps all that it ever took, so there the driver takes everything, too,
+and the user reads which setting would change that. Arrays over several devices are refused by name.
 """
 
 from __future__ import annotations
@@ -61,6 +62,18 @@ class BufferBlock:
             array._replace_with(new)
 
 
+def can_refill(jax: Any) -> bool:
+    """Whether this jax lets a deleted array have a new buffer: tried with one number on the CPU."""
+    try:
+        host = jax.devices("cpu")[0]
+        array, other = (jax.device_put(sys.modules["numpy"].zeros(1, "u1"), host) for _ in range(2))
+        array.delete()
+        array._replace_with(other)
+        return not array.is_deleted()
+    except Exception:
+        return False
+
+
 class JaxHalf:
     """What jax holds."""
 
@@ -69,6 +82,7 @@ class JaxHalf:
     def __init__(self, on_device: Callable[[Any], bool] | None = None) -> None:
         #: Tests on a machine without a GPU let one of the CPU's devices stand for it.
         self._on_device = on_device or (lambda device: device.platform != "cpu")
+        self._refills: bool | None = None
 
     @property
     def _jax(self) -> Any:
@@ -103,8 +117,13 @@ class JaxHalf:
                     f"{_ALLOCATOR}=platform in its environment they could be copied out"
                 ]
             )
-        if not all(hasattr(a, "_replace_with") for a in live):
-            return Found(refusals=[f"{what} are on the device, and this jax can't move them"])
+        if self._refills is None:
+            self._refills = can_refill(self._jax)
+        if not self._refills:
+            version = getattr(self._jax, "__version__", "this version")
+            return Found(
+                refusals=[f"{what} are on the device, and jax {version} can't give them other memory in place"]
+            )
         spread = [a for a in live if len(a.devices()) > 1]
         found = Found(refusals=[f"{len(spread)} jax arrays are spread over several devices"] if spread else [])
         buffers: dict[tuple[Any, int], list[Any]] = {}

@@ -57,6 +57,24 @@ class FakeArray:
         self.memory = other.memory
 
 
+class FakeOnHost:
+    """A FAKE ArrayImpl on the CPU, for the half's trial."""
+
+    def __init__(self, jax: Any) -> None:
+        self._jax, self._deleted = jax, False
+
+    def is_deleted(self) -> bool:
+        return self._deleted
+
+    def delete(self) -> None:
+        self._deleted = True
+
+    def _replace_with(self, other: FakeOnHost) -> None:
+        if self._jax.strict and self._deleted:
+            raise RuntimeError("one or both arrays have been deleted")
+        self._deleted = other._deleted
+
+
 class FakeHost:
     """A FAKE numpy view of host memory."""
 
@@ -78,7 +96,12 @@ class FakeJax:
 
     def __init__(self, device: FakeDevice) -> None:
         self.device, self.arrays = device, []  # type: ignore[var-annotated]
+        #: As from 0.11 on.
+        self.strict = False
         self.gpu = FakeGpu()
+
+    def devices(self, platform: str) -> list[Any]:
+        return [platform]
 
     def live_arrays(self) -> list[Any]:
         return list(self.arrays)
@@ -89,6 +112,8 @@ class FakeJax:
         return FakeArray(self, memory, {self.gpu})
 
     def device_put(self, host: FakeHost, sharding: Any) -> FakeArray:
+        if sharding == "cpu":
+            return FakeOnHost(self)
         self.device.call("copy_in")
         made = self.array(bytes(host.buffer))
         self.arrays.remove(made)
@@ -104,7 +129,10 @@ def jax(monkeypatch: pytest.MonkeyPatch) -> FakeJax:
         return bytes(array.memory)
 
     numpy = SimpleNamespace(
-        uint8="u1", frombuffer=lambda buffer, dtype, count: FakeHost(buffer[:count]), asarray=asarray
+        uint8="u1",
+        zeros=lambda n, dtype: None,
+        frombuffer=lambda buffer, dtype, count: FakeHost(buffer[:count]),
+        asarray=asarray,
     )
     monkeypatch.setitem(sys.modules, "jax", fake)
     monkeypatch.setitem(sys.modules, "numpy", numpy)
@@ -166,6 +194,10 @@ def test_what_cannot_be_moved_is_refused_by_name(jax: FakeJax, monkeypatch: pyte
     with pytest.raises(ParkRefused, match="XLA_PYTHON_CLIENT_ALLOCATOR=platform"):
         keeper.out()
     monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
+    jax.strict = True
+    with pytest.raises(ParkRefused, match="can't give them other memory in place"):
+        Keeper(NoLease("none"), [JaxHalf()]).out()
+    jax.strict = False
     array._devices = {jax.gpu, FakeGpu()}
     with pytest.raises(ParkRefused, match="spread over several devices"):
         keeper.out()
@@ -187,7 +219,8 @@ from gresshopper.gpu._jax import JaxHalf
 
 _, device = jax.devices()
 put = lambda value: jax.device_put(value, device)
-keeper = Keeper(NoLease("none"), [JaxHalf(lambda d: d == device)])
+half = JaxHalf(lambda d: d == device)
+keeper = Keeper(NoLease("none"), [half])
 elsewhere = jnp.arange(4.0)
 held = {
     "f32": put(np.arange(1000.0, dtype="f4").reshape(10, 100)), "bf16": put(jnp.ones((3, 5), jnp.bfloat16) * 1.5),
@@ -201,6 +234,10 @@ before = {name: plain(v) for name, v in held.items()}
 pointer = held["f32"].unsafe_buffer_pointer() == alias.unsafe_buffer_pointer()
 step = jax.jit(lambda x: (x @ x.T).sum())
 expected = step(held["f32"])
+if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11):
+    assert "other memory in place" in keeper.report()["refusals"][0], keeper.report()
+    print("bytes", 0)
+    sys.exit()
 for _ in range(2):
     report = keeper.report()
     assert not report["refusals"], report
