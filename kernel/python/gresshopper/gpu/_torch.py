@@ -162,13 +162,13 @@ class TorchHalf:
                     storages[key] = storage
                     foreign += not _is_resizable(storage)
         found.blocks = [StorageBlock(torch, storage) for storage in storages.values()]
+        found.keep = [one for name in _KEPT for one in users.get(name, [])]
         if foreign:
             found.refusals.append(
                 f"{foreign} torch tensors lie over memory that torch doesn't own (DLPack, from_blob)"
             )
         if self._is_cuda:
             found.refusals += _refusals(users)
-            found.keep = [one for name in _KEPT for one in users.get(name, [])]
             found.ipc = self._shares_with_others()
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -252,3 +253,51 @@ def test_what_holds_addresses_or_runs_by_itself_is_refused_by_name(world: World)
     batches = iter(loader)
     assert world.half._walk()[1].keys() == {"_MultiProcessingDataLoaderIter"}, "live iterators are found"
     assert len(list(batches)) == 2
+
+
+def test_streams_and_events_live_on_while_the_device_is_away(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    ended: list[str] = []
+
+    class Event:
+        """A FAKE torch.cuda.Event: its end is a call of the driver's, which waits while the device is away."""
+
+        def __del__(self) -> None:
+            ended.append("cudaEventDestroy")
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    weights = torch.ones(4)
+    world.on(weights)
+    for out, back in (
+        (world.keeper.out, world.keeper.back),
+        (lambda: world.keeper.driver_only(True), lambda: world.keeper.driver_only(False)),
+    ):
+        event = Event()
+        out()
+        del event
+        gc.collect()
+        assert ended == []
+        back()
+        gc.collect()
+        assert ended == ["cudaEventDestroy"]
+        ended.clear()
+
+
+def test_workers_of_a_data_loader_go_on(world: World) -> None:
+    weights = torch.arange(4.0)
+    world.on(weights)
+    loader = torch.utils.data.DataLoader(torch.arange(40.0), 10, num_workers=2, persistent_workers=True)
+    batches = iter(loader)
+    assert next(batches).sum() == 45
+    world.keeper.out()
+    assert next(batches).sum() == 145, "a worker has no device and needs none"
+    world.keeper.back()
+    assert [float(batch.sum()) for batch in batches] == [245, 345]
+    assert torch.equal(weights, torch.arange(4.0))
+
+
+def test_tensors_in_host_memory_page_locked_or_not_stay_where_they_are() -> None:
+    host = torch.arange(4.0)
+    half = TorchHalf("cuda")
+    assert list(half._parts(host)) == []
+    assert not touches(torch.Tensor.add, (host, host), {})
+    assert touches(torch.Tensor.cuda, (host, "cuda"), {}), "its copy to the device needs the device"
