@@ -33,6 +33,8 @@ SHARE = 0.01
 MOST, LEAST = 0.05, 0.003
 #: Seconds after a cell from which on the user is taken to think.
 THINK = 0.05
+#: Seconds of thinking from which on everything is audited, which takes at most one part in AUDITS of the time.
+REST, AUDITS = 1.0, 20
 
 _log = logging.getLogger("gresshopper.state")
 _agent: Agent | None = None
@@ -76,6 +78,8 @@ class Agent:
         self.prompt = False
         self.thought = 0.0
         self._running = False
+        self._audited = -1
+        self._audit_from = 0.0
         self._waiting: list[_Ran] = []
         self._inputs = 0
         self.effects = rerun.Effects()
@@ -141,8 +145,12 @@ class Agent:
 
     def _later(self) -> None:
         """Capture in think time: a cell that costs less than its capture isn't held up by it."""
+        self._after_seconds(THINK, self._idle)
+
+    @staticmethod
+    def _after_seconds(seconds: float, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # outside of a kernel there is no loop: the next audit does it
-            asyncio.get_running_loop().call_later(THINK, self._idle)
+            asyncio.get_running_loop().call_later(seconds, work)
 
     def _idle(self) -> None:
         if self._running:
@@ -152,9 +160,31 @@ class Agent:
             self.later.one()
             self._later()
             return
-        if not self._work_off(hurry.UntilAsked(self.shell)):
+        if self._work_off(hurry.UntilAsked(self.shell)):
+            self._after_seconds(REST, self._rest)
+        else:
             self._later()
         self.thought += time.perf_counter() - started
+
+    def _rest(self) -> None:
+        """Audit once after the last cell when the user thinks for longer: again later if they ask for something."""
+        started = time.perf_counter()
+        if self._running or self._waiting or self._audited == self._seq:
+            return
+        if started < self._audit_from:
+            self._after_seconds(self._audit_from - started, self._rest)
+            return
+        try:
+            with hurry.bound(self.capture, hurry.UntilAsked(self.shell)):
+                self.audit()
+            self._audited = self._seq
+        except pickling.Interrupted:
+            self._after_seconds(REST, self._rest)
+        except Exception as e:  # nor must an audit fail anything of the user's
+            self._told(e)
+        took = time.perf_counter() - started
+        self._audit_from = time.perf_counter() + AUDITS * took
+        self.thought += took
 
     def _work_off(self, patience: hurry.Patience | None = None) -> bool:
         """Capture what the cells since the last capture did; false when that was given up for now."""

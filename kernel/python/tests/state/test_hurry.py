@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -82,3 +84,42 @@ def test_memory_that_takes_too_long_to_store_is_left_for_later(tmp_path: Path) -
     assert kernel.store.written == 0
     kernel.capture.run(None)
     assert kernel.store.written > 0
+
+
+def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    interactive = pytest.importorskip("IPython.core.interactiveshell")
+    traitlets = pytest.importorskip("traitlets.config")
+    from gresshopper.state import agent as agents
+
+    monkeypatch.setattr(agents, "THINK", 0.01)
+    monkeypatch.setattr(agents, "REST", 0.02)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    quiet = traitlets.Config()
+    quiet.HistoryManager.enabled = False
+    shell = interactive.InteractiveShell(config=quiet)
+    agent = agents.Agent(shell, tmp_path / "store")
+    agent.watch()
+
+    async def thinks() -> None:
+        agent._after(_Cell("a = [1]"))
+        shell.user_ns["a"] = [1]
+        while agent._audited < 1:  # noqa: ASYNC110 - the agent tells nobody
+            await asyncio.sleep(0.01)
+        shell.user_ns["a"].append(2)  # as a callback may
+        agent._after(_Cell("1 + 1"))
+        while agent._audited < 2:  # noqa: ASYNC110 - the agent tells nobody
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(thinks(), 30))
+    assert not agent.trouble
+    assert agent.notes[-1]["cell"] is None and agent.notes[-1]["units"][0]["m"] == ["n:a"]
+    assert not agent.capture.run(None).changed
+
+
+class _Cell:
+    """What IPython tells of a cell that ran."""
+
+    success, execution_count = True, 1
+
+    def __init__(self, source: str) -> None:
+        self.info = types.SimpleNamespace(raw_cell=source)
