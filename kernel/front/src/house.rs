@@ -123,6 +123,19 @@ async fn take_seat(plan: &SeatPlan, fresh: bool, program: &Path) -> Result<(JobI
     Ok((job, wait_for_seat(job).await?))
 }
 
+/// Keeps the death of the replica's srun from ending its step: srun has a child that cancels the step when srun dies
+/// without a word. The replica's connection to us is its lifeline, so that child goes once there is one.
+pub fn detach(srun: u32) {
+    let children = std::fs::read_to_string(format!("/proc/{srun}/task/{srun}/children")).unwrap_or_default();
+    for child in children.split_whitespace().filter_map(|c| c.parse::<i32>().ok()) {
+        let comm = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
+        if let Some(pid) = rustix::process::Pid::from_raw(child).filter(|_| comm.trim() == "srun") {
+            // Gone already is as good.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+        }
+    }
+}
+
 /// Where `hopd` wants the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
 async fn place(order: &Order, config: &Config) -> SeatPlan {
     let anywhere = SeatPlan {

@@ -358,6 +358,9 @@ impl Main {
                 () = receipts.ready() => {}
                 said = door.recv() => if let Some(opened) = said.and_then(|said| self.on_door(said)) {
                     input = Some(opened);
+                    if let Some(srun) = child.as_ref().and_then(Child::id) {
+                        house::detach(srun);
+                    }
                 },
                 started = &mut starting, if matches!(self.house, House::Starting) => match started {
                     Ok(process) => {
