@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import harness
@@ -12,12 +13,25 @@ from harness import Cluster, Kernel, Pilot, end
 EPERM = ["EPERM", "EPERM"]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def cluster(up: Cluster) -> Iterator[Cluster]:
+    """One seat and one pilot for all of them: what is refused leaves nothing, and each test looks that it did."""
+    up.plugstack(up.plugin_line())
+    with harness.tidied(up):
+        yield up
+
+
+@pytest.fixture(scope="module")
 def alice(cluster: Cluster) -> Kernel:
     return harness.kernel(cluster, "alice", cluster.submit("alice", "--mem=256"))
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
+def bob(cluster: Cluster) -> Kernel:
+    return harness.kernel(cluster, "bob", cluster.submit("bob", "--mem=256"))
+
+
+@pytest.fixture(scope="module")
 def pilot(cluster: Cluster) -> Pilot:
     return harness.pilot(cluster)
 
@@ -37,9 +51,8 @@ def refused_token(pilot: Pilot, token: Any, code: str, *flags: str) -> None:
     assert told["lease"] == token["lease"]
 
 
-def test_a_forged_executor(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
+def test_a_forged_executor(alice: Kernel, bob: Kernel, pilot: Pilot) -> None:
     who = alice.identity
-    bob = harness.kernel(cluster, "bob", cluster.submit("bob", "--mem=256"))
     cases = [
         ({"uid": harness.uid("bob")}, "wrong-uid"),
         ({"uid": 0}, "wrong-uid"),
@@ -129,13 +142,15 @@ def test_a_token_that_is_too_old(alice: Kernel, pilot: Pilot) -> None:
 
 
 def test_a_token_of_another_pilot(cluster: Cluster, alice: Kernel) -> None:
-    first, second = harness.pilot(cluster, gpus=1), harness.pilot(cluster, gpus=1)
+    elsewhere = cluster.nodes[1]
+    first, second = (harness.pilot(cluster, gpus=1, node=elsewhere) for _ in range(2))
     told = None
     step = second.step(second.mint(first.token(alice)))
     told = first.hear()
     assert told["reason"] == {"code": "wrong-pilot", "token": first.job, "step": second.job}
     end(step)
     assert alice.opens() == EPERM
+    cluster.cancel(first.job, second.job)
 
 
 def test_a_users_own_gpu_job_with_a_stolen_token(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
@@ -145,6 +160,7 @@ def test_a_users_own_gpu_job_with_a_stolen_token(cluster: Cluster, alice: Kernel
     step = pilot.step(credential, "-n1", "--gres=gpu:1", user="bob", job=own)
     assert refused(pilot, step)["reason"] == {"code": "job-of-other", "uid": harness.uid("bob")}
     assert alice.opens() == EPERM
+    cluster.cancel(own)
 
 
 def test_an_agent_that_is_not_the_service_accounts_is_told_nothing(
