@@ -580,6 +580,8 @@ class Agent:
         snapshot = restoring.Snapshot(form.read(directory, form.owner_key(make=False), upto))
         if self.later:
             self.later.all()
+        for line in restoring.differences(snapshot.environment):
+            print(f"Gresshopper: {line}", file=sys.stderr)
         pending = [] if wait else later.waiting(snapshot)
         told, self.loader = restoring.restore(
             snapshot, self.store, self.capture.session, self._set, lazy, self._progress(), pending
@@ -592,6 +594,10 @@ class Agent:
             told = redo.recover(snapshot, self.store, self.capture.session, self._set, told)
         if again and told.lost and any(r.head["cell"] for r in snapshot.records):
             told = rerun.recover(snapshot, self.store, self.capture.session, self._set, told)
+        if snapshot.redo["cells"] and not self.notes:
+            self.notes = redo.notes_of(snapshot, self.store)
+            self.capture.adopt([e.said for e in snapshot.units.values()])
+            self._seq = max(cell["seq"] for cell in snapshot.redo["cells"])
         self._show(snapshot)
         self._history(snapshot)
         for text in told.notices:

@@ -485,14 +485,15 @@ class Capture:
                 self._next += unit is None
                 fresh = Unit(uid, members)
                 fresh.digest, fresh.blobs, fresh.cell = digest, blobs, self.cell
-                held = [self.memories.tags(b) for b in dump.buffers if b.nbytes]
-                fresh.tags = hashlib.blake2b(b"".join(held), digest_size=16).hexdigest()
                 changed.append(Changed(fresh, dump.stream, dump.buffers if everything else ()))
             else:
                 fresh = unit
                 if everything:
                     changed.append(Changed(fresh, dump.stream, dump.buffers))
             self._describe(fresh, dump, seconds)
+            if not fresh.tags:
+                held = [self.memories.tags(b) for b in dump.buffers if b.nbytes]
+                fresh.tags = hashlib.blake2b(b"".join(held), digest_size=16).hexdigest()
             if dump.suspects and fresh is not unit:
                 fresh.notes = sorted({*fresh.notes, *verify.own_pickling(self.session, dump, blobs, self.store)})
             kept.add(fresh.uid)

@@ -34,8 +34,24 @@ def described(history: planning.History, cells: Sequence[int], ref: Callable[[by
             for made in history.notes[i]["units"]
             if not made["lost"] and not any(rerun._shown(m[2:]) for m in made["m"])
         ]
+        cell["units"] = history.notes[i]["units"]
         found.append(cell)
     return found
+
+
+def notes_of(snapshot: restore.Snapshot, store: Store) -> list[dict[str, Any]]:
+    """The notes of a restored state's cells, so that a later save can leave the same to them again."""
+    rest = [
+        {"u": e.said["u"], "m": e.said["m"], "dig": e.said["dig"], "tags": "", "lost": bool(e.said["gone"])}
+        for e in snapshot.units.values()
+        if not e.said.get("redo")
+    ]
+    notes: list[dict[str, Any]] = [{"cell": None, "units": rest, "gone": [], "drawn": {}}]
+    for cell in snapshot.redo["cells"]:
+        drawn = {k: snapshot.redo_bytes(ref, store) for k, ref in cell["drawn"].items()}
+        notes.append({"cell": None, "units": [], "gone": [], "drawn": drawn})
+        notes.append({"cell": cell, "units": cell["units"], "gone": [], "drawn": drawn})
+    return notes
 
 
 def fingerprint(session: pickling.Session, values: Sequence[Any]) -> tuple[str, str]:

@@ -31,7 +31,9 @@ agent = Agent(ip, base / "store")
 said = {}
 quiet = io.StringIO()
 with contextlib.redirect_stdout(quiet), contextlib.redirect_stderr(quiet):
-    if asked["do"] == "save":
+    if asked["do"] in ("save", "again"):
+        if asked["do"] == "again":
+            agent.restore(base / "state")
         agent.prompt, agent.rates = True, tuple(asked["rates"])
         agent.watch(ahead=False)
         for cell in asked["cells"]:
@@ -209,3 +211,13 @@ def test_what_was_shown_is_still_the_variable(tmp_path: Path) -> None:
     )
     assert "x" in named(saved["left"])
     assert saved["out"] == restored["out"] == f"(True, {BIG - 1})"
+
+
+def test_what_was_rebuilt_is_rebuilt_from_the_next_save_too(tmp_path: Path) -> None:
+    cells = ["l = [3, 4]", "g = (i * i for i in range(9))\nnext(g)", "next(g)"]
+    saved, _ = both(tmp_path, *cells, check="out = 1")
+    assert named(saved["rebuilt"]) == {"g"}
+    again = run(tmp_path, do="again", cells=["l.append(5)"], rates=SLOW, whole=False, check=[])
+    assert named(again["rebuilt"]) == {"g"} and not again["lost"], again
+    restored = run(tmp_path, do="restore", check=["out = list(g), l"])
+    assert restored["out"] == "([4, 9, 16, 25, 36, 49, 64], [3, 4, 5])", restored
