@@ -14,6 +14,8 @@ import pytest
 import cases
 
 HERE = Path(__file__).parent
+#: The first test of each kind runs all the cases.
+pytestmark = pytest.mark.timeout(900)
 _results: dict[Any, Any] = {}
 
 
