@@ -144,6 +144,7 @@ def save(peer: Peer, name: str, base: Path) -> Any:
             if plt is not None:
                 plt.close("all")
             failed += bool(result is not None and not result.success)
+        peer.rest()
         grown = resident() - before
         gc.collect()
         started = time.perf_counter()

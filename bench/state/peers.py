@@ -43,6 +43,9 @@ class Peer:
     def think(self) -> None:
         """The user looks at what a cell gave."""
 
+    def rest(self) -> None:
+        """The last cell is over for a second when somebody asks for a checkpoint."""
+
     def checkpoint(self) -> None:
         pass
 
@@ -75,6 +78,10 @@ class Ours(Peer):
 
     def think(self) -> None:
         self.agent._idle()
+        self.thought = self.agent.thought
+
+    def rest(self) -> None:
+        self.agent._rest()
         self.thought = self.agent.thought
 
     def checkpoint(self) -> None:

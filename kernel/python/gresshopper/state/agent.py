@@ -118,6 +118,7 @@ class Agent:
         for event, hook in (("pre_run_cell", self._before), ("post_run_cell", self._after)):
             if hook in self.shell.events.callbacks[event]:
                 self.shell.events.unregister(event, hook)
+        self._audited = -1
         if self.log is not None:
             self.log.close()
             self.log = None
@@ -411,7 +412,8 @@ class Agent:
         before = self.store.written
         self._work_off()
         known = {unit.uid: (unit.digest, unit.tags) for unit in self.capture.units.values()}
-        delta = self.capture.run(None, self._seq, everything=True)
+        # Nothing ran since everything was audited: going through all classes of all libraries takes the longest.
+        delta = self.capture.run(None, self._seq, everything=True, libraries=self._audited != self._seq)
         fresh = [c for c in delta.changed if known.get(c.unit.uid) != (c.unit.digest, c.unit.tags)]
         self._note(delta._replace(changed=fresh), None)
         history = planning.History(self.notes)

@@ -412,9 +412,17 @@ class Capture:
     # --- a capture ---
 
     @unswept.Unswept()
-    def run(self, found: naming.Names | None, cell: int = 0, arm: bool = False, everything: bool = False) -> Delta:
+    def run(
+        self,
+        found: naming.Names | None,
+        cell: int = 0,
+        arm: bool = False,
+        everything: bool = False,
+        libraries: bool = True,
+    ) -> Delta:
         """Capture what changed. `found`: names that may have been touched, none for an audit of everything.
-        `everything`: yield all units, also those that didn't change.
+        `everything`: yield all units, also those that didn't change. `libraries`: an audit also looks for functions
+        that the notebook put into them.
 
         # Errors
         `StoreError` when the store can't take it, `pickling.Interrupted` when the session's `check` says so: what is
@@ -446,7 +454,9 @@ class Capture:
         if everything:
             self._process = {}
         self.chosen = sorted(self.units) if chosen is None else sorted(chosen)
-        return Delta(changed, removed, self._process_delta(found is None, everything), time.perf_counter() - started)
+        return Delta(
+            changed, removed, self._process_delta(found is None and libraries), time.perf_counter() - started
+        )
 
     def _settled(self, unit: Unit, visible: _Visible) -> bool:
         """Whether a unit can't have changed: an immutable atom or a module under the same name."""
@@ -458,10 +468,10 @@ class Capture:
         kind = type(visible[name])
         return kind in _ATOMS or kind is types.ModuleType
 
-    def _process_delta(self, audit: bool, everything: bool) -> dict[str, bytes]:
+    def _process_delta(self, libraries: bool) -> dict[str, bytes]:
         now = process.read()
-        if audit:
-            self._patched = pickle.dumps(process.patched(self.namespace, classes=everything), protocol=5)
+        if libraries:
+            self._patched = pickle.dumps(process.patched(self.namespace), protocol=5)
         now["patched"] = self._patched
         changed = {k: v for k, v in now.items() if self._process.get(k) != v}
         self._process = now

@@ -194,8 +194,8 @@ def _by_notebook(found: dict[str, str], where: str, value: Any) -> None:
         found[where] = str(getattr(value, "__qualname__", type(value).__qualname__))
 
 
-def patched(scope: dict[str, Any], classes: bool) -> list[str]:
-    """Functions of the notebook that stand in a library's modules (and classes): only named, not kept."""
+def patched(scope: dict[str, Any]) -> list[str]:
+    """Functions of the notebook that stand in a library's modules and classes: only named, not kept."""
     found: list[str] = []
     seen: set[int] = set()
     for name, module in list(sys.modules.items()):
@@ -203,8 +203,6 @@ def patched(scope: dict[str, Any], classes: bool) -> list[str]:
             continue
         mine, held = _scanned(_modules, id(module), vars(module), scope)
         found += [f"{name}.{attr}" for attr in mine]
-        if not classes:
-            continue
         for attr, kind in held:
             if id(kind) not in seen:
                 seen.add(id(kind))
