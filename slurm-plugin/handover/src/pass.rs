@@ -33,7 +33,7 @@ pub(crate) enum What {
     Mapping,
     /// A Unix socket of its has descriptors in flight; by [`Pass::look_into_flights`]: such that may be the devices.
     InFlight,
-    /// It listens on a Unix socket; connections to come may have descriptors in flight.
+    /// Somebody waits to be accepted on its Unix socket, and may have descriptors in flight.
     Listening,
     /// It has an io_uring, which may have the devices registered.
     Ring,
@@ -165,7 +165,7 @@ struct Layout {
 }
 
 /// The fields, each as the path that leads to it within one structure.
-const FIELDS: [&[&str]; 23] = [
+const FIELDS: [&[&str]; 24] = [
     &["task_struct", "tgid"],
     &["task_struct", "pid"],
     &["vm_area_struct", "vm_file"],
@@ -184,6 +184,7 @@ const FIELDS: [&[&str]; 23] = [
     &["bpf_iter_meta", "seq"],
     &["sock", "__sk_common"],
     &["sock", "sk_receive_queue"],
+    &["sk_buff_head", "qlen"],
     &["sk_buff", "next"],
     &["sk_buff", "cb"],
     &["unix_skb_parms", "fp"],
@@ -282,6 +283,7 @@ enum Label {
     Device,
     Write,
     Out,
+    Backlog,
     Next,
     Buffer,
     Suspect,
@@ -479,9 +481,17 @@ fn socket(a: &mut Assembler, layout: &Layout) {
     unix_socket(a, layout, Label::Out);
     a.set(WHAT, What::Listening.number());
     a.read(BYTE, INODE, state_of(layout));
-    a.jump(JUMP_IF, 2, LISTEN, Label::Write);
+    a.jump(JUMP_IF, 2, LISTEN, Label::Backlog);
     a.set(WHAT, What::InFlight.number());
     a.read(WORD, INODE, layout.at("unix_sock.scm_stat.nr_fds"));
+    a.jump(JUMP_IF, 2, 0, Label::Out);
+    a.jump(JUMP, 0, 0, Label::Write);
+    a.place(Label::Backlog);
+    a.read(
+        WORD,
+        INODE,
+        layout.at("sock.sk_receive_queue") + layout.at("sk_buff_head.qlen"),
+    );
     a.jump(JUMP_IF, 2, 0, Label::Out);
 }
 
