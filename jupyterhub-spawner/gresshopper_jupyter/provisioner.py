@@ -182,6 +182,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     pool = Unicode("", config=True, help="The pool whose GPUs are lent; empty: the default.")
 
     _front: Front | None = None
+    _died_of = ""
     _incarnation = 0
     _ports: dict[str, int] = {}
 
@@ -196,7 +197,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     @property
     def died_of(self) -> str:
         """Why the kernel died, or did not start; empty while it lives."""
-        return self._front.reason if self._front else ""
+        return self._front.reason if self._front else self._died_of
 
     async def poll(self) -> int | None:
         return self._front.poll() if self._front else 0
@@ -228,6 +229,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     async def cleanup(self, restart: bool = False) -> None:
         if self._front is not None:
             await _in_thread(self._front.end)
+            self._died_of = self._front.reason
             self._front = None
         if not restart:
             self._ports = {}

@@ -37,6 +37,8 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 VERSION = 1
+#: What `hop kernelspec install` calls a kernel that is given no name.
+_DEFAULT = "gresshopper-python3"
 _SKIP = "skip-execution"
 _SKIP_AGAIN = "skip-on-resume"
 #: How long a kernel may take to heed an interrupt before it is ended, in seconds.
@@ -266,14 +268,14 @@ def choose_kernel(nb: Any, wanted: str | None) -> tuple[str, dict[str, Any] | No
     """The kernelspec's name, the configuration of our provisioner if it is one of ours, and what to say of it."""
     manager = KernelSpecManager()
     own = nb.metadata.get("kernelspec", {}).get("name")
-    name = wanted or own or "gresshopper-python3"
+    name = wanted or own or _DEFAULT
     ours = _ours(manager, name)
     if ours is not None or wanted:
         if ours is None and name not in manager.find_kernel_specs():
             raise Refused(f"there is no kernel {name!r}: `jupyter kernelspec list` shows those that there are")
         return name, ours, []
     language = nb.metadata.get("kernelspec", {}).get("language", "python")
-    for other in sorted(manager.find_kernel_specs()):
+    for other in sorted(manager.find_kernel_specs(), key=lambda n: (n != _DEFAULT, n)):
         config = _ours(manager, other)
         if config is not None and manager.get_kernel_spec(other).language == language:
             said = f"the notebook's kernel {name} doesn't run through Gresshopper: {other} is used (--kernel {name}: as it is)"
@@ -298,11 +300,14 @@ class Client(NotebookClient):  # type: ignore[misc, unused-ignore]
     #: ``metadata.gresshopper`` of the next request.
     said: dict[str, Any] = {}
     nb: Any
+    #: Kept, because nbclient forgets its manager when the kernel doesn't come up.
+    _provisioner: Any = None
     told: Callable[[str, dict[str, Any]], None]
 
     async def connect(self, env: dict[str, str]) -> None:
         self.create_kernel_manager()
         await self.async_start_new_kernel(env=env)
+        self._provisioner = self.km.provisioner
         await self.async_start_new_kernel_client()
         self.kc.execute = self._execute
         info = await self.async_wait_for_reply(self.kc.kernel_info())
@@ -340,8 +345,7 @@ class Client(NotebookClient):  # type: ignore[misc, unused-ignore]
 
     def died_of(self) -> str:
         """Why the kernel died, where its provisioner knows."""
-        provisioner = getattr(self.km, "provisioner", None)
-        return str(getattr(provisioner, "died_of", "") or "")
+        return str(getattr(self._provisioner, "died_of", "") or "")
 
 
 # The conversation.
