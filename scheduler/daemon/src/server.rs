@@ -323,6 +323,8 @@ pub(crate) async fn listen(address: &str) -> std::io::Result<(TcpListener, Socke
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hop_api::identity::IdentityError;
+    use hop_api::message::Request;
 
     fn quota() -> Quota {
         Quota {
@@ -346,6 +348,154 @@ mod tests {
         // However long they rest, they save up no more than a burst.
         let later = later + Duration::from_secs(3600);
         assert_eq!(guest.pace(60.0, &quota(), later), Duration::from_secs(1));
+    }
+
+    /// Stands in for MUNGE, which speaks for one uid a process: says it is this one, and believes all the others.
+    #[derive(Debug)]
+    struct Says(u32);
+
+    impl Identity for Says {
+        fn encode(&self, payload: &[u8], _: u32) -> Result<String, IdentityError> {
+            let words: Vec<String> = [self.0]
+                .into_iter()
+                .chain(payload.iter().map(|b| u32::from(*b)))
+                .map(|n| n.to_string())
+                .collect();
+            Ok(words.join(","))
+        }
+
+        fn decode(&self, credential: &str) -> Result<Proven, IdentityError> {
+            let mut numbers = credential.split(',').map(|w| w.parse::<u32>().unwrap());
+            Ok(Proven {
+                uid: numbers.next().unwrap(),
+                gid: 0,
+                payload: numbers.map(|n| n as u8).collect(),
+            })
+        }
+    }
+
+    const MALLORY: u32 = 1;
+    const BOB: u32 = 2;
+
+    /// A server whose scheduler answers pings and counts messages by uid.
+    async fn served(quota: Quota) -> (SocketAddr, Arc<Mutex<HashMap<u32, usize>>>) {
+        let (listener, address) = listen("127.0.0.1:0").await.unwrap();
+        let house = House {
+            identity: Arc::new(Says(0)),
+            service_uid: 0,
+            operators: BTreeSet::new(),
+            term: Term(1),
+            timeouts: Timeouts::default(),
+            quota,
+            guests: Mutex::default(),
+        };
+        let (messages, mut incoming) = mpsc::channel(16);
+        tokio::spawn(serve(listener, Arc::new(house), messages));
+        let heard = Arc::new(Mutex::new(HashMap::new()));
+        let counts = heard.clone();
+        tokio::spawn(async move {
+            let mut open = HashMap::new();
+            while let Some(event) = incoming.recv().await {
+                match event {
+                    Incoming::Opened {
+                        conn,
+                        caller,
+                        outgoing,
+                    } => drop(open.insert(conn, (caller.uid, outgoing))),
+                    Incoming::Closed { conn } => drop(open.remove(&conn)),
+                    Incoming::Message { conn, message } => {
+                        let (uid, outgoing) = &open[&conn];
+                        *counts.lock().unwrap().entry(*uid).or_default() += 1;
+                        let body = Response::Pong;
+                        let _ = outgoing.try_send(FromHopd { id: message.id, body });
+                    }
+                }
+            }
+        });
+        (address, heard)
+    }
+
+    type Client = channel::Connected<BufReader<OwnedReadHalf>, OwnedWriteHalf>;
+
+    async fn client(address: SocketAddr, uid: u32) -> Result<Client, ChannelError> {
+        let (read, write) = TcpStream::connect(address).await?.into_split();
+        let identity = Arc::new(Says(uid));
+        channel::connect(
+            BufReader::new(read),
+            write,
+            Role::Client,
+            identity,
+            0,
+            Timeouts::default(),
+        )
+        .await
+    }
+
+    fn ping(id: u64) -> ToHopd {
+        ToHopd {
+            id,
+            body: Request::Ping,
+        }
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_one_user_is_theirs_to_wait_for() {
+        let quota = Quota {
+            connections: 3,
+            messages_per_s: 50,
+            ..Quota::default()
+        };
+        let (address, heard) = served(quota).await;
+        let start = Instant::now();
+        let mut flood = Vec::new();
+        for _ in 0..3 {
+            let mut mallory = client(address, MALLORY).await.unwrap();
+            flood.push(tokio::spawn(async move {
+                for id in 0..2000 {
+                    if mallory.writer.send(&ping(id)).await.is_err() {
+                        break;
+                    }
+                }
+                std::future::pending::<()>().await;
+            }));
+        }
+        let fourth = client(address, MALLORY).await.unwrap_err().to_string();
+        assert!(fourth.contains("daemon has 3 connections already"), "{fourth}");
+        let mut bob = client(address, BOB).await.unwrap();
+        for id in 1..=40 {
+            let asked = Instant::now();
+            bob.writer.send(&ping(id)).await.unwrap();
+            bob.reader.receive::<FromHopd>().await.unwrap();
+            assert!(asked.elapsed() < Duration::from_secs(1), "bob waited for mallory");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let most = (BURST + start.elapsed().as_secs_f64() + 0.2) * 50.0;
+        let said = heard.lock().unwrap()[&MALLORY];
+        assert!(
+            said > 100 && said as f64 <= most,
+            "{said} of mallory's messages, at most {most}"
+        );
+        flood.iter().for_each(tokio::task::JoinHandle::abort);
+    }
+
+    #[tokio::test]
+    async fn silent_strangers_and_large_messages_keep_nobody_out() {
+        let (address, heard) = served(Quota::default()).await;
+        let mut strangers = Vec::new();
+        for _ in 0..UNPROVEN + 50 {
+            strangers.push(TcpStream::connect(address).await.unwrap());
+        }
+        let mut bob = client(address, BOB).await.unwrap();
+        bob.writer.send(&ping(1)).await.unwrap();
+        bob.reader.receive::<FromHopd>().await.unwrap();
+        let mut mallory = client(address, MALLORY).await.unwrap();
+        let large = Request::Explain {
+            kernel: "x".repeat(FROM_USER_LIMIT + 1).into(),
+            cell: None,
+        };
+        mallory.writer.send(&ToHopd { id: 1, body: large }).await.unwrap();
+        assert!(mallory.reader.receive::<FromHopd>().await.is_err(), "hung up");
+        assert_eq!(heard.lock().unwrap().get(&MALLORY), None);
     }
 
     #[tokio::test]
