@@ -255,6 +255,21 @@ def test_hop_cancel_of_a_kernel(two_gpus: Cluster, alice: Notebook) -> None:
     assert not queue(two_gpus, "carol")
 
 
+def test_a_kernel_that_goes_by_anothers_id_gets_nothing_and_ends_nothing(two_gpus: Cluster, alice: Notebook) -> None:
+    """Carol starts a kernel with the id of alice's, asks for a GPU by it, and closes it."""
+    cell = alice.submit("%%gpu 1\nimport time\ntime.sleep(12)\nprint(len(openable()), x)")["cell"]
+    until("the cell runs", lambda: [r["state"] for r in queue(two_gpus, "alice")] == ["RUNNING"])
+    (row,) = queue(two_gpus, "alice")
+    with notebook(two_gpus, "carol", kernel_id=row["kernel_id"]) as carol:
+        stolen = carol.submit("%%gpu 1\nprint('mine')")["cell"]
+        assert not carol.wait(stolen, 2)["done"]
+        assert not queue(two_gpus, "carol")
+    assert [r["state"] for r in queue(two_gpus, "alice")] == ["RUNNING"]
+    got = alice.wait(cell)
+    assert (got["status"], got["text"]) == ("ok", "1 41\n"), got
+    next_cell_works(alice)
+
+
 def test_the_next_in_the_queue_gets_what_a_killed_replica_had(
     two_gpus: Cluster, alice: Notebook, bob: Notebook
 ) -> None:

@@ -98,7 +98,7 @@ def in_a_step(cluster: Cluster, tmp_path: Path) -> subprocess.Popen[str]:
 
 def the_books_add_up(cluster: Cluster) -> None:
     """One row per lease; each lease a Slurm step with gres/gpu; per device no two at once."""
-    rows = [r for r in cluster.hop("acct", "-a", "-X")["rows"] if r["start"] is not None]
+    rows = [r for r in cluster.hop("acct", "-a", "-X")["rows"] if r["start"] is not None and r["n_gpus"]]
     leases = [r["lease_id"] for r in rows]
     assert len(leases) == len(set(leases))
     sacct = cluster.run("root", "sacct", "-a", "-n", "-P", "-o", "JobID,AllocTRES")
