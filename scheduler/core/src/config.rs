@@ -195,7 +195,7 @@ impl Default for Scale {
         Self {
             idle_min: Span::from_secs(60),
             idle_max: Span::from_secs(24 * 3600),
-            worth: 75_000.0,
+            worth: 70_000.0,
             learn: true,
             right_size: true,
             too_small: 0.4,

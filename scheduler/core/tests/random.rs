@@ -80,9 +80,19 @@ proptest! {
 #[test]
 #[ignore = "a million inputs, each with a full check"]
 fn a_million_inputs() {
+    stays_sane_for(1_000_000);
+}
+
+/// The same as runs with every change.
+#[test]
+fn five_thousand_inputs() {
+    stays_sane_for(5_000);
+}
+
+fn stays_sane_for(inputs: u64) {
     let mut w = start(7, 5);
     w.limits();
-    while w.inputs < 1_000_000 {
+    while w.inputs < inputs {
         w.random_step(5, 6, w.inputs.is_multiple_of(3));
         // Lost nodes come back, or the world dies out.
         if w.inputs.is_multiple_of(500) {

@@ -123,6 +123,9 @@ pub struct Knobs {
     pub scale: Option<Scale>,
     pub migrate: Option<Migrate>,
     pub fair_share: bool,
+    /// Of those that wait, the shortest cell goes first, and how long each will run is known beforehand: more than any
+    /// scheduler could do, to see what it would be worth.
+    pub short_first: bool,
     /// Seconds until the queue's order is by age alone.
     pub aging_s: u64,
     /// Seconds until GPUs are held back for a waiting cell.
@@ -140,6 +143,7 @@ impl Default for Knobs {
             scale: Some(Scale::default()),
             migrate: Some(Migrate::default()),
             fair_share: true,
+            short_first: false,
             aging_s: 900,
             reserve_after_s: 1.0,
         }

@@ -450,6 +450,7 @@ impl<'a> World<'a> {
 
     fn class(&self, s: usize) -> Class {
         match self.trace.sessions[s].deadline {
+            _ if self.cluster.policy.short_first => Class::Deadline,
             None => Class::Interactive,
             Some(_) if self.without.deadlines => Class::Batch,
             Some(_) => Class::Deadline,
@@ -459,6 +460,10 @@ impl<'a> World<'a> {
     /// The notebook's deadline less what is foretold for this cell and those after it.
     fn cell_deadline(&self, s: usize, cell: usize) -> Option<Timestamp> {
         let session = &self.trace.sessions[s];
+        if self.cluster.policy.short_first {
+            // So late that nothing is urgent, in the order of the run times.
+            return Some(Timestamp(u64::MAX / 4 + 1000 * session.cells[cell].run.0));
+        }
         let deadline = session.deadline.filter(|_| !self.without.deadlines)?;
         let rest: u64 = session.cells[cell..].iter().map(|c| c.run.0).sum();
         Some(Timestamp(

@@ -136,11 +136,14 @@ impl Synth {
 
     /// Median think time of one person, in seconds.
     fn pace(&self, rng: &mut Rng) -> f64 {
-        match self.family {
-            Family::A => rng.lognormal((7.0f64 * 60.0).ln(), 0.9),
-            Family::B => rng.lognormal((3.0f64 * 60.0).ln(), 0.9),
-            Family::June => rng.lognormal(10.0f64.ln(), 0.4),
-        }
+        // Half of the people are much alike, the other half come by once in hours or days.
+        let (median, quick, slow) = match self.family {
+            Family::A => (18.0 * 60.0, 0.7, 2.3),
+            Family::B => (6.0 * 60.0, 0.6, 1.9),
+            Family::June => return rng.lognormal(10.0f64.ln(), 0.4),
+        };
+        let z = rng.lognormal(0.0, 1.0).ln();
+        median * f64::exp(z * if z < 0.0 { quick } else { slow })
     }
 
     fn think(&self, pace: f64, rng: &mut Rng) -> f64 {
