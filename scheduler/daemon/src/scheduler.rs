@@ -157,6 +157,8 @@ pub(crate) struct Scheduler {
     asking: HashMap<u32, usize>,
     due: BTreeSet<(Timestamp, Due)>,
     look_pause: Span,
+    /// Slurm's queue is being read.
+    looking: bool,
     /// What the core was told; none: Slurm has never said.
     limits: Option<Limits>,
     problems: BTreeMap<&'static str, String>,
@@ -277,6 +279,7 @@ impl Scheduler {
             asking: HashMap::new(),
             due: BTreeSet::new(),
             look_pause: Span::from_secs(config.hopd.poll_s.into()),
+            looking: false,
             limits,
             problems: BTreeMap::new(),
             reports,
@@ -1434,12 +1437,22 @@ impl Scheduler {
     }
 
     fn look_soon(&mut self) {
-        self.due.retain(|(_, due)| *due != Due::Look);
         let soon = Span::from_millis(500).min(self.look_pause);
-        self.due.insert((self.clock.now() + soon, Due::Look));
+        self.look_in(soon);
     }
 
+    /// There is one next look, whatever asked for it.
+    fn look_in(&mut self, pause: Span) {
+        self.due.retain(|(_, due)| *due != Due::Look);
+        self.due.insert((self.clock.now() + pause, Due::Look));
+    }
+
+    /// One at a time: what two answers miss must have been missing for as long as the second took, and two that were
+    /// asked before a job was submitted would both miss it. The answer to the one under way brings the next.
     fn look(&mut self) {
+        if std::mem::replace(&mut self.looking, true) {
+            return;
+        }
         let users: HashSet<UserName> = self.seats.values().map(|seat| seat.user.clone()).collect();
         let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
         tokio::spawn(async move {
@@ -1449,6 +1462,7 @@ impl Scheduler {
     }
 
     fn looked(&mut self, answer: Result<Queue, String>) {
+        self.looking = false;
         let now = self.clock.now();
         let usual = Span::from_secs(self.config.hopd.poll_s.into());
         match answer {
@@ -1474,7 +1488,7 @@ impl Scheduler {
                 self.seats_gone(&queue.alive);
             }
         }
-        self.due.insert((now + self.look_pause, Due::Look));
+        self.look_in(self.look_pause);
     }
 
     /// A pilot that Slurm doesn't start is why cells wait: `hop info` says it.

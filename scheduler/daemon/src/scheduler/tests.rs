@@ -262,3 +262,31 @@ async fn while_slurm_is_asked_about_a_seat_only_so_much_waits() {
     let held_up = house.scheduler.conns.values().filter_map(|c| c.held_up.as_ref());
     assert_eq!(held_up.map(VecDeque::len).sum::<usize>(), HELD_UP);
 }
+
+#[test]
+fn there_is_one_next_look_at_slurms_queue_whatever_asked_for_it() {
+    let mut house = House::new();
+    for _ in 0..3 {
+        house.scheduler.looked(Err("away".to_owned()));
+        house.scheduler.look_soon();
+    }
+    let looks = house
+        .scheduler
+        .due
+        .iter()
+        .filter(|(_, due)| *due == Due::Look)
+        .count();
+    assert_eq!(looks, 1);
+}
+
+#[tokio::test]
+async fn slurms_queue_is_read_once_at_a_time() {
+    let mut house = House::new();
+    house.scheduler.look();
+    house.scheduler.look();
+    let reads = tokio::runtime::Handle::current().metrics().num_alive_tasks();
+    assert_eq!(reads, 1);
+    house.scheduler.looked(Err("away".to_owned()));
+    house.scheduler.look();
+    assert!(house.scheduler.looking, "the next is read again");
+}
