@@ -191,6 +191,18 @@ def test_seat_cancelled_and_the_user_reads_that_the_kernel_was_lost(cluster: Clu
     the_kernel_is_lost(cluster, alice, cell, 30)
 
 
+def test_a_node_that_slurm_gives_to_nobody_and_the_kernel_starts_on_another(cluster: Cluster) -> None:
+    nodes = sorted({row["node"] for row in cluster.hop("info")["rows"]})
+    drained = ",".join(nodes[:-1])
+    cluster.run("root", "scontrol", "update", f"nodename={drained}", "state=drain", "reason=test")
+    try:
+        with notebook(cluster, "carol") as book:
+            assert book.execute("import os; print(os.environ['SLURMD_NODENAME'])")["text"] == nodes[-1] + "\n"
+    finally:
+        cluster.run("root", "scontrol", "update", f"nodename={drained}", "state=resume")
+    cluster.wait_for_pilots()
+
+
 def test_seat_ends_as_the_next_kernel_comes_and_that_one_gets_another(cluster: Cluster) -> None:
     with notebook(cluster, "alice"):
         seat = cluster.run("root", "squeue", "-h", "-u", "alice", "-n", "gresshopper-seat", "-o", "%i").split()

@@ -20,6 +20,9 @@ const SLURM_CALL: Duration = Duration::from_secs(60);
 /// Between two looks at a seat that waits: quick at first, for a free node is there at once.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// How long a seat waits for a node that Slurm can't reach, before it goes elsewhere.
+const NODE_AWAY: Duration = Duration::from_secs(10);
+
 /// All that is needed to start a replica.
 #[derive(Debug, Clone)]
 pub struct Order {
@@ -111,16 +114,47 @@ async fn start_in_seat(order: &Order) -> Result<Child> {
         .context("can't start srun")
 }
 
-/// A seat that runs, and its node: one that the user has already, unless it ends just now, or a new one.
+/// A seat that runs, and its node: one that the user has already, unless it ends just now, or a new one, on the node that
+/// `hopd` named unless Slurm can't reach that.
 async fn take_seat(plan: &SeatPlan, fresh: bool, program: &Path) -> Result<(JobId, String)> {
     if let Some(job) = plan.existing.filter(|_| !fresh) {
-        match wait_for_seat(job).await {
+        match wait_for_seat(job, NODE_AWAY).await {
             Ok(node) => return Ok((job, node)),
-            Err(error) => eprintln!("hop-front: {error:#}; the kernel gets a new seat"),
+            Err(error) => eprintln!(
+                "hop-front: {:#}; the kernel gets a new seat",
+                anyhow::Error::from(error)
+            ),
         }
     }
+    let patience = if plan.node.as_str().is_empty() {
+        Duration::MAX
+    } else {
+        NODE_AWAY
+    };
     let job = submit_seat(plan, program).await?;
-    Ok((job, wait_for_seat(job).await?))
+    match wait_for_seat(job, patience).await {
+        Ok(node) => Ok((job, node)),
+        Err(SeatError::NodeAway { .. }) => {
+            eprintln!(
+                "hop-front: Slurm can't reach {}; the kernel's seat goes to another node",
+                plan.node
+            );
+            call(scancel(job), "").await.context("can't withdraw the seat")?;
+            let anywhere = SeatPlan {
+                node: "".into(),
+                ..plan.clone()
+            };
+            let job = submit_seat(&anywhere, program).await?;
+            Ok((job, wait_for_seat(job, Duration::MAX).await?))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+fn scancel(job: JobId) -> Command {
+    let mut command = slurm("scancel");
+    command.arg(job.to_string());
+    command
 }
 
 /// Keeps the death of the replica's srun from ending its step: srun has a child that cancels the step when srun dies
@@ -259,8 +293,27 @@ async fn submit_seat(plan: &SeatPlan, program: &Path) -> Result<JobId> {
     })?))
 }
 
-/// Waits until the seat runs; its node.
-async fn wait_for_seat(job: JobId) -> Result<String> {
+/// Why a seat can't be sat in.
+#[derive(Debug, thiserror::Error)]
+enum SeatError {
+    #[error("can't see the seat (job {job}) in Slurm's queue")]
+    Queue {
+        job: JobId,
+        #[source]
+        source: anyhow::Error,
+    },
+    #[error("the seat (job {job}) ended before the kernel was in it: {state} {reason}")]
+    Over {
+        job: JobId,
+        state: String,
+        reason: String,
+    },
+    #[error("the seat (job {job}) waits for a node that Slurm can't reach: {reason}")]
+    NodeAway { job: JobId, reason: String },
+}
+
+/// Waits until the seat runs; its node. A busy node is waited for, one that is away only for so long.
+async fn wait_for_seat(job: JobId, patience: Duration) -> Result<String, SeatError> {
     let (mut pause, since) = (POLL.0, Instant::now());
     let mut told = false;
     loop {
@@ -269,19 +322,22 @@ async fn wait_for_seat(job: JobId) -> Result<String> {
             .args(["-h", "-o", "%T|%N|%r"])
             .arg(format!("--jobs={job}"));
         let line = call(command, "").await;
-        let line = line.with_context(|| format!("can't see the seat (job {job}) in Slurm's queue"))?;
+        let line = line.map_err(|source| SeatError::Queue { job, source })?;
         let mut fields = line.split('|');
-        let mut field = || fields.next().unwrap_or_default();
+        let mut field = || fields.next().unwrap_or_default().to_owned();
         let (state, node, reason) = (field(), field(), field());
-        match state {
-            "RUNNING" if !node.is_empty() => return Ok(node.to_owned()),
+        match state.as_str() {
+            "RUNNING" if !node.is_empty() => return Ok(node),
+            "PENDING" if reason.starts_with("ReqNodeNotAvail") && since.elapsed() > patience => {
+                return Err(SeatError::NodeAway { job, reason });
+            }
             "PENDING" | "CONFIGURING" | "RUNNING" => {
                 if !told && since.elapsed() > Duration::from_secs(5) {
                     eprintln!("hop-front: the kernel's seat (job {job}) waits in Slurm's queue: {reason}");
                     told = true;
                 }
             }
-            other => bail!("the seat (job {job}) ended before the kernel was in it: {other} {reason}"),
+            _ => return Err(SeatError::Over { job, state, reason }),
         }
         sleep(pause).await;
         pause = (pause * 3 / 2).min(POLL.1);
