@@ -35,7 +35,7 @@ from typing import Any, Callable, NamedTuple, TypeVar
 
 import cloudpickle
 
-from . import names, native, recipes
+from . import iterators, names, native, recipes
 
 #: Buffers below this many bytes stay in the stream.
 INBAND = 32 * 1024
@@ -446,7 +446,7 @@ class _Mixin:
                 if type(r) not in harmless
                 and not isinstance(r, type)
                 and r is not self.session.namespace
-                and not (isinstance(r, dict) and "__builtins__" in r)
+                and not (isinstance(r, dict) and ("__builtins__" in r or "__build_class__" in r))
             ][:1000]
             self.linked.update(map(id, level))
 
@@ -580,7 +580,8 @@ class _Mixin:
         raw = isinstance(handle, io.FileIO)
         try:
             if handle.closed:
-                return self._lose(handle, "it was closed")
+                closed = _closed(handle)
+                return (recipes.closed_file, closed) if closed else self._lose(handle, "it was closed")
             if handle.writable():
                 return self._lose(handle, "a file that is open for writing can't be opened again without changing it")
             path = os.path.abspath(os.fsdecode(handle.name))
@@ -595,6 +596,13 @@ class _Mixin:
         how = (handle.encoding, handle.errors, handle.line_buffering, newline) if text else None
         mode = "r" if text else ("raw" if raw else "rb")
         return recipes.reopen, (path, mode, how, offset, (found.st_ino, found.st_size, found.st_mtime_ns))
+
+    def _generator(self, made: Any) -> Any:
+        found = iterators.generator(made, _importable, self.notes.append)
+        return self._lose(made, _CANT["generator"]) if found is None else found
+
+    def _iterator(self, made: Any) -> Any:
+        return iterators.iterator(made, self.notes.append)
 
     def _dict_keys(self, view: Any) -> Any:
         return recipes.dict_view, (_mapping_of(view), "keys")
@@ -1056,6 +1064,23 @@ def _own_handler(handler: Any, w: Any) -> bool:
     return str(module).startswith(("traitlets", "ipywidgets"))
 
 
+def _closed(handle: Any) -> tuple[Any, ...] | None:
+    """What a file that was closed still says: the arguments of `recipes.closed_file`."""
+    kind = type(handle)
+    if kind is io.FileIO:
+        return handle.name, handle.mode, None, None
+    text = None
+    buffer = handle
+    if kind is io.TextIOWrapper:
+        buffer = handle.buffer
+        text = (handle.encoding, handle.errors, handle.line_buffering, handle.write_through, handle.newlines)
+    if type(buffer) not in (io.BufferedReader, io.BufferedWriter, io.BufferedRandom):
+        return None
+    if type(buffer.raw) is not io.FileIO:
+        return None
+    return handle.name, handle.mode, buffer.raw.mode, text
+
+
 def _newline(handle: Any, path: str) -> str | None:
     """How a text file treats line ends, which it doesn't say; it only matters where there are others than \\n.
 
@@ -1130,6 +1155,8 @@ _RULES: dict[type, Callable[[Any, Any], Any]] = {
     re.Match: _Mixin._match,
     struct.Struct: _Mixin._struct,
     memoryview: _Mixin._memoryview,
+    types.GeneratorType: _Mixin._generator,
+    **dict.fromkeys(iterators.TYPES, _Mixin._iterator),
 }
 
 _ordinary_types: tuple[int, set[type]] = (-1, set())

@@ -7,9 +7,11 @@ Every function here is part of the saved form: its name and arguments are kept f
 from __future__ import annotations
 
 import builtins
+import collections
 import contextlib
 import importlib
 import io
+import itertools
 import os
 import sys
 import threading
@@ -298,9 +300,111 @@ def reopen(path: str, mode: str, text: tuple[Any, ...] | None, offset: int, foun
     return handle
 
 
+def closed_file(name: Any, mode: str, raw: str | None, text: tuple[Any, ...] | None) -> Any:
+    """A file that was closed, which says what it said. `raw`: the mode of the file below a buffer."""
+    below = raw or mode
+    handle: Any = io.FileIO(os.memfd_create("closed"), below.replace("b", ""))
+    handle.name = name
+    if raw is not None:
+        read = io.BufferedReader if below.startswith("r") else io.BufferedWriter
+        handle = (io.BufferedRandom if "+" in below else read)(handle)
+    if text is not None:
+        encoding, errors, line_buffering, write_through, newlines = text
+        ends = (newlines,) if isinstance(newlines, str) else newlines or ()
+        if ends:
+            os.pwrite(handle.fileno(), "".join([*(f"x{end}" for end in ends), "x"]).encode(encoding), 0)
+        handle = io.TextIOWrapper(handle, encoding, errors, None, line_buffering, write_through)
+        if ends:
+            handle.read()
+        handle.mode = mode
+    handle.close()
+    return handle
+
+
 def _lost(what: str, why: str) -> Lost:
     _source().notice(f"{what} is gone: {why}")
     return Lost(what, why)
+
+
+class _Empty:
+    """A sequence of the older kind, without items."""
+
+    def __getitem__(self, index: int) -> Any:
+        raise IndexError
+
+
+def _group() -> Any:
+    groups = itertools.groupby([0, 1])
+    first = next(groups)[1]
+    next(groups)
+    return first
+
+
+_FORWARD = {"dict_keyiterator": dict.keys, "dict_valueiterator": dict.values, "dict_itemiterator": dict.items}
+#: Iterators over a dictionary, by the names of their types: what they go over, and whether backwards.
+DICT_ITERATORS: dict[str, tuple[Any, bool]] = {
+    **{kind: (view, False) for kind, view in _FORWARD.items()},
+    **{kind.replace("_", "_reverse"): (view, True) for kind, view in _FORWARD.items()},
+}
+#: What makes iterators that end at once.
+_ENDING: tuple[Callable[[], Any], ...] = (
+    lambda: iter({}),
+    lambda: iter({}.values()),
+    lambda: iter({}.items()),
+    lambda: reversed({}),
+    lambda: reversed({}.values()),
+    lambda: reversed({}.items()),
+    lambda: iter(collections.OrderedDict()),
+    lambda: iter(set()),
+    lambda: iter(int, 0),
+    lambda: iter(_Empty()),
+    lambda: iter(b""),
+    lambda: iter(bytearray()),
+    lambda: iter("\u2026"),
+    lambda: iter(""),
+    lambda: reversed([]),
+    _group,
+)
+#: The same by the names of their types.
+SPENT = {type(make()).__name__: make for make in _ENDING}
+
+
+def spent(kind: str) -> Any:
+    """An iterator that has nothing to give any more."""
+    made = SPENT[kind]()
+    for _ in made:
+        pass
+    return made
+
+
+def dict_iterator(mapping: dict[Any, Any], kind: str, taken: int, size: int) -> Any:
+    """An iterator over a dictionary that gave some of it already."""
+    if dict.__len__(mapping) != size:
+        return _lost(f"a {kind}", "its dictionary holds it, and isn't complete yet when it is made")
+    view, backwards = DICT_ITERATORS[kind]
+    made = reversed(view(mapping)) if backwards else iter(view(mapping))
+    for _ in range(taken):
+        next(made)
+    return made
+
+
+def generator(
+    function: Any, name: str, qualname: str, positional: tuple[Any, ...], keywords: dict[str, Any]
+) -> types.GeneratorType[Any, Any, Any]:
+    """A generator that hasn't begun. Calling its function runs nothing of it."""
+    made: types.GeneratorType[Any, Any, Any] = function(*positional, **keywords)
+    made.__name__, made.__qualname__ = name, qualname
+    return made
+
+
+def ended_generator(code: types.CodeType, name: str, qualname: str) -> types.GeneratorType[Any, Any, Any]:
+    """A generator that has nothing to give any more."""
+    function = types.FunctionType(code, {}, name, None, tuple(types.CellType() for _ in code.co_freevars))
+    split = code.co_argcount
+    by_name = dict.fromkeys(code.co_varnames[split : split + code.co_kwonlyargcount])
+    made = generator(function, name, qualname, (None,) * split, by_name)
+    made.close()
+    return made
 
 
 def dict_view(mapping: Any, kind: str) -> Any:

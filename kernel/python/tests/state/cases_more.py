@@ -1271,3 +1271,115 @@ case(
     check="out=str(e.subs(d,0).expand()),e.has(d),str(m),x==s.Symbol('x')",
     needs="sympy",
 )
+case(
+    "iterator/dictionary's, which grows",
+    "d = {i: str(i) for i in range(5)}\ndel d[1]\nits = [iter(d), iter(d.values()), iter(d.items()), reversed(d), reversed(d.values()), reversed(d.items())]\nfor i in its: next(i)",
+    check="""
+seen = [(type(i).__name__, next(i)) for i in its]
+d[9] = "9"
+out = seen
+for i in its:
+    try:
+        out.append(next(i))
+    except RuntimeError as e:
+        out.append(str(e))
+""",
+)
+case(
+    "iterator/over a dictionary that holds it",
+    "d = {1: 2, 3: 4}\nd['i'] = iter(d)",
+    check="out = type(d['i']).__name__, next(d['i'])",
+    reported=True,
+)
+case(
+    "iterator/used up",
+    "import collections, itertools\nits = [iter({1}), iter({1: 1}), iter({1: 1}.values()), iter({1: 1}.items()), reversed({1: 1}), iter('a'), iter('\u2026'), iter(b'a'), iter(bytearray(b'a')), iter([1].pop, 1), reversed([1]), iter([1]), iter((1,)), iter(collections.OrderedDict(a=1)), iter(range(1))]\nfor i in its: list(i)\nfor _, group in itertools.groupby('ab'): list(group)\nits.append(group)",
+    check="out = [(type(i).__name__, list(i)) for i in its]",
+)
+case(
+    "iterator/group that is out of date",
+    "import itertools\ng = itertools.groupby('aab')\nx = next(g)[1]\ny = next(g)[1]",
+    check="out = type(x).__name__, list(x), list(y), list(g)",
+)
+case(
+    "iterator/ordered dictionary's",
+    "import collections\ni = iter(collections.OrderedDict(a=1, b=2))\nnext(i)",
+    check="out = type(i).__name__, list(i)",
+    reported=True,
+)
+case(
+    "generator/not begun",
+    "l = [1]\nn = 2\ndef f(a, *rest, k, more=3, **named):\n    yield a, rest, k, more, named, n\n    a.append(5)\n    yield lambda: a\ng = f(l, 4, k=6, z=7)",
+    "n = 8",
+    check="l.append(9)\nout = next(g), next(g)() is l, l, g.__name__, g.__qualname__, list(g)",
+)
+case(
+    "generator/two over one iterator",
+    "i = iter(range(20))\ng = (x * 2 for x in i if x % 3)\nh = (y for y in i)\nnext(g), next(h)",
+    "next(g)",
+    check="out = next(i), next(g), next(h), list(g), list(h)",
+)
+case(
+    "generator/of a redefined function",
+    "def f():\n    yield 1\ng = f()\ndef f():\n    yield 2",
+    check="out = next(g), next(f())",
+)
+case(
+    "generator/method of a class",
+    "class A:\n    def f(self):\n        yield self\n        yield __class__\na = A()\ng = a.f()",
+    check="out = next(g) is a, next(g) is A",
+)
+case(
+    "generator/ended, closed and failed",
+    "def f(a, *, k):\n    yield a\n    raise ValueError\nx, y, z = f(1, k=2), f(1, k=2), (i for i in [])\nnext(x)\ntry: next(x)\nexcept ValueError: pass\ny.close()\nlist(z)",
+    check="import inspect\nout = [(g.__name__, g.gi_code.co_firstlineno, inspect.getgeneratorstate(g), list(g)) for g in (x, y, z)]",
+)
+case(
+    "generator/closure over its loop",
+    "g = ((lambda: x) for x in range(5))\na = next(g)",
+    check="b = next(g)\nout = a(), b()",
+    reported=True,
+)
+case(
+    "generator/two loops",
+    "g = ((x, y) for x in range(3) for y in range(3))\nnext(g), next(g)",
+    check="out = list(g)",
+)
+case(
+    "generator/in a loop over a generator",
+    "def f():\n    yield from range(5)\na = f()\nnext(a)\ng = (x for x in a)\nnext(g)",
+    check="out = list(g), list(a)",
+)
+case(
+    "generator/walrus and closure",
+    "def f(k):\n    def up(): nonlocal k; k += 10\n    return up, (k + x for x in range(6))\nup, g = f(1)\nh = (last := x for x in range(4))\nnext(g), next(h)",
+    "up()",
+    check="a = next(g)\nup()\nout = a, list(g), next(h), last",
+)
+case(
+    "generator/sent to",
+    "g = (x for x in range(5))\nnext(g)",
+    check="out = g.send(3)",
+    reported=True,
+)
+case(
+    "generator/over a file",
+    "open('gl.txt', 'w').write('a\\nb\\nc\\n')\nh = open('gl.txt')\ng = (l.strip() for l in iter(h.readline, ''))\nnext(g)",
+    check="out = list(g), h.readline()",
+)
+case(
+    "file/closed, of all kinds",
+    "open('k.txt', 'wb').write(b'a\\r\\nb\\n')\nfs = [open('k.txt', m) for m in ('r', 'rb', 'r+', 'rb+', 'w', 'wb', 'a', 'ab', 'w+', 'wb+')] + [open('k.new', 'x'), open('k.txt', 'rb', 0), open('k.txt', encoding='latin-1', errors='replace')]\nfs[0].read()\nfor f in fs: f.close()\nt = open('k.txt')\nt.read()\nt.close()",
+    check="""
+out = []
+for f in [*fs, t]:
+    said = [repr(f), f.name, f.mode, f.closed, getattr(f, 'encoding', ''), getattr(f, 'errors', ''), getattr(f, 'newlines', '')]
+    for use in ('read', 'write', 'tell', 'fileno', '__next__', 'readable', '__enter__', 'flush'):
+        try:
+            said.append(str(getattr(f, use)(*('x',) * (use == 'write'))))
+        except Exception as e:
+            said.append(f'{type(e).__name__} {e}')
+    f.close()
+    out.append(said)
+""",
+)
