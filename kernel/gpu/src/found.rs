@@ -33,8 +33,15 @@ pub struct Sources {
     pub helper: PathBuf,
     /// Where agents' sockets and records lie, instead of the owner's own places.
     pub dir: Option<PathBuf>,
-    /// The longest that one driver step may take.
+    /// The longest that one driver step may take; also of what has a shorter limit of its own.
     pub deadline: Duration,
+}
+
+impl Sources {
+    /// How long something may take that usually gets `usual`.
+    pub fn limit(&self, usual: Duration) -> Duration {
+        usual.min(self.deadline)
+    }
 }
 
 impl Default for Sources {
@@ -100,7 +107,7 @@ pub enum LookError {
 impl Site {
     /// Loads what there is.
     pub fn open(sources: Sources) -> Self {
-        let limit = sources.deadline.min(NVML);
+        let limit = sources.limit(NVML);
         let path = sources.libnvml.clone();
         let telemetry = within(limit, move || Telemetry::open(path.as_deref()))
             .unwrap_or_else(|| Err(Absent::silent(limit)))
@@ -153,7 +160,7 @@ impl Site {
 
     fn nvml<T: Send + 'static>(&self, ask: impl FnOnce(&Telemetry) -> T + Send + 'static) -> Option<T> {
         let telemetry = Arc::clone(self.telemetry.as_ref().ok()?);
-        within(self.sources.deadline.min(NVML), move || ask(&telemetry))
+        within(self.sources.limit(NVML), move || ask(&telemetry))
     }
 
     pub fn records(&self, uid: u32) -> Records {
@@ -250,7 +257,7 @@ impl Site {
     fn state(&self, pid: Pid) -> Option<ProcessState> {
         let driver = Arc::clone(self.driver.as_ref().ok()?);
         driver.api()?;
-        within(STATE, move || driver.step(pid, &Step::State)).and_then(Result::ok)
+        within(self.sources.limit(STATE), move || driver.step(pid, &Step::State)).and_then(Result::ok)
     }
 }
 

@@ -118,13 +118,15 @@ impl<'a> Hands<'a> {
             Call::CopyIn => self.ask(Op::In),
             Call::Prove => self.prove(),
             Call::Reserve => self.reserve(),
-            Call::State => self.step(Step::State, STATE),
+            Call::State => self.step(Step::State, self.site.sources.limit(STATE)),
             Call::Lock => {
                 if let Err(why) = self.guard() {
                     return Answer::Failed(why);
                 }
-                let timeout_ms = u32::try_from(LOCK.as_millis()).unwrap_or(u32::MAX);
-                self.step(Step::Lock { timeout_ms }, LOCK + STATE)
+                let sources = &self.site.sources;
+                let (rest, answer) = (sources.limit(LOCK), sources.limit(STATE));
+                let timeout_ms = u32::try_from(rest.as_millis()).unwrap_or(u32::MAX);
+                self.step(Step::Lock { timeout_ms }, rest + answer)
             }
             Call::Checkpoint => self.step(
                 Step::Checkpoint,
@@ -139,7 +141,7 @@ impl<'a> Hands<'a> {
                 )
             }
             Call::Unlock => {
-                let answer = self.step(Step::Unlock, LOCK);
+                let answer = self.step(Step::Unlock, self.site.sources.limit(LOCK));
                 if answer == Answer::Done {
                     self.unguard();
                 }

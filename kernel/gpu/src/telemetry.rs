@@ -7,6 +7,7 @@
 
 use crate::Pid;
 use crate::driver::GpuUuid;
+use crate::hands::within;
 use crate::ladder::{Known, Place};
 use nvml_wrapper::enums::device::UsedGpuMemory as UsedMemory;
 use nvml_wrapper::error::NvmlError;
@@ -14,6 +15,9 @@ use nvml_wrapper::{Device, Nvml};
 use serde::Serialize;
 use std::path::Path;
 use std::time::Duration;
+
+/// How long NVML may take to shut down.
+const SHUTDOWN: Duration = Duration::from_secs(1);
 
 /// There is no NVML to ask.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +90,17 @@ pub struct ProcessSample {
 /// NVML, initialised.
 #[derive(Debug)]
 pub struct Telemetry {
-    nvml: Nvml,
+    /// None once it is being dropped.
+    nvml: Option<Nvml>,
+}
+
+/// NVML's shutdown waits for what is still inside NVML, which may never come out.
+impl Drop for Telemetry {
+    fn drop(&mut self) {
+        let nvml = self.nvml.take();
+        // Otherwise the end of this process ends it.
+        let _ = within(SHUTDOWN, move || drop(nvml));
+    }
 }
 
 impl Telemetry {
@@ -99,35 +113,40 @@ impl Telemetry {
         let nvml = Nvml::builder()
             .lib_path(path.unwrap_or(default).as_os_str())
             .init();
-        nvml.map(|nvml| Self { nvml }).map_err(|source| Absent {
-            why: source.to_string(),
-            source,
-        })
+        nvml.map(|nvml| Self { nvml: Some(nvml) })
+            .map_err(|source| Absent {
+                why: source.to_string(),
+                source,
+            })
+    }
+
+    fn nvml(&self) -> &Nvml {
+        self.nvml.as_ref().expect("it is taken by drop alone")
     }
 
     /// Looks at all devices now. Values that fail are absent.
     pub fn sample(&self) -> Sample {
         let mut unknown = Vec::new();
-        let count = known("the number of devices", self.nvml.device_count(), &mut unknown).unwrap_or(0);
+        let count = known("the number of devices", self.nvml().device_count(), &mut unknown).unwrap_or(0);
         let mut devices = Vec::new();
         for index in 0..count {
-            let device = self.nvml.device_by_index(index);
+            let device = self.nvml().device_by_index(index);
             if let Some(device) = known(&format!("device {index}"), device, &mut unknown) {
                 devices.extend(one_device(&device, index, &mut unknown));
             }
         }
         Sample {
             at_us: now_us(),
-            driver: self.nvml.sys_driver_version().ok(),
+            driver: self.nvml().sys_driver_version().ok(),
             devices,
             unknown,
         }
     }
 
     fn devices(&self) -> Vec<Device<'_>> {
-        let count = self.nvml.device_count().unwrap_or(0);
+        let count = self.nvml().device_count().unwrap_or(0);
         (0..count)
-            .filter_map(|index| self.nvml.device_by_index(index).ok())
+            .filter_map(|index| self.nvml().device_by_index(index).ok())
             .collect()
     }
 
