@@ -60,10 +60,30 @@ class MemoryBlock:
             )
 
 
+#: The CUDA runtime's answer when it saw no device.
+_NO_DEVICE = 100
+
+
 class CupyHalf:
     """What cupy holds."""
 
     name = "cupy"
+
+    def stuck(self) -> str | None:
+        """Why a GPU that is there now can't be used. cupy itself keeps no answer; the CUDA runtime below it may."""
+        runtime = getattr(getattr(self._cupy, "cuda", None), "runtime", None)
+        if runtime is None or not hasattr(runtime, "getDeviceCount"):
+            return None
+        try:
+            seen = runtime.getDeviceCount() > 0
+        except Exception as error:
+            seen = getattr(error, "status", None) != _NO_DEVICE
+        if seen:
+            return None
+        return (
+            "cupy sees no GPU although there is one: the CUDA runtime was asked before this kernel had one and keeps the "
+            "answer. Restart the kernel."
+        )
 
     @property
     def _cupy(self) -> Any:

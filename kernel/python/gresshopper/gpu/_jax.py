@@ -5,12 +5,16 @@ and whatever holds it stay; arrays that share one buffer share one again. From 0
 the same device, so there the driver takes everything; whether it can be done is tried, on the CPU. It frees device memory
 only where XLA gives it back: its usual allocator keeps all that it ever took, so there the driver takes everything, too,
 and the user reads which setting would change that. Arrays over several devices are refused by name.
+
+jax looks for devices once and keeps what it found, so that an answer without a GPU has to be forgotten when there is one.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import warnings
 from typing import Any, Callable
 
 from ._host import Pin, address
@@ -20,6 +24,8 @@ from ._torch import within
 #: XLA's allocators that give memory back to the driver when an array goes.
 _GIVES_BACK = ("platform",)
 _ALLOCATOR = "XLA_PYTHON_CLIENT_ALLOCATOR"
+#: jax's names of backends with GPUs.
+_GPU_BACKENDS = ("cuda", "rocm", "gpu")
 
 
 class BufferBlock:
@@ -83,6 +89,46 @@ class JaxHalf:
         #: Tests on a machine without a GPU let one of the CPU's devices stand for it.
         self._on_device = on_device or (lambda device: device.platform != "cpu")
         self._refills: bool | None = None
+        #: What jax found while there was a GPU.
+        self._found_with_gpu: Any = None
+
+    def renew(self) -> None:
+        """There is a GPU now: has jax look again if it looked without one and found none. Arrays on the CPU stay as they
+        are, and what was compiled is compiled again."""
+        bridge = sys.modules.get("jax._src.xla_bridge")
+        backends = getattr(bridge, "_backends", None)
+        if not backends or backends is self._found_with_gpu or set(backends) != {"cpu"}:
+            return
+        wanted = getattr(getattr(self._jax, "config", None), "jax_platforms", None)
+        if wanted and not any(name.strip() in _GPU_BACKENDS for name in wanted.split(",")):
+            return
+        why = self._why_not_again(getattr(bridge, "_backend_factories", {}))
+        if why is None:
+            try:
+                importlib.import_module("jax.extend.backend").clear_backends()
+                return
+            except Exception as error:
+                why = f"it can't be had to look again ({error})"
+        # Said once for each answer, and not at each cell.
+        self._found_with_gpu = backends
+        if why:
+            text = f"jax looked for a GPU before this kernel had one and goes on without: {why}."
+            warnings.warn(f"{text} Restart the kernel to use jax with a GPU.", stacklevel=2)
+
+    def _why_not_again(self, factories: Any) -> str | None:
+        """Why jax can't look again: empty where it has nothing to look with."""
+        if not any(name in factories for name in _GPU_BACKENDS):
+            tried = any(name.startswith(("jax_plugins.xla_cuda", "jax_plugins.cuda")) for name in sys.modules)
+            return "its CUDA plugin gave up at once" if tried else ""
+        live = self._jax.live_arrays() if self._jax is not None else []
+        bound = sum(1 for array in live if getattr(array, "_committed", False) and not array.is_deleted())
+        if bound:
+            return f"{bound} arrays were put on the CPU's device by name and wouldn't go together with new ones"
+        return None
+
+    def settle(self) -> None:
+        """What jax has found by now, it found with a GPU there."""
+        self._found_with_gpu = getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None) or None
 
     @property
     def _jax(self) -> Any:

@@ -84,6 +84,8 @@ class Keeper:
     def grant(self) -> None:
         """There is a lease: the device may be used once what was parked is back."""
         self._leased = True
+        if self._in_cell and self.usable:
+            self._renew()
 
     def revoke(self) -> None:
         """The lease is over."""
@@ -100,6 +102,7 @@ class Keeper:
             if not self.usable:
                 raise GpuUnavailable(f"A GPU was promised and isn't here ({why}). Run the cell again.")
             self._cell_uses = self._in_cell
+            self._renew()
             for half in self.halves:
                 stuck = getattr(half, "stuck", lambda: None)()
                 if stuck:
@@ -116,6 +119,7 @@ class Keeper:
                 self._leased = self.came_with_lease()
             self._cell_uses = self.usable
         if self._cell_uses:
+            self._renew()
             # With a lease the cell runs without the guard, which costs a little at each operation.
             return
         unhooked = self._unhooked_now()
@@ -123,6 +127,14 @@ class Keeper:
             self._with_refusal(lambda: self.ensure(f"the cell may use {', '.join(sorted(unhooked))}"))
         if not self.usable:
             self.guard.enter()
+
+    def _renew(self) -> None:
+        """There is a GPU: an answer "no GPU" of before is forgotten."""
+        self._each_that_can("renew")
+
+    def _each_that_can(self, what: str) -> None:
+        for half in self.halves:
+            getattr(half, what, lambda: None)()
 
     def _with_refusal(self, work: Callable[[], None]) -> None:
         try:
@@ -179,6 +191,8 @@ class Keeper:
     def after_cell(self) -> None:
         """On the main thread, after a cell."""
         self.guard.leave()
+        if self._cell_uses:
+            self._each_that_can("settle")
         with self._beginning:
             self._in_cell = self._cell_uses = False
             if self.came_with_lease is not None:

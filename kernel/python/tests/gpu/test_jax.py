@@ -6,6 +6,7 @@ import ctypes
 import os
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -210,6 +211,113 @@ def test_donated_arrays_and_arrays_in_host_memory_are_nobodys(jax: FakeJax) -> N
     assert not JaxHalf().loaded()
 
 
+class Asked:
+    """A FAKE of what jax remembers of its devices: `look` finds a GPU where `gpu` says that there is one."""
+
+    def __init__(self, jax: FakeJax, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.bridge = SimpleNamespace(_backends={}, _backend_factories={"cpu": 1, "cuda": 1})
+        self.gpu = False
+        self.cleared = 0
+        monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", self.bridge)
+        monkeypatch.setitem(sys.modules, "jax.extend.backend", SimpleNamespace(clear_backends=self.clear))
+
+    def clear(self) -> None:
+        self.cleared += 1
+        self.bridge._backends = {}
+
+    def look(self) -> set[str]:
+        if not self.bridge._backends:
+            self.bridge._backends.update({"cpu": 1, **({"cuda": 1} if self.gpu else {})})
+        return set(self.bridge._backends)
+
+
+@pytest.fixture
+def asked(jax: FakeJax, monkeypatch: pytest.MonkeyPatch) -> Asked:
+    return Asked(jax, monkeypatch)
+
+
+def cell(keeper: Keeper, lease: bool, body: Any) -> Any:
+    keeper.came_with_lease = lambda: lease
+    keeper.before_cell("")
+    try:
+        return body()
+    finally:
+        keeper.after_cell()
+
+
+def test_a_gpu_gained_after_no_gpu_is_looked_for_again(asked: Asked) -> None:
+    keeper = Keeper(NoLease("none"), [JaxHalf()])
+    assert cell(keeper, False, asked.look) == {"cpu"}
+    assert cell(keeper, False, asked.look) == {"cpu"}
+    assert asked.cleared == 0, "without a lease there is nothing new to see"
+    asked.gpu = True
+    assert cell(keeper, True, asked.look) == {"cpu", "cuda"}
+    cell(keeper, False, asked.look)
+    cell(keeper, True, asked.look)
+    assert asked.cleared == 1
+
+
+def test_a_gpu_gained_within_a_cell_is_looked_for_again(asked: Asked) -> None:
+    keeper = Keeper(NoLease("none"), [JaxHalf()])
+
+    def body() -> set[str]:
+        assert asked.look() == {"cpu"}
+        keeper.grant()
+        asked.gpu = True
+        return asked.look()
+
+    assert cell(keeper, False, body) == {"cpu", "cuda"}
+
+
+def test_an_answer_got_with_a_gpu_there_stays(asked: Asked) -> None:
+    keeper = Keeper(NoLease("none"), [JaxHalf()])
+    for _ in range(3):
+        assert cell(keeper, True, asked.look) == {"cpu"}
+    assert asked.cleared == 0, "nothing is compiled again at each cell where jax can't use the GPU"
+    asked.clear()
+    cell(keeper, False, asked.look)
+    asked.gpu = True
+    assert cell(keeper, True, asked.look) == {"cpu", "cuda"}, "that was another answer, got without one"
+
+
+@pytest.mark.filterwarnings("error")
+def test_who_wants_no_gpu_is_left_alone(asked: Asked, jax: FakeJax) -> None:
+    jax.config = SimpleNamespace(jax_platforms="cpu")  # type: ignore[attr-defined]
+    keeper = Keeper(NoLease("none"), [JaxHalf()])
+    cell(keeper, False, asked.look)
+    cell(keeper, True, asked.look)
+    jax.config.jax_platforms = ""  # type: ignore[attr-defined]
+    del asked.bridge._backend_factories["cuda"]
+    cell(keeper, False, asked.look)
+    cell(keeper, True, asked.look)
+    assert asked.cleared == 0
+
+
+@pytest.mark.parametrize("why", ["put on the CPU's device by name", "plugin gave up", "fake fault"])
+def test_a_jax_that_cannot_look_again_is_named_once(
+    asked: Asked, jax: FakeJax, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if "device" in why:
+        jax.array(b"bound")._committed = True  # type: ignore[attr-defined]
+    elif "plugin" in why:
+        del asked.bridge._backend_factories["cuda"]
+        monkeypatch.setitem(sys.modules, "jax_plugins.xla_cuda13", SimpleNamespace())
+    else:
+
+        def fail() -> None:
+            raise RuntimeError("fake fault")
+
+        monkeypatch.setattr(sys.modules["jax.extend.backend"], "clear_backends", fail)
+    keeper = Keeper(NoLease("none"), [JaxHalf()])
+    cell(keeper, False, asked.look)
+    with pytest.warns(UserWarning, match=f"{why}.*Restart the kernel"):
+        cell(keeper, True, asked.look)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        cell(keeper, True, asked.look)
+    assert asked.cleared == 0
+
+
 REAL = """
 import sys
 sys.path.insert(0, sys.argv[1])
@@ -261,11 +369,59 @@ finally:
 """
 
 
-def test_real_jax_on_the_cpu(tmp_path: Path) -> None:
+GAINED = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import jax, jax.numpy as jnp, numpy as np
+from jax._src import xla_bridge
+from jaxlib import xla_client
+from gresshopper.gpu import Keeper, NoLease
+from gresshopper.gpu._jax import JaxHalf
+
+gained = False
+def fake_gpu():
+    if not gained:
+        raise RuntimeError("no device")
+    return xla_client.make_cpu_client()
+xla_bridge.register_backend_factory("rocm", fake_gpu, priority=500)
+keeper = Keeper(NoLease("none"), [JaxHalf()])
+keeper.came_with_lease = lambda: gained
+keeper.before_cell("")
+step = jax.jit(lambda x: jnp.tanh(x * 2 + 1).sum())
+key, held = jax.random.key(3), jnp.arange(1000.0)
+expected, alias, first = step(held), held, jax.devices()
+keeper.after_cell()
+assert "rocm" not in xla_bridge.backends()
+gained = True
+keeper.before_cell("")
+assert "rocm" in xla_bridge.backends() and jax.devices()[0] is not first[0]
+assert (np.asarray(held) == np.arange(1000)).all() and step(held) == expected == step(jnp.arange(1000.0))
+assert (held + jnp.ones(1000)).devices() == set(jax.devices()) and jax.random.normal(key, (3,)).shape == (3,)
+assert jax.device_put(held, jax.devices()[0]).devices() == set(jax.devices())
+keeper.after_cell()
+print("usable")
+"""
+
+
+def jax_python() -> str:
     python = os.environ.get("HOP_JAX_PYTHON", sys.executable)
     probe = subprocess.run([python, "-c", "import jax"], capture_output=True, check=False, timeout=60)
     if probe.returncode:
         pytest.skip("no jax here; HOP_JAX_PYTHON names a Python that has it")
+    return python
+
+
+def test_real_jax_looks_again(tmp_path: Path) -> None:
+    """The GPU is a FAKE: a second client of the CPU's, as a backend that isn't there at first."""
+    package = str(Path(__file__).parents[2])
+    done = subprocess.run(
+        [jax_python(), "-c", GAINED, package], capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.split()[-1] == "usable"
+
+
+def test_real_jax_on_the_cpu(tmp_path: Path) -> None:
     env = {
         **os.environ,
         "JAX_PLATFORMS": "cpu",
@@ -274,7 +430,7 @@ def test_real_jax_on_the_cpu(tmp_path: Path) -> None:
     }
     package = str(Path(__file__).parents[2])
     done = subprocess.run(
-        [python, "-c", REAL, package], env=env, capture_output=True, text=True, timeout=100, check=False
+        [jax_python(), "-c", REAL, package], env=env, capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert "bytes" in done.stdout

@@ -231,3 +231,27 @@ def test_cupy_over_foreign_memory_is_refused_by_name(monkeypatch: pytest.MonkeyP
     with pytest.raises(ParkRefused, match="doesn't own"):
         keeper.out()
     assert foreign.shape == (4,)
+
+
+class NoDevice(Exception):
+    """A FAKE CUDARuntimeError."""
+
+    status = 100
+
+
+def test_a_gpu_that_cupy_cannot_see_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    cupy = fake_cupy(FakeDevice())
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    half = CupyHalf()
+    assert half.stuck() is None, "it wasn't asked"
+    answers: list[Any] = [1, 0, NoDevice("no device"), RuntimeError("an old driver is another matter")]
+
+    def count() -> int:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return int(answer)
+
+    cupy.cuda.runtime.getDeviceCount = count
+    said = [half.stuck() for _ in range(4)]
+    assert [why is not None and "Restart the kernel" in why for why in said] == [False, True, True, False]
