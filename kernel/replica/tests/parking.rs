@@ -6,7 +6,7 @@
 #![allow(unsafe_code)] // the environment, which the replica, the kernel and `hop` get
 #![allow(
     clippy::disallowed_methods,
-    reason = "one test in this process, and nothing reads the environment meanwhile"
+    reason = "each test has a process of its own, and nothing reads the environment meanwhile"
 )]
 
 mod world;
@@ -131,16 +131,22 @@ fn said(answer: &Answer) -> Vec<&Value> {
         .collect()
 }
 
-#[tokio::test]
-async fn parked_at_the_end_of_each_lease_and_back_before_the_next() {
+/// Where both can be had: a Python with ipykernel, and `hop`.
+fn programs() -> Option<String> {
     let hop = Path::new(env!("CARGO_BIN_EXE_hop-replica")).with_file_name("hop");
-    let (Some(python), true) = (python(), hop.exists()) else {
+    let found = python().filter(|_| hop.exists());
+    if found.is_none() {
         eprintln!(
             "skipped: needs a Python with ipykernel (HOP_TEST_PYTHON) and {}",
             hop.display()
         );
-        return;
-    };
+    }
+    found
+}
+
+#[tokio::test]
+async fn parked_at_the_end_of_each_lease_and_back_before_the_next() {
+    let Some(python) = programs() else { return };
     let tmp = tempfile::tempdir().unwrap();
     let gpu = Gpu::new(tmp.path());
     with_replica(&python, async |world| {
@@ -149,6 +155,32 @@ async fn parked_at_the_end_of_each_lease_and_back_before_the_next() {
         revoked_while_a_cell_runs(world, &gpu, &pid).await;
         no_room_on_the_way_back(world, &gpu, &pid).await;
         what_cannot_leave_is_told_and_its_end_explained(world, &gpu, &pid).await;
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_kernel_that_is_ended_while_it_is_parked_says_what_to_set() {
+    let Some(python) = programs() else { return };
+    let tmp = tempfile::tempdir().unwrap();
+    let gpu = Gpu::new(tmp.path());
+    with_replica(&python, async |world| {
+        let code = "import os, torch; torch.hold(b'weights' * 1000); os.getpid()";
+        let (_, answer) = leased(world, &gpu, code, 5).await;
+        let pid = shown(&answer);
+        ended(world, 5).await;
+        gpu.set("inject", "cuCheckpointProcessCheckpoint 0 60000\n");
+        over(world, 5);
+        // Written before the first call.
+        let record = tmp.path().join(format!("run/gpu-{pid}.parked.json"));
+        while !record.exists() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let reason = killed_as_by_the_take_back(world, &pid).await;
+        assert!(
+            reason.contains("still on its way to host memory 2 s after") && reason.contains("`grace_ms`"),
+            "{reason}"
+        );
     })
     .await;
 }
@@ -253,18 +285,22 @@ async fn what_cannot_leave_is_told_and_its_end_explained(world: &mut World, gpu:
         "True",
         "it runs until it is ended"
     );
-    // What the take-back does when the grace is over.
+    let reason = killed_as_by_the_take_back(world, pid).await;
+    assert!(
+        reason.contains("still held its GPU 2 s after the end of its lease"),
+        "{reason}"
+    );
+}
+
+/// What the take-back does when the grace is over, and what is said of it.
+async fn killed_as_by_the_take_back(world: &mut World, pid: &str) -> String {
     Command::new("kill").args(["-9", pid]).status().unwrap();
     loop {
         if let Item::Note(Note::KernelOver {
             over: Over::Died { reason },
         }) = world.item().await
         {
-            assert!(
-                reason.contains("still held its GPU 2 s after the end of its lease"),
-                "{reason}"
-            );
-            return;
+            return reason;
         }
     }
 }

@@ -147,6 +147,8 @@ impl Replica {
     pub(super) async fn parked(&mut self, ended: Ended) {
         tracing::info!(?ended, "hop gpu");
         let out = match ended {
+            // It was ended meanwhile: what is to be said of that is known already.
+            Ended::Left(_) if is_over(self.kernel.pid()) => self.parking.park.left(Left::Nothing),
             Ended::Left(how) => {
                 if !matches!(how, Left::Failed(_) | Left::Half(_)) {
                     self.parking.doomed = None;
@@ -161,7 +163,10 @@ impl Replica {
     async fn park(&mut self, out: Vec<Output>) {
         for output in out {
             match output {
-                Output::Leave => self.start(leave),
+                Output::Leave => {
+                    self.parking.doomed = self.parking.lease.as_ref().map(too_slow);
+                    self.start(leave);
+                }
                 Output::Return => self.start(come_back),
                 Output::Proceed => {
                     if let Some((cell, grant)) = self.parking.pending.take() {
@@ -229,6 +234,22 @@ impl Replica {
             "the kernel still held its GPU {grace} after the end of its lease ({why}), so it was ended"
         ));
     }
+}
+
+/// What to say of a kernel that is killed while it is parked.
+fn too_slow(last: &Last) -> String {
+    format!(
+        "its GPU memory was still on its way to host memory {grace} after the end of its lease, so it was ended. An \
+         administrator can give kernels longer: `grace_ms` of the pool is {grace} now",
+        grace = seconds(last.grace)
+    )
+}
+
+/// Whether a child of ours has ended.
+fn is_over(pid: u32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ")
+        .is_none_or(|(_, rest)| rest.starts_with(['Z', 'X']))
 }
 
 fn seconds(span: Span) -> String {
