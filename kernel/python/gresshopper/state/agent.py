@@ -6,6 +6,7 @@ cell: it is told once and the next capture makes up for it.
 
 from __future__ import annotations
 
+import _thread
 import asyncio
 import contextlib
 import functools
@@ -179,6 +180,7 @@ class Agent:
             with hurry.bound(self.capture, hurry.UntilAsked(self.shell)):
                 self.audit()
             self._audited = self._seq
+            restoring.environment()  # which a save asks for
         except pickling.Interrupted:
             self._after_seconds(REST, self._rest)
         except Exception as e:  # nor must an audit fail anything of the user's
@@ -416,11 +418,17 @@ class Agent:
         delta = self.capture.run(None, self._seq, everything=True, libraries=self._audited != self._seq)
         fresh = [c for c in delta.changed if known.get(c.unit.uid) != (c.unit.digest, c.unit.tags)]
         self._note(delta._replace(changed=fresh), None)
-        history = planning.History(self.notes)
-        plan, again = self._planned(directory, delta, history, durable, whole)
+        plan = planning.Plan({c.unit.uid: planning.SHIP for c in delta.changed}, [], {})
+        history = planning.History([])
+        again: dict[int, dict[str, Any]] = {}
+        if any(c.unit.gone or _unstored(c.unit) >= planning.WORTH for c in delta.changed):
+            history = planning.History(self.notes)
+            plan, again = self._planned(directory, delta, history, durable, whole)
         length = self._write(directory, delta, history, plan, again, durable)
-        self._packing = threading.Thread(target=self.store.pack, name="gresshopper-pack", daemon=True)
-        self._packing.start()
+        if self.store.written != self._packed:
+            self._packed = self.store.written
+            self._packing = threading.Event()
+            _thread.start_new_thread(self._pack, (self._packing,))  # without waiting until it runs
         return {
             "units": len(delta.changed),
             "log_bytes": length,
@@ -524,12 +532,19 @@ class Agent:
             log.close()
         return length
 
-    _packing: threading.Thread | None = None
+    _packing: threading.Event | None = None
+    _packed = 0
+
+    def _pack(self, done: threading.Event) -> None:
+        try:
+            self.store.pack()
+        finally:
+            done.set()
 
     def packed(self) -> None:
         """Wait until what was saved is compressed."""
         if self._packing is not None:
-            self._packing.join()
+            self._packing.wait()
 
     def _lost(self, plan: planning.Plan) -> dict[str, str]:
         """What is gone, and why it can't be made again."""

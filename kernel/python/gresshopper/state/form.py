@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from . import native
 
-VERSION = 2
-#: Versions that this reads: 1 leaves no group to its cells.
-READABLE = (1, 2)
+VERSION = 3
+#: Versions that this reads: 1 leaves no group to its cells, 2 holds all of each section of the process.
+READABLE = (1, 2, 3)
 MAGIC = b"HOPSTATE"
 _START = struct.Struct("<8sI4s")
 _SIZES = struct.Struct("<QQ")

@@ -6,9 +6,12 @@ again, paths first, so that modules beside the notebook can be imported before a
 
 from __future__ import annotations
 
+import array
 import builtins
 import contextlib
+import functools
 import gc
+import hashlib
 import locale
 import logging
 import os
@@ -50,20 +53,98 @@ def _environ() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(OWN_ENV)}
 
 
+def _random() -> Any:
+    version, numbers, gauss = random.getstate()
+    return version, array.array("I", numbers).tobytes(), gauss
+
+
+def _set_random(state: Any) -> None:
+    version, numbers, gauss = state
+    if isinstance(numbers, bytes):
+        numbers = tuple(array.array("I", numbers))
+    random.setstate((version, numbers, gauss))
+
+
 def _numpy() -> Any:
     np = sys.modules["numpy"]
-    return {"random": np.random.get_state(), "print": np.get_printoptions(), "err": np.geterr()}
+    return {"random": _numpy_random(np), "print": np.get_printoptions(), "err": np.geterr()}
+
+
+def _numpy_random(np: Any) -> Any:
+    """The state of numpy's global generator: while nothing was drawn since it was made, the number that it was made of."""
+    state = np.random.get_state()
+    made_of = getattr(getattr(np.random.mtrand._rand, "_bit_generator", None), "_seed_seq", None)
+    entropy = getattr(made_of, "entropy", None)
+    if isinstance(entropy, int) and isinstance(state, tuple) and _same_state(_numpy_made_of(np, entropy), state):
+        return {"entropy": entropy}
+    return state
+
+
+@functools.lru_cache(maxsize=2)
+def _numpy_made_of(np: Any, entropy: int) -> Any:
+    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy))).get_state()
+
+
+def _same_state(one: Any, other: Any) -> bool:
+    return bool(one[0] == other[0] and one[2:] == other[2:] and one[1].tobytes() == other[1].tobytes())
 
 
 def _torch() -> Any:
     torch = sys.modules["torch"]
+    state, seed = bytes(torch.get_rng_state().numpy()), torch.initial_seed()
     return {
-        "rng": bytes(torch.get_rng_state().numpy()),
+        **({"seed": seed} if _torch_seeded(torch, seed) == state else {"rng": state}),
         "dtype": str(torch.get_default_dtype()),
         "grad": torch.is_grad_enabled(),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
     }
+
+
+@functools.lru_cache(maxsize=2)
+def _torch_seeded(torch: Any, seed: int) -> bytes:
+    """The state of torch's generator after it was seeded, until something is drawn."""
+    return bytes(torch.Generator().manual_seed(seed).get_state().numpy())
+
+
+class _Defaults:
+    """What a library's options are unless somebody sets them; the same wherever its version is. Only plain values: others
+    may have been changed in place, here and where the library keeps its defaults."""
+
+    def __init__(self, found: dict[str, Any]) -> None:
+        self._values = {key: value for key, value in found.items() if type(value) in _PLAIN}
+        self.digest = hashlib.blake2b(repr(sorted(self._values.items())).encode(), digest_size=16).digest()
+
+    def apart(self, options: dict[str, Any]) -> dict[str, Any]:
+        """Options as what they differ in."""
+        return {
+            "defaults": self.digest,
+            "set": {key: value for key, value in options.items() if not self._is(key, value)},
+            "unset": [key for key in self._values if key not in options],
+        }
+
+    def _is(self, key: str, value: Any) -> bool:
+        default = self._values.get(key, _Defaults)
+        return type(value) is type(default) and bool(value == default)
+
+    def whole(self, saved: dict[str, Any]) -> dict[str, Any]:
+        """What `apart` was given."""
+        unset = frozenset(saved["unset"])
+        return {**{k: v for k, v in self._values.items() if k not in unset}, **saved["set"]}
+
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+@functools.lru_cache(maxsize=2)
+def _matplotlib_defaults(matplotlib: Any) -> _Defaults:
+    return _Defaults({k: v for k, v in dict.items(matplotlib.rcParamsDefault) if k != "backend"})
+
+
+@functools.lru_cache(maxsize=2)
+def _pandas_defaults(config: Any, count: int) -> _Defaults:
+    """`count`: options are registered when parts of pandas are imported."""
+    return _Defaults({key: option.defval for key, option in list(config._registered_options.items())})
 
 
 def _matplotlib() -> Any:
@@ -73,7 +154,7 @@ def _matplotlib() -> Any:
     if isinstance(backend, str) and "inline" in backend and "matplotlib.pyplot" in sys.modules:
         params["backend"] = backend
         params["hooked"] = _hooked()
-    return params
+    return _matplotlib_defaults(sys.modules["matplotlib"]).apart(params)
 
 
 def _hooked() -> bool:
@@ -86,8 +167,16 @@ def _hooked() -> bool:
 
 
 def _pandas() -> Any:
+    return _defaults_of_pandas().apart(_pandas_options())
+
+
+def _defaults_of_pandas() -> _Defaults:
     config = sys.modules["pandas._config.config"]
-    return dict(_flat(config._global_config))
+    return _pandas_defaults(config, len(config._registered_options))
+
+
+def _pandas_options() -> dict[str, Any]:
+    return dict(_flat(sys.modules["pandas._config.config"]._global_config))
 
 
 def _flat(tree: Any, prefix: str = "") -> Any:
@@ -133,9 +222,9 @@ def _interpreter() -> Any:
     }
     with (
         contextlib.suppress(OSError, IndexError),
-        open("/proc/self/status", encoding="ascii", errors="replace") as said,
+        open("/proc/self/status", "rb") as said,
     ):
-        found["umask"] = int(said.read().partition("Umask:")[2].split()[0], 8)
+        found["umask"] = int(said.read().partition(b"Umask:")[2].split()[0], 8)
     if hasattr(sys, "get_int_max_str_digits"):
         found["digits"] = sys.get_int_max_str_digits()
     net = sys.modules.get("socket")
@@ -257,7 +346,7 @@ _SIGNALS = [s for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTO
 _READ: dict[str, Callable[[], Any]] = {
     "paths": lambda: {"cwd": _cwd(), "path": list(sys.path)},
     "environ": _environ,
-    "random": random.getstate,
+    "random": _random,
     "python": lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()},
     "logging": _logging,
     "interpreter": _interpreter,
@@ -327,11 +416,21 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
         if name not in sections:
             continue
         try:
-            _WRITE[name](pickle.loads(sections[name]))
+            if not _is_so(name, sections[name]):
+                _WRITE[name](pickle.loads(sections[name]))
         except NotHereError as e:
             notice(str(e))
         except Exception as e:
             notice(f"the process's {name} settings couldn't be restored: {e}")
+
+
+def _is_so(name: str, section: bytes) -> bool:
+    """Whether a section is as it was already: setting it takes longer than reading it."""
+    reader = _READ.get(name) or (_LIBRARY.get(name) if name in sys.modules else None)
+    now: dict[str, bytes] = {}
+    if reader is not None:
+        _add(now, name, reader)
+    return now.get(name) == section
 
 
 def apply_early(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
@@ -376,7 +475,9 @@ def _set_logging(state: Any) -> None:
 def _set_numpy(state: Any) -> None:
     import numpy as np
 
-    np.random.set_state(state["random"])
+    drawn = state["random"]
+    made_of = drawn.get("entropy") if isinstance(drawn, dict) else None
+    np.random.set_state(drawn if made_of is None else _numpy_made_of(np, made_of))
     np.set_printoptions(**state["print"])
     np.seterr(**state["err"])
 
@@ -384,7 +485,10 @@ def _set_numpy(state: Any) -> None:
 def _set_torch(state: Any) -> None:
     import torch
 
-    torch.set_rng_state(torch.frombuffer(bytearray(state["rng"]), dtype=torch.uint8))
+    if "seed" in state:
+        torch.default_generator.manual_seed(state["seed"])
+    else:
+        torch.set_rng_state(torch.frombuffer(bytearray(state["rng"]), dtype=torch.uint8))
     torch.set_default_dtype(getattr(torch, state["dtype"].split(".")[1]))
     torch.set_grad_enabled(state["grad"])
     if torch.get_num_threads() != state["threads"]:
@@ -395,12 +499,21 @@ def _set_torch(state: Any) -> None:
 def _set_matplotlib(state: Any) -> None:
     import matplotlib
 
+    here = _matplotlib_defaults(matplotlib)
+    other = _foreign(here, state)
+    state = here.whole(state) if "defaults" in state else state
     inline, hooked = state.pop("backend", None), state.pop("hooked", True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         if inline is not None and dict.get(matplotlib.rcParams, "backend") != inline:
             _show_inline(inline, hooked)
         dict.update(matplotlib.rcParams, state)
+    if other:
+        raise NotHereError("matplotlib's own defaults are others here than where the state was saved")
+
+
+def _foreign(here: _Defaults, state: dict[str, Any]) -> bool:
+    return "defaults" in state and state["defaults"] != here.digest
 
 
 def _know_shell() -> None:
@@ -429,13 +542,18 @@ def _set_pandas(state: Any) -> None:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        now = _pandas()  # asking for each option costs more than all the rest
+        here = _defaults_of_pandas()
+        other = _foreign(here, state)
+        state = here.whole(state) if "defaults" in state else state
+        now = _pandas_options()  # asking for each option costs more than all the rest
         for key, value in state.items():
             try:
                 if key not in now or now[key] != value:
                     pd.set_option(key, value)
             except (KeyError, ValueError, AttributeError):
                 continue
+    if other:
+        raise NotHereError("pandas' own defaults are others here than where the state was saved")
 
 
 def _set_figures(state: Any) -> None:
@@ -459,7 +577,7 @@ def _set_decimal(state: Any) -> None:
 _WRITE: dict[str, Callable[[Any], None]] = {
     "paths": _set_paths,
     "environ": _set_environ,
-    "random": random.setstate,
+    "random": _set_random,
     "python": _set_python,
     "logging": _set_logging,
     "interpreter": _set_interpreter,

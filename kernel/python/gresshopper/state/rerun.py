@@ -8,6 +8,7 @@ that the cell saw then; what it makes beside the wanted variables must equal wha
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import io
 import os
@@ -246,7 +247,12 @@ def doubtful(cell: Mapping[str, Any]) -> str | None:
 
 def _used(cell: Mapping[str, Any]) -> set[str]:
     """Names that a cell uses, also within the functions that it may call."""
-    return names.names_of_source(cell["source"]).names.union(cell.get("uses", ()))
+    return set(_named(cell["source"]).union(cell.get("uses", ())))
+
+
+@functools.lru_cache(maxsize=4096)
+def _named(source: str) -> frozenset[str]:
+    return frozenset(names.names_of_source(source).names)
 
 
 def telling(used: Iterable[str]) -> list[str]:
