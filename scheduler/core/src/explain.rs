@@ -5,7 +5,6 @@ use crate::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
     UserName,
 };
-use crate::leases::PRIOR_WEIGHT;
 use crate::need::{Class, Need};
 use crate::reason::{Reason, spell};
 use crate::state::{Cell, Lease, LeaseState, Pilot, PilotState};
@@ -347,14 +346,15 @@ impl Core {
     }
 
     /// When the cell may be expected to start: on the node where its GPUs are free first, behind those that go
-    /// before it there.
+    /// before it there; when the pilot that boots for it is up; or when its kernel's replica has moved.
     pub(crate) fn estimate(&self, cell: u32) -> Option<Span> {
         let c = &self.cells[cell];
         let k = &self.kernels[c.kernel];
         let this = Some((cell, c.seq));
         let booting = self.tickets.values().find(|t| t.cell == this);
         let boot = self.boot_takes(k.pool);
-        let mut best = booting.map(|t| Span(boot.0.saturating_sub(self.now.since(t.at).0)));
+        let boots = booting.map(|t| Span(boot.0.saturating_sub(self.now.since(t.at).0)));
+        let mut best = [boots, self.move_left(c.kernel)].into_iter().flatten().min();
         for r in &k.replicas {
             let node = &self.nodes[r.node as usize];
             let ahead = node.queue.range(..(c.rank, cell)).count() as u64;
@@ -399,19 +399,11 @@ impl Core {
         }
     }
 
-    /// By the cell's own past runs, else the kernel's, else everybody's: each stands in for what the nearer lacks.
     fn reckon(&self, lease: &Lease, r: &crate::state::Running) -> Span {
         let elapsed = self.now.since(r.since);
-        let k = &self.kernels[lease.kernel];
-        if let Some((_, same)) = k.prints.iter().find(|(p, _)| *p == r.print)
-            && let Some(span) = same.remaining(&k.runs, 0.5, elapsed, 0.5)
-        {
-            return span;
-        }
-        let others = &self.pools[lease.pool as usize].runs;
+        let left = self.run_left(lease.kernel, r.print, elapsed);
         // Beyond all that was seen: as long again as it has run.
-        let span = k.runs.remaining(others, PRIOR_WEIGHT, elapsed, 0.5);
-        span.unwrap_or_else(|| elapsed.max(Span::from_secs(1)))
+        left.unwrap_or_else(|| elapsed.max(Span::from_secs(1)))
     }
 
     /// When the pilot may be expected to have room for the cell if nobody else took it; none: never.

@@ -98,15 +98,7 @@ impl Core {
         else {
             return Timestamp(u64::MAX);
         };
-        let kernel = &self.kernels[cell.kernel];
-        let same = kernel
-            .prints
-            .iter()
-            .find(|(p, _)| *p == cell.print)
-            .map(|(_, h)| h);
-        let own = same.unwrap_or(&kernel.runs);
-        let others = &self.pools[kernel.pool as usize].runs;
-        let run = own.remaining(others, crate::leases::PRIOR_WEIGHT, Span::ZERO, 0.5);
+        let run = self.run_left(cell.kernel, cell.print, Span::ZERO);
         Timestamp(deadline.0.saturating_sub(run.unwrap_or(Span::ZERO).0))
     }
 

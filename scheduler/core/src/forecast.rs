@@ -186,8 +186,27 @@ impl Core {
     /// Whether the idle pilot is worth its GPUs now.
     pub(crate) fn worth_keeping(&self, pilot: u32) -> bool {
         let p = &self.pilots[pilot];
+        if self.covers_all(p.pool, p.gpus()) {
+            return false;
+        }
         let demands = self.demands(p.pool, p.node, Some(pilot));
         adds(&demands, p.gpus(), self.refill(p.pool)) > f64::from(p.gpus())
+    }
+
+    /// Whether the pilots of the pool, but for so many of their GPUs, are as many as all kernels could ask for at once:
+    /// more would cost more than if everybody held their own for good.
+    fn covers_all(&self, pool: u32, but: u16) -> bool {
+        let there = self.gpus_coming(pool).saturating_sub(but.into());
+        if there < self.pools[pool as usize].demand {
+            return false;
+        }
+        let asks = |k: &crate::state::Kernel| {
+            let sizes = k.sizes.iter().map(|(gpus, _)| *gpus);
+            u32::from(sizes.fold(k.default_need.gpus, u16::max))
+        };
+        let kernels = self.kernels.iter().map(|(_, k)| k);
+        let sitting = kernels.filter(|k| k.pool == pool && !k.replicas.is_empty());
+        there >= sitting.map(asks).sum()
     }
 
     // --- ahead of need ---
@@ -200,7 +219,9 @@ impl Core {
         }
         let refill = self.refill(pool);
         for node in self.worth_a_look(pool) {
-            self.foresee_on(pool, node, refill, out);
+            if !self.covers_all(pool, 0) {
+                self.foresee_on(pool, node, refill, out);
+            }
         }
         self.foresee_in(pool, EVERY);
     }

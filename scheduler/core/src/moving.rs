@@ -78,6 +78,16 @@ impl Core {
             .unwrap_or(told)
     }
 
+    /// How much longer the kernel's move, if one is under way, is expected to take.
+    pub(crate) fn move_left(&self, kernel: u32) -> Option<Span> {
+        let k = &self.kernels[kernel];
+        let (moving, m) = k
+            .migrating
+            .zip(self.pools[k.pool as usize].config.migrate.as_ref())?;
+        let takes = self.move_takes(k.pool, m.takes);
+        Some(Span(takes.0.saturating_sub(self.now.since(moving.since).0)))
+    }
+
     /// A node without a replica of the kernel where the cell could start now: the one where the fewest GPUs stay
     /// over, and of these the one where the fewest kernels are at home.
     fn free_node_for(&self, cell: u32) -> Option<u32> {

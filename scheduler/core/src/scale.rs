@@ -1,7 +1,7 @@
 //! How many pilots there are, and where: started where a kernel's next cell is expected, kept as long as that is
 //! worth the GPUs, and given back.
 
-use crate::config::Scale;
+use crate::config::{Burst, Scale};
 use crate::core::Core;
 use crate::id::JobId;
 use crate::output::Output;
@@ -159,15 +159,25 @@ impl Core {
                 self.gpus_coming(pool) + u32::from(size) <= most
             }
             Some(name) => {
-                let most = config.burst.iter().find(|b| b.partition == *name);
-                let there = |n: u32| self.nodes[n as usize].burst.as_ref() == Some(name);
-                let up = self.pools[pool as usize].pilots.iter();
-                let up = up.filter(|p| there(self.pilots[**p].node)).count();
-                let coming = |t: &&Ticket| t.partition.as_ref() == Some(name);
-                let coming = self.tickets.values().filter(coming).count();
-                most.is_some_and(|b| ((up + coming) as u32) < b.max_pilots)
+                let burst = config.burst.iter().find(|b| b.partition == *name);
+                burst.is_some_and(|b| self.may_burst(pool, b, size))
             }
         }
+    }
+
+    /// Whether so many GPUs more are allowed in the burst partition: as many as its most pilots have.
+    fn may_burst(&self, pool: u32, burst: &Burst, size: u16) -> bool {
+        let name = Some(&burst.partition);
+        let p = &self.pools[pool as usize];
+        let up = p.pilots.iter().map(|p| &self.pilots[*p]);
+        let up = up.filter(|p| self.nodes[p.node as usize].burst.as_ref() == name);
+        let coming = self
+            .tickets
+            .values()
+            .filter(|t| t.pool == pool && t.partition.as_ref() == name);
+        let there = up.map(Pilot::gpus).chain(coming.map(|t| t.gpus));
+        let there: u32 = there.map(u32::from).sum();
+        there + u32::from(size) <= burst.max_pilots * u32::from(p.config.gpus_per_pilot)
     }
 
     /// GPUs of a pilot for a cell of this need.
@@ -333,25 +343,17 @@ impl Core {
             return;
         }
         let wait = self.estimate(cell).unwrap_or(Span(u64::MAX));
-        let coming = |name: &str| {
-            let asked = self
-                .tickets
-                .values()
-                .filter(|t| t.partition.as_deref() == Some(name));
-            let up = self.pools[pool as usize].pilots.iter();
-            let there = up.filter(|p| self.pilots[**p].partition.as_deref() == Some(name));
-            (asked.count() + there.count()) as u32
-        };
+        let size = self.size_for(cell);
         let found = config
             .burst
             .iter()
-            .find(|b| wait > b.boot && coming(&b.partition) < b.max_pilots);
+            .find(|b| wait > b.boot && self.may_burst(pool, b, size));
         let Some(partition) = found.map(|b| b.partition.clone()) else {
             return;
         };
         // One boot at a time for those who wait: the next report asks again.
         if !self.tickets.values().any(|t| t.partition.is_some()) {
-            self.submit_pilot(pool, Some(partition), None, None, out);
+            self.submit_pilot(pool, Some(partition), None, Some(size), out);
         }
     }
 

@@ -1,0 +1,47 @@
+//! What a cell is expected to need and how long to run: by its own past runs, else by its kernel's, else by those of
+//! all, and while it runs by how long it has run already.
+
+use crate::core::Core;
+use crate::id::KernelId;
+use crate::leases::PRIOR_WEIGHT;
+use crate::time::Span;
+
+/// How much the kernel's other cells count beside a cell's own past runs: as if so many of its own.
+const KERNEL_WEIGHT: f32 = 0.5;
+
+/// What is expected of a cell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Foretold {
+    /// How much longer it runs, at the median; none where nothing ran as long as it has.
+    pub left: Option<Span>,
+    /// GPUs that the kernel's next cell asks for.
+    pub gpus: u16,
+    /// Past runs that this is from: of the cell, where it has any, else of the kernel.
+    pub history: u32,
+}
+
+impl Core {
+    /// What is expected of a cell of this text (0: not known) that has run for `elapsed`; none: no such kernel.
+    pub fn foretell(&self, kernel: &KernelId, print: u64, elapsed: Span) -> Option<Foretold> {
+        let k = self.find_kernel(kernel)?;
+        let kernel = &self.kernels[k];
+        let same = kernel.prints.iter().find(|(p, _)| *p == print);
+        let most = kernel.sizes.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        Some(Foretold {
+            left: self.run_left(k, print, elapsed),
+            gpus: most.map_or(kernel.default_need.gpus, |&(gpus, _)| gpus),
+            history: same.map_or(kernel.runs.count, |(_, h)| h.count),
+        })
+    }
+
+    /// How much longer the kernel's cell runs, at the median, when it has run for `elapsed`.
+    pub(crate) fn run_left(&self, kernel: u32, print: u64, elapsed: Span) -> Option<Span> {
+        let k = &self.kernels[kernel];
+        let same = k.prints.iter().find(|(p, _)| *p == print);
+        if let Some(span) = same.and_then(|(_, h)| h.remaining(&k.runs, KERNEL_WEIGHT, elapsed, 0.5)) {
+            return Some(span);
+        }
+        let others = &self.pools[k.pool as usize].runs;
+        k.runs.remaining(others, PRIOR_WEIGHT, elapsed, 0.5)
+    }
+}
