@@ -47,6 +47,9 @@ pub(crate) struct Args {
     /// Only so many hours from an hour of the trace on
     #[arg(long, value_name = "FROM,HOURS", value_parser = window)]
     window: Option<(f64, f64)>,
+    /// Each cell is submitted with the reply to the one before
+    #[arg(long)]
+    no_think: bool,
     /// The same people at so many times the speed
     #[arg(long, value_name = "FACTOR")]
     compress: Option<f64>,
@@ -158,6 +161,9 @@ fn trace(args: &Args) -> Result<Trace, Failure> {
     }
     if let Some((from, hours)) = args.window {
         trace = trace.window(Timestamp((from * 3.6e9) as u64), Span((hours * 3.6e9) as u64));
+    }
+    if args.no_think {
+        trace = trace.without_think();
     }
     if let Some(factor) = args.compress {
         if factor.is_nan() || factor <= 0.0 {

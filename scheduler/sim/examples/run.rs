@@ -1,12 +1,30 @@
-//! Runs policies over a trace and prints the summary: a quick look without the command line.
+//! Runs policies over a trace and prints the summary: a quick look without the command line. `run TRACE POLICY...`;
+//! environment: `CLUSTER` (a file), `SEED`, `THIN` (GPUs), `NO_THINK`.
 
-use hop_sim::{Cluster, Policy, Trace};
+use hop_sim::{Cluster, Policy, Synth, Trace};
 
 fn main() {
     let mut args = std::env::args().skip(1);
     let path = args.next().expect("first argument: a trace");
-    let text = std::fs::read_to_string(&path).expect("the trace can be read");
-    let trace = Trace::parse(&path, &text, 1).expect("the trace is one");
+    let number = |name: &str| {
+        std::env::var(name)
+            .ok()
+            .map(|n| n.parse::<u32>().expect("a number"))
+    };
+    let seed = number("SEED").map_or(1, u64::from);
+    let mut trace = match path.parse::<Synth>() {
+        Ok(synth) => synth.trace(seed),
+        Err(_) => {
+            let text = std::fs::read_to_string(&path).expect("the trace can be read");
+            Trace::parse(&path, &text, seed).expect("the trace is one")
+        }
+    };
+    if let Some(gpus) = number("THIN") {
+        trace = trace.thinned(gpus, seed);
+    }
+    if std::env::var_os("NO_THINK").is_some() {
+        trace = trace.without_think();
+    }
     let mut cluster = Cluster::default();
     if let Some(file) = std::env::var_os("CLUSTER") {
         cluster =
@@ -22,7 +40,7 @@ fn main() {
     for name in args {
         let policy: Policy = name.parse().expect("a policy's name");
         let start = std::time::Instant::now();
-        let r = hop_sim::run(policy, &trace, &cluster, 1);
+        let r = hop_sim::run(policy, &trace, &cluster, seed);
         let wall = start.elapsed().as_secs_f64();
         let s = r.summary(&trace);
         println!(
@@ -47,5 +65,20 @@ fn main() {
             s.estimate_error_s,
             s.estimates,
         );
+        if s.gpu_hours_burst > 0.0 {
+            println!(
+                "    burst: {:.0} GPU-hours, cost {:.0}",
+                s.gpu_hours_burst, s.burst_cost
+            );
+        }
+        for p in &s.predictions {
+            let gpus = p
+                .gpus_right
+                .map_or_else(String::new, |g| format!(", GPUs right {g:.3}"));
+            println!(
+                "    foretold, {}: {} cells, error {:.3}, within 2x {:.3}{gpus}",
+                p.of, p.cells, p.error, p.within_2x
+            );
+        }
     }
 }

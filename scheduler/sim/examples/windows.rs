@@ -56,6 +56,8 @@ fn main() {
         let r = run(name, &cluster);
         let used = used(&r, &thinned);
         let s = r.summary(&thinned);
+        // Share kept, window, GPU-hours that could be saved, GPU-hours of pilots beyond what was used.
+        let mut least: Vec<(f64, u64, f64, f64)> = vec![];
         let (mut held, mut prov, mut hours, mut p95, mut p99, mut imm, mut same) =
             (vec![], vec![], vec![], vec![], vec![], vec![], vec![]);
         for i in 0..count {
@@ -75,6 +77,8 @@ fn main() {
             held.push(share(r.held.hours_between(from, to)));
             prov.push(share(provisioned));
             hours.push(base - provisioned);
+            let idle = provisioned - used.hours_between(from, to);
+            least.push((share(provisioned), i, possible, idle));
             p95.push(q.p95);
             p99.push(q.p99);
             imm.push(of(cells.iter().filter(|c| c.immediate).count(), cells.len()));
@@ -92,6 +96,15 @@ fn main() {
             spread(imm),
             spread(same)
         );
+        if name == "ours" {
+            least.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+            println!(
+                "ours by window: share of the saving, window, GPU-hours that could be saved, idle GPU-hours"
+            );
+            for (share, i, possible, idle) in least {
+                println!("| {share:.3} | {i} | {possible:.0} | {idle:.0} |");
+            }
+        }
     }
     println!("fewer nodes: GPUs, held, provisioned, p50, p95, p99, immediate, same executor, moves");
     for nodes in [30, 25, 20, 15, 12, 10] {

@@ -256,6 +256,7 @@ impl World<'_> {
             migrated: false,
             node: node.map_or(u32::MAX, |n| n as u32),
             estimate: None,
+            foretold: None,
         });
         self.at(start + c.run, Event::Done { session: s, cell });
     }
@@ -536,6 +537,7 @@ impl<'a> Fluid<'a> {
             migrated: false,
             node: n as u32,
             estimate: None,
+            foretold: None,
         });
         if let Some(next) = self.trace.sessions[s].cells.get(c + 1) {
             self.coming.push(Reverse((next.submit.max(at), s, c + 1)));

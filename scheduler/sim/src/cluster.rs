@@ -22,6 +22,20 @@ pub struct Cluster {
     pub idle_cull_min: u64,
     /// Containers that `warm-pool` keeps ready on each node.
     pub warm_per_node: u16,
+    /// Nodes beside these that boot when they are wanted and cost money, for `ours` alone; the cheapest first.
+    pub burst: Vec<BurstNodes>,
+}
+
+/// A partition of nodes that are off until a pilot is submitted to them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct BurstNodes {
+    pub partition: String,
+    pub nodes: u32,
+    /// From a pilot's submission to its agent's first word, where the node must boot; seconds.
+    pub boot: Dist,
+    /// Price of a GPU-hour.
+    pub price: f64,
 }
 
 impl Default for Cluster {
@@ -35,6 +49,7 @@ impl Default for Cluster {
             policy: Knobs::default(),
             idle_cull_min: 30,
             warm_per_node: 1,
+            burst: Vec::new(),
         }
     }
 }
@@ -230,6 +245,17 @@ impl Cluster {
         for (what, value) in [("latency.host_mean", l.host_mean), ("latency.host_sd", l.host_sd)] {
             if !day(value) {
                 return bad(what, value, "from 0 to 86400");
+            }
+        }
+        for b in &self.burst {
+            if !day(b.boot.p50) || !day(b.boot.p99) {
+                return bad("burst.boot", b.boot.p99, "from 0 to 86400");
+            }
+            if !(0.0..1e9).contains(&b.price) {
+                return bad("burst.price", b.price, "from 0 to 1e9");
+            }
+            if b.nodes > 100_000 {
+                return bad("burst.nodes", b.nodes.into(), "at most 100000");
             }
         }
         if self.nodes > 100_000 {

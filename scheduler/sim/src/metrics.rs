@@ -25,7 +25,24 @@ pub struct CellResult {
     pub node: u32,
     /// The wait that was foretold when it was queued.
     pub estimate: Option<Span>,
+    /// What was foretold of it when it was submitted, where the policy foretells.
+    pub foretold: Option<Foretold>,
 }
+
+/// What was foretold of a cell when it was submitted.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+pub struct Foretold {
+    /// Its run time.
+    pub run: Option<Span>,
+    /// Its run time, should it run for [`PROGRESS`].
+    pub later: Option<Span>,
+    pub gpus: u16,
+    /// Past runs that this was from.
+    pub history: u32,
+}
+
+/// A cell that has run for so long is foretold anew from that.
+pub const PROGRESS: Span = Span::from_secs(600);
 
 impl CellResult {
     pub fn delay(&self) -> Span {
@@ -110,12 +127,13 @@ pub struct PolicyResult {
     pub held: Steps,
     /// GPUs of pilots from submission to end.
     pub provisioned: Steps,
+    /// Of these, GPUs of burst nodes; and what they cost.
+    pub burst: Steps,
+    pub burst_cost: f64,
     pub migrations: u64,
     pub wall_s: f64,
     /// Deadlines met and set, where the run had any.
     pub deadlines: Option<(u64, u64)>,
-    /// Mean of |foretold - real| / real of run times, where the policy foretells them.
-    pub prediction_error: Option<f64>,
 }
 
 /// Order statistics of seconds.
@@ -174,10 +192,59 @@ pub struct PolicySummary {
     /// Share of the possible saving (reserved less used) that leases and pilots keep.
     pub held_saving_share: f64,
     pub provisioned_saving_share: f64,
+    /// Of the GPU-hours provisioned, those of burst nodes; and what they cost.
+    pub gpu_hours_burst: f64,
+    pub burst_cost: f64,
     /// Median of |foretold - real| wait of queued cells in seconds, and how many were queued with an estimate.
     pub estimate_error_s: Option<f64>,
     pub estimates: u64,
+    /// Estimates within a factor of two of the wait, or within a second.
+    pub estimates_within_2x: Option<f64>,
+    /// Median of |foretold - real| / real run times, where the policy foretells them.
     pub prediction_error: Option<f64>,
+    pub predictions: Vec<Predictions>,
+}
+
+/// How well run times and needs were foretold, of one kind of cells.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Predictions {
+    /// `history 0`, `1 to 3`, ...: past runs of the cell or its kernel; `after 600 s`: of those that ran for so long,
+    /// foretold from that.
+    pub of: String,
+    pub cells: usize,
+    /// Median of |foretold - real| / real.
+    pub error: f64,
+    pub within_2x: f64,
+    /// Share of cells whose GPUs were foretold; none where that was not tried.
+    pub gpus_right: Option<f64>,
+}
+
+/// Classes of [`Predictions`] by the number of past runs.
+const HISTORY: [(u32, u32, &str); 5] = [
+    (0, u32::MAX, "all"),
+    (0, 0, "history 0"),
+    (1, 3, "history 1 to 3"),
+    (4, 15, "history 4 to 15"),
+    (16, u32::MAX, "history 16 and more"),
+];
+
+impl Predictions {
+    /// `pairs`: foretold and real seconds.
+    fn of(name: &str, pairs: &[(f64, f64)], gpus_right: Option<f64>) -> Self {
+        let mut errors: Vec<f64> = pairs.iter().map(|(f, r)| (f - r).abs() / r.max(1e-3)).collect();
+        errors.sort_unstable_by(f64::total_cmp);
+        let near = pairs
+            .iter()
+            .filter(|(f, r)| *f <= 2.0 * r && *r <= 2.0 * f)
+            .count();
+        Self {
+            of: name.to_owned(),
+            cells: pairs.len(),
+            error: errors.get(errors.len() / 2).copied().map_or(0.0, round),
+            within_2x: round(near as f64 / pairs.len().max(1) as f64),
+            gpus_right: gpus_right.map(round),
+        }
+    }
 }
 
 /// The JSON summary of one run of the simulator.
@@ -226,6 +293,7 @@ impl PolicyResult {
             })
             .collect();
         errors.sort_unstable_by(f64::total_cmp);
+        let predictions = self.predictions(trace);
         let held = self.held.hours();
         let provisioned = self.provisioned.hours();
         PolicySummary {
@@ -247,10 +315,69 @@ impl PolicyResult {
             stp_with_think: round(stp_think),
             held_saving_share: saving(held),
             provisioned_saving_share: saving(provisioned),
+            gpu_hours_burst: round(self.burst.hours()),
+            burst_cost: round(self.burst_cost),
             estimate_error_s: errors.get(errors.len() / 2).copied().map(round),
             estimates: errors.len() as u64,
-            prediction_error: self.prediction_error.map(round),
+            estimates_within_2x: (!errors.is_empty()).then(|| {
+                let near = |c: &&CellResult| {
+                    let (e, d) = (
+                        c.estimate.unwrap_or_default().as_secs_f64(),
+                        c.delay().as_secs_f64(),
+                    );
+                    c.estimate.is_some() && ((e <= 2.0 * d && d <= 2.0 * e) || (e - d).abs() <= 1.0)
+                };
+                share(self.cells.iter().filter(near).count(), errors.len())
+            }),
+            prediction_error: predictions.first().map(|p| p.error),
+            predictions,
         }
+    }
+
+    /// Of cells with GPUs: by past runs, and of those that ran for long. Empty where nothing was foretold.
+    fn predictions(&self, trace: &Trace) -> Vec<Predictions> {
+        let run = |c: &CellResult| trace.sessions[c.session as usize].cells[c.cell as usize].run;
+        let told: Vec<(&CellResult, Foretold)> = self
+            .cells
+            .iter()
+            .filter(|c| c.gpus > 0)
+            .filter_map(|c| c.foretold.map(|f| (c, f)))
+            .collect();
+        if told.is_empty() {
+            return Vec::new();
+        }
+        let mut all: Vec<Predictions> = Vec::new();
+        for (from, to, name) in HISTORY {
+            let of: Vec<_> = told
+                .iter()
+                .filter(|(_, f)| (from..=to).contains(&f.history))
+                .collect();
+            let right = of.iter().filter(|(c, f)| c.gpus == f.gpus).count();
+            let pairs: Vec<(f64, f64)> = of
+                .iter()
+                .filter_map(|(c, f)| f.run.map(|p| (p.as_secs_f64(), run(c).as_secs_f64())))
+                .collect();
+            let right = right as f64 / of.len().max(1) as f64;
+            all.push(Predictions::of(name, &pairs, Some(right)));
+        }
+        // Those that ran for long: foretold at first, and when they had.
+        let long = || told.iter().filter(|(c, _)| run(c) > PROGRESS);
+        let pairs = |when: &dyn Fn(&Foretold) -> Option<Span>| -> Vec<(f64, f64)> {
+            long()
+                .filter_map(|(c, f)| when(f).map(|p| (p.as_secs_f64(), run(c).as_secs_f64())))
+                .collect()
+        };
+        all.push(Predictions::of(
+            "over 600 s, at submission",
+            &pairs(&|f| f.run),
+            None,
+        ));
+        all.push(Predictions::of(
+            "over 600 s, after 600 s",
+            &pairs(&|f| f.later),
+            None,
+        ));
+        all
     }
 
     /// ANTT and STP over sessions (Eyerman and Eeckhout): a session's time is that from submission to reply of its
@@ -274,7 +401,10 @@ impl PolicyResult {
             .filter(|(_, s)| !s.cells.is_empty())
         {
             let alone = if think {
-                s.close.since(s.cells[0].submit).as_secs_f64()
+                // A cell is not submitted before the earlier one's reply.
+                let end = |at: Timestamp, c: &crate::trace::Cell| at.max(c.submit) + c.run;
+                let last = s.cells.iter().fold(Timestamp(0), end);
+                last.since(s.cells[0].submit).as_secs_f64()
             } else {
                 s.cells.iter().map(|c| c.run.as_secs_f64()).sum()
             };
@@ -297,7 +427,7 @@ impl PolicyResult {
 /// One row per cell and policy.
 pub fn csv(results: &[PolicyResult], trace: &Trace, seed: u64, config_hash: &str) -> String {
     let mut out = String::from(
-        "policy,seed,config_hash,session,cell,gpus,submit_s,delay_s,unpark_s,run_s,end_s,immediate,reused,migrated,node,estimate_s\n",
+        "policy,seed,config_hash,session,cell,gpus,submit_s,delay_s,unpark_s,run_s,end_s,immediate,reused,migrated,node,estimate_s,foretold_run_s,foretold_gpus,history\n",
     );
     for r in results {
         for c in &r.cells {
@@ -309,10 +439,17 @@ pub fn csv(results: &[PolicyResult], trace: &Trace, seed: u64, config_hash: &str
             let estimate = c
                 .estimate
                 .map_or_else(String::new, |e| format!("{:.6}", e.as_secs_f64()));
+            let foretold = c.foretold.map_or_else(
+                || ",,".to_owned(),
+                |f| {
+                    let run = f.run.map(|r| format!("{:.6}", r.as_secs_f64()));
+                    format!("{},{},{}", run.unwrap_or_default(), f.gpus, f.history)
+                },
+            );
             // Writing to a string can't fail.
             let _ = writeln!(
                 out,
-                "{},{seed},{config_hash},{},{},{},{:.6},{:.6},{:.6},{run:.6},{:.6},{},{reused},{},{},{estimate}",
+                "{},{seed},{config_hash},{},{},{},{:.6},{:.6},{:.6},{run:.6},{:.6},{},{reused},{},{},{estimate},{foretold}",
                 r.policy,
                 trace.sessions[c.session as usize].id,
                 c.cell,

@@ -424,6 +424,7 @@ impl World<'_> {
             migrated: self.sessions[s].migrated,
             node: host.map_or(u32::MAX, |n| n as u32),
             estimate: None,
+            foretold: None,
         });
         self.at(end, Event::Done { session: s, cell });
     }

@@ -1,7 +1,7 @@
 //! Our own policy: the production core, in a world whose agents, pilots and replicas answer after a while.
 
 use crate::cluster::Cluster;
-use crate::metrics::{CellResult, PolicyResult};
+use crate::metrics::{CellResult, Foretold, PROGRESS, PolicyResult};
 use crate::rng::Rng;
 use crate::trace::Trace;
 use hop_core::config::{Config, PoolConfig};
@@ -100,6 +100,7 @@ struct Waiting {
     queued: bool,
     migrated: bool,
     estimate: Option<Span>,
+    foretold: Option<Foretold>,
 }
 
 struct Lease {
@@ -125,6 +126,8 @@ struct World<'a> {
     by_node: HashMap<NodeName, usize>,
     /// Which of the nodes' GPUs Slurm has given to pilots.
     node_used: Vec<u16>,
+    /// The burst partition that each node is in.
+    node_burst: Vec<Option<usize>>,
     pilots: BTreeMap<JobId, Pilot>,
     tickets: BTreeMap<u64, Asked>,
     leases: HashMap<LeaseId, Lease>,
@@ -175,7 +178,16 @@ impl<'a> World<'a> {
                 reply: Timestamp(0),
             })
             .collect();
-        let names: Vec<NodeName> = (0..cluster.nodes).map(|n| format!("n{n:04}").into()).collect();
+        let homes: Vec<Option<usize>> = std::iter::repeat_n(None, cluster.nodes as usize)
+            .chain(
+                cluster
+                    .burst
+                    .iter()
+                    .enumerate()
+                    .flat_map(|(i, b)| std::iter::repeat_n(Some(i), b.nodes as usize)),
+            )
+            .collect();
+        let names: Vec<NodeName> = (0..homes.len()).map(node_name).collect();
         let mut world = Self {
             trace,
             cluster,
@@ -193,6 +205,7 @@ impl<'a> World<'a> {
             sessions,
             by_node: names.iter().enumerate().map(|(i, n)| (n.clone(), i)).collect(),
             node_used: vec![0; names.len()],
+            node_burst: homes,
             pilots: BTreeMap::new(),
             tickets: BTreeMap::new(),
             leases: HashMap::new(),
@@ -228,8 +241,15 @@ impl<'a> World<'a> {
             });
             pool.min_pilots = 0;
         }
-        for name in names {
-            self.tell(Input::Node(NodeFacts {
+        let burst = |b: &crate::cluster::BurstNodes| hop_core::config::Burst {
+            partition: b.partition.clone(),
+            max_pilots: b.nodes,
+            boot: Span((b.boot.p50 * 1e6) as u64),
+            price: b.price,
+        };
+        pool.burst = self.cluster.burst.iter().map(burst).collect();
+        for (n, name) in names.iter().enumerate() {
+            let facts = NodeFacts {
                 node: name.clone(),
                 pool: "main".into(),
                 gpus: self.cluster.gpus_per_node,
@@ -237,7 +257,14 @@ impl<'a> World<'a> {
                 gpu_mem_mib: 80 * 1024,
                 cpus: self.cluster.cpus_per_node,
                 rack: String::new(),
-            }));
+            };
+            self.tell(match self.node_burst[n] {
+                None => Input::Node(facts),
+                Some(b) => Input::BurstNode {
+                    facts,
+                    partition: self.cluster.burst[b].partition.clone(),
+                },
+            });
         }
         self.tell(Input::Pool(pool));
         for (i, s) in self.trace.sessions.iter().enumerate() {
@@ -289,10 +316,8 @@ impl<'a> World<'a> {
     /// What still stands at the end is counted up to then.
     fn wind_up(&mut self) {
         let end = self.now;
-        for p in self.pilots.values() {
-            self.result
-                .provisioned
-                .span(p.submitted, end, p.free.len() as i64);
+        for (_, p) in std::mem::take(&mut self.pilots) {
+            self.provisioned(p.node, p.submitted, end, p.free.len() as u16);
         }
         for l in self.leases.values() {
             self.result.held.span(l.ordered, end, i64::from(l.gpus));
@@ -409,6 +434,7 @@ impl<'a> World<'a> {
             queued: false,
             migrated: false,
             estimate: None,
+            foretold: self.foretell(s, print),
         });
         if gpus == 0 && cpus == 0 {
             // Needs nothing: runs at once, and the scheduler doesn't hear of it.
@@ -431,6 +457,19 @@ impl<'a> World<'a> {
             class,
             print,
         });
+    }
+
+    /// What the core expects of a cell of this text that the session submits now.
+    fn foretell(&self, s: usize, print: u64) -> Option<Foretold> {
+        let kernel = &self.sessions[s].kernel;
+        let now = self.core.foretell(kernel, print, Span::ZERO)?;
+        let later = self.core.foretell(kernel, print, PROGRESS)?;
+        Some(Foretold {
+            run: now.left,
+            later: later.left.map(|l| Span(PROGRESS.0 + l.0)),
+            gpus: now.gpus,
+            history: now.history,
+        })
     }
 
     /// What the replica asks for on the cell's behalf.
@@ -497,6 +536,7 @@ impl<'a> World<'a> {
             migrated: w.migrated,
             node: node.map_or(u32::MAX, |n| n as u32),
             estimate: w.estimate,
+            foretold: w.foretold,
         });
     }
 
@@ -599,8 +639,12 @@ impl<'a> World<'a> {
             }
             Output::Place { kernel, seats } => self.place(&kernel, seats),
             Output::SubmitPilot {
-                ticket, node, gpus, ..
-            } => self.submit_pilot(ticket, node, gpus),
+                ticket,
+                node,
+                gpus,
+                partition,
+                ..
+            } => self.submit_pilot(ticket, node, gpus, partition.as_deref()),
             Output::CancelPilot { ticket, .. } => self.cancel_pilot(ticket),
             Output::DrainPilot { pilot } => self.drain(pilot),
             Output::Migrate { kernel, victim, seat } => self.migrate(&kernel, victim, &seat),
@@ -765,12 +809,20 @@ impl<'a> World<'a> {
 
     // --- pilots ---
 
-    fn submit_pilot(&mut self, ticket: u64, node: Option<NodeName>, gpus: Option<u16>) {
+    fn submit_pilot(
+        &mut self,
+        ticket: u64,
+        node: Option<NodeName>,
+        gpus: Option<u16>,
+        partition: Option<&str>,
+    ) {
         let gpus = gpus.unwrap_or(self.cluster.gpus_per_node);
         let node = match node {
             Some(name) => Some(self.by_node[&name]),
             None => {
-                (0..self.node_used.len()).find(|&n| self.node_used[n] + gpus <= self.cluster.gpus_per_node)
+                let of = |n: usize| self.node_burst[n].map(|b| self.cluster.burst[b].partition.as_str());
+                let fits = |n: &usize| self.node_used[*n] + gpus <= self.cluster.gpus_per_node;
+                (0..self.node_used.len()).find(|n| fits(n) && of(*n) == partition)
             }
         };
         let Some(n) = node else {
@@ -809,9 +861,23 @@ impl<'a> World<'a> {
                 return;
             }
             asked.runs = true;
+            let takes = match self.node_burst[n].filter(|_| self.node_used[n] == 0) {
+                Some(b) => self.cluster.burst[b].boot,
+                None => self.cluster.latency.pilot,
+            };
             self.node_used[n] += asked.gpus;
-            let takes = self.cluster.latency.pilot.draw(&mut self.rng);
+            let takes = takes.draw(&mut self.rng);
             self.after(takes, Event::PilotReady { ticket });
+        }
+    }
+
+    /// Books a pilot's GPUs; of a burst node also what they cost.
+    fn provisioned(&mut self, node: usize, from: Timestamp, to: Timestamp, gpus: u16) {
+        self.result.provisioned.span(from, to, gpus.into());
+        if let Some(b) = self.node_burst[node] {
+            self.result.burst.span(from, to, gpus.into());
+            let hours = to.since(from).as_secs_f64() / 3600.0 * f64::from(gpus);
+            self.result.burst_cost += hours * self.cluster.burst[b].price;
         }
     }
 
@@ -819,9 +885,7 @@ impl<'a> World<'a> {
         if let Some(asked) = self.tickets.remove(&ticket)
             && asked.runs
         {
-            self.result
-                .provisioned
-                .span(asked.at, self.now, i64::from(asked.gpus));
+            self.provisioned(asked.node, asked.at, self.now, asked.gpus);
             self.node_used[asked.node] -= asked.gpus;
             self.run_queued(asked.node);
         }
@@ -878,9 +942,7 @@ impl<'a> World<'a> {
         let Some(p) = self.pilots.remove(&job) else {
             return;
         };
-        self.result
-            .provisioned
-            .span(p.submitted, self.now, p.free.len() as i64);
+        self.provisioned(p.node, p.submitted, self.now, p.free.len() as u16);
         self.node_used[p.node] -= p.free.len() as u16;
         self.run_queued(p.node);
         self.tell(Input::PilotLost {

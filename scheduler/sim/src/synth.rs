@@ -86,35 +86,11 @@ impl Synth {
 
     fn session(&self, i: usize, rng: &mut Rng) -> Session {
         let whole = self.days * 86_400.0;
-        // Sessions keep arriving over the first half; most live for days.
-        let (open, life) = match self.family {
-            Family::June => (rng.unit() * whole * 0.3, rng.exponential(2.5 * 3600.0).max(600.0)),
-            Family::A | Family::B => (
-                rng.unit() * rng.unit() * whole * 0.8,
-                rng.lognormal(12.6, 1.0).max(3600.0),
-            ),
+        let (open, close, cells) = match self.family {
+            Family::June => Self::at_human_pace(whole, rng),
+            Family::A => sitting(&A, whole, rng),
+            Family::B => sitting(&B, whole, rng),
         };
-        let close = (open + life).min(whole);
-        let mut cells = Vec::new();
-        let mut at = open + 60.0;
-        let gpus = self.gpus(rng);
-        let pace = self.pace(rng);
-        while at < close {
-            let run = self.run(rng).min(close - at);
-            if run <= 0.0 {
-                break;
-            }
-            // A third of a notebook's cells need less than its most.
-            let gpus = if gpus > 1 && rng.unit() < 0.35 { 1 } else { gpus };
-            cells.push(Cell {
-                submit: micros(at),
-                run: Span(micros(run).0),
-                gpus,
-                cpus: 0,
-                print: 0,
-            });
-            at += run + self.think(pace, rng);
-        }
         Session {
             id: format!("s{i:04}"),
             user: format!("u{:03}", i % (self.sessions / 3).max(1)),
@@ -126,52 +102,172 @@ impl Synth {
         }
     }
 
-    fn gpus(&self, rng: &mut Rng) -> u16 {
-        match self.family {
-            Family::A => rng.weighted(&[(1, 117.0), (4, 89.0), (8, 131.0)]),
-            Family::B => rng.weighted(&[(1, 47.0), (4, 19.0), (8, 20.0)]),
-            Family::June => 1,
+    /// Cells of 4 s on the average, with a standard deviation of 32 s, and a pace of one's own.
+    fn at_human_pace(whole: f64, rng: &mut Rng) -> (f64, f64, Vec<Cell>) {
+        let open = rng.unit() * whole * 0.3;
+        let close = (open + rng.exponential(2.5 * 3600.0).max(600.0)).min(whole);
+        let pace = rng.lognormal(10.0f64.ln(), 0.4);
+        let mut cells = Vec::new();
+        let mut at = open + 60.0;
+        while at < close {
+            let run = rng.lognormal(-0.7, 2.03).min(3600.0).min(close - at);
+            cells.push(cell(at, run, 1));
+            let away = rng.unit() < 0.002;
+            at += run
+                + if away {
+                    rng.lognormal((14.0f64 * 3600.0).ln(), 0.8)
+                } else {
+                    rng.lognormal(pace.ln(), 0.9)
+                };
         }
+        (open, close, cells)
     }
+}
 
-    /// Median think time of one person, in seconds.
-    fn pace(&self, rng: &mut Rng) -> f64 {
-        // Half of the people are much alike, the other half come by once in hours or days.
-        let (median, quick, slow) = match self.family {
-            Family::A => (18.0 * 60.0, 0.7, 2.3),
-            Family::B => (6.0 * 60.0, 0.6, 1.9),
-            Family::June => return rng.lognormal(10.0f64.ln(), 0.4),
-        };
-        let z = rng.lognormal(0.0, 1.0).ln();
-        median * f64::exp(z * if z < 0.0 { quick } else { slow })
-    }
+/// How long cells run: minutes.
+struct Runs {
+    least: f64,
+    median: f64,
+    sigma: f64,
+    /// So many are of a Pareto tail with this exponent, from `from` on.
+    tail: f64,
+    from: f64,
+    exponent: f64,
+}
 
-    fn think(&self, pace: f64, rng: &mut Rng) -> f64 {
-        // Nights and weekends.
-        let away = match self.family {
-            Family::A => 0.045,
-            Family::B => 0.014,
-            Family::June => 0.002,
-        };
-        if rng.unit() < away {
-            return rng.lognormal((14.0f64 * 3600.0).ln(), 0.8);
+impl Runs {
+    fn draw(&self, rng: &mut Rng) -> f64 {
+        if rng.unit() < self.tail {
+            return (self.from / rng.unit().powf(1.0 / self.exponent)).min(26_000.0);
         }
-        let sigma = if self.family == Family::June { 0.9 } else { 1.2 };
-        rng.lognormal(pace.ln(), sigma)
+        rng.lognormal(self.median.ln(), self.sigma).max(self.least)
     }
+}
 
-    fn run(&self, rng: &mut Rng) -> f64 {
-        let (mu, sigma, tail) = match self.family {
-            Family::A => (2.03, 1.23, 0.02),
-            Family::B => (1.27, 1.23, 0.01),
-            // Mean 4 s with a standard deviation of 32 s.
-            Family::June => return rng.lognormal(-0.7, 2.03).min(3600.0),
-        };
-        if rng.unit() < tail {
-            // A Pareto tail from 220 minutes on.
-            return 60.0 * (220.0 / rng.unit().powf(1.0 / 1.1)).min(26_000.0);
+/// A family of sessions that last for days.
+struct Kind {
+    /// Sessions of each size, and the median number of their cells.
+    sizes: [(u16, f64); 3],
+    cells: [f64; 3],
+    cells_sigma: f64,
+    /// How many cells of a session of many GPUs need one.
+    single: f64,
+    one: Runs,
+    many: Runs,
+    /// Think time between cells in a row, minutes, of those who run few cells and of those who run many.
+    think: (f64, f64),
+    think_sigma: f64,
+    /// The chance of a break of more than an hour after a cell, of those who run few cells, and the number of cells
+    /// with which it is half of that.
+    away: f64,
+    steady: f64,
+}
+
+const A: Kind = Kind {
+    sizes: [(1, 117.0), (4, 89.0), (8, 131.0)],
+    cells: [12.0, 28.0, 32.0],
+    cells_sigma: 1.9,
+    single: 0.36,
+    one: Runs {
+        least: 3.0,
+        median: 3.0,
+        sigma: 0.75,
+        tail: 0.015,
+        from: 60.0,
+        exponent: 0.8,
+    },
+    many: Runs {
+        least: 3.0,
+        median: 8.5,
+        sigma: 1.0,
+        tail: 0.08,
+        from: 60.0,
+        exponent: 0.56,
+    },
+    think: (5.5, 2.0),
+    think_sigma: 1.1,
+    away: 0.4,
+    steady: 60.0,
+};
+
+const B: Kind = Kind {
+    sizes: [(1, 12.0), (4, 36.0), (8, 52.0)],
+    cells: [57.0; 3],
+    cells_sigma: 2.1,
+    single: 0.1,
+    one: Runs {
+        least: 1.0,
+        median: 2.0,
+        sigma: 0.8,
+        tail: 0.005,
+        from: 30.0,
+        exponent: 0.75,
+    },
+    many: Runs {
+        least: 1.0,
+        median: 2.5,
+        sigma: 1.1,
+        tail: 0.04,
+        from: 30.0,
+        exponent: 0.75,
+    },
+    think: (3.0, 1.0),
+    think_sigma: 1.1,
+    away: 0.4,
+    steady: 30.0,
+};
+
+/// Most cells that a session has.
+const MOST: f64 = 3000.0;
+
+/// Opening, closing and cells of one session: so many cells within so long, in rows with long breaks between.
+fn sitting(kind: &Kind, whole: f64, rng: &mut Rng) -> (f64, f64, Vec<Cell>) {
+    let size = rng.weighted(&kind.sizes);
+    let class = kind.sizes.iter().position(|(g, _)| *g == size).unwrap_or(0);
+    let count = rng
+        .lognormal(kind.cells[class].ln(), kind.cells_sigma)
+        .clamp(1.0, MOST);
+    // Spread over the month, most of all its beginning and its end.
+    let life = 30.0 * 86_400.0 * (std::f64::consts::FRAC_PI_2 * rng.unit()).sin().powi(2);
+    let open = rng.unit() * (whole - life).max(0.3 * whole);
+    let busy = 1.0 / (1.0 + count / kind.steady);
+    let pace = kind.think.1 + (kind.think.0 - kind.think.1) * busy;
+    let mut steps = Vec::with_capacity(count as usize);
+    let (mut sum, mut breaks) = (0.0, 0.0);
+    for i in 0..count as usize {
+        let single = size > 1 && rng.unit() < kind.single;
+        let gpus = if single { 1 } else { size };
+        let run = 60.0 * if gpus == 1 { &kind.one } else { &kind.many }.draw(rng);
+        // Who has come at all comes back at least once.
+        let away = (i == 0 || rng.unit() < kind.away * busy).then(|| rng.lognormal(0.0, 1.5));
+        let think = 60.0 * rng.lognormal(pace.ln(), kind.think_sigma);
+        sum += run + if away.is_some() { 3600.0 } else { think };
+        breaks += away.unwrap_or(0.0);
+        steps.push((gpus, run, think, away));
+    }
+    // What is left of the session's life is what the breaks take beyond an hour each.
+    let rest = (life - sum).max(0.0);
+    let (mut at, mut cells) = (open + 60.0, Vec::with_capacity(steps.len()));
+    let mut close = at;
+    for (gpus, run, think, away) in steps {
+        if at >= whole {
+            break;
         }
-        60.0 * rng.lognormal(mu, sigma).max(1.0)
+        let run = run.min(whole - at);
+        cells.push(cell(at, run, gpus));
+        close = at + run;
+        at = close + away.map_or(think, |w| 3600.0 + rest * w / breaks);
+    }
+    (open, close, cells)
+}
+
+fn cell(at: f64, run: f64, gpus: u16) -> Cell {
+    Cell {
+        submit: micros(at),
+        run: Span(micros(run).0),
+        gpus,
+        cpus: 0,
+        print: 0,
     }
 }
 
@@ -192,7 +288,8 @@ mod tests {
         assert!(t.cells() > 200, "{}", t.cells());
         for s in &t.sessions {
             for pair in s.cells.windows(2) {
-                assert!(pair[0].submit + pair[0].run <= pair[1].submit);
+                // Microseconds are cut off, not rounded.
+                assert!(pair[0].submit + pair[0].run <= pair[1].submit + Span(2));
             }
         }
         assert!("synth:c".parse::<Synth>().is_err());

@@ -190,6 +190,23 @@ impl Trace {
         self
     }
 
+    /// The same cells with no time to think: each is submitted with the earlier one's reply.
+    #[must_use]
+    pub fn without_think(mut self) -> Self {
+        for s in &mut self.sessions {
+            let Some(first) = s.cells.first().map(|c| c.submit) else {
+                continue;
+            };
+            let run: u64 = s.cells.iter().map(|c| c.run.0).sum();
+            for c in &mut s.cells {
+                c.submit = first;
+            }
+            s.close = (first + Span(run)).max(Timestamp(first.0 + 1));
+        }
+        self.name.push_str(", no think time");
+        self
+    }
+
     /// What happens from `from` on for `length`: cells submitted then, cut at its end, times counted from `from`.
     #[must_use]
     pub fn window(&self, from: Timestamp, length: Span) -> Self {
@@ -455,6 +472,16 @@ mod tests {
         );
         assert!(bad("{\"session\":1}").contains("line 1"));
         assert!(bad("{\"v\":2,\"session\":\"a\",\"submit\":1,\"run\":1}").contains("version 2"));
+    }
+
+    #[test]
+    fn without_think_each_cell_comes_with_the_reply_to_the_one_before() {
+        let t = Trace::parse("t", TABLE, 1).unwrap();
+        let quick = t.clone().without_think();
+        assert!((t.gpu_hours_used() - quick.gpu_hours_used()).abs() < 1e-9);
+        let s = &quick.sessions[0];
+        assert_eq!(s.cells[0].submit, s.cells[1].submit);
+        assert_eq!(s.close.since(s.cells[0].submit), Span::from_secs(5 * 60));
     }
 
     #[test]
