@@ -277,6 +277,9 @@ impl Default for Seat {
     }
 }
 
+/// What the plugin believes of a grace (`slurm-plugin/handover`).
+const MAX_GRACE_MS: u64 = 30_000;
+
 impl Pool {
     pub fn linger(&self) -> Span {
         Span::from_millis(self.linger_ms)
@@ -403,6 +406,12 @@ impl Pool {
         if self.cpus_per_pilot < self.gpus_per_pilot.max(1) {
             return wrong("cpus_per_pilot", "each GPU is lent with at least one core");
         }
+        if self.grace_ms > MAX_GRACE_MS {
+            let reason = format!(
+                "at most {MAX_GRACE_MS}: the plugin doesn't wait longer, since Slurm drains a node for it"
+            );
+            return wrong("grace_ms", &reason);
+        }
         if let Some(burst) = self
             .burst
             .iter()
@@ -474,6 +483,20 @@ isolation = "devices"
         assert_eq!(pool.isolation, Isolation::Devices);
         assert_eq!(config.munge_socket, None);
         assert_eq!(parse("").unwrap(), Config::default());
+    }
+
+    #[test]
+    fn a_grace_that_the_plugin_would_cut_is_refused() {
+        let with = |ms: u32| parse(&WIRING.replace("linger_ms = 2000", &format!("grace_ms = {ms}")));
+        assert_eq!(
+            with(30_000).unwrap().pool[&"main".into()].grace(),
+            Span::from_secs(30)
+        );
+        let refused = with(30_001).unwrap_err();
+        assert!(
+            refused.contains("grace_ms") && refused.contains("30000"),
+            "{refused}"
+        );
     }
 
     #[test]
