@@ -12,6 +12,7 @@ import array
 import bisect
 import collections
 import collections.abc
+import copyreg
 import ctypes
 import datetime
 import decimal
@@ -360,6 +361,7 @@ class _Mixin:
         self.gone: list[Gone] = []
         self.notes: list[str] = []
         self.seen: set[type] = set()
+        self.ordinary = _ordinary()
         self.last: Any = None
         self.detached: dict[int, Any] = {}
         self.scopes: dict[int, Any] = {}
@@ -373,6 +375,9 @@ class _Mixin:
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
         t = type(obj)
+        if t in self.ordinary and id(obj) not in _SINGLETONS and id(obj) not in self.bad:
+            self.seen.add(t)
+            return NotImplemented
         if self.bad and id(obj) in self.bad:
             return self._lose(obj, self.bad[id(obj)])
         if t is _FunctionType:
@@ -385,7 +390,7 @@ class _Mixin:
         held = _SINGLETONS.get(id(obj))
         if held is not None and held[0] is obj:
             return recipes.module_value, held[1]
-        if t in _ordinary():
+        if t in self.ordinary:
             self.seen.add(t)
             return NotImplemented
         if obj is self.session.namespace:
@@ -412,7 +417,7 @@ class _Mixin:
             return self._lose(obj, why)
         if not self.session.by_value(t):
             if not ruled and not issubclass(t, (dict, TypeVar)):
-                _ordinary().add(t)
+                self.ordinary.add(t)
         elif any(_own_hook(t, hook) for hook in _HOOKS) or self._hashes(t):
             self.suspects.append(obj)
         return cloudpickle.CloudPickler.reducer_override(self, obj)
@@ -1287,14 +1292,19 @@ def _pandas_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:
     rules.append((pd.Index, _Mixin._pd_index))
 
 
+#: How cloudpickle reduces its types. Together with those of the process in one plain dictionary they are found at once.
+_REDUCERS: dict[Any, Any] = dict(
+    getattr(cloudpickle.CloudPickler, "_dispatch_table", None)
+    or getattr(cloudpickle.CloudPickler, "dispatch_table", {})
+)
+
+
 class _Fast(_Mixin, cloudpickle.CloudPickler):  # type: ignore[misc]
     """The C pickler."""
 
 
 class _Deep(_Mixin, pickle._Pickler):
     """Python's own pickler, for nesting beyond what C's stack allows."""
-
-    dispatch_table: Any = getattr(cloudpickle.CloudPickler, "dispatch_table", None)
 
     def __init__(self, file: Any, protocol: int, buffer_callback: Any) -> None:
         super().__init__(file, protocol, buffer_callback=buffer_callback)
@@ -1481,6 +1491,7 @@ def _attempt(
         def callback(buffer: pickle.PickleBuffer) -> bool:
             return bool(held[0].out_of_band(buffer))
 
+        kind.dispatch_table = {**copyreg.dispatch_table, **_REDUCERS}
         pickler = kind(out, 5, buffer_callback=callback)
         held.append(pickler)
         pickler.prepare(session, owned, bad)
