@@ -4,7 +4,8 @@ Prints one JSON line for each measured case on stdout (bench, case, ours, peer, 
 what `hop-bench record` reads); what was checked, refused or skipped goes to stderr and, with --out, to cases.json. Everything
 has a time limit: what the machine's sandbox forbids is named and the rest goes on.
 
-    park.py --hop PATH [--out DIR] [--sizes 1,4,16,64] [--parts PART,..] [--host-gib N] [--fake DIR] [--uid UID]
+    park.py --hop PATH [--out DIR] [--sizes 1,4,16,64] [--parts PART,..] [--for S] [--host-gib N] [--fake DIR]
+            [--uid UID]
 
 --fake DIR: a dry run against the fakes of tests/fakes built in DIR, with tiny sizes; it measures nothing.
 """
@@ -22,9 +23,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 HERE = Path(__file__).resolve().parent
 GIB = 1 << 30
@@ -32,8 +33,50 @@ GIB = 1 << 30
 LIMIT_S = 180.0
 
 
+#: How long a killed process may take to go: one that hangs in the driver never does.
+DYING_S = 10.0
+OVER = "the time of the run was over"
+
+
 class Failed(Exception):
     """A step did not do what it should; the text says which and how."""
+
+
+class NotRun(Exception):
+    """It couldn't be tried; the text says why."""
+
+
+class Done(NamedTuple):
+    """What a program said."""
+
+    stdout: str
+    stderr: str
+
+    def report(self) -> dict[str, Any] | None:
+        return json.loads(self.stdout.splitlines()[-1]) if self.stdout.strip() else None
+
+
+def run(command: list[str], limit_s: float, env: dict[str, str], uid: int | None = None) -> Done:
+    """Runs a program for at most so long, also one that can't be killed."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, user=uid, group=uid
+    )
+    try:
+        return Done(*process.communicate(timeout=limit_s))
+    except subprocess.TimeoutExpired:
+        end(process)
+        raise too_long(f"{' '.join(command[:4])} has not ended", limit_s) from None
+
+
+def too_long(what: str, after_s: float) -> Exception:
+    """It hangs, unless it was cut short by the end of the run."""
+    return Failed(f"{what} after {after_s:.0f} s: it hangs") if after_s >= LIMIT_S else NotRun(OVER)
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(DYING_S)
 
 
 class Subject:
@@ -51,17 +94,25 @@ class Subject:
             text=True,
         )
         self.pid = self._process.pid
-        self._read()
+        self._bench = bench
+        try:
+            ready = self._read()
+            if "absent" in ready:
+                raise NotRun(f"{ready['absent']} isn't installed")
+        except BaseException:
+            self.close()
+            raise
 
     def _read(self) -> dict[str, Any]:
         assert self._process.stdout is not None
+        limit_s = self._bench.left()
         with selectors.DefaultSelector() as selector:
             selector.register(self._process.stdout, selectors.EVENT_READ)
-            if not selector.select(LIMIT_S):
-                raise Failed(f"the process has not answered for {LIMIT_S:.0f} s: it hangs")
+            if not selector.select(limit_s):
+                raise too_long("the process has not answered", limit_s)
         line = self._process.stdout.readline()
         if not line:
-            raise Failed(f"the process ended with {self._process.wait()} (see the log)")
+            raise Failed(f"the process ended with {self._process.wait(DYING_S)} (see the log)")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -79,8 +130,7 @@ class Subject:
         return answer["ok"]
 
     def close(self) -> None:
-        self._process.kill()
-        self._process.wait()
+        end(self._process)
 
 
 class Bench:
@@ -89,6 +139,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace) -> None:
         self.hop = str(Path(options.hop).resolve())
         self.fake: Path | None = options.fake
+        self._until = time.monotonic() + options.seconds
         self.host = ["--host-gib", str(options.host_gib)] if options.host_gib else []
         self.cases: list[dict[str, Any]] = []
         self.out: Path | None = options.out
@@ -104,6 +155,13 @@ class Bench:
                 "GRESSHOPPER_LIBNVML": str(self.fake / "libnvidia-ml.so.1"),
                 "GRESSHOPPER_DEV_PREFIX": str(self.fake / "gpu/dev/nvidia"),
             }
+
+    def left(self) -> float:
+        """How long the next request may take."""
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise NotRun(OVER)
+        return LIMIT_S if left > LIMIT_S else left
 
     # --- what is written ---
 
@@ -127,12 +185,14 @@ class Bench:
 
     @contextmanager
     def case(self, name: str) -> Iterator[dict[str, Any]]:
-        """One check: passes, fails, or is skipped, and never stops the others."""
+        """One check: passes, fails, is forbidden or couldn't be tried, and never stops the others."""
         noted: dict[str, Any] = {"case": name, "result": "pass"}
         try:
             yield noted
         except Failed as error:
             noted |= {"result": "fail", "why": str(error)}
+        except NotRun as error:
+            noted |= {"result": "not run", "why": str(error)}
         except PermissionError as error:
             noted |= {"result": "forbidden", "why": f"this machine's sandbox forbids it: {error}"}
         except Exception as error:
@@ -156,12 +216,8 @@ class Bench:
         """`hop gpu ...  --json`: its report, what it said, and how long it took."""
         start = time.perf_counter()
         command = [self.hop, "gpu", *args, "--json", *self.host]
-        done = subprocess.run(
-            command, capture_output=True, text=True, timeout=LIMIT_S, env=self.env, check=False, user=uid, group=uid
-        )
-        seconds = time.perf_counter() - start
-        report = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
-        return report, done.stderr.strip(), seconds
+        done = run(command, self.left(), self.env, uid)
+        return done.report(), done.stderr.strip(), time.perf_counter() - start
 
     def gpu_denied(self, *args: str) -> tuple[dict[str, Any] | None, str, float]:
         """The same by a process that can't open the device, as a take-back leaves a kernel's cgroup."""
@@ -181,11 +237,10 @@ class Bench:
             "--json",
             *self.host,
         ]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT_S, env=self.env, check=False)
+        done = run(command, self.left(), self.env)
         if not done.stdout.strip() and ("unshare" in done.stderr or "mount" in done.stderr):
             raise PermissionError(done.stderr.strip())
-        report = json.loads(done.stdout.splitlines()[-1]) if done.stdout.strip() else None
-        return report, done.stderr.strip(), 0.0
+        return done.report(), done.stderr.strip(), 0.0
 
     def park(self, subject: Subject, *more: str) -> dict[str, Any]:
         report, said, seconds = self.gpu("park", str(subject.pid), *more)
@@ -202,7 +257,7 @@ class Bench:
     def agent(self, subject: Subject, op: str) -> dict[str, Any]:
         """Asks the process's own half, for rung (b) alone."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-            connection.settimeout(LIMIT_S)
+            connection.settimeout(self.left())
             connection.connect(f"{self.env['GRESSHOPPER_GPU_DIR']}/gpu-{subject.pid}.sock")
             connection.sendall(json.dumps({"v": 1, "op": op}).encode() + b"\n")
             answer: dict[str, Any] = json.loads(connection.makefile().readline())
@@ -326,6 +381,16 @@ def user_cases(bench: Bench) -> None:
             noted["answers"] = subject.get("use")
             if who == "guard":
                 same([True, 3.0], noted["answers"][1:])
+    for framework in ("jax", "cupy"):
+        with (
+            bench.case(f"a GPU gained after {framework}'s early question is usable, or refused by name") as noted,
+            bench.subject("late", framework) as subject,
+        ):
+            noted["answers"] = subject.get("use")
+            first, then, said = noted["answers"]
+            same(False, first)
+            if not then and "Restart the kernel" not in said:
+                raise Failed(f"not usable, and no sentence: {said!r}")
 
 
 def there_and_back(bench: Bench, subject: Subject) -> str:
@@ -404,7 +469,7 @@ def through_helper(bench: Bench, helper: str, subject: Subject, uid: int, noted:
     command = [helper, "--socket", str(path)]
     if bench.fake is not None:
         command += ["--libcuda", bench.env["GRESSHOPPER_LIBCUDA"]]
-    process = subprocess.Popen(command, env=bench.env, stderr=bench.log)
+    process = subprocess.Popen(command, env=bench.env, stderr=bench.log, text=True)
     # The fake lets an owner checkpoint unless it is told not to.
     needs_root = bench.fake / "gpu/needs_root" if bench.fake is not None else None
     try:
@@ -426,8 +491,7 @@ def through_helper(bench: Bench, helper: str, subject: Subject, uid: int, noted:
     finally:
         if needs_root is not None:
             needs_root.unlink(missing_ok=True)
-        process.kill()
-        process.wait()
+        end(process)
 
 
 def without_room(bench: Bench, size: int) -> None:
@@ -456,11 +520,18 @@ def main() -> int:
     parser.add_argument("--sizes", default="1,4,16,64", help="GB, with commas")
     parser.add_argument("--fake", type=Path, help="dry run: the directory where tests/fakes/build.sh built the fakes")
     parser.add_argument("--parts", help="only these, with commas: idle,training,cases,privilege,room,sizes")
+    parser.add_argument(
+        "--for", type=float, default=3600, dest="seconds", help="what hasn't begun by then isn't begun"
+    )
     parser.add_argument("--host-gib", type=int, help="host memory, where /proc/meminfo shows less at first")
     parser.add_argument("--uid", type=int, default=65534, help="the unprivileged user")
     options = parser.parse_args()
     bench = Bench(options)
-    print(json.dumps(bench.gpu("status")[0]), file=sys.stderr)
+    with bench.case("hop gpu status"):
+        report, said, _ = bench.gpu("status")
+        if report is None:
+            raise Failed(said)
+        print(json.dumps(report), file=sys.stderr)
     sizes = (
         [(1 << 22, "tiny"), (1 << 24, "small")]
         if bench.fake
@@ -475,7 +546,10 @@ def main() -> int:
         "room": lambda: without_room(bench, sizes[0][0] if bench.fake else 80 * 10**9),
         "sizes": lambda: [copy_out(bench, n, label, driver_alone(bench, n, label)) for n, label in sizes],
     }
-    for part in options.parts.split(",") if options.parts else parts:
+    wanted = options.parts.split(",") if options.parts else list(parts)
+    if not set(wanted) <= parts.keys():
+        parser.error(f"--parts: {options.parts!r} is not of {','.join(parts)}")
+    for part in wanted:
         parts[part]()
     bad = [noted["case"] for noted in bench.cases if noted["result"] == "fail"]
     shutil.rmtree(bench.work, ignore_errors=True)

@@ -13,6 +13,7 @@ import os
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -354,8 +355,11 @@ SPECIALS: dict[str, Callable[[Any], Commands]] = {
 
 
 def late() -> None:
-    """No device at first, one later: does torch, asked early, see it? `guard` or `bare` says who was first."""
+    """No device at first, one later: does a framework, asked early, see it? For torch `guard` or `bare` says who was
+    first."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+    if sys.argv[2] in LATE:
+        return late_in_cells(LATE[sys.argv[2]])
     guarded = sys.argv[2] == "guard"
     source = Refusing()
     if guarded:
@@ -379,6 +383,42 @@ def late() -> None:
     converse({"use": use})
 
 
+def late_in_cells(sees: Callable[[], bool]) -> None:
+    """The question in a cell without a lease, and again in one with a lease."""
+    keeper = agent.install(agent.NoLease("none"))
+    keeper.came_with_lease = lambda: False
+    keeper.before_cell("")
+    first = sees()
+    keeper.after_cell()
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+
+    def use(_: dict[str, Any]) -> list[Any]:
+        keeper.came_with_lease = lambda: True
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            keeper.before_cell("")
+        stuck = [half.stuck() for half in keeper.halves if half.name == "cupy"]
+        return [first, sees(), " ".join([*(str(one.message) for one in said), *filter(None, stuck)])]
+
+    converse({"use": use})
+
+
+def _jax_sees() -> bool:
+    os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
+    import jax
+
+    return any(device.platform != "cpu" for device in jax.devices())
+
+
+def _cupy_sees() -> bool:
+    import cupy
+
+    return bool(cupy.cuda.is_available())
+
+
+LATE: dict[str, Callable[[], bool]] = {"jax": _jax_sees, "cupy": _cupy_sees}
+
+
 def idle() -> None:
     """A process that never touches CUDA."""
     agent.install(agent.NoLease("none"))
@@ -387,4 +427,8 @@ def idle() -> None:
 
 if __name__ == "__main__":
     kinds = {f.__name__: f for f in (fake, tensors, trainer, hog, special, late, idle)}
-    kinds[sys.argv[1]]()
+    try:
+        kinds[sys.argv[1]]()
+    except ModuleNotFoundError as error:
+        # Before the first answer: a bare machine may be without it.
+        print(json.dumps({"absent": error.name}), flush=True)

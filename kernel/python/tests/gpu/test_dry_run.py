@@ -1,5 +1,5 @@
 """The benchmark's dry run: `hop gpu`, the in-kernel half and the helper together, as real processes, against the fake
-libcuda and NVML. Nothing is measured."""
+libcuda and NVML, in an empty environment. Nothing is measured."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def test_every_rung_against_the_fakes(tmp_path: Path) -> None:
         text=True,
         timeout=100,
         check=False,
+        env={},  # as on a bare machine
     )
     cases = json.loads((out / "cases.json").read_text())
     results = {case["case"]: case["result"] for case in cases}
