@@ -121,7 +121,9 @@ def test_without_the_device_the_cell_does_not_run(kernel: Kernel) -> None:
 
 
 def test_what_would_be_lost_is_named_and_nothing_is_done(kernel: Kernel) -> None:
-    kernel.run("import fake_context, socket\nfake_context.hold()\nnumbers = [1, 2]\nmade, other = socket.socketpair()")
+    kernel.run(
+        "import fake_context, socket\nfake_context.hold()\nnumbers = [1, 2]\nmade, other = socket.socketpair()"
+    )
     (kernel.fakes / "gpu/mig").touch()
     done = kernel.hop("park")
     assert done.returncode == 1
