@@ -155,7 +155,7 @@ class Cluster:
             with contextlib.suppress(OSError):
                 title = (entry / "cmdline").read_bytes().decode(errors="replace")
                 found = re.match(r"slurmstepd: \[(\d+\.\d+)\]", title)
-                if found and os.readlink(entry / "root").startswith(str(self.base)):
+                if found and (entry / "root").readlink().is_relative_to(self.base):
                     live.add(found[1])
         if not live:
             return []
@@ -185,7 +185,9 @@ class Cluster:
                 uid = entry.stat().st_uid
             except OSError:
                 continue
-            ours = f"HOP_DEV_CLUSTER={self.base}".encode() in environ or str(self.base) in line
+            # Another cluster's folder may begin like ours.
+            marked = f"HOP_DEV_CLUSTER={self.base}".encode() in environ.split(b"\0")
+            ours = marked or re.search(rf"{re.escape(str(self.base))}(?![\w.-])", line)
             if ours and re.search(pattern, line) and (user is None or uid == uid_of(user)):
                 found.append(int(entry.name))
         return found
