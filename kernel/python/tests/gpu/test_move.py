@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sys
 import threading
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from fakes import FakeDevice, FakeHalf, fake_cupy
 from gresshopper.gpu import GpuUnavailable, Keeper, NoLease, ParkRefused
 from gresshopper.gpu._cupy import CupyHalf
+from gresshopper.gpu._torch import TorchHalf
 
 CONTENTS = [b"weights" * 100, b"state" * 1000, b"x"]
 
@@ -255,3 +257,30 @@ def test_a_gpu_that_cupy_cannot_see_is_named(monkeypatch: pytest.MonkeyPatch) ->
     cupy.cuda.runtime.getDeviceCount = count
     said = [half.stuck() for _ in range(4)]
     assert [why is not None and "Restart the kernel" in why for why in said] == [False, True, True, False]
+
+
+class Lends:
+    """A lease source that grants at once."""
+
+    def __init__(self) -> None:
+        self.keeper: Keeper
+
+    def acquire(self, why: str) -> None:
+        self.keeper.grant()
+
+
+@pytest.mark.parametrize("kept", [0, 1])
+def test_a_gpu_that_torch_cannot_see_is_named(monkeypatch: pytest.MonkeyPatch, kept: int) -> None:
+    """A FAKE torch whose C++ keeps `kept` as its count, and whose Python keeps no GPU."""
+    cuda = SimpleNamespace(is_initialized=lambda: False, _cached_device_count=0)
+    torch = SimpleNamespace(cuda=cuda, _C=SimpleNamespace(_cuda_getDeviceCount=lambda: kept))
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    source = Lends()
+    keeper = source.keeper = Keeper(source, [TorchHalf()])
+    keeper.revoke()
+    if kept:
+        keeper.ensure("the test asks")
+    else:
+        with pytest.raises(GpuUnavailable, match="Restart the kernel"):
+            keeper.ensure("the test asks")
+    assert cuda._cached_device_count is None, "Python's own answer is forgotten"
