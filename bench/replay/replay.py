@@ -64,11 +64,11 @@ def cut(trace: str, hour: float, seed: int) -> list[dict[str, Any]]:
 class People:
     """One user's people: `people.py` as that user."""
 
-    def __init__(self, cluster: Cluster, user: str) -> None:
+    def __init__(self, cluster: Cluster, user: str, program: Path) -> None:
         self.log = cluster.base / "log" / f"people-{user}.log"
         self.process = cluster.popen(
             user,
-            [HUB_PYTHON, str(cluster.lend("bench/replay/people.py"))],
+            [HUB_PYTHON, str(program)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self.log.open("w"),
@@ -191,7 +191,7 @@ def latencies(log: Log, start: float, to: float, done: Cells) -> dict[str, Any]:
     }
 
 
-def measure(cluster: Cluster, people: dict[str, People], hour: float, args: argparse.Namespace) -> dict[str, Any]:
+def run(cluster: Cluster, people: dict[str, People], hour: float, args: argparse.Namespace) -> dict[str, Any]:
     sessions = cut(args.trace, hour, args.seed)
     load = os.getloadavg()[0]
     begun = time.time()
@@ -221,6 +221,7 @@ def measure(cluster: Cluster, people: dict[str, People], hour: float, args: argp
         "replied": [cell["replied"] - cell["ended"] for cell in cells],
     }
     if args.keep:
+        Path(args.keep, f"hopd-{hour}.log").write_bytes((cluster.base / "log/hopd.log").read_bytes())
         keep = {**found, "start": start, "done": done, "plan": sessions, "runs": runs}
         Path(args.keep, f"hour-{hour}.json").write_text(json.dumps(keep))
     say(found)
@@ -274,6 +275,11 @@ def main() -> None:
     parser.add_argument("--index", type=int, default=9)
     parser.add_argument("--keep", help="a folder for everything that was measured")
     args = parser.parse_args()
+    report([measure(args, hour) for hour in args.hours])
+
+
+def measure(args: argparse.Namespace, hour: float) -> dict[str, Any]:
+    """On a cluster of its own, whose fair share remembers nobody."""
     options = ("--nodes", str(NODES), "--gpus-per-node", str(GPUS))
     deploy = {"PILOTS": str(NODES), "GPUS_PER_PILOT": str(GPUS), "CPUS_PER_PILOT": "16"}
     deploy |= {"LINGER_MS": str(int(LINGER * 1000)), "GRESSHOPPER_LOG": "debug"}
@@ -283,11 +289,10 @@ def main() -> None:
         for gpus in range(1, GPUS + 1):
             spec = ["kernelspec", "install", "--name", f"gpus{gpus}", "--gpus", str(gpus), "--mem", "300"]
             where = ["--prefix", str(cluster.base / "opt"), "--python", "/opt/gresshopper-dev/user/bin/python"]
-            subprocess.run([cluster.base / "opt/bin/hop", *spec, *where], check=True, stdout=subprocess.DEVNULL)
-        people = {user: People(cluster, user) for user in ("alice", "bob", "carol")}
-        report([measure(cluster, people, hour, args) for hour in args.hours])
-        for those in people.values():
-            those.process.stdin and those.process.stdin.close()
+            cluster.run("root", "hop", *spec, *where)
+        program = cluster.lend("bench/replay/people.py")
+        people = {user: People(cluster, user, program) for user in ("alice", "bob", "carol")}
+        return run(cluster, people, hour, args)
     finally:
         cluster.down()
 

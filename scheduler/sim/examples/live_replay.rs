@@ -15,8 +15,10 @@ use serde::Deserialize;
 use std::io::Read;
 use std::process::ExitCode;
 
-/// All kernels are there, and idle, this long before the clock starts.
-const OPEN: f64 = 120.0;
+/// Kernels are opened one after the other, as they are live, so far apart that each is up before the next is placed.
+const OPENING: Span = Span::from_secs(30);
+/// All are there, and idle, before the clock starts: this long after the first was opened.
+const OPEN: f64 = 3600.0;
 /// And stay until this long after the last cell, so that none is closed while others run.
 const STAY: Span = Span::from_secs(3600);
 const HOUR: f64 = 3.6e9;
@@ -83,11 +85,13 @@ fn simulate(trace: &Trace, cluster: &Cluster, seed: u64) -> PolicyResult {
 
 /// As if all had opened their notebooks beforehand and closed them long afterwards.
 fn opened_before(mut trace: Trace) -> Trace {
+    let mut open = OPENING;
     for s in &mut trace.sessions {
         for c in &mut s.cells {
             c.submit = c.submit + Span(micros(OPEN));
         }
-        s.open = Timestamp(0);
+        s.open = Timestamp(open.0);
+        open = Span(open.0 + OPENING.0);
         s.close = s.cells.iter().map(|c| c.submit + c.run).max().unwrap_or_default() + STAY;
     }
     trace
