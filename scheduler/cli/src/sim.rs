@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::failure::Failure;
 use hop_core::time::{Span, Timestamp};
-use hop_sim::{Cluster, FrontierPoint, Policy, PolicyResult, Summary, Synth, Trace};
+use hop_sim::{Cluster, FrontierPoint, Policy, PolicyResult, Summary, Synth, Trace, Turnaround};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -112,9 +112,10 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     }
     if let Some(path) = &args.html {
         let frontier = frontier(&policies, &trace, &cluster, args.seed);
+        let turnarounds = turnarounds(&policies, &trace, &cluster, args.seed);
         write(
             path,
-            &hop_sim::report(&summary, &results, &trace, &frontier),
+            &hop_sim::report(&summary, &results, &trace, &frontier, &turnarounds),
             context,
         )?;
     }
@@ -218,6 +219,34 @@ fn frontier(policies: &[Policy], trace: &Trace, cluster: &Cluster, seed: u64) ->
                 provisioned_saving_share: s.provisioned_saving_share,
                 immediate_fraction: s.immediate_fraction,
             });
+        }
+    }
+    points
+}
+
+/// All but the ablations on smaller clusters, with people's think time and without.
+fn turnarounds(policies: &[Policy], trace: &Trace, cluster: &Cluster, seed: u64) -> Vec<Turnaround> {
+    let main = Policy::main();
+    let quick = trace.clone().without_think();
+    let mut points = Vec::new();
+    for &policy in policies.iter().filter(|p| main.contains(p)) {
+        for percent in [100, 35, 30, 26] {
+            let nodes = (cluster.nodes * percent / 100).max(u32::from(cluster.replicas));
+            let smaller = Cluster {
+                nodes,
+                ..cluster.clone()
+            };
+            for (think, trace) in [(true, trace), (false, &quick)] {
+                let r = hop_sim::run(policy, trace, &smaller, seed);
+                let (antt, stp) = r.antt_stp(trace, false);
+                points.push(Turnaround {
+                    policy: policy.to_string(),
+                    gpus: smaller.gpus(),
+                    think,
+                    antt,
+                    stp,
+                });
+            }
         }
     }
     points

@@ -1,6 +1,6 @@
 //! The report: one page with its plots inside, which needs nothing from anywhere.
 
-use crate::metrics::{CellResult, PolicyResult, Summary};
+use crate::metrics::{CellResult, PolicyResult, PolicySummary, Summary};
 use crate::trace::Trace;
 use std::fmt::Write as _;
 
@@ -24,12 +24,23 @@ pub struct FrontierPoint {
     pub immediate_fraction: f64,
 }
 
-/// The page. `frontier`: runs on smaller clusters, if any were made.
+/// ANTT and STP of one policy on so many GPUs, with people's think time or without.
+#[derive(Debug, Clone, PartialEq, serde::Serialize)]
+pub struct Turnaround {
+    pub policy: String,
+    pub gpus: u32,
+    pub think: bool,
+    pub antt: f64,
+    pub stp: f64,
+}
+
+/// The page. `frontier` and `turnarounds`: runs on smaller clusters and without think time, if any were made.
 pub fn report(
     summary: &Summary,
     results: &[PolicyResult],
     trace: &Trace,
     frontier: &[FrontierPoint],
+    turnarounds: &[Turnaround],
 ) -> String {
     let mut page = String::from(HEAD);
     let _ = write!(
@@ -63,17 +74,25 @@ pub fn report(
     if !frontier.is_empty() {
         frontier_plot(&mut page, frontier);
     }
-    bars(&mut page, "ANTT (lower is better)", summary, &|p| p.antt);
-    bars(&mut page, "STP (higher is better)", summary, &|p| p.stp);
-    let hits: Vec<_> = summary
+    let all = |f: &dyn Fn(&PolicySummary) -> f64| -> Vec<(String, f64)> {
+        summary
+            .policies
+            .iter()
+            .map(|p| (p.policy.clone(), f(p)))
+            .collect()
+    };
+    bars(&mut page, "ANTT (lower is better)", &all(&|p| p.antt));
+    bars(&mut page, "STP (higher is better)", &all(&|p| p.stp));
+    if !turnarounds.is_empty() {
+        turnaround(&mut page, turnarounds);
+    }
+    let hits: Vec<(String, f64)> = summary
         .policies
         .iter()
-        .filter(|p| p.deadline_hit_fraction.is_some())
+        .filter_map(|p| p.deadline_hit_fraction.map(|h| (p.policy.clone(), h)))
         .collect();
     if !hits.is_empty() {
-        bars(&mut page, "Deadlines met", summary, &|p| {
-            p.deadline_hit_fraction.unwrap_or(0.0)
-        });
+        bars(&mut page, "Deadlines met", &hits);
     }
     page.push_str("</body></html>\n");
     page
@@ -288,22 +307,77 @@ fn frontier_plot(page: &mut String, frontier: &[FrontierPoint]) {
     });
 }
 
-fn bars(
-    page: &mut String,
-    title: &str,
-    summary: &Summary,
-    value: &dyn Fn(&crate::metrics::PolicySummary) -> f64,
-) {
-    let rows = summary.policies.len() as f64;
-    let most = summary.policies.iter().map(value).fold(1e-9, f64::max);
+/// A table of all, and bars for the smallest cluster.
+fn turnaround(page: &mut String, points: &[Turnaround]) {
+    let mut columns: Vec<(u32, bool)> = points.iter().map(|p| (p.gpus, p.think)).collect();
+    columns.sort_by_key(|&(gpus, think)| (std::cmp::Reverse(gpus), !think));
+    columns.dedup();
+    let mut names: Vec<&str> = Vec::new();
+    for p in points {
+        if !names.contains(&p.policy.as_str()) {
+            names.push(&p.policy);
+        }
+    }
+    let think = |think: bool| if think { "with" } else { "without" };
+    page.push_str(
+        "<h2>ANTT / STP, with think time and without, as GPUs get fewer</h2><table><tr><th>policy</th>",
+    );
+    for &(gpus, t) in &columns {
+        let _ = write!(page, "<th>{gpus} GPUs, {} think</th>", think(t));
+    }
+    page.push_str("</tr>\n");
+    let find = |name: &str, column: (u32, bool)| {
+        let at = |p: &&Turnaround| p.policy == name && (p.gpus, p.think) == column;
+        points.iter().find(at)
+    };
+    for name in &names {
+        let _ = write!(page, "<tr><td>{}</td>", escape(name));
+        for &column in &columns {
+            match find(name, column) {
+                Some(p) => {
+                    let _ = write!(page, "<td>{:.3} / {:.1}</td>", p.antt, p.stp);
+                }
+                None => page.push_str("<td></td>"),
+            }
+        }
+        page.push_str("</tr>\n");
+    }
+    page.push_str("</table>\n");
+    let Some(&(least, _)) = columns.last() else { return };
+    for t in [true, false] {
+        let of = |f: &dyn Fn(&Turnaround) -> f64| -> Vec<(String, f64)> {
+            let here = names.iter().filter_map(|n| find(n, (least, t)));
+            here.map(|p| (p.policy.clone(), f(p))).collect()
+        };
+        // Logarithmic, or reservation would hide all others.
+        let title = format!(
+            "ANTT less 1, log10 of thousandths, {least} GPUs, {} think time",
+            think(t)
+        );
+        bars(
+            page,
+            &title,
+            &of(&|p| ((p.antt - 1.0).max(0.0) * 1000.0 + 1.0).log10()),
+        );
+        bars(
+            page,
+            &format!("STP, {least} GPUs, {} think time", think(t)),
+            &of(&|p| p.stp),
+        );
+    }
+}
+
+fn bars(page: &mut String, title: &str, values: &[(String, f64)]) {
+    let rows = values.len() as f64;
+    let most = values.iter().map(|(_, v)| *v).fold(1e-9, f64::max);
     let _ = write!(
         page,
         "<h2>{}</h2><svg width=\"{WIDTH}\" height=\"{:.0}\">",
         escape(title),
         rows * 20.0 + 6.0
     );
-    for (i, p) in summary.policies.iter().enumerate() {
-        let (y, v) = (i as f64 * 20.0, value(p));
+    for (i, (name, v)) in values.iter().enumerate() {
+        let (y, v) = (i as f64 * 20.0, *v);
         let width = v / most * (WIDTH - 260.0);
         let _ = write!(
             page,
@@ -311,7 +385,7 @@ fn bars(
              <rect x=\"178\" y=\"{:.0}\" width=\"{width:.1}\" height=\"14\" fill=\"{}\"/>\
              <text x=\"{:.1}\" y=\"{:.0}\" font-size=\"11\">{}</text>",
             y + 13.0,
-            escape(&p.policy),
+            escape(name),
             y + 2.0,
             COLOURS[i % COLOURS.len()],
             184.0 + width,

@@ -20,7 +20,7 @@ pub mod trace;
 
 pub use cluster::{Cluster, Misfit};
 
-pub use html::{FrontierPoint, report};
+pub use html::{FrontierPoint, Turnaround, report};
 pub use metrics::{CellResult, PolicyResult, Summary, csv};
 pub use ours::Without;
 pub use policy::{Policy, run};

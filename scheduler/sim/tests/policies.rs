@@ -77,7 +77,7 @@ fn the_report_needs_nothing_from_the_network() {
         cells: trace.cells(),
         gpu_hours_reserved: 0.0,
     };
-    let page = hop_sim::report(&summary, &results, &trace, &[]);
+    let page = hop_sim::report(&summary, &results, &trace, &[], &[]);
     assert!(page.contains("<svg") && !page.contains("http"));
 }
 

@@ -108,7 +108,7 @@ fn written(trace: &Trace, cluster: &Cluster, seed: u64) -> (String, String, Stri
     };
     let json = serde_json::to_string_pretty(&summary).expect("a summary is JSON");
     let csv = hop_sim::csv(&results, trace, seed, &summary.config_hash);
-    let html = hop_sim::report(&summary, &results, trace, &[]);
+    let html = hop_sim::report(&summary, &results, trace, &[], &[]);
     (json, csv, html)
 }
 
