@@ -106,8 +106,9 @@ def _packages() -> dict[str, str]:
     for name in sorted(name for name in list(sys.modules) if "." not in name):
         # Read where it lies: a module that makes it up when it is asked may import half of a library for that.
         version = getattr(sys.modules.get(name), "__dict__", {}).get("__version__")
-        if isinstance(version, str) and not name.startswith("_") and _installed(name):
-            packages[name] = version
+        installed = _installed(name) if isinstance(version, str) and not name.startswith("_") else None
+        if installed is not None:
+            packages[name] = installed
     return packages
 
 
@@ -121,13 +122,13 @@ _DISTRIBUTIONS = {
     "bs4": "beautifulsoup4",
     "mpl_toolkits": "matplotlib",
 }
-_known: dict[str, bool] = {}
+_known: dict[str, str | None] = {}
 
 
-def _installed(name: str) -> bool:
-    """Whether a module is a package's own, not one that another carries inside."""
+def _installed(name: str) -> str | None:
+    """The version of the package whose own a module is; none if another carries it inside. A module may say another."""
     if name not in _known:
-        _known[name] = _by_metadata(name) is not None
+        _known[name] = _by_metadata(name)
     return _known[name]
 
 
@@ -145,20 +146,14 @@ def differences(saved: Mapping[str, Any]) -> list[str]:
     if saved.get("python") and saved["python"].split(".")[:2] != here.split(".")[:2]:
         found.append(f"Python was {saved['python']}, here it is {here}")
     for name, version in saved.get("packages", {}).items():
-        now = _version(name)
+        if getattr(sys.modules.get(name), "__dict__", {}).get("__version__") == version:
+            continue  # sooner known than what is installed
+        now = _installed(name)
         if now is None:
             found.append(f"{name} {version} isn't installed here")
         elif now != version:
             found.append(f"{name} was {version}, here it is {now}")
     return found
-
-
-def _version(name: str) -> str | None:
-    module = sys.modules.get(name)
-    if module is not None:
-        version = getattr(module, "__version__", None)
-        return version if isinstance(version, str) else ""
-    return _by_metadata(name)
 
 
 class Told(NamedTuple):
