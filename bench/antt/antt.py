@@ -33,7 +33,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/e2e"))
 from harness import Cluster, Notebook, until
 
-COUNT, CELLS, THREADS = 6, 4, 2
+COUNT, CELLS, THREADS = 6, 3, 2
 # About a core-second's worth.
 HASHES = 2_200_000
 CHUNKS = 8
