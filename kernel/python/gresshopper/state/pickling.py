@@ -48,6 +48,13 @@ DEEP_LIMIT = 400_000
 #: After so many placeholders inside one group the whole group counts as one that can't be pickled.
 MAX_LOST = 200
 
+#: What to tell of each class under a cloudpickle that loses slots and the fields of dataclasses, as those before 3.0 do.
+_FORGETS = (
+    f"a class may lose slots, or fields of a dataclass, under cloudpickle {cloudpickle.__version__}: 3.0 keeps them"
+    if not cloudpickle.__version__.partition(".")[0].isdigit() or int(cloudpickle.__version__.partition(".")[0]) < 3
+    else ""
+)
+
 _MAIN = "__main__"
 _CArrayType: type = type(ctypes.c_int * 1)
 _FunctionType = types.FunctionType
@@ -514,6 +521,8 @@ class _Mixin:
             return cloudpickle.CloudPickler.reducer_override(self, cls)
         cid = self.session.class_id(cls)
         if cid in self.owned:
+            if _FORGETS:
+                self.notes.append(_FORGETS)
             return cloudpickle.CloudPickler.reducer_override(self, cls)
         self.classes.add(cid)
         return recipes.class_of, (cid,)
