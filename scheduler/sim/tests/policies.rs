@@ -145,3 +145,20 @@ fn burst_nodes_boot_when_gpus_are_short_are_given_back_and_are_paid_for() {
     assert!(few.burst.0.is_empty() && few.burst_cost == 0.0);
     assert!(Cluster::parse(&burst.replace("2.5", "-1.0")).is_err());
 }
+
+#[test]
+fn who_waits_for_a_move_is_told_how_long_that_takes() {
+    let trace = synth("synth:a,sessions=60,days=3", 3);
+    let cluster = Cluster::parse("nodes = 8").expect("a cluster");
+    let r = hop_sim::run("ours".parse().expect("a policy's name"), &trace, &cluster, 3);
+    let moved = r.cells.iter().filter(|c| c.migrated);
+    let mut off: Vec<f64> = moved
+        .filter_map(|c| {
+            c.estimate
+                .map(|e| (e.as_secs_f64() - c.delay().as_secs_f64()).abs())
+        })
+        .collect();
+    off.sort_unstable_by(f64::total_cmp);
+    assert!(off.len() > 10, "{off:?}");
+    assert!(off[off.len() / 2] < 20.0, "{off:?}");
+}
