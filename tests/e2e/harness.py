@@ -114,8 +114,11 @@ class Cluster:
         """A copy of one of our files that the cluster's users can read, wherever this checkout lies."""
         copy = self.base / "opt/tests" / path
         copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes((REPO / path).read_bytes())
-        copy.chmod(0o644)
+        # Complete or not at all: several people may begin at once.
+        new = copy.with_suffix(f".{time.monotonic_ns()}")
+        new.write_bytes((REPO / path).read_bytes())
+        new.chmod(0o644)
+        new.rename(copy)
         return copy
 
     # What the cluster says.
