@@ -240,19 +240,22 @@ impl Default for Quota {
     }
 }
 
+/// The policy's own, which the simulator runs with.
 impl Default for Scale {
     fn default() -> Self {
+        let core = hop_core::config::Scale::default();
+        let seconds = |span: Span| u32::try_from(span.0 / 1_000_000).unwrap_or(u32::MAX);
         Self {
-            idle_min_s: 60,
-            idle_max_s: 24 * 3600,
-            worth: 60_000.0,
-            learn: true,
-            right_size: true,
-            too_small: 0.4,
-            spares: 1,
-            spare_share: 0.05,
-            spare_nodes: 3,
-            boot_s: 5,
+            idle_min_s: seconds(core.idle_min),
+            idle_max_s: seconds(core.idle_max),
+            worth: core.worth,
+            learn: core.learn,
+            right_size: core.right_size,
+            too_small: core.too_small,
+            spares: core.spares,
+            spare_share: core.spare_share,
+            spare_nodes: core.spare_nodes,
+            boot_s: seconds(core.boot),
         }
     }
 }

@@ -178,7 +178,7 @@ pub struct Scale {
     /// A pilot is as large as the need that it is started for; else all are of `gpus_per_pilot`.
     pub right_size: bool,
     /// A pilot started for a kernel is so large that at most this share of the kernel's cells asked for more.
-    pub too_small: f32,
+    pub too_small: f64,
     /// GPUs are kept idle on nodes set apart, where every kernel has a replica, for those that come back when their own
     /// pilot is gone, as far as that is worth it: at most those of so many whole pilots; zero: no nodes are set apart.
     pub spares: u32,

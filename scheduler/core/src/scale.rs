@@ -208,7 +208,7 @@ impl Core {
                 .map(|(_, w)| w)
                 .sum::<f32>()
         };
-        let enough = |g: &u16| more(*g) <= total * scale.too_small;
+        let enough = |g: &u16| f64::from(more(*g)) <= f64::from(total) * scale.too_small;
         let likely = k
             .sizes
             .iter()

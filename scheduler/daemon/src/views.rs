@@ -43,7 +43,7 @@ fn core_scale(scale: &hop_api::config::Scale) -> hop_core::config::Scale {
         worth: scale.worth,
         learn: scale.learn,
         right_size: scale.right_size,
-        too_small: scale.too_small as f32,
+        too_small: scale.too_small,
         spares: scale.spares,
         spare_share: scale.spare_share,
         spare_nodes: scale.spare_nodes,
