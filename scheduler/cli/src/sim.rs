@@ -93,7 +93,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         .iter()
         .map(|&p| timed(p, &trace, &cluster, args.seed))
         .collect();
-    let summary = summary(&results, &trace, &cluster, args.seed);
+    let summary = Summary::new(&results, &trace, &cluster, args.seed);
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     if !to_stdout {
         table(&summary, context)?;
@@ -183,20 +183,6 @@ fn timed(policy: Policy, trace: &Trace, cluster: &Cluster, seed: u64) -> PolicyR
     let mut result = hop_sim::run(policy, trace, cluster, seed);
     result.wall_s = start.elapsed().as_secs_f64();
     result
-}
-
-fn summary(results: &[PolicyResult], trace: &Trace, cluster: &Cluster, seed: u64) -> Summary {
-    Summary {
-        trace: trace.name.clone(),
-        seed,
-        config_hash: cluster.hash(),
-        policies: results.iter().map(|r| r.summary(trace)).collect(),
-        nodes: cluster.nodes,
-        gpus: cluster.gpus(),
-        sessions: trace.sessions.len(),
-        cells: trace.cells(),
-        gpu_hours_reserved: hop_sim::metrics::reserved_hours(trace),
-    }
 }
 
 /// Ours and NotebookOS on clusters with fewer and fewer nodes.

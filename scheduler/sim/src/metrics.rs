@@ -1,5 +1,6 @@
 //! What is measured, the same for every policy.
 
+use crate::cluster::Cluster;
 use crate::trace::Trace;
 use hop_core::time::{Span, Timestamp};
 use serde::Serialize;
@@ -262,6 +263,22 @@ pub struct Summary {
     pub gpu_hours_reserved: f64,
 }
 
+impl Summary {
+    pub fn new(results: &[PolicyResult], trace: &Trace, cluster: &Cluster, seed: u64) -> Self {
+        Self {
+            trace: trace.name.clone(),
+            seed,
+            config_hash: cluster.hash(),
+            policies: results.iter().map(|r| r.summary(trace)).collect(),
+            nodes: cluster.nodes,
+            gpus: cluster.gpus(),
+            sessions: trace.sessions.len(),
+            cells: trace.cells(),
+            gpu_hours_reserved: reserved_hours(trace),
+        }
+    }
+}
+
 /// GPU-hours if every session held the most that it ever uses from its first cell to its last one's end.
 pub fn reserved_hours(trace: &Trace) -> f64 {
     let hours = |s: &crate::trace::Session| {
@@ -274,8 +291,9 @@ pub fn reserved_hours(trace: &Trace) -> f64 {
 impl PolicyResult {
     pub fn summary(&self, trace: &Trace) -> PolicySummary {
         let used = trace.gpu_hours_used();
-        let possible = (reserved_hours(trace) - used).max(1e-9);
-        let saving = |hours: f64| round((reserved_hours(trace) - hours) / possible);
+        let reserved = reserved_hours(trace);
+        let possible = (reserved - used).max(1e-9);
+        let saving = |hours: f64| round((reserved - hours) / possible);
         let gpu_cells: Vec<&CellResult> = self.cells.iter().filter(|c| c.gpus > 0).collect();
         let share = |n: usize, of: usize| if of == 0 { 1.0 } else { round(n as f64 / of as f64) };
         let again: Vec<bool> = gpu_cells.iter().filter_map(|c| c.reused).collect();

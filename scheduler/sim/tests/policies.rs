@@ -66,17 +66,7 @@ fn the_report_needs_nothing_from_the_network() {
         .into_iter()
         .map(|p| hop_sim::run(p, &trace, &cluster, 1))
         .collect();
-    let summary = hop_sim::Summary {
-        trace: trace.name.clone(),
-        seed: 1,
-        config_hash: cluster.hash(),
-        policies: results.iter().map(|r| r.summary(&trace)).collect(),
-        nodes: cluster.nodes,
-        gpus: cluster.gpus(),
-        sessions: trace.sessions.len(),
-        cells: trace.cells(),
-        gpu_hours_reserved: 0.0,
-    };
+    let summary = hop_sim::Summary::new(&results, &trace, &cluster, 1);
     let page = hop_sim::report(&summary, &results, &trace, &[], &[]);
     assert!(page.contains("<svg") && !page.contains("http"));
 }

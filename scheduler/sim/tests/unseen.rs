@@ -2,7 +2,6 @@
 //! each of them once, the core stays sane, and one seed gives the same bytes.
 
 use hop_sim::cluster::ClusterError;
-use hop_sim::metrics::reserved_hours;
 use hop_sim::{Cluster, Policy, Summary, Synth, Trace};
 use proptest::prelude::*;
 
@@ -95,17 +94,7 @@ fn written(trace: &Trace, cluster: &Cluster, seed: u64) -> (String, String, Stri
         .into_iter()
         .map(|p| hop_sim::run(p, trace, cluster, seed))
         .collect();
-    let summary = Summary {
-        trace: trace.name.clone(),
-        seed,
-        config_hash: cluster.hash(),
-        policies: results.iter().map(|r| r.summary(trace)).collect(),
-        nodes: cluster.nodes,
-        gpus: cluster.gpus(),
-        sessions: trace.sessions.len(),
-        cells: trace.cells(),
-        gpu_hours_reserved: reserved_hours(trace),
-    };
+    let summary = Summary::new(&results, trace, cluster, seed);
     let json = serde_json::to_string_pretty(&summary).expect("a summary is JSON");
     let csv = hop_sim::csv(&results, trace, seed, &summary.config_hash);
     let html = hop_sim::report(&summary, &results, trace, &[], &[]);
