@@ -431,13 +431,24 @@ fn internal(number: Number) -> i32 {
     (number.major << 20 | number.minor).cast_signed()
 }
 
-fn over_files(layout: &Layout, numbers: &[Number], anonymous: Number) -> Assembler {
-    let mut a = Assembler::default();
-    a.copy(CONTEXT, 1);
-    a.follow(FILE, CONTEXT, CONTEXT_FILE);
+/// The file's type into register 2.
+fn type_of_file(a: &mut Assembler, layout: &Layout) {
     a.follow(INODE, FILE, layout.at("file.f_inode"));
     a.load(HALF, 2, INODE, layout.at("inode.i_mode"));
     a.push(AND, 2, 0, 0, TYPE_BITS);
+}
+
+/// How a pass over the open files begins: the file's type is in register 2.
+fn each_open_file(layout: &Layout) -> Assembler {
+    let mut a = Assembler::default();
+    a.copy(CONTEXT, 1);
+    a.follow(FILE, CONTEXT, CONTEXT_FILE);
+    type_of_file(&mut a, layout);
+    a
+}
+
+fn over_files(layout: &Layout, numbers: &[Number], anonymous: Number) -> Assembler {
+    let mut a = each_open_file(layout);
     a.jump(JUMP_IF, 2, file_type(libc::S_IFCHR), Label::Character);
     a.jump(JUMP_IF, 2, file_type(libc::S_IFSOCK), Label::Socket);
     // Nameless inodes have no type before Linux 6.16.
@@ -529,12 +540,7 @@ const TURN: u8 = WHAT;
 /// Sockets whose queue may hold one of the devices. The queue isn't locked: what a receiver tears apart meanwhile makes
 /// the count go wrong or the end stay out, and is written as if it held one.
 fn over_flights(layout: &Layout, numbers: &[Number], anonymous: Number) -> Assembler {
-    let mut a = Assembler::default();
-    a.copy(CONTEXT, 1);
-    a.follow(FILE, CONTEXT, CONTEXT_FILE);
-    a.follow(INODE, FILE, layout.at("file.f_inode"));
-    a.load(HALF, 2, INODE, layout.at("inode.i_mode"));
-    a.push(AND, 2, 0, 0, TYPE_BITS);
+    let mut a = each_open_file(layout);
     a.jump(JUMP_UNLESS, 2, file_type(libc::S_IFSOCK), Label::Out);
     a.load(POINTER, 2, FILE, layout.at("file.private_data"));
     unix_socket(&mut a, layout, Label::Out);
@@ -648,9 +654,7 @@ fn over_mappings(layout: &Layout, numbers: &[Number]) -> Assembler {
     a.copy(CONTEXT, 1);
     a.follow(2, CONTEXT, CONTEXT_MAPPING);
     a.follow(FILE, 2, layout.at("vm_area_struct.vm_file"));
-    a.follow(INODE, FILE, layout.at("file.f_inode"));
-    a.load(HALF, 2, INODE, layout.at("inode.i_mode"));
-    a.push(AND, 2, 0, 0, TYPE_BITS);
+    type_of_file(&mut a, layout);
     a.jump(JUMP_UNLESS, 2, file_type(libc::S_IFCHR), Label::Out);
     a.compare_numbers(layout, numbers);
     a.place(Label::Device);
