@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+import child
+
 for package in ("numpy", "IPython", "cloudpickle"):
     pytest.importorskip(package)
 
@@ -56,21 +54,7 @@ print("\\x1e" + json.dumps(said))
 
 
 def run(base: Path, cells: Any = (), then: Any = (), save: bool = False) -> Any:
-    base.chmod(0o700)
-    env = dict(os.environ, PYTHONPATH=str(HERE.parent.parent), XDG_CONFIG_HOME=str(base / "config"))
-    env.update(IPYTHONDIR=str(base / "ipython"), PYTHONWARNINGS="ignore")
-    asked = json.dumps({"cells": cells, "then": then, "save": save})
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(base), asked],
-        env=env,
-        cwd=base,
-        timeout=120,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "\x1e" in done.stdout, done.stderr[-3000:]
-    return json.loads(done.stdout.rpartition("\x1e")[2]), done.stderr
+    return child.answer(SCRIPT, str(base), json.dumps({"cells": cells, "then": then, "save": save}), base=base)
 
 
 def test_each_is_there_when_a_cell_needs_it(tmp_path: Path) -> None:

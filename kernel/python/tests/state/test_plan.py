@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-HERE = Path(__file__).parent
+import child
+
 for package in ("numpy", "IPython", "cloudpickle"):
     pytest.importorskip(package)
 
@@ -50,24 +48,7 @@ print("\\x1e" + json.dumps(said))
 
 
 def run(base: Path, **asked: Any) -> dict[str, Any]:
-    env = dict(
-        os.environ,
-        PYTHONPATH=str(HERE.parent.parent),
-        XDG_CONFIG_HOME=str(base / "config"),
-        IPYTHONDIR=str(base / "ipython"),
-        PYTHONWARNINGS="ignore",
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(base), json.dumps(asked)],
-        env=env,
-        cwd=base,
-        timeout=120,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert "\x1e" in done.stdout, done.stderr[-3000:]
-    said: dict[str, Any] = json.loads(done.stdout.rpartition("\x1e")[2])
+    said: dict[str, Any] = child.answer(SCRIPT, str(base), json.dumps(asked), base=base)[0]
     assert not said["trouble"]
     return said
 
@@ -75,7 +56,6 @@ def run(base: Path, **asked: Any) -> dict[str, Any]:
 def both(
     base: Path, *cells: str, check: str, rates: Any = SLOW, whole: bool = False, between: Any = None
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    base.chmod(0o700)
     cells = tuple(textwrap.dedent(c) for c in cells)
     saved = run(base, do="save", cells=cells, rates=rates, whole=whole, check=[check])
     if between is not None:

@@ -1,0 +1,35 @@
+"""Saves and restores all cases, each half in a Python of its own, and judges what came back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import child
+
+#: Seconds for all cases.
+LIMIT = 600
+
+
+def both(base: Path, tracker: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
+    """What was saved and what was restored, by case, and what the two processes complained of."""
+    halves = [_half(do, base, tracker) for do in ("save", "restore")]
+    return halves[0][0], halves[1][0], "".join(errors[-3000:] for _, errors in halves)
+
+
+def _half(do: str, base: Path, tracker: bool) -> tuple[dict[str, Any], str]:
+    harness = str(child.HERE / "harness.py")
+    said, errors = child.run(harness, do, str(base), "cases", base=base, tracker=tracker, timeout=LIMIT)
+    return {one["name"]: one for one in said}, errors
+
+
+def verdict(saved: dict[str, Any], restored: dict[str, Any]) -> str:
+    """In words: equal, reported, or what is wrong."""
+    if "error" in saved:
+        return "couldn't be set up: " + saved["error"]
+    if "error" in restored:
+        return "not restored: " + restored["error"]
+    told = bool(restored["lost"] or restored["notices"])
+    if saved["out"] == restored["out"]:
+        return "equal"
+    return "reported" if told else f"SILENTLY WRONG: {saved['out']} became {restored['out']}"
