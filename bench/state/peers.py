@@ -172,8 +172,12 @@ class Dill(_Whole):
 
 
 class ElasticNotebook(Peer):
-    """From its repository. Mended: `lightgbm`, which it imports to look at its types, is an empty module where it
-    isn't installed. Cells that begin with a magic can't be recorded and are run plainly."""
+    """From its repository. Mended:
+
+    - `lightgbm` and `polars`, which it imports to look at their types, are empty modules where they aren't installed.
+    - `elastic.core.io.migrate` adds to a tuple as soon as three variables overlap, and writes nothing: it is a set.
+    - A cell that it fails to look at before it has run it (magics, functions whose source is indented) is run plainly.
+    """
 
     name = "elastic"
 
@@ -190,17 +194,35 @@ class ElasticNotebook(Peer):
                 stand = types.ModuleType(missing)
                 stand.__getattr__ = lambda name: type(name, (), {})  # type: ignore[attr-defined]
                 sys.modules[missing] = stand
+        self._mend()
         from ElasticNotebook import ElasticNotebook as Magics
 
         self.magics = Magics(ip)
         ip.register_magics(self.magics)
         self.magics.SetMigrationSpeed("1000000000")
+        self.ran = False
+        ip.events.register("pre_run_cell", self._runs)
+
+    @staticmethod
+    def _mend() -> None:
+        import elastic.core.io.migrate as module
+
+        source, wrong = Path(module.__file__).read_text(), "new_set = (vs1, vs2)"
+        if wrong not in source:
+            raise RuntimeError(f"{module.__file__} isn't the ElasticNotebook that this mends")
+        exec(compile(source.replace(wrong, "new_set = {vs1, vs2}"), module.__file__, "exec"), vars(module))
+
+    def _runs(self, info: Any) -> None:
+        self.ran = True
 
     def run(self, source: str) -> Any:
-        if source.lstrip().startswith(("%", "!")):
-            return super().run(source)
-        with contextlib.redirect_stdout(io.StringIO()):
-            self.magics.RecordEvent("", source)
+        self.ran = False
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                self.magics.RecordEvent("", source)
+        except Exception:
+            if not self.ran:
+                return super().run(source)
         self.tracking = self.magics.total_recordevent_time
         return None
 

@@ -89,7 +89,7 @@ def in_child(work: Callable[[], Any], limit: float = 300.0) -> Any:
     deadline = time.monotonic() + limit
     while os.waitpid(child, os.WNOHANG) == (0, 0):
         if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
+            os.killpg(child, signal.SIGKILL)  # also what a cell has started
             os.waitpid(child, 0)
             return {"crash": f"took more than {limit} s"}
         time.sleep(0.002)
