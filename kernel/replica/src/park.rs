@@ -149,6 +149,14 @@ impl Park {
         }
     }
 
+    /// Whether it is on its way off a GPU whose lease is over, or will be once it is back.
+    pub fn is_leaving(&self) -> bool {
+        matches!(
+            self,
+            Self::Leaving { .. } | Self::Returning(Lease::Over | Lease::Another)
+        )
+    }
+
     fn leave(&mut self, wanted: bool) -> Vec<Output> {
         *self = Self::Leaving { wanted };
         vec![Output::Leave]

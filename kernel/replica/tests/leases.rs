@@ -157,6 +157,10 @@ async fn revoked(world: &mut World) {
                 .is_some_and(|t| t.contains("an operator cancelled it"))
     };
     assert!(answer.heard.iter().any(why), "its user reads why");
+    assert!(
+        matches!(world.asked().await, Request::ReleaseLease { lease, .. } if lease == LeaseId(8)),
+        "it has no GPU to leave"
+    );
     assert!(matches!(
         world.asked().await,
         Request::CellEnded {

@@ -119,7 +119,8 @@ pub struct Pool {
     /// How long a lease stays with its kernel after a cell, in milliseconds.
     #[serde(default = "default_linger_ms")]
     pub linger_ms: u64,
-    /// How long processes that still hold a device get to let it go before they are ended, in milliseconds.
+    /// How long a kernel gets to leave its GPUs at the end of a lease before they are taken back, and then those who
+    /// still hold one before they are ended, in milliseconds.
     #[serde(default = "default_grace_ms")]
     pub grace_ms: u64,
     #[serde(default)]

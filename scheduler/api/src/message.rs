@@ -116,7 +116,8 @@ pub enum Request {
         ended: Timestamp,
         outcome: Outcome,
     },
-    /// The kernel doesn't want its lingering lease any longer (it parks, ends, or its user said so).
+    /// The kernel doesn't want its lease any longer, or, after [`Event::Revoked`], nothing of it leaves the devices any
+    /// more: they may be taken back.
     ReleaseLease {
         kernel: KernelId,
         lease: LeaseId,
@@ -392,7 +393,8 @@ pub enum Event {
         cell: CellId,
         reason: String,
     },
-    /// A lease that the kernel holds is being taken away (or is gone already: `grace` zero).
+    /// A lease that the kernel holds is over (or is gone already: `grace` zero). Its devices are taken back when the
+    /// kernel answers with [`Request::ReleaseLease`], or after `grace`.
     Revoked {
         kernel: KernelId,
         lease: LeaseId,

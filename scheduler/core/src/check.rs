@@ -143,6 +143,16 @@ impl Core {
                 let timer = (until, crate::state::Timer::Linger(*id));
                 hold!(self.timers.contains(&timer), "lease {id} lingers without an end");
             }
+            if let LeaseState::Ending {
+                leaves_by: Some(by), ..
+            } = lease.state
+            {
+                let timer = (by, crate::state::Timer::TakeBack(*id));
+                hold!(
+                    self.timers.contains(&timer) && lease.gpus > 0,
+                    "lease {id} may be left for ever"
+                );
+            }
             if let LeaseState::Starting { .. } = lease.state {
                 let timer = (
                     lease.ordered + self.config.start_timeout,

@@ -26,8 +26,6 @@ pub struct Config {
     pub fair_share: bool,
     /// How often a waiting cell's position and estimate are told anew, where they changed; zero: never.
     pub report_every: Span,
-    /// How long the holders of a device get before they are ended.
-    pub grace: Span,
     /// How long the cells of a kernel wait for a process of it when its last one is lost.
     pub replica_grace: Span,
     /// A kernel of which nothing is left is forgotten after this time.
@@ -48,7 +46,6 @@ impl Default for Config {
             usage_half_life: Span::from_secs(7 * 86_400),
             fair_share: true,
             report_every: Span::from_secs(5),
-            grace: Span::from_secs(2),
             replica_grace: Span::from_secs(30),
             kernel_ttl: Span::from_secs(86_400),
             placement_ttl: Span::from_secs(600),
@@ -70,6 +67,10 @@ pub struct PoolConfig {
     pub cpus_per_gpu: u16,
     #[serde(default)]
     pub linger: Linger,
+    /// How long a kernel whose lease is over gets to leave its GPUs before the take-back is ordered, and those who then
+    /// still hold a device before they are ended.
+    #[serde(default = "grace")]
+    pub grace: Span,
     /// A pilot this near to its time limit takes no new lease and is replaced.
     #[serde(default = "rotate_before")]
     pub rotate_before: Span,
@@ -106,6 +107,10 @@ fn one() -> u16 {
     1
 }
 
+pub(crate) fn grace() -> Span {
+    Span::from_secs(2)
+}
+
 fn rotate_before() -> Span {
     Span::from_secs(600)
 }
@@ -129,6 +134,7 @@ impl PoolConfig {
             max_pilots: pilots,
             cpus_per_gpu: 1,
             linger: Linger::default(),
+            grace: grace(),
             rotate_before: rotate_before(),
             rotate_steps: rotate_steps(),
             scale: None,

@@ -183,6 +183,7 @@ impl Core {
             match timer {
                 Timer::Linger(lease) => self.linger_over(lease, out),
                 Timer::StartTimeout(lease) => self.start_timed_out(lease, out),
+                Timer::TakeBack(lease) => self.take_back(lease, out),
                 Timer::Silent(job) => self.silence_over(job, out),
                 Timer::Rotate(job) => self.rotate(job, out),
                 Timer::Reserve(cell, seq) => self.reserve_due(cell, seq, out),

@@ -331,11 +331,15 @@ impl Core {
         }
         for l in &up.leases {
             let Some(lease) = self.leases.get(&l.lease) else {
-                out.push(self.end_order(l.lease, job, EndCause::Released));
+                out.push(self.end_order(job, l.lease, EndCause::Released));
                 continue;
             };
             match lease.state {
-                LeaseState::Ending { cause, .. } => out.push(self.end_order(l.lease, job, cause)),
+                // Its kernel is getting off: ordered in its time.
+                LeaseState::Ending {
+                    leaves_by: Some(_), ..
+                } => self.learn_devices(l.lease, l.devices.clone()),
+                LeaseState::Ending { cause, .. } => out.push(self.end_order(job, l.lease, cause)),
                 LeaseState::Starting { .. } => self.lease_started(l.lease, job, l.devices.clone(), out),
                 LeaseState::Running(_) | LeaseState::Lingering { .. } => {
                     self.learn_devices(l.lease, l.devices.clone());
@@ -344,12 +348,14 @@ impl Core {
         }
     }
 
-    fn end_order(&self, lease: LeaseId, pilot: JobId, cause: EndCause) -> Output {
+    /// The order to the pilot's agent to take this lease back.
+    pub(crate) fn end_order(&self, pilot: JobId, lease: LeaseId, cause: EndCause) -> Output {
+        let pool = self.pilot_by_job.get(&pilot).map(|&p| self.pilots[p].pool);
         Output::EndLease {
             lease,
             pilot,
             cause,
-            grace: self.config.grace,
+            grace: pool.map_or_else(crate::config::grace, |p| self.pools[p as usize].config.grace),
         }
     }
 

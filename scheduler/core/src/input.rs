@@ -124,7 +124,7 @@ pub enum Input {
         lease: LeaseId,
         outcome: Outcome,
     },
-    /// The kernel doesn't want its lease any longer.
+    /// The kernel doesn't want its lease any longer, or nothing of it leaves the GPUs of one that is over any more.
     ReleaseLease {
         kernel: KernelId,
         lease: LeaseId,

@@ -643,6 +643,9 @@ impl Core {
     /// Ends the leases of a replica that is gone; cells that were about to start there wait again.
     fn end_leases_of(&mut self, k: u32, incarnation: Incarnation, out: &mut Vec<Output>) {
         for id in self.kernels[k].leases.clone() {
+            if self.leases.get(&id).is_some_and(|l| l.executor == incarnation) {
+                self.take_back(id, out);
+            }
             if self.leases.get(&id).is_some_and(|l| l.executor == incarnation)
                 && let Some(cell) = self.end_lease_keep_cell(id, EndCause::ReplicaLost, out)
                 && !self.kernels[k].replicas.is_empty()

@@ -22,7 +22,7 @@ impl Core {
             if let Some(&p) = self.pilot_by_job.get(&pilot) {
                 self.estrange(p, id, devices);
             }
-            return self.order_end(id, pilot, EndCause::Failed, out);
+            return out.push(self.end_order(pilot, id, EndCause::Failed));
         };
         let starting = matches!(lease.state, LeaseState::Starting { .. });
         if !starting && lease.started.is_some() {
@@ -288,19 +288,25 @@ impl Core {
         let kernel = self.find_kernel(kernel_id);
         if self.leases.get(&id).is_some_and(|l| Some(l.kernel) == kernel) {
             self.end_lease(id, EndCause::Released, out);
+            self.take_back(id, out);
+        }
+    }
+
+    /// The kernel has left the lease's GPUs, won't, or has had its time: its node takes them back.
+    pub(crate) fn take_back(&mut self, id: LeaseId, out: &mut Vec<Output>) {
+        let Some(lease) = self.leases.get_mut(&id) else {
+            return;
+        };
+        if let LeaseState::Ending { cause, leaves_by, .. } = &mut lease.state
+            && let Some(by) = leaves_by.take()
+        {
+            let (cause, pilot) = (*cause, lease.pilot);
+            self.timers.remove(&(by, Timer::TakeBack(id)));
+            out.push(self.end_order(self.pilots[pilot].job, id, cause));
         }
     }
 
     // --- ending ---
-
-    fn order_end(&self, lease: LeaseId, pilot: JobId, cause: EndCause, out: &mut Vec<Output>) {
-        out.push(Output::EndLease {
-            lease,
-            pilot,
-            cause,
-            grace: self.config.grace,
-        });
-    }
 
     /// Ends a lease; a cell that was about to start on it is told off, one that runs is lost.
     pub(crate) fn end_lease(&mut self, id: LeaseId, cause: EndCause, out: &mut Vec<Output>) {
@@ -319,7 +325,9 @@ impl Core {
         }
     }
 
-    /// Ends a lease and hands back the cell that was about to start on it.
+    /// Ends a lease and hands back the cell that was about to start on it. A kernel that may have something on the
+    /// lease's GPUs is told first, and gets the pool's grace to leave them: while they are being taken back it couldn't
+    /// open them any more.
     pub(crate) fn end_lease_keep_cell(
         &mut self,
         id: LeaseId,
@@ -332,7 +340,11 @@ impl Core {
         }
         let lease = self.leases.get_mut(&id).expect("the caller has found it");
         Self::close_phase(lease, now);
-        let ending = LeaseState::Ending { cause, since: now };
+        let ending = LeaseState::Ending {
+            cause,
+            since: now,
+            leaves_by: None,
+        };
         let before = match lease.state {
             LeaseState::Ending { .. } => return None,
             _ => std::mem::replace(&mut lease.state, ending),
@@ -351,11 +363,30 @@ impl Core {
             LeaseState::Running(_) | LeaseState::Ending { .. } => None,
         };
         self.note_lease(id, out);
+        let grace = self.pools[self.leases[&id].pool as usize].config.grace;
         if cell.is_none() {
-            self.revoke(kernel, id, cause, self.config.grace, out);
+            self.revoke(kernel, id, cause, grace, out);
         }
-        self.order_end(id, self.pilots[pilot].job, cause, out);
+        if cell.is_none() && grace > Span::ZERO && self.can_leave(id) {
+            let by = now + grace;
+            self.at(by, Timer::TakeBack(id));
+            let lease = self.leases.get_mut(&id).expect("the caller has found it");
+            lease.state = LeaseState::Ending {
+                cause,
+                since: now,
+                leaves_by: Some(by),
+            };
+        } else {
+            out.push(self.end_order(self.pilots[pilot].job, id, cause));
+        }
         cell
+    }
+
+    /// Whether the lease's kernel is there to get off its GPUs.
+    fn can_leave(&self, id: LeaseId) -> bool {
+        let lease = &self.leases[&id];
+        let k = &self.kernels[lease.kernel];
+        lease.gpus > 0 && !k.closed && k.replicas.iter().any(|r| r.incarnation == lease.executor)
     }
 
     fn revoke(&self, kernel: u32, lease: LeaseId, cause: EndCause, grace: Span, out: &mut Vec<Output>) {
@@ -458,6 +489,11 @@ impl Core {
                 if !was_running {
                     self.revoke(kernel, id, cause, Span::ZERO, out);
                 }
+            }
+            LeaseState::Ending {
+                leaves_by: Some(by), ..
+            } => {
+                self.timers.remove(&(by, Timer::TakeBack(id)));
             }
             LeaseState::Running(_) | LeaseState::Ending { .. } => {}
         }
@@ -569,7 +605,7 @@ impl Core {
                     since: r.since,
                 },
                 LeaseState::Lingering { since, .. } => Phase::Lingering { since: *since },
-                LeaseState::Ending { cause, since } => Phase::Ending {
+                LeaseState::Ending { cause, since, .. } => Phase::Ending {
                     cause: *cause,
                     since: *since,
                 },

@@ -67,7 +67,8 @@ pub enum Output {
         cell: CellId,
         reason: RefusedBecause,
     },
-    /// To the kernel's replicas: a lease that they hold is being taken away, or is gone (`grace` zero).
+    /// To the kernel's replicas: a lease that they hold is over, or gone (`grace` zero). The GPUs are taken back when the
+    /// kernel answers with [`crate::Input::ReleaseLease`], or after `grace`.
     Revoked {
         kernel: KernelId,
         lease: LeaseId,

@@ -205,6 +205,7 @@ impl Core {
             Phase::Starting { .. } => LeaseState::Ending {
                 cause: EndCause::Failed,
                 since: self.now,
+                leaves_by: None,
             },
             Phase::Running {
                 cell,
@@ -222,7 +223,12 @@ impl Core {
                 self.at(until, Timer::Linger(lease));
                 LeaseState::Lingering { since, until }
             }
-            Phase::Ending { cause, since } => LeaseState::Ending { cause, since },
+            // Ordered (again) when its agent reports.
+            Phase::Ending { cause, since } => LeaseState::Ending {
+                cause,
+                since,
+                leaves_by: None,
+            },
         }
     }
 }

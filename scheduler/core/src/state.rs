@@ -356,10 +356,12 @@ pub(crate) enum LeaseState {
         since: Timestamp,
         until: Timestamp,
     },
-    /// Told to end, not confirmed.
+    /// Over for its kernel, not confirmed by its node.
     Ending {
         cause: EndCause,
         since: Timestamp,
+        /// Its kernel has until then to get off the GPUs and say so; none: the take-back is ordered.
+        leaves_by: Option<Timestamp>,
     },
 }
 
@@ -397,6 +399,7 @@ pub(crate) struct Lease {
 pub(crate) enum Timer {
     Linger(LeaseId),
     StartTimeout(LeaseId),
+    TakeBack(LeaseId),
     Silent(JobId),
     Rotate(JobId),
     /// A waiting cell, by index and sequence number.

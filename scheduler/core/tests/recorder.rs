@@ -68,7 +68,8 @@ fn a_cell_gets_a_fresh_lease_then_a_lingering_one_then_none() {
     w.now = w.now + Span::from_secs(1);
     w.end_cell(&k, &cell);
     let out = w.pass(Span::from_secs(2));
-    assert_eq!(kinds(&out), ["revoked", "end"]);
+    assert_eq!(kinds(&out), ["revoked"]);
+    assert_eq!(kinds(&w.left().unwrap()), ["end"]);
     let out = w.confirm_end(job, LeaseId(1), true);
     assert_eq!(kinds(&out), ["closed", "ack"]);
     let Output::Record(Record::LeaseClosed {
@@ -110,7 +111,8 @@ fn a_cell_asked_for_again_is_answered_again_and_runs_once() {
     assert_eq!(kinds(&out), ["queued"]);
     assert_eq!(kinds(&w.tell(again(&b, &second))), ["queued"]);
     let out = w.end_cell(&a, &first);
-    assert_eq!(kinds(&out), ["served", "revoked", "end"]);
+    assert_eq!(kinds(&out), ["served", "revoked"]);
+    assert_eq!(kinds(&w.left().unwrap()), ["end"]);
 }
 
 #[test]
@@ -122,12 +124,13 @@ fn lingering_is_cut_when_somebody_waits_and_the_gpu_goes_to_them() {
     w.settle();
     w.end_cell(&a, &cell);
     let (_, out) = w.submit(&b, Need::gpus(1));
-    assert_eq!(kinds(&out), ["revoked", "end", "queued"]);
-    let Output::Queued { position, reason, .. } = &out[2] else {
+    assert_eq!(kinds(&out), ["revoked", "queued"]);
+    let Output::Queued { position, reason, .. } = &out[1] else {
         panic!()
     };
     assert_eq!(*position, 1);
     assert_eq!(*reason, Reason::Claiming { node: "n0".into() });
+    assert_eq!(kinds(&w.left().unwrap()), ["end"]);
     let out = w.confirm_end(job, LeaseId(1), true);
     assert_eq!(kinds(&out), ["closed", "opened", "start", "ack"]);
     let Output::Record(Record::LeaseClosed { cause, .. }) = &out[0] else {
@@ -153,7 +156,8 @@ fn a_lease_does_not_linger_when_somebody_waits_already() {
         "it needs 1 GPU and all 1 that fit on n0 are in use"
     );
     let out = w.end_cell(&a, &cell);
-    assert_eq!(kinds(&out), ["served", "revoked", "end"]);
+    assert_eq!(kinds(&out), ["served", "revoked"]);
+    assert_eq!(kinds(&w.left().unwrap()), ["end"]);
 }
 
 #[test]
@@ -241,7 +245,7 @@ fn limits_hold_cells_up_and_say_so() {
         "limit QOS normal, MaxTRESPerUser: 1 of 1 GPUs are in use already"
     );
     let out = w.end_cell(&a, &cell);
-    assert_eq!(kinds(&out), ["served", "revoked", "end"]);
+    assert_eq!(kinds(&out), ["served", "revoked"]);
     w.settle();
     assert_eq!(w.running.len(), 1);
     let (_, out) = w.submit(&a, Need::gpus(2));
@@ -321,6 +325,89 @@ fn the_one_who_has_used_less_goes_first() {
     w.settle();
     let running: Vec<_> = w.running.keys().map(|(k, _)| k.as_str().to_owned()).collect();
     assert_eq!(running, ["b"]);
+}
+
+/// A lease that lingers, and its pilot.
+fn lingering(gpus: u16) -> (World, JobId, KernelId) {
+    let mut w = world();
+    let job = w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let cpus = if gpus == 0 { 2 } else { 0 };
+    let (cell, _) = w.submit(
+        &k,
+        Need {
+            gpus,
+            cpus,
+            ..Need::default()
+        },
+    );
+    w.settle();
+    w.end_cell(&k, &cell);
+    (w, job, k)
+}
+
+#[test]
+fn a_kernel_gets_the_grace_to_leave_its_gpus_before_they_are_taken_back() {
+    let (mut w, job, _) = lingering(1);
+    assert_eq!(kinds(&w.pass(Span::from_secs(2))), ["revoked"]);
+    assert_eq!(w.core.leases()[0].state, "ENDING");
+    // The agent comes back meanwhile: it isn't told anything yet.
+    w.tell(Input::PilotSilent { pilot: job });
+    assert_eq!(kinds(&w.announce(job)), [""; 0]);
+    assert_eq!(kinds(&w.pass(Span::from_millis(1999))), [""; 0]);
+    let out = w.pass(Span::from_millis(1));
+    let [Output::EndLease { cause, grace, .. }] = &out[..] else {
+        panic!("{out:?}")
+    };
+    assert_eq!((*cause, *grace), (EndCause::Done, Span::from_secs(2)));
+    // Too late to say so: it is ordered once.
+    w.leaving.insert(LeaseId(1), "k".into());
+    assert_eq!(kinds(&w.left().unwrap()), [""; 0]);
+    assert_eq!(kinds(&w.confirm_end(job, LeaseId(1), true)), ["closed", "ack"]);
+}
+
+#[test]
+fn nobody_is_waited_for_who_has_nothing_to_leave_or_is_gone() {
+    let (mut w, ..) = lingering(0);
+    assert_eq!(
+        kinds(&w.pass(Span::from_secs(2))),
+        ["revoked", "end"],
+        "cores alone"
+    );
+
+    let (mut w, _, kernel) = lingering(1);
+    let lease = LeaseId(1);
+    let out = w.tell(Input::ReleaseLease { kernel, lease });
+    assert_eq!(kinds(&out), ["revoked", "end"], "it wants to be rid of it");
+
+    let (mut w, _, kernel) = lingering(1);
+    w.pass(Span::from_secs(2));
+    let incarnation = Incarnation(1);
+    let out = w.tell(Input::ReplicaLost { kernel, incarnation });
+    assert_eq!(kinds(&out), ["end"], "its process went while it left");
+
+    let (mut w, _, kernel) = lingering(1);
+    let out = w.tell(Input::ReplicaLost { kernel, incarnation });
+    assert_eq!(kinds(&out), ["revoked", "end"], "its process is gone");
+
+    let mut without = pool();
+    (without.max_pilots, without.grace) = (8, Span::ZERO);
+    let (mut w, ..) = lingering(1);
+    w.tell(Input::Pool(without));
+    assert_eq!(kinds(&w.pass(Span::from_secs(2))), ["revoked", "end"], "no grace");
+}
+
+#[test]
+fn a_foreign_kernel_cannot_end_the_grace() {
+    let (mut w, ..) = lingering(1);
+    let other = w.kernel("o", "bob", &["n0"], 1);
+    w.pass(Span::from_secs(2));
+    let out = w.tell(Input::ReleaseLease {
+        kernel: other,
+        lease: LeaseId(1),
+    });
+    assert_eq!(kinds(&out), [""; 0]);
+    assert_eq!(kinds(&w.left().unwrap()), ["end"]);
 }
 
 #[test]

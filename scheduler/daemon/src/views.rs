@@ -25,6 +25,7 @@ fn core_pool(name: &PoolName, pool: &Pool) -> PoolConfig {
         min_pilots: pool.min_pilots,
         max_pilots: pool.max_pilots,
         linger: Linger::Fixed(pool.linger()),
+        grace: pool.grace(),
         rotate_before: Span::from_secs(pool.rotate_before_s.into()),
         pack: pool.scale.is_some(),
         scale: pool.scale.as_ref().map(core_scale),

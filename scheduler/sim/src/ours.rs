@@ -652,8 +652,9 @@ impl<'a> World<'a> {
                 panic!("the trace asks for what the cluster can't give: {kernel}/{cell}: {reason}")
             }
             Output::PlaceRefused { kernel, reason } => panic!("{kernel} can't be placed: {reason}"),
-            Output::Revoked { .. }
-            | Output::EndAcknowledged { .. }
+            // What leaving takes is counted with the take-back (`end_lease`).
+            Output::Revoked { kernel, lease, .. } => self.tell(Input::ReleaseLease { kernel, lease }),
+            Output::EndAcknowledged { .. }
             | Output::CloseKernel { .. }
             | Output::Forget { .. }
             | Output::Record(_)

@@ -39,7 +39,9 @@ pub(super) struct Parking {
     /// What was granted and waits for its turn.
     pending: Option<(CellId, Grant)>,
     /// The lease is over as soon as this cell is.
-    after: Option<CellId>,
+    after: Option<(CellId, LeaseId)>,
+    /// Leases that are over and are taken back as soon as we say that nothing more leaves their GPUs.
+    leaving: Vec<LeaseId>,
     /// What to say of a kernel that is killed now.
     doomed: Option<String>,
     tell: mpsc::UnboundedSender<Ended>,
@@ -64,6 +66,7 @@ impl Parking {
             lease: None,
             pending: None,
             after: None,
+            leaving: Vec::new(),
             doomed: None,
             tell,
             ended,
@@ -116,31 +119,41 @@ impl Replica {
         reason: &str,
     ) {
         let Some(last) = self.parking.lease.as_mut().filter(|last| last.id == lease) else {
-            return;
+            return self.let_go(lease);
         };
         last.grace = grace;
         if let Some((cell, _)) = self.parking.pending.take_if(|(_, grant)| grant.lease == lease) {
             self.refused(&cell, format!("the GPU was taken away: {reason}"))
                 .await;
         }
-        if running.is_some() {
-            self.parking.after = running;
+        if let Some(cell) = running {
+            self.parking.after = Some((cell, lease));
             let text = format!(
                 "its GPU was taken away ({reason}) and the running cell hadn't ended {} later",
-                seconds(grace)
+                seconds(twice(grace))
             );
             self.parking.doomed = Some(text);
             return;
         }
+        self.leave(lease).await;
+    }
+
+    /// Nothing runs on the lease any more: off its GPUs.
+    async fn leave(&mut self, lease: LeaseId) {
+        self.parking.leaving.push(lease);
         let out = self.parking.park.lease_over();
         self.park(out).await;
     }
 
+    fn let_go(&self, lease: LeaseId) {
+        let kernel = self.file.kernel.clone();
+        self.lending.send(ToHopd::ReleaseLease { kernel, lease });
+    }
+
     /// A cell is over: perhaps one whose lease was over before.
     pub(super) async fn park_after(&mut self, cell: &CellId) {
-        if self.parking.after.take_if(|after| after == cell).is_some() {
-            let out = self.parking.park.lease_over();
-            self.park(out).await;
+        if let Some((_, lease)) = self.parking.after.take_if(|(after, _)| after == cell) {
+            self.leave(lease).await;
         }
     }
 
@@ -175,6 +188,11 @@ impl Replica {
                 }
                 Output::Refuse(why) => self.give_up(&why).await,
                 Output::Warn(why) => self.warn(&why),
+            }
+        }
+        if !self.parking.park.is_leaving() {
+            for lease in std::mem::take(&mut self.parking.leaving) {
+                self.let_go(lease);
             }
         }
     }
@@ -239,10 +257,16 @@ impl Replica {
 /// What to say of a kernel that is killed while it is parked.
 fn too_slow(last: &Last) -> String {
     format!(
-        "its GPU memory was still on its way to host memory {grace} after the end of its lease, so it was ended. An \
-         administrator can give kernels longer: `grace_ms` of the pool is {grace} now",
-        grace = seconds(last.grace)
+        "its GPU memory was still on its way to host memory {} after the end of its lease, so it was ended. An \
+         administrator can give kernels longer: `grace_ms` of the pool is {} now",
+        seconds(twice(last.grace)),
+        seconds(last.grace)
     )
+}
+
+/// Who doesn't say that it is off gets the grace until the take-back begins, and once more while it goes on.
+fn twice(grace: Span) -> Span {
+    Span(2 * grace.0)
 }
 
 /// Whether a child of ours has ended.

@@ -77,6 +77,8 @@ pub struct World {
     pub waiting: BTreeSet<(KernelId, CellId)>,
     pub running: BTreeMap<(KernelId, CellId), LeaseId>,
     pub lingering: BTreeMap<LeaseId, KernelId>,
+    /// Leases that are over and whose kernels have not said that they are off.
+    pub leaving: BTreeMap<LeaseId, KernelId>,
     pub opened: BTreeSet<LeaseId>,
     pub closed: BTreeSet<LeaseId>,
     pub migrations: Vec<(KernelId, Incarnation, SeatPlan)>,
@@ -104,6 +106,7 @@ impl World {
             waiting: BTreeSet::new(),
             running: BTreeMap::new(),
             lingering: BTreeMap::new(),
+            leaving: BTreeMap::new(),
             opened: BTreeSet::new(),
             closed: BTreeSet::new(),
             migrations: Vec::new(),
@@ -152,6 +155,7 @@ impl World {
             Output::EndLease {
                 lease, pilot, cause, ..
             } => {
+                self.leaving.remove(lease);
                 if let Some(agent) = self.agents.get_mut(pilot) {
                     agent.ending.insert(*lease, *cause);
                 }
@@ -180,9 +184,14 @@ impl World {
             Output::Refused { kernel, cell, .. } => {
                 self.waiting.remove(&(kernel.clone(), cell.clone()));
             }
-            Output::Revoked { lease, .. } => {
+            Output::Revoked {
+                kernel, lease, grace, ..
+            } => {
                 self.lingering.remove(lease);
                 self.running.retain(|_, l| l != lease);
+                if *grace > Span::ZERO {
+                    self.leaving.insert(*lease, kernel.clone());
+                }
             }
             Output::Forget { kernel } => {
                 self.kernels.remove(kernel);
@@ -207,6 +216,7 @@ impl World {
                     "lease {lease} is closed but was not opened"
                 );
                 assert!(self.closed.insert(*lease), "lease {lease} is closed twice");
+                self.leaving.remove(lease);
                 assert!(
                     run.0 + linger.0 <= held.0,
                     "lease {lease} ran longer than it was held"
@@ -381,6 +391,12 @@ impl World {
         })
     }
 
+    /// A kernel whose lease is over says that it is off, if there is one that has not.
+    pub fn left(&mut self) -> Option<Vec<Output>> {
+        let (lease, kernel) = self.leaving.pop_first()?;
+        Some(self.tell(Input::ReleaseLease { kernel, lease }))
+    }
+
     pub fn pass(&mut self, span: Span) -> Vec<Output> {
         self.now = self.now + span;
         self.tell(Input::Tick)
@@ -389,6 +405,9 @@ impl World {
     /// Everything ordered is carried out, and everything that follows, until nothing is left to do.
     pub fn settle(&mut self) {
         for _ in 0..10_000 {
+            if self.left().is_some() {
+                continue;
+            }
             let mut next = None;
             for (job, a) in self.agents.iter().filter(|(_, a)| !a.silent) {
                 if let Some(lease) = a.ending.keys().next() {
@@ -438,7 +457,8 @@ impl World {
             }
             93..95 => self.random_cancel(&kernels),
             95..97 => {
-                let lingering: Vec<_> = self.lingering.iter().map(|(l, k)| (*l, k.clone())).collect();
+                let all = self.lingering.iter().chain(&self.leaving);
+                let lingering: Vec<_> = all.map(|(l, k)| (*l, k.clone())).collect();
                 if let Some((lease, kernel)) = self.rng.pick(&lingering) {
                     self.tell(Input::ReleaseLease { kernel, lease });
                 }
@@ -739,6 +759,10 @@ impl Full {
     fn settle(&mut self) -> Vec<u64> {
         let mut took = Vec::new();
         loop {
+            if self.world.left().is_some() {
+                took.push(self.world.took);
+                continue;
+            }
             let next = self.world.agents.iter().find_map(|(j, a)| {
                 let ending = a.ending.keys().next().map(|l| (*j, *l, true));
                 ending.or_else(|| a.starting.keys().next().map(|l| (*j, *l, false)))
