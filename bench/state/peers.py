@@ -146,6 +146,16 @@ class CloudPickle(_Whole):
             self.ip.user_ns.update(pickle.load(stream))
 
 
+class CloudPickleOut(CloudPickle):
+    """With what the notebook displayed (`Out`), as we keep it: what the same content takes without what else we do."""
+
+    name = "cloudpickle_out"
+
+    def _variables(self) -> dict[str, Any]:
+        out = self.ip.user_ns.get("_oh") or {}
+        return {**super()._variables(), **{f"_{number}": value for number, value in out.items()}}
+
+
 class Dill(_Whole):
     """`dill.dump_module`; IPython's own objects, which it can't write, are taken out of the module for the time."""
 
@@ -285,4 +295,4 @@ class Kishu(Peer):
             self.kishu.checkout((self.directory / "head").read_text(), skip_notebook=True)
 
 
-PEERS = {p.name: p for p in (Ours, OursPerCell, CloudPickle, Dill, ElasticNotebook, Kishu)}
+PEERS = {p.name: p for p in (Ours, OursPerCell, CloudPickle, CloudPickleOut, Dill, ElasticNotebook, Kishu)}

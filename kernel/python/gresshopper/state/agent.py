@@ -26,7 +26,7 @@ from typing import Any
 
 from . import capture, form, hurry, later, names, native, pickling, planning, recipes, redo, rerun
 from . import restore as restoring
-from .store import Store, StoreError
+from .store import Store, StoreError, ask_for
 
 #: Share of the cells' time that captures may hold them up for; beyond, they wait for think time.
 SHARE = 0.01
@@ -594,6 +594,8 @@ class Agent:
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
         """
+        for path in (form.key_path(), directory / "head", directory / "log"):
+            ask_for(path)  # together: each takes as long as the disk does
         snapshot = restoring.Snapshot(form.read(directory, form.owner_key(make=False), upto))
         if self.later:
             self.later.all()

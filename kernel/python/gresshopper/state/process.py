@@ -330,7 +330,7 @@ def _set_patched(state: list[str]) -> None:
 
 
 def _set_hung_in(state: dict[str, str]) -> None:
-    here = _hung_in()
+    here = _hung_in() if state else {}
     missing = sorted(where for where, what in state.items() if here.get(where) != what)
     if missing:
         raise NotHereError(f"{', '.join(missing)}: the notebook set this, run its cell again")
@@ -416,12 +416,16 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
         if name not in sections:
             continue
         try:
-            if not _is_so(name, sections[name]):
+            if name in _SOON_SET or not _is_so(name, sections[name]):
                 _WRITE[name](pickle.loads(sections[name]))
         except NotHereError as e:
             notice(str(e))
         except Exception as e:
             notice(f"the process's {name} settings couldn't be restored: {e}")
+
+
+#: Sections that are set in less time than they are read in, or that another process never has.
+_SOON_SET = frozenset({"random", "numpy", "torch", "logging", "hung in", "patched"})
 
 
 def _is_so(name: str, section: bytes) -> bool:
@@ -464,11 +468,11 @@ def _set_python(state: Any) -> None:
 
 def _set_logging(state: Any) -> None:
     for name, value in state.items():
-        if name == "":
-            logging.root.setLevel(value)
-        else:
-            logger = logging.getLogger(name)
-            logger.setLevel(value[0])
+        logger = logging.getLogger(name) if name else logging.root
+        level = value[0] if name else value
+        if logger.level != level:  # each time all loggers' caches are emptied
+            logger.setLevel(level)
+        if name:
             logger.disabled, logger.propagate = value[1], value[2]
 
 

@@ -146,8 +146,10 @@ def differences(saved: Mapping[str, Any]) -> list[str]:
     if saved.get("python") and saved["python"].split(".")[:2] != here.split(".")[:2]:
         found.append(f"Python was {saved['python']}, here it is {here}")
     for name, version in saved.get("packages", {}).items():
-        if getattr(sys.modules.get(name), "__dict__", {}).get("__version__") == version:
-            continue  # sooner known than what is installed
+        # Sooner known than what is installed; as text, since torch's takes both apart to compare them.
+        own = getattr(sys.modules.get(name), "__dict__", {}).get("__version__")
+        if isinstance(own, str) and str.__eq__(own, version):
+            continue
         now = _installed(name)
         if now is None:
             found.append(f"{name} {version} isn't installed here")

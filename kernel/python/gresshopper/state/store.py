@@ -7,12 +7,12 @@ library. A chunk is whole or not there: it is written beside, then renamed. What
 
 from __future__ import annotations
 
+import _thread
 import contextlib
 import ctypes
 import hashlib
 import os
 import tempfile
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +21,20 @@ from typing import Any
 from . import native
 
 CHUNK = native.CHUNK
+#: So many chunks are sooner asked for than a thread has its turn.
+FEW = 8
+
+
+def ask_for(path: Path) -> bool:
+    """Have the file system read a file ahead; whether there is one."""
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    with contextlib.suppress(OSError):
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_WILLNEED)
+    os.close(handle)
+    return True
 
 
 class StoreError(RuntimeError):
@@ -137,16 +151,16 @@ class Store:
 
     def ask_for(self, names: Sequence[str]) -> None:
         """Have the file system read chunks ahead, in the background: they will be wanted soon."""
-        if len(names) > 1:
-            threading.Thread(target=self._ask_for, args=(list(names),), name="gresshopper-ahead", daemon=True).start()
+        if len(names) > FEW:
+            _thread.start_new_thread(self._ask_for, (list(names),))  # without waiting until it runs
+        elif len(names) > 1:
+            self._ask_for(names)
 
     def _ask_for(self, names: Sequence[str]) -> None:
         for name in names:
             path = self.path(name)
-            for place in (path, path.with_name(path.name + ".z")):
-                with contextlib.suppress(OSError), open(place, "rb", buffering=0) as chunk:
-                    os.posix_fadvise(chunk.fileno(), 0, 0, os.POSIX_FADV_WILLNEED)
-                    break
+            if not ask_for(path):
+                ask_for(path.with_name(path.name + ".z"))
 
     def get(self, names: Sequence[str], into: Any) -> None:
         """Read chunks into memory, checking each against its name."""
