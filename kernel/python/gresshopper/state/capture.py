@@ -29,6 +29,10 @@ TRACKED = 1024 * 1024
 TABLED = 20_000
 #: Bytes per second, for what is not known yet: an array of objects, memory to be stored, memory to be hashed.
 _ITEMS_RATE, _STORE_RATE, _HASH_RATE = 3e7, 7e8, 8e9
+#: Seconds that a disk may let a whole chunk wait, which is written past the page cache.
+_DISK = 0.02
+#: Seconds from which on it is learnt how long content took beside what was expected.
+_LEARNT = 0.001
 _ATOMS = (int, float, str, bytes, bool, complex, type(None), type(Ellipsis))
 
 
@@ -299,7 +303,9 @@ class Memories:
             return 0.0
         if buffer.items is not None:
             return buffer.nbytes / _ITEMS_RATE
-        return buffer.nbytes / (_STORE_RATE if memory is None else _HASH_RATE)
+        if memory is not None:
+            return buffer.nbytes / _HASH_RATE
+        return buffer.nbytes / _STORE_RATE + (_DISK if self.ahead and buffer.nbytes >= CHUNK else 0.0)
 
     def unchanged(self, at: int, nbytes: int) -> bool:
         """Whether an array of immutable objects is known to hold the same ones as before."""
@@ -356,6 +362,8 @@ class Capture:
         self._patched = pickle.dumps([], protocol=5)
         self._next = 1
         self._threads = set(threading.enumerate())
+        #: How many times as long as expected content took lately: on a busy machine it takes longer.
+        self._pace = 1.0
         self.cell = 0
         #: Raises `pickling.Interrupted` when what follows takes longer than there is time (set by the agent).
         self.expect: Callable[[float], None] = lambda seconds: None
@@ -443,13 +451,17 @@ class Capture:
             if uid in self.units and (everything or not self._settled(self.units[uid], visible)):
                 work.look(self.units[uid])
         final = work.settle()
-        self.expect(sum(self.memories.cost(b) for _, dump, _ in final.blocks for b in dump.buffers))
+        expected = sum(self.memories.cost(b) for _, dump, _ in final.blocks for b in dump.buffers)
+        self.expect(self._pace * expected)
         # From here on it is carried through.
         check, self.session.check = self.session.check, lambda: None
+        begun = time.perf_counter()
         try:
             changed, removed = self._adopt(final, arm, everything)
         finally:
             self.session.check = check
+        if expected >= _LEARNT:
+            self._pace = max(1.0, (self._pace + (time.perf_counter() - begun) / expected) / 2)
         self._names, self._ids, self._shown = visible.names, visible.ids, visible.shown
         if everything:
             self._process = {}
