@@ -73,7 +73,6 @@ pub(crate) fn remove(nodes: &[String]) -> Result<()> {
             left.push(dir.display().to_string());
         }
     }
-    remove_slice()?;
     ensure!(
         left.is_empty(),
         "these cgroups can't be removed: {}",
@@ -82,13 +81,14 @@ pub(crate) fn remove(nodes: &[String]) -> Result<()> {
     Ok(())
 }
 
-/// On v2 without systemd `system.slice` is the keeper's making.
-fn remove_slice() -> Result<()> {
+/// On v2 without systemd `system.slice` is the keepers' making. For the last cluster: another one that is coming up may
+/// have found it there.
+pub(crate) fn remove_slice() -> Result<()> {
     if Path::new("/run/systemd/system").exists() {
         return Ok(());
     }
     for mount in cgroup_mounts()?.iter().filter(|m| m.controllers.is_none()) {
-        // Fails, rightly, while another cluster's nodes are in it.
+        // Fails, rightly, while somebody else is in it.
         let _ = fs::remove_dir(mount.path.join("system.slice"));
     }
     Ok(())

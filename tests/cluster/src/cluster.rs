@@ -516,6 +516,7 @@ impl Cluster {
         users::remove(&self.layout, &mut registry.taken)?;
         if registry.taken.clusters.is_empty() {
             cgroups::withhold(&registry.taken.withheld);
+            cgroups::remove_slice()?;
         }
         registry.save()
     }
