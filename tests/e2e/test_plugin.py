@@ -31,8 +31,11 @@ def test_the_plugin_is_taken_out_while_a_lease_lives_and_put_in_again(two_gpus: 
     hop = (two_gpus, plugstack)
     with notebook(two_gpus, "alice") as alice:
         prepared(alice)
-        cell = alice.submit("%%gpu 1\nimport time\ntime.sleep(3)\nprint(len(openable()), x)")["cell"]
-        until("the lease is there", lambda: two_gpus.steps("alice"))
+        begun = two_gpus.base / "home/alice/begun"
+        begun.unlink(missing_ok=True)
+        slow = f"%%gpu 1\nimport time\nopen('{begun}', 'w').close()\ntime.sleep(3)\nprint(len(openable()), x)"
+        cell = alice.submit(slow)["cell"]
+        until("the cell runs with its lease", begun.exists)
         line = plugin(*hop, "status").strip()
         assert line.startswith("optional ")
         plugin(*hop, "remove")
