@@ -19,25 +19,43 @@ export PROFILE=${PROFILE:-debug}
 export HOP_TEST_PYTHON=${HOP_TEST_PYTHON:-$dev/user/bin/python}
 profile_flag=()
 [ "$PROFILE" != release ] || profile_flag=(--release)
-summary=()
-failed=0
+scratch=$(mktemp -d)
+summary=$scratch/summary
+: >"$summary"
+trap 'rm -rf "$scratch"' EXIT
 
 # step NAME COMMAND..
 step() {
-	local name=$1 begin=$SECONDS
+	local name=$1 begin=$SECONDS how=FAILED
 	shift
 	printf '\n== %s\n' "$name" >&2
-	if "$@"; then
-		summary+=("ok      $((SECONDS - begin)) s  $name")
-	else
-		summary+=("FAILED  $((SECONDS - begin)) s  $name")
-		failed=1
-	fi
+	if "$@"; then how=ok; fi
+	printf '%-7s %4d s  %s\n' "$how" "$((SECONDS - begin))" "$name" >>"$summary"
+	[ "$how" = ok ]
 }
 
 skip() {
 	printf '\n== %s: can'\''t run here: %s\n' "$1" "$2" >&2
-	summary+=("not run      $1: $2")
+	printf 'not run         %s: %s\n' "$1" "$2" >>"$summary"
+}
+
+# Runs functions beside each other, and shows what each of them wrote when it has ended: most of their time they wait.
+beside() {
+	local lane lanes=()
+	printf '\n== beside each other, each shown when it has ended: %s\n' "$*" >&2
+	set -m # An interrupt goes to each of them, and is waited for: clusters are taken down.
+	trap 'kill -INT -- "${lanes[@]/#/-}" 2>/dev/null; wait; exit 130' INT TERM
+	for lane in "$@"; do
+		(
+			trap 'exit 130' INT
+			"$lane" </dev/null >"$scratch/$lane.log" 2>&1
+			cat "$scratch/$lane.log" >&2
+		) &
+		lanes+=($!)
+	done
+	wait
+	trap - INT TERM
+	set +m
 }
 
 # Variants that this machine can run; the others are told to `skip`.
@@ -88,15 +106,27 @@ shell_scripts() {
 	done
 }
 
+# All that there is to build, always: of a part of it, cargo would build many crates anew with other features.
+build() {
+	cargo build --quiet --locked "${profile_flag[@]}" --workspace --all-targets "$@"
+}
+
 rust() {
-	step "build" cargo build --quiet --locked --workspace --all-targets
+	step "build" build
 	step "Rust tests" cargo nextest run --locked --workspace --retries 1
 	step "documentation's tests" cargo test --quiet --locked --workspace --doc
 }
 
 python() {
+	step "build" build || return
+	beside python_kernel python_jupyter
+}
+
+python_kernel() {
 	step "Python tests: kernel" pytest_in "$dev/user/bin/python" kernel/python
-	step "build of front and replica" cargo build --quiet --locked "${profile_flag[@]}" -p hop-front -p hop-replica
+}
+
+python_jupyter() {
 	step "Python tests: JupyterHub" pytest_installed
 	step "notebooks, killed and restored" pytest_in "$dev/user/bin/python" tests/notebooks
 }
@@ -120,12 +150,8 @@ pytest_installed() {
 	return "$status"
 }
 
-deployables() {
-	cargo build --quiet --locked "${profile_flag[@]}" --workspace --bins --lib
-}
-
 cluster() {
-	step "build of devcluster" cargo build --quiet --locked "${profile_flag[@]}" -p devcluster
+	step "build" build || return
 	variants "the dev cluster"
 	local filter='test(a_)' variant
 	for variant in "${runnable[@]}"; do
@@ -139,38 +165,90 @@ cluster() {
 		cargo nextest run --locked -p devcluster --run-ignored only -j 1 --no-fail-fast --retries 1 -E "$filter"
 }
 
+# Everything on the host's own variant, in three lanes; on the others a cell's way, and on 24.11 what step managers are
+# for. Each lane has clusters of its own, by index.
 e2e() {
-	step "build of what is deployed" deployables
+	step "build" build || return
 	variants "end to end"
-	local variant
-	for variant in "${runnable[@]}"; do
-		step "end to end on $variant" e2e_on "$variant"
+	step "build of what is deployed" deployables || return
+	beside e2e_chaos e2e_rest e2e_others plugin
+}
+
+e2e_chaos() {
+	e2e_on "${runnable[0]}" chaos 8 tests/e2e/test_{chaos,cores,scale}.py
+}
+
+e2e_rest() {
+	e2e_on "${runnable[0]}" "all else" 9 tests/e2e --ignore-glob '*/test_chaos.py' --ignore-glob '*/test_cores.py' \
+		--ignore-glob '*/test_scale.py'
+}
+
+e2e_others() {
+	local variant tests
+	for variant in "${runnable[@]:1}"; do
+		tests=(tests/e2e/test_lease.py)
+		[ "$variant" != trixie ] || tests+=(tests/e2e/test_chaos.py::test_slurmctld_away_for_20_s)
+		e2e_on "$variant" "a cell's way" 10 "${tests[@]}"
 	done
+}
+
+plugin() {
+	local variant
 	for variant in "${runnable[@]}"; do
 		step "the plugin on $variant" plugin_on "$variant"
 	done
 }
 
-# Everything on the host's own variant; on the others a cell's way, and on 24.11 what step managers are for.
+# e2e_on VARIANT WHAT INDEX TESTS..
 e2e_on() {
-	local target_dir=${CARGO_TARGET_DIR:-$here/target} tests=(tests/e2e)
-	if [ "$1" != "${runnable[0]}" ]; then
-		tests=(tests/e2e/test_lease.py)
-		[ "$1" != trixie ] || tests+=(tests/e2e/test_chaos.py::test_slurmctld_away_for_20_s)
-	fi
-	if [ "$1" = trixie ]; then
-		target_dir=$target_dir/trixie
-		for_trixie "$target_dir" || return 1
-	fi
-	CARGO_TARGET_DIR=$target_dir HOP_E2E_VARIANT=$1 again pytest_e2e "${tests[@]}"
+	local variant=$1 what=$2 index=$3 target_dir
+	shift 3
+	target_dir=$(dirname "$target")
+	[ "$variant" != trixie ] || target_dir=$trixie
+	CARGO_TARGET_DIR=$target_dir HOP_E2E_VARIANT=$variant HOP_E2E_INDEX=$index \
+		HOP_E2E_BASE=/srv/gresshopper-e2e-$index \
+		step "end to end on $variant: $what" again pytest_e2e "$@"
 }
 
 # One cluster for all tests of the plugin; its own test_cores.py is for a cluster with real cores, by hand.
 plugin_on() {
-	local status=0
-	HOP_E2E=1 HOP_E2E_UP="--variant $1 --burst-nodes 0 --nodes 2" again pytest_e2e slurm-plugin/spank/tests || status=1
-	"$target/devcluster" down --purge --base /srv/hop-plugin
+	local status=0 base=/srv/hop-plugin-$1 library=$target/test-panic
+	[ "$1" != trixie ] || library=$trixie/test-panic
+	HOP_E2E=1 HOP_E2E_BASE=$base HOP_E2E_UP="--variant $1 --burst-nodes 0 --nodes 2" \
+		HOP_E2E_DEVCLUSTER=$target/devcluster HOP_E2E_PLUGIN=$library/libgresshopper.so \
+		again pytest_e2e slurm-plugin/spank/tests || status=1
+	"$target/devcluster" down --purge --base "$base"
 	return "$status"
+}
+
+# The programs, and the plugin that its tests make panic: the latter first, since both bear one name. For 24.11 the same
+# programs, with what is built against Slurm's headers (the plugin and libslurm's helper) built against that series'.
+trixie=$(dirname "$target")/trixie
+deployables() {
+	local root=/var/cache/gresshopper-dev/trixie
+	if [[ " ${runnable[*]} " = *" trixie "* ]]; then
+		mkdir -p "$trixie/$PROFILE" &&
+			for_tests "$trixie/test-panic" "$root" && for_slurm "$root" &&
+			find "$target" -maxdepth 1 -type f -executable -exec cp -t "$trixie/$PROFILE" {} + || return 1
+	fi
+	for_tests "$target/test-panic" && for_slurm
+}
+
+# for_tests DIRECTORY [ROOT]
+for_tests() {
+	for_slurm "${2-}" --features gresshopper-spank/test-panic &&
+		mkdir -p "$1" && cp "$target/libgresshopper.so" "$1"
+}
+
+# for_slurm [ROOT] [CARGO'S OPTIONS..]: against the Slurm that is installed below ROOT, else the host's.
+for_slurm() {
+	local root=${1-}
+	shift "$(($# > 0))"
+	if [ -n "$root" ]; then
+		HOP_SLURM_INCLUDE=$root/usr/include HOP_SLURM_LIB=$root/usr/lib/$(uname -m)-linux-gnu build "$@"
+	else
+		build "$@"
+	fi
 }
 
 pytest_e2e() {
@@ -179,22 +257,11 @@ pytest_e2e() {
 
 # A real cluster on a busy machine: what failed gets a second try, and the log says that it needed one.
 again() {
+	local cache status=0
 	cache=$(mktemp -d)
-	local status=0
 	"$@" || { echo "checks: what failed is tried a second time" >&2; "$@" --lf || status=1; }
 	rm -rf "$cache"
 	return "$status"
-}
-
-# The same programs, with what is built against Slurm's headers built against that series' headers.
-for_trixie() {
-	local root=/var/cache/gresshopper-dev/trixie
-	mkdir -p "$1/$PROFILE"
-	HOP_SLURM_INCLUDE=$root/usr/include HOP_SLURM_LIB=$root/usr/lib/$(uname -m)-linux-gnu \
-		cargo build --quiet --locked "${profile_flag[@]}" --target-dir "$1/build" \
-		-p gresshopper-spank -p hop-slurm-link || return 1
-	find "$target" -maxdepth 1 -type f -executable -exec cp -t "$1/$PROFILE" {} +
-	find "$1/build/$PROFILE" -maxdepth 1 -type f -executable -exec cp -t "$1/$PROFILE" {} +
 }
 
 for group in "$@"; do
@@ -211,5 +278,5 @@ for group in "$@"; do
 	esac
 done
 printf '\n== summary\n' >&2
-printf '%s\n' "${summary[@]}" >&2
-exit $failed
+cat "$summary" >&2
+! grep -q ^FAILED "$summary"
