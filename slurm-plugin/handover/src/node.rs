@@ -24,12 +24,12 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 
-/// How long a step waits for another that works on the same device or kernel. Longer than any take-back.
-const LOCK_PATIENCE: Duration = Duration::from_secs(30);
 /// How long processes may take to go after SIGKILL: closing a GPU with much memory mapped takes a while.
 const DYING: Duration = Duration::from_secs(10);
 /// A longer grace is not believed: the step's end would be held up, and Slurm drains the node after a minute.
 const MAX_GRACE: Duration = Duration::from_secs(30);
+/// How long a step waits for another that works on the same device or kernel: longer than any take-back.
+const LOCK_PATIENCE: Duration = Duration::from_secs(MAX_GRACE.as_secs() + DYING.as_secs() + 5);
 const CLEAN_SCANS: u32 = 2;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
