@@ -19,7 +19,9 @@ def load_ipython_extension(ip: Any) -> None:
     """Called by IPython at the kernel's start."""
     _restore_path()
     channel.adopt()
-    ip.input_transformers_cleanup.append(need.blank_magic)
+    ip.input_transformers_cleanup.append(lambda lines: need.blank_magic(lines) if need.was_read(ip) else lines)
+    for magic in ("gpu", "cpu"):
+        ip.register_magic_function(need.misplaced_magic, "cell", magic)
     lending.watch(ip)
 
 

@@ -11,6 +11,7 @@ import contextlib
 import re
 import threading
 from dataclasses import dataclass, field
+from operator import index
 from types import TracebackType
 from typing import Any, Callable
 
@@ -90,10 +91,15 @@ class Need:
         traceback: TracebackType | None,
     ) -> None:
         with _lock:
+            if not _held.depth:
+                raise RuntimeError("this block was not entered, or was left already")
             _held.depth -= 1
             if not _held.depth and not _held.shared:
-                _tell(_held.need, False)
-                _release()
+                try:
+                    _tell(_held.need, False)
+                finally:
+                    # A second interrupt may come while the GPU's memory is moved: the lease goes all the same.
+                    _release()
 
 
 def _acquire(need: dict[str, Any]) -> None:
@@ -142,7 +148,9 @@ def gpu(n: int = 1, *, type: str | None = None, mem: float = 0, cpus: int = 0) -
     """
     if n < 1:
         raise ValueError("n is at least 1")
-    need: dict[str, Any] = {"gpus": n, "cpus": cpus, "gpu_mem_mib": int(mem * 1024)}
+    if cpus < 0 or not 0 <= mem < float("inf"):
+        raise ValueError("cpus and mem are at least 0")
+    need: dict[str, Any] = {"gpus": index(n), "cpus": index(cpus), "gpu_mem_mib": int(mem * 1024)}
     if type is not None:
         need["gpu_type"] = type
     return Need(need)
@@ -152,7 +160,7 @@ def cpu(cpus: int) -> Need:
     """``with gresshopper.cpu(8):`` runs its block with that many cores more."""
     if cpus < 1:
         raise ValueError("cpus is at least 1")
-    return Need({"gpus": 0, "cpus": cpus})
+    return Need({"gpus": 0, "cpus": index(cpus)})
 
 
 def blank_magic(lines: list[str]) -> list[str]:
@@ -165,3 +173,23 @@ def blank_magic(lines: list[str]) -> list[str]:
         # Another cell magic has to stand first; it counts lines from there itself.
         return rest[following:]
     return ["\n", *rest]
+
+
+def was_read(shell: Any) -> bool:
+    """Whether the supervisor read our magic at the beginning of the request that runs: text that another magic or
+    ``%rerun`` brings in, it has not seen."""
+    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    if (parent.get("header") or {}).get("msg_type") != "execute_request":
+        return True
+    lines = str((parent.get("content") or {}).get("code", "")).split("\n")
+    return bool(_MAGIC.match(next((line for line in lines if line.strip()), "")))
+
+
+def misplaced_magic(line: str, cell: str = "") -> None:
+    """What ``%%gpu`` and ``%%cpu`` come to where the supervisor didn't read them: beneath another magic, or a second time."""
+    # Imported here: the package is importable without IPython.
+    from IPython.core.error import UsageError
+
+    raise UsageError(
+        "%%gpu and %%cpu have to stand on the first line of the cell, once and before any other magic: nothing was run"
+    )

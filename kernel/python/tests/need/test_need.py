@@ -157,3 +157,52 @@ def test_only_the_magics_line_is_blanked() -> None:
     ]
     for lines, expected in cases:
         assert need.blank_magic(lines) == expected
+
+
+def request(code: str, kind: str = "execute_request") -> Any:
+    parent = {"header": {"msg_type": kind}, "content": {"code": code}}
+    return type("Shell", (), {"get_parent": lambda self: parent})()
+
+
+def test_a_magic_that_the_supervisor_did_not_read_is_refused_and_not_blanked() -> None:
+    assert need.was_read(request("\n%%gpu 1\nx"))
+    assert need.was_read(request("x", "is_complete_request"))
+    assert need.was_read(object())
+    for code in ["%%time\n%%gpu\nx", "%rerun 3", ""]:
+        assert not need.was_read(request(code)), code
+    # Twice: the second one is left for IPython, which finds what refuses it.
+    assert need.blank_magic(["%%gpu\n", "%%gpu\n", "x\n"]) == ["%%gpu\n", "x\n"]
+    with pytest.raises(Exception, match="first line of the cell"):
+        need.misplaced_magic("", "x")
+
+
+def test_a_block_that_is_left_twice_leaves_the_next_one_whole(supervisor: Supervisor) -> None:
+    block = need.gpu()
+    with block:
+        pass
+    with pytest.raises(RuntimeError, match="left already"):
+        block.__exit__(None, None, None)
+    with need.gpu():
+        pass
+    eventually(lambda: supervisor.ops() == ["need.acquire", "need.release"] * 2)
+
+
+def test_an_interrupt_while_the_memory_is_moved_gives_the_lease_back_all_the_same(supervisor: Supervisor) -> None:
+    def interrupted(holds: bool) -> None:
+        if not holds:
+            raise KeyboardInterrupt
+
+    need.on_change.append(interrupted)
+    try:
+        with pytest.raises(KeyboardInterrupt), need.gpu():
+            pass
+    finally:
+        need.on_change.remove(interrupted)
+    eventually(lambda: supervisor.ops() == ["need.acquire", "need.release"])
+    assert not need.holds_gpu()
+
+
+@pytest.mark.parametrize("wrong", [{"n": 0}, {"n": 1.5}, {"cpus": -1}, {"mem": -5}, {"mem": float("nan")}])
+def test_what_is_no_amount_is_told_before_anybody_is_asked(wrong: dict[str, Any]) -> None:
+    with pytest.raises((ValueError, TypeError)):
+        need.gpu(**wrong)
