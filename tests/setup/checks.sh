@@ -153,7 +153,7 @@ pytest_installed() {
 cluster() {
 	step "build" build || return
 	variants "the dev cluster"
-	local filter='test(a_)' variant
+	local filter='package(devcluster) & (test(a_)' variant
 	for variant in "${runnable[@]}"; do
 		case $variant in
 		v1) filter+=' + test(slurm_on_cgroup_v1)' ;;
@@ -162,7 +162,7 @@ cluster() {
 		esac
 	done
 	step "the dev cluster on ${runnable[*]}" \
-		cargo nextest run --locked -p devcluster --run-ignored only -j 1 --no-fail-fast --retries 1 -E "$filter"
+		cargo nextest run --locked --workspace --run-ignored only -j 1 --no-fail-fast --retries 1 -E "$filter)"
 }
 
 # Everything on the host's own variant, in three lanes; on the others a cell's way, and on 24.11 what step managers are
