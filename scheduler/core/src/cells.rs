@@ -1,11 +1,11 @@
 //! Waiting cells: how one comes in, where it stands, and how it gets its lease.
 
 use crate::core::Core;
-use crate::id::{CellId, KernelId, LeaseId};
+use crate::id::{CellId, Incarnation, KernelId, LeaseId};
 use crate::need::{Class, Need};
 use crate::output::{Output, Record, StartLease};
 use crate::reason::{Reason, RefusedBecause};
-use crate::state::{Cell, Lease, LeaseState, Pilot, PilotState, Rank, Timer};
+use crate::state::{Cell, Lease, LeaseState, ParkAsk, Pilot, PilotState, Rank, Running, Timer};
 use crate::time::{Span, Timestamp};
 use std::collections::BTreeSet;
 
@@ -49,10 +49,19 @@ impl Core {
         let cpus = self.cpus_of(self.kernels[kernel].pool, &need);
         if let Some(lease) = self.lingering_for(kernel, &need, cpus) {
             let (since, wait) = (self.now, Span::ZERO);
-            return self.grant_lingering(lease, id, since, wait, print, out);
+            let running = Running {
+                cell: id,
+                need,
+                class,
+                submitted: since,
+                since,
+                print,
+                ran: Span::ZERO,
+            };
+            return self.grant_lingering(lease, running, wait, out);
         }
         self.end_unfit_lingering(kernel, out);
-        let cell = self.new_cell(kernel, id, need, cpus, class, print, self.now);
+        let cell = self.new_cell(kernel, id, need, cpus, class, print, self.now, None);
         if !self.try_start(cell, out) {
             self.wait(cell, out);
         }
@@ -184,6 +193,7 @@ impl Core {
         class: Class,
         print: u64,
         submitted: Timestamp,
+        parked: Option<(Incarnation, Span)>,
     ) -> u32 {
         let seq = self.new_seq();
         let rank = Rank {
@@ -209,6 +219,7 @@ impl Core {
             reserved: None,
             told: None,
             limited: None,
+            parked,
         };
         self.insert_cell(cell)
     }
@@ -219,6 +230,10 @@ impl Core {
         let (kernel, user) = (cell.kernel, self.kernels[cell.kernel].user);
         let i = self.cells.insert(cell);
         self.kernels[kernel].cells.push(i);
+        if let Some((replica, _)) = self.cells[i].parked {
+            self.kernels[kernel].parked = Some(replica);
+            self.unreserve_where_it_is_not(kernel);
+        }
         self.users[user as usize].cells.insert(i);
         self.enqueue(i);
         i
@@ -250,6 +265,9 @@ impl Core {
         let c = self.cells.remove(cell).expect("a cell is taken once");
         let k = &mut self.kernels[c.kernel];
         k.cells.retain(|&x| x != cell);
+        if c.parked.is_some() {
+            k.parked = None;
+        }
         self.users[k.user as usize].cells.remove(&cell);
         for (span, timer) in [
             (self.config.reserve_after, Timer::Reserve(cell, c.seq)),
@@ -264,7 +282,9 @@ impl Core {
     pub(crate) fn unreserve(&mut self, cell: u32) -> Option<u32> {
         let pilot = self.cells[cell].reserved.take()?;
         self.pilots[pilot].reserved = None;
-        Some(self.pilots[pilot].node)
+        let node = self.pilots[pilot].node;
+        self.stale.insert(node);
+        Some(node)
     }
 
     // --- starting ---
@@ -291,9 +311,8 @@ impl Core {
         let c = &self.cells[cell];
         let k = &self.kernels[c.kernel];
         let mut best: Option<(bool, u16, Spot)> = None;
-        for r in &k.replicas {
-            if k.bound.is_some_and(|b| b != r.incarnation)
-                || k.migrating.is_some_and(|m| m.victim == r.incarnation)
+        for r in k.able() {
+            if k.migrating.is_some_and(|m| m.victim == r.incarnation)
                 || self.own_lease_ending(c.kernel, r.node)
             {
                 continue;
@@ -317,6 +336,11 @@ impl Core {
             }
         }
         best.map(|(_, _, spot)| spot)
+    }
+
+    /// Whether nothing keeps the cell from starting now.
+    pub(crate) fn could_start(&self, cell: u32) -> bool {
+        self.spot(cell).is_some() && self.over_limit(&self.cells[cell]).is_none()
     }
 
     /// A process must have let go of one device before it gets another on the same node.
@@ -394,6 +418,7 @@ impl Core {
             cells: 0,
             charged: now,
             expected: std::cell::Cell::new(Timestamp(0)),
+            asked: ParkAsk::No,
             state: LeaseState::Starting { cell: Box::new(c) },
         };
         self.count_held(&lease, true);
@@ -458,13 +483,25 @@ impl Core {
             self.at(self.now + self.config.report_every, Timer::Report(cell, seq));
         }
         self.claim(cell, out);
-        self.demand_grew(cell, out);
-        self.consider_moving(cell, out);
-        self.tell(cell, out);
+        self.make_room_for(cell, seq, out);
     }
 
-    /// Whether the timer's cell is still the one that it was set for.
-    fn is_same(&self, cell: u32, seq: u64) -> bool {
+    /// Pilots, moves, parks: whatever gets the cell its GPUs sooner. It may have started by then.
+    fn make_room_for(&mut self, cell: u32, seq: u64, out: &mut Vec<Output>) {
+        for step in [
+            Self::demand_grew,
+            Self::consider_moving,
+            Self::ask_to_park,
+            Self::tell,
+        ] {
+            if self.is_same(cell, seq) {
+                step(self, cell, out);
+            }
+        }
+    }
+
+    /// Whether it is still the cell that was meant.
+    pub(crate) fn is_same(&self, cell: u32, seq: u64) -> bool {
         self.cells.get(cell).is_some_and(|c| c.seq == seq)
     }
 
@@ -477,7 +514,10 @@ impl Core {
     pub(crate) fn age_due(&mut self, cell: u32, seq: u64, out: &mut Vec<Output>) {
         if self.is_same(cell, seq) {
             self.rerank(cell);
-            self.reserve(cell, out);
+            // What was held back for others may be its own now.
+            if !self.try_start(cell, out) {
+                self.reserve(cell, out);
+            }
         }
     }
 
@@ -487,9 +527,7 @@ impl Core {
             if self.cells[cell].reserved.is_none() {
                 self.reserve(cell, out);
             }
-            self.demand_grew(cell, out);
-            self.consider_moving(cell, out);
-            self.tell(cell, out);
+            self.make_room_for(cell, seq, out);
         }
     }
 
@@ -571,11 +609,7 @@ impl Core {
         let c = &self.cells[cell];
         let k = &self.kernels[c.kernel];
         let mut best: Option<(u16, u32, Option<usize>)> = None;
-        for r in k
-            .replicas
-            .iter()
-            .filter(|r| k.bound.is_none_or(|b| b == r.incarnation))
-        {
+        for r in k.able() {
             for &pilot in &self.nodes[r.node as usize].pilots {
                 let p = &self.pilots[pilot];
                 let taken = p
@@ -642,6 +676,7 @@ impl Core {
         self.unreserve(cell);
         self.pilots[pilot].reserved = Some(cell);
         self.cells[cell].reserved = Some(pilot);
+        self.stale.insert(self.pilots[pilot].node);
         true
     }
 
@@ -678,11 +713,7 @@ impl Core {
         let c = &self.cells[cell];
         let k = &self.kernels[c.kernel];
         let mut best: Option<(Span, u32)> = None;
-        for r in k
-            .replicas
-            .iter()
-            .filter(|r| k.bound.is_none_or(|b| b == r.incarnation))
-        {
+        for r in k.able() {
             for &pilot in &self.nodes[r.node as usize].pilots {
                 let p = &self.pilots[pilot];
                 let taken = p
@@ -720,6 +751,12 @@ impl Core {
     }
 
     // --- dispatch ---
+
+    /// Who waits where the kernel is may be able to start now.
+    pub(crate) fn stale_around(&mut self, kernel: u32) {
+        let nodes = self.kernels[kernel].replicas.iter().map(|r| r.node);
+        self.stale.extend(nodes);
+    }
 
     /// GPUs or cores of this node have become free: start who waits for them, in order.
     pub(crate) fn dispatch_node(&mut self, node: u32, out: &mut Vec<Output>) {
@@ -768,6 +805,9 @@ impl Core {
             .map(|&(_, c)| c)
             .find(|&cell| {
                 let c = &self.cells[cell];
+                if !self.kernels[c.kernel].able().any(|r| r.node == p.node) {
+                    return false;
+                }
                 let held = p.reserved.filter(|&r| r != cell && self.cells[r].rank < c.rank);
                 if held.is_some() || c.limited.is_some() || self.kernels[c.kernel].pool != p.pool {
                     return false;
@@ -891,8 +931,14 @@ impl Core {
                 node: self.nodes[node as usize].name.clone(),
             };
         }
-        if k.replicas.iter().all(|r| self.own_lease_ending(c.kernel, r.node)) {
+        if k.able().all(|r| self.own_lease_ending(c.kernel, r.node)) {
             return Reason::OwnLease;
+        }
+        if let Some(p) = c.reserved
+            && self.is_asked(p)
+        {
+            let node = self.nodes[self.pilots[p].node as usize].name.clone();
+            return Reason::Parking { node };
         }
         self.reason_on_nodes(cell)
     }

@@ -197,11 +197,25 @@ impl Core {
                     "cell {} thinks that GPUs are held back for it",
                     c.id
                 );
+                let node = self.pilots[p].node;
+                hold!(
+                    k.migrating.is_some() || k.able().any(|r| r.node == node),
+                    "GPUs are held back for cell {} where it can't run",
+                    c.id
+                );
             }
             if let Some(scope) = c.limited {
                 let listed = self.limited.get(&scope).is_some_and(|s| s.contains(&i));
                 hold!(listed, "cell {} is not listed under its limit", c.id);
             }
+        }
+        for (i, c) in self.cells.iter() {
+            hold!(
+                !self.could_start(i),
+                "cell {} of kernel {} waits and could start",
+                c.id,
+                self.kernels[c.kernel].id
+            );
         }
         let in_pools: usize = self.pools.iter().map(|p| p.queue.len()).sum();
         hold!(
@@ -252,6 +266,19 @@ impl Core {
                 hold!(
                     self.cells.get(*c).is_some_and(|c| c.kernel == i),
                     "kernel {} lists a foreign cell",
+                    k.id
+                );
+            }
+            let parked = k.cells.iter().find_map(|c| self.cells[*c].parked);
+            hold!(
+                k.parked == parked.map(|(replica, _)| replica),
+                "kernel {} has a cell parked, or not",
+                k.id
+            );
+            if let Some((replica, _)) = parked {
+                hold!(
+                    k.replicas.iter().any(|r| r.incarnation == replica),
+                    "kernel {} has a cell parked where it has no replica",
                     k.id
                 );
             }

@@ -1,6 +1,7 @@
 //! What a site sets: the core's own knobs, pools, limits, shares.
 
 use crate::id::{AccountName, PoolName, UserName};
+use crate::need::Class;
 use crate::time::Span;
 use serde::{Deserialize, Serialize};
 
@@ -71,6 +72,9 @@ pub struct PoolConfig {
     /// still hold a device before they are ended.
     #[serde(default = "grace")]
     pub grace: Span,
+    /// How long a cell may run before it is asked to park while another waits for its GPUs.
+    #[serde(default)]
+    pub quantum: Quantum,
     /// A pilot this near to its time limit takes no new lease and is replaced.
     #[serde(default = "rotate_before")]
     pub rotate_before: Span,
@@ -135,6 +139,7 @@ impl PoolConfig {
             cpus_per_gpu: 1,
             linger: Linger::default(),
             grace: grace(),
+            quantum: Quantum::default(),
             rotate_before: rotate_before(),
             rotate_steps: rotate_steps(),
             scale: None,
@@ -144,6 +149,38 @@ impl PoolConfig {
             affinity: true,
             pack: false,
         }
+    }
+}
+
+/// How long cells of each class may run undisturbed; none: to their end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quantum {
+    pub interactive: Option<Span>,
+    pub deadline: Option<Span>,
+    pub batch: Option<Span>,
+}
+
+impl Quantum {
+    /// The same for all but those with a deadline, which a park might make miss it.
+    pub const fn of_all(span: Span) -> Self {
+        Self {
+            interactive: Some(span),
+            deadline: None,
+            batch: Some(span),
+        }
+    }
+
+    pub const fn of(&self, class: Class) -> Option<Span> {
+        match class {
+            Class::Interactive => self.interactive,
+            Class::Deadline => self.deadline,
+            Class::Batch => self.batch,
+        }
+    }
+
+    pub fn is_off(&self) -> bool {
+        *self == Self::default()
     }
 }
 

@@ -42,6 +42,8 @@ pub struct Core {
     /// What limits on associations count.
     pub(crate) members: crate::fair::Members,
     pub(crate) charging: bool,
+    /// Nodes where what was held back, or who goes first, has changed: who waits there may be able to start now.
+    pub(crate) stale: BTreeSet<u32>,
 
     // Looked up, never iterated: their order is not deterministic.
     pool_by_name: HashMap<PoolName, u32>,
@@ -77,6 +79,7 @@ impl Core {
             limited: BTreeMap::new(),
             members: crate::fair::Members::default(),
             charging: false,
+            stale: BTreeSet::new(),
             pool_by_name: HashMap::new(),
             node_by_name: HashMap::new(),
             pilot_by_job: HashMap::new(),
@@ -141,6 +144,8 @@ impl Core {
                 outcome,
             } => self.cell_ended(&kernel, &cell, lease, outcome, out),
             Input::ReleaseLease { kernel, lease } => self.release(&kernel, lease, out),
+            Input::ParkRefused { kernel, lease } => self.park_refused(&kernel, lease, out),
+            Input::CellParked { kernel, cell, lease } => self.cell_parked(&kernel, &cell, lease, out),
             Input::LeaseStarted {
                 lease,
                 pilot,
@@ -167,6 +172,9 @@ impl Core {
             } => self.migration_done(&kernel, incarnation, moved, out),
             Input::Tick => {}
         }
+        while let Some(node) = self.stale.pop_first() {
+            self.dispatch_node(node, out);
+        }
     }
 
     /// When [`Input::Tick`] is due at the latest; none: not before something else happens.
@@ -183,6 +191,7 @@ impl Core {
             match timer {
                 Timer::Linger(lease) => self.linger_over(lease, out),
                 Timer::StartTimeout(lease) => self.start_timed_out(lease, out),
+                Timer::Quantum(lease) => self.quantum_due(lease, out),
                 Timer::TakeBack(lease) => self.take_back(lease, out),
                 Timer::Silent(job) => self.silence_over(job, out),
                 Timer::Rotate(job) => self.rotate(job, out),

@@ -134,6 +134,12 @@ impl Core {
         if let Some(estimate) = self.estimate(cell) {
             said.push(format!("It is expected to start in {}.", spell(estimate)));
         }
+        if let Some((_, ran)) = c.parked {
+            said.push(format!(
+                "It ran for {} and was parked for others; it goes on where its memory lies.",
+                spell(ran)
+            ));
+        }
         said.push(format!(
             "It has waited for {}.",
             spell(self.now.since(c.submitted))
@@ -271,7 +277,7 @@ impl Core {
             let queue = &self.nodes[r.node as usize].queue;
             queue.range(..(c.rank, cell)).count() as u32
         };
-        let nodes = self.kernels[c.kernel].replicas.iter();
+        let nodes = self.kernels[c.kernel].able();
         1 + nodes.map(ahead).min().unwrap_or(0)
     }
 
@@ -282,7 +288,7 @@ impl Core {
         let pool = &self.pools[k.pool as usize];
         let mut pilots = 0;
         let mut best: Option<Reason> = None;
-        for r in &k.replicas {
+        for r in k.able() {
             let node = &self.nodes[r.node as usize];
             for &p in &node.pilots {
                 let pilot = &self.pilots[p];
@@ -297,7 +303,7 @@ impl Core {
             }
         }
         if pilots == 0 {
-            let here = |n: u32| k.replicas.iter().any(|r| r.node == n);
+            let here = |n: u32| k.able().any(|r| r.node == n);
             let coming = |t: &crate::state::Ticket| t.pool == k.pool && t.node.is_none_or(here);
             let coming = self.tickets.values().any(coming);
             return Reason::NoPilot {
@@ -355,7 +361,7 @@ impl Core {
         let boot = self.boot_takes(k.pool);
         let boots = booting.map(|t| Span(boot.0.saturating_sub(self.now.since(t.at).0)));
         let mut best = [boots, self.move_left(c.kernel)].into_iter().flatten().min();
-        for r in &k.replicas {
+        for r in k.able() {
             let node = &self.nodes[r.node as usize];
             let ahead = node.queue.range(..(c.rank, cell)).count() as u64;
             for &p in &node.pilots {
@@ -400,7 +406,7 @@ impl Core {
     }
 
     fn reckon(&self, lease: &Lease, r: &crate::state::Running) -> Span {
-        let elapsed = self.now.since(r.since);
+        let elapsed = Span(r.ran.0 + self.now.since(r.since).0);
         let left = self.run_left(lease.kernel, r.print, elapsed);
         // Beyond all that was seen: as long again as it has run.
         left.unwrap_or_else(|| elapsed.max(Span::from_secs(1)))

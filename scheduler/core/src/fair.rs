@@ -71,7 +71,12 @@ impl Core {
             (0, 0)
         };
         Rank {
-            band: u8::from(!aged),
+            band: match (aged, cell.parked) {
+                (true, _) => 0,
+                (false, None) => 1,
+                // Behind whom it was parked for.
+                (false, Some(_)) => 2,
+            },
             account,
             user,
             class: if aged {
@@ -98,7 +103,8 @@ impl Core {
         else {
             return Timestamp(u64::MAX);
         };
-        let run = self.run_left(cell.kernel, cell.print, Span::ZERO);
+        let ran = cell.parked.map_or(Span::ZERO, |(_, ran)| ran);
+        let run = self.run_left(cell.kernel, cell.print, ran);
         Timestamp(deadline.0.saturating_sub(run.unwrap_or(Span::ZERO).0))
     }
 
@@ -109,6 +115,7 @@ impl Core {
             self.dequeue(cell);
             self.cells[cell].rank = new;
             self.enqueue(cell);
+            self.stale_around(self.cells[cell].kernel);
         }
     }
 

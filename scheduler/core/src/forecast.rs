@@ -115,8 +115,9 @@ impl Core {
         let ahead = but.is_none() && !self.is_apart(pool, node);
         for &k in &self.nodes[node as usize].sitting {
             let kernel = &self.kernels[k];
-            let sits =
-                |r: &crate::state::Replica| r.node == node && kernel.bound.is_none_or(|b| b == r.incarnation);
+            let sits = |r: &crate::state::Replica| {
+                r.node == node && kernel.only().is_none_or(|b| b == r.incarnation)
+            };
             let counts = kernel.pool == pool && !kernel.closed && kernel.replicas.iter().any(sits);
             if !counts || ahead && !self.returns_to(k, node) {
                 continue;

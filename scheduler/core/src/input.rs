@@ -130,6 +130,18 @@ pub enum Input {
         lease: LeaseId,
     },
 
+    /// The cell that [`crate::Output::Park`] asked for can't be parked: it runs on.
+    ParkRefused {
+        kernel: KernelId,
+        lease: LeaseId,
+    },
+    /// It is parked in its middle: nothing of it is on the lease's GPUs, and it goes on when it is granted others.
+    CellParked {
+        kernel: KernelId,
+        cell: CellId,
+        lease: LeaseId,
+    },
+
     /// The plugin has confirmed the handover of these devices.
     LeaseStarted {
         lease: LeaseId,

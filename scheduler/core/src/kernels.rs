@@ -55,6 +55,7 @@ impl Core {
             last_executor: None,
             last_node: None,
             bound: None,
+            parked: None,
             closed: false,
             leases: Vec::new(),
             cells: Vec::new(),
@@ -502,8 +503,16 @@ impl Core {
     /// The lease runs a cell of which we had not heard.
     fn resume(&mut self, id: LeaseId, cell: &crate::id::CellId, out: &mut Vec<Output>) {
         if matches!(self.leases[&id].state, LeaseState::Lingering { .. }) {
-            let now = self.now;
-            self.grant_lingering(id, cell.clone(), now, crate::time::Span::ZERO, 0, out);
+            let running = crate::state::Running {
+                cell: cell.clone(),
+                need: self.need_of(id),
+                class: crate::need::Class::default(),
+                submitted: self.now,
+                since: self.now,
+                print: 0,
+                ran: crate::time::Span::ZERO,
+            };
+            self.grant_lingering(id, running, crate::time::Span::ZERO, out);
         }
     }
 
@@ -544,6 +553,7 @@ impl Core {
             self.enqueue(c);
         }
         self.end_leases_of(k, incarnation, out);
+        self.lose_parked(k, incarnation, out);
         if last {
             self.now_alone(k, out);
         } else {
@@ -650,7 +660,15 @@ impl Core {
                 && let Some(cell) = self.end_lease_keep_cell(id, EndCause::ReplicaLost, out)
                 && !self.kernels[k].replicas.is_empty()
             {
-                self.requeue(cell, "its replica is gone", out);
+                if cell.parked.is_some() {
+                    out.push(Output::Refused {
+                        kernel: self.kernels[k].id.clone(),
+                        cell: cell.id,
+                        reason: RefusedBecause::ReplicaLost,
+                    });
+                } else {
+                    self.requeue(cell, "its replica is gone", out);
+                }
             }
         }
     }
@@ -658,6 +676,7 @@ impl Core {
     pub(crate) fn kernel_bound(&mut self, id: &KernelId, to: Option<Incarnation>, out: &mut Vec<Output>) {
         if let Some(k) = self.find_kernel(id) {
             self.kernels[k].bound = to;
+            self.unreserve_where_it_is_not(k);
             for cell in self.kernels[k].cells.clone() {
                 if self.cells.get(cell).is_some() {
                     self.try_start(cell, out);

@@ -51,4 +51,6 @@ pub enum Outcome {
     Aborted,
     /// The kernel or the lease was lost under it.
     Lost,
+    /// It was parked in its middle, and goes on with another lease.
+    Parked,
 }

@@ -39,18 +39,14 @@ impl Core {
         let ordered = lease.ordered;
         lease.cells = 1;
         lease.wait = now.since(cell.submitted);
-        let running = Running {
-            cell: cell.id.clone(),
-            submitted: cell.submitted,
-            since: now,
-            print: cell.print,
-        };
+        let running = cell.running(now);
         lease.state = LeaseState::Running(running);
         let (kernel, executor, gpus, wait) = (lease.kernel, lease.executor, lease.gpus, lease.wait);
         let (pilot, pool) = (lease.pilot, lease.pool);
         let timeout = (ordered + self.config.start_timeout, Timer::StartTimeout(id));
         self.timers.remove(&timeout);
         self.pools[pool as usize].running += u32::from(gpus);
+        self.arm_quantum(id);
         self.ran_on(kernel, executor, out);
         self.note_lease(id, out);
         out.push(Output::Record(Record::LeaseStarted {
@@ -100,10 +96,8 @@ impl Core {
     pub(crate) fn grant_lingering(
         &mut self,
         id: LeaseId,
-        cell: CellId,
-        submitted: Timestamp,
+        running: Running,
         waited: Span,
-        print: u64,
         out: &mut Vec<Output>,
     ) {
         let now = self.now;
@@ -113,15 +107,12 @@ impl Core {
             self.timers.remove(&(until, Timer::Linger(id)));
         }
         lease.cells += 1;
-        lease.state = LeaseState::Running(Running {
-            cell: cell.clone(),
-            submitted,
-            since: now,
-            print,
-        });
+        let cell = running.cell.clone();
+        lease.state = LeaseState::Running(running);
         lease.expected.set(Timestamp(0));
         let (kernel, executor, pilot) = (lease.kernel, lease.executor, lease.pilot);
         self.pools[lease.pool as usize].running += u32::from(lease.gpus);
+        self.arm_quantum(id);
         self.note_lease(id, out);
         let node = self.pilots[pilot].node;
         out.push(Output::Granted {
@@ -155,7 +146,7 @@ impl Core {
     }
 
     /// The cell on this lease is over: book it. The lease is left lingering with no end set.
-    fn stop_running(&mut self, id: LeaseId, outcome: Outcome, out: &mut Vec<Output>) {
+    pub(crate) fn stop_running(&mut self, id: LeaseId, outcome: Outcome, out: &mut Vec<Output>) {
         let now = self.now;
         let lease = self.leases.get_mut(&id).expect("the caller has found it");
         Self::close_phase(lease, now);
@@ -175,10 +166,11 @@ impl Core {
             load.busy += busy;
         }
         k.quiet_since = now;
-        if lease.gpus > 0 {
+        if lease.gpus > 0 && outcome != Outcome::Parked {
             k.last_end = Some(now);
         }
-        if outcome != Outcome::Lost {
+        if !matches!(outcome, Outcome::Lost | Outcome::Parked) {
+            let ran = Span(r.ran.0 + ran.0);
             k.runs.observe(ran);
             if r.print != 0 {
                 learn_print(&mut k.prints, r.print, ran);
@@ -206,7 +198,7 @@ impl Core {
             if c.kernel == kernel && self.lingering_for(kernel, &c.need, c.cpus) == Some(id) {
                 let (c, held_back) = self.take_cell(cell);
                 let waited = self.now.since(c.submitted);
-                self.grant_lingering(id, c.id, c.submitted, waited, c.print, out);
+                self.grant_lingering(id, c.running(self.now), waited, out);
                 if let Some(node) = held_back {
                     self.dispatch_node(node, out);
                 }

@@ -26,6 +26,7 @@ mod moving;
 pub mod need;
 mod output;
 pub mod predict;
+mod quantum;
 pub mod reason;
 mod restore;
 mod scale;

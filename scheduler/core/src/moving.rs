@@ -21,7 +21,7 @@ impl Core {
         let Some(m) = self.pools[pool as usize].config.migrate.clone() else {
             return;
         };
-        if k.migrating.is_some() || k.bound.is_some() || c.limited.is_some() || k.replicas.is_empty() {
+        if k.migrating.is_some() || k.only().is_some() || c.limited.is_some() || k.replicas.is_empty() {
             return;
         }
         if k.replicas.iter().any(|r| self.own_lease_ending(c.kernel, r.node)) {
@@ -52,12 +52,11 @@ impl Core {
     }
 
     /// How long the cell is expected to wait where its replicas are.
-    fn expected_wait(&self, cell: u32) -> Span {
+    pub(crate) fn expected_wait(&self, cell: u32) -> Span {
         let k = &self.kernels[self.cells[cell].kernel];
         let boot = self.boot_takes(k.pool);
         let coming = k
-            .replicas
-            .iter()
+            .able()
             .filter_map(|r| self.tickets.values().find(|t| t.node == Some(r.node)))
             .map(|t| Span(boot.0.saturating_sub(self.now.since(t.at).0)))
             .min();
@@ -211,6 +210,8 @@ impl Core {
         let k = &mut self.kernels[kernel];
         if let Some(m) = k.migrating.filter(|m| m.incarnation == incarnation) {
             k.migrating = None;
+            self.stale_around(kernel);
+            let k = &self.kernels[kernel];
             let took = self.now.since(m.since);
             let pool = k.pool;
             self.pools[pool as usize].moves.observe(took);
@@ -222,6 +223,21 @@ impl Core {
         let k = &mut self.kernels[kernel];
         if k.migrating.is_some_and(|m| m.incarnation == incarnation) {
             k.migrating = None;
+            self.stale_around(kernel);
+            self.unreserve_where_it_is_not(kernel);
+        }
+    }
+
+    /// What is held back for the kernel's cells where they can't run is anybody's.
+    pub(crate) fn unreserve_where_it_is_not(&mut self, kernel: u32) {
+        for cell in self.kernels[kernel].cells.clone() {
+            let pilot = self.cells.get(cell).and_then(|c| c.reserved);
+            let Some(node) = pilot.map(|p| self.pilots[p].node) else {
+                continue;
+            };
+            if !self.kernels[kernel].able().any(|r| r.node == node) {
+                self.unreserve(cell);
+            }
         }
     }
 

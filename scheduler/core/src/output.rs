@@ -76,6 +76,14 @@ pub enum Output {
         reason: String,
         grace: Span,
     },
+    /// To the kernel's replicas: this cell should be parked in its middle, if it can be. Answered by
+    /// [`crate::Input::CellParked`] or [`crate::Input::ParkRefused`]; nothing is taken from it meanwhile.
+    Park {
+        kernel: KernelId,
+        lease: LeaseId,
+        cell: CellId,
+        reason: String,
+    },
     /// To the kernel's front and replicas: it was ended.
     CloseKernel { kernel: KernelId, reason: String },
     /// To the front: where the kernel's new replicas sit.

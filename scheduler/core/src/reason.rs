@@ -21,6 +21,8 @@ pub enum Reason {
     WrongType { gpu_type: Option<GpuType>, mem_mib: u64 },
     /// An idle lease is being ended to make room.
     Claiming { node: NodeName },
+    /// A cell that has run for long is asked to park for it.
+    Parking { node: NodeName },
     /// Held back for a cell that has waited longer.
     HeldBack { node: NodeName },
     /// A limit of the site's.
@@ -71,6 +73,12 @@ impl fmt::Display for Reason {
             }
             Self::Claiming { node } => {
                 write!(f, "an idle lease on {node} is being ended to make room for it")
+            }
+            Self::Parking { node } => {
+                write!(
+                    f,
+                    "a cell that has run for long on {node} is asked to make room for it"
+                )
             }
             Self::HeldBack { node } => {
                 write!(

@@ -6,8 +6,9 @@ use crate::id::LeaseId;
 use crate::input::Input;
 use crate::journal::{Entry, KernelImage, Key, LeaseImage, Phase, TicketImage, Value};
 use crate::lease::EndCause;
+use crate::need::{Class, Need};
 use crate::output::Output;
-use crate::state::{Lease, LeaseState, PilotState, Running, Ticket, Timer};
+use crate::state::{Lease, LeaseState, ParkAsk, PilotState, Running, Ticket, Timer};
 use crate::time::{Span, Timestamp};
 use std::collections::BTreeMap;
 
@@ -112,6 +113,7 @@ impl Core {
             last_executor: image.last_executor,
             last_node,
             bound: None,
+            parked: None,
             closed: false,
             leases: Vec::new(),
             cells: Vec::new(),
@@ -161,7 +163,13 @@ impl Core {
             self.hush(i);
             i
         });
-        let state = self.restore_phase(image.lease, image.phase);
+        let need = Need {
+            gpus: image.gpus,
+            gpu_type: image.gpu_type.clone(),
+            cpus: image.cpus,
+            ..Need::default()
+        };
+        let state = self.restore_phase(image.lease, image.phase, need);
         let (user, account) = (self.kernels[kernel].user, self.kernels[kernel].account);
         let lease = Lease {
             id: image.lease,
@@ -186,6 +194,7 @@ impl Core {
             cells: image.cells,
             charged: self.now,
             expected: std::cell::Cell::new(Timestamp(0)),
+            asked: ParkAsk::No,
         };
         self.count_held(&lease, true);
         if matches!(lease.state, LeaseState::Running(_)) {
@@ -196,10 +205,12 @@ impl Core {
         p.cpus_used += lease.cpus;
         p.idle_since = None;
         self.kernels[kernel].leases.push(lease.id);
-        self.leases.insert(lease.id, lease);
+        let id = lease.id;
+        self.leases.insert(id, lease);
+        self.arm_quantum(id);
     }
 
-    fn restore_phase(&mut self, lease: LeaseId, phase: Phase) -> LeaseState {
+    fn restore_phase(&mut self, lease: LeaseId, phase: Phase, need: Need) -> LeaseState {
         match phase {
             // The replica that waits for it will submit it again; until then nobody would take the lease.
             Phase::Starting { .. } => LeaseState::Ending {
@@ -213,9 +224,12 @@ impl Core {
                 since,
             } => LeaseState::Running(Running {
                 cell,
+                need,
+                class: Class::default(),
                 submitted,
                 since,
                 print: 0,
+                ran: Span::ZERO,
             }),
             Phase::Lingering { since } => {
                 // As long as its replica may take to come back.

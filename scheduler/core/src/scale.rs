@@ -43,13 +43,7 @@ impl Core {
         if self.start_is_near(cell) {
             return;
         }
-        let bound = self.kernels[k].bound;
-        let mut nodes: Vec<u32> = self.kernels[k]
-            .replicas
-            .iter()
-            .filter(|r| bound.is_none_or(|b| b == r.incarnation))
-            .map(|r| r.node)
-            .collect();
+        let mut nodes: Vec<u32> = self.kernels[k].able().map(|r| r.node).collect();
         nodes.sort_by_key(|&n| (home != Some(n), n));
         match nodes.into_iter().find(|&n| self.could_boot(n, size)) {
             Some(node) => self.boot(pool, node, size, Some(cell), out),
@@ -70,14 +64,10 @@ impl Core {
         if self.is_served(cell) || self.tickets.values().any(unplaced) {
             return;
         }
-        let bound = k.bound;
-        let here = k
-            .replicas
-            .iter()
-            .filter(|r| bound.is_none_or(|b| b == r.incarnation));
         let size = self.size_for(cell);
         let fits = |n: &u32| !self.nodes[*n as usize].down && self.spare_gpus(*n) >= size;
-        let node = here
+        let node = k
+            .able()
             .map(|r| r.node)
             .filter(fits)
             .min_by_key(|&n| (k.home != Some(n), n));
@@ -122,8 +112,7 @@ impl Core {
                 .any(|t| t.pool == k.pool && t.node == Some(n));
             coming || self.nodes[n as usize].pilots.iter().any(lends)
         };
-        let may = |r: &&crate::state::Replica| k.bound.is_none_or(|b| b == r.incarnation);
-        k.replicas.iter().filter(may).any(|r| here(r.node))
+        k.able().any(|r| here(r.node))
     }
 
     /// Whether a pilot could be started there now, if need be for an idle one elsewhere.
@@ -226,6 +215,7 @@ impl Core {
 
     /// Starts a pilot there; idle ones that are in its way are given back first.
     pub(crate) fn boot(&mut self, pool: u32, node: u32, size: u16, cell: Option<u32>, out: &mut Vec<Output>) {
+        let cell = cell.map(|c| (c, self.cells[c].seq));
         if !self.may_add(pool, node, size) && (self.is_burst(node) || !self.make_room(pool, size, out)) {
             return;
         }
@@ -235,11 +225,12 @@ impl Core {
             }
             self.drain(p, out);
         }
-        let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
-        if let Some(cell) = cell {
-            let seq = self.cells[cell].seq;
-            self.tickets.get_mut(&ticket).expect("it was just made").cell = Some((cell, seq));
+        // What gave way may have been held back for it, or for one whose place it could take.
+        if cell.is_some_and(|(c, seq)| !self.is_same(c, seq)) {
+            return;
         }
+        let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
+        self.tickets.get_mut(&ticket).expect("it was just made").cell = cell;
     }
 
     /// GPUs of the node that no pilot has or will have; those of an empty pilot that is ending count as free.
@@ -379,7 +370,7 @@ impl Core {
         let sits = |n: &u32| {
             k.replicas
                 .iter()
-                .any(|r| r.node == *n && k.bound.is_none_or(|b| b == r.incarnation))
+                .any(|r| r.node == *n && k.only().is_none_or(|b| b == r.incarnation))
         };
         k.base.filter(sits).or_else(|| k.home.filter(sits))
     }

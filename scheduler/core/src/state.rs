@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 /// A place in the queue; the least goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
-    /// 0: has waited so long that only age counts.
+    /// 0: has waited so long that only age counts; 2: has run already and was parked.
     pub band: u8,
     pub account: i16,
     pub user: i16,
@@ -268,6 +268,8 @@ pub(crate) struct Kernel {
     pub last_node: Option<u32>,
     /// The only replica that may run GPU cells, while its process can't let go of its device.
     pub bound: Option<Incarnation>,
+    /// The replica that has a waiting cell of it parked.
+    pub parked: Option<Incarnation>,
     /// Closed for good: it goes when its last lease is over.
     pub closed: bool,
     pub leases: Vec<LeaseId>,
@@ -322,6 +324,23 @@ pub(crate) struct Cell {
     pub told: Option<(u32, std::mem::Discriminant<crate::reason::Reason>)>,
     /// The limit that holds it up.
     pub limited: Option<Scope>,
+    /// It was parked in its middle: the replica that has it, and how long it has run.
+    pub parked: Option<(Incarnation, Span)>,
+}
+
+impl Cell {
+    /// It begins, or goes on.
+    pub(crate) fn running(&self, since: Timestamp) -> Running {
+        Running {
+            cell: self.id.clone(),
+            need: self.need.clone(),
+            class: self.class,
+            submitted: self.submitted,
+            since,
+            print: self.print,
+            ran: self.parked.map_or(Span::ZERO, |(_, ran)| ran),
+        }
+    }
 }
 
 /// What a limit counts.
@@ -339,9 +358,23 @@ pub(crate) enum Scope {
 #[derive(Debug, Clone)]
 pub(crate) struct Running {
     pub cell: CellId,
+    pub need: Need,
+    pub class: Class,
     pub submitted: Timestamp,
     pub since: Timestamp,
     pub print: u64,
+    /// How long it ran before it was parked.
+    pub ran: Span,
+}
+
+/// Whether the cell on a lease was asked to park.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum ParkAsk {
+    #[default]
+    No,
+    Asked,
+    /// It can't.
+    Refused,
 }
 
 /// Where a lease is in its life. Cells live in exactly one place: the queue, or the state of one lease.
@@ -392,6 +425,7 @@ pub(crate) struct Lease {
     pub charged: Timestamp,
     /// When its cell is expected to end, as last reckoned: holds until then.
     pub expected: std::cell::Cell<Timestamp>,
+    pub asked: ParkAsk,
 }
 
 /// Something that becomes due. Stale ones are recognised by what they name.
@@ -400,6 +434,7 @@ pub(crate) enum Timer {
     Linger(LeaseId),
     StartTimeout(LeaseId),
     TakeBack(LeaseId),
+    Quantum(LeaseId),
     Silent(JobId),
     Rotate(JobId),
     /// A waiting cell, by index and sequence number.

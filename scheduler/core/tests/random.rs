@@ -3,7 +3,7 @@
 mod world;
 
 use hop_core::Config;
-use hop_core::config::{Migrate, PoolConfig, Scale};
+use hop_core::config::{Migrate, PoolConfig, Quantum, Scale};
 use hop_core::need::Need;
 use hop_core::time::Span;
 use proptest::prelude::*;
@@ -13,6 +13,7 @@ fn pool() -> PoolConfig {
     let mut pool = PoolConfig::fixed("main", 0, 4, 8);
     pool.max_pilots = 64;
     pool.migrate = Some(Migrate::default());
+    pool.quantum = Quantum::of_all(Span::from_secs(20));
     pool
 }
 
@@ -109,10 +110,11 @@ fn stays_sane_for(inputs: u64) {
         }
     }
     println!(
-        "{} inputs, {} grants, {} leases",
+        "{} inputs, {} grants, {} leases, {} cells parked",
         w.inputs,
         w.granted,
-        w.opened.len()
+        w.opened.len(),
+        w.parked
     );
 }
 

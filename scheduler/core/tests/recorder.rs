@@ -36,6 +36,7 @@ fn kinds(out: &[Output]) -> Vec<&'static str> {
             Output::Queued { .. } => "queued",
             Output::Refused { .. } => "refused",
             Output::Revoked { .. } => "revoked",
+            Output::Park { .. } => "park",
             Output::CloseKernel { .. } => "close",
             Output::Place { .. } => "place",
             Output::PlaceRefused { .. } => "place-refused",

@@ -119,6 +119,7 @@ impl Books {
             Outcome::Error => "FAILED",
             Outcome::Aborted => "CANCELLED",
             Outcome::Lost => "NODE_FAIL",
+            Outcome::Parked => "PREEMPTED",
         };
         if outcome == Outcome::Lost {
             self.cut_short.insert(lease);

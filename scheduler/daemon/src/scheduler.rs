@@ -495,6 +495,10 @@ impl Scheduler {
             }
             Output::Place { kernel, seats } => self.placed(&kernel, Ok(seats)),
             Output::PlaceRefused { kernel, reason } => self.placed(&kernel, Err(reason.to_string())),
+            Output::Park { kernel, .. } => {
+                // No pool has a quantum: no replica can park a cell in its middle (docs/gpu-park.md). A defect to be seen.
+                warn!(%kernel, "the core asks for a cell to be parked");
+            }
             Output::Migrate { kernel, .. } => {
                 // No pool asks for migration: a kernel has one replica, which can't be moved with its variables
                 // (views::core_pool). So this is a defect to be seen.

@@ -145,6 +145,12 @@ pub struct Knobs {
     pub aging_s: u64,
     /// Seconds until GPUs are held back for a waiting cell.
     pub reserve_after_s: f64,
+    /// Seconds that a cell may run before it is asked to park while another waits for its GPUs; none: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub quantum_s: Option<u64>,
+    /// Share of the sessions whose cells can be parked in their middle; none: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parkable: Option<f64>,
 }
 
 impl Default for Knobs {
@@ -161,6 +167,8 @@ impl Default for Knobs {
             short_first: false,
             aging_s: 900,
             reserve_after_s: 1.0,
+            quantum_s: None,
+            parkable: None,
         }
     }
 }
@@ -246,6 +254,9 @@ impl Cluster {
             if !day(value) {
                 return bad(what, value, "from 0 to 86400");
             }
+        }
+        if let Some(share) = self.policy.parkable.filter(|s| !(0.0..=1.0).contains(s)) {
+            return bad("policy.parkable", share, "from 0 to 1");
         }
         for b in &self.burst {
             if !day(b.boot.p50) || !day(b.boot.p99) {

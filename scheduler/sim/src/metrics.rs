@@ -132,6 +132,8 @@ pub struct PolicyResult {
     pub burst: Steps,
     pub burst_cost: f64,
     pub migrations: u64,
+    /// Cells that were parked in their middle, each time counted.
+    pub parks: u64,
     pub wall_s: f64,
     /// Deadlines met and set, where the run had any.
     pub deadlines: Option<(u64, u64)>,
@@ -164,6 +166,10 @@ impl Quantiles {
     }
 }
 
+fn is_zero(n: &u64) -> bool {
+    *n == 0
+}
+
 /// Microseconds are all that is meant.
 fn round(x: f64) -> f64 {
     (x * 1e6).round() / 1e6
@@ -181,6 +187,9 @@ pub struct PolicySummary {
     pub immediate_fraction: f64,
     pub executor_reuse_fraction: f64,
     pub migrations: u64,
+    /// Cells that were parked in their middle, each time counted; left out where there are none.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub parks: u64,
     pub antt: f64,
     pub stp: f64,
     pub deadline_hit_fraction: Option<f64>,
@@ -324,6 +333,7 @@ impl PolicyResult {
             immediate_fraction: share(gpu_cells.iter().filter(|c| c.immediate).count(), gpu_cells.len()),
             executor_reuse_fraction: share(again.iter().filter(|&&r| r).count(), again.len()),
             migrations: self.migrations,
+            parks: self.parks,
             antt: round(antt),
             stp: round(stp),
             deadline_hit_fraction: self.deadlines.map(|(met, all)| share(met as usize, all as usize)),

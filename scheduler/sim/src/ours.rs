@@ -4,7 +4,7 @@ use crate::cluster::Cluster;
 use crate::metrics::{CellResult, Foretold, PROGRESS, PolicyResult};
 use crate::rng::Rng;
 use crate::trace::Trace;
-use hop_core::config::{Config, PoolConfig};
+use hop_core::config::{Config, PoolConfig, Quantum};
 use hop_core::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName};
 use hop_core::lease::{EndCause, Outcome};
 use hop_core::need::{Class, Need};
@@ -36,6 +36,11 @@ enum Event {
     CellDone {
         session: usize,
         cell: usize,
+        lease: LeaseId,
+    },
+    /// Nothing of the cell that runs on the lease is on its GPUs any more.
+    Parked {
+        session: usize,
         lease: LeaseId,
     },
     PilotEnded(JobId),
@@ -92,6 +97,23 @@ struct Session {
     used_gpu: bool,
     closing: bool,
     reply: Timestamp,
+    /// Its processes can be parked in the middle of a cell.
+    parkable: bool,
+    runs: Option<Run>,
+    /// What its parked cell has left to run.
+    parked: Option<Span>,
+}
+
+/// A cell that runs on a lease, or is on its way off it.
+#[derive(Clone, Copy)]
+struct Run {
+    lease: LeaseId,
+    cell: usize,
+    /// Its place in the results.
+    result: usize,
+    done: Timestamp,
+    /// It is being parked, with so much left to run.
+    parking: Option<Span>,
 }
 
 struct Waiting {
@@ -110,6 +132,8 @@ struct Lease {
     ordered: Timestamp,
     devices: Vec<usize>,
     start: StartLease,
+    /// Its cell was parked: nothing has to leave the GPUs.
+    off: bool,
 }
 
 struct World<'a> {
@@ -176,6 +200,9 @@ impl<'a> World<'a> {
                 used_gpu: false,
                 closing: false,
                 reply: Timestamp(0),
+                parkable: true,
+                runs: None,
+                parked: None,
             })
             .collect();
         let homes: Vec<Option<usize>> = std::iter::repeat_n(None, cluster.nodes as usize)
@@ -215,6 +242,11 @@ impl<'a> World<'a> {
             without,
             foretold: trace.sessions.iter().map(|_| draw.lognormal(0.0, 0.3)).collect(),
         };
+        if let Some(share) = knobs.parkable {
+            for session in &mut world.sessions {
+                session.parkable = draw.unit() < share;
+            }
+        }
         world.set_up(&names, without);
         world
     }
@@ -232,6 +264,9 @@ impl<'a> World<'a> {
             false => knobs.linger,
         };
         pool.migrate = knobs.migrate.clone().filter(|_| !without.migration);
+        pool.quantum = knobs
+            .quantum_s
+            .map_or_else(Quantum::default, |s| Quantum::of_all(Span::from_secs(s)));
         pool.affinity = !without.affinity;
         pool.pack = !without.packing;
         if let Some(scale) = knobs.scale.clone().filter(|_| !without.scaling) {
@@ -367,6 +402,7 @@ impl<'a> World<'a> {
             Event::Started(lease) => self.started(lease),
             Event::CellDone { session, cell, lease } => self.cell_done(session, cell, lease),
             Event::Ended(lease) => self.ended(lease),
+            Event::Parked { session, lease } => self.parked(session, lease),
             Event::PilotReady { ticket } => self.pilot_ready(ticket),
             Event::PilotEnded(job) => self.pilot_ended(job),
             Event::Moved {
@@ -560,10 +596,27 @@ impl<'a> World<'a> {
         };
         self.sessions[s].used_gpu |= gpus > 0;
         let start = self.now + message;
-        self.record(s, start, unpark, Some(n));
-        let run = self.trace.sessions[s].cells[i].run;
+        let parked = self.sessions[s].parked.take();
+        let done = start + unpark + parked.unwrap_or(self.trace.sessions[s].cells[i].run);
+        let result = match self.sessions[s].runs.filter(|_| parked.is_some()) {
+            Some(run) => {
+                self.result.cells[run.result].end = done;
+                run.result
+            }
+            None => {
+                self.record(s, start, unpark, Some(n));
+                self.result.cells.len() - 1
+            }
+        };
+        self.sessions[s].runs = Some(Run {
+            lease,
+            cell: i,
+            result,
+            done,
+            parking: None,
+        });
         self.at(
-            start + unpark + run,
+            done,
             Event::CellDone {
                 session: s,
                 cell: i,
@@ -572,8 +625,45 @@ impl<'a> World<'a> {
         );
     }
 
+    /// The cell is asked to park: it stands still while its memory goes to the host.
+    fn park(&mut self, kernel: KernelId, lease: LeaseId) {
+        let s = self.by_kernel[&kernel];
+        let (now, session) = (self.now, &mut self.sessions[s]);
+        let parkable = session.parkable;
+        let run = session.runs.as_mut().filter(|r| r.lease == lease && r.done > now);
+        let Some(run) = run.filter(|_| parkable) else {
+            return self.tell(Input::ParkRefused { kernel, lease });
+        };
+        run.parking = Some(run.done.since(now));
+        let takes = session.vram / self.cluster.latency.park_gb_s;
+        self.after(Span((takes * 1e6) as u64), Event::Parked { session: s, lease });
+    }
+
+    fn parked(&mut self, s: usize, lease: LeaseId) {
+        let session = &mut self.sessions[s];
+        let Some(run) = session.runs.filter(|r| r.lease == lease) else {
+            return;
+        };
+        session.parked = run.parking;
+        let kernel = session.kernel.clone();
+        if let Some(l) = self.leases.get_mut(&lease) {
+            l.off = true;
+        }
+        self.result.parks += 1;
+        self.tell(Input::CellParked {
+            kernel,
+            cell: CellId::from(run.cell.to_string()),
+            lease,
+        });
+    }
+
     fn cell_done(&mut self, s: usize, cell: usize, lease: LeaseId) {
+        let stopped = |r: Run| r.lease != lease || r.parking.is_some();
+        if lease.0 > 0 && self.sessions[s].runs.is_none_or(stopped) {
+            return;
+        }
         if lease.0 > 0 {
+            self.sessions[s].runs = None;
             self.tell(Input::CellEnded {
                 kernel: self.sessions[s].kernel.clone(),
                 cell: CellId::from(cell.to_string()),
@@ -619,6 +709,7 @@ impl<'a> World<'a> {
         match output {
             Output::StartLease(start) => self.start_lease(start),
             Output::EndLease { lease, .. } => self.end_lease(lease),
+            Output::Park { kernel, lease, .. } => self.park(kernel, lease),
             Output::Granted {
                 kernel,
                 cell,
@@ -677,6 +768,7 @@ impl<'a> World<'a> {
             ordered: self.now,
             devices: Vec::new(),
             start,
+            off: false,
         };
         self.leases.insert(id, lease);
         let takes = self.cluster.latency.lease.draw(&mut self.rng);
@@ -716,7 +808,7 @@ impl<'a> World<'a> {
         let Some(lease) = self.leases.get(&id) else {
             return;
         };
-        let park = if lease.gpus > 0 && !lease.devices.is_empty() {
+        let park = if lease.gpus > 0 && !lease.devices.is_empty() && !lease.off {
             self.sessions[lease.session].vram / self.cluster.latency.park_gb_s
         } else {
             0.0

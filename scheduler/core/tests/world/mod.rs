@@ -79,10 +79,13 @@ pub struct World {
     pub lingering: BTreeMap<LeaseId, KernelId>,
     /// Leases that are over and whose kernels have not said that they are off.
     pub leaving: BTreeMap<LeaseId, KernelId>,
+    /// Cells that were asked to park.
+    pub asked_to_park: Vec<(KernelId, CellId, LeaseId)>,
     pub opened: BTreeSet<LeaseId>,
     pub closed: BTreeSet<LeaseId>,
     pub migrations: Vec<(KernelId, Incarnation, SeatPlan)>,
     pub granted: u64,
+    pub parked: u64,
     pub next_job: u32,
     pub next_cell: u64,
     pub check_every: u64,
@@ -107,10 +110,12 @@ impl World {
             running: BTreeMap::new(),
             lingering: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            asked_to_park: Vec::new(),
             opened: BTreeSet::new(),
             closed: BTreeSet::new(),
             migrations: Vec::new(),
             granted: 0,
+            parked: 0,
             next_job: 100,
             next_cell: 0,
             check_every: 1,
@@ -192,6 +197,17 @@ impl World {
                 if *grace > Span::ZERO {
                     self.leaving.insert(*lease, kernel.clone());
                 }
+            }
+            Output::Park {
+                kernel, lease, cell, ..
+            } => {
+                let key = (kernel.clone(), cell.clone());
+                // It may be ending just now, which the core is being told after what became due.
+                let runs = self.running.get(&key).is_none_or(|l| l == lease);
+                assert!(runs && !self.waiting.contains(&key), "only what runs is asked");
+                let ask = (kernel.clone(), cell.clone(), *lease);
+                assert!(!self.asked_to_park.contains(&ask), "asked twice");
+                self.asked_to_park.push(ask);
             }
             Output::Forget { kernel } => {
                 self.kernels.remove(kernel);
@@ -397,6 +413,24 @@ impl World {
         Some(self.tell(Input::ReleaseLease { kernel, lease }))
     }
 
+    /// The cell that was asked first parks, or says that it can't.
+    pub fn park(&mut self, can: bool) -> Option<Vec<Output>> {
+        if self.asked_to_park.is_empty() {
+            return None;
+        }
+        let (kernel, cell, lease) = self.asked_to_park.remove(0);
+        if !can {
+            return Some(self.tell(Input::ParkRefused { kernel, lease }));
+        }
+        let key = (kernel.clone(), cell.clone());
+        if self.running.get(&key) == Some(&lease) {
+            self.running.remove(&key);
+            self.waiting.insert(key);
+            self.parked += 1;
+        }
+        Some(self.tell(Input::CellParked { kernel, cell, lease }))
+    }
+
     pub fn pass(&mut self, span: Span) -> Vec<Output> {
         self.now = self.now + span;
         self.tell(Input::Tick)
@@ -463,7 +497,14 @@ impl World {
                     self.tell(Input::ReleaseLease { kernel, lease });
                 }
             }
-            97 => self.random_migration(),
+            97 => {
+                if self.asked_to_park.is_empty() {
+                    self.random_migration();
+                } else {
+                    let can = self.rng.below(3) > 0;
+                    self.park(can);
+                }
+            }
             98 => {
                 if let Some(ticket) = self.asked.pop() {
                     self.tell(Input::PilotFailed {

@@ -1,0 +1,289 @@
+//! Parking at a quantum: a cell that has run for longer than its class's quantum, while another waits for what it
+//! holds, is asked to park. Nothing is taken from a cell that runs: it is asked once for each lease, and whoever can't
+//! park says so and runs on. One that has parked waits for its GPUs again, on its own node, where its memory lies.
+
+use crate::core::Core;
+use crate::id::{CellId, Incarnation, KernelId, LeaseId};
+use crate::lease::{EndCause, Outcome};
+use crate::need::Need;
+use crate::output::Output;
+use crate::reason::{RefusedBecause, spell};
+use crate::state::{Cell, Kernel, Lease, LeaseState, ParkAsk, PilotState, Replica, Timer};
+use crate::time::Span;
+
+/// A wait that is expected to be over by then isn't worth a park, which copies all of a GPU's memory.
+const SOON: Span = Span::from_secs(30);
+
+impl Kernel {
+    /// The only replica that may run its GPU cells, if there is such a one: its process can't let go of its device, or
+    /// has a cell parked.
+    pub(crate) fn only(&self) -> Option<Incarnation> {
+        self.bound.or(self.parked)
+    }
+
+    /// The replicas that may run its GPU cells.
+    pub(crate) fn able(&self) -> impl Iterator<Item = &Replica> {
+        let only = self.only();
+        self.replicas
+            .iter()
+            .filter(move |r| only.is_none_or(|o| o == r.incarnation))
+    }
+}
+
+impl Core {
+    /// How long the lease's cell may run undisturbed; none: for ever.
+    fn quantum(&self, lease: &Lease) -> Option<Span> {
+        match &lease.state {
+            LeaseState::Running(r) if lease.gpus > 0 => {
+                self.pools[lease.pool as usize].config.quantum.of(r.class)
+            }
+            _ => None,
+        }
+    }
+
+    /// The lease's cell begins: it is looked at when its quantum is over.
+    pub(crate) fn arm_quantum(&mut self, id: LeaseId) {
+        if let Some(quantum) = self.quantum(&self.leases[&id]) {
+            self.at(self.now + quantum, Timer::Quantum(id));
+        }
+    }
+
+    fn outran(&self, lease: &Lease) -> bool {
+        let since = |r: &crate::state::Running| self.now.since(r.since);
+        let LeaseState::Running(r) = &lease.state else {
+            return false;
+        };
+        self.quantum(lease).is_some_and(|q| since(r) >= q)
+    }
+
+    pub(crate) fn quantum_due(&mut self, id: LeaseId, out: &mut Vec<Output>) {
+        if self.leases.get(&id).is_some_and(|l| self.outran(l)) {
+            let pilot = self.leases[&id].pilot;
+            self.ask_for_first(pilot, out);
+        }
+    }
+
+    /// Asks on behalf of the first in the queue for whom it is worth while.
+    fn ask_for_first(&mut self, pilot: u32, out: &mut Vec<Output>) {
+        let node = self.pilots[pilot].node as usize;
+        let waiting: Vec<u32> = self.nodes[node].queue.iter().map(|&(_, c)| c).collect();
+        for cell in waiting {
+            if self.asks_to_park(cell, out) {
+                return;
+            }
+        }
+    }
+
+    /// Asks cells that have outrun their quantum to make room for this one.
+    pub(crate) fn ask_to_park(&mut self, cell: u32, out: &mut Vec<Output>) {
+        self.asks_to_park(cell, out);
+    }
+
+    /// The same, where fewest GPUs have to be parked for it. Returns whether some are asked, now or before.
+    fn asks_to_park(&mut self, cell: u32, out: &mut Vec<Output>) -> bool {
+        let Some(c) = self.cells.get(cell) else {
+            return false;
+        };
+        let k = &self.kernels[c.kernel];
+        let off = self.pools[k.pool as usize].config.quantum.is_off();
+        if off || c.need.gpus == 0 || k.migrating.is_some() || self.over_limit(c).is_some() {
+            return false;
+        }
+        if self.expected_wait(cell) <= SOON {
+            return false;
+        }
+        let mut best: Option<(u16, u32, Vec<LeaseId>)> = None;
+        for r in k.able() {
+            for &pilot in &self.nodes[r.node as usize].pilots {
+                if let Some((gpus, leases)) = self.could_park(pilot, cell)
+                    && best.as_ref().is_none_or(|(n, ..)| gpus < *n)
+                {
+                    best = Some((gpus, pilot, leases));
+                }
+            }
+        }
+        let Some((_, pilot, leases)) = best else {
+            return false;
+        };
+        if !self.hold_back(pilot, cell) {
+            return false;
+        }
+        for id in leases {
+            self.ask(id, cell, out);
+        }
+        true
+    }
+
+    /// The leases of this pilot whose cells have to be parked (beside those that are asked already) for the cell to
+    /// start, those first that have run the longest, and their GPUs; none: all of them wouldn't do.
+    fn could_park(&self, pilot: u32, cell: u32) -> Option<(u16, Vec<LeaseId>)> {
+        let (p, c) = (&self.pilots[pilot], &self.cells[cell]);
+        let before = |o: u32| o != cell && self.cells[o].rank < c.rank;
+        if p.state != PilotState::Up
+            || p.pool != self.kernels[c.kernel].pool
+            || p.reserved.is_some_and(before)
+        {
+            return None;
+        }
+        let fitting = (0..p.groups.len()).filter(|&g| p.groups[g].fits(&c.need));
+        let parks = fitting.filter_map(|g| self.could_park_in(pilot, g, c));
+        parks.min_by_key(|(gpus, _)| *gpus)
+    }
+
+    fn could_park_in(&self, pilot: u32, group: usize, c: &Cell) -> Option<(u16, Vec<LeaseId>)> {
+        let p = &self.pilots[pilot];
+        let (mut gpus, mut cpus) = (p.groups[group].free(), p.cpus_free());
+        let mut due = Vec::new();
+        for id in &p.leases {
+            let lease = &self.leases[id];
+            let mine = if lease.group == Some(group) { lease.gpus } else { 0 };
+            match &lease.state {
+                LeaseState::Ending { .. } | LeaseState::Lingering { .. } => {
+                    gpus += mine;
+                    cpus += lease.cpus;
+                }
+                LeaseState::Running(_) if lease.asked == ParkAsk::Asked => {
+                    gpus += mine;
+                    cpus += lease.cpus;
+                }
+                LeaseState::Running(r)
+                    if mine > 0
+                        && lease.asked == ParkAsk::No
+                        && lease.kernel != c.kernel
+                        && self.outran(lease) =>
+                {
+                    due.push((r.since, *id));
+                }
+                LeaseState::Running(_) | LeaseState::Starting { .. } => {}
+            }
+        }
+        due.sort_unstable();
+        let (mut parked, mut leases) = (0, Vec::new());
+        for (_, id) in due {
+            if gpus >= c.need.gpus && cpus >= c.cpus {
+                break;
+            }
+            let lease = &self.leases[&id];
+            gpus += lease.gpus;
+            cpus += lease.cpus;
+            parked += lease.gpus;
+            leases.push(id);
+        }
+        (gpus >= c.need.gpus && cpus >= c.cpus).then_some((parked, leases))
+    }
+
+    fn ask(&mut self, id: LeaseId, waiting: u32, out: &mut Vec<Output>) {
+        let asks = self.cells[waiting].need.gpus;
+        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        lease.asked = ParkAsk::Asked;
+        let (kernel, LeaseState::Running(r)) = (lease.kernel, &lease.state) else {
+            return;
+        };
+        out.push(Output::Park {
+            kernel: self.kernels[kernel].id.clone(),
+            lease: id,
+            cell: r.cell.clone(),
+            reason: format!(
+                "it has run for {} and a cell that needs {asks} GPU{} waits",
+                spell(self.now.since(r.since)),
+                if asks == 1 { "" } else { "s" }
+            ),
+        });
+    }
+
+    /// Whether a cell in this pilot is asked to park.
+    pub(crate) fn is_asked(&self, pilot: u32) -> bool {
+        let asked = |id: &LeaseId| {
+            let lease = &self.leases[id];
+            lease.asked == ParkAsk::Asked && matches!(lease.state, LeaseState::Running(_))
+        };
+        self.pilots[pilot].leases.iter().any(asked)
+    }
+
+    /// The cell can't be parked: it runs on, and isn't asked again on this lease.
+    pub(crate) fn park_refused(&mut self, kernel_id: &KernelId, id: LeaseId, out: &mut Vec<Output>) {
+        let kernel = self.find_kernel(kernel_id);
+        let Some(lease) = self.leases.get_mut(&id).filter(|l| Some(l.kernel) == kernel) else {
+            return;
+        };
+        lease.asked = ParkAsk::Refused;
+        let pilot = lease.pilot;
+        self.ask_for_first(pilot, out);
+    }
+
+    /// The cell is off its GPUs, in its middle: its lease ends, and it waits for another like it where its memory lies.
+    pub(crate) fn cell_parked(
+        &mut self,
+        kernel_id: &KernelId,
+        cell: &CellId,
+        id: LeaseId,
+        out: &mut Vec<Output>,
+    ) {
+        let kernel = self.find_kernel(kernel_id);
+        let Some(lease) = self.leases.get(&id).filter(|l| Some(l.kernel) == kernel) else {
+            return;
+        };
+        let (LeaseState::Running(r), kernel, executor) = (&lease.state, lease.kernel, lease.executor) else {
+            return;
+        };
+        if r.cell != *cell {
+            return;
+        }
+        let (r, cpus) = (r.clone(), lease.cpus);
+        let here = self.kernels[kernel]
+            .replicas
+            .iter()
+            .any(|x| x.incarnation == executor);
+        self.stop_running(id, Outcome::Parked, out);
+        self.end_parked(id, out);
+        if !here || self.kernels[kernel].closed {
+            return;
+        }
+        let ran = Span(r.ran.0 + self.now.since(r.since).0);
+        let waiting = self.new_cell(
+            kernel,
+            r.cell,
+            r.need,
+            cpus,
+            r.class,
+            r.print,
+            self.now,
+            Some((executor, ran)),
+        );
+        self.wait(waiting, out);
+    }
+
+    /// The replica is gone, and with it what cells it had parked.
+    pub(crate) fn lose_parked(&mut self, kernel: u32, replica: Incarnation, out: &mut Vec<Output>) {
+        let there = |c: &u32| self.cells[*c].parked.is_some_and(|(r, _)| r == replica);
+        let lost: Vec<u32> = self.kernels[kernel].cells.iter().copied().filter(there).collect();
+        for cell in lost {
+            self.drop_cell(cell, Some(RefusedBecause::ReplicaLost), out);
+        }
+    }
+
+    /// What a cell of which nothing else is known asked for, by its lease.
+    pub(crate) fn need_of(&self, id: LeaseId) -> Need {
+        let lease = &self.leases[&id];
+        Need {
+            gpus: lease.gpus,
+            gpu_type: lease.gpu_type.clone(),
+            cpus: lease.cpus,
+            ..Need::default()
+        }
+    }
+
+    /// Nothing has to leave the GPUs any more, and nobody needs to be told.
+    fn end_parked(&mut self, id: LeaseId, out: &mut Vec<Output>) {
+        let (now, cause) = (self.now, EndCause::Claimed);
+        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        lease.state = LeaseState::Ending {
+            cause,
+            since: now,
+            leaves_by: None,
+        };
+        let pilot = lease.pilot;
+        self.note_lease(id, out);
+        out.push(self.end_order(self.pilots[pilot].job, id, cause));
+    }
+}
