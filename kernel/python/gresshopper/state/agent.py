@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from . import capture, form, hurry, later, names, native, pickling, planning, recipes, redo, rerun
+from . import capture, form, hurry, later, names, native, pickling, planning, process, recipes, redo, rerun
 from . import restore as restoring
 from .store import Store, StoreError, ask_for
 
@@ -690,8 +690,6 @@ _TRIAL = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gresshopper.stat
 #: So often a plan is made and tried; then everything is stored.
 _TRIALS = 4
 _NOTHING = capture.Delta([], [], {}, 0.0)
-#: Where modules lie that aren't the user's own.
-_INSTALLED = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), "/usr/lib/python3"})
 
 
 def _unstored(unit: capture.Unit) -> int:
@@ -707,10 +705,7 @@ def _own_module(value: Any) -> bool:
     else:
         kind = value if isinstance(value, type) else type(value)
         module = sys.modules.get(str(type.__getattribute__(kind, "__module__")))
-    if module is None or vars(module).get("__name__") == "__main__":
-        return False
-    file = vars(module).get("__file__")
-    return isinstance(file, str) and not file.startswith(_INSTALLED) and "-packages/" not in file
+    return process.own_module(module)
 
 
 _SHOWN = ("_", "__", "___")

@@ -359,7 +359,7 @@ class Capture:
         self._table: dict[int, int] = {}
         self._large: set[int] = set()
         self._process: dict[str, bytes] = {}
-        self._patched = pickle.dumps([], protocol=5)
+        self._patched, self._modules = pickle.dumps([], protocol=5), pickle.dumps({}, protocol=5)
         self._next = 1
         self._threads = set(threading.enumerate())
         #: How many times as long as expected content took lately: on a busy machine it takes longer.
@@ -459,7 +459,7 @@ class Capture:
         try:
             changed, removed = self._adopt(final, arm, everything)
         finally:
-            self.session.check = check
+            self.session.check, self.session.kept = check, []
         if expected >= _LEARNT:
             self._pace = max(1.0, (self._pace + (time.perf_counter() - begun) / expected) / 2)
         self._names, self._ids, self._shown = visible.names, visible.ids, visible.shown
@@ -482,9 +482,11 @@ class Capture:
 
     def _process_delta(self, libraries: bool) -> dict[str, bytes]:
         now = process.read()
+        process.see_modules()
         if libraries:
             self._patched = pickle.dumps(process.patched(self.namespace), protocol=5)
-        now["patched"] = self._patched
+            self._modules = pickle.dumps(process.own_modules(), protocol=5)
+        now["patched"], now["own modules"] = self._patched, self._modules
         changed = {k: v for k, v in now.items() if self._process.get(k) != v}
         self._process = now
         return changed
@@ -639,6 +641,7 @@ class _Round:
         self._placed: set[str] = set()
         self._dissolved: list[int] = []
         self._keep: list[Any] = []  # memos: no address is used twice within one capture
+        capture.session.kept = []
         self._linked: set[tuple[str, ...]] = set()
 
     def fresh(self, member: str) -> None:
@@ -721,6 +724,8 @@ class _Round:
             except pickling.Unpicklable as e:
                 dump = self._placeholder(members, values, str(e))
         self._keep.append(dump.keep)
+        if dump.keep is not None:
+            self.capture.session.kept.append(dump.ids)
         return _Block(members, dump, time.perf_counter() - started)
 
     def _placeholder(self, members: Sequence[str], values: Sequence[Any], why: str) -> pickling.Dump:

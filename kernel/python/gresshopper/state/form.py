@@ -22,9 +22,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 from . import native
 
-VERSION = 3
-#: Versions that this reads: 1 leaves no group to its cells, 2 holds all of each section of the process.
-READABLE = (1, 2, 3)
+VERSION = 4
+#: Versions that this reads: 1 leaves no group to its cells, 2 holds all of each section of the process, 3 has fewer recipes.
+READABLE = (1, 2, 3, 4)
 MAGIC = b"HOPSTATE"
 _START = struct.Struct("<8sI4s")
 _SIZES = struct.Struct("<QQ")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import _thread
 import array
 import bisect
+import builtins
 import collections
 import collections.abc
 import copyreg
@@ -29,6 +30,7 @@ import struct
 import sys
 import threading
 import types
+import typing
 import uuid
 import weakref
 from collections.abc import Iterator
@@ -144,6 +146,8 @@ class Session:
         self._by_value: dict[int, tuple[Any, bool]] = {}
         #: Whether memory that holds pointers to immutable objects is known to be as it was (set by the capture).
         self.unchanged: Callable[[int, int], bool] = lambda address, nbytes: False
+        #: What each dump of the capture that goes on went through: their memos hold those objects, too.
+        self.kept: list[Any] = []
         #: Raises `Interrupted` when a dump should be given up for now (set by the agent).
         self.check: Callable[[], None] = lambda: None
 
@@ -160,6 +164,13 @@ class Session:
         self.class_ids[cls] = cid
         self.classes[cid] = cls
 
+    def holding(self, obj: Any) -> int:
+        """How many references to an instance's `__dict__` dumps of this capture hold."""
+        at = id(object.__getattribute__(obj, "__dict__"))
+        slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
+        each = 2 if slots(type(obj)) else 1  # with slots the memo holds a pair, too
+        return each * sum(_among(ids, at) for ids in self.kept)
+
     def by_value(self, cls: type) -> bool:
         """Whether a class belongs to the notebook rather than to an importable module."""
         found = self._by_value.get(id(cls))
@@ -169,6 +180,11 @@ class Session:
         answer = bool(heap) and cls.__module__ != "builtins" and not _importable(cls)
         self._by_value[id(cls)] = (weakref.ref(cls), answer)
         return answer
+
+
+def _among(ids: Any, at: int) -> bool:
+    i = bisect.bisect_left(ids, at)
+    return bool(i < len(ids) and ids[i] == at)
 
 
 def _importable(obj: Any) -> bool:
@@ -384,7 +400,7 @@ class _Mixin:
         t = type(obj)
         if t in self.ordinary and id(obj) not in _SINGLETONS and id(obj) not in self.bad:
             self.seen.add(t)
-            return NotImplemented
+            return self._attributes(obj) if t in _ATTRIBUTED else NotImplemented
         if self.bad and id(obj) in self.bad:
             return self._lose(obj, self.bad[id(obj)])
         if t is _FunctionType:
@@ -423,11 +439,31 @@ class _Mixin:
         if why is not None:
             return self._lose(obj, why)
         if not self.session.by_value(t):
+            single = _SINGLETONS.get(id(obj)) if _stateless(t) and _find_singles(t) else None
+            if single is not None:
+                return recipes.module_value, single[1]
             if not ruled and not issubclass(t, (dict, TypeVar)):
                 self.ordinary.add(t)
+                if _has_plain_state(t):
+                    _ATTRIBUTED.add(t)
         elif any(_own_hook(t, hook) for hook in _HOOKS) or self._hashes(t):
             self.suspects.append(obj)
+        reduced = self._attributes(obj) if _has_plain_state(t) else NotImplemented
+        if reduced is NotImplemented and _makes_itself(t):
+            reduced = obj.__reduce_ex__(5)
+        if reduced is not NotImplemented:
+            return _bare(t, reduced)
         return cloudpickle.CloudPickler.reducer_override(self, obj)
+
+    def _attributes(self, obj: Any) -> Any:
+        """An instance whose `__dict__` others hold too: as `vars(obj)`, or for their own."""
+        others = _dict_refs(obj) - _ALONE
+        if others <= 0 or others <= self.session.holding(obj):
+            return NotImplemented
+        if isinstance(obj, types.SimpleNamespace):
+            self.notes.append("what vars() gives of a SimpleNamespace isn't its attributes any more")
+            return NotImplemented
+        return _sharing(obj)
 
     def _hashes(self, t: type) -> bool:
         """Whether instances hash in a way of the notebook's, so that one that was changed may be a lost key."""
@@ -523,7 +559,7 @@ class _Mixin:
         if cid in self.owned:
             if _FORGETS:
                 self.notes.append(_FORGETS)
-            return cloudpickle.CloudPickler.reducer_override(self, cls)
+            return _whole_class(cls, cloudpickle.CloudPickler.reducer_override(self, cls))
         self.classes.add(cid)
         return recipes.class_of, (cid,)
 
@@ -565,6 +601,8 @@ class _Mixin:
 
     def _weakref(self, ref: Any) -> Any:
         target = ref()
+        if target is not None and ref.__callback__ is not None:
+            self.notes.append("what a weak reference calls when its object ends isn't called any more")
         return (recipes.dead_ref, ()) if target is None else (recipes.weak_ref, (target,))
 
     def _weak_dict(self, made: Any) -> Any:
@@ -629,7 +667,21 @@ class _Mixin:
 
     def _proxy(self, proxy: Any) -> Any:
         # A proxy doesn't name its mapping; the garbage collector does.
-        return recipes.mapping_proxy, (gc.get_referents(proxy)[0],)
+        mapping = gc.get_referents(proxy)[0]
+        if type(mapping) is dict and "__module__" in mapping and "__doc__" in mapping:
+            self.notes.append("a view of a class's attributes is saved as a copy")
+        return recipes.mapping_proxy, (mapping,)
+
+    def _module(self, module: Any) -> Any:
+        known = sys.modules.get(module.__name__) is module
+        if not known and any(held is vars(module) for held in self.session.namespace.values()):
+            self.notes.append("what vars() gives of a module isn't its attributes any more")
+        return NotImplemented
+
+    def _new_type(self, made: Any) -> Any:
+        if made.__module__ != _MAIN:
+            return NotImplemented
+        return recipes.new_type, (made.__name__, made.__supertype__, made.__qualname__)
 
     def _match(self, m: Any) -> Any:
         for how in ("search", "match", "fullmatch"):
@@ -724,6 +776,16 @@ class _Mixin:
         if type(root) is not np.ndarray and type(root) is not np.memmap:
             root = self._frame(root)
         return self._np_view(a, root)
+
+    def _np_void(self, scalar: Any) -> Any:
+        """An element of a structured array, which is a view of it."""
+        import numpy as np
+
+        if not isinstance(scalar.base, np.ndarray) or scalar.dtype.names is None or scalar.dtype.hasobject:
+            return NotImplemented
+        at = native.address(memoryview(scalar))
+        view = np.asarray(DummyArray(at, scalar.dtype.itemsize, scalar.base)).view(scalar.dtype)
+        return recipes.np_element, (view,)
 
     def _frame(self, root: Any) -> Any:
         """A plain array over the whole memory of one of a subclass, which stands for that memory in the stream."""
@@ -904,6 +966,10 @@ class _Mixin:
         cls = type(t)
         self.seen.add(cls)
         plain = cls is torch.Tensor or cls is torch.nn.Parameter
+        if t.is_quantized:
+            self.notes.append("a quantised tensor is saved as a copy")
+        elif t.is_inference():
+            self.notes.append("a tensor of inference mode is an ordinary one after a restore")
         if not plain or t.layout != torch.strided or t.is_quantized or t.device.type == "meta":
             return NotImplemented
         if t.is_conj() or t.is_neg():
@@ -926,8 +992,14 @@ class _Mixin:
         grad = t.grad if t.is_leaf else None
         attrs = {k: v for k, v in getattr(t, "__dict__", {}).items()}
         hooks = {k: getattr(t, k) for k in recipes.TORCH_HOOKS if getattr(t, k, None)} if t.is_leaf else {}
-        state = {"grad": grad, "dict": attrs, "hooks": hooks} if grad is not None or attrs or hooks else None
+        state: Any = {"grad": grad, "dict": attrs, "hooks": hooks} if grad is not None or attrs or hooks else None
+        if t.has_names():
+            state = {**(state or {"grad": None, "dict": {}, "hooks": {}}), "names": t.names}
         return recipes.torch_tensor, made, state, None, None, recipes.set_torch_tensor
+
+    def _torch_typed(self, storage: Any) -> Any:
+        self.notes.append("a storage of torch is saved as a copy")
+        return NotImplemented
 
     def _torch_generator(self, g: Any) -> Any:
         import torch
@@ -1060,6 +1132,108 @@ def _own_hook(cls: type, hook: str) -> bool:
     return isinstance(found, _FunctionType) and found.__module__ == _MAIN
 
 
+_NO_STATE = getattr(object, "__getstate__", None)
+#: Libraries' types whose instances are pickled with their `__dict__` as it is.
+_ATTRIBUTED: set[type] = set()
+
+
+def _has_plain_state(t: Any) -> bool:
+    """Whether pickle takes the attributes of its instances as they are, from their `__dict__`."""
+    return bool(
+        t.__dictoffset__ != 0
+        and t.__reduce_ex__ is object.__reduce_ex__
+        and t.__reduce__ in (object.__reduce__, types.SimpleNamespace.__reduce__)
+        and getattr(t, "__getstate__", None) is _NO_STATE
+        and not hasattr(t, "__setstate__")
+        and t not in copyreg.dispatch_table
+        and not issubclass(t, (type, BaseException, types.ModuleType))
+    )
+
+
+def _dict_refs(obj: Any) -> int:
+    return sys.getrefcount(object.__getattribute__(obj, "__dict__"))
+
+
+class _Probe:
+    pass
+
+
+#: References to an instance's `__dict__` that nobody else holds.
+_ALONE = _dict_refs(_Probe())
+
+
+def _sharing(obj: Any) -> Any:
+    """How an instance is written with the very dictionary that holds its attributes."""
+    reduced: Any = obj.__reduce_ex__(5)
+    attrs = object.__getattribute__(obj, "__dict__")
+    state = reduced[2] if len(reduced) > 2 else None
+    slots = state[1] if isinstance(state, tuple) else None
+    if (state[0] if isinstance(state, tuple) else state) is not attrs and attrs:
+        return NotImplemented
+    items = (*reduced[3:5], None, None)[:2]
+    return (*reduced[:2], (attrs, slots), *items, recipes.set_shared)
+
+
+def _makes_itself(t: Any) -> bool:
+    """Whether a class of the notebook has a `__new__` that pickle would run, and doesn't say with what."""
+    return (
+        isinstance(t.__new__, _FunctionType)
+        and t.__new__.__module__ == _MAIN
+        and t.__reduce_ex__ is object.__reduce_ex__
+        and t.__reduce__ is object.__reduce__
+        and not any(
+            isinstance(getattr(t, hook, None), _FunctionType) for hook in ("__getnewargs__", "__getnewargs_ex__")
+        )
+    )
+
+
+def _bare(t: type, reduced: Any) -> Any:
+    """An instance that is made without running its class's own `__new__`: what that does was done."""
+    if reduced[0] is not _NEWOBJ or not _makes_itself(t):
+        return reduced
+    return (recipes.bare, *reduced[1:])
+
+
+_NEWOBJ: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+
+
+def _stateless(t: Any) -> bool:
+    return (
+        t.__basicsize__ <= _LARGEST and t.__reduce_ex__ is object.__reduce_ex__ and t.__reduce__ is object.__reduce__
+    )
+
+
+#: Bytes of an instance without slots of its own.
+_LARGEST = _Probe.__basicsize__
+
+
+def _find_singles(t: type) -> bool:
+    """Instances of a library's class that its module holds and that have no attributes: others ask whether something
+    is one of them."""
+    held = vars(sys.modules.get(t.__module__, builtins))
+    for name, value in list(held.items()):
+        if type(value) is t and not getattr(value, "__dict__", None):
+            _SINGLETONS[id(value)] = (value, (t.__module__, name))
+    return True
+
+
+def _whole_class(cls: type, reduced: Any) -> Any:
+    """With what cloudpickle leaves out of a class: its slots, and a name that says where it was defined."""
+    if len(reduced) != 6 or not isinstance(reduced[2], tuple) or len(reduced[1]) != 6:
+        return reduced
+    made, (attrs, rest) = list(reduced[1]), reduced[2]
+    slots = attrs.get("__slots__")
+    own = {k for k, v in attrs.items() if type(v) is types.MemberDescriptorType and v.__objclass__ is cls}
+    attrs = {k: v for k, v in attrs.items() if k not in own}
+    # A class of `typing.NamedTuple` gets its own when it is made.
+    given = bool(own) or "__orig_bases__" not in attrs
+    if given and isinstance(slots, (str, tuple, list, dict)) and isinstance(made[3], dict):
+        made[3] = {**made[3], "__slots__": attrs.pop("__slots__")}
+    if cls.__qualname__ != cls.__name__:
+        attrs["__qualname__"] = cls.__qualname__
+    return (reduced[0], tuple(made), (attrs, rest), *reduced[3:])
+
+
 def _is_observer(handler: Any) -> bool:
     """Whether a class's decorator made the handler: the class makes it again."""
     return type(handler).__name__ in ("ObserveHandler", "_CallbackWrapper")
@@ -1130,6 +1304,14 @@ def _data(a: Any) -> int:
     return int(a.__array_interface__["data"][0])
 
 
+class DummyArray:
+    """Bytes of an array's memory, as numpy makes them under the same name for views that it can't make otherwise."""
+
+    def __init__(self, at: int, nbytes: int, base: Any) -> None:
+        self.__array_interface__ = {"version": 3, "shape": (nbytes,), "typestr": "|u1", "data": (at, False)}
+        self.base = base
+
+
 def _extent(a: Any) -> tuple[int, int]:
     low = high = _data(a)
     for extent, stride in zip(a.shape, a.strides):
@@ -1170,8 +1352,11 @@ _RULES: dict[type, Callable[[Any, Any], Any]] = {
     struct.Struct: _Mixin._struct,
     memoryview: _Mixin._memoryview,
     types.GeneratorType: _Mixin._generator,
+    types.ModuleType: _Mixin._module,
     **dict.fromkeys(iterators.TYPES, _Mixin._iterator),
 }
+if isinstance(typing.NewType, type):  # since Python 3.10
+    _RULES[typing.NewType] = _Mixin._new_type
 
 _ordinary_types: tuple[int, set[type]] = (-1, set())
 
@@ -1230,6 +1415,7 @@ def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
         if generators is not None and hasattr(generators, "Generator"):
             _RULES[generators.Generator] = _Mixin._np_generator
             _RULES[generators.RandomState] = _Mixin._np_random_state
+        _RULES[np.void] = _RULES[np.record] = _Mixin._np_void
         if npyio is not None and hasattr(npyio, "NpzFile"):
             rules.append((npyio.NpzFile, _Mixin._npz))
     torch = sys.modules.get("torch")
@@ -1239,6 +1425,9 @@ def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
         if untyped is not None:
             _RULES[untyped] = _Mixin._torch_untyped
         rules.append((torch.Generator, _Mixin._torch_generator))
+        typed = getattr(torch.storage, "TypedStorage", None) or getattr(torch.storage, "_TypedStorage", None)
+        if typed is not None:
+            rules.append((typed, _Mixin._torch_typed))
     pd = sys.modules.get("pandas")
     if pd is not None and hasattr(pd, "Index"):
         _pandas_rules(rules)

@@ -9,9 +9,11 @@ from __future__ import annotations
 import array
 import builtins
 import contextlib
+import copyreg
 import functools
 import gc
 import hashlib
+import io
 import locale
 import logging
 import os
@@ -266,6 +268,8 @@ def _hung_in() -> dict[str, str]:
         _by_notebook(found, f"sys.meta_path[{i}]", finder)
     for number in _SIGNALS:
         _by_notebook(found, f"the handler of {number.name}", signal.getsignal(number))
+    for cls, how in list(copyreg.dispatch_table.items()):
+        _by_notebook(found, f"copyreg.dispatch_table[{cls.__qualname__}]", how)
     for name, value in vars(builtins).items():
         if name not in _BUILTINS and name != "_":
             found[f"builtins.{name}"] = type(value).__name__
@@ -275,6 +279,8 @@ def _hung_in() -> dict[str, str]:
             found[f"the handlers of the logger {logger.name}"] = ", ".join(
                 f"{type(h).__name__} {getattr(h.formatter, '_fmt', '')}" for h in logger.handlers
             )
+        if logger.filters:
+            found[f"the filters of the logger {logger.name}"] = ", ".join(type(f).__name__ for f in logger.filters)
     return found
 
 
@@ -322,6 +328,105 @@ def _scanned(known: dict[int, tuple[int, _Scan]], key: int, members: Any, scope:
             held.append((attr, value))
     known[key] = (mark, (mine, held))
     return mine, held
+
+
+#: Where modules lie that aren't the user's own.
+INSTALLED = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), "/usr/lib/python3"})
+
+
+def own_module(module: Any) -> bool:
+    """Whether a module is the user's own, of files beside the notebook."""
+    if type(module) is not types.ModuleType or vars(module).get("__name__") == "__main__":
+        return False
+    file = vars(module).get("__file__")
+    if not isinstance(file, str) or file.startswith(INSTALLED) or "-packages/" in file:
+        return False
+    return not file.startswith(_OURS)
+
+
+_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+#: What is larger isn't compared.
+_COMPARED = 1 << 20
+
+
+class _Short(io.BytesIO):
+    """Takes little."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() > _COMPARED:
+            raise ValueError("too large")
+        return super().write(data)
+
+
+def _mark(value: Any) -> str:
+    """What tells the value of a module's variable from another, the same in another process; empty if nothing does."""
+    if isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)):
+        return ""
+    if type(value) in (set, frozenset):
+        value = sorted(map(repr, value))
+    out = _Short()
+    try:
+        pickler = pickle.Pickler(out, protocol=5)
+        pickler.fast = True  # which strings are one object differs from process to process
+        pickler.dump(value)
+    except Exception:  # what can't be pickled, holds itself, or is too large
+        return ""
+    return hashlib.blake2b(out.getvalue(), digest_size=8).hexdigest()
+
+
+def _marks(module: types.ModuleType) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in list(vars(module).items()):
+        if name.startswith("__"):
+            continue
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            inside = type.__dict__["__dict__"].__get__(value).items()
+            found.update({f"{name}.{k}": _mark(v) for k, v in list(inside) if not k.startswith("__")})
+        else:
+            found[name] = _mark(value)
+    return {name: mark for name, mark in found.items() if mark}
+
+
+#: The user's own modules, found anew when modules were loaded; and what was in each when it was first seen.
+_own: tuple[Any, list[types.ModuleType]] = (None, [])
+_first: dict[str, dict[str, str]] = {}
+
+
+def see_modules() -> list[types.ModuleType]:
+    """The user's own modules; remembers what those that are new hold."""
+    global _own  # noqa: PLW0603 - a process has one list of modules
+    loaded = (len(sys.modules), next(reversed(sys.modules)))
+    if _own[0] != loaded:
+        _own = (loaded, [module for module in list(sys.modules.values()) if own_module(module)])
+        for module in _own[1]:
+            if module.__name__ not in _first:
+                _first[module.__name__] = _marks(module)
+    return _own[1]
+
+
+def own_modules() -> dict[str, dict[str, Any]]:
+    """What the variables of the user's own modules are (`is`), and which were changed since they were first seen."""
+    found: dict[str, dict[str, Any]] = {}
+    for module in see_modules():
+        marks, first = _marks(module), _first.get(module.__name__, {})
+        found[module.__name__] = {
+            "is": marks,
+            "changed": sorted(k for k, v in first.items() if marks.get(k, "") != v),
+        }
+    return found
+
+
+def _set_own_modules(state: dict[str, dict[str, Any]]) -> None:
+    others: list[str] = []
+    for name, saved in state.items():
+        module = sys.modules.get(name)
+        here = _marks(module) if own_module(module) and module is not None else None
+        differ = saved["changed"] if here is None else [k for k, v in saved["is"].items() if here.get(k, v) != v]
+        others += [f"{name}.{attr}" for attr in differ]
+    if others:
+        raise NotHereError(
+            f"{', '.join(others)}: what the notebook's own modules hold isn't saved, run its cells again"
+        )
 
 
 def _set_patched(state: list[str]) -> None:
@@ -404,6 +509,7 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
         "interpreter",
         "hung in",
         "patched",
+        "own modules",
         "numpy",
         "torch",
         "matplotlib",
@@ -425,7 +531,7 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
 
 
 #: Sections that are set in less time than they are read in, or that another process never has.
-_SOON_SET = frozenset({"random", "numpy", "torch", "logging", "hung in", "patched"})
+_SOON_SET = frozenset({"random", "numpy", "torch", "logging", "hung in", "patched", "own modules"})
 
 
 def _is_so(name: str, section: bytes) -> bool:
@@ -587,6 +693,7 @@ _WRITE: dict[str, Callable[[Any], None]] = {
     "interpreter": _set_interpreter,
     "hung in": _set_hung_in,
     "patched": _set_patched,
+    "own modules": _set_own_modules,
     "numpy": _set_numpy,
     "torch": _set_torch,
     "matplotlib": _set_matplotlib,

@@ -18,7 +18,7 @@ import threading
 import types
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import Any, Callable, Protocol, TypeVar
+from typing import Any, Callable, NewType, Protocol, TypeVar
 
 
 class LostError(RuntimeError):
@@ -141,6 +141,29 @@ def cached(wrapped: Any, maxsize: int | None, typed: bool) -> Any:
 def attributes(made: Any, state: Mapping[str, Any]) -> None:
     """Set instance attributes without the object's own `__setattr__`."""
     made.__dict__.update(state)
+
+
+def set_shared(made: Any, state: tuple[dict[str, Any], dict[str, Any] | None]) -> None:
+    """The very dictionary that holds an instance's attributes, which others hold too, and its slots."""
+    object.__setattr__(made, "__dict__", state[0])
+    for name, value in (state[1] or {}).items():
+        object.__setattr__(made, name, value)
+
+
+def bare(cls: Any, *args: Any) -> Any:
+    """An instance as the first base that isn't written in Python makes it."""
+    base = next(
+        b for b in cls.__mro__ if "__new__" in vars(b) and isinstance(vars(b)["__new__"], types.BuiltinFunctionType)
+    )
+    return base.__new__(cls, *args)
+
+
+def new_type(name: str, supertype: Any, qualname: str) -> Any:
+    """A `typing.NewType` of the notebook."""
+    make: Any = NewType
+    made = make(name, supertype)
+    made.__module__, made.__qualname__ = "__main__", qualname
+    return made
 
 
 def module_value(module: str, path: str) -> Any:
@@ -557,6 +580,11 @@ def np_view(
     return made
 
 
+def np_element(view: Any) -> Any:
+    """An element of a structured array, over a view of it alone."""
+    return view[0]
+
+
 def np_over(
     obj: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, writeable: bool
 ) -> Any:
@@ -754,6 +782,8 @@ def _gone_history() -> Any:
 
 def set_torch_tensor(made: Any, state: dict[str, Any]) -> None:
     """Gradient and attributes of a tensor."""
+    if state.get("names"):
+        made.rename_(*state["names"])
     if state.get("grad") is not None:
         made.grad = state["grad"]
     for key, value in state.get("dict", {}).items():

@@ -22,6 +22,10 @@ from .store import Store
 LAZY = 64 * 1024 * 1024
 
 
+#: So often it is tried again what couldn't be loaded.
+AGAIN = 3
+
+
 class Entry(NamedTuple):
     """A unit in a saved state: what the record says of it, and the record."""
 
@@ -299,6 +303,23 @@ class Loader:
                 progress(done, len(order))
         return staged
 
+    def again(self) -> dict[str, Any]:
+        """The variables of groups that couldn't be loaded before the others were set: code of the notebook that their
+        loading runs may have asked for those. Repeated for as long as it helps."""
+        found: dict[str, Any] = {}
+        waiting = [uid for uid in self.failed if not self.snapshot.units[uid].said.get("left")]
+        for _ in waiting[:AGAIN]:
+            for uid in sorted(waiting, key=lambda uid: (not self._has_class(uid), uid)):
+                entry, why = self.snapshot.units[uid], self.failed.pop(uid)
+                said = {f"{name}: {why}" for name in entry.names}
+                self.notices = [notice for notice in self.notices if notice not in said]
+                found.update(self._values(uid, entry))
+            left = [uid for uid in waiting if uid in self.failed]
+            if len(left) == len(waiting):
+                break
+            waiting = left
+        return found
+
     def _has_class(self, uid: int) -> bool:
         return any(m.startswith("c:") for m in self.snapshot.units[uid].said["m"])
 
@@ -367,7 +388,12 @@ def restore(
     process.apply_early(sections, loader.notice)
     with unswept.Unswept():
         staged = loader.load_all(progress=progress, later=later)
-    set_names(staged)
+    gone = {name for uid in loader.failed for name in snapshot.units[uid].names}
+    set_names({name: value for name, value in staged.items() if name not in gone})
+    if gone:
+        with unswept.Unswept():
+            staged.update(loader.again())
+        set_names({name: staged[name] for name in gone})
     process.apply_late(sections, loader.notice)
     lost = lost_in(snapshot)
     lost.update({name: why for uid, why in loader.failed.items() for name in snapshot.units[uid].names})

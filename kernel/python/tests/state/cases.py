@@ -1540,4 +1540,5 @@ case(
     check="out = list(a), list(b), list(c)\nc.update((i, i) for i in range(50))\nout += (list(c),)",
 )
 
-import cases_more  # noqa: F401 - adds its cases to these
+import cases_further  # noqa: F401 - adds its cases to these
+import cases_more  # noqa: F401

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import copyreg
 import gc
 import importlib
 import io
@@ -21,7 +22,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from gresshopper.state import capture, form, names, rerun, restore
+from gresshopper.state import capture, form, names, process, rerun, restore
 from gresshopper.state.store import Store
 
 
@@ -111,6 +112,8 @@ class Clean:
         self._builtins = set(vars(builtins))
         self._finders, self._callbacks = list(sys.meta_path), list(gc.callbacks)
         self._handlers = {name: list(logger.handlers) for name, logger in self._loggers().items()}
+        self._filters = {name: list(logger.filters) for name, logger in self._loggers().items()}
+        self._modules = set(sys.modules)
 
     @staticmethod
     def _loggers() -> dict[str, logging.Logger]:
@@ -123,6 +126,13 @@ class Clean:
         sys.meta_path[:], gc.callbacks[:] = self._finders, self._callbacks
         for name, logger in self._loggers().items():
             logger.handlers[:] = self._handlers.get(name, [])
+            logger.filters[:] = self._filters.get(name, [])
+        for kind, how in list(copyreg.dispatch_table.items()):
+            if getattr(how, "__module__", "") == "__main__":
+                del copyreg.dispatch_table[kind]
+        for name in set(sys.modules) - self._modules:
+            if process.own_module(sys.modules[name]):
+                del sys.modules[name]
 
 
 def check(kernel: Kernel, source: str) -> str:
