@@ -4,7 +4,8 @@
 use anyhow::Result;
 use hop_api::client::{self, Item};
 use hop_api::config::Config;
-use hop_api::message::{Event, Request, Role};
+use hop_api::message::{Event, Refusal, Request, Role};
+use hop_core::id::{CellId, KernelId};
 use tokio::sync::mpsc;
 
 /// What comes from the other side.
@@ -16,7 +17,22 @@ pub enum News {
     Down {
         reason: String,
     },
+    /// It won't hear us for now; what waits goes on waiting.
+    Unheard {
+        reason: String,
+    },
     Event(Event),
+}
+
+/// What a refused request means for the cell that waits. One that came before the registration is said again with it.
+fn refused(refusal: Refusal, submitted: Option<(KernelId, CellId)>) -> News {
+    let reason = refusal.to_string();
+    match (refusal, submitted) {
+        (Refusal::Invalid { .. } | Refusal::Unavailable { .. }, Some((kernel, cell))) => {
+            News::Event(Event::Refused { kernel, cell, reason })
+        }
+        _ => News::Unheard { reason },
+    }
 }
 
 /// One end of the conversation. What is sent while the connection is down is dropped; what must not be lost is said
@@ -68,9 +84,9 @@ impl Leases {
                     Some(Item::Connected(_)) => News::Up,
                     Some(Item::Disconnected { reason, .. }) => News::Down { reason },
                     Some(Item::Event(event)) => News::Event(event),
-                    Some(Item::Refused(refusal)) => {
+                    Some(Item::Refused { refusal, submitted }) => {
                         tracing::warn!(%refusal, "hopd refused a request");
-                        continue;
+                        refused(refusal, submitted)
                     }
                     Some(Item::Order(_)) => continue,
                     None => return,
@@ -99,5 +115,25 @@ impl Leases {
             lends: false,
             ..leases
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refused_submission_is_told_its_cell_and_one_that_came_too_early_waits_on() {
+        let submitted = || Some((KernelId::from("k"), CellId::from("c")));
+        let invalid = || Refusal::Invalid { reason: "no".into() };
+        assert!(matches!(
+            refused(invalid(), submitted()),
+            News::Event(Event::Refused { cell, reason, .. }) if cell.as_str() == "c" && reason == "no"
+        ));
+        let early = Refusal::NotFound {
+            what: "kernel k".into(),
+        };
+        assert!(matches!(refused(early, submitted()), News::Unheard { .. }));
+        assert!(matches!(refused(invalid(), None), News::Unheard { reason } if reason == "no"));
     }
 }

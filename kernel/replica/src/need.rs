@@ -1,6 +1,7 @@
 //! What a cell needs, read from its text, its metadata, and the kernelspec's default. Pure: the caller says what time
 //! it is.
 
+use hop_core::id::GpuType;
 use hop_core::need::{Class, Need};
 use hop_core::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -8,6 +9,8 @@ use serde_json::Value;
 
 const GPUS_MAX: u16 = 8;
 const CPUS_MAX: u16 = 1024;
+/// The most characters that `hopd` takes of a GPU type.
+const TYPE_MAX: usize = 200;
 
 const GPU_USAGE: &str = "usage: %%gpu N [--type T] [--mem G] [--cpus C] [--deadline D]";
 const CPU_USAGE: &str = "usage: %%cpu [--cpus C]";
@@ -136,7 +139,7 @@ fn parse_words<'a>(gpu: bool, words: impl Iterator<Item = &'a str>, now: Timesta
         }
         let value = words.next().ok_or_else(|| format!("--{option} needs a value"))?;
         match option {
-            "type" => need.gpu_type = Some(value.into()),
+            "type" => need.gpu_type = Some(parse_type(value)?),
             "mem" => need.gpu_mem_mib = parse_mem(value)?,
             "deadline" => need.deadline = Some(parse_deadline(value, now)?),
             _ => need.cpus = parse_count(value, "--cpus", CPUS_MAX)?,
@@ -160,6 +163,16 @@ fn split_equals(word: &str) -> impl Iterator<Item = &str> {
 fn parse_count(word: &str, what: &str, max: u16) -> Result<u16, String> {
     let n = word.parse().ok().filter(|n| (1..=max).contains(n));
     n.ok_or_else(|| format!("{what} is a number from 1 to {max}, not {word:?}"))
+}
+
+fn parse_type(word: &str) -> Result<GpuType, String> {
+    if (1..=TYPE_MAX).contains(&word.len()) && word.chars().all(|c| c.is_ascii_graphic()) {
+        Ok(word.into())
+    } else {
+        Err(format!(
+            "a GPU type has 1 to {TYPE_MAX} printable ASCII characters without blanks, not {word:?}"
+        ))
+    }
 }
 
 /// GiB, or with a unit: `40`, `40G`, `512M`.
@@ -246,7 +259,9 @@ pub fn check(need: &Need) -> Result<(), String> {
             need.cpus
         ));
     }
-    Ok(())
+    need.gpu_type
+        .as_ref()
+        .map_or(Ok(()), |kind| parse_type(kind.as_str()).map(drop))
 }
 
 #[cfg(test)]
@@ -321,6 +336,7 @@ mod tests {
             ("%%gpu --cpus", "--cpus needs a value"),
             ("%%cpu 4", "doesn't know what to do with \"4\""),
             ("%%cpu --type x", "has no option --type"),
+            ("%%gpu --type h\u{e4}", "a GPU type has 1 to 200 printable ASCII"),
             (
                 "%%gpu --mem lots",
                 "--mem is a size in GiB such as 40 or 40G, not \"lots\"",

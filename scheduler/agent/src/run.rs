@@ -394,7 +394,7 @@ impl Agent {
             }
             Some(Item::Disconnected { reason, .. }) => warn!("no connection to hopd: {reason}"),
             Some(Item::Order(order)) => self.order(order)?,
-            Some(Item::Refused(refusal)) => warn!("hopd refused a report: {refusal}"),
+            Some(Item::Refused { refusal, .. }) => warn!("hopd refused a report: {refusal}"),
             Some(Item::Event(_)) => {}
         }
         Ok(())

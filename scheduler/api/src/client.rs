@@ -9,8 +9,8 @@ use crate::channel::{self, ChannelError, Timeouts};
 use crate::config::Config;
 use crate::identity::{Identity, Munge, user_id};
 use crate::message::{Event, FromHopd, Order, Refusal, Request, Response, Role, ToHopd, Welcome};
-use hop_core::id::UserName;
-use std::collections::HashMap;
+use hop_core::id::{CellId, KernelId, UserName};
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::BufReader;
@@ -20,6 +20,9 @@ use tokio::sync::{mpsc, oneshot};
 
 /// Requests that may wait for the connection's task.
 const COMMANDS: usize = 1024;
+
+/// Submissions whose refusal is still told from that of others.
+const SUBMITTED: usize = 64;
 
 /// How to reach `hopd`, and as what.
 #[derive(Debug, Clone)]
@@ -89,7 +92,11 @@ pub enum Item {
     Event(Event),
     Order(Order),
     /// A request that wanted no answer was refused.
-    Refused(Refusal),
+    Refused {
+        refusal: Refusal,
+        /// Which, if it was a [`Request::Submit`]: somebody waits for that.
+        submitted: Option<(KernelId, CellId)>,
+    },
 }
 
 /// A handle to the connection; cheap to clone. The connection ends with its last handle.
@@ -264,7 +271,7 @@ impl Connection {
                 }
             }
         });
-        let mut pending = HashMap::new();
+        let mut pending = Pending::default();
         let mut next_id = 1u64;
         let mut ping = tokio::time::interval(self.options.ping);
         ping.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -276,11 +283,14 @@ impl Connection {
                         self.options.addresses.rotate_left(1);
                         Err(ChannelError::Refused(Refusal::Unavailable { reason }))
                     }
-                    Some(Command::Tell(body)) => writer.send(&ToHopd { id: 0, body }).await,
+                    Some(Command::Tell(body)) => {
+                        let id = pending.told(&body, &mut next_id);
+                        writer.send(&ToHopd { id, body }).await
+                    }
                     Some(Command::Ask(body, answer)) => {
                         let id = next_id;
                         next_id += 1;
-                        pending.insert(id, answer);
+                        pending.asked.insert(id, answer);
                         writer.send(&ToHopd { id, body }).await
                     }
                 },
@@ -300,7 +310,7 @@ impl Connection {
         };
         writer.close().await;
         reading.abort();
-        for (_, answer) in pending {
+        for (_, answer) in pending.asked {
             let _ = answer.send(Err(CallError::Disconnected));
         }
         if let Some(error) = error {
@@ -309,9 +319,10 @@ impl Connection {
         after
     }
 
-    fn dispatch(&self, message: FromHopd, pending: &mut HashMap<u64, Answer>) {
-        if message.id != 0 {
-            if let Some(answer) = pending.remove(&message.id) {
+    fn dispatch(&self, message: FromHopd, pending: &mut Pending) {
+        let submitted = pending.submitted(message.id);
+        if message.id != 0 && submitted.is_none() {
+            if let Some(answer) = pending.asked.remove(&message.id) {
                 let _ = answer.send(match message.body {
                     Response::Refused(refusal) => Err(CallError::Refused(refusal)),
                     body => Ok(body),
@@ -322,10 +333,40 @@ impl Connection {
         let item = match message.body {
             Response::Event(event) => Item::Event(event),
             Response::Order(order) => Item::Order(order),
-            Response::Refused(refusal) => Item::Refused(refusal),
+            Response::Refused(refusal) => Item::Refused { refusal, submitted },
             _ => return,
         };
         let _ = self.items.send(item);
+    }
+}
+
+/// What was sent and may be answered.
+#[derive(Debug, Default)]
+struct Pending {
+    asked: HashMap<u64, Answer>,
+    /// The last submissions. Only their refusals have the request's id, and those come at once.
+    submitted: VecDeque<(u64, KernelId, CellId)>,
+}
+
+impl Pending {
+    /// The id with which a request goes that wants no answer: 0, unless its refusal has to be told from others.
+    fn told(&mut self, request: &Request, next_id: &mut u64) -> u64 {
+        let Request::Submit { kernel, cell, .. } = request else {
+            return 0;
+        };
+        let id = *next_id;
+        *next_id += 1;
+        if self.submitted.len() == SUBMITTED {
+            self.submitted.pop_front();
+        }
+        self.submitted.push_back((id, kernel.clone(), cell.clone()));
+        id
+    }
+
+    fn submitted(&mut self, id: u64) -> Option<(KernelId, CellId)> {
+        let at = self.submitted.iter().position(|(own, ..)| *own == id)?;
+        let (_, kernel, cell) = self.submitted.remove(at)?;
+        Some((kernel, cell))
     }
 }
 

@@ -13,6 +13,7 @@ use hop_zmtp::Message;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::borrow::Cow;
+use std::collections::VecDeque;
 
 /// An execute request that is held.
 #[derive(Debug)]
@@ -202,14 +203,18 @@ impl Replica {
 
     /// Does what the queue decided.
     pub(super) async fn carry_out(&mut self, out: Vec<Output<Request>>) {
-        for output in out {
+        let mut out = VecDeque::from(out);
+        while let Some(output) = out.pop_front() {
             match output {
                 Output::Forward(cell, request) => {
                     let message = self.with_lease(&cell, request.message);
                     self.send_kernel(Channel::Shell, &request.identity, &message)
                         .await;
                 }
-                Output::Submit(cell, need) => self.submit(cell, need),
+                Output::Submit(cell, need) => match self.in_the_way() {
+                    Some(reason) => out.extend(self.turn.refused(&cell, reason)),
+                    None => self.submit(cell, need),
+                },
                 Output::Withdraw(cell) => self.withdraw(&cell),
                 Output::Ended {
                     cell,

@@ -208,7 +208,29 @@ impl Replica {
                 }
                 self.lending.down = reason;
             }
+            News::Unheard { reason } => {
+                if let Some(cell) = self.lending.wait.as_ref().map(|w| w.cell.clone()) {
+                    let reason = format!("the scheduler doesn't serve this kernel: {reason}");
+                    self.update_wait(&cell, json!({"state": "queued", "reason": reason}));
+                }
+            }
             News::Event(event) => self.event(event).await,
+        }
+    }
+
+    /// Why a cell can't be given a lease of its own now: a kernel has one at a time.
+    pub(super) fn in_the_way(&self) -> Option<String> {
+        match &self.lending.block {
+            Block::None => None,
+            Block::Asked { .. } => Some(
+                "a gresshopper.gpu() or cpu() block outside of this cell waits for a lease, and a kernel has one at a \
+                 time: let that block end, or restart the kernel"
+                    .into(),
+            ),
+            Block::Held { lease, .. } => Some(format!(
+                "a gresshopper.gpu() or cpu() block of an earlier cell still holds lease {lease}, and a kernel has one \
+                 at a time: let that block end (close its generator, join its thread), or restart the kernel"
+            )),
         }
     }
 
@@ -409,6 +431,10 @@ impl Replica {
         }
         if self.turn.lease().is_some() {
             return self.share(id, &need);
+        }
+        if self.turn.waiting().is_some() {
+            let text = "a cell of this kernel waits for its lease, and a kernel has one at a time";
+            return self.to_agent(Parcel::refuse(id, "busy", text));
         }
         let inside = self.turn.running().cloned();
         self.lending.blocks += 1;
