@@ -15,14 +15,32 @@ impl Scratch {
         let uid = rustix::process::getuid().as_raw();
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
         let runtime = runtime.filter(|d| d.is_dir() && d.as_os_str().len() < 40);
-        let base = match runtime.map(|d| d.join("gresshopper")) {
-            Some(base) if make_private(&base).is_ok() => base,
-            _ => PathBuf::from(format!("/tmp/gresshopper-{uid}")),
-        };
-        make_private(&base)?;
-        sweep(&base);
+        let usual = PathBuf::from(format!("/tmp/gresshopper-{uid}"));
+        Self::first_of(runtime.map(|d| d.join("gresshopper")).into_iter().chain([usual]))
+    }
+
+    fn first_of(bases: impl Iterator<Item = PathBuf>) -> io::Result<Self> {
         let pid = std::process::id();
-        let dir = base.join(format!("{pid}-{}", start_time(pid).unwrap_or(0)));
+        let name = format!("{pid}-{}", start_time(pid).unwrap_or(0));
+        let mut trouble = None;
+        for base in bases {
+            match Self::within(&base, &name) {
+                Ok(scratch) => return Ok(scratch),
+                Err(error) => trouble = Some(error),
+            }
+        }
+        // Another user may have made a folder of that name first: then one whose name nobody can know.
+        let unknown = PathBuf::from(format!("/tmp/gresshopper-{}", uuid::Uuid::new_v4().simple()));
+        match make_private(&unknown) {
+            Ok(()) => Ok(Self(unknown)),
+            Err(error) => Err(trouble.unwrap_or(error)),
+        }
+    }
+
+    fn within(base: &Path, name: &str) -> io::Result<Self> {
+        make_private(base)?;
+        sweep(base);
+        let dir = base.join(name);
         make_private(&dir)?;
         Ok(Self(dir))
     }
@@ -63,6 +81,22 @@ pub fn start_time(pid: u32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_that_is_taken_is_passed_over() {
+        let tmp = tempfile::tempdir().unwrap();
+        // Root, as which tests may run, owns what another user's folder would be: a file is as much in the way.
+        let taken = tmp.path().join("taken");
+        std::fs::write(&taken, "").unwrap();
+        let scratch = Scratch::first_of([taken, tmp.path().join("free")].into_iter()).unwrap();
+        assert!(scratch.path().starts_with(tmp.path().join("free")));
+        drop(scratch);
+        let unknown = Scratch::first_of(std::iter::once(tmp.path().join("taken"))).unwrap();
+        assert!(unknown.path().starts_with("/tmp") && unknown.path().is_dir());
+        let path = unknown.path().to_owned();
+        drop(unknown);
+        assert!(!path.exists());
+    }
 
     #[test]
     fn folders_of_the_dead_are_swept_and_those_of_the_living_stay() {

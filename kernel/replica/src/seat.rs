@@ -14,6 +14,7 @@ use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
+use tokio::time::Instant;
 
 /// How long a seat stays without a replica.
 const EMPTY: Duration = Duration::from_secs(60);
@@ -50,6 +51,7 @@ pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u
         announce(config, up);
     }
     let (count, mut sitting) = watch::channel(0usize);
+    let mut left = Instant::now();
     loop {
         let empty = *sitting.borrow_and_update() == 0;
         tokio::select! {
@@ -58,11 +60,14 @@ pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u
                     count.send_modify(|n| *n += 1);
                     tokio::spawn(sit(stream, count.clone()));
                 }
-                // Somebody else's, or out of descriptors: neither ends the seat.
-                _ => tokio::time::sleep(Duration::from_millis(50)).await,
+                // Somebody else's: whoever knocks without end is not to keep the user's own replicas out.
+                Ok(_) => {}
+                // Out of descriptors: that doesn't end the seat.
+                Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             },
-            () = tokio::time::sleep(EMPTY), if empty => return Ok(()),
-            _ = sitting.changed() => {}
+            // Not from the last knock on: those of strangers would keep the job for ever.
+            () = tokio::time::sleep_until(left + EMPTY), if empty => return Ok(()),
+            _ = sitting.changed() => left = Instant::now(),
         }
     }
 }
@@ -94,7 +99,7 @@ fn announce(config: &Config, up: Request) {
 
 /// Takes a place in a seat: it is held as long as the connection. A seat that has just begun gets a moment to listen.
 pub async fn take_place(job: JobId) -> Result<UnixStream> {
-    let since = tokio::time::Instant::now();
+    let since = Instant::now();
     let stream = loop {
         match StdStream::connect_addr(&address(job)?) {
             Ok(stream) => break stream,
