@@ -6,6 +6,7 @@ use hop_front::owner::{Said, Start, VERSION, say};
 use hop_front::run;
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
 
@@ -23,6 +24,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     // One thread: a message crosses no other on its way.
     let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {

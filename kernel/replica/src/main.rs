@@ -8,6 +8,7 @@ use hop_protocol::file::FrontFile;
 use hop_replica::leases::Leases;
 use hop_replica::run::{self, Place};
 use hop_replica::{child, seat};
+use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -49,6 +50,7 @@ fn main() -> ExitCode {
     tracing_subscriber::fmt()
         .with_env_filter(filter)
         .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal())
         .init();
     let done = match Args::parse().command {
         Command::Run { dir, incarnation } => in_runtime(replica(dir, Incarnation(incarnation))),

@@ -13,6 +13,7 @@ use bytes::{Bytes, BytesMut};
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::sync::mpsc;
@@ -87,6 +88,7 @@ struct Context<T> {
     tag: T,
     events: mpsc::Sender<(T, Event)>,
     peers: Arc<Mutex<Peers>>,
+    refused: AtomicU64,
 }
 
 impl Server {
@@ -112,6 +114,7 @@ impl Server {
             tag,
             events,
             peers: Arc::clone(&peers),
+            refused: AtomicU64::new(0),
         });
         let accept = tokio::spawn(accept(listener, context)).abort_handle();
         Ok(Self { local, peers, accept })
@@ -224,7 +227,11 @@ async fn accept<T: Clone + Send + Sync + 'static>(listener: Listener, context: A
 /// One connection from accept to end.
 async fn serve<T: Clone + Send + Sync>(stream: Stream, context: Arc<Context<T>>) {
     if let Err(error) = context.admit.check(&stream) {
-        tracing::warn!(%error, "refused a connection");
+        // Strangers are not to fill the log: it says so of the first, the tenth, the hundredth ...
+        let count = context.refused.fetch_add(1, Ordering::Relaxed) + 1;
+        if 10u64.pow(count.ilog10()) == count {
+            tracing::warn!(%error, count, "refused a connection");
+        }
         return;
     }
     let (mut read, write) = stream.split();
