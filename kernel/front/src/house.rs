@@ -217,12 +217,13 @@ pub async fn close(kernel: KernelId) {
     }
 }
 
-/// A command of Slurm's, not confused by the job that we may run in ourselves.
+/// A command of Slurm's, not confused by the job that we may run in ourselves, nor by what its user has set to see
+/// Slurm's tables in another way.
 fn slurm(program: &str) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
         let slurms = name.to_str().is_some_and(|n| {
-            ["SLURM_", "SLURMD_", "SRUN_", "SBATCH_"]
+            ["SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SQUEUE_", "SCANCEL_"]
                 .iter()
                 .any(|p| n.starts_with(p))
         });
