@@ -392,6 +392,7 @@ class _Mixin:
         self.frames: dict[int, Any] = {}  # such a plain array -> what its memory belongs to, if not to an array
         self.functions: list[Any] = []
         self.linked: set[int] = set()
+        self.made: dict[type, tuple[bool, bool]] = {}  # of a type: plain attributes, a `__new__` of its own
         self.suspects: list[Any] = []
 
     # The order matters: cheap and frequent kinds first.
@@ -448,12 +449,19 @@ class _Mixin:
                     _ATTRIBUTED.add(t)
         elif any(_own_hook(t, hook) for hook in _HOOKS) or self._hashes(t):
             self.suspects.append(obj)
-        reduced = self._attributes(obj) if _has_plain_state(t) else NotImplemented
-        if reduced is NotImplemented and _makes_itself(t):
+        plain, itself = self._made(t)
+        reduced = self._attributes(obj) if plain else NotImplemented
+        if reduced is NotImplemented and itself:
             reduced = obj.__reduce_ex__(5)
         if reduced is not NotImplemented:
-            return _bare(t, reduced)
+            return _bare(reduced) if itself else reduced
         return cloudpickle.CloudPickler.reducer_override(self, obj)
+
+    def _made(self, t: type) -> tuple[bool, bool]:
+        found = self.made.get(t)
+        if found is None:
+            found = self.made[t] = _has_plain_state(t), _makes_itself(t)
+        return found
 
     def _attributes(self, obj: Any) -> Any:
         """An instance whose `__dict__` others hold too: as `vars(obj)`, or for their own."""
@@ -1187,11 +1195,9 @@ def _makes_itself(t: Any) -> bool:
     )
 
 
-def _bare(t: type, reduced: Any) -> Any:
+def _bare(reduced: Any) -> Any:
     """An instance that is made without running its class's own `__new__`: what that does was done."""
-    if reduced[0] is not _NEWOBJ or not _makes_itself(t):
-        return reduced
-    return (recipes.bare, *reduced[1:])
+    return (recipes.bare, *reduced[1:]) if reduced[0] is _NEWOBJ else reduced
 
 
 _NEWOBJ: Any = copyreg.__newobj__  # type: ignore[attr-defined]
