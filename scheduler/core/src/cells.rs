@@ -265,10 +265,12 @@ impl Core {
         let c = self.cells.remove(cell).expect("a cell is taken once");
         let k = &mut self.kernels[c.kernel];
         k.cells.retain(|&x| x != cell);
+        let user = k.user;
         if c.parked.is_some() {
             k.parked = None;
+            self.stale_around(c.kernel);
         }
-        self.users[k.user as usize].cells.remove(&cell);
+        self.users[user as usize].cells.remove(&cell);
         for (span, timer) in [
             (self.config.reserve_after, Timer::Reserve(cell, c.seq)),
             (self.config.aging, Timer::Age(cell, c.seq)),

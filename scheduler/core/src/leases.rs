@@ -110,6 +110,9 @@ impl Core {
         let cell = running.cell.clone();
         lease.state = LeaseState::Running(running);
         lease.expected.set(Timestamp(0));
+        if lease.asked == crate::state::ParkAsk::Asked {
+            lease.asked = crate::state::ParkAsk::No;
+        }
         let (kernel, executor, pilot) = (lease.kernel, lease.executor, lease.pilot);
         self.pools[lease.pool as usize].running += u32::from(lease.gpus);
         self.arm_quantum(id);

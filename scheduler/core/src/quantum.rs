@@ -150,6 +150,7 @@ impl Core {
                     if mine > 0
                         && lease.asked == ParkAsk::No
                         && lease.kernel != c.kernel
+                        && self.runs_nothing_else(lease)
                         && self.outran(lease) =>
                 {
                     due.push((r.since, *id));
@@ -170,6 +171,12 @@ impl Core {
             leases.push(id);
         }
         (gpus >= c.need.gpus && cpus >= c.cpus).then_some((parked, leases))
+    }
+
+    /// One cell of a kernel is parked at a time: what is parked binds the kernel to a replica.
+    fn runs_nothing_else(&self, lease: &Lease) -> bool {
+        let k = &self.kernels[lease.kernel];
+        k.leases.len() == 1 && k.parked.is_none()
     }
 
     fn ask(&mut self, id: LeaseId, waiting: u32, out: &mut Vec<Output>) {
@@ -226,7 +233,8 @@ impl Core {
         let (LeaseState::Running(r), kernel, executor) = (&lease.state, lease.kernel, lease.executor) else {
             return;
         };
-        if r.cell != *cell {
+        let invited = lease.asked == ParkAsk::Asked && self.kernels[kernel].parked.is_none();
+        if r.cell != *cell || !invited {
             return;
         }
         let (r, cpus) = (r.clone(), lease.cpus);
