@@ -1,20 +1,26 @@
 //! The seat's batch step: it holds the job while replicas sit in it, and lets it end when none has for a while.
 //!
-//! Replicas keep a connection to an abstract socket that is named by the job, so that nothing lies on disk; who connects
-//! is asked of the kernel.
+//! Replicas keep a connection to an abstract socket, so that nothing lies on disk; who connects is asked of the kernel.
+//! Its name can't be foretold by other users, who could take it first: it comes of a key in the user's home.
 
 use anyhow::{Context, Result};
 use hop_api::client::{self, Item};
 use hop_api::config::Config;
 use hop_api::message::{Request, Role};
 use hop_core::id::{JobId, NodeName};
+use hop_protocol::file::make_private;
+use std::fs::File;
+use std::io::{self, Write};
 use std::os::linux::net::SocketAddrExt;
+use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener as StdListener, UnixStream as StdStream};
+use std::path::Path;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::watch;
 use tokio::time::Instant;
+use uuid::Uuid;
 
 /// How long a seat stays without a replica.
 const EMPTY: Duration = Duration::from_secs(60);
@@ -22,11 +28,63 @@ const EMPTY: Duration = Duration::from_secs(60);
 /// How long a seat may take from its start to listening.
 const LISTENS_WITHIN: Duration = Duration::from_secs(15);
 
-/// Clusters for development may share a host and count their jobs alike, so the node is named, too: slurmd does so to
-/// each step.
-fn address(job: JobId) -> std::io::Result<SocketAddr> {
+/// The names under which a seat may listen, the best first; it takes the first, a replica tries them all. Without a home
+/// to keep a key in there is only one that anybody knows.
+fn names(job: JobId) -> Vec<String> {
+    // Clusters for development may share a host and count their jobs alike, so the node is named, too: slurmd does so
+    // to each step.
     let node = std::env::var("SLURMD_NODENAME").unwrap_or_default();
-    SocketAddr::from_abstract_name(format!("gresshopper-seat-{node}-{job}"))
+    let known = format!("gresshopper-seat-{node}-{job}");
+    let key = std::env::var_os("HOME").map(|home| key(&Path::new(&home).join(".local/share/gresshopper")));
+    match key {
+        Some(Ok(key)) => vec![secret(&key, &known), known],
+        Some(Err(error)) => {
+            tracing::warn!(%error, "the key of the user's seats can't be kept in their home");
+            vec![known]
+        }
+        None => vec![known],
+    }
+}
+
+fn secret(key: &[u8; 32], known: &str) -> String {
+    let hash = blake3::keyed_hash(key, known.as_bytes()).to_hex();
+    // Half of it is plenty; an abstract name has 107 bytes.
+    format!("gresshopper-seat-{}", &hash[..32])
+}
+
+fn address(name: &str) -> io::Result<SocketAddr> {
+    SocketAddr::from_abstract_name(name)
+}
+
+/// The key of all of this user's seats, made by whoever needs it first.
+fn key(dir: &Path) -> io::Result<[u8; 32]> {
+    let path = dir.join("seat-key");
+    let read = || {
+        let bytes = std::fs::read(&path)?;
+        <[u8; 32]>::try_from(bytes).map_err(|_| io::Error::other(format!("{} is damaged", path.display())))
+    };
+    match read() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        other => return other,
+    }
+    make_private(dir)?;
+    let id = Uuid::new_v4();
+    let new = dir.join(format!(".seat-key.{}", id.simple()));
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)?;
+    let linked = file
+        .write_all(&[*Uuid::new_v4().as_bytes(), *Uuid::new_v4().as_bytes()].concat())
+        .and_then(|()| file.sync_all())
+        // A link is made by one alone: the others find that one's key.
+        .and_then(|()| std::fs::hard_link(&new, &path));
+    std::fs::remove_file(&new)?;
+    match linked {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => Err(error),
+        _ => read(),
+    }
 }
 
 fn same_user(stream: &UnixStream) -> bool {
@@ -37,7 +95,9 @@ fn same_user(stream: &UnixStream) -> bool {
 
 /// Runs the seat until nobody has sat in it for a minute.
 pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u64, cpus: u16) -> Result<()> {
-    let listener = StdListener::bind_addr(&address(job)?)
+    let names = names(job);
+    let name = names.first().context("a seat has a name")?;
+    let listener = StdListener::bind_addr(&address(name)?)
         .context("the seat is taken: another process listens for it")?;
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
@@ -100,15 +160,61 @@ fn announce(config: &Config, up: Request) {
 /// Takes a place in a seat: it is held as long as the connection. A seat that has just begun gets a moment to listen.
 pub async fn take_place(job: JobId) -> Result<UnixStream> {
     let since = Instant::now();
-    let stream = loop {
-        match StdStream::connect_addr(&address(job)?) {
-            Ok(stream) => break stream,
-            Err(_) if since.elapsed() < LISTENS_WITHIN => tokio::time::sleep(Duration::from_millis(50)).await,
-            Err(error) => return Err(error).context("this seat has no hop-replica seat in it"),
+    let names = names(job);
+    loop {
+        let mut trouble = None;
+        for name in &names {
+            match sit_down(name) {
+                Ok(stream) => return Ok(stream),
+                Err(error) => trouble = trouble.or(Some(error)),
+            }
         }
-    };
+        if since.elapsed() >= LISTENS_WITHIN {
+            let trouble = trouble.unwrap_or_else(|| io::ErrorKind::NotFound.into());
+            return Err(trouble).context("this seat has no hop-replica seat in it");
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+fn sit_down(name: &str) -> io::Result<UnixStream> {
+    let stream = StdStream::connect_addr(&address(name)?)?;
     stream.set_nonblocking(true)?;
     let stream = UnixStream::from_std(stream)?;
-    anyhow::ensure!(same_user(&stream), "another user listens for this seat");
-    Ok(stream)
+    if same_user(&stream) {
+        Ok(stream)
+    } else {
+        Err(io::Error::other("another user listens for this seat"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn the_key_is_made_once_and_is_the_users_alone() {
+        let tmp = tempfile::tempdir().unwrap();
+        let dir = tmp.path().join("gresshopper");
+        let made: Vec<_> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| key(&dir).unwrap())).collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        assert!(made.iter().all(|k| *k == made[0] && *k != [0; 32]), "{made:?}");
+        let left: Vec<_> = std::fs::read_dir(&dir)
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
+        assert_eq!(left, ["seat-key"]);
+        let mode = std::fs::metadata(dir.join("seat-key"))
+            .unwrap()
+            .permissions()
+            .mode();
+        assert_eq!(mode & 0o777, 0o600);
+        assert_ne!(secret(&made[0], "seat-1"), secret(&made[0], "seat-2"));
+        assert!(address(&secret(&made[0], &"long".repeat(50))).is_ok());
+        std::fs::write(dir.join("seat-key"), "short").unwrap();
+        assert!(key(&dir).is_err());
+    }
 }
