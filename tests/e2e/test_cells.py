@@ -128,6 +128,20 @@ def holders(cluster: Cluster) -> dict[str, dict[str, str]]:
     return found
 
 
+def test_a_cell_is_told_that_a_block_of_an_earlier_one_is_in_its_way(two_gpus: Cluster, alice: Notebook) -> None:
+    opens = "import gresshopper\ndef lends():\n    with gresshopper.gpu():\n        yield\nopen_block = lends(); next(open_block)"
+    assert alice.execute(opens)["status"] == "ok"
+    got = alice.execute("%%gpu\nprint('never')", 10)
+    assert got["reply"]["ename"] == "LeaseRefused", got
+    assert "block of an earlier cell still holds lease" in got["reply"]["evalue"]
+    assert alice.execute("open_block.close()")["status"] == "ok"
+    assert alice.execute("%%gpu\nprint(len(openable()), x)")["text"] == "1 41\n"
+    # A magic that the supervisor doesn't read runs nothing without its GPU.
+    got = alice.execute("%%time\n%%gpu\nx = 0")
+    assert (got["status"], got["lease"]) == ("error", None), got
+    assert alice.execute("x")["status"] == "ok"
+
+
 def test_interrupt_of_a_cell_that_waits(two_gpus: Cluster, alice: Notebook, bob: Notebook) -> None:
     with both_gpus(two_gpus, bob):
         cell, _ = waiting(two_gpus, alice)
