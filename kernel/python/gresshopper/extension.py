@@ -10,7 +10,8 @@ import os
 import sys
 from typing import Any
 
-from gresshopper import channel, lending, need
+from gresshopper import channel, debugger, lending, need
+from gresshopper.imports import after_import
 
 _OLD_PATH = "GRESSHOPPER_OLD_PYTHONPATH"
 
@@ -23,6 +24,7 @@ def load_ipython_extension(ip: Any) -> None:
     for magic in ("gpu", "cpu"):
         ip.register_magic_function(need.misplaced_magic, "cell", magic)
     lending.watch(ip)
+    after_import("debugpy", debugger.guard)
 
 
 def _restore_path() -> None:

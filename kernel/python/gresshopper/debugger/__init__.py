@@ -1,0 +1,19 @@
+"""Keeps other users of the node away from a kernel's debugger.
+
+debugpy's adapter listens on TCP ports of the loopback and lets anybody attach, and so run code in the kernel, while no
+client of the user's own is. It is started with the folder ``adapter`` on its path, where Python finds what makes it ask
+the operating system whose a connection is.
+"""
+
+from __future__ import annotations
+
+import os
+from types import ModuleType
+
+_FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "adapter")
+
+
+def guard(debugpy: ModuleType) -> None:
+    """Called with debugpy, right after its import or later."""
+    path = os.pathsep.join(filter(None, [_FOLDER, os.environ.get("PYTHONPATH")]))
+    debugpy.configure(pythonEnv={**os.environ, "PYTHONPATH": path})
