@@ -1,7 +1,7 @@
 //! One record type, all formats: table, `-p`/`-P`, JSON.
 //!
 //! A command describes its record once, as a list of [`Field`]s. The rules are sacct's: names in any case,
-//! `--format=a,b%30,c%-20`, right-aligned unless the width is negative, cells cut with `+`, headers as the field is
+//! `--format=a,b%30,c%-20` or `all`, right-aligned unless the width is negative, cells cut with `+`, headers as the field is
 //! named. JSON is `{"version": "v1", "command": ..., "rows": [...]}` with times and lengths in seconds; its keys are
 //! never changed within a version, only added to.
 
@@ -373,8 +373,17 @@ fn read_format<R>(view: &View<R>, format: &str) -> Result<Vec<Column<R>>, Failur
         .split(',')
         .map(str::trim)
         .filter(|item| !item.is_empty())
-        .map(|item| read_column(view, item))
-        .collect::<Result<_, _>>()?;
+        .map(|item| {
+            if item.eq_ignore_ascii_case("all") {
+                Ok(view.fields.iter().map(Column::plain).collect())
+            } else {
+                read_column(view, item).map(|column| vec![column])
+            }
+        })
+        .collect::<Result<Vec<Vec<_>>, _>>()?
+        .into_iter()
+        .flatten()
+        .collect();
     match columns.is_empty() {
         true => Err(Failure::Usage(
             "--format names no field: `--helpformat` lists them".to_owned(),
@@ -392,8 +401,9 @@ fn read_column<R>(view: &View<R>, item: &str) -> Result<Column<R>, Failure> {
         .iter()
         .find(|field| field.name.eq_ignore_ascii_case(name))
         .ok_or_else(|| {
+            let shown = if name.is_empty() { item } else { name };
             Failure::Usage(format!(
-                "there is no field {name:?}: `hop {} --helpformat` lists them",
+                "there is no field {shown:?}: `hop {} --helpformat` lists them",
                 view.command
             ))
         })?;

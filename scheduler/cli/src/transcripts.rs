@@ -474,6 +474,21 @@ fn the_environment_sets_the_columns_and_the_option_wins() {
 }
 
 #[test]
+fn all_is_every_field_as_with_sacct() {
+    let all = user().hop("acct -X -P -o ALL");
+    let long = user().hop("acct -X -P -l");
+    let header = |text: &str| text.lines().next().unwrap_or_default().to_owned();
+    let count = user().hop("acct -e").lines().count();
+    assert_eq!(header(&all).split('|').count(), count);
+    assert!(
+        header(&long)
+            .split('|')
+            .all(|f| header(&all).split('|').any(|a| a == f))
+    );
+    assert!(user().hop("queue -o %i").contains("there is no field \"%i\""));
+}
+
+#[test]
 fn every_field_is_listed_and_unique() {
     for command in ["acct", "queue", "info", "info --daemon"] {
         let text = user().hop(&format!("{command} -e"));
