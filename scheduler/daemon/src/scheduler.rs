@@ -496,7 +496,7 @@ impl Scheduler {
             Output::Place { kernel, seats } => self.placed(&kernel, Ok(seats)),
             Output::PlaceRefused { kernel, reason } => self.placed(&kernel, Err(reason.to_string())),
             Output::Park { kernel, .. } => {
-                // No pool has a quantum: no replica can park a cell in its middle (docs/gpu-park.md). A defect to be seen.
+                // No pool has a quantum: no replica can park a cell in its middle (docs/policy.md). A defect to be seen.
                 warn!(%kernel, "the core asks for a cell to be parked");
             }
             Output::Migrate { kernel, .. } => {

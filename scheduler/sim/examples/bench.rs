@@ -22,8 +22,16 @@ fn main() {
     for (case, value, unit) in [
         ("month_ours_s", own, "s"),
         ("month_all_s", all, "s"),
-        ("held_saving_share", s.held_saving_share, "share"),
-        ("provisioned_saving_share", s.provisioned_saving_share, "share"),
+        (
+            "held_saving_share",
+            s.held_saving_share.expect("a month saves much"),
+            "share",
+        ),
+        (
+            "provisioned_saving_share",
+            s.provisioned_saving_share.expect("a month saves much"),
+            "share",
+        ),
         ("delay_p95_s", s.delay_s.p95, "s"),
         ("immediate_fraction", s.immediate_fraction, "share"),
         ("executor_reuse_fraction", s.executor_reuse_fraction, "share"),

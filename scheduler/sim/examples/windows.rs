@@ -86,8 +86,8 @@ fn main() {
         }
         println!(
             "| {name} | {:.3} | {:.3} | {} | {} | {} | {} | {} | {} | {} |",
-            s.held_saving_share,
-            s.provisioned_saving_share,
+            s.held_saving_share.unwrap_or(f64::NAN),
+            s.provisioned_saving_share.unwrap_or(f64::NAN),
             spread(held),
             spread(prov),
             spread(hours),
@@ -120,8 +120,8 @@ fn main() {
             println!(
                 "| {name} | {} | {:.3} | {:.3} | {:.3} | {:.3} | {:.1} | {:.4} | {:.4} | {} |",
                 nodes * 8,
-                s.held_saving_share,
-                s.provisioned_saving_share,
+                s.held_saving_share.unwrap_or(f64::NAN),
+                s.provisioned_saving_share.unwrap_or(f64::NAN),
                 s.delay_s.p50,
                 s.delay_s.p95,
                 s.delay_s.p99,

@@ -19,8 +19,8 @@ pub struct FrontierPoint {
     pub policy: String,
     pub gpus: u32,
     pub delay_p95_s: f64,
-    pub held_saving_share: f64,
-    pub provisioned_saving_share: f64,
+    pub held_saving_share: Option<f64>,
+    pub provisioned_saving_share: Option<f64>,
     pub immediate_fraction: f64,
 }
 
@@ -121,9 +121,9 @@ fn table(page: &mut String, summary: &Summary) {
              <td>{:.2}</td><td>{:.0}</td><td>{:.1} %</td><td>{:.1} %</td><td>{}</td><td>{:.3}</td><td>{:.1}</td></tr>",
             p.policy,
             p.gpu_hours_held,
-            100.0 * p.held_saving_share,
+            100.0 * p.held_saving_share.unwrap_or(f64::NAN),
             p.gpu_hours_provisioned,
-            100.0 * p.provisioned_saving_share,
+            100.0 * p.provisioned_saving_share.unwrap_or(f64::NAN),
             p.delay_s.p50,
             p.delay_s.p95,
             p.delay_s.p99,
@@ -303,7 +303,7 @@ fn frontier_plot(page: &mut String, frontier: &[FrontierPoint]) {
         p.immediate_fraction
     });
     line("Fewer GPUs: share of the saving that pilots keep", &|p| {
-        p.provisioned_saving_share.max(0.0)
+        p.provisioned_saving_share.unwrap_or_default().max(0.0)
     });
 }
 

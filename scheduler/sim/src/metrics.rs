@@ -199,9 +199,9 @@ pub struct PolicySummary {
     /// With think times counted.
     pub antt_with_think: f64,
     pub stp_with_think: f64,
-    /// Share of the possible saving (reserved less used) that leases and pilots keep.
-    pub held_saving_share: f64,
-    pub provisioned_saving_share: f64,
+    /// Share of the possible saving (reserved less used) that leases and pilots keep; none where hardly any is possible.
+    pub held_saving_share: Option<f64>,
+    pub provisioned_saving_share: Option<f64>,
     /// Of the GPU-hours provisioned, those of burst nodes; and what they cost.
     pub gpu_hours_burst: f64,
     pub burst_cost: f64,
@@ -288,6 +288,9 @@ impl Summary {
     }
 }
 
+/// Less than this share of what is reserved is hardly worth a share of its own.
+const HARDLY: f64 = 1e-3;
+
 /// GPU-hours if every session held the most that it ever uses from its first cell to its last one's end.
 pub fn reserved_hours(trace: &Trace) -> f64 {
     let hours = |s: &crate::trace::Session| {
@@ -301,8 +304,9 @@ impl PolicyResult {
     pub fn summary(&self, trace: &Trace) -> PolicySummary {
         let used = trace.gpu_hours_used();
         let reserved = reserved_hours(trace);
-        let possible = (reserved - used).max(1e-9);
-        let saving = |hours: f64| round((reserved - hours) / possible);
+        let possible = reserved - used;
+        let saving =
+            |hours: f64| (possible > HARDLY * reserved).then(|| round((reserved - hours) / possible));
         let gpu_cells: Vec<&CellResult> = self.cells.iter().filter(|c| c.gpus > 0).collect();
         let share = |n: usize, of: usize| if of == 0 { 1.0 } else { round(n as f64 / of as f64) };
         let again: Vec<bool> = gpu_cells.iter().filter_map(|c| c.reused).collect();

@@ -81,7 +81,8 @@ proptest! {
                 .collect();
             prop_assert_eq!(seen, all, "{}", policy);
             let s = r.summary(&trace);
-            for n in [s.antt, s.stp, s.held_saving_share, s.provisioned_saving_share, s.delay_s.max] {
+            let shares = [s.held_saving_share, s.provisioned_saving_share].map(Option::unwrap_or_default);
+            for n in [s.antt, s.stp, shares[0], shares[1], s.delay_s.max] {
                 prop_assert!(n.is_finite(), "{}: {:?}", policy, s);
             }
         }
