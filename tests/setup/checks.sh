@@ -165,8 +165,8 @@ cluster() {
 		cargo nextest run --locked --workspace --run-ignored only -j 1 --no-fail-fast --retries 1 -E "$filter)"
 }
 
-# Everything on the host's own variant, in three lanes; on the others a cell's way, and on 24.11 what step managers are
-# for. Each lane has clusters of its own, by index.
+# Everything on the host's own variant; on the others a cell's way, and on 24.11 what step managers are for; the plugin on
+# each. The lanes take about as long as each other, and each has clusters of its own, by index.
 e2e() {
 	step "build" build || return
 	variants "end to end"
@@ -190,12 +190,15 @@ e2e_others() {
 		[ "$variant" != trixie ] || tests+=(tests/e2e/test_chaos.py::test_slurmctld_away_for_20_s)
 		e2e_on "$variant" "a cell's way" 10 "${tests[@]}"
 	done
+	for variant in "${runnable[@]:2}"; do
+		step "the plugin on $variant" plugin_on "$variant" 11
+	done
 }
 
 plugin() {
 	local variant
-	for variant in "${runnable[@]}"; do
-		step "the plugin on $variant" plugin_on "$variant"
+	for variant in "${runnable[@]:0:2}"; do
+		step "the plugin on $variant" plugin_on "$variant" 12
 	done
 }
 
@@ -210,11 +213,11 @@ e2e_on() {
 		step "end to end on $variant: $what" again pytest_e2e "$@"
 }
 
-# One cluster for all tests of the plugin; its own test_cores.py is for a cluster with real cores, by hand.
+# plugin_on VARIANT INDEX: one cluster for all tests of the plugin; its own test_cores.py is for a cluster with real cores, by hand.
 plugin_on() {
 	local status=0 base=/srv/hop-plugin-$1 library=$target/test-panic
 	[ "$1" != trixie ] || library=$trixie/test-panic
-	HOP_E2E=1 HOP_E2E_BASE=$base HOP_E2E_UP="--variant $1 --burst-nodes 0 --nodes 2" \
+	HOP_E2E=1 HOP_E2E_BASE=$base HOP_E2E_INDEX=$2 HOP_E2E_UP="--variant $1 --burst-nodes 0 --nodes 2" \
 		HOP_E2E_DEVCLUSTER=$target/devcluster HOP_E2E_PLUGIN=$library/libgresshopper.so \
 		again pytest_e2e slurm-plugin/spank/tests || status=1
 	"$target/devcluster" down --purge --base "$base"
