@@ -582,6 +582,8 @@ class _Mixin:
         if _importable(f) and getattr(f, "__module__", _MAIN) != _MAIN:
             return NotImplemented
         params = f.cache_parameters()
+        if f.cache_info().currsize:
+            self.notes.append("what an lru_cache held is computed again after a restore")
         attrs = {k: v for k, v in f.__dict__.items() if k != "__wrapped__"}
         return (
             recipes.cached,

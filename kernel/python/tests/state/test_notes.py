@@ -1,0 +1,29 @@
+"""What comes back otherwise than it was is told, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from harness import Kernel
+
+CACHED = "import functools\n@functools.lru_cache\ndef f(x): return x\n"
+LOCK = "import threading\nlock = threading.Lock()\n"
+
+
+@pytest.mark.parametrize(
+    ("cell", "told"),
+    [
+        (CACHED + "f(1)", ["what an lru_cache held is computed again after a restore"]),
+        (CACHED, []),
+        (LOCK + "lock.acquire()", ["a lock that was held is free after a restore"]),
+        (LOCK, []),
+    ],
+)
+def test_told_only_where_it_is_so(tmp_path: Path, cell: str, told: list[str]) -> None:
+    kernel = Kernel(tmp_path)
+    kernel.log.create()
+    assert kernel.run(cell), kernel.error
+    kernel.snap(cell)
+    assert [note for unit in kernel.capture.units.values() for note in unit.notes] == told
