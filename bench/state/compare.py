@@ -227,8 +227,11 @@ def load(peer: Peer, base: Path) -> Any:
 def verdict(saved: Any, loaded: Any) -> tuple[int, int, int]:
     """Variables whose value is wrong, that are missing, and groups whose sharing is lost."""
     want, got = saved["seen"]["values"], loaded["seen"]["values"]
-    wrong = sum(1 for k, v in want.items() if k in got and got[k] != v)
-    gone = sum(1 for k in want if k not in got)
+    differ = [k for k, v in want.items() if k in got and got[k] != v]
+    # What says what it was as soon as it is touched is gone, and isn't taken for what it was.
+    told = [k for k in differ if got[k].startswith("unreadable")]
+    wrong = len(differ) - len(told)
+    gone = len(told) + sum(1 for k in want if k not in got)
     cut = sum(1 for group in saved["seen"]["aliases"] if group not in loaded["seen"]["aliases"])
     return wrong, gone, cut
 
