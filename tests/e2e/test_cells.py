@@ -146,6 +146,8 @@ def test_interrupt_of_a_cell_that_waits(two_gpus: Cluster, alice: Notebook, bob:
     with both_gpus(two_gpus, bob):
         cell, _ = waiting(two_gpus, alice)
         behind = alice.submit("x = 0")["cell"]
+        # The interrupt goes by another channel: it may be there before the cell.
+        time.sleep(0.5)
         alice.interrupt()
         got = alice.wait(cell, 10)
         assert (got["status"], got["reply"]["ename"]) == ("error", "KeyboardInterrupt")
