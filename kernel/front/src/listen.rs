@@ -1,15 +1,14 @@
 //! Where replicas knock: TLS with the kernel's own keys, then a hello that the main loop answers.
 
+use hop_api::porch::Porch;
 use hop_protocol::link::{Frame, Link};
 use hop_protocol::message::{Hello, Welcome};
-use std::collections::VecDeque;
+use hop_zmtp::strangers::Strangers;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{mpsc, oneshot};
-use tokio::task::AbortHandle;
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
@@ -17,8 +16,7 @@ use tokio_rustls::server::TlsStream;
 /// From accept to hello.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Those who may be at the door without having shown the key. The newest takes the place of the oldest: a replica takes
-/// milliseconds, so a flood of strangers keeps none out, nor uses up our descriptors.
+/// Those who may be at the door without having shown the key.
 const PORCH: usize = 64;
 
 /// What comes from those who knock.
@@ -42,13 +40,12 @@ pub enum Door {
 /// Answers the door until the receiver is dropped.
 pub async fn answer_door(listener: TcpListener, acceptor: TlsAcceptor, door: mpsc::Sender<Door>) {
     let mut visit = 0;
-    let mut porch = VecDeque::new();
-    let strangers = Arc::new(AtomicU64::new(0));
+    let mut porch = Porch::new(PORCH);
+    let strangers = Arc::new(Strangers::default());
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
                 visit += 1;
-                make_room(&mut porch);
                 let shaking = shake_hands(stream, from, acceptor.clone(), strangers.clone());
                 let door = door.clone();
                 let greeting = tokio::spawn(async move {
@@ -57,7 +54,7 @@ pub async fn answer_door(listener: TcpListener, acceptor: TlsAcceptor, door: mps
                         tokio::spawn(receive(link, hello, visit, door));
                     }
                 });
-                porch.push_back(greeting.abort_handle());
+                porch.enter(&greeting);
             }
             Err(error) => {
                 tracing::warn!(%error, "can't accept a replica's connection");
@@ -67,23 +64,11 @@ pub async fn answer_door(listener: TcpListener, acceptor: TlsAcceptor, door: mps
     }
 }
 
-/// Shows the oldest of those who haven't shown the key the door, if there are as many as may be.
-fn make_room(porch: &mut VecDeque<AbortHandle>) {
-    if porch.len() >= PORCH {
-        porch.retain(|task| !task.is_finished());
-    }
-    if porch.len() >= PORCH
-        && let Some(oldest) = porch.pop_front()
-    {
-        oldest.abort();
-    }
-}
-
 async fn shake_hands(
     stream: TcpStream,
     from: SocketAddr,
     acceptor: TlsAcceptor,
-    strangers: Arc<AtomicU64>,
+    strangers: Arc<Strangers>,
 ) -> Option<(Link<TlsStream<TcpStream>>, Hello)> {
     let shake = async {
         stream.set_nodelay(true)?;
@@ -98,9 +83,7 @@ async fn shake_hands(
         Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => return None,
         Ok(Err(error)) => error.to_string(),
     };
-    // Strangers are not to fill the log: it says so of the first, the tenth, the hundredth ...
-    let count = strangers.fetch_add(1, Ordering::Relaxed) + 1;
-    if 10u64.pow(count.ilog10()) == count {
+    if let Some(count) = strangers.another() {
         tracing::warn!(%from, count, "somebody knocked without the kernel's key: {why}");
     }
     None

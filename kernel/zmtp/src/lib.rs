@@ -16,6 +16,7 @@ mod frame;
 mod handshake;
 mod outbox;
 mod server;
+pub mod strangers;
 mod stream;
 
 pub use admit::Admit;

@@ -7,13 +7,13 @@ use crate::admit::Admit;
 use crate::frame::{Item, encode, encode_command};
 use crate::handshake::{HandshakeError, Ready, handshake};
 use crate::outbox::{Outbox, Receipt, lock};
+use crate::strangers::Strangers;
 use crate::stream::{Endpoint, ReadHalf, Stream};
 use crate::{Event, Limits, Message, Peer};
 use bytes::{Bytes, BytesMut};
 use std::collections::HashMap;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use tokio::net::{TcpListener, TcpSocket, UnixListener};
 use tokio::sync::mpsc;
@@ -88,7 +88,7 @@ struct Context<T> {
     tag: T,
     events: mpsc::Sender<(T, Event)>,
     peers: Arc<Mutex<Peers>>,
-    refused: AtomicU64,
+    refused: Strangers,
 }
 
 impl Server {
@@ -114,7 +114,7 @@ impl Server {
             tag,
             events,
             peers: Arc::clone(&peers),
-            refused: AtomicU64::new(0),
+            refused: Strangers::default(),
         });
         let accept = tokio::spawn(accept(listener, context)).abort_handle();
         Ok(Self { local, peers, accept })
@@ -227,9 +227,7 @@ async fn accept<T: Clone + Send + Sync + 'static>(listener: Listener, context: A
 /// One connection from accept to end.
 async fn serve<T: Clone + Send + Sync>(stream: Stream, context: Arc<Context<T>>) {
     if let Err(error) = context.admit.check(&stream) {
-        // Strangers are not to fill the log: it says so of the first, the tenth, the hundredth ...
-        let count = context.refused.fetch_add(1, Ordering::Relaxed) + 1;
-        if 10u64.pow(count.ilog10()) == count {
+        if let Some(count) = context.refused.another() {
             tracing::warn!(%error, count, "refused a connection");
         }
         return;

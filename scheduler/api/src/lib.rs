@@ -1,7 +1,7 @@
 //! The wire between `hopd` and those who talk to it: agents, replicas, fronts, `hop`.
 //!
 //! [`message`] holds the messages, [`channel`] the frames and the handshake that proves both sides by MUNGE,
-//! [`client`] a connection that comes back by itself, [`config`] the installation's one configuration file.
+//! [`porch`] those who have still to prove themselves, [`client`] a connection that comes back by itself, [`config`] the installation's one configuration file.
 //! `docs/control-wire.md` describes the wire for those who write another client.
 
 pub mod channel;
@@ -9,3 +9,4 @@ pub mod client;
 pub mod config;
 pub mod identity;
 pub mod message;
+pub mod porch;

@@ -9,8 +9,9 @@ use hop_api::channel::{self, Accepted, ChannelError, FROM_USER_LIMIT, Timeouts};
 use hop_api::config::Quota;
 use hop_api::identity::{Identity, Proven, user_name};
 use hop_api::message::{FromHopd, Refusal, Response, Role, ToHopd, VERSION, Welcome};
+use hop_api::porch::Porch;
 use hop_core::id::{Term, UserName};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -18,13 +19,11 @@ use tokio::io::BufReader;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
-use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
 /// Messages that may wait for one caller.
 const OUTGOING: usize = 4096;
-/// Connections that are not proven yet, in all. The newest takes the place of the oldest: to prove oneself takes
-/// milliseconds, so a flood of strangers keeps nobody out.
+/// Connections that are not proven yet, in all.
 const UNPROVEN: usize = 256;
 /// Seconds' worth of messages that a user may send at once.
 const BURST: f64 = 5.0;
@@ -163,27 +162,9 @@ impl House {
     }
 }
 
-/// Those who have still to prove who they are, the oldest first.
-#[derive(Debug, Default)]
-struct Porch(VecDeque<AbortHandle>);
-
-impl Porch {
-    /// Shows the oldest the door if there is no room.
-    fn make_room(&mut self) {
-        if self.0.len() >= UNPROVEN {
-            self.0.retain(|task| !task.is_finished());
-        }
-        if self.0.len() >= UNPROVEN
-            && let Some(oldest) = self.0.pop_front()
-        {
-            oldest.abort();
-        }
-    }
-}
-
 /// Accepts connections for ever.
 pub(crate) async fn serve(listener: TcpListener, house: Arc<House>, scheduler: mpsc::Sender<Incoming>) {
-    let mut porch = Porch::default();
+    let mut porch = Porch::new(UNPROVEN);
     let mut next = 0u64;
     loop {
         let (stream, peer) = match listener.accept().await {
@@ -197,7 +178,6 @@ pub(crate) async fn serve(listener: TcpListener, house: Arc<House>, scheduler: m
         next += 1;
         let conn = ConnId(next);
         let (house, scheduler) = (house.clone(), scheduler.clone());
-        porch.make_room();
         let proving = tokio::spawn(async move {
             match prove(stream, &house).await {
                 // A task of its own: who is in isn't shown the door any more.
@@ -205,7 +185,7 @@ pub(crate) async fn serve(listener: TcpListener, house: Arc<House>, scheduler: m
                 Err(error) => debug!(%peer, "a caller was not let in: {error}"),
             }
         });
-        porch.0.push_back(proving.abort_handle());
+        porch.enter(&proving);
     }
 }
 
@@ -496,21 +476,5 @@ mod tests {
         mallory.writer.send(&ToHopd { id: 1, body: large }).await.unwrap();
         assert!(mallory.reader.receive::<FromHopd>().await.is_err(), "hung up");
         assert_eq!(heard.lock().unwrap().get(&MALLORY), None);
-    }
-
-    #[tokio::test]
-    async fn the_oldest_of_the_unproven_makes_room() {
-        let mut porch = Porch::default();
-        let mut tasks = Vec::new();
-        for _ in 0..=UNPROVEN {
-            porch.make_room();
-            let task = tokio::spawn(std::future::pending::<()>());
-            porch.0.push_back(task.abort_handle());
-            tasks.push(task);
-        }
-        assert_eq!(porch.0.len(), UNPROVEN);
-        let first = tasks.remove(0);
-        assert!(first.await.unwrap_err().is_cancelled());
-        assert!(tasks.iter().all(|t| !t.is_finished()));
     }
 }
