@@ -367,11 +367,7 @@ impl Core {
     /// The node where a pilot is started for the kernel: its own, or where it is at home if it has none.
     fn own_node(&self, kernel: u32) -> Option<u32> {
         let k = &self.kernels[kernel];
-        let sits = |n: &u32| {
-            k.replicas
-                .iter()
-                .any(|r| r.node == *n && k.only().is_none_or(|b| b == r.incarnation))
-        };
+        let sits = |n: &u32| k.able().any(|r| r.node == *n);
         k.base.filter(sits).or_else(|| k.home.filter(sits))
     }
 
