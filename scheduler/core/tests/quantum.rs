@@ -233,6 +233,27 @@ fn answers_that_come_too_late_or_from_others_change_nothing() {
 }
 
 #[test]
+fn a_cell_that_is_expected_to_end_soon_is_not_asked() {
+    for (usual, asked) in [(20, 0), (200, 1)] {
+        let mut w = world(Quantum::of_all(Span::from_secs(10)));
+        w.pilot("n0", 1, 8);
+        let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "bob", &["n0"], 1));
+        for _ in 0..20 {
+            let (cell, _) = w.submit(&a, Need::gpus(1));
+            w.settle();
+            w.pass(Span::from_secs(usual));
+            w.end_cell(&a, &cell);
+            w.settle();
+        }
+        w.submit(&a, Need::gpus(1));
+        w.settle();
+        w.pass(Span::from_secs(12));
+        let (_, out) = w.submit(&b, Need::gpus(1));
+        assert_eq!(parks(&out).len(), asked, "cells take {usual} s");
+    }
+}
+
+#[test]
 fn a_deadline_is_not_parked_for_by_default() {
     assert_eq!(Quantum::of_all(HOUR).of(Class::Deadline), None);
 }
