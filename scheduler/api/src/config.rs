@@ -4,6 +4,7 @@
 //! work is an error that names the key. `docs/operations.md` explains each key to a sysadmin.
 
 use hop_core::id::{AccountName, PoolName, UserName};
+use hop_core::need::Class;
 use hop_core::time::Span;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -125,12 +126,57 @@ pub struct Pool {
     pub grace_ms: u64,
     #[serde(default)]
     pub isolation: Isolation,
+    /// Cells that run for long are asked to park for others; none: all run to their end.
+    #[serde(default)]
+    pub quantum: Option<Quantum>,
     /// Pilots follow demand between `min_pilots` and `max_pilots`; none: `min_pilots` are kept up.
     #[serde(default)]
     pub scale: Option<Scale>,
     /// Partitions to turn to when the pool's own has no room, the cheapest first.
     #[serde(default)]
     pub burst: Vec<Burst>,
+}
+
+/// `[pool.NAME.quantum]`: for how many seconds cells of each class run undisturbed. One that has run for longer is asked to
+/// park while another waits for its GPUs; of a class without a value none is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quantum {
+    pub interactive_s: Option<u32>,
+    pub deadline_s: Option<u32>,
+    pub batch_s: Option<u32>,
+    /// Nobody is asked for a cell that is expected to wait for fewer seconds.
+    pub worth_waiting_s: u32,
+}
+
+impl Quantum {
+    /// The classes that have one, with their seconds.
+    pub fn classes(&self) -> Vec<(Class, u32)> {
+        let of = [
+            (Class::Interactive, self.interactive_s),
+            (Class::Deadline, self.deadline_s),
+            (Class::Batch, self.batch_s),
+        ];
+        of.into_iter()
+            .filter_map(|(class, s)| Some((class, s?)))
+            .collect()
+    }
+
+    fn check(&self) -> Result<(), (String, String)> {
+        let classes = self.classes();
+        if classes.is_empty() {
+            let reason =
+                "it names no class: set interactive_s, batch_s or deadline_s, or leave the table out";
+            return Err(("quantum".into(), reason.into()));
+        }
+        match classes.iter().find(|(_, seconds)| *seconds == 0) {
+            Some((class, _)) => Err((
+                format!("quantum.{}_s", class.name()),
+                "at least one second; leave the key out to let these cells run to their end".into(),
+            )),
+            None => Ok(()),
+        }
+    }
 }
 
 /// `[pool.NAME.scale]`: how pilots follow demand.
@@ -241,11 +287,27 @@ impl Default for Quota {
     }
 }
 
+/// The policy's own.
+impl Default for Quantum {
+    fn default() -> Self {
+        let core = hop_core::config::Quantum::default();
+        Self {
+            interactive_s: None,
+            deadline_s: None,
+            batch_s: None,
+            worth_waiting_s: seconds(core.worth_waiting),
+        }
+    }
+}
+
+fn seconds(span: Span) -> u32 {
+    u32::try_from(span.0 / 1_000_000).unwrap_or(u32::MAX)
+}
+
 /// The policy's own, which the simulator runs with.
 impl Default for Scale {
     fn default() -> Self {
         let core = hop_core::config::Scale::default();
-        let seconds = |span: Span| u32::try_from(span.0 / 1_000_000).unwrap_or(u32::MAX);
         Self {
             idle_min_s: seconds(core.idle_min),
             idle_max_s: seconds(core.idle_max),
@@ -416,6 +478,9 @@ impl Pool {
             );
             return wrong("grace_ms", &reason);
         }
+        if let Some(quantum) = &self.quantum {
+            quantum.check()?;
+        }
         if let Some(burst) = self
             .burst
             .iter()
@@ -504,6 +569,19 @@ isolation = "devices"
     }
 
     #[test]
+    fn a_quantum_is_of_the_classes_that_are_named_and_off_by_default() {
+        let pool = |text: &str| parse(text).unwrap().pool[&"main".into()].clone();
+        assert_eq!(pool(WIRING).quantum, None);
+        let text = format!("{WIRING}\n[pool.main.quantum]\nbatch_s = 600\ninteractive_s = 3600\n");
+        let quantum = pool(&text).quantum.unwrap();
+        assert_eq!(
+            quantum.classes(),
+            [(Class::Interactive, 3600), (Class::Batch, 600)]
+        );
+        assert_eq!(quantum.worth_waiting_s, 30);
+    }
+
+    #[test]
     fn an_unknown_key_is_named() {
         for (text, key) in [
             ("servce_user = 'x'", "servce_user"),
@@ -534,6 +612,16 @@ isolation = "devices"
             ("max_pilots = 4", "max_pilots = 3", "pool.main.max_pilots"),
             ("connect = [\"127.0.0.1:17900\"]", "connect = []", "hopd.connect"),
             ("prefix = \"/opt", "prefix = \"opt", "prefix"),
+            (
+                "isolation = \"devices\"",
+                "quantum = {worth_waiting_s = 5}",
+                "pool.main.quantum",
+            ),
+            (
+                "isolation = \"devices\"",
+                "quantum = {batch_s = 0, interactive_s = 3600}",
+                "pool.main.quantum.batch_s",
+            ),
         ] {
             let message = parse(&WIRING.replace(from, to)).unwrap_err();
             assert!(message.contains(&format!("{key}:")), "{message}");

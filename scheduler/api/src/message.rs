@@ -122,6 +122,19 @@ pub enum Request {
         kernel: KernelId,
         lease: LeaseId,
     },
+    /// Answers [`Event::Park`]: the cell stands still, nothing of the kernel is on the lease's GPUs, and it goes on with
+    /// the next lease that it is granted. The lease is over with that; the cell waits.
+    CellParked {
+        kernel: KernelId,
+        cell: CellId,
+        lease: LeaseId,
+    },
+    /// Answers [`Event::Park`]: it can't be, and runs on.
+    ParkRefused {
+        kernel: KernelId,
+        lease: LeaseId,
+        reason: String,
+    },
 
     // Agents.
     /// An agent is up; also after every reconnection, with the leases that live on its node.
@@ -251,6 +264,22 @@ pub struct ReplicaUp {
 pub struct SeatStep {
     pub job: JobId,
     pub step: u32,
+    /// It knows [`Event::Park`]. One that doesn't isn't asked.
+    #[serde(default)]
+    pub parks: bool,
+    /// The one among `waiting` that stands still in its middle.
+    #[serde(default)]
+    pub parked: Option<ParkedCell>,
+}
+
+/// A cell that was parked, as [`Request::CellParked`] says it, for whoever didn't hear that.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParkedCell {
+    pub cell: CellId,
+    /// The lease on which it ran last.
+    pub lease: LeaseId,
+    /// How long it has run, over all its leases.
+    pub ran: Span,
     /// The replica's own pid, in the node's pid namespace.
     pub pid: u32,
     /// Field 22 of `/proc/PID/stat`, in clock ticks since boot: the same pid later is not the same process.
@@ -409,6 +438,15 @@ pub enum Event {
 /// What a cell runs with.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Grant {
+    /// Others wait for what this cell runs on, and it has run for long: it should stand still and leave its GPUs, if it
+    /// can. Answered by [`Request::CellParked`] or [`Request::ParkRefused`]; nothing is taken from it meanwhile. Told
+    /// only to the replica that runs it.
+    Park {
+        kernel: KernelId,
+        lease: LeaseId,
+        cell: CellId,
+        reason: String,
+    },
     pub lease: LeaseId,
     pub node: NodeName,
     pub handover: Handover,
@@ -547,6 +585,9 @@ mod tests {
     #[test]
     fn every_kind_of_answer_is_read_as_it_was_written() {
         let kernel = || KernelId::from("k");
+    /// For how many seconds cells of a class run undisturbed there; a class that isn't among them runs to its end.
+    #[serde(default)]
+    pub quantum: Vec<(Class, u32)>,
         let answers = [
             Response::Pong,
             Response::Done,

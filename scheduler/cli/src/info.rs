@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, field};
 use hop_api::message::{InfoReport, NodeInfo, Request, Response};
+use hop_core::need::Class;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -36,7 +37,7 @@ pub(crate) struct Args {
     output: Options,
 }
 
-static FIELDS: [Field<NodeInfo>; 13] = [
+static FIELDS: [Field<NodeInfo>; 14] = [
     field!("Node", -10, "the node", |n| Value::text(&n.node)),
     field!("Pool", 10, "its pool", |n| Value::text(&n.pool)),
     field!("Pilot", 8, "the Slurm job that holds it", |n| Value::text(
@@ -61,6 +62,12 @@ static FIELDS: [Field<NodeInfo>; 13] = [
     field!("CPUsLeased", 10, "of them lent", |n| Value::Number(
         n.cpus_leased.into()
     )),
+    field!(
+        "Quantum",
+        -10,
+        "seconds by class after which a cell may be parked for others",
+        |n| { Value::text(quantum(n)) }
+    ),
     field!("Reason", -20, "what is wrong", |n| Value::text(&n.reason)),
 ];
 
@@ -125,6 +132,11 @@ fn free(node: &NodeInfo) -> u16 {
         .saturating_sub(node.gpus_leased)
         .saturating_sub(node.gpus_lingering)
         .saturating_sub(node.gpus_blocked)
+}
+
+fn quantum(node: &NodeInfo) -> String {
+    let of = |(class, seconds): &(Class, u32)| format!("{}:{seconds}", class.name());
+    node.quantum.iter().map(of).collect::<Vec<_>>().join(",")
 }
 
 fn types(node: &NodeInfo) -> String {

@@ -5,7 +5,9 @@ use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::time::parse_time;
 use hop_api::message::{AcctQuery, AcctRow, Request, Response};
+use hop_core::id::{CellId, KernelId};
 use hop_sim::trace::Line;
+use std::collections::HashMap;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -83,9 +85,16 @@ fn lines(rows: &[AcctRow], key: &[u8; 32]) -> Vec<Line> {
         .collect();
     cells.sort_by_key(|r| (r.submit, r.lease));
     let first = cells.first().map(|r| r.submit).unwrap_or_default();
-    cells
-        .into_iter()
-        .map(|r| Line {
+    let mut lines: Vec<Line> = Vec::new();
+    let mut line_of: HashMap<(&KernelId, Option<&CellId>), usize> = HashMap::new();
+    for r in cells {
+        // A cell that was parked has a row for each of its leases: another policy might not have parked it.
+        let at = *line_of.entry((&r.kernel, r.cell.as_ref())).or_insert(lines.len());
+        if let Some(line) = lines.get_mut(at) {
+            line.run += r.held.as_secs_f64();
+            continue;
+        }
+        lines.push(Line {
             v: 1,
             session: word("s", r.kernel.as_str()),
             user: word("u", r.user.as_str()),
@@ -95,8 +104,9 @@ fn lines(rows: &[AcctRow], key: &[u8; 32]) -> Vec<Line> {
             gpus: r.gpus.len() as u16,
             cpus: if r.gpus.is_empty() { r.cpus } else { 0 },
             print: 0,
-        })
-        .collect()
+        });
+    }
+    lines
 }
 
 #[cfg(test)]
@@ -130,6 +140,19 @@ mod tests {
             cells: 1,
             reason: String::new(),
         }
+    }
+
+    #[test]
+    fn a_cell_that_was_parked_is_one_cell_with_all_its_seconds() {
+        let mut rows = [
+            row("k1", Some("a"), 10_000_000),
+            row("k1", Some("a"), 13_000_000),
+            row("k2", Some("a"), 14_000_000),
+        ];
+        rows[0].state = "PREEMPTED".to_owned();
+        let lines = lines(&rows, &[7; 32]);
+        let seconds: Vec<_> = lines.iter().map(|l| (l.submit, l.run)).collect();
+        assert_eq!(seconds, [(0.0, 4.0), (4.0, 2.0)]);
     }
 
     #[test]

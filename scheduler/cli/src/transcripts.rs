@@ -149,6 +149,7 @@ fn info() -> InfoReport {
         cpus: 32,
         cpus_leased: 8,
         reason: String::new(),
+        quantum: vec![],
     };
     let blocked = NodeInfo {
         node: "n2".into(),

@@ -68,7 +68,7 @@ impl Core {
     }
 
     /// Answers again for a cell that waits or has its lease: its replica may have asked on a connection that broke.
-    fn asked_before(&mut self, kernel: u32, id: &CellId, out: &mut Vec<Output>) -> bool {
+    pub(crate) fn asked_before(&mut self, kernel: u32, id: &CellId, out: &mut Vec<Output>) -> bool {
         let k = &self.kernels[kernel];
         if let Some(&cell) = k.cells.iter().find(|&&c| self.cells[c].id == *id) {
             self.cells[cell].told = None;
@@ -150,7 +150,7 @@ impl Core {
     }
 
     /// Cores of a lease for this need: what it names, else what its GPUs bring, at least one.
-    fn cpus_of(&self, pool: u32, need: &Need) -> u16 {
+    pub(crate) fn cpus_of(&self, pool: u32, need: &Need) -> u16 {
         if need.cpus > 0 {
             return need.cpus;
         }
@@ -490,12 +490,15 @@ impl Core {
 
     /// Pilots, moves, parks: whatever gets the cell its GPUs sooner. It may have started by then.
     fn make_room_for(&mut self, cell: u32, seq: u64, out: &mut Vec<Output>) {
-        for step in [
+        let steps: [fn(&mut Self, u32, &mut Vec<Output>); 4] = [
             Self::demand_grew,
             Self::consider_moving,
-            Self::ask_to_park,
+            |core, cell, out| {
+                core.ask_to_park(cell, out);
+            },
             Self::tell,
-        ] {
+        ];
+        for step in steps {
             if self.is_same(cell, seq) {
                 step(self, cell, out);
             }

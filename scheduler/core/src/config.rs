@@ -159,15 +159,28 @@ pub struct Quantum {
     pub interactive: Option<Span>,
     pub deadline: Option<Span>,
     pub batch: Option<Span>,
+    /// A wait that is expected to be over by then isn't worth a park, which copies all of a GPU's memory.
+    pub worth_waiting: Span,
+}
+
+impl Default for Quantum {
+    fn default() -> Self {
+        Self {
+            interactive: None,
+            deadline: None,
+            batch: None,
+            worth_waiting: Span::from_secs(30),
+        }
+    }
 }
 
 impl Quantum {
     /// The same for all but those with a deadline, which a park might make miss it.
-    pub const fn of_all(span: Span) -> Self {
+    pub fn of_all(span: Span) -> Self {
         Self {
             interactive: Some(span),
-            deadline: None,
             batch: Some(span),
+            ..Self::default()
         }
     }
 
@@ -180,7 +193,9 @@ impl Quantum {
     }
 
     pub fn is_off(&self) -> bool {
-        *self == Self::default()
+        [self.interactive, self.deadline, self.batch]
+            .iter()
+            .all(Option::is_none)
     }
 }
 

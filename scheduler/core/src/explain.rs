@@ -24,6 +24,8 @@ pub struct CellView {
     pub position: u32,
     pub reason: Reason,
     pub estimate: Option<Span>,
+    /// How long it has run, if it was parked in its middle.
+    pub parked: Option<Span>,
 }
 
 /// A live lease, for `hop queue` and `hop acct`.
@@ -120,7 +122,11 @@ impl Core {
             let l = &self.leases[id];
             let view = self.lease_view(l);
             let mine = cell.is_none() || view.cell.as_ref() == cell;
-            mine.then(|| vec![self.explain_lease(&view)])
+            mine.then(|| {
+                let mut said = vec![self.explain_lease(&view)];
+                said.extend(self.explain_quantum(l));
+                said
+            })
         })
     }
 
@@ -200,6 +206,7 @@ impl Core {
             position: self.position(i),
             reason: self.reason(i),
             estimate: self.estimate(i),
+            parked: c.parked.map(|(_, ran)| ran),
         }
     }
 

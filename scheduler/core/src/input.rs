@@ -7,7 +7,7 @@ use crate::id::{
 };
 use crate::lease::{EndCause, Outcome};
 use crate::need::{Class, Need};
-use crate::time::Timestamp;
+use crate::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// Something that happened. Handled by [`crate::Core::handle`].
@@ -286,3 +286,16 @@ pub enum CancelTarget {
     Cell { kernel: KernelId, cell: CellId },
     Kernel { kernel: KernelId },
 }
+    /// The one among them that it has parked in its middle.
+    #[serde(default)]
+    pub parked: Option<ParkedCell>,
+}
+
+/// A cell that stands still in its middle, its GPU memory with the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParkedCell {
+    pub cell: CellId,
+    /// The lease on which it ran last.
+    pub lease: LeaseId,
+    /// How long it has run, over all its leases.
+    pub ran: Span,

@@ -91,6 +91,11 @@ pub enum Phase {
         cell: CellId,
         submitted: Timestamp,
         since: Timestamp,
+        #[serde(default)]
+        class: Class,
+        /// How long it ran before it was parked.
+        #[serde(default)]
+        ran: Span,
     },
     Lingering {
         since: Timestamp,

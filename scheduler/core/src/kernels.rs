@@ -379,10 +379,16 @@ impl Core {
         }
         self.note_kernel(k, out);
         self.reconcile_holder(k, &up, out);
+        if let Some(p) = &up.parked {
+            // Said before, perhaps to nobody.
+            self.cell_parked(&up.kernel, &p.cell, p.lease, out);
+        }
         for w in &up.waiting {
             let waits = self.kernels[k].cells.iter().any(|&c| self.cells[c].id == w.cell);
-            if !waits {
-                self.submit(up.kernel.clone(), w.cell.clone(), w.need.clone(), w.class, 0, out);
+            match up.parked.as_ref().filter(|p| p.cell == w.cell) {
+                _ if waits => {}
+                Some(p) => self.parked_there(k, up.incarnation, w, p.ran, out),
+                None => self.submit(up.kernel.clone(), w.cell.clone(), w.need.clone(), w.class, 0, out),
             }
         }
         self.moved_in(k, up.incarnation);

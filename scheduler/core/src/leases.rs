@@ -598,6 +598,8 @@ impl Core {
                     cell: r.cell.clone(),
                     submitted: r.submitted,
                     since: r.since,
+                    class: r.class,
+                    ran: r.ran,
                 },
                 LeaseState::Lingering { since, .. } => Phase::Lingering { since: *since },
                 LeaseState::Ending { cause, since, .. } => Phase::Ending {

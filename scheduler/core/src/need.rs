@@ -53,3 +53,14 @@ pub enum Class {
     /// A whole notebook that runs unattended.
     Batch,
 }
+
+impl Class {
+    /// As configuration and messages spell it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Interactive => "interactive",
+            Self::Deadline => "deadline",
+            Self::Batch => "batch",
+        }
+    }
+}

@@ -3,7 +3,8 @@
 //! park says so and runs on. One that has parked waits for its GPUs again, on its own node, where its memory lies.
 
 use crate::core::Core;
-use crate::id::{CellId, Incarnation, KernelId, LeaseId};
+use crate::id::{CellId, GpuType, Incarnation, KernelId, LeaseId};
+use crate::input::WaitingCell;
 use crate::lease::{EndCause, Outcome};
 use crate::need::Need;
 use crate::output::Output;
@@ -11,8 +12,8 @@ use crate::reason::{RefusedBecause, spell};
 use crate::state::{Cell, Kernel, Lease, LeaseState, ParkAsk, PilotState, Replica, Timer};
 use crate::time::Span;
 
-/// A wait that is expected to be over by then isn't worth a park, which copies all of a GPU's memory.
-const SOON: Span = Span::from_secs(30);
+/// The longest that a replica is believed to have run a cell of which nothing else is known.
+const MOST_RUN: Span = Span::from_secs(7 * 86_400);
 
 impl Kernel {
     /// The only replica that may run its GPU cells, if there is such a one: its process can't let go of its device, or
@@ -43,8 +44,9 @@ impl Core {
 
     /// The lease's cell begins: it is looked at when its quantum is over.
     pub(crate) fn arm_quantum(&mut self, id: LeaseId) {
-        if let Some(quantum) = self.quantum(&self.leases[&id]) {
-            self.at(self.now + quantum, Timer::Quantum(id));
+        let lease = &self.leases[&id];
+        if let (Some(quantum), LeaseState::Running(r)) = (self.quantum(lease), &lease.state) {
+            self.at(r.since + quantum, Timer::Quantum(id));
         }
     }
 
@@ -68,28 +70,24 @@ impl Core {
         let node = self.pilots[pilot].node as usize;
         let waiting: Vec<u32> = self.nodes[node].queue.iter().map(|&(_, c)| c).collect();
         for cell in waiting {
-            if self.asks_to_park(cell, out) {
+            if self.ask_to_park(cell, out) {
                 return;
             }
         }
     }
 
-    /// Asks cells that have outrun their quantum to make room for this one.
-    pub(crate) fn ask_to_park(&mut self, cell: u32, out: &mut Vec<Output>) {
-        self.asks_to_park(cell, out);
-    }
-
-    /// The same, where fewest GPUs have to be parked for it. Returns whether some are asked, now or before.
-    fn asks_to_park(&mut self, cell: u32, out: &mut Vec<Output>) -> bool {
+    /// Asks cells that have outrun their quantum to make room for this one, where fewest GPUs have to be parked for it.
+    /// Returns whether some are asked, now or before.
+    pub(crate) fn ask_to_park(&mut self, cell: u32, out: &mut Vec<Output>) -> bool {
         let Some(c) = self.cells.get(cell) else {
             return false;
         };
         let k = &self.kernels[c.kernel];
-        let off = self.pools[k.pool as usize].config.quantum.is_off();
-        if off || c.need.gpus == 0 || k.migrating.is_some() || self.over_limit(c).is_some() {
+        let quantum = self.pools[k.pool as usize].config.quantum;
+        if quantum.is_off() || c.need.gpus == 0 || k.migrating.is_some() || self.over_limit(c).is_some() {
             return false;
         }
-        if self.expected_wait(cell) <= SOON {
+        if self.expected_wait(cell) <= quantum.worth_waiting {
             return false;
         }
         let mut best: Option<(u16, u32, Vec<LeaseId>)> = None;
@@ -219,6 +217,8 @@ impl Core {
     }
 
     /// The cell is off its GPUs, in its middle: its lease ends, and it waits for another like it where its memory lies.
+    /// Also where it was not asked, or said meanwhile that it can't: an earlier daemon may have asked, or an answer have
+    /// been late, and the GPUs are free in any case.
     pub(crate) fn cell_parked(
         &mut self,
         kernel_id: &KernelId,
@@ -233,11 +233,12 @@ impl Core {
         let (LeaseState::Running(r), kernel, executor) = (&lease.state, lease.kernel, lease.executor) else {
             return;
         };
-        let invited = lease.asked == ParkAsk::Asked && self.kernels[kernel].parked.is_none();
-        if r.cell != *cell || !invited {
+        if r.cell != *cell || lease.gpus == 0 || self.kernels[kernel].parked.is_some() {
             return;
         }
-        let (r, cpus) = (r.clone(), lease.cpus);
+        let (mut r, cpus) = (r.clone(), lease.cpus);
+        // What was on a chip goes back to no other.
+        r.need.gpu_type = r.need.gpu_type.or_else(|| self.chip_of(lease));
         let here = self.kernels[kernel]
             .replicas
             .iter()
@@ -259,6 +260,47 @@ impl Core {
             Some((executor, ran)),
         );
         self.wait(waiting, out);
+    }
+
+    /// The type of the lease's GPUs, where Slurm names it.
+    fn chip_of(&self, lease: &Lease) -> Option<GpuType> {
+        let group = &self.pilots[lease.pilot].groups[lease.group?];
+        (!group.gpu_type.as_str().is_empty()).then(|| group.gpu_type.clone())
+    }
+
+    /// A replica has this cell parked and nothing is known of it here: it waits for GPUs, as if it had just been parked.
+    pub(crate) fn parked_there(
+        &mut self,
+        kernel: u32,
+        replica: Incarnation,
+        w: &WaitingCell,
+        ran: Span,
+        out: &mut Vec<Output>,
+    ) {
+        let busy = self.kernels[kernel].parked.is_some() || w.need.gpus == 0;
+        if self.asked_before(kernel, &w.cell, out) || busy {
+            return;
+        }
+        let cpus = self.cpus_of(self.kernels[kernel].pool, &w.need);
+        let parked = Some((replica, ran.min(MOST_RUN)));
+        let (id, need) = (w.cell.clone(), w.need.clone());
+        let waiting = self.new_cell(kernel, id, need, cpus, w.class, 0, self.now, parked);
+        if !self.try_start(waiting, out) {
+            self.wait(waiting, out);
+        }
+    }
+
+    /// What is to be said of how long the lease's cell may run.
+    pub(crate) fn explain_quantum(&self, lease: &Lease) -> Option<String> {
+        let quantum = self.quantum(lease)?;
+        Some(match lease.asked {
+            ParkAsk::Asked => "It is asked to park: it has run for long, and others wait.".to_owned(),
+            ParkAsk::Refused => "It was asked to park for others and can't: it runs to its end.".to_owned(),
+            ParkAsk::No => format!(
+                "After {} it may be parked, if it can be, for others who wait for its GPUs.",
+                spell(quantum)
+            ),
+        })
     }
 
     /// The replica is gone, and with it what cells it had parked.

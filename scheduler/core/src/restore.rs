@@ -6,7 +6,7 @@ use crate::id::LeaseId;
 use crate::input::Input;
 use crate::journal::{Entry, KernelImage, Key, LeaseImage, Phase, TicketImage, Value};
 use crate::lease::EndCause;
-use crate::need::{Class, Need};
+use crate::need::Need;
 use crate::output::Output;
 use crate::state::{Lease, LeaseState, ParkAsk, PilotState, Running, Ticket, Timer};
 use crate::time::{Span, Timestamp};
@@ -222,14 +222,16 @@ impl Core {
                 cell,
                 submitted,
                 since,
+                class,
+                ran,
             } => LeaseState::Running(Running {
                 cell,
                 need,
-                class: Class::default(),
+                class,
                 submitted,
                 since,
                 print: 0,
-                ran: Span::ZERO,
+                ran,
             }),
             Phase::Lingering { since } => {
                 // As long as its replica may take to come back.

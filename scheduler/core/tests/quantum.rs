@@ -5,11 +5,12 @@ mod world;
 
 use hop_core::config::{Config, PoolConfig, Quantum};
 use hop_core::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
+use hop_core::journal::Phase;
 use hop_core::lease::{EndCause, Outcome};
 use hop_core::need::{Class, Need};
 use hop_core::reason::{Reason, RefusedBecause};
 use hop_core::time::Span;
-use hop_core::{Input, Output, Record};
+use hop_core::{Input, Output, ParkedCell, Record, ReplicaUp, WaitingCell};
 use world::World;
 
 const HOUR: Span = Span::from_secs(3600);
@@ -232,10 +233,143 @@ fn answers_that_come_too_late_or_from_others_change_nothing() {
     assert_eq!(w.running.len(), 1);
 }
 
+/// An answer that came after its time, or to a question of an earlier daemon: the GPUs are free, and that counts.
+#[test]
+fn a_cell_that_parks_unasked_makes_room_as_well() {
+    for refused in [false, true] {
+        let (mut w, _, [a, b], cell) = long();
+        if refused {
+            w.submit(&b, Need::gpus(1));
+            w.park(false);
+        }
+        w.asked_to_park = vec![(a.clone(), cell.clone(), LeaseId(1))];
+        let out = w.park(true).unwrap();
+        assert!(
+            matches!(
+                &out[0],
+                Output::Record(Record::CellServed {
+                    outcome: Outcome::Parked,
+                    ..
+                })
+            ),
+            "{out:?}"
+        );
+        w.settle();
+        let served = if refused { &b } else { &a };
+        assert!(w.running.keys().all(|(k, _)| k == served), "{:?}", w.running);
+        assert_eq!(w.running.len(), 1);
+    }
+}
+
+fn parked(kernel: &KernelId, cell: &CellId, lease: u64) -> Input {
+    Input::ReplicaUp(ReplicaUp {
+        kernel: kernel.clone(),
+        incarnation: Incarnation(1),
+        user: "ada".into(),
+        account: None,
+        pool: "main".into(),
+        node: "n0".into(),
+        seat: JobId(10_001),
+        name: String::new(),
+        holds: None,
+        waiting: vec![WaitingCell {
+            cell: cell.clone(),
+            need: Need::gpus(1),
+            class: Class::Batch,
+        }],
+        parked: Some(ParkedCell {
+            cell: cell.clone(),
+            lease: LeaseId(lease),
+            ran: Span::from_secs(5000),
+        }),
+    })
+}
+
+/// Whatever was lost on the way: the replica's report says how it stands.
+#[test]
+fn a_replica_that_reports_a_parked_cell_is_believed_whatever_was_known() {
+    // The lease still runs it.
+    let (mut w, _, [a, b], cell) = long();
+    w.submit(&b, Need::gpus(1));
+    w.running.clear();
+    w.waiting.insert((a.clone(), cell.clone()));
+    let out = w.tell(parked(&a, &cell, 1));
+    assert!(
+        matches!(
+            &out[0],
+            Output::Record(Record::CellServed {
+                outcome: Outcome::Parked,
+                ..
+            })
+        ),
+        "{out:?}"
+    );
+    let views = w.core.waiting();
+    assert_eq!((views.len(), views[1].parked), (2, Some(Span::from_secs(4000))));
+    // It is known already.
+    assert_eq!(w.tell(parked(&a, &cell, 1)), []);
+    // Nothing is known of it: its lease is over, and so it is with one that is not the kernel's.
+    for lease in [9, 1] {
+        let (mut w, _, [a, b], first) = long();
+        w.end_cell(&a, &first);
+        w.settle();
+        w.submit(&b, Need::gpus(1));
+        w.settle();
+        let cell = CellId::from("parked");
+        w.waiting.insert((a.clone(), cell.clone()));
+        w.tell(parked(&a, &cell, lease));
+        let view = w.core.waiting().remove(0);
+        assert_eq!((&view.cell, view.parked), (&cell, Some(Span::from_secs(5000))));
+        assert_eq!(view.class, Class::Batch);
+        let running = w.running.keys().next().unwrap().clone();
+        w.end_cell(&running.0, &running.1);
+        w.settle();
+        assert!(w.running.contains_key(&(a, cell)));
+    }
+}
+
+#[test]
+fn a_parked_cell_waits_for_the_chip_that_it_ran_on() {
+    let (mut w, _, [_, b], _) = long();
+    w.submit(&b, Need::gpus(1));
+    w.park(true).unwrap();
+    let parked = w.core.waiting().remove(1);
+    assert_eq!(parked.need.gpu_type, Some("fake".into()));
+}
+
+#[test]
+fn what_runs_is_restored_with_its_class_and_what_an_earlier_daemon_wrote_too() {
+    for written in ["", r#","class":"batch","ran":7"#] {
+        let text = format!(r#"{{"running":{{"cell":"c","submitted":1,"since":2{written}}}}}"#);
+        let Phase::Running { class, ran, .. } = serde_json::from_str(&text).unwrap() else {
+            panic!("{text}")
+        };
+        let expected = match written {
+            "" => (Class::Interactive, Span::ZERO),
+            _ => (Class::Batch, Span(7)),
+        };
+        assert_eq!((class, ran), expected);
+    }
+}
+
+#[test]
+fn what_may_be_parked_is_explained() {
+    let (mut w, _, [a, b], cell) = long();
+    let said = |w: &World| w.core.explain(&a, Some(&cell)).unwrap().join(" ");
+    assert!(said(&w).contains("After 60 min it may be parked"), "{}", said(&w));
+    w.submit(&b, Need::gpus(1));
+    assert!(said(&w).contains("It is asked to park"), "{}", said(&w));
+    w.park(false);
+    assert!(said(&w).contains("can't: it runs to its end"), "{}", said(&w));
+}
+
 #[test]
 fn a_cell_that_is_expected_to_end_soon_is_not_asked() {
-    for (usual, asked) in [(20, 0), (200, 1)] {
-        let mut w = world(Quantum::of_all(Span::from_secs(10)));
+    for (usual, worth, asked) in [(20, 30, 0), (200, 30, 1), (20, 1, 1)] {
+        let mut w = world(Quantum {
+            worth_waiting: Span::from_secs(worth),
+            ..Quantum::of_all(Span::from_secs(10))
+        });
         w.pilot("n0", 1, 8);
         let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "bob", &["n0"], 1));
         for _ in 0..20 {
@@ -249,7 +383,11 @@ fn a_cell_that_is_expected_to_end_soon_is_not_asked() {
         w.settle();
         w.pass(Span::from_secs(12));
         let (_, out) = w.submit(&b, Need::gpus(1));
-        assert_eq!(parks(&out).len(), asked, "cells take {usual} s");
+        assert_eq!(
+            parks(&out).len(),
+            asked,
+            "cells take {usual} s, {worth} s are worth it"
+        );
     }
 }
 

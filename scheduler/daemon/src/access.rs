@@ -30,7 +30,9 @@ impl Access {
             | Request::Submit { .. }
             | Request::CancelCell { .. }
             | Request::CellEnded { .. }
-            | Request::ReleaseLease { .. } => role == Role::Replica,
+            | Request::ReleaseLease { .. }
+            | Request::CellParked { .. }
+            | Request::ParkRefused { .. } => role == Role::Replica,
             Request::AgentUp(_)
             | Request::LeaseStarted { .. }
             | Request::LeaseFailed { .. }
@@ -319,6 +321,8 @@ mod tests {
 
     #[test]
     fn names_from_outside_are_tamed() {
+            parks: false,
+            parked: None,
         assert_eq!(
             step_name(&"alice".into(), &"a b;c".into(), &"x\ny/z".into()),
             "alice/a_b_c/x_y_z"

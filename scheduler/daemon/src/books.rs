@@ -7,13 +7,15 @@ use hop_api::message::{AcctRow, EndCause, Outcome};
 use hop_core::Record;
 use hop_core::id::LeaseId;
 use hop_core::time::Span;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 #[derive(Debug, Default)]
 pub(crate) struct Books {
     open: HashMap<LeaseId, AcctRow>,
     /// Leases that lost the cell that ran on them.
-    cut_short: std::collections::HashSet<LeaseId>,
+    cut_short: HashSet<LeaseId>,
+    /// Leases whose cell was parked for others.
+    parked: HashSet<LeaseId>,
 }
 
 impl Books {
@@ -26,7 +28,7 @@ impl Books {
             .collect();
         Self {
             open,
-            cut_short: std::collections::HashSet::new(),
+            ..Self::default()
         }
     }
 
@@ -121,8 +123,10 @@ impl Books {
             Outcome::Lost => "NODE_FAIL",
             Outcome::Parked => "PREEMPTED",
         };
-        if outcome == Outcome::Lost {
-            self.cut_short.insert(lease);
+        match outcome {
+            Outcome::Lost => drop(self.cut_short.insert(lease)),
+            Outcome::Parked => drop(self.parked.insert(lease)),
+            Outcome::Ok | Outcome::Error | Outcome::Aborted => {}
         }
         Some(AcctRow {
             cell: Some(cell),
@@ -156,10 +160,11 @@ impl Books {
             return None;
         };
         let row = self.open.remove(&lease)?;
-        let mut reason = if detail.is_empty() {
-            cause.sentence().unwrap_or_default().to_owned()
-        } else {
-            detail
+        let parked = self.parked.remove(&lease) && cause == EndCause::Claimed;
+        let mut reason = match (detail.is_empty(), parked) {
+            (false, _) => detail,
+            (true, true) => PARKED.to_owned(),
+            (true, false) => cause.sentence().unwrap_or_default().to_owned(),
         };
         if !clean {
             reason = format!("{reason} (a device stays blocked)")
@@ -168,7 +173,12 @@ impl Books {
         }
         let cut_short = self.cut_short.remove(&lease);
         Some(AcctRow {
-            state: state_word(cause, cut_short).into(),
+            state: if parked {
+                "PREEMPTED"
+            } else {
+                state_word(cause, cut_short)
+            }
+            .into(),
             end: Some(at),
             held,
             run,
@@ -180,6 +190,10 @@ impl Books {
         })
     }
 }
+
+/// Why a lease ended whose cell goes on with another.
+const PARKED: &str =
+    "its cell had run for long and was parked for somebody who waited; it goes on with another lease";
 
 /// Slurm's word for how a lease ended. One that lay idle when its kernel was closed has done all that was asked of it.
 fn state_word(cause: EndCause, cut_short: bool) -> &'static str {
@@ -265,6 +279,38 @@ mod tests {
         assert_eq!(row.gpus, [GpuIndex(1)]);
         assert!(row.reason.contains("somebody else waited"));
         assert_eq!(books.enter(closed), None, "a lease is closed once");
+    }
+
+    #[test]
+    fn a_lease_whose_cell_was_parked_is_preempted() {
+        let mut books = Books::default();
+        books.enter(opened());
+        let served = Record::CellServed {
+            lease: LeaseId(7),
+            cell: "c1".into(),
+            submit: Timestamp(100),
+            start: Timestamp(150),
+            end: Timestamp(250),
+            wait: Span(50),
+            outcome: Outcome::Parked,
+        };
+        let cell = books.enter(served).unwrap();
+        assert_eq!((cell.state.as_str(), cell.run), ("PREEMPTED", Span(100)));
+        let closed = Record::LeaseClosed {
+            lease: LeaseId(7),
+            cause: EndCause::Claimed,
+            clean: true,
+            at: Timestamp(260),
+            held: Span(110),
+            run: Span(100),
+            linger: Span::ZERO,
+            wait: Span(50),
+            cells: 1,
+            detail: String::new(),
+        };
+        let row = books.enter(closed).unwrap();
+        assert_eq!(row.state, "PREEMPTED");
+        assert!(row.reason.contains("was parked"), "{}", row.reason);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod access;
 mod books;
 mod desk;
 mod limits;
+mod parks;
 mod scheduler;
 mod server;
 mod slurm;

@@ -7,6 +7,7 @@
 use crate::access::{self, Access};
 use crate::books::Books;
 use crate::desk::{Act, Desk, Failure, Seen, SeenJob, Wish};
+use crate::parks::{self, Parks};
 use crate::server::{Caller, ConnId, Incoming};
 use crate::slurm::{Facts, Owner, Queue, SlurmSide};
 use crate::views;
@@ -108,6 +109,8 @@ struct Replica {
     node: NodeName,
 }
 
+    /// It can be asked to park a cell.
+    parks: bool,
 /// What Slurm said of a seat.
 #[derive(Debug, Clone)]
 struct Seat {
@@ -129,6 +132,8 @@ enum Due {
     ReplicaAway(ReplicaId),
 }
 
+    /// A replica that was asked to park a cell should have answered.
+    ParkAnswer,
 pub(crate) struct Scheduler {
     config: Config,
     term: Term,
@@ -153,6 +158,7 @@ pub(crate) struct Scheduler {
     handovers: HashMap<LeaseId, Handover>,
     /// Seats that Slurm has shown to be their user's.
     seats: HashMap<JobId, Seat>,
+    parks: Parks,
     /// Questions about the accounting that are open, by uid.
     asking: HashMap<u32, usize>,
     due: BTreeSet<(Timestamp, Due)>,
@@ -277,6 +283,7 @@ impl Scheduler {
             handovers: HashMap::new(),
             seats: HashMap::new(),
             asking: HashMap::new(),
+            parks: Parks::default(),
             due: BTreeSet::new(),
             look_pause: Span::from_secs(config.hopd.poll_s.into()),
             looking: false,
@@ -358,6 +365,7 @@ impl Scheduler {
                 Due::ReplicaAway(id) => self.replica_away(&id),
             }
         }
+                Due::ParkAnswer => self.parks_overdue(now),
         self.todo.push_back(Input::Tick);
     }
 
@@ -423,6 +431,7 @@ impl Scheduler {
                 self.handovers.remove(&lease);
                 self.order(
                     pilot,
+                self.parks.over(lease);
                     Order::EndAcknowledged {
                         term: self.term,
                         lease,
@@ -495,10 +504,12 @@ impl Scheduler {
             }
             Output::Place { kernel, seats } => self.placed(&kernel, Ok(seats)),
             Output::PlaceRefused { kernel, reason } => self.placed(&kernel, Err(reason.to_string())),
-            Output::Park { kernel, .. } => {
-                // No pool has a quantum: no replica can park a cell in its middle (docs/policy.md). A defect to be seen.
-                warn!(%kernel, "the core asks for a cell to be parked");
-            }
+            Output::Park {
+                kernel,
+                lease,
+                cell,
+                reason,
+            } => self.ask_to_park(kernel, lease, cell, reason),
             Output::Migrate { kernel, .. } => {
                 // No pool asks for migration: a kernel has one replica, which can't be moved with its variables
                 // (views::core_pool). So this is a defect to be seen.
@@ -549,6 +560,42 @@ impl Scheduler {
 
     fn granted(&mut self, output: Output) {
         let Output::Granted {
+    /// Asks the replica that runs the cell, if it is one that can. Should its connection break it is asked when it is back.
+    fn ask_to_park(&mut self, kernel: KernelId, lease: LeaseId, cell: CellId, reason: String) {
+        let incarnation = self.core.lease(lease).map(|l| l.executor);
+        let replica = incarnation.map(|incarnation| ReplicaId {
+            kernel: kernel.clone(),
+            incarnation,
+        });
+        let known = replica.and_then(|id| self.replicas.get(&id).filter(|r| r.parks).map(|r| (id, r.conn)));
+        let Some((id, conn)) = known else {
+            info!(%kernel, %lease, "its replica can't park a cell");
+            self.todo.push_back(Input::ParkRefused { kernel, lease });
+            return;
+        };
+        info!(replica = %id, %lease, %cell, "a cell is asked to park: {reason}");
+        let now = self.clock.now();
+        let event = Event::Park {
+            kernel,
+            lease,
+            cell,
+            reason,
+        };
+        self.parks.ask(lease, id, event.clone(), now);
+        self.due.insert((now + parks::PATIENCE, Due::ParkAnswer));
+        if let Some(conn) = conn {
+            self.send(conn, 0, Response::Event(event));
+        }
+    }
+
+    fn parks_overdue(&mut self, now: Timestamp) {
+        for (lease, replica) in self.parks.overdue(now) {
+            warn!(%lease, %replica, "it has not said whether its cell parks: taken as a no");
+            let kernel = replica.kernel;
+            self.todo.push_back(Input::ParkRefused { kernel, lease });
+        }
+    }
+
             kernel,
             cell,
             lease,
@@ -904,6 +951,22 @@ impl Scheduler {
             }
             Request::AgentUp(up) => self.agent_up(conn, up)?,
             Request::LeaseStarted { lease, handover } => {
+            Request::CellParked { kernel, cell, lease } => {
+                self.speaks_for(conn, &kernel)?;
+                info!(%kernel, %lease, %cell, "a cell is parked");
+                self.parks.over(lease);
+                self.todo.push_back(Input::CellParked { kernel, cell, lease });
+            }
+            Request::ParkRefused {
+                kernel,
+                lease,
+                reason,
+            } => {
+                self.speaks_for(conn, &kernel)?;
+                info!(%kernel, %lease, "a cell can't be parked: {}", access::printable(&reason, 500));
+                self.parks.over(lease);
+                self.todo.push_back(Input::ParkRefused { kernel, lease });
+            }
                 let pilot = access.pilot()?;
                 self.lease_started(pilot, lease, handover);
             }
@@ -1262,6 +1325,7 @@ impl Scheduler {
         };
         if let Some(before) = self.replicas.insert(id.clone(), replica)
             && let Some(old) = before.conn.filter(|c| *c != conn)
+            parks: up.parks,
         {
             if let Some(open) = self.conns.get_mut(&old) {
                 open.replicas.remove(&id);
@@ -1272,6 +1336,12 @@ impl Scheduler {
         self.tell_homes();
         if let Some(open) = self.conns.get_mut(&conn) {
             open.replicas.insert(id);
+        }
+        if let Some(parked) = &up.parked {
+            self.parks.over(parked.lease);
+        }
+        for event in self.parks.of(&id) {
+            self.send(conn, 0, Response::Event(event));
         }
         let pool = up.pool.unwrap_or_else(|| self.default_pool());
         // Slurm's word on who is charged goes before the kernel's own.
@@ -1294,6 +1364,11 @@ impl Scheduler {
         }));
     }
 
+            parked: up.parked.map(|p| hop_core::ParkedCell {
+                cell: p.cell,
+                lease: p.lease,
+                ran: p.ran,
+            }),
     // --- agents ---
 
     fn agent_up(&mut self, conn: ConnId, up: AgentUp) -> Result<(), Refusal> {
@@ -1407,7 +1482,7 @@ impl Scheduler {
                 ));
             }
         }
-        views::info(&self.core, self.term, self.started, problems)
+        views::info(&self.core, &self.config, self.term, self.started, problems)
     }
 
     // --- Slurm ---

@@ -26,6 +26,7 @@ fn core_pool(name: &PoolName, pool: &Pool) -> PoolConfig {
         max_pilots: pool.max_pilots,
         linger: Linger::Fixed(pool.linger()),
         grace: pool.grace(),
+        quantum: pool.quantum.as_ref().map(core_quantum).unwrap_or_default(),
         rotate_before: Span::from_secs(pool.rotate_before_s.into()),
         pack: pool.scale.is_some(),
         scale: pool.scale.as_ref().map(core_scale),
@@ -33,6 +34,16 @@ fn core_pool(name: &PoolName, pool: &Pool) -> PoolConfig {
         // A kernel has one replica, whose variables can't be taken along.
         migrate: None,
         ..PoolConfig::fixed(name.as_str(), 0, pool.gpus_per_pilot, pool.cpus_per_pilot)
+    }
+}
+
+fn core_quantum(quantum: &hop_api::config::Quantum) -> hop_core::config::Quantum {
+    let seconds = |n: u32| Span::from_secs(n.into());
+    hop_core::config::Quantum {
+        interactive: quantum.interactive_s.map(seconds),
+        deadline: quantum.deadline_s.map(seconds),
+        batch: quantum.batch_s.map(seconds),
+        worth_waiting: seconds(quantum.worth_waiting_s),
     }
 }
 
@@ -128,27 +139,43 @@ pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> 
             estimate: None,
             reason: String::new(),
         })
-        .chain(waiting.map(|c| QueueRow {
-            kernel: c.kernel,
-            cell: Some(c.cell),
-            lease: None,
-            user: c.user,
-            name: c.name,
-            state: "PENDING".into(),
-            need: c.need,
-            node: None,
-            gpus: Vec::new(),
-            submit: c.submitted,
-            time: now.since(c.submitted),
-            position: Some(c.position),
-            estimate: c.estimate,
-            reason: c.reason.to_string(),
+        .chain(waiting.map(|c| {
+            QueueRow {
+                kernel: c.kernel,
+                cell: Some(c.cell),
+                lease: None,
+                user: c.user,
+                name: c.name,
+                // Slurm's word for a job that stands still.
+                state: if c.parked.is_some() {
+                    "SUSPENDED"
+                } else {
+                    "PENDING"
+                }
+                .into(),
+                need: c.need,
+                node: None,
+                gpus: Vec::new(),
+                submit: c.submitted,
+                time: now.since(c.submitted),
+                position: Some(c.position),
+                estimate: c.estimate,
+                reason: c.reason.to_string(),
+            }
         }))
         .collect()
 }
 
-pub(crate) fn info(core: &Core, term: Term, started: Timestamp, problems: Vec<String>) -> InfoReport {
+pub(crate) fn info(
+    core: &Core,
+    config: &Config,
+    term: Term,
+    started: Timestamp,
+    problems: Vec<String>,
+) -> InfoReport {
+    let quantum = |pool: &PoolName| config.pool.get(pool)?.quantum.as_ref().map(|q| q.classes());
     let nodes = core.pilots().into_iter().map(|p| NodeInfo {
+        quantum: quantum(&p.pool).unwrap_or_default(),
         node: p.node,
         pool: p.pool,
         pilot: p.pilot,

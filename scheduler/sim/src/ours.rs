@@ -458,6 +458,7 @@ impl<'a> World<'a> {
             name: String::new(),
             holds: None,
             waiting: waiting.map(|c| self.waiting_cell(s, c)).into_iter().collect(),
+            parked: None,
         }));
     }
 

@@ -261,6 +261,8 @@ impl Replica {
             name: launch.name.clone(),
             holds: held,
             waiting: waiting.collect(),
+            parks: false,
+            parked: None,
         }));
     }
 
@@ -285,6 +287,8 @@ impl Replica {
                 let running = self.revoked(lease, &reason);
                 self.lease_over(lease, running, grace, &reason).await;
             }
+            // Nobody is asked who doesn't say that it can.
+            Event::Park { .. } => {}
             Event::Close { reason, .. } => {
                 let reason = format!("the kernel was closed: {reason}");
                 self.ended_by = Some(reason);

@@ -343,6 +343,7 @@ impl World {
             name: String::new(),
             holds: None,
             waiting: Vec::new(),
+            parked: None,
         }))
     }
 

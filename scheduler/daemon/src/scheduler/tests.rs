@@ -19,8 +19,13 @@ const POOL: &str =
 
 impl House {
     fn new() -> Self {
+        Self::with("")
+    }
+
+    /// With so much more in the pool's table.
+    fn with(more: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let config = Config::parse(&format!("{QUOTA}{POOL}"), "x".as_ref()).unwrap();
+        let config = Config::parse(&format!("{QUOTA}{POOL}{more}"), "x".as_ref()).unwrap();
         let (journal, snapshot) = Journal::open(&folder.path().join("journal")).unwrap();
         let accounting = Accounting::open(&folder.path().join("accounting")).unwrap();
         let mut scheduler =
@@ -89,6 +94,218 @@ impl House {
     }
 }
 
+const QUANTUM: &str = "quantum = {interactive_s = 1, worth_waiting_s = 0}\n";
+
+/// Ada's cell has outrun its quantum on the only GPU, and bob's waits.
+struct Long {
+    house: House,
+    ada: (ConnId, Mailbox),
+    agent: (ConnId, Mailbox),
+    lease: LeaseId,
+}
+
+impl Long {
+    fn new(parks: bool) -> Self {
+        let mut house = House::with(QUANTUM);
+        house.seat(7, "ada", "n0");
+        house.seat(8, "bobby", "n0");
+        let agent = house.connect("gresshopper", Role::Agent);
+        house.say(agent.0, agent_up());
+        let mut ada = house.connect("ada", Role::Replica);
+        let mut report = up("ada", "a", 1, 7, "n0");
+        if let Request::ReplicaUp(up) = &mut report {
+            up.parks = parks;
+        }
+        house.ask(ada.0, &mut ada.1, report);
+        house.say(ada.0, submit("a", 1));
+        let lease = house.scheduler.core.leases()[0].lease;
+        house.say(agent.0, started(lease));
+        std::thread::sleep(Duration::from_millis(1020));
+        let (bob, mut mailbox) = house.connect("bobby", Role::Replica);
+        house.ask(bob, &mut mailbox, up("bobby", "b", 1, 8, "n0"));
+        house.say(bob, submit("b", 1));
+        Self {
+            house,
+            ada,
+            agent,
+            lease,
+        }
+    }
+
+    fn was_asked(&mut self) -> usize {
+        let told = std::iter::from_fn(|| self.ada.1.try_recv().ok());
+        told.filter(|m| matches!(&m.body, Response::Event(Event::Park { lease, .. }) if *lease == self.lease))
+            .count()
+    }
+
+    fn states(&self) -> Vec<(String, String)> {
+        let rows = views::queue(&self.house.scheduler.core, None, self.house.scheduler.clock.now());
+        rows.into_iter()
+            .map(|r| (r.kernel.to_string(), r.state))
+            .collect()
+    }
+
+    fn says(&mut self, body: Request) {
+        self.house.say(self.ada.0, body);
+    }
+}
+
+fn agent_up() -> Request {
+    Request::AgentUp(AgentUp {
+        node: "n0".into(),
+        pilot: JobId(1),
+        pool: "main".into(),
+        gpus: vec![hop_api::message::GpuSlot {
+            index: hop_core::id::GpuIndex(0),
+            gpu_type: "".into(),
+            mem_mib: 0,
+            blocked: None,
+        }],
+        cpus: 8,
+        ends: None,
+        steps_used: 0,
+        steps_max: 1000,
+        term: Term(0),
+        leases: vec![],
+        ended: vec![],
+        draining: false,
+    })
+}
+
+fn started(lease: LeaseId) -> Request {
+    Request::LeaseStarted {
+        lease,
+        handover: Handover {
+            epoch: hop_core::id::Epoch(1),
+            pilot: JobId(1),
+            step: 1,
+            devices: vec![],
+            cores: String::new(),
+            at: Timestamp(1),
+        },
+    }
+}
+
+fn parked(lease: LeaseId, kernel: &str, cell: &str) -> Request {
+    let (kernel, cell) = (kernel.into(), cell.into());
+    Request::CellParked { kernel, cell, lease }
+}
+
+fn rows(of: &[(&str, &str)]) -> Vec<(String, String)> {
+    let owned = |(k, s): &(&str, &str)| ((*k).to_owned(), (*s).to_owned());
+    of.iter().map(owned).collect()
+}
+
+#[tokio::test]
+async fn a_cell_that_outruns_its_quantum_is_asked_to_park_once_and_only_its_own_kernel_answers() {
+    let mut long = Long::new(true);
+    assert_eq!(long.was_asked(), 1);
+    // Neither another's kernel nor another cell or lease.
+    let (eve, mut mailbox) = long.house.connect("evelyn", Role::Replica);
+    let lease = long.lease;
+    refused(
+        &long.house.ask(eve, &mut mailbox, parked(lease, "a", "c1")),
+        "no replica of kernel a",
+    );
+    let no = Request::ParkRefused {
+        kernel: "a".into(),
+        lease,
+        reason: "x".into(),
+    };
+    refused(&long.house.ask(eve, &mut mailbox, no), "no replica of kernel a");
+    let (front, mut mailbox) = long.house.connect("ada", Role::Front);
+    refused(
+        &long.house.ask(front, &mut mailbox, parked(lease, "a", "c1")),
+        "may not ask",
+    );
+    long.says(parked(lease, "a", "c2"));
+    long.says(parked(LeaseId(999), "a", "c1"));
+    assert_eq!(long.states(), rows(&[("a", "RUNNING"), ("b", "PENDING")]));
+    long.says(parked(lease, "a", "c1"));
+    assert_eq!(
+        long.states(),
+        rows(&[("a", "ENDING"), ("b", "PENDING"), ("a", "SUSPENDED")])
+    );
+    let ended = Request::LeaseEnded {
+        lease,
+        end: hop_api::message::LeaseEnd {
+            cause: hop_api::message::EndCause::Claimed,
+            clean: true,
+            ended_pids: vec![],
+            at: Timestamp(2),
+            detail: String::new(),
+        },
+    };
+    let agent = long.agent.0;
+    long.house.say(agent, ended);
+    assert_eq!(long.states(), rows(&[("b", "STARTING"), ("a", "SUSPENDED")]));
+    assert_eq!(long.was_asked(), 0);
+}
+
+#[tokio::test]
+async fn a_replica_that_cannot_park_or_does_not_answer_is_left_alone() {
+    let mut old = Long::new(false);
+    assert_eq!(old.was_asked(), 0);
+    assert_eq!(old.states(), rows(&[("a", "RUNNING"), ("b", "PENDING")]));
+    let explained = |long: &Long| {
+        long.house
+            .scheduler
+            .core
+            .explain(&"a".into(), None)
+            .unwrap()
+            .join(" ")
+    };
+    assert!(
+        explained(&old).contains("can't: it runs to its end"),
+        "{}",
+        explained(&old)
+    );
+
+    let mut silent = Long::new(true);
+    assert_eq!(silent.was_asked(), 1);
+    let late = silent.house.scheduler.clock.now() + parks::PATIENCE;
+    silent.house.scheduler.parks_overdue(late);
+    silent.house.scheduler.settle();
+    assert!(
+        explained(&silent).contains("can't: it runs to its end"),
+        "{}",
+        explained(&silent)
+    );
+    // It did after all.
+    let lease = silent.lease;
+    silent.says(parked(lease, "a", "c1"));
+    assert_eq!(silent.states()[2], ("a".to_owned(), "SUSPENDED".to_owned()));
+}
+
+#[tokio::test]
+async fn a_replica_that_was_away_is_asked_again_and_its_report_counts_as_an_answer() {
+    let mut long = Long::new(true);
+    assert_eq!(long.was_asked(), 1);
+    let conn = long.ada.0;
+    long.house.scheduler.closed(conn);
+    long.ada = long.house.connect("ada", Role::Replica);
+    let Request::ReplicaUp(mut report) = up("ada", "a", 1, 7, "n0") else {
+        panic!()
+    };
+    report.holds = Some((long.lease, Some("c1".into())));
+    long.says(Request::ReplicaUp(report.clone()));
+    assert_eq!(long.was_asked(), 1);
+    // Its answer is lost with the connection; its report says the same.
+    report.holds = None;
+    report.waiting = vec![("c1".into(), Need::gpus(1), Class::Interactive)];
+    report.parked = Some(hop_api::message::ParkedCell {
+        cell: "c1".into(),
+        lease: long.lease,
+        ran: Span::from_secs(1),
+    });
+    long.says(Request::ReplicaUp(report));
+    assert_eq!(long.was_asked(), 0);
+    assert_eq!(
+        long.states(),
+        rows(&[("a", "ENDING"), ("b", "PENDING"), ("a", "SUSPENDED")])
+    );
+}
+
 fn place(kernel: &str) -> Request {
     Request::PlaceKernel(hop_api::message::PlaceKernel {
         kernel: kernel.into(),
@@ -119,6 +336,8 @@ fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Reque
         name: String::new(),
         holds: None,
         waiting: vec![],
+        parks: true,
+        parked: None,
     })
 }
 
