@@ -7,8 +7,6 @@
 
 pub mod direct;
 pub mod local;
-#[cfg(feature = "object")]
-pub mod remote;
 
 use std::fmt;
 use std::io;
@@ -32,6 +30,38 @@ impl ChunkId {
 impl fmt::Display for ChunkId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&hex::encode(self.0))
+    }
+}
+
+/// A chunk as it lies in a store.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Raw {
+    pub bytes: Vec<u8>,
+    /// One zstd frame rather than the plain content.
+    pub packed: bool,
+}
+
+impl Raw {
+    /// Compares it with its name and the length of its plain content.
+    ///
+    /// # Errors
+    /// [`GetError::Truncated`] or [`GetError::Tampered`].
+    pub fn prove(&self, id: ChunkId, len: usize) -> Result<(), GetError> {
+        if !self.packed {
+            return prove(id, len, &self.bytes);
+        }
+        let plain = zstd::bulk::decompress(&self.bytes, len).map_err(|_| GetError::Tampered { id })?;
+        prove(id, len, &plain)
+    }
+}
+
+fn prove(id: ChunkId, len: usize, plain: &[u8]) -> Result<(), GetError> {
+    if plain.len() != len {
+        Err(GetError::Truncated { id })
+    } else if ChunkId::of(plain) != id {
+        Err(GetError::Tampered { id })
+    } else {
+        Ok(())
     }
 }
 

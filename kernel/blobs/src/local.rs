@@ -4,7 +4,7 @@
 //! and tools.
 
 use crate::direct::Buffer;
-use crate::{CHUNK_BYTES, ChunkId, GetError, PutError};
+use crate::{CHUNK_BYTES, ChunkId, GetError, PutError, Raw};
 use std::cell::RefCell;
 use std::collections::HashSet;
 use std::fs::{self, File, OpenOptions};
@@ -193,6 +193,35 @@ impl Local {
             ids.into_inner().expect("no holder of this lock panics"),
             wrote.into_inner(),
         ))
+    }
+
+    /// A chunk as it lies, to be carried elsewhere. It isn't proven yet.
+    ///
+    /// # Errors
+    /// [`GetError::Missing`] or [`GetError::Read`].
+    pub fn raw(&self, id: ChunkId) -> Result<Raw, GetError> {
+        // It may be compressed between two looks; it never becomes plain again.
+        for (path, packed) in [(self.path(id), false), (self.packed_path(id), true)] {
+            match fs::read(path) {
+                Ok(bytes) => return Ok(Raw { bytes, packed }),
+                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
+                Err(source) => return Err(GetError::Read { id, source }),
+            }
+        }
+        Err(GetError::Missing { id })
+    }
+
+    /// Stores a chunk as it lay elsewhere; the caller has proven it ([`Raw::prove`]).
+    ///
+    /// # Errors
+    /// [`PutError::Write`]: nothing is left behind, and other chunks are as they were.
+    pub fn adopt(&self, id: ChunkId, raw: &Raw) -> Result<(), PutError> {
+        let path = if raw.packed {
+            self.packed_path(id)
+        } else {
+            self.path(id)
+        };
+        self.write(&path, &raw.bytes, false)
     }
 
     /// Reads one chunk of known length and checks it.
@@ -572,6 +601,32 @@ mod tests {
         raw[20] ^= 1;
         fs::write(&packed, raw).unwrap();
         assert!(local.get_all(&ids, &mut back).is_err());
+    }
+
+    #[test]
+    fn what_is_carried_to_another_store_is_proven_as_it_lies() {
+        let ((_a, here), (_b, there)) = (store(), store());
+        for content in [noise(5000), vec![3; CHUNK_BYTES]] {
+            let (id, _) = here.put(&content).unwrap();
+            let raw = here.raw(id).unwrap();
+            assert_eq!(raw.packed, content.len() > 5000);
+            raw.prove(id, content.len()).unwrap();
+            assert!(
+                raw.prove(id, content.len() - 1).is_err()
+                    && raw.prove(ChunkId([0; 32]), content.len()).is_err()
+            );
+            let mut bad = raw.clone();
+            bad.bytes[9] ^= 1;
+            assert!(bad.prove(id, content.len()).is_err());
+            there.adopt(id, &raw).unwrap();
+            let mut back = vec![0; content.len()];
+            there.get_all(&[id], &mut back).unwrap();
+            assert!(back == content);
+        }
+        assert!(matches!(
+            here.raw(ChunkId([9; 32])),
+            Err(GetError::Missing { .. })
+        ));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::fs::MetadataExt;
@@ -17,6 +17,8 @@ const OLDEST: u32 = 1;
 const MAGIC: &[u8; 8] = b"HOPSTATE";
 const START: usize = 16;
 const MAC: usize = 32;
+/// Content is cut into chunks of this many bytes (`hop_blobs::CHUNK_BYTES`).
+const CHUNK: u64 = 4 * 1024 * 1024;
 
 /// Why a saved state can't be read.
 #[derive(Debug, thiserror::Error)]
@@ -40,12 +42,33 @@ pub enum ReadError {
 }
 
 #[derive(Debug, Deserialize)]
-struct Head {
+struct Said {
     version: u32,
     kind: String,
     records: usize,
     length: usize,
     mac: String,
+}
+
+/// What a state's `head` says, once it is proven.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Head {
+    pub records: usize,
+    /// Bytes of the log that count.
+    pub length: usize,
+    /// The last record's, in hexadecimal: no other log of this owner's has it.
+    pub mac: String,
+    /// The head of a state that holds nothing else: its newest place, twice.
+    pub raw: Vec<u8>,
+}
+
+/// A state as it lies, proven.
+#[derive(Debug, Clone)]
+pub struct Saved {
+    pub head: Head,
+    /// As many bytes as count.
+    pub log: Vec<u8>,
+    pub snapshot: Snapshot,
 }
 
 /// Where a stream lies: in its record, or in chunks.
@@ -135,6 +158,19 @@ struct Record {
     gone: Vec<u64>,
     process: BTreeMap<String, StreamRef>,
     env: Option<Environment>,
+    redo: Option<Redo>,
+}
+
+/// What cells that a restore runs again refer to.
+#[derive(Debug, Default, Deserialize)]
+struct Redo {
+    cells: Vec<Rerun>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Rerun {
+    #[serde(default)]
+    drawn: BTreeMap<String, StreamRef>,
 }
 
 /// A saved state as its last record leaves it.
@@ -147,8 +183,19 @@ pub struct Snapshot {
     /// Seconds since 1970.
     pub saved_at: f64,
     pub records: usize,
-    /// Chunks that any record refers to.
-    pub chunks: BTreeSet<String>,
+    /// Chunks that any record refers to, and the length of their plain content in bytes.
+    pub chunks: BTreeMap<String, u64>,
+}
+
+impl Snapshot {
+    /// Content of so many bytes lies in these chunks.
+    fn refer(&mut self, bytes: u64, chunks: &[String]) {
+        let mut left = bytes;
+        for name in chunks {
+            self.chunks.insert(name.clone(), left.min(CHUNK));
+            left = left.saturating_sub(CHUNK);
+        }
+    }
 }
 
 /// Where the owner's key lies, given the environment's `XDG_CONFIG_HOME` and `HOME`.
@@ -184,6 +231,14 @@ pub fn owner_key(path: &Path, uid: u32) -> Result<[u8; 32], ReadError> {
 /// # Errors
 /// [`ReadError`]; nothing of a state that isn't proven is returned.
 pub fn read(directory: &Path, key: &[u8; 32], uid: u32) -> Result<Snapshot, ReadError> {
+    load(directory, key, uid).map(|saved| saved.snapshot)
+}
+
+/// Reads and proves a state, and keeps what it was read from.
+///
+/// # Errors
+/// [`ReadError`]; nothing of a state that isn't proven is returned.
+pub fn load(directory: &Path, key: &[u8; 32], uid: u32) -> Result<Saved, ReadError> {
     let missing = |source| ReadError::Missing {
         path: directory.to_owned(),
         source,
@@ -194,50 +249,73 @@ pub fn read(directory: &Path, key: &[u8; 32], uid: u32) -> Result<Snapshot, Read
             path: directory.to_owned(),
         });
     }
-    let head = newest_head(&fs::read(directory.join("head")).map_err(missing)?, key)?;
+    let head = fs::read(directory.join("head")).map_err(missing)?;
     let log = fs::read(directory.join("log")).map_err(missing)?;
-    let log = log.get(..head.length).ok_or(ReadError::Refused)?;
+    prove(&head, log, key)
+}
+
+/// Proves a state that lies elsewhere than in a directory.
+///
+/// # Errors
+/// [`ReadError`]; nothing of a state that isn't proven is returned.
+pub fn prove(head: &[u8], mut log: Vec<u8>, key: &[u8; 32]) -> Result<Saved, ReadError> {
+    let head = prove_head(head, key)?;
+    if log.len() < head.length {
+        return Err(ReadError::Refused);
+    }
+    log.truncate(head.length);
     let mut snapshot = Snapshot::default();
-    let mac = replay(log, key, &mut snapshot)?;
+    let mac = replay(&log, key, &mut snapshot)?;
     if hex::encode(mac) != head.mac || snapshot.records != head.records {
         return Err(ReadError::Refused);
     }
-    Ok(snapshot)
+    Ok(Saved { head, log, snapshot })
 }
 
 /// Length of each of the two places in `head`, which are written in turns: a torn write leaves the other.
 const SLOT: usize = 512;
 
-fn newest_head(raw: &[u8], key: &[u8; 32]) -> Result<Head, ReadError> {
-    if raw.len() != 2 * SLOT {
+/// Length of a `head`.
+pub const HEAD: usize = 2 * SLOT;
+
+/// Proves a `head`, and says what its newest place says.
+///
+/// # Errors
+/// [`ReadError`] but for [`ReadError::Missing`] and [`ReadError::Stranger`].
+pub fn prove_head(raw: &[u8], key: &[u8; 32]) -> Result<Head, ReadError> {
+    if raw.len() != HEAD {
         return Err(ReadError::Refused);
     }
-    match (read_head(&raw[..SLOT], key), read_head(&raw[SLOT..], key)) {
+    match (read_slot(&raw[..SLOT], key), read_slot(&raw[SLOT..], key)) {
         (Ok(a), Ok(b)) => Ok(if a.records > b.records { a } else { b }),
         (Ok(head), Err(_)) | (Err(_), Ok(head)) => Ok(head),
         (Err(e), Err(_)) => Err(e),
     }
 }
 
-fn read_head(raw: &[u8], key: &[u8; 32]) -> Result<Head, ReadError> {
+fn read_slot(raw: &[u8], key: &[u8; 32]) -> Result<Head, ReadError> {
     let lines: Vec<&[u8]> = raw.split(|&b| b == b'\n').collect();
     let [text, proof, _padding] = lines[..] else {
         return Err(ReadError::Refused);
     };
-    let head: Head = serde_json::from_slice(text).map_err(|_| ReadError::Refused)?;
-    if !(OLDEST..=VERSION).contains(&head.version) {
-        return Err(ReadError::Version { found: head.version });
+    let said: Said = serde_json::from_slice(text).map_err(|_| ReadError::Refused)?;
+    if !(OLDEST..=VERSION).contains(&said.version) {
+        return Err(ReadError::Version { found: said.version });
     }
-    if head.kind != hex::encode(b"b3\0\0") {
+    if said.kind != hex::encode(b"b3\0\0") {
         return Err(ReadError::Kind);
     }
     let proof = blake3::Hash::from_hex(proof).map_err(|_| ReadError::Refused)?;
     // blake3's comparison takes the same time whatever differs.
-    if blake3::keyed_hash(key, &[b"head", text].concat()) == proof {
-        Ok(head)
-    } else {
-        Err(ReadError::Refused)
+    if blake3::keyed_hash(key, &[b"head", text].concat()) != proof {
+        return Err(ReadError::Refused);
     }
+    Ok(Head {
+        records: said.records,
+        length: said.length,
+        mac: said.mac,
+        raw: raw.repeat(2),
+    })
 }
 
 /// Set in the length of a part that is compressed.
@@ -300,20 +378,18 @@ fn apply(record: Record, snapshot: &mut Snapshot) {
     for id in record.gone {
         snapshot.units.remove(&id);
     }
-    let streams = record
-        .units
-        .iter()
-        .map(|u| &u.stream)
-        .chain(record.process.values());
-    for stream in streams {
-        if let StreamRef::Chunks { c, .. } = stream {
-            snapshot.chunks.extend(c.iter().cloned());
+    let cells = record.redo.into_iter().flat_map(|redo| redo.cells);
+    let drawn: Vec<StreamRef> = cells.flat_map(|cell| cell.drawn.into_values()).collect();
+    let streams = record.units.iter().map(|u| &u.stream);
+    for stream in streams.chain(record.process.values()).chain(&drawn) {
+        if let StreamRef::Chunks { n, c } = stream {
+            snapshot.refer(*n, c);
         }
     }
     for unit in record.units {
-        snapshot
-            .chunks
-            .extend(unit.buffers.iter().flat_map(|b| b.2.iter().cloned()));
+        for (bytes, _, chunks) in &unit.buffers {
+            snapshot.refer(*bytes, chunks);
+        }
         snapshot.units.insert(unit.id, unit);
     }
     snapshot.sections.extend(record.process);
@@ -424,7 +500,7 @@ mod tests {
         assert_eq!(read.records, 2);
         assert_eq!(read.units[&1].names(), ["y"]);
         assert_eq!(read.units[&1].bytes(), 13);
-        assert_eq!(read.chunks, BTreeSet::from(["aa".to_owned()]));
+        assert_eq!(read.chunks, BTreeMap::from([("aa".to_owned(), 9)]));
     }
 
     #[test]

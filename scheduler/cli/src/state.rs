@@ -630,7 +630,7 @@ fn collect(args: &Args, place: &Place, context: &mut Context<'_>) -> Result<(), 
         if path.join("head").exists() {
             // A state that can't be read might still be mended: its content must not go.
             let snapshot = place.read(&path.to_string_lossy())?;
-            live.extend(snapshot.chunks.iter().filter_map(|c| c.parse::<ChunkId>().ok()));
+            live.extend(snapshot.chunks.keys().filter_map(|c| c.parse::<ChunkId>().ok()));
         }
     }
     let local = Local::open(&place.store.join("chunks")).map_err(|e| Failure::of(&e))?;

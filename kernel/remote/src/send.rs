@@ -1,0 +1,132 @@
+//! Carries a state from the local store to an object store.
+
+use crate::address::Name;
+use crate::error::RemoteError;
+use crate::marks::{Mark, Work};
+use crate::remote::{AT_ONCE, Progress, Remote};
+use futures_util::{StreamExt, TryStreamExt, stream};
+use hop_blobs::local::Local;
+use hop_blobs::{ChunkId, GetError};
+use hop_state::form::{self, Saved};
+use std::sync::Arc;
+
+/// What a save sent.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub struct Sent {
+    /// Chunks that weren't there.
+    pub chunks: usize,
+    /// Chunks that the state refers to.
+    pub of: usize,
+    /// Bytes sent, with the log.
+    pub bytes: u64,
+}
+
+/// A chunk that a state refers to, and the length of its plain content.
+pub(crate) type Wanted = (ChunkId, u64);
+
+pub(crate) fn wanted(saved: &Saved) -> Result<Vec<Wanted>, RemoteError> {
+    let named = saved.snapshot.chunks.iter();
+    named
+        .map(|(name, len)| {
+            let id = name
+                .parse()
+                .map_err(|_| RemoteError::State(form::ReadError::Kind))?;
+            Ok((id, *len))
+        })
+        .collect()
+}
+
+impl Remote {
+    /// Puts a state there under this name: chunks that are missing, then its log, then its head.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the state that was there before is whole, and a later call goes on where this one ended.
+    pub async fn send(
+        &self,
+        name: &Name,
+        saved: &Saved,
+        key: &[u8; 32],
+        local: &Arc<Local>,
+        progress: &Progress,
+    ) -> Result<Sent, RemoteError> {
+        let mark = self.begin(Work::Saving).await?;
+        self.under(&mark, self.send_all(&mark, name, saved, key, local, progress))
+            .await
+    }
+
+    async fn send_all(
+        &self,
+        mark: &Mark,
+        name: &Name,
+        saved: &Saved,
+        key: &[u8; 32],
+        local: &Arc<Local>,
+        progress: &Progress,
+    ) -> Result<Sent, RemoteError> {
+        let seen = self.get_head(name).await.map_err(|e| match e {
+            RemoteError::State(why) => RemoteError::Foreign(why),
+            other => other,
+        })?;
+        let before = match &seen {
+            Some(seen) => Some(form::prove_head(&seen.raw, key).map_err(RemoteError::Foreign)?),
+            None => None,
+        };
+        let wanted = wanted(saved)?;
+        let there = self.there().await?;
+        let missing: Vec<Wanted> = wanted
+            .iter()
+            .filter(|(id, len)| !there.get(id).is_some_and(|t| t.holds(*len)))
+            .copied()
+            .collect();
+        let log = saved.log.len() as u64;
+        progress.begin(missing.iter().map(|(_, len)| len).sum::<u64>() + log);
+        let sizes: Vec<u64> = stream::iter(missing.iter().copied())
+            .map(|(id, len)| self.send_chunk(id, len, local, progress))
+            .buffer_unordered(AT_ONCE)
+            .try_collect()
+            .await?;
+        self.put_log(name, &saved.head, &saved.log).await?;
+        progress.more(log);
+        // What is relied on above is only sure while nobody collected.
+        self.still(mark).await?;
+        self.put_head(name, &saved.head.raw, seen.map(|seen| seen.version))
+            .await?;
+        if let Some(before) = before.filter(|before| before.mac != saved.head.mac) {
+            // What is left of it is garbage, which is collected later.
+            let _ = self.drop_log(name, &before).await;
+        }
+        Ok(Sent {
+            chunks: missing.len(),
+            of: wanted.len(),
+            bytes: sizes.iter().sum::<u64>() + log,
+        })
+    }
+
+    async fn send_chunk(
+        &self,
+        id: ChunkId,
+        len: u64,
+        local: &Arc<Local>,
+        progress: &Progress,
+    ) -> Result<u64, RemoteError> {
+        let local = Arc::clone(local);
+        let raw = blocking(move || {
+            let raw = local.raw(id)?;
+            raw.prove(id, usize::try_from(len).unwrap_or(usize::MAX))?;
+            Ok(raw)
+        })
+        .await
+        .map_err(|e: GetError| RemoteError::Get(e))?;
+        let bytes = raw.bytes.len() as u64;
+        self.put_chunk(id, raw).await?;
+        progress.more(len);
+        Ok(bytes)
+    }
+}
+
+/// File and hash work, off the threads that wait for the network.
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
+    tokio::task::spawn_blocking(work)
+        .await
+        .expect("reading and hashing chunks doesn't panic, and nobody cancels it")
+}
