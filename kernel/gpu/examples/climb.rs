@@ -1,4 +1,4 @@
-//! Parks and unparks a process against the fakes, for the tests: `climb there-and-back MS PID`, and `climb home MS PID`
+//! Parks and unparks a process against the fakes, for the tests: `climb there-and-back|mid-cell MS PID`, and `climb home MS PID`
 //! for what that left on its way. No call gets longer than MS milliseconds. `FAKE_LIBCUDA` and `FAKE_LIBNVML` name the
 //! libraries, `FAKE_GPU_DIR` the fake device; the example `hold` beside it makes reservations.
 
@@ -16,7 +16,7 @@ use std::time::Duration;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [verb, ms, pid] = &args[..] else {
-        return Err("usage: climb there-and-back|home MS PID".into());
+        return Err("usage: climb there-and-back|mid-cell|home MS PID".into());
     };
     let (site, pid): (Site, Pid) = (site(Duration::from_millis(ms.parse()?))?, pid.parse()?);
     let hold = std::env::current_exe()?.with_file_name("hold");
@@ -30,10 +30,11 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         progress: &|_| {},
         restart: &NoRestart,
         only: None,
+        mid_cell: verb == "mid-cell",
     };
     let unpark = || climb::unpark(&site, pid, &[], &company);
     match verb.as_str() {
-        "there-and-back" => match climb::park(&site, pid, &company) {
+        "there-and-back" | "mid-cell" => match climb::park(&site, pid, &company) {
             Ok(report) => {
                 println!("{report:?}");
                 proven(&report)?;

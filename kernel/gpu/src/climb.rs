@@ -5,7 +5,7 @@ use crate::Pid;
 use crate::driver::ProcessState;
 use crate::found::{Look, LookError, Site};
 use crate::hands::{Hands, Log};
-use crate::ladder::{self, Chosen, Place, Refusal, RemapError, Rung, choose};
+use crate::ladder::{self, Chosen, Place, Reason, Refusal, RemapError, Rung, choose};
 use crate::machine::{Call, Halves, Machine, Outcome};
 use crate::proof::{self, Left};
 use crate::record::Record;
@@ -58,6 +58,8 @@ pub struct Company<'a> {
     pub restart: &'a dyn Restart,
     /// Only this rung, if any: for measurements and for `--rung`.
     pub only: Option<Rung>,
+    /// A cell runs in the process: it is stopped where it stands, by the driver alone, and isn't told.
+    pub mid_cell: bool,
 }
 
 /// What came of a park or an unpark.
@@ -94,6 +96,16 @@ pub enum ClimbError {
     },
     #[error(transparent)]
     Remap(#[from] RemapError),
+    #[error(
+        "process {pid} can't be stopped in the middle of a cell: {}",
+        sentences(reasons)
+    )]
+    MidCell { pid: Pid, reasons: Vec<Reason> },
+}
+
+fn sentences(reasons: &[Reason]) -> String {
+    let reasons: Vec<String> = reasons.iter().map(ToString::to_string).collect();
+    reasons.join("; ")
 }
 
 /// Takes a process off its devices, by the first rung that holds.
@@ -111,6 +123,9 @@ pub fn park(site: &Site, pid: Pid, company: &Company<'_>) -> Result<Report, Clim
     }
     if let Some(state) = look.state.filter(|state| *state != ProcessState::Running) {
         return Err(ClimbError::SomebodyElse { pid, state });
+    }
+    if company.mid_cell {
+        return mid_cell(site, &look, company);
     }
     if let Some(only) = company.only {
         let others = Rung::ALL.into_iter().filter(|rung| *rung != only);
@@ -139,6 +154,22 @@ pub fn park(site: &Site, pid: Pid, company: &Company<'_>) -> Result<Report, Clim
             _ => return Ok(report),
         }
     }
+}
+
+fn mid_cell(site: &Site, look: &Look, company: &Company<'_>) -> Result<Report, ClimbError> {
+    let whole = |s: crate::telemetry::Sample| s.devices.iter().filter(|d| d.parent.is_none()).count();
+    let reasons = ladder::against_mid_cell(&look.found, look.state, site.sample().map(whole));
+    if !reasons.is_empty() {
+        return Err(ClimbError::MidCell {
+            pid: look.pid,
+            reasons,
+        });
+    }
+    let by_the_driver = Chosen {
+        rung: Rung::Checkpoint,
+        passed_over: Vec::new(),
+    };
+    attempt(site, look, &by_the_driver, company)
 }
 
 fn attempt(site: &Site, look: &Look, chosen: &Chosen, company: &Company<'_>) -> Result<Report, ClimbError> {
@@ -170,6 +201,7 @@ fn attempt(site: &Site, look: &Look, chosen: &Chosen, company: &Company<'_>) -> 
         devices: look.places.clone(),
         device_bytes: look.found.device_bytes,
         frameworks_bytes: look.found.inside.as_ref().map_or(0, |i| i.frameworks_bytes),
+        mid_cell: company.mid_cell,
         ..Record::new(look.pid, look.start_time, halves)
     };
     // Written before the first call: whatever dies on the way, the way back is known.
@@ -266,7 +298,7 @@ fn restart(site: &Site, look: &Look, company: &Company<'_>) -> Result<Outcome, C
 /// # Errors
 /// It isn't the caller's, isn't parked, or can't come back onto these devices.
 pub fn unpark(site: &Site, pid: Pid, given: &[Place], company: &Company<'_>) -> Result<Report, ClimbError> {
-    let look = site.look(pid)?;
+    let look = site.look_from_outside(pid)?;
     let records = site.records(look.uid);
     let Some(record) = records.get(pid, look.start_time) else {
         return Err(ClimbError::NotParked { pid });

@@ -176,6 +176,16 @@ impl Site {
     /// # Errors
     /// There is no such process, or it isn't the caller's.
     pub fn look(&self, pid: Pid) -> Result<Look, LookError> {
+        let mut look = self.look_from_outside(pid)?;
+        look.found.inside = self.inside(pid, look.uid);
+        Ok(look)
+    }
+
+    /// The same without asking the process's agent, which can't answer while its process stands still.
+    ///
+    /// # Errors
+    /// There is no such process, or it isn't the caller's.
+    pub fn look_from_outside(&self, pid: Pid) -> Result<Look, LookError> {
         let procs = &self.sources.procs;
         let gone = |_| LookError::NoProcess { pid };
         let start_time = procs.start_time(pid).map_err(gone)?;
@@ -196,7 +206,7 @@ impl Site {
                 .iter()
                 .filter_map(|d| d.uuid.parse::<GpuUuid>().ok())
                 .collect(),
-            inside: self.inside(pid, uid),
+            inside: None,
             driver: self.driver_found(sample.as_ref()),
             mig: mig(&listed, pid),
             mps: self

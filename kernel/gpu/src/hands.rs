@@ -151,10 +151,10 @@ impl<'a> Hands<'a> {
     }
 
     /// Where the driver takes everything and an agent is there, it must meet what the user's code does meanwhile: a
-    /// CUDA call in a locked process waits for ever.
+    /// CUDA call in a locked process waits for ever. In the middle of a cell just that is wanted.
     fn guard(&self) -> Result<(), String> {
         use crate::inside::AskError;
-        if self.record.halves.inside {
+        if self.record.halves.inside || self.record.mid_cell {
             return Ok(());
         }
         match self.agent.do_it(Op::Guard, STATE) {
@@ -165,7 +165,7 @@ impl<'a> Hands<'a> {
 
     /// The device is usable again, so the guard may let go. A process without an agent has none.
     pub fn unguard(&self) {
-        if !self.record.halves.inside {
+        if !self.record.halves.inside && !self.record.mid_cell {
             let _ = self.agent.do_it(Op::Unguard, STATE);
         }
     }

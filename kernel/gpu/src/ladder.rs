@@ -6,7 +6,7 @@
 //! stay. Each rung that is passed over has reasons that can be shown.
 
 use crate::Pid;
-use crate::driver::{Api, GpuPair, GpuUuid};
+use crate::driver::{Api, GpuPair, GpuUuid, ProcessState};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -182,6 +182,16 @@ pub enum Reason {
     NoOtherReplica,
     #[error("tried: {why}")]
     Tried { why: String },
+    #[error("it holds no GPU yet, so nothing would keep it from opening one that isn't its any more")]
+    NotOnGpu,
+    #[error("it holds its GPU in another way than by CUDA, or the driver won't say how it stands")]
+    NoContext,
+    #[error("without NVML nobody can tell to which GPU it would come back")]
+    NoTelemetry,
+    #[error(
+        "the driver brings it back to the same GPU only (580 would to others, too), and there are {gpus} here"
+    )]
+    SameGpuOnly { gpus: usize },
 }
 
 fn mib(bytes: u64) -> String {
@@ -280,6 +290,28 @@ fn against_copy_out(found: &Found) -> Vec<Reason> {
     }
     reasons.extend(against_driver(found));
     reasons.extend(against_host_memory(found, copy_out_host_need(found, inside)));
+    reasons
+}
+
+/// What speaks against stopping the process where it stands and taking it off by the driver alone, while a cell runs in
+/// it: all that does against rung (c), and that it couldn't go on with any GPU that it is given later. `gpus`: those of
+/// this machine; none: nobody says.
+pub fn against_mid_cell(found: &Found, state: Option<ProcessState>, gpus: Option<usize>) -> Vec<Reason> {
+    if !found.touched && found.children.is_empty() {
+        return vec![Reason::NotOnGpu];
+    }
+    let mut reasons = against(Rung::Checkpoint, found);
+    let driver = found.driver.as_ref().ok().and_then(|d| d.api);
+    if driver.is_some() && found.children.is_empty() && state.is_none() {
+        reasons.push(Reason::NoContext);
+    }
+    match gpus {
+        None => reasons.push(Reason::NoTelemetry),
+        Some(gpus) if driver == Some(Api::V12_8) && gpus > found.devices.len() => {
+            reasons.push(Reason::SameGpuOnly { gpus });
+        }
+        Some(_) => {}
+    }
     reasons
 }
 

@@ -27,6 +27,9 @@ pub struct Record {
     pub frameworks_bytes: u64,
     /// The context is back on the device, the frameworks' share is not.
     pub half_back: bool,
+    /// A cell runs in the process, which wasn't told: nothing in it is to be told of the way back either.
+    #[serde(default)]
+    pub mid_cell: bool,
 }
 
 impl Record {
@@ -40,6 +43,7 @@ impl Record {
             device_bytes: None,
             frameworks_bytes: 0,
             half_back: false,
+            mid_cell: false,
         }
     }
 }

@@ -132,12 +132,22 @@ impl World {
         climb::unpark(site, pid, &[], &self.company(&self.reserver(), None))
     }
 
+    fn park_mid_cell(&self, site: &Site, pid: u32) -> Result<Report, ClimbError> {
+        let reserver = self.reserver();
+        let company = Company {
+            mid_cell: true,
+            ..self.company(&reserver, None)
+        };
+        climb::park(site, Pid::try_from(pid).unwrap(), &company)
+    }
+
     fn company<'a>(&self, reserver: &'a dyn Fn(Want) -> Command, only: Option<Rung>) -> Company<'a> {
         Company {
             reserver,
             progress: &|_| {},
             restart: &NoRestart,
             only,
+            mid_cell: false,
         }
     }
 }
@@ -479,6 +489,73 @@ fn beside_others_the_memory_is_held_until_the_restore() {
         Outcome::Unparked
     );
     assert!(subject.is_whole());
+}
+
+#[test]
+fn in_the_middle_of_a_cell_the_process_is_stopped_and_goes_on() {
+    let world = World::new();
+    let mut subject = Subject::start(&world, MIB);
+    let site = world.site();
+    let park = || world.park_mid_cell(&site, subject.child.id());
+    let report = park().unwrap();
+    assert_eq!(
+        (report.rung, &report.outcome),
+        (Some(Rung::Checkpoint), &Outcome::Parked)
+    );
+    assert!(matches!(park(), Err(ClimbError::AlreadyParked { .. })));
+    assert_eq!(
+        world.unpark(&site, subject.pid()).unwrap().outcome,
+        Outcome::Unparked
+    );
+    assert!(subject.is_whole());
+    // Whatever fails on the way: it runs on, on its GPU.
+    for failing in ["cuCheckpointProcessLock 999", "cuCheckpointProcessCheckpoint 801"] {
+        world.set("inject", &format!("{failing}\n"));
+        let report = world.park_mid_cell(&site, subject.child.id()).unwrap();
+        assert!(
+            matches!(report.outcome, Outcome::NotParked { .. }),
+            "{failing}: {report:?}"
+        );
+        world.unset("inject");
+        assert!(subject.is_whole(), "{failing}");
+    }
+    world.set("keeps_file", "");
+    let report = world.park_mid_cell(&site, subject.child.id()).unwrap();
+    let Outcome::NotParked { why } = report.outcome else {
+        panic!("{report:?}")
+    };
+    assert!(why.contains("dev/nvidia0"), "{why}");
+    assert!(subject.is_whole());
+}
+
+#[test]
+fn who_can_not_be_stopped_in_the_middle_of_a_cell_is_told_why() {
+    let world = World::new();
+    let subject = Subject::start(&world, MIB);
+    let why = |pid| world.park_mid_cell(&world.site(), pid).unwrap_err().to_string();
+    let of = |name: &str, value: &str| {
+        world.set(name, value);
+        let said = why(subject.child.id());
+        world.unset(name);
+        said
+    };
+    assert!(of("version", "12040").contains("CUDA 12.4"));
+    assert!(of("mig", "").contains("MIG"));
+    assert!(of("no_nvml", "").contains("without NVML"));
+    let mut idle = Command::new("sleep").arg("20").spawn().unwrap();
+    assert!(why(idle.id()).contains("holds no GPU yet"), "{}", why(idle.id()));
+    idle.kill().unwrap();
+    idle.wait().unwrap();
+    // The device in another way than by CUDA.
+    let device = fs::File::open(world.path("dev/nvidia0")).unwrap();
+    let mut holder = Command::new("sleep").arg("20").stdin(device).spawn().unwrap();
+    assert!(
+        why(holder.id()).contains("another way than by CUDA"),
+        "{}",
+        why(holder.id())
+    );
+    holder.kill().unwrap();
+    holder.wait().unwrap();
 }
 
 #[test]

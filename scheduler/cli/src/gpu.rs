@@ -87,6 +87,9 @@ enum Verb {
         /// (save a notebook's state, start its interpreter again, restore with the next cell)
         #[arg(long, value_parser = rung)]
         rung: Option<Rung>,
+        /// A cell runs in it: stop it where it stands, by the driver alone. Its next CUDA call waits until it is back
+        #[arg(long, conflicts_with = "rung")]
+        mid_cell: bool,
     },
     /// Bring a parked process back
     Unpark {
@@ -230,9 +233,12 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         Verb::Status { pid: Some(pid) } => {
             status_of(&Site::open(machine.sources()), *pid, machine.json, context)
         }
-        Verb::Park { pid, rung } => {
+        Verb::Park { pid, rung, mid_cell } => {
             let site = Site::open(machine.sources());
-            let report = park(&site, machine, *pid, *rung)?;
+            let report = match mid_cell {
+                true => park_mid_cell(&site, machine, *pid)?,
+                false => park(&site, machine, *pid, *rung)?,
+            };
             finish(&report, &Outcome::Parked, machine.json, context)
         }
         Verb::Unpark { pid, device } => {
@@ -458,6 +464,19 @@ fn park(site: &Site, machine: &Machine, pid: Pid, only: Option<Rung>) -> Result<
         progress: &progress,
         restart: &Kernels { site },
         only,
+        mid_cell: false,
+    };
+    climb::park(site, pid, &company).map_err(|error| Failure::of(&error))
+}
+
+fn park_mid_cell(site: &Site, machine: &Machine, pid: Pid) -> Result<Report, Failure> {
+    let reserver = machine.reserver();
+    let company = Company {
+        reserver: &reserver,
+        progress: &progress,
+        restart: &NoRestart,
+        only: None,
+        mid_cell: true,
     };
     climb::park(site, pid, &company).map_err(|error| Failure::of(&error))
 }
@@ -469,6 +488,7 @@ fn unpark(site: &Site, machine: &Machine, pid: Pid, devices: &[Named]) -> Result
         progress: &progress,
         restart: &NoRestart,
         only: None,
+        mid_cell: false,
     };
     let given = places(site, devices)?;
     climb::unpark(site, pid, &given, &company).map_err(|error| Failure::of(&error))

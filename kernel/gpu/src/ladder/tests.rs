@@ -58,6 +58,50 @@ fn the_fastest_rung_that_reaches_is_taken() {
 }
 
 #[test]
+fn in_the_middle_of_a_cell_only_what_the_driver_does_alone_counts() {
+    use ProcessState::Running;
+    let running = |found: &Found, gpus| against_mid_cell(found, Some(Running), gpus);
+    let mut found = easy();
+    // What the agent refuses to copy out is none of it.
+    found
+        .inside
+        .as_mut()
+        .unwrap()
+        .refusals
+        .push("a cell is running".into());
+    assert_eq!(running(&found, Some(8)), []);
+    found.inside = None;
+    assert_eq!(running(&found, Some(8)), []);
+    assert_eq!(against_mid_cell(&found, None, Some(1)), [Reason::NoContext]);
+    assert_eq!(running(&found, None), [Reason::NoTelemetry]);
+    found.children = vec![7];
+    assert_eq!(running(&found, Some(1)), [Reason::Children { pids: vec![7] }]);
+    // It is the child's alone.
+    found.touched = false;
+    assert_eq!(
+        against_mid_cell(&found, None, Some(1)),
+        [Reason::Children { pids: vec![7] }]
+    );
+    found.children.clear();
+    assert_eq!(running(&found, Some(1)), [Reason::NotOnGpu]);
+
+    let mut found = easy();
+    found.driver.as_mut().unwrap().api = Some(Api::V12_8);
+    assert_eq!(running(&found, Some(1)), []);
+    assert_eq!(running(&found, Some(2)), [Reason::SameGpuOnly { gpus: 2 }]);
+    found.driver.as_mut().unwrap().api = None;
+    let too_old = Reason::DriverTooOld { cuda: 13_000 };
+    assert_eq!(against_mid_cell(&found, None, Some(2)), [too_old]);
+    found.driver = Err("no libcuda".into());
+    assert_eq!(
+        against_mid_cell(&found, None, Some(2)),
+        [Reason::NoDriver {
+            why: "no libcuda".into()
+        }]
+    );
+}
+
+#[test]
 fn a_cuda_graph_sends_everything_to_the_driver() {
     let mut found = easy();
     let graph = "a CUDA graph holds addresses on the device".to_owned();
