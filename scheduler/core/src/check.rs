@@ -117,6 +117,21 @@ impl Core {
             self.pilots.len() == self.pilot_by_job.len(),
             "a job names a pilot that is gone"
         );
+        self.check_tickets()
+    }
+
+    fn check_tickets(&self) -> Result<(), Insane> {
+        for (i, node) in self.nodes.iter().enumerate() {
+            let i = i as u32;
+            let coming = self.tickets.values().filter(|t| t.node == Some(i));
+            let coming: u16 = coming.map(|t| t.gpus).sum();
+            hold!(
+                coming == 0 || coming + self.gpus_up(i) <= node.gpus,
+                "node {}: pilots of {coming} GPUs are waited for, which have no room beside the {} there",
+                node.name,
+                self.gpus_up(i)
+            );
+        }
         Ok(())
     }
 

@@ -289,7 +289,7 @@ impl Core {
             nodes: Vec::new(),
             held: 0,
             running: 0,
-            boots: Habit::default(),
+            boots: Vec::new(),
             moves: Habit::default(),
             think: Habit::default(),
             thinks: vec![Habit::default(); crate::forecast::STREAKS],

@@ -365,8 +365,7 @@ impl Core {
         let k = &self.kernels[c.kernel];
         let this = Some((cell, c.seq));
         let booting = self.tickets.values().find(|t| t.cell == this);
-        let boot = self.boot_takes(k.pool);
-        let boots = booting.map(|t| Span(boot.0.saturating_sub(self.now.since(t.at).0)));
+        let boots = booting.map(|t| self.up_in(t));
         let mut best = [boots, self.move_left(c.kernel)].into_iter().flatten().min();
         for r in k.able() {
             let node = &self.nodes[r.node as usize];

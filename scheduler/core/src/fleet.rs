@@ -32,6 +32,7 @@ impl Core {
             self.pools[old as usize].nodes.retain(|&n| n != i);
             self.pools[pool as usize].nodes.push(i);
         }
+        self.cancel_crowded_out(i, out);
         self.keep_pilots(pool, out);
     }
 
@@ -154,7 +155,7 @@ impl Core {
         let known = self.pilot_by_job.get(&up.pilot).copied();
         let i = known.unwrap_or_else(|| self.new_pilot(&up, node, pool, out));
         if let Some((ticket, t)) = ticket {
-            self.pools[pool as usize].boots.observe(self.now.since(t.at));
+            self.learn_boot(pool, t.partition.as_ref(), self.now.since(t.at));
             self.pilots[i].partition = t.partition;
             self.drop_ticket(ticket, out);
         }
@@ -162,6 +163,7 @@ impl Core {
         self.reconcile(i, &up, out);
         self.arm_rotation(i, out);
         self.dispatch_node(node, out);
+        self.cancel_crowded_out(node, out);
         self.offer(node, out);
         self.maybe_idle(i, out);
         self.keep_pilots(pool, out);

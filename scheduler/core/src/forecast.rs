@@ -178,9 +178,8 @@ impl Core {
 
     /// Seconds for which GPUs that were taken are missing until others are there.
     fn refill(&self, pool: u32) -> f64 {
-        let p = &self.pools[pool as usize];
-        let told = p.config.scale.as_ref().map_or(Span::from_secs(10), |s| s.boot);
-        let boot = p.boots.remaining(&p.boots, 0.0, Span::ZERO, 0.9).unwrap_or(told);
+        let (seen, told) = self.boots_of(pool, None);
+        let boot = seen.remaining(seen, 0.0, Span::ZERO, 0.9).unwrap_or(told);
         boot.as_secs_f64() + SOON.as_secs_f64()
     }
 

@@ -4,8 +4,12 @@ use crate::core::Core;
 use crate::id::{Incarnation, KernelId};
 use crate::leases::PRIOR_WEIGHT;
 use crate::output::Output;
-use crate::state::{Moving, PilotState, Timer};
+use crate::predict::Habit;
+use crate::state::{Moving, PilotState, Ticket, Timer};
 use crate::time::Span;
+
+/// What was seen where nothing was.
+static NEVER: Habit = Habit::new();
 
 /// How many of the first in the queue are looked at when GPUs become free that nobody near wants.
 const OFFERS: usize = 8;
@@ -54,20 +58,54 @@ impl Core {
     /// How long the cell is expected to wait where its replicas are.
     pub(crate) fn expected_wait(&self, cell: u32) -> Span {
         let k = &self.kernels[self.cells[cell].kernel];
-        let boot = self.boot_takes(k.pool);
         let coming = k
             .able()
             .filter_map(|r| self.tickets.values().find(|t| t.node == Some(r.node)))
-            .map(|t| Span(boot.0.saturating_sub(self.now.since(t.at).0)))
+            .map(|t| self.up_in(t))
             .min();
         let free = self.estimate(cell).unwrap_or(Span(u64::MAX / 4));
         coming.map_or(free, |c| c.min(free))
     }
 
+    /// How long a pilot takes on the pool's own nodes.
     pub(crate) fn boot_takes(&self, pool: u32) -> Span {
+        let (seen, told) = self.boots_of(pool, None);
+        seen.remaining(seen, 0.0, Span::ZERO, 0.5).unwrap_or(told)
+    }
+
+    /// How long pilots took until they were up, in a burst partition or the pool's own, and what the site says of it.
+    pub(crate) fn boots_of(&self, pool: u32, partition: Option<&String>) -> (&Habit, Span) {
         let p = &self.pools[pool as usize];
-        let told = p.config.scale.as_ref().map_or(Span::from_secs(10), |s| s.boot);
-        p.boots.remaining(&p.boots, 0.0, Span::ZERO, 0.5).unwrap_or(told)
+        let own = || p.config.scale.as_ref().map_or(Span::from_secs(10), |s| s.boot);
+        let burst = |name: &String| p.config.burst.iter().find(|b| b.partition == *name);
+        let told = partition.and_then(burst).map_or_else(own, |b| b.boot);
+        let seen = p.boots.iter().find(|(name, _)| name.as_ref() == partition);
+        (seen.map_or(&NEVER, |(_, habit)| habit), told)
+    }
+
+    /// A pilot was up this long after it was asked for.
+    pub(crate) fn learn_boot(&mut self, pool: u32, partition: Option<&String>, took: Span) {
+        let boots = &mut self.pools[pool as usize].boots;
+        let known = boots.iter().position(|(name, _)| name.as_ref() == partition);
+        let i = known.unwrap_or_else(|| {
+            boots.push((partition.cloned(), Habit::default()));
+            boots.len() - 1
+        });
+        boots[i].1.observe(took);
+    }
+
+    /// How much longer until this pilot is up. One that is late waits for its GPUs: for as long again as it has.
+    pub(crate) fn up_in(&self, ticket: &Ticket) -> Span {
+        let waited = self.now.since(ticket.at);
+        let (seen, told) = self.boots_of(ticket.pool, ticket.partition.as_ref());
+        let late = || {
+            if waited < told {
+                Span(told.0 - waited.0)
+            } else {
+                waited
+            }
+        };
+        seen.remaining(seen, 0.0, waited, 0.5).unwrap_or_else(late)
     }
 
     fn move_takes(&self, pool: u32, told: Span) -> Span {
@@ -118,12 +156,14 @@ impl Core {
         let k = &self.kernels[c.kernel];
         let pool = &self.pools[k.pool as usize];
         let size = self.pilot_size(k.pool, c.need.gpus, c.cpus);
-        let most = pool.config.max_pilots * u32::from(pool.config.gpus_per_pilot);
-        if pool.config.scale.is_none() || self.gpus_coming(k.pool) + u32::from(size) > most {
+        if pool.config.scale.is_none() || !self.may_add_own(k.pool, size) {
             return None;
         }
         let bare = |n: &u32| {
-            self.spare_gpus(*n) >= size && self.may_sit(*n, &c.need, &[]) && !self.sits_on(c.kernel, *n)
+            !self.is_burst(*n)
+                && self.spare_gpus(*n) >= size
+                && self.may_sit(*n, &c.need, &[])
+                && !self.sits_on(c.kernel, *n)
         };
         pool.nodes
             .iter()

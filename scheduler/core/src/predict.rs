@@ -37,6 +37,15 @@ fn upper(i: usize) -> f64 {
 }
 
 impl Habit {
+    /// Nothing seen.
+    pub(crate) const fn new() -> Self {
+        Self {
+            weights: Vec::new(),
+            total: 0.0,
+            count: 0,
+        }
+    }
+
     pub fn observe(&mut self, span: Span) {
         self.observe_with(span, DECAY);
     }

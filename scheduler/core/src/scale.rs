@@ -17,6 +17,14 @@ const CONFLICT: f64 = 0.02;
 const PRIOR_DUTY: f64 = 0.3;
 const PRIOR_GPU_SECONDS: f64 = 24.0 * 3600.0;
 
+/// Where a burst partition has room.
+enum BurstNode {
+    Known(u32),
+    /// The site has not said what its nodes are: Slurm chooses.
+    Unknown,
+    Full,
+}
+
 impl Core {
     pub(crate) fn scale(&self, pool: u32) -> Option<&Scale> {
         self.pools[pool as usize].config.scale.as_ref()
@@ -143,15 +151,19 @@ impl Core {
     pub(crate) fn may_add(&self, pool: u32, node: u32, size: u16) -> bool {
         let config = &self.pools[pool as usize].config;
         match &self.nodes[node as usize].burst {
-            None => {
-                let most = config.max_pilots * u32::from(config.gpus_per_pilot);
-                self.gpus_coming(pool) + u32::from(size) <= most
-            }
+            None => self.may_add_own(pool, size),
             Some(name) => {
                 let burst = config.burst.iter().find(|b| b.partition == *name);
                 burst.is_some_and(|b| self.may_burst(pool, b, size))
             }
         }
+    }
+
+    /// Whether so many GPUs more are allowed on the pool's own nodes.
+    pub(crate) fn may_add_own(&self, pool: u32, size: u16) -> bool {
+        let config = &self.pools[pool as usize].config;
+        let most = config.max_pilots * u32::from(config.gpus_per_pilot);
+        self.gpus_coming(pool) + u32::from(size) <= most
     }
 
     /// Whether so many GPUs more are allowed in the burst partition: as many as its most pilots have.
@@ -235,22 +247,53 @@ impl Core {
 
     /// GPUs of the node that no pilot has or will have; those of an empty pilot that is ending count as free.
     pub(crate) fn spare_gpus(&self, node: u32) -> u16 {
-        let n = &self.nodes[node as usize];
-        let going = |p: &Pilot| p.state == PilotState::Draining && p.leases.is_empty();
-        let up: u16 = n
-            .pilots
-            .iter()
-            .map(|p| &self.pilots[*p])
-            .filter(|p| !going(p))
-            .map(Pilot::gpus)
-            .sum();
-        let coming: u16 = self
+        let coming = self.tickets.values().filter(|t| t.node == Some(node));
+        let coming: u16 = coming.map(|t| t.gpus).sum();
+        let all = self.nodes[node as usize].gpus;
+        all.saturating_sub(self.gpus_up(node) + coming)
+    }
+
+    /// GPUs of the node that pilots have and will keep for now.
+    pub(crate) fn gpus_up(&self, node: u32) -> u16 {
+        let going = |p: &Pilot| {
+            let draining = match p.state {
+                PilotState::Draining => true,
+                PilotState::Silent { draining, .. } => draining,
+                PilotState::Up => false,
+            };
+            draining && p.leases.is_empty()
+        };
+        let up = self.nodes[node as usize].pilots.iter().map(|p| &self.pilots[*p]);
+        up.filter(|p| !going(p)).map(Pilot::gpus).sum()
+    }
+
+    /// Pilots that were asked for on this node and have no room there any more: they would wait in Slurm's queue for
+    /// GPUs that ours have, and whoever waits for them with them.
+    pub(crate) fn cancel_crowded_out(&mut self, node: u32, out: &mut Vec<Output>) {
+        let mut room = self.nodes[node as usize].gpus.saturating_sub(self.gpus_up(node));
+        let here: Vec<u64> = self
             .tickets
-            .values()
-            .filter(|t| t.node == Some(node))
-            .map(|t| t.gpus)
-            .sum();
-        n.gpus.saturating_sub(up + coming)
+            .iter()
+            .filter(|(_, t)| t.node == Some(node))
+            .map(|(&n, _)| n)
+            .collect();
+        let mut left_out = Vec::new();
+        for ticket in here {
+            let t = &self.tickets[&ticket];
+            if t.gpus <= room {
+                room -= t.gpus;
+                continue;
+            }
+            left_out.extend(t.cell);
+            let job = t.job;
+            self.drop_ticket(ticket, out);
+            out.push(Output::CancelPilot { ticket, job });
+        }
+        for (cell, seq) in left_out {
+            if self.is_same(cell, seq) {
+                self.demand_grew(cell, out);
+            }
+        }
     }
 
     /// Pilots there that do nothing, the smallest first.
@@ -335,17 +378,47 @@ impl Core {
         }
         let wait = self.estimate(cell).unwrap_or(Span(u64::MAX));
         let size = self.size_for(cell);
-        let found = config
-            .burst
-            .iter()
-            .find(|b| wait > b.boot && self.may_burst(pool, b, size));
-        let Some(partition) = found.map(|b| b.partition.clone()) else {
-            return;
-        };
-        // One boot at a time for those who wait: the next report asks again.
-        if !self.tickets.values().any(|t| t.partition.is_some()) {
-            self.submit_pilot(pool, Some(partition), None, Some(size), out);
+        let sooner = |b: &&Burst| wait > b.boot && self.may_burst(pool, b, size);
+        for partition in config.burst.iter().filter(sooner).map(|b| &b.partition) {
+            if self.boots_for_more(cell, partition) {
+                return;
+            }
+            match self.burst_node(cell, partition, size) {
+                BurstNode::Known(node) => return self.submit_for(cell, node, size, out),
+                BurstNode::Unknown => {
+                    let partition = Some(partition.clone());
+                    self.submit_pilot(pool, partition, None, Some(size), out);
+                    return;
+                }
+                BurstNode::Full => {}
+            }
         }
+    }
+
+    /// Where in the partition a pilot could be started for the cell: rather on a node that is up, that need not boot.
+    fn burst_node(&self, cell: u32, partition: &str, size: u16) -> BurstNode {
+        let c = &self.cells[cell];
+        let nodes = &self.pools[self.kernels[c.kernel].pool as usize].nodes;
+        let there = |n: &&u32| self.nodes[**n as usize].burst.as_deref() == Some(partition);
+        if !nodes.iter().any(|n| there(&n)) {
+            return BurstNode::Unknown;
+        }
+        let room = |n: &&u32| self.may_sit(**n, &c.need, &[]) && self.spare_gpus(**n) >= size;
+        let found = nodes.iter().filter(there).filter(room);
+        let found = found.min_by_key(|&&n| (self.nodes[n as usize].pilots.is_empty(), n));
+        found.map_or(BurstNode::Full, |&n| BurstNode::Known(n))
+    }
+
+    /// Whether a pilot boots in the partition that has room for the cell beside those that it was started for.
+    fn boots_for_more(&self, cell: u32, partition: &str) -> bool {
+        let (c, pool) = (&self.cells[cell], self.kernels[self.cells[cell].kernel].pool);
+        let boots = self.tickets.values();
+        let mut boots = boots.filter(|t| t.pool == pool && t.partition.as_deref() == Some(partition));
+        boots.any(|t| {
+            let started_for = t.cell.filter(|&(c, seq)| self.is_same(c, seq));
+            let taken = started_for.map_or(0, |(c, _)| self.cells[c].need.gpus);
+            t.gpus >= taken + c.need.gpus
+        })
     }
 
     /// A kernel was placed: its first cell is expected soon.

@@ -34,8 +34,8 @@ pub(crate) struct Pool {
     pub held: u32,
     /// GPUs of cells that run.
     pub running: u32,
-    /// How long submission to first word takes here, as seen.
-    pub boots: Habit,
+    /// How long submission to first word takes, as seen: by burst partition, and on the pool's own nodes.
+    pub boots: Vec<(Option<String>, Habit)>,
     pub moves: Habit,
     /// All its kernels' think times and run times: what stands in for a kernel without a past.
     pub think: Habit,

@@ -70,10 +70,9 @@ impl Steps {
 
     /// The integral in (unit x hours).
     pub fn hours(&self) -> f64 {
-        self.0
-            .iter()
-            .map(|&(t, d)| -(d as f64) * (t.0 as f64 / 3.6e9))
-            .sum()
+        let hours = self.0.iter().map(|&(t, d)| -(d as f64) * (t.0 as f64 / 3.6e9));
+        // Nothing sums up to -0.0.
+        0.0 + hours.sum::<f64>()
     }
 
     /// The integral between two times.

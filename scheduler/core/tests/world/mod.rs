@@ -245,6 +245,11 @@ impl World {
     // --- things that happen ---
 
     pub fn pilot(&mut self, node: &str, gpus: u16, cpus: u16) -> JobId {
+        self.pilot_up(node, gpus, cpus).0
+    }
+
+    /// A pilot comes up, and what follows from that.
+    pub fn pilot_up(&mut self, node: &str, gpus: u16, cpus: u16) -> (JobId, Vec<Output>) {
         self.next_job += 1;
         let job = JobId(self.next_job);
         let agent = Agent {
@@ -259,8 +264,8 @@ impl World {
             draining: false,
         };
         self.agents.insert(job, agent);
-        self.announce(job);
-        job
+        let out = self.announce(job);
+        (job, out)
     }
 
     /// The agent reports itself, as it does after every (re)connection.

@@ -1,0 +1,149 @@
+//! Pilots that are asked for and don't come: nobody is left waiting for them.
+
+mod world;
+
+use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
+use hop_core::id::{JobId, NodeName};
+use hop_core::need::Need;
+use hop_core::time::Span;
+use hop_core::{Input, NodeFacts, Output};
+use world::World;
+
+/// Nodes of two GPUs: one or more of the pool's own, and two that boot.
+fn world(own: u32, right_size: bool) -> World {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = own;
+    pool.migrate = Some(Migrate::default());
+    pool.scale = Some(Scale {
+        learn: false,
+        spares: 0,
+        right_size,
+        idle_max: Span::from_secs(60),
+        ..Scale::default()
+    });
+    pool.burst = vec![Burst {
+        partition: "cloud".into(),
+        max_pilots: 2,
+        boot: Span::from_secs(30),
+        price: 1.0,
+    }];
+    let mut w = World::new(1, Config::default(), pool);
+    for n in 0..own {
+        w.tell(Input::Node(facts(&format!("n{n}"))));
+    }
+    for n in 0..2 {
+        w.tell(Input::BurstNode {
+            facts: facts(&format!("b{n}")),
+            partition: "cloud".into(),
+        });
+    }
+    w
+}
+
+fn facts(node: &str) -> NodeFacts {
+    NodeFacts {
+        node: node.into(),
+        pool: "main".into(),
+        gpus: 2,
+        gpu_type: "".into(),
+        gpu_mem_mib: 0,
+        cpus: 8,
+        rack: String::new(),
+    }
+}
+
+/// The pilots asked for: their tickets and nodes.
+fn asked(out: &[Output]) -> Vec<(u64, Option<NodeName>)> {
+    let asked = |o: &Output| match o {
+        Output::SubmitPilot { ticket, node, .. } => Some((*ticket, node.clone())),
+        _ => None,
+    };
+    out.iter().filter_map(asked).collect()
+}
+
+/// Slurm has it in its queue.
+fn queued(w: &mut World, ticket: u64) {
+    let job = JobId(7000 + ticket as u32);
+    assert_eq!(w.tell(Input::PilotQueued { ticket, job }), []);
+}
+
+#[test]
+fn a_pilot_without_room_is_cancelled_and_its_cell_takes_what_is_there() {
+    let mut w = world(1, true);
+    let k = w.kernel("k", "ada", &["n0"], 2);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    let (ticket, node) = asked(&out)[0].clone();
+    assert_eq!(node.as_ref().map(NodeName::as_str), Some("n0"));
+    queued(&mut w, ticket);
+    // One that nobody here asked for has the node's GPUs: that of an earlier daemon.
+    let (_, out) = w.pilot_up("n0", 2, 8);
+    assert!(
+        matches!(
+            &out[..],
+            [
+                Output::Record(_),
+                Output::StartLease(_),
+                Output::CancelPilot { ticket: t, job: Some(JobId(7001)) },
+            ] if *t == ticket
+        ),
+        "{out:?}"
+    );
+}
+
+#[test]
+fn a_pilot_that_is_late_is_not_waited_for() {
+    let mut w = world(2, true);
+    w.pilot("n1", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 2);
+    let (_, out) = w.submit(&k, Need::gpus(2));
+    queued(&mut w, asked(&out)[0].0);
+    // Somebody's job has the GPUs of its node.
+    let mut moves = Vec::new();
+    for _ in 0..20 {
+        let out = w.pass(Span::from_secs(5));
+        moves.extend(out.into_iter().filter(|o| matches!(o, Output::Migrate { .. })));
+        let wait = w.core.waiting()[0].estimate.expect("a move or a pilot comes");
+        assert!(
+            moves.len() == 1 || wait > Span::ZERO,
+            "nothing is as good as there"
+        );
+    }
+    let [Output::Migrate { seat, .. }] = &moves[..] else {
+        panic!("{moves:?}")
+    };
+    assert_eq!(seat.node.as_str(), "n1");
+}
+
+#[test]
+fn each_who_waits_has_a_burst_pilot_of_its_own_on_a_node_with_room() {
+    let mut w = world(1, true);
+    w.pilot("n0", 2, 8);
+    let kernels: Vec<_> = (0..4)
+        .map(|i| w.kernel(&format!("k{i}"), &format!("u{i}"), &["n0"], 1))
+        .collect();
+    w.submit(&kernels[0], Need::gpus(2));
+    w.settle();
+    // It runs for long, and is expected to go on.
+    w.pass(Span::from_secs(3600));
+    let mut burst = |k: usize, gpus| asked(&w.submit(&kernels[k], Need::gpus(gpus)).1);
+    let on = |ticket, node: &str| vec![(ticket, Some(NodeName::from(node)))];
+    assert_eq!(burst(1, 1), on(1, "b0"));
+    assert_eq!(burst(2, 2), on(2, "b1"));
+    // The first node has room beside the first.
+    assert_eq!(burst(3, 1), on(3, "b0"));
+}
+
+#[test]
+fn one_whole_burst_pilot_serves_as_many_as_fit() {
+    let mut w = world(1, false);
+    w.pilot("n0", 2, 8);
+    let kernels: Vec<_> = (0..4)
+        .map(|i| w.kernel(&format!("k{i}"), &format!("u{i}"), &["n0"], 1))
+        .collect();
+    w.submit(&kernels[0], Need::gpus(2));
+    w.settle();
+    // It runs for long, and is expected to go on.
+    w.pass(Span::from_secs(3600));
+    let mut burst = |k: usize, gpus| asked(&w.submit(&kernels[k], Need::gpus(gpus)).1).len();
+    assert_eq!([burst(1, 1), burst(2, 1)], [1, 0]);
+}
