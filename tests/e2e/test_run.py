@@ -246,6 +246,47 @@ def test_auto_takes_the_gpus_that_the_deadline_needs(cluster: Cluster) -> None:
         assert report["deadline_met"] is True
 
 
+def test_a_deadline_is_foretold_with_the_wait_when_all_gpus_are_lent(cluster: Cluster) -> None:
+    runs = Runs(cluster, "lent")
+    book = runs.write("d.ipynb", "%%gpu 1\npass")
+    runs.run(str(book))
+    long = runs.write("long.ipynb", "%%gpu 2\nprint('ready')\nimport time; time.sleep(90)")
+    taken = [runs.start(str(long), "-o", str(runs.home / f"long{n}.ipynb"), "--keep", "0") for n in range(4)]
+    try:
+        until("all GPUs are lent", lambda: len(cluster.steps("alice/")) == 4, 60)
+        argv = [str(book), "--dry-run", "--deadline"]
+        report, err = runs.run(*argv, "+1h")
+        expected = report["expected"]
+        assert expected["verdict"] in {"holds", "tight"}, err
+        assert expected["wait_s"] > 1
+        assert not expected["queue_unknown"]
+        report, _ = runs.run(*argv, "+1s", status=5)
+        assert report["expected"]["verdict"] == "missed"
+        said = runs.start(*argv, "+1s").communicate(timeout=60)[0]
+        assert "of it the wait for a GPU, for those that fit are lent now" in said
+    finally:
+        for process in taken:
+            process.send_signal(signal.SIGTERM)
+        for process in taken:
+            process.communicate(timeout=60)
+    until("nothing is left of the runs", lambda: cluster.quiet() and not runs.workers(), 60)
+
+
+def test_a_need_that_nothing_could_ever_serve_fails_at_once_with_what_there_is(cluster: Cluster) -> None:
+    runs = Runs(cluster, "never")
+    for need, said in (
+        ("1 --type nosuch", "a GPU of type nosuch, which no node of pool main has"),
+        ("1 --mem 900G", "MiB"),
+        ("3", "3 GPUs on one node, and pool main has 2 on each"),
+        ("1 --cpus 900", "900 cores on one node"),
+    ):
+        book = runs.write("n.ipynb", f"%%gpu {need}\nprint('never')")
+        start = time.monotonic()
+        _, err = runs.run(str(book), "--keep", "0", status=1)
+        assert said in err
+        assert time.monotonic() - start < 30
+
+
 def test_it_runs_in_a_batch_job_too(cluster: Cluster) -> None:
     runs = Runs(cluster, "batch")
     book = runs.write("b.ipynb", OPENABLE, "%%gpu 1\nprint(len(openable()))")

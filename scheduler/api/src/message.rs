@@ -182,8 +182,15 @@ pub enum Response {
     Placement(Placement),
     Event(Event),
     Order(Order),
-    Acct { rows: Vec<AcctRow> },
-    Queue { rows: Vec<QueueRow> },
+    Acct {
+        rows: Vec<AcctRow>,
+    },
+    Queue {
+        rows: Vec<QueueRow>,
+        /// What each of [`QueueQuery::expect`] would wait if it came now; none: nobody can say.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        expected: Vec<Option<Span>>,
+    },
     Info(InfoReport),
     Explanation(Explanation),
     Refused(Refusal),
@@ -257,13 +264,6 @@ pub struct ReplicaUp {
     pub holds: Option<(LeaseId, Option<CellId>)>,
     /// Cells that were submitted before the connection broke and still wait.
     pub waiting: Vec<(CellId, Need, Class)>,
-}
-
-/// Where a kernel's process is, so that the plugin can find its cgroup and refuse any other.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeatStep {
-    pub job: JobId,
-    pub step: u32,
     /// It knows [`Event::Park`]. One that doesn't isn't asked.
     #[serde(default)]
     pub parks: bool,
@@ -280,6 +280,13 @@ pub struct ParkedCell {
     pub lease: LeaseId,
     /// How long it has run, over all its leases.
     pub ran: Span,
+}
+
+/// Where a kernel's process is, so that the plugin can find its cgroup and refuse any other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeatStep {
+    pub job: JobId,
+    pub step: u32,
     /// The replica's own pid, in the node's pid namespace.
     pub pid: u32,
     /// Field 22 of `/proc/PID/stat`, in clock ticks since boot: the same pid later is not the same process.
@@ -431,13 +438,6 @@ pub enum Event {
         reason: String,
         grace: Span,
     },
-    /// Somebody with the right to do so ended this kernel.
-    Close { kernel: KernelId, reason: String },
-}
-
-/// What a cell runs with.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Grant {
     /// Others wait for what this cell runs on, and it has run for long: it should stand still and leave its GPUs, if it
     /// can. Answered by [`Request::CellParked`] or [`Request::ParkRefused`]; nothing is taken from it meanwhile. Told
     /// only to the replica that runs it.
@@ -447,6 +447,13 @@ pub struct Grant {
         cell: CellId,
         reason: String,
     },
+    /// Somebody with the right to do so ended this kernel.
+    Close { kernel: KernelId, reason: String },
+}
+
+/// What a cell runs with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Grant {
     pub lease: LeaseId,
     pub node: NodeName,
     pub handover: Handover,
@@ -509,6 +516,25 @@ pub struct AcctRow {
 pub struct QueueQuery {
     pub users: Vec<UserName>,
     pub all_users: bool,
+    /// Cells of the caller's that are not there yet, at most [`EXPECT_MAX`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub expect: Vec<Expect>,
+}
+
+/// The most cells that one query may ask the wait of.
+pub const EXPECT_MAX: usize = 16;
+
+/// A cell that may be submitted later.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Expect {
+    /// The kernel that it would come from; none: a new one.
+    pub kernel: Option<KernelId>,
+    pub pool: Option<PoolName>,
+    /// By what a new kernel would be placed.
+    pub default_need: Need,
+    pub need: Need,
+    pub class: Class,
 }
 
 /// One waiting cell or one lease in use.
@@ -559,6 +585,9 @@ pub struct NodeInfo {
     pub cpus: u16,
     pub cpus_leased: u16,
     pub reason: String,
+    /// For how many seconds cells of a class run undisturbed there; a class that isn't among them runs to its end.
+    #[serde(default)]
+    pub quantum: Vec<(Class, u32)>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -585,9 +614,6 @@ mod tests {
     #[test]
     fn every_kind_of_answer_is_read_as_it_was_written() {
         let kernel = || KernelId::from("k");
-    /// For how many seconds cells of a class run undisturbed there; a class that isn't among them runs to its end.
-    #[serde(default)]
-    pub quantum: Vec<(Class, u32)>,
         let answers = [
             Response::Pong,
             Response::Done,
@@ -598,7 +624,10 @@ mod tests {
             }),
             Response::Order(Order::Drain { term: Term(1) }),
             Response::Acct { rows: vec![] },
-            Response::Queue { rows: vec![] },
+            Response::Queue {
+                rows: vec![],
+                expected: vec![Some(Span(1)), None],
+            },
             Response::Info(InfoReport {
                 version: "v".into(),
                 term: Term(1),

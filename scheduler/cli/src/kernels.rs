@@ -14,9 +14,10 @@ pub(crate) fn find(word: &str, context: &Context<'_>) -> Result<KernelId, Failur
     let query = QueueQuery {
         users: Vec::new(),
         all_users: context.is_root,
+        ..QueueQuery::default()
     };
     let rows = match context.hopd.ask(Request::Queue(query))? {
-        Response::Queue { rows } => rows,
+        Response::Queue { rows, .. } => rows,
         other => return Err(unexpected(&other)),
     };
     pick(word, &rows)

@@ -104,9 +104,10 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     let query = QueueQuery {
         users: args.whose.users(),
         all_users: args.whose.all(context.is_root),
+        ..QueueQuery::default()
     };
     let mut rows = match context.hopd.ask(Request::Queue(query))? {
-        Response::Queue { rows } => rows,
+        Response::Queue { rows, .. } => rows,
         other => return Err(unexpected(&other)),
     };
     rows.retain(|row| {

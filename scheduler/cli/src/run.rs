@@ -15,12 +15,14 @@ use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::time::{write_span, write_time};
 use history::{History, Print, Ran};
-use hop_api::message::{InfoReport, QueueQuery, QueueRow, Request, Response};
+use hop_api::message::{Expect, InfoReport, QueueQuery, Request, Response};
+use hop_core::id::{KernelId, PoolName};
 use hop_core::need::{Class, Need};
 use hop_core::time::{Span, Timestamp};
 use hop_replica::need::{self, Unattended};
 use indicatif::{ProgressBar, ProgressStyle};
-use plan::{Basis, Forecast, Gpus, Verdict};
+use plan::{Basis, Forecast, Gpus, Verdict, Waits};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -128,8 +130,7 @@ struct Session<'a, 'c> {
     todo: Vec<Todo>,
     gpus: Gpus,
     limit: u16,
-    /// What the first cell with GPUs is expected to wait; none: nobody can say.
-    wait: Option<f64>,
+    waits: Waits,
     bar: ProgressBar,
     /// The place in `todo` of the cell that runs, and its expected length.
     current: usize,
@@ -184,6 +185,7 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
     };
     let name = blake3::hash(out.as_os_str().as_encoded_bytes());
     let record = worker::folder(context.env)?.join(format!("{}.json", &name.to_hex()[..16]));
+    let kept = worker::kept(&record).map(|k| k.kernel);
     let (mut link, patient) = reach(args, &record, context).await?;
     let cwd = match &args.cwd {
         Some(folder) => absolute(folder)?,
@@ -210,7 +212,8 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
         opened = opened(&mut link) => opened?,
         number = signals.next() => return Err(stopped_before(number)),
     };
-    let mut session = Session::new(args, context, out, deadline, opened)?;
+    let kept = kept.filter(|_| opened.living);
+    let mut session = Session::new(args, context, out, deadline, opened, kept)?;
     if !session.begin()? {
         return Ok(());
     }
@@ -279,6 +282,7 @@ impl<'a, 'c> Session<'a, 'c> {
         out: PathBuf,
         deadline: Option<Timestamp>,
         opened: Opened,
+        kept: Option<String>,
     ) -> Result<Self, Failure> {
         let history_file = history::place(context.env);
         let history = history_file.as_deref().map(History::read).unwrap_or_default();
@@ -301,7 +305,7 @@ impl<'a, 'c> Session<'a, 'c> {
             todo,
             gpus: Gpus::Own,
             limit: 8,
-            wait: Some(0.0),
+            waits: Waits::Free,
             bar: ProgressBar::hidden(),
             current: 0,
             missed_was_told: false,
@@ -311,7 +315,7 @@ impl<'a, 'c> Session<'a, 'c> {
             done: None,
             opened,
         };
-        session.look_around()?;
+        session.look_around(kept)?;
         session.gpus = match args.gpus {
             None => Gpus::Own,
             Some(GpusWord::Count(n)) => Gpus::Fixed(n),
@@ -320,8 +324,8 @@ impl<'a, 'c> Session<'a, 'c> {
         Ok(session)
     }
 
-    /// Asks `hopd` what there is and how long others wait.
-    fn look_around(&mut self) -> Result<(), Failure> {
+    /// Asks `hopd` what there is and how long a cell would wait. `kernel`: the one that was kept.
+    fn look_around(&mut self, kernel: Option<String>) -> Result<(), Failure> {
         if !self.opened.ours || self.opened.local {
             return Ok(());
         }
@@ -329,14 +333,54 @@ impl<'a, 'c> Session<'a, 'c> {
             Response::Info(info) => info,
             other => return Err(unexpected(&other)),
         };
-        let rows = match self.context.hopd.ask(Request::Queue(QueueQuery::default()))? {
-            Response::Queue { rows } => rows,
+        self.limit = most_gpus(&info, self.opened.pool.as_deref()).clamp(1, 8);
+        self.waits = Waits::Told(self.told_waits(kernel)?);
+        Ok(())
+    }
+
+    /// What `hopd` says that the first cell with GPUs would wait if it came now, for each number that it may get.
+    fn told_waits(&mut self, kernel: Option<String>) -> Result<BTreeMap<u16, Option<f64>>, Failure> {
+        let asks = |t: &&Todo| t.run && (t.plan.gpus > 0 || t.plan.scaled);
+        let Some(first) = self.todo.iter().find(asks) else {
+            return Ok(BTreeMap::new());
+        };
+        let cell = self.opened.cells.iter().find(|c| c.index == first.index);
+        let need = cell.map_or_else(Need::default, |c| need_of(c, &self.opened.need));
+        let numbers: BTreeSet<u16> = (1..=self.limit)
+            .chain([first.plan.gpus])
+            .filter(|n| *n > 0)
+            .collect();
+        let expect = numbers.iter().map(|&gpus| Expect {
+            kernel: kernel.clone().map(KernelId::from),
+            pool: self.opened.pool.clone().map(PoolName::from),
+            default_need: self.opened.need.clone(),
+            need: Need {
+                gpus,
+                cpus: self.args.cpus.filter(|_| first.plan.scaled).unwrap_or(need.cpus),
+                deadline: self.deadline,
+                ..need.clone()
+            },
+            class: self.class(),
+        });
+        let query = QueueQuery {
+            expect: expect.collect(),
+            ..QueueQuery::default()
+        };
+        let waits = match self.context.hopd.ask(Request::Queue(query))? {
+            Response::Queue { expected, .. } => expected,
             other => return Err(unexpected(&other)),
         };
-        self.limit = most_gpus(&info, self.opened.pool.as_deref()).clamp(1, 8);
-        let most = self.todo.iter().map(|t| t.plan.gpus).max().unwrap_or(0);
-        self.wait = expected_wait(&info, &rows, self.opened.pool.as_deref(), most);
-        Ok(())
+        let waits = waits.into_iter().map(|w| w.map(Span::as_secs_f64));
+        Ok(numbers.into_iter().zip(waits).collect())
+    }
+
+    /// Of the cells.
+    fn class(&self) -> Class {
+        if self.deadline.is_some() {
+            Class::Deadline
+        } else {
+            Class::Batch
+        }
     }
 
     /// What is left from a place in `todo` on.
@@ -345,13 +389,13 @@ impl<'a, 'c> Session<'a, 'c> {
         rest.map(|t| t.plan.clone()).collect()
     }
 
-    fn basis(&self, at: Timestamp, start: f64, wait: Option<f64>) -> Basis<'_> {
+    fn basis<'b>(&'b self, at: Timestamp, start: f64, waits: &'b Waits) -> Basis<'b> {
         let seconds = |by: Timestamp| (by.0 as f64 - at.0 as f64) / 1e6;
         Basis {
             history: &self.history,
             params: &self.params,
             start,
-            wait,
+            waits,
             deadline: self.deadline.map(seconds),
             gpus: self.gpus,
             limit: self.limit,
@@ -372,7 +416,7 @@ impl<'a, 'c> Session<'a, 'c> {
             history::median(&runs.iter().map(|r| r.seconds).collect::<Vec<_>>()).unwrap_or(START)
         };
         let left = self.left(0);
-        let forecast = self.basis(self.context.now, start, self.wait).forecast(&left);
+        let forecast = self.basis(self.context.now, start, &self.waits).forecast(&left);
         let said = report::Expected::of(&forecast, self.context.now, self.deadline, &left);
         self.report.expected = Some(said.clone());
         let lines = said.lines(&self.context.zone, self.args.gpus.is_some());
@@ -547,17 +591,13 @@ impl<'a, 'c> Session<'a, 'c> {
         };
         self.current = at;
         let (left, time) = (self.left(at), now());
-        let basis = self.basis(time, 0.0, Some(0.0));
+        let basis = self.basis(time, 0.0, &Waits::Free);
         let forecast = basis.forecast(&left);
         let latest = basis.latest_start(&left, forecast.gpus);
         let expected = basis.of_cell(&left[0], forecast.gpus);
         let cell = &self.todo[at].plan;
         let run = Unattended {
-            class: if self.deadline.is_some() {
-                Class::Deadline
-            } else {
-                Class::Batch
-            },
+            class: self.class(),
             deadline: latest.map(|s| Timestamp((time.0 as f64 + s * 1e6).max(0.0) as u64)),
             gpus: forecast.gpus.filter(|_| cell.scaled),
             cpus: self.args.cpus.filter(|_| cell.scaled),
@@ -754,24 +794,6 @@ fn most_gpus(info: &InfoReport, pool: Option<&str>) -> u16 {
         .map(|n| n.gpus - n.gpus_blocked.min(n.gpus))
         .max()
         .unwrap_or(1)
-}
-
-/// How long a cell with so many GPUs would wait if it came now: not at all where they are free and nobody waits, else
-/// as long as the last of our own that wait is told. Of others' cells we are told nothing.
-fn expected_wait(info: &InfoReport, rows: &[QueueRow], pool: Option<&str>, gpus: u16) -> Option<f64> {
-    let mut nodes = info
-        .nodes
-        .iter()
-        .filter(|n| pool.is_none_or(|p| n.pool.as_str() == p));
-    // One that only lingers is given up for whoever comes.
-    let used =
-        |n: &hop_api::message::NodeInfo| n.gpus_leased.saturating_sub(n.gpus_lingering) + n.gpus_blocked;
-    let free = nodes.any(|n| n.gpus.saturating_sub(used(n)) >= gpus);
-    if free && info.waiting == 0 {
-        return Some(0.0);
-    }
-    let told = rows.iter().filter_map(|r| r.estimate).max();
-    told.map(Span::as_secs_f64)
 }
 
 fn bar(cells: usize) -> ProgressBar {

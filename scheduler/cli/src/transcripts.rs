@@ -189,7 +189,10 @@ impl Hopd for Table {
         }
         match request {
             Request::Acct(_) => Ok(Response::Acct { rows: acct_rows() }),
-            Request::Queue(_) => Ok(Response::Queue { rows: queue_rows() }),
+            Request::Queue(_) => Ok(Response::Queue {
+                rows: queue_rows(),
+                expected: vec![],
+            }),
             Request::Info => Ok(Response::Info(info())),
             Request::Explain { kernel, cell } => Ok(Response::Explanation(Explanation {
                 kernel,

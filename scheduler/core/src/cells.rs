@@ -101,29 +101,11 @@ impl Core {
 
     /// Why this need can't ever be served.
     fn never(&self, kernel: u32, need: &Need) -> Option<RefusedBecause> {
-        let k = &self.kernels[kernel];
-        let pool = &self.pools[k.pool as usize].config;
         if need.is_none() {
             return Some(RefusedBecause::NeedsNothing);
         }
-        // A pool that nobody has configured (yet) has no shape: cells wait for it.
-        if pool.max_pilots > 0 || pool.min_pilots > 0 {
-            if need.gpus > pool.gpus_per_pilot {
-                return Some(RefusedBecause::TooManyGpus {
-                    pool: pool.name.clone(),
-                    asked: need.gpus,
-                    most: pool.gpus_per_pilot,
-                });
-            }
-            if need.cpus > pool.cpus_per_pilot {
-                return Some(RefusedBecause::TooManyCores {
-                    pool: pool.name.clone(),
-                    asked: need.cpus,
-                    most: pool.cpus_per_pilot,
-                });
-            }
-        }
-        self.never_within_limits(kernel, need.gpus)
+        self.never_in(self.kernels[kernel].pool, need)
+            .or_else(|| self.never_within_limits(kernel, need.gpus))
     }
 
     fn learn_size(&mut self, kernel: u32, gpus: u16) {

@@ -153,7 +153,7 @@ impl PoolConfig {
 }
 
 /// How long cells of each class may run undisturbed; none: to their end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quantum {
     pub interactive: Option<Span>,

@@ -101,6 +101,7 @@ impl Core {
             Input::Node(facts) => self.node_facts(facts, None, out),
             Input::BurstNode { facts, partition } => self.node_facts(facts, Some(partition), out),
             Input::NodeDown { node } => self.node_down(&node),
+            Input::PoolOffers(offers) => self.pool_offers(offers, out),
             Input::PilotQueued { ticket, job } => self.pilot_queued(ticket, job, out),
             Input::PilotFailed { ticket, .. } => self.pilot_failed(ticket, out),
             Input::PilotUp(up) => self.pilot_up(up, out),
@@ -297,6 +298,7 @@ impl Core {
             demand: 0,
             loads: Vec::new(),
             foreseeing: None,
+            offers: None,
         });
         self.pool_by_name.insert(name.clone(), i);
         i

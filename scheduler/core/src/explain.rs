@@ -7,7 +7,7 @@ use crate::id::{
 };
 use crate::need::{Class, Need};
 use crate::reason::{Reason, spell};
-use crate::state::{Cell, Lease, LeaseState, Pilot, PilotState};
+use crate::state::{Cell, Lease, LeaseState, Pilot, PilotState, Rank};
 use crate::time::{Span, Timestamp};
 
 /// A waiting cell, for `hop queue`.
@@ -368,24 +368,33 @@ impl Core {
         let boots = booting.map(|t| self.up_in(t));
         let mut best = [boots, self.move_left(c.kernel)].into_iter().flatten().min();
         for r in k.able() {
-            let node = &self.nodes[r.node as usize];
-            let ahead = node.queue.range(..(c.rank, cell)).count() as u64;
-            for &p in &node.pilots {
-                let pilot = &self.pilots[p];
-                if pilot.state != PilotState::Up {
-                    continue;
-                }
-                let Some(free) = self.free_in(pilot, c) else {
-                    continue;
-                };
-                let turn = self.typical_run(k.pool);
-                // Those ahead spread over the node's GPUs.
-                let lanes = u64::from((pilot.gpus() / c.need.gpus.max(1)).max(1));
-                let span = Span(free.0 + turn.0 * (ahead / lanes));
-                best = Some(best.map_or(span, |b| b.min(span)));
-            }
+            let there = self.wait_on(r.node, (c.rank, cell), k.pool, &c.need, c.cpus);
+            best = [best, there].into_iter().flatten().min();
         }
         best
+    }
+
+    /// When a cell of this place in the queue may be expected to start on the pool's pilots that are up on the node;
+    /// none: never.
+    pub(crate) fn wait_on(
+        &self,
+        node: u32,
+        place: (Rank, u32),
+        pool: u32,
+        need: &Need,
+        cpus: u16,
+    ) -> Option<Span> {
+        let node = &self.nodes[node as usize];
+        let ahead = node.queue.range(..place).count() as u64;
+        let up = node.pilots.iter().map(|&p| &self.pilots[p]);
+        let up = up.filter(|p| p.state == PilotState::Up && p.pool == pool);
+        let spans = up.filter_map(|pilot| {
+            let free = self.free_for(pilot, need, cpus)?;
+            // Those ahead spread over the node's GPUs.
+            let lanes = u64::from((pilot.gpus() / need.gpus.max(1)).max(1));
+            Some(Span(free.0 + self.typical_run(pool).0 * (ahead / lanes)))
+        });
+        spans.min()
     }
 
     fn typical_run(&self, pool: u32) -> Span {
@@ -420,11 +429,15 @@ impl Core {
 
     /// When the pilot may be expected to have room for the cell if nobody else took it; none: never.
     pub(crate) fn free_in(&self, p: &Pilot, c: &Cell) -> Option<Span> {
-        let groups: Vec<Option<usize>> = if c.need.gpus == 0 {
+        self.free_for(p, &c.need, c.cpus)
+    }
+
+    fn free_for(&self, p: &Pilot, need: &Need, cores: u16) -> Option<Span> {
+        let groups: Vec<Option<usize>> = if need.gpus == 0 {
             vec![None]
         } else {
             (0..p.groups.len())
-                .filter(|&g| p.groups[g].fits(&c.need))
+                .filter(|&g| p.groups[g].fits(need))
                 .map(Some)
                 .collect()
         };
@@ -438,7 +451,7 @@ impl Core {
         let first = |group: Option<usize>| {
             let mut gpus = group.map_or(0, |g| p.groups[g].free());
             let mut cpus = p.cpus_free();
-            let enough = |gpus: u16, cpus: u16| gpus >= c.need.gpus && cpus >= c.cpus;
+            let enough = |gpus: u16, cpus: u16| gpus >= need.gpus && cpus >= cores;
             if enough(gpus, cpus) {
                 return Some(Span::ZERO);
             }

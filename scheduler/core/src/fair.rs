@@ -213,12 +213,16 @@ impl Core {
 
     /// The limit that keeps this cell from starting now.
     pub(crate) fn over_limit(&self, cell: &Cell) -> Option<Over> {
-        let asked = u32::from(cell.need.gpus);
+        let kernel = &self.kernels[cell.kernel];
+        self.over(cell.need.gpus, kernel.user, kernel.account, kernel.pool)
+    }
+
+    /// The limit that so many GPUs more would break now.
+    pub(crate) fn over(&self, gpus: u16, user: u32, account: u32, pool: u32) -> Option<Over> {
+        let asked = u32::from(gpus);
         if asked == 0 {
             return None;
         }
-        let kernel = &self.kernels[cell.kernel];
-        let (user, account) = (kernel.user, kernel.account);
         let over = |name: &str, most: Option<u32>, (scope, used): (Scope, u32)| {
             let limit = most?;
             (used + asked > limit).then(|| Over {
@@ -229,7 +233,7 @@ impl Core {
             })
         };
         let plain = self.limits.limits.iter().find_map(|l| {
-            let counted = self.scope_of(&l.of, user, account, kernel.pool)?;
+            let counted = self.scope_of(&l.of, user, account, pool)?;
             over(&l.name, l.gpus, counted)
         });
         let bound = || {

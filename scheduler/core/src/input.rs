@@ -34,6 +34,9 @@ pub enum Input {
     NodeDown {
         node: NodeName,
     },
+    /// What the nodes of a pool could ever have, down or not, as far as that is known. Optional: without it a cell
+    /// whose need nothing fits waits.
+    PoolOffers(PoolOffers),
 
     /// `sbatch` answered: the pilot asked for by [`crate::Output::SubmitPilot`] is this Slurm job.
     PilotQueued {
@@ -193,6 +196,20 @@ pub struct NodeFacts {
     pub rack: String,
 }
 
+/// The most that a pool could ever have on one node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PoolOffers {
+    pub pool: PoolName,
+    /// GPUs by type; the empty type: Slurm names none.
+    pub gpus: Vec<(GpuType, u16)>,
+    /// That is all: of no node is it unknown what it has.
+    pub types_known: bool,
+    /// Memory of each GPU in MiB; 0: unknown, so none can be asked for.
+    pub gpu_mem_mib: u64,
+    /// Cores; `u16::MAX`: unknown.
+    pub cpus: u16,
+}
+
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PilotUp {
     pub node: NodeName,
@@ -270,6 +287,19 @@ pub struct ReplicaUp {
     pub holds: Option<(LeaseId, Option<CellId>)>,
     /// Cells of this kernel that still wait.
     pub waiting: Vec<WaitingCell>,
+    /// The one among them that it has parked in its middle.
+    #[serde(default)]
+    pub parked: Option<ParkedCell>,
+}
+
+/// A cell that stands still in its middle, its GPU memory with the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParkedCell {
+    pub cell: CellId,
+    /// The lease on which it ran last.
+    pub lease: LeaseId,
+    /// How long it has run, over all its leases.
+    pub ran: Span,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -286,16 +316,3 @@ pub enum CancelTarget {
     Cell { kernel: KernelId, cell: CellId },
     Kernel { kernel: KernelId },
 }
-    /// The one among them that it has parked in its middle.
-    #[serde(default)]
-    pub parked: Option<ParkedCell>,
-}
-
-/// A cell that stands still in its middle, its GPU memory with the host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ParkedCell {
-    pub cell: CellId,
-    /// The lease on which it ran last.
-    pub lease: LeaseId,
-    /// How long it has run, over all its leases.
-    pub ran: Span,

@@ -105,13 +105,14 @@ impl Core {
         let wanted = place.replicas.max(1);
         let nodes = self.choose_nodes(pool, user, &place, wanted);
         if nodes.len() < usize::from(wanted) {
+            let never = self.never_in(pool, &place.default_need);
             return out.push(Output::PlaceRefused {
                 kernel: place.kernel,
-                reason: RefusedBecause::TooFewNodes {
+                reason: never.unwrap_or(RefusedBecause::TooFewNodes {
                     pool: place.pool,
                     wanted,
                     found: nodes.len() as u16,
-                },
+                }),
             });
         }
         let k = self.kernel_of(
@@ -182,7 +183,7 @@ impl Core {
     /// Distinct nodes for new replicas: those of the right GPUs, the least subscribed first; under the cap while
     /// there are enough, in racks of their own where these are known, beside a seat of the user's where nothing
     /// else decides.
-    fn choose_nodes(&self, pool: u32, user: u32, place: &PlaceKernel, wanted: u16) -> Vec<u32> {
+    pub(crate) fn choose_nodes(&self, pool: u32, user: u32, place: &PlaceKernel, wanted: u16) -> Vec<u32> {
         let need = &place.default_need;
         let gpus = u32::from(need.gpus);
         let cap = self.cap(pool);
@@ -378,11 +379,11 @@ impl Core {
             self.add_replica(k, up.incarnation, node, up.seat);
         }
         self.note_kernel(k, out);
-        self.reconcile_holder(k, &up, out);
         if let Some(p) = &up.parked {
             // Said before, perhaps to nobody.
             self.cell_parked(&up.kernel, &p.cell, p.lease, out);
         }
+        self.reconcile_holder(k, &up, out);
         for w in &up.waiting {
             let waits = self.kernels[k].cells.iter().any(|&c| self.cells[c].id == w.cell);
             match up.parked.as_ref().filter(|p| p.cell == w.cell) {

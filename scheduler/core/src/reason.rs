@@ -108,6 +108,17 @@ pub enum RefusedBecause {
     NeedsNothing,
     #[error("it asks for {asked} GPUs on one node, and pool {pool} has {most} on each")]
     TooManyGpus { pool: PoolName, asked: u16, most: u16 },
+    #[error("{}", no_such_type(.pool, .asked, .there, .elsewhere))]
+    NoSuchType {
+        pool: PoolName,
+        asked: GpuType,
+        /// The types that the pool has.
+        there: Vec<GpuType>,
+        /// Pools that have it.
+        elsewhere: Vec<PoolName>,
+    },
+    #[error("{}", too_little_memory(.pool, *.asked, *.most))]
+    TooLittleMemory { pool: PoolName, asked: u64, most: u64 },
     #[error("it asks for {asked} cores on one node, and pool {pool} lends {most} on each")]
     TooManyCores { pool: PoolName, asked: u16, most: u16 },
     #[error("it asks for {asked} GPUs, and limit {name} allows {limit}")]
@@ -124,6 +135,37 @@ pub enum RefusedBecause {
     Cancelled { by: String },
     #[error("the kernel was closed")]
     Closed,
+}
+
+fn no_such_type(pool: &PoolName, asked: &GpuType, there: &[GpuType], elsewhere: &[PoolName]) -> String {
+    let there = match there {
+        [] => "Slurm names no type for its GPUs".to_owned(),
+        types => format!("it has {}", list(types)),
+    };
+    let elsewhere = match elsewhere {
+        [] => String::new(),
+        pools => format!("; a kernel in pool {} would get it", list(pools)),
+    };
+    format!("it asks for a GPU of type {asked}, which no node of pool {pool} has: {there}{elsewhere}")
+}
+
+fn too_little_memory(pool: &PoolName, asked: u64, most: u64) -> String {
+    match most {
+        0 => format!(
+            "it asks for GPUs with {asked} MiB, and how much those of pool {pool} have is not configured \
+             (gpu_mem_mib): leave it out"
+        ),
+        _ => format!("it asks for GPUs with {asked} MiB, and those of pool {pool} have {most} MiB"),
+    }
+}
+
+/// "a", "a or b", "a, b or c".
+fn list<T: fmt::Display>(items: &[T]) -> String {
+    let words: Vec<String> = items.iter().map(T::to_string).collect();
+    match words.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => words.concat(),
+    }
 }
 
 fn plural(n: u16) -> &'static str {

@@ -4,6 +4,7 @@ use crate::config::PoolConfig;
 use crate::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, UserName,
 };
+use crate::input::PoolOffers;
 use crate::lease::EndCause;
 use crate::need::{Class, Need};
 use crate::predict::Habit;
@@ -48,6 +49,8 @@ pub(crate) struct Pool {
     pub loads: Vec<Load>,
     /// When it is looked next whether pilots should be started ahead of need.
     pub foreseeing: Option<Timestamp>,
+    /// What its nodes could ever have; none: not known yet.
+    pub offers: Option<PoolOffers>,
 }
 
 /// The kernels of one size: GPU-seconds that they used of those that they were there to ask for.

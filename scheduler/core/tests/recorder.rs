@@ -910,3 +910,175 @@ fn burst_nodes_are_used_when_the_own_ones_are_full_and_given_back() {
     let (_, out) = w.submit(&d, Need::gpus(1));
     assert_eq!(kinds(&out), ["queued"]);
 }
+
+fn offers(pool: &str, gpus: &[(&str, u16)], types_known: bool) -> Input {
+    Input::PoolOffers(hop_core::PoolOffers {
+        pool: pool.into(),
+        gpus: gpus.iter().map(|&(t, n)| (t.into(), n)).collect(),
+        types_known,
+        gpu_mem_mib: 40_000,
+        cpus: 6,
+    })
+}
+
+fn of_type(gpus: u16, gpu_type: &str) -> Need {
+    Need {
+        gpu_type: Some(gpu_type.into()),
+        ..Need::gpus(gpus)
+    }
+}
+
+/// The reason in the one refusal.
+#[track_caller]
+fn refusal(out: &[Output]) -> String {
+    let [Output::Refused { reason, .. }] = out else {
+        panic!("{out:?}")
+    };
+    reason.to_string()
+}
+
+#[test]
+fn what_no_node_of_the_pool_could_ever_have_is_refused_with_what_there_is() {
+    let mut w = world();
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    w.tell(Input::Pool(PoolConfig::fixed("big", 1, 8, 64)));
+    w.tell(offers("big", &[("h100", 8)], true));
+    assert_eq!(
+        kinds(&w.tell(offers("main", &[("a100", 2), ("v100", 1)], true))),
+        [""; 0]
+    );
+    for (need, said) in [
+        (
+            of_type(1, "nosuch"),
+            "it asks for a GPU of type nosuch, which no node of pool main has: it has a100 or v100",
+        ),
+        (
+            of_type(1, "h100"),
+            "it asks for a GPU of type h100, which no node of pool main has: it has a100 or v100; a kernel in pool big \
+             would get it",
+        ),
+        (
+            of_type(2, "v100"),
+            "it asks for 2 GPUs on one node, and pool main has 1 on each",
+        ),
+        (
+            Need {
+                gpu_mem_mib: 80_000,
+                ..Need::gpus(1)
+            },
+            "it asks for GPUs with 80000 MiB, and those of pool main have 40000 MiB",
+        ),
+        (
+            Need {
+                cpus: 7,
+                ..Need::default()
+            },
+            "it asks for 7 cores on one node, and pool main lends 6 on each",
+        ),
+    ] {
+        let (_, out) = w.submit(&k, need);
+        assert_eq!(refusal(&out), said);
+    }
+    for need in [of_type(2, "a100"), of_type(1, "v100")] {
+        let (cell, out) = w.submit(&k, need);
+        assert_eq!(kinds(&out), ["queued"]);
+        w.tell(Input::CancelCell {
+            kernel: k.clone(),
+            cell,
+        });
+    }
+}
+
+#[test]
+fn what_nobody_knows_yet_is_waited_for_and_refused_once_it_is_known() {
+    let mut w = world();
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    assert_eq!(kinds(&w.submit(&k, of_type(1, "h100")).1), ["queued"]);
+    // A node that was never up names no type yet.
+    assert_eq!(kinds(&w.tell(offers("main", &[("", 2)], false))), [""; 0]);
+    let out = w.tell(offers("main", &[("a100", 2)], true));
+    assert!(refusal(&out).contains("it has a100"), "{out:?}");
+}
+
+#[test]
+fn what_a_pilot_has_is_there_whatever_was_said_of_its_node() {
+    let mut w = world();
+    w.tell(offers("main", &[("a100", 1)], true));
+    w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let (_, out) = w.submit(
+        &k,
+        Need {
+            cpus: 8,
+            ..Need::gpus(2)
+        },
+    );
+    assert_eq!(kinds(&out), ["opened", "start"]);
+}
+
+/// What a new kernel's cell would wait.
+fn would_wait(w: &World, user: &str, need: &Need) -> Option<Span> {
+    w.core.would_wait(&hop_core::Prospect {
+        kernel: None,
+        user: user.into(),
+        pool: "main".into(),
+        default_need: Need::gpus(1),
+        need: need.clone(),
+        class: Class::Batch,
+    })
+}
+
+#[test]
+fn what_a_cell_would_wait_is_what_it_is_told_when_it_comes() {
+    let mut w = world();
+    let job = w.pilot("n0", 1, 8);
+    assert_eq!(would_wait(&w, "bob", &Need::gpus(1)), Some(Span::ZERO));
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    // The kernel's cells take 100 s.
+    for turn in 0..5 {
+        let (cell, _) = w.submit(&k, Need::gpus(1));
+        if turn == 0 {
+            w.confirm(job, LeaseId(1));
+        }
+        w.now = w.now + Span::from_secs(100);
+        w.end_cell(&k, &cell);
+    }
+    assert!(
+        would_wait(&w, "bob", &Need::gpus(1)).unwrap() < Span::from_secs(1),
+        "it only lingers"
+    );
+    w.submit(&k, Need::gpus(1));
+    w.now = w.now + Span::from_secs(40);
+    w.tell(Input::Tick);
+    let foretold = would_wait(&w, "bob", &Need::gpus(1)).unwrap();
+    assert!((40..=70).contains(&(foretold.0 / 1_000_000)), "{foretold:?}");
+    let b = w.kernel("b", "bob", &["n0"], 1);
+    let (_, out) = w.submit(&b, Need::gpus(1));
+    let told = out.iter().find_map(|o| match o {
+        Output::Queued { estimate, .. } => *estimate,
+        _ => None,
+    });
+    assert_eq!(told, Some(foretold));
+    // One that comes after it waits for it, too.
+    assert!(would_wait(&w, "bob", &Need::gpus(1)).unwrap() > foretold);
+    assert_eq!(would_wait(&w, "eve", &Need::gpus(3)), None, "never");
+    assert_eq!(would_wait(&w, "eve", &Need::default()), Some(Span::ZERO));
+}
+
+#[test]
+fn where_no_pilot_is_a_cell_would_wait_for_one_to_boot() {
+    let (mut w, _) = one_pilot();
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let prospect = hop_core::Prospect {
+        kernel: Some(k),
+        user: "ada".into(),
+        pool: "main".into(),
+        default_need: Need::gpus(1),
+        need: Need::gpus(1),
+        class: Class::Interactive,
+    };
+    // The idle one on n2 would give way.
+    assert_eq!(w.core.would_wait(&prospect), Some(Span::from_secs(10)));
+    w.tell(Input::NodeDown { node: "n0".into() });
+    assert_eq!(w.core.would_wait(&prospect), None);
+}

@@ -1,7 +1,7 @@
 //! Who may do what. Pure: every rule about users, roles and names that come from outside is here.
 
 use crate::server::Caller;
-use hop_api::message::{PlaceKernel, Refusal, ReplicaUp, Request, Response, Role};
+use hop_api::message::{EXPECT_MAX, Expect, PlaceKernel, Refusal, ReplicaUp, Request, Response, Role};
 use hop_core::id::{CellId, JobId, KernelId, NodeName, UserName};
 use hop_core::need::Need;
 
@@ -144,6 +144,17 @@ pub(crate) fn check_place(place: &PlaceKernel) -> Result<(), Refusal> {
         });
     }
     Ok(())
+}
+
+/// Cells whose wait is asked for.
+pub(crate) fn check_expect(cells: &[Expect]) -> Result<(), Refusal> {
+    if cells.len() > EXPECT_MAX {
+        return Err(Refusal::Invalid {
+            reason: format!("the wait of more than {EXPECT_MAX} cells is asked for"),
+        });
+    }
+    let mut needs = cells.iter().flat_map(|c| [&c.need, &c.default_need]);
+    needs.try_for_each(check_need)
 }
 
 pub(crate) fn check_need(need: &Need) -> Result<(), Refusal> {
@@ -310,6 +321,8 @@ mod tests {
             name: String::new(),
             holds: None,
             waiting: vec![],
+            parks: false,
+            parked: None,
         };
         assert!(check_replica(&alice, &up).is_ok());
         up.seat.uid = 1002;
@@ -321,8 +334,6 @@ mod tests {
 
     #[test]
     fn names_from_outside_are_tamed() {
-            parks: false,
-            parked: None,
         assert_eq!(
             step_name(&"alice".into(), &"a b;c".into(), &"x\ny/z".into()),
             "alice/a_b_c/x_y_z"

@@ -13,11 +13,13 @@ use crate::slurm::{Facts, Owner, Queue, SlurmSide};
 use crate::views;
 use hop_api::config::Config;
 use hop_api::message::{
-    AcctQuery, AgentUp, Event, FromHopd, Grant, Handover, InfoReport, Order, Placement, Refusal, ReplicaUp,
-    Request, Response, SeatPlan, SeatStep, StartLease, ToHopd,
+    AcctQuery, AgentUp, Event, Expect, FromHopd, Grant, Handover, InfoReport, Order, Placement, Refusal,
+    ReplicaUp, Request, Response, SeatPlan, SeatStep, StartLease, ToHopd,
 };
 use hop_core::config::{Limits, Shares};
-use hop_core::id::{AccountName, JobId, KernelId, LeaseId, NodeName, PoolName, ReplicaId, Term, UserName};
+use hop_core::id::{
+    AccountName, CellId, JobId, KernelId, LeaseId, NodeName, PoolName, ReplicaId, Term, UserName,
+};
 use hop_core::journal::{Entry, Key, Value};
 use hop_core::time::{Span, Timestamp};
 use hop_core::{Core, Input, Output};
@@ -107,10 +109,10 @@ struct Replica {
     conn: Option<ConnId>,
     seat: SeatStep,
     node: NodeName,
-}
-
     /// It can be asked to park a cell.
     parks: bool,
+}
+
 /// What Slurm said of a seat.
 #[derive(Debug, Clone)]
 struct Seat {
@@ -130,10 +132,10 @@ enum Due {
     /// After a start: who has not come back by now is lost.
     Grace,
     ReplicaAway(ReplicaId),
-}
-
     /// A replica that was asked to park a cell should have answered.
     ParkAnswer,
+}
+
 pub(crate) struct Scheduler {
     config: Config,
     term: Term,
@@ -156,9 +158,9 @@ pub(crate) struct Scheduler {
     owners: HashMap<KernelId, UserName>,
     placements: HashMap<KernelId, VecDeque<(ConnId, u64)>>,
     handovers: HashMap<LeaseId, Handover>,
+    parks: Parks,
     /// Seats that Slurm has shown to be their user's.
     seats: HashMap<JobId, Seat>,
-    parks: Parks,
     /// Questions about the accounting that are open, by uid.
     asking: HashMap<u32, usize>,
     due: BTreeSet<(Timestamp, Due)>,
@@ -281,9 +283,9 @@ impl Scheduler {
             owners,
             placements: HashMap::new(),
             handovers: HashMap::new(),
+            parks: Parks::default(),
             seats: HashMap::new(),
             asking: HashMap::new(),
-            parks: Parks::default(),
             due: BTreeSet::new(),
             look_pause: Span::from_secs(config.hopd.poll_s.into()),
             looking: false,
@@ -363,9 +365,9 @@ impl Scheduler {
                 }
                 Due::Grace => self.grace_over(),
                 Due::ReplicaAway(id) => self.replica_away(&id),
+                Due::ParkAnswer => self.parks_overdue(now),
             }
         }
-                Due::ParkAnswer => self.parks_overdue(now),
         self.todo.push_back(Input::Tick);
     }
 
@@ -429,9 +431,9 @@ impl Scheduler {
             }
             Output::EndAcknowledged { lease, pilot } => {
                 self.handovers.remove(&lease);
+                self.parks.over(lease);
                 self.order(
                     pilot,
-                self.parks.over(lease);
                     Order::EndAcknowledged {
                         term: self.term,
                         lease,
@@ -558,8 +560,6 @@ impl Scheduler {
         });
     }
 
-    fn granted(&mut self, output: Output) {
-        let Output::Granted {
     /// Asks the replica that runs the cell, if it is one that can. Should its connection break it is asked when it is back.
     fn ask_to_park(&mut self, kernel: KernelId, lease: LeaseId, cell: CellId, reason: String) {
         let incarnation = self.core.lease(lease).map(|l| l.executor);
@@ -596,6 +596,8 @@ impl Scheduler {
         }
     }
 
+    fn granted(&mut self, output: Output) {
+        let Output::Granted {
             kernel,
             cell,
             lease,
@@ -949,8 +951,6 @@ impl Scheduler {
                 self.speaks_for(conn, &kernel)?;
                 self.todo.push_back(Input::ReleaseLease { kernel, lease });
             }
-            Request::AgentUp(up) => self.agent_up(conn, up)?,
-            Request::LeaseStarted { lease, handover } => {
             Request::CellParked { kernel, cell, lease } => {
                 self.speaks_for(conn, &kernel)?;
                 info!(%kernel, %lease, %cell, "a cell is parked");
@@ -967,6 +967,8 @@ impl Scheduler {
                 self.parks.over(lease);
                 self.todo.push_back(Input::ParkRefused { kernel, lease });
             }
+            Request::AgentUp(up) => self.agent_up(conn, up)?,
+            Request::LeaseStarted { lease, handover } => {
                 let pilot = access.pilot()?;
                 self.lease_started(pilot, lease, handover);
             }
@@ -1013,7 +1015,8 @@ impl Scheduler {
             Request::Queue(query) => {
                 let users = access.may_see(query.all_users, &query.users)?;
                 let rows = views::queue(&self.core, users.as_deref(), self.clock.now());
-                return Ok(Some(Response::Queue { rows }));
+                let expected = self.expected(access, &query.expect)?;
+                return Ok(Some(Response::Queue { rows, expected }));
             }
             Request::Info => return Ok(Some(Response::Info(self.info()))),
             Request::Explain { kernel, cell } => {
@@ -1322,10 +1325,10 @@ impl Scheduler {
             conn: Some(conn),
             seat: up.seat.clone(),
             node: up.node.clone(),
+            parks: up.parks,
         };
         if let Some(before) = self.replicas.insert(id.clone(), replica)
             && let Some(old) = before.conn.filter(|c| *c != conn)
-            parks: up.parks,
         {
             if let Some(open) = self.conns.get_mut(&old) {
                 open.replicas.remove(&id);
@@ -1334,14 +1337,14 @@ impl Scheduler {
         }
         self.listen(conn, &id.kernel);
         self.tell_homes();
-        if let Some(open) = self.conns.get_mut(&conn) {
-            open.replicas.insert(id);
-        }
         if let Some(parked) = &up.parked {
             self.parks.over(parked.lease);
         }
         for event in self.parks.of(&id) {
             self.send(conn, 0, Response::Event(event));
+        }
+        if let Some(open) = self.conns.get_mut(&conn) {
+            open.replicas.insert(id);
         }
         let pool = up.pool.unwrap_or_else(|| self.default_pool());
         // Slurm's word on who is charged goes before the kernel's own.
@@ -1361,14 +1364,14 @@ impl Scheduler {
                 .into_iter()
                 .map(|(cell, need, class)| hop_core::WaitingCell { cell, need, class })
                 .collect(),
-        }));
-    }
-
             parked: up.parked.map(|p| hop_core::ParkedCell {
                 cell: p.cell,
                 lease: p.lease,
                 ran: p.ran,
             }),
+        }));
+    }
+
     // --- agents ---
 
     fn agent_up(&mut self, conn: ConnId, up: AgentUp) -> Result<(), Refusal> {
@@ -1462,6 +1465,31 @@ impl Scheduler {
             let _ = reports.send(Report::Answered { uid });
         });
         Ok(None)
+    }
+
+    /// What these cells would wait if the caller submitted them now.
+    fn expected(&mut self, access: &Access, cells: &[Expect]) -> Result<Vec<Option<Span>>, Refusal> {
+        access::check_expect(cells)?;
+        if cells.is_empty() {
+            return Ok(Vec::new());
+        }
+        // What the core knows is as old as the last thing that happened.
+        let mut out = Vec::new();
+        self.core.handle(Input::Tick, self.clock.now(), &mut out);
+        self.carry_out(out);
+        let user = &access.caller.user;
+        let mine = |kernel: &KernelId| self.owner_of(kernel) == Some(user);
+        let waits = cells.iter().map(|cell| {
+            self.core.would_wait(&hop_core::Prospect {
+                kernel: cell.kernel.clone().filter(mine),
+                user: user.clone(),
+                pool: cell.pool.clone().unwrap_or_else(|| self.default_pool()),
+                default_need: cell.default_need.clone(),
+                need: cell.need.clone(),
+                class: cell.class,
+            })
+        });
+        Ok(waits.collect())
     }
 
     fn info(&self) -> InfoReport {
@@ -1738,6 +1766,7 @@ impl Scheduler {
                 let burst = facts.burst.into_iter();
                 self.todo
                     .extend(burst.map(|(facts, partition)| Input::BurstNode { facts, partition }));
+                self.todo.extend(facts.offers.into_iter().map(Input::PoolOffers));
                 self.todo.extend(
                     facts
                         .down

@@ -5,9 +5,9 @@
 use crate::desk::{Failure, Seen, SeenJob, Wish, job_name};
 use crate::limits::{self, Books};
 use hop_api::config::{Config, Isolation, Pool};
-use hop_core::NodeFacts;
 use hop_core::config::{Limits, Shares};
-use hop_core::id::{AccountName, JobId, NodeName, PoolName, UserName};
+use hop_core::id::{AccountName, GpuType, JobId, NodeName, PoolName, UserName};
+use hop_core::{NodeFacts, PoolOffers};
 use hop_slurm::gres::Gres;
 use hop_slurm::span::TimeLimit;
 use hop_slurm::state::JobState;
@@ -26,6 +26,8 @@ pub(crate) struct Facts {
     pub usable: BTreeMap<PoolName, Vec<NodeName>>,
     /// Pools that must not be lent, and why.
     pub refused: BTreeMap<PoolName, String>,
+    /// What each pool could ever have.
+    pub offers: Vec<PoolOffers>,
     pub stepmgr: bool,
 }
 
@@ -248,6 +250,12 @@ done
             down: Vec::new(),
             usable: BTreeMap::new(),
             refused: BTreeMap::new(),
+            offers: self
+                .config
+                .pool
+                .iter()
+                .map(|(name, pool)| offers(name, pool, &partitions, &nodes))
+                .collect(),
             stepmgr: settings.has_stepmgr(),
         };
         for (name, pool) in &self.config.pool {
@@ -326,6 +334,52 @@ done
             }
         }
     }
+}
+
+/// The most that a node of the pool could ever have, burst nodes included, whatever its state. A node that has not
+/// registered may have more than Slurm knows.
+fn offers(name: &PoolName, pool: &Pool, partitions: &[Partition], nodes: &[Node]) -> PoolOffers {
+    let own = std::iter::once(&pool.partition);
+    let wanted = own.chain(pool.burst.iter().map(|b| &b.partition));
+    let (mut gpus, mut types_known, mut cpus) = (BTreeMap::new(), true, 0);
+    let mut most = |gpu_type: GpuType, count: u64| {
+        let known = gpus.entry(gpu_type).or_default();
+        *known = u16::try_from(count).unwrap_or(u16::MAX).max(*known);
+    };
+    let mine = |t: &GpuType| pool.gpu_type.as_ref().is_none_or(|mine| t.as_str() == mine);
+    if let Some(gpu_type) = &pool.gpu_type {
+        most(gpu_type.as_str().into(), pool.gpus_per_pilot.into());
+    }
+    for partition in wanted {
+        let found = partitions.iter().find(|p| p.name == *partition);
+        let places = found.map_or(&[][..], |p| &p.nodes);
+        let known = places.iter().map(|n| nodes.iter().find(|known| known.name == *n));
+        if places.is_empty() {
+            (types_known, cpus) = (false, u16::MAX);
+        }
+        for node in known {
+            let Some(node) = node.filter(|n| n.version.is_some() || n.gres.iter().any(is_typed)) else {
+                (types_known, cpus) = (false, u16::MAX);
+                continue;
+            };
+            cpus = u16::try_from(node.cpus).unwrap_or(u16::MAX).max(cpus);
+            let there = node.gres.iter().filter(|g| g.name == "gpu");
+            for gres in there.filter(|g| mine(&g.gpu_type())) {
+                most(gres.gpu_type(), gres.count);
+            }
+        }
+    }
+    PoolOffers {
+        pool: name.clone(),
+        gpus: gpus.into_iter().collect(),
+        types_known,
+        gpu_mem_mib: pool.gpu_mem_mib,
+        cpus,
+    }
+}
+
+fn is_typed(gres: &Gres) -> bool {
+    gres.name == "gpu" && gres.kind.is_some()
 }
 
 fn refusal(pool: &Pool, partition: Option<&Partition>, constrained: bool) -> Option<String> {
@@ -442,27 +496,86 @@ mod tests {
         );
     }
 
+    fn node(name: &str, gres: &str, version: Option<&str>) -> Node {
+        Node {
+            name: name.into(),
+            state: hop_slurm::state::NodeState::parse("IDLE"),
+            reason: None,
+            cpus: 16,
+            cpus_allocated: 0,
+            mem_mib: 0,
+            mem_allocated_mib: 0,
+            gres: Gres::parse_list(gres).unwrap(),
+            gres_used: vec![],
+            features: vec![],
+            partitions: vec!["p".into()],
+            version: version.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_pool_offers_what_any_of_its_nodes_could_have_as_far_as_slurm_knows() {
+        let side = side();
+        let name: PoolName = "main".into();
+        let pool = &side.config.pool[&name];
+        let partitions = [Partition {
+            nodes: vec!["a".into(), "b".into()],
+            ..partition("OFF")
+        }];
+        let of = |nodes: &[Node]| offers(&name, pool, &partitions, nodes);
+        let a = || node("a", "gpu:a100:4", Some("22.05"));
+        let both = of(&[a(), node("b", "gpu:h100:1,gpu:a100:8", None)]);
+        assert_eq!(both.gpus, [("a100".into(), 8), ("h100".into(), 1)]);
+        assert!(both.types_known && both.cpus == 16);
+        // Not there, not registered, or told by name alone: nobody knows.
+        for unknown in [
+            vec![a()],
+            vec![a(), node("b", "gpu:4", None)],
+            vec![a(), node("b", "", None)],
+        ] {
+            let known = of(&unknown);
+            assert!(!known.types_known && known.cpus == u16::MAX, "{known:?}");
+        }
+        let untyped = of(&[a(), node("b", "gpu:4", Some("22.05"))]);
+        assert_eq!(untyped.gpus, [("".into(), 4), ("a100".into(), 4)]);
+        assert!(untyped.types_known);
+        let typed = Pool {
+            gpu_type: Some("a100".into()),
+            ..pool.clone()
+        };
+        let known = offers(
+            &name,
+            &typed,
+            &partitions,
+            &[a(), node("b", "gpu:h100:1", Some("22.05"))],
+        );
+        assert_eq!(known.gpus, [("a100".into(), 4)]);
+    }
+
     #[test]
     fn words_are_quoted_for_the_shell() {
         assert_eq!(shell_word("a b'c"), r"'a b'\''c'");
+    }
+
+    fn partition(preempt: &str) -> Partition {
+        Partition {
+            name: "p".into(),
+            state: "UP".into(),
+            nodes: vec![],
+            is_default: false,
+            max_time: TimeLimit::Unlimited,
+            default_time: TimeLimit::Unlimited,
+            oversubscribe: "NO".into(),
+            preempt_mode: preempt.into(),
+            allow_accounts: None,
+            qos: None,
+        }
     }
 
     #[test]
     fn pools_that_cannot_be_kept_apart_are_refused_with_the_reason() {
         let side = side();
         let pool = &side.config.pool[&"main".into()];
-        let partition = |preempt: &str| hop_slurm::Partition {
-            name: "p".into(),
-            state: "UP".into(),
-            nodes: vec![],
-            is_default: false,
-            max_time: hop_slurm::span::TimeLimit::Unlimited,
-            default_time: hop_slurm::span::TimeLimit::Unlimited,
-            oversubscribe: "NO".into(),
-            preempt_mode: preempt.into(),
-            allow_accounts: None,
-            qos: None,
-        };
         assert_eq!(refusal(pool, Some(&partition("OFF")), true), None);
         let why = refusal(pool, Some(&partition("SUSPEND,GANG")), true).unwrap();
         assert!(why.contains("suspended"), "{why}");

@@ -4,6 +4,7 @@
 //! the answer uncertain.
 
 use super::history::{History, Print, median};
+use std::collections::BTreeMap;
 
 /// Share of a cell's work that more GPUs make faster, until runs with different numbers of GPUs have shown it.
 const PARALLEL: f64 = 0.9;
@@ -34,6 +35,22 @@ pub(crate) enum Gpus {
     Auto(u16),
 }
 
+/// What the first cell with GPUs is expected to wait in the queue, by their number; none: nobody can say.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum Waits {
+    Free,
+    Told(BTreeMap<u16, Option<f64>>),
+}
+
+impl Waits {
+    fn of(&self, gpus: u16) -> Option<f64> {
+        match self {
+            Self::Free => Some(0.0),
+            Self::Told(waits) => waits.get(&gpus).copied().flatten(),
+        }
+    }
+}
+
 /// All that a forecast is made of.
 #[derive(Debug)]
 pub(crate) struct Basis<'a> {
@@ -41,8 +58,7 @@ pub(crate) struct Basis<'a> {
     pub(crate) params: &'a Print,
     /// Until the kernel is up.
     pub(crate) start: f64,
-    /// What the first cell with GPUs is expected to wait in the queue; none: nobody can say.
-    pub(crate) wait: Option<f64>,
+    pub(crate) waits: &'a Waits,
     /// From now to the deadline; negative when it is over.
     pub(crate) deadline: Option<f64>,
     pub(crate) gpus: Gpus,
@@ -60,6 +76,8 @@ pub(crate) struct Length {
     pub(crate) unknown: usize,
     /// How long the first lease is waited for is not known.
     pub(crate) queue_unknown: bool,
+    /// The wait in the queue that is in it.
+    pub(crate) wait: f64,
     /// Of how much a part is assumed, because the cells did not yet run with that many GPUs.
     pub(crate) assumed: bool,
 }
@@ -167,11 +185,20 @@ impl Basis<'_> {
         };
         let mut spread = 0.0;
         let lease = self.history.usual_wait().unwrap_or(LEASE);
-        let mut wait = self.wait.unwrap_or_default().max(lease);
+        let mut queued = false;
         for cell in cells {
-            if count(cell, gpus) > 0 {
-                sum.queue_unknown = self.wait.is_none();
-                sum.expected += std::mem::replace(&mut wait, lease);
+            let n = count(cell, gpus);
+            if n > 0 && !std::mem::replace(&mut queued, true) {
+                let wait = self.waits.of(n);
+                sum.queue_unknown = wait.is_none();
+                sum.wait = wait.unwrap_or_default();
+                // What is told is the middle of what may be.
+                spread += sum.wait.powi(2);
+                // While what comes before runs, the others go on.
+                sum.wait = (sum.wait - sum.expected).max(0.0);
+                sum.expected += sum.wait.max(lease);
+            } else if n > 0 {
+                sum.expected += lease;
             }
             match self.estimate(cell, gpus) {
                 Some(one) => {
@@ -247,9 +274,8 @@ fn length(expected: f64, seen: &[f64], assumed: bool) -> Length {
     Length {
         expected,
         cautious: longest.max(expected * margin),
-        unknown: 0,
-        queue_unknown: false,
         assumed,
+        ..Length::default()
     }
 }
 
@@ -283,7 +309,7 @@ mod tests {
             history: &history,
             params: &params,
             start: 0.0,
-            wait: Some(0.0),
+            waits: &Waits::Free,
             deadline: Some(deadline),
             gpus,
             limit: 4,
@@ -356,7 +382,7 @@ mod tests {
             history: &history,
             params: &params,
             start: 0.0,
-            wait: None,
+            waits: &Waits::Told(BTreeMap::from([(1, None)])),
             deadline: Some(100.0),
             gpus: Gpus::Own,
             limit: 1,
@@ -366,13 +392,35 @@ mod tests {
     }
 
     #[test]
+    fn a_wait_that_is_told_counts_once_and_less_what_runs_before_it() {
+        let (history, params) = (History::of([ran("a", 1, 30.0), ran("b", 0, 20.0)]), Print::of(""));
+        let waits = Waits::Told(BTreeMap::from([(1, Some(50.0)), (2, None)]));
+        let basis = Basis {
+            history: &history,
+            params: &params,
+            start: 0.0,
+            waits: &waits,
+            deadline: Some(100.0),
+            gpus: Gpus::Own,
+            limit: 1,
+        };
+        let alone = basis.forecast(&[cell("a", 1)]);
+        assert_eq!((alone.length.wait, alone.verdict), (50.0, Verdict::Tight(20.0)));
+        let later = basis.forecast(&[cell("b", 0), cell("a", 1)]);
+        assert_eq!((later.length.wait, later.length.expected), (30.0, 80.0));
+        let twice = basis.forecast(&[cell("a", 1), cell("a", 1)]);
+        assert_eq!(twice.verdict, Verdict::Missed(10.0));
+        assert!(basis.forecast(&[cell("a", 2)]).length.queue_unknown);
+    }
+
+    #[test]
     fn the_latest_start_leaves_time_for_all_that_follows() {
         let (history, params) = (History::of([ran("a", 1, 30.0), ran("b", 1, 20.0)]), Print::of(""));
         let basis = Basis {
             history: &history,
             params: &params,
             start: 0.0,
-            wait: Some(0.0),
+            waits: &Waits::Free,
             deadline: Some(100.0),
             gpus: Gpus::Own,
             limit: 1,

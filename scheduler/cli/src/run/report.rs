@@ -22,8 +22,10 @@ pub(super) struct Expected {
     spare_s: Option<f64>,
     cells: usize,
     unknown_cells: usize,
-    /// All GPUs are lent, and how long one is waited for is not known.
+    /// How long the first GPU is waited for is not known.
     queue_unknown: bool,
+    /// What of `expected_s` is the wait for the first GPU, because those that fit are lent now.
+    wait_s: f64,
     /// Part of it is assumed from runs with other numbers of GPUs.
     assumed: bool,
     gpus: Option<u16>,
@@ -64,6 +66,7 @@ impl Expected {
             cells: cells.len(),
             unknown_cells: length.unknown,
             queue_unknown: length.queue_unknown,
+            wait_s: length.wait,
             assumed: length.assumed,
             gpus: forecast.gpus,
             would_hold_with_gpus: forecast.would_hold.map(|(n, _)| n),
@@ -87,9 +90,14 @@ impl Expected {
                 n => format!(", without {n} cells that never ran"),
             };
             let queue = if self.queue_unknown {
-                ", and the wait for a GPU, for all are lent now"
+                ", and the wait for a GPU, which can't be foretold now".to_owned()
+            } else if self.wait_s >= 1.0 {
+                format!(
+                    ", {} of it the wait for a GPU, for those that fit are lent now",
+                    write_span(span(self.wait_s))
+                )
             } else {
-                ""
+                String::new()
             };
             let assumed = if self.assumed { ", partly assumed" } else { "" };
             let gpus = self.gpus.map_or(String::new(), |n| format!(" with {}", gpus(n)));
@@ -133,6 +141,12 @@ impl Expected {
             lines.push(format!(
                 "  it would hold with --gpus {n}: about {}{sure}",
                 write_span(span(takes))
+            ));
+        }
+        if let Some(spare) = self.spare_s.filter(|s| *s < 0.0 && self.wait_s + s >= 0.0) {
+            lines.push(format!(
+                "  it would hold if a GPU were free now, with {} to spare (hop info shows what is lent)",
+                write_span(span(self.wait_s + spare))
             ));
         }
         if self.verdict == Some("missed")

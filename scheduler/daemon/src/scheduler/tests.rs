@@ -509,3 +509,33 @@ async fn slurms_queue_is_read_once_at_a_time() {
     house.scheduler.look();
     assert!(house.scheduler.looking, "the next is read again");
 }
+
+#[tokio::test]
+async fn what_a_cell_would_wait_is_told_to_whoever_plans() {
+    let mut house = House::new();
+    let (ada, mut mailbox) = house.connect("ada", Role::Client);
+    let expect = |gpus| Expect {
+        // A stranger's kernel is as good as none.
+        kernel: Some("bobs".into()),
+        need: Need::gpus(gpus),
+        default_need: Need::gpus(1),
+        ..Expect::default()
+    };
+    let mut asked = |house: &mut House, expect: Vec<Expect>| {
+        let query = QueueQuery {
+            expect,
+            ..QueueQuery::default()
+        };
+        house.ask(ada, &mut mailbox, Request::Queue(query))
+    };
+    let told = |answer: Response| match answer {
+        Response::Queue { expected, .. } => expected,
+        other => panic!("{other:?}"),
+    };
+    // No pilot is up: one would have to start. Three GPUs there are on no node.
+    let waits = told(asked(&mut house, vec![expect(1), expect(3)]));
+    assert_eq!(waits, [Some(Span::from_secs(10)), None]);
+    assert_eq!(told(asked(&mut house, vec![])), []);
+    let many = vec![expect(1); hop_api::message::EXPECT_MAX + 1];
+    refused(&asked(&mut house, many), "more than 16 cells");
+}

@@ -1,0 +1,127 @@
+//! What a pool could ever have, and so which needs no waiting will serve.
+//!
+//! Known from Slurm's word on all nodes of the pool, those that are down or not booted too. What Slurm can't say yet
+//! is never a reason to refuse: then a cell waits.
+
+use crate::core::Core;
+use crate::id::{GpuType, PoolName};
+use crate::input::PoolOffers;
+use crate::need::Need;
+use crate::output::Output;
+use crate::reason::RefusedBecause;
+use crate::state::Group;
+
+impl Core {
+    /// Takes over what the pool could ever have. Cells that waited for something else are told.
+    pub(crate) fn pool_offers(&mut self, offers: PoolOffers, out: &mut Vec<Output>) {
+        let pool = self.pool_index(&offers.pool);
+        if self.pools[pool as usize].offers.as_ref() == Some(&offers) {
+            return;
+        }
+        self.pools[pool as usize].offers = Some(offers);
+        let waiting: Vec<u32> = self.pools[pool as usize].queue.iter().map(|&(_, c)| c).collect();
+        for cell in waiting {
+            let Some(c) = self.cells.get(cell) else { continue };
+            if let Some(reason) = self.never_in(pool, &c.need) {
+                self.drop_cell(cell, Some(reason), out);
+            }
+        }
+    }
+
+    /// Why this need can't ever be served by the pool; none: it can, or nobody knows.
+    pub(crate) fn never_in(&self, pool: u32, need: &Need) -> Option<RefusedBecause> {
+        let p = &self.pools[pool as usize];
+        let (config, name) = (&p.config, || p.config.name.clone());
+        // A pool that nobody has configured (yet) has no shape: cells wait for it.
+        if config.max_pilots == 0 && config.min_pilots == 0 {
+            return None;
+        }
+        let (asked, most) = (need.gpus, config.gpus_per_pilot);
+        if asked > most {
+            return Some(RefusedBecause::TooManyGpus {
+                pool: name(),
+                asked,
+                most,
+            });
+        }
+        let offers = p.offers.as_ref();
+        let pilots = || p.pilots.iter().map(|&i| &self.pilots[i]);
+        let cores_up = pilots().map(|p| p.cpus).max().unwrap_or(0);
+        let cores = offers.map_or(u16::MAX, |o| o.cpus).max(cores_up);
+        let most = config.cpus_per_pilot.min(cores);
+        if need.cpus > most {
+            return Some(RefusedBecause::TooManyCores {
+                pool: name(),
+                asked: need.cpus,
+                most,
+            });
+        }
+        let offers = offers.filter(|_| asked > 0)?;
+        // What a pilot has is there, whatever was said of its node.
+        let groups = || pilots().flat_map(|p| &p.groups);
+        if groups().any(|g| g.fits(need) && g.slots.len() as u16 >= asked) {
+            return None;
+        }
+        self.wrong_memory(offers, need)
+            .or_else(|| self.wrong_type(pool, offers, need))
+            .or_else(|| too_many(offers, groups(), need, config.gpus_per_pilot))
+    }
+
+    fn wrong_memory(&self, offers: &PoolOffers, need: &Need) -> Option<RefusedBecause> {
+        (need.gpu_mem_mib > offers.gpu_mem_mib).then(|| RefusedBecause::TooLittleMemory {
+            pool: offers.pool.clone(),
+            asked: need.gpu_mem_mib,
+            most: offers.gpu_mem_mib,
+        })
+    }
+
+    fn wrong_type(&self, pool: u32, offers: &PoolOffers, need: &Need) -> Option<RefusedBecause> {
+        let asked = need.gpu_type.as_ref().filter(|_| offers.types_known)?;
+        if has(offers, asked) {
+            return None;
+        }
+        let others = self.pools.iter().enumerate().filter(|(i, _)| *i as u32 != pool);
+        let elsewhere: Vec<PoolName> = others
+            .filter_map(|(_, p)| p.offers.as_ref().filter(|o| has(o, asked)))
+            .map(|o| o.pool.clone())
+            .collect();
+        let named = |t: &&GpuType| !t.as_str().is_empty();
+        Some(RefusedBecause::NoSuchType {
+            pool: offers.pool.clone(),
+            asked: asked.clone(),
+            there: offers
+                .gpus
+                .iter()
+                .map(|(t, _)| t)
+                .filter(named)
+                .cloned()
+                .collect(),
+            elsewhere,
+        })
+    }
+}
+
+fn has(offers: &PoolOffers, gpu_type: &GpuType) -> bool {
+    offers.gpus.iter().any(|(t, n)| t == gpu_type && *n > 0)
+}
+
+/// No node has that many of what fits.
+fn too_many<'a>(
+    offers: &PoolOffers,
+    groups: impl Iterator<Item = &'a Group>,
+    need: &Need,
+    whole: u16,
+) -> Option<RefusedBecause> {
+    if !offers.types_known {
+        return None;
+    }
+    let fits = |t: &GpuType| need.gpu_type.as_ref().is_none_or(|asked| asked == t);
+    let said = offers.gpus.iter().filter(|(t, _)| fits(t)).map(|&(_, n)| n);
+    let up = groups.filter(|g| g.fits(need)).map(|g| g.slots.len() as u16);
+    let most = said.chain(up).max().unwrap_or(0).min(whole);
+    (need.gpus > most).then(|| RefusedBecause::TooManyGpus {
+        pool: offers.pool.clone(),
+        asked: need.gpus,
+        most,
+    })
+}

@@ -1,0 +1,134 @@
+//! What a cell would wait that is not there yet: for whoever plans ahead (`hop run --deadline`).
+
+use crate::core::Core;
+use crate::id::{KernelId, PoolName, UserName};
+use crate::input::PlaceKernel;
+use crate::need::{Class, Need};
+use crate::state::{PilotState, Rank, Usage};
+use crate::time::{Span, Timestamp};
+
+/// A cell that might be submitted.
+#[derive(Debug, Clone)]
+pub struct Prospect {
+    /// The kernel that it would come from; none, or one without a process: a new one.
+    pub kernel: Option<KernelId>,
+    pub user: UserName,
+    pub pool: PoolName,
+    /// By what a new kernel would be placed.
+    pub default_need: Need,
+    pub need: Need,
+    pub class: Class,
+}
+
+impl Core {
+    /// How long such a cell would wait if it came now, by the reckoning that waiting cells are told; none: nobody
+    /// can say, or it would be refused.
+    pub fn would_wait(&self, prospect: &Prospect) -> Option<Span> {
+        let pool = self.find_pool(&prospect.pool)?;
+        let need = &prospect.need;
+        if need.is_none() {
+            return Some(Span::ZERO);
+        }
+        if self.never_in(pool, need).is_some() {
+            return None;
+        }
+        let user = self.find_user(&prospect.user);
+        let kernel = prospect.kernel.as_ref().and_then(|k| self.find_kernel(k));
+        let known = kernel.or_else(|| self.last_kernel_of(user?));
+        // Until Slurm has said who is charged it is nobody's account.
+        let nobodys = || {
+            self.accounts
+                .iter()
+                .position(|a| a.name.is_none())
+                .map(|i| i as u32)
+        };
+        let account = known.map(|k| self.kernels[k].account).or_else(nobodys);
+        if let (Some(user), Some(account)) = (user, account)
+            && self.over(need.gpus, user, account, pool).is_some()
+        {
+            return None;
+        }
+        let rank = self.rank_of_prospect(prospect, user, account);
+        let cpus = self.cpus_of(pool, need);
+        let nodes = kernel.map_or_else(Vec::new, |k| self.kernels[k].able().map(|r| r.node).collect());
+        let nodes = if nodes.is_empty() {
+            self.where_it_would_sit(pool, user, prospect)
+        } else {
+            nodes
+        };
+        let waits = nodes.iter().map(|&n| {
+            let there = self.wait_on(n, (rank, u32::MAX), pool, need, cpus);
+            [there, self.boots_in(n, pool, need, cpus)]
+                .into_iter()
+                .flatten()
+                .min()
+        });
+        waits.flatten().min()
+    }
+
+    fn last_kernel_of(&self, user: u32) -> Option<u32> {
+        let own = self.kernels.iter().filter(|(_, k)| k.user == user);
+        own.max_by_key(|(_, k)| k.quiet_since).map(|(i, _)| i)
+    }
+
+    fn where_it_would_sit(&self, pool: u32, user: Option<u32>, prospect: &Prospect) -> Vec<u32> {
+        let place = PlaceKernel {
+            kernel: "".into(),
+            user: prospect.user.clone(),
+            account: None,
+            pool: prospect.pool.clone(),
+            replicas: 1,
+            default_need: prospect.default_need.clone(),
+            mem_mib: 0,
+            cpus: 0,
+            avoid: Vec::new(),
+            name: String::new(),
+        };
+        self.choose_nodes(pool, user.unwrap_or(u32::MAX), &place, 1)
+    }
+
+    fn rank_of_prospect(&self, prospect: &Prospect, user: Option<u32>, account: Option<u32>) -> Rank {
+        let fair = self.config.fair_share;
+        let of = |usage: Option<Usage>| {
+            if fair {
+                usage.unwrap_or_default().level()
+            } else {
+                0
+            }
+        };
+        let latest = prospect
+            .need
+            .deadline
+            .filter(|_| prospect.class == Class::Deadline);
+        Rank {
+            band: 1,
+            account: of(account.map(|a| self.accounts[a as usize].usage)),
+            user: of(user.map(|u| self.users[u as usize].usage)),
+            class: prospect.class,
+            latest: latest.unwrap_or(Timestamp(u64::MAX)),
+            submitted: self.now,
+            seq: u64::MAX,
+        }
+    }
+
+    /// When a pilot that is booting there, or that would be started for the cell, is up; none: there is none.
+    fn boots_in(&self, node: u32, pool: u32, need: &Need, cpus: u16) -> Option<Span> {
+        let coming = self.tickets.values();
+        let coming =
+            coming.filter(|t| t.pool == pool && t.node.is_none_or(|n| n == node) && t.gpus >= need.gpus);
+        if let Some(soonest) = coming.map(|t| self.up_in(t)).min() {
+            return Some(soonest);
+        }
+        let size = self.pilot_size(pool, need.gpus, cpus);
+        let room = !self.nodes[node as usize].down && self.spare_gpus(node) >= size;
+        let up = |p: &u32| self.pilots[*p].pool == pool && self.pilots[*p].state == PilotState::Up;
+        let starts = if self.nodes[node as usize].pilots.iter().any(up) {
+            self.scale(pool).is_some() && self.may_add(pool, node, size)
+        } else {
+            self.could_bring(pool, node)
+        };
+        let (seen, told) = self.boots_of(pool, self.nodes[node as usize].burst.as_ref());
+        let boot = seen.remaining(seen, 0.0, Span::ZERO, 0.5).unwrap_or(told);
+        (room && starts).then_some(boot)
+    }
+}
