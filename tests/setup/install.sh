@@ -6,7 +6,7 @@
 #   tests/setup/install.sh --check    only name what is missing; exit status 1 if anything is
 #
 # Debian packages (no package starts a daemon), the Rust toolchain, cargo-nextest, and below /opt/gresshopper-dev
-# two Python environments and the Node packages. Run by somebody who may not install, it is --check.
+# Python environments and the Node packages. Run by somebody who may not install, it is --check.
 set -euo pipefail
 umask 022
 
@@ -82,6 +82,7 @@ fresh() { [ "$(cat "$prefix/$1/.stamp" 2>/dev/null)" = "$2" ]; }
 
 venv_stamp() { { "$python" --version; cat "$here/requirements-$1.txt"; } | sha256sum | cut -d' ' -f1; }
 has_venv() { [ -x "$python" ] && fresh "$1" "$(venv_stamp "$1")"; }
+has_s3() { [ "$mode" = --demo ] || has_venv s3; }
 node_stamp() { wanted_stamp "$here/node/package.json" "$here/node/package-lock.json"; }
 has_node() { fresh node "$(node_stamp)"; }
 
@@ -92,6 +93,7 @@ missing() {
 	has_nextest || echo "cargo-nextest $nextest_version"
 	has_venv user || echo "$prefix/user, a Python environment of requirements-user.txt"
 	has_venv hub || echo "$prefix/hub, a Python environment of requirements-hub.txt"
+	has_s3 || echo "$prefix/s3, a Python environment of requirements-s3.txt"
 	has_node || echo "$prefix/node, the Node packages of node/package-lock.json"
 }
 
@@ -204,6 +206,7 @@ install_rust
 install_nextest
 make_venv user --system-site-packages
 make_venv hub
+has_s3 || make_venv s3
 make_node
 lacking=$(missing)
 if [ -n "$lacking" ]; then

@@ -59,9 +59,9 @@ impl Remote {
             }
             let found = there.get(&id).copied().unwrap_or_default();
             if !found.holds(len) {
-                let error = match found.plain {
-                    Some(_) => GetError::Truncated { id },
-                    None => GetError::Missing { id },
+                let error = match (found.plain, found.packed) {
+                    (None, None) => GetError::Missing { id },
+                    _ => GetError::Truncated { id },
                 };
                 return Err(RemoteError::Content(error));
             }

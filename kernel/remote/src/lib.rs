@@ -7,11 +7,11 @@
 
 pub mod address;
 pub mod error;
+pub mod fetch;
 pub mod open;
-mod profile;
 pub mod remote;
+pub mod send;
 
 mod collect;
-mod fetch;
 mod marks;
-mod send;
+mod profile;

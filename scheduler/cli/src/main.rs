@@ -23,6 +23,7 @@ mod queue;
 mod run;
 mod sim;
 mod state;
+mod state_remote;
 mod time;
 mod trace;
 #[cfg(test)]

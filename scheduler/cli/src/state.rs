@@ -1,15 +1,19 @@
 //! `hop state`: save, look at, compare, restore and export the state of a notebook. Needs neither Slurm nor `hopd`.
 //!
 //! A running kernel is spoken to as a Jupyter client does: one silent request, which loads the in-kernel agent and has
-//! it write its answer to a file of this process's. A saved state is read here, without running anything of it.
+//! it write its answer to a file of this process's. A saved state is read here, without running anything of it; one in
+//! an object store is carried to and from a folder here ([`crate::state_remote`]).
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::state_remote::{self, Store};
 use clap::{Args as ClapArgs, Subcommand};
 use hmac::{Hmac, KeyInit, Mac};
 use hop_blobs::ChunkId;
-use hop_blobs::local::Local;
-use hop_state::form::{self, Difference, Snapshot};
+use hop_blobs::local::{Collected, Local};
+use hop_remote::address::{self, Address, AddressError};
+use hop_remote::send::Sent;
+use hop_state::form::{self, Difference, Saved, Snapshot};
 use hop_zmtp::{Admit, Client, ClientKind, Endpoint, Event, Limits, Message};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -19,6 +23,8 @@ use std::fs;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::str::FromStr;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 const EXAMPLES: &str = "Examples:
@@ -28,11 +34,18 @@ const EXAMPLES: &str = "Examples:
   hop state restore work             into the newest kernel
   hop state diff monday friday       what differs between two saved states
   hop state export work out/         as npy, parquet and pickle files
+  hop state save --to s3://bucket/me/work      save it, and send what isn't there yet
+  hop state restore s3://bucket/me/work        fetch it, prove it, restore it
+  hop state copy work s3://bucket/me/work      send a state that was saved here; or the other way
+  hop state gc s3://bucket/me                  remove what no state there refers to
 
-A KERNEL is a kernel id (or its beginning) or a connection file; without one, the newest. A STATE is a name or a folder.
-The kernel's environment needs the package cloudpickle.
+A KERNEL is a kernel id (or its beginning) or a connection file; without one, the newest. A STATE is a name, a folder,
+s3://BUCKET/PREFIX/NAME or file:///FOLDER/NAME. For S3, keys, region and endpoint are those of the AWS tools:
+AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL (http:// only with
+AWS_ALLOW_HTTP=true). The kernel's environment needs the package cloudpickle.
 
-Exit status: 0 done; 1 failed or refused; 2 wrong usage.";
+Exit status: 0 done; 1 failed or refused; 2 wrong usage; 3 the object store is away or full: what was to be sent is
+saved here, and run again it goes on.";
 
 /// Save, compare, restore and export the state of a notebook
 #[derive(Debug, ClapArgs)]
@@ -46,6 +59,9 @@ pub(crate) struct Args {
     /// Where content is kept, instead of ~/.local/share/gresshopper/store
     #[arg(long, global = true, value_name = "DIR", env = "GRESSHOPPER_STORE")]
     store: Option<PathBuf>,
+    /// Where states are that are given by name, instead of ~/.local/share/gresshopper/states: s3://BUCKET/PREFIX
+    #[arg(long, global = true, value_name = "URL", env = "GRESSHOPPER_REMOTE")]
+    remote: Option<String>,
     /// Where the Python package lies, instead of beside this installation
     #[arg(long, global = true, value_name = "DIR", env = "GRESSHOPPER_PYTHON")]
     python_path: Option<PathBuf>,
@@ -59,7 +75,7 @@ enum Verb {
     /// Save a kernel's state
     Save {
         kernel: Option<String>,
-        /// Name or folder; the kernel's id if not given
+        /// Name, folder or address; the kernel's id if not given
         #[arg(long, value_name = "STATE")]
         to: Option<String>,
         /// Don't wait until it survives a crash of the machine
@@ -92,8 +108,16 @@ enum Verb {
         #[arg(long, default_value = "python3")]
         python: PathBuf,
     },
+    /// Send a state that was saved here to an object store, or fetch one
+    Copy { from: String, to: String },
     /// Remove content that no saved state refers to
-    Gc,
+    Gc {
+        /// An object store (s3://BUCKET/PREFIX), instead of what is here
+        at: Option<String>,
+        /// Spare what is younger: here, what a capture that isn't finished yet may need
+        #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
+        age: u64,
+    },
 }
 
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
@@ -119,14 +143,29 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
             let how = json!({"anyway": anyway, "wait": wait});
             restore(args, &place, state, kernel.as_deref(), how, context)
         }
-        Verb::Export { state, to, python } => export(args, &place, state, to, python),
-        Verb::Gc => collect(args, &place, context),
+        Verb::Export { state, to, python } => export(args, &place, state, to, python, context),
+        Verb::Copy { from, to } => copy(args, &place, from, to, context),
+        Verb::Gc { at, age } => {
+            let age = Duration::from_secs(*age);
+            match at {
+                Some(at) => collect_there(args, &place, at, age, context),
+                None => collect(args, &place, age, context),
+            }
+        }
     }
+}
+
+/// Where a state lies.
+enum Where {
+    Here(PathBuf),
+    There(Address),
 }
 
 /// Where this user's things lie.
 struct Place {
     states: PathBuf,
+    /// Where names are looked for instead.
+    remote: Option<address::Place>,
     store: PathBuf,
     runtime: PathBuf,
     key: PathBuf,
@@ -143,6 +182,7 @@ impl Place {
         let config = (context.env)("XDG_CONFIG_HOME").map(PathBuf::from);
         Ok(Self {
             states: data.join("gresshopper/states"),
+            remote: args.remote.as_deref().map(usable).transpose()?,
             store: args
                 .store
                 .clone()
@@ -162,13 +202,93 @@ impl Place {
         }
     }
 
-    fn is_state(&self, name: &str) -> bool {
-        self.state(name).join("head").exists()
+    /// A state by name, folder or address.
+    fn find(&self, name: &str) -> Result<Where, Failure> {
+        if name.contains("://") {
+            return usable(name).map(Where::There);
+        }
+        let folder = name.contains('/') || Path::new(name).join("head").exists();
+        match &self.remote {
+            Some(place) if !folder => Ok(Where::There(place.state(usable(name)?))),
+            _ => Ok(Where::Here(self.state(name))),
+        }
     }
 
+    /// Whether what is to be shown is a state, rather than a kernel.
+    fn is_state(&self, name: &str) -> bool {
+        match self.find(name) {
+            Ok(Where::Here(folder)) => folder.join("head").exists(),
+            Ok(Where::There(_)) => name.contains("://") || self.kernel(Some(name)).is_err(),
+            Err(_) => name.contains("://"),
+        }
+    }
+
+    fn owner_key(&self) -> Result<[u8; 32], Failure> {
+        form::owner_key(&self.key, self.uid).map_err(|e| Failure::of(&e))
+    }
+
+    fn load(&self, folder: &Path) -> Result<Saved, Failure> {
+        form::load(folder, &self.owner_key()?, self.uid).map_err(|e| Failure::of(&e))
+    }
+
+    /// What a state holds, wherever it lies.
     fn read(&self, name: &str) -> Result<Snapshot, Failure> {
-        let key = form::owner_key(&self.key, self.uid).map_err(|e| Failure::of(&e))?;
-        form::read(&self.state(name), &key, self.uid).map_err(|e| Failure::of(&e))
+        let saved = match self.find(name)? {
+            Where::Here(folder) => self.load(&folder)?,
+            Where::There(address) => Store::of(&address)?.read(&address, &self.owner_key()?)?,
+        };
+        Ok(saved.snapshot)
+    }
+
+    fn local(&self) -> Result<Arc<Local>, Failure> {
+        let local = Local::open(&self.store.join("chunks")).map_err(|e| Failure::of(&e))?;
+        Ok(Arc::new(local))
+    }
+
+    /// Where a state is kept here on its way to an object store: a kernel saves into folders only.
+    fn outgoing(&self, address: &Address) -> PathBuf {
+        let mark = blake3::hash(address.to_string().as_bytes()).to_hex();
+        self.states.join(format!("{}@{}", address.name, &mark[..8]))
+    }
+
+    /// Brings a state here, content and all; its folder. One that waits here to be sent is never replaced.
+    fn fetch(&self, address: &Address, context: &mut Context<'_>) -> Result<PathBuf, Failure> {
+        let store = Store::of(address)?;
+        let saved = store.read(address, &self.owner_key()?)?;
+        let done = store.fetch(&saved, &self.local()?, context)?;
+        writeln!(
+            context.err,
+            "fetched {} ({} of {} chunks) from {address}",
+            size(done.bytes),
+            done.chunks,
+            saved.snapshot.chunks.len(),
+        )?;
+        let outgoing = self.outgoing(address);
+        if self
+            .load(&outgoing)
+            .is_ok_and(|here| here.head.mac == saved.head.mac)
+        {
+            return Ok(outgoing);
+        }
+        let name = outgoing.file_name().unwrap_or_default().to_string_lossy();
+        let folder = self.states.join(format!("{name}-fetched"));
+        state_remote::install(&saved, &folder)?;
+        Ok(folder)
+    }
+
+    /// Sends a state that lies here.
+    fn send(&self, folder: &Path, address: &Address, context: &mut Context<'_>) -> Result<Sent, Failure> {
+        let key = self.owner_key()?;
+        let saved = self.load(folder)?;
+        let sent = Store::of(address)?.send(address, &saved, &key, &self.local()?, context)?;
+        writeln!(
+            context.err,
+            "sent {} ({} of {} chunks) to {address}",
+            size(sent.bytes),
+            sent.chunks,
+            sent.of
+        )?;
+        Ok(sent)
     }
 
     /// The connection file of a kernel: by path, by the beginning of its id, or the newest.
@@ -204,6 +324,12 @@ impl Place {
             ))
         })
     }
+}
+
+/// An address or a part of one; what isn't is wrong usage.
+fn usable<T: FromStr<Err = AddressError>>(text: &str) -> Result<T, Failure> {
+    text.parse()
+        .map_err(|e: AddressError| Failure::Usage(e.to_string()))
 }
 
 /// What a connection file says.
@@ -405,13 +531,34 @@ fn save(
         .unwrap_or("kernel")
         .trim_start_matches("kernel-")
         .to_owned();
-    let state = place.state(to.unwrap_or(&id));
+    let to = place.find(to.unwrap_or(&id))?;
+    let state = match &to {
+        Where::Here(folder) => folder.clone(),
+        Where::There(address) => place.outgoing(address),
+    };
     let request = with(how, json!({"do": "save", "state": state, "store": place.store}));
     let done = ask(args, context, &file, &request)?;
-    if args.json {
-        writeln!(context.out, "{done}")?;
-        return Ok(());
+    if !args.json {
+        tell_saved(&done, &state, context)?;
     }
+    let mut sent = json!({});
+    if let Where::There(address) = &to {
+        let kept = format!(
+            "the state is saved here: `hop state copy {} {address}` sends it",
+            state.file_name().unwrap_or_default().to_string_lossy(),
+        );
+        let done = place.send(&state, address, context);
+        let done = done.map_err(|e| state_remote::adding(e, &kept))?;
+        sent = json!({"sent_to": address.to_string(), "sent_bytes": done.bytes, "sent_chunks": done.chunks});
+    }
+    if args.json {
+        writeln!(context.out, "{}", with(done, sent))?;
+    }
+    Ok(())
+}
+
+/// What a kernel saved, and what it couldn't.
+fn tell_saved(done: &Value, state: &Path, context: &mut Context<'_>) -> Result<(), Failure> {
     let bytes = done["log_bytes"].as_u64().unwrap_or(0) + done["chunk_bytes"].as_u64().unwrap_or(0);
     writeln!(
         context.err,
@@ -458,7 +605,7 @@ fn with(mut some: Value, more: Value) -> Value {
 }
 
 /// A count of bytes for people.
-fn size(bytes: u64) -> String {
+pub(crate) fn size(bytes: u64) -> String {
     const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
     let mut value = bytes as f64;
     let mut unit = 0;
@@ -566,9 +713,13 @@ fn restore(
     context: &mut Context<'_>,
 ) -> Result<(), Failure> {
     let file = place.kernel(kernel)?;
+    let state = match place.find(state)? {
+        Where::Here(folder) => folder,
+        Where::There(address) => place.fetch(&address, context)?,
+    };
     let request = with(
         how,
-        json!({"do": "restore", "state": place.state(state), "store": place.store}),
+        json!({"do": "restore", "state": state, "store": place.store}),
     );
     let done = ask(args, context, &file, &request)?;
     let differences: Vec<&str> = done["differences"]
@@ -604,10 +755,21 @@ fn restore(
     Ok(())
 }
 
-fn export(args: &Args, place: &Place, state: &str, to: &Path, python: &Path) -> Result<(), Failure> {
+fn export(
+    args: &Args,
+    place: &Place,
+    state: &str,
+    to: &Path,
+    python: &Path,
+    context: &mut Context<'_>,
+) -> Result<(), Failure> {
+    let folder = match place.find(state)? {
+        Where::Here(folder) => folder,
+        Where::There(address) => place.fetch(&address, context)?,
+    };
     let status = Command::new(python)
         .args(["-m", "gresshopper.state.export"])
-        .arg(place.state(state))
+        .arg(folder)
         .arg(&place.store)
         .arg(to)
         .env("PYTHONPATH", python_path(args)?)
@@ -620,21 +782,72 @@ fn export(args: &Args, place: &Place, state: &str, to: &Path, python: &Path) -> 
     }
 }
 
-/// Chunks that a running capture may still refer to are younger than this.
-const GRACE: Duration = Duration::from_secs(3600);
+fn copy(args: &Args, place: &Place, from: &str, to: &str, context: &mut Context<'_>) -> Result<(), Failure> {
+    let done = match (from.contains("://"), to.contains("://")) {
+        (false, true) => {
+            let sent = place.send(&place.state(from), &usable(to)?, context)?;
+            json!({"sent_bytes": sent.bytes, "sent_chunks": sent.chunks})
+        }
+        (true, false) => {
+            let folder = place.state(to);
+            if folder.exists() {
+                let why = format!(
+                    "{} is there already: take another name, or remove it",
+                    folder.display()
+                );
+                return Err(Failure::Failed(why));
+            }
+            let address: Address = usable(from)?;
+            let store = Store::of(&address)?;
+            let saved = store.read(&address, &place.owner_key()?)?;
+            let fetched = store.fetch(&saved, &place.local()?, context)?;
+            state_remote::install(&saved, &folder)?;
+            writeln!(
+                context.err,
+                "fetched {} from {address} to {}",
+                size(fetched.bytes),
+                folder.display()
+            )?;
+            json!({"fetched_bytes": fetched.bytes, "fetched_chunks": fetched.chunks})
+        }
+        _ => {
+            let why =
+                "one of the two is an address (s3://BUCKET/PREFIX/NAME), the other a name or folder here";
+            return Err(Failure::Usage(why.to_owned()));
+        }
+    };
+    if args.json {
+        writeln!(context.out, "{done}")?;
+    }
+    Ok(())
+}
 
-fn collect(args: &Args, place: &Place, context: &mut Context<'_>) -> Result<(), Failure> {
+fn collect(args: &Args, place: &Place, age: Duration, context: &mut Context<'_>) -> Result<(), Failure> {
     let mut live = HashSet::new();
     for entry in fs::read_dir(&place.states).into_iter().flatten() {
         let path = entry?.path();
         if path.join("head").exists() {
             // A state that can't be read might still be mended: its content must not go.
-            let snapshot = place.read(&path.to_string_lossy())?;
+            let snapshot = place.load(&path)?.snapshot;
             live.extend(snapshot.chunks.keys().filter_map(|c| c.parse::<ChunkId>().ok()));
         }
     }
-    let local = Local::open(&place.store.join("chunks")).map_err(|e| Failure::of(&e))?;
-    let done = local.collect(&live, GRACE, SystemTime::now())?;
+    let done = place.local()?.collect(&live, age, SystemTime::now())?;
+    tell_collected(args, done, context)
+}
+
+fn collect_there(
+    args: &Args,
+    place: &Place,
+    at: &str,
+    age: Duration,
+    context: &mut Context<'_>,
+) -> Result<(), Failure> {
+    let done = Store::at(&usable(at)?)?.collect(&place.owner_key()?, age)?;
+    tell_collected(args, done, context)
+}
+
+fn tell_collected(args: &Args, done: Collected, context: &mut Context<'_>) -> Result<(), Failure> {
     if args.json {
         writeln!(
             context.out,
