@@ -114,6 +114,9 @@ pub(crate) struct Whose {
         conflicts_with = "allusers"
     )]
     users: Vec<String>,
+    /// One's own alone, also for root
+    #[arg(long, conflicts_with_all = ["allusers", "users"])]
+    me: bool,
 }
 
 impl Whose {
@@ -125,7 +128,7 @@ impl Whose {
     }
 
     pub(crate) fn all(&self, is_root: bool) -> bool {
-        self.allusers || (is_root && self.users.is_empty())
+        self.allusers || (is_root && self.users.is_empty() && !self.me)
     }
 }
 

@@ -179,6 +179,9 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
 async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'_>) -> Result<(), Failure> {
     let mut signals = Signals::new().map_err(|e| Failure::of(&e))?;
     let notebook = absolute(&args.notebook)?;
+    // Before anything else is found to be missing.
+    std::fs::File::open(&notebook)
+        .map_err(|e| Failure::Usage(format!("can't read {}: {}", notebook.display(), terms::plain(&e))))?;
     let out = match &args.output {
         Some(out) => absolute(out)?,
         None => notebook.with_extension("out.ipynb"),

@@ -395,6 +395,7 @@ impl Core {
             devices: Vec::new(),
             submit: c.submitted,
             ordered: now,
+            start_by: now + self.config.start_timeout,
             started: None,
             run: Span::ZERO,
             linger: Span::ZERO,
@@ -452,6 +453,7 @@ impl Core {
             gpu_type: lease.gpu_type.clone(),
             cpus: lease.cpus,
         }));
+        self.tell_starting(id, out);
     }
 
     // --- waiting ---

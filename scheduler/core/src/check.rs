@@ -169,10 +169,7 @@ impl Core {
                 );
             }
             if let LeaseState::Starting { .. } = lease.state {
-                let timer = (
-                    lease.ordered + self.config.start_timeout,
-                    crate::state::Timer::StartTimeout(*id),
-                );
+                let timer = (lease.start_by, crate::state::Timer::StartTimeout(*id));
                 hold!(self.timers.contains(&timer), "lease {id} may start for ever");
             }
         }

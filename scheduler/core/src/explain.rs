@@ -172,6 +172,10 @@ impl Core {
         let since = spell(self.now.since(l.since));
         let node = &l.node;
         match l.state {
+            "STARTING" if self.slurm_away && l.started.is_none() => format!(
+                "Lease {} of {what} on {node} is to be started since {since}: Slurm's controller does not answer.",
+                l.lease
+            ),
             "STARTING" => format!(
                 "Lease {} of {what} on {node} is being started since {since}.",
                 l.lease

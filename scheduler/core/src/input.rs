@@ -34,6 +34,11 @@ pub enum Input {
     NodeDown {
         node: NodeName,
     },
+    /// slurmctld, without which no lease's step starts, doesn't answer, or does again. Optional: where it isn't said, a
+    /// lease that doesn't start in time is given up.
+    SlurmAway {
+        away: bool,
+    },
     /// What the nodes of a pool could ever have, down or not, as far as that is known. Optional: without it a cell
     /// whose need nothing fits waits.
     PoolOffers(PoolOffers),

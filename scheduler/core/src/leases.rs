@@ -9,6 +9,9 @@ use crate::output::{Output, Record};
 use crate::state::{Cell, Lease, LeaseState, PilotState, Running, Timer};
 use crate::time::{Span, Timestamp};
 
+/// A lease that fails to start sooner than this fails for a reason of its own, even while slurmctld is away.
+const HUNG: Span = Span::from_secs(5);
+
 impl Core {
     pub(crate) fn lease_started(
         &mut self,
@@ -36,14 +39,14 @@ impl Core {
             return;
         };
         let cell = (**cell).clone();
-        let ordered = lease.ordered;
+        let start_by = lease.start_by;
         lease.cells = 1;
         lease.wait = now.since(cell.submitted);
         let running = cell.running(now);
         lease.state = LeaseState::Running(running);
         let (kernel, executor, gpus, wait) = (lease.kernel, lease.executor, lease.gpus, lease.wait);
         let (pilot, pool) = (lease.pilot, lease.pool);
-        let timeout = (ordered + self.config.start_timeout, Timer::StartTimeout(id));
+        let timeout = (start_by, Timer::StartTimeout(id));
         self.timers.remove(&timeout);
         self.pools[pool as usize].running += u32::from(gpus);
         self.arm_quantum(id);
@@ -344,10 +347,10 @@ impl Core {
             LeaseState::Ending { .. } => return None,
             _ => std::mem::replace(&mut lease.state, ending),
         };
-        let (kernel, pilot, ordered) = (lease.kernel, lease.pilot, lease.ordered);
+        let (kernel, pilot, start_by) = (lease.kernel, lease.pilot, lease.start_by);
         let cell = match before {
             LeaseState::Starting { cell } => {
-                let timeout = (ordered + self.config.start_timeout, Timer::StartTimeout(id));
+                let timeout = (start_by, Timer::StartTimeout(id));
                 self.timers.remove(&timeout);
                 Some(*cell)
             }
@@ -399,9 +402,51 @@ impl Core {
         if !self.leases.get(&id).is_some_and(starting) {
             return;
         }
+        if self.slurm_away {
+            return self.start_later(id);
+        }
         if let Some(mut cell) = self.end_lease_keep_cell(id, EndCause::Failed, out) {
             cell.failures += 1;
             self.requeue(cell, "its node did not start it in time", out);
+        }
+    }
+
+    /// Another full time to start in.
+    fn start_later(&mut self, id: LeaseId) {
+        let by = self.now + self.config.start_timeout;
+        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        let before = std::mem::replace(&mut lease.start_by, by);
+        self.timers.remove(&(before, Timer::StartTimeout(id)));
+        self.at(by, Timer::StartTimeout(id));
+    }
+
+    /// slurmctld doesn't answer, or does again. Without it no step starts: leases that are being started wait for it,
+    /// and their cells are told so.
+    pub(crate) fn slurm_away(&mut self, away: bool, out: &mut Vec<Output>) {
+        if std::mem::replace(&mut self.slurm_away, away) == away {
+            return;
+        }
+        let starting = self.leases.values();
+        let starting = starting.filter(|l| matches!(l.state, LeaseState::Starting { .. }));
+        for id in starting.map(|l| l.id).collect::<Vec<_>>() {
+            self.start_later(id);
+            self.tell_starting(id, out);
+        }
+    }
+
+    /// Tells the cell of a lease that is being started what else it waits for.
+    pub(crate) fn tell_starting(&self, id: LeaseId, out: &mut Vec<Output>) {
+        let lease = &self.leases[&id];
+        if let LeaseState::Starting { cell } = &lease.state
+            && self.slurm_away
+        {
+            out.push(Output::Queued {
+                kernel: self.kernels[lease.kernel].id.clone(),
+                cell: cell.id.clone(),
+                position: 1,
+                reason: crate::reason::Reason::SlurmAway,
+                estimate: None,
+            });
         }
     }
 
@@ -462,9 +507,11 @@ impl Core {
         self.kernels[lease.kernel].leases.retain(|l| *l != id);
         self.note(|| Key::Lease(id), || None, out);
         let cause = match lease.state {
-            // What we ended has ended for our reason, unless the node says that it failed.
+            // What we ended has ended for our reason, unless the node says that it failed in use.
             LeaseState::Ending { cause: ours, .. }
-                if cause == EndCause::Done || cause == EndCause::Released =>
+                if cause == EndCause::Done
+                    || cause == EndCause::Released
+                    || cause == EndCause::Failed && lease.started.is_none() =>
             {
                 ours
             }
@@ -474,9 +521,11 @@ impl Core {
         let kernel = lease.kernel;
         match lease.state {
             LeaseState::Starting { mut cell } => {
-                let timeout = (lease.ordered + self.config.start_timeout, Timer::StartTimeout(id));
+                let timeout = (lease.start_by, Timer::StartTimeout(id));
                 self.timers.remove(&timeout);
-                cell.failures += 1;
+                // Slurm that hangs is not the cell's fault; what fails at once isn't Slurm's.
+                let hung = self.slurm_away && self.now.since(lease.ordered) >= HUNG;
+                cell.failures += u8::from(!hung);
                 self.requeue(*cell, &detail, out);
             }
             LeaseState::Lingering { until, .. } => {

@@ -29,6 +29,8 @@ pub enum Reason {
     Limit { name: String, used: u32, limit: u32 },
     /// The kernel's own earlier lease is not over yet.
     OwnLease,
+    /// It has GPUs, and Slurm doesn't start the step that lends them.
+    SlurmAway,
     /// A replica moves to where a GPU is free.
     Migrating { to: NodeName },
     /// GPUs that fit can't be lent until somebody looks at them.
@@ -89,6 +91,10 @@ impl fmt::Display for Reason {
             Self::Limit { name, used, limit } => {
                 write!(f, "limit {name}: {used} of {limit} GPUs are in use already")
             }
+            Self::SlurmAway => write!(
+                f,
+                "Slurm's controller does not answer; it has its GPUs and starts when the controller is back"
+            ),
             Self::OwnLease => write!(f, "the kernel's earlier lease is being ended first"),
             Self::Migrating { to } => write!(f, "the kernel moves to {to}, where a GPU is free"),
             Self::Blocked { node, why } => write!(f, "a GPU on {node} can't be lent: {why}"),

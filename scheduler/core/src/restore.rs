@@ -187,6 +187,7 @@ impl Core {
             state,
             submit: image.submit,
             ordered: image.ordered,
+            start_by: image.ordered + self.config.start_timeout,
             started: image.started,
             run: image.run,
             linger: image.linger,

@@ -419,6 +419,8 @@ pub(crate) struct Lease {
     pub state: LeaseState,
     pub submit: Timestamp,
     pub ordered: Timestamp,
+    /// When it is given up if it has not started.
+    pub start_by: Timestamp,
     pub started: Option<Timestamp>,
     pub run: Span,
     pub linger: Span,

@@ -1082,3 +1082,92 @@ fn where_no_pilot_is_a_cell_would_wait_for_one_to_boot() {
     w.tell(Input::NodeDown { node: "n0".into() });
     assert_eq!(w.core.would_wait(&prospect), None);
 }
+
+fn away(away: bool) -> Input {
+    Input::SlurmAway { away }
+}
+
+/// The reason in the one thing said.
+#[track_caller]
+fn reason_told(out: &[Output]) -> &Reason {
+    let [.., Output::Queued { reason, .. }] = out else {
+        panic!("{out:?}")
+    };
+    reason
+}
+
+#[test]
+fn a_lease_waits_for_slurmctld_and_says_so() {
+    let mut w = world();
+    let job = w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let (cell, _) = w.submit(&k, Need::gpus(1));
+    let out = w.tell(away(true));
+    assert_eq!(
+        (kinds(&out), reason_told(&out)),
+        (vec!["queued"], &Reason::SlurmAway)
+    );
+    assert_eq!(kinds(&w.tell(away(true))), [""; 0]);
+    // It is neither given up nor counted as failed, however long that takes.
+    for _ in 0..10 {
+        assert_eq!(kinds(&w.pass(Span::from_secs(60))), [""; 0]);
+    }
+    // Where srun hangs the agent gives up; the cell gets another lease each time.
+    for lease in 1..=8 {
+        w.now = w.now + Span::from_secs(30);
+        let out = w.tell(Input::LeaseFailed {
+            lease: LeaseId(lease),
+            pilot: job,
+            reason: "no handover".into(),
+            device_lost: false,
+        });
+        assert_eq!(kinds(&out), ["closed", "opened", "start", "queued", "ack"]);
+    }
+    let said = w.core.explain(&k, Some(&cell)).unwrap();
+    assert!(said[0].contains("controller does not answer"), "{said:?}");
+    assert_eq!(kinds(&w.tell(away(false))), [""; 0]);
+    assert_eq!(kinds(&w.pass(Span::from_secs(59))), [""; 0]);
+    assert_eq!(kinds(&w.confirm(job, LeaseId(9))), ["started", "granted"]);
+    w.core.sanity_check().unwrap();
+}
+
+#[test]
+fn what_fails_at_once_while_slurmctld_is_away_is_not_tried_for_ever() {
+    let mut w = world();
+    let job = w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    w.tell(away(true));
+    w.submit(&k, Need::gpus(1));
+    let refused = (1..=8).find(|&lease| {
+        let out = w.tell(Input::LeaseFailed {
+            lease: LeaseId(lease),
+            pilot: job,
+            reason: "the plugin refused".into(),
+            device_lost: false,
+        });
+        kinds(&out).contains(&"refused")
+    });
+    assert_eq!(refused, Some(4));
+}
+
+#[test]
+fn a_lease_withdrawn_before_it_started_was_cancelled_and_did_not_fail() {
+    let mut w = world();
+    let job = w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let (cell, _) = w.submit(&k, Need::gpus(1));
+    assert_eq!(kinds(&w.tell(Input::CancelCell { kernel: k, cell })), ["end"]);
+    let out = w.tell(Input::LeaseFailed {
+        lease: LeaseId(1),
+        pilot: job,
+        reason: "it was withdrawn".into(),
+        device_lost: false,
+    });
+    let Output::Record(Record::LeaseClosed { cause, .. }) = &out[0] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(
+        (kinds(&out), *cause),
+        (vec!["closed", "ack"], EndCause::Cancelled)
+    );
+}

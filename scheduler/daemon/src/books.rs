@@ -176,7 +176,7 @@ impl Books {
             state: if parked {
                 "PREEMPTED"
             } else {
-                state_word(cause, cut_short)
+                state_word(cause, cut_short, row.start.is_some())
             }
             .into(),
             end: Some(at),
@@ -195,9 +195,13 @@ impl Books {
 const PARKED: &str =
     "its cell had run for long and was parked for somebody who waited; it goes on with another lease";
 
-/// Slurm's word for how a lease ended. One that lay idle when its kernel was closed has done all that was asked of it.
-fn state_word(cause: EndCause, cut_short: bool) -> &'static str {
+/// Slurm's word for how a lease ended. One that lay idle when its kernel was closed has done all that was asked of it;
+/// one that was withdrawn before it started has done nothing.
+fn state_word(cause: EndCause, cut_short: bool, started: bool) -> &'static str {
     match cause {
+        EndCause::Done | EndCause::Claimed | EndCause::Released | EndCause::ReplicaLost if !started => {
+            "CANCELLED"
+        }
         EndCause::Done | EndCause::Claimed | EndCause::Released => "COMPLETED",
         EndCause::ReplicaLost if !cut_short => "COMPLETED",
         EndCause::Cancelled => "CANCELLED",
@@ -311,6 +315,36 @@ mod tests {
         let row = books.enter(closed).unwrap();
         assert_eq!(row.state, "PREEMPTED");
         assert!(row.reason.contains("was parked"), "{}", row.reason);
+    }
+
+    #[test]
+    fn a_lease_that_was_withdrawn_before_it_started_is_cancelled() {
+        for (cause, word) in [
+            (EndCause::Released, "CANCELLED"),
+            (EndCause::ReplicaLost, "CANCELLED"),
+            (EndCause::Cancelled, "CANCELLED"),
+            (EndCause::Failed, "FAILED"),
+        ] {
+            let mut books = Books::default();
+            books.enter(opened());
+            let closed = Record::LeaseClosed {
+                lease: LeaseId(7),
+                cause,
+                clean: true,
+                at: Timestamp(300),
+                held: Span::ZERO,
+                run: Span::ZERO,
+                linger: Span::ZERO,
+                wait: Span::ZERO,
+                cells: 0,
+                detail: "it was withdrawn".into(),
+            };
+            let row = books.enter(closed).unwrap();
+            assert_eq!(
+                (row.state.as_str(), row.reason.as_str()),
+                (word, "it was withdrawn")
+            );
+        }
     }
 
     #[test]

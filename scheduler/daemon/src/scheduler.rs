@@ -1582,12 +1582,16 @@ impl Scheduler {
                 {
                     warn!("Slurm's queue can't be read: {reason}; what runs goes on");
                 }
+                // With step managers leases start without slurmctld.
+                let away = !self.stepmgr;
+                self.todo.push_back(Input::SlurmAway { away });
             }
             Ok(queue) => {
                 self.look_pause = usual;
                 if self.problems.remove("queue").is_some() {
                     info!("Slurm answers again");
                 }
+                self.todo.push_back(Input::SlurmAway { away: false });
                 let pilots: BTreeSet<JobId> = self.core.pilots().iter().map(|p| p.pilot).collect();
                 self.say_what_pilots_wait_for(&queue.pilots);
                 let acts = self.desk.looked(&queue.pilots, &pilots, now);

@@ -93,6 +93,13 @@ pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     }
 }
 
+/// What went wrong, without the number of the error.
+pub(super) fn plain(error: &std::io::Error) -> String {
+    let text = error.to_string();
+    let plain = text.split(" (os error").next().unwrap_or_default();
+    plain.to_owned()
+}
+
 /// Without what would move a terminal's cursor.
 pub(super) fn printable(text: &str) -> String {
     text.chars()
