@@ -98,7 +98,7 @@ class Ours(Peer):
 
     def restore(self) -> None:
         with contextlib.redirect_stderr(io.StringIO()):
-            self.agent.restore(self.directory / "state", lazy=False)
+            self.agent.restore(self.directory / "state", lazy=False, shown=False)
 
 
 class OursPerCell(Ours):

@@ -20,7 +20,7 @@ import threading
 import time
 import traceback
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +93,7 @@ class Agent:
         self.later: later.Later | None = None
         #: Where to say how far a restore is, beside the notebook.
         self.progress: str | None = None
+        process.know()
 
     # --- hooks ---
 
@@ -159,7 +160,7 @@ class Agent:
             return
         started = time.perf_counter()
         if self.later:
-            self.later.one()
+            self.later.some()
             self._later()
             return
         if self._work_off(hurry.UntilAsked(self.shell)):
@@ -346,11 +347,25 @@ class Agent:
             "count": cell["count"] + 1 if cell and cell["count"] else self.shell.execution_count,
             "env": restoring.environment() if full or (cell is None and self._new_modules()) else None,
         }
+        order = self._order(full)
+        if order is not None:
+            head["order"] = order
         if cells is not None:
             head["redo"] = {"cells": cells(lambda data: self._ref(data, body))}
         self._body = bytes(body)
         return head
 
+    def _order(self, full: bool) -> tuple[int, list[str]] | None:
+        """How the order of the variables differs from that of the record before: so many are as they were, and the rest."""
+        now = self.capture.order()
+        there = frozenset(now)
+        before = [] if full else [name for name in self._ordered if name in there]
+        same = not full and len(before) == len(self._ordered) and before == now
+        self._ordered = now
+        kept = next((i for i, (a, b) in enumerate(zip(before, now)) if a != b), len(before))
+        return None if same else (kept, now[kept:])
+
+    _ordered: Sequence[str] = ()
     _modules = 0
     _body = b""
 
@@ -478,9 +493,9 @@ class Agent:
     def _shown_as(self, unit: capture.Unit) -> dict[str, str] | None:
         """Which variable each name under which IPython keeps what was displayed is; nothing if one is none of them."""
         space = self.shell.user_ns
-        plain = [n for n in unit.names if not rerun._shown(n)]
+        plain = [n for n in unit.names if not rerun.shown(n)]
         found = {
-            name: next((n for n in plain if space[n] is space[name]), "") for name in unit.names if rerun._shown(name)
+            name: next((n for n in plain if space[n] is space[name]), "") for name in unit.names if rerun.shown(name)
         }
         return found if all(found.values()) else None
 
@@ -587,9 +602,16 @@ class Agent:
     # --- restoring ---
 
     def restore(
-        self, directory: Path, upto: int | None = None, lazy: bool = True, again: bool = True, wait: bool = True
+        self,
+        directory: Path,
+        upto: int | None = None,
+        lazy: bool = True,
+        again: bool = True,
+        wait: bool = True,
+        shown: bool = True,
     ) -> restoring.Told:
-        """Rebuild a saved state in this kernel. Without `wait`, large groups are read when they are needed.
+        """Rebuild a saved state in this kernel. Without `wait`, large groups are read when they are needed; so is, without
+        `shown`, what cells displayed and no variable holds.
 
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
@@ -601,7 +623,7 @@ class Agent:
             self.later.all()
         for line in restoring.differences(snapshot.environment):
             print(f"Gresshopper: {line}", file=sys.stderr)
-        pending = [] if wait else later.waiting(snapshot)
+        pending = later.waiting(snapshot, not wait, not shown) if not (wait and shown) else []
         told, self.loader = restoring.restore(
             snapshot, self.store, self.capture.session, self._set, lazy, self._progress(), pending
         )
@@ -618,6 +640,7 @@ class Agent:
             self.capture.adopt([e.said for e in snapshot.units.values()])
             self._seq = max(cell["seq"] for cell in snapshot.redo["cells"])
         self._show(snapshot)
+        restoring.arrange(self.shell.user_ns, snapshot.order)
         self._history(snapshot)
         for text in told.notices:
             print(f"Gresshopper: {text}", file=sys.stderr)
@@ -662,9 +685,13 @@ class Agent:
         self.shell.user_ns.update(staged)
         out = self.shell.user_ns.get("_oh")
         if isinstance(out, dict):
-            out.update(
-                {int(name[1:]): value for name, value in staged.items() if name[:1] == "_" and name[1:].isdigit()}
-            )
+            shown = {int(n[1:]): value for n, value in staged.items() if n[:1] == "_" and n[1:].isdigit()}
+            out.update(shown)
+            numbers = list(out) if shown else []
+            if any(type(number) is not int for number in numbers):
+                numbers = []  # the user's own
+            for number in sorted(numbers) if numbers != sorted(numbers) else ():
+                out[number] = out.pop(number)
         hook = self.shell.displayhook
         for name, attr in (("_", "_"), ("__", "__"), ("___", "___")):
             if name in staged and hasattr(hook, attr):
@@ -774,7 +801,8 @@ def _do_restore(of: Agent, asked: Mapping[str, Any]) -> Any:
     differ = restoring.differences(snapshot.environment)
     if differ and not asked.get("anyway"):
         return {"differences": differ}
-    told = of.restore(directory, asked.get("upto"), asked.get("lazy", True), wait=asked.get("wait", True))
+    wait = asked.get("wait", True)
+    told = of.restore(directory, asked.get("upto"), asked.get("lazy", True), wait=wait, shown=wait)
     return {
         "names": told.names,
         "lost": told.lost,

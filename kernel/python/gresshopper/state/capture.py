@@ -29,6 +29,8 @@ TRACKED = 1024 * 1024
 TABLED = 20_000
 #: Bytes per second, for what is not known yet: an array of objects, memory to be stored, memory to be hashed.
 _ITEMS_RATE, _STORE_RATE, _HASH_RATE = 3e7, 7e8, 8e9
+#: Seconds that a trial of a class's own pickling takes beside loading, and how many times as long as writing that takes.
+_FORK, _LOADS = 0.02, 3.0
 #: Seconds that a disk may let a whole chunk wait, which is written past the page cache.
 _DISK = 0.02
 #: Seconds from which on it is learnt how long content took beside what was expected.
@@ -56,12 +58,16 @@ def _deferred(nbytes: int, tags: bytes) -> Blob:
 def content_tags(buffer: pickling.Buffer) -> bytes:
     """What tells the content of a buffer from another's, the same in another process."""
     if buffer.items is not None:
-        return hashlib.blake2b(pickle.dumps(buffer.items.tolist(), protocol=5), digest_size=16).digest()
+        return _items_tags(pickle.dumps(buffer.items.tolist(), protocol=5))
     if native.lib is None:
         return hashlib.blake2b(native.view_of(buffer.address, buffer.nbytes), digest_size=16).digest()
     out = bytearray(16 * -(-buffer.nbytes // CHUNK))
     native.lib.hop_tags(buffer.address, buffer.nbytes, CHUNK, native.address(out))
     return bytes(out)
+
+
+def _items_tags(stream: bytes) -> bytes:
+    return hashlib.blake2b(stream, digest_size=16).digest()
 
 
 class Unit:
@@ -182,7 +188,7 @@ class Memories:
     def _first(self, memory: _Memory, buffer: pickling.Buffer) -> Blob:
         if buffer.items is not None:
             self._arm(memory, buffer.address, buffer.nbytes)
-            memory.blob = self._store_items(buffer)
+            memory.blob, memory.tags = self._store_items(buffer)
         else:
             memory.tags = self._tags(buffer.address, buffer.nbytes)
             if self.ahead or not memory.tags:
@@ -198,7 +204,7 @@ class Memories:
             return blob
         memory = self._known.get((buffer.address, buffer.nbytes))
         if buffer.items is not None:
-            stored = self._store_items(buffer)
+            stored, _ = self._store_items(buffer)
         else:
             stored = Blob(buffer.nbytes, tuple(self.store.put(buffer.address, buffer.nbytes)), False)
         if memory is not None and memory.blob == blob:
@@ -207,13 +213,15 @@ class Memories:
 
     def tags(self, buffer: pickling.Buffer) -> bytes:
         """As `content_tags`, without reading memory whose tags are known."""
-        memory = self._known.get((buffer.address, buffer.nbytes)) if buffer.items is None else None
-        return memory.tags if memory is not None and memory.tags else content_tags(buffer)
+        memory = self._known.get((buffer.address, buffer.nbytes))
+        known = memory is not None and memory.blob is not None and memory.blob.items == (buffer.items is not None)
+        return memory.tags if memory is not None and known and memory.tags else content_tags(buffer)
 
-    def _store_items(self, buffer: pickling.Buffer) -> Blob:
+    def _store_items(self, buffer: pickling.Buffer) -> tuple[Blob, bytes]:
+        """The content of an array of objects, stored, and its tags."""
         stream = pickle.dumps(buffer.items.tolist(), protocol=5)  # type: ignore[union-attr]
         names = self.store.put(native.address(memoryview(stream)), len(stream))
-        return Blob(len(stream), tuple(names), True)
+        return Blob(len(stream), tuple(names), True), _items_tags(stream)
 
     def _again(self, memory: _Memory, buffer: pickling.Buffer, arm: bool) -> Blob:
         assert memory.blob is not None
@@ -224,7 +232,7 @@ class Memories:
             if dirty is None:
                 self._arm(memory, buffer.address, buffer.nbytes)
             try:
-                memory.blob = self._store_items(buffer)
+                memory.blob, memory.tags = self._store_items(buffer)
             except BaseException:
                 memory.armed = False
                 raise
@@ -297,15 +305,19 @@ class Memories:
         return dirty
 
     def cost(self, buffer: pickling.Buffer) -> float:
-        """About how many seconds its content takes."""
+        """About how many seconds its content takes, at most: what was written may be what it was."""
         memory = self._known.get((buffer.address, buffer.nbytes))
+        nbytes = buffer.nbytes
         if memory is not None and memory.armed:
-            return 0.0
+            dirty = bytearray(-(-nbytes // CHUNK))
+            # Without re-arming, so that what is found here isn't lost.
+            if native.lib.hop_track_scan(buffer.address, nbytes, CHUNK, native.address(dirty), 0) == 0:
+                return 0.0
+            nbytes = min(nbytes, CHUNK * sum(dirty)) or nbytes
         if buffer.items is not None:
             return buffer.nbytes / _ITEMS_RATE
-        if memory is not None:
-            return buffer.nbytes / _HASH_RATE
-        return buffer.nbytes / _STORE_RATE + (_DISK if self.ahead and buffer.nbytes >= CHUNK else 0.0)
+        stored = nbytes / _STORE_RATE + (_DISK if nbytes >= CHUNK else 0.0)
+        return nbytes / _HASH_RATE + (stored if self.ahead or native.lib is None else 0.0)
 
     def unchanged(self, at: int, nbytes: int) -> bool:
         """Whether an array of immutable objects is known to hold the same ones as before."""
@@ -358,6 +370,8 @@ class Capture:
         self._tabled = 0
         self._table: dict[int, int] = {}
         self._large: set[int] = set()
+        #: Units that hold open files.
+        self._outside: set[int] = set()
         self._process: dict[str, bytes] = {}
         self._patched, self._modules = pickle.dumps([], protocol=5), pickle.dumps({}, protocol=5)
         self._next = 1
@@ -365,8 +379,6 @@ class Capture:
         #: How many times as long as expected content took lately: on a busy machine it takes longer.
         self._pace = 1.0
         self.cell = 0
-        #: Raises `pickling.Interrupted` when what follows takes longer than there is time (set by the agent).
-        self.expect: Callable[[float], None] = lambda seconds: None
         #: Units that the last cell may have touched, by their number before it.
         self.chosen: list[int] = []
 
@@ -396,7 +408,8 @@ class Capture:
             if not t.name.startswith(("gresshopper", "IPython"))
         ):
             return None
-        return self._close([self._owner[m] for m in map("n:".__add__, found.names) if m in self._owner])
+        named = [self._owner[m] for m in map("n:".__add__, found.names) if m in self._owner]
+        return self._close([*named, *(self.units[uid] for uid in self._outside)])
 
     def _close(self, start: Iterable[Unit]) -> set[int] | None:
         stack, seen = list(start), set()
@@ -447,12 +460,14 @@ class Capture:
                 work.fresh("n:" + name)
             elif name in self._shown:
                 work.lost_member("n:" + name)
-        for uid in list(self.units) if chosen is None else chosen:
-            if uid in self.units and (everything or not self._settled(self.units[uid], visible)):
-                work.look(self.units[uid])
+        looked_at = [self.units[uid] for uid in (list(self.units) if chosen is None else chosen) if uid in self.units]
+        for unit in looked_at if everything else [u for u in looked_at if not self._settled(u, visible)]:
+            work.look(unit)
+        self.session.expect(work.seconds())
         final = work.settle()
         expected = sum(self.memories.cost(b) for _, dump, _ in final.blocks for b in dump.buffers)
-        self.expect(self._pace * expected)
+        expected += sum(_FORK + _LOADS * seconds for _, dump, seconds in final.blocks if dump.suspects)
+        self.session.expect(self._pace * expected)
         # From here on it is carried through.
         check, self.session.check = self.session.check, lambda: None
         begun = time.perf_counter()
@@ -469,6 +484,10 @@ class Capture:
         return Delta(
             changed, removed, self._process_delta(found is None and libraries), time.perf_counter() - started
         )
+
+    def order(self) -> list[str]:
+        """The variables in the order in which the namespace holds them."""
+        return [name for name in self._names if name in self._shown]
 
     def _settled(self, unit: Unit, visible: _Visible) -> bool:
         """Whether a unit can't have changed: an immutable atom or a module under the same name."""
@@ -542,7 +561,7 @@ class Capture:
         unit.gone = dump.gone
         unit.plain = sum(b.nbytes for b in dump.buffers if b.items is None)
         unit.notes = sorted(set(dump.notes)) if not dump.suspects or not unit.notes else unit.notes
-        unit.types = {f"{t.__module__}.{t.__qualname__}" for t in dump.types}
+        unit.types = set(map(_name_of, dump.types))
         unit.seconds = seconds
 
     def _uninstall(self, uid: int) -> None:
@@ -550,6 +569,7 @@ class Capture:
         if unit is None:
             return
         self._large.discard(uid)
+        self._outside.discard(uid)
         for member in unit.members:
             if self._owner.get(member) is unit:
                 del self._owner[member]
@@ -558,6 +578,8 @@ class Capture:
         self.units[unit.uid] = unit
         for member in unit.members:
             self._owner[member] = unit
+        if not unit.types.isdisjoint(_OUTSIDE):
+            self._outside.add(unit.uid)
         if len(unit.ids) > TABLED:
             self._large.add(unit.uid)
             return
@@ -616,6 +638,13 @@ def _intersect(a: Any, b: Any) -> bool:
     return False
 
 
+def _name_of(kind: type) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+_OUTSIDE = frozenset(map(_name_of, pickling.OUTSIDE))
+
+
 class _Final(NamedTuple):
     blocks: list[tuple[tuple[str, ...], pickling.Dump, float]]
     looked_at: list[int]
@@ -661,6 +690,10 @@ class _Round:
         """A unit that may have changed."""
         if unit.uid not in self._done:
             self._units[unit.uid] = unit
+
+    def seconds(self) -> float:
+        """How long what is to be looked at took when it was last written."""
+        return sum(unit.seconds for unit in self._units.values())
 
     def _dissolve(self, unit: Unit) -> None:
         if unit.uid in self._done:

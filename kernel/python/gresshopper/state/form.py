@@ -22,9 +22,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from . import native
 
-VERSION = 4
-#: Versions that this reads: 1 leaves no group to its cells, 2 holds all of each section of the process, 3 has fewer recipes.
-READABLE = (1, 2, 3, 4)
+VERSION = 5
+#: Versions that this reads: 1 leaves no group to its cells, 2 holds all of each section of the process, 3 and 4 have fewer
+#: recipes and don't say in which order the variables are.
+READABLE = (1, 2, 3, 4, 5)
 MAGIC = b"HOPSTATE"
 _START = struct.Struct("<8sI4s")
 _SIZES = struct.Struct("<QQ")
@@ -240,11 +241,17 @@ def _sync_directory(directory: Path) -> None:
         os.close(handle)
 
 
+def _content(path: str) -> bytes:
+    """All of a file."""
+    with open(path, "rb", buffering=0) as file:
+        return file.readall()
+
+
 def read_head(directory: Path, key: bytes) -> dict[str, Any]:
     """What a state's `head` says, once it is proven."""
     try:
         found = os.stat(directory)
-        raw = (directory / "head").read_bytes()
+        raw = _content(os.path.join(directory, "head"))
     except OSError as e:
         raise FormError(f"there is no saved state in {directory}: {e.strerror}") from e
     if found.st_uid != os.geteuid():
@@ -253,7 +260,7 @@ def read_head(directory: Path, key: bytes) -> dict[str, Any]:
         raise FormError(f"the state {directory} is damaged or was tampered with: its head has another length")
     proven: list[dict[str, Any]] = []
     why = FormError(f"the state {directory} was tampered with, or saved under another key: refused")
-    for place in (raw[:SLOT], raw[SLOT:]):
+    for place in {raw[:SLOT], raw[SLOT:]}:
         try:
             proven.append(_prove_head(place, directory, key))
         except FormError as e:
@@ -287,7 +294,7 @@ def read(directory: Path, key: bytes, upto: int | None = None) -> list[Record]:
     kind = bytes.fromhex(head["kind"])
     refused = FormError(f"the state {directory} is truncated or was tampered with: refused")
     try:
-        data = (directory / "log").read_bytes()
+        data = _content(os.path.join(directory, "log"))
     except OSError as e:
         raise FormError(f"the state {directory} can't be read: {e.strerror}") from e
     if len(data) < head["length"] or len(data) < _START.size:

@@ -93,9 +93,10 @@ def bound(capture: Capture, patience: Patience | None) -> Iterator[None]:
     if patience is None:
         yield
         return
-    before = capture.session.check, capture.expect
-    capture.session.check, capture.expect = patience.check, patience.expect
+    session = capture.session
+    before = session.check, session.expect
+    session.check, session.expect = patience.check, patience.expect
     try:
         yield
     finally:
-        capture.session.check, capture.expect = before
+        session.check, session.expect = before

@@ -1,6 +1,6 @@
-"""Groups of a restored state that are read when they are needed.
+"""Groups of a restored state that are read when they are needed: large ones, and what cells displayed (`Out`).
 
-The variables of a large group are placeholders until a cell's bytecode names them, or a function that it may call does;
+The variables of such a group are placeholders until a cell's bytecode names them, or a function that it may call does;
 then the group is read before the cell runs. In think time the rest is read, one group after the other. A group is proven
 before it is unpickled, as any other; one whose proof fails stays a placeholder, which says so, and is told.
 """
@@ -10,13 +10,18 @@ from __future__ import annotations
 import ast
 import contextlib
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
-from . import names, recipes, restore
+from . import names, recipes, rerun, restore
 
 #: Groups from so many bytes on are read later.
 LARGE = 1024 * 1024
+#: Names through which a cell reaches whatever was displayed.
+SHOWN = frozenset({"Out", "_oh", "_", "__", "___"})
+#: Seconds of think time after which the reading of one group after the other pauses.
+AT_ONCE = 0.01
 
 
 class Pending(recipes.Lost):
@@ -25,19 +30,24 @@ class Pending(recipes.Lost):
     __slots__ = ()
 
 
-def waiting(snapshot: restore.Snapshot) -> list[int]:
-    """The groups of a state that may be read later."""
+def waiting(snapshot: restore.Snapshot, large: bool, shown: bool) -> list[int]:
+    """The groups of a state that may be read later: `large` ones, and those of what was only `shown`."""
     said = [entry.said for entry in snapshot.units.values()]
     if any(kind.startswith("ipywidgets.") for one in said for kind in one["types"]):
         return []  # a widget's events run code of the notebook beside the cells
     return [
         one["u"]
         for one in said
-        if _size(one) >= LARGE
+        if ((large and _size(one) >= LARGE) or (shown and _only_shown(one)))
         and not one["gone"]
         and not one.get("redo")
         and not any(m.startswith("c:") for m in one["m"])
     ]
+
+
+def _only_shown(said: Any) -> bool:
+    """Whether a group is only what cells displayed, and loading it runs nothing of the notebook's."""
+    return not said["c"] and all(m.startswith("n:") and rerun.shown(m[2:]) for m in said["m"])
 
 
 def _size(said: Any) -> int:
@@ -55,6 +65,7 @@ class Later:
         self._waiting = dict.fromkeys(uids)
         self._stands: dict[int, dict[str, Pending]] = {}
         self._owner = {name: uid for uid, entry in self._units.items() for name in entry.names}
+        self._shown = [name for name in self._owner if rerun.shown(name)]
         self._gate = _Gate(self)
 
     def begin(self) -> None:
@@ -73,7 +84,10 @@ class Later:
         stack = list(found.names) if not found.dynamic and names.SHELL.isdisjoint(found.names) else list(self._owner)
         seen: set[int] = set()
         while stack:
-            uid = self._owner.get(stack.pop())
+            name = stack.pop()
+            if name in SHOWN:
+                stack += self._shown
+            uid = self._owner.get(name)
             if uid is not None and uid not in seen:
                 seen.add(uid)
                 stack += [*self._units[uid].said["t"], *self._units[uid].names]
@@ -84,6 +98,12 @@ class Later:
         """Read the next group."""
         if self._waiting:
             self._read(next(iter(self._waiting)))
+
+    def some(self) -> None:
+        """Read for a moment."""
+        started = time.perf_counter()
+        while self._waiting and time.perf_counter() - started < AT_ONCE:
+            self.one()
 
     def all(self) -> None:
         """Read what is left."""
@@ -106,6 +126,11 @@ class Later:
                 if space.get(shown) is stand:
                     found[shown] = values[name]
         self._set(found)
+        displayed = space.get("_oh")
+        for name, stand in stands.items():
+            number = int(name[1:]) if name[1:].isdigit() else 0
+            if number and isinstance(displayed, dict) and displayed.get(number) is stand:
+                displayed[number] = values[name]  # though its variable was deleted
         if not self._waiting:
             with contextlib.suppress(ValueError):
                 self._shell.ast_transformers.remove(self._gate)

@@ -26,6 +26,7 @@ import os
 import pathlib
 import pickle
 import re
+import stat
 import struct
 import sys
 import threading
@@ -44,11 +45,15 @@ from . import iterators, names, native, recipes
 INBAND = 32 * 1024
 #: Arrays of objects with at least this many elements, all immutable, are written apart and tracked by their pointers.
 ATOMS = 4096
+#: About how many seconds it takes to look at an element of such an array, and at what a byte of a stream stands for.
+ELEMENT, LOOKED_AT = 2e-8, 1.5e-8
 #: Bytes of stack for a dump that is nested too deeply for the ordinary one.
 DEEP_STACK = 512 * 1024 * 1024
 DEEP_LIMIT = 400_000
 #: After so many placeholders inside one group the whole group counts as one that can't be pickled.
 MAX_LOST = 200
+#: Bytes of a file that was removed while it was open, up to which they are kept; and that are read in a second.
+KEPT, READ_RATE = 64 * 1024 * 1024, 1e9
 
 #: What to tell of each class under a cloudpickle that loses slots and the fields of dataclasses, as those before 3.0 do.
 _FORGETS = (
@@ -76,6 +81,10 @@ class Gone(NamedTuple):
 
     what: str
     why: str
+
+
+#: Types of what stands for something outside the process, which may change without anybody's touching it.
+OUTSIDE: tuple[type, ...] = (io.TextIOWrapper, io.BufferedReader, io.FileIO)
 
 
 class Dump(NamedTuple):
@@ -146,10 +155,14 @@ class Session:
         self._by_value: dict[int, tuple[Any, bool]] = {}
         #: Whether memory that holds pointers to immutable objects is known to be as it was (set by the capture).
         self.unchanged: Callable[[int, int], bool] = lambda address, nbytes: False
+        #: Files that are open for reading, as they were when they were first seen.
+        self.opened: weakref.WeakKeyDictionary[Any, tuple[int, int, int]] = weakref.WeakKeyDictionary()
         #: What each dump of the capture that goes on went through: their memos hold those objects, too.
         self.kept: list[Any] = []
         #: Raises `Interrupted` when a dump should be given up for now (set by the agent).
         self.check: Callable[[], None] = lambda: None
+        #: The same when what follows takes longer than there is time, and can't be given up in between.
+        self.expect: Callable[[float], None] = lambda seconds: None
 
     def class_id(self, cls: type) -> str:
         """The stable id of a class of the notebook."""
@@ -347,12 +360,21 @@ class _Roots:
 
     def add(self, low: int, high: int, root: Any) -> None:
         """Remember memory up to `high` and what it belongs to."""
-        if any(True for _ in self.near(low, high)):
+        if not self.free(low, high):
             self._over.append((low, high, root))
             return
         i = bisect.bisect_left(self._lows, low)
         self._lows.insert(i, low)
         self._apart.insert(i, (low, high, root))
+
+    def free(self, low: int, high: int) -> bool:
+        """Whether nothing that was remembered overlaps this range."""
+        i = bisect.bisect_right(self._lows, low)
+        if i and low < self._apart[i - 1][1]:
+            return False
+        return (i == len(self._lows) or self._lows[i] >= high) and not any(
+            one[0] < high and low < one[1] for one in self._over
+        )
 
     def near(self, low: int, high: int) -> Iterator[tuple[int, int, Any]]:
         """What was remembered and overlaps this range, the larger first."""
@@ -385,6 +407,7 @@ class _Mixin:
         self.notes: list[str] = []
         self.seen: set[type] = set()
         self.ordinary = _ordinary()
+        self.plainly: set[type] = set()  # of those, the ones none of whose instances needs another look in this dump
         self.last: Any = None
         self.detached: dict[int, Any] = {}
         self.scopes: dict[int, Any] = {}
@@ -399,9 +422,15 @@ class _Mixin:
     def reducer_override(self, obj: Any) -> Any:
         self.last = obj
         t = type(obj)
+        if t in self.plainly:
+            return NotImplemented
         if t in self.ordinary and id(obj) not in _SINGLETONS and id(obj) not in self.bad:
             self.seen.add(t)
-            return self._attributes(obj) if t in _ATTRIBUTED else NotImplemented
+            if t in _ATTRIBUTED:
+                return self._attributes(obj)
+            if not self.bad and t not in _SINGLE_TYPES:
+                self.plainly.add(t)
+            return NotImplemented
         if self.bad and id(obj) in self.bad:
             return self._lose(obj, self.bad[id(obj)])
         if t is _FunctionType:
@@ -646,18 +675,40 @@ class _Mixin:
                 return (recipes.closed_file, closed) if closed else self._lose(handle, "it was closed")
             if handle.writable():
                 return self._lose(handle, "a file that is open for writing can't be opened again without changing it")
-            path = os.path.abspath(os.fsdecode(handle.name))
             found = os.fstat(handle.fileno())
-            there = os.stat(path)
-            if (there.st_ino, there.st_dev) != (found.st_ino, found.st_dev):
-                return self._lose(handle, "its file was removed or replaced")
             offset = handle.tell()
-            newline = _newline(handle, path) if text else None
+            newline = _newline(handle) if text else None
+            path = os.path.abspath(os.fsdecode(handle.name))
+            kept = None if _is_at(found, path) else self._content_of(handle.fileno(), found)
         except (OSError, ValueError, TypeError, AttributeError) as e:
             return self._lose(handle, f"its place can't be saved ({e})")
+        self.seen.add(type(handle))
         how = (handle.encoding, handle.errors, handle.line_buffering, newline) if text else None
         mode = "r" if text else ("raw" if raw else "rb")
-        return recipes.reopen, (path, mode, how, offset, (found.st_ino, found.st_size, found.st_mtime_ns))
+        if kept is not None:
+            self.notes.append(
+                "a file that was removed or replaced while it was open is a copy of the one that was open"
+            )
+            return recipes.reopen_copy, (handle.name, mode, how, offset, kept)
+        same = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if self.session.opened.setdefault(handle, same) != same:
+            self.notes.append("a file was changed while it was open: what was read ahead of it isn't kept")
+        return recipes.reopen, (path, mode, how, offset, same, handle.name)
+
+    def _content_of(self, handle: int, found: os.stat_result) -> pickle.PickleBuffer:
+        """What is in a file that nobody else can open any more.
+
+        # Errors
+        `ValueError` when it isn't kept, `OSError`.
+        """
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("its file was removed or replaced")
+        if found.st_size > KEPT:
+            raise ValueError("its file was removed or replaced, and is too large to be kept")
+        self.session.expect(found.st_size / READ_RATE)
+        content = bytearray(found.st_size)
+        length = os.preadv(handle, [content], 0)
+        return pickle.PickleBuffer(bytes(content[:length]))
 
     def _generator(self, made: Any) -> Any:
         found = iterators.generator(made, _importable, self.notes.append)
@@ -853,6 +904,8 @@ class _Mixin:
         order = "C" if a.flags.c_contiguous else "F"
         flat = a.reshape(-1) if order == "C" else a.T.reshape(-1)
         items: Any
+        if a.size >= ATOMS:
+            self.session.expect(a.size * ELEMENT)
         if a.size >= ATOMS and (
             self.session.unchanged(_data(a), a.nbytes) or native.all_atoms(_data(a), a.size, flat)
         ):
@@ -895,7 +948,7 @@ class _Mixin:
 
     def _find_root(self, address: int, nbytes: int) -> Any | None:
         """A root that was written already and holds this memory, though no object says so."""
-        if not nbytes:
+        if not nbytes or self.roots.free(address, address + nbytes):
             return None
         for low, high, root in self.roots.near(address, address + nbytes):
             if low <= address and address + nbytes <= high:
@@ -922,10 +975,13 @@ class _Mixin:
         return recipes.np_memmap, (os.fspath(path), a.dtype, a.mode, a.offset, a.shape, order, index, a.nbytes)
 
     def _npz(self, archive: Any) -> Any:
-        path = getattr(getattr(archive, "zip", None), "filename", None)
-        if not path or (getattr(archive, "fid", None) is None and archive.zip.fp is None):
-            return self._lose(archive, "an archive that isn't a file's")
-        return recipes.np_npz, (os.path.abspath(path), bool(archive.allow_pickle))
+        own = getattr(archive, "fid", None)
+        held = own if own is not None else getattr(getattr(archive, "zip", None), "fp", None)
+        if held is None:
+            return self._lose(archive, "it was closed")
+        limits = {"max_header_size": archive.max_header_size} if hasattr(archive, "max_header_size") else {}
+        how = (bool(archive.allow_pickle), archive.pickle_kwargs, limits)
+        return recipes.np_npz_over, (type(archive), held, own is not None, *how)
 
     def _np_generator(self, made: Any) -> Any:
         return recipes.np_generator, (type(made), made.bit_generator)
@@ -1221,7 +1277,7 @@ def _find_singles(t: type) -> bool:
     held = vars(sys.modules.get(t.__module__, builtins))
     for name, value in list(held.items()):
         if type(value) is t and not getattr(value, "__dict__", None):
-            _SINGLETONS[id(value)] = (value, (t.__module__, name))
+            _keep_single(value, (t.__module__, name))
     return True
 
 
@@ -1277,15 +1333,23 @@ def _closed(handle: Any) -> tuple[Any, ...] | None:
     return handle.name, handle.mode, buffer.raw.mode, text
 
 
-def _newline(handle: Any, path: str) -> str | None:
+def _is_at(found: os.stat_result, path: str) -> bool:
+    """Whether a file is the one of this path."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return (there.st_ino, there.st_dev) == (found.st_ino, found.st_dev)
+
+
+def _newline(handle: Any) -> str | None:
     """How a text file treats line ends, which it doesn't say; it only matters where there are others than \\n.
 
     # Errors
     `ValueError` when that can't be found out.
     """
-    with open(path, "rb") as raw:
-        if b"\r" not in raw.read(1 << 20):
-            return None
+    if b"\r" not in os.pread(handle.fileno(), 1 << 20, 0):
+        return None
     # In a text file's order of references, its own line end comes between the encoding's name and what was read.
     texts = [r for r in gc.get_referents(handle) if isinstance(r, str)]
     if len(texts) == 2:
@@ -1309,7 +1373,7 @@ def _annotations(f: types.FunctionType) -> Any:
 
 
 def _data(a: Any) -> int:
-    return int(a.__array_interface__["data"][0])
+    return native.array_data(a)
 
 
 class DummyArray:
@@ -1458,6 +1522,12 @@ def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
 
 #: Objects that a module holds for the whole process: id -> (object, where it is found).
 _SINGLETONS: dict[int, tuple[Any, tuple[str, str]]] = {}
+_SINGLE_TYPES: set[type] = set()
+
+
+def _keep_single(value: Any, where: tuple[str, str]) -> None:
+    _SINGLETONS[id(value)] = (value, where)
+    _SINGLE_TYPES.add(type(value))
 
 
 def _single(module: str, path: str) -> None:
@@ -1465,7 +1535,7 @@ def _single(module: str, path: str) -> None:
     for part in path.split("."):
         held = getattr(held, part, None)
     if held is not None:
-        _SINGLETONS[id(held)] = (held, (module, path))
+        _keep_single(held, (module, path))
 
 
 def _singletons() -> None:
@@ -1479,7 +1549,7 @@ def _singletons() -> None:
     shell = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
     if shell is not None and shell.initialized():
         held = shell.instance()
-        _SINGLETONS[id(held)] = (held, ("gresshopper.state.recipes", "SHELL"))
+        _keep_single(held, ("gresshopper.state.recipes", "SHELL"))
 
 
 def _pandas_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:
@@ -1553,6 +1623,7 @@ def dump(session: Session, value: Any, owned: set[str] | None = None) -> Dump:
             bad[id(culprit.obj)] = _reason(culprit.why)
             kept.append(culprit.obj)
             continue
+        session.expect(out.tell() * LOOKED_AT)
         if orders is None and _EMPTY_SET in out.getvalue():
             orders = [order for made in native.memo_sets(pickler) for order in _ordered(made)]
             if orders:

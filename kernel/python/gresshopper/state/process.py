@@ -494,6 +494,16 @@ def read() -> dict[str, bytes]:
     return sections
 
 
+def know() -> None:
+    """Find out what doesn't change any more, before somebody waits for it."""
+    with contextlib.suppress(Exception):  # a half-imported library: then it is found out when it is needed
+        if "matplotlib" in sys.modules:
+            _matplotlib_defaults(sys.modules["matplotlib"])
+        if "pandas._config.config" in sys.modules:
+            _defaults_of_pandas()
+    see_modules()
+
+
 def _add(sections: dict[str, bytes], name: str, reader: Callable[[], Any]) -> None:
     with contextlib.suppress(Exception):  # a half-imported library, or an option that isn't picklable
         sections[name] = pickle.dumps(reader(), protocol=5)

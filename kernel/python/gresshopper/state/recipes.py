@@ -305,20 +305,43 @@ def std_stream(name: str) -> Any:
     return getattr(sys, name)
 
 
-def reopen(path: str, mode: str, text: tuple[Any, ...] | None, offset: int, found: tuple[int, int, int]) -> Any:
-    """A file that was open for reading, at its place, if it is still the same file."""
+def reopen(
+    path: str,
+    mode: str,
+    text: tuple[Any, ...] | None,
+    offset: int,
+    found: tuple[int, int, int],
+    name: Any = None,
+) -> Any:
+    """A file that was open for reading, at its place, if it is still the same file. `name`: what it was opened by."""
     try:
         now = os.stat(path)
     except OSError as e:
         return _lost(f"the open file {path}", f"it can't be opened again ({e.strerror})")
     if (now.st_size, now.st_mtime_ns) != found[1:]:
         return _lost(f"the open file {path}", "the file was changed or replaced since")
-    if text is None:
-        handle: Any = open(path, mode, buffering=0 if mode == "raw" else -1) if mode != "raw" else io.FileIO(path)
-    else:
-        handle = open(path, mode, encoding=text[0], errors=text[1], newline=text[3] if len(text) > 3 else None)
-        if text[2]:
-            handle.reconfigure(line_buffering=True)
+    return _opened(path, path if name is None else name, mode, text, offset)
+
+
+def reopen_copy(name: Any, mode: str, text: tuple[Any, ...] | None, offset: int, content: Any) -> Any:
+    """A copy of a file that was open for reading and is nowhere else, at its place: a file without a path."""
+    made = os.memfd_create("removed")
+    try:
+        left = memoryview(content)
+        while left:
+            left = left[os.write(made, left) :]
+        return _opened(f"/proc/self/fd/{made}", name, mode, text, offset)
+    finally:
+        os.close(made)
+
+
+def _opened(path: str, name: Any, mode: str, text: tuple[Any, ...] | None, offset: int) -> Any:
+    raw = io.FileIO(path)
+    raw.name = name
+    handle: Any = raw if mode == "raw" else io.BufferedReader(raw)
+    if text is not None:
+        handle = io.TextIOWrapper(handle, text[0], text[1], text[3] if len(text) > 3 else None, text[2])
+        handle.mode = mode
     handle.seek(offset)
     return handle
 
@@ -546,14 +569,34 @@ def np_objects(shape: tuple[int, ...], order: str) -> Any:
     return np.empty(shape, object, order=order)
 
 
+#: From so many elements on it pays to set them together.
+_MANY = 16
+
+
+def _objects(items: list[Any]) -> Any:
+    """A list as an array of objects, each of them one element, whatever it is."""
+    import numpy as np
+
+    try:
+        return np.fromiter(items, object, len(items))
+    except ValueError:  # before numpy 1.23
+        made = np.empty(len(items), object)
+        for i, item in enumerate(items):
+            made[i] = item
+        return made
+
+
 def set_np_objects(made: Any, state: tuple[Any, bool]) -> None:
     """The elements of an array of objects: a list, or the number of the buffer that holds them."""
     items, writeable = state
     if isinstance(items, int):
         items = _source().items(items)
     flat = made.reshape(-1) if made.flags.c_contiguous else made.T.reshape(-1)
-    for i, item in enumerate(items):
-        flat[i] = item
+    if len(items) < _MANY:
+        for i, item in enumerate(items):
+            flat[i] = item
+    else:
+        flat[:] = _objects(items)
     made.flags.writeable = writeable
 
 
@@ -646,13 +689,22 @@ def np_of_tensor(storage: Any, offset: int, shape: tuple[int, ...], strides: tup
 
 
 def np_npz(path: str, allow_pickle: bool) -> Any:
-    """An `.npz` file, opened again."""
+    """An `.npz` file, opened again (up to version 4 of the form)."""
     import numpy as np
 
     try:
         return np.load(path, allow_pickle=allow_pickle)
     except OSError as e:
         return _lost(f"the open archive {path}", str(e))
+
+
+def np_npz_over(
+    cls: Any, held: Any, own: bool, allow_pickle: bool, pickle_kwargs: Any, limits: dict[str, Any]
+) -> Any:
+    """An `.npz` archive over what it is read from."""
+    if isinstance(held, Lost):
+        return held
+    return cls(held, own_fid=own, allow_pickle=allow_pickle, pickle_kwargs=pickle_kwargs, **limits)
 
 
 # --- pandas ----------------------------------------------------------------------------------------------------------

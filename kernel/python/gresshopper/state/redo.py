@@ -32,7 +32,7 @@ def described(history: planning.History, cells: Sequence[int], ref: Callable[[by
         cell["made"] = [
             [made["m"], made["dig"], made["tags"]]
             for made in history.notes[i]["units"]
-            if not made["lost"] and not any(rerun._shown(m[2:]) for m in made["m"])
+            if not made["lost"] and not any(rerun.shown(m[2:]) for m in made["m"])
         ]
         cell["units"] = history.notes[i]["units"]
         found.append(cell)
@@ -136,7 +136,7 @@ class Replay:
                 raise _Mismatch(f"running its cell again gave another {', '.join(names)}")
 
     def _take(self, uid: int, entry: restore.Entry, scratch: dict[str, Any]) -> None:
-        made = {name: scratch[name] for name in entry.names if name in scratch and not rerun._shown(name)}
+        made = {name: scratch[name] for name in entry.names if name in scratch and not rerun.shown(name)}
         made.update({name: made[same] for name, same in entry.said.get("as", {}).items() if same in made})
         if sorted(made) != sorted(entry.names):
             self.failed[uid] = "running its cells again gave other variables"

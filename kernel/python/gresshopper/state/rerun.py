@@ -291,7 +291,7 @@ class _Barred(Exception):
     """A variable can't be rebuilt by running cells; says why."""
 
 
-def _shown(name: str) -> bool:
+def shown(name: str) -> bool:
     """Whether a name is one under which IPython keeps what a cell displayed."""
     return not name.strip("_") or (name.startswith("_") and name[1:].isdigit())
 
@@ -319,7 +319,7 @@ def _chain(
 ) -> dict[str, Any]:
     """Run, in order, each cell that may have touched the unit, from the one that made it."""
     records = snapshot.records
-    wanted = {name for name in entry.names if not _shown(name)} or set(entry.names)
+    wanted = {name for name in entry.names if not shown(name)} or set(entry.names)
     cells = _cells(records, wanted)
     if not cells or records[cells[0]].head.get("full") or records[cells[0]].head["cell"] is None:
         raise _Barred("the cell that made it wasn't recorded")
@@ -348,7 +348,7 @@ def _fill_shown(entry: restore.Entry, stood: Sequence[Any], state: dict[str, Any
     """What was displayed is the variable in whose place the same placeholder stood."""
     by_name = {m[2:]: value for m, value in zip(entry.said["m"], stood)}
     for name in entry.names:
-        if name not in state and _shown(name):
+        if name not in state and shown(name):
             same = [other for other in state if name in by_name and by_name.get(other) is by_name[name]]
             if same:
                 state[name] = state[same[0]]
@@ -452,7 +452,7 @@ def _same_rest(
         ):
             continue
         own = [m[2:] for m in said["m"]]
-        if any(_shown(name) for name in own):
+        if any(shown(name) for name in own):
             continue  # what the cell displayed, which a re-run doesn't keep
         if not all(name in scratch for name in own):
             raise _Barred("running its cell again gave other variables")

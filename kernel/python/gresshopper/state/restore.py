@@ -49,6 +49,8 @@ class Snapshot:
         self.history: dict[int, str] = {}
         self.count = 1
         self.shown: Mapping[str, int] = {}
+        #: The variables in the order in which the namespace holds them, as far as it is known.
+        self.order: list[str] = []
         #: Cells that run again for groups with `redo`, and the record that holds them.
         self.redo: Mapping[str, Any] = {"cells": []}
         self._redo_record: form.Record | None = None
@@ -62,6 +64,10 @@ class Snapshot:
                 self.units[said["u"]] = Entry(said, record)
             for name, ref in head["process"].items():
                 self.sections[name] = Entry({"s": ref}, record)
+            if "order" in head:
+                kept, names = head["order"]
+                there = {name for entry in self.units.values() for name in entry.names} if kept else set()
+                self.order = [name for name in self.order if name in there][:kept] + names
             self.environment = head.get("env") or self.environment
             self.history.update({int(k): v for k, v in head.get("inputs", {}).items()})
             self.count = head.get("count", self.count)
@@ -361,6 +367,14 @@ def lost_in(snapshot: Snapshot) -> dict[str, str]:
                 again = entry.said.get("why")
                 found.setdefault(name, f"{what}: {why}" + (f"; it can't be made again: {again}" if again else ""))
     return found
+
+
+def arrange(namespace: dict[str, Any], order: Sequence[str]) -> None:
+    """Have the variables follow one another as they did."""
+    wanted = dict.fromkeys(name for name in order if name in namespace)
+    if list(wanted) != [name for name in namespace if name in wanted]:
+        for name in wanted:
+            namespace[name] = namespace.pop(name)
 
 
 def restore(

@@ -979,3 +979,110 @@ case(
     "def mk():\n    class L: pass\n    return L\nL=mk()\nx=L()",
     check="out=L.__qualname__,type(x) is L,repr(L)",
 )
+
+# --- files that were removed or replaced while they were open ---------------------------------------------------------
+
+case(
+    "file/text removed",
+    "open('fr1.txt','wb').write('a\\r\\n\u00e4\\r\\nc'.encode())\nh=open('fr1.txt',encoding='utf-8',newline='')\nh.readline()",
+    "import os\nos.remove('fr1.txt')",
+    check="out=h.readline(),h.tell(),h.name,h.mode,h.newlines,h.read(),h.seek(0),h.read(1),h.closed,h.writable()",
+)
+case(
+    "file/binary and raw removed",
+    "open('fr2.bin','wb').write(bytes(range(200))*500)\nh=open('fr2.bin','rb')\nr=open('fr2.bin','rb',0)\nh.read(7);r.seek(99_990)",
+    "import os\nos.remove('fr2.bin')",
+    check="out=h.read(3),h.name,h.mode,len(h.read()),r.read(5),r.mode,type(h).__name__,type(r).__name__",
+)
+case(
+    "file/replaced",
+    "open('fr3.txt','w').write('old')\nh=open('fr3.txt')",
+    "import os\nopen('fr3.new','w').write('new one')\nos.replace('fr3.new','fr3.txt')",
+    check="out=h.read(),open('fr3.txt').read()",
+)
+case(
+    "file/removed in a list and shared",
+    "open('fr4.txt','w').write('one\\ntwo\\n')\nh=open('fr4.txt')\nl=[h]\nimport os\nos.remove('fr4.txt')",
+    check="out=l[0] is h,l[0].readline(),h.readline()",
+)
+case(
+    "file/name that is relative",
+    "open('fr5.txt','w').write('x')\nh=open('fr5.txt')\nb=open('fr5.txt','rb')",
+    check="out=h.name,repr(h),b.name,repr(b)",
+)
+case(
+    "file/changed under what was read ahead",
+    "open('fr7.txt','w').write('abc')\nh=open('fr7.txt')\nh.read(1)",
+    "w=open('fr7.txt','w')\nw.write('xyzw')\nw.close()\ndel w",
+    "y=h.closed",
+    check="out=h.read()",
+    reported=True,
+)
+case(
+    "file/too large to be kept",
+    "import os\nopen('fr6.bin','wb').truncate(100*1024*1024)\nh=open('fr6.bin','rb')\nos.remove('fr6.bin')",
+    check="out=h.seek(0,2)",
+    reported=True,
+)
+case(
+    "file/pipe",
+    "import os\nr,w=os.pipe()\nh=os.fdopen(r,'rb')",
+    check="out=h.readable()",
+    reported=True,
+)
+case(
+    "archive/npz removed",
+    "import numpy as np\na=np.arange(10)\nnp.savez('ar1.npz',a=a,b=a*2)\nz=np.load('ar1.npz')\nz['b']",
+    "import os\nos.remove('ar1.npz')",
+    check="out=z['b'].tolist(),z.files,sorted(z),z.f.a.sum(),z.allow_pickle,z.fid.name,z.zip.filename,z.close(),z.fid",
+    needs=NP,
+)
+case(
+    "archive/npz replaced",
+    "import numpy as np,os\nnp.savez('ar2.npz',a=np.arange(3))\nz=np.load('ar2.npz',allow_pickle=True)\nnp.savez('ar2b.npz',a=np.ones(2))\nos.replace('ar2b.npz','ar2.npz')",
+    check="out=z['a'].tolist(),z.allow_pickle,np.load('ar2.npz')['a'].tolist()",
+    needs=NP,
+)
+case(
+    "archive/npz as it was",
+    "import numpy as np\nnp.savez('ar3.npz',a=np.arange(3))\nz=np.load('ar3.npz')",
+    check="out=z['a'].tolist(),repr(z.fid),z.zip.filename",
+    needs=NP,
+)
+case(
+    "archive/npz over bytes",
+    "import numpy as np,io\nb=io.BytesIO()\nnp.savez_compressed(b,a=np.arange(3))\nb.seek(0)\nz=np.load(b)",
+    check="out=z['a'].tolist(),z.zip.fp is b,z.fid",
+    needs=NP,
+)
+case(
+    "archive/npz closed",
+    "import numpy as np\nnp.savez('ar4.npz',a=np.arange(3))\nz=np.load('ar4.npz')\nz.close()",
+    check="out=z.files",
+    reported=True,
+    needs=NP,
+)
+case(
+    "archive/npz changed",
+    "import numpy as np\nnp.savez('ar5.npz',a=np.arange(3))\nz=np.load('ar5.npz')\nx=z['a']",
+    "np.savez('ar5.npz',a=np.ones(400),b=np.ones(3))",
+    check="out=len(z['a'])",
+    reported=True,
+    needs=NP,
+)
+case(
+    "archive/zip removed",
+    "import zipfile,os\nwith zipfile.ZipFile('ar6.zip','w') as w: w.writestr('a.txt','one');w.writestr('d/b.txt','two'*9)\nz=zipfile.ZipFile('ar6.zip')\nos.remove('ar6.zip')",
+    check="out=z.namelist(),z.read('a.txt'),z.getinfo('d/b.txt').file_size,z.filename,z.testzip()",
+)
+case(
+    "archive/zip as it was",
+    "import zipfile\nwith zipfile.ZipFile('ar7.zip','w') as w: w.writestr('a.txt','one')\nz=zipfile.ZipFile('ar7.zip')\np=zipfile.Path(z)",
+    check="out=z.read('a.txt'),[x.name for x in p.iterdir()],p.root.filename",
+)
+case(
+    "archive/csv reader over a file that was removed",
+    "import csv,os\nopen('ar8.csv','w').write('a,b\\n1,2\\n3,4\\n')\nh=open('ar8.csv')\nr=csv.DictReader(h)\nos.remove('ar8.csv')",
+    check="out=list(r)",
+    reported=True,
+)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from gresshopper.state import hurry
+from gresshopper.state import capture, hurry, pickling
 from gresshopper.state.pickling import Interrupted
 
 from harness import Kernel
@@ -84,6 +84,56 @@ def test_memory_that_takes_too_long_to_store_is_left_for_later(tmp_path: Path) -
     assert kernel.store.written == 0
     kernel.capture.run(None)
     assert kernel.store.written > 0
+
+
+def test_what_an_array_of_objects_holds_is_written_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("numpy")
+    kernel = Kernel(tmp_path)
+    assert kernel.run("import numpy as np; names = np.array([str(i) for i in range(6000)], dtype=object)")
+    kernel.capture.run(None)
+    before = {u.members: u.tags for u in kernel.capture.units.values()}
+    monkeypatch.setattr(capture, "content_tags", lambda buffer: pytest.fail("it was written a second time"))
+    assert kernel.run("also = [names]")
+    assert kernel.capture.run(None).changed
+    after = {u.members: u.tags for u in kernel.capture.units.values()}
+    assert after[("n:also", "n:names")] == before[("n:names",)]
+
+
+def test_watched_memory_that_was_written_costs_what_it_takes_to_store(tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    kernel = Kernel(tmp_path)
+    memories = kernel.capture.memories
+    if not memories.tracking:
+        pytest.skip("Linux doesn't track writes here")
+    assert kernel.run("import numpy as np; items = np.arange(400_000).astype(object); plain = np.ones(2_000_000)")
+    for _ in range(2):
+        kernel.capture.run(None, arm=True)
+    buffers = {n: pickling.dump(kernel.capture.session, [kernel.ns[n]]).buffers[0] for n in ("items", "plain")}
+    assert {n: memories.cost(b) for n, b in buffers.items()} == {"items": 0.0, "plain": 0.0}
+    assert kernel.run("items[7] = 'another'; plain[7] = 3")
+    assert memories.cost(buffers["items"]) > 0.05 and 0.005 < memories.cost(buffers["plain"]) < 0.05
+    with pytest.raises(Interrupted), hurry.bound(kernel.capture, hurry.Until(time.perf_counter() + 0.05)):
+        kernel.capture.run(None)
+    assert len(kernel.capture.run(None).changed) == 2  # asking what it costs hides nothing
+
+
+def test_what_took_long_to_write_is_not_begun_in_a_hurry(tmp_path: Path) -> None:
+    kernel = Kernel(tmp_path)
+    assert kernel.run("a = [1]; b = [2]")
+    kernel.capture.run(None)
+    for unit in kernel.capture.units.values():
+        unit.seconds = 0.5
+
+    class Counts(After):
+        def check(self) -> None:
+            pytest.fail("it was begun")
+
+        def expect(self, seconds: float) -> None:
+            if seconds >= 1.0:
+                raise Interrupted
+
+    with pytest.raises(Interrupted), hurry.bound(kernel.capture, Counts(0)):
+        kernel.capture.run(None)
 
 
 def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

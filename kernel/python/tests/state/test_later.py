@@ -1,4 +1,4 @@
-"""Large groups of a restored state are read when they are needed: before the cell that names them, else in think time."""
+"""Large groups of a restored state, and what cells displayed, are read when they are needed: before the cell that names them, else in think time."""
 
 from __future__ import annotations
 
@@ -33,14 +33,15 @@ ip = InteractiveShell.instance()
 agent = Agent(ip, base / "store")
 said = []
 def waiting():
-    return sorted(n for n in "abcdef" if isinstance(ip.user_ns.get(n), later.Pending))
+    names = do["names"] or "abcdef"
+    return sorted(n for n in names if isinstance(ip.user_ns.get(n), later.Pending))
 if do["cells"]:
     agent.watch()
     for cell in do["cells"]:
         ip.run_cell(cell, store_history=True)
     agent.save(base / "state", durable=False)
 else:
-    agent.restore(base / "state", wait=False)
+    agent.restore(base / "state", wait=do["wait"], shown=False)
     said.append(waiting())
     for cell in do["then"]:
         ip.run_cell(cell)
@@ -53,8 +54,9 @@ print("\\x1e" + json.dumps(said))
 """
 
 
-def run(base: Path, cells: Any = (), then: Any = (), save: bool = False) -> Any:
-    return child.answer(SCRIPT, str(base), json.dumps({"cells": cells, "then": then, "save": save}), base=base)
+def run(base: Path, cells: Any = (), then: Any = (), save: bool = False, **how: Any) -> Any:
+    do = {"cells": cells, "then": then, "save": save, "wait": False, "names": None, **how}
+    return child.answer(SCRIPT, str(base), json.dumps(do), base=base)
 
 
 def test_each_is_there_when_a_cell_needs_it(tmp_path: Path) -> None:
@@ -79,6 +81,29 @@ def test_each_is_there_when_a_cell_needs_it(tmp_path: Path) -> None:
         [],
         0,
     ]
+
+
+DISPLAYED = [
+    "x = [1]\nx",  # one group with a variable
+    "[2, 3]",
+    "import fractions\nfractions.Fraction(1, 3)",
+    "def last(): return Out[3]",
+    "class A:\n    def __repr__(self): return 'A'\nA()",
+    "'end'",
+]
+
+
+@pytest.mark.parametrize(
+    "cell", ["out = Out[2]", "out = _2", "out = _oh[2]", "out = globals()['_2']", "out = last(), _2"]
+)
+def test_what_was_displayed_is_there_when_a_cell_asks_for_it(tmp_path: Path, cell: str) -> None:
+    run(tmp_path, cells=DISPLAYED)
+    names = ["_1", "_2", "_3", "_5", "_6", "x"]
+    said, _ = run(tmp_path, then=["out = x", cell, "out = Out"], wait=True, names=names)
+    # Not what is a variable, too, nor what loading runs code of the notebook for.
+    assert said[0] == ["_2", "_3", "_6"] and said[1] == ["[1]", said[0]]
+    assert "[2, 3]" in said[2][0] and "_2" not in said[2][1]
+    assert said[3] == ["{1: [1], 2: [2, 3], 3: Fraction(1, 3), 5: A, 6: 'end'}", []]
 
 
 def test_a_save_reads_what_is_left_first(tmp_path: Path) -> None:
@@ -110,3 +135,20 @@ def test_what_is_missing_is_refused_at_once(tmp_path: Path) -> None:
     chunks(tmp_path)[-1].unlink()
     with pytest.raises(AssertionError, match="isn't in the store any more"):
         run(tmp_path, then=["out = 0"])
+
+
+def test_variables_follow_one_another_as_they_did(tmp_path: Path) -> None:
+    cells = [
+        "class C: pass",
+        "a = [1]",
+        "b = 2",
+        "f = C()",
+        "c = bytearray(2_000_000)",
+        "del a",
+        "a = C()",
+        "d = 1",
+        "b = 3",
+    ]
+    run(tmp_path, cells=cells)
+    said, _ = run(tmp_path, then=["out = [n for n in globals() if len(n) == 1 and n.isalpha()]"])
+    assert said[0] == ["c"] and said[1][0] == "['C', 'b', 'f', 'c', 'a', 'd']"

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -270,13 +271,21 @@ def test_a_broken_upload_leaves_the_earlier_state_and_goes_on(server: Server, us
     kept = re.search("`hop state copy (.*) s3:.*` sends it", told)
     assert kept is not None
     user.stop()  # the kernel may be gone by then
-    server.log()
     server.fault("slow")
+    # An interrupted one leaves no mark that would hinder others.
+    sending = subprocess.Popen([str(HOP), "state", "copy", kept[1], WORK], env=user.env, stderr=subprocess.PIPE)
+    time.sleep(1.0)
+    sending.send_signal(signal.SIGINT)
+    _, said = sending.communicate(timeout=30)
+    assert sending.returncode == 1 and b"stopped" in said, said
+    server.log()
     told = user.hop("copy", kept[1], WORK).stderr
     server.fault("none")
     assert re.search(r"hop: sending, .* of .*\n", told), "it is told how far it is"
     chunks = [line for line in server.log() if line.startswith("PUT") and "/chunks/" in line]
     assert len(chunks) < 3, "what went before isn't sent again"
+    marks = [key for key in server.objects() if "/busy/" in key]
+    assert len(marks) <= len(faults), "only stores that were away keep marks"
     user.wipe()
     user.kernel()
     user.hop("restore", WORK)
@@ -310,5 +319,9 @@ def test_what_is_wrong_with_a_store_is_said_in_a_sentence(server: Server, user: 
     assert time.monotonic() - began < 15
     server.fault("none")
     assert "no saved state" in user.hop("restore", WORK, status=1).stderr
+    folder = f"file://{user.home}/folder/work"
+    user.hop("save", "--to", folder)
+    assert "x" in user.hop("show", folder).stdout
+    assert (user.home / "folder").stat().st_mode & 0o077 == 0
     user.hop("save", "--to", WORK)
     assert "fetched" in user.hop("restore", WORK).stderr
