@@ -81,6 +81,15 @@ impl Local {
             || fs::metadata(self.packed_path(id)).is_ok_and(|m| m.len() > 0)
     }
 
+    /// As [`Self::has`]; the chunk then counts as used now, so that no collection takes it.
+    pub fn keeps(&self, id: ChunkId, len: usize) -> bool {
+        let there = self.has(id, len);
+        if there {
+            self.touch(id);
+        }
+        there
+    }
+
     /// Stores one chunk; returns its name and how many bytes were written (0 when it was there).
     ///
     /// # Errors
@@ -91,8 +100,7 @@ impl Local {
     }
 
     fn put_as(&self, id: ChunkId, content: &[u8], direct: bool) -> Result<u64, PutError> {
-        if self.has(id, content.len()) {
-            self.touch(id);
+        if self.keeps(id, content.len()) {
             return Ok(0);
         }
         let share = sampled(content);

@@ -3,7 +3,7 @@
 use crate::address::Name;
 use crate::error::RemoteError;
 use crate::marks::{Mark, Work, seconds};
-use crate::remote::{Remote, chunk_at};
+use crate::remote::{Progress, Remote, chunk_at};
 use crate::send::wanted;
 use futures_util::{StreamExt, TryStreamExt, stream};
 use hop_blobs::ChunkId;
@@ -31,9 +31,15 @@ impl Remote {
     /// # Errors
     /// [`RemoteError::Unknown`] when a state there isn't proven, [`RemoteError::Saving`] when one is being saved, or why
     /// the store can't do it. What is left is removed by the next call.
-    pub async fn collect(&self, key: &[u8; 32], age: Duration) -> Result<Collected, RemoteError> {
+    pub async fn collect(
+        &self,
+        key: &[u8; 32],
+        age: Duration,
+        progress: &Progress,
+    ) -> Result<Collected, RemoteError> {
         let mark = self.begin(Work::Collecting).await?;
-        self.under(&mark, self.collect_all(&mark, key, age)).await
+        self.under(&mark, progress, self.collect_all(&mark, key, age))
+            .await
     }
 
     async fn collect_all(

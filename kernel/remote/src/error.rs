@@ -55,6 +55,8 @@ pub enum RemoteError {
              done; if it was broken off, it stops counting after an hour"
     )]
     Saving { minutes: u64 },
+    #[error("stopped")]
+    Stopped,
     #[error("it took so long that others took this for broken off: run it again, which goes on")]
     Late,
     #[error("the local store can't give a chunk")]

@@ -54,7 +54,7 @@ impl Remote {
         let mut bytes = 0;
         for (id, len) in wanted {
             let length = usize::try_from(len).unwrap_or(usize::MAX);
-            if local.has(id, length) {
+            if local.keeps(id, length) {
                 continue;
             }
             let found = there.get(&id).copied().unwrap_or_default();

@@ -6,7 +6,7 @@
 //! by the store's own clock.
 
 use crate::error::RemoteError;
-use crate::remote::{Remote, absent};
+use crate::remote::{Progress, Remote, absent};
 use futures_util::TryStreamExt;
 use object_store::path::Path;
 use object_store::{ObjectMeta, ObjectStoreExt, PutPayload};
@@ -97,12 +97,14 @@ impl Remote {
     pub(crate) async fn under<T>(
         &self,
         mark: &Mark,
+        progress: &Progress,
         work: impl Future<Output = Result<T, RemoteError>>,
     ) -> Result<T, RemoteError> {
         tokio::pin!(work);
         let done = loop {
             tokio::select! {
                 done = &mut work => break done,
+                () = progress.stopped() => break Err(RemoteError::Stopped),
                 () = tokio::time::sleep(RENEW) => {
                     self.still(mark).await?;
                     self.store.put(&mark.place, PutPayload::from_static(b"busy")).await?;

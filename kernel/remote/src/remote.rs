@@ -13,6 +13,7 @@ use object_store::{
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tokio::sync::Notify;
 
 /// So many requests are under way at once.
 pub(crate) const AT_ONCE: usize = 8;
@@ -30,10 +31,21 @@ pub struct Remote {
 #[derive(Debug, Default)]
 pub struct Progress {
     pub done_bytes: AtomicU64,
+    /// 0 as long as that isn't known.
     pub of_bytes: AtomicU64,
+    stop: Notify,
 }
 
 impl Progress {
+    /// Ends saving or collecting in order, without leaving a mark: it fails with [`RemoteError::Stopped`].
+    pub fn stop(&self) {
+        self.stop.notify_one();
+    }
+
+    pub(crate) async fn stopped(&self) {
+        self.stop.notified().await;
+    }
+
     pub(crate) fn more(&self, bytes: u64) {
         self.done_bytes.fetch_add(bytes, Ordering::Relaxed);
     }

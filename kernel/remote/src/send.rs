@@ -50,8 +50,12 @@ impl Remote {
         progress: &Progress,
     ) -> Result<Sent, RemoteError> {
         let mark = self.begin(Work::Saving).await?;
-        self.under(&mark, self.send_all(&mark, name, saved, key, local, progress))
-            .await
+        self.under(
+            &mark,
+            progress,
+            self.send_all(&mark, name, saved, key, local, progress),
+        )
+        .await
     }
 
     async fn send_all(

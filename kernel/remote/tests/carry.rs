@@ -248,13 +248,19 @@ async fn only_what_is_new_is_sent_and_all_of_it_comes_back() {
         (1, 1, 4, 0)
     );
 
-    let done = remote(&store).collect(&KEY, Duration::ZERO).await.unwrap();
+    let done = remote(&store)
+        .collect(&KEY, Duration::ZERO, &Progress::default())
+        .await
+        .unwrap();
     assert_eq!((done.kept, done.removed), (3, 1));
     assert_eq!(
         restored(&store, "work").await.unwrap(),
         (2.0, [&a[..], &c].concat())
     );
-    let done = remote(&store).collect(&KEY, Duration::ZERO).await.unwrap();
+    let done = remote(&store)
+        .collect(&KEY, Duration::ZERO, &Progress::default())
+        .await
+        .unwrap();
     assert_eq!((done.kept, done.removed), (3, 0));
     assert!(store.objects().await.keys().all(|place| !place.contains("busy")));
 }
@@ -360,7 +366,9 @@ async fn what_is_anothers_or_changed_meanwhile_is_not_replaced() {
         .await;
     assert!(matches!(sent, Err(RemoteError::Foreign(_))), "{sent:?}");
     assert_eq!(store.objects().await, before);
-    let collected = remote(&store).collect(&KEY, Duration::ZERO).await;
+    let collected = remote(&store)
+        .collect(&KEY, Duration::ZERO, &Progress::default())
+        .await;
     assert!(
         matches!(collected, Err(RemoteError::Unknown { .. })),
         "{collected:?}"
@@ -402,11 +410,24 @@ async fn saving_and_collecting_keep_apart() {
         .await
         .unwrap();
     store.change("me/busy/save-1", Bytes::from_static(b"busy")).await;
-    let collected = remote(&store).collect(&KEY, Duration::ZERO).await;
+    let collected = remote(&store)
+        .collect(&KEY, Duration::ZERO, &Progress::default())
+        .await;
     assert!(
         matches!(collected, Err(RemoteError::Saving { minutes: 0 })),
         "{collected:?}"
     );
+    // Who is stopped takes their mark away.
+    store.inner.delete(&Path::from("me/busy/save-1")).await.unwrap();
+    progress.stop();
+    let two = here.save(2, &[b"two"], &KEY);
+    let sent = remote(&store)
+        .send(&name("work"), &two, &KEY, &here.local, &progress)
+        .await;
+    assert!(matches!(sent, Err(RemoteError::Stopped)), "{sent:?}");
+    assert_eq!(restored(&store, "work").await.unwrap().0, 1.0);
+    assert!(store.objects().await.keys().all(|place| !place.contains("busy")));
+    store.change("me/busy/save-1", Bytes::from_static(b"busy")).await;
     // Others that save are no hindrance to each other.
     remote(&store)
         .send(&name("other"), &saved, &KEY, &here.local, &progress)
@@ -434,8 +455,18 @@ async fn a_broken_upload_is_spared_for_a_while() {
     let left = store.objects().await.len();
     assert!(left > 0);
     let hour = Duration::from_secs(3600);
-    assert_eq!(remote(&store).collect(&KEY, hour).await.unwrap().removed, 0);
+    assert_eq!(
+        remote(&store)
+            .collect(&KEY, hour, &Progress::default())
+            .await
+            .unwrap()
+            .removed,
+        0
+    );
     assert_eq!(store.objects().await.len(), left);
-    remote(&store).collect(&KEY, Duration::ZERO).await.unwrap();
+    remote(&store)
+        .collect(&KEY, Duration::ZERO, &Progress::default())
+        .await
+        .unwrap();
     assert!(store.objects().await.is_empty());
 }

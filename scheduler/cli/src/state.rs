@@ -843,7 +843,7 @@ fn collect_there(
     age: Duration,
     context: &mut Context<'_>,
 ) -> Result<(), Failure> {
-    let done = Store::at(&usable(at)?)?.collect(&place.owner_key()?, age)?;
+    let done = Store::at(&usable(at)?)?.collect(&place.owner_key()?, age, context)?;
     tell_collected(args, done, context)
 }
 

@@ -3,6 +3,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::state::size;
 use hop_blobs::local::{Collected, Local};
 use hop_remote::address::{Address, Place};
 use hop_remote::error::RemoteError;
@@ -78,7 +79,7 @@ impl Store {
     ) -> Result<Sent, Failure> {
         let progress = Progress::default();
         let work = self.remote.send(&address.name, saved, key, local, &progress);
-        self.told("sending", &progress, work, context)
+        self.told("sending", true, &progress, work, context)
     }
 
     /// Brings a state's content here.
@@ -90,35 +91,59 @@ impl Store {
     ) -> Result<Fetched, Failure> {
         let progress = Progress::default();
         let work = self.remote.fetch(saved, local, &progress);
-        self.told("fetching", &progress, work, context)
+        self.told("fetching", false, &progress, work, context)
     }
 
-    pub(crate) fn collect(&self, key: &[u8; 32], age: Duration) -> Result<Collected, Failure> {
-        self.runtime
-            .block_on(self.remote.collect(key, age))
-            .map_err(|e| failure(&self.called, &e))
+    pub(crate) fn collect(
+        &self,
+        key: &[u8; 32],
+        age: Duration,
+        context: &mut Context<'_>,
+    ) -> Result<Collected, Failure> {
+        let progress = Progress::default();
+        self.told(
+            "collecting",
+            true,
+            &progress,
+            self.remote.collect(key, age, &progress),
+            context,
+        )
     }
 
     fn told<T>(
         &self,
         doing: &str,
+        marked: bool,
         progress: &Progress,
         work: impl Future<Output = Result<T, RemoteError>>,
         context: &mut Context<'_>,
     ) -> Result<T, Failure> {
         self.runtime.block_on(async {
             tokio::pin!(work);
+            let mut told = String::new();
             loop {
-                match tokio::time::timeout(TELL, &mut work).await {
-                    Ok(done) => return done.map_err(|e| failure(&self.called, &e)),
-                    Err(_) => {
-                        let done = crate::state::size(progress.done_bytes.load(Ordering::Relaxed));
-                        let of = crate::state::size(progress.of_bytes.load(Ordering::Relaxed));
-                        writeln!(context.err, "hop: {doing}, {done} of {of}")?;
+                tokio::select! {
+                    done = &mut work => return done.map_err(|e| failure(&self.called, &e)),
+                    // So that nothing stays marked as under way. What isn't marked is just ended.
+                    _ = tokio::signal::ctrl_c(), if marked => progress.stop(),
+                    () = tokio::time::sleep(TELL) => {
+                        let now = format!("hop: {doing}{}", far(progress));
+                        if now != told {
+                            writeln!(context.err, "{now}")?;
+                            told = now;
+                        }
                     }
                 }
             }
         })
+    }
+}
+
+fn far(progress: &Progress) -> String {
+    let done = progress.done_bytes.load(Ordering::Relaxed);
+    match progress.of_bytes.load(Ordering::Relaxed) {
+        0 => String::new(),
+        of => format!(", {} of {}", size(done), size(of)),
     }
 }
 

@@ -271,10 +271,14 @@ def test_a_broken_upload_leaves_the_earlier_state_and_goes_on(server: Server, us
     kept = re.search("`hop state copy (.*) s3:.*` sends it", told)
     assert kept is not None
     user.stop()  # the kernel may be gone by then
+    server.log()
     server.fault("slow")
     # An interrupted one leaves no mark that would hinder others.
     sending = subprocess.Popen([str(HOP), "state", "copy", kept[1], WORK], env=user.env, stderr=subprocess.PIPE)
-    time.sleep(1.0)
+    seen: list[str] = []
+    while len(seen) < 4 and sending.poll() is None:
+        time.sleep(0.05)
+        seen += server.log()
     sending.send_signal(signal.SIGINT)
     _, said = sending.communicate(timeout=30)
     assert sending.returncode == 1 and b"stopped" in said, said
