@@ -150,6 +150,16 @@ impl Records {
     }
 }
 
+/// Takes away what lies there of a process that is over: its record, and its agent's socket.
+pub fn forget(uid: u32, pid: u32) {
+    let Ok(pid) = Pid::try_from(pid) else { return };
+    let records = Records::of(uid, None);
+    records.remove(pid);
+    for dir in records.dirs.iter().filter_map(|dir| records.open(dir).ok()) {
+        let _ = fs::unlinkat(&dir, format!("gpu-{pid}.sock"), AtFlags::empty());
+    }
+}
+
 const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::DIRECTORY)
     .union(OFlags::NOFOLLOW)

@@ -7,6 +7,8 @@ pub enum Park {
     /// On its GPUs, or there is nothing.
     #[default]
     Home,
+    /// A cell is being stopped in its middle, to be taken off.
+    Stopping(Meanwhile),
     /// Being taken off. `wanted`: a new lease waits for the end of that.
     Leaving { wanted: bool },
     /// In host memory.
@@ -22,6 +24,19 @@ pub enum Lease {
     Over,
     /// It is over, and there is another.
     Another,
+}
+
+/// What became of the cell that is being stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Meanwhile {
+    /// It runs, as far as is known.
+    Runs,
+    /// It has ended by itself.
+    Ended,
+    /// And its lease is over.
+    Over,
+    /// And another lease, or the same for another cell, waits for the end of this.
+    Wanted,
 }
 
 /// How taking it off ended.
@@ -48,6 +63,12 @@ pub enum Returned {
 pub enum Output {
     Leave,
     Return,
+    /// Off by the driver alone, in the middle of a cell.
+    Stop,
+    /// The cell stands still, and nothing of it is on its GPUs.
+    Stopped,
+    /// The cell can't be stopped, and runs on.
+    RunsOn(String),
     /// The lease that waits can be used.
     Proceed,
     /// It can't.
@@ -57,10 +78,64 @@ pub enum Output {
 }
 
 impl Park {
+    /// The cell that runs should leave its GPUs in its middle.
+    pub fn asked(&mut self) -> Vec<Output> {
+        match self {
+            Self::Home => {
+                *self = Self::Stopping(Meanwhile::Runs);
+                vec![Output::Stop]
+            }
+            // The answer is on its way.
+            Self::Stopping(_) => Vec::new(),
+            Self::Leaving { .. } | Self::Away | Self::Returning(_) => {
+                vec![Output::RunsOn(
+                    "its GPU memory is on its way to the GPU or off it just now".into(),
+                )]
+            }
+        }
+    }
+
+    /// The cell that was being stopped has ended.
+    pub fn cell_ended(&mut self) {
+        if let Self::Stopping(meanwhile @ Meanwhile::Runs) = self {
+            *meanwhile = Meanwhile::Ended;
+        }
+    }
+
+    pub fn stopped(&mut self, how: Left) -> Vec<Output> {
+        use Meanwhile::{Ended, Over, Runs, Wanted};
+        let Self::Stopping(meanwhile) = *self else {
+            return Vec::new();
+        };
+        let off = |park: &mut Self, out| {
+            *park = Self::Away;
+            out
+        };
+        let on = |park: &mut Self, out| {
+            *park = Self::Home;
+            out
+        };
+        match (how, meanwhile) {
+            // What others of its processes hold is taken from them when the lease is taken back.
+            (Left::Parked | Left::Half(_), Runs) => off(self, vec![Output::Stopped]),
+            (Left::Parked | Left::Half(_), Ended | Over) => off(self, Vec::new()),
+            (Left::Parked | Left::Half(_), Wanted) => self.go_back(),
+            (Left::Failed(why), Runs) => on(self, vec![Output::RunsOn(why)]),
+            (Left::Nothing, Runs) => on(self, vec![Output::RunsOn("it holds no GPU".into())]),
+            (Left::Failed(_) | Left::Nothing, Ended) => on(self, Vec::new()),
+            (Left::Failed(_) | Left::Nothing, Over) => self.leave(false),
+            (Left::Failed(_) | Left::Nothing, Wanted) => on(self, vec![Output::Proceed]),
+        }
+    }
+
     /// A lease of GPUs was granted: nothing else may be granted before [`Output::Proceed`] or [`Output::Refuse`].
     pub fn granted(&mut self) -> Vec<Output> {
         match self {
             Self::Home => vec![Output::Proceed],
+            Self::Stopping(meanwhile) => {
+                *meanwhile = Meanwhile::Wanted;
+                Vec::new()
+            }
             Self::Leaving { wanted } => {
                 *wanted = true;
                 Vec::new()
@@ -77,6 +152,10 @@ impl Park {
     pub fn lease_over(&mut self) -> Vec<Output> {
         match self {
             Self::Home => self.leave(false),
+            Self::Stopping(meanwhile) => {
+                *meanwhile = Meanwhile::Over;
+                Vec::new()
+            }
             Self::Leaving { wanted } => {
                 *wanted = false;
                 Vec::new()
@@ -153,7 +232,7 @@ impl Park {
     pub fn is_leaving(&self) -> bool {
         matches!(
             self,
-            Self::Leaving { .. } | Self::Returning(Lease::Over | Lease::Another)
+            Self::Leaving { .. } | Self::Returning(Lease::Over | Lease::Another) | Self::Stopping(_)
         )
     }
 
@@ -265,6 +344,147 @@ mod tests {
         assert_eq!(park.returned(Returned::Back), [Proceed]);
     }
 
+    #[test]
+    fn a_cell_is_stopped_in_its_middle_and_goes_on_with_the_next_lease() {
+        let mut park = Park::default();
+        park.granted();
+        assert_eq!(park.asked(), [Stop]);
+        assert_eq!(park.asked(), [], "asked twice");
+        assert_eq!(park.stopped(Left::Parked), [Stopped]);
+        assert_eq!(park.granted(), [Return]);
+        assert_eq!(park.returned(Returned::Back), [Proceed]);
+        assert_eq!(park.asked(), [Stop]);
+        assert_eq!(park.stopped(Left::Failed(why())), [RunsOn(why())]);
+        assert_eq!(park, Park::Home);
+        for mut busy in [
+            Park::Away,
+            Park::Leaving { wanted: false },
+            Park::Returning(Lease::Held),
+        ] {
+            assert!(matches!(&busy.asked()[..], [RunsOn(_)]));
+        }
+    }
+
+    #[test]
+    fn a_cell_that_ends_while_it_is_stopped_is_as_any_that_has_ended() {
+        let stopping = || {
+            let mut park = Park::default();
+            park.asked();
+            park.cell_ended();
+            park
+        };
+        let mut park = stopping();
+        assert_eq!(park.stopped(Left::Parked), []);
+        assert_eq!(park, Park::Away);
+        let mut park = stopping();
+        assert_eq!(park.stopped(Left::Failed(why())), []);
+        assert_eq!(park, Park::Home);
+        // Its lease goes on with the next cell.
+        let mut park = stopping();
+        assert_eq!(park.granted(), []);
+        assert_eq!(park.stopped(Left::Parked), [Return]);
+        let mut park = stopping();
+        park.granted();
+        assert_eq!(park.stopped(Left::Failed(why())), [Proceed]);
+        // Or is over.
+        let mut park = stopping();
+        assert_eq!(park.lease_over(), []);
+        assert!(park.is_leaving());
+        assert_eq!(park.stopped(Left::Failed(why())), [Leave], "the usual way");
+        let mut park = stopping();
+        park.lease_over();
+        assert_eq!(park.stopped(Left::Parked), []);
+        assert!(!park.is_leaving());
+    }
+
+    /// As its user and the scheduler see a kernel whose cells are stopped.
+    #[derive(Default)]
+    struct Seen {
+        busy: bool,
+        /// A grant waits to be answered, and an ask.
+        waits: bool,
+        asked: bool,
+        runs: bool,
+        stands: bool,
+    }
+
+    impl Seen {
+        fn see(&mut self, out: Vec<Output>) {
+            for output in out {
+                match output {
+                    Leave | Return | Stop => {
+                        assert!(!std::mem::replace(&mut self.busy, true), "two at once");
+                        assert!(!self.runs || output == Stop, "a cell runs");
+                    }
+                    Proceed => {
+                        assert!(std::mem::take(&mut self.waits), "nobody waits");
+                        (self.runs, self.stands) = (true, false);
+                    }
+                    Refuse(_) => assert!(std::mem::take(&mut self.waits), "nobody waits"),
+                    Stopped => {
+                        assert!(std::mem::take(&mut self.asked) && std::mem::take(&mut self.runs));
+                        self.stands = true;
+                    }
+                    RunsOn(_) => assert!(std::mem::take(&mut self.asked) && self.runs),
+                    Warn(_) => {}
+                }
+            }
+        }
+
+        /// What is under way comes to its end.
+        fn end(&mut self, park: &mut Park, well: bool) -> Vec<Output> {
+            let (left, returned) = match well {
+                true => (Left::Parked, Returned::Back),
+                false => (Left::Failed(why()), Returned::StillAway(why())),
+            };
+            match (std::mem::take(&mut self.busy), *park) {
+                (true, Park::Stopping(_)) => park.stopped(left),
+                (true, Park::Leaving { .. }) => park.left(left),
+                (true, Park::Returning(_)) => park.returned(returned),
+                _ => Vec::new(),
+            }
+        }
+    }
+
+    /// Whatever comes in whatever order: who asks for a stop is answered once, while that cell runs; nothing leaves in
+    /// another way while one runs; and each grant is answered.
+    #[test]
+    fn every_order_of_stops_ends() {
+        const STEPS: usize = 7;
+        for number in 0..6usize.pow(STEPS as u32) {
+            let (mut park, mut seen) = (Park::default(), Seen::default());
+            let chosen = (0..STEPS).map(|i| number / 6usize.pow(i as u32) % 6);
+            // At the end everything succeeds.
+            for step in chosen.chain([4; 4]) {
+                let out = match step {
+                    0 if !seen.waits && !seen.runs => {
+                        seen.waits = true;
+                        park.granted()
+                    }
+                    1 if !seen.runs => {
+                        seen.waits = false;
+                        park.lease_over()
+                    }
+                    2 if seen.runs => {
+                        (seen.runs, seen.asked) = (false, false);
+                        park.cell_ended();
+                        Vec::new()
+                    }
+                    3 if seen.runs && !seen.asked => {
+                        seen.asked = true;
+                        park.asked()
+                    }
+                    4 => seen.end(&mut park, true),
+                    5 => seen.end(&mut park, false),
+                    _ => Vec::new(),
+                };
+                seen.see(out);
+            }
+            let open = seen.busy || seen.waits || seen.asked;
+            assert!(!open, "{number}: {park:?}");
+        }
+    }
+
     /// Whatever comes in whatever order, each grant is answered once all that was begun has ended, and only one of
     /// leaving and returning is under way.
     #[test]
@@ -312,7 +532,7 @@ mod tests {
                         Proceed | Refuse(_) => {
                             assert!(std::mem::take(&mut waits), "nobody waits");
                         }
-                        Warn(_) => {}
+                        Warn(_) | Stop | Stopped | RunsOn(_) => {}
                     }
                 }
             }

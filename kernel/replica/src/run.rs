@@ -5,6 +5,7 @@
 mod cells;
 mod lending;
 mod parking;
+mod standing;
 
 use crate::agent::{self, Agent, Parcel};
 use crate::child::Kernel;
@@ -293,6 +294,7 @@ impl Replica {
         let mut terminate = signal(SignalKind::terminate())?;
         loop {
             let starting = matches!(self.phase, Phase::Starting(_));
+            let standing_due = self.parking.due();
             tokio::select! {
                 status = self.kernel.wait() => {
                     let status = status.context("can't wait for the kernel")?;
@@ -336,6 +338,7 @@ impl Replica {
                     probe_at = Some(Instant::now() + PROBE_EVERY);
                 }
                 () = maybe_at(self.lending.tell_at()) => self.tell_wait(),
+                () = maybe_at(standing_due) => self.standing_due(),
                 _ = terminate.recv() => {
                     self.ended_by = Some("the kernel's step was ended (its seat was cancelled or reached its time limit)".into());
                     self.kernel.kill();
@@ -450,6 +453,7 @@ impl Replica {
             }
             Note::Interrupt => {
                 self.kernel.interrupt();
+                self.standing_interrupted();
                 let out = self.turn.interrupted();
                 self.carry_out(out).await;
             }
@@ -491,6 +495,7 @@ impl Replica {
             (Channel::Control | Channel::Shell, kind) => {
                 match kind {
                     "interrupt_request" => {
+                        self.standing_interrupted();
                         let out = self.turn.interrupted();
                         self.carry_out(out).await;
                     }
@@ -692,20 +697,26 @@ impl Replica {
     /// Ends what the kernel started, wherever it went: as a subreaper we are its parent now.
     fn end_descendants(&self) {
         self.kernel.kill();
-        let me = std::process::id();
-        for _ in 0..10 {
-            let children = children_of(me);
-            if children.is_empty() {
-                return;
-            }
-            for pid in children
-                .into_iter()
-                .filter_map(|pid| rustix::process::Pid::from_raw(pid as i32))
-            {
-                // Gone already is as good.
-                let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-                let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
-            }
+        end_children();
+        // How it was parked is written down, for whoever would bring it back.
+        hop_gpu::record::forget(rustix::process::getuid().as_raw(), self.kernel.pid());
+    }
+}
+
+fn end_children() {
+    let me = std::process::id();
+    for _ in 0..10 {
+        let children = children_of(me);
+        if children.is_empty() {
+            return;
+        }
+        for pid in children
+            .into_iter()
+            .filter_map(|pid| rustix::process::Pid::from_raw(pid as i32))
+        {
+            // Gone already is as good.
+            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
         }
     }
 }

@@ -59,8 +59,18 @@ struct Held<T> {
 #[derive(Debug)]
 struct Sent {
     cell: CellId,
-    lease: Option<(LeaseId, Timestamp)>,
+    on: On,
     stop_on_error: bool,
+}
+
+/// What a request that the kernel has runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum On {
+    Nothing,
+    /// Since then.
+    Lease(LeaseId, Timestamp),
+    /// It stands still in its middle, until it has another lease.
+    Hold,
 }
 
 #[derive(Debug)]
@@ -108,13 +118,15 @@ impl<T> Turn<T> {
             return out;
         };
         let sent = self.sent.remove(at).expect("the position was just found");
-        if let Some((lease, started)) = sent.lease {
-            out.push(Output::Ended {
+        match sent.on {
+            On::Nothing => {}
+            On::Lease(lease, started) => out.push(Output::Ended {
                 cell: sent.cell,
                 lease,
                 started,
                 answer,
-            });
+            }),
+            On::Hold => out.push(Output::Withdraw(sent.cell)),
         }
         if answer == Answer::Error && sent.stop_on_error {
             self.abort_held(&mut out);
@@ -130,10 +142,28 @@ impl<T> Turn<T> {
         };
         self.sent.push_back(Sent {
             cell: held.cell.clone(),
-            lease: Some((lease, now)),
+            on: On::Lease(lease, now),
             stop_on_error: held.stop_on_error,
         });
         vec![Output::Forward(held.cell, held.request)]
+    }
+
+    /// The cell on this lease stands still in its middle: it has no lease any more. Returns since when it had.
+    pub fn stopped(&mut self, lease: LeaseId) -> Option<Timestamp> {
+        self.sent.iter_mut().find_map(|s| match s.on {
+            On::Lease(l, since) if l == lease => {
+                s.on = On::Hold;
+                Some(since)
+            }
+            _ => None,
+        })
+    }
+
+    /// The cell that stands still has another lease. Returns whether there is such a cell.
+    pub fn resumed(&mut self, cell: &CellId, lease: LeaseId, now: Timestamp) -> bool {
+        let mut standing = self.sent.iter_mut().filter(|s| s.on == On::Hold);
+        let found = standing.find(|s| s.cell == *cell);
+        found.map(|s| s.on = On::Lease(lease, now)).is_some()
     }
 
     /// The waiting cell gets no lease.
@@ -169,15 +199,29 @@ impl<T> Turn<T> {
     pub fn running_on(&self, lease: LeaseId) -> Option<&CellId> {
         self.sent
             .iter()
-            .find(|s| s.lease.is_some_and(|(l, _)| l == lease))
+            .find(|s| matches!(s.on, On::Lease(l, _) if l == lease))
             .map(|s| &s.cell)
+    }
+
+    /// Since when a cell runs on this lease.
+    pub fn since(&self, lease: LeaseId) -> Option<Timestamp> {
+        self.sent.iter().find_map(|s| match s.on {
+            On::Lease(l, since) if l == lease => Some(since),
+            _ => None,
+        })
     }
 
     /// The lease that a cell runs on, with the cell.
     pub fn lease(&self) -> Option<(LeaseId, &CellId)> {
-        self.sent
-            .iter()
-            .find_map(|s| s.lease.map(|(lease, _)| (lease, &s.cell)))
+        self.sent.iter().find_map(|s| match s.on {
+            On::Lease(lease, _) => Some((lease, &s.cell)),
+            On::Nothing | On::Hold => None,
+        })
+    }
+
+    /// Nothing else may run beside what runs now.
+    fn is_taken(&self) -> bool {
+        self.sent.iter().any(|s| s.on != On::Nothing)
     }
 
     /// The cell that the kernel runs now.
@@ -200,7 +244,7 @@ impl<T> Turn<T> {
             };
             let plain = first.need.as_ref().is_ok_and(Need::is_none);
             let free = if plain {
-                self.lease().is_none()
+                !self.is_taken()
             } else {
                 self.sent.is_empty()
             };
@@ -230,7 +274,7 @@ impl<T> Turn<T> {
             Ok(_) => {
                 self.sent.push_back(Sent {
                     cell: held.cell.clone(),
-                    lease: None,
+                    on: On::Nothing,
                     stop_on_error: held.stop_on_error,
                 });
                 out.push(Output::Forward(held.cell, held.request));
@@ -266,7 +310,7 @@ impl<T> Turn<T> {
             !self.asked || self.sent.is_empty(),
             "a lease is asked for when nothing runs"
         );
-        let leases = self.sent.iter().filter(|s| s.lease.is_some()).count();
+        let leases = self.sent.iter().filter(|s| s.on != On::Nothing).count();
         assert!(
             leases <= 1 && (leases == 0 || self.sent.len() == 1),
             "a cell with a lease runs alone"
@@ -346,6 +390,49 @@ mod tests {
             [ended("g", Answer::Ok), Forward(id("b"), ()), Forward(id("c"), ())]
         );
         turn.sanity_check();
+    }
+
+    #[test]
+    fn a_cell_that_stands_still_keeps_its_place_and_goes_on_with_another_lease() {
+        let mut turn = Turn::default();
+        arrive(&mut turn, "g", GPU());
+        turn.granted(&id("g"), LeaseId(1), Timestamp(5));
+        assert_eq!(turn.stopped(LeaseId(9)), None);
+        assert_eq!(turn.stopped(LeaseId(1)), Some(Timestamp(5)));
+        assert_eq!((turn.lease(), turn.running()), (None, Some(&id("g"))));
+        for cell in ["b", "h"] {
+            let need = if cell == "b" { NONE() } else { GPU() };
+            assert_eq!(arrive(&mut turn, cell, need), []);
+        }
+        assert_eq!(turn.interrupted(), [], "the kernel's matter");
+        assert!(!turn.resumed(&id("b"), LeaseId(2), Timestamp(7)));
+        assert!(turn.resumed(&id("g"), LeaseId(2), Timestamp(7)));
+        turn.sanity_check();
+        assert_eq!(turn.running_on(LeaseId(2)), Some(&id("g")));
+        let out = turn.replied(&id("g"), Answer::Ok);
+        let ended = Ended {
+            cell: id("g"),
+            lease: LeaseId(2),
+            started: Timestamp(7),
+            answer: Answer::Ok,
+        };
+        assert_eq!(out, [ended, Forward(id("b"), ())]);
+    }
+
+    #[test]
+    fn a_cell_that_ends_while_it_stands_still_waits_no_longer() {
+        let mut turn = Turn::default();
+        arrive(&mut turn, "g", GPU());
+        turn.granted(&id("g"), LeaseId(1), Timestamp(5));
+        turn.stopped(LeaseId(1));
+        arrive(&mut turn, "b", NONE());
+        let aborted = Settle(id("b"), (), Verdict::Aborted);
+        assert_eq!(
+            turn.replied(&id("g"), Answer::Error),
+            [Withdraw(id("g")), aborted]
+        );
+        turn.sanity_check();
+        assert!(!turn.resumed(&id("g"), LeaseId(2), Timestamp(7)));
     }
 
     #[test]

@@ -189,6 +189,7 @@ impl Replica {
         };
         self.reply_as_it_is(identity, message);
         let out = self.turn.replied(&cell, answer);
+        self.cell_is_over(&cell);
         self.carry_out(out).await;
         self.park_after(&cell).await;
     }

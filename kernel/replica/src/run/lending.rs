@@ -1,6 +1,7 @@
 //! Leases for cells, and for code in the middle of one (`with gresshopper.gpu():`): asking, waiting aloud, giving back.
 
 use super::cells::timestamp;
+use super::standing::{Asked, Runner};
 use super::{Place, Replica};
 use crate::agent::{self, Parcel};
 use crate::leases::News;
@@ -60,7 +61,11 @@ enum Block {
         cell: CellId,
         lease: LeaseId,
         started: Timestamp,
+        need: Need,
+        class: Class,
     },
+    /// Parked in its middle.
+    Standing { cell: CellId, need: Need, class: Class },
 }
 
 impl Lending {
@@ -83,6 +88,11 @@ impl Lending {
             .as_ref()
             .filter(|w| !w.told)
             .map(|w| w.since + TELL_AFTER)
+    }
+
+    /// The cell waits no longer.
+    pub(super) fn forget(&mut self, cell: &CellId) {
+        self.wait.take_if(|w| w.cell == *cell);
     }
 
     pub(super) fn send(&self, request: ToHopd) {
@@ -227,6 +237,11 @@ impl Replica {
                  time: let that block end, or restart the kernel"
                     .into(),
             ),
+            Block::Standing { .. } => Some(
+                "a gresshopper.gpu() block of an earlier cell is parked and waits for a GPU, and a kernel has one lease at \
+                 a time: let that block end, or restart the kernel"
+                    .into(),
+            ),
             Block::Held { lease, .. } => Some(format!(
                 "a gresshopper.gpu() or cpu() block of an earlier cell still holds lease {lease}, and a kernel has one \
                  at a time: let that block end (close its generator, join its thread), or restart the kernel"
@@ -235,7 +250,8 @@ impl Replica {
     }
 
     /// Says who we are, what we hold and what still waits.
-    fn register(&mut self) {
+    pub(super) fn register(&mut self) {
+        let pending = self.parking.pending().map(|(_, cell)| cell);
         let held = match &self.lending.block {
             Block::Held { cell, lease, .. } => Some((*lease, Some(cell.clone()))),
             _ => self
@@ -249,7 +265,9 @@ impl Replica {
             .lending
             .wait
             .iter()
+            .filter(|w| pending.as_ref() != Some(&w.cell))
             .map(|w| (w.cell.clone(), w.need.clone(), w.class));
+        let standing = self.parking.standing.as_ref().filter(|_| pending.is_none());
         let launch = &self.file.launch;
         self.lending.send(ToHopd::ReplicaUp(ReplicaUp {
             kernel: self.file.kernel.clone(),
@@ -261,8 +279,8 @@ impl Replica {
             name: launch.name.clone(),
             holds: held,
             waiting: waiting.collect(),
-            parks: false,
-            parked: None,
+            parks: self.parking.can_ask(),
+            parked: standing.map(|s| s.as_reported()),
         }));
     }
 
@@ -276,7 +294,12 @@ impl Replica {
                 ..
             } => {
                 let eta = estimate.map(Span::as_secs_f64);
-                let state = json!({"state": "queued", "position": position, "reason": reason, "eta_s": eta});
+                let mut state =
+                    json!({"state": "queued", "position": position, "reason": reason, "eta_s": eta});
+                if let Some(standing) = self.parking.standing.as_ref().filter(|s| s.cell == cell) {
+                    state["state"] = "parked".into();
+                    state["because"] = standing.because().into();
+                }
                 self.update_wait(&cell, state);
             }
             Event::Granted { cell, grant, .. } => self.granted(&cell, &grant).await,
@@ -284,11 +307,24 @@ impl Replica {
             Event::Revoked {
                 lease, reason, grace, ..
             } => {
-                let running = self.revoked(lease, &reason);
+                let running = match self.parking.returns_to(lease) {
+                    true => None,
+                    false => self.revoked(lease, &reason),
+                };
                 self.lease_over(lease, running, grace, &reason).await;
             }
-            // Nobody is asked who doesn't say that it can.
-            Event::Park { .. } => {}
+            Event::Park {
+                lease, cell, reason, ..
+            } => {
+                let interrupted = false;
+                let asked = Asked {
+                    cell,
+                    lease,
+                    reason,
+                    interrupted,
+                };
+                self.asked_to_park(asked).await;
+            }
             Event::Close { reason, .. } => {
                 let reason = format!("the kernel was closed: {reason}");
                 self.ended_by = Some(reason);
@@ -303,17 +339,125 @@ impl Replica {
         wait.map_or_else(|| Bytes::from_static(b"{}"), |w| w.header.clone())
     }
 
-    /// What waited for this lease begins.
-    pub(super) async fn begin(&mut self, cell: &CellId, grant: &Grant) {
-        let wait = self.lending.wait.take_if(|w| w.cell == *cell);
-        let need = wait.as_ref().map(|w| w.need.clone()).unwrap_or_default();
-        if let Some(wait) = wait.filter(|w| w.told) {
+    /// Who runs on this lease.
+    pub(super) fn runner(&self, lease: LeaseId) -> Option<Runner> {
+        if let Block::Held {
+            cell,
+            lease: held,
+            started,
+            need,
+            class,
+        } = &self.lending.block
+            && *held == lease
+        {
+            let inside = self.turn.running().and_then(|c| self.cells.header(c));
+            return Some(Runner {
+                cell: cell.clone(),
+                header: inside.unwrap_or_else(|| Bytes::from_static(b"{}")),
+                need: need.clone(),
+                class: *class,
+                started: *started,
+            });
+        }
+        let (cell, started) = (self.turn.running_on(lease)?, self.turn.since(lease)?);
+        let (_, need, _) = self.lending.current.as_ref()?;
+        Some(Runner {
+            cell: cell.clone(),
+            header: self.cells.header(cell)?,
+            need: need.clone(),
+            class: need::class_of(need, &self.cells.run(cell)),
+            started,
+        })
+    }
+
+    /// It waits for another lease, and its user is told as of any wait.
+    pub(super) fn wait_standing(&mut self, runner: Runner) {
+        let because = self.parking.standing.as_ref().map(|s| s.because().to_owned());
+        self.lending.wait = Some(Wait {
+            cell: runner.cell,
+            header: runner.header,
+            need: runner.need,
+            class: runner.class,
+            since: Instant::now(),
+            told: false,
+            state: json!({"state": "parked", "because": because}),
+        });
+    }
+
+    /// Why it can't go on now.
+    pub(super) fn told_standing(&mut self, why: &str) {
+        if let Some(cell) = self.lending.wait.as_ref().map(|w| w.cell.clone()) {
+            self.update_wait(&cell, json!({"state": "parked", "reason": why}));
+        }
+    }
+
+    pub(super) fn stand_block(&mut self, stands: &CellId) {
+        match std::mem::take(&mut self.lending.block) {
+            Block::Held {
+                cell, need, class, ..
+            } if cell == *stands => self.lending.block = Block::Standing { cell, need, class },
+            other => self.lending.block = other,
+        }
+    }
+
+    pub(super) fn resume_block(&mut self, stood: &CellId, lease: LeaseId) {
+        match std::mem::take(&mut self.lending.block) {
+            Block::Standing { cell, need, class } if cell == *stood => {
+                let started = timestamp();
+                self.lending.block = Block::Held {
+                    cell,
+                    lease,
+                    started,
+                    need,
+                    class,
+                };
+            }
+            other => self.lending.block = other,
+        }
+    }
+
+    /// What stood still runs on this lease now. Returns the header of its request.
+    pub(super) fn granted_standing(&mut self, cell: &CellId, grant: &Grant, times: u32) -> Option<Bytes> {
+        let wait = self.lending.wait.take_if(|w| w.cell == *cell)?;
+        self.tell_granted(&wait, grant);
+        let block = matches!(&self.lending.block, Block::Held { cell: held, .. } if held == cell);
+        let replied = match block {
+            true => self.turn.running().cloned(),
+            false => Some(cell.clone()),
+        };
+        if let Some(replied) = replied {
+            self.cells.set_metadata(&replied, None, describe(grant));
+            self.cells.set_metadata(&replied, Some("parked"), times.into());
+        }
+        if !block {
+            self.lending.current = Some((grant.lease, wait.need, describe(grant)));
+        }
+        Some(wait.header)
+    }
+
+    fn tell_granted(&mut self, wait: &Wait, grant: &Grant) {
+        if wait.told {
             let mut state = describe(grant);
             state["state"] = "granted".into();
-            self.publish(
-                self.author
-                    .status(&wait.header, "busy", &json!({"gresshopper": state})),
-            );
+            let message = self
+                .author
+                .status(&wait.header, "busy", &json!({"gresshopper": state}));
+            self.publish(message);
+        }
+    }
+
+    /// What waited for this lease begins, or goes on.
+    pub(super) async fn begin(&mut self, cell: &CellId, grant: &Grant) {
+        if self.goes_on(cell, grant) {
+            return;
+        }
+        let wait = self.lending.wait.take_if(|w| w.cell == *cell);
+        let (need, class) = wait
+            .as_ref()
+            .map(|w| (w.need.clone(), w.class))
+            .unwrap_or_default();
+        if let Some(wait) = &wait {
+            self.tell_granted(wait, grant);
         }
         match std::mem::take(&mut self.lending.block) {
             Block::Asked {
@@ -329,6 +473,8 @@ impl Replica {
                     cell: asked,
                     lease: grant.lease,
                     started: timestamp(),
+                    need,
+                    class,
                 };
                 self.to_agent(Parcel::answer(request, describe(grant)));
             }
@@ -343,6 +489,9 @@ impl Replica {
     }
 
     pub(super) async fn refused(&mut self, cell: &CellId, reason: String) {
+        if self.parking.stands(cell) {
+            return self.standing_refused(&reason);
+        }
         self.lending.wait.take_if(|w| w.cell == *cell);
         match std::mem::take(&mut self.lending.block) {
             Block::Asked {
@@ -379,6 +528,7 @@ impl Replica {
         self.publish(self.author.publish("stream", &header, &json!({}), &text));
         self.cells.set_metadata(&cell, Some("revoked"), reason.into());
         self.kernel.interrupt();
+        self.standing_interrupted();
         Some(cell)
     }
 
@@ -436,6 +586,10 @@ impl Replica {
         if self.turn.lease().is_some() {
             return self.share(id, &need);
         }
+        if self.parking.standing.is_some() {
+            let text = "the cell is parked and waits for a GPU, and a kernel has one lease at a time";
+            return self.to_agent(Parcel::refuse(id, "busy", text));
+        }
         if self.turn.waiting().is_some() {
             let text = "a cell of this kernel waits for its lease, and a kernel has one at a time";
             return self.to_agent(Parcel::refuse(id, "busy", text));
@@ -487,7 +641,16 @@ impl Replica {
         match std::mem::take(&mut self.lending.block) {
             Block::None => {}
             Block::Asked { cell, .. } => self.withdraw(&cell),
-            Block::Held { cell, lease, started } => self.cell_ended(cell, lease, started, Answer::Ok),
+            Block::Standing { cell, .. } => {
+                self.withdraw(&cell);
+                self.cell_is_over(&cell);
+            }
+            Block::Held {
+                cell, lease, started, ..
+            } => {
+                self.cell_is_over(&cell);
+                self.cell_ended(cell, lease, started, Answer::Ok);
+            }
         }
     }
 }

@@ -2,6 +2,7 @@
 //! process never holds a device file itself (docs/gpu-park.md).
 
 use super::cells::timestamp;
+use super::standing::{Asked, Ran, Standing};
 use super::{Replica, children_of};
 use crate::park::{Left, Output, Park, Returned};
 use bytes::Bytes;
@@ -16,7 +17,7 @@ use std::process::Stdio;
 use std::time::Duration;
 use tokio::process::Command;
 use tokio::sync::mpsc;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 /// `hop gpu` has a deadline for each of its steps; this is for all of it.
 const LIMIT: Duration = Duration::from_secs(300);
@@ -28,11 +29,18 @@ const HOP_VARIABLE: &str = "GRESSHOPPER_HOP";
 #[derive(Debug)]
 pub(super) enum Ended {
     Left(Left),
+    Stopped(Left),
     Returned(Returned),
+    /// The driver can do nothing with the process any more.
+    Broken(String),
 }
 
 pub(super) struct Parking {
-    park: Park,
+    pub(super) park: Park,
+    /// The cell that is being stopped in its middle, the one that stands still, and what is known of one that did.
+    pub(super) asked: Option<Asked>,
+    pub(super) standing: Option<Standing>,
+    pub(super) ran: Option<Ran>,
     hop: PathBuf,
     /// The last lease of GPUs.
     lease: Option<Last>,
@@ -62,6 +70,9 @@ impl Parking {
         let hop = std::env::var_os(HOP_VARIABLE).map(PathBuf::from);
         Self {
             park: Park::default(),
+            asked: None,
+            standing: None,
+            ran: None,
             hop: hop.unwrap_or_else(|| program.with_file_name("hop")),
             lease: None,
             pending: None,
@@ -85,6 +96,46 @@ impl Parking {
         self.pending.take_if(|(pending, _)| pending == cell);
     }
 
+    /// Whether a cell can be parked in its middle as far as this node's programs are concerned.
+    pub(super) fn can_ask(&self) -> bool {
+        self.hop.is_file()
+    }
+
+    /// The cell stands still in its middle, or is on its way back.
+    pub(super) fn stands(&self, cell: &CellId) -> bool {
+        self.standing.as_ref().is_some_and(|s| s.cell == *cell)
+    }
+
+    /// A cell that stood still is being brought back to this lease's GPUs.
+    pub(super) fn returns_to(&self, lease: LeaseId) -> bool {
+        let pending = self.pending.as_ref().filter(|(_, grant)| grant.lease == lease);
+        pending.is_some_and(|(cell, _)| self.stands(cell))
+    }
+
+    /// The lease is over, and its cell should end.
+    pub(super) fn is_revoked(&self, lease: LeaseId) -> bool {
+        self.after.as_ref().is_some_and(|(_, after)| *after == lease)
+    }
+
+    /// The cell that should have ended stands still now, off the lease's GPUs: nothing is waited for any more.
+    pub(super) fn revoked_meanwhile(&mut self, lease: LeaseId) -> bool {
+        let revoked = self.after.take_if(|(_, after)| *after == lease).is_some();
+        if revoked {
+            self.doomed = None;
+            self.lease = None;
+        }
+        revoked
+    }
+
+    pub(super) fn no_lease(&mut self) {
+        self.lease = None;
+    }
+
+    /// When something of the cell that stands still is due.
+    pub(super) fn due(&self) -> Option<Instant> {
+        self.standing.as_ref().and_then(Standing::due)
+    }
+
     /// Why a kernel was killed that died of SIGKILL, where we know.
     pub(super) fn doomed(&mut self) -> Option<String> {
         self.doomed.take()
@@ -98,6 +149,10 @@ impl Replica {
         if devices.is_empty() {
             return self.begin(cell, grant).await;
         }
+        if self.pending_or_running(cell, grant.lease) {
+            // Said again on a new connection.
+            return;
+        }
         self.parking.lease = Some(Last {
             id: grant.lease,
             devices,
@@ -106,8 +161,15 @@ impl Replica {
         });
         self.parking.doomed = None;
         self.parking.pending = Some((cell.clone(), grant.clone()));
+        self.resume(cell, grant.lease);
         let out = self.parking.park.granted();
         self.park(out).await;
+    }
+
+    fn pending_or_running(&self, cell: &CellId, lease: LeaseId) -> bool {
+        let pending = self.parking.pending();
+        pending.is_some_and(|p| p == (lease, cell.clone()))
+            || self.runner(lease).is_some_and(|r| r.cell == *cell)
     }
 
     /// A lease of ours is over. `running`: the cell that still runs on it, which has to end first.
@@ -119,10 +181,19 @@ impl Replica {
         reason: &str,
     ) {
         let Some(last) = self.parking.lease.as_mut().filter(|last| last.id == lease) else {
-            return self.let_go(lease);
+            self.let_go(lease);
+            if self.parking.standing.as_ref().is_some_and(|s| s.from == lease) {
+                // It was over before hopd heard that its cell stands still.
+                self.register();
+            }
+            return;
         };
         last.grace = grace;
         if let Some((cell, _)) = self.parking.pending.take_if(|(_, grant)| grant.lease == lease) {
+            if self.stands_again(&cell, lease) {
+                self.leave(lease).await;
+                return self.register();
+            }
             self.refused(&cell, format!("the GPU was taken away: {reason}"))
                 .await;
         }
@@ -145,7 +216,7 @@ impl Replica {
         self.park(out).await;
     }
 
-    fn let_go(&self, lease: LeaseId) {
+    pub(super) fn let_go(&self, lease: LeaseId) {
         let kernel = self.file.kernel.clone();
         self.lending.send(ToHopd::ReleaseLease { kernel, lease });
     }
@@ -162,6 +233,16 @@ impl Replica {
         let out = match ended {
             // It was ended meanwhile: what is to be said of that is known already.
             Ended::Left(_) if is_over(self.kernel.pid()) => self.parking.park.left(Left::Nothing),
+            Ended::Stopped(_) if is_over(self.kernel.pid()) => self.parking.park.stopped(Left::Nothing),
+            Ended::Stopped(how) => self.parking.park.stopped(how),
+            Ended::Broken(why) if self.parking.asked.is_some() || self.parking.standing.is_some() => {
+                return self.is_lost(&why);
+            }
+            Ended::Broken(why) => match self.parking.park {
+                Park::Stopping(_) => self.parking.park.stopped(Left::Failed(why)),
+                Park::Leaving { .. } => self.parking.park.left(Left::Failed(why)),
+                _ => self.parking.park.returned(Returned::StillAway(why)),
+            },
             Ended::Left(how) => {
                 if !matches!(how, Left::Failed(_) | Left::Half(_)) {
                     self.parking.doomed = None;
@@ -173,13 +254,20 @@ impl Replica {
         self.park(out).await;
     }
 
-    async fn park(&mut self, out: Vec<Output>) {
+    pub(super) async fn park(&mut self, out: Vec<Output>) {
         for output in out {
             match output {
                 Output::Leave => {
                     self.parking.doomed = self.parking.lease.as_ref().map(too_slow);
-                    self.start(leave);
+                    match self.parking.standing {
+                        // Its lease ended while it came back: in its middle still.
+                        Some(_) => self.start(stop_again),
+                        None => self.start(leave),
+                    }
                 }
+                Output::Stop => self.start(stop),
+                Output::Stopped => self.stopped(),
+                Output::RunsOn(why) => self.not_stopped(why),
                 Output::Return => self.start(come_back),
                 Output::Proceed => {
                     if let Some((cell, grant)) = self.parking.pending.take() {
@@ -220,6 +308,9 @@ impl Replica {
         let Some((cell, grant)) = self.parking.pending.take() else {
             return;
         };
+        if self.stands_again(&cell, grant.lease) {
+            return self.can_not_return(&cell, grant.lease, why);
+        }
         let (kernel, now) = (self.file.kernel.clone(), timestamp());
         self.lending.send(ToHopd::CellEnded {
             kernel: kernel.clone(),
@@ -284,28 +375,78 @@ async fn leave(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>) -> Ended {
     if holders(&devices).await.is_empty() {
         return Ended::Left(Left::Nothing);
     }
-    let report = hop_gpu(&hop, "park", kernel, &[]).await;
+    let report = hop_gpu(&hop, "park", &[], kernel, &[]).await;
     let still = holders(&devices).await;
     Ended::Left(match report {
         Ok(Report { outcome, .. }) if outcome == "parked" && still.is_empty() => Left::Parked,
         Ok(Report { outcome, rung, .. }) if outcome == "parked" => {
-            let what = still.join("; ");
+            let what = sentence(&still);
             match rung.as_deref() {
                 Some("nothing") => Left::Failed(what),
                 _ => Left::Half(what),
             }
         }
-        Ok(Report { outcome, why, .. }) if outcome == "half-back" => Left::Half(why),
-        Ok(Report { why, .. }) | Err(why) => Left::Failed(why),
+        Ok(Report { outcome, why, .. }) if matches!(&*outcome, "half-back" | "still-parked") => {
+            Left::Half(why)
+        }
+        Ok(Report { why, .. }) => Left::Failed(why),
+        Err(unsaid) => Left::Failed(unsaid.why()),
     })
 }
 
+/// In the middle of a cell, by the driver alone. What doesn't come off is put back.
+async fn stop(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>) -> Ended {
+    let mut others = holders(&devices).await;
+    others.retain(|(pid, _)| *pid != kernel);
+    if !others.is_empty() {
+        return Ended::Stopped(Left::Failed(sentence(&others)));
+    }
+    let report = hop_gpu(&hop, "park", &["--mid-cell"], kernel, &[]).await;
+    let still = holders(&devices).await;
+    match report {
+        Ok(Report { outcome, .. }) if outcome == "parked" && still.is_empty() => Ended::Stopped(Left::Parked),
+        Ok(Report { outcome, .. }) if outcome == "parked" => {
+            put_back(hop, kernel, devices, sentence(&still)).await
+        }
+        Ok(Report { outcome, why, .. }) if outcome == "still-parked" => Ended::Stopped(Left::Half(why)),
+        Ok(Report { outcome, why, .. }) if outcome == "broken" => Ended::Broken(why),
+        Ok(Report { why, .. }) => Ended::Stopped(Left::Failed(why)),
+        Err(Unsaid::Refused(why)) => Ended::Stopped(Left::Failed(why)),
+        // It may have come to any point.
+        Err(Unsaid::TooLate(why)) => put_back(hop, kernel, devices, why).await,
+    }
+}
+
+async fn put_back(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>, why: String) -> Ended {
+    match come_back(hop, kernel, devices.clone()).await {
+        Ended::Returned(Returned::Back) => Ended::Stopped(Left::Failed(why)),
+        Ended::Broken(broken) => Ended::Broken(broken),
+        _ if holders(&devices).await.iter().any(|(pid, _)| *pid == kernel) => Ended::Broken(why),
+        _ => Ended::Stopped(Left::Half(why)),
+    }
+}
+
+/// The same at the end of a lease.
+async fn stop_again(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>) -> Ended {
+    match stop(hop, kernel, devices).await {
+        Ended::Stopped(how) => Ended::Left(how),
+        other => other,
+    }
+}
+
 async fn come_back(hop: PathBuf, kernel: u32, devices: Vec<PathBuf>) -> Ended {
-    Ended::Returned(match hop_gpu(&hop, "unpark", kernel, &devices).await {
+    Ended::Returned(match hop_gpu(&hop, "unpark", &[], kernel, &devices).await {
         Ok(Report { outcome, .. }) if outcome == "unparked" => Returned::Back,
         Ok(Report { outcome, why, .. }) if outcome == "half-back" => Returned::Half(why),
-        Ok(Report { why, .. }) | Err(why) => Returned::StillAway(why),
+        Ok(Report { outcome, why, .. }) if outcome == "broken" => return Ended::Broken(why),
+        Ok(Report { why, .. }) => Returned::StillAway(why),
+        Err(unsaid) => Returned::StillAway(unsaid.why()),
     })
+}
+
+fn sentence(holders: &[(u32, String)]) -> String {
+    let sentences: Vec<&str> = holders.iter().map(|(_, s)| s.as_str()).collect();
+    sentences.join("; ")
 }
 
 /// What is read of the report of `hop gpu park` and `unpark`.
@@ -318,52 +459,82 @@ struct Report {
     why: String,
 }
 
-async fn hop_gpu(hop: &Path, verb: &str, kernel: u32, devices: &[PathBuf]) -> Result<Report, String> {
+/// Why `hop gpu` has written no report.
+#[derive(Debug)]
+enum Unsaid {
+    /// It did nothing.
+    Refused(String),
+    /// It didn't come to its end, and was ended.
+    TooLate(String),
+}
+
+impl Unsaid {
+    fn why(self) -> String {
+        match self {
+            Self::Refused(why) | Self::TooLate(why) => why,
+        }
+    }
+}
+
+async fn hop_gpu(
+    hop: &Path,
+    verb: &str,
+    how: &[&str],
+    kernel: u32,
+    devices: &[PathBuf],
+) -> Result<Report, Unsaid> {
     let mut command = Command::new(hop);
-    command.args(["gpu", verb, "--json", &kernel.to_string()]);
+    command
+        .args(["gpu", verb, "--json", &kernel.to_string()])
+        .args(how);
     for device in devices {
         command.arg("--device").arg(device);
     }
     command.stdin(Stdio::null()).kill_on_drop(true);
     let output = timeout(LIMIT, command.output())
         .await
-        .map_err(|_| format!("`hop gpu {verb}` has not ended after {} s", LIMIT.as_secs()))?
-        .map_err(|error| format!("{} can't be run: {error}", hop.display()))?;
+        .map_err(|_| {
+            Unsaid::TooLate(format!(
+                "`hop gpu {verb}` has not ended after {} s",
+                LIMIT.as_secs()
+            ))
+        })?
+        .map_err(|error| Unsaid::Refused(format!("{} can't be run: {error}", hop.display())))?;
     let report = output.stdout.split(|b| *b == b'\n').find(|l| !l.is_empty());
     match report.map(serde_json::from_slice::<Report>) {
         Some(Ok(report)) => Ok(report),
         _ => {
             let said = String::from_utf8_lossy(&output.stderr);
             let said = said.trim().trim_start_matches("hop: ");
-            Err(if said.is_empty() {
+            Err(Unsaid::Refused(if said.is_empty() {
                 format!("`hop gpu {verb}` ended with {}", output.status)
             } else {
                 said.to_owned()
-            })
+            }))
         }
     }
 }
 
-/// The processes below us that hold one of these device files, each as a sentence.
-async fn holders(devices: &[PathBuf]) -> Vec<String> {
+/// The processes below us that hold one of these device files, each with a sentence.
+async fn holders(devices: &[PathBuf]) -> Vec<(u32, String)> {
     let devices: Vec<String> = devices.iter().map(|d| d.display().to_string()).collect();
     let look = move || {
         let mut found = Vec::new();
         let mut todo = children_of(std::process::id());
         while let Some(pid) = todo.pop() {
             todo.extend(children_of(pid));
-            let Ok(pid) = i32::try_from(pid) else { continue };
+            let Ok(id) = i32::try_from(pid) else { continue };
             for device in &devices {
                 let procs = Procs {
                     dev_prefix: device.clone(),
                     ..Procs::default()
                 };
                 // A process that ended meanwhile holds nothing.
-                let held = procs.held(pid).unwrap_or_default();
+                let held = procs.held(id).unwrap_or_default();
                 found.extend(
                     held.into_iter()
                         .filter(|h| h.file == *device)
-                        .map(|h| format!("process {pid} ({}) holds {device}", h.comm)),
+                        .map(|h| (pid, format!("process {pid} ({}) holds {device}", h.comm))),
                 );
             }
         }

@@ -2,6 +2,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses some of it")]
 
+pub mod gpu;
+
 use bytes::Bytes;
 use hop_api::message::{Device, Event, Grant, Handover, Request};
 use hop_core::id::{CellId, Epoch, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
@@ -10,7 +12,7 @@ use hop_core::time::{Span, Timestamp};
 use hop_protocol::file::{FrontFile, Launch};
 use hop_protocol::jupyter::{Author, Channel, Envelope};
 use hop_protocol::link::{Frame, Item, Link};
-use hop_protocol::message::{VERSION, Welcome};
+use hop_protocol::message::{Note, VERSION, Welcome};
 use hop_protocol::tls::KernelKeys;
 use hop_replica::leases::{Leases, News};
 use hop_replica::run::{self, Place, Setup};
@@ -59,6 +61,12 @@ impl World {
         };
         self.link.write(&Frame::Item(self.sent, item)).await.unwrap();
         id
+    }
+
+    pub async fn note(&mut self, note: Note) {
+        self.sent += 1;
+        let frame = Frame::Item(self.sent, Item::Note(note));
+        self.link.write(&frame).await.unwrap();
     }
 
     pub async fn run(&mut self, code: &str, gpus: u16) -> CellId {
