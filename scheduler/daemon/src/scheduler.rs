@@ -940,6 +940,8 @@ impl Scheduler {
                 ..
             } => {
                 self.speaks_for(conn, &kernel)?;
+                // What was asked of it is not asked of the lease's next cell.
+                self.parks.over(lease);
                 self.todo.push_back(Input::CellEnded {
                     kernel,
                     cell,
