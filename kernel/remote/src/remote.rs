@@ -175,13 +175,14 @@ impl Remote {
         Ok(Some(HeadThere { raw, version }))
     }
 
-    /// Puts a head in the place of the one that was seen there, if any; where the store can't tell, of any.
+    /// Puts a head in the place of the one that was seen there, if any; where the store can't tell, of any. Whether it
+    /// could tell.
     pub(crate) async fn put_head(
         &self,
         name: &Name,
         raw: &[u8],
         seen: Option<UpdateVersion>,
-    ) -> Result<(), RemoteError> {
+    ) -> Result<bool, RemoteError> {
         let place = self.head(name);
         let payload = PutPayload::from(raw.to_vec());
         let mode = match seen {
@@ -189,24 +190,22 @@ impl Remote {
             Some(_) => PutMode::Overwrite,
             None => PutMode::Create,
         };
+        let told = mode != PutMode::Overwrite;
         match self
             .store
             .put_opts(&place, payload.clone(), PutOptions::from(mode))
             .await
         {
-            Ok(_) => Ok(()),
+            Ok(_) => Ok(told),
             Err(Error::Precondition { .. } | Error::AlreadyExists { .. }) => {
                 // It may be this very request, whose answer was lost and which was sent again.
                 let now = self.get_head(name).await?;
-                if now.is_some_and(|now| now.raw == raw) {
-                    Ok(())
-                } else {
-                    Err(RemoteError::Changed)
-                }
+                let mine = now.is_some_and(|now| now.raw == raw);
+                mine.then_some(true).ok_or(RemoteError::Changed)
             }
             Err(e) if unknown(&e) => {
                 self.store.put(&place, payload).await?;
-                Ok(())
+                Ok(false)
             }
             Err(e) => Err(e.into()),
         }

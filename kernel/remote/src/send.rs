@@ -93,9 +93,9 @@ impl Remote {
         progress.more(log);
         // What is relied on above is only sure while nobody collected.
         self.still(mark).await?;
-        self.put_head(name, &saved.head.raw, seen.map(|seen| seen.version))
-            .await?;
-        if let Some(before) = before.filter(|before| before.mac != saved.head.mac) {
+        let version = seen.map(|seen| seen.version);
+        let alone = self.put_head(name, &saved.head.raw, version).await?;
+        if let Some(before) = before.filter(|before| alone && before.mac != saved.head.mac) {
             // What is left of it is garbage, which is collected later.
             let _ = self.drop_log(name, &before).await;
         }

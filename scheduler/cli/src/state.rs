@@ -182,7 +182,7 @@ impl Place {
         let config = (context.env)("XDG_CONFIG_HOME").map(PathBuf::from);
         Ok(Self {
             states: data.join("gresshopper/states"),
-            remote: args.remote.as_deref().map(usable).transpose()?,
+            remote: args.remote.as_deref().filter(|url| !url.is_empty()).map(usable).transpose()?,
             store: args
                 .store
                 .clone()
