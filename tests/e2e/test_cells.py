@@ -129,17 +129,33 @@ def holders(cluster: Cluster) -> dict[str, dict[str, str]]:
 
 
 def test_a_cell_is_told_that_a_block_of_an_earlier_one_is_in_its_way(two_gpus: Cluster, alice: Notebook) -> None:
-    opens = "import gresshopper\ndef lends():\n    with gresshopper.gpu():\n        yield\nopen_block = lends(); next(open_block)"
-    assert alice.execute(opens)["status"] == "ok"
+    opens = "import gresshopper, threading\nleave = threading.Event()\ndef train():\n    with gresshopper.gpu():\n        leave.wait()"
+    start = "trains = threading.Thread(target=train, daemon=True)\ntrains.start()\nimport time; time.sleep(2)"
+    assert alice.execute(f"{opens}\n{start}")["status"] == "ok"
     got = alice.execute("%%gpu\nprint('never')", 10)
     assert got["reply"]["ename"] == "LeaseRefused", got
     assert "block of an earlier cell still holds lease" in got["reply"]["evalue"]
-    assert alice.execute("open_block.close()")["status"] == "ok"
+    assert alice.execute("leave.set(); trains.join()")["status"] == "ok"
     assert alice.execute("%%gpu\nprint(len(openable()), x)")["text"] == "1 41\n"
     # A magic that the supervisor doesn't read runs nothing without its GPU.
     got = alice.execute("%%time\n%%gpu\nx = 0")
     assert (got["status"], got["lease"]) == ("error", None), got
     assert alice.execute("x")["status"] == "ok"
+
+
+def test_a_generator_that_stands_in_a_block_keeps_no_gpu_after_its_cell(two_gpus: Cluster, alice: Notebook) -> None:
+    lends = "import gresshopper\ndef lends():\n    with gresshopper.gpu():\n        yield len(openable())\n        yield len(openable())"
+    got = alice.execute(f"{lends}\nopen_block = lends(); print(next(open_block))")
+    said = "".join(o["text"] for o in got["outputs"] if o.get("name") == "stderr")
+    assert got["status"] == "ok"
+    assert "1\n" in got["text"]
+    assert "GPUs were given back" in said, got
+    until(
+        "its lease only lingers", lambda: [r["state"] for r in two_gpus.hop("queue", "-a")["rows"]] == ["LINGERING"]
+    )
+    # The generator goes on with what the cell has that goes on with it, and its end takes nothing from that.
+    got = alice.execute("%%gpu\nprint(next(open_block)); open_block.close(); print(len(openable()))")
+    assert (got["status"], got["text"]) == ("ok", "1\n1\n"), got
 
 
 def test_interrupt_of_a_cell_that_waits(two_gpus: Cluster, alice: Notebook, bob: Notebook) -> None:

@@ -23,6 +23,9 @@ def load_ipython_extension(ip: Any) -> None:
     ip.input_transformers_cleanup.append(lambda lines: need.blank_magic(lines) if need.was_read(ip) else lines)
     for magic in ("gpu", "cpu"):
         ip.register_magic_function(need.misplaced_magic, "cell", magic)
+    cells = need.Cells()
+    ip.events.register("pre_run_cell", cells.begins)
+    ip.events.register("post_run_cell", cells.over)
     lending.watch(ip)
     after_import("debugpy", debugger.guard)
 

@@ -7,8 +7,10 @@ cell magics.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import re
+import sys
 import threading
 from dataclasses import dataclass, field
 from operator import index
@@ -57,6 +59,12 @@ class _Held:
     grant: Grant = field(default_factory=Grant)
     shared: bool = False
     depth: int = 0
+    #: By whom: thread and task. What runs beside the cells may hold on.
+    owner: tuple[int, object] = (0, None)
+    #: Whoever asked gives it back at the cell's end by itself.
+    of_cell: bool = False
+    #: Counts the leases that ended with their cell, under blocks that are still open.
+    ended: int = 0
 
 
 _lock = threading.RLock()
@@ -69,8 +77,11 @@ on_change: list[Callable[[bool], None]] = []
 class Need:
     """A block that runs with a lease. Blocks nest: an inner one that asks for no more shares the outer's."""
 
-    def __init__(self, need: dict[str, Any]) -> None:
+    def __init__(self, need: dict[str, Any], *, of_cell: bool = False) -> None:
         self._need = need
+        self._of_cell = of_cell
+        #: How many leases had ended so when it was entered, the innermost last.
+        self._entered: list[int] = []
 
     def __enter__(self) -> Grant:
         with _lock:
@@ -81,7 +92,9 @@ class Need:
                     )
             else:
                 _acquire(self._need)
+                _held.owner, _held.of_cell = _here(), self._of_cell
             _held.depth += 1
+            self._entered.append(_held.ended)
             return _held.grant
 
     def __exit__(
@@ -91,8 +104,11 @@ class Need:
         traceback: TracebackType | None,
     ) -> None:
         with _lock:
-            if not _held.depth:
+            if not self._entered:
                 raise RuntimeError("this block was not entered, or was left already")
+            if self._entered.pop() != _held.ended:
+                # Its lease ended with its cell.
+                return
             _held.depth -= 1
             if not _held.depth and not _held.shared:
                 try:
@@ -116,6 +132,56 @@ def _acquire(need: dict[str, Any]) -> None:
     _held.need, _held.grant = need, Grant._from_wire(ok)
     _held.shared = bool(ok.get("shared"))
     _tell(need, True)
+
+
+def _here() -> tuple[int, object]:
+    try:
+        task = asyncio.current_task()
+    except RuntimeError:
+        task = None
+    return threading.get_ident(), task
+
+
+class Cells:
+    """Ends what a cell has left open: a generator that stands in a block keeps no GPU until somebody goes on with it.
+    Threads and tasks of their own run beside the cells and keep theirs."""
+
+    def __init__(self) -> None:
+        self._info: object = None
+        self._owner: tuple[int, object] = (0, None)
+
+    def begins(self, info: object = None) -> None:
+        # A cell may run others within itself.
+        if self._info is None:
+            self._info, self._owner = info, _here()
+
+    def over(self, result: Any = None) -> None:
+        if self._info is None or getattr(result, "info", None) is not self._info:
+            return
+        self._info = None
+        # Another thread that waits for its lease has the lock: then no block is open.
+        if _lock.acquire(blocking=False):
+            try:
+                self._end_left_open()
+            finally:
+                _lock.release()
+
+    def _end_left_open(self) -> None:
+        if not _held.depth or _held.of_cell or _held.owner != self._owner:
+            return
+        _held.depth = 0
+        _held.ended += 1
+        if not _held.shared:
+            try:
+                _tell(_held.need, False)
+            finally:
+                _release()
+        what = "GPUs were" if _held.need.get("gpus") else "cores were"
+        print(
+            f"gresshopper: a block of this cell was still open at its end (a generator that stands in it?): its {what} "
+            "given back. Code that goes on in it later runs without them, or with those of its own cell.",
+            file=sys.stderr,
+        )
 
 
 def _tell(need: dict[str, Any], holds: bool) -> None:

@@ -31,7 +31,7 @@ class Scheduler:
                 )
             if self._block is not None:
                 return
-            block = need.gpu(1)
+            block = need.Need({"gpus": 1, "cpus": 0, "gpu_mem_mib": 0}, of_cell=True)
             try:
                 block.__enter__()
             except need.LeaseRefused as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -206,3 +207,91 @@ def test_an_interrupt_while_the_memory_is_moved_gives_the_lease_back_all_the_sam
 def test_what_is_no_amount_is_told_before_anybody_is_asked(wrong: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError)):
         need.gpu(**wrong)
+
+
+class Result:
+    """What IPython says at a cell's end, of the cell that it said began."""
+
+    def __init__(self, info: object) -> None:
+        self.info = info
+
+
+def standing(block: need.Need) -> Iterator[int]:
+    with block:
+        yield 1
+        yield 2
+
+
+def test_a_generator_that_stands_in_a_block_keeps_no_gpu_after_its_cell(
+    supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells, info = need.Cells(), object()
+    changes: list[bool] = []
+    need.on_change.append(changes.append)
+    try:
+        cells.begins(info)
+        cells.begins(object())
+        left = standing(need.gpu())
+        next(left)
+        cells.over(Result(object()))
+        assert need.holds_gpu(), "a cell within the cell is over"
+        cells.over(Result(info))
+        assert not need.holds_gpu()
+        assert "GPUs were given back" in capsys.readouterr().err
+        eventually(lambda: supervisor.ops() == ["need.acquire", "need.release"])
+        # It goes on, and leaves alone what a later cell holds.
+        with need.gpu():
+            assert list(left) == [2]
+            assert need.holds_gpu()
+        eventually(lambda: supervisor.ops() == ["need.acquire", "need.release"] * 2)
+        assert changes == [True, False] * 2
+    finally:
+        need.on_change.remove(changes.append)
+
+
+def test_what_runs_beside_the_cells_keeps_its_block(
+    supervisor: Supervisor, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells, info, inside, leave = need.Cells(), object(), threading.Event(), threading.Event()
+
+    def train() -> None:
+        with need.gpu():
+            inside.set()
+            leave.wait(10)
+
+    thread = threading.Thread(target=train)
+    cells.begins(info)
+    thread.start()
+    assert inside.wait(10)
+    cells.over(Result(info))
+    assert need.holds_gpu()
+    leave.set()
+    thread.join(10)
+    # And what a cell's own helper holds goes back by itself.
+    cells.begins(info)
+    block = need.Need({"gpus": 1}, of_cell=True)
+    block.__enter__()
+    cells.over(Result(info))
+    assert need.holds_gpu()
+    block.__exit__(None, None, None)
+    eventually(lambda: supervisor.ops() == ["need.acquire", "need.release"] * 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_task_of_its_own_keeps_its_block_after_the_cell(supervisor: Supervisor) -> None:
+    async def notebook() -> None:
+        cells, info = need.Cells(), object()
+
+        async def train() -> None:
+            with need.gpu():
+                await asyncio.sleep(0.05)
+
+        cells.begins(info)
+        task = asyncio.ensure_future(train())
+        await asyncio.sleep(0)
+        cells.over(Result(info))
+        assert need.holds_gpu()
+        await task
+
+    asyncio.run(notebook())
+    eventually(lambda: supervisor.ops() == ["need.acquire", "need.release"])
