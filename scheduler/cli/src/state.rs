@@ -39,13 +39,16 @@ const EXAMPLES: &str = "Examples:
   hop state copy work s3://bucket/me/work      send a state that was saved here; or the other way
   hop state gc s3://bucket/me                  remove what no state there refers to
 
-A KERNEL is a kernel id (or its beginning) or a connection file; without one, the newest. A STATE is a name, a folder,
-s3://BUCKET/PREFIX/NAME or file:///FOLDER/NAME. For S3, keys, region and endpoint are those of the AWS tools:
-AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY or AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL (http:// only with
-AWS_ALLOW_HTTP=true). The kernel's environment needs the package cloudpickle.
+A KERNEL is a kernel id (or its beginning) or a connection file; without one, the newest. A STATE
+is a name, a folder, s3://BUCKET/PREFIX/NAME or file:///FOLDER/NAME. The kernel's environment needs
+the package cloudpickle.
 
-Exit status: 0 done; 1 failed or refused; 2 wrong usage; 3 the object store is away or full: what was to be sent is
-saved here, and run again it goes on.";
+For S3, keys, region and endpoint are those of the AWS tools: AWS_ACCESS_KEY_ID and
+AWS_SECRET_ACCESS_KEY or AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL (http:// only with
+AWS_ALLOW_HTTP=true).
+
+Exit status: 0 done; 1 failed or refused; 2 wrong usage; 3 the object store is away or full: what
+was to be sent is saved here, and run again it goes on.";
 
 /// Save, compare, restore and export the state of a notebook
 #[derive(Debug, ClapArgs)]
