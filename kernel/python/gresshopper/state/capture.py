@@ -497,7 +497,7 @@ class Capture:
         if name not in visible or name in visible.changed:
             return False
         kind = type(visible[name])
-        return kind in _ATOMS or kind is types.ModuleType
+        return kind in _ATOMS or (kind is types.ModuleType and not pickling._of_notebook(visible[name]))
 
     def _process_delta(self, libraries: bool) -> dict[str, bytes]:
         now = process.read()

@@ -576,6 +576,11 @@ class _Mixin:
 
     def _detached_function(self, f: types.FunctionType) -> Any:
         scope = f.__globals__
+        for held in self.session.namespace.values():
+            if type(held) is types.ModuleType and vars(held) is scope and _of_notebook(held):
+                foreign = self.scopes.setdefault(id(scope), _MadeScope(held))
+                made = (f.__code__, f.__name__, False, foreign, f.__closure__)
+                return recipes.function, made, self._function_state(f), None, None, recipes.set_function
         if any(held is scope for held in self.session.namespace.values()):
             # A namespace that the user gave to `exec`: it is written first, so that its functions can refer to it.
             if id(scope) not in self.leads:
@@ -734,10 +739,25 @@ class _Mixin:
         return recipes.mapping_proxy, (mapping,)
 
     def _module(self, module: Any) -> Any:
-        known = sys.modules.get(module.__name__) is module
-        if not known and any(held is vars(module) for held in self.session.namespace.values()):
+        if not _of_notebook(module):
+            return NotImplemented
+        if any(held is vars(module) for held in self.session.namespace.values()):
             self.notes.append("what vars() gives of a module isn't its attributes any more")
-        return NotImplemented
+        self.linked.add(id(module))
+        held = {name: value for name, value in vars(module).items() if name != "__builtins__"}
+        state = (held, "__builtins__" in vars(module))
+        return recipes.new_module, (module.__name__,), state, None, None, recipes.set_module
+
+    def _argparse(self, made: Any) -> Any:
+        # Which string it is says more than that it is equal.
+        attrs = object.__getattribute__(made, "__dict__")
+        suppress = sys.modules["argparse"].SUPPRESS
+        names_ = [name for name, value in attrs.items() if value is suppress]
+        plain: Any = made.__reduce_ex__(5) if names_ else ()
+        if len(plain) < 3 or any(plain[3:]) or plain[2] is not attrs:
+            return NotImplemented
+        state = {name: None if value is suppress else value for name, value in attrs.items()}
+        return plain[0], plain[1], (state, names_), None, None, recipes.suppressed
 
     def _new_type(self, made: Any) -> Any:
         if made.__module__ != _MAIN:
@@ -1121,6 +1141,21 @@ class _Mixin:
         state = (plain[2], manager.num)
         return plain[0], plain[1], state, None, None, recipes.set_figure
 
+    def _callbacks(self, registry: Any) -> Any:
+        """What artists, norms, axes and widgets call when they change, most of which matplotlib drops. What canvases call
+        for events is connected by those that are there.
+        """
+        plain: Any = registry.__reduce_ex__(5)
+        state = plain[2] if len(plain) > 2 else None
+        if not isinstance(state, dict) or not isinstance(state.get("callbacks"), dict):
+            return NotImplemented
+        kept = {signal: dict(by) for signal, by in state["callbacks"].items()}
+        for signal, by in registry.callbacks.items():
+            if not str(signal).endswith("_event"):
+                found = {cid: proxy() for cid, proxy in by.items()}
+                kept[signal] = {cid: function for cid, function in found.items() if function is not None}
+        return (*plain[:2], {**state, "callbacks": kept}, *plain[3:])
+
     # --- widgets ---
 
     def _traits(self, made: Any) -> Any:
@@ -1144,6 +1179,8 @@ class _Mixin:
             if trait is None or trait.read_only:
                 continue
             traits[key] = getattr(w, key)
+        if "options" in w.traits():
+            traits = {"options": w.options, **traits}  # what its index counts in
         notifiers: dict[str, Any] = {}
         for name, by_type in w._trait_notifiers.items():
             for kind, handlers in by_type.items():
@@ -1185,6 +1222,22 @@ class _ModuleScope:
 
     def __reduce__(self) -> Any:
         return recipes.module_value, (self.name, "__dict__")
+
+
+class _MadeScope:
+    """Written in place of the globals of a function that a module of the notebook holds."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.module = module
+
+    def __reduce__(self) -> Any:
+        return recipes.module_scope, (self.module,)
+
+
+def _of_notebook(module: types.ModuleType) -> bool:
+    """Whether a module was made in the notebook rather than imported."""
+    name = vars(module).get("__name__")
+    return sys.modules.get(str(name)) is not module and vars(module).get("__spec__") is None
 
 
 #: So many instances with a hash of their own are looked at more closely.
@@ -1447,6 +1500,25 @@ _library_cache: tuple[int, list[tuple[Any, Callable[[Any, Any], Any]]]] = (0, []
 _modules_seen = -1
 
 
+#: Libraries that there are rules for.
+_RULED = (
+    "numpy",
+    "numpy.ma",
+    "numpy.random",
+    "matplotlib.figure",
+    "traitlets",
+    "torch",
+    "torch.nn",
+    "pandas",
+    "ipywidgets",
+    "concurrent.futures",
+    "numpy.lib.npyio",
+    "matplotlib",
+    "IPython",
+    "argparse",
+)
+
+
 def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
     """Rules for the libraries that are loaded, by `isinstance`; exact types go into the table."""
     global _library_cache, _modules_seen  # noqa: PLW0603 - libraries are loaded once for the process
@@ -1455,24 +1527,7 @@ def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
         return _library_cache[1]
     _modules_seen = count
     _singletons()
-    loaded = sum(
-        name in sys.modules
-        for name in (
-            "numpy",
-            "numpy.ma",
-            "numpy.random",
-            "matplotlib.figure",
-            "traitlets",
-            "torch",
-            "torch.nn",
-            "pandas",
-            "ipywidgets",
-            "concurrent.futures",
-            "numpy.lib.npyio",
-            "matplotlib",
-            "IPython",
-        )
-    )
+    loaded = sum(name in sys.modules for name in _RULED)
     if _library_cache[0] == loaded and loaded:
         return _library_cache[1]
     rules: list[tuple[Any, Callable[[Any, Any], Any]]] = [(threading.Thread, _Mixin._thread)]
@@ -1513,9 +1568,7 @@ def _library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
     traits = sys.modules.get("traitlets")
     if traits is not None and hasattr(traits, "HasTraits"):
         rules.append((traits.HasTraits, _Mixin._traits))
-    figures = sys.modules.get("matplotlib.figure")
-    if figures is not None and hasattr(figures, "Figure"):
-        rules.append((figures.Figure, _Mixin._figure))
+    _later_rules(rules)
     _library_cache = (loaded, rules)
     return rules
 
@@ -1550,6 +1603,19 @@ def _singletons() -> None:
     if shell is not None and shell.initialized():
         held = shell.instance()
         _keep_single(held, ("gresshopper.state.recipes", "SHELL"))
+
+
+def _later_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:
+    arguments = sys.modules.get("argparse")
+    if arguments is not None and hasattr(arguments, "SUPPRESS"):
+        kinds: Any = (arguments.Action, arguments._ActionsContainer)
+        rules.append((kinds, _Mixin._argparse))
+    figures = sys.modules.get("matplotlib.figure")
+    if figures is not None and hasattr(figures, "Figure"):
+        rules.append((figures.Figure, _Mixin._figure))
+    cbook: Any = sys.modules.get("matplotlib.cbook")
+    if cbook is not None and hasattr(cbook, "CallbackRegistry"):
+        _RULES[cbook.CallbackRegistry] = _Mixin._callbacks
 
 
 def _pandas_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:

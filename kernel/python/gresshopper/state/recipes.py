@@ -48,7 +48,10 @@ class Lost:
             raise AttributeError(name)
         return self._raise()
 
-    __setattr__ = __call__ = __iter__ = __next__ = __getitem__ = __setitem__ = __len__ = __bool__ = _raise
+    def __iter__(self) -> Any:
+        return self  # else what holds an iterator (zip, map, chain) couldn't be made around it
+
+    __setattr__ = __call__ = __next__ = __getitem__ = __setitem__ = __len__ = __bool__ = _raise
     __add__ = __radd__ = __sub__ = __mul__ = __enter__ = __exit__ = __contains__ = __float__ = __int__ = _raise
 
 
@@ -156,6 +159,32 @@ def bare(cls: Any, *args: Any) -> Any:
         b for b in cls.__mro__ if "__new__" in vars(b) and isinstance(vars(b)["__new__"], types.BuiltinFunctionType)
     )
     return base.__new__(cls, *args)
+
+
+def new_module(name: str) -> types.ModuleType:
+    """A module of the notebook, which no file holds."""
+    return types.ModuleType(name)
+
+
+def set_module(made: types.ModuleType, state: tuple[dict[str, Any], bool]) -> None:
+    """What a module of the notebook holds; whether code ran in it, for which it has the built-in names."""
+    made.__dict__.update(state[0])
+    if state[1]:
+        made.__dict__["__builtins__"] = builtins.__dict__
+
+
+def module_scope(made: types.ModuleType) -> dict[str, Any]:
+    """The namespace of a module, as its functions see it."""
+    return made.__dict__
+
+
+def suppressed(made: Any, state: tuple[dict[str, Any], list[str]]) -> None:
+    """A part of an `argparse` parser; those of its attributes that are the very marker `argparse.SUPPRESS`."""
+    import argparse
+
+    made.__dict__.update(state[0])
+    for name in state[1]:
+        made.__dict__[name] = argparse.SUPPRESS
 
 
 def new_type(name: str, supertype: Any, qualname: str) -> Any:
@@ -289,6 +318,7 @@ def set_figure(made: Any, state: tuple[Any, Any]) -> None:
         del Gcf.figs[manager.num]
     manager.num = state[1]
     Gcf.figs[state[1]] = manager
+    vars(made)["_number" if "_number" in vars(made) else "number"] = state[1]
 
 
 def set_traits(made: Any, state: tuple[Any, dict[str, Any]]) -> None:

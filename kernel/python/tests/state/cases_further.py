@@ -1086,3 +1086,92 @@ case(
     check="out=list(r)",
     reported=True,
 )
+
+# --- modules of the notebook, markers, iterators over what is gone ----------------------------------------------------
+
+case(
+    "module/functions see its variables",
+    "import types\nm=types.ModuleType('made1')\nexec('def f(): return g()+V\\ndef g(): return len(L)\\nV=1\\nL=[]',m.__dict__)\nh=m.f",
+    "m.V=20\nm.L.append(1)",
+    check="m.V+=1\nm.L.append(2)\nout=m.f(),h(),h is m.f,m.__name__,m.f.__globals__ is vars(m)",
+)
+case(
+    "module/changed in place and shared",
+    "import types\nm=types.ModuleType('made2','doc')\nm.x=[1]\nl=[m]\nx=m.x",
+    "m.y=2",
+    "l[0].x.append(2)",
+    check="x.append(3)\nout=m.x,m.y,l[0] is m,m.__doc__,isinstance(m.__builtins__,dict)",
+)
+case(
+    "module/holds itself and a class",
+    "import types\nm=types.ModuleType('made3')\nm.me=m\nclass A: mod=m\nm.A=A\nm.a=A()",
+    check="out=m.me is m,m.A is A,type(m.a) is A,A.mod is m",
+)
+case(
+    "module/function alone, its module deleted",
+    "import types\nm=types.ModuleType('made4')\nexec('V=1\\ndef f(): return V',m.__dict__)\nf=m.f",
+    "del m",
+    check="f.__globals__['V']=3\nout=f()",
+)
+case(
+    "stdlib/argparse",
+    "import argparse\np=argparse.ArgumentParser('prog')\np.add_argument('--n',type=int,default=argparse.SUPPRESS)\ns=p.add_subparsers(dest='cmd')\nq=s.add_parser('run')\nq.add_argument('f',nargs='?')",
+    check="out=p.parse_args(['--n','3','run','x']),p.parse_args([]),q.parse_args([]),p.format_help()",
+)
+case(
+    "iterator/zip and map over a generator that can't be saved",
+    "def g():\n    while True: yield 1\nd={'a':[1]}\ni=g();next(i)\nz=zip(d['a'],i,[d]);m=map(str,i);l=d['a']",
+    check="d['a'].append(2)\nout=d['a'] is l,len(l)",
+    reported=True,
+)
+case(
+    "pandas/rows half taken",
+    "import pandas as pd\ndf=pd.DataFrame({'a':[1,2,3],'b':list('xyz')})\nr=df.itertuples()\nnext(r)",
+    check="df.loc[0,'a']=9\nout=df.a.tolist()",
+    reported=True,
+    needs=PD,
+)
+case(
+    "pandas/groups half taken",
+    "import pandas as pd\ndf=pd.DataFrame({'a':[1,2,1],'b':list('xyz')})\ng=df.groupby('a')\ni=iter(g)\nnext(i)\ns=df['b']",
+    check="out=df.a.sum(),g.b.count().tolist(),s.tolist()",
+    reported=True,
+    needs=PD,
+)
+
+# --- what matplotlib's objects call when they change -------------------------------------------------------------------
+
+PLT = "matplotlib numpy"
+case(
+    "matplotlib/colorbar follows its image",
+    "import matplotlib.pyplot as plt,numpy as np\nfig,ax=plt.subplots()\nim=ax.imshow(np.eye(3))\ncb=fig.colorbar(im)",
+    check="im.set_clim(0,2)\na=cb.vmax\nim.norm.vmax=3\nb=cb.vmax\nim.set_cmap('gray')\nout=a,b,cb.cmap.name,len(im.callbacks.callbacks['changed'])\nplt.close('all')",
+    needs=PLT,
+)
+case(
+    "matplotlib/two images with one norm",
+    "import matplotlib.pyplot as plt,numpy as np\nn=plt.Normalize(0,1)\nfig,axs=plt.subplots(2)\nims=[a.imshow(np.eye(2),norm=n) for a in axs]\nseen=[]\nids=[i.callbacks.connect('changed',lambda m,k=k: seen.append(k)) for k,i in enumerate(ims)]",
+    "n.vmax=2",
+    check="n.vmax=5\nims[0].callbacks.disconnect(ids[0])\nn.vmin=-1\nout=seen,ims[1].callbacks.connect('changed',print)!=ids[1]\nplt.close('all')",
+    needs=PLT,
+)
+case(
+    "matplotlib/axes call a function of the notebook",
+    "import matplotlib.pyplot as plt\nfig,ax=plt.subplots()\nseen=[]\ndef on(a): seen.append(a.get_xlim())\nax.callbacks.connect('xlim_changed',on)",
+    check="ax.set_xlim(0,7)\nout=seen\nplt.close('all')",
+    needs=PLT,
+)
+case(
+    "matplotlib/slider",
+    "import matplotlib.pyplot as plt\nfrom matplotlib.widgets import Slider,CheckButtons\nfig=plt.figure()\ns=Slider(fig.add_axes([0,0,1,.1]),'s',0,1)\nv=[]\ns.on_changed(v.append)\nc=CheckButtons(fig.add_axes([0,.2,1,.5]),['a','b'])\nc.on_clicked(v.append)",
+    "s.set_val(.5)",
+    check="s.set_val(.7)\nc.set_active(1)\nout=v,c.get_status()\nplt.close('all')",
+    needs=PLT,
+)
+case(
+    "widgets/what is selected",
+    "import ipywidgets as w\nd=w.Dropdown(options=[('one',1),('two',{'k':[]})],value=1)\nm=w.SelectMultiple(options=['a','b','c'],value=('b','c'))\nr=w.SelectionSlider(options=[3,5,7],index=1)\nseen=[]\nd.observe(lambda c: seen.append(c['new']),'index')",
+    "d.index=1",
+    check="d.value['k'].append(1)\nd.index=0\nm.value=('a',)\nout=d.label,d.options[1][1],m.index,r.value,seen",
+    needs="ipywidgets",
+)
