@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import capture, form, hurry, later, names, native, pickling, planning, process, recipes, redo, rerun
+from . import capture, effects, form, hurry, later, names, native, pickling, planning, process, recipes, redo, rerun
 from . import restore as restoring
 from .store import Store, StoreError, ask_for
 
@@ -83,7 +83,7 @@ class Agent:
         self._audit_from = 0.0
         self._waiting: list[_Ran] = []
         self._inputs = 0
-        self.effects = rerun.Effects()
+        self.effects = effects.Effects()
         #: What each capture found, for the plan of a save.
         self.notes: list[dict[str, Any]] = []
         self._drawn: dict[str, bytes] = {}
@@ -244,10 +244,10 @@ class Agent:
     def _uses(self, used: list[str], touched: list[int]) -> list[str]:
         """Names in the functions that a cell may call, as far as they tell whether it may run again."""
         reached = {m for u in touched if u in self.capture.units for m in self.capture.units[u].touches}
-        told = rerun.telling(reached)
+        told = effects.telling(reached)
         space = self.shell.user_ns
         if any(_own_module(space[n]) for n in {*used, *reached} if n in space):
-            told.append(rerun.LOCAL)
+            told.append(effects.LOCAL)
         return told
 
     def _note(self, delta: capture.Delta, cell: dict[str, Any] | None) -> None:
@@ -493,9 +493,11 @@ class Agent:
     def _shown_as(self, unit: capture.Unit) -> dict[str, str] | None:
         """Which variable each name under which IPython keeps what was displayed is; nothing if one is none of them."""
         space = self.shell.user_ns
-        plain = [n for n in unit.names if not rerun.shown(n)]
+        plain = [n for n in unit.names if not effects.shown(n)]
         found = {
-            name: next((n for n in plain if space[n] is space[name]), "") for name in unit.names if rerun.shown(name)
+            name: next((n for n in plain if space[n] is space[name]), "")
+            for name in unit.names
+            if effects.shown(name)
         }
         return found if all(found.values()) else None
 

@@ -19,8 +19,8 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
+from . import kinds, native, pickling, process, recipes, rules, unswept, verify
 from . import names as naming
-from . import native, pickling, process, recipes, unswept, verify
 from .store import CHUNK, Store
 
 #: Memory from this many bytes on is tracked by the kernel rather than hashed.
@@ -497,7 +497,7 @@ class Capture:
         if name not in visible or name in visible.changed:
             return False
         kind = type(visible[name])
-        return kind in _ATOMS or (kind is types.ModuleType and not pickling._of_notebook(visible[name]))
+        return kind in _ATOMS or (kind is types.ModuleType and not rules.of_notebook(visible[name]))
 
     def _process_delta(self, libraries: bool) -> dict[str, bytes]:
         now = process.read()
@@ -762,8 +762,8 @@ class _Round:
         return _Block(members, dump, time.perf_counter() - started)
 
     def _placeholder(self, members: Sequence[str], values: Sequence[Any], why: str) -> pickling.Dump:
-        stands = [recipes.Lost(pickling._a(pickling._kind(value)), why) for value in values]
-        gone = [pickling.Gone(pickling._a(pickling._kind(value)), why) for value in values]
+        stands = [recipes.Lost(kinds.a_kind(kinds.kind_of(value)), why) for value in values]
+        gone = [pickling.Gone(kinds.a_kind(kinds.kind_of(value)), why) for value in values]
         return _plain(pickle.dumps(([], stands), protocol=5), gone)
 
     def _follow(self) -> None:

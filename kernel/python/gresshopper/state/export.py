@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import form, pickling, process, recipes, restore
+from .session import reason
 from .store import Store, StoreError
 
 
@@ -53,7 +54,7 @@ def _write(name: str, value: Any, target: Path) -> str:
         (target / f"{file}.pkl").write_bytes(pickle.dumps(value))
         return f"{file}.pkl"
     except Exception as e:  # whatever a library's own writing code raises
-        return f"not exported: {pickling._reason(e)}"
+        return f"not exported: {reason(e)}"
 
 
 def _frame(file: str, frame: Any, target: Path) -> str:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from . import names, recipes, rerun, restore
+from . import effects, names, recipes, restore
 
 #: Groups from so many bytes on are read later.
 LARGE = 1024 * 1024
@@ -47,7 +47,7 @@ def waiting(snapshot: restore.Snapshot, large: bool, shown: bool) -> list[int]:
 
 def _only_shown(said: Any) -> bool:
     """Whether a group is only what cells displayed, and loading it runs nothing of the notebook's."""
-    return not said["c"] and all(m.startswith("n:") and rerun.shown(m[2:]) for m in said["m"])
+    return not said["c"] and all(m.startswith("n:") and effects.shown(m[2:]) for m in said["m"])
 
 
 def _size(said: Any) -> int:
@@ -65,7 +65,7 @@ class Later:
         self._waiting = dict.fromkeys(uids)
         self._stands: dict[int, dict[str, Pending]] = {}
         self._owner = {name: uid for uid, entry in self._units.items() for name in entry.names}
-        self._shown = [name for name in self._owner if rerun.shown(name)]
+        self._shown = [name for name in self._owner if effects.shown(name)]
         self._gate = _Gate(self)
 
     def begin(self) -> None:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from . import native, rerun
+from . import effects, native
 
 #: Seconds that a trial takes beside the cells: a Python of its own, and its imports.
 TRIAL = 2.0
@@ -151,7 +151,7 @@ def _barred(note: Mapping[str, Any]) -> str | None:
         return "no cell that was seen made it"
     if any(m.startswith("c:") for made in note["units"] for m in made["m"]):
         return "its cell also made a class, which must stay the same"
-    return rerun.barred(note["cell"])
+    return effects.barred(note["cell"])
 
 
 def _may(history: History, group: Group) -> bool:
@@ -159,7 +159,7 @@ def _may(history: History, group: Group) -> bool:
     if group.plain < PLAIN * group.nbytes or any(m.startswith("c:") for m in group.members):
         return False
     return all(
-        history.notes[i]["cell"] is not None and rerun.doubtful(history.notes[i]["cell"]) is None
+        history.notes[i]["cell"] is not None and effects.doubtful(history.notes[i]["cell"]) is None
         for i in history.back(group.uid)
     )
 

@@ -17,7 +17,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import capture, form, pickling, planning, process, rerun, restore
+from . import capture, effects, form, pickling, planning, process, rerun, restore
+from .session import reason
 from .store import Store
 
 
@@ -32,7 +33,7 @@ def described(history: planning.History, cells: Sequence[int], ref: Callable[[by
         cell["made"] = [
             [made["m"], made["dig"], made["tags"]]
             for made in history.notes[i]["units"]
-            if not made["lost"] and not any(rerun.shown(m[2:]) for m in made["m"])
+            if not made["lost"] and not any(effects.shown(m[2:]) for m in made["m"])
         ]
         cell["units"] = history.notes[i]["units"]
         found.append(cell)
@@ -90,7 +91,7 @@ class Replay:
         namespace = self._session.namespace
         live = dict(namespace)
         try:
-            with rerun._emptied(namespace, self._snapshot):
+            with rerun.emptied(namespace, self._snapshot):
                 loader = restore.Loader(self._snapshot, self._store, self._session, lazy=False, live=live)
                 for cell in self._snapshot.redo["cells"]:
                     self._cell(cell, loader, namespace)
@@ -103,7 +104,7 @@ class Replay:
     def _cell(self, cell: Mapping[str, Any], loader: restore.Loader, scratch: dict[str, Any]) -> None:
         if all(uid in self.failed for uid in self._needing(cell)):
             return
-        why = rerun.barred(cell)
+        why = effects.barred(cell)
         try:
             if why is not None:
                 raise _Mismatch(why)
@@ -118,7 +119,7 @@ class Replay:
         except _Mismatch as e:
             self._fail(cell, str(e))
         except BaseException as e:
-            self._fail(cell, f"running its cell again failed: {pickling._reason(e)}")
+            self._fail(cell, f"running its cell again failed: {reason(e)}")
 
     def _needing(self, cell: Mapping[str, Any]) -> list[int]:
         return [uid for uid, e in self._wanted.items() if cell["seq"] in e.said["redo"]]
@@ -136,7 +137,7 @@ class Replay:
                 raise _Mismatch(f"running its cell again gave another {', '.join(names)}")
 
     def _take(self, uid: int, entry: restore.Entry, scratch: dict[str, Any]) -> None:
-        made = {name: scratch[name] for name in entry.names if name in scratch and not rerun.shown(name)}
+        made = {name: scratch[name] for name in entry.names if name in scratch and not effects.shown(name)}
         made.update({name: made[same] for name, same in entry.said.get("as", {}).items() if same in made})
         if sorted(made) != sorted(entry.names):
             self.failed[uid] = "running its cells again gave other variables"

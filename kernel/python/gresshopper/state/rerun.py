@@ -1,263 +1,23 @@
-"""Rebuilding what can't be saved by running its cells again, where that is right.
+"""Rebuilding what can't be saved by running its cells again, from the record of each cell.
 
-A cell is barred that had an effect outside the process, failed, or used the clock, the network, the user or a
-source of randomness that isn't recorded. A re-run happens in a scratch namespace, with the versions of its inputs
+Which cells may run again is said in `effects`. A re-run happens in a scratch namespace, with the versions of its inputs
 that the cell saw then; what it makes beside the wanted variables must equal what was recorded, else it is not used.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import io
-import os
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Callable
 
-from . import form, names, pickling, process, restore
+from . import effects, form, pickling, process, restore
+from .session import reason
 from .store import Store
-
-#: Names through which a cell gets what another run wouldn't.
-BARRED_NAMES = frozenset(
-    {
-        "input",
-        "getpass",
-        "time",
-        "perf_counter",
-        "monotonic",
-        "now",
-        "today",
-        "utcnow",
-        "urandom",
-        "default_rng",
-        "uuid1",
-        "uuid4",
-        "secrets",
-        "SystemRandom",
-        "token_hex",
-        "requests",
-        "urlopen",
-        "socket",
-        "subprocess",
-        "Popen",
-        "system",
-        "getoutput",
-        "threading",
-        "Thread",
-        "multiprocessing",
-        "ThreadPoolExecutor",
-        "ProcessPoolExecutor",
-        "asyncio",
-        "get_ipython",
-        "run_line_magic",
-        "run_cell_magic",
-        "exec",
-        "eval",
-        "globals",
-        "connect",
-        "id",
-        "getpid",
-        "gethostname",
-        "manual_seed",
-        "Generator",
-        "RandomState",
-        "display",
-        "widgets",
-        "sleep",
-        "tempfile",
-        "mkstemp",
-        "mkdtemp",
-        "TemporaryDirectory",
-    }
-)
-#: Stands among the names for a module of the user's own, whose file may change.
-LOCAL = "<own module>"
-#: Names through which a cell may get what is another tomorrow or elsewhere. What could be shipped isn't left out then.
-DOUBTFUL_NAMES = frozenset(
-    {
-        names.SETS,
-        LOCAL,
-        "set",
-        "frozenset",
-        "hash",
-        "open",
-        "environ",
-        "getenv",
-        "getcwd",
-        "listdir",
-        "scandir",
-        "iterdir",
-        "walk",
-        "glob",
-        "rglob",
-        "stat",
-        "exists",
-        "compile",
-        "vars",
-        "locals",
-        "memmap",
-        "argv",
-        "cpu_count",
-        "getrusage",
-        "process_time",
-        "thread_time",
-        "ctypes",
-        "File",
-        "imread",
-        "device",
-        "cuda",
-    }
-)
-#: The same for names that begin so.
-DOUBTFUL_STARTS = (
-    "read",
-    "load",
-    "fetch",
-    "download",
-    "scan",
-    "get_data",
-    "from_file",
-    "fromfile",
-    "memory",
-    "open_",
-)
-_EFFECTS = (
-    "socket.connect",
-    "socket.bind",
-    "subprocess.Popen",
-    "os.system",
-    "os.remove",
-    "os.rename",
-    "os.mkdir",
-    "os.rmdir",
-    "os.fork",
-    "os.exec",
-    "os.posix_spawn",
-    "shutil.",
-    "builtins.input",
-    "sqlite3.connect",
-    "os.truncate",
-    "os.chmod",
-    "os.kill",
-    "urllib.Request",
-    "smtplib.",
-    "ftplib.",
-    "webbrowser.",
-    "pty.spawn",
-)
 
 #: So many cells are run again for one group at most.
 MOST = 50
-
-
-class Effects:
-    """What a cell does outside the process, by Python's audit events."""
-
-    _installed: Effects | None = None
-
-    def __init__(self) -> None:
-        self._on = False
-        self._found: set[str] = set()
-        self._files: dict[str, list[int]] = {}
-
-    def start(self) -> None:
-        """Watch from here."""
-        if Effects._installed is None:
-            sys.addaudithook(_hook)
-        Effects._installed = self
-        self._found, self._files = set(), {}
-        self._on = True
-
-    def stop(self) -> dict[str, Any]:
-        """What happened since `start`: effects, and files that were read with their size and time of change."""
-        self._on = False
-        return {"did": sorted(self._found), "read": self._files}
-
-    def event(self, event: str, args: tuple[Any, ...]) -> None:
-        """One audit event of a kind that counts."""
-        if event == "open":
-            self._opened(args)
-        else:
-            self._found.add(event)
-
-    def _opened(self, args: tuple[Any, ...]) -> None:
-        path, _, flags = args
-        if not isinstance(path, (str, bytes)):
-            return
-        path = os.fsdecode(path)
-        if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
-            self._found.add("open for writing")
-        elif not path.endswith((".py", ".pyc", ".so")) and "/site-packages/" not in path and len(self._files) < 100:
-            self._files[path] = _stamp(path)
-
-
-def _stamp(path: str) -> list[int]:
-    try:
-        found = os.stat(path)
-    except OSError:
-        return []
-    return [found.st_size, found.st_mtime_ns]
-
-
-#: Whether an event of this name counts. An import raises thousands that don't.
-_counts: dict[str, bool] = {}
-
-
-def _hook(event: str, args: tuple[Any, ...]) -> None:
-    counts = _counts.get(event)
-    if counts is None:
-        counts = _counts[event] = event == "open" or event.startswith(_EFFECTS)
-    if not counts:
-        return
-    watching = Effects._installed
-    if watching is not None and watching._on:
-        with contextlib.suppress(Exception):
-            watching.event(event, args)
-
-
-def barred(cell: Mapping[str, Any]) -> str | None:
-    """Why a cell mustn't be run again, if so."""
-    if cell.get("joint"):
-        return "several cells ran before their state could be captured"
-    if not cell["ok"]:
-        return "its cell failed"
-    did = cell["effects"]["did"]
-    if did:
-        return f"its cell did what mustn't be done twice ({', '.join(did)})"
-    for path, stamp in cell["effects"]["read"].items():
-        if _stamp(path) != stamp:
-            return f"the file {path} was changed since its cell read it"
-    used = sorted(_used(cell) & BARRED_NAMES)
-    if used:
-        return f"its cell can't be trusted to do the same again ({', '.join(used)})"
-    return None
-
-
-def doubtful(cell: Mapping[str, Any]) -> str | None:
-    """What might make a cell, though it may run again, give something else, if anything."""
-    files = cell["effects"]["read"]
-    if files:
-        return f"it reads {next(iter(files))}"
-    used = _used(cell)
-    found = sorted((used & DOUBTFUL_NAMES) | {n for n in used if n.startswith(DOUBTFUL_STARTS)})
-    return f"it uses {found[0]}" if found else None
-
-
-def _used(cell: Mapping[str, Any]) -> set[str]:
-    """Names that a cell uses, also within the functions that it may call."""
-    return set(_named(cell["source"]).union(cell.get("uses", ())))
-
-
-@functools.lru_cache(maxsize=4096)
-def _named(source: str) -> frozenset[str]:
-    return frozenset(names.names_of_source(source).names)
-
-
-def telling(used: Iterable[str]) -> list[str]:
-    """Those of these names that tell whether a cell may run again."""
-    return sorted(n for n in used if n in BARRED_NAMES or n in DOUBTFUL_NAMES or n.startswith(DOUBTFUL_STARTS))
 
 
 def recover(
@@ -291,11 +51,6 @@ class _Barred(Exception):
     """A variable can't be rebuilt by running cells; says why."""
 
 
-def shown(name: str) -> bool:
-    """Whether a name is one under which IPython keeps what a cell displayed."""
-    return not name.strip("_") or (name.startswith("_") and name[1:].isdigit())
-
-
 def _cells(records: Sequence[form.Record], wanted: set[str]) -> list[int]:
     """The records of the cell that made a group, whatever number it had then, and of those that may have touched it."""
     owner: dict[str, int] = {}
@@ -319,14 +74,14 @@ def _chain(
 ) -> dict[str, Any]:
     """Run, in order, each cell that may have touched the unit, from the one that made it."""
     records = snapshot.records
-    wanted = {name for name in entry.names if not shown(name)} or set(entry.names)
+    wanted = {name for name in entry.names if not effects.shown(name)} or set(entry.names)
     cells = _cells(records, wanted)
     if not cells or records[cells[0]].head.get("full") or records[cells[0]].head["cell"] is None:
         raise _Barred("the cell that made it wasn't recorded")
     if len(cells) > MOST:
         raise _Barred("too many cells touched it")
     for i in cells:
-        why = barred(records[i].head["cell"])
+        why = effects.barred(records[i].head["cell"])
         if why:
             raise _Barred(why)
         if any(m.startswith("c:") for u in records[i].head["units"] for m in u["m"]):
@@ -336,7 +91,7 @@ def _chain(
         stood = restore.Loader(snapshot, store, session, lazy=False).load(uid)
     state: dict[str, Any] = {}
     live = dict(session.namespace)
-    with _emptied(session.namespace, snapshot):
+    with emptied(session.namespace, snapshot):
         for i in cells:
             state = _run_cell(records, i, wanted, state, store, session, live, snapshot)
         _fill_shown(entry, stood, state)
@@ -348,14 +103,14 @@ def _fill_shown(entry: restore.Entry, stood: Sequence[Any], state: dict[str, Any
     """What was displayed is the variable in whose place the same placeholder stood."""
     by_name = {m[2:]: value for m, value in zip(entry.said["m"], stood)}
     for name in entry.names:
-        if name not in state and shown(name):
+        if name not in state and effects.shown(name):
             same = [other for other in state if name in by_name and by_name.get(other) is by_name[name]]
             if same:
                 state[name] = state[same[0]]
 
 
 @contextlib.contextmanager
-def _emptied(namespace: dict[str, Any], snapshot: restore.Snapshot) -> Iterator[None]:
+def emptied(namespace: dict[str, Any], snapshot: restore.Snapshot) -> Iterator[None]:
     """The live namespace as scratch: what is made in it keeps its globals. Its variables are put back after."""
     kept = dict(namespace)
     for entry in snapshot.units.values():
@@ -412,7 +167,7 @@ def _run_cell(
     except _Barred:
         raise
     except BaseException as e:
-        raise _Barred(f"running its cell again failed: {pickling._reason(e)}") from None
+        raise _Barred(f"running its cell again failed: {reason(e)}") from None
     finally:
         process.apply({k: v for k, v in kept.items() if k in ("random", "numpy", "torch")}, lambda _: None)
         for name in set(scratch) - fixed:
@@ -452,7 +207,7 @@ def _same_rest(
         ):
             continue
         own = [m[2:] for m in said["m"]]
-        if any(shown(name) for name in own):
+        if any(effects.shown(name) for name in own):
             continue  # what the cell displayed, which a re-run doesn't keep
         if not all(name in scratch for name in own):
             raise _Barred("running its cell again gave other variables")

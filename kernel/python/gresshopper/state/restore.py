@@ -16,6 +16,7 @@ from collections.abc import Container, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
 from . import form, pickling, process, recipes, unswept
+from .session import reason
 from .store import Store
 
 #: Arrays from this many bytes on lie on a private map of the store, read when they are touched.
@@ -343,7 +344,7 @@ class Loader:
 
             if isinstance(e, StoreError):
                 raise
-            why = f"it couldn't be loaded: {pickling._reason(e)}"
+            why = f"it couldn't be loaded: {reason(e)}"
             self.failed[uid] = why
             for name in entry.names:
                 self.notice(f"{name}: {why}")

@@ -13,7 +13,8 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from . import native, pickling, recipes
+from . import native, pickling, recipes, rules
+from .session import reason
 from .store import Store
 
 #: Seconds that a load may take before it counts as failed.
@@ -87,7 +88,7 @@ def _compare(session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any
         finally:
             recipes.loading(before)
     except Exception as e:
-        return [f"its class's own pickling can't be loaded: {pickling._reason(e)}"]
+        return [f"its class's own pickling can't be loaded: {reason(e)}"]
     return [*_differences(dump.suspects, unpickler.found(dump.suspects)), *_lost_keys(dump.suspects)]
 
 
@@ -95,7 +96,7 @@ def _lost_keys(suspects: Sequence[Any]) -> list[str]:
     """Keys that their dictionary or set no longer finds, since they changed: a restore would find them again."""
     import gc
 
-    hashing = {type(s) for s in suspects if pickling._own_hook(type(s), "__hash__")}
+    hashing = {type(s) for s in suspects if rules.own_hook(type(s), "__hash__")}
     if not hashing:
         return []
     holders = [h for h in gc.get_referrers(*suspects) if type(h) in (dict, set, frozenset)]

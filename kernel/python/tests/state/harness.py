@@ -22,7 +22,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from gresshopper.state import capture, form, names, process, rerun, restore
+from gresshopper.state import capture, effects, form, names, process, rerun, restore
 from gresshopper.state.store import Store
 
 
@@ -40,7 +40,7 @@ class Kernel:
         self.capture = capture.Capture(self.ns, lambda name, value: name in self.hidden, self.store)
         self.log = form.Log(directory / "log", form.owner_key(directory / "key"))
         self.seq = 0
-        self.effects = rerun.Effects()
+        self.effects = effects.Effects()
 
     def run(self, source: str) -> bool:
         self.effects.start()

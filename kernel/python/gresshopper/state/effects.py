@@ -1,0 +1,258 @@
+"""What a cell does outside the process, and whether it may run again.
+
+A cell is barred that had an effect outside the process, failed, or used the clock, the network, the user or a
+source of randomness that isn't recorded.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from . import names
+
+#: Names through which a cell gets what another run wouldn't.
+BARRED_NAMES = frozenset(
+    {
+        "input",
+        "getpass",
+        "time",
+        "perf_counter",
+        "monotonic",
+        "now",
+        "today",
+        "utcnow",
+        "urandom",
+        "default_rng",
+        "uuid1",
+        "uuid4",
+        "secrets",
+        "SystemRandom",
+        "token_hex",
+        "requests",
+        "urlopen",
+        "socket",
+        "subprocess",
+        "Popen",
+        "system",
+        "getoutput",
+        "threading",
+        "Thread",
+        "multiprocessing",
+        "ThreadPoolExecutor",
+        "ProcessPoolExecutor",
+        "asyncio",
+        "get_ipython",
+        "run_line_magic",
+        "run_cell_magic",
+        "exec",
+        "eval",
+        "globals",
+        "connect",
+        "id",
+        "getpid",
+        "gethostname",
+        "manual_seed",
+        "Generator",
+        "RandomState",
+        "display",
+        "widgets",
+        "sleep",
+        "tempfile",
+        "mkstemp",
+        "mkdtemp",
+        "TemporaryDirectory",
+    }
+)
+#: Stands among the names for a module of the user's own, whose file may change.
+LOCAL = "<own module>"
+#: Names through which a cell may get what is another tomorrow or elsewhere. What could be shipped isn't left out then.
+DOUBTFUL_NAMES = frozenset(
+    {
+        names.SETS,
+        LOCAL,
+        "set",
+        "frozenset",
+        "hash",
+        "open",
+        "environ",
+        "getenv",
+        "getcwd",
+        "listdir",
+        "scandir",
+        "iterdir",
+        "walk",
+        "glob",
+        "rglob",
+        "stat",
+        "exists",
+        "compile",
+        "vars",
+        "locals",
+        "memmap",
+        "argv",
+        "cpu_count",
+        "getrusage",
+        "process_time",
+        "thread_time",
+        "ctypes",
+        "File",
+        "imread",
+        "device",
+        "cuda",
+    }
+)
+#: The same for names that begin so.
+DOUBTFUL_STARTS = (
+    "read",
+    "load",
+    "fetch",
+    "download",
+    "scan",
+    "get_data",
+    "from_file",
+    "fromfile",
+    "memory",
+    "open_",
+)
+_EFFECTS = (
+    "socket.connect",
+    "socket.bind",
+    "subprocess.Popen",
+    "os.system",
+    "os.remove",
+    "os.rename",
+    "os.mkdir",
+    "os.rmdir",
+    "os.fork",
+    "os.exec",
+    "os.posix_spawn",
+    "shutil.",
+    "builtins.input",
+    "sqlite3.connect",
+    "os.truncate",
+    "os.chmod",
+    "os.kill",
+    "urllib.Request",
+    "smtplib.",
+    "ftplib.",
+    "webbrowser.",
+    "pty.spawn",
+)
+
+
+class Effects:
+    """What a cell does outside the process, by Python's audit events."""
+
+    _installed: Effects | None = None
+
+    def __init__(self) -> None:
+        self._on = False
+        self._found: set[str] = set()
+        self._files: dict[str, list[int]] = {}
+
+    def start(self) -> None:
+        """Watch from here."""
+        if Effects._installed is None:
+            sys.addaudithook(_hook)
+        Effects._installed = self
+        self._found, self._files = set(), {}
+        self._on = True
+
+    def stop(self) -> dict[str, Any]:
+        """What happened since `start`: effects, and files that were read with their size and time of change."""
+        self._on = False
+        return {"did": sorted(self._found), "read": self._files}
+
+    def event(self, event: str, args: tuple[Any, ...]) -> None:
+        """One audit event of a kind that counts."""
+        if event == "open":
+            self._opened(args)
+        else:
+            self._found.add(event)
+
+    def _opened(self, args: tuple[Any, ...]) -> None:
+        path, _, flags = args
+        if not isinstance(path, (str, bytes)):
+            return
+        path = os.fsdecode(path)
+        if isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR):
+            self._found.add("open for writing")
+        elif not path.endswith((".py", ".pyc", ".so")) and "/site-packages/" not in path and len(self._files) < 100:
+            self._files[path] = _stamp(path)
+
+
+def _stamp(path: str) -> list[int]:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return []
+    return [found.st_size, found.st_mtime_ns]
+
+
+#: Whether an event of this name counts. An import raises thousands that don't.
+_counts: dict[str, bool] = {}
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    counts = _counts.get(event)
+    if counts is None:
+        counts = _counts[event] = event == "open" or event.startswith(_EFFECTS)
+    if not counts:
+        return
+    watching = Effects._installed
+    if watching is not None and watching._on:
+        with contextlib.suppress(Exception):
+            watching.event(event, args)
+
+
+def barred(cell: Mapping[str, Any]) -> str | None:
+    """Why a cell mustn't be run again, if so."""
+    if cell.get("joint"):
+        return "several cells ran before their state could be captured"
+    if not cell["ok"]:
+        return "its cell failed"
+    did = cell["effects"]["did"]
+    if did:
+        return f"its cell did what mustn't be done twice ({', '.join(did)})"
+    for path, stamp in cell["effects"]["read"].items():
+        if _stamp(path) != stamp:
+            return f"the file {path} was changed since its cell read it"
+    used = sorted(_used(cell) & BARRED_NAMES)
+    if used:
+        return f"its cell can't be trusted to do the same again ({', '.join(used)})"
+    return None
+
+
+def doubtful(cell: Mapping[str, Any]) -> str | None:
+    """What might make a cell, though it may run again, give something else, if anything."""
+    files = cell["effects"]["read"]
+    if files:
+        return f"it reads {next(iter(files))}"
+    used = _used(cell)
+    found = sorted((used & DOUBTFUL_NAMES) | {n for n in used if n.startswith(DOUBTFUL_STARTS)})
+    return f"it uses {found[0]}" if found else None
+
+
+def _used(cell: Mapping[str, Any]) -> set[str]:
+    """Names that a cell uses, also within the functions that it may call."""
+    return set(_named(cell["source"]).union(cell.get("uses", ())))
+
+
+@functools.lru_cache(maxsize=4096)
+def _named(source: str) -> frozenset[str]:
+    return frozenset(names.names_of_source(source).names)
+
+
+def telling(used: Iterable[str]) -> list[str]:
+    """Those of these names that tell whether a cell may run again."""
+    return sorted(n for n in used if n in BARRED_NAMES or n in DOUBTFUL_NAMES or n.startswith(DOUBTFUL_STARTS))
+
+
+def shown(name: str) -> bool:
+    """Whether a name is one under which IPython keeps what a cell displayed."""
+    return not name.strip("_") or (name.startswith("_") and name[1:].isdigit())

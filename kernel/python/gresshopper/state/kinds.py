@@ -1,0 +1,147 @@
+"""What kinds of objects there are to a dump: those that may be in several groups without linking them, and those that can't
+be saved because they belong to this process.
+"""
+
+from __future__ import annotations
+
+import collections.abc
+import datetime
+import decimal
+import enum
+import pathlib
+import re
+import struct
+import sys
+import types
+import uuid
+from typing import Any
+
+#: Types whose instances may be shared between groups without linking them: immutable, or names of global things.
+HARMLESS_TYPES: set[type] = {
+    str,
+    bytes,
+    int,
+    float,
+    complex,
+    bool,
+    tuple,
+    type(None),
+    type(Ellipsis),
+    type,
+    frozenset,
+    range,
+    slice,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    types.CodeType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.ClassMethodDescriptorType,
+    decimal.Decimal,
+    uuid.UUID,
+    re.Pattern,
+    pathlib.PosixPath,
+    pathlib.PurePosixPath,
+    datetime.date,
+    datetime.datetime,
+    datetime.time,
+    datetime.timedelta,
+    datetime.timezone,
+    struct.Struct,
+}
+# Metaclasses: instances of these are classes, written by reference or as units of their own.
+HARMLESS_TYPES.update({type(collections.abc.Mapping), enum.EnumMeta, types.FunctionType})
+
+CANT: dict[str, str] = {
+    "generator": "a generator's place can't be saved",
+    "coroutine": "a coroutine's place can't be saved",
+    "async_generator": "a generator's place can't be saved",
+    "frame": "a frame of a running function can't be saved",
+}
+#: Kinds that are bound to this process: module prefix of the type -> why.
+_BOUND = (
+    ("_socket", "a connection belongs to this process"),
+    ("socket", "a connection belongs to this process"),
+    ("ssl", "a connection belongs to this process"),
+    ("_ssl", "a connection belongs to this process"),
+    ("sqlite3", "a connection belongs to this process"),
+    ("_sqlite3", "a connection belongs to this process"),
+    ("subprocess.Popen", "a child process belongs to this process"),
+    ("concurrent.futures.thread.ThreadPoolExecutor", "its threads belong to this process"),
+    ("concurrent.futures.process.ProcessPoolExecutor", "its processes belong to this process"),
+    ("multiprocessing", "it belongs to this process and its children"),
+    ("_multiprocessing", "it belongs to this process and its children"),
+    ("select.", "a handle of this process"),
+    ("mmap.mmap", "a memory map belongs to this process"),
+    ("_hashlib.", "a hash in progress can't be saved"),
+    ("_md5.", "a hash in progress can't be saved"),
+    ("_sha", "a hash in progress can't be saved"),
+    ("_blake2.", "a hash in progress can't be saved"),
+    ("_contextvars", "context variables belong to this process"),
+    ("_ctypes.", "foreign memory belongs to this process"),
+    ("ctypes.", "foreign memory belongs to this process"),
+    ("_asyncio.", "a task of this process's event loop"),
+    ("asyncio.events", "this process's event loop"),
+    ("asyncio.unix_events", "this process's event loop"),
+    ("tempfile.", "a temporary file or directory ends with its process"),
+    ("_queue.SimpleQueue", "it can't be read without emptying it"),
+    ("_thread._local", "values of threads belong to this process"),
+    ("_csv.", "a reader's place can't be saved"),
+    ("zmq.", "a connection belongs to this process"),
+    ("weakref.finalize", "a finaliser belongs to this process"),
+)
+
+
+_bound_cache: dict[type, str | None] = {}
+
+
+def bound_kind(t: type) -> str | None:
+    """Why instances of a type can't be saved, if so."""
+    if t not in _bound_cache:
+        kind = f"{t.__module__}.{t.__qualname__}" if t.__module__ != "builtins" else t.__qualname__
+        why = CANT.get(kind)
+        if why is None:
+            why = next((reason for prefix, reason in _BOUND if kind.startswith(prefix)), None)
+        _bound_cache[t] = why
+    return _bound_cache[t]
+
+
+def kind_of(obj: Any) -> str:
+    t = type(obj)
+    return f"{t.__module__}.{t.__qualname__}" if t.__module__ != "builtins" else t.__qualname__
+
+
+def a_kind(kind: str) -> str:
+    return ("an " if kind[:1].lower() in "aeiou" else "a ") + kind
+
+
+_harmless_cache: tuple[int, frozenset[type]] = (-1, frozenset())
+
+
+def harmless() -> frozenset[type]:
+    """The harmless types, with those of the libraries that are loaded."""
+    global _harmless_cache  # noqa: PLW0603 - libraries are loaded once for the process
+    if _harmless_cache[0] != len(sys.modules):
+        _harmless_cache = (len(sys.modules), frozenset(_find_harmless()))
+    return _harmless_cache[1]
+
+
+def _find_harmless() -> set[type]:
+    found = set(HARMLESS_TYPES)
+    np = sys.modules.get("numpy")
+    if np is not None:
+        found.update({np.ufunc, np.dtype})
+        for part in vars(np).values():
+            if isinstance(part, type) and (issubclass(part, np.generic) or issubclass(part, np.dtype)):
+                found.add(part)
+        found.update(np.dtype(c).__class__ for c in np.typecodes["All"])
+        found.add(np.dtype)
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        found.update({torch.dtype, torch.device, torch.layout, torch.Size})
+    pd = sys.modules.get("pandas")
+    if pd is not None:
+        found.update({pd.Timestamp, pd.Timedelta, pd.Period, type(pd.NaT), type(getattr(pd, "NA", None))})
+    return found

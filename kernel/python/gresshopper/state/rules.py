@@ -1,0 +1,786 @@
+"""Which recipe stands for which kind of object: the dispatch, functions and classes, and the standard library.
+
+What is right with pickle or cloudpickle has none. The recipes are in `recipes`, those for libraries' objects are chosen in
+`libraries`.
+"""
+
+from __future__ import annotations
+
+import _thread
+import builtins
+import copyreg
+import ctypes
+import enum
+import functools
+import gc
+import io
+import operator
+import os
+import pickle
+import re
+import stat
+import struct
+import sys
+import threading
+import types
+import typing
+import weakref
+from typing import Any, Callable, TypeVar
+
+import cloudpickle
+
+from . import iterators, names, native, recipes
+from .kinds import CANT, bound_kind
+from .libraries import LibraryRules
+from .session import MAIN, Overlap, Session, importable
+from .setorder import Order
+
+#: Bytes of a file that was removed while it was open, up to which they are kept; and that are read in a second.
+KEPT, READ_RATE = 64 * 1024 * 1024, 1e9
+
+
+#: What to tell of each class under a cloudpickle that loses slots and the fields of dataclasses, as those before 3.0 do.
+_FORGETS = (
+    f"a class may lose slots, or fields of a dataclass, under cloudpickle {cloudpickle.__version__}: 3.0 keeps them"
+    if not cloudpickle.__version__.partition(".")[0].isdigit() or int(cloudpickle.__version__.partition(".")[0]) < 3
+    else ""
+)
+
+_CArrayType: type = type(ctypes.c_int * 1)
+_FunctionType = types.FunctionType
+
+
+class Rules(LibraryRules):
+    """Recipes; mixed into cloudpickle's C pickler, and into Python's own for nesting that C's stack can't hold."""
+
+    def prepare(self, session: Session, owned: set[str], bad: dict[int, str]) -> None:
+        """Begin a dump."""
+        super().prepare(session, owned, bad)
+        self.ordinary = _ordinary()
+        self.plainly: set[type] = set()  # of those, the ones none of whose instances needs another look in this dump
+
+    # The order matters: cheap and frequent kinds first.
+    def reducer_override(self, obj: Any) -> Any:
+        self.last = obj
+        t = type(obj)
+        if t in self.plainly:
+            return NotImplemented
+        if t in self.ordinary and id(obj) not in _SINGLETONS and id(obj) not in self.bad:
+            self.seen.add(t)
+            if t in _ATTRIBUTED:
+                return self._attributes(obj)
+            if not self.bad and t not in _SINGLE_TYPES:
+                self.plainly.add(t)
+            return NotImplemented
+        if self.bad and id(obj) in self.bad:
+            return self.lose(obj, self.bad[id(obj)])
+        if t is _FunctionType:
+            return self._function(obj)
+        if isinstance(obj, type):
+            return self._class(obj)
+        rule = _RULES.get(t)
+        if rule is not None:
+            return rule(self, obj)
+        held = _SINGLETONS.get(id(obj))
+        if held is not None and held[0] is obj:
+            return recipes.module_value, held[1]
+        if t in self.ordinary:
+            self.seen.add(t)
+            return NotImplemented
+        if obj is self.session.namespace:
+            return recipes.namespace, ()
+        if t is TypeVar and getattr(obj, "__infer_variance__", False):
+            return recipes.type_variable, (obj.__name__, obj.__constraints__, obj.__bound__)
+        if isinstance(obj, enum.Enum):
+            return recipes.enum_member, (t, obj.name) if obj.name is not None and obj.name in t.__members__ else (
+                t,
+                obj.value,
+            )
+        self.seen.add(t)
+        ruled = False
+        for base, later in library_rules():
+            if isinstance(obj, base):
+                ruled = True
+                reduced = later(self, obj)
+                if reduced is not NotImplemented:
+                    return reduced
+        if isinstance(obj, BaseException):
+            return self._exception(obj)
+        why = bound_kind(t)
+        if why is not None:
+            return self.lose(obj, why)
+        if not self.session.by_value(t):
+            single = _SINGLETONS.get(id(obj)) if _stateless(t) and _find_singles(t) else None
+            if single is not None:
+                return recipes.module_value, single[1]
+            if not ruled and not issubclass(t, (dict, TypeVar)):
+                self.ordinary.add(t)
+                if _has_plain_state(t):
+                    _ATTRIBUTED.add(t)
+        elif any(own_hook(t, hook) for hook in _HOOKS) or self._hashes(t):
+            self.suspects.append(obj)
+        plain, itself = self._made(t)
+        reduced = self._attributes(obj) if plain else NotImplemented
+        if reduced is NotImplemented and itself:
+            reduced = obj.__reduce_ex__(5)
+        if reduced is not NotImplemented:
+            return _bare(reduced) if itself else reduced
+        return cloudpickle.CloudPickler.reducer_override(self, obj)
+
+    def _made(self, t: type) -> tuple[bool, bool]:
+        found = self.made.get(t)
+        if found is None:
+            found = self.made[t] = _has_plain_state(t), _makes_itself(t)
+        return found
+
+    def _attributes(self, obj: Any) -> Any:
+        """An instance whose `__dict__` others hold too: as `vars(obj)`, or for their own."""
+        others = _dict_refs(obj) - _ALONE
+        if others <= 0 or others <= self.session.holding(obj):
+            return NotImplemented
+        if isinstance(obj, types.SimpleNamespace):
+            self.notes.append("what vars() gives of a SimpleNamespace isn't its attributes any more")
+            return NotImplemented
+        return _sharing(obj)
+
+    def _hashes(self, t: type) -> bool:
+        """Whether instances hash in a way of the notebook's, so that one that was changed may be a lost key."""
+        if len(self.suspects) >= MANY or not own_hook(t, "__hash__"):
+            return False
+        params = getattr(t, "__dataclass_params__", None)
+        return params is None or not params.frozen
+
+    # --- functions and classes ---
+
+    def _function(self, f: types.FunctionType) -> Any:
+        if importable(f):
+            return NotImplemented
+        self.seen.add(_FunctionType)
+        self.functions.append(f)
+        scope = f.__globals__
+        live = scope is self.session.namespace
+        if not live:
+            module = sys.modules.get(str(scope.get("__name__")))
+            if module is not None and vars(module) is scope and module.__name__ != MAIN:
+                foreign: Any = _ModuleScope(module.__name__)
+                foreign = self.scopes.setdefault(id(scope), foreign)
+            else:
+                return self._detached_function(f)
+        else:
+            foreign = None
+            touched = names.names_of_code(f.__code__)
+            self.touches |= touched.names
+            self.dynamic = self.dynamic or touched.dynamic
+        made = (f.__code__, f.__name__, live, foreign, f.__closure__)
+        return recipes.function, made, self._function_state(f), None, None, recipes.set_function
+
+    def _function_state(self, f: types.FunctionType) -> dict[str, Any]:
+        state: dict[str, Any] = {
+            "dict": f.__dict__,
+            "defaults": f.__defaults__,
+            "kwdefaults": f.__kwdefaults__,
+            "doc": f.__doc__,
+            "module": f.__module__,
+            "qualname": f.__qualname__,
+            "annotations": _annotations(f),
+        }
+        params = getattr(f, "__type_params__", None)
+        if params:
+            state["type_params"] = params
+        return state
+
+    def _detached_function(self, f: types.FunctionType) -> Any:
+        scope = f.__globals__
+        for held in self.session.namespace.values():
+            if type(held) is types.ModuleType and vars(held) is scope and of_notebook(held):
+                foreign = self.scopes.setdefault(id(scope), _MadeScope(held))
+                made = (f.__code__, f.__name__, False, foreign, f.__closure__)
+                return recipes.function, made, self._function_state(f), None, None, recipes.set_function
+        if any(held is scope for held in self.session.namespace.values()):
+            # A namespace that the user gave to `exec`: it is written first, so that its functions can refer to it.
+            if id(scope) not in self.leads:
+                raise Overlap(scope)
+            made = (f.__code__, f.__name__, False, scope, f.__closure__)
+            return recipes.function, made, self._function_state(f), None, None, recipes.set_function
+        # Made by a library with globals of its own (namedtuple's, dataclass's, exec's): cloudpickle copies those.
+        return self._dynamic_function_reduce(f)  # type: ignore[attr-defined]
+
+    def _class(self, cls: type) -> Any:
+        if cls in _BUILTIN_CLASSES:
+            return cloudpickle.CloudPickler.reducer_override(self, cls)
+        if type(cls) is _CArrayType:
+            return operator.mul, (cls._type_, cls._length_)  # type: ignore[attr-defined]
+        if not self.session.by_value(cls):
+            return cloudpickle.CloudPickler.reducer_override(self, cls)
+        cid = self.session.class_id(cls)
+        if cid in self.owned:
+            if _FORGETS:
+                self.notes.append(_FORGETS)
+            return _whole_class(cls, cloudpickle.CloudPickler.reducer_override(self, cls))
+        self.classes.add(cid)
+        return recipes.class_of, (cid,)
+
+    def _cell(self, made: Any) -> Any:
+        try:
+            content: tuple[Any, ...] = (made.cell_contents,)
+        except ValueError:
+            content = ()
+        return recipes.cell, (), content, None, None, recipes.set_cell
+
+    def _lru(self, f: Any) -> Any:
+        if importable(f) and getattr(f, "__module__", MAIN) != MAIN:
+            return NotImplemented
+        params = f.cache_parameters()
+        if f.cache_info().currsize:
+            self.notes.append("what an lru_cache held is computed again after a restore")
+        attrs = {k: v for k, v in f.__dict__.items() if k != "__wrapped__"}
+        return (
+            recipes.cached,
+            (f.__wrapped__, params["maxsize"], params["typed"]),
+            attrs,
+            None,
+            None,
+            recipes.attributes,
+        )
+
+    def _order(self, order: Order) -> Any:
+        return recipes.set_order, tuple(order)
+
+    # --- the standard library ---
+
+    def _lock(self, made: Any) -> Any:
+        if made.locked():
+            self.notes.append("a lock that was held is free after a restore")
+        return recipes.lock, ()
+
+    def _rlock(self, made: Any) -> Any:
+        if "owner=0" not in repr(made):
+            self.notes.append("a lock that was held is free after a restore")
+        return recipes.rlock, ()
+
+    def _weakref(self, ref: Any) -> Any:
+        target = ref()
+        if target is not None and ref.__callback__ is not None:
+            self.notes.append("what a weak reference calls when its object ends isn't called any more")
+        return (recipes.dead_ref, ()) if target is None else (recipes.weak_ref, (target,))
+
+    def _weak_dict(self, made: Any) -> Any:
+        return recipes.weak_dict, (type(made), list(made.items()))
+
+    def _weak_set(self, made: Any) -> Any:
+        return recipes.weak_set, (type(made), list(made))
+
+    def _exception(self, e: BaseException) -> Any:
+        if e.__traceback__ is not None:
+            self.notes.append("an exception's traceback isn't saved")
+        own_init = isinstance(type(e).__init__, _FunctionType)
+        if not own_init or isinstance(e, (OSError, SyntaxError, UnicodeError)):
+            if e.__cause__ is None and e.__context__ is None:
+                return cloudpickle.CloudPickler.reducer_override(self, e)
+            plain: Any = e.__reduce_ex__(5)
+            links = (plain[2] if len(plain) > 2 else None, e.__cause__, e.__context__, e.__suppress_context__)
+            return plain[0], plain[1], links, None, None, recipes.set_linked_exception
+        state = (e.args, dict(e.__dict__), e.__cause__, e.__context__, e.__suppress_context__)
+        return recipes.exception, (type(e), e.args), state, None, None, recipes.set_exception
+
+    def _file(self, handle: Any) -> Any:
+        for name in ("stdin", "stdout", "stderr", "__stdin__", "__stdout__", "__stderr__"):
+            if handle is getattr(sys, name, None):
+                return recipes.std_stream, (name,)
+        text = isinstance(handle, io.TextIOWrapper)
+        raw = isinstance(handle, io.FileIO)
+        try:
+            if handle.closed:
+                closed = _closed(handle)
+                return (recipes.closed_file, closed) if closed else self.lose(handle, "it was closed")
+            if handle.writable():
+                return self.lose(handle, "a file that is open for writing can't be opened again without changing it")
+            found = os.fstat(handle.fileno())
+            offset = handle.tell()
+            newline = _newline(handle) if text else None
+            path = os.path.abspath(os.fsdecode(handle.name))
+            kept = None if _is_at(found, path) else self._content_of(handle.fileno(), found)
+        except (OSError, ValueError, TypeError, AttributeError) as e:
+            return self.lose(handle, f"its place can't be saved ({e})")
+        self.seen.add(type(handle))
+        how = (handle.encoding, handle.errors, handle.line_buffering, newline) if text else None
+        mode = "r" if text else ("raw" if raw else "rb")
+        if kept is not None:
+            self.notes.append(
+                "a file that was removed or replaced while it was open is a copy of the one that was open"
+            )
+            return recipes.reopen_copy, (handle.name, mode, how, offset, kept)
+        same = (found.st_ino, found.st_size, found.st_mtime_ns)
+        if self.session.opened.setdefault(handle, same) != same:
+            self.notes.append("a file was changed while it was open: what was read ahead of it isn't kept")
+        return recipes.reopen, (path, mode, how, offset, same, handle.name)
+
+    def _content_of(self, handle: int, found: os.stat_result) -> pickle.PickleBuffer:
+        """What is in a file that nobody else can open any more.
+
+        # Errors
+        `ValueError` when it isn't kept, `OSError`.
+        """
+        if not stat.S_ISREG(found.st_mode):
+            raise ValueError("its file was removed or replaced")
+        if found.st_size > KEPT:
+            raise ValueError("its file was removed or replaced, and is too large to be kept")
+        self.session.expect(found.st_size / READ_RATE)
+        content = bytearray(found.st_size)
+        length = os.preadv(handle, [content], 0)
+        return pickle.PickleBuffer(bytes(content[:length]))
+
+    def _generator(self, made: Any) -> Any:
+        found = iterators.generator(made, importable, self.notes.append)
+        return self.lose(made, CANT["generator"]) if found is None else found
+
+    def _iterator(self, made: Any) -> Any:
+        return iterators.iterator(made, self.notes.append)
+
+    def _dict_keys(self, view: Any) -> Any:
+        return recipes.dict_view, (_mapping_of(view), "keys")
+
+    def _dict_values(self, view: Any) -> Any:
+        return recipes.dict_view, (_mapping_of(view), "values")
+
+    def _dict_items(self, view: Any) -> Any:
+        return recipes.dict_view, (_mapping_of(view), "items")
+
+    def _proxy(self, proxy: Any) -> Any:
+        # A proxy doesn't name its mapping; the garbage collector does.
+        mapping = gc.get_referents(proxy)[0]
+        if type(mapping) is dict and "__module__" in mapping and "__doc__" in mapping:
+            self.notes.append("a view of a class's attributes is saved as a copy")
+        return recipes.mapping_proxy, (mapping,)
+
+    def _module(self, module: Any) -> Any:
+        if not of_notebook(module):
+            return NotImplemented
+        if any(held is vars(module) for held in self.session.namespace.values()):
+            self.notes.append("what vars() gives of a module isn't its attributes any more")
+        self.linked.add(id(module))
+        held = {name: value for name, value in vars(module).items() if name != "__builtins__"}
+        state = (held, "__builtins__" in vars(module))
+        return recipes.new_module, (module.__name__,), state, None, None, recipes.set_module
+
+    def _argparse(self, made: Any) -> Any:
+        # Which string it is says more than that it is equal.
+        attrs = object.__getattribute__(made, "__dict__")
+        suppress = sys.modules["argparse"].SUPPRESS
+        names_ = [name for name, value in attrs.items() if value is suppress]
+        plain: Any = made.__reduce_ex__(5) if names_ else ()
+        if len(plain) < 3 or any(plain[3:]) or plain[2] is not attrs:
+            return NotImplemented
+        state = {name: None if value is suppress else value for name, value in attrs.items()}
+        return plain[0], plain[1], (state, names_), None, None, recipes.suppressed
+
+    def _new_type(self, made: Any) -> Any:
+        if made.__module__ != MAIN:
+            return NotImplemented
+        return recipes.new_type, (made.__name__, made.__supertype__, made.__qualname__)
+
+    def _match(self, m: Any) -> Any:
+        for how in ("search", "match", "fullmatch"):
+            again = getattr(m.re, how)(m.string, m.pos, m.endpos)
+            if again is not None and again.regs == m.regs:
+                return recipes.match, (m.re, m.string, m.pos, m.endpos, how)
+        for pos in (m.start(),):
+            again = m.re.match(m.string, pos, m.endpos)
+            if again is not None and again.regs == m.regs:
+                return recipes.match, (m.re, m.string, pos, m.endpos, "match")
+        return self.lose(m, "the search that found it can't be repeated")
+
+    def _struct(self, made: struct.Struct) -> Any:
+        return recipes.struct_of, (made.format,)
+
+    def _memoryview(self, view: memoryview) -> Any:
+        obj = view.obj
+        if obj is None or not view.contiguous or isinstance(obj, memoryview):
+            return self.lose(view, "it lies over memory that isn't an object's")
+        base = memoryview(obj)
+        offset = native.address(view) - native.address(base) if view.nbytes else 0
+        shape = tuple(view.shape or ())
+        return recipes.memory, (obj, offset, view.nbytes, view.format, shape, view.readonly and not base.readonly)
+
+    def _future(self, future: Any) -> Any:
+        return NotImplemented if future.done() else self.lose(future, "what it waits for runs in this process")
+
+    def _thread(self, thread: Any) -> Any:
+        if thread.is_alive():
+            return self.lose(thread, "a running thread can't be saved")
+        return self.lose(thread, "a thread belongs to this process")
+
+
+class _ModuleScope:
+    """Written in place of the globals of a function that a module holds under no name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __reduce__(self) -> Any:
+        return recipes.module_value, (self.name, "__dict__")
+
+
+class _MadeScope:
+    """Written in place of the globals of a function that a module of the notebook holds."""
+
+    def __init__(self, module: types.ModuleType) -> None:
+        self.module = module
+
+    def __reduce__(self) -> Any:
+        return recipes.module_scope, (self.module,)
+
+
+def of_notebook(module: types.ModuleType) -> bool:
+    """Whether a module was made in the notebook rather than imported."""
+    name = vars(module).get("__name__")
+    return sys.modules.get(str(name)) is not module and vars(module).get("__spec__") is None
+
+
+#: So many instances with a hash of their own are looked at more closely.
+MANY = 200
+#: Ways in which a class takes its pickling into its own hands.
+_HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
+
+
+def own_hook(cls: type, hook: str) -> bool:
+    found = getattr(cls, hook, None)
+    return isinstance(found, _FunctionType) and found.__module__ == MAIN
+
+
+_NO_STATE = getattr(object, "__getstate__", None)
+#: Libraries' types whose instances are pickled with their `__dict__` as it is.
+_ATTRIBUTED: set[type] = set()
+
+
+def _has_plain_state(t: Any) -> bool:
+    """Whether pickle takes the attributes of its instances as they are, from their `__dict__`."""
+    return bool(
+        t.__dictoffset__ != 0
+        and t.__reduce_ex__ is object.__reduce_ex__
+        and t.__reduce__ in (object.__reduce__, types.SimpleNamespace.__reduce__)
+        and getattr(t, "__getstate__", None) is _NO_STATE
+        and not hasattr(t, "__setstate__")
+        and t not in copyreg.dispatch_table
+        and not issubclass(t, (type, BaseException, types.ModuleType))
+    )
+
+
+def _dict_refs(obj: Any) -> int:
+    return sys.getrefcount(object.__getattribute__(obj, "__dict__"))
+
+
+class _Probe:
+    pass
+
+
+#: References to an instance's `__dict__` that nobody else holds.
+_ALONE = _dict_refs(_Probe())
+
+
+def _sharing(obj: Any) -> Any:
+    """How an instance is written with the very dictionary that holds its attributes."""
+    reduced: Any = obj.__reduce_ex__(5)
+    attrs = object.__getattribute__(obj, "__dict__")
+    state = reduced[2] if len(reduced) > 2 else None
+    slots = state[1] if isinstance(state, tuple) else None
+    if (state[0] if isinstance(state, tuple) else state) is not attrs and attrs:
+        return NotImplemented
+    items = (*reduced[3:5], None, None)[:2]
+    return (*reduced[:2], (attrs, slots), *items, recipes.set_shared)
+
+
+def _makes_itself(t: Any) -> bool:
+    """Whether a class of the notebook has a `__new__` that pickle would run, and doesn't say with what."""
+    return (
+        isinstance(t.__new__, _FunctionType)
+        and t.__new__.__module__ == MAIN
+        and t.__reduce_ex__ is object.__reduce_ex__
+        and t.__reduce__ is object.__reduce__
+        and not any(
+            isinstance(getattr(t, hook, None), _FunctionType) for hook in ("__getnewargs__", "__getnewargs_ex__")
+        )
+    )
+
+
+def _bare(reduced: Any) -> Any:
+    """An instance that is made without running its class's own `__new__`: what that does was done."""
+    return (recipes.bare, *reduced[1:]) if reduced[0] is _NEWOBJ else reduced
+
+
+_NEWOBJ: Any = copyreg.__newobj__  # type: ignore[attr-defined]
+
+
+def _stateless(t: Any) -> bool:
+    return (
+        t.__basicsize__ <= _LARGEST and t.__reduce_ex__ is object.__reduce_ex__ and t.__reduce__ is object.__reduce__
+    )
+
+
+#: Bytes of an instance without slots of its own.
+_LARGEST = _Probe.__basicsize__
+
+
+def _find_singles(t: type) -> bool:
+    """Instances of a library's class that its module holds and that have no attributes: others ask whether something
+    is one of them."""
+    held = vars(sys.modules.get(t.__module__, builtins))
+    for name, value in list(held.items()):
+        if type(value) is t and not getattr(value, "__dict__", None):
+            _keep_single(value, (t.__module__, name))
+    return True
+
+
+def _whole_class(cls: type, reduced: Any) -> Any:
+    """With what cloudpickle leaves out of a class: its slots, and a name that says where it was defined."""
+    if len(reduced) != 6 or not isinstance(reduced[2], tuple) or len(reduced[1]) != 6:
+        return reduced
+    made, (attrs, rest) = list(reduced[1]), reduced[2]
+    slots = attrs.get("__slots__")
+    own = {k for k, v in attrs.items() if type(v) is types.MemberDescriptorType and v.__objclass__ is cls}
+    attrs = {k: v for k, v in attrs.items() if k not in own}
+    # A class of `typing.NamedTuple` gets its own when it is made.
+    given = bool(own) or "__orig_bases__" not in attrs
+    if given and isinstance(slots, (str, tuple, list, dict)) and isinstance(made[3], dict):
+        made[3] = {**made[3], "__slots__": attrs.pop("__slots__")}
+    if cls.__qualname__ != cls.__name__:
+        attrs["__qualname__"] = cls.__qualname__
+    return (reduced[0], tuple(made), (attrs, rest), *reduced[3:])
+
+
+def _closed(handle: Any) -> tuple[Any, ...] | None:
+    """What a file that was closed still says: the arguments of `recipes.closed_file`."""
+    kind = type(handle)
+    if kind is io.FileIO:
+        return handle.name, handle.mode, None, None
+    text = None
+    buffer = handle
+    if kind is io.TextIOWrapper:
+        buffer = handle.buffer
+        text = (handle.encoding, handle.errors, handle.line_buffering, handle.write_through, handle.newlines)
+    if type(buffer) not in (io.BufferedReader, io.BufferedWriter, io.BufferedRandom):
+        return None
+    if type(buffer.raw) is not io.FileIO:
+        return None
+    return handle.name, handle.mode, buffer.raw.mode, text
+
+
+def _is_at(found: os.stat_result, path: str) -> bool:
+    """Whether a file is the one of this path."""
+    try:
+        there = os.stat(path)
+    except FileNotFoundError:
+        return False
+    return (there.st_ino, there.st_dev) == (found.st_ino, found.st_dev)
+
+
+def _newline(handle: Any) -> str | None:
+    """How a text file treats line ends, which it doesn't say; it only matters where there are others than \\n.
+
+    # Errors
+    `ValueError` when that can't be found out.
+    """
+    if b"\r" not in os.pread(handle.fileno(), 1 << 20, 0):
+        return None
+    # In a text file's order of references, its own line end comes between the encoding's name and what was read.
+    texts = [r for r in gc.get_referents(handle) if isinstance(r, str)]
+    if len(texts) == 2:
+        return None
+    if len(texts) == 4:
+        return texts[1]
+    if texts[1] in ("", "\n", "\r", "\r\n"):
+        raise ValueError("how it treats line ends isn't known")
+    return None
+
+
+def _mapping_of(view: Any) -> Any:
+    return gc.get_referents(view)[0]
+
+
+def _annotations(f: types.FunctionType) -> Any:
+    try:
+        return f.__annotations__
+    except Exception:  # a lazily evaluated annotation may name what isn't there
+        return None
+
+
+_BUILTIN_CLASSES = {type(None), type(NotImplemented), type(Ellipsis)}
+
+_RULES: dict[type, Callable[[Any, Any], Any]] = {
+    Order: Rules._order,
+    types.CellType: Rules._cell,
+    functools._lru_cache_wrapper: Rules._lru,
+    _thread.LockType: Rules._lock,
+    type(threading.RLock()): Rules._rlock,
+    weakref.ref: Rules._weakref,
+    weakref.WeakValueDictionary: Rules._weak_dict,
+    weakref.WeakKeyDictionary: Rules._weak_dict,
+    weakref.WeakSet: Rules._weak_set,
+    io.TextIOWrapper: Rules._file,
+    io.BufferedReader: Rules._file,
+    io.BufferedWriter: Rules._file,
+    io.BufferedRandom: Rules._file,
+    io.FileIO: Rules._file,
+    type({}.keys()): Rules._dict_keys,
+    type({}.values()): Rules._dict_values,
+    type({}.items()): Rules._dict_items,
+    types.MappingProxyType: Rules._proxy,
+    re.Match: Rules._match,
+    struct.Struct: Rules._struct,
+    memoryview: Rules._memoryview,
+    types.GeneratorType: Rules._generator,
+    types.ModuleType: Rules._module,
+    **dict.fromkeys(iterators.TYPES, Rules._iterator),
+}
+if isinstance(typing.NewType, type):  # since Python 3.10
+    _RULES[typing.NewType] = Rules._new_type
+
+_ordinary_types: tuple[int, set[type]] = (-1, set())
+
+
+def _ordinary() -> set[type]:
+    """Types of modules whose instances need no recipe of ours, as far as they came up."""
+    global _ordinary_types  # noqa: PLW0603 - libraries are loaded once for the process
+    if _ordinary_types[0] != len(sys.modules):
+        _ordinary_types = (len(sys.modules), set())
+    return _ordinary_types[1]
+
+
+_library_cache: tuple[int, list[tuple[Any, Callable[[Any, Any], Any]]]] = (0, [])
+
+
+_modules_seen = -1
+
+
+#: Libraries that there are rules for.
+_RULED = (
+    "numpy",
+    "numpy.ma",
+    "numpy.random",
+    "matplotlib.figure",
+    "traitlets",
+    "torch",
+    "torch.nn",
+    "pandas",
+    "ipywidgets",
+    "concurrent.futures",
+    "numpy.lib.npyio",
+    "matplotlib",
+    "IPython",
+    "argparse",
+)
+
+
+def library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
+    """Rules for the libraries that are loaded, by `isinstance`; exact types go into the table."""
+    global _library_cache, _modules_seen  # noqa: PLW0603 - libraries are loaded once for the process
+    count = len(sys.modules)
+    if count == _modules_seen:
+        return _library_cache[1]
+    _modules_seen = count
+    _singletons()
+    loaded = sum(name in sys.modules for name in _RULED)
+    if _library_cache[0] == loaded and loaded:
+        return _library_cache[1]
+    rules: list[tuple[Any, Callable[[Any, Any], Any]]] = [(threading.Thread, Rules._thread)]
+    for out in (sys.stdout, sys.stderr):
+        _RULES.setdefault(type(out), Rules._file)
+    np = sys.modules.get("numpy")
+    if np is not None and hasattr(np, "ndarray") and hasattr(np, "ma"):
+        _RULES[np.ndarray] = Rules._ndarray
+        rules.append((np.ndarray, Rules._ndarray))
+        npyio: Any = sys.modules.get("numpy.lib.npyio")
+        generators: Any = sys.modules.get("numpy.random")
+        if generators is not None and hasattr(generators, "Generator"):
+            _RULES[generators.Generator] = Rules._np_generator
+            _RULES[generators.RandomState] = Rules._np_random_state
+        _RULES[np.void] = _RULES[np.record] = Rules._np_void
+        if npyio is not None and hasattr(npyio, "NpzFile"):
+            rules.append((npyio.NpzFile, Rules._npz))
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "nn") and hasattr(torch, "default_generator"):
+        rules.append((torch.Tensor, Rules._tensor))
+        untyped = getattr(torch, "UntypedStorage", None) or getattr(torch.storage, "_UntypedStorage", None)
+        if untyped is not None:
+            _RULES[untyped] = Rules._torch_untyped
+        rules.append((torch.Generator, Rules._torch_generator))
+        typed = getattr(torch.storage, "TypedStorage", None) or getattr(torch.storage, "_TypedStorage", None)
+        if typed is not None:
+            rules.append((typed, Rules._torch_typed))
+    pd = sys.modules.get("pandas")
+    if pd is not None and hasattr(pd, "Index"):
+        _pandas_rules(rules)
+    futures: Any = sys.modules.get("concurrent.futures")
+    if futures is not None and hasattr(futures, "Future"):
+        rules.append((futures.Future, Rules._future))
+    widgets = sys.modules.get("ipywidgets")
+    if widgets is not None and hasattr(widgets, "Widget"):
+        rules.append((widgets.Widget, Rules._widget))
+    # After the widgets, which have traits too.
+    traits = sys.modules.get("traitlets")
+    if traits is not None and hasattr(traits, "HasTraits"):
+        rules.append((traits.HasTraits, Rules._traits))
+    _later_rules(rules)
+    _library_cache = (loaded, rules)
+    return rules
+
+
+#: Objects that a module holds for the whole process: id -> (object, where it is found).
+_SINGLETONS: dict[int, tuple[Any, tuple[str, str]]] = {}
+_SINGLE_TYPES: set[type] = set()
+
+
+def _keep_single(value: Any, where: tuple[str, str]) -> None:
+    _SINGLETONS[id(value)] = (value, where)
+    _SINGLE_TYPES.add(type(value))
+
+
+def _single(module: str, path: str) -> None:
+    held: Any = sys.modules.get(module)
+    for part in path.split("."):
+        held = getattr(held, part, None)
+    if held is not None:
+        _keep_single(held, (module, path))
+
+
+def _singletons() -> None:
+    import random
+
+    _single(random.__name__, "_inst")
+    _single("os", "environ")
+    _single("numpy.random.mtrand", "_rand")
+    _single("numpy.random.mtrand", "_rand._bit_generator")
+    _single("matplotlib", "rcParams")
+    shell = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
+    if shell is not None and shell.initialized():
+        held = shell.instance()
+        _keep_single(held, ("gresshopper.state.recipes", "SHELL"))
+
+
+def _later_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:
+    arguments = sys.modules.get("argparse")
+    if arguments is not None and hasattr(arguments, "SUPPRESS"):
+        kinds: Any = (arguments.Action, arguments._ActionsContainer)
+        rules.append((kinds, Rules._argparse))
+    figures = sys.modules.get("matplotlib.figure")
+    if figures is not None and hasattr(figures, "Figure"):
+        rules.append((figures.Figure, Rules._figure))
+    cbook: Any = sys.modules.get("matplotlib.cbook")
+    if cbook is not None and hasattr(cbook, "CallbackRegistry"):
+        _RULES[cbook.CallbackRegistry] = Rules._callbacks
+
+
+def _pandas_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:
+    """Copy-on-write pandas: its managers and reference counts. Older ones need none of that."""
+    import pandas as pd
+
+    try:
+        from pandas._libs.internals import BlockValuesRefs
+        from pandas.core.internals import BlockManager, SingleBlockManager
+    except ImportError:
+        rules.append((pd.Index, Rules._pd_looked_up))
+        return
+    _RULES[BlockValuesRefs] = Rules._pd_refs
+    _RULES[BlockManager] = Rules._pd_manager
+    _RULES[SingleBlockManager] = Rules._pd_manager
+    rules.append((pd.Index, Rules._pd_index))

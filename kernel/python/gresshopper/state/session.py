@@ -1,0 +1,123 @@
+"""What the dumps of one kernel share: the namespace, the stable ids of its classes, and how a dump ends early."""
+
+from __future__ import annotations
+
+import bisect
+import copyreg
+import sys
+import uuid
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+MAIN = "__main__"
+
+
+class Buffer(NamedTuple):
+    """Memory that a stream refers to by number. `items` is set for an array of objects: what it holds."""
+
+    address: int
+    nbytes: int
+    keep: Any
+    items: Any | None = None
+
+
+class Gone(NamedTuple):
+    """Something that couldn't be written."""
+
+    what: str
+    why: str
+
+
+class Unpicklable(Exception):
+    """A unit can't be written; says why."""
+
+
+class Interrupted(BaseException):
+    """A capture was given up for now: it took longer than it may hold up the user. Nothing was changed.
+
+    As an interrupt from the keyboard it isn't an `Exception`: it passes through what a library catches.
+    """
+
+
+class Overlap(Exception):
+    """Memory that is already written in part belongs to a larger root, which must be written first."""
+
+    def __init__(self, root: Any) -> None:
+        super().__init__("overlap")
+        self.root = root
+
+
+class Session:
+    """What dumps of one kernel share: the namespace and the stable ids of its classes."""
+
+    def __init__(self, namespace: dict[str, Any]) -> None:
+        self.namespace = namespace
+        self.class_ids: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+        self.classes: weakref.WeakValueDictionary[str, type] = weakref.WeakValueDictionary()
+        self._by_value: dict[int, tuple[Any, bool]] = {}
+        #: Whether memory that holds pointers to immutable objects is known to be as it was (set by the capture).
+        self.unchanged: Callable[[int, int], bool] = lambda address, nbytes: False
+        #: Files that are open for reading, as they were when they were first seen.
+        self.opened: weakref.WeakKeyDictionary[Any, tuple[int, int, int]] = weakref.WeakKeyDictionary()
+        #: What each dump of the capture that goes on went through: their memos hold those objects, too.
+        self.kept: list[Any] = []
+        #: Raises `Interrupted` when a dump should be given up for now (set by the agent).
+        self.check: Callable[[], None] = lambda: None
+        #: The same when what follows takes longer than there is time, and can't be given up in between.
+        self.expect: Callable[[float], None] = lambda seconds: None
+
+    def class_id(self, cls: type) -> str:
+        """The stable id of a class of the notebook."""
+        found = self.class_ids.get(cls)
+        if found is None:
+            found = f"{cls.__qualname__}#{uuid.uuid4().hex[:12]}"
+            self.adopt(found, cls)
+        return found
+
+    def adopt(self, cid: str, cls: type) -> None:
+        """Give a class that was rebuilt the id that it had."""
+        self.class_ids[cls] = cid
+        self.classes[cid] = cls
+
+    def holding(self, obj: Any) -> int:
+        """How many references to an instance's `__dict__` dumps of this capture hold."""
+        at = id(object.__getattribute__(obj, "__dict__"))
+        slots: Any = copyreg._slotnames  # type: ignore[attr-defined]
+        each = 2 if slots(type(obj)) else 1  # with slots the memo holds a pair, too
+        return each * sum(_among(ids, at) for ids in self.kept)
+
+    def by_value(self, cls: type) -> bool:
+        """Whether a class belongs to the notebook rather than to an importable module."""
+        found = self._by_value.get(id(cls))
+        if found is not None and found[0]() is cls:
+            return found[1]
+        heap = cls.__flags__ & (1 << 9)
+        answer = bool(heap) and cls.__module__ != "builtins" and not importable(cls)
+        self._by_value[id(cls)] = (weakref.ref(cls), answer)
+        return answer
+
+
+def _among(ids: Any, at: int) -> bool:
+    i = bisect.bisect_left(ids, at)
+    return bool(i < len(ids) and ids[i] == at)
+
+
+def importable(obj: Any) -> bool:
+    """Whether `obj` is what its module (other than `__main__`) holds under its qualified name."""
+    module = getattr(obj, "__module__", None)
+    path = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
+    if not isinstance(module, str) or not isinstance(path, str) or module == MAIN or "<locals>" in path:
+        return False
+    found: Any = sys.modules.get(module)
+    if found is None or (getattr(found, "__file__", None) is None and getattr(found, "__spec__", None) is None):
+        return False
+    for part in path.split("."):
+        found = getattr(found, part, None)
+    return found is obj
+
+
+def reason(why: BaseException) -> str:
+    """An error in one line."""
+    text = str(why).strip().splitlines()
+    return f"{type(why).__name__}: {text[0][:200]}" if text else type(why).__name__

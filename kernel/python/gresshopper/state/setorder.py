@@ -1,0 +1,90 @@
+"""The order in which a set is walked, and how one that is made anew gets it. Nothing here calls a user's code."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from . import native, recipes
+
+#: Larger sets come back in the order in which their items are put into a new one.
+ORDERED = 50_000
+#: Items that the unpickler puts into a set at once.
+_BATCH = 1000
+
+
+class Order(NamedTuple):
+    """A set whose items come in another order when they are put into a new one."""
+
+    made: Any
+    items: list[Any]
+    filling: list[int]
+    size: int
+
+
+def ordered(made: set[Any]) -> list[Order]:
+    """How a set gets its order back, if it needs that and it can be done. Only sets of numbers, and of tuples of
+    them, have an order that is the same in another process.
+    """
+    if not 1 < len(made) <= ORDERED:
+        return []
+    items = list(made)
+    if not all(map(_numeric, items)):
+        return []
+    plain: set[Any] = set()
+    for i in range(0, len(items), _BATCH):
+        plain.update(tuple(items[i : i + _BATCH]))
+    if list(plain) == items:
+        return []
+    places = native.set_table(made)
+    if places is None:
+        return []
+    going_in, filling = _insertion(made, places)
+    for order in (Order(made, going_in, [], 0), Order(made, going_in, filling, len(places))):
+        recipes.set_order(plain, order.items, order.filling, order.size)
+        if list(plain) == items and (order.size or len(native.set_table(plain) or ()) == len(places)):
+            return [order]
+    return []
+
+
+def _insertion(made: set[Any], places: list[int]) -> tuple[list[Any], list[int]]:
+    """An order in which the items of a set come to lie where they are: each after those that it had to go round.
+    Where it went round something that is gone, a number stands in that belongs there.
+    """
+    by_address = {id(item): item for item in made}
+    found = {place: by_address[at] for place, at in enumerate(places) if at in by_address}
+    done: dict[int, None] = {}
+    filling: dict[int, int] = {}
+    for start in found:
+        stack = [start]
+        while stack:
+            top = stack[-1]
+            before = [q for q in _round(hash(found[top]), top, len(places)) if q not in done]
+            filling.update((q, q + (len(places) << 24)) for q in before if q not in found)
+            ahead = next((q for q in before if q in found and q not in stack), None)
+            if ahead is not None:
+                stack.append(ahead)
+            else:
+                done[stack.pop()] = None
+    # Those that went round nothing come first: they may be moved by a growing table without harm.
+    order = sorted(done, key=lambda place: bool(_round(hash(found[place]), place, len(places))))
+    return [found[place] for place in order], list(filling.values())
+
+
+def _round(hashed: int, place: int, size: int) -> list[int]:
+    """The places that CPython tries for a hash before the one where it was put."""
+    tried: list[int] = []
+    perturb = hashed & (2**64 - 1)
+    at = perturb & (size - 1)
+    while len(tried) < 4 * size:
+        for step in range(10 if at + 9 <= size - 1 else 1):
+            if at + step == place:
+                return tried
+            tried.append(at + step)
+        perturb >>= 5
+        at = (at * 5 + 1 + perturb) & (size - 1)
+    return tried
+
+
+def _numeric(item: Any) -> bool:
+    kind = type(item)
+    return kind is int or kind is float or (kind is tuple and all(map(_numeric, item)))

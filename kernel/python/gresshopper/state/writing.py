@@ -1,0 +1,126 @@
+"""What one dump knows while it is written: buffers, memory, classes and names that it came by, and what it had to leave out."""
+
+from __future__ import annotations
+
+import bisect
+import gc
+import pickle
+import types
+from collections.abc import Iterator
+from typing import Any
+
+from . import names, native, recipes
+from .kinds import a_kind, harmless, kind_of
+from .session import Buffer, Gone, Session
+
+#: Buffers below this many bytes stay in the stream.
+INBAND = 32 * 1024
+
+
+class Roots:
+    """Memory that was written, by address: what overlaps a range is found by bisection."""
+
+    def __init__(self) -> None:
+        self._lows: list[int] = []
+        self._apart: list[tuple[int, int, Any]] = []  # sorted, none overlaps another
+        self._over: list[tuple[int, int, Any]] = []  # the few that do
+
+    def add(self, low: int, high: int, root: Any) -> None:
+        """Remember memory up to `high` and what it belongs to."""
+        if not self.free(low, high):
+            self._over.append((low, high, root))
+            return
+        i = bisect.bisect_left(self._lows, low)
+        self._lows.insert(i, low)
+        self._apart.insert(i, (low, high, root))
+
+    def free(self, low: int, high: int) -> bool:
+        """Whether nothing that was remembered overlaps this range."""
+        i = bisect.bisect_right(self._lows, low)
+        if i and low < self._apart[i - 1][1]:
+            return False
+        return (i == len(self._lows) or self._lows[i] >= high) and not any(
+            one[0] < high and low < one[1] for one in self._over
+        )
+
+    def near(self, low: int, high: int) -> Iterator[tuple[int, int, Any]]:
+        """What was remembered and overlaps this range, the larger first."""
+        i = max(0, bisect.bisect_right(self._lows, low) - 1)
+        found = [one for one in self._over if one[0] < high and low < one[1]]
+        while i < len(self._lows) and self._lows[i] < high:
+            if low < self._apart[i][1]:
+                found.append(self._apart[i])
+            i += 1
+        return iter(sorted(found, key=lambda one: one[0] - one[1])) if len(found) > 1 else iter(found)
+
+
+class Writing:
+    """One dump."""
+
+    session: Session
+    owned: set[str]
+    bad: dict[int, str]
+
+    def prepare(self, session: Session, owned: set[str], bad: dict[int, str]) -> None:
+        self.session, self.owned, self.bad = session, owned, bad
+        self.buffers: list[Buffer] = []
+        self.roots = Roots()  # what aliases by memory alone
+        self.ranges: list[tuple[int, int]] = []
+        self.storages: dict[int, Any] = {}
+        self.classes: set[str] = set()
+        self.touches: set[str] = set()
+        self.dynamic = False
+        self.gone: list[Gone] = []
+        self.notes: list[str] = []
+        self.seen: set[type] = set()
+        self.last: Any = None
+        self.detached: dict[int, Any] = {}
+        self.scopes: dict[int, Any] = {}
+        self.plain: dict[int, Any] = {}  # a subclass's array -> the plain array that stands for its memory
+        self.frames: dict[int, Any] = {}  # such a plain array -> what its memory belongs to, if not to an array
+        self.functions: list[Any] = []
+        self.linked: set[int] = set()
+        self.made: dict[type, tuple[bool, bool]] = {}  # of a type: plain attributes, a `__new__` of its own
+        self.suspects: list[Any] = []
+
+    def lose(self, obj: Any, why: str) -> Any:
+        what = a_kind(kind_of(obj))
+        self.gone.append(Gone(what, why))
+        for part in ("gi_code", "cr_code", "ag_code"):
+            code = getattr(obj, part, None) if type(obj).__module__ == "builtins" else None
+            if isinstance(code, types.CodeType):
+                self.touches |= names.names_of_code(code).names
+        self.link_referents(obj)
+        return recipes.Lost, (what, why)
+
+    def link_referents(self, obj: Any) -> None:
+        """What can't be written still shares its objects with other variables: those are rebuilt together."""
+        passed_over = harmless()
+        level = [obj]
+        for _ in range(3):  # a generator, its frame, its variables
+            level = [
+                r
+                for o in level
+                for r in gc.get_referents(o)
+                if type(r) not in passed_over
+                and not isinstance(r, type)
+                and r is not self.session.namespace
+                and not (isinstance(r, dict) and ("__builtins__" in r or "__build_class__" in r))
+            ][:1000]
+            self.linked.update(map(id, level))
+
+    def add_buffer(self, address: int, nbytes: int, keep: Any, items: Any = None) -> int:
+        self.buffers.append(Buffer(address, nbytes, keep, items))
+        return len(self.buffers) - 1
+
+    def out_of_band(self, buffer: pickle.PickleBuffer) -> bool:
+        """Buffers that libraries hand over themselves: large ones go out of band."""
+        raw = buffer.raw()
+        if raw.nbytes < INBAND:
+            return True
+        self.add_buffer(native.address(raw), raw.nbytes, (buffer, raw))
+        self.foreign.append(len(self.buffers) - 1)
+        return False
+
+    foreign: list[int]
+    leads: set[int]
