@@ -221,7 +221,9 @@ def load(peer: Peer, base: Path) -> Any:
         except BaseException as e:
             trouble = f"{type(e).__name__}: {str(e)[:150]}"
         spent = time.perf_counter() - started
-    return {"restore": spent, "trouble": trouble, "seen": look(ip)}
+        peer.settle()
+        settled = time.perf_counter() - started - spent
+    return {"restore": spent, "settled": settled, "trouble": trouble, "seen": look(ip)}
 
 
 def verdict(saved: Any, loaded: Any) -> tuple[int, int, int]:
@@ -252,6 +254,7 @@ def one(kind: type[Peer], name: str) -> dict[str, Any]:
         return {
             **{k: v for k, v in saved.items() if k != "seen"},
             "restore": loaded["restore"],
+            "settled": loaded["settled"],
             "trouble": saved["trouble"] or loaded["trouble"],
             "wrong": wrong,
             "gone": gone,
@@ -365,6 +368,7 @@ def report(table: dict[str, dict[str, dict[str, Any]]]) -> None:
     emit("overhead_percent_worst", worst, "%", len(rows))
     _memory(table)
     emit("capture_in_think_time_s", sum(row["thought"] for row in rows), "s", len(rows))
+    emit("restore_in_think_time_s", sum(row["settled"] for row in rows), "s", len(rows))
     moved = [1 - (row["checkpoint"] + row["restore"]) / row["ran"] for row in rows]
     back = [1 - row["restore"] / row["ran"] for row in rows]
     emit("migration_reduction_percent", 100 * sum(moved) / len(moved), "%", len(rows))

@@ -55,6 +55,9 @@ class Peer:
     def restore(self) -> None:
         pass
 
+    def settle(self) -> None:
+        """Read what is left to think time."""
+
     def size(self) -> int:
         return _size(self.directory)
 
@@ -97,8 +100,13 @@ class Ours(Peer):
         self.agent = Agent(ip, self.directory / "store")
 
     def restore(self) -> None:
+        # All variables. What cells displayed, which none of the others keeps, follows while the user thinks.
         with contextlib.redirect_stderr(io.StringIO()):
             self.agent.restore(self.directory / "state", lazy=False, shown=False)
+
+    def settle(self) -> None:
+        if self.agent.later is not None:
+            self.agent.later.all()
 
 
 class OursPerCell(Ours):
