@@ -176,7 +176,9 @@ impl Core {
     fn seat_with_room(&self, user: u32, node: u32, mem_mib: u64) -> Option<JobId> {
         self.seats
             .iter()
-            .find(|(_, s)| s.user == user && s.node == node && s.mem_mib >= s.mem_used + mem_mib)
+            .find(|(_, s)| {
+                s.user == user && s.node == node && s.mem_mib >= s.mem_used.saturating_add(mem_mib)
+            })
             .map(|(&job, _)| job)
     }
 
@@ -410,7 +412,7 @@ impl Core {
             self.dequeue(c);
         }
         let kernel = &mut self.kernels[k];
-        kernel.next_incarnation = kernel.next_incarnation.max(incarnation.0 + 1);
+        kernel.next_incarnation = kernel.next_incarnation.max(incarnation.0.saturating_add(1));
         let (gpus, mem, pool) = (u32::from(kernel.default_need.gpus), kernel.mem_mib, kernel.pool);
         let first = kernel.replicas.is_empty();
         if first {
@@ -428,7 +430,7 @@ impl Core {
         n.replicas += 1;
         n.sitting.insert(k);
         if let Some(s) = self.seats.get_mut(&seat) {
-            s.mem_used += mem;
+            s.mem_used = s.mem_used.saturating_add(mem);
         }
         for &c in &cells {
             self.enqueue(c);

@@ -7,6 +7,10 @@ use hop_core::need::Need;
 
 /// Longest id that a caller may choose, in bytes.
 const NAME_LIMIT: usize = 200;
+/// No process of a kernel has a number as high: `hopd` gives them one by one.
+const INCARNATION_LIMIT: u32 = 1 << 31;
+/// Memory that one process may ask for, in MiB.
+const MEM_LIMIT: u64 = 1 << 40;
 /// Nodes that one placement may ask to avoid.
 const AVOID_LIMIT: usize = 64;
 
@@ -125,6 +129,11 @@ pub(crate) fn check_replica(access: &Access, up: &ReplicaUp) -> Result<(), Refus
         });
     }
     check_name("node", up.node.as_str())?;
+    if up.incarnation.0 >= INCARNATION_LIMIT {
+        return Err(Refusal::Invalid {
+            reason: format!("hopd has given no process the number {}", up.incarnation.0),
+        });
+    }
     if let Some((_, Some(cell))) = &up.holds {
         check_name("cell id", cell.as_str())?;
     }
@@ -138,6 +147,11 @@ pub(crate) fn check_replica(access: &Access, up: &ReplicaUp) -> Result<(), Refus
 pub(crate) fn check_place(place: &PlaceKernel) -> Result<(), Refusal> {
     check_name("kernel id", place.kernel.as_str())?;
     check_need(&place.default_need)?;
+    if place.mem_mib > MEM_LIMIT {
+        return Err(Refusal::Invalid {
+            reason: format!("{} MiB are more than a process can have", place.mem_mib),
+        });
+    }
     if place.avoid.len() > AVOID_LIMIT {
         return Err(Refusal::Invalid {
             reason: format!("more than {AVOID_LIMIT} nodes are to be avoided"),

@@ -539,3 +539,129 @@ async fn what_a_cell_would_wait_is_told_to_whoever_plans() {
     let many = vec![expect(1); hop_api::message::EXPECT_MAX + 1];
     refused(&asked(&mut house, many), "more than 16 cells");
 }
+
+/// Numbers come from outside: none of them may overflow what is reckoned with it.
+#[tokio::test]
+async fn the_largest_numbers_that_a_user_can_say_break_nothing() {
+    let mut house = House::new();
+    let (front, _front_box) = house.connect("eve", Role::Front);
+    let (replica, mut mailbox) = house.connect("eve", Role::Replica);
+    let (seat, _seat_box) = house.connect("eve", Role::Seat);
+    house.seat(7, "eve", "n0");
+    let huge = || Need {
+        gpus: u16::MAX,
+        gpu_type: Some("t".into()),
+        gpu_mem_mib: u64::MAX,
+        cpus: u16::MAX,
+        deadline: Some(Timestamp(u64::MAX)),
+    };
+    let place = |need: Need, mem_mib| {
+        Request::PlaceKernel(hop_api::message::PlaceKernel {
+            kernel: "k".into(),
+            pool: None,
+            account: None,
+            replicas: u16::MAX,
+            default_need: need,
+            mem_mib,
+            cpus: u16::MAX,
+            avoid: vec![],
+        })
+    };
+    for mem_mib in [1, 1 << 40, u64::MAX] {
+        house.say(
+            seat,
+            Request::SeatUp {
+                job: JobId(7),
+                node: "n0".into(),
+                mem_mib,
+                cpus: u16::MAX,
+            },
+        );
+        house.say(front, place(huge(), mem_mib));
+        house.say(
+            front,
+            place(
+                Need {
+                    deadline: huge().deadline,
+                    ..Need::gpus(1)
+                },
+                mem_mib,
+            ),
+        );
+        house.say(
+            front,
+            place(
+                Need {
+                    cpus: u16::MAX,
+                    ..Need::gpus(2)
+                },
+                mem_mib,
+            ),
+        );
+        for incarnation in [u32::MAX, (1 << 31) - 1] {
+            let mut up = up("eve", "k", incarnation, 7, "n0");
+            if let Request::ReplicaUp(up) = &mut up {
+                up.waiting = vec![("w".into(), huge(), Class::Deadline)];
+                up.holds = Some((LeaseId(u64::MAX), Some("x".into())));
+            }
+            let answer = house.ask(replica, &mut mailbox, up);
+            assert_eq!(done(&answer), incarnation < 1 << 31, "{answer:?}");
+        }
+        let needs = [
+            huge(),
+            Need {
+                deadline: huge().deadline,
+                ..Need::gpus(1)
+            },
+            Need {
+                deadline: Some(Timestamp(0)),
+                ..Need::gpus(2)
+            },
+            Need {
+                cpus: u16::MAX,
+                ..Need::default()
+            },
+        ];
+        for (n, need) in needs.into_iter().enumerate() {
+            for class in [Class::Deadline, Class::Batch] {
+                let cell = format!("{n}{class:?}").into();
+                house.say(
+                    replica,
+                    Request::Submit {
+                        kernel: "k".into(),
+                        cell,
+                        need: need.clone(),
+                        class,
+                    },
+                );
+            }
+            let expect = vec![Expect {
+                need,
+                default_need: huge(),
+                class: Class::Deadline,
+                ..Expect::default()
+            }];
+            let query = QueueQuery {
+                expect,
+                ..QueueQuery::default()
+            };
+            house.say(replica, Request::Queue(query));
+        }
+        house.say(
+            replica,
+            Request::CellEnded {
+                kernel: "k".into(),
+                cell: "1Deadline".into(),
+                lease: LeaseId(u64::MAX),
+                started: Timestamp(u64::MAX),
+                ended: Timestamp(0),
+                outcome: hop_core::lease::Outcome::Ok,
+            },
+        );
+    }
+    house.say(replica, Request::Ping);
+    assert!(matches!(
+        house.ask(replica, &mut mailbox, Request::Ping),
+        Response::Pong
+    ));
+}
