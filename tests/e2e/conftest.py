@@ -35,9 +35,21 @@ def cluster() -> Iterator[Cluster]:
 
 @pytest.fixture(scope="session")
 def two_gpus() -> Iterator[Cluster]:
-    """One pilot of two GPUs is all that the pool has; leases linger for long where nobody waits."""
+    """One pilot of two GPUs is all that the pool has; leases linger for long where nobody waits. Batch cells have a
+    quantum."""
     variant = os.environ.get("HOP_E2E_VARIANT", "auto")
-    yield from deployed(Cluster(f"{BASE}-two", INDEX + 20, variant, "--nodes", "1", PILOTS="1", LINGER_MS="8000"))
+    yield from deployed(
+        Cluster(
+            f"{BASE}-two",
+            INDEX + 20,
+            variant,
+            "--nodes",
+            "1",
+            PILOTS="1",
+            LINGER_MS="8000",
+            POOL_EXTRA="quantum = { batch_s = 2, worth_waiting_s = 0 }",
+        )
+    )
 
 
 @pytest.fixture(scope="module", params=["", "--task-affinity"], ids=["task/cgroup", "task/affinity"])

@@ -1,6 +1,7 @@
 /* The fake GPU that fake_libcuda.c and fake_libnvml.c share: a directory, FAKE_GPU_DIR.
  *
  *   total            bytes of device memory (default 1 GiB)
+ *   minor            NVML's minor number of the device (default 0)
  *   others           bytes that somebody else holds on the device (default 0)
  *   version          cuDriverGetVersion (default 13000)
  *   driver           NVML's driver version (default 580.159.03)

@@ -31,7 +31,7 @@ EXPORT int nvmlDeviceGetUUID(dev_t_ d, char *out, unsigned size) { INJECT("nvmlD
 }
 EXPORT int nvmlDeviceGetName(dev_t_ d, char *out, unsigned size) { INJECT("nvmlDeviceGetName"); (void)d; return put(out, size, "FAKE GPU"); }
 EXPORT int nvmlDeviceGetIndex(dev_t_ d, unsigned *out) { INJECT("nvmlDeviceGetIndex"); (void)d; *out = 0; return OK; }
-EXPORT int nvmlDeviceGetMinorNumber(dev_t_ d, unsigned *out) { INJECT("nvmlDeviceGetMinorNumber"); (void)d; *out = 0; return OK; }
+EXPORT int nvmlDeviceGetMinorNumber(dev_t_ d, unsigned *out) { INJECT("nvmlDeviceGetMinorNumber"); (void)d; *out = (unsigned)fake_number("minor", 0); return OK; }
 
 struct memory { unsigned long long total, free, used; };
 EXPORT int nvmlDeviceGetMemoryInfo(dev_t_ d, struct memory *m) { INJECT("nvmlDeviceGetMemoryInfo");
