@@ -185,7 +185,12 @@ impl Place {
         let config = (context.env)("XDG_CONFIG_HOME").map(PathBuf::from);
         Ok(Self {
             states: data.join("gresshopper/states"),
-            remote: args.remote.as_deref().filter(|url| !url.is_empty()).map(usable).transpose()?,
+            remote: args
+                .remote
+                .as_deref()
+                .filter(|url| !url.is_empty())
+                .map(usable)
+                .transpose()?,
             store: args
                 .store
                 .clone()
