@@ -50,6 +50,7 @@ fn drain(w: &mut World) {
 
 fn run(seed: u64, steps: u64, nodes: u64, faults: bool, limits: bool) -> World {
     let mut w = start(seed, nodes);
+    w.answers_get_lost = faults;
     if limits {
         w.limits();
     }
@@ -92,6 +93,7 @@ fn five_thousand_inputs() {
 
 fn stays_sane_for(inputs: u64) {
     let mut w = start(7, 5);
+    w.answers_get_lost = true;
     w.limits();
     while w.inputs < inputs {
         w.random_step(5, 6, w.inputs.is_multiple_of(3));
@@ -154,6 +156,30 @@ fn a_big_cell_is_not_starved_by_small_ones() {
             waited += 5;
             assert!(waited < 1200, "the big cell starves");
         }
+    }
+}
+
+/// With a quantum so short that cells are parked all the time, and what is said of it gets lost at times.
+#[test]
+fn cells_that_are_parked_over_and_over_are_all_served() {
+    for seed in [3, 5, 8] {
+        let mut p = pool();
+        p.quantum = Quantum {
+            worth_waiting: Span::ZERO,
+            ..Quantum::of_all(Span::from_secs(1))
+        };
+        let mut w = World::new(seed, Config::default(), p);
+        w.answers_get_lost = true;
+        for n in 0..3 {
+            w.pilot(&format!("n{n}"), 4, 8);
+        }
+        for _ in 0..3_000 {
+            w.random_step(3, 6, false);
+            let can = w.rng.below(5) > 0;
+            w.park(can);
+        }
+        assert!(w.parked > 50, "{} parked", w.parked);
+        drain(&mut w);
     }
 }
 

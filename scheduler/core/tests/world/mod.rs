@@ -15,8 +15,8 @@ use hop_core::lease::{EndCause, Outcome};
 use hop_core::need::{Class, Need};
 use hop_core::time::{Span, Timestamp};
 use hop_core::{
-    CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, Output, PilotUp, PlaceKernel, Record,
-    ReplicaUp, SeatPlan, StartLease,
+    CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, Output, ParkedCell, PilotUp, PlaceKernel,
+    Record, ReplicaUp, SeatPlan, StartLease, WaitingCell,
 };
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,6 +86,8 @@ pub struct World {
     pub migrations: Vec<(KernelId, Incarnation, SeatPlan)>,
     pub granted: u64,
     pub parked: u64,
+    /// Some of what replicas say of parked cells is heard only with their next report.
+    pub answers_get_lost: bool,
     pub next_job: u32,
     pub next_cell: u64,
     pub check_every: u64,
@@ -116,6 +118,7 @@ impl World {
             migrations: Vec::new(),
             granted: 0,
             parked: 0,
+            answers_get_lost: false,
             next_job: 100,
             next_cell: 0,
             check_every: 1,
@@ -433,8 +436,41 @@ impl World {
             self.running.remove(&key);
             self.waiting.insert(key);
             self.parked += 1;
+            if self.answers_get_lost && self.rng.below(3) == 0 {
+                return Some(self.report_parked(&kernel, &cell, lease));
+            }
         }
         Some(self.tell(Input::CellParked { kernel, cell, lease }))
+    }
+
+    /// The answer is lost, and the replica's next report says it.
+    fn report_parked(&mut self, kernel: &KernelId, cell: &CellId, lease: LeaseId) -> Vec<Output> {
+        let executor = self.core.lease(lease).expect("a cell runs on it").executor;
+        let replicas = &self.kernels[kernel];
+        let (_, node) = replicas.iter().find(|(i, _)| *i == executor).expect("it runs it");
+        let node = node.clone();
+        let user = self.core.owner(kernel).expect("it has one").clone();
+        self.tell(Input::ReplicaUp(ReplicaUp {
+            kernel: kernel.clone(),
+            incarnation: executor,
+            user,
+            account: None,
+            pool: "main".into(),
+            node,
+            seat: JobId(executor.0 + 10_000),
+            name: String::new(),
+            holds: None,
+            waiting: vec![WaitingCell {
+                cell: cell.clone(),
+                need: Need::gpus(1),
+                class: Class::Interactive,
+            }],
+            parked: Some(ParkedCell {
+                cell: cell.clone(),
+                lease,
+                ran: Span::from_secs(1),
+            }),
+        }))
     }
 
     pub fn pass(&mut self, span: Span) -> Vec<Output> {
