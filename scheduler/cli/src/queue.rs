@@ -42,7 +42,7 @@ static FIELDS: [Field<QueueRow>; 21] = [
         &r.name
     )),
     field!("User", 9, "who", |r| Value::text(&r.user)),
-    field!("State", 9, "PENDING, STARTING, RUNNING, LINGERING, ...", |r| {
+    field!("State", 9, "PENDING, SUSPENDED, STARTING, RUNNING, LINGERING, ...", |r| {
         Value::text(&r.state)
     }),
     field!("Time", 9, "how long in this state", |r| Value::Span(r.time)),
