@@ -4,6 +4,9 @@
 use crate::stream::Stream;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::OnceLock;
+
+mod diag;
 
 /// Whose connections are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -42,13 +45,48 @@ fn loopback_owner(peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
     if !peer_ip.is_loopback() && peer_ip != local_ip {
         return Err(denied("the connection comes from another host"));
     }
-    let table = std::fs::read_to_string("/proc/net/tcp")?;
-    find_owner(&table, (peer_ip, peer.port()), (local_ip, local.port()))
-        .ok_or_else(|| denied("the connection's other end is not in /proc/net/tcp"))
+    let (peer, local) = ((peer_ip, peer.port()), (local_ip, local.port()));
+    let found = match diag::find(peer, local) {
+        Ok(found) => {
+            let _ = ASKED.set(());
+            found
+        }
+        // A kernel without sock_diag says no more than that about a connection that is gone.
+        Err(_) if ASKED.get().is_none() => {
+            find_owner(&std::fs::read_to_string("/proc/net/tcp")?, peer, local)
+        }
+        Err(_) => None,
+    };
+    let owner = found.filter(|owner| owner.is_there());
+    owner
+        .map(|owner| owner.uid)
+        .ok_or_else(|| denied("the connection's other end is gone"))
 }
 
-/// The uid of the socket bound to `from` and connected to `to` in a `/proc/net/tcp` table.
-fn find_owner(table: &str, from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Option<u32> {
+/// The kernel has answered a question about one connection. From then on the table of all is not read: that takes
+/// milliseconds where there are many, and strangers who knock would hold up the owner.
+static ASKED: OnceLock<()> = OnceLock::new();
+
+/// Whose a socket is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Owner {
+    uid: u32,
+    inode: u32,
+    /// As in linux/tcp_states.h.
+    state: u8,
+}
+
+impl Owner {
+    /// Some process has it, or is about to accept it. What is left of one that was closed has no inode and isn't
+    /// established any more, and root's uid.
+    fn is_there(self) -> bool {
+        const ESTABLISHED: u8 = 1;
+        self.inode != 0 || self.state == ESTABLISHED
+    }
+}
+
+/// The socket bound to `from` and connected to `to` in a `/proc/net/tcp` table.
+fn find_owner(table: &str, from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Option<Owner> {
     let (from, to) = (hex(from), hex(to));
     table.lines().skip(1).find_map(|line| {
         let mut fields = line.split_ascii_whitespace();
@@ -56,7 +94,11 @@ fn find_owner(table: &str, from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Option
         if a != from || b != to {
             return None;
         }
-        fields.nth(4)?.parse().ok()
+        Some(Owner {
+            state: u8::from_str_radix(fields.next()?, 16).ok()?,
+            uid: fields.nth(3)?.parse().ok()?,
+            inode: fields.nth(1)?.parse().ok()?,
+        })
     })
 }
 
@@ -76,7 +118,25 @@ mod tests {
         let (server, _) = listener.accept().unwrap();
         let uid = loopback_owner(server.peer_addr().unwrap(), server.local_addr().unwrap()).unwrap();
         assert_eq!(uid, rustix::process::getuid().as_raw());
+        // A thousand knocks must not read the table of all connections a thousand times.
+        assert!(ASKED.get().is_some(), "the kernel wasn't asked");
+        let (peer, local) = (server.peer_addr().unwrap(), server.local_addr().unwrap());
         drop(client);
+        // What is left of a closed connection is in the kernel's table with root's uid.
+        loopback_owner(peer, local).unwrap_err();
+    }
+
+    #[test]
+    fn the_kernel_tells_of_one_connection_what_the_table_says() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let at = |a: SocketAddr| (Ipv4Addr::LOCALHOST, a.port());
+        let (from, to) = (at(client.local_addr().unwrap()), at(client.peer_addr().unwrap()));
+        let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
+        let owner = find_owner(&table, from, to);
+        assert!(owner.is_some_and(|o| o.inode != 0));
+        assert_eq!(diag::find(from, to).unwrap(), owner);
+        assert!(diag::find((from.0, 1), to).is_err());
     }
 
     #[test]
@@ -85,7 +145,12 @@ mod tests {
              0: 0100007F:1F90 0100007F:C350 01 00000000:00000000 00:00000000 00000000     7        0 1 1\n\
              1: 0100007F:C350 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1001        0 2 1\n";
         let ip = Ipv4Addr::LOCALHOST;
-        assert_eq!(find_owner(table, (ip, 50000), (ip, 8080)), Some(1001));
+        let owner = Owner {
+            uid: 1001,
+            inode: 2,
+            state: 1,
+        };
+        assert_eq!(find_owner(table, (ip, 50000), (ip, 8080)), Some(owner));
         assert_eq!(find_owner(table, (ip, 50001), (ip, 8080)), None);
     }
 }
