@@ -42,9 +42,12 @@ static FIELDS: [Field<QueueRow>; 21] = [
         &r.name
     )),
     field!("User", 9, "who", |r| Value::text(&r.user)),
-    field!("State", 9, "PENDING, SUSPENDED, STARTING, RUNNING, LINGERING, ...", |r| {
-        Value::text(&r.state)
-    }),
+    field!(
+        "State",
+        9,
+        "PENDING, SUSPENDED, STARTING, RUNNING, LINGERING, ...",
+        |r| { Value::text(&r.state) }
+    ),
     field!("Time", 9, "how long in this state", |r| Value::Span(r.time)),
     field!("TimeRaw", 10, "in seconds", |r| Value::Seconds(r.time)),
     field!("NGPUs", 5, "GPUs asked for", |r| Value::Number(
