@@ -359,6 +359,10 @@ class LibraryRules(Writing):
         state = (plain[2], manager.num)
         return plain[0], plain[1], state, None, None, recipes.set_figure
 
+    def _region(self, region: Any) -> Any:
+        self.notes.append("pixels that were kept of a canvas aren't kept")
+        return recipes.no_region, ()
+
     def _callbacks(self, registry: Any) -> Any:
         """What artists, norms, axes and widgets call when they change, most of which matplotlib drops. What canvases call
         for events is connected by those that are there.

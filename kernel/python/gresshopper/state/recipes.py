@@ -321,6 +321,10 @@ def set_figure(made: Any, state: tuple[Any, Any]) -> None:
     vars(made)["_number" if "_number" in vars(made) else "number"] = state[1]
 
 
+def no_region() -> None:
+    """Pixels that were kept of a canvas; what draws keeps them again."""
+
+
 def set_traits(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
     """An object with traits, and what observes them."""
     made.__setstate__(state[0])

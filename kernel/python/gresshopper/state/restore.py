@@ -359,12 +359,14 @@ def recipes_blob(loader: Loader, index: int) -> bytearray:
     return into
 
 
-def lost_in(snapshot: Snapshot) -> dict[str, str]:
-    """Variables that are, or hold, something that couldn't be saved."""
+def lost_in(snapshot: Snapshot, loaded: Mapping[str, Any]) -> dict[str, str]:
+    """Variables that are, or hold, something that couldn't be saved; of a group whose placeholders are all variables, those."""
     found: dict[str, str] = {}
     for entry in snapshot.units.values():
+        stands = {name: id(loaded[name]) for name in entry.names if type(loaded.get(name)) is recipes.Lost}
+        names = list(stands) if len(set(stands.values())) >= len(entry.said["gone"]) else entry.names
         for what, why in entry.said["gone"]:
-            for name in entry.names:
+            for name in names:
                 again = entry.said.get("why")
                 found.setdefault(name, f"{what}: {why}" + (f"; it can't be made again: {again}" if again else ""))
     return found
@@ -410,7 +412,7 @@ def restore(
             staged.update(loader.again())
         set_names({name: staged[name] for name in gone})
     process.apply_late(sections, loader.notice)
-    lost = lost_in(snapshot)
+    lost = lost_in(snapshot, staged)
     lost.update({name: why for uid, why in loader.failed.items() for name in snapshot.units[uid].names})
     for entry in snapshot.units.values():
         for note in entry.said["notes"]:

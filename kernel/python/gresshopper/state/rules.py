@@ -106,6 +106,8 @@ class Rules(LibraryRules):
                     return reduced
         if isinstance(obj, BaseException):
             return self._exception(obj)
+        if t.__name__ == "BufferRegion" and t.__module__.startswith("matplotlib."):  # which not each version names
+            return self._region(obj)
         why = bound_kind(t)
         if why is not None:
             return self.lose(obj, why)
@@ -684,7 +686,8 @@ def library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
         return _library_cache[1]
     rules: list[tuple[Any, Callable[[Any, Any], Any]]] = [(threading.Thread, Rules._thread)]
     for out in (sys.stdout, sys.stderr):
-        _RULES.setdefault(type(out), Rules._file)
+        if type(out) not in (io.StringIO, io.BytesIO):  # put there by the notebook, and as any other
+            _RULES.setdefault(type(out), Rules._file)
     np = sys.modules.get("numpy")
     if np is not None and hasattr(np, "ndarray") and hasattr(np, "ma"):
         _RULES[np.ndarray] = Rules._ndarray

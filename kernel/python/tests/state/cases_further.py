@@ -1077,8 +1077,21 @@ case(
 )
 case(
     "archive/zip as it was",
-    "import zipfile\nwith zipfile.ZipFile('ar7.zip','w') as w: w.writestr('a.txt','one')\nz=zipfile.ZipFile('ar7.zip')\np=zipfile.Path(z)",
+    "import zipfile\nwith zipfile.ZipFile('ar7.zip','w') as w: w.writestr('a.txt','one')\nz=zipfile.ZipFile('ar7.zip')",
+    check="out=z.read('a.txt'),z.filename,repr(z)",
+)
+case(
+    "archive/zip path",
+    "import zipfile\nwith zipfile.ZipFile('ar9.zip','w') as w: w.writestr('a.txt','one')\nz=zipfile.ZipFile('ar9.zip')\np=zipfile.Path(z)",
     check="out=z.read('a.txt'),[x.name for x in p.iterdir()],p.root.filename",
+    reported=True,
+)
+case(
+    "stdlib/text in memory while output goes there",
+    "import io,sys\nkept=sys.stdout\nsys.stdout=io.StringIO()\nb=io.StringIO('a\\nb\\n')\nb.readline()",
+    "l=[b]",
+    "sys.stdout=kept\ndel kept",
+    check="out=b.readline(),l[0] is b",
 )
 case(
     "archive/csv reader over a file that was removed",

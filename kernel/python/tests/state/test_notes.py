@@ -27,3 +27,15 @@ def test_told_only_where_it_is_so(tmp_path: Path, cell: str, told: list[str]) ->
     assert kernel.run(cell), kernel.error
     kernel.snap(cell)
     assert [note for unit in kernel.capture.units.values() for note in unit.notes] == told
+
+
+def test_only_what_is_gone_is_said_to_be(tmp_path: Path) -> None:
+    cell = "def g():\n    while True: yield data\ndata = [1]\nmore = {'data': data}\nit = g(); next(it)"
+    kernel = Kernel(tmp_path)
+    kernel.log.create()
+    assert kernel.run(cell), kernel.error
+    kernel.snap(cell, ok=False)  # so that it isn't run again
+    kernel.log.commit(False)
+    fresh = Kernel(tmp_path)
+    told, _ = fresh.restore()
+    assert list(told.lost) == ["it"] and fresh.ns["more"]["data"] is fresh.ns["data"]
