@@ -9,6 +9,10 @@ use crate::state::{Cell, Lease, LeaseState, ParkAsk, Pilot, PilotState, Rank, Ru
 use crate::time::{Span, Timestamp};
 use std::collections::BTreeSet;
 
+/// A waiting cell is looked at again after this part of the time that it has waited, at most after so long.
+const REPORT_PART: u64 = 100;
+const REPORT_MOST: Span = Span::from_secs(300);
+
 /// Where a cell could start now.
 #[derive(Debug, Clone, Copy)]
 struct Spot {
@@ -512,7 +516,11 @@ impl Core {
 
     pub(crate) fn report_due(&mut self, cell: u32, seq: u64, out: &mut Vec<Output>) {
         if self.is_same(cell, seq) {
-            self.at(self.now + self.config.report_every, Timer::Report(cell, seq));
+            // Who has waited for hours is looked at less often.
+            let waited = self.now.since(self.cells[cell].submitted);
+            let least = self.config.report_every.0;
+            let every = Span((waited.0 / REPORT_PART).clamp(least, REPORT_MOST.0.max(least)));
+            self.at(self.now + every, Timer::Report(cell, seq));
             if self.cells[cell].reserved.is_none() {
                 self.reserve(cell, out);
             }

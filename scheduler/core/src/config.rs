@@ -253,7 +253,7 @@ impl Default for Scale {
         Self {
             idle_min: Span::from_secs(60),
             idle_max: Span::from_secs(24 * 3600),
-            worth: 70_000.0,
+            worth: 58_000.0,
             learn: true,
             right_size: true,
             too_small: 0.4,
@@ -272,6 +272,9 @@ pub struct Migrate {
     pub takes: Span,
     /// A move must be expected to save at least this much waiting.
     pub margin: Span,
+    /// Replicas of quiet kernels go to where GPUs lie idle, ahead of need. Where pilots follow what is learnt only.
+    #[serde(default = "yes")]
+    pub ahead: bool,
 }
 
 impl Default for Migrate {
@@ -279,6 +282,7 @@ impl Default for Migrate {
         Self {
             takes: Span::from_secs(10),
             margin: Span::from_secs(5),
+            ahead: true,
         }
     }
 }

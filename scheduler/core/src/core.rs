@@ -302,6 +302,7 @@ impl Core {
             demand: 0,
             loads: Vec::new(),
             foreseeing: None,
+            stirred: self.now,
             offers: None,
         });
         self.pool_by_name.insert(name.clone(), i);

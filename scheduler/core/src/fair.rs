@@ -13,6 +13,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 /// How often what running leases use is added to their users' usage.
 const CHARGE_EVERY: Span = Span::from_secs(60);
 
+/// At most once in this part of the time since the last lease began, and so long at most.
+const CHARGE_PART: u64 = 100;
+const CHARGE_MOST: Span = Span::from_secs(3600);
+
 /// What a limit says now.
 pub(crate) struct Over {
     pub scope: Scope,
@@ -205,7 +209,11 @@ impl Core {
     pub(crate) fn keep_charging(&mut self) {
         if !self.charging && !self.leases.is_empty() {
             self.charging = true;
-            self.at(self.now + CHARGE_EVERY, Timer::Charge);
+            // Where nothing has started for hours, usage is known well enough for longer.
+            let last = self.leases.values().next_back();
+            let quiet = last.map_or(Span::ZERO, |l| self.now.since(l.ordered));
+            let every = (quiet.0 / CHARGE_PART).clamp(CHARGE_EVERY.0, CHARGE_MOST.0);
+            self.at(self.now + Span(every), Timer::Charge);
         }
     }
 

@@ -3,7 +3,8 @@
 //! A kernel that is quiet comes back by its own think times, blended with those of all kernels that had worked as long
 //! without a break. An idle pilot serves every kernel with a replica on its node, so its worth is the sum over these,
 //! less what other idle GPUs would serve as well. Pilots are started ahead of need where that sum is large: on the
-//! nodes set apart, where all have a replica, and at home for a kernel that runs elsewhere for now.
+//! nodes set apart, where all have a replica, and at home for a kernel that runs elsewhere for now. Replicas go to where
+//! pilots lie idle in `ahead.rs`.
 
 use crate::config::Scale;
 use crate::core::Core;
@@ -15,6 +16,9 @@ use std::collections::BTreeSet;
 
 /// How often it is looked whether idle pilots should be started ahead of need.
 const EVERY: Span = Span::from_secs(30);
+/// Less often where nothing has happened for long: in this part of that time, at most so long.
+const EVERY_PART: u64 = 100;
+const EVERY_MOST: Span = Span::from_secs(600);
 /// After GPUs that were kept for the next comer were taken.
 const SOON: Span = Span::from_secs(1);
 /// A pilot that isn't there must be worth this many times one that is, or they would come and go.
@@ -66,7 +70,7 @@ impl Core {
     }
 
     /// How often a second the kernel's next cell is expected.
-    fn comes_back(&self, kernel: u32) -> f64 {
+    pub(crate) fn comes_back(&self, kernel: u32) -> f64 {
         let k = &self.kernels[kernel];
         let pool = &self.pools[k.pool as usize];
         let others = &pool.thinks[streak_class(k.streak)];
@@ -223,7 +227,13 @@ impl Core {
                 self.foresee_on(pool, node, refill, out);
             }
         }
-        self.foresee_in(pool, EVERY);
+        self.move_ahead(pool, out);
+        // With nobody there, nobody comes.
+        if self.pools[pool as usize].demand > 0 {
+            let quiet = self.now.since(self.pools[pool as usize].stirred);
+            let every = (quiet.0 / EVERY_PART).clamp(EVERY.0, EVERY_MOST.0);
+            self.foresee_in(pool, Span(every));
+        }
     }
 
     /// The nodes set apart, and those to which somebody returns who runs elsewhere.
@@ -292,6 +302,7 @@ impl Core {
 
     /// GPUs of the pool were taken, or are gone: perhaps others should be made ready.
     pub(crate) fn foresee_soon(&mut self, pool: u32) {
+        self.pools[pool as usize].stirred = self.now;
         self.foresee_in(pool, SOON);
     }
 }

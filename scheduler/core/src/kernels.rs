@@ -61,6 +61,7 @@ impl Core {
             cells: Vec::new(),
             last_end: None,
             quiet_since: self.now,
+            moved: self.now,
             last_gpus: 0,
             sizes: Vec::new(),
             home: None,
@@ -418,6 +419,7 @@ impl Core {
         if first {
             self.pools[pool as usize].demand += gpus;
             self.count_load(pool, gpus as u16, 1);
+            self.foresee_soon(pool);
         }
         let kernel = &mut self.kernels[k];
         kernel.replicas.push(Replica {

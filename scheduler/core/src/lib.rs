@@ -7,6 +7,7 @@
 //! [`Core::handle`] is the whole interface: tell it what happened, carry out what it says, and come back at
 //! [`Core::next_wake`] with [`Input::Tick`]. `docs/policy.md` says how it decides and why.
 
+mod ahead;
 mod cells;
 mod check;
 pub mod config;

@@ -51,7 +51,7 @@ impl Core {
                 let size = self.pilot_size(pool, self.cells[cell].need.gpus, self.cells[cell].cpus);
                 self.submit_pilot(pool, None, Some(node), Some(size), out);
             }
-            self.move_to(cell, node, takes, out);
+            self.move_to(cell, node, out);
         }
     }
 
@@ -177,7 +177,7 @@ impl Core {
         k.replicas.iter().any(|r| r.node == node) || k.planned.iter().any(|p| p.node == node)
     }
 
-    fn move_to(&mut self, cell: u32, node: u32, takes: Span, out: &mut Vec<Output>) {
+    fn move_to(&mut self, cell: u32, node: u32, out: &mut Vec<Output>) {
         let kernel = self.cells[cell].kernel;
         let Some(victim) = self.victim(cell) else {
             return;
@@ -186,9 +186,19 @@ impl Core {
         if let Some(p) = pilot.filter(|&p| self.pilots[p].state == PilotState::Up) {
             self.hold_back(p, cell);
         }
+        self.begin_move(kernel, victim, node, out);
+    }
+
+    /// Has the replica moved to the node.
+    pub(crate) fn begin_move(&mut self, kernel: u32, victim: Incarnation, node: u32, out: &mut Vec<Output>) {
+        let pool = self.kernels[kernel].pool;
+        let told = self.pools[pool as usize].config.migrate.as_ref().map(|m| m.takes);
+        let takes = self.move_takes(pool, told.unwrap_or_default());
         let seat = self.plan_seat(kernel, node);
         let incarnation = seat.incarnation;
-        self.kernels[kernel].migrating = Some(Moving {
+        let k = &mut self.kernels[kernel];
+        k.moved = self.now;
+        k.migrating = Some(Moving {
             victim,
             incarnation,
             to: node,

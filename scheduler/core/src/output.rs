@@ -92,7 +92,7 @@ pub enum Output {
         kernel: KernelId,
         reason: RefusedBecause,
     },
-    /// To the kernel: move this replica there first; the cell that waits for it then runs there.
+    /// To the kernel: move this replica there. A cell that waits for it then runs there, or one that is to come.
     Migrate {
         kernel: KernelId,
         victim: Incarnation,

@@ -78,11 +78,9 @@ impl Habit {
         own + others
     }
 
-    /// Of the bucket in which `elapsed` lies only what is left of it counts.
-    fn part(i: usize, elapsed: Span) -> f64 {
-        let gone = elapsed.as_secs_f64();
-        let from = bucket(elapsed);
-        if elapsed == Span::ZERO || i > from || i == 0 {
+    /// Of the bucket `from`, in which `gone` seconds lie, only what is left of it counts.
+    fn part(i: usize, from: usize, gone: f64) -> f64 {
+        if gone == 0.0 || i > from || i == 0 {
             return 1.0;
         }
         let low = upper(i) / std::f64::consts::SQRT_2;
@@ -92,13 +90,13 @@ impl Habit {
     /// The quantile `q` of what is left after `elapsed` has gone by already, in the blend of the own past with
     /// `other`'s as `n` observations; none if neither has seen anything that long.
     pub fn remaining(&self, other: &Self, n: f32, elapsed: Span, q: f64) -> Option<Span> {
-        let from = if elapsed == Span::ZERO { 0 } else { bucket(elapsed) };
-        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, elapsed);
+        let from = bucket(elapsed);
+        let gone = elapsed.as_secs_f64();
+        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, from, gone);
         let mass: f64 = (from..BUCKETS).map(weight).sum();
         if mass <= 0.0 {
             return None;
         }
-        let gone = elapsed.as_secs_f64();
         let mut left = mass * q;
         let last = BUCKETS - 1;
         let i = (from..BUCKETS)
@@ -117,7 +115,7 @@ impl Habit {
 
     /// The chance that it is over within `more` when `elapsed` has gone by, in the blend with `other`.
     pub fn chance_within(&self, other: &Self, n: f32, elapsed: Span, more: Span) -> f64 {
-        let from = if elapsed == Span::ZERO { 0 } else { bucket(elapsed) };
+        let from = bucket(elapsed);
         let to = bucket(Span(elapsed.0.saturating_add(more.0)));
         let (mut within, mut mass) = (0.0f32, 0.0f32);
         for i in from..BUCKETS {
@@ -134,8 +132,8 @@ impl Habit {
     /// spans, of the chance that it ends within the span to the time that is waited (Gittins's index).
     pub fn index(&self, other: &Self, n: f32, elapsed: Span) -> f64 {
         let gone = elapsed.as_secs_f64();
-        let from = if elapsed == Span::ZERO { 0 } else { bucket(elapsed) };
-        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, elapsed);
+        let from = bucket(elapsed);
+        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, from, gone);
         let mass: f64 = (from..BUCKETS).map(weight).sum();
         if mass <= 0.0 {
             return 0.0;
@@ -156,8 +154,8 @@ impl Habit {
     /// where holding on doesn't pay.
     pub fn best_hold(&self, other: &Self, n: f32, elapsed: Span, gain: f64, cost: f64, max: Span) -> Span {
         let gone = elapsed.as_secs_f64();
-        let from = if elapsed == Span::ZERO { 0 } else { bucket(elapsed) };
-        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, elapsed);
+        let from = bucket(elapsed);
+        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, from, gone);
         let mass: f64 = (from..BUCKETS).map(weight).sum();
         if mass <= 0.0 {
             return Span::ZERO;

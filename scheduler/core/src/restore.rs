@@ -119,6 +119,7 @@ impl Core {
             cells: Vec::new(),
             last_end: None,
             quiet_since: self.now,
+            moved: self.now,
             last_gpus: 0,
             sizes: Vec::new(),
             home: None,

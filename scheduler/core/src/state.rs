@@ -49,6 +49,8 @@ pub(crate) struct Pool {
     pub loads: Vec<Load>,
     /// When it is looked next whether pilots should be started ahead of need.
     pub foreseeing: Option<Timestamp>,
+    /// When GPUs of it were last taken, or gone, or asked for by somebody new.
+    pub stirred: Timestamp,
     /// What its nodes could ever have; none: not known yet.
     pub offers: Option<PoolOffers>,
 }
@@ -280,6 +282,8 @@ pub(crate) struct Kernel {
     pub last_end: Option<Timestamp>,
     /// Its last sign of life: a cell's end, or its opening.
     pub quiet_since: Timestamp,
+    /// When a replica of it was last moved.
+    pub moved: Timestamp,
     /// GPUs of its last cell, or of those expected.
     pub last_gpus: u16,
     /// What its cells asked for lately: GPUs and weight.

@@ -21,6 +21,7 @@ use std::collections::{BTreeMap, BinaryHeap, HashMap};
 pub struct Without {
     pub linger: bool,
     pub migration: bool,
+    pub moving_ahead: bool,
     pub scaling: bool,
     pub fair_share: bool,
     pub affinity: bool,
@@ -264,6 +265,9 @@ impl<'a> World<'a> {
             false => knobs.linger,
         };
         pool.migrate = knobs.migrate.clone().filter(|_| !without.migration);
+        if let Some(migrate) = pool.migrate.as_mut().filter(|_| without.moving_ahead) {
+            migrate.ahead = false;
+        }
         pool.quantum = knobs
             .quantum_s
             .map_or_else(Quantum::default, |s| Quantum::of_all(Span::from_secs(s)));

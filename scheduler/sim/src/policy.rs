@@ -32,9 +32,10 @@ pub enum Policy {
     Ours(Without),
 }
 
-const PARTS: [&str; 9] = [
+const PARTS: [&str; 10] = [
     "linger",
     "migration",
+    "moving-ahead",
     "scaling",
     "fair-share",
     "affinity",
@@ -76,6 +77,7 @@ impl Policy {
         let flag = match part {
             "linger" => &mut w.linger,
             "migration" => &mut w.migration,
+            "moving-ahead" => &mut w.moving_ahead,
             "scaling" => &mut w.scaling,
             "fair-share" => &mut w.fair_share,
             "affinity" => &mut w.affinity,

@@ -1,0 +1,103 @@
+//! Replicas go to where GPUs lie idle, ahead of need: who comes back finds one, and nobody has to keep it for them alone.
+//!
+//! Hardly ever is no pilot idle anywhere when a cell finds none: it lies where the kernel has no replica. A kernel that is
+//! quiet, is expected back within hours and would find no GPU has a replica moved there. The move takes seconds of
+//! nobody's time; the last executor, which has the namespace ready, and the replica on the kernel's own node stay.
+
+use crate::core::Core;
+use crate::id::Incarnation;
+use crate::output::Output;
+use crate::state::{Kernel, Pilot, PilotState};
+use crate::time::Span;
+
+/// Whoever is expected back later than this is not moved for.
+const BACK_WITHIN: Span = Span::from_secs(5 * 3600);
+/// A kernel is moved for once in so long at most, and
+const REST: Span = Span::from_secs(600);
+/// once in this part of the time for which it has been quiet.
+const REST_OF_QUIET: u64 = 4;
+/// Moves begun at a time.
+const AT_ONCE: usize = 2;
+
+impl Core {
+    /// Begins moves for those who are expected back first of all that would find no GPU.
+    pub(crate) fn move_ahead(&mut self, pool: u32, out: &mut Vec<Output>) {
+        let config = &self.pools[pool as usize].config;
+        if !config.migrate.as_ref().is_some_and(|m| m.ahead) {
+            return;
+        }
+        let least = 1.0 / BACK_WITHIN.as_secs_f64();
+        let stranded = self
+            .kernels
+            .iter()
+            .filter(|(_, k)| k.pool == pool && self.may_be_moved(k));
+        let stranded = stranded.filter_map(|(i, k)| Some((i, self.finds_none(k)?)));
+        let mut first: Vec<(f64, u32, u16)> = stranded
+            .map(|(i, gpus)| (self.comes_back(i), i, gpus))
+            .filter(|(back, ..)| *back >= least)
+            .collect();
+        first.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        for (_, kernel, gpus) in first.into_iter().take(AT_ONCE) {
+            if let Some((node, victim)) = self.idle_node_for(kernel, gpus).zip(self.spare_replica(kernel)) {
+                self.begin_move(kernel, victim, node, out);
+            }
+        }
+    }
+
+    /// It is quiet, has replicas to move, and wasn't moved lately.
+    fn may_be_moved(&self, k: &Kernel) -> bool {
+        let quiet = self.now.since(k.quiet_since);
+        let rest = Span(REST.0.max(quiet.0 / REST_OF_QUIET));
+        k.cells.is_empty()
+            && k.leases.is_empty()
+            && k.planned.is_empty()
+            && k.migrating.is_none()
+            && k.only().is_none()
+            && !k.closed
+            && k.replicas.len() > 1
+            && self.now.since(k.moved) >= rest
+    }
+
+    /// The GPUs that the kernel usually asks for, if it would find none now.
+    fn finds_none(&self, k: &Kernel) -> Option<u16> {
+        let usual = k.sizes.iter().max_by(|a, b| a.1.total_cmp(&b.1));
+        let gpus = usual.map_or(k.default_need.gpus, |&(gpus, _)| gpus);
+        let found = |node: u32| {
+            let mut pilots = self.nodes[node as usize].pilots.iter();
+            pilots.any(|&p| lies_idle(&self.pilots[p], gpus))
+        };
+        (gpus > 0 && !k.replicas.iter().any(|r| found(r.node))).then_some(gpus)
+    }
+
+    /// Where so many GPUs lie idle: where the fewest stay over, and of these where the fewest others sit.
+    fn idle_node_for(&self, kernel: u32, gpus: u16) -> Option<u32> {
+        let k = &self.kernels[kernel];
+        let pilots = self.pools[k.pool as usize]
+            .pilots
+            .iter()
+            .map(|&p| (p, &self.pilots[p]));
+        let fits = |p: &Pilot| {
+            lies_idle(p, gpus)
+                && !k.replicas.iter().any(|r| r.node == p.node)
+                && self.may_sit(p.node, &k.default_need, &[])
+        };
+        pilots
+            .filter(|(_, p)| fits(p))
+            .min_by_key(|(i, p)| (p.free_gpus(), self.nodes[p.node as usize].sitting.len(), *i))
+            .map(|(_, p)| p.node)
+    }
+
+    /// The replica that is missed least: neither the last executor nor the one on the kernel's own node.
+    fn spare_replica(&self, kernel: u32) -> Option<Incarnation> {
+        let k = &self.kernels[kernel];
+        let spare =
+            |r: &&crate::state::Replica| k.last_executor != Some(r.incarnation) && k.base != Some(r.node);
+        let spares = k.replicas.iter().filter(spare);
+        let least = spares.max_by_key(|r| (!self.is_apart(k.pool, r.node), r.incarnation));
+        least.map(|r| r.incarnation)
+    }
+}
+
+fn lies_idle(p: &Pilot, gpus: u16) -> bool {
+    p.state == PilotState::Up && p.reserved.is_none() && p.free_gpus() >= gpus
+}
