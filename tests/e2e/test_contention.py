@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from harness import Cluster, Notebook, until
+from harness import Cluster, Notebook, notebook, uid_of, until
 from opens import Recorder, shared
 
 # Each open is held, so that each is an event of its own: fanotify merges what one process does in quick succession.
@@ -84,6 +84,91 @@ def test_cells_queue_nobody_starves_and_no_gpu_is_ever_open_in_two_kernels(two_g
     assert shared(recorder.seen) == []
     print(f"{len(opened)} opens by {len({e.kernel for e in opened})} kernels in {took:.1f} s", file=sys.stderr)
     the_books_add_up(two_gpus)
+
+
+# Runs as carol in a step beside alice's kernel that has a GPU: prints what it should not have got.
+STRANGER = """
+import ctypes, glob, os, re, socket, stat, subprocess, sys, time
+alice, ports = int(sys.argv[1]), [int(p) for p in sys.argv[2].split(",")]
+libc = ctypes.CDLL(None, use_errno=True)
+def got(what, attempt):
+    try:
+        if attempt():
+            print("got", what, flush=True)
+    except OSError:
+        pass
+def opened(path):
+    return os.open(path, os.O_RDWR | os.O_NOCTTY) >= 0
+def made(path, device):
+    os.mknod(path, stat.S_IFCHR | 0o666, device)
+    return opened(path)
+TRY = "import os, stat, sys\\nfor f in (lambda: os.mknod('made', stat.S_IFCHR | 0o666, int(sys.argv[2])), " \\
+      "lambda: os.open(sys.argv[1], os.O_RDWR | os.O_NOCTTY), lambda: open('v1/devices.allow', 'w').write('a')):" \\
+      "\\n  try:\\n    f()\\n    print('got')\\n  except OSError: pass\\n"
+for path in glob.glob(f"/dev/fakegpu-{os.environ['SLURMD_NODENAME']}-*"):
+    device = os.stat(path).st_rdev
+    got(f"open {path}", lambda: opened(path))
+    got(f"mknod {path}", lambda: made("carols-own", device))
+    mounts = "mkdir -p v1; mount -t cgroup -o devices none v1 2>/dev/null; "
+    argv = ["unshare", "-UrmC", "sh", "-c", mounts + 'exec python3 -c "$0" "$@"', TRY, path, str(device)]
+    got(f"namespaces {path}", lambda: "got" in subprocess.run(argv, capture_output=True, text=True).stdout)
+pids = [p for p in glob.glob("/proc/[0-9]*") if os.path.exists(p) and os.stat(p).st_uid != os.getuid()]
+hers = [int(p[6:]) for p in pids if os.path.exists(p) and os.stat(p).st_uid == alice]
+assert hers
+for pid in hers:
+    got(f"ptrace {pid}", lambda: libc.ptrace(0x4206, pid, 0, 0) == 0)
+    got(f"mem {pid}", lambda: open(f"/proc/{pid}/mem", "rb"))
+    got(f"descriptors {pid}", lambda: any(libc.syscall(438, libc.syscall(434, pid, 0), n, 0) >= 0 for n in range(3, 40)))
+for path in pids:
+    got(f"environ {path}", lambda: open(f"{path}/environ", "rb").read())
+    got(f"argv {path}", lambda: re.search(rb"MUNGE:|[0-9a-f]{32}", open(f"{path}/cmdline", "rb").read()))
+print("tried", flush=True)
+end, held, knocks = time.time() + 4, [], 0
+while time.time() < end:
+    for port in ports:
+        knock = socket.socket()
+        try:
+            knock.connect(("127.0.0.1", port))
+            knock.sendall(os.urandom(64))
+            knocks += 1
+        except OSError:
+            pass
+        held = [*held[-200:], knock]
+print("knocked", knocks, flush=True)
+"""
+
+
+def test_a_stranger_on_the_node_gets_nothing(two_gpus: Cluster) -> None:
+    with notebook(two_gpus, "alice") as alice:
+        assert alice.execute(HOLD)["status"] == "ok"
+        cell = alice.submit("%%gpu 1\nprint(use(10))")["cell"]
+        until("alice has a GPU", lambda: two_gpus.steps("alice/"), 30)
+        ports = listening(two_gpus.pids("bin/hop-front", "alice"))
+        assert len(ports) >= 5
+        script = two_gpus.base / "home/carol/stranger.py"
+        script.write_text(STRANGER)
+        script.chmod(0o644)
+        argv = ["srun", "-Q", "-n1", "--mem=256", "python3", str(script), str(uid_of("alice"))]
+        pipe = subprocess.PIPE
+        stranger = two_gpus.popen("carol", [*argv, ",".join(map(str, ports))], stdout=pipe, stderr=subprocess.STDOUT)
+        assert alice.wait(cell, 60)["status"] == "ok", "her cell goes on beside all that"
+        out, _ = stranger.communicate(timeout=60)
+    assert "tried" in out, out
+    assert "got " not in out, out
+    assert int(out.rsplit("knocked ", 1)[1]) > 100, out
+
+
+def listening(pids: list[int]) -> list[int]:
+    """The TCP ports on which these processes listen."""
+    found = set()
+    for pid in pids:
+        links = [os.readlink(fd) for fd in Path(f"/proc/{pid}/fd").iterdir()]
+        sockets = {link[8:-1] for link in links if link.startswith("socket:")}
+        for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in sockets:
+                found.add(int(fields[1].split(":")[1], 16))
+    return sorted(found)
 
 
 def in_a_step(cluster: Cluster, tmp_path: Path) -> subprocess.Popen[str]:
