@@ -292,7 +292,8 @@ class Agent:
         self._work_off()
         delta = self.capture.run(None, self._seq, arm=True)
         self._note(delta, None)
-        if self.log is not None and (delta.changed or delta.removed or delta.process):
+        moved = self.log is not None and self.capture.order() != self._ordered
+        if self.log is not None and (delta.changed or delta.removed or delta.process or moved):
             self.log.add(self._record(delta, None, False), self._body)
             self.log.commit(False)
         return delta
@@ -365,7 +366,7 @@ class Agent:
         kept = next((i for i, (a, b) in enumerate(zip(before, now)) if a != b), len(before))
         return None if same else (kept, now[kept:])
 
-    _ordered: Sequence[str] = ()
+    _ordered: Sequence[str] = []
     _modules = 0
     _body = b""
 
@@ -428,6 +429,8 @@ class Agent:
         started = time.perf_counter()
         before = self.store.written
         self._work_off()
+        if self.log is not None:
+            self.audit()  # what is found is to be in the log, too
         known = {unit.uid: (unit.digest, unit.tags) for unit in self.capture.units.values()}
         # Nothing ran since everything was audited: going through all classes of all libraries takes the longest.
         delta = self.capture.run(None, self._seq, everything=True, libraries=self._audited != self._seq)
@@ -586,8 +589,7 @@ class Agent:
 
     def show(self) -> list[dict[str, Any]]:
         """Each group: its variables, what it costs, and what can't be saved of it."""
-        self._work_off()
-        self.capture.run(None, self._seq)
+        self.audit()
         return [
             {
                 "names": u.names,
