@@ -5,6 +5,7 @@ use hop_api::config::Pool;
 use hop_api::message::GpuSlot;
 use hop_core::id::{GpuIndex, GpuType, JobId, NodeName};
 use hop_core::time::Timestamp;
+use hop_slurm::gres::Gres;
 use hop_slurm::id::StepKey;
 use hop_slurm::{Settings, Slurm};
 use std::time::Duration;
@@ -38,15 +39,13 @@ pub(crate) async fn discover(pool: &Pool) -> Result<Pilot> {
         .parse()
         .context("SLURM_CPUS_ON_NODE")?;
     let slurm = slurm();
-    let (indices, gpu_type) = match gpus_by_slurm(&slurm, job, &node).await {
+    let gpus = match gpus_by_slurm(&slurm, job, &node).await {
         Some(found) => found,
         None => {
             let text = std::env::var("SLURM_JOB_GPUS").unwrap_or_default();
             let indices = crate::link::parse_gpus(&text).context("SLURM_JOB_GPUS")?;
-            (
-                indices,
-                GpuType::from(pool.gpu_type.as_deref().unwrap_or_default()),
-            )
+            let gpu_type = GpuType::from(pool.gpu_type.as_deref().unwrap_or_default());
+            indices.into_iter().map(|i| (i, gpu_type.clone())).collect()
         }
     };
     let ends = match slurm.job(job).await {
@@ -57,11 +56,11 @@ pub(crate) async fn discover(pool: &Pool) -> Result<Pilot> {
     Ok(Pilot {
         job,
         node,
-        gpus: indices
+        gpus: gpus
             .into_iter()
-            .map(|index| GpuSlot {
+            .map(|(index, gpu_type)| GpuSlot {
                 index,
-                gpu_type: gpu_type.clone(),
+                gpu_type,
                 mem_mib: pool.gpu_mem_mib,
                 blocked: None,
             })
@@ -73,12 +72,21 @@ pub(crate) async fn discover(pool: &Pool) -> Result<Pilot> {
     })
 }
 
-async fn gpus_by_slurm(slurm: &Slurm, job: JobId, node: &NodeName) -> Option<(Vec<GpuIndex>, GpuType)> {
+async fn gpus_by_slurm(slurm: &Slurm, job: JobId, node: &NodeName) -> Option<Vec<(GpuIndex, GpuType)>> {
     let detail = slurm.job_gres(job).await.ok()?;
     let here = detail.into_iter().find(|d| d.nodes.contains(node))?;
-    let indices = hop_slurm::gres::gpu_index(&here.gres);
-    let gpu_type = here.gres.first().map(hop_slurm::gres::Gres::gpu_type)?;
-    (!indices.is_empty()).then_some((indices, gpu_type))
+    let gpus = typed(&here.gres);
+    (!gpus.is_empty()).then_some(gpus)
+}
+
+/// A node's GPUs may be of several types: each by its own.
+fn typed(gres: &[Gres]) -> Vec<(GpuIndex, GpuType)> {
+    let gpus = gres.iter().filter(|g| g.name == "gpu");
+    let mut all: Vec<_> = gpus
+        .flat_map(|g| g.index.iter().flatten().map(|&i| (i, g.gpu_type())))
+        .collect();
+    all.sort_unstable_by_key(|&(i, _)| i);
+    all
 }
 
 /// With little patience: an agent starts again while slurmctld is away, and has its environment to go by.
@@ -113,6 +121,24 @@ pub(crate) fn start_time(pid: u32) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_gpu_has_the_type_that_slurm_says_of_it() {
+        let said = Gres::parse_list("gpu:h100:2(IDX:2-3),gpu:a100:1(IDX:0),shard:4(IDX:1)").unwrap();
+        let gpus = typed(&said);
+        assert_eq!(
+            gpus,
+            [
+                (GpuIndex(0), "a100".into()),
+                (GpuIndex(2), "h100".into()),
+                (GpuIndex(3), "h100".into())
+            ]
+        );
+        assert_eq!(
+            typed(&Gres::parse_list("gpu:2(IDX:0-1)").unwrap())[1],
+            (GpuIndex(1), "".into())
+        );
+    }
 
     #[test]
     fn the_start_time_of_this_process_is_read() {
