@@ -82,10 +82,12 @@ impl Standing {
         [self.again, self.explain_at].into_iter().flatten().min()
     }
 
-    /// When to ask again after one more try that came to nothing.
-    fn ask_later(&mut self) {
-        self.again = Some(Instant::now() + self.pause);
-        self.pause = (self.pause * 2).min(AGAIN.1);
+    /// It asks again in so long, after one more try that came to nothing.
+    fn ask_later(&mut self) -> Duration {
+        let pause = self.pause;
+        self.again = Some(Instant::now() + pause);
+        self.pause = (pause * 2).min(AGAIN.1);
+        pause
     }
 }
 
@@ -236,8 +238,7 @@ impl Replica {
         let Some(standing) = self.parking.standing.as_mut() else {
             return;
         };
-        standing.ask_later();
-        let pause = standing.pause.as_secs() / 2;
+        let pause = standing.ask_later().as_secs();
         let header = self.standing_header();
         let text = format!("gresshopper: {why}. The cell stands still and asks again in about {pause} s.\n");
         self.write_stderr(&header, &text);
