@@ -6,7 +6,9 @@ What shares memory is written over the root that owns it; the rest only where a 
 from __future__ import annotations
 
 import array
+import copyreg
 import ctypes
+import functools
 import os
 import sys
 from typing import Any
@@ -367,16 +369,22 @@ class LibraryRules(Writing):
         """What artists, norms, axes and widgets call when they change, most of which matplotlib drops. What canvases call
         for events is connected by those that are there.
         """
-        plain: Any = registry.__reduce_ex__(5)
-        state = plain[2] if len(plain) > 2 else None
-        if not isinstance(state, dict) or not isinstance(state.get("callbacks"), dict):
+        kind: Any = type(registry)
+        numbered = _numbers_callbacks(kind)
+        if numbered is None:
             return NotImplemented
-        kept = {signal: dict(by) for signal, by in state["callbacks"].items()}
-        for signal, by in registry.callbacks.items():
-            if not str(signal).endswith("_event"):
-                found = {cid: proxy() for cid, proxy in by.items()}
-                kept[signal] = {cid: function for cid, function in found.items() if function is not None}
-        return (*plain[:2], {**state, "callbacks": kept}, *plain[3:])
+        state = {**vars(registry), "_func_cid_map": None}
+        if numbered:  # its own `__getstate__` takes a number each time
+            state["_cid_gen"] = int(repr(registry._cid_gen)[len("count(") : -1])
+        state["callbacks"] = {
+            signal: {
+                cid: function
+                for cid, function in ((cid, proxy()) for cid, proxy in by.items())
+                if function is not None and (cid in registry._pickled_cids or not str(signal).endswith("_event"))
+            }
+            for signal, by in registry.callbacks.items()
+        }
+        return copyreg.__newobj__, (kind,), state  # type: ignore[attr-defined]
 
     # --- widgets ---
 
@@ -417,6 +425,19 @@ class LibraryRules(Writing):
         }
         state = (w.model_id if w.comm is not None else None, traits, notifiers, attrs)
         return recipes.widget, (type(w), state[0]), state, None, None, recipes.set_widget
+
+
+@functools.lru_cache(maxsize=4)
+def _numbers_callbacks(kind: Any) -> bool | None:
+    """Whether a registry of callbacks is pickled with the next number instead of what counts; nothing if it is another
+    kind than is known."""
+    try:
+        fresh = kind()
+        state = fresh.__getstate__()
+        known = state.keys() == vars(fresh).keys() and repr(fresh._cid_gen).startswith("count(")
+        return isinstance(state["_cid_gen"], int) if known and state["_func_cid_map"] is None else None
+    except (AttributeError, KeyError, TypeError):
+        return None
 
 
 #: A small index in which something was looked up keeps its table for that, which its `memory_usage` counts.

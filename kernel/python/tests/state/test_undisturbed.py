@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from harness import Kernel
+
 HERE = Path(__file__).parent
 MADE = {
     "lock": "x = A()\nx.l = threading.Lock()",
@@ -52,3 +54,16 @@ def test_what_is_deleted_is_gone(tmp_path: Path, tracker: str) -> None:
         check=False,
     )
     assert done.stdout.strip() == "[]", done.stdout + done.stderr[-2000:]
+
+
+def test_looking_at_a_figure_takes_nothing_from_it(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    kernel = Kernel(tmp_path)
+    cell = "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots()\n"
+    assert kernel.run(cell + "line, = ax.plot([1, 2])\nbar = fig.colorbar(ax.imshow([[1]]))"), kernel.error
+    before = repr(kernel.ns["ax"].callbacks._cid_gen)
+    for _ in range(2):
+        kernel.capture.run(None)
+    assert not kernel.capture.run(None).changed
+    assert repr(kernel.ns["ax"].callbacks._cid_gen) == before
+    assert kernel.run("plt.close('all')")
