@@ -4,6 +4,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use hop_core::time::{Span, Timestamp};
 use hop_sim::{Cluster, FrontierPoint, Policy, PolicyResult, Summary, Synth, Trace, Turnaround};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -20,7 +21,7 @@ synth:june. docs/trace-format.md describes the forms, docs/simulation/ the resul
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// A trace file, or synth:FAMILY
+    /// A trace file (`-`: standard input), or synth:FAMILY
     #[arg(long, value_name = "FILE")]
     trace: String,
     /// A policy; may be given often; `all` is every one, `main` all but the ablations
@@ -55,14 +56,47 @@ pub(crate) struct Args {
     compress: Option<f64>,
 }
 
+/// Ten years.
+const MOST_HOURS: f64 = 87_840.0;
+
 fn window(text: &str) -> Result<(f64, f64), String> {
     let parts = text
         .split_once(',')
         .and_then(|(a, b)| Some((a.parse().ok()?, b.parse().ok()?)));
     match parts {
-        Some((from, hours)) if from >= 0.0 && hours > 0.0 => Ok((from, hours)),
-        _ => Err("write FROM,HOURS, as in 100,17.5".to_owned()),
+        Some((from, hours)) if (0.0..=MOST_HOURS).contains(&from) && (1e-3..=MOST_HOURS).contains(&hours) => {
+            Ok((from, hours))
+        }
+        _ => Err("write FROM,HOURS, as in 100,17.5, within ten years".to_owned()),
     }
+}
+
+/// Nobody's trace is larger; what has no end is.
+const MOST: u64 = 1 << 30;
+
+/// A trace's text; `-`: standard input.
+fn read_trace(path: &Path) -> Result<String, Failure> {
+    let mut bytes = Vec::new();
+    let read = match path.to_str() {
+        Some("-") => std::io::stdin().lock().take(MOST + 1).read_to_end(&mut bytes),
+        _ => std::fs::File::open(path).and_then(|f| f.take(MOST + 1).read_to_end(&mut bytes)),
+    };
+    let bad =
+        |why: &dyn std::fmt::Display| Failure::Failed(format!("could not read {}: {why}", path.display()));
+    read.map_err(|e| bad(&e))?;
+    if bytes.len() as u64 > MOST {
+        return Err(bad(&"it is larger than 1 GiB; no trace is"));
+    }
+    if bytes.starts_with(&[0x1f, 0x8b]) {
+        return Err(bad(
+            &"it is compressed with gzip; unpack it first: gunzip -c FILE | hop sim --trace -",
+        ));
+    }
+    String::from_utf8(bytes).map_err(|e| {
+        let before = &e.as_bytes()[..e.utf8_error().valid_up_to()];
+        let line = 1 + before.iter().filter(|b| **b == b'\n').count();
+        bad(&format!("line {line} is not UTF-8 text"))
+    })
 }
 
 /// Reads a file that the user named.
@@ -154,7 +188,7 @@ fn trace(args: &Args) -> Result<Trace, Failure> {
         let name = path
             .file_name()
             .map_or_else(|| args.trace.clone(), |n| n.to_string_lossy().into_owned());
-        Trace::parse(&name, &read(path)?, args.seed)
+        Trace::parse(&name, &read_trace(path)?, args.seed)
             .map_err(|e| Failure::Failed(format!("{} is no trace: {}", path.display(), Failure::of(&e))))?
     };
     if let Some(gpus) = args.thin {
@@ -167,8 +201,10 @@ fn trace(args: &Args) -> Result<Trace, Failure> {
         trace = trace.without_think();
     }
     if let Some(factor) = args.compress {
-        if factor.is_nan() || factor <= 0.0 {
-            return Err(Failure::Usage("--compress takes a factor above zero".to_owned()));
+        if !(1e-3..=1e6).contains(&factor) {
+            return Err(Failure::Usage(
+                "--compress takes a factor from 0.001 to 1000000".to_owned(),
+            ));
         }
         trace = trace.compressed(factor);
     }
@@ -238,6 +274,13 @@ fn turnarounds(policies: &[Policy], trace: &Trace, cluster: &Cluster, seed: u64)
     points
 }
 
+/// A share in percent; a dash where there is nothing to have a share of.
+fn percent(share: Option<f64>) -> String {
+    // No "-0.0".
+    let tenths = |s: f64| (1000.0 * s).round() / 10.0 + 0.0;
+    share.map_or_else(|| "-".to_owned(), |s| format!("{:.1}", tenths(s)))
+}
+
 fn table(summary: &Summary, context: &mut Context<'_>) -> Result<(), Failure> {
     writeln!(
         context.out,
@@ -259,12 +302,12 @@ fn table(summary: &Summary, context: &mut Context<'_>) -> Result<(), Failure> {
     for p in &summary.policies {
         writeln!(
             context.out,
-            "{:<22} {:>9.0} {:>7.1} {:>9.0} {:>7.1} {:>9.3} {:>9.3} {:>9.2} {:>7.2} {:>7.2} {:>6} {:>7.3} {:>7.1}",
+            "{:<22} {:>9.0} {:>7} {:>9.0} {:>7} {:>9.3} {:>9.3} {:>9.2} {:>7.2} {:>7.2} {:>6} {:>7.3} {:>7.1}",
             p.policy,
             p.gpu_hours_held,
-            100.0 * p.held_saving_share.unwrap_or(f64::NAN),
+            percent(p.held_saving_share),
             p.gpu_hours_provisioned,
-            100.0 * p.provisioned_saving_share.unwrap_or(f64::NAN),
+            percent(p.provisioned_saving_share),
             p.delay_s.p50,
             p.delay_s.p95,
             p.delay_s.p99,

@@ -45,6 +45,7 @@ impl Session {
 
 /// One line of our own form: a cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Line {
     /// Version of the form.
     #[serde(default = "one")]
@@ -80,20 +81,31 @@ fn is_zero(n: &u64) -> bool {
 pub enum TraceError {
     #[error("the trace is empty")]
     Empty,
-    #[error("line {line}: column {column} is not there")]
+    #[error("line {line} is longer than 1 MiB")]
+    Long { line: usize },
+    #[error(
+        "line {line} names no column {column}: a table's first line names num_gpu, submit_time and duration, separated \
+         by commas; JSON lines begin with a brace"
+    )]
     Column { line: usize, column: &'static str },
-    #[error("line {line}: {value:?} is no whole number of {what}")]
+    #[error("line {line} names the column {column} twice")]
+    Twice { line: usize, column: &'static str },
+    #[error("line {line} has no field for the column {column}")]
+    Short { line: usize, column: &'static str },
+    #[error("line {line}: {what} is {value:?}; it must be a whole number, not negative")]
     Number {
         line: usize,
         value: String,
         what: &'static str,
     },
-    #[error("line {line} is not a cell in JSON")]
+    #[error("line {line} is not a cell in JSON: {what}, in column {column} of the line")]
     Json {
         line: usize,
-        #[source]
-        source: serde_json::Error,
+        column: usize,
+        what: String,
     },
+    #[error("line {line}: session {session:?} belonged to another user in a line before")]
+    OtherUser { line: usize, session: String },
     #[error("line {line} is of version {version} of the form; this program reads version 1")]
     Version { line: usize, version: u32 },
     #[error("line {line}: {what} must not be negative")]
@@ -103,6 +115,11 @@ pub enum TraceError {
     #[error("line {line}: {what} lies more than ten years after the trace's start")]
     TooLate { line: usize, what: &'static str },
 }
+
+/// No line of a trace is longer.
+const LINE: usize = 1 << 20;
+/// So much of a wrong value is repeated.
+const QUOTED: usize = 40;
 
 /// Nothing in a trace is later or longer than this: what is, is not in seconds or minutes.
 const TEN_YEARS: f64 = 10.0 * 366.0 * 86_400.0;
@@ -116,6 +133,10 @@ impl Trace {
     /// # Errors
     /// The first line that can't be read, with its number.
     pub fn parse(name: &str, text: &str, seed: u64) -> Result<Self, TraceError> {
+        let text = text.strip_prefix('\u{feff}').unwrap_or(text);
+        if let Some(n) = text.lines().position(|l| l.len() > LINE) {
+            return Err(TraceError::Long { line: n + 1 });
+        }
         let first = text.trim_start();
         let sessions = if first.starts_with('{') {
             parse_lines(text)?
@@ -286,11 +307,15 @@ pub fn peak(sessions: &[&Session]) -> u32 {
 /// The table of shared/data: whole minutes, sessions one after the other, a new one where the time goes back.
 fn parse_table(text: &str, seed: u64) -> Result<Vec<Session>, TraceError> {
     let mut lines = text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty());
-    let (_, header) = lines.next().ok_or(TraceError::Empty)?;
-    let columns: Vec<&str> = header.split(',').map(str::trim).collect();
+    let (first, header) = lines.next().ok_or(TraceError::Empty)?;
+    let (line, columns): (_, Vec<&str>) = (first + 1, header.split(',').map(str::trim).collect());
     let find = |column: &'static str| {
-        let found = columns.iter().position(|c| *c == column);
-        found.ok_or(TraceError::Column { line: 1, column })
+        let mut found = columns.iter().enumerate().filter(|(_, c)| **c == column);
+        let (at, _) = found.next().ok_or(TraceError::Column { line, column })?;
+        match found.next() {
+            Some(_) => Err(TraceError::Twice { line, column }),
+            None => Ok(at),
+        }
     };
     let (gpus_at, submit_at, run_at) = (find("num_gpu")?, find("submit_time")?, find("duration")?);
     let mut sessions: Vec<Vec<(u64, u64, u16)>> = Vec::new();
@@ -367,23 +392,33 @@ fn gpus_of_cell(gpus: u64, line: usize) -> Result<u16, TraceError> {
 fn number(fields: &[&str], at: usize, line: usize, what: &'static str) -> Result<u64, TraceError> {
     let value = fields
         .get(at)
-        .ok_or(TraceError::Column { line, column: what })?
+        .ok_or(TraceError::Short { line, column: what })?
         .trim();
     // Some tools write whole minutes as 12.0.
     let whole = value.strip_suffix(".0").unwrap_or(value);
     whole.parse().map_err(|_| TraceError::Number {
         line,
-        value: value.to_owned(),
+        value: value.chars().take(QUOTED).collect(),
         what,
     })
+}
+
+/// What serde says, without the line that it counts on its own.
+fn not_json(line: usize, error: &serde_json::Error) -> TraceError {
+    let (text, column) = (error.to_string(), error.column());
+    let place = format!(" at line {} column {column}", error.line());
+    TraceError::Json {
+        line,
+        column,
+        what: text.strip_suffix(&place).unwrap_or(&text).to_owned(),
+    }
 }
 
 fn parse_lines(text: &str) -> Result<Vec<Session>, TraceError> {
     let mut sessions: BTreeMap<String, (String, Option<String>, Vec<Cell>)> = BTreeMap::new();
     for (n, text) in text.lines().enumerate().filter(|(_, l)| !l.trim().is_empty()) {
         let number = n + 1;
-        let line: Line =
-            serde_json::from_str(text).map_err(|source| TraceError::Json { line: number, source })?;
+        let line: Line = serde_json::from_str(text).map_err(|e| not_json(number, &e))?;
         if line.v != 1 {
             return Err(TraceError::Version {
                 line: number,
@@ -405,8 +440,14 @@ fn parse_lines(text: &str) -> Result<Vec<Session>, TraceError> {
             line.user
         };
         let entry = sessions
-            .entry(line.session)
-            .or_insert_with(|| (user, line.account, Vec::new()));
+            .entry(line.session.clone())
+            .or_insert_with(|| (user.clone(), line.account, Vec::new()));
+        if entry.0 != user {
+            return Err(TraceError::OtherUser {
+                line: number,
+                session: line.session.chars().take(QUOTED).collect(),
+            });
+        }
         entry.2.push(Cell {
             submit: Timestamp((line.submit * 1e6) as u64),
             run: Span((line.run * 1e6) as u64),

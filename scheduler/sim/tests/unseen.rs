@@ -135,3 +135,74 @@ fn what_does_not_fit_is_told_and_not_tried() {
         "line 2: submit_time lies more than ten years after the trace's start"
     );
 }
+
+#[test]
+fn what_is_wrong_with_a_trace_is_told_with_its_line() {
+    const HEADER: &str = "num_gpu,submit_time,duration\n";
+    let cell = r#"{"session":"a","user":"ada","submit":1,"run":2,"gpus":1}"#;
+    let told = |text: &str| match Trace::parse("t", text, 1) {
+        Err(e) => e.to_string(),
+        Ok(t) => format!("{} cells", t.cells()),
+    };
+    let rows = |rows: &str| told(&format!("{HEADER}{rows}"));
+    let whole = "it must be a whole number, not negative";
+    for (text, says) in [
+        (rows(""), "the trace is empty".to_owned()),
+        (rows("1,5,2\n1,nan,2\n"), format!("line 3: submit_time is \"nan\"; {whole}")),
+        (rows("1,5,-2"), format!("line 2: duration is \"-2\"; {whole}")),
+        (rows("1,5"), "line 2 has no field for the column duration".to_owned()),
+        (rows("9,5,2"), "line 2 asks for 9 GPUs; one cell gets at most 8".to_owned()),
+        (
+            told("num_gpu,num_gpu,submit_time,duration\n1,4,5,2\n"),
+            "line 1 names the column num_gpu twice".to_owned(),
+        ),
+        (
+            told("1,5,2\n"),
+            "line 1 names no column num_gpu: a table's first line names num_gpu, submit_time and duration, separated by \
+             commas; JSON lines begin with a brace"
+                .to_owned(),
+        ),
+        (
+            told(&format!("{cell}\n{}\n", cell.replace("gpus", "gpu"))),
+            "line 2 is not a cell in JSON: unknown field `gpu`, expected one of `v`, `session`, `user`, `account`, \
+             `submit`, `run`, `gpus`, `cpus`, `print`, in column 52 of the line"
+                .to_owned(),
+        ),
+        (
+            told(&format!("{cell}\n{}\n", cell.replace("ada", "bob"))),
+            "line 2: session \"a\" belonged to another user in a line before".to_owned(),
+        ),
+        (
+            told(&format!("{cell}\n{}", " ".repeat(2 << 20))),
+            "line 2 is longer than 1 MiB".to_owned(),
+        ),
+    ] {
+        assert_eq!(text, says);
+    }
+    // What is right, however it is written.
+    for text in [
+        rows("0,5,0\r\n8,5,2\r\n"),
+        told(&format!("\u{feff}{HEADER}1,5,2\n1,5,2")),
+        told(&format!("\u{feff}{cell}\r\n{cell}\r\n")),
+    ] {
+        assert_eq!(text, "2 cells");
+    }
+}
+
+#[test]
+fn cells_of_weeks_that_wait_for_weeks_cost_next_to_nothing() {
+    let lines: Vec<String> = (0..6)
+        .map(|i| format!(r#"{{"session":"s{i}","submit":{i},"run":1e6,"gpus":8}}"#))
+        .collect();
+    let trace = Trace::parse("t", &lines.join("\n"), 1).expect("the lines are cells");
+    let cluster = Cluster::parse("nodes = 3").expect("a cluster");
+    for policy in ["ours", "ours-no-migration", "ours-no-scaling"] {
+        let r = hop_sim::run(policy.parse().expect("a policy's name"), &trace, &cluster, 1);
+        let s = r.summary(&trace);
+        assert_eq!(r.cells.len(), 6, "{policy}");
+        assert!(s.held_saving_share.is_none(), "nothing could be saved: {s:?}");
+        // -0.0 is no number of hours.
+        assert!(s.gpu_hours_burst.is_sign_positive(), "{policy}");
+        assert!((1e6..1.1e6).contains(&s.delay_s.max), "{policy}: {:?}", s.delay_s);
+    }
+}
