@@ -180,6 +180,11 @@ async fn shut_down(play: &mut Play<'_>, tmp: &Path) {
     assert!(left.is_empty(), "{left:?}");
 }
 
+/// A cell that works calls the driver every few milliseconds, and so stands in it by now.
+async fn in_the_driver() {
+    tokio::time::sleep(Duration::from_millis(500)).await;
+}
+
 fn state(heard: &Heard) -> &Value {
     &heard.1["gresshopper"]
 }
@@ -284,6 +289,7 @@ async fn an_interrupt_takes_effect_at_once_or_with_the_next_gpu() {
     play(async |play| {
         let cell = play.works(5).await;
         play.parks(&cell, 5).await;
+        in_the_driver().await;
         play.world.note(Note::Interrupt).await;
         play.hears("It ends as soon as it has one").await;
         play.world.nothing_asked();
@@ -305,6 +311,7 @@ async fn an_interrupt_takes_effect_at_once_or_with_the_next_gpu() {
         // Cancelled by somebody: it comes back into the queue only to end.
         let cell = play.works(9).await;
         play.parks(&cell, 9).await;
+        in_the_driver().await;
         play.world.tell(Event::Refused {
             kernel: play.world.kernel.clone(),
             cell: cell.clone(),
