@@ -366,9 +366,9 @@ async fn whatever_is_lost_meanwhile_its_place_is_not() {
         fs::remove_file(play.gpu.path("inject")).unwrap();
 
         // Its lease is lost in the middle of the park: it is told so, and waits for a GPU to end on.
-        play.gpu.set("inject", "cuCheckpointProcessCheckpoint 0 400\n");
+        play.gpu.set("inject", "cuCheckpointProcessCheckpoint 0 1500\n");
         play.asks(&cell, 6);
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        in_the_driver().await;
         over(play.world, 6);
         play.says_parked(&cell, 6).await;
         let_go(play.world, 6).await;
