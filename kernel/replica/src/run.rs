@@ -452,10 +452,10 @@ impl Replica {
                 self.dealers.retain(|(_, id), _| *id != identity);
             }
             Note::Interrupt => {
-                self.kernel.interrupt();
-                self.standing_interrupted();
-                let out = self.turn.interrupted();
-                self.carry_out(out).await;
+                if !self.interrupt_waiting().await {
+                    self.kernel.interrupt();
+                    self.standing_interrupted();
+                }
             }
             Note::End => {
                 self.shutting_down = true;
@@ -495,9 +495,10 @@ impl Replica {
             (Channel::Control | Channel::Shell, kind) => {
                 match kind {
                     "interrupt_request" => {
+                        if self.interrupt_waiting().await {
+                            return self.answer_interrupt(channel, identity, envelope.header.clone());
+                        }
                         self.standing_interrupted();
-                        let out = self.turn.interrupted();
-                        self.carry_out(out).await;
                     }
                     "shutdown_request" => {
                         self.shutting_down = true;

@@ -83,9 +83,15 @@ async fn interrupted_while_it_waits(world: &mut World) {
         .await;
     assert_eq!(world.reply(&waits).await.content["ename"], "KeyboardInterrupt");
     assert_eq!(world.reply(&behind).await.content["status"], "aborted");
+    // Before the interrupt is answered: the kernel, which ran nothing, must not have been signalled.
+    let next = world.run("time.sleep(0.3); x", 0).await;
+    let (kind, _, content) = world.control().await;
+    assert_eq!(
+        (kind.as_str(), &content["status"]),
+        ("interrupt_reply", &json!("ok"))
+    );
     assert!(matches!(world.asked().await, Request::CancelCell { cell, .. } if cell == waits));
     world.grant(&waits, 6);
-    let next = world.run("x", 0).await;
     assert_eq!(
         world.reply(&next).await.content["status"],
         "ok",

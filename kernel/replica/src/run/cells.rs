@@ -228,6 +228,30 @@ impl Replica {
         }
     }
 
+    /// Interrupts the cell that waits for a lease, if one does. The kernel runs no cell then and must not hear of it: its
+    /// signal would strike the cell that the user runs next, as our answer to this one is there sooner.
+    pub(super) async fn interrupt_waiting(&mut self) -> bool {
+        let out = self.turn.interrupted();
+        let waited = !out.is_empty();
+        self.carry_out(out).await;
+        waited
+    }
+
+    /// Answers an interrupt that the kernel doesn't hear of.
+    pub(super) fn answer_interrupt(&mut self, channel: Channel, identity: Bytes, request: Bytes) {
+        self.publish(self.author.status(&request, "busy", &json!({})));
+        let content = json!({"status": "ok"});
+        let reply = self
+            .author
+            .write("interrupt_reply", &request, &json!({}), &content);
+        self.send_front(Item::Jupyter {
+            channel,
+            identity,
+            message: reply.message(),
+        });
+        self.publish(self.author.status(&request, "idle", &json!({})));
+    }
+
     /// The request of a cell with a lease says so to the agent in the kernel.
     fn with_lease(&self, cell: &CellId, message: Message) -> Message {
         let Some(lease) = self.lease_of(cell) else {

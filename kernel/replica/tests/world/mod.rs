@@ -109,6 +109,20 @@ impl World {
         }
     }
 
+    /// Reads on until the next reply on control.
+    pub async fn control(&mut self) -> Heard {
+        loop {
+            if let Item::Jupyter {
+                channel: Channel::Control,
+                message,
+                ..
+            } = self.item().await
+            {
+                return open(&message);
+            }
+        }
+    }
+
     /// Reads on until the reply to this cell, which has to be the next one.
     pub async fn reply(&mut self, cell: &CellId) -> Answer {
         let mut heard = Vec::new();
