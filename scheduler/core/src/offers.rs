@@ -46,9 +46,14 @@ impl Core {
         }
         let offers = p.offers.as_ref();
         let pilots = || p.pilots.iter().map(|&i| &self.pilots[i]);
-        let cores_up = pilots().map(|p| p.cpus).max().unwrap_or(0);
-        let cores = offers.map_or(u16::MAX, |o| o.cpus).max(cores_up);
-        let most = config.cpus_per_pilot.min(cores);
+        let cores = || {
+            let up = pilots().map(|p| p.cpus).max().unwrap_or(0);
+            offers.map_or(u16::MAX, |o| o.cpus).max(up)
+        };
+        // Hardly any cell names cores, and there may be a thousand pilots.
+        let most = config
+            .cpus_per_pilot
+            .min(if need.cpus > 0 { cores() } else { u16::MAX });
         if need.cpus > most {
             return Some(RefusedBecause::TooManyCores {
                 pool: name(),
