@@ -103,8 +103,9 @@ impl Remote {
         tokio::pin!(work);
         let done = loop {
             tokio::select! {
-                done = &mut work => break done,
+                biased; // Who was stopped before it began does nothing.
                 () = progress.stopped() => break Err(RemoteError::Stopped),
+                done = &mut work => break done,
                 () = tokio::time::sleep(RENEW) => {
                     self.still(mark).await?;
                     self.store.put(&mark.place, PutPayload::from_static(b"busy")).await?;
