@@ -6,6 +6,7 @@ use hop_protocol::jupyter::{Author, Channel, Envelope, Header, now};
 use hop_protocol::link::Item;
 use hop_protocol::message::{InFlight, Note, Over};
 use hop_zmtp::Message;
+use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::{HashMap, VecDeque};
 
@@ -46,6 +47,8 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Front {
     author: Author,
+    /// When its kernel was launched; none: an earlier front did it.
+    launched: Option<Timestamp>,
     /// Execute requests that have no reply, the oldest first.
     open: Vec<Open>,
     outputs: VecDeque<Waiting>,
@@ -68,6 +71,7 @@ impl Front {
     pub fn new(signing_key: &[u8]) -> Self {
         Self {
             author: Author::new(signing_key),
+            launched: None,
             open: Vec::new(),
             outputs: VecDeque::new(),
             replies: HashMap::new(),
@@ -76,6 +80,13 @@ impl Front {
             obituaries: Vec::new(),
             end: None,
         }
+    }
+
+    /// Its kernel was launched then, on the ports of one that may have ended before.
+    #[must_use]
+    pub fn launched(mut self, at: Timestamp) -> Self {
+        self.launched = Some(at);
+        self
     }
 
     /// How the kernel ended, once it has.
@@ -104,6 +115,10 @@ impl Front {
         if self.end.is_some() {
             return;
         }
+        if header.msg_type == "shutdown_request" && self.is_older(&envelope) {
+            tracing::info!("dropped a request to shut down the kernel that was here before");
+            return;
+        }
         if header.msg_type == "execute_request" {
             self.open.push(Open {
                 msg_id: header.msg_id,
@@ -116,6 +131,16 @@ impl Front {
             identity: identity.clone(),
             message,
         });
+    }
+
+    /// Made before this kernel was launched. A manager that restarts a kernel which has died asks it to shut down all the
+    /// same; its socket holds that back for a second, and gives it to whoever listens there by then. Managers run where
+    /// fronts do, so they have one clock.
+    fn is_older(&self, request: &Envelope) -> bool {
+        request
+            .date()
+            .zip(self.launched)
+            .is_some_and(|(made, launched)| made < launched)
     }
 
     /// A client subscribed to iopub: it is greeted (JEP 65), and gets what nobody was there for.
@@ -453,6 +478,39 @@ mod tests {
             &mut wire,
         );
         assert_eq!(wire.take(), ["send Shell execute_request"]);
+    }
+
+    #[test]
+    fn a_kernel_is_not_shut_down_in_the_place_of_the_one_before_it() {
+        let author = Author::new(b"key");
+        let asked = author.write(
+            "shutdown_request",
+            &Bytes::from_static(b"{}"),
+            &json!({}),
+            &json!({}),
+        );
+        let made = asked.date().unwrap();
+        let second = jiff::SignedDuration::from_secs(1);
+        let passes = |front: Front, request: Envelope| {
+            let (mut front, mut wire) = (front, Recorder::default());
+            front.request(Channel::Control, &ME, request.message(), &mut wire);
+            front.sanity_check();
+            wire.take()
+        };
+        let front = || Front::new(b"key");
+        let sent = ["send Control shutdown_request"];
+        assert!(passes(front().launched(made + second), asked.clone()).is_empty());
+        assert_eq!(passes(front().launched(made - second), asked.clone()), sent);
+        assert_eq!(passes(front(), asked.clone()), sent, "a front that took over");
+        let mut undated = asked;
+        undated.header =
+            Bytes::from_static(br#"{"msg_id": "1", "msg_type": "shutdown_request", "date": "?"}"#);
+        author.signer().sign(&mut undated);
+        assert_eq!(passes(front().launched(made + second), undated), sent);
+        // Other requests wait for the kernel that comes.
+        let early = request(&author);
+        let kept = passes(front().launched(made + second), early);
+        assert_eq!(kept, ["send Control execute_request"]);
     }
 
     #[test]

@@ -147,6 +147,7 @@ struct Main {
 
 /// Runs one kernel's front. False: the kernel died.
 pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<bool> {
+    let launched = jiff::Timestamp::now();
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
     let (tx, mut events) = mpsc::channel(1024);
     let (sockets, ports) = bind(&start, tx).await?;
@@ -157,8 +158,13 @@ pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<b
         .context("can't write in the kernel's folder")?;
     say(&Said::Launched { ports });
 
+    let front = Front::new(start.key.as_bytes());
     let mut main = Main {
-        front: Front::new(start.key.as_bytes()),
+        front: if start.resume {
+            front
+        } else {
+            front.launched(launched)
+        },
         sockets,
         delivered,
         house: if start.resume {

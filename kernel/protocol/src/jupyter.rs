@@ -113,6 +113,17 @@ impl Envelope {
         serde_json::from_slice(&self.header).map_err(|_| EnvelopeError::Header)
     }
 
+    /// When it was made, by its sender's clock; none: the header doesn't say, or not as Jupyter does.
+    pub fn date(&self) -> Option<jiff::Timestamp> {
+        #[derive(Deserialize)]
+        struct Dated<'a> {
+            #[serde(borrow)]
+            date: std::borrow::Cow<'a, str>,
+        }
+        let dated: Dated<'_> = serde_json::from_slice(&self.header).ok()?;
+        dated.date.parse().ok()
+    }
+
     /// The `msg_id` and type of the request that this answers or belongs to, if any.
     pub fn parent(&self) -> Option<Header> {
         serde_json::from_slice(&self.parent).ok()
