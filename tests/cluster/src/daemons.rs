@@ -111,6 +111,8 @@ impl Daemons<'_> {
         }
         let data = self.layout.mysql_data();
         let datadir = format!("--datadir={}", data.display());
+        // In a common one, whoever starts removes what looks like a dead server's, and others' tables with it.
+        let tmpdir = format!("--tmpdir={}", self.layout.base().join("mysqlrun").display());
         let fresh = !data.join("mysql").is_dir();
         if fresh {
             self.run(
@@ -119,6 +121,7 @@ impl Daemons<'_> {
                     "--no-defaults",
                     "--user=mysql",
                     &datadir,
+                    &tmpdir,
                     "--skip-test-db",
                     "--skip-name-resolve",
                 ],
@@ -133,6 +136,7 @@ impl Daemons<'_> {
             "--no-defaults",
             "--user=mysql",
             &datadir,
+            &tmpdir,
             "--skip-networking",
         ]);
         command.args([
