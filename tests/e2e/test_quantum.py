@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -136,6 +137,7 @@ def test_one_gpu_two_cells_each_in_its_turn_and_the_first_goes_on_where_it_was(
     runs(two_gpus, "bob")
     said = two_gpus.run("root", "hop", "explain", row["kernel_id"], first)
     assert "was parked for others" in said, said
+    time.sleep(0.5)  # A short wait isn't told.
     stop(two_gpus, "bob")
     got = bob.wait(second)
     assert (got["status"], got["text"]) == ("ok", "1\n"), got
