@@ -185,6 +185,7 @@ def test_a_parked_cell_keeps_its_place_while_hopd_is_killed(two_gpus: Cluster, b
     runs(two_gpus, "bob")
     two_gpus.kill(r"opt/bin/hopd")
     two_gpus.deploy("hopd")
+    two_gpus.wait_for_pilots()
     assert is_in(two_gpus, "alice", "SUSPENDED")["cell_id"] == first
     assert runs(two_gpus, "bob")["cell_id"] == second
     stop(two_gpus, "bob")
