@@ -457,14 +457,23 @@ fn progress(call: Call) {
     let _ = writeln!(std::io::stderr(), "{doing} ...");
 }
 
+/// Starts no kernel anew, and leaves the choice of the rung open.
+fn company(reserver: &dyn Fn(Want) -> Command) -> Company<'_> {
+    Company {
+        reserver,
+        progress: &progress,
+        restart: &NoRestart,
+        only: None,
+        mid_cell: false,
+    }
+}
+
 fn park(site: &Site, machine: &Machine, pid: Pid, only: Option<Rung>) -> Result<Report, Failure> {
     let reserver = machine.reserver();
     let company = Company {
-        reserver: &reserver,
-        progress: &progress,
         restart: &Kernels { site },
         only,
-        mid_cell: false,
+        ..company(&reserver)
     };
     climb::park(site, pid, &company).map_err(|error| Failure::of(&error))
 }
@@ -472,26 +481,16 @@ fn park(site: &Site, machine: &Machine, pid: Pid, only: Option<Rung>) -> Result<
 fn park_mid_cell(site: &Site, machine: &Machine, pid: Pid) -> Result<Report, Failure> {
     let reserver = machine.reserver();
     let company = Company {
-        reserver: &reserver,
-        progress: &progress,
-        restart: &NoRestart,
-        only: None,
         mid_cell: true,
+        ..company(&reserver)
     };
     climb::park(site, pid, &company).map_err(|error| Failure::of(&error))
 }
 
 fn unpark(site: &Site, machine: &Machine, pid: Pid, devices: &[Named]) -> Result<Report, Failure> {
     let reserver = machine.reserver();
-    let company = Company {
-        reserver: &reserver,
-        progress: &progress,
-        restart: &NoRestart,
-        only: None,
-        mid_cell: false,
-    };
     let given = places(site, devices)?;
-    climb::unpark(site, pid, &given, &company).map_err(|error| Failure::of(&error))
+    climb::unpark(site, pid, &given, &company(&reserver)).map_err(|error| Failure::of(&error))
 }
 
 /// The devices that are named. Without NVML they can't be told apart: then it is those that the process had.

@@ -6,8 +6,8 @@ use hop_core::config::{Config, Migrate, PoolConfig, Scale};
 use hop_core::id::KernelId;
 use hop_core::need::Need;
 use hop_core::time::Span;
-use hop_core::{Input, NodeFacts, Output};
-use world::World;
+use hop_core::{Input, Output};
+use world::{World, facts};
 
 /// Three nodes of two GPUs. A kernel with replicas on the first two, which has run a few cells, a minute or an hour apart, and then
 /// lost the pilot that it ran in; one lies idle on `idle`.
@@ -25,15 +25,7 @@ fn stranded(idle: &str, ahead: bool) -> (World, KernelId) {
     });
     let mut w = World::new(1, Config::default(), pool);
     for n in 0..3 {
-        w.tell(Input::Node(NodeFacts {
-            node: format!("n{n}").into(),
-            pool: "main".into(),
-            gpus: 2,
-            gpu_type: "".into(),
-            gpu_mem_mib: 0,
-            cpus: 8,
-            rack: String::new(),
-        }));
+        w.tell(Input::Node(facts(&format!("n{n}"))));
     }
     let job = w.pilot("n0", 2, 8);
     let k = w.kernel("k", "ada", &["n0", "n1"], 1);

@@ -3,11 +3,11 @@
 mod world;
 
 use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
-use hop_core::id::{JobId, NodeName};
+use hop_core::id::{JobId, KernelId, NodeName};
 use hop_core::need::Need;
 use hop_core::time::Span;
-use hop_core::{Input, NodeFacts, Output};
-use world::World;
+use hop_core::{Input, Output};
+use world::{World, facts};
 
 /// Nodes of two GPUs: one or more of the pool's own, and two that boot.
 fn world(own: u32, right_size: bool) -> World {
@@ -40,16 +40,17 @@ fn world(own: u32, right_size: bool) -> World {
     w
 }
 
-fn facts(node: &str) -> NodeFacts {
-    NodeFacts {
-        node: node.into(),
-        pool: "main".into(),
-        gpus: 2,
-        gpu_type: "".into(),
-        gpu_mem_mib: 0,
-        cpus: 8,
-        rack: String::new(),
-    }
+/// Four kernels on the node of the pool's own, all of which the first one's cell has, for long and expected to go on.
+fn behind_a_long_run(w: &mut World) -> Vec<KernelId> {
+    w.pilot("n0", 2, 8);
+    let kernels: Vec<_> = (0..4)
+        .map(|i| w.kernel(&format!("k{i}"), &format!("u{i}"), &["n0"], 1))
+        .collect();
+    w.submit(&kernels[0], Need::gpus(2));
+    w.settle();
+    // It runs for long, and is expected to go on.
+    w.pass(Span::from_secs(3600));
+    kernels
 }
 
 /// The pilots asked for: their tickets and nodes.
@@ -117,14 +118,7 @@ fn a_pilot_that_is_late_is_not_waited_for() {
 #[test]
 fn each_who_waits_has_a_burst_pilot_of_its_own_on_a_node_with_room() {
     let mut w = world(1, true);
-    w.pilot("n0", 2, 8);
-    let kernels: Vec<_> = (0..4)
-        .map(|i| w.kernel(&format!("k{i}"), &format!("u{i}"), &["n0"], 1))
-        .collect();
-    w.submit(&kernels[0], Need::gpus(2));
-    w.settle();
-    // It runs for long, and is expected to go on.
-    w.pass(Span::from_secs(3600));
+    let kernels = behind_a_long_run(&mut w);
     let mut burst = |k: usize, gpus| asked(&w.submit(&kernels[k], Need::gpus(gpus)).1);
     let on = |ticket, node: &str| vec![(ticket, Some(NodeName::from(node)))];
     assert_eq!(burst(1, 1), on(1, "b0"));
@@ -136,14 +130,7 @@ fn each_who_waits_has_a_burst_pilot_of_its_own_on_a_node_with_room() {
 #[test]
 fn one_whole_burst_pilot_serves_as_many_as_fit() {
     let mut w = world(1, false);
-    w.pilot("n0", 2, 8);
-    let kernels: Vec<_> = (0..4)
-        .map(|i| w.kernel(&format!("k{i}"), &format!("u{i}"), &["n0"], 1))
-        .collect();
-    w.submit(&kernels[0], Need::gpus(2));
-    w.settle();
-    // It runs for long, and is expected to go on.
-    w.pass(Span::from_secs(3600));
+    let kernels = behind_a_long_run(&mut w);
     let mut burst = |k: usize, gpus| asked(&w.submit(&kernels[k], Need::gpus(gpus)).1).len();
     assert_eq!([burst(1, 1), burst(2, 1)], [1, 0]);
 }

@@ -234,6 +234,18 @@ mod tests {
         }
     }
 
+    fn served(outcome: Outcome) -> Record {
+        Record::CellServed {
+            lease: LeaseId(7),
+            cell: "c1".into(),
+            submit: Timestamp(100),
+            start: Timestamp(150),
+            end: Timestamp(250),
+            wait: Span(50),
+            outcome,
+        }
+    }
+
     #[test]
     fn a_lease_has_one_row_from_its_order_to_its_end() {
         let mut books = Books::default();
@@ -247,16 +259,7 @@ mod tests {
         };
         let row = books.enter(started).unwrap();
         assert_eq!((row.state.as_str(), row.step, row.wait), ("RUNNING", 4, Span(50)));
-        let served = Record::CellServed {
-            lease: LeaseId(7),
-            cell: "c1".into(),
-            submit: Timestamp(100),
-            start: Timestamp(150),
-            end: Timestamp(250),
-            wait: Span(50),
-            outcome: Outcome::Error,
-        };
-        let cell = books.enter(served).unwrap();
+        let cell = books.enter(served(Outcome::Error)).unwrap();
         assert_eq!(
             (cell.state.as_str(), cell.run, cell.step),
             ("FAILED", Span(100), 4)
@@ -289,16 +292,7 @@ mod tests {
     fn a_lease_whose_cell_was_parked_is_preempted() {
         let mut books = Books::default();
         books.enter(opened());
-        let served = Record::CellServed {
-            lease: LeaseId(7),
-            cell: "c1".into(),
-            submit: Timestamp(100),
-            start: Timestamp(150),
-            end: Timestamp(250),
-            wait: Span(50),
-            outcome: Outcome::Parked,
-        };
-        let cell = books.enter(served).unwrap();
+        let cell = books.enter(served(Outcome::Parked)).unwrap();
         assert_eq!((cell.state.as_str(), cell.run), ("PREEMPTED", Span(100)));
         let closed = Record::LeaseClosed {
             lease: LeaseId(7),

@@ -15,10 +15,23 @@ use hop_core::lease::{EndCause, Outcome};
 use hop_core::need::{Class, Need};
 use hop_core::time::{Span, Timestamp};
 use hop_core::{
-    CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, Output, ParkedCell, PilotUp, PlaceKernel,
-    Record, ReplicaUp, SeatPlan, StartLease, WaitingCell,
+    CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, NodeFacts, Output, ParkedCell, PilotUp,
+    PlaceKernel, Record, ReplicaUp, SeatPlan, StartLease, WaitingCell,
 };
 use std::collections::{BTreeMap, BTreeSet};
+
+/// A node of the pool `main` with two GPUs.
+pub fn facts(node: &str) -> NodeFacts {
+    NodeFacts {
+        node: node.into(),
+        pool: "main".into(),
+        gpus: 2,
+        gpu_type: "".into(),
+        gpu_mem_mib: 0,
+        cpus: 8,
+        rack: String::new(),
+    }
+}
 
 /// xorshift64*: the same numbers on every machine.
 #[derive(Debug, Clone)]
