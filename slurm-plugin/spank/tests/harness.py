@@ -86,6 +86,15 @@ class Cluster:
     def run_dir(self) -> Path:
         return self.base / "run" / "gresshopper"
 
+    def pids(self) -> set[int]:
+        """The cluster's processes, which bear its mark in their environment."""
+        mark, found = f"HOP_DEV_CLUSTER={self.base}".encode(), set()
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if mark in (process / "environ").read_bytes().split(b"\0"):
+                    found.add(int(process.name))
+        return found
+
     def devcluster(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         command = [str(DEVCLUSTER), arguments[0], "--base", str(self.base), *arguments[1:]]
         return subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)

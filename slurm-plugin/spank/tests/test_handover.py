@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,14 @@ def taken_back(pilot: Pilot, clean: bool = True) -> Any:
     assert told["kind"] == "taken-back", told
     assert told["clean"] == clean, told
     return told
+
+
+def end_and_take_back(cluster: Cluster, step: subprocess.Popen[str], pilot: Pilot) -> list[int]:
+    """Ends a lease. Which of this cluster's processes the take-back ended: what waits in a connection that nobody has
+    accepted can't be told from this device, so the tests of another cluster on this host may lose one, too."""
+    ours = cluster.pids()
+    end(step)
+    return [pid for pid in taken_back(pilot)["ended_pids"] if pid in ours]
 
 
 def test_the_leased_device_opens_during_the_lease_and_no_other(
@@ -90,28 +99,29 @@ def test_a_lease_of_two(alice: Kernel, pilot: Pilot) -> None:
 
 
 @pytest.mark.parametrize("how", ["child", "daemon", "thread", "in-flight", "backlog", "ring"])
-def test_take_back_ends_who_holds_the_device(alice: Kernel, pilot: Pilot, how: str) -> None:
-    step, told = pilot.lend(alice)
-    holder = alice.ask(how, told["devices"][0]["path"])
-    if isinstance(holder, dict):
-        pytest.skip(f"{how}: {holder['error']}")
-    assert alice.ask("alive", holder)
-    end(step)
-    assert taken_back(pilot)["ended_pids"] == [holder]
-    assert not alice.ask("alive", holder)
-    assert alice.opens() == EPERM, "the kernel itself lives on"
+def test_take_back_ends_who_holds_the_device(cluster: Cluster, alice: Kernel, pilot: Pilot, how: str) -> None:
+    ended: list[int] = []
+    for _ in range(3 if how == "backlog" else 1):
+        step, told = pilot.lend(alice)
+        holder = alice.ask(how, told["devices"][0]["path"])
+        if isinstance(holder, dict):
+            pytest.skip(f"{how}: {holder['error']}")
+        ended = end_and_take_back(cluster, step, pilot)
+        assert not alice.ask("alive", holder)
+        assert alice.opens() == EPERM, "the kernel itself lives on"
+        if ended:
+            break  # Else another cluster's take-back was before us.
+    assert ended == [holder]
 
 
 def test_what_others_have_in_flight_neither_holds_up_a_take_back_nor_ends_them(
-    alice: Kernel, bob: Kernel, pilot: Pilot
+    cluster: Cluster, alice: Kernel, bob: Kernel, pilot: Pilot
 ) -> None:
     if not Path("/sys/kernel/btf/vmlinux").exists():
         pytest.skip("this kernel doesn't describe its types, so what is in flight can't be looked into")
     bystanders = [(who, who.ask("fly-harmless")) for who in (alice, bob)]
     step, _told = pilot.lend(alice, grace_ms=20_000)
-    end(step)
-    told = taken_back(pilot)
-    assert told["ended_pids"] == []
+    assert end_and_take_back(cluster, step, pilot) == []
     for who, pid in bystanders:
         assert who.ask("alive", pid)
         assert who.ask("end-child", pid) == "ended"
@@ -120,8 +130,7 @@ def test_what_others_have_in_flight_neither_holds_up_a_take_back_nor_ends_them(
 def test_take_back_ends_a_kernel_that_does_not_let_go(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
     step, told = pilot.lend(alice)
     pid = alice.ask("hold", told["devices"][0]["path"])
-    end(step)
-    assert taken_back(pilot)["ended_pids"] == [pid]
+    assert end_and_take_back(cluster, step, pilot) == [pid]
     alice.process.wait(timeout=20)
 
 
@@ -136,14 +145,13 @@ def test_the_grace_is_kept(alice: Kernel, pilot: Pilot) -> None:
 
 
 def test_a_descriptor_given_to_another_user_is_ended_with_its_holder(
-    alice: Kernel, bob: Kernel, pilot: Pilot
+    cluster: Cluster, alice: Kernel, bob: Kernel, pilot: Pilot
 ) -> None:
     name = f"hop-test-{pilot.job}"
     holder = bob.ask("receive", name)
     step, told = pilot.lend(alice)
     assert alice.ask("send", told["devices"][0]["path"], name) == "sent"
-    end(step)
-    assert taken_back(pilot)["ended_pids"] == [holder]
+    assert end_and_take_back(cluster, step, pilot) == [holder]
     until("the holder is gone", lambda: not bob.ask("alive", holder))
 
 
