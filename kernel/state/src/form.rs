@@ -11,8 +11,8 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The newest version of the form that this reads. 1 leaves no group to its cells, 2 holds all of each section of the
-/// process, 3 and 4 have fewer recipes and no order of the variables.
-pub const VERSION: u32 = 5;
+/// process, 3 and 4 have fewer recipes and no order of the variables, 5 has each stream in one piece.
+pub const VERSION: u32 = 6;
 const OLDEST: u32 = 1;
 const MAGIC: &[u8; 8] = b"HOPSTATE";
 const START: usize = 16;

@@ -71,7 +71,6 @@ class Agent:
         self.spent = 0.0
         self.ran = 0.0
         self.last: capture.Delta | None = None
-        self.loader: restoring.Loader | None = None
         self.trouble: list[str] = []
         self._started = 0.0
         self._seq = 0
@@ -395,6 +394,7 @@ class Agent:
             "t": sorted(t for t in unit.touches if t in self.shell.user_ns),
             "gone": [list(g) for g in unit.gone],
             "notes": unit.notes,
+            "v": unit.first,
             "types": sorted(unit.types),
             "cell": unit.cell,
             "sec": round(unit.seconds, 6),
@@ -414,6 +414,7 @@ class Agent:
             "t": [],
             "gone": [],
             "notes": unit.notes,
+            "v": unit.first,
             "types": sorted(unit.types),
             "cell": unit.cell,
             "sec": round(unit.seconds, 6),
@@ -627,12 +628,12 @@ class Agent:
             self.later.all()
         for line in restoring.differences(snapshot.environment):
             print(f"Gresshopper: {line}", file=sys.stderr)
-        pending = later.waiting(snapshot, not wait, not shown) if not (wait and shown) else []
-        told, self.loader = restoring.restore(
+        pending = later.waiting(snapshot, not wait, not shown) if not (wait and shown) else {}
+        told, loader = restoring.restore(
             snapshot, self.store, self.capture.session, self._set, lazy, self._progress(), pending
         )
         if pending:
-            self.later = later.Later(self.loader, pending, self.shell, self._set)
+            self.later = later.Later(loader, pending, self.shell, self._set)
             self.later.begin()
             self._later()
         if again and snapshot.redo["cells"]:

@@ -19,7 +19,7 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from . import kinds, native, pickling, process, recipes, rules, unswept, verify
+from . import effects, kinds, native, pickling, process, recipes, rules, unswept, verify
 from . import names as naming
 from .store import CHUNK, Store
 
@@ -80,6 +80,7 @@ class Unit:
         "classes",
         "digest",
         "dynamic",
+        "first",
         "foreign",
         "gone",
         "ids",
@@ -104,6 +105,8 @@ class Unit:
         self.blobs: list[Blob] = []
         self.buffers: list[tuple[int, int]] = []
         self.foreign: list[int] = []
+        #: So many members are in the first of its stream's two pickles; 0: it is one.
+        self.first = 0
         self.classes: set[str] = set()
         self.touches: set[str] = set()
         self.dynamic = False
@@ -556,7 +559,7 @@ class Capture:
     def _describe(self, unit: Unit, dump: pickling.Dump, seconds: float) -> None:
         unit.size, unit.ids, unit.ranges = len(dump.stream), dump.ids, dump.ranges
         unit.buffers = [(b.address, b.nbytes) for b in dump.buffers]
-        unit.foreign = dump.foreign
+        unit.foreign, unit.first = dump.foreign, dump.first
         unit.classes, unit.touches, unit.dynamic = dump.classes, dump.touches, dump.dynamic
         unit.gone = dump.gone
         unit.plain = sum(b.nbytes for b in dump.buffers if b.items is None)
@@ -616,6 +619,7 @@ class Capture:
         for said in entries:
             unit = Unit(said["u"], tuple(said["m"]))
             unit.digest, unit.cell = bytes.fromhex(said["dig"]), said["cell"]
+            unit.first = said.get("v", 0)
             unit.blobs = [Blob(n, tuple(chunks), bool(items)) for n, items, chunks in said["b"]]
             self._next = max(self._next, unit.uid + 1)
             self._install(unit)
@@ -753,7 +757,8 @@ class _Round:
             dump = _atom(values)
         else:
             try:
-                dump = pickling.dump(self.capture.session, values, owned)
+                first = effects.not_only_shown(members)
+                dump = pickling.dump(self.capture.session, values, owned, first)
             except pickling.Unpicklable as e:
                 dump = self._placeholder(members, values, str(e))
         self._keep.append(dump.keep)
@@ -859,7 +864,7 @@ class _Round:
         if len(group) == 1:
             block = group[0]
             return block.members, block.dump, block.seconds
-        members = tuple(sorted(m for block in group for m in block.members))
+        members = effects.members_in_order(m for block in group for m in block.members)
         together = self._write(members)
         return members, together.dump, together.seconds
 

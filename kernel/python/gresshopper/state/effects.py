@@ -10,7 +10,7 @@ import contextlib
 import functools
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from . import names
@@ -251,6 +251,19 @@ def _named(source: str) -> frozenset[str]:
 def telling(used: Iterable[str]) -> list[str]:
     """Those of these names that tell whether a cell may run again."""
     return sorted(n for n in used if n in BARRED_NAMES or n in DOUBTFUL_NAMES or n.startswith(DOUBTFUL_STARTS))
+
+
+def members_in_order(members: Iterable[str]) -> tuple[str, ...]:
+    """What cells displayed comes last, so that it can be read last."""
+    return tuple(sorted(members, key=lambda m: (m.startswith("n:") and shown(m[2:]), m)))
+
+
+def not_only_shown(members: Sequence[str]) -> int:
+    """How many members aren't only what cells displayed, if that is what all others are, else 0."""
+    if not members or any(m.startswith("c:") for m in members):
+        return 0
+    count = next((i for i, m in enumerate(members) if shown(m[2:])), 0)
+    return count if all(shown(m[2:]) for m in members[count:]) else 0
 
 
 def shown(name: str) -> bool:

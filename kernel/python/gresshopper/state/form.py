@@ -22,10 +22,10 @@ from typing import Any, BinaryIO, NamedTuple
 
 from . import native
 
-VERSION = 5
+VERSION = 6
 #: Versions that this reads: 1 leaves no group to its cells, 2 holds all of each section of the process, 3 and 4 have fewer
-#: recipes and don't say in which order the variables are.
-READABLE = (1, 2, 3, 4, 5)
+#: recipes and don't say in which order the variables are, 5 has each stream in one piece.
+READABLE = (1, 2, 3, 4, 5, 6)
 MAGIC = b"HOPSTATE"
 _START = struct.Struct("<8sI4s")
 _SIZES = struct.Struct("<QQ")

@@ -1,7 +1,7 @@
-"""Groups of a restored state that are read when they are needed: large ones, and what cells displayed (`Out`).
+"""What of a restored state is read when it is needed: large groups, and what cells displayed (`Out`).
 
-The variables of such a group are placeholders until a cell's bytecode names them, or a function that it may call does;
-then the group is read before the cell runs. In think time the rest is read, one group after the other. A group is proven
+Those variables are placeholders until a cell's bytecode names one of their group, or a function that it may call does;
+then they are read before the cell runs. In think time the rest is read, one group after the other. A group is proven
 before it is unpickled, as any other; one whose proof fails stays a placeholder, which says so, and is told.
 """
 
@@ -11,10 +11,10 @@ import ast
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from . import effects, names, recipes, restore
+from . import effects, names, recipes, restore, unswept
 
 #: Groups from so many bytes on are read later.
 LARGE = 1024 * 1024
@@ -30,24 +30,29 @@ class Pending(recipes.Lost):
     __slots__ = ()
 
 
-def waiting(snapshot: restore.Snapshot, large: bool, shown: bool) -> list[int]:
-    """The groups of a state that may be read later: `large` ones, and those of what was only `shown`."""
-    said = [entry.said for entry in snapshot.units.values()]
-    if any(kind.startswith("ipywidgets.") for one in said for kind in one["types"]):
-        return []  # a widget's events run code of the notebook beside the cells
-    return [
-        one["u"]
-        for one in said
-        if ((large and _size(one) >= LARGE) or (shown and _only_shown(one)))
-        and not one["gone"]
-        and not one.get("redo")
-        and not any(m.startswith("c:") for m in one["m"])
-    ]
+def waiting(snapshot: restore.Snapshot, large: bool, shown: bool) -> dict[int, list[str]]:
+    """The groups of a state of which variables may be read later, and which: those of `large` ones, and what was
+    `shown`."""
+    entries = list(snapshot.units.values())
+    if any(kind.startswith("ipywidgets.") for entry in entries for kind in entry.said["types"]):
+        return {}  # a widget's events run code of the notebook beside the cells
+    found = {}
+    for entry in entries:
+        said = entry.said
+        if said["gone"] or said.get("redo") or any(m.startswith("c:") for m in said["m"]):
+            continue
+        names = entry.names if large and _size(said) >= LARGE else _shown(entry) if shown else []
+        if names:
+            found[int(said["u"])] = names
+    return found
 
 
-def _only_shown(said: Any) -> bool:
-    """Whether a group is only what cells displayed, and loading it runs nothing of the notebook's."""
-    return not said["c"] and all(m.startswith("n:") and effects.shown(m[2:]) for m in said["m"])
+def _shown(entry: restore.Entry) -> list[str]:
+    """What of a group cells displayed, if it can be read apart, and loading it runs nothing of the notebook's."""
+    if entry.said["c"]:
+        return []
+    names = entry.names[entry.first :]
+    return names if all(effects.shown(name) for name in names) else []
 
 
 def _size(said: Any) -> int:
@@ -59,10 +64,16 @@ def _size(said: Any) -> int:
 class Later:
     """What is still to be read into one namespace."""
 
-    def __init__(self, loader: restore.Loader, uids: list[int], shell: Any, setter: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        loader: restore.Loader,
+        waiting: Mapping[int, Collection[str]],
+        shell: Any,
+        setter: Callable[[Any], None],
+    ) -> None:
         self._loader, self._shell, self._set = loader, shell, setter
         self._units = loader.snapshot.units
-        self._waiting = dict.fromkeys(uids)
+        self._waiting = dict(waiting)
         self._stands: dict[int, dict[str, Pending]] = {}
         self._owner = {name: uid for uid, entry in self._units.items() for name in entry.names}
         self._shown = [name for name in self._owner if effects.shown(name)]
@@ -70,9 +81,9 @@ class Later:
 
     def begin(self) -> None:
         """Put placeholders, and look at each cell before it runs."""
-        for uid in self._waiting:
+        for uid, waiting in self._waiting.items():
             why = "it is still being restored"
-            self._stands[uid] = {name: Pending(name, why) for name in self._units[uid].names}
+            self._stands[uid] = {name: Pending(name, why) for name in waiting}
             self._set(dict(self._stands[uid]))
         self._shell.ast_transformers.append(self._gate)
 
@@ -114,13 +125,15 @@ class Later:
         del self._waiting[uid]
         stands = self._stands.pop(uid)
         try:
-            values = self._loader.values(uid)
+            with unswept.Unswept():
+                values = self._loader.values(uid)
+            self._loader.forget()
         except Exception as e:
             values = {name: recipes.Lost(name, f"it couldn't be read: {e}") for name in stands}
             print(f"Gresshopper: {', '.join(stands)} couldn't be restored: {e}", file=sys.stderr)
         space = self._shell.user_ns
         # What the user has set anew meanwhile stays.
-        found = {name: value for name, value in values.items() if space.get(name) is stands[name]}
+        found = {name: values[name] for name in stands if space.get(name) is stands[name]}
         for shown in ("_", "__", "___"):
             for name, stand in stands.items():
                 if space.get(shown) is stand:

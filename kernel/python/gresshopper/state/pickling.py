@@ -13,6 +13,7 @@ import io
 import pickle
 import sys
 import threading
+from collections.abc import Iterable
 from typing import Any, Callable, NamedTuple
 
 import cloudpickle
@@ -52,6 +53,7 @@ class Dump(NamedTuple):
     types: set[type]
     suspects: list[Any]  # instances of the notebook's classes that pickle in a way of their own
     keep: Any  # holds the memo, so that no address is used again before the groups are known
+    first: int = 0  # so many values are in the first of the stream's two pickles; 0: it is one
 
 
 class _Stream(io.BytesIO):
@@ -90,8 +92,9 @@ class _Deep(Rules, pickle._Pickler):
     _function_reduce = cloudpickle.CloudPickler._function_reduce
 
 
-def dump(session: Session, value: Any, owned: set[str] | None = None) -> Dump:
-    """Write `value`. Classes in `owned` are written by value, the notebook's others by their id.
+def dump(session: Session, value: Any, owned: set[str] | None = None, first: int = 0) -> Dump:
+    """Write `value`. Classes in `owned` are written by value, the notebook's others by their id. `first`: so many values
+    of a list are to be read without the others, if not 0.
 
     # Errors
     `Unpicklable` when nothing of it can be written.
@@ -105,7 +108,7 @@ def dump(session: Session, value: Any, owned: set[str] | None = None) -> Dump:
         out = _Stream(session.check)
         pickler: Any = None
         try:
-            pickler = _attempt(kind, session, out, owned or set(), bad, lead, value, orders or [])
+            pickler = _attempt(kind, session, out, owned or set(), bad, lead, value, orders or [], first)
         except Overlap as overlap:
             if any(root is overlap.root for root in lead):
                 raise Unpicklable("memory that overlaps in a way that can't be written") from None
@@ -140,6 +143,7 @@ def dump(session: Session, value: Any, owned: set[str] | None = None) -> Dump:
             pickler.seen,
             pickler.suspects,
             (pickler, kept),
+            first,
         )
     raise Unpicklable("too much of it can't be written")
 
@@ -180,7 +184,10 @@ def _attempt(
     lead: list[Any],
     value: Any,
     orders: list[Order],
+    first: int,
 ) -> Any:
+    begins, rest = (value[:first], value[first:]) if first else (value, None)
+
     def run() -> Any:
         # Emptied at the end: a pickler that its own callback holds would keep the user's objects until a sweep.
         held: list[Any] = []
@@ -196,7 +203,9 @@ def _attempt(
         pickler.foreign = []
         library_rules()
         try:
-            pickler.dump((lead, value, orders) if orders else (lead, value))
+            pickler.dump((lead, begins, orders) if orders else (lead, begins))
+            if rest is not None:
+                pickler.dump(rest)  # with the same memo
         except Overlap:
             raise
         except Exception as e:  # whatever a user's own reducing code raises
@@ -244,10 +253,36 @@ def dump_items(session: Session, flat: Any) -> bytes:
     return pickle.dumps(flat.tolist(), protocol=5)
 
 
-def load(source: recipes.Source, stream: bytes, foreign: list[Any] | None = None) -> Any:
+class Reading:
+    """A stream that is read in two parts."""
+
+    def __init__(self, stream: bytes, foreign: Iterable[Any]) -> None:
+        self._unpickler = pickle.Unpickler(io.BytesIO(stream), buffers=foreign)
+
+    def begin(self, source: recipes.Source) -> list[Any]:
+        """The values of the first part."""
+        return list(self._load(source)[1])
+
+    def rest(self, source: recipes.Source) -> list[Any]:
+        """The values of the second, which share their objects with the first."""
+        return list(self._load(source))
+
+    def _load(self, source: recipes.Source) -> Any:
+        before = recipes.loading(source)
+        try:
+            return self._unpickler.load()
+        finally:
+            recipes.loading(before)
+
+
+def load(source: recipes.Source, stream: bytes, foreign: Iterable[Any] = (), parts: bool = False) -> list[Any]:
     """Read what `dump` wrote."""
+    if parts:
+        reading = Reading(stream, foreign)
+        return reading.begin(source) + reading.rest(source)
     before = recipes.loading(source)
     try:
-        return pickle.loads(stream, buffers=foreign)[1]
+        values: list[Any] = pickle.loads(stream, buffers=foreign)[1]
+        return values
     finally:
         recipes.loading(before)

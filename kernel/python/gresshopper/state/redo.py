@@ -55,9 +55,9 @@ def notes_of(snapshot: restore.Snapshot, store: Store) -> list[dict[str, Any]]:
     return notes
 
 
-def fingerprint(session: pickling.Session, values: Sequence[Any]) -> tuple[str, str]:
+def fingerprint(session: pickling.Session, values: Sequence[Any], first: int = 0) -> tuple[str, str]:
     """What tells a group's content from another's: the hash of its stream, and of its buffers."""
-    dump = pickling.dump(session, list(values))
+    dump = pickling.dump(session, list(values), first=first)
     return hashlib.blake2b(dump.stream, digest_size=16).hexdigest(), tags_of(dump.buffers, _plain_tags)
 
 
@@ -143,7 +143,7 @@ class Replay:
             self.failed[uid] = "running its cells again gave other variables"
             return
         values = [made[m[2:]] for m in entry.said["m"]]
-        if fingerprint(self._session, values) != (entry.said["dig"], entry.said["tags"]):
+        if fingerprint(self._session, values, entry.first) != (entry.said["dig"], entry.said["tags"]):
             self.failed[uid] = "running its cells again didn't give the same"
             return
         self.values.update(made)

@@ -127,7 +127,7 @@ def _same(entry: restore.Entry, state: dict[str, Any], session: pickling.Session
     """The rest of the group, beside what couldn't be saved, must be what it was."""
     if sorted(state) != sorted(entry.names):
         raise _Barred("running its cells again gave other variables")
-    again = pickling.dump(session, [state[m[2:]] for m in entry.said["m"]])
+    again = pickling.dump(session, [state[m[2:]] for m in entry.said["m"]], first=entry.first)
     if hashlib.blake2b(again.stream, digest_size=16).hexdigest() != entry.said["dig"]:
         raise _Barred("running its cells again didn't give the same")
 

@@ -12,7 +12,8 @@ import pickle
 import platform
 import sys
 import time
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
 from . import form, pickling, process, recipes, unswept
@@ -37,6 +38,11 @@ class Entry(NamedTuple):
     def names(self) -> list[str]:
         """Its variables."""
         return [m[2:] for m in self.said["m"] if m.startswith("n:")]
+
+    @property
+    def first(self) -> int:
+        """So many members are in the first of its stream's two pickles; 0: it is one."""
+        return int(self.said.get("v", 0))
 
 
 class Snapshot:
@@ -196,6 +202,8 @@ class Loader:
         self.notices: list[str] = []
         self._where = {m[2:]: uid for uid, e in snapshot.units.items() for m in e.said["m"] if m.startswith("c:")}
         self._loaded: dict[int, list[Any]] = {}
+        #: Groups of which what cells displayed is still to be read.
+        self._begun: dict[int, pickling.Reading] = {}
         self._stack: list[Entry] = []
         self.failed: dict[int, str] = {}
 
@@ -255,6 +263,16 @@ class Loader:
 
     def load(self, uid: int) -> list[Any]:
         """The values of a unit's members, in their order."""
+        values = self.begin(uid)
+        reading = self._begun.pop(uid, None)
+        if reading is not None:
+            del self._loaded[uid]  # should the rest fail, all of it has
+            values = values + self._read(uid, reading.rest)
+            self._loaded[uid] = values
+        return values
+
+    def begin(self, uid: int) -> list[Any]:
+        """The same, without those members that may be read later: `load` reads them."""
         if uid in self._loaded:
             return self._loaded[uid]
         entry = self.snapshot.units[uid]
@@ -263,17 +281,29 @@ class Loader:
             self._loaded[uid] = there
             return there
         data = stream(entry, self.store)
-        self._stack.append(entry)
-        try:
-            foreign = [recipes_blob(self, i) for i in entry.said["f"]]
-            values: list[Any] = pickling.load(self, data, foreign)
-        finally:
-            self._stack.pop()
+        foreign = (recipes_blob(self, i) for i in entry.said["f"])
+        if entry.first:
+            reading = pickling.Reading(data, foreign)
+            values = self._read(uid, reading.begin)
+            self._begun[uid] = reading
+        else:
+            values = self._read(uid, lambda source: pickling.load(source, data, foreign))
         for member, value in zip(entry.said["m"], values):
             if member.startswith("c:"):
                 self.session.adopt(member[2:], value)
         self._loaded[uid] = values
         return values
+
+    def _read(self, uid: int, read: Callable[[recipes.Source], list[Any]]) -> list[Any]:
+        self._stack.append(self.snapshot.units[uid])
+        try:
+            return read(self)
+        finally:
+            self._stack.pop()
+
+    def forget(self) -> None:
+        """Hold no values any more: once they are the user's, nobody else may keep them. Classes are found all the same."""
+        self._loaded = {uid: self._loaded[uid] for uid in self._begun}
 
     def _there(self, entry: Entry) -> list[Any] | None:
         members = entry.said["m"]
@@ -290,9 +320,9 @@ class Loader:
         self,
         only: set[str] | None = None,
         progress: Callable[[int, int], None] | None = None,
-        later: Container[int] = (),
+        later: Mapping[int, Collection[str]] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """All variables (or those of `only`), without the groups in `later`, classes first; nothing is set yet.
+        """All variables (or those of `only`), without those of the groups in `later`, classes first; nothing is set yet.
 
         # Errors
         `StoreError` and `FormError` when a part of the state is missing or was tampered with.
@@ -302,9 +332,10 @@ class Loader:
         done = 0
         for uid in order:
             entry = self.snapshot.units[uid]
-            if uid in later or (only is not None and only.isdisjoint(entry.names)):
+            waiting = later.get(uid, ())
+            if len(waiting) == len(entry.names) > 0 or (only is not None and only.isdisjoint(entry.names)):
                 continue
-            staged.update(self._values(uid, entry))
+            staged.update(self._values(uid, entry, self.begin if waiting else self.load))
             done += 1
             if progress is not None:
                 progress(done, len(order))
@@ -330,13 +361,13 @@ class Loader:
     def _has_class(self, uid: int) -> bool:
         return any(m.startswith("c:") for m in self.snapshot.units[uid].said["m"])
 
-    def _values(self, uid: int, entry: Entry) -> dict[str, Any]:
+    def _values(self, uid: int, entry: Entry, load: Callable[[int], list[Any]] | None = None) -> dict[str, Any]:
         if entry.said.get("left"):
             why = "it was left to its cells, which weren't run again"
             self.failed[uid] = why
             return {name: recipes.Lost(name, why) for name in entry.names}
         try:
-            values = self.load(uid)
+            values = (load or self.load)(uid)
         except (form.FormError, MemoryError):
             raise
         except Exception as e:
@@ -387,9 +418,9 @@ def restore(
     set_names: Callable[[dict[str, Any]], None],
     lazy: bool = True,
     progress: Callable[[int, int], None] | None = None,
-    later: Container[int] = (),
+    later: Mapping[int, Collection[str]] = MappingProxyType({}),
 ) -> tuple[Told, Loader]:
-    """Rebuild everything but the groups in `later`, then set it at once.
+    """Rebuild everything but the variables of groups in `later`, then set it at once.
 
     # Errors
     `FormError` or `StoreError`, with the namespace untouched.
@@ -397,7 +428,7 @@ def restore(
     started = time.perf_counter()
     loader = Loader(snapshot, store, session, lazy)
     store.ask_for([name for entry in snapshot.units.values() for name in chunks_of(entry)])
-    for uid in later if isinstance(later, (list, dict)) else ():
+    for uid in later:
         entry = snapshot.units[uid]
         if not store.holds(chunks_of(entry)):
             raise form.FormError(f"the content of {', '.join(entry.names)} isn't in the store any more")
@@ -411,6 +442,7 @@ def restore(
         with unswept.Unswept():
             staged.update(loader.again())
         set_names({name: staged[name] for name in gone})
+    loader.forget()
     process.apply_late(sections, loader.notice)
     lost = lost_in(snapshot, staged)
     lost.update({name: why for uid, why in loader.failed.items() for name in snapshot.units[uid].names})

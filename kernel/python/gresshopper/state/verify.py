@@ -6,14 +6,13 @@ It happens in a forked child, so nothing that such a class does on loading is do
 from __future__ import annotations
 
 import os
-import pickle
 import select
 import signal
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from . import native, pickling, recipes, rules
+from . import native, pickling, rules
 from .session import reason
 from .store import Store
 
@@ -81,15 +80,11 @@ def _compare(session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any
     source = _Source(session, dump, blobs, store)
     try:
         foreign = [bytearray(native.view_of(dump.buffers[i].address, dump.buffers[i].nbytes)) for i in dump.foreign]
-        before = recipes.loading(source)
-        try:
-            unpickler = _Recorder(dump.stream, foreign)
-            unpickler.load()
-        finally:
-            recipes.loading(before)
+        made = pickling.load(source, dump.stream, foreign, bool(dump.first))
     except Exception as e:
         return [f"its class's own pickling can't be loaded: {reason(e)}"]
-    return [*_differences(dump.suspects, unpickler.found(dump.suspects)), *_lost_keys(dump.suspects)]
+    loaded = _instances(made, {type(s) for s in dump.suspects})
+    return [*_differences(dump.suspects, loaded), *_lost_keys(dump.suspects)]
 
 
 def _lost_keys(suspects: Sequence[Any]) -> list[str]:
@@ -104,23 +99,8 @@ def _lost_keys(suspects: Sequence[Any]) -> list[str]:
     return [f"a key of the class {name} was changed after it was put in; a restore finds it again" for name in lost]
 
 
-class _Recorder:
-    """Loads a stream and keeps what it makes."""
-
-    def __init__(self, stream: bytes, foreign: list[Any]) -> None:
-        self._stream, self._foreign = stream, foreign
-        self._made: Any = None
-
-    def load(self) -> None:
-        self._made = pickle.loads(self._stream, buffers=self._foreign)[1]
-
-    def found(self, suspects: Sequence[Any]) -> dict[type, list[Any]]:
-        """Instances of the suspects' classes, in the order in which a walk meets them."""
-        wanted = {type(s) for s in suspects}
-        return _instances(self._made, wanted)
-
-
-def _instances(root: Any, wanted: Any) -> dict[type, list[Any]]:
+def _instances(root: Any, wanted: set[type]) -> dict[type, list[Any]]:
+    """Instances of these classes, in the order in which a walk meets them."""
     import gc
 
     found: dict[type, list[Any]] = {}

@@ -100,10 +100,52 @@ def test_what_was_displayed_is_there_when_a_cell_asks_for_it(tmp_path: Path, cel
     run(tmp_path, cells=DISPLAYED)
     names = ["_1", "_2", "_3", "_5", "_6", "x"]
     said, _ = run(tmp_path, then=["out = x", cell, "out = Out"], wait=True, names=names)
-    # Not what is a variable, too, nor what loading runs code of the notebook for.
-    assert said[0] == ["_2", "_3", "_6"] and said[1] == ["[1]", said[0]]
+    # Not what loading runs code of the notebook for; and what is a variable, too, comes with it.
+    assert said[0] == ["_1", "_2", "_3", "_6"] and said[1] == ["[1]", ["_2", "_3", "_6"]]
     assert "[2, 3]" in said[2][0] and "_2" not in said[2][1]
     assert said[3] == ["{1: [1], 2: [2, 3], 3: Fraction(1, 3), 5: A, 6: 'end'}", []]
+
+
+SHARED = [
+    "import numpy as np, weakref",
+    "m = np.arange(6)\nm[1:3]",
+    "big = np.arange(50_000)\n[big, big[10:], bytes(40_000)]",
+    "d = {'s': {8, 1, 16}, 'k': []}\n(d['s'], {24, 0, 8}, [d])",
+    "class_of = type('T', (), {})\nd",
+    "held = [b'x' * 40_000, 'y']\n[held, {'x': held}]",
+]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_what_was_displayed_still_shares_its_objects_with_the_variables(tmp_path: Path, wait: bool) -> None:
+    run(tmp_path, cells=SHARED)
+    names = ["_2", "_3", "_4", "_5", "_6", "m", "big", "d", "held"]
+    then = [
+        "out = 0",
+        "m[1] = 9\nout = _2.tolist(), _2.base is m",
+        "big[10] = -1\nout = _3[0] is big, int(_3[1][0]), len(_3[2])",
+        "d['s'].add(0)\nd['k'].append(d)\nout = _4[0] is d['s'], _4[2][0] is d, list(_4[1]), _5 is d, sorted(_4[0])",
+        "out = _6[0] is held and _6[1]['x'] is held",
+    ]
+    said, _ = run(tmp_path, then=then, wait=wait, names=names)
+    assert said[0] == said[1][1] == ["_2", "_3", "_4", "_5", "_6"]
+    assert [one[0] for one in said[2:6]] == [
+        "([9, 2], True)",
+        "(True, -1, 40000)",
+        f"(True, True, {list({24, 0, 8})}, True, [0, 1, 8, 16])",
+        "True",
+    ]
+    assert said[-2:] == [[], 0]
+
+
+def test_a_displayed_part_that_is_damaged_is_told_and_the_variable_stays(tmp_path: Path) -> None:
+    run(tmp_path, cells=[SHARED[0], "x = [1]\n[x, np.random.rand(20_000)]"])
+    large = chunks(tmp_path)[-1]
+    content = bytearray(large.read_bytes())
+    content[1000] ^= 1
+    large.write_bytes(content)
+    said, told = run(tmp_path, then=["out = 0", "x.append(2)\nout = x, type(_2).__name__"], names=["_2", "x"])
+    assert said[0] == ["_2"] and said[2][0] == "([1, 2], 'Lost')" and "_2 couldn't be restored" in told
 
 
 def test_a_save_reads_what_is_left_first(tmp_path: Path) -> None:
