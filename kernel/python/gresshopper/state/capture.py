@@ -468,8 +468,8 @@ class Capture:
             work.look(unit)
         self.session.expect(work.seconds())
         final = work.settle()
-        expected = sum(self.memories.cost(b) for _, dump, _ in final.blocks for b in dump.buffers)
-        expected += sum(_FORK + _LOADS * seconds for _, dump, seconds in final.blocks if dump.suspects)
+        expected = sum(self.memories.cost(b) for block in final.blocks for b in block.dump.buffers)
+        expected += sum(_FORK + _LOADS * block.seconds for block in final.blocks if block.dump.suspects)
         self.session.expect(self._pace * expected)
         # From here on it is carried through.
         check, self.session.check = self.session.check, lambda: None
@@ -522,9 +522,9 @@ class Capture:
         kept: set[int] = set()
         # Groups that share memory are one, so what no group that was looked at still holds, nobody holds.
         held_before = {key for uid in final.looked_at if uid in self.units for key in self.units[uid].buffers}
-        for members, dump, seconds in final.blocks:
+        for block in final.blocks:
+            members, dump, digest = block.members, block.dump, block.digest()
             unit = self._same_members(members)
-            digest = hashlib.blake2b(dump.stream, digest_size=16).digest()
             blobs = [self.memories.content(buffer, arm) for buffer in dump.buffers]
             if unit is None or unit.digest != digest or unit.blobs != blobs:
                 uid = unit.uid if unit is not None else self._next
@@ -536,7 +536,7 @@ class Capture:
                 fresh = unit
                 if everything:
                     changed.append(Changed(fresh, dump.stream, dump.buffers))
-            self._describe(fresh, dump, seconds)
+            self._describe(fresh, dump, block.seconds)
             if not fresh.tags:
                 held = [self.memories.tags(b) for b in dump.buffers if b.nbytes]
                 fresh.tags = hashlib.blake2b(b"".join(held), digest_size=16).hexdigest()
@@ -650,16 +650,22 @@ _OUTSIDE = frozenset(map(_name_of, pickling.OUTSIDE))
 
 
 class _Final(NamedTuple):
-    blocks: list[tuple[tuple[str, ...], pickling.Dump, float]]
+    blocks: list[_Block]
     looked_at: list[int]
     install: list[Unit]
 
 
 class _Block:
-    __slots__ = ("dump", "members", "seconds")
+    __slots__ = ("_digest", "dump", "members", "seconds")
 
     def __init__(self, members: tuple[str, ...], dump: pickling.Dump, seconds: float) -> None:
         self.members, self.dump, self.seconds = members, dump, seconds
+        self._digest = b""
+
+    def digest(self) -> bytes:
+        """What tells the stream from another: hashed once, it may be large."""
+        self._digest = self._digest or hashlib.blake2b(self.dump.stream, digest_size=16).digest()
+        return self._digest
 
 
 class _Round:
@@ -730,8 +736,7 @@ class _Round:
             self._dissolve(unit)
             return
         block = self._write(unit.members)
-        same = hashlib.blake2b(block.dump.stream, digest_size=16).digest() == unit.digest
-        if self._split and len(unit.members) > 1 and not same:
+        if self._split and len(unit.members) > 1 and block.digest() != unit.digest:
             self._done.discard(unit.uid)
             self._dissolve(unit)
             return
@@ -806,7 +811,7 @@ class _Round:
                     self.look(self.capture.units[others[i][2]])
                 i += 1
 
-    def _merge(self) -> list[tuple[tuple[str, ...], pickling.Dump, float]]:
+    def _merge(self) -> list[_Block]:
         blocks = list(self._blocks.values())
         parent = list(range(len(blocks)))
 
@@ -860,13 +865,10 @@ class _Round:
                 stack.extend(edges.get(top, ()))
         return seen
 
-    def _final(self, group: list[_Block]) -> tuple[tuple[str, ...], pickling.Dump, float]:
+    def _final(self, group: list[_Block]) -> _Block:
         if len(group) == 1:
-            block = group[0]
-            return block.members, block.dump, block.seconds
-        members = effects.members_in_order(m for block in group for m in block.members)
-        together = self._write(members)
-        return members, together.dump, together.seconds
+            return group[0]
+        return self._write(effects.members_in_order(m for block in group for m in block.members))
 
 
 def _plain(stream: bytes, gone: list[pickling.Gone]) -> pickling.Dump:
