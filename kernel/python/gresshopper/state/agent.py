@@ -209,7 +209,11 @@ class Agent:
     def _take(self, waiting: list[_Ran]) -> None:
         sources = [self.shell.transform_cell(ran.raw) for ran in waiting]
         found = [names.names_of_source(source) for source in sources]
-        together = names.Names(set().union(*(f.names for f in found)), any(f.dynamic for f in found))
+        together = names.Names(
+            set().union(*(f.names for f in found)),
+            any(f.dynamic for f in found),
+            frozenset().union(*(f.stored for f in found)),
+        )
         self.last = self.capture.run(together, self._seq + len(waiting))
         self._seq += len(waiting)
         cells = self._cells(waiting, sources, found)
@@ -390,11 +394,11 @@ class Agent:
             "s": self._ref(changed.stream, body),
             "b": [[b.nbytes, int(b.items), list(b.chunks)] for b in unit.blobs],
             "f": unit.foreign,
+            "v": unit.first,
             "c": sorted(unit.classes),
             "t": sorted(t for t in unit.touches if t in self.shell.user_ns),
             "gone": [list(g) for g in unit.gone],
             "notes": unit.notes,
-            "v": unit.first,
             "types": sorted(unit.types),
             "cell": unit.cell,
             "sec": round(unit.seconds, 6),
@@ -410,11 +414,11 @@ class Agent:
             "s": {"n": 0, "c": []},
             "b": [[b.nbytes, int(b.items), []] for b in unit.blobs],
             "f": [],
+            "v": unit.first,
             "c": sorted(unit.classes),
             "t": [],
             "gone": [],
             "notes": unit.notes,
-            "v": unit.first,
             "types": sorted(unit.types),
             "cell": unit.cell,
             "sec": round(unit.seconds, 6),

@@ -19,7 +19,7 @@ import types
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from . import effects, kinds, native, pickling, process, recipes, rules, unswept, verify
+from . import effects, kinds, native, pickling, process, recipes, rules, settings, unswept, verify
 from . import names as naming
 from .store import CHUNK, Store
 
@@ -455,6 +455,8 @@ class Capture:
         started = time.perf_counter()
         self.cell = cell
         visible = self.visible()
+        if found is not None and found.stored:
+            settings.see(found.stored)
         chosen = None if found is None else self.touched(found)
         # That a group fell apart is found in think time; until then it is only written as one.
         work = _Round(self, visible, split=arm)
@@ -526,7 +528,7 @@ class Capture:
             members, dump, digest = block.members, block.dump, block.digest()
             unit = self._same_members(members)
             blobs = [self.memories.content(buffer, arm) for buffer in dump.buffers]
-            if unit is None or unit.digest != digest or unit.blobs != blobs:
+            if unit is None or unit.digest != digest or unit.blobs != blobs or _tells_else(unit, dump):
                 uid = unit.uid if unit is not None else self._next
                 self._next += unit is None
                 fresh = Unit(uid, members)
@@ -621,6 +623,7 @@ class Capture:
             unit.digest, unit.cell = bytes.fromhex(said["dig"]), said["cell"]
             unit.first = said.get("v", 0)
             unit.blobs = [Blob(n, tuple(chunks), bool(items)) for n, items, chunks in said["b"]]
+            unit.notes = list(said.get("notes", ()))
             self._next = max(self._next, unit.uid + 1)
             self._install(unit)
 
@@ -869,6 +872,12 @@ class _Round:
         if len(group) == 1:
             return group[0]
         return self._write(effects.members_in_order(m for block in group for m in block.members))
+
+
+def _tells_else(unit: Unit, dump: pickling.Dump) -> bool:
+    """Whether something else is to be told of a unit than was, though its stream is the same: a lock that is held now."""
+    told = set(dump.notes)
+    return not told <= set(unit.notes) if dump.suspects else told != set(unit.notes)
 
 
 def _plain(stream: bytes, gone: list[pickling.Gone]) -> pickling.Dump:

@@ -9,6 +9,8 @@ import array
 import copyreg
 import ctypes
 import functools
+import itertools
+import operator
 import os
 import sys
 from typing import Any
@@ -386,6 +388,15 @@ class LibraryRules(Writing):
         }
         return copyreg.__newobj__, (kind,), state  # type: ignore[attr-defined]
 
+    def _plot_args(self, made: Any) -> Any:
+        """What gives the next line of an axes its colour: matplotlib drops where that is, and whose colours they are."""
+        state = dict(vars(made))
+        place = _place_in_cycle(state.pop("prop_cycler", None))
+        if place is None:
+            return NotImplemented
+        kind: Any = type(made)
+        return copyreg.__newobj__, (kind,), (state, *place), None, None, recipes.set_plot_args  # type: ignore[attr-defined]
+
     # --- widgets ---
 
     def _traits(self, made: Any) -> Any:
@@ -438,6 +449,20 @@ def _numbers_callbacks(kind: Any) -> bool | None:
         return isinstance(state["_cid_gen"], int) if known and state["_func_cid_map"] is None else None
     except (AttributeError, KeyError, TypeError):
         return None
+
+
+def _place_in_cycle(cycle: Any) -> tuple[list[Any], int] | None:
+    """What goes round in a cycle over a `Cycler` or a list, and how many were taken; nothing if that isn't known."""
+    if type(cycle) is not itertools.cycle:
+        return None
+    reduced: Any = cycle.__reduce__()
+    (inner,), (taken, round_again) = reduced[1:]
+    if round_again:
+        return list(taken), len(taken) - operator.length_hint(inner)
+    if type(inner) is type(iter([])):
+        return list(inner.__reduce__()[1][0]) or list(taken), len(taken)
+    over = getattr(getattr(inner, "gi_frame", None), "f_locals", {}).get("self")
+    return None if over is None else (list(over), len(taken))
 
 
 #: A small index in which something was looked up keeps its table for that, which its `memory_usage` counts.

@@ -32,6 +32,8 @@ class Names(NamedTuple):
 
     names: set[str]
     dynamic: bool
+    #: Dotted names that it gives a value, from a name on: `np.x`.
+    stored: frozenset[str] = frozenset()
 
 
 def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -60,7 +62,27 @@ def names_of_code(code: types.CodeType) -> Names:
     if not SHELL.isdisjoint(names):
         dynamic = dynamic or not DYNAMIC_MAGICS.isdisjoint(words) or not DYNAMIC.isdisjoint(words)
         names |= words
-    return Names(names, dynamic)
+    return Names(names, dynamic, _stored(code))
+
+
+_STORE = dis.opmap["STORE_ATTR"]
+
+
+def _stored(code: types.CodeType) -> frozenset[str]:
+    found: set[str] = set()
+    for part in code_objects(code):
+        path: list[str] = []
+        for step in dis.get_instructions(part) if _STORE in part.co_code[::2] else ():
+            if step.opname in ("LOAD_NAME", "LOAD_GLOBAL"):
+                path = [step.argval]
+            elif step.opname == "LOAD_ATTR" and path:
+                path.append(step.argval)
+            elif step.opname == "STORE_ATTR" and path:
+                found.add(".".join([*path, step.argval]))
+                path = []
+            elif step.opname not in ("EXTENDED_ARG", "CACHE"):
+                path = []
+    return frozenset(found)
 
 
 def _loads_dynamic(code: types.CodeType) -> bool:

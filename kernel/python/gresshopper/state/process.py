@@ -27,7 +27,8 @@ import types
 import warnings
 from typing import Any, Callable
 
-from . import unswept
+from . import settings, unswept
+from .session import reason
 
 #: Set by Jupyter, Slurm or Gresshopper for this process alone.
 OWN_ENV = (
@@ -69,7 +70,13 @@ def _set_random(state: Any) -> None:
 
 def _numpy() -> Any:
     np = sys.modules["numpy"]
-    return {"random": _numpy_random(np), "print": np.get_printoptions(), "err": np.geterr()}
+    found = {"random": _numpy_random(np), "print": np.get_printoptions(), "err": np.geterr()}
+    call = np.geterrcall()
+    if call is not None:
+        found["call"] = call
+    if hasattr(np, "set_string_function") and repr(np.bool_(0).reshape(1)) != "array([False])":
+        found["shown"] = True
+    return found
 
 
 def _numpy_random(np: Any) -> Any:
@@ -100,7 +107,12 @@ def _torch() -> Any:
         "grad": torch.is_grad_enabled(),
         "threads": torch.get_num_threads(),
         "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "print": {name: getattr(torch._tensor_str.PRINT_OPTS, name) for name in _TORCH_PRINT},
     }
+
+
+_TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
 
 
 @functools.lru_cache(maxsize=2)
@@ -430,8 +442,36 @@ def _set_own_modules(state: dict[str, dict[str, Any]]) -> None:
 
 
 def _set_patched(state: list[str]) -> None:
-    if state:
-        raise NotHereError(f"{', '.join(state)}: the notebook put a function of its own there, run its cell again")
+    missing = [where for where in state if not settings.of_notebook(_found(where))]
+    if missing:
+        raise NotHereError(f"{', '.join(missing)}: the notebook put a function of its own there, run its cell again")
+
+
+def _found(where: str) -> Any:
+    """What stands in a module, or in a class of a module."""
+    name, _, attr = where.rpartition(".")
+    if name in sys.modules:
+        return vars(sys.modules[name]).get(attr)
+    module, _, kind = name.rpartition(".")
+    return getattr(vars(sys.modules[module]).get(kind), attr, None) if module in sys.modules else None
+
+
+def _set_assigned(state: dict[str, Any]) -> None:
+    missing = settings.set_assigned(state)
+    if missing:
+        raise NotHereError(f"{', '.join(missing)}: the notebook set this, run its cell again")
+
+
+def _set_last(state: dict[str, Any]) -> None:
+    if settings.set_last(state):
+        raise NotHereError("sys.last_value: an exception's traceback isn't saved")
+
+
+class Unwritten:
+    """Stands for a section that couldn't be pickled."""
+
+    def __init__(self, why: str) -> None:
+        self.why = why
 
 
 def _set_hung_in(state: dict[str, str]) -> None:
@@ -456,6 +496,9 @@ _READ: dict[str, Callable[[], Any]] = {
     "logging": _logging,
     "interpreter": _interpreter,
     "hung in": _hung_in,
+    "assigned": settings.assigned,
+    "registered": settings.registered,
+    "last": settings.last,
 }
 _LIBRARY: dict[str, Callable[[], Any]] = {
     "numpy": _numpy,
@@ -464,6 +507,12 @@ _LIBRARY: dict[str, Callable[[], Any]] = {
     "pandas._config.config": _pandas,
     "matplotlib._pylab_helpers": _figures,
     "decimal": _decimal,
+    "csv": settings.dialects,
+    "IPython": settings.ipython,
+    "matplotlib_inline.config": settings.inline,
+    "matplotlib.cm": settings.colormaps,
+    "pandas.core.accessor": settings.accessors,
+    "sklearn._config": settings.sklearn,
 }
 
 
@@ -505,8 +554,17 @@ def know() -> None:
 
 
 def _add(sections: dict[str, bytes], name: str, reader: Callable[[], Any]) -> None:
-    with contextlib.suppress(Exception):  # a half-imported library, or an option that isn't picklable
-        sections[name] = pickle.dumps(reader(), protocol=5)
+    try:
+        found = reader()
+    except Exception:  # a half-imported library
+        return
+    try:
+        sections[name] = pickle.dumps(found, protocol=5)
+    except Exception:  # a function of the notebook among the options
+        try:
+            sections[name] = settings.dump(found)
+        except Exception as e:
+            sections[name] = pickle.dumps(Unwritten(reason(e)), protocol=5)
 
 
 def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
@@ -517,13 +575,22 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
         "python",
         "logging",
         "interpreter",
+        "assigned",
+        "registered",
+        "csv",
+        "last",
         "hung in",
         "patched",
         "own modules",
+        "IPython",
         "numpy",
         "torch",
         "matplotlib",
+        "matplotlib.cm",
+        "matplotlib_inline.config",
         "pandas._config.config",
+        "pandas.core.accessor",
+        "sklearn._config",
         "decimal",
         "random",
         "matplotlib._pylab_helpers",
@@ -533,7 +600,10 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
             continue
         try:
             if name in _SOON_SET or not _is_so(name, sections[name]):
-                _WRITE[name](pickle.loads(sections[name]))
+                state = pickle.loads(sections[name])
+                if isinstance(state, Unwritten):
+                    raise NotHereError(f"the process's {name} settings couldn't be saved: {state.why}")
+                _WRITE[name](state)
         except NotHereError as e:
             notice(str(e))
         except Exception as e:
@@ -541,7 +611,21 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
 
 
 #: Sections that are set in less time than they are read in, or that another process never has.
-_SOON_SET = frozenset({"random", "numpy", "torch", "logging", "hung in", "patched", "own modules"})
+_SOON_SET = frozenset(
+    {
+        "random",
+        "numpy",
+        "torch",
+        "logging",
+        "hung in",
+        "patched",
+        "own modules",
+        "assigned",
+        "registered",
+        "last",
+        "csv",
+    }
+)
 
 
 def _is_so(name: str, section: bytes) -> bool:
@@ -600,6 +684,10 @@ def _set_numpy(state: Any) -> None:
     np.random.set_state(drawn if made_of is None else _numpy_made_of(np, made_of))
     np.set_printoptions(**state["print"])
     np.seterr(**state["err"])
+    if "call" in state:
+        np.seterrcall(state["call"])
+    if state.get("shown"):
+        raise NotHereError("numpy.set_string_function: the notebook set this, run its cell again")
 
 
 def _set_torch(state: Any) -> None:
@@ -614,6 +702,10 @@ def _set_torch(state: Any) -> None:
     if torch.get_num_threads() != state["threads"]:
         torch.set_num_threads(state["threads"])
     torch.use_deterministic_algorithms(state["deterministic"])
+    if state.get("anomaly", False) != torch.is_anomaly_enabled():
+        torch.autograd.set_detect_anomaly(state["anomaly"])
+    for name, value in state.get("print", {}).items():
+        setattr(torch._tensor_str.PRINT_OPTS, name, value)
 
 
 def _set_matplotlib(state: Any) -> None:
@@ -710,4 +802,13 @@ _WRITE: dict[str, Callable[[Any], None]] = {
     "pandas._config.config": _set_pandas,
     "matplotlib._pylab_helpers": _set_figures,
     "decimal": _set_decimal,
+    "assigned": _set_assigned,
+    "registered": settings.set_registered,
+    "last": _set_last,
+    "csv": settings.set_dialects,
+    "IPython": settings.set_ipython,
+    "matplotlib_inline.config": settings.set_inline,
+    "matplotlib.cm": settings.set_colormaps,
+    "pandas.core.accessor": settings.set_accessors,
+    "sklearn._config": settings.set_sklearn,
 }

@@ -214,6 +214,22 @@ def enum_member(cls: Any, key: Any) -> Any:
     return cls[key] if isinstance(key, str) and key in cls.__members__ else cls(key)
 
 
+def set_enum(made: Any, state: tuple[Any, Any, dict[str, dict[str, Any]], dict[str, Any] | None]) -> None:
+    """The rest of an enumeration: its class's, what its members hold, and their values if their class chose them."""
+    attrs, set_class, held, values = state
+    set_class(made, attrs)
+    for name, own in held.items():
+        member = made._member_map_[name]
+        member.__dict__.update(own)
+        if values is not None:
+            member._value_ = values[name]
+    if values is not None:
+        made._value2member_map_.clear()
+        for name in made._member_names_:
+            with contextlib.suppress(TypeError):  # not hashable: then it is looked for among all
+                made._value2member_map_[values[name]] = made._member_map_[name]
+
+
 class _Shell:
     """Found by streams that refer to IPython's shell."""
 
@@ -319,6 +335,15 @@ def set_figure(made: Any, state: tuple[Any, Any]) -> None:
     manager.num = state[1]
     Gcf.figs[state[1]] = manager
     vars(made)["_number" if "_number" in vars(made) else "number"] = state[1]
+
+
+def set_plot_args(made: Any, state: tuple[dict[str, Any], list[Any], int]) -> None:
+    """What gives an axes' next line its colour, at its place."""
+    attrs, items, taken = state
+    made.__dict__.update(attrs)
+    made.prop_cycler = itertools.cycle(items)
+    for _ in range(taken):
+        next(made.prop_cycler)
 
 
 def no_region() -> None:
@@ -700,6 +725,7 @@ def np_memmap(
         made = np.memmap(
             path, dtype=dtype, mode="r+" if mode == "w+" else mode, offset=offset, shape=shape, order=order
         )
+        made.mode = mode
         if bytes(_flat(np.asarray(made))) == bytes(_flat(kept)):
             return made
         if mode == "c":

@@ -534,7 +534,10 @@ def _find_singles(t: type) -> bool:
 
 
 def _whole_class(cls: type, reduced: Any) -> Any:
-    """With what cloudpickle leaves out of a class: its slots, and a name that says where it was defined."""
+    """With what cloudpickle leaves out of a class: its slots, a name that says where it was defined, and of an
+    enumeration further names of its members and the combinations of flags."""
+    if isinstance(cls, enum.EnumMeta):
+        return _whole_enum(cls, reduced)
     if len(reduced) != 6 or not isinstance(reduced[2], tuple) or len(reduced[1]) != 6:
         return reduced
     made, (attrs, rest) = list(reduced[1]), reduced[2]
@@ -548,6 +551,30 @@ def _whole_class(cls: type, reduced: Any) -> Any:
     if cls.__qualname__ != cls.__name__:
         attrs["__qualname__"] = cls.__qualname__
     return (reduced[0], tuple(made), (attrs, rest), *reduced[3:])
+
+
+def _whole_enum(cls: Any, reduced: Any) -> Any:
+    members = dict(cls.__members__)
+    if len(reduced) != 6 or len(reduced[1]) != 7 or not set(reduced[1][3]) <= set(members):
+        return reduced
+    made, (attrs, rest) = list(reduced[1]), reduced[2]
+    values = {name: member._value_ for name, member in members.items()}
+    content = _CONTENT.get(cls._member_type_) if "__new_member__" in vars(cls) else None
+    made[3] = values if content is None else {name: (content(member),) for name, member in members.items()}
+    own = {name: {k: v for k, v in vars(m).items() if k not in _OF_MEMBERS} for name, m in members.items()}
+    state = ((({k: v for k, v in attrs.items() if k not in members}), rest), reduced[5], own, content and values)
+    return (reduced[0], tuple(made), state, None, None, recipes.set_enum)
+
+
+#: What each member of an enumeration has.
+_OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})
+#: What a member is as an ordinary value, if its class made it in a way of its own.
+_CONTENT: dict[type, Callable[[Any], Any]] = {
+    int: int.__int__,
+    float: float.__float__,
+    str: lambda m: str.__add__(m, ""),
+    bytes: lambda m: bytes.__add__(m, b""),
+}
 
 
 def _closed(handle: Any) -> tuple[Any, ...] | None:
@@ -771,6 +798,9 @@ def _later_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:
     cbook: Any = sys.modules.get("matplotlib.cbook")
     if cbook is not None and hasattr(cbook, "CallbackRegistry"):
         _RULES[cbook.CallbackRegistry] = Rules._callbacks
+    plot_args = getattr(sys.modules.get("matplotlib.axes._base"), "_process_plot_var_args", None)
+    if plot_args is not None:
+        _RULES[plot_args] = Rules._plot_args
 
 
 def _pandas_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:

@@ -1,0 +1,469 @@
+"""Settings outside the namespace that hold functions and classes of the notebook, and attributes that it gave to libraries.
+
+A section of the process that plain pickle can't write is written here: what a variable holds is referred to by its name,
+a function without a name is written with its code and runs in the live namespace.
+"""
+
+from __future__ import annotations
+
+import abc
+import collections.abc
+import importlib
+import io
+import numbers
+import os
+import pickle
+import sys
+import types
+import warnings
+from collections.abc import Iterable
+from typing import Any
+
+import cloudpickle
+
+from .session import MAIN, importable
+
+#: Attributes that are sections of their own, or belong to the process.
+_ELSEWHERE = frozenset(
+    {
+        ("sys", "stdin"),
+        ("sys", "stdout"),
+        ("sys", "stderr"),
+        ("sys", "path"),
+        ("sys", "argv"),
+        ("sys", "modules"),
+        ("sys", "excepthook"),
+        ("sys", "displayhook"),
+        ("sys", "last_type"),
+        ("sys", "last_value"),
+        ("sys", "last_traceback"),
+        ("os", "environ"),
+        ("matplotlib", "rcParams"),
+        ("matplotlib.pyplot", "rcParams"),
+        ("warnings", "filters"),
+    }
+)
+_ATOMS = (str, bytes, int, float, complex, bool, type(None))
+#: Bytes that an exception which is kept may have.
+_SHORT = 1 << 20
+
+
+def scope() -> dict[str, Any]:
+    """The notebook's namespace."""
+    return vars(sys.modules[MAIN])
+
+
+def of_notebook(value: Any) -> bool:
+    """Whether a function or class was made in the notebook."""
+    if type(value) is types.FunctionType:
+        return value.__globals__ is scope()
+    return isinstance(value, type) and value.__module__ == MAIN
+
+
+def dump(value: Any) -> bytes:
+    """A section that holds what plain pickle can't write.
+
+    # Errors
+    Whatever pickling raises.
+    """
+    out = io.BytesIO()
+    _Pickler(out, 5).dump(value)
+    return out.getvalue()
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is not types.FunctionType and not isinstance(obj, type):
+            return NotImplemented
+        if not of_notebook(obj):
+            if importable(obj) or isinstance(obj, type):
+                return super().reducer_override(obj)
+            raise pickle.PicklingError("a function of a library that its module doesn't hold")
+        name = name_of(obj)
+        if name is not None:
+            return named, (name,)
+        if isinstance(obj, type):
+            raise pickle.PicklingError(f"no variable holds the class {obj.__qualname__}")
+        return (
+            function,
+            (obj.__code__, obj.__name__, obj.__defaults__, obj.__closure__),
+            {
+                "__kwdefaults__": obj.__kwdefaults__,
+                "__doc__": obj.__doc__,
+                "__qualname__": obj.__qualname__,
+            },
+            None,
+            None,
+            set_function,
+        )
+
+
+def name_of(value: Any) -> str | None:
+    """A variable that holds this very object."""
+    return next((name for name, held in list(scope().items()) if held is value and name[:1] != "_"), None)
+
+
+def named(name: str) -> Any:
+    """What a variable holds."""
+    return scope()[name]
+
+
+def function(code: types.CodeType, name: str, defaults: Any, closure: Any) -> types.FunctionType:
+    """A function of the notebook that no variable holds."""
+    return types.FunctionType(code, scope(), name, defaults, closure)
+
+
+def set_function(made: types.FunctionType, state: dict[str, Any]) -> None:
+    """The rest of such a function."""
+    for attr, value in state.items():
+        setattr(made, attr, value)
+
+
+# --- attributes of libraries ---
+
+#: Module, class in it (or nothing) and attribute, for all that a cell's code may have set.
+_places: set[tuple[str, str, str]] = set()
+
+
+def see(stored: Iterable[str]) -> None:
+    """Remember which of these dotted names are attributes of libraries' modules or classes."""
+    space = scope()
+    for path in stored:
+        first, *middle, attr = path.split(".")
+        base = space.get(first)
+        for part in middle:
+            base = _held(base).get(part)
+        where = _where(base)
+        if where is not None and (where[0], attr) not in _ELSEWHERE:
+            _places.add((*where, attr))
+
+
+def _held(base: Any) -> Any:
+    if isinstance(base, types.ModuleType):
+        return vars(base)
+    return type.__dict__["__dict__"].__get__(base) if isinstance(base, type) else {}
+
+
+def _where(base: Any) -> tuple[str, str] | None:
+    if isinstance(base, types.ModuleType):
+        name = vars(base).get("__name__")
+        return (name, "") if isinstance(name, str) and name != MAIN and sys.modules.get(name) is base else None
+    if isinstance(base, type) and importable(base):
+        return base.__module__, base.__qualname__
+    return None
+
+
+def _base(module: str, path: str) -> Any:
+    found: Any = sys.modules.get(module)
+    for part in path.split(".") if path else ():
+        found = _held(found).get(part)
+    return found
+
+
+def assigned() -> dict[str, Any]:
+    """What cells gave to libraries: kept if it is plain or a variable's, a function or a class; else only named."""
+    kept: dict[tuple[str, str, str], tuple[str, Any]] = {}
+    told: list[str] = []
+    for place in sorted(_places):
+        module, path, attr = place
+        base = _base(module, path)
+        if isinstance(base, types.ModuleType) and type(base) is not types.ModuleType:
+            value = getattr(base, attr, _places)  # as torch's backends, which ask the library
+        else:
+            value = _held(base).get(attr, _places)
+        if value is _places:
+            continue
+        name = None if type(value) in _ATOMS else name_of(value)
+        if name is not None:
+            kept[place] = ("named", name)
+        elif _plain(value):
+            kept[place] = ("value", value)
+        elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+            try:
+                kept[place] = ("pickled", dump(value))
+            except Exception:
+                told.append(".".join(filter(None, place)))
+        else:
+            told.append(".".join(filter(None, place)))
+    return {"kept": kept, "told": told}
+
+
+def _plain(value: Any) -> bool:
+    return type(value) in _ATOMS or (type(value) is tuple and all(map(_plain, value)))
+
+
+def set_assigned(state: dict[str, Any]) -> list[str]:
+    """Set it again; says what couldn't be."""
+    missing = list(state["told"])
+    for place, (how, what) in state["kept"].items():
+        module, path, attr = place
+        try:
+            __import__(module)
+            base = _base(module, path)
+            value = named(what) if how == "named" else pickle.loads(what) if how == "pickled" else what
+            if getattr(base, attr, _places) is not value:
+                setattr(base, attr, value)
+            _places.add(place)
+        except Exception:
+            missing.append(".".join(filter(None, place)))
+    return missing
+
+
+# --- the standard library ---
+
+
+def dialects() -> dict[str, dict[str, Any]]:
+    """The notebook's dialects of CSV."""
+    csv = sys.modules["csv"]
+    own = [name for name in csv.list_dialects() if name not in ("excel", "excel-tab", "unix")]
+    return {name: {attr: getattr(csv.get_dialect(name), attr) for attr in _DIALECT} for name in own}
+
+
+_DIALECT = (
+    "delimiter",
+    "doublequote",
+    "escapechar",
+    "lineterminator",
+    "quotechar",
+    "quoting",
+    "skipinitialspace",
+    "strict",
+)
+
+
+def set_dialects(state: dict[str, dict[str, Any]]) -> None:
+    import csv
+
+    for name, attrs in state.items():
+        csv.register_dialect(name, **attrs)
+
+
+_GET_DUMP: Any = getattr(abc, "_get_dump", lambda base: ((),))
+_registered: tuple[Any, list[tuple[str, str, Any]]] = (None, [])
+
+
+def registered() -> list[tuple[str, str, Any]]:
+    """Classes of the notebook that were registered with the standard library's abstract ones."""
+    global _registered  # noqa: PLW0603 - the counter is the process's, too
+    token = abc.get_cache_token()
+    if _registered[0] != token:
+        found = []
+        for base in _ABSTRACT:
+            for ref in _GET_DUMP(base)[0]:
+                cls = ref()
+                if cls is not None and of_notebook(cls):
+                    found.append((base.__module__, base.__qualname__, ref))
+        _registered = (token, found)
+    return [(module, name, ref()) for module, name, ref in _registered[1] if ref() is not None]
+
+
+_ABSTRACT = [
+    *(v for v in vars(collections.abc).values() if isinstance(v, abc.ABCMeta)),
+    *(v for v in vars(numbers).values() if isinstance(v, abc.ABCMeta)),
+    os.PathLike,
+]
+
+
+def set_registered(state: list[tuple[str, str, Any]]) -> None:
+    for module, name, cls in state:
+        getattr(sys.modules[module], name).register(cls)
+
+
+def last() -> dict[str, Any]:
+    """The exception that was shown last."""
+    error = getattr(sys, "last_value", None)
+    if error is None:
+        return {}
+    data = dump(error)
+    if len(data) > _SHORT:
+        raise pickle.PicklingError("the exception is too large")
+    return {"value": data, "traceback": error.__traceback__ is not None}
+
+
+def set_last(state: dict[str, Any]) -> bool:
+    """Whether its traceback was lost."""
+    if not state:
+        return False
+    error = pickle.loads(state["value"])
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, None
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    return bool(state["traceback"])
+
+
+# --- libraries ---
+
+
+def accessors() -> list[tuple[str, str, Any]]:
+    """Accessors that the notebook gave to pandas' classes."""
+    pd: Any = sys.modules["pandas"]
+    return [
+        (of, name, vars(cls)[name]._accessor)
+        for of, cls in (("dataframe", pd.DataFrame), ("series", pd.Series), ("index", pd.Index))
+        for name in sorted(cls._accessors)
+        if of_notebook(getattr(vars(cls).get(name), "_accessor", None))
+    ]
+
+
+def set_accessors(state: list[tuple[str, str, Any]]) -> None:
+    import pandas as pd
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that one of this name was there
+        for of, name, accessor in state:
+            getattr(pd.api.extensions, f"register_{of}_accessor")(name)(accessor)
+
+
+def sklearn() -> dict[str, Any]:
+    return dict(sys.modules["sklearn"].get_config())
+
+
+def set_sklearn(state: dict[str, Any]) -> None:
+    library: Any = importlib.import_module("sklearn")
+    known = library.get_config()
+    library.set_config(**{k: v for k, v in state.items() if k in known and known[k] != v})
+
+
+def colormaps() -> dict[str, Any]:
+    """Colormaps that were registered beside matplotlib's own."""
+    registry = getattr(sys.modules["matplotlib"], "colormaps", None)
+    own = getattr(registry, "_builtin_cmaps", None)
+    if own is None or registry is None or len(registry) == len(own):
+        return {}
+    return {name: registry[name] for name in set(registry).difference(own)}
+
+
+def set_colormaps(state: dict[str, Any]) -> None:
+    import matplotlib as mpl
+
+    for name, made in state.items():
+        mpl.colormaps.register(made, name=name, force=True)
+
+
+# --- IPython ---
+
+_TEXT = ("float_precision", "pprint", "max_seq_length", "max_width")
+_RELOADER = ("enabled", "check_all", "autoload_obj")
+
+
+def ipython() -> dict[str, Any]:
+    """How the shell shows results and errors, and the notebook's magics, aliases and formatters."""
+    shell = _shell()
+    text = shell.display_formatter.formatters["text/plain"]
+    magics = shell.magics_manager.magics
+    reloader = _reloader(shell)
+    return {
+        "shown": shell.ast_node_interactivity,
+        "automagic": shell.automagic,
+        "errors": shell.InteractiveTB.mode,
+        "text": {name: getattr(text, name) for name in _TEXT},
+        "types": [
+            (mime, cls, how)
+            for mime, formatter in shell.display_formatter.formatters.items()
+            for cls, how in formatter.type_printers.items()
+            if type(how) is types.FunctionType and how.__globals__ is shell.user_ns
+        ],
+        "magics": [
+            (kind, name, f)
+            for kind, by_name in magics.items()
+            for name, f in by_name.items()
+            if type(f) is types.FunctionType and f.__globals__ is shell.user_ns
+        ],
+        "aliases": [
+            (kind, name, f.magic_name, f.magic_kind, f.magic_params)
+            for kind, by_name in magics.items()
+            for name, f in by_name.items()
+            if type(f).__name__ == "MagicAlias" and (name, f.magic_name) not in _ALIASES
+        ],
+        "commands": [pair for pair in shell.alias_manager.aliases if pair not in _commands(shell)],
+        "extensions": sorted(_extensions(shell)),
+        "reloader": None if reloader is None else {k: getattr(reloader, k, None) for k in _RELOADER},
+    }
+
+
+#: Aliases that IPython makes.
+_ALIASES = {
+    ("ed", "edit"),
+    ("hist", "history"),
+    ("rep", "recall"),
+    ("SVG", "svg"),
+    ("HTML", "html"),
+    ("file", "writefile"),
+}
+
+
+def _shell() -> Any:
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        raise LookupError("no shell")
+    return shell
+
+
+def _commands(shell: Any) -> list[tuple[str, str]]:
+    return list(shell.alias_manager.default_aliases)
+
+
+def _extensions(shell: Any) -> set[str]:
+    return {
+        name
+        for name in shell.extension_manager.loaded
+        if not name.startswith("gresshopper") and not name.endswith("storemagic")
+    }
+
+
+def _reloader(shell: Any) -> Any:
+    return getattr(shell.magics_manager.registry.get("AutoreloadMagics"), "_reloader", None)
+
+
+def set_ipython(state: dict[str, Any]) -> None:
+    shell = _shell()
+    text = shell.display_formatter.formatters["text/plain"]
+    for owner, name, value in (
+        (shell, "ast_node_interactivity", state["shown"]),
+        (shell, "automagic", state["automagic"]),
+        *((text, name, value) for name, value in state["text"].items()),
+    ):
+        if getattr(owner, name) != value:
+            setattr(owner, name, value)
+    if shell.InteractiveTB.mode != state["errors"]:
+        shell.InteractiveTB.set_mode(mode=state["errors"])
+    for name in state["extensions"]:
+        if name not in shell.extension_manager.loaded:
+            shell.extension_manager.load_extension(name)
+    for mime, cls, how in state["types"]:
+        shell.display_formatter.formatters[mime].for_type(cls, how)
+    for kind, name, f in state["magics"]:
+        shell.magics_manager.register_function(f, kind, name)
+    for kind, name, target, _, params in state["aliases"]:
+        shell.magics_manager.register_alias(name, target, kind, params)
+    for name, command in state["commands"]:
+        shell.alias_manager.define_alias(name, command)
+    reloader = _reloader(shell)
+    for name, value in (state["reloader"] or {}).items() if reloader is not None else ():
+        setattr(reloader, name, value)
+
+
+_INLINE = ("figure_formats", "print_figure_kwargs", "close_figures")
+
+
+def inline() -> dict[str, Any]:
+    """How figures are shown beside the cells."""
+    backend = sys.modules["matplotlib_inline.config"].InlineBackend
+    if not backend.initialized():
+        raise LookupError("not in use")
+    found = {name: getattr(backend.instance(), name) for name in _INLINE}
+    return {**found, "figure_formats": sorted(found["figure_formats"])}
+
+
+def set_inline(state: dict[str, Any]) -> None:
+    from matplotlib_inline.config import InlineBackend
+
+    shell = _shell()
+    backend = InlineBackend.instance(parent=shell)
+    if backend.shell is None:
+        backend.shell = shell
+    for name, value in {**state, "figure_formats": set(state["figure_formats"])}.items():
+        if getattr(backend, name) != value:
+            setattr(backend, name, value)

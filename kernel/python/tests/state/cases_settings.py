@@ -1,0 +1,143 @@
+"""Still more of the torture set: settings outside the namespace, enumerations, and what is only told."""
+
+from __future__ import annotations
+
+from cases import NP, PD, TORCH, case
+
+case(
+    "settings/an option that is a lambda, beside others",
+    "import pandas as pd",
+    "pd.set_option('display.float_format', lambda x: f'<{x:.1f}>')\npd.set_option('display.max_columns', 3)",
+    check="out=pd.get_option('display.max_columns'),repr(pd.Series([1.23]))\npd.reset_option('all')",
+    needs=PD,
+)
+case(
+    "settings/numpy prints by a function of the notebook, beside the random state",
+    "import numpy as np\nnp.random.seed(5)\ndef shown(x):\n    return f'<{x:.{digits}f}>'\ndigits=1",
+    "np.set_printoptions(formatter={'float': shown})\nold=np.seterr(over='raise')\nnp.random.rand()",
+    check="digits=2\nout=str(np.array([1.234])),np.geterr()['over'],np.random.rand()\nnp.set_printoptions(formatter=None)\nnp.seterr(**old)",
+    needs=NP,
+)
+case(
+    "settings/what numpy calls at an error",
+    "import numpy as np\nseen=[]\ndef note(kind, flag): seen.append(kind)\nold=np.seterr(all='call')\nnp.seterrcall(note)",
+    check="np.array([1.0])/0\nout=seen\nnp.seterr(**old)\nnp.seterrcall(None)",
+    needs=NP,
+)
+case(
+    "settings/torch prints",
+    "import torch\ntorch.set_printoptions(precision=2,sci_mode=False)\nt=torch.tensor([1.23456,1e-7])",
+    check="out=str(t)\ntorch.set_printoptions(profile='default')",
+    needs=TORCH,
+)
+case(
+    "settings/torch looks for anomalies",
+    "import torch\nkept=torch.autograd.set_detect_anomaly(True)\ndel kept",
+    check="out=torch.is_anomaly_enabled()\ntorch.autograd.set_detect_anomaly(False)",
+    needs=TORCH,
+)
+case(
+    "settings/sklearn",
+    "import sklearn\nold=sklearn.get_config()\nsklearn.set_config(display='text',working_memory=77)",
+    check="c=sklearn.get_config()\nout=c['display'],c['working_memory']\nsklearn.set_config(**old)",
+    needs="sklearn",
+)
+case(
+    "settings/an accessor of pandas",
+    "import pandas as pd\n@pd.api.extensions.register_series_accessor('lab')\nclass Lab:\n    def __init__(self,s): self.s=s\n    def twice(self): return (self.s*2).tolist()\ns=pd.Series([1,2])",
+    check="out=s.lab.twice(),isinstance(s.lab,Lab)\ndel pd.Series.lab\npd.Series._accessors.discard('lab')",
+    needs=PD,
+)
+case(
+    "settings/a colormap of its own",
+    "import matplotlib as mpl\nmpl.colormaps.register(mpl.colors.ListedColormap(['r','g'],name='hop_mine'))",
+    check="out=mpl.colormaps['hop_mine'](0.0)\nmpl.colormaps.unregister('hop_mine')",
+    needs="matplotlib",
+)
+case(
+    "settings/the colour of the next line",
+    "import matplotlib\nmatplotlib.use('agg')\nfrom matplotlib.figure import Figure\nfrom cycler import cycler\nold=matplotlib.rcParams['axes.prop_cycle']\nmatplotlib.rcParams['axes.prop_cycle']=cycler(color=['r','g','b'])\nf=Figure()\na=f.subplots()\nb=f.add_axes([0,0,1,1])",
+    "a.plot([1,2])\nfor i in range(5): b.plot([i])",
+    check="out=a.plot([1])[0].get_color(),a.plot([1])[0].get_color(),[b.plot([1])[0].get_color() for _ in range(4)]\nmatplotlib.rcParams['axes.prop_cycle']=old",
+    needs="matplotlib",
+)
+case(
+    "settings/a dialect of csv",
+    "import csv\ncsv.register_dialect('hop_semi',delimiter=';',quoting=csv.QUOTE_ALL)",
+    check="out=next(csv.reader(['a;b'],'hop_semi')),csv.get_dialect('hop_semi').quoting\ncsv.unregister_dialect('hop_semi')",
+)
+case(
+    "settings/a class registered as an abstract one",
+    "import numbers, collections.abc\nclass Frac: pass\nnumbers.Number.register(Frac)\ncollections.abc.Sequence.register(Frac)\nx=Frac()",
+    check="out=isinstance(x,numbers.Number),isinstance(x,collections.abc.Sequence),isinstance(x,collections.abc.Mapping)",
+)
+case(
+    "settings/attributes of a library's modules and classes",
+    "import json, fractions\nfrom string import Template\ncfg={'a':[1]}",
+    "json.HOP=cfg\njson.encoder.HOP=1\nfractions.Fraction.hop=lambda self: self.numerator+len(cfg)\nTemplate.idpattern=r'hop'",
+    check="cfg['b']=2\nout=json.HOP is cfg,json.encoder.HOP,fractions.Fraction(3,4).hop(),Template.idpattern\ndel json.HOP,json.encoder.HOP,fractions.Fraction.hop\nTemplate.idpattern=r'(?a:[_a-z][_a-z0-9]*)'",
+)
+case(
+    "settings/a library's attribute that holds what can't be kept there",
+    "import json\njson.HOP=[[1]]",
+    check="out=json.HOP\ndel json.HOP",
+    reported=True,
+)
+case(
+    "settings/a method of a library's class replaced and put back",
+    "import fractions\nold=fractions.Fraction.limit_denominator",
+    "fractions.Fraction.limit_denominator=lambda self,n=1: 'patched'",
+    "fractions.Fraction.limit_denominator=old",
+    check="out=fractions.Fraction(3,4).limit_denominator(2)",
+)
+case(
+    "settings/the exception that was shown last",
+    "import sys\nclass Mine(Exception): pass",
+    "try: raise Mine('a',3)\nexcept Mine as e: sys.last_type,sys.last_value=Mine,e",
+    check="out=type(sys.last_value) is Mine,sys.last_value.args,sys.last_type is Mine\ndel sys.last_value,sys.last_type",
+)
+case(
+    "enum/combinations of flags",
+    "import enum\nclass C(enum.Flag):\n    R=1\n    G=2\n    RG=3\nm=C.R|C.G\nclass P(enum.IntFlag):\n    X=1\n    W=2\n    XW=3",
+    check="out=m is C.RG,C['RG'],C.RG&~C.R is C.G,list(C.__members__),P(3) is P.XW,P.XW==3",
+)
+case(
+    "enum/members that hold more than their value",
+    "import enum\nclass Planet(enum.Enum):\n    EARTH=(5.97,6.37)\n    MARS=(.64,3.39)\n    TERRA=(5.97,6.37)\n    def __init__(self,m,r): self.m,self.r=m,[r]\nx=Planet.EARTH\nheld=x.r",
+    check="held.append(1)\nout=Planet.EARTH.m,Planet.EARTH.r is held,x is Planet.TERRA,Planet((.64,3.39)).m",
+)
+case(
+    "enum/members that the class makes itself",
+    "import enum\nclass N(bytes,enum.Enum):\n    def __new__(cls,v,label):\n        o=bytes.__new__(cls,[v])\n        o._value_,o.label=v,label\n        return o\n    P=(1,'pp')\n    Q=(2,'qq')\nclass A(enum.Enum):\n    def __new__(cls,*a):\n        o=object.__new__(cls)\n        o._value_=len(cls.__members__)+1\n        o.a=a\n        return o\n    X=('x',)\n    Y=('y',)\nq=N.Q",
+    check="out=N(2) is q,q.label,q==b'\\x02',q.value,A(2) is A.Y,A.Y.a,[a.value for a in A]",
+)
+case(
+    "enum/further names of members",
+    "import enum\nclass L(enum.IntEnum):\n    LO=1\n    HI=2\n    TOP=2\n    @classmethod\n    def _missing_(cls,v): return cls.LO\ntop=L.TOP",
+    check="out=top is L.HI,L.TOP is L.HI,list(L.__members__),list(L),L(9)",
+)
+case(
+    "told/a lock that a later cell took",
+    "import threading\nl=threading.Lock()",
+    "l.acquire()",
+    check="out=l.locked()",
+    reported=True,
+)
+case(
+    "told/a cache that a later cell filled",
+    "import functools\n@functools.lru_cache\ndef f(x): return x",
+    "f(1)",
+    check="out=f.cache_info().currsize",
+    reported=True,
+)
+case(
+    "kept/nothing else holds what was restored",
+    "import weakref\nclass A: pass\na=A()\na.me=[1]\nr=weakref.ref(a)\nw=weakref.WeakValueDictionary(k=a)",
+    check="del a\nout=r() is None,len(w)",
+)
+case(
+    "kept/how a memory map was opened",
+    "import numpy as np\nm=np.memmap('hop.dat',dtype='f8',mode='w+',shape=(4,))\nm[:]=2",
+    check="out=m.mode,m.sum()",
+    needs=NP,
+)

@@ -1,0 +1,67 @@
+"""How the shell shows results, and the notebook's own magics, aliases and formatters are there again after a restore."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import child
+
+for package in ("numpy", "IPython", "cloudpickle"):
+    pytest.importorskip(package)
+
+CELLS = [
+    "from IPython.core.interactiveshell import InteractiveShell\nInteractiveShell.ast_node_interactivity = 'all'",
+    "from IPython.core.magic import register_line_magic, register_cell_magic\n@register_line_magic\ndef hello(line):\n    return 'hello ' + line + mark\nmark = '!'",
+    "@register_cell_magic\ndef double(line, cell):\n    return cell * 2\ndel double",
+    "%precision 3\n%xmode Plain\n%alias_magic t timeit\n%alias hop_say echo said",
+    "%load_ext autoreload\n%autoreload 2",
+    "class A: pass\nget_ipython().display_formatter.formatters['text/plain'].for_type(A, lambda o, p, c: p.text('AAA'))\nimport fractions\nfractions.SEED = 4",
+]
+ASKED = """
+mark = '?'
+ip = get_ipython()
+magics = ip.magics_manager.magics
+out = [
+    ip.ast_node_interactivity, ip.run_line_magic('hello', 'al'), ip.run_cell_magic('double', '', 'ab'),
+    ip.display_formatter.format(3.14159)[0]['text/plain'], ip.InteractiveTB.mode, magics['line']['t'].magic_name,
+    ip.alias_manager.get_alias('hop_say').cmd, any('autoreload' in n for n in ip.extension_manager.loaded),
+    magics['line']['autoreload'].__self__._reloader.check_all, ip.display_formatter.format(A())[0]['text/plain'],
+    fractions.SEED,
+]
+"""
+SCRIPT = """
+import contextlib, io, json, sys
+from pathlib import Path
+from IPython.core.interactiveshell import InteractiveShell
+from gresshopper.state.agent import Agent
+base, cells, asked = Path(sys.argv[1]), json.loads(sys.argv[2]), sys.argv[3]
+ip = InteractiveShell.instance()
+agent = Agent(ip, base / "store")
+with contextlib.redirect_stdout(io.StringIO()):
+    if cells:
+        agent.watch()
+        for cell in cells:
+            assert ip.run_cell(cell, store_history=True).success, cell
+        agent.save(base / "state", durable=False)
+    else:
+        agent.restore(base / "state")
+    ip.run_cell(asked)
+print("\\x1e" + json.dumps(ip.user_ns.get("out")))
+"""
+
+
+def run(base: Path, cells: list[str]) -> Any:
+    return child.answer(SCRIPT, str(base), json.dumps(cells), ASKED, base=base)
+
+
+def test_the_shell_is_as_the_notebook_set_it(tmp_path: Path) -> None:
+    before, _ = run(tmp_path, CELLS)
+    assert before[:4] == ["all", "hello al?", "abab", "3.142"]
+    assert before[4:] == ["Plain", "timeit", "echo said", True, True, "AAA", 4]
+    after, told = run(tmp_path, [])
+    assert after == before, told
+    assert "couldn't be" not in told
