@@ -434,7 +434,13 @@ class LibraryRules(Writing):
             if k in ("_click_handlers", "_submission_callbacks", "_msg_callbacks", "_display_callbacks")
             and getattr(v, "callbacks", None)
         }
+        own = self.session.by_value(type(w))
+        if own or type(w).__module__.startswith("ipywidgets."):
+            attrs.update((k, v) for k, v in w.__dict__.items() if k not in _OF_WIDGETS)
         state = (w.model_id if w.comm is not None else None, traits, notifiers, attrs)
+        if own or type(w).__module__ in _COMPOSED:
+            unsent = {k: v for k, v in w._trait_values.items() if k not in w.keys and k not in _OF_WIDGETS}
+            return recipes.widget, (type(w), state[0]), (*state, unsent), None, None, recipes.set_composed
         return recipes.widget, (type(w), state[0]), state, None, None, recipes.set_widget
 
 
@@ -488,13 +494,43 @@ def _is_observer(handler: Any) -> bool:
 
 
 def _is_link(holder: Any) -> bool:
-    return type(holder).__name__ in ("link", "directional_link")
+    return type(holder).__name__ in ("link", "directional_link", "interactive")
+
+
+#: Where widgets are that are made of others by what their `__init__` is given.
+_COMPOSED = frozenset({"ipywidgets.widgets.interaction", "ipywidgets.widgets.widget_templates"})
+#: What each widget has for itself in its process.
+_OF_WIDGETS = frozenset(
+    {
+        "_trait_values",
+        "_trait_notifiers",
+        "_trait_validators",
+        "_cross_validation_lock",
+        "_all_trait_default_generators",
+        "_static_immutable_initial_values",
+        "_property_lock",
+        "_holding_sync",
+        "_states_to_send",
+        "_msg_callbacks",
+        "_display_callbacks",
+        "_click_handlers",
+        "_submission_callbacks",
+        "_repr_mimebundle_",
+        "_config",
+        "_model_id",
+        "comm",
+        "keys",
+        "log",
+    }
+)
 
 
 def _own_handler(handler: Any, w: Any) -> bool:
     """Whether a widget's class, not the user, set the handler."""
     if getattr(handler, "__func__", None) is not None:
         holder = handler.__self__
+        if holder is w and handler.__func__.__module__ == MAIN:
+            return False
         return holder is w or (type(holder).__module__.startswith("ipywidgets") and not _is_link(holder))
     module = getattr(handler, "__module__", None) or type(handler).__module__
     return str(module).startswith(("traitlets", "ipywidgets"))

@@ -934,13 +934,30 @@ def widget(cls: Any, model_id: str | None) -> Any:
     return cls.__new__(cls)
 
 
-def set_widget(made: Any, state: tuple[str | None, dict[str, Any], dict[str, Any], dict[str, Any]]) -> None:
+def set_composed(made: Any, state: Any) -> None:
+    """A widget whose class made it of others: without its `__init__`, whose work was done."""
+    *plain, unsent = state
+    base = next(c for c in type(made).__mro__ if "__init__" in vars(c) and c.__module__ in _simple_widgets())
+    made._trait_values.update(unsent)
+    set_widget(made, tuple(plain), base)
+    made._trait_values.update(unsent)  # what the observers of its own traits did is undone
+
+
+def _simple_widgets() -> set[str]:
+    composed = ("ipywidgets.widgets.interaction", "ipywidgets.widgets.widget_templates")
+    return {name for name in sys.modules if name.startswith("ipywidgets.widgets.") and name not in composed}
+
+
+def set_widget(
+    made: Any, state: tuple[str | None, dict[str, Any], dict[str, Any], dict[str, Any]], base: Any = None
+) -> None:
     """Traits, observers and attributes of a widget, opened under its old model id."""
     model_id, traits, notifiers, attrs = state
+    begin = (base or type(made)).__init__
     if model_id is not None:
-        type(made).__init__(made, model_id=model_id, **traits)
+        begin(made, model_id=model_id, **traits)
     else:
-        type(made).__init__(made, **traits)
+        begin(made, **traits)
     for key, value in attrs.items():
         made.__dict__[key] = value
     for name, by_type in notifiers.items():

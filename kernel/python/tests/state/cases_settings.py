@@ -141,3 +141,29 @@ case(
     check="out=m.mode,m.sum()",
     needs=NP,
 )
+WIDGETS = "ipywidgets"
+case(
+    "widgets/a class of the notebook that is made of others",
+    "import ipywidgets as W, traitlets as T\nruns=[]\nclass Panel(W.VBox):\n    count=T.Int(0)\n    def __init__(self,**kw):\n        super().__init__(**kw)\n        runs.append('init')\n        self.btn,self.lab=W.Button(),W.Label('0')\n        self.children=[self.btn,self.lab]\n        self.btn.on_click(self.hit)\n        self.observe(self.seen,'count')\n    def seen(self,c): runs.append(c['new'])\n    def hit(self,_):\n        self.count+=1\n        self.lab.value=str(self.count)\np=Panel()",
+    "p.btn.click()",
+    check="p.btn.click()\nout=p.lab.value,runs,p.children[1] is p.lab,p.count",
+    needs=WIDGETS,
+)
+case(
+    "widgets/traits and attributes of a subclass",
+    "import ipywidgets as W, traitlets as T\nclass S(W.IntSlider):\n    extra=T.List([1])\nq=S(value=4)\nq.extra=[5]\nw=W.Text('a')\nw.tag=['x']\nt=w.tag",
+    check="t.append('y')\nout=q.extra,q.value,w.tag,S().extra",
+    needs=WIDGETS,
+)
+case(
+    "widgets/a function with its controls",
+    "import ipywidgets as W\nruns=[]\nf=W.interactive(lambda a,b: runs.append((a,b)),a=(0,5),b=True)",
+    check="f.children[0].value=4\nout=runs[-1],f.kwargs,f.children[0] is f.kwargs_widgets[0]",
+    needs=WIDGETS,
+)
+case(
+    "widgets/a grid",
+    "import ipywidgets as W\nb=W.Button()\ng=W.GridspecLayout(2,3)\ng[0,1]=b",
+    check="g[1,0]=W.Label('x')\nout=g[0,1] is b,g[1,0].value,g.n_columns,len(g.children)",
+    needs=WIDGETS,
+)
