@@ -105,13 +105,38 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
         .map_err(|e| Failure::Failed(format!("could not read {}: {e}", path.display())))
 }
 
+/// Finds out before a long run whether its result can be written, and leaves what is there as it is.
+fn writable(path: &Path) -> Result<(), Failure> {
+    if path == Path::new("-") {
+        return Ok(());
+    }
+    let there = path.exists();
+    if there && !path.is_file() && !path.is_dir() {
+        // Who reads a pipe would take this for its end.
+        return Ok(());
+    }
+    std::fs::OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .map_err(|e| cannot_write(path, &e))?;
+    if !there {
+        // Should the run fail, nothing is left of it.
+        let _ = std::fs::remove_file(path);
+    }
+    Ok(())
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> Failure {
+    Failure::Failed(format!("could not write {}: {error}", path.display()))
+}
+
 fn write(path: &Path, text: &str, context: &mut Context<'_>) -> Result<(), Failure> {
     if path == Path::new("-") {
         context.out.write_all(text.as_bytes())?;
         return Ok(());
     }
-    std::fs::write(path, text)
-        .map_err(|e| Failure::Failed(format!("could not write {}: {e}", path.display())))
+    std::fs::write(path, text).map_err(|e| cannot_write(path, &e))
 }
 
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
@@ -122,6 +147,9 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         None => Cluster::default(),
     };
     let cluster = cluster.sized_for(&trace);
+    for path in [&args.json, &args.csv, &args.html].into_iter().flatten() {
+        writable(path)?;
+    }
     cluster.fits(&trace).map_err(|e| Failure::of(&e))?;
     let results: Vec<PolicyResult> = policies
         .iter()
@@ -319,4 +347,27 @@ fn table(summary: &Summary, context: &mut Context<'_>) -> Result<(), Failure> {
         )?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_can_not_be_written_is_noticed_before_the_run_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let there = folder.path().join("there");
+        std::fs::write(&there, "kept").unwrap();
+        assert!(writable(&there).is_ok());
+        assert_eq!(std::fs::read_to_string(&there).unwrap(), "kept");
+        let new = folder.path().join("new");
+        assert!(writable(&new).is_ok() && !new.exists());
+        let lost = folder.path().join("none/new");
+        let told = writable(&lost).map_err(|e| e.to_string()).unwrap_err();
+        assert!(
+            told.starts_with("could not write ") && told.contains("none/new"),
+            "{told}"
+        );
+        assert!(writable(folder.path()).is_err());
+    }
 }
