@@ -68,7 +68,7 @@ struct World<'a> {
     now: Timestamp,
     events: BinaryHeap<Reverse<(Timestamp, u64, Event)>>,
     seq: u64,
-    free: Vec<u16>,
+    free: Vec<u32>,
     queue: VecDeque<usize>,
     sessions: Vec<State>,
     result: PolicyResult,
@@ -89,8 +89,8 @@ pub(crate) fn holding(trace: &Trace, cluster: &Cluster, seed: u64, how: Holding)
         })
         .collect();
     let free = match how {
-        Holding::Oracle => vec![u16::try_from(cluster.gpus()).unwrap_or(u16::MAX)],
-        _ => vec![cluster.gpus_per_node; cluster.nodes as usize],
+        Holding::Oracle => vec![cluster.gpus()],
+        _ => vec![cluster.gpus_per_node.into(); cluster.nodes as usize],
     };
     let mut world = World {
         trace,
@@ -187,7 +187,7 @@ impl World<'_> {
         while let Some(&s) = self.queue.front() {
             let need = self.need(s);
             let last = self.sessions[s].last_node;
-            let fits = |n: &usize| self.free[*n] >= need;
+            let fits = |n: &usize| self.free[*n] >= u32::from(need);
             let node = last
                 .filter(|n| self.how == Holding::WarmPool && fits(n))
                 .or_else(|| {
@@ -197,7 +197,7 @@ impl World<'_> {
                 });
             let Some(n) = node else { return };
             self.queue.pop_front();
-            self.free[n] -= need;
+            self.free[n] -= u32::from(need);
             self.sessions[s].holds = Some((n, need, self.now));
             if self.sessions[s].waiting.is_some() {
                 let prepare = self.prepare(s);
@@ -325,7 +325,7 @@ impl World<'_> {
 
     fn release(&mut self, s: usize) {
         if let Some((n, gpus, since)) = self.sessions[s].holds.take() {
-            self.free[n] += gpus;
+            self.free[n] += u32::from(gpus);
             if since.0 != u64::MAX {
                 self.result.held.span(since, self.now, i64::from(gpus));
                 self.result.provisioned.span(since, self.now, i64::from(gpus));
@@ -364,6 +364,8 @@ struct Fluid<'a> {
     /// Of each session: its node, its speed if partitioned.
     home: Vec<usize>,
     speed: Vec<f64>,
+    /// When each session is over: not before its last cell's end.
+    over: Vec<Timestamp>,
     /// Cells to be submitted.
     coming: BinaryHeap<Reverse<(Timestamp, usize, usize)>>,
     result: PolicyResult,
@@ -374,8 +376,10 @@ struct FluidNode {
     /// Active cells: what is left of each in seconds of full speed.
     active: BTreeMap<(usize, usize), (f64, Timestamp)>,
     at: Timestamp,
-    open: u32,
 }
+
+/// What a session holds of a partitioned cluster is counted in millionths of a GPU.
+const PARTS: u32 = 1_000_000;
 
 impl<'a> Fluid<'a> {
     fn new(trace: &'a Trace, cluster: &Cluster, how: Sharing) -> Self {
@@ -394,15 +398,16 @@ impl<'a> Fluid<'a> {
             nodes: (0..count).map(|_| FluidNode::default()).collect(),
             home: vec![0; trace.sessions.len()],
             speed: vec![part; trace.sessions.len()],
+            over: trace.sessions.iter().map(|s| s.close).collect(),
             coming: BinaryHeap::new(),
             result: PolicyResult::default(),
         };
-        fluid.settle(cluster, part);
+        fluid.settle(cluster);
         fluid
     }
 
     /// Gives every session its node, the least loaded at its opening.
-    fn settle(&mut self, cluster: &Cluster, part: f64) {
+    fn settle(&mut self, cluster: &Cluster) {
         let mut changes: Vec<(Timestamp, bool, usize)> = Vec::new();
         for (i, s) in self.trace.sessions.iter().enumerate() {
             changes.push((s.open, true, i));
@@ -413,16 +418,10 @@ impl<'a> Fluid<'a> {
         }
         changes.sort_unstable();
         let mut load = vec![0u32; cluster.nodes as usize];
-        for (at, opens, i) in changes {
+        for (_, opens, i) in changes {
             let gpus = u32::from(self.trace.sessions[i].gpus());
             if self.how == Sharing::Partitioning {
                 self.home[i] = i;
-                if opens {
-                    let s = &self.trace.sessions[i];
-                    let share = (f64::from(gpus) * part * 1000.0) as i64;
-                    // In thousandths of a GPU, brought back below.
-                    self.result.held.span(s.open, s.close, share);
-                }
                 continue;
             }
             if opens {
@@ -432,15 +431,30 @@ impl<'a> Fluid<'a> {
             } else {
                 load[self.home[i]] -= gpus;
             }
-            let n = self.home[i];
-            let before = self.nodes[n].open;
-            self.nodes[n].open = if opens { before + 1 } else { before - 1 };
-            let whole = i64::from(cluster.gpus_per_node) * 1000;
-            // A node is held while anybody is at home there.
-            if opens && before == 0 {
-                self.result.held.add(at, whole);
-            } else if !opens && before == 1 {
-                self.result.held.add(at, -whole);
+        }
+    }
+
+    /// Books what was held: by each session its part, or by all who are at home on a node the whole of it.
+    fn book(&mut self) {
+        let held = &mut self.result.held;
+        let open = |i: usize| !self.trace.sessions[i].cells.is_empty();
+        if self.how == Sharing::Partitioning {
+            held.parts = Some(PARTS);
+            for (i, s) in self.trace.sessions.iter().enumerate().filter(|(i, _)| open(*i)) {
+                let part = f64::from(s.gpus()) * self.speed[i] * f64::from(PARTS);
+                held.span(s.open, self.over[i], part.ceil() as i64);
+            }
+            return;
+        }
+        let mut order: Vec<usize> = (0..self.home.len()).filter(|&i| open(i)).collect();
+        order.sort_by_key(|&i| (self.home[i], self.trace.sessions[i].open, i));
+        let whole = self.gpus as i64;
+        for home in order.chunk_by(|&a, &b| self.home[a] == self.home[b]) {
+            let mut booked = Timestamp(0);
+            for &i in home {
+                let from = self.trace.sessions[i].open.max(booked);
+                held.span(from, self.over[i], whole);
+                booked = booked.max(self.over[i]);
             }
         }
     }
@@ -500,9 +514,7 @@ impl<'a> Fluid<'a> {
                 ends.push(Reverse((at, n, version[n])));
             }
         }
-        for (_, d) in &mut self.result.held.0 {
-            *d = (*d as f64 / 1000.0).round() as i64;
-        }
+        self.book();
         self.result.provisioned = self.result.held.clone();
         self.result
     }
@@ -524,6 +536,7 @@ impl<'a> Fluid<'a> {
         self.advance(n, at);
         let (_, submit) = self.nodes[n].active.remove(&key).expect("it was the next to end");
         let (s, c) = key;
+        self.over[s] = self.over[s].max(at);
         self.result.cells.push(CellResult {
             session: s as u32,
             cell: c as u32,

@@ -1,7 +1,7 @@
 //! The cluster that is simulated: nodes, latencies, and the knobs of our own policy.
 
 use crate::rng::Rng;
-use crate::trace::Trace;
+use crate::trace::{TEN_YEARS, Trace};
 use hop_core::config::{Linger, Migrate, Scale};
 use hop_core::time::Span;
 use serde::{Deserialize, Serialize};
@@ -54,6 +54,9 @@ impl Default for Cluster {
     }
 }
 
+/// Nothing takes longer, however wide its distribution.
+pub(crate) const LONGEST: Span = Span::from_secs(10 * 86_400);
+
 /// A length of time by its median and its 99th percentile, lognormal between and beyond; seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,7 +75,7 @@ impl Dist {
             return Span::ZERO;
         }
         let sigma = (self.p99.max(self.p50) / self.p50).ln() / 2.326_35;
-        Span((rng.lognormal(self.p50.ln(), sigma) * 1e6) as u64)
+        Span((rng.lognormal(self.p50.ln(), sigma) * 1e6) as u64).min(LONGEST)
     }
 }
 
@@ -173,6 +176,60 @@ impl Default for Knobs {
     }
 }
 
+impl Knobs {
+    fn in_range(&self) -> Result<(), ClusterError> {
+        let linger = match self.linger {
+            Linger::Fixed(span) => [("policy.linger.fixed", Some(span)), ("", None)],
+            Linger::Learnt { max, spares, .. } => [
+                ("policy.linger.learnt.max", Some(max)),
+                ("policy.linger.learnt.spares", Some(spares)),
+            ],
+        };
+        let scale = self.scale.as_ref();
+        let migrate = self.migrate.as_ref();
+        let spans = [
+            ("policy.scale.idle_min", scale.map(|s| s.idle_min)),
+            ("policy.scale.idle_max", scale.map(|s| s.idle_max)),
+            ("policy.scale.boot", scale.map(|s| s.boot)),
+            ("policy.migrate.takes", migrate.map(|m| m.takes)),
+            ("policy.migrate.margin", migrate.map(|m| m.margin)),
+        ];
+        let worth = match self.linger {
+            Linger::Fixed(_) => None,
+            Linger::Learnt { worth, .. } => Some(worth),
+        };
+        let numbers = [
+            ("policy.linger.learnt.worth", worth, MOST_WORTH),
+            ("policy.scale.worth", scale.map(|s| s.worth), MOST_WORTH),
+            ("policy.scale.too_small", scale.map(|s| s.too_small), 1.0),
+            ("policy.scale.spare_share", scale.map(|s| s.spare_share), 1.0),
+            ("policy.scale.spares", scale.map(|s| s.spares.into()), MOST_NODES),
+            (
+                "policy.scale.spare_nodes",
+                scale.map(|s| s.spare_nodes.into()),
+                MOST_NODES,
+            ),
+            ("policy.reserve_after_s", Some(self.reserve_after_s), TEN_YEARS),
+            ("policy.aging_s", Some(self.aging_s as f64), TEN_YEARS),
+            ("policy.quantum_s", self.quantum_s.map(|s| s as f64), TEN_YEARS),
+            ("policy.parkable", self.parkable, 1.0),
+        ];
+        // Spans are in microseconds, here and in the file.
+        let spans = linger.into_iter().chain(spans);
+        let spans = spans.map(|(what, span)| (what, span.map(|s| s.0 as f64), TEN_YEARS * 1e6));
+        for (what, value, most) in spans.chain(numbers) {
+            if let Some(value) = value.filter(|v| !(0.0..=most).contains(v)) {
+                return Err(ClusterError::Most { what, value, most });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Idle GPU-seconds that nothing is worth more than.
+const MOST_WORTH: f64 = 1e12;
+const MOST_NODES: f64 = 100_000.0;
+
 /// Why a trace can't be run on a cluster.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("session {session} asks for {asked} {what} on one node, and the cluster's nodes have {most}")]
@@ -196,7 +253,15 @@ pub enum ClusterError {
         value: f64,
         must: &'static str,
     },
-    #[error("a kernel needs at least one replica and the cluster has {nodes} nodes for {replicas}")]
+    #[error("{what} is {value}; it must be from 0 to {most}")]
+    Most {
+        what: &'static str,
+        value: f64,
+        most: f64,
+    },
+    #[error(
+        "a kernel can't have {replicas} replicas on {nodes} nodes: replicas must be at least 1, and each has a node of its own"
+    )]
     Replicas { nodes: u32, replicas: u16 },
 }
 
@@ -204,7 +269,15 @@ impl Cluster {
     /// # Errors
     /// What is wrong with the file.
     pub fn parse(text: &str) -> Result<Self, ClusterError> {
-        let cluster: Self = toml::from_str(text)?;
+        let mut cluster: Self = toml::from_str(text)?;
+        let says = |key| toml::from_str::<toml::Table>(text).is_ok_and(|t| t.contains_key(key));
+        if (1..3).contains(&cluster.nodes) && !says("replicas") {
+            // A majority of two is no more than one.
+            cluster.replicas = 1;
+        }
+        if cluster.cpus_per_node < cluster.gpus_per_node && !says("cpus_per_node") {
+            cluster.cpus_per_node = cluster.gpus_per_node;
+        }
         if cluster.gpus_per_node == 0 || cluster.gpus_per_node > 64 {
             return Err(ClusterError::NoGpus);
         }
@@ -246,8 +319,8 @@ impl Cluster {
             ("latency.store_gb_s", l.store_gb_s),
         ];
         for (what, value) in speeds {
-            if value.is_nan() || value <= 0.0 {
-                return bad(what, value, "above 0");
+            if !(value.is_finite() && value > 0.0) {
+                return bad(what, value, "above 0, and finite");
             }
         }
         for (what, value) in [("latency.host_mean", l.host_mean), ("latency.host_sd", l.host_sd)] {
@@ -255,12 +328,11 @@ impl Cluster {
                 return bad(what, value, "from 0 to 86400");
             }
         }
-        if let Some(share) = self.policy.parkable.filter(|s| !(0.0..=1.0).contains(s)) {
-            return bad("policy.parkable", share, "from 0 to 1");
-        }
+        self.policy.in_range()?;
         for b in &self.burst {
             if !day(b.boot.p50) || !day(b.boot.p99) {
-                return bad("burst.boot", b.boot.p99, "from 0 to 86400");
+                let value = if day(b.boot.p50) { b.boot.p99 } else { b.boot.p50 };
+                return bad("burst.boot", value, "from 0 to 86400");
             }
             if !(0.0..1e9).contains(&b.price) {
                 return bad("burst.price", b.price, "from 0 to 1e9");
@@ -319,6 +391,12 @@ impl Cluster {
 
     pub fn gpus(&self) -> u32 {
         self.nodes * u32::from(self.gpus_per_node)
+    }
+
+    /// Cores that come with so many of a node's GPUs: all with all of them.
+    pub(crate) fn cores_of(&self, gpus: u16) -> u16 {
+        let part = u32::from(self.cpus_per_node) * u32::from(gpus) / u32::from(self.gpus_per_node);
+        u16::try_from(part).unwrap_or(self.cpus_per_node)
     }
 
     /// A short name for all that was configured.

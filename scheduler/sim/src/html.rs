@@ -108,6 +108,11 @@ fn escape(s: &str) -> String {
     s.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
 }
 
+/// In percent; a dash where there is nothing to have a share of.
+fn share(share: Option<f64>) -> String {
+    share.map_or_else(|| "-".to_owned(), |s| format!("{:.1} %", 100.0 * s))
+}
+
 fn table(page: &mut String, summary: &Summary) {
     page.push_str(
         "<table><tr><th>policy</th><th>held h</th><th>saving kept</th><th>provisioned h</th><th>saving kept</th>\
@@ -117,13 +122,13 @@ fn table(page: &mut String, summary: &Summary) {
     for p in &summary.policies {
         let _ = writeln!(
             page,
-            "<tr><td>{}</td><td>{:.0}</td><td>{:.1} %</td><td>{:.0}</td><td>{:.1} %</td><td>{:.3}</td><td>{:.3}</td>\
+            "<tr><td>{}</td><td>{:.0}</td><td>{}</td><td>{:.0}</td><td>{}</td><td>{:.3}</td><td>{:.3}</td>\
              <td>{:.2}</td><td>{:.0}</td><td>{:.1} %</td><td>{:.1} %</td><td>{}</td><td>{:.3}</td><td>{:.1}</td></tr>",
             p.policy,
             p.gpu_hours_held,
-            100.0 * p.held_saving_share.unwrap_or(f64::NAN),
+            share(p.held_saving_share),
             p.gpu_hours_provisioned,
-            100.0 * p.provisioned_saving_share.unwrap_or(f64::NAN),
+            share(p.provisioned_saving_share),
             p.delay_s.p50,
             p.delay_s.p95,
             p.delay_s.p99,

@@ -4,6 +4,7 @@ use crate::cluster::Cluster;
 use crate::trace::Trace;
 use hop_core::time::{Span, Timestamp};
 use serde::Serialize;
+use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// What became of one cell.
@@ -53,11 +54,15 @@ impl CellResult {
 
 /// A number over time: changes only.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Steps(pub Vec<(Timestamp, i64)>);
+pub struct Steps {
+    pub changes: Vec<(Timestamp, i64)>,
+    /// So many of what is counted make one; none: it is counted in ones.
+    pub parts: Option<u32>,
+}
 
 impl Steps {
     pub fn add(&mut self, at: Timestamp, by: i64) {
-        self.0.push((at, by));
+        self.changes.push((at, by));
     }
 
     /// Adds `by` from `from` to `to`.
@@ -68,28 +73,34 @@ impl Steps {
         }
     }
 
+    fn one(&self) -> f64 {
+        self.parts.map_or(1.0, f64::from)
+    }
+
     /// The integral in (unit x hours).
     pub fn hours(&self) -> f64 {
-        let hours = self.0.iter().map(|&(t, d)| -(d as f64) * (t.0 as f64 / 3.6e9));
+        let hours = self
+            .changes
+            .iter()
+            .map(|&(t, d)| -(d as f64) * (t.0 as f64 / 3.6e9));
         // Nothing sums up to -0.0.
-        0.0 + hours.sum::<f64>()
+        0.0 + hours.sum::<f64>() / self.one()
     }
 
     /// The integral between two times.
     pub fn hours_between(&self, from: Timestamp, to: Timestamp) -> f64 {
         let clip = |t: Timestamp| t.0.clamp(from.0, to.0) as f64 / 3.6e9;
-        self.0
-            .iter()
-            .map(|&(t, d)| d as f64 * (to.0 as f64 / 3.6e9 - clip(t)))
-            .sum()
+        let hours = self.changes.iter();
+        let hours = hours.map(|&(t, d)| d as f64 * (to.0 as f64 / 3.6e9 - clip(t)));
+        hours.sum::<f64>() / self.one()
     }
 
     /// Mean of each of `n` equal stretches up to `end`.
     pub fn means(&self, end: Timestamp, n: usize) -> Vec<f64> {
-        let mut changes = self.0.clone();
+        let mut changes = self.changes.clone();
         changes.sort_unstable();
         let step = (end.0 as f64 / n as f64).max(1.0);
-        let mut means = vec![0.0; n];
+        let (one, mut means) = (self.one(), vec![0.0; n]);
         let (mut level, mut at) = (0i64, 0.0f64);
         let mut spread = |from: f64, to: f64, level: i64| {
             let mut x = from;
@@ -100,7 +111,7 @@ impl Steps {
                 } else {
                     to.min((i + 1) as f64 * step)
                 };
-                means[i] += level as f64 * (stop - x) / step;
+                means[i] += level as f64 / one * (stop - x) / step;
                 if stop <= x {
                     break;
                 }
@@ -455,6 +466,14 @@ impl PolicyResult {
     }
 }
 
+/// A text as a field of a table: in quotes where it would end the field otherwise.
+fn field(text: &str) -> Cow<'_, str> {
+    if text.contains([',', '"', '\n', '\r']) {
+        return Cow::Owned(format!("\"{}\"", text.replace('"', "\"\"")));
+    }
+    Cow::Borrowed(text)
+}
+
 /// One row per cell and policy.
 pub fn csv(results: &[PolicyResult], trace: &Trace, seed: u64, config_hash: &str) -> String {
     let mut out = String::from(
@@ -482,7 +501,7 @@ pub fn csv(results: &[PolicyResult], trace: &Trace, seed: u64, config_hash: &str
                 out,
                 "{},{seed},{config_hash},{},{},{},{:.6},{:.6},{:.6},{run:.6},{:.6},{},{reused},{},{},{estimate},{foretold}",
                 r.policy,
-                trace.sessions[c.session as usize].id,
+                field(&trace.sessions[c.session as usize].id),
                 c.cell,
                 c.gpus,
                 s(c.submit),

@@ -12,7 +12,7 @@ use crate::rng::Rng;
 use crate::trace::Trace;
 use hop_core::time::{Span, Timestamp};
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeSet, BinaryHeap};
 
 const FACTOR: f64 = 1.05;
 const LIMIT: f64 = 1.1;
@@ -22,6 +22,7 @@ const RELEASED_AT_ONCE: usize = 2;
 /// Where nothing trains.
 const MAX_RATIO: f64 = 7.0;
 const TRIES: u32 = 5;
+const LEAST_WAIT: Span = Span::from_secs(1);
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
@@ -71,7 +72,8 @@ struct Host {
     free: u16,
     /// GPUs that the replicas here could ask for.
     placed: u32,
-    replicas: u32,
+    /// Sessions with a replica here.
+    sessions: BTreeSet<usize>,
 }
 
 #[derive(Default)]
@@ -81,6 +83,8 @@ struct Session {
     waiting: Option<(usize, Timestamp)>,
     queued: bool,
     migrated: bool,
+    /// The host that one of its replicas is on its way to.
+    moving: Option<usize>,
     closed: bool,
     done: usize,
     vram: f64,
@@ -98,6 +102,9 @@ struct World<'a> {
     seq: u64,
     hosts: Vec<Host>,
     sessions: Vec<Session>,
+    /// GPUs that the sessions with replicas ask for, and of these, those of sessions that train.
+    demand: u64,
+    busy: u64,
     open: usize,
     min_hosts: usize,
     result: PolicyResult,
@@ -120,7 +127,7 @@ pub(crate) fn run(trace: &Trace, cluster: &Cluster, seed: u64) -> PolicyResult {
         since: Timestamp(0),
         free: cluster.gpus_per_node,
         placed: 0,
-        replicas: 0,
+        sessions: BTreeSet::new(),
     };
     let mut world = World {
         trace,
@@ -136,6 +143,8 @@ pub(crate) fn run(trace: &Trace, cluster: &Cluster, seed: u64) -> PolicyResult {
             .filter(|(i, _)| !trace.sessions[*i].cells.is_empty())
             .count(),
         sessions,
+        demand: 0,
+        busy: 0,
         min_hosts: (cluster.nodes as usize).min(12),
         result: PolicyResult::default(),
     };
@@ -224,16 +233,10 @@ impl World<'_> {
 
     /// Demand of all sessions over what trains now.
     fn ratio(&self) -> f64 {
-        let open = self.sessions.iter().filter(|s| !s.replicas.is_empty());
-        let (mut demand, mut busy) = (0.0, 0.0);
-        for s in open {
-            demand += f64::from(s.gpus);
-            busy += if s.training { f64::from(s.gpus) } else { 0.0 };
-        }
-        if busy == 0.0 {
+        if self.busy == 0 {
             MAX_RATIO
         } else {
-            (demand / busy).max(1.0)
+            (self.demand as f64 / self.busy as f64).max(1.0)
         }
     }
 
@@ -275,7 +278,10 @@ impl World<'_> {
         hosts.extend(rest.into_iter().take(wanted - hosts.len()));
         for &n in &hosts {
             self.hosts[n].placed += u32::from(self.sessions[s].gpus);
-            self.hosts[n].replicas += 1;
+            self.hosts[n].sessions.insert(s);
+        }
+        if !hosts.is_empty() {
+            self.demand += u64::from(self.sessions[s].gpus);
         }
         self.sessions[s].replicas = hosts;
         if let Some((cell, _)) = self.sessions[s].waiting {
@@ -329,7 +335,8 @@ impl World<'_> {
         let Some(to) = target else {
             self.add_hosts(1);
             let back_off = (0.5 * 1.25f64.powi(attempt.min(TRIES) as i32)).min(1.5);
-            let wait = Span((back_off * self.cluster.latency.host_mean * 1e6) as u64);
+            // Time passes also where hosts take none.
+            let wait = Span((back_off * self.cluster.latency.host_mean * 1e6) as u64).max(LEAST_WAIT);
             let next = if attempt >= TRIES { 0 } else { attempt + 1 };
             return self.at(
                 self.now + wait,
@@ -342,8 +349,8 @@ impl World<'_> {
         };
         self.hosts[to].free -= need;
         self.hosts[to].placed += u32::from(self.sessions[s].gpus);
-        self.hosts[to].replicas += 1;
         self.sessions[s].migrated = true;
+        self.sessions[s].moving = Some(to);
         self.result.migrations += 1;
         let victim = self.rng.below(self.sessions[s].replicas.len());
         let l = &self.cluster.latency;
@@ -363,6 +370,7 @@ impl World<'_> {
     }
 
     fn moved(&mut self, s: usize, victim: usize, to: usize) {
+        self.sessions[s].moving = None;
         let Some((cell, _)) = self.sessions[s].waiting else {
             return;
         };
@@ -370,8 +378,7 @@ impl World<'_> {
         self.hosts[to].free += need;
         let old = self.sessions[s].replicas[victim];
         self.hosts[old].placed -= u32::from(self.sessions[s].gpus);
-        self.hosts[old].replicas -= 1;
-        self.sessions[s].replicas[victim] = to;
+        self.resettle(s, victim, to);
         self.start(s, Some(to));
     }
 
@@ -399,7 +406,7 @@ impl World<'_> {
         if let Some(n) = host {
             self.hosts[n].free -= c.gpus;
             self.sessions[s].last = Some(n);
-            self.sessions[s].training = true;
+            self.train(s, true);
             let store = Span((self.sessions[s].vram / l.park_gb_s * 1e6) as u64);
             let since = self.now;
             self.at(
@@ -429,9 +436,28 @@ impl World<'_> {
         self.at(end, Event::Done { session: s, cell });
     }
 
+    /// One of the session's replicas is on another host now.
+    fn resettle(&mut self, s: usize, replica: usize, to: usize) {
+        let old = std::mem::replace(&mut self.sessions[s].replicas[replica], to);
+        self.hosts[old].sessions.remove(&s);
+        self.hosts[to].sessions.insert(s);
+    }
+
+    fn train(&mut self, s: usize, training: bool) {
+        let gpus = u64::from(self.sessions[s].gpus);
+        match (
+            std::mem::replace(&mut self.sessions[s].training, training),
+            training,
+        ) {
+            (false, true) => self.busy += gpus,
+            (true, false) => self.busy -= gpus,
+            _ => {}
+        }
+    }
+
     fn done(&mut self, s: usize, cell: usize) {
         self.sessions[s].done = cell + 1;
-        self.sessions[s].training = false;
+        self.train(s, false);
         if let Some(next) = self.trace.sessions[s].cells.get(cell + 1) {
             self.at(
                 next.submit.max(self.now),
@@ -450,9 +476,13 @@ impl World<'_> {
             return;
         }
         let gpus = u32::from(self.sessions[s].gpus);
-        for n in std::mem::take(&mut self.sessions[s].replicas) {
+        let replicas = std::mem::take(&mut self.sessions[s].replicas);
+        if !replicas.is_empty() {
+            self.demand -= u64::from(gpus);
+        }
+        for n in replicas {
             self.hosts[n].placed -= gpus;
-            self.hosts[n].replicas -= 1;
+            self.hosts[n].sessions.remove(&s);
         }
         self.open -= 1;
     }
@@ -460,13 +490,14 @@ impl World<'_> {
     /// Moves the replicas of an idle host elsewhere, at no cost and in no time; false if some have nowhere to go.
     fn clear(&mut self, host: usize) -> bool {
         let mut moves = Vec::new();
-        for (s, session) in self.sessions.iter().enumerate() {
+        for &s in &self.hosts[host].sessions {
+            let session = &self.sessions[s];
             let Some(i) = session.replicas.iter().position(|&n| n == host) else {
                 continue;
             };
             let up = (0..self.hosts.len()).filter(|&n| n != host && self.hosts[n].state == HostState::Up);
             let target = up
-                .filter(|n| !session.replicas.contains(n))
+                .filter(|n| !session.replicas.contains(n) && session.moving != Some(*n))
                 .min_by_key(|&n| (self.hosts[n].placed, n));
             match target {
                 Some(to) => moves.push((s, i, to)),
@@ -475,11 +506,9 @@ impl World<'_> {
         }
         for (s, i, to) in moves {
             let gpus = u32::from(self.sessions[s].gpus);
-            self.sessions[s].replicas[i] = to;
+            self.resettle(s, i, to);
             self.hosts[to].placed += gpus;
-            self.hosts[to].replicas += 1;
             self.hosts[host].placed -= gpus;
-            self.hosts[host].replicas -= 1;
         }
         true
     }

@@ -1,6 +1,6 @@
 //! Our own policy: the production core, in a world whose agents, pilots and replicas answer after a while.
 
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, LONGEST, Latencies};
 use crate::metrics::{CellResult, Foretold, PROGRESS, PolicyResult};
 use crate::rng::Rng;
 use crate::trace::Trace;
@@ -185,7 +185,20 @@ impl<'a> World<'a> {
             aging: Span::from_secs(knobs.aging_s),
             reserve_after: Span((knobs.reserve_after_s * 1e6) as u64),
             report_every: Span::from_secs(15),
+            // Here every lease starts, however long it takes.
+            start_timeout: Span(2 * LONGEST.0),
             ..Config::default()
+        };
+        let config = if cluster.latency.replica.p99 > Latencies::default().replica.p99 {
+            // And so does every replica, where it takes longer than the core's patience is made for.
+            Config {
+                placement_ttl: Span(2 * LONGEST.0),
+                kernel_ttl: Span(2 * LONGEST.0),
+                replica_grace: Span(2 * LONGEST.0),
+                ..config
+            }
+        } else {
+            config
         };
         let mut draw = Rng::new(seed, 0xd1a5);
         let sessions: Vec<Session> = trace
@@ -361,7 +374,7 @@ impl<'a> World<'a> {
         for l in self.leases.values() {
             self.result.held.span(l.ordered, end, i64::from(l.gpus));
         }
-        self.result.held.0.sort_unstable();
+        self.result.held.changes.sort_unstable();
         self.count_deadlines();
     }
 
@@ -893,6 +906,14 @@ impl<'a> World<'a> {
         if self.core.owner(&kernel).is_none() {
             return;
         }
+        if self.runs_on(s, victim) {
+            // What was copied is of before this cell: its executor stays, and the copy is thrown away.
+            return self.tell(Input::MigrationDone {
+                kernel,
+                incarnation,
+                moved: false,
+            });
+        }
         self.replica(s, incarnation, node);
         self.tell(Input::MigrationDone {
             kernel: kernel.clone(),
@@ -903,6 +924,12 @@ impl<'a> World<'a> {
             kernel,
             incarnation: victim,
         });
+    }
+
+    /// The session's cell runs on this replica now, or is on its way off it.
+    fn runs_on(&self, s: usize, executor: Incarnation) -> bool {
+        let lease = self.sessions[s].runs.and_then(|r| self.leases.get(&r.lease));
+        lease.is_some_and(|l| l.start.executor == executor)
     }
 
     // --- pilots ---
@@ -1014,7 +1041,7 @@ impl<'a> World<'a> {
             pilot: job,
             pool: "main".into(),
             gpus: (0..gpus).map(slot).collect(),
-            cpus: self.cluster.cpus_per_node / self.cluster.gpus_per_node * gpus,
+            cpus: self.cluster.cores_of(gpus),
             ends: None,
             steps_left: u32::MAX,
             leases: Vec::new(),

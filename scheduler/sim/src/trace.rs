@@ -122,7 +122,7 @@ const LINE: usize = 1 << 20;
 const QUOTED: usize = 40;
 
 /// Nothing in a trace is later or longer than this: what is, is not in seconds or minutes.
-const TEN_YEARS: f64 = 10.0 * 366.0 * 86_400.0;
+pub(crate) const TEN_YEARS: f64 = 10.0 * 366.0 * 86_400.0;
 
 /// A session is open for this long before its first cell, where the trace doesn't say.
 const OPENED_BEFORE: Span = Span::from_secs(120);

@@ -132,7 +132,7 @@ fn burst_nodes_boot_when_gpus_are_short_are_given_back_and_are_paid_for() {
         booted.map(|c| c.delay().as_secs_f64()).any(|d| d > 40.0),
         "boots take their time"
     );
-    assert!(few.burst.0.is_empty() && few.burst_cost == 0.0);
+    assert!(few.burst.changes.is_empty() && few.burst_cost == 0.0);
     assert!(Cluster::parse(&burst.replace("2.5", "-1.0")).is_err());
 }
 
