@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import functools
 import json
+import linecache
 import logging
 import os
 import subprocess
@@ -651,6 +652,7 @@ class Agent:
         self._show(snapshot)
         restoring.arrange(self.shell.user_ns, snapshot.order)
         self._history(snapshot)
+        _sources(snapshot)
         for text in told.notices:
             print(f"Gresshopper: {text}", file=sys.stderr)
         for name, why in told.lost.items():
@@ -719,6 +721,15 @@ class Agent:
             top = max(snapshot.history)
             inputs[:] = [snapshot.history.get(i, "") for i in range(top + 1)]
         self.shell.execution_count = max(self.shell.execution_count, snapshot.count)
+
+
+def _sources(snapshot: restoring.Snapshot) -> None:
+    """Where functions of the notebook say that they are from, their source is found, as far as their cells are recorded."""
+    cells = [r.head["cell"] for r in snapshot.records if r.head.get("cell")]
+    for cell in [*snapshot.redo["cells"], *cells]:
+        name, source = cell.get("file"), cell["source"]
+        if name and name not in linecache.cache:
+            linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
 
 
 #: What the trial's Python runs; the package lies where this one does.

@@ -41,3 +41,27 @@ def test_what_a_save_or_a_look_finds_is_logged(tmp_path: Path, do: str) -> None:
     said, _ = child.answer(SCRIPT, str(tmp_path), "restore", base=tmp_path)
     inputs = ["", "b = 1; a = [1]; c = a", *(["b = 2"] if do == "save and go on" else [])]
     assert said == [[1, 2], ["a", "c", "b"], inputs]
+
+
+SOURCE = """
+import inspect, json, sys
+from pathlib import Path
+from IPython.core.interactiveshell import InteractiveShell
+from gresshopper.state.agent import Agent
+base, again = Path(sys.argv[1]), sys.argv[2] == "again"
+ip = InteractiveShell.instance()
+agent = Agent(ip, base / "store")
+if again:
+    agent.resume(base / "log")
+else:
+    agent.watch(base / "log")
+    ip.run_cell("def f():\\n    return 'the source'\\n", store_history=True)
+    agent.audit()
+print("\\x1e" + json.dumps(inspect.getsource(ip.user_ns["f"])))
+"""
+
+
+def test_the_source_of_functions_is_found_again(tmp_path: Path) -> None:
+    before, _ = child.answer(SOURCE, str(tmp_path), "first", base=tmp_path)
+    after, _ = child.answer(SOURCE, str(tmp_path), "again", base=tmp_path)
+    assert before == after and "the source" in after
