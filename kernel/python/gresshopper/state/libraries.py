@@ -41,6 +41,8 @@ class LibraryRules(Writing):
             return recipes.np_masked, (a.data.view(np.ndarray), a._mask, a._fill_value, a._hardmask, a._sharedmask)
         if t is not np.ndarray:
             if t is np.matrix or t is np.recarray or t.__reduce__ is np.ndarray.__reduce__:
+                if type(a.base) is t:
+                    self.notes.append("what the view of an array of a subclass calls its base is a plain array")
                 return (
                     recipes.np_as,
                     (a.view(np.ndarray), t),

@@ -167,3 +167,10 @@ case(
     check="g[1,0]=W.Label('x')\nout=g[0,1] is b,g[1,0].value,g.n_columns,len(g.children)",
     needs=WIDGETS,
 )
+case(
+    "told/the base of a view of a subclass",
+    "import numpy as np\nclass Q(np.ndarray): pass\nq=np.arange(6.0).view(Q)\nv=q[1:]",
+    check="v[0]=9\nout=v.base is q,q.tolist(),type(v) is Q",
+    reported=True,
+    needs=NP,
+)
