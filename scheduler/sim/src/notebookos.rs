@@ -490,15 +490,17 @@ impl World<'_> {
     /// Moves the replicas of an idle host elsewhere, at no cost and in no time; false if some have nowhere to go.
     fn clear(&mut self, host: usize) -> bool {
         let mut moves = Vec::new();
+        let mut up: Vec<usize> = (0..self.hosts.len())
+            .filter(|&n| n != host && self.hosts[n].state == HostState::Up)
+            .collect();
+        up.sort_by_key(|&n| (self.hosts[n].placed, n));
         for &s in &self.hosts[host].sessions {
             let session = &self.sessions[s];
             let Some(i) = session.replicas.iter().position(|&n| n == host) else {
                 continue;
             };
-            let up = (0..self.hosts.len()).filter(|&n| n != host && self.hosts[n].state == HostState::Up);
-            let target = up
-                .filter(|n| !session.replicas.contains(n) && session.moving != Some(*n))
-                .min_by_key(|&n| (self.hosts[n].placed, n));
+            let away = |n: &usize| !session.replicas.contains(n) && session.moving != Some(*n);
+            let target = up.iter().copied().find(away);
             match target {
                 Some(to) => moves.push((s, i, to)),
                 None => return false,
