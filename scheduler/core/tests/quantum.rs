@@ -395,3 +395,29 @@ fn a_cell_that_is_expected_to_end_soon_is_not_asked() {
 fn a_deadline_is_not_parked_for_by_default() {
     assert_eq!(Quantum::of_all(HOUR).of(Class::Deadline), None);
 }
+
+#[test]
+fn a_parked_cell_outlives_its_pilot_and_goes_on_in_the_next_one() {
+    let (mut w, job, [a, b], cell) = long();
+    w.submit(&b, Need::gpus(1));
+    w.park(true).expect("it was asked to");
+    w.settle();
+    // The pilot goes with the other's cell on it; nothing can be granted, however long it takes.
+    let out = w.tell(Input::PilotLost {
+        pilot: job,
+        cause: EndCause::PilotLost,
+    });
+    let granted = |out: &[Output], k: &KernelId, c: &CellId| {
+        out.iter()
+            .any(|o| matches!(o, Output::Granted { kernel, cell, .. } if kernel == k && cell == c))
+    };
+    assert!(!granted(&out, &a, &cell), "{out:?}");
+    assert!(!granted(&w.pass(HOUR), &a, &cell));
+    let (next, out) = w.pilot_up("n0", 1, 8);
+    let lease = out.iter().find_map(|o| match o {
+        Output::StartLease(s) if s.kernel == a => Some(s.lease),
+        _ => None,
+    });
+    let out = w.confirm(next, lease.expect("the parked cell goes on"));
+    assert!(granted(&out, &a, &cell), "{out:?}");
+}
