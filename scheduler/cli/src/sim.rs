@@ -4,7 +4,9 @@ use crate::context::Context;
 use crate::failure::Failure;
 use hop_core::time::{Span, Timestamp};
 use hop_sim::{Cluster, FrontierPoint, Policy, PolicyResult, Summary, Synth, Trace, Turnaround};
-use std::io::Read;
+use indicatif::{ProgressBar, ProgressStyle};
+use rayon::prelude::*;
+use std::io::{IsTerminal, Read};
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -151,10 +153,13 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         writable(path)?;
     }
     cluster.fits(&trace).map_err(|e| Failure::of(&e))?;
+    let bar = bar("policies", policies.len());
+    // One after the other, so that each one's `wall_s` is that of a core.
     let results: Vec<PolicyResult> = policies
         .iter()
-        .map(|&p| timed(p, &trace, &cluster, args.seed))
+        .map(|&p| timed(p, &trace, &cluster, args.seed, &bar))
         .collect();
+    bar.finish_and_clear();
     let summary = Summary::new(&results, &trace, &cluster, args.seed);
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     if !to_stdout {
@@ -242,35 +247,59 @@ fn trace(args: &Args) -> Result<Trace, Failure> {
     Ok(trace)
 }
 
-fn timed(policy: Policy, trace: &Trace, cluster: &Cluster, seed: u64) -> PolicyResult {
+fn timed(policy: Policy, trace: &Trace, cluster: &Cluster, seed: u64, bar: &ProgressBar) -> PolicyResult {
+    bar.set_message(policy.to_string());
     let start = Instant::now();
     let mut result = hop_sim::run(policy, trace, cluster, seed);
     result.wall_s = start.elapsed().as_secs_f64();
+    bar.inc(1);
     result
+}
+
+fn bar(what: &str, length: usize) -> ProgressBar {
+    if !std::io::stderr().is_terminal() {
+        return ProgressBar::hidden();
+    }
+    let style = ProgressStyle::with_template("{prefix} {pos}/{len} {bar:20} {elapsed} {msg}")
+        .unwrap_or_else(|_| ProgressStyle::default_bar());
+    let bar = ProgressBar::new(length as u64).with_style(style);
+    bar.set_prefix(what.to_owned());
+    bar
+}
+
+fn with_share_of_nodes(cluster: &Cluster, percent: u32) -> Cluster {
+    Cluster {
+        nodes: (cluster.nodes * percent / 100).max(u32::from(cluster.replicas)),
+        ..cluster.clone()
+    }
 }
 
 /// Ours and NotebookOS on clusters with fewer and fewer nodes.
 fn frontier(policies: &[Policy], trace: &Trace, cluster: &Cluster, seed: u64) -> Vec<FrontierPoint> {
     let shown = |p: &&Policy| matches!(p.to_string().as_str(), "ours" | "notebookos");
-    let mut points = Vec::new();
-    for &policy in policies.iter().filter(shown) {
-        for percent in [100, 75, 60, 50, 40, 35, 30, 27] {
-            let nodes = (cluster.nodes * percent / 100).max(u32::from(cluster.replicas));
-            let smaller = Cluster {
-                nodes,
-                ..cluster.clone()
-            };
-            let s = hop_sim::run(policy, trace, &smaller, seed).summary(trace);
-            points.push(FrontierPoint {
-                policy: policy.to_string(),
-                gpus: smaller.gpus(),
-                delay_p95_s: s.delay_s.p95,
-                held_saving_share: s.held_saving_share,
-                provisioned_saving_share: s.provisioned_saving_share,
-                immediate_fraction: s.immediate_fraction,
-            });
+    let runs: Vec<(Policy, Cluster)> = policies
+        .iter()
+        .filter(shown)
+        .flat_map(|&p| {
+            let percents = [100, 75, 60, 50, 40, 35, 30, 27];
+            percents.map(|percent| (p, with_share_of_nodes(cluster, percent)))
+        })
+        .collect();
+    let bar = bar("smaller clusters", runs.len());
+    let points = runs.par_iter().map(|(policy, smaller)| {
+        let s = hop_sim::run(*policy, trace, smaller, seed).summary(trace);
+        bar.inc(1);
+        FrontierPoint {
+            policy: policy.to_string(),
+            gpus: smaller.gpus(),
+            delay_p95_s: s.delay_s.p95,
+            held_saving_share: s.held_saving_share,
+            provisioned_saving_share: s.provisioned_saving_share,
+            immediate_fraction: s.immediate_fraction,
         }
-    }
+    });
+    let points = points.collect();
+    bar.finish_and_clear();
     points
 }
 
@@ -278,27 +307,29 @@ fn frontier(policies: &[Policy], trace: &Trace, cluster: &Cluster, seed: u64) ->
 fn turnarounds(policies: &[Policy], trace: &Trace, cluster: &Cluster, seed: u64) -> Vec<Turnaround> {
     let main = Policy::main();
     let quick = trace.clone().without_think();
-    let mut points = Vec::new();
+    let mut runs = Vec::new();
     for &policy in policies.iter().filter(|p| main.contains(p)) {
         for percent in [100, 35, 30, 26] {
-            let nodes = (cluster.nodes * percent / 100).max(u32::from(cluster.replicas));
-            let smaller = Cluster {
-                nodes,
-                ..cluster.clone()
-            };
-            for (think, trace) in [(true, trace), (false, &quick)] {
-                let r = hop_sim::run(policy, trace, &smaller, seed);
-                let (antt, stp) = r.antt_stp(trace, false);
-                points.push(Turnaround {
-                    policy: policy.to_string(),
-                    gpus: smaller.gpus(),
-                    think,
-                    antt,
-                    stp,
-                });
-            }
+            let smaller = with_share_of_nodes(cluster, percent);
+            runs.push((policy, smaller.clone(), true));
+            runs.push((policy, smaller, false));
         }
     }
+    let bar = bar("turnaround times", runs.len());
+    let points = runs.par_iter().map(|(policy, smaller, think)| {
+        let trace = if *think { trace } else { &quick };
+        let (antt, stp) = hop_sim::run(*policy, trace, smaller, seed).antt_stp(trace, false);
+        bar.inc(1);
+        Turnaround {
+            policy: policy.to_string(),
+            gpus: smaller.gpus(),
+            think: *think,
+            antt,
+            stp,
+        }
+    });
+    let points = points.collect();
+    bar.finish_and_clear();
     points
 }
 
