@@ -548,6 +548,8 @@ def _whole_class(cls: type, reduced: Any) -> Any:
     given = bool(own) or "__orig_bases__" not in attrs
     if given and isinstance(slots, (str, tuple, list, dict)) and isinstance(made[3], dict):
         made[3] = {**made[3], "__slots__": attrs.pop("__slots__")}
+    if type(cls).__name__ == "_TypedDictMeta" and made[2] == (dict,):
+        made[2] = ()  # which it is made with, and refuses
     if cls.__qualname__ != cls.__name__:
         attrs["__qualname__"] = cls.__qualname__
     return (reduced[0], tuple(made), (attrs, rest), *reduced[3:])

@@ -611,6 +611,11 @@ case(
     check="out=t,T.__total__,isinstance(i,Pr)",
 )
 case(
+    "class/typed dicts by inheritance and by a call",
+    "from typing import TypedDict\nclass M(TypedDict):\n    'a film'\n    name:str\nclass Y(M,total=False):\n    year:int\nF=TypedDict('F',{'a b':int})",
+    check="out=sorted(Y.__required_keys__),sorted(Y.__optional_keys__),Y.__total__,list(Y.__annotations__),F(**{'a b':1}),F.__annotations__,M.__doc__,type(Y) is type(M)",
+)
+case(
     "function/cyclic closures",
     "def mk():\n    def a(n): return b(n-1) if n else 'a'\n    def b(n): return a(n-1) if n else 'b'\n    return a,b\na,b=mk()",
     check="out=a(3),b(2),a.__closure__[0].cell_contents is b",
