@@ -27,7 +27,7 @@ import types
 import warnings
 from typing import Any, Callable
 
-from . import settings, unswept
+from . import loggers, settings, unswept
 from .session import reason
 
 #: Set by Jupyter, Slurm or Gresshopper for this process alone.
@@ -199,14 +199,6 @@ def _flat(tree: Any, prefix: str = "") -> Any:
             yield from _flat(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
-
-
-def _logging() -> Any:
-    levels = {"": logging.root.level}
-    for name, logger in list(logging.root.manager.loggerDict.items()):
-        if isinstance(logger, logging.Logger) and (logger.level or logger.disabled or not logger.propagate):
-            levels[name] = (logger.level, logger.disabled, logger.propagate)  # type: ignore[assignment]
-    return levels
 
 
 def _figures() -> Any:
@@ -493,7 +485,8 @@ _READ: dict[str, Callable[[], Any]] = {
     "environ": _environ,
     "random": _random,
     "python": lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()},
-    "logging": _logging,
+    "logging": loggers.levels,
+    "handlers": loggers.handlers,
     "interpreter": _interpreter,
     "hung in": _hung_in,
     "assigned": settings.assigned,
@@ -574,6 +567,7 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
         "environ",
         "python",
         "logging",
+        "handlers",
         "interpreter",
         "assigned",
         "registered",
@@ -617,6 +611,7 @@ _SOON_SET = frozenset(
         "numpy",
         "torch",
         "logging",
+        "handlers",
         "hung in",
         "patched",
         "own modules",
@@ -664,16 +659,6 @@ def _set_python(state: Any) -> None:
     warnings.resetwarnings()
     for action, message, category, module, line in reversed(state["warnings"]):
         warnings.filterwarnings(action, message or "", category, module or "", line)
-
-
-def _set_logging(state: Any) -> None:
-    for name, value in state.items():
-        logger = logging.getLogger(name) if name else logging.root
-        level = value[0] if name else value
-        if logger.level != level:  # each time all loggers' caches are emptied
-            logger.setLevel(level)
-        if name:
-            logger.disabled, logger.propagate = value[1], value[2]
 
 
 def _set_numpy(state: Any) -> None:
@@ -791,7 +776,8 @@ _WRITE: dict[str, Callable[[Any], None]] = {
     "environ": _set_environ,
     "random": _set_random,
     "python": _set_python,
-    "logging": _set_logging,
+    "logging": loggers.set_levels,
+    "handlers": loggers.set_handlers,
     "interpreter": _set_interpreter,
     "hung in": _set_hung_in,
     "patched": _set_patched,

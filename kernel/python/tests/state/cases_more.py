@@ -819,12 +819,22 @@ case(
     "stdlib/logging handler",
     "import logging,io\ns=io.StringIO()\nlg=logging.getLogger('q.adv')\nlg.setLevel(10)\nhd=logging.StreamHandler(s)\nhd.setFormatter(logging.Formatter('%(message)s!'))\nlg.addHandler(hd)\nlg.propagate=False\nlg.info('a')",
     check="lg.info('b')\nout=s.getvalue(),len(lg.handlers)",
-    reported=True,
 )
 case(
     "stdlib/logging handler unnamed",
     "import logging\nlogging.getLogger('q.adv2').addHandler(logging.NullHandler())\nlogging.basicConfig(level=logging.ERROR,format='X%(message)s',force=True)",
     check="out=len(logging.getLogger('q.adv2').handlers),logging.root.level,[h.formatter._fmt for h in logging.root.handlers if h.formatter]",
+)
+case(
+    "stdlib/logging to a file",
+    "import logging,tempfile\nname=tempfile.mkstemp()[1]\nlg=logging.getLogger('q.adv3')\nlg.setLevel(10)\nlg.addHandler(logging.FileHandler(name))\nlg.handlers[0].setFormatter(logging.Formatter('{levelname}:{message}',style='{'))",
+    "lg.info('one')",
+    check="had=len(open(name).read())\nlg.info('two')\nout=open(name).read()[had:],lg.handlers[0].formatter._fmt",
+)
+case(
+    "stdlib/a logging handler that is no plain one",
+    "import logging\nclass H(logging.Handler):\n    def emit(self,r): pass\nlogging.getLogger('q.adv4').addHandler(H())",
+    check="out=len(logging.getLogger('q.adv4').handlers)",
     reported=True,
 )
 case(
