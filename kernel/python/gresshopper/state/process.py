@@ -455,8 +455,9 @@ def _set_assigned(state: dict[str, Any]) -> None:
 
 
 def _set_last(state: dict[str, Any]) -> None:
-    if settings.set_last(state):
-        raise NotHereError("sys.last_value: an exception's traceback isn't saved")
+    lost = settings.set_last(state)
+    if lost:
+        raise NotHereError(f"sys.last_value: {lost}")
 
 
 class Unwritten:

@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from .session import MAIN, importable
+from .session import MAIN, importable, reason
 
 #: Attributes that are sections of their own, or belong to the process.
 _ELSEWHERE = frozenset(
@@ -269,26 +269,48 @@ def set_registered(state: list[tuple[str, str, Any]]) -> None:
         getattr(sys.modules[module], name).register(cls)
 
 
+#: The exception that was shown last, which `sys` holds, too, and its section: it may refer to much, so it is written once.
+_last: tuple[Any, dict[str, Any]] = (None, {})
+
+
 def last() -> dict[str, Any]:
     """The exception that was shown last."""
+    global _last  # noqa: PLW0603 - a process has one
     error = getattr(sys, "last_value", None)
-    if error is None:
-        return {}
-    data = dump(error)
-    if len(data) > _SHORT:
-        raise pickle.PicklingError("the exception is too large")
-    return {"value": data, "traceback": error.__traceback__ is not None}
+    if error is not _last[0]:
+        _last = (error, {} if error is None else _exception(error))
+    return _last[1]
 
 
-def set_last(state: dict[str, Any]) -> bool:
-    """Whether its traceback was lost."""
+def _exception(error: BaseException) -> dict[str, Any]:
+    out = _Short()
+    try:
+        _Pickler(out, 5).dump(error)
+    except Exception as e:
+        return {"why": reason(e)}
+    return {"value": out.getvalue(), "traceback": error.__traceback__ is not None}
+
+
+class _Short(io.BytesIO):
+    """Refuses what is long, before it is all there."""
+
+    def write(self, data: Any) -> int:
+        if self.tell() + len(data) > _SHORT:
+            raise pickle.PicklingError("it is too large")
+        return super().write(data)
+
+
+def set_last(state: dict[str, Any]) -> str | None:
+    """Sets it again; says what was lost."""
     if not state:
-        return False
+        return None
+    if "why" in state:
+        return f"the exception couldn't be saved: {state['why']}"
     error = pickle.loads(state["value"])
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, None
     if sys.version_info >= (3, 12):
         sys.last_exc = error
-    return bool(state["traceback"])
+    return "an exception's traceback isn't saved" if state["traceback"] else None
 
 
 # --- libraries ---

@@ -97,6 +97,13 @@ case(
     check="out=type(sys.last_value) is Mine,sys.last_value.args,sys.last_type is Mine\ndel sys.last_value,sys.last_type",
 )
 case(
+    "told/a last exception that holds an array",
+    "import sys,numpy as np\ntry: raise ValueError(np.zeros(10_000_000))\nexcept ValueError as e: sys.last_type,sys.last_value=ValueError,e",
+    check="out=hasattr(sys,'last_value')\nif out: del sys.last_value,sys.last_type",
+    needs=NP,
+    reported=True,
+)
+case(
     "enum/combinations of flags",
     "import enum\nclass C(enum.Flag):\n    R=1\n    G=2\n    RG=3\nm=C.R|C.G\nclass P(enum.IntFlag):\n    X=1\n    W=2\n    XW=3",
     check="out=m is C.RG,C['RG'],C.RG&~C.R is C.G,list(C.__members__),P(3) is P.XW,P.XW==3",
