@@ -21,9 +21,10 @@ _STYLES: dict[type, str] = {
 _Handler = tuple[str, str, int, "tuple[Any, ...] | None"]
 
 
-def _loggers() -> dict[str, logging.Logger]:
-    known = list(logging.root.manager.loggerDict.items())
-    return {"": logging.root, **{name: found for name, found in known if isinstance(found, logging.Logger)}}
+def known() -> dict[str, logging.Logger]:
+    """All loggers by name; the root's is empty."""
+    made = list(logging.root.manager.loggerDict.items())
+    return {"": logging.root, **{name: found for name, found in made if isinstance(found, logging.Logger)}}
 
 
 def _named(name: str) -> logging.Logger:
@@ -33,7 +34,7 @@ def _named(name: str) -> logging.Logger:
 def levels() -> dict[str, Any]:
     """By name of the logger (the root's is empty): its level; of others whether it is disabled and whether it propagates."""
     found: dict[str, Any] = {"": logging.root.level}
-    for name, logger in _loggers().items():
+    for name, logger in known().items():
         if name and (logger.level or logger.disabled or not logger.propagate):
             found[name] = (logger.level, logger.disabled, logger.propagate)
     return found
@@ -53,7 +54,7 @@ def set_levels(state: dict[str, Any]) -> None:
 def handlers() -> dict[str, list[_Handler]]:
     """By name of the logger: those of its handlers that can be made again, or are variables."""
     found = {}
-    for name, logger in _loggers().items():
+    for name, logger in known().items():
         told = [one for one in map(_told, logger.handlers) if one is not None] if logger.handlers else []
         if told:
             found[name] = told
@@ -96,8 +97,8 @@ def _format_of(formatter: logging.Formatter | None) -> tuple[Any, ...] | None:
         return None
     style = formatter._style
     plain = type(formatter) is logging.Formatter and type(style) in _STYLES and not getattr(style, "_defaults", None)
-    known = plain and set(vars(formatter)) <= {"_style", "_fmt", "datefmt"}
-    return (formatter._fmt, formatter.datefmt, _STYLES[type(style)]) if known else ()
+    plain = plain and set(vars(formatter)) <= {"_style", "_fmt", "datefmt"}
+    return (formatter._fmt, formatter.datefmt, _STYLES[type(style)]) if plain else ()
 
 
 def _made(kind: str, where: str, level: int, how: Any) -> logging.Handler | None:

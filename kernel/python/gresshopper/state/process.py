@@ -15,7 +15,6 @@ import gc
 import hashlib
 import io
 import locale
-import logging
 import os
 import pickle
 import random
@@ -277,8 +276,7 @@ def _hung_in() -> dict[str, str]:
     for name, value in vars(builtins).items():
         if name not in _BUILTINS and name != "_":
             found[f"builtins.{name}"] = type(value).__name__
-    loggers = [logging.root, *(v for v in logging.root.manager.loggerDict.values() if isinstance(v, logging.Logger))]
-    for logger in loggers:
+    for logger in loggers.known().values():
         if logger.handlers:
             found[f"the handlers of the logger {logger.name}"] = ", ".join(
                 f"{type(h).__name__} {getattr(h.formatter, '_fmt', '')}" for h in logger.handlers

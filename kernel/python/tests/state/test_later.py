@@ -140,10 +140,7 @@ def test_what_was_displayed_still_shares_its_objects_with_the_variables(tmp_path
 
 def test_a_displayed_part_that_is_damaged_is_told_and_the_variable_stays(tmp_path: Path) -> None:
     run(tmp_path, cells=[SHARED[0], "x = [1]\n[x, np.random.rand(20_000)]"])
-    large = chunks(tmp_path)[-1]
-    content = bytearray(large.read_bytes())
-    content[1000] ^= 1
-    large.write_bytes(content)
+    damage(chunks(tmp_path)[-1])
     said, told = run(tmp_path, then=["out = 0", "x.append(2)\nout = x, type(_2).__name__"], names=["_2", "x"])
     assert said[0] == ["_2"] and said[2][0] == "([1, 2], 'Lost')" and "_2 couldn't be restored" in told
 
@@ -158,16 +155,19 @@ def test_a_save_reads_what_is_left_first(tmp_path: Path) -> None:
     assert said[1][0] == f"({sum(range(300_000))}, 200000, 300000.0)"
 
 
+def damage(chunk: Path) -> None:
+    content = bytearray(chunk.read_bytes())
+    content[1000] ^= 1
+    chunk.write_bytes(content)
+
+
 def chunks(base: Path) -> list[Path]:
     return sorted((p for p in (base / "store" / "chunks").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
 
 
 def test_what_was_tampered_with_is_told_and_never_used(tmp_path: Path) -> None:
     run(tmp_path, cells=[CELLS[0], "f = np.random.rand(300_000)"])
-    large = chunks(tmp_path)[-1]
-    content = bytearray(large.read_bytes())
-    content[1000] ^= 1
-    large.write_bytes(content)
+    damage(chunks(tmp_path)[-1])
     said, told = run(tmp_path, then=["out = 0", "out = type(f).__name__"])
     assert said[0] == ["f"] and said[2][0] == "'Lost'" and "f couldn't be restored" in told
 
