@@ -1,5 +1,8 @@
 //! Words about a lease that the core, the wire and the books share.
 
+use crate::gpu::Device;
+use crate::id::{Epoch, JobId};
+use crate::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// Why a lease ends or ended.
@@ -53,4 +56,30 @@ pub enum Outcome {
     Lost,
     /// It was parked in its middle, and goes on with another lease.
     Parked,
+}
+
+/// What the plugin confirmed when it handed a lease's devices over, and where Slurm shows the lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Handover {
+    pub epoch: Epoch,
+    pub pilot: JobId,
+    /// The lease's step in the pilot: `squeue -s` and `sacct` show it.
+    pub step: u32,
+    pub devices: Vec<Device>,
+    /// The cores lent, as a Linux cpu list ("2-5,8"); empty where the site doesn't constrain cores.
+    pub cores: String,
+    pub at: Timestamp,
+}
+
+/// How a lease ended on its node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseEnd {
+    pub cause: EndCause,
+    /// The take-back was confirmed: no process on the node holds the device.
+    pub clean: bool,
+    /// Processes that had to be ended for it.
+    pub ended_pids: Vec<u32>,
+    pub at: Timestamp,
+    /// One sentence for the user, empty where the end was ordinary.
+    pub detail: String,
 }

@@ -32,6 +32,14 @@ impl Span {
     }
 }
 
+impl std::ops::Add for Span {
+    type Output = Self;
+
+    fn add(self, other: Self) -> Self {
+        Self(self.0.saturating_add(other.0))
+    }
+}
+
 impl Timestamp {
     /// The span from `earlier` to `self`; zero if `earlier` is later (clocks of two hosts may disagree).
     pub fn since(self, earlier: Self) -> Span {

@@ -119,6 +119,13 @@ number_id!(
     u64
 );
 number_id!(
+    /// One executor's time in office, counted by the kernel's own log. The kernel is heard by its highest tenure alone.
+    /// 0 belongs to a kernel without a log.
+    #[derive(Default)]
+    Tenure,
+    u64
+);
+number_id!(
     /// A GPU's index on its node, in gres.conf's order: what Slurm prints as `IDX` and `SLURM_STEP_GPUS`.
     GpuIndex,
     u16

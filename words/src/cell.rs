@@ -1,0 +1,41 @@
+//! Cells that wait, and what an operator or a user may cancel.
+
+use crate::id::{CellId, KernelId, LeaseId};
+use crate::lease::Outcome;
+use crate::need::{Class, Need};
+use crate::time::Span;
+use serde::{Deserialize, Serialize};
+
+/// A cell that was submitted and has no lease.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct WaitingCell {
+    pub cell: CellId,
+    pub need: Need,
+    pub class: Class,
+}
+
+/// A cell that stands still in its middle, its GPU memory with the host.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ParkedCell {
+    pub cell: CellId,
+    /// The lease on which it ran last.
+    pub lease: LeaseId,
+    /// How long it has run, over all its leases.
+    pub ran: Span,
+}
+
+/// A cell that has run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedCell {
+    pub cell: CellId,
+    pub outcome: Outcome,
+}
+
+/// The target of `hop cancel`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "target", rename_all = "kebab-case")]
+pub enum CancelTarget {
+    Lease { lease: LeaseId },
+    Cell { kernel: KernelId, cell: CellId },
+    Kernel { kernel: KernelId },
+}

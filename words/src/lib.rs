@@ -1,0 +1,16 @@
+//! The ground floor: the nouns that every part of Gresshopper shares, and the small tools of which there is one copy.
+//!
+//! Nothing here decides anything, and nothing here depends on another crate of ours. The scheduler's policy lives in
+//! `scheduler/core`, messages between daemons in `scheduler/api`, messages between front and replica in `kernel/protocol`.
+
+pub mod cell;
+pub mod clock;
+pub mod error;
+pub mod gpu;
+pub mod id;
+pub mod lease;
+pub mod memory;
+pub mod need;
+pub mod process;
+pub mod replica;
+pub mod time;

@@ -1,0 +1,100 @@
+//! Replicas: where one sits, what it does there, and why it moves.
+
+use crate::id::{Incarnation, JobId, NodeName};
+use serde::{Deserialize, Serialize};
+use std::fmt;
+
+/// Where one new replica sits: in a seat that its user has on the node, or in one that a process of the user's submits.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeatPlan {
+    /// The number that the replica has from its start on.
+    pub incarnation: Incarnation,
+    pub node: NodeName,
+    /// A seat of the user's on the node that has room. `None` asks for a new one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub existing: Option<JobId>,
+    /// The partition of a new seat. `None` means `[seat] partition`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub partition: Option<String>,
+    /// Memory in MiB and cores of the replica's step.
+    pub mem_mib: u64,
+    pub cpus: u16,
+}
+
+/// A replica's step on its node: by it the plugin finds the process's cgroup, and refuses any other process.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeatStep {
+    /// The seat.
+    pub job: JobId,
+    pub step: u32,
+    /// The replica's own pid, in the node's pid namespace. 0 belongs to a warm replica, which has no process.
+    pub pid: u32,
+    /// Field 22 of `/proc/PID/stat`, in clock ticks since boot: the same pid later is not the same process.
+    pub start_time: u64,
+    pub uid: u32,
+}
+
+/// What a replica does for its kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ReplicaRole {
+    /// It runs the cells and speaks for the kernel.
+    #[default]
+    Executor,
+    /// Its process holds the namespace as of the last record, and could run the next cell at once.
+    Hot,
+    /// It holds the log alone: a process has to be started before a cell can run.
+    Warm,
+}
+
+/// Why a replica is moved.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum MoveCause {
+    /// A cell waits where no GPU comes free, and the other node has one.
+    Waiting,
+    /// The kernel is quiet and would find no GPU on its nodes.
+    Ahead,
+    /// Slurm drains the node.
+    Drain,
+    /// The seat's time limit comes near.
+    SeatEnds,
+    /// Its user, or an operator, asked for it.
+    Asked,
+}
+
+impl fmt::Display for MoveCause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Waiting => "a GPU is free there and none comes free here",
+            Self::Ahead => "GPUs are idle there and scarce here",
+            Self::Drain => "its node is being drained",
+            Self::SeatEnds => "its seat's time limit comes near",
+            Self::Asked => "it was asked for",
+        })
+    }
+}
+
+/// What speaks against moving a kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Bound {
+    /// The executor's process can't let go of the GPUs of its node: GPU cells run there alone.
+    pub gpu: bool,
+    /// What the kernel holds that can't be captured, one sentence each.
+    pub holds: Vec<String>,
+}
+
+impl Bound {
+    /// Whether policy may move the kernel.
+    pub fn is_free(&self) -> bool {
+        !self.gpu && self.holds.is_empty()
+    }
+
+    /// Every reason, in sentences.
+    pub fn reasons(&self) -> Vec<String> {
+        let gpu = "Its process can't let go of the GPUs of its node.";
+        let gpu = self.gpu.then(|| gpu.to_owned());
+        gpu.into_iter().chain(self.holds.iter().cloned()).collect()
+    }
+}
