@@ -5,10 +5,11 @@
 //! nobody's time; the last executor, which has the namespace ready, and the replica on the kernel's own node stay.
 
 use crate::core::Core;
-use crate::id::Incarnation;
+use crate::index::Idx;
 use crate::output::Output;
-use crate::state::{Kernel, Pilot, PilotState};
-use crate::time::Span;
+use crate::state::{Kernel, Node, Pilot, PilotState, Pool};
+use hop_words::id::Incarnation;
+use hop_words::time::Span;
 
 /// Whoever is expected back later than this is not moved for.
 const BACK_WITHIN: Span = Span::from_secs(5 * 3600);
@@ -21,18 +22,19 @@ const AT_ONCE: usize = 2;
 
 impl Core {
     /// Begins moves for those who are expected back first of all that would find no GPU.
-    pub(crate) fn move_ahead(&mut self, pool: u32, out: &mut Vec<Output>) {
-        let config = &self.pools[pool as usize].config;
+    pub(crate) fn move_ahead(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
+        let config = &self.supply.pools[pool].config;
         if !config.migrate.as_ref().is_some_and(|m| m.ahead) {
             return;
         }
         let least = 1.0 / BACK_WITHIN.as_secs_f64();
         let stranded = self
+            .work
             .kernels
             .iter()
             .filter(|(_, k)| k.pool == pool && self.may_be_moved(k));
         let stranded = stranded.filter_map(|(i, k)| Some((i, self.finds_none(k)?)));
-        let mut first: Vec<(f64, u32, u16)> = stranded
+        let mut first: Vec<(f64, Idx<Kernel>, u16)> = stranded
             .map(|(i, gpus)| (self.comes_back(i), i, gpus))
             .filter(|(back, ..)| *back >= least)
             .collect();
@@ -62,20 +64,20 @@ impl Core {
     fn finds_none(&self, k: &Kernel) -> Option<u16> {
         let usual = k.sizes.iter().max_by(|a, b| a.1.total_cmp(&b.1));
         let gpus = usual.map_or(k.default_need.gpus, |&(gpus, _)| gpus);
-        let found = |node: u32| {
-            let mut pilots = self.nodes[node as usize].pilots.iter();
-            pilots.any(|&p| lies_idle(&self.pilots[p], gpus))
+        let found = |node: Idx<Node>| {
+            let mut pilots = self.supply.nodes[node].pilots.iter();
+            pilots.any(|&p| lies_idle(&self.supply.pilots[p], gpus))
         };
         (gpus > 0 && !k.replicas.iter().any(|r| found(r.node))).then_some(gpus)
     }
 
     /// Where so many GPUs lie idle: where the fewest stay over, and of these where the fewest others sit.
-    fn idle_node_for(&self, kernel: u32, gpus: u16) -> Option<u32> {
-        let k = &self.kernels[kernel];
-        let pilots = self.pools[k.pool as usize]
+    fn idle_node_for(&self, kernel: Idx<Kernel>, gpus: u16) -> Option<Idx<Node>> {
+        let k = &self.work.kernels[kernel];
+        let pilots = self.supply.pools[k.pool]
             .pilots
             .iter()
-            .map(|&p| (p, &self.pilots[p]));
+            .map(|&p| (p, &self.supply.pilots[p]));
         let fits = |p: &Pilot| {
             lies_idle(p, gpus)
                 && !k.replicas.iter().any(|r| r.node == p.node)
@@ -83,13 +85,13 @@ impl Core {
         };
         pilots
             .filter(|(_, p)| fits(p))
-            .min_by_key(|(i, p)| (p.free_gpus(), self.nodes[p.node as usize].sitting.len(), *i))
+            .min_by_key(|(i, p)| (p.free_gpus(), self.supply.nodes[p.node].sitting.len(), *i))
             .map(|(_, p)| p.node)
     }
 
     /// The replica that is missed least: neither the last executor nor the one on the kernel's own node.
-    fn spare_replica(&self, kernel: u32) -> Option<Incarnation> {
-        let k = &self.kernels[kernel];
+    fn spare_replica(&self, kernel: Idx<Kernel>) -> Option<Incarnation> {
+        let k = &self.work.kernels[kernel];
         let spare =
             |r: &&crate::state::Replica| k.last_executor != Some(r.incarnation) && k.base != Some(r.node);
         let spares = k.replicas.iter().filter(spare);
@@ -99,5 +101,5 @@ impl Core {
 }
 
 fn lies_idle(p: &Pilot, gpus: u16) -> bool {
-    p.state == PilotState::Up && p.reserved.is_none() && p.free_gpus() >= gpus
+    p.state == PilotState::Up && p.reserved.is_empty() && p.free_gpus() >= gpus
 }

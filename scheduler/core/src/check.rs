@@ -31,25 +31,25 @@ impl Core {
     }
 
     fn check_pilots(&self) -> Result<(), Insane> {
-        for (i, p) in self.pilots.iter() {
+        for (i, p) in self.supply.pilots.iter() {
             hold!(
-                self.pilot_by_job.get(&p.job) == Some(&i),
+                self.supply.pilot_by_job.get(&p.job) == Some(&i),
                 "pilot {} is not found by its job",
                 p.job
             );
             hold!(
-                self.nodes[p.node as usize].pilots.contains(&i),
+                self.supply.nodes[p.node].pilots.contains(&i),
                 "pilot {} is not on its node",
                 p.job
             );
             hold!(
-                self.pools[p.pool as usize].pilots.contains(&i),
+                self.supply.pools[p.pool].pilots.contains(&i),
                 "pilot {} is not in its pool",
                 p.job
             );
             let (mut gpus, mut cpus) = (vec![0u16; p.groups.len()], 0u16);
             for id in &p.leases {
-                let Some(lease) = self.leases.get(id) else {
+                let Some(lease) = self.work.leases.get(id) else {
                     return Err(Insane(format!("pilot {} lists lease {id}, which is over", p.job)));
                 };
                 hold!(
@@ -83,6 +83,7 @@ impl Core {
                 for slot in &group.slots {
                     let Some(id) = slot.lease else { continue };
                     let known = self
+                        .work
                         .leases
                         .get(&id)
                         .is_some_and(|l| l.devices.contains(&slot.index) && l.pilot == i);
@@ -94,8 +95,8 @@ impl Core {
                     );
                 }
             }
-            if let Some(cell) = p.reserved {
-                let back = self.cells.get(cell).map(|c| c.reserved);
+            for &cell in &p.reserved {
+                let back = self.work.cells.get(cell).map(|c| c.reserved);
                 hold!(
                     back == Some(Some(i)),
                     "pilot {} is held back for a cell that doesn't know",
@@ -108,22 +109,28 @@ impl Core {
                 );
             }
             hold!(
+                p.listed == self.listing_of(i),
+                "pilot {} is listed wrongly: {:?}, not {:?}",
+                p.job,
+                p.listed,
+                self.listing_of(i)
+            );
+            hold!(
                 p.leases.is_empty() == p.idle_since.is_some(),
                 "pilot {}: idleness is miscounted",
                 p.job
             );
         }
         hold!(
-            self.pilots.len() == self.pilot_by_job.len(),
+            self.supply.pilots.len() == self.supply.pilot_by_job.len(),
             "a job names a pilot that is gone"
         );
         self.check_tickets()
     }
 
     fn check_tickets(&self) -> Result<(), Insane> {
-        for (i, node) in self.nodes.iter().enumerate() {
-            let i = i as u32;
-            let coming = self.tickets.values().filter(|t| t.node == Some(i));
+        for (i, node) in self.supply.nodes.iter() {
+            let coming = self.supply.tickets.values().filter(|t| t.node == Some(i));
             let coming: u16 = coming.map(|t| t.gpus).sum();
             hold!(
                 coming == 0 || coming + self.gpus_up(i) <= node.gpus,
@@ -137,13 +144,13 @@ impl Core {
 
     fn check_leases(&self) -> Result<(), Insane> {
         let mut devices = BTreeSet::new();
-        for (id, lease) in &self.leases {
-            hold!(id.0 < self.next_lease, "lease {id} is from the future");
-            let Some(p) = self.pilots.get(lease.pilot) else {
+        for (id, lease) in &self.work.leases {
+            hold!(id.0 < self.work.next_lease, "lease {id} is from the future");
+            let Some(p) = self.supply.pilots.get(lease.pilot) else {
                 return Err(Insane(format!("lease {id} lives in a pilot that is gone")));
             };
             hold!(p.leases.contains(id), "lease {id} is not listed by its pilot");
-            let Some(k) = self.kernels.get(lease.kernel) else {
+            let Some(k) = self.work.kernels.get(lease.kernel) else {
                 return Err(Insane(format!("lease {id} belongs to a kernel that is gone")));
             };
             hold!(k.leases.contains(id), "lease {id} is not listed by its kernel");
@@ -178,38 +185,38 @@ impl Core {
 
     fn check_cells(&self) -> Result<(), Insane> {
         let mut queued = 0;
-        for (i, c) in self.cells.iter() {
+        for (i, c) in self.work.cells.iter() {
             queued += 1;
-            let Some(k) = self.kernels.get(c.kernel) else {
+            let Some(k) = self.work.kernels.get(c.kernel) else {
                 return Err(Insane(format!("cell {} waits for a kernel that is gone", c.id)));
             };
             hold!(k.cells.contains(&i), "cell {} is not listed by its kernel", c.id);
             hold!(
-                self.users[k.user as usize].cells.contains(&i),
+                self.people.users[k.user].cells.contains(&i),
                 "cell {} is not listed by its user",
                 c.id
             );
             let entry = (c.rank, i);
             hold!(
-                self.pools[k.pool as usize].queue.contains(&entry),
+                self.supply.pools[k.pool].queue.contains(&entry),
                 "cell {} is not in its pool's queue",
                 c.id
             );
             for r in &k.replicas {
                 hold!(
-                    self.nodes[r.node as usize].queue.contains(&entry),
+                    self.supply.nodes[r.node].queue.contains(&entry),
                     "cell {} is not in its node's queue",
                     c.id
                 );
             }
             if let Some(p) = c.reserved {
-                let back = self.pilots.get(p).map(|p| p.reserved);
+                let knows = |p: &crate::state::Pilot| p.reserved.contains(&i);
                 hold!(
-                    back == Some(Some(i)),
+                    self.supply.pilots.get(p).is_some_and(knows),
                     "cell {} thinks that GPUs are held back for it",
                     c.id
                 );
-                let node = self.pilots[p].node;
+                let node = self.supply.pilots[p].node;
                 hold!(
                     k.migrating.is_some() || k.able().any(|r| r.node == node),
                     "GPUs are held back for cell {} where it can't run",
@@ -217,33 +224,40 @@ impl Core {
                 );
             }
             if let Some(scope) = c.limited {
-                let listed = self.limited.get(&scope).is_some_and(|s| s.contains(&i));
+                let listed = self.people.limited.get(&scope).is_some_and(|s| s.contains(&i));
                 hold!(listed, "cell {} is not listed under its limit", c.id);
             }
         }
-        for (i, c) in self.cells.iter() {
+        self.check_holds()?;
+        for (i, c) in self.work.cells.iter() {
             hold!(
                 !self.could_start(i),
                 "cell {} of kernel {} waits and could start",
                 c.id,
-                self.kernels[c.kernel].id
+                self.work.kernels[c.kernel].id
             );
         }
-        let in_pools: usize = self.pools.iter().map(|p| p.queue.len()).sum();
+        let in_shapes = self.supply.pools.values().flat_map(|p| p.shapes.values());
+        let in_shapes: usize = in_shapes.map(std::collections::BTreeSet::len).sum();
+        hold!(
+            in_shapes == queued,
+            "{in_shapes} cells are listed by what they need, {queued} wait"
+        );
+        let in_pools: usize = self.supply.pools.values().map(|p| p.queue.len()).sum();
         hold!(
             in_pools == queued,
             "{in_pools} cells are in queues, {queued} wait"
         );
-        for n in &self.nodes {
+        for n in self.supply.nodes.values() {
             for (rank, c) in &n.queue {
-                let right = self.cells.get(*c).is_some_and(|c| c.rank == *rank);
+                let right = self.work.cells.get(*c).is_some_and(|c| c.rank == *rank);
                 hold!(right, "node {} queues a cell that is gone or elsewhere", n.name);
             }
         }
-        for (scope, set) in &self.limited {
+        for (scope, set) in &self.people.limited {
             let right = set
                 .iter()
-                .all(|c| self.cells.get(*c).is_some_and(|c| c.limited == Some(*scope)));
+                .all(|c| self.work.cells.get(*c).is_some_and(|c| c.limited == Some(*scope)));
             hold!(
                 right && !set.is_empty(),
                 "a limit lists a cell that it doesn't hold up"
@@ -252,36 +266,82 @@ impl Core {
         Ok(())
     }
 
-    fn check_kernels(&self) -> Result<(), Insane> {
-        for (i, k) in self.kernels.iter() {
+    /// Each node is held for a due cell that knows of it, and the other way round; lists and counts are what they say.
+    fn check_holds(&self) -> Result<(), Insane> {
+        for (n, node) in self.supply.nodes.iter() {
             hold!(
-                self.kernel_by_id.get(&k.id) == Some(&i),
+                node.listed == self.spare_listing(n),
+                "node {} is listed with {} spare GPUs and has {}",
+                node.name,
+                node.listed,
+                self.spare_listing(n)
+            );
+            if let Some(cell) = node.held_for {
+                let hold = self.work.cells.get(cell).and_then(|c| c.hold.as_ref());
+                let knows = hold.is_some_and(|h| h.nodes.contains(&n));
+                hold!(knows, "node {} is held for a cell that doesn't know", node.name);
+            }
+        }
+        for (i, c) in self.work.cells.iter() {
+            for &n in c.hold.iter().flat_map(|h| &h.nodes) {
+                let held = self.supply.nodes[n].held_for == Some(i) && c.due;
+                hold!(held, "cell {} thinks that a node is held for it", c.id);
+            }
+            for (arena, due_at) in &c.arenas {
+                let class = self
+                    .work
+                    .arenas
+                    .get(arena)
+                    .and_then(|a| a.classes.get(&c.need.gpus));
+                let counted = class.is_some_and(|s| s.due_at.contains(&(*due_at, i)) || s.passed >= *due_at);
+                hold!(counted, "cell {} competes where nobody knows of it", c.id);
+            }
+        }
+        let waiting: u64 = self
+            .work
+            .arenas
+            .values()
+            .flat_map(|a| a.classes.values())
+            .map(|c| c.waiting)
+            .sum();
+        let entered: usize = self.work.cells.iter().map(|(_, c)| c.arenas.len()).sum();
+        hold!(
+            waiting == entered as u64,
+            "{entered} cells compete, {waiting} are counted"
+        );
+        Ok(())
+    }
+
+    fn check_kernels(&self) -> Result<(), Insane> {
+        for (i, k) in self.work.kernels.iter() {
+            hold!(
+                self.work.kernel_by_id.get(&k.id) == Some(&i),
                 "kernel {} is not found by its id",
                 k.id
             );
             for id in &k.leases {
                 hold!(
-                    self.leases.get(id).is_some_and(|l| l.kernel == i),
+                    self.work.leases.get(id).is_some_and(|l| l.kernel == i),
                     "kernel {} lists lease {id}",
                     k.id
                 );
             }
             for r in &k.replicas {
                 hold!(
-                    self.nodes[r.node as usize].sitting.contains(&i),
+                    self.supply.nodes[r.node].sitting.contains(&i),
                     "node {} doesn't know that kernel {} sits there",
-                    self.nodes[r.node as usize].name,
+                    self.supply.nodes[r.node].name,
                     k.id
                 );
             }
             for c in &k.cells {
                 hold!(
-                    self.cells.get(*c).is_some_and(|c| c.kernel == i),
+                    self.work.cells.get(*c).is_some_and(|c| c.kernel == i),
                     "kernel {} lists a foreign cell",
                     k.id
                 );
             }
-            let parked = k.cells.iter().find_map(|c| self.cells[*c].parked);
+            let parked = k.cells.iter().find_map(|c| self.work.cells[*c].parked);
             hold!(
                 k.parked == parked.map(|(replica, _)| replica),
                 "kernel {} has a cell parked, or not",
@@ -301,11 +361,12 @@ impl Core {
     }
 
     fn check_sums(&self) -> Result<(), Insane> {
-        for (u, user) in self.users.iter().enumerate() {
+        for (u, user) in self.people.users.iter() {
             let held: u32 = self
+                .work
                 .leases
                 .values()
-                .filter(|l| l.user as usize == u)
+                .filter(|l| l.user == u)
                 .map(|l| u32::from(l.gpus))
                 .sum();
             hold!(
@@ -318,8 +379,8 @@ impl Core {
             hold!(in_pools == held, "user {}: GPUs by pool don't add up", user.name);
         }
         self.check_members()?;
-        for (i, pool) in self.pools.iter().enumerate() {
-            let of = self.leases.values().filter(|l| l.pool as usize == i);
+        for (i, pool) in self.supply.pools.iter() {
+            let of = self.work.leases.values().filter(|l| l.pool == i);
             let (mut held, mut running) = (0, 0);
             for l in of {
                 held += u32::from(l.gpus);
@@ -345,19 +406,19 @@ impl Core {
 
     /// What limits on associations count, and nothing else, is counted.
     fn check_members(&self) -> Result<(), Insane> {
-        for (&(limit, key), &held) in self.members.held() {
-            let leases = self.leases.values();
+        for (&(limit, key), &held) in &self.people.members.held {
+            let leases = self.work.leases.values();
             let leased: u32 = leases
                 .filter(|l| self.is_counted(l, limit, key))
                 .map(|l| u32::from(l.gpus))
                 .sum();
-            let elsewhere = !self.limits.elsewhere.is_empty();
+            let elsewhere = !self.people.elsewhere.is_empty();
             hold!(
                 held == leased || elsewhere && held > leased,
-                "limit {limit} counts {held} GPUs, {leased} are held"
+                "limit {limit:?} counts {held} GPUs, {leased} are held"
             );
         }
-        for (_, k) in self.kernels.iter() {
+        for (_, k) in self.work.kernels.iter() {
             hold!(
                 k.alone_since.is_some() == k.replicas.is_empty(),
                 "kernel {} is alone, or not",

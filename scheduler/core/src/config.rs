@@ -1,8 +1,15 @@
 //! What a site sets: the core's own knobs, pools, limits, shares.
+//!
+//! How a pool is run ([`Linger`], [`Quantum`], [`Scale`], [`Migrate`], [`Burst`]) has one type each, for
+//! `gresshopper.toml` and for the simulator's cluster file: what is simulated is what `hopd` can be told.
 
-use crate::id::{AccountName, PoolName, UserName};
-use crate::need::Class;
-use crate::time::Span;
+pub mod duration;
+mod policy;
+
+pub use policy::{Burst, Linger, Migrate, Quantum, Scale};
+
+use hop_words::id::{AccountName, PoolName, UserName};
+use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
 
 /// Knobs of the whole core.
@@ -13,14 +20,19 @@ pub struct Config {
     pub journal: bool,
     /// How often a cell is tried on another lease after one failed to start.
     pub start_retries: u8,
+    /// How long a cell stays away from a pilot where its lease failed to start; doubles with each failure.
+    pub retry_after: Span,
     /// How long a pilot whose agent is silent is waited for.
     pub silent_grace: Span,
     /// How long a lease may take to start before it is given up.
     pub start_timeout: Span,
-    /// A cell that has waited this long goes before all that have not, first come first served.
-    pub aging: Span,
-    /// A cell that can't be served holds GPUs back for itself on one node after it has waited this long.
-    pub reserve_after: Span,
+    /// A cell that has waited this long is due: it goes before all that are not, first come first served, and nodes are
+    /// held for it.
+    pub due_after: Span,
+    /// A cell is due as well when so many later ones of its shape have started.
+    pub due_overtaken: u32,
+    /// How long the first due cell holds one node before it holds two, and then twice as many each time.
+    pub widen_every: Span,
     /// Half-life of usage in fair share.
     pub usage_half_life: Span,
     /// Fair share is on; off: first come, first served.
@@ -40,10 +52,12 @@ impl Default for Config {
         Self {
             journal: false,
             start_retries: 3,
+            retry_after: Span::from_secs(1),
             silent_grace: Span::from_secs(60),
             start_timeout: Span::from_secs(60),
-            aging: Span::from_secs(900),
-            reserve_after: Span::from_secs(1),
+            due_after: Span::from_secs(4 * 3600),
+            due_overtaken: 16,
+            widen_every: Span::from_secs(1800),
             usage_half_life: Span::from_secs(7 * 86_400),
             fair_share: true,
             report_every: Span::from_secs(5),
@@ -137,7 +151,7 @@ impl PoolConfig {
             min_pilots: pilots,
             max_pilots: pilots,
             cpus_per_gpu: 1,
-            linger: Linger::default(),
+            linger: Linger::fixed(Span::from_secs(2)),
             grace: grace(),
             quantum: Quantum::default(),
             rotate_before: rotate_before(),
@@ -150,152 +164,6 @@ impl PoolConfig {
             pack: false,
         }
     }
-}
-
-/// How long cells of each class may run undisturbed; none: to their end.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Quantum {
-    pub interactive: Option<Span>,
-    pub deadline: Option<Span>,
-    pub batch: Option<Span>,
-    /// A wait that is expected to be over by then isn't worth a park, which copies all of a GPU's memory.
-    pub worth_waiting: Span,
-}
-
-impl Default for Quantum {
-    fn default() -> Self {
-        Self {
-            interactive: None,
-            deadline: None,
-            batch: None,
-            worth_waiting: Span::from_secs(30),
-        }
-    }
-}
-
-impl Quantum {
-    /// The same for all but those with a deadline, which a park might make miss it.
-    pub fn of_all(span: Span) -> Self {
-        Self {
-            interactive: Some(span),
-            batch: Some(span),
-            ..Self::default()
-        }
-    }
-
-    pub const fn of(&self, class: Class) -> Option<Span> {
-        match class {
-            Class::Interactive => self.interactive,
-            Class::Deadline => self.deadline,
-            Class::Batch => self.batch,
-        }
-    }
-
-    pub fn is_off(&self) -> bool {
-        [self.interactive, self.deadline, self.batch]
-            .iter()
-            .all(Option::is_none)
-    }
-}
-
-/// How long a lease is held on to after its cell.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Linger {
-    Fixed(Span),
-    /// From the kernel's own think times: as long as the chance of the next cell is worth the GPU, at most `max`.
-    Learnt {
-        max: Span,
-        /// Seconds of waiting (handover and unparking) that a next cell on a lingering lease spares.
-        spares: Span,
-        /// How many idle GPU-seconds one spared second of a person's waiting is worth.
-        worth: f64,
-    },
-}
-
-impl Default for Linger {
-    fn default() -> Self {
-        Self::Fixed(Span::from_secs(2))
-    }
-}
-
-/// How pilots follow demand.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Scale {
-    /// An idle pilot is kept for at least this long.
-    pub idle_min: Span,
-    /// And for at most this long after its last lease.
-    pub idle_max: Span,
-    /// How many idle GPU-seconds it is worth that one cell need not wait for a pilot.
-    pub worth: f64,
-    /// Pilots are kept and started by what is learnt of the kernels' think times; else an idle one is kept for
-    /// `idle_max`, and one is started only for a cell that waits.
-    pub learn: bool,
-    /// A pilot is as large as the need that it is started for; else all are of `gpus_per_pilot`.
-    pub right_size: bool,
-    /// A pilot started for a kernel is so large that at most this share of the kernel's cells asked for more.
-    pub too_small: f64,
-    /// GPUs are kept idle on nodes set apart, where every kernel has a replica, for those that come back when their own
-    /// pilot is gone, as far as that is worth it: at most those of so many whole pilots; zero: no nodes are set apart.
-    pub spares: u32,
-    /// But no more than one whole pilot's, or this share of the GPUs that are leased.
-    pub spare_share: f64,
-    /// How many nodes are set apart for them.
-    pub spare_nodes: u32,
-    /// Time from a pilot's submission to its first lease, until it has been seen.
-    pub boot: Span,
-}
-
-impl Default for Scale {
-    fn default() -> Self {
-        Self {
-            idle_min: Span::from_secs(60),
-            idle_max: Span::from_secs(24 * 3600),
-            worth: 58_000.0,
-            learn: true,
-            right_size: true,
-            too_small: 0.4,
-            spares: 1,
-            spare_share: 0.05,
-            spare_nodes: 3,
-            boot: Span::from_secs(5),
-        }
-    }
-}
-
-/// When replicas move.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Migrate {
-    /// What a move is expected to take until moves have been seen.
-    pub takes: Span,
-    /// A move must be expected to save at least this much waiting.
-    pub margin: Span,
-    /// Replicas of quiet kernels go to where GPUs lie idle, ahead of need. Where pilots follow what is learnt only.
-    #[serde(default = "yes")]
-    pub ahead: bool,
-}
-
-impl Default for Migrate {
-    fn default() -> Self {
-        Self {
-            takes: Span::from_secs(10),
-            margin: Span::from_secs(5),
-            ahead: true,
-        }
-    }
-}
-
-/// A partition whose nodes must boot first, or cost money.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Burst {
-    pub partition: String,
-    pub max_pilots: u32,
-    /// From submission to the agent's first word.
-    pub boot: Span,
-    /// Price of a GPU-hour, in the site's own unit.
-    pub price: f64,
 }
 
 /// Limits on GPUs held at once and on GPU-minutes used, as Slurm's associations and QOS state them for gres/gpu.

@@ -1,19 +1,20 @@
 //! The state as a whole, and the way in: one function that takes an input and says what follows.
 
-use crate::config::{Config, Limits, PoolConfig, Shares};
-use crate::id::{AccountName, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
+use crate::config::{Config, Limits, PoolConfig, Share, Shares};
+use crate::index::{Idx, Table};
 use crate::input::{CancelTarget, Input};
 use crate::journal::{Counters, Entry, Key, TicketImage, Value};
-use crate::lease::EndCause;
 use crate::output::Output;
 use crate::predict::Habit;
 use crate::reason::RefusedBecause;
-use crate::slab::Slab;
 use crate::state::{
-    Account, Cell, Kernel, Lease, LeaseState, Node, Pilot, Pool, Seat, Ticket, Timer, Usage, User,
+    Account, Cell, Kernel, Lanes, Lease, LeaseState, Node, People, Pool, Supply, Timer, User, Work,
 };
-use crate::time::{Span, Timestamp};
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use crate::usage::Usage;
+use hop_words::id::{AccountName, KernelId, LeaseId, NodeName, PoolName, UserName};
+use hop_words::lease::EndCause;
+use hop_words::time::{Span, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// The scheduler's state. Decides; never acts.
 #[derive(Debug)]
@@ -22,38 +23,10 @@ pub struct Core {
     /// Usage is inflated relative to this time.
     pub(crate) origin: Timestamp,
     pub(crate) now: Timestamp,
-    pub(crate) next_lease: u64,
-    /// slurmctld doesn't answer, and without it no step starts.
-    pub(crate) slurm_away: bool,
-    pub(crate) next_ticket: u64,
-    pub(crate) next_seq: u64,
-    pub(crate) pools: Vec<Pool>,
-    pub(crate) nodes: Vec<Node>,
-    pub(crate) pilots: Slab<Pilot>,
-    pub(crate) tickets: BTreeMap<u64, Ticket>,
-    pub(crate) kernels: Slab<Kernel>,
-    pub(crate) users: Vec<User>,
-    pub(crate) accounts: Vec<Account>,
-    pub(crate) seats: BTreeMap<JobId, Seat>,
-    pub(crate) leases: BTreeMap<LeaseId, Lease>,
-    pub(crate) cells: Slab<Cell>,
     pub(crate) timers: BTreeSet<(Timestamp, Timer)>,
-    pub(crate) limits: Limits,
-    /// Cells that a limit holds up, by what the limit counts.
-    pub(crate) limited: BTreeMap<crate::state::Scope, BTreeSet<u32>>,
-    /// What limits on associations count.
-    pub(crate) members: crate::fair::Members,
-    pub(crate) charging: bool,
-    /// Nodes where what was held back, or who goes first, has changed: who waits there may be able to start now.
-    pub(crate) stale: BTreeSet<u32>,
-
-    // Looked up, never iterated: their order is not deterministic.
-    pool_by_name: HashMap<PoolName, u32>,
-    node_by_name: HashMap<NodeName, u32>,
-    pub(crate) pilot_by_job: HashMap<JobId, u32>,
-    pub(crate) kernel_by_id: HashMap<KernelId, u32>,
-    user_by_name: HashMap<UserName, u32>,
-    account_by_name: HashMap<Option<AccountName>, u32>,
+    pub(crate) supply: Supply,
+    pub(crate) people: People,
+    pub(crate) work: Work,
 }
 
 impl Core {
@@ -63,32 +36,16 @@ impl Core {
             config,
             origin: now,
             now,
-            next_lease: 1,
-            slurm_away: false,
-            next_ticket: 1,
-            next_seq: 0,
-            pools: Vec::new(),
-            nodes: Vec::new(),
-            pilots: Slab::default(),
-            tickets: BTreeMap::new(),
-            kernels: Slab::default(),
-            users: Vec::new(),
-            accounts: Vec::new(),
-            seats: BTreeMap::new(),
-            leases: BTreeMap::new(),
-            cells: Slab::default(),
             timers: BTreeSet::new(),
-            limits: Limits::default(),
-            limited: BTreeMap::new(),
-            members: crate::fair::Members::default(),
-            charging: false,
-            stale: BTreeSet::new(),
-            pool_by_name: HashMap::new(),
-            node_by_name: HashMap::new(),
-            pilot_by_job: HashMap::new(),
-            kernel_by_id: HashMap::new(),
-            user_by_name: HashMap::new(),
-            account_by_name: HashMap::new(),
+            supply: Supply {
+                next_ticket: 1,
+                ..Supply::default()
+            },
+            people: People::default(),
+            work: Work {
+                next_lease: 1,
+                ..Work::default()
+            },
         }
     }
 
@@ -177,8 +134,19 @@ impl Core {
             } => self.migration_done(&kernel, incarnation, moved, out),
             Input::Tick => {}
         }
-        while let Some(node) = self.stale.pop_first() {
-            self.dispatch_node(node, out);
+        self.settle(out);
+    }
+
+    /// Serves those whose turn has come by what has changed.
+    fn settle(&mut self, out: &mut Vec<Output>) {
+        loop {
+            if let Some(pool) = self.work.unheld.pop_first() {
+                self.hold_for_due(pool, out);
+            } else if let Some(node) = self.work.stale.pop_first() {
+                self.dispatch_node(node, out);
+            } else {
+                return;
+            }
         }
     }
 
@@ -200,10 +168,11 @@ impl Core {
                 Timer::TakeBack(lease) => self.take_back(lease, out),
                 Timer::Silent(job) => self.silence_over(job, out),
                 Timer::Rotate(job) => self.rotate(job, out),
-                Timer::Reserve(cell, seq) => self.reserve_due(cell, seq, out),
-                Timer::Age(cell, seq) => self.age_due(cell, seq, out),
+                Timer::Due(cell, seq) => self.due_timer(cell, seq),
+                Timer::Widen(cell, seq) => self.widen(cell, seq),
+                Timer::Late(cell, seq) => self.is_late(cell, seq),
                 Timer::Report(cell, seq) => self.report_due(cell, seq, out),
-                Timer::Charge => self.charge_all(out),
+                Timer::Retry(cell, seq) => self.retry_due(cell, seq, out),
                 Timer::Scale(pool) => self.keep_pilots(pool, out),
                 Timer::Foresee(pool) => self.foresee(pool, out),
                 Timer::Idle(job) => self.idle_due(job, out),
@@ -221,7 +190,7 @@ impl Core {
     fn cancel(&mut self, target: &CancelTarget, by: &UserName, out: &mut Vec<Output>) {
         match target {
             CancelTarget::Lease { lease } => {
-                if self.leases.contains_key(lease) {
+                if self.work.leases.contains_key(lease) {
                     self.end_lease(*lease, EndCause::Cancelled, out);
                 }
             }
@@ -243,37 +212,40 @@ impl Core {
 
     fn set_pool(&mut self, config: PoolConfig, out: &mut Vec<Output>) {
         let pool = self.pool_index(&config.name);
-        self.pools[pool as usize].config = config;
+        self.supply.pools[pool].config = config;
         self.keep_pilots(pool, out);
         self.foresee_soon(pool);
     }
 
     fn set_shares(&mut self, shares: &Shares) {
+        let (decay, now) = (self.decay(), self.now);
+        let take = |usage: &mut Usage, share: &Share| {
+            usage.weight = share.weight.max(1e-6);
+            if usage.is_none() {
+                usage.add(decay.inflate(share.usage, now));
+            }
+        };
         for (name, share) in &shares.users {
             let user = self.user_index(name);
-            let inflated = self.inflate(share.usage);
-            let usage = &mut self.users[user as usize].usage;
-            usage.weight = share.weight.max(1e-6);
-            if usage.inflated <= 0.0 {
-                usage.inflated = inflated;
-            }
+            take(&mut self.people.users[user].usage, share);
         }
         for (name, share) in &shares.accounts {
             let account = self.account_index(Some(name));
-            let inflated = self.inflate(share.usage);
-            let usage = &mut self.accounts[account as usize].usage;
-            usage.weight = share.weight.max(1e-6);
-            if usage.inflated <= 0.0 {
-                usage.inflated = inflated;
-            }
+            take(&mut self.people.accounts[account].usage, share);
         }
+        self.people.user_weight = mean_weight(self.people.users.values().map(|u| &u.usage));
+        self.people.account_weight = mean_weight(self.people.accounts.values().map(|a| &a.usage));
         self.rerank_all();
     }
 
     fn set_limits(&mut self, limits: Limits, out: &mut Vec<Output>) {
-        self.limits = limits;
-        self.members = self.members_of_limits();
-        let waiting: BTreeSet<u32> = self.limited.values().flatten().copied().collect();
+        self.people.limits = Table::default();
+        for limit in limits.limits {
+            self.people.limits.push(limit);
+        }
+        self.people.elsewhere = limits.elsewhere;
+        self.people.members = self.members_of_limits();
+        let waiting: BTreeSet<Idx<Cell>> = self.people.limited.values().flatten().copied().collect();
         // What held them up may have another number now.
         for &cell in &waiting {
             self.unlimit(cell);
@@ -282,14 +254,14 @@ impl Core {
     }
 
     /// The pool of this name; made up empty if nobody has configured it.
-    pub(crate) fn pool_index(&mut self, name: &PoolName) -> u32 {
-        if let Some(&i) = self.pool_by_name.get(name) {
+    pub(crate) fn pool_index(&mut self, name: &PoolName) -> Idx<Pool> {
+        if let Some(&i) = self.supply.pool_by_name.get(name) {
             return i;
         }
-        let i = self.pools.len() as u32;
-        self.pools.push(Pool {
+        let i = self.supply.pools.push(Pool {
             config: PoolConfig::fixed(name.as_str(), 0, 0, 0),
             queue: BTreeSet::new(),
+            shapes: BTreeMap::new(),
             pilots: BTreeSet::new(),
             nodes: Vec::new(),
             held: 0,
@@ -304,25 +276,26 @@ impl Core {
             foreseeing: None,
             stirred: self.now,
             offers: None,
+            lanes: Lanes::default(),
+            holder: None,
         });
-        self.pool_by_name.insert(name.clone(), i);
+        self.supply.pool_by_name.insert(name.clone(), i);
         i
     }
 
-    pub(crate) fn find_pool(&self, name: &PoolName) -> Option<u32> {
-        self.pool_by_name.get(name).copied()
+    pub(crate) fn find_pool(&self, name: &PoolName) -> Option<Idx<Pool>> {
+        self.supply.pool_by_name.get(name).copied()
     }
 
-    pub(crate) fn find_node(&self, name: &NodeName) -> Option<u32> {
-        self.node_by_name.get(name).copied()
+    pub(crate) fn find_node(&self, name: &NodeName) -> Option<Idx<Node>> {
+        self.supply.node_by_name.get(name).copied()
     }
 
-    pub(crate) fn node_index(&mut self, name: &NodeName, pool: u32) -> u32 {
-        if let Some(&i) = self.node_by_name.get(name) {
+    pub(crate) fn node_index(&mut self, name: &NodeName, pool: Idx<Pool>) -> Idx<Node> {
+        if let Some(&i) = self.supply.node_by_name.get(name) {
             return i;
         }
-        let i = self.nodes.len() as u32;
-        self.nodes.push(Node {
+        let i = self.supply.nodes.push(Node {
             name: name.clone(),
             pool,
             rack: String::new(),
@@ -333,74 +306,74 @@ impl Core {
             burst: None,
             pilots: Vec::new(),
             queue: BTreeSet::new(),
+            held_for: None,
+            listed: 0,
             subscribed: 0,
             replicas: 0,
             homes: BTreeSet::new(),
             sitting: BTreeSet::new(),
         });
-        self.pools[pool as usize].nodes.push(i);
-        self.node_by_name.insert(name.clone(), i);
+        self.supply.pools[pool].nodes.push(i);
+        self.supply.node_by_name.insert(name.clone(), i);
         i
     }
 
-    pub(crate) fn user_index(&mut self, name: &UserName) -> u32 {
-        if let Some(&i) = self.user_by_name.get(name) {
+    pub(crate) fn user_index(&mut self, name: &UserName) -> Idx<User> {
+        if let Some(&i) = self.people.user_by_name.get(name) {
             return i;
         }
-        let i = self.users.len() as u32;
-        self.users.push(User {
+        let i = self.people.users.push(User {
             name: name.clone(),
             usage: Usage::default(),
             held: 0,
             held_in: Vec::new(),
             cells: BTreeSet::new(),
         });
-        self.user_by_name.insert(name.clone(), i);
+        self.people.user_by_name.insert(name.clone(), i);
         i
     }
 
-    pub(crate) fn find_user(&self, name: &UserName) -> Option<u32> {
-        self.user_by_name.get(name).copied()
+    pub(crate) fn find_user(&self, name: &UserName) -> Option<Idx<User>> {
+        self.people.user_by_name.get(name).copied()
     }
 
-    pub(crate) fn account_index(&mut self, name: Option<&AccountName>) -> u32 {
+    pub(crate) fn account_index(&mut self, name: Option<&AccountName>) -> Idx<Account> {
         let name = name.cloned();
-        if let Some(&i) = self.account_by_name.get(&name) {
+        if let Some(&i) = self.people.account_by_name.get(&name) {
             return i;
         }
-        let i = self.accounts.len() as u32;
-        self.accounts.push(Account {
+        let i = self.people.accounts.push(Account {
             name: name.clone(),
             usage: Usage::default(),
             held: 0,
         });
-        self.account_by_name.insert(name, i);
+        self.people.account_by_name.insert(name, i);
         i
     }
 
-    pub(crate) fn find_kernel(&self, id: &KernelId) -> Option<u32> {
-        self.kernel_by_id.get(id).copied()
+    pub(crate) fn find_kernel(&self, id: &KernelId) -> Option<Idx<Kernel>> {
+        self.work.kernel_by_id.get(id).copied()
     }
 
     // --- ids and the journal ---
 
     pub(crate) fn new_lease_id(&mut self, out: &mut Vec<Output>) -> LeaseId {
-        let id = LeaseId(self.next_lease);
-        self.next_lease += 1;
+        let id = LeaseId(self.work.next_lease);
+        self.work.next_lease += 1;
         self.note_counters(out);
         id
     }
 
     pub(crate) fn new_ticket(&mut self, out: &mut Vec<Output>) -> u64 {
-        let ticket = self.next_ticket;
-        self.next_ticket += 1;
+        let ticket = self.supply.next_ticket;
+        self.supply.next_ticket += 1;
         self.note_counters(out);
         ticket
     }
 
     pub(crate) fn new_seq(&mut self) -> u64 {
-        self.next_seq += 1;
-        self.next_seq
+        self.work.next_seq += 1;
+        self.work.next_seq
     }
 
     pub(crate) fn note(
@@ -419,34 +392,35 @@ impl Core {
 
     fn note_counters(&self, out: &mut Vec<Output>) {
         let counters = Counters {
-            next_lease: self.next_lease,
-            next_ticket: self.next_ticket,
+            next_lease: self.work.next_lease,
+            next_ticket: self.supply.next_ticket,
         };
         self.note(|| Key::Counters, || Some(Value::Counters(counters)), out);
     }
 
     pub(crate) fn note_lease(&self, id: LeaseId, out: &mut Vec<Output>) {
         let value = || {
-            self.leases
+            self.work
+                .leases
                 .get(&id)
                 .map(|l| Value::Lease(Box::new(self.lease_image(l))))
         };
         self.note(|| Key::Lease(id), value, out);
     }
 
-    pub(crate) fn note_kernel(&self, kernel: u32, out: &mut Vec<Output>) {
-        let key = || Key::Kernel(self.kernels[kernel].id.clone());
+    pub(crate) fn note_kernel(&self, kernel: Idx<Kernel>, out: &mut Vec<Output>) {
+        let key = || Key::Kernel(self.work.kernels[kernel].id.clone());
         let value = || Some(Value::Kernel(Box::new(self.kernel_image(kernel))));
         self.note(key, value, out);
     }
 
     pub(crate) fn note_ticket(&self, ticket: u64, out: &mut Vec<Output>) {
         let value = || {
-            self.tickets.get(&ticket).map(|t| {
+            self.supply.tickets.get(&ticket).map(|t| {
                 Value::Ticket(TicketImage {
-                    pool: self.pools[t.pool as usize].config.name.clone(),
+                    pool: self.supply.pools[t.pool].config.name.clone(),
                     partition: t.partition.clone(),
-                    node: t.node.map(|n| self.nodes[n as usize].name.clone()),
+                    node: t.node.map(|n| self.supply.nodes[n].name.clone()),
                     gpus: t.gpus,
                     job: t.job,
                     at: t.at,
@@ -466,4 +440,9 @@ impl Core {
             LeaseState::Starting { .. } | LeaseState::Ending { .. } => {}
         }
     }
+}
+
+fn mean_weight<'a>(usages: impl Iterator<Item = &'a Usage>) -> f64 {
+    let (sum, count) = usages.fold((0.0, 0.0), |(sum, count), u| (sum + u.weight, count + 1.0));
+    if count > 0.0 { sum / count } else { 1.0 }
 }

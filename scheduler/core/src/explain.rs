@@ -1,14 +1,15 @@
 //! What people and tools ask: why does it wait, for how long, what is lent to whom.
 
 use crate::core::Core;
-use crate::id::{
+use crate::index::Idx;
+use crate::reason::{Reason, spell};
+use crate::state::{Cell, Lease, LeaseState, Node, Pilot, PilotState, Pool, Rank};
+use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
     UserName,
 };
-use crate::need::{Class, Need};
-use crate::reason::{Reason, spell};
-use crate::state::{Cell, Lease, LeaseState, Pilot, PilotState, Rank};
-use crate::time::{Span, Timestamp};
+use hop_words::need::{Class, Need};
+use hop_words::time::{Span, Timestamp};
 
 /// A waiting cell, for `hop queue`.
 #[derive(Debug, Clone, PartialEq)]
@@ -79,47 +80,57 @@ pub struct PilotView {
 impl Core {
     /// All waiting cells in the order in which they are considered.
     pub fn waiting(&self) -> Vec<CellView> {
-        let queues = self.pools.iter().flat_map(|p| p.queue.iter());
+        let queues = self.supply.pools.values().flat_map(|p| p.queue.iter());
         queues.map(|&(_, c)| self.cell_view(c)).collect()
     }
 
     /// All live leases, oldest first.
     pub fn leases(&self) -> Vec<LeaseView> {
-        self.leases.values().map(|l| self.lease_view(l)).collect()
+        self.work.leases.values().map(|l| self.lease_view(l)).collect()
     }
 
     /// One live lease.
     pub fn lease(&self, id: LeaseId) -> Option<LeaseView> {
-        self.leases.get(&id).map(|l| self.lease_view(l))
+        self.work.leases.get(&id).map(|l| self.lease_view(l))
     }
 
     /// All pilots.
     pub fn pilots(&self) -> Vec<PilotView> {
-        self.pilots.iter().map(|(_, p)| self.pilot_view(p)).collect()
+        self.supply
+            .pilots
+            .iter()
+            .map(|(_, p)| self.pilot_view(p))
+            .collect()
     }
 
     /// The user whom a kernel belongs to.
     pub fn owner(&self, kernel: &KernelId) -> Option<&UserName> {
-        let k = &self.kernels[self.find_kernel(kernel)?];
-        Some(&self.users[k.user as usize].name)
+        let k = &self.work.kernels[self.find_kernel(kernel)?];
+        Some(&self.people.users[k.user].name)
+    }
+
+    /// The pool that a kernel's cells wait in.
+    pub fn pool_of(&self, kernel: &KernelId) -> Option<&PoolName> {
+        let k = &self.work.kernels[self.find_kernel(kernel)?];
+        Some(&self.supply.pools[k.pool].config.name)
     }
 
     /// How many kernels are known.
     pub fn kernel_count(&self) -> usize {
-        self.kernels.len()
+        self.work.kernels.len()
     }
 
     /// Why this cell (or the kernel's first waiting one) waits, in sentences, the most important first. For a
     /// cell that doesn't wait it says what it does instead; none if nothing is known of it.
     pub fn explain(&self, kernel: &KernelId, cell: Option<&CellId>) -> Option<Vec<String>> {
         let k = self.find_kernel(kernel)?;
-        let kernel = &self.kernels[k];
+        let kernel = &self.work.kernels[k];
         let wanted = |id: &CellId| cell.is_none_or(|c| c == id);
-        if let Some(&c) = kernel.cells.iter().find(|&&c| wanted(&self.cells[c].id)) {
+        if let Some(&c) = kernel.cells.iter().find(|&&c| wanted(&self.work.cells[c].id)) {
             return Some(self.explain_waiting(c));
         }
         kernel.leases.iter().find_map(|id| {
-            let l = &self.leases[id];
+            let l = &self.work.leases[id];
             let view = self.lease_view(l);
             let mine = cell.is_none() || view.cell.as_ref() == cell;
             mine.then(|| {
@@ -130,8 +141,8 @@ impl Core {
         })
     }
 
-    fn explain_waiting(&self, cell: u32) -> Vec<String> {
-        let c = &self.cells[cell];
+    fn explain_waiting(&self, cell: Idx<Cell>) -> Vec<String> {
+        let c = &self.work.cells[cell];
         let mut said = vec![format!("The cell waits because {}.", self.reason(cell))];
         match self.position(cell) {
             1 => said.push("It is the next in line for these GPUs.".to_owned()),
@@ -150,11 +161,11 @@ impl Core {
             "It has waited for {}.",
             spell(self.now.since(c.submitted))
         ));
-        if c.rank.band == 0 {
+        if c.due {
             said.push("It has waited so long that it goes before all that came later.".to_owned());
         } else if self.config.fair_share {
-            let user = &self.users[self.kernels[c.kernel].user as usize];
-            let hours = self.deflate(user.usage.inflated) / 3600.0;
+            let user = &self.people.users[self.work.kernels[c.kernel].user];
+            let hours = self.usage_left(&user.usage) / 3600.0;
             said.push(format!(
                 "User {} has used {hours:.1} GPU-hours lately; who has used less of their share goes first.",
                 user.name
@@ -172,7 +183,7 @@ impl Core {
         let since = spell(self.now.since(l.since));
         let node = &l.node;
         match l.state {
-            "STARTING" if self.slurm_away && l.started.is_none() => format!(
+            "STARTING" if self.supply.slurm_away && l.started.is_none() => format!(
                 "Lease {} of {what} on {node} is to be started since {since}: Slurm's controller does not answer.",
                 l.lease
             ),
@@ -195,15 +206,15 @@ impl Core {
         }
     }
 
-    fn cell_view(&self, i: u32) -> CellView {
-        let c = &self.cells[i];
-        let k = &self.kernels[c.kernel];
+    fn cell_view(&self, i: Idx<Cell>) -> CellView {
+        let c = &self.work.cells[i];
+        let k = &self.work.kernels[c.kernel];
         CellView {
             kernel: k.id.clone(),
             name: k.name.clone(),
             cell: c.id.clone(),
-            user: self.users[k.user as usize].name.clone(),
-            pool: self.pools[k.pool as usize].config.name.clone(),
+            user: self.people.users[k.user].name.clone(),
+            pool: self.supply.pools[k.pool].config.name.clone(),
             need: c.need.clone(),
             class: c.class,
             submitted: c.submitted,
@@ -215,8 +226,8 @@ impl Core {
     }
 
     fn lease_view(&self, l: &Lease) -> LeaseView {
-        let k = &self.kernels[l.kernel];
-        let p = &self.pilots[l.pilot];
+        let k = &self.work.kernels[l.kernel];
+        let p = &self.supply.pilots[l.pilot];
         let (state, since, cell) = match &l.state {
             LeaseState::Starting { cell } => ("STARTING", l.ordered, Some(cell.id.clone())),
             LeaseState::Running(r) => ("RUNNING", r.since, Some(r.cell.clone())),
@@ -228,10 +239,10 @@ impl Core {
             kernel: k.id.clone(),
             name: k.name.clone(),
             cell,
-            user: self.users[l.user as usize].name.clone(),
-            account: self.accounts[l.account as usize].name.clone(),
-            pool: self.pools[l.pool as usize].config.name.clone(),
-            node: self.nodes[p.node as usize].name.clone(),
+            user: self.people.users[l.user].name.clone(),
+            account: self.people.accounts[l.account].name.clone(),
+            pool: self.supply.pools[l.pool].config.name.clone(),
+            node: self.supply.nodes[p.node].name.clone(),
             pilot: p.job,
             executor: l.executor,
             gpus: l.gpus,
@@ -251,7 +262,7 @@ impl Core {
     fn pilot_view(&self, p: &Pilot) -> PilotView {
         let slots = || p.groups.iter().flat_map(|g| &g.slots);
         let lingering = |id: &LeaseId| {
-            let l = &self.leases[id];
+            let l = &self.work.leases[id];
             if matches!(l.state, LeaseState::Lingering { .. }) {
                 l.gpus
             } else {
@@ -261,8 +272,8 @@ impl Core {
         let why: Vec<&str> = slots().filter_map(|s| s.blocked.as_deref()).collect();
         PilotView {
             pilot: p.job,
-            node: self.nodes[p.node as usize].name.clone(),
-            pool: self.pools[p.pool as usize].config.name.clone(),
+            node: self.supply.nodes[p.node].name.clone(),
+            pool: self.supply.pools[p.pool].config.name.clone(),
             state: match p.state {
                 PilotState::Up => "UP",
                 PilotState::Draining => "DRAINING",
@@ -282,27 +293,27 @@ impl Core {
     // --- why, and for how long ---
 
     /// From 1: how many of the cells that go before it could use the same GPUs, on the node where these are fewest.
-    pub(crate) fn position(&self, cell: u32) -> u32 {
-        let c = &self.cells[cell];
+    pub(crate) fn position(&self, cell: Idx<Cell>) -> u32 {
+        let c = &self.work.cells[cell];
         let ahead = |r: &crate::state::Replica| {
-            let queue = &self.nodes[r.node as usize].queue;
+            let queue = &self.supply.nodes[r.node].queue;
             queue.range(..(c.rank, cell)).count() as u32
         };
-        let nodes = self.kernels[c.kernel].able();
+        let nodes = self.work.kernels[c.kernel].able();
         1 + nodes.map(ahead).min().unwrap_or(0)
     }
 
     /// What the kernel's nodes say: no pilot, wrong type, busy, held back.
-    pub(crate) fn reason_on_nodes(&self, cell: u32) -> Reason {
-        let c = &self.cells[cell];
-        let k = &self.kernels[c.kernel];
-        let pool = &self.pools[k.pool as usize];
+    pub(crate) fn reason_on_nodes(&self, cell: Idx<Cell>) -> Reason {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        let pool = &self.supply.pools[k.pool];
         let mut pilots = 0;
         let mut best: Option<Reason> = None;
         for r in k.able() {
-            let node = &self.nodes[r.node as usize];
+            let node = &self.supply.nodes[r.node];
             for &p in &node.pilots {
-                let pilot = &self.pilots[p];
+                let pilot = &self.supply.pilots[p];
                 if pilot.pool != k.pool || pilot.state != PilotState::Up {
                     continue;
                 }
@@ -314,9 +325,9 @@ impl Core {
             }
         }
         if pilots == 0 {
-            let here = |n: u32| k.able().any(|r| r.node == n);
+            let here = |n: Idx<Node>| k.able().any(|r| r.node == n);
             let coming = |t: &crate::state::Ticket| t.pool == k.pool && t.node.is_none_or(here);
-            let coming = self.tickets.values().any(coming);
+            let coming = self.supply.tickets.values().any(coming);
             return Reason::NoPilot {
                 pool: pool.config.name.clone(),
                 coming,
@@ -364,11 +375,11 @@ impl Core {
 
     /// When the cell may be expected to start: on the node where its GPUs are free first, behind those that go
     /// before it there; when the pilot that boots for it is up; or when its kernel's replica has moved.
-    pub(crate) fn estimate(&self, cell: u32) -> Option<Span> {
-        let c = &self.cells[cell];
-        let k = &self.kernels[c.kernel];
+    pub(crate) fn estimate(&self, cell: Idx<Cell>) -> Option<Span> {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
         let this = Some((cell, c.seq));
-        let booting = self.tickets.values().find(|t| t.cell == this);
+        let booting = self.supply.tickets.values().find(|t| t.cell == this);
         let boots = booting.map(|t| self.up_in(t));
         let mut best = [boots, self.move_left(c.kernel)].into_iter().flatten().min();
         for r in k.able() {
@@ -382,15 +393,15 @@ impl Core {
     /// none: never.
     pub(crate) fn wait_on(
         &self,
-        node: u32,
-        place: (Rank, u32),
-        pool: u32,
+        node: Idx<Node>,
+        place: (Rank, Idx<Cell>),
+        pool: Idx<Pool>,
         need: &Need,
         cpus: u16,
     ) -> Option<Span> {
-        let node = &self.nodes[node as usize];
+        let node = &self.supply.nodes[node];
         let ahead = node.queue.range(..place).count() as u64;
-        let up = node.pilots.iter().map(|&p| &self.pilots[p]);
+        let up = node.pilots.iter().map(|&p| &self.supply.pilots[p]);
         let up = up.filter(|p| p.state == PilotState::Up && p.pool == pool);
         let spans = up.filter_map(|pilot| {
             let free = self.free_for(pilot, need, cpus)?;
@@ -401,8 +412,8 @@ impl Core {
         spans.min()
     }
 
-    fn typical_run(&self, pool: u32) -> Span {
-        let runs = &self.pools[pool as usize].runs;
+    fn typical_run(&self, pool: Idx<Pool>) -> Span {
+        let runs = &self.supply.pools[pool].runs;
         runs.remaining(runs, 0.0, Span::ZERO, 0.5)
             .unwrap_or(Span::from_secs(60))
     }
@@ -448,7 +459,7 @@ impl Core {
         let mut ends: Vec<(Span, &Lease)> = p
             .leases
             .iter()
-            .map(|id| &self.leases[id])
+            .map(|id| &self.work.leases[id])
             .map(|l| (self.remaining(l), l))
             .collect();
         ends.sort_by_key(|(span, l)| (*span, l.id));

@@ -1,13 +1,14 @@
 //! Pilots: what is there to be lent, where it comes from, and when it goes.
 
 use crate::core::Core;
-use crate::id::{GpuIndex, GpuType, JobId, LeaseId, NodeName};
+use crate::index::Idx;
 use crate::input::{GpuSlot, NodeFacts, PilotUp};
 use crate::journal::{Key, Value};
-use crate::lease::EndCause;
 use crate::output::Output;
-use crate::state::{Group, LeaseState, Pilot, PilotState, Slot, Ticket, Timer};
-use crate::time::{Span, Timestamp};
+use crate::state::{Cell, Group, LeaseState, Node, Pilot, PilotState, Pool, Slot, Ticket, Timer};
+use hop_words::id::{GpuIndex, GpuType, JobId, LeaseId, NodeName};
+use hop_words::lease::EndCause;
+use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeSet;
 
 /// After `sbatch` refused, so long until the next try.
@@ -20,7 +21,7 @@ impl Core {
     pub(crate) fn node_facts(&mut self, facts: NodeFacts, burst: Option<String>, out: &mut Vec<Output>) {
         let pool = self.pool_index(&facts.pool);
         let i = self.node_index(&facts.node, pool);
-        let node = &mut self.nodes[i as usize];
+        let node = &mut self.supply.nodes[i];
         node.gpus = facts.gpus;
         node.gpu_type = facts.gpu_type;
         node.gpu_mem_mib = facts.gpu_mem_mib;
@@ -29,24 +30,26 @@ impl Core {
         node.burst = burst;
         if node.pool != pool {
             let old = std::mem::replace(&mut node.pool, pool);
-            self.pools[old as usize].nodes.retain(|&n| n != i);
-            self.pools[pool as usize].nodes.push(i);
+            self.supply.pools[old].nodes.retain(|&n| n != i);
+            self.supply.pools[pool].nodes.push(i);
         }
+        self.list_node(i);
         self.cancel_crowded_out(i, out);
         self.keep_pilots(pool, out);
     }
 
     pub(crate) fn node_down(&mut self, name: &NodeName) {
         if let Some(i) = self.find_node(name) {
-            self.nodes[i as usize].down = true;
+            self.supply.nodes[i].down = true;
+            self.list_node(i);
         }
     }
 
     // --- asking for pilots ---
 
     /// Submits what is missing of the pool's minimum.
-    pub(crate) fn keep_pilots(&mut self, pool: u32, out: &mut Vec<Output>) {
-        let config = &self.pools[pool as usize].config;
+    pub(crate) fn keep_pilots(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
+        let config = &self.supply.pools[pool].config;
         let (min, max) = (config.min_pilots, config.max_pilots.max(config.min_pilots));
         let mut there = self.pilots_coming(pool);
         while there < min.min(max) {
@@ -55,8 +58,8 @@ impl Core {
         }
     }
 
-    pub(crate) fn is_burst(&self, node: u32) -> bool {
-        self.nodes[node as usize].burst.is_some()
+    pub(crate) fn is_burst(&self, node: Idx<Node>) -> bool {
+        self.supply.nodes[node].burst.is_some()
     }
 
     /// The ticket is for a burst partition.
@@ -65,20 +68,21 @@ impl Core {
     }
 
     /// Pilots that lend or will lend, on the pool's own nodes.
-    pub(crate) fn pilots_coming(&self, pool: u32) -> u32 {
-        let lends = |p: &&u32| match self.pilots[**p].state {
+    pub(crate) fn pilots_coming(&self, pool: Idx<Pool>) -> u32 {
+        let lends = |p: &&Idx<Pilot>| match self.supply.pilots[**p].state {
             PilotState::Up => true,
             PilotState::Silent { draining, .. } => !draining,
             PilotState::Draining => false,
         };
-        let own = |p: &&u32| !self.is_burst(self.pilots[**p].node);
-        let up = self.pools[pool as usize]
+        let own = |p: &&Idx<Pilot>| !self.is_burst(self.supply.pilots[**p].node);
+        let up = self.supply.pools[pool]
             .pilots
             .iter()
             .filter(lends)
             .filter(own)
             .count();
         let coming = self
+            .supply
             .tickets
             .values()
             .filter(|t| t.pool == pool && !self.bursts(t))
@@ -88,15 +92,15 @@ impl Core {
 
     pub(crate) fn submit_pilot(
         &mut self,
-        pool: u32,
+        pool: Idx<Pool>,
         partition: Option<String>,
-        node: Option<u32>,
+        node: Option<Idx<Node>>,
         gpus: Option<u16>,
         out: &mut Vec<Output>,
     ) -> u64 {
         let ticket = self.new_ticket(out);
-        let partition = partition.or_else(|| self.nodes[node? as usize].burst.clone());
-        let whole = self.pools[pool as usize].config.gpus_per_pilot;
+        let partition = partition.or_else(|| self.supply.nodes[node?].burst.clone());
+        let whole = self.supply.pools[pool].config.gpus_per_pilot;
         let entry = Ticket {
             pool,
             partition: partition.clone(),
@@ -106,31 +110,34 @@ impl Core {
             at: self.now,
             cell: None,
         };
-        self.tickets.insert(ticket, entry);
+        self.supply.tickets.insert(ticket, entry);
+        if let Some(node) = node {
+            self.list_node(node);
+        }
         self.note_ticket(ticket, out);
         out.push(Output::SubmitPilot {
             ticket,
-            pool: self.pools[pool as usize].config.name.clone(),
+            pool: self.supply.pools[pool].config.name.clone(),
             partition,
-            node: node.map(|n| self.nodes[n as usize].name.clone()),
+            node: node.map(|n| self.supply.nodes[n].name.clone()),
             gpus: gpus.filter(|&g| g != whole),
         });
         ticket
     }
 
     pub(crate) fn pilot_queued(&mut self, ticket: u64, job: JobId, out: &mut Vec<Output>) {
-        if let Some(t) = self.tickets.get_mut(&ticket) {
+        if let Some(t) = self.supply.tickets.get_mut(&ticket) {
             t.job = Some(job);
             self.note_ticket(ticket, out);
             // Its agent may have spoken before sbatch's answer was read.
-            if self.pilot_by_job.contains_key(&job) {
+            if self.supply.pilot_by_job.contains_key(&job) {
                 self.drop_ticket(ticket, out);
             }
         }
     }
 
     pub(crate) fn pilot_failed(&mut self, ticket: u64, out: &mut Vec<Output>) {
-        if let Some(t) = self.tickets.get(&ticket) {
+        if let Some(t) = self.supply.tickets.get(&ticket) {
             let pool = t.pool;
             self.drop_ticket(ticket, out);
             self.at(self.now + RETRY, Timer::Scale(pool));
@@ -138,7 +145,10 @@ impl Core {
     }
 
     pub(crate) fn drop_ticket(&mut self, ticket: u64, out: &mut Vec<Output>) {
-        self.tickets.remove(&ticket);
+        let dropped = self.supply.tickets.remove(&ticket);
+        if let Some(node) = dropped.and_then(|t| t.node) {
+            self.list_node(node);
+        }
         self.note(|| Key::Ticket(ticket), || None, out);
     }
 
@@ -148,15 +158,16 @@ impl Core {
         let pool = self.pool_index(&up.pool);
         let node = self.node_index(&up.node, pool);
         let ticket = self
+            .supply
             .tickets
             .iter()
             .find(|(_, t)| t.job == Some(up.pilot))
             .map(|(&n, t)| (n, t.clone()));
-        let known = self.pilot_by_job.get(&up.pilot).copied();
+        let known = self.supply.pilot_by_job.get(&up.pilot).copied();
         let i = known.unwrap_or_else(|| self.new_pilot(&up, node, pool, out));
         if let Some((ticket, t)) = ticket {
             self.learn_boot(pool, t.partition.as_ref(), self.now.since(t.at));
-            self.pilots[i].partition = t.partition;
+            self.supply.pilots[i].partition = t.partition;
             self.drop_ticket(ticket, out);
         }
         self.refresh(i, &up, out);
@@ -164,12 +175,17 @@ impl Core {
         self.arm_rotation(i, out);
         self.dispatch_node(node, out);
         self.cancel_crowded_out(node, out);
-        self.offer(node, out);
         self.maybe_idle(i, out);
         self.keep_pilots(pool, out);
     }
 
-    fn new_pilot(&mut self, up: &PilotUp, node: u32, pool: u32, out: &mut Vec<Output>) -> u32 {
+    fn new_pilot(
+        &mut self,
+        up: &PilotUp,
+        node: Idx<Node>,
+        pool: Idx<Pool>,
+        out: &mut Vec<Output>,
+    ) -> Idx<Pilot> {
         let i = self.insert_pilot(up.pilot, node, pool);
         let (n, p) = (up.node.clone(), up.pool.clone());
         self.note(
@@ -180,8 +196,8 @@ impl Core {
         i
     }
 
-    pub(crate) fn insert_pilot(&mut self, job: JobId, node: u32, pool: u32) -> u32 {
-        let i = self.pilots.insert(Pilot {
+    pub(crate) fn insert_pilot(&mut self, job: JobId, node: Idx<Node>, pool: Idx<Pool>) -> Idx<Pilot> {
+        let i = self.supply.pilots.insert(Pilot {
             job,
             node,
             pool,
@@ -194,26 +210,27 @@ impl Core {
             partition: None,
             leases: Vec::new(),
             strangers: Vec::new(),
-            reserved: None,
+            reserved: Vec::new(),
+            listed: None,
             idle_since: Some(self.now),
             keep_until: self.now,
         });
-        self.pilot_by_job.insert(job, i);
-        self.nodes[node as usize].pilots.push(i);
-        self.pools[pool as usize].pilots.insert(i);
+        self.supply.pilot_by_job.insert(job, i);
+        self.supply.nodes[node].pilots.push(i);
+        self.supply.pools[pool].pilots.insert(i);
         i
     }
 
     /// Takes over what the agent says of the pilot itself.
-    fn refresh(&mut self, i: u32, up: &PilotUp, out: &mut Vec<Output>) {
-        let was_draining = match self.pilots[i].state {
+    fn refresh(&mut self, i: Idx<Pilot>, up: &PilotUp, out: &mut Vec<Output>) {
+        let was_draining = match self.supply.pilots[i].state {
             PilotState::Draining => true,
             PilotState::Silent { draining, .. } => draining,
             PilotState::Up => false,
         };
         let groups = group_slots(&up.gpus);
-        let leases = self.pilots[i].leases.clone();
-        let p = &mut self.pilots[i];
+        let leases = self.supply.pilots[i].leases.clone();
+        let p = &mut self.supply.pilots[i];
         p.state = if was_draining || up.draining {
             PilotState::Draining
         } else {
@@ -225,43 +242,46 @@ impl Core {
         p.steps_left = up.steps_left;
         let node = p.node;
         let types: u16 = p.groups.iter().map(|g| g.slots.len() as u16).sum();
-        self.pilots[i].strangers.clear();
+        self.supply.pilots[i].strangers.clear();
         for id in leases {
             self.reattach(i, id);
         }
         for l in &up.leases {
-            if !self.leases.contains_key(&l.lease) {
+            if !self.work.leases.contains_key(&l.lease) {
                 self.estrange(i, l.lease, l.devices.clone());
             }
         }
-        let n = &mut self.nodes[node as usize];
+        let n = &mut self.supply.nodes[node];
         n.gpus = n.gpus.max(types);
         n.down = false;
-        if let Some(g) = self.pilots[i].groups.first() {
+        if let Some(g) = self.supply.pilots[i].groups.first() {
             n.gpu_type = g.gpu_type.clone();
             n.gpu_mem_mib = g.mem_mib;
         }
+        self.list_pilot(i);
+        self.list_node(node);
         if was_draining && !up.draining {
             out.push(Output::DrainPilot { pilot: up.pilot });
         }
     }
 
     /// A lease lives there of which nobody knows: its GPUs can't be lent until it is over.
-    pub(crate) fn estrange(&mut self, pilot: u32, lease: LeaseId, devices: Vec<GpuIndex>) {
+    pub(crate) fn estrange(&mut self, pilot: Idx<Pilot>, lease: LeaseId, devices: Vec<GpuIndex>) {
         for &index in &devices {
             if let Some(slot) = self.slot(pilot, index) {
                 slot.blocked.get_or_insert_with(|| STRANGER.to_owned());
             }
         }
-        self.pilots[pilot].strangers.push((lease, devices));
+        self.supply.pilots[pilot].strangers.push((lease, devices));
+        self.list_pilot(pilot);
     }
 
     /// A lease of which nobody knew is over.
     pub(crate) fn stranger_over(&mut self, lease: LeaseId, job: JobId, clean: bool, out: &mut Vec<Output>) {
-        let Some(&i) = self.pilot_by_job.get(&job) else {
+        let Some(&i) = self.supply.pilot_by_job.get(&job) else {
             return;
         };
-        let strangers = &mut self.pilots[i].strangers;
+        let strangers = &mut self.supply.pilots[i].strangers;
         let Some(n) = strangers.iter().position(|(l, _)| *l == lease) else {
             return;
         };
@@ -276,17 +296,18 @@ impl Core {
                 slot.blocked = None;
             }
         }
-        let node = self.pilots[i].node;
+        self.list_pilot(i);
+        let node = self.supply.pilots[i].node;
         self.dispatch_node(node, out);
     }
 
     /// Counts a known lease in its pilot's newly made groups.
-    fn reattach(&mut self, pilot: u32, id: LeaseId) {
-        let lease = self.leases.get_mut(&id).expect("a pilot's leases live");
+    fn reattach(&mut self, pilot: Idx<Pilot>, id: LeaseId) {
+        let lease = self.work.leases.get_mut(&id).expect("a pilot's leases live");
         if lease.gpus == 0 {
             return;
         }
-        let p = &mut self.pilots[pilot];
+        let p = &mut self.supply.pilots[pilot];
         let holds = |g: &Group| g.slots.iter().any(|s| lease.devices.contains(&s.index));
         let of_type = |g: &Group| lease.gpu_type.as_ref().is_none_or(|t| *t == g.gpu_type);
         let group = p
@@ -308,20 +329,16 @@ impl Core {
     }
 
     /// Brings the leases that we know in line with those that live there.
-    fn reconcile(&mut self, i: u32, up: &PilotUp, out: &mut Vec<Output>) {
+    fn reconcile(&mut self, i: Idx<Pilot>, up: &PilotUp, out: &mut Vec<Output>) {
         let job = up.pilot;
+        // Those of this moment: the ends make room for leases of which the agent can't have heard.
+        let known = self.supply.pilots[i].leases.clone();
         for e in &up.ended {
             self.lease_ended(e.lease, job, e.cause, e.clean, e.detail.clone(), out);
         }
         let live: BTreeSet<LeaseId> = up.leases.iter().map(|l| l.lease).collect();
-        let gone: Vec<LeaseId> = self.pilots[i]
-            .leases
-            .iter()
-            .copied()
-            .filter(|l| !live.contains(l))
-            .collect();
-        for id in gone {
-            if self.leases.contains_key(&id) {
+        for id in known.into_iter().filter(|l| !live.contains(l)) {
+            if self.work.leases.contains_key(&id) {
                 self.lease_over(
                     id,
                     EndCause::StepLost,
@@ -332,7 +349,7 @@ impl Core {
             }
         }
         for l in &up.leases {
-            let Some(lease) = self.leases.get(&l.lease) else {
+            let Some(lease) = self.work.leases.get(&l.lease) else {
                 out.push(self.end_order(job, l.lease, EndCause::Released));
                 continue;
             };
@@ -341,7 +358,10 @@ impl Core {
                 LeaseState::Ending {
                     leaves_by: Some(_), ..
                 } => self.learn_devices(l.lease, l.devices.clone()),
-                LeaseState::Ending { cause, .. } => out.push(self.end_order(job, l.lease, cause)),
+                LeaseState::Ending { cause, .. } => {
+                    self.lease_started(l.lease, job, l.devices.clone(), out);
+                    out.push(self.end_order(job, l.lease, cause));
+                }
                 LeaseState::Starting { .. } => self.lease_started(l.lease, job, l.devices.clone(), out),
                 LeaseState::Running(_) | LeaseState::Lingering { .. } => {
                     self.learn_devices(l.lease, l.devices.clone());
@@ -352,18 +372,22 @@ impl Core {
 
     /// The order to the pilot's agent to take this lease back.
     pub(crate) fn end_order(&self, pilot: JobId, lease: LeaseId, cause: EndCause) -> Output {
-        let pool = self.pilot_by_job.get(&pilot).map(|&p| self.pilots[p].pool);
+        let pool = self
+            .supply
+            .pilot_by_job
+            .get(&pilot)
+            .map(|&p| self.supply.pilots[p].pool);
         Output::EndLease {
             lease,
             pilot,
             cause,
-            grace: pool.map_or_else(crate::config::grace, |p| self.pools[p as usize].config.grace),
+            grace: pool.map_or_else(crate::config::grace, |p| self.supply.pools[p].config.grace),
         }
     }
 
-    fn arm_rotation(&mut self, i: u32, out: &mut Vec<Output>) {
-        let p = &self.pilots[i];
-        let before = self.pools[p.pool as usize].config.rotate_before;
+    fn arm_rotation(&mut self, i: Idx<Pilot>, out: &mut Vec<Output>) {
+        let p = &self.supply.pilots[i];
+        let before = self.supply.pools[p.pool].config.rotate_before;
         let (job, ends) = (p.job, p.ends);
         if let Some(ends) = ends {
             let when = Timestamp(ends.0.saturating_sub(before.0));
@@ -377,19 +401,19 @@ impl Core {
     }
 
     /// Replaces a pilot that has few steps left.
-    pub(crate) fn wear(&mut self, i: u32, out: &mut Vec<Output>) {
-        let p = &self.pilots[i];
-        if p.state == PilotState::Up && p.steps_left <= self.pools[p.pool as usize].config.rotate_steps {
+    pub(crate) fn wear(&mut self, i: Idx<Pilot>, out: &mut Vec<Output>) {
+        let p = &self.supply.pilots[i];
+        if p.state == PilotState::Up && p.steps_left <= self.supply.pools[p.pool].config.rotate_steps {
             self.drain(i, out);
         }
     }
 
     pub(crate) fn rotate(&mut self, job: JobId, out: &mut Vec<Output>) {
-        let Some(&i) = self.pilot_by_job.get(&job) else {
+        let Some(&i) = self.supply.pilot_by_job.get(&job) else {
             return;
         };
-        let p = &self.pilots[i];
-        let before = self.pools[p.pool as usize].config.rotate_before;
+        let p = &self.supply.pilots[i];
+        let before = self.supply.pools[p.pool].config.rotate_before;
         let due = |ends: Timestamp| ends.0.saturating_sub(before.0) <= self.now.0;
         if p.ends.is_some_and(due) {
             self.drain(i, out);
@@ -397,8 +421,8 @@ impl Core {
     }
 
     /// No new leases in this pilot; idle ones end; another takes its place.
-    pub(crate) fn drain(&mut self, i: u32, out: &mut Vec<Output>) {
-        let p = &mut self.pilots[i];
+    pub(crate) fn drain(&mut self, i: Idx<Pilot>, out: &mut Vec<Output>) {
+        let p = &mut self.supply.pilots[i];
         let (job, pool, node) = (p.job, p.pool, p.node);
         match &mut p.state {
             PilotState::Up => p.state = PilotState::Draining,
@@ -406,50 +430,55 @@ impl Core {
             PilotState::Silent { .. } | PilotState::Draining => return,
         }
         let leases = p.leases.clone();
-        let reserved = p.reserved.take();
+        let reserved = p.reserved.clone();
         out.push(Output::DrainPilot { pilot: job });
-        if let Some(cell) = reserved {
-            self.cells[cell].reserved = None;
+        for &cell in &reserved {
+            self.unreserve(cell);
         }
+        self.list_pilot(i);
+        self.list_node(node);
         for id in leases {
-            if matches!(self.leases[&id].state, LeaseState::Lingering { .. }) {
+            if matches!(self.work.leases[&id].state, LeaseState::Lingering { .. }) {
                 self.end_lease(id, EndCause::Done, out);
             }
         }
         self.keep_pilots(pool, out);
-        if let Some(cell) = reserved {
-            self.reserve(cell, out);
+        for cell in reserved {
+            if self.work.cells.get(cell).is_some() {
+                self.claim(cell, out);
+            }
         }
         self.dispatch_node(node, out);
     }
 
     pub(crate) fn pilot_draining(&mut self, job: JobId, out: &mut Vec<Output>) {
-        if let Some(&i) = self.pilot_by_job.get(&job) {
+        if let Some(&i) = self.supply.pilot_by_job.get(&job) {
             self.drain(i, out);
         }
     }
 
     pub(crate) fn pilot_silent(&mut self, job: JobId) {
-        let Some(&i) = self.pilot_by_job.get(&job) else {
+        let Some(&i) = self.supply.pilot_by_job.get(&job) else {
             return;
         };
         let now = self.now;
-        let p = &mut self.pilots[i];
+        let p = &mut self.supply.pilots[i];
         let draining = match p.state {
             PilotState::Up => false,
             PilotState::Draining => true,
             PilotState::Silent { .. } => return,
         };
         p.state = PilotState::Silent { since: now, draining };
+        self.list_pilot(i);
         self.at(now + self.config.silent_grace, Timer::Silent(job));
     }
 
     pub(crate) fn silence_over(&mut self, job: JobId, out: &mut Vec<Output>) {
-        let Some(&i) = self.pilot_by_job.get(&job) else {
+        let Some(&i) = self.supply.pilot_by_job.get(&job) else {
             return;
         };
         let grace = self.config.silent_grace;
-        if let PilotState::Silent { since, .. } = self.pilots[i].state
+        if let PilotState::Silent { since, .. } = self.supply.pilots[i].state
             && self.now.since(since) >= grace
         {
             self.pilot_lost(job, EndCause::NodeLost, out);
@@ -458,6 +487,7 @@ impl Core {
 
     pub(crate) fn pilot_lost(&mut self, job: JobId, cause: EndCause, out: &mut Vec<Output>) {
         let ticket = self
+            .supply
             .tickets
             .iter()
             .find(|(_, t)| t.job == Some(job))
@@ -465,24 +495,26 @@ impl Core {
         if let Some(ticket) = ticket {
             self.pilot_failed(ticket, out);
         }
-        let Some(&i) = self.pilot_by_job.get(&job) else {
+        let Some(&i) = self.supply.pilot_by_job.get(&job) else {
             return;
         };
         // Nothing starts in it while its leases are told off.
-        self.pilots[i].state = PilotState::Draining;
-        if let Some(cell) = self.pilots[i].reserved.take() {
-            self.cells[cell].reserved = None;
+        self.supply.pilots[i].state = PilotState::Draining;
+        for cell in self.supply.pilots[i].reserved.clone() {
+            self.unreserve(cell);
         }
+        self.list_pilot(i);
         let detail = cause.sentence().unwrap_or_default().to_owned();
-        for id in self.pilots[i].leases.clone() {
-            if self.leases.contains_key(&id) {
+        for id in self.supply.pilots[i].leases.clone() {
+            if self.work.leases.contains_key(&id) {
                 self.lease_over(id, cause, true, detail.clone(), out);
             }
         }
-        let p = self.pilots.remove(i).expect("found above");
-        self.pilot_by_job.remove(&job);
-        self.nodes[p.node as usize].pilots.retain(|&x| x != i);
-        self.pools[p.pool as usize].pilots.remove(&i);
+        let p = self.supply.pilots.remove(i).expect("found above");
+        self.supply.pilot_by_job.remove(&job);
+        self.supply.nodes[p.node].pilots.retain(|&x| x != i);
+        self.list_node(p.node);
+        self.supply.pools[p.pool].pilots.remove(&i);
         self.note(|| Key::Pilot(job), || None, out);
         self.keep_pilots(p.pool, out);
         self.demand_after_loss(p.node, out);
@@ -490,10 +522,10 @@ impl Core {
     }
 
     /// Cells that waited for the node's GPUs need another pilot.
-    fn demand_after_loss(&mut self, node: u32, out: &mut Vec<Output>) {
-        let waiting: Vec<u32> = self.nodes[node as usize].queue.iter().map(|&(_, c)| c).collect();
+    fn demand_after_loss(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
+        let waiting: Vec<Idx<Cell>> = self.supply.nodes[node].queue.iter().map(|&(_, c)| c).collect();
         for cell in waiting {
-            if self.cells.get(cell).is_some() {
+            if self.work.cells.get(cell).is_some() {
                 self.demand_grew(cell, out);
             }
         }
@@ -509,30 +541,32 @@ impl Core {
         lost: bool,
         out: &mut Vec<Output>,
     ) {
-        let Some(&i) = self.pilot_by_job.get(&job) else {
+        let Some(&i) = self.supply.pilot_by_job.get(&job) else {
             return;
         };
         if let Some(slot) = self.slot(i, index) {
             slot.blocked = Some(reason);
         }
+        self.list_pilot(i);
         if lost {
             self.drain(i, out);
         }
     }
 
     pub(crate) fn slot_unblocked(&mut self, job: JobId, index: GpuIndex, out: &mut Vec<Output>) {
-        let Some(&i) = self.pilot_by_job.get(&job) else {
+        let Some(&i) = self.supply.pilot_by_job.get(&job) else {
             return;
         };
         if let Some(slot) = self.slot(i, index) {
             slot.blocked = None;
         }
-        let node = self.pilots[i].node;
+        self.list_pilot(i);
+        let node = self.supply.pilots[i].node;
         self.dispatch_node(node, out);
     }
 
-    fn slot(&mut self, pilot: u32, index: GpuIndex) -> Option<&mut Slot> {
-        self.pilots[pilot]
+    fn slot(&mut self, pilot: Idx<Pilot>, index: GpuIndex) -> Option<&mut Slot> {
+        self.supply.pilots[pilot]
             .groups
             .iter_mut()
             .flat_map(|g| g.slots.iter_mut())

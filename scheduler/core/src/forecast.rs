@@ -8,10 +8,11 @@
 
 use crate::config::Scale;
 use crate::core::Core;
-use crate::id::LeaseId;
+use crate::index::Idx;
 use crate::output::Output;
-use crate::state::{LeaseState, PilotState, Timer};
-use crate::time::Span;
+use crate::state::{Kernel, LeaseState, Node, Pilot, PilotState, Pool, Timer};
+use hop_words::id::LeaseId;
+use hop_words::time::Span;
 use std::collections::BTreeSet;
 
 /// How often it is looked whether idle pilots should be started ahead of need.
@@ -56,9 +57,9 @@ struct Demand {
 
 impl Core {
     /// The kernel's next cell has come after `think`.
-    pub(crate) fn learn_pace(&mut self, kernel: u32, think: Span) {
-        let k = &mut self.kernels[kernel];
-        let pool = &mut self.pools[k.pool as usize];
+    pub(crate) fn learn_pace(&mut self, kernel: Idx<Kernel>, think: Span) {
+        let k = &mut self.work.kernels[kernel];
+        let pool = &mut self.supply.pools[k.pool];
         k.think.observe(think);
         pool.think.observe_of_many(think);
         pool.thinks[streak_class(k.streak)].observe_of_many(think);
@@ -70,9 +71,9 @@ impl Core {
     }
 
     /// How often a second the kernel's next cell is expected.
-    pub(crate) fn comes_back(&self, kernel: u32) -> f64 {
-        let k = &self.kernels[kernel];
-        let pool = &self.pools[k.pool as usize];
+    pub(crate) fn comes_back(&self, kernel: Idx<Kernel>) -> f64 {
+        let k = &self.work.kernels[kernel];
+        let pool = &self.supply.pools[k.pool];
         let others = &pool.thinks[streak_class(k.streak)];
         if let Some(since) = self.busy_since(kernel) {
             let run = k.runs.remaining(&pool.runs, OTHERS, self.now.since(since), 0.5);
@@ -84,9 +85,9 @@ impl Core {
     }
 
     /// Since when the kernel has a cell that runs or starts or waits.
-    fn busy_since(&self, kernel: u32) -> Option<crate::time::Timestamp> {
-        let k = &self.kernels[kernel];
-        let since = |l: &LeaseId| match &self.leases[l].state {
+    fn busy_since(&self, kernel: Idx<Kernel>) -> Option<hop_words::time::Timestamp> {
+        let k = &self.work.kernels[kernel];
+        let since = |l: &LeaseId| match &self.work.leases[l].state {
             LeaseState::Running(r) => Some(r.since),
             LeaseState::Starting { .. } => Some(self.now),
             LeaseState::Lingering { .. } | LeaseState::Ending { .. } => None,
@@ -97,11 +98,11 @@ impl Core {
 
     /// How many needs of so many GPUs could be served on the node at once; `but`: not by this pilot. One that is much
     /// too large isn't there for small needs before it is broken anyway.
-    fn lanes(&self, node: u32, gpus: u16, but: Option<u32>) -> u16 {
-        let pilots = self.nodes[node as usize]
+    fn lanes(&self, node: Idx<Node>, gpus: u16, but: Option<Idx<Pilot>>) -> u16 {
+        let pilots = self.supply.nodes[node]
             .pilots
             .iter()
-            .map(|p| (p, &self.pilots[*p]));
+            .map(|p| (p, &self.supply.pilots[*p]));
         pilots
             .filter(|(i, p)| Some(**i) != but && p.state == PilotState::Up)
             .filter(|(_, p)| p.gpus() < 4 * gpus || !p.leases.is_empty())
@@ -111,14 +112,14 @@ impl Core {
 
     /// What could be asked for on the node, by size of need; `but`: beside what this pilot would serve. Where none is
     /// named, it is looked ahead: then only those count for whom a pilot is started ahead of need.
-    fn demands(&self, pool: u32, node: u32, but: Option<u32>) -> Vec<Demand> {
+    fn demands(&self, pool: Idx<Pool>, node: Idx<Node>, but: Option<Idx<Pilot>>) -> Vec<Demand> {
         let mut demands: Vec<Demand> = Vec::new();
         let Some(scale) = self.scale(pool) else {
             return demands;
         };
         let ahead = but.is_none() && !self.is_apart(pool, node);
-        for &k in &self.nodes[node as usize].sitting {
-            let kernel = &self.kernels[k];
+        for &k in &self.supply.nodes[node].sitting {
+            let kernel = &self.work.kernels[k];
             let sits = |r: &crate::state::Replica| {
                 r.node == node && kernel.only().is_none_or(|b| b == r.incarnation)
             };
@@ -157,20 +158,23 @@ impl Core {
     }
 
     /// The kernel runs elsewhere for now, and this is the node that it was given for its own.
-    fn returns_to(&self, k: u32, node: u32) -> bool {
-        let kernel = &self.kernels[k];
+    fn returns_to(&self, k: Idx<Kernel>, node: Idx<Node>) -> bool {
+        let kernel = &self.work.kernels[k];
         kernel.base == Some(node) && kernel.home != Some(node) && self.busy_since(k).is_some()
     }
 
     /// What it is worth that this kernel finds so many GPUs idle on this node, in GPU-seconds.
-    fn worth_here(&self, scale: &Scale, k: u32, node: u32, gpus: u16) -> f64 {
-        let kernel = &self.kernels[k];
+    fn worth_here(&self, scale: &Scale, k: Idx<Kernel>, node: Idx<Node>, gpus: u16) -> f64 {
+        let kernel = &self.work.kernels[k];
         // What it runs on now is there again when its cell is over.
-        let own = |n: u32| {
-            let mut own = kernel.leases.iter().map(|l| &self.pilots[self.leases[l].pilot]);
+        let own = |n: Idx<Node>| {
+            let mut own = kernel
+                .leases
+                .iter()
+                .map(|l| &self.supply.pilots[self.work.leases[l].pilot]);
             own.any(|p| p.node == n && p.state == PilotState::Up && p.gpus() >= gpus)
         };
-        let elsewhere = |n: u32| n != node && (self.lanes(n, gpus, None) > 0 || own(n));
+        let elsewhere = |n: Idx<Node>| n != node && (self.lanes(n, gpus, None) > 0 || own(n));
         if kernel.home == Some(node) {
             let served = kernel.replicas.iter().any(|r| elsewhere(r.node));
             return scale.worth * (SAME + if served { UNSURE } else { 1.0 });
@@ -181,15 +185,15 @@ impl Core {
     }
 
     /// Seconds for which GPUs that were taken are missing until others are there.
-    fn refill(&self, pool: u32) -> f64 {
+    fn refill(&self, pool: Idx<Pool>) -> f64 {
         let (seen, told) = self.boots_of(pool, None);
         let boot = seen.remaining(seen, 0.0, Span::ZERO, 0.9).unwrap_or(told);
         boot.as_secs_f64() + SOON.as_secs_f64()
     }
 
     /// Whether the idle pilot is worth its GPUs now.
-    pub(crate) fn worth_keeping(&self, pilot: u32) -> bool {
-        let p = &self.pilots[pilot];
+    pub(crate) fn worth_keeping(&self, pilot: Idx<Pilot>) -> bool {
+        let p = &self.supply.pilots[pilot];
         if self.covers_all(p.pool, p.gpus()) {
             return false;
         }
@@ -199,16 +203,16 @@ impl Core {
 
     /// Whether the pilots of the pool, but for so many of their GPUs, are as many as all kernels could ask for at once:
     /// more would cost more than if everybody held their own for good.
-    fn covers_all(&self, pool: u32, but: u16) -> bool {
+    fn covers_all(&self, pool: Idx<Pool>, but: u16) -> bool {
         let there = self.gpus_coming(pool).saturating_sub(but.into());
-        if there < self.pools[pool as usize].demand {
+        if there < self.supply.pools[pool].demand {
             return false;
         }
         let asks = |k: &crate::state::Kernel| {
             let sizes = k.sizes.iter().map(|(gpus, _)| *gpus);
             u32::from(sizes.fold(k.default_need.gpus, u16::max))
         };
-        let kernels = self.kernels.iter().map(|(_, k)| k);
+        let kernels = self.work.kernels.iter().map(|(_, k)| k);
         let sitting = kernels.filter(|k| k.pool == pool && !k.replicas.is_empty());
         there >= sitting.map(asks).sum()
     }
@@ -216,8 +220,8 @@ impl Core {
     // --- ahead of need ---
 
     /// Starts pilots where cells are expected that would find no GPU.
-    pub(crate) fn foresee(&mut self, pool: u32, out: &mut Vec<Output>) {
-        self.pools[pool as usize].foreseeing = None;
+    pub(crate) fn foresee(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
+        self.supply.pools[pool].foreseeing = None;
         if self.scale(pool).is_none_or(|s| !s.learn) {
             return;
         }
@@ -229,28 +233,28 @@ impl Core {
         }
         self.move_ahead(pool, out);
         // With nobody there, nobody comes.
-        if self.pools[pool as usize].demand > 0 {
-            let quiet = self.now.since(self.pools[pool as usize].stirred);
+        if self.supply.pools[pool].demand > 0 {
+            let quiet = self.now.since(self.supply.pools[pool].stirred);
             let every = (quiet.0 / EVERY_PART).clamp(EVERY.0, EVERY_MOST.0);
             self.foresee_in(pool, Span(every));
         }
     }
 
     /// The nodes set apart, and those to which somebody returns who runs elsewhere.
-    fn worth_a_look(&self, pool: u32) -> BTreeSet<u32> {
-        let all = &self.pools[pool as usize].nodes;
+    fn worth_a_look(&self, pool: Idx<Pool>) -> BTreeSet<Idx<Node>> {
+        let all = &self.supply.pools[pool].nodes;
         let apart = all.iter().copied().filter(|&n| self.is_apart(pool, n));
-        let returns = self.kernels.iter().filter_map(|(k, kernel)| {
+        let returns = self.work.kernels.iter().filter_map(|(k, kernel)| {
             let base = kernel.base.filter(|_| kernel.pool == pool)?;
             self.returns_to(k, base).then_some(base)
         });
         apart.chain(returns).collect()
     }
 
-    fn foresee_on(&mut self, pool: u32, node: u32, refill: f64, out: &mut Vec<Output>) {
-        let coming = self.tickets.values().any(|t| t.node == Some(node));
+    fn foresee_on(&mut self, pool: Idx<Pool>, node: Idx<Node>, refill: f64, out: &mut Vec<Output>) {
+        let coming = self.supply.tickets.values().any(|t| t.node == Some(node));
         let free = self.spare_gpus(node);
-        if self.nodes[node as usize].down || coming || free == 0 {
+        if self.supply.nodes[node].down || coming || free == 0 {
             return;
         }
         let demands = self.demands(pool, node, None);
@@ -270,39 +274,39 @@ impl Core {
     }
 
     /// Whether so many GPUs more may lie idle on the nodes set apart.
-    fn may_spare(&self, pool: u32, size: u16) -> bool {
+    fn may_spare(&self, pool: Idx<Pool>, size: u16) -> bool {
         let Some(scale) = self.scale(pool) else {
             return false;
         };
-        let p = &self.pools[pool as usize];
+        let p = &self.supply.pools[pool];
         let whole = u32::from(p.config.gpus_per_pilot);
         let share = (f64::from(p.held) * scale.spare_share) as u32;
         let most = (scale.spares * whole).min(share.max(whole));
-        let apart = |n: u32| self.is_apart(pool, n);
-        let idle = p.pilots.iter().map(|&i| &self.pilots[i]);
+        let apart = |n: Idx<Node>| self.is_apart(pool, n);
+        let idle = p.pilots.iter().map(|&i| &self.supply.pilots[i]);
         let idle = idle.filter(|p| p.state == PilotState::Up && p.leases.is_empty() && apart(p.node));
-        let coming = self.tickets.values().filter(|t| t.node.is_some_and(apart));
+        let coming = self.supply.tickets.values().filter(|t| t.node.is_some_and(apart));
         let there = idle.map(crate::state::Pilot::gpus).chain(coming.map(|t| t.gpus));
         there.map(u32::from).sum::<u32>() + u32::from(size) <= most
     }
 
     /// Sees to it that [`Self::foresee`] is called within `span`.
-    pub(crate) fn foresee_in(&mut self, pool: u32, span: Span) {
+    pub(crate) fn foresee_in(&mut self, pool: Idx<Pool>, span: Span) {
         let when = self.now + span;
-        let set = self.pools[pool as usize].foreseeing;
+        let set = self.supply.pools[pool].foreseeing;
         if self.scale(pool).is_none_or(|s| !s.learn) || set.is_some_and(|w| w <= when) {
             return;
         }
         if let Some(old) = set {
             self.timers.remove(&(old, Timer::Foresee(pool)));
         }
-        self.pools[pool as usize].foreseeing = Some(when);
+        self.supply.pools[pool].foreseeing = Some(when);
         self.at(when, Timer::Foresee(pool));
     }
 
     /// GPUs of the pool were taken, or are gone: perhaps others should be made ready.
-    pub(crate) fn foresee_soon(&mut self, pool: u32) {
-        self.pools[pool as usize].stirred = self.now;
+    pub(crate) fn foresee_soon(&mut self, pool: Idx<Pool>) {
+        self.supply.pools[pool].stirred = self.now;
         self.foresee_in(pool, SOON);
     }
 }

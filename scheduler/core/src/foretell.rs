@@ -2,9 +2,11 @@
 //! all, and while it runs by how long it has run already.
 
 use crate::core::Core;
-use crate::id::KernelId;
+use crate::index::Idx;
 use crate::leases::PRIOR_WEIGHT;
-use crate::time::Span;
+use crate::state::Kernel;
+use hop_words::id::KernelId;
+use hop_words::time::Span;
 
 /// How much the kernel's other cells count beside a cell's own past runs: as if so many of its own.
 const KERNEL_WEIGHT: f32 = 0.5;
@@ -24,7 +26,7 @@ impl Core {
     /// What is expected of a cell of this text (0: not known) that has run for `elapsed`; none: no such kernel.
     pub fn foretell(&self, kernel: &KernelId, print: u64, elapsed: Span) -> Option<Foretold> {
         let k = self.find_kernel(kernel)?;
-        let kernel = &self.kernels[k];
+        let kernel = &self.work.kernels[k];
         let same = kernel.prints.iter().find(|(p, _)| *p == print);
         let most = kernel.sizes.iter().max_by(|a, b| a.1.total_cmp(&b.1));
         Some(Foretold {
@@ -35,13 +37,13 @@ impl Core {
     }
 
     /// How much longer the kernel's cell runs, at the median, when it has run for `elapsed`.
-    pub(crate) fn run_left(&self, kernel: u32, print: u64, elapsed: Span) -> Option<Span> {
-        let k = &self.kernels[kernel];
+    pub(crate) fn run_left(&self, kernel: Idx<Kernel>, print: u64, elapsed: Span) -> Option<Span> {
+        let k = &self.work.kernels[kernel];
         let same = k.prints.iter().find(|(p, _)| *p == print);
         if let Some(span) = same.and_then(|(_, h)| h.remaining(&k.runs, KERNEL_WEIGHT, elapsed, 0.5)) {
             return Some(span);
         }
-        let others = &self.pools[k.pool as usize].runs;
+        let others = &self.supply.pools[k.pool].runs;
         k.runs.remaining(others, PRIOR_WEIGHT, elapsed, 0.5)
     }
 }

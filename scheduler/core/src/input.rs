@@ -1,13 +1,15 @@
 //! What the core is told. One enum; `hopd` and the simulator are its only sources.
 
 use crate::config::{Limits, PoolConfig, Shares};
-use crate::id::{
+pub use hop_words::cell::{CancelTarget, EndedCell, ParkedCell, WaitingCell};
+pub use hop_words::gpu::GpuSlot;
+use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
     UserName,
 };
-use crate::lease::{EndCause, Outcome};
-use crate::need::{Class, Need};
-use crate::time::{Span, Timestamp};
+use hop_words::lease::{EndCause, Outcome};
+use hop_words::need::{Class, Need};
+use hop_words::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// Something that happened. Handled by [`crate::Core::handle`].
@@ -236,15 +238,6 @@ pub struct PilotUp {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuSlot {
-    pub index: GpuIndex,
-    pub gpu_type: GpuType,
-    pub mem_mib: u64,
-    /// Why it can't be lent, where it can't.
-    pub blocked: Option<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LiveLease {
     pub lease: LeaseId,
     pub kernel: KernelId,
@@ -267,6 +260,9 @@ pub struct PlaceKernel {
     pub pool: PoolName,
     /// How many new replicas to place, each on another node. Replicas that live already are not counted.
     pub replicas: u16,
+    /// The lowest number that a new replica may have. `None` leaves it to the core.
+    #[serde(default)]
+    pub first: Option<Incarnation>,
     /// What its cells usually ask for.
     pub default_need: Need,
     /// Memory and cores of one replica's step.
@@ -290,34 +286,12 @@ pub struct ReplicaUp {
     pub name: String,
     /// A lease that it holds, with the cell that runs on it.
     pub holds: Option<(LeaseId, Option<CellId>)>,
+    /// The last cell of it that ended on a lease.
+    #[serde(default)]
+    pub ended: Option<EndedCell>,
     /// Cells of this kernel that still wait.
     pub waiting: Vec<WaitingCell>,
     /// The one among them that it has parked in its middle.
     #[serde(default)]
     pub parked: Option<ParkedCell>,
-}
-
-/// A cell that stands still in its middle, its GPU memory with the host.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ParkedCell {
-    pub cell: CellId,
-    /// The lease on which it ran last.
-    pub lease: LeaseId,
-    /// How long it has run, over all its leases.
-    pub ran: Span,
-}
-
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct WaitingCell {
-    pub cell: CellId,
-    pub need: Need,
-    pub class: Class,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(tag = "target", rename_all = "kebab-case")]
-pub enum CancelTarget {
-    Lease { lease: LeaseId },
-    Cell { kernel: KernelId, cell: CellId },
-    Kernel { kernel: KernelId },
 }

@@ -2,14 +2,14 @@
 //! each key ([`crate::Core::restore`]) and from what agents and replicas then report. Waiting cells are not in
 //! it: the replicas that wait report them again.
 
-use crate::id::{
+use crate::predict::Habit;
+use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
     UserName,
 };
-use crate::lease::EndCause;
-use crate::need::{Class, Need};
-use crate::predict::Habit;
-use crate::time::{Span, Timestamp};
+use hop_words::lease::EndCause;
+use hop_words::need::{Class, Need};
+use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// The key under which the last entry counts.
@@ -118,6 +118,9 @@ pub struct KernelImage {
     pub default_need: Need,
     pub think: Habit,
     pub runs: Habit,
+    /// GPU-seconds used, decayed to when this was written.
+    #[serde(default)]
+    pub usage: f64,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -1,21 +1,23 @@
 //! Kernels, their replicas and the seats these sit in.
 
 use crate::core::Core;
-use crate::id::{AccountName, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
-use crate::input::{PlaceKernel, ReplicaUp};
+use crate::index::Idx;
+use crate::input::{EndedCell, PlaceKernel, ReplicaUp};
 use crate::journal::{KernelImage, Key};
-use crate::lease::{EndCause, Outcome};
-use crate::need::Need;
 use crate::output::{Output, SeatPlan};
 use crate::predict::Habit;
 use crate::reason::RefusedBecause;
-use crate::state::{Kernel, LeaseState, PilotState, Planned, Replica, Seat, Timer};
+use crate::state::{Kernel, LeaseState, Node, PilotState, Planned, Pool, Replica, Seat, Timer, User};
+use crate::usage::Usage;
+use hop_words::id::{AccountName, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
+use hop_words::lease::{EndCause, Outcome};
+use hop_words::need::Need;
 
 /// Seats of one kernel that are planned at a time: two placements of the most replicas.
 const PLANS: usize = 10;
 
 /// A node that would do: whether it is over the cap, its load, whether the user has no seat there, and itself.
-type Fit = (bool, u32, bool, u32);
+pub(crate) type Fit = (bool, u32, bool, Idx<Node>);
 
 impl Core {
     /// The kernel, made if it is new. Who asks is who it belongs to.
@@ -26,11 +28,11 @@ impl Core {
         account: Option<&AccountName>,
         pool: &PoolName,
         name: &str,
-    ) -> u32 {
+    ) -> Idx<Kernel> {
         let pool = self.pool_index(pool);
         if let Some(k) = self.find_kernel(id) {
             let account = account.map(|a| self.account_index(Some(a)));
-            let kernel = &mut self.kernels[k];
+            let kernel = &mut self.work.kernels[k];
             if !name.is_empty() {
                 name.clone_into(&mut kernel.name);
             }
@@ -40,7 +42,7 @@ impl Core {
             return k;
         }
         let (user, account) = (self.user_index(user), self.account_index(account));
-        let k = self.kernels.insert(Kernel {
+        let k = self.work.kernels.insert(Kernel {
             id: id.clone(),
             user,
             account,
@@ -61,6 +63,7 @@ impl Core {
             cells: Vec::new(),
             last_end: None,
             quiet_since: self.now,
+            usage: Usage::default(),
             moved: self.now,
             last_gpus: 0,
             sizes: Vec::new(),
@@ -73,21 +76,21 @@ impl Core {
             migrating: None,
             alone_since: Some(self.now),
         });
-        self.kernel_by_id.insert(id.clone(), k);
+        self.work.kernel_by_id.insert(id.clone(), k);
         self.at(self.now + self.config.kernel_ttl, Timer::Alone(k));
         k
     }
 
-    fn move_to_pool(&mut self, k: u32, pool: u32) {
-        if self.kernels[k].pool == pool {
+    fn move_to_pool(&mut self, k: Idx<Kernel>, pool: Idx<Pool>) {
+        if self.work.kernels[k].pool == pool {
             return;
         }
-        let cells = self.kernels[k].cells.clone();
+        let cells = self.work.kernels[k].cells.clone();
         for &cell in &cells {
             self.dequeue(cell);
             self.unreserve(cell);
         }
-        self.kernels[k].pool = pool;
+        self.work.kernels[k].pool = pool;
         for &cell in &cells {
             self.enqueue(cell);
         }
@@ -123,17 +126,19 @@ impl Core {
             &place.pool,
             &place.name,
         );
-        let kernel = &mut self.kernels[k];
+        let kernel = &mut self.work.kernels[k];
+        let first = place.first.map_or(0, |first| first.0);
+        kernel.next_incarnation = kernel.next_incarnation.max(first);
         kernel.default_need = place.default_need;
         kernel.last_gpus = kernel.default_need.gpus;
         kernel.mem_mib = place.mem_mib;
         kernel.cpus = place.cpus;
-        if self.kernels[k].replicas.is_empty() {
+        if self.work.kernels[k].replicas.is_empty() {
             self.set_home(k, nodes.first().copied());
-            self.kernels[k].base = nodes.first().copied();
+            self.work.kernels[k].base = nodes.first().copied();
         }
         let seats = nodes.into_iter().map(|node| self.plan_seat(k, node)).collect();
-        self.kernels[k].quiet_since = self.now;
+        self.work.kernels[k].quiet_since = self.now;
         self.expect_kernel(k, out);
         self.note_kernel(k, out);
         out.push(Output::Place {
@@ -143,14 +148,14 @@ impl Core {
     }
 
     /// Reserves a seat for a new replica on this node.
-    pub(crate) fn plan_seat(&mut self, k: u32, node: u32) -> SeatPlan {
+    pub(crate) fn plan_seat(&mut self, k: Idx<Kernel>, node: Idx<Node>) -> SeatPlan {
         let now = self.now;
         // Who asks again and again has the last few plans only.
-        while self.kernels[k].planned.len() >= PLANS {
-            let oldest = self.kernels[k].planned[0].incarnation;
+        while self.work.kernels[k].planned.len() >= PLANS {
+            let oldest = self.work.kernels[k].planned[0].incarnation;
             self.unplan(k, oldest);
         }
-        let kernel = &mut self.kernels[k];
+        let kernel = &mut self.work.kernels[k];
         let incarnation = Incarnation(kernel.next_incarnation);
         kernel.next_incarnation += 1;
         let (user, mem_mib, cpus, gpus) =
@@ -160,22 +165,24 @@ impl Core {
             node,
             at: now,
         });
-        let n = &mut self.nodes[node as usize];
+        let n = &mut self.supply.nodes[node];
         n.subscribed += u32::from(gpus);
         n.replicas += 1;
-        let name = n.name.clone();
+        let (name, partition) = (n.name.clone(), n.burst.clone());
         self.at(now + self.config.placement_ttl, Timer::Planned(k, incarnation));
         SeatPlan {
             incarnation,
             node: name,
             existing: self.seat_with_room(user, node, mem_mib),
+            partition,
             mem_mib,
             cpus,
         }
     }
 
-    fn seat_with_room(&self, user: u32, node: u32, mem_mib: u64) -> Option<JobId> {
-        self.seats
+    fn seat_with_room(&self, user: Idx<User>, node: Idx<Node>, mem_mib: u64) -> Option<JobId> {
+        self.work
+            .seats
             .iter()
             .find(|(_, s)| {
                 s.user == user && s.node == node && s.mem_mib >= s.mem_used.saturating_add(mem_mib)
@@ -186,18 +193,24 @@ impl Core {
     /// Distinct nodes for new replicas: those of the right GPUs, the least subscribed first; under the cap while
     /// there are enough, in racks of their own where these are known, beside a seat of the user's where nothing
     /// else decides.
-    pub(crate) fn choose_nodes(&self, pool: u32, user: u32, place: &PlaceKernel, wanted: u16) -> Vec<u32> {
+    pub(crate) fn choose_nodes(
+        &self,
+        pool: Idx<Pool>,
+        user: Idx<User>,
+        place: &PlaceKernel,
+        wanted: u16,
+    ) -> Vec<Idx<Node>> {
         let need = &place.default_need;
         let gpus = u32::from(need.gpus);
         let cap = self.cap(pool);
         let replicas = f64::from(wanted);
-        let mut fit: Vec<Fit> = self.pools[pool as usize]
+        let mut fit: Vec<Fit> = self.supply.pools[pool]
             .nodes
             .iter()
             .copied()
             .filter(|&n| self.may_sit(n, need, &place.avoid))
             .map(|n| {
-                let node = &self.nodes[n as usize];
+                let node = &self.supply.nodes[n];
                 let there = f64::from(node.gpus.max(1));
                 let ratio = f64::from(node.subscribed + gpus) / (there * replicas);
                 // Parts per thousand: an order without floats.
@@ -208,7 +221,7 @@ impl Core {
             .collect();
         fit.sort_unstable();
         self.where_gpus_are(pool, wanted, &mut fit);
-        if self.pools[pool as usize].config.pack && gpus > 0 {
+        if self.supply.pools[pool].config.pack && gpus > 0 {
             self.home_first(pool, need.gpus, &mut fit);
             self.spares_next(pool, &mut fit);
         }
@@ -217,7 +230,7 @@ impl Core {
 
     /// Leaves those nodes of a list that should be taken before the others, if there are enough: where pilots are if
     /// these don't follow demand; the pool's own as long as there is room on them, then those of burst partitions.
-    fn where_gpus_are(&self, pool: u32, wanted: u16, fit: &mut Vec<Fit>) {
+    fn where_gpus_are(&self, pool: Idx<Pool>, wanted: u16, fit: &mut Vec<Fit>) {
         let mut only = |better: &dyn Fn(&Fit) -> bool| {
             let enough = fit.iter().filter(|f| better(f)).count() >= usize::from(wanted);
             if enough {
@@ -225,10 +238,13 @@ impl Core {
             }
             enough
         };
-        let config = &self.pools[pool as usize].config;
+        let config = &self.supply.pools[pool].config;
         if config.scale.is_none() {
-            let up = |n: u32| {
-                let mut pilots = self.nodes[n as usize].pilots.iter().map(|p| &self.pilots[*p]);
+            let up = |n: Idx<Node>| {
+                let mut pilots = self.supply.nodes[n]
+                    .pilots
+                    .iter()
+                    .map(|p| &self.supply.pilots[*p]);
                 pilots.any(|p| p.state != PilotState::Draining && p.pool == pool)
             };
             only(&|f| up(f.3));
@@ -243,19 +259,19 @@ impl Core {
     }
 
     /// No GPU is free there, and cells wait already or there will be no pilot.
-    fn is_crowded(&self, pool: u32, n: u32) -> bool {
-        let node = &self.nodes[n as usize];
-        let mut pilots = node.pilots.iter().map(|p| &self.pilots[*p]);
+    fn is_crowded(&self, pool: Idx<Pool>, n: Idx<Node>) -> bool {
+        let node = &self.supply.nodes[n];
+        let mut pilots = node.pilots.iter().map(|p| &self.supply.pilots[*p]);
         let free = pilots.any(|p| p.state == PilotState::Up && p.free_gpus() > 0);
-        let coming = self.tickets.values().any(|t| t.node == Some(n));
+        let coming = self.supply.tickets.values().any(|t| t.node == Some(n));
         let none = node.pilots.is_empty() && !coming && !self.could_bring(pool, n);
         !free && (!node.queue.is_empty() || none)
     }
 
     /// The first nodes of the list, from as many racks as there are.
-    fn spread(&self, fit: &[Fit], wanted: u16) -> Vec<u32> {
-        let mut chosen: Vec<u32> = Vec::new();
-        let rack = |n: u32| self.nodes[n as usize].rack.as_str();
+    fn spread(&self, fit: &[Fit], wanted: u16) -> Vec<Idx<Node>> {
+        let mut chosen: Vec<Idx<Node>> = Vec::new();
+        let rack = |n: Idx<Node>| self.supply.nodes[n].rack.as_str();
         for fresh_racks_only in [true, false] {
             for &(_, _, _, n) in fit {
                 if chosen.len() == usize::from(wanted) {
@@ -271,8 +287,8 @@ impl Core {
         chosen
     }
 
-    pub(crate) fn may_sit(&self, n: u32, need: &Need, avoid: &[NodeName]) -> bool {
-        let node = &self.nodes[n as usize];
+    pub(crate) fn may_sit(&self, n: Idx<Node>, need: &Need, avoid: &[NodeName]) -> bool {
+        let node = &self.supply.nodes[n];
         let type_fits = need.gpu_type.as_ref().is_none_or(|t| *t == node.gpu_type);
         let mem_fits = need.gpu_mem_mib == 0 || node.gpu_mem_mib >= need.gpu_mem_mib;
         !node.down
@@ -282,8 +298,8 @@ impl Core {
     }
 
     /// The cap on a node's subscription: what demand over use says, between 1 and the configured most.
-    fn cap(&self, pool: u32) -> f64 {
-        let p = &self.pools[pool as usize];
+    fn cap(&self, pool: Idx<Pool>) -> f64 {
+        let p = &self.supply.pools[pool];
         if p.running == 0 {
             return p.config.subscription_cap;
         }
@@ -291,8 +307,8 @@ impl Core {
         ratio.clamp(1.0, p.config.subscription_cap.max(1.0))
     }
 
-    pub(crate) fn planned_over(&mut self, k: u32, incarnation: Incarnation) {
-        let Some(kernel) = self.kernels.get(k) else {
+    pub(crate) fn planned_over(&mut self, k: Idx<Kernel>, incarnation: Incarnation) {
+        let Some(kernel) = self.work.kernels.get(k) else {
             return;
         };
         let ttl = self.config.placement_ttl;
@@ -303,8 +319,8 @@ impl Core {
     }
 
     /// Forgets a planned seat.
-    pub(crate) fn unplan(&mut self, k: u32, incarnation: Incarnation) {
-        let kernel = &mut self.kernels[k];
+    pub(crate) fn unplan(&mut self, k: Idx<Kernel>, incarnation: Incarnation) {
+        let kernel = &mut self.work.kernels[k];
         let Some(i) = kernel.planned.iter().position(|p| p.incarnation == incarnation) else {
             return;
         };
@@ -313,8 +329,8 @@ impl Core {
         self.unsubscribe(planned.node, gpus);
     }
 
-    fn unsubscribe(&mut self, node: u32, gpus: u32) {
-        let n = &mut self.nodes[node as usize];
+    fn unsubscribe(&mut self, node: Idx<Node>, gpus: u32) {
+        let n = &mut self.supply.nodes[node];
         n.subscribed = n.subscribed.saturating_sub(gpus);
         n.replicas = n.replicas.saturating_sub(1);
     }
@@ -326,21 +342,22 @@ impl Core {
         let Some(node) = self.find_node(&node) else {
             return;
         };
-        let mem_used = self.seats.get(&job).map_or(0, |s| s.mem_used);
+        let mem_used = self.work.seats.get(&job).map_or(0, |s| s.mem_used);
         let seat = Seat {
             user,
             node,
             mem_mib,
             mem_used,
         };
-        self.seats.insert(job, seat);
+        self.work.seats.insert(job, seat);
     }
 
     pub(crate) fn seat_gone(&mut self, job: JobId, out: &mut Vec<Output>) {
-        if self.seats.remove(&job).is_none() {
+        if self.work.seats.remove(&job).is_none() {
             return;
         }
         let lost: Vec<(KernelId, Incarnation)> = self
+            .work
             .kernels
             .iter()
             .flat_map(|(_, k)| k.replicas.iter().map(move |r| (k, r)))
@@ -357,7 +374,7 @@ impl Core {
     pub(crate) fn replica_up(&mut self, up: ReplicaUp, out: &mut Vec<Output>) {
         if self
             .find_kernel(&up.kernel)
-            .is_some_and(|k| self.kernels[k].closed)
+            .is_some_and(|k| self.work.kernels[k].closed)
         {
             return out.push(Output::CloseKernel {
                 kernel: up.kernel,
@@ -365,16 +382,16 @@ impl Core {
             });
         }
         let k = self.kernel_of(&up.kernel, &up.user, up.account.as_ref(), &up.pool, &up.name);
-        let node = self.node_index(&up.node, self.kernels[k].pool);
-        if self.kernels[k].alone_since.take().is_some() {
+        let node = self.node_index(&up.node, self.work.kernels[k].pool);
+        if self.work.kernels[k].alone_since.take().is_some() {
             // Cells that the process doesn't know went with the one that asked for them.
-            for cell in self.kernels[k].cells.clone() {
-                if !up.waiting.iter().any(|w| w.cell == self.cells[cell].id) {
+            for cell in self.work.kernels[k].cells.clone() {
+                if !up.waiting.iter().any(|w| w.cell == self.work.cells[cell].id) {
                     self.drop_cell(cell, Some(RefusedBecause::ReplicaLost), out);
                 }
             }
         }
-        let known = self.kernels[k]
+        let known = self.work.kernels[k]
             .replicas
             .iter()
             .any(|r| r.incarnation == up.incarnation);
@@ -388,7 +405,10 @@ impl Core {
         }
         self.reconcile_holder(k, &up, out);
         for w in &up.waiting {
-            let waits = self.kernels[k].cells.iter().any(|&c| self.cells[c].id == w.cell);
+            let waits = self.work.kernels[k]
+                .cells
+                .iter()
+                .any(|&c| self.work.cells[c].id == w.cell);
             match up.parked.as_ref().filter(|p| p.cell == w.cell) {
                 _ if waits => {}
                 Some(p) => self.parked_there(k, up.incarnation, w, p.ran, out),
@@ -397,8 +417,8 @@ impl Core {
         }
         self.moved_in(k, up.incarnation);
         if !known {
-            for cell in self.kernels[k].cells.clone() {
-                if self.cells.get(cell).is_some() && !self.try_start(cell, out) {
+            for cell in self.work.kernels[k].cells.clone() {
+                if self.work.cells.get(cell).is_some() && !self.try_start(cell, out) {
                     self.claim(cell, out);
                     self.tell(cell, out);
                 }
@@ -406,79 +426,92 @@ impl Core {
         }
     }
 
-    fn add_replica(&mut self, k: u32, incarnation: Incarnation, node: u32, seat: JobId) {
-        self.unplan(k, incarnation);
-        let cells = self.kernels[k].cells.clone();
+    /// The plan that this replica fulfils: its own, or, for one that was numbered without us, the oldest for its node.
+    fn fulfil_plan(&mut self, k: Idx<Kernel>, incarnation: Incarnation, node: Idx<Node>) {
+        let planned = &self.work.kernels[k].planned;
+        let own = planned.iter().find(|p| p.incarnation == incarnation);
+        let plan = own.or_else(|| planned.iter().find(|p| p.node == node));
+        if let Some(plan) = plan.map(|p| p.incarnation) {
+            self.unplan(k, plan);
+        }
+    }
+
+    fn add_replica(&mut self, k: Idx<Kernel>, incarnation: Incarnation, node: Idx<Node>, seat: JobId) {
+        self.fulfil_plan(k, incarnation, node);
+        let cells = self.work.kernels[k].cells.clone();
         for &c in &cells {
             self.dequeue(c);
         }
-        let kernel = &mut self.kernels[k];
+        let kernel = &mut self.work.kernels[k];
         kernel.next_incarnation = kernel.next_incarnation.max(incarnation.0.saturating_add(1));
         let (gpus, mem, pool) = (u32::from(kernel.default_need.gpus), kernel.mem_mib, kernel.pool);
         let first = kernel.replicas.is_empty();
         if first {
-            self.pools[pool as usize].demand += gpus;
+            self.supply.pools[pool].demand += gpus;
             self.count_load(pool, gpus as u16, 1);
             self.foresee_soon(pool);
         }
-        let kernel = &mut self.kernels[k];
+        let kernel = &mut self.work.kernels[k];
         kernel.replicas.push(Replica {
             incarnation,
             node,
             seat,
         });
-        let n = &mut self.nodes[node as usize];
+        let n = &mut self.supply.nodes[node];
         n.subscribed += gpus;
         n.replicas += 1;
         n.sitting.insert(k);
-        if let Some(s) = self.seats.get_mut(&seat) {
+        if let Some(s) = self.work.seats.get_mut(&seat) {
             s.mem_used = s.mem_used.saturating_add(mem);
         }
         for &c in &cells {
             self.enqueue(c);
         }
-        if first && self.kernels[k].home.is_none() {
-            let home = self.kernels[k].last_node.unwrap_or(node);
+        if first && self.work.kernels[k].home.is_none() {
+            let home = self.work.kernels[k].last_node.unwrap_or(node);
             self.set_home(k, Some(home));
         }
     }
 
     /// Makes the node the one where the kernel's next cell is expected.
-    pub(crate) fn set_home(&mut self, k: u32, node: Option<u32>) {
-        let old = std::mem::replace(&mut self.kernels[k].home, node);
+    pub(crate) fn set_home(&mut self, k: Idx<Kernel>, node: Option<Idx<Node>>) {
+        let old = std::mem::replace(&mut self.work.kernels[k].home, node);
         if let Some(n) = old {
-            self.nodes[n as usize].homes.remove(&k);
+            self.supply.nodes[n].homes.remove(&k);
         }
         if let Some(n) = node {
-            self.nodes[n as usize].homes.insert(k);
+            self.supply.nodes[n].homes.insert(k);
         }
     }
 
     /// Brings what the replica says it holds in line with what we know.
-    fn reconcile_holder(&mut self, k: u32, up: &ReplicaUp, out: &mut Vec<Output>) {
+    fn reconcile_holder(&mut self, k: Idx<Kernel>, up: &ReplicaUp, out: &mut Vec<Output>) {
+        if let Some(ended) = &up.ended {
+            self.heard_late(k, up.incarnation, ended, out);
+        }
         let held = up.holds.as_ref().map(|(lease, _)| *lease);
         if let Some((lease, cell)) = &up.holds {
-            let ours = self.leases.get(lease).is_some_and(|l| l.kernel == k);
+            let ours = self.work.leases.get(lease).is_some_and(|l| l.kernel == k);
             if !ours {
                 out.push(Output::Revoked {
                     kernel: up.kernel.clone(),
                     lease: *lease,
                     cause: EndCause::StepLost,
                     reason: "the scheduler doesn't know this lease any longer".to_owned(),
-                    grace: crate::time::Span::ZERO,
+                    grace: hop_words::time::Span::ZERO,
                 });
             } else {
                 self.reconcile_cell(k, *lease, cell.as_ref(), out);
             }
         }
-        let stale: Vec<LeaseId> = self.kernels[k]
+        let stale: Vec<LeaseId> = self.work.kernels[k]
             .leases
             .iter()
             .copied()
-            .filter(|l| Some(*l) != held && self.leases[l].executor == up.incarnation)
+            .filter(|l| Some(*l) != held && self.work.leases[l].executor == up.incarnation)
             .filter(|l| {
                 matches!(
-                    self.leases[l].state,
+                    self.work.leases[l].state,
                     LeaseState::Running(_) | LeaseState::Lingering { .. }
                 )
             })
@@ -488,15 +521,34 @@ impl Core {
         }
     }
 
-    fn reconcile_cell(
+    /// A cell ended on the replica while nobody listened.
+    fn heard_late(
         &mut self,
-        k: u32,
-        id: LeaseId,
-        cell: Option<&crate::id::CellId>,
+        k: Idx<Kernel>,
+        executor: Incarnation,
+        ended: &EndedCell,
         out: &mut Vec<Output>,
     ) {
-        let kernel = self.kernels[k].id.clone();
-        match (&self.leases[&id].state, cell) {
+        let runs = |l: &&LeaseId| {
+            let lease = &self.work.leases[*l];
+            let cell = matches!(&lease.state, LeaseState::Running(r) if r.cell == ended.cell);
+            cell && lease.executor == executor
+        };
+        if let Some(&lease) = self.work.kernels[k].leases.iter().find(runs) {
+            let kernel = self.work.kernels[k].id.clone();
+            self.cell_ended(&kernel, &ended.cell, lease, ended.outcome, out);
+        }
+    }
+
+    fn reconcile_cell(
+        &mut self,
+        k: Idx<Kernel>,
+        id: LeaseId,
+        cell: Option<&hop_words::id::CellId>,
+        out: &mut Vec<Output>,
+    ) {
+        let kernel = self.work.kernels[k].id.clone();
+        match (&self.work.leases[&id].state, cell) {
             (LeaseState::Running(r), None) => {
                 let ended = r.cell.clone();
                 self.cell_ended(&kernel, &ended, id, Outcome::Lost, out);
@@ -512,18 +564,18 @@ impl Core {
     }
 
     /// The lease runs a cell of which we had not heard.
-    fn resume(&mut self, id: LeaseId, cell: &crate::id::CellId, out: &mut Vec<Output>) {
-        if matches!(self.leases[&id].state, LeaseState::Lingering { .. }) {
+    fn resume(&mut self, id: LeaseId, cell: &hop_words::id::CellId, out: &mut Vec<Output>) {
+        if matches!(self.work.leases[&id].state, LeaseState::Lingering { .. }) {
             let running = crate::state::Running {
                 cell: cell.clone(),
                 need: self.need_of(id),
-                class: crate::need::Class::default(),
+                class: hop_words::need::Class::default(),
                 submitted: self.now,
                 since: self.now,
                 print: 0,
-                ran: crate::time::Span::ZERO,
+                ran: hop_words::time::Span::ZERO,
             };
-            self.grant_lingering(id, running, crate::time::Span::ZERO, out);
+            self.grant_lingering(id, running, hop_words::time::Span::ZERO, out);
         }
     }
 
@@ -533,7 +585,7 @@ impl Core {
         };
         self.unplan(k, incarnation);
         self.moving_lost(k, incarnation);
-        let kernel = &self.kernels[k];
+        let kernel = &self.work.kernels[k];
         let Some(i) = kernel.replicas.iter().position(|r| r.incarnation == incarnation) else {
             return;
         };
@@ -541,7 +593,7 @@ impl Core {
         for &c in &cells {
             self.dequeue(c);
         }
-        let kernel = &mut self.kernels[k];
+        let kernel = &mut self.work.kernels[k];
         let replica = kernel.replicas.remove(i);
         if kernel.bound == Some(incarnation) {
             kernel.bound = None;
@@ -549,15 +601,19 @@ impl Core {
         let (gpus, mem, pool) = (u32::from(kernel.default_need.gpus), kernel.mem_mib, kernel.pool);
         let last = kernel.replicas.is_empty();
         if last {
-            let demand = &mut self.pools[pool as usize].demand;
+            let demand = &mut self.supply.pools[pool].demand;
             *demand = demand.saturating_sub(gpus);
             self.count_load(pool, gpus as u16, -1);
         }
         self.unsubscribe(replica.node, gpus);
-        if self.kernels[k].replicas.iter().all(|r| r.node != replica.node) {
-            self.nodes[replica.node as usize].sitting.remove(&k);
+        if self.work.kernels[k]
+            .replicas
+            .iter()
+            .all(|r| r.node != replica.node)
+        {
+            self.supply.nodes[replica.node].sitting.remove(&k);
         }
-        if let Some(s) = self.seats.get_mut(&replica.seat) {
+        if let Some(s) = self.work.seats.get_mut(&replica.seat) {
             s.mem_used = s.mem_used.saturating_sub(mem);
         }
         for &c in &cells {
@@ -569,7 +625,7 @@ impl Core {
             self.now_alone(k, out);
         } else {
             for &c in &cells {
-                if self.cells.get(c).is_some() {
+                if self.work.cells.get(c).is_some() {
                     self.unreserve(c);
                     self.claim(c, out);
                 }
@@ -579,33 +635,33 @@ impl Core {
     }
 
     /// The kernel has no replica left: its cells keep their places for a while, then they are refused.
-    fn now_alone(&mut self, k: u32, out: &mut Vec<Output>) {
-        self.kernels[k].alone_since = Some(self.now);
+    fn now_alone(&mut self, k: Idx<Kernel>, out: &mut Vec<Output>) {
+        self.work.kernels[k].alone_since = Some(self.now);
         self.at(self.now + self.config.replica_grace, Timer::Alone(k));
         self.at(self.now + self.config.kernel_ttl, Timer::Alone(k));
-        for cell in self.kernels[k].cells.clone() {
-            if self.cells.get(cell).is_some() {
+        for cell in self.work.kernels[k].cells.clone() {
+            if self.work.cells.get(cell).is_some() {
                 self.unreserve(cell);
                 self.tell(cell, out);
             }
         }
     }
 
-    pub(crate) fn alone_due(&mut self, k: u32, out: &mut Vec<Output>) {
-        let Some(since) = self.kernels.get(k).and_then(|kernel| kernel.alone_since) else {
+    pub(crate) fn alone_due(&mut self, k: Idx<Kernel>, out: &mut Vec<Output>) {
+        let Some(since) = self.work.kernels.get(k).and_then(|kernel| kernel.alone_since) else {
             return;
         };
         let alone = self.now.since(since);
         if alone >= self.config.replica_grace {
-            for cell in self.kernels[k].cells.clone() {
+            for cell in self.work.kernels[k].cells.clone() {
                 self.drop_cell(cell, Some(RefusedBecause::ReplicaLost), out);
             }
         }
-        let kernel = &self.kernels[k];
+        let kernel = &self.work.kernels[k];
         let empty = kernel.planned.is_empty() && kernel.leases.is_empty();
         if alone >= self.config.kernel_ttl {
             if empty {
-                self.kernels[k].closed = true;
+                self.work.kernels[k].closed = true;
                 self.forget_if_closed(k, out);
             } else {
                 self.at(self.now + self.config.kernel_ttl, Timer::Alone(k));
@@ -620,8 +676,8 @@ impl Core {
             return true;
         };
         let mut count = 0;
-        let mut idle: Vec<(crate::time::Timestamp, u32)> = Vec::new();
-        for (k, kernel) in self.kernels.iter().filter(|(_, k)| k.user == user) {
+        let mut idle: Vec<(hop_words::time::Timestamp, Idx<Kernel>)> = Vec::new();
+        for (k, kernel) in self.work.kernels.iter().filter(|(_, k)| k.user == user) {
             count += 1;
             let empty = kernel.planned.is_empty() && kernel.leases.is_empty() && kernel.cells.is_empty();
             idle.extend(kernel.alone_since.filter(|_| empty).map(|since| (since, k)));
@@ -631,7 +687,7 @@ impl Core {
             if count < most {
                 break;
             }
-            self.kernels[k].closed = true;
+            self.work.kernels[k].closed = true;
             self.forget_if_closed(k, out);
             count -= 1;
         }
@@ -640,7 +696,7 @@ impl Core {
 
     /// How many replicas of the kernel are up, this one not counted.
     pub fn other_replicas(&self, kernel: &KernelId, incarnation: Incarnation) -> usize {
-        let replicas = self.find_kernel(kernel).map(|k| &self.kernels[k].replicas);
+        let replicas = self.find_kernel(kernel).map(|k| &self.work.kernels[k].replicas);
         let others = |r: &&Replica| r.incarnation != incarnation;
         replicas.map_or(0, |r| r.iter().filter(others).count())
     }
@@ -652,28 +708,37 @@ impl Core {
     /// How many cells of the kernel wait.
     pub fn waiting_in(&self, kernel: &KernelId) -> usize {
         self.find_kernel(kernel)
-            .map_or(0, |k| self.kernels[k].cells.len())
+            .map_or(0, |k| self.work.kernels[k].cells.len())
     }
 
     /// How many cells of the user's wait.
     pub fn waiting_of(&self, user: &UserName) -> usize {
         self.find_user(user)
-            .map_or(0, |u| self.users[u as usize].cells.len())
+            .map_or(0, |u| self.people.users[u].cells.len())
     }
 
     /// Ends the leases of a replica that is gone; cells that were about to start there wait again.
-    fn end_leases_of(&mut self, k: u32, incarnation: Incarnation, out: &mut Vec<Output>) {
-        for id in self.kernels[k].leases.clone() {
-            if self.leases.get(&id).is_some_and(|l| l.executor == incarnation) {
+    fn end_leases_of(&mut self, k: Idx<Kernel>, incarnation: Incarnation, out: &mut Vec<Output>) {
+        for id in self.work.kernels[k].leases.clone() {
+            if self
+                .work
+                .leases
+                .get(&id)
+                .is_some_and(|l| l.executor == incarnation)
+            {
                 self.take_back(id, out);
             }
-            if self.leases.get(&id).is_some_and(|l| l.executor == incarnation)
+            if self
+                .work
+                .leases
+                .get(&id)
+                .is_some_and(|l| l.executor == incarnation)
                 && let Some(cell) = self.end_lease_keep_cell(id, EndCause::ReplicaLost, out)
-                && !self.kernels[k].replicas.is_empty()
+                && !self.work.kernels[k].replicas.is_empty()
             {
                 if cell.parked.is_some() {
                     out.push(Output::Refused {
-                        kernel: self.kernels[k].id.clone(),
+                        kernel: self.work.kernels[k].id.clone(),
                         cell: cell.id,
                         reason: RefusedBecause::ReplicaLost,
                     });
@@ -686,10 +751,10 @@ impl Core {
 
     pub(crate) fn kernel_bound(&mut self, id: &KernelId, to: Option<Incarnation>, out: &mut Vec<Output>) {
         if let Some(k) = self.find_kernel(id) {
-            self.kernels[k].bound = to;
+            self.work.kernels[k].bound = to;
             self.unreserve_where_it_is_not(k);
-            for cell in self.kernels[k].cells.clone() {
-                if self.cells.get(cell).is_some() {
+            for cell in self.work.kernels[k].cells.clone() {
+                if self.work.cells.get(cell).is_some() {
                     self.try_start(cell, out);
                 }
             }
@@ -700,64 +765,63 @@ impl Core {
         let Some(k) = self.find_kernel(id) else {
             return;
         };
-        self.kernels[k].closed = true;
+        self.work.kernels[k].closed = true;
         // Out of all queues first, so that nothing of it starts while the rest is told off.
-        let cells: Vec<_> = self.kernels[k]
+        let cells: Vec<_> = self.work.kernels[k]
             .cells
             .clone()
             .into_iter()
             .map(|c| self.take_cell(c))
             .collect();
-        for (cell, held_back) in cells {
+        for cell in cells {
+            self.record_withdrawn(&cell, Some(&RefusedBecause::Closed), out);
             out.push(Output::Refused {
                 kernel: id.clone(),
                 cell: cell.id,
                 reason: RefusedBecause::Closed,
             });
-            if let Some(node) = held_back {
-                self.dispatch_node(node, out);
-            }
         }
-        for lease in self.kernels[k].leases.clone() {
+        for lease in self.work.kernels[k].leases.clone() {
             self.end_lease(lease, cause, out);
         }
-        for planned in self.kernels[k].planned.clone() {
+        for planned in self.work.kernels[k].planned.clone() {
             self.unplan(k, planned.incarnation);
         }
-        for replica in self.kernels[k].replicas.clone() {
+        for replica in self.work.kernels[k].replicas.clone() {
             self.replica_lost(id, replica.incarnation, out);
         }
         self.forget_if_closed(k, out);
     }
 
     /// Forgets a closed kernel when nothing of it is left.
-    pub(crate) fn forget_if_closed(&mut self, k: u32, out: &mut Vec<Output>) {
-        let Some(kernel) = self.kernels.get(k) else {
+    pub(crate) fn forget_if_closed(&mut self, k: Idx<Kernel>, out: &mut Vec<Output>) {
+        let Some(kernel) = self.work.kernels.get(k) else {
             return;
         };
         if !kernel.closed || !kernel.leases.is_empty() || !kernel.replicas.is_empty() {
             return;
         }
         self.set_home(k, None);
-        let kernel = self.kernels.remove(k).expect("found above");
-        self.kernel_by_id.remove(&kernel.id);
+        let kernel = self.work.kernels.remove(k).expect("found above");
+        self.work.kernel_by_id.remove(&kernel.id);
         self.note(|| Key::Kernel(kernel.id.clone()), || None, out);
         out.push(Output::Forget { kernel: kernel.id });
     }
 
-    pub(crate) fn kernel_image(&self, k: u32) -> KernelImage {
-        let kernel = &self.kernels[k];
+    pub(crate) fn kernel_image(&self, k: Idx<Kernel>) -> KernelImage {
+        let kernel = &self.work.kernels[k];
         KernelImage {
-            user: self.users[kernel.user as usize].name.clone(),
-            account: self.accounts[kernel.account as usize].name.clone(),
-            pool: self.pools[kernel.pool as usize].config.name.clone(),
+            user: self.people.users[kernel.user].name.clone(),
+            account: self.people.accounts[kernel.account].name.clone(),
+            pool: self.supply.pools[kernel.pool].config.name.clone(),
             name: kernel.name.clone(),
             next_incarnation: kernel.next_incarnation,
             last_executor: kernel.last_executor,
-            last_node: kernel.last_node.map(|n| self.nodes[n as usize].name.clone()),
+            last_node: kernel.last_node.map(|n| self.supply.nodes[n].name.clone()),
             default_need: kernel.default_need.clone(),
             think: kernel.think.clone(),
             runs: kernel.runs.clone(),
+            usage: self.usage_left(&kernel.usage),
         }
     }
 }

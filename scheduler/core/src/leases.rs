@@ -1,13 +1,16 @@
 //! A lease's life: ordered, confirmed, running, lingering, ending, over.
 
-use crate::config::Linger;
 use crate::core::Core;
-use crate::id::{CellId, GpuIndex, JobId, KernelId, LeaseId};
+use crate::index::Idx;
 use crate::journal::{Key, LeaseImage, Phase};
-use crate::lease::{EndCause, Outcome};
 use crate::output::{Output, Record};
-use crate::state::{Cell, Lease, LeaseState, PilotState, Running, Timer};
-use crate::time::{Span, Timestamp};
+use crate::state::{Account, Cell, Kernel, Lease, LeaseState, Pilot, PilotState, Pool, Running, Timer, User};
+use hop_words::id::{CellId, GpuIndex, JobId, KernelId, LeaseId};
+use hop_words::lease::{EndCause, Outcome};
+use hop_words::time::{Span, Timestamp};
+
+/// Idle GPU-seconds that it is worth to find the lease still there: no handover, no memory to be brought back.
+const LINGER_GAIN: f64 = 400.0;
 
 /// A lease that fails to start sooner than this fails for a reason of its own, even while slurmctld is away.
 const HUNG: Span = Span::from_secs(5);
@@ -20,9 +23,9 @@ impl Core {
         devices: Vec<GpuIndex>,
         out: &mut Vec<Output>,
     ) {
-        let Some(lease) = self.leases.get(&id) else {
+        let Some(lease) = self.work.leases.get(&id) else {
             // Given up meanwhile: nobody wants it.
-            if let Some(&p) = self.pilot_by_job.get(&pilot) {
+            if let Some(&p) = self.supply.pilot_by_job.get(&pilot) {
                 self.estrange(p, id, devices);
             }
             return out.push(self.end_order(pilot, id, EndCause::Failed));
@@ -33,10 +36,17 @@ impl Core {
         }
         self.learn_devices(id, devices.clone());
         let now = self.now;
-        let lease = self.leases.get_mut(&id).expect("found above");
+        let lease = self.work.leases.get_mut(&id).expect("found above");
         lease.started = Some(now);
+        lease.wait = now.since(lease.submit);
+        let started = Output::Record(Record::LeaseStarted {
+            lease: id,
+            devices,
+            at: now,
+        });
         let LeaseState::Starting { cell } = &lease.state else {
-            return;
+            // Nobody wants it any more; it was held all the same.
+            return out.push(started);
         };
         let cell = (**cell).clone();
         let start_by = lease.start_by;
@@ -48,29 +58,25 @@ impl Core {
         let (pilot, pool) = (lease.pilot, lease.pool);
         let timeout = (start_by, Timer::StartTimeout(id));
         self.timers.remove(&timeout);
-        self.pools[pool as usize].running += u32::from(gpus);
+        self.supply.pools[pool].running += u32::from(gpus);
         self.arm_quantum(id);
         self.ran_on(kernel, executor, out);
         self.note_lease(id, out);
-        out.push(Output::Record(Record::LeaseStarted {
-            lease: id,
-            devices,
-            at: now,
-        }));
-        let node = self.pilots[pilot].node;
+        out.push(started);
+        let node = self.supply.pilots[pilot].node;
         out.push(Output::Granted {
-            kernel: self.kernels[kernel].id.clone(),
+            kernel: self.work.kernels[kernel].id.clone(),
             cell: cell.id,
             lease: id,
-            node: self.nodes[node as usize].name.clone(),
+            node: self.supply.nodes[node].name.clone(),
             executor,
             lingering: false,
             waited: wait,
         });
     }
 
-    fn ran_on(&mut self, kernel: u32, executor: crate::id::Incarnation, out: &mut Vec<Output>) {
-        let k = &mut self.kernels[kernel];
+    fn ran_on(&mut self, kernel: Idx<Kernel>, executor: hop_words::id::Incarnation, out: &mut Vec<Output>) {
+        let k = &mut self.work.kernels[kernel];
         if k.last_executor != Some(executor) {
             k.last_executor = Some(executor);
             k.last_node = k
@@ -85,9 +91,9 @@ impl Core {
     }
 
     pub(crate) fn learn_devices(&mut self, id: LeaseId, devices: Vec<GpuIndex>) {
-        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
         if let Some(g) = lease.group {
-            for slot in &mut self.pilots[lease.pilot].groups[g].slots {
+            for slot in &mut self.supply.pilots[lease.pilot].groups[g].slots {
                 if devices.contains(&slot.index) {
                     slot.lease = Some(id);
                 }
@@ -104,7 +110,7 @@ impl Core {
         out: &mut Vec<Output>,
     ) {
         let now = self.now;
-        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
         Self::close_phase(lease, now);
         if let LeaseState::Lingering { until, .. } = lease.state {
             self.timers.remove(&(until, Timer::Linger(id)));
@@ -117,15 +123,16 @@ impl Core {
             lease.asked = crate::state::ParkAsk::No;
         }
         let (kernel, executor, pilot) = (lease.kernel, lease.executor, lease.pilot);
-        self.pools[lease.pool as usize].running += u32::from(lease.gpus);
+        self.supply.pools[lease.pool].running += u32::from(lease.gpus);
+        self.list_pilot(pilot);
         self.arm_quantum(id);
         self.note_lease(id, out);
-        let node = self.pilots[pilot].node;
+        let node = self.supply.pilots[pilot].node;
         out.push(Output::Granted {
-            kernel: self.kernels[kernel].id.clone(),
+            kernel: self.work.kernels[kernel].id.clone(),
             cell,
             lease: id,
-            node: self.nodes[node as usize].name.clone(),
+            node: self.supply.nodes[node].name.clone(),
             executor,
             lingering: true,
             waited,
@@ -145,7 +152,7 @@ impl Core {
         };
         let ours =
             |l: &Lease| l.kernel == kernel && matches!(&l.state, LeaseState::Running(r) if r.cell == *cell);
-        if self.leases.get(&id).is_some_and(ours) {
+        if self.work.leases.get(&id).is_some_and(ours) {
             self.stop_running(id, outcome, out);
             self.after_cell(id, out);
         }
@@ -154,7 +161,7 @@ impl Core {
     /// The cell on this lease is over: book it. The lease is left lingering with no end set.
     pub(crate) fn stop_running(&mut self, id: LeaseId, outcome: Outcome, out: &mut Vec<Output>) {
         let now = self.now;
-        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
         Self::close_phase(lease, now);
         let lingering = LeaseState::Lingering {
             since: now,
@@ -164,14 +171,15 @@ impl Core {
             return;
         };
         let ran = now.since(r.since);
-        let pool = &mut self.pools[lease.pool as usize];
+        let pool = &mut self.supply.pools[lease.pool];
         pool.running -= u32::from(lease.gpus);
-        let k = &mut self.kernels[lease.kernel];
+        let k = &mut self.work.kernels[lease.kernel];
         let busy = ran.as_secs_f64() * f64::from(lease.gpus);
         if let Some(load) = pool.loads.iter_mut().find(|l| l.gpus == k.default_need.gpus) {
             load.busy += busy;
         }
         k.quiet_since = now;
+        let pilot = lease.pilot;
         if lease.gpus > 0 && outcome != Outcome::Parked {
             k.last_end = Some(now);
         }
@@ -183,6 +191,7 @@ impl Core {
             }
             pool.runs.observe(ran);
         }
+        self.list_pilot(pilot);
         out.push(Output::Record(Record::CellServed {
             lease: id,
             cell: r.cell,
@@ -196,36 +205,28 @@ impl Core {
 
     /// What becomes of a lease whose cell is over: the kernel's next cell, somebody else's, or lingering.
     fn after_cell(&mut self, id: LeaseId, out: &mut Vec<Output>) {
-        let lease = &self.leases[&id];
+        let lease = &self.work.leases[&id];
         let (kernel, pilot) = (lease.kernel, lease.pilot);
-        let next = self.claimant(id);
-        if let Some(cell) = next {
-            let c = &self.cells[cell];
-            if c.kernel == kernel && self.lingering_for(kernel, &c.need, c.cpus) == Some(id) {
-                let (c, held_back) = self.take_cell(cell);
-                let waited = self.now.since(c.submitted);
-                self.grant_lingering(id, c.running(self.now), waited, out);
-                if let Some(node) = held_back {
-                    self.dispatch_node(node, out);
-                }
-                return;
-            }
-            self.hold_back(pilot, cell);
-            return self.end_lease(id, EndCause::Claimed, out);
+        if self.hand_on(id, out) {
+            return;
         }
-        if self.pilots[pilot].reserved.is_some_and(|r| self.helps(id, r)) {
+        if self.is_waited_for(id) {
             return self.end_lease(id, EndCause::Claimed, out);
         }
         let hold = self.linger_for(id);
-        let replica = self.kernels[kernel]
+        let replica = self.work.kernels[kernel]
             .replicas
             .iter()
-            .any(|r| r.incarnation == self.leases[&id].executor);
-        let lease = &self.leases[&id];
+            .any(|r| r.incarnation == self.work.leases[&id].executor);
+        let lease = &self.work.leases[&id];
         let claimed_by_limit = !self
             .freed_from_limits(lease.user, lease.account, lease.pool)
             .is_empty();
-        if self.pilots[pilot].state != PilotState::Up || hold == Span::ZERO || !replica || claimed_by_limit {
+        if self.supply.pilots[pilot].state != PilotState::Up
+            || hold == Span::ZERO
+            || !replica
+            || claimed_by_limit
+        {
             let cause = if claimed_by_limit {
                 EndCause::Claimed
             } else {
@@ -235,37 +236,38 @@ impl Core {
         }
         let until = self.now + hold;
         let since = self.now;
-        self.leases.get_mut(&id).expect("found above").state = LeaseState::Lingering { since, until };
+        self.work.leases.get_mut(&id).expect("found above").state = LeaseState::Lingering { since, until };
+        self.list_pilot(pilot);
         self.at(until, Timer::Linger(id));
         self.note_lease(id, out);
     }
 
     /// Whether what this lease holds is among what the cell needs, and the cell is another kernel's.
-    pub(crate) fn helps(&self, id: LeaseId, cell: u32) -> bool {
-        let (lease, c) = (&self.leases[&id], &self.cells[cell]);
-        let group = lease.group.map(|g| &self.pilots[lease.pilot].groups[g]);
+    pub(crate) fn helps(&self, id: LeaseId, cell: Idx<Cell>) -> bool {
+        let (lease, c) = (&self.work.leases[&id], &self.work.cells[cell]);
+        let group = lease.group.map(|g| &self.supply.pilots[lease.pilot].groups[g]);
         c.kernel != lease.kernel && group.is_none_or(|g| c.need.gpus == 0 || g.fits(&c.need))
     }
 
     /// How long this lease is held on to for the kernel's next cell.
     fn linger_for(&self, id: LeaseId) -> Span {
-        let lease = &self.leases[&id];
-        let pool = &self.pools[lease.pool as usize];
-        match pool.config.linger {
-            Linger::Fixed(span) => span,
-            Linger::Learnt { max, spares, worth } => {
-                let gain = spares.as_secs_f64() * worth * self.reuse_chance(lease);
-                let cost = f64::from(lease.gpus.max(1));
-                let think = &self.kernels[lease.kernel].think;
-                think.best_hold(&pool.think, PRIOR_WEIGHT, Span::ZERO, gain, cost, max)
-            }
+        let lease = &self.work.leases[&id];
+        let pool = &self.supply.pools[lease.pool];
+        let linger = &pool.config.linger;
+        if linger.most <= linger.least {
+            return linger.least;
         }
+        let gain = LINGER_GAIN * self.reuse_chance(lease);
+        let cost = f64::from(lease.gpus.max(1));
+        let think = &self.work.kernels[lease.kernel].think;
+        let pays = think.best_hold(&pool.think, PRIOR_WEIGHT, Span::ZERO, gain, cost, linger.most);
+        pays.max(linger.least)
     }
 
     /// By the kernel's last needs: the chance that the next cell can use this lease, less the chance that it needs
     /// more GPUs and must wait for this lease to end first.
     fn reuse_chance(&self, lease: &Lease) -> f64 {
-        let sizes = &self.kernels[lease.kernel].sizes;
+        let sizes = &self.work.kernels[lease.kernel].sizes;
         let total: f32 = sizes.iter().map(|(_, w)| w).sum();
         if total <= 0.0 {
             return 1.0;
@@ -277,14 +279,19 @@ impl Core {
 
     pub(crate) fn linger_over(&mut self, id: LeaseId, out: &mut Vec<Output>) {
         let due = |l: &Lease| matches!(l.state, LeaseState::Lingering { until, .. } if until <= self.now);
-        if self.leases.get(&id).is_some_and(due) {
+        if self.work.leases.get(&id).is_some_and(due) {
             self.end_lease(id, EndCause::Done, out);
         }
     }
 
     pub(crate) fn release(&mut self, kernel_id: &KernelId, id: LeaseId, out: &mut Vec<Output>) {
         let kernel = self.find_kernel(kernel_id);
-        if self.leases.get(&id).is_some_and(|l| Some(l.kernel) == kernel) {
+        if self
+            .work
+            .leases
+            .get(&id)
+            .is_some_and(|l| Some(l.kernel) == kernel)
+        {
             self.end_lease(id, EndCause::Released, out);
             self.take_back(id, out);
         }
@@ -292,7 +299,7 @@ impl Core {
 
     /// The kernel has left the lease's GPUs, won't, or has had its time: its node takes them back.
     pub(crate) fn take_back(&mut self, id: LeaseId, out: &mut Vec<Output>) {
-        let Some(lease) = self.leases.get_mut(&id) else {
+        let Some(lease) = self.work.leases.get_mut(&id) else {
             return;
         };
         if let LeaseState::Ending { cause, leaves_by, .. } = &mut lease.state
@@ -300,7 +307,7 @@ impl Core {
         {
             let (cause, pilot) = (*cause, lease.pilot);
             self.timers.remove(&(by, Timer::TakeBack(id)));
-            out.push(self.end_order(self.pilots[pilot].job, id, cause));
+            out.push(self.end_order(self.supply.pilots[pilot].job, id, cause));
         }
     }
 
@@ -316,7 +323,7 @@ impl Core {
                 _ => crate::reason::RefusedBecause::Closed,
             };
             out.push(Output::Refused {
-                kernel: self.kernels[cell.kernel].id.clone(),
+                kernel: self.work.kernels[cell.kernel].id.clone(),
                 cell: cell.id,
                 reason,
             });
@@ -333,10 +340,10 @@ impl Core {
         out: &mut Vec<Output>,
     ) -> Option<Cell> {
         let now = self.now;
-        if matches!(self.leases[&id].state, LeaseState::Running(_)) {
+        if matches!(self.work.leases[&id].state, LeaseState::Running(_)) {
             self.stop_running(id, Outcome::Lost, out);
         }
-        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
         Self::close_phase(lease, now);
         let ending = LeaseState::Ending {
             cause,
@@ -360,36 +367,44 @@ impl Core {
             }
             LeaseState::Running(_) | LeaseState::Ending { .. } => None,
         };
+        self.list_pilot(pilot);
         self.note_lease(id, out);
-        let grace = self.pools[self.leases[&id].pool as usize].config.grace;
+        let grace = self.supply.pools[self.work.leases[&id].pool].config.grace;
         if cell.is_none() {
             self.revoke(kernel, id, cause, grace, out);
         }
         if cell.is_none() && grace > Span::ZERO && self.can_leave(id) {
             let by = now + grace;
             self.at(by, Timer::TakeBack(id));
-            let lease = self.leases.get_mut(&id).expect("the caller has found it");
+            let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
             lease.state = LeaseState::Ending {
                 cause,
                 since: now,
                 leaves_by: Some(by),
             };
         } else {
-            out.push(self.end_order(self.pilots[pilot].job, id, cause));
+            out.push(self.end_order(self.supply.pilots[pilot].job, id, cause));
         }
         cell
     }
 
     /// Whether the lease's kernel is there to get off its GPUs.
     fn can_leave(&self, id: LeaseId) -> bool {
-        let lease = &self.leases[&id];
-        let k = &self.kernels[lease.kernel];
+        let lease = &self.work.leases[&id];
+        let k = &self.work.kernels[lease.kernel];
         lease.gpus > 0 && !k.closed && k.replicas.iter().any(|r| r.incarnation == lease.executor)
     }
 
-    fn revoke(&self, kernel: u32, lease: LeaseId, cause: EndCause, grace: Span, out: &mut Vec<Output>) {
+    fn revoke(
+        &self,
+        kernel: Idx<Kernel>,
+        lease: LeaseId,
+        cause: EndCause,
+        grace: Span,
+        out: &mut Vec<Output>,
+    ) {
         out.push(Output::Revoked {
-            kernel: self.kernels[kernel].id.clone(),
+            kernel: self.work.kernels[kernel].id.clone(),
             lease,
             cause,
             reason: cause.sentence().unwrap_or_default().to_owned(),
@@ -399,22 +414,24 @@ impl Core {
 
     pub(crate) fn start_timed_out(&mut self, id: LeaseId, out: &mut Vec<Output>) {
         let starting = |l: &Lease| matches!(l.state, LeaseState::Starting { .. });
-        if !self.leases.get(&id).is_some_and(starting) {
+        if !self.work.leases.get(&id).is_some_and(starting) {
             return;
         }
-        if self.slurm_away {
+        if self.supply.slurm_away {
             return self.start_later(id);
         }
+        let pilot = self.supply.pilots[self.work.leases[&id].pilot].job;
         if let Some(mut cell) = self.end_lease_keep_cell(id, EndCause::Failed, out) {
-            cell.failures += 1;
-            self.requeue(cell, "its node did not start it in time", out);
+            let why = "its node did not start it in time";
+            self.failed_on(&mut cell, pilot, why);
+            self.requeue(cell, why, out);
         }
     }
 
     /// Another full time to start in.
     fn start_later(&mut self, id: LeaseId) {
         let by = self.now + self.config.start_timeout;
-        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
         let before = std::mem::replace(&mut lease.start_by, by);
         self.timers.remove(&(before, Timer::StartTimeout(id)));
         self.at(by, Timer::StartTimeout(id));
@@ -423,10 +440,10 @@ impl Core {
     /// slurmctld doesn't answer, or does again. Without it no step starts: leases that are being started wait for it,
     /// and their cells are told so.
     pub(crate) fn slurm_away(&mut self, away: bool, out: &mut Vec<Output>) {
-        if std::mem::replace(&mut self.slurm_away, away) == away {
+        if std::mem::replace(&mut self.supply.slurm_away, away) == away {
             return;
         }
-        let starting = self.leases.values();
+        let starting = self.work.leases.values();
         let starting = starting.filter(|l| matches!(l.state, LeaseState::Starting { .. }));
         for id in starting.map(|l| l.id).collect::<Vec<_>>() {
             self.start_later(id);
@@ -436,12 +453,12 @@ impl Core {
 
     /// Tells the cell of a lease that is being started what else it waits for.
     pub(crate) fn tell_starting(&self, id: LeaseId, out: &mut Vec<Output>) {
-        let lease = &self.leases[&id];
+        let lease = &self.work.leases[&id];
         if let LeaseState::Starting { cell } = &lease.state
-            && self.slurm_away
+            && self.supply.slurm_away
         {
             out.push(Output::Queued {
-                kernel: self.kernels[lease.kernel].id.clone(),
+                kernel: self.work.kernels[lease.kernel].id.clone(),
                 cell: cell.id.clone(),
                 position: 1,
                 reason: crate::reason::Reason::SlurmAway,
@@ -458,11 +475,11 @@ impl Core {
         device_lost: bool,
         out: &mut Vec<Output>,
     ) {
-        if self.leases.contains_key(&id) {
+        if self.work.leases.contains_key(&id) {
             self.lease_over(id, EndCause::Failed, true, reason, out);
         }
         out.push(Output::EndAcknowledged { lease: id, pilot });
-        if device_lost && let Some(&p) = self.pilot_by_job.get(&pilot) {
+        if device_lost && let Some(&p) = self.supply.pilot_by_job.get(&pilot) {
             self.drain(p, out);
         }
     }
@@ -476,7 +493,7 @@ impl Core {
         detail: String,
         out: &mut Vec<Output>,
     ) {
-        if self.leases.contains_key(&id) {
+        if self.work.leases.contains_key(&id) {
             self.lease_over(id, cause, clean, detail, out);
         } else {
             self.stranger_over(id, pilot, clean, out);
@@ -493,25 +510,24 @@ impl Core {
         detail: String,
         out: &mut Vec<Output>,
     ) {
-        self.charge(id, out);
-        let was_running = matches!(self.leases[&id].state, LeaseState::Running(_));
+        let was_running = matches!(self.work.leases[&id].state, LeaseState::Running(_));
         if was_running {
             self.stop_running(id, Outcome::Lost, out);
-            let kernel = self.leases[&id].kernel;
+            let kernel = self.work.leases[&id].kernel;
             self.revoke(kernel, id, cause, Span::ZERO, out);
         }
-        let mut lease = self.leases.remove(&id).expect("the caller has found it");
+        let mut lease = self.work.leases.remove(&id).expect("the caller has found it");
         Self::close_phase(&mut lease, self.now);
         self.count_held(&lease, false);
+        self.note_usage(lease.user, lease.account, out);
         self.vacate(&lease, clean, &detail);
-        self.kernels[lease.kernel].leases.retain(|l| *l != id);
+        self.work.kernels[lease.kernel].leases.retain(|l| *l != id);
         self.note(|| Key::Lease(id), || None, out);
         let cause = match lease.state {
             // What we ended has ended for our reason, unless the node says that it failed in use.
             LeaseState::Ending { cause: ours, .. }
-                if cause == EndCause::Done
-                    || cause == EndCause::Released
-                    || cause == EndCause::Failed && lease.started.is_none() =>
+                if matches!(cause, EndCause::Done | EndCause::Released)
+                    || matches!(cause, EndCause::Failed | EndCause::StepLost) && lease.started.is_none() =>
             {
                 ours
             }
@@ -523,9 +539,13 @@ impl Core {
             LeaseState::Starting { mut cell } => {
                 let timeout = (lease.start_by, Timer::StartTimeout(id));
                 self.timers.remove(&timeout);
-                // Slurm that hangs is not the cell's fault; what fails at once isn't Slurm's.
-                let hung = self.slurm_away && self.now.since(lease.ordered) >= HUNG;
-                cell.failures += u8::from(!hung);
+                // Slurm that hangs is not the pilot's fault, nor is an order that its agent never heard; what fails at
+                // once isn't Slurm's.
+                let hung = self.supply.slurm_away && self.now.since(lease.ordered) >= HUNG;
+                if !hung && cause != EndCause::StepLost {
+                    let pilot = self.supply.pilots[lease.pilot].job;
+                    self.failed_on(&mut cell, pilot, &detail);
+                }
                 self.requeue(*cell, &detail, out);
             }
             LeaseState::Lingering { until, .. } => {
@@ -570,7 +590,7 @@ impl Core {
 
     /// Gives the lease's GPUs and cores back to its pilot; those of an end that is not clean stay blocked.
     fn vacate(&mut self, lease: &Lease, clean: bool, detail: &str) {
-        let p = &mut self.pilots[lease.pilot];
+        let p = &mut self.supply.pilots[lease.pilot];
         if let Some(g) = lease.group {
             let group = &mut p.groups[g];
             group.used -= lease.gpus;
@@ -591,46 +611,55 @@ impl Core {
         if p.leases.is_empty() {
             p.idle_since = Some(self.now);
         }
+        let node = p.node;
+        self.list_pilot(lease.pilot);
+        self.list_node(node);
     }
 
     /// Somebody may start now that this lease is gone.
-    fn freed(&mut self, pilot: u32, user: u32, account: u32, pool: u32, out: &mut Vec<Output>) {
+    fn freed(
+        &mut self,
+        pilot: Idx<Pilot>,
+        user: Idx<User>,
+        account: Idx<Account>,
+        pool: Idx<Pool>,
+        out: &mut Vec<Output>,
+    ) {
         for cell in self.freed_from_limits(user, account, pool) {
-            if self.cells.get(cell).is_some() {
+            if self.work.cells.get(cell).is_some() {
                 self.unlimit(cell);
                 if !self.try_start(cell, out) {
                     self.claim(cell, out);
                 }
             }
         }
-        if let Some(p) = self.pilots.get(pilot) {
+        if let Some(p) = self.supply.pilots.get(pilot) {
             let node = p.node;
             self.dispatch_node(node, out);
-            self.offer(node, out);
             self.maybe_idle(pilot, out);
         }
     }
 
     /// The kernel's waiting cells may have waited for its own lease to end.
-    fn own_lease_over(&mut self, kernel: u32, out: &mut Vec<Output>) {
-        let Some(k) = self.kernels.get(kernel) else {
+    fn own_lease_over(&mut self, kernel: Idx<Kernel>, out: &mut Vec<Output>) {
+        let Some(k) = self.work.kernels.get(kernel) else {
             return;
         };
         for cell in k.cells.clone() {
-            if self.cells.get(cell).is_some() {
+            if self.work.cells.get(cell).is_some() {
                 self.try_start(cell, out);
             }
         }
     }
 
     pub(crate) fn lease_image(&self, l: &Lease) -> LeaseImage {
-        let p = &self.pilots[l.pilot];
+        let p = &self.supply.pilots[l.pilot];
         LeaseImage {
             lease: l.id,
-            kernel: self.kernels[l.kernel].id.clone(),
-            node: self.nodes[p.node as usize].name.clone(),
+            kernel: self.work.kernels[l.kernel].id.clone(),
+            node: self.supply.nodes[p.node].name.clone(),
             pilot: p.job,
-            pool: self.pools[l.pool as usize].config.name.clone(),
+            pool: self.supply.pools[l.pool].config.name.clone(),
             executor: l.executor,
             gpus: l.gpus,
             gpu_type: l.gpu_type.clone(),

@@ -1,66 +1,91 @@
 //! Moving a replica to where a GPU is free, when that is expected to be quicker than waiting.
 
 use crate::core::Core;
-use crate::id::{Incarnation, KernelId};
+use crate::index::Idx;
 use crate::leases::PRIOR_WEIGHT;
 use crate::output::Output;
 use crate::predict::Habit;
-use crate::state::{Moving, PilotState, Ticket, Timer};
-use crate::time::Span;
+use crate::state::{Cell, Kernel, Moving, Node, Pilot, Pool, Replica, Ticket, Timer};
+use hop_words::id::{Incarnation, KernelId};
+use hop_words::time::Span;
 
 /// What was seen where nothing was.
 static NEVER: Habit = Habit::new();
 
-/// How many of the first in the queue are looked at when GPUs become free that nobody near wants.
-const OFFERS: usize = 8;
 /// A move that takes this many times as long as expected is given up.
 const PATIENCE: u64 = 20;
 
 impl Core {
-    /// Moves a replica of the cell's kernel if the cell is thereby expected to start sooner.
-    pub(crate) fn consider_moving(&mut self, cell: u32, out: &mut Vec<Output>) {
-        let c = &self.cells[cell];
-        let k = &self.kernels[c.kernel];
-        let pool = k.pool;
-        let Some(m) = self.pools[pool as usize].config.migrate.clone() else {
-            return;
-        };
-        if k.migrating.is_some() || k.only().is_some() || c.limited.is_some() || k.replicas.is_empty() {
+    /// Moves a replica of the cell's kernel if the cell is thereby expected to start sooner: to where GPUs are free, else
+    /// to where a pilot can be started, else to where leases only linger.
+    pub(crate) fn consider_moving(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        if !self.is_better_moved(cell) {
             return;
         }
-        if k.replicas.iter().any(|r| self.own_lease_ending(c.kernel, r.node)) {
-            return;
-        }
-        let takes = self.move_takes(pool, m.takes);
-        let wait = self.expected_wait(cell);
-        if wait.0 <= takes.0 + m.margin.0 {
-            return;
-        }
-        let target = self.free_node_for(cell).map(|n| (n, false));
-        let boot = self.boot_takes(pool);
-        let target = target.or_else(|| {
-            let sooner = wait.0 > takes.0.max(boot.0) + m.margin.0;
-            if sooner {
-                self.bare_node_for(cell).map(|n| (n, true))
-            } else {
-                None
-            }
-        });
-        if let Some((node, bare)) = target {
-            if bare {
-                let size = self.pilot_size(pool, self.cells[cell].need.gpus, self.cells[cell].cpus);
-                self.submit_pilot(pool, None, Some(node), Some(size), out);
-            }
-            self.move_to(cell, node, out);
+        if let Some(pilot) = self.free_elsewhere(cell) {
+            self.move_to_pilot(cell, pilot, out);
+        } else if let Some(node) = self.bare_node_for(cell).filter(|_| self.is_better_booted(cell)) {
+            self.move_to_bare(cell, node, out);
+        } else if let Some((pilot, group)) = self.idle_elsewhere(cell) {
+            self.claim_on(pilot, group, cell, out);
+            self.move_to_pilot(cell, pilot, out);
         }
     }
 
+    /// Whether waiting where the cell's kernel is takes longer than moving it, as far as can be told.
+    pub(crate) fn is_better_moved(&self, cell: Idx<Cell>) -> bool {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        let Some(m) = &self.supply.pools[k.pool].config.migrate else {
+            return false;
+        };
+        let own_ending = |r: &Replica| self.own_lease_ending(c.kernel, r.node);
+        if k.migrating.is_some()
+            || !self.may_roam(c.kernel)
+            || c.limited.is_some()
+            || k.replicas.iter().any(own_ending)
+            || self.over_limit(c).is_some()
+        {
+            return false;
+        }
+        self.expected_wait(cell).0 > self.move_takes(k.pool, m.takes).0 + m.margin.0
+    }
+
+    /// Whether waiting takes longer than a pilot on a new node, too.
+    fn is_better_booted(&self, cell: Idx<Cell>) -> bool {
+        let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
+        let margin = self.supply.pools[pool].config.migrate.as_ref().map(|m| m.margin);
+        self.expected_wait(cell).0 > self.boot_takes(pool).0 + margin.unwrap_or_default().0
+    }
+
+    /// A pilot elsewhere where the cell could start now, the tightest one; of equals that where fewest kernels are at
+    /// home.
+    fn free_elsewhere(&self, cell: Idx<Cell>) -> Option<Idx<Pilot>> {
+        let kernel = self.work.cells[cell].kernel;
+        let takes = |p: &Idx<Pilot>| self.takes_in(kernel, self.supply.pilots[*p].node);
+        self.rooms_anywhere(cell).find(takes)
+    }
+
+    /// A pilot elsewhere where idle leases can make room for the cell.
+    fn idle_elsewhere(&self, cell: Idx<Cell>) -> Option<(Idx<Pilot>, Option<usize>)> {
+        let kernel = self.work.cells[cell].kernel;
+        let takes = |p: &Idx<Pilot>| self.takes_in(kernel, self.supply.pilots[*p].node);
+        let mut found = self.idle_anywhere(cell).filter(takes);
+        let (_, pilot, group) = found.find_map(|p| self.claimable_on(p, cell))?;
+        Some((pilot, group))
+    }
+
+    /// Whether a replica of the kernel may be moved to the node.
+    fn takes_in(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
+        !self.sits_on(kernel, node) && !self.supply.nodes[node].down
+    }
+
     /// How long the cell is expected to wait where its replicas are.
-    pub(crate) fn expected_wait(&self, cell: u32) -> Span {
-        let k = &self.kernels[self.cells[cell].kernel];
+    pub(crate) fn expected_wait(&self, cell: Idx<Cell>) -> Span {
+        let k = &self.work.kernels[self.work.cells[cell].kernel];
         let coming = k
             .able()
-            .filter_map(|r| self.tickets.values().find(|t| t.node == Some(r.node)))
+            .filter_map(|r| self.supply.tickets.values().find(|t| t.node == Some(r.node)))
             .map(|t| self.up_in(t))
             .min();
         let free = self.estimate(cell).unwrap_or(Span(u64::MAX / 4));
@@ -68,14 +93,14 @@ impl Core {
     }
 
     /// How long a pilot takes on the pool's own nodes.
-    pub(crate) fn boot_takes(&self, pool: u32) -> Span {
+    pub(crate) fn boot_takes(&self, pool: Idx<Pool>) -> Span {
         let (seen, told) = self.boots_of(pool, None);
         seen.remaining(seen, 0.0, Span::ZERO, 0.5).unwrap_or(told)
     }
 
     /// How long pilots took until they were up, in a burst partition or the pool's own, and what the site says of it.
-    pub(crate) fn boots_of(&self, pool: u32, partition: Option<&String>) -> (&Habit, Span) {
-        let p = &self.pools[pool as usize];
+    pub(crate) fn boots_of(&self, pool: Idx<Pool>, partition: Option<&String>) -> (&Habit, Span) {
+        let p = &self.supply.pools[pool];
         let own = || p.config.scale.as_ref().map_or(Span::from_secs(10), |s| s.boot);
         let burst = |name: &String| p.config.burst.iter().find(|b| b.partition == *name);
         let told = partition.and_then(burst).map_or_else(own, |b| b.boot);
@@ -84,8 +109,8 @@ impl Core {
     }
 
     /// A pilot was up this long after it was asked for.
-    pub(crate) fn learn_boot(&mut self, pool: u32, partition: Option<&String>, took: Span) {
-        let boots = &mut self.pools[pool as usize].boots;
+    pub(crate) fn learn_boot(&mut self, pool: Idx<Pool>, partition: Option<&String>, took: Span) {
+        let boots = &mut self.supply.pools[pool].boots;
         let known = boots.iter().position(|(name, _)| name.as_ref() == partition);
         let i = known.unwrap_or_else(|| {
             boots.push((partition.cloned(), Habit::default()));
@@ -108,95 +133,100 @@ impl Core {
         seen.remaining(seen, 0.0, waited, 0.5).unwrap_or_else(late)
     }
 
-    fn move_takes(&self, pool: u32, told: Span) -> Span {
-        let moves = &self.pools[pool as usize].moves;
+    fn move_takes(&self, pool: Idx<Pool>, told: Span) -> Span {
+        let moves = &self.supply.pools[pool].moves;
         moves
             .remaining(moves, PRIOR_WEIGHT, Span::ZERO, 0.5)
             .unwrap_or(told)
     }
 
     /// How much longer the kernel's move, if one is under way, is expected to take.
-    pub(crate) fn move_left(&self, kernel: u32) -> Option<Span> {
-        let k = &self.kernels[kernel];
+    pub(crate) fn move_left(&self, kernel: Idx<Kernel>) -> Option<Span> {
+        let k = &self.work.kernels[kernel];
         let (moving, m) = k
             .migrating
-            .zip(self.pools[k.pool as usize].config.migrate.as_ref())?;
+            .zip(self.supply.pools[k.pool].config.migrate.as_ref())?;
         let takes = self.move_takes(k.pool, m.takes);
         Some(Span(takes.0.saturating_sub(self.now.since(moving.since).0)))
     }
 
-    /// A node without a replica of the kernel where the cell could start now: the one where the fewest GPUs stay
-    /// over, and of these the one where the fewest kernels are at home.
-    fn free_node_for(&self, cell: u32) -> Option<u32> {
-        let c = &self.cells[cell];
-        let k = &self.kernels[c.kernel];
-        self.pools[k.pool as usize]
-            .pilots
-            .iter()
-            .filter(|&&p| {
-                let pilot = &self.pilots[p];
-                let fits = |g: &crate::state::Group| g.fits(&c.need) && g.free() >= c.need.gpus;
-                pilot.state == PilotState::Up
-                    && pilot.reserved.is_none()
-                    && pilot.cpus_free() >= c.cpus
-                    && (c.need.gpus == 0 || pilot.groups.iter().any(fits))
-                    && !self.sits_on(c.kernel, pilot.node)
-                    && !self.nodes[pilot.node as usize].down
-            })
-            .min_by_key(|&&p| {
-                let pilot = &self.pilots[p];
-                (self.nodes[pilot.node as usize].homes.len(), pilot.free_gpus(), p)
-            })
-            .map(|&p| self.pilots[p].node)
-    }
-
     /// A node without a pilot where one could be started for the cell.
-    fn bare_node_for(&self, cell: u32) -> Option<u32> {
-        let c = &self.cells[cell];
-        let k = &self.kernels[c.kernel];
-        let pool = &self.pools[k.pool as usize];
+    fn bare_node_for(&self, cell: Idx<Cell>) -> Option<Idx<Node>> {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        let pool = &self.supply.pools[k.pool];
         let size = self.pilot_size(k.pool, c.need.gpus, c.cpus);
         if pool.config.scale.is_none() || !self.may_add_own(k.pool, size) {
             return None;
         }
-        let bare = |n: &u32| {
+        let bare = |n: &Idx<Node>| {
+            let held = self.supply.nodes[*n].held_for;
             !self.is_burst(*n)
-                && self.spare_gpus(*n) >= size
+                && held.is_none_or(|h| h == cell)
                 && self.may_sit(*n, &c.need, &[])
                 && !self.sits_on(c.kernel, *n)
         };
-        pool.nodes
-            .iter()
-            .copied()
-            .filter(bare)
-            .min_by_key(|&n| (self.nodes[n as usize].homes.len(), n))
+        let spare = pool.lanes.spare.range((size, Idx::FIRST)..);
+        let mut spare = spare.map(|&(_, n)| n);
+        spare.find(bare)
     }
 
-    fn sits_on(&self, kernel: u32, node: u32) -> bool {
-        let k = &self.kernels[kernel];
+    pub(crate) fn sits_on(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
+        let k = &self.work.kernels[kernel];
         k.replicas.iter().any(|r| r.node == node) || k.planned.iter().any(|p| p.node == node)
     }
 
-    fn move_to(&mut self, cell: u32, node: u32, out: &mut Vec<Output>) {
-        let kernel = self.cells[cell].kernel;
-        let Some(victim) = self.victim(cell) else {
-            return;
-        };
-        let pilot = self.nodes[node as usize].pilots.first().copied();
-        if let Some(p) = pilot.filter(|&p| self.pilots[p].state == PilotState::Up) {
-            self.hold_back(p, cell);
+    /// Has the cell's kernel moved to where the pilot is, with what the cell needs there held back for it.
+    pub(crate) fn move_to_pilot(&mut self, cell: Idx<Cell>, pilot: Idx<Pilot>, out: &mut Vec<Output>) {
+        let node = self.supply.pilots[pilot].node;
+        if let Some(victim) = self.victim(cell) {
+            self.hold_back(pilot, cell);
+            self.begin_move(self.work.cells[cell].kernel, victim, node, out);
         }
-        self.begin_move(kernel, victim, node, out);
+    }
+
+    /// The same for a node where the cell has room now. Returns whether it comes.
+    pub(crate) fn move_to_room(&mut self, cell: Idx<Cell>, node: Idx<Node>, out: &mut Vec<Output>) -> bool {
+        let mut pilots = self.supply.nodes[node].pilots.iter().copied();
+        let Some(pilot) = pilots.find(|&p| self.room(p, cell).is_some()) else {
+            return false;
+        };
+        self.move_to_pilot(cell, pilot, out);
+        self.work.kernels[self.work.cells[cell].kernel]
+            .migrating
+            .is_some()
+    }
+
+    fn move_to_bare(&mut self, cell: Idx<Cell>, node: Idx<Node>, out: &mut Vec<Output>) {
+        let c = &self.work.cells[cell];
+        let (kernel, seq) = (c.kernel, c.seq);
+        let pool = self.work.kernels[kernel].pool;
+        let size = self.pilot_size(pool, c.need.gpus, c.cpus);
+        if let Some(victim) = self.victim(cell) {
+            let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
+            self.supply
+                .tickets
+                .get_mut(&ticket)
+                .expect("it was just made")
+                .cell = Some((cell, seq));
+            self.begin_move(kernel, victim, node, out);
+        }
     }
 
     /// Has the replica moved to the node.
-    pub(crate) fn begin_move(&mut self, kernel: u32, victim: Incarnation, node: u32, out: &mut Vec<Output>) {
-        let pool = self.kernels[kernel].pool;
-        let told = self.pools[pool as usize].config.migrate.as_ref().map(|m| m.takes);
+    pub(crate) fn begin_move(
+        &mut self,
+        kernel: Idx<Kernel>,
+        victim: Incarnation,
+        node: Idx<Node>,
+        out: &mut Vec<Output>,
+    ) {
+        let pool = self.work.kernels[kernel].pool;
+        let told = self.supply.pools[pool].config.migrate.as_ref().map(|m| m.takes);
         let takes = self.move_takes(pool, told.unwrap_or_default());
         let seat = self.plan_seat(kernel, node);
         let incarnation = seat.incarnation;
-        let k = &mut self.kernels[kernel];
+        let k = &mut self.work.kernels[kernel];
         k.moved = self.now;
         k.migrating = Some(Moving {
             victim,
@@ -208,7 +238,7 @@ impl Core {
         self.at(self.now + late, Timer::Moving(kernel, incarnation));
         self.note_kernel(kernel, out);
         out.push(Output::Migrate {
-            kernel: self.kernels[kernel].id.clone(),
+            kernel: self.work.kernels[kernel].id.clone(),
             victim,
             seat,
         });
@@ -216,12 +246,14 @@ impl Core {
 
     /// The replica whose place is worth the least: where the cell would wait longest; the last executor, which has
     /// the namespace ready, only if there is no other.
-    fn victim(&self, cell: u32) -> Option<Incarnation> {
-        let c = &self.cells[cell];
-        let k = &self.kernels[c.kernel];
-        let wait = |node: u32| {
-            let pilots = &self.nodes[node as usize].pilots;
-            let spans = pilots.iter().filter_map(|&p| self.free_in(&self.pilots[p], c));
+    fn victim(&self, cell: Idx<Cell>) -> Option<Incarnation> {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        let wait = |node: Idx<Node>| {
+            let pilots = &self.supply.nodes[node].pilots;
+            let spans = pilots
+                .iter()
+                .filter_map(|&p| self.free_in(&self.supply.pilots[p], c));
             spans.min().unwrap_or(Span(u64::MAX / 4))
         };
         k.replicas
@@ -236,41 +268,22 @@ impl Core {
             .map(|r| r.incarnation)
     }
 
-    /// GPUs are free on this node and nobody there wants them: perhaps somebody elsewhere does.
-    pub(crate) fn offer(&mut self, node: u32, out: &mut Vec<Output>) {
-        let pool = self.nodes[node as usize].pool;
-        let p = &self.pools[pool as usize];
-        if p.config.migrate.is_none() || p.queue.is_empty() {
-            return;
-        }
-        let free = |p: &u32| self.pilots[*p].state == PilotState::Up && self.pilots[*p].free_gpus() > 0;
-        if !self.nodes[node as usize].pilots.iter().any(free) {
-            return;
-        }
-        let first: Vec<u32> = p.queue.iter().take(OFFERS).map(|&(_, c)| c).collect();
-        for cell in first {
-            if self.cells.get(cell).is_some() {
-                self.consider_moving(cell, out);
-            }
-        }
-    }
-
     /// The new replica of a move has reported itself.
-    pub(crate) fn moved_in(&mut self, kernel: u32, incarnation: Incarnation) {
-        let k = &mut self.kernels[kernel];
+    pub(crate) fn moved_in(&mut self, kernel: Idx<Kernel>, incarnation: Incarnation) {
+        let k = &mut self.work.kernels[kernel];
         if let Some(m) = k.migrating.filter(|m| m.incarnation == incarnation) {
             k.migrating = None;
             self.stale_around(kernel);
-            let k = &self.kernels[kernel];
+            let k = &self.work.kernels[kernel];
             let took = self.now.since(m.since);
             let pool = k.pool;
-            self.pools[pool as usize].moves.observe(took);
+            self.supply.pools[pool].moves.observe(took);
         }
     }
 
     /// A replica that was part of a move is gone.
-    pub(crate) fn moving_lost(&mut self, kernel: u32, incarnation: Incarnation) {
-        let k = &mut self.kernels[kernel];
+    pub(crate) fn moving_lost(&mut self, kernel: Idx<Kernel>, incarnation: Incarnation) {
+        let k = &mut self.work.kernels[kernel];
         if k.migrating.is_some_and(|m| m.incarnation == incarnation) {
             k.migrating = None;
             self.stale_around(kernel);
@@ -279,22 +292,27 @@ impl Core {
     }
 
     /// What is held back for the kernel's cells where they can't run is anybody's.
-    pub(crate) fn unreserve_where_it_is_not(&mut self, kernel: u32) {
-        for cell in self.kernels[kernel].cells.clone() {
-            let pilot = self.cells.get(cell).and_then(|c| c.reserved);
-            let Some(node) = pilot.map(|p| self.pilots[p].node) else {
+    pub(crate) fn unreserve_where_it_is_not(&mut self, kernel: Idx<Kernel>) {
+        for cell in self.work.kernels[kernel].cells.clone() {
+            let pilot = self.work.cells.get(cell).and_then(|c| c.reserved);
+            let Some(node) = pilot.map(|p| self.supply.pilots[p].node) else {
                 continue;
             };
-            if !self.kernels[kernel].able().any(|r| r.node == node) {
+            if !self.work.kernels[kernel].able().any(|r| r.node == node) {
                 self.unreserve(cell);
             }
         }
     }
 
-    pub(crate) fn moving_late(&mut self, kernel: u32, incarnation: Incarnation, out: &mut Vec<Output>) {
+    pub(crate) fn moving_late(
+        &mut self,
+        kernel: Idx<Kernel>,
+        incarnation: Incarnation,
+        out: &mut Vec<Output>,
+    ) {
         let late = |k: &crate::state::Kernel| k.migrating.is_some_and(|m| m.incarnation == incarnation);
-        if self.kernels.get(kernel).is_some_and(late) {
-            let id = self.kernels[kernel].id.clone();
+        if self.work.kernels.get(kernel).is_some_and(late) {
+            let id = self.work.kernels[kernel].id.clone();
             self.migration_done(&id, incarnation, false, out);
         }
     }
@@ -313,13 +331,10 @@ impl Core {
             self.unplan(k, incarnation);
         }
         self.moving_lost(k, incarnation);
-        for cell in self.kernels[k].cells.clone() {
-            if self.cells.get(cell).is_some() && !self.try_start(cell, out) && !moved {
-                let left = self.unreserve(cell);
+        for cell in self.work.kernels[k].cells.clone() {
+            if self.work.cells.get(cell).is_some() && !self.try_start(cell, out) && !moved {
+                self.unreserve(cell);
                 self.claim(cell, out);
-                if let Some(node) = left {
-                    self.dispatch_node(node, out);
-                }
             }
         }
     }

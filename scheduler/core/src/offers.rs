@@ -4,24 +4,27 @@
 //! is never a reason to refuse: then a cell waits.
 
 use crate::core::Core;
-use crate::id::{GpuType, PoolName};
+use crate::index::Idx;
 use crate::input::PoolOffers;
-use crate::need::Need;
 use crate::output::Output;
 use crate::reason::RefusedBecause;
-use crate::state::Group;
+use crate::state::{Cell, Group, Pool};
+use hop_words::id::{GpuType, PoolName};
+use hop_words::need::Need;
 
 impl Core {
     /// Takes over what the pool could ever have. Cells that waited for something else are told.
     pub(crate) fn pool_offers(&mut self, offers: PoolOffers, out: &mut Vec<Output>) {
         let pool = self.pool_index(&offers.pool);
-        if self.pools[pool as usize].offers.as_ref() == Some(&offers) {
+        if self.supply.pools[pool].offers.as_ref() == Some(&offers) {
             return;
         }
-        self.pools[pool as usize].offers = Some(offers);
-        let waiting: Vec<u32> = self.pools[pool as usize].queue.iter().map(|&(_, c)| c).collect();
+        self.supply.pools[pool].offers = Some(offers);
+        let waiting: Vec<Idx<Cell>> = self.supply.pools[pool].queue.iter().map(|&(_, c)| c).collect();
         for cell in waiting {
-            let Some(c) = self.cells.get(cell) else { continue };
+            let Some(c) = self.work.cells.get(cell) else {
+                continue;
+            };
             if let Some(reason) = self.never_in(pool, &c.need) {
                 self.drop_cell(cell, Some(reason), out);
             }
@@ -29,8 +32,8 @@ impl Core {
     }
 
     /// Why this need can't ever be served by the pool; none: it can, or nobody knows.
-    pub(crate) fn never_in(&self, pool: u32, need: &Need) -> Option<RefusedBecause> {
-        let p = &self.pools[pool as usize];
+    pub(crate) fn never_in(&self, pool: Idx<Pool>, need: &Need) -> Option<RefusedBecause> {
+        let p = &self.supply.pools[pool];
         let (config, name) = (&p.config, || p.config.name.clone());
         // A pool that nobody has configured (yet) has no shape: cells wait for it.
         if config.max_pilots == 0 && config.min_pilots == 0 {
@@ -45,7 +48,7 @@ impl Core {
             });
         }
         let offers = p.offers.as_ref();
-        let pilots = || p.pilots.iter().map(|&i| &self.pilots[i]);
+        let pilots = || p.pilots.iter().map(|&i| &self.supply.pilots[i]);
         let cores = || {
             let up = pilots().map(|p| p.cpus).max().unwrap_or(0);
             offers.map_or(u16::MAX, |o| o.cpus).max(up)
@@ -80,12 +83,12 @@ impl Core {
         })
     }
 
-    fn wrong_type(&self, pool: u32, offers: &PoolOffers, need: &Need) -> Option<RefusedBecause> {
+    fn wrong_type(&self, pool: Idx<Pool>, offers: &PoolOffers, need: &Need) -> Option<RefusedBecause> {
         let asked = need.gpu_type.as_ref().filter(|_| offers.types_known)?;
         if has(offers, asked) {
             return None;
         }
-        let others = self.pools.iter().enumerate().filter(|(i, _)| *i as u32 != pool);
+        let others = self.supply.pools.iter().filter(|(i, _)| *i != pool);
         let elsewhere: Vec<PoolName> = others
             .filter_map(|(_, p)| p.offers.as_ref().filter(|o| has(o, asked)))
             .map(|o| o.pool.clone())

@@ -1,13 +1,14 @@
 //! What the core decides. The driver carries it out in the order given.
 
-use crate::id::{
+use crate::journal::Entry;
+use crate::reason::{Reason, RefusedBecause};
+use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
     UserName,
 };
-use crate::journal::Entry;
-use crate::lease::{EndCause, Outcome};
-use crate::reason::{Reason, RefusedBecause};
-use crate::time::{Span, Timestamp};
+use hop_words::lease::{EndCause, Outcome};
+pub use hop_words::replica::SeatPlan;
+use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// A decision.
@@ -23,7 +24,7 @@ pub enum Output {
         cause: EndCause,
         grace: Span,
     },
-    /// To the pilot's agent: the end is in the books.
+    /// To the pilot's agent, once everything before it is on disk: it may forget the lease.
     EndAcknowledged { lease: LeaseId, pilot: JobId },
     /// To the pilot's agent: no more leases, exit after the last.
     DrainPilot { pilot: JobId },
@@ -103,7 +104,8 @@ pub enum Output {
 
     /// For the accounting store.
     Record(Record),
-    /// For the journal; to be on disk before anything else of the same call is carried out.
+    /// For the journal. It is written behind, in order; only [`Output::EndAcknowledged`] waits until all before it is on
+    /// disk.
     Journal(Entry),
 }
 
@@ -112,24 +114,19 @@ pub struct StartLease {
     pub lease: LeaseId,
     pub pilot: JobId,
     pub node: NodeName,
+    pub pool: PoolName,
     pub user: UserName,
+    pub account: Option<AccountName>,
     pub kernel: KernelId,
+    /// What the user calls the notebook.
+    pub name: String,
     pub cell: CellId,
+    /// When the cell was submitted.
+    pub submit: Timestamp,
     pub executor: Incarnation,
     pub gpus: u16,
     /// Named where the need names one or the pilot has several.
     pub gpu_type: Option<GpuType>,
-    pub cpus: u16,
-}
-
-/// Where one replica sits.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeatPlan {
-    pub incarnation: Incarnation,
-    pub node: NodeName,
-    /// A seat of the user's there that has room.
-    pub existing: Option<JobId>,
-    pub mem_mib: u64,
     pub cpus: u16,
 }
 
@@ -167,6 +164,21 @@ pub enum Record {
         end: Timestamp,
         wait: Span,
         outcome: Outcome,
+    },
+    /// A cell left the queue without having got a lease. It has a lease's number, since there is one row for each.
+    CellWithdrawn {
+        lease: LeaseId,
+        cell: CellId,
+        kernel: KernelId,
+        name: String,
+        user: UserName,
+        account: Option<AccountName>,
+        pool: PoolName,
+        gpus: u16,
+        cpus: u16,
+        submit: Timestamp,
+        at: Timestamp,
+        reason: String,
     },
     /// The lease is over and its device free or blocked. The last word on the lease.
     LeaseClosed {

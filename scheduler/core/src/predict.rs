@@ -1,6 +1,6 @@
 //! What is learnt from the past: lengths of time as decaying histograms over powers of the square root of two.
 
-use crate::time::Span;
+use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
 
 /// Buckets: bucket `i` holds lengths from 2^(i/2) to 2^((i+1)/2) times 62.5 ms; the last is open.

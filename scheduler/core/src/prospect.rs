@@ -1,11 +1,12 @@
 //! What a cell would wait that is not there yet: for whoever plans ahead (`hop run --deadline`).
 
 use crate::core::Core;
-use crate::id::{KernelId, PoolName, UserName};
+use crate::index::Idx;
 use crate::input::PlaceKernel;
-use crate::need::{Class, Need};
-use crate::state::{PilotState, Rank, Usage};
-use crate::time::{Span, Timestamp};
+use crate::state::{Account, Band, Kernel, Node, Pilot, PilotState, Pool, Rank, User};
+use hop_words::id::{KernelId, PoolName, UserName};
+use hop_words::need::{Class, Need};
+use hop_words::time::{Span, Timestamp};
 
 /// A cell that might be submitted.
 #[derive(Debug, Clone)]
@@ -37,27 +38,27 @@ impl Core {
         let known = kernel.or_else(|| self.last_kernel_of(user?));
         // Until Slurm has said who is charged it is nobody's account.
         let nobodys = || {
-            self.accounts
-                .iter()
-                .position(|a| a.name.is_none())
-                .map(|i| i as u32)
+            let mut accounts = self.people.accounts.iter();
+            accounts.find(|(_, a)| a.name.is_none()).map(|(i, _)| i)
         };
-        let account = known.map(|k| self.kernels[k].account).or_else(nobodys);
+        let account = known.map(|k| self.work.kernels[k].account).or_else(nobodys);
         if let (Some(user), Some(account)) = (user, account)
             && self.over(need.gpus, user, account, pool).is_some()
         {
             return None;
         }
-        let rank = self.rank_of_prospect(prospect, user, account);
+        let rank = self.rank_of_prospect(prospect, user, account, kernel);
         let cpus = self.cpus_of(pool, need);
-        let nodes = kernel.map_or_else(Vec::new, |k| self.kernels[k].able().map(|r| r.node).collect());
+        let nodes = kernel.map_or_else(Vec::new, |k| {
+            self.work.kernels[k].able().map(|r| r.node).collect()
+        });
         let nodes = if nodes.is_empty() {
             self.where_it_would_sit(pool, user, prospect)
         } else {
             nodes
         };
         let waits = nodes.iter().map(|&n| {
-            let there = self.wait_on(n, (rank, u32::MAX), pool, need, cpus);
+            let there = self.wait_on(n, (rank, Idx::NONE), pool, need, cpus);
             [there, self.boots_in(n, pool, need, cpus)]
                 .into_iter()
                 .flatten()
@@ -66,68 +67,79 @@ impl Core {
         waits.flatten().min()
     }
 
-    fn last_kernel_of(&self, user: u32) -> Option<u32> {
-        let own = self.kernels.iter().filter(|(_, k)| k.user == user);
+    fn last_kernel_of(&self, user: Idx<User>) -> Option<Idx<Kernel>> {
+        let own = self.work.kernels.iter().filter(|(_, k)| k.user == user);
         own.max_by_key(|(_, k)| k.quiet_since).map(|(i, _)| i)
     }
 
-    fn where_it_would_sit(&self, pool: u32, user: Option<u32>, prospect: &Prospect) -> Vec<u32> {
+    fn where_it_would_sit(
+        &self,
+        pool: Idx<Pool>,
+        user: Option<Idx<User>>,
+        prospect: &Prospect,
+    ) -> Vec<Idx<Node>> {
         let place = PlaceKernel {
             kernel: "".into(),
             user: prospect.user.clone(),
             account: None,
             pool: prospect.pool.clone(),
             replicas: 1,
+            first: None,
             default_need: prospect.default_need.clone(),
             mem_mib: 0,
             cpus: 0,
             avoid: Vec::new(),
             name: String::new(),
         };
-        self.choose_nodes(pool, user.unwrap_or(u32::MAX), &place, 1)
+        self.choose_nodes(pool, user.unwrap_or(Idx::NONE), &place, 1)
     }
 
-    fn rank_of_prospect(&self, prospect: &Prospect, user: Option<u32>, account: Option<u32>) -> Rank {
-        let fair = self.config.fair_share;
-        let of = |usage: Option<Usage>| {
-            if fair {
-                usage.unwrap_or_default().level()
-            } else {
-                0
-            }
+    fn rank_of_prospect(
+        &self,
+        prospect: &Prospect,
+        user: Option<Idx<User>>,
+        account: Option<Idx<Account>>,
+        known: Option<Idx<Kernel>>,
+    ) -> Rank {
+        let own = known.map_or(0.0, |k| self.used(&self.work.kernels[k].usage));
+        let (service, fine) = match user.zip(account) {
+            Some((user, account)) => self.service(own, user, account, prospect.class),
+            None => (i16::MIN, i16::MIN),
         };
         let latest = prospect
             .need
             .deadline
             .filter(|_| prospect.class == Class::Deadline);
         Rank {
-            band: 1,
-            account: of(account.map(|a| self.accounts[a as usize].usage)),
-            user: of(user.map(|u| self.users[u as usize].usage)),
+            band: Band::Ordinary,
+            service,
             class: prospect.class,
             latest: latest.unwrap_or(Timestamp(u64::MAX)),
+            fine,
             submitted: self.now,
             seq: u64::MAX,
         }
     }
 
     /// When a pilot that is booting there, or that would be started for the cell, is up; none: there is none.
-    fn boots_in(&self, node: u32, pool: u32, need: &Need, cpus: u16) -> Option<Span> {
-        let coming = self.tickets.values();
+    fn boots_in(&self, node: Idx<Node>, pool: Idx<Pool>, need: &Need, cpus: u16) -> Option<Span> {
+        let coming = self.supply.tickets.values();
         let coming =
             coming.filter(|t| t.pool == pool && t.node.is_none_or(|n| n == node) && t.gpus >= need.gpus);
         if let Some(soonest) = coming.map(|t| self.up_in(t)).min() {
             return Some(soonest);
         }
         let size = self.pilot_size(pool, need.gpus, cpus);
-        let room = !self.nodes[node as usize].down && self.spare_gpus(node) >= size;
-        let up = |p: &u32| self.pilots[*p].pool == pool && self.pilots[*p].state == PilotState::Up;
-        let starts = if self.nodes[node as usize].pilots.iter().any(up) {
+        let room = !self.supply.nodes[node].down && self.spare_gpus(node) >= size;
+        let up = |p: &Idx<Pilot>| {
+            self.supply.pilots[*p].pool == pool && self.supply.pilots[*p].state == PilotState::Up
+        };
+        let starts = if self.supply.nodes[node].pilots.iter().any(up) {
             self.scale(pool).is_some() && self.may_add(pool, node, size)
         } else {
             self.could_bring(pool, node)
         };
-        let (seen, told) = self.boots_of(pool, self.nodes[node as usize].burst.as_ref());
+        let (seen, told) = self.boots_of(pool, self.supply.nodes[node].burst.as_ref());
         let boot = seen.remaining(seen, 0.0, Span::ZERO, 0.5).unwrap_or(told);
         (room && starts).then_some(boot)
     }

@@ -3,14 +3,15 @@
 //! park says so and runs on. One that has parked waits for its GPUs again, on its own node, where its memory lies.
 
 use crate::core::Core;
-use crate::id::{CellId, GpuType, Incarnation, KernelId, LeaseId};
+use crate::index::Idx;
 use crate::input::WaitingCell;
-use crate::lease::{EndCause, Outcome};
-use crate::need::Need;
 use crate::output::Output;
 use crate::reason::{RefusedBecause, spell};
-use crate::state::{Cell, Kernel, Lease, LeaseState, ParkAsk, PilotState, Replica, Timer};
-use crate::time::Span;
+use crate::state::{Cell, Kernel, Lease, LeaseState, ParkAsk, Pilot, PilotState, Replica, Timer};
+use hop_words::id::{CellId, GpuType, Incarnation, KernelId, LeaseId};
+use hop_words::lease::{EndCause, Outcome};
+use hop_words::need::Need;
+use hop_words::time::Span;
 
 /// The longest that a replica is believed to have run a cell of which nothing else is known.
 const MOST_RUN: Span = Span::from_secs(7 * 86_400);
@@ -36,7 +37,7 @@ impl Core {
     fn quantum(&self, lease: &Lease) -> Option<Span> {
         match &lease.state {
             LeaseState::Running(r) if lease.gpus > 0 => {
-                self.pools[lease.pool as usize].config.quantum.of(r.class)
+                self.supply.pools[lease.pool].config.quantum.of(r.class)
             }
             _ => None,
         }
@@ -44,7 +45,7 @@ impl Core {
 
     /// The lease's cell begins: it is looked at when its quantum is over.
     pub(crate) fn arm_quantum(&mut self, id: LeaseId) {
-        let lease = &self.leases[&id];
+        let lease = &self.work.leases[&id];
         if let (Some(quantum), LeaseState::Running(r)) = (self.quantum(lease), &lease.state) {
             self.at(r.since + quantum, Timer::Quantum(id));
         }
@@ -59,16 +60,16 @@ impl Core {
     }
 
     pub(crate) fn quantum_due(&mut self, id: LeaseId, out: &mut Vec<Output>) {
-        if self.leases.get(&id).is_some_and(|l| self.outran(l)) {
-            let pilot = self.leases[&id].pilot;
+        if self.work.leases.get(&id).is_some_and(|l| self.outran(l)) {
+            let pilot = self.work.leases[&id].pilot;
             self.ask_for_first(pilot, out);
         }
     }
 
     /// Asks on behalf of the first in the queue for whom it is worth while.
-    fn ask_for_first(&mut self, pilot: u32, out: &mut Vec<Output>) {
-        let node = self.pilots[pilot].node as usize;
-        let waiting: Vec<u32> = self.nodes[node].queue.iter().map(|&(_, c)| c).collect();
+    fn ask_for_first(&mut self, pilot: Idx<Pilot>, out: &mut Vec<Output>) {
+        let node = self.supply.pilots[pilot].node;
+        let waiting: Vec<Idx<Cell>> = self.supply.nodes[node].queue.iter().map(|&(_, c)| c).collect();
         for cell in waiting {
             if self.ask_to_park(cell, out) {
                 return;
@@ -78,21 +79,21 @@ impl Core {
 
     /// Asks cells that have outrun their quantum to make room for this one, where fewest GPUs have to be parked for it.
     /// Returns whether some are asked, now or before.
-    pub(crate) fn ask_to_park(&mut self, cell: u32, out: &mut Vec<Output>) -> bool {
-        let Some(c) = self.cells.get(cell) else {
+    pub(crate) fn ask_to_park(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) -> bool {
+        let Some(c) = self.work.cells.get(cell) else {
             return false;
         };
-        let k = &self.kernels[c.kernel];
-        let quantum = self.pools[k.pool as usize].config.quantum;
+        let k = &self.work.kernels[c.kernel];
+        let quantum = self.supply.pools[k.pool].config.quantum;
         if quantum.is_off() || c.need.gpus == 0 || k.migrating.is_some() || self.over_limit(c).is_some() {
             return false;
         }
         if self.expected_wait(cell) <= quantum.worth_waiting {
             return false;
         }
-        let mut best: Option<(u16, u32, Vec<LeaseId>)> = None;
+        let mut best: Option<(u16, Idx<Pilot>, Vec<LeaseId>)> = None;
         for r in k.able() {
-            for &pilot in &self.nodes[r.node as usize].pilots {
+            for &pilot in &self.supply.nodes[r.node].pilots {
                 if let Some((gpus, leases)) = self.could_park(pilot, cell)
                     && best.as_ref().is_none_or(|(n, ..)| gpus < *n)
                 {
@@ -103,9 +104,7 @@ impl Core {
         let Some((_, pilot, leases)) = best else {
             return false;
         };
-        if !self.hold_back(pilot, cell) {
-            return false;
-        }
+        self.hold_back(pilot, cell);
         for id in leases {
             self.ask(id, cell, out);
         }
@@ -114,12 +113,13 @@ impl Core {
 
     /// The leases of this pilot whose cells have to be parked (beside those that are asked already) for the cell to
     /// start, those first that have run the longest, and their GPUs; none: all of them wouldn't do.
-    fn could_park(&self, pilot: u32, cell: u32) -> Option<(u16, Vec<LeaseId>)> {
-        let (p, c) = (&self.pilots[pilot], &self.cells[cell]);
-        let before = |o: u32| o != cell && self.cells[o].rank < c.rank;
+    fn could_park(&self, pilot: Idx<Pilot>, cell: Idx<Cell>) -> Option<(u16, Vec<LeaseId>)> {
+        let (p, c) = (&self.supply.pilots[pilot], &self.work.cells[cell]);
+        let before = |o: Idx<Cell>| o != cell && self.work.cells[o].rank < c.rank;
         if p.state != PilotState::Up
-            || p.pool != self.kernels[c.kernel].pool
-            || p.reserved.is_some_and(before)
+            || p.pool != self.work.kernels[c.kernel].pool
+            || self.is_held(p, cell)
+            || p.reserved.iter().any(|&r| before(r))
         {
             return None;
         }
@@ -128,12 +128,12 @@ impl Core {
         parks.min_by_key(|(gpus, _)| *gpus)
     }
 
-    fn could_park_in(&self, pilot: u32, group: usize, c: &Cell) -> Option<(u16, Vec<LeaseId>)> {
-        let p = &self.pilots[pilot];
+    fn could_park_in(&self, pilot: Idx<Pilot>, group: usize, c: &Cell) -> Option<(u16, Vec<LeaseId>)> {
+        let p = &self.supply.pilots[pilot];
         let (mut gpus, mut cpus) = (p.groups[group].free(), p.cpus_free());
         let mut due = Vec::new();
         for id in &p.leases {
-            let lease = &self.leases[id];
+            let lease = &self.work.leases[id];
             let mine = if lease.group == Some(group) { lease.gpus } else { 0 };
             match &lease.state {
                 LeaseState::Ending { .. } | LeaseState::Lingering { .. } => {
@@ -162,7 +162,7 @@ impl Core {
             if gpus >= c.need.gpus && cpus >= c.cpus {
                 break;
             }
-            let lease = &self.leases[&id];
+            let lease = &self.work.leases[&id];
             gpus += lease.gpus;
             cpus += lease.cpus;
             parked += lease.gpus;
@@ -173,19 +173,19 @@ impl Core {
 
     /// One cell of a kernel is parked at a time: what is parked binds the kernel to a replica.
     fn runs_nothing_else(&self, lease: &Lease) -> bool {
-        let k = &self.kernels[lease.kernel];
+        let k = &self.work.kernels[lease.kernel];
         k.leases.len() == 1 && k.parked.is_none()
     }
 
-    fn ask(&mut self, id: LeaseId, waiting: u32, out: &mut Vec<Output>) {
-        let asks = self.cells[waiting].need.gpus;
-        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+    fn ask(&mut self, id: LeaseId, waiting: Idx<Cell>, out: &mut Vec<Output>) {
+        let asks = self.work.cells[waiting].need.gpus;
+        let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
         lease.asked = ParkAsk::Asked;
         let (kernel, LeaseState::Running(r)) = (lease.kernel, &lease.state) else {
             return;
         };
         out.push(Output::Park {
-            kernel: self.kernels[kernel].id.clone(),
+            kernel: self.work.kernels[kernel].id.clone(),
             lease: id,
             cell: r.cell.clone(),
             reason: format!(
@@ -197,18 +197,18 @@ impl Core {
     }
 
     /// Whether a cell in this pilot is asked to park.
-    pub(crate) fn is_asked(&self, pilot: u32) -> bool {
+    pub(crate) fn is_asked(&self, pilot: Idx<Pilot>) -> bool {
         let asked = |id: &LeaseId| {
-            let lease = &self.leases[id];
+            let lease = &self.work.leases[id];
             lease.asked == ParkAsk::Asked && matches!(lease.state, LeaseState::Running(_))
         };
-        self.pilots[pilot].leases.iter().any(asked)
+        self.supply.pilots[pilot].leases.iter().any(asked)
     }
 
     /// The cell can't be parked: it runs on, and isn't asked again on this lease.
     pub(crate) fn park_refused(&mut self, kernel_id: &KernelId, id: LeaseId, out: &mut Vec<Output>) {
         let kernel = self.find_kernel(kernel_id);
-        let Some(lease) = self.leases.get_mut(&id).filter(|l| Some(l.kernel) == kernel) else {
+        let Some(lease) = self.work.leases.get_mut(&id).filter(|l| Some(l.kernel) == kernel) else {
             return;
         };
         lease.asked = ParkAsk::Refused;
@@ -227,25 +227,25 @@ impl Core {
         out: &mut Vec<Output>,
     ) {
         let kernel = self.find_kernel(kernel_id);
-        let Some(lease) = self.leases.get(&id).filter(|l| Some(l.kernel) == kernel) else {
+        let Some(lease) = self.work.leases.get(&id).filter(|l| Some(l.kernel) == kernel) else {
             return;
         };
         let (LeaseState::Running(r), kernel, executor) = (&lease.state, lease.kernel, lease.executor) else {
             return;
         };
-        if r.cell != *cell || lease.gpus == 0 || self.kernels[kernel].parked.is_some() {
+        if r.cell != *cell || lease.gpus == 0 || self.work.kernels[kernel].parked.is_some() {
             return;
         }
         let (mut r, cpus) = (r.clone(), lease.cpus);
         // What was on a chip goes back to no other.
         r.need.gpu_type = r.need.gpu_type.or_else(|| self.chip_of(lease));
-        let here = self.kernels[kernel]
+        let here = self.work.kernels[kernel]
             .replicas
             .iter()
             .any(|x| x.incarnation == executor);
         self.stop_running(id, Outcome::Parked, out);
         self.end_parked(id, out);
-        if !here || self.kernels[kernel].closed {
+        if !here || self.work.kernels[kernel].closed {
             return;
         }
         let ran = Span(r.ran.0 + self.now.since(r.since).0);
@@ -264,24 +264,24 @@ impl Core {
 
     /// The type of the lease's GPUs, where Slurm names it.
     fn chip_of(&self, lease: &Lease) -> Option<GpuType> {
-        let group = &self.pilots[lease.pilot].groups[lease.group?];
+        let group = &self.supply.pilots[lease.pilot].groups[lease.group?];
         (!group.gpu_type.as_str().is_empty()).then(|| group.gpu_type.clone())
     }
 
     /// A replica has this cell parked and nothing is known of it here: it waits for GPUs, as if it had just been parked.
     pub(crate) fn parked_there(
         &mut self,
-        kernel: u32,
+        kernel: Idx<Kernel>,
         replica: Incarnation,
         w: &WaitingCell,
         ran: Span,
         out: &mut Vec<Output>,
     ) {
-        let busy = self.kernels[kernel].parked.is_some() || w.need.gpus == 0;
+        let busy = self.work.kernels[kernel].parked.is_some() || w.need.gpus == 0;
         if self.asked_before(kernel, &w.cell, out) || busy {
             return;
         }
-        let cpus = self.cpus_of(self.kernels[kernel].pool, &w.need);
+        let cpus = self.cpus_of(self.work.kernels[kernel].pool, &w.need);
         let parked = Some((replica, ran.min(MOST_RUN)));
         let (id, need) = (w.cell.clone(), w.need.clone());
         let waiting = self.new_cell(kernel, id, need, cpus, w.class, 0, self.now, parked);
@@ -304,9 +304,14 @@ impl Core {
     }
 
     /// The replica is gone, and with it what cells it had parked.
-    pub(crate) fn lose_parked(&mut self, kernel: u32, replica: Incarnation, out: &mut Vec<Output>) {
-        let there = |c: &u32| self.cells[*c].parked.is_some_and(|(r, _)| r == replica);
-        let lost: Vec<u32> = self.kernels[kernel].cells.iter().copied().filter(there).collect();
+    pub(crate) fn lose_parked(&mut self, kernel: Idx<Kernel>, replica: Incarnation, out: &mut Vec<Output>) {
+        let there = |c: &Idx<Cell>| self.work.cells[*c].parked.is_some_and(|(r, _)| r == replica);
+        let lost: Vec<Idx<Cell>> = self.work.kernels[kernel]
+            .cells
+            .iter()
+            .copied()
+            .filter(there)
+            .collect();
         for cell in lost {
             self.drop_cell(cell, Some(RefusedBecause::ReplicaLost), out);
         }
@@ -314,7 +319,7 @@ impl Core {
 
     /// What a cell of which nothing else is known asked for, by its lease.
     pub(crate) fn need_of(&self, id: LeaseId) -> Need {
-        let lease = &self.leases[&id];
+        let lease = &self.work.leases[&id];
         Need {
             gpus: lease.gpus,
             gpu_type: lease.gpu_type.clone(),
@@ -326,14 +331,15 @@ impl Core {
     /// Nothing has to leave the GPUs any more, and nobody needs to be told.
     fn end_parked(&mut self, id: LeaseId, out: &mut Vec<Output>) {
         let (now, cause) = (self.now, EndCause::Claimed);
-        let lease = self.leases.get_mut(&id).expect("the caller has found it");
+        let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
         lease.state = LeaseState::Ending {
             cause,
             since: now,
             leaves_by: None,
         };
         let pilot = lease.pilot;
+        self.list_pilot(pilot);
         self.note_lease(id, out);
-        out.push(self.end_order(self.pilots[pilot].job, id, cause));
+        out.push(self.end_order(self.supply.pilots[pilot].job, id, cause));
     }
 }

@@ -1,7 +1,7 @@
 //! Why a cell waits or is refused: enums that the core decides by, and the sentences that people read.
 
-use crate::id::{GpuType, NodeName, PoolName};
-use crate::time::Span;
+use hop_words::id::{GpuType, NodeName, PoolName};
+use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -31,6 +31,13 @@ pub enum Reason {
     OwnLease,
     /// It has GPUs, and Slurm doesn't start the step that lends them.
     SlurmAway,
+    /// Its lease failed to start there, and is tried there again after a pause; elsewhere nothing is free.
+    Retrying {
+        node: NodeName,
+        tries: u8,
+        again_in: Span,
+        why: String,
+    },
     /// A replica moves to where a GPU is free.
     Migrating { to: NodeName },
     /// GPUs that fit can't be lent until somebody looks at them.
@@ -96,6 +103,23 @@ impl fmt::Display for Reason {
                 "Slurm's controller does not answer; it has its GPUs and starts when the controller is back"
             ),
             Self::OwnLease => write!(f, "the kernel's earlier lease is being ended first"),
+            Self::Retrying {
+                node,
+                tries,
+                again_in,
+                why,
+            } => {
+                let times = if *tries == 1 {
+                    "once".to_owned()
+                } else {
+                    format!("{tries} times")
+                };
+                write!(
+                    f,
+                    "its lease on {node} could not be started ({times}: {why}); it is tried there again in {}",
+                    spell(*again_in)
+                )
+            }
             Self::Migrating { to } => write!(f, "the kernel moves to {to}, where a GPU is free"),
             Self::Blocked { node, why } => write!(f, "a GPU on {node} can't be lent: {why}"),
         }

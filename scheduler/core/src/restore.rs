@@ -2,14 +2,16 @@
 
 use crate::config::{Config, PoolConfig};
 use crate::core::Core;
-use crate::id::LeaseId;
+use crate::index::Idx;
 use crate::input::Input;
 use crate::journal::{Entry, KernelImage, Key, LeaseImage, Phase, TicketImage, Value};
-use crate::lease::EndCause;
-use crate::need::Need;
 use crate::output::Output;
-use crate::state::{Lease, LeaseState, ParkAsk, PilotState, Running, Ticket, Timer};
-use crate::time::{Span, Timestamp};
+use crate::state::{Lease, LeaseState, ParkAsk, Pilot, PilotState, Running, Ticket, Timer};
+use crate::usage::Usage;
+use hop_words::id::LeaseId;
+use hop_words::lease::EndCause;
+use hop_words::need::Need;
+use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeMap;
 
 impl Core {
@@ -30,7 +32,7 @@ impl Core {
         let mut core = Self::new(config, now);
         for pool in &pools {
             let i = core.pool_index(&pool.name);
-            core.pools[i as usize].config = pool.clone();
+            core.supply.pools[i].config = pool.clone();
         }
         let mut leases = Vec::new();
         for (key, value) in last {
@@ -40,21 +42,23 @@ impl Core {
                 (_, None) => {}
             }
         }
+        for image in &leases {
+            core.restore_use(image);
+        }
         for image in leases {
             core.restore_lease(image);
         }
         for pool in pools {
             core.handle(Input::Pool(pool), now, out);
         }
-        core.keep_charging();
         core
     }
 
     fn restore_entry(&mut self, key: Key, value: Value) {
         match (key, value) {
             (Key::Counters, Value::Counters(c)) => {
-                self.next_lease = self.next_lease.max(c.next_lease);
-                self.next_ticket = self.next_ticket.max(c.next_ticket);
+                self.work.next_lease = self.work.next_lease.max(c.next_lease);
+                self.supply.next_ticket = self.supply.next_ticket.max(c.next_ticket);
             }
             (Key::Kernel(id), Value::Kernel(image)) => self.restore_kernel(id, *image),
             (Key::Ticket(ticket), Value::Ticket(image)) => self.restore_ticket(ticket, image),
@@ -66,11 +70,13 @@ impl Core {
             }
             (Key::User(name), Value::Usage { usage, at }) => {
                 let i = self.user_index(&name);
-                self.users[i as usize].usage.inflated = self.aged_usage(usage, at);
+                let inflated = self.decay().inflate(self.aged_usage(usage, at), self.now);
+                self.people.users[i].usage.restore(inflated, at);
             }
             (Key::Account(name), Value::Usage { usage, at }) => {
                 let i = self.account_index(Some(&name));
-                self.accounts[i as usize].usage.inflated = self.aged_usage(usage, at);
+                let inflated = self.decay().inflate(self.aged_usage(usage, at), self.now);
+                self.people.accounts[i].usage.restore(inflated, at);
             }
             // A key with a value of another kind was not written by this version: nothing to take over.
             _ => {}
@@ -82,9 +88,22 @@ impl Core {
         usage * (-self.now.since(at).as_secs_f64() / half_life).exp2()
     }
 
+    /// What a lease used after its user's usage was last noted counts, too.
+    fn restore_use(&mut self, image: &LeaseImage) {
+        let Some(k) = self.find_kernel(&image.kernel) else {
+            return;
+        };
+        let (user, account) = (self.work.kernels[k].user, self.work.kernels[k].account);
+        let (decay, now) = (self.decay(), self.now);
+        let usage = &mut self.people.users[user].usage;
+        usage.add_unnoted(image.gpus, image.ordered, &decay, now);
+        let usage = &mut self.people.accounts[account].usage;
+        usage.add_unnoted(image.gpus, image.ordered, &decay, now);
+    }
+
     /// The pilot's agent has not been heard of yet.
-    fn hush(&mut self, pilot: u32) {
-        let p = &mut self.pilots[pilot];
+    fn hush(&mut self, pilot: Idx<Pilot>) {
+        let p = &mut self.supply.pilots[pilot];
         p.state = PilotState::Silent {
             since: self.now,
             draining: false,
@@ -93,12 +112,14 @@ impl Core {
         self.at(self.now + self.config.silent_grace, Timer::Silent(job));
     }
 
-    fn restore_kernel(&mut self, id: crate::id::KernelId, image: KernelImage) {
+    fn restore_kernel(&mut self, id: hop_words::id::KernelId, image: KernelImage) {
         let pool = self.pool_index(&image.pool);
         let user = self.user_index(&image.user);
         let account = self.account_index(image.account.as_ref());
+        let mut usage = Usage::default();
+        usage.add(self.decay().inflate(image.usage, self.now));
         let last_node = image.last_node.map(|n| self.node_index(&n, pool));
-        let k = self.kernels.insert(crate::state::Kernel {
+        let k = self.work.kernels.insert(crate::state::Kernel {
             id: id.clone(),
             user,
             account,
@@ -119,6 +140,7 @@ impl Core {
             cells: Vec::new(),
             last_end: None,
             quiet_since: self.now,
+            usage,
             moved: self.now,
             last_gpus: 0,
             sizes: Vec::new(),
@@ -131,14 +153,14 @@ impl Core {
             migrating: None,
             alone_since: Some(self.now),
         });
-        self.kernel_by_id.insert(id, k);
+        self.work.kernel_by_id.insert(id, k);
         self.at(self.now + self.config.kernel_ttl, Timer::Alone(k));
     }
 
     fn restore_ticket(&mut self, ticket: u64, image: TicketImage) {
         let pool = self.pool_index(&image.pool);
         let node = image.node.map(|n| self.node_index(&n, pool));
-        self.tickets.insert(
+        self.supply.tickets.insert(
             ticket,
             Ticket {
                 pool,
@@ -150,20 +172,28 @@ impl Core {
                 cell: None,
             },
         );
+        if let Some(node) = node {
+            self.list_node(node);
+        }
     }
 
     fn restore_lease(&mut self, image: LeaseImage) {
         let Some(kernel) = self.find_kernel(&image.kernel) else {
             return;
         };
-        self.next_lease = self.next_lease.max(image.lease.0 + 1);
+        self.work.next_lease = self.work.next_lease.max(image.lease.0 + 1);
         let pool = self.pool_index(&image.pool);
         let node = self.node_index(&image.node, pool);
-        let pilot = self.pilot_by_job.get(&image.pilot).copied().unwrap_or_else(|| {
-            let i = self.insert_pilot(image.pilot, node, pool);
-            self.hush(i);
-            i
-        });
+        let pilot = self
+            .supply
+            .pilot_by_job
+            .get(&image.pilot)
+            .copied()
+            .unwrap_or_else(|| {
+                let i = self.insert_pilot(image.pilot, node, pool);
+                self.hush(i);
+                i
+            });
         let need = Need {
             gpus: image.gpus,
             gpu_type: image.gpu_type.clone(),
@@ -171,7 +201,7 @@ impl Core {
             ..Need::default()
         };
         let state = self.restore_phase(image.lease, image.phase, need);
-        let (user, account) = (self.kernels[kernel].user, self.kernels[kernel].account);
+        let (user, account) = (self.work.kernels[kernel].user, self.work.kernels[kernel].account);
         let lease = Lease {
             id: image.lease,
             kernel,
@@ -194,21 +224,20 @@ impl Core {
             linger: image.linger,
             wait: image.wait,
             cells: image.cells,
-            charged: self.now,
             expected: std::cell::Cell::new(Timestamp(0)),
             asked: ParkAsk::No,
         };
         self.count_held(&lease, true);
         if matches!(lease.state, LeaseState::Running(_)) {
-            self.pools[pool as usize].running += u32::from(lease.gpus);
+            self.supply.pools[pool].running += u32::from(lease.gpus);
         }
-        let p = &mut self.pilots[pilot];
+        let p = &mut self.supply.pilots[pilot];
         p.leases.push(lease.id);
         p.cpus_used += lease.cpus;
         p.idle_since = None;
-        self.kernels[kernel].leases.push(lease.id);
+        self.work.kernels[kernel].leases.push(lease.id);
         let id = lease.id;
-        self.leases.insert(id, lease);
+        self.work.leases.insert(id, lease);
         self.arm_quantum(id);
     }
 
@@ -216,7 +245,7 @@ impl Core {
         match phase {
             // The replica that waits for it will submit it again; until then nobody would take the lease.
             Phase::Starting { .. } => LeaseState::Ending {
-                cause: EndCause::Failed,
+                cause: EndCause::Released,
                 since: self.now,
                 leaves_by: None,
             },

@@ -3,10 +3,12 @@
 
 use crate::config::{Burst, Scale};
 use crate::core::Core;
-use crate::id::JobId;
+use crate::index::Idx;
+use crate::kernels::Fit;
 use crate::output::Output;
-use crate::state::{Load, Pilot, PilotState, Ticket, Timer};
-use crate::time::Span;
+use crate::state::{Cell, Kernel, Load, Node, Pilot, PilotState, Pool, Ticket, Timer};
+use hop_words::id::JobId;
+use hop_words::time::Span;
 
 /// How soon it is looked again whether an idle pilot is still worth its GPUs.
 const LOOK_LEAST: Span = Span::from_secs(15);
@@ -19,30 +21,30 @@ const PRIOR_GPU_SECONDS: f64 = 24.0 * 3600.0;
 
 /// Where a burst partition has room.
 enum BurstNode {
-    Known(u32),
+    Known(Idx<Node>),
     /// The site has not said what its nodes are: Slurm chooses.
     Unknown,
     Full,
 }
 
 impl Core {
-    pub(crate) fn scale(&self, pool: u32) -> Option<&Scale> {
-        self.pools[pool as usize].config.scale.as_ref()
+    pub(crate) fn scale(&self, pool: Idx<Pool>) -> Option<&Scale> {
+        self.supply.pools[pool].config.scale.as_ref()
     }
 
     // --- starting pilots ---
 
     /// A cell waits. If no pilot is where it could run, or those there are busy, one is started.
-    pub(crate) fn demand_grew(&mut self, cell: u32, out: &mut Vec<Output>) {
-        let k = self.cells[cell].kernel;
-        let pool = self.kernels[k].pool;
-        if self.cells[cell].limited.is_some() || self.is_booting_for(cell) {
+    pub(crate) fn demand_grew(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        let k = self.work.cells[cell].kernel;
+        let pool = self.work.kernels[k].pool;
+        if self.work.cells[cell].limited.is_some() || self.is_booting_for(cell) {
             return;
         }
         if self.scale(pool).is_none() {
             return self.bring_pilot(cell, out);
         }
-        let home = self.kernels[k].home;
+        let home = self.work.kernels[k].home;
         let size = self.size_for(cell);
         if let Some(node) = self.own_node(k).filter(|_| self.home_can_start(cell)) {
             self.boot(pool, node, size, Some(cell), out);
@@ -51,29 +53,29 @@ impl Core {
         if self.start_is_near(cell) {
             return;
         }
-        let mut nodes: Vec<u32> = self.kernels[k].able().map(|r| r.node).collect();
+        let mut nodes: Vec<Idx<Node>> = self.work.kernels[k].able().map(|r| r.node).collect();
         nodes.sort_by_key(|&n| (home != Some(n), n));
         match nodes.into_iter().find(|&n| self.could_boot(n, size)) {
             Some(node) => self.boot(pool, node, size, Some(cell), out),
             None => self.burst(cell, out),
         }
-        if self.cells.get(cell).is_some() && !self.is_booting_for(cell) {
+        if self.work.cells.get(cell).is_some() && !self.is_booting_for(cell) {
             self.bring_pilot(cell, out);
         }
     }
 
     /// No pilot is where the cell's kernel is, nor on its way there: one is brought. If the pool has as many as it
     /// may, an idle one elsewhere gives way, or any for a cell that has waited very long.
-    fn bring_pilot(&mut self, cell: u32, out: &mut Vec<Output>) {
-        let c = &self.cells[cell];
-        let k = &self.kernels[c.kernel];
+    fn bring_pilot(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
         let pool = k.pool;
         let unplaced = |t: &Ticket| t.pool == pool && t.node.is_none();
-        if self.is_served(cell) || self.tickets.values().any(unplaced) {
+        if self.is_served(cell) || self.supply.tickets.values().any(unplaced) {
             return;
         }
         let size = self.size_for(cell);
-        let fits = |n: &u32| !self.nodes[*n as usize].down && self.spare_gpus(*n) >= size;
+        let fits = |n: &Idx<Node>| !self.supply.nodes[*n].down && self.spare_gpus(*n) >= size;
         let node = k
             .able()
             .map(|r| r.node)
@@ -84,8 +86,7 @@ impl Core {
             if self.is_burst(node) {
                 return;
             }
-            let aged = c.rank.band == 0;
-            let Some(victim) = self.gives_way(pool, aged) else {
+            let Some(victim) = self.gives_way(pool, c.due) else {
                 return;
             };
             // The new one first, so that the pool's minimum asks for no other.
@@ -95,62 +96,70 @@ impl Core {
         self.submit_for(cell, node, size, out);
     }
 
-    fn submit_for(&mut self, cell: u32, node: u32, size: u16, out: &mut Vec<Output>) {
-        let (pool, seq) = (self.kernels[self.cells[cell].kernel].pool, self.cells[cell].seq);
+    fn submit_for(&mut self, cell: Idx<Cell>, node: Idx<Node>, size: u16, out: &mut Vec<Output>) {
+        let (pool, seq) = (
+            self.work.kernels[self.work.cells[cell].kernel].pool,
+            self.work.cells[cell].seq,
+        );
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
-        self.tickets.get_mut(&ticket).expect("it was just made").cell = Some((cell, seq));
+        self.supply
+            .tickets
+            .get_mut(&ticket)
+            .expect("it was just made")
+            .cell = Some((cell, seq));
     }
 
     /// A pilot that is large enough is where a replica of the cell's kernel is, or is on its way there.
-    fn is_served(&self, cell: u32) -> bool {
-        let c = &self.cells[cell];
-        let k = &self.kernels[c.kernel];
-        let lends = |p: &u32| {
-            let p = &self.pilots[*p];
+    fn is_served(&self, cell: Idx<Cell>) -> bool {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        let lends = |p: &Idx<Pilot>| {
+            let p = &self.supply.pilots[*p];
             match p.state {
                 PilotState::Up => p.gpus() >= c.need.gpus,
                 PilotState::Silent { draining, .. } => !draining,
                 PilotState::Draining => false,
             }
         };
-        let here = |n: u32| {
+        let here = |n: Idx<Node>| {
             let coming = self
+                .supply
                 .tickets
                 .values()
                 .any(|t| t.pool == k.pool && t.node == Some(n));
-            coming || self.nodes[n as usize].pilots.iter().any(lends)
+            coming || self.supply.nodes[n].pilots.iter().any(lends)
         };
         k.able().any(|r| here(r.node))
     }
 
     /// Whether a pilot could be started there now, if need be for an idle one elsewhere.
-    pub(crate) fn could_bring(&self, pool: u32, node: u32) -> bool {
+    pub(crate) fn could_bring(&self, pool: Idx<Pool>, node: Idx<Node>) -> bool {
         self.may_add(pool, node, 1) || !self.is_burst(node) && self.gives_way(pool, false).is_some()
     }
 
     /// The pilot of the pool's own that is missed least: one without leases where nobody waits; for a cell that has
-    /// aged, the one that lends least.
-    fn gives_way(&self, pool: u32, aged: bool) -> Option<u32> {
+    /// is due, the one that lends least.
+    fn gives_way(&self, pool: Idx<Pool>, due: bool) -> Option<Idx<Pilot>> {
         let idle = |p: &Pilot| {
-            p.leases.is_empty() && p.reserved.is_none() && self.nodes[p.node as usize].queue.is_empty()
+            p.leases.is_empty() && p.reserved.is_empty() && self.supply.nodes[p.node].queue.is_empty()
         };
         let own = |p: &Pilot| p.state == PilotState::Up && !self.is_burst(p.node);
-        self.pools[pool as usize]
+        self.supply.pools[pool]
             .pilots
             .iter()
             .copied()
-            .filter(|&p| own(&self.pilots[p]) && (aged || idle(&self.pilots[p])))
+            .filter(|&p| own(&self.supply.pilots[p]) && (due || idle(&self.supply.pilots[p])))
             .min_by_key(|&p| {
-                let pilot = &self.pilots[p];
-                let homes = self.nodes[pilot.node as usize].homes.len();
+                let pilot = &self.supply.pilots[p];
+                let homes = self.supply.nodes[pilot.node].homes.len();
                 (!idle(pilot), pilot.used_gpus(), homes, p)
             })
     }
 
     /// Whether so many GPUs more are allowed there.
-    pub(crate) fn may_add(&self, pool: u32, node: u32, size: u16) -> bool {
-        let config = &self.pools[pool as usize].config;
-        match &self.nodes[node as usize].burst {
+    pub(crate) fn may_add(&self, pool: Idx<Pool>, node: Idx<Node>, size: u16) -> bool {
+        let config = &self.supply.pools[pool].config;
+        match &self.supply.nodes[node].burst {
             None => self.may_add_own(pool, size),
             Some(name) => {
                 let burst = config.burst.iter().find(|b| b.partition == *name);
@@ -160,19 +169,20 @@ impl Core {
     }
 
     /// Whether so many GPUs more are allowed on the pool's own nodes.
-    pub(crate) fn may_add_own(&self, pool: u32, size: u16) -> bool {
-        let config = &self.pools[pool as usize].config;
+    pub(crate) fn may_add_own(&self, pool: Idx<Pool>, size: u16) -> bool {
+        let config = &self.supply.pools[pool].config;
         let most = config.max_pilots * u32::from(config.gpus_per_pilot);
         self.gpus_coming(pool) + u32::from(size) <= most
     }
 
     /// Whether so many GPUs more are allowed in the burst partition: as many as its most pilots have.
-    fn may_burst(&self, pool: u32, burst: &Burst, size: u16) -> bool {
+    fn may_burst(&self, pool: Idx<Pool>, burst: &Burst, size: u16) -> bool {
         let name = Some(&burst.partition);
-        let p = &self.pools[pool as usize];
-        let up = p.pilots.iter().map(|p| &self.pilots[*p]);
-        let up = up.filter(|p| self.nodes[p.node as usize].burst.as_ref() == name);
+        let p = &self.supply.pools[pool];
+        let up = p.pilots.iter().map(|p| &self.supply.pilots[*p]);
+        let up = up.filter(|p| self.supply.nodes[p.node].burst.as_ref() == name);
         let coming = self
+            .supply
             .tickets
             .values()
             .filter(|t| t.pool == pool && t.partition.as_ref() == name);
@@ -182,8 +192,8 @@ impl Core {
     }
 
     /// GPUs of a pilot for a cell of this need.
-    pub(crate) fn pilot_size(&self, pool: u32, gpus: u16, cpus: u16) -> u16 {
-        let config = &self.pools[pool as usize].config;
+    pub(crate) fn pilot_size(&self, pool: Idx<Pool>, gpus: u16, cpus: u16) -> u16 {
+        let config = &self.supply.pools[pool].config;
         let whole = config.gpus_per_pilot.max(1);
         if !config.scale.as_ref().is_some_and(|s| s.right_size) {
             return whole;
@@ -194,9 +204,9 @@ impl Core {
     }
 
     /// GPUs of a pilot for this cell and for what its kernel is likely to ask for next.
-    pub(crate) fn size_for(&self, cell: u32) -> u16 {
-        let c = &self.cells[cell];
-        let k = &self.kernels[c.kernel];
+    pub(crate) fn size_for(&self, cell: Idx<Cell>) -> u16 {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
         let least = self.pilot_size(k.pool, c.need.gpus, c.cpus);
         let Some(scale) = self.scale(k.pool).filter(|s| s.right_size && s.learn) else {
             return least;
@@ -220,14 +230,21 @@ impl Core {
         least.max(self.pilot_size(k.pool, likely, 0))
     }
 
-    fn is_booting_for(&self, cell: u32) -> bool {
-        let this = Some((cell, self.cells[cell].seq));
-        self.tickets.values().any(|t| t.cell == this)
+    fn is_booting_for(&self, cell: Idx<Cell>) -> bool {
+        let this = Some((cell, self.work.cells[cell].seq));
+        self.supply.tickets.values().any(|t| t.cell == this)
     }
 
     /// Starts a pilot there; idle ones that are in its way are given back first.
-    pub(crate) fn boot(&mut self, pool: u32, node: u32, size: u16, cell: Option<u32>, out: &mut Vec<Output>) {
-        let cell = cell.map(|c| (c, self.cells[c].seq));
+    pub(crate) fn boot(
+        &mut self,
+        pool: Idx<Pool>,
+        node: Idx<Node>,
+        size: u16,
+        cell: Option<Idx<Cell>>,
+        out: &mut Vec<Output>,
+    ) {
+        let cell = cell.map(|c| (c, self.work.cells[c].seq));
         if !self.may_add(pool, node, size) && (self.is_burst(node) || !self.make_room(pool, size, out)) {
             return;
         }
@@ -242,19 +259,23 @@ impl Core {
             return;
         }
         let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
-        self.tickets.get_mut(&ticket).expect("it was just made").cell = cell;
+        self.supply
+            .tickets
+            .get_mut(&ticket)
+            .expect("it was just made")
+            .cell = cell;
     }
 
     /// GPUs of the node that no pilot has or will have; those of an empty pilot that is ending count as free.
-    pub(crate) fn spare_gpus(&self, node: u32) -> u16 {
-        let coming = self.tickets.values().filter(|t| t.node == Some(node));
+    pub(crate) fn spare_gpus(&self, node: Idx<Node>) -> u16 {
+        let coming = self.supply.tickets.values().filter(|t| t.node == Some(node));
         let coming: u16 = coming.map(|t| t.gpus).sum();
-        let all = self.nodes[node as usize].gpus;
+        let all = self.supply.nodes[node].gpus;
         all.saturating_sub(self.gpus_up(node) + coming)
     }
 
     /// GPUs of the node that pilots have and will keep for now.
-    pub(crate) fn gpus_up(&self, node: u32) -> u16 {
+    pub(crate) fn gpus_up(&self, node: Idx<Node>) -> u16 {
         let going = |p: &Pilot| {
             let draining = match p.state {
                 PilotState::Draining => true,
@@ -263,15 +284,19 @@ impl Core {
             };
             draining && p.leases.is_empty()
         };
-        let up = self.nodes[node as usize].pilots.iter().map(|p| &self.pilots[*p]);
+        let up = self.supply.nodes[node]
+            .pilots
+            .iter()
+            .map(|p| &self.supply.pilots[*p]);
         up.filter(|p| !going(p)).map(Pilot::gpus).sum()
     }
 
     /// Pilots that were asked for on this node and have no room there any more: they would wait in Slurm's queue for
     /// GPUs that ours have, and whoever waits for them with them.
-    pub(crate) fn cancel_crowded_out(&mut self, node: u32, out: &mut Vec<Output>) {
-        let mut room = self.nodes[node as usize].gpus.saturating_sub(self.gpus_up(node));
+    pub(crate) fn cancel_crowded_out(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
+        let mut room = self.supply.nodes[node].gpus.saturating_sub(self.gpus_up(node));
         let here: Vec<u64> = self
+            .supply
             .tickets
             .iter()
             .filter(|(_, t)| t.node == Some(node))
@@ -279,7 +304,7 @@ impl Core {
             .collect();
         let mut left_out = Vec::new();
         for ticket in here {
-            let t = &self.tickets[&ticket];
+            let t = &self.supply.tickets[&ticket];
             if t.gpus <= room {
                 room -= t.gpus;
                 continue;
@@ -297,47 +322,53 @@ impl Core {
     }
 
     /// Pilots there that do nothing, the smallest first.
-    fn idle_there(&self, node: u32) -> Vec<u32> {
-        let idle = |p: &u32| {
-            let p = &self.pilots[*p];
-            p.state == PilotState::Up && p.leases.is_empty() && p.reserved.is_none()
+    fn idle_there(&self, node: Idx<Node>) -> Vec<Idx<Pilot>> {
+        let idle = |p: &Idx<Pilot>| {
+            let p = &self.supply.pilots[*p];
+            p.state == PilotState::Up && p.leases.is_empty() && p.reserved.is_empty()
         };
-        let mut idle: Vec<u32> = self.nodes[node as usize]
+        let mut idle: Vec<Idx<Pilot>> = self.supply.nodes[node]
             .pilots
             .iter()
             .copied()
             .filter(idle)
             .collect();
-        idle.sort_by_key(|&p| (self.pilots[p].gpus(), p));
+        idle.sort_by_key(|&p| (self.supply.pilots[p].gpus(), p));
         idle
     }
 
-    fn could_boot(&self, node: u32, size: u16) -> bool {
-        let idle: u16 = self.idle_there(node).iter().map(|&p| self.pilots[p].gpus()).sum();
-        !self.nodes[node as usize].down && self.spare_gpus(node) + idle >= size
+    fn could_boot(&self, node: Idx<Node>, size: u16) -> bool {
+        let idle: u16 = self
+            .idle_there(node)
+            .iter()
+            .map(|&p| self.supply.pilots[p].gpus())
+            .sum();
+        !self.supply.nodes[node].down && self.spare_gpus(node) + idle >= size
     }
 
     /// Whether the cell need only wait for something that is under way already.
-    fn start_is_near(&self, cell: u32) -> bool {
-        let c = &self.cells[cell];
+    fn start_is_near(&self, cell: Idx<Cell>) -> bool {
+        let c = &self.work.cells[cell];
         c.reserved.is_some_and(|p| {
             let soon = Span::from_secs(60);
-            self.free_in(&self.pilots[p], c).is_some_and(|s| s < soon)
+            self.free_in(&self.supply.pilots[p], c).is_some_and(|s| s < soon)
         })
     }
 
     /// Whether so many GPUs more are allowed; if need be idle pilots that are worth the least are given back.
-    fn make_room(&mut self, pool: u32, size: u16, out: &mut Vec<Output>) -> bool {
-        let config = &self.pools[pool as usize].config;
+    fn make_room(&mut self, pool: Idx<Pool>, size: u16, out: &mut Vec<Output>) -> bool {
+        let config = &self.supply.pools[pool].config;
         let most = config.max_pilots * u32::from(config.gpus_per_pilot);
-        let idle = |p: &&u32| self.pilots[**p].state == PilotState::Up && self.pilots[**p].leases.is_empty();
-        let mut idle: Vec<u32> = self.pools[pool as usize]
+        let idle = |p: &&Idx<Pilot>| {
+            self.supply.pilots[**p].state == PilotState::Up && self.supply.pilots[**p].leases.is_empty()
+        };
+        let mut idle: Vec<Idx<Pilot>> = self.supply.pools[pool]
             .pilots
             .iter()
             .filter(idle)
             .copied()
             .collect();
-        idle.sort_by_key(|&p| (self.pilots[p].keep_until, p));
+        idle.sort_by_key(|&p| (self.supply.pilots[p].keep_until, p));
         let mut idle = idle.into_iter();
         while self.gpus_coming(pool) + u32::from(size) > most {
             match idle.next() {
@@ -349,19 +380,20 @@ impl Core {
     }
 
     /// GPUs of the pilots that lend or will lend, on the pool's own nodes.
-    pub(crate) fn gpus_coming(&self, pool: u32) -> u32 {
-        let lends = |p: &&u32| match self.pilots[**p].state {
+    pub(crate) fn gpus_coming(&self, pool: Idx<Pool>) -> u32 {
+        let lends = |p: &&Idx<Pilot>| match self.supply.pilots[**p].state {
             PilotState::Up => true,
             PilotState::Silent { draining, .. } => !draining,
             PilotState::Draining => false,
         };
-        let up = self.pools[pool as usize]
+        let up = self.supply.pools[pool]
             .pilots
             .iter()
             .filter(lends)
-            .filter(|p| !self.is_burst(self.pilots[**p].node))
-            .map(|p| self.pilots[*p].gpus());
+            .filter(|p| !self.is_burst(self.supply.pilots[**p].node))
+            .map(|p| self.supply.pilots[*p].gpus());
         let coming = self
+            .supply
             .tickets
             .values()
             .filter(|t| t.pool == pool && !self.bursts(t));
@@ -370,9 +402,9 @@ impl Core {
     }
 
     /// The pool's own partition has no room: pilots in a burst partition, if waiting takes longer than their boot.
-    fn burst(&mut self, cell: u32, out: &mut Vec<Output>) {
-        let pool = self.kernels[self.cells[cell].kernel].pool;
-        let config = &self.pools[pool as usize].config;
+    fn burst(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
+        let config = &self.supply.pools[pool].config;
         if config.burst.is_empty() || config.migrate.is_none() {
             return;
         }
@@ -396,58 +428,63 @@ impl Core {
     }
 
     /// Where in the partition a pilot could be started for the cell: rather on a node that is up, that need not boot.
-    fn burst_node(&self, cell: u32, partition: &str, size: u16) -> BurstNode {
-        let c = &self.cells[cell];
-        let nodes = &self.pools[self.kernels[c.kernel].pool as usize].nodes;
-        let there = |n: &&u32| self.nodes[**n as usize].burst.as_deref() == Some(partition);
+    fn burst_node(&self, cell: Idx<Cell>, partition: &str, size: u16) -> BurstNode {
+        let c = &self.work.cells[cell];
+        let nodes = &self.supply.pools[self.work.kernels[c.kernel].pool].nodes;
+        let there = |n: &&Idx<Node>| self.supply.nodes[**n].burst.as_deref() == Some(partition);
         if !nodes.iter().any(|n| there(&n)) {
             return BurstNode::Unknown;
         }
-        let room = |n: &&u32| self.may_sit(**n, &c.need, &[]) && self.spare_gpus(**n) >= size;
+        let room = |n: &&Idx<Node>| self.may_sit(**n, &c.need, &[]) && self.spare_gpus(**n) >= size;
         let found = nodes.iter().filter(there).filter(room);
-        let found = found.min_by_key(|&&n| (self.nodes[n as usize].pilots.is_empty(), n));
+        let found = found.min_by_key(|&&n| (self.supply.nodes[n].pilots.is_empty(), n));
         found.map_or(BurstNode::Full, |&n| BurstNode::Known(n))
     }
 
     /// Whether a pilot boots in the partition that has room for the cell beside those that it was started for.
-    fn boots_for_more(&self, cell: u32, partition: &str) -> bool {
-        let (c, pool) = (&self.cells[cell], self.kernels[self.cells[cell].kernel].pool);
-        let boots = self.tickets.values();
+    fn boots_for_more(&self, cell: Idx<Cell>, partition: &str) -> bool {
+        let (c, pool) = (
+            &self.work.cells[cell],
+            self.work.kernels[self.work.cells[cell].kernel].pool,
+        );
+        let boots = self.supply.tickets.values();
         let mut boots = boots.filter(|t| t.pool == pool && t.partition.as_deref() == Some(partition));
         boots.any(|t| {
             let started_for = t.cell.filter(|&(c, seq)| self.is_same(c, seq));
-            let taken = started_for.map_or(0, |(c, _)| self.cells[c].need.gpus);
+            let taken = started_for.map_or(0, |(c, _)| self.work.cells[c].need.gpus);
             t.gpus >= taken + c.need.gpus
         })
     }
 
     /// A kernel was placed: its first cell is expected soon.
-    pub(crate) fn expect_kernel(&mut self, k: u32, out: &mut Vec<Output>) {
-        let kernel = &self.kernels[k];
+    pub(crate) fn expect_kernel(&mut self, k: Idx<Kernel>, out: &mut Vec<Output>) {
+        let kernel = &self.work.kernels[k];
         let (pool, gpus) = (kernel.pool, kernel.default_need.gpus);
         let Some(node) = kernel.home else { return };
         if gpus == 0 || !self.scale(pool).is_some_and(|s| s.learn) {
             return;
         }
         let size = self.pilot_size(pool, gpus, 0);
-        let free = |p: &u32| self.pilots[*p].state == PilotState::Up && self.pilots[*p].free_gpus() >= gpus;
-        let there = self.nodes[node as usize].pilots.iter().any(free);
+        let free = |p: &Idx<Pilot>| {
+            self.supply.pilots[*p].state == PilotState::Up && self.supply.pilots[*p].free_gpus() >= gpus
+        };
+        let there = self.supply.nodes[node].pilots.iter().any(free);
         if !there && self.spare_gpus(node) >= size && self.may_add(pool, node, size) {
             self.submit_pilot(pool, None, Some(node), Some(size), out);
         }
     }
 
     /// The node where a pilot is started for the kernel: its own, or where it is at home if it has none.
-    fn own_node(&self, kernel: u32) -> Option<u32> {
-        let k = &self.kernels[kernel];
-        let sits = |n: &u32| k.able().any(|r| r.node == *n);
+    fn own_node(&self, kernel: Idx<Kernel>) -> Option<Idx<Node>> {
+        let k = &self.work.kernels[kernel];
+        let sits = |n: &Idx<Node>| k.able().any(|r| r.node == *n);
         k.base.filter(sits).or_else(|| k.home.filter(sits))
     }
 
     /// Whether the cell should wait for a pilot on its home node rather than run elsewhere: there is room for one.
-    pub(crate) fn home_can_start(&self, cell: u32) -> bool {
-        let c = &self.cells[cell];
-        let k = &self.kernels[c.kernel];
+    pub(crate) fn home_can_start(&self, cell: Idx<Cell>) -> bool {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
         if self.scale(k.pool).is_none() {
             return false;
         }
@@ -456,6 +493,7 @@ impl Core {
         };
         let this = Some((cell, c.seq));
         if self
+            .supply
             .tickets
             .values()
             .any(|t| t.cell == this && t.node == Some(home))
@@ -469,8 +507,8 @@ impl Core {
     // --- keeping and giving back ---
 
     /// A pilot has nothing to do: keep it for as long as it is likely to be wanted again.
-    pub(crate) fn maybe_idle(&mut self, pilot: u32, out: &mut Vec<Output>) {
-        let p = &self.pilots[pilot];
+    pub(crate) fn maybe_idle(&mut self, pilot: Idx<Pilot>, out: &mut Vec<Output>) {
+        let p = &self.supply.pilots[pilot];
         let Some(scale) = self.scale(p.pool) else {
             return;
         };
@@ -492,7 +530,7 @@ impl Core {
             Span::ZERO
         };
         if hold == Span::ZERO {
-            let least = self.pools[pool as usize].config.min_pilots;
+            let least = self.supply.pools[pool].config.min_pilots;
             if self.is_burst(node) || self.pilots_coming(pool) > least {
                 self.drain(pilot, out);
                 self.foresee_in(pool, LOOK_LEAST);
@@ -502,15 +540,15 @@ impl Core {
             return;
         }
         let until = self.now + hold;
-        self.pilots[pilot].keep_until = until;
+        self.supply.pilots[pilot].keep_until = until;
         self.at(until, Timer::Idle(job));
     }
 
     pub(crate) fn idle_due(&mut self, job: JobId, out: &mut Vec<Output>) {
-        let Some(&pilot) = self.pilot_by_job.get(&job) else {
+        let Some(&pilot) = self.supply.pilot_by_job.get(&job) else {
             return;
         };
-        if self.pilots[pilot].keep_until <= self.now {
+        if self.supply.pilots[pilot].keep_until <= self.now {
             self.maybe_idle(pilot, out);
         }
     }
@@ -518,11 +556,11 @@ impl Core {
     // --- spares ---
 
     /// Whether the node is set apart for spare pilots: the last ones of the pool.
-    pub(crate) fn is_apart(&self, pool: u32, node: u32) -> bool {
+    pub(crate) fn is_apart(&self, pool: Idx<Pool>, node: Idx<Node>) -> bool {
         let Some(scale) = self.scale(pool).filter(|s| s.spares > 0) else {
             return false;
         };
-        let own = self.pools[pool as usize]
+        let own = self.supply.pools[pool]
             .nodes
             .iter()
             .rev()
@@ -531,18 +569,11 @@ impl Core {
     }
 
     /// Puts the nodes that are set apart right behind the first, those with the fewest replicas first.
-    pub(crate) fn spares_next(&self, pool: u32, fit: &mut [(bool, u32, bool, u32)]) {
+    pub(crate) fn spares_next(&self, pool: Idx<Pool>, fit: &mut [Fit]) {
         if fit.len() > 1 {
             fit[1..].sort_by_key(|f| {
                 let apart = self.is_apart(pool, f.3);
-                (
-                    !apart,
-                    if apart {
-                        self.nodes[f.3 as usize].replicas
-                    } else {
-                        0
-                    },
-                )
+                (!apart, if apart { self.supply.nodes[f.3].replicas } else { 0 })
             });
         }
     }
@@ -550,9 +581,9 @@ impl Core {
     // --- packing ---
 
     /// Kernels of this size came (`by` > 0) or went.
-    pub(crate) fn count_load(&mut self, pool: u32, gpus: u16, by: i32) {
+    pub(crate) fn count_load(&mut self, pool: Idx<Pool>, gpus: u16, by: i32) {
         let now = self.now;
-        let loads = &mut self.pools[pool as usize].loads;
+        let loads = &mut self.supply.pools[pool].loads;
         let i = loads.iter().position(|l| l.gpus == gpus).unwrap_or_else(|| {
             loads.push(Load {
                 gpus,
@@ -570,9 +601,9 @@ impl Core {
     }
 
     /// The share of its GPUs that a kernel of this size uses.
-    fn duty(&self, pool: u32, gpus: u16) -> f64 {
+    fn duty(&self, pool: Idx<Pool>, gpus: u16) -> f64 {
         let prior = PRIOR_GPU_SECONDS * f64::from(gpus);
-        let (busy, open) = match self.pools[pool as usize].loads.iter().find(|l| l.gpus == gpus) {
+        let (busy, open) = match self.supply.pools[pool].loads.iter().find(|l| l.gpus == gpus) {
             Some(l) => {
                 let running = self.now.since(l.since).as_secs_f64() * f64::from(l.kernels) * f64::from(gpus);
                 (l.busy, l.open + running)
@@ -584,11 +615,11 @@ impl Core {
 
     /// Puts the node first on which a kernel of this size is best at home: the fullest one of its like where it
     /// will hardly be in anybody's way, else an empty one, else the one with the least in its way.
-    pub(crate) fn home_first(&self, pool: u32, gpus: u16, fit: &mut Vec<(bool, u32, bool, u32)>) {
+    pub(crate) fn home_first(&self, pool: Idx<Pool>, gpus: u16, fit: &mut Vec<Fit>) {
         let duty = self.duty(pool, gpus);
-        let key = |n: u32| {
-            let node = &self.nodes[n as usize];
-            let homes = node.homes.iter().map(|&k| self.kernels[k].default_need.gpus);
+        let key = |n: Idx<Node>| {
+            let node = &self.supply.nodes[n];
+            let homes = node.homes.iter().map(|&k| self.work.kernels[k].default_need.gpus);
             let (mut same, mut others) = (0u32, 0u32);
             for g in homes.filter(|&g| g > 0) {
                 if g == gpus { same += 1 } else { others += 1 }
@@ -598,7 +629,7 @@ impl Core {
             let up = node
                 .pilots
                 .iter()
-                .any(|p| self.pilots[*p].state == PilotState::Up);
+                .any(|p| self.supply.pilots[*p].state == PilotState::Up);
             // Where pilots are as large as the need, a node to oneself costs no more.
             let alone = gpus > 1 && self.scale(pool).is_some_and(|s| s.right_size);
             if self.is_apart(pool, n) {

@@ -1,36 +1,200 @@
 //! What the core knows. Private: everything outside speaks by names, everything inside by dense indices.
 
-use crate::config::PoolConfig;
-use crate::id::{
-    AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, UserName,
-};
+use crate::config::{Limit, PoolConfig};
+use crate::index::{Idx, Slab, Table};
 use crate::input::PoolOffers;
-use crate::lease::EndCause;
-use crate::need::{Class, Need};
 use crate::predict::Habit;
-use crate::time::{Span, Timestamp};
-use std::collections::BTreeSet;
+use crate::usage::Usage;
+use hop_words::id::{
+    AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
+    UserName,
+};
+use hop_words::lease::EndCause;
+use hop_words::need::{Class, Need};
+use hop_words::time::{Span, Timestamp};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+/// What there is to be lent, and where it comes from.
+#[derive(Debug, Default)]
+pub(crate) struct Supply {
+    pub pools: Table<Pool>,
+    pub nodes: Table<Node>,
+    pub pilots: Slab<Pilot>,
+    pub tickets: BTreeMap<u64, Ticket>,
+    pub next_ticket: u64,
+    /// slurmctld doesn't answer, and without it no step starts.
+    pub slurm_away: bool,
+    // Looked up, never iterated: their order is not deterministic.
+    pub pool_by_name: HashMap<PoolName, Idx<Pool>>,
+    pub node_by_name: HashMap<NodeName, Idx<Node>>,
+    pub pilot_by_job: HashMap<JobId, Idx<Pilot>>,
+}
+
+/// Who asks, and how much they may have.
+#[derive(Debug)]
+pub(crate) struct People {
+    pub users: Table<User>,
+    pub accounts: Table<Account>,
+    pub limits: Table<Limit>,
+    /// GPUs that people hold in Slurm jobs of their own.
+    pub elsewhere: Vec<(UserName, AccountName, u32)>,
+    /// Cells that a limit holds up, by what the limit counts.
+    pub limited: BTreeMap<Scope, BTreeSet<Idx<Cell>>>,
+    /// What limits on associations count.
+    pub members: Members,
+    /// The mean weights of users and accounts in fair share.
+    pub user_weight: f64,
+    pub account_weight: f64,
+    // Looked up, never iterated.
+    pub user_by_name: HashMap<UserName, Idx<User>>,
+    pub account_by_name: HashMap<Option<AccountName>, Idx<Account>>,
+}
+
+impl Default for People {
+    fn default() -> Self {
+        Self {
+            users: Table::default(),
+            accounts: Table::default(),
+            limits: Table::default(),
+            elsewhere: Vec::new(),
+            limited: BTreeMap::new(),
+            members: Members::default(),
+            user_weight: 1.0,
+            account_weight: 1.0,
+            user_by_name: HashMap::new(),
+            account_by_name: HashMap::new(),
+        }
+    }
+}
+
+/// What people want done: kernels, their cells that wait, the leases that serve them.
+#[derive(Debug, Default)]
+pub(crate) struct Work {
+    pub kernels: Slab<Kernel>,
+    pub cells: Slab<Cell>,
+    pub leases: BTreeMap<LeaseId, Lease>,
+    pub seats: BTreeMap<JobId, Seat>,
+    pub next_lease: u64,
+    pub next_seq: u64,
+    /// Nodes where what was held back, or who goes first, has changed: who waits there may be able to start now.
+    pub stale: BTreeSet<Idx<Node>>,
+    /// Pools whose due cells have changed: what is held for them is looked at again.
+    pub unheld: BTreeSet<Idx<Pool>>,
+    /// Who was overtaken, by what the cells compete for.
+    pub arenas: BTreeMap<Arena, Overtaking>,
+    // Looked up, never iterated.
+    pub kernel_by_id: HashMap<KernelId, Idx<Kernel>>,
+}
+
+/// One of Slurm's associations: a user in an account.
+type Association = (Idx<User>, Idx<Account>);
+
+/// Whose usage counts for a limit's GPU-minutes.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct UsedBy {
+    pub users: BTreeSet<Idx<User>>,
+    pub accounts: BTreeSet<Idx<Account>>,
+}
+
+/// Limits on Slurm's associations, made quick to look up.
+#[derive(Debug, Default, PartialEq)]
+pub(crate) struct Members {
+    /// Limits that bind a user in an account. Looked up, never iterated.
+    pub binding: HashMap<Association, Vec<Idx<Limit>>>,
+    /// GPUs held, by limit and whom it counts.
+    pub held: BTreeMap<(Idx<Limit>, Member), u32>,
+    /// Users and accounts whose usage counts for a limit's GPU-minutes.
+    pub used_by: BTreeMap<Idx<Limit>, UsedBy>,
+}
+
+impl Members {
+    pub(crate) fn binding(&self, user: Idx<User>, account: Idx<Account>) -> &[Idx<Limit>] {
+        self.binding.get(&(user, account)).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// The first thing that orders the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Band {
+    /// The cell has waited for long, or many later ones of its shape have started: only age counts.
+    Due,
+    Ordinary,
+    /// The cell has run already and was parked for others.
+    Parked,
+}
 
 /// A place in the queue; the least goes first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
-    /// 0: has waited so long that only age counts; 2: has run already and was parked.
-    pub band: u8,
-    pub account: i16,
-    pub user: i16,
+    pub band: Band,
+    /// The service that its kernel, user and account have had, in steps of four times as much.
+    pub service: i16,
     pub class: Class,
     /// By when it must start to be done by its deadline; the end of time where it has none.
     pub latest: Timestamp,
+    /// The same service in finer steps.
+    pub fine: i16,
     pub submitted: Timestamp,
     pub seq: u64,
+}
+
+/// Needs that the same GPUs satisfy: cells of one shape compete with each other.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Shape {
+    pub gpus: u16,
+    pub gpu_type: Option<GpuType>,
+    pub gpu_mem_mib: u64,
+}
+
+impl Shape {
+    pub(crate) fn of(need: &Need) -> Self {
+        Self {
+            gpus: need.gpus,
+            gpu_type: need.gpu_type.clone(),
+            gpu_mem_mib: need.gpu_mem_mib,
+        }
+    }
+
+    pub(crate) fn fits(&self, group: &Group) -> bool {
+        let of_type = self.gpu_type.as_ref().is_none_or(|t| *t == group.gpu_type);
+        of_type && group.mem_mib >= self.gpu_mem_mib
+    }
+}
+
+/// Where cells compete: in the whole pool if kernels can move, else on one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Arena {
+    Pool(Idx<Pool>),
+    Node(Idx<Node>),
+}
+
+/// Who in an arena has been overtaken by how many later cells.
+///
+/// Counted in thousandths of a cell of one's own size: a later start of that size counts as one, one of another size
+/// as a quarter, and less where it is smaller.
+#[derive(Debug, Default)]
+pub(crate) struct Overtaking {
+    pub classes: BTreeMap<u16, SizeClass>,
+}
+
+/// The waiting cells of so many GPUs in an arena.
+#[derive(Debug, Default)]
+pub(crate) struct SizeClass {
+    pub waiting: u64,
+    /// What has started in the arena since the class is there.
+    pub passed: u64,
+    /// Cells that aren't due, by what must have started for them to be.
+    pub due_at: BTreeSet<(u64, Idx<Cell>)>,
 }
 
 #[derive(Debug)]
 pub(crate) struct Pool {
     pub config: PoolConfig,
-    pub queue: BTreeSet<(Rank, u32)>,
-    pub pilots: BTreeSet<u32>,
-    pub nodes: Vec<u32>,
+    pub queue: BTreeSet<(Rank, Idx<Cell>)>,
+    /// The same cells by what they need.
+    pub shapes: BTreeMap<Shape, BTreeSet<(Rank, Idx<Cell>)>>,
+    pub pilots: BTreeSet<Idx<Pilot>>,
+    pub nodes: Vec<Idx<Node>>,
     /// GPUs of live leases.
     pub held: u32,
     /// GPUs of cells that run.
@@ -53,6 +217,34 @@ pub(crate) struct Pool {
     pub stirred: Timestamp,
     /// What its nodes could ever have; none: not known yet.
     pub offers: Option<PoolOffers>,
+    pub lanes: Lanes,
+    /// The due cell that may run anywhere in the pool, and for which nodes are held.
+    pub holder: Option<Idx<Cell>>,
+}
+
+/// Pilots and nodes of one pool by what is free on them, so that a place is found without a look at each.
+#[derive(Debug, Default)]
+pub(crate) struct Lanes {
+    /// Pilots that lend, by their free GPUs.
+    pub free: BTreeSet<(u16, Idx<Pilot>)>,
+    /// Pilots that lend, by the GPUs that are free or held by leases that only linger.
+    pub idle: BTreeSet<(u16, Idx<Pilot>)>,
+    /// Nodes that are up, by the GPUs that no pilot has or will have.
+    pub spare: BTreeSet<(u16, Idx<Node>)>,
+}
+
+/// Under which numbers of GPUs a pilot is listed in [`Lanes`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Listed {
+    pub free: u16,
+    pub idle: u16,
+}
+
+/// What is kept free for a due cell.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Hold {
+    pub since: Timestamp,
+    pub nodes: BTreeSet<Idx<Node>>,
 }
 
 /// The kernels of one size: GPU-seconds that they used of those that they were there to ask for.
@@ -68,7 +260,7 @@ pub(crate) struct Load {
 #[derive(Debug)]
 pub(crate) struct Node {
     pub name: NodeName,
-    pub pool: u32,
+    pub pool: Idx<Pool>,
     pub rack: String,
     /// GPUs, cores as known from Slurm or from its pilots.
     pub gpus: u16,
@@ -77,15 +269,19 @@ pub(crate) struct Node {
     pub down: bool,
     /// The burst partition that it is in; none: the pool's own.
     pub burst: Option<String>,
-    pub pilots: Vec<u32>,
-    pub queue: BTreeSet<(Rank, u32)>,
+    pub pilots: Vec<Idx<Pilot>>,
+    pub queue: BTreeSet<(Rank, Idx<Cell>)>,
+    /// The due cell that the node is held for.
+    pub held_for: Option<Idx<Cell>>,
+    /// GPUs that no pilot has or will have, as [`Lanes`] lists them.
+    pub listed: u16,
     /// GPUs that the replicas placed here could ask for.
     pub subscribed: u32,
     pub replicas: u32,
     /// The kernels whose last cell ran here, or whose first is expected to.
-    pub homes: BTreeSet<u32>,
+    pub homes: BTreeSet<Idx<Kernel>>,
     /// The kernels with a replica here.
-    pub sitting: BTreeSet<u32>,
+    pub sitting: BTreeSet<Idx<Kernel>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -137,8 +333,8 @@ impl Group {
 #[derive(Debug)]
 pub(crate) struct Pilot {
     pub job: JobId,
-    pub node: u32,
-    pub pool: u32,
+    pub node: Idx<Node>,
+    pub pool: Idx<Pool>,
     pub state: PilotState,
     pub groups: Vec<Group>,
     pub cpus: u16,
@@ -150,8 +346,10 @@ pub(crate) struct Pilot {
     pub leases: Vec<LeaseId>,
     /// Leases that live there and that nobody knows any longer: told to end, their GPUs blocked until they have.
     pub strangers: Vec<(LeaseId, Vec<GpuIndex>)>,
-    /// The cell for which this pilot's GPUs are held back.
-    pub reserved: Option<u32>,
+    /// The cells for which GPUs of this pilot are held back: they are being freed, or the cell's kernel moves here.
+    pub reserved: Vec<Idx<Cell>>,
+    /// Its place in [`Lanes`]; `None` where it isn't there.
+    pub listed: Option<Listed>,
     /// Since when no lease has been here.
     pub idle_since: Option<Timestamp>,
     /// When it is given back if it stays idle.
@@ -174,19 +372,28 @@ impl Pilot {
     pub(crate) fn cpus_free(&self) -> u16 {
         self.cpus.saturating_sub(self.cpus_used)
     }
+
+    /// The groups that a lease for this need could be in; the one without a group is for cores alone.
+    pub(crate) fn groups_for(&self, need: &Need) -> Vec<Option<usize>> {
+        if need.gpus == 0 {
+            return vec![None];
+        }
+        let fits = |g: &usize| self.groups[*g].fits(need);
+        (0..self.groups.len()).filter(fits).map(Some).collect()
+    }
 }
 
 /// A pilot that was asked for and isn't up.
 #[derive(Debug, Clone)]
 pub(crate) struct Ticket {
-    pub pool: u32,
+    pub pool: Idx<Pool>,
     pub partition: Option<String>,
-    pub node: Option<u32>,
+    pub node: Option<Idx<Node>>,
     pub gpus: u16,
     pub job: Option<JobId>,
     pub at: Timestamp,
     /// The waiting cell that it was started for, by index and sequence number.
-    pub cell: Option<(u32, u64)>,
+    pub cell: Option<(Idx<Cell>, u64)>,
 }
 
 #[derive(Debug)]
@@ -195,8 +402,8 @@ pub(crate) struct User {
     pub usage: Usage,
     pub held: u32,
     /// GPUs held by pool, for limits of users within pools.
-    pub held_in: Vec<(u32, u32)>,
-    pub cells: BTreeSet<u32>,
+    pub held_in: Vec<(Idx<Pool>, u32)>,
+    pub cells: BTreeSet<Idx<Cell>>,
 }
 
 #[derive(Debug)]
@@ -206,37 +413,10 @@ pub(crate) struct Account {
     pub held: u32,
 }
 
-/// GPU-seconds, decaying. Kept as if all had been used at the origin, so that the order of two users changes only
-/// when one of them uses something.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Usage {
-    pub inflated: f64,
-    pub weight: f64,
-}
-
-impl Default for Usage {
-    fn default() -> Self {
-        Self {
-            inflated: 0.0,
-            weight: 1.0,
-        }
-    }
-}
-
-impl Usage {
-    /// Half-octaves of usage over share: coarse, so that small change doesn't reorder the queue.
-    pub(crate) fn level(&self) -> i16 {
-        if self.inflated <= 0.0 {
-            return i16::MIN;
-        }
-        (2.0 * (self.inflated / self.weight).log2()).floor() as i16
-    }
-}
-
 #[derive(Debug)]
 pub(crate) struct Seat {
-    pub user: u32,
-    pub node: u32,
+    pub user: Idx<User>,
+    pub node: Idx<Node>,
     pub mem_mib: u64,
     pub mem_used: u64,
 }
@@ -244,7 +424,7 @@ pub(crate) struct Seat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Replica {
     pub incarnation: Incarnation,
-    pub node: u32,
+    pub node: Idx<Node>,
     pub seat: JobId,
 }
 
@@ -252,16 +432,16 @@ pub(crate) struct Replica {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Planned {
     pub incarnation: Incarnation,
-    pub node: u32,
+    pub node: Idx<Node>,
     pub at: Timestamp,
 }
 
 #[derive(Debug)]
 pub(crate) struct Kernel {
     pub id: KernelId,
-    pub user: u32,
-    pub account: u32,
-    pub pool: u32,
+    pub user: Idx<User>,
+    pub account: Idx<Account>,
+    pub pool: Idx<Pool>,
     pub name: String,
     pub default_need: Need,
     pub mem_mib: u64,
@@ -270,7 +450,7 @@ pub(crate) struct Kernel {
     pub planned: Vec<Planned>,
     pub next_incarnation: u32,
     pub last_executor: Option<Incarnation>,
-    pub last_node: Option<u32>,
+    pub last_node: Option<Idx<Node>>,
     /// The only replica that may run GPU cells, while its process can't let go of its device.
     pub bound: Option<Incarnation>,
     /// The replica that has a waiting cell of it parked.
@@ -278,19 +458,21 @@ pub(crate) struct Kernel {
     /// Closed for good: it goes when its last lease is over.
     pub closed: bool,
     pub leases: Vec<LeaseId>,
-    pub cells: Vec<u32>,
+    pub cells: Vec<Idx<Cell>>,
     pub last_end: Option<Timestamp>,
     /// Its last sign of life: a cell's end, or its opening.
     pub quiet_since: Timestamp,
     /// When a replica of it was last moved.
     pub moved: Timestamp,
+    /// GPU-seconds that its cells have run, decaying.
+    pub usage: Usage,
     /// GPUs of its last cell, or of those expected.
     pub last_gpus: u16,
     /// What its cells asked for lately: GPUs and weight.
     pub sizes: Vec<(u16, f32)>,
-    pub home: Option<u32>,
+    pub home: Option<Idx<Node>>,
     /// The node that it was given for its own when it was placed: where a pilot is started for it.
-    pub base: Option<u32>,
+    pub base: Option<Idx<Node>>,
     pub think: Habit,
     /// Cells since it was last away for long.
     pub streak: u32,
@@ -307,14 +489,14 @@ pub(crate) struct Kernel {
 pub(crate) struct Moving {
     pub victim: Incarnation,
     pub incarnation: Incarnation,
-    pub to: u32,
+    pub to: Idx<Node>,
     pub since: Timestamp,
 }
 
 /// A cell that waits.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
-    pub kernel: u32,
+    pub kernel: Idx<Kernel>,
     pub id: CellId,
     pub need: Need,
     /// Cores of its lease.
@@ -323,10 +505,20 @@ pub(crate) struct Cell {
     pub print: u64,
     pub submitted: Timestamp,
     pub seq: u64,
+    /// How many leases for it came to nothing.
     pub failures: u8,
+    /// Pilots where that was, and until when it isn't tried there again.
+    pub failed_on: Vec<(JobId, Timestamp)>,
+    /// Why the last one came to nothing.
+    pub why_failed: String,
     pub rank: Rank,
-    /// The pilot that is held back for it.
-    pub reserved: Option<u32>,
+    /// The pilot of which GPUs are held back for it.
+    pub reserved: Option<Idx<Pilot>>,
+    pub due: bool,
+    /// Where nothing may start that would put it off; for due cells alone.
+    pub hold: Option<Hold>,
+    /// The arenas that it competes in, and by which count it is due there.
+    pub arenas: Vec<(Arena, u64)>,
     /// What was told last: position and a hash-free copy of the reason's kind.
     pub told: Option<(u32, std::mem::Discriminant<crate::reason::Reason>)>,
     /// The limit that holds it up.
@@ -336,6 +528,15 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
+    /// Until when the cell isn't tried on this pilot, after a lease there came to nothing.
+    pub(crate) fn avoids(&self, pilot: JobId, now: Timestamp) -> Option<Timestamp> {
+        let here = self
+            .failed_on
+            .iter()
+            .find(|(job, until)| *job == pilot && *until > now);
+        here.map(|(_, until)| *until)
+    }
+
     /// It begins, or goes on.
     pub(crate) fn running(&self, since: Timestamp) -> Running {
         Running {
@@ -350,15 +551,23 @@ impl Cell {
     }
 }
 
+/// The part of a limit's members that are counted together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Member {
+    All,
+    User(Idx<User>),
+    Account(Idx<Account>),
+}
+
 /// What a limit counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Scope {
-    User(u32),
-    Account(u32),
-    Pool(u32),
-    UserInPool(u32, u32),
+    User(Idx<User>),
+    Account(Idx<Account>),
+    Pool(Idx<Pool>),
+    UserInPool(Idx<User>, Idx<Pool>),
     /// A limit on associations, by its index, and the user or account that it counts there.
-    Members(u32, u32),
+    Members(Idx<Limit>, Member),
 }
 
 /// A cell that runs.
@@ -408,11 +617,11 @@ pub(crate) enum LeaseState {
 #[derive(Debug)]
 pub(crate) struct Lease {
     pub id: LeaseId,
-    pub kernel: u32,
-    pub user: u32,
-    pub account: u32,
-    pub pool: u32,
-    pub pilot: u32,
+    pub kernel: Idx<Kernel>,
+    pub user: Idx<User>,
+    pub account: Idx<Account>,
+    pub pool: Idx<Pool>,
+    pub pilot: Idx<Pilot>,
     /// Index into the pilot's groups; none for cores alone.
     pub group: Option<usize>,
     pub gpus: u16,
@@ -430,11 +639,24 @@ pub(crate) struct Lease {
     pub linger: Span,
     pub wait: Span,
     pub cells: u32,
-    /// Up to when its GPU-seconds are in its user's usage.
-    pub charged: Timestamp,
     /// When its cell is expected to end, as last reckoned: holds until then.
     pub expected: std::cell::Cell<Timestamp>,
     pub asked: ParkAsk,
+}
+
+impl Lease {
+    /// Since when no cell runs on it; `None` where one does, or it is ending.
+    pub(crate) fn lingers_since(&self) -> Option<Timestamp> {
+        match self.state {
+            LeaseState::Lingering { since, .. } => Some(since),
+            LeaseState::Starting { .. } | LeaseState::Running(_) | LeaseState::Ending { .. } => None,
+        }
+    }
+
+    /// Its GPUs, if they are of this group.
+    pub(crate) fn gpus_in(&self, group: Option<usize>) -> u16 {
+        if self.group == group { self.gpus } else { 0 }
+    }
 }
 
 /// Something that becomes due. Stale ones are recognised by what they name.
@@ -447,15 +669,17 @@ pub(crate) enum Timer {
     Silent(JobId),
     Rotate(JobId),
     /// A waiting cell, by index and sequence number.
-    Reserve(u32, u64),
-    Age(u32, u64),
-    Report(u32, u64),
-    Charge,
-    Scale(u32),
-    Foresee(u32),
+    Due(Idx<Cell>, u64),
+    Widen(Idx<Cell>, u64),
+    Late(Idx<Cell>, u64),
+    Report(Idx<Cell>, u64),
+    /// Pilots that failed a cell are tried again.
+    Retry(Idx<Cell>, u64),
+    Scale(Idx<Pool>),
+    Foresee(Idx<Pool>),
     Idle(JobId),
-    Moving(u32, Incarnation),
-    Planned(u32, Incarnation),
+    Moving(Idx<Kernel>, Incarnation),
+    Planned(Idx<Kernel>, Incarnation),
     /// A kernel without replicas.
-    Alone(u32),
+    Alone(Idx<Kernel>),
 }

@@ -3,10 +3,10 @@
 mod world;
 
 use hop_core::config::{Config, Migrate, PoolConfig, Scale};
-use hop_core::id::KernelId;
-use hop_core::need::Need;
-use hop_core::time::Span;
 use hop_core::{Input, Output};
+use hop_words::id::KernelId;
+use hop_words::need::Need;
+use hop_words::time::Span;
 use world::{World, facts};
 
 /// Three nodes of two GPUs. A kernel with replicas on the first two, which has run a few cells, a minute or an hour apart, and then
@@ -41,7 +41,7 @@ fn stranded(idle: &str, ahead: bool) -> (World, KernelId) {
     w.agents.remove(&job);
     w.tell(Input::PilotLost {
         pilot: job,
-        cause: hop_core::lease::EndCause::PilotLost,
+        cause: hop_words::lease::EndCause::PilotLost,
     });
     w.pilot(idle, 2, 8);
     (w, k)
@@ -99,7 +99,7 @@ fn nobody_is_moved_for_who_is_not_expected_within_hours() {
     w.agents.remove(&idle);
     w.tell(Input::PilotLost {
         pilot: idle,
-        cause: hop_core::lease::EndCause::PilotLost,
+        cause: hop_words::lease::EndCause::PilotLost,
     });
     w.pilot("n2", 2, 8);
     assert_eq!(moves(&mut w, 3600), [], "{k} is gone for days");

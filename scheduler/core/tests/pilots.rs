@@ -3,10 +3,10 @@
 mod world;
 
 use hop_core::config::{Burst, Config, Migrate, PoolConfig, Scale};
-use hop_core::id::{JobId, KernelId, NodeName};
-use hop_core::need::Need;
-use hop_core::time::Span;
 use hop_core::{Input, Output};
+use hop_words::id::{JobId, KernelId, NodeName};
+use hop_words::need::Need;
+use hop_words::time::Span;
 use world::{World, facts};
 
 /// Nodes of two GPUs: one or more of the pool's own, and two that boot.

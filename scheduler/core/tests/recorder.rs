@@ -3,12 +3,12 @@
 mod world;
 
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
-use hop_core::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
-use hop_core::lease::{EndCause, Outcome};
-use hop_core::need::{Class, Need};
 use hop_core::reason::{Reason, RefusedBecause};
-use hop_core::time::{Span, Timestamp};
 use hop_core::{Core, Input, LiveLease, Output, Record};
+use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
+use hop_words::lease::{EndCause, Outcome};
+use hop_words::need::{Class, Need};
+use hop_words::time::{Span, Timestamp};
 use world::World;
 
 fn pool() -> PoolConfig {
@@ -45,6 +45,7 @@ fn kinds(out: &[Output]) -> Vec<&'static str> {
             Output::Record(Record::LeaseOpened { .. }) => "opened",
             Output::Record(Record::LeaseStarted { .. }) => "started",
             Output::Record(Record::CellServed { .. }) => "served",
+            Output::Record(Record::CellWithdrawn { .. }) => "withdrawn",
             Output::Record(Record::LeaseClosed { .. }) => "closed",
             Output::Journal(_) => "journal",
         })
@@ -440,27 +441,54 @@ fn a_lost_pilot_loses_its_leases_and_says_so_once() {
     assert_eq!(reason.to_string(), "pool main is starting a job with GPUs for it");
 }
 
+fn failed(w: &mut World, job: JobId, lease: u64) -> Vec<Output> {
+    w.agents.get_mut(&job).expect("it is there").starting.clear();
+    w.tell(Input::LeaseFailed {
+        lease: LeaseId(lease),
+        pilot: job,
+        reason: "srun: error".into(),
+        device_lost: false,
+    })
+}
+
 #[test]
-fn a_failed_start_is_tried_again_and_then_refused() {
+fn a_failed_start_is_tried_again_after_growing_pauses() {
     let mut w = world();
     let job = w.pilot("n0", 2, 8);
     let k = w.kernel("k", "ada", &["n0"], 1);
     w.submit(&k, Need::gpus(1));
-    for n in 1..=4u64 {
-        w.agents.get_mut(&job).unwrap().starting.clear();
-        let out = w.tell(Input::LeaseFailed {
-            lease: LeaseId(n),
-            pilot: job,
-            reason: "srun: error".into(),
-            device_lost: false,
-        });
-        let expected: &[_] = if n < 4 {
-            &["closed", "opened", "start", "ack"]
-        } else {
-            &["closed", "refused", "ack"]
+    for n in 1..=3u64 {
+        let out = failed(&mut w, job, n);
+        let Output::Queued { reason, .. } = &out[1] else {
+            panic!("{out:?}")
         };
-        assert_eq!(kinds(&out), expected);
+        assert_eq!(kinds(&out), ["closed", "queued", "ack"]);
+        assert!(reason.to_string().contains("could not be started"), "{reason}");
+        let pause = Span::from_secs(1 << (n - 1));
+        let out = w.pass(Span(pause.0 - 1));
+        assert!(!kinds(&out).contains(&"start"), "{out:?}");
+        let out = w.pass(Span(1));
+        assert!(kinds(&out).contains(&"start"), "{out:?}");
     }
+    assert_eq!(kinds(&failed(&mut w, job, 4)), ["closed", "refused", "ack"]);
+}
+
+#[test]
+fn a_failed_start_goes_elsewhere_at_once() {
+    let mut w = world();
+    let jobs = [w.pilot("n0", 1, 8), w.pilot("n1", 1, 8)];
+    let k = w.kernel("k", "ada", &["n0", "n1"], 1);
+    w.submit(&k, Need::gpus(1));
+    let out = failed(&mut w, jobs[0], 1);
+    assert_eq!(kinds(&out), ["closed", "opened", "start", "ack"]);
+    let Output::StartLease(start) = &out[2] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(start.pilot, jobs[1]);
+    // Somebody else's cell has no reason to avoid the first.
+    let other = w.kernel("o", "bob", &["n0"], 1);
+    let (_, out) = w.submit(&other, Need::gpus(1));
+    assert_eq!(kinds(&out), ["opened", "start"]);
 }
 
 #[test]
@@ -638,6 +666,7 @@ fn placement_takes_the_least_subscribed_distinct_nodes() {
         account: None,
         pool: "main".into(),
         replicas: 2,
+        first: None,
         default_need: Need::gpus(1),
         mem_mib: 100,
         cpus: 1,
@@ -669,7 +698,7 @@ fn closing_a_kernel_leaves_nothing_behind() {
     w.settle();
     w.submit(&k, Need::gpus(1));
     let out = w.tell(Input::CloseKernel { kernel: k.clone() });
-    assert_eq!(kinds(&out), ["refused", "served", "revoked", "end"]);
+    assert_eq!(kinds(&out), ["withdrawn", "refused", "served", "revoked", "end"]);
     let out = w.confirm_end(job, LeaseId(1), true);
     assert_eq!(kinds(&out), ["closed", "forget", "ack"]);
     assert_eq!(w.core.kernel_count(), 0);
@@ -703,10 +732,13 @@ fn cells_outlive_their_kernels_last_process_for_a_while_and_are_then_refused() {
     assert!(
         matches!(
             &out[..],
-            [Output::Refused {
-                reason: RefusedBecause::ReplicaLost,
-                ..
-            }]
+            [
+                Output::Record(Record::CellWithdrawn { .. }),
+                Output::Refused {
+                    reason: RefusedBecause::ReplicaLost,
+                    ..
+                }
+            ]
         ),
         "{out:?}"
     );
@@ -715,7 +747,7 @@ fn cells_outlive_their_kernels_last_process_for_a_while_and_are_then_refused() {
     w.submit(&kernel, Need::gpus(1));
     w.tell(lost(&kernel, 1));
     let out = w.replica(&kernel, "bob1", Incarnation(2), "n0");
-    assert_eq!(kinds(&out), ["refused"]);
+    assert_eq!(kinds(&out), ["withdrawn", "refused"]);
     w.core.sanity_check().unwrap();
 }
 
@@ -765,12 +797,121 @@ fn place(name: &str, gpus: u16) -> hop_core::PlaceKernel {
         account: None,
         pool: "main".into(),
         replicas: 1,
+        first: None,
         default_need: Need::gpus(gpus),
         mem_mib: 512,
         cpus: 1,
         avoid: Vec::new(),
         name: String::new(),
     }
+}
+
+/// The first of two nodes has a replica whose number another clock gave it; the second has a plan.
+#[test]
+fn a_replica_of_any_number_takes_the_seat_that_was_planned() {
+    for first in [None, Some(Incarnation(1_764_000_000))] {
+        let mut w = world();
+        for n in ["n0", "n1"] {
+            w.pilot(n, 2, 8);
+        }
+        let place = |name: &str, first| {
+            Input::PlaceKernel(hop_core::PlaceKernel {
+                first,
+                ..place(name, 2)
+            })
+        };
+        let out = w.tell(place("a", first));
+        assert_eq!(placed(&out), "n0");
+        let Output::Place { seats, .. } = &out[0] else {
+            panic!("{out:?}")
+        };
+        assert_eq!(seats[0].incarnation, first.unwrap_or(Incarnation(1)));
+        w.replica(&"a".into(), "ada", Incarnation(1_764_000_000), "n0");
+        assert_eq!(placed(&w.tell(place("b", None))), "n1");
+        let out = w.tell(place("c", None));
+        assert_eq!(placed(&out), "n0", "each node has one kernel of two GPUs");
+    }
+}
+
+/// hopd was away when the cell ended; its replica says how.
+#[test]
+fn a_cell_that_ended_unheard_has_its_own_outcome() {
+    let mut w = world();
+    let job = w.pilot("n0", 1, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let (cell, _) = w.submit(&k, Need::gpus(1));
+    w.confirm(job, LeaseId(1));
+    let report = |incarnation| {
+        Input::ReplicaUp(hop_core::ReplicaUp {
+            kernel: k.clone(),
+            incarnation: Incarnation(incarnation),
+            user: "ada".into(),
+            account: None,
+            pool: "main".into(),
+            node: "n0".into(),
+            seat: JobId(10_000 + incarnation),
+            name: String::new(),
+            holds: None,
+            ended: Some(hop_core::EndedCell {
+                cell: cell.clone(),
+                outcome: Outcome::Error,
+            }),
+            waiting: vec![],
+            parked: None,
+        })
+    };
+    assert_eq!(kinds(&w.tell(report(2))), [""; 0], "another replica's lease");
+    let out = w.tell(report(1));
+    assert!(
+        matches!(
+            &out[0],
+            Output::Record(Record::CellServed {
+                outcome: Outcome::Error,
+                ..
+            })
+        ),
+        "{out:?}"
+    );
+    w.core.sanity_check().unwrap();
+}
+
+/// The agent can't have heard of leases that its own report makes room for.
+#[test]
+fn a_report_of_ended_leases_ends_no_lease_that_follows_from_it() {
+    let mut w = world();
+    let job = w.pilot("n0", 1, 8);
+    let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "bob", &["n0"], 1));
+    w.submit(&a, Need::gpus(1));
+    w.confirm(job, LeaseId(1));
+    w.submit(&b, Need::gpus(1));
+    let out = w.tell(Input::PilotUp(hop_core::PilotUp {
+        node: "n0".into(),
+        pilot: job,
+        pool: "main".into(),
+        gpus: vec![hop_core::GpuSlot {
+            index: GpuIndex(0),
+            gpu_type: "fake".into(),
+            mem_mib: 1,
+            blocked: None,
+        }],
+        cpus: 8,
+        ends: None,
+        steps_left: 1000,
+        leases: vec![],
+        ended: vec![hop_core::EndedLease {
+            lease: LeaseId(1),
+            cause: EndCause::StepLost,
+            clean: true,
+            detail: String::new(),
+        }],
+        draining: false,
+    }));
+    assert_eq!(
+        kinds(&out),
+        ["served", "revoked", "closed", "opened", "start", "ack"]
+    );
+    assert_eq!(w.core.lease(LeaseId(2)).unwrap().state, "STARTING");
+    w.core.sanity_check().unwrap();
 }
 
 /// The node of the one seat.
@@ -845,8 +986,8 @@ fn a_cell_that_has_waited_very_long_has_a_busy_pilot_give_way() {
     w.settle();
     w.submit(&far, Need::gpus(1));
     let mut out = Vec::new();
-    for _ in 0..200 {
-        w.now = w.now + Span::from_secs(5);
+    for _ in 0..300 {
+        w.now = w.now + Span::from_secs(60);
         out = w.tell(Input::Tick);
         if out.iter().any(|o| matches!(o, Output::DrainPilot { .. })) {
             break;
@@ -997,7 +1138,8 @@ fn what_nobody_knows_yet_is_waited_for_and_refused_once_it_is_known() {
     // A node that was never up names no type yet.
     assert_eq!(kinds(&w.tell(offers("main", &[("", 2)], false))), [""; 0]);
     let out = w.tell(offers("main", &[("a100", 2)], true));
-    assert!(refusal(&out).contains("it has a100"), "{out:?}");
+    assert_eq!(kinds(&out), ["withdrawn", "refused"]);
+    assert!(refusal(&out[1..]).contains("it has a100"), "{out:?}");
 }
 
 #[test]
@@ -1139,12 +1281,8 @@ fn what_fails_at_once_while_slurmctld_is_away_is_not_tried_for_ever() {
     w.tell(away(true));
     w.submit(&k, Need::gpus(1));
     let refused = (1..=8).find(|&lease| {
-        let out = w.tell(Input::LeaseFailed {
-            lease: LeaseId(lease),
-            pilot: job,
-            reason: "the plugin refused".into(),
-            device_lost: false,
-        });
+        let out = failed(&mut w, job, lease);
+        w.pass(Span::from_secs(10));
         kinds(&out).contains(&"refused")
     });
     assert_eq!(refused, Some(4));

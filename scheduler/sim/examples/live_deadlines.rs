@@ -3,10 +3,10 @@
 //! [{"begin", "cells", "deadline"}]}` on standard input, times in seconds; writes a line of JSON per policy and seed.
 
 use hop_core::config::Linger;
-use hop_core::time::{Span, Timestamp};
-use hop_sim::cluster::{Dist, Knobs, Latencies};
+use hop_sim::cluster::{Dist, Knobs, Latencies, People};
 use hop_sim::trace::{Cell, Session};
 use hop_sim::{Cluster, Policy, Trace};
+use hop_words::time::{Span, Timestamp};
 use std::io::Read;
 
 /// A session opens this long before its first cell.
@@ -63,8 +63,13 @@ fn main() {
             vram_gb: Dist::new(0.0, 0.0),
             ..Latencies::default()
         },
+        people: People {
+            opens_before: None,
+            closes_after: None,
+            ..People::default()
+        },
         policy: Knobs {
-            linger: Linger::Fixed(Span::from_secs(2)),
+            linger: Linger::fixed(Span::from_secs(2)),
             scale: None,
             migrate: None,
             ..Knobs::default()

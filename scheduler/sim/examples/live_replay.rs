@@ -7,10 +7,10 @@
 //! "end"}]}`.
 
 use hop_core::config::Linger;
-use hop_core::time::{Span, Timestamp};
-use hop_sim::cluster::{Dist, Knobs, Latencies};
+use hop_sim::cluster::{Dist, Knobs, Latencies, People};
 use hop_sim::trace::{Cell, Session};
 use hop_sim::{Cluster, Policy, PolicyResult, Trace};
+use hop_words::time::{Span, Timestamp};
 use serde::Deserialize;
 use std::io::Read;
 use std::process::ExitCode;
@@ -67,8 +67,13 @@ fn cluster(latency: Latencies, linger: Span) -> Cluster {
         cpus_per_node: 16,
         replicas: 1,
         latency,
+        people: People {
+            opens_before: None,
+            closes_after: None,
+            ..People::default()
+        },
         policy: Knobs {
-            linger: Linger::Fixed(linger),
+            linger: Linger::fixed(linger),
             scale: None,
             migrate: None,
             ..Knobs::default()

@@ -41,10 +41,14 @@ fn main() {
         let policy: Policy = name.parse().expect("a policy's name");
         let start = std::time::Instant::now();
         let r = hop_sim::run(policy, &trace, &cluster, seed);
+        if let Some(file) = std::env::var_os("CSV") {
+            let rows = hop_sim::csv(std::slice::from_ref(&r), &trace, seed, "");
+            std::fs::write(file, rows).expect("the rows can be written");
+        }
         let wall = start.elapsed().as_secs_f64();
         let s = r.summary(&trace);
         println!(
-            "{name:20} n {} held {:.0} ({:.3}x, {:.3}) prov {:.0} ({:.3}) delay p50 {:.3} p95 {:.3} p99 {:.2} max {:.0} | +unpark p50 {:.2} p95 {:.2} | imm {:.4} reuse {:.4} mig {} antt {:.3} stp {:.1} est.err {:?}/{} wall {wall:.2}",
+            "{name:20} n {} held {:.0} ({:.3}x, {:.3}) prov {:.0} ({:.3}) delay p50 {:.3} p95 {:.3} p99 {:.2} max {:.0} | wait p95 {:.3} p99 {:.2} | imm {:.4} reuse {:.4} mig {} tb {:.1} spills {} antt {:.3} stp {:.1} est.err {:?}/{} wall {wall:.2}",
             r.cells.len(),
             s.gpu_hours_held,
             s.gpu_hours_held / s.gpu_hours_used,
@@ -55,11 +59,13 @@ fn main() {
             s.delay_s.p95,
             s.delay_s.p99,
             s.delay_s.max,
-            s.delay_with_unpark_s.p50,
-            s.delay_with_unpark_s.p95,
+            s.wait_s.p95,
+            s.wait_s.p99,
             s.immediate_fraction,
             s.executor_reuse_fraction,
             s.migrations,
+            s.moved_tb,
+            s.spills,
             s.antt,
             s.stp,
             s.estimate_error_s,

@@ -2,9 +2,9 @@
 //! once, so that what is learnt from the days before is there, and looked at in windows of 17.5 hours; then figures
 //! of the month as nodes are taken away. `windows TRACE`.
 
-use hop_core::time::{Span, Timestamp};
 use hop_sim::metrics::{Quantiles, Steps};
 use hop_sim::{CellResult, Cluster, Policy, PolicyResult, Trace};
+use hop_words::time::{Span, Timestamp};
 
 const WINDOW: Span = Span(63_000_000_000);
 
@@ -50,7 +50,7 @@ fn main() {
         "fcfs-batch",
         "warm-pool",
         "notebookos",
-        "oracle",
+        "bound",
         "ours",
     ] {
         let r = run(name, &cluster);

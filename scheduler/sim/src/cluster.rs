@@ -1,9 +1,9 @@
 //! The cluster that is simulated: nodes, latencies, and the knobs of our own policy.
 
 use crate::rng::Rng;
-use crate::trace::{TEN_YEARS, Trace};
-use hop_core::config::{Linger, Migrate, Scale};
-use hop_core::time::Span;
+use crate::trace::Trace;
+use hop_core::config::{Linger, Migrate, Quantum, Scale, duration};
+use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
 
 /// A cluster, as a TOML file describes it. Every field has a default; `nodes = 0` means as many as reservation
@@ -14,8 +14,11 @@ pub struct Cluster {
     pub nodes: u32,
     pub gpus_per_node: u16,
     pub cpus_per_node: u16,
+    /// Host memory of a node that may hold parked GPU memory, in GB.
+    pub mem_gb_per_node: f64,
     /// Replicas of each kernel.
     pub replicas: u16,
+    pub people: People,
     pub latency: Latencies,
     pub policy: Knobs,
     /// Minutes without a cell after which `idle-cull` ends a session.
@@ -44,12 +47,36 @@ impl Default for Cluster {
             nodes: 0,
             gpus_per_node: 8,
             cpus_per_node: 64,
-            replicas: 3,
+            mem_gb_per_node: 1024.0,
+            replicas: 1,
+            people: People::default(),
             latency: Latencies::default(),
             policy: Knobs::default(),
             idle_cull_min: 30,
             warm_per_node: 1,
             burst: Vec::new(),
+        }
+    }
+}
+
+/// What a trace doesn't say of people.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct People {
+    /// How long a notebook is open before its first cell, and after its last one: seconds. `None` means that the trace
+    /// knows.
+    pub opens_before: Option<Dist>,
+    pub closes_after: Option<Dist>,
+    /// GPUs of the kernelspec's default need, which is all that is known of a kernel when it is opened.
+    pub default_gpus: u16,
+}
+
+impl Default for People {
+    fn default() -> Self {
+        Self {
+            opens_before: Some(Dist::new(120.0, 3600.0)),
+            closes_after: Some(Dist::new(3600.0, 86_400.0)),
+            default_gpus: 1,
         }
     }
 }
@@ -95,6 +122,8 @@ pub struct Latencies {
     pub pilot_end: Dist,
     /// Starting a replica in a seat.
     pub replica: Dist,
+    /// Reading a kernel's state back, beside what its size takes.
+    pub restore: Dist,
     /// GPU memory of a kernel in GB per GPU, and how fast it goes to the host and back, in GB/s.
     pub vram_gb: Dist,
     pub park_gb_s: f64,
@@ -120,6 +149,7 @@ impl Default for Latencies {
             pilot: Dist::new(2.0, 6.0),
             pilot_end: Dist::new(1.0, 3.0),
             replica: Dist::new(3.0, 10.0),
+            restore: Dist::new(0.5, 3.0),
             vram_gb: Dist::new(4.8, 38.9),
             park_gb_s: 2.7,
             unpark_gb_s: 4.3,
@@ -133,24 +163,20 @@ impl Default for Latencies {
     }
 }
 
-/// The knobs of our own policy.
+/// The knobs of our own policy: the tables of `[pool.NAME]` in `gresshopper.toml`, and what is fixed in `hopd`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Knobs {
     pub linger: Linger,
+    pub quantum: Quantum,
     pub scale: Option<Scale>,
     pub migrate: Option<Migrate>,
     pub fair_share: bool,
-    /// Of those that wait, the shortest cell goes first, and how long each will run is known beforehand: more than any
-    /// scheduler could do, to see what it would be worth.
-    pub short_first: bool,
-    /// Seconds until the queue's order is by age alone.
-    pub aging_s: u64,
-    /// Seconds until GPUs are held back for a waiting cell.
-    pub reserve_after_s: f64,
-    /// Seconds that a cell may run before it is asked to park while another waits for its GPUs; none: never.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub quantum_s: Option<u64>,
+    /// A cell that has waited this long is due.
+    #[serde(rename = "due_after_s", with = "duration")]
+    pub due_after: Span,
+    /// Later cells of its size that may start before a waiting cell is due.
+    pub due_overtaken: u32,
     /// Share of the sessions whose cells can be parked in their middle; none: all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parkable: Option<f64>,
@@ -158,19 +184,15 @@ pub struct Knobs {
 
 impl Default for Knobs {
     fn default() -> Self {
+        let core = hop_core::Config::default();
         Self {
-            linger: Linger::Learnt {
-                max: Span::from_secs(1800),
-                spares: Span::from_secs(2),
-                worth: 200.0,
-            },
+            linger: Linger::default(),
+            quantum: Quantum::default(),
             scale: Some(Scale::default()),
             migrate: Some(Migrate::default()),
-            fair_share: true,
-            short_first: false,
-            aging_s: 900,
-            reserve_after_s: 1.0,
-            quantum_s: None,
+            fair_share: core.fair_share,
+            due_after: core.due_after,
+            due_overtaken: core.due_overtaken,
             parkable: None,
         }
     }
@@ -178,28 +200,8 @@ impl Default for Knobs {
 
 impl Knobs {
     fn in_range(&self) -> Result<(), ClusterError> {
-        let linger = match self.linger {
-            Linger::Fixed(span) => [("policy.linger.fixed", Some(span)), ("", None)],
-            Linger::Learnt { max, spares, .. } => [
-                ("policy.linger.learnt.max", Some(max)),
-                ("policy.linger.learnt.spares", Some(spares)),
-            ],
-        };
         let scale = self.scale.as_ref();
-        let migrate = self.migrate.as_ref();
-        let spans = [
-            ("policy.scale.idle_min", scale.map(|s| s.idle_min)),
-            ("policy.scale.idle_max", scale.map(|s| s.idle_max)),
-            ("policy.scale.boot", scale.map(|s| s.boot)),
-            ("policy.migrate.takes", migrate.map(|m| m.takes)),
-            ("policy.migrate.margin", migrate.map(|m| m.margin)),
-        ];
-        let worth = match self.linger {
-            Linger::Fixed(_) => None,
-            Linger::Learnt { worth, .. } => Some(worth),
-        };
         let numbers = [
-            ("policy.linger.learnt.worth", worth, MOST_WORTH),
             ("policy.scale.worth", scale.map(|s| s.worth), MOST_WORTH),
             ("policy.scale.too_small", scale.map(|s| s.too_small), 1.0),
             ("policy.scale.spare_share", scale.map(|s| s.spare_share), 1.0),
@@ -209,15 +211,9 @@ impl Knobs {
                 scale.map(|s| s.spare_nodes.into()),
                 MOST_NODES,
             ),
-            ("policy.reserve_after_s", Some(self.reserve_after_s), TEN_YEARS),
-            ("policy.aging_s", Some(self.aging_s as f64), TEN_YEARS),
-            ("policy.quantum_s", self.quantum_s.map(|s| s as f64), TEN_YEARS),
             ("policy.parkable", self.parkable, 1.0),
         ];
-        // Spans are in microseconds, here and in the file.
-        let spans = linger.into_iter().chain(spans);
-        let spans = spans.map(|(what, span)| (what, span.map(|s| s.0 as f64), TEN_YEARS * 1e6));
-        for (what, value, most) in spans.chain(numbers) {
+        for (what, value, most) in numbers {
             if let Some(value) = value.filter(|v| !(0.0..=most).contains(v)) {
                 return Err(ClusterError::Most { what, value, most });
             }
@@ -301,6 +297,15 @@ impl Cluster {
             ("latency.pilot", l.pilot),
             ("latency.pilot_end", l.pilot_end),
             ("latency.replica", l.replica),
+            ("latency.restore", l.restore),
+            (
+                "people.opens_before",
+                self.people.opens_before.unwrap_or(Dist::new(0.0, 0.0)),
+            ),
+            (
+                "people.closes_after",
+                self.people.closes_after.unwrap_or(Dist::new(0.0, 0.0)),
+            ),
             ("latency.vram_gb", l.vram_gb),
             ("latency.state_gb", l.state_gb),
             ("latency.container", l.container),
@@ -350,6 +355,13 @@ impl Cluster {
                 self.cpus_per_node.into(),
                 "at least gpus_per_node",
             );
+        }
+        if !(0.0..=1e9).contains(&self.mem_gb_per_node) {
+            return bad("mem_gb_per_node", self.mem_gb_per_node, "from 0 to 1e9");
+        }
+        if self.people.default_gpus > self.gpus_per_node {
+            let value = self.people.default_gpus.into();
+            return bad("people.default_gpus", value, "at most gpus_per_node");
         }
         if self.idle_cull_min > 10_000_000 {
             return bad("idle_cull_min", self.idle_cull_min as f64, "at most 10000000");

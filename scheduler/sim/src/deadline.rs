@@ -1,8 +1,9 @@
 //! Notebooks that run unattended and have a deadline, made from the sessions of a trace.
 
+use crate::metrics::CellResult;
 use crate::rng::Rng;
 use crate::trace::{Session, Trace};
-use hop_core::time::{Span, Timestamp};
+use hop_words::time::{Span, Timestamp};
 
 /// The longest that a notebook runs alone.
 const LONGEST: Span = Span::from_secs(3 * 3600);
@@ -44,6 +45,21 @@ pub fn notebooks(trace: &Trace, count: usize, over: Span, seed: u64) -> Trace {
         name: format!("{}, {count} notebooks with deadlines", trace.name),
         sessions,
     }
+}
+
+/// Deadlines met, and set; `None` if the trace has none.
+pub(crate) fn met(trace: &Trace, cells: &[CellResult]) -> Option<(u64, u64)> {
+    let mut done = vec![Timestamp(0); trace.sessions.len()];
+    for c in cells {
+        let s = c.session as usize;
+        done[s] = done[s].max(c.end);
+    }
+    let sessions = trace.sessions.iter().zip(&done);
+    let met: Vec<bool> = sessions
+        .filter_map(|(s, d)| s.deadline.map(|by| *d <= by))
+        .collect();
+    let count = met.iter().filter(|m| **m).count() as u64;
+    (!met.is_empty()).then_some((count, met.len() as u64))
 }
 
 #[cfg(test)]

@@ -140,7 +140,9 @@ fn table(page: &mut String, summary: &Summary) {
             p.stp
         );
     }
-    page.push_str("</table><p>Delays in seconds, without the time of unparking.</p>\n");
+    page.push_str(
+        "</table><p>Delays in seconds, from submission to the code running, all costs counted.</p>\n",
+    );
 }
 
 type Series = (String, Vec<(f64, f64)>);
@@ -250,7 +252,7 @@ fn over_time(page: &mut String, results: &[PolicyResult], trace: &Trace) {
         let mut used = crate::metrics::Steps::default();
         for c in &r.cells {
             let run = trace.sessions[c.session as usize].cells[c.cell as usize].run;
-            let start = hop_core::time::Timestamp(c.end.0.saturating_sub(run.0));
+            let start = hop_words::time::Timestamp(c.end.0.saturating_sub(run.0));
             used.span(start, c.end, i64::from(c.gpus));
         }
         let series = vec![

@@ -10,19 +10,18 @@ pub mod deadline;
 mod html;
 
 pub mod metrics;
-mod notebookos;
-mod ours;
 pub mod policy;
 pub mod rng;
 pub mod synth;
 
 pub mod trace;
+mod world;
 
 pub use cluster::{Cluster, Misfit};
 
 pub use html::{FrontierPoint, Turnaround, report};
 pub use metrics::{CellResult, PolicyResult, Summary, csv};
-pub use ours::Without;
 pub use policy::{Policy, run};
 pub use synth::Synth;
 pub use trace::{Trace, TraceError};
+pub use world::Without;

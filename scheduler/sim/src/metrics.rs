@@ -2,7 +2,7 @@
 
 use crate::cluster::Cluster;
 use crate::trace::Trace;
-use hop_core::time::{Span, Timestamp};
+use hop_words::time::{Span, Timestamp};
 use serde::Serialize;
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -14,10 +14,14 @@ pub struct CellResult {
     pub cell: u32,
     pub gpus: u16,
     pub submit: Timestamp,
-    /// When its code ran with its GPUs, but for what unparking took.
-    pub start: Timestamp,
-    /// Time to bring its GPU memory back.
+    /// When it had its GPUs.
+    pub granted: Timestamp,
+    /// Time to read its state and its GPU memory, which lay elsewhere.
+    pub fetch: Span,
+    /// Time to bring its GPU memory back onto the GPUs.
     pub unpark: Span,
+    /// When its code ran, all of that over.
+    pub start: Timestamp,
     pub end: Timestamp,
     /// Neither queued nor waited for a move or a boot.
     pub immediate: bool,
@@ -47,8 +51,14 @@ pub struct Foretold {
 pub const PROGRESS: Span = Span::from_secs(600);
 
 impl CellResult {
+    /// From submission to its code running.
     pub fn delay(&self) -> Span {
         self.start.since(self.submit)
+    }
+
+    /// From submission to having its GPUs.
+    pub fn wait(&self) -> Span {
+        self.granted.since(self.submit)
     }
 }
 
@@ -79,53 +89,38 @@ impl Steps {
 
     /// The integral in (unit x hours).
     pub fn hours(&self) -> f64 {
-        let hours = self
-            .changes
-            .iter()
-            .map(|&(t, d)| -(d as f64) * (t.0 as f64 / 3.6e9));
-        // Nothing sums up to -0.0.
-        0.0 + hours.sum::<f64>() / self.one()
+        let last = self.changes.iter().map(|&(t, _)| t).max();
+        self.hours_between(Timestamp(0), last.unwrap_or_default())
     }
 
-    /// The integral between two times.
+    /// The integral between two times, summed in whole microseconds: sums of the same spans are the same number.
     pub fn hours_between(&self, from: Timestamp, to: Timestamp) -> f64 {
-        let clip = |t: Timestamp| t.0.clamp(from.0, to.0) as f64 / 3.6e9;
-        let hours = self.changes.iter();
-        let hours = hours.map(|&(t, d)| d as f64 * (to.0 as f64 / 3.6e9 - clip(t)));
-        hours.sum::<f64>() / self.one()
+        let left = |t: Timestamp| i128::from(to.0 - t.0.clamp(from.0, to.0));
+        let sum: i128 = self.changes.iter().map(|&(t, by)| i128::from(by) * left(t)).sum();
+        sum as f64 / 3.6e9 / self.one()
     }
 
     /// Mean of each of `n` equal stretches up to `end`.
     pub fn means(&self, end: Timestamp, n: usize) -> Vec<f64> {
         let mut changes = self.changes.clone();
         changes.sort_unstable();
-        let step = (end.0 as f64 / n as f64).max(1.0);
-        let (one, mut means) = (self.one(), vec![0.0; n]);
-        let (mut level, mut at) = (0i64, 0.0f64);
-        let mut spread = |from: f64, to: f64, level: i64| {
-            let mut x = from;
-            while x < to {
-                let i = ((x / step) as usize).min(n - 1);
-                let stop = if i == n - 1 {
-                    to
-                } else {
-                    to.min((i + 1) as f64 * step)
-                };
-                means[i] += level as f64 / one * (stop - x) / step;
-                if stop <= x {
-                    break;
-                }
-                x = stop;
+        let mut changes = changes.into_iter().peekable();
+        let bound = |i: usize| (u128::from(end.0.max(1)) * i as u128 / n as u128) as u64;
+        let mut level = 0i64;
+        let mean = |i: usize| {
+            let (from, to) = (bound(i), bound(i + 1).max(bound(i) + 1));
+            let mut sum = 0i128;
+            let mut at = from;
+            while let Some((t, by)) = changes.next_if(|&(t, _)| t.0 < to) {
+                let t = t.0.max(at);
+                sum += i128::from(level) * i128::from(t - at);
+                level += by;
+                at = t;
             }
+            sum += i128::from(level) * i128::from(to - at);
+            sum as f64 / (to - from) as f64 / self.one()
         };
-        for (t, d) in changes {
-            let t = (t.0 as f64).min(end.0 as f64);
-            spread(at, t, level);
-            level += d;
-            at = t;
-        }
-        spread(at, end.0 as f64, level);
-        means
+        (0..n).map(mean).collect()
     }
 }
 
@@ -144,6 +139,11 @@ pub struct PolicyResult {
     pub migrations: u64,
     /// Cells that were parked in their middle, each time counted.
     pub parks: u64,
+    /// GB written to the store and read from it, and how often a host's memory was too small for what is parked there.
+    pub moved_gb: f64,
+    pub spills: u64,
+    /// Cells that wait.
+    pub waiting: Steps,
     pub wall_s: f64,
     /// Deadlines met and set, where the run had any.
     pub deadlines: Option<(u64, u64)>,
@@ -204,8 +204,11 @@ pub struct PolicySummary {
     pub stp: f64,
     pub deadline_hit_fraction: Option<f64>,
     pub wall_s: f64,
-    /// The same with the time that unparking took.
-    pub delay_with_unpark_s: Quantiles,
+    /// From submission to having the GPUs, without bringing memory there.
+    pub wait_s: Quantiles,
+    /// TB through the store for kernels that changed nodes.
+    pub moved_tb: f64,
+    pub spills: u64,
     /// With think times counted.
     pub antt_with_think: f64,
     pub stp_with_think: f64,
@@ -330,7 +333,7 @@ impl PolicyResult {
             .iter()
             .filter_map(|c| {
                 c.estimate
-                    .map(|e| (e.as_secs_f64() - c.delay().as_secs_f64()).abs())
+                    .map(|e| (e.as_secs_f64() - c.wait().as_secs_f64()).abs())
             })
             .collect();
         errors.sort_unstable_by(f64::total_cmp);
@@ -352,7 +355,9 @@ impl PolicyResult {
             stp: round(stp),
             deadline_hit_fraction: self.deadlines.map(|(met, all)| share(met as usize, all as usize)),
             wall_s: self.wall_s,
-            delay_with_unpark_s: seconds(&|c| Span(c.delay().0 + c.unpark.0)),
+            wait_s: seconds(&CellResult::wait),
+            moved_tb: round(self.moved_gb / 1000.0),
+            spills: self.spills,
             antt_with_think: round(antt_think),
             stp_with_think: round(stp_think),
             held_saving_share: saving(held),
@@ -365,7 +370,7 @@ impl PolicyResult {
                 let near = |c: &&CellResult| {
                     let (e, d) = (
                         c.estimate.unwrap_or_default().as_secs_f64(),
-                        c.delay().as_secs_f64(),
+                        c.wait().as_secs_f64(),
                     );
                     c.estimate.is_some() && ((e <= 2.0 * d && d <= 2.0 * e) || (e - d).abs() <= 1.0)
                 };
@@ -477,7 +482,7 @@ fn field(text: &str) -> Cow<'_, str> {
 /// One row per cell and policy.
 pub fn csv(results: &[PolicyResult], trace: &Trace, seed: u64, config_hash: &str) -> String {
     let mut out = String::from(
-        "policy,seed,config_hash,session,cell,gpus,submit_s,delay_s,unpark_s,run_s,end_s,immediate,reused,migrated,node,estimate_s,foretold_run_s,foretold_gpus,history\n",
+        "policy,seed,config_hash,session,cell,gpus,submit_s,delay_s,wait_s,fetch_s,unpark_s,run_s,end_s,immediate,reused,migrated,node,estimate_s,foretold_run_s,foretold_gpus,history\n",
     );
     for r in results {
         for c in &r.cells {
@@ -499,13 +504,15 @@ pub fn csv(results: &[PolicyResult], trace: &Trace, seed: u64, config_hash: &str
             // Writing to a string can't fail.
             let _ = writeln!(
                 out,
-                "{},{seed},{config_hash},{},{},{},{:.6},{:.6},{:.6},{run:.6},{:.6},{},{reused},{},{},{estimate},{foretold}",
+                "{},{seed},{config_hash},{},{},{},{:.6},{:.6},{:.6},{:.6},{:.6},{run:.6},{:.6},{},{reused},{},{},{estimate},{foretold}",
                 r.policy,
                 field(&trace.sessions[c.session as usize].id),
                 c.cell,
                 c.gpus,
                 s(c.submit),
                 c.delay().as_secs_f64(),
+                c.wait().as_secs_f64(),
+                c.fetch.as_secs_f64(),
                 c.unpark.as_secs_f64(),
                 s(c.end),
                 u8::from(c.immediate),

@@ -1,11 +1,10 @@
 //! Policies by name.
 
-use crate::baselines::{self, Holding};
+use crate::baselines::{self, Holding, ScaleIn, Sharing};
 use crate::cluster::Cluster;
 use crate::metrics::PolicyResult;
-use crate::ours::{self, Without};
 use crate::trace::Trace;
-use crate::{baselines::Sharing, notebookos};
+use crate::world::{self, Without};
 use std::fmt;
 use std::str::FromStr;
 
@@ -26,13 +25,17 @@ pub enum Policy {
     Partitioning,
     /// NotebookOS's static policy as its code has it.
     NotebookOs,
-    /// Knows all, moves at no cost, starts in no time.
-    Oracle,
+    /// The same, but hosts are cleared at once and for nothing.
+    NotebookOsFreeScaleIn,
+    /// Knows all run times, stops and moves cells at no cost: what nobody can do better.
+    Bound,
     /// The production core.
     Ours(Without),
 }
 
-const PARTS: [&str; 10] = [
+const WITH: [&str; 2] = ["three-replicas", "parking"];
+
+const PARTS: [&str; 9] = [
     "linger",
     "migration",
     "moving-ahead",
@@ -41,7 +44,6 @@ const PARTS: [&str; 10] = [
     "affinity",
     "packing",
     "learning",
-    "replicas",
     "deadlines",
 ];
 
@@ -49,6 +51,7 @@ impl Policy {
     /// All, in the order of the report: the baselines, ours, ours without each part.
     pub fn all() -> Vec<Self> {
         let mut all = Self::main();
+        all.extend(Self::with("parking"));
         all.extend(
             PARTS
                 .iter()
@@ -67,8 +70,10 @@ impl Policy {
             Self::TimeSlicing,
             Self::Partitioning,
             Self::NotebookOs,
-            Self::Oracle,
+            Self::NotebookOsFreeScaleIn,
+            Self::Bound,
             Self::Ours(Without::default()),
+            Self::with("three-replicas").expect("it is in the list"),
         ]
     }
 
@@ -83,11 +88,21 @@ impl Policy {
             "affinity" => &mut w.affinity,
             "packing" => &mut w.packing,
             "learning" => &mut w.learning,
-            "replicas" => &mut w.replicas,
             "deadlines" => &mut w.deadlines,
             _ => return None,
         };
         *flag = true;
+        Some(Self::Ours(w))
+    }
+
+    /// Ours with something that isn't shipped as the default.
+    fn with(what: &str) -> Option<Self> {
+        let mut w = Without::default();
+        match what {
+            "three-replicas" => w.three_replicas = true,
+            "parking" => w.parking = true,
+            _ => return None,
+        }
         Some(Self::Ours(w))
     }
 }
@@ -102,14 +117,16 @@ impl fmt::Display for Policy {
             Self::TimeSlicing => "time-slicing",
             Self::Partitioning => "partitioning",
             Self::NotebookOs => "notebookos",
-            Self::Oracle => "oracle",
+            Self::NotebookOsFreeScaleIn => "notebookos-free-scale-in",
+            Self::Bound => "bound",
             Self::Ours(_) => "ours",
         };
         f.write_str(name)?;
-        for part in PARTS {
-            if Self::without(part) == Some(*self) {
-                write!(f, "-no-{part}")?;
-            }
+        for part in PARTS.iter().filter(|p| Self::without(p) == Some(*self)) {
+            write!(f, "-no-{part}")?;
+        }
+        for part in WITH.iter().filter(|p| Self::with(p) == Some(*self)) {
+            write!(f, "-{part}")?;
         }
         Ok(())
     }
@@ -141,23 +158,12 @@ pub fn run(policy: Policy, trace: &Trace, cluster: &Cluster, seed: u64) -> Polic
         Policy::IdleCull => baselines::holding(trace, cluster, seed, Holding::IdleCull),
         Policy::FcfsBatch => baselines::holding(trace, cluster, seed, Holding::Batch),
         Policy::WarmPool => baselines::holding(trace, cluster, seed, Holding::WarmPool),
-        Policy::Oracle => baselines::holding(trace, cluster, seed, Holding::Oracle),
-        Policy::TimeSlicing => baselines::sharing(trace, cluster, Sharing::TimeSlicing),
-        Policy::Partitioning => baselines::sharing(trace, cluster, Sharing::Partitioning),
-        Policy::NotebookOs => notebookos::run(trace, cluster, seed),
-        Policy::Ours(without) => {
-            let one = Cluster {
-                replicas: 1,
-                ..cluster.clone()
-            };
-            ours::run(
-                trace,
-                if without.replicas { &one } else { cluster },
-                seed,
-                without,
-                false,
-            )
-        }
+        Policy::Bound => baselines::preemptive(trace, cluster),
+        Policy::TimeSlicing => baselines::sharing(trace, cluster, seed, Sharing::TimeSlicing),
+        Policy::Partitioning => baselines::sharing(trace, cluster, seed, Sharing::Partitioning),
+        Policy::NotebookOs => baselines::notebookos(trace, cluster, seed, ScaleIn::AsCoded),
+        Policy::NotebookOsFreeScaleIn => baselines::notebookos(trace, cluster, seed, ScaleIn::Free),
+        Policy::Ours(without) => world::run(trace, cluster, seed, without, false),
     };
     result.policy = policy.to_string();
     result.cells.sort_by_key(|c| (c.session, c.cell));
@@ -166,7 +172,7 @@ pub fn run(policy: Policy, trace: &Trace, cluster: &Cluster, seed: u64) -> Polic
 
 /// Runs ours with the core's own check after every input.
 pub fn run_checked(trace: &Trace, cluster: &Cluster, seed: u64) -> PolicyResult {
-    ours::run(trace, cluster, seed, Without::default(), true)
+    world::run(trace, cluster, seed, Without::default(), true)
 }
 
 #[cfg(test)]

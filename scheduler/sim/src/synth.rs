@@ -4,7 +4,7 @@
 
 use crate::rng::Rng;
 use crate::trace::{Cell, Session, Trace};
-use hop_core::time::{Span, Timestamp};
+use hop_words::time::{Span, Timestamp};
 use std::str::FromStr;
 
 /// What to synthesise: `synth:a`, `synth:b`, `synth:june`, with `,sessions=N,days=D`.

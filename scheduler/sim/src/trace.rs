@@ -1,7 +1,7 @@
 //! Traces: what people submitted when, and how long it ran. `docs/trace-format.md` describes both file forms.
 
 use crate::rng::Rng;
-use hop_core::time::{Span, Timestamp};
+use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 

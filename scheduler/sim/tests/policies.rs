@@ -59,6 +59,26 @@ fn every_policy_runs_every_cell_once_and_one_seed_gives_one_result() {
 }
 
 #[test]
+fn no_policy_is_faster_than_the_bound() {
+    for (text, nodes) in [
+        ("synth:b,sessions=14,days=1", 2),
+        ("synth:a,sessions=20,days=2", 3),
+    ] {
+        let trace = synth(text, 7);
+        let cluster = Cluster {
+            nodes,
+            ..Cluster::default()
+        };
+        let antt = |p: Policy| hop_sim::run(p, &trace, &cluster, 1).antt_stp(&trace, false).0;
+        let bound = antt("bound".parse().expect("a policy's name"));
+        for policy in Policy::all() {
+            let antt = antt(policy);
+            assert!(antt >= bound - 1e-6, "{policy}: {antt}, bound {bound}");
+        }
+    }
+}
+
+#[test]
 fn the_report_needs_nothing_from_the_network() {
     let trace = synth("synth:june,sessions=5,days=0.2", 1);
     let cluster = Cluster::default().sized_for(&trace);
@@ -69,20 +89,6 @@ fn the_report_needs_nothing_from_the_network() {
     let summary = hop_sim::Summary::new(&results, &trace, &cluster, 1);
     let page = hop_sim::report(&summary, &results, &trace, &[], &[]);
     assert!(page.contains("<svg") && !page.contains("http"));
-}
-
-#[test]
-fn people_at_human_pace_cost_no_more_pilots_than_if_each_held_a_gpu() {
-    let trace = synth("synth:june", 1);
-    let cluster = Cluster::default().sized_for(&trace);
-    let ours = "ours".parse().expect("a policy's name");
-    let held: f64 = trace
-        .sessions
-        .iter()
-        .map(|s| f64::from(s.gpus()) * s.close.since(s.open).as_secs_f64() / 3600.0)
-        .sum();
-    let pilots = hop_sim::run(ours, &trace, &cluster, 1).provisioned.hours();
-    assert!(pilots < 1.05 * held, "{pilots} GPU-hours, held for good {held}");
 }
 
 #[test]

@@ -10,14 +10,14 @@
 )]
 
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
-use hop_core::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName};
-use hop_core::lease::{EndCause, Outcome};
-use hop_core::need::{Class, Need};
-use hop_core::time::{Span, Timestamp};
 use hop_core::{
     CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, NodeFacts, Output, ParkedCell, PilotUp,
     PlaceKernel, Record, ReplicaUp, SeatPlan, StartLease, WaitingCell,
 };
+use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName};
+use hop_words::lease::{EndCause, Outcome};
+use hop_words::need::{Class, Need};
+use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A node of the pool `main` with two GPUs.
@@ -328,6 +328,7 @@ impl World {
             account: Some(format!("acct-{}", user.len() % 2).into()),
             pool: "main".into(),
             replicas: nodes.len() as u16,
+            first: None,
             default_need: Need::gpus(gpus),
             mem_mib: 512,
             cpus: 1,
@@ -363,12 +364,17 @@ impl World {
             seat: JobId(incarnation.0 + 10_000),
             name: String::new(),
             holds: None,
+            ended: None,
             waiting: Vec::new(),
             parked: None,
         }))
     }
 
     pub fn submit(&mut self, kernel: &KernelId, need: Need) -> (CellId, Vec<Output>) {
+        self.submit_of(kernel, need, Class::Interactive)
+    }
+
+    pub fn submit_of(&mut self, kernel: &KernelId, need: Need, class: Class) -> (CellId, Vec<Output>) {
         self.next_cell += 1;
         let cell: CellId = format!("c{}", self.next_cell).into();
         self.waiting.insert((kernel.clone(), cell.clone()));
@@ -376,7 +382,7 @@ impl World {
             kernel: kernel.clone(),
             cell: cell.clone(),
             need,
-            class: Class::Interactive,
+            class,
             print: 0,
         });
         (cell, out)
@@ -473,6 +479,7 @@ impl World {
             seat: JobId(executor.0 + 10_000),
             name: String::new(),
             holds: None,
+            ended: None,
             waiting: vec![WaitingCell {
                 cell: cell.clone(),
                 need: Need::gpus(1),
@@ -679,20 +686,35 @@ impl World {
                 moved: false,
             });
         } else if let Some(user) = user {
-            if let Some(replicas) = self.kernels.get_mut(&kernel) {
-                replicas.retain(|(i, _)| *i != victim);
-            }
-            self.replica(&kernel, &user, seat.incarnation, seat.node.as_str());
-            self.tell(Input::MigrationDone {
-                kernel: kernel.clone(),
-                incarnation: seat.incarnation,
-                moved: true,
-            });
-            self.tell(Input::ReplicaLost {
-                kernel,
-                incarnation: victim,
-            });
+            self.replica_moves(&kernel, &user, victim, &seat);
         }
+    }
+
+    /// The move that was asked for last is done.
+    pub fn move_replica(&mut self) -> bool {
+        let Some((kernel, victim, seat)) = self.migrations.pop() else {
+            return false;
+        };
+        if let Some(user) = self.core.owner(&kernel).map(|u| u.as_str().to_owned()) {
+            self.replica_moves(&kernel, &user, victim, &seat);
+        }
+        true
+    }
+
+    fn replica_moves(&mut self, kernel: &KernelId, user: &str, victim: Incarnation, seat: &SeatPlan) {
+        if let Some(replicas) = self.kernels.get_mut(kernel) {
+            replicas.retain(|(i, _)| *i != victim);
+        }
+        self.replica(kernel, user, seat.incarnation, seat.node.as_str());
+        self.tell(Input::MigrationDone {
+            kernel: kernel.clone(),
+            incarnation: seat.incarnation,
+            moved: true,
+        });
+        self.tell(Input::ReplicaLost {
+            kernel: kernel.clone(),
+            incarnation: victim,
+        });
     }
 
     fn random_fault(&mut self, jobs: &[JobId], kernels: &[KernelId], nodes: u64) {
@@ -819,7 +841,7 @@ impl Full {
     pub fn new() -> Self {
         let mut pool = PoolConfig::fixed("main", 0, 8, 64);
         pool.max_pilots = 2000;
-        pool.linger = hop_core::config::Linger::Fixed(Span::from_secs(2));
+        pool.linger = hop_core::config::Linger::fixed(Span::from_secs(2));
         let mut world = World::new(11, Config::default(), pool);
         world.check_every = 0;
         for n in 0..1000 {

@@ -1,16 +1,20 @@
-//! NotebookOS's static policy, as its public code has it (its paper's policy of that name).
+//! NotebookOS's static policy, as its public code has it (its paper's policy of that name; `ds2-lab/NotebookOS`,
+//! `common/scheduling/{policy/default.go, scheduler/base_scheduler.go}`).
 //!
 //! Three replicas on the least loaded hosts under a cap on subscription that follows demand over use; a cell runs
 //! where the last one ran if GPUs are free there, else on the replica with the most idle GPUs; else a replica drawn
 //! by chance moves to a host that has them; GPUs are bound for the cell alone, with no linger. Hosts are added and
 //! removed by committed GPUs. Its copying of GPU memory before and after each cell is our unparking and parking, so
-//! that both pay the same for it.
+//! that both pay the same for it. Its other replicas have read what the executor wrote by the time of the next cell.
+//!
+//! As coded, a host is given back only if it is wholly idle, has at most four containers and none of their kernels trains;
+//! their replicas move first, to hosts under the cap. With [`ScaleIn::Free`] idle hosts are cleared at once and at no cost.
 
 use crate::cluster::Cluster;
 use crate::metrics::{CellResult, PolicyResult};
 use crate::rng::Rng;
 use crate::trace::Trace;
-use hop_core::time::{Span, Timestamp};
+use hop_words::time::{Span, Timestamp};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
 
@@ -19,9 +23,15 @@ const LIMIT: f64 = 1.1;
 const BUFFER: usize = 3;
 const INTERVAL: Span = Span::from_secs(30);
 const RELEASED_AT_ONCE: usize = 2;
+/// The least hosts, and the share of the cluster that this is at its authors' scale (12 of 48).
+const LEAST_HOSTS: usize = 12;
+const LEAST_SHARE: usize = 4;
+/// A host with more containers isn't cleared.
+const CONTAINERS: usize = 4;
 /// Where nothing trains.
 const MAX_RATIO: f64 = 7.0;
 const TRIES: u32 = 5;
+const REPLICAS: u16 = 3;
 const LEAST_WAIT: Span = Span::from_secs(1);
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -44,7 +54,9 @@ enum Event {
     },
     Close(usize),
     Open(usize),
-    Place(usize),
+    Place(usize, u32),
+    /// The replicas of a host that is given back have moved.
+    Cleared(usize),
     Submit {
         session: usize,
         cell: usize,
@@ -63,6 +75,8 @@ enum HostState {
     Off,
     Coming,
     Up,
+    /// Its replicas are moving away.
+    Clearing,
     Going,
 }
 
@@ -107,10 +121,18 @@ struct World<'a> {
     busy: u64,
     open: usize,
     min_hosts: usize,
+    scale_in: ScaleIn,
     result: PolicyResult,
 }
 
-pub(crate) fn run(trace: &Trace, cluster: &Cluster, seed: u64) -> PolicyResult {
+/// How hosts are given back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ScaleIn {
+    AsCoded,
+    Free,
+}
+
+pub(crate) fn run(trace: &Trace, cluster: &Cluster, seed: u64, scale_in: ScaleIn) -> PolicyResult {
     let mut draw = Rng::new(seed, 0xd1a5);
     let sessions: Vec<Session> = trace
         .sessions
@@ -145,7 +167,8 @@ pub(crate) fn run(trace: &Trace, cluster: &Cluster, seed: u64) -> PolicyResult {
         sessions,
         demand: 0,
         busy: 0,
-        min_hosts: (cluster.nodes as usize).min(12),
+        min_hosts: (cluster.nodes as usize / LEAST_SHARE).clamp(1, LEAST_HOSTS),
+        scale_in,
         result: PolicyResult::default(),
     };
     world.go();
@@ -186,10 +209,11 @@ impl World<'_> {
         match event {
             Event::Open(s) => {
                 let first = self.trace.sessions[s].cells[0].submit;
-                self.place(s);
+                self.place(s, 0);
                 self.at(first.max(self.now), Event::Submit { session: s, cell: 0 });
             }
-            Event::Place(s) => self.place(s),
+            Event::Place(s, tries) => self.place(s, tries),
+            Event::Cleared(n) => self.cleared(n),
             Event::Submit { session, cell } => {
                 self.sessions[session].waiting = Some((cell, self.now));
                 self.sessions[session].queued = false;
@@ -243,7 +267,7 @@ impl World<'_> {
     fn viable(&self, s: usize) -> Vec<usize> {
         let ratio = self.ratio();
         let need = f64::from(self.sessions[s].gpus);
-        let room = f64::from(self.cluster.gpus_per_node) * f64::from(self.cluster.replicas);
+        let room = f64::from(self.cluster.gpus_per_node) * f64::from(REPLICAS);
         let mut hosts: Vec<usize> = (0..self.hosts.len())
             .filter(|&n| self.hosts[n].state == HostState::Up && !self.sessions[s].replicas.contains(&n))
             .filter(|&n| (f64::from(self.hosts[n].placed) + need) / room < ratio || self.hosts[n].placed == 0)
@@ -252,24 +276,20 @@ impl World<'_> {
         hosts
     }
 
-    fn place(&mut self, s: usize) {
+    /// Finds hosts under the cap for the session's replicas; asks for as many as are missing, and gives up after five tries:
+    /// then it takes the least loaded, as its user would try again.
+    fn place(&mut self, s: usize, tries: u32) {
         if self.sessions[s].closed && self.sessions[s].done == self.trace.sessions[s].cells.len() {
             return;
         }
-        let wanted = usize::from(self.cluster.replicas);
+        let wanted = usize::from(REPLICAS.min(self.cluster.nodes as u16));
         let hosts = self.viable(s);
-        if hosts.len() < wanted {
+        if hosts.len() < wanted && tries < TRIES {
             let coming = self.hosts.iter().filter(|h| h.state == HostState::Coming).count();
             self.add_hosts((wanted - hosts.len()).saturating_sub(coming));
-            let full = self
-                .hosts
-                .iter()
-                .all(|h| h.state != HostState::Off && h.state != HostState::Coming);
-            if !full {
-                return self.at(self.now + Span::from_secs(5), Event::Place(s));
-            }
+            let wait = self.back_off(0.75, tries);
+            return self.at(self.now + wait, Event::Place(s, tries + 1));
         }
-        // With every host up and none under the cap it must take the least loaded.
         let mut hosts: Vec<usize> = hosts.into_iter().take(wanted).collect();
         let mut rest: Vec<usize> = (0..self.hosts.len())
             .filter(|n| !hosts.contains(n) && self.hosts[*n].state == HostState::Up)
@@ -334,9 +354,7 @@ impl World<'_> {
         });
         let Some(to) = target else {
             self.add_hosts(1);
-            let back_off = (0.5 * 1.25f64.powi(attempt.min(TRIES) as i32)).min(1.5);
-            // Time passes also where hosts take none.
-            let wait = Span((back_off * self.cluster.latency.host_mean * 1e6) as u64).max(LEAST_WAIT);
+            let wait = self.back_off(0.5, attempt);
             let next = if attempt >= TRIES { 0 } else { attempt + 1 };
             return self.at(
                 self.now + wait,
@@ -352,10 +370,13 @@ impl World<'_> {
         self.sessions[s].migrated = true;
         self.sessions[s].moving = Some(to);
         self.result.migrations += 1;
+        let session = &self.sessions[s];
+        self.result.moved_gb += 2.0 * (session.state + session.vram * f64::from(session.gpus));
         let victim = self.rng.below(self.sessions[s].replicas.len());
         let l = &self.cluster.latency;
         // A pre-warmed container if there is one: a replica's start; its data directory goes through the store.
-        let copy = 2.0 * self.sessions[s].state / l.store_gb_s;
+        let gb = self.sessions[s].state + self.sessions[s].vram * f64::from(self.sessions[s].gpus);
+        let copy = 2.0 * gb / l.store_gb_s;
         let takes = Span(l.replica.draw(&mut self.rng).0 + (copy * 1e6) as u64);
         // The reserved GPUs are held meanwhile.
         self.result.held.span(self.now, self.now + takes, i64::from(need));
@@ -367,6 +388,13 @@ impl World<'_> {
                 to,
             },
         );
+    }
+
+    /// Exponential, from so many times what a host takes.
+    fn back_off(&self, first: f64, attempt: u32) -> Span {
+        let times = (first * 1.25f64.powi(attempt.min(TRIES) as i32)).min(1.5);
+        // Time passes also where hosts take none.
+        Span((times * self.cluster.latency.host_mean * 1e6) as u64).max(LEAST_WAIT)
     }
 
     fn moved(&mut self, s: usize, victim: usize, to: usize) {
@@ -391,14 +419,15 @@ impl World<'_> {
         let l = &self.cluster.latency;
         let message = l.message.draw(&mut self.rng);
         let vote = l.lease.draw(&mut self.rng);
-        let start = self.now + Span(message.0 + vote.0);
+        let granted = self.now + Span(message.0 + vote.0);
         let load = if c.gpus > 0 && self.sessions[s].last.is_some() {
             self.sessions[s].vram / l.unpark_gb_s
         } else {
             0.0
         };
         let unpark = Span((load * 1e6) as u64);
-        let end = start + unpark + c.run;
+        let start = granted + unpark;
+        let end = start + c.run;
         let reused = match (self.sessions[s].last, host) {
             (Some(a), Some(b)) => Some(a == b),
             _ => None,
@@ -418,13 +447,16 @@ impl World<'_> {
                 },
             );
         }
+        self.result.waiting.span(submit, granted, 1);
         self.result.cells.push(CellResult {
             session: s as u32,
             cell: cell as u32,
             gpus: c.gpus,
             submit,
-            start,
+            granted,
+            fetch: Span::ZERO,
             unpark,
+            start,
             end,
             immediate: !self.sessions[s].queued,
             reused,
@@ -547,22 +579,87 @@ impl World<'_> {
         } else {
             let floor = by(LIMIT).max(self.min_hosts + BUFFER);
             let surplus = hosts.saturating_sub(floor).min(RELEASED_AT_ONCE);
-            let idle: Vec<usize> = (0..self.hosts.len())
-                .rev()
-                .filter(|&n| self.hosts[n].state == HostState::Up && self.hosts[n].free == whole)
-                .take(surplus)
-                .collect();
-            for n in idle {
-                if !self.clear(n) {
-                    continue;
-                }
-                self.hosts[n].state = HostState::Going;
-                let takes = (10.0 + self.rng.normal()).max(1.0);
-                self.at(self.now + Span((takes * 1e6) as u64), Event::HostGone(n));
+            match self.scale_in {
+                ScaleIn::Free => self.release_freely(surplus),
+                ScaleIn::AsCoded => self.release(surplus),
             }
         }
         if self.open > 0 {
             self.at(self.now + INTERVAL, Event::Scale);
         }
+    }
+
+    fn release_freely(&mut self, surplus: usize) {
+        let whole = self.cluster.gpus_per_node;
+        let idle: Vec<usize> = (0..self.hosts.len())
+            .rev()
+            .filter(|&n| self.hosts[n].state == HostState::Up && self.hosts[n].free == whole)
+            .take(surplus)
+            .collect();
+        for n in idle {
+            if self.clear(n) {
+                self.go_host(n);
+            }
+        }
+    }
+
+    /// The most idle host first, of equals that with the highest subscription; the first that can't be given back ends it.
+    fn release(&mut self, surplus: usize) {
+        let whole = self.cluster.gpus_per_node;
+        for _ in 0..surplus {
+            let up = (0..self.hosts.len()).filter(|&n| self.hosts[n].state == HostState::Up);
+            let key = |n: usize| {
+                let h = &self.hosts[n];
+                (h.free, h.placed, Reverse(h.sessions.len()), Reverse(n))
+            };
+            let Some(n) = up.max_by_key(|&n| key(n)) else {
+                return;
+            };
+            let host = &self.hosts[n];
+            let trains = host.sessions.iter().any(|&s| self.sessions[s].training);
+            if host.free < whole || host.sessions.len() > CONTAINERS || trains || !self.begin_clearing(n) {
+                return;
+            }
+        }
+    }
+
+    /// Has the host's replicas moved to hosts under the cap, which takes a replica's start; false if one finds none.
+    fn begin_clearing(&mut self, n: usize) -> bool {
+        let sessions: Vec<usize> = self.hosts[n].sessions.iter().copied().collect();
+        let finds = |s: &usize| self.viable(*s).into_iter().any(|to| to != n);
+        if !sessions.iter().all(finds) {
+            return false;
+        }
+        let mut takes = Span::ZERO;
+        for _ in &sessions {
+            takes = takes.max(self.cluster.latency.replica.draw(&mut self.rng));
+        }
+        self.result.migrations += sessions.len() as u64;
+        self.hosts[n].state = HostState::Clearing;
+        self.at(self.now + takes, Event::Cleared(n));
+        true
+    }
+
+    fn cleared(&mut self, n: usize) {
+        let sessions: Vec<usize> = self.hosts[n].sessions.iter().copied().collect();
+        for s in sessions {
+            let Some(to) = self.viable(s).into_iter().find(|&to| to != n) else {
+                // The cap has changed meanwhile: the host stays.
+                self.hosts[n].state = HostState::Up;
+                return;
+            };
+            let replica = self.sessions[s].replicas.iter().position(|&h| h == n);
+            let gpus = u32::from(self.sessions[s].gpus);
+            self.resettle(s, replica.expect("it is on this host"), to);
+            self.hosts[to].placed += gpus;
+            self.hosts[n].placed -= gpus;
+        }
+        self.go_host(n);
+    }
+
+    fn go_host(&mut self, n: usize) {
+        self.hosts[n].state = HostState::Going;
+        let takes = (10.0 + self.rng.normal()).max(1.0);
+        self.at(self.now + Span((takes * 1e6) as u64), Event::HostGone(n));
     }
 }

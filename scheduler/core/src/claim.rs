@@ -1,0 +1,173 @@
+//! Idle leases make room: a lease that only lingers ends as soon as a waiting cell can use what it holds.
+
+use crate::core::Core;
+use crate::index::Idx;
+use crate::output::Output;
+use crate::room::free_beside;
+use crate::state::{Cell, Lease, LeaseState, Pilot, PilotState, Scope};
+use hop_words::id::LeaseId;
+use hop_words::lease::EndCause;
+
+impl Core {
+    /// Ends idle leases where the cell's kernel is if that makes room for the cell, and holds that room back for it.
+    pub(crate) fn claim(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        if let Some(over) = self.over_limit(&self.work.cells[cell]) {
+            return self.claim_within_limit(over.scope, over.excess(), out);
+        }
+        let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
+        if self.supply.pools[pool].config.affinity && self.home_can_start(cell) {
+            return;
+        }
+        if let Some((pilot, group)) = self.claimable(cell) {
+            self.claim_on(pilot, group, cell, out);
+        }
+    }
+
+    /// Ends as many idle leases of the pilot as the cell needs gone, those that lie idle the longest first.
+    pub(crate) fn claim_on(
+        &mut self,
+        pilot: Idx<Pilot>,
+        group: Option<usize>,
+        cell: Idx<Cell>,
+        out: &mut Vec<Output>,
+    ) {
+        self.hold_back(pilot, cell);
+        for id in self.idle_to_end(pilot, group, cell) {
+            self.end_lease(id, EndCause::Claimed, out);
+        }
+    }
+
+    fn idle_to_end(&self, pilot: Idx<Pilot>, group: Option<usize>, cell: Idx<Cell>) -> Vec<LeaseId> {
+        let (p, c) = (&self.supply.pilots[pilot], &self.work.cells[cell]);
+        let (mut gpus, mut cpus) = self.free_or_ending(p, group, cell);
+        let enough = |gpus: u16, cpus: u16| gpus >= c.need.gpus && cpus >= c.cpus;
+        let leases = p.leases.iter().map(|id| &self.work.leases[id]);
+        let mut idle: Vec<_> = leases.filter_map(|l| Some((l.lingers_since()?, l))).collect();
+        idle.sort_by_key(|(since, l)| (*since, l.id));
+        let mut victims = Vec::new();
+        for (_, lease) in idle {
+            if enough(gpus, cpus) {
+                break;
+            }
+            if c.need.gpus > gpus && lease.group != group {
+                continue;
+            }
+            gpus += lease.gpus_in(group);
+            cpus += lease.cpus;
+            victims.push(lease.id);
+        }
+        victims
+    }
+
+    /// The GPUs and cores of the pilot that the cell finds free, or that are being freed.
+    fn free_or_ending(&self, p: &Pilot, group: Option<usize>, cell: Idx<Cell>) -> (u16, u16) {
+        let before = self.reserved_before(p, cell);
+        let ending = p.leases.iter().map(|id| &self.work.leases[id]);
+        let ending = ending.filter(|l| matches!(l.state, LeaseState::Ending { .. }));
+        let mut gpus = group.map_or(0, |g| free_beside(p, g, &before));
+        let mut cpus = p.cpus_free();
+        for lease in ending {
+            gpus += lease.gpus_in(group);
+            cpus += lease.cpus;
+        }
+        let held: u16 = before.iter().map(|r| r.cpus).sum();
+        (gpus, cpus.saturating_sub(held))
+    }
+
+    /// The pilot where the fewest idle leases must end for the cell to start, if any will do.
+    fn claimable(&self, cell: Idx<Cell>) -> Option<(Idx<Pilot>, Option<usize>)> {
+        let k = &self.work.kernels[self.work.cells[cell].kernel];
+        let pilots = k
+            .able()
+            .flat_map(|r| self.supply.nodes[r.node].pilots.iter().copied());
+        let found = pilots.filter_map(|p| self.claimable_on(p, cell));
+        let least = found.min_by_key(|(idle, ..)| *idle);
+        least.map(|(_, pilot, group)| (pilot, group))
+    }
+
+    /// How many GPUs of idle leases must be taken on the pilot for the cell, and in which group; `None` if all of them
+    /// wouldn't do.
+    pub(crate) fn claimable_on(
+        &self,
+        pilot: Idx<Pilot>,
+        cell: Idx<Cell>,
+    ) -> Option<(u16, Idx<Pilot>, Option<usize>)> {
+        let (p, c) = (&self.supply.pilots[pilot], &self.work.cells[cell]);
+        if p.state != PilotState::Up
+            || p.pool != self.work.kernels[c.kernel].pool
+            || self.is_held(p, cell)
+            || c.avoids(p.job, self.now).is_some()
+        {
+            return None;
+        }
+        let groups = p.groups_for(&c.need);
+        let needed = groups
+            .into_iter()
+            .filter_map(|g| Some((self.idle_needed(p, g, cell)?, pilot, g)));
+        needed.min_by_key(|(idle, ..)| *idle)
+    }
+
+    /// How many GPUs of idle leases must be taken for the cell; `None` if all of them wouldn't do.
+    pub(crate) fn idle_needed(&self, p: &Pilot, group: Option<usize>, cell: Idx<Cell>) -> Option<u16> {
+        let c = &self.work.cells[cell];
+        let (gpus, cpus) = self.free_or_ending(p, group, cell);
+        let leases = p.leases.iter().map(|id| &self.work.leases[id]);
+        let idle = || leases.clone().filter(|l| l.lingers_since().is_some());
+        let idle_gpus: u16 = idle().map(|l| l.gpus_in(group)).sum();
+        let idle_cpus: u16 = idle().map(|l| l.cpus).sum();
+        let enough = gpus + idle_gpus >= c.need.gpus && cpus + idle_cpus >= c.cpus;
+        enough.then(|| c.need.gpus.saturating_sub(gpus))
+    }
+
+    fn claim_within_limit(&mut self, scope: Scope, mut excess: u32, out: &mut Vec<Output>) {
+        let mut victims = Vec::new();
+        for (id, lease) in &self.work.leases {
+            if excess == 0 || !self.is_within(lease, scope) {
+                continue;
+            }
+            if matches!(lease.state, LeaseState::Ending { .. }) {
+                excess = excess.saturating_sub(u32::from(lease.gpus));
+            } else if lease.lingers_since().is_some() {
+                excess = excess.saturating_sub(u32::from(lease.gpus));
+                victims.push(*id);
+            }
+        }
+        for id in victims {
+            self.end_lease(id, EndCause::Claimed, out);
+        }
+    }
+
+    /// Whether a limit of this scope counts the lease.
+    fn is_within(&self, lease: &Lease, scope: Scope) -> bool {
+        match scope {
+            Scope::User(u) => lease.user == u,
+            Scope::Account(a) => lease.account == a,
+            Scope::Pool(p) => lease.pool == p,
+            Scope::UserInPool(u, p) => lease.user == u && lease.pool == p,
+            Scope::Members(limit, key) => self.is_counted(lease, limit, key),
+        }
+    }
+
+    // --- holding back ---
+
+    /// Holds GPUs of the pilot back for the cell: those that are free or become so, for as long as it waits.
+    pub(crate) fn hold_back(&mut self, pilot: Idx<Pilot>, cell: Idx<Cell>) {
+        if self.work.cells[cell].reserved == Some(pilot) {
+            return;
+        }
+        self.unreserve(cell);
+        let p = &mut self.supply.pilots[pilot];
+        p.reserved.push(cell);
+        self.work.cells[cell].reserved = Some(pilot);
+        self.work.stale.insert(self.supply.pilots[pilot].node);
+    }
+
+    /// No longer holds GPUs back for this cell.
+    pub(crate) fn unreserve(&mut self, cell: Idx<Cell>) {
+        if let Some(pilot) = self.work.cells[cell].reserved.take() {
+            let p = &mut self.supply.pilots[pilot];
+            p.reserved.retain(|&c| c != cell);
+            self.work.stale.insert(p.node);
+        }
+    }
+}

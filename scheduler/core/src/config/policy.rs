@@ -1,0 +1,189 @@
+//! How a pool is run: the tables `linger`, `quantum`, `scale`, `migrate` and `burst`.
+
+use super::duration;
+use hop_words::need::Class;
+use hop_words::time::Span;
+use serde::{Deserialize, Serialize};
+
+/// How long a lease stays with its kernel after a cell, if nobody waits for it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Linger {
+    /// So long in any case.
+    #[serde(rename = "least_s", with = "duration")]
+    pub least: Span,
+    /// At most so long; between the two as long as the kernel's own think times say that it pays.
+    #[serde(rename = "most_s", with = "duration")]
+    pub most: Span,
+}
+
+impl Linger {
+    /// Always so long.
+    pub const fn fixed(span: Span) -> Self {
+        Self {
+            least: span,
+            most: span,
+        }
+    }
+}
+
+impl Default for Linger {
+    fn default() -> Self {
+        Self {
+            least: Span::from_secs(2),
+            most: Span::from_secs(1800),
+        }
+    }
+}
+
+/// How long cells of each class may run undisturbed; a class without a value runs to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Quantum {
+    #[serde(rename = "interactive_s", with = "duration::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub interactive: Option<Span>,
+    #[serde(rename = "deadline_s", with = "duration::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub deadline: Option<Span>,
+    #[serde(rename = "batch_s", with = "duration::option")]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub batch: Option<Span>,
+    /// A wait that is expected to be over by then isn't worth a park, which copies all of a GPU's memory.
+    #[serde(rename = "worth_waiting_s", with = "duration")]
+    pub worth_waiting: Span,
+}
+
+impl Default for Quantum {
+    fn default() -> Self {
+        Self {
+            interactive: None,
+            deadline: None,
+            batch: None,
+            worth_waiting: Span::from_secs(30),
+        }
+    }
+}
+
+impl Quantum {
+    /// The same for all but those with a deadline, which a park might make miss it.
+    pub fn of_all(span: Span) -> Self {
+        Self {
+            interactive: Some(span),
+            batch: Some(span),
+            ..Self::default()
+        }
+    }
+
+    pub const fn of(&self, class: Class) -> Option<Span> {
+        match class {
+            Class::Interactive => self.interactive,
+            Class::Deadline => self.deadline,
+            Class::Batch => self.batch,
+        }
+    }
+
+    /// The classes that have one, with it.
+    pub fn classes(&self) -> impl Iterator<Item = (Class, Span)> + use<> {
+        let of = [
+            (Class::Interactive, self.interactive),
+            (Class::Deadline, self.deadline),
+            (Class::Batch, self.batch),
+        ];
+        of.into_iter().filter_map(|(class, span)| Some((class, span?)))
+    }
+
+    pub fn is_off(&self) -> bool {
+        self.classes().next().is_none()
+    }
+}
+
+/// How pilots follow demand.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Scale {
+    /// An idle pilot is kept for at least this long.
+    #[serde(rename = "idle_min_s", with = "duration")]
+    pub idle_min: Span,
+    /// And for at most this long after its last lease.
+    #[serde(rename = "idle_max_s", with = "duration")]
+    pub idle_max: Span,
+    /// How many idle GPU-seconds it is worth that one cell need not wait for a pilot.
+    pub worth: f64,
+    /// Pilots are kept and started by what is learnt of the kernels' think times; else an idle one is kept for
+    /// `idle_max`, and one is started only for a cell that waits.
+    pub learn: bool,
+    /// A pilot is as large as the need that it is started for; else all are of `gpus_per_pilot`.
+    pub right_size: bool,
+    /// A pilot started for a kernel is so large that at most this share of the kernel's cells asked for more.
+    pub too_small: f64,
+    /// GPUs are kept idle on nodes set apart, where every kernel has a replica, for those that come back when their own
+    /// pilot is gone, as far as that is worth it: at most those of so many whole pilots; zero: no nodes are set apart.
+    pub spares: u32,
+    /// But no more than one whole pilot's, or this share of the GPUs that are leased.
+    pub spare_share: f64,
+    /// How many nodes are set apart for them.
+    pub spare_nodes: u32,
+    /// Time from a pilot's submission to its first lease, until it has been seen.
+    #[serde(rename = "boot_s", with = "duration")]
+    pub boot: Span,
+}
+
+impl Default for Scale {
+    fn default() -> Self {
+        Self {
+            idle_min: Span::from_secs(60),
+            idle_max: Span::from_secs(24 * 3600),
+            worth: 58_000.0,
+            learn: true,
+            right_size: true,
+            too_small: 0.4,
+            spares: 1,
+            spare_share: 0.05,
+            spare_nodes: 3,
+            boot: Span::from_secs(5),
+        }
+    }
+}
+
+/// When replicas move.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Migrate {
+    /// What a move is expected to take until moves have been seen.
+    #[serde(rename = "takes_s", with = "duration")]
+    pub takes: Span,
+    /// A move must be expected to save at least this much waiting.
+    #[serde(rename = "margin_s", with = "duration")]
+    pub margin: Span,
+    /// Replicas of quiet kernels go to where GPUs lie idle, ahead of need. Where pilots follow what is learnt only.
+    pub ahead: bool,
+}
+
+impl Default for Migrate {
+    fn default() -> Self {
+        Self {
+            takes: Span::from_secs(10),
+            margin: Span::from_secs(5),
+            ahead: true,
+        }
+    }
+}
+
+/// A partition whose nodes must boot first, or cost money.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Burst {
+    pub partition: String,
+    pub max_pilots: u32,
+    /// From submission to the agent's first word.
+    #[serde(rename = "boot_s", with = "duration", default = "boot")]
+    pub boot: Span,
+    /// Price of a GPU-hour, in the site's own unit.
+    #[serde(default)]
+    pub price: f64,
+}
+
+fn boot() -> Span {
+    Span::from_secs(120)
+}

@@ -1,0 +1,198 @@
+//! Who gets what has become free: the first in the queue's order, wherever its kernel is.
+//!
+//! Cells whose kernels have a replica on the node start there; a cell that goes before them and waits elsewhere has a
+//! replica moved to the node, if waiting where it is would take longer than the move.
+
+use crate::core::Core;
+use crate::index::Idx;
+use crate::output::Output;
+use crate::state::{Cell, Node, PilotState, Rank, Shape};
+use hop_words::id::LeaseId;
+use hop_words::lease::EndCause;
+use std::collections::BTreeSet;
+
+/// How many cells of one shape are looked at for one that is worth a move.
+const LOOK_AT: usize = 4;
+
+impl Core {
+    /// Who waits where the kernel is may be able to start now.
+    pub(crate) fn stale_around(&mut self, kernel: Idx<crate::state::Kernel>) {
+        let nodes = self.work.kernels[kernel].replicas.iter().map(|r| r.node);
+        self.work.stale.extend(nodes);
+    }
+
+    /// GPUs or cores of this node have become free: start who waits for them, in order.
+    pub(crate) fn dispatch_node(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
+        let waiting: Vec<Idx<Cell>> = self.supply.nodes[node].queue.iter().map(|&(_, c)| c).collect();
+        let mut far = self.first_with_room(node);
+        for cell in waiting {
+            if !self.has_free_cores(node) {
+                return;
+            }
+            let Some(rank) = self.work.cells.get(cell).map(|c| c.rank) else {
+                continue;
+            };
+            far = self.bring(far, node, Some((rank, cell)), out);
+            if self.work.cells.get(cell).is_some() && self.try_start(cell, out) {
+                far = self.first_with_room(node);
+            }
+        }
+        self.bring(far, node, None, out);
+    }
+
+    fn has_free_cores(&self, node: Idx<Node>) -> bool {
+        let pilots = self.supply.nodes[node].pilots.iter();
+        let mut pilots = pilots.map(|p| &self.supply.pilots[*p]);
+        pilots.any(|p| p.state == PilotState::Up && p.cpus_free() > 0)
+    }
+
+    /// The first of those that wait elsewhere and would find room on the node.
+    fn first_with_room(&self, node: Idx<Node>) -> Option<(Rank, Idx<Cell>)> {
+        self.first_elsewhere(node, &|shape| self.has_room_for(node, shape))
+    }
+
+    /// Has replicas moved to the node for cells that wait elsewhere, the first of which is `far`, as long as they go
+    /// before this place in the queue and find room. Returns the first that doesn't.
+    fn bring(
+        &mut self,
+        far: Option<(Rank, Idx<Cell>)>,
+        node: Idx<Node>,
+        place: Option<(Rank, Idx<Cell>)>,
+        out: &mut Vec<Output>,
+    ) -> Option<(Rank, Idx<Cell>)> {
+        let mut far = far;
+        while let Some((rank, cell)) = far {
+            if place.is_some_and(|p| p < (rank, cell)) {
+                return far;
+            }
+            if !self.move_to_room(cell, node, out) {
+                return None;
+            }
+            far = self.first_with_room(node);
+        }
+        None
+    }
+
+    /// The first in the queue of those that wait elsewhere, have a shape that is wanted, and are better moved to the
+    /// node than left to wait.
+    fn first_elsewhere(&self, node: Idx<Node>, wanted: &dyn Fn(&Shape) -> bool) -> Option<(Rank, Idx<Cell>)> {
+        let pool = &self.supply.pools[self.supply.nodes[node].pool];
+        if pool.config.migrate.is_none() || self.supply.nodes[node].down {
+            return None;
+        }
+        let shapes = pool
+            .shapes
+            .iter()
+            .filter(|(shape, _)| shape.gpus > 0 && wanted(shape));
+        let firsts = shapes.filter_map(|(_, waiting)| {
+            let mut near = waiting.iter().copied().take(LOOK_AT);
+            near.find(|&(_, c)| !self.sits_on(self.work.cells[c].kernel, node) && self.is_better_moved(c))
+        });
+        firsts.min()
+    }
+
+    /// Tries these cells again, in the queue's order, and makes those that still can't start wait on.
+    pub(crate) fn retry(&mut self, cells: &BTreeSet<Idx<Cell>>, out: &mut Vec<Output>) {
+        let mut order: Vec<Idx<Cell>> = cells
+            .iter()
+            .copied()
+            .filter(|&c| self.work.cells.get(c).is_some())
+            .collect();
+        order.sort_by_key(|&c| self.work.cells[c].rank);
+        for cell in order {
+            if self.work.cells.get(cell).is_some() && !self.try_start(cell, out) {
+                self.claim(cell, out);
+                self.tell(cell, out);
+            }
+        }
+    }
+
+    // --- a lease whose cell is over ---
+
+    /// Ends the lease for the first who waits for what it holds. Returns whether there is one.
+    pub(crate) fn hand_on(&mut self, id: LeaseId, out: &mut Vec<Output>) -> bool {
+        let lease = &self.work.leases[&id];
+        let (kernel, pilot, group) = (lease.kernel, lease.pilot, lease.group);
+        let node = self.supply.pilots[pilot].node;
+        let near = self.claimant(id).map(|cell| (self.work.cells[cell].rank, cell));
+        let far = self.claimant_elsewhere(id);
+        let Some((_, cell)) = [near, far].into_iter().flatten().min() else {
+            return false;
+        };
+        let c = &self.work.cells[cell];
+        if c.kernel == kernel && self.lingering_for(kernel, &c.need, c.cpus) == Some(id) {
+            let c = self.take_cell(cell);
+            let waited = self.now.since(c.submitted);
+            self.grant_lingering(id, c.running(self.now), waited, out);
+            return true;
+        }
+        self.end_lease(id, EndCause::Claimed, out);
+        if far.is_some_and(|(_, c)| c == cell) {
+            // It comes while the lease ends.
+            self.move_to_pilot(cell, pilot, out);
+        } else {
+            self.claim_on(pilot, group, cell, out);
+        }
+        self.work.stale.insert(node);
+        true
+    }
+
+    /// Who of those near would start if this lease ended: the first in the queue that its pilot then had room for.
+    fn claimant(&self, id: LeaseId) -> Option<Idx<Cell>> {
+        let node = self.supply.pilots[self.work.leases[&id].pilot].node;
+        let queue = self.supply.nodes[node].queue.iter().map(|&(_, c)| c);
+        let mut near = queue.filter(|&c| {
+            let kernel = self.work.cells[c].kernel;
+            self.work.kernels[kernel].able().any(|r| r.node == node)
+        });
+        near.find(|&cell| self.would_fit(id, cell))
+    }
+
+    /// The first of those that wait elsewhere and would be moved here if this lease ended.
+    fn claimant_elsewhere(&self, id: LeaseId) -> Option<(Rank, Idx<Cell>)> {
+        let lease = &self.work.leases[&id];
+        let group = lease.group?;
+        let p = &self.supply.pilots[lease.pilot];
+        let g = &p.groups[group];
+        let wanted = |shape: &Shape| shape.fits(g) && g.free() + lease.gpus >= shape.gpus;
+        let first = self.first_elsewhere(p.node, &wanted)?;
+        self.would_fit(id, first.1).then_some(first)
+    }
+
+    /// Whether the cell could start on the lease's pilot if the lease were over, and only then.
+    fn would_fit(&self, id: LeaseId, cell: Idx<Cell>) -> bool {
+        let lease = &self.work.leases[&id];
+        let (p, c) = (&self.supply.pilots[lease.pilot], &self.work.cells[cell]);
+        if p.state != PilotState::Up
+            || c.limited.is_some()
+            || self.work.kernels[c.kernel].pool != p.pool
+            || self.is_held(p, cell)
+        {
+            return false;
+        }
+        let before = self.reserved_before(p, cell);
+        let held: u16 = before.iter().map(|r| r.cpus).sum();
+        if p.cpus_free() + lease.cpus < c.cpus.saturating_add(held) {
+            return false;
+        }
+        if c.need.gpus == 0 {
+            // A lease that the cell could have started without doesn't hold it up.
+            return p.cpus_free() < c.cpus.saturating_add(held);
+        }
+        lease.group.is_some_and(|g| {
+            let free = crate::room::free_beside(p, g, &before);
+            p.groups[g].fits(&c.need) && lease.gpus > 0 && free + lease.gpus >= c.need.gpus
+        })
+    }
+
+    /// Whether a due cell holds the lease's node, or GPUs of its pilot are held back for a cell that finds too few free.
+    pub(crate) fn is_waited_for(&self, id: LeaseId) -> bool {
+        let lease = &self.work.leases[&id];
+        let p = &self.supply.pilots[lease.pilot];
+        let lacks = |c: &Idx<Cell>| {
+            self.helps(id, *c) && self.idle_needed(p, lease.group, *c).is_some_and(|idle| idle > 0)
+        };
+        let held = self.supply.nodes[p.node].held_for;
+        held.is_some_and(|c| self.helps(id, c)) || p.reserved.iter().any(lacks)
+    }
+}

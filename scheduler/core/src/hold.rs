@@ -1,0 +1,215 @@
+//! Nodes held for due cells: what makes starvation impossible.
+//!
+//! The first due cell that may run anywhere in its pool holds a node, on which nothing may start that would put it
+//! off. Where the running cells of that node go on for ever it would hold in vain, so the hold widens: one node, then
+//! two, four, until it holds every node. From then on the cell starts as soon as the cells of any one node are over.
+//! A due cell that is bound to its nodes (its kernel can't move, or has something parked there) holds those.
+//! `docs/policy.md` argues that this serves every cell.
+//!
+//! On a held node a cell may still start if its kernel's own past says that it will be over in time (backfill), as long
+//! as the hold is young: estimates may be wrong, so they are not trusted for ever.
+
+use crate::core::Core;
+use crate::index::Idx;
+use crate::output::Output;
+use crate::state::{Band, Cell, Hold, LeaseState, Node, Pilot, PilotState, Pool, Timer};
+use hop_words::need::Need;
+use hop_words::time::Span;
+use std::collections::BTreeSet;
+
+/// A hold that is older than this is not filled with cells that are expected to be over in time.
+const BACKFILL_FOR: Span = Span::from_secs(3600);
+/// Runs that a kernel must have had for its past to be believed, and the quantile of them that must be over in time.
+const BACKFILL_PAST: u32 = 8;
+const BACKFILL_QUANTILE: f64 = 0.9;
+
+impl Core {
+    /// Whether the pilot's node is held for a due cell that this one would put off.
+    pub(crate) fn is_held(&self, p: &Pilot, cell: Idx<Cell>) -> bool {
+        let node = &self.supply.nodes[p.node];
+        let Some(holder) = node.held_for.filter(|&h| h != cell) else {
+            return false;
+        };
+        let (h, c) = (&self.work.cells[holder], &self.work.cells[cell]);
+        if c.rank < h.rank {
+            return false;
+        }
+        if c.need.gpus == 0 {
+            // Cores beside those that come with the holder's GPUs are anybody's.
+            return p.cpus_free() < c.cpus.saturating_add(h.cpus);
+        }
+        !self.is_over_in_time(c, h, p.node)
+    }
+
+    /// Whether the cell would be over before the holder could start there, by its kernel's past.
+    fn is_over_in_time(&self, c: &Cell, holder: &Cell, node: Idx<Node>) -> bool {
+        let age = holder.hold.as_ref().map(|h| self.now.since(h.since));
+        if age.is_none_or(|age| age > BACKFILL_FOR) {
+            return false;
+        }
+        let runs = &self.work.kernels[c.kernel].runs;
+        if runs.count < BACKFILL_PAST {
+            return false;
+        }
+        let takes = runs.remaining(runs, 0.0, Span::ZERO, BACKFILL_QUANTILE);
+        let starts = self.node_free_in(node, &holder.need);
+        takes.zip(starts).is_some_and(|(takes, starts)| takes < starts)
+    }
+
+    /// When so many GPUs may be expected to be free on the node if nothing else started there; `None` if it hasn't that
+    /// many.
+    pub(crate) fn node_free_in(&self, node: Idx<Node>, need: &Need) -> Option<Span> {
+        let n = &self.supply.nodes[node];
+        let pilots = n.pilots.iter().map(|p| &self.supply.pilots[*p]);
+        let lending = pilots.filter(|p| p.state == PilotState::Up);
+        let mut free = self.spare_gpus(node);
+        let mut ends = Vec::new();
+        for p in lending {
+            free += p.free_gpus();
+            for id in &p.leases {
+                let lease = &self.work.leases[id];
+                ends.push((self.remaining(lease), lease.gpus));
+            }
+        }
+        if free >= need.gpus {
+            return Some(Span::ZERO);
+        }
+        ends.sort_unstable();
+        ends.into_iter().find_map(|(span, gpus)| {
+            free += gpus;
+            (free >= need.gpus).then_some(span)
+        })
+    }
+
+    // --- who holds what ---
+
+    /// The pool's due cells have changed: what is held for them follows.
+    pub(crate) fn hold_for_due(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
+        let queue = self.supply.pools[pool].queue.iter();
+        let due = queue.take_while(|(rank, _)| rank.band == Band::Due);
+        let due: Vec<Idx<Cell>> = due.map(|&(_, c)| c).filter(|&c| self.may_hold(c)).collect();
+        let roams = |c: &Idx<Cell>| self.may_roam(self.work.cells[*c].kernel);
+        let holder = due.iter().copied().find(roams);
+        let bound: Vec<Idx<Cell>> = due.iter().copied().filter(|c| !roams(c)).collect();
+        let before = std::mem::replace(&mut self.supply.pools[pool].holder, holder);
+        if let Some(old) = before.filter(|_| before != holder) {
+            self.release_hold(old);
+        }
+        for cell in bound {
+            let kernel = self.work.cells[cell].kernel;
+            let nodes = self.work.kernels[kernel].able().map(|r| r.node).collect();
+            self.hold(cell, nodes, out);
+        }
+        if let Some(cell) = holder {
+            let nodes = self.nodes_to_hold(cell);
+            self.hold(cell, nodes, out);
+        }
+    }
+
+    /// A due cell over a limit, or whose kernel has no process, would hold in vain.
+    fn may_hold(&self, cell: Idx<Cell>) -> bool {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        c.limited.is_none() && !k.replicas.is_empty() && self.over_limit(c).is_none()
+    }
+
+    /// What the pool's first due cell holds now, and what is to be added as it has waited longer.
+    fn nodes_to_hold(&self, cell: Idx<Cell>) -> BTreeSet<Idx<Node>> {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        let held = c.hold.as_ref();
+        let mut nodes = held.map_or_else(BTreeSet::new, |h| h.nodes.clone());
+        let age = held.map_or(Span::ZERO, |h| self.now.since(h.since));
+        let doublings = age.0 / self.config.widen_every.0.max(1);
+        let most = 1usize << doublings.min(31);
+        if nodes.len() >= most {
+            return nodes;
+        }
+        let fits = |n: &Idx<Node>| !nodes.contains(n) && self.may_sit(*n, &c.need, &[]);
+        let all = self.supply.pools[k.pool].nodes.iter().copied().filter(fits);
+        let mut all: Vec<(Span, bool, Idx<Node>)> = all
+            .filter_map(|n| Some((self.node_free_in(n, &c.need)?, k.home != Some(n), n)))
+            .collect();
+        all.sort_unstable();
+        let missing = most - nodes.len();
+        nodes.extend(all.into_iter().take(missing).map(|(.., n)| n));
+        nodes
+    }
+
+    /// Holds these nodes for the cell, but for those held for one that goes before it.
+    fn hold(&mut self, cell: Idx<Cell>, nodes: BTreeSet<Idx<Node>>, out: &mut Vec<Output>) {
+        let now = self.now;
+        let rank = self.work.cells[cell].rank;
+        for &node in &nodes {
+            let other = self.supply.nodes[node].held_for.filter(|&o| o != cell);
+            match other {
+                Some(o) if self.work.cells[o].rank < rank => continue,
+                Some(o) => self.lose_hold(o, node),
+                None => {}
+            }
+            self.supply.nodes[node].held_for = Some(cell);
+            let hold = self.work.cells[cell].hold.get_or_insert_with(|| Hold {
+                since: now,
+                nodes: BTreeSet::new(),
+            });
+            if hold.nodes.insert(node) {
+                self.clear_idle(node, cell, out);
+            }
+        }
+        let c = &self.work.cells[cell];
+        let (seq, widens) = (
+            c.seq,
+            self.supply.pools[self.work.kernels[c.kernel].pool].holder == Some(cell),
+        );
+        if widens {
+            self.at(now + self.config.widen_every, Timer::Widen(cell, seq));
+        }
+    }
+
+    pub(crate) fn widen(&mut self, cell: Idx<Cell>, seq: u64) {
+        if self.is_same(cell, seq) {
+            let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
+            self.work.unheld.insert(pool);
+        }
+    }
+
+    /// Leases that only linger on a held node end.
+    fn clear_idle(&mut self, node: Idx<Node>, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        let pilots = self.supply.nodes[node].pilots.iter();
+        let leases = pilots.flat_map(|p| &self.supply.pilots[*p].leases);
+        let lingers = |id: &&hop_words::id::LeaseId| {
+            matches!(self.work.leases[*id].state, LeaseState::Lingering { .. }) && self.helps(**id, cell)
+        };
+        let idle: Vec<_> = leases.filter(lingers).copied().collect();
+        for id in idle {
+            self.end_lease(id, hop_words::lease::EndCause::Claimed, out);
+        }
+    }
+
+    fn lose_hold(&mut self, cell: Idx<Cell>, node: Idx<Node>) {
+        if let Some(hold) = &mut self.work.cells[cell].hold {
+            hold.nodes.remove(&node);
+        }
+        self.supply.nodes[node].held_for = None;
+        self.work.stale.insert(node);
+    }
+
+    /// Nothing is held for the cell any more.
+    pub(crate) fn release_hold(&mut self, cell: Idx<Cell>) {
+        let Some(c) = self.work.cells.get(cell) else {
+            return;
+        };
+        let (due, pool) = (c.due, self.work.kernels[c.kernel].pool);
+        let nodes = c.hold.as_ref().map_or_else(BTreeSet::new, |h| h.nodes.clone());
+        for node in nodes {
+            self.lose_hold(cell, node);
+        }
+        self.work.cells[cell].hold = None;
+        if self.supply.pools[pool].holder == Some(cell) {
+            self.supply.pools[pool].holder = None;
+        }
+        if due {
+            self.work.unheld.insert(pool);
+        }
+    }
+}

@@ -1,0 +1,204 @@
+//! Typed places: an index into the table of nodes is no index into the table of pilots.
+//!
+//! [`Idx`] names an entry of one kind, [`Table`] keeps entries for good, [`Slab`] gives the places of removed
+//! entries away again. All three iterate in a fixed order, so that one input always has one answer.
+//!
+//! ```compile_fail
+//! use hop_core::index::{Idx, Table};
+//! struct Node;
+//! struct Pilot;
+//! let mut nodes = Table::default();
+//! let mut pilots = Table::default();
+//! let node: Idx<Node> = nodes.push(Node);
+//! let pilot: Idx<Pilot> = pilots.push(Pilot);
+//! let _: &Node = &nodes[pilot]; // an index of the other table
+//! ```
+
+use std::cmp::Ordering;
+use std::fmt;
+use std::hash::{Hash, Hasher};
+use std::marker::PhantomData;
+use std::ops::{Index, IndexMut};
+
+/// The place of a `T` in its table.
+pub struct Idx<T> {
+    at: u32,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T> Idx<T> {
+    fn new(at: usize) -> Self {
+        let at = u32::try_from(at).expect("fewer than 2^32 entries fit into memory");
+        Self { at, of: PhantomData }
+    }
+
+    /// The first place of all: where a search begins.
+    pub const FIRST: Self = Self {
+        at: 0,
+        of: PhantomData,
+    };
+
+    /// No entry has this place. It sorts after all others.
+    pub const NONE: Self = Self {
+        at: u32::MAX,
+        of: PhantomData,
+    };
+
+    fn at(self) -> usize {
+        self.at as usize
+    }
+}
+
+impl<T> Clone for Idx<T> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<T> Copy for Idx<T> {}
+
+impl<T> PartialEq for Idx<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.at == other.at
+    }
+}
+
+impl<T> Eq for Idx<T> {}
+
+impl<T> PartialOrd for Idx<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl<T> Ord for Idx<T> {
+    fn cmp(&self, other: &Self) -> Ordering {
+        self.at.cmp(&other.at)
+    }
+}
+
+impl<T> Hash for Idx<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.at.hash(state);
+    }
+}
+
+impl<T> fmt::Debug for Idx<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "#{}", self.at)
+    }
+}
+
+/// Entries that are never removed.
+#[derive(Debug, Clone)]
+pub struct Table<T> {
+    items: Vec<T>,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Self { items: Vec::new() }
+    }
+}
+
+impl<T> Table<T> {
+    pub fn push(&mut self, item: T) -> Idx<T> {
+        self.items.push(item);
+        Idx::new(self.items.len() - 1)
+    }
+
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (Idx<T>, &T)> {
+        self.items.iter().enumerate().map(|(i, x)| (Idx::new(i), x))
+    }
+
+    pub fn values(&self) -> impl Iterator<Item = &T> {
+        self.items.iter()
+    }
+
+    /// All places, in their order.
+    pub fn places(&self) -> impl Iterator<Item = Idx<T>> + use<T> {
+        (0..self.items.len()).map(Idx::new)
+    }
+}
+
+impl<T> Index<Idx<T>> for Table<T> {
+    type Output = T;
+
+    fn index(&self, i: Idx<T>) -> &T {
+        &self.items[i.at()]
+    }
+}
+
+impl<T> IndexMut<Idx<T>> for Table<T> {
+    fn index_mut(&mut self, i: Idx<T>) -> &mut T {
+        &mut self.items[i.at()]
+    }
+}
+
+/// Entries that come and go; the place of one that went is given to the next that comes.
+#[derive(Debug, Clone)]
+pub struct Slab<T> {
+    items: Vec<Option<T>>,
+    holes: Vec<u32>,
+}
+
+impl<T> Default for Slab<T> {
+    fn default() -> Self {
+        Self {
+            items: Vec::new(),
+            holes: Vec::new(),
+        }
+    }
+}
+
+impl<T> Slab<T> {
+    pub fn insert(&mut self, item: T) -> Idx<T> {
+        if let Some(at) = self.holes.pop() {
+            self.items[at as usize] = Some(item);
+            return Idx::new(at as usize);
+        }
+        self.items.push(Some(item));
+        Idx::new(self.items.len() - 1)
+    }
+
+    pub fn remove(&mut self, i: Idx<T>) -> Option<T> {
+        let item = self.items.get_mut(i.at())?.take()?;
+        self.holes.push(i.at);
+        Some(item)
+    }
+
+    pub fn get(&self, i: Idx<T>) -> Option<&T> {
+        self.items.get(i.at())?.as_ref()
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (Idx<T>, &T)> {
+        let items = self.items.iter().enumerate();
+        items.filter_map(|(i, x)| x.as_ref().map(|x| (Idx::new(i), x)))
+    }
+
+    pub fn len(&self) -> usize {
+        self.items.len() - self.holes.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl<T> Index<Idx<T>> for Slab<T> {
+    type Output = T;
+
+    fn index(&self, i: Idx<T>) -> &T {
+        self.items[i.at()]
+            .as_ref()
+            .expect("an index is kept only while its entry lives")
+    }
+}
+
+impl<T> IndexMut<Idx<T>> for Slab<T> {
+    fn index_mut(&mut self, i: Idx<T>) -> &mut T {
+        self.items[i.at()]
+            .as_mut()
+            .expect("an index is kept only while its entry lives")
+    }
+}

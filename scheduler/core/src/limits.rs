@@ -1,0 +1,300 @@
+//! Limits of users, accounts, pools and Slurm's associations: who may not go now.
+
+use crate::config::{Count, Limit, LimitOf};
+use crate::core::Core;
+use crate::index::Idx;
+use crate::reason::{Reason, RefusedBecause};
+use crate::state::{Account, Cell, Kernel, Lease, Member, Members, Pool, Scope, User};
+
+/// What a limit says now.
+pub(crate) struct Over {
+    pub scope: Scope,
+    pub name: String,
+    pub used: u32,
+    pub limit: u32,
+    pub asked: u32,
+}
+
+impl Over {
+    /// GPUs that must be given back before the cell may start.
+    pub(crate) fn excess(&self) -> u32 {
+        (self.used + self.asked).saturating_sub(self.limit)
+    }
+}
+
+impl Core {
+    /// The limit that keeps this cell from starting now.
+    pub(crate) fn over_limit(&self, cell: &Cell) -> Option<Over> {
+        let kernel = &self.work.kernels[cell.kernel];
+        self.over(cell.need.gpus, kernel.user, kernel.account, kernel.pool)
+    }
+
+    /// The limit that so many GPUs more would break now.
+    pub(crate) fn over(
+        &self,
+        gpus: u16,
+        user: Idx<User>,
+        account: Idx<Account>,
+        pool: Idx<Pool>,
+    ) -> Option<Over> {
+        let asked = u32::from(gpus);
+        if asked == 0 {
+            return None;
+        }
+        let over = |name: &str, most: Option<u32>, (scope, used): (Scope, u32)| {
+            let limit = most?;
+            (used + asked > limit).then(|| Over {
+                scope,
+                name: name.to_owned(),
+                used,
+                limit,
+                asked,
+            })
+        };
+        let plain = self.people.limits.values().find_map(|l| {
+            let counted = self.scope_of(&l.of, user, account, pool)?;
+            over(&l.name, l.gpus, counted)
+        });
+        let bound = || {
+            self.people.members.binding(user, account).iter().find_map(|&i| {
+                let l = &self.people.limits[i];
+                over(&l.name, l.gpus, self.counted(i, user, account)?)
+            })
+        };
+        plain.or_else(bound)
+    }
+
+    /// What a limit on associations counts for this user in this account, and how many GPUs that is now; none: it
+    /// counts no more than one lease.
+    fn counted(&self, limit: Idx<Limit>, user: Idx<User>, account: Idx<Account>) -> Option<(Scope, u32)> {
+        let key = self.member_key(limit, user, account)?;
+        let held = self.people.members.held.get(&(limit, key)).copied().unwrap_or(0);
+        Some((Scope::Members(limit, key), held))
+    }
+
+    fn member_key(&self, limit: Idx<Limit>, user: Idx<User>, account: Idx<Account>) -> Option<Member> {
+        let LimitOf::Members { count, .. } = &self.people.limits[limit].of else {
+            return None;
+        };
+        match count {
+            Count::Accounts | Count::Users => Some(Member::All),
+            Count::PerUser => Some(Member::User(user)),
+            Count::PerAccount => Some(Member::Account(account)),
+            Count::PerLease => None,
+        }
+    }
+
+    /// Whether a limit on associations counts this lease as that.
+    pub(crate) fn is_counted(&self, lease: &Lease, limit: Idx<Limit>, key: Member) -> bool {
+        self.people
+            .members
+            .binding(lease.user, lease.account)
+            .contains(&limit)
+            && self.member_key(limit, lease.user, lease.account) == Some(key)
+    }
+
+    /// Looks up whom the limits on associations bind, and counts what these hold.
+    pub(crate) fn members_of_limits(&mut self) -> Members {
+        let mut members = Members::default();
+        let limits = std::mem::take(&mut self.people.limits);
+        for (i, limit) in limits.iter() {
+            let LimitOf::Members { who, count } = &limit.of else {
+                continue;
+            };
+            for (user, name) in who {
+                let user = self.user_index(user);
+                let account = self.account_index(name.as_ref());
+                members.binding.entry((user, account)).or_default().push(i);
+                let used_by = members.used_by.entry(i).or_default();
+                if *count == Count::Accounts {
+                    used_by.accounts.extend(name.is_some().then_some(account));
+                } else {
+                    used_by.users.insert(user);
+                }
+            }
+        }
+        self.people.limits = limits;
+        let elsewhere = self.people.elsewhere.clone();
+        let elsewhere: Vec<(Idx<User>, Idx<Account>, u32)> = elsewhere
+            .iter()
+            .map(|(user, account, gpus)| (self.user_index(user), self.account_index(Some(account)), *gpus))
+            .collect();
+        let leased = self
+            .work
+            .leases
+            .values()
+            .map(|l| (l.user, l.account, u32::from(l.gpus)));
+        for (user, account, gpus) in elsewhere.into_iter().chain(leased) {
+            for &limit in members.binding(user, account).to_vec().iter() {
+                if let Some(key) = self.member_key(limit, user, account) {
+                    *members.held.entry((limit, key)).or_default() += gpus;
+                }
+            }
+        }
+        members
+    }
+
+    /// What a limit counts for this user, and how many GPUs that is now; none: it doesn't bind them.
+    fn scope_of(
+        &self,
+        of: &LimitOf,
+        user: Idx<User>,
+        account: Idx<Account>,
+        pool: Idx<Pool>,
+    ) -> Option<(Scope, u32)> {
+        let u = &self.people.users[user];
+        let pool_name = &self.supply.pools[pool].config.name;
+        let mine = |n: &hop_words::id::UserName| *n == u.name;
+        match of {
+            LimitOf::User(n) if mine(n) => Some((Scope::User(user), u.held)),
+            LimitOf::EachUser => Some((Scope::User(user), u.held)),
+            LimitOf::Account(n) => {
+                let a = &self.people.accounts[account];
+                (a.name.as_ref() == Some(n)).then_some((Scope::Account(account), a.held))
+            }
+            LimitOf::Pool(n) if n == pool_name => Some((Scope::Pool(pool), self.supply.pools[pool].held)),
+            LimitOf::EachUserOf(n) if n == pool_name => {
+                let held = u.held_in.iter().find(|(p, _)| *p == pool).map_or(0, |(_, n)| *n);
+                Some((Scope::UserInPool(user, pool), held))
+            }
+            LimitOf::User(_) | LimitOf::Pool(_) | LimitOf::EachUserOf(_) | LimitOf::Members { .. } => None,
+        }
+    }
+
+    /// Whether a limit makes it impossible that this need is ever served.
+    pub(crate) fn never_within_limits(&self, kernel: Idx<Kernel>, gpus: u16) -> Option<RefusedBecause> {
+        let k = &self.work.kernels[kernel];
+        let plain = self.people.limits.iter();
+        let plain = plain.filter(|(_, l)| self.scope_of(&l.of, k.user, k.account, k.pool).is_some());
+        let bound = self.people.members.binding(k.user, k.account).iter();
+        let bound = bound.map(|&i| (i, &self.people.limits[i]));
+        for (i, limit) in plain.chain(bound) {
+            if let Some(most) = limit.gpus
+                && u32::from(gpus) > most
+            {
+                return Some(RefusedBecause::OverLimit {
+                    name: limit.name.clone(),
+                    asked: gpus,
+                    limit: most,
+                });
+            }
+            if let Some(minutes) = limit.gpu_minutes
+                && let Some(used) = self.usage_under(i, &limit.of, k.user, k.account)
+            {
+                let used = (self.decay().deflate(used, self.now) / 60.0) as u64;
+                if gpus > 0 && used >= minutes {
+                    return Some(RefusedBecause::UsedUp {
+                        name: limit.name.clone(),
+                        used,
+                        limit: minutes,
+                    });
+                }
+            }
+        }
+        None
+    }
+
+    /// Usage that counts for a limit's GPU-minutes; none: it has none.
+    fn usage_under(
+        &self,
+        limit: Idx<Limit>,
+        of: &LimitOf,
+        user: Idx<User>,
+        account: Idx<Account>,
+    ) -> Option<f64> {
+        match of {
+            LimitOf::Account(_) => Some(self.used(&self.people.accounts[account].usage)),
+            LimitOf::User(_) | LimitOf::EachUser => Some(self.used(&self.people.users[user].usage)),
+            LimitOf::Members { .. } => {
+                let used_by = self.people.members.used_by.get(&limit)?;
+                let users = used_by
+                    .users
+                    .iter()
+                    .map(|&u| self.used(&self.people.users[u].usage));
+                let accounts = used_by
+                    .accounts
+                    .iter()
+                    .map(|&a| self.used(&self.people.accounts[a].usage));
+                Some(users.chain(accounts).sum())
+            }
+            LimitOf::Pool(_) | LimitOf::EachUserOf(_) => None,
+        }
+    }
+
+    pub(crate) fn limit_reason(over: &Over) -> Reason {
+        Reason::Limit {
+            name: over.name.clone(),
+            used: over.used,
+            limit: over.limit,
+        }
+    }
+
+    /// Counts the lease's GPUs (`taken`) or no longer.
+    pub(crate) fn count_held(&mut self, lease: &Lease, taken: bool) {
+        self.use_gpus(lease, taken);
+        let gpus = u32::from(lease.gpus);
+        let apply = |n: &mut u32| {
+            if taken {
+                *n += gpus;
+            } else {
+                *n -= gpus;
+            }
+        };
+        let user = &mut self.people.users[lease.user];
+        apply(&mut user.held);
+        match user.held_in.iter_mut().find(|(p, _)| *p == lease.pool) {
+            Some((_, n)) => apply(n),
+            None => user.held_in.push((lease.pool, gpus)),
+        }
+        apply(&mut self.people.accounts[lease.account].held);
+        apply(&mut self.supply.pools[lease.pool].held);
+        for limit in self.people.members.binding(lease.user, lease.account).to_vec() {
+            if let Some(key) = self.member_key(limit, lease.user, lease.account) {
+                apply(self.people.members.held.entry((limit, key)).or_default());
+            }
+        }
+    }
+
+    /// Takes the cell off the list of those that wait for a limit.
+    pub(crate) fn unlimit(&mut self, cell: Idx<Cell>) {
+        let Some(scope) = self.work.cells[cell].limited.take() else {
+            return;
+        };
+        if let Some(set) = self.people.limited.get_mut(&scope) {
+            set.remove(&cell);
+            if set.is_empty() {
+                self.people.limited.remove(&scope);
+            }
+        }
+    }
+
+    /// Cells that may start now because this lease is over.
+    pub(crate) fn freed_from_limits(
+        &self,
+        user: Idx<User>,
+        account: Idx<Account>,
+        pool: Idx<Pool>,
+    ) -> Vec<Idx<Cell>> {
+        if self.people.limited.is_empty() {
+            return Vec::new();
+        }
+        let scopes = [
+            Scope::User(user),
+            Scope::Account(account),
+            Scope::Pool(pool),
+            Scope::UserInPool(user, pool),
+        ];
+        let of_members = self.people.members.binding(user, account).iter();
+        let of_members =
+            of_members.filter_map(|&i| Some(Scope::Members(i, self.member_key(i, user, account)?)));
+        let mut cells: Vec<Idx<Cell>> = scopes
+            .into_iter()
+            .chain(of_members)
+            .filter_map(|s| self.people.limited.get(&s))
+            .flatten()
+            .copied()
+            .collect();
+        cells.sort_by_key(|&c| self.work.cells[c].rank);
+        cells
+    }
+}

@@ -1,0 +1,309 @@
+//! The order of waiting cells, and when a cell is due.
+//!
+//! Cells go by fair share, class, deadline, and then by the service that their kernels have had: the kernel with the
+//! least goes first (least attained service), which needs no foreknowledge and serves short sessions soon. A cell that
+//! has waited for [`Config::due_after`](crate::Config), or has been overtaken often, is due: due cells go before all
+//! others, the oldest first, and `hold.rs` keeps GPUs free for them.
+
+use crate::core::Core;
+use crate::index::Idx;
+use crate::state::{
+    Account, Arena, Band, Cell, Kernel, Node, Overtaking, Pool, Rank, Shape, SizeClass, Timer, User,
+};
+use hop_words::need::Class;
+use hop_words::time::{Span, Timestamp};
+
+/// Thousandths of a cell.
+const ONE: u64 = 1000;
+
+/// A kernel's service counts whole, a part of its user's and its account's with it: who opens a new kernel for every
+/// cell doesn't go before all others.
+const USER_PART: f64 = 16.0;
+const ACCOUNT_PART: f64 = 64.0;
+/// Steps of service for each doubling.
+const COARSE: f64 = 0.5;
+const FINE: f64 = 4.0;
+
+/// Service in logarithmic steps: coarse, so that small change doesn't reorder the queue.
+fn steps(gpu_seconds: f64, per_doubling: f64) -> i16 {
+    if gpu_seconds <= 0.0 {
+        return i16::MIN;
+    }
+    (per_doubling * gpu_seconds.log2()).floor() as i16
+}
+
+/// How much the start of a cell of `started` GPUs counts for a waiting one of `waiting`.
+fn weight(started: u16, waiting: u16) -> u64 {
+    match (started, waiting) {
+        (s, w) if s == w => ONE,
+        (0, _) => 0,
+        (s, w) => ONE / 4 * u64::from(s.min(w)) / u64::from(w.max(1)),
+    }
+}
+
+impl Overtaking {
+    /// A cell of so many GPUs begins to wait. Returns the count at which it is due, `most` later cells from now.
+    pub(crate) fn enter(&mut self, cell: Idx<Cell>, gpus: u16, most: u32) -> u64 {
+        // Those that wait already start before it by right.
+        let ahead = self.classes.iter().map(|(&g, c)| c.waiting * weight(g, gpus));
+        let ahead: u64 = ahead.sum();
+        let class = self.classes.entry(gpus).or_default();
+        let due_at = class.passed + ahead + u64::from(most) * ONE;
+        class.waiting += 1;
+        class.due_at.insert((due_at, cell));
+        due_at
+    }
+
+    /// The cell waits no longer.
+    pub(crate) fn leave(&mut self, cell: Idx<Cell>, gpus: u16, due_at: u64) {
+        let Some(class) = self.classes.get_mut(&gpus) else {
+            return;
+        };
+        class.waiting -= 1;
+        class.due_at.remove(&(due_at, cell));
+        if class.waiting == 0 {
+            self.classes.remove(&gpus);
+        }
+    }
+
+    /// A cell of so many GPUs starts. Returns the cells that are due from now on.
+    pub(crate) fn started(&mut self, gpus: u16) -> Vec<Idx<Cell>> {
+        let mut due = Vec::new();
+        for (&waiting, class) in &mut self.classes {
+            class.passed += weight(gpus, waiting);
+            due.extend(class.pop_due());
+        }
+        due
+    }
+}
+
+impl SizeClass {
+    fn pop_due(&mut self) -> Vec<Idx<Cell>> {
+        let passed = self.passed;
+        let due = self.due_at.iter().take_while(|(at, _)| *at <= passed);
+        let due: Vec<_> = due.copied().collect();
+        for entry in &due {
+            self.due_at.remove(entry);
+        }
+        due.into_iter().map(|(_, cell)| cell).collect()
+    }
+}
+
+impl Core {
+    pub(crate) fn rank(&self, cell: &Cell) -> Rank {
+        let due = Rank {
+            band: Band::Due,
+            service: 0,
+            class: Class::Interactive,
+            latest: Timestamp(u64::MAX),
+            fine: 0,
+            submitted: cell.submitted,
+            seq: cell.seq,
+        };
+        if cell.due {
+            return due;
+        }
+        let latest = self.latest_start(cell);
+        // A deadline that can't be met any more puts off none that can.
+        let class = match cell.class {
+            Class::Deadline if latest < self.now => Class::Batch,
+            class => class,
+        };
+        let (service, fine) = self.service_of(cell.kernel, cell.class);
+        Rank {
+            // Behind whom it was parked for.
+            band: match cell.parked {
+                None => Band::Ordinary,
+                Some(_) => Band::Parked,
+            },
+            service,
+            class,
+            latest,
+            fine,
+            ..due
+        }
+    }
+
+    /// The service that the kernel has had, with parts of its user's and its account's over their shares, in coarse and
+    /// in fine steps. A kernel with a deadline isn't put back for what it has run itself: it is to be done in time.
+    fn service_of(&self, kernel: Idx<Kernel>, class: Class) -> (i16, i16) {
+        let k = &self.work.kernels[kernel];
+        self.service(self.used(&k.usage), k.user, k.account, class)
+    }
+
+    /// The same for a kernel that has had `own`.
+    pub(crate) fn service(
+        &self,
+        own: f64,
+        user: Idx<User>,
+        account: Idx<Account>,
+        class: Class,
+    ) -> (i16, i16) {
+        if !self.config.fair_share {
+            return (0, steps(own, FINE));
+        }
+        let people = self.service_of_people(user, account);
+        let ordered = match class {
+            Class::Deadline => people,
+            Class::Interactive | Class::Batch => own + people,
+        };
+        (steps(ordered, COARSE), steps(own + people, FINE))
+    }
+
+    /// The part of the user's and the account's service that counts for each of their kernels.
+    fn service_of_people(&self, user: Idx<User>, account: Idx<Account>) -> f64 {
+        let (u, a) = (
+            &self.people.users[user].usage,
+            &self.people.accounts[account].usage,
+        );
+        self.used(u) / u.weight * self.people.user_weight / USER_PART
+            + self.used(a) / a.weight * self.people.account_weight / ACCOUNT_PART
+    }
+
+    /// The cell's deadline less the time that it is expected to run.
+    fn latest_start(&self, cell: &Cell) -> Timestamp {
+        let Some(deadline) = cell.need.deadline.filter(|_| cell.class == Class::Deadline) else {
+            return Timestamp(u64::MAX);
+        };
+        let ran = cell.parked.map_or(Span::ZERO, |(_, ran)| ran);
+        let run = self.run_left(cell.kernel, cell.print, ran);
+        Timestamp(deadline.0.saturating_sub(run.unwrap_or(Span::ZERO).0))
+    }
+
+    /// Moves the cell to where its rank now is.
+    pub(crate) fn rerank(&mut self, cell: Idx<Cell>) {
+        let new = self.rank(&self.work.cells[cell]);
+        if new != self.work.cells[cell].rank {
+            self.dequeue(cell);
+            self.work.cells[cell].rank = new;
+            self.enqueue(cell);
+            self.stale_around(self.work.cells[cell].kernel);
+        }
+    }
+
+    pub(crate) fn rerank_all(&mut self) {
+        let all: Vec<Idx<Cell>> = self.work.cells.iter().map(|(i, _)| i).collect();
+        for cell in all {
+            self.rerank(cell);
+        }
+    }
+
+    pub(crate) fn enqueue(&mut self, cell: Idx<Cell>) {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        let entry = (c.rank, cell);
+        let pool = &mut self.supply.pools[k.pool];
+        pool.queue.insert(entry);
+        pool.shapes.entry(Shape::of(&c.need)).or_default().insert(entry);
+        for r in &k.replicas {
+            self.supply.nodes[r.node].queue.insert(entry);
+        }
+    }
+
+    pub(crate) fn dequeue(&mut self, cell: Idx<Cell>) {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        let entry = (c.rank, cell);
+        let pool = &mut self.supply.pools[k.pool];
+        pool.queue.remove(&entry);
+        let shape = Shape::of(&c.need);
+        if let Some(waiting) = pool.shapes.get_mut(&shape) {
+            waiting.remove(&entry);
+            if waiting.is_empty() {
+                pool.shapes.remove(&shape);
+            }
+        }
+        for r in &k.replicas {
+            self.supply.nodes[r.node].queue.remove(&entry);
+        }
+    }
+
+    // --- overtaking ---
+
+    /// Counts from now on who overtakes the cell.
+    pub(crate) fn enter_arenas(&mut self, cell: Idx<Cell>) {
+        let c = &self.work.cells[cell];
+        let (kernel, gpus) = (c.kernel, c.need.gpus);
+        let k = &self.work.kernels[kernel];
+        let arenas: Vec<Arena> = match self.may_roam(kernel) {
+            true => vec![Arena::Pool(k.pool)],
+            false => k.replicas.iter().map(|r| Arena::Node(r.node)).collect(),
+        };
+        // Those with less slack go before a deadline by right: it is due by its age alone.
+        let most = match c.class {
+            Class::Deadline => u32::MAX,
+            Class::Interactive | Class::Batch => self.config.due_overtaken,
+        };
+        for arena in arenas {
+            let due_at = self.work.arenas.entry(arena).or_default().enter(cell, gpus, most);
+            self.work.cells[cell].arenas.push((arena, due_at));
+        }
+    }
+
+    pub(crate) fn leave_arenas(&mut self, cell: Idx<Cell>) {
+        let gpus = self.work.cells[cell].need.gpus;
+        for (arena, due_at) in std::mem::take(&mut self.work.cells[cell].arenas) {
+            if let Some(overtaking) = self.work.arenas.get_mut(&arena) {
+                overtaking.leave(cell, gpus, due_at);
+                if overtaking.classes.is_empty() {
+                    self.work.arenas.remove(&arena);
+                }
+            }
+        }
+    }
+
+    /// A cell of so many GPUs has got its lease there: those that came before it and still wait were overtaken.
+    pub(crate) fn overtake(&mut self, gpus: u16, pool: Idx<Pool>, node: Idx<Node>) {
+        let mut due = Vec::new();
+        for arena in [Arena::Pool(pool), Arena::Node(node)] {
+            if let Some(overtaking) = self.work.arenas.get_mut(&arena) {
+                due.extend(overtaking.started(gpus));
+            }
+        }
+        for cell in due {
+            self.is_due(cell);
+        }
+    }
+
+    pub(crate) fn due_timer(&mut self, cell: Idx<Cell>, seq: u64) {
+        if self.is_same(cell, seq) {
+            self.is_due(cell);
+        }
+    }
+
+    /// The cell's latest start has passed.
+    pub(crate) fn is_late(&mut self, cell: Idx<Cell>, seq: u64) {
+        if self.is_same(cell, seq) {
+            self.rerank(cell);
+        }
+    }
+
+    /// The cell goes before all that are not due, and nodes are held for it.
+    fn is_due(&mut self, cell: Idx<Cell>) {
+        if std::mem::replace(&mut self.work.cells[cell].due, true) {
+            return;
+        }
+        self.rerank(cell);
+        let pool = self.work.kernels[self.work.cells[cell].kernel].pool;
+        self.work.unheld.insert(pool);
+    }
+
+    /// Arms what makes a waiting cell due by its age.
+    pub(crate) fn arm_due(&mut self, cell: Idx<Cell>) {
+        let c = &self.work.cells[cell];
+        let (latest, seq) = (c.rank.latest, c.seq);
+        if latest < Timestamp(u64::MAX) && latest >= self.now {
+            self.at(latest + Span(1), Timer::Late(cell, seq));
+        }
+        let c = &self.work.cells[cell];
+        if !c.due {
+            self.at(c.submitted + self.config.due_after, Timer::Due(cell, c.seq));
+        }
+    }
+
+    /// Whether the kernel's cells may be brought to any node of its pool.
+    pub(crate) fn may_roam(&self, kernel: Idx<Kernel>) -> bool {
+        let k = &self.work.kernels[kernel];
+        self.supply.pools[k.pool].config.migrate.is_some() && k.only().is_none() && !k.replicas.is_empty()
+    }
+}

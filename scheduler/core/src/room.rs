@@ -1,0 +1,191 @@
+//! Where a cell could start now, and the lists by which such a place is found.
+
+use crate::core::Core;
+use crate::index::Idx;
+use crate::state::{Cell, Kernel, LeaseState, Listed, Node, Pilot, PilotState, Replica, Shape};
+use hop_words::id::Incarnation;
+use std::ops::RangeFrom;
+
+/// Where a cell could start now.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Spot {
+    pub pilot: Idx<Pilot>,
+    pub group: Option<usize>,
+    pub executor: Incarnation,
+}
+
+/// All entries of a list with at least so many GPUs.
+fn at_least<T>(gpus: u16) -> RangeFrom<(u16, Idx<T>)> {
+    (gpus, Idx::FIRST)..
+}
+
+impl Core {
+    /// Where the cell could start now: where it ran last if possible, else where the fewest GPUs stay over.
+    pub(crate) fn spot(&self, cell: Idx<Cell>) -> Option<Spot> {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        let affinity = self.supply.pools[k.pool].config.affinity;
+        let mut best: Option<(bool, u16, Spot)> = None;
+        for r in k.able().filter(|r| self.may_execute(c.kernel, r)) {
+            let elsewhere = affinity && k.home != Some(r.node);
+            for &pilot in &self.supply.nodes[r.node].pilots {
+                let Some(group) = self.room(pilot, cell) else {
+                    continue;
+                };
+                let key = (elsewhere, self.supply.pilots[pilot].free_gpus());
+                let spot = Spot {
+                    pilot,
+                    group,
+                    executor: r.incarnation,
+                };
+                if best.is_none_or(|(e, f, _)| key < (e, f)) {
+                    best = Some((key.0, key.1, spot));
+                }
+            }
+        }
+        best.map(|(_, _, spot)| spot)
+    }
+
+    /// Whether the replica may be given a lease now: it isn't about to leave, and has let go of its last device.
+    fn may_execute(&self, kernel: Idx<Kernel>, replica: &Replica) -> bool {
+        let leaves = self.work.kernels[kernel].migrating;
+        leaves.is_none_or(|m| m.victim != replica.incarnation) && !self.own_lease_ending(kernel, replica.node)
+    }
+
+    /// Whether nothing keeps the cell from starting now.
+    pub(crate) fn could_start(&self, cell: Idx<Cell>) -> bool {
+        self.spot(cell).is_some() && self.over_limit(&self.work.cells[cell]).is_none()
+    }
+
+    /// A process must have let go of one device before it gets another on the same node.
+    pub(crate) fn own_lease_ending(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
+        self.work.kernels[kernel].leases.iter().any(|id| {
+            let lease = &self.work.leases[id];
+            matches!(lease.state, LeaseState::Ending { .. }) && self.supply.pilots[lease.pilot].node == node
+        })
+    }
+
+    /// Whether the pilot can take the cell now: `Some(group)`, with no group for cores alone.
+    pub(crate) fn room(&self, pilot: Idx<Pilot>, cell: Idx<Cell>) -> Option<Option<usize>> {
+        let (p, c) = (&self.supply.pilots[pilot], &self.work.cells[cell]);
+        let pool = self.work.kernels[c.kernel].pool;
+        if p.state != PilotState::Up || p.pool != pool || self.is_held(p, cell) {
+            return None;
+        }
+        if c.avoids(p.job, self.now).is_some() {
+            return None;
+        }
+        let before = self.reserved_before(p, cell);
+        let cpus_held: u16 = before.iter().map(|r| r.cpus).sum();
+        if p.cpus_free() < c.cpus.saturating_add(cpus_held) {
+            return None;
+        }
+        if c.need.gpus == 0 {
+            return Some(None);
+        }
+        let fits = |g: usize| p.groups[g].fits(&c.need) && free_beside(p, g, &before) >= c.need.gpus;
+        (0..p.groups.len()).find(|&g| fits(g)).map(Some)
+    }
+
+    /// The cells that go before this one and have GPUs of the pilot held back.
+    pub(crate) fn reserved_before(&self, p: &Pilot, cell: Idx<Cell>) -> Vec<&Cell> {
+        let rank = self.work.cells[cell].rank;
+        let others = p.reserved.iter().filter(|&&r| r != cell);
+        let others = others.map(|&r| &self.work.cells[r]);
+        others.filter(|r| r.rank < rank).collect()
+    }
+
+    // --- the lists ---
+
+    /// What changed on the pilot shows in the lists of its pool.
+    pub(crate) fn list_pilot(&mut self, pilot: Idx<Pilot>) {
+        let new = self.listing_of(pilot);
+        let p = &mut self.supply.pilots[pilot];
+        let old = std::mem::replace(&mut p.listed, new);
+        if old == new {
+            return;
+        }
+        let lanes = &mut self.supply.pools[p.pool].lanes;
+        if let Some(old) = old {
+            lanes.free.remove(&(old.free, pilot));
+            lanes.idle.remove(&(old.idle, pilot));
+        }
+        if let Some(new) = new {
+            lanes.free.insert((new.free, pilot));
+            lanes.idle.insert((new.idle, pilot));
+        }
+    }
+
+    pub(crate) fn listing_of(&self, pilot: Idx<Pilot>) -> Option<Listed> {
+        let p = &self.supply.pilots[pilot];
+        if p.state != PilotState::Up {
+            return None;
+        }
+        let idle = |l: &&hop_words::id::LeaseId| {
+            let state = &self.work.leases[*l].state;
+            matches!(state, LeaseState::Lingering { .. } | LeaseState::Ending { .. })
+        };
+        let idle = p.leases.iter().filter(idle).map(|l| self.work.leases[l].gpus);
+        let free = p.free_gpus();
+        Some(Listed {
+            free,
+            idle: free + idle.sum::<u16>(),
+        })
+    }
+
+    /// What changed on the node shows in the list of its pool.
+    pub(crate) fn list_node(&mut self, node: Idx<Node>) {
+        let new = self.spare_listing(node);
+        let n = &mut self.supply.nodes[node];
+        let old = std::mem::replace(&mut n.listed, new);
+        let spare = &mut self.supply.pools[n.pool].lanes.spare;
+        if old != new {
+            spare.remove(&(old, node));
+            if new > 0 {
+                spare.insert((new, node));
+            }
+        }
+    }
+
+    /// GPUs of the node that no pilot has or will have; zero where none may be started.
+    pub(crate) fn spare_listing(&self, node: Idx<Node>) -> u16 {
+        match self.supply.nodes[node].down {
+            true => 0,
+            false => self.spare_gpus(node),
+        }
+    }
+
+    /// Pilots anywhere in the cell's pool where it could start now if its kernel were there, the tightest first.
+    pub(crate) fn rooms_anywhere(&self, cell: Idx<Cell>) -> impl Iterator<Item = Idx<Pilot>> + '_ {
+        let c = &self.work.cells[cell];
+        let lanes = &self.supply.pools[self.work.kernels[c.kernel].pool].lanes;
+        let pilots = lanes.free.range(at_least(c.need.gpus)).map(|&(_, p)| p);
+        pilots.filter(move |&p| self.room(p, cell).is_some())
+    }
+
+    /// Pilots anywhere in the cell's pool where idle leases might make room for it.
+    pub(crate) fn idle_anywhere(&self, cell: Idx<Cell>) -> impl Iterator<Item = Idx<Pilot>> + '_ {
+        let c = &self.work.cells[cell];
+        let lanes = &self.supply.pools[self.work.kernels[c.kernel].pool].lanes;
+        lanes.idle.range(at_least(c.need.gpus)).map(|&(_, p)| p)
+    }
+
+    /// Whether cells of this shape could start on the node now, but for those that have GPUs there held back.
+    pub(crate) fn has_room_for(&self, node: Idx<Node>, shape: &Shape) -> bool {
+        let pilots = self.supply.nodes[node].pilots.iter();
+        let pilots = pilots.map(|p| &self.supply.pilots[*p]);
+        let mut up = pilots.filter(|p| p.state == PilotState::Up);
+        up.any(|p| p.groups.iter().any(|g| shape.fits(g) && g.free() >= shape.gpus))
+    }
+}
+
+/// GPUs of the pilot's group that stay free beside what these cells are to have.
+pub(crate) fn free_beside(p: &Pilot, group: usize, before: &[&Cell]) -> u16 {
+    let g = &p.groups[group];
+    let held: u16 = before
+        .iter()
+        .filter(|r| g.fits(&r.need))
+        .map(|r| r.need.gpus)
+        .sum();
+    g.free().saturating_sub(held)
+}

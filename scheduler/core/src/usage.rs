@@ -1,0 +1,167 @@
+//! Usage: the GPU-seconds that a user, an account or a kernel has had, decaying with a half-life as in Slurm's
+//! multifactor priority. What they hold now counts from the moment that it is held, with no timer to add it up.
+
+use crate::core::Core;
+use crate::index::Idx;
+use crate::journal::{Key, Value};
+use crate::output::Output;
+use crate::state::{Account, Lease, User};
+use hop_words::time::{Span, Timestamp};
+
+/// How usage fades.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Decay {
+    /// Usage is kept as if all of it had been used at this time, so that the order of two users changes only when one
+    /// of them uses something.
+    pub origin: Timestamp,
+    pub half_life: Span,
+}
+
+impl Decay {
+    fn half_lives(&self, at: Timestamp) -> f64 {
+        at.since(self.origin).as_secs_f64() / self.half_life.as_secs_f64().max(1.0)
+    }
+
+    /// GPU-seconds used at `at`, as if used at the origin.
+    pub(crate) fn inflate(&self, gpu_seconds: f64, at: Timestamp) -> f64 {
+        gpu_seconds * self.half_lives(at).exp2()
+    }
+
+    /// The usage that is left of this at `now`, in GPU-seconds.
+    pub(crate) fn deflate(&self, inflated: f64, now: Timestamp) -> f64 {
+        inflated * (-self.half_lives(now)).exp2()
+    }
+
+    /// The inflated usage of one GPU that is held from `from` to `to`: the integral of 2^t.
+    fn of_one_gpu(&self, from: Timestamp, to: Timestamp) -> f64 {
+        let scale = self.half_life.as_secs_f64().max(1.0) / std::f64::consts::LN_2;
+        scale * (self.half_lives(to).exp2() - self.half_lives(from).exp2())
+    }
+}
+
+/// GPU-seconds of somebody who holds GPUs now.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Usage {
+    /// What was used up to `since`, inflated.
+    settled: f64,
+    since: Timestamp,
+    /// GPUs held since then.
+    held: u32,
+    /// The share in fair share, relative to others.
+    pub weight: f64,
+}
+
+impl Default for Usage {
+    fn default() -> Self {
+        Self {
+            settled: 0.0,
+            since: Timestamp(0),
+            held: 0,
+            weight: 1.0,
+        }
+    }
+}
+
+impl Usage {
+    /// Usage up to now, inflated.
+    pub(crate) fn inflated(&self, decay: &Decay, now: Timestamp) -> f64 {
+        self.settled + f64::from(self.held) * decay.of_one_gpu(self.since, now)
+    }
+
+    /// From now on so many GPUs more are held, or fewer.
+    pub(crate) fn hold(&mut self, gpus: i32, decay: &Decay, now: Timestamp) {
+        self.settled = self.inflated(decay, now);
+        self.since = now;
+        self.held = self.held.saturating_add_signed(gpus);
+    }
+
+    /// Takes over what was noted at `at`, inflated.
+    pub(crate) fn restore(&mut self, inflated: f64, at: Timestamp) {
+        self.settled = inflated;
+        self.since = at;
+    }
+
+    /// Adds what a lease has used since it was ordered, as far as it came after the last note.
+    pub(crate) fn add_unnoted(&mut self, gpus: u16, ordered: Timestamp, decay: &Decay, now: Timestamp) {
+        let seconds = now.since(ordered.max(self.since)).as_secs_f64();
+        self.settled += decay.inflate(seconds * f64::from(gpus), now);
+    }
+
+    /// Adds what was used elsewhere, inflated.
+    pub(crate) fn add(&mut self, inflated: f64) {
+        self.settled += inflated;
+    }
+
+    pub(crate) fn is_none(&self) -> bool {
+        self.settled <= 0.0 && self.held == 0
+    }
+}
+
+impl Core {
+    pub(crate) fn decay(&self) -> Decay {
+        Decay {
+            origin: self.origin,
+            half_life: self.config.usage_half_life,
+        }
+    }
+
+    /// Inflated usage up to now.
+    pub(crate) fn used(&self, usage: &Usage) -> f64 {
+        usage.inflated(&self.decay(), self.now)
+    }
+
+    /// Usage that is left, in GPU-seconds.
+    pub(crate) fn usage_left(&self, usage: &Usage) -> f64 {
+        self.decay().deflate(self.used(usage), self.now)
+    }
+
+    /// The lease's GPUs count as held by its kernel, user and account (`taken`), or no longer.
+    pub(crate) fn use_gpus(&mut self, lease: &Lease, taken: bool) {
+        let gpus = i32::from(lease.gpus) * if taken { 1 } else { -1 };
+        let (decay, now) = (self.decay(), self.now);
+        self.people.users[lease.user].usage.hold(gpus, &decay, now);
+        self.people.accounts[lease.account].usage.hold(gpus, &decay, now);
+        self.work.kernels[lease.kernel].usage.hold(gpus, &decay, now);
+    }
+
+    pub(crate) fn note_usage(&self, user: Idx<User>, account: Idx<Account>, out: &mut Vec<Output>) {
+        let (user, account) = (&self.people.users[user], &self.people.accounts[account]);
+        let value = |usage: &Usage| {
+            Some(Value::Usage {
+                usage: self.usage_left(usage),
+                at: self.now,
+            })
+        };
+        self.note(|| Key::User(user.name.clone()), || value(&user.usage), out);
+        if let Some(name) = &account.name {
+            self.note(|| Key::Account(name.clone()), || value(&account.usage), out);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_held_counts_as_if_it_were_added_up_all_the_time() {
+        let decay = Decay {
+            origin: Timestamp(0),
+            half_life: Span::from_secs(1000),
+        };
+        let at = |s: u64| Timestamp(s * 1_000_000);
+        let mut held = Usage::default();
+        held.hold(2, &decay, at(100));
+        let mut added = 0.0;
+        for tenth in 1000..30_000u64 {
+            added += 2.0 * decay.inflate(0.1, Timestamp(tenth * 100_000 + 50_000));
+        }
+        let now = at(3000);
+        let (held, added) = (held.inflated(&decay, now), added);
+        assert!((held / added - 1.0).abs() < 1e-6, "{held} {added}");
+        // Half of it is left after the half-life, and nothing is added when nothing is held.
+        let mut idle = Usage::default();
+        idle.add(decay.inflate(80.0, at(0)));
+        assert!((decay.deflate(idle.inflated(&decay, at(2000)), at(2000)) - 20.0).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,332 @@
+//! Nobody is forgotten: whatever runs for a month, and whatever keeps coming, a cell that waits is served.
+
+mod world;
+
+use hop_core::config::{Config, Migrate, PoolConfig};
+use hop_words::id::{CellId, KernelId};
+use hop_words::need::Need;
+use hop_words::time::{Span, Timestamp};
+use proptest::prelude::*;
+use std::collections::BTreeMap;
+use world::World;
+
+const NODES: usize = 6;
+const GPUS: u16 = 4;
+/// Later cells of its size that may start while a cell waits, where kernels can move.
+const OVERTAKEN: u32 = 20;
+/// The longest wait: until a cell is due, until its hold is as wide as it gets, and for the cells before it in turn.
+const LONGEST: Span = Span::from_secs(24 * 3600);
+
+/// A cluster under more load than it can bear, of which some cells never end.
+struct Overload {
+    w: World,
+    /// Cells that run for a month.
+    month: Vec<(KernelId, CellId)>,
+    /// Waiting cells: GPUs, since when, and how many later ones of their size have started.
+    waiting: BTreeMap<(KernelId, CellId), (u16, Timestamp, u32)>,
+    movable: bool,
+}
+
+impl Overload {
+    fn new(seed: u64, replicas: usize, movable: bool) -> Self {
+        let mut pool = PoolConfig::fixed("main", 0, GPUS, 8);
+        pool.max_pilots = NODES as u32;
+        pool.migrate = movable.then(Migrate::default);
+        let mut w = World::new(seed, Config::default(), pool);
+        for n in 0..NODES {
+            w.pilot(&node(n), GPUS, 8);
+        }
+        for k in 0..30 {
+            let first = w.rng.below(NODES as u64) as usize;
+            let nodes: Vec<String> = (0..replicas).map(|i| node((first + 2 * i) % NODES)).collect();
+            let nodes: Vec<&str> = nodes.iter().map(String::as_str).collect();
+            w.kernel(&format!("k{k}"), &format!("u{}", k % 7), &nodes, 1);
+        }
+        let (month, waiting) = (Vec::new(), BTreeMap::new());
+        Self {
+            w,
+            month,
+            waiting,
+            movable,
+        }
+    }
+
+    /// A cell of one GPU that never ends, on each of the first `nodes` nodes.
+    fn month_long(&mut self, nodes: usize) {
+        for n in 0..nodes {
+            let kernel = self.w.kernel(&format!("month{n}"), "month", &[&node(n)], 1);
+            let (cell, _) = self.w.submit(&kernel, Need::gpus(1));
+            self.w.settle();
+            self.month.push((kernel, cell));
+        }
+    }
+
+    fn submit(&mut self, kernel: &KernelId, gpus: u16) {
+        let now = self.w.now;
+        let (cell, _) = self.w.submit(kernel, Need::gpus(gpus));
+        self.waiting.insert((kernel.clone(), cell), (gpus, now, 0));
+        self.started();
+    }
+
+    /// Books what has started: the cells that still wait and came before it were overtaken.
+    fn started(&mut self) {
+        self.w.settle();
+        while self.movable && self.w.move_replica() {
+            self.w.settle();
+        }
+        let started: Vec<_> = self
+            .waiting
+            .keys()
+            .filter(|k| !self.w.waiting.contains(*k))
+            .cloned()
+            .collect();
+        for key in started {
+            let (gpus, since, _) = self.waiting.remove(&key).expect("it was just found");
+            for (_, before, overtaken) in self.waiting.values_mut().filter(|(g, ..)| *g == gpus) {
+                *overtaken += u32::from(*before < since);
+            }
+        }
+    }
+
+    /// Cells that have nothing to do with the months end after an hour at most, and new ones keep coming.
+    fn minute(&mut self) {
+        let running: Vec<_> = self
+            .w
+            .running
+            .keys()
+            .filter(|k| !self.month.contains(k))
+            .cloned()
+            .collect();
+        for (kernel, cell) in running {
+            if self.w.rng.below(30) == 0 {
+                self.w.end_cell(&kernel, &cell);
+            }
+        }
+        self.started();
+        self.w.pass(Span::from_secs(60));
+        let idle: Vec<KernelId> = self.w.kernels.keys().cloned().collect();
+        let kernel = self.w.rng.pick(&idle).expect("there are kernels");
+        let busy = self
+            .w
+            .running
+            .keys()
+            .chain(&self.w.waiting)
+            .any(|(k, _)| *k == kernel);
+        if !busy && !self.month.iter().any(|(k, _)| *k == kernel) {
+            let gpus = self.w.rng.pick(&[1, 1, 1, 2, 3]).expect("it is a list");
+            self.submit(&kernel, gpus);
+        }
+        self.started();
+    }
+
+    fn longest_wait(&self) -> Span {
+        let since = self
+            .waiting
+            .values()
+            .map(|(_, since, _)| self.w.now.since(*since));
+        since.max().unwrap_or_default()
+    }
+}
+
+fn node(n: usize) -> String {
+    format!("n{n}")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 6, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_cell_is_served_beside_month_long_ones(
+        seed in any::<u64>(),
+        three in any::<bool>(),
+        movable in any::<bool>(),
+        month in 0usize..NODES,
+    ) {
+        let mut o = Overload::new(seed, if three { 3 } else { 1 }, movable);
+        o.month_long(month);
+        for _ in 0..2 * 24 * 60 {
+            o.minute();
+            let most = o.waiting.values().map(|(.., overtaken)| *overtaken).max().unwrap_or(0);
+            prop_assert!(!movable || most < OVERTAKEN, "{most} later cells of its size have started");
+            prop_assert!(o.longest_wait() < LONGEST, "{:?}", o.longest_wait());
+        }
+    }
+}
+
+/// One node of six has no month-long cell: the cell of all its GPUs gets there, though small ones keep coming.
+#[test]
+fn a_whole_node_is_found_where_months_run_on_all_others() {
+    for seed in 1..5 {
+        let mut o = Overload::new(seed, 1, true);
+        o.month_long(NODES - 1);
+        for _ in 0..60 {
+            o.minute();
+        }
+        let whole = o.w.kernel("whole", "whole", &["n0"], GPUS);
+        o.submit(&whole, GPUS);
+        let mut minutes = 0;
+        while o.waiting.keys().any(|(k, _)| *k == whole) {
+            o.minute();
+            minutes += 1;
+            assert!(minutes < 12 * 60, "it waits for ever");
+        }
+    }
+}
+
+/// A pool of two nodes with two GPUs each, kernels of which may move.
+fn two_nodes(config: Config) -> World {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 2;
+    pool.migrate = Some(Migrate::default());
+    let mut w = World::new(1, config, pool);
+    for n in 0..2 {
+        w.pilot(&node(n), 2, 8);
+    }
+    w
+}
+
+/// Runs a cell of one GPU for so long.
+fn run(w: &mut World, kernel: &KernelId, seconds: u64) {
+    let (cell, _) = w.submit(kernel, Need::gpus(1));
+    w.settle();
+    w.pass(Span::from_secs(seconds));
+    w.end_cell(kernel, &cell);
+    w.settle();
+}
+
+/// The node that is expected to be free first never is. The hold widens to the other one, whose cells always overlap.
+#[test]
+fn a_hold_on_the_wrong_node_widens_to_the_right_one() {
+    let config = Config {
+        due_after: Span::from_secs(60),
+        fair_share: false,
+        ..Config::default()
+    };
+    let mut w = two_nodes(config);
+    let short = w.kernel("short", "a", &["n0"], 1);
+    let long: Vec<KernelId> = (0..8)
+        .map(|i| w.kernel(&format!("l{i}"), "b", &["n1"], 1))
+        .collect();
+    for _ in 0..10 {
+        run(&mut w, &short, 10);
+        for k in &long {
+            run(&mut w, k, 3000);
+        }
+    }
+    // It ran for ten seconds each time, and now it never ends.
+    w.submit(&short, Need::gpus(1));
+    let mut running = Vec::new();
+    for k in &long[..2] {
+        running.push((k.clone(), w.submit(k, Need::gpus(1)).0));
+        w.settle();
+        w.pass(Span::from_secs(1500));
+    }
+    let whole = w.kernel("whole", "c", &["n0"], 2);
+    w.submit(&whole, Need::gpus(2));
+    let mut next = long.iter().cycle().skip(2);
+    let mut hours = 0;
+    while !w.running.keys().any(|(k, _)| *k == whole) {
+        // One of the two on the other node ends after half an hour, and there is always another that wants its GPU.
+        w.pass(Span::from_secs(1500));
+        if let Some((kernel, cell)) = (!running.is_empty()).then(|| running.remove(0)) {
+            w.end_cell(&kernel, &cell);
+        }
+        w.settle();
+        while w.move_replica() {
+            w.settle();
+        }
+        let kernel = next.next().expect("it goes on for ever");
+        if !w.waiting.iter().any(|(k, _)| k == kernel) {
+            w.submit(kernel, Need::gpus(1));
+            w.settle();
+        }
+        running = w
+            .running
+            .keys()
+            .filter(|(k, _)| *k != short && *k != whole)
+            .cloned()
+            .collect();
+        hours += 1;
+        assert!(hours < 24, "it is held for ever: {:?}", w.core.waiting());
+    }
+}
+
+/// Quick cells of those who have had less service go first, but no more than so many of them.
+#[test]
+fn a_cell_that_is_overtaken_often_is_due_before_its_time() {
+    let config = Config {
+        fair_share: false,
+        ..Config::default()
+    };
+    let mut w = two_nodes(config);
+    let heavy = w.kernel("heavy", "a", &["n0"], 2);
+    let (cell, _) = w.submit(&heavy, Need::gpus(2));
+    w.settle();
+    w.pass(Span::from_secs(3600));
+    w.end_cell(&heavy, &cell);
+    w.settle();
+    let light: Vec<KernelId> = (0..40)
+        .map(|i| w.kernel(&format!("l{i}"), "b", &[&node(i % 2)], 2))
+        .collect();
+    let mut submitted = light.iter();
+    for k in submitted.by_ref().take(2) {
+        w.submit(k, Need::gpus(2));
+        w.settle();
+    }
+    w.submit(&heavy, Need::gpus(2));
+    let before = w.granted;
+    for k in submitted {
+        w.submit(k, Need::gpus(2));
+        let first = w.running.keys().next().expect("both nodes are busy").clone();
+        w.pass(Span::from_secs(5));
+        w.end_cell(&first.0, &first.1);
+        w.settle();
+        while w.move_replica() {
+            w.settle();
+        }
+        if w.running.keys().any(|(k, _)| *k == heavy) {
+            break;
+        }
+    }
+    let overtook = w.granted - before - 1;
+    let most = u64::from(Config::default().due_overtaken);
+    assert!(
+        (most / 2..=most).contains(&overtook),
+        "{overtook} later cells went before it"
+    );
+}
+
+/// Submits a cell of one GPU that should be done `by` seconds from now.
+fn submit_deadline(w: &mut World, kernel: &KernelId, by: u64) {
+    let need = Need {
+        deadline: Some(w.now + Span::from_secs(by)),
+        ..Need::gpus(1)
+    };
+    w.submit_of(kernel, need, hop_words::need::Class::Deadline);
+}
+
+#[test]
+fn a_deadline_that_cannot_be_met_puts_off_none_that_can() {
+    let mut pool = PoolConfig::fixed("main", 0, 1, 8);
+    pool.max_pilots = 1;
+    let mut w = World::new(1, Config::default(), pool);
+    w.pilot("n0", 1, 8);
+    let names = ["busy", "late", "soon", "later"];
+    let [busy, late, soon, later] = names.map(|name| w.kernel(name, name, &["n0"], 1));
+    let (running, _) = w.submit(&busy, Need::gpus(1));
+    w.settle();
+    submit_deadline(&mut w, &late, 60);
+    submit_deadline(&mut w, &later, 7200);
+    submit_deadline(&mut w, &soon, 3600);
+    let order =
+        |w: &World| -> Vec<String> { w.core.waiting().iter().map(|c| c.kernel.to_string()).collect() };
+    assert_eq!(order(&w), ["late", "soon", "later"]);
+    w.pass(Span::from_secs(61));
+    assert_eq!(order(&w), ["soon", "later", "late"], "its time has passed");
+    w.end_cell(&busy, &running);
+    w.settle();
+    assert!(w.running.keys().all(|(k, _)| *k == soon), "{:?}", w.running);
+    // It isn't forgotten.
+    w.pass(Config::default().due_after);
+    assert_eq!(order(&w)[..1], ["late"]);
+}
