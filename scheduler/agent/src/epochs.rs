@@ -5,7 +5,7 @@
 //! takes a fresh block at its start, and a device comes to a pilot only with the pilot's start, so every
 //! lease of a device has a greater epoch than all before it on that device.
 
-use hop_core::id::Term;
+use hop_words::id::Term;
 use serde::{Deserialize, Serialize};
 use std::fs::{File, OpenOptions};
 use std::io::{self, Write};

@@ -6,7 +6,7 @@
 
 use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION, parse_gpus};
 use anyhow::{Context, Result, bail};
-use hop_core::id::LeaseId;
+use hop_words::id::LeaseId;
 use nix::sys::signal::{SigSet, Signal};
 use rustix::process::{Pid, getppid, set_parent_process_death_signal};
 use std::io::{ErrorKind, Read, Write};

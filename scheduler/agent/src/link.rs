@@ -1,7 +1,7 @@
 //! The lines between a holder and its agent, over the agent's Unix socket. Both are this program, under the
 //! service account; the plugin's confirmations come to the same socket from root.
 
-use hop_core::id::{GpuIndex, LeaseId};
+use hop_words::id::{GpuIndex, LeaseId};
 use serde::{Deserialize, Serialize};
 
 /// The version of these lines: an agent that was exchanged under a living holder must see the difference.

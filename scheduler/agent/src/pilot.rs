@@ -3,11 +3,11 @@
 use anyhow::{Context, Result};
 use hop_api::config::Pool;
 use hop_api::message::GpuSlot;
-use hop_core::id::{GpuIndex, GpuType, JobId, NodeName};
-use hop_core::time::Timestamp;
 use hop_slurm::gres::Gres;
 use hop_slurm::id::StepKey;
 use hop_slurm::{Settings, Slurm};
+use hop_words::id::{GpuIndex, GpuType, JobId, NodeName};
+use hop_words::time::Timestamp;
 use std::time::Duration;
 
 /// Slurm's default for MaxStepCount.
@@ -110,14 +110,6 @@ pub(crate) async fn steps(job: JobId) -> Vec<u32> {
         .collect()
 }
 
-/// Field 22 of `/proc/PID/stat`; none where the process is gone or hidden from us.
-pub(crate) fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    // The second field is the program's name in parentheses and may hold anything.
-    let (_, rest) = stat.rsplit_once(") ")?;
-    rest.split(' ').nth(19)?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -138,12 +130,5 @@ mod tests {
             typed(&Gres::parse_list("gpu:2(IDX:0-1)").unwrap())[1],
             (GpuIndex(1), "".into())
         );
-    }
-
-    #[test]
-    fn the_start_time_of_this_process_is_read() {
-        let own = start_time(std::process::id()).unwrap();
-        assert!(own > 0);
-        assert_eq!(start_time(u32::MAX), None);
     }
 }

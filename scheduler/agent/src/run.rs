@@ -5,20 +5,21 @@ use crate::epochs::Epochs;
 use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION};
 use crate::pilot::{self, Pilot};
 use crate::state::{AgentState, Birth, Card, Input, Isolation, Output, Waits};
-use crate::steps::{self, Steps, wall_clock};
+use crate::steps::{self, Steps};
 use anyhow::{Context, Result, bail};
 use hop_api::client::{self, Client, Item, Items};
 use hop_api::config::{Config, Isolation as PoolIsolation, Pool};
 use hop_api::message::{Order, Request, Role};
-use hop_core::id::{LeaseId, PoolName};
-use hop_core::time::{Span, Timestamp};
 use hop_handover::token::Confirmation;
+use hop_words::clock::SteadyClock;
+use hop_words::id::{LeaseId, PoolName};
+use hop_words::time::{Span, Timestamp};
 use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -97,7 +98,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         sruns: HashMap::new(),
         watches: HashMap::new(),
         client: None,
-        clock: Clock::new(),
+        clock: SteadyClock::new(),
         over: false,
     };
     agent.perform(vec![Output::ReserveEpochs { above: 0 }]);
@@ -108,7 +109,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn birth(config: &Config, pool: &Pool, name: PoolName, pilot: &Pilot, term: hop_core::id::Term) -> Birth {
+fn birth(config: &Config, pool: &Pool, name: PoolName, pilot: &Pilot, term: hop_words::id::Term) -> Birth {
     Birth {
         node: pilot.node.clone(),
         pilot: pilot.job,
@@ -276,25 +277,6 @@ async fn read_line(read: &mut (impl tokio::io::AsyncBufRead + Unpin), limit: usi
     Ok(String::from_utf8(line)?)
 }
 
-/// A clock that never goes back, in microseconds since the epoch.
-struct Clock {
-    wall: Timestamp,
-    start: Instant,
-}
-
-impl Clock {
-    fn new() -> Self {
-        Self {
-            wall: wall_clock(),
-            start: Instant::now(),
-        }
-    }
-
-    fn now(&self) -> Timestamp {
-        self.wall + Span(u64::try_from(self.start.elapsed().as_micros()).unwrap_or(u64::MAX))
-    }
-}
-
 struct Agent {
     state: AgentState,
     epochs: Epochs,
@@ -307,7 +289,7 @@ struct Agent {
     sruns: HashMap<LeaseId, Arc<AtomicU32>>,
     watches: HashMap<LeaseId, AbortHandle>,
     client: Option<Client>,
-    clock: Clock,
+    clock: SteadyClock,
     over: bool,
 }
 
@@ -473,7 +455,7 @@ impl Agent {
         }
     }
 
-    fn start_step(&mut self, order: hop_api::message::StartLease, epoch: hop_core::id::Epoch) {
+    fn start_step(&mut self, order: hop_api::message::StartLease, epoch: hop_words::id::Epoch) {
         let lease = order.lease;
         let (stop, stopped) = oneshot::channel::<()>();
         self.stops.insert(lease, stop);
@@ -504,7 +486,7 @@ impl Agent {
         });
     }
 
-    fn rescue(&self, lease: LeaseId, epoch: hop_core::id::Epoch, grace: Span) {
+    fn rescue(&self, lease: LeaseId, epoch: hop_words::id::Epoch, grace: Span) {
         warn!(%lease, "no take-back was confirmed: a step of its own takes back");
         let steps = self.steps.clone();
         let events = self.events.clone();
@@ -588,7 +570,7 @@ async fn wait_for_end(pid: u32, start_time: u64) -> std::io::Result<()> {
         Err(error) => return Err(error.into()),
     };
     // Read after the descriptor was opened: from here on it is one and the same process.
-    if pilot::start_time(pid).is_some_and(|found| found != start_time) {
+    if hop_words::process::start_time(pid).is_some_and(|found| found != start_time) {
         return Ok(());
     }
     #[expect(
@@ -601,7 +583,7 @@ async fn wait_for_end(pid: u32, start_time: u64) -> std::io::Result<()> {
 }
 
 /// Steps that were there before this agent and that Slurm shows still when every holder had its time.
-async fn find_orphans(job: hop_core::id::JobId, suspects: Vec<u32>, events: Events) {
+async fn find_orphans(job: hop_words::id::JobId, suspects: Vec<u32>, events: Events) {
     if suspects.is_empty() {
         return;
     }

@@ -7,11 +7,11 @@
 //! the shell's (`run.rs`).
 
 use hop_api::message::{
-    AgentUp, Device, EndCause, GpuSlot, Handover, LeaseEnd, LiveLease, Order, Request, StartLease,
+    AgentUp, Device, EndCause, EndedLease, GpuSlot, Handover, LeaseEnd, LiveLease, Order, Request, StartLease,
 };
-use hop_core::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName, PoolName, Term};
-use hop_core::time::{Span, Timestamp};
 use hop_handover::token::{Confirmation, HandedOver, Refusal, TakenBack};
+use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName, PoolName, Term};
+use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -215,7 +215,7 @@ pub(crate) struct AgentState {
     leases: BTreeMap<LeaseId, Lease>,
     /// Steps of leases that are over, until Slurm has ended them.
     leaving: BTreeMap<LeaseId, LeavingStep>,
-    ended: BTreeMap<LeaseId, LeaseEnd>,
+    ended: BTreeMap<LeaseId, EndedLease>,
     idle_since: Option<Timestamp>,
 }
 
@@ -381,16 +381,15 @@ impl AgentState {
             term: self.term,
             leases: self
                 .leases
-                .iter()
-                .filter_map(|(id, lease)| {
+                .values()
+                .filter_map(|lease| {
                     lease.lent().map(|handover| LiveLease {
-                        lease: *id,
-                        kernel: lease.order.kernel.clone(),
+                        order: lease.order.clone(),
                         handover: handover.clone(),
                     })
                 })
                 .collect(),
-            ended: self.ended.iter().map(|(id, end)| (*id, end.clone())).collect(),
+            ended: self.ended.values().cloned().collect(),
             draining: self.draining,
         }
     }
@@ -437,11 +436,8 @@ impl AgentState {
                 lease, cause, grace, ..
             } => {
                 self.begin_end(lease, cause, String::new(), grace, now, out);
-                if let Some(end) = self.ended.get(&lease) {
-                    out.push(Output::Report(Request::LeaseEnded {
-                        lease,
-                        end: end.clone(),
-                    }));
+                if let Some(ended) = self.ended.get(&lease) {
+                    out.push(Output::Report(Request::LeaseEnded(Box::new(ended.clone()))));
                 }
             }
             Order::EndAcknowledged { lease, .. } => {
@@ -931,6 +927,7 @@ impl AgentState {
     /// The last word on a lease.
     fn finish(&mut self, id: LeaseId, now: Timestamp, out: &mut Vec<Output>) {
         let Some(Lease {
+            order,
             phase: Phase::Ending(ending),
             ..
         }) = self.leases.remove(&id)
@@ -974,8 +971,13 @@ impl AgentState {
                 at: now,
                 detail: ending.detail,
             };
-            self.ended.insert(id, end.clone());
-            out.push(Output::Report(Request::LeaseEnded { lease: id, end }));
+            let ended = EndedLease {
+                order,
+                handover: ending.handover,
+                end,
+            };
+            self.ended.insert(id, ended.clone());
+            out.push(Output::Report(Request::LeaseEnded(Box::new(ended))));
         } else {
             let reason = if ending.detail.is_empty() {
                 "it was ended before it had started".to_owned()

@@ -5,9 +5,10 @@
 
 use anyhow::{Context, Result};
 use hop_api::message::StartLease;
-use hop_core::id::{Epoch, JobId, LeaseId};
-use hop_core::time::{Span, Timestamp};
 use hop_handover::token::{KernelProcess, Lend, MAX_AGE_S, Op, TOKEN_VARIABLE, Token, VERSION};
+use hop_words::clock;
+use hop_words::id::{Epoch, JobId, LeaseId};
+use hop_words::time::Span;
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
@@ -117,7 +118,7 @@ impl Steps {
                 pilot: self.pilot,
                 notify: self.socket.clone(),
                 grace_ms: u32::try_from(grace.0 / 1000).unwrap_or(u32::MAX),
-                issued_at: wall_clock(),
+                issued_at: clock::now(),
             };
             let socket = self.munge_socket.clone();
             let credential = tokio::task::spawn_blocking(move || {
@@ -227,25 +228,23 @@ pub(crate) fn found_no_slurmctld(said: &str) -> bool {
     .any(|words| said.contains(words))
 }
 
-/// Microseconds since the epoch, as the plugin reads them.
-pub(crate) fn wall_clock() -> Timestamp {
-    let since = std::time::SystemTime::now()
-        .duration_since(std::time::UNIX_EPOCH)
-        .unwrap_or_default();
-    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use hop_api::message::SeatStep;
-    use hop_core::id::Term;
+    use hop_words::id::Term;
+    use hop_words::time::Timestamp;
 
     fn order(gpus: u16, cpus: u16) -> StartLease {
         StartLease {
             term: Term(1),
             lease: LeaseId(7),
+            pilot: JobId(9),
             user: "alice".into(),
+            account: None,
+            pool: "main".into(),
+            name: "digits.ipynb".into(),
+            submit: Timestamp(1),
             kernel: "k".into(),
             cell: "c".into(),
             executor: SeatStep {

@@ -18,6 +18,7 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::sync::Semaphore;
 
 /// Bytes of a session key, of a nonce and of a MAC.
 const KEY: usize = 32;
@@ -317,7 +318,21 @@ pub struct Accepted<R, W> {
     pub role: Role,
 }
 
-/// Opens a channel as the server. `judge` answers who the caller is in this house, or why it isn't let in.
+/// A caller who has proven who they are, and waits for the answer.
+#[derive(Debug)]
+pub struct Arrival<R, W> {
+    read: R,
+    write: W,
+    timeouts: Timeouts,
+    nonce: [u8; KEY],
+    to_server: Seal,
+    to_client: Seal,
+    /// uid and gid of the caller; the payload is gone.
+    pub caller: Proven,
+    pub role: Role,
+}
+
+/// Opens a channel as the server. `judge` says who the caller is here, or why they aren't let in.
 ///
 /// # Errors
 /// Whoever was refused has been told why, as far as the handshake had come.
@@ -333,23 +348,31 @@ where
     W: AsyncWrite + Unpin,
     F: FnOnce(&Proven, Role) -> Result<Welcome, Refusal>,
 {
-    let work = accept_untimed(read, write, identity, timeouts, judge);
+    let work = async {
+        let arrival = receive(read, write, identity, &Semaphore::new(1), timeouts).await?;
+        let judged = judge(&arrival.caller, arrival.role);
+        arrival.answer(judged).await
+    };
     tokio::time::timeout(timeouts.handshake, work)
         .await
         .unwrap_or(Err(ChannelError::Silent))
 }
 
-async fn accept_untimed<R, W, F>(
+/// The first half of [`accept`], for a server that takes its time to judge: the caller's hello, and the proof of it.
+/// `decodes` bounds how many credentials MUNGE is asked about at a time; a whole hello comes before a place there.
+///
+/// # Errors
+/// As [`accept`].
+pub async fn receive<R, W>(
     mut read: R,
     mut write: W,
     identity: Arc<dyn Identity>,
+    decodes: &Semaphore,
     timeouts: Timeouts,
-    judge: F,
-) -> Result<Accepted<R, W>, ChannelError>
+) -> Result<Arrival<R, W>, ChannelError>
 where
     R: AsyncRead + Unpin,
     W: AsyncWrite + Unpin,
-    F: FnOnce(&Proven, Role) -> Result<Welcome, Refusal>,
 {
     let frame = read_frame(&mut read, HELLO_LIMIT, timeouts.handshake, timeouts.handshake).await?;
     let Some((&PLAIN, hello_bytes)) = frame.split_first() else {
@@ -359,7 +382,10 @@ where
         Ok(hello) => hello,
         Err(refusal) => return refuse_plainly(&mut write, refusal, timeouts).await,
     };
-    let mut caller = match blocking(move || identity.decode(&hello.credential)).await {
+    let place = decodes.acquire().await.map_err(|_| ChannelError::Closed)?;
+    let decoded = blocking(move || identity.decode(&hello.credential)).await;
+    drop(place);
+    let mut caller = match decoded {
         Ok(caller) => caller,
         Err(e) => {
             let refusal = Refusal::Unauthenticated {
@@ -374,34 +400,54 @@ where
         return refuse_plainly(&mut write, Refusal::Unauthenticated { reason }, timeouts).await;
     }
     let nonce: [u8; KEY] = rand::random();
-    let (to_server, mut to_client) = seals(&key, &nonce, hello_bytes);
-    let first = match judge(&caller, hello.role) {
-        Ok(welcome) => First::Welcome(welcome),
-        Err(refusal) => First::Refused(refusal),
-    };
-    let mut frame = frame_of(FIRST, &nonce, &first)?;
-    to_client.seal(&mut frame, 5 + KEY);
-    write_frame(&mut write, &mut frame, timeouts.frame).await?;
-    if let First::Refused(refusal) = first {
-        let _ = write.shutdown().await;
-        return Err(ChannelError::Refused(refusal));
-    }
-    Ok(Accepted {
-        reader: Reader {
-            stream: read,
-            seal: to_server,
-            limit: TO_HOPD_LIMIT,
-            timeouts,
-        },
-        writer: Writer {
-            stream: write,
-            seal: to_client,
-            limit: FROM_HOPD_LIMIT,
-            timeouts,
-        },
+    let (to_server, to_client) = seals(&key, &nonce, hello_bytes);
+    Ok(Arrival {
+        read,
+        write,
+        timeouts,
+        nonce,
+        to_server,
+        to_client,
         caller,
         role: hello.role,
     })
+}
+
+impl<R: AsyncRead + Unpin, W: AsyncWrite + Unpin> Arrival<R, W> {
+    /// Lets the caller in, or says why not.
+    ///
+    /// # Errors
+    /// [`ChannelError::Refused`], once the caller has been told; or the connection broke.
+    pub async fn answer(mut self, judged: Result<Welcome, Refusal>) -> Result<Accepted<R, W>, ChannelError> {
+        let timeouts = self.timeouts;
+        let first = match judged {
+            Ok(welcome) => First::Welcome(welcome),
+            Err(refusal) => First::Refused(refusal),
+        };
+        let mut frame = frame_of(FIRST, &self.nonce, &first)?;
+        self.to_client.seal(&mut frame, 5 + KEY);
+        write_frame(&mut self.write, &mut frame, timeouts.frame).await?;
+        if let First::Refused(refusal) = first {
+            let _ = self.write.shutdown().await;
+            return Err(ChannelError::Refused(refusal));
+        }
+        Ok(Accepted {
+            reader: Reader {
+                stream: self.read,
+                seal: self.to_server,
+                limit: TO_HOPD_LIMIT,
+                timeouts,
+            },
+            writer: Writer {
+                stream: self.write,
+                seal: self.to_client,
+                limit: FROM_HOPD_LIMIT,
+                timeouts,
+            },
+            caller: self.caller,
+            role: self.role,
+        })
+    }
 }
 
 /// Only the version is read of a hello of another version: the rest may mean anything.

@@ -9,7 +9,8 @@ use crate::channel::{self, ChannelError, Timeouts};
 use crate::config::Config;
 use crate::identity::{Identity, Munge, user_id};
 use crate::message::{Event, FromHopd, Order, Refusal, Request, Response, Role, ToHopd, Welcome};
-use hop_core::id::{CellId, KernelId, UserName};
+use hop_words::error::chain;
+use hop_words::id::{CellId, KernelId, UserName};
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -236,7 +237,7 @@ impl Connection {
             ChannelError::Refused(refusal) => Some(refusal.clone()),
             _ => None,
         };
-        let reason = describe(error);
+        let reason = chain(error);
         if self.last_reason.as_ref() != Some(&reason) {
             self.last_reason = Some(reason.clone());
             let _ = self.items.send(Item::Disconnected { reason, refusal });
@@ -370,17 +371,6 @@ impl Pending {
     }
 }
 
-/// An error and its causes in one line.
-fn describe(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 /// The first address that answers. A refusal by one doesn't keep the next from being tried.
 async fn open(options: &Options) -> Result<Channel, ChannelError> {
     let mut last = ChannelError::Closed;
@@ -421,7 +411,7 @@ pub async fn call(options: &Options, request: Request, timeout: Duration) -> Res
             ChannelError::Refused(refusal) => CallError::Refused(refusal),
             error => CallError::Unreachable {
                 addresses: options.addresses.join(", "),
-                reason: describe(&error),
+                reason: chain(&error),
             },
         })?;
         let asked = ToHopd { id: 1, body: request };

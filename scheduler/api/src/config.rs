@@ -3,9 +3,9 @@
 //! World-readable, without secrets. Reading it is strict: an unknown key, a wrong type or a value that can't
 //! work is an error that names the key. `docs/operations.md` explains each key to a sysadmin.
 
-use hop_core::id::{AccountName, PoolName, UserName};
-use hop_core::need::Class;
-use hop_core::time::Span;
+pub use hop_core::config::{Burst, Linger, Migrate, Quantum, Scale};
+use hop_words::id::{AccountName, PoolName, UserName};
+use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io;
@@ -117,9 +117,12 @@ pub struct Pool {
     /// How long before its time limit a pilot takes no new lease and is replaced, in seconds: longer than most cells.
     #[serde(default = "default_rotate_before_s")]
     pub rotate_before_s: u32,
-    /// How long a lease stays with its kernel after a cell, in milliseconds.
-    #[serde(default = "default_linger_ms")]
-    pub linger_ms: u64,
+    /// How long a lease stays with its kernel after a cell, in milliseconds; `None`: as `linger` says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub linger_ms: Option<u64>,
+    /// How long a lease stays with its kernel after a cell, by the kernel's own think times.
+    #[serde(default)]
+    pub linger: Linger,
     /// How long a kernel gets to leave its GPUs at the end of a lease before they are taken back, and then those who
     /// still hold one before they are ended, in milliseconds.
     #[serde(default = "default_grace_ms")]
@@ -132,92 +135,12 @@ pub struct Pool {
     /// Pilots follow demand between `min_pilots` and `max_pilots`; none: `min_pilots` are kept up.
     #[serde(default)]
     pub scale: Option<Scale>,
+    /// Replicas may be moved to where GPUs are free; none: never.
+    #[serde(default)]
+    pub migrate: Option<Migrate>,
     /// Partitions to turn to when the pool's own has no room, the cheapest first.
     #[serde(default)]
     pub burst: Vec<Burst>,
-}
-
-/// `[pool.NAME.quantum]`: for how many seconds cells of each class run undisturbed. One that has run for longer is asked to
-/// park while another waits for its GPUs; of a class without a value none is.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Quantum {
-    pub interactive_s: Option<u32>,
-    pub deadline_s: Option<u32>,
-    pub batch_s: Option<u32>,
-    /// Nobody is asked for a cell that is expected to wait for fewer seconds.
-    pub worth_waiting_s: u32,
-}
-
-impl Quantum {
-    /// The classes that have one, with their seconds.
-    pub fn classes(&self) -> Vec<(Class, u32)> {
-        let of = [
-            (Class::Interactive, self.interactive_s),
-            (Class::Deadline, self.deadline_s),
-            (Class::Batch, self.batch_s),
-        ];
-        of.into_iter()
-            .filter_map(|(class, s)| Some((class, s?)))
-            .collect()
-    }
-
-    fn check(&self) -> Result<(), (String, String)> {
-        let classes = self.classes();
-        if classes.is_empty() {
-            let reason =
-                "it names no class: set interactive_s, batch_s or deadline_s, or leave the table out";
-            return Err(("quantum".into(), reason.into()));
-        }
-        match classes.iter().find(|(_, seconds)| *seconds == 0) {
-            Some((class, _)) => Err((
-                format!("quantum.{}_s", class.name()),
-                "at least one second; leave the key out to let these cells run to their end".into(),
-            )),
-            None => Ok(()),
-        }
-    }
-}
-
-/// `[pool.NAME.scale]`: how pilots follow demand.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct Scale {
-    /// Seconds for which an idle pilot is kept at least.
-    pub idle_min_s: u32,
-    /// Seconds for which one is kept at most.
-    pub idle_max_s: u32,
-    /// How many idle GPU-seconds it is worth that one cell need not wait for a pilot.
-    pub worth: f64,
-    /// Pilots are kept and started by what is learnt of people's think times; else an idle one is kept for `idle_max_s`
-    /// and one is started only for a cell that waits.
-    pub learn: bool,
-    /// A pilot is as large as what it is started for needs; else all are of `gpus_per_pilot`.
-    pub right_size: bool,
-    /// A pilot started for a kernel is so large that at most this share of its cells asked for more.
-    pub too_small: f64,
-    /// Whole pilots that are kept idle for those who come back to a pilot that is gone.
-    pub spares: u32,
-    /// But no more of them than this share of the GPUs that are leased.
-    pub spare_share: f64,
-    /// Nodes that are set apart for them.
-    pub spare_nodes: u32,
-    /// Seconds from a pilot's submission to its first lease, until it has been seen.
-    pub boot_s: u32,
-}
-
-/// `[[pool.NAME.burst]]`: a partition whose nodes must boot first, or cost money.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct Burst {
-    pub partition: String,
-    pub max_pilots: u32,
-    /// Seconds from a pilot's submission to its agent's first word.
-    #[serde(default = "default_boot_s")]
-    pub boot_s: u32,
-    /// Price of a GPU-hour, in the site's own unit.
-    #[serde(default)]
-    pub price: f64,
 }
 
 /// What keeps a GPU away from processes without a lease.
@@ -233,14 +156,6 @@ pub enum Isolation {
 
 fn default_rotate_before_s() -> u32 {
     600
-}
-
-fn default_boot_s() -> u32 {
-    120
-}
-
-fn default_linger_ms() -> u64 {
-    2000
 }
 
 fn default_grace_ms() -> u64 {
@@ -287,42 +202,6 @@ impl Default for Quota {
     }
 }
 
-/// The policy's own.
-impl Default for Quantum {
-    fn default() -> Self {
-        let core = hop_core::config::Quantum::default();
-        Self {
-            interactive_s: None,
-            deadline_s: None,
-            batch_s: None,
-            worth_waiting_s: seconds(core.worth_waiting),
-        }
-    }
-}
-
-fn seconds(span: Span) -> u32 {
-    u32::try_from(span.0 / 1_000_000).unwrap_or(u32::MAX)
-}
-
-/// The policy's own, which the simulator runs with.
-impl Default for Scale {
-    fn default() -> Self {
-        let core = hop_core::config::Scale::default();
-        Self {
-            idle_min_s: seconds(core.idle_min),
-            idle_max_s: seconds(core.idle_max),
-            worth: core.worth,
-            learn: core.learn,
-            right_size: core.right_size,
-            too_small: core.too_small,
-            spares: core.spares,
-            spare_share: core.spare_share,
-            spare_nodes: core.spare_nodes,
-            boot_s: seconds(core.boot),
-        }
-    }
-}
-
 impl Default for Agent {
     fn default() -> Self {
         Self {
@@ -347,8 +226,9 @@ impl Default for Seat {
 const MAX_GRACE_MS: u64 = 30_000;
 
 impl Pool {
-    pub fn linger(&self) -> Span {
-        Span::from_millis(self.linger_ms)
+    pub fn linger(&self) -> Linger {
+        let fixed = self.linger_ms.map(Span::from_millis);
+        fixed.map_or(self.linger, Linger::fixed)
     }
 
     /// Cores of a pilot with so many GPUs: in proportion, at least one for each GPU.
@@ -479,7 +359,10 @@ impl Pool {
             return wrong("grace_ms", &reason);
         }
         if let Some(quantum) = &self.quantum {
-            quantum.check()?;
+            check_quantum(quantum)?;
+        }
+        if self.linger.most < self.linger.least {
+            return wrong("linger", "most_s is less than least_s");
         }
         if let Some(burst) = self
             .burst
@@ -498,13 +381,27 @@ impl Pool {
                 "pilots there follow demand: the pool needs a table `scale`",
             );
         }
-        if self.scale.as_ref().is_some_and(|s| s.idle_max_s < s.idle_min_s) {
+        if self.scale.as_ref().is_some_and(|s| s.idle_max < s.idle_min) {
             return wrong("scale", "idle_max_s is less than idle_min_s");
         }
         if self.max_pilots < self.min_pilots {
             return wrong("max_pilots", "it is less than min_pilots");
         }
         Ok(())
+    }
+}
+
+fn check_quantum(quantum: &Quantum) -> Result<(), (String, String)> {
+    if quantum.is_off() {
+        let reason = "it names no class: set interactive_s, batch_s or deadline_s, or leave the table out";
+        return Err(("quantum".into(), reason.into()));
+    }
+    match quantum.classes().find(|(_, span)| *span < Span::from_secs(1)) {
+        Some((class, _)) => Err((
+            format!("quantum.{}_s", class.name()),
+            "at least one second; leave the key out to let these cells run to their end".into(),
+        )),
+        None => Ok(()),
     }
 }
 
@@ -548,7 +445,7 @@ isolation = "devices"
         let config = parse(WIRING).unwrap();
         let pool = &config.pool[&"main".into()];
         assert_eq!(pool.gpus_per_pilot, 2);
-        assert_eq!(pool.linger(), Span::from_millis(2000));
+        assert_eq!(pool.linger(), Linger::fixed(Span::from_millis(2000)));
         assert_eq!(pool.isolation, Isolation::Devices);
         assert_eq!(config.munge_socket, None);
         assert_eq!(parse("").unwrap(), Config::default());
@@ -575,10 +472,10 @@ isolation = "devices"
         let text = format!("{WIRING}\n[pool.main.quantum]\nbatch_s = 600\ninteractive_s = 3600\n");
         let quantum = pool(&text).quantum.unwrap();
         assert_eq!(
-            quantum.classes(),
-            [(Class::Interactive, 3600), (Class::Batch, 600)]
+            (quantum.interactive, quantum.deadline, quantum.batch),
+            (Some(Span::from_secs(3600)), None, Some(Span::from_secs(600)))
         );
-        assert_eq!(quantum.worth_waiting_s, 30);
+        assert_eq!(quantum.worth_waiting, Span::from_secs(30));
     }
 
     #[test]

@@ -1,21 +1,32 @@
 //! The messages of the control plane. `docs/control-wire.md` describes them with their framing.
 //!
-//! Rules: every frame carries one JSON value of these types; the first of a connection is [`Hello`], in
-//! plain, and everything after it is authenticated with the key that the credential carried. Both sides refuse another
-//! [`VERSION`] with [`Refusal::Version`]. New fields are optional; a changed meaning is a new version.
+//! Every frame carries one JSON value of these types. The first of a connection is [`Hello`], in plain; all after it are
+//! authenticated with the key that the credential carried. Both sides refuse another [`VERSION`] with
+//! [`Refusal::Version`]. New fields are optional; a changed meaning is a new version.
+//!
+//! Messages of agents, of kernels and of people are in modules of their own.
 
-use hop_core::id::{
-    AccountName, CellId, Epoch, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
-    Term, UserName,
+mod agent;
+mod query;
+mod replica;
+
+pub use agent::*;
+pub use query::*;
+pub use replica::*;
+
+pub use hop_words::cell::{CancelTarget, EndedCell, ParkedCell, WaitingCell};
+pub use hop_words::gpu::{Device, GpuSlot};
+use hop_words::id::{
+    CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName, Tenure, Term, UserName,
 };
-pub use hop_core::lease::{EndCause, Outcome};
-use hop_core::need::{Class, Need};
-use hop_core::time::{Span, Timestamp};
+pub use hop_words::lease::{EndCause, Handover, LeaseEnd, Outcome};
+use hop_words::need::{Class, Need};
+pub use hop_words::replica::{Bound, MoveCause, ReplicaRole, SeatPlan, SeatStep};
+use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
 
 /// The version of this protocol, in every [`Hello`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The first frame of a connection, client to `hopd`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -75,8 +86,12 @@ pub enum Request {
     Ping,
 
     // Fronts.
-    /// Where should this kernel's replicas sit?
+    /// Where should this kernel's replicas sit? The caller hears the kernel's events from then on.
     PlaceKernel(PlaceKernel),
+    /// The kernel's front is there, and wants to hear its events.
+    FrontUp {
+        kernel: KernelId,
+    },
     /// The kernel is closed for good; its leases end, its replicas were told.
     CloseKernel {
         kernel: KernelId,
@@ -91,13 +106,20 @@ pub enum Request {
         cpus: u16,
     },
 
-    // Replicas.
+    // Replicas. Each carries the tenure that it speaks for: see `docs/control-wire.md`, "Who speaks for a kernel".
     /// A replica is up; also after every reconnection, with what it holds.
-    ReplicaUp(ReplicaUp),
+    ReplicaUp(Box<ReplicaUp>),
+    /// The executor knows that this replica is gone.
+    ReplicaLost {
+        kernel: KernelId,
+        tenure: Tenure,
+        incarnation: Incarnation,
+    },
     /// A cell asks for what it needs. Answered by events: any number of [`Event::Queued`], then one of
     /// [`Event::Granted`], [`Event::Refused`].
     Submit {
         kernel: KernelId,
+        tenure: Tenure,
         cell: CellId,
         need: Need,
         class: Class,
@@ -105,34 +127,71 @@ pub enum Request {
     /// The cell was interrupted or its kernel is going: forget it if it waits, end it if it runs.
     CancelCell {
         kernel: KernelId,
+        tenure: Tenure,
         cell: CellId,
     },
     /// A cell that had a lease ended. The lease lingers or goes back, as the core decides.
     CellEnded {
         kernel: KernelId,
+        tenure: Tenure,
         cell: CellId,
         lease: LeaseId,
         started: Timestamp,
         ended: Timestamp,
         outcome: Outcome,
     },
-    /// The kernel doesn't want its lease any longer, or, after [`Event::Revoked`], nothing of it leaves the devices any
-    /// more: they may be taken back.
+    /// The kernel doesn't want its lease any longer. After [`Event::Revoked`]: nothing of the kernel is on the devices
+    /// any more, and they may be taken back.
     ReleaseLease {
         kernel: KernelId,
+        tenure: Tenure,
         lease: LeaseId,
     },
     /// Answers [`Event::Park`]: the cell stands still, nothing of the kernel is on the lease's GPUs, and it goes on with
     /// the next lease that it is granted. The lease is over with that; the cell waits.
     CellParked {
         kernel: KernelId,
+        tenure: Tenure,
         cell: CellId,
         lease: LeaseId,
     },
     /// Answers [`Event::Park`]: it can't be, and runs on.
     ParkRefused {
         kernel: KernelId,
+        tenure: Tenure,
         lease: LeaseId,
+        reason: String,
+    },
+    /// What speaks against moving the kernel has changed. Replaces what was said before.
+    KernelBound {
+        kernel: KernelId,
+        tenure: Tenure,
+        bound: Bound,
+    },
+    /// Answers [`Event::Move`]: the replica in the new seat does what the moved one did.
+    MigrationDone {
+        kernel: KernelId,
+        tenure: Tenure,
+        /// The new replica.
+        incarnation: Incarnation,
+    },
+    /// Answers [`Event::Move`]: everything is as before.
+    MigrationFailed {
+        kernel: KernelId,
+        tenure: Tenure,
+        incarnation: Incarnation,
+        reason: String,
+    },
+    /// The kernel's state is saved whole and its replicas end: asked for by [`Event::Hibernate`], or of the kernel's own
+    /// accord.
+    Hibernated {
+        kernel: KernelId,
+        tenure: Tenure,
+    },
+    /// Answers [`Event::Hibernate`]: the kernel goes on.
+    HibernateRefused {
+        kernel: KernelId,
+        tenure: Tenure,
         reason: String,
     },
 
@@ -156,10 +215,7 @@ pub enum Request {
         reason: String,
     },
     /// The lease is over and the take-back is done (`clean`), or the device stays blocked (`!clean`).
-    LeaseEnded {
-        lease: LeaseId,
-        end: LeaseEnd,
-    },
+    LeaseEnded(Box<EndedLease>),
 
     // Clients.
     Acct(AcctQuery),
@@ -172,6 +228,24 @@ pub enum Request {
     },
     /// End a lease, cancel a waiting cell, or close a kernel: one's own, or anybody's for an operator.
     Cancel(CancelTarget),
+    Kernels(KernelsQuery),
+    /// Move the kernel's executor.
+    Migrate {
+        kernel: KernelId,
+        /// `None` lets `hopd` choose the node.
+        to: Option<NodeName>,
+        /// Also where the kernel holds what can't be captured, which is lost then.
+        force: bool,
+    },
+    Hibernate {
+        target: HibernateTarget,
+        /// As in `Migrate`.
+        force: bool,
+    },
+    /// Have the front of a hibernated kernel bring it back.
+    Wake {
+        kernel: KernelId,
+    },
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -187,12 +261,22 @@ pub enum Response {
     },
     Queue {
         rows: Vec<QueueRow>,
-        /// What each of [`QueueQuery::expect`] would wait if it came now; none: nobody can say.
+        /// What each of [`QueueQuery::expect`] would wait if it came now. `None` means that nobody can say.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         expected: Vec<Option<Span>>,
     },
     Info(InfoReport),
     Explanation(Explanation),
+    Kernels {
+        rows: Vec<KernelRow>,
+    },
+    /// Answers [`Request::Hibernate`].
+    Asked {
+        /// Kernels that were told.
+        kernels: Vec<KernelId>,
+        /// Kernels that weren't, and why.
+        refused: Vec<(KernelId, String)>,
+    },
     Refused(Refusal),
 }
 
@@ -208,402 +292,12 @@ pub enum Refusal {
     Forbidden { reason: String },
     #[error("there is no {what}")]
     NotFound { what: String },
+    #[error("tenure {tenure} speaks for kernel {kernel} now")]
+    Superseded { kernel: KernelId, tenure: Tenure },
     #[error("{reason}")]
     Invalid { reason: String },
     #[error("hopd can't do that now: {reason}")]
     Unavailable { reason: String },
-}
-
-/// What a front asks before it starts replicas.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct PlaceKernel {
-    pub kernel: KernelId,
-    pub account: Option<AccountName>,
-    pub pool: Option<PoolName>,
-    pub replicas: u16,
-    /// What the kernel's cells usually ask for: a hint for the placement.
-    pub default_need: Need,
-    /// Memory of one replica's step in MiB, and its cores.
-    pub mem_mib: u64,
-    pub cpus: u16,
-    /// Nodes that just failed this kernel and should be avoided.
-    pub avoid: Vec<NodeName>,
-}
-
-/// One seat per replica, on distinct nodes.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Placement {
-    pub seats: Vec<SeatPlan>,
-}
-
-/// Where one replica sits: in a seat that the user has there already, or in one that the front submits with these
-/// parameters, under the user's own identity.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct SeatPlan {
-    pub incarnation: Incarnation,
-    pub node: NodeName,
-    pub existing: Option<JobId>,
-    pub partition: String,
-    pub mem_mib: u64,
-    pub cpus: u16,
-    /// Slurm time limit of the seat in minutes; 0: the partition's.
-    pub time_limit_min: u32,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct ReplicaUp {
-    pub kernel: KernelId,
-    pub incarnation: Incarnation,
-    pub account: Option<AccountName>,
-    pub pool: Option<PoolName>,
-    pub node: NodeName,
-    pub seat: SeatStep,
-    /// What the user calls the notebook, for `hop queue`; may be empty.
-    pub name: String,
-    /// A lease that it holds (after a reconnection), with the cell that runs on it.
-    pub holds: Option<(LeaseId, Option<CellId>)>,
-    /// Cells that were submitted before the connection broke and still wait.
-    pub waiting: Vec<(CellId, Need, Class)>,
-    /// It knows [`Event::Park`]. One that doesn't isn't asked.
-    #[serde(default)]
-    pub parks: bool,
-    /// The one among `waiting` that stands still in its middle.
-    #[serde(default)]
-    pub parked: Option<ParkedCell>,
-}
-
-/// A cell that was parked, as [`Request::CellParked`] says it, for whoever didn't hear that.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ParkedCell {
-    pub cell: CellId,
-    /// The lease on which it ran last.
-    pub lease: LeaseId,
-    /// How long it has run, over all its leases.
-    pub ran: Span,
-}
-
-/// Where a kernel's process is, so that the plugin can find its cgroup and refuse any other.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct SeatStep {
-    pub job: JobId,
-    pub step: u32,
-    /// The replica's own pid, in the node's pid namespace.
-    pub pid: u32,
-    /// Field 22 of `/proc/PID/stat`, in clock ticks since boot: the same pid later is not the same process.
-    pub start_time: u64,
-    /// Its uid. `hopd` refuses one that is not the caller's.
-    pub uid: u32,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct AgentUp {
-    pub node: NodeName,
-    pub pilot: JobId,
-    pub pool: PoolName,
-    pub gpus: Vec<GpuSlot>,
-    /// Cores that the pilot may lend.
-    pub cpus: u16,
-    /// When the pilot ends by its Slurm time limit, if it has one.
-    pub ends: Option<Timestamp>,
-    /// Steps started so far, of Slurm's MaxStepCount.
-    pub steps_used: u32,
-    pub steps_max: u32,
-    /// The highest `hopd` term that this node has seen.
-    pub term: Term,
-    /// Leases that live here.
-    pub leases: Vec<LiveLease>,
-    /// Leases that ended while `hopd` was away and that it has not acknowledged.
-    pub ended: Vec<(LeaseId, LeaseEnd)>,
-    /// It was told to drain before.
-    #[serde(default)]
-    pub draining: bool,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct GpuSlot {
-    pub index: GpuIndex,
-    pub gpu_type: GpuType,
-    pub mem_mib: u64,
-    /// Why it can't be lent, where it can't.
-    pub blocked: Option<String>,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct LiveLease {
-    pub lease: LeaseId,
-    pub kernel: KernelId,
-    pub handover: Handover,
-}
-
-/// What the plugin confirmed, and where Slurm shows it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Handover {
-    pub epoch: Epoch,
-    pub pilot: JobId,
-    /// The lease's step in the pilot: `squeue -s` and `sacct` show it.
-    pub step: u32,
-    pub devices: Vec<Device>,
-    /// The cores lent, as a Linux cpu list ("2-5,8"); empty where the site doesn't constrain cores.
-    pub cores: String,
-    pub at: Timestamp,
-}
-
-/// A device file that was handed over.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Device {
-    pub index: GpuIndex,
-    pub path: PathBuf,
-    pub major: u32,
-    pub minor: u32,
-}
-
-/// How a lease ended on its node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LeaseEnd {
-    pub cause: EndCause,
-    /// The take-back was confirmed: no process on the node holds the device.
-    pub clean: bool,
-    /// Processes that had to be ended for it.
-    pub ended_pids: Vec<u32>,
-    pub at: Timestamp,
-    /// One sentence for the user, empty where the end was ordinary.
-    pub detail: String,
-}
-
-/// Orders to an agent. It refuses those of a lower term than it has seen.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(tag = "order", rename_all = "kebab-case")]
-pub enum Order {
-    StartLease(StartLease),
-    /// End the lease; `grace` is how long holders get before they are ended.
-    EndLease {
-        term: Term,
-        lease: LeaseId,
-        cause: EndCause,
-        grace: Span,
-    },
-    /// `hopd` has the end in its books: the agent may forget it.
-    EndAcknowledged {
-        term: Term,
-        lease: LeaseId,
-    },
-    /// Start no more leases; exit (ending the pilot) when the last one is over.
-    Drain {
-        term: Term,
-    },
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StartLease {
-    pub term: Term,
-    pub lease: LeaseId,
-    pub user: UserName,
-    pub kernel: KernelId,
-    pub cell: CellId,
-    pub executor: SeatStep,
-    pub gpus: u16,
-    pub gpu_type: Option<GpuType>,
-    pub cpus: u16,
-    /// The name of the Slurm step: user, kernel and first cell.
-    pub step_name: String,
-}
-
-/// What a replica or a front is told unasked.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(tag = "event", rename_all = "kebab-case")]
-pub enum Event {
-    Queued {
-        kernel: KernelId,
-        cell: CellId,
-        position: u32,
-        reason: String,
-        estimate: Option<Span>,
-    },
-    Granted {
-        kernel: KernelId,
-        cell: CellId,
-        grant: Grant,
-    },
-    Refused {
-        kernel: KernelId,
-        cell: CellId,
-        reason: String,
-    },
-    /// A lease that the kernel holds is over (or is gone already: `grace` zero). Its devices are taken back when the
-    /// kernel answers with [`Request::ReleaseLease`], or after `grace`.
-    Revoked {
-        kernel: KernelId,
-        lease: LeaseId,
-        cause: EndCause,
-        reason: String,
-        grace: Span,
-    },
-    /// Others wait for what this cell runs on, and it has run for long: it should stand still and leave its GPUs, if it
-    /// can. Answered by [`Request::CellParked`] or [`Request::ParkRefused`]; nothing is taken from it meanwhile. Told
-    /// only to the replica that runs it.
-    Park {
-        kernel: KernelId,
-        lease: LeaseId,
-        cell: CellId,
-        reason: String,
-    },
-    /// Somebody with the right to do so ended this kernel.
-    Close { kernel: KernelId, reason: String },
-}
-
-/// What a cell runs with.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Grant {
-    pub lease: LeaseId,
-    pub node: NodeName,
-    pub handover: Handover,
-    /// From the submission to the grant.
-    pub waited: Span,
-    /// It lay there already from an earlier cell.
-    pub lingering: bool,
-}
-
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct AcctQuery {
-    /// Whatever the caller may see: everybody's for operators, their own for others.
-    pub visible: bool,
-    /// Whose rows; empty: the caller's own. Others' need an operator.
-    pub users: Vec<UserName>,
-    pub all_users: bool,
-    pub accounts: Vec<AccountName>,
-    pub kernels: Vec<KernelId>,
-    pub leases: Vec<LeaseId>,
-    pub nodes: Vec<NodeName>,
-    pub since: Option<Timestamp>,
-    pub until: Option<Timestamp>,
-    /// Also the cells below each lease.
-    pub cells: bool,
-}
-
-/// One lease (`cell` none), or one cell that a lease served (`cell` some). Times in microseconds since the epoch.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct AcctRow {
-    pub lease: LeaseId,
-    pub cell: Option<CellId>,
-    pub user: UserName,
-    pub account: Option<AccountName>,
-    pub pool: PoolName,
-    pub kernel: KernelId,
-    pub name: String,
-    pub node: NodeName,
-    pub gpus: Vec<GpuIndex>,
-    pub cpus: u16,
-    pub pilot: JobId,
-    pub step: u32,
-    /// RUNNING, LINGERING, COMPLETED, CANCELLED, FAILED, NODE_FAIL, PREEMPTED: Slurm's words where it has one.
-    pub state: String,
-    pub submit: Timestamp,
-    pub start: Option<Timestamp>,
-    pub end: Option<Timestamp>,
-    pub wait: Span,
-    /// Held time of the lease, or run time of the cell.
-    pub held: Span,
-    /// Time that cells ran within it, and time that it lingered.
-    pub run: Span,
-    pub linger: Span,
-    pub cells: u32,
-    pub reason: String,
-}
-
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct QueueQuery {
-    pub users: Vec<UserName>,
-    pub all_users: bool,
-    /// Cells of the caller's that are not there yet, at most [`EXPECT_MAX`].
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub expect: Vec<Expect>,
-}
-
-/// The most cells that one query may ask the wait of.
-pub const EXPECT_MAX: usize = 16;
-
-/// A cell that may be submitted later.
-#[derive(Debug, Clone, Default, Serialize, Deserialize)]
-#[serde(default)]
-pub struct Expect {
-    /// The kernel that it would come from; none: a new one.
-    pub kernel: Option<KernelId>,
-    pub pool: Option<PoolName>,
-    /// By what a new kernel would be placed.
-    pub default_need: Need,
-    pub need: Need,
-    pub class: Class,
-}
-
-/// One waiting cell or one lease in use.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct QueueRow {
-    pub kernel: KernelId,
-    pub cell: Option<CellId>,
-    pub lease: Option<LeaseId>,
-    pub user: UserName,
-    pub name: String,
-    pub state: String,
-    pub need: Need,
-    pub node: Option<NodeName>,
-    pub gpus: Vec<GpuIndex>,
-    pub submit: Timestamp,
-    /// How long in this state.
-    pub time: Span,
-    pub position: Option<u32>,
-    pub estimate: Option<Span>,
-    pub reason: String,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct InfoReport {
-    pub version: String,
-    pub term: Term,
-    pub started: Timestamp,
-    pub nodes: Vec<NodeInfo>,
-    pub kernels: u32,
-    pub waiting: u32,
-    /// What keeps pools from being lent or `hopd` from its work, whole sentences.
-    #[serde(default)]
-    pub problems: Vec<String>,
-}
-
-/// One node's pilot and what of it is lent.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct NodeInfo {
-    pub node: NodeName,
-    pub pool: PoolName,
-    pub pilot: JobId,
-    pub state: String,
-    pub gpus: u16,
-    pub gpus_leased: u16,
-    pub gpus_lingering: u16,
-    pub gpus_blocked: u16,
-    pub gpu_types: Vec<GpuType>,
-    pub cpus: u16,
-    pub cpus_leased: u16,
-    pub reason: String,
-    /// For how many seconds cells of a class run undisturbed there; a class that isn't among them runs to its end.
-    #[serde(default)]
-    pub quantum: Vec<(Class, u32)>,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct Explanation {
-    pub kernel: KernelId,
-    pub cell: Option<CellId>,
-    /// Whole sentences, the most important first.
-    pub sentences: Vec<String>,
-}
-
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(tag = "target", rename_all = "kebab-case")]
-pub enum CancelTarget {
-    Lease { lease: LeaseId },
-    Cell { kernel: KernelId, cell: CellId },
-    Kernel { kernel: KernelId },
 }
 
 #[cfg(test)]
@@ -642,7 +336,16 @@ mod tests {
                 cell: None,
                 sentences: vec![],
             }),
+            Response::Kernels { rows: vec![] },
+            Response::Asked {
+                kernels: vec![kernel()],
+                refused: vec![(kernel(), "r".into())],
+            },
             Response::Refused(Refusal::Version { server: 1, client: 2 }),
+            Response::Refused(Refusal::Superseded {
+                kernel: kernel(),
+                tenure: Tenure(3),
+            }),
             Response::Refused(Refusal::Invalid { reason: "r".into() }),
         ];
         for body in answers {

@@ -4,12 +4,14 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use hop_api::config::{Config, Quantum};
+use hop_words::time::Span;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 const POOL: &str =
     "[pool.NAME]\npartition='p'\ngpus_per_pilot=1\ncpus_per_pilot=1\nmin_pilots=0\nmax_pilots=1\n";
-const TABLES: &str = "[pool.NAME.scale]\n[[pool.NAME.burst]]\npartition='b'\nmax_pilots=1\n";
+const TABLES: &str =
+    "[pool.NAME.scale]\n[pool.NAME.migrate]\n[[pool.NAME.burst]]\npartition='b'\nmax_pilots=1\n";
 
 fn page(name: &str) -> String {
     let path = Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -84,10 +86,11 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     all.munge_socket = Some("/x".into());
     let pool = all.pool.get_mut(&"NAME".into()).unwrap();
     (pool.account, pool.gpu_type) = (Some("x".into()), Some("x".into()));
+    pool.linger_ms = Some(1);
     pool.quantum = Some(Quantum {
-        interactive_s: Some(1),
-        deadline_s: Some(1),
-        batch_s: Some(1),
+        interactive: Some(Span(1)),
+        deadline: Some(Span(1)),
+        batch: Some(Span(1)),
         ..Quantum::default()
     });
     let known: BTreeSet<String> = keys(&all).into_keys().collect();

@@ -135,7 +135,7 @@ async fn serve(identity: Arc<dyn Identity>) {
     let judge = |caller: &Proven, _| {
         Ok(Welcome {
             version: VERSION,
-            term: hop_core::id::Term(1),
+            term: hop_words::id::Term(1),
             user: caller.uid.to_string().into(),
             operator: false,
         })

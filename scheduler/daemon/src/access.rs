@@ -2,8 +2,8 @@
 
 use crate::server::Caller;
 use hop_api::message::{EXPECT_MAX, Expect, PlaceKernel, Refusal, ReplicaUp, Request, Response, Role};
-use hop_core::id::{CellId, JobId, KernelId, NodeName, UserName};
-use hop_core::need::Need;
+use hop_words::id::{Incarnation, JobId, KernelId, NodeName, UserName};
+use hop_words::need::Need;
 
 /// Longest id that a caller may choose, in bytes.
 const NAME_LIMIT: usize = 200;
@@ -22,34 +22,69 @@ pub(crate) struct Access {
     pub pilot: Option<JobId>,
 }
 
-impl Access {
-    /// Each role is heard for its own requests only.
-    pub(crate) fn role_may(&self, request: &Request) -> Result<(), Refusal> {
-        let role = self.caller.role;
-        let right = match request {
-            Request::Ping => true,
-            Request::PlaceKernel(_) | Request::CloseKernel { .. } => role == Role::Front,
-            Request::SeatUp { .. } => role == Role::Seat,
+/// Who sends a request of its kind.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Sender {
+    Anybody,
+    Front,
+    Seat,
+    Replica,
+    Agent,
+    /// Somebody who asks or orders, through `hop`.
+    Person,
+}
+
+impl Sender {
+    const fn of(request: &Request) -> Self {
+        match request {
+            Request::Ping => Self::Anybody,
+            Request::PlaceKernel(_) | Request::FrontUp { .. } | Request::CloseKernel { .. } => Self::Front,
+            Request::SeatUp { .. } => Self::Seat,
             Request::ReplicaUp(_)
             | Request::Submit { .. }
             | Request::CancelCell { .. }
             | Request::CellEnded { .. }
             | Request::ReleaseLease { .. }
             | Request::CellParked { .. }
-            | Request::ParkRefused { .. } => role == Role::Replica,
+            | Request::ParkRefused { .. }
+            | Request::ReplicaLost { .. }
+            | Request::KernelBound { .. }
+            | Request::MigrationDone { .. }
+            | Request::MigrationFailed { .. }
+            | Request::Hibernated { .. }
+            | Request::HibernateRefused { .. } => Self::Replica,
             Request::AgentUp(_)
             | Request::LeaseStarted { .. }
             | Request::LeaseFailed { .. }
             | Request::SlotBlocked { .. }
-            | Request::LeaseEnded { .. } => role == Role::Agent,
+            | Request::LeaseEnded(_) => Self::Agent,
             Request::Acct(_)
             | Request::Queue(_)
             | Request::Info
             | Request::Explain { .. }
-            | Request::Cancel(_) => role != Role::Agent,
+            | Request::Cancel(_)
+            | Request::Kernels(_)
+            | Request::Migrate { .. }
+            | Request::Hibernate { .. }
+            | Request::Wake { .. } => Self::Person,
+        }
+    }
+}
+
+impl Access {
+    /// Each role is heard for its own requests only. Says whose such requests are.
+    pub(crate) fn judge(&self, request: &Request) -> Result<Sender, Refusal> {
+        let (role, sender) = (self.caller.role, Sender::of(request));
+        let right = match sender {
+            Sender::Anybody => true,
+            Sender::Front => role == Role::Front,
+            Sender::Seat => role == Role::Seat,
+            Sender::Replica => role == Role::Replica,
+            Sender::Agent => role == Role::Agent,
+            Sender::Person => role != Role::Agent,
         };
         if right {
-            Ok(())
+            Ok(sender)
         } else {
             Err(Refusal::Forbidden {
                 reason: format!("a connection of role {role:?} may not ask for this"),
@@ -129,17 +164,22 @@ pub(crate) fn check_replica(access: &Access, up: &ReplicaUp) -> Result<(), Refus
         });
     }
     check_name("node", up.node.as_str())?;
-    if up.incarnation.0 >= INCARNATION_LIMIT {
-        return Err(Refusal::Invalid {
-            reason: format!("hopd has given no process the number {}", up.incarnation.0),
-        });
-    }
+    check_incarnation(up.incarnation)?;
     if let Some((_, Some(cell))) = &up.holds {
         check_name("cell id", cell.as_str())?;
     }
-    up.waiting.iter().try_for_each(|(cell, need, _)| {
-        check_name("cell id", cell.as_str())?;
-        check_need(need)
+    up.waiting.iter().try_for_each(|waiting| {
+        check_name("cell id", waiting.cell.as_str())?;
+        check_need(&waiting.need)
+    })
+}
+
+fn check_incarnation(incarnation: Incarnation) -> Result<(), Refusal> {
+    if incarnation.0 < INCARNATION_LIMIT {
+        return Ok(());
+    }
+    Err(Refusal::Invalid {
+        reason: format!("hopd gives no process the number {incarnation}"),
     })
 }
 
@@ -147,6 +187,7 @@ pub(crate) fn check_replica(access: &Access, up: &ReplicaUp) -> Result<(), Refus
 pub(crate) fn check_place(place: &PlaceKernel) -> Result<(), Refusal> {
     check_name("kernel id", place.kernel.as_str())?;
     check_need(&place.default_need)?;
+    place.first.map_or(Ok(()), check_incarnation)?;
     if place.mem_mib > MEM_LIMIT {
         return Err(Refusal::Invalid {
             reason: format!("{} MiB are more than a process can have", place.mem_mib),
@@ -209,39 +250,36 @@ pub(crate) fn printable(text: &str, most: usize) -> String {
     text.chars().filter(|c| !c.is_control()).take(most).collect()
 }
 
-/// The name of a lease's Slurm step: user, kernel and first cell, in characters that no tool trips over.
-pub(crate) fn step_name(user: &UserName, kernel: &KernelId, cell: &CellId) -> String {
+/// The name of a lease's Slurm step, as `squeue -s` and `sacct` show it: the user and what they call the notebook (the
+/// kernel's id, where it has no name), in characters that no tool trips over.
+pub(crate) fn step_name(user: &UserName, name: &str, kernel: &KernelId) -> String {
     let plain = |text: &str, most: usize| -> String {
-        text.chars()
-            .map(|c| {
-                if c.is_ascii_alphanumeric() || "-_.".contains(c) {
-                    c
-                } else {
-                    '_'
-                }
-            })
-            .take(most)
-            .collect()
+        let tame = |c: char| {
+            if c.is_ascii_alphanumeric() || "-_.".contains(c) {
+                c
+            } else {
+                '_'
+            }
+        };
+        text.chars().map(tame).take(most).collect()
     };
-    format!(
-        "{}/{}/{}",
-        plain(user.as_str(), 64),
-        plain(kernel.as_str(), 64),
-        plain(cell.as_str(), 64)
-    )
+    let base = name.rsplit('/').next().unwrap_or_default();
+    let what = if base.is_empty() { kernel.as_str() } else { base };
+    format!("{}/{}", plain(user.as_str(), 64), plain(what, 64))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hop_api::message::{AcctQuery, SeatStep};
-    use hop_core::id::Incarnation;
+    use hop_api::message::{AcctQuery, Bound, ReplicaRole, SeatStep};
+    use hop_words::id::Tenure;
 
     fn access(user: &str, role: Role, operator: bool) -> Access {
         Access {
             caller: Caller {
                 uid: 1001,
                 user: user.into(),
+                groups: [].into(),
                 operator,
                 role,
             },
@@ -284,19 +322,19 @@ mod tests {
     #[test]
     fn roles_are_heard_for_their_own_requests() {
         let acct = || Request::Acct(AcctQuery::default());
-        assert!(access("a", Role::Client, false).role_may(&acct()).is_ok());
-        assert!(access("a", Role::Agent, false).role_may(&acct()).is_err());
+        assert!(access("a", Role::Client, false).judge(&acct()).is_ok());
+        assert!(access("a", Role::Agent, false).judge(&acct()).is_err());
         let close = Request::CloseKernel { kernel: "k".into() };
-        assert!(access("a", Role::Replica, false).role_may(&close).is_err());
+        assert!(access("a", Role::Replica, false).judge(&close).is_err());
         let failed = Request::LeaseFailed {
-            lease: hop_core::id::LeaseId(1),
+            lease: hop_words::id::LeaseId(1),
             reason: String::new(),
             device_lost: false,
         };
         for role in [Role::Client, Role::Front, Role::Replica, Role::Seat] {
-            assert!(access("a", role, true).role_may(&failed).is_err());
+            assert!(access("a", role, true).judge(&failed).is_err());
         }
-        assert!(access("a", Role::Agent, false).role_may(&Request::Ping).is_ok());
+        assert!(access("a", Role::Agent, false).judge(&Request::Ping).is_ok());
         assert!(access("a", Role::Agent, false).pilot().is_err());
     }
 
@@ -321,7 +359,9 @@ mod tests {
         let alice = access("alice", Role::Replica, false);
         let mut up = ReplicaUp {
             kernel: "k".into(),
+            tenure: Tenure(0),
             incarnation: Incarnation(0),
+            role: ReplicaRole::Executor,
             account: None,
             pool: None,
             node: "n1".into(),
@@ -334,9 +374,12 @@ mod tests {
             },
             name: String::new(),
             holds: None,
+            ended: None,
             waiting: vec![],
             parks: false,
             parked: None,
+            captured: false,
+            bound: Bound::default(),
         };
         assert!(check_replica(&alice, &up).is_ok());
         up.seat.uid = 1002;
@@ -349,9 +392,10 @@ mod tests {
     #[test]
     fn names_from_outside_are_tamed() {
         assert_eq!(
-            step_name(&"alice".into(), &"a b;c".into(), &"x\ny/z".into()),
-            "alice/a_b_c/x_y_z"
+            step_name(&"alice".into(), "lab/a b;c\n.ipynb", &"k".into()),
+            "alice/a_b_c_.ipynb"
         );
+        assert_eq!(step_name(&"alice".into(), "", &"0f3a/x".into()), "alice/0f3a_x");
         assert!(check_name("kernel id", "0f3a-b").is_ok());
         for bad in ["", "a b", "a\nb", &"x".repeat(201)] {
             assert!(check_name("kernel id", bad).is_err());

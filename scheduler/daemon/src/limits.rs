@@ -5,8 +5,8 @@
 //! `docs/policy.md` has the rules, and what Slurm knows that isn't taken over.
 
 use hop_core::config::{Count, Limit, LimitOf, Limits, Share, Shares};
-use hop_core::id::{AccountName, PoolName, UserName};
 use hop_slurm::{Association, Job, Partition};
+use hop_words::id::{AccountName, PoolName, UserName};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// A user in an account, or where Slurm has not said in which.
@@ -14,7 +14,7 @@ type Member = (UserName, Option<AccountName>);
 
 /// What is known of people in Slurm.
 #[derive(Debug)]
-pub(crate) struct Books<'a> {
+pub(crate) struct SlurmAccounts<'a> {
     pub associations: &'a [Association],
     /// Limits of QOS.
     pub qos: &'a [hop_slurm::Limits],
@@ -26,7 +26,7 @@ pub(crate) struct Books<'a> {
     pub service: &'a UserName,
 }
 
-impl Books<'_> {
+impl SlurmAccounts<'_> {
     pub(crate) fn limits(&self) -> Limits {
         let mut limits = Vec::new();
         for row in self.associations {
@@ -403,7 +403,7 @@ mod tests {
     }
 
     fn said(associations: &[Association], qos: &[SlurmLimits]) -> Vec<(String, Option<u32>, Vec<String>)> {
-        let books = Books {
+        let accounts = SlurmAccounts {
             associations,
             qos,
             partitions: &[],
@@ -411,7 +411,7 @@ mod tests {
             pools: &[("main".into(), "notebook".into())],
             service: &"gresshopper".into(),
         };
-        let limits = books.limits().limits.into_iter();
+        let limits = accounts.limits().limits.into_iter();
         limits
             .map(|l| {
                 let LimitOf::Members { who, count } = l.of else {
@@ -492,10 +492,10 @@ mod tests {
             default_time: hop_slurm::span::TimeLimit::Unlimited,
             oversubscribe: "NO".into(),
             preempt_mode: "OFF".into(),
-            allow_accounts: None,
+            admits: hop_slurm::Admits::default(),
             qos: Some("part".into()),
         };
-        let books = Books {
+        let accounts = SlurmAccounts {
             associations: &[],
             qos: &[SlurmLimits {
                 per_user: tres(3),
@@ -506,7 +506,7 @@ mod tests {
             pools: &[("main".into(), "notebook".into())],
             service: &"gresshopper".into(),
         };
-        let limits = books.limits().limits;
+        let limits = accounts.limits().limits;
         assert_eq!(limits.len(), 1);
         assert_eq!(
             (&limits[0].of, limits[0].gpus),

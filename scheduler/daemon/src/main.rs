@@ -4,18 +4,24 @@
 //! events. It runs as the service account and holds one lock per state directory.
 
 mod access;
-mod books;
-mod desk;
+mod accounting_rows;
+mod admission;
+mod inbox;
 mod limits;
+mod names;
 mod parks;
+mod pilot_jobs;
 mod scheduler;
 mod server;
 mod slurm;
 mod views;
 
+use crate::inbox::Inbox;
+use crate::names::Names;
+use crate::scheduler::Scheduler;
+use crate::server::Server;
 use anyhow::{Context, Result, bail};
 use clap::Parser;
-use hop_api::channel::Timeouts;
 use hop_api::config::Config;
 use hop_api::identity::{Munge, user_id};
 use hop_store::{Accounting, Journal};
@@ -26,11 +32,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
-use tokio::sync::mpsc;
 use tracing::info;
 
-/// Messages of all connections that may wait for the scheduler's task: with those of users at their largest, 64 MiB.
-const INCOMING: usize = 256;
 /// How long a first start waits for Slurm's limits before it serves without.
 const LIMITS_PATIENCE: Duration = Duration::from_secs(20);
 
@@ -129,23 +132,17 @@ async fn run(config: Config, service_uid: u32) -> Result<()> {
     let (listener, address) = server::listen(&config.hopd.listen)
         .await
         .with_context(|| format!("can't listen on {}", config.hopd.listen))?;
-    let house = server::House {
-        identity: Arc::new(Munge {
-            socket: config.munge_socket.clone(),
-        }),
-        service_uid,
-        operators: config.operators.iter().cloned().collect(),
-        term: snapshot.term,
-        timeouts: Timeouts::default(),
-        quota: config.quota.clone(),
-        guests: Default::default(),
-    };
     info!(%address, term = %snapshot.term, entries = snapshot.entries.len(), "hopd {} starts", env!("CARGO_PKG_VERSION"));
-    let mut scheduler =
-        scheduler::Scheduler::new(config, journal, snapshot.term, snapshot.entries, accounting)?;
+    let inbox = Arc::new(Inbox::new(service_uid));
+    let identity = Arc::new(Munge {
+        socket: config.munge_socket.clone(),
+    });
+    let names = Names::of_host().context("can't start the thread that asks for users' names")?;
+    let term = snapshot.term;
+    let server = Server::new(identity, names, service_uid, term, inbox.clone(), &config);
+    let mut scheduler = Scheduler::new(config, journal, term, snapshot.entries, accounting)?;
     scheduler.learn_limits(LIMITS_PATIENCE).await;
-    let (messages, incoming) = mpsc::channel(INCOMING);
-    let serving = tokio::spawn(server::serve(listener, Arc::new(house), messages));
+    let serving = tokio::spawn(server::serve(listener, Arc::new(server)));
     let mut term = signal(SignalKind::terminate())?;
     let mut int = signal(SignalKind::interrupt())?;
     let stop = async move {
@@ -155,7 +152,7 @@ async fn run(config: Config, service_uid: u32) -> Result<()> {
         }
     };
     let refresh = signal(SignalKind::hangup())?;
-    scheduler.run(incoming, refresh, stop).await;
+    scheduler.run(&inbox, refresh, stop).await;
     serving.abort();
     Ok(())
 }

@@ -4,8 +4,8 @@
 //! a replica that never answers, is seen to here.
 
 use hop_api::message::Event;
-use hop_core::id::{LeaseId, ReplicaId};
-use hop_core::time::{Span, Timestamp};
+use hop_words::id::{LeaseId, ReplicaId};
+use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeMap;
 
 /// A replica gives a park up after 300 s. Whoever hasn't answered by then is taken to have refused.
@@ -57,7 +57,7 @@ impl Parks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hop_core::id::Incarnation;
+    use hop_words::id::Incarnation;
 
     fn replica(kernel: &str) -> ReplicaId {
         ReplicaId {

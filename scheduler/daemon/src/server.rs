@@ -1,16 +1,18 @@
 //! Connections: accepting them, proving who calls, and carrying messages to and from the scheduler's task.
 //!
-//! A connection is two tasks, a reader and a writer. The reader waits for room in the scheduler's queue and holds each
-//! user to a number of messages a second, so a flood slows its sender alone; the writer's queue is bounded, and a
-//! caller that doesn't read is hung up on.
+//! A connection is two tasks, a reader and a writer. The reader holds each user to a number of messages a second and waits
+//! for room in that user's queue to the scheduler, so a flood slows its sender alone; the writer's queue is bounded, and a
+//! caller that doesn't read is hung up on. Callers that have still to prove themselves are few at a time.
 
 use crate::access::over_quota;
+use crate::inbox::Inbox;
+use crate::names::{NameError, Names};
 use hop_api::channel::{self, Accepted, ChannelError, FROM_USER_LIMIT, Timeouts};
-use hop_api::config::Quota;
-use hop_api::identity::{Identity, Proven, user_name};
+use hop_api::config::{Config, Quota};
+use hop_api::handshakes::HandshakeLimit;
+use hop_api::identity::{Identity, Proven};
 use hop_api::message::{FromHopd, Refusal, Response, Role, ToHopd, VERSION, Welcome};
-use hop_api::porch::Porch;
-use hop_core::id::{Term, UserName};
+use hop_words::id::{Term, UserName};
 use std::collections::{BTreeSet, HashMap};
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,13 +20,15 @@ use std::time::{Duration, Instant};
 use tokio::io::BufReader;
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::mpsc;
+use tokio::sync::{Semaphore, mpsc};
 use tracing::{debug, info, warn};
 
 /// Messages that may wait for one caller.
 const OUTGOING: usize = 4096;
 /// Connections that are not proven yet, in all.
 const UNPROVEN: usize = 256;
+/// Credentials that MUNGE is asked about at a time: each takes it about a millisecond.
+const DECODES: usize = 8;
 /// Seconds' worth of messages that a user may send at once.
 const BURST: f64 = 5.0;
 /// What a new connection counts for, in messages.
@@ -39,6 +43,7 @@ pub(crate) struct ConnId(pub u64);
 pub(crate) struct Caller {
     pub uid: u32,
     pub user: UserName,
+    pub groups: Arc<[String]>,
     pub operator: bool,
     pub role: Role,
 }
@@ -60,29 +65,33 @@ pub(crate) enum Incoming {
     },
 }
 
-/// Who is who in this house.
+/// Who may be here, and how much each user does to us at the moment.
 #[derive(Debug)]
-pub(crate) struct House {
-    pub identity: Arc<dyn Identity>,
-    pub service_uid: u32,
-    pub operators: BTreeSet<UserName>,
-    pub term: Term,
-    pub timeouts: Timeouts,
-    pub quota: Quota,
-    /// Who is connected, by uid.
-    pub guests: Mutex<HashMap<u32, Guest>>,
+pub(crate) struct Server {
+    identity: Arc<dyn Identity>,
+    names: Names,
+    service_uid: u32,
+    operators: BTreeSet<UserName>,
+    term: Term,
+    timeouts: Timeouts,
+    quota: Quota,
+    inbox: Arc<Inbox>,
+    /// Credentials that MUNGE may be asked about at a time.
+    decodes: Semaphore,
+    /// Loads of users, by uid.
+    loads: Mutex<HashMap<u32, Load>>,
 }
 
 /// What one user does to us at the moment.
 #[derive(Debug)]
-pub(crate) struct Guest {
+pub(crate) struct Load {
     connections: usize,
     /// Messages that may come at once.
     tokens: f64,
     at: Instant,
 }
 
-impl Guest {
+impl Load {
     fn new(quota: &Quota, now: Instant) -> Self {
         Self {
             connections: 0,
@@ -101,70 +110,102 @@ impl Guest {
     }
 }
 
-impl House {
-    fn judge(&self, caller: &Proven, role: Role) -> Result<Welcome, Refusal> {
-        let user = user_name(caller.uid).ok_or_else(|| Refusal::Unauthenticated {
-            reason: format!("the service host knows no user with uid {}", caller.uid),
+impl Server {
+    pub(crate) fn new(
+        identity: Arc<dyn Identity>,
+        names: Names,
+        service_uid: u32,
+        term: Term,
+        inbox: Arc<Inbox>,
+        config: &Config,
+    ) -> Self {
+        Self {
+            identity,
+            names,
+            service_uid,
+            operators: config.operators.iter().cloned().collect(),
+            term,
+            timeouts: Timeouts::default(),
+            quota: config.quota.clone(),
+            inbox,
+            decodes: Semaphore::new(DECODES),
+            loads: Mutex::default(),
+        }
+    }
+
+    /// Who the caller is, and what they are told first.
+    async fn judge(&self, proven: &Proven, role: Role) -> Result<(Caller, Welcome), Refusal> {
+        let uid = proven.uid;
+        let person = self.names.of_uid(uid).await.map_err(|error| {
+            let reason = error.to_string();
+            match error {
+                NameError::Unknown(_) => Refusal::Unauthenticated { reason },
+                NameError::Silent => Refusal::Unavailable { reason },
+            }
         })?;
-        if role == Role::Agent && caller.uid != self.service_uid {
+        let user = person.user;
+        if role == Role::Agent && uid != self.service_uid {
             return Err(Refusal::Forbidden {
                 reason: format!("{user} is not the service account, so it runs no agents"),
             });
         }
-        let user = UserName::from(user);
-        let operator = self.is_operator(&user);
+        let operator = self.operators.contains(&user);
         let most = self.quota.connections;
-        if !self.is_trusted(caller.uid, &user) && self.guest(caller.uid, |g| g.connections) >= most {
+        if !self.is_trusted(uid, operator) && self.load(uid, |l| l.connections) >= most {
             return Err(over_quota(&user, "connections", most));
         }
-        Ok(Welcome {
+        let welcome = Welcome {
             version: VERSION,
             term: self.term,
             operator,
+            user: user.clone(),
+        };
+        let caller = Caller {
+            uid,
             user,
-        })
-    }
-
-    fn is_operator(&self, user: &UserName) -> bool {
-        self.operators.contains(user)
+            groups: person.groups,
+            operator,
+            role,
+        };
+        Ok((caller, welcome))
     }
 
     /// Has no quotas.
-    fn is_trusted(&self, uid: u32, user: &UserName) -> bool {
-        uid == self.service_uid || self.is_operator(user)
+    fn is_trusted(&self, uid: u32, operator: bool) -> bool {
+        uid == self.service_uid || operator
     }
 
-    fn guest<T>(&self, uid: u32, ask: impl FnOnce(&mut Guest) -> T) -> T {
-        let mut guests = self.guests.lock().unwrap_or_else(PoisonError::into_inner);
+    fn load<T>(&self, uid: u32, ask: impl FnOnce(&mut Load) -> T) -> T {
+        let mut loads = self.loads.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let guest = guests.entry(uid).or_insert_with(|| Guest::new(&self.quota, now));
-        ask(guest)
+        let load = loads.entry(uid).or_insert_with(|| Load::new(&self.quota, now));
+        ask(load)
     }
 
     /// Lets a connection in; not if the user has as many as they may, of which some came in meanwhile.
     fn enter(&self, uid: u32, trusted: bool) -> bool {
-        self.guest(uid, |g| {
-            if !trusted && g.connections >= self.quota.connections {
+        self.load(uid, |l| {
+            if !trusted && l.connections >= self.quota.connections {
                 return false;
             }
-            g.connections += 1;
+            l.connections += 1;
             true
         })
     }
 
     fn leave(&self, uid: u32) {
-        self.guest(uid, |g| g.connections -= 1);
+        self.load(uid, |l| l.connections -= 1);
     }
 
     /// How long a user who sends so much has to be made to wait.
     fn pace(&self, uid: u32, messages: f64) -> Duration {
-        self.guest(uid, |g| g.pace(messages, &self.quota, Instant::now()))
+        self.load(uid, |l| l.pace(messages, &self.quota, Instant::now()))
     }
 }
 
 /// Accepts connections for ever.
-pub(crate) async fn serve(listener: TcpListener, house: Arc<House>, scheduler: mpsc::Sender<Incoming>) {
-    let mut porch = Porch::new(UNPROVEN);
+pub(crate) async fn serve(listener: TcpListener, server: Arc<Server>) {
+    let mut handshakes = HandshakeLimit::new(UNPROVEN);
     let mut next = 0u64;
     loop {
         let (stream, peer) = match listener.accept().await {
@@ -177,54 +218,47 @@ pub(crate) async fn serve(listener: TcpListener, house: Arc<House>, scheduler: m
         };
         next += 1;
         let conn = ConnId(next);
-        let (house, scheduler) = (house.clone(), scheduler.clone());
+        let server = server.clone();
         let proving = tokio::spawn(async move {
-            match prove(stream, &house).await {
-                // A task of its own: who is in isn't shown the door any more.
-                Ok(accepted) => drop(tokio::spawn(talk(conn, accepted, house, scheduler))),
-                Err(error) => debug!(%peer, "a caller was not let in: {error}"),
+            match tokio::time::timeout(server.timeouts.handshake, prove(stream, &server)).await {
+                // Spawned separately, so that the limit on unproven connections no longer applies.
+                Ok(Ok((accepted, caller))) => drop(tokio::spawn(talk(conn, accepted, caller, server))),
+                Ok(Err(error)) => debug!(%peer, "a caller was not let in: {error}"),
+                Err(_) => debug!(%peer, "a caller took too long to prove who they are"),
             }
         });
-        porch.enter(&proving);
+        handshakes.begin(peer.ip(), &proving);
     }
 }
 
 type Channel = Accepted<BufReader<OwnedReadHalf>, OwnedWriteHalf>;
 
-async fn prove(stream: TcpStream, house: &Arc<House>) -> Result<Channel, ChannelError> {
+async fn prove(stream: TcpStream, server: &Server) -> Result<(Channel, Caller), ChannelError> {
     stream.set_nodelay(true)?;
     let (read, write) = stream.into_split();
-    let judge = |caller: &Proven, role| house.judge(caller, role);
-    channel::accept(
-        BufReader::new(read),
-        write,
-        house.identity.clone(),
-        house.timeouts,
-        judge,
-    )
-    .await
+    let (read, identity) = (BufReader::new(read), server.identity.clone());
+    let arrival = channel::receive(read, write, identity, &server.decodes, server.timeouts).await?;
+    let (caller, judged) = match server.judge(&arrival.caller, arrival.role).await {
+        Ok((caller, welcome)) => (Some(caller), Ok(welcome)),
+        Err(refusal) => (None, Err(refusal)),
+    };
+    let channel = arrival.answer(judged).await?;
+    let caller = caller.expect("a caller who was welcomed has a name");
+    Ok((channel, caller))
 }
 
-async fn talk(conn: ConnId, channel: Channel, house: Arc<House>, scheduler: mpsc::Sender<Incoming>) {
+/// Carries a connection's messages both ways until it ends.
+async fn talk(conn: ConnId, channel: Channel, caller: Caller, server: Arc<Server>) {
     let Accepted {
         mut reader,
         mut writer,
-        caller: proven,
         role,
+        ..
     } = channel;
-    let Some(user) = user_name(proven.uid).map(UserName::from) else {
-        return;
-    };
-    let caller = Caller {
-        uid: proven.uid,
-        operator: house.is_operator(&user),
-        user,
-        role,
-    };
     let (outgoing, mut queue) = mpsc::channel::<FromHopd>(OUTGOING);
-    let trusted = house.is_trusted(caller.uid, &caller.user);
-    if !house.enter(caller.uid, trusted) {
-        let body = Response::Refused(over_quota(&caller.user, "connections", house.quota.connections));
+    let trusted = server.is_trusted(caller.uid, caller.operator);
+    if !server.enter(caller.uid, trusted) {
+        let body = Response::Refused(over_quota(&caller.user, "connections", server.quota.connections));
         let _ = writer.send(&FromHopd { id: 0, body }).await;
         return;
     }
@@ -237,7 +271,7 @@ async fn talk(conn: ConnId, channel: Channel, house: Arc<House>, scheduler: mpsc
         if trusted {
             Duration::ZERO
         } else {
-            house.pace(uid, messages)
+            server.pace(uid, messages)
         }
     };
     tokio::time::sleep(pace(ARRIVAL)).await;
@@ -246,43 +280,41 @@ async fn talk(conn: ConnId, channel: Channel, house: Arc<House>, scheduler: mpsc
         caller,
         outgoing,
     };
-    if scheduler.send(opened).await.is_ok() {
-        let writing = tokio::spawn(async move {
-            while let Some(message) = queue.recv().await {
-                if let Err(error) = writer.send(&message).await {
-                    debug!(?conn, "a message could not be sent: {error}");
-                    break;
-                }
+    server.inbox.push(uid, opened).await;
+    let writing = tokio::spawn(async move {
+        while let Some(message) = queue.recv().await {
+            if let Err(error) = writer.send(&message).await {
+                debug!(?conn, "a message could not be sent: {error}");
+                break;
             }
-            writer.close().await;
-        });
-        let abort = writing.abort_handle();
-        tokio::select! {
-            () = read_all(conn, &mut reader, &scheduler, &pace) => {}
-            // The scheduler hung up, or the caller doesn't read.
-            _ = writing => {}
         }
-        let _ = scheduler.send(Incoming::Closed { conn }).await;
-        // What is queued still goes out; the scheduler's end of the queue closes with its record of us.
-        tokio::time::sleep(Duration::from_secs(1)).await;
-        abort.abort();
+        writer.close().await;
+    });
+    let abort = writing.abort_handle();
+    tokio::select! {
+        () = read_all(conn, uid, &mut reader, &server.inbox, &pace) => {}
+        // The scheduler hung up, or the caller doesn't read.
+        _ = writing => {}
     }
-    house.leave(uid);
+    server.inbox.push(uid, Incoming::Closed { conn }).await;
+    // What is queued still goes out; the scheduler's end of the queue closes with its record of us.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    abort.abort();
+    server.leave(uid);
 }
 
 async fn read_all(
     conn: ConnId,
+    uid: u32,
     reader: &mut channel::Reader<BufReader<OwnedReadHalf>>,
-    scheduler: &mpsc::Sender<Incoming>,
+    inbox: &Inbox,
     pace: &impl Fn(f64) -> Duration,
 ) {
     loop {
         match reader.receive::<ToHopd>().await {
             Ok(message) => {
                 tokio::time::sleep(pace(1.0)).await;
-                if scheduler.send(Incoming::Message { conn, message }).await.is_err() {
-                    return;
-                }
+                inbox.push(uid, Incoming::Message { conn, message }).await;
             }
             Err(ChannelError::Closed) => return,
             Err(error) => {
@@ -305,6 +337,7 @@ mod tests {
     use super::*;
     use hop_api::identity::IdentityError;
     use hop_api::message::Request;
+    use std::sync::atomic::{AtomicUsize, Ordering};
 
     fn quota() -> Quota {
         Quota {
@@ -317,17 +350,17 @@ mod tests {
     #[test]
     fn who_sends_too_much_waits_for_as_long_as_it_takes_to_be_within_the_rate() {
         let start = Instant::now();
-        let mut guest = Guest::new(&quota(), start);
+        let mut load = Load::new(&quota(), start);
         for _ in 0..50 {
-            assert_eq!(guest.pace(1.0, &quota(), start), Duration::ZERO);
+            assert_eq!(load.pace(1.0, &quota(), start), Duration::ZERO);
         }
-        assert_eq!(guest.pace(1.0, &quota(), start), Duration::from_millis(100));
-        assert_eq!(guest.pace(9.0, &quota(), start), Duration::from_secs(1));
+        assert_eq!(load.pace(1.0, &quota(), start), Duration::from_millis(100));
+        assert_eq!(load.pace(9.0, &quota(), start), Duration::from_secs(1));
         let later = start + Duration::from_secs(2);
-        assert_eq!(guest.pace(1.0, &quota(), later), Duration::ZERO);
+        assert_eq!(load.pace(1.0, &quota(), later), Duration::ZERO);
         // However long they rest, they save up no more than a burst.
         let later = later + Duration::from_secs(3600);
-        assert_eq!(guest.pace(60.0, &quota(), later), Duration::from_secs(1));
+        assert_eq!(load.pace(60.0, &quota(), later), Duration::from_secs(1));
     }
 
     /// Stands in for MUNGE, which speaks for one uid a process: says it is this one, and believes all the others.
@@ -354,29 +387,65 @@ mod tests {
         }
     }
 
+    /// Believes everybody, slowly, and counts how many it is asked about at a time.
+    #[derive(Debug, Default)]
+    struct Slow {
+        now: AtomicUsize,
+        most: AtomicUsize,
+    }
+
+    impl Identity for Slow {
+        fn encode(&self, payload: &[u8], uid: u32) -> Result<String, IdentityError> {
+            Says(uid).encode(payload, uid)
+        }
+
+        fn decode(&self, credential: &str) -> Result<Proven, IdentityError> {
+            let now = self.now.fetch_add(1, Ordering::SeqCst) + 1;
+            self.most.fetch_max(now, Ordering::SeqCst);
+            std::thread::sleep(Duration::from_millis(5));
+            self.now.fetch_sub(1, Ordering::SeqCst);
+            Says(0).decode(credential)
+        }
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn munge_is_asked_about_few_callers_at_a_time() {
+        let (listener, address) = listen("127.0.0.1:0").await.unwrap();
+        let identity = Arc::new(Slow::default());
+        let names = Names::of_host().unwrap();
+        let inbox = Arc::new(Inbox::new(0));
+        let server = Server::new(identity.clone(), names, 0, Term(1), inbox, &Config::default());
+        tokio::spawn(serve(listener, Arc::new(server)));
+        let callers: Vec<_> = (0..60)
+            .map(|_| tokio::spawn(async move { client(address, 0).await.is_ok() }))
+            .collect();
+        for caller in callers {
+            assert!(caller.await.unwrap());
+        }
+        let most = identity.most.load(Ordering::SeqCst);
+        assert!((2..=DECODES).contains(&most), "{most}");
+    }
+
     const MALLORY: u32 = 1;
     const BOB: u32 = 2;
 
     /// A server whose scheduler answers pings and counts messages by uid.
     async fn served(quota: Quota) -> (SocketAddr, Arc<Mutex<HashMap<u32, usize>>>) {
         let (listener, address) = listen("127.0.0.1:0").await.unwrap();
-        let house = House {
-            identity: Arc::new(Says(0)),
-            service_uid: 0,
-            operators: BTreeSet::new(),
-            term: Term(1),
-            timeouts: Timeouts::default(),
+        let inbox = Arc::new(Inbox::new(0));
+        let config = Config {
             quota,
-            guests: Mutex::default(),
+            ..Config::default()
         };
-        let (messages, mut incoming) = mpsc::channel(16);
-        tokio::spawn(serve(listener, Arc::new(house), messages));
+        let names = Names::of_host().unwrap();
+        let server = Server::new(Arc::new(Says(0)), names, 0, Term(1), inbox.clone(), &config);
+        tokio::spawn(serve(listener, Arc::new(server)));
         let heard = Arc::new(Mutex::new(HashMap::new()));
         let counts = heard.clone();
         tokio::spawn(async move {
             let mut open = HashMap::new();
-            while let Some(event) = incoming.recv().await {
-                match event {
+            loop {
+                match inbox.next().await.1 {
                     Incoming::Opened {
                         conn,
                         caller,

@@ -2,16 +2,18 @@
 //!
 //! Each call runs in a task of its own and answers with an event, so Slurm never holds up a decision.
 
-use crate::desk::{Failure, Seen, SeenJob, Wish, job_name};
-use crate::limits::{self, Books};
+use crate::admission::Rules;
+use crate::limits::{self, SlurmAccounts};
+use crate::pilot_jobs::{Failure, PilotRequest, Seen, SeenJob, job_name};
 use hop_api::config::{Config, Isolation, Pool};
 use hop_core::config::{Limits, Shares};
-use hop_core::id::{AccountName, GpuType, JobId, NodeName, PoolName, UserName};
 use hop_core::{NodeFacts, PoolOffers};
 use hop_slurm::gres::Gres;
 use hop_slurm::span::TimeLimit;
 use hop_slurm::state::JobState;
 use hop_slurm::{Job, JobFilter, JobSpec, Node, Partition, Settings, Slurm, SubmitError};
+use hop_words::error::chain;
+use hop_words::id::{AccountName, GpuType, JobId, NodeName, PoolName, UserName};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -26,6 +28,8 @@ pub(crate) struct Facts {
     pub usable: BTreeMap<PoolName, Vec<NodeName>>,
     /// Pools that must not be lent, and why.
     pub refused: BTreeMap<PoolName, String>,
+    /// Whom each pool's partition takes.
+    pub rules: BTreeMap<PoolName, Rules>,
     /// What each pool could ever have.
     pub offers: Vec<PoolOffers>,
     pub stepmgr: bool,
@@ -36,6 +40,7 @@ pub(crate) struct Facts {
 pub(crate) struct Owner {
     pub uid: u32,
     pub account: Option<AccountName>,
+    pub qos: Option<String>,
     /// Where it runs.
     pub nodes: Vec<NodeName>,
     pub lives: bool,
@@ -70,11 +75,11 @@ impl SlurmSide {
     pub(crate) async fn sbatch(
         &self,
         ticket: u64,
-        wish: &Wish,
+        request: &PilotRequest,
         exclude: Vec<NodeName>,
         stepmgr: bool,
     ) -> Result<JobId, Failure> {
-        let spec = self.pilot_spec(ticket, wish, exclude, stepmgr)?;
+        let spec = self.pilot_spec(ticket, request, exclude, stepmgr)?;
         self.slurm.submit(&spec).await.map_err(|error| {
             let text = chain(&error);
             match error {
@@ -88,15 +93,15 @@ impl SlurmSide {
     fn pilot_spec(
         &self,
         ticket: u64,
-        wish: &Wish,
+        request: &PilotRequest,
         exclude: Vec<NodeName>,
         stepmgr: bool,
     ) -> Result<JobSpec, Failure> {
-        let pool_name = &wish.pool;
+        let pool_name = &request.pool;
         let Some(pool) = self.config.pool.get(pool_name) else {
             return Err(Failure::No(format!("there is no pool {pool_name}")));
         };
-        let gpus = wish.gpus.unwrap_or(pool.gpus_per_pilot);
+        let gpus = request.gpus.unwrap_or(pool.gpus_per_pilot);
         let gres = match (gpus, &pool.gpu_type) {
             (0, _) => Vec::new(),
             (n, Some(t)) => vec![format!("gpu:{t}:{n}")],
@@ -110,9 +115,14 @@ impl SlurmSide {
         Ok(JobSpec {
             script: self.script(pool_name),
             name: job_name(pool_name, ticket),
-            partition: Some(wish.partition.clone().unwrap_or_else(|| pool.partition.clone())),
+            partition: Some(
+                request
+                    .partition
+                    .clone()
+                    .unwrap_or_else(|| pool.partition.clone()),
+            ),
             account: pool.account.clone(),
-            nodelist: wish.node.iter().cloned().collect(),
+            nodelist: request.node.iter().cloned().collect(),
             exclude,
             nodes: Some(1),
             ntasks: Some(1),
@@ -197,6 +207,7 @@ done
         Ok(found.map(|j| Owner {
             uid: j.uid,
             account: j.account,
+            qos: j.qos,
             nodes: j.nodes,
             lives: !j.state.is_over(),
         }))
@@ -222,7 +233,7 @@ done
         let pools: Vec<_> = pools
             .map(|(name, p)| (name.clone(), p.partition.clone()))
             .collect();
-        let books = Books {
+        let limits = SlurmAccounts {
             associations: &associations,
             qos: &qos,
             partitions: &partitions,
@@ -230,7 +241,7 @@ done
             pools: &pools,
             service: &self.config.service_user,
         };
-        Ok(books.limits())
+        Ok(limits.limits())
     }
 
     /// Fair shares and past usage.
@@ -250,6 +261,7 @@ done
             down: Vec::new(),
             usable: BTreeMap::new(),
             refused: BTreeMap::new(),
+            rules: self.rules(&settings, &partitions).await?,
             offers: self
                 .config
                 .pool
@@ -296,6 +308,44 @@ done
         Ok(facts)
     }
 
+    /// The rules of the pools' partitions. From 24.05 on a rule on an account holds for those below it.
+    async fn rules(
+        &self,
+        settings: &hop_slurm::Config,
+        partitions: &[Partition],
+    ) -> Result<BTreeMap<PoolName, Rules>, String> {
+        let found = |name: &str| partitions.iter().find(|p| p.name == name);
+        let of = |pool: &Pool| {
+            found(&pool.partition)
+                .map(|p| p.admits.clone())
+                .unwrap_or_default()
+        };
+        let all: Vec<_> = self
+            .config
+            .pool
+            .iter()
+            .map(|(name, pool)| (name, pool, of(pool)))
+            .collect();
+        let on_accounts = |a: &hop_slurm::Admits| a.accounts.is_some() || !a.not_accounts.is_empty();
+        let hierarchical = settings.version().is_some_and(|v| v.series() >= (24, 5));
+        let mut parents = BTreeMap::new();
+        if hierarchical && all.iter().any(|(.., admits)| on_accounts(admits)) {
+            let cluster = settings.cluster().unwrap_or("cluster").to_owned();
+            let associations = self.slurm.associations(&cluster).await.map_err(|e| chain(&e))?;
+            let above = associations.into_iter().filter(|a| a.user.is_none());
+            parents.extend(above.filter_map(|a| Some((a.account, a.parent?))));
+        }
+        let rules = all.into_iter().map(|(name, pool, admits)| {
+            let rules = Rules {
+                partition: pool.partition.clone(),
+                admits,
+                parents: parents.clone(),
+            };
+            (name.clone(), rules)
+        });
+        Ok(rules.collect())
+    }
+
     /// Nodes of burst partitions. Of one that is powered down Slurm may tell the name alone: then it is taken to be
     /// as large as a pilot of the pool.
     fn burst_facts(&self, partitions: &[Partition], nodes: &[Node], facts: &mut Facts) {
@@ -306,6 +356,18 @@ done
                     facts.refused.insert(name.clone(), why);
                     continue;
                 };
+                if facts
+                    .rules
+                    .get(name)
+                    .is_some_and(|own| own.admits != partition.admits)
+                {
+                    let why = format!(
+                        "partition {} (burst) takes others than partition {}: give both the same AllowAccounts, \
+                         DenyAccounts, AllowGroups, AllowQos and DenyQos",
+                        partition.name, pool.partition
+                    );
+                    facts.refused.insert(name.clone(), why);
+                }
                 for node in &partition.nodes {
                     let known = nodes.iter().find(|n| n.name == *node);
                     if known.is_some_and(|n| !n.state.is_usable() && !n.state.is_powered_down()) {
@@ -435,17 +497,6 @@ fn seen(job: Job) -> SeenJob {
     }
 }
 
-/// An error and its causes in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text = format!("{text}: {cause}");
-        source = cause.source();
-    }
-    text
-}
-
 /// One word for a POSIX shell, whatever is in it.
 fn shell_word(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
@@ -463,13 +514,13 @@ mod tests {
     #[test]
     fn a_pilot_is_one_named_job_on_one_node() {
         let side = side();
-        let wish = Wish {
+        let request = PilotRequest {
             pool: "main".into(),
             partition: None,
             node: Some("n1".into()),
             gpus: None,
         };
-        let spec = side.pilot_spec(5, &wish, vec![], true).unwrap();
+        let spec = side.pilot_spec(5, &request, vec![], true).unwrap();
         assert_eq!(spec.name, "gresshopper-pilot.main.5");
         assert_eq!(
             (spec.nodes, spec.cpus_per_task, spec.stepmgr),
@@ -479,10 +530,10 @@ mod tests {
         assert_eq!(spec.nodelist, [NodeName::from("n1")]);
         assert!(!spec.requeue && spec.time_limit_min.is_none());
         assert!(spec.script.starts_with("#!/bin/sh\n"));
-        let small = Wish {
+        let small = PilotRequest {
             partition: Some("burst".into()),
             gpus: Some(1),
-            ..wish
+            ..request
         };
         let small = side.pilot_spec(6, &small, vec![], true).unwrap();
         assert_eq!(
@@ -567,7 +618,7 @@ mod tests {
             default_time: TimeLimit::Unlimited,
             oversubscribe: "NO".into(),
             preempt_mode: preempt.into(),
-            allow_accounts: None,
+            admits: hop_slurm::Admits::default(),
             qos: None,
         }
     }

@@ -4,11 +4,11 @@ use hop_api::config::{Config, Pool};
 use hop_api::message::{
     AcctRow, AgentUp, CancelTarget, Explanation, InfoReport, NodeInfo, QueueRow, Refusal,
 };
-use hop_core::config::{Linger, PoolConfig};
-use hop_core::id::{CellId, KernelId, LeaseId, PoolName, Term, UserName};
-use hop_core::need::Need;
-use hop_core::time::{Span, Timestamp};
-use hop_core::{Core, EndedLease, GpuSlot, LeaseView, LiveLease, PilotUp};
+use hop_core::config::PoolConfig;
+use hop_core::{Core, EndedLease, LeaseView, LiveLease, PilotUp};
+use hop_words::id::{CellId, KernelId, LeaseId, PoolName, Term, UserName};
+use hop_words::need::Need;
+use hop_words::time::{Span, Timestamp};
 use std::collections::HashMap;
 
 /// The pools as the core knows them.
@@ -24,51 +24,16 @@ fn core_pool(name: &PoolName, pool: &Pool) -> PoolConfig {
     PoolConfig {
         min_pilots: pool.min_pilots,
         max_pilots: pool.max_pilots,
-        linger: Linger::Fixed(pool.linger()),
+        linger: pool.linger(),
         grace: pool.grace(),
-        quantum: pool.quantum.as_ref().map(core_quantum).unwrap_or_default(),
+        quantum: pool.quantum.unwrap_or_default(),
         rotate_before: Span::from_secs(pool.rotate_before_s.into()),
         pack: pool.scale.is_some(),
-        scale: pool.scale.as_ref().map(core_scale),
-        burst: pool.burst.iter().map(core_burst).collect(),
+        scale: pool.scale.clone(),
+        burst: pool.burst.clone(),
         // A kernel has one replica, whose variables can't be taken along.
         migrate: None,
         ..PoolConfig::fixed(name.as_str(), 0, pool.gpus_per_pilot, pool.cpus_per_pilot)
-    }
-}
-
-fn core_quantum(quantum: &hop_api::config::Quantum) -> hop_core::config::Quantum {
-    let seconds = |n: u32| Span::from_secs(n.into());
-    hop_core::config::Quantum {
-        interactive: quantum.interactive_s.map(seconds),
-        deadline: quantum.deadline_s.map(seconds),
-        batch: quantum.batch_s.map(seconds),
-        worth_waiting: seconds(quantum.worth_waiting_s),
-    }
-}
-
-fn core_scale(scale: &hop_api::config::Scale) -> hop_core::config::Scale {
-    let seconds = |n: u32| Span::from_secs(n.into());
-    hop_core::config::Scale {
-        idle_min: seconds(scale.idle_min_s),
-        idle_max: seconds(scale.idle_max_s),
-        worth: scale.worth,
-        learn: scale.learn,
-        right_size: scale.right_size,
-        too_small: scale.too_small,
-        spares: scale.spares,
-        spare_share: scale.spare_share,
-        spare_nodes: scale.spare_nodes,
-        boot: seconds(scale.boot_s),
-    }
-}
-
-fn core_burst(burst: &hop_api::config::Burst) -> hop_core::config::Burst {
-    hop_core::config::Burst {
-        partition: burst.partition.clone(),
-        max_pilots: burst.max_pilots,
-        boot: Span::from_secs(burst.boot_s.into()),
-        price: burst.price,
     }
 }
 
@@ -77,16 +42,7 @@ pub(crate) fn pilot_up(up: AgentUp) -> PilotUp {
         node: up.node,
         pilot: up.pilot,
         pool: up.pool,
-        gpus: up
-            .gpus
-            .into_iter()
-            .map(|g| GpuSlot {
-                index: g.index,
-                gpu_type: g.gpu_type,
-                mem_mib: g.mem_mib,
-                blocked: g.blocked,
-            })
-            .collect(),
+        gpus: up.gpus,
         cpus: up.cpus,
         ends: up.ends,
         steps_left: up.steps_max.saturating_sub(up.steps_used),
@@ -94,19 +50,19 @@ pub(crate) fn pilot_up(up: AgentUp) -> PilotUp {
             .leases
             .into_iter()
             .map(|l| LiveLease {
-                lease: l.lease,
-                kernel: l.kernel,
+                lease: l.order.lease,
+                kernel: l.order.kernel,
                 devices: l.handover.devices.iter().map(|d| d.index).collect(),
             })
             .collect(),
         ended: up
             .ended
             .into_iter()
-            .map(|(lease, end)| EndedLease {
-                lease,
-                cause: end.cause,
-                clean: end.clean,
-                detail: end.detail,
+            .map(|e| EndedLease {
+                lease: e.order.lease,
+                cause: e.end.cause,
+                clean: e.end.clean,
+                detail: e.end.detail,
             })
             .collect(),
         draining: up.draining,
@@ -173,7 +129,16 @@ pub(crate) fn info(
     started: Timestamp,
     problems: Vec<String>,
 ) -> InfoReport {
-    let quantum = |pool: &PoolName| config.pool.get(pool)?.quantum.as_ref().map(|q| q.classes());
+    let seconds = |span: Span| u32::try_from(span.0 / 1_000_000).unwrap_or(u32::MAX);
+    let quantum = |pool: &PoolName| {
+        let quantum = config.pool.get(pool)?.quantum.as_ref()?;
+        Some(
+            quantum
+                .classes()
+                .map(|(class, span)| (class, seconds(span)))
+                .collect(),
+        )
+    };
     let nodes = core.pilots().into_iter().map(|p| NodeInfo {
         quantum: quantum(&p.pool).unwrap_or_default(),
         node: p.node,
@@ -218,29 +183,21 @@ pub(crate) fn explain(core: &Core, kernel: KernelId, cell: Option<CellId>) -> Re
     }
 }
 
-/// The core's target, once `owns` has said that the caller may.
-pub(crate) fn cancel_target(
+/// Whether `owns` says that the caller may cancel it.
+pub(crate) fn may_cancel(
     core: &Core,
-    target: CancelTarget,
+    target: &CancelTarget,
     owns: impl Fn(&KernelId) -> Result<(), Refusal>,
-) -> Result<hop_core::CancelTarget, Refusal> {
+) -> Result<(), Refusal> {
     match target {
         CancelTarget::Lease { lease } => {
             let unknown = || Refusal::NotFound {
                 what: format!("live lease {lease} of yours"),
             };
-            let view = core.lease(lease).ok_or_else(unknown)?;
-            owns(&view.kernel).map_err(|_| unknown())?;
-            Ok(hop_core::CancelTarget::Lease { lease })
+            let view = core.lease(*lease).ok_or_else(unknown)?;
+            owns(&view.kernel).map_err(|_| unknown())
         }
-        CancelTarget::Cell { kernel, cell } => {
-            owns(&kernel)?;
-            Ok(hop_core::CancelTarget::Cell { kernel, cell })
-        }
-        CancelTarget::Kernel { kernel } => {
-            owns(&kernel)?;
-            Ok(hop_core::CancelTarget::Kernel { kernel })
-        }
+        CancelTarget::Cell { kernel, .. } | CancelTarget::Kernel { kernel } => owns(kernel),
     }
 }
 

@@ -5,8 +5,8 @@
 
 use crate::writer::{Health, SaveError, Sink, Ticket, Writer};
 use hop_api::message::{AcctQuery, AcctRow};
-use hop_core::id::{CellId, GpuIndex, JobId, LeaseId, NodeName};
-use hop_core::time::{Span, Timestamp};
+use hop_words::id::{CellId, GpuIndex, JobId, LeaseId, NodeName};
+use hop_words::time::{Span, Timestamp};
 use rusqlite::types::Value;
 use rusqlite::{Connection, OpenFlags, Row, Transaction, params, params_from_iter};
 use std::collections::{BTreeMap, HashMap};
@@ -144,8 +144,8 @@ impl Accounting {
         })
     }
 
-    /// Queues rows: leases (`cell` none) and cells. A row replaces the one of the same lease and cell, except
-    /// that one with an end is never replaced by one without. Never waits for the disk.
+    /// Queues rows: leases (`cell` none) and cells. A row replaces the one of the same lease and cell that has no end; one
+    /// that has an end is final. Never waits for the disk.
     pub fn record(&self, rows: impl IntoIterator<Item = AcctRow>) -> Ticket {
         self.writer.post(
             rows.into_iter()
@@ -288,7 +288,7 @@ fn upsert(txn: &Transaction<'_>, row: &AcctRow) -> Result<(), rusqlite::Error> {
     };
     let sql = format!(
         "INSERT INTO {table} ({COLUMNS}, {key}) VALUES ({}, {more}) ON CONFLICT ({key}) DO UPDATE SET {} \
-         WHERE {table}.\"end\" IS NULL OR excluded.\"end\" IS NOT NULL",
+         WHERE {table}.\"end\" IS NULL",
         marks.join(", "),
         set.join(", ")
     );
@@ -396,6 +396,9 @@ fn conditions(query: &AcctQuery) -> (String, Vec<Value>) {
         "node",
         query.nodes.iter().map(|node| text(node.as_str())).collect(),
     );
+    if query.open {
+        parts.push("lease IN (SELECT lease FROM leases WHERE \"end\" IS NULL)".to_owned());
+    }
     if let Some(since) = query.since {
         parts.push("(\"end\" IS NULL OR \"end\" >= ?)".to_owned());
         values.push(Value::Integer(time(since)));

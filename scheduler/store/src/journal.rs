@@ -6,7 +6,7 @@
 //! daemons can't open one file (it is locked) nor share a term (it grows with each open, durably).
 
 use crate::writer::{Health, SaveError, Sink, Ticket, Writer};
-use hop_core::id::Term;
+use hop_words::id::Term;
 use redb::{Database, ReadableDatabase, ReadableTable, TableDefinition, TableError};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

@@ -33,8 +33,6 @@ pub enum SaveError {
     Superseded { path: PathBuf, term: u64 },
     #[error("an entry can't be encoded")]
     Encode(#[source] Arc<serde_json::Error>),
-    #[error("a row contradicts the one that is there: {0}")]
-    Conflict(String),
     #[error("the store is closed")]
     Closed,
 }
@@ -55,9 +53,12 @@ impl SaveError {
         matches!(self, Self::Full { .. })
     }
 
-    /// Trying again can't help: the entry itself is refused.
-    fn is_final(&self) -> bool {
-        matches!(self, Self::Conflict(_))
+    /// No later try can help.
+    pub fn is_lasting(&self) -> bool {
+        match self {
+            Self::Superseded { .. } | Self::Encode(_) | Self::Closed => true,
+            Self::Full { .. } | Self::Io { .. } | Self::Database { .. } => false,
+        }
     }
 }
 
@@ -208,7 +209,7 @@ impl<K: Ord, V, S: Sink<K, V>> State<S, K, V> {
             true => Ok(()),
             false => self.sink.save(&self.backlog),
         };
-        if result.as_ref().err().is_none_or(SaveError::is_final) {
+        if result.is_ok() {
             self.backlog.clear();
         }
         self.note(result.as_ref().err());

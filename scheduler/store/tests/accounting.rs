@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use hop_api::message::{AcctQuery, AcctRow};
-use hop_core::id::{GpuIndex, JobId, LeaseId};
-use hop_core::time::{Span, Timestamp};
 use hop_store::{Accounting, AccountingOpenError, Discrepancy};
+use hop_words::id::{GpuIndex, JobId, LeaseId};
+use hop_words::time::{Span, Timestamp};
 use std::path::Path;
 
 fn at(seconds: u64) -> Timestamp {

@@ -3,8 +3,8 @@
 
 use super::*;
 use hop_api::message::SeatStep;
-use hop_core::id::CellId;
 use hop_handover::token::{Device as TokenDevice, Hold, Holder, Refused};
+use hop_words::id::CellId;
 
 const T0: Timestamp = Timestamp(1_000_000_000);
 const GRACE: Span = Span::from_secs(2);
@@ -90,8 +90,8 @@ fn short(output: &Output) -> String {
     match output {
         Output::Report(Request::AgentUp(up)) => format!(
             "up leases {:?} ended {:?}",
-            up.leases.iter().map(|l| l.lease.0).collect::<Vec<_>>(),
-            up.ended.iter().map(|(l, _)| l.0).collect::<Vec<_>>()
+            up.leases.iter().map(|l| l.order.lease.0).collect::<Vec<_>>(),
+            up.ended.iter().map(|l| l.order.lease.0).collect::<Vec<_>>()
         ),
         Output::Report(Request::LeaseStarted { lease, handover }) => format!(
             "started {lease} {:?}",
@@ -100,10 +100,11 @@ fn short(output: &Output) -> String {
         Output::Report(Request::LeaseFailed {
             lease, device_lost, ..
         }) => format!("failed {lease}{}", if *device_lost { " lost" } else { "" }),
-        Output::Report(Request::LeaseEnded { lease, end }) => format!(
-            "ended {lease} {:?}{}",
-            end.cause,
-            if end.clean { "" } else { " unclean" }
+        Output::Report(Request::LeaseEnded(ended)) => format!(
+            "ended {} {:?}{}",
+            ended.order.lease,
+            ended.end.cause,
+            if ended.end.clean { "" } else { " unclean" }
         ),
         Output::Report(Request::SlotBlocked { index, .. }) => format!("blocked {index}"),
         Output::Report(other) => format!("{other:?}"),
@@ -127,7 +128,12 @@ fn order(lease: u64, gpus: u16, term: u64) -> StartLease {
     StartLease {
         term: Term(term),
         lease: LeaseId(lease),
+        pilot: JobId(9),
         user: "alice".into(),
+        account: None,
+        pool: "main".into(),
+        name: "digits.ipynb".into(),
+        submit: Timestamp(1),
         kernel: "k".into(),
         cell: CellId::from("c"),
         executor: SeatStep {

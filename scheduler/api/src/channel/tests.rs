@@ -3,7 +3,7 @@
 
 use super::*;
 use crate::message::{FromHopd, Request, Response, ToHopd};
-use hop_core::id::Term;
+use hop_words::id::Term;
 use std::collections::HashSet;
 use std::sync::Mutex;
 use tokio::io::{DuplexStream, duplex};

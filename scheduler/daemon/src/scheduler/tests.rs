@@ -1,14 +1,30 @@
 //! What one user can do to the others through `hopd`: nothing. No Slurm is asked: what it would say is put in.
 
+use super::connections::{HELD_UP, UNREAD};
+use super::seats::Seat;
 use super::*;
-use hop_api::message::{QueueQuery, Role, SeatStep};
-use hop_core::id::Incarnation;
-use hop_core::need::{Class, Need};
+use crate::parks;
+use crate::server::{Caller, ConnId, Incoming};
+use hop_api::message::{
+    AcctQuery, AcctRow, AgentUp, Bound, EndedLease, Event, Expect, FromHopd, Order, QueueQuery, Refusal,
+    ReplicaRole, ReplicaUp, Request, Response, Role, SeatStep, StartLease, ToHopd, WaitingCell,
+};
+use hop_store::Journal;
+use hop_words::id::{Incarnation, Tenure};
+use hop_words::need::{Class, Need};
+use std::path::Path;
 
 struct House {
     scheduler: Scheduler,
     next: u64,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    for entry in std::fs::read_dir(from).unwrap() {
+        let entry = entry.unwrap();
+        std::fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
 }
 
 type Mailbox = mpsc::Receiver<FromHopd>;
@@ -24,12 +40,25 @@ impl House {
 
     /// With so much more in the pool's table.
     fn with(more: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
         let config = Config::parse(&format!("{QUOTA}{POOL}{more}"), "x".as_ref()).unwrap();
+        Self::start(config, tempfile::tempdir().unwrap())
+    }
+
+    /// On a state directory with copies of these files.
+    fn on(folder: tempfile::TempDir, files: Option<&Path>) -> Self {
+        if let Some(files) = files {
+            copy_files(files, folder.path());
+        }
+        let config = Config::parse(&format!("{QUOTA}{POOL}"), "x".as_ref()).unwrap();
+        Self::start(config, folder)
+    }
+
+    fn start(config: Config, folder: tempfile::TempDir) -> Self {
         let (journal, snapshot) = Journal::open(&folder.path().join("journal")).unwrap();
         let accounting = Accounting::open(&folder.path().join("accounting")).unwrap();
         let mut scheduler =
             Scheduler::new(config, journal, snapshot.term, snapshot.entries, accounting).unwrap();
+        scheduler.news.rules.get_or_insert_default();
         for n in 0..4 {
             scheduler.todo.push_back(Input::Node(hop_core::NodeFacts {
                 node: format!("n{n}").into(),
@@ -45,8 +74,29 @@ impl House {
         Self {
             scheduler,
             next: 0,
-            _folder: folder,
+            folder,
         }
+    }
+
+    /// The next `hopd` on the same state directory.
+    fn restarted(self) -> Self {
+        let Self {
+            scheduler, folder, ..
+        } = self;
+        let config = scheduler.config.clone();
+        drop(scheduler);
+        Self::start(config, folder)
+    }
+
+    /// All leases' rows, once they are on disk.
+    async fn rows(&mut self) -> Vec<AcctRow> {
+        let accounting = self.scheduler.records.accounting();
+        accounting.record([]).durable().await.unwrap();
+        let all = AcctQuery {
+            all_users: true,
+            ..AcctQuery::default()
+        };
+        accounting.query(&all, Timestamp(9)).unwrap()
     }
 
     fn connect(&mut self, user: &str, role: Role) -> (ConnId, Mailbox) {
@@ -56,6 +106,7 @@ impl House {
         let caller = Caller {
             uid: user.len() as u32,
             user: user.into(),
+            groups: [].into(),
             operator: false,
             role,
         };
@@ -88,10 +139,408 @@ impl House {
         let seat = Seat {
             user: user.into(),
             account: None,
+            qos: None,
             nodes: vec![node.into()],
         };
-        self.scheduler.seats.insert(JobId(job), seat);
+        self.scheduler.seats.restore(JobId(job), seat);
     }
+}
+
+/// Ada's kernel on a node with one GPU.
+struct Lending {
+    house: House,
+    agent: (ConnId, Mailbox),
+    ada: (ConnId, Mailbox),
+}
+
+impl Lending {
+    fn new() -> Self {
+        let mut house = House::new();
+        house.seat(7, "ada", "n0");
+        let mut agent = house.connect("gresshopper", Role::Agent);
+        house.ask(agent.0, &mut agent.1, agent_up());
+        let mut ada = house.connect("ada", Role::Replica);
+        house.ask(ada.0, &mut ada.1, up("ada", "a", 1, 7, "n0"));
+        Self { house, agent, ada }
+    }
+
+    /// The lease of a cell that is submitted now.
+    fn lease(&mut self) -> LeaseId {
+        self.house.say(self.ada.0, submit("a", 1));
+        self.house.scheduler.core.leases()[0].lease
+    }
+
+    /// Whether the agent was told since this was last asked that it may forget the lease.
+    fn acknowledged(&mut self, wanted: LeaseId) -> bool {
+        let told = std::iter::from_fn(|| self.agent.1.try_recv().ok());
+        told.fold(false, |said, message| {
+            let acknowledged = matches!(
+                message.body,
+                Response::Order(Order::EndAcknowledged { lease, .. }) if lease == wanted
+            );
+            said || acknowledged
+        })
+    }
+}
+
+/// The rows of the accounting after a crash that left these files, once its `hopd` has started.
+async fn rows_of(folder: &std::path::Path) -> Vec<AcctRow> {
+    let mut house = House::on(tempfile::tempdir().unwrap(), Some(folder));
+    house.rows().await
+}
+
+#[tokio::test]
+async fn an_end_is_acknowledged_when_it_is_on_disk() {
+    let mut lending = Lending::new();
+    let lease = lending.lease();
+    lending.house.say(lending.agent.0, started(lease));
+    lending.house.say(lending.agent.0, ended(lease));
+    assert!(!lending.acknowledged(lease), "the disk has not had a chance");
+    let mut inbox = lending.house.scheduler.inbox.take().unwrap();
+    loop {
+        let report = inbox.recv().await.unwrap();
+        if matches!(report, Report::Durable(_)) {
+            let copy = tempfile::tempdir().unwrap();
+            copy_files(lending.house.folder.path(), copy.path());
+            lending.house.scheduler.report(report);
+            assert!(lending.acknowledged(lease));
+            let rows = rows_of(copy.path()).await;
+            assert_eq!(rows.len(), 1);
+            assert!(rows[0].end.is_some() && rows[0].state == "COMPLETED", "{rows:?}");
+            return;
+        }
+        assert!(!lending.acknowledged(lease));
+        lending.house.scheduler.report(report);
+    }
+}
+
+#[tokio::test]
+async fn a_lease_whose_order_a_crash_took_has_its_row_by_its_nodes_word() {
+    let at = |live: bool| {
+        let Request::AgentUp(up) = agent_up() else {
+            unreachable!("made above")
+        };
+        let lease = LeaseId(77);
+        let (order, handover) = (order(lease), handover());
+        let leases = if live {
+            vec![hop_api::message::LiveLease { order, handover }]
+        } else {
+            vec![]
+        };
+        let ended = if live { vec![] } else { vec![ended_lease(lease)] };
+        Request::AgentUp(AgentUp { leases, ended, ..up })
+    };
+    for live in [true, false] {
+        let mut house = House::new();
+        let (agent, mut mailbox) = house.connect("gresshopper", Role::Agent);
+        house.ask(agent, &mut mailbox, at(live));
+        if live {
+            // Nobody wants it: it is ended, and the node says so, twice since nobody acknowledged it.
+            house.say(agent, ended(LeaseId(77)));
+            house.say(agent, ended(LeaseId(77)));
+        }
+        let rows = house.rows().await;
+        let [row] = &rows[..] else { panic!("{rows:?}") };
+        assert_eq!(
+            (
+                row.user.as_str(),
+                row.name.as_str(),
+                row.node.as_str(),
+                row.state.as_str()
+            ),
+            ("ada", "digits.ipynb", "n0", "CANCELLED")
+        );
+        assert_eq!(
+            (row.start, row.end, row.held),
+            (Some(Timestamp(1)), Some(Timestamp(2)), Span(1))
+        );
+    }
+}
+
+/// The journal has a row as long as the accounting may not have it, and no longer.
+#[tokio::test]
+async fn rows_lie_in_the_journal_until_the_accounting_has_them() {
+    let mut house = House::new();
+    let order = order(LeaseId(7));
+    let row = house
+        .scheduler
+        .records
+        .rows
+        .adopt(&"n0".into(), &order, None)
+        .unwrap();
+    house.scheduler.records.write(vec![], vec![row]);
+    let without_accounting = |house: &House| {
+        let copy = tempfile::tempdir().unwrap();
+        std::fs::copy(house.folder.path().join("journal"), copy.path().join("journal")).unwrap();
+        copy
+    };
+    house.scheduler.records.flush().await;
+    let copy = without_accounting(&house);
+    assert_eq!(rows_of(copy.path()).await.len(), 1);
+    let mut inbox = house.scheduler.inbox.take().unwrap();
+    let report = inbox.recv().await.unwrap();
+    assert!(matches!(report, Report::Settled(_)), "{report:?}");
+    house.scheduler.report(report);
+    house.scheduler.records.flush().await;
+    let copy = without_accounting(&house);
+    assert_eq!(rows_of(copy.path()).await.len(), 0);
+}
+
+#[tokio::test]
+async fn a_row_that_a_crash_left_open_is_closed_once() {
+    let mut lending = Lending::new();
+    let lease = lending.lease();
+    lending.house.say(lending.agent.0, started(lease));
+    let row = lending.house.rows().await.remove(0);
+    assert_eq!((row.lease, row.end), (lease, None));
+    // The journal is lost; the accounting is not.
+    let reported = |report: bool| {
+        let row = row.clone();
+        async move {
+            let mut house = House::new();
+            house.scheduler.records.write(vec![], vec![row]);
+            let mut house = house.restarted();
+            if report {
+                let (agent, mut mailbox) = house.connect("gresshopper", Role::Agent);
+                house.ask(agent, &mut mailbox, agent_up());
+                house.say(agent, ended(lease));
+            }
+            house.scheduler.orphans_over();
+            (house.rows().await, house.scheduler.started)
+        }
+    };
+    let (rows, _) = reported(true).await;
+    assert_eq!(
+        (rows.len(), rows[0].state.as_str()),
+        (1, "CANCELLED"),
+        "no cell ran on it"
+    );
+    let (rows, started) = reported(false).await;
+    assert_eq!((rows.len(), rows[0].state.as_str()), (1, "NODE_FAIL"));
+    assert_eq!(rows[0].end, Some(started));
+    assert!(rows[0].reason.contains("lost track"), "{}", rows[0].reason);
+}
+
+#[tokio::test]
+async fn a_cell_that_waited_in_vain_has_a_row() {
+    let mut lending = Lending::new();
+    lending.lease();
+    let ada = lending.ada.0;
+    for cell in [2, 3] {
+        lending.house.say(ada, submit("a", cell));
+    }
+    let cancel = Request::CancelCell {
+        kernel: "a".into(),
+        tenure: Tenure(0),
+        cell: "c2".into(),
+    };
+    lending.house.say(ada, cancel);
+    lending.house.scheduler.todo.push_back(Input::Cancel {
+        target: hop_api::message::CancelTarget::Cell {
+            kernel: "a".into(),
+            cell: "c3".into(),
+        },
+        by: "root".into(),
+    });
+    lending.house.scheduler.settle();
+    let rows = lending.house.rows().await;
+    let vain: Vec<_> = rows
+        .iter()
+        .filter(|r| r.state == "CANCELLED")
+        .map(|r| {
+            (
+                r.start,
+                r.end.is_some(),
+                r.wait == r.end.unwrap().since(r.submit),
+                r.reason.as_str(),
+            )
+        })
+        .collect();
+    let withdrawn = "it was interrupted while it waited, or its kernel was restarted";
+    assert_eq!(
+        vain,
+        [
+            (None, true, true, withdrawn),
+            (None, true, true, "cancelled by root")
+        ]
+    );
+    assert_eq!(rows.len(), 3);
+}
+
+#[tokio::test]
+async fn a_lease_that_was_withdrawn_before_it_started_is_cancelled() {
+    // By an interrupt, and by a restart of hopd.
+    for restart in [false, true] {
+        let mut lending = Lending::new();
+        let lease = lending.lease();
+        let failed = Request::LeaseFailed {
+            lease,
+            reason: "it was ended before it had started".into(),
+            device_lost: false,
+        };
+        let mut house = if restart {
+            let mut house = lending.house.restarted();
+            let (agent, mut mailbox) = house.connect("gresshopper", Role::Agent);
+            house.ask(agent, &mut mailbox, agent_up());
+            house
+        } else {
+            let cancel = Request::CancelCell {
+                kernel: "a".into(),
+                tenure: Tenure(0),
+                cell: "c1".into(),
+            };
+            lending.house.say(lending.ada.0, cancel);
+            lending.house.say(lending.agent.0, failed);
+            lending.house
+        };
+        let rows = house.rows().await;
+        assert_eq!((rows.len(), rows[0].state.as_str()), (1, "CANCELLED"), "{rows:?}");
+        assert!(rows[0].start.is_none() && rows[0].end.is_some());
+    }
+}
+
+/// The plugin was at work when the cell was interrupted: Slurm shows a step, so the row has a start.
+#[tokio::test]
+async fn a_lease_that_was_withdrawn_during_its_handover_was_held() {
+    let mut lending = Lending::new();
+    let lease = lending.lease();
+    let cancel = Request::CancelCell {
+        kernel: "a".into(),
+        tenure: Tenure(0),
+        cell: "c1".into(),
+    };
+    lending.house.say(lending.ada.0, cancel);
+    lending.house.say(lending.agent.0, ended(lease));
+    let rows = lending.house.rows().await;
+    let [row] = &rows[..] else { panic!("{rows:?}") };
+    assert_eq!((row.state.as_str(), row.step), ("CANCELLED", 1));
+    assert_eq!(row.held, row.end.unwrap().since(row.start.unwrap()));
+}
+
+/// slurmctld is slow or away, so that nobody has said whose the seat of a running cell's replica is.
+#[tokio::test]
+async fn a_restart_ends_no_lease_whose_replica_waits_for_slurms_word() {
+    let mut lending = Lending::new();
+    let lease = lending.lease();
+    lending.house.say(lending.agent.0, started(lease));
+    let mut house = lending.house.restarted();
+    let (agent, _agent_box) = house.connect("gresshopper", Role::Agent);
+    let Request::AgentUp(report) = agent_up() else {
+        unreachable!("made above")
+    };
+    let live = hop_api::message::LiveLease {
+        order: order(lease),
+        handover: handover(),
+    };
+    house.say(
+        agent,
+        Request::AgentUp(AgentUp {
+            leases: vec![live],
+            ..report
+        }),
+    );
+    let (ada, mut mailbox) = house.connect("ada", Role::Replica);
+    let Request::ReplicaUp(mut report) = up("ada", "a", 1, 7, "n0") else {
+        unreachable!("made above")
+    };
+    report.holds = Some((lease, Some("c1".into())));
+    house.say(ada, Request::ReplicaUp(report));
+    let state = |house: &House| house.scheduler.core.lease(lease).map(|l| l.state);
+    house.scheduler.grace_over();
+    house.scheduler.settle();
+    assert_eq!(state(&house), Some("RUNNING"));
+    assert!(
+        house.scheduler.due.iter().any(|(_, due)| *due == Due::Grace),
+        "it is looked at again"
+    );
+    // Slurm can't be asked: the replica is believed.
+    house.scheduler.seat_owner(JobId(7), &Err("away".into()));
+    house.scheduler.settle();
+    house.scheduler.grace_over();
+    house.scheduler.settle();
+    assert_eq!(state(&house), Some("RUNNING"));
+    let told = std::iter::from_fn(|| mailbox.try_recv().ok());
+    let revoked = told.filter(|m| matches!(m.body, Response::Event(Event::Revoked { .. })));
+    assert_eq!(revoked.count(), 0);
+}
+
+#[tokio::test]
+async fn a_seat_that_slurm_has_confirmed_is_known_after_a_restart() {
+    let mut house = House::new();
+    let (ada, mut mailbox) = house.connect("ada", Role::Replica);
+    house.say(ada, up("ada", "a", 1, 7, "n0"));
+    let owner = crate::slurm::Owner {
+        uid: 3,
+        account: Some("lab".into()),
+        qos: None,
+        nodes: vec!["n0".into()],
+        lives: true,
+    };
+    house.scheduler.seat_owner(JobId(7), &Ok(Some(owner)));
+    house.scheduler.settle();
+    assert!(std::iter::from_fn(|| mailbox.try_recv().ok()).any(|m| done(&m.body)));
+    let mut house = house.restarted();
+    let (ada, mut mailbox) = house.connect("ada", Role::Replica);
+    assert!(done(&house.ask(ada, &mut mailbox, up("ada", "a", 1, 7, "n0"))));
+    // Until Slurm doesn't show it any more.
+    house.scheduler.closed(ada);
+    house.scheduler.looked(Ok(crate::slurm::Queue {
+        pilots: vec![],
+        alive: vec![],
+    }));
+    house.scheduler.settle();
+    let house = house.restarted();
+    assert_eq!(house.scheduler.seats.get(JobId(7)), None);
+}
+
+/// The seat's account is not one that the pool's partition takes.
+#[tokio::test]
+async fn a_pools_partition_says_who_may_lease() {
+    let mut house = House::new();
+    let admits = hop_slurm::Admits {
+        not_accounts: vec!["guests".into()],
+        ..hop_slurm::Admits::default()
+    };
+    let rules = Rules {
+        partition: "p".into(),
+        admits,
+        ..Rules::default()
+    };
+    house.scheduler.news.rules = Some([("main".into(), rules)].into());
+    let seat = |account: Option<&str>| Seat {
+        user: "ada".into(),
+        account: account.map(Into::into),
+        qos: None,
+        nodes: vec!["n0".into()],
+    };
+    house.scheduler.seats.restore(JobId(7), seat(Some("guests")));
+    let (ada, mut mailbox) = house.connect("ada", Role::Replica);
+    let Request::ReplicaUp(mut report) = up("ada", "a", 1, 7, "n0") else {
+        unreachable!("made above")
+    };
+    report.waiting = vec![waits("c1", Need::gpus(1), Class::Interactive)];
+    house.say(ada, Request::ReplicaUp(report));
+    let told: Vec<_> = std::iter::from_fn(|| mailbox.try_recv().ok())
+        .map(|m| m.body)
+        .collect();
+    let why = "pool main is not for you: account guests may not use partition p (DenyAccounts)";
+    assert!(
+        matches!(&told[0], Response::Event(Event::Refused { reason, .. }) if reason == why),
+        "{told:?}"
+    );
+    refused(
+        &house.ask(ada, &mut mailbox, submit("a", 2)),
+        "account guests may not use partition p",
+    );
+    assert_eq!(house.scheduler.core.waiting_of(&"ada".into()), 0);
+    // What Slurm hasn't said is not allowed; an account that isn't denied is.
+    house.scheduler.seats.restore(JobId(7), seat(None));
+    refused(
+        &house.ask(ada, &mut mailbox, submit("a", 3)),
+        "is not known while Slurm does not answer",
+    );
+    house.scheduler.seats.restore(JobId(7), seat(Some("lab")));
+    assert!(done(&house.ask(ada, &mut mailbox, submit("a", 4))));
 }
 
 const QUANTUM: &str = "quantum = {interactive_s = 1, worth_waiting_s = 0}\n";
@@ -156,7 +605,7 @@ fn agent_up() -> Request {
         pilot: JobId(1),
         pool: "main".into(),
         gpus: vec![hop_api::message::GpuSlot {
-            index: hop_core::id::GpuIndex(0),
+            index: hop_words::id::GpuIndex(0),
             gpu_type: "".into(),
             mem_mib: 0,
             blocked: None,
@@ -172,23 +621,83 @@ fn agent_up() -> Request {
     })
 }
 
-fn started(lease: LeaseId) -> Request {
-    Request::LeaseStarted {
+fn handover() -> Handover {
+    Handover {
+        epoch: hop_words::id::Epoch(1),
+        pilot: JobId(1),
+        step: 1,
+        devices: vec![hop_api::message::Device {
+            index: hop_words::id::GpuIndex(0),
+            path: "/dev/x".into(),
+            major: 1,
+            minor: 1,
+        }],
+        cores: String::new(),
+        at: Timestamp(1),
+    }
+}
+
+/// The order of a lease of ada's on the agent of [`agent_up`].
+fn order(lease: LeaseId) -> StartLease {
+    StartLease {
+        term: Term(1),
         lease,
-        handover: Handover {
-            epoch: hop_core::id::Epoch(1),
-            pilot: JobId(1),
-            step: 1,
-            devices: vec![],
-            cores: String::new(),
-            at: Timestamp(1),
+        pilot: JobId(1),
+        user: "ada".into(),
+        account: None,
+        pool: "main".into(),
+        kernel: "a".into(),
+        name: "digits.ipynb".into(),
+        cell: "c1".into(),
+        submit: Timestamp(1),
+        executor: SeatStep {
+            job: JobId(7),
+            step: 0,
+            pid: 1,
+            start_time: 1,
+            uid: 3,
+        },
+        gpus: 1,
+        gpu_type: None,
+        cpus: 1,
+        step_name: "ada/digits.ipynb".into(),
+    }
+}
+
+fn ended_lease(lease: LeaseId) -> EndedLease {
+    EndedLease {
+        order: order(lease),
+        handover: Some(handover()),
+        end: hop_api::message::LeaseEnd {
+            cause: hop_api::message::EndCause::Claimed,
+            clean: true,
+            ended_pids: vec![],
+            at: Timestamp(2),
+            detail: String::new(),
         },
     }
 }
 
+fn ended(lease: LeaseId) -> Request {
+    Request::LeaseEnded(Box::new(ended_lease(lease)))
+}
+
+fn started(lease: LeaseId) -> Request {
+    let handover = Handover {
+        devices: vec![],
+        ..handover()
+    };
+    Request::LeaseStarted { lease, handover }
+}
+
 fn parked(lease: LeaseId, kernel: &str, cell: &str) -> Request {
     let (kernel, cell) = (kernel.into(), cell.into());
-    Request::CellParked { kernel, cell, lease }
+    Request::CellParked {
+        kernel,
+        tenure: Tenure(0),
+        cell,
+        lease,
+    }
 }
 
 fn rows(of: &[(&str, &str)]) -> Vec<(String, String)> {
@@ -209,6 +718,7 @@ async fn a_cell_that_outruns_its_quantum_is_asked_to_park_once_and_only_its_own_
     );
     let no = Request::ParkRefused {
         kernel: "a".into(),
+        tenure: Tenure(0),
         lease,
         reason: "x".into(),
     };
@@ -226,16 +736,7 @@ async fn a_cell_that_outruns_its_quantum_is_asked_to_park_once_and_only_its_own_
         long.states(),
         rows(&[("a", "ENDING"), ("b", "PENDING"), ("a", "SUSPENDED")])
     );
-    let ended = Request::LeaseEnded {
-        lease,
-        end: hop_api::message::LeaseEnd {
-            cause: hop_api::message::EndCause::Claimed,
-            clean: true,
-            ended_pids: vec![],
-            at: Timestamp(2),
-            detail: String::new(),
-        },
-    };
+    let ended = ended(lease);
     let agent = long.agent.0;
     long.house.say(agent, ended);
     assert_eq!(long.states(), rows(&[("b", "STARTING"), ("a", "SUSPENDED")]));
@@ -292,7 +793,7 @@ async fn a_replica_that_was_away_is_asked_again_and_its_report_counts_as_an_answ
     assert_eq!(long.was_asked(), 1);
     // Its answer is lost with the connection; its report says the same.
     report.holds = None;
-    report.waiting = vec![("c1".into(), Need::gpus(1), Class::Interactive)];
+    report.waiting = vec![waits("c1", Need::gpus(1), Class::Interactive)];
     report.parked = Some(hop_api::message::ParkedCell {
         cell: "c1".into(),
         lease: long.lease,
@@ -312,6 +813,8 @@ fn place(kernel: &str) -> Request {
         pool: None,
         account: None,
         replicas: 1,
+        wanted: 0,
+        first: None,
         default_need: Need::gpus(1),
         mem_mib: 0,
         cpus: 0,
@@ -319,10 +822,17 @@ fn place(kernel: &str) -> Request {
     })
 }
 
+fn waits(cell: &str, need: Need, class: Class) -> WaitingCell {
+    let cell = cell.into();
+    WaitingCell { cell, need, class }
+}
+
 fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Request {
-    Request::ReplicaUp(ReplicaUp {
+    Request::ReplicaUp(Box::new(ReplicaUp {
         kernel: kernel.into(),
+        tenure: Tenure(0),
         incarnation: Incarnation(incarnation),
+        role: ReplicaRole::Executor,
         account: None,
         pool: None,
         node: node.into(),
@@ -335,15 +845,19 @@ fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Reque
         },
         name: String::new(),
         holds: None,
+        ended: None,
         waiting: vec![],
         parks: true,
         parked: None,
-    })
+        captured: false,
+        bound: Bound::default(),
+    }))
 }
 
 fn submit(kernel: &str, cell: usize) -> Request {
     Request::Submit {
         kernel: kernel.into(),
+        tenure: Tenure(0),
         cell: format!("c{cell}").into(),
         need: Need::gpus(1),
         class: Class::Interactive,
@@ -376,8 +890,8 @@ async fn a_user_opens_no_more_kernels_than_their_quota_and_the_others_open_their
         }
     }
     assert_eq!(house.scheduler.core.kernel_count(), 5);
-    assert_eq!(house.scheduler.owners.len(), 5);
-    assert_eq!(house.scheduler.listeners.len(), 5);
+    assert_eq!(house.scheduler.registry.counts().0, 5);
+    assert_eq!(house.scheduler.connections.heard_kernels(), 5);
     // Placed anew and anew it is still one kernel with a handful of plans.
     for _ in 0..200 {
         house.say(mallory, place("m0"));
@@ -390,8 +904,8 @@ async fn a_user_opens_no_more_kernels_than_their_quota_and_the_others_open_their
     let answer = house.ask(mallory, &mut box_m, place("m7"));
     assert!(matches!(answer, Response::Placement(_)), "{answer:?}");
     house.scheduler.closed(mallory);
-    assert_eq!(house.scheduler.listeners.len(), 1);
-    assert!(house.scheduler.placements.is_empty());
+    assert_eq!(house.scheduler.connections.heard_kernels(), 1);
+    assert_eq!(house.scheduler.registry.counts().1, 0);
 }
 
 #[tokio::test]
@@ -414,7 +928,7 @@ async fn a_users_waiting_cells_are_bounded_and_nobody_elses() {
         let Request::ReplicaUp(mut report) = up("mallory", "m", 1, 7, "n0") else {
             panic!()
         };
-        let cell = |n: usize| (format!("c{n}").into(), Need::gpus(1), Class::Interactive);
+        let cell = |n: usize| waits(&format!("c{n}"), Need::gpus(1), Class::Interactive);
         report.waiting = (0..count).map(cell).collect();
         let answer = house.ask(mallory, &mut box_m, Request::ReplicaUp(report));
         assert_eq!(done(&answer), fine, "{answer:?}");
@@ -435,7 +949,7 @@ async fn replicas_are_few_and_where_their_seats_are() {
         let answer = house.ask(mallory, &mut mailbox, up("mallory", "m", n, 7, "n0"));
         assert_eq!(done(&answer), n < 10, "{answer:?}");
     }
-    assert_eq!(house.scheduler.replicas.len(), 10);
+    assert_eq!(house.scheduler.registry.counts().2, 10);
     let mut request = submit("m", 1);
     if let Request::Submit { need, .. } = &mut request {
         need.gpu_type = Some("x".repeat(100_000).into());
@@ -478,8 +992,7 @@ async fn while_slurm_is_asked_about_a_seat_only_so_much_waits() {
         }
         boxes.push(mailbox);
     }
-    let held_up = house.scheduler.conns.values().filter_map(|c| c.held_up.as_ref());
-    assert_eq!(held_up.map(VecDeque::len).sum::<usize>(), HELD_UP);
+    assert_eq!(house.scheduler.connections.held_up(), HELD_UP);
 }
 
 #[test]
@@ -507,7 +1020,7 @@ async fn slurms_queue_is_read_once_at_a_time() {
     assert_eq!(reads, 1);
     house.scheduler.looked(Err("away".to_owned()));
     house.scheduler.look();
-    assert!(house.scheduler.looking, "the next is read again");
+    assert!(house.scheduler.news.is_looking(), "the next is read again");
 }
 
 #[tokio::test]
@@ -561,6 +1074,8 @@ async fn the_largest_numbers_that_a_user_can_say_break_nothing() {
             pool: None,
             account: None,
             replicas: u16::MAX,
+            wanted: u16::MAX,
+            first: Some(Incarnation((1 << 31) - 1)),
             default_need: need,
             mem_mib,
             cpus: u16::MAX,
@@ -601,7 +1116,7 @@ async fn the_largest_numbers_that_a_user_can_say_break_nothing() {
         for incarnation in [u32::MAX, (1 << 31) - 1] {
             let mut up = up("eve", "k", incarnation, 7, "n0");
             if let Request::ReplicaUp(up) = &mut up {
-                up.waiting = vec![("w".into(), huge(), Class::Deadline)];
+                up.waiting = vec![waits("w", huge(), Class::Deadline)];
                 up.holds = Some((LeaseId(u64::MAX), Some("x".into())));
             }
             let answer = house.ask(replica, &mut mailbox, up);
@@ -629,6 +1144,7 @@ async fn the_largest_numbers_that_a_user_can_say_break_nothing() {
                     replica,
                     Request::Submit {
                         kernel: "k".into(),
+                        tenure: Tenure(0),
                         cell,
                         need: need.clone(),
                         class,
@@ -651,11 +1167,12 @@ async fn the_largest_numbers_that_a_user_can_say_break_nothing() {
             replica,
             Request::CellEnded {
                 kernel: "k".into(),
+                tenure: Tenure(0),
                 cell: "1Deadline".into(),
                 lease: LeaseId(u64::MAX),
                 started: Timestamp(u64::MAX),
                 ended: Timestamp(0),
-                outcome: hop_core::lease::Outcome::Ok,
+                outcome: hop_words::lease::Outcome::Ok,
             },
         );
     }
@@ -664,4 +1181,169 @@ async fn the_largest_numbers_that_a_user_can_say_break_nothing() {
         house.ask(replica, &mut mailbox, Request::Ping),
         Response::Pong
     ));
+}
+
+/// Ada's kernel with an executor of tenure 2 and a warm standby on another node.
+struct Two {
+    house: House,
+    executor: (ConnId, Mailbox),
+    standby: (ConnId, Mailbox),
+}
+
+fn replica_of(incarnation: u32, tenure: u64, role: ReplicaRole) -> Request {
+    let (job, node) = (10 + incarnation, format!("n{incarnation}"));
+    let Request::ReplicaUp(report) = up("ada", "a", incarnation, job, &node) else {
+        unreachable!("made above")
+    };
+    Request::ReplicaUp(Box::new(ReplicaUp {
+        tenure: Tenure(tenure),
+        role,
+        ..*report
+    }))
+}
+
+impl Two {
+    fn new() -> Self {
+        let mut house = House::new();
+        for n in 1..=3 {
+            house.seat(10 + n, "ada", &format!("n{n}"));
+        }
+        let mut executor = house.connect("ada", Role::Replica);
+        let mut standby = house.connect("ada", Role::Replica);
+        let is_up = |house: &mut House, at: &mut (ConnId, Mailbox), up| {
+            let answer = house.ask(at.0, &mut at.1, up);
+            assert!(done(&answer), "{answer:?}");
+        };
+        is_up(&mut house, &mut executor, replica_of(1, 2, ReplicaRole::Executor));
+        is_up(&mut house, &mut standby, replica_of(2, 2, ReplicaRole::Warm));
+        Self {
+            house,
+            executor,
+            standby,
+        }
+    }
+
+    fn replicas(&self) -> BTreeSet<u32> {
+        let replicas = self.house.scheduler.registry.ids();
+        replicas.map(|id| id.incarnation.0).collect()
+    }
+}
+
+fn submit_as(tenure: u64) -> Request {
+    match submit("a", 1) {
+        Request::Submit {
+            kernel,
+            cell,
+            need,
+            class,
+            ..
+        } => Request::Submit {
+            kernel,
+            tenure: Tenure(tenure),
+            cell,
+            need,
+            class,
+        },
+        other => other,
+    }
+}
+
+#[tokio::test]
+async fn only_the_highest_tenure_speaks_for_a_kernel() {
+    let mut two = Two::new();
+    let superseded = |answer: Response| {
+        let said = matches!(
+            answer,
+            Response::Refused(Refusal::Superseded {
+                tenure: Tenure(3),
+                ..
+            })
+        );
+        assert!(said, "{answer:?}");
+    };
+    let (old, mailbox) = &mut two.executor;
+    assert!(done(&two.house.ask(*old, mailbox, submit_as(2))));
+    let (new, mailbox) = &mut two.standby;
+    let elected = replica_of(2, 3, ReplicaRole::Executor);
+    assert!(done(&two.house.ask(*new, mailbox, elected)));
+    let (old, mailbox) = &mut two.executor;
+    superseded(two.house.ask(*old, mailbox, submit_as(2)));
+    let cancel = Request::CancelCell {
+        kernel: "a".into(),
+        tenure: Tenure(2),
+        cell: "c1".into(),
+    };
+    superseded(two.house.ask(*old, mailbox, cancel));
+    // Who was deposed may come back as a standby, not as the executor.
+    superseded(
+        two.house
+            .ask(*old, mailbox, replica_of(1, 2, ReplicaRole::Executor)),
+    );
+    assert!(done(&two.house.ask(
+        *old,
+        mailbox,
+        replica_of(1, 2, ReplicaRole::Warm)
+    )));
+    assert!(done(&two.house.ask(
+        two.standby.0,
+        &mut two.standby.1,
+        submit_as(3)
+    )));
+}
+
+#[tokio::test]
+async fn a_tenure_that_is_over_stays_over_after_a_restart() {
+    let mut two = Two::new();
+    let (new, mailbox) = &mut two.standby;
+    two.house
+        .ask(*new, mailbox, replica_of(2, 3, ReplicaRole::Executor));
+    let mut house = two.house.restarted();
+    for n in 1..=3 {
+        house.seat(10 + n, "ada", &format!("n{n}"));
+    }
+    let (old, mut mailbox) = house.connect("ada", Role::Replica);
+    let answer = house.ask(old, &mut mailbox, replica_of(1, 2, ReplicaRole::Executor));
+    refused(&answer, "tenure 3 speaks for kernel a now");
+}
+
+#[tokio::test]
+async fn a_new_executor_supersedes_the_one_before_and_no_standby() {
+    let mut two = Two::new();
+    // Both are cut off for a moment; a third standby comes, then an executor of the same tenure as before.
+    two.house.scheduler.closed(two.executor.0);
+    two.house.scheduler.closed(two.standby.0);
+    let (third, mut mailbox) = two.house.connect("ada", Role::Replica);
+    two.house
+        .ask(third, &mut mailbox, replica_of(3, 2, ReplicaRole::Warm));
+    assert_eq!(two.replicas(), [1, 2, 3].into());
+    two.house
+        .ask(third, &mut mailbox, replica_of(3, 3, ReplicaRole::Executor));
+    assert_eq!(two.replicas(), [2, 3].into());
+    // The number says nothing where there is a log: a lower one may hold the higher tenure.
+    two.house.scheduler.closed(third);
+    let (second, mut mailbox) = two.house.connect("ada", Role::Replica);
+    two.house
+        .ask(second, &mut mailbox, replica_of(2, 4, ReplicaRole::Executor));
+    assert_eq!(two.replicas(), [2].into());
+}
+
+#[tokio::test]
+async fn the_executor_says_which_replica_is_lost() {
+    let mut two = Two::new();
+    let lost = |tenure| Request::ReplicaLost {
+        kernel: "a".into(),
+        tenure: Tenure(tenure),
+        incarnation: Incarnation(2),
+    };
+    let (conn, mailbox) = &mut two.executor;
+    refused(&two.house.ask(*conn, mailbox, lost(1)), "tenure 2 speaks");
+    assert!(done(&two.house.ask(*conn, mailbox, lost(2))));
+    assert_eq!(two.replicas(), [1].into());
+    assert_eq!(
+        two.house
+            .scheduler
+            .core
+            .other_replicas(&"a".into(), Incarnation(0)),
+        1
+    );
 }

@@ -1,16 +1,18 @@
 //! The accounting rows of leases that go on, made from the core's records.
 //!
-//! Pure. Every lease that was ordered gets exactly one row, written again as it goes on and for the last time
-//! when it is closed; every cell that it served gets one below it.
+//! Pure. Every lease that was ordered gets exactly one row, written again as it goes on and for the last time when it
+//! is closed; every cell that it served gets one below it. A lease that only its node knows, because a crash took the
+//! order's row, gets its row from its node's report.
 
-use hop_api::message::{AcctRow, EndCause, Outcome};
+use hop_api::message::{AcctRow, EndCause, EndedLease, Handover, LeaseEnd, Outcome, StartLease};
 use hop_core::Record;
-use hop_core::id::LeaseId;
-use hop_core::time::Span;
-use std::collections::{HashMap, HashSet};
+use hop_words::id::{JobId, LeaseId, NodeName};
+use hop_words::time::{Span, Timestamp};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 #[derive(Debug, Default)]
-pub(crate) struct Books {
+pub(crate) struct AccountingRows {
+    /// Rows of leases without an end, with the run time and number of the cells that have rows.
     open: HashMap<LeaseId, AcctRow>,
     /// Leases that lost the cell that ran on them.
     cut_short: HashSet<LeaseId>,
@@ -18,18 +20,116 @@ pub(crate) struct Books {
     parked: HashSet<LeaseId>,
 }
 
-impl Books {
-    /// Takes over rows of leases that go on, after a restart.
+impl AccountingRows {
+    /// Takes over what an earlier `hopd` wrote down of leases that go on, and of their cells. A later row of the same
+    /// lease or cell replaces an earlier one.
     pub(crate) fn restore(rows: impl IntoIterator<Item = AcctRow>) -> Self {
-        let open = rows
-            .into_iter()
-            .filter(|r| r.cell.is_none() && r.end.is_none())
-            .map(|r| (r.lease, r))
+        let rows = rows.into_iter().map(|row| ((row.lease, row.cell.clone()), row));
+        let mut rows: BTreeMap<_, AcctRow> = rows.collect();
+        let cells: Vec<AcctRow> = rows
+            .extract_if(.., |(_, cell), _| cell.is_some())
+            .map(|(_, row)| row)
             .collect();
+        let open = rows.into_values().filter(|row| row.end.is_none());
+        let mut open: HashMap<LeaseId, AcctRow> = open.map(|row| (row.lease, row)).collect();
+        for cell in cells {
+            if let Some(row) = open.get_mut(&cell.lease) {
+                count(row, cell.run);
+            }
+        }
         Self {
             open,
             ..Self::default()
         }
+    }
+
+    /// Leases whose rows are open.
+    pub(crate) fn open(&self) -> impl Iterator<Item = (LeaseId, &AcctRow)> {
+        self.open.iter().map(|(id, row)| (*id, row))
+    }
+
+    /// The row of a lease that lives on its node and has none. `None` means that it has one.
+    pub(crate) fn adopt(
+        &mut self,
+        node: &NodeName,
+        order: &StartLease,
+        handover: Option<&Handover>,
+    ) -> Option<AcctRow> {
+        if self.open.contains_key(&order.lease) {
+            return None;
+        }
+        let start = handover.map(|h| h.at);
+        let row = AcctRow {
+            lease: order.lease,
+            cell: None,
+            user: order.user.clone(),
+            account: order.account.clone(),
+            pool: order.pool.clone(),
+            kernel: order.kernel.clone(),
+            name: order.name.clone(),
+            node: node.clone(),
+            gpus: handover.map_or_else(Vec::new, |h| h.devices.iter().map(|d| d.index).collect()),
+            cpus: order.cpus,
+            pilot: handover.map_or(order.pilot, |h| h.pilot),
+            step: handover.map_or(0, |h| h.step),
+            state: if start.is_some() { "RUNNING" } else { "PENDING" }.into(),
+            submit: order.submit,
+            start,
+            end: None,
+            wait: start.map_or(Span::ZERO, |start| start.since(order.submit)),
+            held: Span::ZERO,
+            run: Span::ZERO,
+            linger: Span::ZERO,
+            cells: 0,
+            reason: String::new(),
+        };
+        self.open.insert(order.lease, row.clone());
+        Some(row)
+    }
+
+    /// The last row of a lease of which the core knows nothing, by its node's word.
+    pub(crate) fn ended_on_node(&mut self, node: &NodeName, ended: &EndedLease) -> Option<AcctRow> {
+        self.adopt(node, &ended.order, ended.handover.as_ref());
+        let LeaseEnd {
+            cause,
+            clean,
+            at,
+            detail,
+            ..
+        } = &ended.end;
+        self.close_alone(ended.order.lease, *cause, *clean, *at, detail)
+    }
+
+    /// The last row of a lease that neither the core nor any node knows.
+    pub(crate) fn lost(&mut self, lease: LeaseId, at: Timestamp) -> Option<AcctRow> {
+        self.close_alone(lease, EndCause::NodeLost, true, at, UNKNOWN_END)
+    }
+
+    /// Closes a lease from what its own row and those of its cells say.
+    fn close_alone(
+        &mut self,
+        lease: LeaseId,
+        cause: EndCause,
+        clean: bool,
+        at: Timestamp,
+        detail: &str,
+    ) -> Option<AcctRow> {
+        let row = self.open.get(&lease)?;
+        let held = row.start.map_or(Span::ZERO, |start| at.since(start));
+        let run = Span(row.run.0.min(held.0));
+        let (wait, cells, at) = (row.wait, row.cells, row.start.map_or(at, |start| start + held));
+        self.closed(Record::LeaseClosed {
+            lease,
+            cause,
+            clean,
+            at,
+            held,
+            run,
+            linger: Span::ZERO,
+            wait,
+            cells,
+            detail: detail.to_owned(),
+        })
     }
 
     /// The lease's step in its pilot, as soon as it is known.
@@ -52,6 +152,7 @@ impl Books {
                 Some(row.clone())
             }
             Record::CellServed { .. } => self.cell(record),
+            Record::CellWithdrawn { .. } => withdrawn(record),
             Record::LeaseClosed { .. } => self.closed(record),
         }
     }
@@ -114,14 +215,16 @@ impl Books {
         else {
             return None;
         };
-        let row = self.open.get(&lease)?.clone();
+        let row = self.open.get_mut(&lease)?;
         let ran = end.since(start);
-        let state = match outcome {
-            Outcome::Ok => "COMPLETED",
-            Outcome::Error => "FAILED",
-            Outcome::Aborted => "CANCELLED",
-            Outcome::Lost => "NODE_FAIL",
-            Outcome::Parked => "PREEMPTED",
+        count(row, ran);
+        let row = row.clone();
+        let (state, reason) = match outcome {
+            Outcome::Ok => ("COMPLETED", ""),
+            Outcome::Error => ("FAILED", "its code raised an exception"),
+            Outcome::Aborted => ("CANCELLED", "it was interrupted"),
+            Outcome::Lost => ("NODE_FAIL", "the kernel or the lease was lost while it ran"),
+            Outcome::Parked => ("PREEMPTED", "it was parked for others"),
         };
         match outcome {
             Outcome::Lost => drop(self.cut_short.insert(lease)),
@@ -139,6 +242,7 @@ impl Books {
             run: ran,
             linger: Span::ZERO,
             cells: 1,
+            reason: reason.into(),
             ..row
         })
     }
@@ -161,7 +265,9 @@ impl Books {
         };
         let row = self.open.remove(&lease)?;
         let parked = self.parked.remove(&lease) && cause == EndCause::Claimed;
+        let withdrawn = cells == 0 && cause == EndCause::Released;
         let mut reason = match (detail.is_empty(), parked) {
+            _ if withdrawn => WITHDRAWN.to_owned(),
             (false, _) => detail,
             (true, true) => PARKED.to_owned(),
             (true, false) => cause.sentence().unwrap_or_default().to_owned(),
@@ -176,7 +282,7 @@ impl Books {
             state: if parked {
                 "PREEMPTED"
             } else {
-                state_word(cause, cut_short, row.start.is_some())
+                state_word(cause, cut_short, cells > 0)
             }
             .into(),
             end: Some(at),
@@ -191,15 +297,71 @@ impl Books {
     }
 }
 
+/// Counts a cell in the row of its lease.
+fn count(row: &mut AcctRow, ran: Span) {
+    row.run = Span(row.run.0.saturating_add(ran.0));
+    row.cells = row.cells.saturating_add(1);
+}
+
+/// The one row of a cell that was withdrawn while it waited: a lease that never was.
+fn withdrawn(record: Record) -> Option<AcctRow> {
+    let Record::CellWithdrawn {
+        lease,
+        kernel,
+        name,
+        user,
+        account,
+        pool,
+        cpus,
+        submit,
+        at,
+        reason,
+        ..
+    } = record
+    else {
+        return None;
+    };
+    Some(AcctRow {
+        lease,
+        cell: None,
+        user,
+        account,
+        pool,
+        kernel,
+        name,
+        node: "".into(),
+        gpus: Vec::new(),
+        cpus,
+        pilot: JobId(0),
+        step: 0,
+        state: "CANCELLED".into(),
+        submit,
+        start: None,
+        end: Some(at),
+        wait: at.since(submit),
+        held: Span::ZERO,
+        run: Span::ZERO,
+        linger: Span::ZERO,
+        cells: 0,
+        reason,
+    })
+}
+
+/// Why a lease that never started is over, where nobody says.
+const WITHDRAWN: &str = "it was withdrawn before its cell began";
+
+/// Why a lease is over whose end nobody reported.
+const UNKNOWN_END: &str = "hopd lost track of it: it is counted until hopd's next start";
+
 /// Why a lease ended whose cell goes on with another.
 const PARKED: &str =
     "its cell had run for long and was parked for somebody who waited; it goes on with another lease";
 
 /// Slurm's word for how a lease ended. One that lay idle when its kernel was closed has done all that was asked of it;
-/// one that was withdrawn before it started has done nothing.
-fn state_word(cause: EndCause, cut_short: bool, started: bool) -> &'static str {
+/// one that was withdrawn before its first cell ran has done nothing.
+fn state_word(cause: EndCause, cut_short: bool, served: bool) -> &'static str {
     match cause {
-        EndCause::Done | EndCause::Claimed | EndCause::Released | EndCause::ReplicaLost if !started => {
+        EndCause::Done | EndCause::Claimed | EndCause::Released | EndCause::ReplicaLost if !served => {
             "CANCELLED"
         }
         EndCause::Done | EndCause::Claimed | EndCause::Released => "COMPLETED",
@@ -214,8 +376,7 @@ fn state_word(cause: EndCause, cut_short: bool, started: bool) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hop_core::id::{GpuIndex, JobId};
-    use hop_core::time::Timestamp;
+    use hop_words::id::GpuIndex;
 
     fn opened() -> Record {
         Record::LeaseOpened {
@@ -248,18 +409,18 @@ mod tests {
 
     #[test]
     fn a_lease_has_one_row_from_its_order_to_its_end() {
-        let mut books = Books::default();
-        let row = books.enter(opened()).unwrap();
+        let mut rows = AccountingRows::default();
+        let row = rows.enter(opened()).unwrap();
         assert_eq!((row.state.as_str(), row.start, row.cpus), ("PENDING", None, 2));
-        books.step(LeaseId(7), 4);
+        rows.step(LeaseId(7), 4);
         let started = Record::LeaseStarted {
             lease: LeaseId(7),
             devices: vec![GpuIndex(1)],
             at: Timestamp(150),
         };
-        let row = books.enter(started).unwrap();
+        let row = rows.enter(started).unwrap();
         assert_eq!((row.state.as_str(), row.step, row.wait), ("RUNNING", 4, Span(50)));
-        let cell = books.enter(served(Outcome::Error)).unwrap();
+        let cell = rows.enter(served(Outcome::Error)).unwrap();
         assert_eq!(
             (cell.state.as_str(), cell.run, cell.step),
             ("FAILED", Span(100), 4)
@@ -277,7 +438,7 @@ mod tests {
             cells: 1,
             detail: String::new(),
         };
-        let row = books.enter(closed.clone()).unwrap();
+        let row = rows.enter(closed.clone()).unwrap();
         assert_eq!((row.state.as_str(), row.end), ("COMPLETED", Some(Timestamp(300))));
         assert_eq!(
             (row.held, row.run, row.linger, row.cells),
@@ -285,14 +446,14 @@ mod tests {
         );
         assert_eq!(row.gpus, [GpuIndex(1)]);
         assert!(row.reason.contains("somebody else waited"));
-        assert_eq!(books.enter(closed), None, "a lease is closed once");
+        assert_eq!(rows.enter(closed), None, "a lease is closed once");
     }
 
     #[test]
     fn a_lease_whose_cell_was_parked_is_preempted() {
-        let mut books = Books::default();
-        books.enter(opened());
-        let cell = books.enter(served(Outcome::Parked)).unwrap();
+        let mut rows = AccountingRows::default();
+        rows.enter(opened());
+        let cell = rows.enter(served(Outcome::Parked)).unwrap();
         assert_eq!((cell.state.as_str(), cell.run), ("PREEMPTED", Span(100)));
         let closed = Record::LeaseClosed {
             lease: LeaseId(7),
@@ -306,7 +467,7 @@ mod tests {
             cells: 1,
             detail: String::new(),
         };
-        let row = books.enter(closed).unwrap();
+        let row = rows.enter(closed).unwrap();
         assert_eq!(row.state, "PREEMPTED");
         assert!(row.reason.contains("was parked"), "{}", row.reason);
     }
@@ -314,13 +475,12 @@ mod tests {
     #[test]
     fn a_lease_that_was_withdrawn_before_it_started_is_cancelled() {
         for (cause, word) in [
-            (EndCause::Released, "CANCELLED"),
             (EndCause::ReplicaLost, "CANCELLED"),
             (EndCause::Cancelled, "CANCELLED"),
             (EndCause::Failed, "FAILED"),
         ] {
-            let mut books = Books::default();
-            books.enter(opened());
+            let mut rows = AccountingRows::default();
+            rows.enter(opened());
             let closed = Record::LeaseClosed {
                 lease: LeaseId(7),
                 cause,
@@ -333,7 +493,7 @@ mod tests {
                 cells: 0,
                 detail: "it was withdrawn".into(),
             };
-            let row = books.enter(closed).unwrap();
+            let row = rows.enter(closed).unwrap();
             assert_eq!(
                 (row.state.as_str(), row.reason.as_str()),
                 (word, "it was withdrawn")
@@ -343,9 +503,9 @@ mod tests {
 
     #[test]
     fn rows_that_go_on_survive_a_restart_and_a_blocked_device_is_told() {
-        let mut books = Books::default();
-        let row = books.enter(opened()).unwrap();
-        let mut books = Books::restore([row]);
+        let mut rows = AccountingRows::default();
+        let row = rows.enter(opened()).unwrap();
+        let mut rows = AccountingRows::restore([row]);
         let closed = Record::LeaseClosed {
             lease: LeaseId(7),
             cause: EndCause::StepLost,
@@ -358,7 +518,7 @@ mod tests {
             cells: 0,
             detail: "pid 9 holds it".into(),
         };
-        let row = books.enter(closed).unwrap();
+        let row = rows.enter(closed).unwrap();
         assert_eq!(row.state, "FAILED");
         assert_eq!(row.reason, "pid 9 holds it (a device stays blocked)");
     }

@@ -6,9 +6,9 @@
 //! told, so nothing storms.
 
 use hop_core::Input;
-use hop_core::id::{JobId, NodeName, PoolName};
-use hop_core::lease::EndCause;
-use hop_core::time::{Span, Timestamp};
+use hop_words::id::{JobId, NodeName, PoolName};
+use hop_words::lease::EndCause;
+use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
 const NAME: &str = "gresshopper-pilot";
@@ -51,7 +51,7 @@ pub(crate) enum Seen {
 
 /// A pilot that the core wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Wish {
+pub(crate) struct PilotRequest {
     pub pool: PoolName,
     /// A burst partition; none: the pool's own.
     pub partition: Option<String>,
@@ -66,7 +66,7 @@ pub(crate) struct Wish {
 pub(crate) enum Act {
     Sbatch {
         ticket: u64,
-        wish: Wish,
+        request: PilotRequest,
         exclude: Vec<NodeName>,
     },
     Scancel(JobId),
@@ -84,7 +84,7 @@ pub(crate) enum Failure {
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Desk {
+pub(crate) struct PilotJobs {
     tickets: BTreeMap<u64, Ticket>,
     pauses: BTreeMap<PoolName, Pause>,
     /// Jobs of ours that nobody knows, and since when.
@@ -105,8 +105,8 @@ pub(crate) struct Desk {
 
 #[derive(Debug)]
 struct Ticket {
-    wish: Wish,
-    /// Where it goes, by wish or by choice.
+    request: PilotRequest,
+    /// Where it goes, by request or by choice.
     node: Option<NodeName>,
     state: State,
     cancelled: bool,
@@ -127,17 +127,17 @@ struct Pause {
     length: Span,
 }
 
-impl Desk {
+impl PilotJobs {
     /// A ticket of an earlier `hopd`.
-    pub(crate) fn restore(&mut self, ticket: u64, wish: Wish, job: Option<JobId>) {
+    pub(crate) fn restore(&mut self, ticket: u64, request: PilotRequest, job: Option<JobId>) {
         let state = job.map_or(State::Uncertain(0), State::Queued);
-        self.insert(ticket, wish, state);
+        self.insert(ticket, request, state);
     }
 
-    fn insert(&mut self, ticket: u64, wish: Wish, state: State) {
-        let node = wish.node.clone();
+    fn insert(&mut self, ticket: u64, request: PilotRequest, state: State) {
+        let node = request.node.clone();
         let entry = Ticket {
-            wish,
+            request,
             node,
             state,
             cancelled: false,
@@ -145,8 +145,8 @@ impl Desk {
         self.tickets.insert(ticket, entry);
     }
 
-    pub(crate) fn want(&mut self, ticket: u64, wish: Wish, now: Timestamp) -> Vec<Act> {
-        self.insert(ticket, wish, State::Wanted);
+    pub(crate) fn want(&mut self, ticket: u64, request: PilotRequest, now: Timestamp) -> Vec<Act> {
+        self.insert(ticket, request, State::Wanted);
         self.submit_wanted(now)
     }
 
@@ -188,7 +188,7 @@ impl Desk {
         let Some(t) = self.tickets.get_mut(&ticket) else {
             return answer.ok().map(Act::Scancel).into_iter().collect();
         };
-        let pool = t.wish.pool.clone();
+        let pool = t.request.pool.clone();
         match answer {
             Ok(job) if t.cancelled => {
                 self.tickets.remove(&ticket);
@@ -209,7 +209,7 @@ impl Desk {
                     }
                     Failure::No(reason) => {
                         t.state = State::Wanted;
-                        t.node = t.wish.node.clone();
+                        t.node = t.request.node.clone();
                         if t.cancelled {
                             self.tickets.remove(&ticket);
                         }
@@ -232,7 +232,7 @@ impl Desk {
         self.orphans.remove(&job);
         let of_job = self.tickets.iter().find(|(_, t)| t.state == State::Queued(job));
         let waits =
-            |t: &Ticket| t.wish.pool == *pool && matches!(t.state, State::Wanted | State::Uncertain(_));
+            |t: &Ticket| t.request.pool == *pool && matches!(t.state, State::Wanted | State::Uncertain(_));
         let instead = || self.tickets.iter().find(|(_, t)| waits(t));
         let found = of_job.or_else(|| if known { None } else { instead() });
         let Some(ticket) = found.map(|(n, _)| *n) else {
@@ -409,10 +409,10 @@ impl Desk {
         }
         for (ticket, reason) in failed {
             if let Some(t) = self.tickets.remove(&ticket) {
-                self.pause(&t.wish.pool, now);
+                self.pause(&t.request.pool, now);
                 acts.push(Act::Say(format!(
                     "a pilot for pool {} failed: {reason}",
-                    t.wish.pool
+                    t.request.pool
                 )));
                 acts.push(Act::Tell(Input::PilotFailed { ticket, reason }));
             }
@@ -441,9 +441,9 @@ impl Desk {
         let wanted: Vec<u64> = self
             .tickets
             .iter()
-            .filter(|(_, t)| t.state == State::Wanted && !self.refused.contains_key(&t.wish.pool))
-            .filter(|(_, t)| self.nodes.contains_key(&t.wish.pool))
-            .filter(|(_, t)| self.pauses.get(&t.wish.pool).is_none_or(|p| p.until <= now))
+            .filter(|(_, t)| t.state == State::Wanted && !self.refused.contains_key(&t.request.pool))
+            .filter(|(_, t)| self.nodes.contains_key(&t.request.pool))
+            .filter(|(_, t)| self.pauses.get(&t.request.pool).is_none_or(|p| p.until <= now))
             .map(|(n, _)| *n)
             .collect();
         let mut acts = Vec::new();
@@ -456,9 +456,9 @@ impl Desk {
             t.node = node.clone();
             acts.push(Act::Sbatch {
                 ticket,
-                wish: Wish {
+                request: PilotRequest {
                     node,
-                    ..t.wish.clone()
+                    ..t.request.clone()
                 },
                 exclude,
             });
@@ -486,10 +486,12 @@ impl Desk {
             .iter()
             .filter_map(|job| self.places.get(job))
             .collect();
-        if t.wish.partition.is_some() {
+        if t.request.partition.is_some() {
             return (None, staying.into_iter().collect());
         }
-        let free = self.nodes[&t.wish.pool].iter().filter(|n| !staying.contains(*n));
+        let free = self.nodes[&t.request.pool]
+            .iter()
+            .filter(|n| !staying.contains(*n));
         let choice = free
             .min_by_key(|n| (!self.homes.contains(*n), leaving.contains(n)))
             .cloned();
@@ -501,12 +503,12 @@ impl Desk {
         (choice, exclude)
     }
 
-    /// When [`Desk::submit_wanted`] is next of use.
+    /// When [`PilotJobs::submit_wanted`] is next of use.
     pub(crate) fn next_wake(&self, now: Timestamp) -> Option<Timestamp> {
         self.tickets
             .values()
             .filter(|t| t.state == State::Wanted)
-            .filter_map(|t| self.pauses.get(&t.wish.pool))
+            .filter_map(|t| self.pauses.get(&t.request.pool))
             .map(|p| p.until)
             .filter(|until| *until > now)
             .min()
@@ -527,8 +529,8 @@ mod tests {
         "main".into()
     }
 
-    fn wish() -> Wish {
-        Wish {
+    fn request() -> PilotRequest {
+        PilotRequest {
             pool: pool(),
             partition: None,
             node: None,
@@ -536,12 +538,15 @@ mod tests {
         }
     }
 
-    fn desk(nodes: &[&str]) -> Desk {
-        let mut desk = Desk::default();
+    fn pilot_jobs(nodes: &[&str]) -> PilotJobs {
+        let mut pilot_jobs = PilotJobs::default();
         let nodes = nodes.iter().map(|n| NodeName::from(*n)).collect();
-        assert_eq!(desk.facts([(pool(), nodes)].into(), BTreeMap::new(), NOW), []);
-        assert_eq!(desk.looked(&[], &BTreeSet::new(), NOW), []);
-        desk
+        assert_eq!(
+            pilot_jobs.facts([(pool(), nodes)].into(), BTreeMap::new(), NOW),
+            []
+        );
+        assert_eq!(pilot_jobs.looked(&[], &BTreeSet::new(), NOW), []);
+        pilot_jobs
     }
 
     fn seen(job: u32, ticket: u64, node: &str, state: Seen) -> SeenJob {
@@ -557,9 +562,9 @@ mod tests {
     fn sbatch(ticket: u64, node: Option<&str>, exclude: &[&str]) -> Act {
         Act::Sbatch {
             ticket,
-            wish: Wish {
+            request: PilotRequest {
                 node: node.map(Into::into),
-                ..wish()
+                ..request()
             },
             exclude: exclude.iter().map(|n| NodeName::from(*n)).collect(),
         }
@@ -585,92 +590,98 @@ mod tests {
 
     #[test]
     fn pilots_spread_over_nodes_and_go_where_one_leaves_last() {
-        let mut desk = desk(&["n1", "n2"]);
-        assert_eq!(desk.want(1, wish(), NOW), [sbatch(1, Some("n1"), &[])]);
-        assert_eq!(desk.want(2, wish(), NOW), [sbatch(2, Some("n2"), &[])]);
-        assert_eq!(desk.submitted(1, Ok(JobId(11)), NOW), [queued(1, 11)]);
-        assert_eq!(desk.submitted(2, Ok(JobId(12)), NOW), [queued(2, 12)]);
-        assert_eq!(desk.agent_up(JobId(11), &pool(), true), []);
-        assert_eq!(desk.agent_up(JobId(12), &pool(), true), []);
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        assert_eq!(pilot_jobs.want(1, request(), NOW), [sbatch(1, Some("n1"), &[])]);
+        assert_eq!(pilot_jobs.want(2, request(), NOW), [sbatch(2, Some("n2"), &[])]);
+        assert_eq!(pilot_jobs.submitted(1, Ok(JobId(11)), NOW), [queued(1, 11)]);
+        assert_eq!(pilot_jobs.submitted(2, Ok(JobId(12)), NOW), [queued(2, 12)]);
+        assert_eq!(pilot_jobs.agent_up(JobId(11), &pool(), true), []);
+        assert_eq!(pilot_jobs.agent_up(JobId(12), &pool(), true), []);
         let pilots = [JobId(11), JobId(12)].into();
         let jobs = [seen(11, 1, "n1", Seen::Running), seen(12, 2, "n2", Seen::Running)];
-        assert_eq!(desk.looked(&jobs, &pilots, NOW), []);
+        assert_eq!(pilot_jobs.looked(&jobs, &pilots, NOW), []);
         // No node without a pilot: anywhere but there.
-        assert_eq!(desk.want(3, wish(), NOW), [sbatch(3, None, &["n1", "n2"])]);
-        desk.drains(JobId(12));
-        assert_eq!(desk.want(4, wish(), NOW), [sbatch(4, Some("n2"), &[])]);
+        assert_eq!(
+            pilot_jobs.want(3, request(), NOW),
+            [sbatch(3, None, &["n1", "n2"])]
+        );
+        pilot_jobs.drains(JobId(12));
+        assert_eq!(pilot_jobs.want(4, request(), NOW), [sbatch(4, Some("n2"), &[])]);
     }
 
     #[test]
     fn a_pilot_goes_where_kernels_are_even_if_it_has_to_wait_there() {
-        let mut desk = desk(&["n1", "n2", "n3"]);
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2", "n3"]);
         let pilots = [JobId(12)].into();
-        assert_eq!(desk.looked(&[seen(12, 2, "n2", Seen::Running)], &pilots, NOW), []);
-        desk.set_homes(["n2".into(), "n3".into()].into());
-        assert_eq!(desk.want(3, wish(), NOW), [sbatch(3, Some("n3"), &[])]);
-        desk.looked(&[seen(12, 2, "n2", Seen::Suspended)], &pilots, NOW);
-        assert_eq!(desk.want(4, wish(), NOW), [sbatch(4, Some("n2"), &[])]);
+        assert_eq!(
+            pilot_jobs.looked(&[seen(12, 2, "n2", Seen::Running)], &pilots, NOW),
+            []
+        );
+        pilot_jobs.set_homes(["n2".into(), "n3".into()].into());
+        assert_eq!(pilot_jobs.want(3, request(), NOW), [sbatch(3, Some("n3"), &[])]);
+        pilot_jobs.looked(&[seen(12, 2, "n2", Seen::Suspended)], &pilots, NOW);
+        assert_eq!(pilot_jobs.want(4, request(), NOW), [sbatch(4, Some("n2"), &[])]);
     }
 
     #[test]
     fn a_wish_for_a_node_a_partition_and_a_size_is_kept_to_whatever_slurm_says_first() {
-        let mut desk = desk(&["n1", "n2"]);
-        let here = Wish {
+        let mut pilot_jobs = pilot_jobs(&["n1", "n2"]);
+        let here = PilotRequest {
             partition: Some("burst".into()),
             node: Some("b1".into()),
             gpus: Some(1),
-            ..wish()
+            ..request()
         };
         let wanted = Act::Sbatch {
             ticket: 1,
-            wish: here.clone(),
+            request: here.clone(),
             exclude: Vec::new(),
         };
-        assert_eq!(desk.want(1, here, NOW), std::slice::from_ref(&wanted));
-        desk.submitted(1, Err(Failure::No("not now".into())), NOW);
-        assert_eq!(desk.submit_wanted(later(2)), [wanted]);
+        assert_eq!(pilot_jobs.want(1, here, NOW), std::slice::from_ref(&wanted));
+        pilot_jobs.submitted(1, Err(Failure::No("not now".into())), NOW);
+        assert_eq!(pilot_jobs.submit_wanted(later(2)), [wanted]);
     }
 
     #[test]
     fn nothing_is_submitted_before_the_queue_was_looked_at() {
-        let mut desk = Desk::default();
-        desk.facts([(pool(), vec!["n1".into()])].into(), BTreeMap::new(), NOW);
-        assert_eq!(desk.want(1, wish(), NOW), []);
+        let mut pilot_jobs = PilotJobs::default();
+        pilot_jobs.facts([(pool(), vec!["n1".into()])].into(), BTreeMap::new(), NOW);
+        assert_eq!(pilot_jobs.want(1, request(), NOW), []);
         assert_eq!(
-            desk.looked(&[], &BTreeSet::new(), NOW),
+            pilot_jobs.looked(&[], &BTreeSet::new(), NOW),
             [sbatch(1, Some("n1"), &[])]
         );
     }
 
     #[test]
     fn while_slurm_refuses_the_pauses_grow_and_the_core_hears_nothing() {
-        let mut desk = desk(&["n1"]);
-        desk.want(1, wish(), NOW);
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        pilot_jobs.want(1, request(), NOW);
         let mut now = NOW;
         for pause in [2, 4, 8, 16, 32, 64, 120, 120] {
-            let said = desk.submitted(1, Err(Failure::No("Slurm is away".into())), now);
+            let said = pilot_jobs.submitted(1, Err(Failure::No("Slurm is away".into())), now);
             assert!(matches!(&said[..], [Act::Say(text)] if text.contains("Slurm is away")));
-            assert_eq!(desk.next_wake(now), Some(now + Span::from_secs(pause)));
-            assert_eq!(desk.submit_wanted(now + Span::from_secs(pause - 1)), []);
+            assert_eq!(pilot_jobs.next_wake(now), Some(now + Span::from_secs(pause)));
+            assert_eq!(pilot_jobs.submit_wanted(now + Span::from_secs(pause - 1)), []);
             now = now + Span::from_secs(pause);
-            assert_eq!(desk.submit_wanted(now), [sbatch(1, Some("n1"), &[])]);
+            assert_eq!(pilot_jobs.submit_wanted(now), [sbatch(1, Some("n1"), &[])]);
         }
-        assert_eq!(desk.submitted(1, Ok(JobId(9)), now), [queued(1, 9)]);
-        assert_eq!(desk.next_wake(now), None);
+        assert_eq!(pilot_jobs.submitted(1, Ok(JobId(9)), now), [queued(1, 9)]);
+        assert_eq!(pilot_jobs.next_wake(now), None);
     }
 
     #[test]
     fn an_sbatch_that_timed_out_is_looked_for_by_name() {
-        let mut desk = desk(&["n1"]);
-        desk.want(1, wish(), NOW);
-        desk.submitted(1, Err(Failure::Uncertain("timeout".into())), NOW);
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Err(Failure::Uncertain("timeout".into())), NOW);
         let jobs = [seen(11, 1, "", Seen::Waiting)];
-        assert_eq!(desk.looked(&jobs, &BTreeSet::new(), NOW), [queued(1, 11)]);
+        assert_eq!(pilot_jobs.looked(&jobs, &BTreeSet::new(), NOW), [queued(1, 11)]);
         // Another one had no effect.
-        desk.want(2, wish(), later(10));
-        desk.submitted(2, Err(Failure::Uncertain("timeout".into())), later(10));
-        assert_eq!(desk.looked(&jobs, &BTreeSet::new(), later(11)), []);
-        let acts = silent(desk.looked(&jobs, &BTreeSet::new(), later(12)));
+        pilot_jobs.want(2, request(), later(10));
+        pilot_jobs.submitted(2, Err(Failure::Uncertain("timeout".into())), later(10));
+        assert_eq!(pilot_jobs.looked(&jobs, &BTreeSet::new(), later(11)), []);
+        let acts = silent(pilot_jobs.looked(&jobs, &BTreeSet::new(), later(12)));
         assert!(matches!(
             &acts[..],
             [Act::Tell(Input::PilotFailed { ticket: 2, .. })]
@@ -679,9 +690,9 @@ mod tests {
 
     #[test]
     fn pilots_of_an_earlier_hopd_are_adopted_and_strangers_cancelled() {
-        let mut desk = Desk::default();
-        desk.restore(1, wish(), None);
-        desk.restore(2, wish(), Some(JobId(12)));
+        let mut pilot_jobs = PilotJobs::default();
+        pilot_jobs.restore(1, request(), None);
+        pilot_jobs.restore(2, request(), Some(JobId(12)));
         let jobs = [
             seen(11, 1, "n1", Seen::Running),
             seen(12, 2, "n2", Seen::Waiting),
@@ -692,87 +703,93 @@ mod tests {
                 ..seen(15, 9, "n5", Seen::Running)
             },
         ];
-        let acts = silent(desk.looked(&jobs, &BTreeSet::new(), NOW));
+        let acts = silent(pilot_jobs.looked(&jobs, &BTreeSet::new(), NOW));
         assert_eq!(acts, [queued(1, 11), Act::Scancel(JobId(13))]);
         // Its agent may still speak.
         let rest = [jobs[0].clone(), jobs[1].clone(), jobs[3].clone()];
-        assert_eq!(desk.looked(&rest, &BTreeSet::new(), later(30)), []);
-        let acts = silent(desk.looked(&rest, &BTreeSet::new(), later(60)));
+        assert_eq!(pilot_jobs.looked(&rest, &BTreeSet::new(), later(30)), []);
+        let acts = silent(pilot_jobs.looked(&rest, &BTreeSet::new(), later(60)));
         assert_eq!(acts, [Act::Scancel(JobId(14))]);
     }
 
     #[test]
     fn an_agent_that_nobody_knows_takes_the_place_of_a_wanted_pilot() {
-        let mut desk = Desk::default();
-        desk.want(1, wish(), NOW);
-        assert_eq!(desk.agent_up(JobId(30), &pool(), false), [queued(1, 30)]);
-        desk.facts([(pool(), vec!["n1".into()])].into(), BTreeMap::new(), NOW);
+        let mut pilot_jobs = PilotJobs::default();
+        pilot_jobs.want(1, request(), NOW);
+        assert_eq!(pilot_jobs.agent_up(JobId(30), &pool(), false), [queued(1, 30)]);
+        pilot_jobs.facts([(pool(), vec!["n1".into()])].into(), BTreeMap::new(), NOW);
         assert_eq!(
-            desk.looked(&[seen(30, 4, "n1", Seen::Running)], &[JobId(30)].into(), NOW),
+            pilot_jobs.looked(&[seen(30, 4, "n1", Seen::Running)], &[JobId(30)].into(), NOW),
             []
         );
     }
 
     #[test]
     fn a_suspended_pilot_is_cancelled_and_its_leases_are_lost_at_once() {
-        let mut desk = desk(&["n1"]);
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
         let pilots = [JobId(11)].into();
-        let acts = silent(desk.looked(&[seen(11, 1, "n1", Seen::Suspended)], &pilots, NOW));
+        let acts = silent(pilot_jobs.looked(&[seen(11, 1, "n1", Seen::Suspended)], &pilots, NOW));
         assert_eq!(acts, [lost(11), Act::Scancel(JobId(11))]);
     }
 
     #[test]
     fn a_pilot_is_lost_when_slurm_says_so_or_has_not_shown_it_twice() {
-        let mut desk = desk(&["n1"]);
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
         let pilots = [JobId(11)].into();
-        assert_eq!(desk.looked(&[], &pilots, NOW), []);
-        assert_eq!(desk.looked(&[seen(11, 1, "n1", Seen::Running)], &pilots, NOW), []);
-        assert_eq!(desk.looked(&[], &pilots, NOW), []);
-        assert_eq!(desk.looked(&[], &pilots, NOW), [lost(11)]);
+        assert_eq!(pilot_jobs.looked(&[], &pilots, NOW), []);
         assert_eq!(
-            desk.looked(&[seen(11, 1, "n1", Seen::Over)], &pilots, NOW),
+            pilot_jobs.looked(&[seen(11, 1, "n1", Seen::Running)], &pilots, NOW),
+            []
+        );
+        assert_eq!(pilot_jobs.looked(&[], &pilots, NOW), []);
+        assert_eq!(pilot_jobs.looked(&[], &pilots, NOW), [lost(11)]);
+        assert_eq!(
+            pilot_jobs.looked(&[seen(11, 1, "n1", Seen::Over)], &pilots, NOW),
             [lost(11)]
         );
     }
 
     #[test]
     fn a_pilot_that_dies_before_it_speaks_is_told_once_and_the_pool_pauses() {
-        let mut desk = desk(&["n1"]);
-        desk.want(1, wish(), NOW);
-        desk.submitted(1, Ok(JobId(11)), NOW);
-        let acts = silent(desk.looked(&[seen(11, 1, "n1", Seen::Over)], &BTreeSet::new(), NOW));
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        pilot_jobs.want(1, request(), NOW);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        let acts = silent(pilot_jobs.looked(&[seen(11, 1, "n1", Seen::Over)], &BTreeSet::new(), NOW));
         assert!(matches!(
             &acts[..],
             [Act::Tell(Input::PilotFailed { ticket: 1, .. })]
         ));
-        assert_eq!(desk.want(2, wish(), later(1)), []);
-        assert_eq!(desk.submit_wanted(later(2)), [sbatch(2, Some("n1"), &[])]);
+        assert_eq!(pilot_jobs.want(2, request(), later(1)), []);
+        assert_eq!(pilot_jobs.submit_wanted(later(2)), [sbatch(2, Some("n1"), &[])]);
     }
 
     #[test]
     fn a_refused_pool_gets_no_pilot_and_the_reason_is_said_once() {
-        let mut desk = desk(&["n1"]);
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
         let refused: BTreeMap<_, _> = [(pool(), "ConstrainDevices is off".to_owned())].into();
         let nodes: BTreeMap<_, _> = [(pool(), vec!["n1".into()])].into();
-        assert_eq!(desk.facts(nodes.clone(), refused.clone(), NOW).len(), 1);
-        assert_eq!(desk.facts(nodes.clone(), refused, NOW), []);
-        assert_eq!(desk.want(1, wish(), NOW), []);
-        assert_eq!(desk.refusal(&pool()), Some("ConstrainDevices is off"));
+        assert_eq!(pilot_jobs.facts(nodes.clone(), refused.clone(), NOW).len(), 1);
+        assert_eq!(pilot_jobs.facts(nodes.clone(), refused, NOW), []);
+        assert_eq!(pilot_jobs.want(1, request(), NOW), []);
+        assert_eq!(pilot_jobs.refusal(&pool()), Some("ConstrainDevices is off"));
         assert_eq!(
-            desk.facts(nodes, BTreeMap::new(), NOW),
+            pilot_jobs.facts(nodes, BTreeMap::new(), NOW),
             [sbatch(1, Some("n1"), &[])]
         );
     }
 
     #[test]
     fn a_cancelled_ticket_leaves_no_job() {
-        let mut desk = desk(&["n1"]);
-        desk.want(1, wish(), NOW);
-        assert_eq!(desk.cancel(1, None), []);
-        assert_eq!(desk.submitted(1, Ok(JobId(11)), NOW), [Act::Scancel(JobId(11))]);
-        desk.want(2, wish(), NOW);
-        desk.submitted(2, Ok(JobId(12)), NOW);
-        assert_eq!(desk.cancel(2, Some(JobId(12))), [Act::Scancel(JobId(12))]);
-        assert_eq!(desk.cancel(9, Some(JobId(19))), [Act::Scancel(JobId(19))]);
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        pilot_jobs.want(1, request(), NOW);
+        assert_eq!(pilot_jobs.cancel(1, None), []);
+        assert_eq!(
+            pilot_jobs.submitted(1, Ok(JobId(11)), NOW),
+            [Act::Scancel(JobId(11))]
+        );
+        pilot_jobs.want(2, request(), NOW);
+        pilot_jobs.submitted(2, Ok(JobId(12)), NOW);
+        assert_eq!(pilot_jobs.cancel(2, Some(JobId(12))), [Act::Scancel(JobId(12))]);
+        assert_eq!(pilot_jobs.cancel(9, Some(JobId(19))), [Act::Scancel(JobId(19))]);
     }
 }

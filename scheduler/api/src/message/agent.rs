@@ -1,0 +1,99 @@
+//! What agents report, and the orders that they get.
+
+use hop_words::gpu::GpuSlot;
+use hop_words::id::{
+    AccountName, CellId, GpuType, JobId, KernelId, LeaseId, NodeName, PoolName, Term, UserName,
+};
+use hop_words::lease::{EndCause, Handover, LeaseEnd};
+use hop_words::replica::SeatStep;
+use hop_words::time::{Span, Timestamp};
+use serde::{Deserialize, Serialize};
+
+/// An agent's report after each (re)connection.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct AgentUp {
+    pub node: NodeName,
+    pub pilot: JobId,
+    pub pool: PoolName,
+    pub gpus: Vec<GpuSlot>,
+    /// Cores that the pilot may lend.
+    pub cpus: u16,
+    /// When the pilot ends by its Slurm time limit. `None` means that it has none.
+    pub ends: Option<Timestamp>,
+    /// Steps started so far, of Slurm's MaxStepCount.
+    pub steps_used: u32,
+    pub steps_max: u32,
+    /// The highest `hopd` term that this node has seen.
+    pub term: Term,
+    /// Leases that live here.
+    pub leases: Vec<LiveLease>,
+    /// Leases that ended and that `hopd` has not acknowledged.
+    pub ended: Vec<EndedLease>,
+    /// `hopd` told it to drain before.
+    #[serde(default)]
+    pub draining: bool,
+}
+
+/// A lease as its node holds it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LiveLease {
+    pub order: StartLease,
+    pub handover: Handover,
+}
+
+/// A lease that is over on its node.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EndedLease {
+    pub order: StartLease,
+    /// `None` means that nothing was handed over.
+    pub handover: Option<Handover>,
+    pub end: LeaseEnd,
+}
+
+/// Orders to an agent. The agent refuses those of a lower term than it has seen.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "order", rename_all = "kebab-case")]
+pub enum Order {
+    StartLease(StartLease),
+    /// End the lease; `grace` is how long holders get before they are ended.
+    EndLease {
+        term: Term,
+        lease: LeaseId,
+        cause: EndCause,
+        grace: Span,
+    },
+    /// The end is on `hopd`'s disk: the agent may forget it.
+    EndAcknowledged {
+        term: Term,
+        lease: LeaseId,
+    },
+    /// Start no more leases; exit, and with that end the pilot, when the last one is over.
+    Drain {
+        term: Term,
+    },
+}
+
+/// A lease to be started. All that the accounting says of a lease is in the order, so that a node's report makes up for
+/// what a crash took from `hopd`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StartLease {
+    pub term: Term,
+    pub lease: LeaseId,
+    pub pilot: JobId,
+    pub user: UserName,
+    pub account: Option<AccountName>,
+    pub pool: PoolName,
+    pub kernel: KernelId,
+    /// What the user calls the notebook.
+    pub name: String,
+    pub cell: CellId,
+    /// When the cell was submitted.
+    pub submit: Timestamp,
+    pub executor: SeatStep,
+    pub gpus: u16,
+    /// `None` means any type.
+    pub gpu_type: Option<GpuType>,
+    pub cpus: u16,
+    /// The name of the Slurm step.
+    pub step_name: String,
+}

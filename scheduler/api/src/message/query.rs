@@ -1,0 +1,251 @@
+//! What people ask through `hop`, and the rows that they get.
+
+use hop_words::id::{
+    AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
+    Tenure, Term, UserName,
+};
+use hop_words::need::{Class, Need};
+use hop_words::replica::{MoveCause, ReplicaRole};
+use hop_words::time::{Span, Timestamp};
+use serde::{Deserialize, Serialize};
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AcctQuery {
+    /// Whatever the caller may see: everybody's for operators, their own for others.
+    pub visible: bool,
+    /// Whose rows; empty: the caller's own. Others' need an operator.
+    pub users: Vec<UserName>,
+    pub all_users: bool,
+    pub accounts: Vec<AccountName>,
+    pub kernels: Vec<KernelId>,
+    pub leases: Vec<LeaseId>,
+    pub nodes: Vec<NodeName>,
+    pub since: Option<Timestamp>,
+    pub until: Option<Timestamp>,
+    /// Leases that go on, alone.
+    pub open: bool,
+    /// Also the cells below each lease.
+    pub cells: bool,
+}
+
+/// One lease (`cell` none), or one cell that a lease served (`cell` some). Times in microseconds since the epoch.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct AcctRow {
+    pub lease: LeaseId,
+    pub cell: Option<CellId>,
+    pub user: UserName,
+    pub account: Option<AccountName>,
+    pub pool: PoolName,
+    pub kernel: KernelId,
+    pub name: String,
+    pub node: NodeName,
+    pub gpus: Vec<GpuIndex>,
+    pub cpus: u16,
+    pub pilot: JobId,
+    pub step: u32,
+    /// RUNNING, LINGERING, COMPLETED, CANCELLED, FAILED, NODE_FAIL, PREEMPTED: Slurm's words where it has one.
+    pub state: String,
+    pub submit: Timestamp,
+    pub start: Option<Timestamp>,
+    pub end: Option<Timestamp>,
+    pub wait: Span,
+    /// Held time of the lease, or run time of the cell.
+    pub held: Span,
+    /// Time that cells ran within it, and time that it lingered.
+    pub run: Span,
+    pub linger: Span,
+    pub cells: u32,
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct QueueQuery {
+    pub users: Vec<UserName>,
+    pub all_users: bool,
+    /// Cells of the caller's that are not there yet, at most [`EXPECT_MAX`].
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub expect: Vec<Expect>,
+}
+
+/// The most cells that one query may ask the wait of.
+pub const EXPECT_MAX: usize = 16;
+
+/// A cell that may be submitted later.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Expect {
+    /// The kernel that it would come from; none: a new one.
+    pub kernel: Option<KernelId>,
+    pub pool: Option<PoolName>,
+    /// By what a new kernel would be placed.
+    pub default_need: Need,
+    pub need: Need,
+    pub class: Class,
+}
+
+/// One waiting cell or one lease in use.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct QueueRow {
+    pub kernel: KernelId,
+    pub cell: Option<CellId>,
+    pub lease: Option<LeaseId>,
+    pub user: UserName,
+    pub name: String,
+    pub state: String,
+    pub need: Need,
+    pub node: Option<NodeName>,
+    pub gpus: Vec<GpuIndex>,
+    pub submit: Timestamp,
+    /// How long in this state.
+    pub time: Span,
+    pub position: Option<u32>,
+    pub estimate: Option<Span>,
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct InfoReport {
+    pub version: String,
+    pub term: Term,
+    pub started: Timestamp,
+    pub nodes: Vec<NodeInfo>,
+    pub kernels: u32,
+    pub waiting: u32,
+    /// What keeps pools from being lent or `hopd` from its work, whole sentences.
+    #[serde(default)]
+    pub problems: Vec<String>,
+}
+
+/// One node's pilot and what of it is lent.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NodeInfo {
+    pub node: NodeName,
+    pub pool: PoolName,
+    pub pilot: JobId,
+    pub state: String,
+    pub gpus: u16,
+    pub gpus_leased: u16,
+    pub gpus_lingering: u16,
+    pub gpus_blocked: u16,
+    pub gpu_types: Vec<GpuType>,
+    pub cpus: u16,
+    pub cpus_leased: u16,
+    pub reason: String,
+    /// For how many seconds cells of a class run undisturbed there; a class that isn't among them runs to its end.
+    #[serde(default)]
+    pub quantum: Vec<(Class, u32)>,
+}
+
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Explanation {
+    pub kernel: KernelId,
+    pub cell: Option<CellId>,
+    /// Whole sentences, the most important first.
+    pub sentences: Vec<String>,
+}
+
+/// Whose kernels `hop kernels` lists.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct KernelsQuery {
+    /// Empty means the caller's own. Others' need an operator.
+    pub users: Vec<UserName>,
+    pub all_users: bool,
+    /// Kernels with a replica on one of these nodes. Empty means any node.
+    pub nodes: Vec<NodeName>,
+}
+
+/// A kernel that `hopd` knows. Hibernated kernels are in their users' homes, and not among them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct KernelRow {
+    pub kernel: KernelId,
+    pub name: String,
+    pub user: UserName,
+    pub pool: PoolName,
+    pub state: KernelState,
+    /// Since when in this state.
+    pub since: Timestamp,
+    pub tenure: Tenure,
+    /// Replicas that the kernel should have.
+    pub wanted: u16,
+    pub replicas: Vec<ReplicaRow>,
+    pub lease: Option<LeaseId>,
+    /// The move under way.
+    pub moving: Option<MoveRow>,
+    /// The last move that failed, until another succeeds.
+    pub move_failed: Option<MoveFailure>,
+    /// Its state is captured, so that it can be moved and hibernated.
+    pub captured: bool,
+    /// Why policy neither moves nor hibernates it, in sentences.
+    pub bound: Vec<String>,
+}
+
+/// What a kernel does.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KernelState {
+    /// No replica is up yet, or all are lost.
+    Starting,
+    /// No cell of it waits or has a lease.
+    Idle,
+    /// A cell waits for its lease.
+    Waiting,
+    /// It has a lease.
+    Running,
+    /// A replica of it moves.
+    Moving,
+}
+
+impl KernelState {
+    /// As `hop kernels` writes it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Starting => "STARTING",
+            Self::Idle => "IDLE",
+            Self::Waiting => "WAITING",
+            Self::Running => "RUNNING",
+            Self::Moving => "MOVING",
+        }
+    }
+}
+
+/// One replica of a kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ReplicaRow {
+    pub incarnation: Incarnation,
+    pub role: ReplicaRole,
+    pub node: NodeName,
+    /// The seat's job.
+    pub seat: JobId,
+}
+
+/// A move under way.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveRow {
+    pub to: NodeName,
+    pub cause: MoveCause,
+    pub since: Timestamp,
+}
+
+/// A move that failed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MoveFailure {
+    pub to: NodeName,
+    pub reason: String,
+    pub at: Timestamp,
+}
+
+/// Which kernels to hibernate.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "target", rename_all = "kebab-case")]
+pub enum HibernateTarget {
+    Kernel {
+        kernel: KernelId,
+    },
+    /// All of the caller's, or of everybody's for an operator, that have a replica on the node. `None` means on any node.
+    All {
+        node: Option<NodeName>,
+    },
+}

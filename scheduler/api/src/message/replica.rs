@@ -1,0 +1,171 @@
+//! Between `hopd` and a kernel: its front, its replicas, and the keepers of those that have no process.
+
+use hop_words::cell::{EndedCell, ParkedCell, WaitingCell};
+use hop_words::id::{AccountName, CellId, Incarnation, KernelId, LeaseId, NodeName, PoolName, Tenure};
+use hop_words::lease::{EndCause, Handover};
+use hop_words::need::Need;
+use hop_words::replica::{Bound, MoveCause, ReplicaRole, SeatPlan, SeatStep};
+use hop_words::time::Span;
+use serde::{Deserialize, Serialize};
+
+/// What is asked before replicas are started.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PlaceKernel {
+    pub kernel: KernelId,
+    pub account: Option<AccountName>,
+    pub pool: Option<PoolName>,
+    /// Replicas to place now.
+    pub replicas: u16,
+    /// Replicas that the kernel should have in the long run: `hopd` places those that are missing by [`Event::Place`].
+    /// 0 leaves the number to `hopd`.
+    #[serde(default)]
+    pub wanted: u16,
+    /// The lowest number that a new replica may have, by the kernel's own log. `hopd` gives this one or higher ones.
+    #[serde(default)]
+    pub first: Option<Incarnation>,
+    /// What the kernel's cells usually ask for: a hint for the placement.
+    pub default_need: Need,
+    /// Memory of one replica's step in MiB, and its cores. 0 means the site's.
+    pub mem_mib: u64,
+    pub cpus: u16,
+    /// Nodes that just failed this kernel.
+    pub avoid: Vec<NodeName>,
+}
+
+/// One seat for each replica, on distinct nodes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Placement {
+    pub seats: Vec<SeatPlan>,
+}
+
+/// A replica's report after each (re)connection, and whenever its tenure or role changes.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ReplicaUp {
+    pub kernel: KernelId,
+    /// The kernel's tenure as this replica knows it.
+    #[serde(default)]
+    pub tenure: Tenure,
+    /// The number that [`SeatPlan::incarnation`] gave it.
+    pub incarnation: Incarnation,
+    #[serde(default)]
+    pub role: ReplicaRole,
+    pub account: Option<AccountName>,
+    pub pool: Option<PoolName>,
+    pub node: NodeName,
+    pub seat: SeatStep,
+    /// What the user calls the notebook, for `hop queue`; may be empty.
+    pub name: String,
+    /// A lease that it holds, with the cell that runs on it.
+    pub holds: Option<(LeaseId, Option<CellId>)>,
+    /// The last cell that ended on a lease here: `hopd` may have been away when it did.
+    #[serde(default)]
+    pub ended: Option<EndedCell>,
+    /// Cells that were submitted and have no lease. An executor reports all of its kernel's, others none.
+    pub waiting: Vec<WaitingCell>,
+    /// It knows [`Event::Park`]. One that doesn't isn't asked.
+    #[serde(default)]
+    pub parks: bool,
+    /// The one among `waiting` that stands still in its middle.
+    #[serde(default)]
+    pub parked: Option<ParkedCell>,
+    /// The kernel's state is captured, and it knows [`Event::Move`] and [`Event::Hibernate`].
+    #[serde(default)]
+    pub captured: bool,
+    /// What speaks against moving it, as [`super::Request::KernelBound`] says it.
+    #[serde(default)]
+    pub bound: Bound,
+}
+
+/// What a replica or a front is told unasked.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum Event {
+    /// The cell waits.
+    Queued {
+        kernel: KernelId,
+        cell: CellId,
+        position: u32,
+        reason: String,
+        estimate: Option<Span>,
+    },
+    /// The cell has a lease, on the replica that [`Grant::executor`] names.
+    Granted {
+        kernel: KernelId,
+        cell: CellId,
+        grant: Grant,
+    },
+    /// The cell won't be served.
+    Refused {
+        kernel: KernelId,
+        cell: CellId,
+        reason: String,
+    },
+    /// A lease that the kernel holds is over (or is gone already: `grace` zero). Its devices are taken back when the
+    /// kernel answers with [`super::Request::ReleaseLease`], or after `grace`.
+    Revoked {
+        kernel: KernelId,
+        lease: LeaseId,
+        cause: EndCause,
+        reason: String,
+        grace: Span,
+    },
+    /// Others wait for what this cell runs on, and it has run for long: it should stand still and leave its GPUs, if it
+    /// can. Answered by [`super::Request::CellParked`] or [`super::Request::ParkRefused`]; nothing is taken from it
+    /// meanwhile. Only the replica that runs the cell is told.
+    Park {
+        kernel: KernelId,
+        lease: LeaseId,
+        cell: CellId,
+        reason: String,
+    },
+    /// Replicas are missing: start these. Only the executor is told.
+    Place { kernel: KernelId, seats: Vec<SeatPlan> },
+    /// A cell is to run on this warm replica, which has no process. Answered by [`super::Request::ReplicaUp`] with the
+    /// process that was started; the lease starts when it is there. Only the replica's keeper is told.
+    Rouse {
+        kernel: KernelId,
+        incarnation: Incarnation,
+        cell: CellId,
+    },
+    /// Replica `victim` moves into `seat`. Answered by [`super::Request::MigrationDone`] or
+    /// [`super::Request::MigrationFailed`]. Only the executor is told.
+    Move {
+        kernel: KernelId,
+        victim: Incarnation,
+        seat: SeatPlan,
+        cause: MoveCause,
+    },
+    /// The move to this incarnation has taken too long, or its reason is gone: `hopd` doesn't wait for it any longer.
+    MoveWithdrawn {
+        kernel: KernelId,
+        incarnation: Incarnation,
+    },
+    /// Save everything and end all replicas. Answered by [`super::Request::Hibernated`] or
+    /// [`super::Request::HibernateRefused`]. Only the executor is told.
+    Hibernate { kernel: KernelId, reason: String },
+    /// Somebody with the right to do so wants the hibernated kernel back. Only its front is told.
+    Wake { kernel: KernelId },
+    /// Slurm drains the node of a replica, or (`reason` none) does so no longer. The kernel is moved, if it can be.
+    NodeDrains {
+        kernel: KernelId,
+        node: NodeName,
+        /// Slurm's reason.
+        reason: Option<String>,
+    },
+    /// Somebody with the right to do so ended this kernel.
+    Close { kernel: KernelId, reason: String },
+}
+
+/// What a cell runs with.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct Grant {
+    pub lease: LeaseId,
+    pub node: NodeName,
+    /// The replica that runs the cell: no other can use the lease.
+    pub executor: Incarnation,
+    pub handover: Handover,
+    /// From the submission to the grant.
+    pub waited: Span,
+    /// It lay there already from an earlier cell.
+    pub lingering: bool,
+}

@@ -1,0 +1,373 @@
+//! Carries out what the core decided: orders to agents, events to kernels, pilots to Slurm, rows and entries to disk.
+
+use super::records::{Change, JournalKey, JournalValue};
+use super::{Due, Report, Scheduler};
+use crate::access;
+use crate::parks;
+use crate::pilot_jobs::{Act, PilotRequest};
+use hop_api::message::{Event, Grant, MoveCause, Order, Placement, Refusal, Response, SeatPlan, StartLease};
+use hop_core::{Input, Output};
+use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId, NodeName, ReplicaId};
+use hop_words::time::Timestamp;
+use tracing::{info, warn};
+
+impl Scheduler {
+    /// Writes down what is to be written, then does the rest in order. Ends are acknowledged when they are on disk.
+    pub(super) fn carry_out(&mut self, outputs: Vec<Output>) {
+        let (mut changes, mut rows, mut acknowledged): (Vec<Change>, _, _) =
+            (Vec::new(), Vec::new(), Vec::new());
+        let mut rest = Vec::new();
+        for output in outputs {
+            match output {
+                Output::Journal(entry) => {
+                    changes.push((JournalKey::Core(entry.key), entry.value.map(JournalValue::Core)));
+                }
+                Output::Record(record) => rows.extend(self.records.rows.enter(record)),
+                Output::EndAcknowledged { lease, pilot } => acknowledged.push((lease, pilot)),
+                other => rest.push(other),
+            }
+        }
+        self.records.write(changes, rows);
+        if !acknowledged.is_empty() {
+            self.records.when_durable(acknowledged);
+        }
+        for output in rest {
+            tracing::debug!(?output, "output");
+            self.carry_out_one(output);
+        }
+    }
+
+    /// Tells agents that they may forget these leases.
+    pub(super) fn acknowledge(&mut self, ended: Vec<(LeaseId, JobId)>) {
+        for (lease, pilot) in ended {
+            self.handovers.remove(&lease);
+            self.parks.over(lease);
+            let term = self.term;
+            self.connections
+                .order(pilot, Order::EndAcknowledged { term, lease });
+        }
+    }
+
+    fn carry_out_one(&mut self, output: Output) {
+        match output {
+            Output::StartLease(_)
+            | Output::EndLease { .. }
+            | Output::DrainPilot { .. }
+            | Output::SubmitPilot { .. }
+            | Output::CancelPilot { .. } => self.for_pilots(output),
+            Output::Granted { .. }
+            | Output::Queued { .. }
+            | Output::Refused { .. }
+            | Output::Revoked { .. }
+            | Output::CloseKernel { .. } => self.for_kernels(output),
+            Output::Place { kernel, seats } => self.placed(&kernel, Ok(seats)),
+            Output::PlaceRefused { kernel, reason } => self.placed(&kernel, Err(reason.to_string())),
+            Output::Park {
+                kernel,
+                lease,
+                cell,
+                reason,
+            } => self.ask_to_park(kernel, lease, cell, reason),
+            Output::Migrate { kernel, victim, seat } => self.ask_to_move(kernel, victim, seat),
+            Output::Forget { kernel } => self.forget(&kernel),
+            Output::Record(_) | Output::Journal(_) | Output::EndAcknowledged { .. } => {}
+        }
+    }
+
+    // --- pilots ---
+
+    fn for_pilots(&mut self, output: Output) {
+        let term = self.term;
+        match output {
+            Output::StartLease(start) => self.start_lease(start),
+            Output::EndLease {
+                lease,
+                pilot,
+                cause,
+                grace,
+            } => {
+                let order = Order::EndLease {
+                    term,
+                    lease,
+                    cause,
+                    grace,
+                };
+                self.connections.order(pilot, order);
+            }
+            Output::DrainPilot { pilot } => {
+                self.pilot_jobs.drains(pilot);
+                self.connections.order(pilot, Order::Drain { term });
+            }
+            Output::SubmitPilot {
+                ticket,
+                pool,
+                partition,
+                node,
+                gpus,
+            } => {
+                let request = PilotRequest {
+                    pool,
+                    partition,
+                    node,
+                    gpus,
+                };
+                let acts = self.pilot_jobs.want(ticket, request, self.clock.now());
+                self.act(acts);
+            }
+            Output::CancelPilot { ticket, job } => {
+                let acts = self.pilot_jobs.cancel(ticket, job);
+                self.act(acts);
+            }
+            _ => unreachable!("the caller has chosen"),
+        }
+    }
+
+    fn start_lease(&mut self, start: hop_core::StartLease) {
+        let replica = ReplicaId {
+            kernel: start.kernel.clone(),
+            incarnation: start.executor,
+        };
+        let executor = self.registry.replica(&replica).map(|r| r.seat.clone());
+        let problem = match executor {
+            None => "its executor is not connected",
+            Some(_) if !self.connections.has_agent(start.pilot) => "its agent is not connected",
+            Some(executor) => {
+                let order = StartLease {
+                    term: self.term,
+                    lease: start.lease,
+                    pilot: start.pilot,
+                    step_name: access::step_name(&start.user, &start.name, &start.kernel),
+                    user: start.user,
+                    account: start.account,
+                    pool: start.pool,
+                    kernel: start.kernel,
+                    name: start.name,
+                    cell: start.cell,
+                    submit: start.submit,
+                    executor,
+                    gpus: start.gpus,
+                    gpu_type: start.gpu_type,
+                    cpus: start.cpus,
+                };
+                return self.connections.order(start.pilot, Order::StartLease(order));
+            }
+        };
+        self.todo.push_back(Input::LeaseFailed {
+            lease: start.lease,
+            pilot: start.pilot,
+            reason: problem.into(),
+            device_lost: false,
+        });
+    }
+
+    pub(super) fn act(&mut self, acts: Vec<Act>) {
+        for act in acts {
+            match act {
+                Act::Tell(input) => self.todo.push_back(input),
+                Act::Say(text) => warn!("{text}"),
+                Act::Scancel(job) => {
+                    let slurm = self.slurm.clone();
+                    tokio::spawn(async move {
+                        if let Err(reason) = slurm.scancel(job).await {
+                            warn!(%job, "scancel failed: {reason}");
+                        }
+                    });
+                }
+                Act::Sbatch {
+                    ticket,
+                    request,
+                    exclude,
+                } => self.sbatch(ticket, request, exclude),
+            }
+        }
+        let now = self.clock.now();
+        if let Some(at) = self.pilot_jobs.next_wake(now) {
+            self.due.insert((at, Due::Submit));
+        }
+    }
+
+    fn sbatch(&self, ticket: u64, request: PilotRequest, exclude: Vec<NodeName>) {
+        info!(
+            ticket,
+            pool = %request.pool,
+            partition = request.partition,
+            node = request.node.as_ref().map(NodeName::as_str),
+            gpus = request.gpus,
+            "a pilot is submitted"
+        );
+        let (slurm, reports, stepmgr) = (self.slurm.clone(), self.reports.clone(), self.news.stepmgr);
+        tokio::spawn(async move {
+            let answer = slurm.sbatch(ticket, &request, exclude, stepmgr).await;
+            let _ = reports.send(Report::Submitted { ticket, answer });
+        });
+    }
+
+    // --- kernels ---
+
+    fn for_kernels(&mut self, output: Output) {
+        let (kernel, event) = match output {
+            Output::Granted { .. } => match self.granted(output) {
+                Some(granted) => granted,
+                None => return,
+            },
+            Output::Queued {
+                kernel,
+                cell,
+                position,
+                reason,
+                estimate,
+            } => {
+                let event = Event::Queued {
+                    kernel: kernel.clone(),
+                    cell,
+                    position,
+                    reason: reason.to_string(),
+                    estimate,
+                };
+                (kernel, event)
+            }
+            Output::Refused { kernel, cell, reason } => {
+                let reason = reason.to_string();
+                (kernel.clone(), Event::Refused { kernel, cell, reason })
+            }
+            Output::Revoked {
+                kernel,
+                lease,
+                cause,
+                reason,
+                grace,
+            } => {
+                let event = Event::Revoked {
+                    kernel: kernel.clone(),
+                    lease,
+                    cause,
+                    reason,
+                    grace,
+                };
+                (kernel, event)
+            }
+            Output::CloseKernel { kernel, reason } => (kernel.clone(), Event::Close { kernel, reason }),
+            _ => unreachable!("the caller has chosen"),
+        };
+        self.connections.tell(&kernel, &event);
+    }
+
+    fn granted(&self, output: Output) -> Option<(KernelId, Event)> {
+        let Output::Granted {
+            kernel,
+            cell,
+            lease,
+            node,
+            executor,
+            lingering,
+            waited,
+        } = output
+        else {
+            return None;
+        };
+        let Some(handover) = self.handovers.get(&lease).cloned() else {
+            warn!(%lease, "a lease was granted without a handover");
+            return None;
+        };
+        let grant = Grant {
+            lease,
+            node,
+            executor,
+            handover,
+            waited,
+            lingering,
+        };
+        Some((kernel.clone(), Event::Granted { kernel, cell, grant }))
+    }
+
+    /// Answers the front that asked first for a placement of the kernel.
+    fn placed(&mut self, kernel: &KernelId, seats: Result<Vec<SeatPlan>, String>) {
+        let Some((conn, id)) = self.registry.placed(kernel) else {
+            return;
+        };
+        let body = match seats {
+            Ok(seats) => {
+                if let Some(user) = self.core.owner(kernel).cloned() {
+                    self.owned_now(kernel, &user);
+                }
+                self.connections.listen(conn, kernel);
+                Response::Placement(Placement { seats })
+            }
+            Err(reason) => Response::Refused(Refusal::Unavailable { reason }),
+        };
+        self.connections.answer(conn, id, body);
+    }
+
+    /// Asks the replica that runs the cell, if it is one that can. Should its connection break it is asked when it is back.
+    fn ask_to_park(&mut self, kernel: KernelId, lease: LeaseId, cell: CellId, reason: String) {
+        let incarnation = self.core.lease(lease).map(|l| l.executor);
+        let replica = incarnation.map(|incarnation| ReplicaId {
+            kernel: kernel.clone(),
+            incarnation,
+        });
+        let parks = |id: ReplicaId| {
+            let found = self.registry.replica(&id).filter(|r| r.parks);
+            found.map(|r| r.conn).map(|conn| (id, conn))
+        };
+        let Some((id, conn)) = replica.and_then(parks) else {
+            info!(%kernel, %lease, "its replica can't park a cell");
+            return self.todo.push_back(Input::ParkRefused { kernel, lease });
+        };
+        info!(replica = %id, %lease, %cell, "a cell is asked to park: {reason}");
+        let now = self.clock.now();
+        let event = Event::Park {
+            kernel,
+            lease,
+            cell,
+            reason,
+        };
+        self.parks.ask(lease, id, event.clone(), now);
+        self.due.insert((now + parks::PATIENCE, Due::ParkAnswer));
+        if let Some(conn) = conn {
+            self.connections.send(conn, 0, Response::Event(event));
+        }
+    }
+
+    pub(super) fn parks_overdue(&mut self, now: Timestamp) {
+        for (lease, replica) in self.parks.overdue(now) {
+            warn!(%lease, %replica, "it has not said whether its cell parks: taken as a no");
+            let kernel = replica.kernel;
+            self.todo.push_back(Input::ParkRefused { kernel, lease });
+        }
+    }
+
+    /// Has the kernel's executor move a replica; without an executor that is connected the move has failed.
+    fn ask_to_move(&mut self, kernel: KernelId, victim: Incarnation, seat: SeatPlan) {
+        let incarnation = seat.incarnation;
+        let Some(conn) = self.registry.executor(&kernel).and_then(|(_, r)| r.conn) else {
+            let moved = false;
+            return self.todo.push_back(Input::MigrationDone {
+                kernel,
+                incarnation,
+                moved,
+            });
+        };
+        info!(%kernel, %victim, to = %seat.node, "a replica is asked to move");
+        let event = Event::Move {
+            kernel,
+            victim,
+            seat,
+            cause: MoveCause::Waiting,
+        };
+        self.connections.send(conn, 0, Response::Event(event));
+    }
+
+    /// Nothing is left of the kernel.
+    fn forget(&mut self, kernel: &KernelId) {
+        self.connections.forget(kernel);
+        let (owner, tenure) = self.registry.forget(kernel);
+        let mut changes = Vec::new();
+        if owner {
+            changes.push((JournalKey::Owner(kernel.clone()), None));
+        }
+        if tenure {
+            changes.push((JournalKey::Tenure(kernel.clone()), None));
+        }
+        self.records.write(changes, Vec::new());
+    }
+}

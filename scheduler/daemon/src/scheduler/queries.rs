@@ -1,0 +1,151 @@
+//! Requests of people: what is asked through `hop`, and what it is told to do.
+
+use super::requests::{Answer, DONE};
+use super::{Report, Scheduler};
+use crate::access::{self, Access};
+use crate::server::ConnId;
+use crate::views;
+use hop_api::message::{
+    AcctQuery, Expect, FromHopd, InfoReport, QueueQuery, Refusal, Request, Response, ToHopd,
+};
+use hop_core::Input;
+use hop_words::id::KernelId;
+use hop_words::time::Span;
+use std::time::Duration;
+
+/// Rows of one answer to `hop acct`.
+const ACCT_ROWS: usize = 100_000;
+
+impl Scheduler {
+    pub(super) fn of_person(
+        &mut self,
+        conn: ConnId,
+        access: &Access,
+        message: ToHopd,
+    ) -> Result<Answer, Refusal> {
+        if self.connections.does_not_read(conn) && !matches!(message.body, Request::Cancel(_)) {
+            return Ok(Answer::Now(access::too_many()));
+        }
+        match message.body {
+            Request::Acct(query) => self.acct(conn, access, message.id, query),
+            Request::Queue(query) => self.queue(access, &query),
+            Request::Info => Ok(Answer::Now(Response::Info(self.info()))),
+            Request::Explain { kernel, cell } => {
+                access.owns(self.owner_of(&kernel), &kernel)?;
+                let explanation = views::explain(&self.core, kernel, cell)?;
+                Ok(Answer::Now(Response::Explanation(explanation)))
+            }
+            Request::Cancel(target) => {
+                let owns = |kernel: &KernelId| access.owns(self.owner_of(kernel), kernel);
+                views::may_cancel(&self.core, &target, owns)?;
+                let by = access.caller.user.clone();
+                self.todo.push_back(Input::Cancel { target, by });
+                Ok(DONE)
+            }
+            Request::Kernels(_)
+            | Request::Migrate { .. }
+            | Request::Hibernate { .. }
+            | Request::Wake { .. } => Err(Refusal::Unavailable {
+                reason: "this hopd does not do that yet".into(),
+            }),
+            _ => unreachable!("sorted by its sender"),
+        }
+    }
+
+    /// Reads the accounting on a thread of its own: a long report holds nobody up.
+    fn acct(
+        &mut self,
+        conn: ConnId,
+        access: &Access,
+        id: u64,
+        mut query: AcctQuery,
+    ) -> Result<Answer, Refusal> {
+        let all = query.all_users || query.visible && access.caller.operator;
+        match access.may_see(all, &query.users)? {
+            Some(users) => {
+                query.all_users = false;
+                query.users = users;
+            }
+            None => query.all_users = true,
+        }
+        let now = self.clock.now();
+        let live = views::live_leases(&self.core);
+        let accounting = self.records.accounting();
+        // Rows that are still on their way to the disk belong to the answer.
+        let flushed = accounting.record([]);
+        let Some(outgoing) = self.connections.get(conn).map(|c| c.outgoing.clone()) else {
+            return Ok(Answer::Later);
+        };
+        let uid = access.caller.uid;
+        if !self.connections.acct_begins(uid) {
+            return Ok(Answer::Now(access::too_many()));
+        }
+        let reports = self.reports.clone();
+        tokio::spawn(async move {
+            let _ = tokio::time::timeout(Duration::from_secs(5), flushed.durable()).await;
+            let read = tokio::task::spawn_blocking(move || accounting.query(&query, now)).await;
+            let body = match read {
+                Ok(Ok(mut rows)) => {
+                    rows.truncate(ACCT_ROWS);
+                    views::freshen(&mut rows, &live, now);
+                    Response::Acct { rows }
+                }
+                Ok(Err(error)) => unreadable(&error.to_string()),
+                Err(error) => unreadable(&error.to_string()),
+            };
+            // Never waits: a caller who doesn't read has room for a thousand more, and then none for this one either.
+            let _ = outgoing.try_send(FromHopd { id, body });
+            let _ = reports.send(Report::Answered { uid });
+        });
+        Ok(Answer::Later)
+    }
+
+    fn queue(&mut self, access: &Access, query: &QueueQuery) -> Result<Answer, Refusal> {
+        let users = access.may_see(query.all_users, &query.users)?;
+        let rows = views::queue(&self.core, users.as_deref(), self.clock.now());
+        let expected = self.expected(access, &query.expect)?;
+        Ok(Answer::Now(Response::Queue { rows, expected }))
+    }
+
+    /// What these cells would wait if the caller submitted them now.
+    fn expected(&mut self, access: &Access, cells: &[Expect]) -> Result<Vec<Option<Span>>, Refusal> {
+        access::check_expect(cells)?;
+        if cells.is_empty() {
+            return Ok(Vec::new());
+        }
+        // The core's knowledge is as old as the last thing that happened.
+        let mut out = Vec::new();
+        self.core.handle(Input::Tick, self.clock.now(), &mut out);
+        self.carry_out(out);
+        let user = &access.caller.user;
+        let mine = |kernel: &KernelId| self.owner_of(kernel) == Some(user);
+        let waits = cells.iter().map(|cell| {
+            self.core.would_wait(&hop_core::Prospect {
+                kernel: cell.kernel.clone().filter(mine),
+                user: user.clone(),
+                pool: cell.pool.clone().unwrap_or_else(|| self.default_pool()),
+                default_need: cell.default_need.clone(),
+                need: cell.need.clone(),
+                class: cell.class,
+            })
+        });
+        Ok(waits.collect())
+    }
+
+    fn info(&self) -> InfoReport {
+        let mut problems = self.news.problems();
+        for pool in self.config.pool.keys() {
+            if let Some(why) = self.pilot_jobs.refusal(pool) {
+                problems.push(format!("Pool {pool} is not lent: {why}."));
+            }
+        }
+        problems.extend(self.records.problems());
+        views::info(&self.core, &self.config, self.term, self.started, problems)
+    }
+}
+
+fn unreadable(reason: &str) -> Response {
+    Response::Refused(Refusal::Unavailable {
+        reason: format!("the accounting can't be read: {reason}"),
+    })
+}

@@ -1,0 +1,191 @@
+//! Kernels as their processes have registered them: whose they are, which replicas they have, and who speaks for them.
+
+use crate::server::ConnId;
+use hop_api::message::{Refusal, ReplicaRole, ReplicaUp, SeatStep};
+use hop_words::id::{JobId, KernelId, NodeName, ReplicaId, Tenure, UserName};
+use std::collections::{BTreeSet, HashMap, VecDeque};
+
+/// A replica that has registered and isn't lost.
+#[derive(Debug)]
+pub(super) struct Registered {
+    /// `None` means that its connection broke a moment ago.
+    pub(super) conn: Option<ConnId>,
+    pub(super) tenure: Tenure,
+    pub(super) role: ReplicaRole,
+    pub(super) seat: SeatStep,
+    pub(super) node: NodeName,
+    /// It can be asked to park a cell.
+    pub(super) parks: bool,
+}
+
+impl Registered {
+    pub(super) fn new(conn: ConnId, up: &ReplicaUp) -> Self {
+        Self {
+            conn: Some(conn),
+            tenure: up.tenure,
+            role: up.role,
+            seat: up.seat.clone(),
+            node: up.node.clone(),
+            parks: up.parks,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    replicas: HashMap<ReplicaId, Registered>,
+    owners: HashMap<KernelId, UserName>,
+    /// The highest tenure that has spoken for each kernel with a log.
+    tenures: HashMap<KernelId, Tenure>,
+    /// Fronts that wait for a placement, in the order in which they asked.
+    placements: HashMap<KernelId, VecDeque<(ConnId, u64)>>,
+}
+
+impl Registry {
+    // --- whose a kernel is, and who speaks for it ---
+
+    pub(super) fn restore_owner(&mut self, kernel: KernelId, user: UserName) {
+        self.owners.insert(kernel, user);
+    }
+
+    pub(super) fn restore_tenure(&mut self, kernel: KernelId, tenure: Tenure) {
+        self.tenures.insert(kernel, tenure);
+    }
+
+    pub(super) fn owner(&self, kernel: &KernelId) -> Option<&UserName> {
+        self.owners.get(kernel)
+    }
+
+    /// Makes the user the kernel's owner; `true` if it had none.
+    pub(super) fn own(&mut self, kernel: &KernelId, user: &UserName) -> bool {
+        let new = !self.owners.contains_key(kernel);
+        if new {
+            self.owners.insert(kernel.clone(), user.clone());
+        }
+        new
+    }
+
+    /// Takes in the tenure that somebody speaks for. `true` if it is a new one, which has to be written down.
+    ///
+    /// # Errors
+    /// [`Refusal::Superseded`]: a higher tenure has spoken.
+    pub(super) fn hear(&mut self, kernel: &KernelId, tenure: Tenure) -> Result<bool, Refusal> {
+        let highest = self.tenures.get(kernel).copied().unwrap_or_default();
+        if tenure < highest {
+            return Err(Refusal::Superseded {
+                kernel: kernel.clone(),
+                tenure: highest,
+            });
+        }
+        if tenure > highest {
+            self.tenures.insert(kernel.clone(), tenure);
+        }
+        Ok(tenure > highest)
+    }
+
+    /// Forgets all of a kernel. Says whether its owner and its tenure were written down.
+    pub(super) fn forget(&mut self, kernel: &KernelId) -> (bool, bool) {
+        let owner = self.owners.remove(kernel).is_some();
+        (owner, self.tenures.remove(kernel).is_some())
+    }
+
+    // --- replicas ---
+
+    pub(super) fn replica(&self, id: &ReplicaId) -> Option<&Registered> {
+        self.replicas.get(id)
+    }
+
+    pub(super) fn contains(&self, id: &ReplicaId) -> bool {
+        self.replicas.contains_key(id)
+    }
+
+    /// Registers a replica; returns the other connection that it had before.
+    pub(super) fn register(&mut self, id: ReplicaId, replica: Registered) -> Option<ConnId> {
+        let conn = replica.conn;
+        let before = self.replicas.insert(id, replica)?;
+        before.conn.filter(|old| Some(*old) != conn)
+    }
+
+    pub(super) fn remove(&mut self, id: &ReplicaId) -> Option<Registered> {
+        self.replicas.remove(id)
+    }
+
+    /// The replica's connection broke; `false` if it has another one.
+    pub(super) fn disconnected(&mut self, id: &ReplicaId, conn: ConnId) -> bool {
+        let here = self.replicas.get_mut(id).filter(|r| r.conn == Some(conn));
+        here.map(|r| r.conn = None).is_some()
+    }
+
+    /// The replica that speaks for the kernel.
+    pub(super) fn executor(&self, kernel: &KernelId) -> Option<(&ReplicaId, &Registered)> {
+        let ours = self.replicas.iter().filter(|(id, _)| id.kernel == *kernel);
+        let speaks = ours.filter(|(_, r)| r.role == ReplicaRole::Executor);
+        speaks.max_by_key(|(id, r)| (r.tenure, id.incarnation))
+    }
+
+    /// Executors before this new one that need not be waited for: their connection is gone, and their place was taken or
+    /// nothing is lost by it. The next cell would be started in a process that is dead. One that was merely cut off comes
+    /// back as if it were new. Standbys are nobody's predecessors.
+    pub(super) fn superseded_by(
+        &self,
+        new: &ReplicaId,
+        up: &ReplicaUp,
+        holds: impl Fn(&ReplicaId) -> bool,
+    ) -> Vec<ReplicaId> {
+        if up.role != ReplicaRole::Executor {
+            return Vec::new();
+        }
+        let before = |id: &ReplicaId, r: &Registered| match up.tenure {
+            Tenure(0) => id.incarnation < new.incarnation,
+            tenure => r.tenure < tenure && id.incarnation != new.incarnation,
+        };
+        let others = self.replicas.iter().filter(|(id, r)| {
+            id.kernel == new.kernel && r.role == ReplicaRole::Executor && r.conn.is_none() && before(id, r)
+        });
+        let gone = others.filter(|(id, r)| r.seat.job == up.seat.job || !holds(id));
+        gone.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Whether a replica that is connected sits in the seat.
+    pub(super) fn is_seated(&self, job: JobId) -> bool {
+        self.replicas
+            .values()
+            .any(|r| r.seat.job == job && r.conn.is_some())
+    }
+
+    pub(super) fn in_seat(&self, job: JobId) -> Vec<ReplicaId> {
+        let seated = self.replicas.iter().filter(|(_, r)| r.seat.job == job);
+        seated.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// The nodes where replicas are.
+    pub(super) fn homes(&self) -> BTreeSet<NodeName> {
+        self.replicas.values().map(|r| r.node.clone()).collect()
+    }
+
+    // --- placements ---
+
+    pub(super) fn placing(&mut self, kernel: KernelId, conn: ConnId, id: u64) {
+        self.placements.entry(kernel).or_default().push_back((conn, id));
+    }
+
+    /// Who asked first for a placement of this kernel.
+    pub(super) fn placed(&mut self, kernel: &KernelId) -> Option<(ConnId, u64)> {
+        let waiting = self.placements.get_mut(kernel)?;
+        let first = waiting.pop_front();
+        if waiting.is_empty() {
+            self.placements.remove(kernel);
+        }
+        first
+    }
+
+    #[cfg(test)]
+    pub(super) fn counts(&self) -> (usize, usize, usize) {
+        (self.owners.len(), self.placements.len(), self.replicas.len())
+    }
+
+    #[cfg(test)]
+    pub(super) fn ids(&self) -> impl Iterator<Item = &ReplicaId> {
+        self.replicas.keys()
+    }
+}

@@ -1,0 +1,471 @@
+//! Requests of replicas: who speaks for a kernel, and what is taken in from whoever does.
+
+use super::registry::Registered;
+use super::requests::{Answer, DONE};
+use super::{Due, JournalKey, JournalValue, Scheduler};
+use crate::access::{self, Access};
+use crate::admission::Applicant;
+use crate::server::{Caller, ConnId};
+use hop_api::message::{Event, Refusal, ReplicaRole, ReplicaUp, Request, Response, WaitingCell};
+use hop_core::Input;
+use hop_words::id::{JobId, KernelId, LeaseId, PoolName, ReplicaId, Tenure, UserName};
+use hop_words::time::Span;
+use tracing::info;
+
+/// Replicas of one kernel: five, and a successor of each.
+const REPLICAS: usize = 10;
+
+impl Scheduler {
+    // --- registering ---
+
+    /// Judges a replica's report as far as Slurm's word on its seat isn't needed.
+    pub(super) fn check_replica(&self, access: &Access, up: &ReplicaUp) -> Result<(), Refusal> {
+        access::check_replica(access, up)?;
+        access.owns(self.owner_of(&up.kernel), &up.kernel)?;
+        self.pool_lends(&up.pool.clone().unwrap_or_else(|| self.default_pool()))
+    }
+
+    /// Registers a replica whose seat is its user's.
+    pub(super) fn admit_replica(
+        &mut self,
+        conn: ConnId,
+        access: &Access,
+        mut up: ReplicaUp,
+    ) -> Result<(), Refusal> {
+        self.is_in_its_seat(&up)?;
+        self.within_quota(access, &up)?;
+        if up.role == ReplicaRole::Executor {
+            self.hear_tenure(&up.kernel, up.tenure)?;
+        }
+        let waiting = std::mem::take(&mut up.waiting);
+        let job = up.seat.job;
+        let pool = up.pool.clone().unwrap_or_else(|| self.default_pool());
+        match self.takes(&pool, &access.caller.groups, job) {
+            Ok(()) => up.waiting = waiting,
+            Err(refusal) => self.refuse_cells(conn, &up.kernel, waiting, &refusal),
+        }
+        self.replica_up(conn, &access.caller.user, up);
+        Ok(())
+    }
+
+    /// The kernel lives on without leases.
+    fn refuse_cells(&mut self, conn: ConnId, kernel: &KernelId, cells: Vec<WaitingCell>, why: &Refusal) {
+        for waiting in cells {
+            let event = Event::Refused {
+                kernel: kernel.clone(),
+                cell: waiting.cell,
+                reason: why.to_string(),
+            };
+            self.connections.send(conn, 0, Response::Event(event));
+        }
+    }
+
+    /// Whether the kernel's pool takes cells of its user's now.
+    fn may_lease(&self, conn: ConnId, kernel: &KernelId) -> Result<(), Refusal> {
+        let open = self.connections.get(conn);
+        let groups = open.map_or(&[][..], |open| &open.caller.groups);
+        let mine = open.and_then(|open| open.replicas.iter().find(|r| r.kernel == *kernel));
+        let seat = mine.and_then(|id| self.registry.replica(id)).map(|r| r.seat.job);
+        let pool = self.core.pool_of(kernel).cloned();
+        match (seat, pool) {
+            (Some(seat), Some(pool)) => self.takes(&pool, groups, seat),
+            // The core says what is wrong with a kernel that it doesn't know.
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the rules of the pool's partition take a user of these groups, who sits in this seat.
+    fn takes(&self, pool: &PoolName, groups: &[String], seat: JobId) -> Result<(), Refusal> {
+        let Some(rules) = &self.news.rules else {
+            return Err(Refusal::Unavailable {
+                reason: format!("Slurm has not said yet whom the partition of pool {pool} takes"),
+            });
+        };
+        let Some(rules) = rules.get(pool) else {
+            return Ok(());
+        };
+        let seat = self.seats.get(seat);
+        let applicant = Applicant {
+            groups,
+            account: seat.and_then(|s| s.account.as_ref()),
+            qos: seat.and_then(|s| s.qos.as_deref()),
+        };
+        rules.judge(applicant).map_err(|why| Refusal::Invalid {
+            reason: format!("pool {pool} is not for you: {why}"),
+        })
+    }
+
+    fn replica_up(&mut self, conn: ConnId, user: &UserName, up: ReplicaUp) {
+        let id = ReplicaId {
+            kernel: up.kernel.clone(),
+            incarnation: up.incarnation,
+        };
+        info!(replica = %id, %user, node = %up.node, seat = %up.seat.job, "a replica is up");
+        self.owned_now(&up.kernel, user);
+        self.supersede(&id, &up);
+        if let Some(old) = self.registry.register(id.clone(), Registered::new(conn, &up)) {
+            self.connections.replica_left(old, &id);
+        }
+        self.connections.has_replica(conn, id.clone());
+        self.tell_homes();
+        if let Some(parked) = &up.parked {
+            self.parks.over(parked.lease);
+        }
+        for event in self.parks.of(&id) {
+            self.connections.send(conn, 0, Response::Event(event));
+        }
+        let pool = up.pool.unwrap_or_else(|| self.default_pool());
+        // Slurm's word on who is charged goes before the kernel's own.
+        let account = self.seats.get(up.seat.job).and_then(|seat| seat.account.clone());
+        self.todo.push_back(Input::ReplicaUp(hop_core::ReplicaUp {
+            kernel: up.kernel,
+            incarnation: up.incarnation,
+            user: user.clone(),
+            account,
+            pool,
+            node: up.node,
+            seat: up.seat.job,
+            name: access::printable(&up.name, 200),
+            holds: up.holds,
+            ended: up.ended,
+            waiting: up.waiting,
+            parked: up.parked,
+        }));
+    }
+
+    /// Replicas that this new one need not share its kernel with are lost.
+    fn supersede(&mut self, new: &ReplicaId, up: &ReplicaUp) {
+        let holds = |id: &ReplicaId| {
+            let mut leases = self.core.leases().into_iter();
+            leases.any(|l| l.kernel == id.kernel && l.executor == id.incarnation)
+        };
+        for id in self.registry.superseded_by(new, up, holds) {
+            self.replica_away(&id);
+        }
+    }
+
+    /// A replica is where its seat is. While Slurm can't be asked, any node that is known will do.
+    fn is_in_its_seat(&self, up: &ReplicaUp) -> Result<(), Refusal> {
+        let nodes = self.seats.get(up.seat.job).map_or(&[][..], |seat| &seat.nodes);
+        let right = match nodes {
+            [] => self.core.knows_node(&up.node),
+            nodes => nodes.contains(&up.node),
+        };
+        match right {
+            true => Ok(()),
+            false => Err(access::not_its_node(up.seat.job, &up.node)),
+        }
+    }
+
+    /// A pilot is of most use where kernels are.
+    fn tell_homes(&mut self) {
+        self.pilot_jobs.set_homes(self.registry.homes());
+    }
+
+    // --- gone ---
+
+    /// A replica has not come back in time, or is known to be gone.
+    pub(super) fn replica_away(&mut self, id: &ReplicaId) {
+        if self.registry.replica(id).is_some_and(|r| r.conn.is_none()) {
+            info!(replica = %id, "a replica did not come back");
+            self.registry.remove(id);
+            self.tell_homes();
+            self.todo.push_back(Input::ReplicaLost {
+                kernel: id.kernel.clone(),
+                incarnation: id.incarnation,
+            });
+        }
+    }
+
+    /// The kernel's executor knows sooner than we do.
+    fn told_lost(&mut self, id: &ReplicaId) {
+        let conn = self.registry.replica(id).and_then(|r| r.conn);
+        if let Some(conn) = conn {
+            self.registry.disconnected(id, conn);
+            self.connections.replica_left(conn, id);
+        }
+        self.replica_away(id);
+    }
+
+    /// Leases of an earlier `hopd` whose replicas have not come back. One whose replica is there and waits for Slurm's word
+    /// on its seat is looked at again.
+    pub(super) fn grace_over(&mut self) {
+        let mut again = false;
+        for view in self.core.leases() {
+            let executor = ReplicaId {
+                kernel: view.kernel.clone(),
+                incarnation: view.executor,
+            };
+            if self.registry.contains(&executor) {
+                continue;
+            }
+            if self.seats.is_waiting(&executor) {
+                again = true;
+                continue;
+            }
+            info!(lease = %view.lease, replica = %executor, "nobody has come back for this lease");
+            self.todo.push_back(Input::ReleaseLease {
+                kernel: view.kernel,
+                lease: view.lease,
+            });
+        }
+        if again {
+            let soon = self.clock.now() + Span::from_secs(self.config.hopd.grace_s.into());
+            self.due.insert((soon, Due::Grace));
+        }
+    }
+
+    // --- requests ---
+
+    /// From a replica that speaks for its kernel.
+    pub(super) fn of_replica(&mut self, conn: ConnId, body: Request) -> Result<Answer, Refusal> {
+        match body {
+            Request::Submit { .. } | Request::CancelCell { .. } => self.of_cell(conn, body),
+            Request::CellEnded { .. }
+            | Request::ReleaseLease { .. }
+            | Request::CellParked { .. }
+            | Request::ParkRefused { .. } => self.of_lease(conn, body),
+            _ => self.of_kernel(conn, body),
+        }
+    }
+
+    fn of_cell(&mut self, conn: ConnId, body: Request) -> Result<Answer, Refusal> {
+        match body {
+            Request::Submit {
+                kernel,
+                tenure,
+                cell,
+                need,
+                class,
+            } => {
+                self.speaks_for(conn, &kernel, tenure)?;
+                access::check_name("cell id", cell.as_str())?;
+                access::check_need(&need)?;
+                self.may_lease(conn, &kernel)?;
+                if let Some(open) = self.connections.get(conn) {
+                    self.may_wait(&open.caller, 1)?;
+                }
+                self.todo.push_back(Input::Submit {
+                    kernel,
+                    cell,
+                    need,
+                    class,
+                    print: 0,
+                });
+            }
+            Request::CancelCell { kernel, tenure, cell } => {
+                self.speaks_for(conn, &kernel, tenure)?;
+                self.todo.push_back(Input::CancelCell { kernel, cell });
+            }
+            _ => unreachable!("sorted by the caller"),
+        }
+        Ok(DONE)
+    }
+
+    /// What was asked of a cell on a lease is not asked of the lease's next cell.
+    fn of_lease(&mut self, conn: ConnId, body: Request) -> Result<Answer, Refusal> {
+        match body {
+            Request::CellEnded {
+                kernel,
+                tenure,
+                cell,
+                lease,
+                outcome,
+                ..
+            } => {
+                self.speaks_of_lease(conn, &kernel, tenure, lease)?;
+                self.parks.over(lease);
+                self.todo.push_back(Input::CellEnded {
+                    kernel,
+                    cell,
+                    lease,
+                    outcome,
+                });
+            }
+            Request::ReleaseLease {
+                kernel,
+                tenure,
+                lease,
+            } => {
+                self.speaks_of_lease(conn, &kernel, tenure, lease)?;
+                self.todo.push_back(Input::ReleaseLease { kernel, lease });
+            }
+            Request::CellParked {
+                kernel,
+                tenure,
+                cell,
+                lease,
+            } => {
+                self.speaks_of_lease(conn, &kernel, tenure, lease)?;
+                info!(%kernel, %lease, %cell, "a cell is parked");
+                self.parks.over(lease);
+                self.todo.push_back(Input::CellParked { kernel, cell, lease });
+            }
+            Request::ParkRefused {
+                kernel,
+                tenure,
+                lease,
+                reason,
+            } => {
+                self.speaks_of_lease(conn, &kernel, tenure, lease)?;
+                info!(%kernel, %lease, "a cell can't be parked: {}", access::printable(&reason, 500));
+                self.parks.over(lease);
+                self.todo.push_back(Input::ParkRefused { kernel, lease });
+            }
+            _ => unreachable!("sorted by the caller"),
+        }
+        Ok(DONE)
+    }
+
+    fn of_kernel(&mut self, conn: ConnId, body: Request) -> Result<Answer, Refusal> {
+        match body {
+            Request::ReplicaLost {
+                kernel,
+                tenure,
+                incarnation,
+            } => {
+                self.speaks_for(conn, &kernel, tenure)?;
+                self.told_lost(&ReplicaId { kernel, incarnation });
+            }
+            Request::KernelBound {
+                kernel,
+                tenure,
+                bound,
+            } => {
+                self.speaks_for(conn, &kernel, tenure)?;
+                let executor = self.registry.executor(&kernel).map(|(id, _)| id.incarnation);
+                let incarnation = executor.filter(|_| bound.gpu);
+                self.todo.push_back(Input::KernelBound { kernel, incarnation });
+            }
+            Request::MigrationDone {
+                kernel,
+                tenure,
+                incarnation,
+            } => {
+                self.speaks_for(conn, &kernel, tenure)?;
+                self.todo.push_back(Input::MigrationDone {
+                    kernel,
+                    incarnation,
+                    moved: true,
+                });
+            }
+            Request::MigrationFailed {
+                kernel,
+                tenure,
+                incarnation,
+                reason,
+            } => {
+                self.speaks_for(conn, &kernel, tenure)?;
+                info!(%kernel, %incarnation, "a move failed: {}", access::printable(&reason, 500));
+                self.todo.push_back(Input::MigrationDone {
+                    kernel,
+                    incarnation,
+                    moved: false,
+                });
+            }
+            Request::Hibernated { .. } | Request::HibernateRefused { .. } => {
+                return Err(Refusal::Unavailable {
+                    reason: "this hopd does not do that yet".into(),
+                });
+            }
+            _ => unreachable!("sorted by its sender"),
+        }
+        Ok(DONE)
+    }
+
+    // --- who speaks ---
+
+    /// Only a registered replica of the highest tenure speaks for a kernel.
+    fn speaks_for(&mut self, conn: ConnId, kernel: &KernelId, tenure: Tenure) -> Result<(), Refusal> {
+        let registered = self
+            .connections
+            .get(conn)
+            .is_some_and(|c| c.replicas.iter().any(|r| r.kernel == *kernel));
+        if !registered {
+            return Err(Refusal::Forbidden {
+                reason: format!("this connection has registered no replica of kernel {kernel}"),
+            });
+        }
+        self.hear_tenure(kernel, tenure)
+    }
+
+    /// What becomes of a lease is also heard from the replica that runs on it, whatever its tenure: it gives up what it
+    /// has.
+    fn speaks_of_lease(
+        &mut self,
+        conn: ConnId,
+        kernel: &KernelId,
+        tenure: Tenure,
+        lease: LeaseId,
+    ) -> Result<(), Refusal> {
+        let refused = match self.speaks_for(conn, kernel, tenure) {
+            Err(refused @ Refusal::Superseded { .. }) => refused,
+            other => return other,
+        };
+        let executor = self.core.lease(lease).map(|l| ReplicaId {
+            kernel: l.kernel,
+            incarnation: l.executor,
+        });
+        let here = |id| {
+            self.connections
+                .get(conn)
+                .is_some_and(|c| c.replicas.contains(&id))
+        };
+        match executor.is_some_and(here) {
+            true => Ok(()),
+            false => Err(refused),
+        }
+    }
+
+    fn hear_tenure(&mut self, kernel: &KernelId, tenure: Tenure) -> Result<(), Refusal> {
+        if self.registry.hear(kernel, tenure)? {
+            let change = (
+                JournalKey::Tenure(kernel.clone()),
+                Some(JournalValue::Tenure(tenure)),
+            );
+            self.records.write(vec![change], Vec::new());
+        }
+        Ok(())
+    }
+
+    // --- quotas ---
+
+    /// Whether the user may have one kernel more; their own ones of which nothing is left make room for it.
+    pub(super) fn may_open_kernel(&mut self, access: &Access, kernel: &KernelId) -> Result<(), Refusal> {
+        if self.core.owner(kernel).is_some() || access.caller.operator {
+            return Ok(());
+        }
+        let (user, most) = (&access.caller.user, self.config.quota.kernels);
+        let mut out = Vec::new();
+        let room = self.core.make_room_for_kernel(user, most, &mut out);
+        self.carry_out(out);
+        match room {
+            true => Ok(()),
+            false => Err(access::over_quota(user, "kernels open", most)),
+        }
+    }
+
+    /// Whether so many cells of the user's more may wait. What of theirs is on its way to the core counts too.
+    fn may_wait(&self, caller: &Caller, more: usize) -> Result<(), Refusal> {
+        let (user, most) = (&caller.user, self.config.quota.cells);
+        if !caller.operator && self.core.waiting_of(user) + more > most {
+            return Err(access::over_quota(user, "cells waiting", most));
+        }
+        Ok(())
+    }
+
+    fn within_quota(&mut self, access: &Access, up: &ReplicaUp) -> Result<(), Refusal> {
+        self.may_open_kernel(access, &up.kernel)?;
+        // Those that it has asked for before are asked for again.
+        let known = self.core.waiting_in(&up.kernel);
+        self.may_wait(&access.caller, up.waiting.len().saturating_sub(known))?;
+        if self.core.other_replicas(&up.kernel, up.incarnation) >= REPLICAS {
+            return Err(access::over_quota(
+                &access.caller.user,
+                "replicas of this kernel",
+                REPLICAS,
+            ));
+        }
+        Ok(())
+    }
+}

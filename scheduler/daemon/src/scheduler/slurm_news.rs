@@ -1,0 +1,300 @@
+//! What Slurm says: asks it for its queue, nodes, limits and shares at an interval, and takes the answers in.
+
+use super::records::{JournalKey, JournalValue};
+use super::{Due, Report, Scheduler};
+use crate::admission::Rules;
+use crate::pilot_jobs::{Seen, SeenJob};
+use crate::slurm::{Facts, Queue};
+use hop_core::Input;
+use hop_core::config::{Limits, Shares};
+use hop_words::id::{JobId, NodeName, PoolName};
+use hop_words::time::Span;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+use tracing::{info, warn};
+
+/// Until the next try after Slurm or slurmdbd gave no answer.
+const SOON: Span = Span::from_secs(5);
+/// The longest pause between two looks at the queue while Slurm is away.
+const LOOK_LAST: Span = Span::from_secs(60);
+
+/// What is known of Slurm.
+#[derive(Debug)]
+pub(super) struct SlurmNews {
+    pub(super) stepmgr: bool,
+    /// The limits that the core was told. `None` means that Slurm has never said.
+    pub(super) limits: Option<Limits>,
+    /// Whom each pool's partition takes. `None` means that Slurm has never said.
+    pub(super) rules: Option<BTreeMap<PoolName, Rules>>,
+    look_pause: Span,
+    /// Slurm's queue is being read.
+    looking: bool,
+    problems: BTreeMap<&'static str, String>,
+}
+
+impl SlurmNews {
+    pub(super) fn new(
+        look_pause: Span,
+        limits: Option<Limits>,
+        rules: Option<BTreeMap<PoolName, Rules>>,
+    ) -> Self {
+        Self {
+            stepmgr: false,
+            limits,
+            rules,
+            look_pause,
+            looking: false,
+            problems: BTreeMap::new(),
+        }
+    }
+
+    /// What is wrong, in sentences.
+    pub(super) fn problems(&self) -> Vec<String> {
+        self.problems.values().cloned().collect()
+    }
+
+    /// Notes what is wrong; `true` if it was not known.
+    fn trouble(&mut self, about: &'static str, text: String) -> bool {
+        self.problems.insert(about, text).is_none()
+    }
+
+    /// It is right again; `true` if it was not.
+    fn relief(&mut self, about: &'static str) -> bool {
+        self.problems.remove(about).is_some()
+    }
+
+    #[cfg(test)]
+    pub(super) fn is_looking(&self) -> bool {
+        self.looking
+    }
+}
+
+impl Scheduler {
+    // --- the queue ---
+
+    pub(super) fn look_soon(&mut self) {
+        let soon = Span::from_millis(500).min(self.news.look_pause);
+        self.look_in(soon);
+    }
+
+    /// There is one next look, whatever asked for it.
+    fn look_in(&mut self, pause: Span) {
+        self.due.retain(|(_, due)| *due != Due::Look);
+        self.due.insert((self.clock.now() + pause, Due::Look));
+    }
+
+    /// One at a time: what two answers miss must have been missing for as long as the second took, and two that were
+    /// asked before a job was submitted would both miss it. The answer to the one under way brings the next.
+    pub(super) fn look(&mut self) {
+        if std::mem::replace(&mut self.news.looking, true) {
+            return;
+        }
+        let users = self.seats.users();
+        let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
+        tokio::spawn(async move {
+            let answer = slurm.queue(users.into_iter().collect()).await;
+            let _ = reports.send(Report::Looked(answer));
+        });
+    }
+
+    pub(super) fn looked(&mut self, answer: Result<Queue, String>) {
+        self.news.looking = false;
+        let now = self.clock.now();
+        match answer {
+            Err(reason) => {
+                self.news.look_pause = Span((self.news.look_pause.0 * 2).min(LOOK_LAST.0));
+                if self
+                    .news
+                    .trouble("queue", format!("Slurm does not answer: {reason}."))
+                {
+                    warn!("Slurm's queue can't be read: {reason}; what runs goes on");
+                }
+                // With step managers leases start without slurmctld.
+                let away = !self.news.stepmgr;
+                self.todo.push_back(Input::SlurmAway { away });
+            }
+            Ok(queue) => {
+                self.news.look_pause = Span::from_secs(self.config.hopd.poll_s.into());
+                if self.news.relief("queue") {
+                    info!("Slurm answers again");
+                }
+                self.todo.push_back(Input::SlurmAway { away: false });
+                let pilots: BTreeSet<JobId> = self.core.pilots().iter().map(|p| p.pilot).collect();
+                self.say_what_pilots_wait_for(&queue.pilots);
+                let acts = self.pilot_jobs.looked(&queue.pilots, &pilots, now);
+                self.act(acts);
+                self.seats_gone(&queue.alive);
+            }
+        }
+        self.look_in(self.news.look_pause);
+    }
+
+    /// A pilot that Slurm doesn't start is why cells wait: `hop info` says it.
+    fn say_what_pilots_wait_for(&mut self, jobs: &[SeenJob]) {
+        let waiting = jobs.iter().filter(|j| j.state == Seen::Waiting);
+        let said: Vec<String> = waiting
+            .filter(|j| !["", "None", "Priority"].contains(&j.reason.as_str()))
+            .map(|j| format!("{} ({})", j.job, j.reason))
+            .collect();
+        if said.is_empty() {
+            self.news.relief("pilots");
+        } else {
+            let text = format!("Pilots wait in Slurm's queue: {}.", said.join(", "));
+            self.news.trouble("pilots", text);
+        }
+    }
+
+    /// Seats that Slurm shows no more. A seat that was learnt meanwhile was not in this look: the next one tells.
+    fn seats_gone(&mut self, alive: &[JobId]) {
+        let gone = self.seats.missing_from(alive).into_iter();
+        let gone: Vec<JobId> = gone.filter(|job| !self.registry.is_seated(*job)).collect();
+        for job in gone {
+            self.seats.forget(job);
+            self.write_seat(job, None);
+            self.todo.push_back(Input::SeatGone { job });
+            for id in self.registry.in_seat(job) {
+                self.replica_away(&id);
+            }
+        }
+    }
+
+    // --- limits, shares, nodes and settings ---
+
+    fn refresh(&self) -> Span {
+        Span::from_secs(self.config.hopd.refresh_s.into())
+    }
+
+    /// Asks Slurm before anybody is served for limits, and for whom the pools' partitions take, where no earlier `hopd`
+    /// has written these down. After `patience` it goes on without.
+    pub(crate) async fn learn_limits(&mut self, patience: Duration) {
+        let silent = || "no answer".to_owned();
+        if self.news.limits.is_none() {
+            let asked = tokio::time::timeout(patience, self.slurm.limits()).await;
+            self.limits(asked.unwrap_or_else(|_| Err(silent())));
+        }
+        if self.news.rules.is_none() {
+            let asked = tokio::time::timeout(patience, self.slurm.facts()).await;
+            self.facts(asked.unwrap_or_else(|_| Err(silent())));
+        }
+    }
+
+    pub(super) fn ask_limits(&mut self) {
+        let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
+        tokio::spawn(async move {
+            let limits = slurm.limits().await;
+            let _ = reports.send(Report::Limits(Box::new(limits)));
+        });
+    }
+
+    pub(super) fn limits(&mut self, answer: Result<Limits, String>) {
+        let now = self.clock.now();
+        self.due.retain(|(_, due)| *due != Due::Limits);
+        match answer {
+            Err(reason) => {
+                let known = match &self.news.limits {
+                    Some(_) => "those known last are kept",
+                    None => "nobody is held to any until they can be read",
+                };
+                let text = format!("Slurm's limits can't be read ({known}): {reason}.");
+                if self.news.trouble("limits", text.clone()) {
+                    warn!("{text}");
+                }
+                self.due.insert((now + SOON, Due::Limits));
+            }
+            Ok(limits) => {
+                if self.news.relief("limits") {
+                    info!("Slurm's limits can be read again");
+                }
+                self.due.insert((now + self.refresh(), Due::Limits));
+                if self.news.limits.as_ref() == Some(&limits) {
+                    return;
+                }
+                info!(limits = limits.limits.len(), "Slurm's limits have changed");
+                let value = JournalValue::Limits(Box::new(limits.clone()));
+                self.records
+                    .write(vec![(JournalKey::Limits, Some(value))], Vec::new());
+                self.todo.push_back(Input::Limits(limits.clone()));
+                self.news.limits = Some(limits);
+            }
+        }
+    }
+
+    pub(super) fn ask_shares(&mut self) {
+        let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
+        tokio::spawn(async move {
+            let shares = slurm.shares().await;
+            let _ = reports.send(Report::Shares(Box::new(shares)));
+        });
+    }
+
+    pub(super) fn shares(&mut self, answer: Result<Shares, String>) {
+        let next = match answer {
+            Err(reason) => {
+                let text = format!("Slurm's fair shares can't be read, those known last count: {reason}.");
+                if self.news.trouble("shares", text.clone()) {
+                    warn!("{text}");
+                }
+                SOON
+            }
+            Ok(shares) => {
+                self.news.relief("shares");
+                self.todo.push_back(Input::Shares(shares));
+                self.refresh()
+            }
+        };
+        self.due.insert((self.clock.now() + next, Due::Shares));
+    }
+
+    pub(super) fn ask_all(&mut self) {
+        let asks = [Due::Facts, Due::Limits, Due::Shares];
+        self.due.retain(|(_, due)| !asks.contains(due));
+        self.due.extend(asks.map(|due| (self.clock.now(), due)));
+    }
+
+    pub(super) fn ask_facts(&mut self) {
+        let (slurm, reports) = (self.slurm.clone(), self.reports.clone());
+        tokio::spawn(async move {
+            let facts = slurm.facts().await;
+            let _ = reports.send(Report::Facts(Box::new(facts)));
+        });
+    }
+
+    /// The next `hopd` knows whom the partitions take, though Slurm be away.
+    fn rules(&mut self, rules: BTreeMap<PoolName, Rules>) {
+        if self.news.rules.as_ref() != Some(&rules) {
+            let value = JournalValue::Rules(rules.clone());
+            self.records
+                .write(vec![(JournalKey::Rules, Some(value))], Vec::new());
+            self.news.rules = Some(rules);
+        }
+    }
+
+    pub(super) fn facts(&mut self, facts: Result<Facts, String>) {
+        let now = self.clock.now();
+        self.due.retain(|(_, due)| *due != Due::Facts);
+        match facts {
+            Err(reason) => {
+                warn!("Slurm's nodes and settings can't be read: {reason}");
+                self.news
+                    .trouble("facts", format!("Slurm's settings can't be read: {reason}."));
+                self.due.insert((now + SOON, Due::Facts));
+            }
+            Ok(facts) => {
+                self.news.relief("facts");
+                self.news.stepmgr = facts.stepmgr;
+                self.todo.extend(facts.nodes.into_iter().map(Input::Node));
+                let burst = facts.burst.into_iter();
+                self.todo
+                    .extend(burst.map(|(facts, partition)| Input::BurstNode { facts, partition }));
+                self.rules(facts.rules);
+                self.todo.extend(facts.offers.into_iter().map(Input::PoolOffers));
+                let down = facts.down.into_iter();
+                self.todo
+                    .extend(down.map(|node: NodeName| Input::NodeDown { node }));
+                let acts = self.pilot_jobs.facts(facts.usable, facts.refused, now);
+                self.act(acts);
+                self.due.insert((now + self.refresh(), Due::Facts));
+            }
+        }
+    }
+}
