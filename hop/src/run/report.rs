@@ -5,7 +5,7 @@ use super::span;
 use super::worker::{CellOver, Over, Status};
 use crate::failure::Failure;
 use crate::time::{write_span, write_time};
-use hop_core::time::Timestamp;
+use hop_words::time::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Serialize;
 use std::io::Write;

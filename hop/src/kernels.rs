@@ -4,7 +4,7 @@ use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
 use hop_api::message::{QueueQuery, QueueRow, Request, Response};
-use hop_core::id::KernelId;
+use hop_words::id::KernelId;
 
 /// The id of the one kernel that `word` means. A whole id is not looked up.
 pub(crate) fn find(word: &str, context: &Context<'_>) -> Result<KernelId, Failure> {

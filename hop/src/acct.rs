@@ -7,8 +7,8 @@ use crate::kernels;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::parse_time;
 use hop_api::message::{AcctQuery, AcctRow, Request, Response};
-use hop_core::id::{AccountName, GpuIndex, LeaseId, NodeName};
-use hop_core::time::{Span, Timestamp};
+use hop_words::id::{AccountName, GpuIndex, LeaseId, NodeName};
+use hop_words::time::{Span, Timestamp};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -251,6 +251,7 @@ impl Wanted {
                     .iter()
                     .map(|node| NodeName::from(node.as_str()))
                     .collect(),
+                open: false,
                 since,
                 until,
                 cells: !args.leases_only,

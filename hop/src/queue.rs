@@ -6,7 +6,7 @@ use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use hop_api::message::{QueueQuery, QueueRow, Request, Response};
-use hop_core::time::Span;
+use hop_words::time::Span;
 
 const EXAMPLES: &str = "\
 Examples:

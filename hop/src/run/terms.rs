@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::time::parse_time;
-use hop_core::time::Timestamp;
+use hop_words::time::Timestamp;
 use jiff::tz::TimeZone;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;

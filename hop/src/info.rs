@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, field};
 use hop_api::message::{InfoReport, NodeInfo, Request, Response};
-use hop_core::need::Class;
+use hop_words::need::Class;
 
 const EXAMPLES: &str = "\
 Examples:

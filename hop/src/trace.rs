@@ -5,8 +5,8 @@ use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::time::parse_time;
 use hop_api::message::{AcctQuery, AcctRow, Request, Response};
-use hop_core::id::{CellId, KernelId};
 use hop_sim::trace::Line;
+use hop_words::id::{CellId, KernelId};
 use std::collections::HashMap;
 
 const EXAMPLES: &str = "\
@@ -112,8 +112,8 @@ fn lines(rows: &[AcctRow], key: &[u8; 32]) -> Vec<Line> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hop_core::id::{GpuIndex, JobId, LeaseId};
-    use hop_core::time::{Span, Timestamp};
+    use hop_words::id::{GpuIndex, JobId, LeaseId};
+    use hop_words::time::{Span, Timestamp};
 
     fn row(kernel: &str, cell: Option<&str>, submit: u64) -> AcctRow {
         AcctRow {

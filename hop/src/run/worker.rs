@@ -1,8 +1,8 @@
 //! The process that runs the notebook with nbclient (`gresshopper_jupyter.unattended`), and what is said to it.
 
 use crate::failure::Failure;
-use hop_core::need::Need;
 use hop_replica::need::Unattended;
+use hop_words::need::Need;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, OpenOptions};
 use std::io;

@@ -2,8 +2,8 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
-use hop_core::time::{Span, Timestamp};
 use hop_sim::{Cluster, FrontierPoint, Policy, PolicyResult, Summary, Synth, Trace, Turnaround};
+use hop_words::time::{Span, Timestamp};
 use indicatif::{ProgressBar, ProgressStyle};
 use rayon::prelude::*;
 use std::io::{IsTerminal, Read};

@@ -1,7 +1,7 @@
 //! What a subcommand works with; tests hand in their own.
 
 use crate::hopd::{Hopd, Wire};
-use hop_core::time::Timestamp;
+use hop_words::time::Timestamp;
 use jiff::tz::TimeZone;
 use std::io::Write;
 

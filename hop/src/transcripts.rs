@@ -10,9 +10,9 @@ use hop_api::message::{
     AcctQuery, AcctRow, CancelTarget, Explanation, InfoReport, NodeInfo, QueueQuery, QueueRow, Refusal,
     Request, Response,
 };
-use hop_core::id::{GpuIndex, JobId, LeaseId, Term};
-use hop_core::need::Need;
-use hop_core::time::{Span, Timestamp};
+use hop_words::id::{GpuIndex, JobId, LeaseId, Term};
+use hop_words::need::Need;
+use hop_words::time::{Span, Timestamp};
 use jiff::tz::TimeZone;
 use std::cell::RefCell;
 use std::rc::Rc;

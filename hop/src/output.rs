@@ -8,8 +8,8 @@
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::time::{write_span, write_time};
-use hop_core::id::UserName;
-use hop_core::time::{Span, Timestamp};
+use hop_words::id::UserName;
+use hop_words::time::{Span, Timestamp};
 use jiff::tz::TimeZone;
 use serde_json::{Map, json};
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};

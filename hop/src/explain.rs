@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::kernels;
 use hop_api::message::{Request, Response};
-use hop_core::id::CellId;
+use hop_words::id::CellId;
 
 const EXAMPLES: &str = "\
 Examples:

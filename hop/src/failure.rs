@@ -1,5 +1,6 @@
 //! How a command fails: what the user reads, and the exit status.
 
+use hop_words::error::chain;
 use std::io::{self, Write};
 use std::process::ExitCode;
 
@@ -29,13 +30,7 @@ pub(crate) enum Failure {
 impl Failure {
     /// An error with its causes, in one line.
     pub(crate) fn of(error: &dyn std::error::Error) -> Self {
-        let mut text = error.to_string();
-        let mut source = error.source();
-        while let Some(cause) = source {
-            text = format!("{text}: {cause}");
-            source = cause.source();
-        }
-        Self::Failed(text)
+        Self::Failed(chain(error))
     }
 
     fn status(&self) -> u8 {

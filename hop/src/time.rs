@@ -1,6 +1,6 @@
 //! Times and lengths of time, read and written as Slurm's commands do.
 
-use hop_core::time::{Span, Timestamp};
+use hop_words::time::{Span, Timestamp};
 use jiff::civil::{Date, DateTime, Time};
 use jiff::tz::TimeZone;
 

@@ -16,10 +16,11 @@ use crate::hopd::unexpected;
 use crate::time::{write_span, write_time};
 use history::{History, Print, Ran};
 use hop_api::message::{Expect, InfoReport, QueueQuery, Request, Response};
-use hop_core::id::{KernelId, PoolName};
-use hop_core::need::{Class, Need};
-use hop_core::time::{Span, Timestamp};
 use hop_replica::need::{self, Unattended};
+use hop_words::clock::now;
+use hop_words::id::{KernelId, PoolName};
+use hop_words::need::{Class, Need};
+use hop_words::time::{Span, Timestamp};
 use indicatif::{ProgressBar, ProgressStyle};
 use plan::{Basis, Forecast, Gpus, Verdict, Waits};
 use std::collections::{BTreeMap, BTreeSet};
@@ -268,10 +269,6 @@ fn stopped_before(number: u8) -> Failure {
         status: 128 + number,
         text: "stopped before the first cell".to_owned(),
     }
-}
-
-fn now() -> Timestamp {
-    Timestamp(u64::try_from(jiff::Timestamp::now().as_microsecond()).unwrap_or(0))
 }
 
 fn span(seconds: f64) -> Span {
@@ -596,12 +593,13 @@ impl<'a, 'c> Session<'a, 'c> {
         let (left, time) = (self.left(at), now());
         let basis = self.basis(time, 0.0, &Waits::Free);
         let forecast = basis.forecast(&left);
-        let latest = basis.latest_start(&left, forecast.gpus);
+        // The cell should be done when those after it must start at the latest.
+        let done_by = basis.latest_start(&left[1..], forecast.gpus);
         let expected = basis.of_cell(&left[0], forecast.gpus);
         let cell = &self.todo[at].plan;
         let run = Unattended {
             class: self.class(),
-            deadline: latest.map(|s| Timestamp((time.0 as f64 + s * 1e6).max(0.0) as u64)),
+            deadline: done_by.map(|s| Timestamp((time.0 as f64 + s * 1e6).max(0.0) as u64)),
             gpus: forecast.gpus.filter(|_| cell.scaled),
             cpus: self.args.cpus.filter(|_| cell.scaled),
         };
