@@ -5,8 +5,8 @@
 
 use crate::record::{DeviceRecord, DeviceState, KernelCgroup, KernelRecord, StepKey};
 use crate::token::{Hold, KernelProcess, Lend, MAX_AGE_S, Refusal, Token};
-use hop_core::id::{Epoch, GpuIndex, LeaseId};
-use hop_core::time::Timestamp;
+use hop_words::id::{Epoch, GpuIndex, LeaseId};
+use hop_words::time::Timestamp;
 
 /// Where a token turned up, as Slurm and MUNGE tell it.
 #[derive(Debug, Clone, Copy)]
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
     use crate::record::ProcessId;
     use crate::token::{Op, VERSION};
-    use hop_core::id::JobId;
+    use hop_words::id::JobId;
     use proptest::prelude::*;
 
     const SERVICE: u32 = 900;

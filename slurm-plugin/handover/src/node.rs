@@ -15,14 +15,16 @@ use crate::proc::{self, Membership};
 use crate::record::{DeviceState, KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey};
 use crate::store::{Lock, Store, StoreError};
 use crate::token::{Device, HandedOver, Hold, Holder, Lend, Refusal, TakenBack, Token};
-use hop_core::id::{Epoch, GpuIndex, JobId, NodeName};
-use hop_core::time::Timestamp;
+use hop_words::clock::now;
+use hop_words::error::chain;
+use hop_words::id::{Epoch, GpuIndex, JobId, NodeName};
+use hop_words::process::start_time;
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use std::collections::BTreeSet;
 use std::fmt::Display;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::PathBuf;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// How long processes may take to go after SIGKILL: closing a GPU with much memory mapped takes a while.
 const DYING: Duration = Duration::from_secs(10);
@@ -71,30 +73,11 @@ pub struct Node {
     gres: Vec<Number>,
 }
 
-/// An error with its causes, in one line.
-pub fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
-}
-
 fn refused(what: &'static str) -> impl FnOnce(&dyn std::error::Error) -> Refusal {
     move |e| Refusal::Failed {
         what: what.to_owned(),
         detail: chain(e),
     }
-}
-
-fn now() -> Timestamp {
-    let since = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }
 
 fn device(index: usize, path: &PathBuf) -> Option<Device> {
@@ -151,7 +134,7 @@ impl Node {
     pub fn register(&self, key: StepKey, uid: u32, pid: u32) -> Result<KernelRecord, NodeError> {
         let _lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
         self.sweep();
-        let start_time = proc::start_time(pid).ok_or(NodeError::Gone { pid })?;
+        let start_time = start_time(pid).ok_or(NodeError::Gone { pid })?;
         let cgroup = cgroup::confine(&self.mounts, &self.site.node, key, uid, pid, &self.gres)?;
         let record = KernelRecord {
             key,
@@ -203,7 +186,7 @@ impl Node {
     /// Forgets kernels whose slurmstepd could not. Best effort: what is still in use stays for the next time.
     fn sweep(&self) {
         for record in self.store.kernels().unwrap_or_default() {
-            let alive = proc::start_time(record.process.pid) == Some(record.process.start_time);
+            let alive = start_time(record.process.pid) == Some(record.process.start_time);
             if !alive && cgroup::remove(&self.mounts, &record.cgroup) {
                 let _ = self.store.remove_kernel(record.key);
             }
@@ -282,7 +265,7 @@ impl Node {
             .kernel(key)
             .map_err(|e| refused("the kernel's record")(&e))?;
         let live = LiveProcess {
-            start_time: proc::start_time(wanted.pid),
+            start_time: start_time(wanted.pid),
             in_its_cgroup: record
                 .as_ref()
                 .is_some_and(|r| cgroup::holds(&r.cgroup, wanted.pid)),
@@ -375,7 +358,7 @@ impl Node {
             .leases()
             .map_err(|e| refused("the leases' records")(&e))?;
         for lease in leases.into_iter().filter(|l| l.kernel == kernel.key && !l.closed) {
-            if proc::start_time(lease.stepd.pid) == Some(lease.stepd.start_time) {
+            if start_time(lease.stepd.pid) == Some(lease.stepd.start_time) {
                 return Err(Refusal::KernelHolds { lease: lease.lease });
             }
             match lease.devices.first() {

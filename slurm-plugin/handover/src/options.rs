@@ -91,17 +91,17 @@ pub fn munge_socket_of(slurm_conf: &str) -> Option<PathBuf> {
 }
 
 /// The GPU indices in Slurm's `SLURM_STEP_GPUS`: "0,1" or "0-1".
-pub fn step_gpus(text: &str) -> Option<Vec<hop_core::id::GpuIndex>> {
+pub fn step_gpus(text: &str) -> Option<Vec<hop_words::id::GpuIndex>> {
     let set: crate::cpuset::CpuSet = text.parse().ok()?;
     set.iter()
-        .map(|i| u16::try_from(i).ok().map(hop_core::id::GpuIndex))
+        .map(|i| u16::try_from(i).ok().map(hop_words::id::GpuIndex))
         .collect()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hop_core::id::GpuIndex;
+    use hop_words::id::GpuIndex;
 
     #[test]
     fn arguments_override_the_defaults() {

@@ -3,20 +3,6 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// Field 22 of `/proc/PID/stat`: when it started, in clock ticks since boot. None: no such process,
-/// or one that has ended and only waits to be reaped.
-pub fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    parse_start_time(&stat)
-}
-
-/// The command's name may hold anything, so fields count from the last parenthesis. A zombie is nobody.
-fn parse_start_time(stat: &str) -> Option<u64> {
-    let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
-    fields.next().filter(|state| !matches!(*state, "Z" | "X"))?;
-    fields.nth(18)?.parse().ok()
-}
-
 /// The real uid. None: no such process.
 pub fn real_uid(pid: u32) -> Option<u32> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
@@ -83,15 +69,6 @@ impl Membership {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_name_with_parentheses_does_not_confuse() {
-        let stat = "42 (a) b) c) S 1 42 42 0 -1 4194560 1 0 0 0 0 0 0 0 20 0 1 0 987654 0 0";
-        assert_eq!(parse_start_time(stat), Some(987_654));
-        assert_eq!(parse_start_time(&stat.replace(") S", ") Z")), None);
-        assert_eq!(parse_start_time("garbage"), None);
-        assert!(start_time(std::process::id()).is_some());
-    }
 
     #[test]
     fn both_hierarchies_are_read() {

@@ -5,7 +5,7 @@
 
 use crate::cpuset::CpuSet;
 use crate::token::Device;
-use hop_core::id::{Epoch, GpuIndex, JobId, LeaseId};
+use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 

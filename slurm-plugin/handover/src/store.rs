@@ -5,7 +5,7 @@
 //! kernel drops them with their process, however it dies.
 
 use crate::record::{DeviceRecord, DeviceState, KernelRecord, LeaseRecord, StepKey};
-use hop_core::id::{Epoch, GpuIndex, JobId, LeaseId};
+use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId};
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;

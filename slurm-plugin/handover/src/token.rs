@@ -7,8 +7,8 @@
 //! Both carry the version [`VERSION`] and refuse any other. Making and opening credentials is left to
 //! `hop-munge` and its callers, sockets to the plugin and the agent.
 
-use hop_core::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName};
-use hop_core::time::Timestamp;
+use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName};
+use hop_words::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 

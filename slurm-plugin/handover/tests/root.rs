@@ -6,16 +6,16 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails to prepare has failed")]
 
-use hop_core::id::{Epoch, GpuIndex, JobId, LeaseId};
-use hop_core::time::Timestamp;
 use hop_handover::bpf::{self, Number};
 use hop_handover::cgroup::{self, Mounts};
 use hop_handover::decide::Arrival;
 use hop_handover::gres::NodeGres;
 use hop_handover::node::{Node, Site};
-use hop_handover::proc;
 use hop_handover::record::{KernelCgroup, KernelRecord, ProcessId, StepKey};
 use hop_handover::token::{KernelProcess, Lend, Op, Refusal, Token, VERSION};
+use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId};
+use hop_words::process::start_time;
+use hop_words::time::Timestamp;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::process::CommandExt;
@@ -261,7 +261,7 @@ fn this_process() -> ProcessId {
     let pid = std::process::id();
     ProcessId {
         pid,
-        start_time: proc::start_time(pid).unwrap(),
+        start_time: start_time(pid).unwrap(),
     }
 }
 
@@ -344,7 +344,7 @@ fn a_lease_on_cgroup_v2() {
     // Registered by hand: on a hybrid host the v1 devices controller is found first.
     let file = std::fs::File::open(&group.0).unwrap();
     bpf::deny(&file, &gpus.numbers()).unwrap();
-    let start_time = proc::start_time(shell.pid()).unwrap();
+    let start_time = start_time(shell.pid()).unwrap();
     let kernel = KernelRecord {
         key: StepKey {
             job: JobId(600),

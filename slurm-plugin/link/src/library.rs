@@ -2,15 +2,15 @@
 
 #![allow(unsafe_code, reason = "calls into libslurm, whose functions are C")]
 
-use hop_core::id::{AccountName, JobId, NodeName};
-use hop_core::time::{Span, Timestamp};
 use hop_slurm::gres::Gres;
 use hop_slurm::hostlist;
 use hop_slurm::link::{Answer, Ask};
 use hop_slurm::span::TimeLimit;
 use hop_slurm::state::{JobState, NodeBase, NodeFlag, NodeState};
-use hop_slurm::{Job, JobGres, Node, Partition, Version};
+use hop_slurm::{Admits, Job, JobGres, Node, Partition, Version};
 use hop_slurm_sys as sys;
+use hop_words::id::{AccountName, JobId, NodeName};
+use hop_words::time::{Span, Timestamp};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
 
@@ -385,7 +385,13 @@ unsafe fn read_partition(partition: &sys::partition_info_t) -> Partition {
         default_time: limit(partition.default_time),
         oversubscribe: oversubscribe(partition.max_share),
         preempt_mode: preempt_mode(partition.preempt_mode),
-        allow_accounts: t(partition.allow_accounts).map(|list| words(Some(list))),
+        admits: Admits {
+            accounts: t(partition.allow_accounts).map(|list| words(Some(list))),
+            not_accounts: words(t(partition.deny_accounts)),
+            groups: t(partition.allow_groups).map(|list| words(Some(list))),
+            qos: t(partition.allow_qos).map(|list| words(Some(list))),
+            not_qos: words(t(partition.deny_qos)),
+        },
         qos: t(partition.qos_char),
     }
 }

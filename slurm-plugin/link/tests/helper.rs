@@ -3,10 +3,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use hop_core::id::JobId;
 use hop_slurm::gres::{Gres, gpu_index};
 use hop_slurm::link::{Answer, Ask, Hello, PROTOCOL};
 use hop_slurm::{Job, JobFilter, JobSpec, Settings, Slurm};
+use hop_words::id::JobId;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

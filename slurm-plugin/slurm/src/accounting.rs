@@ -7,7 +7,7 @@ use crate::gres::Tres;
 use crate::handle::Slurm;
 use crate::record::{ParseError, number, pipe_table, some_text};
 use crate::run::{Call, QueryError};
-use hop_core::id::{AccountName, UserName};
+use hop_words::id::{AccountName, UserName};
 use serde::{Deserialize, Serialize};
 
 /// What a limit is on.

@@ -66,7 +66,11 @@ impl Slurm {
     }
 
     /// Sends a signal to a job's batch script alone.
-    pub async fn signal_batch(&self, target: hop_core::id::JobId, signal: Signal) -> Result<(), CancelError> {
+    pub async fn signal_batch(
+        &self,
+        target: hop_words::id::JobId,
+        signal: Signal,
+    ) -> Result<(), CancelError> {
         let args = vec![format!("--signal={}", signal.name()), "--batch".to_owned()];
         self.scancel(target.into(), args).await
     }

@@ -1,6 +1,6 @@
 //! Slurm's GRES and TRES strings: `gpu:h100:2(IDX:0-1)`, `cpu=4,mem=16G,gres/gpu=2`.
 
-use hop_core::id::{GpuIndex, GpuType};
+use hop_words::id::{GpuIndex, GpuType};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;

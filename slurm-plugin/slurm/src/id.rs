@@ -1,6 +1,6 @@
 //! Slurm's ids of jobs and steps.
 
-use hop_core::id::JobId;
+use hop_words::id::JobId;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::str::FromStr;

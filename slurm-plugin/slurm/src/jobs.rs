@@ -8,8 +8,8 @@ use crate::record::{Marks, ParseError, number, some_text, value_of};
 use crate::run::{Call, QueryError};
 use crate::span::{TimeLimit, parse_time};
 use crate::state::JobState;
-use hop_core::id::{AccountName, JobId, NodeName, UserName};
-use hop_core::time::Timestamp;
+use hop_words::id::{AccountName, JobId, NodeName, UserName};
+use hop_words::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
 /// A job as `squeue` knows it: waiting, running, or over for less than MinJobAge.
@@ -324,7 +324,7 @@ pub(crate) fn node_names(list: &str) -> Result<Vec<NodeName>, ParseError> {
 mod tests {
     use super::*;
     use crate::gres::{gpu_index, gpus};
-    use hop_core::id::GpuIndex;
+    use hop_words::id::GpuIndex;
 
     /// A recorded output, of both series that we have.
     macro_rules! recorded {

@@ -34,7 +34,7 @@ pub use cancel::{CancelError, Signal};
 pub use config::{Config, Version};
 pub use handle::{Settings, Slurm};
 pub use jobs::{Job, JobFilter, JobGres, Step};
-pub use nodes::{Node, Partition};
+pub use nodes::{Admits, Node, Partition};
 pub use record::ParseError;
 pub use run::{QueryError, RunAs, RunError};
 pub use submit::{AllocateError, JobSpec, SpecError, SubmitError};

@@ -8,7 +8,7 @@ use crate::config::Version;
 use crate::jobs::{Job, JobGres};
 use crate::nodes::{Node, Partition};
 use crate::run::Runner;
-use hop_core::id::JobId;
+use hop_words::id::JobId;
 use serde::{Deserialize, Serialize};
 use std::io;
 use std::path::PathBuf;

@@ -7,7 +7,7 @@ use crate::record::{ParseError, number, some_text, value_of};
 use crate::run::{Call, QueryError};
 use crate::span::TimeLimit;
 use crate::state::NodeState;
-use hop_core::id::NodeName;
+use hop_words::id::NodeName;
 use serde::{Deserialize, Serialize};
 
 /// A node as slurmctld knows it.
@@ -44,9 +44,22 @@ pub struct Partition {
     pub oversubscribe: String,
     /// `OFF`, `REQUEUE`, `SUSPEND`, ...: what may happen to its jobs.
     pub preempt_mode: String,
-    pub allow_accounts: Option<Vec<String>>,
+    #[serde(default)]
+    pub admits: Admits,
     /// The partition's own QOS, whose limits bind all of its jobs.
     pub qos: Option<String>,
+}
+
+/// Whose jobs a partition takes (slurm.conf(5), `AllowAccounts` and the like). `None` means that all are allowed; where a
+/// list of those allowed is set, Slurm ignores the one of those denied.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Admits {
+    pub accounts: Option<Vec<String>>,
+    pub not_accounts: Vec<String>,
+    pub groups: Option<Vec<String>>,
+    pub qos: Option<Vec<String>>,
+    pub not_qos: Vec<String>,
 }
 
 impl Partition {
@@ -120,7 +133,11 @@ fn parse_partitions(output: &str) -> Result<Vec<Partition>, ParseError> {
 
 fn parse_partition(line: &str) -> Result<Partition, ParseError> {
     let value = |key: &'static str| value_of(line, key).ok_or(ParseError::Missing(key));
-    let accounts = value_of(line, "AllowAccounts").filter(|list| *list != "ALL");
+    let allowed = |key: &str| {
+        let list = value_of(line, key).filter(|list| *list != "ALL")?;
+        Some(words(some_text(list)))
+    };
+    let denied = |key: &str| words(value_of(line, key).and_then(some_text));
     Ok(Partition {
         name: value("PartitionName")?.to_owned(),
         state: value("State")?.to_owned(),
@@ -130,7 +147,13 @@ fn parse_partition(line: &str) -> Result<Partition, ParseError> {
         default_time: TimeLimit::parse(value("DefaultTime")?)?,
         oversubscribe: value("OverSubscribe")?.to_owned(),
         preempt_mode: value("PreemptMode")?.to_owned(),
-        allow_accounts: accounts.map(|list| words(some_text(list))),
+        admits: Admits {
+            accounts: allowed("AllowAccounts"),
+            not_accounts: denied("DenyAccounts"),
+            groups: allowed("AllowGroups"),
+            qos: allowed("AllowQos"),
+            not_qos: denied("DenyQos"),
+        },
         qos: value_of(line, "QoS").and_then(some_text).filter(|q| q != "N/A"),
     })
 }
@@ -208,6 +231,6 @@ mod tests {
             (burst.nodes.as_slice(), burst.max_time),
             (&[NodeName::from("c2b1")][..], TimeLimit::Unlimited)
         );
-        assert!(!notebook.may_suspend() && notebook.allow_accounts.is_none());
+        assert!(!notebook.may_suspend() && notebook.admits == Admits::default());
     }
 }

@@ -1,6 +1,6 @@
 //! Slurm's lengths and points of time in text.
 
-use hop_core::time::{Span, Timestamp};
+use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 

@@ -3,7 +3,7 @@
 use crate::gres::Gres;
 use crate::handle::Slurm;
 use crate::run::{Call, CommandLine, RunError};
-use hop_core::id::{AccountName, JobId, NodeName};
+use hop_words::id::{AccountName, JobId, NodeName};
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -2,7 +2,6 @@
 
 #![allow(clippy::unwrap_used, reason = "a test")]
 
-use hop_core::id::JobId;
 use hop_slurm::gres::{Gres, gpu_index};
 use hop_slurm::id::{StepId, StepKey};
 use hop_slurm::state::JobState;
@@ -10,6 +9,7 @@ use hop_slurm::{
     AllocateError, CancelError, Job, JobFilter, JobSpec, Partition, QueryError, RunAs, Settings, Signal,
     Slurm, SubmitError,
 };
+use hop_words::id::JobId;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 

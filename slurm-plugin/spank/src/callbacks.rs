@@ -3,18 +3,17 @@
 use crate::ffi::{self, Step, spank_t};
 use crate::notify;
 use crate::site::Here;
-use hop_core::id::{JobId, LeaseId};
-use hop_core::time::Timestamp;
 use hop_handover::decide::Arrival;
-use hop_handover::node::chain;
 use hop_handover::options;
-use hop_handover::proc;
 use hop_handover::record::{ProcessId, StepKey};
 use hop_handover::token::{Confirmation, Op, Refusal, Refused, Token};
+use hop_words::clock::now;
+use hop_words::error::chain;
+use hop_words::id::{JobId, LeaseId};
+use hop_words::process::start_time;
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
-use std::time::SystemTime;
 
 const LEASE: &CStr = c"GRESSHOPPER_LEASE";
 const KERNEL: &CStr = c"GRESSHOPPER_KERNEL";
@@ -217,7 +216,7 @@ fn parent() -> Option<ProcessId> {
     let pid = rustix::process::getppid()?.as_raw_nonzero().get().cast_unsigned();
     Some(ProcessId {
         pid,
-        start_time: proc::start_time(pid)?,
+        start_time: start_time(pid)?,
     })
 }
 
@@ -262,11 +261,4 @@ fn refusal(key: StepKey, lease: Option<LeaseId>, reason: Refusal) -> Confirmatio
         reason,
         at: now(),
     })
-}
-
-fn now() -> Timestamp {
-    let since = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or_default();
-    Timestamp(u64::try_from(since.as_micros()).unwrap_or(u64::MAX))
 }

@@ -1,8 +1,8 @@
 //! Slurm's side of the interface: generated bindings, the symbols that its loader looks for, and a step handle
 //! with typed questions.
 
-use hop_core::id::JobId;
 use hop_handover::record::StepKey;
+use hop_words::id::JobId;
 use std::ffi::{CStr, CString, c_char, c_int};
 
 #[allow(

@@ -3,8 +3,9 @@
 use crate::ffi;
 use hop_handover::gres::{self, NodeGres};
 use hop_handover::hostlist;
-use hop_handover::node::{Node, Site, chain};
+use hop_handover::node::{Node, Site};
 use hop_handover::options::{Options, munge_socket_of};
+use hop_words::error::chain;
 use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 
