@@ -1,19 +1,26 @@
-//! What the front decides: which message goes where, what is kept for clients that are away, and what clients are told
-//! when the kernel dies. It acts through [`Wire`] and has no socket and no clock.
+//! Clients and the kernel's answers to them: which message goes where, what is kept for clients that are away and for the
+//! next replica, and what clients are told when the kernel dies. It acts through [`Wire`] and has no socket and no clock;
+//! [`crate::life`] decides whether there is a replica.
 
 use bytes::Bytes;
-use hop_protocol::jupyter::{Author, Channel, Envelope, Header, now};
+use hop_log::{CellNumber, Ledger, State};
+use hop_protocol::jupyter::{Author, Channel, Envelope, Header, date};
 use hop_protocol::link::Item;
 use hop_protocol::message::{InFlight, Note, Over};
+use hop_words::id::{CellId, Tenure};
+use hop_words::time::Timestamp as Time;
 use hop_zmtp::Message;
 use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::{HashMap, VecDeque};
 
-/// How much is kept for clients that are away, in bytes. Beyond it the oldest outputs go first.
+/// Bytes that are kept for clients that are away. Beyond them the oldest outputs go first.
 const KEEP: usize = 64 << 20;
 
-/// What the front can do.
+/// Execution counts that are remembered, to name lost cells by.
+const COUNTS: usize = 1000;
+
+/// The things that the front can do.
 pub trait Wire {
     /// Sends to one client. `seq` is done when the message has left; it comes back when the client is away.
     fn reply(
@@ -47,36 +54,74 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Front {
     author: Author,
-    /// When its kernel was launched; none: an earlier front did it.
+    /// When its kernel was launched. `None` means that an earlier front did it.
     launched: Option<Timestamp>,
-    /// Execute requests that have no reply, the oldest first.
+    /// The tenure whose replica gets the requests.
+    tenure: Tenure,
+    /// Requests that have no reply, the oldest first.
     open: Vec<Open>,
     outputs: VecDeque<Waiting>,
     replies: HashMap<(Channel, Bytes), Vec<Waiting>>,
     kept: usize,
     dropped: u64,
+    /// Answered cells that aren't known to be in the store, and the execution counts of the last cells.
+    ledger: Ledger,
+    heard: CellNumber,
+    /// The answers and the tenure's losses that the replica knows to be heard.
+    heard_told: (CellNumber, Tenure),
+    counts: VecDeque<(CellId, i64)>,
+    /// Sentences that the user has to read before the next reply.
+    notices: Vec<String>,
     /// Replies that say that the kernel died, sent a little after its death was told.
     obituaries: Vec<(Bytes, Message)>,
     end: Option<End>,
 }
 
+/// A request without a reply.
 #[derive(Debug)]
 struct Open {
-    msg_id: String,
+    id: CellId,
+    channel: Channel,
     identity: Bytes,
     header: Bytes,
+    is_cell: bool,
+    /// The request whole, for another replica. `None` means that an earlier front took it.
+    message: Option<Message>,
+    /// The first tenure under which the cell may have begun.
+    first: Option<Tenure>,
+    /// The replica won't begin the cell without our word.
+    held: bool,
+}
+
+/// Requests that are asked again of the next replica, besides cells: questions that change nothing.
+fn is_question(msg_type: &str) -> bool {
+    matches!(
+        msg_type,
+        "kernel_info_request"
+            | "complete_request"
+            | "inspect_request"
+            | "history_request"
+            | "is_complete_request"
+            | "comm_info_request"
+    )
 }
 
 impl Front {
-    pub fn new(signing_key: &[u8]) -> Self {
+    pub fn new(signing_key: &[u8], session: String) -> Self {
         Self {
-            author: Author::new(signing_key),
+            author: Author::new(signing_key, session),
             launched: None,
+            tenure: Tenure(0),
             open: Vec::new(),
             outputs: VecDeque::new(),
             replies: HashMap::new(),
             kept: 0,
             dropped: 0,
+            ledger: Ledger::default(),
+            heard: CellNumber(0),
+            heard_told: (CellNumber(0), Tenure(0)),
+            counts: VecDeque::new(),
+            notices: Vec::new(),
             obituaries: Vec::new(),
             end: None,
         }
@@ -94,11 +139,18 @@ impl Front {
         self.end.as_ref()
     }
 
-    /// A client sent a request.
-    pub fn request(&mut self, channel: Channel, identity: &Bytes, message: Message, wire: &mut impl Wire) {
+    /// A client sent a request. Returns whether it needs the kernel.
+    pub fn request(
+        &mut self,
+        channel: Channel,
+        identity: &Bytes,
+        message: Message,
+        at: Time,
+        wire: &mut impl Wire,
+    ) -> bool {
         let Ok(envelope) = Envelope::parse(&message) else {
             tracing::warn!("dropped something that is no message of Jupyter's");
-            return;
+            return false;
         };
         let checked = self
             .author
@@ -109,21 +161,30 @@ impl Front {
             Ok(header) => header,
             Err(error) => {
                 tracing::warn!(%error, "dropped a message");
-                return;
+                return false;
             }
         };
         if self.end.is_some() {
-            return;
+            return false;
         }
         if header.msg_type == "shutdown_request" && self.is_older(&envelope) {
             tracing::info!("dropped a request to shut down the kernel that was here before");
-            return;
+            return false;
         }
-        if header.msg_type == "execute_request" {
+        let is_cell = header.msg_type == "execute_request";
+        if is_cell || is_question(&header.msg_type) {
+            if is_cell {
+                self.tell_notices(&envelope.header, at, wire);
+            }
             self.open.push(Open {
-                msg_id: header.msg_id,
+                id: header.msg_id.into(),
+                channel,
                 identity: identity.clone(),
                 header: envelope.header,
+                is_cell,
+                message: Some(message.clone()),
+                first: None,
+                held: false,
             });
         }
         wire.send(Item::Jupyter {
@@ -131,6 +192,7 @@ impl Front {
             identity: identity.clone(),
             message,
         });
+        is_cell || header.msg_type == "kernel_info_request"
     }
 
     /// Made before this kernel was launched. A manager that restarts a kernel which has died asks it to shut down all the
@@ -144,10 +206,12 @@ impl Front {
     }
 
     /// A client subscribed to iopub: it is greeted (JEP 65), and gets what nobody was there for.
-    pub fn subscribed(&mut self, topic: &Bytes, wire: &mut impl Wire) {
+    pub fn subscribed(&mut self, topic: &Bytes, at: Time, wire: &mut impl Wire) {
         let parent = Bytes::from_static(b"{}");
         let content = json!({"subscription": String::from_utf8_lossy(topic)});
-        let mut welcome = self.author.write("iopub_welcome", &parent, &json!({}), &content);
+        let mut welcome = self
+            .author
+            .write("iopub_welcome", &parent, &json!({}), &content, at);
         if !topic.is_empty() {
             welcome.identities = vec![topic.clone()];
         }
@@ -157,9 +221,8 @@ impl Front {
                 "gresshopper: {} outputs were dropped while no client was connected\n",
                 self.dropped
             );
-            let notice = json!({"name": "stderr", "text": text});
             self.dropped = 0;
-            wire.publish(&self.author.publish("stream", &parent, &json!({}), &notice), None);
+            wire.publish(&self.author.stderr(&parent, &text, at), None);
         }
         while let Some(waiting) = self.outputs.pop_front() {
             if !wire.publish(&waiting.message, Some(waiting.seq)) {
@@ -208,21 +271,129 @@ impl Front {
         self.open.iter().any(|o| o.identity == *identity)
     }
 
-    /// A replica came (back): these are the requests that it works on.
-    pub fn resume(&mut self, in_flight: Vec<InFlight>) {
+    /// A replica came back to a new front: these are the requests that it works on.
+    pub fn resume(&mut self, in_flight: Vec<InFlight>, tenure: Tenure) {
+        self.tenure = tenure;
         let known: Vec<Open> = std::mem::take(&mut self.open);
         let mut open: Vec<Open> = in_flight.into_iter().filter_map(Open::from_flight).collect();
-        open.extend(
-            known
-                .into_iter()
-                .filter(|o| !open.iter().any(|n| n.msg_id == o.msg_id))
-                .collect::<Vec<_>>(),
-        );
+        let new = known.into_iter().filter(|o| !open.iter().any(|n| n.id == o.id));
+        let new: Vec<Open> = new.collect();
+        open.extend(new);
         self.open = open;
     }
 
+    // From one replica to the next.
+
+    /// The requests go to the replica of this tenure from now on, the oldest first. `met` says whether the replica before
+    /// it ever had a connection: if not, it can't have begun a cell, and what was sent to it waits for this one.
+    pub fn next_tenure(&mut self, tenure: Tenure, met: bool, at: Time, wire: &mut impl Wire) {
+        let last = std::mem::replace(&mut self.tenure, tenure);
+        if !met {
+            return;
+        }
+        let mut unknown = Vec::new();
+        for open in &mut self.open {
+            let may_have_begun = open.is_cell && !open.held;
+            if may_have_begun {
+                open.first.get_or_insert(last);
+            }
+            open.held = false;
+            let Some(message) = &open.message else {
+                unknown.push(open.id.clone());
+                continue;
+            };
+            if let Some(tenure) = open.first {
+                let cell = open.id.clone();
+                wire.send(Item::Note(Note::HandedBefore { cell, tenure }));
+            }
+            let (channel, identity, message) = (open.channel, open.identity.clone(), message.clone());
+            wire.send(Item::Jupyter {
+                channel,
+                identity,
+                message,
+            });
+        }
+        for cell in unknown {
+            self.lose(&cell, at, wire);
+        }
+    }
+
+    /// The kernel goes on from a state in which answered cells are missing: the user reads which.
+    pub fn reopened(&mut self, state: &State) {
+        let lost = self.ledger.reopened(state);
+        self.name_lost(&lost);
+    }
+
+    fn name_lost(&mut self, lost: &[CellId]) {
+        if lost.is_empty() {
+            return;
+        }
+        let name = |cell: &CellId| {
+            let count = self.counts.iter().find(|(c, _)| c == cell);
+            count.map_or_else(|| "one without a number".to_owned(), |(_, n)| format!("[{n}]"))
+        };
+        let names: Vec<String> = lost.iter().map(name).collect();
+        self.notices.push(format!(
+            "gresshopper: the kernel was lost before these cells were saved, so their effects are gone: {}\n",
+            names.join(", ")
+        ));
+    }
+
+    /// The user should read a sentence, at a cell that is open or at the next one.
+    pub fn tell(&mut self, sentence: &str, at: Time, wire: &mut impl Wire) {
+        self.notices.push(format!("gresshopper: {sentence}.\n"));
+        if let Some(open) = self.open.iter().find(|o| o.is_cell) {
+            let header = open.header.clone();
+            self.tell_notices(&header, at, wire);
+        }
+    }
+
+    fn tell_notices(&mut self, header: &Bytes, at: Time, wire: &mut impl Wire) {
+        for text in std::mem::take(&mut self.notices) {
+            wire.publish(&self.author.stderr(header, &text, at), None);
+        }
+    }
+
+    /// A cell whose request this front never had can't be handed to another replica.
+    fn lose(&mut self, cell: &CellId, at: Time, wire: &mut impl Wire) {
+        let Some(index) = self.open.iter().position(|o| o.id == *cell) else {
+            return;
+        };
+        let open = self.open.remove(index);
+        let reason = "the kernel and its front were lost while the cell was under way: run it again";
+        let content = failure("CellLost", reason);
+        self.answer_open(&open, content, at, wire);
+    }
+
+    /// Shows an error at a cell, and returns its reply.
+    fn answer_open(&mut self, open: &Open, shown: Value, at: Time, wire: &mut impl Wire) {
+        let reply = self.error_reply(open, shown, at, wire);
+        // A client that is away now can't be told: the replica that would keep its reply is gone.
+        let _ = wire.reply(Channel::Shell, &open.identity, reply, None);
+    }
+
+    fn error_reply(&mut self, open: &Open, shown: Value, at: Time, wire: &mut impl Wire) -> Message {
+        let message = self.author.publish("error", &open.header, &json!({}), &shown, at);
+        wire.publish(&message, None);
+        let mut content = shown;
+        content["status"] = "error".into();
+        content["execution_count"] = 0.into();
+        self.final_reply(open, &content, at, wire)
+    }
+
+    fn final_reply(&mut self, open: &Open, content: &Value, at: Time, wire: &mut impl Wire) -> Message {
+        let idle = self.author.status(&open.header, "idle", &json!({}), at);
+        wire.publish(&idle, None);
+        let metadata =
+            json!({"started": date(at), "dependencies_met": true, "engine": "", "status": content["status"]});
+        let reply = self
+            .author
+            .write("execute_reply", &open.header, &metadata, content, at);
+        reply.message()
+    }
+
     /// Something came from the replica.
-    pub fn item(&mut self, seq: u64, item: Item, wire: &mut impl Wire) {
+    pub fn item(&mut self, seq: u64, item: Item, at: Time, wire: &mut impl Wire) {
         match item {
             Item::Jupyter {
                 channel: Channel::Iopub,
@@ -234,7 +405,7 @@ impl Front {
                 identity,
                 message,
             } => {
-                if channel == Channel::Shell {
+                if channel != Channel::Stdin {
                     self.close(&message);
                 }
                 if let Err(message) = wire.reply(channel, &identity, message, Some(seq)) {
@@ -247,18 +418,67 @@ impl Front {
                 }
             }
             Item::Note(note) => {
-                match note {
-                    Note::KernelOver { over: Over::Shutdown } => self.end = Some(End::Shutdown),
-                    Note::KernelOver {
-                        over: Over::Died { reason } | Over::NotStarted { reason },
-                    } => {
-                        self.die(reason, wire);
-                    }
-                    Note::Dropped { messages, .. } => self.dropped += messages,
-                    _ => {}
-                }
+                self.note(note, at, wire);
                 wire.done(seq);
             }
+        }
+    }
+
+    fn note(&mut self, note: Note, at: Time, wire: &mut impl Wire) {
+        match note {
+            Note::KernelOver { over: Over::Shutdown } => self.end = Some(End::Shutdown),
+            Note::KernelOver {
+                over: Over::Died { reason } | Over::NotStarted { reason },
+            } => {
+                self.die(reason, at, wire);
+            }
+            Note::Dropped { messages, .. } => self.dropped += messages,
+            Note::Holds { cell } => self.hold(&cell, true),
+            Note::Begins { cell } => {
+                self.hold(&cell, false);
+                wire.send(Item::Note(Note::MayBegin { cell }));
+            }
+            Note::Answered { cell, number, count } => {
+                self.ledger.answered(CellNumber(number), cell.clone());
+                self.heard = CellNumber(number);
+                if let Some(count) = count {
+                    self.counts.push_back((cell, count));
+                    if self.counts.len() > COUNTS {
+                        self.counts.pop_front();
+                    }
+                }
+            }
+            Note::Settled { through } => self.ledger.settled(CellNumber(through)),
+            Note::Tenure { tenure, lost } => {
+                self.tenure = tenure;
+                let lost = self.ledger.lost(lost);
+                self.name_lost(&lost);
+            }
+            Note::ClientGone { .. }
+            | Note::Interrupt
+            | Note::End
+            | Note::HandedBefore { .. }
+            | Note::MayBegin { .. }
+            | Note::Heard { .. }
+            | Note::KernelUp { .. }
+            | Note::Leaving { .. }
+            | Note::Asleep { .. } => {}
+        }
+    }
+
+    /// Tells the replica which answers and losses it needn't remember any longer.
+    pub fn acknowledge(&mut self, wire: &mut impl Wire) {
+        let heard = (self.heard, self.tenure);
+        if heard > self.heard_told && self.tenure > Tenure(0) {
+            self.heard_told = heard;
+            let (cells, losses) = (heard.0.0, heard.1);
+            wire.send(Item::Note(Note::Heard { cells, losses }));
+        }
+    }
+
+    fn hold(&mut self, cell: &CellId, held: bool) {
+        if let Some(open) = self.open.iter_mut().find(|o| o.id == *cell) {
+            open.held = held;
         }
     }
 
@@ -291,37 +511,24 @@ impl Front {
         }
         let parent = Envelope::parse(reply).ok().and_then(|e| e.parent());
         if let Some(Header { msg_id, .. }) = parent {
-            self.open.retain(|o| o.msg_id != msg_id);
+            self.open.retain(|o| o.id.as_str() != msg_id);
         }
     }
 
     /// The kernel died. Whoever looks at the cell that ran reads why at once; its reply follows by
     /// [`Self::send_obituaries`], for clients that watch the kernel's process are to notice its death first, as they
     /// do with a plain kernel.
-    pub fn die(&mut self, reason: String, wire: &mut impl Wire) {
+    pub fn die(&mut self, reason: String, at: Time, wire: &mut impl Wire) {
         if self.end.is_some() {
             return;
         }
-        for (i, open) in std::mem::take(&mut self.open).into_iter().enumerate() {
-            let content = if i == 0 {
-                let shown = failure(&reason);
-                wire.publish(
-                    &self.author.publish("error", &open.header, &json!({}), &shown),
-                    None,
-                );
-                let mut content = shown;
-                content["status"] = "error".into();
-                content["execution_count"] = 0.into();
-                content
+        let cells = std::mem::take(&mut self.open).into_iter().filter(|o| o.is_cell);
+        for (i, open) in cells.enumerate() {
+            let reply = if i == 0 {
+                self.error_reply(&open, failure("KernelDied", &reason), at, wire)
             } else {
-                json!({"status": "aborted"})
+                self.final_reply(&open, &json!({"status": "aborted"}), at, wire)
             };
-            wire.publish(&self.author.status(&open.header, "idle", &json!({})), None);
-            let metadata = json!({"started": now(), "dependencies_met": true, "engine": "", "status": content["status"]});
-            let reply = self
-                .author
-                .write("execute_reply", &open.header, &metadata, &content)
-                .message();
             self.obituaries.push((open.identity, reply));
         }
         self.end = Some(End::Dead { reason });
@@ -348,15 +555,20 @@ impl Open {
     fn from_flight(flight: InFlight) -> Option<Self> {
         let header: Header = serde_json::from_str(&flight.header).ok()?;
         Some(Self {
-            msg_id: header.msg_id,
+            id: header.msg_id.into(),
+            channel: Channel::Shell,
             identity: hex::decode(flight.identity).ok()?.into(),
             header: flight.header.into(),
+            is_cell: true,
+            message: None,
+            first: None,
+            held: false,
         })
     }
 }
 
-fn failure(reason: &str) -> Value {
-    json!({"ename": "KernelDied", "evalue": reason, "traceback": [format!("KernelDied: {reason}")]})
+fn failure(name: &str, reason: &str) -> Value {
+    json!({"ename": name, "evalue": reason, "traceback": [format!("{name}: {reason}")]})
 }
 
 /// Whether an output is for a cell or a widget. A kernel's own states, long past, are of no use to who comes later.
@@ -433,12 +645,13 @@ mod tests {
 
     const ME: Bytes = Bytes::from_static(b"me");
 
-    fn request(author: &Author) -> Envelope {
+    fn request(author: &mut Author) -> Envelope {
         author.write(
             "execute_request",
             &Bytes::from_static(b"{}"),
             &json!({}),
             &json!({"code": "1"}),
+            Time(0),
         )
     }
 
@@ -457,24 +670,27 @@ mod tests {
 
     #[test]
     fn only_signed_requests_pass() {
-        let (mut front, mut wire) = (Front::new(b"key"), Recorder::default());
+        let (mut front, mut wire) = (Front::new(b"key", "front".into()), Recorder::default());
         front.request(
             Channel::Shell,
             &ME,
-            request(&Author::new(b"wrong")).message(),
+            request(&mut Author::new(b"wrong", "w".into())).message(),
+            Time(0),
             &mut wire,
         );
         front.request(
             Channel::Shell,
             &ME,
             Message(vec![Bytes::from_static(b"x")]),
+            Time(0),
             &mut wire,
         );
         assert!(wire.take().is_empty());
         front.request(
             Channel::Shell,
             &ME,
-            request(&Author::new(b"key")).message(),
+            request(&mut Author::new(b"key", "client".into())).message(),
+            Time(0),
             &mut wire,
         );
         assert_eq!(wire.take(), ["send Shell execute_request"]);
@@ -482,22 +698,23 @@ mod tests {
 
     #[test]
     fn a_kernel_is_not_shut_down_in_the_place_of_the_one_before_it() {
-        let author = Author::new(b"key");
+        let mut author = Author::new(b"key", "client".into());
         let asked = author.write(
             "shutdown_request",
             &Bytes::from_static(b"{}"),
             &json!({}),
             &json!({}),
+            Time(0),
         );
         let made = asked.date().unwrap();
         let second = jiff::SignedDuration::from_secs(1);
         let passes = |front: Front, request: Envelope| {
             let (mut front, mut wire) = (front, Recorder::default());
-            front.request(Channel::Control, &ME, request.message(), &mut wire);
+            front.request(Channel::Control, &ME, request.message(), Time(0), &mut wire);
             front.sanity_check();
             wire.take()
         };
-        let front = || Front::new(b"key");
+        let front = || Front::new(b"key", "front".into());
         let sent = ["send Control shutdown_request"];
         assert!(passes(front().launched(made + second), asked.clone()).is_empty());
         assert_eq!(passes(front().launched(made - second), asked.clone()), sent);
@@ -508,37 +725,48 @@ mod tests {
         author.signer().sign(&mut undated);
         assert_eq!(passes(front().launched(made + second), undated), sent);
         // Other requests wait for the kernel that comes.
-        let early = request(&author);
+        let early = request(&mut author);
         let kept = passes(front().launched(made + second), early);
         assert_eq!(kept, ["send Control execute_request"]);
     }
 
     #[test]
     fn what_nobody_was_there_for_is_delivered_on_return() {
-        let (mut front, mut wire, author) = (Front::new(b"key"), Recorder::default(), Author::new(b"key"));
-        let r = request(&author);
-        front.request(Channel::Shell, &ME, r.clone().message(), &mut wire);
+        let (mut front, mut wire, mut author) = (
+            Front::new(b"key", "front".into()),
+            Recorder::default(),
+            Author::new(b"key", "client".into()),
+        );
+        let r = request(&mut author);
+        front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
         wire.take();
         let nothing = json!({});
-        let starting = author.status(&Bytes::from_static(b"{}"), "starting", &nothing);
-        front.item(1, from_kernel(Channel::Iopub, starting), &mut wire);
+        let starting = author.status(&Bytes::from_static(b"{}"), "starting", &nothing, Time(0));
+        front.item(1, from_kernel(Channel::Iopub, starting), Time(0), &mut wire);
         front.item(
             2,
             from_kernel(
                 Channel::Iopub,
-                author.publish("stream", &r.header, &nothing, &nothing),
+                author.publish("stream", &r.header, &nothing, &nothing, Time(0)),
             ),
+            Time(0),
             &mut wire,
         );
         let reply = author
-            .write("execute_reply", &r.header, &nothing, &json!({"status": "ok"}))
+            .write(
+                "execute_reply",
+                &r.header,
+                &nothing,
+                &json!({"status": "ok"}),
+                Time(0),
+            )
             .message();
-        front.item(3, from_kernel(Channel::Shell, reply), &mut wire);
+        front.item(3, from_kernel(Channel::Shell, reply), Time(0), &mut wire);
         front.sanity_check();
         assert_eq!(wire.take(), ["done 1"]);
 
         wire.subscribed = true;
-        front.subscribed(&Bytes::new(), &mut wire);
+        front.subscribed(&Bytes::new(), Time(0), &mut wire);
         assert_eq!(
             wire.take(),
             ["publish iopub_welcome None", "publish stream Some(2)"]
@@ -553,23 +781,28 @@ mod tests {
 
     #[test]
     fn too_much_is_dropped_from_the_oldest_and_said() {
-        let (mut front, mut wire, author) = (Front::new(b"key"), Recorder::default(), Author::new(b"key"));
-        let r = request(&author);
+        let (mut front, mut wire, mut author) = (
+            Front::new(b"key", "front".into()),
+            Recorder::default(),
+            Author::new(b"key", "client".into()),
+        );
+        let r = request(&mut author);
         let large = json!({"text": "x".repeat(KEEP / 2 + 1)});
         for seq in 1..=3 {
             front.item(
                 seq,
                 from_kernel(
                     Channel::Iopub,
-                    author.publish("stream", &r.header, &json!({}), &large),
+                    author.publish("stream", &r.header, &json!({}), &large, Time(0)),
                 ),
+                Time(0),
                 &mut wire,
             );
             front.sanity_check();
         }
         assert_eq!(wire.take(), ["done 1", "done 2"]);
         wire.subscribed = true;
-        front.subscribed(&Bytes::new(), &mut wire);
+        front.subscribed(&Bytes::new(), Time(0), &mut wire);
         let expected = [
             "publish iopub_welcome None",
             "publish stream None",
@@ -580,17 +813,27 @@ mod tests {
 
     #[test]
     fn a_death_is_told_in_the_cell_at_once_and_answered_after() {
-        let (mut front, mut wire, author) = (Front::new(b"key"), Recorder::default(), Author::new(b"key"));
+        let (mut front, mut wire, mut author) = (
+            Front::new(b"key", "front".into()),
+            Recorder::default(),
+            Author::new(b"key", "client".into()),
+        );
         wire.here.push(b"me");
         wire.subscribed = true;
         for _ in 0..2 {
-            front.request(Channel::Shell, &ME, request(&author).message(), &mut wire);
+            front.request(
+                Channel::Shell,
+                &ME,
+                request(&mut author).message(),
+                Time(0),
+                &mut wire,
+            );
         }
         wire.take();
         let over = Over::Died {
             reason: "out of memory".into(),
         };
-        front.item(1, Item::Note(Note::KernelOver { over }), &mut wire);
+        front.item(1, Item::Note(Note::KernelOver { over }), Time(0), &mut wire);
         front.sanity_check();
         assert_eq!(
             wire.take(),
@@ -615,24 +858,43 @@ mod tests {
                 "reply execute_reply aborted None"
             ]
         );
-        front.request(Channel::Shell, &ME, request(&author).message(), &mut wire);
+        front.request(
+            Channel::Shell,
+            &ME,
+            request(&mut author).message(),
+            Time(0),
+            &mut wire,
+        );
         assert!(wire.take().is_empty(), "a dead kernel is asked nothing");
     }
 
     #[test]
     fn a_new_front_learns_what_is_open_from_the_replica() {
-        let (mut front, mut wire, author) = (Front::new(b"key"), Recorder::default(), Author::new(b"key"));
-        let r = request(&author);
-        front.resume(vec![InFlight {
-            identity: hex::encode(ME),
-            header: String::from_utf8(r.header.to_vec()).unwrap(),
-        }]);
+        let (mut front, mut wire, mut author) = (
+            Front::new(b"key", "front".into()),
+            Recorder::default(),
+            Author::new(b"key", "client".into()),
+        );
+        let r = request(&mut author);
+        front.resume(
+            vec![InFlight {
+                identity: hex::encode(ME),
+                header: String::from_utf8(r.header.to_vec()).unwrap(),
+            }],
+            Tenure(0),
+        );
         assert!(front.owes(&ME));
         let reply = author
-            .write("execute_reply", &r.header, &json!({}), &json!({"status": "ok"}))
+            .write(
+                "execute_reply",
+                &r.header,
+                &json!({}),
+                &json!({"status": "ok"}),
+                Time(0),
+            )
             .message();
         wire.here.push(b"me");
-        front.item(1, from_kernel(Channel::Shell, reply), &mut wire);
+        front.item(1, from_kernel(Channel::Shell, reply), Time(0), &mut wire);
         assert!(!front.owes(&ME));
         assert_eq!(wire.take(), ["reply execute_reply ok Some(1)"]);
     }

@@ -1,8 +1,8 @@
 //! What was delivered to clients, in a file that outlives a killed front: its successor asks the replica for the rest, so
 //! that no client misses a message and none sees one twice. The file needn't outlive the host, so it is never synced.
 
-use hop_core::id::Incarnation;
 use hop_protocol::retain::Taken;
+use hop_words::id::Incarnation;
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;

@@ -1,9 +1,12 @@
 //! Speaks Jupyter's protocol to clients on behalf of one kernel, wherever that runs. `docs/kernel.md` tells how the parts
 //! work together.
 
+mod announce;
 pub mod core;
 pub mod delivered;
-pub mod house;
+pub mod launch;
+pub mod life;
 pub mod listen;
 pub mod owner;
 pub mod run;
+mod sockets;

@@ -1,7 +1,7 @@
 //! Where replicas knock: TLS with the kernel's own keys, then a hello that the main loop answers.
 
-use hop_api::porch::Porch;
-use hop_protocol::link::{Frame, Link};
+use hop_api::handshakes::HandshakeLimit;
+use hop_protocol::link::{Frame, Link, LinkError};
 use hop_protocol::message::{Hello, Welcome};
 use hop_zmtp::strangers::Strangers;
 use std::net::SocketAddr;
@@ -33,14 +33,14 @@ pub enum Door {
         out: mpsc::UnboundedSender<Frame>,
         input: mpsc::Receiver<Frame>,
     },
-    /// It left.
-    Out { visit: u64 },
+    /// It left. `silent` means that nothing was heard of it for long.
+    Out { visit: u64, silent: bool },
 }
 
 /// Answers the door until the receiver is dropped.
 pub async fn answer_door(listener: TcpListener, acceptor: TlsAcceptor, door: mpsc::Sender<Door>) {
     let mut visit = 0;
-    let mut porch = Porch::new(PORCH);
+    let mut porch = HandshakeLimit::new(PORCH);
     let strangers = Arc::new(Strangers::default());
     loop {
         match listener.accept().await {
@@ -54,7 +54,7 @@ pub async fn answer_door(listener: TcpListener, acceptor: TlsAcceptor, door: mps
                         tokio::spawn(receive(link, hello, visit, door));
                     }
                 });
-                porch.enter(&greeting);
+                porch.begin(from.ip(), &greeting);
             }
             Err(error) => {
                 tracing::warn!(%error, "can't accept a replica's connection");
@@ -107,9 +107,11 @@ async fn receive(mut link: Link<TlsStream<TcpStream>>, hello: Hello, visit: u64,
     if door.send(Door::In { visit, out, input }).await.is_err() {
         return;
     }
-    if let Err(error) = link.pump(queue, tx).await {
+    let end = link.pump(queue, tx).await;
+    if let Err(error) = &end {
         tracing::info!(%error, "lost the replica's connection");
     }
+    let silent = matches!(end, Err(LinkError::Silent));
     // The main loop may have ended first.
-    let _ = door.send(Door::Out { visit }).await;
+    let _ = door.send(Door::Out { visit, silent }).await;
 }

@@ -2,20 +2,24 @@
 //! one line of JSON, what to run, and learns on standard output, one line of JSON each, what became of it. The front
 //! lives no longer than its owner.
 
-use hop_core::id::{Incarnation, KernelId};
 use hop_protocol::file::Launch;
+use hop_words::id::{Incarnation, KernelId};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 
 /// The version in every [`Start`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// What to run. The signing key comes this way because arguments and environments can be read by others.
 #[derive(Clone, Deserialize)]
 pub struct Start {
     pub version: u32,
     pub kernel: KernelId,
+    /// The lowest number that the kernel's replica may have: the owner counts its starts.
     pub incarnation: Incarnation,
+    /// The user restarted the kernel: its namespace is to be empty, whatever its state says.
+    #[serde(default)]
+    pub fresh: bool,
     /// Grows with every front of the kernel.
     pub epoch: u64,
     /// Take over from a front that was killed: its ports, its replica.

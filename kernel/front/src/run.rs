@@ -1,30 +1,30 @@
-//! The front's main loop: one task that owns all of its state and never waits for a client or a replica.
+//! The front's main loop: one task that owns sockets and processes and never waits for a client or a replica.
+//! [`crate::core`] decides for clients, [`crate::life`] for the kernel's replicas; this carries out.
 
+use crate::announce::announce;
 use crate::core::{End, Front, Wire};
 use crate::delivered::Delivered;
-use crate::house::{self, Order};
+use crate::launch::{self, Order, Started, States};
+use crate::life::{Act, Input, Life};
 use crate::listen::{Door, answer_door};
-use crate::owner::{Ports, Said, Start, say};
+use crate::owner::{Said, Start, say};
+use crate::sockets::{Sockets, bind};
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use hop_protocol::file::{FrontFile, kernel_dir};
+use hop_protocol::file::{Durable, FrontFile, kernel_dir, state_dir, store_dir};
 use hop_protocol::jupyter::{Channel, Envelope};
 use hop_protocol::link::{Frame, Item};
-use hop_protocol::message::{Hello, Note, VERSION, Welcome};
-use hop_protocol::retain::{Retained, ranges};
-use hop_protocol::tls::KernelKeys;
-use hop_zmtp::{Admit, Endpoint, Event, Limits, Message, Receipt, Receipts, Server, ServerKind};
+use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
+use hop_protocol::retain::ranges;
+use hop_words::clock::now;
+use hop_words::id::{Incarnation, JobId, Tenure};
+use hop_zmtp::{Event, Message};
 use std::collections::HashMap;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
-use tokio::net::TcpListener;
 use tokio::process::Child;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, interval, sleep_until};
-
-/// Requests that are kept for a replica whose connection broke, in bytes.
-const KEEP: usize = 256 << 20;
 
 /// How long after a kernel's death was told its open requests are answered: a client that watches the kernel's process
 /// looks every second or so, and is to learn of the death first.
@@ -33,14 +33,6 @@ const OBITUARY: Duration = Duration::from_secs(3);
 /// How long the end waits for clients to take what they are owed, and for a kernel to end.
 const FAREWELL: Duration = Duration::from_millis(500);
 const ENDING: Duration = Duration::from_secs(8);
-
-/// How long a replica may be out of reach: it gives up itself after a minute.
-const OUT_OF_REACH: Duration = Duration::from_secs(65);
-
-/// The same, once the process that stood for it is gone: at once for the replica itself, longer for its srun, which may
-/// have been killed alone.
-const GONE_LOCAL: Duration = Duration::from_secs(1);
-const GONE_SRUN: Duration = Duration::from_secs(3);
 
 /// When a client that went away counts as gone for good, if the kernel owes it nothing; and if it does.
 const CLIENT_GONE: Duration = Duration::from_secs(60);
@@ -52,88 +44,28 @@ const BATCH: usize = 64;
 /// How long acknowledgements to the replica are gathered.
 const ACK_AFTER: Duration = Duration::from_millis(20);
 
-/// The five sockets, and what goes to the replica.
-struct Sockets {
-    shell: Server,
-    control: Server,
-    stdin: Server,
-    iopub: Server,
-    _heartbeat: Server,
-    receipts: Receipts,
-    finished: Vec<u64>,
-    kept: Retained<Item>,
-    out: Option<(u64, mpsc::UnboundedSender<Frame>)>,
-}
-
-impl Sockets {
-    fn router(&self, channel: Channel) -> &Server {
-        match channel {
-            Channel::Shell | Channel::Iopub => &self.shell,
-            Channel::Control => &self.control,
-            Channel::Stdin => &self.stdin,
-        }
-    }
-
-    fn receipt(&self, seq: Option<u64>) -> Option<Receipt> {
-        seq.map(|seq| self.receipts.issue(seq))
-    }
-}
-
-impl Wire for Sockets {
-    fn reply(
-        &mut self,
-        channel: Channel,
-        identity: &[u8],
-        message: Message,
-        seq: Option<u64>,
-    ) -> Result<(), Message> {
-        let router = self.router(channel);
-        if !router.has_peer(identity) {
-            return Err(message);
-        }
-        router.send(identity, message, self.receipt(seq).as_ref())
-    }
-
-    fn publish(&mut self, message: &Message, seq: Option<u64>) -> bool {
-        self.iopub.has_subscribers() && self.iopub.publish(message, self.receipt(seq).as_ref()) > 0
-    }
-
-    fn send(&mut self, item: Item) {
-        let seq = self.kept.push(item.clone());
-        if let Some((_, out)) = &self.out {
-            // Broken just now: it is kept for the next connection.
-            let _ = out.send(Frame::Item(seq, item));
-        }
-    }
-
-    fn done(&mut self, seq: u64) {
-        self.finished.push(seq);
-    }
-}
-
-/// What is known of the process that stands for the replica.
-#[derive(Debug)]
-enum House {
-    /// It is being started.
-    Starting,
-    Running,
-    Gone {
-        since: Instant,
-    },
-    /// Another front started it.
-    Strange,
-}
+/// Between two looks at time limits.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 struct Main {
     start: Start,
     dir: PathBuf,
+    file: FrontFile,
+    states: Option<States>,
     front: Front,
+    life: Life,
     sockets: Sockets,
     delivered: Delivered,
-    house: House,
-    /// The replica's last hello.
+    /// The replica that may connect. `None` means that one is being started.
+    expected: Option<Incarnation>,
+    /// Frames of the replica, with the number of its visit.
+    frames: Option<(u64, mpsc::Receiver<Frame>)>,
+    /// The last hello of the replica.
     hello: Option<Hello>,
-    link_down: Option<Instant>,
+    /// The replica of this stream has had a connection.
+    met: bool,
+    process: Option<Child>,
+    starts: mpsc::UnboundedSender<Result<Started>>,
     acks: Vec<u64>,
     ack_at: Option<Instant>,
     away: HashMap<Bytes, Instant>,
@@ -142,38 +74,56 @@ struct Main {
     /// When it is over at the latest, and when it is if nothing is owed.
     over_at: Option<Instant>,
     ending: bool,
+    /// `hopd` is to be told that the kernel is closed for good, and its state is to go.
     close: bool,
+}
+
+/// Things that come in.
+struct Inputs {
+    clients: mpsc::Receiver<(Option<Channel>, Event)>,
+    door: mpsc::Receiver<Door>,
+    starts: mpsc::UnboundedReceiver<Result<Started>>,
 }
 
 /// Runs one kernel's front. False: the kernel died.
 pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<bool> {
     let launched = jiff::Timestamp::now();
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
-    let (tx, mut events) = mpsc::channel(1024);
+    let (tx, clients) = mpsc::channel(1024);
     let (sockets, ports) = bind(&start, tx).await?;
-    let file = announce(&start, &dir).await?;
-    let (door_tx, mut door) = mpsc::channel(16);
-    tokio::spawn(answer_door(file.1, file.0.keys.acceptor()?, door_tx));
-    let delivered = Delivered::open(&dir, start.incarnation, start.resume)
+    let (file, listener) = announce(&start, &dir).await?;
+    let (door_tx, door) = mpsc::channel(16);
+    tokio::spawn(answer_door(listener, file.keys.acceptor()?, door_tx));
+    hop_protocol::file::make_private(&dir).context("can't write in the kernel's folder")?;
+    let delivered = Delivered::open(&dir, file.incarnation, start.resume)
         .context("can't write in the kernel's folder")?;
     say(&Said::Launched { ports });
 
-    let front = Front::new(start.key.as_bytes());
+    let states = states(&start);
+    let (durable, local) = (states.is_some(), start.launch.local);
+    let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string());
+    let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
+    let (starts_tx, starts) = mpsc::unbounded_channel();
     let mut main = Main {
         front: if start.resume {
             front
         } else {
             front.launched(launched)
         },
+        life: if start.resume {
+            Life::resumed(durable, local, tenure, now())
+        } else {
+            Life::new(durable, local)
+        },
+        expected: start.resume.then_some(file.incarnation),
+        frames: None,
+        states,
         sockets,
         delivered,
-        house: if start.resume {
-            House::Strange
-        } else {
-            House::Starting
-        },
         hello: None,
-        link_down: Some(Instant::now()),
+        met: false,
+        process: None,
+        starts: starts_tx,
         acks: Vec::new(),
         ack_at: None,
         away: HashMap::new(),
@@ -182,126 +132,28 @@ pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<b
         ending: false,
         close: false,
         dir,
+        file,
         start,
     };
-    let died = main.main_loop(&mut events, &mut door, owner_gone).await?;
-    if main.close && !main.start.launch.local {
-        house::close(main.start.kernel.clone()).await;
-    }
-    // Only what this kernel's next front writes anew.
-    let _ = std::fs::remove_dir_all(&main.dir);
+    let inputs = Inputs {
+        clients,
+        door,
+        starts,
+    };
+    let died = main.main_loop(inputs, owner_gone).await?;
+    main.clean_up().await;
     Ok(!died)
 }
 
-async fn bind(start: &Start, tx: mpsc::Sender<(Option<Channel>, Event)>) -> Result<(Sockets, Ports)> {
-    let at = |port| Endpoint::Tcp(SocketAddr::new(start.ip, port));
-    let admit = if start.ip.is_loopback() {
-        Admit::SameUser
-    } else {
-        Admit::Anyone
-    };
-    let bind = async |kind, port, channel| {
-        Server::bind(kind, &at(port), Limits::default(), admit, channel, tx.clone()).await
-    };
-    // iopub first: what a client starts as soon as it can, it also wants to hear.
-    let iopub = bind(ServerKind::XPub, start.ports.iopub_port, Some(Channel::Iopub)).await?;
-    let shell = bind(ServerKind::Router, start.ports.shell_port, Some(Channel::Shell)).await?;
-    let control = bind(
-        ServerKind::Router,
-        start.ports.control_port,
-        Some(Channel::Control),
-    )
-    .await?;
-    let stdin = bind(ServerKind::Router, start.ports.stdin_port, Some(Channel::Stdin)).await?;
-    let heartbeat = bind(ServerKind::Echo, start.ports.hb_port, None).await?;
-    let ports = Ports {
-        shell_port: port(&shell),
-        iopub_port: port(&iopub),
-        stdin_port: port(&stdin),
-        control_port: port(&control),
-        hb_port: port(&heartbeat),
-    };
-    let sockets = Sockets {
-        shell,
-        control,
-        stdin,
-        iopub,
-        _heartbeat: heartbeat,
-        receipts: Receipts::default(),
-        finished: Vec::new(),
-        kept: Retained::new(KEEP),
-        out: None,
-    };
-    Ok((sockets, ports))
-}
-
-fn port(server: &Server) -> u16 {
-    match server.local() {
-        Endpoint::Tcp(addr) => addr.port(),
-        Endpoint::Ipc(_) => 0,
+/// The folders of a kernel that keeps a log. `None` means that the kernel keeps none.
+fn states(start: &Start) -> Option<States> {
+    if start.launch.durable == Durable::No {
+        return None;
     }
-}
-
-/// Listens for the replica and writes where into `front.json`. A front that takes over keeps the kernel's keys.
-async fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, TcpListener)> {
-    let ip = if start.launch.local {
-        Ipv4Addr::LOCALHOST
-    } else {
-        Ipv4Addr::UNSPECIFIED
-    };
-    let listener = TcpListener::bind((ip, 0))
-        .await
-        .context("can't listen for the replica")?;
-    let port = listener.local_addr()?.port();
-    let keys = match start.resume {
-        true => {
-            FrontFile::read(dir)
-                .context("can't take over: the front before left no keys")?
-                .keys
-        }
-        false => KernelKeys::generate()?,
-    };
-    let file = FrontFile {
-        version: VERSION,
-        kernel: start.kernel.clone(),
-        incarnation: start.incarnation,
-        epoch: start.epoch,
-        addresses: addresses(start.launch.local)
-            .into_iter()
-            .map(|host| format!("{host}:{port}"))
-            .collect(),
-        keys,
-        signing_key: start.key.clone(),
-        launch: start.launch.clone(),
-    };
-    file.write(dir)?;
-    Ok((file, listener))
-}
-
-/// By which names compute nodes may reach this host, the likeliest first. A wrong one costs a replica one try: whoever
-/// listens there doesn't have the kernel's key.
-fn addresses(local: bool) -> Vec<String> {
-    let mut hosts = Vec::new();
-    if let Ok(host) = std::env::var("GRESSHOPPER_FRONT_HOST") {
-        hosts.push(host);
-    }
-    if !local {
-        let hopd = hop_api::config::Config::load()
-            .ok()
-            .and_then(|c| c.hopd.connect.first().cloned());
-        hosts.extend(hopd.and_then(|hopd| route_to(&hopd)).map(|ip| ip.to_string()));
-        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        hosts.push(name);
-    }
-    hosts.push(Ipv4Addr::LOCALHOST.to_string());
-    hosts
-}
-
-/// Our address as seen from there. Nothing is sent.
-fn route_to(address: &str) -> Option<IpAddr> {
-    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
-    socket.connect(address).ok()?;
-    Some(socket.local_addr().ok()?.ip())
+    Some(States {
+        kernel: state_dir(&start.kernel)?,
+        store: store_dir()?,
+    })
 }
 
 async fn receive<T>(input: &mut Option<(u64, mpsc::Receiver<T>)>) -> Option<T> {
@@ -327,67 +179,35 @@ async fn maybe_exit(child: &mut Option<Child>) -> std::io::Result<std::process::
 
 impl Main {
     /// True: the kernel died.
-    async fn main_loop(
-        &mut self,
-        events: &mut mpsc::Receiver<(Option<Channel>, Event)>,
-        door: &mut mpsc::Receiver<Door>,
-        owner_gone: impl Future<Output = ()>,
-    ) -> Result<bool> {
+    async fn main_loop(&mut self, mut inputs: Inputs, owner_gone: impl Future<Output = ()>) -> Result<bool> {
         use tokio::signal::unix::{SignalKind, signal};
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        let mut input: Option<(u64, mpsc::Receiver<Frame>)> = None;
-        let mut child: Option<Child> = None;
-        let order = self.order();
-        let once_more = Order {
-            fresh_seat: true,
-            ..order.clone()
-        };
-        let mut tries_left = if order.launch.local { 0 } else { 1 };
-        let starting = house::start(&order);
-        tokio::pin!(starting, owner_gone);
-        let receipts = self.sockets.receipts.clone();
-        let mut tick = interval(Duration::from_millis(250));
+        tokio::pin!(owner_gone);
+        let mut tick = interval(LOOK_EVERY);
         let mut owner_known = true;
+        if self.life.is_starting() {
+            self.launch(false, None, None);
+        }
         loop {
+            let receipts = self.sockets.receipts.clone();
             tokio::select! {
-                event = events.recv() => if let Some((Some(channel), event)) = event {
+                event = inputs.clients.recv() => if let Some((Some(channel), event)) = event {
                     self.on_client(channel, event);
                 },
-                frame = receive(&mut input) => match frame {
+                frame = receive(&mut self.frames) => match frame {
                     Some(frame) => {
                         self.on_replica(frame);
-                        self.on_more(&mut input);
+                        self.on_more();
                     }
-                    None => input = None,
+                    None => self.frames = None,
                 },
                 () = receipts.ready() => {}
-                said = door.recv() => if let Some(opened) = said.and_then(|said| self.on_door(said)) {
-                    input = Some(opened);
-                    if let Some(srun) = child.as_ref().and_then(Child::id) {
-                        house::detach(srun);
-                    }
-                },
-                started = &mut starting, if matches!(self.house, House::Starting) => match started {
-                    Ok(process) => {
-                        child = Some(process);
-                        self.house = House::Running;
-                    }
-                    Err(error) => {
-                        self.house = House::Gone { since: Instant::now() };
-                        self.die(format!("the kernel could not be started: {error:#}"));
-                    }
-                },
-                _ = maybe_exit(&mut child) => {
-                    child = None;
-                    if self.hello.is_none() && tries_left > 0 {
-                        // The seat that was to take it has ended under it: one of its own instead.
-                        tries_left -= 1;
-                        starting.set(house::start(&once_more));
-                        self.house = House::Starting;
-                    } else {
-                        self.house = House::Gone { since: Instant::now() };
-                    }
+                said = inputs.door.recv() => if let Some(said) = said { self.on_door(said) },
+                started = inputs.starts.recv() => if let Some(started) = started { self.started(started) },
+                _ = maybe_exit(&mut self.process) => {
+                    self.process = None;
+                    self.live(Input::ProcessGone);
                 }
                 _ = terminate.recv() => self.end(),
                 _ = interrupt.recv() => self.sockets.send(Item::Note(Note::Interrupt)),
@@ -404,8 +224,8 @@ impl Main {
         }
         let died = matches!(self.front.end(), Some(End::Dead { .. }) | None);
         self.send_acks();
-        self.hang_up(door).await;
-        end_child(child).await;
+        self.hang_up(&mut inputs.door).await;
+        end_child(self.process.take()).await;
         Ok(died)
     }
 
@@ -415,20 +235,109 @@ impl Main {
             return;
         }
         let closed = async { while let Some(Door::Knock { .. } | Door::In { .. }) = door.recv().await {} };
-        // One that can't be told leaves by itself after a minute.
+        // A replica that can't be told leaves by itself after a minute.
         let _ = tokio::time::timeout(FAREWELL, closed).await;
     }
 
-    fn order(&self) -> Order {
-        Order {
-            kernel: self.start.kernel.clone(),
-            incarnation: self.start.incarnation,
+    async fn clean_up(&mut self) {
+        if self.close && !self.start.launch.local {
+            launch::close(self.start.kernel.clone()).await;
+        }
+        // A sleeping kernel keeps its state; the folder with the keys is made anew by its next front.
+        let _ = std::fs::remove_dir_all(&self.dir);
+        if let Some(states) = self
+            .states
+            .as_ref()
+            .filter(|_| self.close && !self.life.is_asleep())
+        {
+            let _ = std::fs::remove_dir_all(&states.kernel);
+        }
+    }
+
+    // The kernel's life.
+
+    fn live(&mut self, input: Input) {
+        for act in self.life.handle(input, now()) {
+            match act {
+                Act::Start {
+                    fresh_seat,
+                    avoid,
+                    old,
+                } => {
+                    let avoid = avoid.filter(|_| !self.start.launch.local);
+                    self.launch(fresh_seat, avoid, old);
+                }
+                Act::Die { reason } => self.die(reason),
+                Act::Tell { reason } => {
+                    eprintln!("hop-front: {reason}");
+                    self.front.tell(&reason, now(), &mut self.sockets);
+                }
+            }
+        }
+    }
+
+    /// Starts a replica in a task of its own, and ends the one before it where that may still run.
+    fn launch(&mut self, fresh_seat: bool, avoid: Option<hop_words::id::NodeName>, old: Option<Tenure>) {
+        if let Some(hello) = self
+            .hello
+            .as_ref()
+            .filter(|h| old == Some(h.tenure) && h.seat != JobId(0))
+        {
+            tokio::spawn(launch::end_step(hello.seat, hello.step));
+        }
+        self.expected = None;
+        let order = Order {
+            file: self.file.clone(),
             dir: self.dir.clone(),
-            launch: self.start.launch.clone(),
+            states: self.states.clone(),
             mem_mib: self.start.mem_mib,
             cpus: self.start.cpus,
-            fresh_seat: false,
+            fresh_seat,
+            avoid,
+            fresh: self.start.fresh && old.is_none(),
+        };
+        let starts = self.starts.clone();
+        tokio::spawn(async move {
+            // The front may have ended first.
+            let _ = starts.send(launch::start(&order).await);
+        });
+    }
+
+    fn started(&mut self, started: Result<Started>) {
+        let Started {
+            process,
+            incarnation,
+            state,
+        } = match started {
+            Ok(started) => started,
+            Err(error) => {
+                return self.live(Input::NotStarted {
+                    reason: format!("{error:#}"),
+                });
+            }
+        };
+        self.process = Some(process);
+        let tenure = state.as_ref().map_or(Tenure(0), hop_log::State::tenure);
+        if self.met {
+            self.sockets.new_stream();
+            self.sockets.forget_receipts();
+            self.acks.clear();
+            self.frames = None;
         }
+        self.front.next_tenure(tenure, self.met, now(), &mut self.sockets);
+        if let Some(state) = &state {
+            self.front.reopened(state);
+        }
+        (self.met, self.hello, self.expected) = (false, None, Some(incarnation));
+        match Delivered::open(&self.dir, incarnation, false) {
+            Ok(delivered) => self.delivered = delivered,
+            Err(error) => tracing::warn!(%error, "can't note what is delivered"),
+        }
+        self.live(Input::Started { tenure });
+    }
+
+    fn die(&mut self, reason: String) {
+        self.front.die(reason, now(), &mut self.sockets);
     }
 
     // Clients.
@@ -437,10 +346,14 @@ impl Main {
         match event {
             Event::Message(peer, message) => {
                 self.note_shutdown(&message);
-                self.front
-                    .request(channel, &peer.identity, message, &mut self.sockets);
+                let wanted = self
+                    .front
+                    .request(channel, &peer.identity, message, now(), &mut self.sockets);
+                if wanted {
+                    self.live(Input::Wanted);
+                }
             }
-            Event::Subscribed(_, topic) => self.front.subscribed(&topic, &mut self.sockets),
+            Event::Subscribed(_, topic) => self.front.subscribed(&topic, now(), &mut self.sockets),
             Event::Connected(peer) if channel != Channel::Iopub => {
                 self.away.remove(&peer.identity);
                 self.front.connected(channel, &peer.identity, &mut self.sockets);
@@ -468,38 +381,49 @@ impl Main {
 
     // The replica.
 
-    fn on_door(&mut self, said: Door) -> Option<(u64, mpsc::Receiver<Frame>)> {
+    fn on_door(&mut self, said: Door) {
         match said {
+            // A replica that is there before its start was told dials again.
+            Door::Knock { .. } if self.expected.is_none() => {}
             Door::Knock { hello, answer } => {
-                // Whoever knocked may have left.
+                // The caller may have left.
                 let _ = answer.send(self.welcome(hello));
-                None
             }
-            Door::In { visit, out, input } => {
-                let taken = self.hello.as_ref().map_or(0, |h| self.last_taken(h));
-                for (seq, item) in self.sockets.kept.lacking(taken, &[]) {
-                    let _ = out.send(Frame::Item(seq, item));
-                }
-                self.sockets.out = Some((visit, out));
-                self.link_down = None;
-                if let Some(hello) = &self.hello {
-                    say(&Said::Up {
-                        node: hello.node.to_string(),
-                    });
-                }
-                Some((visit, input))
-            }
-            Door::Out { visit } => {
+            Door::In { visit, out, input } => self.replica_is_in(visit, out, input),
+            Door::Out { visit, silent } => {
                 if self.sockets.out.as_ref().is_some_and(|(v, _)| *v == visit) {
                     self.sockets.out = None;
-                    self.link_down = Some(Instant::now());
+                    self.live(Input::Disconnected { silent });
                 }
-                None
             }
         }
     }
 
-    /// What the replica has taken of ours: nothing, if it last spoke to another front.
+    fn replica_is_in(&mut self, visit: u64, out: mpsc::UnboundedSender<Frame>, input: mpsc::Receiver<Frame>) {
+        let Some(hello) = self
+            .hello
+            .clone()
+            .filter(|h| self.expected == Some(h.incarnation))
+        else {
+            return;
+        };
+        for (seq, item) in self.sockets.kept.lacking(self.last_taken(&hello), &[]) {
+            // The connection may have broken again; then the next one begins here.
+            let _ = out.send(Frame::Item(seq, item));
+        }
+        self.sockets.out = Some((visit, out));
+        self.frames = Some((visit, input));
+        self.met = true;
+        if let Some(srun) = self.process.as_ref().and_then(Child::id) {
+            launch::detach(srun);
+        }
+        say(&Said::Up {
+            node: hello.node.to_string(),
+        });
+        self.live(Input::Connected { node: hello.node });
+    }
+
+    /// The last frame of ours that the replica has taken: none, if it last spoke to another front.
     fn last_taken(&self, hello: &Hello) -> u64 {
         if hello.front_epoch == self.start.epoch {
             hello.taken
@@ -516,15 +440,15 @@ impl Main {
         if hello.version != VERSION {
             return no("front and replica are of different releases: install the same on both");
         }
-        if hello.kernel != self.start.kernel || hello.incarnation != self.start.incarnation {
+        if hello.kernel != self.start.kernel || Some(hello.incarnation) != self.expected {
             return no("another replica has taken its place");
         }
         let new = hello.front_epoch != self.start.epoch;
-        if new {
-            self.front.resume(hello.in_flight.clone());
+        if new && self.start.resume && !self.met {
+            self.front.resume(hello.in_flight.clone(), hello.tenure);
         }
         let taken = self.delivered.taken();
-        // A front that was there before has what it took in its hands still.
+        // A front that was there before is still working on the items that it took.
         let again = if new { taken.again() } else { Vec::new() };
         let upto = taken.upto();
         self.hello = Some(hello);
@@ -539,10 +463,13 @@ impl Main {
     fn on_replica(&mut self, frame: Frame) {
         match frame {
             Frame::Item(seq, item) => {
-                if self.delivered.take(seq) {
-                    self.front.item(seq, item, &mut self.sockets);
-                } else {
-                    self.acks.push(seq);
+                if !self.delivered.take(seq) {
+                    return self.acks.push(seq);
+                }
+                let input = of_life(&item);
+                self.front.item(seq, item, now(), &mut self.sockets);
+                if let Some(input) = input {
+                    self.live(input);
                 }
             }
             Frame::Done(done) => done.into_iter().for_each(|range| self.sockets.kept.done(range)),
@@ -550,13 +477,12 @@ impl Main {
         }
     }
 
-    /// What came with it, so that it is noted as delivered in one go; clients get their turn after so many.
-    fn on_more(&mut self, input: &mut Option<(u64, mpsc::Receiver<Frame>)>) {
-        let Some((_, rx)) = input else {
-            return;
-        };
+    /// Takes the frames that came with it, so that they are noted as delivered in one go; clients get their turn after so
+    /// many.
+    fn on_more(&mut self) {
         for _ in 0..BATCH {
-            let Ok(frame) = rx.try_recv() else {
+            let next = self.frames.as_mut().and_then(|(_, rx)| rx.try_recv().ok());
+            let Some(frame) = next else {
                 return;
             };
             self.on_replica(frame);
@@ -567,8 +493,7 @@ impl Main {
 
     /// Notes what was delivered, and acts upon the kernel's end.
     fn settle(&mut self) {
-        let mut done = self.sockets.receipts.take();
-        done.append(&mut self.sockets.finished);
+        let mut done = self.sockets.take_finished();
         if !done.is_empty() {
             self.delivered.done(&done);
             self.acks.append(&mut done);
@@ -637,24 +562,22 @@ impl Main {
     }
 
     fn is_over(&self) -> bool {
-        let owed =
-            self.sockets.shell.waiting() + self.sockets.control.waiting() + self.sockets.iopub.waiting();
         let ended = self.front.end().is_some() && self.obituary_at.is_none();
         ended
             && self.over_at.is_some()
-            && owed == 0
+            && self.sockets.waiting() == 0
             && (self.ending || matches!(self.front.end(), Some(End::Shutdown)))
     }
 
-    fn die(&mut self, reason: String) {
-        self.front.die(reason, &mut self.sockets);
-    }
-
-    /// From time to time: is the replica still there, and are the clients?
+    /// Looks from time to time whether the replica is still there, and the clients.
     fn look_around(&mut self) {
-        if let Some(reason) = self.replica_is_lost() {
-            self.die(reason);
+        if let Some(pid) = self.strange_local_replica()
+            && !Path::new("/proc").join(pid.to_string()).exists()
+        {
+            self.live(Input::ProcessGone);
         }
+        self.live(Input::Tick);
+        self.front.acknowledge(&mut self.sockets);
         let now = Instant::now();
         let front = &self.front;
         let gone = |(identity, since): (&Bytes, &Instant)| {
@@ -672,36 +595,24 @@ impl Main {
         }
     }
 
-    fn replica_is_lost(&mut self) -> Option<String> {
-        let down = self.link_down?;
-        let local = self.start.launch.local;
-        if local && matches!(self.house, House::Strange) {
-            let pid = self.hello.as_ref().map(|h| h.pid);
-            if pid.is_some_and(|pid| !Path::new("/proc").join(pid.to_string()).exists()) {
-                self.house = House::Gone {
-                    since: Instant::now(),
-                };
-            }
-        }
-        let patience = match self.house {
-            House::Starting => return None,
-            House::Running | House::Strange => OUT_OF_REACH,
-            House::Gone { since } => {
-                let patience = if local { GONE_LOCAL } else { GONE_SRUN };
-                return (since.elapsed().min(down.elapsed()) > patience).then(|| self.lost_reason());
-            }
-        };
-        (down.elapsed() > patience).then(|| self.lost_reason())
+    /// A local replica that an earlier front has started is no child of ours.
+    fn strange_local_replica(&self) -> Option<u32> {
+        let strange = self.start.launch.local && self.process.is_none() && self.sockets.out.is_none();
+        self.hello.as_ref().filter(|_| strange).map(|h| h.pid)
     }
+}
 
-    fn lost_reason(&self) -> String {
-        match &self.hello {
-            Some(hello) => format!(
-                "the kernel's supervisor on node {} was lost, and the kernel with it",
-                hello.node
-            ),
-            None => "the kernel's supervisor never came up".to_owned(),
-        }
+/// Notes of the replica that concern the kernel's life.
+fn of_life(item: &Item) -> Option<Input> {
+    match item {
+        Item::Note(Note::Leaving { reason }) => Some(Input::Leaving {
+            reason: reason.clone(),
+        }),
+        Item::Note(Note::Asleep { .. }) => Some(Input::Asleep),
+        Item::Note(Note::KernelOver {
+            over: Over::Shutdown | Over::Died { .. } | Over::NotStarted { .. },
+        }) => Some(Input::Over),
+        _ => None,
     }
 }
 
@@ -717,7 +628,7 @@ async fn end_child(child: Option<Child>) {
         .id()
         .and_then(|pid| rustix::process::Pid::from_raw(pid as i32));
     if let Some(pid) = pid {
-        // Gone already is as good.
+        // The process may already have exited.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
     }
     if tokio::time::timeout(Duration::from_secs(3), child.wait())

@@ -7,6 +7,7 @@
 
 use crate::Pid;
 use crate::driver::{Api, GpuPair, GpuUuid, ProcessState};
+use hop_words::memory::HostLeft;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -84,13 +85,6 @@ pub struct Found {
     pub other_replica: bool,
     /// Rungs that were tried, and what came of it.
     pub tried: Vec<(Rung, String)>,
-}
-
-/// Host memory left, and by which limit.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct HostLeft {
-    pub bytes: u64,
-    pub limit: String,
 }
 
 /// A way off the device.

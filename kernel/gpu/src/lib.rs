@@ -22,7 +22,6 @@ pub mod inside;
 pub mod ladder;
 pub mod libcuda;
 pub mod machine;
-pub mod memory;
 pub mod procs;
 pub mod proof;
 pub mod record;

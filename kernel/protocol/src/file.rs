@@ -2,8 +2,8 @@
 //! run. It holds keys: the folder is 0700, the file 0600, and it is replaced as a whole.
 
 use crate::tls::KernelKeys;
-use hop_core::id::{AccountName, Incarnation, KernelId, PoolName};
-use hop_core::need::Need;
+use hop_words::id::{AccountName, Incarnation, KernelId, PoolName, Tenure};
+use hop_words::need::Need;
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write};
@@ -14,11 +14,35 @@ const NAME: &str = "front.json";
 
 /// Where `front.json` is kept for this kernel: `gresshopper/kernels/<kernel>` in the user's data folder.
 pub fn kernel_dir(kernel: &KernelId) -> Option<PathBuf> {
+    Some(data_dir()?.join("kernels").join(safe(kernel.as_str())))
+}
+
+/// `gresshopper` in the user's data folder. `None` means that there is neither `XDG_DATA_HOME` nor `HOME`.
+fn data_dir() -> Option<PathBuf> {
     let data = std::env::var_os("XDG_DATA_HOME")
         .map(PathBuf::from)
         .filter(|p| p.is_absolute());
     let data = data.or_else(|| std::env::var_os("HOME").map(|home| Path::new(&home).join(".local/share")))?;
-    Some(data.join("gresshopper/kernels").join(safe(kernel.as_str())))
+    Some(data.join("gresshopper"))
+}
+
+/// The folder of all states of this user's kernels: `gresshopper/states` in the user's data folder.
+pub fn states_dir() -> Option<PathBuf> {
+    Some(data_dir()?.join("states"))
+}
+
+/// The user's content-addressed store of chunks, shared by all of the user's kernels: `GRESSHOPPER_STORE`, or `store` in
+/// the user's data folder.
+pub fn store_dir() -> Option<PathBuf> {
+    let named = std::env::var_os("GRESSHOPPER_STORE").map(PathBuf::from);
+    named
+        .filter(|p| p.is_absolute())
+        .or_else(|| Some(data_dir()?.join("store")))
+}
+
+/// The folder of one kernel's states.
+pub fn state_dir(kernel: &KernelId) -> Option<PathBuf> {
+    Some(states_dir()?.join(safe(kernel.as_str())))
 }
 
 /// An id as a file name: Jupyter lets callers choose kernel ids.
@@ -42,6 +66,9 @@ pub struct FrontFile {
     pub incarnation: Incarnation,
     /// Grows with every front of the kernel.
     pub epoch: u64,
+    /// The state of the kernel in the user's store. `None` means that the kernel keeps no log.
+    #[serde(default)]
+    pub state: Option<StateFolder>,
     /// Where the front listens: the first that answers with the right certificate is it.
     pub addresses: Vec<String>,
     pub keys: KernelKeys,
@@ -57,6 +84,32 @@ impl std::fmt::Debug for FrontFile {
             .field("epoch", &self.epoch)
             .finish_non_exhaustive()
     }
+}
+
+/// The folder in which an executor writes the kernel's state (docs/replication.md).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StateFolder {
+    /// The folder of all the kernel's tenures, `states/<kernel>`.
+    pub kernel: PathBuf,
+    /// The tenure that the front has opened for the incarnation of this file.
+    pub tenure: Tenure,
+    /// The user's content-addressed store of chunks.
+    pub store: PathBuf,
+    /// Python's hash seed in all processes of the kernel.
+    pub hash_seed: u32,
+}
+
+/// When a kernel's state is written down.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Durable {
+    /// Never: the kernel dies with its process.
+    No,
+    /// After each cell, behind its reply.
+    #[default]
+    AfterReply,
+    /// After each cell, before its reply.
+    BeforeReply,
 }
 
 /// What a replica runs, and for whom.
@@ -78,6 +131,8 @@ pub struct Launch {
     /// Without Slurm and without leases: for development and tests.
     #[serde(default)]
     pub local: bool,
+    #[serde(default)]
+    pub durable: Durable,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -153,6 +208,7 @@ mod tests {
             kernel: "k".into(),
             incarnation: Incarnation(2),
             epoch: 3,
+            state: None,
             addresses: vec!["127.0.0.1:1".into()],
             keys: KernelKeys::generate().unwrap(),
             signing_key: "key".into(),
@@ -164,6 +220,7 @@ mod tests {
                 pool: None,
                 name: String::new(),
                 local: true,
+                durable: Durable::No,
             },
         };
         file.write(&dir).unwrap();

@@ -5,6 +5,7 @@
 
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
+use hop_words::time::Timestamp;
 use hop_zmtp::Message;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -167,19 +168,22 @@ impl Signer {
     }
 }
 
-/// Makes messages of our own: each has an id and a date of its own, so no two have the same signature, which clients
-/// refuse as a replay.
+/// Makes messages of our own. Each has an id of its own, so no two have the same signature, which clients refuse as a
+/// replay. Pure: the caller draws the session and says what time it is.
 #[derive(Debug, Clone)]
 pub struct Author {
     signer: Signer,
     session: String,
+    written: u64,
 }
 
 impl Author {
-    pub fn new(key: &[u8]) -> Self {
+    /// `session` must be unique: it begins each message's id.
+    pub fn new(key: &[u8], session: String) -> Self {
         Self {
             signer: Signer::new(key),
-            session: uuid::Uuid::new_v4().to_string(),
+            session,
+            written: 0,
         }
     }
 
@@ -193,13 +197,21 @@ impl Author {
     }
 
     /// A message that answers (or belongs to) the request with the header `parent`, `{}` for none.
-    pub fn write(&self, msg_type: &str, parent: &Bytes, metadata: &Value, content: &Value) -> Envelope {
+    pub fn write(
+        &mut self,
+        msg_type: &str,
+        parent: &Bytes,
+        metadata: &Value,
+        content: &Value,
+        now: Timestamp,
+    ) -> Envelope {
+        self.written += 1;
         let header = json!({
-            "msg_id": uuid::Uuid::new_v4().to_string(),
+            "msg_id": format!("{}_{}", self.session, self.written),
             "msg_type": msg_type,
             "username": "gresshopper",
             "session": self.session,
-            "date": now(),
+            "date": date(now),
             "version": "5.3",
         });
         let mut envelope = Envelope {
@@ -216,21 +228,44 @@ impl Author {
     }
 
     /// A message for iopub, under ipykernel's kind of topic.
-    pub fn publish(&self, msg_type: &str, parent: &Bytes, metadata: &Value, content: &Value) -> Message {
-        let mut envelope = self.write(msg_type, parent, metadata, content);
+    pub fn publish(
+        &mut self,
+        msg_type: &str,
+        parent: &Bytes,
+        metadata: &Value,
+        content: &Value,
+        now: Timestamp,
+    ) -> Message {
+        let mut envelope = self.write(msg_type, parent, metadata, content, now);
         envelope.identities = vec![format!("kernel.gresshopper.{msg_type}").into()];
         envelope.message()
     }
 
     /// `status` on iopub.
-    pub fn status(&self, parent: &Bytes, state: &str, metadata: &Value) -> Message {
-        self.publish("status", parent, metadata, &json!({"execution_state": state}))
+    pub fn status(&mut self, parent: &Bytes, state: &str, metadata: &Value, now: Timestamp) -> Message {
+        self.publish(
+            "status",
+            parent,
+            metadata,
+            &json!({"execution_state": state}),
+            now,
+        )
+    }
+
+    /// Text on a cell's stderr.
+    pub fn stderr(&mut self, parent: &Bytes, text: &str, now: Timestamp) -> Message {
+        let content = json!({"name": "stderr", "text": text});
+        self.publish("stream", parent, &json!({}), &content, now)
     }
 }
 
-/// The time as Jupyter writes it: its parser takes at most six digits below the second.
-pub fn now() -> String {
-    jiff::Timestamp::now()
+/// A time as Jupyter writes it: its parser takes at most six digits below the second. A time out of the calendar's range
+/// reads as 1970.
+pub fn date(at: Timestamp) -> String {
+    let at = i64::try_from(at.0)
+        .ok()
+        .and_then(|micros| jiff::Timestamp::from_microsecond(micros).ok());
+    at.unwrap_or_default()
         .strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
         .to_string()
 }
@@ -252,8 +287,9 @@ mod tests {
 
     #[test]
     fn what_is_written_verifies_and_a_changed_part_does_not() {
-        let author = Author::new(b"key");
-        let mut e = author.write("status", &Bytes::from_static(b"{}"), &json!({}), &json!({"x": 1}));
+        let mut author = Author::new(b"key", "session".into());
+        let parent = Bytes::from_static(b"{}");
+        let mut e = author.write("status", &parent, &json!({}), &json!({"x": 1}), Timestamp(0));
         assert_eq!(author.signer().verify(&e), Ok(()));
         assert_eq!(Signer::new(b"other").verify(&e), Err(EnvelopeError::Signature));
         e.content = Bytes::from_static(b"{}");
@@ -294,11 +330,11 @@ mod tests {
 
     #[test]
     fn no_two_messages_are_alike() {
-        let author = Author::new(b"key");
+        let mut author = Author::new(b"key", "session".into());
         let parent = Bytes::from_static(b"{}");
         let (a, b) = (
-            author.status(&parent, "busy", &json!({})),
-            author.status(&parent, "busy", &json!({})),
+            author.status(&parent, "busy", &json!({}), Timestamp(0)),
+            author.status(&parent, "busy", &json!({}), Timestamp(0)),
         );
         assert_ne!(a.0[2], b.0[2]);
     }

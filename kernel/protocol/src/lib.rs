@@ -6,4 +6,5 @@ pub mod jupyter;
 pub mod link;
 pub mod message;
 pub mod retain;
+pub mod states;
 pub mod tls;

@@ -1,11 +1,11 @@
 //! What flows between front and replica besides Jupyter's messages, in JSON. [`VERSION`] is in both sides' first frame;
 //! both refuse another one. New fields are optional; a changed meaning is a new version.
 
-use hop_core::id::{Incarnation, KernelId, NodeName};
+use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, Tenure};
 use serde::{Deserialize, Serialize};
 
 /// The version of this protocol.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// The replica's first frame.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -13,9 +13,14 @@ pub struct Hello {
     pub version: u32,
     pub kernel: KernelId,
     pub incarnation: Incarnation,
+    /// The tenure in which the replica executes. Zero belongs to a kernel that keeps no log.
+    pub tenure: Tenure,
     pub node: NodeName,
     pub pid: u32,
-    /// The epoch of the front that it heard last (0: none), and the last frame that it took of it.
+    /// The replica's step: its seat and the step's number in it. Seat 0 belongs to a replica without Slurm.
+    pub seat: JobId,
+    pub step: u32,
+    /// The epoch of the front that the replica heard last (0 means none), and the last frame taken of that front.
     pub front_epoch: u64,
     pub taken: u64,
     /// Execute requests that the kernel hasn't answered, the oldest first, so that a new front can answer them if the
@@ -48,22 +53,49 @@ pub enum Welcome {
     No { version: u32, reason: String },
 }
 
-/// Unlike messages of Jupyter's, these are between the two alone.
+/// Messages between front and replica alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "note", rename_all = "kebab-case")]
 pub enum Note {
-    /// Front: no client has this identity (hex) any longer.
+    // From the front.
+    /// No client has this identity (hex) any longer.
     ClientGone { identity: String },
-    /// Front: interrupt as with a signal (`KernelManager.interrupt_kernel` in mode `signal`).
+    /// Interrupt as with a signal (`KernelManager.interrupt_kernel` in mode `signal`).
     Interrupt,
-    /// Front: end the kernel now and yourself.
+    /// End the kernel now, and the replica.
     End,
-    /// Replica: the kernel is up and takes requests.
+    /// The execute request with this id follows. The front has handed it out before, first under this tenure.
+    HandedBefore { cell: CellId, tenure: Tenure },
+    /// Answers [`Note::Begins`]: the cell may begin.
+    MayBegin { cell: CellId },
+    /// The clients have the answers up to this number, and were told of the losses up to this tenure (docs/replication.md).
+    Heard { cells: u64, losses: Tenure },
+
+    // From the replica.
+    /// The kernel is up and takes requests.
     KernelUp { pid: u32 },
-    /// Replica: the kernel is over; this is the replica's last word.
+    /// The kernel is over; this is the replica's last word.
     KernelOver { over: Over },
-    /// Replica: outputs were dropped, because nobody took them for too long.
+    /// Outputs were dropped, because nobody took them for too long.
     Dropped { messages: u64, bytes: u64 },
+    /// The replica holds the cell back, and won't begin it before it has said so and heard [`Note::MayBegin`].
+    Holds { cell: CellId },
+    /// A cell that was held back is to begin.
+    Begins { cell: CellId },
+    /// The execute reply that follows is the log's answer of this number. `count` is the cell's execution count.
+    Answered {
+        cell: CellId,
+        number: u64,
+        count: Option<i64>,
+    },
+    /// The effects of all cells answered up to this number are in the user's store.
+    Settled { through: u64 },
+    /// The kernel's process died, and the replica goes on in this tenure. `lost` are answered cells without effects.
+    Tenure { tenure: Tenure, lost: Vec<CellId> },
+    /// The replica's seat ends. The state is settled as far as possible; the kernel should go on elsewhere.
+    Leaving { reason: String },
+    /// The kernel's state is settled, and its processes end until somebody needs the kernel again.
+    Asleep { reason: String },
 }
 
 /// How a kernel ended.

@@ -2,6 +2,7 @@
 
 use hop_blobs::{GetError, PutError};
 use hop_state::form::ReadError;
+use hop_words::error::chain;
 use object_store::client::{HttpError, HttpErrorKind};
 use std::error::Error;
 
@@ -145,20 +146,6 @@ fn said(status: &str, code: &str, text: &str) -> String {
     } else {
         parts.join(", ")
     }
-}
-
-fn chain(error: &dyn Error) -> String {
-    let mut text = error.to_string();
-    let mut at = error.source();
-    while let Some(e) = at {
-        // Most of them repeat their source.
-        let more = e.to_string();
-        if !text.contains(&more) {
-            text = format!("{text}: {more}");
-        }
-        at = e.source();
-    }
-    text
 }
 
 fn between(text: &str, before: &str, after: &str) -> Option<String> {

@@ -166,7 +166,7 @@ impl Here {
         log.extend(record);
         log.extend(mac.as_bytes());
         let head = format!(
-            r#"{{"version":4,"kind":"62330000","records":1,"length":{},"mac":"{}"}}"#,
+            r#"{{"version":7,"kind":"62330000","records":1,"length":{},"mac":"{}"}}"#,
             log.len(),
             mac.to_hex()
         );

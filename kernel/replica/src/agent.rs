@@ -53,6 +53,19 @@ pub struct Parcel {
 }
 
 impl Parcel {
+    pub fn request(id: u64, op: &str, body: Value) -> Self {
+        let wire = Wire {
+            op: Some(op.to_owned()),
+            id: Some(id),
+            body,
+            ..Wire::default()
+        };
+        Self {
+            wire,
+            attachments: Vec::new(),
+        }
+    }
+
     pub fn answer(re: u64, ok: Value) -> Self {
         let wire = Wire {
             re: Some(re),

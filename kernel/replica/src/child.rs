@@ -24,6 +24,12 @@ const OLD_PATH_VARIABLE: &str = "GRESSHOPPER_OLD_PYTHONPATH";
 /// Says that GPUs are lent here, so that the agent watches for frameworks that use one.
 const LENDS_VARIABLE: &str = "GRESSHOPPER_LENDS";
 
+/// Has the agent answer `state.*` from the start.
+const STATE_VARIABLE: &str = "GRESSHOPPER_STATE";
+
+/// Says that the hash seed is ours, for the agent to take out of the environment.
+const HASH_SEED_VARIABLE: &str = "GRESSHOPPER_HASH_SEED";
+
 #[derive(Debug)]
 pub struct Kernel {
     child: Child,
@@ -32,7 +38,7 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Starts the kernelspec's argv with a connection file in `scratch`.
+    /// Starts the kernelspec's argv with a connection file in `scratch`. A kernel that keeps its state has a `hash_seed`.
     pub fn start(
         program: &Path,
         launch: &Launch,
@@ -40,6 +46,7 @@ impl Kernel {
         signing_key: &str,
         agent: OwnedFd,
         lends: bool,
+        hash_seed: Option<u32>,
     ) -> Result<Self> {
         let connection_file = write_connection_file(scratch, signing_key)?;
         let file = connection_file
@@ -57,10 +64,13 @@ impl Kernel {
             .arg(std::process::id().to_string())
             .arg("--");
         command.env("JPY_PARENT_PID", std::process::id().to_string());
-        if let Some(python) = agent_folder().filter(|_| argv.iter().any(|a| a.contains("ipykernel"))) {
+        if let Some(python) = agent_folder().filter(|_| is_ipykernel(&argv)) {
             inject(&mut command, &mut argv, &python, &agent)?;
             if lends {
                 command.env(LENDS_VARIABLE, "1");
+            }
+            if let Some(seed) = hash_seed {
+                keep_state(&mut command, seed);
             }
         }
         command
@@ -97,9 +107,14 @@ impl Kernel {
 
     fn signal(&self, signal: Signal) {
         if let Some(group) = self.group {
-            // Gone already is as good.
+            // The process may already have exited.
             let _ = kill_process_group(group, signal);
         }
+    }
+
+    /// Whether it died of a SIGKILL that the memory limit doesn't explain.
+    pub fn was_killed(&self, status: ExitStatus) -> bool {
+        status.signal() == Some(9) && self.oom.struck().is_none()
     }
 
     /// Why it died, as a sentence for its user.
@@ -142,6 +157,15 @@ fn write_connection_file(scratch: &Path, signing_key: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// Whether the kernel is one that our package can be loaded in, and the package is there.
+pub fn has_agent(launch: &Launch) -> bool {
+    is_ipykernel(&launch.argv) && agent_folder().is_some()
+}
+
+fn is_ipykernel(argv: &[String]) -> bool {
+    argv.iter().any(|a| a.contains("ipykernel"))
+}
+
 /// Where the package `gresshopper` lies, beside this program's installation.
 fn agent_folder() -> Option<PathBuf> {
     let named = std::env::var_os("GRESSHOPPER_PYTHON").map(PathBuf::from);
@@ -168,6 +192,17 @@ fn inject(command: &mut Command, argv: &mut Vec<String>, python: &Path, agent: &
         .context("can't hand the agent's socket on")?;
     argv.push(format!("--InteractiveShellApp.extra_extensions={EXTENSION}"));
     Ok(())
+}
+
+/// Has the agent capture the kernel's state, and gives all lives of the kernel one hash seed: sets of strings then keep
+/// their order. A seed that the user has chosen is left alone.
+fn keep_state(command: &mut Command, seed: u32) {
+    command.env(STATE_VARIABLE, "1");
+    if std::env::var_os("PYTHONHASHSEED").is_none() {
+        command
+            .env("PYTHONHASHSEED", seed.to_string())
+            .env(HASH_SEED_VARIABLE, "1");
+    }
 }
 
 /// Becomes the kernel: dies with `parent`, goes first when memory is short.

@@ -1,11 +1,11 @@
 //! Finds the front and keeps a connection to it. When it breaks, `front.json` is read again, for a new front may have
 //! written it; when nobody answers for a minute, the kernel has no owner any more.
 
-use hop_core::id::Incarnation;
 use hop_protocol::file::FrontFile;
 use hop_protocol::link::{Frame, Link};
 use hop_protocol::message::{Hello, Welcome};
 use hop_protocol::tls::front_name;
+use hop_words::id::Incarnation;
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -32,15 +32,22 @@ pub enum LinkEvent {
     },
     Down,
     /// There is no front for us any more.
-    Over {
-        reason: String,
-    },
+    Over(Gone),
+}
+
+/// Why there is no front.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Gone {
+    /// The front has another replica, or is of another release.
+    Superseded(String),
+    /// Nobody answered for [`WITHOUT_FRONT`].
+    Alone(String),
 }
 
 /// Dials until there is no front any more.
 pub async fn dial(dir: PathBuf, me: Incarnation, events: mpsc::Sender<LinkEvent>) {
     let mut alone_since = Instant::now();
-    let reason = loop {
+    let gone = loop {
         match attempt(&dir, me, &events).await {
             Ok(()) => {
                 alone_since = Instant::now();
@@ -48,18 +55,19 @@ pub async fn dial(dir: PathBuf, me: Incarnation, events: mpsc::Sender<LinkEvent>
                     return;
                 }
             }
-            Err(Failure::Final(reason)) => break reason,
+            Err(Failure::Final(reason)) => break Gone::Superseded(reason),
             Err(Failure::Again(reason)) => {
                 tracing::debug!(reason, "no front");
                 if alone_since.elapsed() > WITHOUT_FRONT {
-                    break format!("its front was gone for {} s", WITHOUT_FRONT.as_secs());
+                    let reason = format!("its front was gone for {} s", WITHOUT_FRONT.as_secs());
+                    break Gone::Alone(reason);
                 }
                 sleep(BETWEEN_TRIES).await;
             }
         }
     };
     // The replica may be gone first.
-    let _ = events.send(LinkEvent::Over { reason }).await;
+    let _ = events.send(LinkEvent::Over(gone)).await;
 }
 
 enum Failure {

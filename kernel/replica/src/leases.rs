@@ -5,7 +5,7 @@ use anyhow::Result;
 use hop_api::client::{self, Item};
 use hop_api::config::Config;
 use hop_api::message::{Event, Refusal, Request, Role};
-use hop_core::id::{CellId, KernelId};
+use hop_words::id::{CellId, KernelId};
 use tokio::sync::mpsc;
 
 /// What comes from the other side.

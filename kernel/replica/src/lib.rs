@@ -1,14 +1,20 @@
 //! Supervises a real ipykernel for one kernel: starts it, carries Jupyter's messages between it and the front, asks
 //! `hopd` for what its cells need, and says why it died. `docs/kernel.md` tells how the parts work together.
+//!
+//! [`core`] decides, and has no socket, process or clock; [`run`] and the modules beside it carry out.
 
 pub mod agent;
 pub mod child;
+pub mod core;
 pub mod dial;
+mod errands;
 pub mod leases;
+mod link;
 pub mod need;
 pub mod oom;
-pub mod park;
+mod process;
 pub mod run;
 pub mod scratch;
 pub mod seat;
-pub mod turn;
+mod sockets;
+mod store;

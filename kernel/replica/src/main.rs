@@ -3,11 +3,11 @@
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use hop_api::config::Config;
-use hop_core::id::{Incarnation, JobId, NodeName};
 use hop_protocol::file::FrontFile;
 use hop_replica::leases::Leases;
 use hop_replica::run::{self, Place};
 use hop_replica::{child, seat};
+use hop_words::id::{Incarnation, JobId, NodeName};
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,11 +1,15 @@
 //! What a cell needs, read from its text, its metadata, and the kernelspec's default. Pure: the caller says what time
 //! it is.
 
-use hop_core::id::GpuType;
-use hop_core::need::{Class, Need};
-use hop_core::time::Timestamp;
+use hop_protocol::jupyter::Envelope;
+use hop_words::id::GpuType;
+use hop_words::need::{Class, Need};
+use hop_words::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+
+/// The magic of a cell that may run twice.
+const RETRY: &str = "%%retry";
 
 const GPUS_MAX: u16 = 8;
 const CPUS_MAX: u16 = 1024;
@@ -35,7 +39,7 @@ pub enum BadNeed {
 #[serde(default, deny_unknown_fields)]
 pub struct Unattended {
     pub class: Class,
-    /// The latest start of the cell with which the notebook is done in time.
+    /// By when the cell should be done, so that the notebook is done in time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
     /// In place of what the cell asks for.
@@ -104,9 +108,24 @@ pub fn class_of(need: &Need, run: &Unattended) -> Class {
     }
 }
 
-/// The need that the first line of a cell asks for, if it is one of ours.
+/// Whether a cell is to run again if it is lost in its middle: its first line is `%%retry`, or its metadata say so.
+pub fn is_retried(code: &str, metadata: &[u8]) -> bool {
+    let first = code.lines().map(str::trim).find(|line| !line.is_empty());
+    first == Some(RETRY) || ours(metadata)["retry"] == Value::Bool(true)
+}
+
+/// The same of a whole execute request.
+pub fn is_retried_request(envelope: &Envelope) -> bool {
+    let content: Value = serde_json::from_slice(&envelope.content).unwrap_or_default();
+    is_retried(content["code"].as_str().unwrap_or_default(), &envelope.metadata)
+}
+
+/// The need that the first line of a cell asks for, if it is one of ours. `%%retry` may stand above it.
 fn of_magic(code: &str, now: Timestamp) -> Result<Option<Need>, BadNeed> {
-    let Some(line) = code.lines().find(|line| !line.trim().is_empty()) else {
+    let mut lines = code
+        .lines()
+        .filter(|line| !line.trim().is_empty() && line.trim() != RETRY);
+    let Some(line) = lines.next() else {
         return Ok(None);
     };
     let mut words = line.split_whitespace();

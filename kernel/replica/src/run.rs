@@ -1,59 +1,49 @@
-//! The replica's main loop: one task that owns all of its state and never waits for anybody. Messages of the kernel are
-//! taken as fast as they come, for ipykernel's publisher drops what isn't; what the front hasn't dealt with is kept, in
-//! bounds, for the next connection.
-
-mod cells;
-mod lending;
-mod parking;
-mod standing;
+//! The replica's main loop: one task that owns sockets and processes and never waits for anybody. [`crate::core`] decides;
+//! this carries out. Messages of the kernel are taken as fast as they come, for ipykernel's publisher drops what isn't.
 
 use crate::agent::{self, Agent, Parcel};
-use crate::child::Kernel;
-use crate::dial::{self, LinkEvent};
+use crate::child::{self, Kernel};
+use crate::core::{Core, Durably, ErrandEnd, Exit, Identity, Input, Output};
+use crate::dial::{self, Gone, LinkEvent};
+use crate::errands::Errands;
 use crate::leases::{Leases, News};
+use crate::link::FrontLink;
+use crate::process::end_children;
 use crate::scratch::Scratch;
-use crate::turn::Turn;
+use crate::sockets::{Events, FromKernel, Sockets};
+use crate::store::{StoreEvent, StoreJob, StoreThread};
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use cells::{Cells, Request};
-use hop_api::message::SeatStep;
-use hop_core::id::{Incarnation, JobId, NodeName};
-use hop_protocol::file::FrontFile;
-use hop_protocol::jupyter::{Author, Channel, Envelope};
+use hop_api::message::{Request as ToHopd, SeatStep};
+use hop_log::{Entry, Index};
+use hop_protocol::file::{Durable, FrontFile};
+use hop_protocol::jupyter::Author;
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::message::{Hello, Note, Over, VERSION};
-use hop_protocol::retain::{Retained, Taken, ranges};
-use hop_zmtp::{Admit, Client, ClientKind, Endpoint, Event, Limits, Message};
-use lending::Lending;
-use parking::Parking;
-use std::collections::HashMap;
+use hop_protocol::states;
+use hop_words::clock::SteadyClock;
+use hop_words::id::{Incarnation, JobId, NodeName, Tenure};
+use hop_words::time::Timestamp;
+use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
-/// What is kept for the front, in bytes: it counts against the seat's memory.
-const KEEP: usize = 64 << 20;
-
-/// Whoever doesn't come up in this time doesn't come up.
+/// A front is waited for so long by a kernel that couldn't be started.
 const START: Duration = Duration::from_secs(120);
 
 /// A kernel without a welcome on iopub (before ipykernel 7) is asked whether it is there, this often.
 const PROBE_EVERY: Duration = Duration::from_millis(300);
 
-/// How long what a dead kernel said last may take to be read, and a front to take it.
+/// The time for reading the last messages of a dead kernel, and for a front to take them.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-
-/// Between asking a kernel to go and ending it.
-const SHUTDOWN: Duration = Duration::from_secs(5);
 
 /// Messages of the kernel that are taken before anybody else is looked at.
 const BATCH: usize = 64;
 
-const PROBE: &[u8] = b"gresshopper-probe";
-
-/// Where the replica is.
+/// The place of a replica: its node and its step in a seat.
 #[derive(Debug, Clone)]
 pub struct Place {
     pub node: NodeName,
@@ -84,7 +74,7 @@ impl Place {
             job,
             step,
             pid,
-            start_time: crate::scratch::start_time(pid).unwrap_or(0),
+            start_time: hop_words::process::start_time(pid).unwrap_or(0),
             uid: rustix::process::getuid().as_raw(),
         };
         Self { node, seat }
@@ -103,66 +93,52 @@ pub struct Setup {
     pub leases: Leases,
 }
 
-/// Which socket of the kernel something came from.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Socket {
-    Iopub,
-    Dealer(Channel, Bytes),
-}
-
-type Events = mpsc::Receiver<(Socket, Event)>;
-
-enum Phase {
-    /// Until iopub is known to be heard; what the front sends meanwhile waits here.
-    Starting(Vec<(Channel, Bytes, Message)>),
-    Up,
+/// One process of the kernel, with the connections to it.
+struct Process {
+    kernel: Kernel,
+    sockets: Sockets,
+    events: Events,
+    to_agent: mpsc::UnboundedSender<Parcel>,
+    agent: Option<mpsc::Receiver<Parcel>>,
+    /// The folder of its sockets, removed with it.
+    _scratch: Scratch,
 }
 
 struct Replica {
+    program: PathBuf,
     dir: PathBuf,
-    incarnation: Incarnation,
     file: FrontFile,
+    incarnation: Incarnation,
     place: Place,
-    author: Author,
-    scratch: Scratch,
-    kernel: Kernel,
-    phase: Phase,
-    // Towards the front.
-    kept: Retained<Item>,
-    taken: Taken,
-    front_epoch: u64,
-    out: Option<mpsc::UnboundedSender<Frame>>,
-    acks: Vec<u64>,
-    lost: (u64, u64),
-    // Towards the kernel.
-    sockets: mpsc::Sender<(Socket, Event)>,
-    dealers: HashMap<(Channel, Bytes), Client>,
-    iopub: Option<Client>,
-    probed: bool,
-    shutting_down: bool,
-    /// Why we ended the kernel, where its own end doesn't tell.
-    ended_by: Option<String>,
-    kill_at: Option<Instant>,
-    // Cells and what they need.
-    turn: Turn<Request>,
-    cells: Cells,
-    lending: Lending,
-    parking: Parking,
-    agent_out: mpsc::UnboundedSender<Parcel>,
+    lends: bool,
+    clock: SteadyClock,
+    core: Core,
+    link: FrontLink,
+    process: Process,
+    errands: Errands,
+    /// Ends of errands, each with the pid of its kernel.
+    errand_ends: mpsc::UnboundedSender<(u32, ErrandEnd)>,
+    to_hopd: mpsc::UnboundedSender<ToHopd>,
+    /// `None` means that the kernel keeps no log.
+    store: Option<StoreThread>,
+    /// Entries that were proposed and are to be applied next. A kernel with one replica applies them itself.
+    committed: VecDeque<Entry>,
+    leaving: bool,
+}
+
+/// The ends of channels on which things come in.
+struct Inputs {
+    links: mpsc::Receiver<LinkEvent>,
+    frames: Option<mpsc::Receiver<Frame>>,
+    news: mpsc::UnboundedReceiver<News>,
+    errands: mpsc::UnboundedReceiver<(u32, ErrandEnd)>,
+    store: mpsc::UnboundedReceiver<StoreEvent>,
 }
 
 /// Runs the kernel until it is over; the front is told how.
 pub async fn run(setup: Setup) -> Result<()> {
-    // Whatever the kernel's processes leave behind comes to us, to be ended with it.
+    // Processes that the kernel leaves behind come to us, to be ended with it.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-    let scratch = Scratch::create().context("can't make a folder for the kernel's sockets")?;
-    let (
-        Agent {
-            out: agent_out,
-            input: mut agent_in,
-        },
-        theirs,
-    ) = agent::open()?;
     let Setup {
         program,
         dir,
@@ -171,83 +147,123 @@ pub async fn run(setup: Setup) -> Result<()> {
         place,
         leases,
     } = setup;
-    let kernel = Kernel::start(
-        &program,
-        &file.launch,
-        scratch.path(),
-        &file.signing_key,
-        theirs,
-        leases.lends,
-    );
-    let (link_tx, mut links) = mpsc::channel(8);
+    let (link_tx, links) = mpsc::channel(8);
     tokio::spawn(dial::dial(dir.clone(), incarnation, link_tx));
-    let kernel = match kernel {
-        Ok(kernel) => kernel,
-        Err(error) => return not_started(incarnation, &file, &place, links, format!("{error:#}")).await,
+    let started = Process::start(&program, &file, leases.lends).and_then(|process| {
+        let durably = durably(&file)?;
+        Ok((process, durably))
+    });
+    let (process, durably) = match started {
+        Ok(started) => started,
+        Err(error) => {
+            let hello = hello(&file, incarnation, &place);
+            return not_started(hello, links, format!("{error:#}")).await;
+        }
     };
-    // ipykernel's publisher drops what isn't read at once, so nothing may stop the reading: as good as unbounded. What
-    // piles up is bounded where it is kept for the front.
-    let (sockets, mut events) = mpsc::channel(1 << 20);
-    let Leases {
-        requests, mut news, ..
-    } = leases;
-    let author = Author::new(file.signing_key.as_bytes());
-    let lending = Lending::new(requests, place.clone());
-    let mut replica = Replica {
-        dir,
-        incarnation,
-        file,
-        place,
-        author,
-        scratch,
-        kernel,
-        phase: Phase::Starting(Vec::new()),
-        kept: Retained::new(KEEP),
-        taken: Taken::default(),
-        front_epoch: 0,
-        out: None,
-        acks: Vec::new(),
-        lost: (0, 0),
-        sockets,
-        dealers: HashMap::new(),
-        iopub: None,
-        probed: false,
-        shutting_down: false,
-        ended_by: None,
-        kill_at: None,
-        turn: Turn::default(),
-        cells: Cells::default(),
-        lending,
-        parking: Parking::new(&program),
-        agent_out,
-    };
-    replica
-        .main_loop(&mut links, &mut events, &mut agent_in, &mut news)
-        .await
-}
-
-/// A kernel that could not be started has no last words, but its user should read why.
-async fn not_started(
-    incarnation: Incarnation,
-    file: &FrontFile,
-    place: &Place,
-    mut links: mpsc::Receiver<LinkEvent>,
-    reason: String,
-) -> Result<()> {
-    let hello = || Hello {
-        version: VERSION,
+    let (clock, errands) = (SteadyClock::new(), Errands::new(&program));
+    let identity = Identity {
         kernel: file.kernel.clone(),
         incarnation,
         node: place.node.clone(),
+        seat: place.seat.clone(),
+        launch: file.launch.clone(),
+        can_park: errands.can_run(),
+    };
+    let (errand_ends, errand_in) = mpsc::unbounded_channel();
+    let (store_events, store_in) = mpsc::unbounded_channel();
+    let mut replica = Replica {
+        store: durably.as_ref().map(|d| StoreThread::start(d, store_events)),
+        core: Core::new(identity, durably, author(&file), clock.now()),
+        program,
+        dir,
+        incarnation,
+        place,
+        lends: leases.lends,
+        clock,
+        link: FrontLink::new(),
+        process,
+        errands,
+        errand_ends,
+        to_hopd: leases.requests,
+        committed: VecDeque::new(),
+        leaving: false,
+        file,
+    };
+    let inputs = Inputs {
+        links,
+        frames: None,
+        news: leases.news,
+        errands: errand_in,
+        store: store_in,
+    };
+    replica.main_loop(inputs).await
+}
+
+fn author(file: &FrontFile) -> Author {
+    Author::new(file.signing_key.as_bytes(), uuid::Uuid::new_v4().to_string())
+}
+
+/// The state in which the front has opened our tenure.
+fn durably(file: &FrontFile) -> Result<Option<Durably>> {
+    let Some(folder) = file.state.as_ref().filter(|_| child::has_agent(&file.launch)) else {
+        return Ok(None);
+    };
+    let tenure = states::folder(&folder.kernel, folder.tenure, 0);
+    Ok(Some(Durably {
+        state: states::read(&tenure).context("can't read the kernel's state")?,
+        folder: folder.kernel.clone(),
+        store: folder.store.clone(),
+        before_reply: file.launch.durable == Durable::BeforeReply,
+    }))
+}
+
+impl Process {
+    fn start(program: &Path, file: &FrontFile, lends: bool) -> Result<Self> {
+        let scratch = Scratch::create().context("can't make a folder for the kernel's sockets")?;
+        let (
+            Agent {
+                out: to_agent,
+                input: agent,
+            },
+            theirs,
+        ) = agent::open()?;
+        let key = &file.signing_key;
+        let seed = file.state.as_ref().map(|s| s.hash_seed);
+        let kernel = Kernel::start(program, &file.launch, scratch.path(), key, theirs, lends, seed)?;
+        let (sockets, events) = Sockets::new(scratch.path(), author(file));
+        Ok(Self {
+            kernel,
+            sockets,
+            events,
+            to_agent,
+            agent: Some(agent),
+            _scratch: scratch,
+        })
+    }
+}
+
+fn hello(file: &FrontFile, incarnation: Incarnation, place: &Place) -> Hello {
+    Hello {
+        version: VERSION,
+        kernel: file.kernel.clone(),
+        incarnation,
+        tenure: file.state.as_ref().map_or(Tenure(0), |s| s.tenure),
+        node: place.node.clone(),
         pid: std::process::id(),
+        seat: place.seat.job,
+        step: place.seat.step,
         front_epoch: 0,
         taken: 0,
         in_flight: Vec::new(),
-    };
+    }
+}
+
+/// A kernel that could not be started has no last words, but its user should read why.
+async fn not_started(hello: Hello, mut links: mpsc::Receiver<LinkEvent>, reason: String) -> Result<()> {
     while let Ok(Some(event)) = timeout(START, links.recv()).await {
         match event {
             // The dialler may be gone first.
-            LinkEvent::WantsHello(answer) => drop(answer.send(hello())),
+            LinkEvent::WantsHello(answer) => drop(answer.send(hello.clone())),
             LinkEvent::Up { out, .. } => {
                 let over = Over::NotStarted {
                     reason: reason.clone(),
@@ -256,7 +272,7 @@ async fn not_started(
                 sleep(LAST_WORDS).await;
                 break;
             }
-            LinkEvent::Down | LinkEvent::Over { .. } => break,
+            LinkEvent::Down | LinkEvent::Over(_) => break,
         }
     }
     anyhow::bail!(reason)
@@ -277,482 +293,328 @@ async fn maybe_at(at: Option<Instant>) {
     }
 }
 
+/// A point of the core's time on the runtime's clock.
+fn instant(at: Timestamp, now: Timestamp) -> Instant {
+    Instant::now() + Duration::from_micros(at.since(now).0)
+}
+
 impl Replica {
-    async fn main_loop(
-        &mut self,
-        links: &mut mpsc::Receiver<LinkEvent>,
-        events: &mut Events,
-        agent_in: &mut mpsc::Receiver<Parcel>,
-        news: &mut mpsc::UnboundedReceiver<News>,
-    ) -> Result<()> {
-        let mut input: Option<mpsc::Receiver<Frame>> = None;
-        let mut connecting = Box::pin(connect_iopub(self.endpoint(Channel::Iopub), self.sockets.clone()));
-        let (mut connected, mut agent_open) = (false, true);
-        let deadline = Instant::now() + START;
-        let mut probe_at = None;
+    async fn main_loop(&mut self, mut inputs: Inputs) -> Result<()> {
+        while !self.leaving {
+            self.serve_process(&mut inputs).await?;
+        }
+        self.until_taken(&mut inputs).await;
+        self.end_descendants();
+        Ok(())
+    }
+
+    /// Serves one process of the kernel, until it has ended or the replica is to leave.
+    async fn serve_process(&mut self, inputs: &mut Inputs) -> Result<()> {
         use tokio::signal::unix::{SignalKind, signal};
         let mut terminate = signal(SignalKind::terminate())?;
-        loop {
-            let starting = matches!(self.phase, Phase::Starting(_));
-            let standing_due = self.parking.due();
+        let mut connecting = Box::pin(self.process.sockets.connect_iopub());
+        let (mut connected, mut probe_at) = (false, None);
+        while !self.leaving {
+            let starting = self.core.is_starting();
+            let due = self.core.due().map(|at| instant(at, self.clock.now()));
             tokio::select! {
-                status = self.kernel.wait() => {
+                status = self.process.kernel.wait() => {
                     let status = status.context("can't wait for the kernel")?;
-                    return self.kernel_ended(status, links, input, events).await;
+                    return self.kernel_ended(status).await;
                 }
-                event = events.recv() => if let Some((socket, event)) = event {
-                    self.on_kernel(socket, event).await;
-                    // What came with it; the others get their turn after so many.
+                event = self.process.events.recv() => if let Some((socket, event)) = event {
+                    let sorted = self.process.sockets.sort(socket, event);
+                    self.on_kernel(sorted).await;
+                    // Messages that came with it; the others get their turn after so many.
                     for _ in 0..BATCH {
-                        let Ok((socket, event)) = events.try_recv() else { break };
-                        self.on_kernel(socket, event).await;
+                        let Ok((socket, event)) = self.process.events.try_recv() else { break };
+                        let sorted = self.process.sockets.sort(socket, event);
+                        self.on_kernel(sorted).await;
                     }
                 },
-                frame = receive(&mut input) => match frame {
+                frame = receive(&mut inputs.frames) => match frame {
                     Some(frame) => self.on_front(frame).await,
-                    None => input = None,
+                    None => inputs.frames = None,
                 },
-                link = links.recv() => match link {
-                    Some(LinkEvent::WantsHello(answer)) => drop(answer.send(self.hello())),
-                    Some(LinkEvent::Up { epoch, taken, again, out, input: rx }) => {
-                        self.link_up(epoch, taken, &again, out);
-                        input = Some(rx);
+                event = inputs.links.recv() => {
+                    if let Some(reason) = self.on_link(event, &mut inputs.frames) {
+                        self.abandoned(reason).await;
                     }
-                    Some(LinkEvent::Down) => self.out = None,
-                    Some(LinkEvent::Over { reason }) => return self.orphaned(&reason).await,
-                    None => return self.orphaned("the dialler ended").await,
+                }
+                news = inputs.news.recv() => if let Some(news) = news { self.handle(Input::Hopd(news)).await },
+                parcel = receive(&mut self.process.agent) => match parcel {
+                    Some(parcel) => self.handle(Input::Agent(parcel)).await,
+                    None => self.process.agent = None,
                 },
-                said = news.recv() => if let Some(said) = said { self.on_hopd(said).await },
-                parcel = agent_in.recv(), if agent_open => match parcel {
-                    Some(parcel) => self.on_agent(parcel),
-                    None => agent_open = false,
+                end = inputs.errands.recv() => if let Some((pid, end)) = end {
+                    tracing::info!(?end, "hop gpu");
+                    // An errand for a process that has died says nothing of the next one.
+                    if pid == self.process.kernel.pid() {
+                        self.handle(Input::Errand(end)).await;
+                    }
                 },
-                ended = self.parking.ended.recv() => if let Some(ended) = ended { self.parked(ended).await },
-                iopub = &mut connecting, if !connected => {
+                event = inputs.store.recv() => if let Some(event) = event { self.on_store(event).await },
+                client = &mut connecting, if !connected => {
                     connected = true;
-                    self.iopub = Some(iopub);
+                    self.process.sockets.iopub_is_connected(client);
                     probe_at = Some(Instant::now() + PROBE_EVERY);
                 }
                 () = maybe_at(probe_at), if starting => {
-                    self.probe().await;
+                    self.process.sockets.probe().await;
                     probe_at = Some(Instant::now() + PROBE_EVERY);
                 }
-                () = maybe_at(self.lending.tell_at()) => self.tell_wait(),
-                () = maybe_at(standing_due) => self.standing_due(),
-                _ = terminate.recv() => {
-                    self.ended_by = Some("the kernel's step was ended (its seat was cancelled or reached its time limit)".into());
-                    self.kernel.kill();
-                }
-                () = maybe_at(self.kill_at) => { self.kill_at = None; self.kernel.kill(); }
-                () = sleep_until(deadline), if starting => {
-                    self.say(Note::KernelOver { over: Over::NotStarted {
-                        reason: format!("the kernel didn't come up within {} s", START.as_secs()),
-                    }});
-                    self.kernel.kill();
-                    sleep(LAST_WORDS).await;
-                    anyhow::bail!("the kernel didn't come up");
-                }
+                () = maybe_at(due) => self.handle(Input::Tick).await,
+                _ = terminate.recv() => self.handle(Input::Terminated).await,
             }
-            self.flush_acks();
+            self.link.acknowledge();
+        }
+        Ok(())
+    }
+
+    async fn handle(&mut self, input: Input) {
+        self.decide(input).await;
+        // One replica is a majority of itself.
+        while let Some(entry) = self.committed.pop_front() {
+            let index = Index(self.core.applied_index().0 + 1);
+            self.decide(Input::Applied { index, entry }).await;
         }
     }
 
-    // Towards the front.
-
-    fn hello(&self) -> Hello {
-        Hello {
-            version: VERSION,
-            kernel: self.file.kernel.clone(),
-            incarnation: self.incarnation,
-            node: self.place.node.clone(),
-            pid: std::process::id(),
-            front_epoch: self.front_epoch,
-            taken: self.taken.upto(),
-            in_flight: self.cells.in_flight(),
+    async fn decide(&mut self, input: Input) {
+        for output in self.core.handle(input, self.clock.now()) {
+            self.carry_out(output).await;
         }
     }
 
-    fn link_up(&mut self, epoch: u64, taken: u64, again: &[u64], out: mpsc::UnboundedSender<Frame>) {
-        if epoch != self.front_epoch {
-            // A new front: what the old one had in its hands is what this one wants again.
-            self.taken = Taken::default();
-            self.kept.settle(taken, again);
-            self.front_epoch = epoch;
-        }
-        for (seq, item) in self.kept.lacking(taken, again) {
-            // The link may have broken again; then the next one begins here.
-            let _ = out.send(Frame::Item(seq, item));
-        }
-        self.out = Some(out);
-        let (messages, bytes) = std::mem::take(&mut self.lost);
-        if messages > 0 {
-            self.say(Note::Dropped { messages, bytes });
-        }
-    }
-
-    fn send_front(&mut self, item: Item) {
-        let seq = self.kept.push(item.clone());
-        match &self.out {
-            Some(out) => {
-                // Broken just now: it is kept for the next.
-                let _ = out.send(Frame::Item(seq, item));
-                self.kept.enforce();
-            }
-            None => {
-                let dropped = self.kept.enforce();
-                self.lost.0 += dropped.messages;
-                self.lost.1 += dropped.bytes;
-            }
-        }
-    }
-
-    fn say(&mut self, note: Note) {
-        self.send_front(Item::Note(note));
-    }
-
-    fn publish(&mut self, message: Message) {
-        self.send_front(Item::Jupyter {
-            channel: Channel::Iopub,
-            identity: Bytes::new(),
-            message,
-        });
-    }
-
-    fn flush_acks(&mut self) {
-        if !self.acks.is_empty()
-            && let Some(out) = &self.out
-        {
-            // On a new link the hello says what was taken.
-            let _ = out.send(Frame::Done(ranges(std::mem::take(&mut self.acks))));
-        }
-    }
-
-    async fn on_front(&mut self, frame: Frame) {
-        match frame {
-            Frame::Item(seq, item) if self.taken.take(seq) => {
-                self.acks.push(seq);
-                match item {
-                    Item::Jupyter {
-                        channel,
-                        identity,
-                        message,
-                    } => self.request(channel, identity, message).await,
-                    Item::Note(note) => self.note(note).await,
-                }
-            }
-            Frame::Done(done) => done.into_iter().for_each(|range| self.kept.done(range)),
-            _ => {}
-        }
-    }
-
-    async fn note(&mut self, note: Note) {
-        match note {
-            Note::ClientGone { identity } => {
-                let identity: Bytes = hex::decode(identity).unwrap_or_default().into();
-                self.dealers.retain(|(_, id), _| *id != identity);
-            }
-            Note::Interrupt => {
-                if !self.interrupt_waiting().await {
-                    self.kernel.interrupt();
-                    self.standing_interrupted();
-                }
-            }
-            Note::End => {
-                self.shutting_down = true;
-                self.kernel.kill();
-            }
-            Note::KernelUp { .. } | Note::KernelOver { .. } | Note::Dropped { .. } => {}
-        }
-    }
-
-    // Towards the kernel.
-
-    fn endpoint(&self, channel: Channel) -> Endpoint {
-        let port = match channel {
-            Channel::Shell => 1,
-            Channel::Iopub => 2,
-            Channel::Stdin => 3,
-            Channel::Control => 4,
-        };
-        Endpoint::Ipc(self.scratch.path().join(format!("k-{port}")))
-    }
-
-    async fn request(&mut self, channel: Channel, identity: Bytes, message: Message) {
-        if let Phase::Starting(early) = &mut self.phase {
-            early.push((channel, identity, message));
-            return;
-        }
-        let Ok(envelope) = Envelope::parse(&message) else {
-            return;
-        };
-        let Ok(header) = envelope.header() else {
-            return;
-        };
-        match (channel, header.msg_type.as_str()) {
-            (Channel::Shell, "execute_request") => {
-                self.execute_request(identity, message, &envelope, &header).await
-            }
-            (Channel::Control | Channel::Shell, kind) => {
-                match kind {
-                    "interrupt_request" => {
-                        if self.interrupt_waiting().await {
-                            return self.answer_interrupt(channel, identity, envelope.header.clone());
-                        }
-                        self.standing_interrupted();
-                    }
-                    "shutdown_request" => {
-                        self.shutting_down = true;
-                        self.kill_at = Some(Instant::now() + SHUTDOWN);
-                    }
-                    _ => {}
-                }
-                self.send_kernel(channel, &identity, &message).await;
-            }
-            _ => self.send_kernel(channel, &identity, &message).await,
-        }
-    }
-
-    /// One DEALER for each client, with the same identity on shell and stdin, so that `input()` finds its way back.
-    async fn send_kernel(&mut self, channel: Channel, identity: &Bytes, message: &Message) {
-        if channel == Channel::Shell {
-            self.dealer(Channel::Stdin, identity).await;
-        }
-        if let Some(dealer) = self.dealer(channel, identity).await {
-            dealer.send(message, None);
-        }
-    }
-
-    async fn dealer(&mut self, channel: Channel, identity: &Bytes) -> Option<&Client> {
-        let key = (channel, identity.clone());
-        if !self.dealers.contains_key(&key) {
-            let kind = ClientKind::Dealer {
-                identity: identity.clone(),
-            };
-            let (endpoint, tag) = (self.endpoint(channel), Socket::Dealer(channel, identity.clone()));
-            let connect = Client::connect(
-                &kind,
-                &endpoint,
-                Limits::default(),
-                Admit::SameUser,
-                tag,
-                self.sockets.clone(),
-            );
-            match connect.await {
-                Ok(client) => drop(self.dealers.insert(key.clone(), client)),
-                // A kernel that dies is told by its process.
-                Err(error) => tracing::warn!(%error, "can't reach the kernel"),
-            }
-        }
-        self.dealers.get(&key)
-    }
-
-    async fn on_kernel(&mut self, socket: Socket, event: Event) {
-        let Event::Message(_, message) = event else {
-            if let (Event::Disconnected { .. }, Socket::Dealer(channel, identity)) = (&event, &socket) {
-                self.dealers.remove(&(*channel, identity.clone()));
-            }
-            return;
-        };
-        match socket {
-            Socket::Iopub => self.on_iopub(message).await,
-            Socket::Dealer(_, identity) if &identity[..] == PROBE => {}
-            Socket::Dealer(Channel::Shell, identity) => self.reply(identity, message).await,
-            Socket::Dealer(channel, identity) => self.send_front(Item::Jupyter {
+    async fn carry_out(&mut self, output: Output) {
+        match output {
+            Output::ToKernel {
                 channel,
                 identity,
                 message,
-            }),
-        }
-    }
-
-    async fn on_iopub(&mut self, message: Message) {
-        if self.iopub_is_ours(&message) {
-            if matches!(self.phase, Phase::Starting(_)) {
-                self.up().await;
+            } => {
+                self.process.sockets.send(channel, &identity, &message).await;
             }
-            return;
+            Output::ToFront(item) => self.link.send(item),
+            // Without a connection to hopd the core says it again when there is one.
+            Output::ToHopd(request) => drop(self.to_hopd.send(*request)),
+            // A kernel that is gone needs no answer.
+            Output::ToAgent(parcel) => drop(self.process.to_agent.send(parcel)),
+            Output::Gpu(errand, devices) => {
+                let pid = self.process.kernel.pid();
+                let work = self.errands.clone().run(errand, pid, devices);
+                let ends = self.errand_ends.clone();
+                tokio::spawn(async move {
+                    // The replica may be at its end.
+                    let _ = ends.send((pid, work.await));
+                });
+            }
+            Output::InterruptKernel => self.process.kernel.interrupt(),
+            Output::KillKernel => self.process.kernel.kill(),
+            Output::StartKernel => self.start_again(),
+            Output::Propose(entry) => self.committed.push_back(entry),
+            Output::Append {
+                number,
+                text,
+                body,
+                behind,
+            } => {
+                self.store_job(StoreJob::Append {
+                    number,
+                    text,
+                    body,
+                    behind,
+                });
+            }
+            Output::Sync => self.store_job(StoreJob::Sync),
+            Output::WriteState { state } => self.store_job(StoreJob::WriteState(state)),
+            Output::OpenTenure { state } => self.store_job(StoreJob::OpenTenure(Box::new(state))),
+            Output::Leave => self.leaving = true,
         }
-        self.publish(message);
     }
 
-    /// Whether this is the answer to our own subscription or probe, which is nobody else's business.
-    fn iopub_is_ours(&self, message: &Message) -> bool {
-        // The welcome comes before the first request of a client; after that only a probe's echo is ours.
-        if matches!(self.phase, Phase::Up) && !self.probed {
-            return false;
+    fn store_job(&self, job: StoreJob) {
+        if let Some(store) = &self.store {
+            store.send(job);
         }
-        let Ok(envelope) = Envelope::parse(message) else {
-            return false;
+    }
+
+    async fn on_store(&mut self, event: StoreEvent) {
+        let input = match event {
+            StoreEvent::Synced { upto, length, mac } => Input::Synced { upto, length, mac },
+            StoreEvent::InSync => Input::InSync,
+            StoreEvent::Rested => Input::Rested,
+            StoreEvent::Opened => Input::TenureOpened,
+            // Another front has opened that tenure: this replica is deposed.
+            StoreEvent::Taken => {
+                tracing::warn!("another replica has taken this one's place");
+                self.leaving = true;
+                return;
+            }
+            StoreEvent::Failed(why) => Input::StoreFailed(why),
         };
-        let probe = envelope
-            .parent
-            .windows(36)
-            .any(|w| w == self.author.session().as_bytes());
-        probe || envelope.header().is_ok_and(|h| h.msg_type == "iopub_welcome")
+        self.handle(input).await;
     }
 
-    async fn probe(&mut self) {
-        self.probed = true;
-        let nothing = serde_json::json!({});
-        let parent = Bytes::from_static(b"{}");
-        let message = self
-            .author
-            .write("kernel_info_request", &parent, &nothing, &nothing)
-            .message();
-        if let Some(dealer) = self.dealer(Channel::Shell, &Bytes::from_static(PROBE)).await {
-            dealer.send(&message, None);
+    /// The kernel's next process. One that can't be started is told as one that has ended at once.
+    fn start_again(&mut self) {
+        match Process::start(&self.program, &self.file, self.lends) {
+            Ok(process) => self.process = process,
+            Err(error) => tracing::error!("the kernel can't be started again: {error:#}"),
         }
     }
 
-    /// The kernel hears and is heard.
-    async fn up(&mut self) {
-        let pid = self.kernel.pid();
-        self.say(Note::KernelUp { pid });
-        if let Phase::Starting(early) = std::mem::replace(&mut self.phase, Phase::Up) {
-            for (channel, identity, message) in early {
-                self.request(channel, identity, message).await;
+    async fn on_kernel(&mut self, message: Option<FromKernel>) {
+        let input = match message {
+            None => return,
+            Some(FromKernel::Published(message)) => Input::Published(message),
+            Some(FromKernel::Answer {
+                channel,
+                identity,
+                message,
+            }) => Input::FromKernel {
+                channel,
+                identity,
+                message,
+            },
+            Some(FromKernel::Heard) => Input::KernelUp {
+                pid: self.process.kernel.pid(),
+            },
+        };
+        self.handle(input).await;
+    }
+
+    async fn on_front(&mut self, frame: Frame) {
+        let input = match self.link.take(frame) {
+            None => return,
+            Some(Item::Jupyter {
+                channel,
+                identity,
+                message,
+            }) => Input::Request {
+                channel,
+                identity,
+                message,
+            },
+            Some(Item::Note(note)) => match note {
+                Note::ClientGone { identity } => {
+                    let identity: Bytes = hex::decode(identity).unwrap_or_default().into();
+                    return self.process.sockets.forget(&identity);
+                }
+                Note::Interrupt => Input::Interrupt,
+                Note::End => Input::End,
+                Note::HandedBefore { cell, tenure } => Input::HandedBefore { cell, tenure },
+                Note::MayBegin { cell } => Input::MayBegin { cell },
+                Note::Heard { cells, losses } => Input::Heard { cells, losses },
+                _ => return,
+            },
+        };
+        self.handle(input).await;
+    }
+
+    /// Follows the connection to the front. Returns the reason for which there is no front any more.
+    fn on_link(
+        &mut self,
+        event: Option<LinkEvent>,
+        frames: &mut Option<mpsc::Receiver<Frame>>,
+    ) -> Option<Gone> {
+        match event {
+            Some(LinkEvent::WantsHello(answer)) => drop(answer.send(self.hello())),
+            Some(LinkEvent::Up {
+                epoch,
+                taken,
+                again,
+                out,
+                input,
+            }) => {
+                self.link.up(epoch, taken, &again, out);
+                *frames = Some(input);
             }
+            Some(LinkEvent::Down) => self.link.down(),
+            Some(LinkEvent::Over(gone)) => return Some(gone),
+            None => return Some(Gone::Superseded("the dialler ended".into())),
+        }
+        None
+    }
+
+    fn hello(&self) -> Hello {
+        let (front_epoch, taken) = self.link.position();
+        Hello {
+            front_epoch,
+            taken,
+            tenure: self.core.tenure(),
+            in_flight: self.core.in_flight(),
+            ..hello(&self.file, self.incarnation, &self.place)
         }
     }
 
     // The end.
 
-    /// The kernel's process is over: what it said last goes out, then why it ended, and then that was all.
-    async fn kernel_ended(
-        &mut self,
-        status: ExitStatus,
-        links: &mut mpsc::Receiver<LinkEvent>,
-        mut input: Option<mpsc::Receiver<Frame>>,
-        events: &mut Events,
-    ) -> Result<()> {
+    /// The kernel's process is over: its last messages go out, then the core hears of its end.
+    async fn kernel_ended(&mut self, status: ExitStatus) -> Result<()> {
         let until = Instant::now() + LAST_WORDS;
-        // Its sockets close once they are read to the end, so this is over as soon as all are.
-        while self.iopub.is_some() {
-            match tokio::time::timeout_at(until, events.recv()).await {
-                Ok(Some((Socket::Iopub, Event::Disconnected { .. }))) => self.iopub = None,
-                Ok(Some((socket, event))) => self.on_kernel(socket, event).await,
-                _ => break,
-            }
+        // The kernel's sockets close once they are read to the end, so this is over as soon as all are.
+        while self.process.sockets.iopub_is_open() {
+            let event = tokio::time::timeout_at(until, self.process.events.recv()).await;
+            let Ok(Some((socket, event))) = event else {
+                break;
+            };
+            let sorted = self.process.sockets.sort(socket, event);
+            self.on_kernel(sorted).await;
         }
-        while let Ok((socket, event)) = events.try_recv() {
-            self.on_kernel(socket, event).await;
+        while let Ok((socket, event)) = self.process.events.try_recv() {
+            let sorted = self.process.sockets.sort(socket, event);
+            self.on_kernel(sorted).await;
         }
-        let over = if self.shutting_down {
-            Over::Shutdown
-        } else if matches!(self.phase, Phase::Starting(_)) {
-            Over::NotStarted {
-                reason: self.kernel.reason(status),
-            }
-        } else {
-            Over::Died {
-                reason: self.ended_by.take().unwrap_or_else(|| self.died_of(status)),
-            }
+        while let Some(Ok(parcel)) = self.process.agent.as_mut().map(mpsc::Receiver::try_recv) {
+            self.handle(Input::Agent(parcel)).await;
+        }
+        let exit = Exit {
+            killed: self.process.kernel.was_killed(status),
+            reason: self.process.kernel.reason(status),
         };
         self.end_descendants();
-        self.say(Note::KernelOver { over });
-        // Until the front has it all, or there is no front any more.
+        self.handle(Input::Exited(exit)).await;
+        Ok(())
+    }
+
+    /// Waits until the front has everything, or there is no front any more.
+    async fn until_taken(&mut self, inputs: &mut Inputs) {
         let patience = Instant::now() + dial::WITHOUT_FRONT;
-        while !self.kept.is_empty() {
+        while !self.link.is_settled() {
             tokio::select! {
-                frame = receive(&mut input) => match frame {
-                    Some(Frame::Done(done)) => done.into_iter().for_each(|range| self.kept.done(range)),
-                    Some(_) => {}
-                    None => input = None,
+                frame = receive(&mut inputs.frames) => match frame {
+                    Some(frame) => drop(self.link.take(frame)),
+                    None => inputs.frames = None,
                 },
-                link = links.recv() => match link {
-                    Some(LinkEvent::WantsHello(answer)) => drop(answer.send(self.hello())),
-                    Some(LinkEvent::Up { epoch, taken, again, out, input: rx }) => {
-                        self.link_up(epoch, taken, &again, out);
-                        input = Some(rx);
-                    }
-                    Some(LinkEvent::Down) => self.out = None,
-                    Some(LinkEvent::Over { .. }) | None => break,
-                },
+                event = inputs.links.recv() => if self.on_link(event, &mut inputs.frames).is_some() { break },
                 () = sleep_until(patience) => break,
             }
         }
-        Ok(())
     }
 
-    /// Why it died, with what only we know: a kernel that holds a GPU after the end of its lease is killed by the
-    /// take-back.
-    fn died_of(&mut self, status: ExitStatus) -> String {
-        let reason = self.kernel.reason(status);
-        let killed = reason.starts_with("the kernel was killed by signal 9");
-        self.parking.doomed().filter(|_| killed).unwrap_or(reason)
-    }
-
-    /// Nobody wants this kernel any more.
-    async fn orphaned(&mut self, reason: &str) -> Result<()> {
-        tracing::warn!(reason, "the kernel ends");
-        self.kernel.kill();
-        let _ = timeout(LAST_WORDS, self.kernel.wait()).await;
-        self.end_descendants();
-        // The front's folder is left only where no front cleans up after itself.
-        if FrontFile::read(&self.dir).is_ok_and(|f| f.incarnation == self.incarnation) {
-            let _ = std::fs::remove_dir_all(&self.dir);
+    /// There is no front any more, or it wants another replica.
+    async fn abandoned(&mut self, gone: Gone) {
+        tracing::warn!(?gone, "no front wants this replica");
+        match gone {
+            Gone::Superseded(_) => self.leaving = true,
+            Gone::Alone(reason) => self.handle(Input::Orphaned { reason }).await,
         }
-        Ok(())
+        if self.leaving {
+            self.process.kernel.kill();
+            let _ = timeout(LAST_WORDS, self.process.kernel.wait()).await;
+            // The front's folder is left only where no front cleans up after itself.
+            if FrontFile::read(&self.dir).is_ok_and(|f| f.incarnation == self.incarnation) {
+                let _ = std::fs::remove_dir_all(&self.dir);
+            }
+        }
     }
 
-    /// Ends what the kernel started, wherever it went: as a subreaper we are its parent now.
+    /// Ends the processes that the kernel started, wherever they went: as a subreaper we are their parent now.
     fn end_descendants(&self) {
-        self.kernel.kill();
+        self.process.kernel.kill();
         end_children();
-        // How it was parked is written down, for whoever would bring it back.
-        hop_gpu::record::forget(rustix::process::getuid().as_raw(), self.kernel.pid());
-    }
-}
-
-fn end_children() {
-    let me = std::process::id();
-    for _ in 0..10 {
-        let children = children_of(me);
-        if children.is_empty() {
-            return;
-        }
-        for pid in children
-            .into_iter()
-            .filter_map(|pid| rustix::process::Pid::from_raw(pid as i32))
-        {
-            // Gone already is as good.
-            let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
-            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::empty());
-        }
-    }
-}
-
-fn children_of(pid: u32) -> Vec<u32> {
-    let tasks = Path::new("/proc").join(pid.to_string()).join("task");
-    let read = |task: std::fs::DirEntry| std::fs::read_to_string(task.path().join("children")).ok();
-    let lists = std::fs::read_dir(tasks)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .filter_map(read);
-    lists
-        .flat_map(|list| {
-            list.split_whitespace()
-                .filter_map(|p| p.parse().ok())
-                .collect::<Vec<u32>>()
-        })
-        .collect()
-}
-
-/// Subscribes to everything as soon as the kernel listens. The kernel's death ends the wait from outside.
-async fn connect_iopub(endpoint: Endpoint, sockets: mpsc::Sender<(Socket, Event)>) -> Client {
-    loop {
-        let connect = Client::connect(
-            &ClientKind::Sub,
-            &endpoint,
-            Limits::default(),
-            Admit::SameUser,
-            Socket::Iopub,
-            sockets.clone(),
-        );
-        match connect.await {
-            Ok(client) => return client,
-            Err(_) => sleep(Duration::from_millis(10)).await,
-        }
+        // The record of a park is kept for a process that could be brought back, and this one is gone.
+        hop_gpu::record::forget(rustix::process::getuid().as_raw(), self.process.kernel.pid());
     }
 }

@@ -2,8 +2,13 @@
 //! left behind.
 
 use hop_protocol::file::make_private;
+use hop_words::process::start_time;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Numbers the folders of this process.
+static MADE: AtomicU32 = AtomicU32::new(0);
 
 /// Removed when dropped.
 #[derive(Debug)]
@@ -21,7 +26,8 @@ impl Scratch {
 
     fn first_of(bases: impl Iterator<Item = PathBuf>) -> io::Result<Self> {
         let pid = std::process::id();
-        let name = format!("{pid}-{}", start_time(pid).unwrap_or(0));
+        let number = MADE.fetch_add(1, Ordering::Relaxed);
+        let name = format!("{pid}-{}.{number}", start_time(pid).unwrap_or(0));
         let mut trouble = None;
         for base in bases {
             match Self::within(&base, &name) {
@@ -62,20 +68,16 @@ fn sweep(base: &Path) {
     for entry in std::fs::read_dir(base).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let owner = name.to_str().and_then(|n| n.split_once('-'));
-        let owner =
-            owner.and_then(|(pid, start)| Some((pid.parse::<u32>().ok()?, start.parse::<u64>().ok()?)));
+        let owner = owner.and_then(|(pid, rest)| {
+            let start = rest.split('.').next()?;
+            Some((pid.parse::<u32>().ok()?, start.parse::<u64>().ok()?))
+        });
         if let Some((pid, start)) = owner
             && start_time(pid) != Some(start)
         {
             let _ = std::fs::remove_dir_all(entry.path());
         }
     }
-}
-
-/// Field 22 of `/proc/PID/stat`: the same pid later is not the same process.
-pub fn start_time(pid: u32) -> Option<u64> {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit_once(") ")?.1.split(' ').nth(19)?.parse().ok()
 }
 
 #[cfg(test)]

@@ -5,13 +5,13 @@
 mod world;
 
 use hop_api::message::{EndCause, Event, Outcome, Request};
-use hop_core::id::LeaseId;
-use hop_core::need::Need;
-use hop_core::time::Span;
 use hop_protocol::jupyter::Channel;
 use hop_protocol::link::Item;
 use hop_protocol::message::{Note, Over};
 use hop_replica::leases::News;
+use hop_words::id::LeaseId;
+use hop_words::need::Need;
+use hop_words::time::Span;
 use serde_json::json;
 use std::time::Duration;
 use world::{Heard, World, is_told, python, with_replica};
@@ -133,7 +133,7 @@ async fn resubmitted_when_the_scheduler_is_back(world: &mut World) {
     );
     world.news.send(News::Up).unwrap();
     let up = world.asked().await;
-    assert!(matches!(up, Request::ReplicaUp(up) if up.waiting[0].0 == waits && up.holds.is_none()));
+    assert!(matches!(up, Request::ReplicaUp(up) if up.waiting[0].cell == waits && up.holds.is_none()));
     world.grant(&waits, 7);
     assert_eq!(world.reply(&waits).await.metadata["gresshopper"]["lease"], 7);
     assert!(matches!(world.asked().await, Request::CellEnded { .. }));

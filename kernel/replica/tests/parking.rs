@@ -7,9 +7,9 @@
 mod world;
 
 use hop_api::message::{Event, Outcome, Request};
-use hop_core::id::LeaseId;
 use hop_protocol::link::Item;
 use hop_protocol::message::{Note, Over};
+use hop_words::id::LeaseId;
 use std::fs;
 use std::process::Command;
 use std::time::Duration;

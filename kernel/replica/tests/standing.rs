@@ -6,12 +6,12 @@
 mod world;
 
 use hop_api::message::{Event, Outcome, ReplicaUp, Request};
-use hop_core::id::{CellId, LeaseId};
-use hop_core::need::Class;
-use hop_core::time::Span;
 use hop_protocol::link::Item;
 use hop_protocol::message::{Note, Over};
 use hop_replica::leases::News;
+use hop_words::id::{CellId, LeaseId};
+use hop_words::need::Class;
+use hop_words::time::Span;
 use serde_json::{Value, json};
 use std::fs;
 use std::path::Path;
@@ -119,7 +119,7 @@ impl Play<'_> {
 
     async fn reports(&mut self) -> ReplicaUp {
         match self.world.asked().await {
-            Request::ReplicaUp(up) => up,
+            Request::ReplicaUp(up) => *up,
             other => panic!("{other:?}"),
         }
     }
@@ -244,7 +244,7 @@ async fn a_block_stands_still_as_well(play: &mut Play<'_>) {
     play.parks(&block, 8).await;
     play.world.news.send(News::Up).unwrap();
     let up = play.reports().await;
-    assert_eq!((up.holds, up.waiting[0].0.clone()), (None, block.clone()));
+    assert_eq!((up.holds, up.waiting[0].cell.clone()), (None, block.clone()));
     play.grants(&block, 9);
     play.hears("the cell goes on").await;
     play.stop();
@@ -349,7 +349,7 @@ async fn whatever_is_lost_meanwhile_its_place_is_not() {
         assert_eq!((&parked.cell, parked.lease, up.holds), (&cell, LeaseId(5), None));
         assert!(parked.ran > Span::from_millis(300) && parked.ran < Span::from_secs(60));
         assert_eq!(
-            (&up.waiting[0].0, up.waiting[0].2, up.parks),
+            (&up.waiting[0].cell, up.waiting[0].class, up.parks),
             (&cell, Class::Interactive, true)
         );
         // And while it comes back: the lease is held, and nothing waits.

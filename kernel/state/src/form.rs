@@ -6,16 +6,16 @@ use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
-/// The newest version of the form that this reads. 1 leaves no group to its cells, 2 holds all of each section of the
-/// process, 3 and 4 have fewer recipes and no order of the variables, 5 has each stream in one piece.
-pub const VERSION: u32 = 6;
-const OLDEST: u32 = 1;
+/// The version of the form. A number is never used twice: a state of another version is refused by its number.
+pub const VERSION: u32 = 7;
 const MAGIC: &[u8; 8] = b"HOPSTATE";
 const START: usize = 16;
+/// Proofs are keyed BLAKE3.
+const KIND: &[u8; 4] = b"b3\0\0";
 const MAC: usize = 32;
 /// Content is cut into chunks of this many bytes (`hop_blobs::CHUNK_BYTES`).
 const CHUNK: u64 = 4 * 1024 * 1024;
@@ -33,7 +33,7 @@ pub enum ReadError {
     Key { path: PathBuf, why: String },
     #[error("{path} belongs to another user")]
     Stranger { path: PathBuf },
-    #[error("the state has version {found} of the form, this is for up to {VERSION}")]
+    #[error("the state has version {found} of the form, this is for version {VERSION}")]
     Version { found: u32 },
     #[error("the state was written without the native library; only a kernel can read it")]
     Kind,
@@ -273,7 +273,7 @@ pub fn prove(head: &[u8], mut log: Vec<u8>, key: &[u8; 32]) -> Result<Saved, Rea
 }
 
 /// Length of each of the two places in `head`, which are written in turns: a torn write leaves the other.
-const SLOT: usize = 512;
+pub(crate) const SLOT: usize = 512;
 
 /// Length of a `head`.
 pub const HEAD: usize = 2 * SLOT;
@@ -299,10 +299,10 @@ fn read_slot(raw: &[u8], key: &[u8; 32]) -> Result<Head, ReadError> {
         return Err(ReadError::Refused);
     };
     let said: Said = serde_json::from_slice(text).map_err(|_| ReadError::Refused)?;
-    if !(OLDEST..=VERSION).contains(&said.version) {
+    if said.version != VERSION {
         return Err(ReadError::Version { found: said.version });
     }
-    if said.kind != hex::encode(b"b3\0\0") {
+    if said.kind != hex::encode(KIND) {
         return Err(ReadError::Kind);
     }
     let proof = blake3::Hash::from_hex(proof).map_err(|_| ReadError::Refused)?;
@@ -400,6 +400,75 @@ fn apply(record: Record, snapshot: &mut Snapshot) {
     snapshot.records += 1;
 }
 
+// Writing.
+
+/// The start of a log.
+pub(crate) fn start() -> [u8; START] {
+    let mut start = [0; START];
+    start[..8].copy_from_slice(MAGIC);
+    start[8..12].copy_from_slice(&VERSION.to_le_bytes());
+    start[12..].copy_from_slice(KIND);
+    start
+}
+
+/// A record as it lies in the log, without its proof. Parts longer than `small` are compressed where that makes them
+/// shorter.
+pub(crate) fn framed(text: &[u8], body: &[u8], small: usize) -> Vec<u8> {
+    let text = deflated(text, small);
+    let mut framed = Vec::with_capacity(16 + text.0.len() + body.len());
+    for (part, compressed) in [(&text.0[..], text.1), (body, false)] {
+        let flag = if compressed { DEFLATED } else { 0 };
+        framed.extend_from_slice(&(part.len() as u64 | flag).to_le_bytes());
+    }
+    framed.extend_from_slice(&text.0);
+    framed.extend_from_slice(body);
+    framed
+}
+
+fn deflated(part: &[u8], small: usize) -> (Cow<'_, [u8]>, bool) {
+    if part.len() <= small {
+        return (Cow::Borrowed(part), false);
+    }
+    let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::fast());
+    let packed = encoder.write_all(part).and_then(|()| encoder.finish());
+    match packed {
+        Ok(packed) if packed.len() < part.len() => (Cow::Owned(packed), true),
+        _ => (Cow::Borrowed(part), false),
+    }
+}
+
+/// One of the two places of a head.
+pub(crate) fn slot(key: &[u8; 32], records: u64, length: u64, mac: &blake3::Hash) -> Vec<u8> {
+    let said = serde_json::json!({
+        "version": VERSION, "kind": hex::encode(KIND), "records": records, "length": length,
+        "mac": mac.to_hex().as_str(),
+    });
+    let text = said.to_string().into_bytes();
+    let proof = blake3::keyed_hash(key, &[b"head", &text[..]].concat()).to_hex();
+    let mut slot = [&text[..], b"\n", proof.as_bytes(), b"\n"].concat();
+    slot.resize(SLOT, b' ');
+    slot
+}
+
+/// The number of records in the first `length` bytes of a log, whose last proof is `mac`. `None` means that no record ends
+/// there, or that it has another proof. The records themselves are not proven.
+pub(crate) fn count_records(log: &fs::File, length: u64, mac: &[u8; MAC]) -> Option<u64> {
+    let (mut at, mut records) = (START as u64, 0);
+    while at < length {
+        let mut sizes = [0; 16];
+        log.read_exact_at(&mut sizes, at).ok()?;
+        let (text, _) = number(&sizes[..8]).ok()?;
+        let (body, _) = number(&sizes[8..]).ok()?;
+        let size = (text as u64).checked_add(body as u64)?;
+        at = at.checked_add(size)?.checked_add(16 + MAC as u64)?;
+        records += 1;
+    }
+    let mut found = [0; MAC];
+    log.read_exact_at(&mut found, length.checked_sub(MAC as u64)?)
+        .ok()?;
+    (at == length && records > 0 && found == *mac).then_some(records)
+}
+
 /// How a group differs between two states.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
@@ -476,8 +545,8 @@ mod tests {
             log.extend(record(&mut mac, unit));
         }
         let head = format!(
-            r#"{{"version":1,"kind":"{}","records":{},"length":{},"mac":"{}"}}"#,
-            hex::encode(b"b3\0\0"),
+            r#"{{"version":7,"kind":"{}","records":{},"length":{},"mac":"{}"}}"#,
+            hex::encode(KIND),
             units.len(),
             log.len(),
             hex::encode(mac)

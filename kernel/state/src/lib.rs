@@ -1,7 +1,8 @@
 //! What is decided about a notebook's state, and how a saved one is read without Python.
 //!
-//! [`plan`] is pure: measured costs in, a decision for each group out. [`form`] reads and proves saved states; it
-//! never looks into a stream. Capturing and rebuilding are the in-kernel agent's (`kernel/python/gresshopper/state`).
+//! [`plan`] is pure: measured costs in, a decision for each group out. [`form`] reads and proves saved states, and
+//! [`writer`] writes them; neither looks into a stream. Capturing and rebuilding are the in-kernel agent's (`kernel/python/gresshopper/state`).
 
 pub mod form;
 pub mod plan;
+pub mod writer;

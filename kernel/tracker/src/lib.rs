@@ -10,6 +10,7 @@ pub mod walk;
 
 use hop_blobs::local::{Local, parallel};
 use hop_blobs::{CHUNK_BYTES, ChunkId};
+use hop_words::memory::MemoryPaths;
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::error::Error;
@@ -20,21 +21,14 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock};
 
 /// Version of this interface; `native.ABI` must be the same.
-pub const ABI: u32 = 2;
+pub const ABI: u32 = 3;
 
 thread_local! {
     static LAST: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
 fn failed(e: &dyn Error) -> i64 {
-    let mut text = e.to_string();
-    let mut source = e.source();
-    while let Some(inner) = source {
-        text.push_str(": ");
-        text.push_str(&inner.to_string());
-        source = inner.source();
-    }
-    LAST.with_borrow_mut(|last| *last = text);
+    LAST.with_borrow_mut(|last| *last = hop_words::error::chain(e));
     -1
 }
 
@@ -107,6 +101,16 @@ pub unsafe extern "C" fn hop_error(out: *mut u8, len: usize) -> i64 {
         }
         out[..n].copy_from_slice(&last.as_bytes()[..n]);
         n as i64
+    })
+}
+
+/// Bytes of memory that this process may still take: what the machine and the tightest memory cgroup leave. Negative where no
+/// limit is known.
+#[unsafe(no_mangle)]
+pub extern "C" fn hop_room() -> i64 {
+    guarded(|| {
+        let left = MemoryPaths::here().left(std::process::id().cast_signed());
+        left.map_or(-1, |left| i64::try_from(left.bytes).unwrap_or(i64::MAX))
     })
 }
 

@@ -7,8 +7,8 @@
 
 use super::{Answer, World, python};
 use hop_api::message::{EndCause, Event, Outcome, Request};
-use hop_core::id::{CellId, LeaseId};
-use hop_core::time::Span;
+use hop_words::id::{CellId, LeaseId};
+use hop_words::time::Span;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

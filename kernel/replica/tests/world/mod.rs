@@ -6,16 +6,16 @@ pub mod gpu;
 
 use bytes::Bytes;
 use hop_api::message::{Device, Event, Grant, Handover, Request};
-use hop_core::id::{CellId, Epoch, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
-use hop_core::need::Need;
-use hop_core::time::{Span, Timestamp};
-use hop_protocol::file::{FrontFile, Launch};
+use hop_protocol::file::{Durable, FrontFile, Launch};
 use hop_protocol::jupyter::{Author, Channel, Envelope};
 use hop_protocol::link::{Frame, Item, Link};
 use hop_protocol::message::{Note, VERSION, Welcome};
 use hop_protocol::tls::KernelKeys;
 use hop_replica::leases::{Leases, News};
 use hop_replica::run::{self, Place, Setup};
+use hop_words::id::{CellId, Epoch, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
+use hop_words::need::Need;
+use hop_words::time::{Span, Timestamp};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::process::Stdio;
@@ -49,9 +49,13 @@ pub struct Answer {
 
 impl World {
     pub async fn send(&mut self, channel: Channel, kind: &str, metadata: Value, content: Value) -> CellId {
-        let message = self
-            .author
-            .write(kind, &Bytes::from_static(b"{}"), &metadata, &content);
+        let message = self.author.write(
+            kind,
+            &Bytes::from_static(b"{}"),
+            &metadata,
+            &content,
+            hop_words::clock::now(),
+        );
         let id = message.header().unwrap().msg_id.as_str().into();
         self.sent += 1;
         let item = Item::Jupyter {
@@ -196,6 +200,7 @@ impl World {
             at: Timestamp(0),
         };
         let grant = Grant {
+            executor: Incarnation(1),
             lease: LeaseId(lease),
             node: "n1".into(),
             handover,
@@ -259,6 +264,7 @@ pub async fn with_replica(python: &str, scenario: impl AsyncFnOnce(&mut World)) 
         version: VERSION,
         kernel: "k".into(),
         incarnation: Incarnation(1),
+        state: None,
         epoch: 1,
         addresses: vec![listener.local_addr().unwrap().to_string()],
         keys: keys.clone(),
@@ -271,6 +277,7 @@ pub async fn with_replica(python: &str, scenario: impl AsyncFnOnce(&mut World)) 
             pool: None,
             name: "nb".into(),
             local: true,
+            durable: Durable::No,
         },
     };
     file.write(tmp.path()).unwrap();
@@ -286,7 +293,7 @@ pub async fn with_replica(python: &str, scenario: impl AsyncFnOnce(&mut World)) 
     let play = async {
         let mut world = World {
             link: welcome(listener, &keys).await,
-            author: Author::new(b"key"),
+            author: Author::new(b"key", "client".into()),
             sent: 0,
             kernel: "k".into(),
             asked,

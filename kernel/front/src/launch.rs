@@ -1,17 +1,20 @@
-//! Where the replica lives: a child of ours (`local`), or a step in a seat of the user's, on the node that `hopd` names.
-//! All of Slurm is asked under the user's own identity.
+//! Starts a kernel's replica: opens its tenure in the user's store, and starts a child of ours (`local`) or a step in a seat
+//! of the user's, on the node that `hopd` names. All of Slurm is asked under the user's own identity.
 
 use anyhow::{Context, Result, bail};
 use hop_api::client;
-use hop_api::config::Config;
+use hop_api::config::{Config, Seat};
 use hop_api::message::{PlaceKernel, Request, Response, Role, SeatPlan};
-use hop_core::id::{Incarnation, JobId, KernelId};
-use hop_protocol::file::Launch;
+use hop_log::{Act, Entry, Index, Sequence, State};
+use hop_protocol::file::{FrontFile, StateFolder};
+use hop_protocol::states::{self, OpenError};
+use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
 /// One call of Slurm's commands; slurmctld may be away for a while.
@@ -23,26 +26,177 @@ const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_s
 /// How long a seat waits for a node that Slurm can't reach, before it goes elsewhere.
 const NODE_AWAY: Duration = Duration::from_secs(10);
 
+/// Fronts that open tenures of one kernel at the same time are rare; two tries are plenty.
+const OPENINGS: usize = 5;
+
 /// All that is needed to start a replica.
 #[derive(Debug, Clone)]
 pub struct Order {
-    pub kernel: KernelId,
-    pub incarnation: Incarnation,
+    /// As `front.json` will say it, but for incarnation and state.
+    pub file: FrontFile,
     pub dir: PathBuf,
-    pub launch: Launch,
+    /// The folders of a kernel that keeps a log.
+    pub states: Option<States>,
     pub mem_mib: Option<u64>,
     pub cpus: Option<u16>,
     /// A seat that the user has already won't do: it may be ending.
     pub fresh_seat: bool,
+    /// The node on which the replica before this one was lost.
+    pub avoid: Option<NodeName>,
+    /// The user restarted the kernel: its namespace is to be empty.
+    pub fresh: bool,
 }
 
-/// Starts the replica: returns the process that lives as long as it does, itself or its srun.
-pub async fn start(order: &Order) -> Result<Child> {
-    if order.launch.local {
-        start_local(order)
+/// The folders of a kernel's states and of their chunks.
+#[derive(Debug, Clone)]
+pub struct States {
+    pub kernel: PathBuf,
+    pub store: PathBuf,
+}
+
+/// A replica that was started.
+#[derive(Debug)]
+pub struct Started {
+    /// Lives as long as the replica does: itself, or its srun.
+    pub process: Child,
+    pub incarnation: Incarnation,
+    /// The state from which the kernel goes on. `None` means that it keeps no log.
+    pub state: Option<State>,
+}
+
+/// A place for a replica: the job of its seat and its node.
+struct Place {
+    incarnation: Incarnation,
+    job: JobId,
+    node: NodeName,
+}
+
+/// Opens the kernel's next tenure and starts its replica.
+///
+/// # Errors
+/// Slurm has no place, the state can't be read or written, or a program is missing.
+pub async fn start(order: &Order) -> Result<Started> {
+    let highest = match &order.states {
+        Some(states) => {
+            let kernel = states.kernel.clone();
+            let state = spawn_blocking(move || states::newest(&kernel)).await??;
+            state.map_or(Incarnation(0), |s| s.highest_incarnation())
+        }
+        None => Incarnation(0),
+    };
+    let first = Incarnation((highest.0 + 1).max(order.file.incarnation.0));
+    let launch = &order.file.launch;
+    let config = if launch.local {
+        None
     } else {
-        start_in_seat(order).await
+        Some(Config::load().context("can't read the configuration")?)
+    };
+    let place = match &config {
+        Some(config) => take_place(order, first, config).await?,
+        None => Place {
+            incarnation: first,
+            job: JobId(0),
+            node: "localhost".into(),
+        },
+    };
+    let (order_, node, job) = (order.clone(), place.node.clone(), place.job);
+    let incarnation = place.incarnation;
+    let state = spawn_blocking(move || open_tenure(&order_, incarnation, job, node)).await??;
+    let process = match &config {
+        Some(config) => start_in_seat(order, &place, config)?,
+        None => start_local(order, incarnation)?,
+    };
+    Ok(Started {
+        process,
+        incarnation,
+        state,
+    })
+}
+
+/// Opens the next tenure in the store, and tells the replica of it in `front.json`.
+fn open_tenure(order: &Order, incarnation: Incarnation, job: JobId, node: NodeName) -> Result<Option<State>> {
+    let mut file = FrontFile {
+        incarnation,
+        state: None,
+        ..order.file.clone()
+    };
+    let state = match &order.states {
+        Some(states) => {
+            let state = next_tenure(&states.kernel, incarnation, job, &node, order.fresh)?;
+            file.state = Some(StateFolder {
+                kernel: states.kernel.clone(),
+                tenure: state.tenure(),
+                store: states.store.clone(),
+                hash_seed: states::hash_seed(&states.kernel).context("can't write in the kernel's folder")?,
+            });
+            Some(state)
+        }
+        None => None,
+    };
+    file.write(&order.dir)?;
+    Ok(state)
+}
+
+/// Several fronts may try: the one whose rename succeeds has the tenure, the others take the next one.
+fn next_tenure(
+    kernel: &Path,
+    incarnation: Incarnation,
+    job: JobId,
+    node: &NodeName,
+    fresh: bool,
+) -> Result<State> {
+    for _ in 0..OPENINGS {
+        let before = states::newest(kernel)?.map_or_else(State::new, |s| s.at_rest());
+        let state = in_office(before, incarnation, job, node.clone(), fresh)?;
+        match states::open(kernel, &state) {
+            Ok(_) => {
+                states::remove_older(kernel, &state);
+                return Ok(state);
+            }
+            Err(OpenError::Taken(_)) => {}
+            Err(error) => return Err(error.into()),
+        }
     }
+    bail!("another front opens this kernel's tenures at the same time")
+}
+
+fn in_office(
+    mut state: State,
+    incarnation: Incarnation,
+    seat: JobId,
+    node: NodeName,
+    fresh: bool,
+) -> Result<State> {
+    let apply = |state: &mut State, entry: &Entry| state.apply(Index(state.applied().0 + 1), entry);
+    apply(
+        &mut state,
+        &Entry::Join {
+            incarnation,
+            seat,
+            node,
+            hot: false,
+        },
+    )?;
+    let tenure = Tenure(state.tenure().0 + 1);
+    apply(
+        &mut state,
+        &Entry::Tenure {
+            tenure,
+            executor: incarnation,
+        },
+    )?;
+    if fresh {
+        let sequence = Sequence(1);
+        apply(
+            &mut state,
+            &Entry::Act {
+                tenure,
+                sequence,
+                act: Act::Fresh,
+            },
+        )?;
+    }
+    Ok(state)
 }
 
 fn replica_program() -> Result<PathBuf> {
@@ -58,22 +212,22 @@ fn replica_program() -> Result<PathBuf> {
     Ok(beside)
 }
 
-fn run_args(order: &Order) -> [String; 5] {
+fn run_args(order: &Order, incarnation: Incarnation) -> [String; 5] {
     let dir = order.dir.display().to_string();
     [
         "run".into(),
         "--dir".into(),
         dir,
         "--incarnation".into(),
-        order.incarnation.to_string(),
+        incarnation.to_string(),
     ]
 }
 
-/// What it prints belongs into the owner's log; standard output is the owner's line to us.
-fn start_local(order: &Order) -> Result<Child> {
+/// Output of the replica belongs into the owner's log; standard output is the owner's line to us.
+fn start_local(order: &Order, incarnation: Incarnation) -> Result<Child> {
     Command::new(replica_program()?)
-        .args(run_args(order))
-        .env("GRESSHOPPER_KERNEL", order.kernel.as_str())
+        .args(run_args(order, incarnation))
+        .env("GRESSHOPPER_KERNEL", order.file.kernel.as_str())
         .stdin(Stdio::null())
         .stdout(std::io::stderr())
         .process_group(0)
@@ -81,32 +235,34 @@ fn start_local(order: &Order) -> Result<Child> {
         .context("can't start hop-replica")
 }
 
-async fn start_in_seat(order: &Order) -> Result<Child> {
-    let config = Config::load().context("can't read the configuration")?;
+/// A seat for the replica, which runs by now.
+async fn take_place(order: &Order, first: Incarnation, config: &Config) -> Result<Place> {
+    let plan = place(order, first, config).await;
     let program = config.prefix.join("bin/hop-replica");
-    let plan = place(order, &config).await;
-    let (job, node) = take_seat(&plan, order.fresh_seat, &program).await?;
+    let (job, node) = take_seat(&plan, &config.seat, order.fresh_seat, &program).await?;
+    Ok(Place {
+        incarnation: plan.incarnation,
+        job,
+        node: node.into(),
+    })
+}
+
+fn start_in_seat(order: &Order, place: &Place, config: &Config) -> Result<Child> {
     let mem = order.mem_mib.unwrap_or(config.seat.mem_mib);
     let cpus = order.cpus.unwrap_or(config.seat.cpus).max(1);
+    let kernel = &order.file.kernel;
     slurm("srun")
-        .args([
-            "-Q",
-            "--overlap",
-            "--gres=none",
-            "--nodes=1",
-            "--ntasks=1",
-            "--cpu-bind=none",
-            "--mpi=none",
-        ])
+        .args(["-Q", "--overlap", "--gres=none", "--nodes=1", "--ntasks=1"])
+        .args(["--cpu-bind=none", "--mpi=none"])
         .args(["--export=ALL", "--input=none", "--kill-on-bad-exit=0"])
-        .arg(format!("--jobid={job}"))
-        .arg(format!("--nodelist={node}"))
+        .arg(format!("--jobid={}", place.job))
+        .arg(format!("--nodelist={}", place.node))
         .arg(format!("--mem={mem}M"))
         .arg(format!("--cpus-per-task={cpus}"))
-        .arg(format!("--job-name=kernel-{}", order.kernel))
-        .arg(program)
-        .args(run_args(order))
-        .env("GRESSHOPPER_KERNEL", order.kernel.as_str())
+        .arg(format!("--job-name=kernel-{kernel}"))
+        .arg(config.prefix.join("bin/hop-replica"))
+        .args(run_args(order, place.incarnation))
+        .env("GRESSHOPPER_KERNEL", kernel.as_str())
         .stdin(Stdio::null())
         .stdout(std::io::stderr())
         .process_group(0)
@@ -114,9 +270,19 @@ async fn start_in_seat(order: &Order) -> Result<Child> {
         .context("can't start srun")
 }
 
+/// Ends a step that may still run, of a replica that nobody listens to any more.
+pub async fn end_step(job: JobId, step: u32) {
+    let mut command = slurm("scancel");
+    command.arg("--signal=KILL").arg(format!("{job}.{step}"));
+    // A step that is over, or a slurmctld that is away: the replica then ends by itself, for no front hears it.
+    if let Err(error) = call(command, "").await {
+        tracing::info!(%error, "the old replica's step was not ended");
+    }
+}
+
 /// A seat that runs, and its node: one that the user has already, unless it ends just now, or a new one, on the node that
 /// `hopd` named unless Slurm can't reach that.
-async fn take_seat(plan: &SeatPlan, fresh: bool, program: &Path) -> Result<(JobId, String)> {
+async fn take_seat(plan: &SeatPlan, seat: &Seat, fresh: bool, program: &Path) -> Result<(JobId, String)> {
     if let Some(job) = plan.existing.filter(|_| !fresh) {
         match wait_for_seat(job, NODE_AWAY).await {
             Ok(node) => return Ok((job, node)),
@@ -131,7 +297,7 @@ async fn take_seat(plan: &SeatPlan, fresh: bool, program: &Path) -> Result<(JobI
     } else {
         NODE_AWAY
     };
-    let job = submit_seat(plan, program).await?;
+    let job = submit_seat(plan, seat, program).await?;
     match wait_for_seat(job, patience).await {
         Ok(node) => Ok((job, node)),
         Err(SeatError::NodeAway { .. }) => {
@@ -144,7 +310,7 @@ async fn take_seat(plan: &SeatPlan, fresh: bool, program: &Path) -> Result<(JobI
                 node: "".into(),
                 ..plan.clone()
             };
-            let job = submit_seat(&anywhere, program).await?;
+            let job = submit_seat(&anywhere, seat, program).await?;
             Ok((job, wait_for_seat(job, Duration::MAX).await?))
         }
         Err(error) => Err(error.into()),
@@ -164,32 +330,34 @@ pub fn detach(srun: u32) {
     for child in children.split_whitespace().filter_map(|c| c.parse::<i32>().ok()) {
         let comm = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
         if let Some(pid) = rustix::process::Pid::from_raw(child).filter(|_| comm.trim() == "srun") {
-            // Gone already is as good.
+            // The process may already have exited.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
     }
 }
 
-/// Where `hopd` wants the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
-async fn place(order: &Order, config: &Config) -> SeatPlan {
+/// The place that `hopd` names for the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
+async fn place(order: &Order, first: Incarnation, config: &Config) -> SeatPlan {
     let anywhere = SeatPlan {
-        incarnation: order.incarnation,
+        incarnation: first,
         node: "".into(),
         existing: None,
-        partition: config.seat.partition.clone(),
+        partition: None,
         mem_mib: order.mem_mib.unwrap_or(config.seat.mem_mib),
         cpus: order.cpus.unwrap_or(config.seat.cpus),
-        time_limit_min: config.seat.time_limit_min,
     };
+    let launch = &order.file.launch;
     let request = Request::PlaceKernel(PlaceKernel {
-        kernel: order.kernel.clone(),
-        account: order.launch.account.clone(),
-        pool: order.launch.pool.clone(),
+        kernel: order.file.kernel.clone(),
+        account: launch.account.clone(),
+        pool: launch.pool.clone(),
         replicas: 1,
-        default_need: order.launch.default_need.clone(),
+        wanted: 0,
+        first: Some(first),
+        default_need: launch.default_need.clone(),
         mem_mib: anywhere.mem_mib,
         cpus: anywhere.cpus,
-        avoid: Vec::new(),
+        avoid: order.avoid.iter().cloned().collect(),
     });
     match ask_hopd(config, request).await {
         Ok(Response::Placement(placement)) => placement.seats.into_iter().next().unwrap_or(anywhere),
@@ -261,7 +429,7 @@ async fn call(mut command: Command, input: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-async fn submit_seat(plan: &SeatPlan, program: &Path) -> Result<JobId> {
+async fn submit_seat(plan: &SeatPlan, seat: &Seat, program: &Path) -> Result<JobId> {
     let mut command = slurm("sbatch");
     command
         .args([
@@ -272,14 +440,17 @@ async fn submit_seat(plan: &SeatPlan, program: &Path) -> Result<JobId> {
             "--no-requeue",
         ])
         .args(["--output=/dev/null", "--error=/dev/null", "--chdir=/"])
-        .arg(format!("--partition={}", plan.partition))
+        .arg(format!(
+            "--partition={}",
+            plan.partition.as_ref().unwrap_or(&seat.partition)
+        ))
         .arg(format!("--mem={}M", plan.mem_mib))
         .arg(format!("--cpus-per-task={}", plan.cpus.max(1)));
     if !plan.node.as_str().is_empty() {
         command.arg(format!("--nodelist={}", plan.node));
     }
-    if plan.time_limit_min > 0 {
-        command.arg(format!("--time={}", plan.time_limit_min));
+    if seat.time_limit_min > 0 {
+        command.arg(format!("--time={}", seat.time_limit_min));
     }
     let kept: Vec<&str> = ["PATH", "HOME", "GRESSHOPPER_CONF", "SLURM_CONF"]
         .into_iter()

@@ -1,57 +1,68 @@
-//! Where what the kernel holds on its GPUs is, and what becomes of it when leases come and go. Pure: whoever calls it
-//! takes it off and brings it back (`run::parking`).
+//! The GPU memory of the kernel: where it is, and what becomes of it when leases come and go.
+//!
+//! [`Park`] decides; the shell carries its acts out by `hop gpu` as a child, so that no device file is ever opened here
+//! (docs/gpu-park.md).
 
-/// Where it is.
+use super::lease::Lease;
+use super::wording;
+use super::{Core, Output};
+use bytes::Bytes;
+use hop_api::message::{Outcome, Request as ToHopd};
+use hop_words::id::{CellId, LeaseId};
+use hop_words::time::Span;
+use std::path::PathBuf;
+
+/// The place of the kernel's GPU memory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Park {
-    /// On its GPUs, or there is nothing.
+pub(super) enum Park {
+    /// On its GPUs, or there is none.
     #[default]
     Home,
-    /// A cell is being stopped in its middle, to be taken off.
+    /// A cell is being stopped in its middle, for its memory to be taken off.
     Stopping(Meanwhile),
-    /// Being taken off. `wanted`: a new lease waits for the end of that.
+    /// Being taken off. `wanted` means that a new lease waits for the end of that.
     Leaving { wanted: bool },
     /// In host memory.
     Away,
     /// Being brought back for a lease.
-    Returning(Lease),
+    Returning(Target),
 }
 
-/// What became meanwhile of the lease that something is brought back for.
+/// The lease for which memory is brought back, as it stands by now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Lease {
+pub(super) enum Target {
     Held,
     Over,
-    /// It is over, and there is another.
+    /// It is over, and there is another lease.
     Another,
 }
 
-/// What became of the cell that is being stopped.
+/// The cell that is being stopped, as it stands by now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Meanwhile {
-    /// It runs, as far as is known.
+pub(super) enum Meanwhile {
+    /// Runs, as far as is known.
     Runs,
-    /// It has ended by itself.
+    /// Has ended by itself.
     Ended,
-    /// And its lease is over.
+    /// Has ended, and its lease is over.
     Over,
-    /// And another lease, or the same for another cell, waits for the end of this.
+    /// Has ended, and another lease, or the same for another cell, waits for the end of this.
     Wanted,
 }
 
-/// How taking it off ended.
+/// How taking the memory off ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Left {
     /// Nothing was held.
     Nothing,
     Parked,
-    /// Some of it is in host memory, the rest still on the GPU. The text says why.
+    /// Some of the memory is in host memory, the rest still on the GPU. The text gives the reason.
     Half(String),
-    /// It is on the GPU. The text says why.
+    /// The memory is on the GPU. The text gives the reason.
     Failed(String),
 }
 
-/// How bringing it back ended. The texts say why.
+/// How bringing the memory back ended. The texts give the reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Returned {
     Back,
@@ -60,7 +71,7 @@ pub enum Returned {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Output {
+pub(super) enum Act {
     Leave,
     Return,
     /// Off by the driver alone, in the middle of a cell.
@@ -71,7 +82,7 @@ pub enum Output {
     RunsOn(String),
     /// The lease that waits can be used.
     Proceed,
-    /// It can't.
+    /// The lease that waits can't be used.
     Refuse(String),
     /// The kernel's user should know that it is still on a GPU whose lease is over.
     Warn(String),
@@ -79,16 +90,16 @@ pub enum Output {
 
 impl Park {
     /// The cell that runs should leave its GPUs in its middle.
-    pub fn asked(&mut self) -> Vec<Output> {
+    pub(super) fn asked(&mut self) -> Vec<Act> {
         match self {
             Self::Home => {
                 *self = Self::Stopping(Meanwhile::Runs);
-                vec![Output::Stop]
+                vec![Act::Stop]
             }
             // The answer is on its way.
             Self::Stopping(_) => Vec::new(),
             Self::Leaving { .. } | Self::Away | Self::Returning(_) => {
-                vec![Output::RunsOn(
+                vec![Act::RunsOn(
                     "its GPU memory is on its way to the GPU or off it just now".into(),
                 )]
             }
@@ -96,13 +107,13 @@ impl Park {
     }
 
     /// The cell that was being stopped has ended.
-    pub fn cell_ended(&mut self) {
+    pub(super) fn cell_ended(&mut self) {
         if let Self::Stopping(meanwhile @ Meanwhile::Runs) = self {
             *meanwhile = Meanwhile::Ended;
         }
     }
 
-    pub fn stopped(&mut self, how: Left) -> Vec<Output> {
+    pub(super) fn stopped(&mut self, how: Left) -> Vec<Act> {
         use Meanwhile::{Ended, Over, Runs, Wanted};
         let Self::Stopping(meanwhile) = *self else {
             return Vec::new();
@@ -116,22 +127,22 @@ impl Park {
             out
         };
         match (how, meanwhile) {
-            // What others of its processes hold is taken from them when the lease is taken back.
-            (Left::Parked | Left::Half(_), Runs) => off(self, vec![Output::Stopped]),
+            // The take-back of the lease ends the other processes that hold the device.
+            (Left::Parked | Left::Half(_), Runs) => off(self, vec![Act::Stopped]),
             (Left::Parked | Left::Half(_), Ended | Over) => off(self, Vec::new()),
             (Left::Parked | Left::Half(_), Wanted) => self.go_back(),
-            (Left::Failed(why), Runs) => on(self, vec![Output::RunsOn(why)]),
-            (Left::Nothing, Runs) => on(self, vec![Output::RunsOn("it holds no GPU".into())]),
+            (Left::Failed(why), Runs) => on(self, vec![Act::RunsOn(why)]),
+            (Left::Nothing, Runs) => on(self, vec![Act::RunsOn("it holds no GPU".into())]),
             (Left::Failed(_) | Left::Nothing, Ended) => on(self, Vec::new()),
             (Left::Failed(_) | Left::Nothing, Over) => self.leave(false),
-            (Left::Failed(_) | Left::Nothing, Wanted) => on(self, vec![Output::Proceed]),
+            (Left::Failed(_) | Left::Nothing, Wanted) => on(self, vec![Act::Proceed]),
         }
     }
 
-    /// A lease of GPUs was granted: nothing else may be granted before [`Output::Proceed`] or [`Output::Refuse`].
-    pub fn granted(&mut self) -> Vec<Output> {
+    /// A lease of GPUs was granted: nothing else may be granted before [`Act::Proceed`] or [`Act::Refuse`].
+    pub(super) fn granted(&mut self) -> Vec<Act> {
         match self {
-            Self::Home => vec![Output::Proceed],
+            Self::Home => vec![Act::Proceed],
             Self::Stopping(meanwhile) => {
                 *meanwhile = Meanwhile::Wanted;
                 Vec::new()
@@ -142,14 +153,14 @@ impl Park {
             }
             Self::Away => self.go_back(),
             Self::Returning(lease) => {
-                *lease = Lease::Another;
+                *lease = Target::Another;
                 Vec::new()
             }
         }
     }
 
     /// The lease is over, and no cell runs on it.
-    pub fn lease_over(&mut self) -> Vec<Output> {
+    pub(super) fn lease_over(&mut self) -> Vec<Act> {
         match self {
             Self::Home => self.leave(false),
             Self::Stopping(meanwhile) => {
@@ -162,13 +173,13 @@ impl Park {
             }
             Self::Away => Vec::new(),
             Self::Returning(lease) => {
-                *lease = Lease::Over;
+                *lease = Target::Over;
                 Vec::new()
             }
         }
     }
 
-    pub fn left(&mut self, how: Left) -> Vec<Output> {
+    pub(super) fn left(&mut self, how: Left) -> Vec<Act> {
         let Self::Leaving { wanted } = *self else {
             return Vec::new();
         };
@@ -183,7 +194,7 @@ impl Park {
                 Vec::new()
             }
             Left::Half(why) => {
-                let mut out = vec![Output::Warn(why)];
+                let mut out = vec![Act::Warn(why)];
                 *self = Self::Away;
                 if wanted {
                     out.extend(self.go_back());
@@ -192,68 +203,249 @@ impl Park {
             }
             Left::Failed(why) => {
                 *self = Self::Home;
-                std::iter::once(Output::Warn(why))
-                    .chain(proceed(wanted))
-                    .collect()
+                std::iter::once(Act::Warn(why)).chain(proceed(wanted)).collect()
             }
         }
     }
 
-    pub fn returned(&mut self, how: Returned) -> Vec<Output> {
+    pub(super) fn returned(&mut self, how: Returned) -> Vec<Act> {
         let Self::Returning(lease) = *self else {
             return Vec::new();
         };
         match (how, lease) {
-            (Returned::Back, Lease::Held) => {
+            (Returned::Back, Target::Held) => {
                 *self = Self::Home;
-                vec![Output::Proceed]
+                vec![Act::Proceed]
             }
-            (Returned::Back | Returned::Half(_), Lease::Over) => self.leave(false),
+            (Returned::Back | Returned::Half(_), Target::Over) => self.leave(false),
             // On the GPU of a lease that is over: off it, and onto the other's.
-            (Returned::Back | Returned::Half(_), Lease::Another) => self.leave(true),
-            (Returned::StillAway(_), Lease::Another) => self.go_back(),
-            (Returned::StillAway(_), Lease::Over) => {
+            (Returned::Back | Returned::Half(_), Target::Another) => self.leave(true),
+            (Returned::StillAway(_), Target::Another) => self.go_back(),
+            (Returned::StillAway(_), Target::Over) => {
                 *self = Self::Away;
                 Vec::new()
             }
-            (Returned::StillAway(why), Lease::Held) => {
+            (Returned::StillAway(why), Target::Held) => {
                 *self = Self::Away;
-                vec![Output::Refuse(why)]
+                vec![Act::Refuse(why)]
             }
-            (Returned::Half(why), Lease::Held) => {
-                let mut out = vec![Output::Refuse(why)];
+            (Returned::Half(why), Target::Held) => {
+                let mut out = vec![Act::Refuse(why)];
                 out.extend(self.leave(false));
                 out
             }
         }
     }
 
-    /// Whether it is on its way off a GPU whose lease is over, or will be once it is back.
-    pub fn is_leaving(&self) -> bool {
+    /// Whether the memory is on its way off a GPU whose lease is over, or will be once it is back.
+    pub(super) fn is_leaving(&self) -> bool {
         matches!(
             self,
-            Self::Leaving { .. } | Self::Returning(Lease::Over | Lease::Another) | Self::Stopping(_)
+            Self::Leaving { .. } | Self::Returning(Target::Over | Target::Another) | Self::Stopping(_)
         )
     }
 
-    fn leave(&mut self, wanted: bool) -> Vec<Output> {
+    fn leave(&mut self, wanted: bool) -> Vec<Act> {
         *self = Self::Leaving { wanted };
-        vec![Output::Leave]
+        vec![Act::Leave]
     }
 
-    fn go_back(&mut self) -> Vec<Output> {
-        *self = Self::Returning(Lease::Held);
-        vec![Output::Return]
+    fn go_back(&mut self) -> Vec<Act> {
+        *self = Self::Returning(Target::Held);
+        vec![Act::Return]
     }
 }
 
-fn proceed(wanted: bool) -> impl Iterator<Item = Output> {
-    wanted.then_some(Output::Proceed).into_iter()
+fn proceed(wanted: bool) -> impl Iterator<Item = Act> {
+    wanted.then_some(Act::Proceed).into_iter()
+}
+
+/// The last lease of GPUs: the kernel may hold memory there after its cell has ended.
+#[derive(Debug)]
+pub(super) struct Last {
+    pub(super) id: LeaseId,
+    pub(super) devices: Vec<PathBuf>,
+    /// The header of the cell that it was granted for, whose user is told what becomes of the memory.
+    pub(super) header: Bytes,
+    pub(super) grace: Span,
+}
+
+/// The kernel's GPU memory and the leases that wait for its leaving.
+#[derive(Debug, Default)]
+pub(super) struct Gpu {
+    pub(super) park: Park,
+    pub(super) last: Option<Last>,
+    /// This lease is left as soon as that cell has ended.
+    pub(super) after: Option<(CellId, LeaseId)>,
+    /// Leases that are over, and are given back once nothing leaves their GPUs any more.
+    leaving: Vec<LeaseId>,
+    /// The sentence to tell if the kernel is killed now.
+    pub(super) doomed: Option<String>,
+}
+
+impl Gpu {
+    /// Whether the lease is over, and its cell should end.
+    pub(super) fn is_revoked(&self, lease: LeaseId) -> bool {
+        self.after.as_ref().is_some_and(|(_, after)| *after == lease)
+    }
+
+    /// The cell that should have ended stands still now, off the lease's GPUs: its end isn't waited for any more. Returns
+    /// whether that is so.
+    pub(super) fn revoked_meanwhile(&mut self, lease: LeaseId) -> bool {
+        let revoked = self.after.take_if(|(_, after)| *after == lease).is_some();
+        if revoked {
+            self.doomed = None;
+            self.last = None;
+        }
+        revoked
+    }
+
+    fn grace(&self) -> Span {
+        self.last.as_ref().map_or(Span::ZERO, |last| last.grace)
+    }
+}
+
+/// An errand of `hop gpu`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Errand {
+    /// Take the memory off, by whatever rung does.
+    Leave,
+    /// Take the memory off in the middle of a cell, by the driver alone. Memory that doesn't come off is put back.
+    Stop,
+    /// The same at the end of a lease, for a cell that stood still and was on its way back.
+    StopAgain,
+    /// Bring the memory back.
+    Return,
+}
+
+/// How an errand ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ErrandEnd {
+    Left(Left),
+    Stopped(Left),
+    Returned(Returned),
+    /// The driver can do nothing with the process any more, for this reason.
+    Broken(String),
+}
+
+impl Core {
+    /// Nothing runs on the lease any more: its GPUs are left.
+    pub(super) fn leave(&mut self, lease: LeaseId) {
+        self.gpu.leaving.push(lease);
+        let acts = self.gpu.park.lease_over();
+        self.carry_out(acts);
+    }
+
+    /// Tells `hopd` that nothing of the kernel leaves the lease's devices any more.
+    pub(super) fn release_lease(&mut self, lease: LeaseId) {
+        let (kernel, tenure) = self.office();
+        self.tell_hopd(ToHopd::ReleaseLease {
+            kernel,
+            tenure,
+            lease,
+        });
+    }
+
+    /// A cell has ended: perhaps one whose lease was over before.
+    pub(super) fn leave_after(&mut self, cell: &CellId) {
+        if let Some((_, lease)) = self.gpu.after.take_if(|(after, _)| after == cell) {
+            match &self.gpu.last {
+                // A block of the cell has a newer lease: what happens on that one goes on.
+                Some(last) if last.id != lease => self.release_lease(lease),
+                _ => self.leave(lease),
+            }
+        }
+    }
+
+    /// An errand has ended.
+    pub(super) fn errand_ended(&mut self, end: ErrandEnd) {
+        let park = &mut self.gpu.park;
+        let in_a_cell = matches!(self.lease, Lease::Stopping(..) | Lease::Standing(_));
+        let acts = match end {
+            ErrandEnd::Stopped(how) => park.stopped(how),
+            ErrandEnd::Broken(why) if in_a_cell => return self.end_kernel(wording::lost_by_driver(&why)),
+            ErrandEnd::Broken(why) => match park {
+                Park::Stopping(_) => park.stopped(Left::Failed(why)),
+                Park::Leaving { .. } => park.left(Left::Failed(why)),
+                _ => park.returned(Returned::StillAway(why)),
+            },
+            ErrandEnd::Left(how) => {
+                if !matches!(how, Left::Failed(_) | Left::Half(_)) {
+                    self.gpu.doomed = None;
+                }
+                park.left(how)
+            }
+            ErrandEnd::Returned(how) => park.returned(how),
+        };
+        self.carry_out(acts);
+    }
+
+    /// Carries out the decisions of [`Park`].
+    pub(super) fn carry_out(&mut self, acts: Vec<Act>) {
+        for act in acts {
+            match act {
+                Act::Leave => {
+                    self.gpu.doomed = self
+                        .gpu
+                        .last
+                        .as_ref()
+                        .map(|last| wording::parked_too_slowly(last.grace));
+                    match self.lease {
+                        // Its lease ended while it came back, in its middle still.
+                        Lease::Standing(_) => self.send_errand(Errand::StopAgain),
+                        _ => self.send_errand(Errand::Leave),
+                    }
+                }
+                Act::Stop => self.send_errand(Errand::Stop),
+                Act::Stopped => self.stopped(),
+                Act::RunsOn(why) => self.runs_on(why),
+                Act::Return => self.send_errand(Errand::Return),
+                Act::Proceed => self.proceed(),
+                Act::Refuse(why) => self.give_up(&why),
+                Act::Warn(why) => self.warn(&why),
+            }
+        }
+        if !self.gpu.park.is_leaving() {
+            self.release_left();
+        }
+    }
+
+    /// Gives back the leases whose GPUs nothing of the kernel is on any more.
+    pub(super) fn release_left(&mut self) {
+        for lease in std::mem::take(&mut self.gpu.leaving) {
+            self.release_lease(lease);
+        }
+    }
+
+    fn send_errand(&mut self, errand: Errand) {
+        let devices = self.gpu.last.as_ref().map(|last| last.devices.clone());
+        self.out.push(Output::Gpu(errand, devices.unwrap_or_default()));
+    }
+
+    /// The lease is there and can't be used: it goes back, and the cell's user reads why.
+    fn give_up(&mut self, why: &str) {
+        let (cell, lease) = match &self.lease {
+            Lease::Standing(_) => return self.can_not_return(why),
+            Lease::Returning(seeker, _, grant) => (seeker.id.clone(), grant.lease),
+            _ => return,
+        };
+        self.cell_ended(&cell, lease, self.now, Outcome::Aborted);
+        self.release_lease(lease);
+        self.refused(&cell, wording::can_not_go_back(why));
+    }
+
+    fn warn(&mut self, why: &str) {
+        let grace = self.gpu.grace();
+        if let Some(header) = self.gpu.last.as_ref().map(|last| last.header.clone()) {
+            self.stderr(&header, &wording::still_holds(why, grace));
+            self.gpu.doomed = Some(wording::held_too_long(why, grace));
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::Output::*;
+    use super::Act::*;
     use super::*;
 
     fn why() -> String {
@@ -359,7 +551,7 @@ mod tests {
         for mut busy in [
             Park::Away,
             Park::Leaving { wanted: false },
-            Park::Returning(Lease::Held),
+            Park::Returning(Target::Held),
         ] {
             assert!(matches!(&busy.asked()[..], [RunsOn(_)]));
         }
@@ -409,7 +601,7 @@ mod tests {
     }
 
     impl Seen {
-        fn see(&mut self, out: Vec<Output>) {
+        fn see(&mut self, out: Vec<Act>) {
             for output in out {
                 match output {
                     Leave | Return | Stop => {
@@ -432,7 +624,7 @@ mod tests {
         }
 
         /// What is under way comes to its end.
-        fn end(&mut self, park: &mut Park, well: bool) -> Vec<Output> {
+        fn end(&mut self, park: &mut Park, well: bool) -> Vec<Act> {
             let (left, returned) = match well {
                 true => (Left::Parked, Returned::Back),
                 false => (Left::Failed(why()), Returned::StillAway(why())),

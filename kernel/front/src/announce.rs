@@ -1,0 +1,75 @@
+//! The front's address for its replicas, and the keys by which they know each other: all of `front.json` but the replica
+//! itself, which [`crate::launch`] adds.
+
+use crate::owner::Start;
+use anyhow::{Context, Result};
+use hop_protocol::file::FrontFile;
+use hop_protocol::message::VERSION;
+use hop_protocol::tls::KernelKeys;
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use tokio::net::TcpListener;
+
+/// Listens for replicas. A front that takes over keeps the kernel's keys, its incarnation and its state.
+pub(crate) async fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, TcpListener)> {
+    let ip = if start.launch.local {
+        Ipv4Addr::LOCALHOST
+    } else {
+        Ipv4Addr::UNSPECIFIED
+    };
+    let listener = TcpListener::bind((ip, 0))
+        .await
+        .context("can't listen for the replica")?;
+    let port = listener.local_addr()?.port();
+    let before = match start.resume {
+        true => Some(FrontFile::read(dir).context("can't take over: the front before left no keys")?),
+        false => None,
+    };
+    let file = FrontFile {
+        version: VERSION,
+        kernel: start.kernel.clone(),
+        incarnation: before.as_ref().map_or(start.incarnation, |f| f.incarnation),
+        epoch: start.epoch,
+        state: before.as_ref().and_then(|f| f.state.clone()),
+        addresses: addresses(start.launch.local)
+            .into_iter()
+            .map(|host| format!("{host}:{port}"))
+            .collect(),
+        keys: match before {
+            Some(file) => file.keys,
+            None => KernelKeys::generate()?,
+        },
+        signing_key: start.key.clone(),
+        launch: start.launch.clone(),
+    };
+    if start.resume {
+        file.write(dir)?;
+    }
+    Ok((file, listener))
+}
+
+/// Names by which compute nodes may reach this host, the likeliest first. A wrong one costs a replica one try: whoever
+/// listens there doesn't have the kernel's key.
+fn addresses(local: bool) -> Vec<String> {
+    let mut hosts = Vec::new();
+    if let Ok(host) = std::env::var("GRESSHOPPER_FRONT_HOST") {
+        hosts.push(host);
+    }
+    if !local {
+        let hopd = hop_api::config::Config::load()
+            .ok()
+            .and_then(|c| c.hopd.connect.first().cloned());
+        hosts.extend(hopd.and_then(|hopd| route_to(&hopd)).map(|ip| ip.to_string()));
+        let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
+        hosts.push(name);
+    }
+    hosts.push(Ipv4Addr::LOCALHOST.to_string());
+    hosts
+}
+
+/// Our address as seen from there. Nothing is sent.
+fn route_to(address: &str) -> Option<IpAddr> {
+    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
+    socket.connect(address).ok()?;
+    Some(socket.local_addr().ok()?.ip())
+}

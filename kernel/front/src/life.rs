@@ -1,0 +1,546 @@
+//! The life of a kernel as its front sees it: a replica is started, connects, is lost, is followed by another one. Pure: no
+//! process, no clock; [`crate::launch`] starts replicas, [`crate::run`] keeps the connection.
+//!
+//! A kernel that keeps a log ([`Life::new`] with `durable`) outlives its replica: the next one goes on in the next tenure. A
+//! kernel without a log dies with its replica.
+
+use hop_words::id::{NodeName, Tenure};
+use hop_words::time::{Span, Timestamp};
+
+/// A broken connection is given so long before the replica counts as lost, by what is known of it.
+#[derive(Debug, Clone, Copy)]
+struct Patience {
+    /// The connection was closed, and the process that stands for the replica is gone.
+    gone: Span,
+    /// The connection was closed. A living replica dials again within 0.3 s.
+    closed: Span,
+    /// Nothing was heard, so the network or the node may be away.
+    silent: Span,
+}
+
+/// A kernel without a log: its variables are at stake, and nothing is gained by haste.
+const WITHOUT_LOG: Patience = Patience {
+    gone: Span::from_secs(3),
+    closed: Span::from_secs(65),
+    silent: Span::from_secs(65),
+};
+
+/// A kernel with a log loses the running cell alone.
+const WITH_LOG: Patience = Patience {
+    gone: Span::from_millis(500),
+    closed: Span::from_secs(2),
+    silent: Span::from_secs(4),
+};
+
+/// Pauses between two tries to start a replica: each is twice the last.
+const FIRST_PAUSE: Span = Span::from_secs(1);
+const LONGEST_PAUSE: Span = Span::from_secs(30);
+
+/// A replica that was started connects within this time, or is started anew.
+const CONNECTS: Span = Span::from_secs(90);
+
+/// So many replicas in a row that end before they connect are no accident.
+const STILLBORN: u32 = 5;
+
+/// Something that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Input {
+    /// The process that stands for the replica was started, in this tenure.
+    Started {
+        tenure: Tenure,
+    },
+    /// No replica could be started, for this reason.
+    NotStarted {
+        reason: String,
+    },
+    /// The process that stood for the replica has ended.
+    ProcessGone,
+    /// A replica of the newest tenure has a connection.
+    Connected {
+        node: NodeName,
+    },
+    /// The connection ended. `silent` means that nothing was heard for long before.
+    Disconnected {
+        silent: bool,
+    },
+    /// The replica's seat ends, and the replica is about to.
+    Leaving {
+        reason: String,
+    },
+    /// The kernel hibernates.
+    Asleep,
+    /// The kernel ended, and doesn't come back.
+    Over,
+    /// A client needs the kernel.
+    Wanted,
+    Tick,
+}
+
+/// Something to do.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Act {
+    /// Start a replica. `fresh_seat` forbids a seat that the user has already; `avoid` names the node that was lost, `old`
+    /// the tenure whose replica is to be ended first if it lives.
+    Start {
+        fresh_seat: bool,
+        avoid: Option<NodeName>,
+        old: Option<Tenure>,
+    },
+    /// The kernel is dead, for this reason.
+    Die { reason: String },
+    /// Users should know why the kernel isn't there.
+    Tell { reason: String },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Stage {
+    /// A replica is being started.
+    Starting,
+    /// Its process is there, and it has no connection yet.
+    Awaited {
+        since: Timestamp,
+        process: bool,
+    },
+    Up {
+        process: bool,
+    },
+    /// The connection broke. `gone` is the time of the process's end.
+    Down {
+        since: Timestamp,
+        silent: bool,
+        gone: Option<Timestamp>,
+    },
+    /// No replica could be started: tried again then.
+    Paused {
+        until: Timestamp,
+    },
+    Asleep,
+    Over,
+}
+
+/// The life of one kernel.
+#[derive(Debug)]
+pub struct Life {
+    durable: bool,
+    /// The process that stands for the replica is the replica itself, and not an srun that may have been killed alone.
+    local: bool,
+    stage: Stage,
+    tenure: Tenure,
+    node: Option<NodeName>,
+    /// A replica has been connected since the kernel's first start.
+    lived: bool,
+    /// Starts that came to nothing since the last connection.
+    failed: u32,
+    pause: Span,
+    /// The first start is under way in a seat that may be ending.
+    may_retry: bool,
+}
+
+impl Life {
+    /// A kernel whose first replica is to be started.
+    pub fn new(durable: bool, local: bool) -> Self {
+        Self {
+            durable,
+            local,
+            stage: Stage::Starting,
+            tenure: Tenure(0),
+            node: None,
+            lived: false,
+            failed: 0,
+            pause: FIRST_PAUSE,
+            may_retry: !local,
+        }
+    }
+
+    /// A kernel that an earlier front has started: its replica will connect.
+    pub fn resumed(durable: bool, local: bool, tenure: Tenure, now: Timestamp) -> Self {
+        Self {
+            stage: Stage::Down {
+                since: now,
+                silent: true,
+                gone: None,
+            },
+            tenure,
+            lived: true,
+            may_retry: false,
+            ..Self::new(durable, local)
+        }
+    }
+
+    /// Whether a replica is being started now.
+    pub fn is_starting(&self) -> bool {
+        self.stage == Stage::Starting
+    }
+
+    /// Whether the kernel hibernates.
+    pub fn is_asleep(&self) -> bool {
+        self.stage == Stage::Asleep
+    }
+
+    /// The tenure of the newest replica.
+    pub fn tenure(&self) -> Tenure {
+        self.tenure
+    }
+
+    /// Takes in what happened; returns what is to be done.
+    pub fn handle(&mut self, input: Input, now: Timestamp) -> Vec<Act> {
+        if self.stage == Stage::Over {
+            return Vec::new();
+        }
+        match input {
+            Input::Started { tenure } => self.started(tenure, now),
+            Input::NotStarted { reason } => self.not_started(reason, now),
+            Input::ProcessGone => self.process_gone(now),
+            Input::Connected { node } => self.connected(node),
+            Input::Disconnected { silent } => self.disconnected(silent, now),
+            Input::Leaving { reason } => self.leaving(&reason),
+            Input::Asleep => {
+                self.stage = Stage::Asleep;
+                Vec::new()
+            }
+            Input::Over => {
+                self.stage = Stage::Over;
+                Vec::new()
+            }
+            Input::Wanted => self.wanted(),
+            Input::Tick => self.tick(now),
+        }
+    }
+
+    fn started(&mut self, tenure: Tenure, now: Timestamp) -> Vec<Act> {
+        self.tenure = tenure;
+        if self.stage == Stage::Starting {
+            self.stage = Stage::Awaited {
+                since: now,
+                process: true,
+            };
+        }
+        Vec::new()
+    }
+
+    fn not_started(&mut self, reason: String, now: Timestamp) -> Vec<Act> {
+        if self.stage != Stage::Starting {
+            return Vec::new();
+        }
+        if !(self.durable && self.lived) {
+            return self.die(format!("the kernel could not be started: {reason}"));
+        }
+        self.stage = Stage::Paused {
+            until: now + self.pause,
+        };
+        self.pause = Span((self.pause.0 * 2).min(LONGEST_PAUSE.0));
+        vec![Act::Tell {
+            reason: format!("the kernel can't be started again yet: {reason}"),
+        }]
+    }
+
+    fn process_gone(&mut self, now: Timestamp) -> Vec<Act> {
+        match &mut self.stage {
+            Stage::Awaited { .. } => self.stillborn(),
+            Stage::Up { process } => {
+                *process = false;
+                Vec::new()
+            }
+            Stage::Down { gone, .. } => {
+                gone.get_or_insert(now);
+                Vec::new()
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    /// The replica ended before it connected: the seat may have ended under it.
+    fn stillborn(&mut self) -> Vec<Act> {
+        self.failed += 1;
+        let retry = std::mem::take(&mut self.may_retry);
+        if retry || (self.durable && self.lived && self.failed < STILLBORN) {
+            return self.start(true, None);
+        }
+        self.die("the kernel's supervisor never came up".into())
+    }
+
+    fn start(&mut self, fresh_seat: bool, avoid: Option<NodeName>) -> Vec<Act> {
+        self.stage = Stage::Starting;
+        let old = self.lived.then_some(self.tenure);
+        vec![Act::Start {
+            fresh_seat,
+            avoid,
+            old,
+        }]
+    }
+
+    fn connected(&mut self, node: NodeName) -> Vec<Act> {
+        let process = !matches!(self.stage, Stage::Down { gone: Some(_), .. });
+        self.stage = Stage::Up { process };
+        self.node = Some(node);
+        (self.lived, self.failed, self.pause, self.may_retry) = (true, 0, FIRST_PAUSE, false);
+        Vec::new()
+    }
+
+    fn disconnected(&mut self, silent: bool, now: Timestamp) -> Vec<Act> {
+        if let Stage::Up { process } = self.stage {
+            let gone = (!process).then_some(now);
+            self.stage = Stage::Down {
+                since: now,
+                silent,
+                gone,
+            };
+        }
+        Vec::new()
+    }
+
+    fn leaving(&mut self, reason: &str) -> Vec<Act> {
+        if !self.durable {
+            return Vec::new();
+        }
+        let mut acts = vec![Act::Tell {
+            reason: format!("the kernel goes on elsewhere: {reason}"),
+        }];
+        acts.extend(self.start(true, None));
+        acts
+    }
+
+    fn wanted(&mut self) -> Vec<Act> {
+        match self.stage {
+            Stage::Asleep | Stage::Paused { .. } => self.start(false, None),
+            _ => Vec::new(),
+        }
+    }
+
+    fn tick(&mut self, now: Timestamp) -> Vec<Act> {
+        match &self.stage {
+            Stage::Paused { until } if *until <= now => self.start(false, None),
+            Stage::Awaited { since, .. } if now.since(*since) > CONNECTS => self.stillborn(),
+            Stage::Down { since, silent, gone } if self.is_lost(*since, *silent, *gone, now) => {
+                let gone = gone.is_some();
+                self.lost(gone)
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn is_lost(&self, since: Timestamp, silent: bool, gone: Option<Timestamp>, now: Timestamp) -> bool {
+        let patience = if self.durable { WITH_LOG } else { WITHOUT_LOG };
+        let down = now.since(since);
+        match gone {
+            Some(_) if self.local => true,
+            Some(at) => down.min(now.since(at)) > patience.gone,
+            None if silent => down > patience.silent,
+            None => down > patience.closed,
+        }
+    }
+
+    fn lost(&mut self, gone: bool) -> Vec<Act> {
+        let reason = match &self.node {
+            Some(node) => format!("the kernel's supervisor on node {node} was lost"),
+            None => "the kernel's supervisor was lost".into(),
+        };
+        if !self.durable {
+            return self.die(format!("{reason}, and the kernel with it"));
+        }
+        let mut acts = vec![Act::Tell { reason }];
+        // A replica whose process has ended leaves a seat that can be used again; a node that is out of reach doesn't.
+        let avoid = self.node.clone().filter(|_| !gone);
+        acts.extend(self.start(!gone, avoid));
+        acts
+    }
+
+    fn die(&mut self, reason: String) -> Vec<Act> {
+        self.stage = Stage::Over;
+        vec![Act::Die { reason }]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: u64 = 1_000_000;
+
+    fn at(seconds: u64) -> Timestamp {
+        Timestamp(seconds * SECOND)
+    }
+
+    fn up(durable: bool) -> Life {
+        let mut life = Life::new(durable, false);
+        assert_eq!(life.handle(Input::Started { tenure: Tenure(1) }, at(0)), []);
+        assert_eq!(life.handle(Input::Connected { node: "n1".into() }, at(1)), []);
+        life
+    }
+
+    fn start_elsewhere() -> Act {
+        Act::Start {
+            fresh_seat: true,
+            avoid: Some("n1".into()),
+            old: Some(Tenure(1)),
+        }
+    }
+
+    #[test]
+    fn a_lost_kernel_with_a_log_goes_on() {
+        let mut life = up(true);
+        life.handle(Input::Disconnected { silent: false }, at(10));
+        life.handle(Input::ProcessGone, at(10));
+        assert_eq!(life.handle(Input::Tick, at(10)), []);
+        let acts = life.handle(Input::Tick, at(11));
+        let again = Act::Start {
+            fresh_seat: false,
+            avoid: None,
+            old: Some(Tenure(1)),
+        };
+        assert!(
+            matches!(&acts[..], [Act::Tell { .. }, start] if *start == again),
+            "{acts:?}"
+        );
+        assert!(life.is_starting());
+        life.handle(Input::Started { tenure: Tenure(2) }, at(12));
+        life.handle(Input::Connected { node: "n2".into() }, at(13));
+        assert_eq!(life.tenure(), Tenure(2));
+    }
+
+    #[test]
+    fn a_lost_kernel_without_a_log_dies() {
+        let mut life = up(false);
+        life.handle(Input::Disconnected { silent: false }, at(10));
+        assert_eq!(life.handle(Input::Tick, at(74)), []);
+        let acts = life.handle(Input::Tick, at(76));
+        assert!(
+            matches!(&acts[..], [Act::Die { reason }] if reason.contains("node n1 was lost")),
+            "{acts:?}"
+        );
+        assert_eq!(life.handle(Input::Tick, at(99)), []);
+    }
+
+    #[test]
+    fn a_replica_that_dials_again_is_not_lost() {
+        let mut life = up(true);
+        life.handle(Input::Disconnected { silent: false }, at(10));
+        life.handle(Input::Connected { node: "n1".into() }, at(11));
+        assert_eq!(life.handle(Input::Tick, at(60)), []);
+    }
+
+    #[test]
+    fn an_srun_that_is_killed_alone_ends_nothing() {
+        let mut life = up(true);
+        life.handle(Input::ProcessGone, at(10));
+        assert_eq!(life.handle(Input::Tick, at(60)), []);
+        life.handle(Input::Disconnected { silent: false }, at(70));
+        assert_eq!(
+            life.handle(Input::Tick, at(71)).len(),
+            2,
+            "nothing stands for it any more"
+        );
+    }
+
+    #[test]
+    fn silence_is_given_longer_than_an_end() {
+        let mut life = up(true);
+        life.handle(Input::Disconnected { silent: true }, at(10));
+        assert_eq!(life.handle(Input::Tick, at(13)), []);
+        let acts = life.handle(Input::Tick, at(15));
+        assert!(
+            matches!(&acts[..], [Act::Tell { .. }, start] if *start == start_elsewhere()),
+            "{acts:?}"
+        );
+    }
+
+    #[test]
+    fn the_first_seat_may_end_under_the_kernel_once() {
+        let mut life = Life::new(true, false);
+        life.handle(Input::Started { tenure: Tenure(1) }, at(0));
+        let fresh = Act::Start {
+            fresh_seat: true,
+            avoid: None,
+            old: None,
+        };
+        assert_eq!(life.handle(Input::ProcessGone, at(1)), [fresh]);
+        life.handle(Input::Started { tenure: Tenure(2) }, at(2));
+        assert!(matches!(
+            &life.handle(Input::ProcessGone, at(3))[..],
+            [Act::Die { .. }]
+        ));
+    }
+
+    #[test]
+    fn a_start_that_fails_is_tried_again_with_pauses() {
+        let mut life = up(true);
+        life.handle(
+            Input::Leaving {
+                reason: "its seat ends".into(),
+            },
+            at(10),
+        );
+        for (now, pause) in [(10, 1), (11, 2), (13, 4), (17, 8), (25, 16), (41, 30), (71, 30)] {
+            let acts = life.handle(Input::NotStarted { reason: "no".into() }, at(now));
+            assert!(matches!(&acts[..], [Act::Tell { .. }]), "{acts:?}");
+            assert_eq!(
+                life.handle(Input::Tick, Timestamp((now + pause) * SECOND - 1)),
+                []
+            );
+            assert!(matches!(
+                &life.handle(Input::Tick, at(now + pause))[..],
+                [Act::Start { .. }]
+            ));
+        }
+        let mut first = Life::new(true, false);
+        let acts = first.handle(Input::NotStarted { reason: "no".into() }, at(0));
+        assert!(
+            matches!(&acts[..], [Act::Die { .. }]),
+            "a first start tells its error at once"
+        );
+    }
+
+    #[test]
+    fn replicas_that_never_connect_end_the_kernel() {
+        let mut life = up(true);
+        life.handle(
+            Input::Leaving {
+                reason: "its seat ends".into(),
+            },
+            at(1),
+        );
+        for n in 1..STILLBORN {
+            life.handle(
+                Input::Started {
+                    tenure: Tenure(u64::from(n) + 1),
+                },
+                at(2),
+            );
+            assert!(matches!(
+                &life.handle(Input::ProcessGone, at(3))[..],
+                [Act::Start { .. }]
+            ));
+        }
+        life.handle(Input::Started { tenure: Tenure(9) }, at(4));
+        assert!(matches!(
+            &life.handle(Input::Tick, at(200))[..],
+            [Act::Die { .. }]
+        ));
+    }
+
+    #[test]
+    fn a_sleeping_kernel_wakes_when_it_is_wanted() {
+        let mut life = up(true);
+        life.handle(Input::Asleep, at(5));
+        assert_eq!(life.handle(Input::Disconnected { silent: false }, at(6)), []);
+        assert_eq!(life.handle(Input::Tick, at(9999)), []);
+        let wake = Act::Start {
+            fresh_seat: false,
+            avoid: None,
+            old: Some(Tenure(1)),
+        };
+        assert_eq!(life.handle(Input::Wanted, at(9999)), [wake]);
+        assert_eq!(life.handle(Input::Wanted, at(9999)), [], "once");
+    }
+
+    #[test]
+    fn a_resumed_kernel_is_waited_for() {
+        let mut life = Life::resumed(true, false, Tenure(3), at(10));
+        assert_eq!(life.handle(Input::Tick, at(13)), []);
+        life.handle(Input::Connected { node: "n1".into() }, at(13));
+        assert_eq!(
+            (life.handle(Input::Tick, at(99)), life.tenure()),
+            (vec![], Tenure(3))
+        );
+    }
+}

@@ -1,0 +1,151 @@
+//! The five sockets on which clients reach a kernel, and the numbered stream of items to its replica.
+
+use crate::core::Wire;
+use crate::owner::{Ports, Start};
+use anyhow::Result;
+use hop_protocol::jupyter::Channel;
+use hop_protocol::link::{Frame, Item};
+use hop_protocol::retain::Retained;
+use hop_zmtp::{Admit, Endpoint, Event, Limits, Message, Receipt, Receipts, Server, ServerKind};
+use std::net::SocketAddr;
+use tokio::sync::mpsc;
+
+/// Bytes of requests that are kept for a replica whose connection broke.
+const KEEP: usize = 256 << 20;
+
+/// The five sockets, and the stream of items to the replica.
+pub(crate) struct Sockets {
+    shell: Server,
+    control: Server,
+    stdin: Server,
+    iopub: Server,
+    _heartbeat: Server,
+    pub(crate) receipts: Receipts,
+    finished: Vec<u64>,
+    pub(crate) kept: Retained<Item>,
+    /// The replica's connection, with the number of its visit.
+    pub(crate) out: Option<(u64, mpsc::UnboundedSender<Frame>)>,
+}
+
+impl Sockets {
+    fn router(&self, channel: Channel) -> &Server {
+        match channel {
+            Channel::Shell | Channel::Iopub => &self.shell,
+            Channel::Control => &self.control,
+            Channel::Stdin => &self.stdin,
+        }
+    }
+
+    fn receipt(&self, seq: Option<u64>) -> Option<Receipt> {
+        seq.map(|seq| self.receipts.issue(seq))
+    }
+
+    /// Another replica gets the requests from now on: nothing was sent to it yet.
+    pub(crate) fn new_stream(&mut self) {
+        self.kept = Retained::new(KEEP);
+        self.out = None;
+    }
+
+    /// The items of the replica that nothing is left to do with since the last call.
+    pub(crate) fn take_finished(&mut self) -> Vec<u64> {
+        let mut done = self.receipts.take();
+        done.append(&mut self.finished);
+        done
+    }
+
+    /// Forgets receipts of a replica that is gone.
+    pub(crate) fn forget_receipts(&mut self) {
+        drop(self.take_finished());
+        self.receipts = Receipts::default();
+    }
+
+    /// Messages that clients haven't taken yet.
+    pub(crate) fn waiting(&self) -> usize {
+        self.shell.waiting() + self.control.waiting() + self.iopub.waiting()
+    }
+}
+
+impl Wire for Sockets {
+    fn reply(
+        &mut self,
+        channel: Channel,
+        identity: &[u8],
+        message: Message,
+        seq: Option<u64>,
+    ) -> Result<(), Message> {
+        let router = self.router(channel);
+        if !router.has_peer(identity) {
+            return Err(message);
+        }
+        router.send(identity, message, self.receipt(seq).as_ref())
+    }
+
+    fn publish(&mut self, message: &Message, seq: Option<u64>) -> bool {
+        self.iopub.has_subscribers() && self.iopub.publish(message, self.receipt(seq).as_ref()) > 0
+    }
+
+    fn send(&mut self, item: Item) {
+        let seq = self.kept.push(item.clone());
+        if let Some((_, out)) = &self.out {
+            // Broken just now: it is kept for the next connection.
+            let _ = out.send(Frame::Item(seq, item));
+        }
+    }
+
+    fn done(&mut self, seq: u64) {
+        self.finished.push(seq);
+    }
+}
+
+/// Binds the five sockets where clients look for them.
+pub(crate) async fn bind(
+    start: &Start,
+    tx: mpsc::Sender<(Option<Channel>, Event)>,
+) -> Result<(Sockets, Ports)> {
+    let at = |port| Endpoint::Tcp(SocketAddr::new(start.ip, port));
+    let admit = if start.ip.is_loopback() {
+        Admit::SameUser
+    } else {
+        Admit::Anyone
+    };
+    let bind = async |kind, port, channel| {
+        Server::bind(kind, &at(port), Limits::default(), admit, channel, tx.clone()).await
+    };
+    // iopub first: what a client starts as soon as it can, it also wants to hear.
+    let iopub = bind(ServerKind::XPub, start.ports.iopub_port, Some(Channel::Iopub)).await?;
+    let shell = bind(ServerKind::Router, start.ports.shell_port, Some(Channel::Shell)).await?;
+    let control = bind(
+        ServerKind::Router,
+        start.ports.control_port,
+        Some(Channel::Control),
+    )
+    .await?;
+    let stdin = bind(ServerKind::Router, start.ports.stdin_port, Some(Channel::Stdin)).await?;
+    let heartbeat = bind(ServerKind::Echo, start.ports.hb_port, None).await?;
+    let ports = Ports {
+        shell_port: port(&shell),
+        iopub_port: port(&iopub),
+        stdin_port: port(&stdin),
+        control_port: port(&control),
+        hb_port: port(&heartbeat),
+    };
+    let sockets = Sockets {
+        shell,
+        control,
+        stdin,
+        iopub,
+        _heartbeat: heartbeat,
+        receipts: Receipts::default(),
+        finished: Vec::new(),
+        kept: Retained::new(KEEP),
+        out: None,
+    };
+    Ok((sockets, ports))
+}
+
+fn port(server: &Server) -> u16 {
+    match server.local() {
+        Endpoint::Tcp(addr) => addr.port(),
+        Endpoint::Ipc(_) => 0,
+    }
+}

@@ -1,0 +1,117 @@
+//! The entries of the log.
+
+use crate::id::{CellNumber, RecordNumber, Sequence};
+use crate::record::Record;
+use bytes::Bytes;
+use hop_words::id::{CellId, Epoch, Incarnation, JobId, LeaseId, NodeName, Tenure};
+use hop_words::lease::Outcome;
+use serde::{Deserialize, Serialize};
+
+/// An entry of a kernel's log.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "entry", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Entry {
+    /// A replica becomes a member, or a member becomes hot or warm.
+    Join {
+        incarnation: Incarnation,
+        seat: JobId,
+        node: NodeName,
+        /// The member keeps a namespace up to the last record. A warm member keeps the log alone.
+        hot: bool,
+    },
+    /// A replica is no member any more. Its incarnation never comes back.
+    Left { incarnation: Incarnation },
+    /// The executor was lost, or its ipykernel: this tenure begins from what is durable.
+    Tenure { tenure: Tenure, executor: Incarnation },
+    /// The tenure's executor does something.
+    Act {
+        tenure: Tenure,
+        /// The act's place among the tenure's acts. Each place is evaluated once, in order.
+        sequence: Sequence,
+        act: Act,
+    },
+    /// The shared store has the records up to one. Said by the tenure in whose folder they are.
+    Settled { settled: Settled },
+    /// The front has the answers up to `cells`, and has named the losses up to the tenure `losses`.
+    Heard { cells: CellNumber, losses: Tenure },
+}
+
+/// A deed of the executor in office.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "act", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Act {
+    /// A cell with a lease is about to begin. Cells without a lease have no such act.
+    Elected {
+        cell: CellId,
+        lease: LeaseId,
+        epoch: Epoch,
+    },
+    /// A cell ran to its end.
+    Ended {
+        cell: CellId,
+        outcome: Outcome,
+        /// The client's `execute_reply`.
+        #[serde(skip)]
+        reply: Bytes,
+        /// The count of the cell's outputs: the front finds missing ones by it.
+        last_output: u64,
+        /// The effects of the cell and of all before it. `None`: they follow in an [`Act::Record`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        record: Option<Record>,
+    },
+    /// A record taken later than at its cell's end, or by an audit.
+    Record {
+        record: Record,
+        /// The last cell completed by the record: the effects of this cell and of all before it are in the records up to
+        /// this one. `None`: no cell waited for the record.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        through: Option<CellId>,
+    },
+    /// A cell was lost in its middle with an older tenure, and is answered by an error.
+    Lost {
+        cell: CellId,
+        /// A sentence for the user.
+        why: String,
+    },
+    /// The user restarted the kernel: the namespace is empty.
+    Fresh,
+    /// The executor hands over between two cells: the next tenure begins, and nothing is lost.
+    Moved { to: Incarnation },
+    /// Everything is settled, and the kernel's processes end. The next tenure wakes it.
+    Hibernated,
+}
+
+/// A state in the shared store: the log in a folder, up to a length proven by its MAC.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Settled {
+    /// The tenure of the folder.
+    pub tenure: Tenure,
+    /// The tenure's folders are numbered from 0; compaction begins the next one.
+    #[serde(default)]
+    pub part: u32,
+    /// The last record in it.
+    pub upto: RecordNumber,
+    /// Valid bytes of the folder's `log`.
+    pub length: u64,
+    /// The last record's MAC, in hexadecimal.
+    pub mac: String,
+}
+
+impl Settled {
+    /// The order of settling: within a folder the log only grows.
+    pub(crate) fn order(&self) -> (Tenure, u32, RecordNumber) {
+        (self.tenure, self.part, self.upto)
+    }
+}
+
+impl Entry {
+    /// The tenure in office that made the entry. `None` for `Join`, `Left`, `Tenure` and `Heard`.
+    pub fn tenure(&self) -> Option<Tenure> {
+        match self {
+            Self::Act { tenure, .. } => Some(*tenure),
+            Self::Settled { settled } => Some(settled.tenure),
+            Self::Join { .. } | Self::Left { .. } | Self::Tenure { .. } | Self::Heard { .. } => None,
+        }
+    }
+}

@@ -1,0 +1,376 @@
+//! The state of the machine, and its readings.
+
+use crate::entry::Settled;
+use crate::id::{CellNumber, Generation, Index, RecordNumber, Sequence};
+use crate::record::Record;
+use bytes::Bytes;
+use hop_words::id::{CellId, Epoch, Incarnation, JobId, LeaseId, NodeName, Tenure};
+use hop_words::lease::Outcome;
+use hop_words::replica::ReplicaRole;
+use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// The kernel's state after some entry, equal on all members at the same entry.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct State {
+    pub(crate) applied: Index,
+    pub(crate) generation: Generation,
+    /// Elections of earlier tenures may be missing, because the state was read from the store.
+    pub(crate) witnessed: Tenure,
+    pub(crate) highest: Incarnation,
+    /// Incarnations below the highest that nobody joined with: replicas that start together join in any order.
+    pub(crate) skipped: BTreeSet<Incarnation>,
+    pub(crate) members: BTreeMap<Incarnation, Member>,
+    pub(crate) office: Office,
+    /// The lease of the last election, and its executor.
+    pub(crate) last_lease: Option<(LeaseId, Incarnation)>,
+    /// Cells elected in older tenures, still without an answer.
+    pub(crate) interrupted: Vec<CellId>,
+    /// How many cells were answered, by their end or by their loss.
+    pub(crate) cells: CellNumber,
+    /// Answers not yet heard by the front, the oldest first.
+    pub(crate) answers: VecDeque<Answer>,
+    /// Ended cells with effects that are not settled, the oldest first.
+    pub(crate) unsettled: VecDeque<Unsettled>,
+    pub(crate) settled_through: CellNumber,
+    /// The last committed record.
+    pub(crate) records: RecordNumber,
+    /// Committed records before their settling, the oldest first.
+    pub(crate) tail: VecDeque<Tail>,
+    pub(crate) settled: Option<Settled>,
+    pub(crate) fresh: Fresh,
+    /// Losses not yet named by the front, the oldest first.
+    pub(crate) losses: VecDeque<Loss>,
+}
+
+/// A replica that takes part in the kernel.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Member {
+    pub seat: JobId,
+    pub node: NodeName,
+    /// The member keeps a namespace up to the last record.
+    pub hot: bool,
+}
+
+/// Who executes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "office", rename_all = "kebab-case")]
+pub enum Office {
+    /// Nobody. `last` is the tenure before, or the number before the generation's first.
+    Vacant { last: Tenure },
+    /// The executor, and nobody else, may begin cells.
+    Held {
+        tenure: Tenure,
+        executor: Incarnation,
+        /// The last evaluated act.
+        sequence: Sequence,
+        /// The cell on a lease, from its election to its end. `None` says nothing of cells without a lease.
+        running: Option<Running>,
+    },
+    /// Nobody: the kernel hibernates, and its state is in the store.
+    Asleep { last: Tenure },
+}
+
+impl Default for State {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A cell on its lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Running {
+    pub cell: CellId,
+    pub lease: LeaseId,
+    pub epoch: Epoch,
+}
+
+/// The final answer to one cell.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Answer {
+    pub number: CellNumber,
+    pub cell: CellId,
+    pub end: End,
+}
+
+/// How a cell was answered.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case", deny_unknown_fields)]
+pub enum End {
+    /// The cell ran to its end in this tenure.
+    Ended {
+        tenure: Tenure,
+        outcome: Outcome,
+        /// The client's `execute_reply`.
+        #[serde(skip)]
+        reply: Bytes,
+        last_output: u64,
+    },
+    /// The cell was lost in its middle. `why` is a sentence for the user.
+    Lost { why: String },
+}
+
+/// Answered cells without effects: the tenure began from an earlier durable record.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Loss {
+    pub tenure: Tenure,
+    pub cells: Vec<CellId>,
+}
+
+/// A cell whose effects are not in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Unsettled {
+    pub(crate) number: CellNumber,
+    pub(crate) cell: CellId,
+}
+
+/// A committed record that is not in the store.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Tail {
+    pub(crate) record: Record,
+    /// The last cell completed by the record.
+    pub(crate) through: CellNumber,
+}
+
+/// The user's last restart of the kernel. Records up to `records` are not in the namespace.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Fresh {
+    pub(crate) records: RecordNumber,
+}
+
+/// The source of a new executor's namespace: the settled state first, then the records in order.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restore<'a> {
+    /// `None`: the namespace begins empty.
+    pub settled: Option<&'a Settled>,
+    pub records: Vec<&'a Record>,
+}
+
+/// The fate of an execute request at the executor.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Fate<'a> {
+    /// The cell has not begun in any tenure: run it.
+    Run,
+    /// The cell has its answer already.
+    Answered(&'a Answer),
+    /// The cell may have begun in an older tenure. Only `%%retry` lets it begin again.
+    LostInTheMiddle,
+}
+
+impl State {
+    /// A kernel that has run nothing yet.
+    pub fn new() -> Self {
+        Self {
+            applied: Index(0),
+            generation: Generation(0),
+            witnessed: Tenure(0),
+            highest: Incarnation(0),
+            skipped: BTreeSet::new(),
+            members: BTreeMap::new(),
+            office: Office::Vacant { last: Tenure(0) },
+            last_lease: None,
+            interrupted: Vec::new(),
+            cells: CellNumber(0),
+            answers: VecDeque::new(),
+            unsettled: VecDeque::new(),
+            settled_through: CellNumber(0),
+            records: RecordNumber(0),
+            tail: VecDeque::new(),
+            settled: None,
+            fresh: Fresh::default(),
+            losses: VecDeque::new(),
+        }
+    }
+
+    /// The last applied entry.
+    pub fn applied(&self) -> Index {
+        self.applied
+    }
+
+    pub fn generation(&self) -> Generation {
+        self.generation
+    }
+
+    pub fn office(&self) -> &Office {
+        &self.office
+    }
+
+    /// The current tenure, or the last one where nobody executes.
+    pub fn tenure(&self) -> Tenure {
+        match self.office {
+            Office::Vacant { last } | Office::Asleep { last } => last,
+            Office::Held { tenure, .. } => tenure,
+        }
+    }
+
+    /// The executor of the current tenure.
+    pub fn executor(&self) -> Option<Incarnation> {
+        match self.office {
+            Office::Held { executor, .. } => Some(executor),
+            Office::Vacant { .. } | Office::Asleep { .. } => None,
+        }
+    }
+
+    /// The last evaluated act of the current tenure. 0 without an executor.
+    pub fn sequence(&self) -> Sequence {
+        match self.office {
+            Office::Held { sequence, .. } => sequence,
+            Office::Vacant { .. } | Office::Asleep { .. } => Sequence(0),
+        }
+    }
+
+    /// The cell on a lease, from its election to its end.
+    pub fn running(&self) -> Option<&Running> {
+        match &self.office {
+            Office::Held { running, .. } => running.as_ref(),
+            Office::Vacant { .. } | Office::Asleep { .. } => None,
+        }
+    }
+
+    pub fn members(&self) -> &BTreeMap<Incarnation, Member> {
+        &self.members
+    }
+
+    /// The member's role. `None`: the incarnation is no member.
+    pub fn role(&self, incarnation: Incarnation) -> Option<ReplicaRole> {
+        let member = self.members.get(&incarnation)?;
+        Some(match self.executor() {
+            Some(executor) if executor == incarnation => ReplicaRole::Executor,
+            _ if member.hot => ReplicaRole::Hot,
+            _ => ReplicaRole::Warm,
+        })
+    }
+
+    /// The highest incarnation of any member so far: a new replica takes a higher number.
+    pub fn highest_incarnation(&self) -> Incarnation {
+        self.highest
+    }
+
+    /// Whether the incarnation was a member and is none any more.
+    pub fn has_left(&self, incarnation: Incarnation) -> bool {
+        let never = incarnation > self.highest || self.skipped.contains(&incarnation);
+        !never && !self.members.contains_key(&incarnation)
+    }
+
+    /// The last record before the last restart. Records up to this one are not in the namespace.
+    pub fn fresh_after(&self) -> RecordNumber {
+        self.fresh.records
+    }
+
+    /// The number of the last answered cell.
+    pub fn cells(&self) -> CellNumber {
+        self.cells
+    }
+
+    /// The number of the last committed record.
+    pub fn records(&self) -> RecordNumber {
+        self.records
+    }
+
+    /// The state in the shared store.
+    pub fn settled(&self) -> Option<&Settled> {
+        self.settled.as_ref()
+    }
+
+    /// Committed records before their settling, the oldest first.
+    pub fn unsettled_records(&self) -> impl ExactSizeIterator<Item = &Record> {
+        self.tail.iter().map(|t| &t.record)
+    }
+
+    /// The last durable cell. Committed inline records count, and settled ones.
+    pub fn durable_through(&self) -> CellNumber {
+        let safe = self.tail.iter().take_while(|t| t.record.is_inline());
+        safe.map(|t| t.through)
+            .max()
+            .map_or(self.settled_through, |t| t.max(self.settled_through))
+    }
+
+    /// The last cell with its effects in the shared store.
+    pub fn settled_through(&self) -> CellNumber {
+        self.settled_through
+    }
+
+    /// Answers not yet heard by the front, the oldest first.
+    pub fn answers(&self) -> impl ExactSizeIterator<Item = &Answer> {
+        self.answers.iter()
+    }
+
+    /// The answer to a cell, until the front has it.
+    pub fn answer(&self, cell: &CellId) -> Option<&Answer> {
+        self.answers.iter().find(|a| a.cell == *cell)
+    }
+
+    /// Answered cells with lost effects, until the front has named them to the user.
+    pub fn losses(&self) -> impl ExactSizeIterator<Item = &Loss> {
+        self.losses.iter()
+    }
+
+    /// The fate of a request. `first` is the tenure under which the front handed the request out for the first time.
+    /// `leased`: the cell begins only on a lease, and its beginning is in the log.
+    pub fn fate(&self, cell: &CellId, first: Tenure, leased: bool) -> Fate<'_> {
+        if let Some(answer) = self.answer(cell) {
+            return Fate::Answered(answer);
+        }
+        let began_unseen = !leased || first < self.witnessed;
+        if first < self.tenure() && (began_unseen || self.interrupted.contains(cell)) {
+            return Fate::LostInTheMiddle;
+        }
+        Fate::Run
+    }
+
+    /// The source of the namespace for an executor that takes office.
+    pub fn restore(&self) -> Restore<'_> {
+        let counts = |record: RecordNumber| record > self.fresh.records;
+        Restore {
+            settled: self.settled.as_ref().filter(|s| counts(s.upto)),
+            records: self
+                .tail
+                .iter()
+                .map(|t| &t.record)
+                .filter(|r| counts(r.number))
+                .collect(),
+        }
+    }
+
+    /// The state as the store brings it back after the loss of all members: without members, and with the settled records
+    /// alone. Written as [`crate::store::STATE_FILE`] beside the settled log.
+    #[must_use]
+    pub fn at_rest(&self) -> Self {
+        let office = match self.office {
+            Office::Asleep { last } => Office::Asleep { last },
+            _ => Office::Vacant { last: self.tenure() },
+        };
+        Self {
+            witnessed: Tenure(self.tenure().0 + 1),
+            members: BTreeMap::new(),
+            office,
+            tail: VecDeque::new(),
+            ..self.clone()
+        }
+    }
+
+    /// The first state of a new group, made of a state from the store. The old group has lost its majority and is known
+    /// dead. `highest` is the highest incarnation seen by anybody.
+    #[must_use]
+    pub fn reopened(self, highest: Incarnation) -> Self {
+        let generation = self.generation.next();
+        let last = generation.before_first_tenure();
+        Self {
+            applied: Index(0),
+            generation,
+            witnessed: Tenure(last.0 + 1),
+            highest: self.highest.max(highest),
+            skipped: BTreeSet::new(),
+            office: Office::Vacant { last },
+            ..self.at_rest()
+        }
+    }
+}

@@ -1,0 +1,241 @@
+//! The folders of a kernel's states in the user's store, `states/<kernel>/<tenure>.<part>` (docs/replication.md): finding
+//! the newest one, and opening the next tenure so that only one opener can succeed.
+
+use crate::file::make_private;
+use hop_log::{Form, FormError, State, store};
+use hop_words::id::Tenure;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// Why a kernel's state can't be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    #[error("can't read {}", path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} can't be read", path.display())]
+    Form {
+        path: PathBuf,
+        #[source]
+        source: FormError,
+    },
+}
+
+/// Why a tenure can't be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// Another opener was first.
+    #[error("tenure {0} is taken")]
+    Taken(Tenure),
+    #[error("can't write in {}", path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// The path of a tenure's folder.
+pub fn folder(kernel: &Path, tenure: Tenure, part: u32) -> PathBuf {
+    kernel.join(store::folder_name(tenure, part))
+}
+
+/// The state in the newest folder, as its writer left it. `None` means that the kernel has no state.
+///
+/// # Errors
+/// The folder or the file in it can't be read, or belongs to another release.
+pub fn newest(kernel: &Path) -> Result<Option<State>, ReadError> {
+    let Some((tenure, part)) = newest_name(kernel)? else {
+        return Ok(None);
+    };
+    read(&folder(kernel, tenure, part)).map(Some)
+}
+
+fn newest_name(kernel: &Path) -> Result<Option<(Tenure, u32)>, ReadError> {
+    let failed = |source| ReadError::Io {
+        path: kernel.to_owned(),
+        source,
+    };
+    let entries = match std::fs::read_dir(kernel) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(failed)?,
+    };
+    let names: Vec<String> = entries
+        .map(|entry| Ok(entry?.file_name().to_string_lossy().into_owned()))
+        .collect::<io::Result<_>>()
+        .map_err(failed)?;
+    Ok(store::newest(names.iter().map(String::as_str)))
+}
+
+/// The state in one folder.
+///
+/// # Errors
+/// As [`newest`].
+pub fn read(folder: &Path) -> Result<State, ReadError> {
+    let path = folder.join(store::STATE_FILE);
+    match std::fs::read(&path) {
+        Ok(bytes) => State::decode(bytes.into()).map_err(|source| ReadError::Form { path, source }),
+        Err(source) => Err(ReadError::Io { path, source }),
+    }
+}
+
+/// Replaces the state in a folder, on disk when this returns.
+///
+/// # Errors
+/// The file system's.
+pub fn write(folder: &Path, state: &State) -> io::Result<()> {
+    write_bytes(folder, &state.encode())
+}
+
+/// The same for a state in its serialised form.
+///
+/// # Errors
+/// The file system's.
+pub fn write_bytes(folder: &Path, state: &[u8]) -> io::Result<()> {
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    file.write_all(state)?;
+    file.as_file().sync_all()?;
+    file.persist(folder.join(store::STATE_FILE))
+        .map_err(|e| e.error)?;
+    File::open(folder)?.sync_all()
+}
+
+/// Opens the folder of the state's tenure. Of several openers one succeeds: a rename onto a folder with content fails.
+///
+/// # Errors
+/// The tenure is taken, or the file system's error.
+pub fn open(kernel: &Path, state: &State) -> Result<PathBuf, OpenError> {
+    let path = folder(kernel, state.tenure(), 0);
+    let new = kernel.join(format!(".new-{}", uuid::Uuid::new_v4().simple()));
+    let failed = |source| OpenError::Io {
+        path: new.clone(),
+        source,
+    };
+    make_private(kernel)
+        .and_then(|()| make_private(&new))
+        .map_err(failed)?;
+    write(&new, state).map_err(failed)?;
+    match std::fs::rename(&new, &path) {
+        Ok(()) => {
+            File::open(kernel)
+                .and_then(|dir| dir.sync_all())
+                .map_err(failed)?;
+            Ok(path)
+        }
+        Err(error) => {
+            let _ = std::fs::remove_dir_all(&new);
+            match error.kind() {
+                io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::AlreadyExists => {
+                    Err(OpenError::Taken(state.tenure()))
+                }
+                _ => Err(OpenError::Io { path, source: error }),
+            }
+        }
+    }
+}
+
+/// Python's hash seed for all processes of a kernel: drawn once, and kept beside its tenures. 0 would switch randomisation
+/// off, so it is never drawn.
+///
+/// # Errors
+/// The file system's.
+pub fn hash_seed(kernel: &Path) -> io::Result<u32> {
+    let path = kernel.join("hash-seed");
+    let read = || std::fs::read_to_string(&path).ok()?.trim().parse::<u32>().ok();
+    if let Some(seed) = read() {
+        return Ok(seed);
+    }
+    make_private(kernel)?;
+    let drawn = uuid::Uuid::new_v4().as_u128() as u32;
+    let mut file = tempfile::NamedTempFile::new_in(kernel)?;
+    writeln!(file, "{}", drawn.max(1))?;
+    match file.persist_noclobber(&path) {
+        Ok(_) => Ok(drawn.max(1)),
+        // Another front was first: its seed counts.
+        Err(error) => read().ok_or(error.error),
+    }
+}
+
+/// Removes the folders that the state doesn't need: those older than the settled one. Only the opener of the state's
+/// tenure may call this. A folder that can't be removed stays for the next opener.
+pub fn remove_older(kernel: &Path, state: &State) {
+    let oldest = state
+        .settled()
+        .map_or_else(|| (state.tenure(), 0), |s| (s.tenure, s.part));
+    for entry in std::fs::read_dir(kernel).into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if store::newest([name.as_str()]).is_some_and(|found| found < oldest) {
+            let _ = std::fs::remove_dir_all(entry.path());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_log::{Entry, Index};
+    use hop_words::id::{Incarnation, JobId};
+
+    fn in_office(tenure: u64) -> State {
+        let mut state = State::new();
+        let incarnation = Incarnation(1);
+        let join = Entry::Join {
+            incarnation,
+            seat: JobId(1),
+            node: "n1".into(),
+            hot: false,
+        };
+        state.apply(Index(1), &join).unwrap();
+        for n in 1..=tenure {
+            let entry = Entry::Tenure {
+                tenure: Tenure(n),
+                executor: incarnation,
+            };
+            state.apply(Index(1 + n), &entry).unwrap();
+        }
+        state
+    }
+
+    #[test]
+    fn a_tenure_has_one_opener() {
+        let tmp = tempfile::tempdir().unwrap();
+        let kernel = tmp.path().join("states/k");
+        assert_eq!(newest(&kernel).unwrap(), None);
+        let results: Vec<bool> = std::thread::scope(|scope| {
+            let open = || open(&kernel, &in_office(1));
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(open)).collect();
+            threads.into_iter().map(|t| t.join().unwrap().is_ok()).collect()
+        });
+        assert_eq!(results.iter().filter(|ok| **ok).count(), 1);
+        assert_eq!(newest(&kernel).unwrap(), Some(in_office(1)));
+        assert_eq!(
+            std::fs::read_dir(&kernel).unwrap().count(),
+            1,
+            "nothing temporary stays"
+        );
+    }
+
+    #[test]
+    fn the_newest_tenure_counts_and_older_ones_go() {
+        let tmp = tempfile::tempdir().unwrap();
+        for tenure in [9, 10] {
+            open(tmp.path(), &in_office(tenure)).unwrap();
+        }
+        let state = newest(tmp.path()).unwrap().unwrap();
+        assert_eq!(state.tenure(), Tenure(10));
+        remove_older(tmp.path(), &state);
+        assert!(!folder(tmp.path(), Tenure(9), 0).exists() && folder(tmp.path(), Tenure(10), 0).exists());
+    }
+
+    #[test]
+    fn a_damaged_state_is_refused() {
+        let tmp = tempfile::tempdir().unwrap();
+        let path = open(tmp.path(), &in_office(1)).unwrap();
+        std::fs::write(path.join(store::STATE_FILE), b"no state").unwrap();
+        assert!(matches!(newest(tmp.path()), Err(ReadError::Form { .. })));
+    }
+}

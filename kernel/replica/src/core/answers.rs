@@ -1,0 +1,202 @@
+//! Messages that a client gets in the kernel's stead, as ipykernel would write them.
+
+use super::cells::{Cell, Request, no_header};
+use super::{Core, Output, wording};
+use bytes::Bytes;
+use hop_protocol::jupyter::{Channel, date};
+use hop_protocol::link::Item;
+use hop_protocol::message::Note;
+use hop_words::id::CellId;
+use hop_zmtp::Message;
+use serde_json::{Value, json};
+
+/// Why a cell is answered without having been run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// A cell before it failed (`stop_on_error`).
+    Aborted,
+    /// The user interrupted it while it waited.
+    Interrupted,
+    /// Its need can't be read.
+    Usage(String),
+    /// The scheduler will not grant its need.
+    Refused(String),
+}
+
+/// The fate of a cell whose process has died.
+#[derive(Debug)]
+pub(super) enum LostCell {
+    /// It was in its middle, and runs again because its text says so (`%%retry`).
+    Again(CellId),
+    /// It was in its middle.
+    Lost(Cell),
+    /// It waited in the process behind another one.
+    Behind(Cell),
+}
+
+impl Core {
+    pub(super) fn send_front(&mut self, channel: Channel, identity: Bytes, message: Message) {
+        self.out.push(Output::ToFront(Item::Jupyter {
+            channel,
+            identity,
+            message,
+        }));
+    }
+
+    pub(super) fn note(&mut self, note: Note) {
+        self.out.push(Output::ToFront(Item::Note(note)));
+    }
+
+    pub(super) fn publish(&mut self, message: Message) {
+        self.send_front(Channel::Iopub, Bytes::new(), message);
+    }
+
+    /// Tells clients of a cell's lease or wait: a `status` message (docs/wiring.md).
+    pub(super) fn publish_state(&mut self, header: &Bytes, state: &Value) {
+        let metadata = json!({"gresshopper": state});
+        let content = json!({"execution_state": "busy"});
+        let message = self
+            .author
+            .publish("status", header, &metadata, &content, self.now);
+        self.publish(message);
+    }
+
+    pub(super) fn stderr(&mut self, header: &Bytes, text: &str) {
+        let message = self.author.stderr(header, text, self.now);
+        self.publish(message);
+    }
+
+    pub(super) fn say(&mut self, header: &Bytes, msg_type: &str, content: &Value) {
+        let message = self
+            .author
+            .publish(msg_type, header, &json!({}), content, self.now);
+        self.publish(message);
+    }
+
+    fn status(&mut self, header: &Bytes, state: &str) {
+        self.say(header, "status", &json!({"execution_state": state}));
+    }
+
+    /// Answers an interrupt that the kernel doesn't hear of.
+    pub(super) fn answer_interrupt(&mut self, channel: Channel, identity: Bytes, header: &Bytes) {
+        self.status(header, "busy");
+        let content = json!({"status": "ok"});
+        let reply = self
+            .author
+            .write("interrupt_reply", header, &json!({}), &content, self.now);
+        self.send_front(channel, identity, reply.message());
+        self.status(header, "idle");
+    }
+
+    /// Answers a cell that the kernel never gets, and those behind it that its failure aborts.
+    pub(super) fn fail(&mut self, cell: &CellId, verdict: Verdict) {
+        let Some((cell, request)) = self.cells.take_unsent(cell) else {
+            return;
+        };
+        let stop = cell.stops_on_error();
+        self.settle(&cell, &request, verdict);
+        if stop {
+            self.abort_held();
+        }
+    }
+
+    pub(super) fn abort_held(&mut self) {
+        for (cell, request) in self.cells.take_held() {
+            self.settle(&cell, &request, Verdict::Aborted);
+        }
+    }
+
+    fn settle(&mut self, cell: &Cell, request: &Request, verdict: Verdict) {
+        let header = cell.header.clone();
+        self.hide_text(&cell.id);
+        self.status(&header, "busy");
+        let count = self.cells.count;
+        if verdict != Verdict::Aborted {
+            let input = json!({"code": request.code, "execution_count": count});
+            self.say(&header, "execute_input", &input);
+        }
+        let content = match verdict {
+            Verdict::Aborted => json!({"status": "aborted"}),
+            Verdict::Interrupted => {
+                let text = "the cell was interrupted while it waited for its lease";
+                self.failure(&header, "KeyboardInterrupt", text)
+            }
+            Verdict::Refused(reason) => self.failure(&header, "LeaseRefused", &reason),
+            Verdict::Usage(problem) => {
+                self.stderr(&header, &format!("UsageError: {problem}\n"));
+                error_content("UsageError", &problem, count)
+            }
+        };
+        let message = self.write_reply(&header, &content);
+        self.send_front(Channel::Shell, cell.identity.clone(), message);
+        self.status(&header, "idle");
+    }
+
+    /// A cell was lost in its middle: an error, and in the log that it is lost.
+    pub(super) fn lose(&mut self, cell: Cell, why: String) {
+        let content = self.failure(&cell.header, "CellLost", &why);
+        let message = self.write_reply(&cell.header, &content);
+        let (id, header, identity) = (cell.id.clone(), cell.header.clone(), cell.identity.clone());
+        self.answer_lost(&id, identity, message, why);
+        self.status(&header, "idle");
+    }
+
+    /// A request that an earlier executor may have begun: an error, and in the log that it is lost.
+    pub(super) fn lose_request(&mut self, cell: CellId, identity: Bytes, header: Bytes, why: String) {
+        self.status(&header, "busy");
+        let content = self.failure(&header, "CellLost", &why);
+        let message = self.write_reply(&header, &content);
+        self.answer_lost(&cell, identity, message, why);
+        self.status(&header, "idle");
+    }
+
+    /// Says once more that a cell was lost.
+    pub(super) fn say_lost(&mut self, identity: Bytes, header: Bytes, why: &str) {
+        let content = self.failure(&header, "CellLost", why);
+        let message = self.write_reply(&header, &content);
+        self.send_front(Channel::Shell, identity, message);
+        self.status(&header, "idle");
+    }
+
+    /// A cell that the dead process had, but can't have begun.
+    pub(super) fn abort_sent(&mut self, cell: Cell) {
+        let message = self.write_reply(&cell.header, &json!({"status": "aborted"}));
+        self.send_front(Channel::Shell, cell.identity.clone(), message);
+        self.status(&cell.header, "idle");
+    }
+
+    /// Clients see the kernel starting again, as when Jupyter restarts one.
+    pub(super) fn say_restarting(&mut self) {
+        self.status(&no_header(), "restarting");
+    }
+
+    pub(super) fn tell_retry(&mut self, cell: &CellId, reason: &str) {
+        let header = self.cells.header(cell);
+        self.stderr(&header, &wording::runs_again(reason));
+    }
+
+    fn write_reply(&mut self, header: &Bytes, content: &Value) -> Message {
+        let metadata = json!({
+            "started": date(self.now), "dependencies_met": true, "engine": "", "status": content["status"],
+        });
+        let reply = self
+            .author
+            .write("execute_reply", header, &metadata, content, self.now);
+        reply.message()
+    }
+
+    /// Shows an error at the cell, and returns the content of its reply.
+    fn failure(&mut self, header: &Bytes, name: &str, value: &str) -> Value {
+        let content = error_content(name, value, self.cells.count);
+        let shown = json!({"ename": name, "evalue": value, "traceback": content["traceback"]});
+        self.say(header, "error", &shown);
+        content
+    }
+}
+
+fn error_content(name: &str, value: &str, count: i64) -> Value {
+    json!({
+        "status": "error", "ename": name, "evalue": value, "traceback": [format!("{name}: {value}")],
+        "execution_count": count, "user_expressions": {}, "payload": [],
+    })
+}

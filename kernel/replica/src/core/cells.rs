@@ -1,0 +1,430 @@
+//! Execute requests between their arrival and their reply, in order.
+//!
+//! A cell without a need goes straight to the kernel, which has a queue of its own, unless a cell with a lease is before
+//! it. A cell with a need asks for its lease once all cells before it are answered, so that no GPU is held while
+//! something else runs. [`super::lease`] follows the lease itself.
+
+use super::answers::LostCell;
+use crate::need::{self, Unattended};
+use bytes::Bytes;
+use hop_protocol::jupyter::{Envelope, Header};
+use hop_protocol::message::InFlight;
+use hop_words::id::CellId;
+use hop_words::need::Need;
+use hop_words::time::Timestamp;
+use hop_zmtp::Message;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::borrow::Cow;
+use std::collections::VecDeque;
+
+/// An execute request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Request {
+    pub(crate) message: Message,
+    /// The cell's text, for the `execute_input` of a cell that is answered in the kernel's stead. Empty for a cell
+    /// without a need, which is never answered so with its text.
+    pub(crate) code: String,
+}
+
+/// The place of a cell on its way. How far the lease of a `Seeking` or `Running` cell is, [`super::Place`] tells.
+#[derive(Debug)]
+enum Stage {
+    /// Waits for the cells before it. The need may be unreadable: that is told when its turn comes.
+    Held(Request, Result<Need, String>),
+    /// The first of those that the kernel hasn't got: its lease is asked for, or on its way.
+    Seeking(Request, Need),
+    /// The kernel has it. The request is kept for `%%retry`.
+    Running(Request, Need),
+    /// The kernel has it, outside of the order: a subshell's cell, or a request that only the kernel can refuse.
+    Free,
+}
+
+/// The front's word for a cell that is held back, which must not begin without it (docs/replication.md).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Permit {
+    /// The cell began at once, or the kernel keeps no log.
+    NotNeeded,
+    /// The front was told that the cell is held back.
+    Needed,
+    /// The front was told that the cell is to begin.
+    Asked,
+    Given,
+}
+
+/// So often does a cell with `%%retry` begin.
+const ATTEMPTS: u32 = 3;
+
+/// An execute request without a reply.
+#[derive(Debug)]
+pub(crate) struct Cell {
+    pub(crate) id: CellId,
+    /// The client's routing identity.
+    pub(crate) identity: Bytes,
+    pub(crate) header: Bytes,
+    /// `metadata.gresshopper` of the reply.
+    metadata: Option<Value>,
+    pub(crate) run: Unattended,
+    /// The notebook's id of the cell, where its client gives one and the cell has a need.
+    pub(super) cell_id: Option<String>,
+    stop_on_error: bool,
+    permit: Permit,
+    /// The cell runs again if it is lost in its middle.
+    retry: bool,
+    attempts: u32,
+    stage: Stage,
+}
+
+/// The stages as others see them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StageName {
+    Held,
+    Seeking,
+    Running,
+    Free,
+}
+
+/// The next thing to do with the first cell that the kernel hasn't got.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    Wait,
+    Forward(CellId),
+    Ask(CellId, Need),
+    /// Its need can't be read, for this reason.
+    Refuse(CellId, String),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Cells {
+    /// The oldest first.
+    cells: VecDeque<Cell>,
+    /// The kernel's last execution count.
+    pub(super) count: i64,
+}
+
+#[derive(Deserialize)]
+struct ExecuteContent<'a> {
+    #[serde(borrow, default)]
+    code: Cow<'a, str>,
+    #[serde(default)]
+    silent: bool,
+    #[serde(default = "yes")]
+    stop_on_error: bool,
+}
+
+fn yes() -> bool {
+    true
+}
+
+impl Cells {
+    /// Takes in an execute request. Returns the message where the kernel is to have it at once, outside of the order. A
+    /// request that is here already is ignored: it is answered once.
+    pub(super) fn arrive(
+        &mut self,
+        identity: Bytes,
+        message: Message,
+        envelope: &Envelope,
+        header: &Header,
+        default_need: &Need,
+        now: Timestamp,
+    ) -> Option<Message> {
+        let id: CellId = header.msg_id.as_str().into();
+        if self.find(&id).is_some() {
+            return None;
+        }
+        let mut cell = Cell {
+            id,
+            identity,
+            header: envelope.header.clone(),
+            metadata: None,
+            run: Unattended::default(),
+            cell_id: None,
+            // A cell outside of the order stops nothing.
+            stop_on_error: false,
+            permit: Permit::NotNeeded,
+            retry: false,
+            attempts: 0,
+            stage: Stage::Free,
+        };
+        let run = Unattended::of_request(&envelope.metadata);
+        cell.run = run.clone().unwrap_or_default();
+        let content = serde_json::from_slice::<ExecuteContent<'_>>(&envelope.content);
+        let (Ok(content), None) = (content, &header.subshell_id) else {
+            self.cells.push_back(cell);
+            return Some(message);
+        };
+        cell.stop_on_error = content.stop_on_error;
+        cell.retry = need::is_retried(&content.code, &envelope.metadata);
+        let need = need::of_cell(
+            &content.code,
+            &envelope.metadata,
+            content.silent,
+            default_need,
+            now,
+        );
+        let need = run.and_then(|run| need.map(|need| run.apply(need)));
+        let plain = need.as_ref().is_ok_and(Need::is_none);
+        let code = if plain {
+            String::new()
+        } else {
+            cell.cell_id = cell_id(&envelope.metadata);
+            content.code.into_owned()
+        };
+        cell.stage = Stage::Held(Request { message, code }, need.map_err(|e| e.to_string()));
+        self.cells.push_back(cell);
+        None
+    }
+
+    /// `alone` is the cell that runs on a lease, or may: no other may run beside it.
+    pub(super) fn next(&self, alone: Option<&CellId>) -> Next {
+        let mut running = false;
+        for cell in &self.cells {
+            let asked = cell.permit == Permit::Asked;
+            match &cell.stage {
+                Stage::Free => {}
+                Stage::Running(..) => running = true,
+                Stage::Seeking(..) if alone == Some(&cell.id) && !asked => {
+                    return Next::Forward(cell.id.clone());
+                }
+                Stage::Seeking(..) => return Next::Wait,
+                Stage::Held(..) if asked => return Next::Wait,
+                Stage::Held(_, Ok(need)) if need.is_none() => {
+                    return match alone {
+                        Some(_) => Next::Wait,
+                        None => Next::Forward(cell.id.clone()),
+                    };
+                }
+                Stage::Held(..) if running => return Next::Wait,
+                Stage::Held(_, Ok(need)) => return Next::Ask(cell.id.clone(), need.clone()),
+                Stage::Held(_, Err(problem)) => return Next::Refuse(cell.id.clone(), problem.clone()),
+            }
+        }
+        Next::Wait
+    }
+
+    /// The cell's lease is asked for.
+    pub(super) fn seek(&mut self, id: &CellId) {
+        if let Some(cell) = self.find_mut(id) {
+            cell.stage = match std::mem::replace(&mut cell.stage, Stage::Free) {
+                Stage::Held(request, Ok(need)) => Stage::Seeking(request, need),
+                other => other,
+            };
+        }
+    }
+
+    /// The cell's lease is over before the cell has begun.
+    pub(super) fn unseek(&mut self, id: &CellId) {
+        if let Some(cell) = self.find_mut(id) {
+            cell.stage = match std::mem::replace(&mut cell.stage, Stage::Free) {
+                Stage::Seeking(request, need) => Stage::Held(request, Ok(need)),
+                other => other,
+            };
+            if matches!(cell.permit, Permit::Asked | Permit::Given) {
+                cell.permit = Permit::Needed;
+            }
+        }
+    }
+
+    /// The kernel may get the cell now. Returns whether the front has to be asked first.
+    pub(super) fn must_ask(&mut self, id: &CellId) -> bool {
+        match self.find_mut(id) {
+            Some(cell) if cell.permit == Permit::Needed => {
+                cell.permit = Permit::Asked;
+                true
+            }
+            _ => false,
+        }
+    }
+
+    /// The front has given its word.
+    pub(super) fn permit(&mut self, id: &CellId) {
+        if let Some(cell) = self.find_mut(id).filter(|c| c.permit == Permit::Asked) {
+            cell.permit = Permit::Given;
+        }
+    }
+
+    /// Cells that are held back and that the front doesn't know to be.
+    pub(super) fn newly_held(&mut self) -> Vec<CellId> {
+        let held = |c: &&mut Cell| {
+            c.permit == Permit::NotNeeded && matches!(c.stage, Stage::Held(..) | Stage::Seeking(..))
+        };
+        let held = self.cells.iter_mut().filter(held);
+        held.map(|cell| {
+            cell.permit = Permit::Needed;
+            cell.id.clone()
+        })
+        .collect()
+    }
+
+    /// The kernel gets the cell now. Returns the request, with the client that sent it; `None` where the kernel has it
+    /// already.
+    pub(super) fn send(&mut self, id: &CellId) -> Option<(Bytes, Message)> {
+        let cell = self.find_mut(id)?;
+        let (request, need) = match std::mem::replace(&mut cell.stage, Stage::Free) {
+            Stage::Held(request, Ok(need)) | Stage::Seeking(request, need) => (request, need),
+            other => {
+                cell.stage = other;
+                return None;
+            }
+        };
+        cell.attempts += 1;
+        let message = request.message.clone();
+        cell.stage = Stage::Running(request, need);
+        Some((cell.identity.clone(), message))
+    }
+
+    /// Takes out the cells that the kernel's process had when it died, the oldest first. The first was in its middle; a cell
+    /// that runs again stays, and waits for its turn. The others may have begun if the reply of the first was lost, so they
+    /// aren't run again either.
+    pub(super) fn take_sent(&mut self) -> Vec<LostCell> {
+        let mut lost = Vec::new();
+        let mut first = true;
+        for mut cell in std::mem::take(&mut self.cells) {
+            match std::mem::replace(&mut cell.stage, Stage::Free) {
+                Stage::Running(request, need) if first && cell.retry && cell.attempts < ATTEMPTS => {
+                    first = false;
+                    lost.push(LostCell::Again(cell.id.clone()));
+                    cell.stage = Stage::Held(request, Ok(need));
+                    self.cells.push_back(cell);
+                }
+                Stage::Running(..) if first => {
+                    first = false;
+                    lost.push(LostCell::Lost(cell));
+                }
+                Stage::Running(..) => lost.push(LostCell::Behind(cell)),
+                Stage::Free => lost.push(LostCell::Lost(cell)),
+                waiting => {
+                    cell.stage = waiting;
+                    self.cells.push_back(cell);
+                }
+            }
+        }
+        lost
+    }
+
+    /// Takes out a cell that the kernel never had.
+    pub(super) fn take_unsent(&mut self, id: &CellId) -> Option<(Cell, Request)> {
+        let at = self.position(id)?;
+        let mut cell = self.cells.remove(at)?;
+        match std::mem::replace(&mut cell.stage, Stage::Free) {
+            Stage::Held(request, _) | Stage::Seeking(request, _) => Some((cell, request)),
+            other => {
+                cell.stage = other;
+                self.cells.insert(at, cell);
+                None
+            }
+        }
+    }
+
+    /// Takes out all cells that wait behind others.
+    pub(super) fn take_held(&mut self) -> Vec<(Cell, Request)> {
+        let held = |c: &&Cell| matches!(c.stage, Stage::Held(..));
+        let ids: Vec<CellId> = self.cells.iter().filter(held).map(|c| c.id.clone()).collect();
+        ids.iter().filter_map(|id| self.take_unsent(id)).collect()
+    }
+
+    /// Takes out a cell that was answered.
+    pub(super) fn close(&mut self, id: &CellId) -> Option<Cell> {
+        let at = self.position(id)?;
+        self.cells.remove(at)
+    }
+
+    pub(super) fn find(&self, id: &CellId) -> Option<&Cell> {
+        self.cells.iter().find(|c| c.id == *id)
+    }
+
+    fn find_mut(&mut self, id: &CellId) -> Option<&mut Cell> {
+        self.cells.iter_mut().find(|c| c.id == *id)
+    }
+
+    fn position(&self, id: &CellId) -> Option<usize> {
+        self.cells.iter().position(|c| c.id == *id)
+    }
+
+    /// The header of a cell's request; `{}` where there is no such cell.
+    pub(super) fn header(&self, id: &CellId) -> Bytes {
+        self.find(id).map_or_else(no_header, |c| c.header.clone())
+    }
+
+    /// The cell that the kernel runs now: the first that it was sent.
+    pub(super) fn running(&self) -> Option<&CellId> {
+        let mut sent = self
+            .cells
+            .iter()
+            .filter(|c| matches!(c.stage, Stage::Running(..)));
+        sent.next().map(|c| &c.id)
+    }
+
+    /// The cell whose lease is asked for.
+    pub(super) fn seeking(&self) -> Option<&CellId> {
+        let mut seeking = self
+            .cells
+            .iter()
+            .filter(|c| matches!(c.stage, Stage::Seeking(..)));
+        seeking.next().map(|c| &c.id)
+    }
+
+    pub(super) fn in_flight(&self) -> Vec<InFlight> {
+        let in_flight = |c: &Cell| InFlight {
+            identity: hex::encode(&c.identity),
+            header: String::from_utf8_lossy(&c.header).into_owned(),
+        };
+        self.cells.iter().map(in_flight).collect()
+    }
+
+    /// Notes the lease that the cell's reply will tell of.
+    pub(super) fn set_metadata(&mut self, id: &CellId, value: Value) {
+        if let Some(cell) = self.find_mut(id) {
+            cell.metadata = Some(value);
+        }
+    }
+
+    /// Notes one more thing that the cell's reply will tell.
+    pub(super) fn add_metadata(&mut self, id: &CellId, key: &str, value: Value) {
+        if let Some(cell) = self.find_mut(id) {
+            match &mut cell.metadata {
+                Some(Value::Object(map)) => drop(map.insert(key.to_owned(), value)),
+                other => *other = Some(json!({key: value})),
+            }
+        }
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Cell> {
+        self.cells.iter()
+    }
+}
+
+impl Cell {
+    pub(super) fn stage(&self) -> StageName {
+        match self.stage {
+            Stage::Held(..) => StageName::Held,
+            Stage::Seeking(..) => StageName::Seeking,
+            Stage::Running(..) => StageName::Running,
+            Stage::Free => StageName::Free,
+        }
+    }
+
+    /// Whether an error of this cell aborts those that wait behind it.
+    pub(super) fn stops_on_error(&self) -> bool {
+        self.stop_on_error
+    }
+
+    pub(super) fn into_metadata(self) -> Option<Value> {
+        self.metadata
+    }
+}
+
+/// `metadata.cellId`, which JupyterLab and VS Code send with a cell.
+fn cell_id(metadata: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        #[serde(rename = "cellId")]
+        cell_id: Option<String>,
+    }
+    serde_json::from_slice::<Metadata>(metadata).ok()?.cell_id
+}
+
+/// The parent header of a message that belongs to no request.
+pub(super) fn no_header() -> Bytes {
+    Bytes::from_static(b"{}")
+}

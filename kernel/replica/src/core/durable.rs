@@ -1,0 +1,919 @@
+//! A kernel that outlives its process: its state is captured after each cell, written to the user's store, and brought back
+//! into the next process (docs/replication.md; the messages are those of docs/agent-wire.md, `state.*`).
+
+use super::answers::LostCell;
+use super::journal::{Answering, Journal, unpack};
+use super::lease::{Kind, Lease};
+use super::memory::Park;
+use super::{Core, Exit, Output, Phase, wording};
+use crate::agent::Parcel;
+use bytes::Bytes;
+use hop_api::message::{Bound, Outcome, Request as ToHopd};
+use hop_log::{Act, CellNumber, Effect, End, Entry, Fate, Index, RecordNumber, Settled, State};
+use hop_protocol::jupyter::{Channel, Envelope, Header};
+use hop_protocol::message::Note;
+use hop_words::id::{CellId, Tenure};
+use hop_words::time::{Span, Timestamp};
+use hop_zmtp::Message;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::collections::{BTreeMap, VecDeque};
+use std::path::PathBuf;
+
+/// An agent that says nothing for so long after the kernel is heard doesn't capture.
+const AGENT_SPEAKS: Span = Span::from_secs(10);
+
+/// A kernel whose seat ends gives the running cell so long, and then its last capture.
+const LAST_CELL: Span = Span::from_secs(2);
+const LAST_CAPTURE: Span = Span::from_secs(20);
+
+/// Deaths of the kernel's process within [`DEATHS_WITHIN`] that are too many.
+const DEATHS_MAX: usize = 5;
+const DEATHS_WITHIN: Span = Span::from_secs(60);
+
+/// A state whose restore has killed the process so often is left alone.
+const RESTORE_DEATHS_MAX: u32 = 2;
+
+/// Captures that wait for the reply of their cell.
+const CAPTURED_MAX: usize = 64;
+
+/// Facts of a kernel that keeps a log.
+#[derive(Debug, Clone)]
+pub struct Durably {
+    /// The state in which the front has opened the kernel's tenure.
+    pub state: State,
+    /// The folder of all the kernel's tenures.
+    pub folder: PathBuf,
+    /// The user's content-addressed store of chunks.
+    pub store: PathBuf,
+    /// The reply of a cell waits until its effects are in the store.
+    pub before_reply: bool,
+}
+
+/// The conversation with the agent inside the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Talk {
+    /// It hasn't said hello. After this time the kernel is used without captures.
+    Silent {
+        until: Option<Timestamp>,
+    },
+    Greeted,
+    /// A request is under way, with this id.
+    Beginning(u64),
+    Restoring(u64),
+    /// Captures come after each cell.
+    Captures,
+    /// The last capture is under way.
+    Flushing(u64),
+    /// Nothing is captured in this process.
+    Off,
+}
+
+/// The end that the replica makes by itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Farewell {
+    /// The seat ends: the kernel goes on elsewhere.
+    Leave(String),
+    /// The kernel hibernates.
+    Sleep(String),
+}
+
+#[derive(Debug)]
+struct Leaving {
+    farewell: Farewell,
+    /// The cell that runs is waited for until then; after that the kernel leaves without a capture.
+    until: Timestamp,
+    /// Everything that could be saved is on its way to the store.
+    flushed: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct Durable {
+    folder: PathBuf,
+    store: PathBuf,
+    before_reply: bool,
+    journal: Journal,
+    talk: Talk,
+    last_request: u64,
+    /// Captures whose cell hasn't been answered yet.
+    captured: VecDeque<(CellId, Parcel)>,
+    /// Replies that wait for the store, with the number of their cell.
+    held_replies: VecDeque<(CellNumber, CellId, Answering)>,
+    /// Answered cells whose effects the newest tenure lacks, until the front is told.
+    lost: Vec<CellId>,
+    deaths: VecDeque<Timestamp>,
+    restore_deaths: u32,
+    /// The next tenure is opened once all records are on disk.
+    reopens: bool,
+    bound: Vec<String>,
+    leaving: Option<Leaving>,
+    /// Captures that have failed since the last one that did not.
+    failed_captures: u32,
+    /// Sentences that the user reads at the next cell.
+    notices: Vec<String>,
+    /// Why nothing can be written to the store, once the user has been told.
+    broken: Option<String>,
+}
+
+/// The body of `state.cell` and `state.record`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Capture {
+    /// The cell's request, in `state.cell`.
+    msg_id: Option<CellId>,
+    /// The cells that a later record completes, the oldest first.
+    cells: Vec<Completed>,
+    /// `whole`, `later` or `failed`, in `state.cell`.
+    status: String,
+    /// The record's number by the kernel's count.
+    record: Option<u64>,
+    unmovable: Vec<String>,
+    /// Why nothing was captured: a sentence for the user.
+    why: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Completed {
+    msg_id: CellId,
+}
+
+/// The answer to `state.restore`, and the body of `state.notice`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Restored {
+    /// Variables in whose place a placeholder stands, and why.
+    lost: BTreeMap<String, String>,
+    notices: Vec<String>,
+    unmovable: Vec<String>,
+}
+
+impl Durable {
+    pub(super) fn new(given: Durably) -> Self {
+        Self {
+            journal: Journal::new(given.state),
+            folder: given.folder,
+            store: given.store,
+            before_reply: given.before_reply,
+            talk: Talk::Silent { until: None },
+            last_request: 0,
+            captured: VecDeque::new(),
+            held_replies: VecDeque::new(),
+            lost: Vec::new(),
+            deaths: VecDeque::new(),
+            restore_deaths: 0,
+            reopens: false,
+            bound: Vec::new(),
+            leaving: None,
+            failed_captures: 0,
+            notices: Vec::new(),
+            broken: None,
+        }
+    }
+
+    pub(super) fn tenure(&self) -> Tenure {
+        self.journal.tenure()
+    }
+
+    pub(super) fn applied_index(&self) -> Index {
+        self.journal.state().applied()
+    }
+
+    /// The time at which something is due.
+    pub(super) fn due(&self) -> Option<Timestamp> {
+        let silent = match self.talk {
+            Talk::Silent { until } => until,
+            _ => None,
+        };
+        let leaving = self.leaving.as_ref().map(|l| l.until);
+        [silent, leaving].into_iter().flatten().min()
+    }
+
+    /// Whether the kernel could be another process without its user's noticing.
+    pub(super) fn captures(&self) -> bool {
+        matches!(self.talk, Talk::Captures | Talk::Flushing(_)) && self.broken.is_none()
+    }
+
+    pub(super) fn bound(&self) -> Bound {
+        Bound {
+            gpu: false,
+            holds: self.bound.clone(),
+        }
+    }
+
+    fn is_leaving(&self) -> bool {
+        self.leaving.is_some()
+    }
+
+    pub(super) fn sanity_check(&self) {
+        self.journal.sanity_check();
+        assert!(self.captured.len() <= CAPTURED_MAX);
+    }
+}
+
+impl Core {
+    // The beginning: a process is heard, and gets the state.
+
+    /// The kernel's process is heard, and the agent may have said hello.
+    pub(super) fn prepare(&mut self) {
+        let now = self.now;
+        let Some(durable) = &mut self.durable else {
+            return self.up();
+        };
+        match durable.talk {
+            Talk::Greeted => self.begin_capturing(),
+            Talk::Silent { .. } => {
+                durable.talk = Talk::Silent {
+                    until: Some(now + AGENT_SPEAKS),
+                }
+            }
+            _ => self.up(),
+        }
+    }
+
+    /// The agent said hello.
+    pub(super) fn greeted(&mut self) {
+        let preparing = matches!(self.phase, Phase::Preparing { .. });
+        if let Some(durable) = &mut self.durable {
+            durable.talk = Talk::Greeted;
+            if preparing {
+                self.begin_capturing();
+            }
+        }
+    }
+
+    fn begin_capturing(&mut self) {
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        let body = json!({
+            "capture": "cells", "patience_ms": null, "record": durable.journal.next_record(),
+            "store": durable.store, "form": hop_state::form::VERSION,
+        });
+        let id = self.ask_agent("state.begin", body);
+        self.talk(Talk::Beginning(id));
+    }
+
+    fn talk(&mut self, talk: Talk) {
+        if let Some(durable) = &mut self.durable {
+            durable.talk = talk;
+        }
+    }
+
+    fn ask_agent(&mut self, op: &str, body: Value) -> u64 {
+        let id = self.durable.as_mut().map_or(0, |durable| {
+            durable.last_request += 1;
+            durable.last_request
+        });
+        self.out.push(Output::ToAgent(Parcel::request(id, op, body)));
+        id
+    }
+
+    /// The agent answered a request of ours.
+    pub(super) fn agent_answered(&mut self, id: u64, answer: Result<Value, String>) {
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        match (durable.talk, answer) {
+            (Talk::Beginning(asked), Ok(_)) if asked == id => self.restore(),
+            (Talk::Beginning(asked), Err(why)) if asked == id => self.without_captures(&why),
+            (Talk::Restoring(asked), Ok(answer)) if asked == id => self.restored(answer),
+            (Talk::Restoring(asked), Err(why)) if asked == id => self.not_restored(&why),
+            (Talk::Flushing(asked), _) if asked == id => self.flushed(),
+            _ => {}
+        }
+    }
+
+    /// Has the agent read the state from which the kernel goes on.
+    fn restore(&mut self) {
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        if durable.restore_deaths >= RESTORE_DEATHS_MAX {
+            return self.not_restored("the kernel's process died while its variables were read");
+        }
+        let Some(settled) = durable.journal.state().restore().settled else {
+            return self.ready();
+        };
+        let folder = hop_protocol::states::folder(&durable.folder, settled.tenure, settled.part);
+        let body = json!({
+            "folder": folder, "length": settled.length, "mac": settled.mac, "lazy": true,
+        });
+        let id = self.ask_agent("state.restore", body);
+        self.talk(Talk::Restoring(id));
+    }
+
+    fn restored(&mut self, answer: Value) {
+        self.tell_restored(answer);
+        if let Some(durable) = &mut self.durable {
+            durable.restore_deaths = 0;
+        }
+        self.ready();
+    }
+
+    /// The user reads at the next cell which variables didn't come back, or came back otherwise.
+    pub(super) fn tell_restored(&mut self, said: Value) {
+        let restored: Restored = serde_json::from_value(said).unwrap_or_default();
+        if let Some(durable) = &mut self.durable {
+            let lost = restored.lost.iter().map(|(name, why)| format!("{name} ({why})"));
+            let lost: Vec<String> = lost.collect();
+            if !lost.is_empty() {
+                durable.notices.push(wording::could_not_come_back(&lost));
+            }
+            durable
+                .notices
+                .extend(restored.notices.iter().map(|n| wording::notice(n)));
+        }
+        self.note_bound(restored.unmovable);
+    }
+
+    /// The state can't be brought back: the kernel is an empty one, and the state stays where it is.
+    fn not_restored(&mut self, why: &str) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let kept = durable.journal.state().restore().settled.map(|s| {
+            let name = hop_log::store::folder_name(s.tenure, s.part);
+            durable.folder.join(name)
+        });
+        durable.notices.push(wording::not_restored(why, kept.as_deref()));
+        durable.restore_deaths = 0;
+        self.act(Act::Fresh);
+        self.ready();
+    }
+
+    fn ready(&mut self) {
+        self.talk(Talk::Captures);
+        self.up();
+    }
+
+    fn without_captures(&mut self, why: &str) {
+        if let Some(durable) = &mut self.durable {
+            durable.talk = Talk::Off;
+            durable.notices.push(wording::not_captured(why));
+        }
+        self.up();
+    }
+
+    /// Tells the user what has to be read before the next reply.
+    pub(super) fn tell_notices(&mut self, header: &Bytes) {
+        let notices = self.durable.as_mut().map(|d| std::mem::take(&mut d.notices));
+        for notice in notices.unwrap_or_default() {
+            self.stderr(header, &notice);
+        }
+    }
+
+    // Cells and their effects.
+
+    fn act(&mut self, act: Act) {
+        if let Some(durable) = &mut self.durable {
+            let entry = durable.journal.act(act);
+            self.out.push(Output::Propose(entry));
+        }
+    }
+
+    fn propose(&mut self, entry: Entry) {
+        if let Some(durable) = &mut self.durable {
+            let entry = durable.journal.propose(entry);
+            self.out.push(Output::Propose(entry));
+        }
+    }
+
+    /// A cell ran to its end. Its answer leaves once the log has it; without a log, at once.
+    pub(super) fn answer_cell(
+        &mut self,
+        cell: &CellId,
+        identity: Bytes,
+        message: Message,
+        outcome: Outcome,
+        count: Option<i64>,
+    ) {
+        let Some(durable) = &mut self.durable else {
+            return self.send_front(Channel::Shell, identity, message);
+        };
+        let answer = Answering {
+            identity,
+            message,
+            count,
+        };
+        let entry = durable.journal.ended(cell, outcome, answer);
+        self.out.push(Output::Propose(entry));
+        self.keep_capture_of(cell);
+    }
+
+    /// The capture that came before the cell's reply goes to the store, behind the cell's own entry.
+    fn keep_capture_of(&mut self, cell: &CellId) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let Some(at) = durable.captured.iter().position(|(c, _)| c == cell) else {
+            return;
+        };
+        if let Some((cell, parcel)) = durable.captured.remove(at) {
+            self.keep(parcel, Some(cell));
+        }
+    }
+
+    fn keep(&mut self, parcel: Parcel, through: Option<CellId>) {
+        let Some(durable) = self.durable.as_mut().filter(|d| d.broken.is_none()) else {
+            return;
+        };
+        let mut attachments = parcel.attachments.into_iter();
+        let (Some(text), Some(body)) = (attachments.next(), attachments.next()) else {
+            return;
+        };
+        let (number, entry) = durable.journal.record(through);
+        let behind = durable.journal.state().restore().settled.cloned();
+        self.out.push(Output::Propose(entry));
+        self.out.push(Output::Append {
+            number,
+            text,
+            body,
+            behind,
+        });
+    }
+
+    /// The agent captured something: `state.cell` at a cell's end, `state.record` later.
+    pub(super) fn captured(&mut self, parcel: Parcel) {
+        let Ok(capture) = serde_json::from_value::<Capture>(parcel.wire.body.clone()) else {
+            return;
+        };
+        self.note_bound(capture.unmovable);
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        if capture.status == "failed" && durable.failed_captures == 0 {
+            durable.notices.push(wording::not_captured(&capture.why));
+        }
+        durable.failed_captures = match capture.status.as_str() {
+            "failed" => durable.failed_captures + 1,
+            _ => 0,
+        };
+        if parcel.attachments.is_empty() {
+            return;
+        }
+        let last = capture.cells.into_iter().next_back().map(|c| c.msg_id);
+        let last = capture.msg_id.or(last);
+        let waits = last.clone().filter(|cell| self.cells.find(cell).is_some());
+        let (Some(durable), Some(cell)) = (&mut self.durable, waits) else {
+            return self.keep(parcel, last);
+        };
+        // Its cell is answered in a moment.
+        durable.captured.push_back((cell, parcel));
+        if durable.captured.len() > CAPTURED_MAX {
+            durable.captured.pop_front();
+        }
+    }
+
+    fn note_bound(&mut self, holds: Vec<String>) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        if durable.bound != holds {
+            durable.bound = holds;
+            let bound = durable.bound();
+            let (kernel, tenure) = self.office();
+            self.tell_hopd(ToHopd::KernelBound {
+                kernel,
+                tenure,
+                bound,
+            });
+        }
+    }
+
+    /// An entry of ours is in the log.
+    pub(super) fn applied(&mut self, index: Index, entry: &Entry) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let (effect, answer) = match durable.journal.apply(index, entry) {
+            Ok(applied) => applied,
+            // The log refuses what a deposed executor proposes: its answers must not leave.
+            Err(_) => return,
+        };
+        match effect {
+            Effect::Answered { number, .. } => {
+                if let (Some(answer), Some(cell)) = (answer, cell_of(entry)) {
+                    self.answered(number, cell, answer);
+                }
+            }
+            Effect::Settled { .. } => {
+                let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
+                self.out.push(Output::WriteState { state: bytes });
+            }
+            Effect::Opened { lost, .. } => {
+                durable.lost = lost;
+                let state = durable.journal.state().clone();
+                self.out.push(Output::OpenTenure { state });
+            }
+            Effect::Asleep => {
+                let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
+                self.out.push(Output::WriteState { state: bytes });
+            }
+            Effect::Again
+            | Effect::Joined
+            | Effect::Left { .. }
+            | Effect::Elected
+            | Effect::Recorded
+            | Effect::Fresh
+            | Effect::Heard => {}
+        }
+    }
+
+    /// The answer of a cell that was lost goes to its client once the log has it.
+    pub(super) fn answer_lost(&mut self, cell: &CellId, identity: Bytes, message: Message, why: String) {
+        let Some(durable) = &mut self.durable else {
+            return self.send_front(Channel::Shell, identity, message);
+        };
+        let answer = Answering {
+            identity,
+            message,
+            count: None,
+        };
+        let entry = durable.journal.lost(cell, why, answer);
+        self.out.push(Output::Propose(entry));
+    }
+
+    /// The log has a cell's answer.
+    fn answered(&mut self, number: CellNumber, cell: CellId, answer: Answering) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        if durable.before_reply && durable.captures() {
+            durable.held_replies.push_back((number, cell, answer));
+            self.out.push(Output::Sync);
+            return;
+        }
+        self.send_answer(number, cell, answer);
+    }
+
+    fn send_answer(&mut self, number: CellNumber, cell: CellId, answer: Answering) {
+        let count = answer.count;
+        self.note(Note::Answered {
+            cell,
+            number: number.0,
+            count,
+        });
+        self.send_front(Channel::Shell, answer.identity, answer.message);
+    }
+
+    /// The front has the answers up to a number.
+    pub(super) fn heard(&mut self, cells: u64, losses: Tenure) {
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        let cells = CellNumber(cells.min(durable.journal.state().cells().0));
+        let losses = losses.min(durable.tenure());
+        self.propose(Entry::Heard { cells, losses });
+    }
+
+    // Requests of earlier tenures.
+
+    pub(super) fn handed_before(&mut self, cell: CellId, tenure: Tenure) {
+        if let Some(durable) = &mut self.durable {
+            durable.journal.was_handed(cell, tenure);
+        }
+    }
+
+    /// Answers a request that the log has an answer for, or that may have begun with an earlier executor. Returns whether
+    /// it did.
+    pub(super) fn was_answered(&mut self, identity: &Bytes, envelope: &Envelope, header: &Header) -> bool {
+        let cell: CellId = header.msg_id.as_str().into();
+        let Some(durable) = &mut self.durable else {
+            return false;
+        };
+        let first = durable.journal.first_handed(&cell);
+        // Elections of earlier executors are told to the front, which then hands the request out as a new one.
+        match durable.journal.state().fate(&cell, first, false) {
+            Fate::Run => false,
+            Fate::Answered(answer) => {
+                match answer.end.clone() {
+                    End::Ended { reply, .. } => {
+                        let message = unpack(reply);
+                        self.send_front(Channel::Shell, identity.clone(), message);
+                    }
+                    End::Lost { why } => self.say_lost(identity.clone(), envelope.header.clone(), &why),
+                }
+                true
+            }
+            Fate::LostInTheMiddle => {
+                let retried = crate::need::is_retried_request(envelope);
+                if !retried {
+                    let why = wording::cell_lost("the kernel's node or its supervisor was lost");
+                    self.lose_request(cell, identity.clone(), envelope.header.clone(), why);
+                }
+                !retried
+            }
+        }
+    }
+
+    /// Whether there is a state to come back from.
+    pub(super) fn has_state(&self) -> bool {
+        let durable = self.durable.as_ref();
+        durable.is_some_and(|d| d.journal.state().restore().settled.is_some())
+    }
+
+    /// `hopd` wants the kernel saved and ended.
+    pub(super) fn asked_to_sleep(&mut self, reason: String) {
+        if self.comes_back() && self.cells.iter().next().is_none() {
+            return self.go_to_sleep(reason);
+        }
+        let (kernel, tenure) = self.office();
+        let reason = match self.cells.iter().next() {
+            Some(_) => "a cell of it runs or waits".to_owned(),
+            None => "its state is not kept".to_owned(),
+        };
+        self.tell_hopd(ToHopd::HibernateRefused {
+            kernel,
+            tenure,
+            reason,
+        });
+    }
+
+    // The store.
+
+    /// The log in the tenure's folder is on disk up to there.
+    pub(super) fn synced(&mut self, upto: RecordNumber, length: u64, mac: String) {
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        let tenure = durable.tenure();
+        let settled = Settled {
+            tenure,
+            part: 0,
+            upto,
+            length,
+            mac,
+        };
+        self.propose(Entry::Settled { settled });
+        self.in_sync();
+    }
+
+    /// All records that came are on disk: a dead kernel's next tenure misses none of them.
+    pub(super) fn in_sync(&mut self) {
+        let reopens = self
+            .durable
+            .as_mut()
+            .is_some_and(|d| std::mem::take(&mut d.reopens));
+        if reopens {
+            let tenure = Tenure(self.office().1.0 + 1);
+            let executor = self.identity.incarnation;
+            self.propose(Entry::Tenure { tenure, executor });
+        }
+        self.go_if_settled();
+    }
+
+    /// The state beside the log is on disk, up to a settled cell.
+    pub(super) fn rested(&mut self) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let through = durable.journal.state().settled_through();
+        let mut ready = Vec::new();
+        while durable
+            .held_replies
+            .front()
+            .is_some_and(|(number, ..)| *number <= through)
+        {
+            ready.extend(durable.held_replies.pop_front());
+        }
+        self.note(Note::Settled { through: through.0 });
+        for (number, cell, answer) in ready {
+            self.send_answer(number, cell, answer);
+        }
+        self.go_if_settled();
+    }
+
+    /// Nothing can be written to the store: the user is told once, and the kernel goes on without it.
+    pub(super) fn store_failed(&mut self, why: String) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        if durable.broken.is_none() {
+            durable.notices.push(wording::not_captured(&why));
+            durable.broken = Some(why);
+        }
+        for (number, cell, answer) in std::mem::take(&mut durable.held_replies) {
+            self.send_answer(number, cell, answer);
+        }
+        self.in_sync();
+    }
+
+    // The end of a process, and the next one.
+
+    /// Whether the kernel goes on in another process after this one has ended.
+    pub(super) fn comes_back(&self) -> bool {
+        self.durable
+            .as_ref()
+            .is_some_and(|d| !d.is_leaving() && !matches!(d.talk, Talk::Off) && d.broken.is_none())
+            && !matches!(self.phase, Phase::Over)
+    }
+
+    /// The kernel's process has died. The cell in its middle is lost, and the kernel goes on in a new process from its last
+    /// captured state.
+    pub(super) fn come_back(&mut self, exit: Exit) {
+        let restoring = matches!(self.phase, Phase::Preparing { .. });
+        let reason = self.reason_of(exit);
+        let now = self.now;
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        durable.deaths.push_back(now);
+        while durable
+            .deaths
+            .front()
+            .is_some_and(|at| now.since(*at) > DEATHS_WITHIN)
+        {
+            durable.deaths.pop_front();
+        }
+        if durable.deaths.len() > DEATHS_MAX {
+            return self.over(wording::died_too_often(&reason, DEATHS_MAX));
+        }
+        durable.restore_deaths += u32::from(restoring);
+        durable.talk = Talk::Silent { until: None };
+        durable.reopens = true;
+        durable.captured.clear();
+        self.forget_process();
+        self.lose_running_cells(&reason);
+        self.phase = Phase::Starting {
+            early: self.phase.take_early(),
+            until: now + super::START,
+        };
+        self.say_restarting();
+        self.out.push(Output::StartKernel);
+        self.out.push(Output::Sync);
+    }
+
+    /// The process is gone, with all that it held on GPUs.
+    fn forget_process(&mut self) {
+        self.gpu.park = Park::Home;
+        self.gpu.doomed = None;
+        self.gpu.last = None;
+        if let Some((_, lease)) = self.gpu.after.take() {
+            self.release_lease(lease);
+        }
+        self.release_left();
+        let seeker = self.lease.seeker().map(|s| (s.id.clone(), s.kind == Kind::Cell));
+        let Some((id, is_cell)) = seeker else {
+            return;
+        };
+        // A cell that hasn't begun keeps its place in the queue, or the lease that it has: its GPUs are this replica's.
+        let waits = is_cell && self.cells.seeking() == Some(&id);
+        match &self.lease {
+            Lease::Returning(..) if waits => self.proceed(),
+            _ if waits => {}
+            Lease::Asked(..) | Lease::Returning(..) => {
+                self.lease = Lease::None;
+                self.withdraw(&id);
+            }
+            _ => {
+                self.lease_used(&id, Outcome::Lost);
+                self.gpu.park = Park::Home;
+            }
+        }
+    }
+
+    /// Cells that the dead process had: the first was in its middle, the others behind it are aborted as behind any error.
+    fn lose_running_cells(&mut self, reason: &str) {
+        let mut aborts = false;
+        for lost in self.cells.take_sent() {
+            match lost {
+                LostCell::Again(cell) => self.tell_retry(&cell, reason),
+                LostCell::Lost(cell) => {
+                    aborts |= cell.stops_on_error();
+                    self.lose(cell, wording::cell_lost(reason));
+                }
+                LostCell::Behind(cell) => self.abort_sent(cell),
+            }
+        }
+        if aborts {
+            self.abort_held();
+        }
+    }
+
+    /// The tenure's folder is open: what is captured from now on is written there.
+    pub(super) fn tenure_opened(&mut self) {
+        if let Some(durable) = &mut self.durable {
+            let (tenure, lost) = (durable.tenure(), std::mem::take(&mut durable.lost));
+            self.note(Note::Tenure { tenure, lost });
+            self.register();
+        }
+    }
+
+    // The end of the replica.
+
+    /// The seat ends. The running cell is given a moment, and the state is captured once more.
+    pub(super) fn leave_seat(&mut self, reason: String) {
+        self.say_farewell(Farewell::Leave(reason));
+    }
+
+    /// The kernel hibernates.
+    pub(super) fn go_to_sleep(&mut self, reason: String) {
+        self.say_farewell(Farewell::Sleep(reason));
+    }
+
+    fn say_farewell(&mut self, farewell: Farewell) {
+        let now = self.now;
+        if let Some(durable) = &mut self.durable
+            && durable.leaving.is_none()
+        {
+            durable.leaving = Some(Leaving {
+                farewell,
+                until: now + LAST_CELL,
+                flushed: false,
+            });
+        }
+        self.leave_if_idle();
+    }
+
+    /// Captures for the last time once no cell runs.
+    pub(super) fn leave_if_idle(&mut self) {
+        let now = self.now;
+        let idle = self.cells.running().is_none();
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let Some(leaving) = durable.leaving.as_mut().filter(|l| !l.flushed) else {
+            return;
+        };
+        if durable.talk == Talk::Captures && idle {
+            leaving.until = now + LAST_CAPTURE;
+            let id = self.ask_agent("state.flush", json!({"audit": true}));
+            self.talk(Talk::Flushing(id));
+        }
+    }
+
+    fn flushed(&mut self) {
+        if let Some(durable) = &mut self.durable {
+            durable.talk = Talk::Captures;
+            if let Some(leaving) = &mut durable.leaving {
+                leaving.flushed = true;
+            }
+        }
+        self.out.push(Output::Sync);
+        self.go_if_settled();
+    }
+
+    /// Leaves once everything that was captured is in the store.
+    fn go_if_settled(&mut self) {
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        let Some(leaving) = durable.leaving.as_ref().filter(|l| l.flushed) else {
+            return;
+        };
+        let state = durable.journal.state();
+        let settled = state.unsettled_records().len() == 0 && durable.journal.is_settled();
+        let awake = !matches!(state.office(), hop_log::Office::Asleep { .. });
+        if settled && awake && matches!(leaving.farewell, Farewell::Sleep(_)) {
+            self.act(Act::Hibernated);
+        } else if settled || durable.broken.is_some() {
+            self.go();
+        }
+    }
+
+    fn go(&mut self) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let Some(leaving) = durable.leaving.take() else {
+            return;
+        };
+        match leaving.farewell {
+            Farewell::Leave(reason) => self.note(Note::Leaving { reason }),
+            Farewell::Sleep(reason) => {
+                let (kernel, tenure) = self.office();
+                self.tell_hopd(ToHopd::Hibernated { kernel, tenure });
+                self.note(Note::Asleep { reason });
+            }
+        }
+        self.phase = Phase::Over;
+        self.out.push(Output::KillKernel);
+        self.out.push(Output::Leave);
+    }
+
+    /// Time passes.
+    pub(super) fn durable_tick(&mut self) {
+        let now = self.now;
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        if matches!(durable.talk, Talk::Silent { until: Some(at) } if at <= now) {
+            self.without_captures("its agent doesn't answer");
+            return;
+        }
+        if durable.leaving.as_ref().is_some_and(|l| l.until <= now) {
+            self.go();
+        }
+    }
+}
+
+/// The cell that an entry answers.
+fn cell_of(entry: &Entry) -> Option<CellId> {
+    match entry {
+        Entry::Act {
+            act: Act::Ended { cell, .. } | Act::Lost { cell, .. },
+            ..
+        } => Some(cell.clone()),
+        _ => None,
+    }
+}

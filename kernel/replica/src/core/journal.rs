@@ -1,0 +1,199 @@
+//! The kernel's log as the executor drives it: entries that it proposes, and their effect once they are applied.
+//!
+//! With one replica the shell applies each proposal at once; with three it goes through the kernel's Raft group. The rules
+//! are hop-log's (docs/replication.md); this knows which cells wait for an answer of the log.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use hop_log::{Act, Effect, Entry, Index, Payload, Record, RecordNumber, Refusal, Sequence, State};
+use hop_words::id::{CellId, Tenure};
+use hop_words::lease::Outcome;
+use hop_zmtp::Message;
+use std::collections::{HashMap, VecDeque};
+
+/// An answer that waits for its entry.
+#[derive(Debug)]
+pub(super) struct Answering {
+    pub(super) identity: Bytes,
+    pub(super) message: Message,
+    /// The cell's execution count.
+    pub(super) count: Option<i64>,
+}
+
+#[derive(Debug)]
+pub(super) struct Journal {
+    state: State,
+    /// Entries that were proposed and aren't applied yet, the oldest first.
+    proposed: VecDeque<Entry>,
+    answering: HashMap<CellId, Answering>,
+    /// Requests that the front has handed out before, with the first tenure.
+    handed_before: HashMap<CellId, Tenure>,
+}
+
+impl Journal {
+    pub(super) fn new(state: State) -> Self {
+        Self {
+            state,
+            proposed: VecDeque::new(),
+            answering: HashMap::new(),
+            handed_before: HashMap::new(),
+        }
+    }
+
+    pub(super) fn state(&self) -> &State {
+        &self.state
+    }
+
+    pub(super) fn tenure(&self) -> Tenure {
+        self.state.tenure()
+    }
+
+    /// The number of the next record.
+    pub(super) fn next_record(&self) -> RecordNumber {
+        let records = self.proposed.iter().filter(|e| match e {
+            Entry::Act {
+                act: Act::Record { .. },
+                ..
+            } => true,
+            Entry::Act {
+                act: Act::Ended { record, .. },
+                ..
+            } => record.is_some(),
+            _ => false,
+        });
+        RecordNumber(self.state.records().0 + records.count() as u64 + 1)
+    }
+
+    /// An act of this executor's, behind those that were proposed before.
+    pub(super) fn act(&mut self, act: Act) -> Entry {
+        let before = self.proposed.iter().filter(|e| matches!(e, Entry::Act { .. }));
+        let sequence = Sequence(self.state.sequence().0 + before.count() as u64 + 1);
+        self.propose(Entry::Act {
+            tenure: self.tenure(),
+            sequence,
+            act,
+        })
+    }
+
+    /// A cell ran to its end; its answer waits for the entry.
+    pub(super) fn ended(&mut self, cell: &CellId, outcome: Outcome, answer: Answering) -> Entry {
+        let act = Act::Ended {
+            cell: cell.clone(),
+            outcome,
+            reply: pack(&answer.message),
+            last_output: 0,
+            record: None,
+        };
+        self.answering.insert(cell.clone(), answer);
+        self.act(act)
+    }
+
+    /// A cell was lost in its middle; its answer waits for the entry.
+    pub(super) fn lost(&mut self, cell: &CellId, why: String, answer: Answering) -> Entry {
+        self.answering.insert(cell.clone(), answer);
+        self.act(Act::Lost {
+            cell: cell.clone(),
+            why,
+        })
+    }
+
+    /// A record that is in the folder's log, with its number. `through` is the last cell that it completes.
+    pub(super) fn record(&mut self, through: Option<CellId>) -> (RecordNumber, Entry) {
+        let number = self.next_record();
+        let record = Record {
+            number,
+            payload: Payload::Folder,
+        };
+        (number, self.act(Act::Record { record, through }))
+    }
+
+    pub(super) fn propose(&mut self, entry: Entry) -> Entry {
+        self.proposed.push_back(entry.clone());
+        entry
+    }
+
+    /// Applies an entry. Returns its effect, with the answer that waited for it.
+    ///
+    /// # Errors
+    /// The log refuses the entry; the answer that waited for it must not leave.
+    pub(super) fn apply(
+        &mut self,
+        index: Index,
+        entry: &Entry,
+    ) -> Result<(Effect, Option<Answering>), Refusal> {
+        if self.proposed.front() == Some(entry) {
+            self.proposed.pop_front();
+        }
+        let effect = self.state.apply(index, entry);
+        let answer = match entry {
+            Entry::Act {
+                act: Act::Ended { cell, .. } | Act::Lost { cell, .. },
+                ..
+            } => self.answering.remove(cell),
+            _ => None,
+        };
+        effect.map(|effect| (effect, answer))
+    }
+
+    /// The front has handed out this request before, first under this tenure.
+    pub(super) fn was_handed(&mut self, cell: CellId, tenure: Tenure) {
+        self.handed_before.insert(cell, tenure);
+    }
+
+    /// Forgets and returns the first tenure under which a request was handed out.
+    pub(super) fn first_handed(&mut self, cell: &CellId) -> Tenure {
+        self.handed_before.remove(cell).unwrap_or_else(|| self.tenure())
+    }
+
+    /// Whether every proposal was applied.
+    pub(super) fn is_settled(&self) -> bool {
+        self.proposed.is_empty()
+    }
+
+    pub(super) fn sanity_check(&self) {
+        self.state.sanity_check().expect("the log's invariants hold");
+        assert!(
+            self.answering.len() <= self.proposed.len(),
+            "an answer waits for its entry"
+        );
+    }
+}
+
+/// A message as bytes: its frames, each behind its length (u32, big endian).
+pub(super) fn pack(message: &Message) -> Bytes {
+    let size: usize = message.0.iter().map(|f| 4 + f.len()).sum();
+    let mut out = BytesMut::with_capacity(size);
+    for frame in &message.0 {
+        out.put_u32(u32::try_from(frame.len()).expect("a frame of a reply is far below 4 GiB"));
+        out.put_slice(frame);
+    }
+    out.freeze()
+}
+
+/// The message of [`pack`]. Bytes that are no such message give the frames read so far.
+pub(super) fn unpack(mut bytes: Bytes) -> Message {
+    let mut frames = Vec::new();
+    while bytes.len() >= 4 {
+        let length = bytes.get_u32() as usize;
+        if bytes.len() < length {
+            break;
+        }
+        frames.push(bytes.split_to(length));
+    }
+    Message(frames)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_packed_message_is_unpacked_whole() {
+        let message = Message(vec![
+            Bytes::from_static(b"a"),
+            Bytes::new(),
+            Bytes::from_static(b"<IDS|MSG>"),
+        ]);
+        assert_eq!(unpack(pack(&message)), message);
+        assert_eq!(unpack(Bytes::from_static(b"\0\0\0\x09x")).0.len(), 0);
+    }
+}

@@ -1,0 +1,496 @@
+//! The one lease that a kernel asks for, waits for or holds: for a cell, or for a `with gresshopper.gpu():` block.
+
+use super::Core;
+use super::cells::no_header;
+use super::memory::Last;
+use super::standing::Standing;
+use super::wording::{self, describe};
+use crate::need;
+use bytes::Bytes;
+use hop_api::message::{EndedCell, Grant, Outcome, Request as ToHopd};
+use hop_words::id::{CellId, LeaseId};
+use hop_words::need::{Class, Need};
+use hop_words::time::{Span, Timestamp};
+use serde_json::{Value, json};
+
+/// A shorter wait is not told: a message for each cell would be noise.
+const TELL_AFTER: Span = Span::from_millis(200);
+
+/// The cell or block that a lease is for.
+#[derive(Debug, Clone)]
+pub(super) struct Seeker {
+    /// The name by which `hopd` knows it: the cell's id, or `CELL/N` for a block.
+    pub(super) id: CellId,
+    /// The header of the request that its messages belong to.
+    pub(super) header: Bytes,
+    pub(super) need: Need,
+    pub(super) class: Class,
+    pub(super) kind: Kind,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kind {
+    Cell,
+    /// A block, the agent's request for it, and the cell in which it began. `None` means that no cell ran then.
+    Block {
+        request: u64,
+        inside: Option<CellId>,
+    },
+}
+
+/// A wait for a lease, and what its user was told of it.
+#[derive(Debug, Clone)]
+pub(super) struct Wait {
+    pub(super) since: Timestamp,
+    told: bool,
+    /// Its place, reason and estimate, as `metadata.gresshopper` of a status message has them.
+    pub(super) state: Value,
+}
+
+impl Wait {
+    pub(super) fn new(since: Timestamp, state: Value) -> Self {
+        Self {
+            since,
+            told: false,
+            state,
+        }
+    }
+}
+
+/// How often a cell stood still in its middle, and how long it had run before.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Parked {
+    pub(super) ran: Span,
+    pub(super) times: u32,
+}
+
+/// A lease in use.
+#[derive(Debug, Clone)]
+pub(super) struct Holder {
+    pub(super) seeker: Seeker,
+    pub(super) lease: LeaseId,
+    /// As the cell's reply tells it.
+    pub(super) described: Value,
+    pub(super) started: Timestamp,
+    pub(super) parked: Parked,
+}
+
+/// An order of `hopd`'s to make room in the middle of a cell.
+#[derive(Debug, Clone)]
+pub(super) struct Stop {
+    pub(super) reason: String,
+    /// The cell was interrupted meanwhile.
+    pub(super) interrupted: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) enum Lease {
+    #[default]
+    None,
+    /// `hopd` was asked.
+    Asked(Seeker, Wait),
+    /// Granted. The kernel's parked GPU memory comes back first.
+    Returning(Seeker, Wait, Box<Grant>),
+    Held(Holder),
+    /// The cell is being taken off its GPUs in its middle.
+    Stopping(Holder, Stop),
+    /// The cell stands still in its middle, and waits for another lease.
+    Standing(Box<Standing>),
+}
+
+impl Lease {
+    /// The cell that runs on a lease, or stands still in its middle: no other cell may run beside it.
+    pub(super) fn running_cell(&self) -> Option<&CellId> {
+        match self {
+            Self::None | Self::Asked(..) | Self::Returning(..) => None,
+            Self::Held(h) | Self::Stopping(h, _) => h.seeker.as_cell(),
+            Self::Standing(s) => s.seeker.as_cell(),
+        }
+    }
+
+    pub(super) fn seeker(&self) -> Option<&Seeker> {
+        match self {
+            Self::None => None,
+            Self::Asked(seeker, _) | Self::Returning(seeker, ..) => Some(seeker),
+            Self::Held(h) | Self::Stopping(h, _) => Some(&h.seeker),
+            Self::Standing(s) => Some(&s.seeker),
+        }
+    }
+
+    pub(super) fn is_for(&self, id: &CellId) -> bool {
+        self.seeker().is_some_and(|s| s.id == *id)
+    }
+
+    /// The lease that `hopd` has granted and that isn't over, with the name of its cell or block.
+    pub(super) fn granted(&self) -> Option<(LeaseId, &CellId)> {
+        match self {
+            Self::None | Self::Asked(..) => None,
+            Self::Returning(seeker, _, grant) => Some((grant.lease, &seeker.id)),
+            Self::Held(h) | Self::Stopping(h, _) => Some((h.lease, &h.seeker.id)),
+            Self::Standing(s) => s.grant.as_ref().map(|(grant, _)| (grant.lease, &s.seeker.id)),
+        }
+    }
+
+    fn wait_mut(&mut self) -> Option<(&Seeker, &mut Wait)> {
+        match self {
+            Self::Asked(seeker, wait) | Self::Returning(seeker, wait, _) => Some((seeker, wait)),
+            Self::Standing(s) => s.wait_mut(),
+            Self::None | Self::Held(_) | Self::Stopping(..) => None,
+        }
+    }
+
+    fn wait(&self) -> Option<&Wait> {
+        match self {
+            Self::Asked(_, wait) | Self::Returning(_, wait, _) => Some(wait),
+            Self::Standing(s) => Some(&s.wait),
+            Self::None | Self::Held(_) | Self::Stopping(..) => None,
+        }
+    }
+
+    /// The time at which a waiting user has to be told so.
+    pub(super) fn tell_at(&self) -> Option<Timestamp> {
+        self.wait().filter(|w| !w.told).map(|w| w.since + TELL_AFTER)
+    }
+}
+
+impl Seeker {
+    pub(super) fn as_cell(&self) -> Option<&CellId> {
+        (self.kind == Kind::Cell).then_some(&self.id)
+    }
+}
+
+impl Core {
+    /// Asks for the lease of the first cell that waits.
+    pub(super) fn ask_for_cell(&mut self, id: CellId, need: Need) {
+        let Some(cell) = self.cells.find(&id) else {
+            return;
+        };
+        let seeker = Seeker {
+            header: cell.header.clone(),
+            class: need::class_of(&need, &cell.run),
+            kind: Kind::Cell,
+            id: id.clone(),
+            need,
+        };
+        self.cells.seek(&id);
+        self.ask(seeker);
+    }
+
+    pub(super) fn ask(&mut self, seeker: Seeker) {
+        let state = match &self.hopd {
+            super::Hopd::Up => json!({"state": "queued"}),
+            super::Hopd::Down(why) => wording::scheduler_away(why),
+        };
+        let ((kernel, tenure), cell) = (self.office(), seeker.id.clone());
+        let (need, class) = (seeker.need.clone(), seeker.class);
+        self.lease = Lease::Asked(seeker, Wait::new(self.now, state));
+        self.tell_hopd(ToHopd::Submit {
+            kernel,
+            tenure,
+            cell,
+            need,
+            class,
+        });
+    }
+
+    /// Tells a user who has waited for long for what.
+    pub(super) fn tell_long_wait(&mut self) {
+        if self.lease.tell_at().is_some_and(|at| at <= self.now) {
+            self.tell_wait();
+        }
+    }
+
+    fn tell_wait(&mut self) {
+        if let Some((seeker, wait)) = self.lease.wait_mut() {
+            wait.told = true;
+            let header = seeker.header.clone();
+            let notice = self.notice();
+            self.publish_state(&header, &notice);
+        }
+    }
+
+    /// Notes why the user waits.
+    pub(super) fn update_wait(&mut self, state: Value) {
+        if let Some((_, wait)) = self.lease.wait_mut() {
+            wait.state = state;
+            if wait.told {
+                self.tell_wait();
+            }
+        }
+    }
+
+    /// Tells a user who was told of the wait that it is over.
+    pub(super) fn tell_granted(&mut self, header: &Bytes, wait: &Wait) {
+        if wait.told {
+            let notice = self.notice();
+            self.publish_state(header, &notice);
+        }
+    }
+
+    /// `hopd` has a place in the queue for the cell.
+    pub(super) fn queued(&mut self, cell: &CellId, position: u32, reason: &str, estimate: Option<Span>) {
+        if !self.lease.is_for(cell) {
+            return;
+        }
+        let eta = estimate.map(Span::as_secs_f64);
+        let mut state = json!({"state": "queued", "position": position, "reason": reason, "eta_s": eta});
+        if let Lease::Standing(standing) = &self.lease {
+            state["state"] = "parked".into();
+            state["because"] = standing.because.as_str().into();
+        }
+        self.update_wait(state);
+    }
+
+    /// A lease was granted. Parked GPU memory of the kernel comes back before the lease is used.
+    pub(super) fn granted(&mut self, cell: &CellId, grant: Grant) {
+        if self
+            .lease
+            .granted()
+            .is_some_and(|(lease, id)| lease == grant.lease && id == cell)
+        {
+            // Said again on a new connection.
+            return;
+        }
+        let devices = wording::device_paths(&grant);
+        if devices.is_empty() {
+            return self.use_lease(cell, grant);
+        }
+        let header = self
+            .lease
+            .seeker()
+            .filter(|s| s.id == *cell)
+            .map(|s| s.header.clone());
+        self.gpu.last = Some(Last {
+            id: grant.lease,
+            devices,
+            header: header.unwrap_or_else(no_header),
+            grace: Span::ZERO,
+        });
+        self.gpu.doomed = None;
+        self.linger_is_over(grant.lease);
+        self.lease = match std::mem::take(&mut self.lease) {
+            Lease::Asked(seeker, wait) if seeker.id == *cell => {
+                Lease::Returning(seeker, wait, Box::new(grant))
+            }
+            Lease::Standing(mut standing) if standing.seeker.id == *cell => {
+                standing.grant = Some((grant, self.now));
+                Lease::Standing(standing)
+            }
+            // Nobody waits for it any more: `hopd` hears that by the withdrawal.
+            other => {
+                self.lease = other;
+                return;
+            }
+        };
+        let acts = self.gpu.park.granted();
+        self.carry_out(acts);
+    }
+
+    /// The kernel's memory is where the granted lease needs it.
+    pub(super) fn proceed(&mut self) {
+        match std::mem::take(&mut self.lease) {
+            Lease::Returning(seeker, wait, grant) => {
+                let cell = seeker.id.clone();
+                self.lease = Lease::Asked(seeker, wait);
+                self.use_lease(&cell, *grant);
+            }
+            Lease::Standing(standing) => self.go_on(*standing),
+            other => self.lease = other,
+        }
+    }
+
+    /// The cell or block that waited for this lease begins.
+    fn use_lease(&mut self, cell: &CellId, grant: Grant) {
+        let (seeker, wait) = match std::mem::take(&mut self.lease) {
+            Lease::Asked(seeker, wait) if seeker.id == *cell => (seeker, wait),
+            other => {
+                self.lease = other;
+                return;
+            }
+        };
+        self.hide_text(&seeker.id);
+        let described = describe(&grant);
+        let holder = Holder {
+            lease: grant.lease,
+            described: described.clone(),
+            started: self.now,
+            parked: Parked::default(),
+            seeker,
+        };
+        let (kind, header) = (holder.seeker.kind.clone(), holder.seeker.header.clone());
+        self.lease = Lease::Held(holder);
+        self.linger_is_over(grant.lease);
+        self.tell_granted(&header, &wait);
+        match kind {
+            Kind::Cell => self.cells.set_metadata(cell, described),
+            Kind::Block { request, inside } => {
+                if let Some(inside) = inside {
+                    self.cells.set_metadata(&inside, described.clone());
+                }
+                self.answer_agent(request, described);
+            }
+        }
+    }
+
+    /// `hopd` won't grant it, or what it granted can't be used.
+    pub(super) fn refused(&mut self, cell: &CellId, reason: String) {
+        match std::mem::take(&mut self.lease) {
+            Lease::Standing(standing) if standing.seeker.id == *cell => {
+                self.lease = Lease::Standing(standing);
+                self.standing_refused(&reason);
+            }
+            Lease::Asked(seeker, _) | Lease::Returning(seeker, ..) if seeker.id == *cell => match seeker.kind
+            {
+                Kind::Block { request, .. } => self.refuse_agent(request, "refused", &reason),
+                Kind::Cell => self.fail(cell, super::Verdict::Refused(reason)),
+            },
+            other => self.lease = other,
+        }
+    }
+
+    /// The cell or block waits no longer.
+    pub(super) fn withdraw(&mut self, cell: &CellId) {
+        let ((kernel, tenure), cell) = (self.office(), cell.clone());
+        self.tell_hopd(ToHopd::CancelCell { kernel, tenure, cell });
+    }
+
+    /// The cell or block that had a lease, or stood still without one, has ended.
+    pub(super) fn lease_used(&mut self, cell: &CellId, outcome: Outcome) {
+        if !self.lease.is_for(cell) {
+            return;
+        }
+        let used = match std::mem::take(&mut self.lease) {
+            Lease::Held(holder) => {
+                self.lingers(&holder);
+                Some((holder.lease, holder.started))
+            }
+            Lease::Stopping(holder, _) => {
+                self.gpu.park.cell_ended();
+                Some((holder.lease, holder.started))
+            }
+            Lease::Standing(standing) => match standing.grant {
+                Some((grant, since)) => Some((grant.lease, since)),
+                None => {
+                    self.withdraw(cell);
+                    None
+                }
+            },
+            other => {
+                self.lease = other;
+                None
+            }
+        };
+        if let Some((lease, started)) = used {
+            self.cell_ended(cell, lease, started, outcome);
+        }
+    }
+
+    pub(super) fn cell_ended(&mut self, cell: &CellId, lease: LeaseId, started: Timestamp, outcome: Outcome) {
+        let ((kernel, tenure), cell, ended) = (self.office(), cell.clone(), self.now);
+        self.ended = Some(EndedCell {
+            cell: cell.clone(),
+            outcome,
+        });
+        self.tell_hopd(ToHopd::CellEnded {
+            kernel,
+            tenure,
+            cell,
+            lease,
+            started,
+            ended,
+            outcome,
+        });
+    }
+
+    /// `hopd` takes a lease away. Returns the cell that runs on it: it is told why, interrupted, and has the grace time
+    /// to end.
+    pub(super) fn revoked(&mut self, lease: LeaseId, reason: &str) -> Option<CellId> {
+        let cell = match &self.lease {
+            Lease::Held(h) | Lease::Stopping(h, _) if h.lease == lease => match &h.seeker.kind {
+                Kind::Cell => h.seeker.id.clone(),
+                Kind::Block { .. } => {
+                    // The block has nothing any more: its end will say nothing.
+                    if let Lease::Stopping(..) = std::mem::take(&mut self.lease) {
+                        self.gpu.park.cell_ended();
+                    }
+                    self.cells.running()?.clone()
+                }
+            },
+            _ => return None,
+        };
+        let header = self.cells.header(&cell);
+        self.publish_state(
+            &header,
+            &json!({"state": "revoked", "lease": lease, "reason": reason}),
+        );
+        self.stderr(&header, &wording::taken_away(reason));
+        self.cells.add_metadata(&cell, "revoked", reason.into());
+        self.interrupt_kernel();
+        Some(cell)
+    }
+
+    /// A lease is over before its cell has begun: the cell asks for another one.
+    fn ask_again(&mut self, lease: LeaseId) {
+        let held = match &self.lease {
+            Lease::Held(holder) if holder.lease == lease => holder.seeker.id.clone(),
+            _ => return,
+        };
+        if self.cells.seeking() == Some(&held) {
+            self.lease = Lease::None;
+            self.cells.unseek(&held);
+        }
+    }
+
+    /// A lease is over for `hopd`: nothing of the kernel may stay on its GPUs.
+    pub(super) fn lease_over(&mut self, lease: LeaseId, grace: Span, reason: &str) {
+        self.linger_is_over(lease);
+        let standing = match &self.lease {
+            Lease::Standing(s) => Some((s.from, s.grant.as_ref().map(|(grant, _)| grant.lease))),
+            _ => None,
+        };
+        let comes_back = standing.is_some_and(|(_, granted)| granted == Some(lease));
+        self.ask_again(lease);
+        let running = if comes_back {
+            None
+        } else {
+            self.revoked(lease, reason)
+        };
+        let Some(last) = self.gpu.last.as_mut().filter(|last| last.id == lease) else {
+            self.release_lease(lease);
+            if standing.is_some_and(|(from, _)| from == lease) {
+                // It was over before `hopd` heard that its cell stands still.
+                self.register();
+            }
+            return;
+        };
+        last.grace = grace;
+        if comes_back {
+            self.stand_again();
+            self.leave(lease);
+            return self.register();
+        }
+        if let Lease::Returning(seeker, _, grant) = &self.lease
+            && grant.lease == lease
+        {
+            let cell = seeker.id.clone();
+            self.refused(&cell, format!("the GPU was taken away: {reason}"));
+        }
+        match running {
+            Some(cell) => {
+                self.gpu.after = Some((cell, lease));
+                self.gpu.doomed = Some(wording::would_not_end(reason, grace));
+            }
+            None => self.leave(lease),
+        }
+    }
+
+    /// Why a cell can't be given a lease of its own now. `None` means that it can.
+    pub(super) fn in_the_way(&self) -> Option<String> {
+        match &self.lease {
+            Lease::None => None,
+            Lease::Asked(..) | Lease::Returning(..) => Some(wording::BLOCK_WAITS.into()),
+            Lease::Standing(_) => Some(wording::BLOCK_IS_PARKED.into()),
+            Lease::Held(h) | Lease::Stopping(h, _) => Some(wording::block_holds(h.lease)),
+        }
+    }
+}

@@ -1,0 +1,774 @@
+//! A kernel as its supervisor decides about it: cells in order, the lease that they ask for, the GPU memory that comes and
+//! goes with leases, and the kernel's beginning and end. Pure: no socket, no process, no clock, no randomness.
+//!
+//! [`Core::handle`] is the whole interface: tell it what happened and what time it is, carry out what it says, and come
+//! back at [`Core::due`] with [`Input::Tick`]. The shell (`crate::run`) owns sockets and processes; the front decides for
+//! clients; `hopd` decides who gets which GPU.
+
+mod answers;
+mod block;
+mod cells;
+mod check;
+mod durable;
+mod journal;
+mod lease;
+mod memory;
+mod notices;
+mod standing;
+#[cfg(test)]
+mod tests;
+mod wording;
+
+use crate::agent::Parcel;
+use crate::leases::News;
+use answers::Verdict;
+use bytes::Bytes;
+use cells::{Cells, Next, StageName};
+use durable::Durable;
+use hop_api::message::{
+    Bound, EndedCell, Event, Outcome, ReplicaRole, ReplicaUp, Request as ToHopd, SeatStep, WaitingCell,
+};
+use hop_log::{Entry, Index, RecordNumber, Settled, State};
+use hop_protocol::file::Launch;
+use hop_protocol::jupyter::{Author, Channel, Envelope, Header, with_key};
+use hop_protocol::link::Item;
+use hop_protocol::message::{InFlight, Note, Over};
+use hop_words::id::{CellId, Incarnation, KernelId, NodeName, Tenure};
+use hop_words::time::{Span, Timestamp};
+use hop_zmtp::Message;
+use lease::Lease;
+use memory::Gpu;
+use notices::Notices;
+use serde::Deserialize;
+use serde_json::Value;
+use std::borrow::Cow;
+use std::path::PathBuf;
+
+pub use check::Place;
+pub use durable::Durably;
+pub use memory::{Errand, ErrandEnd, Left, Returned};
+
+/// A kernel that isn't heard so long after its start doesn't come up.
+pub(crate) const START: Span = Span::from_secs(120);
+
+/// Between asking a kernel to go and ending it.
+const SHUTDOWN: Span = Span::from_secs(5);
+
+/// Facts of one replica that never change.
+#[derive(Debug, Clone)]
+pub struct Identity {
+    pub kernel: KernelId,
+    pub incarnation: Incarnation,
+    pub node: NodeName,
+    pub seat: SeatStep,
+    pub launch: Launch,
+    /// Whether a cell can be parked in its middle as far as this node's programs are concerned.
+    pub can_park: bool,
+}
+
+/// Something that happened.
+#[derive(Debug)]
+pub enum Input {
+    /// A client's request, through the front.
+    Request {
+        channel: Channel,
+        identity: Bytes,
+        message: Message,
+    },
+    /// The user interrupts the kernel as with a signal.
+    Interrupt,
+    /// The front wants the kernel ended.
+    End,
+    /// The seat's step is being ended by Slurm.
+    Terminated,
+    /// The kernel's iopub is known to be heard: it takes requests.
+    KernelUp { pid: u32 },
+    /// The kernel published something for its clients.
+    Published(Message),
+    /// The kernel answered a client, or asks it for input.
+    FromKernel {
+        channel: Channel,
+        identity: Bytes,
+        message: Message,
+    },
+    /// The kernel's process has ended. All that it said last was told before.
+    Exited(Exit),
+    /// The agent inside the kernel said something.
+    Agent(Parcel),
+    /// `hopd` said something, or its connection came or went.
+    Hopd(News),
+    /// An errand of `hop gpu` has ended.
+    Errand(ErrandEnd),
+    /// An entry of the log is committed.
+    Applied { index: Index, entry: Entry },
+    /// The log in the tenure's folder is on disk: up to a record, with so many valid bytes and the last record's MAC.
+    Synced {
+        upto: RecordNumber,
+        length: u64,
+        mac: String,
+    },
+    /// Nothing waits to be written to the log: the answer to [`Output::Sync`] where [`Input::Synced`] isn't.
+    InSync,
+    /// The state beside the log is on disk.
+    Rested,
+    /// The folder of the next tenure is open.
+    TenureOpened,
+    /// Nothing can be written to the store, for this reason.
+    StoreFailed(String),
+    /// The front has the answers up to `cells`, and has told the losses up to `losses`.
+    Heard { cells: u64, losses: Tenure },
+    /// The front has handed out this request before, first under this tenure.
+    HandedBefore { cell: CellId, tenure: Tenure },
+    /// The front lets a cell begin that was held back.
+    MayBegin { cell: CellId },
+    /// Nobody uses the kernel any more: it hibernates, if its state is kept.
+    Orphaned { reason: String },
+    /// Time has passed.
+    Tick,
+}
+
+/// The end of the kernel's process.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Exit {
+    /// A sentence for the user.
+    pub reason: String,
+    /// A SIGKILL whose sender is unknown.
+    pub killed: bool,
+}
+
+/// Something to do.
+#[derive(Debug, Clone)]
+pub enum Output {
+    ToKernel {
+        channel: Channel,
+        identity: Bytes,
+        message: Message,
+    },
+    ToFront(Item),
+    ToHopd(Box<ToHopd>),
+    ToAgent(Parcel),
+    /// Run `hop gpu` for these device files; its end is an [`Input::Errand`].
+    Gpu(Errand, Vec<PathBuf>),
+    /// Signal the kernel as Ctrl-C would.
+    InterruptKernel,
+    KillKernel,
+    /// Start the kernel's process anew: the old one has ended.
+    StartKernel,
+    /// Have the log take in this entry. Once it is committed, [`Input::Applied`] says so.
+    Propose(Entry),
+    /// Write a record behind the others in the tenure's folder. The first one there comes behind the state from which the
+    /// namespace was brought back, if any.
+    Append {
+        number: RecordNumber,
+        text: Bytes,
+        body: Bytes,
+        behind: Option<Settled>,
+    },
+    /// Have the records on disk now, and not within a second: [`Input::Synced`] or [`Input::InSync`].
+    Sync,
+    /// Replace the state beside the log: [`Input::Rested`].
+    WriteState {
+        state: Bytes,
+    },
+    /// Open the folder of this state's tenure: [`Input::TenureOpened`].
+    OpenTenure {
+        state: State,
+    },
+    /// The replica ends, once the front has taken everything.
+    Leave,
+}
+
+/// The connection to `hopd`.
+#[derive(Debug)]
+enum Hopd {
+    Up,
+    /// There is none, for this reason.
+    Down(String),
+}
+
+#[derive(Debug)]
+enum Phase {
+    /// The kernel isn't heard yet. Cells wait in their order, other requests here.
+    Starting {
+        early: Early,
+        until: Timestamp,
+    },
+    /// The kernel is heard, and gets its state.
+    Preparing {
+        early: Early,
+        pid: u32,
+    },
+    Up,
+    Over,
+}
+
+/// Requests that wait for the kernel.
+type Early = Vec<(Channel, Bytes, Message)>;
+
+impl Phase {
+    fn take_early(&mut self) -> Early {
+        match self {
+            Self::Starting { early, .. } | Self::Preparing { early, .. } => std::mem::take(early),
+            Self::Up | Self::Over => Vec::new(),
+        }
+    }
+}
+
+#[derive(Debug)]
+pub struct Core {
+    identity: Identity,
+    author: Author,
+    now: Timestamp,
+    out: Vec<Output>,
+    phase: Phase,
+    cells: Cells,
+    lease: Lease,
+    gpu: Gpu,
+    hopd: Hopd,
+    /// The last cell that ended on a lease, for a `hopd` that was away.
+    ended: Option<EndedCell>,
+    /// `None` means that the kernel keeps no log.
+    durable: Option<Durable>,
+    notices: Notices,
+    /// Numbers the blocks of a kernel.
+    blocks: u64,
+    shutting_down: bool,
+    /// Why the replica ended the kernel, where the kernel's own end doesn't tell.
+    ended_by: Option<String>,
+    kill_at: Option<Timestamp>,
+}
+
+#[derive(Deserialize)]
+struct ReplyContent<'a> {
+    #[serde(borrow, default)]
+    status: Cow<'a, str>,
+    execution_count: Option<i64>,
+}
+
+impl Core {
+    /// A kernel that is being started now.
+    pub fn new(identity: Identity, durably: Option<Durably>, author: Author, now: Timestamp) -> Self {
+        Self {
+            identity,
+            author,
+            now,
+            out: Vec::new(),
+            phase: Phase::Starting {
+                early: Vec::new(),
+                until: now + START,
+            },
+            cells: Cells::default(),
+            lease: Lease::None,
+            gpu: Gpu::default(),
+            hopd: Hopd::Down("hopd has not answered yet".into()),
+            ended: None,
+            durable: durably.map(Durable::new),
+            notices: Notices::default(),
+            blocks: 0,
+            shutting_down: false,
+            ended_by: None,
+            kill_at: None,
+        }
+    }
+
+    /// Takes in what happened; returns what is to be done, in order.
+    pub fn handle(&mut self, input: Input, now: Timestamp) -> Vec<Output> {
+        self.now = self.now.max(now);
+        // Outputs come by the thousand, and change nothing that is told.
+        let silent = matches!(input, Input::Published(_));
+        match input {
+            Input::Request {
+                channel,
+                identity,
+                message,
+            } => self.request(channel, identity, message),
+            Input::Interrupt => {
+                if !self.interrupt_waiting() {
+                    self.interrupt_kernel();
+                }
+            }
+            Input::End => {
+                self.shutting_down = true;
+                self.out.push(Output::KillKernel);
+            }
+            Input::Terminated => self.terminated(),
+            Input::KernelUp { pid } => self.kernel_up(pid),
+            Input::Published(message) => self.publish(message),
+            Input::FromKernel {
+                channel: Channel::Shell,
+                identity,
+                message,
+            } => self.reply(identity, message),
+            Input::FromKernel {
+                channel,
+                identity,
+                message,
+            } => self.send_front(channel, identity, message),
+            Input::Exited(exit) => self.exited(exit),
+            Input::Agent(parcel) => self.agent(parcel),
+            Input::Hopd(news) => self.news(news),
+            Input::Errand(end) => self.errand_ended(end),
+            Input::Applied { index, entry } => self.applied(index, &entry),
+            Input::Synced { upto, length, mac } => self.synced(upto, length, mac),
+            Input::InSync => self.in_sync(),
+            Input::Rested => self.rested(),
+            Input::TenureOpened => self.tenure_opened(),
+            Input::StoreFailed(why) => self.store_failed(why),
+            Input::Heard { cells, losses } => self.heard(cells, losses),
+            Input::HandedBefore { cell, tenure } => self.handed_before(cell, tenure),
+            Input::MayBegin { cell } => self.cells.permit(&cell),
+            Input::Orphaned { reason } => self.orphaned(reason),
+            Input::Tick => self.tick(),
+        }
+        self.advance();
+        self.say_held();
+        if !silent {
+            self.tell_clients();
+        }
+        std::mem::take(&mut self.out)
+    }
+
+    /// The time of the next [`Input::Tick`].
+    pub fn due(&self) -> Option<Timestamp> {
+        let start = match &self.phase {
+            Phase::Starting { until, .. } => Some(*until),
+            Phase::Preparing { .. } | Phase::Up | Phase::Over => None,
+        };
+        let durable = self.durable.as_ref().and_then(Durable::due);
+        let standing = match &self.lease {
+            Lease::Standing(standing) => standing.due(),
+            _ => None,
+        };
+        [
+            start,
+            durable,
+            standing,
+            self.lease.tell_at(),
+            self.text_at(),
+            self.kill_at,
+        ]
+        .into_iter()
+        .flatten()
+        .min()
+    }
+
+    /// Execute requests without a reply, the oldest first.
+    pub fn in_flight(&self) -> Vec<InFlight> {
+        self.cells.in_flight()
+    }
+
+    /// The tenure in which this replica executes; zero without a log.
+    pub fn tenure(&self) -> Tenure {
+        self.office().1
+    }
+
+    /// The last entry of the log that was applied.
+    pub fn applied_index(&self) -> Index {
+        self.durable.as_ref().map_or(Index(0), Durable::applied_index)
+    }
+
+    /// Whether the kernel's sockets are still being listened for.
+    pub fn is_starting(&self) -> bool {
+        matches!(self.phase, Phase::Starting { .. })
+    }
+
+    /// The kernel and the tenure in whose name this replica speaks to `hopd`.
+    fn office(&self) -> (KernelId, Tenure) {
+        let tenure = self.durable.as_ref().map_or(Tenure(0), Durable::tenure);
+        (self.identity.kernel.clone(), tenure)
+    }
+
+    fn tell_hopd(&mut self, request: ToHopd) {
+        self.out.push(Output::ToHopd(Box::new(request)));
+    }
+
+    // Requests.
+
+    fn request(&mut self, channel: Channel, identity: Bytes, message: Message) {
+        let Ok(envelope) = Envelope::parse(&message) else {
+            return;
+        };
+        let Ok(header) = envelope.header() else {
+            return;
+        };
+        if channel == Channel::Shell && header.msg_type == "execute_request" {
+            return self.execute_request(identity, message, &envelope, &header);
+        }
+        if channel == Channel::Shell && self.announcement(&envelope, &header) {
+            return;
+        }
+        if let Phase::Starting { early, .. } | Phase::Preparing { early, .. } = &mut self.phase {
+            return early.push((channel, identity, message));
+        }
+        match (channel, header.msg_type.as_str()) {
+            (Channel::Control | Channel::Shell, "interrupt_request") => {
+                if self.interrupt_waiting() {
+                    return self.answer_interrupt(channel, identity, &envelope.header);
+                }
+                self.standing_interrupted();
+            }
+            (Channel::Control | Channel::Shell, "shutdown_request") => {
+                self.shutting_down = true;
+                self.kill_at = Some(self.now + SHUTDOWN);
+            }
+            _ => {}
+        }
+        self.out.push(Output::ToKernel {
+            channel,
+            identity,
+            message,
+        });
+    }
+
+    fn execute_request(&mut self, identity: Bytes, message: Message, envelope: &Envelope, header: &Header) {
+        if self.was_answered(&identity, envelope, header) {
+            return;
+        }
+        let own = self.notices.default_need.as_ref();
+        let need = own.unwrap_or(&self.identity.launch.default_need);
+        let free = self
+            .cells
+            .arrive(identity.clone(), message, envelope, header, need, self.now);
+        let Some(message) = free else {
+            return;
+        };
+        let channel = Channel::Shell;
+        match &mut self.phase {
+            Phase::Starting { early, .. } | Phase::Preparing { early, .. } => {
+                early.push((channel, identity, message));
+            }
+            Phase::Up | Phase::Over => self.out.push(Output::ToKernel {
+                channel,
+                identity,
+                message,
+            }),
+        }
+    }
+
+    /// Goes on with the first cell that the kernel hasn't got, and the one after it, as far as they may go.
+    fn advance(&mut self) {
+        while matches!(self.phase, Phase::Up) {
+            match self.cells.next(self.lease.running_cell()) {
+                Next::Wait => return,
+                Next::Forward(cell) => self.forward(&cell),
+                Next::Refuse(cell, problem) => self.fail(&cell, Verdict::Usage(problem)),
+                Next::Ask(cell, need) => match self.in_the_way() {
+                    Some(reason) => self.fail(&cell, Verdict::Refused(reason)),
+                    None => self.ask_for_cell(cell, need),
+                },
+            }
+        }
+    }
+
+    /// Tells the front which cells wait, and promises not to begin them without its word.
+    fn say_held(&mut self) {
+        if self.durable.is_some() {
+            for cell in self.cells.newly_held() {
+                self.note(Note::Holds { cell });
+            }
+        }
+    }
+
+    /// The kernel gets the cell. The request of a cell with a lease says so to the agent in the kernel.
+    fn forward(&mut self, cell: &CellId) {
+        if self.cells.must_ask(cell) {
+            return self.note(Note::Begins { cell: cell.clone() });
+        }
+        let Some((identity, mut message)) = self.cells.send(cell) else {
+            return;
+        };
+        let header = self.cells.header(cell);
+        self.tell_notices(&header);
+        if let Lease::Held(holder) = &self.lease
+            && holder.seeker.as_cell() == Some(cell)
+        {
+            message = self.with_lease(message, holder.described.clone());
+        }
+        self.out.push(Output::ToKernel {
+            channel: Channel::Shell,
+            identity,
+            message,
+        });
+    }
+
+    fn with_lease(&self, message: Message, lease: Value) -> Message {
+        let Ok(mut envelope) = Envelope::parse(&message) else {
+            return message;
+        };
+        let metadata = serde_json::from_slice::<Value>(&envelope.metadata).unwrap_or_default();
+        let mut ours = metadata["gresshopper"].as_object().cloned().unwrap_or_default();
+        ours.insert("lease".to_owned(), lease);
+        envelope.metadata = with_key(&envelope.metadata, "gresshopper", ours.into());
+        self.author.signer().sign(&mut envelope);
+        envelope.message()
+    }
+
+    /// Interrupts the cell that waits for a lease, if one does. The kernel runs no cell then and must not hear of it: its
+    /// signal would strike the cell that the user runs next, as our answer to this one is there sooner.
+    fn interrupt_waiting(&mut self) -> bool {
+        let Some(cell) = self.cells.seeking().cloned() else {
+            return false;
+        };
+        self.lease = Lease::None;
+        self.withdraw(&cell);
+        self.fail(&cell, Verdict::Interrupted);
+        true
+    }
+
+    fn interrupt_kernel(&mut self) {
+        self.out.push(Output::InterruptKernel);
+        self.standing_interrupted();
+    }
+
+    // Replies.
+
+    /// A reply on shell. Only replies to cells are looked into, and only those of cells with a lease are changed.
+    fn reply(&mut self, identity: Bytes, message: Message) {
+        let envelope = Envelope::parse(&message).ok();
+        let is_cell = |e: &Envelope| e.header().is_ok_and(|h| h.msg_type == "execute_reply");
+        let Some(mut envelope) = envelope.filter(is_cell) else {
+            return self.send_front(Channel::Shell, identity, message);
+        };
+        let Some(parent) = envelope.parent() else {
+            return self.send_front(Channel::Shell, identity, message);
+        };
+        let id: CellId = parent.msg_id.as_str().into();
+        let content = serde_json::from_slice::<ReplyContent<'_>>(&envelope.content).ok();
+        let outcome = match content.as_ref().map(|c| &*c.status) {
+            Some("ok") => Outcome::Ok,
+            Some("aborted" | "abort") => Outcome::Aborted,
+            _ => Outcome::Error,
+        };
+        let count = content.and_then(|c| c.execution_count);
+        self.cells.count = count.unwrap_or(self.cells.count);
+        let cell = self.cells.close(&id);
+        let logged = cell.as_ref().is_some_and(|c| c.stage() == StageName::Running);
+        let aborts = outcome == Outcome::Error && cell.as_ref().is_some_and(cells::Cell::stops_on_error);
+        let message = match cell.and_then(cells::Cell::into_metadata) {
+            Some(value) => {
+                envelope.metadata = with_key(&envelope.metadata, "gresshopper", value);
+                self.author.signer().sign(&mut envelope);
+                envelope.message()
+            }
+            None => message,
+        };
+        if logged {
+            self.answer_cell(&id, identity, message, outcome, count);
+        } else {
+            self.send_front(Channel::Shell, identity, message);
+        }
+        self.lease_used(&id, outcome);
+        if aborts {
+            self.abort_held();
+        }
+        self.advance();
+        self.leave_after(&id);
+        self.leave_if_idle();
+    }
+
+    // The scheduler.
+
+    fn news(&mut self, news: News) {
+        match news {
+            News::Up => {
+                self.hopd = Hopd::Up;
+                self.register();
+            }
+            News::Down { reason } => {
+                self.update_wait(wording::scheduler_away(&reason));
+                self.hopd = Hopd::Down(reason);
+            }
+            News::Unheard { reason } => self.update_wait(wording::scheduler_deaf(&reason)),
+            News::Event(event) => self.event(event),
+        }
+    }
+
+    fn event(&mut self, event: Event) {
+        match event {
+            Event::Queued {
+                cell,
+                position,
+                reason,
+                estimate,
+                ..
+            } => {
+                self.queued(&cell, position, &reason, estimate);
+            }
+            Event::Granted { cell, grant, .. } => self.granted(&cell, grant),
+            Event::Refused { cell, reason, .. } => self.refused(&cell, reason),
+            Event::Revoked {
+                lease, reason, grace, ..
+            } => self.lease_over(lease, grace, &reason),
+            Event::Park {
+                lease, cell, reason, ..
+            } => self.asked_to_park(&cell, lease, reason),
+            Event::Close { reason, .. } => self.end_kernel(format!("the kernel was closed: {reason}")),
+            Event::Hibernate { reason, .. } => self.asked_to_sleep(reason),
+            // This replica carries out no moves, and its kernel has no other replica.
+            Event::Place { .. }
+            | Event::Rouse { .. }
+            | Event::Move { .. }
+            | Event::MoveWithdrawn { .. }
+            | Event::Wake { .. }
+            | Event::NodeDrains { .. } => {}
+        }
+    }
+
+    /// Tells `hopd` who this is, which lease it holds and which cell waits: a projection of the state.
+    fn register(&mut self) {
+        let Identity {
+            kernel,
+            incarnation,
+            node,
+            seat,
+            launch,
+            can_park,
+        } = &self.identity;
+        let holds = self.lease.granted().map(|(lease, id)| (lease, Some(id.clone())));
+        let standing = match &self.lease {
+            Lease::Standing(standing) if standing.grant.is_none() => Some(standing),
+            _ => None,
+        };
+        let seeker = match &self.lease {
+            Lease::Asked(seeker, _) => Some(seeker),
+            _ => standing.map(|s| &s.seeker),
+        };
+        let as_waiting = |s: &lease::Seeker| WaitingCell {
+            cell: s.id.clone(),
+            need: s.need.clone(),
+            class: s.class,
+        };
+        let report = ReplicaUp {
+            kernel: kernel.clone(),
+            incarnation: *incarnation,
+            tenure: self.office().1,
+            role: ReplicaRole::Executor,
+            account: launch.account.clone(),
+            pool: launch.pool.clone(),
+            node: node.clone(),
+            seat: seat.clone(),
+            name: launch.name.clone(),
+            holds,
+            ended: self.ended.clone(),
+            waiting: seeker.map(as_waiting).into_iter().collect(),
+            parks: *can_park,
+            parked: standing.map(|s| s.as_reported()),
+            captured: self.durable.as_ref().is_some_and(Durable::captures),
+            bound: self.durable.as_ref().map_or_else(Bound::default, Durable::bound),
+        };
+        self.tell_hopd(ToHopd::ReplicaUp(Box::new(report)));
+    }
+
+    // Beginning and end.
+
+    fn kernel_up(&mut self, pid: u32) {
+        if let Phase::Starting { .. } = self.phase {
+            let early = self.phase.take_early();
+            self.phase = Phase::Preparing { early, pid };
+            self.prepare();
+        }
+    }
+
+    /// The kernel has its state: requests may go to it.
+    fn up(&mut self) {
+        let Phase::Preparing { pid, .. } = self.phase else {
+            return;
+        };
+        let early = self.phase.take_early();
+        self.phase = Phase::Up;
+        self.note(Note::KernelUp { pid });
+        if matches!(self.hopd, Hopd::Up) && self.durable.is_some() {
+            self.register();
+        }
+        for (channel, identity, message) in early {
+            self.request(channel, identity, message);
+        }
+    }
+
+    fn tick(&mut self) {
+        self.tell_long_wait();
+        self.standing_tick();
+        self.durable_tick();
+        if self.kill_at.take_if(|at| *at <= self.now).is_some() {
+            self.out.push(Output::KillKernel);
+        }
+        if let Phase::Starting { until, .. } = &mut self.phase
+            && *until <= self.now
+        {
+            // Its end is told once; a process that can't be killed doesn't come up either.
+            *until = self.now + START;
+            self.end_kernel(format!(
+                "the kernel didn't come up within {} s",
+                START.0 / 1_000_000
+            ));
+        }
+    }
+
+    /// Ends the kernel, for a reason that its own end won't tell.
+    fn end_kernel(&mut self, reason: String) {
+        self.ended_by = Some(reason);
+        self.out.push(Output::KillKernel);
+    }
+
+    /// The seat's step is being ended.
+    fn terminated(&mut self) {
+        let reason = "its seat was cancelled or reached its time limit";
+        if self.durable.is_some() {
+            return self.leave_seat(reason.into());
+        }
+        self.end_kernel(format!("the kernel's step was ended ({reason})"));
+    }
+
+    /// Nobody wants the kernel any more.
+    fn orphaned(&mut self, reason: String) {
+        if self.comes_back() {
+            return self.go_to_sleep(reason);
+        }
+        self.phase = Phase::Over;
+        self.out.push(Output::KillKernel);
+        self.out.push(Output::Leave);
+    }
+
+    /// The kernel's process is over: it comes back in another one, or the front is told how it ended.
+    fn exited(&mut self, exit: Exit) {
+        let wanted = !self.shutting_down && self.ended_by.is_none();
+        if wanted && self.comes_back() && !self.is_first_start() {
+            return self.come_back(exit);
+        }
+        let starting = matches!(self.phase, Phase::Starting { .. } | Phase::Preparing { .. });
+        if matches!(self.phase, Phase::Over) {
+            return;
+        }
+        let reason = self.reason_of(exit);
+        let over = if self.shutting_down {
+            Over::Shutdown
+        } else if starting {
+            Over::NotStarted { reason }
+        } else {
+            Over::Died { reason }
+        };
+        self.say_over(over);
+    }
+
+    /// A kernel that has never been heard and has no state tells why it doesn't start.
+    fn is_first_start(&self) -> bool {
+        let starting = matches!(self.phase, Phase::Starting { .. } | Phase::Preparing { .. });
+        starting && !self.has_state()
+    }
+
+    fn reason_of(&mut self, exit: Exit) -> String {
+        let doomed = self.gpu.doomed.take().filter(|_| exit.killed);
+        self.ended_by.take().or(doomed).unwrap_or(exit.reason)
+    }
+
+    /// The kernel is dead for good.
+    fn over(&mut self, reason: String) {
+        self.say_over(Over::Died { reason });
+    }
+
+    fn say_over(&mut self, over: Over) {
+        self.phase = Phase::Over;
+        self.note(Note::KernelOver { over });
+        self.out.push(Output::Leave);
+    }
+}

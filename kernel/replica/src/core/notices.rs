@@ -1,0 +1,338 @@
+//! The notices that clients get of how the kernel stands towards its GPU (docs/wiring.md, "Notices").
+//!
+//! A notice is a projection of the state, made anew after each input. Clients that announced themselves get it on their
+//! comm whenever it has changed. Any other client that waits for long gets a text at its cell, which goes before the
+//! cell begins. The `status` messages that all clients get are told where the wait changes ([`super::lease`]).
+
+use super::cells::no_header;
+use super::lease::{Holder, Kind, Lease, Seeker};
+use super::{Core, Hopd, wording};
+use crate::need::{self, Unattended};
+use bytes::Bytes;
+use hop_protocol::jupyter::{Envelope, Header};
+use hop_words::id::{CellId, LeaseId};
+use hop_words::need::Need;
+use hop_words::time::{Span, Timestamp};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// The target of the comm by which a client announces itself, and the version of what is said on it.
+const TARGET: &str = "gresshopper";
+const VERSION: u64 = 1;
+
+/// The most announcements that are kept. The oldest goes first.
+const ANNOUNCED_MAX: usize = 32;
+
+/// A client without the announcement is told of a wait as long as this, and of news as often as this.
+const TEXT_AFTER: Span = Span::from_secs(2);
+
+/// A client that announced itself.
+#[derive(Debug)]
+struct Announced {
+    session: String,
+    comm: String,
+    /// The header of its `comm_open`.
+    header: Bytes,
+}
+
+/// The text at a waiting cell.
+#[derive(Debug)]
+struct Shown {
+    cell: CellId,
+    header: Bytes,
+    text: String,
+    at: Timestamp,
+}
+
+/// A lease that is kept for the next cell.
+#[derive(Debug)]
+struct Lingering {
+    lease: LeaseId,
+    need: Need,
+    described: Value,
+    since: Timestamp,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Notices {
+    /// The oldest first.
+    announced: Vec<Announced>,
+    /// The notice that they were told last.
+    told: Value,
+    shown: Option<Shown>,
+    lingering: Option<Lingering>,
+    /// The notebook's own default, before the kernelspec's.
+    pub(super) default_need: Option<Need>,
+}
+
+#[derive(Deserialize)]
+struct CommContent {
+    comm_id: String,
+    #[serde(default)]
+    target_name: String,
+    #[serde(default)]
+    data: Value,
+}
+
+impl Core {
+    /// Takes in a comm message of a client's announcement. Returns whether it was one: the kernel never sees it.
+    pub(super) fn announcement(&mut self, envelope: &Envelope, header: &Header) -> bool {
+        if !header.msg_type.starts_with("comm_") {
+            return false;
+        }
+        let Ok(content) = serde_json::from_slice::<CommContent>(&envelope.content) else {
+            return false;
+        };
+        let known = self
+            .notices
+            .announced
+            .iter()
+            .position(|a| a.comm == content.comm_id);
+        match (header.msg_type.as_str(), known) {
+            ("comm_open", _) if content.target_name == TARGET => {
+                self.announce(&content, envelope.header.clone(), &header.session);
+                true
+            }
+            ("comm_msg", Some(_)) => {
+                self.asked_by_client(&content.data);
+                true
+            }
+            ("comm_close", Some(at)) => {
+                self.notices.announced.remove(at);
+                true
+            }
+            _ => false,
+        }
+    }
+
+    fn announce(&mut self, content: &CommContent, header: Bytes, session: &str) {
+        if content.data["version"] != json!(VERSION) {
+            let close = json!({"comm_id": content.comm_id, "data": {"version": VERSION}});
+            return self.say(&header, "comm_close", &close);
+        }
+        let announced = &mut self.notices.announced;
+        announced.retain(|a| a.session != session);
+        if announced.len() == ANNOUNCED_MAX {
+            announced.remove(0);
+        }
+        announced.push(Announced {
+            session: session.to_owned(),
+            comm: content.comm_id.clone(),
+            header: header.clone(),
+        });
+        let notice = self.notice();
+        self.tell_comm(&header, &content.comm_id, &notice);
+        // The others have heard of it already.
+        self.notices.told = notice;
+    }
+
+    /// A client's wish. Wishes that can't be read are left alone: another release's client may have others.
+    fn asked_by_client(&mut self, data: &Value) {
+        if let Some(need) = data.get("default_need") {
+            let need = serde_json::from_value::<Option<Need>>(need.clone());
+            self.notices.default_need = need.ok().flatten().filter(|n| need::check(n).is_ok());
+        }
+        if data["release"] == json!(true) {
+            self.end_linger();
+        }
+    }
+
+    /// The user wants the lingering lease to end now. Returns whether there is one.
+    pub(super) fn end_linger(&mut self) -> bool {
+        let Some(lingering) = self.notices.lingering.take() else {
+            return false;
+        };
+        let lease = lingering.lease;
+        if self.gpu.last.as_ref().is_some_and(|last| last.id == lease) {
+            self.leave(lease);
+        } else {
+            self.release_lease(lease);
+        }
+        true
+    }
+
+    /// The lease stays with the kernel after its cell, until `hopd` says otherwise.
+    pub(super) fn lingers(&mut self, holder: &Holder) {
+        self.notices.lingering = Some(Lingering {
+            lease: holder.lease,
+            need: holder.seeker.need.clone(),
+            described: holder.described.clone(),
+            since: self.now,
+        });
+    }
+
+    /// The lease lingers no longer: it is over, or a cell runs on it.
+    pub(super) fn linger_is_over(&mut self, lease: LeaseId) {
+        self.notices.lingering.take_if(|l| l.lease == lease);
+    }
+
+    /// How the kernel stands towards its GPU.
+    pub(super) fn notice(&self) -> Value {
+        let mut notice = match (&self.lease, &self.notices.lingering) {
+            (Lease::None, None) => json!({"state": "cpu"}),
+            (Lease::None, Some(l)) => {
+                let more = json!({"state": "lingering", "need": l.need, "since": seconds(l.since)});
+                with(l.described.clone(), more)
+            }
+            (Lease::Asked(seeker, wait) | Lease::Returning(seeker, wait, _), _) => {
+                let since = json!({"since": seconds(wait.since)});
+                self.about(seeker, with(wait.state.clone(), since))
+            }
+            (Lease::Standing(standing), _) => {
+                let since = json!({"since": seconds(standing.wait.since)});
+                self.about(&standing.seeker, with(standing.wait.state.clone(), since))
+            }
+            (Lease::Held(holder) | Lease::Stopping(holder, _), _) => {
+                let since = json!({"state": "granted", "since": seconds(holder.started)});
+                self.about(&holder.seeker, with(holder.described.clone(), since))
+            }
+        };
+        let launch = &self.identity.launch;
+        if let Some(account) = &launch.account {
+            notice["account"] = json!(account);
+        }
+        if let Some(pool) = &launch.pool {
+            notice["pool"] = json!(pool);
+        }
+        if let Hopd::Down(why) = &self.hopd
+            && !launch.local
+        {
+            notice["away"] = json!(why);
+        }
+        notice
+    }
+
+    /// Adds which cell a notice is about, and what it asked for.
+    fn about(&self, seeker: &Seeker, notice: Value) -> Value {
+        let cell = match &seeker.kind {
+            Kind::Cell => Some(&seeker.id),
+            Kind::Block { inside, .. } => inside.as_ref(),
+        };
+        let mut more = json!({"need": seeker.need});
+        if let Some(cell) = cell {
+            more["cell"] = json!(cell);
+            if let Some(id) = self.cells.find(cell).and_then(|c| c.cell_id.as_ref()) {
+                more["cell_id"] = json!(id);
+            }
+        }
+        with(notice, more)
+    }
+
+    /// Tells clients what has changed, after each input.
+    pub(super) fn tell_clients(&mut self) {
+        if !self.notices.announced.is_empty() {
+            let notice = self.notice();
+            if notice != self.notices.told {
+                let clients = self.notices.announced.iter();
+                let clients: Vec<_> = clients.map(|a| (a.header.clone(), a.comm.clone())).collect();
+                for (header, comm) in clients {
+                    self.tell_comm(&header, &comm, &notice);
+                }
+                self.notices.told = notice;
+            }
+        }
+        self.tell_text();
+    }
+
+    fn tell_comm(&mut self, header: &Bytes, comm: &str, notice: &Value) {
+        self.say(header, "comm_msg", &json!({"comm_id": comm, "data": notice}));
+    }
+
+    // The text of clients that didn't announce themselves.
+
+    /// The cell whose client gets a text, with its header and the time at which the text is due.
+    fn text_is_for(&self) -> Option<(&CellId, Bytes, Timestamp)> {
+        let Lease::Asked(seeker, wait) = &self.lease else {
+            return None;
+        };
+        // Text in the middle of a cell could not be taken away again without the outputs before it.
+        let cell = self.cells.find(seeker.as_cell()?)?;
+        let header = serde_json::from_slice::<Header>(&cell.header).ok()?;
+        let announced = self.notices.announced.iter().any(|a| a.session == header.session);
+        let alone = cell.run == Unattended::default() && !announced;
+        let due = match &self.notices.shown {
+            Some(shown) if shown.cell == cell.id => shown.at + TEXT_AFTER,
+            _ => wait.since + TEXT_AFTER,
+        };
+        alone.then_some((&cell.id, cell.header.clone(), due))
+    }
+
+    /// The text that the waiting cell should show now.
+    fn text(&self) -> Option<String> {
+        match &self.lease {
+            Lease::Asked(seeker, wait) => Some(wording::waits(&seeker.need, &wait.state)),
+            _ => None,
+        }
+    }
+
+    /// When to show, or to renew, the text at a waiting cell.
+    pub(super) fn text_at(&self) -> Option<Timestamp> {
+        let (cell, _, due) = self.text_is_for()?;
+        let shown = self.notices.shown.as_ref().filter(|s| s.cell == *cell);
+        let stale = shown.is_none_or(|s| Some(&s.text) != self.text().as_ref());
+        stale.then_some(due)
+    }
+
+    fn tell_text(&mut self) {
+        if self.text_at().is_none_or(|due| due > self.now) {
+            return;
+        }
+        let (Some((cell, header, _)), Some(text)) = (self.text_is_for(), self.text()) else {
+            return;
+        };
+        let cell = cell.clone();
+        let kind = match &self.notices.shown {
+            Some(shown) if shown.cell == cell => "update_display_data",
+            _ => "display_data",
+        };
+        let display = format!("gresshopper-{cell}");
+        let content = json!({
+            "data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": display},
+        });
+        self.say(&header, kind, &content);
+        self.notices.shown = Some(Shown {
+            cell,
+            header,
+            text,
+            at: self.now,
+        });
+    }
+
+    /// Takes the text away again, before the cell begins or is answered.
+    pub(super) fn hide_text(&mut self, cell: &CellId) {
+        if let Some(shown) = self.notices.shown.take_if(|s| s.cell == *cell) {
+            self.say(&shown.header, "clear_output", &json!({"wait": false}));
+        }
+    }
+
+    /// Invariants of what clients were told.
+    pub(super) fn check_notices(&self) {
+        let notices = &self.notices;
+        assert!(notices.announced.len() <= ANNOUNCED_MAX);
+        if let Some(shown) = &notices.shown {
+            assert_eq!(
+                self.cells.seeking(),
+                Some(&shown.cell),
+                "a text is shown at a cell that waits"
+            );
+            assert_ne!(shown.header, no_header());
+        }
+        if let Some(lingering) = &notices.lingering {
+            let granted = self.lease.granted().map(|(lease, _)| lease);
+            assert_ne!(granted, Some(lingering.lease), "a lease in use doesn't linger");
+        }
+    }
+}
+
+/// One JSON object with another's keys added.
+fn with(mut object: Value, more: Value) -> Value {
+    if let (Value::Object(object), Value::Object(more)) = (&mut object, more) {
+        object.extend(more);
+    }
+    object
+}
+
+/// Seconds since the epoch.
+fn seconds(at: Timestamp) -> f64 {
+    at.0 as f64 / 1e6
+}

@@ -1,0 +1,482 @@
+//! Kernels that outlive their process: the conversation with the agent, answers through the log, the way back.
+
+use super::*;
+use hop_log::Sequence;
+
+/// The state in which a front has opened tenure `n`.
+pub(super) fn state(n: u64) -> State {
+    let mut state = State::new();
+    let incarnation = Incarnation(1);
+    let seat = hop_words::id::JobId(1);
+    let join = Entry::Join {
+        incarnation,
+        seat,
+        node: "n1".into(),
+        hot: false,
+    };
+    state.apply(Index(1), &join).unwrap();
+    for n in 1..=n {
+        let entry = Entry::Tenure {
+            tenure: Tenure(n),
+            executor: incarnation,
+        };
+        state.apply(state.applied().next(), &entry).unwrap();
+    }
+    state
+}
+
+/// The same with a record in the store.
+fn settled(n: u64) -> State {
+    let mut state = state(n - 1);
+    let record = hop_log::Record {
+        number: RecordNumber(1),
+        payload: hop_log::Payload::Folder,
+    };
+    let act = hop_log::Act::Record {
+        record,
+        through: None,
+    };
+    let (tenure, sequence) = (state.tenure(), Sequence(1));
+    state
+        .apply(
+            state.applied().next(),
+            &Entry::Act {
+                tenure,
+                sequence,
+                act,
+            },
+        )
+        .unwrap();
+    let settled = Settled {
+        tenure,
+        part: 0,
+        upto: RecordNumber(1),
+        length: 99,
+        mac: "00".into(),
+    };
+    state
+        .apply(state.applied().next(), &Entry::Settled { settled })
+        .unwrap();
+    let entry = Entry::Tenure {
+        tenure: Tenure(n),
+        executor: Incarnation(1),
+    };
+    state.apply(state.applied().next(), &entry).unwrap();
+    state
+}
+
+pub(super) fn durably(state: State) -> Option<Durably> {
+    let (folder, store) = ("/states/k".into(), "/store".into());
+    Some(Durably {
+        state,
+        folder,
+        store,
+        before_reply: false,
+    })
+}
+
+/// A kernel that captures, with `hopd` there.
+fn capturing() -> World {
+    let mut world = World::new(durably(state(1)));
+    greet(&mut world);
+    assert_eq!(world.input(Input::KernelUp { pid: 7 }), ["agent: state.begin"]);
+    assert_eq!(world.answer(1, json!({})), ["front: note kernel-up"]);
+    world.hopd(News::Up);
+    world
+}
+
+fn greet(world: &mut World) {
+    assert_eq!(
+        world.agent(1, "hello", json!({"version": 1})),
+        ["agent: answer null"]
+    );
+}
+
+impl World {
+    fn answer(&mut self, id: u64, ok: Value) -> Vec<String> {
+        let parcel = Parcel::answer(id, ok);
+        self.input(Input::Agent(parcel))
+    }
+
+    fn refuse_agent(&mut self, id: u64) -> Vec<String> {
+        let parcel = Parcel::refuse(id, "failed", "no");
+        self.input(Input::Agent(parcel))
+    }
+
+    fn captured(&mut self, op: &str, body: Value) -> Vec<String> {
+        let mut parcel = Parcel::default();
+        (parcel.wire.op, parcel.wire.body) = (Some(op.into()), body);
+        if parcel.wire.body["record"].is_u64() {
+            parcel.attachments = vec![Bytes::from_static(b"{}"), Bytes::from_static(b"body")];
+        }
+        self.input(Input::Agent(parcel))
+    }
+
+    fn whole(&mut self, cell: &str) -> Vec<String> {
+        self.captured(
+            "state.cell",
+            json!({"msg_id": cell, "status": "whole", "record": 1}),
+        )
+    }
+
+    fn dies(&mut self) -> Vec<String> {
+        let exit = Exit {
+            reason: "it ran out of memory".into(),
+            killed: false,
+        };
+        self.input(Input::Exited(exit))
+    }
+
+    fn synced(&mut self, upto: u64) -> Vec<String> {
+        let (length, mac) = (100, "11".into());
+        self.input(Input::Synced {
+            upto: RecordNumber(upto),
+            length,
+            mac,
+        })
+    }
+
+    /// After a death: nothing waits to be written, and the next tenure is open.
+    fn reopened(&mut self) {
+        let out = self.input(Input::InSync);
+        assert!(out[0].starts_with("open "), "{out:?}");
+        self.input(Input::TenureOpened);
+    }
+
+    /// After a death: the new process is heard and greets.
+    fn heard_again(&mut self) -> Vec<String> {
+        greet(self);
+        self.input(Input::KernelUp { pid: 8 })
+    }
+}
+
+#[test]
+fn a_new_kernel_begins_to_capture() {
+    let mut world = World::new(durably(state(1)));
+    assert_eq!(
+        world.run("a", Value::Null),
+        ["front: note holds a"],
+        "it waits, and is promised to"
+    );
+    assert_eq!(
+        world.input(Input::KernelUp { pid: 7 }),
+        [""; 0],
+        "the agent may still come"
+    );
+    greet_later(&mut world);
+    assert_eq!(
+        world.answer(1, json!({})),
+        ["front: note kernel-up", "front: note begins a"]
+    );
+    let out = world.input(Input::MayBegin { cell: "a".into() });
+    assert_eq!(out, ["kernel: execute_request a"]);
+}
+
+fn greet_later(world: &mut World) {
+    let out = world.agent(1, "hello", json!({"version": 1}));
+    assert_eq!(out, ["agent: answer null", "agent: state.begin"]);
+}
+
+#[test]
+fn a_kernel_goes_on_from_its_settled_state() {
+    let mut world = World::new(durably(settled(2)));
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    assert_eq!(world.answer(1, json!({})), ["agent: state.restore"]);
+    let lost = json!({"lost": {"sock": "a socket"}});
+    assert_eq!(world.answer(2, lost), ["front: note kernel-up"]);
+    let out = world.run("a", Value::Null);
+    assert_eq!(out.len(), 2);
+    assert!(
+        out[0].contains("these variables could not be brought back"),
+        "{out:?}"
+    );
+    assert_eq!(out[1], "kernel: execute_request a");
+    world.whole("a");
+    let out = world.reply("a", "ok");
+    assert_eq!(
+        out,
+        [
+            "append 2 behind 1",
+            "front: note answered a",
+            "front: execute_reply a ok"
+        ]
+    );
+}
+
+#[test]
+fn an_agent_that_never_speaks_leaves_a_plain_kernel() {
+    let mut world = World::new(durably(state(1)));
+    world.input(Input::KernelUp { pid: 7 });
+    assert_eq!(world.after(Span::from_secs(10)), ["front: note kernel-up"]);
+    let out = world.run("a", Value::Null);
+    assert!(out[0].contains("this kernel is not saved"), "{out:?}");
+    assert_eq!(
+        world.reply("a", "ok"),
+        ["front: note answered a", "front: execute_reply a ok"]
+    );
+    assert_eq!(
+        world.dies(),
+        ["front: note kernel-over died it ran out of memory", "leave"]
+    );
+}
+
+#[test]
+fn a_capture_goes_to_the_store_behind_its_cell() {
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    assert_eq!(world.whole("a"), [""; 0], "its cell isn't answered yet");
+    assert_eq!(world.reply("a", "ok")[0], "append 1");
+    assert_eq!(world.synced(1), ["write-state"]);
+    assert_eq!(world.input(Input::Rested), ["front: note settled"]);
+    world.run("b", Value::Null);
+    world.captured("state.cell", json!({"msg_id": "b", "status": "later"}));
+    assert_eq!(world.reply("b", "ok").len(), 2);
+    let out = world.captured("state.record", json!({"cells": [{"msg_id": "b"}], "record": 2}));
+    assert_eq!(out, ["append 2 behind 1"]);
+}
+
+#[test]
+fn a_dead_kernel_comes_back_without_its_client_noticing() {
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    world.whole("a");
+    world.reply("a", "ok");
+    world.run("b", Value::Null);
+    world.run("c", Value::Null);
+    let out = world.dies();
+    let told: Vec<&str> = out.iter().map(String::as_str).collect();
+    assert!(
+        told.contains(&"front: execute_reply b error CellLost"),
+        "{told:?}"
+    );
+    assert!(told.contains(&"front: execute_reply c aborted"), "{told:?}");
+    assert!(
+        told.contains(&"front: status  restarting") || told.contains(&"front: status restarting"),
+        "{told:?}"
+    );
+    assert!(told.contains(&"start") && told.contains(&"sync"), "{told:?}");
+    assert_eq!(world.run("d", Value::Null), ["front: note holds d"]);
+    assert_eq!(
+        world.input(Input::TenureOpened),
+        ["front: note tenure", "hopd: up"]
+    );
+    assert_eq!(world.heard_again(), ["agent: state.begin"]);
+}
+
+#[test]
+fn records_are_on_disk_before_the_next_tenure() {
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    world.whole("a");
+    world.reply("a", "ok");
+    let out = world.dies();
+    let at = |what: &str| out.iter().position(|line| line == what);
+    assert!(at("sync").is_some(), "{out:?}");
+    assert_eq!(at("open 2"), None, "the last record isn't settled yet: {out:?}");
+    let out = world.synced(1);
+    assert_eq!(out, ["write-state", "open 2"]);
+    world.input(Input::TenureOpened);
+    world.heard_again();
+    assert_eq!(world.answer(2, json!({})), ["agent: state.restore"]);
+}
+
+#[test]
+fn a_cell_with_retry_runs_again() {
+    let mut world = capturing();
+    world.run_with("a", &json!({"code": "%%retry\nx"}), Value::Null);
+    world.run("b", Value::Null);
+    let out = world.dies();
+    assert!(
+        out.iter()
+            .any(|line| line.contains("The cell runs again") || line.contains("out of memory")),
+        "{out:?}"
+    );
+    assert!(
+        !out.iter().any(|line| line.starts_with("front: execute_reply a")),
+        "{out:?}"
+    );
+    world.input(Input::TenureOpened);
+    world.heard_again();
+    let out = world.answer(2, json!({}));
+    assert_eq!(out.last().unwrap(), "front: note begins a");
+    assert_eq!(
+        world.input(Input::MayBegin { cell: "a".into() }),
+        ["kernel: execute_request a"]
+    );
+}
+
+#[test]
+fn deaths_without_end_end_the_kernel() {
+    let mut world = capturing();
+    for n in 0..5 {
+        let out = world.dies();
+        assert!(out.contains(&"start".into()), "{out:?}");
+        world.reopened();
+        world.heard_again();
+        world.answer(2 + n, json!({}));
+    }
+    let out = world.dies();
+    assert!(out[0].contains("It has died 5 times within a minute"), "{out:?}");
+}
+
+#[test]
+fn a_state_that_kills_its_reader_is_left_alone() {
+    let mut world = World::new(durably(settled(2)));
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    let mut id = 1;
+    for _ in 0..2 {
+        assert_eq!(world.answer(id, json!({})), ["agent: state.restore"]);
+        let out = world.dies();
+        assert!(out.contains(&"start".into()), "{out:?}");
+        world.reopened();
+        world.heard_again();
+        id += 2;
+    }
+    assert_eq!(world.answer(id, json!({})), ["front: note kernel-up"]);
+    let out = world.run("a", Value::Null);
+    assert!(out[0].contains("the kernel is a new one"), "{out:?}");
+}
+
+#[test]
+fn a_restore_that_fails_leaves_an_empty_kernel_and_says_so() {
+    let mut world = World::new(durably(settled(2)));
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    world.answer(1, json!({}));
+    assert_eq!(world.refuse_agent(2), ["front: note kernel-up"]);
+    let out = world.run("a", Value::Null);
+    assert!(
+        out[0].contains("the kernel is a new one, since its variables could not be brought back"),
+        "{out:?}"
+    );
+    world.whole("a");
+    assert_eq!(world.reply("a", "ok")[0], "append 2", "behind nothing");
+}
+
+#[test]
+fn a_request_of_an_earlier_tenure_is_lost_in_the_middle() {
+    let mut world = World::new(durably(settled(3)));
+    world.input(Input::HandedBefore {
+        cell: "a".into(),
+        tenure: Tenure(2),
+    });
+    let out = world.run("a", Value::Null);
+    assert!(
+        out.contains(&"front: execute_reply a error CellLost".into()),
+        "{out:?}"
+    );
+    world.input(Input::HandedBefore {
+        cell: "b".into(),
+        tenure: Tenure(2),
+    });
+    let out = world.run_with("b", &json!({"code": "%%retry\nx"}), Value::Null);
+    assert_eq!(out, ["front: note holds b"]);
+    assert_eq!(world.run("c", Value::Null), ["front: note holds c"]);
+}
+
+#[test]
+fn a_lease_ends_with_the_process_that_used_it() {
+    let mut world = capturing();
+    world.run("g", gpu());
+    world.grant("g", 1, 1);
+    world.input(Input::MayBegin { cell: "g".into() });
+    assert_eq!(world.place("g"), Some(Place::Running));
+    let out = world.dies();
+    assert!(out.contains(&"hopd: ended g 1 Lost".into()), "{out:?}");
+    assert!(
+        out.contains(&"front: execute_reply g error CellLost".into()),
+        "{out:?}"
+    );
+}
+
+#[test]
+fn a_waiting_cell_outlives_the_process() {
+    let mut world = capturing();
+    assert_eq!(
+        world.run("g", gpu()),
+        ["hopd: submit g 1 gpus", "front: note holds g"]
+    );
+    let out = world.dies();
+    assert!(!out.iter().any(|line| line.contains("execute_reply")), "{out:?}");
+    assert_eq!(world.grant("g", 1, 1), [""; 0], "the kernel isn't there yet");
+    world.reopened();
+    world.heard_again();
+    assert_eq!(world.answer(2, json!({})).last().unwrap(), "front: note begins g");
+    assert_eq!(
+        world.input(Input::MayBegin { cell: "g".into() }),
+        ["kernel: execute_request g lease 1"]
+    );
+}
+
+#[test]
+fn a_seat_that_ends_is_left_with_everything_saved() {
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    assert_eq!(
+        world.input(Input::Terminated),
+        [""; 0],
+        "the cell is given a moment"
+    );
+    world.whole("a");
+    let out = world.reply("a", "ok");
+    assert!(out.contains(&"agent: state.flush".into()), "{out:?}");
+    let out = world.answer(2, json!({}));
+    assert_eq!(out, ["sync"]);
+    world.synced(1);
+    let out = world.input(Input::Rested);
+    let expected = [
+        "front: note settled",
+        "front: note leaving its seat was cancelled or reached its time limit",
+        "kill",
+        "leave",
+    ];
+    assert_eq!(out, expected);
+}
+
+#[test]
+fn an_orphan_hibernates() {
+    let mut world = capturing();
+    let orphaned = Input::Orphaned {
+        reason: "nobody is there".into(),
+    };
+    assert_eq!(world.input(orphaned), ["agent: state.flush"]);
+    let out = world.answer(2, json!({}));
+    assert_eq!(
+        out,
+        ["sync", "write-state"],
+        "nothing was captured: it sleeps as it is"
+    );
+    let out = world.input(Input::Rested);
+    assert!(
+        out.contains(&"front: note asleep nobody is there".into()),
+        "{out:?}"
+    );
+    assert_eq!(out.last().unwrap(), "leave");
+}
+
+#[test]
+fn a_store_that_fails_is_told_once() {
+    let mut world = capturing();
+    assert_eq!(
+        world.input(Input::StoreFailed("the quota is used up".into())),
+        [""; 0]
+    );
+    world.input(Input::StoreFailed("the quota is used up".into()));
+    let out = world.run("a", Value::Null);
+    assert_eq!(
+        out.iter().filter(|line| line.contains("is not saved")).count(),
+        1,
+        "{out:?}"
+    );
+    world.whole("a");
+    assert_eq!(world.reply("a", "ok").len(), 2, "nothing more is written");
+}
+
+#[test]
+fn a_restart_by_the_user_ends_the_process_for_good() {
+    let mut world = capturing();
+    world.input(Input::End);
+    assert_eq!(world.dies(), ["front: note kernel-over shutdown", "leave"]);
+}

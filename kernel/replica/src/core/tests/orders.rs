@@ -1,0 +1,332 @@
+//! Cells in order, with leases and without; blocks; interrupts; the beginning and the end.
+
+use super::*;
+
+#[test]
+fn cells_without_a_need_pass_at_once() {
+    let mut world = World::up();
+    assert_eq!(world.run("a", Value::Null), ["kernel: execute_request a"]);
+    assert_eq!(world.run("b", Value::Null), ["kernel: execute_request b"]);
+    // The kernel itself aborts cells that it has.
+    assert_eq!(world.reply("a", "error"), ["front: execute_reply a error"]);
+    assert_eq!(world.reply("b", "aborted"), ["front: execute_reply b aborted"]);
+    assert_eq!(world.place("b"), None);
+}
+
+#[test]
+fn a_lease_is_asked_for_when_nothing_runs() {
+    let mut world = World::up();
+    world.run("a", Value::Null);
+    assert_eq!(world.run("g", gpu()), [""; 0]);
+    assert_eq!(world.run("b", Value::Null), [""; 0]);
+    assert_eq!([world.place("g"), world.place("b")], [Some(Place::Held); 2]);
+    assert_eq!(
+        world.reply("a", "ok"),
+        ["front: execute_reply a ok", "hopd: submit g 1 gpus"]
+    );
+    assert_eq!(world.place("g"), Some(Place::Asked));
+    assert_eq!(world.grant("x", 9, 1), [""; 0], "not a cell that waits");
+    assert_eq!(world.grant("g", 1, 1), ["kernel: execute_request g lease 1"]);
+    assert_eq!(world.place("g"), Some(Place::Running));
+    assert_eq!(
+        world.run("c", Value::Null),
+        [""; 0],
+        "a cell with a lease runs alone"
+    );
+    let out = world.reply("g", "ok");
+    let expected = [
+        "front: execute_reply g ok lease 1",
+        "hopd: ended g 1 Ok",
+        "kernel: execute_request b",
+        "kernel: execute_request c",
+    ];
+    assert_eq!(out, expected);
+}
+
+#[test]
+fn an_error_aborts_what_waits_behind_it() {
+    let mut world = World::up();
+    world.run("g", gpu());
+    world.grant("g", 1, 1);
+    world.run("b", Value::Null);
+    world.run("h", gpu());
+    let out = world.reply("g", "error");
+    assert_eq!(
+        out[..2],
+        ["front: execute_reply g error lease 1", "hopd: ended g 1 Error"]
+    );
+    // Should hopd have been away just then, it hears of the end all the same.
+    assert_eq!(world.hopd(News::Up), ["hopd: up ended g Error"]);
+    let aborted = |cell| {
+        ["status busy", "execute_reply aborted", "status idle"].map(|what| {
+            let (kind, state) = what.split_once(' ').unwrap();
+            format!("front: {kind} {cell} {state}")
+        })
+    };
+    assert_eq!(out[2..], [aborted("b"), aborted("h")].concat());
+    assert_eq!(world.run("later", Value::Null), ["kernel: execute_request later"]);
+}
+
+#[test]
+fn without_stop_on_error_the_next_one_runs() {
+    let mut world = World::up();
+    world.run_with("a", &json!({"code": "", "stop_on_error": false}), Value::Null);
+    world.run("g", gpu());
+    assert_eq!(
+        world.reply("a", "error"),
+        ["front: execute_reply a error", "hopd: submit g 1 gpus"]
+    );
+}
+
+#[test]
+fn an_interrupt_takes_a_waiting_cell_back() {
+    let mut world = World::up();
+    assert_eq!(world.input(Input::Interrupt), ["interrupt"]);
+    world.run("g", gpu());
+    world.run("b", Value::Null);
+    let out = world.request(Channel::Control, "interrupt_request", "i", &json!({}), &json!({}));
+    assert_eq!(out[0], "hopd: cancel g");
+    assert!(
+        out.contains(&"front: execute_reply g error KeyboardInterrupt".into()),
+        "{out:?}"
+    );
+    assert!(out.contains(&"front: execute_reply b aborted".into()), "{out:?}");
+    assert_eq!(
+        out[out.len() - 2..],
+        ["front: interrupt_reply i", "front: status i idle"]
+    );
+    assert!(
+        !out.contains(&"interrupt".into()),
+        "the kernel runs nothing and must not be struck"
+    );
+    assert_eq!(world.grant("g", 1, 1), [""; 0], "too late");
+}
+
+#[test]
+fn a_bad_need_is_told_in_its_turn() {
+    let mut world = World::up();
+    world.run("a", Value::Null);
+    assert_eq!(world.run("bad", json!({"gpus": 99})), [""; 0]);
+    let out = world.reply("a", "ok");
+    assert!(
+        out.contains(&"front: execute_reply bad error UsageError".into()),
+        "{out:?}"
+    );
+    assert_eq!(world.place("bad"), None);
+}
+
+#[test]
+fn a_refusal_is_an_error_of_that_cell() {
+    let mut world = World::up();
+    world.run("g", gpu());
+    world.run("b", Value::Null);
+    let out = world.refuse("g");
+    assert!(
+        out.contains(&"front: execute_reply g error LeaseRefused".into()),
+        "{out:?}"
+    );
+    assert!(out.contains(&"front: execute_reply b aborted".into()), "{out:?}");
+}
+
+#[test]
+fn a_request_that_comes_twice_runs_once() {
+    let mut world = World::up();
+    assert_eq!(world.run("a", Value::Null), ["kernel: execute_request a"]);
+    assert_eq!(world.run("a", Value::Null), [""; 0]);
+}
+
+#[test]
+fn a_subshells_cell_stands_in_no_order() {
+    let mut world = World::up();
+    world.run("g", gpu());
+    let mut envelope = world.client.write(
+        "execute_request",
+        &cells::no_header(),
+        &json!({}),
+        &json!({"code": ""}),
+        Timestamp(0),
+    );
+    let header = json!({"msg_id": "s", "msg_type": "execute_request", "subshell_id": "1"});
+    envelope.header = header.to_string().into();
+    let (channel, identity) = (Channel::Shell, Bytes::from_static(b"me"));
+    let out = world.input(Input::Request {
+        channel,
+        identity,
+        message: envelope.message(),
+    });
+    assert_eq!(out, ["kernel: execute_request s"]);
+    assert_eq!(world.place("s"), Some(Place::Free));
+    assert_eq!(
+        world.reply("s", "error"),
+        ["front: execute_reply s error"],
+        "it aborts nothing"
+    );
+    assert_eq!(world.place("g"), Some(Place::Asked));
+}
+
+#[test]
+fn a_long_wait_is_told_with_each_change() {
+    let mut world = World::up();
+    world.run("g", gpu());
+    assert_eq!(world.after(Span::from_millis(199)), [""; 0]);
+    assert_eq!(world.after(Span::from_millis(1)), ["front: status g queued"]);
+    let queued = Event::Queued {
+        kernel: "k".into(),
+        cell: "g".into(),
+        position: 2,
+        reason: "others came first".into(),
+        estimate: None,
+    };
+    assert_eq!(world.hopd(News::Event(queued)), ["front: status g queued"]);
+    assert_eq!(
+        world.grant("g", 1, 0),
+        ["front: status g granted", "kernel: execute_request g lease 1"]
+    );
+}
+
+#[test]
+fn a_waiting_cell_is_said_again_to_a_new_hopd() {
+    let mut world = World::up();
+    world.run("g", gpu());
+    assert_eq!(
+        world.hopd(News::Down {
+            reason: "gone".into()
+        }),
+        [""; 0]
+    );
+    assert_eq!(world.hopd(News::Up), ["hopd: up waits g"]);
+    world.grant("g", 1, 1);
+    assert_eq!(world.hopd(News::Up), ["hopd: up holds 1 g"]);
+    assert_eq!(
+        world.grant("g", 1, 1),
+        [""; 0],
+        "a grant that is said again runs nothing twice"
+    );
+}
+
+#[test]
+fn a_block_has_a_lease_of_its_own() {
+    let mut world = World::up();
+    world.run("a", Value::Null);
+    assert_eq!(
+        world.agent(5, "need.acquire", json!({"need": gpu()})),
+        ["hopd: submit a/1 1 gpus"]
+    );
+    assert_eq!(
+        world.agent(6, "need.acquire", json!({"need": gpu()})),
+        ["agent: refuse busy"]
+    );
+    assert_eq!(world.grant("a/1", 1, 1), ["agent: answer 1"]);
+    assert_eq!(world.run("b", Value::Null), ["kernel: execute_request b"]);
+    assert_eq!(
+        world.agent(7, "need.release", json!({}))[0],
+        "hopd: ended a/1 1 Ok"
+    );
+    assert_eq!(world.reply("a", "ok"), ["front: execute_reply a ok lease 1"]);
+}
+
+#[test]
+fn a_block_shares_the_lease_of_its_cell() {
+    let mut world = World::up();
+    world.run("g", gpu());
+    assert_eq!(
+        world.agent(4, "need.acquire", json!({"need": gpu()})),
+        ["agent: refuse busy"]
+    );
+    world.grant("g", 1, 1);
+    assert_eq!(
+        world.agent(5, "need.acquire", json!({"need": gpu()})),
+        ["agent: answer 1"]
+    );
+    assert_eq!(
+        world.agent(6, "need.acquire", json!({"need": {"gpus": 2}})),
+        ["agent: refuse busy"]
+    );
+    assert_eq!(
+        world.agent(7, "need.release", json!({})),
+        ["agent: answer null"],
+        "it gives nothing back"
+    );
+    assert_eq!(
+        world.agent(8, "need.acquire", json!({"need": {"gpus": 99}})),
+        ["agent: refuse invalid"]
+    );
+    assert_eq!(world.agent(9, "other", json!({})), ["agent: refuse unknown"]);
+}
+
+#[test]
+fn a_block_that_stays_open_refuses_the_next_cell() {
+    let mut world = World::up();
+    world.run("a", Value::Null);
+    world.agent(5, "need.acquire", json!({"need": gpu()}));
+    world.grant("a/1", 1, 1);
+    world.reply("a", "ok");
+    let out = world.run("g", gpu());
+    assert!(
+        out.contains(&"front: execute_reply g error LeaseRefused".into()),
+        "{out:?}"
+    );
+    assert_eq!(world.revoke(1), ["gpu: Leave 1"], "nobody runs on it");
+    assert_eq!(world.errand(ErrandEnd::Left(Left::Parked)), ["hopd: release 1"]);
+    assert_eq!(world.run("h", gpu()), ["hopd: submit h 1 gpus"]);
+}
+
+#[test]
+fn early_requests_wait_until_the_kernel_is_heard() {
+    let mut world = World::starting();
+    assert_eq!(world.run("a", Value::Null), [""; 0]);
+    assert_eq!(world.run("g", gpu()), [""; 0]);
+    let out = world.input(Input::KernelUp { pid: 7 });
+    assert_eq!(out, ["front: note kernel-up", "kernel: execute_request a"]);
+    assert_eq!(world.reply("a", "ok")[1], "hopd: submit g 1 gpus");
+}
+
+#[test]
+fn a_kernel_that_never_comes_up_is_ended() {
+    let mut world = World::starting();
+    assert_eq!(world.after(Span::from_secs(119)), [""; 0]);
+    assert_eq!(world.after(Span::from_secs(1)), ["kill"]);
+    let exit = Exit {
+        reason: "killed by signal 9".into(),
+        killed: true,
+    };
+    let told = "front: note kernel-over not-started the kernel didn't come up within 120 s";
+    assert_eq!(world.input(Input::Exited(exit)), [told, "leave"]);
+}
+
+#[test]
+fn the_end_is_told_with_its_reason() {
+    let exit = || {
+        Input::Exited(Exit {
+            reason: "it ran out of memory".into(),
+            killed: false,
+        })
+    };
+    let mut world = World::up();
+    assert_eq!(
+        world.input(exit()),
+        ["front: note kernel-over died it ran out of memory", "leave"]
+    );
+    let mut world = World::up();
+    assert_eq!(world.input(Input::End), ["kill"]);
+    assert_eq!(world.input(exit()), ["front: note kernel-over shutdown", "leave"]);
+    let mut world = World::up();
+    world.input(Input::Terminated);
+    let out = world.input(exit());
+    assert!(out[0].contains("its seat was cancelled"), "{out:?}");
+}
+
+#[test]
+fn a_shutdown_is_given_five_seconds() {
+    let mut world = World::up();
+    let out = world.request(
+        Channel::Control,
+        "shutdown_request",
+        "s",
+        &json!({}),
+        &json!({"restart": false}),
+    );
+    assert_eq!(out, ["kernel: shutdown_request"]);
+    assert_eq!(world.after(Span::from_secs(4)), [""; 0]);
+    assert_eq!(world.after(Span::from_secs(1)), ["kill"]);
+}

@@ -1,0 +1,321 @@
+//! Random inputs from a front, a kernel, a scheduler and errands that behave as theirs do, in any order: the state is
+//! checked after each, each request is answered once, and each lease ends once.
+
+use super::*;
+use proptest::prelude::*;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+/// A choice of the next thing to happen; numbers select among what is there.
+#[derive(Debug, Clone)]
+enum Step {
+    Run {
+        gpus: u16,
+        stop_on_error: bool,
+    },
+    Reply {
+        ok: bool,
+    },
+    Grant,
+    Refuse,
+    Revoke {
+        which: usize,
+    },
+    Park,
+    Errand {
+        well: bool,
+        broken: bool,
+    },
+    Interrupt,
+    Acquire {
+        gpus: u16,
+    },
+    Release,
+    Reconnect,
+    /// The kernel's process dies; with a log it comes back.
+    Die,
+    /// Front, store and agent do the oldest thing that they were asked for.
+    Serve,
+    Announce,
+    ReleaseNow,
+    Wait {
+        ms: u64,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        4 => (0..3u16, any::<bool>()).prop_map(|(gpus, stop_on_error)| Step::Run { gpus, stop_on_error }),
+        4 => any::<bool>().prop_map(|ok| Step::Reply { ok }),
+        4 => Just(Step::Grant),
+        1 => Just(Step::Refuse),
+        2 => (0..4usize).prop_map(|which| Step::Revoke { which }),
+        2 => Just(Step::Park),
+        4 => (any::<bool>(), prop::bool::weighted(0.02)).prop_map(|(well, broken)| Step::Errand { well, broken }),
+        1 => Just(Step::Interrupt),
+        2 => (1..3u16).prop_map(|gpus| Step::Acquire { gpus }),
+        2 => Just(Step::Release),
+        1 => Just(Step::Reconnect),
+        1 => Just(Step::Die),
+        8 => Just(Step::Serve),
+        2 => (1..5000u64).prop_map(|ms| Step::Wait { ms }),
+        1 => Just(Step::Announce),
+        1 => Just(Step::ReleaseNow),
+    ]
+}
+
+/// The others, as far as the core's outputs tell of them.
+#[derive(Default)]
+struct Others {
+    /// Cells that the kernel has, the oldest first.
+    kernel: Vec<String>,
+    /// Requests without a reply.
+    open: BTreeSet<String>,
+    /// What `hopd` was asked for and hasn't granted.
+    asked: Option<String>,
+    /// Leases that `hopd` has granted and that aren't over, with their cell.
+    leases: BTreeMap<u64, String>,
+    errand: Option<Errand>,
+    next: u64,
+    killed: bool,
+    durable: bool,
+    /// Requests to the agent so far.
+    requests: u64,
+    /// Answers of front, store and agent that are due.
+    due: VecDeque<Input>,
+    /// The state that the announced client heard last.
+    heard: Option<String>,
+    /// Cells at which a text is shown.
+    texts: BTreeSet<String>,
+}
+
+impl Others {
+    fn see(&mut self, out: &[String]) {
+        for line in out {
+            let words: Vec<&str> = line.split(' ').collect();
+            match words.as_slice() {
+                ["kernel:", "execute_request", cell, ..] => {
+                    assert!(
+                        !self.texts.contains(*cell),
+                        "the text at {cell} is gone before it begins: {out:?}"
+                    );
+                    self.kernel.push((*cell).to_owned());
+                }
+                ["front:", "comm_msg", "c", state] => self.heard = Some((*state).to_owned()),
+                ["front:", "display_data", cell, ..] => assert!(self.texts.insert((*cell).to_owned())),
+                ["front:", "update_display_data", cell, ..] => assert!(self.texts.contains(*cell)),
+                ["front:", "clear_output", cell] => assert!(self.texts.remove(*cell)),
+                ["front:", "execute_reply", cell, ..] => {
+                    assert!(
+                        !self.texts.contains(*cell),
+                        "the text at {cell} is gone before its answer: {out:?}"
+                    );
+                    assert!(self.open.remove(*cell), "{cell} is answered once: {out:?}");
+                }
+                ["hopd:", "submit", cell, ..] => {
+                    assert!(
+                        self.asked.replace((*cell).to_owned()).is_none(),
+                        "one lease at a time: {out:?}"
+                    );
+                }
+                ["hopd:", "cancel", cell] => {
+                    self.asked.take_if(|asked| asked == cell);
+                }
+                ["hopd:", "parked", cell, lease] => {
+                    self.leases.remove(&lease.parse::<u64>().unwrap());
+                    assert!(self.asked.replace((*cell).to_owned()).is_none(), "{out:?}");
+                }
+                ["hopd:", "ended", cell, _, "Parked"] => {
+                    assert!(self.asked.replace((*cell).to_owned()).is_none(), "{out:?}");
+                }
+                ["hopd:", "release", lease] => drop(self.leases.remove(&lease.parse::<u64>().unwrap())),
+                ["gpu:", errand, _] => {
+                    let errand = match *errand {
+                        "Leave" => Errand::Leave,
+                        "Stop" => Errand::Stop,
+                        "StopAgain" => Errand::StopAgain,
+                        _ => Errand::Return,
+                    };
+                    assert!(
+                        self.errand.replace(errand).is_none(),
+                        "one errand at a time: {out:?}"
+                    );
+                }
+                ["kill"] | ["leave"] => self.killed = true,
+                ["front:", "note", "begins", cell] => {
+                    self.due.push_back(Input::MayBegin { cell: (*cell).into() });
+                }
+                ["sync"] => self.due.push_back(Input::InSync),
+                ["open", _] => self.due.push_back(Input::TenureOpened),
+                ["start"] => {
+                    self.kernel.clear();
+                    self.errand = None;
+                    // The agent of the dead process answers nothing any more.
+                    self.due
+                        .retain(|input| !matches!(input, Input::Agent(_) | Input::KernelUp { .. }));
+                    self.due.extend([hello(), Input::KernelUp { pid: 8 }]);
+                }
+                ["agent:", op] if op.starts_with("state.") => {
+                    self.requests += 1;
+                    self.due
+                        .push_back(Input::Agent(Parcel::answer(self.requests, json!({}))));
+                }
+                _ => {}
+            }
+        }
+    }
+
+    fn take(&mut self, world: &mut World, step: &Step) {
+        let out = match step {
+            Step::Run { gpus, stop_on_error } => {
+                self.next += 1;
+                let cell = format!("c{}", self.next);
+                self.open.insert(cell.clone());
+                let content = json!({"code": cell, "stop_on_error": stop_on_error});
+                let need = if *gpus == 0 {
+                    Value::Null
+                } else {
+                    json!({"gpus": gpus})
+                };
+                world.run_with(&cell, &content, need)
+            }
+            Step::Reply { ok } if !self.kernel.is_empty() => {
+                let cell = self.kernel.remove(0);
+                world.reply(&cell, if *ok { "ok" } else { "error" })
+            }
+            Step::Grant => {
+                let Some(cell) = self.asked.take() else { return };
+                self.next += 1;
+                self.leases.insert(self.next, cell.clone());
+                world.grant(&cell, self.next, 1)
+            }
+            Step::Refuse => {
+                let Some(cell) = self.asked.clone() else { return };
+                if world.place(&cell) != Some(Place::Standing) {
+                    self.asked = None;
+                }
+                world.refuse(&cell)
+            }
+            Step::Revoke { which } => {
+                let Some(lease) = self.leases.keys().nth(*which).copied() else {
+                    return;
+                };
+                world.revoke(lease)
+            }
+            Step::Park => {
+                let Some((lease, cell)) = self.leases.iter().next().map(|(l, c)| (*l, c.clone())) else {
+                    return;
+                };
+                world.park(&cell, lease)
+            }
+            Step::Errand { well, broken } => {
+                let Some(errand) = self.errand.take() else { return };
+                world.errand(end_of(errand, *well, *broken))
+            }
+            Step::Interrupt => world.input(Input::Interrupt),
+            Step::Acquire { gpus } => world.agent(1, "need.acquire", json!({"need": {"gpus": gpus}})),
+            Step::Release => world.agent(2, "need.release", json!({})),
+            Step::Reconnect => world.hopd(News::Up),
+            Step::Die if !self.durable => return,
+            Step::Die => world.input(Input::Exited(Exit {
+                reason: "why".into(),
+                killed: false,
+            })),
+            Step::Serve => {
+                let Some(input) = self.due.pop_front() else { return };
+                world.input(input)
+            }
+            Step::Announce => {
+                let content = json!({"comm_id": "c", "target_name": "gresshopper", "data": {"version": 1}});
+                let header = json!({"msg_id": "c", "msg_type": "comm_open", "session": "another"});
+                world.request_as(header, Channel::Shell, &json!({}), &content)
+            }
+            Step::ReleaseNow => {
+                let content = json!({"comm_id": "c", "data": {"release": true}});
+                world.request(Channel::Shell, "comm_msg", "r", &json!({}), &content)
+            }
+            Step::Wait { ms } => world.after(Span::from_millis(*ms)),
+            Step::Reply { .. } => return,
+        };
+        self.see(&out);
+        if let Some(heard) = &self.heard {
+            let notice = world.core.notice();
+            assert_eq!(
+                heard,
+                notice["state"].as_str().unwrap(),
+                "an announced client knows the state"
+            );
+        }
+    }
+}
+
+fn hello() -> Input {
+    let mut parcel = Parcel::default();
+    (parcel.wire.op, parcel.wire.id) = (Some("hello".into()), Some(1));
+    parcel.wire.body = json!({"version": crate::agent::VERSION});
+    Input::Agent(parcel)
+}
+
+fn end_of(errand: Errand, well: bool, broken: bool) -> ErrandEnd {
+    let why = || "why".to_owned();
+    let left = || if well { Left::Parked } else { Left::Failed(why()) };
+    match errand {
+        _ if broken => ErrandEnd::Broken(why()),
+        Errand::Leave | Errand::StopAgain => ErrandEnd::Left(left()),
+        Errand::Stop => ErrandEnd::Stopped(left()),
+        Errand::Return if well => ErrandEnd::Returned(Returned::Back),
+        Errand::Return => ErrandEnd::Returned(Returned::StillAway(why())),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    #[test]
+    fn whatever_happens_in_whatever_order(
+        durable in any::<bool>(),
+        steps in prop::collection::vec(step(), 1..160),
+    ) {
+        let mut others = Others { durable, ..Others::default() };
+        let mut world = if durable {
+            let mut world = World::new(super::durable::durably(super::durable::state(1)));
+            others.due.extend([hello(), Input::KernelUp { pid: 7 }]);
+            world.hopd(News::Up);
+            world
+        } else {
+            World::up()
+        };
+        for step in &steps {
+            others.take(&mut world, step);
+            if others.killed {
+                return Ok(());
+            }
+        }
+        // Everybody does their part from now on: all requests are answered, and nothing is held.
+        for _ in 0..500 {
+            for step in [
+                Step::Serve,
+                Step::Errand { well: true, broken: false },
+                Step::Release,
+                Step::Grant,
+                Step::Errand { well: true, broken: false },
+                Step::Reply { ok: true },
+                Step::Serve,
+                Step::Wait { ms: if durable { 1_000 } else { 400_000 } },
+            ] {
+                others.take(&mut world, &step);
+            }
+            if others.open.is_empty() {
+                break;
+            }
+        }
+        prop_assert!(others.open.is_empty(), "never answered: {:?}", others.open);
+        let leases: Vec<u64> = others.leases.keys().copied().collect();
+        for lease in leases {
+            let out = world.revoke(lease);
+            others.see(&out);
+            others.take(&mut world, &Step::Errand { well: true, broken: false });
+            others.take(&mut world, &Step::Errand { well: true, broken: false });
+        }
+        prop_assert!(others.leases.is_empty(), "never released: {:?}", others.leases);
+    }
+}

@@ -1,0 +1,221 @@
+//! The sentences and the JSON that a notebook's user and the kernel's agent read. No state, no decisions.
+
+use hop_api::message::Grant;
+use hop_words::id::LeaseId;
+use hop_words::need::Need;
+use hop_words::time::Span;
+use serde_json::{Value, json};
+use std::path::PathBuf;
+
+pub(super) const BLOCK_WAITS: &str = "a gresshopper.gpu() or cpu() block outside of this cell waits for a lease, and a kernel \
+    has one at a time: let that block end, or restart the kernel";
+
+pub(super) const BLOCK_IS_PARKED: &str = "a gresshopper.gpu() block of an earlier cell is parked and waits for a GPU, and a \
+    kernel has one lease at a time: let that block end, or restart the kernel";
+
+pub(super) const ANOTHER_BLOCK: &str =
+    "this kernel waits for or holds another lease of gresshopper.gpu() or cpu()";
+
+pub(super) const CELL_IS_PARKED: &str =
+    "the cell is parked and waits for a GPU, and a kernel has one lease at a time";
+
+pub(super) const CELL_WAITS: &str =
+    "a cell of this kernel waits for its lease, and a kernel has one at a time";
+
+pub(super) const LEASE_TOO_SMALL: &str =
+    "the cell's own lease (%%gpu or the kernel's default) is smaller: ask for all of it there";
+
+pub(super) const STANDS_IN_CUDA: &str = "gresshopper: the cell is interrupted, but stands in a GPU operation, which waits for \
+    a GPU. It ends as soon as it has one. To end it now, restart the kernel.\n";
+
+/// A lease as the reply of its cell tells it (docs/wiring.md).
+pub(super) fn describe(grant: &Grant) -> Value {
+    let devices = &grant.handover.devices;
+    json!({
+        "lease": grant.lease,
+        "node": grant.node,
+        "gpus": devices.iter().map(|d| d.index).collect::<Vec<_>>(),
+        "devices": devices.iter().map(|d| &d.path).collect::<Vec<_>>(),
+        "cores": grant.handover.cores,
+        "waited_ms": grant.waited.0 / 1000,
+        "lingering": grant.lingering,
+    })
+}
+
+pub(super) fn device_paths(grant: &Grant) -> Vec<PathBuf> {
+    grant.handover.devices.iter().map(|d| d.path.clone()).collect()
+}
+
+/// The text at a waiting cell, for clients that show no notices. `state` is the wait's place, reason and estimate.
+pub(super) fn waits(need: &Need, state: &Value) -> String {
+    let what = match need.gpus {
+        0 => format!("{} more cores", need.cpus),
+        1 => "1 GPU".to_owned(),
+        n => format!("{n} GPUs"),
+    };
+    let place = match state["position"].as_u64() {
+        None => String::new(),
+        Some(0 | 1) => ": next in the queue".to_owned(),
+        Some(n) => format!(": place {n} in the queue"),
+    };
+    let eta = state["eta_s"].as_f64().filter(|eta| *eta >= 1.0);
+    let eta = eta
+        .map(|eta| format!(", about {}", rough(eta)))
+        .unwrap_or_default();
+    let reason = state["reason"]
+        .as_str()
+        .map(|r| format!(" ({r})"))
+        .unwrap_or_default();
+    format!("Waiting for {what}{place}{eta}{reason}")
+}
+
+/// A length of time as a person says it, in steps that a waiting person cares about.
+fn rough(seconds: f64) -> String {
+    let seconds = seconds as u64;
+    match seconds {
+        0..10 => format!("{seconds} s"),
+        10..60 => format!("{} s", (seconds + 2) / 5 * 5),
+        60..3600 => format!("{} min", (seconds + 30) / 60),
+        _ => format!("{} h {} min", seconds / 3600, seconds % 3600 / 60),
+    }
+}
+
+/// The state of a cell that waits while there is no scheduler.
+pub(super) fn scheduler_away(why: &str) -> Value {
+    json!({"state": "queued", "reason": format!("the scheduler is away: {why}")})
+}
+
+/// The state of a cell that waits while the scheduler refuses to hear this kernel.
+pub(super) fn scheduler_deaf(why: &str) -> Value {
+    json!({"state": "queued", "reason": format!("the scheduler doesn't serve this kernel: {why}")})
+}
+
+pub(super) fn taken_away(reason: &str) -> String {
+    format!("gresshopper: the GPU was taken away: {reason}\n")
+}
+
+pub(super) fn block_holds(lease: LeaseId) -> String {
+    format!(
+        "a gresshopper.gpu() or cpu() block of an earlier cell still holds lease {lease}, and a kernel has one at a time: \
+         let that block end (close its generator, join its thread), or restart the kernel"
+    )
+}
+
+pub(super) fn is_parked(reason: &str) -> String {
+    format!(
+        "gresshopper: the cell is parked: {reason}. Its GPU memory is in host memory; it goes on by itself where it is when \
+         a GPU is free.\n"
+    )
+}
+
+pub(super) fn goes_on(stood: Span) -> String {
+    format!(
+        "gresshopper: the cell goes on; it stood still for {} s.\n",
+        stood.0 / 1_000_000
+    )
+}
+
+pub(super) fn asks_again(why: &str, pause: Span) -> String {
+    format!(
+        "gresshopper: {why}. The cell stands still and asks again in about {} s.\n",
+        pause.0 / 1_000_000
+    )
+}
+
+pub(super) fn can_not_go_back(why: &str) -> String {
+    format!("a GPU was there, but what this kernel has in host memory can't go back to it: {why}")
+}
+
+pub(super) fn cell_can_not_go_back(why: &str) -> String {
+    format!("a GPU was there, but what the cell has in host memory can't go back to it: {why}")
+}
+
+/// The warning to a user whose kernel can't leave a GPU whose lease is over.
+pub(super) fn still_holds(why: &str, grace: Span) -> String {
+    format!(
+        "gresshopper: the GPU goes back, but this kernel still holds it: {why}. Processes that hold it are ended {} after \
+         the end of the lease.\n",
+        seconds(grace)
+    )
+}
+
+// Reasons for a death by SIGKILL.
+
+/// The take-back begins after the grace and waits for holders as long again.
+fn twice(grace: Span) -> Span {
+    Span(2 * grace.0)
+}
+
+pub(super) fn would_not_end(reason: &str, grace: Span) -> String {
+    format!(
+        "its GPU was taken away ({reason}) and the running cell hadn't ended {} later",
+        seconds(twice(grace))
+    )
+}
+
+pub(super) fn held_too_long(why: &str, grace: Span) -> String {
+    format!(
+        "the kernel still held its GPU {} after the end of its lease ({why}), so it was ended",
+        seconds(grace)
+    )
+}
+
+pub(super) fn parked_too_slowly(grace: Span) -> String {
+    format!(
+        "its GPU memory was still on its way to host memory {} after the end of its lease, so it was ended. An administrator \
+         can give kernels longer: `grace_ms` of the pool is {} now",
+        seconds(twice(grace)),
+        seconds(grace)
+    )
+}
+
+pub(super) fn lost_by_driver(why: &str) -> String {
+    format!("the cell was parked in its middle for others, and the driver lost what it had on its GPU: {why}")
+}
+
+fn seconds(span: Span) -> String {
+    format!("{} s", span.as_secs_f64())
+}
+
+// A kernel that outlives its process.
+
+pub(super) fn cell_lost(reason: &str) -> String {
+    format!(
+        "{reason}. The kernel goes on with its variables as they were before this cell. Run the cell again, or begin it with \
+         %%retry to have that done by itself"
+    )
+}
+
+pub(super) fn runs_again(reason: &str) -> String {
+    format!("gresshopper: {reason}. The cell runs again (%%retry).\n")
+}
+
+pub(super) fn died_too_often(reason: &str, times: usize) -> String {
+    format!("{reason}. It has died {times} times within a minute")
+}
+
+pub(super) fn could_not_come_back(lost: &[String]) -> String {
+    format!(
+        "gresshopper: these variables could not be brought back: {}. Using one raises LostError.\n",
+        lost.join(", ")
+    )
+}
+
+pub(super) fn not_restored(why: &str, kept: Option<&std::path::Path>) -> String {
+    let kept = kept.map_or_else(String::new, |folder| {
+        format!(" They are kept in {}.", folder.display())
+    });
+    format!(
+        "gresshopper: the kernel is a new one, since its variables could not be brought back: {why}.{kept}\n"
+    )
+}
+
+pub(super) fn not_captured(why: &str) -> String {
+    format!(
+        "gresshopper: this kernel is not saved: {why}. If its process or its node is lost, its variables are too.\n"
+    )
+}
+
+pub(super) fn notice(text: &str) -> String {
+    format!("gresshopper: {text}\n")
+}

@@ -1,0 +1,320 @@
+//! Writes the log of a state (docs/state-format.md): records behind each other, each proven together with all before it,
+//! and the head that says how much counts. The text and the streams of a record are the in-kernel agent's; this never
+//! looks into them.
+
+use crate::form::{self, ReadError};
+use std::ffi::OsStr;
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Parts of a record beyond this size are compressed, if that makes them shorter.
+const SMALL: usize = 512;
+
+/// The size of a piece in which a log is copied.
+const PIECE: usize = 1 << 20;
+
+/// Why a state can't be written.
+#[derive(Debug, thiserror::Error)]
+pub enum WriteError {
+    #[error("the owner's key can't be used")]
+    Key(#[source] Box<ReadError>),
+    #[error("there is no home folder for the owner's key (HOME is not set)")]
+    NoHome,
+    #[error("can't write {}", path.display())]
+    Io {
+        path: PathBuf,
+        #[source]
+        source: io::Error,
+    },
+    #[error("{} can't be gone on from: it is truncated or damaged", path.display())]
+    Source { path: PathBuf },
+}
+
+/// The key by which its owner proves states.
+#[derive(Clone)]
+pub struct Key([u8; 32]);
+
+impl std::fmt::Debug for Key {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Key(..)")
+    }
+}
+
+impl Key {
+    pub fn new(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The caller's own key, made at its first use.
+    ///
+    /// # Errors
+    /// There is no home, or the key there is not the caller's alone.
+    pub fn of_owner() -> Result<Self, WriteError> {
+        let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
+        let config = variable("XDG_CONFIG_HOME").filter(|p| p.is_absolute());
+        let home = variable("HOME").ok_or(WriteError::NoHome)?;
+        let path = form::key_path(config.as_deref(), &home);
+        if !path.exists() {
+            make_key(&path).map_err(|source| WriteError::Io {
+                path: path.clone(),
+                source,
+            })?;
+        }
+        let uid = own_uid().map_err(|source| WriteError::Io {
+            path: path.clone(),
+            source,
+        })?;
+        let key = form::owner_key(&path, uid).map_err(|e| WriteError::Key(Box::new(e)))?;
+        Ok(Self(key))
+    }
+}
+
+fn own_uid() -> io::Result<u32> {
+    use std::os::unix::fs::MetadataExt;
+    Ok(fs::metadata("/proc/self")?.uid())
+}
+
+/// Of several processes that make the key at once, one succeeds and the others use that one's.
+fn make_key(path: &Path) -> io::Result<()> {
+    let folder = path.parent().unwrap_or(path);
+    fs::DirBuilder::new().recursive(true).create(folder)?;
+    let mut bytes = [0; 32];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    let new = folder.join(format!(".key-{}", std::process::id()));
+    let mut file = File::options()
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(&new)?;
+    let made = file.write_all(&bytes).and_then(|()| file.sync_all());
+    let linked = made.and_then(|()| match fs::hard_link(&new, path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        other => other,
+    });
+    fs::remove_file(&new)?;
+    linked
+}
+
+/// The part of a log that is on disk and counts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    /// Bytes of the log that count.
+    pub length: u64,
+    /// The last record's proof, in hexadecimal.
+    pub mac: String,
+}
+
+/// The log of one state, open for adding. One process writes it.
+#[derive(Debug)]
+pub struct Writer {
+    folder: PathBuf,
+    key: Key,
+    log: File,
+    head: Option<File>,
+    length: u64,
+    records: u64,
+    mac: blake3::Hash,
+}
+
+impl Writer {
+    /// Begins an empty log. A log that is there already is replaced.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn create(folder: &Path, key: &Key) -> Result<Self, WriteError> {
+        let (log, start) = (new_file(folder, "log")?, form::start());
+        let mut writer = Self {
+            folder: folder.to_owned(),
+            key: key.clone(),
+            log,
+            head: None,
+            length: start.len() as u64,
+            records: 0,
+            mac: blake3::keyed_hash(&key.0, &start),
+        };
+        writer.write(&start)?;
+        Ok(writer)
+    }
+
+    /// Begins a log with all records of another one, as far as `length`, where the last record's proof is `mac`.
+    ///
+    /// # Errors
+    /// The other log is shorter, has another proof there, or can't be read.
+    pub fn go_on(
+        folder: &Path,
+        key: &Key,
+        source: &Path,
+        length: u64,
+        mac: &str,
+    ) -> Result<Self, WriteError> {
+        let damaged = || WriteError::Source {
+            path: source.to_owned(),
+        };
+        let mac = blake3::Hash::from_hex(mac).map_err(|_| damaged())?;
+        let from = File::open(source.join("log")).map_err(|_| damaged())?;
+        let records = form::count_records(&from, length, mac.as_bytes()).ok_or_else(damaged)?;
+        let log = new_file(folder, "log")?;
+        copy(&from, &log, length).map_err(|source| WriteError::Io {
+            path: folder.join("log"),
+            source,
+        })?;
+        Ok(Self {
+            folder: folder.to_owned(),
+            key: key.clone(),
+            log,
+            head: None,
+            length,
+            records,
+            mac,
+        })
+    }
+
+    /// Adds a record. It doesn't count before [`Writer::commit`].
+    ///
+    /// # Errors
+    /// The file system's. Nothing may be added after one: the end of the file is unknown.
+    pub fn append(&mut self, text: &[u8], body: &[u8]) -> Result<(), WriteError> {
+        let framed = form::framed(text, body, SMALL);
+        let mac = blake3::keyed_hash(&self.key.0, &[self.mac.as_bytes(), &framed[..]].concat());
+        self.write(&[&framed[..], mac.as_bytes()].concat())?;
+        self.length += framed.len() as u64 + mac.as_bytes().len() as u64;
+        self.mac = mac;
+        self.records += 1;
+        Ok(())
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> Result<(), WriteError> {
+        let path = self.folder.join("log");
+        self.log
+            .write_all(bytes)
+            .map_err(|source| WriteError::Io { path, source })
+    }
+
+    /// Makes the records added so far count, on disk when this returns.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn commit(&mut self) -> Result<Committed, WriteError> {
+        let failed = |source| WriteError::Io {
+            path: self.folder.clone(),
+            source,
+        };
+        self.log.sync_data().map_err(failed)?;
+        let slot = form::slot(&self.key.0, self.records, self.length, &self.mac);
+        match &self.head {
+            Some(head) => {
+                let place = form::SLOT as u64 * (self.records % 2);
+                head.write_all_at(&slot, place)
+                    .and_then(|()| head.sync_data())
+                    .map_err(failed)?;
+            }
+            None => {
+                let mut head = new_file(&self.folder, "head")?;
+                let written = head.write_all(&slot.repeat(2)).and_then(|()| head.sync_all());
+                written
+                    .and_then(|()| File::open(&self.folder)?.sync_all())
+                    .map_err(failed)?;
+                self.head = Some(head);
+            }
+        }
+        Ok(Committed {
+            length: self.length,
+            mac: self.mac.to_hex().to_string(),
+        })
+    }
+}
+
+/// An empty file of this name, which only its owner can read.
+fn new_file(folder: &Path, name: impl AsRef<OsStr>) -> Result<File, WriteError> {
+    let path = folder.join(name.as_ref());
+    let opened = File::options()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&path);
+    opened.map_err(|source| WriteError::Io { path, source })
+}
+
+fn copy(from: &File, mut to: &File, length: u64) -> io::Result<()> {
+    let mut buffer = vec![0; PIECE];
+    let mut at = 0;
+    while at < length {
+        let piece = buffer.len().min((length - at) as usize);
+        from.read_exact_at(&mut buffer[..piece], at)?;
+        to.write_all(&buffer[..piece])?;
+        at += piece as u64;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const KEY: [u8; 32] = [7; 32];
+
+    fn record(at: f64) -> Vec<u8> {
+        format!("{{\"at\": {at}, \"units\": [], \"gone\": [], \"process\": {{}}}}").into_bytes()
+    }
+
+    fn records(folder: &Path) -> usize {
+        form::read(folder, &KEY, own_uid().unwrap()).unwrap().records
+    }
+
+    #[test]
+    fn what_is_committed_is_read_and_the_rest_is_not() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut log = Writer::create(tmp.path(), &Key(KEY)).unwrap();
+        for n in 1..=3 {
+            log.append(&record(1.0), &vec![b'x'; 2000 * n]).unwrap();
+            let at = log.commit().unwrap();
+            assert_eq!(fs::metadata(tmp.path().join("log")).unwrap().len(), at.length);
+            assert_eq!(records(tmp.path()), n);
+        }
+        log.append(&record(2.0), b"torn").unwrap();
+        assert_eq!(records(tmp.path()), 3);
+    }
+
+    #[test]
+    fn a_log_goes_on_from_another_ones_middle() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (old, new) = (tmp.path().join("old"), tmp.path().join("new"));
+        fs::create_dir(&old).unwrap();
+        fs::create_dir(&new).unwrap();
+        let mut log = Writer::create(&old, &Key(KEY)).unwrap();
+        log.append(&record(1.0), b"one").unwrap();
+        log.append(&record(2.0), &[b'2'; 4096]).unwrap();
+        let at = log.commit().unwrap();
+        log.append(&record(3.0), b"later").unwrap();
+        log.commit().unwrap();
+
+        let mut next = Writer::go_on(&new, &Key(KEY), &old, at.length, &at.mac).unwrap();
+        next.append(&record(4.0), b"other").unwrap();
+        next.commit().unwrap();
+        assert_eq!((records(&old), records(&new)), (3, 3));
+
+        let go_on = |length, mac: &str| Writer::go_on(&new, &Key(KEY), &old, length, mac);
+        assert!(matches!(
+            go_on(at.length - 1, &at.mac),
+            Err(WriteError::Source { .. })
+        ));
+        assert!(matches!(
+            go_on(at.length, &"0".repeat(64)),
+            Err(WriteError::Source { .. })
+        ));
+        assert!(matches!(go_on(1 << 20, &at.mac), Err(WriteError::Source { .. })));
+    }
+
+    #[test]
+    fn a_log_of_another_key_is_refused() {
+        let tmp = tempfile::tempdir().unwrap();
+        let mut log = Writer::create(tmp.path(), &Key([8; 32])).unwrap();
+        log.append(&record(1.0), b"").unwrap();
+        log.commit().unwrap();
+        assert!(form::read(tmp.path(), &KEY, own_uid().unwrap()).is_err());
+    }
+}
