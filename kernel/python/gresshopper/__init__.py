@@ -7,11 +7,14 @@ In a cell of its own: ``%%gpu 1``. In the middle of one::
     with gresshopper.gpu():
         model.fit(data)
 
+``%gpu`` says how the kernel stands towards its GPU, :func:`status` the same to a program.
+
 This package is put into the kernel by Gresshopper itself and speaks with the kernel's supervisor;
 elsewhere it can be imported, and says so when a GPU is asked for.
 """
 
 from gresshopper.need import Grant, LeaseRefused, cpu, gpu
+from gresshopper.overview import HopError, Status, Waiting, queue, release, status
 
-__all__ = ["Grant", "LeaseRefused", "cpu", "gpu"]
+__all__ = ["Grant", "HopError", "LeaseRefused", "Status", "Waiting", "cpu", "gpu", "queue", "release", "status"]
 __version__ = "0.1.0"

@@ -1,32 +1,24 @@
 """The channel to the process that supervises this kernel: docs/agent-wire.md.
 
-One inherited socket, JSON with binary attachments, requests in both directions. A module registers the
-operations that it answers with :func:`serve`, in a namespace of its own (``need.``, ``state.``,
-``gpu.``), and asks with :meth:`Channel.request`, from any thread. Nothing is read or written before the
-first of either, so a kernel that needs nothing runs no thread of ours.
+One inherited socket, requests in both directions. Code asks with :meth:`Channel.request`, from any thread; what the
+supervisor asks is answered by the operations that were registered (`operations`). Nothing is read or written before the
+first request, event or :meth:`Channel.open`, so a kernel that needs nothing runs no thread of ours.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
-import logging
 import os
 import socket
-import struct
 import threading
 from collections.abc import Sequence
-from typing import Any, Callable
+from functools import partial
+from typing import Any
 
-VERSION = 1
+from gresshopper import operations
+from gresshopper.wire import VERSION, Attachment, Frames, WireError
+
 FD_VARIABLE = "GRESSHOPPER_AGENT_FD"
-
-_HEAD = struct.Struct(">II")
-_JSON_MAX = 64 << 20
-_log = logging.getLogger("gresshopper")
-
-#: An operation: takes a body and attachments, returns the same.
-Operation = Callable[[dict[str, Any], list[bytes]], "tuple[dict[str, Any], Sequence[bytes]]"]
 
 
 class ChannelClosed(Exception):
@@ -55,35 +47,20 @@ class Channel:
     """Our end of the socket."""
 
     def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
+        self._frames = Frames(sock)
         self._pid = os.getpid()
-        self._send_lock = threading.Lock()
         self._lock = threading.Lock()
         self._pending: dict[int, _Pending] = {}
-        self._operations: dict[str, Operation] = {}
         self._last_id = 0
         self._reader: threading.Thread | None = None
         self._closed = False
 
-    def serve(self, name: str, operation: Operation) -> None:
-        """Answers requests of the supervisor for ``name`` with ``operation``, in a thread of ours."""
-        with self._lock:
-            self._operations[name] = operation
-        self._start()
+    def open(self) -> None:
+        """Begin to listen to the supervisor, and say hello.
 
-    def request(
-        self, op: str, body: dict[str, Any], attachments: Sequence[bytes] = ()
-    ) -> tuple[dict[str, Any], list[bytes]]:
-        """Asks the supervisor and waits; a ``KeyboardInterrupt`` ends the wait."""
-        self._start()
-        return self._ask(op, body, attachments)
-
-    def notify(self, op: str, body: dict[str, Any]) -> None:
-        """Tells the supervisor something that has no answer."""
-        self._start()
-        self._send({"op": op, "body": body}, ())
-
-    def _start(self) -> None:
+        # Errors
+        `ChannelClosed` in a child of the kernel, and when the supervisor is gone; `Refused` for another version.
+        """
         if self._pid != os.getpid():
             raise ChannelClosed("this is a child of the kernel: only the kernel itself can ask")
         with self._lock:
@@ -93,7 +70,21 @@ class Channel:
             self._reader.start()
         self._ask("hello", {"version": VERSION}, ())
 
-    def _ask(self, op: str, body: dict[str, Any], attachments: Sequence[bytes]) -> tuple[dict[str, Any], list[bytes]]:
+    def request(
+        self, op: str, body: dict[str, Any], attachments: Sequence[Attachment] = ()
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Asks the supervisor and waits; a ``KeyboardInterrupt`` ends the wait."""
+        self.open()
+        return self._ask(op, body, attachments)
+
+    def notify(self, op: str, body: dict[str, Any], attachments: Sequence[Attachment] = ()) -> None:
+        """Tells the supervisor something that has no answer."""
+        self.open()
+        self._send({"op": op, "body": body}, attachments)
+
+    def _ask(
+        self, op: str, body: dict[str, Any], attachments: Sequence[Attachment]
+    ) -> tuple[dict[str, Any], list[bytes]]:
         pending = _Pending()
         with self._lock:
             if self._closed:
@@ -111,23 +102,16 @@ class Channel:
             raise pending.error
         return pending.ok or {}, pending.attachments
 
-    def _send(self, wire: dict[str, Any], attachments: Sequence[bytes]) -> None:
-        text = json.dumps(wire).encode()
-        sizes = struct.pack(f">{len(attachments)}Q", *(len(a) for a in attachments))
-        with self._send_lock:
-            try:
-                self._sock.sendall(_HEAD.pack(len(text), len(attachments)) + sizes + text)
-                for attachment in attachments:
-                    self._sock.sendall(attachment)
-            except OSError as error:
-                raise ChannelClosed("the kernel's supervisor is gone") from error
+    def _send(self, wire: dict[str, Any], attachments: Sequence[Attachment]) -> None:
+        try:
+            self._frames.send(wire, attachments)
+        except WireError as error:
+            raise ChannelClosed("the kernel's supervisor is gone") from error
 
     def _read_all(self) -> None:
-        try:
+        with contextlib.suppress(WireError):
             while True:
-                self._dispatch(*self._read_one())
-        except (OSError, ValueError, ChannelClosed):
-            pass
+                self._dispatch(*self._frames.receive())
         with self._lock:
             self._closed = True
             waiting = list(self._pending.values())
@@ -135,57 +119,33 @@ class Channel:
             pending.error = ChannelClosed("the kernel's supervisor has closed the channel")
             pending.event.set()
 
-    def _read_one(self) -> tuple[dict[str, Any], list[bytes]]:
-        size, count = _HEAD.unpack(self._read(_HEAD.size))
-        if size > _JSON_MAX:
-            raise ValueError("a message is too large")
-        sizes = struct.unpack(f">{count}Q", self._read(8 * count))
-        wire = json.loads(self._read(size))
-        return wire, [self._read(n) for n in sizes]
-
-    def _read(self, size: int) -> bytes:
-        buffer = bytearray(size)
-        view = memoryview(buffer)
-        while view:
-            got = self._sock.recv_into(view)
-            if not got:
-                raise ChannelClosed("closed")
-            view = view[got:]
-        return bytes(buffer)
-
     def _dispatch(self, wire: dict[str, Any], attachments: list[bytes]) -> None:
-        answered = wire.get("re")
-        if answered is not None:
-            with self._lock:
-                pending = self._pending.get(answered)
-            if pending is not None:
-                error = wire.get("error")
-                if error is not None:
-                    pending.error = Refused(error.get("kind", ""), error.get("message", ""))
-                pending.ok, pending.attachments = wire.get("ok"), attachments
-                pending.event.set()
+        if "re" in wire:
+            self._answered(wire, attachments)
             return
-        # Off the reader, so that an operation may ask in its turn.
-        threading.Thread(target=self._operate, args=(wire, attachments), name="gresshopper-op", daemon=True).start()
+        number = wire.get("id")
+        call = operations.Call(wire.get("body") or {}, attachments, partial(self._progress, number))
+        operations.carry_out(wire.get("op", ""), call, partial(self._answer, number))
 
-    def _operate(self, wire: dict[str, Any], attachments: list[bytes]) -> None:
-        name, number = wire.get("op", ""), wire.get("id")
-        operation = self._operations.get(name)
-        answer: dict[str, Any]
-        out: Sequence[bytes] = ()
-        if operation is None:
-            error = {"kind": "unknown", "message": f"there is no operation {name}"}
-            answer = {"re": number, "error": error}
-        else:
-            try:
-                ok, out = operation(wire.get("body") or {}, attachments)
-                answer = {"re": number, "ok": ok}
-            except Exception as error:
-                _log.warning("operation %s failed", name, exc_info=True)
-                answer = {"re": number, "error": {"kind": "failed", "message": str(error)}}
+    def _answered(self, wire: dict[str, Any], attachments: list[bytes]) -> None:
+        with self._lock:
+            pending = self._pending.get(wire["re"])
+        if pending is not None:
+            error = wire.get("error")
+            if error is not None:
+                pending.error = Refused(error.get("kind", ""), error.get("message", ""))
+            pending.ok, pending.attachments = wire.get("ok"), attachments
+            pending.event.set()
+
+    def _answer(self, number: int | None, outcome: dict[str, Any], attachments: Sequence[Attachment]) -> None:
         if number is not None:
             with contextlib.suppress(ChannelClosed):
-                self._send(answer, out)
+                self._send({"re": number, **outcome}, attachments)
+
+    def _progress(self, number: int | None, text: str) -> None:
+        if number is not None:
+            with contextlib.suppress(ChannelClosed):
+                self._send({"op": "state.progress", "body": {"re": number, "text": text}}, ())
 
 
 _channel: Channel | None = None

@@ -10,10 +10,12 @@ import os
 import sys
 from typing import Any
 
-from gresshopper import channel, debugger, lending, need
+from gresshopper import channel, debugger, lending, need, overview
 from gresshopper.imports import after_import
 
 _OLD_PATH = "GRESSHOPPER_OLD_PYTHONPATH"
+#: Set by the supervisor: it will ask for the kernel's state; and it chose the hash seed, which isn't the user's.
+_STATE, _HASH_SEED = "GRESSHOPPER_STATE", "GRESSHOPPER_HASH_SEED"
 
 
 def load_ipython_extension(ip: Any) -> None:
@@ -23,11 +25,27 @@ def load_ipython_extension(ip: Any) -> None:
     ip.input_transformers_cleanup.append(lambda lines: need.blank_magic(lines) if need.was_read(ip) else lines)
     for magic in ("gpu", "cpu"):
         ip.register_magic_function(need.misplaced_magic, "cell", magic)
+        # IPython takes a cell magic in the middle of a cell for the line magic of that name.
+        ip.register_magic_function(need.misplaced_magic, "line", f"%{magic}")
+    ip.register_magic_function(overview.line_magic, "line", "gpu")
     cells = need.Cells()
     ip.events.register("pre_run_cell", cells.begins)
     ip.events.register("post_run_cell", cells.over)
     lending.watch(ip)
+    _keep_state(ip)
     after_import("debugpy", debugger.guard)
+
+
+def _keep_state(ip: Any) -> None:
+    """Answer for the kernel's state, if its supervisor will ask."""
+    seeded = bool(os.environ.pop(_HASH_SEED, None))
+    if seeded:
+        os.environ.pop("PYTHONHASHSEED", None)
+    if os.environ.pop(_STATE, None) and channel.is_here():
+        from gresshopper.state import setorder, supervised
+
+        setorder.seeded = seeded
+        supervised.serve(ip, channel.get())
 
 
 def _restore_path() -> None:

@@ -17,7 +17,7 @@ from operator import index
 from types import TracebackType
 from typing import Any, Callable
 
-from gresshopper import channel
+from gresshopper import between, channel
 
 _MAGIC = re.compile(r"\s*%%(gpu|cpu)(\s|$)")
 
@@ -147,20 +147,16 @@ class Cells:
     Threads and tasks of their own run beside the cells and keep theirs."""
 
     def __init__(self) -> None:
-        self._info: object = None
+        self._cells = between.Cells()
         self._owner: tuple[int, object] = (0, None)
 
     def begins(self, info: object = None) -> None:
-        # A cell may run others within itself.
-        if self._info is None:
-            self._info, self._owner = info, _here()
+        if self._cells.begins(info):
+            self._owner = _here()
 
     def over(self, result: Any = None) -> None:
-        if self._info is None or getattr(result, "info", None) is not self._info:
-            return
-        self._info = None
         # Another thread that waits for its lease has the lock: then no block is open.
-        if _lock.acquire(blocking=False):
+        if self._cells.over(result) and _lock.acquire(blocking=False):
             try:
                 self._end_left_open()
             finally:

@@ -25,6 +25,7 @@ from . import _restart
 from ._errors import GpuUnavailable, ParkRefused
 from ._keeper import VERSION, Keeper
 from ._lease import LeaseSource, NoLease, Workstation
+from ._reading import Reading
 from ._serve import Server
 
 __all__ = [
@@ -37,7 +38,9 @@ __all__ = [
     "Workstation",
     "handle",
     "install",
+    "is_away",
     "keeper",
+    "reading",
 ]
 
 
@@ -99,6 +102,16 @@ def load_ipython_extension(ipython: Any) -> None:
     state = _restart.pending()
     if state is not None:
         made.begin_saved(state)
+
+
+def reading() -> Reading | None:
+    """Device memory as a capture of the notebook's state may read it. None: nobody moves any here."""
+    return None if _Process.keeper is None else _Process.keeper.reading()
+
+
+def is_away() -> bool:
+    """Whether the driver alone holds what is on the device."""
+    return _Process.keeper is not None and _Process.keeper.is_away
 
 
 def handle(request: Mapping[str, Any]) -> dict[str, Any]:

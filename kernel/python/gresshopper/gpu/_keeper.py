@@ -24,6 +24,7 @@ from ._host import Pool
 from ._jax import JaxHalf
 from ._lease import LeaseSource, Workstation
 from ._others import others
+from ._reading import Access, Reading
 from ._torch import TorchHalf
 from ._touch import may_touch
 
@@ -56,6 +57,8 @@ class Keeper:
         self._leased = True
         self._off = False
         self._doing = threading.Lock()
+        self._access = Access()
+        self._device_type = device_type
         self._asking = threading.RLock()
         self._in_cell = False
         #: The cell that runs may use the device without asking first.
@@ -241,9 +244,22 @@ class Keeper:
             raise ParkRefused("another park or unpark is under way")
         try:
             self._cancelled.clear()
-            return self._out()
+            self._access.move(SYNC_S)
+            try:
+                return self._out()
+            finally:
+                self._access.end()
         finally:
             self._doing.release()
+
+    @property
+    def is_away(self) -> bool:
+        """Whether the driver alone holds what is on the device."""
+        return self._off and not self.parked
+
+    def reading(self) -> Reading:
+        """Device memory as a capture of the notebook's state may read it."""
+        return Reading(self._access, self.guard, self._device_type, self._off, self.parked)
 
     def _out(self) -> _move.Moved:
         if self.parked:
@@ -295,7 +311,11 @@ class Keeper:
         self._cancelled.set()
         with self._doing:
             watch, moved = _move.Stopwatch(), _move.Moved(bytes=sum(parked.nbytes for parked in self.parked))
-            self._all_back()
+            self._access.move(SYNC_S)
+            try:
+                self._all_back()
+            finally:
+                self._access.end()
             self._open()
             self._unhooked = set()
             moved.seconds = watch.seconds()
@@ -313,6 +333,8 @@ class Keeper:
         if not off:
             self._unhooked = set()
             return self._open()
+        self._access.move(SYNC_S)
+        self._access.end()  # what reads from here on finds the device away
         self._close()
         for half in self.halves:
             # What can't be looked through isn't kept, and goes when its owner lets it go.

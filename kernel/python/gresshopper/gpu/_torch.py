@@ -47,6 +47,8 @@ class StorageBlock:
         self._torch = torch
         self._storage = storage
         self.nbytes = int(storage.nbytes())
+        #: The storage's identity, whatever Python object stands for it.
+        self.key = int(storage._cdata)
 
     def _bytes(self) -> Any:
         """A tensor of bytes over the storage."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 __all__ = ["load_ipython_extension", "unload_ipython_extension"]
@@ -11,7 +12,11 @@ def load_ipython_extension(shell: Any) -> None:
     """`%load_ext gresshopper.state`: capture after each cell."""
     from .agent import agent
 
-    agent(shell).watch(ahead=False)
+    of = agent(shell)
+    if of.journal is not None:
+        print("Gresshopper keeps this kernel's state already: nothing is to be loaded.", file=sys.stderr)
+        return
+    of.watch(ahead=False)
 
 
 def unload_ipython_extension(shell: Any) -> None:

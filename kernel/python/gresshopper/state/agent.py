@@ -1,7 +1,7 @@
-"""The agent in a kernel: hooks around each cell, and the commands of `hop state`.
+"""The agent in a kernel: hooks around each cell, captures after it or in think time, saves and restores.
 
 The hooks are IPython's own events; nothing of the user's is wrapped or replaced. A failing capture never fails a
-cell: it is told once and the next capture makes up for it.
+cell: it is told once and the next capture makes up for it. Everything here runs in the kernel's main thread.
 """
 
 from __future__ import annotations
@@ -25,8 +25,13 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import capture, effects, form, hurry, later, names, native, pickling, planning, process, recipes, redo, rerun
+from gresshopper.between import Cells, in_main_thread
+
+from . import capture, effects, form, hurry, later, names, pickling, planning, process, records, redo, rerun
 from . import restore as restoring
+from .lost import LostError
+from .records import Outcome, Ran
+from .session import Away, NoRoom, NotYet
 from .store import Store, StoreError, ask_for
 
 #: Share of the cells' time that captures may hold them up for; beyond, they wait for think time.
@@ -37,6 +42,15 @@ MOST, LEAST = 0.05, 0.003
 THINK = 0.05
 #: Seconds of thinking from which on everything is audited, which takes at most one part in AUDITS of the time.
 REST, AUDITS = 1.0, 20
+#: Seconds after a capture that failed until it is tried again in think time; twice as many each time, up to FAILED_MOST.
+FAILED, FAILED_MOST = 2.0, 300.0
+#: Seconds after a capture for which there was no room, until another is tried.
+CROWDED = 60.0
+#: So many cells may wait for their capture. What is older is captured with them, but its source isn't recorded.
+WAITING = 500
+#: So many of the last troubles are remembered, and of the last cells what their captures found: a plan doesn't run older
+#: ones again.
+TROUBLE, NOTES = 100, 2000
 
 _log = logging.getLogger("gresshopper.state")
 _agent: Agent | None = None
@@ -49,17 +63,6 @@ def default_store() -> Path:
     return Path(given) if given else Path(base) / "gresshopper" / "store"
 
 
-class _Ran:
-    """A cell that ran and waits to be captured."""
-
-    __slots__ = ("count", "effects", "ok", "raw", "seconds")
-
-    def __init__(self, result: Any, seconds: float, effects: dict[str, Any]) -> None:
-        self.raw = result.info.raw_cell if result.info is not None else ""
-        self.seconds, self.effects = seconds, effects
-        self.ok, self.count = bool(result.success), result.execution_count
-
-
 class Agent:
     """One kernel's capturing and restoring."""
 
@@ -68,31 +71,36 @@ class Agent:
         self.store = Store(root or default_store())
         self._hidden_at_start = dict(shell.user_ns_hidden)
         self.capture = capture.Capture(shell.user_ns, self._hidden, self.store)
-        self.log: form.Log | None = None
-        self.spent = 0.0
-        self.ran = 0.0
-        self.last: capture.Delta | None = None
+        self._writer = records.Writer(shell, self.capture)
+        self.journal: records.Journal | None = None
+        #: Seconds that captures took before the reply of their cell, that cells ran, and that captures took beside them.
+        self.spent = self.ran = self.thought = 0.0
+        #: Seconds that a capture may hold up its cell's reply. None: a share of what the cells ran.
+        self.patience: float | None = None
         self.trouble: list[str] = []
+        self._cells = Cells()
         self._started = 0.0
-        self._seq = 0
-        #: Capture after each cell, whatever it costs, because somebody waits for it.
-        self.prompt = False
-        self.thought = 0.0
-        self._running = False
+        #: Whether the reply of the last cell waits for what is captured now.
+        self._reply_waits = False
+        #: The numbers of the last cell that ran, and of the last one that was captured.
+        self._last = self._seq = 0
+        self._waiting: list[Ran] = []
+        #: The next record holds everything: one before it was lost.
+        self._anew = False
         self._audited = -1
         self._audit_from = 0.0
-        self._waiting: list[_Ran] = []
-        self._inputs = 0
+        #: No capture is tried before, since there is no room for one; none in think time before, since the last failed.
+        self._crowded_until = self._idle_from = 0.0
+        self._failures = 0
         self.effects = effects.Effects()
         #: What each capture found, for the plan of a save.
         self.notes: list[dict[str, Any]] = []
-        self._drawn: dict[str, bytes] = {}
         #: What the store was found to take and give, in bytes per second (measured at the first need).
         self.rates: tuple[float, float] | None = None
         #: What is still to be read of a state that was restored.
         self.later: later.Later | None = None
         #: Where to say how far a restore is, beside the notebook.
-        self.progress: str | None = None
+        self.progress: Callable[[str], None] | None = None
         process.know()
 
     # --- hooks ---
@@ -102,18 +110,23 @@ class Agent:
         is captured, so that a save finds it there; else with the save, which may then leave out what its cells make
         again.
         """
-        if directory is not None:
-            self.log = form.Log(directory, form.owner_key())
-            self.log.create()
-            self.log.commit(False)
-        self._start(ahead or directory is not None)
+        self.begin(None if directory is None else records.FileJournal(directory), ahead or directory is not None)
 
-    def _start(self, ahead: bool) -> None:
+    def begin(self, journal: records.Journal | None, ahead: bool = True) -> None:
+        """Capture after each cell, and keep each capture in a journal if there is one."""
         self.capture.memories.ahead = ahead
+        self.journal = journal
         if not self.notes:
-            self.audit()  # what was there before the first cell that is seen
+            self._first()
         self.shell.events.register("pre_run_cell", self._before)
         self.shell.events.register("post_run_cell", self._after)
+
+    def _first(self) -> None:
+        """What is there before the first cell that is seen."""
+        started = time.perf_counter()
+        delta = self.capture.run(None, self._seq, everything=self._anew, libraries=False)
+        self._note(delta, None)
+        self._keep(delta, [], (), "begin", started)
 
     def unwatch(self) -> None:
         """Stop capturing."""
@@ -121,30 +134,51 @@ class Agent:
             if hook in self.shell.events.callbacks[event]:
                 self.shell.events.unregister(event, hook)
         self._audited = -1
-        if self.log is not None:
-            self.log.close()
-            self.log = None
+        if self.journal is not None:
+            self.journal.close()
+            self.journal = None
 
     def _before(self, info: Any) -> None:
-        self._running = True
-        self.effects.start()
-        self._started = time.perf_counter()
+        if self._cells.begins(info):
+            self.effects.start()
+            self._started = time.perf_counter()
 
     def _after(self, result: Any) -> None:
         ended = time.perf_counter()
-        self._running = False
+        if not self._cells.over(result):
+            return
         seconds = ended - self._started if self._started else 0.0
-        ran = _Ran(result, seconds, self.effects.stop())
-        self._waiting.append(ran)
+        self._last += 1
+        ran = Ran(result, self._last, self._msg_id(), seconds, self.effects.stop())
+        self._waiting = [*self._waiting, ran][-WAITING:]
         self.ran += seconds
-        left = min(SHARE * self.ran - self.spent, MOST)
-        if self.later:
+        with hurry.interrupts_deferred():
+            self._reply_waits = True
+            outcome = self._hold_up(ended)
+            self._reply_waits = False
+            took = time.perf_counter() - ended
+            self.spent += took
+            if self.journal is not None:
+                self.journal.cell_over(ran, outcome, took)
+
+    def _msg_id(self) -> str:
+        parent = self.shell.get_parent() if hasattr(self.shell, "get_parent") else {}
+        return str((parent.get("header") or {}).get("msg_id", ""))
+
+    def _hold_up(self, ended: float) -> Outcome:
+        """Capture before the reply if there is time for it."""
+        if not in_main_thread():
+            self.shell.kernel.io_loop.add_callback(self._later)
+            return Outcome("later", "it ran in a subshell")
+        if self.patience is not None:
+            outcome = self._work_off(hurry.Until(ended + self.patience))
+        else:
+            left = min(SHARE * self.ran - self.spent, MOST)
+            short = Outcome("later", "it takes longer than the reply may wait")
+            outcome = short if left < LEAST else self._work_off(hurry.Until(ended + left))
+        if outcome.status != "whole":
             self._later()
-        elif self.prompt:
-            self._work_off()
-        elif left < LEAST or not self._work_off(hurry.Until(ended + left)):
-            self._later()
-        self.spent += time.perf_counter() - ended
+        return outcome
 
     def _later(self) -> None:
         """Capture in think time: a cell that costs less than its capture isn't held up by it."""
@@ -153,26 +187,27 @@ class Agent:
     @staticmethod
     def _after_seconds(seconds: float, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # outside of a kernel there is no loop: the next audit does it
-            asyncio.get_running_loop().call_later(seconds, work)
+            loop = asyncio.get_running_loop()
+            # One turn of the loop later: a request that arrived with the timer goes first, since no descriptor tells of it.
+            loop.call_later(seconds, loop.call_soon, work)
 
     def _idle(self) -> None:
-        if self._running:
+        if self._cells:
             return
         started = time.perf_counter()
-        if self.later:
+        if self._work_off(hurry.UntilAsked(self.shell)).status != "whole":
+            self._after_seconds(max(THINK, self._idle_from - started), self._idle)
+        elif self.later:
             self.later.some()
             self._later()
-            return
-        if self._work_off(hurry.UntilAsked(self.shell)):
-            self._after_seconds(REST, self._rest)
         else:
-            self._later()
+            self._after_seconds(REST, self._rest)
         self.thought += time.perf_counter() - started
 
     def _rest(self) -> None:
         """Audit once after the last cell when the user thinks for longer: again later if they ask for something."""
         started = time.perf_counter()
-        if self._running or self._waiting or self._audited == self._seq:
+        if self._cells or self._waiting or self._audited == self._seq:
             return
         if started < self._audit_from:
             self._after_seconds(self._audit_from - started, self._rest)
@@ -182,32 +217,58 @@ class Agent:
                 self.audit()
             self._audited = self._seq
             restoring.environment()  # which a save asks for
-        except pickling.Interrupted:
-            self._after_seconds(REST, self._rest)
+        except pickling.Interrupted as e:
+            self._hold_off(e)
+            self._after_seconds(max(REST, self._idle_from - started), self._rest)
         except Exception as e:  # nor must an audit fail anything of the user's
             self._told(e)
         took = time.perf_counter() - started
         self._audit_from = time.perf_counter() + AUDITS * took
         self.thought += took
 
-    def _work_off(self, patience: hurry.Patience | None = None) -> bool:
-        """Capture what the cells since the last capture did; false when that was given up for now."""
-        if self.later:
-            self.later.all()
+    def _work_off(self, patience: hurry.Patience | None = None) -> Outcome:
+        """Capture what the cells since the last capture did."""
+        if not self._waiting:
+            return Outcome("whole")
+        if patience is not None and time.perf_counter() < self._crowded_until:
+            return Outcome("failed", self.trouble[-1])
         waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return True
         try:
             with hurry.bound(self.capture, patience):
                 self._take(waiting)
-        except pickling.Interrupted:
+        except NotYet:
             self._waiting = waiting + self._waiting
-            return False
+            self._read_all()
+            return self._work_off(patience)
+        except pickling.Interrupted as e:
+            self._waiting = waiting + self._waiting
+            self._hold_off(e)
+            crowded = isinstance(e, NoRoom)
+            return (
+                Outcome("failed", str(e)) if crowded else Outcome("later", "it took longer than the reply may wait")
+            )
         except Exception as e:  # a capture must never fail the user's cell
+            self._waiting = waiting + self._waiting
             self._told(e)
-        return True
+            return Outcome("failed", self.trouble[-1])
+        self._failures = 0
+        return Outcome("whole")
 
-    def _take(self, waiting: list[_Ran]) -> None:
+    def _read_all(self) -> None:
+        """Read what is still to be read of what was restored."""
+        if self.later is not None:
+            self.later.all()
+
+    def _hold_off(self, e: pickling.Interrupted) -> None:
+        """After a capture for which there was no room: that is told, and for a while it isn't tried again."""
+        if isinstance(e, Away):
+            self._back_off()
+        elif isinstance(e, NoRoom):
+            self._told(e)
+            self._crowded_until = self._idle_from = time.perf_counter() + CROWDED
+
+    def _take(self, waiting: list[Ran]) -> None:
+        started = time.perf_counter()
         sources = [self.shell.transform_cell(ran.raw) for ran in waiting]
         found = [names.names_of_source(source) for source in sources]
         together = names.Names(
@@ -215,22 +276,40 @@ class Agent:
             any(f.dynamic for f in found),
             frozenset().union(*(f.stored for f in found)),
         )
-        self.last = self.capture.run(together, self._seq + len(waiting))
-        self._seq += len(waiting)
-        cells = self._cells(waiting, sources, found)
+        delta = self._capture_for_record(together, waiting[-1].seq)
+        self._seq = waiting[-1].seq
+        cells = self._described(waiting, sources, found)
         for i, cell in enumerate(cells):
-            self._note(self.last if i + 1 == len(cells) else _NOTHING, cell)
-        if self.log is not None:
-            self._log_cells(cells)
+            self._note(delta if i + 1 == len(cells) else _NOTHING, cell)
+        self._keep(delta, cells, waiting, "cells", started)
 
-    def _cells(self, waiting: list[_Ran], sources: list[str], found: list[names.Names]) -> list[dict[str, Any]]:
+    def _capture_for_record(self, found: names.Names | None, seq: int) -> capture.Delta:
+        if self._anew:
+            self._read_all()
+            return self.capture.run(None, seq, everything=True, libraries=found is None)
+        return self.capture.run(found, seq, arm=found is None)
+
+    def _keep(
+        self, delta: capture.Delta, cells: list[dict[str, Any]], ran: Sequence[Ran], cause: str, started: float
+    ) -> None:
+        """Put what a capture found into the journal. If that fails, what was found is in no record, so the next one holds
+        everything."""
+        if self.journal is None:
+            return
+        anew, self._anew = self._anew, True
+        head, body = self._writer.record(delta, cells, full=anew)
+        took = time.perf_counter() - started
+        self.journal.add(records.Record(head, body, tuple(ran), cause, took, self._reply_waits))
+        self._anew = False
+
+    def _described(self, waiting: list[Ran], sources: list[str], found: list[names.Names]) -> list[dict[str, Any]]:
         cells = []
         for i, (ran, source, named) in enumerate(zip(waiting, sources, found)):
             touched = self.capture.chosen if i + 1 == len(waiting) else sorted(self.capture.units)
             used = sorted(n for n in named.names if n in self.shell.user_ns)
             cells.append(
                 {
-                    "seq": self._seq - len(waiting) + i + 1,
+                    "seq": ran.seq,
                     "source": source,
                     "file": self._file(source, ran),
                     "seconds": ran.seconds,
@@ -270,161 +349,97 @@ class Agent:
             for c in delta.changed
         ]
         self.notes.append({"cell": cell, "units": units, "gone": list(delta.removed), "drawn": drawn})
+        if len(self.notes) > NOTES:
+            self.notes = planning.shortened(self.notes, NOTES // 2)
 
-    def _log_cells(self, cells: list[dict[str, Any]]) -> None:
-        assert self.log is not None and self.last is not None
-        for i, cell in enumerate(cells):
-            delta = self.last if i + 1 == len(cells) else _NOTHING
-            self.log.add(self._record(delta, cell, False), self._body)
-        self.log.commit(False)
-
-    def _file(self, source: str, ran: _Ran) -> str:
+    def _file(self, source: str, ran: Ran) -> str:
         """The file name under which the cell was compiled, which its functions remember."""
         namer = getattr(self.shell.compile, "get_code_name", None)
         return "" if namer is None else str(namer(ran.raw, source, ran.count or 0))
 
     def _told(self, e: BaseException) -> None:
         text = f"{type(e).__name__}: {e}"
-        self.trouble.append(text)
+        again = text in self.trouble
+        self.trouble = [*self.trouble, text][-TROUBLE:]
+        self._back_off()
         _log.debug("%s", traceback.format_exc())
-        if not isinstance(e, (StoreError, form.FormError)):
+        if again or not isinstance(e, (StoreError, form.FormError, NoRoom)):
             return
         print(f"Gresshopper: this cell's state couldn't be saved: {e}", file=sys.stderr)
+
+    def _back_off(self) -> None:
+        """Not again too soon, in think time."""
+        self._failures += 1
+        self._idle_from = time.perf_counter() + min(FAILED * 2**self._failures, FAILED_MOST)
 
     def audit(self) -> capture.Delta:
         """Look at everything, in think time: what the cells' names missed is found here, and arms the tracking."""
         self._work_off()
-        delta = self.capture.run(None, self._seq, arm=True)
+        started = time.perf_counter()
+        try:
+            delta = self._capture_for_record(None, self._seq)
+        except NotYet:
+            self._read_all()
+            delta = self._capture_for_record(None, self._seq)
         self._note(delta, None)
-        moved = self.log is not None and self.capture.order() != self._ordered
-        if self.log is not None and (delta.changed or delta.removed or delta.process or moved):
-            self.log.add(self._record(delta, None, False), self._body)
-            self.log.commit(False)
+        found = delta.changed or delta.removed or delta.process
+        if self.journal is not None and (found or self._writer.moved()):
+            self._keep(delta, [], (), "audit", started)
         return delta
+
+    @property
+    def seq(self) -> int:
+        """The number of the last cell that was captured."""
+        return self._seq
+
+    def next_record(self, anew: bool) -> None:
+        """The next record is asked for; `anew`: it has to hold everything."""
+        self._anew = self._anew or anew
 
     # --- names ---
 
     def _hidden(self, name: str, value: Any) -> bool:
         """Whether a name is IPython's own rather than the user's."""
         if name in _IPYTHON:
-            return name not in _SHOWN or (isinstance(value, str) and value == "") or self._number_of(value) > 0
+            empty = isinstance(value, str) and value == ""
+            return name not in records.SHOWN or empty or self._writer.number_of(value) > 0
         if name in self._hidden_at_start and self._hidden_at_start[name] is value:
             return True
         return name.startswith("_i") and name[2:].isdigit()
 
-    def _number_of(self, value: Any) -> int:
-        """The cell that displayed this, or 0."""
-        out = self.shell.user_ns.get("_oh")
-        if not isinstance(out, dict):
-            return 0
-        return next((n for n in list(reversed(out))[:100] if isinstance(n, int) and out[n] is value), 0)
+    # --- saving ---
 
-    # --- writing ---
-
-    def _record(
-        self,
-        delta: capture.Delta,
-        cell: Mapping[str, Any] | None,
-        full: bool,
-        again: Mapping[int, Mapping[str, Any]] | None = None,
-        cells: Callable[[Callable[[bytes], Any]], Any] | None = None,
-    ) -> dict[str, Any]:
-        body = bytearray()
-        units = []
-        for changed in delta.changed:
-            said = (again or {}).get(changed.unit.uid)
-            if said is not None and not changed.unit.gone:
-                units.append({**self._left(changed.unit), **said})
-            else:
-                units.append({**self._entry(changed, body), **(said or {})})
-        inputs = self.shell.user_ns.get("_ih") or [""]
-        first = 0 if full else self._inputs
-        self._inputs = len(inputs)
-        head: dict[str, Any] = {
-            "full": full,
-            "shown": {n: self._number_of(self.shell.user_ns[n]) for n in _SHOWN if n in self.shell.user_ns},
-            "at": time.time(),
-            "cell": cell,
-            "units": units,
-            "gone": delta.removed,
-            "process": {k: self._ref(v, body) for k, v in delta.process.items()},
-            "inputs": {str(i): inputs[i] for i in range(first, len(inputs))},
-            "count": cell["count"] + 1 if cell and cell["count"] else self.shell.execution_count,
-            "env": restoring.environment() if full or (cell is None and self._new_modules()) else None,
+    def unmovable(self) -> list[str]:
+        """Why this kernel would not be itself elsewhere: what can't be captured of it, in sentences."""
+        gone = [unit for unit in self.capture.units.values() if unit.gone]
+        history = planning.History(self.notes if gone else [])
+        found = {
+            f"{', '.join(unit.names) or 'a class'}: {part.what}: {part.why}"
+            for unit in gone
+            if not planning.rerunnable(history, unit.uid, rerun.MOST)
+            for part in unit.gone
         }
-        order = self._order(full)
-        if order is not None:
-            head["order"] = order
-        if cells is not None:
-            head["redo"] = {"cells": cells(lambda data: self._ref(data, body))}
-        self._body = bytes(body)
-        return head
+        return sorted({*found, *self.capture.busy(), *self.capture.away()})
 
-    def _order(self, full: bool) -> tuple[int, list[str]] | None:
-        """How the order of the variables differs from that of the record before: so many are as they were, and the rest."""
-        now = self.capture.order()
-        there = frozenset(now)
-        before = [] if full else [name for name in self._ordered if name in there]
-        same = not full and len(before) == len(self._ordered) and before == now
-        self._ordered = now
-        kept = next((i for i, (a, b) in enumerate(zip(before, now)) if a != b), len(before))
-        return None if same else (kept, now[kept:])
+    def flush(self, audit: bool = True) -> Outcome:
+        """Capture all that waits, and what no name showed. What was captured is in the journal whatever comes of the rest."""
+        try:
+            outcome = self._work_off()
+            if audit and outcome.status == "whole":
+                self.audit()
+            return outcome
+        except (pickling.Interrupted, Exception) as e:
+            self._told(e)
+            return Outcome("failed", str(e))
 
-    _ordered: Sequence[str] = []
-    _modules = 0
-    _body = b""
-
-    def _new_modules(self) -> bool:
-        changed = self._modules != len(sys.modules)
-        self._modules = len(sys.modules)
-        return changed
-
-    def _ref(self, data: bytes, body: bytearray) -> dict[str, Any]:
-        if len(data) <= form.INLINE:
-            body += data
-            return {"in": [len(body) - len(data), len(data)]}
-        return {"n": len(data), "c": self.store.put(native.address(memoryview(data)), len(data))}
-
-    def _entry(self, changed: capture.Changed, body: bytearray) -> dict[str, Any]:
-        unit = changed.unit
-        for i, buffer in enumerate(changed.buffers):
-            unit.blobs[i] = self.capture.memories.keep(buffer, unit.blobs[i])
-        return {
-            "u": unit.uid,
-            "m": list(unit.members),
-            "s": self._ref(changed.stream, body),
-            "b": [[b.nbytes, int(b.items), list(b.chunks)] for b in unit.blobs],
-            "f": unit.foreign,
-            "v": unit.first,
-            "c": sorted(unit.classes),
-            "t": sorted(t for t in unit.touches if t in self.shell.user_ns),
-            "gone": [list(g) for g in unit.gone],
-            "notes": unit.notes,
-            "types": sorted(unit.types),
-            "cell": unit.cell,
-            "sec": round(unit.seconds, 6),
-            "dig": unit.digest.hex(),
-        }
-
-    def _left(self, unit: capture.Unit) -> dict[str, Any]:
-        """A group that is left to its cells."""
-        return {
-            "u": unit.uid,
-            "m": list(unit.members),
-            "left": True,
-            "s": {"n": 0, "c": []},
-            "b": [[b.nbytes, int(b.items), []] for b in unit.blobs],
-            "f": [],
-            "v": unit.first,
-            "c": sorted(unit.classes),
-            "t": [],
-            "gone": [],
-            "notes": unit.notes,
-            "types": sorted(unit.types),
-            "cell": unit.cell,
-            "sec": round(unit.seconds, 6),
-            "dig": unit.digest.hex(),
-        }
+    def forget(self) -> None:
+        """Empty the namespace, and begin anew: nothing of what was recorded or is still to be read counts."""
+        if self.later is not None:
+            self.later.drop()
+            self.later = None
+        self.shell.reset(new_session=True, aggressive=False)
+        self.capture.reset()
+        self._waiting, self.notes, self._anew = [], [], True
 
     def save(self, directory: Path, durable: bool = True, whole: bool = False) -> dict[str, Any]:
         """Write the whole state as it is now. What the plan leaves to its cells is left out, unless `whole`.
@@ -434,13 +449,14 @@ class Agent:
         """
         started = time.perf_counter()
         before = self.store.written
+        self._read_all()
         self._work_off()
-        if self.log is not None:
+        if self.journal is not None:
             self.audit()  # what is found is to be in the log, too
-        known = {unit.uid: (unit.digest, unit.tags) for unit in self.capture.units.values()}
+        known = {unit.uid: (unit, unit.digest, unit.tags) for unit in self.capture.units.values()}
         # Nothing ran since everything was audited: going through all classes of all libraries takes the longest.
         delta = self.capture.run(None, self._seq, everything=True, libraries=self._audited != self._seq)
-        fresh = [c for c in delta.changed if known.get(c.unit.uid) != (c.unit.digest, c.unit.tags)]
+        fresh = [c for c in delta.changed if not _is_known(c.unit, known.get(c.unit.uid))]
         self._note(delta._replace(changed=fresh), None)
         plan = planning.Plan({c.unit.uid: planning.SHIP for c in delta.changed}, [], {})
         history = planning.History([])
@@ -550,7 +566,8 @@ class Agent:
         log.create()
         try:
             cells: Any = functools.partial(redo.described, history, plan.rerun) if plan.rerun else None
-            length = log.add(self._record(delta, None, True, again, cells), self._body, compress=True)
+            head, body = records.Writer(self.shell, self.capture).record(delta, [], True, again, cells)
+            length = log.add(json.dumps(head, separators=(",", ":")).encode(), body, compress=True)
             if durable:
                 self.store.sync()
             log.commit(durable)
@@ -626,20 +643,52 @@ class Agent:
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
         """
+        told = self.rebuild(self.read(directory, upto), lazy, again, wait, shown)
+        self._tell(told.lost, told.notices)
+        return told
+
+    def _tell(self, lost: Mapping[str, str], notices: Sequence[str]) -> None:
+        """Tell the user what came back otherwise than it was, or not at all."""
+        if self.journal is not None and self.journal.notice(lost, notices):
+            return
+        for text in notices:
+            print(f"Gresshopper: {text}", file=sys.stderr)
+        for name, why in lost.items():
+            print(f"Gresshopper: {name} couldn't be restored: {why}", file=sys.stderr)
+
+    def read(self, directory: Path, upto: int | None = None, end: form.End | None = None) -> restoring.Snapshot:
+        """A state that lies in a folder, proven. `end`: as much of its log as counts.
+
+        # Errors
+        `FormError`.
+        """
         for path in (form.key_path(), directory / "head", directory / "log"):
             ask_for(path)  # together: each takes as long as the disk does
-        snapshot = restoring.Snapshot(form.read(directory, form.owner_key(make=False), upto))
-        if self.later:
-            self.later.all()
-        for line in restoring.differences(snapshot.environment):
-            print(f"Gresshopper: {line}", file=sys.stderr)
+        return restoring.Snapshot(form.read(directory, form.owner_key(make=False), upto, end))
+
+    def rebuild(
+        self,
+        snapshot: restoring.Snapshot,
+        lazy: bool = True,
+        again: bool = True,
+        wait: bool = True,
+        shown: bool = True,
+    ) -> restoring.Told:
+        """The same for a state that was read; nothing is said of it beside the notebook's cells.
+
+        # Errors
+        `FormError` or `StoreError`, with the namespace as it was.
+        """
+        self._read_all()
+        differences = restoring.differences(snapshot.environment)
         pending = later.waiting(snapshot, not wait, not shown) if not (wait and shown) else {}
         told, loader = restoring.restore(
             snapshot, self.store, self.capture.session, self._set, lazy, self._progress(), pending
         )
         if pending:
-            self.later = later.Later(loader, pending, self.shell, self._set)
+            self.later = later.Later(loader, pending, self.shell, self._set_later, self._tell)
             self.later.begin()
+            self.capture.pending = self.later.pending
             self._later()
         if again and snapshot.redo["cells"]:
             told = redo.recover(snapshot, self.store, self.capture.session, self._set, told)
@@ -647,17 +696,13 @@ class Agent:
             told = rerun.recover(snapshot, self.store, self.capture.session, self._set, told)
         if snapshot.redo["cells"] and not self.notes:
             self.notes = redo.notes_of(snapshot, self.store)
-            self.capture.adopt([e.said for e in snapshot.units.values()])
-            self._seq = max(cell["seq"] for cell in snapshot.redo["cells"])
+            self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store))
+            self._last = self._seq = max(cell["seq"] for cell in snapshot.redo["cells"])
         self._show(snapshot)
         restoring.arrange(self.shell.user_ns, snapshot.order)
         self._history(snapshot)
         _sources(snapshot)
-        for text in told.notices:
-            print(f"Gresshopper: {text}", file=sys.stderr)
-        for name, why in told.lost.items():
-            print(f"Gresshopper: {name} couldn't be restored: {why}", file=sys.stderr)
-        return told
+        return told._replace(notices=[*differences, *told.notices])
 
     def _progress(self) -> Any:
         started = last = time.monotonic()
@@ -670,8 +715,7 @@ class Agent:
                 said = f"restoring, {done} of {of} groups"
                 print(f"Gresshopper: {said}", file=sys.stderr)
                 if self.progress is not None:
-                    with contextlib.suppress(OSError):
-                        Path(self.progress).write_text(said, encoding="utf-8")
+                    self.progress(said)
 
         return tell
 
@@ -682,15 +726,23 @@ class Agent:
         `FormError` or `StoreError`, with the namespace as it was.
         """
         told = self.restore(directory, lazy=lazy)
-        records = form.read(directory, form.owner_key(make=False))
-        snapshot = restoring.Snapshot(records)
-        self.log = form.Log(directory, form.owner_key())
-        self.log.resume()
-        self._seq = max([r.head["cell"]["seq"] for r in records if r.head["cell"]], default=0)
-        self.capture.adopt([entry.said for entry in snapshot.units.values()])
+        self.adopt(self.read(directory))
+        self.journal = records.FileJournal(directory, resume=True)
         self.audit()
-        self.watch()
+        self.begin(self.journal)
         return told
+
+    def adopt(self, snapshot: restoring.Snapshot) -> None:
+        """Go on from a state that was restored: what is captured from here on is a difference to it."""
+        cells = [r.head["cell"]["seq"] for r in snapshot.records if r.head["cell"]]
+        self._last = self._seq = max([self._seq, *cells])
+        self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store))
+        self._writer.continues(len(self.shell.user_ns.get("_ih") or [""]))
+        self.notes = self.notes or redo.notes_of(snapshot, self.store)
+
+    def _set_later(self, staged: dict[str, Any]) -> None:
+        self._set(staged)
+        self.capture.resettle(staged)
 
     def _set(self, staged: dict[str, Any]) -> None:
         self.shell.user_ns.update(staged)
@@ -739,6 +791,19 @@ _TRIALS = 4
 _NOTHING = capture.Delta([], [], {}, 0.0)
 
 
+def _given_up(e: pickling.Interrupted) -> Outcome:
+    if isinstance(e, NoRoom):
+        return Outcome("failed", str(e))
+    if isinstance(e, Away):
+        return Outcome("later", "what is on the GPU can't be read now")
+    return Outcome("later", "it took longer than the reply may wait")
+
+
+def _is_known(unit: capture.Unit, before: tuple[capture.Unit, bytes, str] | None) -> bool:
+    """Whether a unit is as it was: the same, or its content is, though its chunks have other names now."""
+    return before is not None and (unit is before[0] or (unit.digest, unit.tags) == before[1:])
+
+
 def _unstored(unit: capture.Unit) -> int:
     return unit.size + sum(b.nbytes for b in unit.blobs if b.deferred)
 
@@ -755,7 +820,6 @@ def _own_module(value: Any) -> bool:
     return process.own_module(module)
 
 
-_SHOWN = ("_", "__", "___")
 _IPYTHON = frozenset(
     {
         "In",
@@ -806,13 +870,19 @@ def command(request: str) -> str:
     try:
         store = Path(asked["store"]) if asked.get("store") else None
         of = agent(root=store)
-        of.progress = asked.get("progress")
+        beside = asked.get("progress")
+        of.progress = None if beside is None else functools.partial(_leave, Path(beside))
         done = _COMMANDS[asked["do"]](of, asked)
         return json.dumps({"ok": done})
-    except (form.FormError, StoreError, recipes.LostError, OSError) as e:
+    except (form.FormError, StoreError, LostError, OSError) as e:
         return json.dumps({"error": str(e)})
     except Exception as e:
         return json.dumps({"error": f"{type(e).__name__}: {e}", "trace": traceback.format_exc()})
+
+
+def _leave(path: Path, text: str) -> None:
+    with contextlib.suppress(OSError):
+        path.write_text(text, encoding="utf-8")
 
 
 def _do_restore(of: Agent, asked: Mapping[str, Any]) -> Any:

@@ -13,22 +13,27 @@ import hashlib
 import itertools
 import operator
 import pickle
+import sys
 import threading
 import time
 import types
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Callable, NamedTuple
 
-from . import effects, kinds, native, pickling, process, recipes, rules, settings, unswept, verify
+from . import effects, hurry, kinds, native, pickling, process, rules, settings, threads, unswept, verify
 from . import names as naming
+from .lost import Lost
 from .store import CHUNK, Store
 
 #: Memory from this many bytes on is tracked by the kernel rather than hashed.
 TRACKED = 1024 * 1024
-#: Units with more linking objects than this are looked up by bisection, not by a table.
-TABLED = 20_000
+#: Units with more linking objects than this are looked up by bisection, not by a table; so are those that would make the
+#: table of all units larger than ALL_TABLED, at about a hundred bytes each.
+TABLED, ALL_TABLED = 20_000, 2_000_000
 #: Bytes per second, for what is not known yet: an array of objects, memory to be stored, memory to be hashed.
 _ITEMS_RATE, _STORE_RATE, _HASH_RATE = 3e7, 7e8, 8e9
+#: How many times the pointers of an array of objects its copies take while it is stored, about.
+_ITEMS_COPIED = 4
 #: Seconds that a trial of a class's own pickling takes beside loading, and how many times as long as writing that takes.
 _FORK, _LOADS = 0.02, 3.0
 #: Seconds that a disk may let a whole chunk wait, which is written past the page cache.
@@ -86,6 +91,7 @@ class Unit:
         "ids",
         "members",
         "notes",
+        "on_device",
         "plain",
         "ranges",
         "seconds",
@@ -110,6 +116,8 @@ class Unit:
         self.classes: set[str] = set()
         self.touches: set[str] = set()
         self.dynamic = False
+        #: Whether some of its memory is a GPU's.
+        self.on_device = False
         self.gone: list[pickling.Gone] = []
         self.notes: list[str] = []
         self.types: set[str] = set()
@@ -378,6 +386,8 @@ class Capture:
         self._process: dict[str, bytes] = {}
         self._patched, self._modules = pickle.dumps([], protocol=5), pickle.dumps({}, protocol=5)
         self._next = 1
+        #: Units of which something is still to be read: they are as they were saved.
+        self.pending: Collection[int] = ()
         self._threads = set(threading.enumerate())
         #: How many times as long as expected content took lately: on a busy machine it takes longer.
         self._pace = 1.0
@@ -405,14 +415,30 @@ class Capture:
 
     def touched(self, found: naming.Names) -> set[int] | None:
         """Units that code with these names may touch; none means any."""
-        if found.dynamic or any(
-            t not in self._threads and t.is_alive()
-            for t in threading.enumerate()
-            if not t.name.startswith(("gresshopper", "IPython"))
-        ):
+        if found.dynamic or self.busy():
             return None
         named = [self._owner[m] for m in map("n:".__add__, found.names) if m in self._owner]
         return self._close([*named, *(self.units[uid] for uid in self._outside)])
+
+    def busy(self) -> list[str]:
+        """Threads that may touch the user's objects at any time, in sentences."""
+        return [f"the thread {thread.name} runs beside the cells" for thread in threads.of_user(self._threads)]
+
+    def away(self) -> list[str]:
+        """Groups whose memory is on a GPU and can't be read now, in sentences."""
+        held = [unit for unit in self.units.values() if unit.on_device]
+        gpu = sys.modules.get("gresshopper.gpu") if held else None
+        if gpu is None or not gpu.is_away():
+            return []
+        return [f"{', '.join(unit.names)}: its memory is with the GPU's driver" for unit in held]
+
+    def reset(self) -> None:
+        """Know of no variable any more."""
+        for uid in list(self.units):
+            self.memories.forget(self.units[uid].buffers)
+            self._uninstall(uid)
+        self._names, self._ids, self._shown, self._process = [], [], set(), {}
+        self._table, self._tabled, self.pending = {}, 0, ()
 
     def _close(self, start: Iterable[Unit]) -> set[int] | None:
         stack, seen = list(start), set()
@@ -435,7 +461,6 @@ class Capture:
 
     # --- a capture ---
 
-    @unswept.Unswept()
     def run(
         self,
         found: naming.Names | None,
@@ -449,9 +474,13 @@ class Capture:
         that the notebook put into them.
 
         # Errors
-        `StoreError` when the store can't take it, `pickling.Interrupted` when the session's `check` says so: what is
-        known is then as before, and nothing is lost.
+        `StoreError` when the store can't take it, `Interrupted` when the session's `check` says so, `NoRoom` when it takes
+        too much memory: what is known is then as before, and nothing is lost.
         """
+        with unswept.Unswept(), hurry.roomy(self.session), hurry.reading_devices(self.session):
+            return self._run(found, cell, arm, everything, libraries)
+
+    def _run(self, found: naming.Names | None, cell: int, arm: bool, everything: bool, libraries: bool) -> Delta:
         started = time.perf_counter()
         self.cell = cell
         visible = self.visible()
@@ -466,11 +495,15 @@ class Capture:
             elif name in self._shown:
                 work.lost_member("n:" + name)
         looked_at = [self.units[uid] for uid in (list(self.units) if chosen is None else chosen) if uid in self.units]
-        for unit in looked_at if everything else [u for u in looked_at if not self._settled(u, visible)]:
+        for unit in (
+            looked_at if everything else [u for u in looked_at if not self._settled(u, visible, found is None)]
+        ):
             work.look(unit)
         self.session.expect(work.seconds())
         final = work.settle()
-        expected = sum(self.memories.cost(b) for block in final.blocks for b in block.dump.buffers)
+        buffers = [b for block in final.blocks for b in block.dump.buffers]
+        expected = sum(map(self.memories.cost, buffers))
+        self.session.room(_ITEMS_COPIED * sum(b.nbytes for b in buffers if b.items is not None and expected))
         expected += sum(_FORK + _LOADS * block.seconds for block in final.blocks if block.dump.suspects)
         self.session.expect(self._pace * expected)
         # From here on it is carried through.
@@ -494,8 +527,12 @@ class Capture:
         """The variables in the order in which the namespace holds them."""
         return [name for name in self._names if name in self._shown]
 
-    def _settled(self, unit: Unit, visible: _Visible) -> bool:
+    def _settled(self, unit: Unit, visible: _Visible, audit: bool) -> bool:
         """Whether a unit can't have changed: an immutable atom or a module under the same name."""
+        if unit.uid in self.pending:
+            return True
+        if unit.on_device and audit and self.session.device is not None and self.session.device.is_away():
+            return True  # nobody can have touched it
         if len(unit.members) != 1 or not unit.members[0].startswith("n:"):
             return False
         name = unit.members[0][2:]
@@ -563,6 +600,7 @@ class Capture:
         unit.buffers = [(b.address, b.nbytes) for b in dump.buffers]
         unit.foreign, unit.first = dump.foreign, dump.first
         unit.classes, unit.touches, unit.dynamic = dump.classes, dump.touches, dump.dynamic
+        unit.on_device = dump.on_device
         unit.gone = dump.gone
         unit.plain = sum(b.nbytes for b in dump.buffers if b.items is None)
         unit.notes = sorted(set(dump.notes)) if not dump.suspects or not unit.notes else unit.notes
@@ -585,7 +623,7 @@ class Capture:
             self._owner[member] = unit
         if not unit.types.isdisjoint(_OUTSIDE):
             self._outside.add(unit.uid)
-        if len(unit.ids) > TABLED:
+        if len(unit.ids) > TABLED or self._tabled + len(unit.ids) > ALL_TABLED:
             self._large.add(unit.uid)
             return
         for at in unit.ids:
@@ -616,20 +654,40 @@ class Capture:
                 found.add(uid)
         return found
 
-    def adopt(self, entries: Iterable[Mapping[str, Any]]) -> None:
-        """Go on from a saved state's units: they keep their numbers."""
+    def adopt(self, entries: Iterable[Mapping[str, Any]], process: Mapping[str, bytes]) -> None:
+        """Go on from a saved state, which the namespace now holds: its units keep their numbers, and count as unchanged.
+        Which objects they hold is known once they are looked at.
+        """
         for said in entries:
-            unit = Unit(said["u"], tuple(said["m"]))
-            unit.digest, unit.cell = bytes.fromhex(said["dig"]), said["cell"]
-            unit.first = said.get("v", 0)
-            unit.blobs = [Blob(n, tuple(chunks), bool(items)) for n, items, chunks in said["b"]]
-            unit.notes = list(said.get("notes", ()))
-            self._next = max(self._next, unit.uid + 1)
-            self._install(unit)
+            self._install(_adopted(said))
+            self._next = max(self._next, said["u"] + 1)
+        visible = self.visible()
+        self._names, self._ids, self._shown = visible.names, visible.ids, visible.shown
+        self._process = dict(process)
+
+    def resettle(self, names: Iterable[str]) -> None:
+        """These variables hold now what their units say: they were read only now."""
+        places = {name: i for i, name in enumerate(self._names)}
+        for name in names:
+            if name in places and name in self.namespace:
+                self._ids[places[name]] = id(self.namespace[name])
 
     def owner(self, member: str) -> Unit | None:
         """The unit of a member."""
         return self._owner.get(member)
+
+
+def _adopted(said: Mapping[str, Any]) -> Unit:
+    unit = Unit(said["u"], tuple(said["m"]))
+    unit.digest, unit.cell, unit.first = bytes.fromhex(said["dig"]), said["cell"], said["v"]
+    unit.blobs = [Blob(n, tuple(chunks), bool(items)) for n, items, chunks in said["b"]]
+    ref = said["s"]
+    unit.size = ref["in"][1] if "in" in ref else ref["n"]
+    unit.foreign, unit.seconds = list(said["f"]), said["sec"]
+    unit.classes, unit.touches, unit.types = set(said["c"]), set(said["t"]), set(said["types"])
+    unit.dynamic, unit.on_device = bool(said["dyn"]), bool(said["dev"])
+    unit.gone, unit.notes = [pickling.Gone(*part) for part in said["gone"]], list(said["notes"])
+    return unit
 
 
 def _intersect(a: Any, b: Any) -> bool:
@@ -775,9 +833,9 @@ class _Round:
         return _Block(members, dump, time.perf_counter() - started)
 
     def _placeholder(self, members: Sequence[str], values: Sequence[Any], why: str) -> pickling.Dump:
-        stands = [recipes.Lost(kinds.a_kind(kinds.kind_of(value)), why) for value in values]
+        stands = [Lost(kinds.a_kind(kinds.kind_of(value)), why) for value in values]
         gone = [pickling.Gone(kinds.a_kind(kinds.kind_of(value)), why) for value in values]
-        return _plain(pickle.dumps(([], stands), protocol=5), gone)
+        return _plain(pickling.placeholders(stands), gone)
 
     def _follow(self) -> None:
         """Units that share an object or memory with what was written, and classes that nobody wrote yet."""

@@ -10,7 +10,8 @@ import types
 from pathlib import Path
 from typing import Any
 
-from . import form, pickling, process, recipes, restore
+from . import form, pickling, process, restore
+from .lost import Lost
 from .session import reason
 from .store import Store, StoreError
 
@@ -40,7 +41,7 @@ def export(state: Path, store: Path, target: Path) -> list[tuple[str, str]]:
 
 def _write(name: str, value: Any, target: Path) -> str:
     file = re.sub(r"\W", "_", name)
-    if isinstance(value, recipes.Lost):
+    if isinstance(value, Lost):
         return f"not exported: {value!r}"
     try:
         kind = f"{type(value).__module__.partition('.')[0]}.{type(value).__name__}"

@@ -22,10 +22,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from . import native
 
-VERSION = 6
-#: Versions that this reads: 1 leaves no group to its cells, 2 holds all of each section of the process, 3 and 4 have fewer
-#: recipes and don't say in which order the variables are, 5 has each stream in one piece.
-READABLE = (1, 2, 3, 4, 5, 6)
+#: Numbers are never used twice: a state of another version is refused by its number, rather than misread.
+VERSION = 7
 MAGIC = b"HOPSTATE"
 _START = struct.Struct("<8sI4s")
 _SIZES = struct.Struct("<QQ")
@@ -42,6 +40,10 @@ INLINE = 64 * 1024
 
 class FormError(RuntimeError):
     """A saved state can't be read or written; says why and what to do."""
+
+
+class VersionError(FormError):
+    """The state is of another version of the form."""
 
 
 def key_path() -> Path:
@@ -146,15 +148,14 @@ class Log:
         self._file.seek(self._length)
         self._file.truncate()
 
-    def add(self, head: Mapping[str, Any], body: bytes, compress: bool = False) -> int:
-        """Add a record; it doesn't count before `commit`. Returns its length in bytes.
+    def add(self, text: bytes, body: bytes, compress: bool = False) -> int:
+        """Add a record, its head as JSON; it doesn't count before `commit`. Returns its length in bytes.
 
         # Errors
         `FormError`; what was committed before is kept.
         """
         if self._file is None:
             raise FormError("the log isn't open")
-        text = json.dumps(head, separators=(",", ":")).encode()
         framed = _framed(text, body, compress)
         mac = _mac(self._kind, self._key, self._mac + framed)
         try:
@@ -277,20 +278,30 @@ def _prove_head(place: bytes, directory: Path, key: bytes) -> dict[str, Any]:
         version, kind = state["version"], bytes.fromhex(state["kind"])
     except (ValueError, KeyError, TypeError) as e:
         raise FormError(f"the state {directory} is damaged or was tampered with: its head can't be read") from e
-    if version not in READABLE:
-        raise FormError(f"the state {directory} has version {version} of the form, this is for up to {VERSION}")
+    if version != VERSION:
+        raise VersionError(f"the state {directory} has version {version} of the form, this is for version {VERSION}")
     if not hmac.compare_digest(_mac(kind, key, b"head" + text).hex().encode(), proof):
         raise FormError(f"the state {directory} was tampered with, or saved under another key: refused")
     return state
 
 
-def read(directory: Path, key: bytes, upto: int | None = None) -> list[Record]:
-    """All records of a state (or the first `upto`), proven before any of it is used.
+class End(NamedTuple):
+    """How much of a log counts: its length, and the proof of its last record."""
+
+    length: int
+    mac: str
+
+
+def read(directory: Path, key: bytes, upto: int | None = None, end: End | None = None) -> list[Record]:
+    """All records of a state (or the first `upto`), proven before any of it is used. `end`: what counts, instead of what
+    the state's head says.
 
     # Errors
     `FormError` for a state that is truncated, damaged, tampered with, another user's, or of another version.
     """
     head = read_head(directory, key)
+    if end is not None:
+        head = {**head, "length": end.length, "mac": end.mac, "records": None}
     kind = bytes.fromhex(head["kind"])
     refused = FormError(f"the state {directory} is truncated or was tampered with: refused")
     try:
@@ -308,12 +319,12 @@ def read(directory: Path, key: bytes, upto: int | None = None) -> list[Record]:
             raise refused
         sizes = _SIZES.unpack_from(data, at)
         text, body = (size & ~DEFLATED for size in sizes)
-        end = at + _SIZES.size + text + body
-        if end + MAC > len(data):
+        stop = at + _SIZES.size + text + body
+        if stop + MAC > len(data):
             raise refused
-        framed = data[at:end]
+        framed = data[at:stop]
         mac = _mac(kind, key, mac + framed)
-        if not hmac.compare_digest(mac, data[end : end + MAC]):
+        if not hmac.compare_digest(mac, data[stop : stop + MAC]):
             raise refused
         start = _SIZES.size
         parts = [
@@ -321,7 +332,7 @@ def read(directory: Path, key: bytes, upto: int | None = None) -> list[Record]:
             for size, part in zip(sizes, (framed[start : start + text], framed[start + text :]))
         ]
         records.append(Record(json.loads(parts[0]), parts[1]))
-        at = end + MAC
-    if mac.hex() != head["mac"] or len(records) != head["records"]:
+        at = stop + MAC
+    if mac.hex() != head["mac"] or head["records"] not in (None, len(records)):
         raise refused
     return records if upto is None else records[:upto]

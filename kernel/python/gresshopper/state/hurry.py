@@ -1,22 +1,33 @@
-"""How long a capture may hold up the user: until a moment, or until they ask for something.
+"""How long a capture may hold up the user, and how much memory it may add to their process.
 
-A capture asks often, and is given up by `pickling.Interrupted`, which leaves everything as it was before it.
+A capture asks often, and is given up by `Interrupted`, which leaves everything as it was before it.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
+import select
+import signal
+import sys
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
-from .pickling import Interrupted
+from gresshopper.between import in_main_thread
+
+from . import native
+from .session import Away, Interrupted, NoRoom, Session
 
 if TYPE_CHECKING:
     from .capture import Capture
 
 #: Seconds between two looks at what the user asked for.
 EVERY = 0.002
+#: Bytes that a capture may always add to the process; beyond, one part in SHARED of what was left when it began.
+FLOOR, SHARED = 256 << 20, 2
+#: So many times it is asked whether there is room, for each look at how large the process is.
+LOOKS = 8
 
 
 class Patience(Protocol):
@@ -30,7 +41,7 @@ class Patience(Protocol):
 
 
 class Until:
-    """Until a moment of `time.perf_counter`."""
+    """Until a moment of `time.perf_counter`, or until an interrupt that was deferred."""
 
     def __init__(self, moment: float) -> None:
         self._moment = moment
@@ -41,50 +52,140 @@ class Until:
 
     def expect(self, seconds: float) -> None:
         """As `Patience`."""
-        if time.perf_counter() + seconds > self._moment:
+        if _deferred or time.perf_counter() + seconds > self._moment:
             raise Interrupted
 
 
+#: Interrupts from the keyboard that came while they were deferred.
+_deferred: list[int] = []
+
+
+@contextlib.contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Take an interrupt as the wish that the capture be given up: the cell that it was for is over, and a capture that is
+    left somewhere would know what it didn't record."""
+    before = signal.getsignal(signal.SIGINT) if in_main_thread() else None
+    if before is None:
+        yield
+        return
+    _deferred.clear()
+    signal.signal(signal.SIGINT, lambda number, frame: _deferred.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        _deferred.clear()
+
+
 class UntilAsked:
-    """Until a request waits for the kernel's main thread."""
+    """Until a request arrives for the kernel's main thread.
+
+    The socket itself is never asked: reading ``zmq.EVENTS``, polling through ZeroMQ or receiving takes the edge from its
+    descriptor, and the event loop, which waits for that edge, would sleep on with the request in the socket. The
+    descriptor is only looked at.
+    """
 
     def __init__(self, shell: Any) -> None:
-        self._stream = _requests(shell)
+        self._descriptor = _descriptor(shell)
         self._next = 0.0
 
     def check(self) -> None:
         """As `Patience`."""
         now = time.perf_counter()
-        if self._stream is not None and now >= self._next:
+        if self._descriptor is not None and now >= self._next:
             self._next = now + EVERY
-            if self._waits():
+            if _readable(self._descriptor):
                 raise Interrupted
 
     def expect(self, seconds: float) -> None:
         """As `Patience`: nobody waits yet, and how long they think isn't known."""
         self.check()
 
-    def _waits(self) -> bool:
-        import zmq
 
+class Room:
+    """Until the process has grown by more than a capture may add to it."""
+
+    def __init__(self) -> None:
+        self._before = resident()
+        self._most = 0
+        self._asked = 0
+
+    def ask(self, nbytes: int = 0) -> None:
+        """Raise `NoRoom` when the process has grown too much, or would by so many bytes more."""
+        self._asked += 1
+        if nbytes < FLOOR and self._asked % LOOKS:
+            return
+        grown = resident() - self._before
+        if grown + nbytes <= FLOOR:
+            return
+        self._most = self._most or max(FLOOR, (native.room() + grown) // SHARED)
+        if grown + nbytes > self._most:
+            raise NoRoom(f"capturing it would take more than {self._most >> 20} MiB of memory")
+
+
+@contextlib.contextmanager
+def roomy(session: Session) -> Iterator[None]:
+    """Have the dumps of a capture ask whether there is room."""
+    before, session.room = session.room, Room().ask
+    try:
+        yield
+    finally:
+        session.room = before
+
+
+@contextlib.contextmanager
+def reading_devices(session: Session) -> Iterator[None]:
+    """Have a capture read the memory of GPUs as `gresshopper.gpu` lets it, if that is there."""
+    gpu = sys.modules.get("gresshopper.gpu")
+    reading = gpu.reading() if gpu is not None else None
+    if reading is None:
+        yield
+        return
+    check = session.check
+
+    def asked() -> None:
+        if reading.wanted:
+            raise Away
+        check()
+
+    with reading:
+        session.device, session.check = reading, asked
         try:
-            return bool(self._stream.socket.getsockopt(zmq.EVENTS) & zmq.POLLIN)
-        except Exception:  # a stream that was closed, or is of another kind: then captures aren't given up
-            self._stream = None
-            return False
+            yield
+        finally:
+            session.device, session.check = None, check
+
+
+def resident() -> int:
+    """Bytes of this process that are in memory."""
+    with open("/proc/self/statm", "rb", buffering=0) as said:
+        return int(said.read().split()[1]) * _PAGE
+
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def _readable(descriptor: int) -> bool:
+    """Whether something happened on a descriptor that nobody has dealt with yet."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return any(event & select.POLLIN for _, event in poll.poll(0))
+
+
+def _descriptor(shell: Any) -> int | None:
+    """The descriptor that tells of requests; ``None`` where the stream is closed, or of another kind."""
+    try:
+        return int(_requests(shell).socket.fileno())
+    except Exception:
+        return None
 
 
 def _requests(shell: Any) -> Any:
-    """The stream on which the main thread gets its requests, where that can be told."""
-    kernel = getattr(shell, "kernel", None)
-    if kernel is None:
-        return None
-    try:
-        if getattr(kernel, "_supports_kernel_subshells", False):
-            return kernel.shell_channel_thread.manager.get_shell_channel_to_subshell_pair(None).to_stream
-        return kernel.shell_stream
-    except Exception:  # another generation of ipykernel
-        return None
+    """The stream on which the main thread gets its requests."""
+    kernel = shell.kernel
+    if getattr(kernel, "_supports_kernel_subshells", False):
+        return kernel.shell_channel_thread.manager.get_shell_channel_to_subshell_pair(None).to_stream
+    return kernel.shell_stream
 
 
 @contextlib.contextmanager

@@ -14,6 +14,7 @@ import struct
 import sys
 import types
 import uuid
+import weakref
 from typing import Any
 
 #: Types whose instances may be shared between groups without linking them: immutable, or names of global things.
@@ -89,12 +90,16 @@ _BOUND = (
     ("_queue.SimpleQueue", "it can't be read without emptying it"),
     ("_thread._local", "values of threads belong to this process"),
     ("_csv.", "a reader's place can't be saved"),
+    ("numba.core.ccallback", "what numba compiled belongs to this process"),
+    ("numba.stencils", "what numba compiled belongs to this process"),
+    ("numba.experimental.jitclass", "what numba compiled belongs to this process"),
     ("zmq.", "a connection belongs to this process"),
     ("weakref.finalize", "a finaliser belongs to this process"),
 )
 
 
-_bound_cache: dict[type, str | None] = {}
+#: Weak: a class of the notebook that is defined anew must go, with all that it holds.
+_bound_cache: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
 
 
 def bound_kind(t: type) -> str | None:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
-from . import effects, names, recipes, restore, unswept
+from . import effects, names, restore, unswept
+from .lost import Lost, Pending
 
 #: Groups from so many bytes on are read later.
 LARGE = 1024 * 1024
@@ -22,12 +22,6 @@ LARGE = 1024 * 1024
 SHOWN = frozenset({"Out", "_oh", "_", "__", "___"})
 #: Seconds of think time after which the reading of one group after the other pauses.
 AT_ONCE = 0.01
-
-
-class Pending(recipes.Lost):
-    """Stands where a variable will be once its group is read."""
-
-    __slots__ = ()
 
 
 def waiting(snapshot: restore.Snapshot, large: bool, shown: bool) -> dict[int, list[str]]:
@@ -70,8 +64,9 @@ class Later:
         waiting: Mapping[int, Collection[str]],
         shell: Any,
         setter: Callable[[Any], None],
+        tell: Callable[[dict[str, str], list[str]], None],
     ) -> None:
-        self._loader, self._shell, self._set = loader, shell, setter
+        self._loader, self._shell, self._set, self._tell = loader, shell, setter, tell
         self._units = loader.snapshot.units
         self._waiting = dict(waiting)
         self._stands: dict[int, dict[str, Pending]] = {}
@@ -121,16 +116,35 @@ class Later:
         while self._waiting:
             self.one()
 
+    @property
+    def pending(self) -> Collection[int]:
+        """The groups that are still to be read."""
+        return self._waiting.keys()
+
+    def drop(self) -> None:
+        """Read nothing any more."""
+        self._waiting.clear()
+        with contextlib.suppress(ValueError):
+            self._shell.ast_transformers.remove(self._gate)
+
+    def size(self) -> tuple[int, int]:
+        """How many groups are still to be read, and their bytes."""
+        return len(self._waiting), sum(_size(self._units[uid].said) for uid in self._waiting)
+
     def _read(self, uid: int) -> None:
         del self._waiting[uid]
         stands = self._stands.pop(uid)
+        told = len(self._loader.notices)
+        lost: dict[str, str] = {}
         try:
             with unswept.Unswept():
                 values = self._loader.values(uid)
             self._loader.forget()
         except Exception as e:
-            values = {name: recipes.Lost(name, f"it couldn't be read: {e}") for name in stands}
-            print(f"Gresshopper: {', '.join(stands)} couldn't be restored: {e}", file=sys.stderr)
+            lost = dict.fromkeys(stands, f"it couldn't be read: {e}")
+            values = {name: Lost(name, why) for name, why in lost.items()}
+        if lost or len(self._loader.notices) > told:
+            self._tell(lost, self._loader.notices[told:])
         space = self._shell.user_ns
         # What the user has set anew meanwhile stays.
         found = {name: values[name] for name in stands if space.get(name) is stands[name]}

@@ -104,6 +104,7 @@ class LibraryRules(Writing):
     def _np_copy(self, a: Any, note: str | None) -> Any:
         if note:
             self.notes.append(note)
+        self.session.room(a.nbytes)
         fresh = a.copy(order="C")
         if a.dtype == object:
             return self._np_objects(fresh)
@@ -246,13 +247,22 @@ class LibraryRules(Writing):
 
     def _torch_storage(self, tensor: Any) -> Any:
         storage = recipes._untyped(tensor)
-        return self.storages.setdefault(storage.data_ptr() or id(storage), storage)
+        return self.storages.setdefault(storage.data_ptr() or storage._cdata, storage)
 
     def _torch_untyped(self, storage: Any) -> Any:
         nbytes = recipes._storage_nbytes(storage)
         device = str(storage.device)
         address = storage.data_ptr()
-        self.storages.setdefault(address or id(storage), storage)
+        self.storages.setdefault(address or storage._cdata, storage)
+        copy = self.session.device.copy(storage) if self.session.device is not None else None
+        if copy is not None:
+            self.on_device = True
+            at = native.address(copy)
+            self.ranges.append((at, at + copy.nbytes))
+            index = self.add_buffer(at, copy.nbytes, copy)
+            return recipes.torch_storage, (index, copy.nbytes, device)
+        if device != "cpu" or self.session.device is not None:
+            self.on_a_device(storage.device.type)
         if device == "cpu" and nbytes:
             over = self._find_root(address, nbytes)
             if over is not None and not type(over).__module__.startswith("torch"):
@@ -263,8 +273,10 @@ class LibraryRules(Writing):
         elif nbytes:
             import torch
 
+            self.session.room(nbytes)
             raw = torch.empty(0, dtype=torch.uint8, device=storage.device)
             host = raw.set_(storage, 0, (nbytes,), (1,)).cpu().numpy()
+            self.ranges.append((address, address + nbytes))  # on the device: what shares it is one group
             index = self.add_buffer(data_of(host), nbytes, host)
         else:
             index = self.add_buffer(0, 0, storage)
@@ -344,12 +356,38 @@ class LibraryRules(Writing):
         if len(reduced) == 2 and isinstance(reduced[1][1], dict):
             data = reduced[1][1].get("data")
             if data is not None and type(data).__name__ == "ndarray":
+                self.session.room(data.nbytes)
                 own = data.copy()
                 self.detached[id(own)] = own
                 made = (reduced[1][0], dict(reduced[1][1], data=own))
                 looked_up = len(index) <= LOOKED_UP and _looked_up(index)
                 return (recipes.pd_index, (reduced[0], *made)) if looked_up else (reduced[0], made)
         return reduced
+
+    # --- arrays on devices ---
+
+    def _device_array(self, array: Any) -> Any:
+        """cupy's and jax's own pickling reads the device."""
+        self.on_a_device()
+        return NotImplemented
+
+    # --- numba ---
+
+    def _nb_dispatcher(self, made: Any) -> Any:
+        if made.signatures and getattr(made, "_can_compile", True):
+            self.notes.append("numba compiles a function again when it is called: until then it has no signatures")
+        return NotImplemented
+
+    def _nb_dict(self, made: Any) -> Any:
+        if not made._typed:
+            return NotImplemented
+        kinds = made._dict_type.key_type, made._dict_type.value_type
+        return recipes.nb_dict, kinds, None, None, iter(list(made.items()))
+
+    def _nb_list(self, made: Any) -> Any:
+        if not made._typed:
+            return NotImplemented
+        return recipes.nb_list, (made._list_type.item_type,), None, iter(list(made))
 
     # --- figures ---
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 #: Version of the C interface that this module speaks.
-ABI = 2
+ABI = 3
 CHUNK = 4 * 1024 * 1024
 #: References to an object of a memo that nothing else holds, as `sys.getrefcount` counts them in the loop.
 MADE_FOR_DUMP = 4
@@ -119,6 +119,7 @@ def _declare(lib: Any, held: Any) -> None:
         ("hop_track_arm", [p, n], i),
         ("hop_track_drop", [p, n], i),
         ("hop_track_scan", [p, n, n, p, ctypes.c_int32], i),
+        ("hop_room", [], i),
         ("hop_tags", [p, n, n, p], i),
         ("hop_put", [ctypes.c_char_p, p, n, n, p, p], i),
         ("hop_get", [ctypes.c_char_p, p, n, p, n], i),
@@ -151,6 +152,12 @@ def error() -> str:
     out = ctypes.create_string_buffer(512)
     lib.hop_error(out, 512)
     return out.value.decode(errors="replace")
+
+
+def room() -> int:
+    """Bytes of memory that this process may still take: what the machine and its memory cgroups leave."""
+    left = int(lib.hop_room()) if lib is not None else -1
+    return left if left >= 0 else sys.maxsize
 
 
 def plan(problem: bytes) -> bytes:

@@ -20,6 +20,7 @@ import cloudpickle
 
 from . import native, recipes
 from .kinds import harmless
+from .lost import Lost, parts
 from .rules import Rules, library_rules
 from .session import Buffer, Gone, Interrupted, Overlap, Session, Unpicklable, reason
 from .setorder import Order, ordered
@@ -29,6 +30,8 @@ __all__ = ["Buffer", "Dump", "Gone", "Interrupted", "Session", "Unpicklable", "d
 #: Bytes of stack for a dump that is nested too deeply for the ordinary one.
 DEEP_STACK = 512 * 1024 * 1024
 DEEP_LIMIT = 400_000
+#: So many times a group may turn out to be nested too deeply. An object that makes another each time it is written never ends.
+DEPTHS = 4
 #: After so many placeholders inside one group the whole group counts as one that can't be pickled.
 MAX_LOST = 200
 #: About how many seconds it takes to look at what a byte of a stream stands for.
@@ -53,18 +56,20 @@ class Dump(NamedTuple):
     types: set[type]
     suspects: list[Any]  # instances of the notebook's classes that pickle in a way of their own
     keep: Any  # holds the memo, so that no address is used again before the groups are known
+    on_device: bool = False  # some of its memory is a GPU's
     first: int = 0  # so many values are in the first of the stream's two pickles; 0: it is one
 
 
 class _Stream(io.BytesIO):
-    """What a pickler writes to, which it does every 64 KiB: then is asked whether there is still time."""
+    """What a pickler writes to, which it does every 64 KiB: then is asked whether there is still time, and room."""
 
-    def __init__(self, check: Callable[[], None]) -> None:
+    def __init__(self, session: Session) -> None:
         super().__init__()
-        self._check = check
+        self._check, self._room = session.check, session.room
 
     def write(self, data: Any) -> int:
         self._check()
+        self._room(len(data))
         return super().write(data)
 
 
@@ -103,9 +108,10 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
     lead: list[Any] = []
     kept: list[Any] = []
     kind: Any = _Fast
+    depths = 0
     orders: list[Order] | None = None
     for _ in range(MAX_LOST):
-        out = _Stream(session.check)
+        out = _Stream(session)
         pickler: Any = None
         try:
             pickler = _attempt(kind, session, out, owned or set(), bad, lead, value, orders or [], first)
@@ -116,9 +122,12 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             continue
         except _Culprit as culprit:
             culprit.forget()
-            if _too_deep(culprit.why) and kind is _Fast:
-                kind = _Deep
-                continue
+            if _too_deep(culprit.why):
+                if depths == DEPTHS:
+                    raise Unpicklable("it is nested too deeply, or without end") from None
+                kind, depths = _Deep, depths + 1
+                if depths == 1:
+                    continue
             if id(culprit.obj) in bad or culprit.obj is value:
                 raise Unpicklable(reason(culprit.why)) from None
             bad[id(culprit.obj)] = reason(culprit.why)
@@ -143,6 +152,7 @@ def dump(session: Session, value: Any, owned: set[str] | None = None, first: int
             pickler.seen,
             pickler.suspects,
             (pickler, kept),
+            pickler.on_device,
             first,
         )
     raise Unpicklable("too much of it can't be written")
@@ -251,6 +261,19 @@ def _deep(run: Callable[[], Any]) -> Any:
 def dump_items(session: Session, flat: Any) -> bytes:
     """The elements of an array of immutable objects."""
     return pickle.dumps(flat.tolist(), protocol=5)
+
+
+class _Placeholders(pickle.Pickler):
+    """Writes placeholders, which refuse to be pickled otherwise."""
+
+    dispatch_table = {Lost: lambda made: (Lost, parts(made))}
+
+
+def placeholders(stands: list[Lost]) -> bytes:
+    """A stream of values none of which could be written."""
+    out = io.BytesIO()
+    _Placeholders(out, 5).dump(([], stands))
+    return out.getvalue()
 
 
 class Reading:

@@ -103,6 +103,25 @@ class History:
         return sorted(seen)
 
 
+def shortened(notes: Sequence[Mapping[str, Any]], keep: int) -> list[dict[str, Any]]:
+    """The newest of these notes, after one that holds what the others left: groups that no cell that is remembered made."""
+    old, new = notes[: len(notes) - keep], notes[len(notes) - keep :]
+    units: dict[int, Any] = {}
+    drawn: dict[str, bytes] = {}
+    for note in old:
+        for uid in note["gone"]:
+            units.pop(uid, None)
+        units.update({made["u"]: made for made in note["units"]})
+        drawn.update(note["drawn"])
+    return [{"cell": None, "units": list(units.values()), "gone": [], "drawn": drawn}, *map(dict, new)]
+
+
+def rerunnable(history: History, uid: int, most: int) -> bool:
+    """Whether a restore may make a group again by running its cells, as far as can be told before."""
+    back = history.back(uid)
+    return 0 < len(back) <= most and all(_barred(history.notes[i]) is None for i in back)
+
+
 def plan(
     history: History, groups: Sequence[Group], measure: Callable[[], tuple[float, float]], failed: Iterable[int] = ()
 ) -> Plan:

@@ -1,4 +1,4 @@
-"""What the streams of a saved state call when they are loaded, and the placeholder for what can't be rebuilt.
+"""What the streams of a saved state call when they are loaded.
 
 Every function here is part of the saved form: its name and arguments are kept for as long as the form's version is.
 `pickling` writes calls of them.
@@ -20,39 +20,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Callable, NewType, Protocol, TypeVar
 
-
-class LostError(RuntimeError):
-    """A variable was used that couldn't be restored."""
-
-
-class Lost:
-    """Stands where something was that can't be restored; says what it was and why it is gone."""
-
-    __slots__ = ("_what", "_why")
-
-    def __init__(self, what: str, why: str) -> None:
-        object.__setattr__(self, "_what", what)
-        object.__setattr__(self, "_why", why)
-
-    def __repr__(self) -> str:
-        return f"<lost: {self._what}; {self._why}>"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (Lost, (self._what, self._why))
-
-    def _raise(self, *_: Any, **__: Any) -> Any:
-        raise LostError(f"this was {self._what}, which is gone: {self._why}. Run the cell that made it again.")
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith(("_repr_", "_ipython_", "__array", "__getstate__", "__deepcopy__", "__wrapped__")):
-            raise AttributeError(name)
-        return self._raise()
-
-    def __iter__(self) -> Any:
-        return self  # else what holds an iterator (zip, map, chain) couldn't be made around it
-
-    __setattr__ = __call__ = __next__ = __getitem__ = __setitem__ = __len__ = __bool__ = _raise
-    __add__ = __radd__ = __sub__ = __mul__ = __enter__ = __exit__ = __contains__ = __float__ = __int__ = _raise
+from .lost import Lost, LostError, stands_still
 
 
 class Source(Protocol):
@@ -76,6 +44,7 @@ def loading(source: Source | None) -> Source | None:
     """Make `source` the one that recipes ask in this thread; returns the one before."""
     before: Source | None = getattr(_local, "source", None)
     _local.source = source
+    stands_still(source is not None)
     return before
 
 
@@ -924,6 +893,23 @@ def torch_generator(device: str, state: Any, default: bool) -> Any:
     if not default:
         made.set_state(state)
     return made
+
+
+# --- numba -----------------------------------------------------------------------------------------------------------
+
+
+def nb_dict(keys: Any, values: Any) -> Any:
+    """A typed dictionary of numba, still empty."""
+    from numba import typed
+
+    return typed.Dict.empty(keys, values)
+
+
+def nb_list(items: Any) -> Any:
+    """A typed list of numba, still empty."""
+    from numba import typed
+
+    return typed.List.empty_list(items)
 
 
 # --- widgets ---------------------------------------------------------------------------------------------------------

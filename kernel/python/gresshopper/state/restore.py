@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, Callable, NamedTuple
 
 from . import form, pickling, process, recipes, unswept
+from .lost import Lost, LostError
 from .session import reason
 from .store import Store
 
@@ -251,7 +252,7 @@ class Loader:
             self.load(self._where[cid])
             found = self.session.classes.get(cid)
         if found is None:
-            raise recipes.LostError(f"its class {cid.partition('#')[0]} isn't in the state")
+            raise LostError(f"its class {cid.partition('#')[0]} isn't in the state")
         return found
 
     def notice(self, text: str) -> None:
@@ -365,7 +366,7 @@ class Loader:
         if entry.said.get("left"):
             why = "it was left to its cells, which weren't run again"
             self.failed[uid] = why
-            return {name: recipes.Lost(name, why) for name in entry.names}
+            return {name: Lost(name, why) for name in entry.names}
         try:
             values = (load or self.load)(uid)
         except (form.FormError, MemoryError):
@@ -379,7 +380,7 @@ class Loader:
             self.failed[uid] = why
             for name in entry.names:
                 self.notice(f"{name}: {why}")
-            return {name: recipes.Lost(name, why) for name in entry.names}
+            return {name: Lost(name, why) for name in entry.names}
         return {m[2:]: v for m, v in zip(entry.said["m"], values) if m.startswith("n:")}
 
 
@@ -394,7 +395,7 @@ def lost_in(snapshot: Snapshot, loaded: Mapping[str, Any]) -> dict[str, str]:
     """Variables that are, or hold, something that couldn't be saved; of a group whose placeholders are all variables, those."""
     found: dict[str, str] = {}
     for entry in snapshot.units.values():
-        stands = {name: id(loaded[name]) for name in entry.names if type(loaded.get(name)) is recipes.Lost}
+        stands = {name: id(loaded[name]) for name in entry.names if type(loaded.get(name)) is Lost}
         names = list(stands) if len(set(stands.values())) >= len(entry.said["gone"]) else entry.names
         for what, why in entry.said["gone"]:
             for name in names:

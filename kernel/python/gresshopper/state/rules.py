@@ -32,7 +32,8 @@ import cloudpickle
 from . import iterators, names, native, recipes
 from .kinds import CANT, bound_kind
 from .libraries import LibraryRules
-from .session import MAIN, Overlap, Session, importable
+from .lost import Lost, Pending, parts
+from .session import MAIN, NotYet, Overlap, Session, importable
 from .setorder import Order
 
 #: Bytes of a file that was removed while it was open, up to which they are kept; and that are read in a second.
@@ -212,6 +213,9 @@ class Rules(LibraryRules):
             return cloudpickle.CloudPickler.reducer_override(self, cls)
         if type(cls) is _CArrayType:
             return operator.mul, (cls._type_, cls._length_)  # type: ignore[attr-defined]
+        why = None if type(cls) is type else bound_kind(type(cls))
+        if why is not None:
+            return self.lose(cls, why)
         if not self.session.by_value(cls):
             return cloudpickle.CloudPickler.reducer_override(self, cls)
         cid = self.session.class_id(cls)
@@ -244,6 +248,12 @@ class Rules(LibraryRules):
             None,
             recipes.attributes,
         )
+
+    def _lost(self, made: Lost) -> Any:
+        return Lost, parts(made)
+
+    def _pending(self, made: Pending) -> Any:
+        raise NotYet
 
     def _order(self, order: Order) -> Any:
         return recipes.set_order, tuple(order)
@@ -638,6 +648,8 @@ def _annotations(f: types.FunctionType) -> Any:
 _BUILTIN_CLASSES = {type(None), type(NotImplemented), type(Ellipsis)}
 
 _RULES: dict[type, Callable[[Any, Any], Any]] = {
+    Lost: Rules._lost,
+    Pending: Rules._pending,
     Order: Rules._order,
     types.CellType: Rules._cell,
     functools._lru_cache_wrapper: Rules._lru,
@@ -699,6 +711,10 @@ _RULED = (
     "matplotlib",
     "IPython",
     "argparse",
+    "cupy",
+    "jax",
+    "numba.core.dispatcher",
+    "numba.typed",
 )
 
 
@@ -800,6 +816,17 @@ def _later_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:
     cbook: Any = sys.modules.get("matplotlib.cbook")
     if cbook is not None and hasattr(cbook, "CallbackRegistry"):
         _RULES[cbook.CallbackRegistry] = Rules._callbacks
+    for library, name in (("cupy", "ndarray"), ("jax", "Array")):
+        kind = getattr(sys.modules.get(library), name, None)
+        if isinstance(kind, type):
+            rules.append((kind, Rules._device_array))
+    dispatcher: Any = sys.modules.get("numba.core.dispatcher")
+    if dispatcher is not None and hasattr(dispatcher, "Dispatcher"):
+        rules.append((dispatcher.Dispatcher, Rules._nb_dispatcher))
+    typed: Any = sys.modules.get("numba.typed")
+    if typed is not None and hasattr(typed, "Dict") and hasattr(typed, "List"):
+        rules.append((typed.Dict, Rules._nb_dict))
+        rules.append((typed.List, Rules._nb_list))
     plot_args = getattr(sys.modules.get("matplotlib.axes._base"), "_process_plot_var_args", None)
     if plot_args is not None:
         _RULES[plot_args] = Rules._plot_args

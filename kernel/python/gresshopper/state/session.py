@@ -40,6 +40,18 @@ class Interrupted(BaseException):
     """
 
 
+class NoRoom(Interrupted):
+    """A capture was given up because it would have added more memory to the process than it may. Nothing was changed."""
+
+
+class Away(Interrupted):
+    """A capture was given up because it met device memory that can't be read now. Nothing was changed."""
+
+
+class NotYet(Interrupted):
+    """A capture met what is still to be read of a restored state: it has to be read first. Nothing was changed."""
+
+
 class Overlap(Exception):
     """Memory that is already written in part belongs to a larger root, which must be written first."""
 
@@ -62,9 +74,13 @@ class Session:
         self.opened: weakref.WeakKeyDictionary[Any, tuple[int, int, int]] = weakref.WeakKeyDictionary()
         #: What each dump of the capture that goes on went through: their memos hold those objects, too.
         self.kept: list[Any] = []
+        #: Device memory as this capture may read it. None: as it lies.
+        self.device: Any | None = None
         #: Raises `Interrupted` when a dump should be given up for now (set by the agent).
         self.check: Callable[[], None] = lambda: None
-        #: The same when what follows takes longer than there is time, and can't be given up in between.
+        #: Raises `NoRoom` when the process has grown too much, or would by these bytes more (set by the capture).
+        self.room: Callable[[int], None] = lambda nbytes: None
+        #: As `check`, when what follows takes longer than there is time, and can't be given up in between.
         self.expect: Callable[[float], None] = lambda seconds: None
 
     def class_id(self, cls: type) -> str:

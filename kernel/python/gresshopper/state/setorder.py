@@ -8,6 +8,8 @@ from . import native, recipes
 
 #: Larger sets come back in the order in which their items are put into a new one.
 ORDERED = 50_000
+#: Whether all lives of this kernel have one hash seed, so that strings have the same hash in each.
+seeded = False
 #: Items that the unpickler puts into a set at once.
 _BATCH = 1000
 
@@ -22,13 +24,13 @@ class Order(NamedTuple):
 
 
 def ordered(made: set[Any]) -> list[Order]:
-    """How a set gets its order back, if it needs that and it can be done. Only sets of numbers, and of tuples of
-    them, have an order that is the same in another process.
+    """How a set gets its order back, if it needs that and it can be done. Sets of numbers, and of tuples of them, have an
+    order that is the same in another process; so have those of strings where the hash seed is (`seeded`).
     """
     if not 1 < len(made) <= ORDERED:
         return []
     items = list(made)
-    if not all(map(_numeric, items)):
+    if not all(map(_lasting, items)):
         return []
     plain: set[Any] = set()
     for i in range(0, len(items), _BATCH):
@@ -85,6 +87,9 @@ def _round(hashed: int, place: int, size: int) -> list[int]:
     return tried
 
 
-def _numeric(item: Any) -> bool:
+def _lasting(item: Any) -> bool:
+    """Whether an item's hash is the same in another process."""
     kind = type(item)
-    return kind is int or kind is float or (kind is tuple and all(map(_numeric, item)))
+    if kind is int or kind is float or (seeded and (kind is str or kind is bytes)):
+        return True
+    return kind is tuple and all(map(_lasting, item))

@@ -9,9 +9,10 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from . import names, native, recipes
+from . import names, native
 from .kinds import a_kind, harmless, kind_of
-from .session import Buffer, Gone, Session
+from .lost import Lost
+from .session import Away, Buffer, Gone, Session
 
 #: Buffers below this many bytes stay in the stream.
 INBAND = 32 * 1024
@@ -70,6 +71,7 @@ class Writing:
         self.classes: set[str] = set()
         self.touches: set[str] = set()
         self.dynamic = False
+        self.on_device = False
         self.gone: list[Gone] = []
         self.notes: list[str] = []
         self.seen: set[type] = set()
@@ -91,7 +93,7 @@ class Writing:
             if isinstance(code, types.CodeType):
                 self.touches |= names.names_of_code(code).names
         self.link_referents(obj)
-        return recipes.Lost, (what, why)
+        return Lost, (what, why)
 
     def link_referents(self, obj: Any) -> None:
         """What can't be written still shares its objects with other variables: those are rebuilt together."""
@@ -121,6 +123,16 @@ class Writing:
         self.add_buffer(native.address(raw), raw.nbytes, (buffer, raw))
         self.foreign.append(len(self.buffers) - 1)
         return False
+
+    def on_a_device(self, device_type: str | None = None) -> None:
+        """What is written now is a device's memory.
+
+        # Errors
+        `Away` when it can't be read now.
+        """
+        self.on_device = True
+        if self.session.device is not None and self.session.device.is_away(device_type):
+            raise Away
 
     foreign: list[int]
     leads: set[int]

@@ -19,7 +19,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from gresshopper import channel, need
+from gresshopper import channel, need, operations
 
 
 class Supervisor:
@@ -125,11 +125,12 @@ def test_a_supervisor_that_is_gone_is_an_error_not_a_hang(supervisor: Supervisor
 
 
 def test_the_supervisor_asks_with_attachments(supervisor: Supervisor) -> None:
-    channel.get().serve("state.echo", lambda body, files: ({"n": body["n"] + 1}, [f[::-1] for f in files]))
-    channel.get().serve("state.bad", lambda body, files: 1 / 0)  # type: ignore[arg-type,return-value]
-    supervisor.write({"op": "state.echo", "id": 5, "body": {"n": 1}}, b"abc", b"")
+    operations.register("test.echo", lambda call: ({"n": call.body["n"] + 1}, [f[::-1] for f in call.attachments]))
+    operations.register("test.bad", lambda call: 1 / 0)  # type: ignore[arg-type,return-value]
+    channel.get().open()
+    supervisor.write({"op": "test.echo", "id": 5, "body": {"n": 1}}, b"abc", b"")
     eventually(lambda: {"re": 5, "ok": {"n": 2}} in supervisor.heard)
-    supervisor.write({"op": "state.bad", "id": 6, "body": {}})
+    supervisor.write({"op": "test.bad", "id": 6, "body": {}})
     eventually(lambda: any(w.get("re") == 6 and w["error"]["kind"] == "failed" for w in supervisor.heard))
     supervisor.write({"op": "nobody.knows", "id": 7, "body": {}})
     eventually(lambda: any(w.get("re") == 7 and w["error"]["kind"] == "unknown" for w in supervisor.heard))

@@ -22,7 +22,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from gresshopper.state import capture, effects, form, names, process, rerun, restore
+from gresshopper.state import capture, effects, form, names, process, records, rerun, restore
 from gresshopper.state.store import Store
 
 
@@ -38,6 +38,8 @@ class Kernel:
         self.directory = directory
         self.store = Store(directory / "store")
         self.capture = capture.Capture(self.ns, lambda name, value: name in self.hidden, self.store)
+        shell = types.SimpleNamespace(user_ns=self.ns, execution_count=1)
+        self.writer = records.Writer(shell, self.capture)
         self.log = form.Log(directory / "log", form.owner_key(directory / "key"))
         self.seq = 0
         self.effects = effects.Effects()
@@ -77,24 +79,8 @@ class Kernel:
         return delta
 
     def write(self, delta: capture.Delta, cell: Any) -> None:
-        from gresshopper.state.agent import Agent
-
-        body = bytearray()
-        stand = types.SimpleNamespace(store=self.store, shell=types.SimpleNamespace(user_ns=self.ns))
-        stand._ref = lambda data, body: Agent._ref(stand, data, body)  # type: ignore[arg-type]
-        units = [Agent._entry(stand, changed, body) for changed in delta.changed]  # type: ignore[arg-type]
-        head = {
-            "full": False,
-            "at": 0,
-            "cell": cell,
-            "units": units,
-            "gone": delta.removed,
-            "inputs": {},
-            "count": 1,
-            "process": {k: stand._ref(v, body) for k, v in delta.process.items()},
-            "env": None,
-        }
-        self.log.add(head, bytes(body))
+        head, body = self.writer.record(delta, [] if cell is None else [cell])
+        self.log.add(json.dumps(head).encode(), body)
 
     def restore(self, upto: Any = None) -> tuple[restore.Told, list[str]]:
         records = form.read(self.directory / "log", form.owner_key(self.directory / "key"), upto)

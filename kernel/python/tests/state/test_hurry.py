@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import select
+import socket
 import time
 import types
 from pathlib import Path
@@ -164,6 +166,56 @@ def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monke
     assert not agent.trouble
     assert agent.notes[-1]["cell"] is None and agent.notes[-1]["units"][0]["m"] == ["n:a"]
     assert not agent.capture.run(None).changed
+
+
+def test_a_request_that_came_with_the_timer_goes_first() -> None:
+    from gresshopper.state import agent as agents
+
+    ours, theirs = socket.socketpair()
+    order: list[str] = []
+
+    async def cell() -> None:
+        order.append("cell")
+
+    async def both_at_once() -> None:
+        loop = asyncio.get_running_loop()
+        running: list[Any] = []
+        loop.add_reader(ours, lambda: (ours.recv(1), running.append(loop.create_task(cell()))))
+        agents.Agent._after_seconds(0.01, lambda: order.append("capture"))
+        theirs.send(b"x")
+        time.sleep(0.03)  # noqa: ASYNC251 - the loop is late: it finds both
+        await asyncio.sleep(0.05)
+        loop.remove_reader(ours)
+
+    asyncio.run(both_at_once())
+    ours.close()
+    theirs.close()
+    assert order == ["cell", "capture"]
+
+
+def test_asking_for_requests_takes_none_from_the_loop() -> None:
+    zmq = pytest.importorskip("zmq")
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as ours, context.socket(zmq.DEALER) as theirs:
+        port = ours.bind_to_random_port("tcp://127.0.0.1")
+        theirs.connect(f"tcp://127.0.0.1:{port}")
+        shell = types.SimpleNamespace(kernel=types.SimpleNamespace(shell_stream=types.SimpleNamespace(socket=ours)))
+        ours.getsockopt(zmq.EVENTS)
+        patience = hurry.UntilAsked(shell)
+        theirs.send(b"a request")
+        for _ in range(3):  # it tells each time, until whoever the request is for has looked
+            with pytest.raises(Interrupted):
+                _ask_for_seconds(patience, 5)
+        assert select.select([ours.fileno()], [], [], 0)[0]
+        while ours.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+            ours.recv_multipart()
+        _ask_for_seconds(patience, 0.05)
+
+
+def _ask_for_seconds(patience: hurry.UntilAsked, seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        patience.check()
+        time.sleep(0.001)
 
 
 class _Cell:

@@ -1,0 +1,98 @@
+"""Work for the kernel's main thread, between cells.
+
+A cell may be asynchronous: then the event loop goes round while it waits, and whatever the loop runs would find the cell's
+variables half-changed. Work that is posted here waits until no cell runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import threading
+import time
+from typing import Any, Callable
+
+#: Seconds that posted work waits for the kernel's loop to be there, at the kernel's start.
+LOOP_LIMIT = 60.0
+
+
+class Cells:
+    """The cells that run in the main thread: a cell may run others within itself, and an empty one isn't told before it
+    runs. Cells of subshells run in threads of their own, and don't count.
+    """
+
+    def __init__(self) -> None:
+        self._running: list[Any] = []
+
+    def __bool__(self) -> bool:
+        return bool(self._running)
+
+    def begins(self, info: Any) -> bool:
+        """A cell begins; whether none runs around it."""
+        if not in_main_thread():
+            return True
+        self._running.append(info)
+        return len(self._running) == 1
+
+    def over(self, result: Any) -> bool:
+        """A cell is over; whether none ran around it."""
+        if not self._running or not in_main_thread():
+            return True
+        info = getattr(result, "info", None)
+        at = next((i for i, running in enumerate(self._running) if running is info), None)
+        if at is None:
+            if str(getattr(info, "raw_cell", "-")).isspace() or getattr(info, "raw_cell", "-") == "":
+                return False  # an empty one within another
+            at = len(self._running) - 1  # the innermost, which an interrupt ended outside of its code
+        del self._running[at:]
+        return at == 0
+
+
+def in_main_thread() -> bool:
+    """Whether this is the thread in which the kernel's cells run."""
+    return threading.current_thread() is threading.main_thread()
+
+
+class Between:
+    """The main thread of one kernel."""
+
+    def __init__(self, shell: Any) -> None:
+        self._shell = shell
+        self._cells = Cells()
+        self._waiting: collections.deque[Callable[[], None]] = collections.deque()
+        shell.events.register("pre_run_cell", self._cells.begins)
+        shell.events.register("post_run_cell", self._over)
+
+    def post(self, work: Callable[[], None]) -> None:
+        """Have work done in the main thread. It mustn't raise."""
+        self._waiting.append(work)
+        if in_main_thread():
+            self._soon()
+        elif self._loop() is not None:
+            self._loop().add_callback(self._drain)
+        else:  # the kernel's start isn't over, and may wait for this thread
+            threading.Thread(target=self._once_started, name="gresshopper-start", daemon=True).start()
+
+    def _loop(self) -> Any:
+        return getattr(getattr(self._shell, "kernel", None), "io_loop", None)
+
+    def _once_started(self) -> None:
+        until = time.monotonic() + LOOP_LIMIT
+        while self._loop() is None and time.monotonic() < until:
+            time.sleep(0.005)
+        if self._loop() is not None:
+            self._loop().add_callback(self._drain)
+
+    def _over(self, result: Any) -> None:
+        self._cells.over(result)
+        if self._waiting:
+            self._soon()
+
+    def _soon(self) -> None:
+        with contextlib.suppress(RuntimeError):  # no loop runs yet: the next cell's end does it
+            asyncio.get_running_loop().call_soon(self._drain)
+
+    def _drain(self) -> None:
+        while self._waiting and not self._cells:
+            self._waiting.popleft()()

@@ -1,0 +1,230 @@
+"""Records of the saved form, made of what captures found (docs/state-format.md), and where they are kept.
+
+A `Writer` makes them; a journal keeps them: a log of this process's own (`FileJournal`), or the supervisor's
+(`supervised`). What is captured, and when, is the agent's.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from . import capture, form, native
+from . import restore as restoring
+
+#: Names under which IPython keeps what the last cells displayed.
+SHOWN = ("_", "__", "___")
+
+
+class Ran:
+    """A cell that ran, to be captured."""
+
+    __slots__ = ("count", "effects", "msg_id", "ok", "raw", "seconds", "seq")
+
+    def __init__(self, result: Any, seq: int, msg_id: str, seconds: float, effects: dict[str, Any]) -> None:
+        info = getattr(result, "info", None)
+        self.raw = (info.raw_cell if info is not None else "") or ""
+        self.seq, self.msg_id, self.seconds, self.effects = seq, msg_id, seconds, effects
+        self.ok = bool(result is not None and result.success)
+        self.count = getattr(result, "execution_count", None)
+
+
+class Record(NamedTuple):
+    """What one capture found, as it is kept."""
+
+    head: dict[str, Any]
+    body: bytes
+    #: The cells that it completes, oldest first.
+    cells: tuple[Ran, ...]
+    #: Why it was made: `begin`, `cells` or `audit`.
+    cause: str
+    seconds: float
+    #: Whether the reply of its last cell waits for it.
+    reply_waits: bool = False
+
+    def text(self) -> bytes:
+        """The head as it lies in a log."""
+        return json.dumps(self.head, separators=(",", ":")).encode()
+
+
+class Outcome(NamedTuple):
+    """What came of a cell's capture before its reply: `whole`, `later` or `failed`, and a sentence for the latter two."""
+
+    status: str
+    why: str = ""
+
+
+class Journal(Protocol):
+    """Where records are kept."""
+
+    def add(self, record: Record) -> None:
+        """Keep a record.
+
+        # Errors
+        `FormError` when it can't be: it then wasn't.
+        """
+
+    def cell_over(self, ran: Ran, outcome: Outcome, seconds: float) -> None:
+        """A cell's capture is done with for now; its reply leaves after this."""
+
+    def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:
+        """Tell the user what a restore found out only later; whether that is done here."""
+
+    def close(self) -> None:
+        """No more records come."""
+
+
+class FileJournal:
+    """A log in a folder, which this process writes itself."""
+
+    def __init__(self, directory: Path, resume: bool = False) -> None:
+        self._log = form.Log(directory, form.owner_key())
+        if resume:
+            self._log.resume()
+        else:
+            self._log.create()
+            self._log.commit(False)
+
+    def add(self, record: Record) -> None:
+        """As `Journal`."""
+        self._log.add(record.text(), record.body)
+        self._log.commit(False)
+
+    def cell_over(self, ran: Ran, outcome: Outcome, seconds: float) -> None:
+        """As `Journal`."""
+
+    def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:
+        """As `Journal`."""
+        return False
+
+    def close(self) -> None:
+        """As `Journal`."""
+        self._log.close()
+
+
+class Writer:
+    """Makes the records of one kernel, each a difference to the one before."""
+
+    def __init__(self, shell: Any, taken: capture.Capture) -> None:
+        self._shell, self._capture = shell, taken
+        self._inputs = 0
+        self._ordered: Sequence[str] = []
+        self._modules = 0
+
+    def moved(self) -> bool:
+        """Whether the variables follow one another otherwise than in the last record."""
+        return self._capture.order() != self._ordered
+
+    def continues(self, inputs: int) -> None:
+        """What is there now was recorded: the variables in their order, and so many inputs."""
+        self._ordered, self._inputs = self._capture.order(), inputs
+
+    def record(
+        self,
+        delta: capture.Delta,
+        cells: Sequence[Mapping[str, Any]],
+        full: bool = False,
+        again: Mapping[int, Mapping[str, Any]] | None = None,
+        redo: Callable[[Callable[[bytes], Any]], Any] | None = None,
+    ) -> tuple[dict[str, Any], bytes]:
+        """A record's head and body. `cells`: those that it completes. `again`: what is said of groups that their cells make
+        again. `redo`: describes those cells, given how bytes are kept."""
+        body = bytearray()
+        units = []
+        for changed in delta.changed:
+            said = (again or {}).get(changed.unit.uid)
+            if said is not None and not changed.unit.gone:
+                units.append({**_left(changed.unit), **said})
+            else:
+                units.append({**self._entry(changed, body), **(said or {})})
+        space = self._shell.user_ns
+        inputs = space.get("_ih") or [""]
+        first = 0 if full else self._inputs
+        self._inputs = len(inputs)
+        before, last = cells[:-1], cells[-1] if cells else None
+        head: dict[str, Any] = {
+            "full": full,
+            "shown": {n: self.number_of(space[n]) for n in SHOWN if n in space},
+            "at": time.time(),
+            "before": list(before),
+            "cell": last,
+            "units": units,
+            "gone": delta.removed,
+            "process": {k: self._ref(v, body) for k, v in delta.process.items()},
+            "inputs": {str(i): inputs[i] for i in range(first, len(inputs))},
+            "count": last["count"] + 1 if last and last["count"] else self._shell.execution_count,
+            "env": restoring.environment() if full or (last is None and self._new_modules()) else None,
+        }
+        order = self._order(full)
+        if order is not None:
+            head["order"] = order
+        if redo is not None:
+            head["redo"] = {"cells": redo(lambda data: self._ref(data, body))}
+        return head, bytes(body)
+
+    def number_of(self, value: Any) -> int:
+        """The cell that displayed this, or 0."""
+        out = self._shell.user_ns.get("_oh")
+        if not isinstance(out, dict):
+            return 0
+        return next((n for n in list(reversed(out))[:100] if isinstance(n, int) and out[n] is value), 0)
+
+    def _order(self, full: bool) -> tuple[int, list[str]] | None:
+        """How the order of the variables differs from that of the record before: so many are as they were, and the rest."""
+        now = self._capture.order()
+        there = frozenset(now)
+        before = [] if full else [name for name in self._ordered if name in there]
+        same = not full and len(before) == len(self._ordered) and before == now
+        self._ordered = now
+        kept = next((i for i, (a, b) in enumerate(zip(before, now)) if a != b), len(before))
+        return None if same else (kept, now[kept:])
+
+    def _new_modules(self) -> bool:
+        changed = self._modules != len(sys.modules)
+        self._modules = len(sys.modules)
+        return changed
+
+    def _ref(self, data: bytes, body: bytearray) -> dict[str, Any]:
+        if len(data) <= form.INLINE:
+            body += data
+            return {"in": [len(body) - len(data), len(data)]}
+        return {"n": len(data), "c": self._capture.store.put(native.address(memoryview(data)), len(data))}
+
+    def _entry(self, changed: capture.Changed, body: bytearray) -> dict[str, Any]:
+        unit = changed.unit
+        for i, buffer in enumerate(changed.buffers):
+            unit.blobs[i] = self._capture.memories.keep(buffer, unit.blobs[i])
+        return {
+            **_described(unit),
+            "s": self._ref(changed.stream, body),
+            "b": [[b.nbytes, int(b.items), list(b.chunks)] for b in unit.blobs],
+            "f": unit.foreign,
+            "t": sorted(t for t in unit.touches if t in self._shell.user_ns),
+            "gone": [list(g) for g in unit.gone],
+        }
+
+
+def _left(unit: capture.Unit) -> dict[str, Any]:
+    """A group that is left to its cells."""
+    nothing = {"left": True, "s": {"n": 0, "c": []}, "f": [], "t": [], "gone": []}
+    return {**_described(unit), **nothing, "b": [[b.nbytes, int(b.items), []] for b in unit.blobs]}
+
+
+def _described(unit: capture.Unit) -> dict[str, Any]:
+    return {
+        "u": unit.uid,
+        "m": list(unit.members),
+        "v": unit.first,
+        "c": sorted(unit.classes),
+        "dyn": int(unit.dynamic),
+        "dev": int(unit.on_device),
+        "notes": unit.notes,
+        "types": sorted(unit.types),
+        "cell": unit.cell,
+        "sec": round(unit.seconds, 6),
+        "dig": unit.digest.hex(),
+    }

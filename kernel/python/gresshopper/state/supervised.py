@@ -1,0 +1,209 @@
+"""The state half under a supervisor: what it asks of `state.*`, and where records go (docs/agent-wire.md).
+
+Every operation runs in the kernel's main thread, between cells. The supervisor writes the log; the kernel only makes
+records, and writes large content to the store.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gresshopper import operations
+from gresshopper.between import Between
+from gresshopper.channel import Channel, ChannelClosed
+from gresshopper.operations import Call, OperationError
+
+from . import form
+from . import restore as restoring
+from .agent import Agent, agent
+from .records import Outcome, Ran, Record
+from .store import StoreError
+
+
+class ChannelJournal:
+    """Sends records to the supervisor."""
+
+    def __init__(self, channel: Channel, of: Agent, number: int, through: int) -> None:
+        self._channel, self._of = channel, of
+        self.next, self.through = number, through
+        self._held: tuple[dict[str, Any], list[bytes]] | None = None
+
+    def add(self, record: Record) -> None:
+        """As `Journal`."""
+        if record.cells:
+            self.through = record.cells[-1].seq
+        said = {
+            "record": self.next,
+            "through": self.through,
+            "cells": [{"msg_id": ran.msg_id, "seq": ran.seq} for ran in record.cells],
+            "cause": record.cause,
+            "took_ms": round(1e3 * record.seconds, 3),
+            "unmovable": self._of.unmovable(),
+        }
+        self.next += 1
+        if record.reply_waits:
+            self._held = said, [record.text(), record.body]
+        else:
+            self._tell("state.record", said, [record.text(), record.body])
+
+    def cell_over(self, ran: Ran, outcome: Outcome, seconds: float) -> None:
+        """As `Journal`."""
+        held, self._held = self._held, None
+        said = {
+            "msg_id": ran.msg_id,
+            "seq": ran.seq,
+            "status": outcome.status,
+            "ran_ms": round(1e3 * ran.seconds, 3),
+            "took_ms": round(1e3 * seconds, 3),
+        }
+        if held is not None:
+            record, attachments = held
+            said.update({key: record[key] for key in ("record", "through", "cells", "unmovable")})
+            self._tell("state.cell", said, attachments)
+        else:
+            self._tell("state.cell", {**said, "why": outcome.why, "unmovable": self._of.unmovable()}, [])
+
+    def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:
+        """As `Journal`."""
+        self._tell("state.notice", {"lost": dict(lost), "notices": list(notices)}, [])
+        return True
+
+    def close(self) -> None:
+        """As `Journal`."""
+
+    def _tell(self, event: str, body: dict[str, Any], attachments: list[bytes]) -> None:
+        try:
+            self._channel.notify(event, body, attachments)
+        except ChannelClosed as e:
+            raise form.FormError(f"the kernel's supervisor can't be told: {e}") from e
+
+
+class Supervised:
+    """Answers the supervisor."""
+
+    def __init__(self, shell: Any, channel: Channel) -> None:
+        self._shell, self._channel = shell, channel
+        between = Between(shell)
+        for name in ("begin", "restore", "apply", "flush", "forget", "show", "save", "spent"):
+            operations.register(f"state.{name}", self._guarded(getattr(self, f"_{name}")), between.post)
+
+    @staticmethod
+    def _guarded(work: Any) -> operations.Operation:
+        def operation(call: Call) -> operations.Answer:
+            try:
+                answer: operations.Answer = work(call)
+                return answer
+            except form.VersionError as e:
+                raise OperationError("version", str(e)) from e
+            except form.FormError as e:
+                raise OperationError("damaged", str(e)) from e
+            except StoreError as e:
+                raise OperationError("store", str(e)) from e
+            except KeyError as e:
+                raise OperationError("invalid", f"the request has no {e}") from e
+
+        return operation
+
+    @property
+    def _of(self) -> Agent:
+        return agent(self._shell)
+
+    def _begin(self, call: Call) -> dict[str, Any]:
+        asked = call.body
+        if asked.get("form", form.VERSION) != form.VERSION:
+            raise OperationError(
+                "version", f"this kernel writes version {form.VERSION} of the saved form, not {asked['form']}"
+            )
+        store = asked.get("store")
+        of = agent(self._shell, None if store is None else Path(store))
+        if store is not None and of.store.root != Path(store):
+            raise OperationError("refused", f"this kernel's content lies in {of.store.root} already")
+        patience = asked.get("patience_ms")
+        of.patience = None if patience is None else patience / 1000
+        if asked["capture"] == "nothing":
+            of.unwatch()
+        elif isinstance(of.journal, ChannelJournal):
+            of.next_record(asked["record"] != of.journal.next)
+            of.journal.next = asked["record"]
+        else:
+            of.begin(ChannelJournal(self._channel, of, asked["record"], of.seq))
+        return {"form": form.VERSION, "python": platform.python_version(), "pid": os.getpid()}
+
+    def _restore(self, call: Call) -> dict[str, Any]:
+        asked, of = call.body, self._of
+        end = form.End(asked["length"], asked["mac"]) if asked.get("mac") else None
+        snapshot = of.read(Path(asked["folder"]), asked.get("upto"), end)
+        if call.attachments:
+            more = _records(call.attachments)
+            snapshot = restoring.Snapshot([*snapshot.records, *more])
+        lazy = bool(asked.get("lazy", True))
+        capturing = of.journal is not None
+        told = of.rebuild(snapshot, wait=not lazy, shown=not lazy)
+        if capturing:
+            of.audit()
+        else:
+            of.adopt(snapshot)
+        groups, nbytes = of.later.size() if of.later is not None else (0, 0)
+        return {
+            "names": told.names,
+            "lost": told.lost,
+            "notices": told.notices,
+            "pending": {"groups": groups, "bytes": nbytes},
+            "seq": of.seq,
+            "execution_count": self._shell.execution_count,
+            "seconds": told.seconds,
+            "unmovable": of.unmovable(),
+        }
+
+    def _apply(self, call: Call) -> dict[str, Any]:
+        raise OperationError("rebuild", "this kernel can't follow records: restore it anew")
+
+    def _flush(self, call: Call) -> dict[str, Any]:
+        of = self._of
+        if not isinstance(of.journal, ChannelJournal):
+            raise OperationError("refused", "nothing is captured in this kernel: begin first")
+        outcome = of.flush(bool(call.body.get("audit", True)))
+        return {
+            "record": of.journal.next - 1,
+            "seq": of.journal.through,
+            "whole": outcome.status == "whole",
+            "why": outcome.why,
+            "unmovable": of.unmovable(),
+        }
+
+    def _forget(self, call: Call) -> dict[str, Any]:
+        of = self._of
+        of.forget()
+        if isinstance(of.journal, ChannelJournal):
+            of.journal.next = call.body["record"]
+        return {}
+
+    def _show(self, call: Call) -> dict[str, Any]:
+        return {"groups": self._of.show()}
+
+    def _save(self, call: Call) -> dict[str, Any]:
+        of = self._of
+        of.progress = call.progress
+        return of.save(Path(call.body["to"]), call.body.get("durable", True), call.body.get("whole", False))
+
+    def _spent(self, call: Call) -> dict[str, Any]:
+        of = self._of
+        return {"ran": of.ran, "spent": of.spent, "thought": of.thought, "trouble": of.trouble}
+
+
+def _records(attachments: list[bytes]) -> list[form.Record]:
+    """Records as they travel: text and body in turns."""
+    if len(attachments) % 2:
+        raise OperationError("invalid", "each record has a text and a body")
+    return [form.Record(json.loads(text), body) for text, body in zip(attachments[::2], attachments[1::2])]
+
+
+def serve(shell: Any, channel: Channel) -> None:
+    """Begin to answer the supervisor of this kernel."""
+    Supervised(shell, channel)
+    channel.open()

@@ -1,0 +1,100 @@
+"""Frames of the agent channel: JSON with binary attachments over a stream socket (docs/agent-wire.md).
+
+Sending and receiving only. Requests, answers and operations are `channel`'s.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Sequence
+from typing import Any, Union
+
+VERSION = 1
+
+#: Memory that travels as one attachment.
+Attachment = Union[bytes, bytearray, memoryview]
+
+_HEAD = struct.Struct(">II")
+_JSON_MAX = 64 << 20
+_ATTACHMENTS_MAX = 4096
+_FRAME_MAX = 4 << 30
+#: Frames up to this many bytes are sent as one piece.
+_SMALL = 64 << 10
+
+
+class WireError(Exception):
+    """The peer has closed the connection, or sent what is no frame."""
+
+
+class Frames:
+    """One end of a connection. Any thread may send; one thread receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+
+    def send(self, message: dict[str, Any], attachments: Sequence[Attachment] = ()) -> None:
+        """Send one frame.
+
+        # Errors
+        `WireError` when the peer is gone. After an interrupt in the middle of a frame the connection is closed: what
+        followed couldn't be read.
+        """
+        text = json.dumps(message).encode()
+        sizes = struct.pack(f">{len(attachments)}Q", *(len(part) for part in attachments))
+        head = _HEAD.pack(len(text), len(attachments)) + sizes + text
+        whole = len(head) + sum(map(len, attachments)) <= _SMALL
+        with self._sending:
+            try:
+                for piece in [b"".join([head, *attachments])] if whole else [head, *attachments]:
+                    self._sock.sendall(piece)
+            except OSError as error:
+                raise WireError("the peer is gone") from error
+            except BaseException:
+                self.close()
+                raise
+
+    def receive(self) -> tuple[dict[str, Any], list[bytes]]:
+        """The next frame: its JSON and its attachments.
+
+        # Errors
+        `WireError` at the end of the connection, and for what is no frame.
+        """
+        size, count = _HEAD.unpack(self._read(_HEAD.size))
+        if size > _JSON_MAX or count > _ATTACHMENTS_MAX:
+            raise WireError("a frame is too large")
+        sizes = struct.unpack(f">{count}Q", self._read(8 * count))
+        if sum(sizes) > _FRAME_MAX:
+            raise WireError("a frame is too large")
+        try:
+            message = json.loads(self._read(size))
+        except ValueError as error:
+            raise WireError("a frame holds no JSON") from error
+        if not isinstance(message, dict):
+            raise WireError("a frame holds no object")
+        return message, [self._read(length) for length in sizes]
+
+    def _read(self, size: int) -> bytes:
+        buffer = bytearray(size)
+        view = memoryview(buffer)
+        while view:
+            try:
+                got = self._sock.recv_into(view)
+            except OSError as error:
+                raise WireError("the connection broke") from error
+            if not got:
+                raise WireError("the peer has closed the connection")
+            view = view[got:]
+        return bytes(buffer)
+
+    def close(self) -> None:
+        """Close the connection; whoever waits for a frame is told."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass
+        finally:
+            self._sock.close()

@@ -1,0 +1,313 @@
+"""The messages of `state.*`, in a real ipykernel over a real pair of sockets."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from supervisor import Kernel, Refused
+
+for package in ("ipykernel", "jupyter_client", "cloudpickle"):
+    pytest.importorskip(package)
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Kernel]]:
+    made: list[Kernel] = []
+
+    def one(**environment: str) -> Kernel:
+        made.append(Kernel(tmp_path, **environment))
+        return made[-1]
+
+    yield one
+    for kernel in made:
+        kernel.close()
+
+
+def numbers(kernel: Kernel) -> list[int]:
+    return [said["record"] for said, _, _ in kernel.records()]
+
+
+def test_each_cell_is_told_once_and_before_its_reply(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    assert kernel.begin()["form"] == 7
+    cells = ["a = [1]", "a.append(2)", "", "import asyncio\nawait asyncio.sleep(0.01)\nb = a", "b", "1 / 0"]
+    for i, source in enumerate(cells):
+        number, _ = kernel.run(source)
+        told = kernel.of("cell")
+        assert len(told) == i + 1  # there by the time of the reply
+        said, attachments = told[-1]
+        assert (said["msg_id"], said["seq"], said["through"], said["status"]) == (number, i + 1, i + 1, "whole")
+        assert json.loads(attachments[0])["cell"]["source"].strip() == source and len(attachments) == 2
+    assert numbers(kernel) == list(range(1, len(cells) + 2))
+    assert [said["cause"] for said, _ in kernel.of("record")] == ["begin"]
+
+
+def test_cells_within_cells_are_not_told(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    number, status = kernel.run("get_ipython().run_cell('x = [1]'); get_ipython().run_cell(''); y = x\nx.append(2)")
+    assert status == "ok"
+    assert [said["msg_id"] for said, _ in kernel.of("cell")] == [number]
+
+
+def test_aborted_and_silent_requests_are_not_told(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    first = kernel.client.execute("import time; time.sleep(0.5); 1 / 0")
+    second = kernel.client.execute("never = 1")
+    assert (kernel.reply(first), kernel.reply(second)) == ("error", "aborted")
+    kernel.run("silently = 1", silent=True)
+    number, _ = kernel.run("shown = 1", store_history=False)
+    assert [said["msg_id"] for said, _ in kernel.of("cell")] == [first, number]
+    assert "silently" in json.dumps([json.loads(text)["units"] for _, text, _ in kernel.records()])
+
+
+def test_what_does_not_fit_comes_later(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin(patience_ms=25)
+    number, _ = kernel.run("lists = [[i] for i in range(200_000)]")
+    said, attachments = kernel.of("cell")[-1]
+    assert (said["status"], attachments) == ("later", []) and said["why"]
+    kernel.eventually(lambda: len(kernel.of("record")) == 2)
+    later, parts = kernel.of("record")[-1]
+    assert later["cells"] == [{"msg_id": number, "seq": 1}] and (later["through"], later["cause"]) == (1, "cells")
+    assert later["record"] == 2 and len(parts) == 2
+
+
+def test_a_restored_kernel_goes_on(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    kernel = start()
+    kernel.begin()
+    for source in ("a = [1]; b = a", "def f(): return a, b", "g = open('written', 'w'); import os; os.chdir('/')"):
+        kernel.run(source)
+    unmovable = kernel.of("cell")[-1][0]["unmovable"]
+    assert len(unmovable) == 1 and unmovable[0].startswith("g: a _io.TextIOWrapper: a file that is open for writing")
+    kernel.close()
+
+    fresh = start()
+    # The folder's part of a state may be empty: all records travel in the request.
+    empty = tmp_path / "empty"
+    write_log(empty, [])
+    fresh.begin(record=99, capture="nothing")
+    told = fresh.ask("restore", {"folder": str(empty), "lazy": False}, kernel.attachments())
+    assert told["seq"] == 3 and list(told["lost"]) == ["g"]
+    fresh.begin(record=5)
+    assert fresh.printed("print(a is b, f()[0] is a, os.getcwd(), In[1])").strip() == "True True / a = [1]; b = a"
+    fresh.run("a.append(9)")
+    said, (text, _) = fresh.of("cell")[-1]
+    assert said["seq"] == said["through"] == 5 and numbers(fresh) == [
+        5,
+        6,
+    ]  # nothing of what was restored is sent again
+    assert [unit["m"] for unit in json.loads(text)["units"]] == [["n:a", "n:b"]]
+
+
+def write_log(folder: Path, records: list[tuple[bytes, bytes]], key: Path | None = None) -> dict[str, Any]:
+    """A log as a supervisor writes it."""
+    import os
+
+    from gresshopper.state import form
+
+    os.environ["XDG_CONFIG_HOME"] = str(folder.parent / "config")
+    log = form.Log(folder, form.owner_key())
+    log.create()
+    for text, body in records:
+        log.add(text, body)
+    log.commit(True)
+    log.close()
+    return form.read_head(folder, form.owner_key())
+
+
+def test_a_log_of_the_supervisors_is_restored_as_far_as_it_counts(
+    start: Callable[..., Kernel], tmp_path: Path
+) -> None:
+    kernel = start()
+    kernel.begin()
+    for source in ("x = 1", "x = 2", "x = 3"):
+        kernel.run(source)
+    records = [(text, body) for _, text, body in kernel.records()]
+    head = write_log(tmp_path / "two", records[:3])
+    write_log(tmp_path / "all", records)
+    fresh = start()
+    fresh.begin(capture="nothing")
+    folder = {"folder": str(tmp_path / "all")}
+    told = fresh.ask("restore", {**folder, "length": head["length"], "mac": head["mac"]})
+    assert told["seq"] == 2 and fresh.printed("print(x)").strip() == "2"
+    with pytest.raises(Refused) as refused:
+        fresh.ask("restore", {**folder, "length": head["length"], "mac": "00" * 32})
+    assert refused.value.kind == "damaged" and fresh.printed("print(x)").strip() == "2"
+
+
+def test_what_keeps_a_kernel_from_moving_is_said(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run("def gen(): yield from 'ab'")
+    kernel.run("g = gen(); next(g)")
+    assert kernel.of("cell")[-1][0]["unmovable"] == []  # its cells make it again
+    kernel.run(
+        "del g; import threading, time\nt = threading.Thread(target=time.sleep, args=(3,), name='worker'); t.start()"
+    )
+    said = kernel.of("cell")[-1][0]["unmovable"]
+    assert any("thread worker runs" in text for text in said) and any(text.startswith("t: ") for text in said)
+    kernel.run("t.join(); del t")
+    assert kernel.of("cell")[-1][0]["unmovable"] == []
+
+
+def test_a_flush_finds_what_no_name_showed(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run("a = [1]")
+    kernel.run("get_ipython().user_ns['a'].append(2)", silent=True)
+    told = kernel.ask("flush")
+    assert told["whole"] and told["seq"] == 1 and told["record"] == numbers(kernel)[-1]
+    said, (text, _) = kernel.of("record")[-1]
+    assert (
+        said["cause"] == "audit" and said["cells"] == [] and [u["m"] for u in json.loads(text)["units"]] == [["n:a"]]
+    )
+    before = len(kernel.events)
+    again = kernel.ask("flush")
+    assert again == told and len(kernel.events) == before  # nothing is new
+
+
+def test_operations_wait_for_the_cell_that_runs(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    for source in ("import time; time.sleep(1); late = 1", "import asyncio; await asyncio.sleep(1); later = 1"):
+        number = kernel.client.execute(source)
+        time.sleep(0.3)
+        kernel.send("flush", {})
+        began = time.monotonic()
+        assert kernel.answer()["whole"] and time.monotonic() - began > 0.3
+        assert kernel.reply(number) == "ok"
+    assert kernel.of("cell")[-1][0]["seq"] == 2
+
+
+def test_a_record_that_is_asked_for_again_holds_everything(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run("a = [1]")
+    kernel.run("b = [2]")
+    kernel.begin(record=2)  # the supervisor lost all but the first
+    kernel.run("c = [3]")
+    said, (text, _) = kernel.of("cell")[-1]
+    assert said["record"] == 2
+    head = json.loads(text)
+    assert head["full"] and {m for u in head["units"] for m in u["m"]} >= {"n:a", "n:b", "n:c"}
+    kernel.run("d = [4]")
+    assert not json.loads(kernel.of("cell")[-1][1][0])["full"]
+
+
+def test_a_full_store_is_told_and_made_up_for(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    kernel = start()
+    kernel.begin()
+    kernel.run("import numpy as np, os; chunks = os.environ['GRESSHOPPER_STORE'] + '/chunks'")
+    kernel.run("os.rename(chunks, chunks + '.away'); open(chunks, 'w').close(); a = np.random.rand(200_000)")
+    said, _ = kernel.of("cell")[-1]
+    assert said["status"] == "failed" and "stored" in said["why"]
+    number, _ = kernel.run("os.remove(chunks); os.rename(chunks + '.away', chunks); b = 1")
+    said, (text, _) = kernel.of("cell")[-1]
+    assert said["status"] == "whole" and [cell["seq"] for cell in said["cells"]] == [2, 3]
+    assert {m for u in json.loads(text)["units"] for m in u["m"]} >= {"n:a", "n:b"}
+
+
+def test_an_interrupt_leaves_captures_whole(start: Callable[..., Kernel]) -> None:
+    import signal
+
+    kernel = start()
+    kernel.begin()
+    kernel.run("lists = [[i] for i in range(300_000)]; n = 0")
+    for _ in range(5):
+        number = kernel.client.execute("n += 1; lists[0].append(n)")
+        time.sleep(0.15)
+        kernel.process.send_signal(signal.SIGINT)
+        kernel.reply(number)
+    assert kernel.ask("flush")["whole"]
+    told = [said["msg_id"] for said, _ in kernel.of("cell")]
+    assert len(told) == len(set(told)) == 6
+    through = [said["through"] for said, _, _ in kernel.records()]
+    assert through == sorted(through) and through[-1] == 6
+
+
+def test_forgetting_begins_anew(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    kernel.run("a = [1]; import os")
+    assert kernel.ask("forget", {"record": 1}) == {}
+    kernel.run("b = 'a' in globals()")
+    said, (text, _) = kernel.of("cell")[-1]
+    head = json.loads(text)
+    assert said["record"] == 1 and head["full"] and [u["m"] for u in head["units"]] == [["n:b"]]
+    assert kernel.printed("print(b)").strip() == "False"
+
+
+def test_another_version_and_a_second_log_are_refused(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    with pytest.raises(Refused) as refused:
+        kernel.begin(form=6)
+    assert refused.value.kind == "version"
+    with pytest.raises(Refused) as refused:
+        kernel.ask("restore", {})
+    assert refused.value.kind == "invalid"
+    kernel.begin()
+    assert "already" in kernel.printed("%load_ext gresshopper.state")
+
+
+def test_sets_of_strings_keep_their_order(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    seed = {"GRESSHOPPER_HASH_SEED": "1", "PYTHONHASHSEED": "5"}
+    kernel = start(**seed)
+    kernel.begin()
+    kernel.run("s = {f'{i * 7 % 1000}' for i in range(300)}; t = {('a', 1), ('b', 2), ('c', 3)}")
+    kernel.run("for i in range(0, 1000, 3): s.discard(str(i))\ns.add('later'); t.discard(('b', 2)); t.add(('d', 4))")
+    want = kernel.printed("print(list(s), list(t))")
+    empty = tmp_path / "empty"
+    write_log(empty, [])
+    fresh = start(**seed)
+    fresh.begin(capture="nothing")
+    fresh.ask("restore", {"folder": str(empty)}, kernel.attachments())
+    assert fresh.printed("print(list(s), list(t))") == want
+
+
+def test_what_is_lost_later_is_told_later(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    pytest.importorskip("numpy")
+    kernel = start()
+    kernel.begin()
+    kernel.run("import numpy as np; a = np.arange(400_000.0); b = [1]; c = np.ones(300_000)")
+    empty = tmp_path / "empty"
+    write_log(empty, [])
+    fresh = start()
+    fresh.begin(capture="nothing")
+    told = fresh.ask("restore", {"folder": str(empty), "lazy": True}, kernel.attachments())
+    assert told["pending"]["groups"] == 2 and told["pending"]["bytes"] > 5_000_000 and not told["lost"]
+    fresh.begin(record=3)
+    number, _ = fresh.run("b.append(2)")  # captured, though not all is read
+    assert fresh.of("cell")[-1][0]["status"] == "whole"
+    fresh.eventually(lambda: "Pending" not in fresh.printed("print(type(get_ipython().user_ns['a']))"))
+    assert fresh.printed("print(a[-1], c.sum(), b)").strip() == "399999.0 300000.0 [1, 2]"
+    units = [u["m"] for _, text, _ in fresh.records() for u in json.loads(text)["units"]]
+    assert units == [["n:b"]] and not fresh.of("notice")
+
+    another = start()
+    another.begin(capture="nothing")
+    another.ask("restore", {"folder": str(empty), "lazy": True}, kernel.attachments())
+    for chunk in (tmp_path / "store" / "chunks").rglob("*"):
+        if chunk.is_file():
+            chunk.write_bytes(b"something else")
+    another.begin(record=3)
+    another.run("x = c[0]")
+    said = another.of("notice")[0][0]
+    assert "c" in said["lost"] and "read" in said["lost"]["c"]
+
+
+def test_the_environment_is_the_users_own(start: Callable[..., Kernel]) -> None:
+    kernel = start(GRESSHOPPER_HASH_SEED="1", PYTHONHASHSEED="5")
+    kernel.begin()
+    said = kernel.printed(
+        "import os; print([k for k in os.environ if 'HASH' in k or k in ('GRESSHOPPER_STATE', 'GRESSHOPPER_AGENT_FD')])"
+    )
+    assert said.strip() == "[]"
