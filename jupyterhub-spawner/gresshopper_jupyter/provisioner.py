@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -22,9 +21,11 @@ from typing import Any, Callable, TypeVar
 
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning import KernelProvisionerBase
-from traitlets import Bool, Dict, Integer, Unicode
+from traitlets import Bool, Dict, Enum, Integer, Unicode
 
-_VERSION = 1
+from gresshopper_jupyter.programs import find_program
+
+_VERSION = 2
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _CONNECTION_FILE = "{connection_file}"
 #: Stands for it while jupyter_client makes the command, which wants an absolute path.
@@ -179,6 +180,12 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     mem_mib = Integer(0, config=True, help="Memory of the kernel in MiB; 0: the site's default.")
     cpus = Integer(0, config=True, help="Cores of the kernel; 0: the site's default.")
     account = Unicode("", config=True, help="The Slurm account that is charged; empty: the default.")
+    durable = Enum(
+        ["no", "after-reply", "before-reply"],
+        default_value="no",
+        config=True,
+        help="When the kernel's state is saved, by which it outlives its process and its node.",
+    )
     pool = Unicode("", config=True, help="The pool whose GPUs are lent; empty: the default.")
 
     _front: Front | None = None
@@ -250,12 +257,14 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         env = dict(kwargs.get("env") or os.environ)
         # Some clients start a kernel anew without having ended it: its ports are needed.
         await self.cleanup(restart=True)
-        self._incarnation = max(self._incarnation + 1, int(time.time()))
+        self._incarnation += 1
         key = self.parent.session.key.decode()
         start = {
             "version": _VERSION,
             "kernel": self.kernel_id,
             "incarnation": self._incarnation,
+            # A kernel that this manager has had before is restarted by its user: its variables go.
+            "fresh": self._incarnation > 1,
             "epoch": 1,
             "ports": self._ports,
             "key": key,
@@ -263,7 +272,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "mem_mib": self.mem_mib or None,
             "cpus": self.cpus or None,
         }
-        front = await _in_thread(partial(Front, [self._program()], start, env))
+        front = await _in_thread(partial(Front, [find_program("hop-front", self.front_program)], start, env))
         self._front = front
         self._ports = await _in_thread(front.wait_launched)
         info = {"transport": "tcp", "ip": "127.0.0.1", **self._ports}
@@ -276,6 +285,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "cwd": cwd or os.getcwd(),
             "name": os.path.basename(env.get("JPY_SESSION_NAME", "")),
             "local": self.local,
+            "durable": self.durable,
         }
         if self.need:
             launch["default_need"] = dict(self.need)
@@ -284,18 +294,6 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         if self.pool:
             launch["pool"] = self.pool
         return launch
-
-    def _program(self) -> str:
-        prefix = os.environ.get("GRESSHOPPER_PREFIX", "/opt/gresshopper")
-        candidates = [self.front_program, os.path.join(prefix, "bin", "hop-front")]
-        found = next((c for c in candidates if c and os.access(c, os.X_OK)), None)
-        program = found or shutil.which("hop-front")
-        if program is None:
-            raise FrontError(
-                f"hop-front is not installed on this host: looked in {prefix}/bin and on PATH. "
-                "Ask your administrator, or set GRESSHOPPER_PREFIX."
-            )
-        return program
 
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
         # The kernel itself gets five seconds; its node's supervisor and the front come after it.

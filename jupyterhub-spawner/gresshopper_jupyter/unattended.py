@@ -1,4 +1,4 @@
-"""Runs a whole notebook with nbclient, for ``hop run``, which plans and tells people (``scheduler/cli/src/run``).
+"""Runs a whole notebook with nbclient, for ``hop run``, which plans and tells people (``hop/src/run``).
 
 Standard input is one end of a socket pair; both sides write one JSON object a line. ``hop`` says ``open`` (which
 notebook, where to), ``go``, ``cell`` (how the cell that was asked about is to run), ``stop`` and ``end``; this side

@@ -112,6 +112,30 @@ def test_without_a_scheduler_a_gpu_is_refused_with_the_reason(kernel: Kernel) ->
     assert reply["ename"] == "LeaseRefused" and "without Slurm" in reply["evalue"]
 
 
+def test_gpu_says_how_the_kernel_stands(kernel: Kernel) -> None:
+    assert kernel.text("%gpu").startswith("This kernel holds no GPU.")
+    assert kernel.text("%gpu release") == "There is no GPU that is kept for the next cell.\n"
+    assert kernel.value("__import__('gresshopper').status().state") == "cpu"
+    reply, _ = kernel.run("1\n%%gpu 1")
+    assert reply["ename"] == "UsageError" and "first line" in reply["evalue"]
+
+
+def test_an_announced_client_is_told_and_the_kernel_is_not_asked(kernel: Kernel) -> None:
+    """The answer comes while a cell runs; the kernel has no comm of ours."""
+    asked = kernel.kc.execute("import time; time.sleep(3)")
+    content = {"comm_id": "c1", "target_name": "gresshopper", "data": {"version": 1}}
+    kernel.kc.shell_channel.send(kernel.kc.session.msg("comm_open", content))
+    while True:
+        message = kernel.kc.get_iopub_msg(timeout=TIMEOUT)
+        assert message["content"].get("execution_state") != "idle", "told before the cell has ended"
+        if message["msg_type"] == "comm_msg":
+            break
+    assert message["content"] == {"comm_id": "c1", "data": {"state": "cpu"}}
+    while kernel.kc.get_shell_msg(timeout=TIMEOUT)["parent_header"].get("msg_id") != asked:
+        pass
+    assert kernel.value("len(__import__('comm').get_comm_manager().comms)") == "0"
+
+
 def test_input_is_asked_of_the_client_that_runs_the_cell(kernel: Kernel) -> None:
     asked = kernel.kc.execute("x = input('name? ')", allow_stdin=True)
     request = kernel.kc.get_stdin_msg(timeout=TIMEOUT)

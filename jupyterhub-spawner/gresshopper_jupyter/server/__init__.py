@@ -1,0 +1,23 @@
+"""The Jupyter server extension: what ``hop`` says of one's own kernels, for the panel in JupyterLab.
+
+It has no protocol of its own towards the scheduler: each answer is a ``hop ... --json`` run as the user. It also keeps the
+server from being culled while a cell runs or waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def _jupyter_server_extension_points() -> list[dict[str, str]]:
+    return [{"module": "gresshopper_jupyter.server"}]
+
+
+def _load_jupyter_server_extension(serverapp: Any) -> None:
+    # Imported here: the package is importable without Jupyter Server.
+    from gresshopper_jupyter.server.activity import watch_activity
+    from gresshopper_jupyter.server.handlers import add_handlers
+    from gresshopper_jupyter.server.hop import Hop
+
+    add_handlers(serverapp, Hop())
+    watch_activity(serverapp)

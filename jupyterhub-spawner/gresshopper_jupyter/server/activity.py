@@ -1,0 +1,32 @@
+"""Tells JupyterHub that the server is in use while a cell runs or waits for its GPU.
+
+Jupyter Server counts as activity what passes through it. A cell that computes in silence for an hour, or waits for its
+lease, passes nothing, and an idle culler would end the server in its middle. Jupyter Server takes the newest of all
+settings whose names end in ``_last_activity``; ours is one of them.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from typing import Any
+
+from tornado.ioloop import PeriodicCallback
+
+SETTING = "gresshopper_last_activity"
+EVERY_S = 20.0
+
+
+def watch_activity(serverapp: Any) -> None:
+    """Looks at the kernels again and again, as long as the server runs."""
+
+    def look() -> None:
+        if any_busy(serverapp.kernel_manager):
+            serverapp.web_app.settings[SETTING] = datetime.now(timezone.utc)
+
+    PeriodicCallback(look, EVERY_S * 1000).start()
+
+
+def any_busy(kernel_manager: Any) -> bool:
+    """Whether a kernel of this server runs a cell, or has one that waits."""
+    kernels = (kernel_manager.get_kernel(kernel_id) for kernel_id in kernel_manager.list_kernel_ids())
+    return any(getattr(kernel, "execution_state", "") == "busy" for kernel in kernels)

@@ -1,0 +1,130 @@
+"""The endpoints below ``/gresshopper/api/v1/``. Their answers are the types of ``lab/src/api.ts``."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from jupyter_server.utils import ensure_async, url_path_join
+from tornado.web import authenticated
+
+from gresshopper_jupyter.programs import NotInstalled
+from gresshopper_jupyter.provisioner import GresshopperProvisioner
+from gresshopper_jupyter.server.hop import Away, Hop, HopError, run
+from gresshopper_jupyter.server.overview import Local, kernels
+
+#: How old answers may be, in seconds: of what changes by the second, of sums, of the job's end.
+QUEUE_AGE_S, ACCT_AGE_S, JOB_AGE_S = 2.0, 60.0, 60.0
+
+_KERNEL = r"(?P<kernel>[0-9a-zA-Z-]{1,64})"
+
+
+def add_handlers(serverapp: Any, hop: Hop) -> None:
+    """Adds the endpoints to the server."""
+    base = url_path_join(serverapp.base_url, "gresshopper/api/v1")
+    with_hop = {"hop": hop}
+    serverapp.web_app.add_handlers(
+        ".*$",
+        [
+            (f"{base}/kernels", Kernels, with_hop),
+            (f"{base}/kernels/{_KERNEL}/explanation", Explanation, with_hop),
+            (f"{base}/kernels/{_KERNEL}/(?P<action>release|end)", Act, with_hop),
+        ],
+    )
+
+
+class _Handler(APIHandler):  # type: ignore[misc, unused-ignore]
+    auth_resource = "kernels"
+    # The panel asks again and again: that is no activity of its user's.
+    _track_activity = False
+
+    def initialize(self, hop: Hop) -> None:
+        self.hop = hop
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """A failure of ``hop`` is its sentence, not a stack trace."""
+        error = (kwargs.get("exc_info") or (None, None, None))[1]
+        if isinstance(error, (HopError, NotInstalled)):
+            self.set_status(503 if isinstance(error, (Away, NotInstalled)) else 400)
+            self.finish({"message": str(error)})
+        else:
+            super().write_error(status_code, **kwargs)
+
+    def log_exception(self, typ: Any, value: Any, tb: Any) -> None:
+        if not isinstance(value, (HopError, NotInstalled)):
+            super().log_exception(typ, value, tb)
+
+
+class Kernels(_Handler):
+    """All own kernels, with what they wait for, hold and used."""
+
+    @authenticated
+    @authorized
+    async def get(self) -> None:
+        queue: list[dict[str, Any]] = []
+        acct: list[dict[str, Any]] = []
+        away = None
+        try:
+            queue = await self.hop.rows("queue", "--me", max_age_s=QUEUE_AGE_S)
+            since = ("-X", "--me", "-S", "now-7days", "-o", "kernelid,gputimeraw,waitraw")
+            acct = await self.hop.rows("acct", *since, max_age_s=ACCT_AGE_S)
+        except (HopError, NotInstalled) as error:
+            away = str(error)
+        rows = kernels(await self._local(), queue, acct)
+        self.finish({"kernels": rows, "server_ends": await self._job_end(), "away": away})
+
+    async def _local(self) -> list[Local]:
+        sessions = await ensure_async(self.session_manager.list_sessions())
+        paths = {session["kernel"]["id"]: session["path"] for session in sessions if session.get("kernel")}
+        manager = self.kernel_manager
+        ours = (k for k in manager.list_kernel_ids() if _is_ours(manager.get_kernel(k)))
+        return [Local(kernel, paths.get(kernel, "")) for kernel in ours]
+
+    async def _job_end(self) -> float | None:
+        """When Slurm ends this server, in seconds since the epoch. ``None`` without a job or a limit."""
+        job = os.environ.get("SLURM_JOB_ID", "")
+        if not job.isdigit():
+            return None
+
+        async def ask() -> float | None:
+            status, out, _ = await run("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-j", job, "-o", "%e")
+            return float(out) if status == 0 and out.strip().isdigit() else None
+
+        try:
+            end: float | None = await self.hop.remembered(("job", job), ask, JOB_AGE_S)
+        except (HopError, OSError):
+            return None
+        return end
+
+
+class Explanation(_Handler):
+    """Why a kernel's cell waits, in sentences."""
+
+    @authenticated
+    @authorized
+    async def get(self, kernel: str) -> None:
+        sentences = (await self.hop.run("explain", kernel)).splitlines()
+        self.finish({"sentences": [sentence for sentence in sentences if sentence]})
+
+
+class Act(_Handler):
+    """Ends a kernel's lease that nobody runs on, or the kernel."""
+
+    @authenticated
+    @authorized
+    async def post(self, kernel: str, action: str) -> None:
+        if action == "end":
+            await self.hop.run("cancel", "--kernel", kernel)
+        else:
+            queue = await self.hop.rows("queue", "--me", max_age_s=0)
+            lingering = [row for row in queue if row["kernel_id"] == kernel and row["state"] == "LINGERING"]
+            for row in lingering:
+                await self.hop.run("cancel", str(row["lease_id"]))
+        self.set_status(204)
+        self.finish()
+
+
+def _is_ours(kernel: Any) -> bool:
+    return isinstance(getattr(kernel, "provisioner", None), GresshopperProvisioner)

@@ -1,0 +1,81 @@
+"""Joins what the server and the scheduler know of one's own kernels. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Local:
+    """A kernel that this server started."""
+
+    id: str
+    #: The notebook's path on this server; empty for a kernel without one.
+    path: str
+
+
+@dataclass
+class Use:
+    """What a kernel's leases came to."""
+
+    #: GPUs times seconds held.
+    gpu_s: float = 0.0
+    #: Seconds that its cells waited.
+    wait_s: float = 0.0
+
+
+@dataclass
+class Kernel:
+    """A row of the panel, as ``lab/src/api.ts`` reads it. Times are in seconds."""
+
+    id: str
+    name: str
+    path: str | None
+    #: ``IDLE``, or the state that ``hop queue`` shows.
+    state: str = "IDLE"
+    time_s: float | None = None
+    node: str | None = None
+    gpus: str | None = None
+    lease: int | None = None
+    position: int | None = None
+    estimate_s: float | None = None
+    reason: str | None = None
+    week: Use = field(default_factory=Use)
+
+
+#: The states of a kernel's row in the order in which they count: one cell may wait while another lease ends.
+_URGENCY = ("RUNNING", "SUSPENDED", "PENDING", "STARTING", "LINGERING")
+
+
+def kernels(local: Iterable[Local], queue: Iterable[Row], acct: Iterable[Row]) -> list[dict[str, Any]]:
+    """One row for each kernel: those of this server, and those elsewhere that wait or hold a lease."""
+    found = {one.id: Kernel(one.id, one.path.rsplit("/", 1)[-1] or one.id[:8], one.path or None) for one in local}
+    for row in sorted(queue, key=lambda row: _urgency(row["state"]), reverse=True):
+        kernel = found.setdefault(
+            row["kernel_id"], Kernel(row["kernel_id"], row["name"] or row["kernel_id"][:8], None)
+        )
+        _note(kernel, row)
+    for row in acct:
+        if row["kernel_id"] in found:
+            week = found[row["kernel_id"]].week
+            week.gpu_s += row["gpu_time_raw"] or 0.0
+            week.wait_s += row["wait_raw"] or 0.0
+    rows = sorted(found.values(), key=lambda k: (k.state == "IDLE", k.path is None, k.name.lower(), k.id))
+    return [asdict(kernel) for kernel in rows]
+
+
+def _urgency(state: str) -> int:
+    return _URGENCY.index(state) if state in _URGENCY else len(_URGENCY)
+
+
+def _note(kernel: Kernel, row: Row) -> None:
+    kernel.state = row["state"]
+    kernel.time_s = row["time"]
+    kernel.node, kernel.gpus = row["node"], row["gpus"] or None
+    kernel.lease = int(row["lease_id"]) if row["lease_id"] else None
+    kernel.position, kernel.estimate_s = row["position"], row["estimate"]
+    kernel.reason = row["reason"] or None

@@ -1,0 +1,64 @@
+/** The server extension's answers (`gresshopper_jupyter/server/`): what `hop` says of one's own kernels. */
+import { URLExt } from "@jupyterlab/coreutils";
+import { ServerConnection } from "@jupyterlab/services";
+
+const ROOT = "gresshopper/api/v1";
+
+/** A kernel of this user's, on whichever server it was started. */
+export interface KernelRow {
+  readonly id: string;
+  /** The notebook's file name. */
+  readonly name: string;
+  /** The notebook's path on this server; `null` for a kernel of another server. */
+  readonly path: string | null;
+  /** `IDLE`, or the state that `hop queue` shows: `PENDING`, `RUNNING`, `LINGERING` .. */
+  readonly state: string;
+  /** How long in this state, in seconds. */
+  readonly time_s: number | null;
+  readonly node: string | null;
+  readonly gpus: string | null;
+  readonly lease: number | null;
+  readonly position: number | null;
+  readonly estimate_s: number | null;
+  readonly reason: string | null;
+  /** This week's use. */
+  readonly week: { readonly gpu_s: number; readonly wait_s: number };
+}
+
+export interface Overview {
+  readonly kernels: readonly KernelRow[];
+  /** The end of this server's job in seconds since the epoch; `null` without a limit. */
+  readonly server_ends: number | null;
+  /** Why the scheduler doesn't answer; `null` while it does. */
+  readonly away: string | null;
+}
+
+/** What can be done to a kernel of another server, or to a lease. */
+export type Action = "release" | "end";
+
+export class Api {
+  constructor(private readonly _settings: ServerConnection.ISettings) {}
+
+  overview(): Promise<Overview> {
+    return this._ask<Overview>("kernels", "GET");
+  }
+
+  /** Why the kernel's cell waits, in sentences. */
+  async explain(kernel: string): Promise<readonly string[]> {
+    const path = URLExt.join("kernels", encodeURIComponent(kernel), "explanation");
+    return (await this._ask<{ sentences: string[] }>(path, "GET")).sentences;
+  }
+
+  async act(kernel: string, action: Action): Promise<void> {
+    await this._ask(URLExt.join("kernels", encodeURIComponent(kernel), action), "POST");
+  }
+
+  private async _ask<T>(path: string, method: string): Promise<T> {
+    const url = URLExt.join(this._settings.baseUrl, ROOT, path);
+    const response = await ServerConnection.makeRequest(url, { method }, this._settings);
+    if (!response.ok) {
+      throw await ServerConnection.ResponseError.create(response);
+    }
+    return (await response.json()) as T;
+  }
+}

@@ -1,0 +1,193 @@
+/** The panel of one's own kernels: where they are, what they wait for, what they used, and what can be done to them. */
+import { ReactWidget, showErrorMessage } from "@jupyterlab/apputils";
+import type { ServiceManager } from "@jupyterlab/services";
+import type { TranslationBundle } from "@jupyterlab/translation";
+import { Button } from "@jupyterlab/ui-components";
+import { Poll } from "@lumino/polling";
+import * as React from "react";
+import type { Api, KernelRow, Overview } from "./api.js";
+import { aboutText, sentence, span } from "./words.js";
+
+const POLL_MS = 5000;
+/** The time left is shown from this many seconds on. */
+const LEFT_SHOWN_S = 24 * 3600;
+
+export interface IPanelOptions {
+  readonly api: Api;
+  readonly services: ServiceManager.IManager;
+  readonly trans: TranslationBundle;
+  /** Opens the notebook at that path. */
+  readonly open: (path: string) => void;
+}
+
+export class KernelPanelWidget extends ReactWidget {
+  constructor(private readonly _options: IPanelOptions) {
+    super();
+    this.id = "gresshopper-kernels";
+    this.addClass("gh-Panel");
+    this.title.caption = _options.trans.__("Kernels and GPUs");
+    this._poll = new Poll({
+      auto: false,
+      name: "@gresshopper/lab:kernels",
+      factory: () => this._look(),
+      frequency: { interval: POLL_MS, backoff: true, max: 60_000 },
+      standby: () => !this.isVisible || document.hidden,
+    });
+  }
+
+  dispose(): void {
+    this._poll.dispose();
+    super.dispose();
+  }
+
+  render(): React.JSX.Element {
+    const { trans } = this._options;
+    return (
+      <>
+        <h2 className="gh-Panel-title">{trans.__("Kernels and GPUs")}</h2>
+        {this._failed && <p role="alert">{this._failed}</p>}
+        {this._overview && (
+          <View
+            overview={this._overview}
+            trans={trans}
+            open={this._options.open}
+            act={(row, action) => void this._act(row, action)}
+          />
+        )}
+      </>
+    );
+  }
+
+  protected onAfterShow(): void {
+    void (this._poll.state.phase === "constructed" ? this._poll.start() : this._poll.refresh());
+  }
+
+  private async _look(): Promise<void> {
+    try {
+      this._overview = await this._options.api.overview();
+      this._failed = null;
+    } catch (error) {
+      this._failed = this._options.trans.__("The kernels can’t be listed: %1", String(error));
+      throw error;
+    } finally {
+      this.update();
+    }
+  }
+
+  private async _act(row: KernelRow, action: PanelAction): Promise<void> {
+    const { api, services, trans } = this._options;
+    try {
+      if (action === "interrupt") {
+        const kernel = services.kernels.connectTo({ model: { id: row.id, name: "" } });
+        await kernel.interrupt();
+        kernel.dispose();
+      } else if (action === "end" && row.path !== null) {
+        await services.kernels.shutdown(row.id);
+      } else {
+        await api.act(row.id, action);
+      }
+    } catch (error) {
+      await showErrorMessage(trans.__("That didn’t work"), String(error));
+    }
+    await this._poll.refresh();
+  }
+
+  private readonly _poll: Poll;
+  private _overview: Overview | null = null;
+  private _failed: string | null = null;
+}
+
+type PanelAction = "release" | "interrupt" | "end";
+
+interface IViewProps {
+  readonly overview: Overview;
+  readonly trans: TranslationBundle;
+  readonly open: (path: string) => void;
+  readonly act: (row: KernelRow, action: PanelAction) => void;
+}
+
+function View({ overview, trans, open, act }: IViewProps): React.JSX.Element {
+  const left = overview.server_ends === null ? null : overview.server_ends - Date.now() / 1000;
+  return (
+    <>
+      {overview.away && <p className="gh-Panel-away">{overview.away}</p>}
+      {left !== null && left < LEFT_SHOWN_S && (
+        <p className="gh-Panel-left">{trans.__("Your Jupyter server ends in %1.", span(left, trans))}</p>
+      )}
+      {overview.kernels.length === 0 && <p>{trans.__("No kernel of yours runs.")}</p>}
+      <ul className="gh-Panel-list">
+        {overview.kernels.map((row) => (
+          <Row key={row.id} row={row} trans={trans} open={open} act={act} />
+        ))}
+      </ul>
+    </>
+  );
+}
+
+function Row(props: { row: KernelRow } & Omit<IViewProps, "overview">): React.JSX.Element {
+  const { row, trans, open, act } = props;
+  const { path } = row;
+  return (
+    <li className="gh-Kernel" data-state={row.state.toLowerCase()}>
+      <div className="gh-Kernel-head">
+        <span className="gh-Kernel-dot" aria-hidden="true" />
+        {path === null ? (
+          <span className="gh-Kernel-name">{row.name}</span>
+        ) : (
+          <button type="button" className="gh-Kernel-name" title={path} onClick={() => open(path)}>
+            {row.name}
+          </button>
+        )}
+        <span className="gh-Kernel-state">{stateText(row, trans)}</span>
+      </div>
+      {row.reason && <p className="gh-Kernel-reason">{sentence(row.reason)}</p>}
+      <p className="gh-Kernel-use">{useText(row, trans)}</p>
+      <div className="gh-Kernel-actions">
+        {row.state === "LINGERING" && (
+          <Action name={trans.__("Release now")} of={row} act={() => act(row, "release")} />
+        )}
+        {path !== null && (row.state === "PENDING" || row.state === "RUNNING") && (
+          <Action name={trans.__("Interrupt")} of={row} act={() => act(row, "interrupt")} />
+        )}
+        <Action name={trans.__("End")} of={row} act={() => act(row, "end")} />
+      </div>
+    </li>
+  );
+}
+
+function Action(props: { name: string; of: KernelRow; act: () => void }): React.JSX.Element {
+  const label = `${props.name}: ${props.of.name}`;
+  return (
+    <Button minimal small className="gh-Kernel-action" aria-label={label} title={label} onClick={props.act}>
+      {props.name}
+    </Button>
+  );
+}
+
+function stateText(row: KernelRow, trans: TranslationBundle): string {
+  const on = [row.node, row.gpus && trans.__("GPU %1", row.gpus)].filter(Boolean).join(", ");
+  switch (row.state) {
+    case "PENDING": {
+      const place =
+        row.position === null
+          ? trans.__("waits")
+          : row.position <= 1
+            ? trans.__("next")
+            : trans.__("place %1", row.position);
+      return row.estimate_s === null || row.estimate_s < 1 ? place : `${place}, ${aboutText(row.estimate_s, trans)}`;
+    }
+    case "IDLE":
+      return row.node ?? trans.__("no GPU");
+    case "RUNNING":
+      return on;
+    case "LINGERING":
+      return trans.__("%1, kept", on);
+    default:
+      return row.state.toLowerCase();
+  }
+}
+
+function useText(row: KernelRow, trans: TranslationBundle): string {
+  const { gpu_s, wait_s } = row.week;
+  return trans.__("This week: %1 GPU time, %2 waited.", span(gpu_s, trans), span(wait_s, trans));
+}

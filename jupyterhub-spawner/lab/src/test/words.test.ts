@@ -1,0 +1,95 @@
+import assert from "node:assert/strict";
+import { describe, it } from "node:test";
+import { fresh, type KernelState, step } from "../kernel.js";
+import { parse } from "../notice.js";
+import { aboutText, badge, ranLine, span, type Translation, waitLine } from "../words.js";
+
+/** As JupyterLab's bundle does it for a language without a translation. */
+const trans: Translation = {
+  __: (text, ...values) => text.replace(/%(\d)/g, (_, n) => String(values[Number(n) - 1])),
+  _n: (one, many, n, ...values) => trans.__(n === 1 ? one : many, n, ...values),
+};
+
+function told(wire: Record<string, unknown>): KernelState {
+  const notice = parse(wire);
+  assert.ok(notice);
+  return step(fresh(0), { kind: "notice", notice, by: "comm" }, 0).state;
+}
+
+describe("the badge", () => {
+  const cases: [Record<string, unknown>, string][] = [
+    [{ state: "cpu" }, "CPU"],
+    [{ state: "cpu", away: "hopd is down" }, "CPU, no GPU service"],
+    [{ state: "seat" }, "kernel waits for a node"],
+    [{ state: "queued" }, "waits for a GPU"],
+    [{ state: "queued", need: { gpus: 2 } }, "waits for 2 GPUs"],
+    [{ state: "queued", position: 1 }, "next in the queue"],
+    [{ state: "queued", position: 3, eta_s: 41 }, "place 3 in the queue, about 40 s"],
+    [{ state: "parked", eta_s: 118 }, "parked for others, on in about 2 min"],
+    [{ state: "granted", node: "n3", gpus: [1], models: ["NVIDIA H200"] }, "n3, GPU 1 (H200)"],
+    [{ state: "granted", node: "n3", gpus: [0, 1], models: ["NVIDIA H200", "NVIDIA H200"] }, "n3, GPUs 0, 1 (H200)"],
+    [{ state: "granted", node: "n3", gpus: [], cores: "4-7" }, "n3, cores 4-7"],
+    [{ state: "lingering", node: "n3", gpus: [1], until: 3.2 }, "n3, GPU 1, kept 4 s more"],
+    [{ state: "revoked" }, "GPU taken away"],
+    [{ state: "moving", to: "n5" }, "moving to n5"],
+  ];
+  for (const [wire, text] of cases) {
+    it(`says “${text}”`, () => assert.equal(badge(told(wire), 0, trans), text));
+  }
+
+  it("counts down between notices", () => {
+    assert.equal(
+      badge(told({ state: "queued", position: 1, eta_s: 8 }), 5000, trans),
+      "next in the queue, about 3 s",
+    );
+    assert.equal(badge(told({ state: "queued", position: 1, eta_s: 8 }), 9000, trans), "next in the queue");
+  });
+});
+
+it("says at the cell what it waits for, and why", () => {
+  const wire = {
+    state: "queued",
+    need: { gpus: 1, gpu_type: "a100" },
+    position: 1,
+    eta_s: 70,
+    reason: "all are in use",
+  };
+  const text = "Waits for 1 GPU (a100), next in the queue, about 1 min. All are in use.";
+  assert.equal(waitLine(told(wire), 0, trans), text);
+  assert.equal(waitLine(told({ state: "queued" }), 0, trans), "Waits for a GPU.");
+  const parked = { state: "parked", because: "the cell ran for an hour and two others wait", eta_s: 600 };
+  const said = "Parked in its middle, about 10 min. The cell ran for an hour and two others wait.";
+  assert.equal(waitLine(told(parked), 0, trans), said);
+});
+
+it("says what a cell ran on", () => {
+  const grant = { node: "n3", gpus: [1], models: [], cores: "" };
+  assert.equal(ranLine({ grant, waitedMs: 40_000, ranMs: 12_340 }, trans), "Ran 12 s, waited 40 s, on n3, GPU 1.");
+  assert.equal(ranLine({ grant, waitedMs: 0, ranMs: null }, trans), "Waited 0 s, ran on n3, GPU 1.");
+});
+
+describe("lengths", () => {
+  const spans: [number, string][] = [
+    [-3, "0 s"],
+    [0.26, "0.3 s"],
+    [9, "9 s"],
+    [59.6, "1 min"],
+    [61, "1 min 1 s"],
+    [3600, "1 h 0 min"],
+    [86_399, "23 h 59 min"],
+  ];
+  for (const [seconds, text] of spans) {
+    it(`${seconds} s is “${text}”`, () => assert.equal(span(seconds, trans), text));
+  }
+  const rough: [number, string][] = [
+    [0.4, "a moment"],
+    [7.2, "about 7 s"],
+    [43, "about 45 s"],
+    [100, "about 1 min 30 s"],
+    [1234, "about 21 min"],
+    [8000, "about 2 h 15 min"],
+  ];
+  for (const [seconds, text] of rough) {
+    it(`roughly ${seconds} s is “${text}”`, () => assert.equal(aboutText(seconds, trans), text));
+  }
+});

@@ -1,0 +1,172 @@
+/**
+ * The words for a kernel's standing: short for the badge, a sentence for the line at the cell and the screen reader.
+ * Pure; strings go through JupyterLab's translator.
+ */
+import { type KernelState, type Ran, remaining } from "./kernel.js";
+import type { Grant, Need, Standing } from "./notice.js";
+
+/** The part of JupyterLab's `TranslationBundle` that is used here. */
+export interface Translation {
+  __(text: string, ...values: unknown[]): string;
+  _n(one: string, many: string, n: number, ...values: unknown[]): string;
+}
+
+/** The badge's text. */
+export function badge(state: KernelState, now: number, trans: Translation): string {
+  const standing = state.standing;
+  switch (standing.state) {
+    case "cpu":
+      return state.away ? trans.__("CPU, no GPU service") : trans.__("CPU");
+    case "seat":
+      return trans.__("kernel waits for a node");
+    case "queued":
+      return join(place(standing.wait.position, state.need, trans), about(state, now, trans));
+    case "parked": {
+      const left = remaining(state, now);
+      return left === undefined || left < 1
+        ? trans.__("parked for others")
+        : trans.__("parked for others, on in %1", aboutText(left, trans));
+    }
+    case "granted":
+      return where(standing.grant, trans);
+    case "lingering": {
+      const left = remaining(state, now);
+      const kept = left === undefined ? trans.__("kept a moment") : trans.__("kept %1 s more", Math.ceil(left));
+      return join(where(standing.grant, trans), kept);
+    }
+    case "revoked":
+      return trans.__("GPU taken away");
+    case "moving":
+      return standing.to ? trans.__("moving to %1", standing.to) : trans.__("moving");
+  }
+}
+
+/** One sentence about the standing, without figures that tick: for the screen reader. */
+export function announcement(standing: Standing, need: Need | undefined, trans: Translation): string {
+  switch (standing.state) {
+    case "cpu":
+      return trans.__("The kernel holds no GPU.");
+    case "seat":
+      return trans.__("The kernel waits for a node.");
+    case "queued":
+      return trans.__("The cell waits for %1.", needed(need, trans));
+    case "parked":
+      return trans.__("The cell is parked for others.");
+    case "granted":
+      return trans.__("The cell runs on %1.", where(standing.grant, trans));
+    case "lingering":
+      return trans.__("%1 is kept for the next cell.", where(standing.grant, trans));
+    case "revoked":
+      return trans.__("The GPU was taken away.");
+    case "moving":
+      return trans.__("The kernel moves to another node.");
+  }
+}
+
+/** The line at a cell that waits. */
+export function waitLine(state: KernelState, now: number, trans: Translation): string {
+  const standing = state.standing;
+  if (standing.state !== "queued" && standing.state !== "parked") {
+    return announcement(standing, state.need, trans);
+  }
+  const { wait } = standing;
+  const what =
+    standing.state === "parked"
+      ? trans.__("Parked in its middle")
+      : trans.__("Waits for %1", needed(state.need, trans));
+  const order = wait.position === undefined ? "" : place(wait.position, state.need, trans);
+  const head = join(what, order, about(state, now, trans));
+  return [head, wait.because, wait.reason]
+    .filter((part): part is string => !!part)
+    .map((part) => sentence(part))
+    .join(" ");
+}
+
+/** How long a wait has lasted, in whole seconds. */
+export function waited(state: KernelState, now: number, trans: Translation): string {
+  return trans.__("%1 so far", span(Math.floor((now - state.since) / 1000), trans));
+}
+
+/** What a cell ran on, after it ran. */
+export function ranLine(ran: Ran, trans: Translation): string {
+  const on = where(ran.grant, trans);
+  const waited = span(ran.waitedMs / 1000, trans);
+  return ran.ranMs === null
+    ? trans.__("Waited %1, ran on %2.", waited, on)
+    : trans.__("Ran %1, waited %2, on %3.", span(ran.ranMs / 1000, trans), waited, on);
+}
+
+/** Node and GPUs of a grant, as "n3, GPU 1 (H200)". */
+export function where(grant: Grant, trans: Translation): string {
+  if (grant.gpus.length === 0) {
+    return grant.cores ? trans.__("%1, cores %2", grant.node, grant.cores) : grant.node;
+  }
+  const indices = grant.gpus.join(", ");
+  const gpus = trans._n("GPU %2", "GPUs %2", grant.gpus.length, indices);
+  const models = [...new Set(grant.models.map(shortModel).filter(Boolean))].join(", ");
+  return join(grant.node, models ? `${gpus} (${models})` : gpus);
+}
+
+/** What a need asks for, as "2 GPUs (a100)". */
+export function needed(need: Need | undefined, trans: Translation): string {
+  if (!need || (!need.gpus && !need.cpus)) {
+    return trans.__("a GPU");
+  }
+  if (!need.gpus) {
+    return trans._n("%1 core", "%1 cores", need.cpus);
+  }
+  const gpus = trans._n("%1 GPU", "%1 GPUs", need.gpus);
+  return need.gpuType ? `${gpus} (${need.gpuType})` : gpus;
+}
+
+/** A length of time as a person says it: "8 s", "1 min 20 s", "2 h 5 min". */
+export function span(seconds: number, trans: Translation): string {
+  const s = Math.max(0, Math.round(seconds));
+  if (s < 60) {
+    return seconds < 10 && seconds >= 0.05 && !Number.isInteger(seconds)
+      ? trans.__("%1 s", seconds.toFixed(1))
+      : trans.__("%1 s", s);
+  }
+  const minutes = Math.floor(s / 60);
+  if (minutes < 60) {
+    return s % 60 ? trans.__("%1 min %2 s", minutes, s % 60) : trans.__("%1 min", minutes);
+  }
+  return trans.__("%1 h %2 min", Math.floor(minutes / 60), minutes % 60);
+}
+
+/** A rough length: nobody needs the seconds of a wait of minutes. */
+export function aboutText(seconds: number, trans: Translation): string {
+  if (seconds < 1.5) {
+    return trans.__("a moment");
+  }
+  const coarse = seconds < 10 ? 1 : seconds < 60 ? 5 : seconds < 600 ? 30 : seconds < 3600 ? 60 : 300;
+  return trans.__("about %1", span(Math.max(coarse, Math.round(seconds / coarse) * coarse), trans));
+}
+
+/** The rest of the wait; nothing where nobody knows, or where the estimate has run out. */
+function about(state: KernelState, now: number, trans: Translation): string {
+  const left = remaining(state, now);
+  return left === undefined || left < 1 ? "" : aboutText(left, trans);
+}
+
+function place(position: number | undefined, need: Need | undefined, trans: Translation): string {
+  if (position === undefined) {
+    return trans.__("waits for %1", needed(need, trans));
+  }
+  return position <= 1 ? trans.__("next in the queue") : trans.__("place %1 in the queue", position);
+}
+
+/** NVML's "NVIDIA H200 NVL" without the maker. */
+function shortModel(model: string): string {
+  return model.replace(/^(NVIDIA|Tesla|AMD|Quadro)\s+/i, "");
+}
+
+/** The text with a capital letter and a full stop. */
+export function sentence(text: string): string {
+  const first = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(first) ? first : `${first}.`;
+}
+
+function join(...parts: string[]): string {
+  return parts.filter(Boolean).join(", ");
+}

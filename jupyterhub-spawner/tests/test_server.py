@@ -1,0 +1,94 @@
+"""The server extension: what the panel is told, and that a running cell counts as activity."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from gresshopper_jupyter.server.activity import any_busy
+from gresshopper_jupyter.server.hop import Away, Hop, HopError
+from gresshopper_jupyter.server.overview import Local, kernels
+
+
+def queued(kernel: str, state: str, **more: Any) -> dict[str, Any]:
+    """A row of `hop queue --json`."""
+    row: dict[str, Any] = dict.fromkeys(("node", "gpus", "lease_id", "position", "estimate", "reason"))
+    return {**row, "kernel_id": kernel, "name": f"{kernel}.ipynb", "state": state, "time": 1.5, **more}
+
+
+def test_a_row_for_each_kernel_here_and_elsewhere() -> None:
+    queue = [
+        queued("k1", "PENDING", position=2, estimate=30.0, reason="all are in use"),
+        queued("k3", "RUNNING", node="n1", gpus="0-1", lease_id="12"),
+    ]
+    acct = [
+        {"kernel_id": "k1", "gpu_time_raw": 60.0, "wait_raw": 5.0},
+        {"kernel_id": "k1", "gpu_time_raw": None, "wait_raw": 1.0},
+        {"kernel_id": "gone", "gpu_time_raw": 9.0, "wait_raw": 9.0},
+    ]
+    rows = kernels([Local("k2", ""), Local("k1", "work/a.ipynb")], queue, acct)
+    assert [row["id"] for row in rows] == ["k1", "k3", "k2"], "the idle one comes last"
+    here, elsewhere, idle = rows
+    assert (here["name"], here["path"], here["position"]) == ("a.ipynb", "work/a.ipynb", 2)
+    assert here["week"] == {"gpu_s": 60.0, "wait_s": 6.0}
+    assert (elsewhere["path"], elsewhere["lease"], elsewhere["gpus"]) == (None, 12, "0-1")
+    assert (idle["state"], idle["path"], idle["name"]) == ("IDLE", None, "k2")
+
+
+def test_a_running_cell_goes_before_a_lingering_lease() -> None:
+    queue = [queued("k", "LINGERING", lease_id="1"), queued("k", "RUNNING", lease_id="2")]
+    for rows in (queue, queue[::-1]):
+        assert [row["lease"] for row in kernels([], rows, [])] == [2]
+
+
+def hop_that(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> Hop:
+    """A stand-in for the command, at the process boundary."""
+    program = tmp_path / "bin" / "hop"
+    program.parent.mkdir()
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(program.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("GRESSHOPPER_PREFIX", str(tmp_path))
+    return Hop()
+
+
+async def test_hop_is_asked_once_for_all_windows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hop = hop_that(tmp_path, monkeypatch, f"echo x >> {tmp_path}/asked; echo '{{\"rows\": [{{}}]}}'")
+    for _ in range(2):
+        rows = await asyncio.gather(*(hop.rows("queue", max_age_s=60) for _ in range(5)))
+        assert rows == [[{}]] * 5
+    assert (tmp_path / "asked").read_text() == "x\n"
+    await hop.rows("queue", max_age_s=0)
+    assert (tmp_path / "asked").read_text() == "x\nx\n"
+
+
+@pytest.mark.parametrize(("status", "kind"), [(1, HopError), (3, Away)])
+async def test_a_failure_is_hops_own_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, kind: type[HopError]
+) -> None:
+    hop = hop_that(tmp_path, monkeypatch, f"echo 'hop: no such kernel' >&2; exit {status}")
+    with pytest.raises(kind, match=r"^no such kernel$"):
+        await hop.run("explain", "x")
+
+
+def test_a_kernel_that_runs_or_waits_is_activity() -> None:
+    def manager(*states: str) -> Any:
+        found = {str(at): SimpleNamespace(execution_state=state) for at, state in enumerate(states)}
+        return SimpleNamespace(list_kernel_ids=lambda: list(found), get_kernel=found.__getitem__)
+
+    assert any_busy(manager("idle", "busy"))
+    assert not any_busy(manager("idle", "starting"))
+    assert not any_busy(manager())
+
+
+def test_the_extension_is_enabled_by_being_installed() -> None:
+    import json
+
+    folder = Path(__file__).parents[1]
+    config = json.loads((folder / "jupyter-config/gresshopper_jupyter.json").read_text())
+    assert config["ServerApp"]["jpserver_extensions"] == {"gresshopper_jupyter.server": True}
+    assert os.path.isfile(folder / "lab/install.json")
