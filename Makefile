@@ -7,14 +7,14 @@ SHELL := /bin/bash
 export STAY ?= 1
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: demo test test-fast e2e bench lint fmt install
+.PHONY: demo test test-fast e2e browser lab bench lint fmt install
 
 ## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again.
 demo:
 	tests/demo/run
 
 ## Every test.
-test: test-fast e2e
+test: test-fast browser e2e
 
 ## The tests that need no Slurm.
 test-fast: install
@@ -23,6 +23,14 @@ test-fast: install
 ## The tests against a real Slurm, in each variant that this machine can run.
 e2e: install
 	tests/setup/checks.sh cluster e2e
+
+## JupyterHub, JupyterLab and Notebook 7 in a real browser, against a real Slurm.
+browser: install
+	tests/setup/checks.sh browser
+
+## Builds the Lab extension into jupyterhub-spawner/labextension, from where the wheel takes it.
+lab: install
+	tests/setup/checks.sh lab
 
 ## Runs the benchmarks; appends to bench/results.jsonl and writes bench/RESULTS.md.
 bench: install
@@ -35,6 +43,7 @@ lint: install
 fmt: install
 	cargo fmt --all
 	$(DEV)/hub/bin/ruff format .
+	$(DEV)/lab/node_modules/.bin/biome check --write .
 
 install:
 	@tests/setup/install.sh

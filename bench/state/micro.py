@@ -39,7 +39,7 @@ def agent_in(directory: Path) -> tuple[Any, Any]:
     shell = InteractiveShell(config=quiet)
     agent = Agent(shell, directory / "store")
     agent.watch(directory / "log")
-    agent.prompt = True  # what is measured is the capture, not the waiting for think time
+    agent.patience = float("inf")  # what is measured is the capture, not the waiting for think time
     return shell, agent
 
 

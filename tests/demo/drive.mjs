@@ -1,11 +1,17 @@
 // Drives a real browser through JupyterHub's login page and JupyterLab: runs every cell of a notebook, waits for the
 // last, saves it, takes a screenshot, and fails if any cell failed. The password comes from the environment.
 import { createRequire } from "node:module";
-const require = createRequire(process.env.NODE_PATH ? process.env.NODE_PATH + "/" : import.meta.url);
+
+const require = createRequire(process.env.NODE_PATH ? `${process.env.NODE_PATH}/` : import.meta.url);
 const { chromium } = require("playwright-core");
 
 const options = Object.fromEntries(
-  process.argv.slice(2).join(" ").split("--").filter(Boolean).map((pair) => pair.trim().split(/\s+/, 2)),
+  process.argv
+    .slice(2)
+    .join(" ")
+    .split("--")
+    .filter(Boolean)
+    .map((pair) => pair.trim().split(/\s+/, 2)),
 );
 const { hub, user, notebook, shot } = options;
 const patience = Number(options.timeout ?? 300) * 1000;
@@ -13,8 +19,13 @@ const patience = Number(options.timeout ?? 300) * 1000;
 const browser = await chromium.launch({
   executablePath: "/usr/bin/chromium",
   args: [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
   ],
 });
 let failed = false;

@@ -212,6 +212,22 @@ class Cluster:
         return list(pids)
 
 
+@contextlib.contextmanager
+def without_slurmctld(cluster: Cluster, how: str) -> Iterator[None]:
+    """Slurm's controller is stopped, or hangs."""
+    if how == "stopped":
+        cluster.devcluster("stop-slurmctld")
+    else:
+        cluster.kill(r"slurmctld", "slurm", signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if how == "stopped":
+            cluster.devcluster("start-slurmctld")
+        else:
+            cluster.kill(r"slurmctld", "slurm", signal.SIGCONT)
+
+
 def uid_of(user: str) -> int:
     import pwd
 

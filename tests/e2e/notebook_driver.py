@@ -83,6 +83,8 @@ class Driver:
             self.replies[parent] = {"content": content, "metadata": message["metadata"]}
         elif kind in ("stream", "display_data", "execute_result", "error"):
             self.outputs.setdefault(parent, []).append({"type": kind, **content})
+        elif kind == "clear_output":
+            self.outputs.pop(parent, None)
 
     def submit(self, code: str, metadata: dict[str, Any] | None = None, stop_on_error: bool = True) -> dict[str, Any]:
         if metadata is None:

@@ -3,14 +3,13 @@ and all variables are alive, except where the replica, ipykernel or the seat its
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import time
 from collections.abc import Iterator
 
 import pytest
-from harness import OPENABLE, Cluster, Notebook, notebook, until
+from harness import OPENABLE, Cluster, Notebook, notebook, until, without_slurmctld
 
 LONG = "%%gpu 1\nimport time\nfor i in range(40):\n    time.sleep(0.1)\nprint('through', x)"
 
@@ -251,21 +250,6 @@ def slurm_has_them_in_its_books(cluster: Cluster, leases: list[str]) -> None:
         return {rows[lease] for lease in leases} <= {r.split("|")[0] for r in out.splitlines() if "gres/gpu=1" in r}
 
     until("sacct has the steps that began while slurmctld was away", known)
-
-
-@contextlib.contextmanager
-def without_slurmctld(cluster: Cluster, how: str) -> Iterator[None]:
-    if how == "stopped":
-        cluster.devcluster("stop-slurmctld")
-    else:
-        cluster.kill(r"slurmctld", "slurm", signal.SIGSTOP)
-    try:
-        yield
-    finally:
-        if how == "stopped":
-            cluster.devcluster("start-slurmctld")
-        else:
-            cluster.kill(r"slurmctld", "slurm", signal.SIGCONT)
 
 
 def test_a_replica_without_a_front_ends_itself_within_a_minute(cluster: Cluster, abandoned: float) -> None:

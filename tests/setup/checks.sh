@@ -3,8 +3,9 @@
 #
 #   tests/setup/checks.sh GROUP..
 #
-# Groups: lint, rust (no Slurm needed), python (no Slurm needed), cluster (the dev cluster itself, in each variant),
-# e2e (Gresshopper on real Slurm, in each variant). Variants that this machine can't run are named, not skipped in
+# Groups: lint, rust (no Slurm needed), python (no Slurm needed), lab (the Lab extension, no Slurm needed), cluster (the
+# dev cluster itself, in each variant), e2e (Gresshopper on real Slurm, in each variant), browser (JupyterHub in a real
+# browser, with the newest and the oldest set of packages). Variants that this machine can't run are named, not skipped in
 # silence. All steps of all groups run, whatever fails; the exit status is 1 if any did.
 # Environment: PROFILE (debug) of the binaries that e2e deploys; E2E_VARIANTS; E2E_ARGS for pytest.
 # shellcheck disable=SC2317 # functions are called through `step`
@@ -87,6 +88,7 @@ lint() {
 	else
 		skip "cargo-deny" "it is not installed"
 	fi
+	step "biome" "$dev/lab/node_modules/.bin/biome" check --error-on-warnings .
 	step "ruff" "$dev/hub/bin/ruff" check --no-cache .
 	step "ruff format" "$dev/hub/bin/ruff" format --no-cache --check .
 	step "mypy: kernel/python" mypy_in kernel/python gresshopper
@@ -137,17 +139,34 @@ pytest_in() {
 
 # Jupyter finds spawner and provisioner by the entry points of an installed package: in an environment above hub's.
 pytest_installed() {
-	local place site status=0
+	local place status=0
 	place=$(mktemp -d) || return 1
-	cp -r jupyterhub-spawner/pyproject.toml jupyterhub-spawner/gresshopper_jupyter "$place" &&
-		"$dev/hub/bin/python" -m venv --without-pip "$place/venv" &&
-		site=$(echo "$place"/venv/lib/python*/site-packages) &&
-		echo "$dev"/hub/lib/python*/site-packages >"$site/hub.pth" &&
-		"$dev/hub/bin/pip" install -q --no-deps --no-build-isolation --no-index --disable-pip-version-check \
-			--root-user-action=ignore --target "$site" "$place" &&
+	tests/setup/overlay.sh "$dev/hub" "$place/venv" &&
 		HOP_BIN=$target pytest_in "$place/venv/bin/python" jupyterhub-spawner || status=1
 	rm -rf "$place"
 	return "$status"
+}
+
+lab() {
+	step "the Lab extension" npm --silent --prefix jupyterhub-spawner/lab run build
+	step "tests of the Lab extension" npm --silent --prefix jupyterhub-spawner/lab test
+}
+
+browser() {
+	step "build" build || return
+	lab
+	step "types of the browser tests" "$dev/lab/node_modules/.bin/tsc" -p tests/browser
+	local environment index=14
+	for environment in ${BROWSER_ENVIRONMENTS:-hub hub5}; do
+		HOP_BROWSER_ENV=$environment HOP_BROWSER_INDEX=$index HOP_BROWSER_BASE=/srv/gresshopper-browser-$index \
+			step "JupyterHub in a browser: $environment" playwright
+		index=$((index + 1))
+	done
+}
+
+# A real cluster on a busy machine: a test that failed gets a second try, and is reported as flaky then.
+playwright() {
+	(cd tests/browser && node_modules/.bin/playwright test --retries 1)
 }
 
 cluster() {
@@ -274,6 +293,8 @@ for group in "$@"; do
 	python) python ;;
 	cluster) cluster ;;
 	e2e) e2e ;;
+	lab) lab ;;
+	browser) browser ;;
 	*)
 		echo "checks: no group $group; see the head of $0" >&2
 		exit 2

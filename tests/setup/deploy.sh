@@ -68,7 +68,7 @@ install_files() {
 	rm -rf "$base/opt/jupyter"
 	# From a copy: a build leaves its traces beside the source.
 	source=$(mktemp -d)
-	cp -r "$here/jupyterhub-spawner/pyproject.toml" "$here/jupyterhub-spawner/gresshopper_jupyter" "$source/"
+	(cd "$here/jupyterhub-spawner" && cp -r --parents pyproject.toml gresshopper_jupyter jupyter-config lab/install.json "$source/")
 	"${HUB_PYTHON:-/opt/gresshopper-dev/hub/bin/python}" -m pip install -q --no-deps --no-build-isolation --no-compile \
 		--disable-pip-version-check --root-user-action=ignore --target "$base/opt/jupyter" "$source"
 	rm -rf "$source"

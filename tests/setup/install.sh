@@ -83,8 +83,18 @@ fresh() { [ "$(cat "$prefix/$1/.stamp" 2>/dev/null)" = "$2" ]; }
 venv_stamp() { { "$python" --version; cat "$here/requirements-$1.txt"; } | sha256sum | cut -d' ' -f1; }
 has_venv() { [ -x "$python" ] && fresh "$1" "$(venv_stamp "$1")"; }
 has_s3() { [ "$mode" = --demo ] || has_venv s3; }
-node_stamp() { wanted_stamp "$here/node/package.json" "$here/node/package-lock.json"; }
-has_node() { fresh node "$(node_stamp)"; }
+# Node packages by name: what the demo drives, what builds the Lab extension, what drives the browser tests.
+node_source() {
+	case $1 in
+	node) echo "$here/node" ;;
+	lab) echo "$here/../../jupyterhub-spawner/lab" ;;
+	browser) echo "$here/../browser" ;;
+	esac
+}
+node_stamp() { wanted_stamp "$(node_source "$1")/package.json" "$(node_source "$1")/package-lock.json"; }
+has_node() { fresh "$1" "$(node_stamp "$1")" && { [ "$1" = node ] || [ -e "$(node_source "$1")/node_modules" ]; }; }
+has_hub5() { [ "$mode" = --demo ] || has_venv hub5; }
+has_browser() { [ "$mode" = --demo ] || has_node browser; }
 
 missing() {
 	local package
@@ -94,7 +104,10 @@ missing() {
 	has_venv user || echo "$prefix/user, a Python environment of requirements-user.txt"
 	has_venv hub || echo "$prefix/hub, a Python environment of requirements-hub.txt"
 	has_s3 || echo "$prefix/s3, a Python environment of requirements-s3.txt"
-	has_node || echo "$prefix/node, the Node packages of node/package-lock.json"
+	has_hub5 || echo "$prefix/hub5, a Python environment of requirements-hub5.txt"
+	has_node node || echo "$prefix/node, the Node packages of node/package-lock.json"
+	has_node lab || echo "$prefix/lab, the Node packages that build the Lab extension"
+	has_browser || echo "$prefix/browser, the Node packages of the browser tests"
 }
 
 install_packages() {
@@ -172,15 +185,21 @@ make_venv() {
 	venv_stamp "$name" >"$prefix/$name/.stamp"
 }
 
+# make_node NAME: below the prefix, complete or not at all. A source folder of its own finds them by a link.
 make_node() {
-	! has_node || return 0
-	say "$prefix/node: Node packages"
-	rm -rf "$prefix/node"
-	mkdir -p "$prefix/node"
-	cp "$here/node/package.json" "$here/node/package-lock.json" "$prefix/node/"
-	(cd "$prefix/node" && npm ci --silent --no-audit --no-fund --ignore-scripts >&2)
-	chmod -R a+rX "$prefix/node"
-	node_stamp >"$prefix/node/.stamp"
+	local name=$1 source
+	! has_node "$name" || return 0
+	source=$(node_source "$name")
+	if ! fresh "$name" "$(node_stamp "$name")"; then
+		say "$prefix/$name: Node packages"
+		rm -rf "${prefix:?}/$name"
+		mkdir -p "$prefix/$name"
+		cp "$source/package.json" "$source/package-lock.json" "$prefix/$name/"
+		(cd "$prefix/$name" && npm ci --silent --no-audit --no-fund --ignore-scripts >&2)
+		chmod -R a+rX "$prefix/$name"
+		node_stamp "$name" >"$prefix/$name/.stamp"
+	fi
+	[ "$name" = node ] || ln -sfn "$prefix/$name/node_modules" "$source/node_modules"
 }
 
 lacking=$(missing)
@@ -207,7 +226,10 @@ install_nextest
 make_venv user --system-site-packages
 make_venv hub
 has_s3 || make_venv s3
-make_node
+has_hub5 || make_venv hub5
+make_node node
+make_node lab
+has_browser || make_node browser
 lacking=$(missing)
 if [ -n "$lacking" ]; then
 	say "still missing:"

@@ -65,6 +65,27 @@ pub(crate) fn of_nodes(nodes: &[String]) -> Result<Vec<PathBuf>> {
         .collect())
 }
 
+/// The living processes in a node's cgroups.
+pub(crate) fn processes(node: &str) -> Result<Vec<Process>> {
+    let mut pids = vec![];
+    for dir in of_nodes(&[node.to_owned()])? {
+        collect_pids(&dir, &mut pids);
+    }
+    pids.sort_unstable();
+    pids.dedup();
+    Ok(pids.into_iter().filter_map(Process::find).collect())
+}
+
+fn collect_pids(dir: &Path, pids: &mut Vec<i32>) {
+    let inside = fs::read_to_string(dir.join("cgroup.procs")).unwrap_or_default();
+    pids.extend(inside.lines().filter_map(|line| line.parse::<i32>().ok()));
+    for child in fs::read_dir(dir).into_iter().flatten().flatten() {
+        if child.file_type().is_ok_and(|t| t.is_dir()) {
+            collect_pids(&child.path(), pids);
+        }
+    }
+}
+
 /// Ends every process in these nodes' cgroups and removes the directories.
 pub(crate) fn remove(nodes: &[String]) -> Result<()> {
     let mut left = vec![];

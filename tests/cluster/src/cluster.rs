@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
+use rustix::process::Signal;
 use serde::Serialize;
 
 use crate::config::{self, Facts};
@@ -618,6 +619,48 @@ impl Cluster {
         self.known_node(node)?;
         let _lock = self.lock()?;
         self.with_daemons(|d| d.slurmd(node).and_then(|()| d.await_nodes(&[node.to_owned()])))
+    }
+
+    /// Kills everything that runs on a node at once: its slurmd, every step with its slurmstepd, and what they started. Slurm
+    /// isn't told, as when a machine loses power; connections are reset, though, where a machine's would fall silent.
+    pub fn lose_node(&self, node: &str) -> Result<()> {
+        self.known_node(node)?;
+        let mut left = vec![];
+        let gone = wait_until(Duration::from_secs(10), || {
+            left = self.processes_of(node);
+            left.iter().for_each(|p| p.signal(Signal::KILL));
+            left.is_empty()
+        });
+        ensure!(gone, "{} processes of {node} don't end", left.len());
+        Ok(())
+    }
+
+    /// Stops everything that runs on a node, as when a virtual machine is paused; its connections stay open and silent.
+    pub fn pause_node(&self, node: &str) -> Result<()> {
+        self.signal_node(node, Signal::STOP)
+    }
+
+    /// Lets a paused node go on.
+    pub fn resume_node(&self, node: &str) -> Result<()> {
+        self.signal_node(node, Signal::CONT)
+    }
+
+    fn signal_node(&self, node: &str, signal: Signal) -> Result<()> {
+        self.known_node(node)?;
+        // A second round finds those that were being started in the first.
+        for _ in 0..2 {
+            self.processes_of(node).iter().for_each(|p| p.signal(signal));
+        }
+        Ok(())
+    }
+
+    /// The node's slurmd, what lives in the node's cgroups, and what a slurmd of this cluster started for the node.
+    fn processes_of(&self, node: &str) -> Vec<Process> {
+        let mut found = cgroups::processes(node).unwrap_or_default();
+        found.extend(daemons::find(&self.layout, &format!("slurmd.{node}")));
+        let ours = process::of_cluster(self.layout.base(), &self.layout.log());
+        found.extend(ours.into_iter().filter(|p| p.is_of_node(node)));
+        found
     }
 
     /// Stops slurmctld; at once if `kill`.

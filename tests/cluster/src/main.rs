@@ -59,6 +59,21 @@ enum Verb {
         /// The node.
         node: String,
     },
+    /// Kill everything that runs on a node, as when its machine loses power.
+    LoseNode {
+        /// The node.
+        node: String,
+    },
+    /// Stop everything that runs on a node, as when its virtual machine is paused.
+    PauseNode {
+        /// The node.
+        node: String,
+    },
+    /// Let a paused node go on.
+    ResumeNode {
+        /// The node.
+        node: String,
+    },
     /// Stop slurmctld.
     StopSlurmctld {
         /// With SIGKILL.
@@ -202,6 +217,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Verb::KillSlurmd { node } => Cluster::open(&base)?.kill_slurmd(&node)?,
         Verb::StartSlurmd { node } => Cluster::open(&base)?.start_slurmd(&node)?,
+        Verb::LoseNode { node } => Cluster::open(&base)?.lose_node(&node)?,
+        Verb::PauseNode { node } => Cluster::open(&base)?.pause_node(&node)?,
+        Verb::ResumeNode { node } => Cluster::open(&base)?.resume_node(&node)?,
         Verb::StopSlurmctld { kill } => Cluster::open(&base)?.stop_slurmctld(kill)?,
         Verb::StartSlurmctld => Cluster::open(&base)?.start_slurmctld()?,
     }

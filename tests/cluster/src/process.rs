@@ -52,6 +52,13 @@ impl Process {
             .is_ok_and(|env| env.split(|b| *b == 0).any(|v| v == wanted.as_bytes()))
     }
 
+    /// Whether Slurm started it for a node's step.
+    pub(crate) fn is_of_node(self, node: &str) -> bool {
+        let wanted = format!("SLURMD_NODENAME={node}");
+        fs::read(format!("/proc/{}/environ", self.pid))
+            .is_ok_and(|env| env.split(|b| *b == 0).any(|v| v == wanted.as_bytes()))
+    }
+
     /// Its command line, arguments joined by blanks.
     pub(crate) fn command_line(self) -> String {
         let raw = fs::read(format!("/proc/{}/cmdline", self.pid)).unwrap_or_default();

@@ -1,0 +1,278 @@
+/** The wait made visible: badge, line at the cell, details, and nothing of it in the notebook. */
+import AxeBuilder from "@axe-core/playwright";
+import type { Page } from "@playwright/test";
+import { expect, test } from "../support/fixtures";
+import { HOLD, NOTEBOOK7, notebook, type Person, release } from "../support/lab";
+import type { Site } from "../support/site";
+
+/** Alice's cell runs on the cluster's one GPU. */
+async function aliceHolds(site: Site, alice: Person): Promise<void> {
+  await alice.open("hold.ipynb", notebook([HOLD]));
+  await alice.run(0);
+  await expect.poll(() => site.hop("queue", "-a").map((row) => row.state)).toEqual(["RUNNING"]);
+}
+
+/** axe-core's checks of a page. Its types are of another release of Playwright. */
+function axe(page: Page): AxeBuilder {
+  return new AxeBuilder({ page: page as never });
+}
+
+test("badge", async ({ site, alice, bob }) => {
+  await aliceHolds(site, alice);
+  await bob.open("badge.ipynb", notebook(["%%gpu 1\nimport time; time.sleep(1.5)\nprint('mine')"]));
+  await expect(bob.badge).toHaveText("CPU");
+  await bob.run(0);
+  await expect(bob.badge).toHaveText(/^next in the queue/);
+  await expect(bob.badge).toHaveAttribute("data-state", "queued");
+  await expect(bob.waitLine(0)).toContainText("Waits for");
+  await expect(bob.waitLine(0)).toContainText("in use");
+  if (!NOTEBOOK7) {
+    await expect(bob.statusBadge).toHaveText(/^next in the queue/);
+  }
+  await bob.shot("waiting");
+  // The sentences name others only as far as `hop explain` does.
+  await bob.badge.click();
+  await expect(bob.page.locator(".gh-Details")).toContainText("next in line");
+  await bob.shot("details");
+  await bob.page.keyboard.press("Escape");
+  release(site, "alice");
+  await expect(bob.badge).toHaveText(/^c\d+n\d, GPU \d$/);
+  await bob.hasRun(0);
+  await expect(bob.waitLine(0)).toHaveCount(0);
+  await expect(bob.badge).toHaveText(/GPU \d, kept/);
+  await bob.shot("lingering");
+  await expect(bob.badge).toHaveText("CPU", { timeout: 30_000 });
+  await expect(bob.cell(0).locator(".jp-InputPrompt")).toHaveAttribute("title", /^Ran .*, waited .* s, on /);
+});
+
+test("position", async ({ site, alice, bob }) => {
+  await aliceHolds(site, alice);
+  await bob.open("second.ipynb", notebook(["%%gpu 1\n1"]));
+  await bob.run(0);
+  await expect(bob.badge).toHaveText(/^next in the queue/);
+  const page = await bob.another();
+  await page.open("third.ipynb", notebook(["%%gpu 1\n1", "2"]));
+  await page.run(0);
+  await page.run(1);
+  await expect(page.badge).toHaveText(/^place 2 in the queue/);
+  // An interrupt takes the first one out; the second moves up.
+  await bob.waitLine(0).getByRole("button", { name: "Stop waiting" }).click();
+  await expect(bob.output(0)).toContainText("KeyboardInterrupt");
+  await expect(bob.badge).toHaveText("CPU");
+  await expect(page.badge).toHaveText(/^next in the queue/);
+  await page.command("kernelmenu:interrupt");
+  await expect(page.output(0)).toContainText("KeyboardInterrupt");
+  await expect.poll(() => site.hop("queue", "-a").map((row) => row.state)).toEqual(["RUNNING"]);
+  release(site, "alice");
+  await page.page.close();
+});
+
+test("release now", async ({ site, bob }) => {
+  await bob.open("linger.ipynb", notebook(["%%gpu 1\n1", "%gpu"]));
+  await bob.run(0);
+  await expect(bob.badge).toHaveText(/kept/);
+  await bob.run(1);
+  await expect(bob.output(1)).toContainText("is kept for the next cell");
+  await bob.badge.click();
+  await bob.page.getByRole("button", { name: "Release now" }).click();
+  await expect(bob.badge).toHaveText("CPU");
+  await expect.poll(() => site.hop("queue", "-a").length).toBe(0);
+});
+
+test("reload", async ({ site, alice, bob }) => {
+  await aliceHolds(site, alice);
+  await alice.look("hold.ipynb");
+  await expect(alice.badge).toHaveText(/GPU \d$/);
+  await bob.open("reload.ipynb", notebook(["1", "%%gpu 1\n1"]));
+  await bob.run(1);
+  await expect(bob.waitLine(1)).toBeVisible();
+  await bob.look("reload.ipynb");
+  await expect(bob.badge).toHaveText(/^next in the queue/);
+  await expect(bob.waitLine(1)).toContainText("Waits for 1 GPU");
+  // The browser is closed for a while, and the cell gets its turn meanwhile.
+  await bob.page.goto("about:blank");
+  release(site, "alice");
+  await expect.poll(() => site.hop("queue", "-a").map((row) => row.state)).toEqual([]);
+  await bob.goto("reload.ipynb");
+  await expect(bob.badge).toHaveText("CPU");
+  await expect(bob.waitLine(1)).toHaveCount(0);
+});
+
+test("hopd stopped", async ({ site, bob }) => {
+  await bob.open("away.ipynb", notebook(["%%gpu 1\n1", "2"]));
+  await expect(bob.badge).toHaveText("CPU");
+  site.stopHopd();
+  await expect(bob.badge).toHaveText("CPU, no GPU service");
+  await bob.run(1);
+  await bob.hasRun(1);
+  await bob.run(0);
+  await expect(bob.waitLine(0)).toContainText("The scheduler is away");
+  await bob.shot("away");
+  site.deploy("hopd");
+  await bob.hasRun(0);
+  await expect(bob.waitLine(0)).toHaveCount(0);
+});
+
+test("saved", async ({ site, alice, bob }) => {
+  await aliceHolds(site, alice);
+  const cells = ["%%gpu 1\nprint('with a GPU')", "import sys\nprint('err', file=sys.stderr)\n6 * 7"];
+  await bob.open("saved.ipynb", notebook(cells));
+  await bob.run(0);
+  await bob.run(1);
+  await expect(bob.waitLine(0)).toBeVisible();
+  const meanwhile = await bob.saved("saved.ipynb");
+  expect(meanwhile.cells.map((cell) => cell.outputs)).toEqual([[], []]);
+  release(site, "alice");
+  await bob.hasRun(1);
+  const ours = await bob.saved("saved.ipynb");
+  await bob.open(
+    "plain.ipynb",
+    notebook(
+      cells.map((cell) => cell.replace("%%gpu 1", "")),
+      "python3",
+    ),
+  );
+  await bob.run(0);
+  await bob.run(1);
+  await bob.hasRun(1);
+  const plain = await bob.saved("plain.ipynb");
+  expect(ours.cells.map((cell) => cell.outputs)).toEqual(plain.cells.map((cell) => cell.outputs));
+  expect(ours.cells.map((cell) => cell.metadata)).toEqual(plain.cells.map((cell) => cell.metadata));
+});
+
+test("no need, no noise", async ({ bob }) => {
+  await bob.open("quiet.ipynb", notebook(["1 + 1", "print(2)"]));
+  const heard = await bob.listen();
+  await bob.run(0);
+  await bob.run(1);
+  await bob.hasRun(1);
+  const ours = await heard();
+  await bob.open("plain.ipynb", notebook(["1 + 1", "print(2)"], "python3"));
+  const heardPlain = await bob.listen();
+  await bob.run(0);
+  await bob.run(1);
+  await bob.hasRun(1);
+  expect(ours).toEqual(await heardPlain());
+  await expect(bob.page.locator(".jp-Notebook .gh-WaitLine")).toHaveCount(0);
+});
+
+test("extension without our kernel", async ({ bob }) => {
+  await bob.open("plain.ipynb", notebook(["1"], "python3"));
+  await bob.run(0);
+  await bob.hasRun(0);
+  await expect(bob.badge).toBeHidden();
+  expect(bob.complaints.filter((text) => /gresshopper|Comm not found/.test(text))).toEqual([]);
+});
+
+test("keyboard only", async ({ site, alice, bob }) => {
+  await aliceHolds(site, alice);
+  await bob.open("keys.ipynb", notebook(["%%gpu 1\n1"]));
+  await bob.run(0);
+  await expect(bob.waitLine(0)).toBeVisible();
+  await bob.badge.focus();
+  await bob.page.keyboard.press("Enter");
+  await expect(bob.page.getByRole("dialog")).toContainText("GPU of this kernel");
+  await expect(bob.page.getByRole("dialog").locator(":focus")).toHaveText("Close");
+  await bob.page.keyboard.press("Escape");
+  await expect(bob.page.getByRole("dialog")).toHaveCount(0);
+  await bob.waitLine(0).getByRole("button").focus();
+  await bob.page.keyboard.press("Enter");
+  await expect(bob.output(0)).toContainText("KeyboardInterrupt");
+  release(site, "alice");
+});
+
+for (const theme of ["JupyterLab Light", "JupyterLab Dark"]) {
+  test(`axe, ${theme}`, async ({ site, alice, bob }) => {
+    await aliceHolds(site, alice);
+    await bob.open("axe.ipynb", notebook(["%%gpu 1\n1"]));
+    await bob.command("apputils:change-theme", { theme });
+    await bob.run(0);
+    await expect(bob.waitLine(0)).toBeVisible();
+    const found = await axe(bob.page).include(".gh-Badge").include(".gh-WaitLine").analyze();
+    expect(found.violations.map((violation) => violation.help)).toEqual([]);
+    await bob.badge.click();
+    const dialog = await axe(bob.page).include(".gh-Details").analyze();
+    expect(dialog.violations.map((violation) => violation.help)).toEqual([]);
+    await bob.shot(`waiting-${theme.split(" ")[1]?.toLowerCase()}`);
+    await bob.page.keyboard.press("Escape");
+    await bob.command("apputils:change-theme", { theme: "JupyterLab Light" });
+    await bob.command("kernelmenu:interrupt");
+    release(site, "alice");
+  });
+}
+
+test("screen reader", async ({ site, alice, bob }) => {
+  await aliceHolds(site, alice);
+  await bob.open("said.ipynb", notebook(["%%gpu 1\n1"]));
+  const said = bob.page.locator(".gh-Announcer");
+  await expect(said).toHaveAttribute("aria-live", "polite");
+  await bob.run(0);
+  await expect(said).toHaveText(/^The cell waits for/);
+  release(site, "alice");
+  await expect(said).toHaveText("The kernel holds no GPU.", { timeout: 30_000 });
+});
+
+test("property panel", async ({ bob }) => {
+  await bob.open("need.ipynb", notebook(["print('x')"]));
+  await bob.setCellMetadata(0, { gresshopper: { need: { gpus: 1 } } });
+  await bob.run(0);
+  await bob.hasRun(0);
+  await expect(bob.cell(0).locator(".jp-InputPrompt")).toHaveAttribute("title", /GPU/);
+  await bob.setCellMetadata(0, { gresshopper: { need: { gpus: 99 } } });
+  await bob.run(0);
+  await expect(bob.output(0)).toContainText("gresshopper.need");
+});
+
+test("the notebook's default need", async ({ bob }) => {
+  await bob.open("default.ipynb", notebook(["1", "%%cpu\n2"], undefined, { gresshopper: { need: { gpus: 1 } } }));
+  await bob.run(0);
+  await bob.hasRun(0);
+  await expect(bob.cell(0).locator(".jp-InputPrompt")).toHaveAttribute("title", /GPU/);
+  await bob.run(1);
+  await bob.hasRun(1);
+  expect(await bob.cell(1).locator(".jp-InputPrompt").getAttribute("title")).toBeNull();
+});
+
+test("settings off", async ({ site, alice, bob }) => {
+  await aliceHolds(site, alice);
+  await bob.settings({ badge: false, cellLine: false, panel: false });
+  await bob.open("off.ipynb", notebook(["%%gpu 1\n1"]));
+  await bob.run(0);
+  await expect.poll(() => site.hop("queue", "-a").length).toBe(2);
+  await bob.page.waitForTimeout(1000);
+  await expect(bob.badge).toBeHidden();
+  await expect(bob.waitLine(0)).toHaveCount(0);
+  await expect(bob.page.getByRole("tab", { name: "Kernels and GPUs" })).toBeHidden();
+  await bob.command("kernelmenu:interrupt");
+  await expect(bob.output(0)).toContainText("KeyboardInterrupt");
+  await bob.settings({});
+  await bob.goto("off.ipynb");
+  await bob.run(0);
+  await expect(bob.badge).toHaveText(/^next in the queue/);
+  await expect(bob.waitLine(0)).toBeVisible();
+  release(site, "alice");
+});
+
+test("panel", async ({ site, alice, bob }) => {
+  test.skip(NOTEBOOK7, "Notebook 7 has the panel in its list of files");
+  await aliceHolds(site, alice);
+  await bob.open("idle.ipynb", notebook(["1"]));
+  const other = await bob.another();
+  await other.open("waits.ipynb", notebook(["%%gpu 1\n1"]));
+  await other.run(0);
+  await other.page.getByRole("tab", { name: "Kernels and GPUs" }).click();
+  const rows = other.page.locator(".gh-Kernel");
+  await expect(rows).toHaveCount(2);
+  await expect(rows.nth(0)).toContainText("waits.ipynb");
+  await expect(rows.nth(0)).toContainText("next");
+  await expect(rows.nth(1)).toContainText("idle.ipynb");
+  const found = await axe(other.page).include(".gh-Panel").analyze();
+  expect(found.violations.map((violation) => violation.help)).toEqual([]);
+  await other.shot("panel");
+  await rows.nth(0).getByRole("button", { name: "Interrupt" }).click();
+  await expect(other.output(0)).toContainText("KeyboardInterrupt");
+  await rows.nth(1).getByRole("button", { name: "End" }).click();
+  await expect(rows).toHaveCount(1);
+  await other.page.close();
+  release(site, "alice");
+});

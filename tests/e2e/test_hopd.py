@@ -1,0 +1,109 @@
+"""hopd killed, restarted, cut off from Slurm: what it wrote down, and what became of leases."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from conftest import BASE, INDEX, deployed
+from harness import Cluster, Notebook, notebook, until, without_slurmctld
+
+CELL = "%%gpu 1\nprint(1 + 1)"
+
+
+@pytest.fixture(scope="module")
+def small() -> Iterator[Cluster]:
+    """Two nodes with two GPUs each; leases don't linger."""
+    variant = os.environ.get("HOP_E2E_VARIANT", "auto")
+    made = Cluster(f"{BASE}-hopd", INDEX + 30, variant, "--nodes", "2", PILOTS="2", LINGER_MS="0")
+    yield from deployed(made)
+
+
+@pytest.fixture
+def alice(small: Cluster) -> Iterator[Notebook]:
+    with notebook(small, "alice") as book:
+        book.execute("x = 41")
+        yield book
+
+
+def restart(cluster: Cluster) -> None:
+    cluster.kill(r"opt/bin/hopd")
+    until("hopd is gone", lambda: not cluster.pids(r"opt/bin/hopd"))
+    cluster.deploy("hopd")
+
+
+def lease_steps(cluster: Cluster) -> list[str]:
+    """All lease steps that Slurm's accounting has seen, `job.step`."""
+    out = cluster.run("root", "sacct", "-n", "-P", "-u", "gresshopper", "-S", "now-1hour", "-o", "JobID,State")
+    return [line.split("|")[0] for line in out.splitlines() if re.match(r"\d+\.\d+\|", line)]
+
+
+def test_each_lease_has_one_row_with_an_end_however_often_hopd_is_killed(small: Cluster, alice: Notebook) -> None:
+    random.seed(1)
+    for _ in range(12):
+        got = alice.execute(CELL, timeout=90)
+        assert (got["status"], got["text"]) == ("ok", "2\n"), got
+        # The lease ends at once, its end is written down some milliseconds later.
+        time.sleep(random.uniform(0, 0.12))
+        restart(small)
+    until("no lease step is left", small.quiet, 40)
+    until("no lease is left in the books", lambda: not small.leases_live(), 20)
+
+    def rows() -> list[dict[str, object]]:
+        return list(small.hop("acct", "-a", "-X", "-S", "now-1hour")["rows"])
+
+    until("each lease has ended", lambda: all(row["end"] for row in rows()), 20)
+    known = Counter(str(row["slurm_job_id"]) for row in rows() if row["start"])
+    steps = lease_steps(small)
+    assert len(steps) >= 12
+    assert {step: known[step] for step in steps} == dict.fromkeys(steps, 1), rows()
+
+
+@pytest.mark.parametrize("how", ["stopped", "frozen"])
+def test_a_restart_while_slurmctld_is_away_ends_no_lease(small: Cluster, alice: Notebook, how: str) -> None:
+    """The cell runs through, on the lease that it had, though hopd comes back to a Slurm that says nothing."""
+    cell = alice.submit("%%gpu 1\nimport time\ntime.sleep(28)\nprint('through', x)")["cell"]
+    lease = until("the cell has its lease", small.leases_live, 30)
+    time.sleep(1)
+    with without_slurmctld(small, how):
+        # The second hopd finds nothing about the seat that the first has not seen confirmed.
+        restart(small)
+        time.sleep(22)
+        assert small.leases_live() == lease
+    got = alice.wait(cell)
+    assert (got["status"], got["text"]) == ("ok", "through 41\n"), got
+
+
+def test_the_pools_partition_says_whose_cells_it_takes(small: Cluster, alice: Notebook) -> None:
+    """As for jobs: who may not use the partition gets no lease of it, and reads why."""
+    account = small.run("root", "squeue", "-h", "-u", "alice", "-o", "%a").split()[0]
+
+    def rule(text: str) -> None:
+        small.run("root", "scontrol", "update", "partitionname=notebook", *text.split())
+        small.kill(r"opt/bin/hopd", sig=signal.SIGHUP)
+
+    def refused(word: str) -> bool:
+        got = alice.execute(CELL, timeout=90)
+        return got["status"] == "error" and word in json.dumps(got)
+
+    groups = small.run("alice", "id", "-Gn").split()
+    try:
+        rule(f"DenyAccounts={account}")
+        until("the account is denied", lambda: refused(f"account {account} may not use partition notebook"))
+        # hopd remembers it where Slurm says nothing.
+        with without_slurmctld(small, "stopped"):
+            restart(small)
+            assert refused(f"account {account} may not use partition notebook")
+        rule("DenyAccounts= AllowGroups=daemon")
+        until("the groups are denied", lambda: refused("is for the groups daemon"))
+        rule(f"AllowGroups={groups[0]}")
+        until("the group is allowed", lambda: alice.execute(CELL, timeout=90)["status"] == "ok")
+    finally:
+        rule("DenyAccounts= AllowGroups=ALL")
