@@ -6,6 +6,7 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
 
@@ -24,6 +25,11 @@ const ENVIRONMENTS: [(&str, &str); 2] = [
     ("hub", include_str!("../../setup/requirements-hub.txt")),
 ];
 const ENVIRONMENTS_AT: &str = "/opt/gresshopper-dev";
+/// What debootstrap downloaded, kept for its next try.
+const DOWNLOADS: &str = "/var/cache/gresshopper-dev/trixie.debs";
+const TRIES: usize = 3;
+const PAUSE: Duration = Duration::from_secs(5);
+const SHOWN: usize = 20;
 /// The host's pip, which knows how packages are had from here.
 const HOST_PIP: &str = "/opt/gresshopper-dev/hub/bin/pip";
 
@@ -70,19 +76,47 @@ pub fn prepare(mut progress: impl FnMut(&str)) -> Result<()> {
     let _ = fs::remove_dir_all(CACHE);
     progress("making the chroot of Debian 13 by debootstrap");
     let log = parent.join("trixie.log");
-    let result = debootstrap(&log).and_then(|()| {
+    let result = again("debootstrap", &mut progress, || debootstrap(&log)).and_then(|()| {
         progress("installing Slurm 24.11 in it");
-        install(&log)?;
+        again("the installation", &mut progress, || install(&log))?;
         progress("making its Python environments");
-        ENVIRONMENTS
-            .iter()
-            .try_for_each(|(name, packages)| environment(name, packages, &log))
+        ENVIRONMENTS.iter().try_for_each(|(name, packages)| {
+            again("the environment", &mut progress, || {
+                environment(name, packages, &log)
+            })
+        })
     });
     if result.is_err() {
         let _ = fs::remove_dir_all(CACHE);
     }
-    result.with_context(|| format!("can't make the chroot: see {}", log.display()))?;
+    result.with_context(|| {
+        format!(
+            "can't make the chroot; {} ends with:\n{}",
+            log.display(),
+            last_lines(&log)
+        )
+    })?;
     fs::write(STAMP, contents()).context("can't write the chroot's stamp")
+}
+
+/// Some hundred files come from mirrors, and debootstrap gives up at the first refusal: each step is tried three times.
+fn again(what: &str, progress: &mut impl FnMut(&str), step: impl Fn() -> Result<()>) -> Result<()> {
+    for _ in 1..TRIES {
+        match step() {
+            Ok(()) => return Ok(()),
+            Err(error) => progress(&format!("{what} is tried again: {error:#}")),
+        }
+        std::thread::sleep(PAUSE);
+    }
+    step()
+}
+
+/// What a log of another machine's run is read for.
+fn last_lines(log: &Path) -> String {
+    let text = fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&text);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(SHOWN)..].join("\n")
 }
 
 /// Under a running cluster's overlay the chroot must not change.
@@ -124,15 +158,20 @@ fn logged(command: &mut Command, log: &Path) -> Result<()> {
 }
 
 fn debootstrap(log: &Path) -> Result<()> {
+    let _ = fs::remove_dir_all(CACHE);
+    fs::create_dir_all(DOWNLOADS).context("can't make a place for debootstrap's downloads")?;
+    let cache = format!("--cache-dir={DOWNLOADS}");
     logged(
-        Command::new("debootstrap").args(["--variant=minbase", "trixie", CACHE]),
+        Command::new("debootstrap").args(["--variant=minbase", &cache, "trixie", CACHE]),
         log,
-    )
+    )?;
+    fs::remove_dir_all(DOWNLOADS).context("can't remove debootstrap's downloads")
 }
 
 /// Makes a Python environment; its packages come through the host's pip.
 fn environment(name: &str, packages: &str, log: &Path) -> Result<()> {
     let wheels = format!("{CACHE}/var/tmp/wheels-{name}");
+    let _ = fs::remove_dir_all(format!("{CACHE}{ENVIRONMENTS_AT}/{name}"));
     fs::create_dir_all(&wheels).context("can't make a place for Python packages")?;
     let list = format!("{wheels}/requirements.txt");
     fs::write(&list, packages).context("can't write the list of Python packages")?;
@@ -176,6 +215,18 @@ fn install(log: &Path) -> Result<()> {
     if settings.is_file() {
         fs::copy(settings, Path::new(CACHE).join("etc/apt/apt.conf")).context("can't copy apt's settings")?;
     }
+    // A mirror that is older than the machine's clock likes is the host's to judge.
+    let dates = Command::new("apt-config")
+        .args(["dump", "--no-empty", "Acquire"])
+        .output()
+        .context("can't ask for apt's settings")?;
+    let dates: String = String::from_utf8_lossy(&dates.stdout)
+        .lines()
+        .filter(|line| line.starts_with("Acquire::Check-"))
+        .map(|line| format!("{line}\n"))
+        .collect();
+    fs::write(Path::new(CACHE).join("etc/apt/apt.conf.d/90host-dates"), dates)
+        .context("can't copy apt's settings")?;
     let script = format!(
         "mount --rbind /proc {CACHE}/proc && mount --rbind /dev {CACHE}/dev && \
          exec chroot {CACHE} sh -c 'apt-get update && apt-get install -y --no-install-recommends {PACKAGES} && apt-get clean'"
