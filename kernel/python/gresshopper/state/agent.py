@@ -38,6 +38,8 @@ from .store import Store, StoreError, ask_for
 SHARE = 0.01
 #: A capture that holds up a cell is given up after so many seconds, and isn't begun when there are fewer than LEAST.
 MOST, LEAST = 0.05, 0.003
+#: Seconds in which the kernel's other threads send a reply away, before a capture takes the interpreter.
+LEAVES = 0.0003
 #: Seconds after a cell from which on the user is taken to think.
 THINK = 0.05
 #: Seconds of thinking from which on everything is audited, which takes at most one part in AUDITS of the time.
@@ -73,10 +75,15 @@ class Agent:
         self.capture = capture.Capture(shell.user_ns, self._hidden, self.store)
         self._writer = records.Writer(shell, self.capture)
         self.journal: records.Journal | None = None
-        #: Seconds that captures took before the reply of their cell, that cells ran, and that captures took beside them.
-        self.spent = self.ran = self.thought = 0.0
-        #: Seconds that a capture may hold up its cell's reply. None: a share of what the cells ran.
+        #: Seconds that captures took before the reply of their cell, that cells ran, that captures took in think time, and
+        #: between a reply and the next request.
+        self.spent = self.ran = self.thought = self.between = 0.0
+        #: Seconds that a capture may hold up its cell's reply. None: it comes right after the reply where records are kept,
+        #: else a share of what the cells ran.
         self.patience: float | None = None
+        self._allowance = hurry.Allowance()
+        #: Whether a cell's reply leaves without its capture, which comes before the next request.
+        self._due = False
         self.trouble: list[str] = []
         self._cells = Cells()
         self._started = 0.0
@@ -92,6 +99,8 @@ class Agent:
         #: No capture is tried before, since there is no room for one; none in think time before, since the last failed.
         self._crowded_until = self._idle_from = 0.0
         self._failures = 0
+        #: How the last capture failed, until one doesn't.
+        self._failed: Outcome | None = None
         self.effects = effects.Effects()
         #: What each capture found, for the plan of a save.
         self.notes: list[dict[str, Any]] = []
@@ -139,6 +148,8 @@ class Agent:
             self.journal = None
 
     def _before(self, info: Any) -> None:
+        if not self._cells and in_main_thread():
+            self._promptly()  # should the loop have taken this request first
         if self._cells.begins(info):
             self.effects.start()
             self._started = time.perf_counter()
@@ -152,6 +163,7 @@ class Agent:
         ran = Ran(result, self._last, self._msg_id(), seconds, self.effects.stop())
         self._waiting = [*self._waiting, ran][-WAITING:]
         self.ran += seconds
+        self._allowance.ran(seconds)
         with hurry.interrupts_deferred():
             self._reply_waits = True
             outcome = self._hold_up(ended)
@@ -170,8 +182,13 @@ class Agent:
         if not in_main_thread():
             self.shell.kernel.io_loop.add_callback(self._later)
             return Outcome("later", "it ran in a subshell")
+        self._due = self.journal is not None and self._soon(self._promptly)
         if self.patience is not None:
             outcome = self._work_off(hurry.Until(ended + self.patience))
+            if outcome.status == "later":
+                self._allowance.took(self.patience, whole=False)
+        elif self._due:
+            outcome = self._failed or Outcome("later", "it comes after the reply")
         else:
             left = min(SHARE * self.ran - self.spent, MOST)
             short = Outcome("later", "it takes longer than the reply may wait")
@@ -179,6 +196,32 @@ class Agent:
         if outcome.status != "whole":
             self._later()
         return outcome
+
+    @staticmethod
+    def _soon(work: Callable[[], None]) -> bool:
+        """Have something done once the reply of this cell has left; whether there is a loop that does it."""
+        try:
+            # The kernel sends the reply, and lets the next request be taken, without giving the loop a turn between the two.
+            asyncio.get_running_loop().call_soon(work)
+        except RuntimeError:
+            return False
+        return True
+
+    def _promptly(self) -> None:
+        """Capture between a cell's reply and the next request, within the allowance."""
+        if not self._due or self._cells or not self._waiting:
+            return
+        self._due = False
+        started = time.perf_counter()
+        allowed = self._allowance.now()
+        if not allowed or started < self._idle_from:
+            return
+        time.sleep(LEAVES)
+        with hurry.interrupts_deferred():
+            outcome = self._work_off(hurry.Until(started + allowed), read=False)
+        took = time.perf_counter() - started
+        self._allowance.took(took, outcome.status == "whole")
+        self.between += took
 
     def _later(self) -> None:
         """Capture in think time: a cell that costs less than its capture isn't held up by it."""
@@ -226,8 +269,8 @@ class Agent:
         self._audit_from = time.perf_counter() + AUDITS * took
         self.thought += took
 
-    def _work_off(self, patience: hurry.Patience | None = None) -> Outcome:
-        """Capture what the cells since the last capture did."""
+    def _work_off(self, patience: hurry.Patience | None = None, read: bool = True) -> Outcome:
+        """Capture what the cells since the last capture did. `read`: also if what a restore left must be read for it."""
         if not self._waiting:
             return Outcome("whole")
         if patience is not None and time.perf_counter() < self._crowded_until:
@@ -238,21 +281,25 @@ class Agent:
                 self._take(waiting)
         except NotYet:
             self._waiting = waiting + self._waiting
+            if not read:
+                return Outcome("later", "what is still being restored has to be read for it")
             self._read_all()
             return self._work_off(patience)
         except pickling.Interrupted as e:
             self._waiting = waiting + self._waiting
             self._hold_off(e)
-            crowded = isinstance(e, NoRoom)
-            return (
-                Outcome("failed", str(e)) if crowded else Outcome("later", "it took longer than the reply may wait")
-            )
+            return self._fails(_given_up(e))
         except Exception as e:  # a capture must never fail the user's cell
             self._waiting = waiting + self._waiting
             self._told(e)
-            return Outcome("failed", self.trouble[-1])
-        self._failures = 0
+            return self._fails(Outcome("failed", self.trouble[-1]))
+        self._failures, self._failed = 0, None
         return Outcome("whole")
+
+    def _fails(self, outcome: Outcome) -> Outcome:
+        """Remember a failure that no cell's own message tells the supervisor."""
+        self._failed = outcome if outcome.status == "failed" else self._failed
+        return outcome
 
     def _read_all(self) -> None:
         """Read what is still to be read of what was restored."""

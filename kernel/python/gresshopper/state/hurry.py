@@ -28,6 +28,9 @@ EVERY = 0.002
 FLOOR, SHARED = 256 << 20, 2
 #: So many times it is asked whether there is room, for each look at how large the process is.
 LOOKS = 8
+#: Seconds that a capture between two cells may always take; beyond, this share of what cells ran, at most LONG at once. A new
+#: kernel may take FIRST.
+SHORT, BEYOND, LONG, FIRST = 0.025, 0.05, 30.0, 0.2
 
 
 class Patience(Protocol):
@@ -100,6 +103,34 @@ class UntilAsked:
     def expect(self, seconds: float) -> None:
         """As `Patience`: nobody waits yet, and how long they think isn't known."""
         self.check()
+
+
+class Allowance:
+    """How long a capture between two cells may take, where the next request may be there already.
+
+    A short one is always allowed. A longer one takes a share of the time that cells ran, so that a long run of cells is held
+    up a little, and is captured all the same. After one that was given up, none is begun that hasn't twice its time.
+    """
+
+    def __init__(self) -> None:
+        self._saved = FIRST
+        self._in_vain = 0.0
+
+    def ran(self, seconds: float) -> None:
+        """A cell ran."""
+        self._saved = min(self._saved + BEYOND * seconds, LONG)
+
+    def now(self) -> float:
+        """Seconds that a capture may take now. 0: it isn't worth beginning."""
+        if self._in_vain:
+            return self._saved if self._saved >= min(2 * self._in_vain, LONG) else 0.0
+        return max(self._saved, SHORT)
+
+    def took(self, seconds: float, whole: bool) -> None:
+        """A capture took so long, and was done with or given up."""
+        self._in_vain = 0.0 if whole else max(self._in_vain, seconds)
+        if seconds > SHORT or not whole:
+            self._saved = max(self._saved - seconds, 0.0)
 
 
 class Room:

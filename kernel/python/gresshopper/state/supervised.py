@@ -193,7 +193,8 @@ class Supervised:
 
     def _spent(self, call: Call) -> dict[str, Any]:
         of = self._of
-        return {"ran": of.ran, "spent": of.spent, "thought": of.thought, "trouble": of.trouble}
+        seconds = {"ran": of.ran, "spent": of.spent, "between": of.between, "thought": of.thought}
+        return {**seconds, "trouble": of.trouble}
 
 
 def _records(attachments: list[bytes]) -> list[form.Record]:

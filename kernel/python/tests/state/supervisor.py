@@ -82,9 +82,9 @@ class Kernel:
         while True:
             self._between = True
             head = self._exactly(8)
-            self._between = False
             if not head:
                 return
+            self._between = False
             size, count = struct.unpack(">II", head)
             sizes = struct.unpack(f">{count}Q", self._exactly(8 * count))
             wire = json.loads(self._exactly(size))

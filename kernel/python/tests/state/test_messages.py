@@ -80,6 +80,38 @@ def test_what_does_not_fit_comes_later(start: Callable[..., Kernel]) -> None:
     assert later["record"] == 2 and len(parts) == 2
 
 
+def test_each_cell_is_captured_before_the_next_though_all_were_sent_at_once(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin(patience_ms=None)
+    kernel.run("import sys; sys.modules['gresshopper.state.hurry'].SHORT = 60  # this machine may be slow")
+    sent = [kernel.client.execute(f"x = [{i}]; y = x") for i in range(12)]
+    last = kernel.client.execute("import os; os.kill(os.getpid(), 9)", allow_stdin=False)
+    assert [kernel.reply(number) for number in sent] == ["ok"] * 12
+    kernel.process.wait(60)
+    kernel.settle()
+    told = [(op, body) for op, body, _ in kernel.events if op != "state.notice"]
+    assert [body.get("status", body.get("cause")) for _, body in told] == ["begin"] + ["later", "cells"] * 13
+    cells = [[cell["msg_id"] for cell in body["cells"]] for op, body in told[3:] if op == "state.record"]
+    assert cells == [[number] for number in sent] and last not in sent
+
+
+def test_a_capture_after_the_reply_that_fails_is_told_with_the_next_cell(start: Callable[..., Kernel]) -> None:
+    pytest.importorskip("numpy")
+    kernel = start()
+    kernel.begin(patience_ms=None)
+    kernel.run("import sys, numpy as np, os; chunks = os.environ['GRESSHOPPER_STORE'] + '/chunks'")
+    kernel.run("sys.modules['gresshopper.state.hurry'].SHORT = 60")
+    kernel.run("os.rename(chunks, chunks + '.away'); open(chunks, 'w').close(); a = np.random.rand(200_000)")
+    assert kernel.of("cell")[-1][0]["status"] == "later"
+    kernel.run("b = 1")
+    said, _ = kernel.of("cell")[-1]
+    assert said["status"] == "failed" and "stored" in said["why"]
+    kernel.run("os.remove(chunks); os.rename(chunks + '.away', chunks)")
+    assert kernel.ask("flush")["whole"]
+    kernel.run("c = 1")
+    assert kernel.of("cell")[-1][0]["status"] == "later"
+
+
 def test_a_restored_kernel_goes_on(start: Callable[..., Kernel], tmp_path: Path) -> None:
     kernel = start()
     kernel.begin()
