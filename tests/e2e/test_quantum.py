@@ -101,7 +101,7 @@ def is_in(cluster: Cluster, user: str, state: str) -> dict[str, Any]:
     def row() -> dict[str, Any] | None:
         return next((r for r in rows(cluster, user) if r["state"] == state), None)
 
-    found: dict[str, Any] = until(f"{user}'s cell is {state}", row)
+    found: dict[str, Any] = until(f"{user}'s cell is {state}", row, 60)
     return found
 
 
@@ -116,7 +116,7 @@ def stop(cluster: Cluster, user: str) -> None:
 def outrun(cluster: Cluster, book: Notebook, code: str = "begin() if not at.value else None\nprint(work())") -> str:
     """A batch cell of alice's that has run for longer than its quantum."""
     cell: str = book.submit(code, metadata=BATCH)["cell"]
-    until("alice's cell has run for 2 s", lambda: runs(cluster, "alice")["time"] > 2.2)
+    until("alice's cell has run for 2 s", lambda: runs(cluster, "alice")["time"] > 2.2, 60)
     return cell
 
 
@@ -142,6 +142,13 @@ def test_one_gpu_two_cells_each_in_its_turn_and_the_first_goes_on_where_it_was(
     got = bob.wait(second)
     assert (got["status"], got["text"]) == ("ok", "1\n"), got
     assert runs(two_gpus, "alice")["cell_id"] == first
+
+    # It has its lease before its memory is back, and goes on only then.
+    def is_back() -> bool:
+        states = [n["state"] for n in alice.notices(first)["notices"]]
+        return "parked" in states and states[-1] == "granted"
+
+    until("the cell goes on", is_back, 60)
     stop(two_gpus, "alice")
     got = alice.wait(first)
     lines = got["text"].splitlines()
@@ -164,11 +171,16 @@ def the_books(cluster: Cluster, lease: str, cell: str, second: int) -> None:
         found = cluster.hop("acct", "-a", "-X", "-j", lease)["rows"]
         return [r for r in found if r["end"] is not None]
 
-    (told,) = until("the first lease is closed", closed)
+    (told,) = until("the first lease is closed", closed, 60)
     assert told["state"] == "PREEMPTED", told
     assert "parked for somebody who waited" in told["reason"]
-    found = [r for r in cluster.hop("acct", "-a")["rows"] if r["cell_id"] == cell]
-    found.sort(key=lambda r: r["start"])
+
+    # A cell's row may come after its reply.
+    def both() -> list[dict[str, Any]]:
+        found = [r for r in cluster.hop("acct", "-a")["rows"] if r["cell_id"] == cell]
+        return sorted(found, key=lambda r: r["start"]) if len(found) > 1 else []
+
+    found = until("each of the two leases has a row of the cell", both, 60)
     assert [(r["state"], r["lease_id"].split(".")[0]) for r in found] == [
         ("PREEMPTED", lease),
         ("COMPLETED", str(second)),

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
+import select
 import signal
 import stat
 import subprocess
@@ -206,20 +208,42 @@ def test_a_run_goes_on_when_its_front_is_killed(cluster: Cluster) -> None:
 
 def test_hopd_may_go_and_come_back_during_a_run(cluster: Cluster) -> None:
     runs = Runs(cluster, "away")
-    book = runs.write("h.ipynb", "import time\nprint('ready')", "time.sleep(3)", "%%gpu 1\nprint('with')")
+    # The second cell waits for hopd's end: however slow the machine, the third one asks while nobody answers.
+    gone = "import os, time\nwhile not os.path.exists('gone'):\n    time.sleep(0.05)"
+    book = runs.write("h.ipynb", "print('ready')", gone, "%%gpu 1\nprint('with')")
     process = runs.start(str(book))
     wait_for_text(runs, "h.out.ipynb", "ready")
-    cluster.kill(f"^{cluster.base}/opt/bin/hopd", "gresshopper")
-    time.sleep(4)
+    kill_hopd(cluster)
+    (runs.home / "gone").touch()
+    said = told_by(process, "the scheduler is away", 60)
     cluster.deploy("hopd")
     _, err = process.communicate(timeout=90)
-    assert process.returncode == 0, err
-    assert "the scheduler is away" in err
-    cluster.kill(f"^{cluster.base}/opt/bin/hopd", "gresshopper")
+    assert process.returncode == 0, said + err
+    kill_hopd(cluster)
     _, err = runs.run(str(book), status=3)
     assert "hopd does not answer" in err
     cluster.deploy("hopd")
     cluster.wait_for_pilots()
+
+
+def kill_hopd(cluster: Cluster) -> None:
+    hopd = f"^{cluster.base}/opt/bin/hopd"
+    cluster.kill(hopd, "gresshopper")
+    until("hopd is gone", lambda: not cluster.pids(hopd, "gresshopper"))
+
+
+def told_by(process: subprocess.Popen[str], text: str, timeout: float) -> str:
+    """What the run has said on its standard error, once this is in it."""
+    assert process.stderr is not None
+    descriptor = process.stderr.fileno()
+    said = ""
+    end = time.monotonic() + timeout
+    while text not in said:
+        ready, _, _ = select.select([descriptor], [], [], max(0, end - time.monotonic()))
+        piece = os.read(descriptor, 65536) if ready else b""
+        assert piece, f"{text!r} was not said: {said}"
+        said += piece.decode(errors="replace")
+    return said
 
 
 def test_auto_takes_the_gpus_that_the_deadline_needs(cluster: Cluster) -> None:
