@@ -63,8 +63,12 @@ install_files() {
 	done
 	install -m 755 "$target/libgresshopper.so" "$base/opt/lib/gresshopper.so.new"
 	mv "$base/opt/lib/gresshopper.so.new" "$base/opt/lib/gresshopper.so"
+	install -m 755 "$target/libhop_tracker.so" "$base/opt/lib/libhop_tracker.so.new"
+	mv "$base/opt/lib/libhop_tracker.so.new" "$base/opt/lib/libhop_tracker.so"
 	rm -rf "$base/opt/python/gresshopper"
 	cp -r "$here/kernel/python/gresshopper" "$base/opt/python/"
+	# For kernels of environments that have none.
+	ship cloudpickle "$base/opt/python/gresshopper/shipped"
 	rm -rf "$base/opt/jupyter"
 	# From a copy: a build leaves its traces beside the source.
 	source=$(mktemp -d)
@@ -73,6 +77,14 @@ install_files() {
 		--disable-pip-version-check --root-user-action=ignore --target "$base/opt/jupyter" "$source"
 	rm -rf "$source"
 	chmod -R a+rX "$base/opt"
+}
+
+# ship PACKAGE FOLDER: a package of the hub's environment, where it has that.
+ship() {
+	from=$("${HUB_PYTHON:-/opt/gresshopper-dev/hub/bin/python}" -c "import $1; print($1.__path__[0])" 2>/dev/null) || return 0
+	mkdir -p "$2"
+	cp -r "$from" "$2/$1"
+	rm -rf "$2/$1/__pycache__"
 }
 
 write_conf() {

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from gresshopper import channel, debugger, lending, need, overview
+from gresshopper import channel, debugger, lending, need, overview, unkept
 from gresshopper.imports import after_import
 
 _OLD_PATH = "GRESSHOPPER_OLD_PYTHONPATH"
@@ -41,11 +41,15 @@ def _keep_state(ip: Any) -> None:
     seeded = bool(os.environ.pop(_HASH_SEED, None))
     if seeded:
         os.environ.pop("PYTHONHASHSEED", None)
-    if os.environ.pop(_STATE, None) and channel.is_here():
+    if not (os.environ.pop(_STATE, None) and channel.is_here()):
+        return
+    try:
         from gresshopper.state import setorder, supervised
-
-        setorder.seeded = seeded
-        supervised.serve(ip, channel.get())
+    except Exception as e:  # what the engine lacks in this environment must not keep the kernel from starting
+        unkept.serve(channel.get(), str(e) if isinstance(e, ImportError) else f"{type(e).__name__}: {e}")
+        return
+    setorder.seeded = seeded
+    supervised.serve(ip, channel.get())
 
 
 def _restore_path() -> None:

@@ -17,6 +17,8 @@ from typing import Any
 
 #: Version of the C interface that this module speaks.
 ABI = 3
+#: What is said where it is needed and isn't there.
+MISSING = "the library libhop_tracker.so isn't there, or is another version's: it belongs into lib/ of Gresshopper's installation"
 CHUNK = 4 * 1024 * 1024
 #: References to an object of a memo that nothing else holds, as `sys.getrefcount` counts them in the loop.
 MADE_FOR_DUMP = 4

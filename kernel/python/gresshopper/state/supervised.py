@@ -18,7 +18,7 @@ from gresshopper.between import Between
 from gresshopper.channel import Channel, ChannelClosed
 from gresshopper.operations import Call, OperationError
 
-from . import form
+from . import form, native
 from . import restore as restoring
 from .agent import Agent, agent
 from .records import Outcome, Ran, Record
@@ -119,6 +119,9 @@ class Supervised:
             raise OperationError(
                 "version", f"this kernel writes version {form.VERSION} of the saved form, not {asked['form']}"
             )
+        if native.lib is None:
+            # Its records would name content by another hash than the log's, which nobody could read back.
+            raise OperationError("refused", f"this kernel's variables aren't saved: {native.MISSING}")
         store = asked.get("store")
         of = agent(self._shell, None if store is None else Path(store))
         if store is not None and of.store.root != Path(store):

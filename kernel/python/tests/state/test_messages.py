@@ -290,6 +290,35 @@ def test_another_version_and_a_second_log_are_refused(start: Callable[..., Kerne
     assert "already" in kernel.printed("%load_ext gresshopper.state")
 
 
+def test_a_kernel_without_the_native_library_says_why_it_keeps_nothing(start: Callable[..., Kernel]) -> None:
+    kernel = start(GRESSHOPPER_TRACKER="none")
+    with pytest.raises(Refused, match=r"libhop_tracker\.so isn't there") as refused:
+        kernel.begin()
+    assert refused.value.kind == "refused" and kernel.run("x = 1")[1] == "ok" and not kernel.events
+
+
+def test_a_kernel_without_cloudpickle_says_why_it_keeps_nothing(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    hide_cloudpickle(tmp_path)
+    kernel = start(IPYTHONDIR=str(tmp_path / "ipython"))
+    with pytest.raises(Refused, match="has no cloudpickle: install it there") as refused:
+        kernel.begin()
+    assert refused.value.kind == "refused" and kernel.run("x = 1")[1] == "ok"
+    assert "Traceback" not in kernel.log.read_text()
+
+
+def hide_cloudpickle(base: Path) -> None:
+    """Have kernels below a folder find none, as in an environment that has none."""
+    config = base / "ipython" / "profile_default"
+    config.mkdir(parents=True)
+    (config / "ipython_kernel_config.py").write_text(
+        "import importlib.machinery\n"
+        "found = importlib.machinery.PathFinder.find_spec\n"
+        "importlib.machinery.PathFinder.find_spec = staticmethod(\n"
+        "    lambda name, *where: None if name == 'cloudpickle' else found(name, *where)\n"
+        ")\n"
+    )
+
+
 def test_sets_of_strings_keep_their_order(start: Callable[..., Kernel], tmp_path: Path) -> None:
     seed = {"GRESSHOPPER_HASH_SEED": "1", "PYTHONHASHSEED": "5"}
     kernel = start(**seed)
