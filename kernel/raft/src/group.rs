@@ -1,0 +1,105 @@
+//! The log as its users see it.
+
+use crate::machine::News;
+use hop_log::{Entry, Index, State};
+use hop_words::id::Incarnation;
+use std::collections::{BTreeMap, BTreeSet};
+use tokio::sync::mpsc;
+
+/// A replicated log of one kernel.
+pub trait Group: Send + Sync {
+    /// Has the log take in an entry, and returns its index once it is on the disks of a majority. The effect comes by
+    /// [`Group::subscribe`]. Members that don't lead pass the entry on.
+    ///
+    /// # Errors
+    /// If the entry isn't known to be committed. It may be all the same, now or later: the caller proposes it again,
+    /// unchanged, until it comes by [`Group::subscribe`].
+    fn propose(&self, entry: Entry) -> impl Future<Output = Result<Index, ProposeError>> + Send;
+
+    /// The state, and everything after it.
+    fn subscribe(&self) -> Feed;
+
+    /// Who votes and leads, as this member knows.
+    fn standing(&self) -> Standing;
+
+    /// Returns once [`Group::standing`] has changed. `false`: the member has stopped, and nothing changes any more.
+    fn standing_changed(&self) -> impl Future<Output = bool> + Send;
+
+    /// Begins to send the log to a new member, which votes later.
+    ///
+    /// # Errors
+    /// If this member doesn't lead, or another change is under way.
+    fn add_learner(&self, member: Incarnation) -> impl Future<Output = Result<(), ChangeError>> + Send;
+
+    /// Makes these the voters, in one joint step. Removed voters get nothing any more. Also ends a step that an
+    /// earlier leader has begun.
+    ///
+    /// # Errors
+    /// If this member doesn't lead, another change is under way, or the rules forbid the set: two voters, or a set
+    /// without the leader.
+    fn set_voters(
+        &self,
+        voters: BTreeSet<Incarnation>,
+    ) -> impl Future<Output = Result<(), ChangeError>> + Send;
+}
+
+/// Who votes and leads, as one member knows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Standing {
+    /// The leader, which may have been deposed already.
+    pub leader: Option<Incarnation>,
+    pub voters: BTreeSet<Incarnation>,
+    /// Members that receive the log and have no vote. `true`: the member has nearly all of the log. Only the leader
+    /// knows; others say `false`.
+    pub learners: BTreeMap<Incarnation, bool>,
+    /// A change of voters is under way: these become the voters.
+    pub next_voters: Option<BTreeSet<Incarnation>>,
+    /// The term of Raft's, for logs.
+    pub term: u64,
+    /// The member can't go on: its disk failed.
+    pub stopped: Option<String>,
+}
+
+impl Standing {
+    pub fn is_changing(&self) -> bool {
+        self.next_voters.is_some()
+    }
+}
+
+/// The state at some entry, and the news after it.
+#[derive(Debug)]
+pub struct Feed {
+    /// `None`: the group's state comes as the first news.
+    pub state: Option<State>,
+    pub news: mpsc::UnboundedReceiver<News>,
+}
+
+/// An entry isn't known to be committed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ProposeError {
+    #[error("this member doesn't lead, and no leader can be reached")]
+    NoLeader,
+    #[error("the outcome isn't known: no majority answered in time")]
+    Unknown,
+    #[error("this member has stopped: {0}")]
+    Stopped(String),
+}
+
+/// The members can't be changed like this, or not now.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ChangeError {
+    #[error("this member doesn't lead")]
+    NotLeader,
+    #[error("another change is under way")]
+    Busy,
+    #[error("voter {0} receives no log yet")]
+    NoLearner(Incarnation),
+    #[error("a group never has two voters")]
+    TwoVoters,
+    #[error("the leader can't be removed")]
+    WithoutLeader,
+    #[error("the outcome isn't known: no majority answered in time")]
+    Unknown,
+    #[error("this member has stopped: {0}")]
+    Stopped(String),
+}
