@@ -199,7 +199,7 @@ fn begin(kernel: &Path, folder: &Path, behind: Option<&Settled>) -> Result<Write
     match behind {
         Some(settled) => {
             let source = states::folder(kernel, settled.tenure, settled.part);
-            Writer::go_on(folder, &key, &source, settled.length, &settled.mac)
+            Writer::go_on_compactly(folder, &key, &source, settled.length, &settled.mac)
         }
         None => Writer::create(folder, &key),
     }

@@ -2,6 +2,7 @@
 //!
 //! It doesn't unpickle, so it can look at any state of its owner's without running anything.
 
+use crate::compact;
 use serde::{Deserialize, Serialize};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -339,6 +340,39 @@ fn inflated(part: &[u8], deflated: bool) -> Result<Cow<'_, [u8]>, ReadError> {
 }
 
 fn replay(log: &[u8], key: &[u8; 32], snapshot: &mut Snapshot) -> Result<[u8; MAC], ReadError> {
+    each(log, key, |said, _| {
+        apply(
+            serde_json::from_slice(said).map_err(|_| ReadError::Refused)?,
+            snapshot,
+        );
+        Ok(())
+    })
+}
+
+/// The records of a log whose last proof is `mac`, proven.
+///
+/// # Errors
+/// [`ReadError::Refused`].
+pub(crate) fn records(log: &[u8], key: &[u8; 32], mac: &str) -> Result<Vec<compact::Record>, ReadError> {
+    let mut records = Vec::new();
+    let found = each(log, key, |said, body| {
+        let said = serde_json::from_slice(said).map_err(|_| ReadError::Refused)?;
+        let body = body.to_vec();
+        records.push(compact::Record { said, body });
+        Ok(())
+    })?;
+    if hex::encode(found) != mac {
+        return Err(ReadError::Refused);
+    }
+    Ok(records)
+}
+
+/// Proves the records of a log one after the other, and hands out the text and body of each. The last one's proof.
+fn each(
+    log: &[u8],
+    key: &[u8; 32],
+    mut found_one: impl FnMut(&[u8], &[u8]) -> Result<(), ReadError>,
+) -> Result<[u8; MAC], ReadError> {
     let start = log.get(..START).ok_or(ReadError::Refused)?;
     if &start[..8] != MAGIC {
         return Err(ReadError::Refused);
@@ -347,7 +381,7 @@ fn replay(log: &[u8], key: &[u8; 32], snapshot: &mut Snapshot) -> Result<[u8; MA
     let mut rest = &log[START..];
     while !rest.is_empty() {
         let (text, deflated) = number(rest.get(..8).ok_or(ReadError::Refused)?)?;
-        let (body, _) = number(rest.get(8..16).ok_or(ReadError::Refused)?)?;
+        let (body, body_deflated) = number(rest.get(8..16).ok_or(ReadError::Refused)?)?;
         let end = text
             .checked_add(body)
             .and_then(|n| n.checked_add(16))
@@ -360,11 +394,8 @@ fn replay(log: &[u8], key: &[u8; 32], snapshot: &mut Snapshot) -> Result<[u8; MA
             return Err(ReadError::Refused);
         }
         mac = *found.as_bytes();
-        let said = inflated(&framed[16..16 + text], deflated)?;
-        apply(
-            serde_json::from_slice(&said).map_err(|_| ReadError::Refused)?,
-            snapshot,
-        );
+        let (text, body) = framed[16..].split_at(text);
+        found_one(&inflated(text, deflated)?, &inflated(body, body_deflated)?)?;
         rest = &rest[end + MAC..];
     }
     Ok(mac)

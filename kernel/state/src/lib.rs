@@ -1,8 +1,9 @@
 //! What is decided about a notebook's state, and how a saved one is read without Python.
 //!
-//! [`plan`] is pure: measured costs in, a decision for each group out. [`form`] reads and proves saved states, and
-//! [`writer`] writes them; neither looks into a stream. Capturing and rebuilding are the in-kernel agent's (`kernel/python/gresshopper/state`).
+//! [`plan`] is pure: measured costs in, a decision for each group out. [`form`] reads and proves saved states,
+//! [`writer`] writes them, and [`compact`] says what a log may leave out; none looks into a stream. Capturing and rebuilding are the in-kernel agent's (`kernel/python/gresshopper/state`).
 
+pub mod compact;
 pub mod form;
 pub mod plan;
 pub mod writer;

@@ -2,6 +2,7 @@
 //! and the head that says how much counts. The text and the streams of a record are the in-kernel agent's; this never
 //! looks into them.
 
+use crate::compact;
 use crate::form::{self, ReadError};
 use std::ffi::OsStr;
 use std::fs::{self, File};
@@ -14,6 +15,9 @@ const SMALL: usize = 512;
 
 /// The size of a piece in which a log is copied.
 const PIECE: usize = 1 << 20;
+
+/// A log that isn't longer than this is never compacted.
+const SHORT: u64 = 1 << 20;
 
 /// Why a state can't be written.
 #[derive(Debug, thiserror::Error)]
@@ -116,6 +120,8 @@ pub struct Writer {
     length: u64,
     records: u64,
     mac: blake3::Hash,
+    /// Beyond this length it is looked whether it should be compacted.
+    long: u64,
 }
 
 impl Writer {
@@ -133,6 +139,7 @@ impl Writer {
             length: start.len() as u64,
             records: 0,
             mac: blake3::keyed_hash(&key.0, &start),
+            long: SHORT,
         };
         writer.write(&start)?;
         Ok(writer)
@@ -168,7 +175,85 @@ impl Writer {
             length,
             records,
             mac,
+            long: SHORT.max(length + length / 8),
         })
+    }
+
+    /// As [`Writer::go_on`], without what nothing needs any more if that is more than half of the log.
+    ///
+    /// # Errors
+    /// As [`Writer::go_on`], and a record of the other log isn't proven.
+    pub fn go_on_compactly(
+        folder: &Path,
+        key: &Key,
+        source: &Path,
+        length: u64,
+        mac: &str,
+    ) -> Result<Self, WriteError> {
+        match Self::compacted(folder, key, source, length, mac)? {
+            Some(writer) => Ok(writer),
+            None => Self::go_on(folder, key, source, length, mac),
+        }
+    }
+
+    /// Begins a log with all records of another one, without what nothing needs any more. The other one stays as it is, for
+    /// whoever reads it. `None` means that it isn't worthwhile: it would be more than half as long.
+    ///
+    /// # Errors
+    /// As [`Writer::go_on`], and a record of the other log isn't proven.
+    pub fn compacted(
+        folder: &Path,
+        key: &Key,
+        source: &Path,
+        length: u64,
+        mac: &str,
+    ) -> Result<Option<Self>, WriteError> {
+        if length <= SHORT {
+            return Ok(None);
+        }
+        let Some(framed) = least(key, source, length, mac)? else {
+            return Ok(None);
+        };
+        let live: u64 = framed.iter().map(|f| (f.len() + blake3::OUT_LEN) as u64).sum();
+        if length <= SHORT + 2 * live {
+            return Ok(None);
+        }
+        Self::of_framed(folder, key, &framed).map(Some)
+    }
+
+    /// As [`Writer::compacted`], however little that spares. `None` means that a record isn't as the form says.
+    ///
+    /// # Errors
+    /// As [`Writer::compacted`].
+    pub fn compacted_anyway(
+        folder: &Path,
+        key: &Key,
+        source: &Path,
+        length: u64,
+        mac: &str,
+    ) -> Result<Option<Self>, WriteError> {
+        let framed = least(key, source, length, mac)?;
+        framed
+            .map(|framed| Self::of_framed(folder, key, &framed))
+            .transpose()
+    }
+
+    fn of_framed(folder: &Path, key: &Key, framed: &[Vec<u8>]) -> Result<Self, WriteError> {
+        let mut writer = Self::create(folder, key)?;
+        for framed in framed {
+            writer.append_framed(framed)?;
+        }
+        writer.long = SHORT + 2 * writer.length;
+        Ok(writer)
+    }
+    /// Whether the log has grown enough to try to compact it, into another folder.
+    pub fn is_long(&self) -> bool {
+        self.length > self.long
+    }
+
+    /// It was looked at: compacting it isn't worthwhile before it has grown further.
+    pub fn stays_as_it_is(&mut self) {
+        self.long = SHORT + self.length + self.length / 8;
     }
 
     /// Adds a record. It doesn't count before [`Writer::commit`].
@@ -176,9 +261,12 @@ impl Writer {
     /// # Errors
     /// The file system's. Nothing may be added after one: the end of the file is unknown.
     pub fn append(&mut self, text: &[u8], body: &[u8]) -> Result<(), WriteError> {
-        let framed = form::framed(text, body, SMALL);
-        let mac = blake3::keyed_hash(&self.key.0, &[self.mac.as_bytes(), &framed[..]].concat());
-        self.write(&[&framed[..], mac.as_bytes()].concat())?;
+        self.append_framed(&form::framed(text, body, SMALL))
+    }
+
+    fn append_framed(&mut self, framed: &[u8]) -> Result<(), WriteError> {
+        let mac = blake3::keyed_hash(&self.key.0, &[self.mac.as_bytes(), framed].concat());
+        self.write(&[framed, mac.as_bytes()].concat())?;
         self.length += framed.len() as u64 + mac.as_bytes().len() as u64;
         self.mac = mac;
         self.records += 1;
@@ -224,6 +312,27 @@ impl Writer {
             mac: self.mac.to_hex().to_string(),
         })
     }
+}
+
+/// The records of a log, proven, as they would lie in one without what nothing needs any more. `None` means that one isn't as
+/// the form says: then all of it is kept as it is.
+fn least(key: &Key, source: &Path, length: u64, mac: &str) -> Result<Option<Vec<Vec<u8>>>, WriteError> {
+    let damaged = || WriteError::Source {
+        path: source.to_owned(),
+    };
+    let mut log = vec![0; usize::try_from(length).map_err(|_| damaged())?];
+    let from = File::open(source.join("log")).map_err(|_| damaged())?;
+    from.read_exact_at(&mut log, 0).map_err(|_| damaged())?;
+    let records = form::records(&log, &key.0, mac).map_err(|_| damaged())?;
+    drop(log);
+    let Ok(records) = compact::compact(&records) else {
+        return Ok(None);
+    };
+    let framed = records.iter().map(|record| {
+        let text = serde_json::to_vec(&record.said).map_err(|_| damaged())?;
+        Ok(form::framed(&text, &record.body, SMALL))
+    });
+    framed.collect::<Result<_, WriteError>>().map(Some)
 }
 
 /// An empty file of this name, which only its owner can read.
@@ -307,6 +416,56 @@ mod tests {
             Err(WriteError::Source { .. })
         ));
         assert!(matches!(go_on(1 << 20, &at.mac), Err(WriteError::Source { .. })));
+    }
+
+    /// A record of one variable, with a stream of this many bytes that don't shrink.
+    fn version(of: u64, bytes: usize) -> (Vec<u8>, Vec<u8>) {
+        let said = serde_json::json!({
+            "at": 1.0, "gone": [], "process": {}, "inputs": {}, "env": null, "cell": null,
+            "units": [{"u": of, "m": [format!("n:v{of}")], "s": {"in": [0, bytes]}, "b": [], "f": [], "c": [], "t": [],
+                "gone": [], "notes": [], "types": [], "sec": 0.0, "dig": ""}],
+        });
+        let mut body = vec![0; bytes];
+        blake3::Hasher::new().finalize_xof().fill(&mut body);
+        (said.to_string().into_bytes(), body)
+    }
+
+    #[test]
+    fn a_log_that_is_mostly_replaced_versions_is_compacted_and_read() {
+        let tmp = tempfile::tempdir().unwrap();
+        let (old, new, newer) = (
+            tmp.path().join("old"),
+            tmp.path().join("new"),
+            tmp.path().join("newer"),
+        );
+        for folder in [&old, &new, &newer] {
+            fs::create_dir(folder).unwrap();
+        }
+        let mut log = Writer::create(&old, &Key(KEY)).unwrap();
+        let mut at = log.commit().unwrap();
+        for of in (0..60).map(|i| i % 3) {
+            let (text, body) = version(of, 50_000);
+            log.append(&text, &body).unwrap();
+            at = log.commit().unwrap();
+        }
+        assert!(log.is_long());
+        let before = fs::read(old.join("log")).unwrap();
+        let mut next = Writer::go_on_compactly(&new, &Key(KEY), &old, at.length, &at.mac).unwrap();
+        let (text, body) = version(7, 100);
+        next.append(&text, &body).unwrap();
+        let compact = next.commit().unwrap();
+        assert!(compact.length < 4 * 50_000 && !next.is_long());
+        // The source stays as it was, for whoever reads it.
+        assert_eq!(fs::read(old.join("log")).unwrap(), before);
+        let found = form::read(&new, &KEY, own_uid().unwrap()).unwrap();
+        assert_eq!((found.records, found.units.len()), (61, 4));
+
+        let none = Writer::compacted(&newer, &Key(KEY), &new, compact.length, &compact.mac).unwrap();
+        assert!(none.is_none(), "it is all needed");
+        assert!(matches!(
+            Writer::compacted(&newer, &Key([8; 32]), &old, at.length, &at.mac),
+            Err(WriteError::Source { .. })
+        ));
     }
 
     #[test]

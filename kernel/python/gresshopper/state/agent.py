@@ -81,7 +81,7 @@ class Agent:
         #: Seconds that a capture may hold up its cell's reply. None: it comes right after the reply where records are kept,
         #: else a share of what the cells ran.
         self.patience: float | None = None
-        self._allowance = hurry.Allowance()
+        self._allowance = hurry.Allowance(time.perf_counter())
         #: Whether a cell's reply leaves without its capture, which comes before the next request.
         self._due = False
         self.trouble: list[str] = []
@@ -186,7 +186,7 @@ class Agent:
         if self.patience is not None:
             outcome = self._work_off(hurry.Until(ended + self.patience))
             if outcome.status == "later":
-                self._allowance.took(self.patience, whole=False)
+                self._allowance.took(time.perf_counter(), self.patience, whole=False)
         elif self._due:
             outcome = self._failed or Outcome("later", "it comes after the reply")
         else:
@@ -213,15 +213,15 @@ class Agent:
             return
         self._due = False
         started = time.perf_counter()
-        allowed = self._allowance.now()
+        allowed = self._allowance.at(started)
         if not allowed or started < self._idle_from:
             return
         time.sleep(LEAVES)
         with hurry.interrupts_deferred():
             outcome = self._work_off(hurry.Until(started + allowed), read=False)
-        took = time.perf_counter() - started
-        self._allowance.took(took, outcome.status == "whole")
-        self.between += took
+        ended = time.perf_counter()
+        self._allowance.took(ended, ended - started, outcome.status == "whole")
+        self.between += ended - started
 
     def _later(self) -> None:
         """Capture in think time: a cell that costs less than its capture isn't held up by it."""
@@ -824,7 +824,7 @@ class Agent:
 
 def _sources(snapshot: restoring.Snapshot) -> None:
     """Where functions of the notebook say that they are from, their source is found, as far as their cells are recorded."""
-    cells = [r.head["cell"] for r in snapshot.records if r.head.get("cell")]
+    cells = [c for r in snapshot.records for c in [*r.head.get("before", ()), r.head.get("cell")] if c]
     for cell in [*snapshot.redo["cells"], *cells]:
         name, source = cell.get("file"), cell["source"]
         if name and name not in linecache.cache:

@@ -28,9 +28,9 @@ EVERY = 0.002
 FLOOR, SHARED = 256 << 20, 2
 #: So many times it is asked whether there is room, for each look at how large the process is.
 LOOKS = 8
-#: Seconds that a capture between two cells may always take; beyond, this share of what cells ran, at most LONG at once. A new
-#: kernel may take FIRST.
-SHORT, BEYOND, LONG, FIRST = 0.025, 0.05, 30.0, 0.2
+#: Seconds that a capture between two cells may always take; beyond, this share of what cells ran, at most LONG at once, and
+#: of what else passed, at most PASSED at once.
+SHORT, BEYOND, LONG, PASSED = 0.025, 0.05, 30.0, 0.5
 
 
 class Patience(Protocol):
@@ -108,29 +108,36 @@ class UntilAsked:
 class Allowance:
     """How long a capture between two cells may take, where the next request may be there already.
 
-    A short one is always allowed. A longer one takes a share of the time that cells ran, so that a long run of cells is held
-    up a little, and is captured all the same. After one that was given up, none is begun that hasn't twice its time.
+    A short one is always allowed. A longer one takes a share of the time that cells ran and that passed, so that a long run of
+    cells is held up a little, and is captured all the same. After one that was given up, none is begun that hasn't twice its
+    time.
     """
 
-    def __init__(self) -> None:
-        self._saved = FIRST
+    def __init__(self, now: float) -> None:
+        self._since = now
+        self._ran = 0.0
         self._in_vain = 0.0
 
     def ran(self, seconds: float) -> None:
         """A cell ran."""
-        self._saved = min(self._saved + BEYOND * seconds, LONG)
+        self._ran = min(self._ran + BEYOND * seconds, LONG)
 
-    def now(self) -> float:
+    def at(self, now: float) -> float:
         """Seconds that a capture may take now. 0: it isn't worth beginning."""
+        saved = self._ran + self._passed(now)
         if self._in_vain:
-            return self._saved if self._saved >= min(2 * self._in_vain, LONG) else 0.0
-        return max(self._saved, SHORT)
+            return saved if saved >= min(2 * self._in_vain, LONG) else 0.0
+        return max(saved, SHORT)
 
-    def took(self, seconds: float, whole: bool) -> None:
+    def took(self, now: float, seconds: float, whole: bool) -> None:
         """A capture took so long, and was done with or given up."""
         self._in_vain = 0.0 if whole else max(self._in_vain, seconds)
         if seconds > SHORT or not whole:
-            self._saved = max(self._saved - seconds, 0.0)
+            self._ran = max(self._ran - max(seconds - self._passed(now), 0.0), 0.0)
+            self._since = now
+
+    def _passed(self, now: float) -> float:
+        return min(BEYOND * (now - self._since), PASSED)
 
 
 class Room:

@@ -69,6 +69,16 @@ def _cells(records: Sequence[form.Record], wanted: set[str]) -> list[int]:
     return found
 
 
+def _is_whole(records: Sequence[form.Record], wanted: set[str]) -> bool:
+    """Whether the makings of variables are as they were recorded: a compaction of the log kept them, or they are younger."""
+    made: set[str] = set()
+    for record in records:
+        made |= {m[2:] for said in record.head["units"] for m in said["m"]} & wanted
+        if not made <= set(record.head.get("compacted", made)):
+            return False
+    return True
+
+
 def _chain(
     snapshot: restore.Snapshot, uid: int, entry: restore.Entry, store: Store, session: pickling.Session
 ) -> dict[str, Any]:
@@ -78,6 +88,8 @@ def _chain(
     cells = _cells(records, wanted)
     if not cells or records[cells[0]].head.get("full") or records[cells[0]].head["cell"] is None:
         raise _Barred("the cell that made it wasn't recorded")
+    if not _is_whole(records, wanted):
+        raise _Barred("the cells that made it are no longer recorded with what they found")
     if len(cells) > MOST:
         raise _Barred("too many cells touched it")
     for i in cells:

@@ -220,32 +220,33 @@ def _ask_for_seconds(patience: hurry.UntilAsked, seconds: float) -> None:
 
 def test_a_capture_between_cells_takes_little_of_a_long_run_and_comes_all_the_same() -> None:
     """Cells of a second whose capture takes three: each attempt that is given up is twice as long as the one before."""
-    allowance = hurry.Allowance()
-    needs, taken, attempts = 3.0, 0.0, []
+    allowance = hurry.Allowance(0.0)
+    needs, now, attempts = 3.0, 0.0, []
     for _ in range(1000):
+        now += 1.0
         allowance.ran(1.0)
-        allowed = allowance.now()
+        allowed = allowance.at(now)
         if allowed:
             attempts.append(min(allowed, needs))
-            taken += attempts[-1]
-            allowance.took(attempts[-1], whole=allowed >= needs)
-    assert attempts[0] == pytest.approx(hurry.FIRST + hurry.BEYOND)
+            now += attempts[-1]
+            allowance.took(now, attempts[-1], whole=allowed >= needs)
     given_up = attempts[: attempts.index(needs)]
     assert all(later >= 2 * earlier for earlier, later in zip(given_up, given_up[1:]))
     assert attempts.count(needs) >= 5
-    assert taken <= hurry.FIRST + hurry.BEYOND * 1000 + hurry.SHORT * len(attempts)
+    assert sum(attempts) <= 2 * hurry.BEYOND * now + hurry.SHORT * len(attempts)
 
 
 def test_a_short_capture_between_cells_is_always_allowed() -> None:
-    allowance = hurry.Allowance()
+    allowance = hurry.Allowance(0.0)
     for _ in range(100):
-        assert allowance.now() >= hurry.SHORT
-        allowance.took(hurry.SHORT, whole=True)
-    allowance.took(hurry.SHORT, whole=False)
-    allowance.took(1.0, whole=False)
-    assert allowance.now() == 0.0  # it takes longer than that
-    allowance.took(0.001, whole=True)
-    assert allowance.now() == hurry.SHORT
+        assert allowance.at(0.0) >= hurry.SHORT
+        allowance.took(0.0, hurry.SHORT, whole=True)
+    allowance.took(0.0, hurry.SHORT, whole=False)
+    allowance.took(0.0, 1.0, whole=False)
+    assert allowance.at(0.0) == 0.0  # it takes longer than that
+    allowance.took(0.0, 0.001, whole=True)
+    assert allowance.at(0.0) == hurry.SHORT
+    assert allowance.at(1e6) == hurry.PASSED  # whoever thought for long isn't held up for long
 
 
 class _Cell:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,14 @@ LIMIT = 600
 
 def both(base: Path, tracker: bool) -> tuple[dict[str, Any], dict[str, Any], str]:
     """What was saved and what was restored, by case, and what the two processes complained of."""
-    halves = [_half(do, base, tracker) for do in ("save", "restore")]
+    halves = [half(do, base, tracker) for do in ("save", "restore")]
     return halves[0][0], halves[1][0], "".join(errors[-3000:] for _, errors in halves)
 
 
-def _half(do: str, base: Path, tracker: bool) -> tuple[dict[str, Any], str]:
+def half(do: str, base: Path, tracker: bool = True, only: Sequence[str] = ()) -> tuple[dict[str, Any], str]:
+    """Save or restore all cases, or `only` some; what came of each, and what the process complained of."""
     harness = str(child.HERE / "harness.py")
-    said, errors = child.run(harness, do, str(base), "cases", base=base, tracker=tracker, timeout=LIMIT)
+    said, errors = child.run(harness, do, str(base), "cases", *only, base=base, tracker=tracker, timeout=LIMIT)
     return {one["name"]: one for one in said}, errors
 
 
