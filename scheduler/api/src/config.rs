@@ -64,6 +64,8 @@ pub struct Quota {
     pub connections: usize,
     /// Kernels that are open at a time.
     pub kernels: usize,
+    /// Kernels that hibernate and are remembered; the first to fall asleep go first.
+    pub asleep: usize,
     /// Cells that wait at a time.
     pub cells: usize,
     /// Messages a second, over all of a user's connections; five times as many at once.
@@ -196,6 +198,7 @@ impl Default for Quota {
         Self {
             connections: 256,
             kernels: 100,
+            asleep: 500,
             cells: 500,
             messages_per_s: 200,
         }

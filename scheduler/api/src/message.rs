@@ -246,6 +246,10 @@ pub enum Request {
     Wake {
         kernel: KernelId,
     },
+    /// Forget a hibernated kernel: it can't be woken by its id any more.
+    Forget {
+        kernel: KernelId,
+    },
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

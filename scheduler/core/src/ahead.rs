@@ -9,6 +9,7 @@ use crate::index::Idx;
 use crate::output::Output;
 use crate::state::{Kernel, Node, Pilot, PilotState, Pool};
 use hop_words::id::Incarnation;
+use hop_words::replica::MoveCause;
 use hop_words::time::Span;
 
 /// Whoever is expected back later than this is not moved for.
@@ -41,7 +42,7 @@ impl Core {
         first.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
         for (_, kernel, gpus) in first.into_iter().take(AT_ONCE) {
             if let Some((node, victim)) = self.idle_node_for(kernel, gpus).zip(self.spare_replica(kernel)) {
-                self.begin_move(kernel, victim, node, out);
+                self.begin_move(kernel, victim, node, MoveCause::Ahead, out);
             }
         }
     }
@@ -55,6 +56,7 @@ impl Core {
             && k.planned.is_empty()
             && k.migrating.is_none()
             && k.only().is_none()
+            && k.fixed.is_none()
             && !k.closed
             && k.replicas.len() > 1
             && self.now.since(k.moved) >= rest

@@ -127,6 +127,14 @@ impl Core {
                 detail,
             } => self.lease_ended(lease, pilot, cause, clean, detail, out),
             Input::Cancel { target, by } => self.cancel(&target, &by, out),
+            Input::KernelFixed { kernel, why } => self.kernel_fixed(&kernel, why),
+            Input::Migrate {
+                kernel,
+                from,
+                to,
+                cause,
+            } => self.migrate(&kernel, from.as_ref(), to.as_ref(), cause, out),
+            Input::Hibernated { kernel } => self.hibernated(&kernel, out),
             Input::MigrationDone {
                 kernel,
                 incarnation,

@@ -10,6 +10,7 @@ use hop_words::id::{
 };
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
+use std::collections::BTreeMap;
 
 /// A waiting cell, for `hop queue`.
 #[derive(Debug, Clone, PartialEq)]
@@ -77,11 +78,40 @@ pub struct PilotView {
     pub reason: String,
 }
 
+/// By node, how many cells go before each.
+type Places = BTreeMap<Idx<Node>, BTreeMap<Idx<Cell>, u64>>;
+
 impl Core {
     /// All waiting cells in the order in which they are considered.
     pub fn waiting(&self) -> Vec<CellView> {
+        self.waiting_where(|_| true)
+    }
+
+    /// The waiting cells of these users, in the order in which they are considered.
+    pub fn waiting_where(&self, wanted: impl Fn(&UserName) -> bool) -> Vec<CellView> {
+        let places = self.places();
         let queues = self.supply.pools.values().flat_map(|p| p.queue.iter());
-        queues.map(|&(_, c)| self.cell_view(c)).collect()
+        let cells = queues.map(|&(_, c)| c);
+        let theirs = cells.filter(|&c| {
+            let user = self.work.kernels[self.work.cells[c].kernel].user;
+            wanted(&self.people.users[user].name)
+        });
+        theirs.map(|c| self.cell_view(c, &places)).collect()
+    }
+
+    /// How many cells wait.
+    pub fn waiting_count(&self) -> usize {
+        self.supply.pools.values().map(|p| p.queue.len()).sum()
+    }
+
+    /// How many cells go before each one on each node, reckoned in one pass.
+    fn places(&self) -> Places {
+        let nodes = self.supply.nodes.iter().filter(|(_, n)| !n.queue.is_empty());
+        let places = nodes.map(|(i, node)| {
+            let ahead = node.queue.iter().zip(0..);
+            (i, ahead.map(|(&(_, cell), n)| (cell, n)).collect())
+        });
+        places.collect()
     }
 
     /// All live leases, oldest first.
@@ -206,9 +236,13 @@ impl Core {
         }
     }
 
-    fn cell_view(&self, i: Idx<Cell>) -> CellView {
+    fn cell_view(&self, i: Idx<Cell>, places: &Places) -> CellView {
         let c = &self.work.cells[i];
         let k = &self.work.kernels[c.kernel];
+        let ahead = |node: Idx<Node>| {
+            let place = places.get(&node).and_then(|cells| cells.get(&i));
+            place.copied().unwrap_or_default()
+        };
         CellView {
             kernel: k.id.clone(),
             name: k.name.clone(),
@@ -218,9 +252,9 @@ impl Core {
             need: c.need.clone(),
             class: c.class,
             submitted: c.submitted,
-            position: self.position(i),
+            position: self.position_by(i, ahead),
             reason: self.reason(i),
-            estimate: self.estimate(i),
+            estimate: self.estimate_by(i, ahead),
             parked: c.parked.map(|(_, ran)| ran),
         }
     }
@@ -294,13 +328,21 @@ impl Core {
 
     /// From 1: how many of the cells that go before it could use the same GPUs, on the node where these are fewest.
     pub(crate) fn position(&self, cell: Idx<Cell>) -> u32 {
-        let c = &self.work.cells[cell];
-        let ahead = |r: &crate::state::Replica| {
-            let queue = &self.supply.nodes[r.node].queue;
-            queue.range(..(c.rank, cell)).count() as u32
-        };
-        let nodes = self.work.kernels[c.kernel].able();
-        1 + nodes.map(ahead).min().unwrap_or(0)
+        self.position_by(cell, |node| self.ahead_on(node, self.place(cell)))
+    }
+
+    fn position_by(&self, cell: Idx<Cell>, ahead: impl Fn(Idx<Node>) -> u64) -> u32 {
+        let nodes = self.work.kernels[self.work.cells[cell].kernel].able();
+        1 + nodes.map(|r| ahead(r.node) as u32).min().unwrap_or(0)
+    }
+
+    fn place(&self, cell: Idx<Cell>) -> (Rank, Idx<Cell>) {
+        (self.work.cells[cell].rank, cell)
+    }
+
+    /// How many cells go before this place on the node.
+    fn ahead_on(&self, node: Idx<Node>, place: (Rank, Idx<Cell>)) -> u64 {
+        self.supply.nodes[node].queue.range(..place).count() as u64
     }
 
     /// What the kernel's nodes say: no pilot, wrong type, busy, held back.
@@ -376,6 +418,10 @@ impl Core {
     /// When the cell may be expected to start: on the node where its GPUs are free first, behind those that go
     /// before it there; when the pilot that boots for it is up; or when its kernel's replica has moved.
     pub(crate) fn estimate(&self, cell: Idx<Cell>) -> Option<Span> {
+        self.estimate_by(cell, |node| self.ahead_on(node, self.place(cell)))
+    }
+
+    fn estimate_by(&self, cell: Idx<Cell>, ahead: impl Fn(Idx<Node>) -> u64) -> Option<Span> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let this = Some((cell, c.seq));
@@ -383,7 +429,7 @@ impl Core {
         let boots = booting.map(|t| self.up_in(t));
         let mut best = [boots, self.move_left(c.kernel)].into_iter().flatten().min();
         for r in k.able() {
-            let there = self.wait_on(r.node, (c.rank, cell), k.pool, &c.need, c.cpus);
+            let there = self.wait_behind(ahead(r.node), r.node, k.pool, &c.need, c.cpus);
             best = [best, there].into_iter().flatten().min();
         }
         best
@@ -399,8 +445,18 @@ impl Core {
         need: &Need,
         cpus: u16,
     ) -> Option<Span> {
+        self.wait_behind(self.ahead_on(node, place), node, pool, need, cpus)
+    }
+
+    fn wait_behind(
+        &self,
+        ahead: u64,
+        node: Idx<Node>,
+        pool: Idx<Pool>,
+        need: &Need,
+        cpus: u16,
+    ) -> Option<Span> {
         let node = &self.supply.nodes[node];
-        let ahead = node.queue.range(..place).count() as u64;
         let up = node.pilots.iter().map(|&p| &self.supply.pilots[p]);
         let up = up.filter(|p| p.state == PilotState::Up && p.pool == pool);
         let spans = up.filter_map(|pilot| {

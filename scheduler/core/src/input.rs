@@ -9,6 +9,7 @@ use hop_words::id::{
 };
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::{Class, Need};
+use hop_words::replica::MoveCause;
 use hop_words::time::Timestamp;
 use serde::{Deserialize, Serialize};
 
@@ -180,6 +181,23 @@ pub enum Input {
         target: CancelTarget,
         by: UserName,
     },
+    /// Why policy leaves the kernel where it is (`None`: it may move it). Replaces what was said before.
+    KernelFixed {
+        kernel: KernelId,
+        why: Option<String>,
+    },
+    /// Somebody wants the kernel's replica on `from` (else its last executor) elsewhere: on `to`, or (none) where it fits
+    /// best. Answered by [`crate::Output::Migrate`] or [`crate::Output::MoveRefused`].
+    Migrate {
+        kernel: KernelId,
+        from: Option<NodeName>,
+        to: Option<NodeName>,
+        cause: MoveCause,
+    },
+    /// The kernel's state is saved whole and its replicas end.
+    Hibernated {
+        kernel: KernelId,
+    },
     /// A replica was moved as [`crate::Output::Migrate`] asked (its successor has reported itself), or not.
     MigrationDone {
         kernel: KernelId,
@@ -294,4 +312,7 @@ pub struct ReplicaUp {
     /// The one among them that it has parked in its middle.
     #[serde(default)]
     pub parked: Option<ParkedCell>,
+    /// As [`Input::KernelFixed`] says it.
+    #[serde(default)]
+    pub fixed: Option<String>,
 }

@@ -121,6 +121,11 @@ pub struct KernelImage {
     /// GPU-seconds used, decayed to when this was written.
     #[serde(default)]
     pub usage: f64,
+    /// Memory and cores of one replica's step.
+    #[serde(default)]
+    pub mem_mib: u64,
+    #[serde(default)]
+    pub cpus: u16,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -74,6 +74,7 @@ impl Core {
             runs: Habit::default(),
             prints: Vec::new(),
             migrating: None,
+            fixed: None,
             alone_since: Some(self.now),
         });
         self.work.kernel_by_id.insert(id.clone(), k);
@@ -391,6 +392,7 @@ impl Core {
                 }
             }
         }
+        self.fix(k, up.fixed.clone());
         let known = self.work.kernels[k]
             .replicas
             .iter()
@@ -762,6 +764,17 @@ impl Core {
     }
 
     pub(crate) fn close_kernel(&mut self, id: &KernelId, cause: EndCause, out: &mut Vec<Output>) {
+        self.end_kernel(id, cause, &RefusedBecause::Closed, out);
+    }
+
+    /// Ends all that is there of the kernel, and forgets it when its last lease is over.
+    pub(crate) fn end_kernel(
+        &mut self,
+        id: &KernelId,
+        cause: EndCause,
+        because: &RefusedBecause,
+        out: &mut Vec<Output>,
+    ) {
         let Some(k) = self.find_kernel(id) else {
             return;
         };
@@ -774,11 +787,11 @@ impl Core {
             .map(|c| self.take_cell(c))
             .collect();
         for cell in cells {
-            self.record_withdrawn(&cell, Some(&RefusedBecause::Closed), out);
+            self.record_withdrawn(&cell, Some(because), out);
             out.push(Output::Refused {
                 kernel: id.clone(),
                 cell: cell.id,
-                reason: RefusedBecause::Closed,
+                reason: because.clone(),
             });
         }
         for lease in self.work.kernels[k].leases.clone() {
@@ -822,6 +835,8 @@ impl Core {
             think: kernel.think.clone(),
             runs: kernel.runs.clone(),
             usage: self.usage_left(&kernel.usage),
+            mem_mib: kernel.mem_mib,
+            cpus: kernel.cpus,
         }
     }
 }

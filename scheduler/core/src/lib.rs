@@ -8,6 +8,7 @@
 //! [`Core::next_wake`] with [`Input::Tick`]. `docs/policy.md` says how it decides and why.
 
 mod ahead;
+mod asked;
 mod cells;
 mod check;
 mod claim;
@@ -39,6 +40,7 @@ mod scale;
 mod state;
 mod usage;
 
+pub use asked::{Doing, KernelView, ReplicaView};
 pub use check::Insane;
 pub use config::Config;
 pub use core::Core;

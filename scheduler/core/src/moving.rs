@@ -1,5 +1,6 @@
 //! Moving a replica to where a GPU is free, when that is expected to be quicker than waiting.
 
+use crate::asked::move_takes_by_default;
 use crate::core::Core;
 use crate::index::Idx;
 use crate::leases::PRIOR_WEIGHT;
@@ -7,6 +8,7 @@ use crate::output::Output;
 use crate::predict::Habit;
 use crate::state::{Cell, Kernel, Moving, Node, Pilot, Pool, Replica, Ticket, Timer};
 use hop_words::id::{Incarnation, KernelId};
+use hop_words::replica::MoveCause;
 use hop_words::time::Span;
 
 /// What was seen where nothing was.
@@ -181,7 +183,8 @@ impl Core {
         let node = self.supply.pilots[pilot].node;
         if let Some(victim) = self.victim(cell) {
             self.hold_back(pilot, cell);
-            self.begin_move(self.work.cells[cell].kernel, victim, node, out);
+            let kernel = self.work.cells[cell].kernel;
+            self.begin_move(kernel, victim, node, MoveCause::Waiting, out);
         }
     }
 
@@ -209,7 +212,7 @@ impl Core {
                 .get_mut(&ticket)
                 .expect("it was just made")
                 .cell = Some((cell, seq));
-            self.begin_move(kernel, victim, node, out);
+            self.begin_move(kernel, victim, node, MoveCause::Waiting, out);
         }
     }
 
@@ -219,11 +222,12 @@ impl Core {
         kernel: Idx<Kernel>,
         victim: Incarnation,
         node: Idx<Node>,
+        cause: MoveCause,
         out: &mut Vec<Output>,
     ) {
         let pool = self.work.kernels[kernel].pool;
         let told = self.supply.pools[pool].config.migrate.as_ref().map(|m| m.takes);
-        let takes = self.move_takes(pool, told.unwrap_or_default());
+        let takes = self.move_takes(pool, told.unwrap_or_else(move_takes_by_default));
         let seat = self.plan_seat(kernel, node);
         let incarnation = seat.incarnation;
         let k = &mut self.work.kernels[kernel];
@@ -241,6 +245,7 @@ impl Core {
             kernel: self.work.kernels[kernel].id.clone(),
             victim,
             seat,
+            cause,
         });
     }
 
@@ -312,7 +317,15 @@ impl Core {
     ) {
         let late = |k: &crate::state::Kernel| k.migrating.is_some_and(|m| m.incarnation == incarnation);
         if self.work.kernels.get(kernel).is_some_and(late) {
-            let id = self.work.kernels[kernel].id.clone();
+            let k = &self.work.kernels[kernel];
+            let id = k.id.clone();
+            if let Some(moving) = k.migrating {
+                out.push(Output::MoveWithdrawn {
+                    kernel: id.clone(),
+                    incarnation,
+                    to: self.supply.nodes[moving.to].name.clone(),
+                });
+            }
             self.migration_done(&id, incarnation, false, out);
         }
     }

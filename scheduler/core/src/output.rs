@@ -1,13 +1,13 @@
 //! What the core decides. The driver carries it out in the order given.
 
 use crate::journal::Entry;
-use crate::reason::{Reason, RefusedBecause};
+use crate::reason::{MoveRefused, Reason, RefusedBecause};
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
     UserName,
 };
 use hop_words::lease::{EndCause, Outcome};
-pub use hop_words::replica::SeatPlan;
+pub use hop_words::replica::{MoveCause, SeatPlan};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -98,6 +98,19 @@ pub enum Output {
         kernel: KernelId,
         victim: Incarnation,
         seat: SeatPlan,
+        cause: MoveCause,
+    },
+    /// To whoever asked by [`crate::Input::Migrate`]: the kernel stays where it is.
+    MoveRefused {
+        kernel: KernelId,
+        cause: MoveCause,
+        reason: MoveRefused,
+    },
+    /// To the kernel: the move to this replica has taken too long, and isn't waited for.
+    MoveWithdrawn {
+        kernel: KernelId,
+        incarnation: Incarnation,
+        to: NodeName,
     },
     /// Nothing is known of the kernel any longer: the driver may forget it.
     Forget { kernel: KernelId },

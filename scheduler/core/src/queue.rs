@@ -304,6 +304,7 @@ impl Core {
     /// Whether the kernel's cells may be brought to any node of its pool.
     pub(crate) fn may_roam(&self, kernel: Idx<Kernel>) -> bool {
         let k = &self.work.kernels[kernel];
-        self.supply.pools[k.pool].config.migrate.is_some() && k.only().is_none() && !k.replicas.is_empty()
+        let moves = self.supply.pools[k.pool].config.migrate.is_some();
+        moves && k.fixed.is_none() && k.only().is_none() && !k.replicas.is_empty()
     }
 }

@@ -44,6 +44,28 @@ pub enum Reason {
     Blocked { node: NodeName, why: String },
 }
 
+impl Reason {
+    /// One word for scripts, Slurm's where it has one. Words are never changed, only added.
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::NoReplica => "KernelStarting",
+            Self::NoPilot { coming: true, .. } => "PilotStarting",
+            Self::NoPilot { coming: false, .. } => "NoPilot",
+            Self::GpusBusy { .. } | Self::CoresBusy { .. } => "Resources",
+            Self::WrongType { .. } => "GPUType",
+            Self::Claiming { .. } => "Claiming",
+            Self::Parking { .. } => "Parking",
+            Self::HeldBack { .. } => "Priority",
+            Self::Limit { .. } => "Limit",
+            Self::OwnLease => "OwnLease",
+            Self::SlurmAway => "SlurmAway",
+            Self::Retrying { .. } => "Retrying",
+            Self::Migrating { .. } => "Moving",
+            Self::Blocked { .. } => "Blocked",
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -165,6 +187,26 @@ pub enum RefusedBecause {
     Cancelled { by: String },
     #[error("the kernel was closed")]
     Closed,
+    #[error("the kernel sleeps: run the cell again, and it wakes")]
+    Asleep,
+}
+
+/// Why a kernel that somebody wants moved stays where it is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[serde(tag = "stays", rename_all = "kebab-case")]
+pub enum MoveRefused {
+    #[error("no process of it is up")]
+    NoReplica,
+    #[error("it moves to {to} already")]
+    Moves { to: NodeName },
+    #[error("pool {pool} has no node {node}")]
+    NotInPool { node: NodeName, pool: PoolName },
+    #[error("it is on {node} already")]
+    SitsThere { node: NodeName },
+    #[error("node {node} is down, drained, or has too few GPUs for it")]
+    Unfit { node: NodeName },
+    #[error("no other node of pool {pool} will do")]
+    NoOtherNode { pool: PoolName },
 }
 
 fn no_such_type(pool: &PoolName, asked: &GpuType, there: &[GpuType], elsewhere: &[PoolName]) -> String {

@@ -126,8 +126,8 @@ impl Core {
             pool,
             name: image.name,
             default_need: image.default_need,
-            mem_mib: 0,
-            cpus: 1,
+            mem_mib: image.mem_mib,
+            cpus: image.cpus.max(1),
             replicas: Vec::new(),
             planned: Vec::new(),
             next_incarnation: image.next_incarnation,
@@ -151,6 +151,7 @@ impl Core {
             runs: image.runs,
             prints: Vec::new(),
             migrating: None,
+            fixed: None,
             alone_since: Some(self.now),
         });
         self.work.kernel_by_id.insert(id, k);

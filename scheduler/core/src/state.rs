@@ -480,6 +480,8 @@ pub(crate) struct Kernel {
     /// Run times of its cells by print, the latest last.
     pub prints: Vec<(u64, Habit)>,
     pub migrating: Option<Moving>,
+    /// Why policy leaves it where it is; none: it may be moved.
+    pub fixed: Option<String>,
     /// Since when it has had no replica.
     pub alone_since: Option<Timestamp>,
 }

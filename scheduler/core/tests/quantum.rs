@@ -287,6 +287,7 @@ fn parked(kernel: &KernelId, cell: &CellId, lease: u64) -> Input {
             lease: LeaseId(lease),
             ran: Span::from_secs(5000),
         }),
+        fixed: None,
     })
 }
 

@@ -41,6 +41,8 @@ fn kinds(out: &[Output]) -> Vec<&'static str> {
             Output::Place { .. } => "place",
             Output::PlaceRefused { .. } => "place-refused",
             Output::Migrate { .. } => "migrate",
+            Output::MoveRefused { .. } => "move-refused",
+            Output::MoveWithdrawn { .. } => "move-withdrawn",
             Output::Forget { .. } => "forget",
             Output::Record(Record::LeaseOpened { .. }) => "opened",
             Output::Record(Record::LeaseStarted { .. }) => "started",
@@ -858,6 +860,7 @@ fn a_cell_that_ended_unheard_has_its_own_outcome() {
             }),
             waiting: vec![],
             parked: None,
+            fixed: None,
         })
     };
     assert_eq!(kinds(&w.tell(report(2))), [""; 0], "another replica's lease");

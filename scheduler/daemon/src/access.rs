@@ -66,7 +66,8 @@ impl Sender {
             | Request::Kernels(_)
             | Request::Migrate { .. }
             | Request::Hibernate { .. }
-            | Request::Wake { .. } => Self::Person,
+            | Request::Wake { .. }
+            | Request::Forget { .. } => Self::Person,
         }
     }
 }

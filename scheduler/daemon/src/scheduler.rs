@@ -6,6 +6,9 @@
 //! takes in what Slurm says.
 
 mod connections;
+mod drains;
+mod kept;
+mod kernels;
 mod outputs;
 mod queries;
 mod records;
@@ -24,6 +27,7 @@ use crate::pilot_jobs::{Failure, PilotJobs, PilotRequest};
 use crate::slurm::{Facts, Owner, Queue, SlurmSide};
 use crate::views;
 use connections::Connections;
+use drains::Drains;
 use hop_api::config::Config;
 use hop_api::message::Handover;
 use hop_core::config::{Limits, Shares};
@@ -33,6 +37,7 @@ use hop_store::Accounting;
 use hop_words::clock::SteadyClock;
 use hop_words::id::{JobId, LeaseId, PoolName, ReplicaId, Term};
 use hop_words::time::{Span, Timestamp};
+use kept::Kept;
 use records::{Records, RowId};
 use registry::Registry;
 use seats::Seats;
@@ -95,6 +100,8 @@ pub(crate) struct Scheduler {
     todo: VecDeque<Input>,
     connections: Connections,
     registry: Registry,
+    kept: Kept,
+    drains: Drains,
     records: Records,
     seats: Seats,
     news: SlurmNews,
@@ -111,6 +118,7 @@ pub(crate) struct Scheduler {
 struct Legacy {
     core: Vec<Entry>,
     registry: Registry,
+    kept: Kept,
     seats: Seats,
     pilot_jobs: PilotJobs,
     limits: Option<Limits>,
@@ -149,6 +157,8 @@ impl Scheduler {
             todo: VecDeque::new(),
             connections: Connections::default(),
             registry: legacy.registry,
+            kept: legacy.kept,
+            drains: Drains::default(),
             records,
             seats: legacy.seats,
             news: SlurmNews::new(
@@ -293,6 +303,7 @@ impl Legacy {
         let mut legacy = Self {
             core: Vec::new(),
             registry: Registry::default(),
+            kept: Kept::default(),
             seats: Seats::default(),
             pilot_jobs: PilotJobs::default(),
             limits: None,
@@ -310,6 +321,9 @@ impl Legacy {
                 }
                 (JournalKey::Tenure(kernel), JournalValue::Tenure(tenure)) => {
                     legacy.registry.restore_tenure(kernel, tenure);
+                }
+                (JournalKey::Asleep(kernel), JournalValue::Asleep(asleep)) => {
+                    legacy.kept.falls_asleep(kernel, *asleep);
                 }
                 (JournalKey::Seat(job), JournalValue::Seat(seat)) => legacy.seats.restore(job, seat),
                 (JournalKey::Limits, JournalValue::Limits(known)) => legacy.limits = Some(*known),

@@ -53,6 +53,8 @@ pub(crate) struct Queue {
     pub pilots: Vec<SeenJob>,
     /// Of the users who have seats.
     pub alive: Vec<JobId>,
+    /// The nodes that are drained, with the reason that was given.
+    pub drained: BTreeMap<NodeName, String>,
 }
 
 #[derive(Debug, Clone)]
@@ -186,7 +188,7 @@ done
         self.slurm.cancel(job).await.map_err(|e| chain(&e))
     }
 
-    /// One look for all: our pilots, and the jobs of those who have seats.
+    /// One look for all: our pilots, the jobs of those who have seats, and the nodes that are drained.
     pub(crate) async fn queue(&self, seat_users: Vec<UserName>) -> Result<Queue, String> {
         let service = self.config.service_user.clone();
         let mut users = vec![service.clone()];
@@ -198,7 +200,14 @@ done
         let jobs = self.slurm.jobs(&filter).await.map_err(|e| chain(&e))?;
         let alive = jobs.iter().filter(|j| !j.state.is_over()).map(|j| j.id).collect();
         let pilots = jobs.into_iter().filter(|j| j.user == service).map(seen).collect();
-        Ok(Queue { pilots, alive })
+        let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
+        let drained = nodes.into_iter().filter(|n| n.state.is_drained());
+        let drained = drained.map(|n| (n.name, n.reason.unwrap_or_default())).collect();
+        Ok(Queue {
+            pilots,
+            alive,
+            drained,
+        })
     }
 
     /// Whose job it is; none if Slurm has forgotten it.

@@ -31,8 +31,7 @@ fn core_pool(name: &PoolName, pool: &Pool) -> PoolConfig {
         pack: pool.scale.is_some(),
         scale: pool.scale.clone(),
         burst: pool.burst.clone(),
-        // A kernel has one replica, whose variables can't be taken along.
-        migrate: None,
+        migrate: pool.migrate.clone(),
         ..PoolConfig::fixed(name.as_str(), 0, pool.gpus_per_pilot, pool.cpus_per_pilot)
     }
 }
@@ -73,7 +72,7 @@ pub(crate) fn pilot_up(up: AgentUp) -> PilotUp {
 pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> Vec<QueueRow> {
     let wanted = |user: &UserName| users.is_none_or(|u| u.contains(user));
     let leases = core.leases().into_iter().filter(|l| wanted(&l.user));
-    let waiting = core.waiting().into_iter().filter(|c| wanted(&c.user));
+    let waiting = core.waiting_where(wanted).into_iter();
     leases
         .map(|l| QueueRow {
             kernel: l.kernel,
@@ -94,6 +93,7 @@ pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> 
             position: None,
             estimate: None,
             reason: String::new(),
+            why: String::new(),
         })
         .chain(waiting.map(|c| {
             QueueRow {
@@ -116,6 +116,7 @@ pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> 
                 time: now.since(c.submitted),
                 position: Some(c.position),
                 estimate: c.estimate,
+                why: c.reason.word().into(),
                 reason: c.reason.to_string(),
             }
         }))
@@ -160,7 +161,7 @@ pub(crate) fn info(
         started,
         nodes: nodes.collect(),
         kernels: u32::try_from(core.kernel_count()).unwrap_or(u32::MAX),
-        waiting: u32::try_from(core.waiting().len()).unwrap_or(u32::MAX),
+        waiting: u32::try_from(core.waiting_count()).unwrap_or(u32::MAX),
         problems,
     }
 }

@@ -355,7 +355,9 @@ impl<'a> World<'a> {
             } => self.submit_pilot(ticket, node, gpus, partition.as_deref()),
             Output::CancelPilot { ticket, .. } => self.cancel_pilot(ticket),
             Output::DrainPilot { pilot } => self.drain(pilot),
-            Output::Migrate { kernel, victim, seat } => self.migrate(&kernel, victim, &seat),
+            Output::Migrate {
+                kernel, victim, seat, ..
+            } => self.migrate(&kernel, victim, &seat),
             Output::Refused { kernel, cell, reason } => {
                 panic!("the trace asks for what the cluster can't give: {kernel}/{cell}: {reason}")
             }
@@ -364,6 +366,8 @@ impl<'a> World<'a> {
             Output::Revoked { kernel, lease, .. } => self.tell(Input::ReleaseLease { kernel, lease }),
             Output::EndAcknowledged { .. }
             | Output::CloseKernel { .. }
+            | Output::MoveRefused { .. }
+            | Output::MoveWithdrawn { .. }
             | Output::Forget { .. }
             | Output::Record(_)
             | Output::Journal(_) => {}

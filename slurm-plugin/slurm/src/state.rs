@@ -210,6 +210,13 @@ impl NodeState {
         self.flags.contains(flag)
     }
 
+    /// An administrator has taken it out: what runs there goes on, and nothing new starts.
+    pub fn is_drained(&self) -> bool {
+        let drains =
+            |flag: &NodeFlag| matches!(flag, NodeFlag::Drain | NodeFlag::Draining | NodeFlag::Drained);
+        self.flags.iter().any(drains)
+    }
+
     /// Work can be started there now: up, answering, not draining, powered on.
     pub fn is_usable(&self) -> bool {
         use NodeFlag as F;
@@ -280,6 +287,8 @@ mod tests {
         assert!(NodeState::parse("IDLE").is_usable());
         assert!(NodeState::parse("MIXED+PLANNED").is_usable());
         assert!(!NodeState::parse("MIXED+DRAIN").is_usable());
+        assert!(NodeState::parse("MIXED+DRAIN").is_drained());
+        assert!(!NodeState::parse("DOWN*").is_drained());
         assert!(!NodeState::parse("DOWN*").is_usable());
         assert!(!NodeState::parse("IDLE*").is_usable());
         let cloud = NodeState::parse("IDLE+CLOUD+POWERED_DOWN");

@@ -103,6 +103,9 @@ pub struct QueueRow {
     pub position: Option<u32>,
     pub estimate: Option<Span>,
     pub reason: String,
+    /// The reason in one word, for scripts.
+    #[serde(default)]
+    pub why: String,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -157,7 +160,7 @@ pub struct KernelsQuery {
     pub nodes: Vec<NodeName>,
 }
 
-/// A kernel that `hopd` knows. Hibernated kernels are in their users' homes, and not among them.
+/// A kernel that `hopd` knows: open, or hibernated.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct KernelRow {
     pub kernel: KernelId,
@@ -180,6 +183,17 @@ pub struct KernelRow {
     pub captured: bool,
     /// Why policy neither moves nor hibernates it, in sentences.
     pub bound: Vec<String>,
+    /// The replica that speaks for it.
+    #[serde(default)]
+    pub executor: Option<Incarnation>,
+    #[serde(default)]
+    pub account: Option<AccountName>,
+    /// Memory that its replicas' steps hold, in MiB.
+    #[serde(default)]
+    pub mem_mib: u64,
+    /// Why it did not hibernate when it was asked to last.
+    #[serde(default)]
+    pub stayed: Option<String>,
 }
 
 /// What a kernel does.
@@ -188,14 +202,18 @@ pub struct KernelRow {
 pub enum KernelState {
     /// No replica is up yet, or all are lost.
     Starting,
-    /// No cell of it waits or has a lease.
+    /// No cell of it waits, or runs on a lease.
     Idle,
     /// A cell waits for its lease.
     Waiting,
-    /// It has a lease.
+    /// A cell of it starts or runs on a lease.
     Running,
     /// A replica of it moves.
     Moving,
+    /// It was asked to hibernate, and saves its state.
+    Hibernating,
+    /// Its state is in its user's home, and no process of it is left.
+    Asleep,
 }
 
 impl KernelState {
@@ -207,6 +225,8 @@ impl KernelState {
             Self::Waiting => "WAITING",
             Self::Running => "RUNNING",
             Self::Moving => "MOVING",
+            Self::Hibernating => "SAVING",
+            Self::Asleep => "ASLEEP",
         }
     }
 }

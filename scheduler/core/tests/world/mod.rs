@@ -230,7 +230,9 @@ impl World {
                 self.waiting.retain(|(k, _)| k != kernel);
             }
             Output::SubmitPilot { ticket, .. } => self.asked.push(*ticket),
-            Output::Migrate { kernel, victim, seat } => {
+            Output::Migrate {
+                kernel, victim, seat, ..
+            } => {
                 self.migrations.push((kernel.clone(), *victim, seat.clone()));
             }
             Output::Record(Record::LeaseOpened { lease, .. }) => {
@@ -367,6 +369,7 @@ impl World {
             ended: None,
             waiting: Vec::new(),
             parked: None,
+            fixed: None,
         }))
     }
 
@@ -490,6 +493,7 @@ impl World {
                 lease,
                 ran: Span::from_secs(1),
             }),
+            fixed: None,
         }))
     }
 

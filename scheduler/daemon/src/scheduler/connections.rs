@@ -3,7 +3,7 @@
 //! Owned by the scheduler's task. Proving callers and carrying bytes is `server.rs`'s.
 
 use crate::server::{Caller, ConnId};
-use hop_api::message::{Event, FromHopd, Order, Response, ToHopd};
+use hop_api::message::{Event, FromHopd, Order, Response, Role, ToHopd};
 use hop_words::id::{JobId, KernelId, ReplicaId};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use tokio::sync::mpsc;
@@ -103,6 +103,17 @@ impl Connections {
         for conn in listeners {
             self.send(conn, 0, Response::Event(event.clone()));
         }
+    }
+
+    /// Tells the kernel's fronts; `false` if it has none.
+    pub(super) fn tell_fronts(&mut self, kernel: &KernelId, event: &Event) -> bool {
+        let role = |conn: &ConnId| self.open.get(conn).map(|open| open.caller.role);
+        let listeners = self.listeners.get(kernel).into_iter().flatten().copied();
+        let fronts: Vec<_> = listeners.filter(|c| role(c) == Some(Role::Front)).collect();
+        for conn in &fronts {
+            self.send(*conn, 0, Response::Event(event.clone()));
+        }
+        !fronts.is_empty()
     }
 
     /// Sends an order to the pilot's agent. An agent that is away hears of it when it reports again: the core compares.

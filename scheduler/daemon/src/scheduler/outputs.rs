@@ -68,7 +68,17 @@ impl Scheduler {
                 cell,
                 reason,
             } => self.ask_to_park(kernel, lease, cell, reason),
-            Output::Migrate { kernel, victim, seat } => self.ask_to_move(kernel, victim, seat),
+            Output::Migrate {
+                kernel,
+                victim,
+                seat,
+                cause,
+            } => self.ask_to_move(kernel, victim, seat, cause),
+            // Whoever asked has the core's answer already.
+            Output::MoveRefused { .. } => {}
+            Output::MoveWithdrawn {
+                kernel, incarnation, ..
+            } => self.move_withdrawn(kernel, incarnation),
             Output::Forget { kernel } => self.forget(&kernel),
             Output::Record(_) | Output::Journal(_) | Output::EndAcknowledged { .. } => {}
         }
@@ -290,6 +300,7 @@ impl Scheduler {
                 if let Some(user) = self.core.owner(kernel).cloned() {
                     self.owned_now(kernel, &user);
                 }
+                self.awake(kernel);
                 self.connections.listen(conn, kernel);
                 Response::Placement(Placement { seats })
             }
@@ -336,10 +347,11 @@ impl Scheduler {
         }
     }
 
-    /// Has the kernel's executor move a replica; without an executor that is connected the move has failed.
-    fn ask_to_move(&mut self, kernel: KernelId, victim: Incarnation, seat: SeatPlan) {
+    /// Has the kernel's executor move a replica; without an executor that is connected, and can, the move has failed.
+    fn ask_to_move(&mut self, kernel: KernelId, victim: Incarnation, seat: SeatPlan, cause: MoveCause) {
         let incarnation = seat.incarnation;
-        let Some(conn) = self.registry.executor(&kernel).and_then(|(_, r)| r.conn) else {
+        let executor = self.registry.executor(&kernel).filter(|(_, r)| r.captured);
+        let Some(conn) = executor.and_then(|(_, r)| r.conn) else {
             let moved = false;
             return self.todo.push_back(Input::MigrationDone {
                 kernel,
@@ -347,18 +359,36 @@ impl Scheduler {
                 moved,
             });
         };
-        info!(%kernel, %victim, to = %seat.node, "a replica is asked to move");
+        info!(%kernel, %victim, to = %seat.node, "a replica is asked to move: {cause}");
+        let (now, to) = (self.clock.now(), seat.node.clone());
+        self.kept.moves(kernel.clone(), incarnation, to, cause, now);
         let event = Event::Move {
             kernel,
             victim,
             seat,
-            cause: MoveCause::Waiting,
+            cause,
         };
         self.connections.send(conn, 0, Response::Event(event));
     }
 
-    /// Nothing is left of the kernel.
-    fn forget(&mut self, kernel: &KernelId) {
+    /// The move takes too long: the core waits for it no longer.
+    fn move_withdrawn(&mut self, kernel: KernelId, incarnation: Incarnation) {
+        info!(%kernel, %incarnation, "a move takes too long: it is not waited for");
+        let why = "it took too long".to_owned();
+        let now = self.clock.now();
+        self.kept.move_failed(&kernel, incarnation, why, now);
+        if let Some(conn) = self.registry.executor(&kernel).and_then(|(_, r)| r.conn) {
+            let event = Event::MoveWithdrawn { kernel, incarnation };
+            self.connections.send(conn, 0, Response::Event(event));
+        }
+    }
+
+    /// Nothing is left of the kernel. Of one that sleeps its owner, its tenure and its front are known further.
+    pub(super) fn forget(&mut self, kernel: &KernelId) {
+        self.kept.forget_awake(kernel);
+        if self.kept.asleep(kernel).is_some() {
+            return;
+        }
         self.connections.forget(kernel);
         let (owner, tenure) = self.registry.forget(kernel);
         let mut changes = Vec::new();

@@ -30,11 +30,7 @@ impl Scheduler {
             Request::Acct(query) => self.acct(conn, access, message.id, query),
             Request::Queue(query) => self.queue(access, &query),
             Request::Info => Ok(Answer::Now(Response::Info(self.info()))),
-            Request::Explain { kernel, cell } => {
-                access.owns(self.owner_of(&kernel), &kernel)?;
-                let explanation = views::explain(&self.core, kernel, cell)?;
-                Ok(Answer::Now(Response::Explanation(explanation)))
-            }
+            Request::Explain { kernel, cell } => self.explain(access, kernel, cell),
             Request::Cancel(target) => {
                 let owns = |kernel: &KernelId| access.owns(self.owner_of(kernel), kernel);
                 views::may_cancel(&self.core, &target, owns)?;
@@ -45,9 +41,8 @@ impl Scheduler {
             Request::Kernels(_)
             | Request::Migrate { .. }
             | Request::Hibernate { .. }
-            | Request::Wake { .. } => Err(Refusal::Unavailable {
-                reason: "this hopd does not do that yet".into(),
-            }),
+            | Request::Wake { .. }
+            | Request::Forget { .. } => self.of_owner(access, message.body),
             _ => unreachable!("sorted by its sender"),
         }
     }
@@ -140,7 +135,19 @@ impl Scheduler {
             }
         }
         problems.extend(self.records.problems());
-        views::info(&self.core, &self.config, self.term, self.started, problems)
+        let mut report = views::info(&self.core, &self.config, self.term, self.started, problems);
+        for node in &mut report.nodes {
+            if let Some(reason) = self.drains.reason(&node.node) {
+                let slurm = format!("Slurm drains the node: {reason}");
+                let both = [
+                    slurm.trim_end_matches(": ").to_owned(),
+                    std::mem::take(&mut node.reason),
+                ];
+                let said: Vec<_> = both.into_iter().filter(|text| !text.is_empty()).collect();
+                node.reason = said.join("; ");
+            }
+        }
+        report
     }
 }
 

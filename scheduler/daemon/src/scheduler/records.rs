@@ -3,6 +3,7 @@
 //! A row of the accounting is posted to the journal in the same transaction as the core's entries that it goes with, and
 //! leaves the journal when the accounting database has it. So entries and rows survive together or not at all.
 
+use super::kept::Asleep;
 use super::seats::Seat;
 use crate::accounting_rows::AccountingRows;
 use crate::admission::Rules;
@@ -40,6 +41,8 @@ pub(crate) enum JournalKey {
     Rules,
     /// A row that the accounting database may not have yet.
     Row(RowId),
+    /// A kernel that hibernates.
+    Asleep(KernelId),
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -52,6 +55,7 @@ pub(crate) enum JournalValue {
     Limits(Box<Limits>),
     Rules(BTreeMap<PoolName, Rules>),
     Row(Box<AcctRow>),
+    Asleep(Box<Asleep>),
 }
 
 /// A lease's row, or that of a cell on it.

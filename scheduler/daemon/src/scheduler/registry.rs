@@ -1,7 +1,7 @@
 //! Kernels as their processes have registered them: whose they are, which replicas they have, and who speaks for them.
 
 use crate::server::ConnId;
-use hop_api::message::{Refusal, ReplicaRole, ReplicaUp, SeatStep};
+use hop_api::message::{Bound, Refusal, ReplicaRole, ReplicaUp, SeatStep};
 use hop_words::id::{JobId, KernelId, NodeName, ReplicaId, Tenure, UserName};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -16,6 +16,10 @@ pub(super) struct Registered {
     pub(super) node: NodeName,
     /// It can be asked to park a cell.
     pub(super) parks: bool,
+    /// Its state is captured: it can be asked to move and to hibernate.
+    pub(super) captured: bool,
+    /// What speaks against that.
+    pub(super) bound: Bound,
 }
 
 impl Registered {
@@ -27,8 +31,24 @@ impl Registered {
             seat: up.seat.clone(),
             node: up.node.clone(),
             parks: up.parks,
+            captured: up.captured,
+            bound: up.bound.clone(),
         }
     }
+
+    /// Why policy leaves the kernel where it is; none: it may move it.
+    pub(super) fn fixed(&self) -> Option<String> {
+        fixed(self.captured, &self.bound)
+    }
+}
+
+/// Why policy leaves a kernel of such an executor where it is.
+pub(super) fn fixed(captured: bool, bound: &Bound) -> Option<String> {
+    if !captured {
+        return Some("its state is not saved, so it would be lost".to_owned());
+    }
+    let first = bound.reasons().into_iter().next()?;
+    Some(first.trim_end_matches('.').to_owned())
 }
 
 #[derive(Debug, Default)]
@@ -104,6 +124,28 @@ impl Registry {
         let conn = replica.conn;
         let before = self.replicas.insert(id, replica)?;
         before.conn.filter(|old| Some(*old) != conn)
+    }
+
+    pub(super) fn replica_mut(&mut self, id: &ReplicaId) -> Option<&mut Registered> {
+        self.replicas.get_mut(id)
+    }
+
+    /// All replicas of the kernel.
+    pub(super) fn of_kernel(&self, kernel: &KernelId) -> Vec<ReplicaId> {
+        let ours = self.replicas.keys().filter(|id| id.kernel == *kernel);
+        ours.cloned().collect()
+    }
+
+    /// The kernels with a replica on the node, with it.
+    pub(super) fn on_node(&self, node: &NodeName) -> Vec<ReplicaId> {
+        let there = self.replicas.iter().filter(|(_, r)| r.node == *node);
+        let mut there: Vec<_> = there.map(|(id, _)| id.clone()).collect();
+        there.sort();
+        there
+    }
+
+    pub(super) fn tenure(&self, kernel: &KernelId) -> Tenure {
+        self.tenures.get(kernel).copied().unwrap_or_default()
     }
 
     pub(super) fn remove(&mut self, id: &ReplicaId) -> Option<Registered> {

@@ -1,12 +1,12 @@
 //! Requests of replicas: who speaks for a kernel, and what is taken in from whoever does.
 
-use super::registry::Registered;
+use super::registry::{Registered, fixed};
 use super::requests::{Answer, DONE};
 use super::{Due, JournalKey, JournalValue, Scheduler};
 use crate::access::{self, Access};
 use crate::admission::Applicant;
 use crate::server::{Caller, ConnId};
-use hop_api::message::{Event, Refusal, ReplicaRole, ReplicaUp, Request, Response, WaitingCell};
+use hop_api::message::{Bound, Event, Refusal, ReplicaRole, ReplicaUp, Request, Response, WaitingCell};
 use hop_core::Input;
 use hop_words::id::{JobId, KernelId, LeaseId, PoolName, ReplicaId, Tenure, UserName};
 use hop_words::time::Span;
@@ -22,6 +22,16 @@ impl Scheduler {
     pub(super) fn check_replica(&self, access: &Access, up: &ReplicaUp) -> Result<(), Refusal> {
         access::check_replica(access, up)?;
         access.owns(self.owner_of(&up.kernel), &up.kernel)?;
+        // Whoever saved the kernel and ends is not a kernel that woke.
+        if self
+            .kept
+            .asleep(&up.kernel)
+            .is_some_and(|a| up.tenure <= a.tenure)
+        {
+            return Err(Refusal::Invalid {
+                reason: format!("kernel {} hibernates since tenure {}", up.kernel, up.tenure),
+            });
+        }
         self.pool_lends(&up.pool.clone().unwrap_or_else(|| self.default_pool()))
     }
 
@@ -102,6 +112,7 @@ impl Scheduler {
         };
         info!(replica = %id, %user, node = %up.node, seat = %up.seat.job, "a replica is up");
         self.owned_now(&up.kernel, user);
+        self.awake(&up.kernel);
         self.supersede(&id, &up);
         if let Some(old) = self.registry.register(id.clone(), Registered::new(conn, &up)) {
             self.connections.replica_left(old, &id);
@@ -114,6 +125,19 @@ impl Scheduler {
         for event in self.parks.of(&id) {
             self.connections.send(conn, 0, Response::Event(event));
         }
+        let speaks = up.role == ReplicaRole::Executor;
+        if speaks
+            && self
+                .kept
+                .moving(&up.kernel)
+                .is_some_and(|m| m.incarnation == up.incarnation)
+        {
+            self.kept.has_moved(&up.kernel);
+        }
+        let fixed = match speaks {
+            true => fixed(up.captured, &up.bound),
+            false => self.registry.executor(&up.kernel).and_then(|(_, r)| r.fixed()),
+        };
         let pool = up.pool.unwrap_or_else(|| self.default_pool());
         // Slurm's word on who is charged goes before the kernel's own.
         let account = self.seats.get(up.seat.job).and_then(|seat| seat.account.clone());
@@ -130,6 +154,7 @@ impl Scheduler {
             ended: up.ended,
             waiting: up.waiting,
             parked: up.parked,
+            fixed,
         }));
     }
 
@@ -158,7 +183,7 @@ impl Scheduler {
     }
 
     /// A pilot is of most use where kernels are.
-    fn tell_homes(&mut self) {
+    pub(super) fn tell_homes(&mut self) {
         self.pilot_jobs.set_homes(self.registry.homes());
     }
 
@@ -168,7 +193,14 @@ impl Scheduler {
     pub(super) fn replica_away(&mut self, id: &ReplicaId) {
         if self.registry.replica(id).is_some_and(|r| r.conn.is_none()) {
             info!(replica = %id, "a replica did not come back");
-            self.registry.remove(id);
+            let now = self.clock.now();
+            let gone = self.registry.remove(id);
+            if gone.is_some_and(|r| r.role == ReplicaRole::Executor) {
+                let why = "its process ended before it had answered".to_owned();
+                self.kept.stays(&id.kernel, why);
+            }
+            let why = "the new process ended".to_owned();
+            self.kept.move_failed(&id.kernel, id.incarnation, why, now);
             self.tell_homes();
             self.todo.push_back(Input::ReplicaLost {
                 kernel: id.kernel.clone(),
@@ -333,9 +365,7 @@ impl Scheduler {
                 bound,
             } => {
                 self.speaks_for(conn, &kernel, tenure)?;
-                let executor = self.registry.executor(&kernel).map(|(id, _)| id.incarnation);
-                let incarnation = executor.filter(|_| bound.gpu);
-                self.todo.push_back(Input::KernelBound { kernel, incarnation });
+                self.kernel_bound(kernel, bound);
             }
             Request::MigrationDone {
                 kernel,
@@ -343,11 +373,7 @@ impl Scheduler {
                 incarnation,
             } => {
                 self.speaks_for(conn, &kernel, tenure)?;
-                self.todo.push_back(Input::MigrationDone {
-                    kernel,
-                    incarnation,
-                    moved: true,
-                });
+                self.move_ended(kernel, incarnation, None);
             }
             Request::MigrationFailed {
                 kernel,
@@ -356,21 +382,38 @@ impl Scheduler {
                 reason,
             } => {
                 self.speaks_for(conn, &kernel, tenure)?;
-                info!(%kernel, %incarnation, "a move failed: {}", access::printable(&reason, 500));
-                self.todo.push_back(Input::MigrationDone {
-                    kernel,
-                    incarnation,
-                    moved: false,
-                });
+                self.move_ended(kernel, incarnation, Some(reason));
             }
-            Request::Hibernated { .. } | Request::HibernateRefused { .. } => {
-                return Err(Refusal::Unavailable {
-                    reason: "this hopd does not do that yet".into(),
-                });
+            Request::Hibernated { kernel, tenure } => {
+                self.speaks_for(conn, &kernel, tenure)?;
+                self.hibernated(kernel);
+            }
+            Request::HibernateRefused {
+                kernel,
+                tenure,
+                reason,
+            } => {
+                self.speaks_for(conn, &kernel, tenure)?;
+                self.hibernate_refused(&kernel, &reason);
             }
             _ => unreachable!("sorted by its sender"),
         }
         Ok(DONE)
+    }
+
+    /// What speaks against moving the kernel has changed.
+    fn kernel_bound(&mut self, kernel: KernelId, bound: Bound) {
+        let executor = self.registry.executor(&kernel).map(|(id, _)| id.clone());
+        let incarnation = executor.as_ref().map(|id| id.incarnation).filter(|_| bound.gpu);
+        if let Some(replica) = executor.and_then(|id| self.registry.replica_mut(&id)) {
+            replica.bound = bound;
+            let why = replica.fixed();
+            self.todo.push_back(Input::KernelFixed {
+                kernel: kernel.clone(),
+                why,
+            });
+        }
+        self.todo.push_back(Input::KernelBound { kernel, incarnation });
     }
 
     // --- who speaks ---

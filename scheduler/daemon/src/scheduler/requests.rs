@@ -381,6 +381,7 @@ impl Scheduler {
             }
             Request::CloseKernel { kernel } => {
                 access.owns(self.owner_of(&kernel), &kernel)?;
+                self.drop_asleep(&kernel);
                 self.todo.push_back(Input::CloseKernel { kernel });
             }
             _ => unreachable!("sorted by its sender"),

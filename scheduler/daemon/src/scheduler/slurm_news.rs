@@ -124,6 +124,7 @@ impl Scheduler {
                 let acts = self.pilot_jobs.looked(&queue.pilots, &pilots, now);
                 self.act(acts);
                 self.seats_gone(&queue.alive);
+                self.drained(queue.drained);
             }
         }
         self.look_in(self.news.look_pause);

@@ -1,5 +1,7 @@
 //! What one user can do to the others through `hopd`: nothing. No Slurm is asked: what it would say is put in.
 
+mod outlive;
+
 use super::connections::{HELD_UP, UNREAD};
 use super::seats::Seat;
 use super::*;
@@ -487,6 +489,7 @@ async fn a_seat_that_slurm_has_confirmed_is_known_after_a_restart() {
     house.scheduler.looked(Ok(crate::slurm::Queue {
         pilots: vec![],
         alive: vec![],
+        drained: BTreeMap::new(),
     }));
     house.scheduler.settle();
     let house = house.restarted();

@@ -40,6 +40,7 @@ impl World<'_> {
             ended: None,
             waiting: waiting.map(|c| self.waiting_cell(s, c)).into_iter().collect(),
             parked: None,
+            fixed: None,
         }));
     }
 

@@ -1,0 +1,133 @@
+//! Moves that somebody asks for, kernels that policy leaves where they are, and kernels that sleep.
+
+mod world;
+
+use hop_core::config::{Config, Migrate, PoolConfig};
+use hop_core::reason::{MoveRefused, RefusedBecause};
+use hop_core::{Doing, Input, MoveCause, Output};
+use hop_words::id::KernelId;
+use hop_words::need::Need;
+use hop_words::time::Span;
+use world::{World, facts};
+
+/// Three nodes of two GPUs with a pilot on each, and a kernel on the first.
+fn world(migrate: Option<Migrate>) -> (World, KernelId) {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 3;
+    pool.migrate = migrate;
+    let mut w = World::new(1, Config::default(), pool);
+    for n in 0..3 {
+        w.tell(Input::Node(facts(&format!("n{n}"))));
+        w.pilot(&format!("n{n}"), 2, 8);
+    }
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    (w, k)
+}
+
+fn asks(w: &mut World, kernel: &KernelId, from: Option<&str>, to: Option<&str>) -> Vec<Output> {
+    w.tell(Input::Migrate {
+        kernel: kernel.clone(),
+        from: from.map(Into::into),
+        to: to.map(Into::into),
+        cause: MoveCause::Asked,
+    })
+}
+
+fn stays(out: &[Output]) -> &MoveRefused {
+    match out {
+        [Output::MoveRefused { reason, .. }] => reason,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn goes_to(out: &[Output]) -> (&str, MoveCause) {
+    let moves = out.iter().find_map(|o| match o {
+        Output::Migrate { seat, cause, .. } => Some((seat.node.as_str(), *cause)),
+        _ => None,
+    });
+    moves.unwrap_or_else(|| panic!("{out:?}"))
+}
+
+#[test]
+fn a_kernel_goes_where_it_is_asked_to_or_says_why_not() {
+    let (mut w, k) = world(None);
+    let nobody = KernelId::from("nobody");
+    assert_eq!(stays(&asks(&mut w, &nobody, None, None)), &MoveRefused::NoReplica);
+    assert_eq!(
+        stays(&asks(&mut w, &k, None, Some("n0"))),
+        &MoveRefused::SitsThere { node: "n0".into() }
+    );
+    assert_eq!(
+        stays(&asks(&mut w, &k, Some("n1"), None)),
+        &MoveRefused::NoReplica,
+        "none is there"
+    );
+    w.tell(Input::NodeDown { node: "n1".into() });
+    assert_eq!(
+        stays(&asks(&mut w, &k, None, Some("n1"))),
+        &MoveRefused::Unfit { node: "n1".into() }
+    );
+    assert_eq!(
+        goes_to(&asks(&mut w, &k, Some("n0"), None)),
+        ("n2", MoveCause::Asked),
+        "the one that is up"
+    );
+    assert_eq!(w.core.kernel(&k).unwrap().doing, Doing::Moving);
+    assert_eq!(
+        stays(&asks(&mut w, &k, None, None)),
+        &MoveRefused::Moves { to: "n2".into() }
+    );
+}
+
+#[test]
+fn a_move_without_an_end_is_withdrawn() {
+    let (mut w, k) = world(None);
+    goes_to(&asks(&mut w, &k, None, Some("n1")));
+    let out = w.pass(Span::from_secs(3600));
+    let withdrawn = |o: &Output| matches!(o, Output::MoveWithdrawn { to, .. } if to.as_str() == "n1");
+    assert!(out.iter().any(withdrawn), "{out:?}");
+    assert_eq!(w.core.kernel(&k).unwrap().doing, Doing::Idle);
+    goes_to(&asks(&mut w, &k, None, Some("n1")));
+}
+
+/// All of n0's GPUs are taken for long, and others are free.
+fn crowded(fixed: Option<&str>) -> Vec<Output> {
+    let (mut w, k) = world(Some(Migrate::default()));
+    let other = w.kernel("other", "bob", &["n0"], 2);
+    let (_, _) = w.submit(&other, Need::gpus(2));
+    w.settle();
+    // Long enough that it is expected to go on for long.
+    w.pass(Span::from_secs(600));
+    w.tell(Input::KernelFixed {
+        kernel: k.clone(),
+        why: fixed.map(Into::into),
+    });
+    let (_, mut out) = w.submit(&k, Need::gpus(1));
+    out.extend(w.pass(Span::from_secs(60)));
+    out
+}
+
+#[test]
+fn policy_moves_a_kernel_to_free_gpus_and_leaves_one_that_can_not_go() {
+    assert_eq!(goes_to(&crowded(None)).1, MoveCause::Waiting);
+    let out = crowded(Some("its state is not saved"));
+    let moves = |o: &Output| matches!(o, Output::Migrate { .. });
+    assert!(!out.iter().any(moves), "{out:?}");
+}
+
+#[test]
+fn a_kernel_that_sleeps_leaves_nothing_behind() {
+    let (mut w, k) = world(None);
+    w.submit(&k, Need::gpus(2));
+    w.settle();
+    let (waits, _) = w.submit(&k, Need::gpus(2));
+    let mut out = w.tell(Input::Hibernated { kernel: k.clone() });
+    let refused = |o: &Output| matches!(o, Output::Refused { cell, reason: RefusedBecause::Asleep, .. } if *cell == waits);
+    assert!(out.iter().any(refused), "{out:?}");
+    for _ in 0..10 {
+        w.settle();
+        out.extend(w.pass(Span::from_secs(10)));
+    }
+    assert!(w.core.leases().is_empty());
+    assert!(w.core.kernel(&k).is_none());
+}

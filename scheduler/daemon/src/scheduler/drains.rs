@@ -1,0 +1,149 @@
+//! Nodes that Slurm drains: nothing new starts there, and the kernels there are told and moved.
+
+use super::{Due, Scheduler};
+use hop_api::message::Event;
+use hop_core::{Input, MoveCause};
+use hop_words::id::{KernelId, NodeName, ReplicaId};
+use hop_words::time::{Span, Timestamp};
+use std::collections::{BTreeMap, HashMap};
+use tracing::info;
+
+/// A kernel that could not be moved away is asked again after so long.
+const AGAIN: Span = Span::from_secs(60);
+
+/// The nodes that Slurm drains, each with Slurm's reason.
+#[derive(Debug, Default)]
+pub(super) struct Drains {
+    nodes: BTreeMap<NodeName, String>,
+    /// When each kernel was last asked to leave.
+    asked: HashMap<KernelId, Timestamp>,
+}
+
+impl Drains {
+    pub(super) fn reason(&self, node: &NodeName) -> Option<&String> {
+        self.nodes.get(node)
+    }
+
+    /// Takes in what Slurm says now: the nodes that are new among them, and those that aren't among them any more.
+    fn look(&mut self, now: BTreeMap<NodeName, String>) -> (Vec<NodeName>, Vec<NodeName>) {
+        let missing = |of: &BTreeMap<NodeName, String>, from: &BTreeMap<NodeName, String>| {
+            let names = of.keys().filter(|n| !from.contains_key(*n));
+            names.cloned().collect::<Vec<_>>()
+        };
+        let (new, over) = (missing(&now, &self.nodes), missing(&self.nodes, &now));
+        self.nodes = now;
+        (new, over)
+    }
+
+    /// Whether the kernel may be asked now, and if so notes that it was.
+    fn may_ask(&mut self, kernel: &KernelId, now: Timestamp) -> bool {
+        let rests = |at: &Timestamp| now.since(*at) < AGAIN;
+        if self.asked.get(kernel).is_some_and(rests) {
+            return false;
+        }
+        self.asked.insert(kernel.clone(), now);
+        true
+    }
+}
+
+impl Scheduler {
+    /// Slurm's word on which nodes are drained, from the look at its queue.
+    pub(super) fn drained(&mut self, nodes: BTreeMap<NodeName, String>) {
+        let (new, over) = self.drains.look(nodes);
+        for node in &new {
+            self.node_drains(node);
+        }
+        for node in &over {
+            info!(%node, "Slurm drains the node no longer");
+            self.tell_drain(node, None);
+        }
+        if !over.is_empty() {
+            // It may have pilots again.
+            self.due.retain(|(_, due)| *due != Due::Facts);
+            self.due.insert((self.clock.now(), Due::Facts));
+        }
+        if self.drains.nodes.is_empty() {
+            self.drains.asked.clear();
+        } else {
+            self.move_away();
+        }
+    }
+
+    fn node_drains(&mut self, node: &NodeName) {
+        let reason = self.drains.reason(node).cloned().unwrap_or_default();
+        info!(%node, "Slurm drains the node: {reason}");
+        self.tell_drain(node, Some(&reason));
+        self.todo.push_back(Input::NodeDown { node: node.clone() });
+        let pilots = self.core.pilots().into_iter();
+        for pilot in pilots.filter(|p| p.node == *node) {
+            self.todo.push_back(Input::PilotDraining { pilot: pilot.pilot });
+        }
+    }
+
+    fn tell_drain(&mut self, node: &NodeName, reason: Option<&String>) {
+        for ReplicaId { kernel, .. } in self.registry.on_node(node) {
+            let event = Event::NodeDrains {
+                kernel: kernel.clone(),
+                node: node.clone(),
+                reason: reason.cloned(),
+            };
+            self.connections.tell(&kernel, &event);
+        }
+    }
+
+    /// Asks the kernels on drained nodes to leave, as far as they can.
+    fn move_away(&mut self) {
+        // Where they can't go is to be known first.
+        self.settle();
+        let now = self.clock.now();
+        let nodes: Vec<NodeName> = self.drains.nodes.keys().cloned().collect();
+        for node in nodes {
+            for id in self.registry.on_node(&node) {
+                let kernel = id.kernel;
+                let free = self.registry.executor(&kernel);
+                let free = free.is_some_and(|(_, r)| r.conn.is_some() && r.fixed().is_none());
+                let busy = self.kept.moving(&kernel).is_some() || self.kept.saves_since(&kernel).is_some();
+                if !free || busy || !self.drains.may_ask(&kernel, now) {
+                    continue;
+                }
+                let asked = self.ask_core_to_move(&kernel, Some(node.clone()), None, MoveCause::Drain);
+                if let Err(why) = asked {
+                    info!(%kernel, %node, "it can't leave the node that Slurm drains: {why}");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_new_and_what_is_over_is_told_once() {
+        let mut drains = Drains::default();
+        let at = |names: &[&str]| {
+            let nodes = names.iter().map(|n| ((*n).into(), "a fan".to_owned()));
+            nodes.collect::<BTreeMap<NodeName, String>>()
+        };
+        assert_eq!(
+            drains.look(at(&["n1", "n2"])),
+            (vec!["n1".into(), "n2".into()], vec![])
+        );
+        assert_eq!(drains.look(at(&["n1", "n2"])), (vec![], vec![]));
+        assert_eq!(
+            drains.look(at(&["n2", "n3"])),
+            (vec!["n3".into()], vec!["n1".into()])
+        );
+        assert_eq!(drains.reason(&"n3".into()).unwrap(), "a fan");
+    }
+
+    #[test]
+    fn a_kernel_that_could_not_leave_is_asked_again_after_a_while() {
+        let mut drains = Drains::default();
+        let kernel = KernelId::from("k");
+        assert!(drains.may_ask(&kernel, Timestamp(0)));
+        assert!(!drains.may_ask(&kernel, Timestamp(1)));
+        assert!(drains.may_ask(&kernel, Timestamp(0) + AGAIN));
+    }
+}

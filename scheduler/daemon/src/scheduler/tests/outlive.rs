@@ -1,0 +1,496 @@
+//! Kernels that outlive their processes: listed, asked to move and to hibernate, remembered, woken, forgotten.
+
+use super::*;
+use crate::slurm::Queue;
+use hop_api::message::{
+    HibernateTarget, KernelRow, KernelState, KernelsQuery, MoveCause, ReplicaRow, Request, SeatPlan,
+};
+use hop_words::id::{KernelId, NodeName};
+
+/// Ada's kernel on n0, whose state is captured, with its replica, its front, and ada at a terminal.
+struct Lived {
+    house: House,
+    replica: (ConnId, Mailbox),
+    front: (ConnId, Mailbox),
+    ada: (ConnId, Mailbox),
+}
+
+fn captured(incarnation: u32, tenure: u64, node: &str) -> ReplicaUp {
+    let Request::ReplicaUp(up) = up("ada", "a", incarnation, 7, node) else {
+        unreachable!("made so")
+    };
+    ReplicaUp {
+        tenure: Tenure(tenure),
+        captured: true,
+        name: "a.ipynb".into(),
+        ..*up
+    }
+}
+
+fn reports(up: ReplicaUp) -> Request {
+    Request::ReplicaUp(Box::new(up))
+}
+
+fn kernel() -> KernelId {
+    "a".into()
+}
+
+fn events(mailbox: &mut Mailbox) -> Vec<Event> {
+    let all = std::iter::from_fn(|| mailbox.try_recv().ok());
+    let events = all.filter_map(|m| match m.body {
+        Response::Event(event) => Some(event),
+        _ => None,
+    });
+    events.collect()
+}
+
+impl Lived {
+    fn new() -> Self {
+        Self::with(captured(1, 1, "n0"))
+    }
+
+    fn with(up: ReplicaUp) -> Self {
+        Self::on(House::new(), up)
+    }
+
+    fn on(mut house: House, up: ReplicaUp) -> Self {
+        house.seat(7, "ada", "n0");
+        let mut replica = house.connect("ada", Role::Replica);
+        let answer = house.ask(replica.0, &mut replica.1, reports(up));
+        assert!(done(&answer), "{answer:?}");
+        let mut front = house.connect("ada", Role::Front);
+        let up = Request::FrontUp { kernel: kernel() };
+        assert!(done(&house.ask(front.0, &mut front.1, up)));
+        let ada = house.connect("ada", Role::Client);
+        Self {
+            house,
+            replica,
+            front,
+            ada,
+        }
+    }
+
+    fn ada(&mut self, body: Request) -> Response {
+        self.house.ask(self.ada.0, &mut self.ada.1, body)
+    }
+
+    fn replica(&mut self, body: Request) -> Response {
+        self.house.ask(self.replica.0, &mut self.replica.1, body)
+    }
+
+    fn rows(&mut self) -> Vec<KernelRow> {
+        match self.ada(Request::Kernels(KernelsQuery::default())) {
+            Response::Kernels { rows } => rows,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[track_caller]
+    fn row(&mut self) -> KernelRow {
+        let mut rows = self.rows();
+        assert_eq!(rows.len(), 1, "{rows:?}");
+        rows.remove(0)
+    }
+
+    fn hibernate(&mut self, force: bool) -> Response {
+        let target = HibernateTarget::Kernel { kernel: kernel() };
+        self.ada(Request::Hibernate { target, force })
+    }
+
+    /// Asked for, told, and answered.
+    fn falls_asleep(&mut self) {
+        let answer = self.hibernate(false);
+        assert!(
+            matches!(&answer, Response::Asked { kernels, .. } if *kernels == [kernel()]),
+            "{answer:?}"
+        );
+        assert_eq!(self.row().state, KernelState::Hibernating);
+        let told = events(&mut self.replica.1);
+        assert!(matches!(&told[..], [Event::Hibernate { .. }]), "{told:?}");
+        assert!(events(&mut self.front.1).is_empty(), "only the executor is told");
+        let hibernated = Request::Hibernated {
+            kernel: kernel(),
+            tenure: Tenure(1),
+        };
+        assert!(done(&self.replica(hibernated)));
+        let (conn, _) = self.replica;
+        self.house.scheduler.closed(conn);
+        self.house.scheduler.settle();
+    }
+
+    /// The seat plan of the move that the executor was asked for.
+    #[track_caller]
+    fn asked_to_move(&mut self) -> (SeatPlan, MoveCause) {
+        let told = events(&mut self.replica.1);
+        let moves = told.into_iter().find_map(|event| match event {
+            Event::Move { seat, cause, .. } => Some((seat, cause)),
+            _ => None,
+        });
+        moves.expect("the executor is asked to move")
+    }
+
+    fn migrate(&mut self, to: Option<&str>, force: bool) -> Response {
+        self.ada(Request::Migrate {
+            kernel: kernel(),
+            to: to.map(Into::into),
+            force,
+        })
+    }
+
+    fn drains(&mut self, nodes: &[&str]) {
+        let drained = nodes.iter().map(|n| (NodeName::from(*n), "a fan".to_owned()));
+        let queue = Queue {
+            pilots: vec![],
+            alive: vec![JobId(7)],
+            drained: drained.collect(),
+        };
+        self.house.scheduler.looked(Ok(queue));
+        self.house.scheduler.settle();
+    }
+}
+
+#[tokio::test]
+async fn a_kernel_is_listed_with_what_it_does() {
+    let mut lived = Lived::new();
+    let row = lived.row();
+    assert_eq!(
+        (row.state, row.name.as_str(), row.tenure, row.captured),
+        (KernelState::Idle, "a.ipynb", Tenure(1), true)
+    );
+    let [ReplicaRow { node, seat, .. }] = &row.replicas[..] else {
+        panic!("{row:?}")
+    };
+    assert_eq!((node.as_str(), *seat), ("n0", JobId(7)));
+    assert_eq!(row.executor, Some(Incarnation(1)));
+    lived.house.say(
+        lived.replica.0,
+        Request::Submit {
+            kernel: kernel(),
+            tenure: Tenure(1),
+            cell: "c".into(),
+            need: Need::gpus(1),
+            class: Class::Interactive,
+        },
+    );
+    assert_eq!(lived.row().state, KernelState::Waiting);
+    let (bob, mut mailbox) = lived.house.connect("bob", Role::Client);
+    let query = Request::Kernels(KernelsQuery::default());
+    let answer = lived.house.ask(bob, &mut mailbox, query);
+    assert!(matches!(&answer, Response::Kernels { rows } if rows.is_empty()));
+    let all = Request::Kernels(KernelsQuery {
+        all_users: true,
+        ..KernelsQuery::default()
+    });
+    refused(&lived.house.ask(bob, &mut mailbox, all), "no operator");
+    for request in [
+        Request::Wake { kernel: kernel() },
+        Request::Forget { kernel: kernel() },
+    ] {
+        refused(&lived.house.ask(bob, &mut mailbox, request), "of yours");
+    }
+}
+
+#[tokio::test]
+async fn a_kernel_that_hibernates_is_remembered_and_comes_back() {
+    let mut lived = Lived::new();
+    lived.falls_asleep();
+    let row = lived.row();
+    assert_eq!((row.state, row.replicas.len()), (KernelState::Asleep, 0));
+    assert_eq!(
+        lived.house.scheduler.core.kernel_count(),
+        0,
+        "it counts against no quota"
+    );
+    // The executor that ends doesn't wake it, though it be late.
+    let mut late = lived.house.connect("ada", Role::Replica);
+    let answer = lived
+        .house
+        .ask(late.0, &mut late.1, reports(captured(1, 1, "n0")));
+    refused(&answer, "hibernates since tenure 1");
+
+    let house = lived.house.restarted();
+    let mut house = house;
+    let (ada, mut mailbox) = house.connect("ada", Role::Client);
+    let wake = || Request::Wake { kernel: kernel() };
+    refused(
+        &house.ask(ada, &mut mailbox, wake()),
+        "open its notebook (a.ipynb)",
+    );
+    let (front, mut box_f) = house.connect("ada", Role::Front);
+    let up = Request::FrontUp { kernel: kernel() };
+    assert!(done(&house.ask(front, &mut box_f, up)));
+    let (bob, mut box_b) = house.connect("bob", Role::Client);
+    refused(&house.ask(bob, &mut box_b, wake()), "of yours");
+    assert!(done(&house.ask(ada, &mut mailbox, wake())));
+    let told = events(&mut box_f);
+    assert!(matches!(&told[..], [Event::Wake { .. }]), "{told:?}");
+    let mut lived = Lived::on(house, captured(2, 2, "n0"));
+    assert_eq!(lived.row().state, KernelState::Idle);
+    refused(&lived.ada(wake()), "is awake");
+    let mut house = lived.house.restarted();
+    assert!(house.scheduler.kept.asleep(&kernel()).is_none());
+    house.scheduler.settle();
+}
+
+#[tokio::test]
+async fn its_waiting_cells_are_refused_when_a_kernel_hibernates() {
+    let mut lived = Lived::new();
+    let submit = Request::Submit {
+        kernel: kernel(),
+        tenure: Tenure(1),
+        cell: "c".into(),
+        need: Need::gpus(1),
+        class: Class::Interactive,
+    };
+    lived.house.say(lived.replica.0, submit);
+    let hibernated = Request::Hibernated {
+        kernel: kernel(),
+        tenure: Tenure(1),
+    };
+    lived.replica(hibernated);
+    let told = events(&mut lived.front.1);
+    let refused = told
+        .iter()
+        .any(|e| matches!(e, Event::Refused { reason, .. } if reason.contains("sleeps")));
+    assert!(refused, "{told:?}");
+    assert_eq!(lived.row().state, KernelState::Asleep);
+}
+
+#[tokio::test]
+async fn a_kernel_that_can_not_be_saved_does_not_hibernate() {
+    let mut lived = Lived::with(ReplicaUp {
+        captured: false,
+        ..captured(1, 1, "n0")
+    });
+    refused(&lived.hibernate(true), "its state is not saved");
+    let mut lived = Lived::with(ReplicaUp {
+        bound: Bound {
+            gpu: false,
+            holds: vec!["It holds an open socket.".into()],
+        },
+        ..captured(1, 1, "n0")
+    });
+    refused(&lived.hibernate(false), "an open socket. --force");
+    let all = Request::Hibernate {
+        target: HibernateTarget::All { node: None },
+        force: false,
+    };
+    let answer = lived.ada(all);
+    let Response::Asked { kernels, refused } = &answer else {
+        panic!("{answer:?}")
+    };
+    assert!(kernels.is_empty() && refused.len() == 1, "{answer:?}");
+    assert!(matches!(lived.hibernate(true), Response::Asked { .. }));
+    let no = Request::HibernateRefused {
+        kernel: kernel(),
+        tenure: Tenure(1),
+        reason: "a cell runs".into(),
+    };
+    assert!(done(&lived.replica(no)));
+    let row = lived.row();
+    assert_eq!(
+        (row.state, row.stayed.as_deref()),
+        (KernelState::Idle, Some("a cell runs"))
+    );
+}
+
+#[tokio::test]
+async fn an_executor_that_dies_before_it_has_answered_stays() {
+    let mut lived = Lived::new();
+    lived.hibernate(false);
+    let (conn, _) = lived.replica;
+    lived.house.scheduler.closed(conn);
+    let id = hop_words::id::ReplicaId {
+        kernel: kernel(),
+        incarnation: Incarnation(1),
+    };
+    lived.house.scheduler.replica_away(&id);
+    lived.house.scheduler.settle();
+    let row = lived.row();
+    assert_eq!(row.state, KernelState::Starting);
+    assert!(row.stayed.is_some_and(|why| why.contains("ended before")));
+}
+
+#[tokio::test]
+async fn a_kernel_that_sleeps_is_forgotten_for_good() {
+    let mut lived = Lived::new();
+    refused(&lived.ada(Request::Forget { kernel: kernel() }), "does not sleep");
+    lived.falls_asleep();
+    assert!(done(&lived.ada(Request::Forget { kernel: kernel() })));
+    assert!(lived.rows().is_empty());
+    let mut house = lived.house.restarted();
+    // Its id is anybody's again.
+    assert!(house.scheduler.owner_of(&kernel()).is_none());
+    house.seat(8, "eve", "n0");
+    let (eve, mut mailbox) = house.connect("eve", Role::Replica);
+    assert!(done(&house.ask(eve, &mut mailbox, up("eve", "a", 1, 8, "n0"))));
+}
+
+#[tokio::test]
+async fn a_closed_kernel_is_none_that_sleeps() {
+    let mut lived = Lived::new();
+    lived.falls_asleep();
+    let close = Request::CloseKernel { kernel: kernel() };
+    assert!(done(&lived.house.ask(lived.front.0, &mut lived.front.1, close)));
+    assert!(lived.rows().is_empty());
+}
+
+#[tokio::test]
+async fn more_that_sleep_than_are_kept_push_out_the_first() {
+    let config = format!("{QUOTA}asleep = 0\n{POOL}");
+    let config = Config::parse(&config, "x".as_ref()).unwrap();
+    let house = House::start(config, tempfile::tempdir().unwrap());
+    let mut lived = Lived::on(house, captured(1, 1, "n0"));
+    let hibernated = Request::Hibernated {
+        kernel: kernel(),
+        tenure: Tenure(1),
+    };
+    assert!(done(&lived.replica(hibernated)));
+    assert!(lived.rows().is_empty());
+    assert!(lived.house.scheduler.owner_of(&kernel()).is_none());
+}
+
+#[tokio::test]
+async fn a_kernel_is_moved_when_its_user_asks_for_it() {
+    let mut lived = Lived::new();
+    for (to, why) in [("n0", "is on n0 already"), ("nowhere", "has no node nowhere")] {
+        refused(&lived.migrate(Some(to), false), why);
+    }
+    assert!(done(&lived.migrate(Some("n2"), false)));
+    let (seat, cause) = lived.asked_to_move();
+    assert_eq!((seat.node.as_str(), cause), ("n2", MoveCause::Asked));
+    let row = lived.row();
+    assert_eq!(row.state, KernelState::Moving);
+    assert_eq!(row.moving.map(|m| m.to), Some("n2".into()));
+    refused(&lived.migrate(Some("n3"), false), "moves to n2 already");
+
+    // Its successor restores, then speaks for the kernel.
+    let mut next = lived.house.connect("ada", Role::Replica);
+    lived.house.seat(8, "ada", "n2");
+    let successor = |tenure, role| {
+        let mut up = captured(seat.incarnation.0, tenure, "n2");
+        up.seat.job = JobId(8);
+        reports(ReplicaUp { role, ..up })
+    };
+    let hot = successor(1, ReplicaRole::Hot);
+    assert!(done(&lived.house.ask(next.0, &mut next.1, hot)));
+    assert_eq!(
+        lived.row().state,
+        KernelState::Moving,
+        "the tenure has not switched"
+    );
+    let executor = successor(2, ReplicaRole::Executor);
+    assert!(done(&lived.house.ask(next.0, &mut next.1, executor)));
+    let moved = Request::MigrationDone {
+        kernel: kernel(),
+        tenure: Tenure(2),
+        incarnation: seat.incarnation,
+    };
+    assert!(done(&lived.house.ask(next.0, &mut next.1, moved)));
+    let lost = Request::ReplicaLost {
+        kernel: kernel(),
+        tenure: Tenure(2),
+        incarnation: Incarnation(1),
+    };
+    assert!(done(&lived.house.ask(next.0, &mut next.1, lost)));
+    let row = lived.row();
+    assert_eq!(
+        (row.state, row.executor),
+        (KernelState::Idle, Some(seat.incarnation))
+    );
+    assert_eq!(row.replicas.len(), 1);
+    assert_eq!(row.move_failed, None);
+}
+
+#[tokio::test]
+async fn a_move_that_failed_is_told_with_its_reason() {
+    let mut lived = Lived::new();
+    assert!(done(&lived.migrate(None, false)));
+    let (seat, _) = lived.asked_to_move();
+    assert_ne!(seat.node.as_str(), "n0");
+    let failed = Request::MigrationFailed {
+        kernel: kernel(),
+        tenure: Tenure(1),
+        incarnation: seat.incarnation,
+        reason: "its seat did not start".into(),
+    };
+    assert!(done(&lived.replica(failed)));
+    let row = lived.row();
+    assert_eq!(row.state, KernelState::Idle);
+    assert_eq!(row.move_failed.unwrap().reason, "its seat did not start");
+    let explain = Request::Explain {
+        kernel: kernel(),
+        cell: None,
+    };
+    let answer = lived.ada(explain);
+    let Response::Explanation(said) = &answer else {
+        panic!("{answer:?}")
+    };
+    assert!(
+        said.sentences
+            .iter()
+            .any(|s| s.contains("its seat did not start")),
+        "{said:?}"
+    );
+    assert!(done(&lived.migrate(None, false)), "it may be tried again");
+}
+
+#[tokio::test]
+async fn a_kernel_that_holds_what_can_not_be_captured_moves_by_hand_alone() {
+    let mut lived = Lived::new();
+    let bound = Bound {
+        gpu: false,
+        holds: vec!["It holds an open socket.".into()],
+    };
+    let report = Request::KernelBound {
+        kernel: kernel(),
+        tenure: Tenure(1),
+        bound,
+    };
+    assert!(done(&lived.replica(report)));
+    assert_eq!(lived.row().bound, ["It holds an open socket."]);
+    refused(&lived.migrate(None, false), "an open socket");
+    lived.drains(&["n0"]);
+    let told = events(&mut lived.replica.1);
+    assert!(told.iter().all(|e| !matches!(e, Event::Move { .. })), "{told:?}");
+    assert!(done(&lived.migrate(None, true)));
+    lived.asked_to_move();
+}
+
+#[tokio::test]
+async fn a_drained_node_gets_no_leases_and_is_left() {
+    let mut lived = Lived::new();
+    let mut agent = lived.house.connect("gresshopper", Role::Agent);
+    lived.house.ask(agent.0, &mut agent.1, agent_up());
+    lived.drains(&["n0"]);
+    let orders: Vec<_> = std::iter::from_fn(|| agent.1.try_recv().ok()).collect();
+    let drained = |m: &FromHopd| matches!(m.body, Response::Order(Order::Drain { .. }));
+    assert!(orders.iter().any(drained), "{orders:?}");
+    let info = match lived.ada(Request::Info) {
+        Response::Info(info) => info,
+        other => panic!("{other:?}"),
+    };
+    let node = &info.nodes[0];
+    assert_eq!(
+        (node.state.as_str(), node.reason.as_str()),
+        ("DRAINING", "Slurm drains the node: a fan")
+    );
+    let told = events(&mut lived.front.1);
+    assert!(
+        matches!(&told[..], [Event::NodeDrains { reason: Some(why), .. }] if why == "a fan"),
+        "{told:?}"
+    );
+    let (seat, cause) = lived.asked_to_move();
+    assert_eq!(cause, MoveCause::Drain);
+    assert_ne!(seat.node.as_str(), "n0");
+    // The same look again asks nobody twice.
+    lived.drains(&["n0"]);
+    assert!(events(&mut lived.replica.1).is_empty());
+    refused(&lived.migrate(Some("n0"), false), "moves to");
+    lived.drains(&[]);
+    let told = events(&mut lived.front.1);
+    assert!(
+        matches!(&told[..], [Event::NodeDrains { reason: None, .. }]),
+        "{told:?}"
+    );
+}
