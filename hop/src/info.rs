@@ -119,12 +119,64 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         return args.output.write(&DAEMON_VIEW, &[report], context);
     }
     let one_of = |list: &[String], name: &str| list.is_empty() || list.iter().any(|wanted| wanted == name);
-    let nodes: Vec<NodeInfo> = report
+    let mut nodes: Vec<NodeInfo> = report
         .nodes
         .into_iter()
         .filter(|node| one_of(&args.pools, node.pool.as_str()) && one_of(&args.nodes, node.node.as_str()))
         .collect();
-    args.output.write(&VIEW, &nodes, context)
+    nodes.sort_by_cached_key(|n| (in_pieces(n.pool.as_str()), in_pieces(n.node.as_str()), n.pilot));
+    args.output.write(&VIEW, &nodes, context)?;
+    if args.output.is_table() {
+        writeln!(context.err, "hop: {}.", totals(&nodes, report.waiting))?;
+    }
+    Ok(())
+}
+
+/// A name as people sort it: n2 before n10.
+fn in_pieces(name: &str) -> Vec<(String, u64)> {
+    let mut pieces = vec![(String::new(), 0_u64)];
+    let mut in_number = false;
+    for c in name.chars() {
+        match c.to_digit(10) {
+            Some(digit) => {
+                let number = &mut pieces.last_mut().expect("there is always one").1;
+                *number = number.saturating_mul(10).saturating_add(digit.into());
+                in_number = true;
+            }
+            None => {
+                if std::mem::take(&mut in_number) {
+                    pieces.push((String::new(), 0));
+                }
+                pieces.last_mut().expect("there is always one").0.push(c);
+            }
+        }
+    }
+    pieces
+}
+
+/// All nodes in one line.
+fn totals(nodes: &[NodeInfo], waiting: u32) -> String {
+    let sum = |of: fn(&NodeInfo) -> u16| nodes.iter().map(|n| u64::from(of(n))).sum::<u64>();
+    let up: u64 = nodes
+        .iter()
+        .filter(|n| n.state == "UP")
+        .map(|n| u64::from(free(n)))
+        .sum();
+    let mut said = format!(
+        "{} GPUs: {up} free, {} leased, {} lingering",
+        sum(|n| n.gpus),
+        sum(|n| n.gpus_leased),
+        sum(|n| n.gpus_lingering)
+    );
+    let blocked = sum(|n| n.gpus_blocked);
+    if blocked > 0 {
+        said.push_str(&format!(", {blocked} blocked"));
+    }
+    match waiting {
+        1 => said.push_str("; 1 cell waits"),
+        n => said.push_str(&format!("; {n} cells wait")),
+    }
+    said
 }
 
 fn free(node: &NodeInfo) -> u16 {

@@ -1,33 +1,238 @@
-//! Finding the kernel that a person means: its id, the beginning of its id, or the name of its notebook.
+//! `hop kernels`: all kernels, open or hibernated. And finding the one that a person means: its id, the beginning of its
+//! id, or the name of its notebook.
 
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
-use hop_api::message::{QueueQuery, QueueRow, Request, Response};
-use hop_words::id::KernelId;
+use crate::output::{Field, Options, Value, View, Whose, field};
+use hop_api::message::{KernelRow, KernelState, KernelsQuery, ReplicaRole, Request, Response};
+use hop_words::id::{KernelId, NodeName};
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  hop kernels                 your kernels, and what each does
+  hop kernels -a -N n2        everybody's with a process on node n2 (operators)
+  hop kernels -t asleep       those that hibernate
+  hop kernels -P -o kernelid,name,node,captured,reason";
+
+/// All kernels, open or hibernated.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    #[command(flatten)]
+    whose: Whose,
+    /// With a process on these nodes
+    #[arg(short = 'N', long = "nodelist", value_name = "NODES", value_delimiter = ',')]
+    nodes: Vec<String>,
+    /// In these states, in any case
+    #[arg(
+        short = 't',
+        long = "states",
+        visible_alias = "state",
+        value_name = "STATES",
+        value_delimiter = ','
+    )]
+    states: Vec<String>,
+    #[command(flatten)]
+    output: Options,
+}
+
+/// A kernel, with how long it has been in its state.
+struct Row {
+    kernel: KernelRow,
+    time: hop_words::time::Span,
+}
+
+static FIELDS: [Field<Row>; 18] = [
+    field!("KernelID", -9, "the kernel", |r| Value::text(&r.kernel.kernel)),
+    field!("Name", 16, "what the notebook is called", |r| Value::text(
+        &r.kernel.name
+    )),
+    field!("User", 9, "who", |r| Value::text(&r.kernel.user)),
+    field!(
+        "State",
+        8,
+        "STARTING, IDLE, WAITING, RUNNING, MOVING, SAVING, ASLEEP",
+        |r| Value::text(r.kernel.state.name())
+    ),
+    field!("Time", 9, "how long in this state", |r| Value::Span(r.time)),
+    field!("TimeRaw", 10, "in seconds", |r| Value::Seconds(r.time)),
+    field!("Node", -10, "where its executor is", |r| Value::text(node(
+        &r.kernel
+    ))),
+    field!("Nodes", -16, "where its replicas are", |r| Value::text(nodes(
+        &r.kernel
+    ))),
+    field!("Replicas", 8, "processes that keep its state", |r| {
+        Value::Number(r.kernel.replicas.len() as u64)
+    }),
+    field!("Executor", 8, "the number of the one that runs cells", |r| {
+        Value::maybe(r.kernel.executor)
+    }),
+    field!(
+        "Mem",
+        6,
+        "memory that its replicas hold",
+        |r| match r.kernel.mem_mib {
+            0 => Value::Absent,
+            mib => Value::Mib(mib),
+        }
+    ),
+    field!("LeaseID", 9, "the lease that it has", |r| Value::maybe(
+        r.kernel.lease
+    )),
+    field!("Pool", 10, "whose GPUs it is lent", |r| Value::text(
+        &r.kernel.pool
+    )),
+    field!("Account", 10, "who is charged", |r| Value::maybe(
+        r.kernel.account.as_ref()
+    )),
+    field!("Tenure", 6, "executors so far, by its own log", |r| Value::text(
+        r.kernel.tenure
+    )),
+    field!("Captured", 8, "whether its state is saved", |r| Value::text(
+        if r.kernel.captured { "yes" } else { "no" }
+    )),
+    field!("To", -10, "where it moves", |r| Value::maybe(
+        r.kernel.moving.as_ref().map(|m| &m.to)
+    )),
+    field!("Reason", -20, "why it moves, or stays where it is", |r| {
+        Value::text(reason(&r.kernel))
+    }),
+];
+
+static VIEW: View<Row> = View {
+    command: "kernels",
+    fields: &FIELDS,
+    default: "KernelID,Name,User,State,Time,Node,Mem,Reason%-8",
+    brief: "KernelID,State,Node",
+    variable: "HOP_KERNELS_FORMAT",
+};
+
+pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    if args.output.answered(&VIEW, context)? {
+        return Ok(());
+    }
+    let query = KernelsQuery {
+        users: args.whose.users(),
+        all_users: args.whose.all(context.is_root),
+        nodes: args.nodes.iter().map(|n| NodeName::from(n.as_str())).collect(),
+    };
+    let now = context.now;
+    let wanted = |row: &KernelRow| {
+        let is = |state: &String| state.eq_ignore_ascii_case(row.state.name());
+        args.states.is_empty() || args.states.iter().any(is)
+    };
+    let mut kernels = rows(query, context)?;
+    kernels.retain(wanted);
+    kernels.sort_by(|a, b| (&a.user, &a.name, &a.kernel).cmp(&(&b.user, &b.name, &b.kernel)));
+    let rows: Vec<Row> = kernels
+        .into_iter()
+        .map(|kernel| Row {
+            time: now.since(kernel.since),
+            kernel,
+        })
+        .collect();
+    args.output.write(&VIEW, &rows, context)
+}
+
+fn rows(query: KernelsQuery, context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
+    match context.hopd.ask(Request::Kernels(query))? {
+        Response::Kernels { rows } => Ok(rows),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// All kernels that the caller may see.
+fn visible(context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
+    let query = KernelsQuery {
+        all_users: context.is_root,
+        ..KernelsQuery::default()
+    };
+    rows(query, context)
+}
+
+/// What these kernels do now. One that `hopd` no longer knows is missing.
+pub(crate) fn of(kernels: &[KernelId], context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
+    let mut rows = visible(context)?;
+    rows.retain(|row| kernels.contains(&row.kernel));
+    Ok(rows)
+}
+
+/// Between two looks at what kernels do.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Looks at the kernels until `settled` says of each of them what has come of it, for `patience` at most. Those of which
+/// it has said nothing by then are in the second list.
+pub(crate) fn watch<T>(
+    kernels: &[KernelId],
+    patience: Duration,
+    context: &Context<'_>,
+    settled: impl Fn(&KernelRow) -> Option<T>,
+) -> Result<(Vec<(KernelId, T)>, Vec<KernelId>), Failure> {
+    let mut left = kernels.to_vec();
+    let mut done = Vec::new();
+    let began = std::time::Instant::now();
+    while !left.is_empty() {
+        for row in of(&left, context)? {
+            if let Some(outcome) = settled(&row) {
+                left.retain(|id| *id != row.kernel);
+                done.push((row.kernel, outcome));
+            }
+        }
+        if left.is_empty() || began.elapsed() >= patience {
+            break;
+        }
+        std::thread::sleep(LOOK);
+    }
+    Ok((done, left))
+}
+
+fn node(row: &KernelRow) -> String {
+    let speaks = |r: &&hop_api::message::ReplicaRow| match row.executor {
+        Some(executor) => r.incarnation == executor,
+        None => r.role == ReplicaRole::Executor,
+    };
+    let executor = row.replicas.iter().find(speaks);
+    executor.map(|r| r.node.to_string()).unwrap_or_default()
+}
+
+fn nodes(row: &KernelRow) -> String {
+    let names: Vec<String> = row.replicas.iter().map(|r| r.node.to_string()).collect();
+    names.join(",")
+}
+
+fn reason(row: &KernelRow) -> String {
+    if let Some(moving) = &row.moving {
+        return format!("moves to {}: {}", moving.to, moving.cause);
+    }
+    let mut said = Vec::new();
+    said.extend(
+        row.move_failed
+            .as_ref()
+            .map(|f| format!("its move to {} failed: {}", f.to, f.reason)),
+    );
+    said.extend(row.stayed.as_ref().map(|why| format!("did not hibernate: {why}")));
+    if row.state != KernelState::Asleep {
+        said.extend(row.bound.iter().cloned());
+    }
+    said.join("; ")
+}
 
 /// The id of the one kernel that `word` means. A whole id is not looked up.
 pub(crate) fn find(word: &str, context: &Context<'_>) -> Result<KernelId, Failure> {
     if is_whole(word) {
         return Ok(word.into());
     }
-    let query = QueueQuery {
-        users: Vec::new(),
-        all_users: context.is_root,
-        ..QueueQuery::default()
-    };
-    let rows = match context.hopd.ask(Request::Queue(query))? {
-        Response::Queue { rows, .. } => rows,
-        other => return Err(unexpected(&other)),
-    };
-    pick(word, &rows)
+    pick(word, &visible(context)?)
 }
 
-fn is_whole(word: &str) -> bool {
+pub(crate) fn is_whole(word: &str) -> bool {
     word.len() == 36 && word.bytes().all(|b| b.is_ascii_hexdigit() || b == b'-')
 }
 
-fn pick(word: &str, rows: &[QueueRow]) -> Result<KernelId, Failure> {
+fn pick(word: &str, rows: &[KernelRow]) -> Result<KernelId, Failure> {
     let mut found: Vec<&KernelId> = rows
         .iter()
         .filter(|row| row.kernel.as_str().starts_with(word) || row.name == word)
@@ -38,7 +243,7 @@ fn pick(word: &str, rows: &[QueueRow]) -> Result<KernelId, Failure> {
     match found[..] {
         [kernel] => Ok(kernel.clone()),
         [] => Err(Failure::Failed(format!(
-            "no kernel of yours that waits or has a lease is called {word:?} or begins with it: `hop queue` lists them; for another one give its whole id"
+            "no kernel of yours is called {word:?} or begins with it: `hop kernels` lists them; for another one give its whole id"
         ))),
         _ => Err(Failure::Failed(format!(
             "{word:?} can mean {} kernels: give more of the id",

@@ -13,10 +13,12 @@ mod explain;
 mod failure;
 mod gpu;
 mod gpu_restart;
+mod hibernate;
 mod hopd;
 mod info;
 mod kernels;
 mod kernelspec;
+mod migrate;
 mod output;
 mod plugin;
 mod queue;
@@ -54,6 +56,16 @@ enum Command {
     Explain(explain::Args),
     /// End a lease, a waiting cell, or a kernel
     Cancel(cancel::Args),
+    /// All kernels, open or hibernated
+    Kernels(kernels::Args),
+    /// Move a kernel to another node, with its variables
+    Migrate(migrate::Args),
+    /// Save kernels whole in their user's home, and end their processes
+    Hibernate(hibernate::Args),
+    /// Bring a hibernated kernel back
+    Wake(hibernate::WakeArgs),
+    /// Forget hibernated kernels: their variables are lost
+    Forget(hibernate::ForgetArgs),
     /// Run a whole notebook unattended, by a deadline
     Run(run::Args),
     /// GPU memory to host memory and back, and what is on the devices
@@ -77,6 +89,11 @@ fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure>
         Command::Info(args) => info::run(args, context),
         Command::Explain(args) => explain::run(args, context),
         Command::Cancel(args) => cancel::run(args, context),
+        Command::Kernels(args) => kernels::run(args, context),
+        Command::Migrate(args) => migrate::run(args, context),
+        Command::Hibernate(args) => hibernate::run(args, context),
+        Command::Wake(args) => hibernate::wake(args, context),
+        Command::Forget(args) => hibernate::forget(args, context),
         Command::Run(args) => run::run(args, context),
         Command::Gpu(args) => gpu::run(args, context),
         Command::State(args) => state::run(args, context),

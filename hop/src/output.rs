@@ -200,6 +200,11 @@ impl Options {
         }
     }
 
+    /// A table for people.
+    pub(crate) fn is_table(&self) -> bool {
+        self.json.is_none() && !self.parsable && !self.parsable2 && !self.noheader
+    }
+
     /// Writes the records.
     pub(crate) fn write<R>(
         &self,

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     output: Options,
 }
 
-static FIELDS: [Field<QueueRow>; 21] = [
+static FIELDS: [Field<QueueRow>; 22] = [
     field!("KernelID", -9, "the kernel", |r| Value::text(&r.kernel)),
     field!("Name", 12, "what the notebook is called", |r| Value::text(
         &r.name
@@ -84,6 +84,9 @@ static FIELDS: [Field<QueueRow>; 21] = [
         .estimate
         .map_or(Value::Absent, Value::Seconds)),
     field!("Reason", 30, "why it waits", |r| Value::text(&r.reason)),
+    field!("Why", -14, "the same in one word, for scripts", |r| {
+        Value::text(&r.why)
+    }),
     field!(
         "NodeReason",
         -19,

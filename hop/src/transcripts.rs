@@ -7,10 +7,10 @@ use crate::hopd::Hopd;
 use crate::{Cli, dispatch};
 use clap::Parser;
 use hop_api::message::{
-    AcctQuery, AcctRow, CancelTarget, Explanation, InfoReport, NodeInfo, QueueQuery, QueueRow, Refusal,
-    Request, Response,
+    AcctQuery, AcctRow, CancelTarget, Explanation, InfoReport, KernelRow, KernelState, KernelsQuery,
+    MoveFailure, NodeInfo, QueueRow, Refusal, ReplicaRole, ReplicaRow, Request, Response,
 };
-use hop_words::id::{GpuIndex, JobId, LeaseId, Term};
+use hop_words::id::{GpuIndex, Incarnation, JobId, LeaseId, Tenure, Term};
 use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
 use jiff::tz::TimeZone;
@@ -21,6 +21,7 @@ use std::rc::Rc;
 const NOW: Timestamp = Timestamp(1_795_267_800_000_000);
 const KERNEL: &str = "1a2b3c4d-0000-4000-8000-000000000001";
 const OTHER: &str = "1a2b9999-0000-4000-8000-000000000002";
+const ASLEEP: &str = "7777cccc-0000-4000-8000-000000000003";
 
 /// Seconds before now.
 fn ago(seconds: u64) -> Timestamp {
@@ -110,6 +111,7 @@ fn queue_rows() -> Vec<QueueRow> {
         position: None,
         estimate: None,
         reason: String::new(),
+        why: String::new(),
     };
     let waiting = QueueRow {
         kernel: OTHER.into(),
@@ -130,9 +132,69 @@ fn queue_rows() -> Vec<QueueRow> {
         position: Some(3),
         estimate: Some(Span::from_secs(95)),
         reason: "all GPUs of pool main are lent".into(),
+        why: "Resources".into(),
         ..running.clone()
     };
     vec![running, waiting]
+}
+
+fn kernel_rows() -> Vec<KernelRow> {
+    let replica = |incarnation: u32, node: &str| ReplicaRow {
+        incarnation: Incarnation(incarnation),
+        role: ReplicaRole::Executor,
+        node: node.into(),
+        seat: JobId(40),
+    };
+    let moved = KernelRow {
+        kernel: KERNEL.into(),
+        name: "lecture.ipynb".into(),
+        user: "alice".into(),
+        pool: "main".into(),
+        state: KernelState::Running,
+        since: ago(75),
+        tenure: Tenure(3),
+        wanted: 1,
+        replicas: vec![replica(2, "n1")],
+        lease: Some(LeaseId(12)),
+        moving: None,
+        move_failed: Some(MoveFailure {
+            to: "n3".into(),
+            reason: "its seat did not start".into(),
+            at: ago(9),
+        }),
+        captured: true,
+        bound: vec!["It holds an open socket.".into()],
+        executor: Some(Incarnation(2)),
+        account: Some("lab".into()),
+        mem_mib: 4096,
+        stayed: Some("a cell runs".into()),
+    };
+    let waiting = KernelRow {
+        kernel: OTHER.into(),
+        name: "train|\u{1b}[31m.ipynb".into(),
+        state: KernelState::Waiting,
+        since: ago(8),
+        lease: None,
+        replicas: vec![replica(1, "n1"), replica(4, "n2")],
+        executor: Some(Incarnation(4)),
+        move_failed: None,
+        bound: vec![],
+        stayed: None,
+        captured: false,
+        ..moved.clone()
+    };
+    let asleep = KernelRow {
+        kernel: ASLEEP.into(),
+        name: "old.ipynb".into(),
+        state: KernelState::Asleep,
+        since: ago(86_400),
+        replicas: vec![],
+        executor: None,
+        mem_mib: 0,
+        captured: true,
+        ..waiting.clone()
+    };
+    vec![moved, waiting, asleep]
 }
 
 fn info() -> InfoReport {
@@ -202,6 +264,15 @@ impl Hopd for Table {
                     "All 4 GPUs of pool main are lent.".into(),
                 ],
             })),
+            Request::Kernels(_) => Ok(Response::Kernels { rows: kernel_rows() }),
+            Request::Migrate { .. } | Request::Wake { .. } | Request::Forget { .. } => Ok(Response::Done),
+            Request::Hibernate { .. } => Ok(Response::Asked {
+                kernels: vec![KERNEL.into(), ASLEEP.into()],
+                refused: vec![(
+                    OTHER.into(),
+                    format!("kernel {OTHER} can't be hibernated: it has no log"),
+                )],
+            }),
             Request::Cancel(CancelTarget::Lease { lease: LeaseId(99) }) => {
                 let refusal = Refusal::NotFound {
                     what: "lease 99".into(),
@@ -310,6 +381,28 @@ fn acct_filters_what_hopd_does_not() {
         "acct -j 12.2",
         "acct -r other",
         "acct -X -o leaseid%-6,NAME%14,efficiency,slurmjobid",
+    ];
+    let text: Vec<String> = all
+        .iter()
+        .map(|line| format!("$ hop {line}\n{}", user().hop(line)))
+        .collect();
+    insta::assert_snapshot!(text.join("\n"));
+}
+
+#[test]
+fn kernels_in_all_formats_and_what_is_done_with_them() {
+    let all = [
+        "kernels",
+        "kernels -t asleep,waiting -P -o kernelid,name,nodes,replicas,executor,captured",
+        "kernels --json -o kernelid,state,time,mem,reason",
+        "migrate lecture.ipynb --to n3",
+        "migrate old.ipynb",
+        "hibernate --all --node n1",
+        "hibernate old.ipynb",
+        "wake 7777",
+        "forget 7777",
+        "hibernate",
+        "hibernate --node n1",
     ];
     let text: Vec<String> = all
         .iter()
@@ -449,7 +542,7 @@ fn names_are_looked_up_but_whole_ids_are_not() {
     match &world.asked()[..] {
         [
             Request::Explain { .. },
-            Request::Queue(QueueQuery { .. }),
+            Request::Kernels(KernelsQuery { .. }),
             Request::Cancel(CancelTarget::Cell { kernel, cell }),
         ] => {
             assert_eq!((kernel.as_str(), cell.as_str()), (OTHER, "cell-z"));

@@ -1,0 +1,175 @@
+//! `hop hibernate`, `hop wake` and `hop forget`: kernels that lie in their user's home and hold nothing on the cluster.
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::hopd::unexpected;
+use crate::kernels;
+use hop_api::message::{HibernateTarget, KernelRow, KernelState, Request, Response};
+use hop_words::id::KernelId;
+use std::path::PathBuf;
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  hop hibernate lecture.ipynb          save it whole and end its processes
+  hop hibernate --all                  all of yours; for an operator, everybody's
+  hop hibernate --all --node n2        those with a process on node n2, before maintenance
+
+`hop wake` or the notebook's next opening brings a kernel back.";
+
+/// Save kernels whole in their user's home, and end their processes.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Kernels: ids, beginnings of them, or notebooks' names
+    #[arg(value_name = "KERNEL", required_unless_present = "all")]
+    kernels: Vec<String>,
+    /// All of yours; for an operator, everybody's
+    #[arg(long, conflicts_with = "kernels")]
+    all: bool,
+    /// With --all: those with a process on this node
+    #[arg(long, value_name = "NODE", requires = "all")]
+    node: Option<String>,
+    /// Also kernels that hold what can't be saved, which is lost then
+    #[arg(long)]
+    force: bool,
+    /// Don't wait until they are saved
+    #[arg(long)]
+    no_wait: bool,
+    /// Wait for so many seconds at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    timeout: u64,
+}
+
+/// All are tried; the status tells whether all sleep.
+pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    let (mut asked, mut failures) = (Vec::new(), Vec::new());
+    for target in targets(args, context)? {
+        let request = Request::Hibernate {
+            target,
+            force: args.force,
+        };
+        match context.hopd.ask(request) {
+            Ok(Response::Asked { kernels, refused }) => {
+                asked.extend(kernels);
+                failures.extend(refused.into_iter().map(|(_, why)| why));
+            }
+            Ok(other) => return Err(unexpected(&other)),
+            Err(Failure::Failed(why)) => failures.push(why),
+            Err(other) => return Err(other),
+        }
+    }
+    if !args.no_wait {
+        failures.extend(wait(&asked, args.timeout, context)?);
+    }
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Failed(failures.join("\nhop: "))),
+    }
+}
+
+fn targets(args: &Args, context: &Context<'_>) -> Result<Vec<HibernateTarget>, Failure> {
+    if args.all {
+        let node = args.node.as_deref().map(Into::into);
+        return Ok(vec![HibernateTarget::All { node }]);
+    }
+    let ids = args.kernels.iter().map(|word| kernels::find(word, context));
+    let target = |kernel| HibernateTarget::Kernel { kernel };
+    ids.map(|id| id.map(target)).collect()
+}
+
+/// Waits until each sleeps or stays awake; says which don't sleep, and why.
+fn wait(asked: &[KernelId], seconds: u64, context: &Context<'_>) -> Result<Vec<String>, Failure> {
+    let outcome = |row: &KernelRow| match (row.state, &row.stayed) {
+        (KernelState::Hibernating, _) => None,
+        (KernelState::Asleep, _) => Some(None),
+        (_, stayed) => Some(Some(
+            stayed.clone().unwrap_or_else(|| "nobody says why".to_owned()),
+        )),
+    };
+    let (done, left) = kernels::watch(asked, Duration::from_secs(seconds), context, outcome)?;
+    let stayed = done
+        .into_iter()
+        .filter_map(|(kernel, why)| Some(format!("kernel {kernel} does not hibernate: {}", why?)));
+    let late = left.into_iter().map(|kernel| {
+        format!(
+            "kernel {kernel} is not saved after {seconds} s: `hop kernels` shows whether it still saves its state"
+        )
+    });
+    Ok(stayed.chain(late).collect())
+}
+
+/// Bring a hibernated kernel back, with its variables.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+A kernel whose notebook is open in no Jupyter server comes back when somebody opens it.")]
+pub(crate) struct WakeArgs {
+    /// The kernel: its id, the beginning of it, or the notebook's name
+    kernel: String,
+}
+
+pub(crate) fn wake(args: &WakeArgs, context: &mut Context<'_>) -> Result<(), Failure> {
+    let kernel = kernels::find(&args.kernel, context)?;
+    match context.hopd.ask(Request::Wake { kernel })? {
+        Response::Done => Ok(()),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// Forget hibernated kernels: their variables are lost.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "\
+What is saved of the kernel in your home (~/.local/share/gresshopper/states/KERNEL) is removed as well. Somebody else's home
+is left alone.")]
+pub(crate) struct ForgetArgs {
+    /// Kernels: ids, beginnings of them, or notebooks' names
+    #[arg(value_name = "KERNEL", required = true)]
+    kernels: Vec<String>,
+}
+
+pub(crate) fn forget(args: &ForgetArgs, context: &mut Context<'_>) -> Result<(), Failure> {
+    let mut failures = Vec::new();
+    for word in &args.kernels {
+        match forget_one(word, context) {
+            Ok(()) => {}
+            Err(failure @ (Failure::Unreachable(_) | Failure::Usage(_))) => return Err(failure),
+            Err(failure) => failures.push(failure.to_string()),
+        }
+    }
+    match failures.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Failed(failures.join("\nhop: "))),
+    }
+}
+
+fn forget_one(word: &str, context: &Context<'_>) -> Result<(), Failure> {
+    let kernel = kernels::find(word, context)?;
+    let request = Request::Forget {
+        kernel: kernel.clone(),
+    };
+    match context.hopd.ask(request)? {
+        Response::Done => {}
+        other => return Err(unexpected(&other)),
+    }
+    let Some(folder) = saved(&kernel, context) else {
+        return Ok(());
+    };
+    std::fs::remove_dir_all(&folder).map_err(|error| {
+        Failure::Failed(format!(
+            "hopd has forgotten kernel {kernel}, but {} can't be removed: {error}",
+            folder.display()
+        ))
+    })
+}
+
+/// What is saved of the kernel in the caller's home, if something is. `find` lets nothing but a whole id through that
+/// hopd does not know, so the name leads nowhere else.
+fn saved(kernel: &KernelId, context: &Context<'_>) -> Option<PathBuf> {
+    let data = match (context.env)("XDG_DATA_HOME").filter(|path| path.starts_with('/')) {
+        Some(data) => PathBuf::from(data),
+        None => PathBuf::from((context.env)("HOME")?).join(".local/share"),
+    };
+    let plain = kernels::is_whole(kernel.as_str());
+    let folder = data.join("gresshopper/states").join(kernel.as_str());
+    (plain && folder.is_dir()).then_some(folder)
+}

@@ -1,0 +1,68 @@
+//! `hop migrate`: moves a kernel to another node.
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::hopd::unexpected;
+use crate::kernels;
+use hop_api::message::{KernelState, Request, Response};
+use std::time::Duration;
+
+const EXAMPLES: &str = "\
+Examples:
+  hop migrate lecture.ipynb            to the node that suits it best
+  hop migrate 1a2b3c4d --to n3         there
+  hop migrate KERNEL --no-wait         ask for it and don't wait until it is done
+
+Cells go on while the kernel's state is copied; it changes place between two cells.";
+
+/// Move a kernel to another node, with its variables.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// The kernel: its id, the beginning of it, or the notebook's name
+    kernel: String,
+    /// The node; without it the one that suits the kernel best
+    #[arg(long, value_name = "NODE")]
+    to: Option<String>,
+    /// Also where the kernel holds what can't be taken along, which is lost then
+    #[arg(long)]
+    force: bool,
+    /// Don't wait until it has moved
+    #[arg(long)]
+    no_wait: bool,
+    /// Wait for so many seconds at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    timeout: u64,
+}
+
+pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    let kernel = kernels::find(&args.kernel, context)?;
+    let request = Request::Migrate {
+        kernel: kernel.clone(),
+        to: args.to.as_deref().map(Into::into),
+        force: args.force,
+    };
+    match context.hopd.ask(request)? {
+        Response::Done => {}
+        other => return Err(unexpected(&other)),
+    }
+    if args.no_wait {
+        return Ok(());
+    }
+    let patience = Duration::from_secs(args.timeout);
+    let (done, _) = kernels::watch(std::slice::from_ref(&kernel), patience, context, |row| {
+        let moves = row.moving.is_some() || row.state == KernelState::Moving;
+        (!moves).then(|| row.move_failed.clone())
+    })?;
+    match done.into_iter().next() {
+        Some((_, None)) => Ok(()),
+        Some((_, Some(failed))) => Err(Failure::Failed(format!(
+            "kernel {kernel} did not move to {}: {}; it goes on where it was",
+            failed.to, failed.reason
+        ))),
+        None => Err(Failure::Failed(format!(
+            "kernel {kernel} has not moved within {} s: `hop kernels` shows whether it still does",
+            args.timeout
+        ))),
+    }
+}

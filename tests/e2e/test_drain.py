@@ -1,0 +1,85 @@
+"""A node that Slurm drains: what the daemon lends there, says of it, and does when it is back."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness import OPENABLE, Cluster, notebook, until
+
+REASON = "a fan is loud"
+
+
+@pytest.fixture
+def undrained(cluster: Cluster) -> Iterator[Cluster]:
+    """Every node is as it was."""
+    yield cluster
+    for node in cluster.env["HOP_DEV_NODES"].split(","):
+        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+    cluster.wait_for_pilots()
+
+
+def row_of(cluster: Cluster, node: str) -> dict[str, Any] | None:
+    rows: list[dict[str, Any]] = cluster.hop("info")["rows"]
+    return next((r for r in rows if r["node"] == node), None)
+
+
+def test_a_drained_node_gets_no_new_lease_and_says_why(undrained: Cluster) -> None:
+    cluster = undrained
+    with notebook(cluster, "alice") as book:
+        book.execute(OPENABLE)
+        # Its lease runs on while the node is drained.
+        cell = book.submit(
+            "%%gpu 1\nimport os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\nos.remove('go')"
+        )
+        (lease,) = until(
+            "the cell runs", lambda: [r for r in cluster.hop("queue")["rows"] if r["state"] == "RUNNING"]
+        )
+        node = lease["node"]
+        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=drain", f"reason={REASON}")
+
+        def drains() -> bool:
+            row = row_of(cluster, node)
+            return row is not None and row["state"] == "DRAINING" and REASON in row["reason"]
+
+        until(f"hop info says that {node} is drained, and why", drains)
+        (row,) = [r for r in cluster.hop("kernels")["rows"] if r["kernel_id"] == lease["kernel_id"]]
+        assert (row["node"], row["user"]) == (node, "alice")
+        (cluster.base / "home/alice/go").touch(mode=0o666)
+        assert book.wait(cell["cell"])["status"] == "ok"
+        until("its pilot is over", lambda: row_of(cluster, node) is None, 60)
+
+        # A kernel that can't leave waits until the node is back.
+        waits = book.submit("%%gpu 1\nprint(len(openable()))")["cell"]
+        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume")
+        got = book.wait(waits, 90)
+        assert (got["status"], got["text"]) == ("ok", "1\n"), got
+
+
+def test_kernels_are_listed_and_steered_by_their_users_alone(cluster: Cluster) -> None:
+    with notebook(cluster, "alice"):
+        rows = cluster.hop("kernels", user="alice")["rows"]
+        # A kernel that another test killed is known for a while.
+        (row,) = [r for r in rows if r["state"] != "STARTING"]
+        assert (row["state"], row["user"], row["replicas"]) == ("IDLE", "alice", 1)
+        assert row["node"] in cluster.env["HOP_DEV_NODES"].split(",")
+        assert row["mem"] > 0
+        assert kernel_ids(cluster, "bob").isdisjoint({row["kernel_id"]})
+        kernel = row["kernel_id"]
+        for user, argv, said in (
+            ("alice", ["wake", kernel], "is awake"),
+            ("alice", ["forget", kernel[:8]], "does not sleep"),
+            ("alice", ["migrate", kernel, "--to", row["node"]], "can't be moved"),
+            ("bob", ["hibernate", kernel], "no kernel"),
+            ("bob", ["migrate", kernel], "no kernel"),
+        ):
+            process = cluster.popen(user, ["hop", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+            _, err = process.communicate(timeout=60)
+            assert process.returncode == 1, err
+            assert said in err, err
+
+
+def kernel_ids(cluster: Cluster, user: str) -> set[str]:
+    return {str(r["kernel_id"]) for r in cluster.hop("kernels", user=user)["rows"]}
