@@ -22,8 +22,8 @@ pub trait Group: Send + Sync {
     /// Who votes and leads, as this member knows.
     fn standing(&self) -> Standing;
 
-    /// Returns once [`Group::standing`] has changed. `false`: the member has stopped, and nothing changes any more.
-    fn standing_changed(&self) -> impl Future<Output = bool> + Send;
+    /// Returns once [`Group::standing`] is another one. `false`: the member is closed, and nothing changes any more.
+    fn standing_changed(&self, from: &Standing) -> impl Future<Output = bool> + Send;
 
     /// Begins to send the log to a new member, which votes later.
     ///

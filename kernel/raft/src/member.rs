@@ -246,12 +246,11 @@ impl<T: Transport> Member<T> {
         let _ = self.raft.shutdown().await;
     }
 
-    /// Closes the member, and removes it from the WAL.
+    /// Removes the closed member from the WAL.
     ///
     /// # Errors
     /// If the WAL can't be written.
-    pub async fn forget(self) -> Result<(), AppendError> {
-        self.close().await;
+    pub fn forget(&self) -> Result<(), AppendError> {
         self.store.group.close().map(drop)
     }
 
@@ -397,15 +396,9 @@ impl<T: Transport> Group for Member<T> {
         standing_of(&self.metrics.borrow())
     }
 
-    async fn standing_changed(&self) -> bool {
+    async fn standing_changed(&self, from: &Standing) -> bool {
         let mut metrics = self.metrics.clone();
-        let before = standing_of(&metrics.borrow_and_update());
-        while metrics.changed().await.is_ok() {
-            if standing_of(&metrics.borrow_and_update()) != before {
-                return true;
-            }
-        }
-        false
+        metrics.wait_for(|m| standing_of(m) != *from).await.is_ok()
     }
 
     async fn add_learner(&self, member: Incarnation) -> Changed {

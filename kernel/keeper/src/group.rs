@@ -1,0 +1,254 @@
+//! The task of one group: it stands for election when it should, and as the leader does the steward's deeds.
+
+use crate::election::{self, View};
+use crate::hearing::Heard;
+use crate::keeper::Need;
+use crate::links::{Links, Wire, lock};
+use hop_log::State;
+use hop_log::steward::{self, Deed};
+use hop_raft::{Feed, Group as _, Member, News, Standing};
+use hop_words::id::{Incarnation, JobId};
+use hop_words::time::Span;
+use std::collections::{BTreeMap, BTreeSet};
+use std::pin::Pin;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// The pause before a deed that failed is tried again.
+const AGAIN_AFTER: Duration = Duration::from_millis(100);
+
+type Doing = Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A group that this seat keeps.
+pub(crate) struct Group {
+    pub(crate) links: Arc<Links>,
+    pub(crate) name: String,
+    pub(crate) me: Incarnation,
+    pub(crate) member: Arc<Member<Wire>>,
+    pub(crate) seats: Arc<Mutex<BTreeMap<Incarnation, JobId>>>,
+    pub(crate) wanted: usize,
+    pub(crate) needs: mpsc::UnboundedSender<Need>,
+}
+
+/// What the task remembers between two wakings.
+struct Memory {
+    state: Option<State>,
+    /// Seats that were up at the last waking.
+    up: BTreeSet<JobId>,
+    /// The next attempt to be elected.
+    stands_at: Option<Instant>,
+    /// The deed under way.
+    doing: Option<Doing>,
+    /// The missing replicas that were told, and the highest incarnation then.
+    told: Option<(usize, Incarnation)>,
+}
+
+impl Group {
+    /// Runs until the member is closed.
+    pub(crate) async fn run(self) {
+        let Feed { state, mut news } = self.member.subscribe();
+        let mut heard = self.links.heard();
+        let mut memory = Memory {
+            state,
+            up: BTreeSet::new(),
+            stands_at: None,
+            doing: None,
+            told: None,
+        };
+        self.follow_seats(&memory);
+        loop {
+            let standing = self.member.standing();
+            let now_heard = heard.borrow_and_update().clone();
+            self.act(&mut memory, &standing, &now_heard).await;
+            let stands_at = memory.stands_at;
+            let mut done = false;
+            tokio::select! {
+                item = news.recv() => match item {
+                    Some(item) => {
+                        memory.learn(item);
+                        while let Ok(item) = news.try_recv() {
+                            memory.learn(item);
+                        }
+                        self.follow_seats(&memory);
+                    }
+                    None => return,
+                },
+                changed = self.member.standing_changed(&standing) => if !changed {
+                    return;
+                },
+                changed = heard.changed() => if changed.is_err() {
+                    return;
+                },
+                () = until(stands_at), if stands_at.is_some() => {}
+                () = finished(&mut memory.doing) => done = true,
+            }
+            if done {
+                memory.doing = None;
+            }
+        }
+    }
+
+    fn follow_seats(&self, memory: &Memory) {
+        let Some(state) = &memory.state else { return };
+        let seats: BTreeMap<_, _> = state.members().iter().map(|(id, m)| (*id, m.seat)).collect();
+        let mut known = lock(&self.seats);
+        if *known == seats {
+            return;
+        }
+        known.clone_from(&seats);
+        drop(known);
+        self.links.share(&self.name, seats.into_values().collect());
+    }
+
+    async fn act(&self, memory: &mut Memory, standing: &Standing, heard: &Heard) {
+        let new = !heard.up.is_subset(&memory.up);
+        memory.up.clone_from(&heard.up);
+        if standing.leader == Some(self.me) {
+            memory.stands_at = None;
+            if new {
+                self.member.remind().await;
+            }
+            if memory.doing.is_none() {
+                memory.doing = self.next_deed(memory, standing, heard);
+            }
+            return;
+        }
+        memory.doing = None;
+        self.stand(memory, standing, heard).await;
+    }
+
+    async fn stand(&self, memory: &mut Memory, standing: &Standing, heard: &Heard) {
+        let seats = lock(&self.seats).clone();
+        let view = View {
+            me: self.me,
+            executor: memory.state.as_ref().and_then(State::executor),
+            standing,
+            seats: &seats,
+            heard,
+        };
+        let Some((first, again)) = election::stands(view) else {
+            memory.stands_at = None;
+            return;
+        };
+        let now = Instant::now();
+        let at = *memory.stands_at.get_or_insert_with(|| now + duration(first));
+        if at <= now {
+            tracing::info!(group = self.name, "stands for election");
+            self.member.campaign().await;
+            memory.stands_at = Some(now + duration(again));
+        }
+    }
+
+    fn next_deed(&self, memory: &mut Memory, standing: &Standing, heard: &Heard) -> Option<Doing> {
+        let member = Arc::clone(&self.member);
+        // An earlier leader has begun this change.
+        if let Some(next) = standing.next_voters.clone() {
+            return Some(Box::pin(async move {
+                pause_after(member.set_voters(next).await).await
+            }));
+        }
+        let state = memory.state.as_ref()?;
+        let deed = self.deed(state, standing, heard)?;
+        match deed {
+            Deed::Propose(entry) => Some(Box::pin(
+                async move { pause_after(member.propose(entry).await).await },
+            )),
+            Deed::Learner(learner) => Some(Box::pin(async move {
+                pause_after(member.add_learner(learner).await).await
+            })),
+            Deed::Voters(voters) => Some(Box::pin(async move {
+                pause_after(member.set_voters(voters).await).await
+            })),
+            Deed::Lead(to) => {
+                let seat = state.members().get(&to)?.seat;
+                self.links.ask_to_stand(seat, &self.name, to);
+                Some(Box::pin(tokio::time::sleep(AGAIN_AFTER)))
+            }
+            Deed::Grow(count) => {
+                let told = (count, state.highest_incarnation());
+                if memory.told != Some(told) {
+                    memory.told = Some(told);
+                    // A host that doesn't listen lets its kernels run with fewer replicas.
+                    let _ = self.needs.send(Need {
+                        group: self.name.clone(),
+                        replicas: count,
+                    });
+                }
+                None
+            }
+        }
+    }
+
+    fn deed(&self, state: &State, standing: &Standing, heard: &Heard) -> Option<Deed> {
+        let seats = lock(&self.seats).clone();
+        let of = |set: &BTreeSet<JobId>| -> BTreeSet<Incarnation> {
+            seats
+                .iter()
+                .filter(|(_, s)| set.contains(s))
+                .map(|(m, _)| *m)
+                .collect()
+        };
+        let mut up = of(&heard.up);
+        up.extend(of(&BTreeSet::from([self.links.me()])));
+        // An executor that is out of sight for a moment may run a cell.
+        let lost = of(&heard.lost);
+        up.extend(state.executor().filter(|e| !lost.contains(e)));
+        let unfit = seats.keys().filter(|m| !up.contains(m)).copied().collect();
+        steward::next(
+            state,
+            &steward::View {
+                me: self.me,
+                voters: &standing.voters,
+                learners: &standing.learners,
+                changing: standing.is_changing(),
+                gone: &of(&heard.gone),
+                unfit: &unfit,
+                leaving: &BTreeSet::new(),
+                died: None,
+                wanted: self.wanted,
+            },
+        )
+    }
+}
+
+impl Memory {
+    fn learn(&mut self, news: News) {
+        match news {
+            News::State(state) => self.state = Some(*state),
+            News::Applied { index, entry, .. } => {
+                if let Some(state) = &mut self.state {
+                    // A refused entry is no news to the leader's duties.
+                    let _ = state.apply(index, &entry);
+                }
+            }
+        }
+    }
+}
+
+/// Pauses after a deed that failed. A deed that went well has its effect in the next news.
+async fn pause_after<T, E: std::fmt::Display>(done: Result<T, E>) {
+    if let Err(error) = done {
+        tracing::debug!(%error, "a deed for a group failed");
+        tokio::time::sleep(AGAIN_AFTER).await;
+    }
+}
+
+async fn until(at: Option<Instant>) {
+    match at {
+        Some(at) => tokio::time::sleep_until(at).await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn finished(doing: &mut Option<Doing>) {
+    match doing {
+        Some(doing) => doing.as_mut().await,
+        None => std::future::pending().await,
+    }
+}
+
+fn duration(span: Span) -> Duration {
+    Duration::from_micros(span.0)
+}

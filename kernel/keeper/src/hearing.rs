@@ -1,0 +1,224 @@
+//! Which seats live, as this seat hears: one failure detector for a pair of seats, whatever number of groups they share.
+//!
+//! A peer is up while both directions work: this seat hears the peer, and the peer says that it hears this seat. A link that
+//! works in one direction alone can't carry a log.
+
+use hop_words::id::JobId;
+use hop_words::time::{Span, Timestamp};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// The time between two pings.
+pub const PING_EVERY: Span = Span::from_millis(100);
+/// A peer that says nothing for so long is suspected.
+pub const SUSPECTED_AFTER: Span = Span::from_millis(400);
+/// A peer that says nothing for so long never comes back: its members are replaced.
+pub const GONE_AFTER: Span = Span::from_secs(30);
+
+/// A seat without a link for so long is lost, and so is the executor there. A shorter cut costs no running cell.
+pub const LOST_AFTER_RESET: Span = Span::from_secs(1);
+/// A seat that is linked and silent for so long is lost.
+pub const LOST_AFTER_SILENCE: Span = Span::from_secs(10);
+
+/// The seats that live, and what they hear themselves.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Heard {
+    /// Seats with a link that works in both directions.
+    pub up: BTreeSet<JobId>,
+    /// Seats that a peer says to hear, for each peer that is up.
+    pub hears: BTreeMap<JobId, BTreeSet<JobId>>,
+    /// Seats whose executor must be replaced.
+    pub lost: BTreeSet<JobId>,
+    /// Seats that never come back.
+    pub gone: BTreeSet<JobId>,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Peer {
+    /// The peer's last word; before the first one, the time since which this seat wants to hear it.
+    last: Timestamp,
+    spoke: bool,
+    links: usize,
+    /// The last link broke then; before the first one, as `last`.
+    unlinked: Timestamp,
+    hears: BTreeSet<JobId>,
+}
+
+/// The state of the detector.
+#[derive(Debug)]
+pub struct Hearing {
+    me: JobId,
+    peers: BTreeMap<JobId, Peer>,
+    /// Seats known to be gone from elsewhere, mostly from Slurm.
+    told_gone: BTreeSet<JobId>,
+}
+
+impl Hearing {
+    pub fn new(me: JobId) -> Self {
+        Self {
+            me,
+            peers: BTreeMap::new(),
+            told_gone: BTreeSet::new(),
+        }
+    }
+
+    /// These seats, and no others, share a group with this one.
+    pub fn follow(&mut self, seats: &BTreeSet<JobId>, now: Timestamp) {
+        self.peers
+            .retain(|seat, peer| seats.contains(seat) || peer.links > 0);
+        for seat in seats.iter().filter(|s| **s != self.me) {
+            self.peers.entry(*seat).or_insert_with(|| Peer {
+                last: now,
+                unlinked: now,
+                ..Peer::default()
+            });
+        }
+    }
+
+    pub fn linked(&mut self, seat: JobId, now: Timestamp) {
+        let peer = self.peers.entry(seat).or_insert_with(|| Peer {
+            last: now,
+            ..Peer::default()
+        });
+        peer.links += 1;
+    }
+
+    /// A link broke. Without another one the peer is down at once.
+    pub fn unlinked(&mut self, seat: JobId, now: Timestamp) {
+        if let Some(peer) = self.peers.get_mut(&seat) {
+            peer.links = peer.links.saturating_sub(1);
+            if peer.links == 0 {
+                peer.unlinked = now;
+                peer.hears.clear();
+                peer.spoke = false;
+            }
+        }
+    }
+
+    /// A ping came: the peer hears these seats.
+    pub fn pinged(&mut self, seat: JobId, hears: BTreeSet<JobId>, now: Timestamp) {
+        if let Some(peer) = self.peers.get_mut(&seat) {
+            peer.last = now;
+            peer.spoke = true;
+            peer.hears = hears;
+        }
+    }
+
+    /// The seat's job has ended, by Slurm's word.
+    pub fn ended(&mut self, seat: JobId) {
+        self.told_gone.insert(seat);
+    }
+
+    /// The next ping: the seats that this one hears.
+    pub fn ping(&self, now: Timestamp) -> BTreeSet<JobId> {
+        let heard = self.peers.iter().filter(|(_, peer)| peer.is_heard(now));
+        heard.map(|(seat, _)| *seat).collect()
+    }
+
+    /// Followed seats without a link.
+    pub fn unlinked_peers(&self) -> impl Iterator<Item = JobId> {
+        let unlinked = self.peers.iter().filter(|(_, peer)| peer.links == 0);
+        unlinked
+            .map(|(seat, _)| *seat)
+            .filter(|s| !self.told_gone.contains(s))
+    }
+
+    pub fn has_peers(&self) -> bool {
+        !self.peers.is_empty()
+    }
+
+    pub fn heard(&self, now: Timestamp) -> Heard {
+        let up = |(seat, peer): (&JobId, &Peer)| {
+            let both = peer.is_heard(now) && peer.hears.contains(&self.me);
+            (both && !self.told_gone.contains(seat)).then(|| (*seat, peer.hears.clone()))
+        };
+        let hears: BTreeMap<_, _> = self.peers.iter().filter_map(up).collect();
+        let gone = self.peers.iter().filter(|(_, p)| now.since(p.last) > GONE_AFTER);
+        let gone: BTreeSet<JobId> = gone
+            .map(|(seat, _)| *seat)
+            .chain(self.told_gone.iter().copied())
+            .collect();
+        let lost = self.peers.iter().filter(|(_, p)| p.is_lost(now));
+        Heard {
+            up: hears.keys().copied().collect(),
+            hears,
+            lost: lost.map(|(seat, _)| *seat).chain(gone.iter().copied()).collect(),
+            gone,
+        }
+    }
+}
+
+impl Peer {
+    fn is_heard(&self, now: Timestamp) -> bool {
+        self.links > 0 && self.spoke && now.since(self.last) <= SUSPECTED_AFTER
+    }
+
+    fn is_lost(&self, now: Timestamp) -> bool {
+        let reset = self.links == 0 && now.since(self.unlinked) >= LOST_AFTER_RESET;
+        reset || now.since(self.last) >= LOST_AFTER_SILENCE
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const A: JobId = JobId(1);
+    const B: JobId = JobId(2);
+
+    fn at(ms: u64) -> Timestamp {
+        Timestamp(ms * 1000)
+    }
+
+    fn linked() -> Hearing {
+        let mut hearing = Hearing::new(A);
+        hearing.follow(&BTreeSet::from([A, B]), at(0));
+        hearing.linked(B, at(0));
+        hearing
+    }
+
+    #[test]
+    fn a_peer_is_up_while_both_directions_work() {
+        let mut hearing = linked();
+        assert!(hearing.heard(at(0)).up.is_empty(), "nothing was said yet");
+        hearing.pinged(B, BTreeSet::new(), at(10));
+        assert!(hearing.heard(at(10)).up.is_empty(), "the peer doesn't hear us");
+        assert_eq!(hearing.ping(at(10)), BTreeSet::from([B]), "we hear it");
+        hearing.pinged(B, BTreeSet::from([A]), at(20));
+        assert_eq!(hearing.heard(at(20)).up, BTreeSet::from([B]));
+        assert!(hearing.heard(at(421)).up.is_empty(), "silent for too long");
+        assert!(hearing.heard(at(421)).gone.is_empty());
+        assert_eq!(hearing.heard(at(30_021)).gone, BTreeSet::from([B]));
+    }
+
+    #[test]
+    fn a_broken_link_is_noticed_at_once() {
+        let mut hearing = linked();
+        hearing.linked(B, at(5));
+        hearing.pinged(B, BTreeSet::from([A]), at(10));
+        hearing.unlinked(B, at(11));
+        assert_eq!(
+            hearing.heard(at(11)).up,
+            BTreeSet::from([B]),
+            "another link is left"
+        );
+        hearing.unlinked(B, at(11));
+        assert!(hearing.heard(at(11)).up.is_empty());
+        assert!(
+            hearing.heard(at(1010)).lost.is_empty(),
+            "the executor there goes on for a second"
+        );
+        assert_eq!(hearing.heard(at(1011)).lost, BTreeSet::from([B]));
+        assert_eq!(hearing.unlinked_peers().collect::<Vec<_>>(), [B]);
+        hearing.ended(B);
+        assert_eq!(hearing.unlinked_peers().count(), 0, "nobody dials an ended seat");
+        assert_eq!(hearing.heard(at(11)).gone, BTreeSet::from([B]));
+    }
+
+    #[test]
+    fn a_seat_without_shared_groups_is_forgotten() {
+        let mut hearing = linked();
+        hearing.unlinked(B, at(5));
+        hearing.follow(&BTreeSet::from([A]), at(10));
+        assert!(!hearing.has_peers());
+    }
+}

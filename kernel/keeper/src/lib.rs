@@ -1,0 +1,19 @@
+//! The keeper: the seat's process in so far as it keeps the logs of its user's kernels.
+//!
+//! One TLS link for each pair of seats carries the messages of all groups, and one ping in each direction says who lives.
+//! A group has no timer of its own: its task wakes on an entry, on a change of its members, or when a seat comes or
+//! goes. The leader's duties are `hop_log::steward`'s; this crate carries them out.
+//!
+//! Hearing ([`hearing`]) and the rule to stand for election ([`election`]) are pure.
+
+mod book;
+pub mod election;
+mod group;
+pub mod hearing;
+mod keeper;
+mod links;
+mod wire;
+
+pub use book::Book;
+pub use keeper::{Keeper, Kernel, KernelError, Need, Settings, StartError};
+pub use links::Wire;

@@ -1,0 +1,437 @@
+//! The links to other seats: dialling, accepting, asking, answering, pinging.
+
+use crate::book::Book;
+use crate::hearing::{Heard, Hearing, PING_EVERY};
+use crate::wire::{Frame, Hello, VERSION};
+use bytes::Bytes;
+use hop_protocol::tls::{KernelKeys, TlsError, front_name};
+use hop_raft::{Member, Transport, Unreachable};
+use hop_words::id::{Incarnation, JobId};
+use hop_words::time::Timestamp;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::io;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, mpsc, oneshot, watch};
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout};
+use tokio_rustls::{TlsAcceptor, TlsConnector};
+
+/// A dial and the greetings may take so long each.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The pause after a dial that failed.
+const REDIAL_AFTER: Duration = Duration::from_millis(200);
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A member hosted by this seat.
+#[derive(Debug, Clone)]
+pub(crate) struct Hosted {
+    pub(crate) me: Incarnation,
+    pub(crate) member: Arc<Member<Wire>>,
+}
+
+/// All links of one seat.
+pub(crate) struct Links {
+    me: JobId,
+    connector: TlsConnector,
+    acceptor: TlsAcceptor,
+    book: Book,
+    began: Instant,
+    table: Mutex<BTreeMap<JobId, Vec<Arc<Link>>>>,
+    hearing: Mutex<Hearing>,
+    heard: watch::Sender<Heard>,
+    /// Seats with which each group is shared.
+    shared: Mutex<BTreeMap<String, BTreeSet<JobId>>>,
+    pub(crate) hosted: Mutex<BTreeMap<String, Hosted>>,
+    dialing: Mutex<BTreeSet<JobId>>,
+    /// There is a peer to follow.
+    wake: Notify,
+    tasks: Mutex<JoinSet<()>>,
+}
+
+impl std::fmt::Debug for Links {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Links")
+            .field("me", &self.me)
+            .finish_non_exhaustive()
+    }
+}
+
+/// One connection.
+#[derive(Debug)]
+struct Link {
+    out: mpsc::UnboundedSender<Bytes>,
+    asked: Mutex<HashMap<u64, oneshot::Sender<Bytes>>>,
+    last: AtomicU64,
+}
+
+impl Links {
+    pub(crate) fn new(me: JobId, keys: &KernelKeys, book: Book) -> Result<Arc<Self>, TlsError> {
+        Ok(Arc::new(Self {
+            me,
+            connector: keys.connector()?,
+            acceptor: keys.acceptor()?,
+            book,
+            began: Instant::now(),
+            table: Mutex::default(),
+            hearing: Mutex::new(Hearing::new(me)),
+            heard: watch::Sender::new(Heard::default()),
+            shared: Mutex::default(),
+            hosted: Mutex::default(),
+            dialing: Mutex::default(),
+            wake: Notify::new(),
+            tasks: Mutex::default(),
+        }))
+    }
+
+    pub(crate) fn me(&self) -> JobId {
+        self.me
+    }
+
+    pub(crate) fn heard(&self) -> watch::Receiver<Heard> {
+        self.heard.subscribe()
+    }
+
+    fn now(&self) -> Timestamp {
+        let micros =
+            u64::try_from(self.began.elapsed().as_micros()).expect("a seat ends within 500,000 years");
+        // Far from zero: a peer that was never heard isn't silent since the start of time.
+        Timestamp(micros + 1)
+    }
+
+    pub(crate) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+        let mut tasks = lock(&self.tasks);
+        while tasks.try_join_next().is_some() {}
+        tasks.spawn(task);
+    }
+
+    /// Ends all tasks and forgets all members: no message is answered any more.
+    pub(crate) fn close(&self) {
+        lock(&self.tasks).abort_all();
+        lock(&self.hosted).clear();
+        lock(&self.table).clear();
+        self.book.strike(self.me);
+    }
+
+    /// The group is shared with these seats. None: the group isn't kept here any more.
+    pub(crate) fn share(&self, group: &str, seats: BTreeSet<JobId>) {
+        let all = {
+            let mut shared = lock(&self.shared);
+            if seats.is_empty() {
+                shared.remove(group);
+            } else {
+                shared.insert(group.to_owned(), seats);
+            }
+            shared.values().flatten().copied().collect()
+        };
+        let now = self.now();
+        self.hear(|hearing| hearing.follow(&all, now));
+        self.wake.notify_one();
+    }
+
+    /// The seat's job has ended.
+    pub(crate) fn ended(&self, seat: JobId) {
+        self.hear(|hearing| hearing.ended(seat));
+    }
+
+    /// Changes the detector's state, and tells the groups where that changes what is heard.
+    fn hear<R>(&self, change: impl FnOnce(&mut Hearing) -> R) -> R {
+        let (changed, heard) = {
+            let mut hearing = lock(&self.hearing);
+            let changed = change(&mut hearing);
+            (changed, hearing.heard(self.now()))
+        };
+        self.heard.send_if_modified(|before| {
+            let differs = *before != heard;
+            if differs {
+                *before = heard;
+            }
+            differs
+        });
+        changed
+    }
+
+    /// Accepts links until the keeper ends.
+    pub(crate) async fn accept(self: Arc<Self>, listener: TcpListener) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let links = Arc::clone(&self);
+                    self.spawn(async move {
+                        if let Err(error) = links.accepted(stream).await {
+                            tracing::debug!(%error, "a link to this seat ended");
+                        }
+                    });
+                }
+                // Out of descriptors: existing links go on.
+                Err(_) => tokio::time::sleep(REDIAL_AFTER).await,
+            }
+        }
+    }
+
+    async fn accepted(self: Arc<Self>, stream: TcpStream) -> io::Result<()> {
+        stream.set_nodelay(true)?;
+        let mut stream = timeout(PATIENCE, self.acceptor.accept(stream)).await??;
+        let theirs = timeout(PATIENCE, Frame::read(&mut stream)).await??;
+        stream.write_all(&self.hello().encode()).await?;
+        stream.flush().await?;
+        let seat = greeted(theirs, None)?;
+        self.carry(stream, seat).await
+    }
+
+    async fn dial(self: Arc<Self>, seat: JobId) -> io::Result<()> {
+        let book = self.book.clone();
+        // The home may hang.
+        let address = tokio::task::spawn_blocking(move || book.address(seat)).await?;
+        let address = address.ok_or(io::ErrorKind::NotFound)?;
+        let stream = timeout(PATIENCE, TcpStream::connect(address)).await??;
+        stream.set_nodelay(true)?;
+        let mut stream = timeout(PATIENCE, self.connector.connect(front_name(), stream)).await??;
+        stream.write_all(&self.hello().encode()).await?;
+        stream.flush().await?;
+        let theirs = timeout(PATIENCE, Frame::read(&mut stream)).await??;
+        let seat = greeted(theirs, Some(seat))?;
+        self.carry(stream, seat).await
+    }
+
+    fn hello(&self) -> Frame {
+        Frame::Hello(Hello {
+            version: VERSION,
+            seat: self.me,
+        })
+    }
+
+    /// Carries frames until the link breaks.
+    async fn carry<S: AsyncRead + AsyncWrite + Send>(
+        self: &Arc<Self>,
+        stream: S,
+        seat: JobId,
+    ) -> io::Result<()> {
+        let (read, mut write) = tokio::io::split(stream);
+        let (out, mut queue) = mpsc::unbounded_channel::<Bytes>();
+        let link = Arc::new(Link {
+            out,
+            asked: Mutex::default(),
+            last: AtomicU64::new(0),
+        });
+        let _table = InTable::enter(self, seat, &link);
+        let writing = async {
+            while let Some(bytes) = queue.recv().await {
+                write.write_all(&bytes).await?;
+                while let Ok(bytes) = queue.try_recv() {
+                    write.write_all(&bytes).await?;
+                }
+                write.flush().await?;
+            }
+            Ok(())
+        };
+        let reading = async {
+            let mut read = BufReader::new(read);
+            loop {
+                self.take(Frame::read(&mut read).await?, seat, &link);
+            }
+        };
+        tokio::select! {
+            ended = writing => ended,
+            ended = reading => ended,
+        }
+    }
+
+    fn take(self: &Arc<Self>, frame: Frame, seat: JobId, link: &Arc<Link>) {
+        match frame {
+            Frame::Ping(hears) => {
+                let now = self.now();
+                self.hear(|hearing| hearing.pinged(seat, hears, now));
+            }
+            Frame::Ask {
+                number,
+                group,
+                to,
+                message,
+            } => {
+                let hosted = lock(&self.hosted).get(&group).filter(|h| h.me == to).cloned();
+                let link = Arc::clone(link);
+                self.spawn(async move {
+                    let answer = match hosted {
+                        Some(hosted) => hosted.member.receive(message).await.ok(),
+                        None => None,
+                    };
+                    link.send(&match answer {
+                        Some(message) => Frame::Answer { number, message },
+                        None => Frame::Refused { number },
+                    });
+                });
+            }
+            Frame::Answer { number, message } => {
+                if let Some(asker) = lock(&link.asked).remove(&number) {
+                    // The asker may have lost its patience.
+                    let _ = asker.send(message);
+                }
+            }
+            Frame::Refused { number } => drop(lock(&link.asked).remove(&number)),
+            Frame::Stand { group, to } => {
+                let hosted = lock(&self.hosted).get(&group).filter(|h| h.me == to).cloned();
+                if let Some(hosted) = hosted {
+                    self.spawn(async move { hosted.member.campaign().await });
+                }
+            }
+            Frame::Hello(_) => {}
+        }
+    }
+
+    fn link(&self, seat: JobId) -> Option<Arc<Link>> {
+        lock(&self.table).get(&seat)?.last().cloned()
+    }
+
+    /// Asks a member's seat to have the member stand for election.
+    pub(crate) fn ask_to_stand(&self, seat: JobId, group: &str, to: Incarnation) {
+        if let Some(link) = self.link(seat) {
+            link.send(&Frame::Stand {
+                group: group.to_owned(),
+                to,
+            });
+        }
+    }
+
+    /// Pings all peers and dials the missing ones, until the keeper ends. Without peers nothing happens.
+    pub(crate) async fn ping(self: Arc<Self>) {
+        loop {
+            if !self.hear(|hearing| hearing.has_peers()) {
+                self.wake.notified().await;
+            }
+            let now = self.now();
+            let (hears, missing) =
+                self.hear(|hearing| (hearing.ping(now), hearing.unlinked_peers().collect::<Vec<_>>()));
+            let links: Vec<_> = lock(&self.table).values().flatten().cloned().collect();
+            for link in links {
+                link.send(&Frame::Ping(hears.clone()));
+            }
+            for seat in missing {
+                self.dial_once(seat);
+            }
+            tokio::time::sleep(Duration::from_micros(PING_EVERY.0)).await;
+        }
+    }
+
+    fn dial_once(self: &Arc<Self>, seat: JobId) {
+        if !lock(&self.dialing).insert(seat) {
+            return;
+        }
+        let links = Arc::clone(self);
+        self.spawn(async move {
+            if let Err(error) = Arc::clone(&links).dial(seat).await {
+                tracing::debug!(%seat, %error, "the link to a seat ended");
+                tokio::time::sleep(REDIAL_AFTER).await;
+            }
+            lock(&links.dialing).remove(&seat);
+        });
+    }
+}
+
+/// The other side's seat, by its greeting.
+fn greeted(frame: Frame, expected: Option<JobId>) -> io::Result<JobId> {
+    match frame {
+        Frame::Hello(hello) if hello.version != VERSION => {
+            let text = format!(
+                "the keeper of seat {} speaks version {}",
+                hello.seat, hello.version
+            );
+            Err(io::Error::new(io::ErrorKind::InvalidData, text))
+        }
+        Frame::Hello(hello) if expected.is_none_or(|seat| seat == hello.seat) => Ok(hello.seat),
+        Frame::Hello(hello) => {
+            let text = format!("seat {} answers at another's address", hello.seat);
+            Err(io::Error::new(io::ErrorKind::InvalidData, text))
+        }
+        _ => Err(io::Error::new(io::ErrorKind::InvalidData, "no greeting")),
+    }
+}
+
+impl Link {
+    fn send(&self, frame: &Frame) {
+        // A link that just broke is removed by its own task.
+        let _ = self.out.send(frame.encode());
+    }
+}
+
+/// The link's place in the table, until it breaks or its task is ended.
+struct InTable {
+    links: Arc<Links>,
+    seat: JobId,
+    link: Arc<Link>,
+}
+
+impl InTable {
+    fn enter(links: &Arc<Links>, seat: JobId, link: &Arc<Link>) -> Self {
+        lock(&links.table).entry(seat).or_default().push(Arc::clone(link));
+        let now = links.now();
+        let hears = links.hear(|hearing| {
+            hearing.linked(seat, now);
+            hearing.ping(now)
+        });
+        link.send(&Frame::Ping(hears));
+        links.wake.notify_one();
+        Self {
+            links: Arc::clone(links),
+            seat,
+            link: Arc::clone(link),
+        }
+    }
+}
+
+impl Drop for InTable {
+    fn drop(&mut self) {
+        if let Some(of_seat) = lock(&self.links.table).get_mut(&self.seat) {
+            of_seat.retain(|l| !Arc::ptr_eq(l, &self.link));
+        }
+        // Askers learn that no answer comes.
+        lock(&self.link.asked).clear();
+        let now = self.links.now();
+        self.links.hear(|hearing| hearing.unlinked(self.seat, now));
+    }
+}
+
+/// The way of one group's messages.
+#[derive(Debug, Clone)]
+pub struct Wire {
+    pub(crate) links: Arc<Links>,
+    pub(crate) group: String,
+    /// The seats of the group's members.
+    pub(crate) seats: Arc<Mutex<BTreeMap<Incarnation, JobId>>>,
+}
+
+/// A question without an answer yet. Dropping forgets it.
+struct Asked {
+    link: Arc<Link>,
+    number: u64,
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        lock(&self.link.asked).remove(&self.number);
+    }
+}
+
+impl Transport for Wire {
+    async fn ask(&self, to: Incarnation, message: Bytes) -> Result<Bytes, Unreachable> {
+        let seat = lock(&self.seats).get(&to).copied().ok_or(Unreachable)?;
+        let link = self.links.link(seat).ok_or(Unreachable)?;
+        let number = link.last.fetch_add(1, Ordering::Relaxed);
+        let (tell, told) = oneshot::channel();
+        lock(&link.asked).insert(number, tell);
+        let asked = Asked { link, number };
+        asked.link.send(&Frame::Ask {
+            number,
+            group: self.group.clone(),
+            to,
+            message,
+        });
+        told.await.map_err(|_| Unreachable)
+    }
+}

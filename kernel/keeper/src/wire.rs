@@ -1,0 +1,173 @@
+//! Frames on a link between two seats.
+//!
+//! ```text
+//! length u32 | kind u8 | number u64 | member u32 | length of the group's name u16 | the name | the body
+//! ```
+//! Numbers are big endian; `length` counts from `kind` on. The first frame of each side is a [`Frame::Hello`].
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use hop_words::id::{Incarnation, JobId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::io;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// The version of the frames. Keepers of two versions don't speak with each other.
+pub(crate) const VERSION: u32 = 1;
+
+const FIXED: usize = 1 + 8 + 4 + 2;
+/// A snapshot is the largest message. Both ends belong to one user; the limit is against a broken peer.
+const MAX: usize = 256 << 20;
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Hello {
+    pub(crate) version: u32,
+    pub(crate) seat: JobId,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Frame {
+    Hello(Hello),
+    /// The sender hears these seats.
+    Ping(BTreeSet<JobId>),
+    /// A message for a group's member, to be answered under the number.
+    Ask {
+        number: u64,
+        group: String,
+        to: Incarnation,
+        message: Bytes,
+    },
+    Answer {
+        number: u64,
+        message: Bytes,
+    },
+    /// There is no such member here, or it has stopped.
+    Refused {
+        number: u64,
+    },
+    /// The member should stand for election: it executes.
+    Stand {
+        group: String,
+        to: Incarnation,
+    },
+}
+
+impl Frame {
+    pub(crate) fn encode(&self) -> Bytes {
+        let (kind, number, to, group, body) = match self {
+            Self::Hello(hello) => (1, 0, 0, "", json(hello)),
+            Self::Ping(hears) => (2, 0, 0, "", json(hears)),
+            Self::Ask {
+                number,
+                group,
+                to,
+                message,
+            } => (3, *number, to.0, group.as_str(), message.clone()),
+            Self::Answer { number, message } => (4, *number, 0, "", message.clone()),
+            Self::Refused { number } => (5, *number, 0, "", Bytes::new()),
+            Self::Stand { group, to } => (6, 0, to.0, group.as_str(), Bytes::new()),
+        };
+        let size = FIXED + group.len() + body.len();
+        let mut out = BytesMut::with_capacity(4 + size);
+        out.put_u32(u32::try_from(size).expect("a message is far below 4 GiB"));
+        out.put_u8(kind);
+        out.put_u64(number);
+        out.put_u32(to);
+        out.put_u16(u16::try_from(group.len()).expect("a group's name is short"));
+        out.put_slice(group.as_bytes());
+        out.put_slice(&body);
+        out.freeze()
+    }
+
+    fn decode(mut bytes: Bytes) -> io::Result<Self> {
+        let (kind, number, to) = (bytes.get_u8(), bytes.get_u64(), Incarnation(bytes.get_u32()));
+        let length = usize::from(bytes.get_u16());
+        if bytes.len() < length {
+            return Err(malformed("a group's name is cut off"));
+        }
+        let group = String::from_utf8(bytes.split_to(length).into());
+        let group = group.map_err(|_| malformed("a group's name is no text"))?;
+        Ok(match kind {
+            1 => Self::Hello(serde_json::from_slice(&bytes)?),
+            2 => Self::Ping(serde_json::from_slice(&bytes)?),
+            3 => Self::Ask {
+                number,
+                group,
+                to,
+                message: bytes,
+            },
+            4 => Self::Answer {
+                number,
+                message: bytes,
+            },
+            5 => Self::Refused { number },
+            6 => Self::Stand { group, to },
+            _ => return Err(malformed("a frame is of an unknown kind")),
+        })
+    }
+
+    /// Reads the next frame.
+    pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> io::Result<Self> {
+        let size = stream.read_u32().await? as usize;
+        if !(FIXED..=MAX).contains(&size) {
+            return Err(malformed("a frame is too short or too long"));
+        }
+        let mut bytes = BytesMut::zeroed(size);
+        stream.read_exact(&mut bytes).await?;
+        Self::decode(bytes.freeze())
+    }
+}
+
+fn malformed(what: &'static str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, what)
+}
+
+fn json(value: &impl Serialize) -> Bytes {
+    serde_json::to_vec(value).expect("plain data").into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn frames() -> impl Strategy<Value = Frame> {
+        let bytes = || proptest::collection::vec(any::<u8>(), 0..40).prop_map(Bytes::from);
+        prop_oneof![
+            any::<u32>().prop_map(|seat| Frame::Hello(Hello {
+                version: VERSION,
+                seat: JobId(seat)
+            })),
+            proptest::collection::btree_set(any::<u32>().prop_map(JobId), 0..4).prop_map(Frame::Ping),
+            (any::<u64>(), "[a-z.0-9]{0,20}", any::<u32>(), bytes()).prop_map(
+                |(number, group, to, message)| Frame::Ask {
+                    number,
+                    group,
+                    to: Incarnation(to),
+                    message
+                }
+            ),
+            (any::<u64>(), bytes()).prop_map(|(number, message)| Frame::Answer { number, message }),
+            any::<u64>().prop_map(|number| Frame::Refused { number }),
+            ("[a-z.0-9]{0,20}", any::<u32>()).prop_map(|(group, to)| Frame::Stand {
+                group,
+                to: Incarnation(to)
+            }),
+        ]
+    }
+
+    async fn read(bytes: &[u8]) -> io::Result<Frame> {
+        Frame::read(&mut &*bytes).await
+    }
+
+    proptest! {
+        #[test]
+        fn a_frame_comes_back(frame in frames(), cut in 1usize..12) {
+            let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+            let bytes = frame.encode();
+            prop_assert_eq!(runtime.block_on(read(&bytes)).unwrap(), frame);
+            let cut = bytes.len().saturating_sub(cut);
+            prop_assert!(runtime.block_on(read(&bytes[..cut])).is_err());
+        }
+    }
+}
