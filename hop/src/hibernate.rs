@@ -87,11 +87,12 @@ fn wait(asked: &[KernelId], seconds: u64, context: &Context<'_>) -> Result<Vec<S
             stayed.clone().unwrap_or_else(|| "nobody says why".to_owned()),
         )),
     };
-    let (done, left) = kernels::watch(asked, Duration::from_secs(seconds), context, outcome)?;
-    let stayed = done
+    let watched = kernels::watch(asked, Duration::from_secs(seconds), context, outcome)?;
+    let stayed = watched
+        .settled
         .into_iter()
         .filter_map(|(kernel, why)| Some(format!("kernel {kernel} does not hibernate: {}", why?)));
-    let late = left.into_iter().map(|kernel| {
+    let late = watched.left.into_iter().map(|kernel| {
         format!(
             "kernel {kernel} is not saved after {seconds} s: `hop kernels` shows whether it still saves its state"
         )

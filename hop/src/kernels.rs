@@ -163,14 +163,20 @@ pub(crate) fn of(kernels: &[KernelId], context: &Context<'_>) -> Result<Vec<Kern
 /// Between two looks at what kernels do.
 const LOOK: Duration = Duration::from_millis(500);
 
-/// Looks at the kernels until `settled` says of each of them what has come of it, for `patience` at most. Those of which
-/// it has said nothing by then are in the second list.
+/// What came of kernels that were watched.
+pub(crate) struct Watched<T> {
+    pub(crate) settled: Vec<(KernelId, T)>,
+    /// Those that were still at it in the end.
+    pub(crate) left: Vec<KernelId>,
+}
+
+/// Looks at the kernels until `settled` says of each of them what has come of it, for `patience` at most.
 pub(crate) fn watch<T>(
     kernels: &[KernelId],
     patience: Duration,
     context: &Context<'_>,
     settled: impl Fn(&KernelRow) -> Option<T>,
-) -> Result<(Vec<(KernelId, T)>, Vec<KernelId>), Failure> {
+) -> Result<Watched<T>, Failure> {
     let mut left = kernels.to_vec();
     let mut done = Vec::new();
     let began = std::time::Instant::now();
@@ -186,7 +192,7 @@ pub(crate) fn watch<T>(
         }
         std::thread::sleep(LOOK);
     }
-    Ok((done, left))
+    Ok(Watched { settled: done, left })
 }
 
 fn node(row: &KernelRow) -> String {

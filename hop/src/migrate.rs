@@ -50,11 +50,11 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         return Ok(());
     }
     let patience = Duration::from_secs(args.timeout);
-    let (done, _) = kernels::watch(std::slice::from_ref(&kernel), patience, context, |row| {
+    let watched = kernels::watch(std::slice::from_ref(&kernel), patience, context, |row| {
         let moves = row.moving.is_some() || row.state == KernelState::Moving;
         (!moves).then(|| row.move_failed.clone())
     })?;
-    match done.into_iter().next() {
+    match watched.settled.into_iter().next() {
         Some((_, None)) => Ok(()),
         Some((_, Some(failed))) => Err(Failure::Failed(format!(
             "kernel {kernel} did not move to {}: {}; it goes on where it was",
