@@ -27,7 +27,7 @@ from typing import Any
 
 from gresshopper.between import Cells, in_main_thread
 
-from . import capture, effects, form, hurry, later, names, pickling, planning, process, records, redo, rerun
+from . import capture, effects, follow, form, hurry, later, names, pickling, planning, process, records, redo, rerun
 from . import restore as restoring
 from .lost import LostError
 from .records import Outcome, Ran
@@ -108,6 +108,8 @@ class Agent:
         self.rates: tuple[float, float] | None = None
         #: What is still to be read of a state that was restored.
         self.later: later.Later | None = None
+        #: In a standby, what keeps its variables equal to the executor's.
+        self._follower: follow.Follower | None = None
         #: Where to say how far a restore is, beside the notebook.
         self.progress: Callable[[str], None] | None = None
         process.know()
@@ -484,6 +486,7 @@ class Agent:
         if self.later is not None:
             self.later.drop()
             self.later = None
+        self._follower = None
         self.shell.reset(new_session=True, aggressive=False)
         self.capture.reset()
         self._waiting, self.notes, self._anew = [], [], True
@@ -748,7 +751,7 @@ class Agent:
         self._show(snapshot)
         restoring.arrange(self.shell.user_ns, snapshot.order)
         self._history(snapshot)
-        _sources(snapshot)
+        _sources([*snapshot.redo["cells"], *(cell for record in snapshot.records for cell in _cells_of(record))])
         return told._replace(notices=[*differences, *told.notices])
 
     def _progress(self) -> Any:
@@ -787,6 +790,36 @@ class Agent:
         self._writer.continues(len(self.shell.user_ns.get("_ih") or [""]))
         self.notes = self.notes or redo.notes_of(snapshot, self.store)
 
+    def follow(self, snapshot: restoring.Snapshot) -> None:
+        """From here on records of an executor may be applied to what was restored."""
+        self._follower = follow.Follower(snapshot, self.store, self.capture.session, self._set)
+
+    def apply(self, record: form.Record) -> restoring.Told:
+        """Have the variables as they are at the executor after a record.
+
+        # Errors
+        `RebuildError`.
+        """
+        if self._follower is None:
+            raise follow.RebuildError("this kernel follows nobody: nothing was restored in it, or it captures")
+        self._read_all()
+        told = self._follower.apply(record)
+        snapshot = self._follower.snapshot
+        self._show(snapshot)
+        restoring.arrange(self.shell.user_ns, snapshot.order)
+        self._history(snapshot)
+        cells = _cells_of(record)
+        _sources(cells)
+        self._last = self._seq = max([self._seq, *(cell["seq"] for cell in cells)])
+        return told
+
+    def elect(self) -> None:
+        """Follow no more: what is captured from here on is a difference to the last record that was applied."""
+        if self._follower is not None:
+            snapshot, self._follower = self._follower.snapshot, None
+            self.capture.reset()
+            self.adopt(snapshot)
+
     def _set_later(self, staged: dict[str, Any]) -> None:
         self._set(staged)
         self.capture.resettle(staged)
@@ -822,10 +855,14 @@ class Agent:
         self.shell.execution_count = max(self.shell.execution_count, snapshot.count)
 
 
-def _sources(snapshot: restoring.Snapshot) -> None:
+def _cells_of(record: form.Record) -> list[dict[str, Any]]:
+    """The cells that a record completes."""
+    return [cell for cell in [*record.head.get("before", ()), record.head.get("cell")] if cell]
+
+
+def _sources(cells: Sequence[Mapping[str, Any]]) -> None:
     """Where functions of the notebook say that they are from, their source is found, as far as their cells are recorded."""
-    cells = [c for r in snapshot.records for c in [*r.head.get("before", ()), r.head.get("cell")] if c]
-    for cell in [*snapshot.redo["cells"], *cells]:
+    for cell in cells:
         name, source = cell.get("file"), cell["source"]
         if name and name not in linecache.cache:
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)

@@ -50,7 +50,7 @@ class Snapshot:
     """A namespace as it was after the last of these records."""
 
     def __init__(self, records: Sequence[form.Record]) -> None:
-        self.records = records
+        self.records: list[form.Record] = []
         self.units: dict[int, Entry] = {}
         self.sections: dict[str, Entry] = {}
         self.environment: Mapping[str, Any] = {}
@@ -63,25 +63,30 @@ class Snapshot:
         self.redo: Mapping[str, Any] = {"cells": []}
         self._redo_record: form.Record | None = None
         for record in records:
-            head = record.head
-            if head.get("full"):
-                self.units, self.sections = {}, {}
-            for uid in head["gone"]:
-                self.units.pop(uid, None)
-            for said in head["units"]:
-                self.units[said["u"]] = Entry(said, record)
-            for name, ref in head["process"].items():
-                self.sections[name] = Entry({"s": ref}, record)
-            if "order" in head:
-                kept, names = head["order"]
-                there = {name for entry in self.units.values() for name in entry.names} if kept else set()
-                self.order = [name for name in self.order if name in there][:kept] + names
-            self.environment = head.get("env") or self.environment
-            self.history.update({int(k): v for k, v in head.get("inputs", {}).items()})
-            self.count = head.get("count", self.count)
-            self.shown = head.get("shown", self.shown)
-            if head.get("redo"):
-                self.redo, self._redo_record = head["redo"], record
+            self.add(record)
+
+    def add(self, record: form.Record) -> None:
+        """A further record."""
+        self.records.append(record)
+        head = record.head
+        if head.get("full"):
+            self.units, self.sections = {}, {}
+        for uid in head["gone"]:
+            self.units.pop(uid, None)
+        for said in head["units"]:
+            self.units[said["u"]] = Entry(said, record)
+        for name, ref in head["process"].items():
+            self.sections[name] = Entry({"s": ref}, record)
+        if "order" in head:
+            kept, names = head["order"]
+            there = {name for entry in self.units.values() for name in entry.names} if kept else set()
+            self.order = [name for name in self.order if name in there][:kept] + names
+        self.environment = head.get("env") or self.environment
+        self.history.update({int(k): v for k, v in head.get("inputs", {}).items()})
+        self.count = head.get("count", self.count)
+        self.shown = head.get("shown", self.shown)
+        if head.get("redo"):
+            self.redo, self._redo_record = head["redo"], record
 
     def redo_bytes(self, ref: Mapping[str, Any], store: Store) -> bytes:
         """Bytes that the cells that run again refer to."""

@@ -18,7 +18,7 @@ from gresshopper.between import Between
 from gresshopper.channel import Channel, ChannelClosed
 from gresshopper.operations import Call, OperationError
 
-from . import form, native
+from . import follow, form, native
 from . import restore as restoring
 from .agent import Agent, agent
 from .records import Outcome, Ran, Record
@@ -88,6 +88,8 @@ class Supervised:
 
     def __init__(self, shell: Any, channel: Channel) -> None:
         self._shell, self._channel = shell, channel
+        #: The last record that was applied to this standby; none was since it was restored.
+        self._applied: int | None = None
         between = Between(shell)
         for name in ("begin", "restore", "apply", "flush", "forget", "show", "save", "spent"):
             operations.register(f"state.{name}", self._guarded(getattr(self, f"_{name}")), between.post)
@@ -134,6 +136,7 @@ class Supervised:
             of.next_record(asked["record"] != of.journal.next)
             of.journal.next = asked["record"]
         else:
+            of.elect()
             of.begin(ChannelJournal(self._channel, of, asked["record"], of.seq))
         return {"form": form.VERSION, "python": platform.python_version(), "pid": os.getpid()}
 
@@ -151,6 +154,8 @@ class Supervised:
             of.audit()
         else:
             of.adopt(snapshot)
+            of.follow(snapshot)
+            self._applied = None
         groups, nbytes = of.later.size() if of.later is not None else (0, 0)
         return {
             "names": told.names,
@@ -164,7 +169,21 @@ class Supervised:
         }
 
     def _apply(self, call: Call) -> dict[str, Any]:
-        raise OperationError("rebuild", "this kernel can't follow records: restore it anew")
+        number, of = call.body["record"], self._of
+        if self._applied not in (None, number - 1):
+            raise OperationError("rebuild", f"record {number} doesn't follow record {self._applied}")
+        lost: dict[str, str] = {}
+        notices: list[str] = []
+        for record in _records(call.attachments):
+            try:
+                told = of.apply(record)
+            except follow.RebuildError as e:
+                raise OperationError("rebuild", f"{e}: restore it anew") from e
+            lost = {name: why for name, why in lost.items() if name not in told.names}
+            lost.update(told.lost)
+            notices += [notice for notice in told.notices if notice not in notices]
+            self._applied, number = number, number + 1
+        return {"record": self._applied, "lost": lost, "notices": notices}
 
     def _flush(self, call: Call) -> dict[str, Any]:
         of = self._of
@@ -182,6 +201,7 @@ class Supervised:
     def _forget(self, call: Call) -> dict[str, Any]:
         of = self._of
         of.forget()
+        self._applied = None
         if isinstance(of.journal, ChannelJournal):
             of.journal.next = call.body["record"]
         return {}

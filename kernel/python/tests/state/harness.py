@@ -22,7 +22,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from gresshopper.state import capture, effects, form, names, process, records, rerun, restore
+from gresshopper.state import capture, effects, follow, form, names, process, records, rerun, restore
 from gresshopper.state.store import Store
 
 
@@ -160,6 +160,25 @@ def restore_one(case: Any, directory: Path) -> dict[str, Any]:
     return {"out": check(kernel, case.check), "lost": told.lost, "notices": notices + told.notices}
 
 
+def follow_one(case: Any, directory: Path) -> dict[str, Any]:
+    """Restore the first record, then follow record by record."""
+    kernel = Kernel(directory)
+    records = form.read(kernel.directory / "log", form.owner_key(kernel.directory / "key"))
+    snapshot = restore.Snapshot(records[:1])
+    told, loader = restore.restore(snapshot, kernel.store, kernel.capture.session, kernel.ns.update)
+    lost, notices = dict(told.lost), [*told.notices, *loader.notices]
+    follower = follow.Follower(snapshot, kernel.store, kernel.capture.session, kernel.ns.update)
+    for record in records[1:]:
+        try:
+            told = follower.apply(record)
+        except follow.RebuildError as e:
+            return {"rebuild": str(e)}
+        lost.update(told.lost)
+        notices += told.notices
+    restore.arrange(kernel.ns, snapshot.order)
+    return {"out": check(kernel, case.check), "lost": lost, "notices": notices}
+
+
 def main() -> None:
     do, base, module = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
     cases = importlib.import_module(module).CASES
@@ -175,7 +194,7 @@ def main() -> None:
         clean = Clean()
         os.chdir(directory)
         try:
-            said = (save_one if do == "save" else restore_one)(case, directory)
+            said = {"save": save_one, "restore": restore_one, "follow": follow_one}[do](case, directory)
         except BaseException:
             said = {"error": traceback.format_exc()}
         os.chdir(cwd)

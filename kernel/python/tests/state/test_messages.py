@@ -319,6 +319,61 @@ def hide_cloudpickle(base: Path) -> None:
     )
 
 
+def test_a_standby_follows_and_is_elected(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    executor, standby = start(), start()
+    executor.begin()
+    executor.run("class A:\n    def __init__(self, x): self.x = x\na = A([1]); b = a.x; gone = 1")
+    empty = tmp_path / "empty"
+    write_log(empty, [])
+    standby.begin(capture="nothing")
+    standby.ask("restore", {"folder": str(empty), "lazy": True}, executor.attachments())
+    cells = [
+        "a.x.append(2); del gone",
+        "class A:\n    def __init__(self, x): self.x = x\n    def twice(self): return self.x * 2\nc = A(b)",
+        "a, b = c, a.x; d = {'a': a}; d['a'].twice()",
+        "import random; random.seed(7); random.random()",
+    ]
+    number = len(executor.records())
+    for source in cells:
+        executor.run(source)
+        for said, text, body in executor.records()[number:]:
+            number += 1
+            told = standby.ask("apply", {"record": said["record"]}, [text, body])
+            assert told == {"record": number, "lost": {}, "notices": []}
+    with pytest.raises(Refused, match="doesn't follow record") as refused:
+        standby.ask("apply", {"record": number + 3}, executor.attachments()[-2:])
+    assert refused.value.kind == "rebuild"
+    look = (
+        "print('gone' in globals(), a is c, b is a.x is c.x, d['a'] is a, a.twice(), random.random(), In[1:4], Out)"
+    )
+    standby.begin(record=number + 1)
+    assert standby.printed(look) == executor.printed(look)
+    standby.run("b.append(3)")
+    said, (text, _) = standby.of("cell")[-1]
+    head = json.loads(text)
+    assert said["seq"] == len(cells) + 3 and said["record"] == number + 2 and not head["full"]
+    assert [sorted(m for m in unit["m"] if m[:2] == "n:") for unit in head["units"]] == [
+        ["n:a", "n:b", "n:c", "n:d"]
+    ], head["units"]
+
+
+def test_a_standby_that_cannot_follow_says_so(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    executor, standby = start(), start()
+    executor.begin()
+    executor.run("import tempfile; a = [1]; folder = tempfile.TemporaryDirectory()")
+    empty = tmp_path / "empty"
+    write_log(empty, [])
+    standby.begin(capture="nothing")
+    with pytest.raises(Refused, match="follows nobody"):
+        standby.ask("apply", {"record": 2}, executor.attachments()[-2:])
+    standby.ask("restore", {"folder": str(empty)}, executor.attachments())
+    executor.run("folder = None")
+    for _ in range(2):
+        with pytest.raises(Refused, match=r"run code when it goes|a record before it") as refused:
+            standby.ask("apply", {"record": 3}, executor.attachments()[-2:])
+        assert refused.value.kind == "rebuild"
+
+
 def test_sets_of_strings_keep_their_order(start: Callable[..., Kernel], tmp_path: Path) -> None:
     seed = {"GRESSHOPPER_HASH_SEED": "1", "PYTHONHASHSEED": "5"}
     kernel = start(**seed)

@@ -1,0 +1,147 @@
+"""Keeps a standby's namespace equal to its executor's, record by record (docs/agent-wire.md, `state.apply`).
+
+A group that changed is read anew and takes the place of the one that was there; so are the groups with instances of a class
+that changed. What was there goes without a trace: where that would run code (a finalizer), and where following isn't possible
+otherwise, the standby has to be rebuilt. What can't be saved is a placeholder here: no cell is run again.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
+
+import cloudpickle
+
+from . import form, process, restore, unswept
+from .session import Session
+from .store import Store
+
+#: Modules of types whose finalizer does nothing but close.
+_HARMLESS = ("_io", "io", "builtins")
+#: Types that run something at their end without a finalizer of their own.
+_RUNS = frozenset({"tempfile.TemporaryDirectory", "weakref.finalize"})
+
+
+class RebuildError(Exception):
+    """This namespace can't follow; says why. It may be half changed: another has to be built."""
+
+
+class Follower:
+    """A namespace that was restored, and follows."""
+
+    def __init__(
+        self,
+        snapshot: restore.Snapshot,
+        store: Store,
+        session: Session,
+        set_names: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self.snapshot, self._store, self._session, self._set = snapshot, store, session, set_names
+        # The history of all records isn't needed any more: what is there is in `units`.
+        snapshot.records = []
+        self._broken: str | None = None
+
+    def apply(self, record: form.Record) -> restore.Told:
+        """Have the variables as they are after a record.
+
+        # Errors
+        `RebuildError`.
+        """
+        if self._broken is not None:
+            raise RebuildError(self._broken)
+        self._broken = "a record before it couldn't be applied"
+        try:
+            told = self._apply(record)
+        except RebuildError:
+            raise
+        except Exception as e:
+            raise RebuildError(f"a record couldn't be applied: {type(e).__name__}: {e}") from e
+        self._broken = None
+        return told
+
+    def _apply(self, record: form.Record) -> restore.Told:
+        head = record.head
+        if head.get("full"):
+            raise RebuildError("the record replaces all before it")
+        units = self.snapshot.units
+        before = {uid: units[uid] for uid in [*head["gone"], *(said["u"] for said in head["units"])] if uid in units}
+        self.snapshot.add(record)
+        self.snapshot.records = []
+        changed = self._with_dependents({said["u"] for said in head["units"]})
+        before.update({uid: units[uid] for uid in changed if uid not in before and uid in units})
+        self._refuse(before.values(), [units[uid] for uid in changed])
+        sections = {name: restore.stream(self.snapshot.sections[name], self._store) for name in head["process"]}
+        loader = restore.Loader(self.snapshot, self._store, self._session)
+        process.apply_early(sections, loader.notice)
+        staged = self._read(loader, changed)
+        there = {name for entry in units.values() for name in entry.names}
+        for entry in before.values():
+            for name in entry.names:
+                if name not in there:
+                    self._session.namespace.pop(name, None)
+        self._set(staged)
+        loader.forget()
+        process.apply_late(sections, loader.notice)
+        return restore.Told(sorted(staged), self._lost(changed, staged), loader.notices, 0.0)
+
+    def _with_dependents(self, changed: set[int]) -> set[int]:
+        """These groups, and those that hold instances of their classes: a class that is read anew is another one."""
+        units = self.snapshot.units
+        found, added = set(changed), set(changed)
+        while added:
+            classes = {m[2:] for uid in added for m in units[uid].said["m"] if m.startswith("c:")}
+            added = {uid for uid, e in units.items() if uid not in found and not classes.isdisjoint(e.said["c"])}
+            found |= added
+        return found
+
+    def _refuse(self, before: Iterable[restore.Entry], after: Iterable[restore.Entry]) -> None:
+        """Refuse what can't be followed."""
+        for entry in after:
+            if entry.said["dev"]:
+                raise RebuildError(f"{', '.join(entry.names)} is in a GPU's memory")
+            if entry.said.get("redo"):
+                raise RebuildError(f"{', '.join(entry.names)} is left to its cells")
+        for entry in before:
+            kind = next((kind for kind in entry.said["types"] if _runs(kind)), None)
+            kinds = (self._session.classes.get(cid) for cid in entry.said["c"])
+            kind = kind or next((k.__qualname__ for k in kinds if k is not None and hasattr(k, "__del__")), None)
+            if kind is not None:
+                raise RebuildError(f"a {kind} would run code when it goes")
+
+    def _read(self, loader: restore.Loader, changed: Collection[int]) -> dict[str, Any]:
+        units = self.snapshot.units
+        for uid in changed:
+            for member in units[uid].said["m"]:
+                if member.startswith("c:"):
+                    _forget_class(self._session.classes.pop(member[2:], None))
+        with unswept.Unswept():
+            staged: dict[str, Any] = {}
+            for uid in sorted(changed, key=lambda uid: (not any(m[:2] == "c:" for m in units[uid].said["m"]), uid)):
+                staged.update(loader._values(uid, units[uid]))
+        if loader.failed:
+            raise RebuildError("; ".join(sorted(loader.failed.values())))
+        return staged
+
+    def _lost(self, changed: Collection[int], staged: Mapping[str, Any]) -> dict[str, str]:
+        part = restore.Snapshot([])
+        part.units = {uid: self.snapshot.units[uid] for uid in changed}
+        return restore.lost_in(part, staged)
+
+
+def _forget_class(cls: type | None) -> None:
+    """Have a class made anew, where cloudpickle would take the one that it made before, with bases and members of then."""
+    known = cloudpickle.cloudpickle
+    number = None if cls is None else known._DYNAMIC_CLASS_TRACKER_BY_CLASS.pop(cls, None)
+    if number is not None:
+        known._DYNAMIC_CLASS_TRACKER_BY_ID.pop(number, None)
+
+
+def _runs(kind: str) -> bool:
+    """Whether the end of an object of this type runs code that somebody would notice."""
+    module, _, name = kind.rpartition(".")
+    if kind in _RUNS:
+        return True
+    if module in _HARMLESS:
+        return False
+    return hasattr(getattr(sys.modules.get(module), name, None), "__del__")
