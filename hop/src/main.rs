@@ -9,8 +9,10 @@
 mod acct;
 mod cancel;
 mod context;
+mod doctor;
 mod explain;
 mod failure;
+mod generate;
 mod gpu;
 mod gpu_restart;
 mod hibernate;
@@ -78,8 +80,13 @@ enum Command {
     Sim(sim::Args),
     /// Export what ran as a trace
     Trace(trace::Args),
+    /// Look for what is wrong with the installation, and say what mends it
+    Doctor(doctor::Args),
     /// Put the SPANK plugin into plugstack.conf, or take it out
     Plugin(plugin::Args),
+    /// Write man pages and completions
+    #[command(hide = true)]
+    Generate(generate::Args),
 }
 
 fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure> {
@@ -100,7 +107,9 @@ fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure>
         Command::Kernelspec(args) => kernelspec::run(args, context),
         Command::Sim(args) => sim::run(args, context),
         Command::Trace(args) => trace::run(args, context),
+        Command::Doctor(args) => doctor::run(args, context),
         Command::Plugin(args) => plugin::run(args, context),
+        Command::Generate(args) => generate::run(args, context),
     }
 }
 

@@ -49,6 +49,11 @@ enum Action {
         /// plugstack.conf
         plugstack: PathBuf,
     },
+    /// Say which Slurm series a gresshopper.so is built for: 22.05
+    Series {
+        /// gresshopper.so
+        plugin: PathBuf,
+    },
     /// Say whether it is in: status 0 if so, 1 if not
     Status {
         /// plugstack.conf
@@ -64,6 +69,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
             arguments,
         } => install(plugstack, plugin, arguments, context),
         Action::Remove { plugstack } => remove(plugstack, context),
+        Action::Series { plugin } => series(plugin, context),
         Action::Status { plugstack } => status(plugstack, context),
     }
 }
@@ -124,6 +130,14 @@ fn status(plugstack: &Path, context: &mut Context<'_>) -> Result<(), Failure> {
     }
 }
 
+fn series(plugin: &Path, context: &mut Context<'_>) -> Result<(), Failure> {
+    let bytes = fs::read(plugin).map_err(|error| file_failure("read", plugin, &error))?;
+    let version = crate::doctor::plugin_file::version(&bytes)
+        .map_err(|why| Failure::Failed(format!("{}: {why}", plugin.display())))?;
+    let (major, minor) = version.series();
+    Ok(writeln!(context.out, "{major}.{minor:02}")?)
+}
+
 fn check_plugin(plugin: &Path, arguments: &[String]) -> Result<(), Failure> {
     let text = plugin.display().to_string();
     if plugin.file_name().is_none_or(|name| name != FILE_NAME) || !plugin.is_absolute() {
@@ -159,7 +173,7 @@ fn plugin_line(plugin: &Path, arguments: &[String]) -> String {
     line
 }
 
-fn is_ours(line: &str) -> bool {
+pub(crate) fn is_ours(line: &str) -> bool {
     let mut words = line.split_whitespace();
     let kind = words
         .next()

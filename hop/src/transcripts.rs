@@ -197,7 +197,7 @@ fn kernel_rows() -> Vec<KernelRow> {
     vec![moved, waiting, asleep]
 }
 
-fn info() -> InfoReport {
+pub(crate) fn info() -> InfoReport {
     let node = NodeInfo {
         node: "n1".into(),
         pool: "main".into(),

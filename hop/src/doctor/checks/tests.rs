@@ -1,0 +1,313 @@
+//! One set-up that is right, and each way of breaking it: the doctor names the one thing that is wrong.
+
+use super::*;
+use crate::doctor::Outcome;
+use crate::doctor::facts::PROGRAMS;
+use hop_api::message::InfoReport;
+use hop_slurm::gres::{Gres, Tres};
+use hop_slurm::span::TimeLimit;
+use hop_slurm::state::NodeState;
+use hop_slurm::{Admits, Association, LimitScope, Limits, Node, Partition};
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+const CONFIG: &str = r#"
+[pool.main]
+partition = "notebook"
+account = "pool"
+gpus_per_pilot = 2
+cpus_per_pilot = 8
+min_pilots = 1
+max_pilots = 1
+"#;
+const LINE: [&str; 3] = [
+    "/opt/gresshopper/lib/gresshopper.so",
+    "service_user=gresshopper",
+    "agent_dir=/var/lib/gresshopper/agent",
+];
+
+fn seen(uid: u32, mode: u32, is_dir: bool) -> Option<Seen> {
+    Some(Seen {
+        uid,
+        mode,
+        is_dir,
+        network: None,
+    })
+}
+
+fn slurm() -> SlurmSeen {
+    let settings = WANTED
+        .iter()
+        .map(|(_, key, wanted, _)| ((*key).to_owned(), (*wanted).to_owned()));
+    let none = || Tres(BTreeMap::new());
+    let scope = LimitScope::User {
+        account: "pool".into(),
+        user: "gresshopper".into(),
+        partition: None,
+    };
+    SlurmSeen {
+        version: Version::parse("22.05.8"),
+        settings: settings
+            .chain([(
+                "AccountingStorageType".to_owned(),
+                "accounting_storage/slurmdbd".to_owned(),
+            )])
+            .collect(),
+        partitions: vec![Partition {
+            name: "notebook".into(),
+            state: "UP".into(),
+            nodes: vec!["n1".into()],
+            is_default: true,
+            max_time: TimeLimit::Unlimited,
+            default_time: TimeLimit::Unset,
+            oversubscribe: "NO".into(),
+            preempt_mode: "OFF".into(),
+            admits: Admits::default(),
+            qos: None,
+        }],
+        nodes: vec![Node {
+            name: "n1".into(),
+            state: NodeState::parse("IDLE"),
+            reason: None,
+            cpus: 8,
+            cpus_allocated: 0,
+            mem_mib: 1000,
+            mem_allocated_mib: 0,
+            gres: Gres::parse_list("gpu:2").unwrap(),
+            gres_used: Vec::new(),
+            features: Vec::new(),
+            partitions: vec!["notebook".into()],
+            version: Some("22.05.8".into()),
+        }],
+        associations: Ok(vec![Association {
+            account: "pool".into(),
+            parent: None,
+            user: Some("gresshopper".into()),
+            partition: None,
+            qos: Vec::new(),
+            default_qos: None,
+            limits: Limits {
+                scope,
+                group: none(),
+                group_minutes: none(),
+                per_user: none(),
+                per_account: none(),
+                per_job: none(),
+            },
+        }]),
+    }
+}
+
+/// `hopd` of this release, with one pilot that is up.
+fn report() -> InfoReport {
+    let mut report = crate::transcripts::info();
+    report.version = env!("CARGO_PKG_VERSION").into();
+    report.nodes.truncate(1);
+    report.problems.clear();
+    report
+}
+
+/// A host where all is right.
+fn right() -> Facts {
+    let installed = PROGRAMS
+        .iter()
+        .map(|name| (format!("bin/{name}"), seen(0, 0o755, false)))
+        .collect();
+    Facts {
+        config_path: "/etc/gresshopper/gresshopper.toml".into(),
+        config_file: seen(0, 0o644, false),
+        config: Ok(Config::parse(CONFIG, Path::new("test")).unwrap()),
+        service_uid: Some(900),
+        installed,
+        munge: Ok(()),
+        carried: Some(Ok(())),
+        credential: None,
+        slurm: Ok(slurm()),
+        plugin: PluginSeen {
+            plugstack: "/etc/slurm/plugstack.conf".into(),
+            line: Some(LINE.map(str::to_owned).to_vec()),
+            file: seen(0, 0o755, false),
+            version: Ok(Version::parse("22.05.3")),
+        },
+        node: Some(NodeSeen {
+            name: "n1".into(),
+            gpus: 2,
+            devices: Ok(["/dev/a", "/dev/b"]
+                .map(|path| (PathBuf::from(path), true))
+                .to_vec()),
+            autodetect: false,
+            state_dir: seen(900, 0o755, true),
+        }),
+        asked_node: None,
+        hopd_state: seen(900, 0o700, true),
+        hopd: Ok(report()),
+    }
+}
+
+fn config(facts: &mut Facts) -> &mut Config {
+    facts.config.as_mut().unwrap()
+}
+
+fn slurm_of(facts: &mut Facts) -> &mut SlurmSeen {
+    facts.slurm.as_mut().unwrap()
+}
+
+fn set(facts: &mut Facts, key: &str, value: &str) {
+    slurm_of(facts).settings.insert(key.into(), value.into());
+}
+
+type Break = fn(&mut Facts);
+
+/// The check that must fail, a word of what it must say, and the break.
+const BROKEN: [(&str, &str, Break); 39] = [
+    ("node", "knows no node n9", |f| {
+        f.node = None;
+        f.asked_node = Some("n9".into());
+    }),
+    ("configuration", "unknown key", |f| {
+        f.config = Err("unknown key".into())
+    }),
+    ("configuration", "not everybody may read", |f| {
+        f.config_file = seen(0, 0o600, false)
+    }),
+    ("account", "knows no user gresshopper", |f| f.service_uid = None),
+    ("programs", "lacks bin/hop-replica", |f| {
+        f.installed.insert("bin/hop-replica".into(), None);
+    }),
+    ("programs", "others than root", |f| {
+        f.installed.insert("bin/hopd".into(), seen(1000, 0o755, false));
+    }),
+    ("programs", "users can't read", |f| {
+        f.installed.insert("bin/hop-front".into(), seen(0, 0o750, false));
+    }),
+    ("munge", "munged does not answer", |f| {
+        f.munge = Err("munged does not answer".into())
+    }),
+    ("slurm", "can't be reached", |f| {
+        f.slurm = Err("slurmctld can't be reached".into())
+    }),
+    ("slurm", "21.08", |f| {
+        slurm_of(f).version = Version::parse("21.08.1")
+    }),
+    ("select-type", "cons_tres", |f| {
+        set(f, "SelectType", "select/linear")
+    }),
+    ("gres-types", "no GPUs", |f| set(f, "GresTypes", "(null)")),
+    ("tres", "gres/gpu", |f| set(f, "AccountingStorageTRES", "cpu,mem")),
+    ("prolog-flags", "Contain", |f| set(f, "PrologFlags", "Alloc")),
+    ("proctrack", "proctrack/cgroup", |f| {
+        set(f, "ProctrackType", "proctrack/linuxproc")
+    }),
+    ("task-plugin", "task/cgroup", |f| {
+        set(f, "TaskPlugin", "task/affinity")
+    }),
+    ("constrain", "every process opens every GPU", |f| {
+        set(f, "ConstrainDevices", "no")
+    }),
+    ("plugstack", "no line", |f| f.plugin.line = None),
+    ("plugstack", "no argument", |f| {
+        f.plugin.line = Some(vec!["/a/gresshopper.so".into(), "typo=1".into()])
+    }),
+    ("plugstack", "believes tokens of nobody", |f| {
+        f.plugin.line = Some(vec!["/a/gresshopper.so".into(), "service_user=nobody".into()]);
+    }),
+    ("plugstack", "looks for agents in /else", |f| {
+        f.plugin.line = Some(vec!["/a/gresshopper.so".into(), "agent_dir=/else".into()]);
+    }),
+    ("plugin", "isn't there", |f| f.plugin.file = None),
+    ("plugin", "others than root", |f| {
+        f.plugin.file = seen(0, 0o777, false)
+    }),
+    ("plugin", "built for Slurm 24.11", |f| {
+        f.plugin.version = Ok(Version::parse("24.11.5"))
+    }),
+    ("plugin", "no plugin of Slurm's", |f| {
+        f.plugin.version = Err("no plugin of Slurm's".into())
+    }),
+    ("slurmdbd", "no accounting", |f| {
+        set(f, "AccountingStorageType", "accounting_storage/none")
+    }),
+    ("slurmdbd", "connection refused", |f| {
+        slurm_of(f).associations = Err("connection refused".into())
+    }),
+    ("association", "no association in pool", |f| {
+        slurm_of(f).associations = Ok(Vec::new())
+    }),
+    ("partition", "no partition notebook", |f| {
+        slurm_of(f).partitions.clear();
+        config(f).seat.partition = "notebook".into();
+    }),
+    ("partition", "may be suspended", |f| {
+        slurm_of(f).partitions[0].preempt_mode = "SUSPEND,GANG".into()
+    }),
+    ("partition", "is DOWN", |f| {
+        slurm_of(f).partitions[0].state = "DOWN".into()
+    }),
+    ("partition", "no node of notebook has more than 0", |f| {
+        slurm_of(f).nodes[0].gres.clear()
+    }),
+    ("seats", "no partition cpu", |f| {
+        config(f).seat.partition = "cpu".into()
+    }),
+    ("gres", "/dev/b, which n1 doesn't have", |f| {
+        f.node.as_mut().unwrap().devices.as_mut().unwrap()[1].1 = false;
+    }),
+    ("gres", "gres.conf names 0", |f| {
+        f.node.as_mut().unwrap().devices = Ok(Vec::new())
+    }),
+    ("agent-state", "belongs to uid 0", |f| {
+        f.node.as_mut().unwrap().state_dir = seen(0, 0o755, true)
+    }),
+    ("hopd-state", "open to others", |f| {
+        f.hopd_state = seen(900, 0o755, true)
+    }),
+    ("hopd", "can't be reached", |f| {
+        f.hopd = Err("hopd can't be reached".into())
+    }),
+    ("pilots", "0 of 1 pilots", |f| {
+        f.hopd.as_mut().unwrap().nodes.clear()
+    }),
+];
+
+fn failed(found: &[Finding]) -> Vec<&Finding> {
+    found.iter().filter(|row| row.result == Outcome::Failed).collect()
+}
+
+#[test]
+fn where_all_is_right_nothing_is_named() {
+    assert_eq!(failed(&of_host(&right())), Vec::<&Finding>::new());
+    assert_eq!(failed(&of_node(&right())), Vec::<&Finding>::new());
+}
+
+#[test]
+fn each_broken_set_up_is_named_with_its_mend() {
+    for (check, says, break_it) in BROKEN {
+        let mut facts = right();
+        break_it(&mut facts);
+        let found = of_host(&facts);
+        let failed = failed(&found);
+        let named = failed
+            .iter()
+            .any(|row| row.check == check && row.says.contains(says));
+        assert!(named, "{check}: {says}: {failed:#?}");
+        assert!(failed.iter().all(|row| !row.mend.is_empty()), "{failed:#?}");
+        // A partition that isn't there is missed by pool and seats alike.
+        assert!(failed.len() <= 2, "{check}: {says}: {failed:#?}");
+    }
+}
+
+#[test]
+fn a_credential_of_another_key_is_named_by_the_node() {
+    let mut facts = right();
+    facts.carried = Some(Err("not a valid credential".into()));
+    let found = of_node(&facts);
+    assert_eq!(failed(&found)[0].check, "munge-here");
+}
+
+#[test]
+fn a_state_folder_on_a_shared_file_system_is_named() {
+    let mut facts = right();
+    facts.node.as_mut().unwrap().state_dir.as_mut().unwrap().network = Some("NFS");
+    let found = of_host(&facts);
+    assert!(failed(&found)[0].says.contains("is on NFS"), "{found:#?}");
+}

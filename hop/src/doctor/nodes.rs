@@ -1,0 +1,210 @@
+//! Looking at each node of the pools: `hop doctor --here` as a step in its pilot, or as a small job where none is.
+
+use super::facts::{CREDENTIAL, Facts};
+use super::{Finding, Report};
+use hop_api::config::Config;
+use hop_api::identity::{Identity as _, Munge};
+use hop_slurm::Node;
+use std::collections::BTreeMap;
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::Command;
+
+/// The uid on the asking host for which a node makes its credential.
+pub(crate) const ASKER: &str = "GRESSHOPPER_DOCTOR_ASKER";
+
+/// Who starts the steps: the service account if root asks, since pilots are its jobs.
+struct Starter {
+    uid: u32,
+    gid: u32,
+    is_other: bool,
+}
+
+pub(crate) fn look(facts: &Facts, is_root: bool) -> Vec<Finding> {
+    let (Ok(config), Ok(slurm)) = (&facts.config, &facts.slurm) else {
+        let says = "the nodes can't be looked at before the configuration and slurmctld are right";
+        return vec![Finding::unknown("nodes", says)];
+    };
+    let Some(starter) = starter(facts, config, is_root) else {
+        return vec![Finding::unknown(
+            "nodes",
+            "there is no service account to start steps as",
+        )];
+    };
+    let pools: BTreeMap<&str, &hop_api::config::Pool> = config
+        .pool
+        .values()
+        .map(|pool| (pool.partition.as_str(), pool))
+        .collect();
+    let wanted = |node: &&Node| {
+        node.partitions
+            .iter()
+            .any(|name| pools.contains_key(name.as_str()))
+    };
+    let nodes: Vec<&Node> = slurm.nodes.iter().filter(wanted).collect();
+    // Each waits for Slurm, not for this host.
+    std::thread::scope(|scope| {
+        let asked: Vec<_> = nodes
+            .iter()
+            .map(|node| scope.spawn(|| of_node(node, facts, config, &pools, &starter)))
+            .collect();
+        asked
+            .into_iter()
+            .flat_map(|thread| thread.join().unwrap_or_default())
+            .collect()
+    })
+}
+
+fn starter(facts: &Facts, config: &Config, is_root: bool) -> Option<Starter> {
+    let own = rustix::process::geteuid().as_raw();
+    let other = facts.service_uid.filter(|uid| is_root && *uid != own);
+    let uid = other.unwrap_or(own);
+    let gid = match other {
+        Some(_) => group_of(config.service_user.as_str())?,
+        None => rustix::process::getegid().as_raw(),
+    };
+    Some(Starter {
+        uid,
+        gid,
+        is_other: other.is_some(),
+    })
+}
+
+fn group_of(user: &str) -> Option<u32> {
+    let out = Command::new("id").args(["-g", "--", user]).output().ok()?;
+    String::from_utf8(out.stdout).ok()?.trim().parse().ok()
+}
+
+fn of_node(
+    node: &Node,
+    facts: &Facts,
+    config: &Config,
+    pools: &BTreeMap<&str, &hop_api::config::Pool>,
+    starter: &Starter,
+) -> Vec<Finding> {
+    let name = node.name.as_str();
+    let here = |mut row: Finding| {
+        row.node = Some(name.to_owned());
+        row
+    };
+    let mut command = srun(node, facts, config, pools, starter);
+    let output = match command.output() {
+        Ok(output) => output,
+        Err(error) => {
+            return vec![here(Finding::failed(
+                "step",
+                format!("srun can't be started: {error}"),
+                "Install Slurm's client commands here.",
+            ))];
+        }
+    };
+    let Ok(report) = serde_json::from_slice::<Report>(&output.stdout) else {
+        let said = String::from_utf8_lossy(&output.stderr);
+        let said = said
+            .lines()
+            .map(str::trim)
+            .rfind(|line| !line.is_empty())
+            .unwrap_or("nothing");
+        return vec![here(Finding::failed(
+            "step",
+            format!("no step could look at it; srun said: {said}"),
+            format!(
+                "Look at `scontrol show node {name}` and at slurmd's log there, and at {}/bin/hop.",
+                config.prefix.display()
+            ),
+        ))];
+    };
+    let mut rows: Vec<Finding> = report.rows.into_iter().map(here).collect();
+    rows.push(here(credential_from(report.credential, config, starter)));
+    rows
+}
+
+/// Whether this host believes what the node made.
+fn credential_from(made: Option<String>, config: &Config, starter: &Starter) -> Finding {
+    let munge = Munge {
+        socket: config.munge_socket.clone(),
+    };
+    let Some(made) = made else {
+        return Finding::unknown("munge-back", "the node could make no credential");
+    };
+    match munge.decode(&made) {
+        Ok(_) if !starter.is_other => Finding::ok("munge-back", "a credential of the node is believed here"),
+        Ok(proven) if proven.uid == starter.uid => Finding::ok(
+            "munge-back",
+            "a credential of the node is believed here, uids agree",
+        ),
+        Ok(proven) => Finding::failed(
+            "munge-back",
+            format!(
+                "{} has uid {} here and {} there",
+                config.service_user, starter.uid, proven.uid
+            ),
+            "Give the service account one uid on all hosts.",
+        ),
+        Err(error) => Finding::failed(
+            "munge-back",
+            format!("a credential of the node isn't believed here: {error}"),
+            "Install one munge.key on all hosts, restart munge, and keep the clocks together.",
+        ),
+    }
+}
+
+fn srun(
+    node: &Node,
+    facts: &Facts,
+    config: &Config,
+    pools: &BTreeMap<&str, &hop_api::config::Pool>,
+    starter: &Starter,
+) -> Command {
+    let name = node.name.as_str();
+    let mut command = Command::new("srun");
+    for (variable, _) in std::env::vars_os() {
+        let text = variable.to_string_lossy();
+        if (text.starts_with("SLURM_") && text != "SLURM_CONF") || text.starts_with("SRUN_") {
+            command.env_remove(&variable);
+        }
+    }
+    command.args(["-Q", "-n1", "-N1", "-c1", "--mem=0", "-w", name, "--chdir=/"]);
+    let pilots = facts
+        .hopd
+        .as_ref()
+        .map(|info| info.nodes.as_slice())
+        .unwrap_or_default();
+    let pilot = pilots
+        .iter()
+        .find(|row| row.node.as_str() == name && row.state == "UP");
+    let own = rustix::process::geteuid().as_raw();
+    match pilot.filter(|_| starter.is_other || facts.service_uid == Some(own)) {
+        Some(row) => {
+            command
+                .arg(format!("--jobid={}", row.pilot))
+                .args(["--overlap", "--gres=none"]);
+        }
+        None => {
+            let pool = node.partitions.iter().find_map(|name| pools.get(name.as_str()));
+            command.args(["--mem=64", "--time=1", "--immediate=20", "--job-name=hop-doctor"]);
+            command.args(pool.map(|pool| format!("--partition={}", pool.partition)));
+            command.args(
+                pool.and_then(|pool| pool.account.as_ref())
+                    .map(|name| format!("--account={name}")),
+            );
+        }
+    }
+    command
+        .arg(config.prefix.join("bin/hop"))
+        .args(["doctor", "--here", "--node", name]);
+    command
+        .env("GRESSHOPPER_CONF", &facts.config_path)
+        .current_dir(Path::new("/"));
+    command.env(ASKER, rustix::process::geteuid().as_raw().to_string());
+    let munge = Munge {
+        socket: config.munge_socket.clone(),
+    };
+    if let Ok(credential) = munge.encode(b"hop doctor", starter.uid) {
+        command.env(CREDENTIAL, credential);
+    }
+    if starter.is_other {
+        command.uid(starter.uid).gid(starter.gid);
+    }
+    command
+}

@@ -1,0 +1,125 @@
+"""`hop doctor` on a real Slurm: nothing to say where all is right, and each of these breaks named with its mend."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from harness import Cluster
+
+
+def nodes(cluster: Cluster) -> list[str]:
+    return cluster.env["HOP_DEV_NODES"].split(",")
+
+
+def doctor(cluster: Cluster, *more: str, env: dict[str, str] | None = None) -> list[dict[str, Any]]:
+    argv = ["hop", "doctor", "--json", "--node", nodes(cluster)[0], *more]
+    process = cluster.popen("root", argv, env=env or {}, stdout=-1, stderr=-1)
+    out, err = process.communicate(timeout=90)
+    rows: list[dict[str, Any]] = json.loads(out)["rows"]
+    assert process.returncode == int(any(row["result"] == "failed" for row in rows)), err
+    return rows
+
+
+def failed(rows: list[dict[str, Any]]) -> list[str]:
+    return [f"{row['node']}: {row['check']}: {row['says']}" for row in rows if row["result"] == "failed"]
+
+
+def test_where_all_is_right_nothing_is_named_on_host_and_nodes(cluster: Cluster) -> None:
+    rows = doctor(cluster, "--nodes")
+    assert failed(rows) == []
+    looked_at = {row["node"] for row in rows if row["check"] == "munge-back"}
+    assert looked_at == set(nodes(cluster))
+    of_n2 = {row["check"] for row in rows if row["node"] == nodes(cluster)[1]}
+    assert {"configuration", "munge", "munge-here", "plugin", "gres", "agent-state", "hopd"} <= of_n2
+
+
+@pytest.fixture
+def site(cluster: Cluster, tmp_path: Path) -> Iterator[Path]:
+    """Copies of the configuration that a test may spoil: nobody else reads them."""
+    folder = cluster.base / "doctor"
+    shutil.copytree(cluster.base / "etc", folder)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def edit(name: str, old: str, new: str) -> Callable[[Path], None]:
+    def spoil(site: Path) -> None:
+        text = (site / name).read_text()
+        assert old in text
+        (site / name).write_text(text.replace(old, new))
+
+    return spoil
+
+
+def no_line(site: Path) -> None:
+    (site / "plugstack.conf").write_text("# nothing\n")
+
+
+def hide(site: Path) -> None:
+    (site / "gresshopper.toml").chmod(0o600)
+
+
+def theirs(site: Path) -> None:
+    """The plugin where everybody may write, as a copy into a shared folder is."""
+    line = (site / "plugstack.conf").read_text().split()
+    copy = site / "gresshopper.so"
+    shutil.copy(line[line.index("optional") + 1], copy)
+    copy.chmod(0o777)
+    (site / "plugstack.conf").write_text(f"optional {copy}\n")
+
+
+def no_library(site: Path) -> None:
+    library = site / "gresshopper.so"
+    library.write_text("not this one")
+    library.chmod(0o755)
+    (site / "plugstack.conf").write_text(f"optional {library}\n")
+
+
+TOML = "gresshopper.toml"
+BROKEN = [
+    ("configuration", "not everybody may read", hide),
+    ("configuration", "typo", edit(TOML, "[hopd]", "[hopd]\ntypo = 1")),
+    (
+        "account",
+        "knows no user nobody-here",
+        edit(TOML, 'service_user = "gresshopper"', 'service_user = "nobody-here"'),
+    ),
+    ("programs", "lacks bin/hop", edit(TOML, '/opt"', '/nowhere"')),
+    ("munge", "does not answer", edit(TOML, "/munge/munge.socket", "/munge/no.socket")),
+    ("hopd", "", edit(TOML, "connect = [", 'connect = ["127.0.0.1:1"] #')),
+    (
+        "partition",
+        "no partition absent",
+        edit(TOML, '[pool.main]\npartition = "notebook"', '[pool.main]\npartition = "absent"'),
+    ),
+    ("partition", "asks for 7 GPUs", edit(TOML, "gpus_per_pilot = 2", "gpus_per_pilot = 7")),
+    ("association", "no association in nowhere", edit(TOML, 'account = "pool"', 'account = "nowhere"')),
+    ("seats", "no partition absent", edit(TOML, '[seat]\npartition = "notebook"', '[seat]\npartition = "absent"')),
+    ("pilots", "of 9 pilots", edit(TOML, "min_pilots = 4\nmax_pilots = 4", "min_pilots = 9\nmax_pilots = 9")),
+    ("agent-state", "is no folder", edit(TOML, "/state/agent", "/state/absent")),
+    ("hopd-state", "belongs to uid 0", edit(TOML, "/state/hopd", "/etc")),
+    ("plugstack", "no line", no_line),
+    ("plugstack", "looks for agents in", edit("plugstack.conf", "/state/agent", "/state/else")),
+    ("plugstack", "no argument", edit("plugstack.conf", "agent_dir=", "agent_folder=")),
+    ("plugin", "isn't there", edit("plugstack.conf", "/opt/lib/", "/opt/nowhere/")),
+    ("plugin", "others than root may change", theirs),
+    ("plugin", "is no library", no_library),
+    ("gres", "doesn't have", edit("gres.conf", "/dev/fakegpu", "/dev/absentgpu")),
+]
+
+
+@pytest.mark.parametrize(("check", "says", "spoil"), BROKEN, ids=[f"{b[0]}-{i}" for i, b in enumerate(BROKEN)])
+def test_what_is_broken_is_named_with_its_mend(
+    cluster: Cluster, site: Path, check: str, says: str, spoil: Callable[[Path], None]
+) -> None:
+    spoil(site)
+    env = {"GRESSHOPPER_CONF": str(site / TOML), "SLURM_CONF": str(site / "slurm.conf")}
+    rows = doctor(cluster, "--plugstack", str(site / "plugstack.conf"), env=env)
+    named = [row for row in rows if row["check"] == check and row["result"] == "failed" and says in row["says"]]
+    assert named, failed(rows)
+    assert named[0]["mend"]
