@@ -191,6 +191,7 @@ impl Cluster {
         } else {
             self.sweep()?;
         }
+        host::mount_bpf()?;
         let prepared = if before == 0 { self.prepare() } else { Ok(()) };
         match prepared.and_then(|()| self.start()) {
             Ok(()) if before == 0 => Ok(UpOutcome::Started),

@@ -2,9 +2,10 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr, ToSocketAddrs as _};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 
 /// How the host mounts control groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,6 +72,22 @@ pub(crate) fn cgroup_setup() -> Result<CgroupSetup> {
         Some(setup) => Ok(setup),
         None => bail!("no cgroup file system is mounted: Slurm can't constrain devices here"),
     }
+}
+
+/// Mounts the bpf file system as systemd would, where nobody has. It stays.
+pub(crate) fn mount_bpf() -> Result<()> {
+    const PLACE: &str = "/sys/fs/bpf";
+    let table = fs::read_to_string("/proc/self/mounts").context("can't read the mount table")?;
+    let mounted = |line: &str| line.split(' ').nth(1) == Some(PLACE);
+    if table.lines().any(mounted) || !Path::new(PLACE).is_dir() {
+        return Ok(());
+    }
+    let status = Command::new("mount")
+        .args(["-t", "bpf", "-o", "mode=700", "bpf", PLACE])
+        .status()
+        .context("can't start mount")?;
+    ensure!(status.success(), "can't mount the bpf file system on {PLACE}");
+    Ok(())
 }
 
 /// The machine's name without its domain, as slurmctld compares it.
