@@ -1,12 +1,16 @@
 //! bpf(2): the device program of a cgroup v2 (every device of a list denied, all else allowed), and the calls that
-//! [`crate::pass`] needs for its iterators.
+//! [`crate::count`] needs for its programs and maps.
 //!
 //! A handful of instructions, so they are assembled by hand; the kernel's verifier checks them at load.
 
 #![allow(unsafe_code)] // bpf(2) has no wrapper in libc.
 
+use std::ffi::{CStr, CString};
 use std::io;
+use std::marker::PhantomData;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
 
 /// One instruction, as the kernel's `struct bpf_insn`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,14 +29,23 @@ const MOVE_IMMEDIATE: u8 = 0xb4; // BPF_ALU | BPF_MOV | BPF_K
 const JUMP_IF_NOT: u8 = 0x55; // BPF_JMP | BPF_JNE | BPF_K
 const EXIT: u8 = 0x95; // BPF_JMP | BPF_EXIT
 
+const MAP_CREATE: libc::c_int = 0;
+const MAP_LOOKUP: libc::c_int = 1;
+const MAP_UPDATE: libc::c_int = 2;
+const MAP_DELETE: libc::c_int = 3;
+const MAP_NEXT_KEY: libc::c_int = 4;
 const PROG_LOAD: libc::c_int = 5;
+const OBJECT_PIN: libc::c_int = 6;
+const OBJECT_GET: libc::c_int = 7;
 const PROG_ATTACH: libc::c_int = 8;
 const PROG_QUERY: libc::c_int = 16;
+const TRACEPOINT_OPEN: libc::c_int = 17;
 const LINK_CREATE: libc::c_int = 28;
-const ITER_CREATE: libc::c_int = 33;
+const MAP_HASH: u32 = 1;
+const MAP_FORGETFUL: u32 = 9;
+const NO_PREALLOC: u32 = 1;
 const TYPE_CGROUP_DEVICE: u32 = 15;
-const TYPE_TRACING: u32 = 26;
-const ATTACH_ITERATOR: u32 = 28;
+const TYPE_RAW_TRACEPOINT: u32 = 17;
 const ATTACH_CGROUP_DEVICE: u32 = 6;
 const QUERY_EFFECTIVE: u32 = 1;
 
@@ -93,11 +106,32 @@ struct LoadAttributes {
     kernel_version: u32,
     flags: u32,
     name: [u8; 16],
-    interface: u32,
-    /// From here on: programs that attach to a function of the kernel's.
-    attach: u32,
-    types: [u32; 9],
-    function: u32,
+}
+
+#[repr(C)]
+struct MapAttributes {
+    kind: u32,
+    key_size: u32,
+    value_size: u32,
+    max_entries: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct ElementAttributes {
+    map: u32,
+    padding: u32,
+    key: u64,
+    /// The value, or the next key.
+    value: u64,
+    flags: u64,
+}
+
+#[repr(C)]
+struct ObjectAttributes {
+    path: u64,
+    object: u32,
+    flags: u32,
 }
 
 #[repr(C)]
@@ -106,15 +140,13 @@ struct LinkAttributes {
     target: u32,
     kind: u32,
     flags: u32,
-    options: u64,
-    options_size: u32,
-    padding: u32,
 }
 
 #[repr(C)]
-struct IterAttributes {
-    link: u32,
-    flags: u32,
+struct TracepointAttributes {
+    name: u64,
+    program: u32,
+    padding: u32,
 }
 
 #[repr(C)]
@@ -153,12 +185,12 @@ fn bpf<A>(command: libc::c_int, attributes: &mut A) -> io::Result<i32> {
     Ok(i32::try_from(result).unwrap_or(i32::MAX))
 }
 
-fn load(program: &[Instruction], kind: u32, attach: u32, function: u32) -> io::Result<OwnedFd> {
+fn load(program: &[Instruction], kind: u32) -> io::Result<OwnedFd> {
     let mut attributes = LoadAttributes {
         kind,
         count: u32::try_from(program.len()).map_err(io::Error::other)?,
         instructions: program.as_ptr().addr() as u64,
-        // An iterator's helpers are for programs that may be used under the GPL too.
+        // Programs that read the kernel's own structures must be usable under the GPL too.
         license: c"Dual MIT/GPL".as_ptr().addr() as u64,
         log_level: 0,
         log_size: 0,
@@ -166,10 +198,6 @@ fn load(program: &[Instruction], kind: u32, attach: u32, function: u32) -> io::R
         kernel_version: 0,
         flags: 0,
         name: *b"gresshopper\0\0\0\0\0",
-        interface: 0,
-        attach,
-        types: [0; 9],
-        function,
     };
     bpf(PROG_LOAD, &mut attributes).map(owned)
 }
@@ -179,41 +207,169 @@ fn owned(fd: i32) -> OwnedFd {
     unsafe { OwnedFd::from_raw_fd(fd) }
 }
 
-/// Loads an iterator's program; `function` is the number of the kernel's function that stands for its kind.
+/// Loads a program and attaches it to a tracepoint. The link is what keeps it attached.
 ///
 /// # Errors
-/// EPERM without privileges; EINVAL or EACCES from the verifier.
-pub(crate) fn load_iterator(program: &[Instruction], function: u32) -> io::Result<OwnedFd> {
-    load(program, TYPE_TRACING, ATTACH_ITERATOR, function)
+/// EPERM without privileges; EINVAL or EACCES from the verifier; ENOENT: there is no such tracepoint.
+pub(crate) fn trace(program: &[Instruction], tracepoint: &CStr) -> io::Result<OwnedFd> {
+    let program = load(program, TYPE_RAW_TRACEPOINT)?;
+    let mut attributes = TracepointAttributes {
+        name: tracepoint.as_ptr().addr() as u64,
+        program: word(program.as_fd()),
+        padding: 0,
+    };
+    bpf(TRACEPOINT_OPEN, &mut attributes).map(owned)
 }
 
-/// What iterations are made of.
+/// Has a program judge every access to a device by the cgroup's processes, beside whatever judges there and below.
 ///
 /// # Errors
-/// The kernel's.
-pub(crate) fn link_iterator(program: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// As [`trace`]; EPERM where a program of the cgroup or above wants to be alone.
+pub(crate) fn judge_devices(program: &[Instruction], cgroup: impl AsFd) -> io::Result<OwnedFd> {
+    let program = load(program, TYPE_CGROUP_DEVICE)?;
     let mut attributes = LinkAttributes {
-        program: word(program),
-        target: 0,
-        kind: ATTACH_ITERATOR,
+        program: word(program.as_fd()),
+        target: word(cgroup.as_fd()),
+        kind: ATTACH_CGROUP_DEVICE,
         flags: 0,
-        options: 0,
-        options_size: 0,
-        padding: 0,
     };
     bpf(LINK_CREATE, &mut attributes).map(owned)
 }
 
-/// One iteration, to be read to its end.
+fn address(path: &Path) -> io::Result<CString> {
+    CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
+}
+
+/// Gives a map or a link a name in a bpf file system, which keeps it when its last descriptor is gone.
 ///
 /// # Errors
-/// The kernel's.
-pub(crate) fn new_iteration(link: BorrowedFd<'_>) -> io::Result<OwnedFd> {
-    let mut attributes = IterAttributes {
-        link: word(link),
+/// The kernel's; EPERM where it is no bpf file system.
+pub(crate) fn pin(object: impl AsFd, path: &Path) -> io::Result<()> {
+    let path = address(path)?;
+    let mut attributes = ObjectAttributes {
+        path: path.as_ptr().addr() as u64,
+        object: word(object.as_fd()),
         flags: 0,
     };
-    bpf(ITER_CREATE, &mut attributes).map(owned)
+    bpf(OBJECT_PIN, &mut attributes).map(drop)
+}
+
+/// What has this name in a bpf file system.
+///
+/// # Errors
+/// The kernel's; ENOENT: nothing.
+pub(crate) fn pinned(path: &Path) -> io::Result<OwnedFd> {
+    let path = address(path)?;
+    let mut attributes = ObjectAttributes {
+        path: path.as_ptr().addr() as u64,
+        object: 0,
+        flags: 0,
+    };
+    bpf(OBJECT_GET, &mut attributes).map(owned)
+}
+
+/// A hash map of the kernel's. `K` and `V` are plain words without padding.
+#[derive(Debug)]
+pub(crate) struct Map<K, V> {
+    fd: OwnedFd,
+    types: PhantomData<(K, V)>,
+}
+
+impl<K: Copy + Default, V: Copy + Default> Map<K, V> {
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn make(entries: u32) -> io::Result<Self> {
+        Self::of_kind(MAP_HASH, NO_PREALLOC, entries)
+    }
+
+    /// One that pushes out what was used least when it is full.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub(crate) fn make_forgetful(entries: u32) -> io::Result<Self> {
+        Self::of_kind(MAP_FORGETFUL, 0, entries)
+    }
+
+    fn of_kind(kind: u32, flags: u32, entries: u32) -> io::Result<Self> {
+        let mut attributes = MapAttributes {
+            kind,
+            key_size: u32::try_from(size_of::<K>()).map_err(io::Error::other)?,
+            value_size: u32::try_from(size_of::<V>()).map_err(io::Error::other)?,
+            max_entries: entries,
+            flags,
+        };
+        bpf(MAP_CREATE, &mut attributes).map(|fd| Self::of(owned(fd)))
+    }
+
+    /// `fd` must be of a map that [`Map::make`] made with the same types.
+    pub(crate) fn of(fd: OwnedFd) -> Self {
+        Self {
+            fd,
+            types: PhantomData,
+        }
+    }
+
+    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    fn element(&self, key: &K, value: u64) -> ElementAttributes {
+        ElementAttributes {
+            map: word(self.fd()),
+            padding: 0,
+            key: std::ptr::from_ref(key).addr() as u64,
+            value,
+            flags: 0,
+        }
+    }
+
+    /// # Errors
+    /// The kernel's. None: no such key.
+    pub(crate) fn get(&self, key: &K) -> io::Result<Option<V>> {
+        let mut value = V::default();
+        let mut attributes = self.element(key, std::ptr::from_mut(&mut value).addr() as u64);
+        present(bpf(MAP_LOOKUP, &mut attributes)).map(|found| found.map(|_| value))
+    }
+
+    /// # Errors
+    /// The kernel's; E2BIG: the map is full.
+    pub(crate) fn put(&self, key: &K, value: &V) -> io::Result<()> {
+        let mut attributes = self.element(key, std::ptr::from_ref(value).addr() as u64);
+        bpf(MAP_UPDATE, &mut attributes).map(drop)
+    }
+
+    /// # Errors
+    /// The kernel's. No such key is none.
+    pub(crate) fn remove(&self, key: &K) -> io::Result<()> {
+        present(bpf(MAP_DELETE, &mut self.element(key, 0))).map(drop)
+    }
+
+    /// The keys, as they come while the map may change: none is missing that stays.
+    pub(crate) fn keys(&self, at_most: usize) -> Vec<K> {
+        let mut keys: Vec<K> = Vec::new();
+        let mut next = K::default();
+        let mut attributes = ElementAttributes {
+            map: word(self.fd()),
+            padding: 0,
+            key: 0,
+            value: std::ptr::from_mut(&mut next).addr() as u64,
+            flags: 0,
+        };
+        while keys.len() < at_most && bpf(MAP_NEXT_KEY, &mut attributes).is_ok() {
+            keys.push(next);
+            attributes.key = keys.last().map_or(0, |k| std::ptr::from_ref(k).addr() as u64);
+        }
+        keys
+    }
+}
+
+/// "There is none" is an answer.
+fn present(result: io::Result<i32>) -> io::Result<Option<i32>> {
+    match result {
+        Ok(n) => Ok(Some(n)),
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(None),
+        Err(e) => Err(e),
+    }
 }
 
 fn word(fd: BorrowedFd<'_>) -> u32 {
@@ -225,7 +381,7 @@ fn word(fd: BorrowedFd<'_>) -> u32 {
 /// # Errors
 /// EPERM without CAP_BPF/CAP_SYS_ADMIN or where an ancestor's program forbids one here; EINVAL from the verifier.
 pub fn deny(cgroup: impl AsFd, denied: &[Number]) -> io::Result<()> {
-    let program = load(&assemble(denied), TYPE_CGROUP_DEVICE, 0, 0)?;
+    let program = load(&assemble(denied), TYPE_CGROUP_DEVICE)?;
     let mut attributes = AttachAttributes {
         target: word(cgroup.as_fd()),
         program: word(program.as_fd()),

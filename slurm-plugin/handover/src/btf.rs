@@ -1,13 +1,13 @@
-//! The kernel's own description of its types (BTF): where a field lies, and which function an iterator attaches to.
+//! The kernel's own description of its types (BTF): where a field lies, and the values of enumerators.
 //!
-//! Only what [`crate::pass`] asks for. Kernels are built differently, so nothing about their structures is assumed.
+//! Only what [`crate::count`] asks for. Kernels are built differently, so nothing about their structures is assumed.
 
 use std::collections::HashMap;
 
 const MAGIC: u16 = 0xeb9f;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
-const FUNCTION: u32 = 12;
+const ENUM: u32 = 6;
 /// Typedef, volatile, const, restrict, type tag: names and qualities of another type.
 const QUALIFIERS: [u32; 5] = [8, 9, 10, 11, 18];
 /// Words that follow a type's three, per kind: fixed, and per element.
@@ -115,9 +115,15 @@ impl<'a> Btf<'a> {
         self.find(STRUCT, names)
     }
 
-    /// The numbers of the functions of these names.
-    pub(crate) fn functions(&self, names: &[&'static str]) -> HashMap<&'static str, u32> {
-        self.find(FUNCTION, names)
+    /// The value of an enumerator of the enumeration `name`.
+    pub(crate) fn enumerator(&self, name: &'static str, wanted: &str) -> Option<u32> {
+        let number = *self.find(ENUM, &[name]).get(name)?;
+        let head = self.unqualified(number)?;
+        (0..head.count).find_map(|i| {
+            let at = head.at + usize::try_from(12 + 8 * i).ok()?;
+            let name = self.name(word(self.types, at)?);
+            (name == wanted.as_bytes()).then(|| word(self.types, at + 4))?
+        })
     }
 
     fn find(&self, kind: u32, names: &[&'static str]) -> HashMap<&'static str, u32> {

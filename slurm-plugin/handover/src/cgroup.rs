@@ -5,13 +5,16 @@
 //! the task's own cgroup, which Slurm never touches again, is replaced in place. Cores are [`crate::cores`]'s.
 
 use crate::bpf::{self, Number};
+use crate::count::Group;
 use crate::cpuset::CpuSet;
 use crate::proc::Membership;
 use crate::record::{CpusetV1, KernelCgroup, StepKey};
 use crate::token::Device;
 use std::fs::File;
 use std::io::{self, Write};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 
 /// What could not be done to a cgroup.
 #[derive(Debug, thiserror::Error)]
@@ -190,9 +193,11 @@ fn confine_v1(
         .map(|slurms| confine_cpuset_v1(mounts, slurms, path, pid))
         .transpose()?
         .flatten();
+    let freezer = membership.v1("freezer").filter(|p| *p != Path::new("/"));
     Ok(KernelCgroup::V1 {
         devices: path.to_owned(),
         cpuset,
+        freezer: freezer.map(Path::to_owned),
     })
 }
 
@@ -234,7 +239,13 @@ fn confine_v2(mounts: &Mounts, task: PathBuf, gres: &[Number]) -> Result<KernelC
         .v2(&task)
         .ok_or_else(|| failed("found no mount of the cgroup", &task)(io::ErrorKind::NotFound.into()))?;
     let file = File::open(&dir).map_err(failed("can't open", &dir))?;
-    let constrained = bpf::programs_in_force(&file).map_err(failed("can't query the programs of", &dir))? > 0;
+    // The root's programs, ours among them, are in force everywhere.
+    let in_force = |file: &File, dir: &Path| {
+        bpf::programs_in_force(file).map_err(failed("can't query the programs of", dir))
+    };
+    let root = mounts.v2(Path::new("/")).unwrap_or_else(|| dir.clone());
+    let roots = File::open(&root).map_err(failed("can't open", &root))?;
+    let constrained = in_force(&file, &dir)? > in_force(&roots, &root)?;
     if !constrained {
         return Ok(KernelCgroup::Unconstrained);
     }
@@ -383,9 +394,83 @@ fn listed(mounts: &Mounts, cgroup: &KernelCgroup, v1: &str, v2: &str) -> Vec<i32
         .collect()
 }
 
+/// The kernel's cgroup as the counting programs know it. None: it is gone, or nothing confines the kernel.
+pub fn group(mounts: &Mounts, cgroup: &KernelCgroup) -> Option<Group> {
+    let (hierarchy, dir) = match cgroup {
+        KernelCgroup::V1 { devices, .. } => (Group::DEVICES, mounts.v1("devices", devices)?),
+        KernelCgroup::V2 { task, .. } => (Group::UNIFIED, mounts.v2(task)?),
+        KernelCgroup::Unconstrained => return None,
+    };
+    let id = std::fs::metadata(dir).ok()?.ino();
+    Some(Group { hierarchy, id })
+}
+
+/// That of any process.
+pub(crate) fn group_of(mounts: &Mounts, membership: &Membership) -> Option<Group> {
+    let v1 = membership.v1("devices").map(|path| KernelCgroup::V1 {
+        devices: path.to_owned(),
+        cpuset: None,
+        freezer: None,
+    });
+    let v2 = membership.v2().map(|path| KernelCgroup::V2 {
+        task: path.to_owned(),
+        base: None,
+    });
+    [v1, v2].iter().flatten().find_map(|cgroup| group(mounts, cgroup))
+}
+
+/// Holds a kernel's processes still until dropped.
+#[derive(Debug)]
+pub struct Frozen {
+    file: Option<(PathBuf, &'static str)>,
+}
+
+/// How long processes may take to stand still; what is in a system call that doesn't end goes on.
+const FREEZING: Duration = Duration::from_millis(100);
+
+/// Holds the kernel's processes still, as far as they let themselves. Whom Slurm holds already stays so afterwards.
+pub fn freeze(mounts: &Mounts, cgroup: &KernelCgroup) -> Frozen {
+    let (file, freeze, thaw, state, still) = match cgroup {
+        KernelCgroup::V1 { freezer, .. } => {
+            let dir = freezer.as_ref().and_then(|f| mounts.v1("freezer", f));
+            let state = dir.as_ref().map(|d| d.join("freezer.state"));
+            (state.clone(), "FROZEN", "THAWED", state, "FROZEN")
+        }
+        KernelCgroup::V2 { task, .. } => {
+            let dir = mounts.v2(task);
+            let events = dir.as_ref().map(|d| d.join("cgroup.events"));
+            (dir.map(|d| d.join("cgroup.freeze")), "1", "0", events, "frozen 1")
+        }
+        KernelCgroup::Unconstrained => (None, "", "", None, ""),
+    };
+    let none = Frozen { file: None };
+    let (Some(file), Some(state)) = (file, state) else {
+        return none;
+    };
+    let says = |path: &Path, text: &str| std::fs::read_to_string(path).is_ok_and(|t| t.contains(text));
+    if says(&state, still) || std::fs::write(&file, freeze).is_err() {
+        return none;
+    }
+    let deadline = Instant::now() + FREEZING;
+    while !says(&state, still) && Instant::now() < deadline {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Frozen {
+        file: Some((file, thaw)),
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        if let Some((file, thaw)) = &self.file {
+            let _ = std::fs::write(file, thaw);
+        }
+    }
+}
+
 /// Removes the cgroups that [`confine`] made, if they are empty; true when nothing is left.
 pub fn remove(mounts: &Mounts, cgroup: &KernelCgroup) -> bool {
-    let KernelCgroup::V1 { devices, cpuset } = cgroup else {
+    let KernelCgroup::V1 { devices, cpuset, .. } = cgroup else {
         return true;
     };
     let cpuset = cpuset.as_ref().and_then(|c| mounts.v1("cpuset", &c.path));

@@ -142,17 +142,17 @@ pub fn check_device(index: GpuIndex, record: Option<&DeviceRecord>, epoch: Epoch
     })
 }
 
-/// A process that holds a device after its cgroup was denied it.
+/// A process that seems to hold a device after its cgroup was denied it.
 #[derive(Debug, Clone)]
 pub struct Suspect {
     /// The real uid: a setuid program that a user started counts as the user's.
     pub real_uid: u32,
     pub exe: String,
     pub how: Hold,
-    /// See [`crate::holders::Found`].
-    pub looked_into: bool,
     /// It is in the cgroup of the lease's kernel.
     pub in_kernel: bool,
+    /// It is in a job of Slurm's.
+    pub in_job: bool,
 }
 
 /// Whose hold counts how.
@@ -161,7 +161,7 @@ pub struct Rules<'a> {
     /// The lease's user.
     pub lessee: u32,
     pub service_uid: u32,
-    /// Programs of root's that the site allows to hold the devices.
+    /// Programs outside all jobs that the site allows to hold the devices.
     pub ignore: &'a [String],
 }
 
@@ -170,36 +170,31 @@ pub struct Rules<'a> {
 pub enum Verdict {
     /// It may go on.
     Ignore,
-    /// It is ended when the grace is over.
+    /// It is the lessee's, and is ended when the grace is over.
     End,
     /// It isn't ours to end: the device stays blocked while it holds.
     Block(&'static str),
 }
 
-/// Decides about one holder.
-///
-/// Where the kernel can't be made to look, a descriptor in flight can't be told from any other in flight without
-/// taking it, so only the lessee's own processes are ended for one.
+/// Is it the lessee's: in the kernel's cgroup, or of the lessee's uid in a job? Nobody else is ever ended.
+pub fn is_lessees(suspect: &Suspect, lessee: u32) -> bool {
+    suspect.in_kernel || suspect.in_job && suspect.real_uid == lessee
+}
+
+/// Decides about one holder. What only may hide a device says nothing about somebody else's process: anybody can put
+/// a descriptor into a stranger's socket.
 pub fn judge(suspect: &Suspect, rules: &Rules<'_>) -> Verdict {
-    let root = suspect.real_uid == 0;
-    if root && rules.ignore.contains(&suspect.exe) {
-        return Verdict::Ignore;
-    }
-    if suspect.in_kernel {
+    if is_lessees(suspect, rules.lessee) {
         return Verdict::End;
     }
-    if suspect.real_uid == rules.service_uid {
+    let allowed = !suspect.in_job && rules.ignore.contains(&suspect.exe);
+    let sure = matches!(suspect.how, Hold::Descriptor | Hold::Mapping);
+    if suspect.real_uid == rules.service_uid || allowed || !sure {
         return Verdict::Ignore;
     }
-    match suspect.how {
-        _ if root => {
-            Verdict::Block("it belongs to root; name its program in ignore_holders= if it may hold GPUs")
-        }
-        Hold::InFlight if suspect.real_uid != rules.lessee && !suspect.looked_into => {
-            Verdict::Block("a descriptor waits in its socket, and the process is another user's")
-        }
-        _ => Verdict::End,
-    }
+    Verdict::Block(
+        "it isn't the lessee's to be ended; name its program in ignore_holders= if it may hold GPUs",
+    )
 }
 
 #[cfg(test)]
@@ -269,6 +264,7 @@ mod tests {
                 task: "/t".into(),
                 base: None,
             },
+            group: None,
         }
     }
 
@@ -424,6 +420,7 @@ mod tests {
         let blocked = DeviceState::Blocked {
             step: PILOT,
             lease: LeaseId(2),
+            lessee: 1000,
             why: String::new(),
         };
         assert_eq!(before(blocked), Before::Undo(PILOT, LeaseId(2)));
@@ -431,54 +428,52 @@ mod tests {
     }
 
     #[test]
-    fn who_holds_a_device_after_the_lease() {
+    fn only_what_is_the_lessees_is_ended() {
         let ignore = ["/usr/bin/nvidia-persistenced".to_owned()];
         let rules = Rules {
             lessee: 1000,
             service_uid: SERVICE,
             ignore: &ignore,
         };
-        let verdict = |real_uid, exe: &str, how, in_kernel| {
+        let verdict = |real_uid, exe: &str, how, in_kernel, in_job| {
+            let exe = exe.to_owned();
             judge(
                 &Suspect {
                     real_uid,
-                    exe: exe.to_owned(),
+                    exe,
                     how,
-                    looked_into: false,
                     in_kernel,
+                    in_job,
                 },
                 &rules,
             )
         };
-        for how in [Hold::Descriptor, Hold::Mapping, Hold::IoUring] {
-            assert_eq!(verdict(1000, "/usr/bin/python3", how, true), Verdict::End);
-            assert_eq!(verdict(1000, "/usr/bin/python3", how, false), Verdict::End);
-            assert_eq!(verdict(1001, "/usr/bin/python3", how, false), Verdict::End);
-            assert!(matches!(
-                verdict(0, "/usr/bin/dcgm", how, false),
-                Verdict::Block(_)
-            ));
-            assert_eq!(verdict(0, "/usr/bin/su", how, true), Verdict::End);
-            assert_eq!(verdict(0, &ignore[0], how, false), Verdict::Ignore);
-            assert_eq!(verdict(1000, &ignore[0], how, false), Verdict::End);
-            assert_eq!(verdict(SERVICE, "/opt/hop-agent", how, false), Verdict::Ignore);
+        let block = |v| matches!(v, Verdict::Block(_));
+        for how in [Hold::Descriptor, Hold::Mapping, Hold::IoUring, Hold::InFlight] {
+            let sure = matches!(how, Hold::Descriptor | Hold::Mapping);
+            assert_eq!(verdict(1000, "python3", how, true, true), Verdict::End);
+            assert_eq!(verdict(0, "/usr/bin/su", how, true, true), Verdict::End);
+            assert_eq!(verdict(1000, "python3", how, false, true), Verdict::End);
+            // A login of the lessee's, another user, root, a system account's daemon.
+            for (uid, in_job) in [
+                (1000, false),
+                (1001, true),
+                (1001, false),
+                (0, false),
+                (109, false),
+            ] {
+                assert_eq!(
+                    block(verdict(uid, "x", how, false, in_job)),
+                    sure,
+                    "{uid} {in_job}"
+                );
+            }
+            assert_eq!(verdict(109, &ignore[0], how, false, false), Verdict::Ignore);
+            assert_eq!(block(verdict(1001, &ignore[0], how, false, true)), sure);
+            assert_eq!(
+                verdict(SERVICE, "/opt/hop-agent", how, false, true),
+                Verdict::Ignore
+            );
         }
-        let seen = Suspect {
-            real_uid: 1001,
-            exe: "x".to_owned(),
-            how: Hold::InFlight,
-            looked_into: true,
-            in_kernel: false,
-        };
-        assert_eq!(judge(&seen, &rules), Verdict::End);
-        assert_eq!(verdict(1000, "x", Hold::InFlight, false), Verdict::End);
-        assert!(matches!(
-            verdict(1001, "x", Hold::InFlight, false),
-            Verdict::Block(_)
-        ));
-        assert!(matches!(
-            verdict(0, "x", Hold::InFlight, false),
-            Verdict::Block(_)
-        ));
     }
 }

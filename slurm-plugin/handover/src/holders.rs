@@ -1,33 +1,34 @@
-//! Who on this node still holds a device: by descriptor, mapping, io_uring, or a descriptor in flight.
+//! Who on this node seems to hold a device: by descriptor, mapping, io_uring, or a descriptor in flight.
 //!
-//! A device cgroup judges opening alone, so a take-back looks at every process of the node, whatever its cgroup.
-//! Each scan is a pass over `/proc` and may miss a descriptor that wanders from one process to another during
-//! it; the caller repeats it until it is clean twice. Nothing here opens a device or waits for a file system.
-//! Where the kernel can, [`crate::pass`] looks at the processes and what follows `/proc` is left for the few that
-//! need a second look.
+//! A look through `/proc`, to find whom to end and whom to name. It proves nothing: what moves meanwhile is missed, and
+//! a reference without a descriptor isn't there to be seen. The proof is [`crate::count`]'s. Nothing here opens a
+//! device, waits for a file system, or follows a path that a user chose.
 
 #![allow(unsafe_code)] // kcmp(2) has no wrapper in libc, nor has the query of mappings.
 
 use crate::bpf::Number;
-use crate::pass::{Pass, Seen, What};
 use crate::token::Hold;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, StatxFlags, openat, readlinkat, statx};
 use std::collections::{HashMap, HashSet};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::path::Path;
 
-/// A process that holds one of the devices, and how.
+/// A process that holds one of the devices, or may, and how.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Found {
     pub pid: u32,
     pub how: Hold,
-    /// What is in flight was looked at, and can't be said to be harmless. Without, it may be anything.
-    pub looked_into: bool,
 }
 
-/// One pass over all processes.
+impl Found {
+    /// The device itself was seen; else it is something that may hide one.
+    pub fn is_sure(&self) -> bool {
+        matches!(self.how, Hold::Descriptor | Hold::Mapping)
+    }
+}
+
+/// One pass over processes.
 struct Scan<'a> {
     numbers: &'a [Number],
     /// Inode of a Unix socket -> a descriptor is in flight in it.
@@ -39,109 +40,24 @@ struct Scan<'a> {
     found: HashSet<Found>,
 }
 
-/// Looks for holders, as often as asked.
-#[derive(Debug)]
-pub struct Scanner {
-    numbers: Vec<Number>,
-    /// None: through `/proc`.
-    pass: Option<Pass>,
-    /// The last scan found something in flight.
-    flights: bool,
-}
-
-impl Scanner {
-    /// For holders of `numbers` (character devices). `cache`: see [`Pass::new`]; none: through `/proc` alone.
-    pub fn new(numbers: &[Number], cache: Option<&Path>) -> Self {
-        Self {
-            numbers: numbers.to_vec(),
-            pass: cache.and_then(|cache| Pass::new(numbers, anonymous_device(), cache).ok()),
-            flights: false,
-        }
-    }
-
-    /// Whether the kernel does the looking.
-    pub fn in_kernel(&self) -> bool {
-        self.pass.is_some()
-    }
-
-    /// Every process that holds one of the devices.
-    ///
-    /// # Errors
-    /// `/proc` can't be listed. A process that ends meanwhile holds nothing and is no error.
-    pub fn scan(&mut self) -> io::Result<Vec<Found>> {
-        match self.pass.as_mut().map(|pass| see(pass, self.flights)) {
-            Some(Ok((seen, looked_into))) => {
-                self.flights = looked_into || seen.iter().any(|s| s.what == What::InFlight);
-                Ok(self.judge(&seen, looked_into))
-            }
-            Some(Err(_)) => {
-                self.pass = None;
-                scan(&self.numbers)
-            }
-            None => scan(&self.numbers),
-        }
-    }
-
-    fn judge(&self, seen: &[Seen], looked_into: bool) -> Vec<Found> {
-        let mut scan = Scan::new(&self.numbers);
-        for seen in seen {
-            let fdinfo = format!("/proc/{}/task/{}/fdinfo", seen.pid, seen.thread);
-            let how = match seen.what {
-                What::Device => Some(Hold::Descriptor),
-                What::Mapping => Some(Hold::Mapping),
-                What::InFlight => Some(Hold::InFlight),
-                What::Listening => in_flight(CWD, &fdinfo, seen.descriptor).then_some(Hold::InFlight),
-                What::Ring => scan
-                    .ring_holds(CWD, &fdinfo, seen.descriptor, seen.pid)
-                    .then_some(Hold::IoUring),
-            };
-            if let Some(how) = how {
-                scan.found.insert(Found {
-                    pid: seen.pid,
-                    how,
-                    // Connections to come are never looked into, and nobody has them wait for long.
-                    looked_into: how == Hold::InFlight && (looked_into || seen.what == What::Listening),
-                });
-            }
-        }
-        scan.sorted()
-    }
-}
-
-/// What the kernel sees. True: sockets with something in flight were looked into, so these are such that matter. That
-/// takes longer (the verifier goes through the whole walk), and most of what is in flight has arrived a moment later, so
-/// it is done only if there was something the last time, too.
-fn see(pass: &mut Pass, again: bool) -> io::Result<(Vec<Seen>, bool)> {
-    let mut seen = pass.run()?;
-    if again && seen.iter().any(|s| s.what == What::InFlight) {
-        let Ok(flights) = pass.look_into_flights() else {
-            return Ok((seen, false));
-        };
-        seen.retain(|s| s.what != What::InFlight);
-        seen.extend(flights);
-    }
-    Ok((seen, again))
-}
-
-/// Every process that holds one of `numbers` (character devices), by a pass through `/proc`.
-///
-/// # Errors
-/// See [`Scanner::scan`].
-pub fn scan(numbers: &[Number]) -> io::Result<Vec<Found>> {
-    let proc = open_dir(CWD, "/proc")?;
-    let mut scan = Scan::new(numbers);
-    for_each_number(&proc, |pid| scan.process(&proc, pid))?;
-    Ok(scan.sorted())
-}
-
-/// Whether one process holds one of `numbers` still, for a last look before it is ended.
-pub fn holds(pid: u32, numbers: &[Number]) -> bool {
+/// The processes among `pids` that hold one of `numbers` (character devices) or may.
+pub fn among(pids: &[u32], numbers: &[Number]) -> Vec<Found> {
     let Ok(proc) = open_dir(CWD, "/proc") else {
-        return false;
+        return Vec::new();
     };
     let mut scan = Scan::new(numbers);
-    scan.process(&proc, pid);
-    !scan.found.is_empty()
+    pids.iter().for_each(|pid| scan.process(&proc, *pid));
+    scan.sorted()
+}
+
+/// Every process.
+///
+/// # Errors
+/// `/proc` can't be listed.
+pub fn all_processes() -> io::Result<Vec<u32>> {
+    let mut pids = Vec::new();
+    for_each_number(&open_dir(CWD, "/proc")?, |pid| pids.push(pid))?;
+    Ok(pids)
 }
 
 fn open_dir(at: BorrowedFd<'_>, path: &str) -> io::Result<OwnedFd> {
@@ -224,6 +140,16 @@ fn in_flight(process: BorrowedFd<'_>, fdinfo: &str, number: u32) -> bool {
     })
 }
 
+/// `O_PATH`: a name, for which nobody asks a driver or needs a permission.
+fn is_path_only(process: BorrowedFd<'_>, fdinfo: &str, number: u32) -> bool {
+    let text = read_text(process, &format!("{fdinfo}/{number}"));
+    let flags = text.as_deref().and_then(|text| {
+        let line = text.lines().find_map(|l| l.strip_prefix("flags:"))?;
+        u32::from_str_radix(line.trim(), 8).ok()
+    });
+    flags.is_some_and(|f| f & libc::O_PATH.cast_unsigned() != 0)
+}
+
 impl<'a> Scan<'a> {
     fn new(numbers: &'a [Number]) -> Self {
         Self {
@@ -268,11 +194,7 @@ impl<'a> Scan<'a> {
     }
 
     fn found(&mut self, pid: u32, how: Hold) {
-        self.found.insert(Found {
-            pid,
-            how,
-            looked_into: false,
-        });
+        self.found.insert(Found { pid, how });
     }
 
     fn descriptors(&mut self, process: &OwnedFd, fd: &str, fdinfo: &str, pid: u32) {
@@ -284,13 +206,16 @@ impl<'a> Scan<'a> {
 
     fn descriptor(&mut self, process: &OwnedFd, dir: &OwnedFd, fdinfo: &str, number: u32, pid: u32) {
         let name = number.to_string();
-        // A file on a dead NFS server must not hold up the take-back.
+        // A file of a file system that doesn't answer must not hold up the take-back.
         let flags = AtFlags::STATX_DONT_SYNC;
         let Ok(stat) = statx(dir, &*name, flags, StatxFlags::TYPE | StatxFlags::INO) else {
             return;
         };
         match u32::from(stat.stx_mode) & libc::S_IFMT {
-            libc::S_IFCHR if self.is_ours(stat.stx_rdev_major, stat.stx_rdev_minor) => {
+            libc::S_IFCHR
+                if self.is_ours(stat.stx_rdev_major, stat.stx_rdev_minor)
+                    && !is_path_only(process.as_fd(), fdinfo, number) =>
+            {
                 self.found(pid, Hold::Descriptor);
             }
             libc::S_IFSOCK if self.socket_in_flight(process, fdinfo, number, stat.stx_ino) => {
@@ -302,7 +227,7 @@ impl<'a> Scan<'a> {
                     .anonymous
                     .is_none_or(|d| (d.major, d.minor) == (stat.stx_dev_major, stat.stx_dev_minor))
                     && is_ring(dir, &name)
-                    && self.ring_holds(process.as_fd(), fdinfo, number, pid) =>
+                    && ring_may_hold(process.as_fd(), fdinfo, number) =>
             {
                 self.found(pid, Hold::IoUring);
             }
@@ -321,30 +246,6 @@ impl<'a> Scan<'a> {
         let waiting = in_flight(process.as_fd(), fdinfo, number);
         self.sockets.insert(inode, waiting);
         waiting
-    }
-
-    /// fdinfo names a ring's registered files by path alone. A path that doesn't lead to a file that is surely
-    /// something else counts, since a mount namespace can make any file look like any other.
-    fn ring_holds(&self, process: BorrowedFd<'_>, fdinfo: &str, number: u32, pid: u32) -> bool {
-        let Some(text) = read_text(process, &format!("{fdinfo}/{number}")) else {
-            return false;
-        };
-        registered_files(&text).iter().any(|path| {
-            !path.starts_with('/') && !is_anonymous(path) || {
-                path.starts_with('/') && self.may_be_ours(pid, path)
-            }
-        })
-    }
-
-    fn may_be_ours(&self, pid: u32, path: &str) -> bool {
-        let inside = format!("/proc/{pid}/root{path}");
-        match statx(CWD, &*inside, AtFlags::STATX_DONT_SYNC, StatxFlags::TYPE) {
-            Ok(stat) if u32::from(stat.stx_mode) & libc::S_IFMT == libc::S_IFCHR => {
-                self.is_ours(stat.stx_rdev_major, stat.stx_rdev_minor)
-            }
-            Ok(_) => foreign_namespace(pid),
-            Err(_) => true,
-        }
     }
 
     /// False: there is no memory to look at.
@@ -452,29 +353,23 @@ fn is_ring(dir: &OwnedFd, name: &str) -> bool {
     readlinkat(dir, name, Vec::new()).is_ok_and(|target| target.as_bytes() == b"anon_inode:[io_uring]")
 }
 
-/// Sockets, pipes and anonymous inodes are written as "kind:[number]".
-fn is_anonymous(path: &str) -> bool {
-    ["socket:", "pipe:", "anon_inode:", "/memfd:"]
-        .iter()
-        .any(|kind| path.starts_with(kind))
+/// Whether a ring has files registered that may be devices. fdinfo gives names alone, and not even these while the ring
+/// is busy; a name proves nothing, since its owner chooses what he mounts there.
+fn ring_may_hold(process: BorrowedFd<'_>, fdinfo: &str, number: u32) -> bool {
+    let text = read_text(process, &format!("{fdinfo}/{number}")).unwrap_or_default();
+    registered_files(&text).is_none_or(|mut names| names.any(|name| name.starts_with('/')))
 }
 
-fn foreign_namespace(pid: u32) -> bool {
-    let namespace = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/mnt")).ok();
-    namespace(&pid.to_string()) != namespace("self")
-}
-
-/// The names in the section `UserFiles:` of a ring's fdinfo.
-fn registered_files(fdinfo: &str) -> Vec<&str> {
-    fdinfo
-        .lines()
-        .skip_while(|l| !l.starts_with("UserFiles:"))
-        .skip(1)
-        .map_while(|l| l.strip_prefix(char::is_whitespace))
-        .filter_map(|l| l.split_once(':'))
-        .map(|(_, name)| name.trim())
-        .filter(|name| !name.is_empty() && *name != "<none>")
-        .collect()
+/// The names in the section `UserFiles:` of a ring's fdinfo. None: there is no such section.
+fn registered_files(fdinfo: &str) -> Option<impl Iterator<Item = &str>> {
+    let mut lines = fdinfo.lines().skip_while(|l| !l.starts_with("UserFiles:"));
+    lines.next()?;
+    let names = lines.map_while(|l| l.strip_prefix(char::is_whitespace));
+    Some(
+        names
+            .filter_map(|l| l.split_once(':'))
+            .map(|(_, name)| name.trim()),
+    )
 }
 
 /// A line of maps. None: memory without a file.
@@ -500,48 +395,25 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
 mod tests {
     use super::*;
 
-    const NULL: Number = Number { major: 1, minor: 3 };
-    const NOBODYS: Number = Number {
-        major: 250,
-        minor: 250,
-    };
+    const FULL: Number = Number { major: 1, minor: 7 };
+    /// A private mapping of /dev/zero keeps the file, as one of a GPU does.
+    const ZERO: Number = Number { major: 1, minor: 5 };
 
-    /// How `pid` holds the device, through `/proc` and, where it can, by the kernel.
-    fn both_ways(device: Number, pid: u32) -> Vec<Hold> {
-        let dir = tempfile::tempdir().unwrap();
-        let mut in_kernel = Scanner::new(&[device], Some(&dir.path().join("layout.json")));
-        if !in_kernel.in_kernel() {
-            eprintln!("SKIPPED the half of it: this kernel, or this user, has no iterators");
-        }
-        let of = |found: Vec<Found>| -> Vec<Hold> {
-            found.iter().filter(|f| f.pid == pid).map(|f| f.how).collect()
-        };
-        let by_proc = of(scan(&[device]).unwrap());
-        assert_eq!(of(in_kernel.scan().unwrap()), by_proc);
-        by_proc
+    fn holds(device: Number, pid: u32) -> Vec<Hold> {
+        among(&[pid], &[device]).iter().map(|f| f.how).collect()
     }
 
     #[test]
-    fn an_open_descriptor_is_found_and_a_closed_one_is_not() {
-        // /dev/full: a device that nothing else holds.
-        let full = Number { major: 1, minor: 7 };
+    fn an_open_descriptor_is_found_and_a_name_or_a_closed_one_is_not() {
         let me = std::process::id();
-        assert_eq!(both_ways(full, me), []);
+        assert!(all_processes().unwrap().contains(&me));
+        let path = openat(CWD, "/dev/full", OFlags::PATH | OFlags::CLOEXEC, Mode::empty()).unwrap();
+        let sure = |held: Vec<Hold>| held.contains(&Hold::Descriptor);
+        assert!(!sure(holds(FULL, me)));
         let file = std::fs::File::open("/dev/full").unwrap();
-        assert_eq!(both_ways(full, me), [Hold::Descriptor]);
-        assert!(holds(me, &[NULL, full]));
-        drop(file);
-        assert_eq!(both_ways(full, me), []);
-        assert!(!holds(me, &[full]));
-        let others = scan(&[NOBODYS]).unwrap();
-        assert!(others.iter().all(|f| f.how == Hold::InFlight), "{others:?}");
-    }
-
-    /// What root has in flight blocks a take-back: not beside those of `tests/root.rs`.
-    fn alone() -> Option<std::fs::File> {
-        let file = std::fs::File::create("/run/hop-handover-test.lock").ok()?;
-        rustix::fs::flock(&file, rustix::fs::FlockOperation::LockExclusive).unwrap();
-        Some(file)
+        assert!(sure(holds(FULL, me)));
+        drop((file, path));
+        assert!(!sure(holds(FULL, me)));
     }
 
     fn send(to: &std::os::unix::net::UnixStream, files: &[BorrowedFd<'_>]) {
@@ -552,124 +424,53 @@ mod tests {
         sendmsg(to, &[io::IoSlice::new(b"x")], &mut control, SendFlags::empty()).unwrap();
     }
 
-    /// What is in flight to this process, if the kernel looks into it and if nobody does.
-    fn flights(device: Number) -> (Option<bool>, bool) {
-        let me = std::process::id();
-        let any = |found: Vec<Found>, looked_into| {
-            found
-                .iter()
-                .any(|f| f.pid == me && f.how == Hold::InFlight && f.looked_into == looked_into)
-        };
-        let dir = tempfile::tempdir().unwrap();
-        let mut in_kernel = Scanner::new(&[device], Some(&dir.path().join("layout.json")));
-        in_kernel.scan().unwrap();
-        let seen = in_kernel.scan().unwrap();
-        let seen = in_kernel.in_kernel().then(|| any(seen, true));
-        if seen.is_none() {
-            eprintln!("SKIPPED the half of it: this kernel, or this user, has no iterators");
-        }
-        (seen, any(scan(&[device]).unwrap(), false))
-    }
-
     #[test]
-    fn what_is_in_flight_is_looked_into() {
-        use std::os::unix::net::UnixStream;
-        let _alone = alone();
-        let null = std::fs::File::open("/dev/null").unwrap();
-        let file = std::fs::File::open("/proc/self/status").unwrap();
-        let harmless = [file.as_fd(), null.as_fd()];
-        let says = |(kernel, proc): (Option<bool>, bool), expected: (bool, bool)| {
-            assert_eq!((kernel.unwrap_or(expected.0), proc), expected);
-        };
-        let (left, right) = UnixStream::pair().unwrap();
-        says(flights(NOBODYS), (false, false));
-        send(&left, &harmless);
-        says(flights(NOBODYS), (false, true));
-        // Behind others, in a message of its own.
-        says(flights(NULL), (true, true));
-        // A socket that may carry it in turn counts, one that carries nothing doesn't.
-        let (inner, inner_right) = UnixStream::pair().unwrap();
-        send(&left, &[inner_right.as_fd()]);
-        says(flights(NOBODYS), (false, true));
-        send(&inner, &harmless);
-        says(flights(NOBODYS), (true, true));
-        drop((left, right, inner, inner_right));
-        // More than anybody wants to look at.
-        let (left, right) = UnixStream::pair().unwrap();
-        for _ in 0..200 {
-            send(&left, &[file.as_fd(), file.as_fd(), file.as_fd()]);
-        }
-        says(flights(NOBODYS), (true, true));
-        drop((left, right));
-        says(flights(NOBODYS), (false, false));
-    }
-
-    #[test]
-    fn a_descriptor_in_flight_in_a_connection_that_nobody_accepted_counts_whatever_it_is() {
+    fn a_descriptor_in_flight_is_suspected_whatever_it_is() {
         use std::os::unix::net::{UnixListener, UnixStream};
-        let _alone = alone();
         let dir = tempfile::tempdir().unwrap();
         let me = std::process::id();
         let listener = UnixListener::bind(dir.path().join("s")).unwrap();
         let client = UnixStream::connect(dir.path().join("s")).unwrap();
-        assert_eq!(both_ways(NOBODYS, me), []);
         send(&client, &[listener.as_fd()]);
-        assert_eq!(both_ways(NOBODYS, me), [Hold::InFlight]);
-        drop((client, listener));
-        assert_eq!(both_ways(NOBODYS, me), []);
+        assert!(holds(ZERO, me).contains(&Hold::InFlight));
     }
 
-    /// A private mapping of /dev/zero keeps the file, as one of a GPU does.
-    const ZERO: Number = Number { major: 1, minor: 5 };
-
-    #[test]
-    fn a_mapping_is_found_without_a_descriptor() {
-        let me = std::process::id();
-        assert_eq!(both_ways(ZERO, me), []);
-        let file = std::fs::File::open("/dev/zero").unwrap();
-        let flags = rustix::mm::MapFlags::PRIVATE;
-        let read = rustix::mm::ProtFlags::READ;
-        // SAFETY: a new mapping at an address of the kernel's choice, not touched, unmapped below.
-        let at = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, read, flags, &file, 0).unwrap() };
-        drop(file);
-        assert_eq!(both_ways(ZERO, me), [Hold::Mapping]);
-        // SAFETY: the mapping made above.
-        unsafe { rustix::mm::munmap(at, 4096).unwrap() };
-        assert_eq!(both_ways(ZERO, me), []);
-    }
-
-    #[test]
-    fn a_mapping_is_found_after_its_processs_first_thread_has_ended() {
-        use std::io::BufRead;
-        const PROGRAM: &str = r#"
-import ctypes, os, platform, threading, time
+    const MAPS_ZERO: &str = r#"
+import ctypes, os, platform, sys, threading, time
 libc = ctypes.CDLL(None)
 zero = os.open("/dev/zero", os.O_RDONLY)
 libc.mmap(None, ctypes.c_size_t(4096), 1, 2, zero, ctypes.c_size_t(0))
 os.close(zero)
 def rest():
     time.sleep(0.2)
-    print("alone", flush=True)
+    print("ready", flush=True)
     time.sleep(60)
+if sys.argv[1] == "plain":
+    rest()
 threading.Thread(target=rest).start()
 libc.syscall(93 if platform.machine() == "aarch64" else 60, 0)
 "#;
-        let child = std::process::Command::new("/usr/bin/python3")
-            .args(["-c", PROGRAM])
-            .stdout(std::process::Stdio::piped())
-            .spawn();
-        let Ok(mut child) = child else {
-            eprintln!("SKIPPED: no /usr/bin/python3");
-            return;
-        };
-        let mut line = String::new();
-        let mut out = io::BufReader::new(child.stdout.take().unwrap());
-        out.read_line(&mut line).unwrap();
-        assert_eq!(line, "alone\n");
-        let held = both_ways(ZERO, child.id());
-        child.kill().unwrap();
-        child.wait().unwrap();
-        assert_eq!(held, [Hold::Mapping]);
+
+    #[test]
+    fn a_mapping_is_found_also_behind_an_ended_first_thread() {
+        use std::io::BufRead;
+        for how in ["plain", "headless"] {
+            let child = std::process::Command::new("/usr/bin/python3")
+                .args(["-c", MAPS_ZERO, how])
+                .stdout(std::process::Stdio::piped())
+                .spawn();
+            let Ok(mut child) = child else {
+                eprintln!("SKIPPED: no /usr/bin/python3");
+                return;
+            };
+            let mut line = String::new();
+            let mut out = io::BufReader::new(child.stdout.take().unwrap());
+            out.read_line(&mut line).unwrap();
+            let held = holds(ZERO, child.id());
+            child.kill().unwrap();
+            child.wait().unwrap();
+            assert_eq!((line.as_str(), held), ("ready\n", vec![Hold::Mapping]));
+        }
     }
 
     #[test]
@@ -696,7 +497,7 @@ libc.syscall(93 if platform.machine() == "aarch64" else 60, 0)
         );
         assert_eq!(parse_mapping("7f00-7f01 rw-p 00000000 00:00 0 "), None);
         let text = "SqMask:\t0x1\nUserFiles:\t3\n    0: /dev/nvidia0\n    1: socket:[5]\nUserBufs:\t0\n";
-        assert_eq!(registered_files(text), ["/dev/nvidia0", "socket:[5]"]);
-        assert_eq!(registered_files("SqMask:\t0x1\n"), Vec::<&str>::new());
+        assert!(registered_files(text).unwrap().eq(["/dev/nvidia0", "socket:[5]"]));
+        assert!(registered_files("SqMask:\t0x1\n").is_none());
     }
 }

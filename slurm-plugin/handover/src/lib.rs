@@ -4,13 +4,14 @@
 //! (`slurm-plugin/spank`) uses the rest; it runs as root in slurmstepd.
 //!
 //! [`decide`] holds the rules, pure; [`node`] carries them out with [`store`] (records), [`cgroup`] and [`bpf`]
-//! (devices), [`cores`], and [`holders`] (who still holds a device). `docs/who-holds-a-device.md` argues why that
-//! is enough.
+//! (devices), [`cores`], [`count`] (the proof that a device is free), and [`release`] with [`holders`] (ending whoever
+//! keeps it from being so). `docs/who-holds-a-device.md` argues why that is enough.
 
 pub mod bpf;
 mod btf;
 pub mod cgroup;
 pub mod cores;
+pub mod count;
 pub mod cpuset;
 pub mod decide;
 pub mod gres;
@@ -18,8 +19,8 @@ pub mod holders;
 pub mod hostlist;
 pub mod node;
 pub mod options;
-mod pass;
 pub mod proc;
 pub mod record;
+pub mod release;
 pub mod store;
 pub mod token;

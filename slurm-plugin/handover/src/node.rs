@@ -7,33 +7,33 @@
 use crate::bpf::Number;
 use crate::cgroup::{self, Mounts};
 use crate::cores;
+use crate::count::{BPF_DIR, Counter};
 use crate::cpuset::CpuSet;
-use crate::decide::{self, Arrival, Before, LiveProcess, Rules, Suspect, Verdict};
+use crate::decide::{self, Arrival, Before, LiveProcess, Rules};
 use crate::gres::NodeGres;
-use crate::holders::{self, Found, Scanner};
+use crate::options::Isolation;
 use crate::proc::{self, Membership};
-use crate::record::{DeviceState, KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey};
+use crate::record::{DeviceRecord, DeviceState, KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey};
+use crate::release::{DYING, Release, Released, end_all};
 use crate::store::{Lock, Store, StoreError};
-use crate::token::{Device, HandedOver, Hold, Holder, Lend, Refusal, TakenBack, Token};
+use crate::token::{Device, HandedOver, Hold, Holder, Lend, Level, Refusal, TakenBack, Token};
 use hop_words::clock::now;
 use hop_words::error::chain;
 use hop_words::id::{Epoch, GpuIndex, JobId, NodeName};
 use hop_words::process::start_time;
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::cell::OnceCell;
 use std::collections::BTreeSet;
-use std::fmt::Display;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// How long processes may take to go after SIGKILL: closing a GPU with much memory mapped takes a while.
-const DYING: Duration = Duration::from_secs(10);
 /// A longer grace is not believed: the step's end would be held up, and Slurm drains the node after a minute.
 const MAX_GRACE: Duration = Duration::from_secs(30);
 /// How long a step waits for another that works on the same device or kernel: longer than any take-back.
 const LOCK_PATIENCE: Duration = Duration::from_secs(MAX_GRACE.as_secs() + DYING.as_secs() + 5);
-const CLEAN_SCANS: u32 = 2;
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
+/// A device that stayed blocked is looked at again for a moment: whoever asks for it shan't pay for its holder.
+const BLOCKED_AGAIN: Duration = Duration::from_millis(500);
 
 /// What the plugin was told about the node.
 #[derive(Debug, Clone)]
@@ -42,10 +42,11 @@ pub struct Site {
     pub node: String,
     pub gres: NodeGres,
     pub service_uid: u32,
-    /// Programs of root's that may hold devices.
+    /// Programs outside all jobs that may hold devices.
     pub ignore_holders: Vec<String>,
-    /// Lend although Slurm doesn't constrain devices.
-    pub isolation_none: bool,
+    pub isolation: Isolation,
+    /// End nobody after a lease.
+    pub dry_run: bool,
 }
 
 /// Why a node's records and cgroups can't be worked with.
@@ -57,6 +58,8 @@ pub enum NodeError {
     Mounts(#[source] std::io::Error),
     #[error("the kernel can't be confined")]
     Cgroup(#[from] cgroup::CgroupError),
+    #[error("the counting programs refuse the kernel")]
+    Counter(#[source] std::io::Error),
     #[error("process {pid} is gone")]
     Gone { pid: u32 },
 }
@@ -71,6 +74,8 @@ pub struct Node {
     gpus: Vec<Option<Device>>,
     /// Every device of the node's GRES.
     gres: Vec<Number>,
+    /// Opened when it is asked for; else why this Linux can't count.
+    counter: OnceCell<Result<Counter, String>>,
 }
 
 fn refused(what: &'static str) -> impl FnOnce(&dyn std::error::Error) -> Refusal {
@@ -120,7 +125,13 @@ impl Node {
             mounts,
             gpus,
             gres,
+            counter: OnceCell::new(),
         })
+    }
+
+    fn counter(&self) -> Result<&Counter, &str> {
+        let open = || Counter::open(Path::new(BPF_DIR)).map_err(|e| chain(&e));
+        self.counter.get_or_init(open).as_ref().map_err(String::as_str)
     }
 
     pub fn store(&self) -> &Store {
@@ -136,11 +147,16 @@ impl Node {
         self.sweep();
         let start_time = start_time(pid).ok_or(NodeError::Gone { pid })?;
         let cgroup = cgroup::confine(&self.mounts, &self.site.node, key, uid, pid, &self.gres)?;
+        let group = cgroup::group(&self.mounts, &cgroup);
+        if let (Some(group), Ok(counter)) = (group, self.counter()) {
+            counter.admit(group).map_err(NodeError::Counter)?;
+        }
         let record = KernelRecord {
             key,
             uid,
             process: ProcessId { pid, start_time },
             cgroup,
+            group,
         };
         self.store.put_kernel(&record)?;
         self.widen_again(key.job)?;
@@ -173,7 +189,7 @@ impl Node {
         while let Some(record) = self.store.kernel(key)? {
             let lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
             if cgroup::remove(&self.mounts, &record.cgroup) {
-                self.store.remove_kernel(key)?;
+                self.forget(&record)?;
             } else if Instant::now() >= deadline {
                 break;
             }
@@ -188,9 +204,18 @@ impl Node {
         for record in self.store.kernels().unwrap_or_default() {
             let alive = start_time(record.process.pid) == Some(record.process.start_time);
             if !alive && cgroup::remove(&self.mounts, &record.cgroup) {
-                let _ = self.store.remove_kernel(record.key);
+                let _ = self.forget(&record);
             }
         }
+    }
+
+    fn forget(&self, kernel: &KernelRecord) -> Result<(), StoreError> {
+        // On v2 the cgroup is Slurm's, and its last processes may be there still: they stay shut out until it is gone.
+        let empty = cgroup::processes(&self.mounts, &kernel.cgroup).is_empty();
+        if let (Some(group), true, Ok(counter)) = (kernel.group, empty, self.counter()) {
+            let _ = counter.forget(group);
+        }
+        self.store.remove_kernel(kernel.key)
     }
 
     /// Hands this step's devices and cores over, or refuses and leaves everything as it was.
@@ -210,13 +235,10 @@ impl Node {
         decide::check_arrival(token, arrival)?;
         let kernel = self.executor(lend)?;
         decide::check_gpus(lend, step_gpus)?;
+        let level = self.level(&kernel)?;
         let devices = self.devices(step_gpus)?;
-        self.undo_before(
-            token.epoch,
-            &kernel,
-            &devices,
-            Duration::from_millis(token.grace_ms.into()),
-        )?;
+        self.check_lessee(&kernel, &devices)?;
+        self.undo_before(token.epoch, &kernel, &devices)?;
 
         let _locks = self.lock(&devices, kernel.key)?;
         self.check_still(token.epoch, &kernel, &devices)?;
@@ -228,7 +250,10 @@ impl Node {
             epoch: token.epoch,
             kernel: kernel.key,
             uid: kernel.uid,
+            process: kernel.process,
             affinity: cores::affinity_of(kernel.process.pid),
+            level,
+            group: cgroup::group(&self.mounts, &kernel.cgroup),
             cgroup: kernel.cgroup,
             devices,
             cores,
@@ -249,8 +274,42 @@ impl Node {
             step: arrival.step.step,
             devices: record.devices,
             cores: record.cores.to_string(),
+            level,
             at: now(),
         })
+    }
+
+    /// How the end of a lease to this kernel will be known.
+    fn level(&self, kernel: &KernelRecord) -> Result<Level, Refusal> {
+        match (self.counter(), self.site.isolation) {
+            _ if kernel.cgroup == KernelCgroup::Unconstrained => Ok(Level::Scanned),
+            (Ok(_), _) => Ok(Level::Counted),
+            (Err(why), Isolation::Counted) => Err(Refusal::NotCounted { why: why.to_owned() }),
+            (Err(_), Isolation::Scanned | Isolation::None) => Ok(Level::Scanned),
+        }
+    }
+
+    /// Whoever left a device blocked gets no other here.
+    fn check_lessee(&self, kernel: &KernelRecord, devices: &[Device]) -> Result<(), Refusal> {
+        let blocks = |index: GpuIndex| match self.store.device(index) {
+            Ok(Some(DeviceRecord {
+                state: DeviceState::Blocked { lessee, step, .. },
+                ..
+            })) if lessee == kernel.uid => Some((index, step)),
+            _ => None,
+        };
+        let all = (0..self.gpus.len()).filter_map(|i| u16::try_from(i).ok().map(GpuIndex));
+        for (index, step) in all.filter_map(blocks) {
+            let asked_for = devices.iter().any(|d| d.index == index);
+            // What is asked for is looked at in a moment anyway.
+            if !asked_for && self.undo(step, index).is_err() {
+                return Err(Refusal::LesseeBlocks {
+                    uid: kernel.uid,
+                    index,
+                });
+            }
+        }
+        Ok(())
     }
 
     /// The record of the kernel that the lease is for, proven.
@@ -270,7 +329,13 @@ impl Node {
                 .as_ref()
                 .is_some_and(|r| cgroup::holds(&r.cgroup, wanted.pid)),
         };
-        decide::check_kernel(wanted, record.as_ref(), live, self.site.isolation_none).cloned()
+        decide::check_kernel(
+            wanted,
+            record.as_ref(),
+            live,
+            self.site.isolation == Isolation::None,
+        )
+        .cloned()
     }
 
     fn devices(&self, indices: &[GpuIndex]) -> Result<Vec<Device>, Refusal> {
@@ -308,13 +373,7 @@ impl Node {
     }
 
     /// Undoes what earlier leases of the devices, or a lost one of the kernel, left behind.
-    fn undo_before(
-        &self,
-        epoch: Epoch,
-        kernel: &KernelRecord,
-        devices: &[Device],
-        grace: Duration,
-    ) -> Result<(), Refusal> {
+    fn undo_before(&self, epoch: Epoch, kernel: &KernelRecord, devices: &[Device]) -> Result<(), Refusal> {
         for device in devices {
             let record = self
                 .store
@@ -322,15 +381,15 @@ impl Node {
                 .map_err(|e| refused("the device's record")(&e))?;
             match decide::check_device(device.index, record.as_ref(), epoch)? {
                 Before::Nothing => {}
-                Before::Unknown => self.clear_unknown(device, kernel, grace)?,
+                Before::Unknown => self.clear_unknown(device)?,
                 Before::Undo(step, _) => {
                     let lease = self
                         .store
                         .lease(step)
                         .map_err(|e| refused("the lease's record")(&e))?;
                     match lease {
-                        Some(lease) => self.undo(&lease, device.index)?,
-                        None => self.clear_unknown(device, kernel, grace)?,
+                        Some(lease) => self.undo(lease.step, device.index)?,
+                        None => self.clear_unknown(device)?,
                     }
                 }
             }
@@ -338,9 +397,9 @@ impl Node {
         self.undo_lost_lease_of(kernel)
     }
 
-    fn undo(&self, lease: &LeaseRecord, index: GpuIndex) -> Result<(), Refusal> {
+    fn undo(&self, step: StepKey, index: GpuIndex) -> Result<(), Refusal> {
         match self
-            .take_back(lease.step)
+            .take_back(step)
             .map_err(|e| refused("the earlier lease")(&e))?
         {
             Some((taken, _)) if !taken.clean => Err(Refusal::Blocked {
@@ -362,7 +421,7 @@ impl Node {
                 return Err(Refusal::KernelHolds { lease: lease.lease });
             }
             match lease.devices.first() {
-                Some(device) => self.undo(&lease, device.index)?,
+                Some(device) => self.undo(lease.step, device.index)?,
                 None => {
                     let _ = self.take_back(lease.step);
                 }
@@ -371,9 +430,49 @@ impl Node {
         Ok(())
     }
 
-    /// A device without a history on this boot: no kernel may have it, and nobody hold it.
-    fn clear_unknown(&self, device: &Device, kernel: &KernelRecord, grace: Duration) -> Result<(), Refusal> {
-        let _locks = self.lock(std::slice::from_ref(device), kernel.key)?;
+    /// A device without a record: no kernel may open it, and nobody hold it. Whose lease it may have been isn't known,
+    /// so nobody is ended.
+    fn clear_unknown(&self, device: &Device) -> Result<(), Refusal> {
+        let name = format!("gpu.{}", device.index);
+        let _lock = self
+            .store
+            .lock(&name, LOCK_PATIENCE)
+            .map_err(|e| refused("another step works on the device")(&e))?;
+        self.close_everywhere(device)?;
+        let released = Release {
+            mounts: &self.mounts,
+            numbers: &[cgroup::number(device)],
+            cgroup: &KernelCgroup::Unconstrained,
+            process: ProcessId {
+                pid: 0,
+                start_time: 0,
+            },
+            rules: self.rules(u32::MAX),
+            counter: self.counter().ok(),
+            dry_run: true,
+        }
+        .run(Duration::ZERO, Duration::ZERO);
+        if released.holders.is_empty() {
+            let state = DeviceState::Free;
+            self.store
+                .put_device(device.index, Epoch(0), state)
+                .map_err(|e| refused("the device's record")(&e))
+        } else {
+            Err(Refusal::Blocked {
+                index: device.index,
+                why: why(&released.holders),
+            })
+        }
+    }
+
+    /// Denies a device to every kernel but those that have it by a record.
+    fn close_everywhere(&self, device: &Device) -> Result<(), Refusal> {
+        if let Ok(counter) = self.counter() {
+            // Every kernel is shut out by this, whatever its cgroup says.
+            return counter
+                .close(cgroup::number(device))
+                .map_err(|e| refused("closing the device")(&e));
+        }
         let leases = self
             .store
             .leases()
@@ -383,12 +482,13 @@ impl Node {
             .kernels()
             .map_err(|e| refused("the kernels' records")(&e))?
         {
-            let lent: Vec<Device> = leases
+            let name = format!("kernel.{}", other.key);
+            let lock = self.store.lock(&name, LOCK_PATIENCE);
+            let _lock = lock.map_err(|e| refused("another step works on the kernel")(&e))?;
+            let lent = leases
                 .iter()
-                .filter(|l| l.kernel == other.key)
-                .flat_map(|l| l.devices.clone())
-                .collect();
-            if lent.is_empty() || matches!(other.cgroup, KernelCgroup::V1 { .. }) {
+                .any(|l| l.kernel == other.key && !l.devices.is_empty());
+            if !lent || matches!(other.cgroup, KernelCgroup::V1 { .. }) {
                 cgroup::close_devices(
                     &self.mounts,
                     &other.cgroup,
@@ -398,22 +498,14 @@ impl Node {
                 .map_err(|e| refused("closing the device elsewhere")(&e))?;
             }
         }
-        let (_, holders) = self.release(
-            &[cgroup::number(device)],
-            kernel.uid,
-            &KernelCgroup::Unconstrained,
-            grace,
-        );
-        if holders.is_empty() {
-            let state = DeviceState::Free;
-            self.store
-                .put_device(device.index, Epoch(0), state)
-                .map_err(|e| refused("the device's record")(&e))
-        } else {
-            Err(Refusal::Blocked {
-                index: device.index,
-                why: why(&holders),
-            })
+        Ok(())
+    }
+
+    fn rules(&self, lessee: u32) -> Rules<'_> {
+        Rules {
+            lessee,
+            service_uid: self.site.service_uid,
+            ignore: &self.site.ignore_holders,
         }
     }
 
@@ -424,12 +516,19 @@ impl Node {
                 .store
                 .device(device.index)
                 .map_err(|e| refused("the device's record")(&e))?;
+            let blocked = |why| Refusal::Blocked {
+                index: device.index,
+                why,
+            };
             if decide::check_device(device.index, record.as_ref(), epoch)? != Before::Nothing {
-                let why = "another lease took it at the same moment".to_owned();
-                return Err(Refusal::Blocked {
-                    index: device.index,
-                    why,
-                });
+                return Err(blocked("another lease took it at the same moment".to_owned()));
+            }
+            let open = self
+                .counter()
+                .map_or(Ok(0), |c| c.open_files(cgroup::number(device)));
+            match open.map_err(|e| refused("counting")(&e))? {
+                0 => {}
+                n => return Err(blocked(format!("{n} files of an earlier lease are open"))),
             }
         }
         let leases = self
@@ -440,6 +539,19 @@ impl Node {
             Some(lease) => Err(Refusal::KernelHolds { lease: lease.lease }),
             None => Ok(()),
         }
+    }
+
+    /// The counting begins before anything is opened.
+    fn begin_to_count(&self, record: &LeaseRecord) -> Result<(), Refusal> {
+        let (Level::Counted, Ok(counter), Some(group)) = (record.level, self.counter(), record.group) else {
+            return Ok(());
+        };
+        for device in &record.devices {
+            counter
+                .lend(cgroup::number(device), group)
+                .map_err(|e| refused("counting")(&e))?;
+        }
+        Ok(())
     }
 
     /// Records first, then opens.
@@ -456,6 +568,7 @@ impl Node {
                 .put_device(device.index, record.epoch, state)
                 .map_err(|e| refused("recording the device")(&e))?;
         }
+        self.begin_to_count(record)?;
         cgroup::open_devices(&self.mounts, &record.cgroup, &self.gres, &record.devices)
             .map_err(|e| refused("opening the device")(&e))?;
         if record.cores.is_empty() {
@@ -497,6 +610,7 @@ impl Node {
             pilot: token.pilot,
             devices: Vec::new(),
             clean: true,
+            level: Level::default(),
             ended_pids: Vec::new(),
             holders: Vec::new(),
             at: now(),
@@ -536,10 +650,8 @@ impl Node {
             self.close_lease(record, &devices)
         };
         let closed = holders.is_empty();
-        let numbers: Vec<Number> = devices.iter().map(cgroup::number).collect();
-        let grace = Duration::from_millis(record.grace_ms.into());
-        let (ended_pids, held) = self.release(&numbers, record.uid, &record.cgroup, grace);
-        holders.extend(held);
+        let (released, level) = self.release(record, &devices);
+        holders.extend(released.holders);
         if let Err(e) = self.conclude(record, &devices, &holders, closed) {
             holders.push(self.unclosed(record, &e));
         }
@@ -550,7 +662,8 @@ impl Node {
             pilot: record.step.job,
             devices: record.devices.iter().map(|d| d.index).collect(),
             clean: holders.is_empty(),
-            ended_pids,
+            level,
+            ended_pids: released.ended,
             holders,
             at: now(),
         }
@@ -559,6 +672,14 @@ impl Node {
     /// Takes the cgroups back; gives what could not be taken.
     fn close_lease(&self, record: &LeaseRecord, devices: &[Device]) -> Vec<Holder> {
         let mut unclosed = Vec::new();
+        if record.level == Level::Counted {
+            for device in devices {
+                let counter = self.counter().map_err(std::io::Error::other);
+                if let Err(e) = counter.and_then(|c| c.close(cgroup::number(device))) {
+                    unclosed.push(self.unclosed(record, &e));
+                }
+            }
+        }
         if let Err(e) = cgroup::close_devices(&self.mounts, &record.cgroup, &self.gres, devices) {
             unclosed.push(self.unclosed(record, &e));
         }
@@ -584,16 +705,10 @@ impl Node {
     }
 
     fn unclosed(&self, record: &LeaseRecord, error: &dyn std::error::Error) -> Holder {
-        let process = self
-            .store
-            .kernel(record.kernel)
-            .ok()
-            .flatten()
-            .map_or(0, |k| k.process.pid);
         Holder {
-            pid: process,
+            pid: record.process.pid,
             uid: record.uid,
-            exe: proc::exe(process),
+            exe: proc::exe(record.process.pid),
             how: Hold::Cgroup,
             why: chain(error),
         }
@@ -617,6 +732,7 @@ impl Node {
                 DeviceState::Blocked {
                     step: record.step,
                     lease: record.lease,
+                    lessee: record.uid,
                     why: why(holders),
                 }
             };
@@ -632,131 +748,49 @@ impl Node {
         }
     }
 
-    /// Waits until no process holds the devices, ending those that may be ended when the grace is over. Gives the
-    /// pids that were ended, and who holds one still.
-    fn release(
-        &self,
-        numbers: &[Number],
-        lessee: u32,
-        cgroup: &KernelCgroup,
-        grace: Duration,
-    ) -> (Vec<u32>, Vec<Holder>) {
-        let mut ended = BTreeSet::new();
-        if numbers.is_empty() {
-            return (Vec::new(), Vec::new());
-        }
-        let rules = Rules {
-            lessee,
-            service_uid: self.site.service_uid,
-            ignore: &self.site.ignore_holders,
+    /// Waits until nobody holds the devices, and ends the lessee's processes that do.
+    fn release(&self, record: &LeaseRecord, devices: &[Device]) -> (Released, Level) {
+        let numbers: Vec<Number> = devices.iter().map(cgroup::number).collect();
+        let counter = match (record.level, self.counter()) {
+            (Level::Counted, Ok(counter)) => Some(counter),
+            _ => None,
         };
-        let mut scanner = Scanner::new(numbers, Some(&self.store.kernel_layout()));
-        let (start, grace) = (Instant::now(), grace.min(MAX_GRACE));
-        let mut clean = 0;
-        loop {
-            let holding = match scanner.scan() {
-                Ok(found) => judge_all(&found, cgroup, &rules),
-                Err(e) => return (ended.into_iter().collect(), vec![unseen(&e)]),
-            };
-            if holding.is_empty() {
-                clean += 1;
-                if clean == CLEAN_SCANS {
-                    return (ended.into_iter().collect(), Vec::new());
-                }
-                continue;
-            }
-            clean = 0;
-            let late = start.elapsed() >= grace;
-            let endable = holding.iter().any(|(_, verdict)| *verdict == Verdict::End);
-            if late && (!endable || start.elapsed() >= grace + DYING) {
-                return (
-                    ended.into_iter().collect(),
-                    holding.into_iter().map(describe).collect(),
-                );
-            }
-            if late {
-                let to_end = holding.iter().filter(|(_, verdict)| *verdict == Verdict::End);
-                ended.extend(
-                    to_end
-                        .map(|(found, _)| found.pid)
-                        .filter(|pid| end(*pid, numbers)),
-                );
-            }
-            std::thread::sleep(LOOK_AGAIN);
+        let last = |n: &Number| counter.and_then(|c| c.last_lessee(*n).ok().flatten());
+        let lost = numbers.iter().any(|n| last(n) != record.group);
+        if record.level == Level::Counted && lost {
+            let holders = vec![uncounted(record)];
+            let ended = Vec::new();
+            return (Released { ended, holders }, Level::Scanned);
         }
+        // Looked at once before: its holders had their time.
+        let (grace, dying) = if record.closed {
+            (Duration::ZERO, BLOCKED_AGAIN)
+        } else {
+            let grace = Duration::from_millis(record.grace_ms.into());
+            (grace.min(MAX_GRACE), DYING)
+        };
+        let released = Release {
+            mounts: &self.mounts,
+            numbers: &numbers,
+            cgroup: &record.cgroup,
+            process: record.process,
+            rules: self.rules(record.uid),
+            counter,
+            dry_run: self.site.dry_run,
+        }
+        .run(grace, dying);
+        (released, record.level)
     }
 }
 
-/// Ends what a kernel's slurmstepd would have ended had it not been killed. Its job is over.
-fn end_all(mounts: &Mounts, cgroup: &KernelCgroup) {
-    let deadline = Instant::now() + Duration::from_secs(2);
-    loop {
-        let processes = cgroup::processes(mounts, cgroup);
-        if processes.is_empty() || Instant::now() >= deadline {
-            return;
-        }
-        for pid in processes.into_iter().filter_map(Pid::from_raw) {
-            if let Ok(pidfd) = pidfd_open(pid, PidfdFlags::empty())
-                && cgroup::holds(cgroup, pid.as_raw_nonzero().get().cast_unsigned())
-            {
-                let _ = pidfd_send_signal(&pidfd, Signal::KILL);
-            }
-        }
-        std::thread::sleep(LOOK_AGAIN);
-    }
-}
-
-/// Those holders that matter.
-fn judge_all(found: &[Found], cgroup: &KernelCgroup, rules: &Rules<'_>) -> Vec<(Found, Verdict)> {
-    let confined = *cgroup != KernelCgroup::Unconstrained;
-    found
-        .iter()
-        .filter_map(|found| {
-            let suspect = Suspect {
-                real_uid: proc::real_uid(found.pid)?,
-                exe: proc::exe(found.pid),
-                how: found.how,
-                looked_into: found.looked_into,
-                in_kernel: confined && cgroup::holds(cgroup, found.pid),
-            };
-            Some((*found, decide::judge(&suspect, rules)))
-        })
-        .filter(|(_, verdict)| *verdict != Verdict::Ignore)
-        .collect()
-}
-
-/// Kills a process if it holds the device still. The pidfd keeps it from being another of the same number.
-fn end(pid: u32, numbers: &[Number]) -> bool {
-    let Some(raw) = i32::try_from(pid).ok().and_then(Pid::from_raw) else {
-        return false;
-    };
-    let Ok(pidfd) = pidfd_open(raw, PidfdFlags::empty()) else {
-        return false;
-    };
-    holders::holds(pid, numbers) && pidfd_send_signal(&pidfd, Signal::KILL).is_ok()
-}
-
-fn describe((found, verdict): (Found, Verdict)) -> Holder {
-    let why = match verdict {
-        Verdict::Block(why) => why,
-        Verdict::End | Verdict::Ignore => "it was sent SIGKILL and has not ended",
-    };
+/// The programs were taken away during the lease: nothing proves that the device is free.
+fn uncounted(record: &LeaseRecord) -> Holder {
     Holder {
-        pid: found.pid,
-        uid: proc::real_uid(found.pid).unwrap_or(u32::MAX),
-        exe: proc::exe(found.pid),
-        how: found.how,
-        why: why.to_owned(),
-    }
-}
-
-fn unseen(error: &dyn Display) -> Holder {
-    Holder {
-        pid: 0,
-        uid: 0,
-        exe: String::new(),
-        how: Hold::Descriptor,
-        why: format!("/proc can't be read: {error}"),
+        pid: record.process.pid,
+        uid: record.uid,
+        exe: proc::exe(record.process.pid),
+        how: Hold::OpenFile,
+        why: "the counting programs are gone, or began anew, during the lease".to_owned(),
     }
 }
 

@@ -21,10 +21,22 @@ pub struct Options {
     pub gres_conf: Option<PathBuf>,
     /// munged's socket, where slurm.conf's AuthInfo doesn't name it.
     pub munge_socket: Option<PathBuf>,
-    /// Programs of root's that may hold GPUs after a take-back, absolute paths.
+    /// Programs outside all jobs that may hold GPUs after a take-back, absolute paths.
     pub ignore_holders: Vec<String>,
-    /// `isolation=none`: lend although Slurm doesn't constrain devices.
-    pub isolation_none: bool,
+    pub isolation: Isolation,
+    /// End nobody after a lease; say who would be, and leave the device blocked.
+    pub dry_run: bool,
+}
+
+/// The least that the site accepts between two kernels.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isolation {
+    /// Lend where Linux counts the open files of a lent device, and nowhere else.
+    Counted,
+    /// Count where Linux can; elsewhere hold the kernel still and look at all processes once.
+    Scanned,
+    /// As `Scanned`, and lend even where Slurm doesn't constrain devices.
+    None,
 }
 
 /// An argument that is none.
@@ -42,7 +54,8 @@ impl Default for Options {
             gres_conf: None,
             munge_socket: None,
             ignore_holders: Vec::new(),
-            isolation_none: false,
+            isolation: Isolation::Counted,
+            dry_run: false,
         }
     }
 }
@@ -53,6 +66,10 @@ impl Options {
     pub fn parse<'a>(arguments: impl IntoIterator<Item = &'a str>) -> Result<Self, BadArgument> {
         let mut options = Self::default();
         for argument in arguments {
+            if argument == "dry_run" {
+                options.dry_run = true;
+                continue;
+            }
             let (name, value) = argument
                 .split_once('=')
                 .ok_or_else(|| BadArgument(argument.to_owned()))?;
@@ -66,8 +83,9 @@ impl Options {
                 ("ignore_holders", _) => {
                     options.ignore_holders.extend(value.split(',').map(str::to_owned));
                 }
-                ("isolation", "none") => options.isolation_none = true,
-                ("isolation", "devices") => options.isolation_none = false,
+                ("isolation", "counted") => options.isolation = Isolation::Counted,
+                ("isolation", "scanned") => options.isolation = Isolation::Scanned,
+                ("isolation", "none") => options.isolation = Isolation::None,
                 _ => return Err(BadArgument(argument.to_owned())),
             }
         }
@@ -110,11 +128,13 @@ mod tests {
             "ignore_holders=/usr/bin/a,/usr/bin/b",
             "ignore_holders=/usr/bin/c",
             "isolation=none",
+            "dry_run",
         ])
         .unwrap();
         assert_eq!(options.service_user, "hop");
         assert_eq!(options.ignore_holders, ["/usr/bin/a", "/usr/bin/b", "/usr/bin/c"]);
-        assert!(options.isolation_none);
+        assert_eq!(options.isolation, Isolation::None);
+        assert!(options.dry_run);
         assert_eq!(options.run_dir, Options::default().run_dir);
     }
 

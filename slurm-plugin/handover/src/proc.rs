@@ -10,6 +10,19 @@ pub fn real_uid(pid: u32) -> Option<u32> {
     line.split_whitespace().next()?.parse().ok()
 }
 
+/// The processes that trace a process or a thread of it, and so can keep it from ending.
+pub fn tracers(pid: u32) -> Vec<u32> {
+    let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
+        .into_iter()
+        .flatten();
+    let tracer = |status: std::path::PathBuf| -> Option<u32> {
+        let text = std::fs::read_to_string(status.join("status")).ok()?;
+        let line = text.lines().find_map(|l| l.strip_prefix("TracerPid:"))?;
+        line.trim().parse().ok().filter(|tracer| *tracer != 0)
+    };
+    tasks.flatten().filter_map(|task| tracer(task.path())).collect()
+}
+
 /// The program's file; empty for kernel threads and processes that are gone.
 pub fn exe(pid: u32) -> String {
     std::fs::read_link(format!("/proc/{pid}/exe"))
@@ -58,6 +71,22 @@ impl Membership {
             .iter()
             .find(|(controllers, _)| controllers.split(',').any(|c| c == controller))
             .map(|(_, path)| path.as_path())
+    }
+
+    /// Whether the process is in a job of Slurm's, or a kernel's cgroup of ours. A user can't leave or name cgroups.
+    pub fn in_job(&self) -> bool {
+        let first = |path: &Path| path.iter().nth(1).map(|n| n.to_string_lossy().into_owned());
+        let ours = |(_, path): &(String, PathBuf)| {
+            let tree = first(path);
+            tree.is_some_and(|t| {
+                t.starts_with("gresshopper_") || t.starts_with("slurm") && path.iter().count() > 2
+            })
+        };
+        let is_job = |path: &Path| path.iter().any(|n| n.to_string_lossy().starts_with("job_"));
+        self.v1
+            .iter()
+            .any(|entry| ours(entry) && (is_job(&entry.1) || entry.0.contains("devices")))
+            || self.v2.as_deref().is_some_and(is_job)
     }
 
     /// The path in the unified hierarchy.

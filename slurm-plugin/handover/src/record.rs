@@ -3,8 +3,9 @@
 //! The records are root's alone. They are the only thing that the plugin believes about a kernel, and they let
 //! any later callback undo what a killed slurmstepd left behind. Keeping them is left to [`crate::store`].
 
+use crate::count::Group;
 use crate::cpuset::CpuSet;
-use crate::token::Device;
+use crate::token::{Device, Level};
 use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -39,6 +40,8 @@ pub struct KernelRecord {
     /// The step's first process, the replica.
     pub process: ProcessId,
     pub cgroup: KernelCgroup,
+    /// The cgroup as the counting programs know it; none where nothing is counted.
+    pub group: Option<Group>,
 }
 
 /// What confines a kernel's processes to the devices that it may open. Paths are as in `/proc/PID/cgroup`.
@@ -49,6 +52,8 @@ pub enum KernelCgroup {
     V1 {
         devices: PathBuf,
         cpuset: Option<CpusetV1>,
+        /// Slurm's own of the step, to hold its processes still while they are looked at.
+        freezer: Option<PathBuf>,
     },
     /// Slurm's own cgroup of the task, whose device program we replace. `base`: its cores, where constrained.
     V2 { task: PathBuf, base: Option<CpuSet> },
@@ -85,6 +90,8 @@ pub enum DeviceState {
     Blocked {
         step: StepKey,
         lease: LeaseId,
+        /// Whose lease it was: no other device goes to this user before this one is free.
+        lessee: u32,
         why: String,
     },
 }
@@ -99,7 +106,12 @@ pub struct LeaseRecord {
     /// The kernel's step.
     pub kernel: StepKey,
     pub uid: u32,
+    /// The kernel's registered process, which is ended last.
+    pub process: ProcessId,
     pub cgroup: KernelCgroup,
+    /// How its end will be known, with the cgroup as the counting programs know it.
+    pub level: Level,
+    pub group: Option<Group>,
     pub devices: Vec<Device>,
     pub cores: CpuSet,
     /// The mask that the kernel's threads had before they were widened.
@@ -108,7 +120,6 @@ pub struct LeaseRecord {
     pub grace_ms: u32,
     /// Its kernel can open none of the devices any more and has its own cores again; what is missing is that
     /// everybody lets go.
-    #[serde(default)]
     pub closed: bool,
     /// The slurmstepd that takes the lease back at the step's end, if it lives.
     pub stepd: ProcessId,

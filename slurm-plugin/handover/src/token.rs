@@ -101,7 +101,29 @@ pub struct HandedOver {
     pub devices: Vec<Device>,
     /// A Linux cpu list ("2-5,8"); empty where no cores were asked for or the site doesn't constrain them.
     pub cores: String,
+    #[serde(default)]
+    pub level: Level,
     pub at: Timestamp,
+}
+
+/// How a node knows that nobody holds a device after its lease.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Level {
+    /// Linux counts its open files from the lease's beginning to its end; zero is the proof.
+    Counted,
+    /// The kernel's processes are held still and all are looked at once.
+    #[default]
+    Scanned,
+}
+
+impl std::fmt::Display for Level {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Counted => "counted",
+            Self::Scanned => "scanned",
+        })
+    }
 }
 
 /// A device file on this node.
@@ -122,9 +144,11 @@ pub struct TakenBack {
     pub pilot: JobId,
     /// The devices of the lease, clean or not.
     pub devices: Vec<GpuIndex>,
-    /// No process on the node holds any of the devices, by descriptor or mapping, and none can open them. If
-    /// false, the devices are blocked: no plugin grants them before a take-back was clean.
+    /// No kernel can open any of the devices, and nothing holds one: counted or scanned, as `level` says. If false, the
+    /// devices are blocked: no plugin grants them before a take-back was clean.
     pub clean: bool,
+    #[serde(default)]
+    pub level: Level,
     /// The processes that were ended for it.
     pub ended_pids: Vec<u32>,
     /// Who holds a device still; empty if `clean`.
@@ -152,12 +176,14 @@ pub enum Hold {
     Descriptor,
     /// A memory mapping.
     Mapping,
-    /// A file registered with an io_uring.
+    /// An io_uring, which may have it registered.
     IoUring,
-    /// A descriptor in flight in a Unix socket that the process holds.
+    /// A descriptor in flight in a Unix socket that the process holds: perhaps this one.
     InFlight,
     /// Cgroup state that couldn't be taken away.
     Cgroup,
+    /// Linux counts an open file of it; the process is the one that opened it, and may be gone.
+    OpenFile,
 }
 
 impl std::fmt::Display for Hold {
@@ -165,9 +191,10 @@ impl std::fmt::Display for Hold {
         f.write_str(match self {
             Self::Descriptor => "an open descriptor",
             Self::Mapping => "a mapping",
-            Self::IoUring => "a file registered with io_uring",
+            Self::IoUring => "an io_uring",
             Self::InFlight => "a descriptor in flight in a socket",
             Self::Cgroup => "its cgroup",
+            Self::OpenFile => "an open file",
         })
     }
 }
@@ -225,6 +252,12 @@ pub enum Refusal {
     },
     #[error("GPU {index} is blocked: {why}")]
     Blocked { index: GpuIndex, why: String },
+    #[error(
+        "uid {uid} gets no GPU on this node before GPU {index}, which a lease of theirs left blocked, is free"
+    )]
+    LesseeBlocks { uid: u32, index: GpuIndex },
+    #[error("this node can't count open files, and isolation=counted asks for it: {why}")]
+    NotCounted { why: String },
     #[error("the kernel holds lease {lease} already")]
     KernelHolds { lease: LeaseId },
     #[error("the lease belongs to pilot {owner}, the take-back came from {step}")]

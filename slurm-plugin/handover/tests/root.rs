@@ -1,18 +1,20 @@
 //! As root, on throwaway cgroups: that the devices are really denied and opened, on cgroup v1 and v2, and that a
 //! take-back finds who holds them. Elsewhere each test says why it is skipped.
 //!
-//! The device nodes are made by the test, with the numbers of consoles that are not there and that no dev cluster
+//! The bpf file system is mounted where it isn't, as systemd would. The device nodes are made by the test, with the numbers of consoles that are not there and that no dev cluster
 //! uses; they open without hardware. One test at a time has them, since a take-back ends who else holds them.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails to prepare has failed")]
 
 use hop_handover::bpf::{self, Number};
 use hop_handover::cgroup::{self, Mounts};
+use hop_handover::count::{BPF_DIR, CountError, Counter};
 use hop_handover::decide::Arrival;
 use hop_handover::gres::NodeGres;
 use hop_handover::node::{Node, Site};
+use hop_handover::options::Isolation;
 use hop_handover::record::{KernelCgroup, KernelRecord, ProcessId, StepKey};
-use hop_handover::token::{KernelProcess, Lend, Op, Refusal, Token, VERSION};
+use hop_handover::token::{KernelProcess, Lend, Level, Op, Refusal, Token, VERSION};
 use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId};
 use hop_words::process::start_time;
 use hop_words::time::Timestamp;
@@ -49,6 +51,7 @@ impl Gpus {
         }
         let alone = std::fs::File::create("/run/hop-handover-test.lock").unwrap();
         rustix::fs::flock(&alone, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        mount_bpf();
         let minors: Vec<u32> = free_minors().into_iter().take(2).collect();
         if minors.len() < 2 {
             eprintln!("SKIPPED: no two console numbers are unused");
@@ -81,6 +84,26 @@ impl Gpus {
             .iter()
             .map(|&minor| Number { major: MAJOR, minor })
             .collect()
+    }
+}
+
+fn mount_bpf() {
+    let table = std::fs::read_to_string("/proc/self/mounts").unwrap();
+    if !table.lines().any(|l| l.split(' ').nth(1) == Some("/sys/fs/bpf")) {
+        let mount = ["-t", "bpf", "-o", "mode=700", "bpf", "/sys/fs/bpf"];
+        assert!(Command::new("mount").args(mount).status().unwrap().success());
+    }
+}
+
+/// What this Linux can do; the reason is told where it can't count.
+fn counts() -> Level {
+    match Counter::open(Path::new(BPF_DIR)) {
+        Ok(_) => Level::Counted,
+        Err(CountError::NoCgroup2 | CountError::Blind | CountError::NoTypes(_)) => {
+            eprintln!("SKIPPED the half of it: this Linux can't count");
+            Level::Scanned
+        }
+        Err(e) => panic!("{e}: {:?}", std::error::Error::source(&e)),
     }
 }
 
@@ -214,7 +237,8 @@ fn node(gpus: &Gpus) -> Node {
         gres,
         service_uid: SERVICE,
         ignore_holders: Vec::new(),
-        isolation_none: false,
+        isolation: Isolation::Scanned,
+        dry_run: false,
     })
     .unwrap()
 }
@@ -295,6 +319,7 @@ fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, gpu
     let holder: u32 = shell.ask(&hold).parse().unwrap();
     let (taken, _) = node.take_back(arrival(0).step).unwrap().unwrap();
     assert!(taken.clean, "{taken:?}");
+    assert_eq!((handed.level, taken.level), (counts(), counts()));
     assert_eq!(
         (taken.ended_pids, taken.devices),
         (vec![holder], vec![GpuIndex(1)])
@@ -355,6 +380,7 @@ fn a_lease_on_cgroup_v2() {
             pid: shell.pid(),
             start_time,
         },
+        group: None,
         cgroup: KernelCgroup::V2 { task, base: None },
     };
     node.store().put_kernel(&kernel).unwrap();

@@ -40,7 +40,8 @@ impl Here {
             gres: gres_of(&options, &slurm_conf, &name)?,
             service_uid,
             ignore_holders: options.ignore_holders,
-            isolation_none: options.isolation_none,
+            isolation: options.isolation,
+            dry_run: options.dry_run,
         };
         let node = Node::open(site).map_err(|e| chain(&e))?;
         Ok(Self {

@@ -5,11 +5,14 @@ It is the adversary as well: each way of holding on to a device that a user's pr
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import json
 import mmap
 import os
+import resource
+import select
 import signal
 import socket
 import struct
@@ -161,6 +164,231 @@ def hold_in_ring(path: str) -> int:
     return pid
 
 
+def in_child(work: Callable[[Callable[[], None]], None]) -> int:
+    """Does it in a child, and returns when that says that it holds; none of it is in this process."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read)
+        with contextlib.suppress(BaseException):
+            work(lambda: kept.append(os.write(write, b"r")))
+            while True:
+                time.sleep(60)
+        os._exit(1)
+    os.close(write)
+    os.read(read, 1)  # Its end: the child has failed.
+    os.close(read)
+    return pid
+
+
+def asleep(work: Callable[[], Any]) -> None:
+    """Starts a thread, and returns when it sleeps in a system call."""
+    begins = threading.Event()
+
+    def run() -> None:
+        begins.set()
+        work()
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    begins.wait()
+    seen = 0
+    while seen < 10:
+        time.sleep(0.02)
+        stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text(encoding="utf-8")
+        seen = seen + 1 if stat[stat.rindex(")") + 2] == "S" else 0
+
+
+def hold_in_fork_chain(path: str) -> int:
+    """A process that forks and ends, over and over: whoever is looked at has gone."""
+
+    def chain(ready: Callable[[], None]) -> None:
+        os.open(path, FLAGS)
+        ready()
+        while True:
+            if os.fork() != 0:
+                os._exit(0)
+
+    return in_child(chain)
+
+
+def hold_in_dance(path: str) -> int:
+    """A descriptor that moves between places far apart in a large table."""
+
+    def dance(ready: Callable[[], None]) -> None:
+        most = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        null = os.open("/dev/null", FLAGS)
+        here, there = 20, min(most, 20_000) - 1
+        for number in range(here, there):
+            os.dup2(null, number)
+        fd = os.open(path, FLAGS)
+        os.dup2(fd, here)
+        os.close(fd)
+        ready()
+        while True:
+            os.dup2(here, there)
+            os.close(here)
+            here, there = there, here
+
+    return in_child(dance)
+
+
+def hold_in_blocked_send(path: str, kind: int = socket.SOCK_STREAM) -> int:
+    """The only reference is on the stack of a thread that sleeps in sendmsg."""
+
+    def work(ready: Callable[[], None]) -> None:
+        here, there = socket.socketpair(socket.AF_UNIX, kind)
+        kept.extend([here, there])
+        here.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                here.send(b"x" * 4096)
+        here.setblocking(True)
+        fd = os.open(path, FLAGS)
+        asleep(lambda: socket.send_fds(here, [b"x" * 4096], [fd]))
+        os.close(fd)
+        ready()
+
+    return in_child(work)
+
+
+def hold_in_blocked_poll(path: str) -> int:
+    """A thread sleeps in poll on the device, whose descriptor another closes."""
+
+    def work(ready: Callable[[], None]) -> None:
+        fd = os.open(path, FLAGS)
+        poll = select.poll()
+        poll.register(fd, 0)
+        asleep(poll.poll)
+        os.close(fd)
+        ready()
+
+    return in_child(work)
+
+
+def hold_traced(path: str) -> int:
+    """A process whose tracer holds it at its exit, so that SIGKILL frees nothing."""
+
+    def tracer(ready: Callable[[], None]) -> None:
+        def hold(ready: Callable[[], None]) -> None:
+            os.open(path, FLAGS)
+            ready()
+
+        holder = in_child(hold)
+        seize, option_exit = 0x4206, 0x40
+        if libc.ptrace(seize, holder, None, ctypes.c_void_p(option_exit)) != 0:
+            os._exit(1)
+        ready()
+        while True:
+            os.waitpid(holder, 0)  # It stands at its exit, and nobody lets it go on.
+            time.sleep(60)
+
+    return in_child(tracer)
+
+
+class Ring:
+    """An io_uring with one call: its numbers are the same on every architecture that we know."""
+
+    def __init__(self) -> None:
+        parameters = ctypes.create_string_buffer(120)
+        self.fd = libc.syscall(425, 4, parameters)
+        if self.fd < 0:
+            os._exit(1)
+
+    def register(self, fd: int) -> None:
+        files = (ctypes.c_int * 1)(fd)
+        if libc.syscall(427, self.fd, 2, files, 1) < 0:
+            os._exit(1)
+
+
+def hold_in_ring_by_socket(path: str) -> int:
+    """In flight in a socket that only a ring has."""
+
+    def work(ready: Callable[[], None]) -> None:
+        here, there = socket.socketpair()
+        fd = os.open(path, FLAGS)
+        socket.send_fds(here, [b"x"], [fd])
+        os.close(fd)
+        ring = Ring()
+        kept.extend([ring, here])
+        ring.register(there.fileno())
+        there.close()
+        ready()
+
+    return ring_child(work)
+
+
+def hold_in_ring_alone(path: str) -> int:
+    """Registered with a ring that has a mapping and no descriptor."""
+
+    def work(ready: Callable[[], None]) -> None:
+        ring = Ring()
+        fd = os.open(path, FLAGS)
+        ring.register(fd)
+        os.close(fd)
+        kept.append(mmap.mmap(ring.fd, 4096, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE))
+        os.close(ring.fd)
+        ready()
+
+    return ring_child(work)
+
+
+def ring_child(work: Callable[[Callable[[], None]], None]) -> int:
+    pid = in_child(work)
+    time.sleep(0.1)
+    if os.waitpid(pid, os.WNOHANG)[0] == pid:
+        raise OSError(errno.ENOSYS, "io_uring is not available")
+    return pid
+
+
+def holders(path: str) -> list[int]:
+    """Processes of this user that have the device open, as far as they can be seen."""
+    number, found = os.stat(path).st_rdev, set()
+    for name in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if os.stat(name).st_rdev == number:
+                found.add(int(name.parts[2]))
+    return sorted(found)
+
+
+def name_only(path: str) -> int:
+    """A child with an `O_PATH` descriptor, for which nobody needs a permission."""
+
+    def work(ready: Callable[[], None]) -> None:
+        kept.append(os.open(path, os.O_PATH))
+        ready()
+
+    return in_child(work)
+
+
+def listen(name: str) -> int:
+    """A child that listens and never accepts."""
+
+    def work(ready: Callable[[], None]) -> None:
+        server = socket.socket(socket.AF_UNIX)
+        server.bind("\0" + name)
+        server.listen()
+        kept.append(server)
+        ready()
+
+    return in_child(work)
+
+
+def throw(path: str, to: str) -> str:
+    """Sends the descriptor to whoever listens, and doesn't wait for it to be taken."""
+    fd = os.open(path, FLAGS)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.connect("\0" + to)
+        socket.send_fds(peer, [b"x"], [fd])
+    os.close(fd)
+    return "sent"
+
+
+def send_harmless(to: str) -> str:
+    return throw("/dev/null", to)
+
+
 def send(path: str, to: str) -> str:
     """Sends the descriptor to whoever listens on an abstract socket, and keeps none."""
     fd = os.open(path, FLAGS)
@@ -237,6 +465,19 @@ def mapped(path: str) -> str:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "open": try_open,
+    "fork-chain": hold_in_fork_chain,
+    "dance": hold_in_dance,
+    "blocked-send": hold_in_blocked_send,
+    "blocked-datagram": lambda path: hold_in_blocked_send(path, socket.SOCK_DGRAM),
+    "blocked-poll": hold_in_blocked_poll,
+    "traced": hold_traced,
+    "ring-socket": hold_in_ring_by_socket,
+    "ring-alone": hold_in_ring_alone,
+    "holders": holders,
+    "name-only": name_only,
+    "listen": listen,
+    "throw": throw,
+    "send-harmless": send_harmless,
     "hold": hold,
     "child": hold_in_child,
     "daemon": hold_in_daemon,

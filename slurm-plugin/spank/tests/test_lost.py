@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import harness
 import pytest
-from harness import Cluster, Kernel, Pilot, end, until
+from harness import Cluster, Kernel, Pilot, Taker, end, until
 
 EPERM = ["EPERM", "EPERM"]
 
@@ -22,6 +23,13 @@ def alice(cluster: Cluster) -> Kernel:
 @pytest.fixture
 def pilot(cluster: Cluster) -> Pilot:
     return harness.pilot(cluster)
+
+
+@pytest.fixture
+def taker() -> Iterator[Taker]:
+    """Root, who takes what is sent."""
+    with Taker() as taker:
+        yield taker
 
 
 def lose(cluster: Cluster, pilot: Pilot, target: Kernel) -> Any:
@@ -90,42 +98,44 @@ def test_the_next_grant_to_the_kernel_cleans(cluster: Cluster, alice: Kernel, pi
     check_clean(cluster, alice, holder)
 
 
-def test_a_holder_of_roots_blocks_the_device_until_it_lets_go(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
+def test_a_stranger_who_holds_blocks_the_device_and_is_not_ended(
+    cluster: Cluster, alice: Kernel, pilot: Pilot, taker: Taker
+) -> None:
+    """Root took a descriptor: the device is blocked, its lessee gets no other, and it is free at last."""
+    second = harness.kernel(cluster, "alice", alice.identity["job"])
     step, told = pilot.lend(alice)
     index = told["devices"][0]["index"]
-    fd = os.open(cluster.gpu(index), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
+    assert alice.ask("send", told["devices"][0]["path"], taker.name) == "sent"
+    end(step)
+    taken = pilot.hear()
+    assert not taken["clean"] and os.getpid() not in taken["ended_pids"]
+    assert second.identity["pid"] not in taken["ended_pids"], "it is the lessee's, but it holds nothing"
+    assert os.getpid() in [h["pid"] for h in taken["holders"]]
+    assert harness.uid("alice") in [h["uid"] for h in taken["holders"]], "the lessee is named"
+    assert cluster.records("gpus")[str(index)]["state"]["lessee"] == harness.uid("alice")
+    assert second.opens() == EPERM
+    assert pilot.heard.nothing(1), "the second try tells nothing new"
+    step = pilot.step(pilot.mint(pilot.token(second)))
+    refused = pilot.hear()
+    assert refused["reason"]["code"] in ("blocked", "lessee-blocks"), refused
+    end(step)
+    taker.drop()
+    step, _ = pilot.lend(second)
+    end(step)
+    assert pilot.hear()["clean"]
+
+
+def test_a_stranger_on_the_other_gpu_is_not_the_lessees(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
+    """A daemon of root's that opened the device itself, as it may, neither blocks it nor is ended."""
+    fds = [os.open(cluster.gpu(i), os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK) for i in (0, 1)]
     try:
+        step, _ = pilot.lend(alice)
         end(step)
         taken = pilot.hear()
-        assert (taken["clean"], taken["ended_pids"]) == (False, [])
-        assert [h["pid"] for h in taken["holders"]] == [os.getpid()]
-        assert "ignore_holders" in taken["holders"][0]["why"]
-        assert alice.opens() == EPERM
-        both = ["--exact", "-n1", "-c1", "--mem=0", "--gres=gpu:2"]
-        step = pilot.step(pilot.mint(pilot.token(alice, gpus=2)), *both)
-        refused = pilot.hear()
-        assert refused["reason"]["code"] == "blocked", refused
-        end(step)
-        cluster.plugstack(cluster.plugin_line(extra=f"ignore_holders={os.readlink('/proc/self/exe')}"))
-        assert pilot.take_back(told["lease"])["clean"]
+        assert (taken["clean"], taken["ended_pids"], taken["level"]) == (True, [], "counted")
     finally:
-        os.close(fd)
-    step, _ = pilot.lend(alice)
-    end(step)
-    assert pilot.hear()["clean"]
-
-
-def test_a_blocked_device_is_free_when_its_holder_has_gone(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
-    step, told = pilot.lend(alice)
-    fd = os.open(told["devices"][0]["path"], os.O_RDWR | os.O_NOCTTY | os.O_NONBLOCK)
-    end(step)
-    assert not pilot.hear()["clean"]
-    assert pilot.heard.nothing(1), "the second try tells nothing new"
-    os.close(fd)
-    step, again = pilot.lend(alice)
-    assert again["devices"] == told["devices"]
-    end(step)
-    assert pilot.hear()["clean"]
+        for fd in fds:
+            os.close(fd)
 
 
 def test_a_kernel_step_whose_slurmstepd_was_killed_is_swept(cluster: Cluster, alice: Kernel) -> None:

@@ -3,7 +3,7 @@
 
 use super::*;
 use hop_api::message::SeatStep;
-use hop_handover::token::{Device as TokenDevice, Hold, Holder, Refused};
+use hop_handover::token::{Device as TokenDevice, Hold, Holder, Level, Refused};
 use hop_words::id::CellId;
 
 const T0: Timestamp = Timestamp(1_000_000_000);
@@ -172,6 +172,7 @@ fn acknowledged(lease: u64) -> Input {
 
 fn handed(lease: u64, epoch: u64, gpus: &[u16]) -> Input {
     Input::Confirmed(Confirmation::HandedOver(HandedOver {
+        level: Level::Counted,
         lease: LeaseId(lease),
         epoch: Epoch(epoch),
         node: "n1".into(),
@@ -200,6 +201,7 @@ fn taken(lease: u64, gpu: u16, clean: bool) -> Input {
         why: "it is in an uninterruptible sleep".into(),
     };
     Input::Confirmed(Confirmation::TakenBack(TakenBack {
+        level: Level::Counted,
         lease: LeaseId(lease),
         epoch: Epoch(100),
         node: "n1".into(),

@@ -1,0 +1,706 @@
+//! How many open files of a lent device there are: the proof that nobody holds it any more.
+//!
+//! Linux makes one `struct file` for each open of a device, and frees it when its last reference is gone, be that a
+//! descriptor, a duplicate, a child's, a mapping, a ring's, one in flight in a socket, or one on the stack of a thread
+//! that sleeps in a system call. Three BPF programs count them:
+//!
+//! - `allocated`, on the tracepoint of the allocator: which file a kernel's thread is about to open.
+//! - `judged`, a device program of the cgroup above all: when a kernel's thread passes the check before an open, that
+//!   file counts from then on. What isn't lent to this very kernel is refused there, and so is what can't be counted.
+//! - `freed`, on the tracepoint of the allocator: the file counts no more. The driver's `release` is behind it then.
+//!
+//! Zero after [`Counter::close`] is a proof. Only registered kernels are judged or counted: nobody else's opens are the
+//! lease's, and none is touched. Programs and maps are pinned in a bpf file system, one set for all nodes of a host.
+//! They outlive every process of ours and vanish at a boot, as what they count. All of it works in a locked-down Linux
+//! too, which refuses programs on its functions. Who holds a device is left to [`crate::holders`].
+
+use crate::bpf::{self, Instruction, Map, Number, instruction};
+use crate::btf::Btf;
+use std::collections::HashMap;
+use std::ffi::CStr;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{Ordering, fence};
+
+/// Where systemd mounts the bpf file system.
+pub const BPF_DIR: &str = "/sys/fs/bpf";
+/// Of the maps and what they mean: programs of another version count beside these.
+const SET: &str = "gresshopper-1";
+/// More open files than any program needs of one GPU; whoever wants more is refused them.
+const MOST_FILES: i32 = 16_384;
+const MOST_DEVICES: u32 = 1024;
+const MOST_KERNELS: u32 = 16_384;
+const MOST_THREADS: u32 = 65_536;
+
+/// Why nothing can be counted on this node.
+#[derive(Debug, thiserror::Error)]
+pub enum CountError {
+    #[error("{} is no bpf file system that root alone may write: mount one with mode=700 (systemd does)", .0.display())]
+    NoFileSystem(PathBuf),
+    #[error("this Linux doesn't describe its types (CONFIG_DEBUG_INFO_BTF), or lacks {0}")]
+    NoTypes(&'static str),
+    #[error("the root of the cgroup2 hierarchy, on which the device program belongs, is not mounted here")]
+    NoCgroup2,
+    #[error("the counting programs see nothing on this Linux")]
+    Blind,
+    #[error("{what}")]
+    Io {
+        what: &'static str,
+        #[source]
+        source: io::Error,
+    },
+}
+
+fn failed(what: &'static str) -> impl FnOnce(io::Error) -> CountError {
+    move |source| CountError::Io { what, source }
+}
+
+/// A cgroup, by the hierarchy and its number there, which no later cgroup gets until the next boot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+#[repr(C)]
+pub struct Group {
+    pub hierarchy: u64,
+    pub id: u64,
+}
+
+impl Group {
+    /// The hierarchy of the v1 controller `devices`.
+    pub const DEVICES: u64 = 1;
+    /// The unified one.
+    pub const UNIFIED: u64 = 2;
+}
+
+/// Who may open a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+struct Lent {
+    group: Group,
+    /// 1 during the lease, 0 after it.
+    open: u64,
+}
+
+/// Who opened a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(C)]
+struct Opened {
+    device: u32,
+    uid: u32,
+    /// The process in the upper half.
+    process: u64,
+}
+
+/// An open file of a device, as it was opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Opener {
+    pub pid: u32,
+    pub uid: u32,
+}
+
+/// The pinned programs and maps.
+#[derive(Debug)]
+pub struct Counter {
+    /// Open files by device. Only the programs change it, but for the first zero.
+    counts: Map<u32, u64>,
+    lent: Map<u32, Lent>,
+    kernels: Map<Group, u64>,
+    /// By the address of the file.
+    files: Map<u64, Opened>,
+    /// What a kernel's thread allocated last; who is pushed out of it is refused.
+    last: Map<u64, u64>,
+}
+
+/// A device's number as it stands in the kernel's own structures.
+fn internal(number: Number) -> u32 {
+    number.major << 20 | number.minor
+}
+
+const MAPS: [&str; 5] = ["counts", "lent", "kernels", "files", "last"];
+
+impl Counter {
+    /// The host's counter; loaded and tried out if there is none yet. `dir`: [`BPF_DIR`], but for tests.
+    ///
+    /// # Errors
+    /// This Linux can't count; the reason is told to the operator.
+    pub fn open(dir: &Path) -> Result<Self, CountError> {
+        check_file_system(dir)?;
+        let set = dir.join(SET);
+        if let Some(counter) = Self::pinned(&set)? {
+            return Ok(counter);
+        }
+        let lock = std::fs::File::open(dir).map_err(failed("the bpf file system can't be opened"))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::LockExclusive)
+            .map_err(|e| failed("the bpf file system can't be locked")(e.into()))?;
+        match Self::pinned(&set)? {
+            Some(counter) => Ok(counter),
+            None => Self::load(&set),
+        }
+    }
+
+    fn pinned(set: &Path) -> Result<Option<Self>, CountError> {
+        let get = |name: &str| bpf::pinned(&set.join(name));
+        match MAPS.map(get) {
+            [Ok(counts), Ok(lent), Ok(kernels), Ok(files), Ok(last)] => Ok(Some(Self {
+                counts: Map::of(counts),
+                lent: Map::of(lent),
+                kernels: Map::of(kernels),
+                files: Map::of(files),
+                last: Map::of(last),
+            })),
+            [Err(e), ..] if e.kind() == io::ErrorKind::NotFound => Ok(None),
+            _ => Err(failed("the pinned maps can't be used")(
+                io::ErrorKind::InvalidData.into(),
+            )),
+        }
+    }
+
+    /// Names are given last: whoever finds the set finds it whole.
+    fn load(set: &Path) -> Result<Self, CountError> {
+        let layout = Layout::of_running()?;
+        let made = || -> io::Result<Self> {
+            Ok(Self {
+                counts: Map::make(MOST_DEVICES)?,
+                lent: Map::make(MOST_DEVICES)?,
+                kernels: Map::make(MOST_KERNELS)?,
+                files: Map::make(16 * MOST_FILES.cast_unsigned())?,
+                last: Map::make_forgetful(MOST_THREADS)?,
+            })
+        };
+        let counter = made().map_err(failed("a map can't be made"))?;
+        let mounts = crate::cgroup::Mounts::of_self().map_err(failed("the mounts can't be read"))?;
+        // In a container it would be a part of the hierarchy: the true root alone has no events.
+        let root = mounts
+            .v2(Path::new("/"))
+            .filter(|dir| !dir.join("cgroup.events").exists());
+        let root = root.ok_or(CountError::NoCgroup2)?;
+        let root = std::fs::File::open(root).map_err(failed("the root cgroup can't be opened"))?;
+        let cache = learn_cache(&layout)?;
+        let attached = || -> io::Result<[OwnedFd; 3]> {
+            Ok([
+                bpf::trace(&counter.on_free(cache), FREED)?,
+                bpf::trace(&counter.on_allocation(&layout, cache), ALLOCATED)?,
+                bpf::judge_devices(&counter.on_access(&layout), &root)?,
+            ])
+        };
+        let links = attached().map_err(failed("the counting programs can't be attached"))?;
+        counter.try_out()?;
+        counter
+            .pin_all(set, &links)
+            .map_err(failed("programs and maps can't be pinned"))?;
+        Ok(counter)
+    }
+
+    fn pin_all(&self, set: &Path, links: &[OwnedFd; 3]) -> io::Result<()> {
+        // Names with dots are Linux's own there.
+        let new = set.with_file_name(format!("{SET}-new-{}", std::process::id()));
+        std::fs::create_dir(&new)?;
+        let maps = [
+            self.counts.fd(),
+            self.lent.fd(),
+            self.kernels.fd(),
+            self.files.fd(),
+            self.last.fd(),
+        ];
+        let links = links
+            .iter()
+            .map(AsFd::as_fd)
+            .zip(["freed", "allocated", "judged"]);
+        let pinned = maps
+            .into_iter()
+            .zip(MAPS)
+            .chain(links)
+            .try_for_each(|(object, name)| bpf::pin(object, &new.join(name)))
+            .and_then(|()| std::fs::rename(&new, set));
+        if pinned.is_err() {
+            let _ = std::fs::remove_dir_all(&new);
+        }
+        pinned
+    }
+
+    /// Whether they count and refuse on this Linux, with a device that everybody has and hardly anybody opens.
+    fn try_out(&self) -> Result<(), CountError> {
+        const FULL: Number = Number { major: 1, minor: 7 };
+        let open = || std::fs::File::open("/dev/full");
+        let me = own_group().ok_or(CountError::Blind)?;
+        let tried = || -> io::Result<bool> {
+            self.lend(FULL, me)?;
+            let file = open()?;
+            let during = self.open_files(FULL)?;
+            self.close(FULL)?;
+            let refused = open().is_err();
+            drop(file);
+            Ok((during, self.open_files(FULL)?, refused) == (1, 0, true))
+        };
+        let works = tried();
+        let forgotten = self
+            .kernels
+            .remove(&me)
+            .and_then(|()| self.lent.remove(&internal(FULL)))
+            .and_then(|()| self.counts.remove(&internal(FULL)));
+        match works.and_then(|works| forgotten.map(|()| works)) {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(CountError::Blind),
+            Err(e) => Err(failed("the counting programs can't be tried out")(e)),
+        }
+    }
+
+    /// From now on this kernel opens no device of ours but those that are lent to it.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn admit(&self, kernel: Group) -> io::Result<()> {
+        self.kernels.put(&kernel, &1)
+    }
+
+    /// The kernel's cgroup is gone.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn forget(&self, kernel: Group) -> io::Result<()> {
+        self.kernels.remove(&kernel)
+    }
+
+    /// The kernel may open the device, and its opens count. The caller has seen that there are no open files.
+    ///
+    /// # Errors
+    /// Linux's; then nothing may be opened.
+    pub fn lend(&self, device: Number, kernel: Group) -> io::Result<()> {
+        let key = internal(device);
+        self.admit(kernel)?;
+        if self.counts.get(&key)?.is_none() {
+            self.counts.put(&key, &0)?;
+        }
+        self.lent.put(
+            &key,
+            &Lent {
+                group: kernel,
+                open: 1,
+            },
+        )
+    }
+
+    /// No kernel opens the device from now on. What [`Self::open_files`] gives after it can only become less.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn close(&self, device: Number) -> io::Result<()> {
+        let key = internal(device);
+        if let Some(lent) = self.lent.get(&key)? {
+            self.lent.put(&key, &Lent { open: 0, ..lent })?;
+        }
+        // The program counts and then looks again; here the order is the reverse. One of both sees the other.
+        fence(Ordering::SeqCst);
+        Ok(())
+    }
+
+    /// Whether the device was ever lent since the node booted, and to whom at last.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn last_lessee(&self, device: Number) -> io::Result<Option<Group>> {
+        Ok(self.lent.get(&internal(device))?.map(|l| l.group))
+    }
+
+    /// The open files of leases of the device, wherever they are.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn open_files(&self, device: Number) -> io::Result<u64> {
+        Ok(self.counts.get(&internal(device))?.unwrap_or(0))
+    }
+
+    /// Who opened the files that are open still; at most a few, to be told.
+    pub fn openers(&self, device: Number) -> Vec<Opener> {
+        let most = usize::try_from(MOST_FILES).unwrap_or(0);
+        let mut openers: Vec<Opener> = self
+            .files
+            .keys(most)
+            .iter()
+            .filter_map(|file| self.files.get(file).ok().flatten())
+            .filter(|opened| opened.device == internal(device))
+            .map(|opened| Opener {
+                pid: u32::try_from(opened.process >> 32).unwrap_or(0),
+                uid: opened.uid,
+            })
+            .collect();
+        openers.sort_unstable();
+        openers.dedup();
+        openers
+    }
+}
+
+fn check_file_system(dir: &Path) -> Result<(), CountError> {
+    const BPF_MAGIC: i64 = 0xcafe_4a11;
+    let bpf = rustix::fs::statfs(dir).is_ok_and(|s| s.f_type == BPF_MAGIC);
+    let own = rustix::fs::stat(dir).is_ok_and(|s| s.st_uid == 0 && s.st_mode & 0o022 == 0);
+    if bpf && own {
+        Ok(())
+    } else {
+        Err(CountError::NoFileSystem(dir.to_owned()))
+    }
+}
+
+/// The cgroup of this process, as the programs see it.
+fn own_group() -> Option<Group> {
+    let mounts = crate::cgroup::Mounts::of_self().ok()?;
+    let membership = crate::proc::Membership::of(std::process::id()).ok()?;
+    crate::cgroup::group_of(&mounts, &membership)
+}
+
+/// The allocator's cache of open files. Programs see it by its address alone, which it keeps until the next boot.
+fn learn_cache(layout: &Layout) -> Result<u64, CountError> {
+    const NAME: i32 = i32::from_ne_bytes(*b"filp");
+    let io = || failed("the cache of open files can't be learnt");
+    let found: Map<u32, u64> = Map::make(1).map_err(io())?;
+    let mut a = Assembler::default();
+    a.push(POINTER, FILE, 1, 16, 0);
+    a.push(CALL, 0, 0, 0, PID_TGID);
+    a.push(STORE_POINTER, STACK, 0, GROUP_AT, 0);
+    a.push(WORD, 0, STACK, GROUP_AT, 0);
+    a.jump(
+        JUMP_UNLESS,
+        0,
+        0,
+        rustix::thread::gettid().as_raw_nonzero().get(),
+        Label::Allow,
+    );
+    a.push(COPY, COUNT, FILE, 0, 0);
+    a.follow(COUNT, layout.at("cache.name"));
+    a.follow(COUNT, 0);
+    a.push(STORE_POINTER, STACK, COUNT, GROUP_AT, 0);
+    a.push(WORD, 1, STACK, GROUP_AT, 0);
+    a.jump(JUMP_UNLESS, 1, 0, NAME, Label::Allow);
+    a.push(BYTE, 1, STACK, GROUP_AT + 4, 0);
+    a.jump(JUMP_UNLESS, 1, 0, 0, Label::Allow);
+    a.push(STORE_POINTER, STACK, FILE, FILE_AT, 0);
+    a.push(STORE_NUMBER, STACK, 0, DEVICE_AT, 0);
+    a.place_of(3, FILE_AT);
+    a.push(MOVE, 4, 0, 0, 0);
+    a.on_map(UPDATE, found.fd(), DEVICE_AT);
+    a.place(Label::Allow);
+    a.end(0);
+    let link = bpf::trace(&a.finish(), ALLOCATED).map_err(io())?;
+    let opened = std::fs::File::open("/proc/self/status").map_err(io())?;
+    drop((opened, link));
+    found.get(&0).map_err(io())?.ok_or(CountError::Blind)
+}
+
+/// Where this Linux has the fields that the programs read.
+#[derive(Debug)]
+struct Layout {
+    offsets: HashMap<&'static str, i16>,
+    /// Which of a task's cgroups is that of v1's `devices`, in bytes; none where this Linux has no such controller.
+    devices: Option<i16>,
+}
+
+const FIELDS: [(&str, &[&str]); 8] = [
+    ("file.f_inode", &["file", "f_inode"]),
+    ("cache.name", &["kmem_cache", "name"]),
+    ("task.cgroups", &["task_struct", "cgroups"]),
+    ("cgroups.unified", &["css_set", "dfl_cgrp"]),
+    ("cgroups.states", &["css_set", "subsys"]),
+    ("state.cgroup", &["cgroup_subsys_state", "cgroup"]),
+    ("cgroup.node", &["cgroup", "kn"]),
+    ("node.id", &["kernfs_node", "id"]),
+];
+const ALLOCATED: &CStr = c"kmem_cache_alloc";
+const FREED: &CStr = c"kmem_cache_free";
+
+impl Layout {
+    fn of_running() -> Result<Self, CountError> {
+        let bytes =
+            std::fs::read("/sys/kernel/btf/vmlinux").map_err(|_| CountError::NoTypes("all description"))?;
+        let btf = Btf::parse(&bytes).ok_or(CountError::NoTypes("a description that is known here"))?;
+        let structures = btf.structures(&FIELDS.map(|(_, path)| path[0]));
+        let offset = |path: &[&'static str]| {
+            let (offset, _) = btf.field(*structures.get(path[0])?, path[1])?;
+            i16::try_from(offset).ok()
+        };
+        let mut offsets = HashMap::new();
+        for (name, path) in FIELDS {
+            offsets.insert(name, offset(path).ok_or(CountError::NoTypes(name))?);
+        }
+        let devices = btf
+            .enumerator("cgroup_subsys_id", "devices_cgrp_id")
+            .and_then(|n| i16::try_from(8 * n).ok());
+        Ok(Self { offsets, devices })
+    }
+
+    fn at(&self, field: &'static str) -> i16 {
+        *self
+            .offsets
+            .get(field)
+            .expect("a layout has every field of the list, and no other is asked for")
+    }
+}
+
+// Registers: the helpers' arguments are 1 to 5, and 6 to 9 outlive a call; 10 is the end of the stack.
+const FILE: u8 = 6;
+const COUNT: u8 = 7;
+const STACK: u8 = 10;
+
+// On the stack: the device, the cgroup (hierarchy and number), the file, who opened it, a place to read into, the thread.
+const DEVICE_AT: i16 = -8;
+const GROUP_AT: i16 = -24;
+const FILE_AT: i16 = -32;
+const OPENED_AT: i16 = -48;
+const SCRATCH_AT: i16 = -56;
+const THREAD_AT: i16 = -64;
+
+const WORD: u8 = 0x61;
+const BYTE: u8 = 0x71;
+const POINTER: u8 = 0x79;
+const STORE_WORD: u8 = 0x63;
+const STORE_POINTER: u8 = 0x7b;
+const STORE_NUMBER: u8 = 0x7a;
+/// Of 64 bits, in two instructions; or a map.
+const MAP: u8 = 0x18;
+const MOVE: u8 = 0xb7;
+const COPY: u8 = 0xbf;
+const ADD: u8 = 0x07;
+const AND: u8 = 0x57;
+const SHIFT_LEFT: u8 = 0x67;
+const SHIFT_RIGHT: u8 = 0x77;
+const OR_REGISTER: u8 = 0x4f;
+const JUMP: u8 = 0x05;
+const JUMP_IF: u8 = 0x15;
+const JUMP_UNLESS: u8 = 0x55;
+const JUMP_UNLESS_SAME: u8 = 0x5d;
+const JUMP_IF_AT_LEAST: u8 = 0x35;
+const ATOMIC: u8 = 0xdb;
+/// With a full barrier, as the two orders in [`Counter::close`] need.
+const FETCH_AND_ADD: i32 = 1;
+const CALL: u8 = 0x85;
+const EXIT: u8 = 0x95;
+
+const LOOKUP: i32 = 1; // bpf_map_lookup_elem
+const UPDATE: i32 = 2; // bpf_map_update_elem
+const DELETE: i32 = 3; // bpf_map_delete_elem
+const PID_TGID: i32 = 14; // bpf_get_current_pid_tgid
+const UID_GID: i32 = 15; // bpf_get_current_uid_gid
+const TASK: i32 = 35; // bpf_get_current_task
+const READ_KERNEL: i32 = 113; // bpf_probe_read_kernel
+
+const NEW_ONLY: i32 = 1; // BPF_NOEXIST
+
+/// Where a jump goes to; each is placed once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Label {
+    Allow,
+    Deny,
+    Kernel,
+    Unified,
+}
+
+/// A program in the making.
+#[derive(Debug, Default)]
+struct Assembler {
+    code: Vec<Instruction>,
+    jumps: Vec<(usize, Label)>,
+    places: HashMap<Label, usize>,
+}
+
+impl Assembler {
+    fn push(&mut self, code: u8, to: u8, from: u8, offset: i16, immediate: i32) {
+        self.code.push(instruction(code, to, from, offset, immediate));
+    }
+
+    fn jump(&mut self, code: u8, one: u8, other: u8, value: i32, label: Label) {
+        self.jumps.push((self.code.len(), label));
+        self.push(code, one, other, 0, value);
+    }
+
+    fn place(&mut self, label: Label) {
+        self.places.insert(label, self.code.len());
+    }
+
+    /// The address of a place on the stack.
+    fn place_of(&mut self, register: u8, place: i16) {
+        self.push(COPY, register, STACK, 0, 0);
+        self.push(ADD, register, 0, 0, place.into());
+    }
+
+    /// A helper on the entry of `map` whose key lies at `key`.
+    fn on_map(&mut self, helper: i32, map: BorrowedFd<'_>, key: i16) {
+        const DESCRIPTOR: u8 = 1;
+        self.push(MAP, 1, DESCRIPTOR, 0, map.as_raw_fd());
+        self.push(0, 0, 0, 0, 0);
+        self.place_of(2, key);
+        self.push(CALL, 0, 0, 0, helper);
+    }
+
+    /// Reads the word at `address + offset` to `address`, through the scratch place. What can't be read is zero.
+    fn follow(&mut self, address: u8, offset: i16) {
+        self.push(COPY, 3, address, 0, 0);
+        self.push(ADD, 3, 0, 0, offset.into());
+        self.place_of(1, SCRATCH_AT);
+        self.push(MOVE, 2, 0, 0, 8);
+        self.push(CALL, 0, 0, 0, READ_KERNEL);
+        self.push(POINTER, address, STACK, SCRATCH_AT, 0);
+    }
+
+    /// What was allocated or freed, if it is of this cache; else goes to `Allow`.
+    fn is_of(&mut self, cache: u64) {
+        let half = |n: u64| i32::from_ne_bytes(u32::try_from(n).unwrap_or(0).to_ne_bytes());
+        self.push(POINTER, 2, 1, 16, 0);
+        self.push(MAP, 3, 0, 0, half(cache & 0xffff_ffff));
+        self.push(0, 0, 0, 0, half(cache >> 32));
+        self.jump(JUMP_UNLESS_SAME, 2, 3, 0, Label::Allow);
+        self.push(POINTER, 1, 1, 8, 0);
+        self.push(STORE_POINTER, STACK, 1, FILE_AT, 0);
+    }
+
+    fn end(&mut self, answer: i32) {
+        self.push(MOVE, 0, 0, 0, answer);
+        self.push(EXIT, 0, 0, 0, 0);
+    }
+
+    fn finish(mut self) -> Vec<Instruction> {
+        for (at, label) in &self.jumps {
+            let to = self.places.get(label).copied().unwrap_or(*at);
+            let distance = to.cast_signed() - at.cast_signed() - 1;
+            self.code[*at].offset = i16::try_from(distance).unwrap_or(i16::MIN);
+        }
+        self.code
+    }
+}
+
+impl Counter {
+    /// Before an open of a device, by whomever: 1 lets it pass.
+    fn on_access(&self, layout: &Layout) -> Vec<Instruction> {
+        const CHARACTER: i32 = 2;
+        /// Reading or writing; whoever only asks whether there is a device opens none.
+        const OPENS: i32 = 2 | 4;
+        let mut a = Assembler::default();
+        a.push(WORD, 2, 1, 0, 0);
+        a.push(COPY, 3, 2, 0, 0);
+        a.push(AND, 3, 0, 0, 0xffff);
+        a.jump(JUMP_UNLESS, 3, 0, CHARACTER, Label::Allow);
+        a.push(SHIFT_RIGHT, 2, 0, 0, 16);
+        a.push(AND, 2, 0, 0, OPENS);
+        a.jump(JUMP_IF, 2, 0, 0, Label::Allow);
+        a.push(WORD, 2, 1, 4, 0);
+        a.push(SHIFT_LEFT, 2, 0, 0, 20);
+        a.push(WORD, 3, 1, 8, 0);
+        a.push(OR_REGISTER, 2, 3, 0, 0);
+        a.push(STORE_WORD, STACK, 2, DEVICE_AT, 0);
+        a.on_map(LOOKUP, self.counts.fd(), DEVICE_AT);
+        a.jump(JUMP_IF, 0, 0, 0, Label::Allow);
+        a.push(COPY, COUNT, 0, 0, 0);
+        self.is_kernel(&mut a, layout);
+        a.place(Label::Kernel);
+        self.is_lent(&mut a);
+        self.file_of_thread(&mut a, layout);
+        self.count(&mut a);
+        self.is_lent(&mut a);
+        a.place(Label::Allow);
+        a.end(1);
+        a.place(Label::Deny);
+        a.end(0);
+        a.finish()
+    }
+
+    /// The file that the thread is about to open; goes to `Deny` if it is about to open none: then nothing can be counted.
+    fn file_of_thread(&self, a: &mut Assembler, layout: &Layout) {
+        a.push(CALL, 0, 0, 0, PID_TGID);
+        a.push(STORE_POINTER, STACK, 0, THREAD_AT, 0);
+        a.on_map(LOOKUP, self.last.fd(), THREAD_AT);
+        a.jump(JUMP_IF, 0, 0, 0, Label::Deny);
+        a.push(POINTER, FILE, 0, 0, 0);
+        a.push(STORE_POINTER, STACK, FILE, FILE_AT, 0);
+        // A file gets its inode when it is opened, which comes after this.
+        a.follow(FILE, layout.at("file.f_inode"));
+        a.jump(JUMP_UNLESS, FILE, 0, 0, Label::Deny);
+    }
+
+    /// A file was allocated, for whatever it will be.
+    fn on_allocation(&self, layout: &Layout, cache: u64) -> Vec<Instruction> {
+        let mut a = Assembler::default();
+        a.is_of(cache);
+        self.is_kernel(&mut a, layout);
+        a.place(Label::Kernel);
+        a.push(CALL, 0, 0, 0, PID_TGID);
+        a.push(STORE_POINTER, STACK, 0, THREAD_AT, 0);
+        a.place_of(3, FILE_AT);
+        a.push(MOVE, 4, 0, 0, 0);
+        a.on_map(UPDATE, self.last.fd(), THREAD_AT);
+        a.place(Label::Allow);
+        a.end(0);
+        a.finish()
+    }
+
+    /// Goes to `Kernel` with the cgroup on the stack if it is a registered kernel's, else to `Allow`.
+    fn is_kernel(&self, a: &mut Assembler, layout: &Layout) {
+        const AT: u8 = 8;
+        let look = |a: &mut Assembler, hierarchy: u64, path: &[i16], next: Label| {
+            a.push(CALL, 0, 0, 0, TASK);
+            a.push(COPY, AT, 0, 0, 0);
+            a.follow(AT, layout.at("task.cgroups"));
+            for offset in path {
+                a.follow(AT, *offset);
+            }
+            a.follow(AT, layout.at("cgroup.node"));
+            a.follow(AT, layout.at("node.id"));
+            let hierarchy = i32::try_from(hierarchy).unwrap_or(0);
+            a.push(STORE_NUMBER, STACK, 0, GROUP_AT, hierarchy);
+            a.push(STORE_POINTER, STACK, AT, GROUP_AT + 8, 0);
+            a.on_map(LOOKUP, self.kernels.fd(), GROUP_AT);
+            a.jump(JUMP_IF, 0, 0, 0, next);
+            a.jump(JUMP, 0, 0, 0, Label::Kernel);
+        };
+        if let Some(devices) = layout.devices {
+            let path = [layout.at("cgroups.states") + devices, layout.at("state.cgroup")];
+            look(a, Group::DEVICES, &path, Label::Unified);
+        }
+        a.place(Label::Unified);
+        look(a, Group::UNIFIED, &[layout.at("cgroups.unified")], Label::Allow);
+    }
+
+    /// Goes to `Deny` unless the device is lent to the cgroup on the stack.
+    fn is_lent(&self, a: &mut Assembler) {
+        a.on_map(LOOKUP, self.lent.fd(), DEVICE_AT);
+        a.jump(JUMP_IF, 0, 0, 0, Label::Deny);
+        for at in [0, 8] {
+            a.push(POINTER, 1, 0, at, 0);
+            a.push(POINTER, 2, STACK, GROUP_AT + at, 0);
+            a.jump(JUMP_UNLESS_SAME, 1, 2, 0, Label::Deny);
+        }
+        a.push(POINTER, 1, 0, 16, 0);
+        a.jump(JUMP_UNLESS, 1, 0, 1, Label::Deny);
+    }
+
+    fn count(&self, a: &mut Assembler) {
+        a.push(POINTER, 1, COUNT, 0, 0);
+        a.jump(JUMP_IF_AT_LEAST, 1, 0, MOST_FILES, Label::Deny);
+        a.push(WORD, 1, STACK, DEVICE_AT, 0);
+        a.push(STORE_WORD, STACK, 1, OPENED_AT, 0);
+        a.push(CALL, 0, 0, 0, UID_GID);
+        a.push(STORE_WORD, STACK, 0, OPENED_AT + 4, 0);
+        a.push(CALL, 0, 0, 0, PID_TGID);
+        a.push(STORE_POINTER, STACK, 0, OPENED_AT + 8, 0);
+        a.place_of(3, OPENED_AT);
+        a.push(MOVE, 4, 0, 0, NEW_ONLY);
+        a.on_map(UPDATE, self.files.fd(), FILE_AT);
+        a.jump(JUMP_UNLESS, 0, 0, 0, Label::Deny);
+        a.push(MOVE, 1, 0, 0, 1);
+        a.push(ATOMIC, COUNT, 1, 0, FETCH_AND_ADD);
+    }
+
+    /// A file is freed, and its address may be another's in a moment.
+    fn on_free(&self, cache: u64) -> Vec<Instruction> {
+        let mut a = Assembler::default();
+        a.is_of(cache);
+        a.on_map(LOOKUP, self.files.fd(), FILE_AT);
+        a.jump(JUMP_IF, 0, 0, 0, Label::Allow);
+        a.push(WORD, 1, 0, 0, 0);
+        a.push(STORE_WORD, STACK, 1, DEVICE_AT, 0);
+        a.on_map(DELETE, self.files.fd(), FILE_AT);
+        a.on_map(LOOKUP, self.counts.fd(), DEVICE_AT);
+        a.jump(JUMP_IF, 0, 0, 0, Label::Allow);
+        a.push(MOVE, 1, 0, 0, -1);
+        a.push(ATOMIC, 0, 1, 0, FETCH_AND_ADD);
+        a.place(Label::Allow);
+        a.end(0);
+        a.finish()
+    }
+}

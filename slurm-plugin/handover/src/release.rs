@@ -1,0 +1,289 @@
+//! After a lease: waiting until nobody holds its devices, and ending those of the lessee's processes that do.
+//!
+//! Only the lessee's processes are ever ended: those in the kernel's cgroup, and those of the lessee's uid in a job of
+//! Slurm's. Where Linux counts ([`crate::count`]), zero is the end of it, and the search below may miss what it
+//! likes: it starts with whoever is seen to hold, and ends with the whole kernel. Elsewhere one look at processes
+//! that are held still has to do.
+
+use crate::bpf::Number;
+use crate::cgroup::{self, Mounts};
+use crate::count::Counter;
+use crate::decide::{self, Rules, Suspect, Verdict};
+use crate::holders::{self, Found};
+use crate::proc::{self, Membership};
+use crate::record::{KernelCgroup, ProcessId};
+use crate::token::{Hold, Holder};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
+
+/// How long processes may take to go after SIGKILL: closing a GPU with much memory mapped takes a while.
+pub(crate) const DYING: Duration = Duration::from_secs(10);
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+const ROUND: Duration = Duration::from_millis(50);
+/// As many are named; a record and a line to the agent stay short.
+const NAMED: usize = 8;
+
+/// One lease's devices, on their way back.
+#[derive(Debug, Clone, Copy)]
+pub struct Release<'a> {
+    pub mounts: &'a Mounts,
+    pub numbers: &'a [Number],
+    pub cgroup: &'a KernelCgroup,
+    /// The kernel's registered process, which is ended last.
+    pub process: ProcessId,
+    pub rules: Rules<'a>,
+    /// None: nothing was counted.
+    pub counter: Option<&'a Counter>,
+    /// End nobody, and say who would be.
+    pub dry_run: bool,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub struct Released {
+    pub ended: Vec<u32>,
+    /// Empty: the devices are free.
+    pub holders: Vec<Holder>,
+}
+
+/// Whom a round ends. Each goes further than the last, and comes when the last has found nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    /// Who is seen to hold.
+    Seen,
+    /// Who has something in which a device can hide.
+    Suspect,
+    /// All of the kernel but its first process.
+    Children,
+    /// All of the kernel.
+    Kernel,
+}
+
+impl Stage {
+    fn next(self) -> Option<Self> {
+        match self {
+            Self::Seen => Some(Self::Suspect),
+            Self::Suspect => Some(Self::Children),
+            Self::Children => Some(Self::Kernel),
+            Self::Kernel => None,
+        }
+    }
+}
+
+/// Those that were sent SIGKILL.
+#[derive(Debug, Default)]
+struct Ended(BTreeMap<u32, OwnedFd>);
+
+impl Ended {
+    fn dying(&self) -> Vec<u32> {
+        let alive = |fd: &OwnedFd| {
+            let mut poll = [rustix::event::PollFd::new(fd, rustix::event::PollFlags::IN)];
+            let now = rustix::event::Timespec::default();
+            matches!(rustix::event::poll(&mut poll, Some(&now)), Ok(0))
+        };
+        self.0
+            .iter()
+            .filter(|(_, fd)| alive(fd))
+            .map(|(pid, _)| *pid)
+            .collect()
+    }
+
+    /// The pidfd keeps it from being another of the same number: `still` looks once more when it is open.
+    fn end(&mut self, pid: u32, still: impl FnOnce() -> bool) -> bool {
+        let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let Some(Ok(pidfd)) = raw.map(|raw| pidfd_open(raw, PidfdFlags::empty())) else {
+            return false;
+        };
+        let sent = still() && pidfd_send_signal(&pidfd, Signal::KILL).is_ok();
+        if sent {
+            self.0.insert(pid, pidfd);
+        }
+        sent
+    }
+}
+
+impl Release<'_> {
+    /// Waits for the grace, then ends who is to be ended, for at most `dying`.
+    pub fn run(&self, grace: Duration, dying: Duration) -> Released {
+        if self.numbers.is_empty() || self.wait(Instant::now() + grace) {
+            return Released::default();
+        }
+        let mut ended = Ended::default();
+        let deadline = Instant::now() + dying;
+        let mut stage = Stage::Seen;
+        let mut free = false;
+        while !self.dry_run && !free && Instant::now() < deadline {
+            let any = self.round(stage, &mut ended) || !ended.dying().is_empty();
+            match stage.next() {
+                Some(next) if !any => stage = next,
+                None if !any => break,
+                _ => {}
+            }
+            free = self.wait(deadline.min(Instant::now() + if any { ROUND } else { LOOK_AGAIN }));
+        }
+        let free = free || self.wait(Instant::now());
+        Released {
+            holders: if free { Vec::new() } else { self.holders(&ended) },
+            ended: ended.0.into_keys().collect(),
+        }
+    }
+
+    /// Whether the devices became free before the deadline.
+    fn wait(&self, deadline: Instant) -> bool {
+        loop {
+            if self.is_free() {
+                return true;
+            }
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            // A look holds the kernel still: not for most of the time.
+            let pause = if self.counter.is_some() { LOOK_AGAIN } else { ROUND };
+            std::thread::sleep(left.min(pause));
+        }
+    }
+
+    fn is_free(&self) -> bool {
+        match self.counter {
+            Some(counter) => self
+                .numbers
+                .iter()
+                .all(|n| counter.open_files(*n).is_ok_and(|c| c == 0)),
+            None => {
+                let _still = cgroup::freeze(self.mounts, self.cgroup);
+                let pids = holders::all_processes();
+                pids.is_ok_and(|pids| self.judged(&pids).is_empty())
+            }
+        }
+    }
+
+    fn suspect(&self, found: Found) -> Option<Suspect> {
+        Some(Suspect {
+            real_uid: proc::real_uid(found.pid)?,
+            exe: proc::exe(found.pid),
+            how: found.how,
+            in_kernel: self.in_kernel(found.pid),
+            in_job: Membership::of(found.pid).is_ok_and(|m| m.in_job()),
+        })
+    }
+
+    fn in_kernel(&self, pid: u32) -> bool {
+        *self.cgroup != KernelCgroup::Unconstrained && cgroup::holds(self.cgroup, pid)
+    }
+
+    fn is_lessees(&self, pid: u32) -> bool {
+        let how = Hold::Descriptor;
+        self.suspect(Found { pid, how })
+            .is_some_and(|s| decide::is_lessees(&s, self.rules.lessee))
+    }
+
+    /// Those that matter among `pids`, with what is to become of them.
+    fn judged(&self, pids: &[u32]) -> Vec<(Found, Suspect, Verdict)> {
+        let found = holders::among(pids, self.numbers);
+        found
+            .into_iter()
+            .filter_map(|found| {
+                let suspect = self.suspect(found)?;
+                let verdict = decide::judge(&suspect, &self.rules);
+                (verdict != Verdict::Ignore).then_some((found, suspect, verdict))
+            })
+            .collect()
+    }
+
+    /// Ends whom the stage names, and the tracers that keep somebody from ending; false if there was nobody.
+    fn round(&self, stage: Stage, ended: &mut Ended) -> bool {
+        let _still = cgroup::freeze(self.mounts, self.cgroup);
+        let mut targets = match stage {
+            Stage::Seen | Stage::Suspect => self.holding(stage == Stage::Suspect),
+            Stage::Children | Stage::Kernel => {
+                let all = cgroup::processes(self.mounts, self.cgroup).into_iter();
+                all.map(i32::cast_unsigned)
+                    .filter(|pid| stage == Stage::Kernel || *pid != self.process.pid)
+                    .collect()
+            }
+        };
+        targets.extend(ended.dying().into_iter().flat_map(proc::tracers));
+        targets.retain(|pid| !ended.0.contains_key(pid));
+        let mut any = false;
+        for pid in targets {
+            any |= ended.end(pid, || self.is_lessees(pid));
+        }
+        any
+    }
+
+    /// The lessee's processes that hold, or that may.
+    fn holding(&self, suspects: bool) -> Vec<u32> {
+        let mut pids = holders::all_processes().unwrap_or_default();
+        pids.retain(|pid| self.is_lessees(*pid));
+        let found = holders::among(&pids, self.numbers).into_iter();
+        found.filter(|f| suspects || f.is_sure()).map(|f| f.pid).collect()
+    }
+
+    /// Who holds still, to be told: whoever is seen, else whoever opened what is counted.
+    fn holders(&self, ended: &Ended) -> Vec<Holder> {
+        let pids = holders::all_processes().unwrap_or_default();
+        let judged = self.judged(&pids);
+        let sure = judged.into_iter().filter(|(found, ..)| found.is_sure());
+        let mut holders: Vec<Holder> = sure
+            .map(|(found, suspect, verdict)| self.describe(found, suspect, &verdict, ended))
+            .collect();
+        if let Some(counter) = self.counter {
+            let openers = self.numbers.iter().flat_map(|n| counter.openers(*n));
+            holders.extend(openers.map(|opener| Holder {
+                pid: opener.pid,
+                uid: opener.uid,
+                exe: proc::exe(opener.pid),
+                how: Hold::OpenFile,
+                why: "what it opened during the lease is open still, here or elsewhere".to_owned(),
+            }));
+        }
+        if holders.is_empty() {
+            holders.push(Holder {
+                pid: 0,
+                uid: self.rules.lessee,
+                exe: String::new(),
+                how: Hold::OpenFile,
+                why: "it held the device a moment ago".to_owned(),
+            });
+        }
+        holders.truncate(NAMED);
+        holders
+    }
+
+    fn describe(&self, found: Found, suspect: Suspect, verdict: &Verdict, ended: &Ended) -> Holder {
+        let why = match verdict {
+            Verdict::Block(why) => why,
+            _ if self.dry_run => "it would be ended, were it not for dry_run",
+            _ if ended.0.contains_key(&found.pid) => "it was sent SIGKILL and has not ended",
+            _ => "it took the device when others were ended",
+        };
+        Holder {
+            pid: found.pid,
+            uid: suspect.real_uid,
+            exe: suspect.exe,
+            how: found.how,
+            why: why.to_owned(),
+        }
+    }
+}
+
+/// Ends all processes of a kernel whose job is over, as its slurmstepd would have had it not been killed.
+pub(crate) fn end_all(mounts: &Mounts, cgroup: &KernelCgroup) {
+    let deadline = Instant::now() + Duration::from_secs(2);
+    let mut ended = Ended::default();
+    loop {
+        let processes = cgroup::processes(mounts, cgroup);
+        if processes.is_empty() || Instant::now() >= deadline {
+            return;
+        }
+        let still = cgroup::freeze(mounts, cgroup);
+        for pid in processes.into_iter().map(i32::cast_unsigned) {
+            ended.end(pid, || cgroup::holds(cgroup, pid));
+        }
+        drop(still);
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
