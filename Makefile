@@ -7,11 +7,23 @@ SHELL := /bin/bash
 export STAY ?= 1
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: demo test test-fast e2e browser lab bench lint fmt install
+.PHONY: demo demo-down packages packages-test test test-fast e2e browser lab bench lint fmt install
 
 ## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again.
 demo:
 	tests/demo/run
+
+## Ends the demo of this machine, wherever it was started.
+demo-down:
+	tests/demo/run down
+
+## .deb, .rpm and the wheels, in target/packages.
+packages: install
+	packaging/build
+
+## Installs them on this machine by the code blocks of docs/install.md, upgrades, removes (some minutes; not part of test).
+packages-test: packages
+	packaging/try
 
 ## Every test.
 test: test-fast browser e2e

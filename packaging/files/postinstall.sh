@@ -1,0 +1,17 @@
+#!/bin/sh
+# The account and the folders. No service is started: it needs a configuration first.
+set -e
+if ! getent passwd gresshopper >/dev/null; then
+	if command -v systemd-sysusers >/dev/null; then
+		systemd-sysusers gresshopper.conf
+	else
+		useradd --system --home-dir /var/lib/gresshopper --shell /usr/sbin/nologin gresshopper
+	fi
+fi
+install -d -o gresshopper -g "$(id -g gresshopper)" -m 755 /var/lib/gresshopper /var/lib/gresshopper/agent
+install -d -o gresshopper -g "$(id -g gresshopper)" -m 700 /var/lib/gresshopper/hopd
+install -d -m 755 /run/gresshopper /etc/gresshopper
+if [ -d /run/systemd/system ]; then
+	systemctl daemon-reload
+	systemctl try-restart hopd.service hop-gpu-helper.service || true
+fi
