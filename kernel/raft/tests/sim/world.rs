@@ -157,6 +157,13 @@ pub struct World {
     removed: BTreeSet<u32>,
 }
 
+/// A folder in memory: nothing here judges the disk.
+fn scratch() -> TempDir {
+    tempfile::tempdir_in("/dev/shm")
+        .or_else(|_| tempfile::tempdir())
+        .unwrap()
+}
+
 fn options() -> Options {
     // Syncs come from a thread of the system's; here all time is virtual.
     Options {
@@ -222,7 +229,7 @@ impl World {
 
     async fn new_host(&mut self, id: u32) {
         let host = Host {
-            dir: tempfile::tempdir().unwrap(),
+            dir: scratch(),
             wal: None,
             member: None,
             feed: None,
@@ -428,7 +435,7 @@ impl World {
         }
         let host = self.hosts.get_mut(&id).unwrap();
         if self.faults.forgetful {
-            host.dir = tempfile::tempdir().unwrap();
+            host.dir = scratch();
         } else {
             host.gone = true;
         }
