@@ -81,7 +81,7 @@ pub fn report(
             .map(|p| (p.policy.clone(), f(p)))
             .collect()
     };
-    bars(&mut page, "ANTT (lower is better)", &all(&|p| p.antt));
+    antt_bars(&mut page, "ANTT", &all(&|p| p.antt));
     bars(&mut page, "STP (higher is better)", &all(&|p| p.stp));
     if !turnarounds.is_empty() {
         turnaround(&mut page, turnarounds);
@@ -147,28 +147,78 @@ fn table(page: &mut String, summary: &Summary) {
 
 type Series = (String, Vec<(f64, f64)>);
 
-/// Lines over a frame with axes. `log`: the x axis is logarithmic.
-fn plot(page: &mut String, title: &str, x_label: &str, series: &[Series], log: bool) {
+/// How an axis shows its values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Scale {
+    Linear,
+    /// By their logarithms; nothing is below a thousandth.
+    Log,
+}
+
+impl Scale {
+    fn of(self, x: f64) -> f64 {
+        match self {
+            Self::Linear => x,
+            Self::Log => x.max(1e-3).log10(),
+        }
+    }
+
+    fn back(self, x: f64) -> f64 {
+        match self {
+            Self::Linear => x,
+            Self::Log => 10f64.powf(x),
+        }
+    }
+}
+
+/// One axis: its scale, and from where to where it goes by that scale.
+#[derive(Debug, Clone, Copy)]
+struct Axis {
+    scale: Scale,
+    from: f64,
+    to: f64,
+}
+
+impl Axis {
+    fn over(scale: Scale, values: impl Iterator<Item = f64> + Clone) -> Self {
+        let of = values.map(|v| scale.of(v));
+        let from = of.clone().fold(f64::MAX, f64::min);
+        let to = of.fold(f64::MIN, f64::max);
+        Self { scale, from, to }
+    }
+
+    /// Where on the axis the value lies, from 0 to 1.
+    fn part(&self, x: f64) -> f64 {
+        (self.scale.of(x) - self.from) / (self.to - self.from).max(1e-9)
+    }
+
+    /// The value at a part of the axis.
+    fn at(&self, part: f64) -> f64 {
+        self.scale.back(self.from + part * (self.to - self.from))
+    }
+}
+
+/// Lines over a frame with axes.
+fn plot(page: &mut String, title: &str, x_label: &str, series: &[Series], x: Scale, y: Scale) {
     let all = || series.iter().flat_map(|(_, p)| p.iter());
-    let clean = |x: f64| if log { x.max(1e-3).log10() } else { x };
-    let fold = |f: fn(f64, f64) -> f64, init: f64, v: &dyn Fn(&(f64, f64)) -> f64| all().map(v).fold(init, f);
-    let (x0, x1) = (
-        fold(f64::min, f64::MAX, &|p| clean(p.0)),
-        fold(f64::max, f64::MIN, &|p| clean(p.0)),
-    );
-    let y1 = fold(f64::max, 1e-9, &|p| p.1);
-    if x0 > x1 {
+    if all().next().is_none() {
         return;
     }
-    let sx = |x: f64| LEFT + (clean(x) - x0) / (x1 - x0).max(1e-9) * (WIDTH - LEFT - 10.0);
-    let sy = |y: f64| HEIGHT - BOTTOM - y / y1 * (HEIGHT - BOTTOM - 14.0);
+    let x = Axis::over(x, all().map(|p| p.0));
+    let mut y = Axis::over(y, all().map(|p| p.1));
+    if y.scale == Scale::Linear {
+        // Heights and shares begin at zero.
+        (y.from, y.to) = (0.0, y.to.max(1e-9));
+    }
+    let sx = |v: f64| LEFT + x.part(v) * (WIDTH - LEFT - 10.0);
+    let sy = |v: f64| HEIGHT - BOTTOM - y.part(v) * (HEIGHT - BOTTOM - 14.0);
     let _ = write!(
         page,
         "<h2>{}</h2><svg width=\"{WIDTH}\" height=\"{:.0}\">",
         escape(title),
         HEIGHT + 18.0 * (series.len() as f64 / 5.0).ceil()
     );
-    axes(page, x0, x1, y1, log, x_label);
+    axes(page, x, y, x_label);
     for (i, (name, points)) in series.iter().enumerate() {
         let colour = COLOURS[i % COLOURS.len()];
         let path: Vec<String> = points
@@ -193,7 +243,7 @@ fn plot(page: &mut String, title: &str, x_label: &str, series: &[Series], log: b
     page.push_str("</svg>\n");
 }
 
-fn axes(page: &mut String, x0: f64, x1: f64, y1: f64, log: bool, x_label: &str) {
+fn axes(page: &mut String, x_axis: Axis, y_axis: Axis, x_label: &str) {
     let (right, base) = (WIDTH - 10.0, HEIGHT - BOTTOM);
     let _ = write!(
         page,
@@ -211,16 +261,14 @@ fn axes(page: &mut String, x0: f64, x1: f64, y1: f64, log: bool, x_label: &str) 
             "<text x=\"{:.0}\" y=\"{:.0}\" font-size=\"11\" text-anchor=\"end\">{}</text>",
             LEFT - 6.0,
             y + 4.0,
-            number(part * y1)
+            number(y_axis.at(part))
         );
         let x = LEFT + part * (right - LEFT);
-        let value = x0 + part * (x1 - x0);
-        let value = if log { 10f64.powf(value) } else { value };
         let _ = write!(
             page,
             "<text x=\"{x:.0}\" y=\"{:.0}\" font-size=\"11\" text-anchor=\"middle\">{}</text>",
             base + 16.0,
-            number(value)
+            number(x_axis.at(part))
         );
     }
 }
@@ -228,7 +276,8 @@ fn axes(page: &mut String, x0: f64, x1: f64, y1: f64, log: bool, x_label: &str) 
 fn number(x: f64) -> String {
     match x.abs() {
         a if a >= 100.0 => format!("{x:.0}"),
-        a if a >= 1.0 => format!("{x:.1}"),
+        a if a >= 10.0 => format!("{x:.1}"),
+        a if a >= 1.0 => format!("{x:.3}"),
         0.0 => "0".to_owned(),
         _ => format!("{x:.3}"),
     }
@@ -265,7 +314,8 @@ fn over_time(page: &mut String, results: &[PolicyResult], trace: &Trace) {
             &format!("GPUs over time, {}", r.policy),
             "days",
             &series,
-            false,
+            Scale::Linear,
+            Scale::Linear,
         );
     }
 }
@@ -286,13 +336,13 @@ fn cdf(page: &mut String, title: &str, results: &[PolicyResult], value: &dyn Fn(
             (r.policy.clone(), points)
         })
         .collect();
-    plot(page, title, "seconds (logarithmic)", &series, true);
+    plot(page, title, "seconds", &series, Scale::Log, Scale::Linear);
 }
 
 fn frontier_plot(page: &mut String, frontier: &[FrontierPoint]) {
     let mut names: Vec<&str> = frontier.iter().map(|p| p.policy.as_str()).collect();
     names.dedup();
-    let mut line = |title: &str, y: &dyn Fn(&FrontierPoint) -> f64| {
+    let mut line = |title: &str, scale: Scale, y: &dyn Fn(&FrontierPoint) -> f64| {
         let series: Vec<Series> = names
             .iter()
             .map(|n| {
@@ -300,18 +350,23 @@ fn frontier_plot(page: &mut String, frontier: &[FrontierPoint]) {
                 ((*n).to_owned(), of.map(|p| (f64::from(p.gpus), y(p))).collect())
             })
             .collect();
-        plot(page, title, "GPUs in the cluster", &series, false);
+        plot(page, title, "GPUs in the cluster", &series, Scale::Linear, scale);
     };
     line(
-        "Fewer GPUs: 95th percentile of delay (log10 of seconds, plus 3)",
-        &|p| p.delay_p95_s.max(1e-3).log10() + 3.0,
+        "Fewer GPUs: 95th percentile of delay, seconds",
+        Scale::Log,
+        &|p| p.delay_p95_s,
     );
-    line("Fewer GPUs: share of grants that are immediate", &|p| {
-        p.immediate_fraction
-    });
-    line("Fewer GPUs: share of the saving that pilots keep", &|p| {
-        p.provisioned_saving_share.unwrap_or_default().max(0.0)
-    });
+    line(
+        "Fewer GPUs: share of grants that are immediate",
+        Scale::Linear,
+        &|p| p.immediate_fraction,
+    );
+    line(
+        "Fewer GPUs: share of the saving that pilots keep",
+        Scale::Linear,
+        &|p| p.provisioned_saving_share.unwrap_or_default().max(0.0),
+    );
 }
 
 /// A table of all, and bars for the smallest cluster.
@@ -356,27 +411,27 @@ fn turnaround(page: &mut String, points: &[Turnaround]) {
             let here = names.iter().filter_map(|n| find(n, (least, t)));
             here.map(|p| (p.policy.clone(), f(p))).collect()
         };
-        // Logarithmic, or reservation would hide all others.
-        let title = format!(
-            "ANTT less 1, log10 of thousandths, {least} GPUs, {} think time",
-            think(t)
-        );
-        bars(
-            page,
-            &title,
-            &of(&|p| ((p.antt - 1.0).max(0.0) * 1000.0 + 1.0).log10()),
-        );
-        bars(
-            page,
-            &format!("STP, {least} GPUs, {} think time", think(t)),
-            &of(&|p| p.stp),
-        );
+        let on = format!("{least} GPUs, {} think time", think(t));
+        antt_bars(page, &format!("ANTT, {on}"), &of(&|p| p.antt));
+        bars(page, &format!("STP (higher is better), {on}"), &of(&|p| p.stp));
     }
 }
 
+/// By the logarithm of what exceeds 1, or the worst would hide all others.
+fn antt_bars(page: &mut String, title: &str, values: &[(String, f64)]) {
+    let title = format!("{title} (lower is better; bars by the logarithm of what exceeds 1)");
+    bars_by(page, &title, values, |v| {
+        ((v - 1.0).max(0.0) * 1000.0 + 1.0).log10()
+    });
+}
+
 fn bars(page: &mut String, title: &str, values: &[(String, f64)]) {
+    bars_by(page, title, values, |v| v);
+}
+
+fn bars_by(page: &mut String, title: &str, values: &[(String, f64)], length: fn(f64) -> f64) {
     let rows = values.len() as f64;
-    let most = values.iter().map(|(_, v)| *v).fold(1e-9, f64::max);
+    let most = values.iter().map(|(_, v)| length(*v)).fold(1e-9, f64::max);
     let _ = write!(
         page,
         "<h2>{}</h2><svg width=\"{WIDTH}\" height=\"{:.0}\">",
@@ -385,7 +440,7 @@ fn bars(page: &mut String, title: &str, values: &[(String, f64)]) {
     );
     for (i, (name, v)) in values.iter().enumerate() {
         let (y, v) = (i as f64 * 20.0, *v);
-        let width = v / most * (WIDTH - 260.0);
+        let width = length(v) / most * (WIDTH - 260.0);
         let _ = write!(
             page,
             "<text x=\"170\" y=\"{:.0}\" font-size=\"11\" text-anchor=\"end\">{}</text>\

@@ -12,6 +12,7 @@ mod html;
 pub mod metrics;
 pub mod policy;
 pub mod rng;
+pub mod study;
 pub mod synth;
 
 pub mod trace;
@@ -22,6 +23,7 @@ pub use cluster::{Cluster, Misfit};
 pub use html::{FrontierPoint, Turnaround, report};
 pub use metrics::{CellResult, PolicyResult, Summary, csv};
 pub use policy::{Policy, run};
+pub use study::{Point, Spread};
 pub use synth::Synth;
 pub use trace::{Trace, TraceError};
 pub use world::Without;

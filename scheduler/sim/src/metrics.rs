@@ -1,5 +1,7 @@
 //! What is measured, the same for every policy.
 
+mod waits;
+
 use crate::cluster::Cluster;
 use crate::trace::Trace;
 use hop_words::time::{Span, Timestamp};
@@ -206,6 +208,9 @@ pub struct PolicySummary {
     pub wall_s: f64,
     /// From submission to having the GPUs, without bringing memory there.
     pub wait_s: Quantiles,
+    /// The longest of them, and the most later cells of its size that started while one cell waited.
+    pub longest_wait_h: f64,
+    pub overtaken_most: u32,
     /// TB through the store for kernels that changed nodes.
     pub moved_tb: f64,
     pub spills: u64,
@@ -355,6 +360,8 @@ impl PolicyResult {
             stp: round(stp),
             deadline_hit_fraction: self.deadlines.map(|(met, all)| share(met as usize, all as usize)),
             wall_s: self.wall_s,
+            longest_wait_h: round(seconds(&CellResult::wait).max / 3600.0),
+            overtaken_most: waits::overtaken_most(&self.cells),
             wait_s: seconds(&CellResult::wait),
             moved_tb: round(self.moved_gb / 1000.0),
             spills: self.spills,
