@@ -23,7 +23,7 @@ def load_ipython_extension(ip: Any) -> None:
     _restore_path()
     channel.adopt()
     ip.input_transformers_cleanup.append(lambda lines: need.blank_magic(lines) if need.was_read(ip) else lines)
-    for magic in ("gpu", "cpu"):
+    for magic in ("gpu", "cpu", "retry"):
         ip.register_magic_function(need.misplaced_magic, "cell", magic)
         # IPython takes a cell magic in the middle of a cell for the line magic of that name.
         ip.register_magic_function(need.misplaced_magic, "line", f"%{magic}")

@@ -20,6 +20,7 @@ from typing import Any, Callable
 from gresshopper import between, channel
 
 _MAGIC = re.compile(r"\s*%%(gpu|cpu)(\s|$)")
+_RETRY = re.compile(r"\s*%%retry\s*$")
 
 
 class LeaseRefused(RuntimeError):
@@ -226,15 +227,24 @@ def cpu(cpus: int) -> Need:
 
 
 def blank_magic(lines: list[str]) -> list[str]:
-    """An input transformation that takes our magic's line out of a cell."""
-    if not lines or not _MAGIC.match(lines[0]):
+    """An input transformation that takes our magics' lines out of a cell: ``%%retry`` before ``%%gpu`` or ``%%cpu``."""
+    ours = 0
+    for magic in (_RETRY, _MAGIC):
+        at = _next_line(lines, ours)
+        if at is not None and magic.match(lines[at]):
+            ours = at + 1
+    if not ours:
         return lines
-    rest = lines[1:]
-    following = next((i for i, line in enumerate(rest) if line.strip()), None)
-    if following is not None and rest[following].startswith("%%"):
+    following = _next_line(lines, ours)
+    if following is not None and lines[following].startswith("%%"):
         # Another cell magic has to stand first; it counts lines from there itself.
-        return rest[following:]
-    return ["\n", *rest]
+        return lines[following:]
+    return ["\n"] * ours + lines[ours:]
+
+
+def _next_line(lines: list[str], begin: int) -> int | None:
+    """The index of the next line with anything in it."""
+    return next((i for i in range(begin, len(lines)) if lines[i].strip()), None)
 
 
 def was_read(shell: Any) -> bool:
@@ -243,15 +253,15 @@ def was_read(shell: Any) -> bool:
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
     if (parent.get("header") or {}).get("msg_type") != "execute_request":
         return True
-    lines = str((parent.get("content") or {}).get("code", "")).split("\n")
-    return bool(_MAGIC.match(next((line for line in lines if line.strip()), "")))
+    first = next((s for s in str((parent.get("content") or {}).get("code", "")).split("\n") if s.strip()), "")
+    return bool(_MAGIC.match(first) or _RETRY.match(first))
 
 
 def misplaced_magic(line: str, cell: str = "") -> None:
-    """What ``%%gpu`` and ``%%cpu`` come to where the supervisor didn't read them: beneath another magic, or a second time."""
+    """What ``%%gpu``, ``%%cpu`` and ``%%retry`` come to where the supervisor didn't read them: beneath another magic, or a second time."""
     # Imported here: the package is importable without IPython.
     from IPython.core.error import UsageError
 
     raise UsageError(
-        "%%gpu and %%cpu have to stand on the first line of the cell, once and before any other magic: nothing was run"
+        "%%gpu, %%cpu and %%retry have to stand on the first line of the cell, once and before any other magic: nothing was run"
     )

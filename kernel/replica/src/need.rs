@@ -122,9 +122,8 @@ pub fn is_retried_request(envelope: &Envelope) -> bool {
 
 /// The need that the first line of a cell asks for, if it is one of ours. `%%retry` may stand above it.
 fn of_magic(code: &str, now: Timestamp) -> Result<Option<Need>, BadNeed> {
-    let mut lines = code
-        .lines()
-        .filter(|line| !line.trim().is_empty() && line.trim() != RETRY);
+    let mut lines = code.lines().filter(|line| !line.trim().is_empty()).peekable();
+    lines.next_if(|line| line.trim() == RETRY);
     let Some(line) = lines.next() else {
         return Ok(None);
     };
