@@ -182,7 +182,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     account = Unicode("", config=True, help="The Slurm account that is charged; empty: the default.")
     durable = Enum(
         ["no", "after-reply", "before-reply"],
-        default_value="no",
+        default_value="after-reply",
         config=True,
         help="When the kernel's state is saved, by which it outlives its process and its node.",
     )

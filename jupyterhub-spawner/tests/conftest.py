@@ -14,9 +14,61 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.manager import KernelManager, start_new_kernel
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(os.environ.get("HOP_BIN", ROOT / "target" / "debug"))
+
+
+TIMEOUT = 30
+
+
+class Kernel:
+    """A started kernel with one client."""
+
+    def __init__(self) -> None:
+        self.km: KernelManager
+        self.kc: BlockingKernelClient
+        self.km, self.kc = start_new_kernel(kernel_name="python3")
+
+    def run(self, code: str, **kwargs: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+        """The reply's content and what iopub said."""
+        seen: list[dict[str, Any]] = []
+        reply = self.kc.execute_interactive(code, timeout=TIMEOUT, output_hook=seen.append, **kwargs)
+        return reply["content"], seen
+
+    def text(self, code: str) -> str:
+        reply, seen = self.run(code)
+        assert reply["status"] == "ok", reply
+        said = (m["content"] for m in seen if m["msg_type"] == "stream")
+        return "".join(c["text"] for c in said if c["name"] == "stdout")
+
+    def value(self, expression: str) -> str:
+        return self.text(f"print({expression}, end='')")
+
+    def pids(self) -> dict[str, int]:
+        """The processes behind it, by name."""
+        front = self.km.provisioner.pid
+        assert front is not None
+        pid = int(self.value("__import__('os').getpid()"))
+        return {"front": front, "kernel": pid, "replica": int(self.value("__import__('os').getppid()"))}
+
+    def close(self) -> None:
+        self.kc.stop_channels()
+        self.km.shutdown_kernel(now=True)
+
+
+def alive(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rsplit(") ", 1)[1][0] != "Z"
+
+
+def of_type(seen: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+    return [m["content"] for m in seen if m["msg_type"] == kind]
 
 
 def write_spec(folder: Path, **config: Any) -> None:

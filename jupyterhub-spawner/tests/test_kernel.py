@@ -9,49 +9,11 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import zmq
-from conftest import eventually
-from jupyter_client.blocking.client import BlockingKernelClient
-from jupyter_client.manager import KernelManager, start_new_kernel
-
-TIMEOUT = 30
-
-
-class Kernel:
-    """A started kernel with one client."""
-
-    def __init__(self) -> None:
-        self.km: KernelManager
-        self.kc: BlockingKernelClient
-        self.km, self.kc = start_new_kernel(kernel_name="python3")
-
-    def run(self, code: str, **kwargs: Any) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-        """The reply's content and what iopub said."""
-        seen: list[dict[str, Any]] = []
-        reply = self.kc.execute_interactive(code, timeout=TIMEOUT, output_hook=seen.append, **kwargs)
-        return reply["content"], seen
-
-    def text(self, code: str) -> str:
-        reply, seen = self.run(code)
-        assert reply["status"] == "ok", reply
-        return "".join(m["content"]["text"] for m in seen if m["msg_type"] == "stream")
-
-    def value(self, expression: str) -> str:
-        return self.text(f"print({expression}, end='')")
-
-    def pids(self) -> dict[str, int]:
-        """The processes behind it, by name."""
-        front = self.km.provisioner.pid
-        assert front is not None
-        pid = int(self.value("__import__('os').getpid()"))
-        return {"front": front, "kernel": pid, "replica": int(self.value("__import__('os').getppid()"))}
-
-    def close(self) -> None:
-        self.kc.stop_channels()
-        self.km.shutdown_kernel(now=True)
+from conftest import TIMEOUT, Kernel, alive, eventually, of_type, write_spec
+from jupyter_client.manager import start_new_kernel
 
 
 @pytest.fixture
@@ -61,18 +23,6 @@ def kernel() -> Iterator[Kernel]:
     yield kernel
     kernel.close()
     eventually(lambda: not any(alive(p) for p in pids.values()), f"all are gone: {pids}")
-
-
-def alive(pid: int) -> bool:
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    return stat.rsplit(") ", 1)[1][0] != "Z"
-
-
-def of_type(seen: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
-    return [m["content"] for m in seen if m["msg_type"] == kind]
 
 
 # What a plain kernel does.
@@ -311,7 +261,9 @@ def test_kill_9_of_the_front_loses_nothing(kernel: Kernel) -> None:
 
 
 @pytest.mark.parametrize("who", ["kernel", "replica"])
-def test_kill_9_of_the_kernel_is_told_and_a_restart_works(kernel: Kernel, who: str) -> None:
+def test_kill_9_of_a_kernel_that_is_not_saved_is_told_and_a_restart_works(home: Path, who: str) -> None:
+    write_spec(home / "overlay", durable="no")
+    kernel = Kernel()
     pids = kernel.pids()
     asked = kernel.kc.execute("import time; time.sleep(60)")
     time.sleep(0.5)
@@ -329,6 +281,7 @@ def test_kill_9_of_the_kernel_is_told_and_a_restart_works(kernel: Kernel, who: s
     kernel.km.restart_kernel()
     kernel.kc.wait_for_ready(timeout=TIMEOUT)
     assert kernel.value("6 * 7") == "42"
+    kernel.close()
 
 
 def test_a_kernel_whose_owner_is_killed_ends(tmp_path: Path) -> None:
@@ -351,14 +304,13 @@ def test_nbclient_calls_a_dead_kernel_dead(home: Path) -> None:
     nbclient = pytest.importorskip("nbclient")
     import nbformat
 
+    write_spec(home / "overlay", durable="no")
     cells = [nbformat.v4.new_code_cell("import os, signal; os.kill(os.getpid(), signal.SIGKILL)")]
     with pytest.raises(nbclient.exceptions.DeadKernelError):
         nbclient.NotebookClient(nbformat.v4.new_notebook(cells=cells), kernel_name="python3", timeout=60).execute()
 
 
 def test_a_kernel_that_can_not_start_says_why(home: Path) -> None:
-    from conftest import write_spec
-
     write_spec(home / "overlay")
     spec = home / "overlay" / "kernels" / "python3" / "kernel.json"
     spec.write_text(spec.read_text().replace("ipykernel_launcher", "no_such_module"))

@@ -54,6 +54,8 @@ struct Waiting {
 #[derive(Debug)]
 pub struct Front {
     author: Author,
+    /// The kernel keeps a log, and begins no cell without our word.
+    durable: bool,
     /// When its kernel was launched. `None` means that an earlier front did it.
     launched: Option<Timestamp>,
     /// The tenure whose replica gets the requests.
@@ -89,8 +91,10 @@ struct Open {
     message: Option<Message>,
     /// The first tenure under which the cell may have begun.
     first: Option<Tenure>,
-    /// The replica won't begin the cell without our word.
-    held: bool,
+    /// The cell begins with our word alone.
+    asks: bool,
+    /// The replica of this tenure may have begun the cell.
+    may_have_begun: bool,
 }
 
 /// Requests that are asked again of the next replica, besides cells: questions that change nothing.
@@ -110,6 +114,7 @@ impl Front {
     pub fn new(signing_key: &[u8], session: String) -> Self {
         Self {
             author: Author::new(signing_key, session),
+            durable: false,
             launched: None,
             tenure: Tenure(0),
             open: Vec::new(),
@@ -131,6 +136,13 @@ impl Front {
     #[must_use]
     pub fn launched(mut self, at: Timestamp) -> Self {
         self.launched = Some(at);
+        self
+    }
+
+    /// Its kernel keeps a log.
+    #[must_use]
+    pub fn durable(mut self, durable: bool) -> Self {
+        self.durable = durable;
         self
     }
 
@@ -176,6 +188,8 @@ impl Front {
             if is_cell {
                 self.tell_notices(&envelope.header, at, wire);
             }
+            // A subshell's cell goes to the kernel at once.
+            let asks = self.durable && header.subshell_id.is_none();
             self.open.push(Open {
                 id: header.msg_id.into(),
                 channel,
@@ -184,7 +198,8 @@ impl Front {
                 is_cell,
                 message: Some(message.clone()),
                 first: None,
-                held: false,
+                asks,
+                may_have_begun: !asks,
             });
         }
         wire.send(Item::Jupyter {
@@ -293,11 +308,10 @@ impl Front {
         }
         let mut unknown = Vec::new();
         for open in &mut self.open {
-            let may_have_begun = open.is_cell && !open.held;
-            if may_have_begun {
+            if open.is_cell && open.may_have_begun {
                 open.first.get_or_insert(last);
             }
-            open.held = false;
+            open.may_have_begun = !open.asks;
             let Some(message) = &open.message else {
                 unknown.push(open.id.clone());
                 continue;
@@ -433,9 +447,10 @@ impl Front {
                 self.die(reason, at, wire);
             }
             Note::Dropped { messages, .. } => self.dropped += messages,
-            Note::Holds { cell } => self.hold(&cell, true),
             Note::Begins { cell } => {
-                self.hold(&cell, false);
+                if let Some(open) = self.open.iter_mut().find(|o| o.id == cell) {
+                    open.may_have_begun = true;
+                }
                 wire.send(Item::Note(Note::MayBegin { cell }));
             }
             Note::Answered { cell, number, count } => {
@@ -473,12 +488,6 @@ impl Front {
             self.heard_told = heard;
             let (cells, losses) = (heard.0.0, heard.1);
             wire.send(Item::Note(Note::Heard { cells, losses }));
-        }
-    }
-
-    fn hold(&mut self, cell: &CellId, held: bool) {
-        if let Some(open) = self.open.iter_mut().find(|o| o.id == *cell) {
-            open.held = held;
         }
     }
 
@@ -562,7 +571,8 @@ impl Open {
             is_cell: true,
             message: None,
             first: None,
-            held: false,
+            asks: false,
+            may_have_begun: true,
         })
     }
 }

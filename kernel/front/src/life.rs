@@ -338,7 +338,9 @@ impl Life {
         if !self.durable {
             return self.die(format!("{reason}, and the kernel with it"));
         }
-        let mut acts = vec![Act::Tell { reason }];
+        let mut acts = vec![Act::Tell {
+            reason: format!("{reason}: the kernel goes on with its saved variables"),
+        }];
         // A replica whose process has ended leaves a seat that can be used again; a node that is out of reach doesn't.
         let avoid = self.node.clone().filter(|_| !gone);
         acts.extend(self.start(!gone, avoid));

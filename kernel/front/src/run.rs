@@ -101,7 +101,7 @@ pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<b
 
     let states = states(&start);
     let (durable, local) = (states.is_some(), start.launch.local);
-    let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string());
+    let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string()).durable(durable);
     let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
     let (starts_tx, starts) = mpsc::unbounded_channel();
     let mut main = Main {
@@ -147,7 +147,8 @@ pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<b
 
 /// The folders of a kernel that keeps a log. `None` means that the kernel keeps none.
 fn states(start: &Start) -> Option<States> {
-    if start.launch.durable == Durable::No {
+    // Of other kernels nothing can be saved.
+    if start.launch.durable == Durable::No || !start.launch.is_ipykernel() {
         return None;
     }
     Some(States {

@@ -135,6 +135,13 @@ pub struct Launch {
     pub durable: Durable,
 }
 
+impl Launch {
+    /// Whether the kernel is one that our package can be loaded in.
+    pub fn is_ipykernel(&self) -> bool {
+        self.argv.iter().any(|a| a.contains("ipykernel"))
+    }
+}
+
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error("can't write {}", path.display())]

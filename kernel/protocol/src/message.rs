@@ -78,9 +78,7 @@ pub enum Note {
     KernelOver { over: Over },
     /// Outputs were dropped, because nobody took them for too long.
     Dropped { messages: u64, bytes: u64 },
-    /// The replica holds the cell back, and won't begin it before it has said so and heard [`Note::MayBegin`].
-    Holds { cell: CellId },
-    /// A cell that was held back is to begin.
+    /// The cell is to begin. A kernel that keeps a log begins none before it has heard [`Note::MayBegin`].
     Begins { cell: CellId },
     /// The execute reply that follows is the log's answer of this number. `count` is the cell's execution count.
     Answered {

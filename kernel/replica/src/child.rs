@@ -64,7 +64,7 @@ impl Kernel {
             .arg(std::process::id().to_string())
             .arg("--");
         command.env("JPY_PARENT_PID", std::process::id().to_string());
-        if let Some(python) = agent_folder().filter(|_| is_ipykernel(&argv)) {
+        if let Some(python) = agent_folder().filter(|_| launch.is_ipykernel()) {
             inject(&mut command, &mut argv, &python, &agent)?;
             if lends {
                 command.env(LENDS_VARIABLE, "1");
@@ -93,6 +93,11 @@ impl Kernel {
 
     pub async fn wait(&mut self) -> std::io::Result<ExitStatus> {
         self.child.wait().await
+    }
+
+    /// How it ended, if it has.
+    pub fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().ok().flatten()
     }
 
     /// As a terminal's Ctrl-C would.
@@ -159,11 +164,7 @@ fn write_connection_file(scratch: &Path, signing_key: &str) -> Result<PathBuf> {
 
 /// Whether the kernel is one that our package can be loaded in, and the package is there.
 pub fn has_agent(launch: &Launch) -> bool {
-    is_ipykernel(&launch.argv) && agent_folder().is_some()
-}
-
-fn is_ipykernel(argv: &[String]) -> bool {
-    argv.iter().any(|a| a.contains("ipykernel"))
+    launch.is_ipykernel() && agent_folder().is_some()
 }
 
 /// Where the package `gresshopper` lies, beside this program's installation.

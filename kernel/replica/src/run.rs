@@ -24,10 +24,12 @@ use hop_protocol::states;
 use hop_words::clock::SteadyClock;
 use hop_words::id::{Incarnation, JobId, NodeName, Tenure};
 use hop_words::time::Timestamp;
+use rustix::process::Signal;
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, sleep_until, timeout};
 
@@ -39,6 +41,9 @@ const PROBE_EVERY: Duration = Duration::from_millis(300);
 
 /// The time for reading the last messages of a dead kernel, and for a front to take them.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+
+/// A sentence for the user of a kernel that has no agent.
+const NO_AGENT: &str = "Gresshopper's Python package isn't installed on its node";
 
 /// Messages of the kernel that are taken before anybody else is looked at.
 const BATCH: usize = 64;
@@ -137,6 +142,8 @@ struct Inputs {
 
 /// Runs the kernel until it is over; the front is told how.
 pub async fn run(setup: Setup) -> Result<()> {
+    // A limit on the size of files (`ulimit -f`) fails a write, and doesn't end the replica.
+    let _too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
     // Processes that the kernel leaves behind come to us, to be ended with it.
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let Setup {
@@ -205,7 +212,7 @@ fn author(file: &FrontFile) -> Author {
 
 /// The state in which the front has opened our tenure.
 fn durably(file: &FrontFile) -> Result<Option<Durably>> {
-    let Some(folder) = file.state.as_ref().filter(|_| child::has_agent(&file.launch)) else {
+    let Some(folder) = &file.state else {
         return Ok(None);
     };
     let tenure = states::folder(&folder.kernel, folder.tenure, 0);
@@ -214,6 +221,7 @@ fn durably(file: &FrontFile) -> Result<Option<Durably>> {
         folder: folder.kernel.clone(),
         store: folder.store.clone(),
         before_reply: file.launch.durable == Durable::BeforeReply,
+        silent: (!child::has_agent(&file.launch)).then(|| NO_AGENT.to_owned()),
     }))
 }
 
@@ -310,7 +318,6 @@ impl Replica {
 
     /// Serves one process of the kernel, until it has ended or the replica is to leave.
     async fn serve_process(&mut self, inputs: &mut Inputs) -> Result<()> {
-        use tokio::signal::unix::{SignalKind, signal};
         let mut terminate = signal(SignalKind::terminate())?;
         let mut connecting = Box::pin(self.process.sockets.connect_iopub());
         let (mut connected, mut probe_at) = (false, None);
@@ -333,7 +340,17 @@ impl Replica {
                     }
                 },
                 frame = receive(&mut inputs.frames) => match frame {
-                    Some(frame) => self.on_front(frame).await,
+                    Some(frame) => {
+                        // What comes now was sent by somebody who may have seen the kernel die.
+                        let ended = self.process.kernel.ended();
+                        if let Some(status) = ended {
+                            self.kernel_ended(status).await?;
+                        }
+                        self.on_front(frame).await;
+                        if ended.is_some() {
+                            return Ok(());
+                        }
+                    }
                     None => inputs.frames = None,
                 },
                 event = inputs.links.recv() => {

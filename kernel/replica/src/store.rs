@@ -1,5 +1,5 @@
 //! Writes the kernel's state to the user's store, in a thread of its own: a file system that hangs never holds up the
-//! kernel. Records go behind each other into the log of the tenure's folder, and are on disk within a second.
+//! kernel. Records go behind each other into the log of the tenure's folder, and are on disk within a quarter of a second.
 
 use crate::core::Durably;
 use bytes::Bytes;
@@ -12,8 +12,8 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// Records are on disk so long after they came, at the latest.
-const SYNC_WITHIN: Duration = Duration::from_millis(500);
+/// A record is synced at once, and those that come within this time after it together.
+const SYNC_EVERY: Duration = Duration::from_millis(250);
 
 /// Work for the thread, done in order.
 #[derive(Debug)]
@@ -75,6 +75,7 @@ impl StoreThread {
             folder: states::folder(&durably.folder, durably.state.tenure(), 0),
             log: None,
             unsynced: None,
+            synced_at: None,
             failed: false,
             events,
         };
@@ -94,8 +95,9 @@ struct Store {
     folder: PathBuf,
     /// `None` until the first record of the tenure.
     log: Option<Writer>,
-    /// The last record that isn't on disk yet, and since when there is such a one.
-    unsynced: Option<(RecordNumber, Instant)>,
+    /// The last record that isn't on disk yet.
+    unsynced: Option<RecordNumber>,
+    synced_at: Option<Instant>,
     failed: bool,
     events: UnboundedSender<StoreEvent>,
 }
@@ -103,10 +105,7 @@ struct Store {
 impl Store {
     fn run(mut self, work: &Receiver<StoreJob>) {
         loop {
-            let patience = self.unsynced.map_or(Duration::MAX, |(_, since)| {
-                SYNC_WITHIN.saturating_sub(since.elapsed())
-            });
-            let done = match work.recv_timeout(patience) {
+            let done = match work.recv_timeout(self.patience()) {
                 Ok(job) => self.work(job),
                 Err(RecvTimeoutError::Timeout) => self.sync(),
                 Err(RecvTimeoutError::Disconnected) => {
@@ -120,6 +119,15 @@ impl Store {
                 self.unsynced = None;
                 self.tell(StoreEvent::Failed(chain(&error)));
             }
+        }
+    }
+
+    /// The time until the next sync.
+    fn patience(&self) -> Duration {
+        match (self.unsynced, self.synced_at) {
+            (None, _) => Duration::MAX,
+            (Some(_), None) => Duration::ZERO,
+            (Some(_), Some(at)) => SYNC_EVERY.saturating_sub(at.elapsed()),
         }
     }
 
@@ -139,8 +147,7 @@ impl Store {
                 behind,
             } => {
                 self.append(&text, &body, behind.as_ref())?;
-                let since = self.unsynced.map_or_else(Instant::now, |(_, since)| since);
-                self.unsynced = Some((number, since));
+                self.unsynced = Some(number);
                 Ok(())
             }
             StoreJob::Sync => self.sync(),
@@ -163,11 +170,12 @@ impl Store {
     }
 
     fn sync(&mut self) -> Result<(), StoreError> {
-        let (Some((upto, _)), Some(log)) = (self.unsynced.take(), &mut self.log) else {
+        let (Some(upto), Some(log)) = (self.unsynced.take(), &mut self.log) else {
             self.tell(StoreEvent::InSync);
             return Ok(());
         };
         let at = log.commit()?;
+        self.synced_at = Some(Instant::now());
         self.tell(StoreEvent::Synced {
             upto,
             length: at.length,

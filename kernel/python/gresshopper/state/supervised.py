@@ -6,6 +6,7 @@ records, and writes large content to the store.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -93,6 +94,14 @@ class Supervised:
         between = Between(shell)
         for name in ("begin", "restore", "apply", "flush", "forget", "show", "save", "spent"):
             operations.register(f"state.{name}", self._guarded(getattr(self, f"_{name}")), between.post)
+        shell.events.register("pre_execute", self._begins)
+
+    def _begins(self) -> None:
+        """Tell the supervisor that a cell begins: one that hasn't when this process dies can run in the next one."""
+        header = (self._shell.get_parent() or {}).get("header") or {}
+        if header.get("msg_type") == "execute_request":
+            with contextlib.suppress(ChannelClosed):
+                self._channel.notify("state.begins", {"msg_id": header["msg_id"]}, [])
 
     @staticmethod
     def _guarded(work: Any) -> operations.Operation:

@@ -34,18 +34,17 @@ enum Stage {
     Held(Request, Result<Need, String>),
     /// The first of those that the kernel hasn't got: its lease is asked for, or on its way.
     Seeking(Request, Need),
-    /// The kernel has it. The request is kept for `%%retry`.
+    /// The kernel has it. The request is kept for the kernel's next process.
     Running(Request, Need),
     /// The kernel has it, outside of the order: a subshell's cell, or a request that only the kernel can refuse.
     Free,
 }
 
-/// The front's word for a cell that is held back, which must not begin without it (docs/replication.md).
+/// The front's word, without which no cell of a kernel that keeps a log begins (docs/replication.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Permit {
-    /// The cell began at once, or the kernel keeps no log.
+    /// The kernel keeps no log, or the cell is outside of the order.
     NotNeeded,
-    /// The front was told that the cell is held back.
     Needed,
     /// The front was told that the cell is to begin.
     Asked,
@@ -69,6 +68,8 @@ pub(crate) struct Cell {
     pub(super) cell_id: Option<String>,
     stop_on_error: bool,
     permit: Permit,
+    /// The kernel has begun it, by the word of the agent.
+    begun: bool,
     /// The cell runs again if it is lost in its middle.
     retry: bool,
     attempts: u32,
@@ -94,10 +95,12 @@ pub(super) enum Next {
     Refuse(CellId, String),
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Cells {
     /// The oldest first.
     cells: VecDeque<Cell>,
+    /// Each cell of the order begins with the front's word alone.
+    by_permit: bool,
     /// The kernel's last execution count.
     pub(super) count: i64,
 }
@@ -117,6 +120,14 @@ fn yes() -> bool {
 }
 
 impl Cells {
+    pub(super) fn new(by_permit: bool) -> Self {
+        Self {
+            cells: VecDeque::new(),
+            by_permit,
+            count: 0,
+        }
+    }
+
     /// Takes in an execute request. Returns the message where the kernel is to have it at once, outside of the order. A
     /// request that is here already is ignored: it is answered once.
     pub(super) fn arrive(
@@ -142,6 +153,7 @@ impl Cells {
             // A cell outside of the order stops nothing.
             stop_on_error: false,
             permit: Permit::NotNeeded,
+            begun: false,
             retry: false,
             attempts: 0,
             stage: Stage::Free,
@@ -171,6 +183,9 @@ impl Cells {
             content.code.into_owned()
         };
         cell.stage = Stage::Held(Request { message, code }, need.map_err(|e| e.to_string()));
+        if self.by_permit {
+            cell.permit = Permit::Needed;
+        }
         self.cells.push_back(cell);
         None
     }
@@ -243,19 +258,6 @@ impl Cells {
         }
     }
 
-    /// Cells that are held back and that the front doesn't know to be.
-    pub(super) fn newly_held(&mut self) -> Vec<CellId> {
-        let held = |c: &&mut Cell| {
-            c.permit == Permit::NotNeeded && matches!(c.stage, Stage::Held(..) | Stage::Seeking(..))
-        };
-        let held = self.cells.iter_mut().filter(held);
-        held.map(|cell| {
-            cell.permit = Permit::Needed;
-            cell.id.clone()
-        })
-        .collect()
-    }
-
     /// The kernel gets the cell now. Returns the request, with the client that sent it; `None` where the kernel has it
     /// already.
     pub(super) fn send(&mut self, id: &CellId) -> Option<(Bytes, Message)> {
@@ -273,25 +275,32 @@ impl Cells {
         Some((cell.identity.clone(), message))
     }
 
-    /// Takes out the cells that the kernel's process had when it died, the oldest first. The first was in its middle; a cell
-    /// that runs again stays, and waits for its turn. The others may have begun if the reply of the first was lost, so they
-    /// aren't run again either.
+    /// The kernel begins the cell: if its process dies from now on, the cell was in its middle.
+    pub(super) fn begun(&mut self, id: &CellId) {
+        if let Some(cell) = self.find_mut(id) {
+            cell.begun = true;
+        }
+    }
+
+    /// Takes out the cells that the kernel's process had begun when it died, the oldest first, and those that an error
+    /// before them aborts. Cells that hadn't begun stay and wait for their turn, and so does one that is to run again.
     pub(super) fn take_sent(&mut self) -> Vec<LostCell> {
         let mut lost = Vec::new();
-        let mut first = true;
+        let mut aborts = false;
         for mut cell in std::mem::take(&mut self.cells) {
             match std::mem::replace(&mut cell.stage, Stage::Free) {
-                Stage::Running(request, need) if first && cell.retry && cell.attempts < ATTEMPTS => {
-                    first = false;
-                    lost.push(LostCell::Again(cell.id.clone()));
-                    cell.stage = Stage::Held(request, Ok(need));
-                    self.cells.push_back(cell);
+                Stage::Running(..) if !cell.begun && aborts => lost.push(LostCell::Behind(cell)),
+                Stage::Running(request, need) if !cell.begun => {
+                    self.cells.push_back(cell.held_again(request, need));
                 }
-                Stage::Running(..) if first => {
-                    first = false;
+                Stage::Running(request, need) if cell.retry && cell.attempts < ATTEMPTS => {
+                    lost.push(LostCell::Again(cell.id.clone()));
+                    self.cells.push_back(cell.held_again(request, need));
+                }
+                Stage::Running(..) => {
+                    aborts |= cell.stop_on_error;
                     lost.push(LostCell::Lost(cell));
                 }
-                Stage::Running(..) => lost.push(LostCell::Behind(cell)),
                 Stage::Free => lost.push(LostCell::Lost(cell)),
                 waiting => {
                     cell.stage = waiting;
@@ -402,6 +411,15 @@ impl Cell {
             Stage::Running(..) => StageName::Running,
             Stage::Free => StageName::Free,
         }
+    }
+
+    /// The cell as it was before the kernel got it.
+    fn held_again(mut self, request: Request, need: Need) -> Self {
+        if self.permit != Permit::NotNeeded {
+            self.permit = Permit::Needed;
+        }
+        (self.begun, self.stage) = (false, Stage::Held(request, Ok(need)));
+        self
     }
 
     /// Whether an error of this cell aborts those that wait behind it.

@@ -48,6 +48,8 @@ pub struct Durably {
     pub store: PathBuf,
     /// The reply of a cell waits until its effects are in the store.
     pub before_reply: bool,
+    /// Why nothing can be captured in the kernel's process, if it can't.
+    pub silent: Option<String>,
 }
 
 /// The conversation with the agent inside the kernel.
@@ -58,9 +60,10 @@ enum Talk {
         until: Option<Timestamp>,
     },
     Greeted,
-    /// A request is under way, with this id.
-    Beginning(u64),
+    /// A request is under way, with this id: the store is named, the state is read, captures begin.
+    Opening(u64),
     Restoring(u64),
+    Beginning(u64),
     /// Captures come after each cell.
     Captures,
     /// The last capture is under way.
@@ -92,6 +95,7 @@ pub(super) struct Durable {
     folder: PathBuf,
     store: PathBuf,
     before_reply: bool,
+    silent: Option<String>,
     journal: Journal,
     talk: Talk,
     last_request: u64,
@@ -154,6 +158,7 @@ impl Durable {
             folder: given.folder,
             store: given.store,
             before_reply: given.before_reply,
+            silent: given.silent,
             talk: Talk::Silent { until: None },
             last_request: 0,
             captured: VecDeque::new(),
@@ -220,8 +225,11 @@ impl Core {
             return self.up();
         };
         match durable.talk {
-            Talk::Greeted => self.begin_capturing(),
+            Talk::Greeted => self.open_store(),
             Talk::Silent { .. } => {
+                if let Some(why) = durable.silent.clone() {
+                    return self.without_captures(&why);
+                }
                 durable.talk = Talk::Silent {
                     until: Some(now + AGENT_SPEAKS),
                 }
@@ -236,21 +244,32 @@ impl Core {
         if let Some(durable) = &mut self.durable {
             durable.talk = Talk::Greeted;
             if preparing {
-                self.begin_capturing();
+                self.open_store();
             }
         }
     }
 
+    /// Names the store to the agent. What is restored then is known to be in the log, and isn't captured again.
+    fn open_store(&mut self) {
+        if !self.has_state() {
+            return self.begin_capturing();
+        }
+        let id = self.ask_agent("state.begin", self.begin_with("nothing"));
+        self.talk(Talk::Opening(id));
+    }
+
     fn begin_capturing(&mut self) {
-        let Some(durable) = &self.durable else {
-            return;
-        };
-        let body = json!({
-            "capture": "cells", "patience_ms": null, "record": durable.journal.next_record(),
-            "store": durable.store, "form": hop_state::form::VERSION,
-        });
-        let id = self.ask_agent("state.begin", body);
+        let id = self.ask_agent("state.begin", self.begin_with("cells"));
         self.talk(Talk::Beginning(id));
+    }
+
+    fn begin_with(&self, capture: &str) -> Value {
+        self.durable.as_ref().map_or(Value::Null, |durable| {
+            json!({
+                "capture": capture, "patience_ms": null, "record": durable.journal.next_record(),
+                "store": durable.store, "form": hop_state::form::VERSION,
+            })
+        })
     }
 
     fn talk(&mut self, talk: Talk) {
@@ -274,7 +293,9 @@ impl Core {
             return;
         };
         match (durable.talk, answer) {
-            (Talk::Beginning(asked), Ok(_)) if asked == id => self.restore(),
+            (Talk::Opening(asked), Ok(_)) if asked == id => self.restore(),
+            (Talk::Opening(asked), Err(why)) if asked == id => self.not_restored(&why),
+            (Talk::Beginning(asked), Ok(_)) if asked == id => self.ready(),
             (Talk::Beginning(asked), Err(why)) if asked == id => self.without_captures(&why),
             (Talk::Restoring(asked), Ok(answer)) if asked == id => self.restored(answer),
             (Talk::Restoring(asked), Err(why)) if asked == id => self.not_restored(&why),
@@ -292,7 +313,7 @@ impl Core {
             return self.not_restored("the kernel's process died while its variables were read");
         }
         let Some(settled) = durable.journal.state().restore().settled else {
-            return self.ready();
+            return self.begin_capturing();
         };
         let folder = hop_protocol::states::folder(&durable.folder, settled.tenure, settled.part);
         let body = json!({
@@ -307,7 +328,7 @@ impl Core {
         if let Some(durable) = &mut self.durable {
             durable.restore_deaths = 0;
         }
-        self.ready();
+        self.begin_capturing();
     }
 
     /// The user reads at the next cell which variables didn't come back, or came back otherwise.
@@ -338,7 +359,7 @@ impl Core {
         durable.notices.push(wording::not_restored(why, kept.as_deref()));
         durable.restore_deaths = 0;
         self.act(Act::Fresh);
-        self.ready();
+        self.begin_capturing();
     }
 
     fn ready(&mut self) {
@@ -363,6 +384,13 @@ impl Core {
     }
 
     // Cells and their effects.
+
+    /// A cell begins to run in the kernel.
+    pub(super) fn begins(&mut self, said: Value) {
+        if let Ok(cell) = serde_json::from_value::<Completed>(said) {
+            self.cells.begun(&cell.msg_id);
+        }
+    }
 
     fn act(&mut self, act: Act) {
         if let Some(durable) = &mut self.durable {
@@ -772,7 +800,7 @@ impl Core {
         }
     }
 
-    /// Cells that the dead process had: the first was in its middle, the others behind it are aborted as behind any error.
+    /// The cell in whose middle the process died is lost, and those behind it are aborted as behind any error.
     fn lose_running_cells(&mut self, reason: &str) {
         let mut aborts = false;
         for lost in self.cells.take_sent() {

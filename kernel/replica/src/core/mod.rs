@@ -119,7 +119,7 @@ pub enum Input {
     Heard { cells: u64, losses: Tenure },
     /// The front has handed out this request before, first under this tenure.
     HandedBefore { cell: CellId, tenure: Tenure },
-    /// The front lets a cell begin that was held back.
+    /// The front lets a cell begin.
     MayBegin { cell: CellId },
     /// Nobody uses the kernel any more: it hibernates, if its state is kept.
     Orphaned { reason: String },
@@ -257,7 +257,7 @@ impl Core {
                 early: Vec::new(),
                 until: now + START,
             },
-            cells: Cells::default(),
+            cells: Cells::new(durably.is_some()),
             lease: Lease::None,
             gpu: Gpu::default(),
             hopd: Hopd::Down("hopd has not answered yet".into()),
@@ -321,7 +321,6 @@ impl Core {
             Input::Tick => self.tick(),
         }
         self.advance();
-        self.say_held();
         if !silent {
             self.tell_clients();
         }
@@ -456,15 +455,6 @@ impl Core {
                     Some(reason) => self.fail(&cell, Verdict::Refused(reason)),
                     None => self.ask_for_cell(cell, need),
                 },
-            }
-        }
-    }
-
-    /// Tells the front which cells wait, and promises not to begin them without its word.
-    fn say_held(&mut self) {
-        if self.durable.is_some() {
-            for cell in self.cells.newly_held() {
-                self.note(Note::Holds { cell });
             }
         }
     }

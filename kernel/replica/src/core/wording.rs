@@ -181,7 +181,7 @@ fn seconds(span: Span) -> String {
 
 pub(super) fn cell_lost(reason: &str) -> String {
     format!(
-        "{reason}. The kernel goes on with its variables as they were before this cell. Run the cell again, or begin it with \
+        "{reason}. The kernel goes on with its variables as they were saved before this cell. Run the cell again, or begin it with \
          %%retry to have that done by itself"
     )
 }

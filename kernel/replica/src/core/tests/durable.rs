@@ -72,6 +72,7 @@ pub(super) fn durably(state: State) -> Option<Durably> {
         folder,
         store,
         before_reply: false,
+        silent: None,
     })
 }
 
@@ -82,6 +83,7 @@ fn capturing() -> World {
     assert_eq!(world.input(Input::KernelUp { pid: 7 }), ["agent: state.begin"]);
     assert_eq!(world.answer(1, json!({})), ["front: note kernel-up"]);
     world.hopd(News::Up);
+    world.permits = true;
     world
 }
 
@@ -110,6 +112,10 @@ impl World {
             parcel.attachments = vec![Bytes::from_static(b"{}"), Bytes::from_static(b"body")];
         }
         self.input(Input::Agent(parcel))
+    }
+
+    pub(super) fn begins(&mut self, cell: &str) {
+        assert_eq!(self.captured("state.begins", json!({"msg_id": cell})), [""; 0]);
     }
 
     fn whole(&mut self, cell: &str) -> Vec<String> {
@@ -153,11 +159,7 @@ impl World {
 #[test]
 fn a_new_kernel_begins_to_capture() {
     let mut world = World::new(durably(state(1)));
-    assert_eq!(
-        world.run("a", Value::Null),
-        ["front: note holds a"],
-        "it waits, and is promised to"
-    );
+    assert_eq!(world.run("a", Value::Null), [""; 0], "it waits");
     assert_eq!(
         world.input(Input::KernelUp { pid: 7 }),
         [""; 0],
@@ -184,7 +186,9 @@ fn a_kernel_goes_on_from_its_settled_state() {
     world.input(Input::KernelUp { pid: 7 });
     assert_eq!(world.answer(1, json!({})), ["agent: state.restore"]);
     let lost = json!({"lost": {"sock": "a socket"}});
-    assert_eq!(world.answer(2, lost), ["front: note kernel-up"]);
+    assert_eq!(world.answer(2, lost), ["agent: state.begin"]);
+    assert_eq!(world.answer(3, json!({})), ["front: note kernel-up"]);
+    world.permits = true;
     let out = world.run("a", Value::Null);
     assert_eq!(out.len(), 2);
     assert!(
@@ -209,6 +213,7 @@ fn an_agent_that_never_speaks_leaves_a_plain_kernel() {
     let mut world = World::new(durably(state(1)));
     world.input(Input::KernelUp { pid: 7 });
     assert_eq!(world.after(Span::from_secs(10)), ["front: note kernel-up"]);
+    world.permits = true;
     let out = world.run("a", Value::Null);
     assert!(out[0].contains("this kernel is not saved"), "{out:?}");
     assert_eq!(
@@ -244,6 +249,7 @@ fn a_dead_kernel_comes_back_without_its_client_noticing() {
     world.reply("a", "ok");
     world.run("b", Value::Null);
     world.run("c", Value::Null);
+    world.begins("b");
     let out = world.dies();
     let told: Vec<&str> = out.iter().map(String::as_str).collect();
     assert!(
@@ -256,7 +262,7 @@ fn a_dead_kernel_comes_back_without_its_client_noticing() {
         "{told:?}"
     );
     assert!(told.contains(&"start") && told.contains(&"sync"), "{told:?}");
-    assert_eq!(world.run("d", Value::Null), ["front: note holds d"]);
+    assert_eq!(world.run("d", Value::Null), [""; 0]);
     assert_eq!(
         world.input(Input::TenureOpened),
         ["front: note tenure", "hopd: up"]
@@ -282,10 +288,42 @@ fn records_are_on_disk_before_the_next_tenure() {
 }
 
 #[test]
+fn a_cell_that_has_not_begun_runs_in_the_next_process() {
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    world.run("b", Value::Null);
+    let out = world.dies();
+    assert!(!out.iter().any(|line| line.contains("execute_reply")), "{out:?}");
+    world.reopened();
+    world.heard_again();
+    let out = world.answer(2, json!({}));
+    let expected = [
+        "front: note kernel-up",
+        "hopd: up",
+        "kernel: execute_request a",
+        "kernel: execute_request b",
+    ];
+    assert_eq!(out, expected);
+}
+
+#[test]
+fn an_error_that_stops_nothing_aborts_nothing() {
+    let mut world = capturing();
+    world.run_with("a", &json!({"code": "x", "stop_on_error": false}), Value::Null);
+    world.run("b", Value::Null);
+    world.begins("a");
+    let out = world.dies();
+    let replies: Vec<&String> = out.iter().filter(|line| line.contains("execute_reply")).collect();
+    assert_eq!(replies, ["front: execute_reply a error CellLost"]);
+}
+
+#[test]
 fn a_cell_with_retry_runs_again() {
     let mut world = capturing();
     world.run_with("a", &json!({"code": "%%retry\nx"}), Value::Null);
     world.run("b", Value::Null);
+    world.begins("a");
+    world.permits = false;
     let out = world.dies();
     assert!(
         out.iter()
@@ -302,7 +340,7 @@ fn a_cell_with_retry_runs_again() {
     assert_eq!(out.last().unwrap(), "front: note begins a");
     assert_eq!(
         world.input(Input::MayBegin { cell: "a".into() }),
-        ["kernel: execute_request a"]
+        ["kernel: execute_request a", "front: note begins b"]
     );
 }
 
@@ -334,7 +372,9 @@ fn a_state_that_kills_its_reader_is_left_alone() {
         world.heard_again();
         id += 2;
     }
-    assert_eq!(world.answer(id, json!({})), ["front: note kernel-up"]);
+    assert_eq!(world.answer(id, json!({})), ["agent: state.begin"]);
+    assert_eq!(world.answer(id + 1, json!({})), ["front: note kernel-up"]);
+    world.permits = true;
     let out = world.run("a", Value::Null);
     assert!(out[0].contains("the kernel is a new one"), "{out:?}");
 }
@@ -345,7 +385,9 @@ fn a_restore_that_fails_leaves_an_empty_kernel_and_says_so() {
     greet(&mut world);
     world.input(Input::KernelUp { pid: 7 });
     world.answer(1, json!({}));
-    assert_eq!(world.refuse_agent(2), ["front: note kernel-up"]);
+    assert_eq!(world.refuse_agent(2), ["agent: state.begin"]);
+    assert_eq!(world.answer(3, json!({})), ["front: note kernel-up"]);
+    world.permits = true;
     let out = world.run("a", Value::Null);
     assert!(
         out[0].contains("the kernel is a new one, since its variables could not be brought back"),
@@ -372,8 +414,8 @@ fn a_request_of_an_earlier_tenure_is_lost_in_the_middle() {
         tenure: Tenure(2),
     });
     let out = world.run_with("b", &json!({"code": "%%retry\nx"}), Value::Null);
-    assert_eq!(out, ["front: note holds b"]);
-    assert_eq!(world.run("c", Value::Null), ["front: note holds c"]);
+    assert_eq!(out, [""; 0], "it waits to run again");
+    assert_eq!(world.run("c", Value::Null), [""; 0]);
 }
 
 #[test]
@@ -381,7 +423,7 @@ fn a_lease_ends_with_the_process_that_used_it() {
     let mut world = capturing();
     world.run("g", gpu());
     world.grant("g", 1, 1);
-    world.input(Input::MayBegin { cell: "g".into() });
+    world.begins("g");
     assert_eq!(world.place("g"), Some(Place::Running));
     let out = world.dies();
     assert!(out.contains(&"hopd: ended g 1 Lost".into()), "{out:?}");
@@ -394,10 +436,8 @@ fn a_lease_ends_with_the_process_that_used_it() {
 #[test]
 fn a_waiting_cell_outlives_the_process() {
     let mut world = capturing();
-    assert_eq!(
-        world.run("g", gpu()),
-        ["hopd: submit g 1 gpus", "front: note holds g"]
-    );
+    world.permits = false;
+    assert_eq!(world.run("g", gpu()), ["hopd: submit g 1 gpus"]);
     let out = world.dies();
     assert!(!out.iter().any(|line| line.contains("execute_reply")), "{out:?}");
     assert_eq!(world.grant("g", 1, 1), [""; 0], "the kernel isn't there yet");

@@ -21,6 +21,8 @@ pub(super) struct World {
     pub(super) core: Core,
     client: Author,
     now: Timestamp,
+    /// The front gives its word for each cell at once.
+    pub(super) permits: bool,
 }
 
 impl World {
@@ -68,6 +70,7 @@ impl World {
             core: Core::new(identity, durably, Author::new(KEY, "replica".into()), now),
             client: Author::new(KEY, "client".into()),
             now,
+            permits: false,
         }
     }
 
@@ -87,6 +90,9 @@ impl World {
                             index,
                             entry: entry.clone(),
                         });
+                    }
+                    Output::ToFront(Item::Note(Note::Begins { cell })) if self.permits => {
+                        inputs.push_back(Input::MayBegin { cell: cell.clone() });
                     }
                     output => all.push(told(output)),
                 }

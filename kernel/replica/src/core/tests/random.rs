@@ -12,6 +12,8 @@ enum Step {
         gpus: u16,
         stop_on_error: bool,
     },
+    /// The kernel begins the oldest cell that it has.
+    Begin,
     Reply {
         ok: bool,
     },
@@ -45,6 +47,7 @@ enum Step {
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0..3u16, any::<bool>()).prop_map(|(gpus, stop_on_error)| Step::Run { gpus, stop_on_error }),
+        4 => Just(Step::Begin),
         4 => any::<bool>().prop_map(|ok| Step::Reply { ok }),
         4 => Just(Step::Grant),
         1 => Just(Step::Refuse),
@@ -182,6 +185,10 @@ impl Others {
                 let cell = self.kernel.remove(0);
                 world.reply(&cell, if *ok { "ok" } else { "error" })
             }
+            Step::Begin if self.durable && !self.kernel.is_empty() => {
+                world.begins(&self.kernel[0]);
+                Vec::new()
+            }
             Step::Grant => {
                 let Some(cell) = self.asked.take() else { return };
                 self.next += 1;
@@ -234,7 +241,7 @@ impl Others {
                 world.request(Channel::Shell, "comm_msg", "r", &json!({}), &content)
             }
             Step::Wait { ms } => world.after(Span::from_millis(*ms)),
-            Step::Reply { .. } => return,
+            Step::Reply { .. } | Step::Begin => return,
         };
         self.see(&out);
         if let Some(heard) = &self.heard {
