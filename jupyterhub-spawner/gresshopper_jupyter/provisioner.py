@@ -41,6 +41,10 @@ _FOLLOWERS = 5
 T = TypeVar("T")
 
 
+#: Stands in a kernel's environment in place of the provisioner's own `durable`.
+DURABLE = "GRESSHOPPER_DURABLE"
+
+
 class FrontError(RuntimeError):
     """The front could not be started. The text is for the user."""
 
@@ -268,7 +272,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "epoch": 1,
             "ports": self._ports,
             "key": key,
-            "launch": self._launch(cmd, kwargs.get("cwd"), env),
+            "launch": {**self._launch(cmd, kwargs.get("cwd"), env), "durable": env.get(DURABLE, self.durable)},
             "mem_mib": self.mem_mib or None,
             "cpus": self.cpus or None,
         }
@@ -285,7 +289,6 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "cwd": cwd or os.getcwd(),
             "name": os.path.basename(env.get("JPY_SESSION_NAME", "")),
             "local": self.local,
-            "durable": self.durable,
         }
         if self.need:
             launch["default_need"] = dict(self.need)

@@ -306,7 +306,8 @@ class Client(NotebookClient):  # type: ignore[misc, unused-ignore]
 
     async def connect(self, env: dict[str, str]) -> None:
         self.create_kernel_manager()
-        await self.async_start_new_kernel(env=env)
+        # A run goes on after a lost kernel by its own record.
+        await self.async_start_new_kernel(env={"GRESSHOPPER_DURABLE": "no", **env})
         self._provisioner = self.km.provisioner
         await self.async_start_new_kernel_client()
         self.kc.execute = self._execute

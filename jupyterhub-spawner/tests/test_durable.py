@@ -69,7 +69,9 @@ def test_variables_functions_and_imports_come_back(kernel: Kernel, home: Path, w
     kernel.run("class P:\n    def __init__(self): self.v = 7\np = q = P()\nc = collections.Counter('aab')")
     saved(home)
     kill(kernel, who)
-    assert kernel.value("(f(16), x['self'] is x, p is q, p.v, c)") == "(6.0, True, True, 7, Counter({'a': 2, 'b': 1}))"
+    assert (
+        kernel.value("(f(16), x['self'] is x, p is q, p.v, c)") == "(6.0, True, True, 7, Counter({'a': 2, 'b': 1}))"
+    )
 
 
 @WHO

@@ -50,7 +50,7 @@ def test_what_keeps_a_gpu_beyond_its_lease_is_ended_and_its_user_reads_why(clust
         alice.execute(OPENABLE)
         alice.execute("%%gpu 1\nkept = open(openable()[0], 'rb', buffering=0)")
         died = alice.execute("import time; time.sleep(60)")
-        assert (died["status"], died["reply"]["ename"]) == ("error", "KernelDied")
+        assert (died["status"], died["reply"]["ename"]) == ("error", "CellLost")
         assert "still held its GPU" in died["reply"]["evalue"], died
 
 

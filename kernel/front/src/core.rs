@@ -333,12 +333,12 @@ impl Front {
     }
 
     /// The kernel goes on from a state in which answered cells are missing: the user reads which.
-    pub fn reopened(&mut self, state: &State) {
+    pub fn reopened(&mut self, state: &State, at: Time, wire: &mut impl Wire) {
         let lost = self.ledger.reopened(state);
-        self.name_lost(&lost);
+        self.name_lost(&lost, at, wire);
     }
 
-    fn name_lost(&mut self, lost: &[CellId]) {
+    fn name_lost(&mut self, lost: &[CellId], at: Time, wire: &mut impl Wire) {
         if lost.is_empty() {
             return;
         }
@@ -351,11 +351,17 @@ impl Front {
             "gresshopper: the kernel was lost before these cells were saved, so their effects are gone: {}\n",
             names.join(", ")
         ));
+        self.tell_at_open_cell(at, wire);
     }
 
     /// The user should read a sentence, at a cell that is open or at the next one.
     pub fn tell(&mut self, sentence: &str, at: Time, wire: &mut impl Wire) {
         self.notices.push(format!("gresshopper: {sentence}.\n"));
+        self.tell_at_open_cell(at, wire);
+    }
+
+    /// What a cell shows before its reply is read in time; without an open cell the next one shows it.
+    fn tell_at_open_cell(&mut self, at: Time, wire: &mut impl Wire) {
         if let Some(open) = self.open.iter().find(|o| o.is_cell) {
             let header = open.header.clone();
             self.tell_notices(&header, at, wire);
@@ -467,7 +473,7 @@ impl Front {
             Note::Tenure { tenure, lost } => {
                 self.tenure = tenure;
                 let lost = self.ledger.lost(lost);
-                self.name_lost(&lost);
+                self.name_lost(&lost, at, wire);
             }
             Note::ClientGone { .. }
             | Note::Interrupt

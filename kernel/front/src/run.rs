@@ -327,7 +327,7 @@ impl Main {
         }
         self.front.next_tenure(tenure, self.met, now(), &mut self.sockets);
         if let Some(state) = &state {
-            self.front.reopened(state);
+            self.front.reopened(state, now(), &mut self.sockets);
         }
         (self.met, self.hello, self.expected) = (false, None, Some(incarnation));
         match Delivered::open(&self.dir, incarnation, false) {

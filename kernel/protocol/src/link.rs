@@ -32,8 +32,8 @@ const COPY_MAX: usize = 16 << 10;
 const BATCH: usize = 64 << 10;
 
 /// Each side says something this often, and gives a connection up on which nothing came for [`SILENCE`].
-const PING_EVERY: Duration = Duration::from_secs(5);
-const SILENCE: Duration = Duration::from_secs(20);
+const PING_EVERY: Duration = Duration::from_secs(2);
+const SILENCE: Duration = Duration::from_secs(8);
 
 const KIND_HELLO: u8 = 1;
 const KIND_WELCOME: u8 = 2;

@@ -829,6 +829,10 @@ impl Core {
 
     // The end of the replica.
 
+    pub(super) fn is_leaving(&self) -> bool {
+        self.durable.as_ref().is_some_and(Durable::is_leaving)
+    }
+
     /// The seat ends. The running cell is given a moment, and the state is captured once more.
     pub(super) fn leave_seat(&mut self, reason: String) {
         self.say_farewell(Farewell::Leave(reason));

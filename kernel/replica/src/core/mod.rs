@@ -446,7 +446,8 @@ impl Core {
 
     /// Goes on with the first cell that the kernel hasn't got, and the one after it, as far as they may go.
     fn advance(&mut self) {
-        while matches!(self.phase, Phase::Up) {
+        // What comes to a replica that leaves is for the next one.
+        while matches!(self.phase, Phase::Up) && !self.is_leaving() {
             match self.cells.next(self.lease.running_cell()) {
                 Next::Wait => return,
                 Next::Forward(cell) => self.forward(&cell),

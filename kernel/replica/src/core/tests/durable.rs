@@ -459,6 +459,7 @@ fn a_seat_that_ends_is_left_with_everything_saved() {
         [""; 0],
         "the cell is given a moment"
     );
+    assert_eq!(world.run("b", Value::Null), [""; 0], "it is for the next replica");
     world.whole("a");
     let out = world.reply("a", "ok");
     assert!(out.contains(&"agent: state.flush".into()), "{out:?}");

@@ -1,0 +1,146 @@
+"""Kernels that outlive their node and their seat. Each test says what the user sees; nothing is left over after it."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from harness import OPENABLE, Cluster, Notebook, notebook, until
+
+#: Seconds within which the effects of a cell that was answered are on disk.
+SAVED = 1.0
+
+#: Tells its node, and that nothing of it was lost.
+WHERE = "import os; print(os.environ['SLURMD_NODENAME'], x)"
+
+
+@pytest.fixture
+def alice(cluster: Cluster) -> Iterator[Notebook]:
+    with notebook(cluster, "alice") as book:
+        book.execute(OPENABLE)
+        book.execute("x = 41")
+        yield book
+    until(
+        "no process of the kernel is left", lambda: not cluster.pids(r"hop-replica run|ipykernel|hop-front", "alice")
+    )
+    until("no lease is left", lambda: not cluster.leases_live() and cluster.quiet(), 40)
+
+
+def stdout(got: dict[str, Any]) -> str:
+    return "".join(o["text"] for o in got["outputs"] if o.get("name") == "stdout")
+
+
+def stderr(got: dict[str, Any]) -> str:
+    return "".join(o["text"] for o in got["outputs"] if o.get("name") == "stderr")
+
+
+def node_of(book: Notebook) -> str:
+    """Its node. All that was answered is saved then."""
+    got = book.execute(WHERE, timeout=90)
+    assert got["status"] == "ok", got
+    node, x = stdout(got).split()
+    assert x == "41"
+    time.sleep(SAVED)
+    return node
+
+
+@contextlib.contextmanager
+def lost(cluster: Cluster, node: str) -> Iterator[None]:
+    """Everything on the node is killed at once; the node comes back at the end."""
+    cluster.devcluster("lose-node", node)
+    try:
+        yield
+    finally:
+        # As slurmctld does by itself when the node has been away for SlurmdTimeout: its jobs have failed.
+        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+        cluster.devcluster("start-slurmd", node)
+        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        cluster.wait_for_pilots()
+
+
+def test_a_node_is_lost_between_cells_and_the_kernel_goes_on_elsewhere(cluster: Cluster, alice: Notebook) -> None:
+    node = node_of(alice)
+    with lost(cluster, node):
+        assert node_of(alice) != node
+        assert alice.is_alive()["alive"]
+        got = alice.execute("%%gpu 1\nprint(len(openable()), x)", timeout=90)
+        assert (got["status"], stdout(got)) == ("ok", "1 41\n"), got
+
+
+def test_a_node_is_lost_in_a_cell_and_its_user_reads_so(cluster: Cluster, alice: Notebook) -> None:
+    node = node_of(alice)
+    cell = alice.submit("x = 0\nimport time\ntime.sleep(120)")["cell"]
+    until("the cell runs", lambda: not alice.wait(cell, 1)["done"])
+    with lost(cluster, node):
+        got = alice.wait(cell, 60)
+        assert (got["status"], got["reply"]["ename"]) == ("error", "CellLost"), got
+        assert "was lost" in got["reply"]["evalue"] and "variables as they were saved" in got["reply"]["evalue"]
+        assert node_of(alice) != node
+
+
+def test_a_cell_with_retry_runs_again_elsewhere(cluster: Cluster, alice: Notebook) -> None:
+    node = node_of(alice)
+    code = (
+        f"%%retry\nimport os, time\nif os.environ['SLURMD_NODENAME'] == {node!r}: time.sleep(120)\nprint('there', x)"
+    )
+    cell = alice.submit(code)["cell"]
+    until("the cell runs", lambda: not alice.wait(cell, 1)["done"])
+    with lost(cluster, node):
+        got = alice.wait(cell, 90)
+        assert (got["status"], stdout(got)) == ("ok", "there 41\n"), got
+
+
+def test_a_node_that_falls_silent_runs_nothing_twice(cluster: Cluster, alice: Notebook) -> None:
+    """Its virtual machine is paused in a cell, and goes on when the kernel is elsewhere already."""
+    node = node_of(alice)
+    alice.execute("count = open('count', 'a', buffering=1)\nfrom pathlib import Path")
+    cell = alice.submit("import time\nPath('count').open('a').write('begun ')\ntime.sleep(30)\nx = 0")["cell"]
+    until("the cell runs", lambda: "begun" in stdout(alice_reads(cluster)))
+    cluster.devcluster("pause-node", node)
+    try:
+        got = alice.wait(cell, 90)
+        assert (got["status"], got["reply"]["ename"]) == ("error", "CellLost"), got
+        assert node_of(alice) != node
+    finally:
+        cluster.devcluster("resume-node", node)
+    until("the old replica has ended", lambda: len(cluster.pids(r"^\S+/hop-replica run", "alice")) == 1, 60)
+    assert stdout(alice.execute("print(Path('count').read_text().count('begun'), x)")) == "1 41\n"
+    cluster.wait_for_pilots()
+
+
+def alice_reads(cluster: Cluster) -> dict[str, Any]:
+    text = cluster.run("alice", "cat", "count", check=False)
+    return {"outputs": [{"name": "stdout", "text": text}]}
+
+
+def test_the_seat_is_cancelled_and_what_could_not_come_back_is_told(cluster: Cluster, alice: Notebook) -> None:
+    alice.execute("import socket\nsock = socket.socket()")
+    alice.execute("y = [x, x]")
+    seat = stdout(alice.execute("import os; print(os.environ['SLURM_JOB_ID'])"))
+    time.sleep(SAVED)
+    cluster.run("alice", "scancel", "-u", "alice")
+    told = ""
+
+    def elsewhere() -> bool:
+        nonlocal told
+        got = alice.execute("import os; print(os.environ['SLURM_JOB_ID'])", timeout=90)
+        assert got["status"] == "ok", got
+        told += stderr(got)
+        return stdout(got) != seat
+
+    until("the kernel is in another seat", elsewhere, 60)
+    assert "sock" in told and "could not be brought back" in told
+    assert stdout(alice.execute("print(x, y)")) == "41 [41, 41]\n"
+    assert alice.execute("sock.fileno()")["reply"]["ename"] == "LostError"
+
+
+def test_a_kernel_that_was_shut_down_leaves_no_state(cluster: Cluster) -> None:
+    states = cluster.base / "home/bob/.local/share/gresshopper/states"
+    with notebook(cluster, "bob") as book:
+        book.execute("x = list(range(1000))")
+        until("its state is in bob's home", lambda: any(states.iterdir()))
+        assert states.stat().st_mode & 0o777 == 0o700
+    until("its state is gone", lambda: not any(states.iterdir()), 10)
