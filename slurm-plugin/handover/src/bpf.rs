@@ -53,7 +53,7 @@ const QUERY_EFFECTIVE: u32 = 1;
 const CHARACTER: i32 = 2;
 
 /// A character device's number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Number {
     pub major: u32,
     pub minor: u32,

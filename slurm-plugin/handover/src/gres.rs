@@ -112,6 +112,9 @@ fn included(line: &str, from: &Path) -> Option<PathBuf> {
 }
 
 fn take_line(line: &str, node: &str, gres: &mut NodeGres) -> Result<(), BadHostlist> {
+    // Slurm allows blanks round the sign.
+    let parts: Vec<&str> = line.split('=').map(str::trim).collect();
+    let line = parts.join("=");
     let value = |key: &str| {
         line.split_whitespace()
             .filter_map(|pair| pair.split_once('='))
@@ -160,7 +163,7 @@ AutoDetect=off   # all by hand
 NodeName=n1 Name=gpu Type=a100 File=/dev/fake1[0-1]
 nodename=n[2-3] name=GPU \\
     file=/dev/fake20,/dev/fake21
-NodeName=n1 Name=nic File=/dev/nic0
+NodeName=n1 Name = nic File =	/dev/nic0
 Include more.conf
 Name=bandwidth Count=4G
 ";

@@ -13,7 +13,9 @@ use crate::decide::{self, Arrival, Before, LiveProcess, Rules};
 use crate::gres::NodeGres;
 use crate::options::Isolation;
 use crate::proc::{self, Membership};
-use crate::record::{DeviceRecord, DeviceState, KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey};
+use crate::record::{
+    Agent, DeviceRecord, DeviceState, KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey,
+};
 use crate::release::{DYING, Release, Released, end_all};
 use crate::store::{Lock, Store, StoreError};
 use crate::token::{Device, HandedOver, Hold, Holder, Lend, Level, Refusal, TakenBack, Token};
@@ -60,6 +62,8 @@ pub enum NodeError {
     Cgroup(#[from] cgroup::CgroupError),
     #[error("the counting programs refuse the kernel")]
     Counter(#[source] std::io::Error),
+    #[error("gres.conf names {}, which is no character device here", .path.display())]
+    NoFile { path: PathBuf },
     #[error("process {pid} is gone")]
     Gone { pid: u32 },
 }
@@ -143,6 +147,11 @@ impl Node {
     /// # Errors
     /// The task stays where Slurm put it, without any device, and no lease will reach it.
     pub fn register(&self, key: StepKey, uid: u32, pid: u32) -> Result<KernelRecord, NodeError> {
+        // What is made later would be denied by nobody.
+        if let Some(missing) = self.gpus.iter().position(Option::is_none) {
+            let path = self.site.gres.gpus.get(missing).cloned().unwrap_or_default();
+            return Err(NodeError::NoFile { path });
+        }
         let _lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
         self.sweep();
         let start_time = start_time(pid).ok_or(NodeError::Gone { pid })?;
@@ -257,7 +266,11 @@ impl Node {
             cgroup: kernel.cgroup,
             devices,
             cores,
-            notify: token.notify.clone(),
+            notify: Agent {
+                socket: token.notify.clone(),
+                uid: self.site.service_uid,
+            },
+            denied: self.gres.clone(),
             grace_ms: token.grace_ms,
             closed: false,
             stepd,
@@ -447,7 +460,7 @@ impl Node {
                 pid: 0,
                 start_time: 0,
             },
-            rules: self.rules(u32::MAX),
+            rules: self.rules(u32::MAX, self.site.service_uid),
             counter: self.counter().ok(),
             dry_run: true,
         }
@@ -501,10 +514,10 @@ impl Node {
         Ok(())
     }
 
-    fn rules(&self, lessee: u32) -> Rules<'_> {
+    fn rules(&self, lessee: u32, service_uid: u32) -> Rules<'_> {
         Rules {
             lessee,
-            service_uid: self.site.service_uid,
+            service_uid,
             ignore: &self.site.ignore_holders,
         }
     }
@@ -582,7 +595,7 @@ impl Node {
     ///
     /// # Errors
     /// Records that can't be read or locked. Whatever could not be closed is told in the answer.
-    pub fn take_back(&self, step: StepKey) -> Result<Option<(TakenBack, PathBuf)>, StoreError> {
+    pub fn take_back(&self, step: StepKey) -> Result<Option<(TakenBack, Agent)>, StoreError> {
         let Some(record) = self.store.lease(step)? else {
             return Ok(None);
         };
@@ -628,13 +641,17 @@ impl Node {
     ///
     /// # Errors
     /// Records that can't be read.
-    pub fn job_ended(&self, job: JobId) -> Result<Vec<(TakenBack, PathBuf)>, StoreError> {
+    pub fn job_ended(&self, job: JobId) -> Result<Vec<(TakenBack, Agent)>, StoreError> {
         let mut taken = Vec::new();
         for record in self.store.leases_of(job)? {
             taken.extend(self.take_back(record.step)?);
         }
+        let kernels = self.store.kernels()?;
+        if !kernels.iter().any(|k| k.key.job == job) {
+            return Ok(taken);
+        }
         let _lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
-        for record in self.store.kernels()?.iter().filter(|k| k.key.job == job) {
+        for record in kernels.iter().filter(|k| k.key.job == job) {
             end_all(&self.mounts, &record.cgroup);
         }
         self.sweep();
@@ -680,7 +697,7 @@ impl Node {
                 }
             }
         }
-        if let Err(e) = cgroup::close_devices(&self.mounts, &record.cgroup, &self.gres, devices) {
+        if let Err(e) = cgroup::close_devices(&self.mounts, &record.cgroup, &record.denied, devices) {
             unclosed.push(self.unclosed(record, &e));
         }
         if !record.cores.is_empty()
@@ -774,7 +791,7 @@ impl Node {
             numbers: &numbers,
             cgroup: &record.cgroup,
             process: record.process,
-            rules: self.rules(record.uid),
+            rules: self.rules(record.uid, record.notify.uid),
             counter,
             dry_run: self.site.dry_run,
         }

@@ -1,8 +1,9 @@
 //! What the plugin knows about kernels, devices and leases of a node, as it stands on disk.
 //!
-//! The records are root's alone. They are the only thing that the plugin believes about a kernel, and they let
+//! The records are root's alone. A lease's end needs nothing but its record: no configuration, no user database. They are the only thing that the plugin believes about a kernel, and they let
 //! any later callback undo what a killed slurmstepd left behind. Keeping them is left to [`crate::store`].
 
+use crate::bpf::Number;
 use crate::count::Group;
 use crate::cpuset::CpuSet;
 use crate::token::{Device, Level};
@@ -69,6 +70,14 @@ pub struct CpusetV1 {
     pub base: CpuSet,
 }
 
+/// Who hears of a lease's end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Agent {
+    pub socket: PathBuf,
+    /// The service account: who listens there must be it, and may hold the pilot's devices.
+    pub uid: u32,
+}
+
 /// A device's history and what it is used for now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceRecord {
@@ -116,7 +125,9 @@ pub struct LeaseRecord {
     pub cores: CpuSet,
     /// The mask that the kernel's threads had before they were widened.
     pub affinity: CpuSet,
-    pub notify: PathBuf,
+    pub notify: Agent,
+    /// Every device that the kernel is denied when the lease is over.
+    pub denied: Vec<Number>,
     pub grace_ms: u32,
     /// Its kernel can open none of the devices any more and has its own cores again; what is missing is that
     /// everybody lets go.

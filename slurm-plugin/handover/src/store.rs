@@ -1,7 +1,9 @@
 //! The records of one node as files of root's: `RUN_DIR/NODE/{kernels,gpus,leases}/KEY.json`.
 //!
 //! A write is a new file renamed over the old, so a reader sees either. Nothing is synced: the directory is on a
-//! tmpfs, and cgroups, processes and records of a node die together. Locks are flocks on files beside them; the
+//! tmpfs, and cgroups, processes and records of a node die together. The folder bears the number of the boot, and each
+//! record the version of its form: those of another boot are void, those of another version or that can't be read are
+//! never taken for clean, and concern nobody but their own device or kernel. Locks are flocks on files beside them; the
 //! kernel drops them with their process, however it dies.
 
 use crate::record::{DeviceRecord, DeviceState, KernelRecord, LeaseRecord, StepKey};
@@ -31,10 +33,41 @@ pub enum StoreError {
         #[source]
         source: serde_json::Error,
     },
+    #[error("{} is of version {theirs}, this is {VERSION}: it is kept until the node boots", .path.display())]
+    Version { path: PathBuf, theirs: u32 },
     #[error("{} must belong to root and be writable by nobody else", .path.display())]
     Insecure { path: PathBuf },
     #[error("{} is locked by another step for too long", .path.display())]
     Locked { path: PathBuf },
+}
+
+/// The form of the records.
+const VERSION: u32 = 2;
+const PARTS: [&str; 3] = ["kernels", "gpus", "leases"];
+
+#[derive(Serialize, serde::Deserialize)]
+struct Versioned<T> {
+    v: u32,
+    #[serde(flatten)]
+    record: T,
+}
+
+#[derive(serde::Deserialize)]
+struct VersionOnly {
+    #[serde(default)]
+    v: u32,
+}
+
+/// Whether there may be records of a job, by the names of files alone, and without making anything.
+pub fn knows(run_dir: &Path, node: &str, job: JobId) -> bool {
+    let prefix = format!("{job}.");
+    let of_it = |entry: io::Result<std::fs::DirEntry>| {
+        entry.is_ok_and(|e| e.file_name().to_string_lossy().starts_with(&prefix))
+    };
+    ["kernels", "leases"].iter().any(|part| {
+        let names = std::fs::read_dir(run_dir.join(node).join(part));
+        names.is_ok_and(|mut names| names.any(of_it))
+    })
 }
 
 /// The records of one node.
@@ -59,7 +92,7 @@ impl Store {
     /// A directory that can't be made, or that is not this process's own (root's in slurmstepd).
     pub fn open(run_dir: &Path, node: &str) -> Result<Self, StoreError> {
         let dir = run_dir.join(node);
-        for part in ["kernels", "gpus", "leases", "locks"] {
+        for part in PARTS.into_iter().chain(["locks"]) {
             let path = dir.join(part);
             DirBuilder::new()
                 .recursive(true)
@@ -76,12 +109,39 @@ impl Store {
                 });
             }
         }
-        Ok(Self { dir })
+        let store = Self { dir };
+        store.check_boot()?;
+        Ok(store)
     }
 
-    /// Where what was learnt about the running kernel is kept.
-    pub fn kernel_layout(&self) -> PathBuf {
-        self.dir.join("kernel-layout.json")
+    /// Records of another boot say nothing: their processes and cgroups are gone. They are removed before the folder
+    /// bears this boot's number.
+    fn check_boot(&self) -> Result<(), StoreError> {
+        let path = self.dir.join("boot");
+        let id = Path::new("/proc/sys/kernel/random/boot_id");
+        let now = std::fs::read(id).map_err(io_error(id, "read"))?;
+        let kept = || std::fs::read(&path).ok();
+        if kept().is_some_and(|kept| kept == now) {
+            return Ok(());
+        }
+        let _lock = self.lock("boot", Duration::from_secs(5))?;
+        if let Some(kept) = kept() {
+            if kept == now {
+                return Ok(());
+            }
+            for part in PARTS {
+                let dir = self.dir.join(part);
+                for entry in std::fs::read_dir(&dir)
+                    .map_err(io_error(&dir, "listed"))?
+                    .flatten()
+                {
+                    self.remove(&entry.path())?;
+                }
+            }
+        }
+        let new = path.with_extension("new");
+        std::fs::write(&new, &now).map_err(io_error(&new, "written"))?;
+        std::fs::rename(&new, &path).map_err(io_error(&path, "replaced"))
     }
 
     /// Waits for the lock `name` at most `patience`.
@@ -125,7 +185,11 @@ impl Store {
             .mode(0o600)
             .open(&new)
             .map_err(io_error(&new, "made"))?;
-        let text = serde_json::to_vec(value).expect("a record holds nothing that JSON can't say");
+        let value = Versioned {
+            v: VERSION,
+            record: value,
+        };
+        let text = serde_json::to_vec(&value).expect("a record holds nothing that JSON can't say");
         file.write_all(&text).map_err(io_error(&new, "written"))?;
         std::fs::rename(&new, path).map_err(io_error(path, "replaced"))
     }
@@ -136,12 +200,17 @@ impl Store {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(e) => return Err(io_error(path, "read")(e)),
         };
-        serde_json::from_slice(&text)
-            .map(Some)
-            .map_err(|source| StoreError::Format {
-                path: path.to_owned(),
-                source,
-            })
+        let format = |source| StoreError::Format {
+            path: path.to_owned(),
+            source,
+        };
+        let VersionOnly { v } = serde_json::from_slice(&text).map_err(format)?;
+        if v != VERSION {
+            let path = path.to_owned();
+            return Err(StoreError::Version { path, theirs: v });
+        }
+        let read: Versioned<T> = serde_json::from_slice(&text).map_err(format)?;
+        Ok(Some(read.record))
     }
 
     fn remove(&self, path: &Path) -> Result<(), StoreError> {
@@ -156,8 +225,9 @@ impl Store {
         let mut all = Vec::new();
         for entry in std::fs::read_dir(&dir).map_err(io_error(&dir, "listed"))? {
             let path = entry.map_err(io_error(&dir, "listed"))?.path();
+            // One that can't be read is met by whoever asks for it by its name, and holds up nobody else.
             if path.extension().is_some_and(|e| e == "json") {
-                all.extend(self.read(&path)?);
+                all.extend(self.read(&path).ok().flatten());
             }
         }
         Ok(all)
@@ -298,6 +368,41 @@ mod tests {
     }
 
     #[test]
+    fn records_of_another_boot_are_void_and_those_of_another_version_are_not_clean() {
+        let (dir, store) = store();
+        let put = |index| {
+            store
+                .put_device(GpuIndex(index), Epoch(1), DeviceState::Free)
+                .unwrap()
+        };
+        put(0);
+        put(1);
+        let path = dir.path().join("n1/gpus/1.json");
+        let old = std::fs::read_to_string(&path)
+            .unwrap()
+            .replace("\"v\":2", "\"v\":1");
+        std::fs::write(&path, old).unwrap();
+        assert!(matches!(
+            store.device(GpuIndex(1)),
+            Err(StoreError::Version { theirs: 1, .. })
+        ));
+        let again = Store::open(dir.path(), "n1").unwrap();
+        assert!(again.device(GpuIndex(0)).unwrap().is_some());
+        std::fs::write(dir.path().join("n1/boot"), "another").unwrap();
+        let later = Store::open(dir.path(), "n1").unwrap();
+        assert_eq!(later.device(GpuIndex(0)).unwrap(), None);
+        assert_eq!(later.device(GpuIndex(1)).unwrap(), None);
+    }
+
+    #[test]
+    fn a_job_is_known_by_the_names_of_its_records() {
+        let (dir, _) = store();
+        assert!(!knows(dir.path(), "n1", JobId(4)) && !knows(dir.path(), "n2", JobId(4)));
+        std::fs::write(dir.path().join("n1/leases/44.0.json"), "").unwrap();
+        assert!(knows(dir.path(), "n1", JobId(44)) && !knows(dir.path(), "n1", JobId(4)));
+    }
+
+    #[test]
     fn a_broken_record_is_told_not_overlooked() {
         let (dir, store) = store();
         std::fs::write(dir.path().join("n1/gpus/1.json"), "{").unwrap();
@@ -305,5 +410,8 @@ mod tests {
             store.device(GpuIndex(1)),
             Err(StoreError::Format { .. })
         ));
+        // And it holds up nobody else.
+        std::fs::write(dir.path().join("n1/leases/1.1.json"), "{").unwrap();
+        assert!(store.leases().unwrap().is_empty());
     }
 }

@@ -5,7 +5,7 @@ use crate::notify;
 use crate::site::Here;
 use hop_handover::decide::Arrival;
 use hop_handover::options;
-use hop_handover::record::{ProcessId, StepKey};
+use hop_handover::record::{Agent, ProcessId, StepKey};
 use hop_handover::token::{Confirmation, Op, Refusal, Refused, Token};
 use hop_words::clock::now;
 use hop_words::error::chain;
@@ -13,7 +13,6 @@ use hop_words::id::{JobId, LeaseId};
 use hop_words::process::start_time;
 use std::ffi::{CStr, c_char, c_int};
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::{Path, PathBuf};
 
 const LEASE: &CStr = c"GRESSHOPPER_LEASE";
 const KERNEL: &CStr = c"GRESSHOPPER_KERNEL";
@@ -100,7 +99,7 @@ pub extern "C" fn slurm_spank_exit(handle: spank_t, count: c_int, values: Argume
 pub extern "C" fn slurm_spank_job_epilog(handle: spank_t, count: c_int, values: Arguments) -> c_int {
     guarded("the job's end", Step::new(handle), |step| {
         let Some(job) = step.job() else { return Ok(()) };
-        if Here::was_used(count, values) {
+        if Here::knows(job, count, values) {
             end_job(job, count, values)
         } else {
             Ok(())
@@ -124,8 +123,7 @@ fn register(step: Step, count: c_int, values: Arguments) -> Result<(), String> {
 
 fn unregister(step: Step, count: c_int, values: Arguments) -> Result<(), String> {
     let Some(key) = step.key() else { return Ok(()) };
-    Here::find(count, values)?
-        .node
+    Here::by_its_records(count, values)?
         .unregister(key)
         .map_err(|e| chain(&e))
 }
@@ -154,7 +152,8 @@ fn carry_out(step: Step, count: c_int, values: Arguments) -> Result<(), String> 
         Err(reason) => (usual, Err((None, reason))),
     };
     let line = said.unwrap_or_else(|(lease, reason)| refusal(key, lease, reason));
-    tell(&here, &socket, &line)
+    let uid = here.service_uid;
+    tell(&Agent { socket, uid }, &line)
 }
 
 /// The token, if its credential is the service account's.
@@ -223,34 +222,38 @@ fn parent() -> Option<ProcessId> {
 /// Takes the step's lease back if it has one still. A second try tells the agent only what has become better.
 fn take_back(step: Step, first: bool, count: c_int, values: Arguments) -> Result<(), String> {
     let Some(key) = step.key() else { return Ok(()) };
-    let here = Here::find(count, values)?;
-    match here.node.take_back(key).map_err(|e| chain(&e))? {
-        Some((taken, socket)) if first || taken.clean => {
-            tell(&here, &socket, &Confirmation::TakenBack(taken))
-        }
+    let node = Here::by_its_records(count, values)?;
+    match node.take_back(key).map_err(|e| chain(&e))? {
+        Some((taken, agent)) if first || taken.clean => tell(&agent, &Confirmation::TakenBack(taken)),
         _ => Ok(()),
     }
 }
 
 fn end_job(job: JobId, count: c_int, values: Arguments) -> Result<(), String> {
-    let here = Here::find(count, values)?;
-    for (taken, socket) in here.node.job_ended(job).map_err(|e| chain(&e))? {
+    let node = Here::by_its_records(count, values)?;
+    for (taken, agent) in node.job_ended(job).map_err(|e| chain(&e))? {
         // The agent went with its job, as a rule.
-        let _ = notify::send(&socket, here.service_uid, &Confirmation::TakenBack(taken));
+        let _ = notify::send(&agent, &Confirmation::TakenBack(taken));
     }
     Ok(())
 }
 
-fn tell(here: &Here, socket: &Path, line: &Confirmation) -> Result<(), String> {
-    if let Confirmation::Refused(refused) = line {
-        ffi::log_error(&format!("refused: {}", refused.reason));
+fn tell(agent: &Agent, line: &Confirmation) -> Result<(), String> {
+    match line {
+        Confirmation::Refused(refused) => ffi::log_error(&format!("refused: {}", refused.reason)),
+        Confirmation::TakenBack(taken) if !taken.clean => {
+            for holder in &taken.holders {
+                let (pid, uid, why) = (holder.pid, holder.uid, &holder.why);
+                ffi::log_error(&format!(
+                    "lease {} is over, but process {pid} of uid {uid}: {why}",
+                    taken.lease
+                ));
+            }
+        }
+        _ => {}
     }
-    notify::send(socket, here.service_uid, line).map_err(|e| {
-        format!(
-            "the agent could not be told at {}: {e}",
-            PathBuf::from(socket).display()
-        )
-    })
+    notify::send(agent, line)
+        .map_err(|e| format!("the agent could not be told at {}: {e}", agent.socket.display()))
 }
 
 fn refusal(key: StepKey, lease: Option<LeaseId>, reason: Refusal) -> Confirmation {

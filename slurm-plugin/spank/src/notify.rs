@@ -1,11 +1,11 @@
 //! Telling the agent: one line over its Unix socket, once it has been seen to be the service account's.
 
+use hop_handover::record::Agent;
 use hop_handover::token::Confirmation;
 use rustix::net::sockopt::{Timeout, set_socket_timeout, socket_peercred};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, connect, socket_with};
 use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::time::Duration;
 
 /// An agent that doesn't answer for so long is as good as dead; the lease's holder will find out.
@@ -15,7 +15,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 /// There is no agent, it isn't the service account's, or it doesn't read.
-pub(crate) fn send(path: &Path, service_uid: u32, line: &Confirmation) -> io::Result<()> {
+pub(crate) fn send(agent: &Agent, line: &Confirmation) -> io::Result<()> {
     let socket = socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -23,9 +23,9 @@ pub(crate) fn send(path: &Path, service_uid: u32, line: &Confirmation) -> io::Re
         None,
     )?;
     set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
-    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    connect(&socket, &SocketAddrUnix::new(&agent.socket)?)?;
     let peer = socket_peercred(&socket)?.uid.as_raw();
-    if peer != service_uid {
+    if peer != agent.uid {
         return Err(io::Error::other(format!(
             "uid {peer} listens there, not the service account"
         )));

@@ -5,7 +5,9 @@ use hop_handover::gres::{self, NodeGres};
 use hop_handover::hostlist;
 use hop_handover::node::{Node, Site};
 use hop_handover::options::{Options, munge_socket_of};
+use hop_handover::store;
 use hop_words::error::chain;
+use hop_words::id::JobId;
 use std::ffi::{CString, c_char, c_int};
 use std::path::{Path, PathBuf};
 
@@ -22,10 +24,7 @@ pub(crate) struct Here {
 impl Here {
     /// Looks at it all anew: plugins are short-lived, and the files may change between steps.
     pub(crate) fn find(count: c_int, values: *mut *mut c_char) -> Result<Self, String> {
-        let arguments = ffi::arguments(count, values);
-        let options = Options::parse(arguments.iter().map(String::as_str)).map_err(|e| e.to_string())?;
-        // Set by slurmd itself; spank_getenv would give what the user exported.
-        let name = std::env::var("SLURMD_NODENAME").map_err(|_| "slurmd named no node")?;
+        let (options, name) = options_and_name(count, values)?;
         let slurm_conf = std::env::var_os("SLURM_CONF")
             .map_or_else(|| PathBuf::from("/etc/slurm/slurm.conf"), PathBuf::from);
         let service_uid = uid_of(&options.service_user)?;
@@ -53,14 +52,33 @@ impl Here {
         })
     }
 
-    /// Whether any record was ever made here, without making a directory for it.
-    pub(crate) fn was_used(count: c_int, values: *mut *mut c_char) -> bool {
-        let arguments = ffi::arguments(count, values);
-        let Ok(options) = Options::parse(arguments.iter().map(String::as_str)) else {
-            return false;
+    /// As much as the records need to be undone: no configuration of Slurm's, no user database.
+    pub(crate) fn by_its_records(count: c_int, values: *mut *mut c_char) -> Result<Node, String> {
+        let (options, name) = options_and_name(count, values)?;
+        let site = Site {
+            run_dir: options.run_dir,
+            node: name,
+            gres: NodeGres::default(),
+            service_uid: u32::MAX,
+            ignore_holders: options.ignore_holders,
+            isolation: options.isolation,
+            dry_run: options.dry_run,
         };
-        std::env::var("SLURMD_NODENAME").is_ok_and(|name| options.run_dir.join(name).is_dir())
+        Node::open(site).map_err(|e| chain(&e))
     }
+
+    /// Whether there are records of a job, by their names: what a foreign job's end costs.
+    pub(crate) fn knows(job: JobId, count: c_int, values: *mut *mut c_char) -> bool {
+        options_and_name(count, values).is_ok_and(|(o, name)| store::knows(&o.run_dir, &name, job))
+    }
+}
+
+fn options_and_name(count: c_int, values: *mut *mut c_char) -> Result<(Options, String), String> {
+    let arguments = ffi::arguments(count, values);
+    let options = Options::parse(arguments.iter().map(String::as_str)).map_err(|e| e.to_string())?;
+    // Set by slurmd itself; spank_getenv would give what the user exported.
+    let name = std::env::var("SLURMD_NODENAME").map_err(|_| "slurmd named no node")?;
+    Ok((options, name))
 }
 
 fn gres_of(options: &Options, slurm_conf: &Path, node: &str) -> Result<NodeGres, String> {
@@ -77,13 +95,19 @@ fn gres_of(options: &Options, slurm_conf: &Path, node: &str) -> Result<NodeGres,
     if let Some(devices) = &options.devices {
         let files = hostlist::expand(devices).map_err(|e| chain(&e))?;
         found.gpus = files.into_iter().map(PathBuf::from).collect();
-    } else if found.gpus.is_empty() && found.autodetect {
+    } else if found.autodetect {
         let names: Vec<String> = std::fs::read_dir("/dev")
             .map_err(|e| format!("/dev: {e}"))?
             .flatten()
             .filter_map(|entry| entry.file_name().into_string().ok())
             .collect();
-        found.gpus = gres::nvidia_files(names.iter().map(String::as_str));
+        let detected = gres::nvidia_files(names.iter().map(String::as_str));
+        if found.gpus.is_empty() {
+            found.gpus = detected;
+        } else {
+            // Their places among the lines are Slurm's to know: they are denied, and never lent.
+            found.others.extend(detected);
+        }
     }
     Ok(found)
 }

@@ -52,6 +52,21 @@ def check_clean(cluster: Cluster, target: Kernel, holder: int) -> None:
     assert {r["state"]["state"] for r in cluster.records("gpus").values()} == {"free"}
 
 
+def test_a_lease_ends_by_its_record_alone(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
+    """gres.conf can't be read any more: nothing new is lent, and what is lent comes back."""
+    step, told = pilot.lend(alice)
+    conf = cluster.base / "etc" / "gres.conf"
+    text = conf.read_text(encoding="utf-8")
+    try:
+        conf.write_text(text + "Include /nowhere/at/all.conf\n", encoding="utf-8")
+        end(step)
+        taken = pilot.hear()
+        assert (taken["clean"], taken["lease"]) == (True, told["lease"])
+        assert alice.opens() == EPERM
+    finally:
+        conf.write_text(text, encoding="utf-8")
+
+
 def test_the_take_back_step_cleans(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
     told, holder = lose(cluster, pilot, alice)
     taken = pilot.take_back(told["lease"])
