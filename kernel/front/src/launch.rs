@@ -239,7 +239,8 @@ fn start_local(order: &Order, incarnation: Incarnation) -> Result<Child> {
 async fn take_place(order: &Order, first: Incarnation, config: &Config) -> Result<Place> {
     let plan = place(order, first, config).await;
     let program = config.prefix.join("bin/hop-replica");
-    let (job, node) = take_seat(&plan, &config.seat, order.fresh_seat, &program).await?;
+    let bill = Bill::of(order);
+    let (job, node) = take_seat(&plan, &config.seat, &bill, order.fresh_seat, &program).await?;
     Ok(Place {
         incarnation: plan.incarnation,
         job,
@@ -282,7 +283,13 @@ pub async fn end_step(job: JobId, step: u32) {
 
 /// A seat that runs, and its node: one that the user has already, unless it ends just now, or a new one, on the node that
 /// `hopd` named unless Slurm can't reach that.
-async fn take_seat(plan: &SeatPlan, seat: &Seat, fresh: bool, program: &Path) -> Result<(JobId, String)> {
+async fn take_seat(
+    plan: &SeatPlan,
+    seat: &Seat,
+    bill: &Bill,
+    fresh: bool,
+    program: &Path,
+) -> Result<(JobId, String)> {
     if let Some(job) = plan.existing.filter(|_| !fresh) {
         match wait_for_seat(job, NODE_AWAY).await {
             Ok(node) => return Ok((job, node)),
@@ -297,7 +304,7 @@ async fn take_seat(plan: &SeatPlan, seat: &Seat, fresh: bool, program: &Path) ->
     } else {
         NODE_AWAY
     };
-    let job = submit_seat(plan, seat, program).await?;
+    let job = submit_seat(plan, seat, bill, program).await?;
     match wait_for_seat(job, patience).await {
         Ok(node) => Ok((job, node)),
         Err(SeatError::NodeAway { .. }) => {
@@ -310,7 +317,7 @@ async fn take_seat(plan: &SeatPlan, seat: &Seat, fresh: bool, program: &Path) ->
                 node: "".into(),
                 ..plan.clone()
             };
-            let job = submit_seat(&anywhere, seat, program).await?;
+            let job = submit_seat(&anywhere, seat, bill, program).await?;
             Ok((job, wait_for_seat(job, Duration::MAX).await?))
         }
         Err(error) => Err(error.into()),
@@ -429,7 +436,33 @@ async fn call(mut command: Command, input: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-async fn submit_seat(plan: &SeatPlan, seat: &Seat, program: &Path) -> Result<JobId> {
+/// Whom the seat's job is charged to; Slurm checks it, and `hopd` takes the leases' account from the job.
+struct Bill {
+    /// Options of sbatch.
+    options: Vec<String>,
+}
+
+impl Bill {
+    /// The kernelspec's word first, then the environment's, which kernelspec and spawner set.
+    fn of(order: &Order) -> Self {
+        let account = order.file.launch.account.as_ref().map(ToString::to_string);
+        Self::from(account, |name| std::env::var(name).ok())
+    }
+
+    fn from(account: Option<String>, variable: impl Fn(&str) -> Option<String>) -> Self {
+        let options = [
+            ("account", account.or_else(|| variable("GRESSHOPPER_ACCOUNT"))),
+            ("qos", variable("GRESSHOPPER_QOS")),
+            ("reservation", variable("GRESSHOPPER_RESERVATION")),
+        ]
+        .into_iter()
+        .filter_map(|(name, value)| Some(format!("--{name}={}", value.filter(|v| !v.is_empty())?)))
+        .collect();
+        Self { options }
+    }
+}
+
+async fn submit_seat(plan: &SeatPlan, seat: &Seat, bill: &Bill, program: &Path) -> Result<JobId> {
     let mut command = slurm("sbatch");
     command
         .args([
@@ -445,7 +478,8 @@ async fn submit_seat(plan: &SeatPlan, seat: &Seat, program: &Path) -> Result<Job
             plan.partition.as_ref().unwrap_or(&seat.partition)
         ))
         .arg(format!("--mem={}M", plan.mem_mib))
-        .arg(format!("--cpus-per-task={}", plan.cpus.max(1)));
+        .arg(format!("--cpus-per-task={}", plan.cpus.max(1)))
+        .args(&bill.options);
     if !plan.node.as_str().is_empty() {
         command.arg(format!("--nodelist={}", plan.node));
     }
@@ -513,5 +547,24 @@ async fn wait_for_seat(job: JobId, patience: Duration) -> Result<String, SeatErr
         }
         sleep(pause).await;
         pause = (pause * 3 / 2).min(POLL.1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernelspecs_account_goes_before_the_servers() {
+        let server =
+            |name: &str| (name != "GRESSHOPPER_RESERVATION").then(|| format!("of-{}", name.to_lowercase()));
+        let own = Bill::from(Some("physics".to_owned()), server);
+        assert_eq!(own.options, ["--account=physics", "--qos=of-gresshopper_qos"]);
+        let inherited = Bill::from(None, server);
+        assert_eq!(
+            inherited.options,
+            ["--account=of-gresshopper_account", "--qos=of-gresshopper_qos"]
+        );
+        assert!(Bill::from(None, |_| Some(String::new())).options.is_empty());
     }
 }
