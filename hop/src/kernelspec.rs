@@ -116,15 +116,23 @@ impl Install {
                 fs::copy(entry.path(), place.join(entry.file_name()))?;
             }
         }
-        let text = serde_json::to_string_pretty(&self.spec(&base.spec))?;
+        let text = serde_json::to_string_pretty(&self.spec(&base.spec, front_program().as_deref()))?;
         // Whoever lists kernelspecs now sees the old one or the new one.
         let new = place.join(".kernel.json.new");
         fs::write(&new, text + "\n")?;
         fs::rename(new, place.join(FILE))
     }
 
-    fn spec(&self, base: &Map<String, Value>) -> Value {
+    fn spec(&self, base: &Map<String, Value>, front: Option<&Path>) -> Value {
         let mut spec = base.clone();
+        let config = self.config(front);
+        let command = spec
+            .get("argv")
+            .and_then(Value::as_array)
+            .map(|argv| own_command(argv));
+        if let (Some(front), Some(command)) = (front, command) {
+            spec.insert("argv".into(), launcher_argv(front, &config, command));
+        }
         spec.insert("display_name".into(), self.display_name.clone().into());
         // What the kernel is sent reaches it wherever it runs; a signal doesn't.
         spec.insert("interrupt_mode".into(), "message".into());
@@ -133,7 +141,7 @@ impl Install {
             .and_then(Value::as_object)
             .cloned()
             .unwrap_or_default();
-        let provisioner = json!({"provisioner_name": "gresshopper", "config": self.config()});
+        let provisioner = json!({"provisioner_name": "gresshopper", "config": config});
         metadata.insert("kernel_provisioner".into(), provisioner);
         // Keys for CurveZMQ would be the local kernel's.
         metadata.remove("supported_encryption");
@@ -142,7 +150,7 @@ impl Install {
     }
 
     /// Traits of the provisioner; only what isn't the default.
-    fn config(&self) -> Value {
+    fn config(&self, front: Option<&Path>) -> Value {
         let mut config = Map::new();
         let mut need = Map::new();
         if self.gpus > 0 {
@@ -171,11 +179,38 @@ impl Install {
         if self.local {
             config.insert("local".into(), true.into());
         }
-        if let Some(front) = front_program() {
+        if let Some(front) = front {
             config.insert("front_program".into(), front.display().to_string().into());
         }
         config.into()
     }
+}
+
+/// What every client can start, also one that knows no provisioners. Ours takes the kernel's own command out again.
+fn launcher_argv(front: &Path, config: &Value, command: &[Value]) -> Value {
+    let front = front.display().to_string();
+    let options = config.to_string();
+    let ours = [
+        &front,
+        "kernel",
+        "-f",
+        "{connection_file}",
+        "--options",
+        &options,
+        "--",
+    ];
+    ours.into_iter()
+        .map(Value::from)
+        .chain(command.iter().cloned())
+        .collect()
+}
+
+/// The kernel's own command in an `argv` that may be ours already.
+fn own_command(argv: &[Value]) -> &[Value] {
+    let word = |at: usize| argv.get(at).and_then(Value::as_str).unwrap_or_default();
+    let ours = Path::new(word(0)).ends_with("hop-front") && word(1) == "kernel";
+    let end = argv.iter().position(|a| a == "--").filter(|_| ours);
+    end.map_or(argv, |end| &argv[end + 1..])
 }
 
 /// `hop-front` of this installation.
@@ -344,6 +379,23 @@ mod tests {
             "metadata": {"debugger": true, "kernel_provisioner": {"provisioner_name": "gresshopper", "config": config}}});
         assert_eq!(made, expected);
         assert!(place.join("logo.svg").is_file());
+
+        let front = Path::new("/opt/g/bin/hop-front");
+        let made = install.spec(expected.as_object().unwrap(), Some(front));
+        let options = r#"{"front_program":"/opt/g/bin/hop-front","mem_mib":4096,"need":{"gpus":1}}"#;
+        let ours = [
+            "/opt/g/bin/hop-front",
+            "kernel",
+            "-f",
+            "{connection_file}",
+            "--options",
+            options,
+            "--",
+        ];
+        let argv = [&ours[..], &["python", "-f", "{connection_file}"]].concat();
+        assert_eq!(made["argv"], json!(argv));
+        let again = install.spec(made.as_object().unwrap(), Some(front));
+        assert_eq!(again["argv"], made["argv"], "a spec of ours is not wrapped twice");
         assert_eq!(fs::read_dir(&place).unwrap().count(), 2);
     }
 

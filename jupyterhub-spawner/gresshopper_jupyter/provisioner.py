@@ -253,7 +253,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             argv = self.parent.format_kernel_cmd(extra_arguments=extra)
         finally:
             self.parent.connection_file = file
-        argv = [a.replace(_STAND_IN, _CONNECTION_FILE) for a in argv]
+        argv = _own_command([a.replace(_STAND_IN, _CONNECTION_FILE) for a in argv])
         prepared: dict[str, Any] = await super().pre_launch(cmd=argv, **kwargs)
         return prepared
 
@@ -301,6 +301,13 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
         # The kernel itself gets five seconds; its node's supervisor and the front come after it.
         return max(recommended, 8.0)
+
+
+def _own_command(argv: list[str]) -> list[str]:
+    """The kernel's command, without the launcher that is there for clients that know no provisioners."""
+    if os.path.basename(argv[0]) == "hop-front" and argv[1:2] == ["kernel"] and "--" in argv:
+        return argv[argv.index("--") + 1 :]
+    return argv
 
 
 async def _in_thread(work: Callable[[], T]) -> T:

@@ -5,6 +5,7 @@ mod announce;
 pub mod core;
 pub mod delivered;
 pub mod launch;
+pub mod launcher;
 pub mod life;
 pub mod listen;
 pub mod owner;

@@ -1,9 +1,9 @@
-//! `hop-front`: reads on standard input what to run, and says on standard output what became of it (`owner`).
+//! `hop-front`: reads on standard input what to run, and says on standard output what became of it (`owner`); or is a kernelspec's `argv` (`launcher`).
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use hop_front::owner::{Said, Start, VERSION, say};
-use hop_front::run;
+use hop_front::{launcher, owner, run};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::IsTerminal;
@@ -15,10 +15,19 @@ use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
     version,
     about = "Speaks Jupyter's protocol for one kernel (started by the kernel provisioner)"
 )]
-struct Args {}
+struct Args {
+    #[command(subcommand)]
+    verb: Option<Verb>,
+}
+
+#[derive(clap::Subcommand)]
+enum Verb {
+    /// Runs a kernel for a client that starts the kernelspec's command itself
+    Kernel(launcher::Args),
+}
 
 fn main() -> ExitCode {
-    Args::parse();
+    let args = Args::parse();
     let filter =
         tracing_subscriber::EnvFilter::try_from_env("GRESSHOPPER_LOG").unwrap_or_else(|_| "warn".into());
     tracing_subscriber::fmt()
@@ -34,7 +43,13 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let done = runtime.block_on(front());
+    let done = match args.verb {
+        None => runtime.block_on(front()),
+        Some(Verb::Kernel(args)) => {
+            owner::speak_to_people();
+            launcher::start(args).and_then(|start| runtime.block_on(run::run(start, parent_gone())))
+        }
+    };
     runtime.shutdown_background();
     match done {
         Ok(true) => ExitCode::SUCCESS,

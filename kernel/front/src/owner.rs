@@ -6,6 +6,7 @@ use hop_protocol::file::Launch;
 use hop_words::id::{Incarnation, KernelId};
 use serde::{Deserialize, Serialize};
 use std::io::Write;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The version in every [`Start`].
 pub const VERSION: u32 = 2;
@@ -80,8 +81,22 @@ pub enum Said {
     Dead { reason: String },
 }
 
+/// Whether the one who started us reads what we say.
+static READ: AtomicBool = AtomicBool::new(true);
+
+/// The one who started us is a client that shows its kernels' output to people: it is told why a kernel died, no more.
+pub fn speak_to_people() {
+    READ.store(false, Ordering::Relaxed);
+}
+
 /// Tells the owner. One that is gone is noticed elsewhere.
 pub fn say(said: &Said) {
+    if !READ.load(Ordering::Relaxed) {
+        if let Said::Dead { reason } = said {
+            eprintln!("hop-front: {reason}");
+        }
+        return;
+    }
     let mut out = std::io::stdout().lock();
     let _ = serde_json::to_writer(&mut out, said)
         .map_err(std::io::Error::from)
