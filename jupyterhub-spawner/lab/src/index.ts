@@ -19,6 +19,7 @@ import { showDetails } from "./details.js";
 import { DoneNotice } from "./done.js";
 import iconSvg from "./icon.js";
 import { KernelPanelWidget } from "./panel.js";
+import { WalltimeNotice } from "./walltime.js";
 import type { Watcher } from "./watcher.js";
 import { isKernelPanel, Watchers } from "./watchers.js";
 
@@ -88,6 +89,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     }
     followCurrent(shared, statusBar, labShell);
     addPanel(shared);
+    new WalltimeNotice(shared.api, shared.trans);
     addCommands(shared, palette);
   },
 };
