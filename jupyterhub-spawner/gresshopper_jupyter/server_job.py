@@ -1,9 +1,9 @@
-"""Runs as the user: submits the single-user server's job, and is what that job starts.
+"""Runs as the user: submits the single-user server's job, is what that job starts, and says how it goes.
 
-`python -m gresshopper_jupyter.server_job submit` reads a JSON request on standard input, keeps the server's
-environment (it holds the hub's API token) in a file of mode 0600, and calls sbatch. The job's script calls
-`... server_job run FILE`: it reads and removes that file, picks a port, says which one in the job's comment, and
-becomes the server.
+`submit` reads a JSON request on standard input, keeps what is secret in it (the hub's API token, the key of internal
+SSL) in a file of mode 0600, and calls sbatch. The job's script calls `run FILE`: it reads and removes that file, starts
+the server on a port, and tells the port once the socket that listens there is the user's own (`doorway`). `port NAME`
+and `tail PATH` are how the hub asks. All of it lies in the user's home, which the hub's host and the nodes share.
 """
 
 from __future__ import annotations
@@ -11,16 +11,36 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import signal
 import socket
 import stat
 import subprocess
 import sys
+import time
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
+
+from . import doorway
+
+#: What the job's comment says once the server is over and its port is still held.
+ENDED = "gresshopper ended"
+#: Logs that are kept of a user's servers, the newest.
+LOGS_KEPT = 8
+LOG_LINES = 20
+#: How old the secrets of a job that hasn't begun may become.
+SECRETS_KEPT_S = 14 * 86400
+#: How long `port` waits for the server before it lets the hub look at the job again.
+PORT_WAIT_S = 5.0
+#: How long a dead server's port is held, so that the hub notices before anybody else has it.
+HOLD_S = 120.0
+_TRIES = 8
 
 
 def state_dir() -> Path:
-    """The folder of this user's pending environments, made with mode 0700."""
+    """The folder of this user's servers, made with mode 0700."""
     base = os.environ.get("XDG_DATA_HOME") or os.path.join(os.path.expanduser("~"), ".local", "share")
     path = Path(base) / "gresshopper" / "servers"
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -45,9 +65,12 @@ def read_secret(path: Path) -> str:
         return file.read()
 
 
-def batch_script(python: str, env_file: Path, prologue: str) -> str:
+# Submitting.
+
+
+def batch_script(shell: str, python: str, env_file: Path, prologue: str) -> str:
     """The job's script. Nothing in it is secret and nothing in it comes from a form."""
-    return f'#!/bin/sh\n{prologue}\nexec "{python}" -m gresshopper_jupyter.server_job run "{env_file}"\n'
+    return f'#!{shell}\n{prologue}\nexec "{python}" -m gresshopper_jupyter.server_job run "{env_file}"\n'
 
 
 def clean_environment() -> dict[str, str]:
@@ -56,39 +79,77 @@ def clean_environment() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if not k.startswith(drop) or k == "SLURM_CONF"}
 
 
+def prune(folder: Path) -> None:
+    """Keeps the newest servers' logs, nothing else of those before, and no secret of a job that never ran."""
+    for secret in folder.glob("*.json"):
+        if time.time() - secret.stat().st_mtime > SECRETS_KEPT_S:
+            secret.unlink(missing_ok=True)
+    logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for log in logs[LOGS_KEPT:]:
+        for path in folder.glob(f"{log.stem}.*"):
+            path.unlink(missing_ok=True)
+
+
 def submit() -> int:
-    """Submit the job that standard input describes; print its id."""
+    """Submit the job that standard input describes; print its id, its name and where its log is."""
     request = json.load(sys.stdin)
-    env_file = state_dir() / f"{secrets.token_hex(8)}.json"
-    write_secret(env_file, json.dumps({"env": request["env"], "cmd": request["cmd"]}))
+    folder = state_dir()
+    prune(folder)
+    name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+    env_file = folder / f"{name}.json"
+    kept = {key: request.get(key) for key in ("env", "cmd", "certs", "ports")}
+    write_secret(env_file, json.dumps(kept))
+    log = request.get("log") or str(folder / f"{name}.log")
+    if not request.get("log"):
+        # Made here, so that nobody else may read it; the job appends.
+        write_secret(Path(log), "")
     try:
         done = subprocess.run(
-            ["sbatch", "--parsable", *request["options"]],
-            input=batch_script(request["python"], env_file, request["prologue"]),
+            ["sbatch", "--parsable", f"--output={log}", "--open-mode=append", *request["options"]],
+            input=batch_script(request["shell"], request["python"], env_file, request["prologue"]),
             env=clean_environment(),
             capture_output=True,
             text=True,
             check=False,
         )
+        problem = "" if done.returncode == 0 else done.stderr.strip() or f"sbatch ended with {done.returncode}"
     except OSError as error:
-        env_file.unlink(missing_ok=True)
-        print(f"sbatch can't be run: {error}", file=sys.stderr)
+        problem = f"sbatch can't be run: {error}"
+    if problem:
+        for path in folder.glob(f"{name}.*"):
+            path.unlink()
+        print(problem, file=sys.stderr)
         return 1
-    if done.returncode != 0:
-        env_file.unlink(missing_ok=True)
-        print(done.stderr.strip() or f"sbatch ended with {done.returncode}", file=sys.stderr)
-        return 1
-    print(done.stdout.strip().split(";")[0])
+    job = done.stdout.strip().split(";")[0]
+    print(json.dumps({"job": job, "name": name, "log": log.replace("%j", job)}))
     return 0
 
 
-def free_port(ip: str) -> int:
-    """A port that is free on `ip` now. Should another process take it first, the server fails and says so."""
-    family = socket.AF_INET6 if ":" in ip else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.bind((ip, 0))
-        port: int = probe.getsockname()[1]
-        return port
+# What the hub asks.
+
+
+def port(name: str) -> int:
+    """Print the server's port, or nothing if it isn't there within some seconds."""
+    path = state_dir() / f"{os.path.basename(name)}.port"
+    until = time.monotonic() + PORT_WAIT_S
+    while True:
+        # Listing makes a network file system look again.
+        if path.name in os.listdir(path.parent):
+            print(read_secret(path))
+            return 0
+        if time.monotonic() > until:
+            return 0
+        time.sleep(0.1)
+
+
+def tail(path: str) -> int:
+    """Print the end of a server's log."""
+    with open(path, errors="replace") as file:
+        sys.stdout.writelines(deque(file, LOG_LINES))
+    return 0
+
+
+# Running.
 
 
 def with_port(url: str, port: int) -> str:
@@ -98,35 +159,113 @@ def with_port(url: str, port: int) -> str:
     return urlunsplit(parts._replace(netloc=f"{host}:{port}"))
 
 
-def run(env_file: Path) -> int:
-    """Become the single-user server that the file describes."""
-    request = json.loads(read_secret(env_file))
-    env_file.unlink()
-    env: dict[str, str] = {**os.environ, **request["env"]}
-    url = env["JUPYTERHUB_SERVICE_URL"]
-    port = free_port(urlsplit(url).hostname or "0.0.0.0")
-    env["JUPYTERHUB_SERVICE_URL"] = with_port(url, port)
-    job = os.environ["SLURM_JOB_ID"]
-    told = subprocess.run(
-        ["scontrol", "update", f"JobId={job}", f"Comment=gresshopper port={port}"],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    if told.returncode != 0:
-        print(f"scontrol could not note the server's port: {told.stderr.strip()}", file=sys.stderr)
+def place_certs(env_file: Path, certs: dict[str, str]) -> dict[str, str]:
+    """Write key, certificate and authority for internal SSL; the variables that name them."""
+    variables = {"keyfile": "KEYFILE", "certfile": "CERTFILE", "cafile": "CLIENT_CA"}
+    named = {}
+    for what, text in certs.items():
+        path = env_file.with_suffix(f".{what}.pem")
+        path.unlink(missing_ok=True)
+        write_secret(path, text)
+        named[f"JUPYTERHUB_SSL_{variables[what]}"] = str(path)
+    return named
+
+
+class Launcher:
+    """The server's parent: it tells the port, and holds it after the server's death."""
+
+    def __init__(self, env_file: Path) -> None:
+        request = json.loads(read_secret(env_file))
+        env_file.unlink()
+        self._cmd: list[str] = request["cmd"]
+        self._range: Sequence[int] | None = request["ports"]
+        self._env: dict[str, str] = {**os.environ, **request["env"], **place_certs(env_file, request["certs"] or {})}
+        self._port_file = env_file.with_suffix(".port")
+        self._process: subprocess.Popen[bytes] | None = None
+        self._told_to_go = False
+
+    def run(self) -> int:
+        signal.signal(signal.SIGTERM, self._terminate)
+        os.chdir(os.path.expanduser("~"))
+        try:
+            return self._run()
+        finally:
+            for path in self._port_file.parent.glob(f"{self._port_file.stem}.*"):
+                if path.suffix != ".log":
+                    path.unlink(missing_ok=True)
+
+    def _run(self) -> int:
+        url = self._env["JUPYTERHUB_SERVICE_URL"]
+        address = urlsplit(url).hostname or "0.0.0.0"
+        tried: set[int] = set()
+        for _ in range(_TRIES):
+            port = doorway.free_port(address, self._range, tried)
+            if port is None:
+                break
+            tried.add(port)
+            self._env["JUPYTERHUB_SERVICE_URL"] = with_port(url, port)
+            self._process = subprocess.Popen(self._cmd, env=self._env)
+            if self._told_to_go:
+                self._process.terminate()
+            if not self._lost(port):
+                return self._stay(port)
+            print(f"gresshopper: somebody else had port {port}; another is tried", file=sys.stderr, flush=True)
+        where = "" if self._range is None else f" in {self._range[0]}-{self._range[1]}"
+        print(f"gresshopper: no free port{where} on {socket.gethostname()}", file=sys.stderr, flush=True)
         return 1
-    os.chdir(os.path.expanduser("~"))
-    os.execvpe(request["cmd"][0], request["cmd"], env)
+
+    def _lost(self, port: int) -> bool:
+        """Waits until the server listens, or has ended. True: it has ended, and somebody else had its port meanwhile."""
+        assert self._process is not None
+        others = False
+        while True:
+            ended = self._process.poll() is not None
+            uids = {listener.uid for listener in doorway.listeners(port)}
+            others = others or bool(uids - {os.getuid()})
+            if ended:
+                return others and not self._told_to_go
+            if uids == {os.getuid()}:
+                return False
+            time.sleep(0.1)
+
+    def _stay(self, port: int) -> int:
+        """Tells the port and waits for the server's end."""
+        process = self._process
+        assert process is not None
+        if process.poll() is not None:
+            return process.returncode or 1
+        held = doorway.share(port)
+        write_secret(self._port_file, json.dumps({"port": port}))
+        status = process.wait()
+        if held is not None and not self._told_to_go and tell_ended():
+            doorway.refuse_all(held, HOLD_S, lambda: self._told_to_go)
+        # Slurm calls a job failed by its script's status.
+        return status if status >= 0 else 128 - status
+
+    def _terminate(self, *_: Any) -> None:
+        self._told_to_go = True
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+
+
+def tell_ended() -> bool:
+    """Say in the job's comment that the server is over."""
+    job = os.environ["SLURM_JOB_ID"]
+    argv = ["scontrol", "update", f"JobId={job}", f"Comment={ENDED}"]
+    return subprocess.run(argv, check=False, capture_output=True).returncode == 0
 
 
 def main() -> int:
-    verb = sys.argv[1:2]
-    if verb == ["submit"] and len(sys.argv) == 2:
+    given = sys.argv[1:]
+    if given == ["submit"]:
         return submit()
-    if verb == ["run"] and len(sys.argv) == 3:
-        return run(Path(sys.argv[2]))
-    print("usage: server_job submit < request.json | server_job run FILE", file=sys.stderr)
+    if len(given) == 2 and given[0] == "run":
+        return Launcher(Path(given[1])).run()
+    if len(given) == 2 and given[0] == "port":
+        return port(given[1])
+    if len(given) == 2 and given[0] == "tail":
+        return tail(given[1])
+    print("usage: server_job submit < request.json | run FILE | port NAME | tail PATH", file=sys.stderr)
     return 2
 
 

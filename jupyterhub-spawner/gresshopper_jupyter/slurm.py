@@ -15,9 +15,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from .server_job import ENDED
+
 COMMAND_TIMEOUT_S = 30.0
 _FIELDS = "%i|%T|%r|%S|%N|%k"
-_PORT = re.compile(r"^gresshopper port=(\d{1,5})$")
 
 PENDING = frozenset({"PENDING", "CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "RESV_DEL_HOLD"})
 RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_OUT", "STOPPED", "RESIZING"})
@@ -36,7 +37,8 @@ class Job:
     reason: str
     start: str
     node: str
-    port: int | None
+    #: The server in it has ended, and its launcher holds the port until the hub has noticed.
+    server_ended: bool = False
 
     @property
     def pending(self) -> bool:
@@ -44,20 +46,18 @@ class Job:
 
     @property
     def alive(self) -> bool:
-        return self.pending or self.state in RUNNING
+        return (self.pending or self.state in RUNNING) and not self.server_ended
 
 
 def parse_jobs(text: str) -> dict[str, Job]:
-    """The jobs in squeue's output, by id. A comment that is not ours gives no port."""
+    """The jobs in squeue's output, by id. A comment that is not ours means nothing."""
     jobs = {}
     for line in text.splitlines():
         fields = line.split("|", 5)
         if len(fields) != 6:
             continue
         job_id, state, reason, start, node, comment = fields
-        match = _PORT.match(comment)
-        port = int(match.group(1)) if match else None
-        jobs[job_id] = Job(job_id, state, reason, start, node, port if port and port < 65536 else None)
+        jobs[job_id] = Job(job_id, state, reason, start, node, comment == ENDED)
     return jobs
 
 
@@ -122,13 +122,33 @@ class JobTable:
         self._lock = asyncio.Lock()
 
     async def get(self, job_id: str, max_age_s: float) -> Job | None:
-        """The job, or None if Slurm no longer lists it. SlurmError if Slurm can't be asked now."""
+        """The job, or None if Slurm doesn't list it to us. SlurmError if Slurm can't be asked now."""
         async with self._lock:
             if time.monotonic() - self._at > max_age_s:
                 text = await run(["squeue", "-h", "-a", "--name", self._job_name, "-t", "all", "-o", _FIELDS])
                 self._jobs = parse_jobs(text)
                 self._at = time.monotonic()
         return self._jobs.get(job_id)
+
+
+async def job_of(user: str, job_id: str, prefix: Sequence[str]) -> Job | None:
+    """The job, as its user sees it: `PrivateData=jobs` hides it from others. None if there is no such job."""
+    try:
+        text = await run(["squeue", "-h", "-j", job_id, "-t", "all", "-o", _FIELDS], user=user, prefix=prefix)
+    except SlurmError as error:
+        if "Invalid job id" in str(error):
+            return None
+        raise
+    return parse_jobs(text).get(job_id)
+
+
+async def addresses(partition: str) -> list[str]:
+    """Names and addresses of a partition's nodes, or of the default one's if none is named."""
+    chosen = ["-p", partition] if partition else []
+    text = await run(["sinfo", "-h", "-N", "-o", "%N|%o|%P", *chosen])
+    rows = [line.strip().split("|") for line in text.splitlines() if line.count("|") == 2]
+    found = {word for name, address, part in rows if partition or part.endswith("*") for word in (name, address)}
+    return sorted(found)
 
 
 async def node_address(node: str) -> str:

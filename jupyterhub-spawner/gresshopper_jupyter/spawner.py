@@ -1,25 +1,31 @@
 """The JupyterHub spawner: each single-user server is a Slurm job of its user, without a GPU.
 
-Thin on purpose. The job is submitted as the user (`server_job submit`), one squeue serves all users, the server's
-port comes back in the job's comment, and kernels are the provisioner's business.
+Thin on purpose. The job is submitted as the user (`server_job submit`), one squeue serves all users, the server tells
+its port to its user's own folder, and kernels are the provisioner's business. What users may choose is `profiles` and
+`offer`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import html
 import json
 import os
 import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any, ClassVar
 
+import jinja2
 from jupyterhub.spawner import Spawner
-from traitlets import Dict, Float, Integer, List, Unicode, default
+from sqlalchemy.orm import object_session
+from traitlets import Any as AnyTrait
+from traitlets import Bool, Callable, Dict, Enum, Float, Integer, List, Unicode, Union, default
 
-from .slurm import Job, JobTable, SlurmError, node_address, run
+from . import profiles
+from .failures import Failure, refused
+from .offer import FIELDS, Book, Offer
+from .slurm import Job, JobTable, SlurmError, addresses, job_of, node_address, run
 
-JOB_NAME = "gresshopper-server"
 ANSWER_AGE_S = 10.0
 STARTING_AGE_S = 0.4
 
@@ -37,18 +43,46 @@ REASONS = {
     "None": "Slurm is about to start it",
 }
 
+LABELS = {
+    "partition": ("Partition", "the default"),
+    "account": ("Account", ""),
+    "qos": ("QOS", "the default"),
+    "reservation": ("Reservation", "none"),
+    "cpus": ("Cores", "the default"),
+    "mem_mib": ("Memory in MiB", "the default"),
+    "time_limit_min": ("Minutes", "as long as the partition allows"),
+}
+
+#: What no profile sets: how the hub acts as the user, and what makes the form.
+_NOT_BY_PROFILE = frozenset({"exec_prefix", "log_dir", "job_name", "profile_list", "form_fields", "form_template"})
+
 
 class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     """Runs the user's Jupyter server as a Slurm job; its kernels get GPUs cell by cell."""
 
     partition = Unicode("", config=True, help="Slurm partition of the server's job; empty: the cluster's default.")
-    account = Unicode("", config=True, help="Slurm account; empty: the user's default.")
+    account = Unicode("", config=True, help="Slurm account of the server's job; empty: the user's default.")
     qos = Unicode("", config=True, help="Slurm QOS; empty: the default.")
+    reservation = Unicode("", config=True, help="Slurm reservation; empty: none.")
+    constraint = Unicode("", config=True, help="Features that the node must have, as sbatch's --constraint.")
+    gres = Unicode("", config=True, help="A GPU for the whole session, as sbatch's --gres; empty: none is needed.")
+    kernel_account = Unicode("", config=True, help="Slurm account of the kernels; empty: the server's.")
+    kernel_qos = Unicode("", config=True, help="Slurm QOS of the kernels; empty: the account's default.")
+    kernel_reservation = Unicode("", config=True, help="Slurm reservation of the kernels; empty: none.")
     mem_mib = Integer(1024, config=True, help="Memory of the server's job in MiB (kernels have their own).")
     cpus = Integer(1, config=True, help="Cores of the server's job.")
     time_limit_min = Integer(0, config=True, help="Time limit in minutes; 0: the partition's.")
     sbatch_options = List(Unicode(), config=True, help="Further options for sbatch, one item each.")
     prologue = Unicode("", config=True, help="Shell lines that the job runs first (module load, say).")
+    login_shell = Bool(False, config=True, help="Run the prologue in a login shell, which knows `module`.")
+    job_name = Unicode("gresshopper-server", config=True, help="Name of the servers' jobs.")
+    port_range = Union(
+        [List(Integer(), minlen=2, maxlen=2), Enum([None])],
+        default_value=None,
+        allow_none=True,
+        config=True,
+        help="First and last port that a server may listen on, for firewalls; None: any that is free.",
+    )
     node_python = Unicode(
         config=True,
         help="The Python on the compute nodes that has gresshopper_jupyter; default: the hub's own.",
@@ -58,21 +92,39 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         config=True,
         help="How to act as {username} when the hub is not root, e.g. sudo -E -u {username}.",
     )
-    log_dir = Unicode("", config=True, help="Folder for the jobs' output ({username} allowed); empty: discarded.")
-    profiles = List(
-        Dict(),
+    log_dir = Unicode(
+        "",
         config=True,
-        help="""Choices of the spawn page. Each: {"slug", "display_name", "description", "default", "settings"};
-        settings may set partition, account, qos, mem_mib, cpus, time_limit_min.""",
+        help="Folder for the servers' logs ({username} allowed); empty: the user's ~/.local/share/gresshopper/servers, "
+        "where the newest eight are kept.",
     )
+    profile_list = Union(
+        [List(Dict()), Callable()],
+        config=True,
+        help="Choices of the spawn page in kubespawner's shape, or a function of the spawner that returns them.",
+    )
+    form_fields = List(
+        Enum(FIELDS),
+        config=True,
+        help="What users choose themselves, from what Slurm allows them: " + ", ".join(FIELDS) + ".",
+    )
+    form_template = Unicode("", config=True, help="A Jinja2 template instead of the form's own.")
     poll_age_s = Float(
         ANSWER_AGE_S, config=True, help="How old squeue's answer may be for a running server, seconds."
     )
 
-    _table: ClassVar[JobTable | None] = None
-    _settable = frozenset({"partition", "account", "qos", "mem_mib", "cpus", "time_limit_min"})
+    _tables: ClassVar[dict[str, JobTable]] = {}
+    _book: ClassVar[Book] = Book()
 
     job_id = ""
+    #: The server's name in its user's folder, and its log.
+    _name = ""
+    _log = ""
+    _certs = AnyTrait(None, allow_none=True)
+
+    @default("profile_list")
+    def _profile_list(self) -> list[Any]:
+        return []
 
     @default("node_python")
     def _node_python(self) -> str:
@@ -89,123 +141,240 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     @default("env_keep")
     def _env_keep(self) -> list[str]:
         # PATH and libraries of the node come from the job; what names this installation goes along.
-        return ["PATH", "LANG", "LC_ALL", "SLURM_CONF", "GRESSHOPPER_CONF", "JUPYTER_PATH"]
+        return ["LANG", "LC_ALL", "SLURM_CONF", "GRESSHOPPER_CONF", "JUPYTER_PATH"]
 
     # What the user chose.
 
+    @default("apply_user_options")
+    def _apply_user_options(self) -> Any:
+        # `start` applies them, once they are checked.
+        return lambda spawner, options: None
+
+    async def offered(self) -> list[profiles.Profile]:
+        """Those that are offered to this user."""
+        every = self.profile_list
+        if callable(every):
+            every = every(self)
+            if asyncio.iscoroutine(every):
+                every = await every
+        return profiles.offered(every, {group.name for group in getattr(self.user, "groups", ())})
+
     @default("options_form")
-    def _options_form(self) -> str:
-        if not self.profiles:
-            return ""
-        rows = []
-        for at, profile in enumerate(self.profiles):
-            checked = " checked" if profile.get("default", at == 0) else ""
-            rows.append(
-                f'<label class="form-check"><input class="form-check-input" type="radio" name="profile" '
-                f'value="{html.escape(profile["slug"])}"{checked}> <b>{html.escape(profile["display_name"])}</b><br>'
-                f"<small>{html.escape(profile.get('description', ''))}</small></label>"
-            )
-        return "\n".join(rows)
+    def _options_form(self) -> Any:
+        return GresshopperSpawner.render_form if self.profile_list or self.form_fields else ""
 
-    def options_from_form(self, formdata: dict[str, list[str]]) -> dict[str, Any]:
-        return {"profile": formdata.get("profile", [""])[0]}
-
-    def settings(self) -> dict[str, Any]:
-        """The job's settings: the profile's over ours. An unknown profile is the user's error, not a default."""
-        chosen: dict[str, Any] = {name: getattr(self, name) for name in self._settable}
-        slug = self.user_options.get("profile") or next(
-            (p["slug"] for at, p in enumerate(self.profiles) if p.get("default", at == 0)), ""
+    async def render_form(self) -> str:
+        """The spawn page's form, from what Slurm offers this user now."""
+        every = await self.offered()
+        chosen = dict(self.user_options or {})
+        slug = chosen.get("profile")
+        if slug not in [p["slug"] for p in every]:
+            slug = profiles.default_profile(every)
+        notes, fields = [], []
+        try:
+            offer = await self._book.offer(self.user.name)
+            fields = self._fields(offer)
+            if offer.site.stale:
+                notes.append("Slurm's accounting doesn't answer: accounts and QOS are the last that are known.")
+            where = offer.partition(self.partition)
+            if where is not None:
+                notes.append(f"{where.idle} of {where.nodes} nodes of partition {where.name} are idle.")
+        except SlurmError as error:
+            self.log.warning("the form can't ask Slurm: %s", error)
+            notes.append("Slurm doesn't answer now; the site's defaults will be used.")
+        text = self.form_template or Path(__file__).with_name("form.html").read_text()
+        template = jinja2.Environment(autoescape=True).from_string(text)
+        return template.render(
+            profiles=every,
+            profile=slug,
+            chosen=chosen,
+            fields=fields,
+            notes=notes,
+            default_choice=profiles.default_choice,
         )
-        if slug:
-            profile = next((p for p in self.profiles if p["slug"] == slug), None)
-            if profile is None:
-                raise ValueError(f"there is no profile {slug!r} here")
-            chosen.update({k: v for k, v in profile.get("settings", {}).items() if k in self._settable})
+
+    def _fields(self, offer: Offer) -> list[dict[str, Any]]:
+        where = offer.partition(self.partition)
+        choices: dict[str, list[str]] = {
+            "partition": [p.name for p in offer.partitions()],
+            "account": list(offer.accounts),
+            # Another partition may allow others: what comes back is checked in the one that is chosen.
+            "qos": offer.qos(None if "partition" in self.form_fields else where),
+            "reservation": list(offer.reservations),
+        }
+        bounds = {"cpus": where.cpus, "mem_mib": where.mem_mib, "time_limit_min": where.max_min} if where else {}
+        made = []
+        for name in FIELDS:
+            if name not in self.form_fields or (name in choices and not choices[name]):
+                continue
+            label, empty = LABELS[name]
+            given = [(value, value) for value in choices[name]] if name in choices else None
+            made.append({"name": name, "label": label, "empty": empty, "choices": given, "bound": bounds.get(name)})
+        return made
+
+    async def options_from_form(self, formdata: dict[str, list[str]]) -> dict[str, Any]:
+        chosen = profiles.from_form(formdata, self.form_fields)
+        await self.choose(chosen)
         return chosen
+
+    async def options_from_query(self, query_data: dict[str, list[str]]) -> dict[str, Any]:
+        """A link says what the API says: `?opt-profile=small&opt-account=physics`."""
+        # JupyterHub 5 leaves the beginning to us.
+        chosen = {
+            name[4:] if name.startswith("opt-") else name: values[0] for name, values in query_data.items() if values
+        }
+        await self.choose(chosen)
+        return chosen
+
+    async def choose(self, chosen: dict[str, Any]) -> dict[str, Any]:
+        """The traits that this choice sets; refused if it isn't the user's to make."""
+        made = profiles.overrides(await self.offered(), chosen)
+        for name in made:
+            if name in _NOT_BY_PROFILE or name not in self.traits(config=True):
+                raise refused(f"a profile can't set {name!r}; tell your administrator")
+        wanted = {name: str(chosen[name]) for name in FIELDS if chosen.get(name)}
+        forbidden = sorted(set(wanted) - set(self.form_fields))
+        if forbidden:
+            raise refused(f"{', '.join(forbidden)} isn't yours to choose here")
+        if wanted:
+            try:
+                offer = await self._book.offer(self.user.name)
+            except SlurmError as error:
+                raise Failure(f"Slurm doesn't answer: {error}", reason="slurm", status_code=503) from error
+            made.update(offer.check(wanted, made.get("partition", self.partition), made.get("account", self.account)))
+        return made
 
     # The job.
 
     def sbatch_argv(self) -> list[str]:
         """The options for sbatch: ours first, so that a site's own can override them."""
-        want = self.settings()
-        out = (
-            os.path.join(self.log_dir.format(username=self.user.name), "server-%j.log")
-            if self.log_dir
-            else "/dev/null"
-        )
+        for option in self.sbatch_options:
+            if option.startswith(("--job-name", "-J", "--comment", "--output", "-o")):
+                raise refused(f"sbatch_options can't have {option!r}: see job_name and log_dir", "configuration")
         argv = [
-            f"--job-name={JOB_NAME}",
+            f"--job-name={self.job_name}",
             "--nodes=1",
             "--ntasks=1",
-            f"--cpus-per-task={want['cpus']}",
-            f"--mem={want['mem_mib']}M",
+            f"--cpus-per-task={self.cpus}",
+            f"--mem={self.mem_mib}M",
             "--export=ALL",
             "--no-requeue",
-            f"--output={out}",
         ]
-        argv += [f"--{name}={want[name]}" for name in ("partition", "account", "qos") if want[name]]
-        if want["time_limit_min"]:
-            argv.append(f"--time={want['time_limit_min']}")
+        for name in ("partition", "account", "qos", "reservation", "constraint", "gres"):
+            if getattr(self, name):
+                argv.append(f"--{name}={getattr(self, name)}")
+        if self.time_limit_min:
+            argv.append(f"--time={self.time_limit_min}")
         return argv + list(self.sbatch_options)
 
     def as_user(self) -> list[str]:
         return [part.format(username=self.user.name) for part in self.exec_prefix]
 
-    @classmethod
-    def table(cls) -> JobTable:
-        if GresshopperSpawner._table is None:
-            GresshopperSpawner._table = JobTable(JOB_NAME)
-        return GresshopperSpawner._table
+    def table(self) -> JobTable:
+        return self._tables.setdefault(self.job_name, JobTable(self.job_name))
 
-    async def submit(self) -> str:
-        """Submit the server's job as the user; its id."""
-        request = {
-            "options": self.sbatch_argv(),
-            "python": self.node_python,
-            "prologue": self.prologue,
-            "env": self.get_env(),
-            "cmd": [*self.cmd, *self.get_args()],
-        }
+    async def job_program(self, *argv: str, stdin: str = "") -> str:
+        """What `server_job` prints, run as the user."""
         # The caller's environment is the user's own business; only what finds Slurm and Python goes along.
         home = os.path.expanduser(f"~{self.user.name}")
         env = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LC_ALL", "SLURM_CONF", "PYTHONPATH")}
         env.update({"HOME": home, "USER": self.user.name, "LOGNAME": self.user.name})
-        out = await run(
-            [self.node_python, "-m", "gresshopper_jupyter.server_job", "submit"],
+        return await run(
+            [self.node_python, "-m", "gresshopper_jupyter.server_job", *argv],
             user=self.user.name,
-            stdin=json.dumps(request).encode(),
+            stdin=stdin.encode(),
             env=env,
             prefix=self.as_user(),
         )
-        job_id = out.strip()
-        if not job_id.isdigit():
-            raise SlurmError(f"sbatch gave no job id but {job_id[:100]!r}")
-        return job_id
+
+    def get_env(self) -> dict[str, str]:
+        env: dict[str, str] = super().get_env()
+        # Whom the server's kernels are charged to, unless their kernelspec says otherwise.
+        charged = {"account": self.kernel_account or self.account, "qos": self.kernel_qos}
+        charged["reservation"] = self.kernel_reservation
+        env.update({f"GRESSHOPPER_{name.upper()}": value for name, value in charged.items() if value})
+        return env
+
+    async def submit(self) -> None:
+        """Submit the server's job as the user, and note it where a restart of the hub finds it."""
+        self.mem_limit, self.cpu_limit = self.mem_mib * 2**20, float(self.cpus)
+        log = os.path.join(self.log_dir.format(username=self.user.name), "server-%j.log") if self.log_dir else ""
+        request = {
+            "options": self.sbatch_argv(),
+            "python": self.node_python,
+            "shell": "/bin/bash -l" if self.login_shell else "/bin/sh",
+            "prologue": self.prologue,
+            "env": self.get_env(),
+            "cmd": [*self.cmd, *self.get_args()],
+            "certs": self._certs,
+            "ports": self.port_range,
+            "log": log,
+        }
+        try:
+            said = json.loads(await self.job_program("submit", stdin=json.dumps(request)))
+        except SlurmError as error:
+            raise refused(f"Slurm did not take the server's job: {error}", "slurm") from error
+        self.job_id, self._name, self._log = said["job"], said["name"], said["log"]
+        session = object_session(self.orm_spawner) if self.orm_spawner else None
+        if session is not None:
+            self.orm_spawner.state = self.get_state()
+            session.commit()
 
     async def start(self) -> str:
         """Submit, wait for the job and for its port; the server's URL."""
-        try:
-            self.job_id = await self.submit()
-        except SlurmError as error:
-            raise RuntimeError(f"Slurm did not take the server's job: {error}") from error
-        self.log.info("server of %s is job %s", self.user.name, self.job_id)
+        for name, value in (await self.choose(self.user_options or {})).items():
+            setattr(self, name, value)
+        await self.submit()
+        self.log.info("server of %s is job %s", self._log_name, self.job_id)
+        return await self._up()
+
+    async def _up(self) -> str:
+        """Wait until the server listens; its URL."""
         while True:
             job = await self._look(STARTING_AGE_S)
             if job is not None and not job.alive:
-                raise RuntimeError(f"job {self.job_id} ended ({job.state}) before the server was up")
-            if job is not None and job.node and job.port:
-                break
+                raise await self._failure(job)
+            if job is not None and job.state == "RUNNING" and job.node:
+                said = await self.job_program("port", self._name)
+                if said.strip():
+                    break
             await asyncio.sleep(STARTING_AGE_S)
-        return f"http://{await node_address(job.node)}:{job.port}"
+        proto = "https" if self.internal_ssl else "http"
+        return f"{proto}://{await node_address(job.node)}:{int(json.loads(said)['port'])}"
+
+    async def _failure(self, job: Job) -> Failure:
+        """Why the server isn't up, with the end of its log."""
+        log = ""
+        try:
+            log = await self.job_program("tail", self._log)
+        except SlurmError as error:
+            self.log.warning("the log of job %s: %s", self.job_id, error)
+        how = "is no longer there" if job.state == "GONE" else f"ended ({job.state})"
+        sentence = f"Job {self.job_id} {how} before your server was up"
+        if log:
+            sentence += f". Its log, {self._log}, ends with:"
+        return Failure(sentence, reason="job", status_code=500, log=log)
+
+    async def get_url(self) -> str:
+        """After a restart of the hub: the server's URL, also if its job still waited when the hub went."""
+        if self.server and self.server.ip and self.server.port:
+            url: str = self.server.url
+            return url
+        try:
+            return await asyncio.wait_for(self._up(), self.start_timeout)
+        except (Failure, SlurmError, asyncio.TimeoutError) as error:
+            self.log.error("server of %s, job %s: %s", self._log_name, self.job_id, error)
+            return "http://127.0.0.1:1"
 
     async def _look(self, max_age_s: float) -> Job | None:
         """The job now. None while Slurm can't be asked: silence is no reason to give a session up."""
         try:
             job = await self.table().get(self.job_id, max_age_s)
+            job = job or await job_of(self.user.name, self.job_id, self.as_user())
         except SlurmError as error:
             self.log.warning("squeue: %s", error)
             return None
-        return job or Job(self.job_id, "GONE", "", "", "", None)
+        return job or Job(self.job_id, "GONE", "", "", "")
 
     async def poll(self) -> int | None:
         if not self.job_id:
@@ -219,17 +388,29 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         """Cancel the job and wait until it is gone."""
         if not self.job_id:
             return
-        signal = ["--signal=KILL"] if now else []
-        try:
-            await run(["scancel", *signal, self.job_id], user=self.user.name, prefix=self.as_user())
-        except SlurmError as error:
-            self.log.warning("scancel %s: %s", self.job_id, error)
+        await self._cancel()
         for _ in range(150):
             job = await self._look(STARTING_AGE_S)
             if job is not None and (not job.alive or job.state == "COMPLETING"):
                 return
             await asyncio.sleep(STARTING_AGE_S)
         raise RuntimeError(f"job {self.job_id} is still there a minute after scancel")
+
+    async def _cancel(self) -> None:
+        try:
+            await run(["scancel", self.job_id], user=self.user.name, prefix=self.as_user())
+        except SlurmError as error:
+            self.log.warning("scancel %s: %s", self.job_id, error)
+
+    async def run_post_stop_hook(self) -> None:
+        """The hub has taken the route away: nobody needs the port of a server that has ended."""
+        if self.job_id:
+            job = await self._look(self.poll_age_s)
+            if job is not None and job.server_ended:
+                await self._cancel()
+        hook = super().run_post_stop_hook()
+        if hook is not None:
+            await hook
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
         """What the spawn page shows: Slurm's reason while the job waits, in a sentence."""
@@ -244,21 +425,37 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
                     yield event
             await asyncio.sleep(1.0)
 
+    # Internal SSL: the certificate is of the nodes on which the server may come to run.
+
+    async def create_certs(self) -> dict[str, str]:
+        names = await addresses(self.partition)
+        kinds = ("IP" if name.replace(".", "").isdigit() or ":" in name else "DNS" for name in names)
+        if not callable(self.ssl_alt_names):
+            own = list(self.ssl_alt_names)
+            self.set_trait("ssl_alt_names", own + [f"{kind}:{name}" for kind, name in zip(kinds, names)])
+        paths: dict[str, str] = await super().create_certs()
+        return paths
+
+    async def move_certs(self, paths: dict[str, str]) -> dict[str, str]:
+        """They travel with the job's secrets; the launcher says where it put them."""
+        self._certs = {what: await asyncio.to_thread(Path(path).read_text) for what, path in paths.items()}
+        return paths
+
     # What survives a restart of the hub.
 
     def get_state(self) -> dict[str, Any]:
         state: dict[str, Any] = super().get_state()
         if self.job_id:
-            state["job_id"] = self.job_id
+            state.update(job_id=self.job_id, name=self._name, log=self._log)
         return state
 
     def load_state(self, state: dict[str, Any]) -> None:
         super().load_state(state)
-        self.job_id = state.get("job_id", "")
+        self.job_id, self._name, self._log = (state.get(key, "") for key in ("job_id", "name", "log"))
 
     def clear_state(self) -> None:
         super().clear_state()
-        self.job_id = ""
+        self.job_id = self._name = self._log = ""
 
 
 def describe(job: Job) -> dict[str, Any]:
@@ -269,8 +466,6 @@ def describe(job: Job) -> dict[str, Any]:
         why = REASONS.get(word, word)
         when = f"; Slurm expects to start it at {job.start}" if job.start not in ("", "N/A") else ""
         return {"progress": 30, "message": f"Job {job.id} waits: {why}{when}"}
-    if job.alive and job.port:
-        return {"progress": 90, "message": f"Your server answers on {job.node}"}
     if job.alive:
         return {"progress": 60, "message": f"Job {job.id} runs on {job.node}; your server starts"}
     return {"progress": 100, "message": f"Job {job.id} ended: {job.state}"}

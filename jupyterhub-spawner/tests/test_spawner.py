@@ -4,37 +4,46 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import socket
 import stat
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
-from gresshopper_jupyter import server_job, slurm
+from gresshopper_jupyter import doorway, server_job, slurm
+from gresshopper_jupyter.failures import Failure
+from gresshopper_jupyter.offer import Book, Site
 from gresshopper_jupyter.slurm import Job, parse_jobs
 from gresshopper_jupyter.spawner import GresshopperSpawner, describe
 
 
 def test_jobs_are_read_as_squeue_prints_them() -> None:
     jobs = parse_jobs(
-        "12|RUNNING|None|2026-11-21T10:00:00|n1|gresshopper port=4321\n13|PENDING|Resources|N/A||(null)\nnot a job\n"
+        "12|RUNNING|None|2026-11-21T10:00:00|n1|gresshopper ended\n13|PENDING|Resources|N/A||(null)\nnot a job\n"
     )
-    assert jobs["12"] == Job("12", "RUNNING", "None", "2026-11-21T10:00:00", "n1", 4321)
-    assert jobs["13"].port is None
+    assert jobs["12"] == Job("12", "RUNNING", "None", "2026-11-21T10:00:00", "n1", True)
+    assert not jobs["12"].alive, "the hub is to take the route away while the port is held"
     assert jobs["13"].pending
+    assert jobs["13"].alive
     assert len(jobs) == 2
 
 
-@pytest.mark.parametrize("comment", ["port=1", "gresshopper port=99999", "gresshopper port=80 x", "x|y"])
-def test_a_comment_that_is_not_ours_gives_no_port(comment: str) -> None:
-    (job,) = parse_jobs(f"1|RUNNING|None|N/A|n1|{comment}").values()
-    assert job.port is None
-
-
 def test_the_spawn_page_says_why_a_job_waits() -> None:
-    event = describe(Job("7", "PENDING", "(Resources)", "2026-11-21T12:00:00", "", None))
+    event = describe(Job("7", "PENDING", "(Resources)", "2026-11-21T12:00:00", ""))
     assert event["message"] == "Job 7 waits: no node has room yet; Slurm expects to start it at 2026-11-21T12:00:00"
-    assert describe(Job("7", "PENDING", "Weird", "N/A", "", None))["message"] == "Job 7 waits: Weird"
-    assert "n2" in describe(Job("7", "RUNNING", "", "", "n2", 1))["message"]
+    assert describe(Job("7", "PENDING", "Weird", "N/A", ""))["message"] == "Job 7 waits: Weird"
+    assert "n2" in describe(Job("7", "RUNNING", "", "", "n2"))["message"]
+
+
+def book(site: Site) -> Book:
+    """One that has just asked."""
+    made = Book()
+    made._site, made._at = site, time.monotonic()
+    return made
 
 
 class User:
@@ -49,32 +58,57 @@ def spawner(**settings: Any) -> GresshopperSpawner:
     return made
 
 
-def test_sbatch_gets_what_the_profile_says_and_no_more() -> None:
-    profiles = [
-        {
-            "slug": "small",
-            "display_name": "Small",
-            "settings": {"mem_mib": 512, "sbatch_options": ["--wrap=x"]},
-        },
-        {"slug": "big", "display_name": "Big <b>", "settings": {"mem_mib": 4096, "partition": "long"}},
+async def test_sbatch_gets_what_the_profile_says_and_no_more() -> None:
+    every = [
+        {"slug": "small", "display_name": "Small", "override": {"mem_mib": 512}},
+        {"slug": "big", "display_name": "Big <b>", "override": {"mem_mib": 4096, "partition": "long"}},
     ]
-    made = spawner(profiles=profiles, sbatch_options=["--comment=site"])
-    made.user_options = {"profile": "big"}
+    made = spawner(profile_list=every, sbatch_options=["--exclusive"])
+    for name, value in (await made.choose({"profile": "big"})).items():
+        setattr(made, name, value)
     argv = made.sbatch_argv()
     assert "--mem=4096M" in argv
     assert "--partition=long" in argv
-    assert argv[-1] == "--comment=site"
-    made.user_options = {}
-    assert "--mem=512M" in made.sbatch_argv()
-    assert not any("wrap" in a for a in made.sbatch_argv())
-    assert "Big &lt;b&gt;" in made.options_form
+    assert argv[-1] == "--exclusive"
+    assert await made.choose({}) == {"mem_mib": 512}
+    made._book = book(Site())
+    assert "Big &lt;b&gt;" in await made.render_form()
 
 
-def test_an_unknown_profile_is_refused() -> None:
-    made = spawner(profiles=[{"slug": "a", "display_name": "A"}])
-    made.user_options = {"profile": "a\n#SBATCH --gres=gpu:8"}
-    with pytest.raises(ValueError, match="there is no profile"):
-        made.sbatch_argv()
+async def test_a_profile_cant_change_how_the_hub_acts_as_its_user() -> None:
+    made = spawner(profile_list=[{"slug": "a", "display_name": "A", "override": {"exec_prefix": ["sh"]}}])
+    with pytest.raises(Failure, match="can't set 'exec_prefix'"):
+        await made.choose({})
+
+
+@pytest.mark.parametrize("option", ["--job-name=mine", "--comment=x", "-o/tmp/x"])
+def test_options_that_would_lose_the_job_are_refused(option: str) -> None:
+    with pytest.raises(Failure, match="sbatch_options can't have"):
+        spawner(sbatch_options=[option]).sbatch_argv()
+
+
+async def test_an_unknown_profile_is_refused() -> None:
+    made = spawner(profile_list=[{"slug": "a", "display_name": "A"}])
+    with pytest.raises(Failure, match="there is no profile") as raised:
+        await made.choose({"profile": "a\n#SBATCH --gres=gpu:8"})
+    assert raised.value.status_code == 400
+
+
+async def test_a_field_that_isnt_in_the_form_is_refused() -> None:
+    with pytest.raises(Failure, match="account isn't yours to choose"):
+        await spawner(form_fields=["qos"]).choose({"account": "physics"})
+
+
+@pytest.mark.parametrize("marked", [None, 0, 1, 2])
+async def test_form_api_and_link_have_one_default(marked: int | None) -> None:
+    every = [{"slug": s, "display_name": s, "override": {"mem_mib": 100 + at}} for at, s in enumerate("abc")]
+    if marked is not None:
+        every[marked]["default"] = True
+    made = spawner(profile_list=every)
+    made._book = book(Site())
+    form = await made.render_form()
+    (ticked,) = re.findall(r'value="(\w)" checked', form)
+    assert await made.choose({"profile": ticked}) == await made.choose({}) == {"mem_mib": 100 + (marked or 0)}
 
 
 def test_the_state_survives_a_restart_of_the_hub() -> None:
@@ -101,14 +135,20 @@ async def test_a_job_that_is_gone_is_an_ended_server(monkeypatch: pytest.MonkeyP
     async def gone(self: object, job_id: str, age: float) -> Job | None:
         return None
 
+    async def nor_to_its_user(user: str, job_id: str, prefix: object) -> Job | None:
+        return None
+
     monkeypatch.setattr(slurm.JobTable, "get", gone)
+    monkeypatch.setattr("gresshopper_jupyter.spawner.job_of", nor_to_its_user)
     made = spawner()
     made.job_id = "42"
     assert await made.poll() == 0
     assert await spawner().poll() == 0
 
 
-def test_the_servers_environment_is_private(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_servers_environment_is_private(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The token is in one file of mode 0600, not in the script and not in an argument."""
     bin_dir = tmp_path / "bin"
     bin_dir.mkdir()
@@ -124,13 +164,17 @@ def test_the_servers_environment_is_private(tmp_path: Path, monkeypatch: pytest.
     request = {
         "options": ["--mem=1M"],
         "python": "/p",
+        "shell": "/bin/sh",
         "prologue": "",
         "env": {"JUPYTERHUB_API_TOKEN": "s3cret"},
         "cmd": ["x"],
     }
     monkeypatch.setattr("sys.stdin", __import__("io").StringIO(json.dumps(request)))
     assert server_job.submit() == 0
-    (env_file,) = (tmp_path / ".local/share/gresshopper/servers").iterdir()
+    said = json.loads(capsys.readouterr().out)
+    log = Path(said["log"])
+    assert (said["job"], stat.S_IMODE(log.stat().st_mode)) == ("77", 0o600)
+    (env_file,) = (tmp_path / ".local/share/gresshopper/servers").glob("*.json")
     assert stat.S_IMODE(env_file.stat().st_mode) == 0o600
     assert "s3cret" in env_file.read_text()
     for name in ("argv", "script", "env"):
@@ -144,3 +188,85 @@ def test_the_servers_environment_is_private(tmp_path: Path, monkeypatch: pytest.
 def test_the_port_goes_into_the_service_url() -> None:
     assert server_job.with_port("http://0.0.0.0:0/user/a/", 81) == "http://0.0.0.0:81/user/a/"
     assert server_job.with_port("http://[::1]:0/x", 81) == "http://[::1]:81/x"
+
+
+# The door of a server.
+
+SERVER = """
+import os, socket, sys, time
+from urllib.parse import urlsplit
+port = urlsplit(os.environ["JUPYTERHUB_SERVICE_URL"]).port
+s = socket.create_server(("127.0.0.1", port))
+print("listening", port, flush=True)
+time.sleep(float(sys.argv[1]))
+sys.exit(3)
+"""
+
+
+def launcher(tmp_path: Path, cmd: list[str], ports: list[int] | None = None) -> subprocess.Popen[str]:
+    """What the job's script starts, with a stand-in for scontrol at the process boundary."""
+    scontrol = tmp_path / "bin" / "scontrol"
+    scontrol.parent.mkdir(exist_ok=True)
+    scontrol.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/told\n')
+    scontrol.chmod(0o755)
+    env_file = tmp_path / "x.json"
+    request = {"env": {"JUPYTERHUB_SERVICE_URL": "http://127.0.0.1:0/user/a/"}, "cmd": cmd, "certs": None}
+    server_job.write_secret(env_file, json.dumps({**request, "ports": ports}))
+    env = {**os.environ, "PATH": f"{scontrol.parent}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "gresshopper_jupyter.server_job", "run", str(env_file)],
+        env=env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def wait_for(path: Path) -> str:
+    until = time.monotonic() + 30
+    while not (path.exists() and path.read_text()):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+    return path.read_text()
+
+
+def test_the_port_is_told_once_the_server_listens_and_held_when_it_has_gone(tmp_path: Path) -> None:
+    process = launcher(tmp_path, [sys.executable, "-c", SERVER, "0.5"])
+    port = json.loads(wait_for(tmp_path / "x.port"))["port"]
+    told = wait_for(tmp_path / "told")
+    assert told == "update JobId=7 Comment=gresshopper ended\n"
+    # Nobody else can have it, and nobody is answered there.
+    with pytest.raises(OSError), socket.create_server(("127.0.0.1", port)):
+        pass
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        assert client.recv(1) == b""
+    process.terminate()
+    assert process.wait(10) == 3
+    assert not list(tmp_path.glob("x.*"))
+
+
+def test_a_server_that_fails_at_once_is_no_port(tmp_path: Path) -> None:
+    process = launcher(tmp_path, [sys.executable, "-c", "raise SystemExit('no such module')"])
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert "no such module" in out
+    assert not (tmp_path / "told").exists()
+
+
+def test_a_range_without_a_free_port_is_said(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        process = launcher(tmp_path, ["true"], [port, port])
+        out, _ = process.communicate(timeout=20)
+    assert process.returncode == 1
+    assert f"no free port in {port}-{port}" in out
+
+
+def test_listeners_are_read_as_the_kernel_writes_them() -> None:
+    text = (
+        "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
+        "   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1001        0 4711 1 0 100 0 0 10 0\n"
+        "   1: 0100007F:1F90 0100007F:9999 01 00000000:00000000 00:00000000 00000000  1002        0 4712 1 0 20 4 30 10 -1\n"
+    )
+    assert doorway.parse_listeners(text, 8080) == [doorway.Listener(1001, 4711)]
+    assert doorway.parse_listeners(text, 8081) == []

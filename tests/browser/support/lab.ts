@@ -43,6 +43,11 @@ export class Person {
     });
   }
 
+  /** Somebody who has signed in on that page. */
+  static of(site: Site, user: User, page: Page): Person {
+    return new Person(site, user, page);
+  }
+
   /** Opens a browser window of that person's own and signs in. */
   static async signIn(site: Site, browser: Browser, user: User): Promise<Person> {
     const context = await browser.newContext({ reducedMotion: "reduce" });

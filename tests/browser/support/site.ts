@@ -2,7 +2,7 @@
  * The site that the tests visit: a dev cluster with Gresshopper deployed, and JupyterHub from the configuration that
  * `docs/jupyterhub.md` shows. Brought up once for a run (`setup.ts`), and found again by its file in each test.
  */
-import { spawn, spawnSync } from "node:child_process";
+import { type ChildProcess, spawn, spawnSync } from "node:child_process";
 import * as fs from "node:fs";
 import * as path from "node:path";
 
@@ -93,7 +93,7 @@ export class Site {
     fs.closeSync(log);
     const facts: Facts = { hubPid: child.pid as number };
     fs.writeFileSync(this.factsFile, JSON.stringify(facts));
-    this.poll("the Hub answers", 60, () => {
+    this.poll("the Hub answers", 180, () => {
       if (!this.hubRuns()) {
         throw new Error(`the Hub ended:\n${this.hubLog().slice(-3000)}`);
       }
@@ -141,6 +141,12 @@ export class Site {
     const args = this.execArgs(user, this.home(user), argv);
     const done = spawnSync(path.join(TARGET, "devcluster"), args, { encoding: "utf8", timeout: 60_000 });
     return { status: done.status ?? -1, out: done.stdout, err: done.stderr };
+  }
+
+  /** Starts a command as that user inside the cluster; who calls ends it. */
+  background(user: User, ...argv: string[]): ChildProcess {
+    const args = this.execArgs(user, this.home(user), argv);
+    return spawn(path.join(TARGET, "devcluster"), args, { stdio: "ignore" });
   }
 
   home(user: User | "root"): string {
@@ -210,6 +216,23 @@ export class Site {
       });
   }
 
+  /** Pids of the users' Jupyter servers: Slurm's jobs don't bear the mark of this cluster. */
+  servers(): number[] {
+    return fs
+      .readdirSync("/proc")
+      .filter((name) => /^\d+$/.test(name))
+      .filter((name) => {
+        try {
+          return fs
+            .readFileSync(`/proc/${name}/cmdline`, "utf8")
+            .includes(`${this.overlay}/bin/jupyterhub-singleuser`);
+        } catch {
+          return false;
+        }
+      })
+      .map(Number);
+  }
+
   /** Waits until it is so, without a browser. */
   poll(what: string, seconds: number, so: () => boolean): void {
     const until = Date.now() + seconds * 1000;
@@ -232,6 +255,12 @@ export class Site {
     return ["exec", "--base", this.base, "--user", user, "--chdir", folder, ...pairs, "--", ...argv];
   }
 
+  /** Ports of this cluster that are nobody's. */
+  freePorts(): [number, number] {
+    const [first] = this.ports();
+    return [first + 10, first + 39];
+  }
+
   /** Ports of this cluster that are the tests' own: hopd's, the proxy's, the Hub's, the proxy's API. */
   ports(): [number, number, number, number] {
     this.firstPort ??= Number(/HOP_DEV_PORTS='(\d+)/.exec(this.devcluster("env"))?.[1]);
@@ -244,7 +273,9 @@ export class Site {
     }
     const { hubPid } = this.facts();
     try {
-      return fs.readFileSync(`/proc/${hubPid}/cmdline`, "utf8").includes(this.base) && !isZombie(hubPid);
+      const line = fs.readFileSync(`/proc/${hubPid}/cmdline`, "utf8");
+      // Empty while it becomes another program.
+      return (line === "" || line.includes(this.base)) && !isZombie(hubPid);
     } catch {
       return false;
     }

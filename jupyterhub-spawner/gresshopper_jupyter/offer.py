@@ -1,0 +1,277 @@
+"""What Slurm lets a user choose for a server: accounts, QOS, partitions with their bounds, reservations.
+
+One answer of Slurm's serves all users of the hub for a minute. While slurmdbd is away, the last answer stands and says so.
+The form is filled from it, and what comes back is checked against the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from .failures import refused
+from .slurm import SlurmError, run
+
+FRESH_S = 60.0
+#: The fields that a site may ask of its users, in the order in which they stand in the form.
+FIELDS = ("partition", "account", "qos", "reservation", "cpus", "mem_mib", "time_limit_min")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Which names a partition allows: all, or those, but not these."""
+
+    allowed: frozenset[str] | None = None
+    denied: frozenset[str] = frozenset()
+
+    def admits(self, name: str) -> bool:
+        return (self.allowed is None or name in self.allowed) and name not in self.denied
+
+
+@dataclass(frozen=True)
+class Partition:
+    name: str
+    accounts: Rule = Rule()
+    qos: Rule = Rule()
+    #: None: as long as one likes.
+    max_min: int | None = None
+    is_default: bool = False
+    #: The most that a node of it has.
+    cpus: int = 0
+    mem_mib: int = 0
+    nodes: int = 0
+    idle: int = 0
+
+
+@dataclass(frozen=True)
+class Association:
+    """A user in an account; for one partition, or for all if it is empty."""
+
+    user: str
+    account: str
+    partition: str
+    qos: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Reservation:
+    name: str
+    users: frozenset[str]
+    accounts: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Site:
+    """Slurm's answers, for all users."""
+
+    partitions: Mapping[str, Partition] = field(default_factory=dict)
+    associations: tuple[Association, ...] = ()
+    default_accounts: Mapping[str, str] = field(default_factory=dict)
+    reservations: tuple[Reservation, ...] = ()
+    #: The accounting database didn't answer: its part is the last that is known.
+    stale: bool = False
+
+    def offer(self, user: str) -> Offer:
+        own = tuple(a for a in self.associations if a.user == user)
+        accounts = {a.account for a in own}
+        first = self.default_accounts.get(user, "")
+        reservations = tuple(r.name for r in self.reservations if user in r.users or accounts & r.accounts)
+        ordered = sorted(accounts, key=lambda name: (name != first, name))
+        return Offer(self, own, tuple(ordered), reservations)
+
+
+@dataclass(frozen=True)
+class Offer:
+    """What one user may choose."""
+
+    site: Site
+    associations: tuple[Association, ...]
+    #: The user's default account is the first.
+    accounts: tuple[str, ...]
+    reservations: tuple[str, ...]
+
+    def partition(self, name: str) -> Partition | None:
+        if name:
+            return self.site.partitions.get(name)
+        return next((p for p in self.site.partitions.values() if p.is_default), None)
+
+    def partitions(self) -> list[Partition]:
+        """Those in which an account of the user's is admitted."""
+        every = self.site.partitions.values()
+        return [p for p in every if not self.accounts or any(p.accounts.admits(a) for a in self.accounts)]
+
+    def qos(self, partition: Partition | None = None, account: str = "") -> list[str]:
+        """The QOS of the user's, in that account if one is named, that the partition allows."""
+        names = {
+            name
+            for own in self.associations
+            if not account or own.account == account
+            if partition is None or own.partition in ("", partition.name)
+            for name in own.qos
+        }
+        return sorted(name for name in names if partition is None or partition.qos.admits(name))
+
+    def check(self, chosen: Mapping[str, str], partition: str, account: str) -> dict[str, object]:
+        """The traits that the fields set, in the partition and account that hold where the user named none."""
+        name = chosen.get("partition") or partition
+        where = self.partition(name)
+        if "partition" in chosen and where not in self.partitions():
+            raise refused(
+                f"partition {name!r} isn't open to you; those that are: {_list(p.name for p in self.partitions())}"
+            )
+        made: dict[str, object] = dict(chosen)
+        account = chosen.get("account") or account or (self.accounts[0] if self.accounts else "")
+        self._check_who_pays(chosen, where, account)
+        if "reservation" in chosen and chosen["reservation"] not in self.reservations:
+            raise refused(f"reservation {chosen['reservation']!r} isn't active, or not for you")
+        bounds = (where.cpus, where.mem_mib, where.max_min) if where else (0, 0, 0)
+        words = ("cores", "MiB of memory", "minutes")
+        for one, bound, unit in zip(("cpus", "mem_mib", "time_limit_min"), bounds, words):
+            if one in chosen:
+                made[one] = _number(chosen[one], bound or 0, unit, where.name if where else "")
+        return made
+
+    def _check_who_pays(self, chosen: Mapping[str, str], where: Partition | None, account: str) -> None:
+        if "account" in chosen:
+            if account not in self.accounts:
+                raise refused(f"account {account!r} isn't yours; yours are: {_list(self.accounts)}")
+            if where and not where.accounts.admits(account):
+                raise refused(f"partition {where.name} doesn't take account {account}")
+        if "qos" in chosen and chosen["qos"] not in (ours := self.qos(where, account)):
+            raise refused(
+                f"QOS {chosen['qos']!r} isn't to be had with account {account or 'none'}"
+                f"{f' in partition {where.name}' if where else ''}; it may be: {_list(ours)}"
+            )
+
+
+def _list(names: Iterable[str]) -> str:
+    return ", ".join(names) or "none"
+
+
+def _number(text: str, bound: int, unit: str, where: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,9}", str(text)) or int(text) < 1:
+        raise refused(f"{text!r} {unit}: a whole number above 0 is needed")
+    if bound and int(text) > bound:
+        raise refused(f"{text} {unit} are more than partition {where} gives a server, which is {bound}")
+    return int(text)
+
+
+# Reading Slurm's answers.
+
+
+def _fields(line: str) -> dict[str, str]:
+    """The pairs of a line of `scontrol show -o`."""
+    return dict(re.findall(r"(\S+?)=(\S*)", line))
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(name for name in text.split(",") if name and name != "(null)")
+
+
+def _rule(allowed: str, denied: str) -> Rule:
+    return Rule(None if allowed in ("", "ALL", "(null)") else _names(allowed), _names(denied))
+
+
+def minutes(text: str) -> int | None:
+    """Slurm's `days-hours:minutes:seconds` in minutes; None if it is unlimited."""
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+):(\d+):(\d+)", text)
+    if not match:
+        return None
+    days, hours, mins, _ = (int(part or 0) for part in match.groups())
+    return (days * 24 + hours) * 60 + mins
+
+
+def parse_partitions(shown: str, sinfo: str) -> dict[str, Partition]:
+    """From `scontrol show partition -o` and `sinfo -h -o %R|%c|%m|%F`."""
+    found = {}
+    for line in shown.splitlines():
+        f = _fields(line)
+        if "PartitionName" in f and f.get("State", "UP") == "UP":
+            found[f["PartitionName"]] = Partition(
+                f["PartitionName"],
+                _rule(f.get("AllowAccounts", ""), f.get("DenyAccounts", "")),
+                _rule(f.get("AllowQos", ""), f.get("DenyQos", "")),
+                minutes(f.get("MaxTime", "")),
+                f.get("Default") == "YES",
+            )
+    for line in sinfo.splitlines():
+        name, *rest = line.strip().split("|")
+        if name in found and len(rest) == 3:
+            cpus, mem = (int(re.sub(r"\D.*", "", text) or 0) for text in rest[:2])
+            _, idle, _, total = (int(part) for part in rest[2].split("/"))
+            p = found[name]
+            found[name] = replace(
+                p, cpus=max(p.cpus, cpus), mem_mib=max(p.mem_mib, mem), nodes=p.nodes + total, idle=p.idle + idle
+            )
+    return found
+
+
+def parse_associations(text: str) -> tuple[Association, ...]:
+    """From `sacctmgr -nP show associations format=user,account,partition,qos`."""
+    rows = (line.split("|") for line in text.splitlines())
+    return tuple(
+        Association(row[0], row[1], row[2], tuple(q for q in row[3].split(",") if q))
+        for row in rows
+        if len(row) == 4 and row[0]
+    )
+
+
+def parse_reservations(text: str) -> tuple[Reservation, ...]:
+    """From `scontrol show reservation -o`: those that are active."""
+    lines = [_fields(line) for line in text.splitlines()]
+    return tuple(
+        Reservation(f["ReservationName"], _names(f.get("Users", "")), _names(f.get("Accounts", "")))
+        for f in lines
+        if "ReservationName" in f and f.get("State") == "ACTIVE"
+    )
+
+
+class Book:
+    """The site's answers, asked again when they are old."""
+
+    def __init__(self) -> None:
+        self._site = Site()
+        self._at = float("-inf")
+        self._lock = asyncio.Lock()
+
+    async def offer(self, user: str, max_age_s: float = FRESH_S) -> Offer:
+        async with self._lock:
+            if time.monotonic() - self._at > max_age_s or self._site.stale:
+                self._site = await self._ask()
+                self._at = time.monotonic()
+        return self._site.offer(user)
+
+    async def _ask(self) -> Site:
+        shown, sinfo, reserved = await asyncio.gather(
+            run(["scontrol", "show", "partition", "-o"]),
+            run(["sinfo", "-h", "-o", "%R|%c|%m|%F"]),
+            _or_nothing(["scontrol", "show", "reservation", "-o"]),
+        )
+        site = replace(
+            self._site,
+            partitions=parse_partitions(shown, sinfo),
+            reservations=parse_reservations(reserved),
+            stale=False,
+        )
+        try:
+            associations = await run(["sacctmgr", "-nP", "show", "associations", "format=user,account,partition,qos"])
+            users = await run(["sacctmgr", "-nP", "show", "user", "format=user,defaultaccount"])
+        except SlurmError:
+            return replace(site, stale=True)
+        return replace(
+            site, associations=parse_associations(associations), default_accounts=_pairs(users.splitlines())
+        )
+
+
+def _pairs(lines: Sequence[str]) -> dict[str, str]:
+    return {user: account for user, _, account in (line.partition("|") for line in lines)}
+
+
+async def _or_nothing(argv: Sequence[str]) -> str:
+    try:
+        return await run(argv)
+    except SlurmError:
+        return ""

@@ -1,0 +1,93 @@
+"""What a site offers its users at the spawn page, and what of it was chosen: kubespawner's shape, checked. Pure.
+
+A profile is `{"slug", "display_name", "description", "default", "groups", "override", "profile_options"}`. An option of a
+profile is `{"display_name", "choices": {slug: {"display_name", "default", "override"}}, "unlisted_choice": {"enabled",
+"display_name", "validation_regex", "validation_message", "override"}}`; `{value}` in the latter's override is what the
+user wrote. An override sets traits of the spawner.
+
+What was chosen is a flat dictionary, the same from form, link and API: `{"profile": slug, OPTION: CHOICE,
+"OPTION--unlisted-choice": TEXT, FIELD: VALUE}`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from .failures import refused
+
+Profile = Mapping[str, Any]
+UNLISTED = "--unlisted-choice"
+#: The value of a choice that stands for the free text beside it.
+OTHER = "unlisted-choice"
+#: Traits that become shell or programs: no text of a user's goes there.
+_NO_TEXT = frozenset({"prologue", "cmd", "args", "node_python", "environment"})
+
+
+def offered(profiles: Sequence[Profile], groups: Collection[str]) -> list[Profile]:
+    """The profiles for a member of these groups of the hub's."""
+    return [p for p in profiles if not p.get("groups") or set(p["groups"]) & set(groups)]
+
+
+def first(choices: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """The one that is taken if nothing is chosen: what is marked as the default, else the first."""
+    return next((slug for slug, choice in choices if choice.get("default")), choices[0][0] if choices else "")
+
+
+def default_profile(profiles: Sequence[Profile]) -> str:
+    return first([(p["slug"], p) for p in profiles])
+
+
+def default_choice(option: Mapping[str, Any]) -> str:
+    return first(list(option.get("choices", {}).items()))
+
+
+def overrides(profiles: Sequence[Profile], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """The traits that this choice sets. What isn't offered is refused."""
+    slug = str(chosen.get("profile") or default_profile(profiles))
+    if not slug:
+        return {}
+    profile: Profile | None = next((p for p in profiles if p["slug"] == slug), None)
+    if profile is None:
+        raise refused(f"there is no profile {slug!r} here, or not for you; choose one of the list")
+    result = dict(profile.get("override", {}))
+    for name, option in profile.get("profile_options", {}).items():
+        result.update(_option(name, option, chosen))
+    return result
+
+
+def _option(name: str, option: Mapping[str, Any], chosen: Mapping[str, Any]) -> dict[str, Any]:
+    unlisted = option.get("unlisted_choice", {})
+    choice = str(chosen.get(name) or "")
+    text = str(chosen.get(name + UNLISTED) or "")
+    if unlisted.get("enabled") and (choice == OTHER or (text and not choice)):
+        return _free_text(name, unlisted, text)
+    choices = option.get("choices", {})
+    choice = choice or default_choice(option)
+    if choice not in choices:
+        raise refused(f"{option.get('display_name', name)} has no choice {choice!r}; it has {', '.join(choices)}")
+    return dict(choices[choice].get("override", {}))
+
+
+def _free_text(name: str, unlisted: Mapping[str, Any], text: str) -> dict[str, Any]:
+    if not re.fullmatch(unlisted.get("validation_regex", r"[\w./:@-]+"), text):
+        message = unlisted.get("validation_message", "it has a character that isn't allowed here")
+        raise refused(f"{unlisted.get('display_name', name)} can't be {text!r}: {message}")
+    made = {}
+    for trait, value in unlisted.get("override", {}).items():
+        if trait in _NO_TEXT:
+            raise refused(f"the site lets users write into {trait}, which is never done; tell your administrator")
+        made[trait] = value.replace("{value}", text) if isinstance(value, str) else value
+    return made
+
+
+def from_form(form: Mapping[str, Sequence[str]], fields: Collection[str]) -> dict[str, Any]:
+    """The flat dictionary, from the fields of the form that `form.html` makes."""
+    sent = {name: values[0].strip() for name, values in form.items() if values}
+    slug = sent.get("profile", "")
+    chosen = {"profile": slug} if slug else {}
+    prefix = f"profile-{slug}--"
+    chosen.update({name[len(prefix) :]: value for name, value in sent.items() if name.startswith(prefix) and value})
+    chosen.update({name: sent[f"field-{name}"] for name in fields if sent.get(f"field-{name}")})
+    return chosen

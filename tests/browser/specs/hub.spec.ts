@@ -1,0 +1,361 @@
+/** JupyterHub with our spawner: people sign in, their servers start as jobs, and what goes wrong is said. */
+import * as fs from "node:fs";
+import { test as base, expect } from "@playwright/test";
+import { BASE, Hub, signIn } from "../support/hub";
+import { NOTEBOOK7, notebook, Person } from "../support/lab";
+import { ENVIRONMENT, Site } from "../support/site";
+
+interface Given {
+  readonly hub: Hub;
+  readonly after: undefined;
+}
+
+const test = base.extend<Given>({
+  // biome-ignore lint/correctness/noEmptyPattern: Playwright reads a fixture's needs from this pattern.
+  hub: async ({}, use) => use(new Hub(new Site())),
+  after: [
+    async ({ hub }, use, info) => {
+      await hub.user("carol");
+      await use(undefined);
+      hub.open(true);
+      if (info.status !== info.expectedStatus) {
+        await info.attach("jupyterhub.log", { body: hub.site.hubLog().slice(-20_000), contentType: "text/plain" });
+      }
+      await hub.quiet("carol");
+      // What was chosen is remembered, but not from test to test.
+      await hub.api("DELETE", "users/carol");
+    },
+    { auto: true },
+  ],
+});
+
+// Each of them starts a Hub and servers, one after the other.
+test.describe.configure({ timeout: 300_000 });
+
+/** The Hub with these lines of configuration below the page's, for the tests of a group. */
+function hubWith(extra: string): void {
+  test.beforeAll(() => {
+    const hub = new Hub(new Site());
+    hub.site.startHub(BASE + extra);
+  });
+}
+
+test.afterAll(() => new Site().startHub());
+
+test.describe("as the page says", () => {
+  hubWith("");
+
+  test("sign in, wait, work, sign out", async ({ hub, browser }) => {
+    hub.open(false);
+    const page = await signIn(hub.site, browser, "carol");
+    const progress = page.locator("#progress-message, #progress-log").first();
+    await expect(progress).toContainText("waits: the partition is down", { timeout: 60_000 });
+    hub.open(true);
+    const carol = Person.of(hub.site, "carol", page);
+    await carol.serverIsUp();
+    await carol.open("first.ipynb", notebook(["%%gpu 1\nprint('with', 'a GPU')"]));
+    await carol.run(0);
+    await expect(carol.output(0)).toContainText("with a GPU", { timeout: 60_000 });
+    const saved = await carol.saved("first.ipynb");
+    expect(JSON.stringify(saved.cells)).toContain("with a GPU");
+    await page.goto(`${hub.site.url}/hub/logout`);
+    await page.goto(`${hub.site.url}/hub/home`);
+    await expect(page.locator("#login_submit")).toBeVisible();
+    await page.context().close();
+  });
+
+  test("two servers", async ({ hub }) => {
+    for (const name of ["", "deep-dive"]) {
+      expect([201, 202]).toContain(await hub.start("carol", name));
+    }
+    await hub.ready("carol");
+    await hub.ready("carol", "deep-dive");
+    expect(hub.jobs("carol").map((job) => job.state)).toEqual(["RUNNING", "RUNNING"]);
+    await hub.stop("carol");
+    await expect.poll(() => hub.jobs("carol").length, { timeout: 60_000 }).toBe(1);
+    expect((await hub.server("carol", "deep-dive"))?.ready).toBe(true);
+    await hub.stop("carol", "deep-dive");
+    await expect.poll(() => hub.server("carol", "deep-dive"), { timeout: 60_000 }).toBeUndefined();
+    // While it waits, too.
+    hub.open(false);
+    await hub.start("carol", "deep-dive");
+    await expect.poll(() => hub.jobs("carol").map((job) => job.state)).toEqual(["PENDING"]);
+    await hub.stop("carol", "deep-dive");
+    await expect.poll(() => hub.jobs("carol"), { timeout: 60_000 }).toEqual([]);
+  });
+
+  test("restart", async ({ hub }) => {
+    await hub.start("carol");
+    await hub.ready("carol");
+    hub.open(false);
+    await hub.start("carol", "later");
+    await expect
+      .poll(() =>
+        hub
+          .jobs("carol")
+          .map((job) => job.state)
+          .sort(),
+      )
+      .toEqual(["PENDING", "RUNNING"]);
+    const before = hub.jobs("carol").map((job) => job.id);
+    hub.site.stopHub("SIGKILL");
+    hub.site.startHub(BASE);
+    await hub.ready("carol");
+    expect(hub.jobs("carol").map((job) => job.id)).toEqual(before);
+    hub.open(true);
+    await hub.ready("carol", "later");
+    expect(hub.jobs("carol").map((job) => job.id)).toEqual(before);
+    const answer = await fetch(`${hub.site.url}/user/carol/later/api`);
+    expect(answer.status).toBe(200);
+  });
+
+  test("a server that ends is noticed", async ({ hub }) => {
+    await hub.start("carol");
+    await hub.ready("carol");
+    const [job] = hub.jobs("carol");
+    for (const pid of hub.site.servers()) {
+      process.kill(pid, "SIGKILL");
+    }
+    await expect.poll(() => hub.field(job?.id ?? "", "Comment"), { timeout: 30_000 }).toBe("gresshopper");
+    await expect.poll(() => hub.server("carol"), { timeout: 90_000 }).toBeUndefined();
+    await expect.poll(() => hub.jobs("carol"), { timeout: 30_000 }).toEqual([]);
+  });
+});
+
+test.describe("what is refused", () => {
+  test("refused", async ({ hub, browser }) => {
+    hub.site.startHub(`${BASE}c.GresshopperSpawner.account = "unheard-of"\n`);
+    const begin = hub.site.hubLog().length;
+    const page = await signIn(hub.site, browser, "carol");
+    await expect(page.locator("body")).toContainText("Slurm did not take the server's job", { timeout: 30_000 });
+    await expect(page.locator("body")).toContainText("Invalid account");
+    // JupyterHub 5 knows no failure that isn't its own.
+    if (ENVIRONMENT !== "hub5") {
+      expect(hub.site.hubLog().slice(begin)).not.toContain("Traceback");
+    }
+    await page.context().close();
+  });
+
+  test("log", async ({ hub, browser }) => {
+    const python = `${hub.site.overlay}/bin/python`;
+    hub.site.startHub(`${BASE}c.GresshopperSpawner.cmd = ["${python}", "-c", "import no_such_module"]\n`);
+    const page = await signIn(hub.site, browser, "carol");
+    await expect(page.locator("body")).toContainText("before your server was up", { timeout: 60_000 });
+    await expect(page.locator("body")).toContainText("No module named 'no_such_module'");
+    const folder = `${hub.site.home("carol")}/.local/share/gresshopper/servers`;
+    const logs = fs.readdirSync(folder).filter((name) => name.endsWith(".log"));
+    expect(logs.length).toBeGreaterThan(0);
+    for (const name of logs) {
+      expect(fs.statSync(`${folder}/${name}`).mode & 0o777).toBe(0o600);
+    }
+    await page.context().close();
+  });
+});
+
+test.describe("what is chosen", () => {
+  hubWith(`
+c.GresshopperSpawner.profile_list = [
+    {"slug": "small", "display_name": "Small", "override": {"mem_mib": 700}},
+    {"slug": "large", "display_name": "Large", "description": "For big tables", "default": True,
+     "override": {"mem_mib": 900},
+     "profile_options": {"size": {"display_name": "Cores", "choices": {
+         "one": {"display_name": "1 core"},
+         "two": {"display_name": "2 cores", "override": {"cpus": 2}}}}}},
+    {"slug": "staff", "display_name": "For staff", "groups": ["staff"]},
+]
+c.GresshopperSpawner.form_fields = ["account", "mem_mib", "time_limit_min"]
+`);
+
+  test("rest", async ({ hub, browser }) => {
+    expect([201, 202]).toContain(await hub.start("carol", "", { profile: "small" }));
+    await hub.ready("carol");
+    expect(hub.field(hub.jobs("carol")[0]?.id ?? "", "MinMemoryNode")).toBe("700M");
+    await hub.quiet("carol");
+    expect(await hub.start("carol", "", { profile: "staff" })).toBe(400);
+    expect(hub.jobs("carol")).toEqual([]);
+    const page = await signIn(hub.site, browser, "carol", "/hub/spawn?opt-profile=small");
+    await page.waitForURL("**/user/carol/**", { timeout: 90_000 });
+    expect(hub.field(hub.jobs("carol")[0]?.id ?? "", "MinMemoryNode")).toBe("700M");
+    await hub.quiet("carol");
+    const response = await page.goto(`${hub.site.url}/hub/spawn/carol?opt-profile=gone`);
+    expect(response?.status()).toBe(400);
+    await expect(page.locator("body")).toContainText("there is no profile 'gone' here");
+    await page.context().close();
+  });
+
+  test("default", async ({ hub, browser }) => {
+    const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
+    await expect(page.locator("input[name=profile]:checked")).toHaveValue("large");
+    await page.locator("#spawn_form [type=submit]").click();
+    await page.waitForURL("**/user/carol/**", { timeout: 90_000 });
+    const byForm = hub.jobs("carol").map((job) => hub.field(job.id, "MinMemoryNode"));
+    await hub.quiet("carol");
+    await hub.start("carol", "", {});
+    await hub.ready("carol");
+    expect(hub.jobs("carol").map((job) => hub.field(job.id, "MinMemoryNode"))).toEqual(byForm);
+    await page.context().close();
+  });
+
+  test("form", async ({ hub, browser }) => {
+    hub.site.try("root", "sacctmgr", "-i", "add", "account", "course", "Description=x", "Organization=x");
+    hub.site.try("root", "sacctmgr", "-i", "add", "user", "carol", "account=course");
+    // The form's answers are a minute old at most: a Hub that has just begun asks at once.
+    hub.site.startHub(fs.readFileSync(`${hub.site.base}/hub/extra.py`, "utf8"));
+    const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
+    const account = page.locator("#field-account");
+    await expect(account.locator("option")).toHaveText(["lab", "course"]);
+    await account.selectOption("course");
+    await page.locator("#profile-large--size").selectOption("two");
+    await page.fill("#field-time_limit_min", "50");
+    if (process.env.HOP_BROWSER_SHOTS) {
+      await page.screenshot({ path: `${process.env.HOP_BROWSER_SHOTS}/form.png` });
+    }
+    await page.locator("#spawn_form [type=submit]").click();
+    await page.waitForURL("**/user/carol/**", { timeout: 90_000 });
+    const [job] = hub.jobs("carol");
+    const chosen = ["Account", "TimeLimit", "NumCPUs", "MinMemoryNode"].map((name) => hub.field(job?.id ?? "", name));
+    expect(chosen).toEqual(["course", "00:50:00", "2", "900M"]);
+    // The kernel account, too: the seat and what it books.
+    const carol = Person.of(hub.site, "carol", page);
+    await carol.open("charged.ipynb", notebook(["%%gpu 1\nprint('who', 'pays')"]));
+    await carol.run(0);
+    await expect(carol.output(0)).toContainText("who pays", { timeout: 60_000 });
+    const seats = hub.site.jobs("carol").filter(({ name }) => name === "gresshopper-seat");
+    expect(seats.map(({ id }) => hub.field(id, "Account"))).toContain("course");
+    const booked = () => hub.site.hop("acct", "-a", "-X").filter((row) => row.user === "carol");
+    await expect.poll(() => booked().map((row) => row.account)).toContain("course");
+    await hub.quiet("carol");
+    // Remembered, and not to be forged.
+    await page.goto(`${hub.site.url}/hub/spawn`);
+    await expect(account).toHaveValue("course");
+    await expect(page.locator("#field-time_limit_min")).toHaveValue("50");
+    await page.evaluate(() => {
+      (document.querySelector("#field-account option") as HTMLOptionElement).value = "pool";
+    });
+    await account.selectOption("pool");
+    await page.locator("#spawn_form [type=submit]").click();
+    await expect(page.locator("body")).toContainText("account 'pool' isn't yours; yours are: lab, course");
+    expect(hub.jobs("carol")).toEqual([]);
+    expect(await hub.start("carol", "", { mem_mib: "99999999" })).toBe(400);
+    await page.context().close();
+  });
+});
+
+test("availability", async ({ hub, browser }) => {
+  hub.site.startHub(`${BASE}c.GresshopperSpawner.form_fields = ["mem_mib"]\n`);
+  const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
+  const idle = async () => Number(/(\d+) of \d+ nodes/.exec((await page.textContent("body")) ?? "")?.[1]);
+  const before = await idle();
+  const name = hub.site.as("root", "sinfo", "-h", "-N", "-t", "idle", "-o", "%N").split("\n")[0] ?? "";
+  if (name) {
+    hub.site.as("root", "scontrol", "update", `NodeName=${name}`, "State=DRAIN", "Reason=test");
+    hub.site.startHub(`${BASE}c.GresshopperSpawner.form_fields = ["mem_mib"]\n`);
+    await page.goto(`${hub.site.url}/hub/spawn`);
+    expect(await idle()).toBe(before - 1);
+    hub.site.as("root", "scontrol", "update", `NodeName=${name}`, "State=RESUME");
+  }
+  if (!NOTEBOOK7) {
+    await expect(page.locator("body")).toContainText("The server needs no GPU");
+  }
+  await page.context().close();
+});
+
+test("walltime", async ({ hub, browser }) => {
+  test.skip(NOTEBOOK7, "Notebook 7 is tried by hand");
+  hub.site.startHub(`${BASE}c.GresshopperSpawner.time_limit_min = 5\n`);
+  const page = await signIn(hub.site, browser, "carol");
+  await page.waitForURL("**/user/carol/**", { timeout: 90_000 });
+  await expect(page.getByText(/Slurm ends this server in \d minutes?\. Save your notebooks\./).first()).toBeVisible({
+    timeout: 90_000,
+  });
+  if (process.env.HOP_BROWSER_SHOTS) {
+    await page.screenshot({ path: `${process.env.HOP_BROWSER_SHOTS}/walltime.png` });
+  }
+  await page.context().close();
+});
+
+/** Takes ports of a range for a moment, one after the other, and answers as if it were the server that is asked for. */
+const SQUATTER = `
+import random, socket, sys, time
+first, last = int(sys.argv[1]), int(sys.argv[2])
+while True:
+    try:
+        s = socket.create_server(("127.0.0.1", random.randint(first, last)))
+    except OSError:
+        time.sleep(0.002)
+        continue
+    s.settimeout(0.2)
+    try:
+        c, _ = s.accept()
+        c.recv(65536)
+        c.sendall(b"HTTP/1.1 200 OK\\r\\nContent-Length: 12\\r\\nConnection: close\\r\\n\\r\\nbob was here")
+        c.close()
+    except OSError:
+        pass
+    s.close()
+`;
+
+test.describe("nobody else at the door", () => {
+  test("squatter", async ({ hub }) => {
+    const [first, last] = hub.site.freePorts();
+    hub.site.startHub(`${BASE}c.GresshopperSpawner.port_range = [${first}, ${last}]\n`);
+    const bob = hub.site.background("bob", "/usr/bin/python3", "-c", SQUATTER, String(first), String(last));
+    const heard: string[] = [];
+    let over = false;
+    const asked = (async () => {
+      while (!over) {
+        const answer = await fetch(`${hub.site.url}/user/carol/api`, { redirect: "manual" }).catch(() => undefined);
+        const text = (await answer?.text().catch(() => "")) ?? "";
+        heard.push(text.includes("bob was here") ? "bob" : String(answer?.status));
+        await new Promise((resolve) => setTimeout(resolve, 100));
+      }
+    })();
+    try {
+      await hub.start("carol");
+      await hub.ready("carol");
+      const port = Number(/\d+/.exec(hub.port("carol"))?.[0]);
+      expect(port).toBeGreaterThanOrEqual(first);
+      expect(port).toBeLessThanOrEqual(last);
+      await expect.poll(() => heard.at(-1), { timeout: 30_000 }).toBe("200");
+      for (const pid of hub.site.servers()) {
+        process.kill(pid, "SIGKILL");
+      }
+      await expect.poll(() => hub.server("carol"), { timeout: 90_000 }).toBeUndefined();
+    } finally {
+      over = true;
+      await asked;
+      bob.kill("SIGKILL");
+    }
+    expect(heard).not.toContain("bob");
+  });
+
+  test("ssl", async ({ hub, browser }) => {
+    const [, , api, proxy] = hub.site.ports();
+    hub.site.startHub(`${BASE}
+c.JupyterHub.internal_ssl = True
+c.JupyterHub.internal_certs_location = f"{base}/hub/certificates"
+c.JupyterHub.hub_bind_url = "https://127.0.0.1:${api}"
+c.ConfigurableHTTPProxy.api_url = "https://127.0.0.1:${proxy}"
+`);
+    const page = await signIn(hub.site, browser, "carol");
+    const carol = Person.of(hub.site, "carol", page);
+    await carol.serverIsUp();
+    await carol.open("secure.ipynb", notebook(["%%gpu 1\nprint('in', 'private')"]));
+    await carol.run(0);
+    await expect(carol.output(0)).toContainText("in private", { timeout: 60_000 });
+    await page.context().close();
+    // The server's own certificate is of this authority, and who has none is not answered.
+    const port = /\d+/.exec(hub.port("carol"))?.[0];
+    const authority = `${hub.site.base}/hub/certificates/notebooks-ca/notebooks-ca.crt`;
+    const certificate = hub.site.try(
+      "root",
+      "sh",
+      "-c",
+      `openssl s_client -verify_return_error -CAfile ${authority} -connect 127.0.0.1:${port} </dev/null 2>&1`,
+    );
+    expect(certificate.out).toContain("Verify return code: 0 (ok)");
+    const neighbour = hub.site.try("bob", "curl", "-sSk", `https://127.0.0.1:${port}/user/carol/api`);
+    expect(neighbour.status).not.toBe(0);
+    expect(neighbour.out).toBe("");
+  });
+});
