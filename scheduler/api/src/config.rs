@@ -53,6 +53,8 @@ pub struct Hopd {
     pub poll_s: u32,
     /// Seconds between two looks at Slurm's nodes, settings, limits and fair shares.
     pub refresh_s: u32,
+    /// Days after which an ended lease leaves the accounting; 0: never.
+    pub accounting_days: u32,
 }
 
 /// `[quota]`: what one user may ask of `hopd`, so that nobody fills its memory or holds up the others. Neither the
@@ -189,6 +191,7 @@ impl Default for Hopd {
             grace_s: 8,
             poll_s: 3,
             refresh_s: 60,
+            accounting_days: 0,
         }
     }
 }

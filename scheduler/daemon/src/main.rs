@@ -14,20 +14,20 @@ mod pilot_jobs;
 mod scheduler;
 mod server;
 mod slurm;
+mod state_dir;
 mod views;
 
 use crate::inbox::Inbox;
 use crate::names::Names;
 use crate::scheduler::Scheduler;
 use crate::server::Server;
+use crate::state_dir::{JOURNAL, StateDir};
 use anyhow::{Context, Result, bail};
 use clap::Parser;
 use hop_api::config::Config;
 use hop_api::identity::{Munge, user_id};
 use hop_store::{Accounting, Journal};
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::Duration;
@@ -46,6 +46,9 @@ struct Arguments {
     /// Check the configuration and exit
     #[arg(long)]
     check: bool,
+    /// Set a journal aside that can't be read, so that the next start makes a new one, and exit
+    #[arg(long, conflicts_with = "check")]
+    recover: bool,
 }
 
 fn main() -> ExitCode {
@@ -77,12 +80,15 @@ fn start(arguments: &Arguments) -> Result<()> {
         return Ok(());
     }
     let service_uid = check_account(&config)?;
-    let _lock = open_state(&config.hopd.state_dir)?;
+    let state = StateDir::open(&config.hopd.state_dir)?;
+    if arguments.recover {
+        return recover(&state);
+    }
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()?
-        .block_on(run(config, service_uid))
+        .block_on(run(config, &state, service_uid))
 }
 
 fn check_account(config: &Config) -> Result<u32> {
@@ -98,37 +104,24 @@ fn check_account(config: &Config) -> Result<u32> {
     Ok(uid)
 }
 
-/// Makes the state directory and takes its lock, which goes with the process however that ends.
-fn open_state(dir: &Path) -> Result<File> {
-    std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir)
-        .with_context(|| format!("can't make {}", dir.display()))?;
-    let meta = std::fs::metadata(dir)?;
-    if meta.mode() & 0o077 != 0 || meta.uid() != rustix::process::geteuid().as_raw() {
-        bail!(
-            "{} must belong to the service account with mode 700",
-            dir.display()
-        );
+fn recover(state: &StateDir) -> Result<()> {
+    match state.set_journal_aside()? {
+        Some(aside) => eprintln!(
+            "hopd: the journal is now {}. Start hopd: leases that still run are ended, and agents, kernels and waiting cells \
+             report themselves; the accounting stays.",
+            aside.display()
+        ),
+        None => eprintln!("hopd: there is no journal to be set aside"),
     }
-    let path = dir.join("lock");
-    let file = OpenOptions::new()
-        .create(true)
-        .truncate(false)
-        .write(true)
-        .mode(0o600)
-        .open(&path)
-        .with_context(|| format!("{}", path.display()))?;
-    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
-        .map_err(|_| anyhow::anyhow!("another hopd runs on {}", dir.display()))?;
-    Ok(file)
+    Ok(())
 }
 
-async fn run(config: Config, service_uid: u32) -> Result<()> {
-    let state = &config.hopd.state_dir;
-    let (journal, snapshot) = Journal::open(&state.join("journal.redb"))?;
-    let accounting = Accounting::open(&state.join("accounting.db"))?;
+async fn run(config: Config, state: &StateDir, service_uid: u32) -> Result<()> {
+    let accounting = Accounting::open(&state.path("accounting.db"))?;
+    let known = state.known_term(&accounting)?;
+    let (journal, snapshot) = Journal::open_after(&state.path(JOURNAL), known)
+        .context("`hopd --recover` sets a journal aside that can't be read, and keeps the accounting")?;
+    state.write_term(snapshot.term)?;
     let (listener, address) = server::listen(&config.hopd.listen)
         .await
         .with_context(|| format!("can't listen on {}", config.hopd.listen))?;
@@ -152,7 +145,7 @@ async fn run(config: Config, service_uid: u32) -> Result<()> {
         }
     };
     let refresh = signal(SignalKind::hangup())?;
-    scheduler.run(&inbox, refresh, stop).await;
+    let ended = scheduler.run(&inbox, refresh, state, stop).await;
     serving.abort();
-    Ok(())
+    ended.map_err(|why| anyhow::anyhow!("{why}; this one ends"))
 }

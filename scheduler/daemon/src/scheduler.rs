@@ -25,6 +25,7 @@ use crate::inbox::Inbox;
 use crate::parks::Parks;
 use crate::pilot_jobs::{Failure, PilotJobs, PilotRequest};
 use crate::slurm::{Facts, Owner, Queue, SlurmSide};
+use crate::state_dir::{IDS_PER_TERM, StateDir};
 use crate::views;
 use connections::Connections;
 use drains::Drains;
@@ -45,7 +46,11 @@ use slurm_news::SlurmNews;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
-use tracing::{debug, info};
+use tracing::{debug, info, warn};
+
+/// The first look for old rows after a start, when those who come back have been heard.
+const PRUNE_FIRST: Span = Span::from_secs(300);
+const DAY: Span = Span::from_secs(24 * 3600);
 
 /// A report to the scheduler's task from its own helpers.
 #[derive(Debug)]
@@ -88,6 +93,8 @@ enum Due {
     ReplicaAway(ReplicaId),
     /// A replica that was asked to park a cell should have answered.
     ParkAnswer,
+    /// Old rows leave the accounting.
+    Prune,
 }
 
 pub(crate) struct Scheduler {
@@ -110,6 +117,8 @@ pub(crate) struct Scheduler {
     handovers: HashMap<LeaseId, Handover>,
     parks: Parks,
     due: BTreeSet<(Timestamp, Due)>,
+    /// It is time to see whether the state directory is still this one's.
+    looked_at_state: bool,
     reports: mpsc::UnboundedSender<Report>,
     inbox: Option<mpsc::UnboundedReceiver<Report>>,
 }
@@ -170,6 +179,7 @@ impl Scheduler {
             handovers: HashMap::new(),
             parks: Parks::default(),
             due: BTreeSet::new(),
+            looked_at_state: false,
             reports,
             inbox: Some(inbox),
             clock,
@@ -192,6 +202,7 @@ impl Scheduler {
             (now, Due::Shares),
             (now + grace, Due::Grace),
             (now + agents + agents, Due::Orphans),
+            (now + PRUNE_FIRST, Due::Prune),
         ]);
         for due in [Due::Facts, Due::Limits] {
             if self.due.iter().all(|(_, other)| *other != due) {
@@ -202,12 +213,16 @@ impl Scheduler {
 
     /// Runs until `stop`; then everything is on disk. Each `refresh` has it ask Slurm for nodes, settings, limits and
     /// shares at once.
+    ///
+    /// # Errors
+    /// Another `hopd` has taken over: why that is known. Nothing more is written, and nobody told.
     pub(crate) async fn run(
         mut self,
         incoming: &Inbox,
         mut refresh: tokio::signal::unix::Signal,
+        state: &StateDir,
         stop: impl Future<Output = ()>,
-    ) {
+    ) -> Result<(), String> {
         let mut inbox = self.inbox.take().expect("run is called once");
         tokio::pin!(stop);
         self.begin();
@@ -228,9 +243,36 @@ impl Scheduler {
                 }
             }
             self.settle();
+            if std::mem::take(&mut self.looked_at_state) {
+                state
+                    .superseded()
+                    .or_else(|| self.records.superseded())
+                    .map_or(Ok(()), Err)?;
+            }
         }
         info!("hopd ends; leases go on and are taken over by the next hopd");
         self.records.flush().await;
+        Ok(())
+    }
+
+    /// Removes rows that are older than the site keeps them, on a thread of its own.
+    fn prune(&mut self) {
+        let now = self.clock.now();
+        self.due.insert((now + DAY, Due::Prune));
+        let days = u64::from(self.config.hopd.accounting_days);
+        if days == 0 {
+            return;
+        }
+        let before = Timestamp(now.0.saturating_sub(DAY.0.saturating_mul(days)));
+        let accounting = self.records.accounting();
+        tokio::task::spawn_blocking(move || match accounting.prune(before) {
+            Ok(0) => {}
+            Ok(leases) => info!(
+                leases,
+                "leases that ended more than {days} days ago left the accounting"
+            ),
+            Err(error) => warn!("old leases can't be removed from the accounting: {error}"),
+        });
     }
 
     fn next_wake(&self) -> Option<Timestamp> {
@@ -246,7 +288,11 @@ impl Scheduler {
             }
             self.due.pop_first();
             match due {
-                Due::Look => self.look(),
+                Due::Look => {
+                    self.looked_at_state = true;
+                    self.look();
+                }
+                Due::Prune => self.prune(),
                 Due::Facts => self.ask_facts(),
                 Due::Limits => self.ask_limits(),
                 Due::Shares => self.ask_shares(),
@@ -361,9 +407,8 @@ impl Legacy {
 /// Counters of a new term. The journal lags behind memory by one write, so each term begins with numbers of its own, and
 /// no id is used twice after a crash.
 fn skip_ids(last: hop_core::journal::Counters, term: Term) -> Entry {
-    const PER_TERM: u64 = 1_000_000;
     const LAG: u64 = 10_000;
-    let skip = |next: u64| (next + LAG).max(term.0 * PER_TERM + 1);
+    let skip = |next: u64| (next + LAG).max(term.0 * IDS_PER_TERM + 1);
     Entry {
         key: Key::Counters,
         value: Some(Value::Counters(hop_core::journal::Counters {

@@ -173,6 +173,13 @@ impl Accounting {
         Ok(rows)
     }
 
+    /// The highest lease that has a row. Blocks.
+    pub fn last_lease(&self) -> Result<LeaseId, AccountingError> {
+        let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
+        let last: Option<i64> = reader.query_row("SELECT max(lease) FROM leases", [], |row| row.get(0))?;
+        Ok(LeaseId(last.and_then(|id| u64::try_from(id).ok()).unwrap_or(0)))
+    }
+
     /// Removes leases that ended before `before`, with their cells; returns how many. Blocks.
     pub fn prune(&self, before: Timestamp) -> Result<usize, AccountingError> {
         let mut connection = Connection::open(&self.path)?;

@@ -73,8 +73,14 @@ where
 {
     /// Opens or creates the journal at `path`, begins a new term, and reads what is there.
     pub fn open(path: &Path) -> Result<(Self, Snapshot<K, V>), JournalOpenError> {
+        Self::open_after(path, Term(0))
+    }
+
+    /// The same with a term above `known`, which is known from elsewhere: the journal may be a new one in a lost one's
+    /// place.
+    pub fn open_after(path: &Path, known: Term) -> Result<(Self, Snapshot<K, V>), JournalOpenError> {
         let database = open_file(path)?;
-        let last = read_header(&database, path)?;
+        let last = read_header(&database, path)?.max(known.0);
         let term = last + 1;
         let entries = read_entries(&database, path)?;
         write_header(&database, term).map_err(|error| open_error(path, error))?;

@@ -184,6 +184,12 @@ impl Records {
         self.accounting.clone()
     }
 
+    /// Why nothing of this `hopd` can be written any more; none: it can.
+    pub(super) fn superseded(&self) -> Option<String> {
+        let error = self.journal.health().error?;
+        matches!(error, SaveError::Superseded { .. }).then(|| error.to_string())
+    }
+
     /// Everything that is behind, in sentences.
     pub(super) fn problems(&self) -> Vec<String> {
         let healths = [

@@ -1,0 +1,163 @@
+//! The state directory: whose it is, and the term, which outlives the journal.
+
+use anyhow::{Context, Result, bail};
+use hop_store::Accounting;
+use hop_words::id::Term;
+use std::fs::{File, OpenOptions};
+use std::io::Write;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+pub(crate) const JOURNAL: &str = "journal.redb";
+/// The last term, beside the journal.
+const TERM: &str = "term";
+/// Each term's leases begin at so many times its number.
+pub(crate) const IDS_PER_TERM: u64 = 1_000_000;
+
+/// The directory, locked for as long as this lives.
+#[derive(Debug)]
+pub(crate) struct StateDir {
+    dir: PathBuf,
+    lock: File,
+}
+
+impl StateDir {
+    /// Makes the state directory and takes its lock, which goes with the process however that ends.
+    pub(crate) fn open(dir: &Path) -> Result<Self> {
+        std::fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(dir)
+            .with_context(|| format!("can't make {}", dir.display()))?;
+        let meta = std::fs::metadata(dir)?;
+        if meta.mode() & 0o077 != 0 || meta.uid() != rustix::process::geteuid().as_raw() {
+            bail!(
+                "{} must belong to the service account with mode 700",
+                dir.display()
+            );
+        }
+        let path = dir.join("lock");
+        let lock = OpenOptions::new()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .mode(0o600)
+            .open(&path)
+            .with_context(|| format!("{}", path.display()))?;
+        rustix::fs::flock(&lock, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+            .map_err(|_| anyhow::anyhow!("another hopd runs on {}", dir.display()))?;
+        let dir = dir.to_owned();
+        Ok(Self { dir, lock })
+    }
+
+    pub(crate) fn path(&self, name: &str) -> PathBuf {
+        self.dir.join(name)
+    }
+
+    /// Why the directory is this one's no longer; none: it is. Somebody may have put another in its place, on which another
+    /// `hopd` runs.
+    pub(crate) fn superseded(&self) -> Option<String> {
+        let path = self.path("lock");
+        let ours = self.lock.metadata().ok()?;
+        match std::fs::metadata(&path) {
+            Ok(there) if (there.dev(), there.ino()) == (ours.dev(), ours.ino()) => None,
+            // Whatever hinders a look is no proof.
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => None,
+            _ => Some(format!(
+                "{} is no longer the directory that this hopd was started on",
+                self.dir.display()
+            )),
+        }
+    }
+
+    /// The highest term that is known without the journal: of the file beside it, and of the leases in the accounting.
+    pub(crate) fn known_term(&self, accounting: &Accounting) -> Result<Term> {
+        let path = self.path(TERM);
+        let written = match std::fs::read_to_string(&path) {
+            Ok(text) => text.trim().parse().unwrap_or(0),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => 0,
+            Err(error) => return Err(error).with_context(|| format!("{}", path.display())),
+        };
+        let leases = accounting.last_lease()?.0 / IDS_PER_TERM;
+        Ok(Term(leases.max(written)))
+    }
+
+    pub(crate) fn write_term(&self, term: Term) -> Result<()> {
+        let (path, new) = (self.path(TERM), self.path("term.new"));
+        let write = || {
+            let mut file = OpenOptions::new()
+                .create(true)
+                .truncate(true)
+                .write(true)
+                .mode(0o600)
+                .open(&new)?;
+            writeln!(file, "{term}")?;
+            file.sync_all()?;
+            std::fs::rename(&new, &path)
+        };
+        write().with_context(|| format!("{}", path.display()))
+    }
+
+    /// Renames the journal; says to what. `None`: there was none.
+    pub(crate) fn set_journal_aside(&self) -> Result<Option<PathBuf>> {
+        let path = self.path(JOURNAL);
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let aside = self.path(&format!("{JOURNAL}.aside-{}", now.as_secs()));
+        match std::fs::rename(&path, &aside) {
+            Ok(()) => Ok(Some(aside)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error).with_context(|| format!("{}", path.display())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::{JournalKey, JournalValue};
+    use hop_store::Journal;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn folder() -> tempfile::TempDir {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+        folder
+    }
+
+    /// The term of a start.
+    fn start(state: &StateDir) -> Result<Term> {
+        let accounting = Accounting::open(&state.path("accounting.db"))?;
+        let known = state.known_term(&accounting)?;
+        let (_, snapshot) = Journal::<JournalKey, JournalValue>::open_after(&state.path(JOURNAL), known)?;
+        state.write_term(snapshot.term)?;
+        Ok(snapshot.term)
+    }
+
+    #[test]
+    fn terms_go_on_when_the_journal_is_lost() {
+        let folder = folder();
+        let state = StateDir::open(folder.path()).unwrap();
+        assert_eq!(start(&state).unwrap(), Term(1));
+        assert_eq!(start(&state).unwrap(), Term(2));
+        std::fs::write(state.path(JOURNAL), "rubbish").unwrap();
+        assert!(start(&state).is_err());
+        let aside = state.set_journal_aside().unwrap().unwrap();
+        assert_eq!(std::fs::read(aside).unwrap(), b"rubbish");
+        assert_eq!(start(&state).unwrap(), Term(3));
+        assert_eq!(start(&state).unwrap(), Term(4));
+    }
+
+    #[test]
+    fn another_directory_in_its_place_is_noticed() {
+        let above = folder();
+        let dir = above.path().join("state");
+        let state = StateDir::open(&dir).unwrap();
+        assert_eq!(state.superseded(), None);
+        assert!(StateDir::open(&dir).is_err(), "locked");
+        std::fs::rename(&dir, above.path().join("old")).unwrap();
+        assert!(state.superseded().is_some(), "gone");
+        let _other = StateDir::open(&dir).unwrap();
+        assert!(state.superseded().unwrap().contains("no longer the directory"));
+    }
+}
