@@ -595,10 +595,18 @@ impl Core {
             } => self.asked_to_park(&cell, lease, reason),
             Event::Close { reason, .. } => self.end_kernel(format!("the kernel was closed: {reason}")),
             Event::Hibernate { reason, .. } => self.asked_to_sleep(reason),
+            Event::Move { seat, .. } => {
+                let (kernel, tenure) = self.office();
+                self.tell_hopd(ToHopd::MigrationFailed {
+                    kernel,
+                    tenure,
+                    incarnation: seat.incarnation,
+                    reason: "this release's kernels don't move yet".into(),
+                });
+            }
             // This replica carries out no moves, and its kernel has no other replica.
             Event::Place { .. }
             | Event::Rouse { .. }
-            | Event::Move { .. }
             | Event::MoveWithdrawn { .. }
             | Event::Wake { .. }
             | Event::NodeDrains { .. } => {}
