@@ -69,6 +69,8 @@ class Kernel:
         theirs.close()
         #: Events in the order in which they came: name, body, attachments.
         self.events: list[tuple[str, dict[str, Any], list[bytes]]] = []
+        #: Requests whose code was about to run (`state.begins`), in their order.
+        self.begun: list[str] = []
         self._answers: queue.Queue[tuple[dict[str, Any], list[bytes]]] = queue.Queue()
         self._last = 0
         threading.Thread(target=self._read_all, daemon=True).start()
@@ -93,6 +95,8 @@ class Kernel:
                 self._write({"re": wire["id"], "ok": {"version": 1, "ops": ["need", "state"]}})
             elif "re" in wire:
                 self._answers.put((wire, attachments))
+            elif wire["op"] == "state.begins":
+                self.begun.append(wire["body"]["msg_id"])
             else:
                 self.events.append((wire["op"], wire["body"], attachments))
 

@@ -93,6 +93,7 @@ def test_each_cell_is_captured_before_the_next_though_all_were_sent_at_once(star
     assert [body.get("status", body.get("cause")) for _, body in told] == ["begin"] + ["later", "cells"] * 13
     cells = [[cell["msg_id"] for cell in body["cells"]] for op, body in told[3:] if op == "state.record"]
     assert cells == [[number] for number in sent] and last not in sent
+    assert kernel.begun[-13:] == [*sent, last]  # also the one that ended the process at once
 
 
 def test_a_capture_after_the_reply_that_fails_is_told_with_the_next_cell(start: Callable[..., Kernel]) -> None:
