@@ -459,6 +459,11 @@ impl Front {
                 }
                 wire.send(Item::Note(Note::MayBegin { cell }));
             }
+            Note::NotBegun { cell } => {
+                if let Some(open) = self.open.iter_mut().find(|o| o.id == cell) {
+                    open.may_have_begun = false;
+                }
+            }
             Note::Answered { cell, number, count } => {
                 self.ledger.answered(CellNumber(number), cell.clone());
                 self.heard = CellNumber(number);
@@ -882,6 +887,36 @@ mod tests {
             &mut wire,
         );
         assert!(wire.take().is_empty(), "a dead kernel is asked nothing");
+    }
+
+    #[test]
+    fn a_cell_that_was_let_begin_and_did_not_is_handed_on_as_a_new_one() {
+        let mut author = Author::new(b"key", "client".into());
+        let (mut front, mut wire) = (
+            Front::new(b"key", "front".into()).durable(true),
+            Recorder::default(),
+        );
+        front.next_tenure(Tenure(1), false, Time(0), &mut wire);
+        for begins in [false, true] {
+            let r = request(&mut author);
+            let cell: CellId = r.header().unwrap().msg_id.into();
+            front.request(Channel::Shell, &ME, r.message(), Time(0), &mut wire);
+            let note = Note::Begins { cell: cell.clone() };
+            front.item(1, Item::Note(note), Time(0), &mut wire);
+            if !begins {
+                let note = Note::NotBegun { cell };
+                front.item(2, Item::Note(note), Time(0), &mut wire);
+            }
+        }
+        wire.take();
+        front.next_tenure(Tenure(2), true, Time(0), &mut wire);
+        let sent = wire.take();
+        assert_eq!(sent.len(), 3, "{sent:?}");
+        assert_eq!(sent[0], "send Shell execute_request");
+        assert!(
+            sent[1].contains("HandedBefore") && sent[1].contains("Tenure(1)"),
+            "{sent:?}"
+        );
     }
 
     #[test]

@@ -80,6 +80,8 @@ pub enum Note {
     Dropped { messages: u64, bytes: u64 },
     /// The cell is to begin. A kernel that keeps a log begins none before it has heard [`Note::MayBegin`].
     Begins { cell: CellId },
+    /// The cell that [`Note::Begins`] named has not begun, and won't: this replica leaves.
+    NotBegun { cell: CellId },
     /// The execute reply that follows is the log's answer of this number. `count` is the cell's execution count.
     Answered {
         cell: CellId,

@@ -68,8 +68,11 @@ pub(crate) struct Cell {
     pub(super) cell_id: Option<String>,
     stop_on_error: bool,
     permit: Permit,
-    /// The kernel has begun it, by the word of the agent.
+    /// The front has heard that the cell is to begin.
+    announced: bool,
+    /// The kernel has begun it, by the word of the agent; in its present process, and in any.
     begun: bool,
+    ran: bool,
     /// The cell runs again if it is lost in its middle.
     retry: bool,
     attempts: u32,
@@ -153,7 +156,9 @@ impl Cells {
             // A cell outside of the order stops nothing.
             stop_on_error: false,
             permit: Permit::NotNeeded,
+            announced: false,
             begun: false,
+            ran: false,
             retry: false,
             attempts: 0,
             stage: Stage::Free,
@@ -244,7 +249,7 @@ impl Cells {
     pub(super) fn must_ask(&mut self, id: &CellId) -> bool {
         match self.find_mut(id) {
             Some(cell) if cell.permit == Permit::Needed => {
-                cell.permit = Permit::Asked;
+                (cell.permit, cell.announced) = (Permit::Asked, true);
                 true
             }
             _ => false,
@@ -256,6 +261,13 @@ impl Cells {
         if let Some(cell) = self.find_mut(id).filter(|c| c.permit == Permit::Asked) {
             cell.permit = Permit::Given;
         }
+    }
+
+    /// Cells that the front takes for begun, though no process of the kernel has begun them and this one doesn't have them.
+    pub(super) fn not_begun(&self) -> Vec<CellId> {
+        let unsent = |c: &&Cell| matches!(c.stage, Stage::Held(..) | Stage::Seeking(..));
+        let waits = |c: &&Cell| unsent(c) && c.announced && !c.ran;
+        self.cells.iter().filter(waits).map(|c| c.id.clone()).collect()
     }
 
     /// The kernel gets the cell now. Returns the request, with the client that sent it; `None` where the kernel has it
@@ -278,7 +290,7 @@ impl Cells {
     /// The kernel begins the cell: if its process dies from now on, the cell was in its middle.
     pub(super) fn begun(&mut self, id: &CellId) {
         if let Some(cell) = self.find_mut(id) {
-            cell.begun = true;
+            (cell.begun, cell.ran) = (true, true);
         }
     }
 

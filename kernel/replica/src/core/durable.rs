@@ -910,6 +910,10 @@ impl Core {
         let Some(leaving) = durable.leaving.take() else {
             return;
         };
+        // A cell that the front lets begin in this moment is the next replica's.
+        for cell in self.cells.not_begun() {
+            self.note(Note::NotBegun { cell });
+        }
         match leaving.farewell {
             Farewell::Leave(reason) => self.note(Note::Leaving { reason }),
             Farewell::Sleep(reason) => {

@@ -477,6 +477,45 @@ fn a_seat_that_ends_is_left_with_everything_saved() {
 }
 
 #[test]
+fn a_cell_that_was_to_begin_as_its_seat_ended_is_the_next_replicas() {
+    let mut world = capturing();
+    world.permits = false;
+    world.run("a", Value::Null);
+    assert_eq!(world.run("b", Value::Null), [""; 0], "behind a");
+    world.input(Input::Terminated);
+    assert_eq!(
+        world.input(Input::MayBegin { cell: "a".into() }),
+        [""; 0],
+        "too late"
+    );
+    let out = world.answer(2, json!({}));
+    let told: Vec<&str> = out.iter().map(String::as_str).collect();
+    let expected = [
+        "sync",
+        "front: note not-begun a",
+        "front: note leaving its seat was cancelled or reached its time limit",
+        "kill",
+        "leave",
+    ];
+    assert_eq!(told, expected);
+}
+
+#[test]
+fn a_cell_that_ran_before_is_not_called_new() {
+    let mut world = capturing();
+    world.run_with("a", &json!({"code": "%%retry\nx"}), Value::Null);
+    world.run("b", Value::Null);
+    world.begins("a");
+    world.dies();
+    world.reopened();
+    let out = world.input(Input::Terminated);
+    assert_eq!(out, [""; 0]);
+    let out = world.after(Span::from_secs(2));
+    assert!(out.contains(&"front: note not-begun b".into()), "{out:?}");
+    assert!(!out.contains(&"front: note not-begun a".into()), "{out:?}");
+}
+
+#[test]
 fn an_orphan_hibernates() {
     let mut world = capturing();
     let orphaned = Input::Orphaned {
