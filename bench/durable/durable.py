@@ -131,7 +131,7 @@ def failovers(ours: str, plain: str, n: int) -> None:
 
 def node_failovers(base: str, n: int) -> None:
     sys.path.insert(0, str(ROOT / "tests/e2e"))
-    from harness import Cluster, notebook
+    from harness import Cluster, lost_node, notebook
 
     cluster = Cluster(base, 19, os.environ.get("HOP_E2E_VARIANT", "auto"))
     took = []
@@ -143,14 +143,10 @@ def node_failovers(base: str, n: int) -> None:
                 node = book.execute("import os; print(os.environ['SLURMD_NODENAME'])")["text"].strip().split()[-1]
                 time.sleep(SAVED)
                 begin = time.perf_counter()
-                cluster.devcluster("lose-node", node)
-                got = book.execute("assert x == 41", timeout=120)
-                took.append(time.perf_counter() - begin)
-                assert got["status"] == "ok", got
-                cluster.run("root", "scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
-                cluster.devcluster("start-slurmd", node)
-                cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
-                cluster.wait_for_pilots()
+                with lost_node(cluster, node):
+                    got = book.execute("assert x == 41", timeout=120)
+                    took.append(time.perf_counter() - begin)
+                    assert got["status"] == "ok", got
     finally:
         cluster.down()
     for share, name in ((0.5, "p50"), (0.95, "p95")):

@@ -7,7 +7,8 @@ use crate::kernels;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::parse_time;
 use hop_api::message::{AcctQuery, AcctRow, Request, Response};
-use hop_words::id::{AccountName, GpuIndex, LeaseId, NodeName};
+use hop_slurm::gres::write_index;
+use hop_words::id::{AccountName, LeaseId, NodeName};
 use hop_words::time::{Span, Timestamp};
 
 const EXAMPLES: &str = "\
@@ -122,7 +123,7 @@ static FIELDS: [Field<Record>; 31] = [
         Value::text(&r.row.node)
     }),
     field!("GPUs", 6, "which GPUs of the node: Slurm's IDX", |r| Value::text(
-        gpu_list(&r.row.gpus)
+        write_index(&r.row.gpus)
     )),
     field!("NGPUs", 5, "how many", |r| Value::Number(r.row.gpus.len() as u64)),
     field!("CPUs", 4, "cores lent", |r| Value::Number(r.row.cpus.into())),
@@ -348,26 +349,4 @@ fn number(mut rows: Vec<AcctRow>) -> Vec<Record> {
             Record { row, ordinal }
         })
         .collect()
-}
-
-/// `0-1,3`.
-pub(crate) fn gpu_list(gpus: &[GpuIndex]) -> String {
-    let mut ranges: Vec<(u16, u16)> = Vec::new();
-    for &GpuIndex(i) in gpus {
-        match ranges.last_mut() {
-            Some((_, last)) if *last + 1 == i => *last = i,
-            _ => ranges.push((i, i)),
-        }
-    }
-    let words: Vec<String> = ranges
-        .iter()
-        .map(|&(low, high)| {
-            if low == high {
-                low.to_string()
-            } else {
-                format!("{low}-{high}")
-            }
-        })
-        .collect();
-    words.join(",")
 }

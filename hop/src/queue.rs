@@ -1,11 +1,11 @@
 //! `hop queue`: what waits and what has a lease now, in squeue's manner.
 
-use crate::acct::gpu_list;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use hop_api::message::{QueueQuery, QueueRow, Request, Response};
+use hop_slurm::gres::write_index;
 use hop_words::time::Span;
 
 const EXAMPLES: &str = "\
@@ -73,7 +73,7 @@ static FIELDS: [Field<QueueRow>; 22] = [
     )),
     field!("Node", 8, "where the lease is", |r| Value::maybe(r.node.as_ref())),
     field!("GPUs", 6, "which GPUs of the node: Slurm's IDX", |r| Value::text(
-        gpu_list(&r.gpus)
+        write_index(&r.gpus)
     )),
     field!("Submit", 19, "when it was asked for", |r| Value::Time(r.submit)),
     field!("Position", 8, "place in the queue, from 1", |r| number(
@@ -129,7 +129,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
 fn node_or_reason(row: &QueueRow) -> String {
     match (&row.node, row.position) {
         (Some(node), _) if row.gpus.is_empty() => node.to_string(),
-        (Some(node), _) => format!("{node}:{}", gpu_list(&row.gpus)),
+        (Some(node), _) => format!("{node}:{}", write_index(&row.gpus)),
         (None, Some(position)) => format!("({position}: {})", row.reason),
         (None, None) if row.reason.is_empty() => String::new(),
         (None, None) => format!("({})", row.reason),

@@ -355,6 +355,15 @@ fn widest(text: &str) -> usize {
         .unwrap_or(0)
 }
 
+/// A user's command lines, each with the answer of a `hop` of its own.
+fn transcript(lines: &[&str]) -> String {
+    let answered: Vec<String> = lines
+        .iter()
+        .map(|line| format!("$ hop {line}\n{}", user().hop(line)))
+        .collect();
+    answered.join("\n")
+}
+
 #[test]
 fn acct_in_all_formats() {
     let all = [
@@ -366,11 +375,7 @@ fn acct_in_all_formats() {
         "acct -X -P --delimiter=;",
         "acct -X --json -o leaseid,name,start,held,gputimeraw,account,end",
     ];
-    let text: Vec<String> = all
-        .iter()
-        .map(|line| format!("$ hop {line}\n{}", user().hop(line)))
-        .collect();
-    insta::assert_snapshot!(text.join("\n"));
+    insta::assert_snapshot!(transcript(&all));
 }
 
 #[test]
@@ -382,11 +387,7 @@ fn acct_filters_what_hopd_does_not() {
         "acct -r other",
         "acct -X -o leaseid%-6,NAME%14,efficiency,slurmjobid",
     ];
-    let text: Vec<String> = all
-        .iter()
-        .map(|line| format!("$ hop {line}\n{}", user().hop(line)))
-        .collect();
-    insta::assert_snapshot!(text.join("\n"));
+    insta::assert_snapshot!(transcript(&all));
 }
 
 #[test]
@@ -404,11 +405,7 @@ fn kernels_in_all_formats_and_what_is_done_with_them() {
         "hibernate",
         "hibernate --node n1",
     ];
-    let text: Vec<String> = all
-        .iter()
-        .map(|line| format!("$ hop {line}\n{}", user().hop(line)))
-        .collect();
-    insta::assert_snapshot!(text.join("\n"));
+    insta::assert_snapshot!(transcript(&all));
 }
 
 #[test]
@@ -427,11 +424,7 @@ fn queue_info_explain_cancel() {
         "cancel -v 12",
         "cancel --kernel 1a2b3",
     ];
-    let text: Vec<String> = all
-        .iter()
-        .map(|line| format!("$ hop {line}\n{}", user().hop(line)))
-        .collect();
-    insta::assert_snapshot!(text.join("\n"));
+    insta::assert_snapshot!(transcript(&all));
 }
 
 #[test]
@@ -456,11 +449,7 @@ fn mistakes_are_answered_with_what_to_do() {
         "plugin status /nonexistent/plugstack.conf",
         "plugin install /tmp/x --plugin relative/gresshopper.so",
     ];
-    let text: Vec<String> = all
-        .iter()
-        .map(|line| format!("$ hop {line}\n{}", user().hop(line)))
-        .collect();
-    insta::assert_snapshot!(text.join("\n"));
+    insta::assert_snapshot!(transcript(&all));
 }
 
 #[test]

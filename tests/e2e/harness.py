@@ -213,6 +213,20 @@ class Cluster:
 
 
 @contextlib.contextmanager
+def lost_node(cluster: Cluster, node: str) -> Iterator[None]:
+    """Everything on the node is killed at once; the node comes back at the end."""
+    cluster.devcluster("lose-node", node)
+    try:
+        yield
+    finally:
+        # As slurmctld does by itself when the node has been away for SlurmdTimeout: its jobs have failed.
+        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+        cluster.devcluster("start-slurmd", node)
+        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        cluster.wait_for_pilots()
+
+
+@contextlib.contextmanager
 def without_slurmctld(cluster: Cluster, how: str) -> Iterator[None]:
     """Slurm's controller is stopped, or hangs."""
     if how == "stopped":
@@ -232,6 +246,11 @@ def uid_of(user: str) -> int:
     import pwd
 
     return pwd.getpwnam(user).pw_uid
+
+
+def stream(got: dict[str, Any], name: str) -> str:
+    """What a cell wrote to `stdout`, or to `stderr` beside the sentences of ours that stand there."""
+    return "".join(o["text"] for o in got["outputs"] if o.get("name") == name)
 
 
 class Notebook:

@@ -7,10 +7,9 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from harness import OPENABLE, Cluster, Notebook, notebook, until, without_slurmctld
+from harness import OPENABLE, Cluster, Notebook, notebook, stream, until, without_slurmctld
 
 LONG = "%%gpu 1\nimport time\nfor i in range(40):\n    time.sleep(0.1)\nprint('through', x)"
 
@@ -46,13 +45,8 @@ def running(cluster: Cluster, book: Notebook, code: str = LONG) -> str:
 def next_cell_works(cluster: Cluster, book: Notebook) -> None:
     """The next cell gets a lease and sees the variables; then nothing is left over."""
     got = book.execute("%%gpu 1\nprint(len(openable()), x)", timeout=90)
-    assert (got["status"], stdout(got)) == ("ok", "1 41\n"), got
+    assert (got["status"], stream(got, "stdout")) == ("ok", "1 41\n"), got
     nothing_left(cluster)
-
-
-def stdout(got: dict[str, Any]) -> str:
-    """Without the sentences on stderr that tell what was lost."""
-    return "".join(o["text"] for o in got["outputs"] if o.get("name") == "stdout")
 
 
 def the_cell_goes_on(cluster: Cluster, book: Notebook, cell: str) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import OPENABLE, Cluster, Notebook, notebook, until
+from harness import OPENABLE, Cluster, Notebook, lost_node, notebook, stream, until
 
 #: Seconds within which the effects of a cell that was answered are on disk.
 SAVED = 1.0
@@ -30,11 +29,7 @@ def alice(cluster: Cluster) -> Iterator[Notebook]:
 
 
 def stdout(got: dict[str, Any]) -> str:
-    return "".join(o["text"] for o in got["outputs"] if o.get("name") == "stdout")
-
-
-def stderr(got: dict[str, Any]) -> str:
-    return "".join(o["text"] for o in got["outputs"] if o.get("name") == "stderr")
+    return stream(got, "stdout")
 
 
 def node_of(book: Notebook) -> str:
@@ -47,23 +42,9 @@ def node_of(book: Notebook) -> str:
     return node
 
 
-@contextlib.contextmanager
-def lost(cluster: Cluster, node: str) -> Iterator[None]:
-    """Everything on the node is killed at once; the node comes back at the end."""
-    cluster.devcluster("lose-node", node)
-    try:
-        yield
-    finally:
-        # As slurmctld does by itself when the node has been away for SlurmdTimeout: its jobs have failed.
-        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
-        cluster.devcluster("start-slurmd", node)
-        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
-        cluster.wait_for_pilots()
-
-
 def test_a_node_is_lost_between_cells_and_the_kernel_goes_on_elsewhere(cluster: Cluster, alice: Notebook) -> None:
     node = node_of(alice)
-    with lost(cluster, node):
+    with lost_node(cluster, node):
         assert node_of(alice) != node
         assert alice.is_alive()["alive"]
         got = alice.execute("%%gpu 1\nprint(len(openable()), x)", timeout=90)
@@ -74,7 +55,7 @@ def test_a_node_is_lost_in_a_cell_and_its_user_reads_so(cluster: Cluster, alice:
     node = node_of(alice)
     cell = alice.submit("x = 0\nimport time\ntime.sleep(120)")["cell"]
     until("the cell runs", lambda: not alice.wait(cell, 1)["done"])
-    with lost(cluster, node):
+    with lost_node(cluster, node):
         got = alice.wait(cell, 60)
         assert (got["status"], got["reply"]["ename"]) == ("error", "CellLost"), got
         assert "was lost" in got["reply"]["evalue"] and "variables as they were saved" in got["reply"]["evalue"]
@@ -88,7 +69,7 @@ def test_a_cell_with_retry_runs_again_elsewhere(cluster: Cluster, alice: Noteboo
     )
     cell = alice.submit(code)["cell"]
     until("the cell runs", lambda: not alice.wait(cell, 1)["done"])
-    with lost(cluster, node):
+    with lost_node(cluster, node):
         got = alice.wait(cell, 90)
         assert (got["status"], stdout(got)) == ("ok", "there 41\n"), got
 
@@ -125,7 +106,7 @@ def test_the_seat_is_cancelled_and_what_could_not_come_back_is_told(cluster: Clu
     until("the seat has ended", lambda: seat not in cluster.run("root", "squeue", "-h", "-o", "%i").split(), 30)
     got = alice.execute("import os; print(os.environ['SLURM_JOB_ID'])", timeout=90)
     assert got["status"] == "ok" and stdout(got).strip() != seat, got
-    assert "sock" in stderr(got) and "could not be brought back" in stderr(got)
+    assert "sock" in stream(got, "stderr") and "could not be brought back" in stream(got, "stderr")
     assert stdout(alice.execute("print(x, y)")) == "41 [41, 41]\n"
     assert alice.execute("sock.fileno()")["reply"]["ename"] == "LostError"
 

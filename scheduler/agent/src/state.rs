@@ -1183,16 +1183,7 @@ fn handover_of(handed: &HandedOver) -> Handover {
         epoch: handed.epoch,
         pilot: handed.pilot,
         step: handed.step,
-        devices: handed
-            .devices
-            .iter()
-            .map(|d| Device {
-                index: d.index,
-                path: d.path.clone(),
-                major: d.major,
-                minor: d.minor,
-            })
-            .collect(),
+        devices: handed.devices.clone(),
         cores: handed.cores.clone(),
         at: handed.at,
     }

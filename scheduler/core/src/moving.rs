@@ -202,16 +202,11 @@ impl Core {
 
     fn move_to_bare(&mut self, cell: Idx<Cell>, node: Idx<Node>, out: &mut Vec<Output>) {
         let c = &self.work.cells[cell];
-        let (kernel, seq) = (c.kernel, c.seq);
+        let kernel = c.kernel;
         let pool = self.work.kernels[kernel].pool;
         let size = self.pilot_size(pool, c.need.gpus, c.cpus);
         if let Some(victim) = self.victim(cell) {
-            let ticket = self.submit_pilot(pool, None, Some(node), Some(size), out);
-            self.supply
-                .tickets
-                .get_mut(&ticket)
-                .expect("it was just made")
-                .cell = Some((cell, seq));
+            self.submit_for(cell, node, size, out);
             self.begin_move(kernel, victim, node, MoveCause::Waiting, out);
         }
     }

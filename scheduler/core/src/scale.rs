@@ -96,7 +96,8 @@ impl Core {
         self.submit_for(cell, node, size, out);
     }
 
-    fn submit_for(&mut self, cell: Idx<Cell>, node: Idx<Node>, size: u16, out: &mut Vec<Output>) {
+    /// A pilot on the node, for this cell.
+    pub(crate) fn submit_for(&mut self, cell: Idx<Cell>, node: Idx<Node>, size: u16, out: &mut Vec<Output>) {
         let (pool, seq) = (
             self.work.kernels[self.work.cells[cell].kernel].pool,
             self.work.cells[cell].seq,

@@ -7,6 +7,7 @@
 //! Both carry the version [`VERSION`] and refuse any other. Making and opening credentials is left to
 //! `hop-munge` and its callers, sockets to the plugin and the agent.
 
+pub use hop_words::gpu::Device;
 use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName};
 use hop_words::time::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -124,15 +125,6 @@ impl std::fmt::Display for Level {
             Self::Scanned => "scanned",
         })
     }
-}
-
-/// A device file on this node.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Device {
-    pub index: GpuIndex,
-    pub path: PathBuf,
-    pub major: u32,
-    pub minor: u32,
 }
 
 /// A lease is over on this node, as far as it could be ended.
