@@ -105,6 +105,7 @@ lint() {
 	step "mypy: tests/e2e" mypy_in tests/e2e .
 	# shellcheck disable=SC2046 # file names without blanks
 	step "shellcheck" shellcheck $(shell_scripts)
+	step "floors" tests/setup/floors.py
 }
 
 mypy_in() {
