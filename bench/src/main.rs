@@ -26,7 +26,11 @@ struct Args {
 
 #[derive(Subcommand)]
 enum Verb {
+    /// Fail unless the working tree is a commit: figures name the commit that they were measured on.
+    Check,
     /// Read measured lines from standard input and append them, completed, to results.jsonl.
+    ///
+    /// Nothing is appended unless the working tree is the same commit before and after the benchmark.
     Record,
     /// Write RESULTS.md from results.jsonl and the notes in NOTES.md.
     Render,
@@ -78,31 +82,27 @@ struct Origin {
 }
 
 impl Origin {
-    fn here() -> Self {
-        Self {
+    fn here(dir: &Path) -> Result<Self> {
+        Ok(Self {
             date: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
-            commit: git_commit().unwrap_or_else(|| "unknown".to_owned()),
+            commit: clean_commit(dir)?,
             machine: machine(),
-        }
+        })
     }
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
     match args.verb {
+        Verb::Check => clean_commit(&args.dir).map(drop),
         Verb::Record => record(&args.dir),
         Verb::Render => render_file(&args.dir),
     }
 }
 
 fn record(dir: &Path) -> Result<()> {
-    let origin = Origin::here();
-    let path = dir.join("results.jsonl");
-    let mut file = fs::OpenOptions::new()
-        .create(true)
-        .append(true)
-        .open(&path)
-        .with_context(|| format!("cannot append to {}", path.display()))?;
+    let origin = Origin::here(dir)?;
+    let mut lines = String::new();
     let mut count = 0;
     for text in std::io::stdin().lock().lines() {
         let text = text.context("cannot read standard input")?;
@@ -112,14 +112,28 @@ fn record(dir: &Path) -> Result<()> {
         }
         let measured: Measured =
             serde_json::from_str(&text).with_context(|| format!("not a measured line: {text}"))?;
-        let line = complete(measured, &origin);
-        writeln!(file, "{}", serde_json::to_string(&line)?)
-            .with_context(|| format!("cannot append to {}", path.display()))?;
+        lines += &serde_json::to_string(&complete(measured, &origin))?;
+        lines.push('\n');
         count += 1;
     }
     if count == 0 {
         bail!("the benchmark printed no measured line");
     }
+    let commit = clean_commit(dir)?;
+    if commit != origin.commit {
+        bail!(
+            "{} was checked out during the benchmark of {}: nothing is recorded; run it again",
+            commit,
+            origin.commit
+        );
+    }
+    let path = dir.join("results.jsonl");
+    fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(&path)
+        .and_then(|mut file| file.write_all(lines.as_bytes()))
+        .with_context(|| format!("cannot append to {}", path.display()))?;
     eprintln!("hop-bench: {count} figures appended to {}", path.display());
     Ok(())
 }
@@ -210,14 +224,37 @@ fn number(value: Option<f64>) -> String {
     }
 }
 
-fn git_commit() -> Option<String> {
+/// The commit of the working tree around `dir`. A tree with other changes than results is an error.
+fn clean_commit(dir: &Path) -> Result<String> {
+    // Results of benchmarks that ran before this one.
+    let all_but_results = ["--", ":/", ":!results.jsonl", ":!RESULTS.md"];
+    let mut status = vec!["status", "--porcelain"];
+    status.extend(all_but_results);
+    let changes = git(dir, &status)?;
+    if let Some(first) = changes.lines().next() {
+        bail!(
+            "the working tree has uncommitted changes (first: {first}): figures name the commit that they were \
+             measured on; commit or stash, then run the benchmark again"
+        );
+    }
+    git(dir, &["rev-parse", "--short=9", "HEAD"])
+}
+
+fn git(dir: &Path, args: &[&str]) -> Result<String> {
     let out = Command::new("git")
-        .args(["describe", "--always", "--dirty", "--abbrev=9"])
+        .arg("-C")
+        .arg(dir)
+        .args(args)
         .output()
-        .ok()?;
-    out.status
-        .success()
-        .then(|| String::from_utf8_lossy(&out.stdout).trim().to_owned())
+        .context("cannot run git, which names the commit that is measured")?;
+    if !out.status.success() {
+        bail!(
+            "git {} failed: {}",
+            args.join(" "),
+            String::from_utf8_lossy(&out.stderr).trim()
+        );
+    }
+    Ok(String::from_utf8_lossy(&out.stdout).trim().to_owned())
 }
 
 fn machine() -> String {
@@ -265,6 +302,51 @@ mod tests {
             r#"{"bench":"core","case":"p99_us","ours":3.0,"peer":null,"peer_value":null,"unit":"us","n":9}"#,
         );
         assert_eq!(line.ratio, None);
+    }
+
+    /// A repository with one commit, and `bench/` in it.
+    fn repository() -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir(root.path().join("bench")).unwrap();
+        fs::write(root.path().join("code"), "as committed").unwrap();
+        for args in [
+            &["init", "-q"][..],
+            &["add", "."],
+            &[
+                "-c",
+                "user.name=t",
+                "-c",
+                "user.email=t@t",
+                "commit",
+                "-q",
+                "-m",
+                "m",
+            ],
+        ] {
+            git(root.path(), args).unwrap();
+        }
+        root
+    }
+
+    #[test]
+    fn a_dirty_tree_is_refused() {
+        let root = repository();
+        let bench = root.path().join("bench");
+        assert_eq!(clean_commit(&bench).unwrap().len(), 9);
+        fs::write(root.path().join("code"), "changed").unwrap();
+        let said = clean_commit(&bench).unwrap_err().to_string();
+        assert!(said.contains("first: M code"), "{said}");
+    }
+
+    #[test]
+    fn untracked_files_are_dirt_and_results_are_none() {
+        let root = repository();
+        let bench = root.path().join("bench");
+        fs::write(bench.join("results.jsonl"), "{}").unwrap();
+        fs::write(bench.join("RESULTS.md"), "# Results").unwrap();
+        clean_commit(&bench).unwrap();
+        fs::write(root.path().join("new.rs"), "").unwrap();
+        clean_commit(&bench).unwrap_err();
     }
 
     #[test]
