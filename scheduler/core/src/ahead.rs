@@ -1,8 +1,9 @@
-//! Replicas go to where GPUs lie idle, ahead of need: who comes back finds one, and nobody has to keep it for them alone.
+//! Moves replicas to nodes with idle GPUs before their kernels need them.
 //!
-//! Hardly ever is no pilot idle anywhere when a cell finds none: it lies where the kernel has no replica. A kernel that is
-//! quiet, is expected back within hours and would find no GPU has a replica moved there. The move takes seconds of
-//! nobody's time; the last executor, which has the namespace ready, and the replica on the kernel's own node stay.
+//! When a cell finds no GPU on its kernel's nodes, a pilot is nearly always idle on another node. A replica is moved
+//! there if its kernel is quiet, is expected back within hours and would find no GPU. The move takes a few seconds
+//! while the user waits for nothing. Two replicas stay: the last executor, which has the namespace ready, and the
+//! replica on the kernel's own node.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -12,17 +13,17 @@ use hop_words::id::Incarnation;
 use hop_words::replica::MoveCause;
 use hop_words::time::Span;
 
-/// Whoever is expected back later than this is not moved for.
+/// No replica is moved for a kernel that is expected back later.
 const BACK_WITHIN: Span = Span::from_secs(5 * 3600);
-/// A kernel is moved for once in so long at most, and
+/// Least time between two moves of a kernel.
 const REST: Span = Span::from_secs(600);
-/// once in this part of the time for which it has been quiet.
+/// Least time between two moves of a kernel, as a part of the time for which the kernel has been quiet.
 const REST_OF_QUIET: u64 = 4;
 /// Moves begun at a time.
 const AT_ONCE: usize = 2;
 
 impl Core {
-    /// Begins moves for those who are expected back first of all that would find no GPU.
+    /// Begins moves for the stranded kernels that are expected back first.
     pub(crate) fn move_ahead(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
         let config = &self.supply.pools[pool].config;
         if !config.migrate.as_ref().is_some_and(|m| m.ahead) {

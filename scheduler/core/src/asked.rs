@@ -1,5 +1,5 @@
-//! What is asked of kernels from outside the queue: to move, because somebody wants it, the node is drained or the seat's
-//! time is nearly over; and to be forgotten while they sleep in their users' homes.
+//! Requests to kernels from outside the queue. A kernel is asked to move by its user, by a node's drain or by its
+//! seat's coming end. A hibernated kernel is asked to be forgotten.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -21,7 +21,7 @@ pub struct KernelView {
     pub account: Option<hop_words::id::AccountName>,
     pub pool: hop_words::id::PoolName,
     pub replicas: Vec<ReplicaView>,
-    /// The replica that ran its last cell with a lease.
+    /// Replica that ran the kernel's last cell with a lease.
     pub executor: Option<Incarnation>,
     pub doing: Doing,
     pub since: Timestamp,
@@ -57,8 +57,8 @@ pub enum Doing {
 impl Core {
     // --- moves that are asked for ---
 
-    /// Has a replica of the kernel moved: the one on node `from`, else the last executor. The place is `to`, else the best
-    /// one that the pool has. Answered by [`Output::Migrate`] or [`Output::MoveRefused`].
+    /// Has a replica of the kernel moved: the replica on node `from`, else the last executor. The target is `to`,
+    /// else the pool's best node. Answered by [`Output::Migrate`] or [`Output::MoveRefused`].
     pub(crate) fn migrate(
         &mut self,
         id: &KernelId,
@@ -97,7 +97,7 @@ impl Core {
         Ok((k, victim, node))
     }
 
-    /// The replica on that node, else the last executor, else the only one there is.
+    /// The replica on node `from`, else the last executor, else the only replica.
     fn victim_on(&self, kernel: &Kernel, from: Option<&NodeName>) -> Option<Incarnation> {
         let on = |r: &&Replica| from.is_none_or(|n| self.supply.nodes[r.node].name == *n);
         let there = kernel.replicas.iter().filter(on);
@@ -146,7 +146,7 @@ impl Core {
         found.first().copied().ok_or(MoveRefused::NoOtherNode { pool })
     }
 
-    /// Why policy leaves the kernel where it is, or (`None`) that it may be moved.
+    /// Records why policy leaves the kernel where it is. `None` means that policy may move it.
     pub(crate) fn kernel_fixed(&mut self, id: &KernelId, why: Option<String>) {
         if let Some(k) = self.find_kernel(id) {
             self.fix(k, why);
@@ -227,7 +227,7 @@ impl Core {
     }
 }
 
-/// What a move is expected to take where the pool's configuration doesn't say.
+/// Expected time of a move where the pool's configuration names none.
 pub(crate) fn move_takes_by_default() -> Span {
     crate::config::Migrate::default().takes
 }

@@ -1,4 +1,4 @@
-//! Waiting cells: how one comes in, where it stands, and how it gets its lease.
+//! Waiting cells: how a cell is submitted, where it stands in the queue, and how it gets its lease.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -10,11 +10,11 @@ use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
 
-/// A waiting cell is looked at again after this part of the time that it has waited, at most after so long.
+/// Pause between two looks at a waiting cell, as a part of the time that the cell has waited.
 const REPORT_PART: u64 = 100;
 const REPORT_MOST: Span = Span::from_secs(300);
 
-/// Why a cell that its own kernel withdrew has no lease.
+/// Reason told when a kernel withdraws its own cell.
 const WITHDRAWN: &str = "it was interrupted while it waited, or its kernel was restarted";
 
 impl Core {
@@ -70,7 +70,8 @@ impl Core {
         }
     }
 
-    /// Answers again for a cell that waits or has its lease: its replica may have asked on a connection that broke.
+    /// Answers again for a cell that waits or has its lease: the connection on which its replica asked may have
+    /// broken.
     pub(crate) fn asked_before(&mut self, kernel: Idx<Kernel>, id: &CellId, out: &mut Vec<Output>) -> bool {
         let k = &self.work.kernels[kernel];
         if let Some(&cell) = k.cells.iter().find(|&&c| self.work.cells[c].id == *id) {
@@ -86,7 +87,7 @@ impl Core {
         let Some((lease, running)) = lease else {
             return false;
         };
-        // One that starts is granted in its own time.
+        // A lease that is starting is granted by its start.
         if let Some(waited) = running {
             let l = &self.work.leases[&lease];
             out.push(Output::Granted {
@@ -134,7 +135,7 @@ impl Core {
         }
     }
 
-    /// Cores of a lease for this need: what it names, else what its GPUs bring, at least one.
+    /// Cores of a lease for this need: the cores it names, else its GPUs' share, at least one.
     pub(crate) fn cpus_of(&self, pool: Idx<Pool>, need: &Need) -> u16 {
         if need.cpus > 0 {
             return need.cpus;
@@ -382,7 +383,7 @@ impl Core {
 
     // --- waiting ---
 
-    /// The cell can't start now: make room for it, come back to it, and say so.
+    /// Makes room for a cell that can't start now, arms its timers and reports its place.
     pub(crate) fn wait(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let seq = self.work.cells[cell].seq;
         self.arm_due(cell);
@@ -409,14 +410,14 @@ impl Core {
         }
     }
 
-    /// Whether it is still the cell that was meant.
+    /// Whether the slot still holds the cell with sequence number `seq`.
     pub(crate) fn is_same(&self, cell: Idx<Cell>, seq: u64) -> bool {
         self.work.cells.get(cell).is_some_and(|c| c.seq == seq)
     }
 
     pub(crate) fn report_due(&mut self, cell: Idx<Cell>, seq: u64, out: &mut Vec<Output>) {
         if self.is_same(cell, seq) {
-            // Who has waited for hours is looked at less often.
+            // Cells that have waited for hours are looked at less often.
             let waited = self.now.since(self.work.cells[cell].submitted);
             let least = self.config.report_every.0;
             let every = Span((waited.0 / REPORT_PART).clamp(least, REPORT_MOST.0.max(least)));
@@ -450,8 +451,8 @@ impl Core {
 
     // --- leaving ---
 
-    /// Takes a waiting cell away, or ends the lease that runs it. `because`: told to the kernel; none where the
-    /// kernel itself asked.
+    /// Withdraws a waiting cell, or ends the lease on which it runs. `because` is told to the kernel; `None` means
+    /// that the kernel itself asked.
     pub(crate) fn cancel_cell(
         &mut self,
         kernel_id: &KernelId,
@@ -621,7 +622,7 @@ impl Core {
         self.reason_on_nodes(cell)
     }
 
-    /// Where the cell is tried again after a pause, if a pause is all that it waits for there.
+    /// Reason to try the cell again after a pause, on a node where nothing else holds it up.
     fn retry_reason(&self, c: &Cell) -> Option<Reason> {
         let nodes = self.work.kernels[c.kernel]
             .able()

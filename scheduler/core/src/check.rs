@@ -1,4 +1,4 @@
-//! What must hold after every input, checked from scratch.
+//! Invariants of the state after every input, checked from scratch.
 
 use crate::core::Core;
 use crate::state::{LeaseState, PilotState};
@@ -266,7 +266,7 @@ impl Core {
         Ok(())
     }
 
-    /// Each node is held for a due cell that knows of it, and the other way round; lists and counts are what they say.
+    /// Each held node names a due cell that lists the node, and the reverse. Lists and counts agree.
     fn check_holds(&self) -> Result<(), Insane> {
         for (n, node) in self.supply.nodes.iter() {
             hold!(
@@ -404,7 +404,7 @@ impl Core {
         Ok(())
     }
 
-    /// What limits on associations count, and nothing else, is counted.
+    /// The counts under limits on associations equal the leases that they cover.
     fn check_members(&self) -> Result<(), Insane> {
         for (&(limit, key), &held) in &self.people.members.held {
             let leases = self.work.leases.values();

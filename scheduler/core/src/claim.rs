@@ -150,7 +150,7 @@ impl Core {
 
     // --- holding back ---
 
-    /// Holds GPUs of the pilot back for the cell: those that are free or become so, for as long as it waits.
+    /// Reserves GPUs of the pilot, free now or later, for as long as the cell waits.
     pub(crate) fn hold_back(&mut self, pilot: Idx<Pilot>, cell: Idx<Cell>) {
         if self.work.cells[cell].reserved == Some(pilot) {
             return;

@@ -1,7 +1,7 @@
-//! What a site sets: the core's own knobs, pools, limits, shares.
+//! The site's settings: the core's own parameters, pools, limits and shares.
 //!
-//! How a pool is run ([`Linger`], [`Quantum`], [`Scale`], [`Migrate`], [`Burst`]) has one type each, for
-//! `gresshopper.toml` and for the simulator's cluster file: what is simulated is what `hopd` can be told.
+//! [`Linger`], [`Quantum`], [`Scale`], [`Migrate`] and [`Burst`] say how a pool is run. Each has one type for
+//! `gresshopper.toml` and the simulator's cluster file: the simulator can only run what `hopd` can be told.
 
 pub mod duration;
 mod policy;
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Emit [`crate::Output::Journal`], for a driver that must survive its own restart.
+    /// Emits [`crate::Output::Journal`], for a driver that must survive its own restart.
     pub journal: bool,
     /// How often a cell is tried on another lease after one failed to start.
     pub start_retries: u8,
@@ -26,8 +26,8 @@ pub struct Config {
     pub silent_grace: Span,
     /// How long a lease may take to start before it is given up.
     pub start_timeout: Span,
-    /// A cell that has waited this long is due: it goes before all that are not, first come first served, and nodes are
-    /// held for it.
+    /// A cell that has waited for this time is due. Due cells go before all others, first come first served, and
+    /// nodes are held for them.
     pub due_after: Span,
     /// A cell is due as well when so many later ones of its shape have started.
     pub due_overtaken: u32,
@@ -39,9 +39,9 @@ pub struct Config {
     pub fair_share: bool,
     /// How often a waiting cell's position and estimate are told anew, where they changed; zero: never.
     pub report_every: Span,
-    /// How long the cells of a kernel wait for a process of it when its last one is lost.
+    /// How long the cells of a kernel wait for a new process after the last one is lost.
     pub replica_grace: Span,
-    /// A kernel of which nothing is left is forgotten after this time.
+    /// A kernel without processes and cells is forgotten after this time.
     pub kernel_ttl: Span,
     /// How long a seat that was placed but has no replica yet counts as taken.
     pub placement_ttl: Span,
@@ -108,7 +108,7 @@ pub struct PoolConfig {
     /// Partitions to turn to when the pool's own has no room, the cheapest first.
     #[serde(default)]
     pub burst: Vec<Burst>,
-    /// A kernel's cells run where its last one ran if they can.
+    /// Runs the cells of a kernel where its last cell ran, if possible.
     #[serde(default = "yes")]
     pub affinity: bool,
     /// New kernels are packed onto few nodes, as far as they are unlikely to get in each other's way; else they are
@@ -182,7 +182,7 @@ pub struct Limit {
     pub gpus: Option<u32>,
     /// GPU-minutes within the half-life (GrpTRESMins).
     pub gpu_minutes: Option<u64>,
-    /// What the site calls it ("QOS normal, MaxTRESPerUser"), for the sentence.
+    /// The site's name for the limit ("QOS normal, MaxTRESPerUser"), for the sentence.
     pub name: String,
 }
 
@@ -201,7 +201,7 @@ pub enum LimitOf {
     EachUserOf(PoolName),
     /// A set of Slurm's associations: one user's, an account's with all below it, those of a QOS.
     Members {
-        /// No account: the user's leases of which Slurm has not said the account.
+        /// Members of the set. A user without an account stands for the leases whose account Slurm has not told.
         who: Vec<(UserName, Option<AccountName>)>,
         count: Count,
     },

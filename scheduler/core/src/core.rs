@@ -1,4 +1,4 @@
-//! The state as a whole, and the way in: one function that takes an input and says what follows.
+//! The state as a whole, and its one entrance: a function that takes an input and returns outputs.
 
 use crate::config::{Config, Limits, PoolConfig, Share, Shares};
 use crate::index::{Idx, Table};
@@ -49,8 +49,8 @@ impl Core {
         }
     }
 
-    /// Takes in what happened at `now` and appends what follows from it to `out`. What became due before is done
-    /// first. A `now` that lies before an earlier one counts as that earlier one.
+    /// Takes in the event `input` of time `now` and appends its outputs to `out`. Timers that expired before `now`
+    /// run first. A `now` before an earlier one counts as the earlier one.
     pub fn handle(&mut self, input: Input, now: Timestamp, out: &mut Vec<Output>) {
         self.now = self.now.max(now);
         self.run_timers(out);
@@ -145,7 +145,7 @@ impl Core {
         self.settle(out);
     }
 
-    /// Serves those whose turn has come by what has changed.
+    /// Serves the cells for which something has changed.
     fn settle(&mut self, out: &mut Vec<Output>) {
         loop {
             if let Some(pool) = self.work.unheld.pop_first() {
@@ -254,14 +254,14 @@ impl Core {
         self.people.elsewhere = limits.elsewhere;
         self.people.members = self.members_of_limits();
         let waiting: BTreeSet<Idx<Cell>> = self.people.limited.values().flatten().copied().collect();
-        // What held them up may have another number now.
+        // The limit that held them up may have changed.
         for &cell in &waiting {
             self.unlimit(cell);
         }
         self.retry(&waiting, out);
     }
 
-    /// The pool of this name; made up empty if nobody has configured it.
+    /// The pool of this name; an empty one is made if nobody has configured it.
     pub(crate) fn pool_index(&mut self, name: &PoolName) -> Idx<Pool> {
         if let Some(&i) = self.supply.pool_by_name.get(name) {
             return i;

@@ -1,4 +1,4 @@
-//! Who gets what has become free: the first in the queue's order, wherever its kernel is.
+//! Distribution of freed GPUs and cores: the first cell in the queue's order gets them, wherever its kernel is.
 //!
 //! Cells whose kernels have a replica on the node start there; a cell that goes before them and waits elsewhere has a
 //! replica moved to the node, if waiting where it is would take longer than the move.
@@ -11,11 +11,11 @@ use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
 use std::collections::BTreeSet;
 
-/// How many cells of one shape are looked at for one that is worth a move.
+/// Cells of one shape that are examined for a cell that is worth a move.
 const LOOK_AT: usize = 4;
 
 impl Core {
-    /// Who waits where the kernel is may be able to start now.
+    /// Marks the kernel's nodes as changed: cells that wait there may be able to start now.
     pub(crate) fn stale_around(&mut self, kernel: Idx<crate::state::Kernel>) {
         let nodes = self.work.kernels[kernel].replicas.iter().map(|r| r.node);
         self.work.stale.extend(nodes);
@@ -91,7 +91,7 @@ impl Core {
         firsts.min()
     }
 
-    /// Tries these cells again, in the queue's order, and makes those that still can't start wait on.
+    /// Tries these cells again, in the queue's order, and has the others wait on.
     pub(crate) fn retry(&mut self, cells: &BTreeSet<Idx<Cell>>, out: &mut Vec<Output>) {
         let mut order: Vec<Idx<Cell>> = cells
             .iter()
@@ -109,7 +109,7 @@ impl Core {
 
     // --- a lease whose cell is over ---
 
-    /// Ends the lease for the first who waits for what it holds. Returns whether there is one.
+    /// Ends the lease for the first cell that waits for its resources. Returns whether there is such a cell.
     pub(crate) fn hand_on(&mut self, id: LeaseId, out: &mut Vec<Output>) -> bool {
         let lease = &self.work.leases[&id];
         let (kernel, pilot, group) = (lease.kernel, lease.pilot, lease.group);
@@ -137,7 +137,7 @@ impl Core {
         true
     }
 
-    /// Who of those near would start if this lease ended: the first in the queue that its pilot then had room for.
+    /// The first cell in the node's queue that would fit if this lease ended.
     fn claimant(&self, id: LeaseId) -> Option<Idx<Cell>> {
         let node = self.supply.pilots[self.work.leases[&id].pilot].node;
         let queue = self.supply.nodes[node].queue.iter().map(|&(_, c)| c);
@@ -148,7 +148,7 @@ impl Core {
         near.find(|&cell| self.would_fit(id, cell))
     }
 
-    /// The first of those that wait elsewhere and would be moved here if this lease ended.
+    /// The first cell of another node that would be moved here if this lease ended.
     fn claimant_elsewhere(&self, id: LeaseId) -> Option<(Rank, Idx<Cell>)> {
         let lease = &self.work.leases[&id];
         let group = lease.group?;
@@ -176,7 +176,7 @@ impl Core {
             return false;
         }
         if c.need.gpus == 0 {
-            // A lease that the cell could have started without doesn't hold it up.
+            // The cell could have started beside this lease: the lease doesn't hold it up.
             return p.cpus_free() < c.cpus.saturating_add(held);
         }
         lease.group.is_some_and(|g| {

@@ -1,4 +1,4 @@
-//! What people and tools ask: why does it wait, for how long, what is lent to whom.
+//! Answers to people and tools: why a cell waits, for how long, and what is lent to whom.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -26,7 +26,7 @@ pub struct CellView {
     pub position: u32,
     pub reason: Reason,
     pub estimate: Option<Span>,
-    /// How long it has run, if it was parked in its middle.
+    /// Time that the cell had run before it was parked.
     pub parked: Option<Span>,
 }
 
@@ -36,7 +36,7 @@ pub struct LeaseView {
     pub lease: LeaseId,
     pub kernel: KernelId,
     pub name: String,
-    /// The cell that starts or runs on it.
+    /// Cell that starts or runs on the lease.
     pub cell: Option<CellId>,
     pub user: UserName,
     pub account: Option<AccountName>,
@@ -82,12 +82,12 @@ pub struct PilotView {
 type Places = BTreeMap<Idx<Node>, BTreeMap<Idx<Cell>, u64>>;
 
 impl Core {
-    /// All waiting cells in the order in which they are considered.
+    /// All waiting cells in the order of the queue.
     pub fn waiting(&self) -> Vec<CellView> {
         self.waiting_where(|_| true)
     }
 
-    /// The waiting cells of these users, in the order in which they are considered.
+    /// Waiting cells of these users in the order of the queue.
     pub fn waiting_where(&self, wanted: impl Fn(&UserName) -> bool) -> Vec<CellView> {
         let places = self.places();
         let queues = self.supply.pools.values().flat_map(|p| p.queue.iter());
@@ -150,8 +150,8 @@ impl Core {
         self.work.kernels.len()
     }
 
-    /// Why this cell (or the kernel's first waiting one) waits, in sentences, the most important first. For a
-    /// cell that doesn't wait it says what it does instead; none if nothing is known of it.
+    /// Sentences on why this cell (or the kernel's first waiting cell) waits, the most important first. For other
+    /// cells they say what the cell does. `None` means that the kernel or the cell is unknown.
     pub fn explain(&self, kernel: &KernelId, cell: Option<&CellId>) -> Option<Vec<String>> {
         let k = self.find_kernel(kernel)?;
         let kernel = &self.work.kernels[k];
@@ -345,7 +345,7 @@ impl Core {
         self.supply.nodes[node].queue.range(..place).count() as u64
     }
 
-    /// What the kernel's nodes say: no pilot, wrong type, busy, held back.
+    /// The reason that the kernel's nodes give: no pilot, wrong type, busy, held back.
     pub(crate) fn reason_on_nodes(&self, cell: Idx<Cell>) -> Reason {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -415,8 +415,8 @@ impl Core {
         Reason::HeldBack { node }
     }
 
-    /// When the cell may be expected to start: on the node where its GPUs are free first, behind those that go
-    /// before it there; when the pilot that boots for it is up; or when its kernel's replica has moved.
+    /// Expected wait. The cell starts when its GPUs are free behind cells of better rank, when the pilot that boots
+    /// for it is up, or when its kernel's replica has moved, whichever comes first.
     pub(crate) fn estimate(&self, cell: Idx<Cell>) -> Option<Span> {
         self.estimate_by(cell, |node| self.ahead_on(node, self.place(cell)))
     }
@@ -494,7 +494,7 @@ impl Core {
     fn reckon(&self, lease: &Lease, r: &crate::state::Running) -> Span {
         let elapsed = Span(r.ran.0 + self.now.since(r.since).0);
         let left = self.run_left(lease.kernel, r.print, elapsed);
-        // Beyond all that was seen: as long again as it has run.
+        // Older than all runs seen: expect as long again.
         left.unwrap_or_else(|| elapsed.max(Span::from_secs(1)))
     }
 

@@ -1,4 +1,4 @@
-//! Pilots: what is there to be lent, where it comes from, and when it goes.
+//! Pilots: where they come from, what they have to lend, and when they go.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -265,7 +265,7 @@ impl Core {
         }
     }
 
-    /// A lease lives there of which nobody knows: its GPUs can't be lent until it is over.
+    /// Blocks the GPUs of an unknown lease that lives in the pilot: nothing else may be lent there until it ends.
     pub(crate) fn estrange(&mut self, pilot: Idx<Pilot>, lease: LeaseId, devices: Vec<GpuIndex>) {
         for &index in &devices {
             if let Some(slot) = self.slot(pilot, index) {
@@ -328,10 +328,10 @@ impl Core {
         }
     }
 
-    /// Brings the leases that we know in line with those that live there.
+    /// Reconciles our leases with the leases that live in the pilot.
     fn reconcile(&mut self, i: Idx<Pilot>, up: &PilotUp, out: &mut Vec<Output>) {
         let job = up.pilot;
-        // Those of this moment: the ends make room for leases of which the agent can't have heard.
+        // Taken now: the ends below make room for leases of which the agent can't have heard.
         let known = self.supply.pilots[i].leases.clone();
         for e in &up.ended {
             self.lease_ended(e.lease, job, e.cause, e.clean, e.detail.clone(), out);
@@ -354,7 +354,7 @@ impl Core {
                 continue;
             };
             match lease.state {
-                // Its kernel is getting off: ordered in its time.
+                // The kernel still leaves its GPUs; the order to end follows.
                 LeaseState::Ending {
                     leaves_by: Some(_), ..
                 } => self.learn_devices(l.lease, l.devices.clone()),
@@ -420,7 +420,7 @@ impl Core {
         }
     }
 
-    /// No new leases in this pilot; idle ones end; another takes its place.
+    /// Stops new leases in this pilot, ends its idle leases and has another pilot replace it.
     pub(crate) fn drain(&mut self, i: Idx<Pilot>, out: &mut Vec<Output>) {
         let p = &mut self.supply.pilots[i];
         let (job, pool, node) = (p.job, p.pool, p.node);
@@ -498,7 +498,7 @@ impl Core {
         let Some(&i) = self.supply.pilot_by_job.get(&job) else {
             return;
         };
-        // Nothing starts in it while its leases are told off.
+        // Nothing starts in the pilot while its leases end.
         self.supply.pilots[i].state = PilotState::Draining;
         for cell in self.supply.pilots[i].reserved.clone() {
             self.unreserve(cell);

@@ -1,10 +1,10 @@
-//! Who will want GPUs next, and what an idle pilot is worth to them.
+//! Forecast of the next needs for GPUs, and the worth of an idle pilot.
 //!
-//! A kernel that is quiet comes back by its own think times, blended with those of all kernels that had worked as long
-//! without a break. An idle pilot serves every kernel with a replica on its node, so its worth is the sum over these,
-//! less what other idle GPUs would serve as well. Pilots are started ahead of need where that sum is large: on the
-//! nodes set apart, where all have a replica, and at home for a kernel that runs elsewhere for now. Replicas go to where
-//! pilots lie idle in `ahead.rs`.
+//! A quiet kernel's return is forecast from its own think times, blended with those of all kernels that had worked as
+//! long without a break. An idle pilot serves every kernel with a replica on its node. Its worth is the sum over
+//! these kernels, less the part that other idle GPUs would serve as well. A pilot is started ahead of need where the
+//! sum is large: on spare nodes, where all kernels have a replica, and on the own node of a kernel that runs
+//! elsewhere for now. `ahead.rs` moves replicas to nodes with idle pilots.
 
 use crate::config::Scale;
 use crate::core::Core;
@@ -17,22 +17,22 @@ use std::collections::BTreeSet;
 
 /// How often it is looked whether idle pilots should be started ahead of need.
 const EVERY: Span = Span::from_secs(30);
-/// Less often where nothing has happened for long: in this part of that time, at most so long.
+/// Pause between forecasts after a long time without events, as a part of that time.
 const EVERY_PART: u64 = 100;
 const EVERY_MOST: Span = Span::from_secs(600);
 /// After GPUs that were kept for the next comer were taken.
 const SOON: Span = Span::from_secs(1);
-/// A pilot that isn't there must be worth this many times one that is, or they would come and go.
+/// A pilot is started only if its worth is this many times that of keeping it, or pilots would come and go.
 const INERTIA: f64 = 1.3;
 /// How much the other kernels' think times count beside a kernel's own: as if so many of its own.
 const OTHERS: f32 = 10.0;
-/// What it is worth to run where the last cell ran, beside what it is worth not to wait.
+/// Worth of running where the last cell ran, relative to not waiting.
 const SAME: f64 = 0.25;
 /// How often what other idle GPUs would serve finds them gone.
 const UNSURE: f64 = 0.25;
 /// A kernel that was quiet for longer was away.
 const AWAY: Span = Span::from_secs(3600);
-/// What a cell is expected to take, and a person to think, before any has.
+/// Expected run of a cell, and think time of a person, before any has been seen.
 const UNKNOWN: Span = Span::from_secs(300);
 /// Classes of [`streak_class`].
 pub(crate) const STREAKS: usize = 8;
@@ -49,9 +49,9 @@ struct Demand {
     gpus: u16,
     /// Cells a second that would be served here.
     rate: f64,
-    /// What it is worth that they find GPUs, in idle GPUs.
+    /// Worth of finding GPUs for these cells, in idle GPUs.
     worth: f64,
-    /// Such needs that what lies idle here already would serve.
+    /// Needs of this size that the idle GPUs here would serve at once.
     lanes: u16,
 }
 
@@ -96,8 +96,8 @@ impl Core {
         k.leases.iter().find_map(since).or(waits)
     }
 
-    /// How many needs of so many GPUs could be served on the node at once; `but`: not by this pilot. One that is much
-    /// too large isn't there for small needs before it is broken anyway.
+    /// Needs of `gpus` GPUs that the node could serve at once, without the pilot `but`. A much larger pilot doesn't
+    /// count until its GPUs are partly lent.
     fn lanes(&self, node: Idx<Node>, gpus: u16, but: Option<Idx<Pilot>>) -> u16 {
         let pilots = self.supply.nodes[node]
             .pilots
@@ -110,8 +110,8 @@ impl Core {
             .sum()
     }
 
-    /// What could be asked for on the node, by size of need; `but`: beside what this pilot would serve. Where none is
-    /// named, it is looked ahead: then only those count for whom a pilot is started ahead of need.
+    /// Expected demand on the node, by size of need, beside what the pilot `but` would serve. `None` means a forecast
+    /// for a new pilot: then only kernels count for which a pilot is started ahead of need.
     fn demands(&self, pool: Idx<Pool>, node: Idx<Node>, but: Option<Idx<Pilot>>) -> Vec<Demand> {
         let mut demands: Vec<Demand> = Vec::new();
         let Some(scale) = self.scale(pool) else {
@@ -157,16 +157,16 @@ impl Core {
         demands
     }
 
-    /// The kernel runs elsewhere for now, and this is the node that it was given for its own.
+    /// Whether the kernel runs elsewhere for now and `node` is its own.
     fn returns_to(&self, k: Idx<Kernel>, node: Idx<Node>) -> bool {
         let kernel = &self.work.kernels[k];
         kernel.base == Some(node) && kernel.home != Some(node) && self.busy_since(k).is_some()
     }
 
-    /// What it is worth that this kernel finds so many GPUs idle on this node, in GPU-seconds.
+    /// Worth, in GPU-seconds, of `gpus` idle GPUs on this node for this kernel.
     fn worth_here(&self, scale: &Scale, k: Idx<Kernel>, node: Idx<Node>, gpus: u16) -> f64 {
         let kernel = &self.work.kernels[k];
-        // What it runs on now is there again when its cell is over.
+        // GPUs that the kernel runs on are idle again after its cell.
         let own = |n: Idx<Node>| {
             let mut own = kernel
                 .leases
@@ -184,7 +184,7 @@ impl Core {
         if served { 0.0 } else { scale.worth }
     }
 
-    /// Seconds for which GPUs that were taken are missing until others are there.
+    /// Seconds between the lending of idle GPUs and their replacement.
     fn refill(&self, pool: Idx<Pool>) -> f64 {
         let (seen, told) = self.boots_of(pool, None);
         let boot = seen.remaining(seen, 0.0, Span::ZERO, 0.9).unwrap_or(told);
@@ -240,7 +240,7 @@ impl Core {
         }
     }
 
-    /// The nodes set apart, and those to which somebody returns who runs elsewhere.
+    /// Spare nodes, and own nodes of kernels that run elsewhere.
     fn worth_a_look(&self, pool: Idx<Pool>) -> BTreeSet<Idx<Node>> {
         let all = &self.supply.pools[pool].nodes;
         let apart = all.iter().copied().filter(|&n| self.is_apart(pool, n));
@@ -290,7 +290,7 @@ impl Core {
         there.map(u32::from).sum::<u32>() + u32::from(size) <= most
     }
 
-    /// Sees to it that [`Self::foresee`] is called within `span`.
+    /// Schedules [`Self::foresee`] within `span`.
     pub(crate) fn foresee_in(&mut self, pool: Idx<Pool>, span: Span) {
         let when = self.now + span;
         let set = self.supply.pools[pool].foreseeing;
@@ -311,8 +311,8 @@ impl Core {
     }
 }
 
-/// What a pilot of `size` GPUs adds on a node with these demands, in GPUs; `refill`: seconds until one that was taken
-/// is replaced.
+/// Worth of a pilot of `size` GPUs on a node with these demands, in GPUs. `refill` is the time to replace a lent
+/// pilot, in seconds.
 fn adds(demands: &[Demand], size: u16, refill: f64) -> f64 {
     let added = |d: &Demand| {
         let load = d.rate * refill;
@@ -322,7 +322,7 @@ fn adds(demands: &[Demand], size: u16, refill: f64) -> f64 {
     demands.iter().filter(|d| d.gpus <= size).map(added).sum()
 }
 
-/// The share of those who come that find none of `lanes` free, where `load` come while one is missing (Erlang B).
+/// Share of arrivals that find none of `lanes` free at an offered load of `load` (Erlang B).
 fn blocked(lanes: u16, load: f64) -> f64 {
     let next = |b: f64, i: u16| load * b / (f64::from(i) + load * b);
     (1..=lanes).fold(1.0, next)

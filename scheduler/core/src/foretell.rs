@@ -1,5 +1,5 @@
-//! What a cell is expected to need and how long to run: by its own past runs, else by its kernel's, else by those of
-//! all, and while it runs by how long it has run already.
+//! Forecast of a cell's need and run: from the cell's own past runs, else its kernel's, else those of all cells. The
+//! run so far shortens the forecast of a running cell.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -18,12 +18,13 @@ pub struct Foretold {
     pub left: Option<Span>,
     /// GPUs that the kernel's next cell asks for.
     pub gpus: u16,
-    /// Past runs that this is from: of the cell, where it has any, else of the kernel.
+    /// Number of past runs behind the forecast: the cell's, if any, else the kernel's.
     pub history: u32,
 }
 
 impl Core {
-    /// What is expected of a cell of this text (0: not known) that has run for `elapsed`; none: no such kernel.
+    /// Forecast for a cell with text `print` (0: unknown) that has run for `elapsed`. `None` means that the kernel is
+    /// unknown.
     pub fn foretell(&self, kernel: &KernelId, print: u64, elapsed: Span) -> Option<Foretold> {
         let k = self.find_kernel(kernel)?;
         let kernel = &self.work.kernels[k];

@@ -1,10 +1,9 @@
 //! Nodes held for due cells: what makes starvation impossible.
 //!
-//! The first due cell that may run anywhere in its pool holds a node, on which nothing may start that would put it
-//! off. Where the running cells of that node go on for ever it would hold in vain, so the hold widens: one node, then
-//! two, four, until it holds every node. From then on the cell starts as soon as the cells of any one node are over.
-//! A due cell that is bound to its nodes (its kernel can't move, or has something parked there) holds those.
-//! `docs/policy.md` argues that this serves every cell.
+//! The first due cell that may run anywhere in its pool holds a node: nothing may start there that would delay it.
+//! Cells that run on that node may never end, so the hold doubles in time: one node, two, four, until it covers every
+//! node. From then on the cell starts as soon as the cells of any one node end. A due cell whose kernel can't move,
+//! or has something parked on its node, holds its own nodes. `docs/policy.md` argues that every cell is served.
 //!
 //! On a held node a cell may still start if its kernel's own past says that it will be over in time (backfill), as long
 //! as the hold is young: estimates may be wrong, so they are not trusted for ever.
@@ -17,14 +16,14 @@ use hop_words::need::Need;
 use hop_words::time::Span;
 use std::collections::BTreeSet;
 
-/// A hold that is older than this is not filled with cells that are expected to be over in time.
+/// Age of a hold after which it is no longer backfilled.
 const BACKFILL_FOR: Span = Span::from_secs(3600);
 /// Runs that a kernel must have had for its past to be believed, and the quantile of them that must be over in time.
 const BACKFILL_PAST: u32 = 8;
 const BACKFILL_QUANTILE: f64 = 0.9;
 
 impl Core {
-    /// Whether the pilot's node is held for a due cell that this one would put off.
+    /// Whether the pilot's node is held for a due cell that this cell would delay.
     pub(crate) fn is_held(&self, p: &Pilot, cell: Idx<Cell>) -> bool {
         let node = &self.supply.nodes[p.node];
         let Some(holder) = node.held_for.filter(|&h| h != cell) else {
@@ -35,7 +34,7 @@ impl Core {
             return false;
         }
         if c.need.gpus == 0 {
-            // Cores beside those that come with the holder's GPUs are anybody's.
+            // Cores beyond those of the holder's GPUs are free for all.
             return p.cpus_free() < c.cpus.saturating_add(h.cpus);
         }
         !self.is_over_in_time(c, h, p.node)
@@ -56,8 +55,8 @@ impl Core {
         takes.zip(starts).is_some_and(|(takes, starts)| takes < starts)
     }
 
-    /// When so many GPUs may be expected to be free on the node if nothing else started there; `None` if it hasn't that
-    /// many.
+    /// Expected time until `need.gpus` GPUs are free on the node if nothing else starts there. `None` means that the
+    /// node has too few.
     pub(crate) fn node_free_in(&self, node: Idx<Node>, need: &Need) -> Option<Span> {
         let n = &self.supply.nodes[node];
         let pilots = n.pilots.iter().map(|p| &self.supply.pilots[*p]);
@@ -113,7 +112,7 @@ impl Core {
         c.limited.is_none() && !k.replicas.is_empty() && self.over_limit(c).is_none()
     }
 
-    /// What the pool's first due cell holds now, and what is to be added as it has waited longer.
+    /// Nodes that the pool's first due cell should hold now, more as it waits longer.
     fn nodes_to_hold(&self, cell: Idx<Cell>) -> BTreeSet<Idx<Node>> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -136,7 +135,7 @@ impl Core {
         nodes
     }
 
-    /// Holds these nodes for the cell, but for those held for one that goes before it.
+    /// Holds these nodes for the cell. Nodes held for a cell of better rank stay with that cell.
     fn hold(&mut self, cell: Idx<Cell>, nodes: BTreeSet<Idx<Node>>, out: &mut Vec<Output>) {
         let now = self.now;
         let rank = self.work.cells[cell].rank;

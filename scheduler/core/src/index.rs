@@ -1,7 +1,7 @@
 //! Typed places: an index into the table of nodes is no index into the table of pilots.
 //!
-//! [`Idx`] names an entry of one kind, [`Table`] keeps entries for good, [`Slab`] gives the places of removed
-//! entries away again. All three iterate in a fixed order, so that one input always has one answer.
+//! [`Idx`] names an entry of one kind, [`Table`] never removes entries, [`Slab`] reuses the places of removed
+//! entries. All three iterate in a fixed order, so that equal inputs have equal outputs.
 //!
 //! ```compile_fail
 //! use hop_core::index::{Idx, Table};
@@ -135,7 +135,7 @@ impl<T> IndexMut<Idx<T>> for Table<T> {
     }
 }
 
-/// Entries that come and go; the place of one that went is given to the next that comes.
+/// Entries that come and go; a new entry takes the place of a removed one.
 #[derive(Debug, Clone)]
 pub struct Slab<T> {
     items: Vec<Option<T>>,

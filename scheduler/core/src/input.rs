@@ -1,4 +1,4 @@
-//! What the core is told. One enum; `hopd` and the simulator are its only sources.
+//! The core's inputs, in one enum. `hopd` and the simulator are the only sources.
 
 use crate::config::{Limits, PoolConfig, Shares};
 pub use hop_words::cell::{CancelTarget, EndedCell, ParkedCell, WaitingCell};
@@ -42,8 +42,8 @@ pub enum Input {
     SlurmAway {
         away: bool,
     },
-    /// What the nodes of a pool could ever have, down or not, as far as that is known. Optional: without it a cell
-    /// whose need nothing fits waits.
+    /// Most that the nodes of a pool could ever offer, up or down, as far as known. Optional: without this input a
+    /// cell waits even if its need fits no node.
     PoolOffers(PoolOffers),
 
     /// `sbatch` answered: the pilot asked for by [`crate::Output::SubmitPilot`] is this Slurm job.
@@ -56,9 +56,9 @@ pub enum Input {
         ticket: u64,
         reason: String,
     },
-    /// An agent is up, or came back: this is all that lives in its pilot.
+    /// An agent started or came back. The message lists every lease that lives in its pilot.
     PilotUp(PilotUp),
-    /// The pilot takes no new leases; those that live go on. Its agent exits when the last is over.
+    /// The pilot takes no new leases; its agent exits after the last one.
     PilotDraining {
         pilot: JobId,
     },
@@ -71,7 +71,7 @@ pub enum Input {
         pilot: JobId,
         cause: EndCause,
     },
-    /// A GPU can't be lent. `lost`: not by this pilot ever again, so that the pilot is to be replaced.
+    /// A GPU can't be lent. `lost` means for good: the pilot must be replaced.
     SlotBlocked {
         pilot: JobId,
         index: GpuIndex,
@@ -102,7 +102,7 @@ pub enum Input {
     },
     /// A replica is up, or came back.
     ReplicaUp(ReplicaUp),
-    /// A replica won't come back: its process or its seat is gone, or it was away for too long.
+    /// A replica is gone for good: its process or its seat ended, or it was away for too long.
     ReplicaLost {
         kernel: KernelId,
         incarnation: Incarnation,
@@ -120,11 +120,11 @@ pub enum Input {
         cell: CellId,
         need: Need,
         class: Class,
-        /// What the asker knows of the cell's text: cells of the same print run for about as long. 0: nothing.
+        /// Fingerprint of the cell's text: cells of one print run for about as long. 0 means unknown.
         #[serde(default)]
         print: u64,
     },
-    /// Forget the cell if it waits; end its lease's run if it runs.
+    /// Forgets a waiting cell, or ends the run of a running one on its lease.
     CancelCell {
         kernel: KernelId,
         cell: CellId,
@@ -135,7 +135,7 @@ pub enum Input {
         lease: LeaseId,
         outcome: Outcome,
     },
-    /// The kernel doesn't want its lease any longer, or nothing of it leaves the GPUs of one that is over any more.
+    /// The kernel gives its lease back, or no longer leaves anything on the GPUs of an ended lease.
     ReleaseLease {
         kernel: KernelId,
         lease: LeaseId,
@@ -146,7 +146,7 @@ pub enum Input {
         kernel: KernelId,
         lease: LeaseId,
     },
-    /// It is parked in its middle: nothing of it is on the lease's GPUs, and it goes on when it is granted others.
+    /// The cell is parked in its middle: the lease's GPUs hold nothing of it. Another grant resumes the cell.
     CellParked {
         kernel: KernelId,
         cell: CellId,
@@ -167,7 +167,7 @@ pub enum Input {
         /// A GPU of this pilot can't be lent any more.
         device_lost: bool,
     },
-    /// The lease is over on its node. `clean`: no process holds its devices; else they stay blocked.
+    /// The lease is over on its node. `clean` means that no process holds its devices; else they stay blocked.
     LeaseEnded {
         lease: LeaseId,
         pilot: JobId,
@@ -181,7 +181,7 @@ pub enum Input {
         target: CancelTarget,
         by: UserName,
     },
-    /// Why policy leaves the kernel where it is (`None`: it may move it). Replaces what was said before.
+    /// Why policy leaves the kernel where it is, in place of the last reason. `None` means that policy may move it.
     KernelFixed {
         kernel: KernelId,
         why: Option<String>,
@@ -227,7 +227,7 @@ pub struct PoolOffers {
     pub pool: PoolName,
     /// GPUs by type; the empty type: Slurm names none.
     pub gpus: Vec<(GpuType, u16)>,
-    /// That is all: of no node is it unknown what it has.
+    /// `true` if every node of the pool is known, so that `gpus` is complete.
     pub types_known: bool,
     /// Memory of each GPU in MiB; 0: unknown, so none can be asked for.
     pub gpu_mem_mib: u64,
@@ -302,14 +302,14 @@ pub struct ReplicaUp {
     /// The seat's job.
     pub seat: JobId,
     pub name: String,
-    /// A lease that it holds, with the cell that runs on it.
+    /// The replica's lease, with the cell that runs on it.
     pub holds: Option<(LeaseId, Option<CellId>)>,
-    /// The last cell of it that ended on a lease.
+    /// The replica's last cell that ended on a lease.
     #[serde(default)]
     pub ended: Option<EndedCell>,
     /// Cells of this kernel that still wait.
     pub waiting: Vec<WaitingCell>,
-    /// The one among them that it has parked in its middle.
+    /// The waiting cell that the replica has parked in its middle.
     #[serde(default)]
     pub parked: Option<ParkedCell>,
     /// As [`Input::KernelFixed`] says it.

@@ -1,6 +1,6 @@
-//! What survives a restart of the driver. The core emits entries as they change and is rebuilt from the last of
-//! each key ([`crate::Core::restore`]) and from what agents and replicas then report. Waiting cells are not in
-//! it: the replicas that wait report them again.
+//! State that survives a restart of the driver. The core emits entries as they change. [`crate::Core::restore`]
+//! rebuilds it from the last entry of each key, and from the reports of agents and replicas. Waiting cells aren't
+//! journalled: their replicas report them again.
 
 use crate::predict::Habit;
 use hop_words::id::{
@@ -93,7 +93,7 @@ pub enum Phase {
         since: Timestamp,
         #[serde(default)]
         class: Class,
-        /// How long it ran before it was parked.
+        /// Time that the cell had run before it was parked.
         #[serde(default)]
         ran: Span,
     },

@@ -16,7 +16,7 @@ use hop_words::need::Need;
 /// Seats of one kernel that are planned at a time: two placements of the most replicas.
 const PLANS: usize = 10;
 
-/// A node that would do: whether it is over the cap, its load, whether the user has no seat there, and itself.
+/// A possible node: whether it is over the cap, its load, whether the user has no seat there, and its index.
 pub(crate) type Fit = (bool, u32, bool, Idx<Node>);
 
 impl Core {
@@ -151,7 +151,7 @@ impl Core {
     /// Reserves a seat for a new replica on this node.
     pub(crate) fn plan_seat(&mut self, k: Idx<Kernel>, node: Idx<Node>) -> SeatPlan {
         let now = self.now;
-        // Who asks again and again has the last few plans only.
+        // A client that asks repeatedly keeps its last few plans only.
         while self.work.kernels[k].planned.len() >= PLANS {
             let oldest = self.work.kernels[k].planned[0].incarnation;
             self.unplan(k, oldest);
@@ -385,7 +385,7 @@ impl Core {
         let k = self.kernel_of(&up.kernel, &up.user, up.account.as_ref(), &up.pool, &up.name);
         let node = self.node_index(&up.node, self.work.kernels[k].pool);
         if self.work.kernels[k].alone_since.take().is_some() {
-            // Cells that the process doesn't know went with the one that asked for them.
+            // Cells unknown to the process went with the process that submitted them.
             for cell in self.work.kernels[k].cells.clone() {
                 if !up.waiting.iter().any(|w| w.cell == self.work.cells[cell].id) {
                     self.drop_cell(cell, Some(RefusedBecause::ReplicaLost), out);
@@ -428,7 +428,8 @@ impl Core {
         }
     }
 
-    /// The plan that this replica fulfils: its own, or, for one that was numbered without us, the oldest for its node.
+    /// Removes the plan that this replica fulfils: its own, else the oldest for its node (the front numbered the
+    /// replica without `hopd`).
     fn fulfil_plan(&mut self, k: Idx<Kernel>, incarnation: Incarnation, node: Idx<Node>) {
         let planned = &self.work.kernels[k].planned;
         let own = planned.iter().find(|p| p.incarnation == incarnation);
@@ -486,7 +487,7 @@ impl Core {
         }
     }
 
-    /// Brings what the replica says it holds in line with what we know.
+    /// Reconciles the replica's lease with ours.
     fn reconcile_holder(&mut self, k: Idx<Kernel>, up: &ReplicaUp, out: &mut Vec<Output>) {
         if let Some(ended) = &up.ended {
             self.heard_late(k, up.incarnation, ended, out);
@@ -671,8 +672,8 @@ impl Core {
         }
     }
 
-    /// Forgets the user's kernels of which nothing is left, those that lie idle the longest first, until there are
-    /// fewer than `most`. Returns whether there are.
+    /// Forgets the user's kernels without processes and cells, the longest idle first, until fewer than `most` are
+    /// left. Returns whether fewer are left.
     pub fn make_room_for_kernel(&mut self, user: &UserName, most: usize, out: &mut Vec<Output>) -> bool {
         let Some(user) = self.find_user(user) else {
             return true;
@@ -696,7 +697,7 @@ impl Core {
         count < most
     }
 
-    /// How many replicas of the kernel are up, this one not counted.
+    /// Number of the kernel's other replicas that are up.
     pub fn other_replicas(&self, kernel: &KernelId, incarnation: Incarnation) -> usize {
         let replicas = self.find_kernel(kernel).map(|k| &self.work.kernels[k].replicas);
         let others = |r: &&Replica| r.incarnation != incarnation;
@@ -719,7 +720,7 @@ impl Core {
             .map_or(0, |u| self.people.users[u].cells.len())
     }
 
-    /// Ends the leases of a replica that is gone; cells that were about to start there wait again.
+    /// Ends the leases of a lost replica. Cells that were about to start there wait again.
     fn end_leases_of(&mut self, k: Idx<Kernel>, incarnation: Incarnation, out: &mut Vec<Output>) {
         for id in self.work.kernels[k].leases.clone() {
             if self
@@ -767,7 +768,7 @@ impl Core {
         self.end_kernel(id, cause, &RefusedBecause::Closed, out);
     }
 
-    /// Ends all that is there of the kernel, and forgets it when its last lease is over.
+    /// Ends the kernel's cells, leases and replicas, and forgets the kernel after its last lease.
     pub(crate) fn end_kernel(
         &mut self,
         id: &KernelId,
@@ -779,7 +780,7 @@ impl Core {
             return;
         };
         self.work.kernels[k].closed = true;
-        // Out of all queues first, so that nothing of it starts while the rest is told off.
+        // Cells leave all queues first: no cell of the kernel starts while its leases end.
         let cells: Vec<_> = self.work.kernels[k]
             .cells
             .clone()

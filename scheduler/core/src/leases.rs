@@ -45,7 +45,7 @@ impl Core {
             at: now,
         });
         let LeaseState::Starting { cell } = &lease.state else {
-            // Nobody wants it any more; it was held all the same.
+            // The lease was held, though nobody wants it any more.
             return out.push(started);
         };
         let cell = (**cell).clone();
@@ -158,7 +158,7 @@ impl Core {
         }
     }
 
-    /// The cell on this lease is over: book it. The lease is left lingering with no end set.
+    /// Books the end of the cell on this lease. The lease lingers, with no end set.
     pub(crate) fn stop_running(&mut self, id: LeaseId, outcome: Outcome, out: &mut Vec<Output>) {
         let now = self.now;
         let lease = self.work.leases.get_mut(&id).expect("the caller has found it");
@@ -203,7 +203,7 @@ impl Core {
         }));
     }
 
-    /// What becomes of a lease whose cell is over: the kernel's next cell, somebody else's, or lingering.
+    /// Hands on the lease of an ended cell: to the kernel's next cell, to another kernel, or to lingering.
     fn after_cell(&mut self, id: LeaseId, out: &mut Vec<Output>) {
         let lease = &self.work.leases[&id];
         let (kernel, pilot) = (lease.kernel, lease.pilot);
@@ -242,7 +242,7 @@ impl Core {
         self.note_lease(id, out);
     }
 
-    /// Whether what this lease holds is among what the cell needs, and the cell is another kernel's.
+    /// Whether the cell, one of another kernel, needs GPUs or cores that this lease holds.
     pub(crate) fn helps(&self, id: LeaseId, cell: Idx<Cell>) -> bool {
         let (lease, c) = (&self.work.leases[&id], &self.work.cells[cell]);
         let group = lease.group.map(|g| &self.supply.pilots[lease.pilot].groups[g]);
@@ -264,8 +264,8 @@ impl Core {
         pays.max(linger.least)
     }
 
-    /// By the kernel's last needs: the chance that the next cell can use this lease, less the chance that it needs
-    /// more GPUs and must wait for this lease to end first.
+    /// Chance, by the kernel's last needs, that the next cell can use this lease, less the chance that the cell needs
+    /// more GPUs and must wait for the lease's end first.
     fn reuse_chance(&self, lease: &Lease) -> f64 {
         let sizes = &self.work.kernels[lease.kernel].sizes;
         let total: f32 = sizes.iter().map(|(_, w)| w).sum();
@@ -313,7 +313,7 @@ impl Core {
 
     // --- ending ---
 
-    /// Ends a lease; a cell that was about to start on it is told off, one that runs is lost.
+    /// Ends a lease. A cell that was about to start on it is told; a running cell is lost.
     pub(crate) fn end_lease(&mut self, id: LeaseId, cause: EndCause, out: &mut Vec<Output>) {
         if let Some(cell) = self.end_lease_keep_cell(id, cause, out) {
             let reason = match cause {
@@ -388,7 +388,7 @@ impl Core {
         cell
     }
 
-    /// Whether the lease's kernel is there to get off its GPUs.
+    /// Whether the lease's kernel can be asked to leave its GPUs.
     fn can_leave(&self, id: LeaseId) -> bool {
         let lease = &self.work.leases[&id];
         let k = &self.work.kernels[lease.kernel];
@@ -437,8 +437,8 @@ impl Core {
         self.at(by, Timer::StartTimeout(id));
     }
 
-    /// slurmctld doesn't answer, or does again. Without it no step starts: leases that are being started wait for it,
-    /// and their cells are told so.
+    /// slurmctld stopped answering, or answers again. No step starts without it: starting leases wait, and their
+    /// cells are told.
     pub(crate) fn slurm_away(&mut self, away: bool, out: &mut Vec<Output>) {
         if std::mem::replace(&mut self.supply.slurm_away, away) == away {
             return;
@@ -451,7 +451,7 @@ impl Core {
         }
     }
 
-    /// Tells the cell of a lease that is being started what else it waits for.
+    /// Tells the cell of a starting lease why the start takes long.
     pub(crate) fn tell_starting(&self, id: LeaseId, out: &mut Vec<Output>) {
         let lease = &self.work.leases[&id];
         if let LeaseState::Starting { cell } = &lease.state
@@ -501,7 +501,7 @@ impl Core {
         out.push(Output::EndAcknowledged { lease: id, pilot });
     }
 
-    /// The lease is over on its node, whatever its state was here. The last that is heard of it.
+    /// Last report of a lease: it is over on its node, whatever its state was here.
     pub(crate) fn lease_over(
         &mut self,
         id: LeaseId,
@@ -524,7 +524,7 @@ impl Core {
         self.work.kernels[lease.kernel].leases.retain(|l| *l != id);
         self.note(|| Key::Lease(id), || None, out);
         let cause = match lease.state {
-            // What we ended has ended for our reason, unless the node says that it failed in use.
+            // A lease that we ended keeps our reason, unless its node reports a failure in use.
             LeaseState::Ending { cause: ours, .. }
                 if matches!(cause, EndCause::Done | EndCause::Released)
                     || matches!(cause, EndCause::Failed | EndCause::StepLost) && lease.started.is_none() =>
@@ -539,8 +539,8 @@ impl Core {
             LeaseState::Starting { mut cell } => {
                 let timeout = (lease.start_by, Timer::StartTimeout(id));
                 self.timers.remove(&timeout);
-                // Slurm that hangs is not the pilot's fault, nor is an order that its agent never heard; what fails at
-                // once isn't Slurm's.
+                // A start that hung is Slurm's fault, and an unheard order the agent's, not the pilot's. A start that
+                // fails at once isn't Slurm's.
                 let hung = self.supply.slurm_away && self.now.since(lease.ordered) >= HUNG;
                 if !hung && cause != EndCause::StepLost {
                     let pilot = self.supply.pilots[lease.pilot].job;
@@ -588,7 +588,7 @@ impl Core {
         }));
     }
 
-    /// Gives the lease's GPUs and cores back to its pilot; those of an end that is not clean stay blocked.
+    /// Gives the lease's GPUs and cores back to its pilot. GPUs stay blocked if the end was not clean.
     fn vacate(&mut self, lease: &Lease, clean: bool, detail: &str) {
         let p = &mut self.supply.pilots[lease.pilot];
         if let Some(g) = lease.group {
@@ -616,7 +616,7 @@ impl Core {
         self.list_node(node);
     }
 
-    /// Somebody may start now that this lease is gone.
+    /// Lets waiting cells start after the end of a lease.
     fn freed(
         &mut self,
         pilot: Idx<Pilot>,

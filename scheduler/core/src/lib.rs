@@ -1,11 +1,10 @@
-//! The policy of Gresshopper: who gets which GPUs when, decided by pure functions.
+//! Gresshopper's policy: pure functions decide who gets which GPUs and when.
 //!
-//! Everything here is `fn(&mut State, Input, now) -> Outputs`. There is no clock, randomness, IO or `async`
-//! in this crate, and it depends on nothing else of ours; `hopd` and the simulator both drive it, so what
-//! the simulator shows is what the daemon does.
+//! Every function is `fn(&mut State, Input, now) -> Outputs`. The crate has no clock, randomness, IO or `async`, and
+//! depends only on the words. `hopd` and the simulator both drive it: the simulator shows what the daemon does.
 //!
-//! [`Core::handle`] is the whole interface: tell it what happened, carry out what it says, and come back at
-//! [`Core::next_wake`] with [`Input::Tick`]. `docs/policy.md` says how it decides and why.
+//! [`Core::handle`] is the whole interface. A driver tells it each event, carries out its outputs, and calls it again
+//! with [`Input::Tick`] at [`Core::next_wake`]. `docs/policy.md` has the rules and their reasons.
 
 mod ahead;
 mod asked;

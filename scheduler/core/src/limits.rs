@@ -29,7 +29,7 @@ impl Core {
         self.over(cell.need.gpus, kernel.user, kernel.account, kernel.pool)
     }
 
-    /// The limit that so many GPUs more would break now.
+    /// The limit that `gpus` more GPUs would break now.
     pub(crate) fn over(
         &self,
         gpus: u16,
@@ -64,8 +64,8 @@ impl Core {
         plain.or_else(bound)
     }
 
-    /// What a limit on associations counts for this user in this account, and how many GPUs that is now; none: it
-    /// counts no more than one lease.
+    /// Scope in which a limit on associations counts this user in this account, and the GPUs now held there. `None`
+    /// means that the limit counts no more than one lease.
     fn counted(&self, limit: Idx<Limit>, user: Idx<User>, account: Idx<Account>) -> Option<(Scope, u32)> {
         let key = self.member_key(limit, user, account)?;
         let held = self.people.members.held.get(&(limit, key)).copied().unwrap_or(0);
@@ -84,7 +84,7 @@ impl Core {
         }
     }
 
-    /// Whether a limit on associations counts this lease as that.
+    /// Whether a limit on associations counts this lease under `key`.
     pub(crate) fn is_counted(&self, lease: &Lease, limit: Idx<Limit>, key: Member) -> bool {
         self.people
             .members
@@ -93,7 +93,7 @@ impl Core {
             && self.member_key(limit, lease.user, lease.account) == Some(key)
     }
 
-    /// Looks up whom the limits on associations bind, and counts what these hold.
+    /// Looks up the members of the limits on associations, and counts their leases.
     pub(crate) fn members_of_limits(&mut self) -> Members {
         let mut members = Members::default();
         let limits = std::mem::take(&mut self.people.limits);
@@ -134,7 +134,8 @@ impl Core {
         members
     }
 
-    /// What a limit counts for this user, and how many GPUs that is now; none: it doesn't bind them.
+    /// Scope in which a limit counts this user, and the GPUs now held there. `None` means that the limit doesn't bind
+    /// them.
     fn scope_of(
         &self,
         of: &LimitOf,
@@ -161,7 +162,7 @@ impl Core {
         }
     }
 
-    /// Whether a limit makes it impossible that this need is ever served.
+    /// The limit, if any, because of which this need can never be served.
     pub(crate) fn never_within_limits(&self, kernel: Idx<Kernel>, gpus: u16) -> Option<RefusedBecause> {
         let k = &self.work.kernels[kernel];
         let plain = self.people.limits.iter();
@@ -194,7 +195,7 @@ impl Core {
         None
     }
 
-    /// Usage that counts for a limit's GPU-minutes; none: it has none.
+    /// Usage that counts for a limit's GPU-minutes. `None` means that the limit has no GPU-minutes.
     fn usage_under(
         &self,
         limit: Idx<Limit>,
@@ -255,7 +256,7 @@ impl Core {
         }
     }
 
-    /// Takes the cell off the list of those that wait for a limit.
+    /// Takes the cell off its limit's list of waiting cells.
     pub(crate) fn unlimit(&mut self, cell: Idx<Cell>) {
         let Some(scope) = self.work.cells[cell].limited.take() else {
             return;

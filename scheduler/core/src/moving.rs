@@ -110,7 +110,7 @@ impl Core {
         (seen.map_or(&NEVER, |(_, habit)| habit), told)
     }
 
-    /// A pilot was up this long after it was asked for.
+    /// Records how long a pilot took from request to start.
     pub(crate) fn learn_boot(&mut self, pool: Idx<Pool>, partition: Option<&String>, took: Span) {
         let boots = &mut self.supply.pools[pool].boots;
         let known = boots.iter().position(|(name, _)| name.as_ref() == partition);
@@ -121,7 +121,7 @@ impl Core {
         boots[i].1.observe(took);
     }
 
-    /// How much longer until this pilot is up. One that is late waits for its GPUs: for as long again as it has.
+    /// Expected time until this pilot is up. A late pilot waits for GPUs: expect as long again.
     pub(crate) fn up_in(&self, ticket: &Ticket) -> Span {
         let waited = self.now.since(ticket.at);
         let (seen, told) = self.boots_of(ticket.pool, ticket.partition.as_ref());
@@ -178,7 +178,7 @@ impl Core {
         k.replicas.iter().any(|r| r.node == node) || k.planned.iter().any(|p| p.node == node)
     }
 
-    /// Has the cell's kernel moved to where the pilot is, with what the cell needs there held back for it.
+    /// Has the cell's kernel moved to the pilot's node, and reserves what the cell needs there.
     pub(crate) fn move_to_pilot(&mut self, cell: Idx<Cell>, pilot: Idx<Pilot>, out: &mut Vec<Output>) {
         let node = self.supply.pilots[pilot].node;
         if let Some(victim) = self.victim(cell) {
@@ -291,7 +291,7 @@ impl Core {
         }
     }
 
-    /// What is held back for the kernel's cells where they can't run is anybody's.
+    /// Gives up the kernel's reservations on nodes where its cells can't run.
     pub(crate) fn unreserve_where_it_is_not(&mut self, kernel: Idx<Kernel>) {
         for cell in self.work.kernels[kernel].cells.clone() {
             let pilot = self.work.cells.get(cell).and_then(|c| c.reserved);

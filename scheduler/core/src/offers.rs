@@ -1,7 +1,7 @@
-//! What a pool could ever have, and so which needs no waiting will serve.
+//! Most that a pool could ever offer, and so the needs that no wait will serve.
 //!
-//! Known from Slurm's word on all nodes of the pool, those that are down or not booted too. What Slurm can't say yet
-//! is never a reason to refuse: then a cell waits.
+//! Slurm tells it of all nodes of the pool, also of those down or not booted. What Slurm can't tell yet is no reason
+//! to refuse a cell: the cell waits.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -65,7 +65,7 @@ impl Core {
             });
         }
         let offers = offers.filter(|_| asked > 0)?;
-        // What a pilot has is there, whatever was said of its node.
+        // A running pilot's GPUs count, whatever Slurm says of its node.
         let groups = || pilots().flat_map(|p| &p.groups);
         if groups().any(|g| g.fits(need) && g.slots.len() as u16 >= asked) {
             return None;
@@ -113,7 +113,7 @@ fn has(offers: &PoolOffers, gpu_type: &GpuType) -> bool {
     offers.gpus.iter().any(|(t, n)| t == gpu_type && *n > 0)
 }
 
-/// No node has that many of what fits.
+/// The refusal of a need for more GPUs that fit than any node has.
 fn too_many<'a>(
     offers: &PoolOffers,
     groups: impl Iterator<Item = &'a Group>,

@@ -34,7 +34,7 @@ pub enum Output {
         pool: PoolName,
         /// A burst partition; none: the pool's own.
         partition: Option<String>,
-        /// The node that it should be on; none: any.
+        /// Node to start on; `None` means any.
         node: Option<NodeName>,
         /// Its GPUs, with cores in proportion; none: as the pool is configured.
         gpus: Option<u16>,
@@ -42,7 +42,7 @@ pub enum Output {
     /// To Slurm: cancel a pilot that is not up yet.
     CancelPilot { ticket: u64, job: Option<JobId> },
 
-    /// To the kernel's replicas: this cell runs on this lease. The driver adds the handover's particulars.
+    /// To the kernel's replicas: this cell runs on this lease. The driver adds the details of the handover.
     Granted {
         kernel: KernelId,
         cell: CellId,
@@ -57,7 +57,7 @@ pub enum Output {
     Queued {
         kernel: KernelId,
         cell: CellId,
-        /// From 1, among those that wait for the same GPUs.
+        /// Place among the cells that wait for the same GPUs, from 1.
         position: u32,
         reason: Reason,
         estimate: Option<Span>,
@@ -77,8 +77,8 @@ pub enum Output {
         reason: String,
         grace: Span,
     },
-    /// To the kernel's replicas: this cell should be parked in its middle, if it can be. Answered by
-    /// [`crate::Input::CellParked`] or [`crate::Input::ParkRefused`]; nothing is taken from it meanwhile.
+    /// To the kernel's replicas: park this cell in its middle, if possible. The answer is
+    /// [`crate::Input::CellParked`] or [`crate::Input::ParkRefused`]; until then the cell keeps its GPUs.
     Park {
         kernel: KernelId,
         lease: LeaseId,
@@ -93,7 +93,7 @@ pub enum Output {
         kernel: KernelId,
         reason: RefusedBecause,
     },
-    /// To the kernel: move this replica there. A cell that waits for it then runs there, or one that is to come.
+    /// To the kernel: move this replica to a node, for a waiting cell or for the next one.
     Migrate {
         kernel: KernelId,
         victim: Incarnation,
@@ -178,7 +178,7 @@ pub enum Record {
         wait: Span,
         outcome: Outcome,
     },
-    /// A cell left the queue without having got a lease. It has a lease's number, since there is one row for each.
+    /// A cell left the queue without a lease. Its row in the accounting needs a lease's number.
     CellWithdrawn {
         lease: LeaseId,
         cell: CellId,

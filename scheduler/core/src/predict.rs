@@ -1,11 +1,11 @@
-//! What is learnt from the past: lengths of time as decaying histograms over powers of the square root of two.
+//! Histograms of durations over powers of the square root of two. Old observations decay.
 
 use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
 
 /// Buckets: bucket `i` holds lengths from 2^(i/2) to 2^((i+1)/2) times 62.5 ms; the last is open.
 const BUCKETS: usize = 48;
-/// Each observation halves the weight of those 24 observations before it.
+/// Factor by which each observation lowers the weight of the earlier ones: 24 observations halve it.
 const DECAY: f32 = 0.971_5;
 /// The same for what many have in common: 2,000 observations.
 const DECAY_OF_MANY: f32 = 0.999_65;
@@ -78,7 +78,7 @@ impl Habit {
         own + others
     }
 
-    /// Of the bucket `from`, in which `gone` seconds lie, only what is left of it counts.
+    /// Part of bucket `i` that is left after `gone` seconds, which lie in bucket `from`.
     fn part(i: usize, from: usize, gone: f64) -> f64 {
         if gone == 0.0 || i > from || i == 0 {
             return 1.0;
@@ -128,8 +128,8 @@ impl Habit {
         if mass > 0.0 { f64::from(within / mass) } else { 0.0 }
     }
 
-    /// How often a second it ends, if one waits for it as long as that is most worth it: the greatest ratio, over all
-    /// spans, of the chance that it ends within the span to the time that is waited (Gittins's index).
+    /// Rate of ends, per second, for the most favourable length of wait: the greatest ratio, over all spans, of the
+    /// chance of an end within the span to the time waited (Gittins's index).
     pub fn index(&self, other: &Self, n: f32, elapsed: Span) -> f64 {
         let gone = elapsed.as_secs_f64();
         let from = bucket(elapsed);
@@ -161,7 +161,7 @@ impl Habit {
             return Span::ZERO;
         }
         let (mut best, mut best_value) = (0.0, 0.0);
-        // `back`: chance that it came back by now; `spent`: expected seconds held so far.
+        // `back`: chance of a return by now; `spent`: expected seconds held so far.
         let (mut back, mut spent, mut last) = (0.0, 0.0, gone);
         for i in from..BUCKETS {
             let edge = upper(i);

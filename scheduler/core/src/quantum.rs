@@ -1,6 +1,6 @@
-//! Parking at a quantum: a cell that has run for longer than its class's quantum, while another waits for what it
-//! holds, is asked to park. Nothing is taken from a cell that runs: it is asked once for each lease, and whoever can't
-//! park says so and runs on. One that has parked waits for its GPUs again, on its own node, where its memory lies.
+//! Parking at a quantum. A cell that has run for longer than its class's quantum, while another waits for its GPUs,
+//! is asked to park. Nothing is taken from a running cell: it is asked once for each lease, and may refuse and run
+//! on. A parked cell waits for GPUs again on its own node, which holds its memory.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -17,13 +17,13 @@ use hop_words::time::Span;
 const MOST_RUN: Span = Span::from_secs(7 * 86_400);
 
 impl Kernel {
-    /// The only replica that may run its GPU cells, if there is such a one: its process can't let go of its device, or
-    /// has a cell parked.
+    /// The only replica that may run the kernel's GPU cells: its process can't let go of its device, or has a cell
+    /// parked.
     pub(crate) fn only(&self) -> Option<Incarnation> {
         self.bound.or(self.parked)
     }
 
-    /// The replicas that may run its GPU cells.
+    /// Replicas that may run the kernel's GPU cells.
     pub(crate) fn able(&self) -> impl Iterator<Item = &Replica> {
         let only = self.only();
         self.replicas
@@ -43,7 +43,7 @@ impl Core {
         }
     }
 
-    /// The lease's cell begins: it is looked at when its quantum is over.
+    /// Arms the timer of the quantum as the lease's cell begins.
     pub(crate) fn arm_quantum(&mut self, id: LeaseId) {
         let lease = &self.work.leases[&id];
         if let (Some(quantum), LeaseState::Running(r)) = (self.quantum(lease), &lease.state) {
@@ -77,8 +77,8 @@ impl Core {
         }
     }
 
-    /// Asks cells that have outrun their quantum to make room for this one, where fewest GPUs have to be parked for it.
-    /// Returns whether some are asked, now or before.
+    /// Asks cells that have outrun their quantum to make room for this cell, where the fewest GPUs must be parked.
+    /// Returns whether any were asked, now or before.
     pub(crate) fn ask_to_park(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) -> bool {
         let Some(c) = self.work.cells.get(cell) else {
             return false;
@@ -171,7 +171,7 @@ impl Core {
         (gpus >= c.need.gpus && cpus >= c.cpus).then_some((parked, leases))
     }
 
-    /// One cell of a kernel is parked at a time: what is parked binds the kernel to a replica.
+    /// Whether the kernel runs nothing else and has nothing parked: a parked cell binds the kernel to a replica.
     fn runs_nothing_else(&self, lease: &Lease) -> bool {
         let k = &self.work.kernels[lease.kernel];
         k.leases.len() == 1 && k.parked.is_none()
@@ -216,9 +216,9 @@ impl Core {
         self.ask_for_first(pilot, out);
     }
 
-    /// The cell is off its GPUs, in its middle: its lease ends, and it waits for another like it where its memory lies.
-    /// Also where it was not asked, or said meanwhile that it can't: an earlier daemon may have asked, or an answer have
-    /// been late, and the GPUs are free in any case.
+    /// The cell was parked in its middle: its lease ends, and it waits for another lease where its memory lies. A
+    /// park that nobody asked for, or that comes after a refusal, is taken too: an earlier daemon may have asked, or
+    /// an answer may be late, and the GPUs are free in any case.
     pub(crate) fn cell_parked(
         &mut self,
         kernel_id: &KernelId,
@@ -237,7 +237,7 @@ impl Core {
             return;
         }
         let (mut r, cpus) = (r.clone(), lease.cpus);
-        // What was on a chip goes back to no other.
+        // Memory from one type of chip is restored to the same type only.
         r.need.gpu_type = r.need.gpu_type.or_else(|| self.chip_of(lease));
         let here = self.work.kernels[kernel]
             .replicas
@@ -268,7 +268,7 @@ impl Core {
         (!group.gpu_type.as_str().is_empty()).then(|| group.gpu_type.clone())
     }
 
-    /// A replica has this cell parked and nothing is known of it here: it waits for GPUs, as if it had just been parked.
+    /// A replica reports a parked cell that is unknown here: the cell waits for GPUs, as if just parked.
     pub(crate) fn parked_there(
         &mut self,
         kernel: Idx<Kernel>,
@@ -290,7 +290,7 @@ impl Core {
         }
     }
 
-    /// What is to be said of how long the lease's cell may run.
+    /// Sentence on how long the lease's cell may run.
     pub(crate) fn explain_quantum(&self, lease: &Lease) -> Option<String> {
         let quantum = self.quantum(lease)?;
         Some(match lease.asked {
@@ -303,7 +303,7 @@ impl Core {
         })
     }
 
-    /// The replica is gone, and with it what cells it had parked.
+    /// Drops the parked cells of a lost replica.
     pub(crate) fn lose_parked(&mut self, kernel: Idx<Kernel>, replica: Incarnation, out: &mut Vec<Output>) {
         let there = |c: &Idx<Cell>| self.work.cells[*c].parked.is_some_and(|(r, _)| r == replica);
         let lost: Vec<Idx<Cell>> = self.work.kernels[kernel]
@@ -317,7 +317,7 @@ impl Core {
         }
     }
 
-    /// What a cell of which nothing else is known asked for, by its lease.
+    /// Need of an otherwise unknown cell, taken from its lease.
     pub(crate) fn need_of(&self, id: LeaseId) -> Need {
         let lease = &self.work.leases[&id];
         Need {

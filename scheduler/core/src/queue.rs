@@ -24,7 +24,7 @@ const ACCOUNT_PART: f64 = 64.0;
 const COARSE: f64 = 0.5;
 const FINE: f64 = 4.0;
 
-/// Service in logarithmic steps: coarse, so that small change doesn't reorder the queue.
+/// Service in logarithmic steps: coarse, so that small changes don't reorder the queue.
 fn steps(gpu_seconds: f64, per_doubling: f64) -> i16 {
     if gpu_seconds <= 0.0 {
         return i16::MIN;
@@ -42,9 +42,10 @@ fn weight(started: u16, waiting: u16) -> u64 {
 }
 
 impl Overtaking {
-    /// A cell of so many GPUs begins to wait. Returns the count at which it is due, `most` later cells from now.
+    /// Adds a waiting cell that needs `gpus`. Returns the count at which the cell is due, `most` later cells from
+    /// now.
     pub(crate) fn enter(&mut self, cell: Idx<Cell>, gpus: u16, most: u32) -> u64 {
-        // Those that wait already start before it by right.
+        // Cells that already wait rightly start before this one.
         let ahead = self.classes.iter().map(|(&g, c)| c.waiting * weight(g, gpus));
         let ahead: u64 = ahead.sum();
         let class = self.classes.entry(gpus).or_default();
@@ -104,7 +105,7 @@ impl Core {
             return due;
         }
         let latest = self.latest_start(cell);
-        // A deadline that can't be met any more puts off none that can.
+        // A cell that misses its deadline in any case delays no other.
         let class = match cell.class {
             Class::Deadline if latest < self.now => Class::Batch,
             class => class,
@@ -160,7 +161,7 @@ impl Core {
             + self.used(a) / a.weight * self.people.account_weight / ACCOUNT_PART
     }
 
-    /// The cell's deadline less the time that it is expected to run.
+    /// The cell's deadline less its expected run.
     fn latest_start(&self, cell: &Cell) -> Timestamp {
         let Some(deadline) = cell.need.deadline.filter(|_| cell.class == Class::Deadline) else {
             return Timestamp(u64::MAX);
@@ -229,7 +230,7 @@ impl Core {
             true => vec![Arena::Pool(k.pool)],
             false => k.replicas.iter().map(|r| Arena::Node(r.node)).collect(),
         };
-        // Those with less slack go before a deadline by right: it is due by its age alone.
+        // Cells with less slack rightly go before a cell with a deadline: only its age makes it due.
         let most = match c.class {
             Class::Deadline => u32::MAX,
             Class::Interactive | Class::Batch => self.config.due_overtaken,
@@ -252,7 +253,7 @@ impl Core {
         }
     }
 
-    /// A cell of so many GPUs has got its lease there: those that came before it and still wait were overtaken.
+    /// A later cell of `gpus` GPUs has got its lease on `node`: earlier cells that still wait were overtaken.
     pub(crate) fn overtake(&mut self, gpus: u16, pool: Idx<Pool>, node: Idx<Node>) {
         let mut due = Vec::new();
         for arena in [Arena::Pool(pool), Arena::Node(node)] {
@@ -288,7 +289,7 @@ impl Core {
         self.work.unheld.insert(pool);
     }
 
-    /// Arms what makes a waiting cell due by its age.
+    /// Arms the timers by which a waiting cell becomes due.
     pub(crate) fn arm_due(&mut self, cell: Idx<Cell>) {
         let c = &self.work.cells[cell];
         let (latest, seq) = (c.rank.latest, c.seq);

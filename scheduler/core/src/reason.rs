@@ -11,7 +11,7 @@ use std::fmt;
 pub enum Reason {
     /// No replica of its kernel is up.
     NoReplica,
-    /// No pilot is up where its replicas are; `coming`: one is on its way.
+    /// No pilot is up on the kernel's nodes. `coming` says that one is on its way.
     NoPilot { pool: PoolName, coming: bool },
     /// GPUs that fit are lent to others.
     GpusBusy { node: NodeName, gpus: u16, fitting: u16 },
@@ -21,7 +21,7 @@ pub enum Reason {
     WrongType { gpu_type: Option<GpuType>, mem_mib: u64 },
     /// An idle lease is being ended to make room.
     Claiming { node: NodeName },
-    /// A cell that has run for long is asked to park for it.
+    /// A long-running cell is asked to park for this one.
     Parking { node: NodeName },
     /// Held back for a cell that has waited longer.
     HeldBack { node: NodeName },
@@ -29,9 +29,9 @@ pub enum Reason {
     Limit { name: String, used: u32, limit: u32 },
     /// The kernel's own earlier lease is not over yet.
     OwnLease,
-    /// It has GPUs, and Slurm doesn't start the step that lends them.
+    /// The cell has GPUs, but Slurm doesn't start the step that lends them.
     SlurmAway,
-    /// Its lease failed to start there, and is tried there again after a pause; elsewhere nothing is free.
+    /// A lease failed to start there and is tried again after a pause; elsewhere nothing is free.
     Retrying {
         node: NodeName,
         tries: u8,
@@ -45,7 +45,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// One word for scripts, Slurm's where it has one. Words are never changed, only added.
+    /// One word for scripts, Slurm's if Slurm has one. Words are added, but never changed.
     pub fn word(&self) -> &'static str {
         match self {
             Self::NoReplica => "KernelStarting",
@@ -191,7 +191,7 @@ pub enum RefusedBecause {
     Asleep,
 }
 
-/// Why a kernel that somebody wants moved stays where it is.
+/// Why a kernel stays where it is although a move was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "stays", rename_all = "kebab-case")]
 pub enum MoveRefused {

@@ -88,7 +88,7 @@ impl Core {
         usage * (-self.now.since(at).as_secs_f64() / half_life).exp2()
     }
 
-    /// What a lease used after its user's usage was last noted counts, too.
+    /// Counts a lease's use since its user's usage was last noted.
     fn restore_use(&mut self, image: &LeaseImage) {
         let Some(k) = self.find_kernel(&image.kernel) else {
             return;
@@ -244,7 +244,7 @@ impl Core {
 
     fn restore_phase(&mut self, lease: LeaseId, phase: Phase, need: Need) -> LeaseState {
         match phase {
-            // The replica that waits for it will submit it again; until then nobody would take the lease.
+            // The waiting replica will submit the cell again; until then nobody would take the lease.
             Phase::Starting { .. } => LeaseState::Ending {
                 cause: EndCause::Released,
                 since: self.now,

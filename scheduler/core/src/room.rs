@@ -1,4 +1,4 @@
-//! Where a cell could start now, and the lists by which such a place is found.
+//! Pilots on which a cell could start now, and the lists by which they are found.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -20,7 +20,8 @@ fn at_least<T>(gpus: u16) -> RangeFrom<(u16, Idx<T>)> {
 }
 
 impl Core {
-    /// Where the cell could start now: where it ran last if possible, else where the fewest GPUs stay over.
+    /// Place for the cell to start now: its kernel's last place if possible, else the one that leaves the fewest GPUs
+    /// over.
     pub(crate) fn spot(&self, cell: Idx<Cell>) -> Option<Spot> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -87,7 +88,7 @@ impl Core {
         (0..p.groups.len()).find(|&g| fits(g)).map(Some)
     }
 
-    /// The cells that go before this one and have GPUs of the pilot held back.
+    /// Cells of better rank that have GPUs of the pilot reserved.
     pub(crate) fn reserved_before(&self, p: &Pilot, cell: Idx<Cell>) -> Vec<&Cell> {
         let rank = self.work.cells[cell].rank;
         let others = p.reserved.iter().filter(|&&r| r != cell);
@@ -97,7 +98,7 @@ impl Core {
 
     // --- the lists ---
 
-    /// What changed on the pilot shows in the lists of its pool.
+    /// Brings the pool's lists up to date after a change on the pilot.
     pub(crate) fn list_pilot(&mut self, pilot: Idx<Pilot>) {
         let new = self.listing_of(pilot);
         let p = &mut self.supply.pilots[pilot];
@@ -133,7 +134,7 @@ impl Core {
         })
     }
 
-    /// What changed on the node shows in the list of its pool.
+    /// Brings the pool's list up to date after a change on the node.
     pub(crate) fn list_node(&mut self, node: Idx<Node>) {
         let new = self.spare_listing(node);
         let n = &mut self.supply.nodes[node];
@@ -155,7 +156,7 @@ impl Core {
         }
     }
 
-    /// Pilots anywhere in the cell's pool where it could start now if its kernel were there, the tightest first.
+    /// Pilots of the cell's pool that have room for it now, were its kernel there; the tightest first.
     pub(crate) fn rooms_anywhere(&self, cell: Idx<Cell>) -> impl Iterator<Item = Idx<Pilot>> + '_ {
         let c = &self.work.cells[cell];
         let lanes = &self.supply.pools[self.work.kernels[c.kernel].pool].lanes;
@@ -170,7 +171,7 @@ impl Core {
         lanes.idle.range(at_least(c.need.gpus)).map(|&(_, p)| p)
     }
 
-    /// Whether cells of this shape could start on the node now, but for those that have GPUs there held back.
+    /// Whether cells of this shape could start on the node now, beside the cells with reservations there.
     pub(crate) fn has_room_for(&self, node: Idx<Node>, shape: &Shape) -> bool {
         let pilots = self.supply.nodes[node].pilots.iter();
         let pilots = pilots.map(|p| &self.supply.pilots[*p]);
@@ -179,7 +180,7 @@ impl Core {
     }
 }
 
-/// GPUs of the pilot's group that stay free beside what these cells are to have.
+/// GPUs of the pilot's group that stay free beside the reservations of these cells.
 pub(crate) fn free_beside(p: &Pilot, group: usize, before: &[&Cell]) -> u16 {
     let g = &p.groups[group];
     let held: u16 = before

@@ -15,14 +15,14 @@ const LOOK_LEAST: Span = Span::from_secs(15);
 const LOOK_MOST: Span = Span::from_secs(600);
 /// Kernels packed onto one node get in each other's way with at most this chance.
 const CONFLICT: f64 = 0.02;
-/// What kernels are expected to use of their GPUs before any has been seen, and the GPU-hours that this counts for.
+/// Share of their GPUs that kernels are expected to use, and the GPU-hours of experience that this prior counts for.
 const PRIOR_DUTY: f64 = 0.3;
 const PRIOR_GPU_SECONDS: f64 = 24.0 * 3600.0;
 
 /// Where a burst partition has room.
 enum BurstNode {
     Known(Idx<Node>),
-    /// The site has not said what its nodes are: Slurm chooses.
+    /// The site has not described its nodes: Slurm chooses.
     Unknown,
     Full,
 }
@@ -34,7 +34,7 @@ impl Core {
 
     // --- starting pilots ---
 
-    /// A cell waits. If no pilot is where it could run, or those there are busy, one is started.
+    /// Starts a pilot for a waiting cell if the kernel's nodes have no pilot, or busy ones only.
     pub(crate) fn demand_grew(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let k = self.work.cells[cell].kernel;
         let pool = self.work.kernels[k].pool;
@@ -64,8 +64,8 @@ impl Core {
         }
     }
 
-    /// No pilot is where the cell's kernel is, nor on its way there: one is brought. If the pool has as many as it
-    /// may, an idle one elsewhere gives way, or any for a cell that has waited very long.
+    /// Brings a pilot to a cell whose kernel has none, nor one on its way. In a full pool an idle pilot elsewhere
+    /// gives way, or any pilot for a cell that has waited very long.
     fn bring_pilot(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -89,7 +89,7 @@ impl Core {
             let Some(victim) = self.gives_way(pool, c.due) else {
                 return;
             };
-            // The new one first, so that the pool's minimum asks for no other.
+            // The new pilot is asked for first, so that the pool's minimum asks for no other.
             self.submit_for(cell, node, size, out);
             return self.drain(victim, out);
         }
@@ -138,8 +138,8 @@ impl Core {
         self.may_add(pool, node, 1) || !self.is_burst(node) && self.gives_way(pool, false).is_some()
     }
 
-    /// The pilot of the pool's own that is missed least: one without leases where nobody waits; for a cell that has
-    /// is due, the one that lends least.
+    /// The pool's own pilot that is missed least: one without leases on a node where no cell waits. For a due cell,
+    /// the pilot that lends least.
     fn gives_way(&self, pool: Idx<Pool>, due: bool) -> Option<Idx<Pilot>> {
         let idle = |p: &Pilot| {
             p.leases.is_empty() && p.reserved.is_empty() && self.supply.nodes[p.node].queue.is_empty()
@@ -157,7 +157,7 @@ impl Core {
             })
     }
 
-    /// Whether so many GPUs more are allowed there.
+    /// Whether `size` more GPUs are allowed on the node.
     pub(crate) fn may_add(&self, pool: Idx<Pool>, node: Idx<Node>, size: u16) -> bool {
         let config = &self.supply.pools[pool].config;
         match &self.supply.nodes[node].burst {
@@ -204,7 +204,7 @@ impl Core {
         gpus.max(cpus.div_ceil(per_gpu)).clamp(1, whole)
     }
 
-    /// GPUs of a pilot for this cell and for what its kernel is likely to ask for next.
+    /// Size of a pilot for this cell and for the likely next needs of its kernel.
     pub(crate) fn size_for(&self, cell: Idx<Cell>) -> u16 {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -236,7 +236,7 @@ impl Core {
         self.supply.tickets.values().any(|t| t.cell == this)
     }
 
-    /// Starts a pilot there; idle ones that are in its way are given back first.
+    /// Starts a pilot on the node, after idle pilots that are in the way are given back.
     pub(crate) fn boot(
         &mut self,
         pool: Idx<Pool>,
@@ -255,7 +255,7 @@ impl Core {
             }
             self.drain(p, out);
         }
-        // What gave way may have been held back for it, or for one whose place it could take.
+        // The pilots that gave way may have been reserved for this cell, or for a cell whose place it could take.
         if cell.is_some_and(|(c, seq)| !self.is_same(c, seq)) {
             return;
         }
@@ -292,8 +292,8 @@ impl Core {
         up.filter(|p| !going(p)).map(Pilot::gpus).sum()
     }
 
-    /// Pilots that were asked for on this node and have no room there any more: they would wait in Slurm's queue for
-    /// GPUs that ours have, and whoever waits for them with them.
+    /// Cancels requested pilots for which the node has no room any more. They would wait in Slurm's queue for GPUs
+    /// that our pilots hold, and their cells with them.
     pub(crate) fn cancel_crowded_out(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
         let mut room = self.supply.nodes[node].gpus.saturating_sub(self.gpus_up(node));
         let here: Vec<u64> = self
@@ -322,7 +322,7 @@ impl Core {
         }
     }
 
-    /// Pilots there that do nothing, the smallest first.
+    /// Idle pilots of the node, the smallest first.
     fn idle_there(&self, node: Idx<Node>) -> Vec<Idx<Pilot>> {
         let idle = |p: &Idx<Pilot>| {
             let p = &self.supply.pilots[*p];
@@ -428,7 +428,8 @@ impl Core {
         }
     }
 
-    /// Where in the partition a pilot could be started for the cell: rather on a node that is up, that need not boot.
+    /// Node of the partition on which to start a pilot for the cell. A node that is up is better than one that must
+    /// boot.
     fn burst_node(&self, cell: Idx<Cell>, partition: &str, size: u16) -> BurstNode {
         let c = &self.work.cells[cell];
         let nodes = &self.supply.pools[self.work.kernels[c.kernel].pool].nodes;
@@ -442,7 +443,7 @@ impl Core {
         found.map_or(BurstNode::Full, |&n| BurstNode::Known(n))
     }
 
-    /// Whether a pilot boots in the partition that has room for the cell beside those that it was started for.
+    /// Whether a pilot that boots in the partition has room for the cell beside the cells that it was started for.
     fn boots_for_more(&self, cell: Idx<Cell>, partition: &str) -> bool {
         let (c, pool) = (
             &self.work.cells[cell],
@@ -525,7 +526,7 @@ impl Core {
         } else if !learn {
             Span(idle_max.0.saturating_sub(idle.0))
         } else if idle < idle_max && self.worth_keeping(pilot) {
-            // The longer it was quiet, the slower what is expected changes.
+            // The forecast changes the more slowly, the longer the pilot was idle.
             Span((idle.0 / 8).clamp(LOOK_LEAST.0, LOOK_MOST.0))
         } else {
             Span::ZERO
@@ -601,7 +602,7 @@ impl Core {
         load.kernels = load.kernels.saturating_add_signed(by);
     }
 
-    /// The share of its GPUs that a kernel of this size uses.
+    /// Share of its GPUs that a kernel of this size uses.
     fn duty(&self, pool: Idx<Pool>, gpus: u16) -> f64 {
         let prior = PRIOR_GPU_SECONDS * f64::from(gpus);
         let (busy, open) = match self.supply.pools[pool].loads.iter().find(|l| l.gpus == gpus) {
@@ -614,8 +615,8 @@ impl Core {
         ((busy + prior * PRIOR_DUTY) / (open + prior)).clamp(0.01, 1.0)
     }
 
-    /// Puts the node first on which a kernel of this size is best at home: the fullest one of its like where it
-    /// will hardly be in anybody's way, else an empty one, else the one with the least in its way.
+    /// Moves the best home for a kernel of this size to the front: the fullest node of kernels of its size if
+    /// conflicts are unlikely there, else an empty node, else the node with the fewest conflicts.
     pub(crate) fn home_first(&self, pool: Idx<Pool>, gpus: u16, fit: &mut Vec<Fit>) {
         let duty = self.duty(pool, gpus);
         let key = |n: Idx<Node>| {
@@ -631,7 +632,7 @@ impl Core {
                 .pilots
                 .iter()
                 .any(|p| self.supply.pilots[*p].state == PilotState::Up);
-            // Where pilots are as large as the need, a node to oneself costs no more.
+            // Pilots are as large as the need: a node of its own costs no more.
             let alone = gpus > 1 && self.scale(pool).is_some_and(|s| s.right_size);
             if self.is_apart(pool, n) {
                 return (3, same + others, n);

@@ -14,7 +14,7 @@ use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-/// What there is to be lent, and where it comes from.
+/// Resources to lend, and where they come from.
 #[derive(Debug, Default)]
 pub(crate) struct Supply {
     pub pools: Table<Pool>,
@@ -30,7 +30,7 @@ pub(crate) struct Supply {
     pub pilot_by_job: HashMap<JobId, Idx<Pilot>>,
 }
 
-/// Who asks, and how much they may have.
+/// Users, their accounts, and the limits on them.
 #[derive(Debug)]
 pub(crate) struct People {
     pub users: Table<User>,
@@ -38,7 +38,7 @@ pub(crate) struct People {
     pub limits: Table<Limit>,
     /// GPUs that people hold in Slurm jobs of their own.
     pub elsewhere: Vec<(UserName, AccountName, u32)>,
-    /// Cells that a limit holds up, by what the limit counts.
+    /// Cells held up by a limit, by what the limit counts.
     pub limited: BTreeMap<Scope, BTreeSet<Idx<Cell>>>,
     /// What limits on associations count.
     pub members: Members,
@@ -67,7 +67,7 @@ impl Default for People {
     }
 }
 
-/// What people want done: kernels, their cells that wait, the leases that serve them.
+/// The users' work: kernels, waiting cells, and leases that serve them.
 #[derive(Debug, Default)]
 pub(crate) struct Work {
     pub kernels: Slab<Kernel>,
@@ -76,11 +76,11 @@ pub(crate) struct Work {
     pub seats: BTreeMap<JobId, Seat>,
     pub next_lease: u64,
     pub next_seq: u64,
-    /// Nodes where what was held back, or who goes first, has changed: who waits there may be able to start now.
+    /// Nodes whose reservations or ranks have changed: cells that wait there may be able to start now.
     pub stale: BTreeSet<Idx<Node>>,
     /// Pools whose due cells have changed: what is held for them is looked at again.
     pub unheld: BTreeSet<Idx<Pool>>,
-    /// Who was overtaken, by what the cells compete for.
+    /// Counts of overtaken cells, by what the cells compete for.
     pub arenas: BTreeMap<Arena, Overtaking>,
     // Looked up, never iterated.
     pub kernel_by_id: HashMap<KernelId, Idx<Kernel>>,
@@ -130,7 +130,7 @@ pub(crate) struct Rank {
     /// The service that its kernel, user and account have had, in steps of four times as much.
     pub service: i16,
     pub class: Class,
-    /// By when it must start to be done by its deadline; the end of time where it has none.
+    /// Latest start that meets the deadline; the end of time if there is no deadline.
     pub latest: Timestamp,
     /// The same service in finer steps.
     pub fine: i16,
@@ -161,14 +161,14 @@ impl Shape {
     }
 }
 
-/// Where cells compete: in the whole pool if kernels can move, else on one node.
+/// The nodes for which cells compete: the whole pool if kernels can move, else one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Arena {
     Pool(Idx<Pool>),
     Node(Idx<Node>),
 }
 
-/// Who in an arena has been overtaken by how many later cells.
+/// Counts, for the cells of an arena, of later cells that overtook them.
 ///
 /// Counted in thousandths of a cell of one's own size: a later start of that size counts as one, one of another size
 /// as a quarter, and less where it is smaller.
@@ -181,9 +181,9 @@ pub(crate) struct Overtaking {
 #[derive(Debug, Default)]
 pub(crate) struct SizeClass {
     pub waiting: u64,
-    /// What has started in the arena since the class is there.
+    /// Starts in the arena since the class exists.
     pub passed: u64,
-    /// Cells that aren't due, by what must have started for them to be.
+    /// Cells that aren't due, by the count of starts at which they will be.
     pub due_at: BTreeSet<(u64, Idx<Cell>)>,
 }
 
@@ -209,25 +209,25 @@ pub(crate) struct Pool {
     pub runs: Habit,
     /// GPUs that the kernels with a replica could ask for.
     pub demand: u32,
-    /// How much kernels of each size use of what they could ask for.
+    /// Use that kernels of each size make of their GPUs.
     pub loads: Vec<Load>,
     /// When it is looked next whether pilots should be started ahead of need.
     pub foreseeing: Option<Timestamp>,
     /// When GPUs of it were last taken, or gone, or asked for by somebody new.
     pub stirred: Timestamp,
-    /// What its nodes could ever have; none: not known yet.
+    /// Most that the pool's nodes could ever offer; `None` means unknown yet.
     pub offers: Option<PoolOffers>,
     pub lanes: Lanes,
     /// The due cell that may run anywhere in the pool, and for which nodes are held.
     pub holder: Option<Idx<Cell>>,
 }
 
-/// Pilots and nodes of one pool by what is free on them, so that a place is found without a look at each.
+/// Pilots and nodes of one pool by their free GPUs: a place is found without a look at each.
 #[derive(Debug, Default)]
 pub(crate) struct Lanes {
     /// Pilots that lend, by their free GPUs.
     pub free: BTreeSet<(u16, Idx<Pilot>)>,
-    /// Pilots that lend, by the GPUs that are free or held by leases that only linger.
+    /// Pilots that lend, by the GPUs that are free or held by lingering leases.
     pub idle: BTreeSet<(u16, Idx<Pilot>)>,
     /// Nodes that are up, by the GPUs that no pilot has or will have.
     pub spare: BTreeSet<(u16, Idx<Node>)>,
@@ -240,14 +240,14 @@ pub(crate) struct Listed {
     pub idle: u16,
 }
 
-/// What is kept free for a due cell.
+/// Nodes held for a due cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Hold {
     pub since: Timestamp,
     pub nodes: BTreeSet<Idx<Node>>,
 }
 
-/// The kernels of one size: GPU-seconds that they used of those that they were there to ask for.
+/// Kernels of one size: GPU-seconds used, and GPU-seconds for which they were there to ask.
 #[derive(Debug)]
 pub(crate) struct Load {
     pub gpus: u16,
@@ -267,7 +267,7 @@ pub(crate) struct Node {
     pub gpu_type: GpuType,
     pub gpu_mem_mib: u64,
     pub down: bool,
-    /// The burst partition that it is in; none: the pool's own.
+    /// The node's burst partition; `None` means the pool's own.
     pub burst: Option<String>,
     pub pilots: Vec<Idx<Pilot>>,
     pub queue: BTreeSet<(Rank, Idx<Cell>)>,
@@ -303,7 +303,7 @@ pub(crate) struct Slot {
     pub lease: Option<LeaseId>,
 }
 
-/// The GPUs of one type in a pilot: what Slurm can tell apart.
+/// GPUs of one type in a pilot, as Slurm tells types apart.
 #[derive(Debug)]
 pub(crate) struct Group {
     pub gpu_type: GpuType,
@@ -344,15 +344,15 @@ pub(crate) struct Pilot {
     /// The burst partition that it is in.
     pub partition: Option<String>,
     pub leases: Vec<LeaseId>,
-    /// Leases that live there and that nobody knows any longer: told to end, their GPUs blocked until they have.
+    /// Unknown leases that live in the pilot: they were told to end, and their GPUs are blocked until then.
     pub strangers: Vec<(LeaseId, Vec<GpuIndex>)>,
     /// The cells for which GPUs of this pilot are held back: they are being freed, or the cell's kernel moves here.
     pub reserved: Vec<Idx<Cell>>,
-    /// Its place in [`Lanes`]; `None` where it isn't there.
+    /// The pilot's place in [`Lanes`]; `None` means that it isn't listed.
     pub listed: Option<Listed>,
     /// Since when no lease has been here.
     pub idle_since: Option<Timestamp>,
-    /// When it is given back if it stays idle.
+    /// Time at which the pilot is given back if it stays idle.
     pub keep_until: Timestamp,
 }
 
@@ -373,7 +373,7 @@ impl Pilot {
         self.cpus.saturating_sub(self.cpus_used)
     }
 
-    /// The groups that a lease for this need could be in; the one without a group is for cores alone.
+    /// Groups for a lease that serves this need. `None` among them is for cores alone.
     pub(crate) fn groups_for(&self, need: &Need) -> Vec<Option<usize>> {
         if need.gpus == 0 {
             return vec![None];
@@ -392,7 +392,7 @@ pub(crate) struct Ticket {
     pub gpus: u16,
     pub job: Option<JobId>,
     pub at: Timestamp,
-    /// The waiting cell that it was started for, by index and sequence number.
+    /// Waiting cell for which the pilot was started, by index and sequence number.
     pub cell: Option<(Idx<Cell>, u64)>,
 }
 
@@ -453,25 +453,25 @@ pub(crate) struct Kernel {
     pub last_node: Option<Idx<Node>>,
     /// The only replica that may run GPU cells, while its process can't let go of its device.
     pub bound: Option<Incarnation>,
-    /// The replica that has a waiting cell of it parked.
+    /// The replica that has a waiting cell parked.
     pub parked: Option<Incarnation>,
-    /// Closed for good: it goes when its last lease is over.
+    /// Closed for good: the kernel goes after its last lease.
     pub closed: bool,
     pub leases: Vec<LeaseId>,
     pub cells: Vec<Idx<Cell>>,
     pub last_end: Option<Timestamp>,
-    /// Its last sign of life: a cell's end, or its opening.
+    /// Last sign of life: a cell's end, or the kernel's opening.
     pub quiet_since: Timestamp,
     /// When a replica of it was last moved.
     pub moved: Timestamp,
     /// GPU-seconds that its cells have run, decaying.
     pub usage: Usage,
-    /// GPUs of its last cell, or of those expected.
+    /// GPUs of the last cell, or the expected number before any.
     pub last_gpus: u16,
-    /// What its cells asked for lately: GPUs and weight.
+    /// Recent needs of the kernel's cells: GPUs and weight.
     pub sizes: Vec<(u16, f32)>,
     pub home: Option<Idx<Node>>,
-    /// The node that it was given for its own when it was placed: where a pilot is started for it.
+    /// Own node, given to the kernel when it was placed. Pilots are started for it there.
     pub base: Option<Idx<Node>>,
     pub think: Habit,
     /// Cells since it was last away for long.
@@ -480,7 +480,7 @@ pub(crate) struct Kernel {
     /// Run times of its cells by print, the latest last.
     pub prints: Vec<(u64, Habit)>,
     pub migrating: Option<Moving>,
-    /// Why policy leaves it where it is; none: it may be moved.
+    /// Why policy leaves the kernel where it is; `None` means that it may be moved.
     pub fixed: Option<String>,
     /// Since when it has had no replica.
     pub alone_since: Option<Timestamp>,
@@ -509,23 +509,23 @@ pub(crate) struct Cell {
     pub seq: u64,
     /// How many leases for it came to nothing.
     pub failures: u8,
-    /// Pilots where that was, and until when it isn't tried there again.
+    /// Pilots that failed to start a lease, and until when each isn't tried again.
     pub failed_on: Vec<(JobId, Timestamp)>,
     /// Why the last one came to nothing.
     pub why_failed: String,
     pub rank: Rank,
-    /// The pilot of which GPUs are held back for it.
+    /// Pilot with GPUs reserved for this cell.
     pub reserved: Option<Idx<Pilot>>,
     pub due: bool,
-    /// Where nothing may start that would put it off; for due cells alone.
+    /// Nodes on which nothing may start that would delay this cell; for due cells alone.
     pub hold: Option<Hold>,
-    /// The arenas that it competes in, and by which count it is due there.
+    /// Arenas in which the cell competes, and the count at which it is due in each.
     pub arenas: Vec<(Arena, u64)>,
-    /// What was told last: position and a hash-free copy of the reason's kind.
+    /// Last report: position, and the kind of the reason.
     pub told: Option<(u32, std::mem::Discriminant<crate::reason::Reason>)>,
     /// The limit that holds it up.
     pub limited: Option<Scope>,
-    /// It was parked in its middle: the replica that has it, and how long it has run.
+    /// Set for a cell parked in its middle: the replica that has it, and its run so far.
     pub parked: Option<(Incarnation, Span)>,
 }
 
@@ -568,7 +568,7 @@ pub(crate) enum Scope {
     Account(Idx<Account>),
     Pool(Idx<Pool>),
     UserInPool(Idx<User>, Idx<Pool>),
-    /// A limit on associations, by its index, and the user or account that it counts there.
+    /// A limit on associations, by its index, and the user or account that it counts.
     Members(Idx<Limit>, Member),
 }
 
@@ -581,7 +581,7 @@ pub(crate) struct Running {
     pub submitted: Timestamp,
     pub since: Timestamp,
     pub print: u64,
-    /// How long it ran before it was parked.
+    /// Time that the cell had run before it was parked.
     pub ran: Span,
 }
 
@@ -607,7 +607,7 @@ pub(crate) enum LeaseState {
         since: Timestamp,
         until: Timestamp,
     },
-    /// Over for its kernel, not confirmed by its node.
+    /// Over for the kernel, not yet confirmed by the node.
     Ending {
         cause: EndCause,
         since: Timestamp,
@@ -634,7 +634,7 @@ pub(crate) struct Lease {
     pub state: LeaseState,
     pub submit: Timestamp,
     pub ordered: Timestamp,
-    /// When it is given up if it has not started.
+    /// Time at which a lease that has not started is given up.
     pub start_by: Timestamp,
     pub started: Option<Timestamp>,
     pub run: Span,
@@ -647,7 +647,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Since when no cell runs on it; `None` where one does, or it is ending.
+    /// Time since which no cell runs on the lease; `None` if a cell runs or the lease ends.
     pub(crate) fn lingers_since(&self) -> Option<Timestamp> {
         match self.state {
             LeaseState::Lingering { since, .. } => Some(since),
@@ -655,13 +655,13 @@ impl Lease {
         }
     }
 
-    /// Its GPUs, if they are of this group.
+    /// GPUs of the lease, if they are of this group.
     pub(crate) fn gpus_in(&self, group: Option<usize>) -> u16 {
         if self.group == group { self.gpus } else { 0 }
     }
 }
 
-/// Something that becomes due. Stale ones are recognised by what they name.
+/// A timer. A stale timer is recognised by the thing that it names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     Linger(LeaseId),

@@ -1,5 +1,5 @@
-//! Usage: the GPU-seconds that a user, an account or a kernel has had, decaying with a half-life as in Slurm's
-//! multifactor priority. What they hold now counts from the moment that it is held, with no timer to add it up.
+//! Usage: GPU-seconds of a user, an account or a kernel, decaying with a half-life as in Slurm's multifactor
+//! priority. A lease counts from its first moment, with no timer to add it up.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -11,8 +11,8 @@ use hop_words::time::{Span, Timestamp};
 /// How usage fades.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Decay {
-    /// Usage is kept as if all of it had been used at this time, so that the order of two users changes only when one
-    /// of them uses something.
+    /// Usage is stored as if all GPU-seconds had been used at this time: the order of two users changes only when one
+    /// of them uses GPUs.
     pub origin: Timestamp,
     pub half_life: Span,
 }
@@ -27,7 +27,7 @@ impl Decay {
         gpu_seconds * self.half_lives(at).exp2()
     }
 
-    /// The usage that is left of this at `now`, in GPU-seconds.
+    /// Usage left at `now`, in GPU-seconds.
     pub(crate) fn deflate(&self, inflated: f64, now: Timestamp) -> f64 {
         inflated * (-self.half_lives(now)).exp2()
     }
@@ -81,7 +81,7 @@ impl Usage {
         self.since = at;
     }
 
-    /// Adds what a lease has used since it was ordered, as far as it came after the last note.
+    /// Adds a lease's use since its order, as far as it came after the last note.
     pub(crate) fn add_unnoted(&mut self, gpus: u16, ordered: Timestamp, decay: &Decay, now: Timestamp) {
         let seconds = now.since(ordered.max(self.since)).as_secs_f64();
         self.settled += decay.inflate(seconds * f64::from(gpus), now);

@@ -1,4 +1,4 @@
-//! The accounting database: SQLite, one row per lease, one per cell that a lease served.
+//! The accounting database: SQLite, one row per lease, and one per cell on a lease.
 //!
 //! Rows are [`AcctRow`]s, written again under the same key as a lease goes on; a lease that has ended stays ended.
 //! Readers have a connection of their own (WAL), so a long report holds nobody up.
@@ -112,7 +112,7 @@ pub struct Accounting {
     path: PathBuf,
 }
 
-/// A lease's row comes before those of its cells.
+/// A lease's row comes before the rows of its cells.
 type RowKey = (LeaseId, Option<CellId>);
 
 impl Accounting {
@@ -144,8 +144,8 @@ impl Accounting {
         })
     }
 
-    /// Queues rows: leases (`cell` none) and cells. A row replaces the one of the same lease and cell that has no end; one
-    /// that has an end is final. Never waits for the disk.
+    /// Queues rows of leases (`cell` is `None`) and of cells. A row without an end is replaced by a later row of the
+    /// same lease and cell; a row with an end is final. Never waits for the disk.
     pub fn record(&self, rows: impl IntoIterator<Item = AcctRow>) -> Ticket {
         self.writer.post(
             rows.into_iter()
@@ -154,8 +154,8 @@ impl Accounting {
         )
     }
 
-    /// The rows that overlap the query's time, leases in order, each followed by its cells if they are wanted.
-    /// Of leases that go on, `held` is until `now`. Blocks for the length of the query.
+    /// Rows that overlap the query's time, ordered by lease; each lease is followed by its cells if the query wants
+    /// them. A running lease is `held` until `now`. Blocks for the length of the query.
     pub fn query(&self, query: &AcctQuery, now: Timestamp) -> Result<Vec<AcctRow>, AccountingError> {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let mut rows = select(&reader, "leases", "NULL", query, now)?;
@@ -200,7 +200,7 @@ impl Accounting {
         Ok(removed)
     }
 
-    /// Everything that doesn't add up, leases that go on taken until `now`. Blocks.
+    /// Rows that don't add up, with running leases taken until `now`. Blocks.
     pub fn check(&self, now: Timestamp) -> Result<Vec<Discrepancy>, AccountingError> {
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner);
         let mut found = overlaps(&reader, now)?;

@@ -50,11 +50,11 @@ pub enum JournalOpenError {
     },
 }
 
-/// What a journal held when it was opened.
+/// Contents of a journal when it was opened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot<K, V> {
-    /// The term of the daemon that opened it: one more than the last, and durable already. An id made of the
-    /// term and a counter in memory is never used twice, without waiting for the disk.
+    /// Term of the daemon that opened it: one more than the last, and already durable. An id of the term and a
+    /// counter in memory is never used twice, without a wait for the disk.
     pub term: Term,
     pub entries: Vec<(K, V)>,
 }
@@ -120,7 +120,7 @@ where
         }
     }
 
-    /// Queues changes and waits until they are durable. An error says that they are not durable *yet*.
+    /// Queues changes and waits until they are durable. An error means that they are not durable *yet*.
     pub async fn commit<'a>(
         &self,
         changes: impl IntoIterator<Item = (&'a K, Option<&'a V>)>,
@@ -301,7 +301,7 @@ fn open_error(path: &Path, error: redb::Error) -> JournalOpenError {
     let path = path.to_owned();
     match error {
         redb::Error::DatabaseAlreadyOpen => JournalOpenError::InUse(path),
-        // What redb says of a file that does not begin with its magic.
+        // redb's error for a file that does not begin with its magic.
         redb::Error::Io(source) if source.kind() == io::ErrorKind::InvalidData => {
             JournalOpenError::Foreign(path)
         }

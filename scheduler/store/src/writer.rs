@@ -96,7 +96,7 @@ impl Ticket {
 
 type Waiter = oneshot::Sender<Result<(), SaveError>>;
 
-/// What the thread saves with; everything in one call is one transaction.
+/// Storage of the writer's thread; all entries of one call are one transaction.
 pub(crate) trait Sink<K, V>: Send + 'static {
     fn save(&mut self, entries: &BTreeMap<K, V>) -> Result<(), SaveError>;
 }
@@ -107,7 +107,7 @@ struct Post<K, V> {
     waiter: Waiter,
 }
 
-/// The sender's side. Dropping it saves what is queued and ends the thread.
+/// The sender's side. Dropping it saves the queue and ends the thread.
 #[derive(Debug)]
 pub(crate) struct Writer<K, V> {
     queue: Option<Sender<Post<K, V>>>,
@@ -182,7 +182,7 @@ impl<K: Ord, V, S: Sink<K, V>> State<S, K, V> {
         }
     }
 
-    /// Waits for something to do, then takes all that is there. False: nothing will come any more.
+    /// Waits for a post, then takes all that are queued. `false` means that no post can come any more.
     fn collect(&mut self, incoming: &Receiver<Post<K, V>>) -> bool {
         let first = match self.backlog.is_empty() {
             true => incoming.recv().map_err(|_| RecvTimeoutError::Disconnected),

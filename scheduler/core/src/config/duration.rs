@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 /// Nothing that a site sets is longer.
 const MOST_S: f64 = 10.0 * 366.0 * 86_400.0;
 
-/// Seconds, written as a whole number where they are one.
+/// Seconds, written as a whole number if possible.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum Seconds {

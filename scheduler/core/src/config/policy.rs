@@ -9,10 +9,10 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Linger {
-    /// So long in any case.
+    /// Shortest linger.
     #[serde(rename = "least_s", with = "duration")]
     pub least: Span,
-    /// At most so long; between the two as long as the kernel's own think times say that it pays.
+    /// Longest linger. Between the two, the kernel's own think times decide whether lingering pays.
     #[serde(rename = "most_s", with = "duration")]
     pub most: Span,
 }
@@ -66,7 +66,7 @@ impl Default for Quantum {
 }
 
 impl Quantum {
-    /// The same for all but those with a deadline, which a park might make miss it.
+    /// The same quantum for all classes but cells with a deadline, which a park might make miss it.
     pub fn of_all(span: Span) -> Self {
         Self {
             interactive: Some(span),
@@ -105,10 +105,10 @@ pub struct Scale {
     /// An idle pilot is kept for at least this long.
     #[serde(rename = "idle_min_s", with = "duration")]
     pub idle_min: Span,
-    /// And for at most this long after its last lease.
+    /// Longest time for which an idle pilot is kept after its last lease.
     #[serde(rename = "idle_max_s", with = "duration")]
     pub idle_max: Span,
-    /// How many idle GPU-seconds it is worth that one cell need not wait for a pilot.
+    /// Price, in idle GPU-seconds, that is paid to spare a cell the wait for a pilot.
     pub worth: f64,
     /// Pilots are kept and started by what is learnt of the kernels' think times; else an idle one is kept for
     /// `idle_max`, and one is started only for a cell that waits.
@@ -120,7 +120,7 @@ pub struct Scale {
     /// GPUs are kept idle on nodes set apart, where every kernel has a replica, for those that come back when their own
     /// pilot is gone, as far as that is worth it: at most those of so many whole pilots; zero: no nodes are set apart.
     pub spares: u32,
-    /// But no more than one whole pilot's, or this share of the GPUs that are leased.
+    /// Most idle GPUs on spare nodes: one whole pilot's, or this share of the leased GPUs.
     pub spare_share: f64,
     /// How many nodes are set apart for them.
     pub spare_nodes: u32,
@@ -150,7 +150,7 @@ impl Default for Scale {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Migrate {
-    /// What a move is expected to take until moves have been seen.
+    /// Expected time of a move until moves have been seen.
     #[serde(rename = "takes_s", with = "duration")]
     pub takes: Span,
     /// A move must be expected to save at least this much waiting.
