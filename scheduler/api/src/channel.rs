@@ -7,8 +7,8 @@
 //! there on each frame ends with a keyed BLAKE3 MAC over its number and payload, one key per direction:
 //! nothing can be changed, added, left out, repeated, reordered or reflected. Contents are not encrypted.
 //!
-//! Timeouts: the handshake as a whole, a frame once it has begun, and silence. Sizes: a hello, and a
-//! frame by direction. What the messages mean is left to `hopd` and the client.
+//! Timeouts limit the handshake, a frame once begun, and silence; sizes limit a hello, and a frame by direction. The
+//! meaning of messages is left to `hopd` and the client.
 
 use crate::identity::{Identity, IdentityError, Proven};
 use crate::message::{Hello, Refusal, Role, VERSION, Welcome};
@@ -40,7 +40,7 @@ const AUTHENTIC: u8 = b'A';
 pub struct Timeouts {
     /// The whole handshake.
     pub handshake: Duration,
-    /// A frame, from its first byte to its last; and writing one.
+    /// A frame from its first byte to its last, and the writing of a frame.
     pub frame: Duration,
     /// Without any frame from the other side.
     pub silence: Duration,
@@ -175,7 +175,7 @@ impl<S> Reader<S> {
 }
 
 impl<S: AsyncRead + Unpin> Reader<S> {
-    /// The next message. Not cancel-safe: a dropped call may lose its place in the stream, so one task owns the
+    /// The next message. Not cancel-safe: a dropped call may lose the place in the stream, so one task owns the
     /// reader.
     ///
     /// # Errors
@@ -318,7 +318,7 @@ pub struct Accepted<R, W> {
     pub role: Role,
 }
 
-/// A caller who has proven who they are, and waits for the answer.
+/// A proven caller that waits for the answer.
 #[derive(Debug)]
 pub struct Arrival<R, W> {
     read: R,
@@ -332,7 +332,7 @@ pub struct Arrival<R, W> {
     pub role: Role,
 }
 
-/// Opens a channel as the server. `judge` says who the caller is here, or why they aren't let in.
+/// Opens a channel as the server. `judge` identifies the caller, or says why the channel is refused.
 ///
 /// # Errors
 /// Whoever was refused has been told why, as far as the handshake had come.
@@ -528,8 +528,8 @@ async fn write_frame<W: AsyncWrite + Unpin>(
         .map_err(ChannelError::from)
 }
 
-/// Waits up to `silence` for the first byte, then up to `frame` for the last. Memory grows with what has come,
-/// not with what was announced.
+/// Waits up to `silence` for the first byte, then up to `frame` for the last. Memory grows with the bytes received,
+/// not with the announced length.
 async fn read_frame<R: AsyncRead + Unpin>(
     read: &mut R,
     limit: usize,

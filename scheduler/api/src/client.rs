@@ -1,9 +1,9 @@
-//! A connection to `hopd` that comes back by itself, and a one-shot call for those who ask and hang up.
+//! A connection to `hopd` that reconnects, and a one-shot call for clients that ask once.
 //!
-//! [`start`] runs the connection in a task of its own. What comes unasked, and the connection's coming and
-//! going, arrive as [`Item`]s in order; after each [`Item::Connected`] the owner registers again, since a
-//! restarted `hopd` knows nothing of the connection before. Requests fail at once while there is no
-//! connection: whoever must not lose one keeps it and repeats it on registration.
+//! [`start`] runs the connection in a task of its own. Events, and the start and end of each connection, arrive as
+//! [`Item`]s in order. After each [`Item::Connected`] the owner registers again, since a restarted `hopd` remembers
+//! no connection. Requests fail at once while there is no connection: an owner keeps important ones and repeats them
+//! when registering.
 
 use crate::channel::{self, ChannelError, Timeouts};
 use crate::config::Config;
@@ -37,7 +37,7 @@ pub struct Options {
     pub timeouts: Timeouts,
     /// Least and greatest wait between two rounds of tries.
     pub backoff: (Duration, Duration),
-    /// How often the client says that it is there.
+    /// Interval of the client's pings.
     pub ping: Duration,
 }
 
@@ -95,7 +95,7 @@ pub enum Item {
     /// A request that wanted no answer was refused.
     Refused {
         refusal: Refusal,
-        /// Which, if it was a [`Request::Submit`]: somebody waits for that.
+        /// The cell of a refused [`Request::Submit`], for which a caller waits.
         submitted: Option<(KernelId, CellId)>,
     },
 }
@@ -146,7 +146,7 @@ impl Client {
         rx.await.unwrap_or(Err(CallError::Disconnected))
     }
 
-    /// Reports without waiting for an answer. What is sent while there is no connection is dropped: see
+    /// Reports without waiting for an answer. A request is dropped while there is no connection: see
     /// [`Item::Connected`].
     pub async fn send(&self, request: Request) -> Result<(), CallError> {
         self.commands
@@ -350,7 +350,7 @@ struct Pending {
 }
 
 impl Pending {
-    /// The id with which a request goes that wants no answer: 0, unless its refusal has to be told from others.
+    /// Id for a request without an answer: 0, unless its refusal must be told apart from others.
     fn told(&mut self, request: &Request, next_id: &mut u64) -> u64 {
         let Request::Submit { kernel, cell, .. } = request else {
             return 0;

@@ -42,7 +42,7 @@ pub struct Config {
 pub struct Hopd {
     /// The address that `hopd` binds.
     pub listen: String,
-    /// The addresses that everybody else tries, in this order.
+    /// Addresses for all other clients, tried in this order.
     pub connect: Vec<String>,
     /// Journal, accounting database and lock of `hopd`; 0700, service account.
     pub state_dir: PathBuf,
@@ -57,8 +57,8 @@ pub struct Hopd {
     pub accounting_days: u32,
 }
 
-/// `[quota]`: what one user may ask of `hopd`, so that nobody fills its memory or holds up the others. Neither the
-/// service account nor operators have quotas.
+/// `[quota]`: the most that one user may ask of `hopd`, so that nobody fills its memory or delays the others. The
+/// service account and operators have no quotas.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quota {
@@ -89,7 +89,7 @@ pub struct Agent {
 #[serde(default, deny_unknown_fields)]
 pub struct Seat {
     pub partition: String,
-    /// One replica's step in MiB, unless its kernelspec says otherwise.
+    /// Memory of one replica's step in MiB, unless its kernelspec names another.
     pub mem_mib: u64,
     pub cpus: u16,
     /// Slurm time limit in minutes; 0: the partition's.
@@ -111,7 +111,7 @@ pub struct Pool {
     #[serde(default)]
     pub gpu_mem_mib: u64,
     pub gpus_per_pilot: u16,
-    /// All cores of a pilot, those that come with GPUs included.
+    /// All cores of a pilot, including its GPUs' share.
     pub cpus_per_pilot: u16,
     pub min_pilots: u32,
     pub max_pilots: u32,
@@ -127,8 +127,8 @@ pub struct Pool {
     /// How long a lease stays with its kernel after a cell, by the kernel's own think times.
     #[serde(default)]
     pub linger: Linger,
-    /// How long a kernel gets to leave its GPUs at the end of a lease before they are taken back, and then those who
-    /// still hold one before they are ended, in milliseconds.
+    /// Grace at the end of a lease, in milliseconds: first for the kernel to leave its GPUs before they are taken
+    /// back, then for the remaining holders before they are ended.
     #[serde(default = "default_grace_ms")]
     pub grace_ms: u64,
     #[serde(default)]
@@ -147,7 +147,7 @@ pub struct Pool {
     pub burst: Vec<Burst>,
 }
 
-/// What keeps a GPU away from processes without a lease.
+/// Mechanism that keeps a GPU away from processes without a lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Isolation {
@@ -228,7 +228,7 @@ impl Default for Seat {
     }
 }
 
-/// What the plugin believes of a grace (`slurm-plugin/handover`).
+/// Longest grace that the plugin accepts (`slurm-plugin/handover`).
 const MAX_GRACE_MS: u64 = 30_000;
 
 impl Pool {

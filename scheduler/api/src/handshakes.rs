@@ -1,13 +1,13 @@
-//! Connections whose callers have still to prove who they are: so many at a time, whatever the proof.
+//! Limit on connections whose callers are still unproven, whatever the proof.
 //!
-//! Accepting and proving is the caller's. A proof takes milliseconds, so a flood of strangers keeps nobody out: it displaces
-//! its own connections first.
+//! The caller accepts and proves. A proof takes milliseconds, so a flood of unproven connections locks nobody out: it
+//! displaces its own connections first.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use tokio::task::{AbortHandle, JoinHandle};
 
-/// Tasks that each prove one connection, by the address that it comes from, the oldest first.
+/// Tasks that each prove one connection, by source address, the oldest first.
 #[derive(Debug)]
 pub struct HandshakeLimit {
     most: usize,
@@ -65,7 +65,7 @@ mod tests {
         [10, 0, 0, last].into()
     }
 
-    /// Tasks that never end, begun from these addresses in order.
+    /// Endless tasks, begun from these addresses in order.
     fn begun(limit: &mut HandshakeLimit, from: impl IntoIterator<Item = u8>) -> Vec<JoinHandle<()>> {
         let begin = |last| {
             let task = tokio::spawn(std::future::pending::<()>());

@@ -1,4 +1,4 @@
-//! Who is calling: MUNGE, behind a small trait.
+//! Identity of callers: MUNGE, behind a small trait.
 //!
 //! The trait exists because a test of the channel must be able to act as several users at once, which takes
 //! root and a `munged`; both are there in the integration tests, and only there.
@@ -6,7 +6,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// A caller that MUNGE vouches for, and what its credential carried.
+/// A caller vouched for by MUNGE, and the payload of the credential.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Proven {
     pub uid: u32,

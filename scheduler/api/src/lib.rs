@@ -1,9 +1,8 @@
-//! The wire between `hopd` and those who talk to it: agents, replicas, fronts, `hop`.
+//! The wire between `hopd` and its clients: agents, replicas, fronts, `hop`.
 //!
-//! [`message`] holds the messages, [`channel`] the frames and the handshake that proves both sides by MUNGE,
-//! [`handshakes`] bounds those who have still to prove themselves, [`client`] is a connection that comes back by itself,
-//! [`config`] the installation's one configuration file.
-//! `docs/control-wire.md` describes the wire for those who write another client.
+//! [`message`] holds the messages, [`channel`] the frames and the handshake that proves both sides by MUNGE.
+//! [`handshakes`] limits unproven connections, [`client`] is a connection that reconnects, and [`config`] the
+//! installation's configuration file. `docs/control-wire.md` describes the wire for authors of other clients.
 
 pub mod channel;
 pub mod client;

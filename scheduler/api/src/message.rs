@@ -1,7 +1,7 @@
 //! The messages of the control plane. `docs/control-wire.md` describes them with their framing.
 //!
-//! Every frame carries one JSON value of these types. The first of a connection is [`Hello`], in plain; all after it are
-//! authenticated with the key that the credential carried. Both sides refuse another [`VERSION`] with
+//! Every frame carries one JSON value of these types. A connection begins with [`Hello`], in plain; all later frames
+//! are authenticated with the key from the credential. Both sides refuse another [`VERSION`] with
 //! [`Refusal::Version`]. New fields are optional; a changed meaning is a new version.
 //!
 //! Messages of agents, of kernels and of people are in modules of their own.
@@ -88,17 +88,17 @@ pub enum Request {
     // Fronts.
     /// Where should this kernel's replicas sit? The caller hears the kernel's events from then on.
     PlaceKernel(PlaceKernel),
-    /// The kernel's front is there, and wants to hear its events.
+    /// The kernel's front is up and asks for the kernel's events.
     FrontUp {
         kernel: KernelId,
     },
-    /// The kernel is closed for good; its leases end, its replicas were told.
+    /// The kernel is closed for good: its leases end, and its replicas have been told.
     CloseKernel {
         kernel: KernelId,
     },
 
     // Seats.
-    /// A seat is up (its batch step says so).
+    /// A seat is up, as its batch step reports.
     SeatUp {
         job: JobId,
         node: NodeName,
@@ -106,10 +106,10 @@ pub enum Request {
         cpus: u16,
     },
 
-    // Replicas. Each carries the tenure that it speaks for: see `docs/control-wire.md`, "Who speaks for a kernel".
-    /// A replica is up; also after every reconnection, with what it holds.
+    // Replicas. Each request carries its sender's tenure: see `docs/control-wire.md`, "Who speaks for a kernel".
+    /// A replica is up. Sent again after every reconnection, with the replica's lease and cells.
     ReplicaUp(Box<ReplicaUp>),
-    /// The executor knows that this replica is gone.
+    /// The executor reports another replica's loss.
     ReplicaLost {
         kernel: KernelId,
         tenure: Tenure,
@@ -124,7 +124,7 @@ pub enum Request {
         need: Need,
         class: Class,
     },
-    /// The cell was interrupted or its kernel is going: forget it if it waits, end it if it runs.
+    /// The cell was interrupted, or its kernel ends: forget a waiting cell, end a running one.
     CancelCell {
         kernel: KernelId,
         tenure: Tenure,
@@ -162,7 +162,7 @@ pub enum Request {
         lease: LeaseId,
         reason: String,
     },
-    /// What speaks against moving the kernel has changed. Replaces what was said before.
+    /// The obstacles to moving the kernel have changed. Replaces the last report.
     KernelBound {
         kernel: KernelId,
         tenure: Tenure,
@@ -203,13 +203,13 @@ pub enum Request {
         lease: LeaseId,
         handover: Handover,
     },
-    /// The lease never came to be; nothing is held. `device_lost`: this slot can't be lent any more in this pilot.
+    /// The lease never started, and nothing is held. `device_lost` means that this pilot can't lend the slot again.
     LeaseFailed {
         lease: LeaseId,
         reason: String,
         device_lost: bool,
     },
-    /// This GPU can't be lent any more by its pilot: Slurm or the plugin keeps it. The pilot is to be replaced.
+    /// The pilot can't lend this GPU again: Slurm or the plugin keeps it. The pilot must be replaced.
     SlotBlocked {
         index: GpuIndex,
         reason: String,
@@ -234,7 +234,7 @@ pub enum Request {
         kernel: KernelId,
         /// `None` lets `hopd` choose the node.
         to: Option<NodeName>,
-        /// Also where the kernel holds what can't be captured, which is lost then.
+        /// Moves the kernel even if it holds objects that can't be captured; those are lost.
         force: bool,
     },
     Hibernate {
@@ -246,7 +246,7 @@ pub enum Request {
     Wake {
         kernel: KernelId,
     },
-    /// Forget a hibernated kernel: it can't be woken by its id any more.
+    /// Forgets a hibernated kernel, which then can't be woken by its id.
     Forget {
         kernel: KernelId,
     },
@@ -265,7 +265,8 @@ pub enum Response {
     },
     Queue {
         rows: Vec<QueueRow>,
-        /// What each of [`QueueQuery::expect`] would wait if it came now. `None` means that nobody can say.
+        /// Expected wait of each of [`QueueQuery::expect`], were it submitted now. `None` means that no estimate is
+        /// possible.
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         expected: Vec<Option<Span>>,
     },

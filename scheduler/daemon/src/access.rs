@@ -9,16 +9,16 @@ use hop_words::need::Need;
 const NAME_LIMIT: usize = 200;
 /// No process of a kernel has a number as high: `hopd` gives them one by one.
 const INCARNATION_LIMIT: u32 = 1 << 31;
-/// Memory that one process may ask for, in MiB.
+/// Most memory that one process may ask for, in MiB.
 const MEM_LIMIT: u64 = 1 << 40;
-/// Nodes that one placement may ask to avoid.
+/// Most nodes that one placement may ask to avoid.
 const AVOID_LIMIT: usize = 64;
 
 /// A caller on a connection.
 #[derive(Debug, Clone)]
 pub(crate) struct Access {
     pub caller: Caller,
-    /// The pilot of an agent that has said who it is.
+    /// The pilot of an agent that has registered.
     pub pilot: Option<JobId>,
 }
 
@@ -104,7 +104,8 @@ impl Access {
     pub(crate) fn owns(&self, owner: Option<&UserName>, kernel: &KernelId) -> Result<(), Refusal> {
         check_name("kernel id", kernel.as_str())?;
         match owner {
-            // Whose a kernel is that isn't one's own is nobody's business: the answer is the same for both.
+            // An unknown kernel and another user's have the same answer: it reveals nothing about other users'
+            // kernels.
             Some(owner) if *owner == self.caller.user || self.caller.operator && self.asks_only() => Ok(()),
             Some(_) => Err(not_yours(kernel)),
             None if self.asks_only() => Err(not_yours(kernel)),
@@ -117,7 +118,7 @@ impl Access {
         self.caller.role == Role::Client
     }
 
-    /// Whose rows the caller may see of those asked for; none: everybody's.
+    /// Users, among those asked for, whose rows the caller may see; `None` means all users.
     pub(crate) fn may_see(&self, all: bool, users: &[UserName]) -> Result<Option<Vec<UserName>>, Refusal> {
         let own = &self.caller.user;
         if self.caller.operator {
@@ -154,7 +155,7 @@ pub(crate) fn too_many() -> Response {
     })
 }
 
-/// What of a replica's report can be checked without Slurm.
+/// Checks the part of a replica's report that needs no answer from Slurm.
 pub(crate) fn check_replica(access: &Access, up: &ReplicaUp) -> Result<(), Refusal> {
     if up.seat.uid != access.caller.uid {
         return Err(Refusal::Forbidden {
@@ -184,7 +185,7 @@ fn check_incarnation(incarnation: Incarnation) -> Result<(), Refusal> {
     })
 }
 
-/// What of a placement comes from outside and is kept.
+/// Checks the part of a placement that comes from outside and is stored.
 pub(crate) fn check_place(place: &PlaceKernel) -> Result<(), Refusal> {
     check_name("kernel id", place.kernel.as_str())?;
     check_need(&place.default_need)?;

@@ -1,8 +1,8 @@
 //! The accounting rows of leases that go on, made from the core's records.
 //!
-//! Pure. Every lease that was ordered gets exactly one row, written again as it goes on and for the last time when it
-//! is closed; every cell that it served gets one below it. A lease that only its node knows, because a crash took the
-//! order's row, gets its row from its node's report.
+//! Pure. Every ordered lease gets exactly one row, rewritten as the lease goes on and for the last time when it is
+//! closed. Every cell on the lease gets a row below it. A lease known only to its node, because a crash took the
+//! order's row, gets its row from the node's report.
 
 use hop_api::message::{AcctRow, EndCause, EndedLease, Handover, LeaseEnd, Outcome, StartLease};
 use hop_core::Record;
@@ -14,7 +14,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 pub(crate) struct AccountingRows {
     /// Rows of leases without an end, with the run time and number of the cells that have rows.
     open: HashMap<LeaseId, AcctRow>,
-    /// Leases that lost the cell that ran on them.
+    /// Leases that lost their running cell.
     cut_short: HashSet<LeaseId>,
     /// Leases whose cell was parked for others.
     parked: HashSet<LeaseId>,
@@ -48,7 +48,7 @@ impl AccountingRows {
         self.open.iter().map(|(id, row)| (*id, row))
     }
 
-    /// The row of a lease that lives on its node and has none. `None` means that it has one.
+    /// Row of a lease that lives on its node without a row. `None` means that it has a row.
     pub(crate) fn adopt(
         &mut self,
         node: &NodeName,
@@ -105,7 +105,7 @@ impl AccountingRows {
         self.close_alone(lease, EndCause::NodeLost, true, at, UNKNOWN_END)
     }
 
-    /// Closes a lease from what its own row and those of its cells say.
+    /// Closes a lease by its own row and the rows of its cells.
     fn close_alone(
         &mut self,
         lease: LeaseId,
@@ -132,7 +132,7 @@ impl AccountingRows {
         })
     }
 
-    /// The lease's step in its pilot, as soon as it is known.
+    /// Records the lease's step in its pilot, as soon as it is known.
     pub(crate) fn step(&mut self, lease: LeaseId, step: u32) {
         if let Some(row) = self.open.get_mut(&lease) {
             row.step = step;
@@ -303,7 +303,7 @@ fn count(row: &mut AcctRow, ran: Span) {
     row.cells = row.cells.saturating_add(1);
 }
 
-/// The one row of a cell that was withdrawn while it waited: a lease that never was.
+/// Row of a cell that was withdrawn while it waited, without a lease.
 fn withdrawn(record: Record) -> Option<AcctRow> {
     let Record::CellWithdrawn {
         lease,
@@ -357,8 +357,8 @@ const UNKNOWN_END: &str = "hopd lost track of it: it is counted until hopd's nex
 const PARKED: &str =
     "its cell had run for long and was parked for somebody who waited; it goes on with another lease";
 
-/// Slurm's word for how a lease ended. One that lay idle when its kernel was closed has done all that was asked of it;
-/// one that was withdrawn before its first cell ran has done nothing.
+/// Slurm's word for how a lease ended. An idle lease of a closed kernel has completed; a lease withdrawn before its
+/// first cell ran was cancelled.
 fn state_word(cause: EndCause, cut_short: bool, served: bool) -> &'static str {
     match cause {
         EndCause::Done | EndCause::Claimed | EndCause::Released | EndCause::ReplicaLost if !served => {

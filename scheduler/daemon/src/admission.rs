@@ -1,4 +1,4 @@
-//! Whom a pool lends to: the rules of its partition, which hold for leases as they do for jobs. Pure.
+//! Users to whom a pool lends: the rules of its partition hold for leases as for jobs. Pure.
 //!
 //! In pool mode Slurm sees the service account alone, so `AllowAccounts`, `DenyAccounts`, `AllowGroups`, `AllowQos` and
 //! `DenyQos` of the partition (slurm.conf(5)) are ours to enforce, on the account and QOS of the user's seat and on the
@@ -65,7 +65,7 @@ impl Rules {
         ))
     }
 
-    /// Where a list of those allowed is set, Slurm ignores the one of those denied.
+    /// Slurm ignores the list of denied names if a list of allowed names is set.
     fn judge_named(
         &self,
         what: &str,
@@ -98,7 +98,7 @@ impl Rules {
         }
     }
 
-    /// Whether the account, or one above it, is listed.
+    /// Whether the list names the account or a parent of it.
     fn lists_account(&self, list: &[String], name: &str) -> bool {
         let mut account = name.to_owned();
         // A tree has no circles; Slurm's is not deeper than this.

@@ -1,4 +1,4 @@
-//! What connections bring the scheduler's task, in a fair order.
+//! Queue of the connections' messages to the scheduler's task, in a fair order.
 //!
 //! Each user has a queue of their own, and the next message is that of the user who has taken the least of the task's time:
 //! who sends what is costly, or much of it, waits behind everybody else. Agents go first, since leases depend on them. Order
@@ -26,9 +26,9 @@ struct Lanes {
     /// The service account, whose agents go first.
     first: u32,
     lanes: HashMap<u32, Lane>,
-    /// Users with messages, by the time that they have taken.
+    /// Users with messages, by the time spent on them.
     ready: BTreeSet<(Duration, u32)>,
-    /// The time that the user served last had taken before: nobody who comes back has a claim to more.
+    /// Time spent before on the user served last: the least value for users who come back.
     floor: Duration,
 }
 
@@ -74,7 +74,7 @@ impl Inbox {
         }
     }
 
-    /// The task has spent so much time on this user's last message.
+    /// Records the time spent on this user's last message.
     pub(crate) fn spent(&self, uid: u32, time: Duration) {
         self.lanes().spent(uid, time);
     }
@@ -157,7 +157,7 @@ mod tests {
     const AGENTS: u32 = 0;
     const MS: Duration = Duration::from_millis(1);
 
-    /// Serves what is there; each message of a user costs `cost(uid)`.
+    /// Serves up to `count` queued messages; each message of a user costs `cost(uid)`.
     async fn served(inbox: &Inbox, count: usize, cost: impl Fn(u32) -> Duration) -> Vec<(u32, u64)> {
         let mut order = Vec::new();
         for _ in 0..count {

@@ -22,7 +22,7 @@ pub(crate) struct SlurmAccounts<'a> {
     pub jobs: &'a [Job],
     /// Pools, by name, with their partitions.
     pub pools: &'a [(PoolName, String)],
-    /// Its jobs are the pilots: they are nobody's own.
+    /// The service account: its jobs are the pilots, and count for no user.
     pub service: &'a UserName,
 }
 
@@ -148,7 +148,7 @@ impl SlurmAccounts<'_> {
         }
     }
 
-    /// The QOS of a partition binds all that runs there.
+    /// The QOS of a partition binds all leases of its pool.
     fn of_pools(&self, limits: &mut Vec<Limit>) {
         for (pool, partition) in self.pools {
             let of_partition = self.partitions.iter().find(|p| p.name == *partition);
@@ -202,7 +202,7 @@ impl SlurmAccounts<'_> {
             .filter(|a| a.user.as_ref().is_some_and(|u| u != self.service) && self.concerns(a))
     }
 
-    /// An association for one partition concerns leases if a pool is in that.
+    /// Whether an association concerns leases: one for a partition does only if a pool is in the partition.
     fn concerns(&self, row: &Association) -> bool {
         let here = |p: &String| self.pools.iter().any(|(_, partition)| partition == p);
         row.partition.as_ref().is_none_or(here)
@@ -234,7 +234,7 @@ impl SlurmAccounts<'_> {
         }
     }
 
-    /// The rows of the account and of those above it.
+    /// Rows of the account and its parents.
     fn upwards(&self, account: &AccountName) -> impl Iterator<Item = &Association> {
         let row = |name: &AccountName| {
             let mut rows = self.associations.iter();
@@ -270,7 +270,7 @@ impl SlurmAccounts<'_> {
         self.find_qos(&self.qos_name(row)?)
     }
 
-    /// Those whose QOS doesn't state this limit itself: where it does, Slurm passes over the associations'.
+    /// Members whose QOS doesn't state this limit: a QOS that does takes precedence over associations, as in Slurm.
     fn ungoverned(&self, who: &[Member], stated: impl Fn(&hop_slurm::Limits) -> Option<u64>) -> Vec<Member> {
         let governed: BTreeSet<(&UserName, &AccountName)> = self
             .people()
@@ -317,7 +317,7 @@ pub(crate) fn shares(rows: &[hop_slurm::Share], service: &UserName) -> Shares {
     let mut users: BTreeMap<UserName, Share> = BTreeMap::new();
     for row in rows {
         match &row.user {
-            // What the service account used is what its leases' users are charged with here.
+            // The service account's usage is charged to the users of its leases here.
             Some(user) if user == service => {}
             Some(user) => {
                 let share = users.entry(user.clone()).or_insert(Share {

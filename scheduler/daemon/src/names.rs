@@ -1,7 +1,7 @@
 //! Users' names and groups, from the host's user database (NSS), which may be slow or hang (LDAP, sssd).
 //!
-//! One thread asks it; answers are remembered, also that there is no such user. Nobody else in `hopd` calls NSS: neither the
-//! scheduler's task nor the workers that carry connections ever wait for it.
+//! One thread asks the database and remembers answers, including that a user is unknown. Only this thread calls NSS:
+//! the scheduler's task and the workers of connections never wait for it.
 
 use hop_words::id::UserName;
 use std::collections::HashMap;
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 use tokio::sync::{mpsc, oneshot};
 
-/// An answer counts for so long; after that an old one counts until the new one is there.
+/// Age up to which an answer is fresh. An older answer counts until its replacement arrives.
 const FRESH: Duration = Duration::from_secs(600);
 /// "No such user" counts for so long.
 const ABSENT: Duration = Duration::from_secs(60);
@@ -38,7 +38,7 @@ pub(crate) enum NameError {
 }
 
 type Answer = Option<Person>;
-/// The user database, which is slow: `None` means that there is no such user.
+/// A lookup in the slow user database. `None` means that the user is unknown.
 type Lookup = dyn Fn(u32) -> Answer + Send;
 
 #[derive(Debug, Clone)]

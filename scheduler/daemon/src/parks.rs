@@ -8,7 +8,7 @@ use hop_words::id::{LeaseId, ReplicaId};
 use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeMap;
 
-/// A replica gives a park up after 300 s. Whoever hasn't answered by then is taken to have refused.
+/// A replica gives a park up after 300 s. A replica without an answer after this time counts as having refused.
 pub(crate) const PATIENCE: Span = Span::from_secs(330);
 
 #[derive(Debug, Default)]
@@ -41,13 +41,13 @@ impl Parks {
         self.open.remove(&lease);
     }
 
-    /// What this replica, which is back, may not have heard.
+    /// Events that this replica, back after an absence, may have missed.
     pub(crate) fn of(&self, replica: &ReplicaId) -> Vec<Event> {
         let theirs = self.open.values().filter(|a| a.replica == *replica);
         theirs.map(|a| a.event.clone()).collect()
     }
 
-    /// Whose patience is over: they count as refused.
+    /// Asked replicas without an answer in time: they count as having refused.
     pub(crate) fn overdue(&mut self, now: Timestamp) -> Vec<(LeaseId, ReplicaId)> {
         let due = self.open.extract_if(.., |_, a| now.since(a.since) >= PATIENCE);
         due.map(|(lease, a)| (lease, a.replica)).collect()

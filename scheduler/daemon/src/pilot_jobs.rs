@@ -1,9 +1,8 @@
 //! The pilots as Slurm jobs: which to submit, adopt, give up and cancel.
 //!
-//! Pure: it is told what the core wants, what `sbatch` answered and what `squeue` shows, and says what to do.
-//! Pilots are recognised by their name, which carries pool and ticket, so those of an earlier `hopd` are
-//! found again. While Slurm is away or refuses, a wanted pilot waits here with a growing pause; the core is not
-//! told, so nothing storms.
+//! Pure: its inputs are the core's requests, `sbatch`'s answers and `squeue`'s lists; its outputs are actions. Pilots
+//! carry pool and ticket in their names, so pilots of an earlier `hopd` are found again. While Slurm is away or
+//! refuses, a request waits here with a growing pause; the core isn't told and doesn't repeat it.
 
 use hop_core::Input;
 use hop_words::id::{JobId, NodeName, PoolName};
@@ -94,19 +93,19 @@ pub(crate) struct PilotJobs {
     nodes: BTreeMap<PoolName, Vec<NodeName>>,
     /// Pools that must not be lent, and why.
     refused: BTreeMap<PoolName, String>,
-    /// Where the pilots are that squeue showed last, and those that are coming.
+    /// Nodes of the pilots in the last squeue, and of the pilots that will come.
     places: BTreeMap<JobId, NodeName>,
     draining: BTreeSet<JobId>,
     /// Nodes where kernels are.
     homes: BTreeSet<NodeName>,
-    /// squeue has answered once: what is there is known.
+    /// Whether squeue has answered once: until then existing pilots are unknown.
     looked: bool,
 }
 
 #[derive(Debug)]
 struct Ticket {
     request: PilotRequest,
-    /// Where it goes, by request or by choice.
+    /// Node of the pilot, requested or chosen.
     node: Option<NodeName>,
     state: State,
     cancelled: bool,
@@ -225,8 +224,8 @@ impl PilotJobs {
         }
     }
 
-    /// A pilot's agent has spoken: all is well with its pool. If the job was not known it is taken for one that
-    /// its pool waits for.
+    /// A pilot's agent has reported: its pool works. An unknown job is taken for a request of its pool without a job
+    /// id.
     pub(crate) fn agent_up(&mut self, job: JobId, pool: &PoolName, known: bool) -> Vec<Act> {
         self.pauses.remove(pool);
         self.orphans.remove(&job);
@@ -253,7 +252,7 @@ impl PilotJobs {
         self.draining.insert(job);
     }
 
-    /// What Slurm says of the pools' nodes, and which pools must not be lent.
+    /// Takes in Slurm's facts on the pools' nodes, and the pools that must not be lent.
     pub(crate) fn facts(
         &mut self,
         nodes: BTreeMap<PoolName, Vec<NodeName>>,
@@ -433,7 +432,7 @@ impl PilotJobs {
         length
     }
 
-    /// Tries again what waits for its pause to end.
+    /// Submits requests whose pause has ended.
     pub(crate) fn submit_wanted(&mut self, now: Timestamp) -> Vec<Act> {
         if !self.looked {
             return Vec::new();
@@ -466,8 +465,8 @@ impl PilotJobs {
         acts
     }
 
-    /// A node without a pilot that stays: one where kernels are before others, one whose pilot is leaving last. If
-    /// there is none, any that has no pilot of this pool.
+    /// A node without a pilot that stays, preferably one with kernels, last one whose pilot is leaving. Otherwise any
+    /// node without a pilot of this pool.
     fn place(&self, ticket: u64) -> (Option<NodeName>, Vec<NodeName>) {
         let t = &self.tickets[&ticket];
         if t.node.is_some() {

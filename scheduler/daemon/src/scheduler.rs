@@ -1,5 +1,4 @@
-//! The task that owns the core: everything that happens comes to it as an event, and what the core decides goes
-//! out from here.
+//! The task that owns the core: it takes in every event and carries out the core's outputs.
 //!
 //! It decides nothing about leases itself. Its state is owned in parts: connections, the registry of kernels, records on
 //! disk, what is known of Slurm, pilots as jobs. `requests` hears callers, `outputs` carries decisions out, `slurm_news`
@@ -103,7 +102,7 @@ pub(crate) struct Scheduler {
     started: Timestamp,
     clock: SteadyClock,
     core: Core,
-    /// What the core has still to be told.
+    /// Inputs that the core has not taken in yet.
     todo: VecDeque<Input>,
     connections: Connections,
     registry: Registry,
@@ -117,13 +116,13 @@ pub(crate) struct Scheduler {
     handovers: HashMap<LeaseId, Handover>,
     parks: Parks,
     due: BTreeSet<(Timestamp, Due)>,
-    /// It is time to see whether the state directory is still this one's.
+    /// Set when the state directory's ownership is due for a check.
     looked_at_state: bool,
     reports: mpsc::UnboundedSender<Report>,
     inbox: Option<mpsc::UnboundedReceiver<Report>>,
 }
 
-/// What an earlier `hopd` left in the journal.
+/// State that an earlier `hopd` left in the journal.
 struct Legacy {
     core: Vec<Entry>,
     registry: Registry,
@@ -232,7 +231,7 @@ impl Scheduler {
                 biased;
                 () = &mut stop => break,
                 Some(()) = refresh.recv() => self.ask_all(),
-                // Before the callers, of whom there may always be one.
+                // Reports go before callers, who may send without a pause.
                 Some(report) = inbox.recv() => self.report(report),
                 () = sleep_until(wake, self.clock.now()) => self.tick(),
                 (uid, event) = incoming.next() => {

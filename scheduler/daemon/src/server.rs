@@ -31,7 +31,7 @@ const UNPROVEN: usize = 256;
 const DECODES: usize = 8;
 /// Seconds' worth of messages that a user may send at once.
 const BURST: f64 = 5.0;
-/// What a new connection counts for, in messages.
+/// Cost of a new connection, in messages.
 const ARRIVAL: f64 = 10.0;
 
 /// A connection's number; never used again in one run.
@@ -65,7 +65,7 @@ pub(crate) enum Incoming {
     },
 }
 
-/// Who may be here, and how much each user does to us at the moment.
+/// Admitted callers, and the present load of each user.
 #[derive(Debug)]
 pub(crate) struct Server {
     identity: Arc<dyn Identity>,
@@ -82,7 +82,7 @@ pub(crate) struct Server {
     loads: Mutex<HashMap<u32, Load>>,
 }
 
-/// What one user does to us at the moment.
+/// The present load of one user.
 #[derive(Debug)]
 pub(crate) struct Load {
     connections: usize,
@@ -133,7 +133,7 @@ impl Server {
         }
     }
 
-    /// Who the caller is, and what they are told first.
+    /// Identifies the caller, and composes the welcome.
     async fn judge(&self, proven: &Proven, role: Role) -> Result<(Caller, Welcome), Refusal> {
         let uid = proven.uid;
         let person = self.names.of_uid(uid).await.map_err(|error| {
@@ -297,7 +297,7 @@ async fn talk(conn: ConnId, channel: Channel, caller: Caller, server: Arc<Server
         _ = writing => {}
     }
     server.inbox.push(uid, Incoming::Closed { conn }).await;
-    // What is queued still goes out; the scheduler's end of the queue closes with its record of us.
+    // Queued messages still go out; the queue closes when the scheduler drops its record of the connection.
     tokio::time::sleep(Duration::from_secs(1)).await;
     abort.abort();
     server.leave(uid);
@@ -358,12 +358,13 @@ mod tests {
         assert_eq!(load.pace(9.0, &quota(), start), Duration::from_secs(1));
         let later = start + Duration::from_secs(2);
         assert_eq!(load.pace(1.0, &quota(), later), Duration::ZERO);
-        // However long they rest, they save up no more than a burst.
+        // Users save up no more than a burst, however long they rest.
         let later = later + Duration::from_secs(3600);
         assert_eq!(load.pace(60.0, &quota(), later), Duration::from_secs(1));
     }
 
-    /// Stands in for MUNGE, which speaks for one uid a process: says it is this one, and believes all the others.
+    /// A stand-in for MUNGE that claims this uid and believes all others. MUNGE itself speaks for one uid per
+    /// process.
     #[derive(Debug)]
     struct Says(u32);
 

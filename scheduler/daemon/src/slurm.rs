@@ -1,4 +1,4 @@
-//! What `hopd` does with Slurm: submit and cancel pilots, look at the queue, learn nodes and settings.
+//! `hopd`'s calls to Slurm: submit and cancel pilots, look at the queue, learn nodes and settings.
 //!
 //! Each call runs in a task of its own and answers with an event, so Slurm never holds up a decision.
 
@@ -17,7 +17,7 @@ use hop_words::id::{AccountName, GpuType, JobId, NodeName, PoolName, UserName};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// What Slurm is made of, as far as pilots care.
+/// Facts on the nodes and settings of Slurm that concern pilots.
 #[derive(Debug)]
 pub(crate) struct Facts {
     pub nodes: Vec<NodeFacts>,
@@ -46,14 +46,14 @@ pub(crate) struct Owner {
     pub lives: bool,
 }
 
-/// The queue, as one look at it shows.
+/// The queue, as seen by one look.
 #[derive(Debug)]
 pub(crate) struct Queue {
     /// Of the service account.
     pub pilots: Vec<SeenJob>,
     /// Of the users who have seats.
     pub alive: Vec<JobId>,
-    /// The nodes that are drained, with the reason that was given.
+    /// Drained nodes, with the reason given for each.
     pub drained: BTreeMap<NodeName, String>,
 }
 
@@ -188,7 +188,7 @@ done
         self.slurm.cancel(job).await.map_err(|e| chain(&e))
     }
 
-    /// One look for all: our pilots, the jobs of those who have seats, and the nodes that are drained.
+    /// One look for all: our pilots, the jobs of users with seats, and the drained nodes.
     pub(crate) async fn queue(&self, seat_users: Vec<UserName>) -> Result<Queue, String> {
         let service = self.config.service_user.clone();
         let mut users = vec![service.clone()];
@@ -210,7 +210,7 @@ done
         })
     }
 
-    /// Whose job it is; none if Slurm has forgotten it.
+    /// The job's owner; `None` if Slurm has forgotten the job.
     pub(crate) async fn owner(&self, job: JobId) -> Result<Option<Owner>, String> {
         let found = self.slurm.job(job).await.map_err(|e| chain(&e))?;
         Ok(found.map(|j| Owner {
@@ -222,8 +222,8 @@ done
         }))
     }
 
-    /// What slurmdbd's associations and QOS allow people, and what they hold in jobs of their own; no limits where
-    /// Slurm itself doesn't enforce them (`AccountingStorageEnforce`).
+    /// Limits of users by slurmdbd's associations and QOS, and what they hold in jobs of their own. No limits where
+    /// Slurm doesn't enforce them (`AccountingStorageEnforce`).
     pub(crate) async fn limits(&self) -> Result<Limits, String> {
         let settings = self.slurm.config().await.map_err(|e| chain(&e))?;
         if !settings.enforces_limits() {
@@ -317,7 +317,7 @@ done
         Ok(facts)
     }
 
-    /// The rules of the pools' partitions. From 24.05 on a rule on an account holds for those below it.
+    /// Rules of the pools' partitions. From 24.05 on, a rule on an account also holds for its children.
     async fn rules(
         &self,
         settings: &hop_slurm::Config,
@@ -460,7 +460,7 @@ fn refusal(pool: &Pool, partition: Option<&Partition>, constrained: bool) -> Opt
     if pool.isolation == Isolation::None {
         return None;
     }
-    // A pilot is replaced so long before its end; it has to be of use in between.
+    // A pilot is replaced this long before its end, and must be of use until then.
     let minutes = match (pool.time_limit_min, partition.max_time) {
         (0, TimeLimit::At(span)) => Some(span.0 / 60_000_000),
         (0, _) => None,
@@ -506,7 +506,7 @@ fn seen(job: Job) -> SeenJob {
     }
 }
 
-/// One word for a POSIX shell, whatever is in it.
+/// One word for a POSIX shell, whatever the text.
 fn shell_word(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

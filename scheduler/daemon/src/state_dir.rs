@@ -1,4 +1,4 @@
-//! The state directory: whose it is, and the term, which outlives the journal.
+//! The state directory: its owner, and the term, which outlives the journal.
 
 use anyhow::{Context, Result, bail};
 use hop_store::Accounting;
@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(crate) const JOURNAL: &str = "journal.redb";
 /// The last term, beside the journal.
 const TERM: &str = "term";
-/// Each term's leases begin at so many times its number.
+/// Lease ids of a term begin at this many times its number.
 pub(crate) const IDS_PER_TERM: u64 = 1_000_000;
 
 /// The directory, locked for as long as this lives.
@@ -23,7 +23,7 @@ pub(crate) struct StateDir {
 }
 
 impl StateDir {
-    /// Makes the state directory and takes its lock, which goes with the process however that ends.
+    /// Makes the state directory and takes its lock, which the process's end releases.
     pub(crate) fn open(dir: &Path) -> Result<Self> {
         std::fs::DirBuilder::new()
             .recursive(true)
@@ -55,8 +55,8 @@ impl StateDir {
         self.dir.join(name)
     }
 
-    /// Why the directory is this one's no longer; none: it is. Somebody may have put another in its place, on which another
-    /// `hopd` runs.
+    /// Why the directory is no longer this one's; `None` means that it is. Another directory may have been put in its
+    /// place, with another `hopd`.
     pub(crate) fn superseded(&self) -> Option<String> {
         let path = self.path("lock");
         let ours = self.lock.metadata().ok()?;

@@ -207,7 +207,7 @@ pub(crate) fn live_leases(core: &Core) -> HashMap<LeaseId, LeaseView> {
     core.leases().into_iter().map(|l| (l.lease, l)).collect()
 }
 
-/// Gives rows of leases that go on what the core knows of this moment.
+/// Adds the core's present knowledge to rows of running leases.
 pub(crate) fn freshen(rows: &mut [AcctRow], live: &HashMap<LeaseId, LeaseView>, now: Timestamp) {
     for row in rows.iter_mut().filter(|r| r.cell.is_none() && r.end.is_none()) {
         let Some(l) = live.get(&row.lease) else { continue };

@@ -1,4 +1,4 @@
-//! What agents report, and the orders that they get.
+//! Reports of agents, and orders to them.
 
 use hop_words::gpu::GpuSlot;
 use hop_words::id::{
@@ -27,7 +27,7 @@ pub struct AgentUp {
     pub term: Term,
     /// Leases that live here.
     pub leases: Vec<LiveLease>,
-    /// Leases that ended and that `hopd` has not acknowledged.
+    /// Ended leases that `hopd` has not acknowledged.
     pub ended: Vec<EndedLease>,
     /// `hopd` told it to drain before.
     #[serde(default)]
@@ -50,7 +50,7 @@ pub struct EndedLease {
     pub end: LeaseEnd,
 }
 
-/// Orders to an agent. The agent refuses those of a lower term than it has seen.
+/// Orders to an agent. The agent refuses orders of a lower term than the highest that it has seen.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "kebab-case")]
 pub enum Order {
@@ -73,8 +73,8 @@ pub enum Order {
     },
 }
 
-/// A lease to be started. All that the accounting says of a lease is in the order, so that a node's report makes up for
-/// what a crash took from `hopd`.
+/// A lease to start. The order holds everything that the accounting records of a lease: a node's report replaces rows
+/// that `hopd` lost in a crash.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StartLease {
     pub term: Term,

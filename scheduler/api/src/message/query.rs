@@ -1,4 +1,4 @@
-//! What people ask through `hop`, and the rows that they get.
+//! Requests of people through `hop`, and the rows of the answers.
 
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
@@ -29,7 +29,7 @@ pub struct AcctQuery {
     pub cells: bool,
 }
 
-/// One lease (`cell` none), or one cell that a lease served (`cell` some). Times in microseconds since the epoch.
+/// One lease (`cell` is `None`), or one cell that a lease served. Times are in microseconds since the epoch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AcctRow {
     pub lease: LeaseId,
@@ -52,7 +52,7 @@ pub struct AcctRow {
     pub wait: Span,
     /// Held time of the lease, or run time of the cell.
     pub held: Span,
-    /// Time that cells ran within it, and time that it lingered.
+    /// Time within the lease that cells ran, and time that it lingered.
     pub run: Span,
     pub linger: Span,
     pub cells: u32,
@@ -64,19 +64,19 @@ pub struct AcctRow {
 pub struct QueueQuery {
     pub users: Vec<UserName>,
     pub all_users: bool,
-    /// Cells of the caller's that are not there yet, at most [`EXPECT_MAX`].
+    /// Cells that the caller may submit later, at most [`EXPECT_MAX`].
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub expect: Vec<Expect>,
 }
 
-/// The most cells that one query may ask the wait of.
+/// Most cells for which one query may ask the expected wait.
 pub const EXPECT_MAX: usize = 16;
 
 /// A cell that may be submitted later.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Expect {
-    /// The kernel that it would come from; none: a new one.
+    /// Kernel of the cell; `None` means a new one.
     pub kernel: Option<KernelId>,
     pub pool: Option<PoolName>,
     /// By what a new kernel would be placed.
@@ -116,12 +116,12 @@ pub struct InfoReport {
     pub nodes: Vec<NodeInfo>,
     pub kernels: u32,
     pub waiting: u32,
-    /// What keeps pools from being lent or `hopd` from its work, whole sentences.
+    /// Sentences on what keeps pools from being lent, or `hopd` from its work.
     #[serde(default)]
     pub problems: Vec<String>,
 }
 
-/// One node's pilot and what of it is lent.
+/// One node's pilot and its lent resources.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NodeInfo {
     pub node: NodeName,
@@ -179,7 +179,7 @@ pub struct KernelRow {
     pub moving: Option<MoveRow>,
     /// The last move that failed, until another succeeds.
     pub move_failed: Option<MoveFailure>,
-    /// Its state is captured, so that it can be moved and hibernated.
+    /// `true` if the kernel's state is captured, so that the kernel can be moved and hibernated.
     pub captured: bool,
     /// Why policy neither moves nor hibernates it, in sentences.
     pub bound: Vec<String>,
@@ -188,10 +188,10 @@ pub struct KernelRow {
     pub executor: Option<Incarnation>,
     #[serde(default)]
     pub account: Option<AccountName>,
-    /// Memory that its replicas' steps hold, in MiB.
+    /// Memory of the steps of the kernel's replicas, in MiB.
     #[serde(default)]
     pub mem_mib: u64,
-    /// Why it did not hibernate when it was asked to last.
+    /// Why the kernel did not hibernate when last asked to.
     #[serde(default)]
     pub stayed: Option<String>,
 }
@@ -210,9 +210,9 @@ pub enum KernelState {
     Running,
     /// A replica of it moves.
     Moving,
-    /// It was asked to hibernate, and saves its state.
+    /// The kernel was asked to hibernate and saves its state.
     Hibernating,
-    /// Its state is in its user's home, and no process of it is left.
+    /// The kernel's state is in its user's home, and no process of the kernel is left.
     Asleep,
 }
 

@@ -1,4 +1,4 @@
-//! Between `hopd` and a kernel: its front, its replicas, and the keepers of those that have no process.
+//! Messages between `hopd` and a kernel: its front, its replicas, and the keepers of replicas without a process.
 
 use hop_words::cell::{EndedCell, ParkedCell, WaitingCell};
 use hop_words::id::{AccountName, CellId, Incarnation, KernelId, LeaseId, NodeName, PoolName, Tenure};
@@ -16,16 +16,16 @@ pub struct PlaceKernel {
     pub pool: Option<PoolName>,
     /// Replicas to place now.
     pub replicas: u16,
-    /// Replicas that the kernel should have in the long run: `hopd` places those that are missing by [`Event::Place`].
-    /// 0 leaves the number to `hopd`.
+    /// Replicas that the kernel should have in the long run; `hopd` places missing ones by [`Event::Place`]. 0 leaves
+    /// the number to `hopd`.
     #[serde(default)]
     pub wanted: u16,
     /// The lowest number that a new replica may have, by the kernel's own log. `hopd` gives this one or higher ones.
     #[serde(default)]
     pub first: Option<Incarnation>,
-    /// What the kernel's cells usually ask for: a hint for the placement.
+    /// Usual need of the kernel's cells: a hint for the placement.
     pub default_need: Need,
-    /// Memory of one replica's step in MiB, and its cores. 0 means the site's.
+    /// Memory of one replica's step in MiB, and its cores. 0 means the site's default.
     pub mem_mib: u64,
     pub cpus: u16,
     /// Nodes that just failed this kernel.
@@ -53,9 +53,9 @@ pub struct ReplicaUp {
     pub pool: Option<PoolName>,
     pub node: NodeName,
     pub seat: SeatStep,
-    /// What the user calls the notebook, for `hop queue`; may be empty.
+    /// The user's name for the notebook, for `hop queue`; may be empty.
     pub name: String,
-    /// A lease that it holds, with the cell that runs on it.
+    /// The replica's lease, with the cell that runs on it.
     pub holds: Option<(LeaseId, Option<CellId>)>,
     /// The last cell that ended on a lease here: `hopd` may have been away when it did.
     #[serde(default)]
@@ -65,18 +65,18 @@ pub struct ReplicaUp {
     /// It knows [`Event::Park`]. One that doesn't isn't asked.
     #[serde(default)]
     pub parks: bool,
-    /// The one among `waiting` that stands still in its middle.
+    /// The cell among `waiting` that is parked in its middle.
     #[serde(default)]
     pub parked: Option<ParkedCell>,
     /// The kernel's state is captured, and it knows [`Event::Move`] and [`Event::Hibernate`].
     #[serde(default)]
     pub captured: bool,
-    /// What speaks against moving it, as [`super::Request::KernelBound`] says it.
+    /// Obstacles to moving the replica, as in [`super::Request::KernelBound`].
     #[serde(default)]
     pub bound: Bound,
 }
 
-/// What a replica or a front is told unasked.
+/// Messages to a replica or a front that answer no request.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Event {
@@ -109,9 +109,9 @@ pub enum Event {
         reason: String,
         grace: Span,
     },
-    /// Others wait for what this cell runs on, and it has run for long: it should stand still and leave its GPUs, if it
-    /// can. Answered by [`super::Request::CellParked`] or [`super::Request::ParkRefused`]; nothing is taken from it
-    /// meanwhile. Only the replica that runs the cell is told.
+    /// Other cells wait for this long-running cell's GPUs: park the cell, if possible. The answer is
+    /// [`super::Request::CellParked`] or [`super::Request::ParkRefused`]; until then the cell keeps its GPUs. Sent
+    /// only to the replica that runs the cell.
     Park {
         kernel: KernelId,
         lease: LeaseId,
@@ -120,8 +120,8 @@ pub enum Event {
     },
     /// Replicas are missing: start these. Only the executor is told.
     Place { kernel: KernelId, seats: Vec<SeatPlan> },
-    /// A cell is to run on this warm replica, which has no process. Answered by [`super::Request::ReplicaUp`] with the
-    /// process that was started; the lease starts when it is there. Only the replica's keeper is told.
+    /// Start a process on this warm replica, for a cell. The answer is [`super::Request::ReplicaUp`] of the new
+    /// process, after which the lease starts. Sent only to the replica's keeper.
     Rouse {
         kernel: KernelId,
         incarnation: Incarnation,
@@ -152,7 +152,7 @@ pub enum Event {
         /// Slurm's reason.
         reason: Option<String>,
     },
-    /// Somebody with the right to do so ended this kernel.
+    /// A user with the right to do so ended this kernel.
     Close { kernel: KernelId, reason: String },
 }
 
@@ -166,6 +166,6 @@ pub struct Grant {
     pub handover: Handover,
     /// From the submission to the grant.
     pub waited: Span,
-    /// It lay there already from an earlier cell.
+    /// The lease lingered from an earlier cell.
     pub lingering: bool,
 }

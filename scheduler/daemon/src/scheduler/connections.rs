@@ -1,4 +1,4 @@
-//! Open connections: who is at the other end, and who hears of which kernel and pilot.
+//! Open connections: their callers, and the kernels and pilots whose events each is told.
 //!
 //! Owned by the scheduler's task. Proving callers and carrying bytes is `server.rs`'s.
 
@@ -11,9 +11,9 @@ use tracing::{debug, warn};
 
 /// Messages of one user that may wait while Slurm is asked about their seats.
 pub(super) const HELD_UP: usize = 256;
-/// Answers that may wait for one caller to read them before it may ask on.
+/// Answers that may be unread by one caller before its next request is read.
 pub(super) const UNREAD: usize = 8;
-/// Questions about the accounting that one user may have open.
+/// Accounting queries that one user may have open.
 const ACCT_OPEN: usize = 4;
 
 /// One open connection.
@@ -55,7 +55,7 @@ impl Connections {
         self.open.insert(conn, open);
     }
 
-    /// Forgets a connection, and hands back what was known of it. The flag says that its pilot is without an agent now.
+    /// Forgets a connection, and returns its record. The flag says that its pilot is left without an agent.
     pub(super) fn closed(&mut self, conn: ConnId) -> Option<(Connection, bool)> {
         let open = self.open.remove(&conn)?;
         for kernel in &open.kernels {
@@ -87,7 +87,7 @@ impl Connections {
         }
     }
 
-    /// Answers a request; one that wants no answer gets refusals and pongs alone. A pong is what keeps a quiet connection
+    /// Answers a request. A request without an answer gets refusals and pongs alone: a pong keeps a quiet connection
     /// from looking dead to its caller.
     pub(super) fn answer(&mut self, conn: ConnId, id: u64, body: Response) {
         let always = matches!(body, Response::Refused(_) | Response::Pong);
@@ -116,7 +116,7 @@ impl Connections {
         !fronts.is_empty()
     }
 
-    /// Sends an order to the pilot's agent. An agent that is away hears of it when it reports again: the core compares.
+    /// Sends an order to the pilot's agent. An absent agent is ordered when it reports again: the core compares.
     pub(super) fn order(&mut self, pilot: JobId, order: Order) {
         match self.agents.get(&pilot) {
             Some(conn) => self.send(*conn, 0, Response::Order(order)),

@@ -1,4 +1,4 @@
-//! Nodes that Slurm drains: nothing new starts there, and the kernels there are told and moved.
+//! Drained nodes: nothing new starts there, and their kernels are told and moved.
 
 use super::{Due, Scheduler};
 use hop_api::message::Event;
@@ -24,7 +24,7 @@ impl Drains {
         self.nodes.get(node)
     }
 
-    /// Takes in what Slurm says now: the nodes that are new among them, and those that aren't among them any more.
+    /// Takes in Slurm's drained nodes, and returns the newly drained ones and those drained no more.
     fn look(&mut self, now: BTreeMap<NodeName, String>) -> (Vec<NodeName>, Vec<NodeName>) {
         let missing = |of: &BTreeMap<NodeName, String>, from: &BTreeMap<NodeName, String>| {
             let names = of.keys().filter(|n| !from.contains_key(*n));
@@ -35,7 +35,7 @@ impl Drains {
         (new, over)
     }
 
-    /// Whether the kernel may be asked now, and if so notes that it was.
+    /// Whether the kernel may be asked now; if so, notes that it was.
     fn may_ask(&mut self, kernel: &KernelId, now: Timestamp) -> bool {
         let rests = |at: &Timestamp| now.since(*at) < AGAIN;
         if self.asked.get(kernel).is_some_and(rests) {
@@ -47,7 +47,7 @@ impl Drains {
 }
 
 impl Scheduler {
-    /// Slurm's word on which nodes are drained, from the look at its queue.
+    /// Takes in the drained nodes from a look at Slurm's queue.
     pub(super) fn drained(&mut self, nodes: BTreeMap<NodeName, String>) {
         let (new, over) = self.drains.look(nodes);
         for node in &new {
@@ -93,7 +93,7 @@ impl Scheduler {
 
     /// Asks the kernels on drained nodes to leave, as far as they can.
     fn move_away(&mut self) {
-        // Where they can't go is to be known first.
+        // The core must learn first where these kernels can't go.
         self.settle();
         let now = self.clock.now();
         let nodes: Vec<NodeName> = self.drains.nodes.keys().cloned().collect();

@@ -1,5 +1,4 @@
-//! What is remembered of kernels beyond their replicas: those that sleep in their users' homes, what was asked of them, and
-//! moves. Pure.
+//! Memory of kernels beyond their replicas: hibernated kernels, requests to kernels, and moves. Pure.
 
 use hop_api::message::{MoveCause, MoveFailure, MoveRow};
 use hop_words::id::{Incarnation, KernelId, NodeName, PoolName, Tenure, UserName};
@@ -14,7 +13,7 @@ pub(crate) struct Asleep {
     pub(crate) name: String,
     pub(crate) pool: PoolName,
     pub(crate) since: Timestamp,
-    /// The tenure that put it to sleep: only a later one wakes it.
+    /// The tenure that hibernated the kernel: only a later one wakes it.
     pub(crate) tenure: Tenure,
 }
 
@@ -58,7 +57,7 @@ impl Kept {
         self.asleep.iter()
     }
 
-    /// The user's kernels that sleep beyond the `most` that are kept, those that fell asleep first.
+    /// Hibernated kernels of the user beyond the `most` that are kept, the longest asleep first.
     pub(super) fn too_many(&self, user: &UserName, most: usize) -> Vec<KernelId> {
         let theirs = self.asleep.iter().filter(|(_, a)| a.user == *user);
         let mut theirs: Vec<_> = theirs.map(|(id, a)| (a.since, id.clone())).collect();
@@ -134,7 +133,7 @@ impl Kept {
         self.failed.get(kernel)
     }
 
-    /// Nothing is left of the kernel but, if it sleeps, that.
+    /// Forgets a kernel without processes. A hibernated kernel's entry stays.
     pub(super) fn forget_awake(&mut self, kernel: &KernelId) {
         self.asked.remove(kernel);
         self.stayed.remove(kernel);

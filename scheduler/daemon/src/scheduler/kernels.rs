@@ -40,7 +40,7 @@ impl Scheduler {
         let open = self.core.kernels().into_iter().filter(|k| wanted(&k.user));
         let mut rows: Vec<KernelRow> = open.map(|k| self.kernel_row(k)).filter(on).collect();
         let asleep = self.kept.all_asleep().filter(|(_, a)| wanted(&a.user));
-        // One that hibernated a moment ago may have a lease that is not over.
+        // A kernel that hibernated a moment ago may still have a lease.
         let there = |id: &KernelId| rows.iter().any(|r| r.kernel == *id);
         let asleep: Vec<_> = asleep
             .filter(|(id, _)| !there(id))
@@ -289,7 +289,7 @@ impl Scheduler {
         self.connections.send(conn, 0, Response::Event(event));
     }
 
-    /// The kernel's state is whole in its user's home: all that is kept of it here is that it sleeps.
+    /// The kernel's state is whole in its user's home: only the fact of its sleep is kept here.
     pub(super) fn hibernated(&mut self, kernel: KernelId) {
         let Some(view) = self.core.kernel(&kernel) else {
             return;

@@ -309,7 +309,8 @@ impl Scheduler {
         self.connections.answer(conn, id, body);
     }
 
-    /// Asks the replica that runs the cell, if it is one that can. Should its connection break it is asked when it is back.
+    /// Asks the replica that runs the cell, if it can park. A replica whose connection breaks is asked again on its
+    /// return.
     fn ask_to_park(&mut self, kernel: KernelId, lease: LeaseId, cell: CellId, reason: String) {
         let incarnation = self.core.lease(lease).map(|l| l.executor);
         let replica = incarnation.map(|incarnation| ReplicaId {
@@ -383,7 +384,7 @@ impl Scheduler {
         }
     }
 
-    /// Nothing is left of the kernel. Of one that sleeps its owner, its tenure and its front are known further.
+    /// Forgets a kernel without processes. The owner, tenure and front of a hibernated kernel stay known.
     pub(super) fn forget(&mut self, kernel: &KernelId) {
         self.kept.forget_awake(kernel);
         if self.kept.asleep(kernel).is_some() {

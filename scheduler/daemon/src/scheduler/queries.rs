@@ -1,4 +1,4 @@
-//! Requests of people: what is asked through `hop`, and what it is told to do.
+//! Requests of people through `hop`: queries and orders.
 
 use super::requests::{Answer, DONE};
 use super::{Report, Scheduler};
@@ -88,7 +88,7 @@ impl Scheduler {
                 Ok(Err(error)) => unreadable(&error.to_string()),
                 Err(error) => unreadable(&error.to_string()),
             };
-            // Never waits: a caller who doesn't read has room for a thousand more, and then none for this one either.
+            // Never waits: a caller who doesn't read has room for a thousand answers, and loses this one beyond that.
             let _ = outgoing.try_send(FromHopd { id, body });
             let _ = reports.send(Report::Answered { uid });
         });
@@ -102,7 +102,7 @@ impl Scheduler {
         Ok(Answer::Now(Response::Queue { rows, expected }))
     }
 
-    /// What these cells would wait if the caller submitted them now.
+    /// Expected wait of each of these cells, were the caller to submit them now.
     fn expected(&mut self, access: &Access, cells: &[Expect]) -> Result<Vec<Option<Span>>, Refusal> {
         access::check_expect(cells)?;
         if cells.is_empty() {

@@ -1,4 +1,4 @@
-//! What is written down, and when it is on disk: the journal, and the accounting behind it.
+//! Records on disk: the journal, the accounting behind it, and when each is durable.
 //!
 //! A row of the accounting is posted to the journal in the same transaction as the core's entries that it goes with, and
 //! leaves the journal when the accounting database has it. So entries and rows survive together or not at all.
@@ -37,7 +37,7 @@ pub(crate) enum JournalKey {
     Seat(JobId),
     /// The limits that Slurm named last, for a start while slurmdbd is away.
     Limits,
-    /// Whom the pools' partitions take, for a start while slurmctld is away.
+    /// Admission rules of the pools' partitions, for a start while slurmctld is away.
     Rules,
     /// A row that the accounting database may not have yet.
     Row(RowId),
@@ -58,7 +58,7 @@ pub(crate) enum JournalValue {
     Asleep(Box<Asleep>),
 }
 
-/// A lease's row, or that of a cell on it.
+/// Row of a lease, or of a cell on it.
 pub(crate) type RowId = (LeaseId, Option<CellId>);
 
 pub(crate) type HopJournal = Journal<JournalKey, JournalValue>;
@@ -108,7 +108,7 @@ impl Records {
         Ok(records)
     }
 
-    /// Posts changes and rows in one transaction. Nobody waits for it: `docs/operations.md`, "What a crash can lose".
+    /// Posts changes and rows in one transaction, without waiting: see `docs/operations.md`, "What a crash can lose".
     pub(super) fn write(&mut self, mut changes: Vec<Change>, rows: Vec<AcctRow>) {
         let row = |r: &AcctRow| {
             let key = JournalKey::Row((r.lease, r.cell.clone()));
@@ -123,7 +123,7 @@ impl Records {
         }
     }
 
-    /// Reports [`Report::Durable`] when all that was written so far is on disk, however long that takes.
+    /// Reports [`Report::Durable`] when everything written so far is on disk, however long that takes.
     pub(super) fn when_durable(&self, acknowledged: Vec<(LeaseId, JobId)>) {
         let (ticket, journal) = (self.post(&[]), Arc::downgrade(&self.journal));
         let reports = self.reports.clone();
@@ -138,7 +138,7 @@ impl Records {
         self.journal.post(changes.iter().map(|(k, v)| (k, v.as_ref())))
     }
 
-    /// Hands rows to the accounting, which says when it has them.
+    /// Hands rows to the accounting, which reports when they are stored.
     fn settle(&mut self, rows: Vec<AcctRow>) {
         let mut ids = Vec::new();
         for row in &rows {
@@ -160,7 +160,7 @@ impl Records {
         });
     }
 
-    /// The accounting has these versions of rows: the journal needs them no longer, unless there is a later one.
+    /// The accounting has stored these versions of rows: the journal drops them, unless a later version exists.
     pub(super) fn settled(&mut self, ids: Vec<(RowId, u64)>) {
         let latest = |id: &RowId, version| self.unsettled.get(id) == Some(&version);
         let done: Vec<RowId> = ids
@@ -184,7 +184,7 @@ impl Records {
         self.accounting.clone()
     }
 
-    /// Why nothing of this `hopd` can be written any more; none: it can.
+    /// Why this `hopd` can't write to its journal any more; `None` means that it can.
     pub(super) fn superseded(&self) -> Option<String> {
         let error = self.journal.health().error?;
         matches!(error, SaveError::Superseded { .. }).then(|| error.to_string())

@@ -1,4 +1,4 @@
-//! Kernels as their processes have registered them: whose they are, which replicas they have, and who speaks for them.
+//! Registered kernels: their owners, their replicas, and who speaks for each.
 
 use crate::server::ConnId;
 use hop_api::message::{Bound, Refusal, ReplicaRole, ReplicaUp, SeatStep};
@@ -8,7 +8,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 /// A replica that has registered and isn't lost.
 #[derive(Debug)]
 pub(super) struct Registered {
-    /// `None` means that its connection broke a moment ago.
+    /// `None` means that the connection broke a moment ago.
     pub(super) conn: Option<ConnId>,
     pub(super) tenure: Tenure,
     pub(super) role: ReplicaRole,
@@ -16,7 +16,7 @@ pub(super) struct Registered {
     pub(super) node: NodeName,
     /// It can be asked to park a cell.
     pub(super) parks: bool,
-    /// Its state is captured: it can be asked to move and to hibernate.
+    /// `true` if the state is captured: the kernel can be asked to move and to hibernate.
     pub(super) captured: bool,
     /// What speaks against that.
     pub(super) bound: Bound,
@@ -36,13 +36,13 @@ impl Registered {
         }
     }
 
-    /// Why policy leaves the kernel where it is; none: it may move it.
+    /// Why policy leaves the kernel where it is; `None` means that policy may move it.
     pub(super) fn fixed(&self) -> Option<String> {
         fixed(self.captured, &self.bound)
     }
 }
 
-/// Why policy leaves a kernel of such an executor where it is.
+/// Why policy leaves a kernel with such an executor where it is.
 pub(super) fn fixed(captured: bool, bound: &Bound) -> Option<String> {
     if !captured {
         return Some("its state is not saved, so it would be lost".to_owned());
@@ -57,12 +57,12 @@ pub(super) struct Registry {
     owners: HashMap<KernelId, UserName>,
     /// The highest tenure that has spoken for each kernel with a log.
     tenures: HashMap<KernelId, Tenure>,
-    /// Fronts that wait for a placement, in the order in which they asked.
+    /// Fronts that wait for a placement, in the order of their requests.
     placements: HashMap<KernelId, VecDeque<(ConnId, u64)>>,
 }
 
 impl Registry {
-    // --- whose a kernel is, and who speaks for it ---
+    // --- owners, and who speaks for a kernel ---
 
     pub(super) fn restore_owner(&mut self, kernel: KernelId, user: UserName) {
         self.owners.insert(kernel, user);
@@ -85,7 +85,7 @@ impl Registry {
         new
     }
 
-    /// Takes in the tenure that somebody speaks for. `true` if it is a new one, which has to be written down.
+    /// Takes in a speaker's tenure. `true` means that it is new and must be journalled.
     ///
     /// # Errors
     /// [`Refusal::Superseded`]: a higher tenure has spoken.
@@ -103,7 +103,7 @@ impl Registry {
         Ok(tenure > highest)
     }
 
-    /// Forgets all of a kernel. Says whether its owner and its tenure were written down.
+    /// Forgets all of a kernel. Returns whether its owner and its tenure were journalled.
     pub(super) fn forget(&mut self, kernel: &KernelId) -> (bool, bool) {
         let owner = self.owners.remove(kernel).is_some();
         (owner, self.tenures.remove(kernel).is_some())
@@ -119,7 +119,7 @@ impl Registry {
         self.replicas.contains_key(id)
     }
 
-    /// Registers a replica; returns the other connection that it had before.
+    /// Registers a replica; returns its other connection, if it had one.
     pub(super) fn register(&mut self, id: ReplicaId, replica: Registered) -> Option<ConnId> {
         let conn = replica.conn;
         let before = self.replicas.insert(id, replica)?;
@@ -152,7 +152,7 @@ impl Registry {
         self.replicas.remove(id)
     }
 
-    /// The replica's connection broke; `false` if it has another one.
+    /// The replica's connection broke; `false` means that it has another one.
     pub(super) fn disconnected(&mut self, id: &ReplicaId, conn: ConnId) -> bool {
         let here = self.replicas.get_mut(id).filter(|r| r.conn == Some(conn));
         here.map(|r| r.conn = None).is_some()
@@ -165,9 +165,9 @@ impl Registry {
         speaks.max_by_key(|(id, r)| (r.tenure, id.incarnation))
     }
 
-    /// Executors before this new one that need not be waited for: their connection is gone, and their place was taken or
-    /// nothing is lost by it. The next cell would be started in a process that is dead. One that was merely cut off comes
-    /// back as if it were new. Standbys are nobody's predecessors.
+    /// Disconnected executors that this new one replaces without a wait: their seat is the new one's, or they hold no
+    /// lease. A cell must not start in their dead process. An executor that was merely cut off returns as if new.
+    /// Standbys replace nobody.
     pub(super) fn superseded_by(
         &self,
         new: &ReplicaId,
@@ -211,7 +211,7 @@ impl Registry {
         self.placements.entry(kernel).or_default().push_back((conn, id));
     }
 
-    /// Who asked first for a placement of this kernel.
+    /// The connection that asked first for a placement of this kernel.
     pub(super) fn placed(&mut self, kernel: &KernelId) -> Option<(ConnId, u64)> {
         let waiting = self.placements.get_mut(kernel)?;
         let first = waiting.pop_front();

@@ -22,7 +22,7 @@ impl Scheduler {
     pub(super) fn check_replica(&self, access: &Access, up: &ReplicaUp) -> Result<(), Refusal> {
         access::check_replica(access, up)?;
         access.owns(self.owner_of(&up.kernel), &up.kernel)?;
-        // Whoever saved the kernel and ends is not a kernel that woke.
+        // A replica that hibernated the kernel and ends doesn't mean that the kernel woke.
         if self
             .kept
             .asleep(&up.kernel)
@@ -79,12 +79,12 @@ impl Scheduler {
         let pool = self.core.pool_of(kernel).cloned();
         match (seat, pool) {
             (Some(seat), Some(pool)) => self.takes(&pool, groups, seat),
-            // The core says what is wrong with a kernel that it doesn't know.
+            // The core reports errors about an unknown kernel.
             _ => Ok(()),
         }
     }
 
-    /// Whether the rules of the pool's partition take a user of these groups, who sits in this seat.
+    /// Whether the rules of the pool's partition admit a user of these groups in this seat.
     fn takes(&self, pool: &PoolName, groups: &[String], seat: JobId) -> Result<(), Refusal> {
         let Some(rules) = &self.news.rules else {
             return Err(Refusal::Unavailable {
@@ -158,7 +158,7 @@ impl Scheduler {
         }));
     }
 
-    /// Replicas that this new one need not share its kernel with are lost.
+    /// Loses the disconnected executors that this new replica replaces.
     fn supersede(&mut self, new: &ReplicaId, up: &ReplicaUp) {
         let holds = |id: &ReplicaId| {
             let mut leases = self.core.leases().into_iter();
@@ -219,8 +219,8 @@ impl Scheduler {
         self.replica_away(id);
     }
 
-    /// Leases of an earlier `hopd` whose replicas have not come back. One whose replica is there and waits for Slurm's word
-    /// on its seat is looked at again.
+    /// Ends the wait for replicas that held leases under an earlier `hopd`. A replica that is back but waits for
+    /// Slurm's word on its seat is looked at again.
     pub(super) fn grace_over(&mut self) {
         let mut again = false;
         for view in self.core.leases() {
@@ -249,7 +249,7 @@ impl Scheduler {
 
     // --- requests ---
 
-    /// From a replica that speaks for its kernel.
+    /// Requests of a replica that speaks for its kernel.
     pub(super) fn of_replica(&mut self, conn: ConnId, body: Request) -> Result<Answer, Refusal> {
         match body {
             Request::Submit { .. } | Request::CancelCell { .. } => self.of_cell(conn, body),
@@ -294,7 +294,7 @@ impl Scheduler {
         Ok(DONE)
     }
 
-    /// What was asked of a cell on a lease is not asked of the lease's next cell.
+    /// Requests about a cell on a lease, which don't apply to the lease's next cell.
     fn of_lease(&mut self, conn: ConnId, body: Request) -> Result<Answer, Refusal> {
         match body {
             Request::CellEnded {
@@ -401,7 +401,7 @@ impl Scheduler {
         Ok(DONE)
     }
 
-    /// What speaks against moving the kernel has changed.
+    /// The obstacles to moving the kernel have changed.
     fn kernel_bound(&mut self, kernel: KernelId, bound: Bound) {
         let executor = self.registry.executor(&kernel).map(|(id, _)| id.clone());
         let incarnation = executor.as_ref().map(|id| id.incarnation).filter(|_| bound.gpu);
@@ -432,8 +432,8 @@ impl Scheduler {
         self.hear_tenure(kernel, tenure)
     }
 
-    /// What becomes of a lease is also heard from the replica that runs on it, whatever its tenure: it gives up what it
-    /// has.
+    /// Takes reports on a lease from the replica that runs on it, whatever its tenure: the replica gives its lease
+    /// up.
     fn speaks_of_lease(
         &mut self,
         conn: ConnId,
@@ -473,7 +473,7 @@ impl Scheduler {
 
     // --- quotas ---
 
-    /// Whether the user may have one kernel more; their own ones of which nothing is left make room for it.
+    /// Whether the user may open another kernel; the user's kernels without processes make room.
     pub(super) fn may_open_kernel(&mut self, access: &Access, kernel: &KernelId) -> Result<(), Refusal> {
         if self.core.owner(kernel).is_some() || access.caller.operator {
             return Ok(());
@@ -488,7 +488,7 @@ impl Scheduler {
         }
     }
 
-    /// Whether so many cells of the user's more may wait. What of theirs is on its way to the core counts too.
+    /// Whether `more` cells of the user may wait. The user's cells on their way to the core count too.
     fn may_wait(&self, caller: &Caller, more: usize) -> Result<(), Refusal> {
         let (user, most) = (&caller.user, self.config.quota.cells);
         if !caller.operator && self.core.waiting_of(user) + more > most {
@@ -499,7 +499,7 @@ impl Scheduler {
 
     fn within_quota(&mut self, access: &Access, up: &ReplicaUp) -> Result<(), Refusal> {
         self.may_open_kernel(access, &up.kernel)?;
-        // Those that it has asked for before are asked for again.
+        // Cells that the core knows already are asked for again.
         let known = self.core.waiting_in(&up.kernel);
         self.may_wait(&access.caller, up.waiting.len().saturating_sub(known))?;
         if self.core.other_replicas(&up.kernel, up.incarnation) >= REPLICAS {

@@ -99,7 +99,7 @@ impl Scheduler {
 
     // --- requests ---
 
-    /// Takes a request in, sorted by who sends such.
+    /// Takes a request in, sorted by the kind of sender.
     fn request(&mut self, conn: ConnId, access: &Access, message: ToHopd) -> Result<Answer, Refusal> {
         match access.judge(&message.body)? {
             Sender::Anybody => Ok(Answer::Now(Response::Pong)),
@@ -110,7 +110,7 @@ impl Scheduler {
         }
     }
 
-    /// From a seat or a replica. Reports that name a seat wait until Slurm has said whose it is.
+    /// Requests of a seat or a replica. A report that names a seat waits until Slurm has named the seat's owner.
     fn of_user(&mut self, conn: ConnId, access: &Access, message: ToHopd) -> Result<Answer, Refusal> {
         let seat = match &message.body {
             Request::SeatUp { job, .. } => *job,
@@ -174,7 +174,7 @@ impl Scheduler {
         }
     }
 
-    /// Slurm has said whose a seat is, or can't be asked. In that case its user is believed for this once.
+    /// Slurm has named a seat's owner, or can't be asked. In the latter case the caller is believed this once.
     pub(super) fn seat_owner(&mut self, job: JobId, answer: &Result<Option<Owner>, String>) {
         if let Err(reason) = answer {
             warn!(%job, "whose seat this is can't be asked now: {reason}");
@@ -205,7 +205,7 @@ impl Scheduler {
         self.look_seats_up();
     }
 
-    /// The next `hopd` need not ask for a seat that this one knows.
+    /// Journals a seat, so that the next `hopd` need not ask Slurm for it.
     pub(super) fn write_seat(&mut self, job: JobId, seat: Option<Seat>) {
         let change = (JournalKey::Seat(job), seat.map(JournalValue::Seat));
         self.records.write(vec![change], Vec::new());
@@ -322,7 +322,7 @@ impl Scheduler {
         }
     }
 
-    /// The core writes no row of a lease that it doesn't know.
+    /// Writes the row of a lease that the core doesn't know.
     fn ended_unknown(&mut self, pilot: JobId, ended: &EndedLease) {
         if self.core.lease(ended.order.lease).is_some() {
             return;
@@ -410,7 +410,7 @@ impl Scheduler {
         self.todo.push_back(Input::PlaceKernel(hop_core::PlaceKernel {
             kernel: place.kernel,
             user: user.clone(),
-            // Slurm says it once a seat is there: who is charged, and so which limits hold, is not the asker's choice.
+            // Slurm names the charged account once a seat is there: the asker doesn't choose the limits.
             account: None,
             pool,
             replicas: place.replicas.clamp(1, 5),

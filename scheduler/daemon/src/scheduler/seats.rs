@@ -33,7 +33,7 @@ pub(crate) struct Seat {
     pub(crate) nodes: Vec<NodeName>,
 }
 
-/// What becomes of a caller who names a seat.
+/// Next step for a caller who names a seat.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ask {
     /// It is theirs.
@@ -132,9 +132,9 @@ impl Seats {
         Some(job)
     }
 
-    /// Slurm has answered, or can't be asked: who waited, each with what it comes to. Without Slurm's word the plugin asks
-    /// Slurm itself on the node before it hands anything over: a seat that is somebody else's gets nothing, and without
-    /// this a kernel could not come back while slurmctld is away.
+    /// Slurm has answered, or can't be asked. Returns the waiting callers, each with the result. Without Slurm's
+    /// answer the caller is believed, or kernels could not come back while slurmctld is away. The plugin asks Slurm
+    /// itself on the node before any handover, so a false claim gains nothing.
     pub(super) fn answered(
         &mut self,
         job: JobId,
@@ -173,7 +173,7 @@ impl Seats {
     }
 }
 
-/// The seat that a caller says is theirs, by Slurm's word where there is one.
+/// The seat that a caller claims, checked against Slurm's answer if there is one.
 fn seat_of(caller: &Caller, job: JobId, answer: &Result<Option<Owner>, String>) -> Result<Seat, Refusal> {
     let seat = |account, qos, nodes| Seat {
         user: caller.user.clone(),

@@ -1,4 +1,4 @@
-//! What Slurm says: asks it for its queue, nodes, limits and shares at an interval, and takes the answers in.
+//! Periodic queries of Slurm's queue, nodes, limits and shares, and what follows from the answers.
 
 use super::records::{JournalKey, JournalValue};
 use super::{Due, Report, Scheduler};
@@ -53,12 +53,12 @@ impl SlurmNews {
         self.problems.values().cloned().collect()
     }
 
-    /// Notes what is wrong; `true` if it was not known.
+    /// Notes a problem; `true` means that it is new.
     fn trouble(&mut self, about: &'static str, text: String) -> bool {
         self.problems.insert(about, text).is_none()
     }
 
-    /// It is right again; `true` if it was not.
+    /// Clears a problem; `true` means that there was one.
     fn relief(&mut self, about: &'static str) -> bool {
         self.problems.remove(about).is_some()
     }
@@ -77,14 +77,14 @@ impl Scheduler {
         self.look_in(soon);
     }
 
-    /// There is one next look, whatever asked for it.
+    /// Schedules the next look; an earlier schedule is dropped.
     fn look_in(&mut self, pause: Span) {
         self.due.retain(|(_, due)| *due != Due::Look);
         self.due.insert((self.clock.now() + pause, Due::Look));
     }
 
-    /// One at a time: what two answers miss must have been missing for as long as the second took, and two that were
-    /// asked before a job was submitted would both miss it. The answer to the one under way brings the next.
+    /// One look at a time. A job missing from two answers must have been missing for as long as the second took; two
+    /// looks begun before a submission would both miss it. The answer to the present look brings the next.
     pub(super) fn look(&mut self) {
         if std::mem::replace(&mut self.news.looking, true) {
             return;
@@ -145,7 +145,7 @@ impl Scheduler {
         }
     }
 
-    /// Seats that Slurm shows no more. A seat that was learnt meanwhile was not in this look: the next one tells.
+    /// Drops seats that Slurm shows no more. A seat learnt since this look began is left to the next look.
     fn seats_gone(&mut self, alive: &[JobId]) {
         let gone = self.seats.missing_from(alive).into_iter();
         let gone: Vec<JobId> = gone.filter(|job| !self.registry.is_seated(*job)).collect();
