@@ -1,4 +1,4 @@
-//! Cells that wait, and what an operator or a user may cancel.
+//! Waiting cells, and the targets of a cancellation.
 
 use crate::id::{CellId, KernelId, LeaseId};
 use crate::lease::Outcome;
@@ -14,13 +14,13 @@ pub struct WaitingCell {
     pub class: Class,
 }
 
-/// A cell that stands still in its middle, its GPU memory with the host.
+/// A cell parked in its middle, with its GPU memory on the host.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ParkedCell {
     pub cell: CellId,
     /// The lease on which it ran last.
     pub lease: LeaseId,
-    /// How long it has run, over all its leases.
+    /// Time that the cell has run, over all its leases.
     pub ran: Span,
 }
 

@@ -2,8 +2,8 @@
 
 use std::error::Error;
 
-/// Returns an error and its causes in one line, separated by colons. A cause whose text already stands in the line is
-/// left out: many libraries repeat their source in their own message.
+/// Returns an error and its causes in one line, separated by colons. A cause already in the line is left out: many
+/// libraries repeat their source in their own message.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -107,8 +107,8 @@ number_id!(
     u64
 );
 number_id!(
-    /// The fencing number of a lease: grows with every lease on a node, kept by the agent on disk. The plugin
-    /// refuses one that is not greater than the last that it saw for that device.
+    /// The fencing number of a lease. It grows with every lease on a node, and the agent keeps it on disk. The plugin
+    /// refuses a number not greater than the last for the device.
     Epoch,
     u64
 );
@@ -119,7 +119,7 @@ number_id!(
     u64
 );
 number_id!(
-    /// One executor's time in office, counted by the kernel's own log. The kernel is heard by its highest tenure alone.
+    /// An executor's term of office, counted by the kernel's own log. Only the highest tenure speaks for the kernel.
     /// 0 belongs to a kernel without a log.
     #[derive(Default)]
     Tenure,

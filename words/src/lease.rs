@@ -54,11 +54,11 @@ pub enum Outcome {
     Aborted,
     /// The kernel or the lease was lost under it.
     Lost,
-    /// It was parked in its middle, and goes on with another lease.
+    /// The cell was parked in its middle, and goes on with another lease.
     Parked,
 }
 
-/// What the plugin confirmed when it handed a lease's devices over, and where Slurm shows the lease.
+/// The plugin's confirmation of a handover, and the step under which Slurm shows the lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Handover {
     pub epoch: Epoch,
@@ -77,9 +77,9 @@ pub struct LeaseEnd {
     pub cause: EndCause,
     /// The take-back was confirmed: no process on the node holds the device.
     pub clean: bool,
-    /// Processes that had to be ended for it.
+    /// Processes that were ended for the take-back.
     pub ended_pids: Vec<u32>,
     pub at: Timestamp,
-    /// One sentence for the user, empty where the end was ordinary.
+    /// One sentence for the user; empty after an ordinary end.
     pub detail: String,
 }

@@ -1,4 +1,4 @@
-//! The ground floor: the nouns that every part of Gresshopper shares, and the small tools of which there is one copy.
+//! The ground floor: nouns shared by every part of Gresshopper, and the one copy of each small tool.
 //!
 //! Nothing here decides anything, and nothing here depends on another crate of ours. The scheduler's policy lives in
 //! `scheduler/core`, messages between daemons in `scheduler/api`, messages between front and replica in `kernel/protocol`.

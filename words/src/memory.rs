@@ -1,13 +1,13 @@
 //! How much host memory a process may still take: the tightest memory cgroup above it, v1 or v2, and the machine.
 //!
-//! Whoever keeps much in host memory asks here first: parked GPU memory and captures of a notebook's state are charged to
-//! the user's seat. Page cache that Linux would give up at once counts as free.
+//! Callers that keep much in host memory ask here first: parked GPU memory and captures of a notebook's state are
+//! charged to the user's seat. Page cache that Linux would free at once counts as free.
 
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Host memory left, and the limit that says so.
+/// Host memory left, and the limit that bounds it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct HostLeft {
     pub bytes: u64,

@@ -1,4 +1,4 @@
-//! What a cell needs before it can run: GPUs, cores, by when.
+//! Needs of a cell: GPUs, cores, and a deadline.
 //!
 //! A need is known before the cell runs: the kernelspec's default, overridden by cell metadata, by the magics
 //! `%%gpu N [--type T] [--mem G] [--cpus C] [--deadline D]` and `%%cpu [--cpus C]`, or asked for in the middle

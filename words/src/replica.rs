@@ -1,13 +1,13 @@
-//! Replicas: where one sits, what it does there, and why it moves.
+//! Replicas: their seats, their roles, and the causes of moves.
 
 use crate::id::{Incarnation, JobId, NodeName};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Where one new replica sits: in a seat that its user has on the node, or in one that a process of the user's submits.
+/// Seat of a new replica: one that the user has on the node, or one that a process of the user's submits.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeatPlan {
-    /// The number that the replica has from its start on.
+    /// Number of the replica, from its start on.
     pub incarnation: Incarnation,
     pub node: NodeName,
     /// A seat of the user's on the node that has room. `None` asks for a new one.
@@ -59,7 +59,7 @@ pub enum MoveCause {
     Drain,
     /// The seat's time limit comes near.
     SeatEnds,
-    /// Its user, or an operator, asked for it.
+    /// Asked for by its user or an operator.
     Asked,
 }
 
@@ -81,7 +81,7 @@ impl fmt::Display for MoveCause {
 pub struct Bound {
     /// The executor's process can't let go of the GPUs of its node: GPU cells run there alone.
     pub gpu: bool,
-    /// What the kernel holds that can't be captured, one sentence each.
+    /// Objects of the kernel that can't be captured, one sentence each.
     pub holds: Vec<String>,
 }
 

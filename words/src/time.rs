@@ -1,4 +1,4 @@
-//! Time as the core sees it: a number that its driver hands in.
+//! Time in the core: a number that its driver hands in.
 
 use serde::{Deserialize, Serialize};
 

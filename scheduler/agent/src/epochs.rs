@@ -1,9 +1,9 @@
-//! What a node must not forget: the highest term of a `hopd` that it has obeyed, and the epochs given out.
+//! Durable facts of a node: the highest term of a `hopd` that it has obeyed, and the epochs given out.
 //!
-//! One small file per node, shared by the agents of all pilots there, written whole (new file, fsync, rename,
+//! One small file per node is shared by the agents of all pilots there. It is written whole (new file, fsync, rename,
 //! fsync of the directory) under a lock. Epochs are reserved in blocks, so that a lease costs no fsync. An agent
-//! takes a fresh block at its start, and a device comes to a pilot only with the pilot's start, so every
-//! lease of a device has a greater epoch than all before it on that device.
+//! reserves a fresh block when it starts, and a device comes to a pilot only with the pilot's start: epochs of one
+//! device always grow.
 
 use hop_words::id::Term;
 use serde::{Deserialize, Serialize};
@@ -80,7 +80,7 @@ impl Epochs {
         Ok(self.read()?.term)
     }
 
-    /// Puts a term on disk if it is higher than the one there; returns the highest.
+    /// Puts a term on disk if it is higher than the stored one; returns the highest.
     pub(crate) fn raise_term(&self, term: Term) -> Result<Term, EpochError> {
         let _lock = self.lock()?;
         let mut record = self.read()?;

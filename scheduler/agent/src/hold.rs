@@ -1,8 +1,8 @@
 //! `hop-agent hold`: the one task of a lease's step.
 //!
-//! It does nothing but be there: as long as it lives, Slurm counts the step's GPUs as taken. Its connection to
-//! the agent is the lease's lifeline. It ends when the agent says so, when the agent is gone for 10 s, and when
-//! its slurmstepd is gone, since then nobody would take the device back after it.
+//! The holder only lives: until it ends, Slurm counts the step's GPUs as taken. Its connection to the agent is the
+//! lease's lifeline. It ends by the agent's order, 10 s after the agent's loss, or at its slurmstepd's end, after
+//! which nobody would take the device back.
 
 use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION, parse_gpus};
 use anyhow::{Context, Result, bail};
@@ -72,7 +72,7 @@ pub(crate) fn hold(args: &Args) -> Result<()> {
 
 fn is_slurmstepd(pid: Pid) -> bool {
     let path = format!("/proc/{}/comm", pid.as_raw_nonzero());
-    // Where other users' processes are hidden nothing can be said against it.
+    // Other users' processes may be hidden; then the check passes.
     std::fs::read_to_string(path).map_or(true, |comm| comm.starts_with("slurmstepd"))
 }
 

@@ -1,4 +1,4 @@
-//! What the agent learns about its own pilot: from Slurm's environment, and from slurmctld where it answers.
+//! Facts on the agent's own pilot, from Slurm's environment and, if it answers, from slurmctld.
 
 use anyhow::{Context, Result};
 use hop_api::config::Pool;
@@ -21,7 +21,7 @@ pub(crate) struct Pilot {
     pub(crate) cpus: u16,
     pub(crate) ends: Option<Timestamp>,
     pub(crate) steps_max: u32,
-    /// Steps that are there already: those of an agent before this one.
+    /// Steps of an earlier agent of this pilot.
     pub(crate) steps: Vec<u32>,
 }
 

@@ -1,5 +1,5 @@
-//! `hop-agent run`: the batch step's program. A thin shell round [`AgentState`]: processes, the socket, the disk,
-//! the connection to `hopd`. One task owns the state; everything else sends it events.
+//! `hop-agent run`: the batch step's program. A thin shell round [`AgentState`]: processes, the socket, the disk and
+//! the connection to `hopd`. One task owns the state; all others send it events.
 
 use crate::epochs::Epochs;
 use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION};
@@ -27,7 +27,7 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::AbortHandle;
 use tracing::{debug, info, warn};
 
-/// How long an agent that follows a dead one waits for the holders before it tells `hopd` what lives.
+/// Time for which the successor of a dead agent waits for holders before it reports the leases to `hopd`.
 const GATHER: Duration = Duration::from_millis(1500);
 /// After this, steps of the dead agent's that nobody holds are given up. Longer than a holder's patience.
 const ORPHANS: Duration = Duration::from_secs(12);
@@ -156,7 +156,7 @@ fn mark_start(dir: &Path, pilot: &Pilot) -> Result<bool> {
     Ok(first)
 }
 
-/// Removes what pilots left behind that are long over.
+/// Removes files of pilots that ended long ago.
 fn sweep(dir: &Path, prefix: &str, suffix: &str) {
     const KEEP: Duration = Duration::from_secs(7 * 86_400);
     for entry in std::fs::read_dir(dir).into_iter().flatten().flatten() {
@@ -260,7 +260,7 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
                     break;
                 }
             }
-            // A holder says nothing after its hello: whatever comes is its end.
+            // A holder sends nothing after its hello: any read means its end.
             _ = read.read(&mut byte) => break,
         }
     }
@@ -444,7 +444,7 @@ impl Agent {
         if let Some(client) = &self.client
             && client.try_send(report).is_err()
         {
-            // What counts is in the state and goes with the next AgentUp.
+            // The state keeps the report's content for the next AgentUp.
             debug!("a report was not sent: no connection");
         }
     }
@@ -495,7 +495,7 @@ impl Agent {
                 Ok(srun) => srun.wait(tokio::time::sleep(Duration::from_secs(60))).await,
                 Err(error) => format!("{error:#}"),
             };
-            // Its confirmation came before its end, on another socket: let it be read first.
+            // The confirmation came before the exit, on another socket: let it be read first.
             tokio::time::sleep(Duration::from_millis(500)).await;
             let _ = events.send(Event::Input(Input::RescueExited { lease, detail }));
         });
@@ -520,7 +520,7 @@ impl Agent {
             .join(format!("lease.{}.{lease}.json", self.steps.pilot))
     }
 
-    /// Without fsync: it has to survive this process, not the node.
+    /// Written without fsync: the card has to survive this process, not the node.
     fn keep_card(&self, lease: LeaseId, card: &Card) {
         let path = self.card_file(lease);
         let kept = serde_json::to_vec(card)
@@ -582,7 +582,7 @@ async fn wait_for_end(pid: u32, start_time: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Steps that were there before this agent and that Slurm shows still when every holder had its time.
+/// Finds steps from before this agent that Slurm still shows after the holders' time to connect.
 async fn find_orphans(job: hop_words::id::JobId, suspects: Vec<u32>, events: Events) {
     if suspects.is_empty() {
         return;

@@ -1,10 +1,9 @@
-//! What the agent decides: the leases of one pilot, as a pure function of what it is told.
+//! The agent's decisions: the leases of one pilot, as a pure function of inputs.
 //!
-//! The agent alone grants on its node, so its books are the last word on which of the pilot's devices is whose.
-//! A lease starts when the plugin has confirmed the handover, and is over when the plugin has confirmed the
-//! take-back: from then on nobody holds the device, and the next lease may start while Slurm still clears the old
-//! step away, since Slurm itself gives no GPU to a step that another has. Processes, sockets, disk and clock are
-//! the shell's (`run.rs`).
+//! Only the agent grants on its node: its records are the last word on who has which of the pilot's devices. A lease
+//! starts when the plugin has confirmed the handover, and is over when the plugin has confirmed the take-back. From
+//! then on nobody holds the device. The next lease may start while Slurm still clears the old step away, since Slurm
+//! gives no GPU to two steps. Processes, sockets, disk and clock are left to the shell (`run.rs`).
 
 use hop_api::message::{
     AgentUp, Device, EndCause, EndedLease, GpuSlot, Handover, LeaseEnd, LiveLease, Order, Request, StartLease,
@@ -72,7 +71,7 @@ pub(crate) enum Input {
     },
     /// They could not be put on disk.
     EpochsFailed,
-    /// A holder has connected; `card` is what an earlier agent of this pilot kept of its lease.
+    /// A holder has connected; `card` is an earlier agent's record of its lease.
     HolderUp {
         lease: LeaseId,
         step: u32,
@@ -83,7 +82,7 @@ pub(crate) enum Input {
     HolderGone {
         lease: LeaseId,
     },
-    /// The plugin said so (the shell has checked that it was root).
+    /// The plugin's confirmation (the shell has checked that root sent it).
     Confirmed(Confirmation),
     /// The srun of a lease's step has ended, or could not be started.
     StepExited {
@@ -111,7 +110,7 @@ pub(crate) enum Input {
     Tick,
 }
 
-/// What is to be done, in this order.
+/// Actions, to be carried out in this order.
 #[derive(Debug, Clone)]
 pub(crate) enum Output {
     Report(Request),
@@ -120,7 +119,7 @@ pub(crate) enum Output {
         order: StartLease,
         epoch: Epoch,
     },
-    /// Put this where the next agent of this pilot finds it, should this one die.
+    /// Store this for a successor of this agent.
     KeepCard {
         lease: LeaseId,
         card: Box<Card>,
@@ -137,7 +136,7 @@ pub(crate) enum Output {
     Detach {
         lease: LeaseId,
     },
-    /// Start the step that takes back what a dead slurmstepd left.
+    /// Start the step that takes back the lease of a dead slurmstepd.
     Rescue {
         lease: LeaseId,
         epoch: Epoch,
@@ -166,7 +165,7 @@ pub(crate) enum Output {
     Exit,
 }
 
-/// What the next agent of a pilot has to know of a lease.
+/// Record of a lease for the next agent of its pilot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Card {
     pub(crate) order: StartLease,
@@ -193,7 +192,7 @@ pub(crate) struct Birth {
     pub(crate) ends: Option<Timestamp>,
     pub(crate) steps_max: u32,
     pub(crate) isolation: Isolation,
-    /// What holders get at a take-back that nobody ordered.
+    /// Grace of holders at a take-back without an order.
     pub(crate) grace: Span,
     pub(crate) waits: Waits,
     /// The highest term that the node has on disk.
@@ -210,7 +209,7 @@ pub(crate) struct AgentState {
     steps_used: u32,
     epochs: std::ops::Range<u64>,
     reserving: bool,
-    /// The greatest epoch that the plugin has said it has seen.
+    /// The greatest epoch that the plugin has reported.
     seen_epoch: u64,
     leases: BTreeMap<LeaseId, Lease>,
     /// Steps of leases that are over, until Slurm has ended them.
@@ -250,7 +249,7 @@ enum Phase {
     },
     Starting {
         deadline: Timestamp,
-        /// When Slurm is asked anew: a request that it got just after its own start may lie there unanswered.
+        /// Time of the next request to Slurm, which may leave a request unanswered just after its own start.
         again: Option<Timestamp>,
     },
     /// Its srun has been told to end; another follows.
@@ -267,7 +266,7 @@ enum Phase {
 struct Ending {
     cause: EndCause,
     detail: String,
-    /// What was lent; none: nothing was confirmed, so nothing was lent.
+    /// The confirmed handover; `None` means that nothing was lent.
     handover: Option<Handover>,
     taken: Option<TakenBack>,
     /// Slurm's step is over, as far as we can know.
@@ -288,7 +287,7 @@ enum Rescue {
 /// How often Slurm is asked for a step anew without having said no.
 const SRUNS: u8 = 2;
 
-/// Epochs left at which more are reserved, long before they are needed.
+/// Number of unused epochs at which another block is reserved, long before they run out.
 const EPOCHS_LOW: u64 = 16;
 
 impl AgentState {
@@ -309,7 +308,7 @@ impl AgentState {
         }
     }
 
-    /// Takes in what happened and says what to do about it.
+    /// Takes in an input and returns the actions that follow.
     pub(crate) fn handle(&mut self, input: Input, now: Timestamp) -> Vec<Output> {
         let mut out = Vec::new();
         match input {
@@ -503,7 +502,7 @@ impl AgentState {
     fn epochs(&mut self, from: u64, to: u64, now: Timestamp, out: &mut Vec<Output>) {
         self.reserving = false;
         if from >= self.epochs.end && from > self.seen_epoch {
-            // What was left of the last block is skipped: epochs need only grow.
+            // The rest of the last block is skipped: epochs need only grow.
             self.epochs = from..to;
         }
         self.start_waiting(now, out);
@@ -635,7 +634,7 @@ impl AgentState {
     fn handed_over(&mut self, id: LeaseId, handover: Handover, now: Timestamp, out: &mut Vec<Output>) {
         self.steps_used = self.steps_used.max(handover.step + 1);
         let taken = self.lent(id);
-        // What Slurm gives to a step, no other step has any more.
+        // Slurm gives no GPU to two steps: an older step has lost the GPUs of this one.
         let given = |index: &GpuIndex| handover.devices.iter().any(|d| d.index == *index);
         self.leaving.retain(|_, old| !old.devices.iter().any(given));
         let Some(lease) = self.leases.get_mut(&id) else {
@@ -797,7 +796,7 @@ impl AgentState {
                 self.ending(id, |ending| ending.step_over = true);
             }
             Phase::Ending(ending) => {
-                // Where a step was lent something, an srun that was killed says nothing about the step.
+                // After a handover, the death of srun says nothing about the step.
                 ending.step_over |= ending.handover.is_none() || ending.taken.is_some();
             }
             // The holder's connection is the lease's lifeline, not its srun.
@@ -988,7 +987,7 @@ impl AgentState {
         }
     }
 
-    /// Marks a GPU as one that this pilot doesn't lend any more.
+    /// Marks a GPU that this pilot no longer lends.
     fn block(&mut self, index: GpuIndex, why: &str, out: &mut Vec<Output>) {
         let slot = self.birth.gpus.iter_mut().find(|g| g.index == index);
         let Some(slot) = slot.filter(|s| s.blocked.is_none()) else {
@@ -1150,7 +1149,7 @@ impl AgentState {
 }
 
 impl Lease {
-    /// What is lent now, or not yet taken back.
+    /// The handover that isn't yet taken back.
     fn lent(&self) -> Option<&Handover> {
         match &self.phase {
             Phase::Live { handover } => Some(handover),
@@ -1168,7 +1167,7 @@ fn failed(lease: LeaseId, reason: String, device_lost: bool) -> Output {
     })
 }
 
-/// Where nothing constrains devices nobody knows their files either.
+/// A device whose files are unknown, since nothing constrains devices here.
 fn unproven_device(index: GpuIndex) -> Device {
     Device {
         index,

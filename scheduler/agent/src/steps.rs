@@ -16,7 +16,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use tokio::process::{Child, Command};
 
-/// What every step of this pilot has in common.
+/// Parts common to every step of this pilot.
 #[derive(Debug, Clone)]
 pub(crate) struct Steps {
     pub(crate) pilot: JobId,
@@ -31,7 +31,7 @@ pub(crate) struct Steps {
     pub(crate) with_token: bool,
 }
 
-/// A running srun and what it says on stderr.
+/// A running srun and its stderr.
 #[derive(Debug)]
 pub(crate) struct Srun {
     child: Child,
@@ -56,7 +56,7 @@ pub(crate) fn lease_args(order: &StartLease, program: &Path, socket: &Path) -> V
     args
 }
 
-/// The arguments of a take-back step: it holds no GRES, so it may overlap.
+/// Arguments of a take-back step, which holds no GRES and may overlap.
 pub(crate) fn take_back_args(lease: LeaseId) -> Vec<String> {
     let mut args: Vec<String> = ["-Q", "--overlap", "-n1", "-c1", "--mem=0", "--gres=none"]
         .map(Into::into)
@@ -93,7 +93,7 @@ impl Steps {
         self.start(&args, order.lease, epoch, op, grace).await
     }
 
-    /// Starts a step that takes back what a lease's dead slurmstepd left.
+    /// Starts a step that takes back the lease of a dead slurmstepd.
     pub(crate) async fn take_back(&self, lease: LeaseId, epoch: Epoch, grace: Span) -> Result<Srun> {
         self.start(&take_back_args(lease), lease, epoch, Op::TakeBack, grace)
             .await
@@ -143,9 +143,9 @@ impl Steps {
     }
 }
 
-/// Keeps the death of an srun from ending its step: srun has a child that watches it and cancels the step when
-/// it dies without a word. Without that child a killed srun leaves the step alone; one that ends in peace only says
-/// that the child is gone.
+/// Keeps the death of an srun from ending its step. srun has a child that watches it and cancels the step if srun
+/// dies without a word. Without the child a killed srun leaves the step alone; an srun that ends normally only logs
+/// the child's absence.
 pub(crate) fn detach(srun: u32) {
     let children = std::fs::read_to_string(format!("/proc/{srun}/task/{srun}/children")).unwrap_or_default();
     for child in children.split_whitespace().filter_map(|c| c.parse::<i32>().ok()) {

@@ -1,7 +1,7 @@
 //! The policies that others have: each a small model of its own, over the same trace and cluster.
 //!
-//! Where a baseline's cost is not known it is left out, to the baseline's favour. Who fits is placed, whatever waits
-//! before it (first fit), as their papers and Slurm's backfill have it.
+//! Unknown costs of a baseline are left out, in the baseline's favour. A cell that fits is placed, whatever waits
+//! before it (first fit), as in the papers and in Slurm's backfill.
 
 mod holding;
 mod notebookos;

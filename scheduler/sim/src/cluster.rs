@@ -25,7 +25,7 @@ pub struct Cluster {
     pub idle_cull_min: u64,
     /// Containers that `warm-pool` keeps ready on each node.
     pub warm_per_node: u16,
-    /// Nodes beside these that boot when they are wanted and cost money, for `ours` alone; the cheapest first.
+    /// Nodes that boot on demand and cost money, for `ours` alone; the cheapest first.
     pub burst: Vec<BurstNodes>,
 }
 
@@ -63,8 +63,8 @@ impl Default for Cluster {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct People {
-    /// How long a notebook is open before its first cell, and after its last one: seconds. `None` means that the trace
-    /// knows.
+    /// Seconds for which a notebook is open before its first cell, and after its last one. `None` means that the
+    /// trace tells.
     pub opens_before: Option<Dist>,
     pub closes_after: Option<Dist>,
     /// GPUs of the kernelspec's default need, which is all that is known of a kernel when it is opened.
@@ -106,7 +106,7 @@ impl Dist {
     }
 }
 
-/// How long things take. Where each comes from is said in `docs/simulation/README.md`.
+/// Durations and speeds. `docs/simulation/README.md` has their sources.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Latencies {
@@ -122,7 +122,7 @@ pub struct Latencies {
     pub pilot_end: Dist,
     /// Starting a replica in a seat.
     pub replica: Dist,
-    /// Reading a kernel's state back, beside what its size takes.
+    /// Fixed part of restoring a kernel's state, without the time for its size.
     pub restore: Dist,
     /// GPU memory of a kernel in GB per GPU, and how fast it goes to the host and back, in GB/s.
     pub vram_gb: Dist,
@@ -131,7 +131,7 @@ pub struct Latencies {
     /// State of a kernel that moves, in GB, and how fast the store reads and writes, in GB/s.
     pub state_gb: Dist,
     pub store_gb_s: f64,
-    /// A new container with its framework loaded, for policies that start one per cell or session.
+    /// Start of a new container with its framework, for policies that start one per cell or session.
     pub container: Dist,
     /// A warm container taken from the pool.
     pub warm: Dist,
@@ -172,7 +172,7 @@ pub struct Knobs {
     pub scale: Option<Scale>,
     pub migrate: Option<Migrate>,
     pub fair_share: bool,
-    /// A cell that has waited this long is due.
+    /// A cell that has waited for this time is due.
     #[serde(rename = "due_after_s", with = "duration")]
     pub due_after: Span,
     /// Later cells of its size that may start before a waiting cell is due.
@@ -418,7 +418,7 @@ impl Cluster {
     }
 }
 
-/// Nodes that reservation needs so that no session ever waits: best fit, sessions by their opening.
+/// Nodes with which reservation has no session wait: best fit, sessions by their opening.
 pub fn nodes_for_reservation(trace: &Trace, gpus: u16) -> u32 {
     let mut changes = Vec::new();
     for (i, s) in trace.sessions.iter().enumerate() {

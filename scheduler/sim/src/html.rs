@@ -1,4 +1,4 @@
-//! The report: one page with its plots inside, which needs nothing from anywhere.
+//! The report: one page with its plots inside, which loads nothing.
 
 use crate::metrics::{CellResult, PolicyResult, PolicySummary, Summary};
 use crate::trace::Trace;
@@ -13,7 +13,7 @@ const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 64.0;
 const BOTTOM: f64 = 40.0;
 
-/// One point of the frontier: how many GPUs there were, and what came of it.
+/// One point of the frontier: a number of GPUs and the result with them.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct FrontierPoint {
     pub policy: String,
@@ -171,7 +171,7 @@ impl Scale {
     }
 }
 
-/// One axis: its scale, and from where to where it goes by that scale.
+/// One axis: its scale, and its ends on that scale.
 #[derive(Debug, Clone, Copy)]
 struct Axis {
     scale: Scale,
@@ -187,7 +187,7 @@ impl Axis {
         Self { scale, from, to }
     }
 
-    /// Where on the axis the value lies, from 0 to 1.
+    /// Position of the value on the axis, from 0 to 1.
     fn part(&self, x: f64) -> f64 {
         (self.scale.of(x) - self.from) / (self.to - self.from).max(1e-9)
     }

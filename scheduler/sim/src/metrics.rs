@@ -1,4 +1,4 @@
-//! What is measured, the same for every policy.
+//! Measurements, the same for every policy.
 
 mod waits;
 
@@ -18,38 +18,38 @@ pub struct CellResult {
     pub submit: Timestamp,
     /// When it had its GPUs.
     pub granted: Timestamp,
-    /// Time to read its state and its GPU memory, which lay elsewhere.
+    /// Time to read state and GPU memory from elsewhere.
     pub fetch: Span,
     /// Time to bring its GPU memory back onto the GPUs.
     pub unpark: Span,
-    /// When its code ran, all of that over.
+    /// Start of the code, after all preparations.
     pub start: Timestamp,
     pub end: Timestamp,
-    /// Neither queued nor waited for a move or a boot.
+    /// `true` if the cell neither queued nor waited for a move or a boot.
     pub immediate: bool,
     /// On the executor of the session's last cell; none for the first.
     pub reused: Option<bool>,
     pub migrated: bool,
     pub node: u32,
-    /// The wait that was foretold when it was queued.
+    /// Wait forecast when the cell was queued.
     pub estimate: Option<Span>,
-    /// What was foretold of it when it was submitted, where the policy foretells.
+    /// Forecasts at submission, if the policy makes any.
     pub foretold: Option<Foretold>,
 }
 
-/// What was foretold of a cell when it was submitted.
+/// Forecasts for a cell at its submission.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Foretold {
     /// Its run time.
     pub run: Option<Span>,
-    /// Its run time, should it run for [`PROGRESS`].
+    /// Run time, should the cell run for [`PROGRESS`].
     pub later: Option<Span>,
     pub gpus: u16,
     /// Past runs that this was from.
     pub history: u32,
 }
 
-/// A cell that has run for so long is foretold anew from that.
+/// Run after which a cell's run time is forecast again.
 pub const PROGRESS: Span = Span::from_secs(600);
 
 impl CellResult {
@@ -68,7 +68,7 @@ impl CellResult {
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Steps {
     pub changes: Vec<(Timestamp, i64)>,
-    /// So many of what is counted make one; none: it is counted in ones.
+    /// Units per GPU; `None` means one.
     pub parts: Option<u32>,
 }
 
@@ -135,7 +135,7 @@ pub struct PolicyResult {
     pub held: Steps,
     /// GPUs of pilots from submission to end.
     pub provisioned: Steps,
-    /// Of these, GPUs of burst nodes; and what they cost.
+    /// Burst nodes' GPUs among these, and their cost.
     pub burst: Steps,
     pub burst_cost: f64,
     pub migrations: u64,
@@ -208,7 +208,7 @@ pub struct PolicySummary {
     pub wall_s: f64,
     /// From submission to having the GPUs, without bringing memory there.
     pub wait_s: Quantiles,
-    /// The longest of them, and the most later cells of its size that started while one cell waited.
+    /// Longest wait, and most later cells of the same size that started during one cell's wait.
     pub longest_wait_h: f64,
     pub overtaken_most: u32,
     /// TB through the store for kernels that changed nodes.
@@ -220,7 +220,7 @@ pub struct PolicySummary {
     /// Share of the possible saving (reserved less used) that leases and pilots keep; none where hardly any is possible.
     pub held_saving_share: Option<f64>,
     pub provisioned_saving_share: Option<f64>,
-    /// Of the GPU-hours provisioned, those of burst nodes; and what they cost.
+    /// Burst nodes' part of the provisioned GPU-hours, and their cost.
     pub gpu_hours_burst: f64,
     pub burst_cost: f64,
     /// Median of |foretold - real| wait of queued cells in seconds, and how many were queued with an estimate.
@@ -236,8 +236,8 @@ pub struct PolicySummary {
 /// How well run times and needs were foretold, of one kind of cells.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Predictions {
-    /// `history 0`, `1 to 3`, ...: past runs of the cell or its kernel; `after 600 s`: of those that ran for so long,
-    /// foretold from that.
+    /// `history 0`, `1 to 3`, ...: past runs of the cell or its kernel. `after 600 s`: cells that ran for that long,
+    /// with the forecast made then.
     pub of: String,
     pub cells: usize,
     /// Median of |foretold - real| / real.
@@ -306,10 +306,10 @@ impl Summary {
     }
 }
 
-/// Less than this share of what is reserved is hardly worth a share of its own.
+/// Share of the reservation below which no share is shown.
 const HARDLY: f64 = 1e-3;
 
-/// GPU-hours if every session held the most that it ever uses from its first cell to its last one's end.
+/// GPU-hours if every session held its largest need from its first cell's start to its last cell's end.
 pub fn reserved_hours(trace: &Trace) -> f64 {
     let hours = |s: &crate::trace::Session| {
         let first = s.cells.first().map_or(s.close, |c| c.submit);
@@ -414,7 +414,7 @@ impl PolicyResult {
             let right = right as f64 / of.len().max(1) as f64;
             all.push(Predictions::of(name, &pairs, Some(right)));
         }
-        // Those that ran for long: foretold at first, and when they had.
+        // Long-running cells: the forecast at submission, and the one made later.
         let long = || told.iter().filter(|(c, _)| run(c) > PROGRESS);
         let pairs = |when: &dyn Fn(&Foretold) -> Option<Span>| -> Vec<(f64, f64)> {
             long()

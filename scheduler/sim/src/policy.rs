@@ -23,7 +23,7 @@ pub enum Policy {
     TimeSlicing,
     /// Every session has its fixed part of the cluster.
     Partitioning,
-    /// NotebookOS's static policy as its code has it.
+    /// NotebookOS's static policy as coded.
     NotebookOs,
     /// The same, but hosts are cleared at once and for nothing.
     NotebookOsFreeScaleIn,

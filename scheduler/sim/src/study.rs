@@ -27,7 +27,7 @@ impl Spread {
     }
 }
 
-/// A figure of the summary, by its name there.
+/// A figure of the summary, by its name in the summary.
 type Figure = (&'static str, fn(&PolicySummary) -> Option<f64>);
 
 const FIGURES: [Figure; 15] = [
@@ -48,11 +48,11 @@ const FIGURES: [Figure; 15] = [
     ("gpu_hours_provisioned", |s| Some(s.gpu_hours_provisioned)),
 ];
 
-/// What a policy did on one cluster, over all seeds.
+/// A policy's results on one cluster, over all seeds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Point {
     pub policy: String,
-    /// What was swept, as `nodes`, and its value here.
+    /// Swept parameters, such as `nodes`, and their values here.
     pub at: BTreeMap<String, f64>,
     pub gpus: u32,
     pub seeds: Vec<u64>,

@@ -7,7 +7,7 @@ use crate::trace::{Cell, Session, Trace};
 use hop_words::time::{Span, Timestamp};
 use std::str::FromStr;
 
-/// What to synthesise: `synth:a`, `synth:b`, `synth:june`, with `,sessions=N,days=D`.
+/// Trace to synthesise: `synth:a`, `synth:b`, `synth:june`, with `,sessions=N,days=D`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Synth {
     pub family: Family,
@@ -154,11 +154,11 @@ struct Kind {
     single: f64,
     one: Runs,
     many: Runs,
-    /// Think time between cells in a row, minutes, of those who run few cells and of those who run many.
+    /// Think time between consecutive cells, in minutes, of sessions with few cells and of sessions with many.
     think: (f64, f64),
     think_sigma: f64,
-    /// The chance of a break of more than an hour after a cell, of those who run few cells, and the number of cells
-    /// with which it is half of that.
+    /// Chance of a break of more than an hour after a cell, in sessions with few cells, and the number of cells at
+    /// which the chance is half as high.
     away: f64,
     steady: f64,
 }
@@ -227,7 +227,7 @@ fn sitting(kind: &Kind, whole: f64, rng: &mut Rng) -> (f64, f64, Vec<Cell>) {
     let count = rng
         .lognormal(kind.cells[class].ln(), kind.cells_sigma)
         .clamp(1.0, MOST);
-    // Spread over the month, most of all its beginning and its end.
+    // Openings are spread over the month, most of them at its beginning and its end.
     let life = 30.0 * 86_400.0 * (std::f64::consts::FRAC_PI_2 * rng.unit()).sin().powi(2);
     let open = rng.unit() * (whole - life).max(0.3 * whole);
     let busy = 1.0 / (1.0 + count / kind.steady);
@@ -238,14 +238,14 @@ fn sitting(kind: &Kind, whole: f64, rng: &mut Rng) -> (f64, f64, Vec<Cell>) {
         let single = size > 1 && rng.unit() < kind.single;
         let gpus = if single { 1 } else { size };
         let run = 60.0 * if gpus == 1 { &kind.one } else { &kind.many }.draw(rng);
-        // Who has come at all comes back at least once.
+        // A user who came at all comes back at least once.
         let away = (i == 0 || rng.unit() < kind.away * busy).then(|| rng.lognormal(0.0, 1.5));
         let think = 60.0 * rng.lognormal(pace.ln(), kind.think_sigma);
         sum += run + if away.is_some() { 3600.0 } else { think };
         breaks += away.unwrap_or(0.0);
         steps.push((gpus, run, think, away));
     }
-    // What is left of the session's life is what the breaks take beyond an hour each.
+    // The rest of the session's life is the breaks' time beyond an hour each.
     let rest = (life - sum).max(0.0);
     let (mut at, mut cells) = (open + 60.0, Vec::with_capacity(steps.len()));
     let mut close = at;

@@ -1,4 +1,4 @@
-//! Traces: what people submitted when, and how long it ran. `docs/trace-format.md` describes both file forms.
+//! Traces: submissions of cells and their run times. `docs/trace-format.md` describes both file forms.
 
 use crate::rng::Rng;
 use hop_words::time::{Span, Timestamp};
@@ -32,12 +32,12 @@ pub struct Cell {
     pub run: Span,
     pub gpus: u16,
     pub cpus: u16,
-    /// Cells of one text have one print; 0: not known.
+    /// Fingerprint of the cell's text, equal for equal texts; 0 means unknown.
     pub print: u64,
 }
 
 impl Session {
-    /// The most GPUs that a cell of it asks for.
+    /// Most GPUs that a cell of the session asks for.
     pub fn gpus(&self) -> u16 {
         self.cells.iter().map(|c| c.gpus).max().unwrap_or(0)
     }
@@ -228,7 +228,8 @@ impl Trace {
         self
     }
 
-    /// What happens from `from` on for `length`: cells submitted then, cut at its end, times counted from `from`.
+    /// The part of the trace from `from` for `length`: cells submitted then, cut at its end, with times counted from
+    /// `from`.
     #[must_use]
     pub fn window(&self, from: Timestamp, length: Span) -> Self {
         let end = from + length;
@@ -287,7 +288,7 @@ impl Trace {
     }
 }
 
-/// The most GPUs that these sessions hold at once if each holds its own from opening to closing.
+/// Most GPUs held at once if each session holds its own from opening to closing.
 pub fn peak(sessions: &[&Session]) -> u32 {
     let mut changes: Vec<(Timestamp, i64)> = Vec::new();
     for s in sessions {
@@ -348,8 +349,8 @@ fn parse_table(text: &str, seed: u64) -> Result<Vec<Session>, TraceError> {
         .collect())
 }
 
-/// A session from whole minutes. Real ones don't all begin at the full minute: each is put off by a part of one,
-/// the same for all its cells, so that its own gaps stay as they are.
+/// A session from whole minutes. Real sessions don't begin at full minutes: all cells of a session are shifted by the
+/// same part of a minute, which keeps the gaps.
 fn minutes(i: usize, cells: &[(u64, u64, u16)], rng: &mut Rng) -> Session {
     const MINUTE: u64 = 60_000_000;
     let offset = (rng.unit() * MINUTE as f64) as u64 + OPENED_BEFORE.0;
@@ -403,7 +404,7 @@ fn number(fields: &[&str], at: usize, line: usize, what: &'static str) -> Result
     })
 }
 
-/// What serde says, without the line that it counts on its own.
+/// serde's error, without its own line number.
 fn not_json(line: usize, error: &serde_json::Error) -> TraceError {
     let (text, column) = (error.to_string(), error.column());
     let place = format!(" at line {} column {column}", error.line());

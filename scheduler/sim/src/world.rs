@@ -23,7 +23,7 @@ use sessions::Session;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
-/// Parts that can be left out, to see what each is worth.
+/// Parts that can be left out, to measure the worth of each.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Without {
     pub linger: bool,
@@ -91,7 +91,7 @@ struct World<'a> {
     by_kernel: HashMap<KernelId, usize>,
     by_node: HashMap<NodeName, usize>,
     slurm: Slurm,
-    /// GB of parked GPU memory on each node, and the sessions that it is of, those first that parked first.
+    /// GB of parked GPU memory on each node, by session in the order of parking.
     parked: Vec<memory::HostMemory>,
     leases: HashMap<LeaseId, Lease>,
     result: PolicyResult,
@@ -118,7 +118,7 @@ pub(crate) fn run(
     world.result
 }
 
-/// What the site tells the core for all pools.
+/// The site's settings of the core, for all pools.
 fn core_config(cluster: &Cluster, without: Without) -> Config {
     let knobs = &cluster.policy;
     let config = Config {
@@ -255,7 +255,7 @@ impl<'a> World<'a> {
         while let Some(Reverse((at, _, event))) = self.events.pop() {
             self.now = self.now.max(at);
             if let Event::Wake = event {
-                // One that was overtaken by an earlier one.
+                // A wake that an earlier one has replaced.
                 if self.wake != Some(at) {
                     continue;
                 }
@@ -281,7 +281,7 @@ impl<'a> World<'a> {
         }
     }
 
-    /// What still stands at the end is counted up to then.
+    /// Counts the state at the end up to the end.
     fn wind_up(&mut self) {
         self.end_pilots();
         for l in self.leases.values() {
@@ -362,7 +362,7 @@ impl<'a> World<'a> {
                 panic!("the trace asks for what the cluster can't give: {kernel}/{cell}: {reason}")
             }
             Output::PlaceRefused { kernel, reason } => panic!("{kernel} can't be placed: {reason}"),
-            // What leaving takes is counted with the take-back (`end_lease`).
+            // The time to leave is counted with the take-back (`end_lease`).
             Output::Revoked { kernel, lease, .. } => self.tell(Input::ReleaseLease { kernel, lease }),
             Output::EndAcknowledged { .. }
             | Output::CloseKernel { .. }

@@ -14,7 +14,7 @@ use hop_words::time::{Span, Timestamp};
 use std::ffi::{CStr, CString, c_char, c_int};
 use std::ptr;
 
-/// The release that this was built for, and the number of the library that it was linked with and has found.
+/// Slurm release of the build, and the numbers of the libslurm linked with and found.
 pub(crate) fn versions() -> (Option<Version>, Option<(u32, u32)>) {
     // SAFETY: takes nothing, returns a number.
     let running = unsafe { sys::slurm_api_version() };
@@ -294,7 +294,7 @@ unsafe fn read_job_gres(job: &sys::slurm_job_info_t) -> Vec<JobGres> {
         .zip(details)
         .map(|(node, detail)| JobGres {
             nodes: vec![node],
-            // Which cores and how much memory is in `job_resrcs`, which is opaque.
+            // Cores and memory are in `job_resrcs`, which is opaque.
             cpus: String::new(),
             mem_mib: 0,
             gres: gres(detail),
@@ -416,7 +416,7 @@ fn preempt_mode(mode: u16) -> String {
         _ => "OFF",
     };
     match mode & sys::HOP_PREEMPT_MODE_GANG {
-        // NO_VAL16, which means the cluster's own, has this bit too.
+        // NO_VAL16, the cluster's own value, has this bit too.
         bits if bits != 0 && mode != 0xfffe => format!("GANG,{base}"),
         _ => base.to_owned(),
     }

@@ -1,8 +1,8 @@
 //! The helper process that links libslurm, for `hop_slurm::link`.
 //!
-//! JSON lines on stdin and stdout, one answer a question, until stdin ends. libslurm calls `exit` or `fatal()` on
-//! errors that it takes for final (an unreadable slurm.conf, a plugin that is missing): that ends this process
-//! alone, and its parent goes on with Slurm's commands. Built without Slurm's headers it only says so.
+//! JSON lines on stdin and stdout, one answer for each question, until stdin ends. libslurm calls `exit` or `fatal()`
+//! on errors that it takes for final (an unreadable slurm.conf, a missing plugin). That ends this process alone, and
+//! its parent goes on with Slurm's commands. A build without Slurm's headers only reports so.
 
 use hop_slurm::link::{Ask, Hello, PROTOCOL};
 use std::io::{self, BufRead, Write};

@@ -54,7 +54,7 @@ struct Functions {
 }
 
 impl Functions {
-    /// Loads libmunge.so.2 once. It is never unloaded, so the pointers stay good.
+    /// Loads libmunge.so.2 once. The library is never unloaded, so the pointers stay valid.
     fn load() -> Result<&'static Self, Error> {
         static LOADED: OnceLock<Functions> = OnceLock::new();
         if let Some(functions) = LOADED.get() {
@@ -230,7 +230,7 @@ impl Context {
         })
     }
 
-    /// The context's message where it has one, as it is the more exact.
+    /// The context's message, if any, since it is more exact.
     fn message(&self, code: c_int) -> String {
         // SAFETY: both give NULL or a string that lives as long as the context or the library.
         let text = unsafe {
@@ -257,7 +257,7 @@ impl Allocated {
         if self.0.is_null() || len == 0 {
             return Vec::new();
         }
-        // SAFETY: munge says that `len` bytes lie there, and they live until `self` is dropped.
+        // SAFETY: munge returned `len` bytes there, and they live until `self` is dropped.
         unsafe { std::slice::from_raw_parts(self.0.cast::<u8>(), len) }.to_vec()
     }
 }

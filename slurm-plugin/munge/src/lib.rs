@@ -1,12 +1,12 @@
 //! MUNGE credentials: who is calling, proven by the site's own `munged`.
 //!
-//! libmunge is loaded when it is first needed, so nothing of ours links it and everything builds and starts
-//! without it; a missing library is [`Error::Library`] at the first call. What a payload means is left to the
-//! caller. Calls block on a local socket for about half a millisecond: an async caller uses a blocking thread.
+//! libmunge is loaded on first use: nothing links it, and everything builds and starts without it. A missing library
+//! is [`Error::Library`] at the first call. The meaning of payloads is left to the caller. Calls block on a local
+//! socket for about half a millisecond: an async caller uses a blocking thread.
 //!
-//! A credential is encrypted, so its payload may be a secret if it is restricted to the uid that is to read it.
-//! `munged` lets each credential be decoded once per host (its replay cache), by that uid or by root only if
-//! the restriction says so: root is no exception.
+//! A credential is encrypted: its payload may be a secret if only the uid of its reader may decode it. `munged` lets
+//! each credential be decoded once per host (its replay cache), and root is no exception from the restriction to a
+//! uid.
 
 #![allow(unsafe_code)] // FFI: the calls of libmunge, through function pointers that libloading found.
 
@@ -18,22 +18,22 @@ use std::time::{Duration, SystemTime};
 /// The environment variable that names `munged`'s socket where the caller doesn't.
 pub const SOCKET_VARIABLE: &str = "MUNGE_SOCKET";
 
-/// A decoded credential: what it carried and who made it.
+/// A decoded credential: its payload and its author.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Decoded {
-    /// The payload as it was given to [`encode`]; may be a secret, so `Debug` doesn't show it.
+    /// The payload given to [`encode`]; may be a secret, so `Debug` doesn't show it.
     pub payload: Vec<u8>,
-    /// The effective uid of the process that encoded it, as that host's `munged` saw it.
+    /// Effective uid of the encoding process, as seen by that host's `munged`.
     pub uid: u32,
     /// Its effective gid.
     pub gid: u32,
     /// When it was encoded, by the encoding host's clock; seconds.
     pub encoded: SystemTime,
-    /// When it was decoded, by this host's clock; seconds.
+    /// Time of decoding in seconds, by this host's clock.
     pub decoded: SystemTime,
     /// How long it is good for.
     pub ttl: Duration,
-    /// The only uid that may decode it, if it was restricted.
+    /// The only uid that may decode the credential, if restricted.
     pub restricted_to: Option<u32>,
 }
 
@@ -80,9 +80,9 @@ fn socket_name(socket: Option<&Path>) -> String {
 
 /// Makes a credential that carries `payload`.
 ///
-/// `restrict_uid`: the only uid that may decode it. `ttl`: how long it is good for, rounded up to whole seconds
-/// (none: munged's default, 300 s; munged caps it). `socket`: munged's socket; none: `$MUNGE_SOCKET`, else
-/// libmunge's default.
+/// `restrict_uid`: the only uid that may decode the credential. `ttl`: its time to live, rounded up to whole seconds
+/// (`None`: munged's default, 300 s; munged caps it). `socket`: munged's socket (`None`: `$MUNGE_SOCKET`, else
+/// libmunge's default).
 ///
 /// # Errors
 /// [`Error::Library`], [`Error::SocketDown`], [`Error::Argument`] for a payload over `c_int::MAX`, and

@@ -1,4 +1,4 @@
-//! What slurmdbd knows: limits of associations and QOS, and fair shares.
+//! slurmdbd's data: limits of associations and QOS, and fair shares.
 //!
 //! In pool mode Slurm sees the service account, so the limits of the real user are ours to enforce; this reads
 //! them, the core applies them.
@@ -39,11 +39,11 @@ pub struct Limits {
     pub per_user: Tres,
     /// Of one account at a time (`MaxTRESPA`; QOS only).
     pub per_account: Tres,
-    /// Of one job (`MaxTRES`): of one lease, here.
+    /// Limit on one job (`MaxTRES`), which here is one lease.
     pub per_job: Tres,
 }
 
-/// An association: who may charge which account, on which partition, with which QOS.
+/// An association: a user's right to charge an account, on a partition, with a list of QOS.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Association {
     pub account: AccountName,

@@ -1,4 +1,4 @@
-//! What Slurm is there: its version and the settings that we rest upon.
+//! The installed Slurm: its version and the settings on which we depend.
 
 use crate::handle::Slurm;
 use crate::record::ParseError;

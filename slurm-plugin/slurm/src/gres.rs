@@ -13,7 +13,7 @@ pub struct Gres {
     /// `h100`; none where the item names no type.
     pub kind: Option<String>,
     pub count: u64,
-    /// What `IDX:` says, sorted; none where the item has no `IDX`.
+    /// Indices of `IDX:`, sorted; `None` if the item has no `IDX`.
     pub index: Option<Vec<GpuIndex>>,
 }
 
@@ -48,7 +48,7 @@ impl Gres {
             .strip_prefix("gres:")
             .or_else(|| text.strip_prefix("gres/"))
             .unwrap_or(text);
-        // What 22.05 writes for a GRES without type.
+        // 22.05's form of a GRES without a type.
         let text = text.replacen(":(null)", "", 1);
         let text = text.as_str();
         let (plain, note) = match text.split_once('(') {

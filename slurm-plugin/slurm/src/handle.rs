@@ -11,11 +11,11 @@ use tokio::process::Command;
 /// How to reach Slurm.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Where `sbatch` and the others are; none: found by `PATH`.
+    /// Folder of `sbatch` and Slurm's other commands; `None` means `PATH`.
     pub bin: Option<PathBuf>,
     /// `slurm.conf`; none: the caller's `SLURM_CONF`, else Slurm's own default.
     pub conf: Option<PathBuf>,
-    /// More variables for the commands. They come after everything else, so they win.
+    /// More variables for the commands. They override all others.
     pub env: Vec<(OsString, OsString)>,
     /// Run the commands as this user; needs root.
     pub run_as: Option<RunAs>,

@@ -20,7 +20,7 @@ pub enum HostListError {
     TooMany(String),
 }
 
-/// All names that `list` means, in its order, duplicates kept. Empty and `(null)` mean none.
+/// All names of `list`, in its order, with duplicates. Empty and `(null)` mean no names.
 pub fn expand(list: &str) -> Result<Vec<String>, HostListError> {
     let mut names = Vec::new();
     if list.is_empty() || list == "(null)" {
@@ -83,7 +83,7 @@ fn split_outside_brackets(list: &str) -> Result<Vec<&str>, HostListError> {
     Ok(items)
 }
 
-/// One item, any number of bracket groups: the product of them, the last one running fastest.
+/// Expands one item with any number of bracket groups: their product, with the last group running fastest.
 fn expand_item(list: &str, item: &str, names: &mut Vec<String>) -> Result<(), HostListError> {
     let mut stems = vec![String::new()];
     let mut rest = item;
@@ -142,7 +142,7 @@ fn split_number(name: &str) -> Option<(&str, u64, usize)> {
 }
 
 fn write_group(prefix: &str, numbers: &BTreeSet<(u64, usize)>) -> String {
-    // (first, last, digits of the first): the next number joins if padding it so gives the digits that it has.
+    // (first, last, digits of the first): the next number joins if padding to these digits gives its own digits.
     let mut ranges: Vec<(u64, u64, usize)> = Vec::new();
     for &(number, width) in numbers {
         match ranges.last_mut() {

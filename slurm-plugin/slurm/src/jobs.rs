@@ -36,7 +36,7 @@ pub struct Job {
     pub submitted: Option<Timestamp>,
     /// When it started, or is expected to.
     pub start: Option<Timestamp>,
-    /// When it ended, or will by its limit.
+    /// End of the job, or the end by its limit.
     pub end: Option<Timestamp>,
     pub limit: TimeLimit,
 }
@@ -48,11 +48,11 @@ pub struct JobFilter {
     pub users: Vec<UserName>,
     pub names: Vec<String>,
     pub partitions: Vec<String>,
-    /// Also those that are over but that slurmctld still remembers.
+    /// Includes ended jobs that slurmctld still remembers.
     pub ended: bool,
 }
 
-/// What a job holds on some of its nodes.
+/// A job's GRES on some of its nodes.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct JobGres {
     pub nodes: Vec<NodeName>,
@@ -67,7 +67,7 @@ pub struct JobGres {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Step {
     pub id: StepId,
-    /// Whatever its owner wrote. What stands after it in Slurm's output is no proof of anything to anybody else.
+    /// Free text of the job's owner. Text after it in Slurm's output may be forged by the owner.
     pub name: String,
     pub uid: u32,
     pub state: JobState,
@@ -135,7 +135,7 @@ impl Slurm {
         }
     }
 
-    /// One job, also when it is over and Slurm still remembers it; `None` once it is forgotten.
+    /// One job, running or ended; `None` once Slurm has forgotten it.
     pub async fn job(&self, id: JobId) -> Result<Option<Job>, QueryError> {
         let filter = JobFilter {
             ids: vec![id],
@@ -145,8 +145,8 @@ impl Slurm {
         Ok(self.jobs(&filter).await?.into_iter().next())
     }
 
-    /// What a job holds on its nodes, with the indices of its GPUs. Empty for one that has not started; of one that
-    /// is over Slurm says what it held for as long as it remembers it.
+    /// A job's GRES on its nodes, with the indices of its GPUs. Empty for a job that has not started. An ended job's
+    /// GRES are known for as long as Slurm remembers the job.
     pub async fn job_gres(&self, id: JobId) -> Result<Vec<JobGres>, QueryError> {
         if let Some(link) = &self.link
             && let Some(gres) = link.job_gres(id).await
@@ -247,7 +247,7 @@ fn parse_steps(output: &str) -> Result<Vec<Step>, ParseError> {
         .collect()
 }
 
-/// The name may imitate keys: those before it are found first, the one after it last.
+/// The name may imitate keys: keys before it are found first, the key after it last.
 fn parse_step(line: &str) -> Result<Step, ParseError> {
     let value = |key: &'static str| value_of(line, key).ok_or(ParseError::Missing(key));
     let tres = line.rfind(" TRES=").and_then(|at| value_of(&line[at..], "TRES"));

@@ -1,10 +1,9 @@
 //! A safe layer over Slurm: submit, allocate, cancel, jobs, steps, nodes, partitions, GRES, limits, hostlists.
 //!
-//! [`Slurm`] is a cheap handle. Each of its calls runs one of Slurm's own commands as a child process, with a
-//! timeout, an environment of our choosing and never a shell; so nothing in here links libslurm and no call can
-//! take its caller down. Where the caller asked for it ([`Slurm::with_link`]), reading jobs and nodes goes
-//! through the helper process `hop-slurm-link` instead, which does link libslurm, and falls back to the
-//! commands when the helper is missing, dies or was built for another Slurm.
+//! [`Slurm`] is a cheap handle. Each call runs one of Slurm's own commands as a child process, with a timeout, an
+//! environment of our choosing and never a shell. This crate doesn't link libslurm, and no call can end its caller.
+//! With [`Slurm::with_link`], jobs and nodes are read through the helper process `hop-slurm-link`, which does link
+//! libslurm. The commands are the fallback if the helper is missing, dies or was built for another Slurm.
 //!
 //! Formats: only those meant for machines. Records and fields of `squeue` are separated by a random word of each
 //! call, so a job's name can't forge another record, whatever characters it has.

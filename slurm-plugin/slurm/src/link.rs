@@ -1,8 +1,8 @@
 //! The helper process `hop-slurm-link`, which links libslurm, and the way to speak with it.
 //!
-//! One JSON value a line, request and answer in turn. libslurm ends its process on errors that it takes for
-//! fatal; here that ends the helper alone. The client starts it when it is first needed, starts it again after a
-//! pause that doubles up to a minute, and says `None` meanwhile, on which [`crate::Slurm`] uses the commands.
+//! One JSON value a line, request and answer in turn. libslurm ends its process on errors that it takes for fatal;
+//! here that ends the helper alone. The client starts the helper on first use, and again after a pause that doubles
+//! up to a minute. Meanwhile its answer is `None`, on which [`crate::Slurm`] uses the commands.
 
 use crate::config::Version;
 use crate::jobs::{Job, JobGres};
@@ -20,7 +20,7 @@ use tokio::process::{Child, ChildStdin, ChildStdout};
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-/// The version of this protocol: the helper says it first.
+/// Version of this protocol, in the helper's first line.
 pub const PROTOCOL: u32 = 1;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
@@ -32,9 +32,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     pub protocol: u32,
-    /// The release that it was built for; none: built without Slurm, it is of no use.
+    /// Slurm release of the build; `None` means a build without Slurm, which is of no use.
     pub built: Option<Version>,
-    /// libslurm's number (38 for 22.05): of the library that it was linked with, and of the one it runs with.
+    /// Number of libslurm (38 for 22.05): of the library linked with, and of the loaded one.
     pub api: Option<(u32, u32)>,
 }
 
@@ -318,7 +318,7 @@ impl Link {
             .command(&self.program.to_string_lossy())
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // libslurm writes its complaints there; they are the commands' to repeat.
+            // libslurm's complaints are dropped: the commands repeat them.
             .stderr(Stdio::null())
             .kill_on_drop(true)
             .spawn()

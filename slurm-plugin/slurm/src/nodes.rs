@@ -42,7 +42,7 @@ pub struct Partition {
     pub default_time: TimeLimit,
     /// `NO`, `EXCLUSIVE`, `FORCE:4`, ...
     pub oversubscribe: String,
-    /// `OFF`, `REQUEUE`, `SUSPEND`, ...: what may happen to its jobs.
+    /// `OFF`, `REQUEUE`, `SUSPEND`, ...: the possible fate of its jobs.
     pub preempt_mode: String,
     #[serde(default)]
     pub admits: Admits,
@@ -50,8 +50,8 @@ pub struct Partition {
     pub qos: Option<String>,
 }
 
-/// Whose jobs a partition takes (slurm.conf(5), `AllowAccounts` and the like). `None` means that all are allowed; where a
-/// list of those allowed is set, Slurm ignores the one of those denied.
+/// Rules on who may use a partition (slurm.conf(5), `AllowAccounts` and the like). `None` means that all are allowed.
+/// Slurm ignores a list of denied names if a list of allowed names is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Admits {

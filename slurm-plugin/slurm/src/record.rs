@@ -100,7 +100,7 @@ pub(crate) fn value_of<'a>(line: &'a str, key: &str) -> Option<&'a str> {
     Some(rest[..next_key(rest)].trim_end())
 }
 
-/// Where the next ` Word=` of a line begins.
+/// Position of the next ` Word=` in a line.
 fn next_key(rest: &str) -> usize {
     let mut from = 0;
     while let Some(space) = rest[from..].find(' ').map(|at| at + from) {

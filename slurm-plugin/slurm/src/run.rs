@@ -1,4 +1,4 @@
-//! Running one of Slurm's commands: environment, identity, timeout, and what went wrong.
+//! Runs of Slurm's commands: environment, identity, timeout and errors.
 
 use crate::record::ParseError;
 use std::ffi::{OsStr, OsString};
@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::process::Command;
 
-/// What of a caller's environment would change what Slurm's commands do.
+/// Variables of a caller's environment that would change the behaviour of Slurm's commands.
 const SLURMS_OWN: [&str; 13] = [
     "SLURM_",
     "SLURMD_",
@@ -95,7 +95,7 @@ impl RunError {
         matches!(self, Self::Unreachable { .. } | Self::Timeout { .. })
     }
 
-    /// What the command said, where it ran and failed.
+    /// Output of a command that ran and failed.
     pub(crate) fn said(&self) -> Option<&str> {
         match self {
             Self::Failed { stderr, .. } => Some(stderr),

@@ -1,4 +1,4 @@
-//! The states of Slurm's jobs and nodes. A word that we don't know is kept as it came.
+//! The states of Slurm's jobs and nodes. An unknown word is kept as read.
 
 use serde::{Deserialize, Serialize};
 use std::convert::Infallible;
@@ -13,7 +13,7 @@ macro_rules! words {
         #[serde(from = "String", into = "String")]
         pub enum $name {
             $($(#[$vdoc])* $variant,)*
-            /// A word of a Slurm that we don't know, as it came.
+            /// An unknown word of Slurm's, as read.
             Unknown(String),
         }
 
@@ -107,7 +107,8 @@ impl JobState {
         )
     }
 
-    /// It holds resources and its processes may run. `Configuring`: its nodes are booting, nothing runs yet.
+    /// Whether the job holds resources and its processes may run. In `Configuring` its nodes boot, and nothing runs
+    /// yet.
     pub fn holds_resources(&self) -> bool {
         matches!(
             self,
@@ -155,7 +156,7 @@ words! {
 }
 
 words! {
-    /// What stands after the base state, one flag each.
+    /// Flags behind the base state.
     NodeFlag {
         Cloud = "CLOUD",
         Completing = "COMPLETING",
@@ -210,7 +211,7 @@ impl NodeState {
         self.flags.contains(flag)
     }
 
-    /// An administrator has taken it out: what runs there goes on, and nothing new starts.
+    /// Drained by an administrator: running jobs go on, and nothing new starts.
     pub fn is_drained(&self) -> bool {
         let drains =
             |flag: &NodeFlag| matches!(flag, NodeFlag::Drain | NodeFlag::Draining | NodeFlag::Drained);
@@ -242,7 +243,7 @@ impl NodeState {
             })
     }
 
-    /// Slurm can power it up on demand and it is off now.
+    /// Powered down: Slurm can power it up on demand.
     pub fn is_powered_down(&self) -> bool {
         self.has(&NodeFlag::PoweredDown)
     }

@@ -150,8 +150,8 @@ fn submit_call(spec: &JobSpec) -> Result<Call, SpecError> {
     Ok(call)
 }
 
-/// Names only: the values are in the environment of `sbatch`. `NONE` would start a login shell per job, so what
-/// every program expects is named; `sbatch` leaves out those that are not set.
+/// Names only: the values are in the environment of `sbatch`. `NONE` would start a login shell per job, so variables
+/// that every program expects are named; `sbatch` leaves out unset ones.
 fn export_arg(env: &[(String, String)]) -> String {
     const ALWAYS: [&str; 4] = ["PATH", "HOME", "USER", "LOGNAME"];
     let more = env

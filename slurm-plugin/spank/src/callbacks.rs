@@ -19,7 +19,7 @@ const KERNEL: &CStr = c"GRESSHOPPER_KERNEL";
 
 type Arguments = *mut *mut c_char;
 
-/// Runs `work` such that nothing leaves it but a line in the log.
+/// Runs `work`; an error or a panic becomes a line in the log.
 fn guarded(name: &str, step: Step, work: impl FnOnce(Step) -> Result<(), String>) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(|| {
         panic_if_told(step);
@@ -147,7 +147,7 @@ fn carry_out(step: Step, count: c_int, values: Arguments) -> Result<(), String> 
                 said.map_err(|reason| (Some(token.lease), reason)),
             )
         }
-        // Only in the service account's own jobs is there an agent that this could concern.
+        // Other users' jobs have no agent to tell.
         Err(reason) if job_uid != here.service_uid => return Err(reason.to_string()),
         Err(reason) => (usual, Err((None, reason))),
     };
@@ -219,7 +219,7 @@ fn parent() -> Option<ProcessId> {
     })
 }
 
-/// Takes the step's lease back if it has one still. A second try tells the agent only what has become better.
+/// Takes the step's lease back, if any. A second try tells the agent only about improvements.
 fn take_back(step: Step, first: bool, count: c_int, values: Arguments) -> Result<(), String> {
     let Some(key) = step.key() else { return Ok(()) };
     let node = Here::by_its_records(count, values)?;

@@ -1,9 +1,9 @@
 //! The SPANK plugin gresshopper.so: registers kernels' steps, hands leased devices and cores over to them, takes
 //! them back, and tells the agent what it did.
 //!
-//! It runs as root in slurmstepd, for every step of the node. A step that isn't ours costs one look into its
-//! environment. No panic leaves it, and no callback fails: under `optional` Slurm would go on anyway, and a lease
-//! counts only when the agent has the plugin's own confirmation.
+//! The plugin runs as root in slurmstepd, for every step of the node. A step that isn't ours costs one look into its
+//! environment. No panic leaves the plugin, and no callback fails: under `optional` Slurm would go on anyway, and a
+//! lease counts only when the agent has the plugin's own confirmation.
 //!
 //! | callback | process | what is done |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! | task_exit, exit | slurmstepd | the take-back; a kernel's step is forgotten |
 //! | job_epilog | child of slurmd | whatever the ended job had lent is taken back |
 //!
-//! What is decided and done is in `hop-handover`. This crate is the contact with Slurm.
+//! Decisions and actions are in `hop-handover`. This crate is the contact with Slurm.
 
 #![allow(unsafe_code)] // FFI: Slurm calls us and we call it.
 #![allow(unreachable_pub, reason = "the symbols are for Slurm's loader")]

@@ -18,7 +18,7 @@ pub(crate) enum Holding {
     IdleCull,
     /// The cell, in a new container that reads its state from the store and writes it back.
     Batch,
-    /// The cell, in a warm container that does the same.
+    /// The cell, in a warm container that reads and writes its state likewise.
     WarmPool,
 }
 
@@ -176,7 +176,7 @@ impl World<'_> {
         }
     }
 
-    /// Everybody who fits starts, those first that came first.
+    /// Starts every session that fits, in the order of arrival.
     fn serve(&mut self) {
         let mut most = self.free.iter().copied().max().unwrap_or(0);
         let mut at = 0;
@@ -198,7 +198,8 @@ impl World<'_> {
         }
     }
 
-    /// Where it ran last if it can (a warm container knows its packages), else where the fewest GPUs stay over.
+    /// The session's last node if it fits (a warm container knows its packages), else the node that leaves the fewest
+    /// GPUs over.
     fn place(&self, s: usize, need: u16) -> Option<usize> {
         let fits = |n: &usize| self.free[*n] >= need;
         let last = self.sessions[s].last_node;
@@ -211,8 +212,8 @@ impl World<'_> {
         last.or_else(tightest)
     }
 
-    /// What passes before the code runs, with the GPUs held already: the container, reading from the store, and
-    /// bringing memory onto the GPUs.
+    /// Time before the code runs, with the GPUs already held: container start, read from the store, and copy of
+    /// memory to the GPUs.
     fn prepare(&mut self, s: usize, node: usize) -> (Span, Span, Span) {
         let first = self.sessions[s].done == 0;
         let none = (Span::ZERO, Span::ZERO, Span::ZERO);

@@ -1,11 +1,11 @@
 //! NotebookOS's static policy, as its public code has it (its paper's policy of that name; `ds2-lab/NotebookOS`,
 //! `common/scheduling/{policy/default.go, scheduler/base_scheduler.go}`).
 //!
-//! Three replicas on the least loaded hosts under a cap on subscription that follows demand over use; a cell runs
-//! where the last one ran if GPUs are free there, else on the replica with the most idle GPUs; else a replica drawn
-//! by chance moves to a host that has them; GPUs are bound for the cell alone, with no linger. Hosts are added and
-//! removed by committed GPUs. Its copying of GPU memory before and after each cell is our unparking and parking, so
-//! that both pay the same for it. Its other replicas have read what the executor wrote by the time of the next cell.
+//! Three replicas run on the least loaded hosts under a cap on subscription that follows demand over use. A cell runs
+//! where the last one ran if GPUs are free there, else on the replica with the most idle GPUs. Otherwise a replica
+//! drawn by chance moves to a host with free GPUs. GPUs are bound for the cell alone, with no linger. Hosts are added
+//! and removed by committed GPUs. Its copy of GPU memory before and after each cell costs the same as our unparking
+//! and parking. Its other replicas have read the executor's writes by the time of the next cell.
 //!
 //! As coded, a host is given back only if it is wholly idle, has at most four containers and none of their kernels trains;
 //! their replicas move first, to hosts under the cap. With [`ScaleIn::Free`] idle hosts are cleared at once and at no cost.
@@ -23,7 +23,7 @@ const LIMIT: f64 = 1.1;
 const BUFFER: usize = 3;
 const INTERVAL: Span = Span::from_secs(30);
 const RELEASED_AT_ONCE: usize = 2;
-/// The least hosts, and the share of the cluster that this is at its authors' scale (12 of 48).
+/// Fewest hosts, and the share of the cluster that they are at the authors' scale (12 of 48).
 const LEAST_HOSTS: usize = 12;
 const LEAST_SHARE: usize = 4;
 /// A host with more containers isn't cleared.
@@ -97,7 +97,7 @@ struct Session {
     waiting: Option<(usize, Timestamp)>,
     queued: bool,
     migrated: bool,
-    /// The host that one of its replicas is on its way to.
+    /// Host to which a replica is moving.
     moving: Option<usize>,
     closed: bool,
     done: usize,
@@ -116,7 +116,7 @@ struct World<'a> {
     seq: u64,
     hosts: Vec<Host>,
     sessions: Vec<Session>,
-    /// GPUs that the sessions with replicas ask for, and of these, those of sessions that train.
+    /// GPUs asked for by sessions with replicas, and of these by training sessions.
     demand: u64,
     busy: u64,
     open: usize,
@@ -374,7 +374,7 @@ impl World<'_> {
         self.result.moved_gb += 2.0 * (session.state + session.vram * f64::from(session.gpus));
         let victim = self.rng.below(self.sessions[s].replicas.len());
         let l = &self.cluster.latency;
-        // A pre-warmed container if there is one: a replica's start; its data directory goes through the store.
+        // A pre-warmed container if possible: a replica's start. Its data directory goes through the store.
         let gb = self.sessions[s].state + self.sessions[s].vram * f64::from(self.sessions[s].gpus);
         let copy = 2.0 * gb / l.store_gb_s;
         let takes = Span(l.replica.draw(&mut self.rng).0 + (copy * 1e6) as u64);
@@ -390,7 +390,7 @@ impl World<'_> {
         );
     }
 
-    /// Exponential, from so many times what a host takes.
+    /// Exponential back-off from `first` times a host's start.
     fn back_off(&self, first: f64, attempt: u32) -> Span {
         let times = (first * 1.25f64.powi(attempt.min(TRIES) as i32)).min(1.5);
         // Time passes also where hosts take none.
@@ -468,7 +468,7 @@ impl World<'_> {
         self.at(end, Event::Done { session: s, cell });
     }
 
-    /// One of the session's replicas is on another host now.
+    /// Moves one of the session's replicas to another host.
     fn resettle(&mut self, s: usize, replica: usize, to: usize) {
         let old = std::mem::replace(&mut self.sessions[s].replicas[replica], to);
         self.hosts[old].sessions.remove(&s);

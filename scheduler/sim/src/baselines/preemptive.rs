@@ -1,5 +1,5 @@
-//! What no scheduler can do better: it knows every run time, stops and continues cells at no cost, runs a cell on any
-//! GPUs of the cluster and on a part of them at a part of the speed.
+//! An upper bound on every scheduler: it knows all run times, stops and continues cells at no cost, and runs a cell
+//! on any GPUs of the cluster, or on a part of them at a part of the speed.
 //!
 //! At each moment the GPUs go to the cells with the most to gain: the weight of a cell's session in ANTT (one over what
 //! the session takes alone) over the GPU-seconds that the cell still needs. With costs, whole GPUs, nodes and unknown run
@@ -139,7 +139,7 @@ impl World<'_> {
             foretold: None,
         });
         self.result.waiting.span(a.submit, start, 1);
-        // Just what its run takes, whenever it was that it had it.
+        // Books the cell's run alone, wherever in time the cell had its GPUs.
         self.result.held.span(start, start + c.run, i64::from(c.gpus));
     }
 

@@ -9,13 +9,13 @@ use hop_words::time::{Span, Timestamp};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// How GPUs are shared by those who run at once.
+/// Ways to share GPUs between concurrent cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
     /// A cell stays on its session's node as long as nobody has to share there, else it goes to the node where the fewest
     /// GPUs are asked for; all cells of a node share its GPUs by time.
     TimeSlicing,
-    /// Every open session has its part of the cluster, in proportion to what it asks for.
+    /// Every open session has a part of the cluster in proportion to its request.
     Partitioning,
 }
 
@@ -127,7 +127,7 @@ struct Fluid<'a> {
     result: PolicyResult,
 }
 
-/// What is held is counted in millionths of a GPU.
+/// GPUs are counted in millionths.
 const PARTS: u32 = 1_000_000;
 
 impl Fluid<'_> {

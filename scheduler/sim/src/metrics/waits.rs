@@ -1,4 +1,4 @@
-//! Who waited longest, and whom later cells overtook: what the rest of the summary, being quantiles, can't show.
+//! Longest waits and overtaken cells, which the quantiles of the summary can't show.
 
 use super::CellResult;
 use std::collections::BTreeMap;
@@ -13,7 +13,7 @@ fn overtaken(cells: &[(u64, u64)]) -> Vec<u32> {
     let mut passed = vec![0; cells.len()];
     let mut rest = &order[..];
     while let Some(&first) = rest.first() {
-        // Those granted at one time overtake nobody of themselves.
+        // Cells granted at one time don't overtake each other.
         let at = cells[first].1;
         let (now, later) = rest.split_at(rest.partition_point(|&i| cells[i].1 == at));
         for &i in now {
@@ -54,7 +54,7 @@ impl Counts {
     }
 }
 
-/// The most later cells of its size that started while one cell waited.
+/// Most later cells of the same size that started during one cell's wait.
 pub(super) fn overtaken_most(cells: &[CellResult]) -> u32 {
     let mut sizes: BTreeMap<u16, Vec<(u64, u64)>> = BTreeMap::new();
     for c in cells.iter().filter(|c| c.gpus > 0) {

@@ -1,8 +1,9 @@
-//! Where the kernels' GPU memory and state lie, and what it costs to have them where the next cell runs.
+//! Places of the kernels' GPU memory and state, and the cost of having both where the next cell runs.
 //!
-//! A kernel that loses its lease parks its GPU memory in the host memory of that node; its next lease there brings it
-//! back (unparking). A kernel whose next cell runs on another node reads its state and its GPU memory from the store
-//! first (fetching). Host memory is bounded: what was parked first goes to the store when another kernel needs the room.
+//! A kernel that loses its lease parks its GPU memory in the host memory of the node; the next lease there brings it
+//! back (unparking). A kernel whose next cell runs on another node first reads its state and GPU memory from the
+//! store (fetching). Host memory is bounded: the memory parked first moves to the store when another kernel needs the
+//! room.
 
 use super::World;
 use crate::cluster::Cluster;
@@ -14,7 +15,7 @@ use std::collections::VecDeque;
 #[derive(Debug, Clone, Default)]
 pub(super) struct HostMemory {
     used_gb: f64,
-    /// Sessions with parked memory and its size, those that parked first at the front.
+    /// Sessions with parked memory and its size, in the order of parking.
     sessions: VecDeque<(usize, f64)>,
 }
 

@@ -1,4 +1,4 @@
-//! Replicas: they start where they are placed, and move when the core asks for it.
+//! Replicas: they start where they are placed, and move when the core asks.
 
 use super::{Event, World, node_name};
 use hop_core::{Input, ReplicaUp, SeatPlan};
@@ -44,7 +44,7 @@ impl World<'_> {
         }));
     }
 
-    /// A replica is to move: its successor starts, and reads what the kernel has, if that is only there.
+    /// Moves a replica: its successor starts, and reads the kernel's state if only the replica has it.
     pub(super) fn migrate(&mut self, kernel: &KernelId, victim: Incarnation, seat: &SeatPlan) {
         let session = self.by_kernel[kernel];
         self.result.migrations += 1;
@@ -76,7 +76,7 @@ impl World<'_> {
             return;
         }
         if self.runs_on(s, victim) {
-            // What was copied is of before this cell: its executor stays, and the copy is thrown away.
+            // The copy predates this cell: the executor stays, and the copy is thrown away.
             return self.tell(Input::MigrationDone {
                 kernel,
                 incarnation,
@@ -98,7 +98,7 @@ impl World<'_> {
         });
     }
 
-    /// The session's cell runs on this replica now, or is on its way off it.
+    /// Whether the session's cell runs on this replica, or is leaving it.
     fn runs_on(&self, s: usize, executor: Incarnation) -> bool {
         let lease = self.sessions[s].runs.and_then(|r| self.leases.get(&r.lease));
         lease.is_some_and(|l| l.start.executor == executor)

@@ -26,7 +26,7 @@ struct Asked {
 }
 
 pub(super) struct Slurm {
-    /// Which of the nodes' GPUs have been given to pilots.
+    /// GPUs of each node that have been given to pilots.
     used: Vec<u16>,
     /// The burst partition that each node is in.
     burst: Vec<Option<usize>>,
@@ -122,7 +122,7 @@ impl World<'_> {
         }
     }
 
-    /// Books a pilot's GPUs; of a burst node also what they cost.
+    /// Books a pilot's GPUs, and the cost of a burst node's.
     fn provisioned(&mut self, node: usize, from: Timestamp, to: Timestamp, gpus: u16) {
         self.result.provisioned.span(from, to, gpus.into());
         if let Some(b) = self.slurm.burst[node] {
@@ -203,7 +203,7 @@ impl World<'_> {
         });
     }
 
-    /// Pilots that are still there are counted up to now.
+    /// Counts the remaining pilots up to now.
     pub(super) fn end_pilots(&mut self) {
         for (_, p) in std::mem::take(&mut self.slurm.pilots) {
             self.provisioned(p.node, p.submitted, self.now, p.free.len() as u16);

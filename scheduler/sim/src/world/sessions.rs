@@ -24,13 +24,13 @@ pub(super) struct Session {
     /// Its processes can be parked in the middle of a cell.
     pub parkable: bool,
     pub runs: Option<Run>,
-    /// What its parked cell has left to run.
+    /// Remaining run of the parked cell.
     pub parked: Option<Span>,
     /// How wrong its run times are foretold for its deadline, as a factor.
     pub foretold: f64,
 }
 
-/// A cell that runs on a lease, or is on its way off it.
+/// A cell that runs on a lease, or is leaving it.
 #[derive(Clone, Copy)]
 pub(super) struct Run {
     pub lease: LeaseId,
@@ -38,7 +38,7 @@ pub(super) struct Run {
     /// Its place in the results.
     pub result: usize,
     pub done: Timestamp,
-    /// It is being parked, with so much left to run.
+    /// Set while the cell is being parked: its remaining run.
     pub parking: Option<Span>,
 }
 
@@ -91,7 +91,7 @@ impl World<'_> {
             pool: "main".into(),
             replicas: self.cluster.replicas,
             first: None,
-            // What the kernelspec says: nobody knows yet what the cells will ask for.
+            // The kernelspec's default: the cells' needs are still unknown.
             default_need: Need::gpus(self.cluster.people.default_gpus),
             mem_mib: 1024,
             cpus: 1,
@@ -137,7 +137,7 @@ impl World<'_> {
         });
     }
 
-    /// What the core expects of a cell of this text that the session submits now.
+    /// The core's forecast for a cell of this text, submitted by the session now.
     fn foretell(&self, s: usize, print: u64) -> Option<Foretold> {
         let kernel = &self.sessions[s].kernel;
         let now = self.core.foretell(kernel, print, Span::ZERO)?;
@@ -150,7 +150,7 @@ impl World<'_> {
         })
     }
 
-    /// What the replica asks for on the cell's behalf.
+    /// The replica's request for the cell.
     pub(super) fn waiting_cell(&self, s: usize, cell: usize) -> WaitingCell {
         let c = &self.trace.sessions[s].cells[cell];
         WaitingCell {
@@ -191,7 +191,7 @@ impl World<'_> {
         }
     }
 
-    /// Books a cell that has its GPUs now; its code runs when its memory is there.
+    /// Books a cell that has its GPUs; its code runs when its memory is there.
     fn record(&mut self, s: usize, granted: Timestamp, memory: (Span, Span), node: Option<usize>) {
         let Some(w) = self.sessions[s].waiting.take() else {
             return;
