@@ -1,4 +1,4 @@
-//! `hop acct`: what ran, in sacct's manner. A lease is what a job is there, a cell what a step is.
+//! `hop acct`: accounting in sacct's manner. A lease takes the place of a job, a cell that of a step.
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -22,7 +22,7 @@ Examples:
 
 A lease is a GRES step of Slurm: `sacct -j PILOT.STEP` (field SlurmJobID) shows it too.";
 
-/// What ran: leases and the cells that they served.
+/// Show accounting: leases, and the cells that they served.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -48,10 +48,10 @@ pub(crate) struct Args {
     /// Of these kernels: ids, beginnings of them, or notebook names
     #[arg(short = 'k', long = "kernels", value_name = "KERNELS", value_delimiter = ',')]
     kernels: Vec<String>,
-    /// What went on after this time; default: midnight, or any time with -j
+    /// Leases not over at this time; default: midnight, or any time with -j
     #[arg(short = 'S', long, value_name = "TIME")]
     starttime: Option<String>,
-    /// What was submitted before this time; default: now
+    /// Leases submitted before this time; default: now
     #[arg(short = 'E', long, value_name = "TIME")]
     endtime: Option<String>,
     /// In these states: running, lingering, completed, cancelled, failed, node_fail, preempted, or R CD CA F NF PR

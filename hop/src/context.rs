@@ -1,4 +1,4 @@
-//! What a subcommand works with; tests hand in their own.
+//! Input and output of a subcommand; tests pass their own.
 
 use crate::hopd::{Hopd, Wire};
 use hop_words::time::Timestamp;

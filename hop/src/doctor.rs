@@ -1,4 +1,4 @@
-//! `hop doctor`: whether an installation stands, and what mends it where it doesn't.
+//! `hop doctor`: finds faults of an installation, and says how to mend them.
 //!
 //! [`facts`] looks at this host, at Slurm and at `hopd`; [`checks`] judges what was seen and is pure. With `--nodes` the
 //! same runs on each node of the pools, as a step in its pilot or as a job of its own, and each node is handed a MUNGE
@@ -24,7 +24,7 @@ Examples:
 Run it as root or as the service account: others can't look into every folder.
 Exit status: 0 nothing failed; 1 something did.";
 
-/// Look for what is wrong with the installation, and say what mends it.
+/// Find faults of the installation, and say how to mend them.
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
@@ -37,10 +37,10 @@ pub(crate) struct Args {
     /// For scripts
     #[arg(long)]
     json: bool,
-    /// This host's name in Slurm, where it isn't the host's own
+    /// This host's name in Slurm; default: the host's own
     #[arg(long, value_name = "NAME")]
     node: Option<String>,
-    /// plugstack.conf, where it isn't where slurmctld has it
+    /// plugstack.conf; default: slurmctld's
     #[arg(long, value_name = "FILE")]
     plugstack: Option<PathBuf>,
     /// This host alone, as on each node of --nodes
@@ -66,9 +66,9 @@ pub(crate) struct Finding {
     pub(crate) result: Outcome,
     /// What was seen.
     pub(crate) says: String,
-    /// What to do; empty where nothing is wrong.
+    /// How to mend it; empty if nothing is wrong.
     pub(crate) mend: String,
-    /// The node that it was seen on; none: the host that was asked.
+    /// Node on which it was seen; `None` means the host that was asked.
     #[serde(default)]
     pub(crate) node: Option<String>,
 }
@@ -97,13 +97,13 @@ impl Finding {
     }
 }
 
-/// What `--json` writes, and what the nodes answer with.
+/// The output of `--json`, and the nodes' answers.
 #[derive(Debug, Serialize, Deserialize)]
 struct Report {
     version: String,
     command: String,
     rows: Vec<Finding>,
-    /// Made on the host that was looked at, for who asked.
+    /// Credential that the examined host made for the asking one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     credential: Option<String>,
 }

@@ -17,9 +17,9 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The kernel: its id, the beginning of it, or the notebook's name
+    /// Kernel: its id, the beginning of its id, or the notebook's name
     kernel: String,
-    /// The cell's msg_id; without it the one that waits
+    /// The cell's msg_id; default: the waiting cell
     cell: Option<String>,
     /// JSON
     #[arg(long, value_name = "VERSION", num_args = 0..=1, require_equals = true, default_missing_value = "v1", value_parser = ["v1"])]

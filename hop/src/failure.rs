@@ -7,7 +7,7 @@ use std::process::ExitCode;
 pub(crate) const EXIT_STATUS: &str =
     "Exit status: 0 done; 1 failed or refused; 2 wrong usage; 3 hopd can't be reached.";
 
-/// Why a command did not do what it was asked.
+/// Failure of a command.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Failure {
     /// Status 1.

@@ -32,7 +32,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     )?)
 }
 
-/// One page for `hop`, one for each command and each of its own.
+/// Writes a page for `hop`, for each command and for each subcommand.
 fn man_pages(folder: &Path) -> std::io::Result<usize> {
     fs::create_dir_all(folder)?;
     clap_mangen::generate_to(crate::Cli::command(), folder)?;

@@ -62,10 +62,10 @@ struct Machine {
     /// GiB of host memory that the machine can give, where its own figure is wrong (memory that grows with use)
     #[arg(long, global = true, value_name = "GIB")]
     host_gib: Option<u64>,
-    /// The longest that one step may take, in seconds
+    /// Longest time for one step, in seconds
     #[arg(long, global = true, value_name = "SECONDS", default_value_t = 120)]
     timeout: u64,
-    /// What device files begin with; the tests' fake devices lie elsewhere
+    /// Prefix of device files; the tests' fake devices lie elsewhere
     #[arg(
         long,
         global = true,
@@ -78,7 +78,7 @@ struct Machine {
 
 #[derive(Debug, Subcommand)]
 enum Verb {
-    /// The devices and who is on them; with PID: what it holds and how it could leave
+    /// Show the devices and their processes; with PID: its device memory, and the ways to leave
     Status { pid: Option<Pid> },
     /// Take a process off its GPU
     Park {
@@ -87,14 +87,14 @@ enum Verb {
         /// (save a notebook's state, start its interpreter again, restore with the next cell)
         #[arg(long, value_parser = rung)]
         rung: Option<Rung>,
-        /// A cell runs in it: stop it where it stands, by the driver alone. Its next CUDA call waits until it is back
+        /// Stop the process in its running cell, by the driver alone: its next CUDA call waits until it is back
         #[arg(long, conflicts_with = "rung")]
         mid_cell: bool,
     },
     /// Bring a parked process back
     Unpark {
         pid: Pid,
-        /// Onto these devices, by UUID or device file, instead of those that it had (driver 580)
+        /// Target devices, by UUID or device file, instead of the former ones (driver 580)
         #[arg(long, value_name = "DEVICE", value_delimiter = ',')]
         device: Vec<Named>,
     },
@@ -201,9 +201,9 @@ impl Machine {
         LibCuda::load(self.libcuda.as_deref()).map_err(|error| Failure::of(&error))
     }
 
-    /// This program again, for a process that holds device memory.
+    /// Runs this program again, for a process that holds device memory.
     fn again(&self, verb: &str) -> Command {
-        // A program that was replaced while it runs is still the one that the kernel has open.
+        // The kernel keeps a running program open, even if its file was replaced.
         let mut command = Command::new("/proc/self/exe");
         command.args(["gpu", verb]);
         if let Some(path) = &self.libcuda {
@@ -493,7 +493,7 @@ fn unpark(site: &Site, machine: &Machine, pid: Pid, devices: &[Named]) -> Result
     climb::unpark(site, pid, &given, &company(&reserver)).map_err(|error| Failure::of(&error))
 }
 
-/// The devices that are named. Without NVML they can't be told apart: then it is those that the process had.
+/// The named devices. Without NVML devices can't be told apart: then the process's former devices.
 fn places(site: &Site, devices: &[Named]) -> Result<Vec<Place>, Failure> {
     let Some(sample) = site.sample() else {
         return Ok(Vec::new());
@@ -603,7 +603,7 @@ fn bench_process(machine: &Machine, pid: Pid, context: &mut Context<'_>) -> Resu
     finish(&back, &Outcome::Unparked, machine.json, context)
 }
 
-/// What rung (c) takes for a process of our own with so much on the device, beside the copy bandwidth.
+/// Measures rung (c) with a process of our own and this much device memory, beside the copy bandwidth.
 fn bench_sizes(machine: &Machine, sizes: &[f64], context: &mut Context<'_>) -> Result<(), Failure> {
     for size in sizes {
         if !(size.is_finite() && *size > 0.0) {

@@ -27,10 +27,10 @@ pub(crate) struct Args {
     /// All of yours; for an operator, everybody's
     #[arg(long, conflicts_with = "kernels")]
     all: bool,
-    /// With --all: those with a process on this node
+    /// With --all: kernels with a process on this node
     #[arg(long, value_name = "NODE", requires = "all")]
     node: Option<String>,
-    /// Also kernels that hold what can't be saved, which is lost then
+    /// Also kernels with unsavable objects, which are lost
     #[arg(long)]
     force: bool,
     /// Don't wait until they are saved
@@ -105,7 +105,7 @@ fn wait(asked: &[KernelId], seconds: u64, context: &Context<'_>) -> Result<Vec<S
 #[command(after_help = "\
 A kernel whose notebook is open in no Jupyter server comes back when somebody opens it.")]
 pub(crate) struct WakeArgs {
-    /// The kernel: its id, the beginning of it, or the notebook's name
+    /// Kernel: its id, the beginning of its id, or the notebook's name
     kernel: String,
 }
 
@@ -163,8 +163,8 @@ fn forget_one(word: &str, context: &Context<'_>) -> Result<(), Failure> {
     })
 }
 
-/// What is saved of the kernel in the caller's home, if something is. `find` lets nothing but a whole id through that
-/// hopd does not know, so the name leads nowhere else.
+/// Saved state of the kernel in the caller's home, if any. `find` accepts an id that hopd doesn't know only if it is
+/// whole, so the name leads nowhere else.
 fn saved(kernel: &KernelId, context: &Context<'_>) -> Option<PathBuf> {
     let data = match (context.env)("XDG_DATA_HOME").filter(|path| path.starts_with('/')) {
         Some(data) => PathBuf::from(data),

@@ -9,7 +9,7 @@ use std::io::IsTerminal;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
-/// Who answers: `hopd`, or what a test puts in its place.
+/// A source of answers: `hopd`, or a test's stand-in.
 pub(crate) trait Hopd {
     fn ask(&self, request: Request) -> Result<Response, Failure>;
 }

@@ -1,5 +1,5 @@
-//! `hop kernels`: all kernels, open or hibernated. And finding the one that a person means: its id, the beginning of its
-//! id, or the name of its notebook.
+//! `hop kernels`: all kernels, open or hibernated. Also finds a kernel by its id, the beginning of its id, or its
+//! notebook's name.
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -38,7 +38,7 @@ pub(crate) struct Args {
     output: Options,
 }
 
-/// A kernel, with how long it has been in its state.
+/// A kernel, and the time since it entered its state.
 struct Row {
     kernel: KernelRow,
     time: hop_words::time::Span,
@@ -153,7 +153,7 @@ fn visible(context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
     rows(query, context)
 }
 
-/// What these kernels do now. One that `hopd` no longer knows is missing.
+/// Present state of these kernels, without those that `hopd` no longer knows.
 pub(crate) fn of(kernels: &[KernelId], context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
     let mut rows = visible(context)?;
     rows.retain(|row| kernels.contains(&row.kernel));
@@ -166,7 +166,7 @@ const LOOK: Duration = Duration::from_millis(500);
 /// What came of kernels that were watched.
 pub(crate) struct Watched<T> {
     pub(crate) settled: Vec<(KernelId, T)>,
-    /// Those that were still at it in the end.
+    /// Kernels that had not finished in the end.
     pub(crate) left: Vec<KernelId>,
 }
 
@@ -226,7 +226,7 @@ fn reason(row: &KernelRow) -> String {
     said.join("; ")
 }
 
-/// The id of the one kernel that `word` means. A whole id is not looked up.
+/// The id of the one kernel that `word` means. A whole id is returned unchecked.
 pub(crate) fn find(word: &str, context: &Context<'_>) -> Result<KernelId, Failure> {
     if is_whole(word) {
         return Ok(word.into());

@@ -46,19 +46,19 @@ struct Install {
     /// Take command, environment, language and logos of this kernelspec
     #[arg(long, value_name = "NAME")]
     from: Option<String>,
-    /// What it is called in files and commands
+    /// Name of the kernelspec in files and commands
     #[arg(long, default_value = "gresshopper-python3")]
     name: String,
     /// What people see
     #[arg(long, default_value = "Python 3 (GPU on demand)")]
     display_name: String,
-    /// GPUs of a cell that doesn't say what it needs
+    /// GPUs of a cell that names no need
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=8))]
     gpus: u16,
     /// Slurm's GPU type of such a cell
     #[arg(long, requires = "gpus")]
     gpu_type: Option<String>,
-    /// Cores of such a cell, beside those of the kernel
+    /// Cores of a cell that names no need, beside the kernel's own
     #[arg(long, default_value_t = 0)]
     cell_cpus: u16,
     /// Memory of the kernel in MiB; 0: the site's default
@@ -117,7 +117,7 @@ impl Install {
             }
         }
         let text = serde_json::to_string_pretty(&self.spec(&base.spec, front_program().as_deref()))?;
-        // Whoever lists kernelspecs now sees the old one or the new one.
+        // A rename: readers of kernelspecs see the old file or the new one.
         let new = place.join(".kernel.json.new");
         fs::write(&new, text + "\n")?;
         fs::rename(new, place.join(FILE))
@@ -134,7 +134,7 @@ impl Install {
             spec.insert("argv".into(), launcher_argv(front, &config, command));
         }
         spec.insert("display_name".into(), self.display_name.clone().into());
-        // What the kernel is sent reaches it wherever it runs; a signal doesn't.
+        // A message reaches the kernel wherever it runs; a signal doesn't.
         spec.insert("interrupt_mode".into(), "message".into());
         let mut metadata = spec
             .get("metadata")
@@ -186,7 +186,8 @@ impl Install {
     }
 }
 
-/// What every client can start, also one that knows no provisioners. Ours takes the kernel's own command out again.
+/// Arguments that every client can start, even without provisioners. Our provisioner extracts the kernel's own
+/// command.
 fn launcher_argv(front: &Path, config: &Value, command: &[Value]) -> Value {
     let front = front.display().to_string();
     let options = config.to_string();
@@ -305,7 +306,7 @@ fn user_folder() -> Result<PathBuf, Failure> {
     named.or_else(data).or_else(home).ok_or_else(none)
 }
 
-/// Where Jupyter looks for kernelspecs, in its order.
+/// Jupyter's folders of kernelspecs, in its order.
 fn data_folders() -> Vec<PathBuf> {
     let path = std::env::var_os("JUPYTER_PATH");
     let mut folders: Vec<PathBuf> = path.iter().flat_map(std::env::split_paths).collect();

@@ -2,9 +2,9 @@
 //!
 //! One module per subcommand. To add one: write `src/NAME.rs` with `pub(crate) struct Args` (clap's derive) and
 //! `pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>`, and add two lines to
-//! [`Command`] and [`dispatch`]. Data goes to `context.out`, everything for people to `context.err`; a failure is a
-//! [`Failure`], whose kind is the exit status. What lists records uses [`output`] and so has every format at once.
-//! A command that doesn't speak to `hopd` just doesn't touch `context.hopd`.
+//! [`Command`] and [`dispatch`]. Data goes to `context.out`, all else to `context.err`. A failure is a [`Failure`],
+//! whose kind is the exit status. Commands that list records use [`output`], which has every format. `context.hopd`
+//! connects on its first use.
 
 mod acct;
 mod cancel;
@@ -38,7 +38,7 @@ use context::Context;
 use failure::Failure;
 use std::process::ExitCode;
 
-/// See and steer Gresshopper: who has which GPU, who waits and why, what was used.
+/// See and steer Gresshopper: leases of GPUs, waiting cells and their reasons, usage.
 #[derive(Debug, Parser)]
 #[command(name = "hop", version, after_help = failure::EXIT_STATUS)]
 struct Cli {
@@ -48,11 +48,11 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// What ran: leases and the cells that they served
+    /// Show accounting: leases, and the cells that they served
     Acct(acct::Args),
-    /// What waits and what has a lease now
+    /// Show waiting cells and leases in use
     Queue(queue::Args),
-    /// The pools: nodes, pilots, and what of them is lent
+    /// Show the pools: nodes, pilots and their lent GPUs
     Info(info::Args),
     /// Why a cell waits, or waited
     Explain(explain::Args),
@@ -80,7 +80,7 @@ enum Command {
     Sim(sim::Args),
     /// Export what ran as a trace
     Trace(trace::Args),
-    /// Look for what is wrong with the installation, and say what mends it
+    /// Find faults of the installation, and say how to mend them
     Doctor(doctor::Args),
     /// Put the SPANK plugin into plugstack.conf, or take it out
     Plugin(plugin::Args),

@@ -19,9 +19,9 @@ Cells go on while the kernel's state is copied; it changes place between two cel
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// The kernel: its id, the beginning of it, or the notebook's name
+    /// Kernel: its id, the beginning of its id, or the notebook's name
     kernel: String,
-    /// The node; without it the one that suits the kernel best
+    /// Target node; default: the kernel's best
     #[arg(long, value_name = "NODE")]
     to: Option<String>,
     /// Also where the kernel holds what can't be taken along, which is lost then

@@ -161,7 +161,7 @@ pub(crate) struct Options {
     /// Whole fields between '|', none at the end
     #[arg(short = 'P', long, conflicts_with = "json")]
     pub(crate) parsable2: bool,
-    /// What stands between the fields of -p and -P
+    /// Separator of fields for -p and -P
     #[arg(long, value_name = "TEXT", default_value = "|")]
     pub(crate) delimiter: String,
     /// JSON; =v1 asks for this version, =list names the versions
@@ -318,7 +318,7 @@ impl Options {
         (column.field.value)(row).write(zone, !self.noconvert)
     }
 
-    /// A cell between delimiters: one that somebody wrote into a name would shift the columns after it.
+    /// A cell between delimiters, with delimiters in its text replaced: they would shift the next columns.
     fn delimited<R>(&self, column: &Column<R>, row: &R, zone: &TimeZone) -> String {
         let cell = self.cell(column, row, zone);
         if self.delimiter.is_empty() {
@@ -329,7 +329,7 @@ impl Options {
     }
 }
 
-/// A field with the width that it is shown in.
+/// A field and its width.
 struct Column<R: 'static> {
     field: &'static Field<R>,
     width: usize,

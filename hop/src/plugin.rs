@@ -49,12 +49,12 @@ enum Action {
         /// plugstack.conf
         plugstack: PathBuf,
     },
-    /// Say which Slurm series a gresshopper.so is built for: 22.05
+    /// Show the Slurm series of a gresshopper.so: 22.05
     Series {
         /// gresshopper.so
         plugin: PathBuf,
     },
-    /// Say whether it is in: status 0 if so, 1 if not
+    /// Say whether the line is in: status 0 if so, 1 if not
     Status {
         /// plugstack.conf
         plugstack: PathBuf,

@@ -16,7 +16,7 @@ Examples:
   hop queue -P -o kernelid,state,position,reason
   hop explain KERNEL          why a cell waits, in sentences";
 
-/// What waits and what has a lease now.
+/// Show waiting cells and leases in use.
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {

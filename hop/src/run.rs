@@ -1,8 +1,8 @@
 //! `hop run`: a whole notebook, unattended, with a GPU for each cell that needs one, and by a deadline.
 //!
-//! The cells are run by nbclient in a Python process ([`worker`]), which asks before each cell how it is to run. This
-//! side plans ([`plan`]) from what the cells took before ([`history`]), gives each cell its class, its latest start and
-//! its GPUs, and tells people. Who waits and who runs is `hopd`'s matter.
+//! nbclient runs the cells in a Python process ([`worker`]) and asks before each cell how to run it. This side plans
+//! ([`plan`]) from the cells' earlier run times ([`history`]). It gives each cell a class, a latest start and GPUs,
+//! and reports to the user. The order of cells in the queue is left to `hopd`.
 
 mod history;
 mod plan;
@@ -55,13 +55,13 @@ const SLOW_START: Duration = Duration::from_secs(20);
 pub(crate) struct Args {
     /// The notebook
     notebook: PathBuf,
-    /// Where it is written with its outputs, after every cell; without it NAME.out.ipynb beside it
+    /// Notebook with outputs, written after every cell; default: NAME.out.ipynb beside the input
     #[arg(short = 'o', long, value_name = "FILE")]
     output: Option<PathBuf>,
     /// A parameter, as papermill's -p: numbers, True, False and None are what they look like
     #[arg(short = 'p', long = "parameter", value_name = "NAME=VALUE", value_parser = parse_pair)]
     parameters: Vec<(String, String)>,
-    /// A parameter that is a string whatever it looks like
+    /// Parameter taken as a string, whatever it looks like
     #[arg(short = 'r', long = "raw-parameter", value_name = "NAME=TEXT", value_parser = parse_pair)]
     raw_parameters: Vec<(String, String)>,
     /// Parameters in a file, JSON or YAML
@@ -79,7 +79,7 @@ pub(crate) struct Args {
     /// Cores that come with each of those leases
     #[arg(long, value_name = "N")]
     cpus: Option<u16>,
-    /// The kernel; without it the notebook's, or one that runs through Gresshopper
+    /// Kernel; default: the notebook's, or one that runs through Gresshopper
     #[arg(short = 'k', long, value_name = "NAME")]
     kernel: Option<String>,
     /// Go on where the output notebook ends: from the first cell that didn't run well or has changed
@@ -97,7 +97,7 @@ pub(crate) struct Args {
     /// Go on after cells that fail
     #[arg(long)]
     allow_errors: bool,
-    /// Where the kernel runs; without it the notebook's folder
+    /// Folder of the kernel; default: the notebook's
     #[arg(long, value_name = "FOLDER")]
     cwd: Option<PathBuf>,
     /// Say at the end, or with --dry-run beforehand, in JSON on standard output how it went
@@ -106,7 +106,7 @@ pub(crate) struct Args {
     /// Only say what is expected
     #[arg(short = 'n', long)]
     dry_run: bool,
-    /// Where the deadline is not expected to hold, ask first; without a terminal: don't begin
+    /// Ask before the start if the deadline isn't expected to hold; without a terminal: don't begin
     #[arg(long)]
     ask: bool,
 }
@@ -226,8 +226,8 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
     session.end(over?)
 }
 
-/// The process that runs the cells: the one that kept its kernel for us, or a new one, with whether it may have to
-/// wait for the end of another.
+/// The process that runs the cells: the one that kept its kernel for us, or a new one. The flag says whether the run
+/// may have to wait for another's end.
 async fn reach(args: &Args, record: &Path, context: &mut Context<'_>) -> Result<(Link, bool), Failure> {
     let kept = worker::kept(record).filter(|_| !args.dry_run);
     if let Some(kept) = &kept {
@@ -324,7 +324,7 @@ impl<'a, 'c> Session<'a, 'c> {
         Ok(session)
     }
 
-    /// Asks `hopd` what there is and how long a cell would wait. `kernel`: the one that was kept.
+    /// Asks `hopd` for its GPUs and for a cell's expected wait. `kernel` is the kept kernel.
     fn look_around(&mut self, kernel: Option<String>) -> Result<(), Failure> {
         if !self.opened.ours || self.opened.local {
             return Ok(());
@@ -338,7 +338,7 @@ impl<'a, 'c> Session<'a, 'c> {
         Ok(())
     }
 
-    /// What `hopd` says that the first cell with GPUs would wait if it came now, for each number that it may get.
+    /// Waits that `hopd` expects for the first cell with GPUs, by the numbers of GPUs that it may get.
     fn told_waits(&mut self, kernel: Option<String>) -> Result<BTreeMap<u16, Option<f64>>, Failure> {
         let asks = |t: &&Todo| t.run && (t.plan.gpus > 0 || t.plan.scaled);
         let Some(first) = self.todo.iter().find(asks) else {
@@ -383,7 +383,7 @@ impl<'a, 'c> Session<'a, 'c> {
         }
     }
 
-    /// What is left from a place in `todo` on.
+    /// Cells still to run, from a place in `todo` on.
     fn left(&self, from: usize) -> Vec<plan::Cell> {
         let rest = self.todo[from..].iter().filter(|t| t.run);
         rest.map(|t| t.plan.clone()).collect()
@@ -402,7 +402,7 @@ impl<'a, 'c> Session<'a, 'c> {
         }
     }
 
-    /// Says what is expected. False: that was all, or it is not to begin.
+    /// Reports the forecast. `false` means that the run ends here, by the user's choice or after a dry run.
     fn begin(&mut self) -> Result<bool, Failure> {
         for text in &self.opened.warnings {
             writeln!(self.context.err, "hop: {text}")?;
@@ -775,7 +775,7 @@ fn todo(args: &Args, opened: &Opened) -> Vec<Todo> {
         .collect()
 }
 
-/// As the replica will read it. What can't be read fails when it runs.
+/// The need as the replica will read it. An unreadable need fails when the cell runs.
 fn need_of(cell: &worker::BookCell, default: &Need) -> Need {
     let metadata = serde_json::json!({"gresshopper": {"need": cell.need}}).to_string();
     let read = need::of_cell(&cell.source, metadata.as_bytes(), false, default, now());

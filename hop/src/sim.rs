@@ -107,14 +107,14 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
         .map_err(|e| Failure::Failed(format!("could not read {}: {e}", path.display())))
 }
 
-/// Finds out before a long run whether its result can be written, and leaves what is there as it is.
+/// Checks before a long run that its result can be written, and leaves an existing file as it is.
 fn writable(path: &Path) -> Result<(), Failure> {
     if path == Path::new("-") {
         return Ok(());
     }
     let there = path.exists();
     if there && !path.is_file() && !path.is_dir() {
-        // Who reads a pipe would take this for its end.
+        // An open and close would end the pipe for its reader.
         return Ok(());
     }
     std::fs::OpenOptions::new()
@@ -154,7 +154,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     }
     cluster.fits(&trace).map_err(|e| Failure::of(&e))?;
     let bar = bar("policies", policies.len());
-    // One after the other, so that each one's `wall_s` is that of a core.
+    // In sequence, so that `wall_s` is the time of one core.
     let results: Vec<PolicyResult> = policies
         .iter()
         .map(|&p| timed(p, &trace, &cluster, args.seed, &bar))

@@ -62,10 +62,10 @@ pub(crate) struct Args {
     /// Where content is kept, instead of ~/.local/share/gresshopper/store
     #[arg(long, global = true, value_name = "DIR", env = "GRESSHOPPER_STORE")]
     store: Option<PathBuf>,
-    /// Where states are that are given by name, instead of ~/.local/share/gresshopper/states: s3://BUCKET/PREFIX
+    /// Place of named states, instead of ~/.local/share/gresshopper/states: s3://BUCKET/PREFIX
     #[arg(long, global = true, value_name = "URL", env = "GRESSHOPPER_REMOTE")]
     remote: Option<String>,
-    /// Where the Python package lies, instead of beside this installation
+    /// Folder of the Python package; default: beside this installation
     #[arg(long, global = true, value_name = "DIR", env = "GRESSHOPPER_PYTHON")]
     python_path: Option<PathBuf>,
     /// How long to wait for a kernel that is busy, in seconds
@@ -84,13 +84,13 @@ enum Verb {
         /// Don't wait until it survives a crash of the machine
         #[arg(long)]
         fast: bool,
-        /// Store everything, also what running its cells again makes sooner
+        /// Store everything, even if its cells are faster to run again
         #[arg(long)]
         whole: bool,
     },
-    /// What a kernel's or a saved state's variables cost
+    /// Show the size of each variable of a kernel or of a saved state
     Show { what: Option<String> },
-    /// What differs between two saved states
+    /// Show the differences between two saved states
     Diff { before: String, after: String },
     /// Restore a saved state into a kernel
     Restore {
@@ -117,7 +117,7 @@ enum Verb {
     Gc {
         /// An object store (s3://BUCKET/PREFIX), instead of what is here
         at: Option<String>,
-        /// Spare what is younger: here, what a capture that isn't finished yet may need
+        /// Least age of removed content; younger content may belong to an unfinished capture
         #[arg(long, value_name = "SECONDS", default_value_t = 3600)]
         age: u64,
     },
@@ -253,13 +253,14 @@ impl Place {
         Ok(Arc::new(local))
     }
 
-    /// Where a state is kept here on its way to an object store: a kernel saves into folders only.
+    /// Local folder of a state that will go to an object store: a kernel saves into folders only.
     fn outgoing(&self, address: &Address) -> PathBuf {
         let mark = blake3::hash(address.to_string().as_bytes()).to_hex();
         self.states.join(format!("{}@{}", address.name, &mark[..8]))
     }
 
-    /// Brings a state here, content and all; its folder. One that waits here to be sent is never replaced.
+    /// Brings a state here with its content; returns its folder. A state that waits here to be sent is never
+    /// replaced.
     fn fetch(&self, address: &Address, context: &mut Context<'_>) -> Result<PathBuf, Failure> {
         let store = Store::of(address)?;
         let saved = store.read(address, &self.owner_key()?)?;
@@ -334,7 +335,7 @@ impl Place {
     }
 }
 
-/// An address or a part of one; what isn't is wrong usage.
+/// Parses an address or a part of one; an error is wrong usage.
 fn usable<T: FromStr<Err = AddressError>>(text: &str) -> Result<T, Failure> {
     text.parse()
         .map_err(|e: AddressError| Failure::Usage(e.to_string()))
@@ -432,7 +433,7 @@ fn ask(args: &Args, context: &mut Context<'_>, kernel: &Path, request: &Value) -
     }
 }
 
-/// Where the Python package lies: told, beside the installation, or in this source tree.
+/// Folder of the Python package: named by the user, beside the installation, or in this source tree.
 fn python_path(args: &Args) -> Result<PathBuf, Failure> {
     if let Some(path) = &args.python_path {
         return Ok(path.clone());
@@ -446,7 +447,7 @@ fn python_path(args: &Args) -> Result<PathBuf, Failure> {
         })
 }
 
-/// One silent execute_request; gives the content of its reply.
+/// One silent execute_request; returns the content of its reply.
 async fn execute(
     connection: &Connection,
     code: &str,
@@ -565,7 +566,7 @@ fn save(
     Ok(())
 }
 
-/// What a kernel saved, and what it couldn't.
+/// Reports a kernel's saved and unsaved variables.
 fn tell_saved(done: &Value, state: &Path, context: &mut Context<'_>) -> Result<(), Failure> {
     let bytes = done["log_bytes"].as_u64().unwrap_or(0) + done["chunk_bytes"].as_u64().unwrap_or(0);
     writeln!(

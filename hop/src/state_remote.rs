@@ -22,10 +22,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 use tokio::runtime::Runtime;
 
-/// How often it is told how far it is.
+/// Interval of progress reports.
 const TELL: Duration = Duration::from_secs(1);
 
-/// An object store, and what is needed to speak to it.
+/// An object store, with the means to speak to it.
 pub(crate) struct Store {
     remote: Remote,
     runtime: Runtime,
@@ -50,7 +50,7 @@ impl Store {
         let env: Variables = std::env::vars_os()
             .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
             .collect();
-        // The client begins its work when it is made.
+        // The client starts its tasks when it is made.
         let entered = runtime.enter();
         let remote = Remote::open(place, &env).map_err(|e| failure(&called, &e))?;
         drop(entered);
@@ -124,7 +124,7 @@ impl Store {
             loop {
                 tokio::select! {
                     done = &mut work => return done.map_err(|e| failure(&self.called, &e)),
-                    // So that nothing stays marked as under way. What isn't marked is just ended.
+                    // Stops cleanly, so that nothing stays marked as under way. An unmarked transfer is just ended.
                     _ = tokio::signal::ctrl_c(), if marked => progress.stop(),
                     () = tokio::time::sleep(TELL) => {
                         let now = format!("hop: {doing}{}", far(progress));
@@ -147,7 +147,7 @@ fn far(progress: &Progress) -> String {
     }
 }
 
-/// What went wrong with a store: status 3 if it may work later by itself.
+/// Failure of a store: status 3 if a later try may succeed.
 fn failure(called: &str, error: &RemoteError) -> Failure {
     let Failure::Failed(text) = Failure::of(error) else {
         unreachable!("an error with its causes is a failure")

@@ -1,4 +1,4 @@
-//! `hop trace export`: what ran, as a trace that `hop sim` replays, without anybody's name in it.
+//! `hop trace export`: the accounting as a trace for `hop sim`, without names of people.
 
 use crate::context::Context;
 use crate::failure::Failure;

@@ -234,7 +234,7 @@ pub(crate) fn info() -> InfoReport {
     }
 }
 
-/// Answers from tables, and keeps what it was asked.
+/// Answers from tables, and records the questions.
 #[derive(Clone, Default)]
 struct Table {
     asked: Rc<RefCell<Vec<Request>>>,
@@ -300,7 +300,7 @@ fn user() -> World {
 }
 
 impl World {
-    /// What stands on the terminal after the command.
+    /// The command's text on the terminal.
     fn hop(&self, line: &str) -> String {
         let words = std::iter::once("hop").chain(line.split_whitespace());
         let cli = match Cli::try_parse_from(words) {

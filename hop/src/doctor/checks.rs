@@ -1,4 +1,4 @@
-//! What must be so for a lease to come about, and what mends it where it isn't. Pure: from what was seen to findings.
+//! Conditions for a lease, and cures for each that fails. Pure: from facts to findings.
 
 use super::Finding;
 use super::facts::{Facts, NodeSeen, PluginSeen, Seen, SlurmSeen};
@@ -44,7 +44,7 @@ pub(crate) fn of_host(facts: &Facts) -> Vec<Finding> {
     found
 }
 
-/// What a node tells when it is asked by another host.
+/// Findings of a node that another host asked.
 pub(crate) fn of_node(facts: &Facts) -> Vec<Finding> {
     let mut found = configuration(facts);
     found.push(munge(facts));
@@ -169,7 +169,7 @@ fn version(slurm: &SlurmSeen) -> Finding {
     }
 }
 
-/// What slurm.conf and cgroup.conf must say: name of the check, setting, what is wanted, why.
+/// Required settings of slurm.conf and cgroup.conf: name of the check, setting, required value, reason.
 const WANTED: [(&str, &str, &str, &str); 7] = [
     (
         "select-type",

@@ -1,6 +1,6 @@
-//! What `hop doctor` looks at: files, users, MUNGE, Slurm's own words, `hopd`.
+//! Facts for `hop doctor`: files, users, MUNGE, Slurm's own output, `hopd`.
 //!
-//! Nothing is judged here. What can't be seen is kept as the sentence that says why.
+//! Nothing is judged here. An unreadable fact is stored as the sentence that gives the reason.
 
 use super::plugin_file;
 use crate::hopd::Hopd;
@@ -59,7 +59,7 @@ pub(crate) struct Seen {
     pub(crate) uid: u32,
     pub(crate) mode: u32,
     pub(crate) is_dir: bool,
-    /// What keeps it, where that is another machine.
+    /// The network file system that holds it, if any.
     pub(crate) network: Option<&'static str>,
 }
 
@@ -105,7 +105,7 @@ pub(crate) struct Facts {
     /// By their path below the prefix.
     pub(crate) installed: BTreeMap<String, Option<Seen>>,
     pub(crate) munge: Result<(), String>,
-    /// What became of the credential of the host that asked; none: nobody asked.
+    /// Fate of the asking host's credential; `None` means that no host asked.
     pub(crate) carried: Option<Result<(), String>>,
     pub(crate) credential: Option<String>,
     pub(crate) slurm: Result<SlurmSeen, String>,
@@ -143,7 +143,7 @@ pub(crate) fn gather(asked: &Asked<'_>) -> Facts {
             .map(|_| ())
             .map_err(|e| e.to_string()),
         carried: env(CREDENTIAL).map(|text| munge.decode(&text).map(|_| ()).map_err(|e| e.to_string())),
-        // Decoded once per host: the one for who asked is another.
+        // A credential is decoded once per host: the asker needs one of its own.
         credential: munge.encode(b"hop doctor", asker(own, env)).ok(),
         plugin: plugin_of(plugstack),
         hopd_state: seen(&usable.hopd.state_dir),
@@ -156,7 +156,7 @@ pub(crate) fn gather(asked: &Asked<'_>) -> Facts {
     }
 }
 
-/// The uid that reads what this host hands back.
+/// The uid that decodes this host's credential.
 fn asker(own: u32, env: fn(&str) -> Option<String>) -> u32 {
     env(super::nodes::ASKER)
         .and_then(|uid| uid.parse().ok())
@@ -181,7 +181,7 @@ pub(crate) fn seen(path: &Path) -> Option<Seen> {
     })
 }
 
-/// What statfs(2) says of file systems that several machines share.
+/// Names of file systems that several machines share, by statfs(2).
 fn network_of(path: &Path) -> Option<&'static str> {
     let kind = u32::try_from(rustix::fs::statfs(path).ok()?.f_type & 0xffff_ffff).ok()?;
     match kind {
@@ -233,7 +233,7 @@ fn ask_slurm() -> Result<SlurmSeen, String> {
     })
 }
 
-/// slurm.conf: named, installed, or as slurmd got it without one.
+/// slurm.conf: from the environment, the default place, or slurmd's configless copy.
 fn slurm_conf(env: fn(&str) -> Option<String>) -> PathBuf {
     let named = env("SLURM_CONF").map(PathBuf::from);
     let usual = ["/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf"].map(PathBuf::from);
@@ -241,7 +241,7 @@ fn slurm_conf(env: fn(&str) -> Option<String>) -> PathBuf {
     named.unwrap_or_else(|| found.clone())
 }
 
-/// Where slurmctld has plugstack.conf, or beside slurm.conf, where configless slurmd puts it.
+/// slurmctld's path of plugstack.conf, else the one beside slurm.conf, where configless slurmd puts it.
 fn plugstack_of(slurm: &Result<SlurmSeen, String>, conf: &Path) -> PathBuf {
     let told = slurm
         .as_ref()

@@ -13,7 +13,7 @@ use std::process::Command;
 /// The uid on the asking host for which a node makes its credential.
 pub(crate) const ASKER: &str = "GRESSHOPPER_DOCTOR_ASKER";
 
-/// Who starts the steps: the service account if root asks, since pilots are its jobs.
+/// The user that starts the steps: the service account if root asks, since pilots are its jobs.
 struct Starter {
     uid: u32,
     gid: u32,
@@ -119,7 +119,7 @@ fn of_node(
     rows
 }
 
-/// Whether this host believes what the node made.
+/// Checks that this host decodes the node's credential.
 fn credential_from(made: Option<String>, config: &Config, starter: &Starter) -> Finding {
     let munge = Munge {
         socket: config.munge_socket.clone(),

@@ -1,4 +1,4 @@
-//! Which Slurm series a built gresshopper.so is for, read from the file without loading it.
+//! The Slurm series of a built gresshopper.so, read from the file without loading it.
 
 use hop_slurm::Version;
 use object::{Object as _, ObjectSegment as _, ObjectSymbol as _};
@@ -6,7 +6,7 @@ use object::{Object as _, ObjectSegment as _, ObjectSymbol as _};
 /// The number that Slurm's loader compares with its own.
 const SYMBOL: &str = "plugin_version";
 
-/// What the file says, or why it says nothing.
+/// Returns the release that the file names, or why it names none.
 pub(crate) fn version(file: &[u8]) -> Result<Version, String> {
     let file = object::File::parse(file).map_err(|_| "it is no library".to_owned())?;
     let symbol = file

@@ -1,8 +1,8 @@
-//! What cells took in earlier runs: one line of JSON for each, in a file of the user's own.
+//! Run times of cells in earlier runs: one line of JSON for each, in a file of the user's own.
 //!
-//! `$XDG_STATE_HOME/gresshopper/run-history.jsonl` (0600). Lines are only added, each with one write, so that runs
-//! beside each other don't disturb each other; what can't be read is passed over. A file that has grown too long is
-//! cut to its newer half when it is read.
+//! `$XDG_STATE_HOME/gresshopper/run-history.jsonl` (0600). Lines are only added, each with one write, so that
+//! concurrent runs don't disturb each other. Unreadable lines are skipped. A file that has grown too long is cut to
+//! its newer half when it is read.
 
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ const LONGEST: usize = 8 << 20;
 /// So many of the newest runs of a cell are looked at.
 const NEWEST: usize = 8;
 
-/// What makes two cells the same: their text without the blanks around it.
+/// Identity of a cell: its text without the blanks around it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Print(String);
@@ -121,7 +121,7 @@ pub(crate) fn add(path: &Path, ran: &Ran) -> io::Result<()> {
     file.write_all(line.as_bytes())
 }
 
-/// A run that is added just now may be lost: it is one of tens of thousands.
+/// A run added at this moment may be lost: one of tens of thousands.
 fn shorten(path: &Path, text: &str) {
     let from = text[text.len() / 2..]
         .find('\n')

@@ -1,16 +1,16 @@
-//! What a run is expected to take, whether its deadline will hold, and with how many GPUs. Pure.
+//! Forecast of a run: its length, whether its deadline will hold, and the GPUs for that. Pure.
 //!
-//! Times are seconds from now. What is not known is not made up: a cell that never ran counts as nothing and makes
-//! the answer uncertain.
+//! Times are seconds from now. Nothing unknown is made up: a cell that never ran counts as nothing and makes the
+//! answer uncertain.
 
 use super::history::{History, Print, median};
 use std::collections::BTreeMap;
 
 /// Share of a cell's work that more GPUs make faster, until runs with different numbers of GPUs have shown it.
 const PARALLEL: f64 = 0.9;
-/// `auto` leaves this share of the expected length for what nobody foretells.
+/// Share of the expected length that `auto` leaves for surprises.
 const MARGIN: f64 = 0.05;
-/// What a lease takes where nothing has been seen: a fresh one is there in a fraction of a second.
+/// Time for a lease before any was seen: a fresh one takes a fraction of a second.
 const LEASE: f64 = 0.3;
 
 /// A cell that is still to be run.
@@ -19,9 +19,9 @@ pub(crate) struct Cell {
     pub(crate) print: Print,
     /// GPUs that it asks for itself.
     pub(crate) gpus: u16,
-    /// Its number of GPUs is what `--gpus` says.
+    /// `--gpus` sets the number of GPUs.
     pub(crate) scaled: bool,
-    /// What the notebook itself says that it took when it was last run.
+    /// Time of the last run, as stored in the notebook.
     pub(crate) prior: Option<f64>,
 }
 
@@ -31,11 +31,11 @@ pub(crate) enum Gpus {
     /// As the cells ask.
     Own,
     Fixed(u16),
-    /// As few as keep the deadline, from one to this.
+    /// The fewest GPUs that meet the deadline, from one to this.
     Auto(u16),
 }
 
-/// What the first cell with GPUs is expected to wait in the queue, by their number; none: nobody can say.
+/// Expected wait of the first cell with GPUs, by their number; `None` means no estimate.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Waits {
     Free,
@@ -62,7 +62,7 @@ pub(crate) struct Basis<'a> {
     /// From now to the deadline; negative when it is over.
     pub(crate) deadline: Option<f64>,
     pub(crate) gpus: Gpus,
-    /// The most GPUs that one cell can have.
+    /// Most GPUs that one cell can have.
     pub(crate) limit: u16,
 }
 
@@ -76,7 +76,7 @@ pub(crate) struct Length {
     pub(crate) unknown: usize,
     /// How long the first lease is waited for is not known.
     pub(crate) queue_unknown: bool,
-    /// The wait in the queue that is in it.
+    /// Part of the time that is spent in the queue.
     pub(crate) wait: f64,
     /// Of how much a part is assumed, because the cells did not yet run with that many GPUs.
     pub(crate) assumed: bool,
@@ -91,7 +91,7 @@ pub(crate) enum Verdict {
     Tight(f64),
     /// By this much too late.
     Missed(f64),
-    /// What is not known decides; what is known leaves this much.
+    /// The unknown cells decide; the known ones leave this much time.
     Unknown(f64),
 }
 
@@ -129,7 +129,7 @@ impl Basis<'_> {
         Some(self.deadline? - runs.map(|e| e.expected).sum::<f64>())
     }
 
-    /// What the first of the cells is expected to take.
+    /// Expected time of the first of the cells.
     pub(crate) fn of_cell(&self, cell: &Cell, gpus: Option<u16>) -> Option<f64> {
         self.estimate(cell, gpus).map(|e| e.expected)
     }
@@ -192,7 +192,7 @@ impl Basis<'_> {
                 let wait = self.waits.of(n);
                 sum.queue_unknown = wait.is_none();
                 sum.wait = wait.unwrap_or_default();
-                // What is told is the middle of what may be.
+                // The forecast wait is the middle of its range.
                 spread += sum.wait.powi(2);
                 // While what comes before runs, the others go on.
                 sum.wait = (sum.wait - sum.expected).max(0.0);

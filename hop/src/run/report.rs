@@ -1,4 +1,4 @@
-//! What `hop run` says: the forecast in sentences, and the whole run as one JSON document.
+//! Reports of `hop run`: the forecast in sentences, and the whole run as one JSON document.
 
 use super::plan::{Cell, Forecast, Verdict};
 use super::span;
@@ -24,12 +24,12 @@ pub(super) struct Expected {
     unknown_cells: usize,
     /// How long the first GPU is waited for is not known.
     queue_unknown: bool,
-    /// What of `expected_s` is the wait for the first GPU, because those that fit are lent now.
+    /// Part of `expected_s` that is the wait for the first GPU, because those that fit are lent now.
     wait_s: f64,
     /// Part of it is assumed from runs with other numbers of GPUs.
     assumed: bool,
     gpus: Option<u16>,
-    /// The fewest GPUs with which it would hold.
+    /// Fewest GPUs with which the deadline would hold.
     would_hold_with_gpus: Option<u16>,
     would_then_take_s: Option<f64>,
     /// When the run would have to begin, at the latest.

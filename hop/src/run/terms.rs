@@ -1,4 +1,4 @@
-//! What `hop run` reads from its command line.
+//! Values on the command line of `hop run`.
 
 use crate::failure::Failure;
 use crate::time::parse_time;
@@ -86,14 +86,14 @@ pub(super) fn parse_deadline(text: &str, now: Timestamp, zone: &TimeZone) -> Res
 /// A path that means the same from anywhere.
 pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     let path = std::path::absolute(path).map_err(|e| Failure::Usage(format!("{}: {e}", path.display())))?;
-    // One name for a folder that has several; the file itself may not be there yet.
+    // One path for a folder with several; the file itself may not exist yet.
     match (path.parent().map(Path::canonicalize), path.file_name()) {
         (Some(Ok(folder)), Some(name)) => Ok(folder.join(name)),
         _ => Ok(path),
     }
 }
 
-/// What went wrong, without the number of the error.
+/// The text of an error, without its number.
 pub(super) fn plain(error: &std::io::Error) -> String {
     let text = error.to_string();
     let plain = text.split(" (os error").next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! The process that runs the notebook with nbclient (`gresshopper_jupyter.unattended`), and what is said to it.
+//! The process that runs the notebook with nbclient (`gresshopper_jupyter.unattended`), and the messages to it.
 
 use crate::failure::Failure;
 use hop_replica::need::Unattended;
@@ -18,7 +18,7 @@ use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
 /// The version in every [`Open`].
 pub(super) const VERSION: u32 = 1;
 
-/// The environment variable that names the Python which has nbclient.
+/// Environment variable that names the Python with nbclient.
 pub(super) const PYTHON: &str = "GRESSHOPPER_JUPYTER_PYTHON";
 
 /// Which notebook, and how.
@@ -87,7 +87,7 @@ pub(super) enum Event {
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Opened {
     pub(super) kernel: String,
-    /// It is one of ours, and it runs without Slurm.
+    /// The kernel is ours, and runs without Slurm.
     pub(super) ours: bool,
     pub(super) local: bool,
     pub(super) pool: Option<String>,
@@ -95,7 +95,7 @@ pub(super) struct Opened {
     pub(super) need: Need,
     pub(super) parameters: String,
     pub(super) cells: Vec<BookCell>,
-    /// The kernel of an earlier run is there with its variables.
+    /// An earlier run's kernel still has its variables.
     pub(super) living: bool,
     pub(super) warnings: Vec<String>,
 }
@@ -107,9 +107,9 @@ pub(super) struct BookCell {
     pub(super) source: String,
     pub(super) need: Option<serde_json::Value>,
     pub(super) seconds: Option<f64>,
-    /// It ran well before, and so did all above it.
+    /// The cell ran well before, and so did all above it.
     pub(super) good: bool,
-    /// But it has to run again, for its variables.
+    /// The cell must run again, for its variables.
     pub(super) again: bool,
 }
 
@@ -183,7 +183,7 @@ impl Link {
         })
     }
 
-    /// Starts the process. What it and the front say besides goes to a log that [`Link::last_words`] reads.
+    /// Starts the process. Other output of the process and the front goes to a log that [`Link::last_words`] reads.
     pub(super) fn spawn(python: &Path, record: &Path) -> Result<Self, Failure> {
         let log = record.with_extension("log");
         let start = || {
@@ -217,7 +217,7 @@ impl Link {
     pub(super) async fn say(&mut self, order: &Order) {
         let mut line = serde_json::to_vec(order).expect("orders are plain data");
         line.push(b'\n');
-        // If it is gone, its silence says so.
+        // A dead process is noticed by its silence.
         let _ = self.out.write_all(&line).await;
     }
 
@@ -237,7 +237,7 @@ impl Link {
         }
     }
 
-    /// The last line that it wrote when it ended unexpectedly.
+    /// Last line of a process that ended unexpectedly.
     pub(super) fn last_words(&self) -> String {
         let text = fs::read_to_string(&self.log).unwrap_or_default();
         let last = text.lines().rev().find(|l| !l.trim().is_empty());
@@ -271,7 +271,7 @@ fn make_private(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// The kernel that an earlier run on this output kept, if it did.
+/// The kernel that an earlier run kept for this output, if any.
 pub(super) fn kept(record: &Path) -> Option<Kept> {
     serde_json::from_str(&fs::read_to_string(record).ok()?).ok()
 }
