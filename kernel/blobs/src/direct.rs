@@ -1,8 +1,8 @@
 //! Whole chunks to and from files without the page cache.
 //!
-//! Many chunks at once go to the device faster so, and don't drive what other programs read out of memory (nor count
-//! against the seat that a kernel lives in). The kernel wants aligned memory for it, so content passes through a
-//! buffer that fits into a processor's cache. Where the file system can't, the callers take the ordinary way.
+//! Writes of many chunks are faster without the page cache. They evict no other program's data from memory, and don't
+//! count against the kernel's seat. Direct writes need aligned memory, so content passes through a buffer that fits
+//! into a processor's cache. Callers write ordinarily if the file system has no direct writes.
 
 use crate::CHUNK_BYTES;
 use std::fs::{File, OpenOptions};
@@ -54,7 +54,7 @@ impl Buffer {
         else {
             return Ok(None);
         };
-        // Only a hint, which makes it one extent; a full disk shows when it is written.
+        // A hint for a single extent; a full disk shows when the file is written.
         let _ = rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, CHUNK_BYTES as u64);
         self.chunk_mut().copy_from_slice(content);
         unless_unknown(file.write_all(self.chunk()))
@@ -85,7 +85,7 @@ fn length(file: &File) -> io::Result<u64> {
     Ok(file.metadata()?.len())
 }
 
-/// None for what a file system says that can't do without its cache.
+/// `None` for the errors of a file system without direct writes.
 fn unless_unknown<T>(done: io::Result<T>) -> io::Result<Option<T>> {
     match done {
         Ok(done) => Ok(Some(done)),

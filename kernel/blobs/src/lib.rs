@@ -1,9 +1,9 @@
 //! The content-addressed store of one user.
 //!
-//! Content is cut into chunks of [`CHUNK_BYTES`]; a chunk is named by the BLAKE3 hash of its plain content and lies in
-//! `chunks/<2 hex>/<62 hex>`, or in the same with `.z` when it is compressed. A chunk is whole or not there: it is
-//! written beside and renamed. What is read is checked against its name. Who refers to which chunk is not known here:
-//! [`local::Local::collect`] is told what is still needed.
+//! Content is cut into chunks of [`CHUNK_BYTES`]. A chunk is named by the BLAKE3 hash of its plain content and lies
+//! in `chunks/<2 hex>/<62 hex>`; a compressed chunk's name ends in `.z`. A chunk is whole or absent: it is written
+//! under another name and renamed. Content read is checked against its name. References to chunks are unknown here:
+//! [`local::Local::collect`] takes the set of needed ones.
 
 pub mod direct;
 pub mod local;
@@ -37,12 +37,12 @@ impl fmt::Display for ChunkId {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Raw {
     pub bytes: Vec<u8>,
-    /// One zstd frame rather than the plain content.
+    /// `true` for a zstd frame, `false` for plain content.
     pub packed: bool,
 }
 
 impl Raw {
-    /// Compares it with its name and the length of its plain content.
+    /// Compares the content with its name and with its plain length.
     ///
     /// # Errors
     /// [`GetError::Truncated`] or [`GetError::Tampered`].

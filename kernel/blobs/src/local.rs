@@ -19,9 +19,9 @@ use std::time::{Duration, SystemTime};
 const PAYS: f64 = 0.9;
 /// A chunk is tried whole only if this much of its middle compresses.
 const SAMPLE: usize = 64 * 1024;
-/// What compresses to less than this share is compressed before it is written: that is faster than the device.
+/// Share of its size below which a compressed chunk is written at once, since that is faster than the device.
 const AT_ONCE: f64 = 0.25;
-/// From so many chunks in one call on they go past the page cache.
+/// Number of chunks in one call from which they bypass the page cache.
 const MANY: usize = 4;
 
 static TEMP: AtomicU64 = AtomicU64::new(0);
@@ -65,7 +65,7 @@ impl Local {
         })
     }
 
-    /// Where a chunk lies when it is not compressed.
+    /// Path of an uncompressed chunk.
     pub fn path(&self, id: ChunkId) -> PathBuf {
         let name = id.to_string();
         self.root.join(&name[..2]).join(&name[2..])
@@ -75,13 +75,13 @@ impl Local {
         self.path(id).with_extension("z")
     }
 
-    /// Whether a chunk of this length is there.
+    /// Whether a chunk of this length exists.
     pub fn has(&self, id: ChunkId, len: usize) -> bool {
         fs::metadata(self.path(id)).is_ok_and(|m| m.len() == len as u64)
             || fs::metadata(self.packed_path(id)).is_ok_and(|m| m.len() > 0)
     }
 
-    /// As [`Self::has`]; the chunk then counts as used now, so that no collection takes it.
+    /// As [`Self::has`]; the chunk then counts as used now, so that no collection removes it.
     pub fn keeps(&self, id: ChunkId, len: usize) -> bool {
         let there = self.has(id, len);
         if there {
@@ -90,7 +90,7 @@ impl Local {
         there
     }
 
-    /// Stores one chunk; returns its name and how many bytes were written (0 when it was there).
+    /// Stores one chunk; returns its name, and the bytes written (0 for an existing chunk).
     ///
     /// # Errors
     /// [`PutError::Write`]: nothing is left behind, and other chunks are as they were.
@@ -118,7 +118,7 @@ impl Local {
         Ok(content.len() as u64)
     }
 
-    /// Marks a chunk as wanted again, so that a collection that runs now doesn't take it.
+    /// Marks a chunk as used, so that a concurrent collection doesn't remove it.
     fn touch(&self, id: ChunkId) {
         for path in [self.path(id), self.packed_path(id)] {
             if let Ok(file) = OpenOptions::new().append(true).open(path) {
@@ -144,7 +144,7 @@ impl Local {
                 if let Some(()) = BUFFER.with_borrow_mut(|buffer| buffer.write(&temp, content))? {
                     return Ok(());
                 }
-                // It may have been made before that was known.
+                // The file may have been made before the failure.
                 let _ = fs::remove_file(&temp);
             }
             OpenOptions::new()
@@ -208,7 +208,7 @@ impl Local {
     /// # Errors
     /// [`GetError::Missing`] or [`GetError::Read`].
     pub fn raw(&self, id: ChunkId) -> Result<Raw, GetError> {
-        // It may be compressed between two looks; it never becomes plain again.
+        // A chunk may be compressed between two reads, but never becomes plain again.
         for (path, packed) in [(self.path(id), false), (self.packed_path(id), true)] {
             match fs::read(path) {
                 Ok(bytes) => return Ok(Raw { bytes, packed }),
@@ -330,7 +330,7 @@ impl Local {
         rustix::fs::syncfs(&root).map_err(|e| failed(e.into()))
     }
 
-    /// Compresses the chunks that were written through this value, where that pays. Off the path.
+    /// Compresses chunks written through this value, if that saves space. Not on the path of a write.
     ///
     /// # Errors
     /// [`PutError`]; the chunk then stays as it is.
@@ -343,7 +343,7 @@ impl Local {
         Ok(saved)
     }
 
-    /// Compresses one chunk if that pays; returns the bytes saved.
+    /// Compresses one chunk if that saves space; returns the bytes saved.
     ///
     /// # Errors
     /// [`PutError`]; the chunk then stays as it is.

@@ -14,8 +14,8 @@ use serde::Serialize;
 use std::io;
 use std::process::Command;
 
-/// Rung (d): saving a kernel's state, starting its interpreter again, and restoring. Connected to the state engine
-/// where there is one.
+/// Rung (d): saves a kernel's state, restarts its interpreter, and restores. The state engine implements it where
+/// available.
 pub trait Restart {
     /// What could be saved of a process.
     ///
@@ -62,7 +62,7 @@ pub struct Company<'a> {
     pub mid_cell: bool,
 }
 
-/// What came of a park or an unpark.
+/// Result of a park or an unpark.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     pub pid: Pid,
@@ -268,7 +268,7 @@ fn nothing(site: &Site, look: &Look) -> Outcome {
     }
 }
 
-/// Rung (d): the process starts again in its own place. What is there afterwards is looked at like after any other.
+/// Rung (d): the process restarts under its pid. Its devices are then proven like after any other rung.
 fn restart(site: &Site, look: &Look, company: &Company<'_>) -> Result<Outcome, ClimbError> {
     if let Err(why) = company.restart.restart(look.pid) {
         return Ok(Outcome::NotParked { why });
@@ -292,8 +292,8 @@ fn restart(site: &Site, look: &Look, company: &Company<'_>) -> Result<Outcome, C
     Ok(nothing(site, look))
 }
 
-/// Brings a parked process back, onto `given` devices or onto those that it had. What isn't recorded (rung a) needs
-/// nothing.
+/// Brings a parked process back, onto `given` devices or onto its former ones. A process without a record (rung a)
+/// needs nothing.
 ///
 /// # Errors
 /// It isn't the caller's, isn't parked, or can't come back onto these devices.

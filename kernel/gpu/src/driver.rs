@@ -24,7 +24,7 @@ pub enum ProcessState {
 }
 
 impl ProcessState {
-    /// `CUprocessState`'s number; none for one that this code doesn't know.
+    /// Reads a `CUprocessState`; `None` for an unknown number.
     pub fn from_raw(raw: i32) -> Option<Self> {
         Some(match raw {
             0 => Self::Running,
@@ -51,7 +51,7 @@ impl fmt::Display for ProcessState {
     }
 }
 
-/// Which generation of the checkpoint structures the driver reads. All are 64 bytes; unused bytes are zero.
+/// Generation of the checkpoint structures that the driver reads. All are 64 bytes; unused bytes are zero.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Api {
@@ -62,7 +62,7 @@ pub enum Api {
 }
 
 impl Api {
-    /// The generation that a driver of this `cuDriverGetVersion` reads; none where it has no checkpoint calls.
+    /// Generation for a driver of this `cuDriverGetVersion`; `None` if the driver has no checkpoint calls.
     pub fn of_version(version: i32) -> Option<Self> {
         match version {
             13_000.. => Some(Self::V13),
@@ -131,7 +131,7 @@ impl fmt::Display for GpuUuid {
     }
 }
 
-/// What was checkpointed on `old` comes back on `new`.
+/// Memory checkpointed on `old` is restored on `new`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GpuPair {
     pub old: GpuUuid,
@@ -167,7 +167,7 @@ impl Step {
     }
 }
 
-/// A call of the driver's that didn't do it.
+/// A failed call of the driver.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 pub enum DriverError {
     /// The driver answered with an error. `code` is a `CUresult`.
@@ -178,7 +178,7 @@ pub enum DriverError {
     /// The helper was asked and couldn't be reached, or refused.
     #[error("the GPU helper: {0}")]
     Helper(String),
-    /// This driver has no such call, or not in the generation that is needed.
+    /// The driver lacks the call, or has an older generation of it.
     #[error("{0}")]
     Unsupported(String),
 }
@@ -191,7 +191,7 @@ impl DriverError {
             Self::Refused {
                 code: CUDA_ERROR_NOT_PERMITTED
                     | CUDA_ERROR_OPERATING_SYSTEM
-                    // What a process sees whose cgroup may not open the device (any more).
+                    // Error of a process whose cgroup may not open the device (any more).
                     | CUDA_ERROR_NOT_INITIALIZED
                     | CUDA_ERROR_NO_DEVICE,
                 ..
@@ -205,7 +205,7 @@ pub const CUDA_ERROR_NO_DEVICE: i32 = 100;
 pub const CUDA_ERROR_OPERATING_SYSTEM: i32 = 304;
 pub const CUDA_ERROR_NOT_PERMITTED: i32 = 800;
 
-/// What a `CUresult` of these calls means to the one who reads the message.
+/// Meaning of a `CUresult` of these calls, for the reader of a message.
 pub fn meaning(code: i32) -> &'static str {
     match code {
         1 => "invalid value: no such process, or arguments of another generation",

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long a process's agent may take to say what it holds.
+/// Time for a process's agent to report its memory.
 const REPORT: Duration = Duration::from_secs(5);
 /// How long NVML may take for one look.
 const NVML: Duration = Duration::from_secs(5);
@@ -31,9 +31,9 @@ pub struct Sources {
     pub libcuda: Option<PathBuf>,
     pub libnvml: Option<PathBuf>,
     pub helper: PathBuf,
-    /// Where agents' sockets and records lie, instead of the owner's own places.
+    /// Folder of agents' sockets and records, instead of the owner's own places.
     pub dir: Option<PathBuf>,
-    /// The longest that one driver step may take; also of what has a shorter limit of its own.
+    /// Longest time for one driver step, and an upper bound for steps with a shorter limit of their own.
     pub deadline: Duration,
 }
 
@@ -58,7 +58,7 @@ impl Default for Sources {
     }
 }
 
-/// The machine: its driver and its NVML, each of which may be absent.
+/// The machine: its driver and its NVML, either of which may be absent.
 pub struct Site {
     pub sources: Sources,
     pub telemetry: Result<Arc<Telemetry>, Absent>,
@@ -142,7 +142,7 @@ impl Site {
         }
     }
 
-    /// What NVML says; none where there is none, or where it doesn't answer in time.
+    /// NVML's sample; `None` if NVML is absent or doesn't answer in time.
     pub fn sample(&self) -> Option<Sample> {
         self.nvml(Telemetry::sample)
     }
@@ -171,7 +171,7 @@ impl Site {
         Agent::of(pid, uid, self.sources.dir.as_deref())
     }
 
-    /// Gathers what there is to know of one process.
+    /// Gathers the facts on one process.
     ///
     /// # Errors
     /// There is no such process, or it isn't the caller's.

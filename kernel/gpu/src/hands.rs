@@ -150,8 +150,8 @@ impl<'a> Hands<'a> {
         }
     }
 
-    /// Where the driver takes everything and an agent is there, it must meet what the user's code does meanwhile: a
-    /// CUDA call in a locked process waits for ever. In the middle of a cell just that is wanted.
+    /// If the driver takes everything and an agent exists, the agent must guard the user's code: a CUDA call in a
+    /// locked process waits for ever. In the middle of a cell just that is wanted.
     fn guard(&self) -> Result<(), String> {
         use crate::inside::AskError;
         if self.record.halves.inside || self.record.mid_cell {
@@ -232,7 +232,7 @@ impl<'a> Hands<'a> {
         }
     }
 
-    /// What is left of the process and its children.
+    /// Device memory and files that the process and its children still have.
     pub fn left(&self) -> proof::Left {
         let procs = &self.site.sources.procs;
         let sample = self.site.sample_or_gap();

@@ -1,9 +1,9 @@
-//! The privileged helper, for sites whose driver lets only the privileged checkpoint. One verb: one checkpoint step
-//! on one process, for the user to whom that process belongs and for nobody else.
+//! The privileged helper, for sites whose driver lets only root checkpoint. It has one verb: one checkpoint step on
+//! one process, for the user who owns the process.
 //!
-//! Who asks is what the kernel says of the socket's other end (SO_PEERCRED). The target's four user ids must all be
-//! that user, and its start time the one that the caller names, so a pid that was used again is not touched. Root
-//! may ask for any process.
+//! The asker is the uid that Linux reports for the socket's other end (SO_PEERCRED). The target's four user ids must
+//! all be that uid. Its start time must be the one that the caller names, so a reused pid is not touched. Root may
+//! ask for any process.
 
 use crate::Pid;
 use crate::driver::{Api, Driver, DriverError, ProcessState, Step};
@@ -21,7 +21,7 @@ pub const SOCKET: &str = "/run/gresshopper/gpu-helper.sock";
 const VERSION: u32 = 1;
 /// A request is a pid, a step and at most 8 pairs of UUIDs.
 const MAX_REQUEST: u64 = 8 << 10;
-/// A peer that says nothing is dropped after this.
+/// Time after which a silent peer is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// More callers at once are turned away: a hanging driver must not let threads pile up.
 const MAX_CALLERS: usize = 32;
@@ -203,7 +203,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// `api`: the generation of the driver that the helper will load, which is the one loaded here.
+    /// `api`: generation of the driver that the helper will load, which is also loaded here.
     pub fn new(socket: PathBuf, api: Option<Api>, procs: Procs, deadline: Duration) -> Self {
         Self {
             socket,

@@ -23,7 +23,7 @@ pub enum Op {
     Report,
     Out,
     In,
-    /// The driver takes everything: meet the user's code before it waits on a device that isn't there.
+    /// The driver takes everything: guard the user's code against waiting on an absent device.
     Guard,
     Unguard,
     /// Starts the interpreter again (rung d).
@@ -118,8 +118,7 @@ impl Agent {
         Ok(self.ask(op, None, deadline)?.moved.unwrap_or_default())
     }
 
-    /// Has the interpreter start again, to go on from a saved state. It does so after the answer: its new agent's
-    /// report says `saved`.
+    /// Has the interpreter restart from a saved state, after the answer. The report of its new agent says `saved`.
     ///
     /// # Errors
     /// The agent refuses, or doesn't answer in time.
@@ -188,7 +187,7 @@ impl Agent {
     }
 }
 
-/// Where a user's agents listen, the likeliest first.
+/// Folders in which a user's agents listen, the likeliest first.
 pub fn run_dirs(uid: u32) -> Vec<PathBuf> {
     let mut dirs = Vec::new();
     if rustix::process::geteuid().as_raw() == uid {

@@ -1,9 +1,9 @@
 //! The ladder: which rung takes a process off the device, as a pure function of what was found.
 //!
-//! (a) it never touched CUDA: nothing to do; (b) copy out what the frameworks hold, then (c) the driver's checkpoint
-//! of the small rest; (c) of everything where (b) doesn't reach; (d) save the state, restart the interpreter,
-//! restore; (e) go on with another replica. (b) alone doesn't free a device: the CUDA context and its open files
-//! stay. Each rung that is passed over has reasons that can be shown.
+//! (a) The process never touched CUDA: nothing to do. (b) Copy out the frameworks' memory, then take the driver's
+//! checkpoint (c) of the small rest. (c) alone takes everything if (b) can't. (d) Save the state, restart the
+//! interpreter, restore. (e) Go on with another replica. (b) alone doesn't free a device: the CUDA context and its
+//! open files stay. Each skipped rung has reasons that can be shown.
 
 use crate::Pid;
 use crate::driver::{Api, GpuPair, GpuUuid, ProcessState};
@@ -24,7 +24,7 @@ pub enum Known {
     Unknown,
 }
 
-/// What the in-kernel agent says of its process.
+/// The in-kernel agent's report on its process.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Inside {
@@ -32,7 +32,7 @@ pub struct Inside {
     pub frameworks_bytes: u64,
     /// Page-locked bytes at hand from earlier parks: they needn't be found again.
     pub pool_bytes: u64,
-    /// What keeps the frameworks from being copied out, each by name.
+    /// Obstacles to copying the frameworks' memory out, by name.
     pub refusals: Vec<String>,
     pub managed: Known,
     pub ipc: Known,
@@ -52,7 +52,7 @@ pub struct DriverFound {
     pub permitted: Known,
 }
 
-/// What the state engine could save (rung d).
+/// State that the state engine could save (rung d).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StateOffer {
     pub bytes: u64,
@@ -79,11 +79,11 @@ pub struct Found {
     pub host_left: Option<HostLeft>,
     /// Other processes of the process's tree that hold a device file.
     pub children: Vec<Pid>,
-    /// What the state engine could save, or why it can't.
+    /// State that the state engine could save, or why it can't.
     pub state: Result<StateOffer, String>,
     /// Another replica could run the kernel's cells instead.
     pub other_replica: bool,
-    /// Rungs that were tried, and what came of it.
+    /// Rungs that were tried, and their results.
     pub tried: Vec<(Rung, String)>,
 }
 
@@ -287,9 +287,9 @@ fn against_copy_out(found: &Found) -> Vec<Reason> {
     reasons
 }
 
-/// What speaks against stopping the process where it stands and taking it off by the driver alone, while a cell runs in
-/// it: all that does against rung (c), and that it couldn't go on with any GPU that it is given later. `gpus`: those of
-/// this machine; none: nobody says.
+/// Reasons against stopping the process in its running cell and taking it off by the driver alone: all reasons
+/// against rung (c), and that it couldn't go on with just any GPU later. `gpus`: number of GPUs in this machine;
+/// `None` means unknown.
 pub fn against_mid_cell(found: &Found, state: Option<ProcessState>, gpus: Option<usize>) -> Vec<Reason> {
     if !found.touched && found.children.is_empty() {
         return vec![Reason::NotOnGpu];
@@ -330,7 +330,7 @@ fn against_driver(found: &Found) -> Vec<Reason> {
         }) => reasons.push(Reason::NotPermitted),
         Ok(_) => {}
     }
-    // What is unknown is let through: the driver answers for itself, and its refusal leads to the next rung.
+    // Unknown facts are let through: the driver decides, and its refusal leads to the next rung.
     let inside = found.inside.as_ref();
     if inside.is_some_and(|i| i.managed == Known::Yes) {
         reasons.push(Reason::Managed);
@@ -375,7 +375,7 @@ pub struct Place {
     pub total_bytes: u64,
 }
 
-/// Why what was parked can't come back on these devices.
+/// Why a parked process can't come back on these devices.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RemapError {
     #[error("{parked} devices were parked and {given} are given: the numbers must be the same")]

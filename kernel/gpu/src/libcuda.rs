@@ -1,8 +1,8 @@
 //! `libcuda.so.1`, loaded at run time: the checkpoint calls in both generations, and the few memory calls that a
 //! reservation and the benchmark need.
 //!
-//! Loading maps the library only; the device files are opened by `cuInit`, which is called when a call first needs
-//! it. Functions are looked up one by one, so an old driver is one without some calls, not an error.
+//! Loading maps the library only; `cuInit` opens the device files, and is called on first need. Functions are looked
+//! up one by one: an old driver lacks some calls, which is no error.
 
 use crate::Pid;
 use crate::driver::{Api, CUDA_ERROR_NOT_INITIALIZED, Driver, DriverError, GpuUuid, ProcessState, Step};
@@ -54,7 +54,7 @@ const _: () = {
 /// The loaded driver library. Cheap to clone.
 #[derive(Debug, Clone, Copy)]
 pub struct LibCuda {
-    /// Never unloaded: the driver has threads of its own that run its code until the process ends.
+    /// Never unloaded: the driver's own threads run its code until the process ends.
     lib: &'static Library,
     version: i32,
 }
@@ -365,7 +365,7 @@ impl Session {
 }
 
 impl DeviceMemory<'_> {
-    /// Fills the memory, so that the device really holds it.
+    /// Fills the memory, so that the device really holds pages.
     ///
     /// # Errors
     /// The driver's.

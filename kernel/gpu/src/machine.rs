@@ -42,7 +42,7 @@ pub enum Answer {
     TimedOut(String),
 }
 
-/// Where everything is when the machine has ended.
+/// Final state of a park or an unpark.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case", tag = "outcome")]
 pub enum Outcome {
@@ -57,8 +57,8 @@ pub enum Outcome {
     /// The CUDA context is back on the device; what the frameworks held is still in host memory, intact. May be
     /// tried again.
     HalfBack { why: String },
-    /// The driver left the process where nothing can be done with it. `frameworks_in_host`: what the frameworks
-    /// held is readable in the process's host memory, so that rung (d) can save it.
+    /// The driver left the process unusable. `frameworks_in_host`: the frameworks' memory is readable in the
+    /// process's host memory, so that rung (d) can save it.
     Broken { why: String, frameworks_in_host: bool },
 }
 
@@ -96,7 +96,7 @@ pub struct Machine {
     /// The call whose effect `State` is to tell.
     doubt: Option<Call>,
     why: Option<String>,
-    /// What the frameworks held is in host memory.
+    /// `true` once the frameworks' memory is in host memory.
     copied_out: bool,
     tries: u8,
 }
@@ -184,7 +184,7 @@ impl Machine {
             self.why = Some(why.clone());
         }
         match (self.way, call) {
-            // A copy-out that failed rolled itself back; one that is late is cancelled by the copy-in.
+            // A failed copy-out has rolled itself back; a late one is cancelled by the copy-in.
             (Way::Out, Call::CopyOut) => {
                 self.way = Way::Back;
                 self.copied_out = true;
@@ -219,7 +219,7 @@ impl Machine {
             },
             (_, _, S::Failed) => self.broken("the driver's checkpoint of the process has failed for good"),
             (Way::Out, Call::Checkpoint, S::Checkpointed) => {
-                // It did its work and only its answer was late or wrong.
+                // The call took effect; only its answer was late or wrong.
                 self.why = None;
                 self.ask(Call::Prove)
             }

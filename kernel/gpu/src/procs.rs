@@ -1,5 +1,4 @@
-//! What `/proc` says of processes: who holds device files, by descriptor or mapping, who started whom, and who they
-//! belong to.
+//! Facts on processes from `/proc`: open device files, by descriptor or mapping, parents, and owners.
 
 use crate::Pid;
 use serde::{Deserialize, Serialize};

@@ -1,8 +1,8 @@
 //! The proof that a device is empty of us: NVML lists no process of ours, and none of them holds a device file, by
 //! descriptor or by mapping.
 //!
-//! The driver's own files (`nvidiactl`, `nvidia-uvm`) hold no device; they are reported, and don't count. A process
-//! that can't be looked into counts as not empty: what isn't proven isn't so.
+//! The driver's own files (`nvidiactl`, `nvidia-uvm`) hold no device; they are reported, and don't count. An
+//! unreadable process counts as a holder: absence must be proven.
 
 use crate::Pid;
 use crate::procs::{Held, Procs};

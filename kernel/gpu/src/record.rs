@@ -1,5 +1,5 @@
-//! What an unpark must know of the park: written when a process is parked, in its owner's private directory, and
-//! removed when it is back.
+//! Records of parks for the unpark: written in the owner's private directory when a process is parked, and removed
+//! when it is back.
 
 use crate::Pid;
 use crate::inside::run_dirs;
@@ -101,7 +101,7 @@ impl Records {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for path in &self.dirs {
             if fs::mkdir(path, Mode::RWXU).is_ok() {
-                // What was made is ours until it is given away; anything else in its place fails the check.
+                // A new directory is ours until it is given away; anything else in its place fails the check.
                 self.give(&fs::open(path, DIRECTORY, Mode::empty())?)?;
             }
             match self.open(path) {
@@ -150,7 +150,7 @@ impl Records {
     }
 }
 
-/// Takes away what lies there of a process that is over: its record, and its agent's socket.
+/// Removes the leavings of an ended process: its record, and its agent's socket.
 pub fn forget(uid: u32, pid: u32) {
     let Ok(pid) = Pid::try_from(pid) else { return };
     let records = Records::of(uid, None);

@@ -1,8 +1,8 @@
 //! Making sure of device memory before a restore. A restore that runs out of it leaves the process stuck for ever
 //! (driver 580), so the memory is asked for first.
 //!
-//! Where nobody else is on the device, a look at what is free is enough. Where somebody is, or NVML can't say, the
-//! memory is really taken, by a short-lived process of its own, and given up in the moment of the restore.
+//! A look at the free memory is enough if nobody else is on the device. Otherwise, or without NVML's answer, a
+//! short-lived process really takes the memory, and gives it up at the moment of the restore.
 
 use crate::driver::{DriverError, GpuUuid};
 use crate::libcuda::LibCuda;

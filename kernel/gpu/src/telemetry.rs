@@ -1,9 +1,8 @@
-//! What NVML says, as samples that a lease can be charged with: per device (MIG instances by their own UUID) and per
-//! process. A value that a device doesn't offer is absent; a machine without NVML is [`Absent`], and its reason can
-//! be shown.
+//! NVML's data as samples, by which a lease is charged: per device (MIG instances by their own UUID) and per process.
+//! A value that a device doesn't offer is absent. A machine without NVML is [`Absent`], and its reason can be shown.
 //!
-//! While a [`Telemetry`] is open this process holds device files; whoever must prove a device empty from outside
-//! asks from a process of its own.
+//! While a [`Telemetry`] is open this process holds device files. Callers that must prove a device empty from outside
+//! use a process of its own.
 
 use crate::Pid;
 use crate::driver::GpuUuid;
@@ -46,7 +45,7 @@ pub struct Sample {
     /// The driver's version as NVML prints it, `580.159.03`.
     pub driver: Option<String>,
     pub devices: Vec<DeviceSample>,
-    /// What NVML didn't say although a proof of emptiness needs it: an empty list means nothing then.
+    /// Answers missing from NVML that a proof of emptiness needs: an empty list of processes then proves nothing.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub unknown: Vec<String>,
 }
@@ -98,7 +97,7 @@ pub struct Telemetry {
 impl Drop for Telemetry {
     fn drop(&mut self) {
         let nvml = self.nvml.take();
-        // Otherwise the end of this process ends it.
+        // Otherwise the process's end closes it.
         let _ = within(SHUTDOWN, move || drop(nvml));
     }
 }
@@ -172,7 +171,7 @@ impl Telemetry {
     }
 }
 
-/// What a lease used between samples: what it is charged with.
+/// A lease's use between samples, by which it is charged.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Charge {
     /// Time that each device was held, summed over the devices, in seconds.
@@ -185,8 +184,8 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Adds what happened between two samples on these devices (whole ones or MIG instances, by UUID), which one lease
-    /// held all the time. A MIG instance has no energy of its own, and is charged none.
+    /// Adds the use between two samples of these devices (whole ones or MIG instances, by UUID), which one lease held
+    /// all the time. A MIG instance has no energy of its own, and is charged none.
     pub fn add(&mut self, before: &Sample, after: &Sample, devices: &[String], processes: &[Pid]) {
         let seconds = after.at_us.saturating_sub(before.at_us) as f64 / 1e6;
         let mut bytes = 0;

@@ -19,7 +19,7 @@ pub struct Book {
 }
 
 impl Book {
-    /// The book in this folder, which nobody else may read.
+    /// Opens the book in this folder, which is private to its owner.
     ///
     /// # Errors
     /// If the folder can't be made, or belongs to another user.

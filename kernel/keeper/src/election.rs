@@ -46,7 +46,7 @@ impl View<'_> {
         member == self.me || seat.is_some_and(|s| self.heard.up.contains(s))
     }
 
-    /// Whether a voter is known to see no leader. This member knows of one leader alone: its own last.
+    /// Whether a voter is known to see no leader. This member knows only its own last leader.
     fn lacks_leader(&self, voter: Incarnation) -> bool {
         if !self.is_up(voter) {
             return false;

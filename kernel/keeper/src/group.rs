@@ -170,7 +170,7 @@ impl Group {
                 let told = (count, state.highest_incarnation());
                 if memory.told != Some(told) {
                     memory.told = Some(told);
-                    // A host that doesn't listen lets its kernels run with fewer replicas.
+                    // Without a listening host, kernels run with fewer replicas.
                     let _ = self.needs.send(Need {
                         group: self.name.clone(),
                         replicas: count,
@@ -227,7 +227,7 @@ impl Memory {
     }
 }
 
-/// Pauses after a deed that failed. A deed that went well has its effect in the next news.
+/// Pauses after a failed deed. A successful deed shows in the next news.
 async fn pause_after<T, E: std::fmt::Display>(done: Result<T, E>) {
     if let Err(error) = done {
         tracing::debug!(%error, "a deed for a group failed");

@@ -1,4 +1,4 @@
-//! Which seats live, as this seat hears: one failure detector for a pair of seats, whatever number of groups they share.
+//! Live seats, as heard by this seat: one failure detector for a pair of seats, however many groups they share.
 //!
 //! A peer is up while both directions work: this seat hears the peer, and the peer says that it hears this seat. A link that
 //! works in one direction alone can't carry a log.
@@ -9,17 +9,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// The time between two pings.
 pub const PING_EVERY: Span = Span::from_millis(100);
-/// A peer that says nothing for so long is suspected.
+/// Silence after which a peer is suspected.
 pub const SUSPECTED_AFTER: Span = Span::from_millis(400);
-/// A peer that says nothing for so long never comes back: its members are replaced.
+/// Silence after which a peer never comes back: its members are replaced.
 pub const GONE_AFTER: Span = Span::from_secs(30);
 
-/// A seat without a link for so long is lost, and so is the executor there. A shorter cut costs no running cell.
+/// Time without a link after which a seat and its executor are lost. A shorter cut costs no running cell.
 pub const LOST_AFTER_RESET: Span = Span::from_secs(1);
-/// A seat that is linked and silent for so long is lost.
+/// Silence on a link after which a seat is lost.
 pub const LOST_AFTER_SILENCE: Span = Span::from_secs(10);
 
-/// The seats that live, and what they hear themselves.
+/// Live seats, and the seats that each of them hears.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Heard {
     /// Seats with a link that works in both directions.
@@ -34,7 +34,7 @@ pub struct Heard {
 
 #[derive(Debug, Clone, Default)]
 struct Peer {
-    /// The peer's last word; before the first one, the time since which this seat wants to hear it.
+    /// Time of the peer's last word; before the first one, the time at which this seat began to listen.
     last: Timestamp,
     spoke: bool,
     links: usize,
@@ -61,7 +61,7 @@ impl Hearing {
         }
     }
 
-    /// These seats, and no others, share a group with this one.
+    /// Follows exactly the seats that share a group with this one.
     pub fn follow(&mut self, seats: &BTreeSet<JobId>, now: Timestamp) {
         self.peers
             .retain(|seat, peer| seats.contains(seat) || peer.links > 0);
@@ -108,7 +108,7 @@ impl Hearing {
         self.told_gone.insert(seat);
     }
 
-    /// The next ping: the seats that this one hears.
+    /// The next ping: the seats heard by this one.
     pub fn ping(&self, now: Timestamp) -> BTreeSet<JobId> {
         let heard = self.peers.iter().filter(|(_, peer)| peer.is_heard(now));
         heard.map(|(seat, _)| *seat).collect()

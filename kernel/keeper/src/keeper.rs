@@ -59,7 +59,7 @@ pub enum KernelError {
     Found(#[from] ProposeError),
 }
 
-/// A group lacks replicas. Its leader says so, once for each state of affairs.
+/// A group's lack of replicas, reported once for each change by its leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Need {
     pub group: String,
@@ -186,7 +186,7 @@ impl Keeper {
         self.links.share(group, BTreeSet::new());
         if let Some(hosted) = hosted {
             hosted.member.close().await;
-            // What stays in a log that can't be written ends with the seat.
+            // Leavings in an unwritable log end with the seat.
             let _ = hosted.member.forget();
         }
     }

@@ -1,8 +1,8 @@
-//! The keeper: the seat's process in so far as it keeps the logs of its user's kernels.
+//! The keeper: the part of a seat's process that keeps the logs of its user's kernels.
 //!
-//! One TLS link for each pair of seats carries the messages of all groups, and one ping in each direction says who lives.
-//! A group has no timer of its own: its task wakes on an entry, on a change of its members, or when a seat comes or
-//! goes. The leader's duties are `hop_log::steward`'s; this crate carries them out.
+//! One TLS link for each pair of seats carries the messages of all groups, and pings in both directions. A group has
+//! no timer of its own: its task wakes on an entry, on a change of its members, or when a seat comes or goes. The
+//! leader's duties are `hop_log::steward`'s; this crate carries them out.
 //!
 //! Hearing ([`hearing`]) and the rule to stand for election ([`election`]) are pure.
 

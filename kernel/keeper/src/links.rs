@@ -355,7 +355,7 @@ fn greeted(frame: Frame, expected: Option<JobId>) -> io::Result<JobId> {
 
 impl Link {
     fn send(&self, frame: &Frame) {
-        // A link that just broke is removed by its own task.
+        // The task of a broken link removes it.
         let _ = self.out.send(frame.encode());
     }
 }

@@ -101,7 +101,7 @@ fn staying(state: &State, view: &View<'_>) -> usize {
     state.members().keys().filter(stays).count()
 }
 
-/// The voters that should be, where they differ. Never two, and never without the leader.
+/// Voters that should replace the present ones, if they differ. Never two, and never without the leader.
 fn voters(state: &State, view: &View<'_>) -> Option<BTreeSet<Incarnation>> {
     let ready = view.learners.iter().filter(|(m, caught_up)| {
         **caught_up && state.members().contains_key(m) && !view.gone.contains(m) && !view.leaving.contains(m)
@@ -109,7 +109,7 @@ fn voters(state: &State, view: &View<'_>) -> Option<BTreeSet<Incarnation>> {
     let mut ready = ready.map(|(m, _)| *m);
     let mut voters = view.voters.clone();
     if voters.len() > view.wanted {
-        // From three to one, and only where the executor is the one that stays.
+        // From three to one only if the executor stays.
         return (view.wanted == 1 && state.executor() == Some(view.me)).then(|| BTreeSet::from([view.me]));
     }
     let replaced = view

@@ -1,5 +1,5 @@
-//! A kernel's folder in the user's home, and `front.json` in it, by which a replica finds its front and learns what to
-//! run. It holds keys: the folder is 0700, the file 0600, and it is replaced as a whole.
+//! A kernel's folder in the user's home, with `front.json`, by which a replica finds its front and the command to
+//! run. The file holds keys: the folder is 0700, the file 0600, and it is replaced as a whole.
 
 use crate::tls::KernelKeys;
 use hop_words::id::{AccountName, Incarnation, KernelId, PoolName, Tenure};
@@ -12,12 +12,12 @@ use std::path::{Path, PathBuf};
 
 const NAME: &str = "front.json";
 
-/// Where `front.json` is kept for this kernel: `gresshopper/kernels/<kernel>` in the user's data folder.
+/// Folder of this kernel's `front.json`: `gresshopper/kernels/<kernel>` in the user's data folder.
 pub fn kernel_dir(kernel: &KernelId) -> Option<PathBuf> {
     Some(data_dir()?.join("kernels").join(safe(kernel.as_str())))
 }
 
-/// `gresshopper` in the user's data folder. `None` means that there is neither `XDG_DATA_HOME` nor `HOME`.
+/// `gresshopper` in the user's data folder. `None` means that neither `XDG_DATA_HOME` nor `HOME` is set.
 fn data_dir() -> Option<PathBuf> {
     let data = std::env::var_os("XDG_DATA_HOME")
         .map(PathBuf::from)
@@ -62,14 +62,14 @@ fn safe(id: &str) -> String {
 pub struct FrontFile {
     pub version: u32,
     pub kernel: KernelId,
-    /// The newest incarnation; older ones end when they read this.
+    /// The newest incarnation; older ones end on reading it.
     pub incarnation: Incarnation,
     /// Grows with every front of the kernel.
     pub epoch: u64,
     /// The state of the kernel in the user's store. `None` means that the kernel keeps no log.
     #[serde(default)]
     pub state: Option<StateFolder>,
-    /// Where the front listens: the first that answers with the right certificate is it.
+    /// Addresses of the front: the first to answer with the right certificate is the front.
     pub addresses: Vec<String>,
     pub keys: KernelKeys,
     /// Jupyter's signing key of this kernel.
@@ -118,7 +118,7 @@ pub struct Launch {
     /// The kernelspec's argv with `{connection_file}` still in it.
     pub argv: Vec<String>,
     pub cwd: Option<PathBuf>,
-    /// What a cell needs that doesn't say itself.
+    /// Need of a cell that names none.
     #[serde(default)]
     pub default_need: Need,
     #[serde(default)]
@@ -136,7 +136,7 @@ pub struct Launch {
 }
 
 impl Launch {
-    /// Whether the kernel is one that our package can be loaded in.
+    /// Whether our package can be loaded into the kernel.
     pub fn is_ipykernel(&self) -> bool {
         self.argv.iter().any(|a| a.contains("ipykernel"))
     }
@@ -187,7 +187,7 @@ impl FrontFile {
     }
 }
 
-/// Makes a folder that only we can look into; refuses one that isn't ours.
+/// Makes a private folder; refuses one of another owner.
 pub fn make_private(dir: &Path) -> io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
     let opened = File::open(dir)?;

@@ -49,7 +49,7 @@ pub enum EnvelopeError {
     Header,
 }
 
-/// What of a header the front and the replica look at.
+/// Fields of a header that the front and the replica read.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 pub struct Header {
     pub msg_id: String,
@@ -109,7 +109,7 @@ impl Envelope {
         Message(frames)
     }
 
-    /// What the header says, as far as it is looked at here.
+    /// The header's fields, as far as they are read here.
     pub fn header(&self) -> Result<Header, EnvelopeError> {
         serde_json::from_slice(&self.header).map_err(|_| EnvelopeError::Header)
     }
@@ -168,8 +168,8 @@ impl Signer {
     }
 }
 
-/// Makes messages of our own. Each has an id of its own, so no two have the same signature, which clients refuse as a
-/// replay. Pure: the caller draws the session and says what time it is.
+/// Makes messages of our own. Each has a unique id, so no two have the same signature, which clients refuse as a
+/// replay. Pure: the caller passes the session and the time.
 #[derive(Debug, Clone)]
 pub struct Author {
     signer: Signer,

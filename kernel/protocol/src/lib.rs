@@ -1,5 +1,5 @@
-//! What a front and its replicas share: Jupyter's envelope, the wire between them, and the file by which a replica finds
-//! its front. `docs/kernel.md` tells how the two work together.
+//! Shared parts of a front and its replicas: Jupyter's envelope, the wire between them, and the file by which a
+//! replica finds its front. `docs/kernel.md` tells how the two work together.
 
 pub mod file;
 pub mod jupyter;

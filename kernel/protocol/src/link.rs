@@ -81,7 +81,7 @@ pub enum Frame {
     Hello(Hello),
     Welcome(Welcome),
     Item(u64, Item),
-    /// The sender of this has dealt with the items of these numbers.
+    /// The sender has dealt with the items of these numbers.
     Done(Vec<RangeInclusive<u64>>),
     Ping,
 }
@@ -222,7 +222,7 @@ fn parse_head(buf: &mut BytesMut) -> Result<Option<Head>, LinkError> {
     }))
 }
 
-/// Small parts are copied, so that one that is kept for long doesn't hold a whole read buffer.
+/// Small parts are copied, so that a long-lived part doesn't keep a whole read buffer.
 fn take(buf: &mut BytesMut, size: usize) -> Bytes {
     if size > COPY_MAX {
         return buf.split_to(size).freeze();

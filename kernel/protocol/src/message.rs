@@ -1,5 +1,5 @@
-//! What flows between front and replica besides Jupyter's messages, in JSON. [`VERSION`] is in both sides' first frame;
-//! both refuse another one. New fields are optional; a changed meaning is a new version.
+//! Messages between front and replica beside Jupyter's, in JSON. [`VERSION`] is in both sides' first frame; both
+//! refuse another version. New fields are optional; a changed meaning is a new version.
 
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, Tenure};
 use serde::{Deserialize, Serialize};
@@ -45,11 +45,11 @@ pub enum Welcome {
         version: u32,
         /// Grows with every front of this kernel.
         epoch: u64,
-        /// The last frame that the front took of this replica, and those below it that it wants again.
+        /// The last frame of this replica that the front took, and earlier frames that the front wants again.
         taken: u64,
         again: Vec<u64>,
     },
-    /// Not this replica: it is of another version or superseded. It ends.
+    /// Refusal of a replica of another version, or of a superseded one. The replica ends.
     No { version: u32, reason: String },
 }
 

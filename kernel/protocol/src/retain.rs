@@ -1,10 +1,10 @@
-//! What was sent and not yet delivered, and what was taken already: the two ends of a stream of numbered frames that
-//! outlives its connection. Pure: no socket, no clock.
+//! Undelivered items, and the record of taken ones: the two ends of a stream of numbered frames that outlives its
+//! connection. Pure: no socket, no clock.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// Something that takes memory while it is kept.
+/// An item that takes memory while it is kept.
 pub trait Weigh {
     /// Bytes.
     fn weight(&self) -> usize;
@@ -13,7 +13,7 @@ pub trait Weigh {
     fn droppable(&self) -> bool;
 }
 
-/// The sending end: keeps each item until the other side says that it is done with it.
+/// The sending end: keeps each item until the peer acknowledges it.
 #[derive(Debug)]
 pub struct Retained<T> {
     items: BTreeMap<u64, T>,
@@ -79,8 +79,8 @@ impl<T: Weigh + Clone> Retained<T> {
         dropped
     }
 
-    /// What the other side lacks, when it has `taken` and wants some of that `again`. What it neither lacks nor wants
-    /// again it has in its hands, and it will say when it is done with it.
+    /// Returns the items to send again: all after `taken`, and those listed in `again`. The peer is still working on
+    /// the others and acknowledges them with `Done`.
     pub fn lacking(&self, taken: u64, again: &[u64]) -> Vec<(u64, T)> {
         let old = again
             .iter()
@@ -90,7 +90,7 @@ impl<T: Weigh + Clone> Retained<T> {
         old.chain(new).map(|(seq, item)| (*seq, item.clone())).collect()
     }
 
-    /// Forgets what a new other side, which has `taken` and wants some of that `again`, was done with.
+    /// Forgets the items that a new peer, with `taken` and `again` of its predecessor, need not see.
     pub fn settle(&mut self, taken: u64, again: &[u64]) {
         let again: BTreeSet<u64> = again.iter().copied().collect();
         let done: Vec<u64> = self
@@ -119,7 +119,7 @@ impl<T: Weigh + Clone> Retained<T> {
     }
 }
 
-/// The receiving end: which frames were taken, so that none is dealt with twice.
+/// The receiving end: the frames taken, so that none is dealt with twice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Taken {
     upto: u64,
@@ -127,7 +127,7 @@ pub struct Taken {
 }
 
 impl Taken {
-    /// The state of one that went before: it had taken frames up to `upto`, but hadn't dealt with those in `again`.
+    /// State of a successor: its predecessor had taken frames up to `upto`, but not dealt with those in `again`.
     pub fn resume(upto: u64, again: impl IntoIterator<Item = u64>) -> Self {
         Self {
             upto,
@@ -241,7 +241,7 @@ mod tests {
                         kept.done(seq..=seq);
                     }
                     _ => {
-                        // The receiver dies; its successor knows what it had in hand or had still asked for.
+                        // The receiver dies. Its successor knows the frames in hand, and those requested again.
                         let again: Vec<u64> = in_hand.drain(..).chain(taken.again()).collect();
                         taken = Taken::resume(taken.upto(), again.clone());
                         kept.settle(taken.upto(), &again);

@@ -160,8 +160,8 @@ pub fn hash_seed(kernel: &Path) -> io::Result<u32> {
     }
 }
 
-/// Removes the folders that the state doesn't need: those older than the settled one. Only the opener of the state's
-/// tenure may call this. A folder that can't be removed stays for the next opener.
+/// Removes folders older than the settled one, which the state doesn't need. Only the opener of the state's tenure
+/// may call this. A folder that can't be removed is left to the next opener.
 pub fn remove_older(kernel: &Path, state: &State) {
     let oldest = state
         .settled()

@@ -1,8 +1,8 @@
 //! Keys of one kernel, and TLS with both sides pinned to them.
 //!
-//! Each kernel has an authority of its own, made by its first front, which signs one certificate for the front and one
-//! for replicas and is then forgotten. Both sides trust that authority alone and check the other's role, so a port of
-//! one kernel is useless to another kernel and to another user.
+//! Each kernel has an authority of its own. The first front makes it, signs one certificate for the front and one for
+//! replicas, and forgets the authority's key. Both sides trust that authority alone and check the other's role: a
+//! port of one kernel is useless to another kernel and to another user.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -32,7 +32,7 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// All keys of a kernel, as they lie in its `front.json`.
+/// All keys of a kernel, as stored in its `front.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct KernelKeys {
     /// The authority's certificate; nobody has its key any more.
@@ -106,7 +106,7 @@ impl Identity {
     }
 }
 
-/// The name that a replica expects of its front, wherever it is.
+/// Name that a replica expects of its front, wherever the front runs.
 pub fn front_name() -> ServerName<'static> {
     ServerName::try_from(FRONT).expect("a fixed, valid name")
 }

@@ -19,7 +19,7 @@ pub trait Group: Send + Sync {
     /// The state, and everything after it.
     fn subscribe(&self) -> Feed;
 
-    /// Who votes and leads, as this member knows.
+    /// Voters and leader, as known to this member.
     fn standing(&self) -> Standing;
 
     /// Returns once [`Group::standing`] is another one. `false`: the member is closed, and nothing changes any more.
@@ -43,7 +43,7 @@ pub trait Group: Send + Sync {
     ) -> impl Future<Output = Result<(), ChangeError>> + Send;
 }
 
-/// Who votes and leads, as one member knows.
+/// Voters and leader, as known to one member.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Standing {
     /// The leader, which may have been deposed already.

@@ -1,8 +1,9 @@
 //! A kernel's log on three nodes: one openraft group per kernel, in the WAL that all groups of a seat share.
 //!
-//! [`Group`] is all that others see of it; openraft stays in here. A [`Member`] is one replica's part of a group. It
-//! never acts by itself: it has no timer, sends no heartbeats and starts no election. The keeper hears which seats live,
-//! for all groups at once, and calls [`Member::campaign`] and [`Member::remind`]. A quiet group hence costs memory alone.
+//! [`Group`] is the public side; openraft is private to this crate. A [`Member`] is one replica's part of a group. A
+//! member never acts by itself: it has no timer, sends no heartbeats and starts no election. The keeper hears which
+//! seats live, for all groups at once, and calls [`Member::campaign`] and [`Member::remind`]. A quiet group hence
+//! costs memory alone.
 //!
 //! `docs/replication.md` has the rules that openraft's liveness demands, each with its reason.
 

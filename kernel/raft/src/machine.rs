@@ -55,7 +55,7 @@ struct Inner {
 }
 
 impl Machine {
-    /// The machine as its last snapshot left it. openraft applies the entries behind it again.
+    /// Opens the machine of the last snapshot. openraft applies the later entries again.
     pub(crate) fn open(store: Store, to_show: mpsc::UnboundedSender<ToShow>) -> io::Result<Self> {
         let mut inner = Inner {
             state: None,
@@ -113,7 +113,7 @@ impl Inner {
 
     fn command(&mut self, raft: u64, bytes: Bytes) -> Result<Option<News>, hop_log::FormError> {
         let Some(state) = &mut self.state else {
-            // The group's first command is the state with which it begins.
+            // The group's first command is its initial state.
             let state = State::decode(bytes)?;
             self.offset = state.applied().0;
             self.state = Some(state.clone());

@@ -30,7 +30,7 @@ const NEARLY: u64 = 32;
 /// Entries, or bytes of them, between two snapshots.
 const SNAPSHOT_ENTRIES: usize = 512;
 const SNAPSHOT_BYTES: usize = 4 << 20;
-/// Entries that stay behind a snapshot for members that lag.
+/// Entries kept behind a snapshot for members that lag.
 const KEPT: u64 = 64;
 
 /// A member to open.
@@ -78,7 +78,7 @@ pub struct Member<T> {
     shower: JoinHandle<()>,
 }
 
-/// The state as it was shown, and whoever follows it.
+/// The state shown last, and its followers.
 #[derive(Debug, Default)]
 struct Shown {
     state: Option<State>,
@@ -171,7 +171,7 @@ impl<T: Transport> Member<T> {
     /// Stands for election. Voters refuse for half a second after they heard of the leader's last entry; the keeper then
     /// tries again. The leader itself does nothing.
     pub async fn campaign(&self) {
-        // A member that has stopped says so by its standing.
+        // A stopped member is recognised by its standing.
         let _ = self.raft.trigger().elect().await;
     }
 
@@ -242,7 +242,7 @@ impl<T: Transport> Member<T> {
 
     /// Closes the member; its part of the WAL stays.
     pub async fn close(&self) {
-        // The one error is that of a task that panicked, and the panic was logged.
+        // The only error is a panic of the task, which was logged.
         let _ = self.raft.shutdown().await;
     }
 

@@ -77,7 +77,7 @@ impl NoAnswer {
     fn unreachable(&self) -> openraft::error::Unreachable {
         match self {
             Self::Unreachable(e) => openraft::error::Unreachable::new(e),
-            // A member of another release: pause as for one that is away.
+            // A member of another release: pause as for an absent one.
             Self::Form(e) => openraft::error::Unreachable::new(e),
         }
     }

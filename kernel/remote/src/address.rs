@@ -12,7 +12,7 @@ pub enum Place {
     Folder(PathBuf),
 }
 
-/// Where one state lies: its name within a place.
+/// Address of one state: its name within a place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     pub place: Place,

@@ -20,17 +20,17 @@ const BATCH: usize = 500;
 #[derive(Default)]
 struct Live {
     chunks: HashSet<ChunkId>,
-    /// By state, the log that its head names.
+    /// Log named by the head of each state.
     logs: BTreeMap<String, String>,
 }
 
 impl Remote {
-    /// Removes chunks and logs that no state there refers to and that are older than `age`: what a broken upload left
-    /// is spared for so long, so that it can go on.
+    /// Removes chunks and logs older than `age` to which no state refers. Younger ones may belong to a broken upload,
+    /// which can then go on.
     ///
     /// # Errors
-    /// [`RemoteError::Unknown`] when a state there isn't proven, [`RemoteError::Saving`] when one is being saved, or why
-    /// the store can't do it. What is left is removed by the next call.
+    /// [`RemoteError::Unknown`] if a state isn't proven, [`RemoteError::Saving`] while one is being saved, or the
+    /// store's own error. The rest is removed by the next call.
     pub async fn collect(
         &self,
         key: &[u8; 32],
@@ -84,7 +84,7 @@ impl Remote {
         Ok(done)
     }
 
-    /// All that has a head, proven: a state that can't be read might still be mended, so its content must not go.
+    /// All states with a head, proven. An unreadable state might still be mended, so its content must stay.
     async fn live(&self, states: &[ObjectMeta], key: &[u8; 32]) -> Result<Live, RemoteError> {
         let mut live = Live::default();
         for meta in states {

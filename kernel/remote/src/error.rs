@@ -73,14 +73,14 @@ impl RemoteError {
     }
 }
 
-/// Codes with which servers say that they are full.
+/// Codes of full servers.
 const FULL: [&str; 4] = [
     "XMinioStorageFull",
     "QuotaExceeded",
     "XMinioAdminBucketQuotaExceeded",
     "InsufficientCapacity",
 ];
-/// The host that gives a cloud machine its credentials.
+/// Host of a cloud machine's credentials.
 const METADATA: &str = "169.254.169.254";
 
 impl From<object_store::Error> for RemoteError {
@@ -133,7 +133,7 @@ fn transport(error: &object_store::Error) -> Option<RemoteError> {
     })
 }
 
-/// What a server said, without what it may repeat of a request.
+/// A server's message, without any repetition of the request.
 fn said(status: &str, code: &str, text: &str) -> String {
     let message = between(text, "<Message>", "</Message>").unwrap_or_default();
     let parts: Vec<String> = [status, code, &message]

@@ -10,7 +10,7 @@ use hop_blobs::{ChunkId, GetError};
 use hop_state::form::{self, ReadError, Saved};
 use std::sync::Arc;
 
-/// So often a state is read anew that was replaced while it was read.
+/// Reads of a state that is replaced while it is read.
 const AGAIN: usize = 3;
 
 /// What a fetch fetched.

@@ -1,9 +1,9 @@
 //! Marks that keep saving and collecting apart.
 //!
-//! Who saves relies on chunks that are there; who collects takes away what no head names. Each puts its mark first
-//! and then looks for the other's: an object store shows what was put to who lists later, so at least one of them
-//! sees the other, and gives way. A mark that nobody renewed for [`LIFE`] is of something broken off. Its age is told
-//! by the store's own clock.
+//! A save relies on existing chunks; a collection removes chunks that no head names. Each puts its mark first and
+//! then looks for the other's. An object store shows a put to every later list: at least one of the two sees the
+//! other, and gives way. A mark that nobody renewed for [`LIFE`] belongs to broken-off work. The store's own clock
+//! tells its age.
 
 use crate::error::RemoteError;
 use crate::remote::{Progress, Remote, absent};
@@ -45,7 +45,7 @@ pub(crate) fn seconds(meta: &ObjectMeta) -> i64 {
 }
 
 impl Remote {
-    /// Marks this place, unless the other work is done there. What was broken off is tidied away.
+    /// Marks this place, unless the other work is under way there. Broken-off marks are removed.
     pub(crate) async fn begin(&self, work: Work) -> Result<Mark, RemoteError> {
         let place = self
             .busy()
@@ -80,7 +80,7 @@ impl Remote {
         Ok(())
     }
 
-    /// That a mark still counts: whoever took it for broken off has removed it.
+    /// Fails if the mark no longer counts: other work that took it for broken off has removed it.
     pub(crate) async fn still(&self, mark: &Mark) -> Result<(), RemoteError> {
         match self.store.head(&mark.place).await {
             Ok(_) => Ok(()),
@@ -88,7 +88,7 @@ impl Remote {
         }
     }
 
-    /// Takes a mark away. If that fails, it stops counting by itself.
+    /// Removes a mark. If that fails, the mark expires.
     pub(crate) async fn end(&self, mark: &Mark) {
         let _ = self.store.delete(&mark.place).await;
     }

@@ -1,4 +1,4 @@
-//! Opens a place, with what the environment says of it.
+//! Opens a place with the settings of the environment.
 //!
 //! Credentials come from where the AWS tools have them: environment, profile, web identity, container, instance. They
 //! are never in an address or an argument, and never told.
@@ -22,7 +22,7 @@ use std::time::Duration;
 const REQUEST: &str = "120s";
 /// How often a request is tried that failed for a reason that may pass. `AWS_MAX_ATTEMPTS` sets another.
 const ATTEMPTS: usize = 5;
-/// From so long on a request that failed isn't tried again.
+/// Time after which a failed request isn't tried again.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The environment's variables.
@@ -63,7 +63,7 @@ fn folder(folder: &FilePath) -> Result<Arc<dyn ObjectStore>, RemoteError> {
 fn s3(bucket: &str, env: &Variables) -> Result<Arc<dyn ObjectStore>, RemoteError> {
     let bad =
         |e: object_store::Error| RemoteError::Settings(format!("the settings for S3 can't be used: {e}"));
-    // TLS needs one provider for the process; whoever was first has it.
+    // TLS needs one provider for the process: the first one installed stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let settings = settings(env)?;
     let mut options = ClientOptions::new().with_config(ClientConfigKey::Timeout, REQUEST);
@@ -115,7 +115,7 @@ fn certificates(bundle: &FilePath) -> Result<Vec<Certificate>, RemoteError> {
 
 type Settings = Vec<(AmazonS3ConfigKey, String)>;
 
-/// What the environment and, where it lacks, the profile say.
+/// Settings from the environment, completed by the profile.
 fn settings(env: &Variables) -> Result<Settings, RemoteError> {
     let mut settings: Settings = env
         .iter()
@@ -157,7 +157,7 @@ fn settings(env: &Variables) -> Result<Settings, RemoteError> {
     Ok(settings)
 }
 
-/// Only a machine that has credentials of its own can do without.
+/// Error for missing keys, unless the machine may have credentials of its own.
 fn no_keys(env: &Variables, profile: &BTreeMap<String, String>) -> Result<(), RemoteError> {
     let other = ["credential_process", "sso_session", "sso_start_url", "role_arn"];
     if let Some(kind) = other.iter().find(|kind| profile.contains_key(**kind)) {

@@ -1,4 +1,4 @@
-//! What the AWS tools keep in `~/.aws/credentials` and `~/.aws/config`, as far as keys, region and endpoint go.
+//! Keys, region and endpoint from the AWS tools' `~/.aws/credentials` and `~/.aws/config`.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ pub(crate) fn section(text: &str, wanted: &[String]) -> BTreeMap<String, String>
     let mut found = BTreeMap::new();
     let mut inside = false;
     for line in text.lines() {
-        // Lines that are indented belong to a setting with parts of its own, which none of those wanted has.
+        // Indented lines belong to settings with parts of their own, none of which is read here.
         if line.starts_with(['#', ';', ' ', '\t']) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! What lies where at a place, and single requests for it.
+//! Layout of a place, and single requests to it.
 
 use crate::address::Name;
 use crate::error::RemoteError;
@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 /// So many requests are under way at once.
 pub(crate) const AT_ONCE: usize = 8;
-/// What is longer isn't one of ours: a compressed chunk that doesn't pay isn't kept.
+/// Longest object of ours: a compressed chunk is kept only if it is shorter than its plain form.
 const LONGEST: u64 = CHUNK_BYTES as u64;
 
 /// States in an object store, below a prefix: `chunks/`, `states/NAME/` and `busy/`.
@@ -27,7 +27,7 @@ pub struct Remote {
     prefix: Path,
 }
 
-/// How far it is; read by whoever tells it.
+/// Progress of a transfer, for display.
 #[derive(Debug, Default)]
 pub struct Progress {
     pub done_bytes: AtomicU64,
@@ -59,13 +59,13 @@ impl Progress {
 /// A chunk that is there.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct There {
-    /// Length of the plain form, if it lies there.
+    /// Length of the plain form, if present.
     pub(crate) plain: Option<u64>,
     pub(crate) packed: Option<u64>,
 }
 
 impl There {
-    /// Whether it lies there whole, as far as its length tells.
+    /// Whether the chunk is there as a whole, as far as its length tells.
     pub(crate) fn holds(&self, len: u64) -> bool {
         self.plain == Some(len) || self.packed.is_some_and(|n| n > 0)
     }
@@ -76,7 +76,7 @@ impl There {
     }
 }
 
-/// A head as it lies there, and what tells it from a later one.
+/// A stored head, with its version.
 pub(crate) struct HeadThere {
     pub(crate) raw: Bytes,
     pub(crate) version: UpdateVersion,
@@ -140,7 +140,7 @@ impl Remote {
         Ok(())
     }
 
-    /// A chunk as it lies there; it isn't proven yet.
+    /// A stored chunk, not yet proven.
     pub(crate) async fn get_chunk(&self, id: ChunkId, packed: bool) -> Result<Raw, RemoteError> {
         let bytes = self.get(&self.chunk(id, packed), LONGEST).await?;
         let bytes = bytes.ok_or(RemoteError::Content(hop_blobs::GetError::Missing { id }))?;
@@ -198,7 +198,7 @@ impl Remote {
         {
             Ok(_) => Ok(told),
             Err(Error::Precondition { .. } | Error::AlreadyExists { .. }) => {
-                // It may be this very request, whose answer was lost and which was sent again.
+                // The stored head may be this request's own: its answer was lost, and it was sent again.
                 let now = self.get_head(name).await?;
                 let mine = now.is_some_and(|now| now.raw == raw);
                 mine.then_some(true).ok_or(RemoteError::Changed)
@@ -220,7 +220,7 @@ impl Remote {
         Ok(())
     }
 
-    /// The log that a proven head names; it isn't proven yet. None where a part of it isn't there.
+    /// The log of a proven head, itself not yet proven. `None` means that a part is missing.
     pub(crate) async fn get_log(&self, name: &Name, head: &Head) -> Result<Option<Vec<u8>>, RemoteError> {
         let mut log = Vec::new();
         for part in 0..head.length.div_ceil(CHUNK_BYTES) {
@@ -242,7 +242,7 @@ impl Remote {
     }
 }
 
-/// The chunk that an object is, and whether it is compressed.
+/// The chunk in an object, and whether it is compressed.
 pub(crate) fn chunk_at(meta: &ObjectMeta) -> Option<(ChunkId, bool)> {
     let parts: Vec<_> = meta.location.parts().map(|p| p.as_ref().to_owned()).collect();
     let [.., shelf, name] = &parts[..] else {
@@ -253,7 +253,7 @@ pub(crate) fn chunk_at(meta: &ObjectMeta) -> Option<(ChunkId, bool)> {
     Some((id, plain.is_some()))
 }
 
-/// Whether an error says only that the object isn't there.
+/// Passes any error but the absence of an object.
 pub(crate) fn absent(error: Error) -> Result<(), RemoteError> {
     let is_absent = matches!(error, Error::NotFound { .. });
     match RemoteError::from(error) {

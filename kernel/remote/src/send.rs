@@ -37,10 +37,10 @@ pub(crate) fn wanted(saved: &Saved) -> Result<Vec<Wanted>, RemoteError> {
 }
 
 impl Remote {
-    /// Puts a state there under this name: chunks that are missing, then its log, then its head.
+    /// Puts a state under this name: missing chunks, then its log, then its head.
     ///
     /// # Errors
-    /// [`RemoteError`]; the state that was there before is whole, and a later call goes on where this one ended.
+    /// [`RemoteError`]; the former state is then whole, and a later call goes on where this one ended.
     pub async fn send(
         &self,
         name: &Name,
@@ -91,12 +91,12 @@ impl Remote {
             .await?;
         self.put_log(name, &saved.head, &saved.log).await?;
         progress.more(log);
-        // What is relied on above is only sure while nobody collected.
+        // Chunks found above are certain only if no collection ran.
         self.still(mark).await?;
         let version = seen.map(|seen| seen.version);
         let alone = self.put_head(name, &saved.head.raw, version).await?;
         if let Some(before) = before.filter(|before| alone && before.mac != saved.head.mac) {
-            // What is left of it is garbage, which is collected later.
+            // An old log that stays is garbage, which a collection removes.
             let _ = self.drop_log(name, &before).await;
         }
         Ok(Sent {

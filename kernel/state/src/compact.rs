@@ -8,16 +8,16 @@
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Cells that are run again for one group, at most (`rerun.MOST`).
+/// Most cells that are run again for one group (`rerun.MOST`).
 const RERUN_MAX: usize = 50;
 
 /// So many versions are looked at for groups that need no making, all in all.
 const LOOKS_MAX: usize = 20_000_000;
 
-/// Sections that a cell which runs again finds as they were.
+/// Sections that are restored before a cell runs again.
 const DRAWN: [&str; 3] = ["random", "numpy", "torch"];
 
-/// A record: what it says, and its bytes.
+/// A record: its text and its bytes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Record {
     pub said: Map<String, Value>,
@@ -29,7 +29,7 @@ pub struct Record {
 #[error("a record isn't as the form says")]
 pub struct Malformed;
 
-/// A version of a group: the record that holds it, and its number there.
+/// A version of a group: its record, and its number in the record.
 type Version = (usize, usize);
 
 /// What is read of a group's version.
@@ -164,7 +164,7 @@ impl Kept {
         makings
     }
 
-    /// What running the cells of a group again needs. `None` means that they can't be.
+    /// Versions that a rerun of a group's cells needs. `None` means that the cells can't be run.
     fn of_making(index: &[Index], made: &Group) -> Option<Self> {
         let (wanted, cells) = cells(index, made);
         let first = &index[*cells.first()?];
@@ -306,13 +306,14 @@ fn cells(index: &[Index], lost: &Group) -> (BTreeSet<String>, Vec<usize>) {
     (wanted, found)
 }
 
-/// Whether IPython keeps under this name what a cell displayed.
+/// Whether IPython keeps a cell's displayed value under this name.
 fn is_shown(name: &str) -> bool {
     let digits = |rest: &str| !rest.is_empty() && rest.chars().all(|c| c.is_ascii_digit());
     name.chars().all(|c| c == '_') || name.strip_prefix('_').is_some_and(digits)
 }
 
-/// What the last record says for all: the order of the variables, all inputs, the environment, the cells to run again.
+/// Parts of the last record that concern all: the order of variables, all inputs, the environment, the cells to run
+/// again.
 struct Together {
     order: Vec<String>,
     inputs: Map<String, Value>,

@@ -1,6 +1,6 @@
-//! Reads the saved form (docs/state-format.md): proves it with its owner's key, and says what is in it.
+//! Reads the saved form (docs/state-format.md): proves a state with its owner's key, and lists its content.
 //!
-//! It doesn't unpickle, so it can look at any state of its owner's without running anything.
+//! Nothing is unpickled: a look at a state of the owner's runs no code.
 
 use crate::compact;
 use serde::{Deserialize, Serialize};
@@ -51,7 +51,7 @@ struct Said {
     mac: String,
 }
 
-/// What a state's `head` says, once it is proven.
+/// Content of a state's proven `head`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Head {
     pub records: usize,
@@ -72,7 +72,7 @@ pub struct Saved {
     pub snapshot: Snapshot,
 }
 
-/// Where a stream lies: in its record, or in chunks.
+/// Place of a stream: in its record, or in chunks.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum StreamRef {
@@ -109,7 +109,7 @@ pub struct Unit {
     /// Length in bytes, 1 if it holds the items of an array of objects, and the chunks.
     #[serde(rename = "b")]
     pub buffers: Vec<(u64, u8, Vec<String>)>,
-    /// What of it couldn't be saved, and why.
+    /// Unsaved parts, each with a reason.
     pub gone: Vec<(String, String)>,
     pub notes: Vec<String>,
     pub types: Vec<String>,
@@ -117,10 +117,10 @@ pub struct Unit {
     pub sec: f64,
     /// A hash of its stream.
     pub dig: String,
-    /// It isn't stored: a restore runs its cells again.
+    /// `true` for an unstored variable: a restore runs its cells again.
     #[serde(default)]
     pub left: bool,
-    /// A hash of its buffers' content, where it isn't stored.
+    /// Hash of the content of an unstored variable's buffers.
     #[serde(default)]
     pub tags: String,
 }
@@ -162,7 +162,7 @@ struct Record {
     redo: Option<Redo>,
 }
 
-/// What cells that a restore runs again refer to.
+/// Data for cells that a restore runs again.
 #[derive(Debug, Default, Deserialize)]
 struct Redo {
     cells: Vec<Rerun>,
@@ -189,7 +189,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Content of so many bytes lies in these chunks.
+    /// Notes that `bytes` bytes of content lie in these chunks.
     fn refer(&mut self, bytes: u64, chunks: &[String]) {
         let mut left = bytes;
         for name in chunks {
@@ -199,7 +199,7 @@ impl Snapshot {
     }
 }
 
-/// Where the owner's key lies, given the environment's `XDG_CONFIG_HOME` and `HOME`.
+/// Path of the owner's key, given the environment's `XDG_CONFIG_HOME` and `HOME`.
 pub fn key_path(config: Option<&Path>, home: &Path) -> PathBuf {
     config
         .map_or_else(|| home.join(".config"), Path::to_owned)
@@ -235,7 +235,7 @@ pub fn read(directory: &Path, key: &[u8; 32], uid: u32) -> Result<Snapshot, Read
     load(directory, key, uid).map(|saved| saved.snapshot)
 }
 
-/// Reads and proves a state, and keeps what it was read from.
+/// Reads and proves a state, and keeps the bytes read.
 ///
 /// # Errors
 /// [`ReadError`]; nothing of a state that isn't proven is returned.
@@ -279,7 +279,7 @@ pub(crate) const SLOT: usize = 512;
 /// Length of a `head`.
 pub const HEAD: usize = 2 * SLOT;
 
-/// Proves a `head`, and says what its newest place says.
+/// Proves a `head`, and returns the content of its newest slot.
 ///
 /// # Errors
 /// [`ReadError`] but for [`ReadError::Missing`] and [`ReadError::Stranger`].
@@ -442,7 +442,7 @@ pub(crate) fn start() -> [u8; START] {
     start
 }
 
-/// A record as it lies in the log, without its proof. Parts longer than `small` are compressed where that makes them
+/// A record as stored in the log, without its proof. Parts longer than `small` are compressed if that makes them
 /// shorter.
 pub(crate) fn framed(text: &[u8], body: &[u8], small: usize) -> Vec<u8> {
     let text = deflated(text, small);
@@ -468,7 +468,7 @@ fn deflated(part: &[u8], small: usize) -> (Cow<'_, [u8]>, bool) {
     }
 }
 
-/// One of the two places of a head.
+/// One of the two slots of a head.
 pub(crate) fn slot(key: &[u8; 32], records: u64, length: u64, mac: &blake3::Hash) -> Vec<u8> {
     let said = serde_json::json!({
         "version": VERSION, "kind": hex::encode(KIND), "records": records, "length": length,
@@ -509,7 +509,7 @@ pub enum Difference {
     Changed,
 }
 
-/// Variables that differ between two states, with the bytes that they hold in the later one.
+/// Variables that differ between two states, with their bytes in the later one.
 pub fn differences(before: &Snapshot, after: &Snapshot) -> BTreeMap<String, (Difference, u64)> {
     let by_name = |s: &Snapshot| -> BTreeMap<String, Unit> {
         s.units

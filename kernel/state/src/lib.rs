@@ -1,4 +1,4 @@
-//! What is decided about a notebook's state, and how a saved one is read without Python.
+//! Decisions on a notebook's state, and reading a saved one without Python.
 //!
 //! [`plan`] is pure: measured costs in, a decision for each group out. [`form`] reads and proves saved states,
 //! [`writer`] writes them, and [`compact`] says what a log may leave out; none looks into a stream. Capturing and rebuilding are the in-kernel agent's (`kernel/python/gresshopper/state`).

@@ -1,10 +1,11 @@
 //! Ship, recompute or leave: the cheapest way to have every group of variables at the target.
 //!
-//! For each active group g: `s(g)` is the cost to ship it (serialise + bytes / bandwidth + load; infinite if its round
-//! trip failed; nothing if it is already there). `rec(g)` are the cells that must run to rebuild it: those reached
-//! backwards from its producer, stopping at versions that are active. The plan picks the set S of shipped groups that
-//! minimises the sum of s over S plus the sum of run times over the *union* of rec(g) for g outside S. That is a
-//! minimum cut: source -> g with s(g), g -> c without limit for c in rec(g), c -> sink with r(c).
+//! For each active group g, `s(g)` is the cost to ship the group: serialise + bytes / bandwidth + load. The cost is
+//! infinite if the round trip failed, and nothing if the target has the group. `rec(g)` are the cells to run to
+//! rebuild the group: cells reached backwards from its producer, stopping at active versions. The plan picks the set
+//! S of shipped groups that minimises the sum of s over S plus the sum of run times over the *union* of rec(g) for g
+//! outside S. That is a minimum cut: source -> g with s(g), g -> c without limit for c in rec(g), c -> sink with
+//! r(c).
 //!
 //! A cell of rec(g) that reads an active version of another group needs that group at the target, shipped or rebuilt:
 //! where it can be neither, g can't be rebuilt.
@@ -22,13 +23,13 @@ pub struct Problem {
 /// One execution of a cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Cell {
-    /// Seconds that it ran; nothing if it mustn't be run again.
+    /// Seconds of the cell's run; `None` for a cell that mustn't run again.
     pub run: Option<f64>,
     /// Versions that it read.
     pub reads: Vec<VersionId>,
 }
 
-/// A group's content as one cell left it: which cell, counted from 0, and which group.
+/// A group's content as one cell left it: the cell's number, from 0, and the group's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct VersionId {
     pub cell: usize,
@@ -41,13 +42,13 @@ pub struct VersionId {
 pub struct Group {
     /// The cell that made this version.
     pub producer: usize,
-    /// Seconds to ship it; nothing if it can't be.
+    /// Seconds to ship the group; `None` if it can't be shipped.
     pub ship: Option<f64>,
     /// Whether the target has this version.
     #[serde(default)]
     pub there: bool,
-    /// A cell that rebuilding it needs beside those that made it: the trial of what isn't shipped, or one that is
-    /// barred for a group that must not be rebuilt.
+    /// Another cell that a rebuild needs: the trial of an unshipped group, or a barred cell for a group that must not
+    /// be rebuilt.
     #[serde(default)]
     pub also: Option<usize>,
 }
@@ -65,7 +66,7 @@ pub enum Choice {
     Placeholder,
 }
 
-/// A decision for each group, and what it costs.
+/// A decision for each group, and the plan's cost.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     pub choices: Vec<Choice>,
@@ -101,7 +102,7 @@ struct Rebuilt {
     open: bool,
 }
 
-/// What each group's rebuilding takes, and whether it can be done.
+/// Cells of each group's rebuild, and whether it is possible.
 fn rebuilt(problem: &Problem) -> Vec<Rebuilt> {
     let mut groups: Vec<Rebuilt> = (0..problem.groups.len())
         .map(|g| Rebuilt {
@@ -384,7 +385,7 @@ mod tests {
         assert_eq!(plan(&problem).choices, [Choice::Ship, Choice::Recompute]);
     }
 
-    /// Which groups can be rebuilt, by running out of reasons why not.
+    /// Groups that can be rebuilt: a fixed point over the reasons against.
     fn can_be_rebuilt(problem: &Problem) -> Vec<bool> {
         let n = problem.groups.len();
         let mut open = vec![false; n];

@@ -16,7 +16,7 @@ const SMALL: usize = 512;
 /// The size of a piece in which a log is copied.
 const PIECE: usize = 1 << 20;
 
-/// A log that isn't longer than this is never compacted.
+/// Length up to which a log is never compacted.
 const SHORT: u64 = 1 << 20;
 
 /// Why a state can't be written.
@@ -36,7 +36,7 @@ pub enum WriteError {
     Source { path: PathBuf },
 }
 
-/// The key by which its owner proves states.
+/// The owner's key, which proves states.
 #[derive(Clone)]
 pub struct Key([u8; 32]);
 
@@ -80,7 +80,7 @@ fn own_uid() -> io::Result<u32> {
     Ok(fs::metadata("/proc/self")?.uid())
 }
 
-/// Of several processes that make the key at once, one succeeds and the others use that one's.
+/// Makes the key. If several processes do so at once, one succeeds, and the others use its key.
 fn make_key(path: &Path) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     fs::DirBuilder::new().recursive(true).create(folder)?;
@@ -120,12 +120,12 @@ pub struct Writer {
     length: u64,
     records: u64,
     mac: blake3::Hash,
-    /// Beyond this length it is looked whether it should be compacted.
+    /// Length at which compaction is considered.
     long: u64,
 }
 
 impl Writer {
-    /// Begins an empty log. A log that is there already is replaced.
+    /// Begins an empty log, in place of an existing one.
     ///
     /// # Errors
     /// The file system's.
@@ -196,8 +196,8 @@ impl Writer {
         }
     }
 
-    /// Begins a log with all records of another one, without what nothing needs any more. The other one stays as it is, for
-    /// whoever reads it. `None` means that it isn't worthwhile: it would be more than half as long.
+    /// Begins a log with the needed records of another log, which stays as it is for its readers. `None` means that
+    /// it isn't worthwhile: the new log would be more than half as long.
     ///
     /// # Errors
     /// As [`Writer::go_on`], and a record of the other log isn't proven.
@@ -251,7 +251,7 @@ impl Writer {
         self.length > self.long
     }
 
-    /// It was looked at: compacting it isn't worthwhile before it has grown further.
+    /// Records that compaction isn't worthwhile before the log has grown further.
     pub fn stays_as_it_is(&mut self) {
         self.long = SHORT + self.length + self.length / 8;
     }
@@ -280,7 +280,7 @@ impl Writer {
             .map_err(|source| WriteError::Io { path, source })
     }
 
-    /// Makes the records added so far count, on disk when this returns.
+    /// Makes the added records count; they are on disk on return.
     ///
     /// # Errors
     /// The file system's.
@@ -314,8 +314,8 @@ impl Writer {
     }
 }
 
-/// The records of a log, proven, as they would lie in one without what nothing needs any more. `None` means that one isn't as
-/// the form says: then all of it is kept as it is.
+/// The records that compaction of a log would keep, proven. `None` means that a record isn't of the known form: then
+/// the log is kept as it is.
 fn least(key: &Key, source: &Path, length: u64, mac: &str) -> Result<Option<Vec<Vec<u8>>>, WriteError> {
     let damaged = || WriteError::Source {
         path: source.to_owned(),
@@ -335,7 +335,7 @@ fn least(key: &Key, source: &Path, length: u64, mac: &str) -> Result<Option<Vec<
     framed.collect::<Result<_, WriteError>>().map(Some)
 }
 
-/// An empty file of this name, which only its owner can read.
+/// An empty file of this name, private to its owner.
 fn new_file(folder: &Path, name: impl AsRef<OsStr>) -> Result<File, WriteError> {
     let path = folder.join(name.as_ref());
     let opened = File::options()
@@ -418,7 +418,7 @@ mod tests {
         assert!(matches!(go_on(1 << 20, &at.mac), Err(WriteError::Source { .. })));
     }
 
-    /// A record of one variable, with a stream of this many bytes that don't shrink.
+    /// A record of one variable, with an incompressible stream of this many bytes.
     fn version(of: u64, bytes: usize) -> (Vec<u8>, Vec<u8>) {
         let said = serde_json::json!({
             "at": 1.0, "gone": [], "process": {}, "inputs": {}, "env": null, "cell": null,
@@ -455,7 +455,7 @@ mod tests {
         next.append(&text, &body).unwrap();
         let compact = next.commit().unwrap();
         assert!(compact.length < 4 * 50_000 && !next.is_long());
-        // The source stays as it was, for whoever reads it.
+        // The source is unchanged, for its readers.
         assert_eq!(fs::read(old.join("log")).unwrap(), before);
         let found = form::read(&new, &KEY, own_uid().unwrap()).unwrap();
         assert_eq!((found.records, found.units.len()), (61, 4));

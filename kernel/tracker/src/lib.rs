@@ -1,8 +1,8 @@
 //! The native half of the in-kernel agent, loaded by `gresshopper.state.native` through ctypes.
 //!
-//! [`track`] asks Linux which pages were written, [`walk`] reads what a pickler went through, the rest hands memory to
-//! the store and hashes it. What is decided lies elsewhere: this only measures and obeys. All functions return a
-//! negative number on failure, and [`hop_error`] then says why; none panics across the boundary.
+//! [`track`] asks Linux for written pages, [`walk`] reads a pickler's memo, the rest hands memory to the store and
+//! hashes it. Decisions are made elsewhere. All functions return a negative number on failure, and [`hop_error`] then
+//! gives the reason; none panics across the boundary.
 #![allow(unsafe_code)] // a C interface over the memory of another language's objects
 
 pub mod track;
@@ -86,7 +86,7 @@ pub extern "C" fn hop_abi() -> u32 {
     ABI
 }
 
-/// Copies what this thread's last failure said to `out`, ended by zero.
+/// Copies the reason of this thread's last failure to `out`, ended by zero.
 ///
 /// # Safety
 /// `out` must point to `len` writable bytes.
@@ -104,8 +104,8 @@ pub unsafe extern "C" fn hop_error(out: *mut u8, len: usize) -> i64 {
     })
 }
 
-/// Bytes of memory that this process may still take: what the machine and the tightest memory cgroup leave. Negative where no
-/// limit is known.
+/// Memory that this process may still take, in bytes, by the machine's limit and the tightest memory cgroup. Negative
+/// if no limit is known.
 #[unsafe(no_mangle)]
 pub extern "C" fn hop_room() -> i64 {
     guarded(|| {
@@ -335,8 +335,8 @@ pub extern "C" fn hop_track_drop(at: usize, len: usize) -> i64 {
     })
 }
 
-/// Marks in `dirty` which chunks were written since the last scan with `again` (or since arming); returns how many.
-/// Negative when that isn't known, which also ends the tracking.
+/// Marks in `dirty` the chunks written since the last scan with `again` (or since arming); returns their number.
+/// Negative if unknown, which also ends the tracking.
 ///
 /// # Safety
 /// `dirty` must point to a byte for each chunk.

@@ -1,6 +1,6 @@
-//! Which memory was written, as Linux knows it: userfaultfd write-protection in its asynchronous form and
-//! `PAGEMAP_SCAN` (6.7 and later). A first write to a page after arming costs its writer a fault of about a
-//! microsecond, resolved in the kernel; nothing is delivered here.
+//! Written memory, as known to Linux: userfaultfd write-protection in its asynchronous form and `PAGEMAP_SCAN` (6.7
+//! and later). The first write to a page after arming costs a fault of about a microsecond, resolved in Linux;
+//! nothing is delivered here.
 //!
 //! Only private memory is tracked: another process's writes to shared memory would not be seen. Pages that a range
 //! shares with its neighbours are hashed rather than tracked, since a neighbour's scan would reset them.
@@ -93,10 +93,10 @@ fn tracker() -> io::Result<&'static Tracker> {
     }
 }
 
-/// Starts tracking, and proves by a real write that it works here.
+/// Starts tracking, and proves by a real write that tracking works here.
 ///
 /// # Errors
-/// Where the kernel lacks it, forbids it, or only pretends.
+/// Linux lacks tracking, forbids it, or only pretends to have it.
 pub fn init() -> io::Result<()> {
     tracker().map(|_| ())
 }
@@ -199,7 +199,7 @@ impl Tracker {
             start: at as u64,
             len: len as u64,
         };
-        // Failing means that the memory is gone, and its registration with it.
+        // A failure means that the memory is gone, and its registration with it.
         // SAFETY: the argument is UFFDIO_UNREGISTER's.
         let _ = unsafe { ioctl(self.uffd.as_raw_fd(), IOCTL_UNREGISTER, &mut arg) };
     }
@@ -360,7 +360,7 @@ fn map_line(line: &str) -> Option<(usize, usize, &str, &str)> {
     ))
 }
 
-/// Maps chunks one behind the other as private memory. Each is checked; those that are compressed are read.
+/// Maps chunks in sequence as private memory. Each is checked; compressed ones are read.
 ///
 /// # Errors
 /// When a chunk is missing, truncated or not what was stored, or the kernel refuses the map.
@@ -391,7 +391,7 @@ pub fn map(local: &Local, ids: &[ChunkId], len: usize) -> io::Result<*mut u8> {
 }
 
 fn map_chunk(local: &Local, id: ChunkId, at: usize, len: usize) -> io::Result<()> {
-    // SAFETY: this part of the new map is this call's alone.
+    // SAFETY: only this call uses this part of the new map.
     let part = |at: usize| unsafe { std::slice::from_raw_parts_mut(at as *mut u8, len) };
     let Ok(file) = File::open(local.path(id)) else {
         return local.get(id, part(at)).map_err(io::Error::other);
@@ -503,7 +503,7 @@ mod tests {
         let content = memory(CHUNK_BYTES + 100);
         let (ids, _) = local.put_all(&content, None).unwrap();
         let at = map(&local, &ids, content.len()).unwrap();
-        // SAFETY: the map is this test's until it is unmapped.
+        // SAFETY: this test owns the map until it is unmapped.
         unsafe {
             assert_eq!(std::slice::from_raw_parts(at, content.len()), content);
             at.write(77);

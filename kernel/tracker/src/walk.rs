@@ -30,7 +30,7 @@ struct MemoEntry {
     value: isize,
 }
 
-/// Where a type keeps its flags, in bytes from its start, on 64-bit machines.
+/// Offset of a type's flags, in bytes, on 64-bit machines.
 const TYPE_FLAGS: usize = 168;
 const TYPE_SUBCLASS: u64 = 1 << 31;
 

@@ -120,7 +120,7 @@ impl Wal {
         })
     }
 
-    /// The group with this name, with its content in the log.
+    /// The group of this name, with its content in the log.
     ///
     /// # Errors
     /// If the group is new and can't be written.

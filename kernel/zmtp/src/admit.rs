@@ -11,8 +11,7 @@ mod diag;
 /// Whose connections are taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Admit {
-    /// Those of processes of our own uid, or of root. On TCP that can be known only of connections that come over
-    /// loopback; others are refused.
+    /// Peers of our own uid, or of root. On TCP only connections over loopback reveal their uid; others are refused.
     SameUser,
     Anyone,
 }
@@ -77,8 +76,8 @@ struct Owner {
 }
 
 impl Owner {
-    /// Some process has it, or is about to accept it. What is left of one that was closed has no inode and isn't
-    /// established any more, and root's uid.
+    /// Whether a process has the connection, or is about to accept it. A closed connection has no inode, isn't
+    /// established, and is listed with root's uid.
     fn is_there(self) -> bool {
         const ESTABLISHED: u8 = 1;
         self.inode != 0 || self.state == ESTABLISHED
@@ -122,7 +121,7 @@ mod tests {
         assert!(ASKED.get().is_some(), "the kernel wasn't asked");
         let (peer, local) = (server.peer_addr().unwrap(), server.local_addr().unwrap());
         drop(client);
-        // What is left of a closed connection is in the kernel's table with root's uid.
+        // A closed connection stays in Linux's table with root's uid.
         loopback_owner(peer, local).unwrap_err();
     }
 

@@ -44,7 +44,7 @@ pub enum ConnectError {
     },
 }
 
-/// A connected socket. It doesn't connect again by itself: [`Event::Disconnected`] says that it is over.
+/// A connected socket without reconnection: [`Event::Disconnected`] ends it.
 #[derive(Debug)]
 pub struct Client {
     outbox: Arc<Outbox>,
@@ -52,7 +52,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Connects. What comes goes to `events` with `tag`; the peer in them is always the same.
+    /// Connects. Messages go to `events` with `tag`; the peer in them is always the same.
     pub async fn connect<T: Clone + Send + Sync + 'static>(
         kind: &ClientKind,
         endpoint: &Endpoint,

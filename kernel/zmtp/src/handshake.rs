@@ -29,7 +29,7 @@ pub enum HandshakeError {
     Timeout,
 }
 
-/// What is known of the peer after the handshake.
+/// Facts on the peer after the handshake.
 pub(crate) struct Ready {
     pub(crate) identity: Bytes,
     pub(crate) decoder: Decoder,

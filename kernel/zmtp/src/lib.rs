@@ -1,14 +1,13 @@
 //! ZMTP 3.0 endpoints as far as Jupyter needs them, on tokio: ROUTER, XPUB and REP that bind, DEALER and SUB that
 //! connect, the NULL mechanism, TCP and unix sockets.
 //!
-//! What is here and not in a general ZeroMQ library:
+//! Differences from a general ZeroMQ library:
 //! * Queues are bounded in bytes, and a peer that doesn't read is cut off, never awaited.
-//! * A peer that comes back under its identity takes it over by generation; the end of its old connection doesn't
-//!   remove the new one.
+//! * A peer that comes back under its identity replaces its old connection, whose end then removes nothing.
 //! * Both ends of a socket belong to the same user ([`Admit::SameUser`]), on unix sockets and on loopback TCP.
-//! * Sending tells when a message has left the process ([`Receipt`]), so that what was not delivered can be kept.
+//! * A [`Receipt`] tells when a message has left the process, so that an undelivered one can be kept.
 //!
-//! What a message means (Jupyter's envelope, signatures) is `hop-protocol`'s matter.
+//! The meaning of messages (Jupyter's envelope, signatures) is left to `hop-protocol`.
 
 mod admit;
 mod client;
@@ -63,7 +62,7 @@ impl Default for Limits {
     }
 }
 
-/// A peer's identity, and which of its connections this is.
+/// A peer's identity, and the generation of its connection.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Peer {
     pub identity: Bytes,

@@ -1,5 +1,5 @@
-//! What waits to be written to one peer. Sending writes at once when the socket takes it, which saves a task switch for
-//! each message; what it doesn't take waits here, bounded in bytes, for [`Outbox::pump`].
+//! Unwritten messages to one peer. Sending writes at once if the socket takes the message, which saves a task switch.
+//! The rest waits here, bounded in bytes, for [`Outbox::pump`].
 
 use crate::stream::WriteHalf;
 use bytes::{Buf, Bytes};
@@ -144,7 +144,7 @@ impl Outbox {
         Ok(())
     }
 
-    /// Writes what waits, as the socket takes it, until the connection ends.
+    /// Writes waiting messages, as the socket takes them, until the connection ends.
     pub(crate) async fn pump(&self) {
         loop {
             let (closed, empty) = {

@@ -1,7 +1,7 @@
 //! Sockets that bind: ROUTER, XPUB, and a REP that echoes.
 //!
-//! One task accepts, and each connection has one that reads and one that writes what the socket didn't take at once.
-//! What happens goes to the owner's channel; a full channel stops reading from the peers, never from the owner.
+//! One task accepts. Each connection has a task that reads, and one that writes what the socket didn't take at once.
+//! Events go to the owner's channel; a full channel stops reading from the peers, never from the owner.
 
 use crate::admit::Admit;
 use crate::frame::{Item, encode, encode_command};
@@ -54,7 +54,7 @@ pub struct BindError {
     pub source: io::Error,
 }
 
-/// A bound socket. Dropping it closes it and all its connections.
+/// A bound socket. Dropping it closes the socket and all its connections.
 #[derive(Debug)]
 pub struct Server {
     local: Endpoint,
@@ -125,7 +125,7 @@ impl Server {
         &self.local
     }
 
-    /// Sends to one peer. The message comes back when there is no such peer (any more).
+    /// Sends to one peer. The message comes back if the peer is gone.
     pub fn send(&self, identity: &[u8], message: Message, receipt: Option<&Receipt>) -> Result<(), Message> {
         let outbox = lock(&self.peers)
             .live
@@ -195,7 +195,7 @@ fn listen_tcp(addr: SocketAddr) -> io::Result<TcpListener> {
     } else {
         TcpSocket::new_v6()?
     };
-    // A front that comes back must get the ports of the one that was killed.
+    // A restarted front must get the ports of the killed one.
     socket.set_reuseaddr(true)?;
     socket.bind(addr)?;
     socket.listen(128)

@@ -1,4 +1,4 @@
-//! Counting those who are turned away, so that they don't fill the log.
+//! Counts refused connections, so that they don't fill the log.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

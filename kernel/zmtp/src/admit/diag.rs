@@ -17,7 +17,7 @@ const HEADER: usize = 16;
 const ASK: usize = HEADER + 56;
 /// Where `idiag_state` lies in the answer.
 const STATE: usize = HEADER + 1;
-/// Where `idiag_uid` lies in the answer (`struct inet_diag_msg`); `idiag_inode` follows.
+/// Offset of `idiag_uid` in the answer (`struct inet_diag_msg`); `idiag_inode` follows.
 const UID: usize = HEADER + 64;
 
 /// The socket that is bound to `from` and connected to `to`.
@@ -30,7 +30,7 @@ pub(super) fn find(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> io::Result<Opt
     let socket = rustix::net::socket_with(AddressFamily::NETLINK, SocketType::DGRAM, flags, protocol)?;
     rustix::net::send(&socket, &question(from, to), SendFlags::empty())?;
     let mut answer = [0; 512];
-    // It is there when the question has been taken.
+    // The answer is ready when the question has been taken.
     let (_, length) = rustix::net::recv(&socket, &mut answer[..], RecvFlags::DONTWAIT)?;
     let said = &answer[..length.min(answer.len())];
     let word = |at: usize| Some(u32::from_ne_bytes(said.get(at..at + 4)?.try_into().ok()?));
