@@ -50,7 +50,7 @@ class Cells:
 
 
 def in_main_thread() -> bool:
-    """Whether this is the thread in which the kernel's cells run."""
+    """Whether the kernel's cells run in this thread."""
     return threading.current_thread() is threading.main_thread()
 
 

@@ -152,7 +152,7 @@ _channel: Channel | None = None
 
 
 def adopt() -> None:
-    """Takes the inherited descriptor out of the environment, so that no child of the kernel has it."""
+    """Takes the inherited descriptor out of the environment: no child of the kernel sees it."""
     global _channel  # noqa: PLW0603  one process, one channel
     number = os.environ.pop(FD_VARIABLE, None)
     if number is None:

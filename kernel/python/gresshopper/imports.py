@@ -53,7 +53,7 @@ class _ThenLoader(importlib.abc.Loader):
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Calls `then` with the module: now if it is there, else right after its import."""
+    """Calls `then` with the module: now if it is loaded, else right after its import."""
     module = sys.modules.get(name)
     if module is not None:
         then(module)

@@ -1,5 +1,5 @@
-"""The GPU half in a kernel whose supervisor lends GPUs: brought in with the first import of a framework that may use
-one, so that a kernel that never does carries nothing of it.
+"""The GPU half of a kernel whose supervisor lends GPUs. The first import of a framework with GPU support loads it,
+so that other kernels carry nothing of it.
 
 A lease is for one cell here. A cell came with one when the supervisor wrote so into its request's metadata; any other
 cell that turns out to need a GPU obtains a lease for the rest of itself, as `with gresshopper.gpu():` does.
@@ -16,13 +16,13 @@ from typing import Any
 from gresshopper import need
 from gresshopper.imports import after_import
 
-#: Set by the supervisor where there is somebody who lends.
+#: Set by a supervisor that lends.
 VARIABLE = "GRESSHOPPER_LENDS"
 FRAMEWORKS = ("torch", "cupy", "jax", "tensorflow", "numba", "pycuda")
 
 
 class Watch:
-    """What is there of the half before any framework is."""
+    """The part of the half that exists before any framework."""
 
     def __init__(self, shell: Any) -> None:
         self._shell = shell
@@ -49,7 +49,7 @@ class Watch:
 
             _supervised.install(self._shell, self._threads, self._in_cell)
         except Exception as error:
-            # The user's import goes on; what this costs is said.
+            # The user's import goes on; its cost is told.
             print(
                 f"gresshopper: GPUs can't be given back while this kernel lives ({error}): at the end of a lease it "
                 "would be ended. Restart it.",

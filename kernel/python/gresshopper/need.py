@@ -54,15 +54,15 @@ class Grant:
 
 @dataclass
 class _Held:
-    """The one lease that blocks of this kernel hold, and how many are in it."""
+    """The one lease of this kernel's blocks, and the number of open blocks."""
 
     need: dict[str, Any] = field(default_factory=dict)
     grant: Grant = field(default_factory=Grant)
     shared: bool = False
     depth: int = 0
-    #: By whom: thread and task. What runs beside the cells may hold on.
+    #: Owner: thread and task. Work beside the cells may hold on.
     owner: tuple[int, object] = (0, None)
-    #: Whoever asked gives it back at the cell's end by itself.
+    #: `True` for a lease that its owner gives back at the cell's end.
     of_cell: bool = False
     #: Counts the leases that ended with their cell, under blocks that are still open.
     ended: int = 0

@@ -1,4 +1,4 @@
-"""What this process answers when it is asked over the agent channel or the door: operations by name.
+"""Operations, by name, for requests over the agent channel or the door.
 
 A module registers its operations here, in a namespace of its own (``state.``, ``gpu.``). Each names what runs it: a thread
 of its own, or the kernel's main thread between cells (`between`).
@@ -27,14 +27,14 @@ class OperationError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """One request: its body and attachments, and how to tell the asker how far it is."""
+    """A request: its body and attachments, and a way to report progress."""
 
     body: dict[str, Any]
     attachments: list[bytes]
     progress: Callable[[str], None] = lambda text: None
 
 
-#: An answer's body, or that and its attachments.
+#: An answer's body, with or without attachments.
 Answer = Union["dict[str, Any]", "tuple[dict[str, Any], Sequence[Attachment]]"]
 Operation = Callable[[Call], Answer]
 #: Has work done, now or later, in whatever thread that is.
@@ -42,7 +42,7 @@ Runner = Callable[[Callable[[], None]], None]
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """Run in a thread of its own, so that an operation may ask in its turn."""
+    """Run in a thread of its own, so that an operation may send requests itself."""
     threading.Thread(target=work, name="gresshopper-op", daemon=True).start()
 
 

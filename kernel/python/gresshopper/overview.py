@@ -26,7 +26,7 @@ class Status:
 
     #: ``cpu``, ``queued``, ``parked``, ``granted``, ``lingering`` ..
     state: str
-    #: What the cell asked for: ``gpus``, ``cpus``, ``gpu_type``, ``gpu_mem_mib``.
+    #: The cell's need: ``gpus``, ``cpus``, ``gpu_type``, ``gpu_mem_mib``.
     need: Mapping[str, Any]
     #: When this state began, in seconds since the epoch.
     since: float | None = None
@@ -78,7 +78,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A cell of one's own that waits for its lease."""
+    """A cell of the user's own that waits for its lease."""
 
     kernel: str
     notebook: str

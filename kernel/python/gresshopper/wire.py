@@ -21,7 +21,7 @@ _HEAD = struct.Struct(">II")
 _JSON_MAX = 64 << 20
 _ATTACHMENTS_MAX = 4096
 _FRAME_MAX = 4 << 30
-#: Frames up to this many bytes are sent as one piece.
+#: Size up to which a frame is sent as one piece.
 _SMALL = 64 << 10
 
 

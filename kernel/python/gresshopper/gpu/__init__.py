@@ -45,7 +45,7 @@ __all__ = [
 
 
 class _Process:
-    """What there is one of in a process."""
+    """Single objects of a process."""
 
     keeper: Keeper | None = None
     server: Server | None = None
@@ -115,7 +115,7 @@ def is_away() -> bool:
 
 
 def handle(request: Mapping[str, Any]) -> dict[str, Any]:
-    """One request of the supervisor's, answered; never raises."""
+    """Answers a request of the supervisor's; never raises."""
     return keeper().handle(request)
 
 

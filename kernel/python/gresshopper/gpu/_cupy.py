@@ -17,7 +17,7 @@ from ._torch import within
 
 
 class MemoryBlock:
-    """One allocation and all arrays that lie in it."""
+    """An allocation and all arrays in it."""
 
     def __init__(self, cupy: Any, memory: Any) -> None:
         self._cupy = cupy
@@ -70,7 +70,7 @@ class CupyHalf:
     name = "cupy"
 
     def stuck(self) -> str | None:
-        """Why a GPU that is there now can't be used. cupy itself keeps no answer; the CUDA runtime below it may."""
+        """Why a present GPU can't be used. cupy itself keeps no answer; the CUDA runtime below may."""
         runtime = getattr(getattr(self._cupy, "cuda", None), "runtime", None)
         if runtime is None or not hasattr(runtime, "getDeviceCount"):
             return None

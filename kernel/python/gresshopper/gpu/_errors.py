@@ -1,4 +1,4 @@
-"""What can go wrong with a GPU, as sentences for the person at the notebook."""
+"""GPU errors, as sentences for the person at the notebook."""
 
 from __future__ import annotations
 
@@ -8,4 +8,4 @@ class GpuUnavailable(RuntimeError):
 
 
 class ParkRefused(RuntimeError):
-    """What the frameworks hold can't be copied out or in. Everything is where it was."""
+    """The frameworks' memory can't be copied out or in. Everything is where it was."""

@@ -1,9 +1,9 @@
-"""What the user's code meets when it asks torch for a GPU that the kernel has no lease of.
+"""Guards user code that asks torch for a GPU without a lease.
 
-Three places, all of them passed before the driver is asked: the questions (`torch.cuda.is_available` and its like),
-torch's lazy initialisation, and, while something is parked, every torch operation that a parked tensor or a device
-takes part in. Each calls `ensure`, which either returns with the GPU usable or raises a sentence. torch's C++ keeps
-its first answer to "how many devices" for ever, so no question may reach it before there is a device.
+The guard has three places, all before the driver is asked. They are the questions (`torch.cuda.is_available` and its
+like), torch's lazy initialisation, and, while anything is parked, every torch operation on a parked tensor or a
+device. Each calls `ensure`, which either returns with the GPU usable or raises a sentence. torch's C++ keeps its
+first answer to "how many devices" for ever, so no question may reach it before a device exists.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOOKS = {
 
 
 def can_use_cuda(torch: Any) -> bool:
-    """Whether this build of torch could use a GPU at all: where it can't, its answers are true without one."""
+    """Whether this build of torch could use a GPU at all. If it can't, its answers are true without one."""
     version = getattr(torch, "version", None)
     return version is None or getattr(version, "cuda", None) is not None
 
@@ -96,7 +96,7 @@ def make_mode(ensure: Ensure, is_usable: Callable[[], bool], device_type: str = 
 
 
 class ModeStack(threading.local):
-    """Which guard this thread has entered: modes are per thread."""
+    """The guard that this thread has entered: modes are per thread."""
 
     mode: Any | None = None
 
@@ -162,7 +162,7 @@ class Threads:
         self._ours = {thread.ident for thread in threading.enumerate()}
 
     def began_with(self, ours: Iterable[int | None]) -> None:
-        """Only these threads were there before the user's code."""
+        """Records the threads that existed before the user's code."""
         self._ours = set(ours)
 
     def install(self) -> None:

@@ -1,7 +1,7 @@
 """Page-locked host memory that is kept between parks.
 
-Page-locking costs more than copying, so memory that was page-locked once is used again. It counts against the seat
-for as long as it is kept; `trim` gives it back.
+Page-locking costs more than copying, so page-locked memory is reused. Kept memory counts against the seat; `trim`
+gives it back.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import time
 from collections.abc import Sequence
 from typing import Callable
 
-#: Bytes to which blocks are aligned: a page, so that no two copies share one.
+#: Alignment of blocks in bytes: a page, so that no two copies share one.
 ALIGN = 4096
 #: The most that is asked for at once, unless one block is larger: a machine may refuse or grow only step by step.
 ARENA = 4 << 30
 #: Linux's MADV_HUGEPAGE, which not each Python names.
 _HUGEPAGE = 14
-#: Below this the threads cost more than they save.
+#: Bytes below which threads cost more than they save.
 _PARALLEL = 64 << 20
 
 Pin = Callable[[int, int], None]

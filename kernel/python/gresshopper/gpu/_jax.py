@@ -1,12 +1,14 @@
 """jax's half: the buffers behind its arrays out and in.
 
-In jax up to 0.10 a deleted array takes a new buffer in place (`ArrayImpl._replace_with`), so the object, its sharding
-and whatever holds it stay; arrays that share one buffer share one again. From 0.11 on jax replaces only what is alive, on
-the same device, so there the driver takes everything; whether it can be done is tried, on the CPU. It frees device memory
-only where XLA gives it back: its usual allocator keeps all that it ever took, so there the driver takes everything, too,
-and the user reads which setting would change that. Arrays over several devices are refused by name.
+In jax up to 0.10 a deleted array takes a new buffer in place (`ArrayImpl._replace_with`). The object, its sharding
+and its owners stay, and arrays that shared a buffer share one again. From 0.11 on jax replaces only living arrays,
+on the same device, so the driver takes everything. A trial on the CPU tells which way works.
 
-jax looks for devices once and keeps what it found, so that an answer without a GPU has to be forgotten when there is one.
+Device memory is only freed if XLA gives it back. Its usual allocator keeps all memory, so the driver takes
+everything then, too, and the user reads which setting would change that. Arrays over several devices are refused by
+name.
+
+jax looks for devices once and keeps the result: an answer without a GPU must be forgotten when a GPU comes.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ class BufferBlock:
 
     def copy_out(self, to: memoryview) -> None:
         first = self.arrays[0]
-        # An array keeps what numpy once got of it: asked through another one, that goes with it.
+        # An array keeps the numpy copies made of it: a copy asked through another array goes with the latter.
         passing = first._rewrap_with_aval_and_sharding(first.aval, first.sharding)
         self._host(to)[...] = sys.modules["numpy"].asarray(passing)
 
@@ -62,7 +64,7 @@ class BufferBlock:
         # The copy may be under way still, and reads the host's memory.
         new.block_until_ready()
         if new.unsafe_buffer_pointer() == address(source):
-            # A device that shares the host's memory takes it as it lies; ours is used again.
+            # A device that shares the host's memory takes the copy as it is; the buffer is reused.
             new = self._jax.device_put(host.copy(), self._sharding)
         for array in self.arrays:
             array._replace_with(new)
@@ -89,12 +91,12 @@ class JaxHalf:
         #: Tests on a machine without a GPU let one of the CPU's devices stand for it.
         self._on_device = on_device or (lambda device: device.platform != "cpu")
         self._refills: bool | None = None
-        #: What jax found while there was a GPU.
+        #: Backends that jax found while a GPU existed.
         self._found_with_gpu: Any = None
 
     def renew(self) -> None:
-        """There is a GPU now: has jax look again if it looked without one and found none. Arrays on the CPU stay as they
-        are, and what was compiled is compiled again."""
+        """Has jax look for the GPU again if it looked without one and found none. Arrays on the CPU stay, and
+        compiled functions are compiled again."""
         bridge = sys.modules.get("jax._src.xla_bridge")
         backends = getattr(bridge, "_backends", None)
         if not backends or backends is self._found_with_gpu or set(backends) != {"cpu"}:
@@ -127,7 +129,7 @@ class JaxHalf:
         return None
 
     def settle(self) -> None:
-        """What jax has found by now, it found with a GPU there."""
+        """Notes that jax found its present backends with a GPU."""
         self._found_with_gpu = getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None) or None
 
     @property
@@ -193,7 +195,7 @@ class JaxHalf:
             array.block_until_ready()
 
     def empty_caches(self) -> None:
-        # What XLA's allocator gives back goes with the arrays.
+        # Memory that XLA's allocator gives back goes with the arrays.
         return
 
     def pin(self) -> Pin | None:

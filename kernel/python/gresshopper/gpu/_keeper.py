@@ -1,4 +1,4 @@
-"""One process's GPU half: what is parked, who may ask, and in which order things happen.
+"""A process's GPU half: parked memory, permission to ask, and the order of events.
 
 Copy-outs happen between cells only. Copy-ins may happen while a cell waits for them. Everything that waits has an
 end.
@@ -34,7 +34,7 @@ VERSION = 1
 SYNC_S = 10.0
 #: Frameworks without a hook at each operation: cells are looked through before they run.
 _UNHOOKED = {"cupy", "jax", "numba", "tensorflow", "pycuda"}
-#: Of these, what nobody imports but for a device.
+#: Frameworks among these that nobody imports except for a device.
 _DEVICE_ONLY = {"cupy", "pycuda"}
 
 
@@ -66,7 +66,7 @@ class Keeper:
         self._beginning = threading.Lock()
         #: Under a supervisor: whether the cell that begins came with a lease. A lease is for one cell then.
         self.came_with_lease: Callable[[], bool] | None = None
-        #: What must not be destroyed while the device is away: that would be a call of the driver's, which waits.
+        #: Objects that must not be destroyed while the device is away: destruction calls the driver, which waits.
         self._kept: list[Any] = []
         #: Starts the interpreter again (rung d), given a saved state; restores one.
         self.start_again: Callable[[Path], None] | None = None
@@ -112,7 +112,7 @@ class Keeper:
                     raise GpuUnavailable(stuck)
 
     def before_cell(self, code: str) -> None:
-        """On the main thread, before a cell runs. What it raises must keep the cell from running."""
+        """Runs on the main thread before a cell. An exception keeps the cell from running."""
         self.refusal = None
         if self.saved is not None:
             self._with_refusal(self._bring_variables)
@@ -155,7 +155,7 @@ class Keeper:
             self.saved = None
 
     def begin_saved(self, state: Path) -> None:
-        """This interpreter was started again: its variables are to come."""
+        """Notes that this interpreter was restarted and its variables are still to be restored."""
         self.saved = state
         self._off = True
 
@@ -214,7 +214,7 @@ class Keeper:
     # --- what the supervisor asks ---
 
     def report(self) -> dict[str, Any]:
-        """What a copy-out would move, and what keeps it from being done."""
+        """Reports the memory that a copy-out would move, and the obstacles to one."""
         total, refusals, managed, ipc = 0, list(self.threads.unguarded()), False, False
         unknown_managed = unknown_ipc = False
         if not self._off:
@@ -337,7 +337,7 @@ class Keeper:
         self._access.end()  # what reads from here on finds the device away
         self._close()
         for half in self.halves:
-            # What can't be looked through isn't kept, and goes when its owner lets it go.
+            # An object that can't be examined isn't kept, and goes when its owner lets go.
             with contextlib.suppress(Exception):
                 if half.loaded():
                     found = half.find()
@@ -345,7 +345,7 @@ class Keeper:
         self._unhooked = (_UNHOOKED | {"torch"}) & {name.split(".")[0] for name in sys.modules}
 
     def handle(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """One request of the supervisor's or of `hop gpu`'s, answered. Never raises."""
+        """Answers a request of the supervisor's or of `hop gpu`'s. Never raises."""
         operations: dict[str, Callable[[], dict[str, Any]]] = {
             "report": lambda: {"report": self.report()},
             "out": lambda: {"moved": _moved(self.out())},

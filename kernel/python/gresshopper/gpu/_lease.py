@@ -1,4 +1,4 @@
-"""Where a GPU comes from: the scheduler's lease later, the workstation's own GPU until then."""
+"""Source of GPUs: the scheduler's lease later, the workstation's own GPU until then."""
 
 from __future__ import annotations
 

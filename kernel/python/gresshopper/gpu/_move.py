@@ -18,7 +18,7 @@ from ._host import Pin, Pool
 
 
 class Block(Protocol):
-    """Device memory that one owner holds; all aliases of it follow."""
+    """Device memory of one owner; all its aliases follow."""
 
     @property
     def nbytes(self) -> int: ...
@@ -35,7 +35,7 @@ class Block(Protocol):
 
 @dataclass
 class Found:
-    """What a framework holds, and what keeps it from being moved."""
+    """A framework's memory, and the obstacles to moving it."""
 
     blocks: list[Any] = field(default_factory=list)
     refusals: list[str] = field(default_factory=list)

@@ -1,8 +1,8 @@
 """Device memory as a capture of the notebook's state reads it: from the device, from host copies, or not now.
 
-A capture never wakes a kernel whose GPU memory is parked, nor asks for a lease: while it reads, this thread has no guard,
-and what could ask the driver is told to be away. A park that is asked for meanwhile waits until the capture has let go,
-which it does at its next question.
+A capture never wakes a kernel whose GPU memory is parked, nor asks for a lease. While it reads, this thread has no
+guard, and code that could ask the driver is told that no device exists. A park requested meanwhile waits until the
+capture gives way, which it does at its next question.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from ._guard import TorchGuard
 
 
 class Access:
-    """Who uses the device's memory now: one capture, or one move."""
+    """Present user of the device's memory: one capture, or one move."""
 
     def __init__(self) -> None:
         self._held = threading.Lock()
         self._wanted = threading.Event()
 
     def read(self) -> bool:
-        """Take it for a capture, if nobody has it."""
+        """Take it for a capture, if it is free."""
         return self._held.acquire(blocking=False)
 
     def move(self, seconds: float) -> None:
-        """Take it for a move, which a capture gives way to.
+        """Take it for a move, to which a capture gives way.
 
         Raises ParkRefused when that takes too long.
         """

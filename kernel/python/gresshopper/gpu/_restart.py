@@ -35,7 +35,7 @@ def refusal(shell: Any) -> str | None:
 
 
 def start_again(shell: Any, state: Path) -> None:
-    """Has the main thread do it, once what it does now is over.
+    """Has the main thread restart, once its present work is over.
 
     Raises ParkRefused where this process can't.
     """
@@ -58,7 +58,7 @@ def _arguments() -> list[str]:
 
 
 def _environment(state: Path) -> dict[bytes, bytes]:
-    """The environment that the process began with, and where to go on. What the user changed is in the state."""
+    """The environment at the process's start, and the state to go on from. The user's changes are in the state."""
     raw = Path("/proc/self/environ").read_bytes()
     environment = dict(part.split(b"=", 1) for part in raw.split(b"\0") if b"=" in part)
     package = os.fsencode(Path(__file__).resolve().parents[2])

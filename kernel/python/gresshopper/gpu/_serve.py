@@ -26,7 +26,7 @@ def directory() -> str:
     """
     own = os.environ.get("GRESSHOPPER_GPU_DIR")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
-    # One inherited from another machine may not be there.
+    # A value inherited from another machine may name a missing folder.
     has_runtime = runtime and os.path.isdir(runtime)
     path = own or (os.path.join(runtime or "", "gresshopper") if has_runtime else f"/tmp/gresshopper-{os.getuid()}")
     with contextlib.suppress(FileExistsError):

@@ -1,8 +1,8 @@
 """torch's half: storages out and in.
 
-A storage is emptied and filled in place (`resize_`), so every tensor, view, gradient, optimiser state and saved
-activation that shares it stays the very same object; nothing has to be found and replaced. What has no Python object
-(activations that only a graph in C++ keeps) isn't found: the driver's checkpoint takes it with the rest.
+A storage is emptied and filled in place (`resize_`). Every tensor, view, gradient, optimiser state and saved
+activation that shares it stays the very same object, and nothing has to be found and replaced. Memory without a
+Python object (activations kept by a graph in C++) isn't found: the driver's checkpoint takes it with the rest.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ._errors import ParkRefused
 from ._host import Pin
 from ._move import Found
 
-#: Where the classes of such objects are, if they are loaded at all.
+#: Places of the classes of such objects, if they are loaded at all.
 _USERS = (
     ("torch.cuda", "CUDAGraph"),
     ("torch._inductor.cudagraph_trees", "CUDAGraphTreeManager"),
@@ -75,7 +75,7 @@ class StorageBlock:
 
 
 class TorchHalf:
-    """What torch holds on the devices of one type."""
+    """torch's memory on the devices of one type."""
 
     name = "torch"
 
@@ -235,7 +235,7 @@ def _with_subclasses(cls: Any) -> set[Any]:
 
 
 def _with_gradient(tensor: Any) -> Iterator[Any]:
-    """The tensor and its gradient, which has no Python object of its own until somebody looks at it."""
+    """The tensor and its gradient, which has no Python object until code looks at it."""
     yield tensor
     try:
         gradient = tensor.grad if tensor.is_leaf else None
@@ -250,7 +250,7 @@ def _is_resizable(storage: Any) -> bool:
 
 
 def _refusals(users: dict[str, list[Any]]) -> list[str]:
-    """What holds addresses on the device, or may use it at any moment."""
+    """Objects that keep addresses on the device, or may use it at any moment."""
     reasons = []
     if "CUDAGraphTreeManager" in users:
         reasons.append('a function compiled with torch.compile(mode="reduce-overhead") keeps CUDA graphs')

@@ -1,8 +1,8 @@
 """Whether a cell may touch something, found out before it runs.
 
-For frameworks that offer no hook at each operation (cupy, jax, compiled torch functions) this is what keeps a cell
-from waiting for ever on a device that isn't there: the names that the cell uses, and what they lead to, are looked
-through. It errs on the side of "may".
+Frameworks without a hook at each operation (cupy, jax, compiled torch functions) could have a cell wait for ever on
+an absent device. The names that a cell uses, and the objects that they lead to, are examined instead. Doubt counts
+as "may".
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def _leads_to(roots: Iterable[Any], is_device: Callable[[Any], bool], modules: s
 
 
 def _of_function(function: types.FunctionType) -> Iterable[Any]:
-    """What a function can reach by name, by closure and by default."""
+    """Objects that a function can reach by name, by closure and by default."""
     code = function.__code__
     yield from (function.__globals__[name] for name in code.co_names if name in function.__globals__)
     for cell in function.__closure__ or ():

@@ -48,7 +48,7 @@ REST, AUDITS = 1.0, 20
 FAILED, FAILED_MOST = 2.0, 300.0
 #: Seconds after a capture for which there was no room, until another is tried.
 CROWDED = 60.0
-#: So many cells may wait for their capture. What is older is captured with them, but its source isn't recorded.
+#: Most cells that may wait for their capture. Older cells are captured with them, but their sources aren't recorded.
 WAITING = 500
 #: So many of the last troubles are remembered, and of the last cells what their captures found: a plan doesn't run older
 #: ones again.
@@ -78,8 +78,8 @@ class Agent:
         #: Seconds that captures took before the reply of their cell, that cells ran, that captures took in think time, and
         #: between a reply and the next request.
         self.spent = self.ran = self.thought = self.between = 0.0
-        #: Seconds that a capture may hold up its cell's reply. None: it comes right after the reply where records are kept,
-        #: else a share of what the cells ran.
+        #: Seconds that a capture may delay its cell's reply. None: the capture follows the reply where records are
+        #: kept, else it may take a share of the cells' run time.
         self.patience: float | None = None
         self._allowance = hurry.Allowance(time.perf_counter())
         #: Whether a cell's reply leaves without its capture, which comes before the next request.
@@ -89,10 +89,10 @@ class Agent:
         self._started = 0.0
         #: Whether the reply of the last cell waits for what is captured now.
         self._reply_waits = False
-        #: The numbers of the last cell that ran, and of the last one that was captured.
+        #: Numbers of the last cell that ran, and of the last captured one.
         self._last = self._seq = 0
         self._waiting: list[Ran] = []
-        #: The next record holds everything: one before it was lost.
+        #: The next record holds everything, because an earlier one was lost.
         self._anew = False
         self._audited = -1
         self._audit_from = 0.0
@@ -102,24 +102,24 @@ class Agent:
         #: How the last capture failed, until one doesn't.
         self._failed: Outcome | None = None
         self.effects = effects.Effects()
-        #: What each capture found, for the plan of a save.
+        #: Findings of each capture, for the plan of a save.
         self.notes: list[dict[str, Any]] = []
-        #: What the store was found to take and give, in bytes per second (measured at the first need).
+        #: Rates of the store for writing and reading, in bytes per second (measured at the first need).
         self.rates: tuple[float, float] | None = None
-        #: What is still to be read of a state that was restored.
+        #: Unread parts of a restored state.
         self.later: later.Later | None = None
-        #: In a standby, what keeps its variables equal to the executor's.
+        #: In a standby, the follower that keeps its variables equal to the executor's.
         self._follower: follow.Follower | None = None
-        #: Where to say how far a restore is, beside the notebook.
+        #: Reports the progress of a restore beside the notebook.
         self.progress: Callable[[str], None] | None = None
         process.know()
 
     # --- hooks ---
 
     def watch(self, directory: Path | None = None, ahead: bool = True) -> None:
-        """Capture after each cell; with a directory, keep each capture there. `ahead`: large content is stored when it
-        is captured, so that a save finds it there; else with the save, which may then leave out what its cells make
-        again.
+        """Capture after each cell; with a directory, keep each capture there. `ahead` stores large content when it
+        is captured, so that a save finds it. Otherwise the save stores it, and may leave out content that its cells
+        make again.
         """
         self.begin(None if directory is None else records.FileJournal(directory), ahead or directory is not None)
 
@@ -133,7 +133,7 @@ class Agent:
         self.shell.events.register("post_run_cell", self._after)
 
     def _first(self) -> None:
-        """What is there before the first cell that is seen."""
+        """Records the state before the first observed cell."""
         started = time.perf_counter()
         delta = self.capture.run(None, self._seq, everything=self._anew, libraries=False)
         self._note(delta, None)
@@ -180,7 +180,7 @@ class Agent:
         return str((parent.get("header") or {}).get("msg_id", ""))
 
     def _hold_up(self, ended: float) -> Outcome:
-        """Capture before the reply if there is time for it."""
+        """Capture before the reply if time permits."""
         if not in_main_thread():
             self.shell.kernel.io_loop.add_callback(self._later)
             return Outcome("later", "it ran in a subshell")
@@ -201,7 +201,7 @@ class Agent:
 
     @staticmethod
     def _soon(work: Callable[[], None]) -> bool:
-        """Have something done once the reply of this cell has left; whether there is a loop that does it."""
+        """Schedule work for after this cell's reply; returns whether a loop can do it."""
         try:
             # The kernel sends the reply, and lets the next request be taken, without giving the loop a turn between the two.
             asyncio.get_running_loop().call_soon(work)
@@ -226,14 +226,15 @@ class Agent:
         self.between += ended - started
 
     def _later(self) -> None:
-        """Capture in think time: a cell that costs less than its capture isn't held up by it."""
+        """Capture in think time: a cell cheaper than its capture isn't delayed by it."""
         self._after_seconds(THINK, self._idle)
 
     @staticmethod
     def _after_seconds(seconds: float, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # outside of a kernel there is no loop: the next audit does it
             loop = asyncio.get_running_loop()
-            # One turn of the loop later: a request that arrived with the timer goes first, since no descriptor tells of it.
+            # One turn of the loop later: a request that arrived with the timer goes first, since no descriptor tells
+            # of it.
             loop.call_later(seconds, loop.call_soon, work)
 
     def _idle(self) -> None:
@@ -304,12 +305,12 @@ class Agent:
         return outcome
 
     def _read_all(self) -> None:
-        """Read what is still to be read of what was restored."""
+        """Read the unread parts of a restored state."""
         if self.later is not None:
             self.later.all()
 
     def _hold_off(self, e: pickling.Interrupted) -> None:
-        """After a capture for which there was no room: that is told, and for a while it isn't tried again."""
+        """After a capture that found no room: tell the user, and pause captures for a while."""
         if isinstance(e, Away):
             self._back_off()
         elif isinstance(e, NoRoom):
@@ -341,7 +342,7 @@ class Agent:
     def _keep(
         self, delta: capture.Delta, cells: list[dict[str, Any]], ran: Sequence[Ran], cause: str, started: float
     ) -> None:
-        """Put what a capture found into the journal. If that fails, what was found is in no record, so the next one holds
+        """Put a capture's findings into the journal. If that fails, no record has them, so the next record holds
         everything."""
         if self.journal is None:
             return
@@ -459,7 +460,7 @@ class Agent:
     # --- saving ---
 
     def unmovable(self) -> list[str]:
-        """Why this kernel would not be itself elsewhere: what can't be captured of it, in sentences."""
+        """Why this kernel would change by a move: its uncapturable objects, in sentences."""
         gone = [unit for unit in self.capture.units.values() if unit.gone]
         history = planning.History(self.notes if gone else [])
         found = {
@@ -471,7 +472,8 @@ class Agent:
         return sorted({*found, *self.capture.busy(), *self.capture.away()})
 
     def flush(self, audit: bool = True) -> Outcome:
-        """Capture all that waits, and what no name showed. What was captured is in the journal whatever comes of the rest."""
+        """Capture all waiting cells, and changes that no name showed. Captured cells stay in the journal even if the
+        rest fails."""
         try:
             outcome = self._work_off()
             if audit and outcome.status == "whole":
@@ -492,7 +494,7 @@ class Agent:
         self._waiting, self.notes, self._anew = [], [], True
 
     def save(self, directory: Path, durable: bool = True, whole: bool = False) -> dict[str, Any]:
-        """Write the whole state as it is now. What the plan leaves to its cells is left out, unless `whole`.
+        """Write the whole present state. Content that the plan leaves to its cells is omitted, unless `whole`.
 
         # Errors
         `FormError` or `StoreError`; a state that was there before stays as it was.
@@ -533,7 +535,7 @@ class Agent:
     def _planned(
         self, directory: Path, delta: capture.Delta, history: planning.History, durable: bool, whole: bool
     ) -> tuple[planning.Plan, dict[int, dict[str, Any]]]:
-        """What is shipped, and what is left to its cells: only what a trial could make again."""
+        """Groups to ship, and groups to leave to their cells: only those that a trial could make again."""
         units = [c.unit for c in delta.changed]
         groups = [
             planning.Group(u.uid, u.members, u.nbytes(), _unstored(u), u.plain, u.seconds, bool(u.gone))
@@ -566,7 +568,8 @@ class Agent:
         return [self.notes[i]["cell"]["seq"] for i in history.back(uid)]
 
     def _shown_as(self, unit: capture.Unit) -> dict[str, str] | None:
-        """Which variable each name under which IPython keeps what was displayed is; nothing if one is none of them."""
+        """The variable behind each of IPython's names for displayed values; nothing if one of them isn't a
+        variable."""
         space = self.shell.user_ns
         plain = [n for n in unit.names if not effects.shown(n)]
         found = {
@@ -584,7 +587,7 @@ class Agent:
         plan: planning.Plan,
         again: dict[int, dict[str, Any]],
     ) -> dict[int, str]:
-        """Rebuild what would be left out in a Python of its own; those for which that fails, and why."""
+        """Rebuild omitted groups in a Python of its own; returns those that fail, with reasons."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".trial-", dir=directory) as place:
             self._write(Path(place), delta, history, plan, again, False)
@@ -640,7 +643,7 @@ class Agent:
             self._packing.wait()
 
     def _lost(self, plan: planning.Plan) -> dict[str, str]:
-        """What is gone, and why it can't be made again."""
+        """Lost values, and why they can't be made again."""
         return {
             name: f"{g.what}: {g.why}; it can't be made again: {plan.why[u.uid]}"
             for u in self.capture.units.values()
@@ -650,7 +653,7 @@ class Agent:
         }
 
     def _again(self, plan: planning.Plan, gone: bool) -> dict[str, int]:
-        """What is left to its cells, and its bytes: because it can't be saved (`gone`), or because that is cheaper."""
+        """Groups left to their cells, with bytes: unsavable ones (`gone`), or ones cheaper to make again."""
         return {
             ", ".join(u.names): u.nbytes()
             for u in self.capture.units.values()
@@ -661,7 +664,7 @@ class Agent:
         return {", ".join(u.names): u.notes for u in self.capture.units.values() if u.notes}
 
     def show(self) -> list[dict[str, Any]]:
-        """Each group: its variables, what it costs, and what can't be saved of it."""
+        """Each group: its variables, its cost, and its unsavable parts."""
         self.audit()
         return [
             {
@@ -770,7 +773,7 @@ class Agent:
         return tell
 
     def resume(self, directory: Path, lazy: bool = True) -> restoring.Told:
-        """Restore a state and go on in its log, so that what is captured from here on is added to it.
+        """Restore a state and go on in its log, to which later captures are added.
 
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
@@ -841,7 +844,7 @@ class Agent:
                 setattr(hook, attr, staged[name])
 
     def _show(self, snapshot: restoring.Snapshot) -> None:
-        """`_` and its like are what the last cells displayed."""
+        """Sets `_` and its like to the values displayed last."""
         out = self.shell.user_ns.get("_oh", {})
         for name, number in snapshot.shown.items():
             if number in out:
@@ -861,14 +864,14 @@ def _cells_of(record: form.Record) -> list[dict[str, Any]]:
 
 
 def _sources(cells: Sequence[Mapping[str, Any]]) -> None:
-    """Where functions of the notebook say that they are from, their source is found, as far as their cells are recorded."""
+    """Makes sources of restored functions available under their file names, as far as their cells are recorded."""
     for cell in cells:
         name, source = cell.get("file"), cell["source"]
         if name and name not in linecache.cache:
             linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
 
 
-#: What the trial's Python runs; the package lies where this one does.
+#: Program of the trial's Python, with this process's copy of the package.
 _TRIAL = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gresshopper.state import redo; redo.main()"
 #: So often a plan is made and tried; then everything is stored.
 _TRIALS = 4

@@ -38,7 +38,7 @@ _ITEMS_COPIED = 4
 _FORK, _LOADS = 0.02, 3.0
 #: Seconds that a disk may let a whole chunk wait, which is written past the page cache.
 _DISK = 0.02
-#: Seconds from which on it is learnt how long content took beside what was expected.
+#: Seconds from which on the actual time for content corrects the expected one.
 _LEARNT = 0.001
 _ATOMS = (int, float, str, bytes, bool, complex, type(None), type(Ellipsis))
 
@@ -52,7 +52,7 @@ class Blob(NamedTuple):
 
     @property
     def deferred(self) -> bool:
-        """Whether it isn't in the store: the names are its tags."""
+        """Whether the content isn't in the store: then the names are its tags."""
         return bool(self.chunks) and self.chunks[0].startswith("~")
 
 
@@ -61,7 +61,7 @@ def _deferred(nbytes: int, tags: bytes) -> Blob:
 
 
 def content_tags(buffer: pickling.Buffer) -> bytes:
-    """What tells the content of a buffer from another's, the same in another process."""
+    """Tags that tell a buffer's content from other content, the same in every process."""
     if buffer.items is not None:
         return _items_tags(pickle.dumps(buffer.items.tolist(), protocol=5))
     if native.lib is None:
@@ -111,7 +111,7 @@ class Unit:
         self.blobs: list[Blob] = []
         self.buffers: list[tuple[int, int]] = []
         self.foreign: list[int] = []
-        #: So many members are in the first of its stream's two pickles; 0: it is one.
+        #: Number of members in the first of the stream's two pickles; 0 means a single pickle.
         self.first = 0
         self.classes: set[str] = set()
         self.touches: set[str] = set()
@@ -156,7 +156,7 @@ class Delta(NamedTuple):
 
 
 class _Memory:
-    """What is known of one range of memory."""
+    """Facts on one range of memory."""
 
     __slots__ = ("armed", "blob", "heat", "seen", "tags")
 
@@ -210,7 +210,7 @@ class Memories:
         return memory.blob
 
     def keep(self, buffer: pickling.Buffer, blob: Blob) -> Blob:
-        """Store what was only told apart so far, and what is no longer in the store."""
+        """Store content that so far was only told apart, and content that the store has lost."""
         if not blob.deferred and self.store.holds(blob.chunks):
             return blob
         memory = self._known.get((buffer.address, buffer.nbytes))
@@ -288,7 +288,7 @@ class Memories:
         try:
             names = self.store.put(buffer.address, buffer.nbytes, changed, memory.blob.chunks)
         except BaseException:
-            # What the scan reported is known only here: without it everything must be compared next time.
+            # The scan's report is known only here: without it everything must be compared next time.
             memory.armed = False
             raise
         memory.blob, memory.tags = Blob(buffer.nbytes, tuple(names), False), bytes(tags)
@@ -306,7 +306,7 @@ class Memories:
             memory.armed = native.lib.hop_track_arm(at, nbytes) == 0
 
     def _scan(self, memory: _Memory, at: int, nbytes: int) -> bytearray | None:
-        """Which chunks were written since the scan before; nothing if that isn't known."""
+        """Chunks written since the last scan; nothing if unknown."""
         if not memory.armed:
             return None
         dirty = bytearray(-(-nbytes // CHUNK))
@@ -316,12 +316,12 @@ class Memories:
         return dirty
 
     def cost(self, buffer: pickling.Buffer) -> float:
-        """About how many seconds its content takes, at most: what was written may be what it was."""
+        """Upper bound in seconds for storing the content: written memory may be unchanged."""
         memory = self._known.get((buffer.address, buffer.nbytes))
         nbytes = buffer.nbytes
         if memory is not None and memory.armed:
             dirty = bytearray(-(-nbytes // CHUNK))
-            # Without re-arming, so that what is found here isn't lost.
+            # Without re-arming, so that no finding is lost.
             if native.lib.hop_track_scan(buffer.address, nbytes, CHUNK, native.address(dirty), 0) == 0:
                 return 0.0
             nbytes = min(nbytes, CHUNK * sum(dirty)) or nbytes
@@ -336,7 +336,7 @@ class Memories:
         if memory is None or memory.blob is None or not memory.blob.items or not memory.armed:
             return False
         dirty = bytearray(-(-nbytes // CHUNK))
-        # The scan re-arms what it reports, so what it finds must not get lost: it is asked without re-arming.
+        # A scan with re-arming would lose its findings here, so it asks without.
         return bool(native.lib.hop_track_scan(at, nbytes, CHUNK, native.address(dirty), 0) == 0)
 
     def forget(self, gone: Iterable[tuple[int, int]]) -> None:
@@ -386,7 +386,7 @@ class Capture:
         self._process: dict[str, bytes] = {}
         self._patched, self._modules = pickle.dumps([], protocol=5), pickle.dumps({}, protocol=5)
         self._next = 1
-        #: Units of which something is still to be read: they are as they were saved.
+        #: Units with unread parts: they are as they were saved.
         self.pending: Collection[int] = ()
         self._threads = set(threading.enumerate())
         #: How many times as long as expected content took lately: on a busy machine it takes longer.
@@ -414,7 +414,7 @@ class Capture:
         return _Visible(self.namespace, names, ids, shown, changed)
 
     def touched(self, found: naming.Names) -> set[int] | None:
-        """Units that code with these names may touch; none means any."""
+        """Units that code with these names may touch; None means any."""
         if found.dynamic or self.busy():
             return None
         named = [self._owner[m] for m in map("n:".__add__, found.names) if m in self._owner]
@@ -469,9 +469,9 @@ class Capture:
         everything: bool = False,
         libraries: bool = True,
     ) -> Delta:
-        """Capture what changed. `found`: names that may have been touched, none for an audit of everything.
-        `everything`: yield all units, also those that didn't change. `libraries`: an audit also looks for functions
-        that the notebook put into them.
+        """Capture the changes. `found`: names that may have been touched; None for an audit of everything.
+        `everything`: yield all units, also unchanged ones. `libraries`: an audit also looks for functions that the
+        notebook put into libraries.
 
         # Errors
         `StoreError` when the store can't take it, `Interrupted` when the session's `check` says so, `NoRoom` when it takes
@@ -559,7 +559,7 @@ class Capture:
     def _adopt(self, final: _Final, arm: bool, everything: bool) -> tuple[list[Changed], list[int]]:
         changed: list[Changed] = []
         kept: set[int] = set()
-        # Groups that share memory are one, so what no group that was looked at still holds, nobody holds.
+        # Groups that share memory are one: memory that no examined group still holds is held by nobody.
         held_before = {key for uid in final.looked_at if uid in self.units for key in self.units[uid].buffers}
         for block in final.blocks:
             members, dump, digest = block.members, block.dump, block.digest()
@@ -655,8 +655,8 @@ class Capture:
         return found
 
     def adopt(self, entries: Iterable[Mapping[str, Any]], process: Mapping[str, bytes]) -> None:
-        """Go on from a saved state, which the namespace now holds: its units keep their numbers, and count as unchanged.
-        Which objects they hold is known once they are looked at.
+        """Go on from a saved state, which the namespace now holds: its units keep their numbers, and count as
+        unchanged. Their objects are known after the first look.
         """
         for said in entries:
             self._install(_adopted(said))
@@ -666,7 +666,7 @@ class Capture:
         self._process = dict(process)
 
     def resettle(self, names: Iterable[str]) -> None:
-        """These variables hold now what their units say: they were read only now."""
+        """Notes that these variables now hold their units' content: they were read only now."""
         places = {name: i for i, name in enumerate(self._names)}
         for name in names:
             if name in places and name in self.namespace:
@@ -724,13 +724,13 @@ class _Block:
         self._digest = b""
 
     def digest(self) -> bytes:
-        """What tells the stream from another: hashed once, it may be large."""
+        """Digest of the stream, computed once: the stream may be large."""
         self._digest = self._digest or hashlib.blake2b(self.dump.stream, digest_size=16).digest()
         return self._digest
 
 
 class _Round:
-    """One capture's search for the groups: blocks are written, linked, and written again together where linked."""
+    """One capture's search for the groups: blocks are written, linked, and linked ones written again together."""
 
     def __init__(self, capture: Capture, visible: _Visible, split: bool) -> None:
         self.capture, self.visible, self._split = capture, visible, split
@@ -784,7 +784,7 @@ class _Round:
             while self._fresh:
                 self._write_member(self._fresh.pop())
             self._follow()
-        # What was looked at is kept under its number or has gone into other units.
+        # Examined units are kept under their number or have gone into others.
         return _Final(self._merge(), sorted(self._done), [])
 
     def _write_unit(self, unit: Unit) -> None:
@@ -838,7 +838,7 @@ class _Round:
         return _plain(pickling.placeholders(stands), gone)
 
     def _follow(self) -> None:
-        """Units that share an object or memory with what was written, and classes that nobody wrote yet."""
+        """Units that share an object or memory with written ones, and classes that are still unwritten."""
         capture = self.capture
         new = [b for key, b in self._blocks.items() if key not in self._linked]
         for block in new:

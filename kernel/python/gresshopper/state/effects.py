@@ -1,4 +1,4 @@
-"""What a cell does outside the process, and whether it may run again.
+"""Effects of a cell outside the process, and whether the cell may run again.
 
 A cell is barred that had an effect outside the process, failed, or used the clock, the network, the user or a
 source of randomness that isn't recorded.
@@ -15,7 +15,7 @@ from typing import Any
 
 from . import names
 
-#: Names through which a cell gets what another run wouldn't.
+#: Names through which a cell gets values that another run wouldn't.
 BARRED_NAMES = frozenset(
     {
         "input",
@@ -70,7 +70,7 @@ BARRED_NAMES = frozenset(
 )
 #: Stands among the names for a module of the user's own, whose file may change.
 LOCAL = "<own module>"
-#: Names through which a cell may get what is another tomorrow or elsewhere. What could be shipped isn't left out then.
+#: Names whose values may differ tomorrow or elsewhere. Groups of their cells are shipped if possible.
 DOUBTFUL_NAMES = frozenset(
     {
         names.SETS,
@@ -146,7 +146,7 @@ _EFFECTS = (
 
 
 class Effects:
-    """What a cell does outside the process, by Python's audit events."""
+    """Effects of a cell outside the process, by Python's audit events."""
 
     _installed: Effects | None = None
 
@@ -164,12 +164,12 @@ class Effects:
         self._on = True
 
     def stop(self) -> dict[str, Any]:
-        """What happened since `start`: effects, and files that were read with their size and time of change."""
+        """Events since `start`: effects, and files read, with their size and time of change."""
         self._on = False
         return {"did": sorted(self._found), "read": self._files}
 
     def event(self, event: str, args: tuple[Any, ...]) -> None:
-        """One audit event of a kind that counts."""
+        """Handles an audit event of a kind that counts."""
         if event == "open":
             self._opened(args)
         else:
@@ -229,7 +229,7 @@ def barred(cell: Mapping[str, Any]) -> str | None:
 
 
 def doubtful(cell: Mapping[str, Any]) -> str | None:
-    """What might make a cell, though it may run again, give something else, if anything."""
+    """A reason, if any, why a cell that may run again might give a different result."""
     files = cell["effects"]["read"]
     if files:
         return f"it reads {next(iter(files))}"
@@ -249,17 +249,17 @@ def _named(source: str) -> frozenset[str]:
 
 
 def telling(used: Iterable[str]) -> list[str]:
-    """Those of these names that tell whether a cell may run again."""
+    """Names among these that decide whether a cell may run again."""
     return sorted(n for n in used if n in BARRED_NAMES or n in DOUBTFUL_NAMES or n.startswith(DOUBTFUL_STARTS))
 
 
 def members_in_order(members: Iterable[str]) -> tuple[str, ...]:
-    """What cells displayed comes last, so that it can be read last."""
+    """Sorts displayed values to the end, so that they can be read last."""
     return tuple(sorted(members, key=lambda m: (m.startswith("n:") and shown(m[2:]), m)))
 
 
 def not_only_shown(members: Sequence[str]) -> int:
-    """How many members aren't only what cells displayed, if that is what all others are, else 0."""
+    """Number of members that aren't just displayed values, if all others are, else 0."""
     if not members or any(m.startswith("c:") for m in members):
         return 0
     count = next((i for i, m in enumerate(members) if shown(m[2:])), 0)
@@ -267,5 +267,5 @@ def not_only_shown(members: Sequence[str]) -> int:
 
 
 def shown(name: str) -> bool:
-    """Whether a name is one under which IPython keeps what a cell displayed."""
+    """Whether IPython keeps a displayed value under this name."""
     return not name.strip("_") or (name.startswith("_") and name[1:].isdigit())

@@ -86,7 +86,7 @@ class Follower:
         return restore.Told(sorted(staged), self._lost(changed, staged), loader.notices, 0.0)
 
     def _with_dependents(self, changed: set[int]) -> set[int]:
-        """These groups, and those that hold instances of their classes: a class that is read anew is another one."""
+        """These groups, and groups with instances of their classes: a class that is read anew is a new object."""
         units = self.snapshot.units
         found, added = set(changed), set(changed)
         while added:

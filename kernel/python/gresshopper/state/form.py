@@ -1,8 +1,8 @@
 """The saved form: a log of records, authenticated by a key of its owner (docs/state-format.md).
 
-A state is a directory: `log`, to which each capture adds one record, and `head`, which says how much of the log
-counts and proves it. A record is JSON (what changed) and bytes (small streams); its authentication covers the one
-before. It knows nothing of Python objects: nothing here unpickles.
+A state is a directory: `log`, to which each capture adds one record, and `head`, which proves the log and says how
+much of it counts. A record is JSON (the changes) and bytes (small streams); its authentication covers the record
+before. This module knows nothing of Python objects: nothing here unpickles.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class VersionError(FormError):
 
 
 def key_path() -> Path:
-    """Where the owner's key lies: in the home, outside every store."""
+    """Path of the owner's key: in the home, outside every store."""
     base = os.environ.get("XDG_CONFIG_HOME") or os.path.join(os.path.expanduser("~"), ".config")
     return Path(base) / "gresshopper" / "state.key"
 
@@ -105,13 +105,13 @@ def _mac(kind: bytes, key: bytes, data: bytes) -> bytes:
 
 
 class Record(NamedTuple):
-    """One capture: what it says, and the bytes that it holds."""
+    """One capture: its description and its bytes."""
 
     head: dict[str, Any]
     body: bytes
 
     def inline(self, ref: Mapping[str, Any]) -> bytes:
-        """The bytes of a stream that lies in this record."""
+        """Bytes of a stream in this record."""
         at, length = ref["in"]
         return self.body[at : at + length]
 
@@ -130,7 +130,7 @@ class Log:
         self._head = -1
 
     def create(self) -> None:
-        """Start an empty log beside the one that may be there; `commit` puts it in its place."""
+        """Start an empty log beside an existing one; `commit` puts it in its place."""
         handle, self._temp = tempfile.mkstemp(prefix=".log-", dir=self.directory)
         self._file = os.fdopen(handle, "wb")
         start = _START.pack(MAGIC, VERSION, self._kind)
@@ -249,7 +249,7 @@ def _content(path: str) -> bytes:
 
 
 def read_head(directory: Path, key: bytes) -> dict[str, Any]:
-    """What a state's `head` says, once it is proven."""
+    """Content of a state's proven `head`."""
     try:
         found = os.stat(directory)
         raw = _content(os.path.join(directory, "head"))
@@ -293,8 +293,8 @@ class End(NamedTuple):
 
 
 def read(directory: Path, key: bytes, upto: int | None = None, end: End | None = None) -> list[Record]:
-    """All records of a state (or the first `upto`), proven before any of it is used. `end`: what counts, instead of what
-    the state's head says.
+    """All records of a state (or the first `upto`), proven before any use. `end` replaces the position that the
+    state's head names.
 
     # Errors
     `FormError` for a state that is truncated, damaged, tampered with, another user's, or of another version.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 #: Seconds between two looks at what the user asked for.
 EVERY = 0.002
-#: Bytes that a capture may always add to the process; beyond, one part in SHARED of what was left when it began.
+#: Bytes that a capture may always add to the process; beyond, one part in SHARED of the room left at its start.
 FLOOR, SHARED = 256 << 20, 2
 #: So many times it is asked whether there is room, for each look at how large the process is.
 LOOKS = 8
@@ -59,14 +59,14 @@ class Until:
             raise Interrupted
 
 
-#: Interrupts from the keyboard that came while they were deferred.
+#: Deferred interrupts from the keyboard.
 _deferred: list[int] = []
 
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Take an interrupt as the wish that the capture be given up: the cell that it was for is over, and a capture that is
-    left somewhere would know what it didn't record."""
+    """Take an interrupt as the wish to give up the capture. Its cell is over, and a capture that is broken off must
+    know which changes it didn't record."""
     before = signal.getsignal(signal.SIGINT) if in_main_thread() else None
     if before is None:
         yield
@@ -108,9 +108,9 @@ class UntilAsked:
 class Allowance:
     """How long a capture between two cells may take, where the next request may be there already.
 
-    A short one is always allowed. A longer one takes a share of the time that cells ran and that passed, so that a long run of
-    cells is held up a little, and is captured all the same. After one that was given up, none is begun that hasn't twice its
-    time.
+    A short capture is always allowed. A longer one takes a share of the cells' run time and of the time that passed:
+    a long run of cells is delayed a little, and captured all the same. After a given-up capture the next one begins
+    only with twice its time.
     """
 
     def __init__(self, now: float) -> None:
@@ -173,7 +173,7 @@ def roomy(session: Session) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading_devices(session: Session) -> Iterator[None]:
-    """Have a capture read the memory of GPUs as `gresshopper.gpu` lets it, if that is there."""
+    """Have a capture read GPU memory as `gresshopper.gpu` permits, if loaded."""
     gpu = sys.modules.get("gresshopper.gpu")
     reading = gpu.reading() if gpu is not None else None
     if reading is None:
@@ -195,7 +195,7 @@ def reading_devices(session: Session) -> Iterator[None]:
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Resident bytes of this process."""
     with open("/proc/self/statm", "rb", buffering=0) as said:
         return int(said.read().split()[1]) * _PAGE
 
@@ -219,7 +219,7 @@ def _descriptor(shell: Any) -> int | None:
 
 
 def _requests(shell: Any) -> Any:
-    """The stream on which the main thread gets its requests."""
+    """The stream of the main thread's requests."""
     kernel = shell.kernel
     if getattr(kernel, "_supports_kernel_subshells", False):
         return kernel.shell_channel_thread.manager.get_shell_channel_to_subshell_pair(None).to_stream

@@ -1,9 +1,9 @@
 """Generators and iterators at their place, as calls of `recipes`.
 
-What pickle itself makes of an iterator is often one of another type, over what was left. Here each either comes back as
-it was, or what becomes of it is noted. A generator can be written before it began, after it ended, and within a generator
-expression of one loop; elsewhere its place is in the interpreter's own memory. Nothing is taken from an iterator, and no
-frame is asked for its locals, which would keep them alive.
+pickle often turns an iterator into another type over the remaining items. Here each iterator either comes back as it
+was, or the change is noted. A generator can be written before its start, after its end, and within a generator
+expression of one loop; elsewhere its position is in the interpreter's own memory. Nothing is taken from an iterator.
+No frame is asked for its locals, which would keep them alive.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def generator(
 
 
 def _begun(made: Any) -> bool | None:
-    """Whether it ran already; nothing if it ended."""
+    """Whether the generator has started; nothing if it ended."""
     if getattr(made, "gi_suspended", False):
         return True
     frame = made.gi_frame

@@ -1,5 +1,5 @@
-"""What kinds of objects there are to a dump: those that may be in several groups without linking them, and those that can't
-be saved because they belong to this process.
+"""Kinds of objects in a dump: objects that may be in several groups without linking them, and objects that can be
+saved because they belong to this process.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _BOUND = (
 )
 
 
-#: Weak: a class of the notebook that is defined anew must go, with all that it holds.
+#: Weak: a redefined class of the notebook must go, with everything that it holds.
 _bound_cache: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
 
 
@@ -126,7 +126,7 @@ _harmless_cache: tuple[int, frozenset[type]] = (-1, frozenset())
 
 
 def harmless() -> frozenset[type]:
-    """The harmless types, with those of the libraries that are loaded."""
+    """The harmless types, with those of loaded libraries."""
     global _harmless_cache  # noqa: PLW0603 - libraries are loaded once for the process
     if _harmless_cache[0] != len(sys.modules):
         _harmless_cache = (len(sys.modules), frozenset(_find_harmless()))

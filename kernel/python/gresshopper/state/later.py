@@ -1,8 +1,9 @@
-"""What of a restored state is read when it is needed: large groups, and what cells displayed (`Out`).
+"""Deferred parts of a restored state: large groups, and displayed values (`Out`).
 
-Those variables are placeholders until a cell's bytecode names one of their group, or a function that it may call does;
-then they are read before the cell runs. In think time the rest is read, one group after the other. A group is proven
-before it is unpickled, as any other; one whose proof fails stays a placeholder, which says so, and is told.
+Deferred variables are placeholders until the bytecode of a cell, or of a function that it may call, names one of
+their group; then they are read before the cell runs. In think time the others are read, one group after another. A
+group is proven before it is unpickled, as any other. A group whose proof fails stays a placeholder that says so, and
+the user is told.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ AT_ONCE = 0.01
 
 
 def waiting(snapshot: restore.Snapshot, large: bool, shown: bool) -> dict[int, list[str]]:
-    """The groups of a state of which variables may be read later, and which: those of `large` ones, and what was
-    `shown`."""
+    """Groups of a state with deferrable variables, and these variables: those of `large` groups, and `shown`
+    values."""
     entries = list(snapshot.units.values())
     if any(kind.startswith("ipywidgets.") for entry in entries for kind in entry.said["types"]):
         return {}  # a widget's events run code of the notebook beside the cells
@@ -42,7 +43,7 @@ def waiting(snapshot: restore.Snapshot, large: bool, shown: bool) -> dict[int, l
 
 
 def _shown(entry: restore.Entry) -> list[str]:
-    """What of a group cells displayed, if it can be read apart, and loading it runs nothing of the notebook's."""
+    """Displayed values of a group, if they can be read apart and loading runs no code of the notebook's."""
     if entry.said["c"]:
         return []
     names = entry.names[entry.first :]
@@ -56,7 +57,7 @@ def _size(said: Any) -> int:
 
 
 class Later:
-    """What is still to be read into one namespace."""
+    """Unread variables of one namespace."""
 
     def __init__(
         self,
@@ -146,7 +147,7 @@ class Later:
         if lost or len(self._loader.notices) > told:
             self._tell(lost, self._loader.notices[told:])
         space = self._shell.user_ns
-        # What the user has set anew meanwhile stays.
+        # A variable that the user has set meanwhile stays.
         found = {name: values[name] for name in stands if space.get(name) is stands[name]}
         for shown in ("_", "__", "___"):
             for name, stand in stands.items():

@@ -1,6 +1,7 @@
-"""Which recipe stands for what of numpy, pandas, torch, matplotlib and ipywidgets.
+"""Choice of recipes for objects of numpy, pandas, torch, matplotlib and ipywidgets.
 
-What shares memory is written over the root that owns it; the rest only where a library's own pickling loses something.
+Objects that share memory are written over the root that owns it. Others have a recipe only if a library's own
+pickling loses something.
 """
 
 from __future__ import annotations
@@ -192,7 +193,7 @@ class LibraryRules(Writing):
         )
 
     def _find_root(self, address: int, nbytes: int) -> Any | None:
-        """A root that was written already and holds this memory, though no object says so."""
+        """An already written root that holds this memory, though no object says so."""
         if not nbytes or self.roots.free(address, address + nbytes):
             return None
         for low, high, root in self.roots.near(address, address + nbytes):
@@ -408,8 +409,8 @@ class LibraryRules(Writing):
         return recipes.no_region, ()
 
     def _callbacks(self, registry: Any) -> Any:
-        """What artists, norms, axes and widgets call when they change, most of which matplotlib drops. What canvases call
-        for events is connected by those that are there.
+        """Callbacks of artists, norms, axes and widgets, most of which matplotlib drops. Callbacks of canvases for
+        events are connected by their present owners.
         """
         kind: Any = type(registry)
         numbered = _numbers_callbacks(kind)
@@ -429,7 +430,7 @@ class LibraryRules(Writing):
         return copyreg.__newobj__, (kind,), state  # type: ignore[attr-defined]
 
     def _plot_args(self, made: Any) -> Any:
-        """What gives the next line of an axes its colour: matplotlib drops where that is, and whose colours they are."""
+        """The position in the colour cycle of an axes, which matplotlib drops, and the owner of the colours."""
         state = dict(vars(made))
         place = _place_in_cycle(state.pop("prop_cycler", None))
         if place is None:
@@ -498,7 +499,7 @@ def _numbers_callbacks(kind: Any) -> bool | None:
 
 
 def _place_in_cycle(cycle: Any) -> tuple[list[Any], int] | None:
-    """What goes round in a cycle over a `Cycler` or a list, and how many were taken; nothing if that isn't known."""
+    """Items of a cycle over a `Cycler` or a list, and the number taken; nothing if unknown."""
     if type(cycle) is not itertools.cycle:
         return None
     reduced: Any = cycle.__reduce__()
@@ -511,7 +512,7 @@ def _place_in_cycle(cycle: Any) -> tuple[list[Any], int] | None:
     return None if over is None else (list(over), len(taken))
 
 
-#: A small index in which something was looked up keeps its table for that, which its `memory_usage` counts.
+#: Size from which an index keeps a table after a lookup, which its `memory_usage` counts.
 LOOKED_UP = 1000
 
 
@@ -537,9 +538,9 @@ def _is_link(holder: Any) -> bool:
     return type(holder).__name__ in ("link", "directional_link", "interactive")
 
 
-#: Where widgets are that are made of others by what their `__init__` is given.
+#: Modules of widgets whose `__init__` makes other widgets.
 _COMPOSED = frozenset({"ipywidgets.widgets.interaction", "ipywidgets.widgets.widget_templates"})
-#: What each widget has for itself in its process.
+#: Attributes that belong to a widget's own process.
 _OF_WIDGETS = frozenset(
     {
         "_trait_values",

@@ -1,4 +1,4 @@
-"""What a notebook set of Python's loggers: levels, and handlers that print, write to a file, or are variables.
+"""The notebook's settings of Python's loggers: levels, and handlers that print, write to a file, or are variables.
 
 Others' handlers, and filters, are only named (`process`).
 """
@@ -17,7 +17,7 @@ _STYLES: dict[type, str] = {
     logging.StrFormatStyle: "{",
     logging.StringTemplateStyle: "$",
 }
-#: One handler: what it is, where it writes to, its level and its format.
+#: A handler: its kind, its target, its level and its format.
 _Handler = tuple[str, str, int, "tuple[Any, ...] | None"]
 
 
@@ -52,7 +52,7 @@ def set_levels(state: dict[str, Any]) -> None:
 
 
 def handlers() -> dict[str, list[_Handler]]:
-    """By name of the logger: those of its handlers that can be made again, or are variables."""
+    """By name of the logger: handlers that can be made again, or are variables."""
     found = {}
     for name, logger in known().items():
         told = [one for one in map(_told, logger.handlers) if one is not None] if logger.handlers else []

@@ -1,4 +1,4 @@
-"""The placeholder for a value that can't be restored: it says what stood there, and every use of it raises `LostError`.
+"""The placeholder for a lost value: it names the value, and every use of it raises `LostError`.
 
 A placeholder that let itself be used would turn a loss that was told into a wrong number. So each protocol by which Python
 or a library takes hold of a value raises: attributes, calls, items, iteration, truth, comparison, arithmetic, conversion,
@@ -21,12 +21,12 @@ class LostError(RuntimeError):
 
 
 def stands_still(on: bool) -> None:
-    """Whether this thread loads a stream, so that containers may be made around placeholders."""
+    """Sets whether this thread loads a stream, so that containers may be made around placeholders."""
     _loading.on = on
 
 
 class Lost:
-    """Stands where something was that can't be restored; says what it was and why it is gone."""
+    """Takes the place of a value that can't be restored; names the value and the reason."""
 
     __slots__ = ("__weakref__", "_what", "_why")
 
@@ -68,12 +68,12 @@ class Pending(Lost):
     __slots__ = ()
 
 
-#: Attributes that those who show a value ask for, and that may be missing.
+#: Attributes that displays of a value ask for, and that may be missing.
 _ASKED = ("_repr_", "_ipython_", "__wrapped__")
 
 
 def parts(made: Lost) -> tuple[str, str]:
-    """What a placeholder stands for, and why that is gone."""
+    """The value that a placeholder replaces, and the reason."""
     return made._what, made._why
 
 

@@ -1,4 +1,4 @@
-"""Which names a cell may touch, read from its bytecode.
+"""Names that a cell may touch, read from its bytecode.
 
 The answer only narrows the work of a capture: what it misses is found by the audit. It leaves to `capture` the
 closing over groups and over the functions that a group holds.

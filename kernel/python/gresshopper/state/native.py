@@ -1,4 +1,4 @@
-"""The native library (`kernel/tracker`), and what stands in for it where it can't be loaded.
+"""The native library (`kernel/tracker`), and its substitutes where it can't be loaded.
 
 Without the library: no write tracking, BLAKE2b instead of BLAKE3, one thread. All results mean the same.
 """
@@ -17,7 +17,7 @@ from typing import Any
 
 #: Version of the C interface that this module speaks.
 ABI = 3
-#: What is said where it is needed and isn't there.
+#: Message where the library is needed and missing.
 MISSING = "the library libhop_tracker.so isn't there, or is another version's: it belongs into lib/ of Gresshopper's installation"
 CHUNK = 4 * 1024 * 1024
 #: References to an object of a memo that nothing else holds, as `sys.getrefcount` counts them in the loop.
@@ -56,8 +56,8 @@ _array_data_known: bool | None = None
 
 
 def array_data(array: Any) -> int:
-    """Where the memory of a numpy array starts. Read where numpy's arrays hold it, if a probe says that it is there: asking
-    for it takes ten times as long.
+    """Start of a numpy array's memory. It is read from the array's C structure, if a probe confirms the layout:
+    asking numpy takes ten times as long.
     """
     global _array_data_known  # noqa: PLW0603 - all arrays of a process are laid out alike
     if _array_data_known is None:
@@ -69,7 +69,7 @@ def array_data(array: Any) -> int:
 
 
 def _second_word(obj: Any) -> int:
-    """What lies behind an object's count of references and type."""
+    """The word behind an object's count of references and type."""
     return ctypes.c_size_t.from_address(id(obj) + 2 * _WORD).value
 
 
@@ -150,14 +150,14 @@ _held: Any = _found[1] if _found else None
 
 
 def error() -> str:
-    """What the library's last failing call in this thread said."""
+    """Message of the library's last failing call in this thread."""
     out = ctypes.create_string_buffer(512)
     lib.hop_error(out, 512)
     return out.value.decode(errors="replace")
 
 
 def room() -> int:
-    """Bytes of memory that this process may still take: what the machine and its memory cgroups leave."""
+    """Memory that this process may still take, in bytes, by the machine's limit and its memory cgroups."""
     left = int(lib.hop_room()) if lib is not None else -1
     return left if left >= 0 else sys.maxsize
 
@@ -268,7 +268,7 @@ def _python_ids(pickler: Any, harmless: AbstractSet[type]) -> list[int]:
         t = type(obj)
         if t in harmless or isinstance(obj, type):
             continue
-        # Held by the memo, its copy and this loop alone: it was made for the dump.
+        # Only the memo, its copy and this loop hold the object: it was made for the dump.
         if sys.getrefcount(obj) <= MADE_FOR_DUMP or isinstance(obj, enum.Enum):
             continue
         ids.append(at)

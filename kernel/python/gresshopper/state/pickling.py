@@ -1,8 +1,7 @@
 """One pickler for everything in a namespace: C speed, one memo, buffers out of band, recipes where pickle is wrong.
 
-A dump also yields what a capture needs to know: which objects it went through (for the groups), which memory
-ranges, which classes and global names. Which recipe stands for what is said in `rules`. It never calls a user's
-`__eq__` and never changes an object.
+A dump also yields facts for the capture: the objects that it went through (for the groups), memory ranges, classes
+and global names. `rules` chooses the recipes. The pickler never calls a user's `__eq__` and never changes an object.
 """
 
 from __future__ import annotations
@@ -32,11 +31,11 @@ DEEP_STACK = 512 * 1024 * 1024
 DEEP_LIMIT = 400_000
 #: So many times a group may turn out to be nested too deeply. An object that makes another each time it is written never ends.
 DEPTHS = 4
-#: After so many placeholders inside one group the whole group counts as one that can't be pickled.
+#: Number of placeholders inside one group from which the whole group counts as unpicklable.
 MAX_LOST = 200
 #: About how many seconds it takes to look at what a byte of a stream stands for.
 LOOKED_AT = 1.5e-8
-#: Types of what stands for something outside the process, which may change without anybody's touching it.
+#: Types of objects outside the process, which may change without a touch.
 OUTSIDE: tuple[type, ...] = (io.TextIOWrapper, io.BufferedReader, io.FileIO)
 
 
@@ -61,7 +60,7 @@ class Dump(NamedTuple):
 
 
 class _Stream(io.BytesIO):
-    """What a pickler writes to, which it does every 64 KiB: then is asked whether there is still time, and room."""
+    """The pickler's output, written every 64 KiB: each write checks for time and room."""
 
     def __init__(self, session: Session) -> None:
         super().__init__()
@@ -73,7 +72,7 @@ class _Stream(io.BytesIO):
         return super().write(data)
 
 
-#: How cloudpickle reduces its types. Together with those of the process in one plain dictionary they are found at once.
+#: cloudpickle's reducers. In one plain dictionary with the process's own, they are found at once.
 _REDUCERS: dict[Any, Any] = dict(
     getattr(cloudpickle.CloudPickler, "_dispatch_table", None)
     or getattr(cloudpickle.CloudPickler, "dispatch_table", {})
@@ -174,7 +173,7 @@ class _Culprit(Exception):
         self.obj, self.why = obj, why
 
     def forget(self) -> None:
-        """Let go of the frames that it came through, which hold the user's objects in circles."""
+        """Drop the traceback's frames, which hold the user's objects in circles."""
         error: BaseException | None = self
         while error is not None:
             error.__traceback__ = None

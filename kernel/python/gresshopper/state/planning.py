@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from . import effects, native
 
-#: Seconds that a trial takes beside the cells: a Python of its own, and its imports.
+#: Seconds of a trial beside the cells: a Python of its own, and its imports.
 TRIAL = 2.0
 #: A cell that isn't shipped for its cost is run twice: in the trial and when it is restored.
 TWICE = 2.0
-#: A group is only left out if this share of it is plain memory, which one run writes as another.
+#: Least share of plain memory, which every run writes alike, in a group that is left out.
 PLAIN = 0.9
 #: Bytes that aren't stored yet, from which on leaving a group out may be worth a trial.
 WORTH = 16 * 1024 * 1024
@@ -28,11 +28,11 @@ SHIP, RECOMPUTE, PLACEHOLDER = "ship", "recompute", "placeholder"
 
 
 class Group(NamedTuple):
-    """A group as it is now, with what was measured."""
+    """A group's present state, with measurements."""
 
     uid: int
     members: tuple[str, ...]
-    #: Bytes of its stream and of its buffers.
+    #: Bytes of the group's stream and buffers.
     nbytes: int
     #: Bytes among them that aren't in the store.
     unstored: int
@@ -45,7 +45,7 @@ class Group(NamedTuple):
 
 
 class Rates(NamedTuple):
-    """What the store was measured to take and give, in bytes per second."""
+    """Measured rates of the store, in bytes per second."""
 
     write: float
     read: float
@@ -60,14 +60,14 @@ class Plan(NamedTuple):
 
 
 class History:
-    """Which versions there were, from the notes: a version is a group's number and the note that wrote it."""
+    """Known versions, from the notes: a version is a group's number and the note that wrote it."""
 
     def __init__(self, notes: Sequence[Mapping[str, Any]]) -> None:
         self.notes = notes
         #: For each note, the versions that its cell may have read.
         self.reads: list[set[tuple[int, int]]] = []
         self.last: dict[int, int] = {}
-        #: For each note, what the sections that cells draw from were before it.
+        #: For each note, the earlier content of the sections from which cells draw.
         self.before: list[dict[str, bytes]] = []
         owner: dict[str, int] = {}
         lost: set[int] = set()
@@ -81,7 +81,7 @@ class History:
                 read = {u for u in cell["touched"] if u in self.last}
                 read |= {owner[n] for n in cell["names"] if n in owner}
             self.reads.append({(u, self.last[u]) for u in read})
-            # What can't be written may have moved on without showing it: whoever touched it counts as having made it.
+            # An unwritable group may change without showing it: each cell that touched it counts as its maker.
             self.last.update(dict.fromkeys(lost & read, i))
             for uid in note["gone"]:
                 self.last.pop(uid, None)
@@ -104,7 +104,8 @@ class History:
 
 
 def shortened(notes: Sequence[Mapping[str, Any]], keep: int) -> list[dict[str, Any]]:
-    """The newest of these notes, after one that holds what the others left: groups that no cell that is remembered made."""
+    """The newest of these notes, after a note that stands for the dropped ones: groups that no remembered cell
+    made."""
     old, new = notes[: len(notes) - keep], notes[len(notes) - keep :]
     units: dict[int, Any] = {}
     drawn: dict[str, bytes] = {}

@@ -121,8 +121,8 @@ def _torch_seeded(torch: Any, seed: int) -> bytes:
 
 
 class _Defaults:
-    """What a library's options are unless somebody sets them; the same wherever its version is. Only plain values: others
-    may have been changed in place, here and where the library keeps its defaults."""
+    """Default options of a library, the same wherever its version is. Only plain values: others may have been
+    changed in place, here and in the library's own defaults."""
 
     def __init__(self, found: dict[str, Any]) -> None:
         self._values = {key: value for key, value in found.items() if type(value) in _PLAIN}
@@ -163,7 +163,7 @@ def _pandas_defaults(config: Any, count: int) -> _Defaults:
 def _matplotlib() -> Any:
     params = dict(dict.items(sys.modules["matplotlib"].rcParams))
     backend = params.pop("backend", None)
-    # One that nobody chose yet is a marker object, and stays unchosen.
+    # An unchosen backend is a marker object, and stays unchosen.
     if isinstance(backend, str) and "inline" in backend and "matplotlib.pyplot" in sys.modules:
         params["backend"] = backend
         params["hooked"] = _hooked()
@@ -260,7 +260,7 @@ def _set_interpreter(state: Any) -> None:
 
 
 def _hung_in() -> dict[str, str]:
-    """What the notebook hung into the interpreter and its libraries, by where: only named, not kept."""
+    """The notebook's hooks in the interpreter and its libraries, by place: only named, not kept."""
     found: dict[str, str] = {}
     for name in ("excepthook", "displayhook", "unraisablehook"):
         _by_notebook(found, f"sys.{name}", getattr(sys, name))
@@ -310,7 +310,7 @@ def patched(scope: dict[str, Any]) -> list[str]:
 
 #: The names of the notebook's functions, and the classes of a module.
 _Scan = tuple[list[str], list[tuple[str, Any]]]
-#: What was found in a module or class, with a fingerprint of what it held then: looking at each value is slow.
+#: Findings in modules and classes, with a fingerprint of their content: a look at each value is slow.
 _modules: dict[int, tuple[int, _Scan]] = {}
 _classes: dict[int, tuple[int, _Scan]] = {}
 
@@ -332,7 +332,7 @@ def _scanned(known: dict[int, tuple[int, _Scan]], key: int, members: Any, scope:
     return mine, held
 
 
-#: Where modules lie that aren't the user's own.
+#: Folders of modules that aren't the user's own.
 INSTALLED = tuple({sys.prefix, sys.base_prefix, sys.exec_prefix, os.path.dirname(os.__file__), "/usr/lib/python3"})
 
 
@@ -361,7 +361,8 @@ class _Short(io.BytesIO):
 
 
 def _mark(value: Any) -> str:
-    """What tells the value of a module's variable from another, the same in another process; empty if nothing does."""
+    """Tag that tells the value of a module's variable from another, the same in every process; empty if none
+    exists."""
     if isinstance(value, (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)):
         return ""
     if type(value) in (set, frozenset):
@@ -395,7 +396,7 @@ _first: dict[str, dict[str, str]] = {}
 
 
 def see_modules() -> list[types.ModuleType]:
-    """The user's own modules; remembers what those that are new hold."""
+    """The user's own modules; remembers the content of new ones."""
     global _own  # noqa: PLW0603 - a process has one list of modules
     loaded = (len(sys.modules), next(reversed(sys.modules)))
     if _own[0] != loaded:
@@ -407,7 +408,7 @@ def see_modules() -> list[types.ModuleType]:
 
 
 def own_modules() -> dict[str, dict[str, Any]]:
-    """What the variables of the user's own modules are (`is`), and which were changed since they were first seen."""
+    """Present values of variables in the user's own modules (`is`), and those changed since they were first seen."""
     found: dict[str, dict[str, Any]] = {}
     for module in see_modules():
         marks, first = _marks(module), _first.get(module.__name__, {})
@@ -438,7 +439,7 @@ def _set_patched(state: list[str]) -> None:
 
 
 def _found(where: str) -> Any:
-    """What stands in a module, or in a class of a module."""
+    """A module's value, or that of a class in a module."""
     name, _, attr = where.rpartition(".")
     if name in sys.modules:
         return vars(sys.modules[name]).get(attr)
@@ -473,7 +474,7 @@ def _set_hung_in(state: dict[str, str]) -> None:
 
 
 class NotHereError(RuntimeError):
-    """Something that the notebook did outside its variables isn't done here; says what."""
+    """An effect of the notebook outside its variables that is missing here; names it."""
 
 
 _BUILTINS = frozenset(dir(builtins))
@@ -525,7 +526,7 @@ def _filters() -> list[Any]:
 
 
 def read() -> dict[str, bytes]:
-    """All sections, pickled. One that can't be read is left out."""
+    """All sections, pickled. An unreadable section is left out."""
     sections: dict[str, bytes] = {}
     for name, reader in _READ.items():
         _add(sections, name, reader)
@@ -623,7 +624,7 @@ _SOON_SET = frozenset(
 
 
 def _is_so(name: str, section: bytes) -> bool:
-    """Whether a section is as it was already: setting it takes longer than reading it."""
+    """Whether a section already has its value: setting it takes longer than reading it."""
     reader = _READ.get(name) or (_LIBRARY.get(name) if name in sys.modules else None)
     now: dict[str, bytes] = {}
     if reader is not None:

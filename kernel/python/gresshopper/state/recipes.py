@@ -1,4 +1,4 @@
-"""What the streams of a saved state call when they are loaded.
+"""Functions that the streams of a saved state call when they are loaded.
 
 Every function here is part of the saved form: its name and arguments are kept for as long as the form's version is.
 `pickling` writes calls of them.
@@ -24,7 +24,7 @@ from .lost import Lost, LostError, stands_still
 
 
 class Source(Protocol):
-    """Where a stream's numbered buffers and classes come from while it is loaded."""
+    """Source of a stream's numbered buffers and classes while it is loaded."""
 
     @property
     def namespace(self) -> dict[str, Any]: ...
@@ -41,7 +41,7 @@ _local = threading.local()
 
 
 def loading(source: Source | None) -> Source | None:
-    """Make `source` the one that recipes ask in this thread; returns the one before."""
+    """Make `source` this thread's source for recipes; returns the former one."""
     before: Source | None = getattr(_local, "source", None)
     _local.source = source
     stands_still(source is not None)
@@ -116,7 +116,7 @@ def attributes(made: Any, state: Mapping[str, Any]) -> None:
 
 
 def set_shared(made: Any, state: tuple[dict[str, Any], dict[str, Any] | None]) -> None:
-    """The very dictionary that holds an instance's attributes, which others hold too, and its slots."""
+    """Sets an instance's very attribute dictionary, which others hold too, and its slots."""
     object.__setattr__(made, "__dict__", state[0])
     for name, value in (state[1] or {}).items():
         object.__setattr__(made, name, value)
@@ -136,7 +136,7 @@ def new_module(name: str) -> types.ModuleType:
 
 
 def set_module(made: types.ModuleType, state: tuple[dict[str, Any], bool]) -> None:
-    """What a module of the notebook holds; whether code ran in it, for which it has the built-in names."""
+    """Sets a module's content. Code that ran in the module had the built-in names."""
     made.__dict__.update(state[0])
     if state[1]:
         made.__dict__["__builtins__"] = builtins.__dict__
@@ -148,7 +148,7 @@ def module_scope(made: types.ModuleType) -> dict[str, Any]:
 
 
 def suppressed(made: Any, state: tuple[dict[str, Any], list[str]]) -> None:
-    """A part of an `argparse` parser; those of its attributes that are the very marker `argparse.SUPPRESS`."""
+    """A part of an `argparse` parser, with attributes that are the very marker `argparse.SUPPRESS`."""
     import argparse
 
     made.__dict__.update(state[0])
@@ -165,7 +165,7 @@ def new_type(name: str, supertype: Any, qualname: str) -> Any:
 
 
 def module_value(module: str, path: str) -> Any:
-    """What a module holds under a dotted path."""
+    """A module's value under a dotted path."""
     value: Any = importlib.import_module(module)
     for part in path.split("."):
         value = getattr(value, part)
@@ -215,8 +215,8 @@ def __getattr__(name: str) -> Any:
 
 
 def set_order(made: set[Any], items: list[Any], filling: list[int], size: int) -> None:
-    """The iteration order of a set: its items as they went in; with a `size`, into a table of that size, among others
-    that left it.
+    """The iteration order of a set: items in the order of insertion. With a `size`, they go into a table of that
+    size, beside others that are removed again.
     """
     made.clear()
     if not size:
@@ -292,7 +292,7 @@ def set_linked_exception(made: BaseException, state: tuple[Any, Any, Any, Any]) 
 
 
 def set_figure(made: Any, state: tuple[Any, Any]) -> None:
-    """A figure's state, under the number that it had if nobody has that."""
+    """A figure's state, under its former number if that is free."""
     from matplotlib._pylab_helpers import Gcf
 
     made.__setstate__(state[0])
@@ -307,7 +307,7 @@ def set_figure(made: Any, state: tuple[Any, Any]) -> None:
 
 
 def set_plot_args(made: Any, state: tuple[dict[str, Any], list[Any], int]) -> None:
-    """What gives an axes' next line its colour, at its place."""
+    """An axes' colour cycle, at its position."""
     attrs, items, taken = state
     made.__dict__.update(attrs)
     made.prop_cycler = itertools.cycle(items)
@@ -341,7 +341,8 @@ def reopen(
     found: tuple[int, int, int],
     name: Any = None,
 ) -> Any:
-    """A file that was open for reading, at its place, if it is still the same file. `name`: what it was opened by."""
+    """A file open for reading, at its position, if the file is unchanged. `name`: the name by which it was
+    opened."""
     try:
         now = os.stat(path)
     except OSError as e:
@@ -375,7 +376,7 @@ def _opened(path: str, name: Any, mode: str, text: tuple[Any, ...] | None, offse
 
 
 def closed_file(name: Any, mode: str, raw: str | None, text: tuple[Any, ...] | None) -> Any:
-    """A file that was closed, which says what it said. `raw`: the mode of the file below a buffer."""
+    """A closed file, with its answers. `raw`: the mode of the file below a buffer."""
     below = raw or mode
     handle: Any = io.FileIO(os.memfd_create("closed"), below.replace("b", ""))
     handle.name = name
@@ -452,7 +453,7 @@ def spent(kind: str) -> Any:
 
 
 def dict_iterator(mapping: dict[Any, Any], kind: str, taken: int, size: int) -> Any:
-    """An iterator over a dictionary that gave some of it already."""
+    """A partly consumed iterator over a dictionary."""
     if dict.__len__(mapping) != size:
         return _lost(f"a {kind}", "its dictionary holds it, and isn't complete yet when it is made")
     view, backwards = DICT_ITERATORS[kind]
@@ -597,7 +598,7 @@ def np_objects(shape: tuple[int, ...], order: str) -> Any:
     return np.empty(shape, object, order=order)
 
 
-#: From so many elements on it pays to set them together.
+#: Number of elements from which it pays to set them together.
 _MANY = 16
 
 
@@ -685,7 +686,7 @@ def np_masked(data: Any, mask: Any, fill_value: Any, hard: bool, shared: bool) -
 def np_memmap(
     path: str, dtype: Any, mode: str, offset: int, shape: tuple[int, ...], order: str, index: int, nbytes: int
 ) -> Any:
-    """A memory-mapped file, if its content is what it was; else an array of that content."""
+    """A memory-mapped file, if its content is unchanged; else an array of that content."""
     import numpy as np
 
     kept = np.empty(shape, dtype, order=order)
@@ -730,7 +731,7 @@ def np_npz(path: str, allow_pickle: bool) -> Any:
 def np_npz_over(
     cls: Any, held: Any, own: bool, allow_pickle: bool, pickle_kwargs: Any, limits: dict[str, Any]
 ) -> Any:
-    """An `.npz` archive over what it is read from."""
+    """An `.npz` archive over its file."""
     if isinstance(held, Lost):
         return held
     return cls(held, own_fid=own, allow_pickle=allow_pickle, pickle_kwargs=pickle_kwargs, **limits)
@@ -777,7 +778,7 @@ def _placement(spec: Any) -> Any:
 
 
 def _bytes_storage(storage: Any) -> Any:
-    """The untyped storage behind whatever this version of torch calls one."""
+    """The untyped storage, by whatever name this version of torch has for it."""
     return getattr(storage, "_storage", None) or storage
 
 
@@ -809,7 +810,7 @@ def torch_storage(index: int, nbytes: int, device: str) -> Any:
 
 
 def torch_storage_over(array: Any, offset: int, nbytes: int) -> Any:
-    """The memory of tensors that share it with an array."""
+    """Memory of tensors that share it with an array."""
     import numpy as np
     import torch
 
@@ -873,7 +874,7 @@ def set_torch_tensor(made: Any, state: dict[str, Any]) -> None:
         setattr(made, key, value)
 
 
-#: Where a tensor keeps what is called with its gradient.
+#: Attributes in which a tensor keeps functions that are called with its gradient.
 TORCH_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 

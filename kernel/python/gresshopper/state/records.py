@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 from . import capture, form, native
 from . import restore as restoring
 
-#: Names under which IPython keeps what the last cells displayed.
+#: Names under which IPython keeps the values displayed last.
 SHOWN = ("_", "__", "___")
 
 
@@ -34,7 +34,7 @@ class Ran:
 
 
 class Record(NamedTuple):
-    """What one capture found, as it is kept."""
+    """Findings of one capture, in their stored form."""
 
     head: dict[str, Any]
     body: bytes
@@ -43,7 +43,7 @@ class Record(NamedTuple):
     #: Why it was made: `begin`, `cells` or `audit`.
     cause: str
     seconds: float
-    #: Whether the reply of its last cell waits for it.
+    #: Whether the reply of the last cell waits for this record.
     reply_waits: bool = False
 
     def text(self) -> bytes:
@@ -52,7 +52,8 @@ class Record(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """What came of a cell's capture before its reply: `whole`, `later` or `failed`, and a sentence for the latter two."""
+    """Result of a cell's capture before its reply: `whole`, `later` or `failed`, and a sentence for the latter
+    two."""
 
     status: str
     why: str = ""
@@ -120,7 +121,7 @@ class Writer:
         return self._capture.order() != self._ordered
 
     def continues(self, inputs: int) -> None:
-        """What is there now was recorded: the variables in their order, and so many inputs."""
+        """Notes that the present state was recorded: the variables in their order, and the number of inputs."""
         self._ordered, self._inputs = self._capture.order(), inputs
 
     def record(
@@ -131,8 +132,8 @@ class Writer:
         again: Mapping[int, Mapping[str, Any]] | None = None,
         redo: Callable[[Callable[[bytes], Any]], Any] | None = None,
     ) -> tuple[dict[str, Any], bytes]:
-        """A record's head and body. `cells`: those that it completes. `again`: what is said of groups that their cells make
-        again. `redo`: describes those cells, given how bytes are kept."""
+        """A record's head and body. `cells`: the cells that it completes. `again`: descriptions of groups that their
+        cells make again. `redo`: describes those cells, given a way to keep bytes."""
         body = bytearray()
         units = []
         for changed in delta.changed:

@@ -56,7 +56,7 @@ def notes_of(snapshot: restore.Snapshot, store: Store) -> list[dict[str, Any]]:
 
 
 def fingerprint(session: pickling.Session, values: Sequence[Any], first: int = 0) -> tuple[str, str]:
-    """What tells a group's content from another's: the hash of its stream, and of its buffers."""
+    """Digests of a group's content: the hash of its stream, and of its buffers."""
     dump = pickling.dump(session, list(values), first=first)
     return hashlib.blake2b(dump.stream, digest_size=16).hexdigest(), tags_of(dump.buffers, _plain_tags)
 
@@ -71,7 +71,7 @@ def _plain_tags(buffer: pickling.Buffer) -> bytes:
 
 
 class _Mismatch(Exception):
-    """What was made again isn't what was recorded; says what."""
+    """A rebuilt group differs from the recorded one; says how."""
 
 
 class Replay:
@@ -156,7 +156,7 @@ def recover(
     set_names: Callable[[dict[str, Any]], None],
     told: restore.Told,
 ) -> restore.Told:
-    """Rebuild what the plan left to its cells; what that fails for stays a placeholder, and is told with the reason."""
+    """Rebuild groups that the plan left to their cells. A failed one stays a placeholder, and the reason is told."""
     replay = Replay(snapshot, store, session)
     replay.run()
     set_names(replay.values)
@@ -176,7 +176,7 @@ def recover(
 
 
 def trial(directory: Path, store: Path) -> dict[int, str]:
-    """Which of the groups that were left out can't be rebuilt in this process, and why."""
+    """Omitted groups that can't be rebuilt in this process, and why."""
     snapshot = restore.Snapshot(form.read(directory, form.owner_key(make=False)))
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main

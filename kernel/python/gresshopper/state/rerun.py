@@ -1,7 +1,7 @@
 """Rebuilding what can't be saved by running its cells again, from the record of each cell.
 
-Which cells may run again is said in `effects`. A re-run happens in a scratch namespace, with the versions of its inputs
-that the cell saw then; what it makes beside the wanted variables must equal what was recorded, else it is not used.
+`effects` decides which cells may run again. A re-run happens in a scratch namespace, with the versions of inputs
+that the cell saw then. Its other results must equal the recorded ones, else it is not used.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from . import effects, form, pickling, process, restore
 from .session import reason
 from .store import Store
 
-#: So many cells are run again for one group at most.
+#: Most cells that are run again for one group.
 MOST = 50
 
 
@@ -27,7 +27,8 @@ def recover(
     set_names: Callable[[dict[str, Any]], None],
     told: restore.Told,
 ) -> restore.Told:
-    """Run again what makes the lost variables; those for which that isn't right stay placeholders, with the reason."""
+    """Run the cells of lost variables again. A variable whose re-run isn't right stays a placeholder, with the
+    reason."""
     lost = dict(told.lost)
     notices = list(told.notices)
     for uid, entry in snapshot.units.items():
@@ -52,7 +53,7 @@ class _Barred(Exception):
 
 
 def _cells(records: Sequence[form.Record], wanted: set[str]) -> list[int]:
-    """The records of the cell that made a group, whatever number it had then, and of those that may have touched it."""
+    """Records of the cell that made a group, whatever its number then, and of cells that may have touched it."""
     owner: dict[str, int] = {}
     found: list[int] = []
     for i, record in enumerate(records):
@@ -112,7 +113,7 @@ def _chain(
 
 
 def _fill_shown(entry: restore.Entry, stood: Sequence[Any], state: dict[str, Any]) -> None:
-    """What was displayed is the variable in whose place the same placeholder stood."""
+    """Sets displayed values to the variables in whose place the same placeholder stood."""
     by_name = {m[2:]: value for m, value in zip(entry.said["m"], stood)}
     for name in entry.names:
         if name not in state and effects.shown(name):
@@ -123,7 +124,7 @@ def _fill_shown(entry: restore.Entry, stood: Sequence[Any], state: dict[str, Any
 
 @contextlib.contextmanager
 def emptied(namespace: dict[str, Any], snapshot: restore.Snapshot) -> Iterator[None]:
-    """The live namespace as scratch: what is made in it keeps its globals. Its variables are put back after."""
+    """The live namespace as scratch, so that new functions keep their globals. Its variables are put back after."""
     kept = dict(namespace)
     for entry in snapshot.units.values():
         for name in entry.names:
@@ -136,7 +137,7 @@ def emptied(namespace: dict[str, Any], snapshot: restore.Snapshot) -> Iterator[N
 
 
 def _same(entry: restore.Entry, state: dict[str, Any], session: pickling.Session) -> None:
-    """The rest of the group, beside what couldn't be saved, must be what it was."""
+    """The rest of the group, beside its lost parts, must be unchanged."""
     if sorted(state) != sorted(entry.names):
         raise _Barred("running its cells again gave other variables")
     again = pickling.dump(session, [state[m[2:]] for m in entry.said["m"]], first=entry.first)
@@ -187,13 +188,13 @@ def _run_cell(
 
 
 def _as_now(before: restore.Snapshot, after: restore.Snapshot, uid: int) -> bool:
-    """Whether a unit is still what it was."""
+    """Whether a unit is unchanged."""
     now = after.units.get(uid)
     return now is not None and now.said["dig"] == before.units[uid].said["dig"]
 
 
 def _needed(before: restore.Snapshot, cell: dict[str, Any], own: set[int]) -> list[int]:
-    """Units that the cell may touch beside its own, with what the functions in them touch."""
+    """Units that the cell may touch beside its own, with those that their functions touch."""
     owner = {name: u for u, e in before.units.items() for name in e.names}
     stack = [u for u in cell["touched"] if u in before.units]
     stack += [owner[n] for n in cell["names"] if n in owner]
@@ -210,7 +211,7 @@ def _needed(before: restore.Snapshot, cell: dict[str, Any], own: set[int]) -> li
 def _same_rest(
     record: form.Record, wanted: set[str], scratch: dict[str, Any], session: pickling.Session, store: Store
 ) -> None:
-    """What the cell made beside the wanted unit must be what it made then."""
+    """The cell's other results must equal the recorded ones."""
     for said in record.head["units"]:
         if (
             said["gone"]

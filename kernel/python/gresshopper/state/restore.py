@@ -25,7 +25,7 @@ from .store import Store
 LAZY = 64 * 1024 * 1024
 
 
-#: So often it is tried again what couldn't be loaded.
+#: Number of attempts to load a failed group.
 AGAIN = 3
 
 
@@ -42,7 +42,7 @@ class Entry(NamedTuple):
 
     @property
     def first(self) -> int:
-        """So many members are in the first of its stream's two pickles; 0: it is one."""
+        """Number of members in the first of the stream's two pickles; 0 means a single pickle."""
         return int(self.said.get("v", 0))
 
 
@@ -89,7 +89,7 @@ class Snapshot:
             self.redo, self._redo_record = head["redo"], record
 
     def redo_bytes(self, ref: Mapping[str, Any], store: Store) -> bytes:
-        """Bytes that the cells that run again refer to."""
+        """Bytes to which the re-run cells refer."""
         assert self._redo_record is not None
         return stream(Entry({"s": ref}, self._redo_record), store)
 
@@ -114,7 +114,7 @@ def chunks_of(entry: Entry) -> list[str]:
 
 
 def environment() -> dict[str, Any]:
-    """What a state depends on beside itself: Python and the packages that are loaded."""
+    """Versions on which a state depends: Python and the loaded packages."""
     global _seen  # noqa: PLW0603 - what is loaded only grows
     if len(sys.modules) != _seen[0]:
         _seen = (len(sys.modules), _packages())
@@ -127,7 +127,7 @@ _seen: tuple[int, dict[str, str]] = (0, {})
 def _packages() -> dict[str, str]:
     packages: dict[str, str] = {}
     for name in sorted(name for name in list(sys.modules) if "." not in name):
-        # Read where it lies: a module that makes it up when it is asked may import half of a library for that.
+        # Read from the dictionary: a module that computes the version on request may import half a library for that.
         version = getattr(sys.modules.get(name), "__dict__", {}).get("__version__")
         installed = _installed(name) if isinstance(version, str) and not name.startswith("_") else None
         if installed is not None:
@@ -163,7 +163,7 @@ def _by_metadata(name: str) -> str | None:
 
 
 def differences(saved: Mapping[str, Any]) -> list[str]:
-    """How this environment differs from the one that a state was saved in, in sentences."""
+    """Differences between this environment and that of a saved state, in sentences."""
     found: list[str] = []
     here = platform.python_version()
     if saved.get("python") and saved["python"].split(".")[:2] != here.split(".")[:2]:
@@ -208,7 +208,7 @@ class Loader:
         self.notices: list[str] = []
         self._where = {m[2:]: uid for uid, e in snapshot.units.items() for m in e.said["m"] if m.startswith("c:")}
         self._loaded: dict[int, list[Any]] = {}
-        #: Groups of which what cells displayed is still to be read.
+        #: Groups with unread displayed values.
         self._begun: dict[int, pickling.Reading] = {}
         self._stack: list[Entry] = []
         self.failed: dict[int, str] = {}
@@ -390,7 +390,7 @@ class Loader:
 
 
 def recipes_blob(loader: Loader, index: int) -> bytearray:
-    """A buffer that a library handed over, as it takes it back."""
+    """A buffer in the form in which its library takes it back."""
     into = bytearray(loader.nbytes(index))
     loader.fill(index, memoryview(into))
     return into
@@ -410,7 +410,7 @@ def lost_in(snapshot: Snapshot, loaded: Mapping[str, Any]) -> dict[str, str]:
 
 
 def arrange(namespace: dict[str, Any], order: Sequence[str]) -> None:
-    """Have the variables follow one another as they did."""
+    """Restores the order of the variables."""
     wanted = dict.fromkeys(name for name in order if name in namespace)
     if list(wanted) != [name for name in namespace if name in wanted]:
         for name in wanted:

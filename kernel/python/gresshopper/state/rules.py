@@ -1,7 +1,7 @@
-"""Which recipe stands for which kind of object: the dispatch, functions and classes, and the standard library.
+"""Choice of recipes by kind of object: the dispatch, functions and classes, and the standard library.
 
-What is right with pickle or cloudpickle has none. The recipes are in `recipes`, those for libraries' objects are chosen in
-`libraries`.
+Objects that pickle or cloudpickle save rightly have no recipe. The recipes are in `recipes`; `libraries` chooses
+those for libraries' objects.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from .lost import Lost, Pending, parts
 from .session import MAIN, NotYet, Overlap, Session, importable
 from .setorder import Order
 
-#: Bytes of a file that was removed while it was open, up to which they are kept; and that are read in a second.
+#: Most bytes kept of a file that was removed while open; bytes read in a second.
 KEPT, READ_RATE = 64 * 1024 * 1024, 1e9
 
 
-#: What to tell of each class under a cloudpickle that loses slots and the fields of dataclasses, as those before 3.0 do.
+#: Notices on classes under a cloudpickle before 3.0, which loses slots and the fields of dataclasses.
 _FORGETS = (
     f"a class may lose slots, or fields of a dataclass, under cloudpickle {cloudpickle.__version__}: 3.0 keeps them"
     if not cloudpickle.__version__.partition(".")[0].isdigit() or int(cloudpickle.__version__.partition(".")[0]) < 3
@@ -147,7 +147,7 @@ class Rules(LibraryRules):
         return _sharing(obj)
 
     def _hashes(self, t: type) -> bool:
-        """Whether instances hash in a way of the notebook's, so that one that was changed may be a lost key."""
+        """Whether the notebook defines the instances' hash, so that a changed one may be a lost key."""
         if len(self.suspects) >= MANY or not own_hook(t, "__hash__"):
             return False
         params = getattr(t, "__dataclass_params__", None)
@@ -200,7 +200,7 @@ class Rules(LibraryRules):
                 made = (f.__code__, f.__name__, False, foreign, f.__closure__)
                 return recipes.function, made, self._function_state(f), None, None, recipes.set_function
         if any(held is scope for held in self.session.namespace.values()):
-            # A namespace that the user gave to `exec`: it is written first, so that its functions can refer to it.
+            # A namespace that the user gave to `exec` is written first, so that its functions can refer to it.
             if id(scope) not in self.leads:
                 raise Overlap(scope)
             made = (f.__code__, f.__name__, False, scope, f.__closure__)
@@ -328,7 +328,7 @@ class Rules(LibraryRules):
         return recipes.reopen, (path, mode, how, offset, same, handle.name)
 
     def _content_of(self, handle: int, found: os.stat_result) -> pickle.PickleBuffer:
-        """What is in a file that nobody else can open any more.
+        """Content of a file that no other process can open any more.
 
         # Errors
         `ValueError` when it isn't kept, `OSError`.
@@ -376,7 +376,7 @@ class Rules(LibraryRules):
         return recipes.new_module, (module.__name__,), state, None, None, recipes.set_module
 
     def _argparse(self, made: Any) -> Any:
-        # Which string it is says more than that it is equal.
+        # The string's identity counts, not just its value.
         attrs = object.__getattribute__(made, "__dict__")
         suppress = sys.modules["argparse"].SUPPRESS
         names_ = [name for name, value in attrs.items() if value is suppress]
@@ -451,7 +451,7 @@ def of_notebook(module: types.ModuleType) -> bool:
 
 #: So many instances with a hash of their own are looked at more closely.
 MANY = 200
-#: Ways in which a class takes its pickling into its own hands.
+#: Methods by which a class controls its pickling.
 _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
@@ -516,7 +516,7 @@ def _makes_itself(t: Any) -> bool:
 
 
 def _bare(reduced: Any) -> Any:
-    """An instance that is made without running its class's own `__new__`: what that does was done."""
+    """An instance made without its class's own `__new__`, whose work was done before."""
     return (recipes.bare, *reduced[1:]) if reduced[0] is _NEWOBJ else reduced
 
 
@@ -534,8 +534,8 @@ _LARGEST = _Probe.__basicsize__
 
 
 def _find_singles(t: type) -> bool:
-    """Instances of a library's class that its module holds and that have no attributes: others ask whether something
-    is one of them."""
+    """Instances of a library's class that are variables of its module and have no attributes: markers, to which
+    others compare."""
     held = vars(sys.modules.get(t.__module__, builtins))
     for name, value in list(held.items()):
         if type(value) is t and not getattr(value, "__dict__", None):
@@ -580,7 +580,7 @@ def _whole_enum(cls: Any, reduced: Any) -> Any:
 
 #: What each member of an enumeration has.
 _OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})
-#: What a member is as an ordinary value, if its class made it in a way of its own.
+#: The ordinary value of a member, if its class made it in a way of its own.
 _CONTENT: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -590,7 +590,7 @@ _CONTENT: dict[type, Callable[[Any], Any]] = {
 
 
 def _closed(handle: Any) -> tuple[Any, ...] | None:
-    """What a file that was closed still says: the arguments of `recipes.closed_file`."""
+    """Answers of a closed file: the arguments of `recipes.closed_file`."""
     kind = type(handle)
     if kind is io.FileIO:
         return handle.name, handle.mode, None, None
@@ -607,7 +607,7 @@ def _closed(handle: Any) -> tuple[Any, ...] | None:
 
 
 def _is_at(found: os.stat_result, path: str) -> bool:
-    """Whether a file is the one of this path."""
+    """Whether the file is the one at this path."""
     try:
         there = os.stat(path)
     except FileNotFoundError:

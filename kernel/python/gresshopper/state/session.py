@@ -1,4 +1,4 @@
-"""What the dumps of one kernel share: the namespace, the stable ids of its classes, and how a dump ends early."""
+"""Shared data of one kernel's dumps: the namespace, the stable ids of its classes, and the early end of a dump."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAIN = "__main__"
 
 
 class Buffer(NamedTuple):
-    """Memory that a stream refers to by number. `items` is set for an array of objects: what it holds."""
+    """Memory to which a stream refers by number. `items` is set for an array of objects: its content."""
 
     address: int
     nbytes: int
@@ -61,7 +61,7 @@ class Overlap(Exception):
 
 
 class Session:
-    """What dumps of one kernel share: the namespace and the stable ids of its classes."""
+    """Shared data of one kernel's dumps: the namespace and the stable ids of its classes."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
@@ -70,11 +70,11 @@ class Session:
         self._by_value: dict[int, tuple[Any, bool]] = {}
         #: Whether memory that holds pointers to immutable objects is known to be as it was (set by the capture).
         self.unchanged: Callable[[int, int], bool] = lambda address, nbytes: False
-        #: Files that are open for reading, as they were when they were first seen.
+        #: Files open for reading, as they were when first seen.
         self.opened: weakref.WeakKeyDictionary[Any, tuple[int, int, int]] = weakref.WeakKeyDictionary()
-        #: What each dump of the capture that goes on went through: their memos hold those objects, too.
+        #: Objects in the memos of each dump of the present capture.
         self.kept: list[Any] = []
-        #: Device memory as this capture may read it. None: as it lies.
+        #: Device memory as this capture may read it. None: read in place.
         self.device: Any | None = None
         #: Raises `Interrupted` when a dump should be given up for now (set by the agent).
         self.check: Callable[[], None] = lambda: None
@@ -92,7 +92,7 @@ class Session:
         return found
 
     def adopt(self, cid: str, cls: type) -> None:
-        """Give a class that was rebuilt the id that it had."""
+        """Give a rebuilt class its former id."""
         self.class_ids[cls] = cid
         self.classes[cid] = cls
 
@@ -120,7 +120,7 @@ def _among(ids: Any, at: int) -> bool:
 
 
 def importable(obj: Any) -> bool:
-    """Whether `obj` is what its module (other than `__main__`) holds under its qualified name."""
+    """Whether the module of `obj` (other than `__main__`) holds it under its qualified name."""
     module = getattr(obj, "__module__", None)
     path = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
     if not isinstance(module, str) or not isinstance(path, str) or module == MAIN or "<locals>" in path:

@@ -1,4 +1,4 @@
-"""The order in which a set is walked, and how one that is made anew gets it. Nothing here calls a user's code."""
+"""The iteration order of a set, and its restoration in a new set. Nothing here calls a user's code."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Order(NamedTuple):
 
 
 def ordered(made: set[Any]) -> list[Order]:
-    """How a set gets its order back, if it needs that and it can be done. Sets of numbers, and of tuples of them, have an
-    order that is the same in another process; so have those of strings where the hash seed is (`seeded`).
+    """Instructions to restore the order of a set, if needed and possible. Sets of numbers, and of tuples of them,
+    have the same order in every process; so have sets of strings under the same hash seed (`seeded`).
     """
     if not 1 < len(made) <= ORDERED:
         return []
@@ -49,8 +49,8 @@ def ordered(made: set[Any]) -> list[Order]:
 
 
 def _insertion(made: set[Any], places: list[int]) -> tuple[list[Any], list[int]]:
-    """An order in which the items of a set come to lie where they are: each after those that it had to go round.
-    Where it went round something that is gone, a number stands in that belongs there.
+    """An order of insertion that puts each item in its place: each after the items that it had to go round. A
+    suitable number takes the place of a removed item.
     """
     by_address = {id(item): item for item in made}
     found = {place: by_address[at] for place, at in enumerate(places) if at in by_address}
@@ -67,13 +67,13 @@ def _insertion(made: set[Any], places: list[int]) -> tuple[list[Any], list[int]]
                 stack.append(ahead)
             else:
                 done[stack.pop()] = None
-    # Those that went round nothing come first: they may be moved by a growing table without harm.
+    # Items that went round nothing come first: a growing table may move them without harm.
     order = sorted(done, key=lambda place: bool(_round(hash(found[place]), place, len(places))))
     return [found[place] for place in order], list(filling.values())
 
 
 def _round(hashed: int, place: int, size: int) -> list[int]:
-    """The places that CPython tries for a hash before the one where it was put."""
+    """Places that CPython tries for a hash before the final one."""
     tried: list[int] = []
     perturb = hashed & (2**64 - 1)
     at = perturb & (size - 1)

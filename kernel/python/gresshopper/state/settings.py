@@ -44,7 +44,7 @@ _ELSEWHERE = frozenset(
     }
 )
 _ATOMS = (str, bytes, int, float, complex, bool, type(None))
-#: Bytes that an exception which is kept may have.
+#: Most bytes of an exception that is kept.
 _SHORT = 1 << 20
 
 
@@ -61,7 +61,7 @@ def of_notebook(value: Any) -> bool:
 
 
 def dump(value: Any) -> bytes:
-    """A section that holds what plain pickle can't write.
+    """A section with content that plain pickle can't write.
 
     # Errors
     Whatever pickling raises.
@@ -161,7 +161,7 @@ def _base(module: str, path: str) -> Any:
 
 
 def assigned() -> dict[str, Any]:
-    """What cells gave to libraries: kept if it is plain or a variable's, a function or a class; else only named."""
+    """Objects that cells gave to libraries: kept if plain, a variable, a function or a class; else only named."""
     kept: dict[tuple[str, str, str], tuple[str, Any]] = {}
     told: list[str] = []
     for place in sorted(_places):
@@ -269,7 +269,7 @@ def set_registered(state: list[tuple[str, str, Any]]) -> None:
         getattr(sys.modules[module], name).register(cls)
 
 
-#: The exception that was shown last, which `sys` holds, too, and its section: it may refer to much, so it is written once.
+#: The exception shown last, which `sys` holds too, and its section: it may refer to much, so it is written once.
 _last: tuple[Any, dict[str, Any]] = (None, {})
 
 
@@ -292,7 +292,7 @@ def _exception(error: BaseException) -> dict[str, Any]:
 
 
 class _Short(io.BytesIO):
-    """Refuses what is long, before it is all there."""
+    """Refuses long content before all of it has arrived."""
 
     def write(self, data: Any) -> int:
         if self.tell() + len(data) > _SHORT:

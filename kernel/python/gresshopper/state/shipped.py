@@ -1,7 +1,7 @@
 """cloudpickle, where the user's environment has none: the copy that the installation brings.
 
-The user's own one goes first, since it is what their libraries were tried with. The copy is loaded under its own name, as
-streams refer to it by that, and nothing is added to the path on which modules are looked for.
+The user's own cloudpickle goes first, since the user's libraries were tested with it. The copy is loaded under its
+own name, to which streams refer, and nothing is added to the path of modules.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ FOLDER = Path(__file__).resolve().parent.parent / "shipped"
 
 
 class MissingError(ImportError):
-    """There is no cloudpickle; says what to do."""
+    """cloudpickle is missing; says how to install it."""
 
 
 def provide(name: str = "cloudpickle", folder: Path = FOLDER) -> None:

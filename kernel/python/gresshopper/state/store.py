@@ -1,8 +1,8 @@
 """The content-addressed store of chunks, as the kernel's own process reads and writes it.
 
 `kernel/blobs` owns the layout (docs/state-format.md): `chunks/<2 hex>/<62 hex>`, or the same with `.z` when packed.
-Chunks are named by the BLAKE3 of their content, or by BLAKE2b (prefix `b2-`) when written without the native
-library. A chunk is whole or not there: it is written beside, then renamed. What is read is checked against its name.
+Chunks are named by the BLAKE3 of their content, or by BLAKE2b (prefix `b2-`) if written without the native library.
+A chunk is whole or absent: it is written under another name and renamed. Content read is checked against its name.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Store:
         return CHUNK / max(written - started, 1e-6), CHUNK / max(read - written, 1e-6)
 
     def holds(self, names: Sequence[str]) -> bool:
-        """Whether all of these chunks are there; they then count as used now, so that none is collected as garbage."""
+        """Whether all of these chunks exist; they then count as used now, so that none is collected as garbage."""
         for name in names:
             path = self.path(name)
             for place in (path, path.with_name(path.name + ".z")):
@@ -203,7 +203,7 @@ class Store:
         return _Mapped(at, nbytes).array()
 
     def pack(self) -> None:
-        """Compress what was stored since the last call, where that pays. A failure leaves it as it is."""
+        """Compress the content stored since the last call, if that saves space. A failure leaves it as it is."""
         if native.lib is not None:
             native.lib.hop_pack(self._raw)
 

@@ -89,7 +89,7 @@ class Supervised:
 
     def __init__(self, shell: Any, channel: Channel) -> None:
         self._shell, self._channel = shell, channel
-        #: The last record that was applied to this standby; none was since it was restored.
+        #: Last record applied to this standby; None right after its restoration.
         self._applied: int | None = None
         between = Between(shell)
         for name in ("begin", "restore", "apply", "flush", "forget", "show", "save", "spent"):
@@ -97,7 +97,7 @@ class Supervised:
         shell.events.register("pre_execute", self._begins)
 
     def _begins(self) -> None:
-        """Tell the supervisor that a cell begins: one that hasn't when this process dies can run in the next one."""
+        """Tell the supervisor that a cell begins: an unstarted cell of a dead process can run in the next one."""
         header = (self._shell.get_parent() or {}).get("header") or {}
         if header.get("msg_type") == "execute_request":
             with contextlib.suppress(ChannelClosed):

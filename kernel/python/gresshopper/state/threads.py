@@ -1,7 +1,7 @@
 """Threads beside the cells: which of them may touch the user's objects at any time.
 
-One that may makes each capture look at everything. Libraries' own threads don't, nor do executors' workers that wait for
-work, which only another thread could give them.
+A thread that may run user code makes each capture look at everything. Libraries' own threads don't, nor do
+executors' workers that wait for work, which only another thread could give them.
 """
 
 from __future__ import annotations

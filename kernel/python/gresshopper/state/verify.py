@@ -16,7 +16,7 @@ from . import native, pickling, rules
 from .session import reason
 from .store import Store
 
-#: Seconds that a load may take before it counts as failed.
+#: Seconds after which a load counts as failed.
 LIMIT = 5.0
 
 
@@ -49,7 +49,7 @@ class _Source:
 
 
 def own_pickling(session: pickling.Session, dump: pickling.Dump, blobs: Sequence[Any], store: Store) -> list[str]:
-    """What the notebook's own pickling code would lose, in sentences; nothing if all comes back."""
+    """Losses by the notebook's own pickling code, in sentences; nothing if all comes back."""
     reader, writer = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a fork beside threads: the child only loads and compares

@@ -1,4 +1,4 @@
-"""What one dump knows while it is written: buffers, memory, classes and names that it came by, and what it had to leave out."""
+"""Data of one dump while it is written: buffers, memory, classes and names, and omissions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Roots:
         self._over: list[tuple[int, int, Any]] = []  # the few that do
 
     def add(self, low: int, high: int, root: Any) -> None:
-        """Remember memory up to `high` and what it belongs to."""
+        """Remember memory up to `high` and its root."""
         if not self.free(low, high):
             self._over.append((low, high, root))
             return
@@ -36,7 +36,7 @@ class Roots:
         self._apart.insert(i, (low, high, root))
 
     def free(self, low: int, high: int) -> bool:
-        """Whether nothing that was remembered overlaps this range."""
+        """Whether no remembered memory overlaps this range."""
         i = bisect.bisect_right(self._lows, low)
         if i and low < self._apart[i - 1][1]:
             return False
@@ -45,7 +45,7 @@ class Roots:
         )
 
     def near(self, low: int, high: int) -> Iterator[tuple[int, int, Any]]:
-        """What was remembered and overlaps this range, the larger first."""
+        """Remembered memory that overlaps this range, the larger first."""
         i = max(0, bisect.bisect_right(self._lows, low) - 1)
         found = [one for one in self._over if one[0] < high and low < one[1]]
         while i < len(self._lows) and self._lows[i] < high:
@@ -96,7 +96,7 @@ class Writing:
         return Lost, (what, why)
 
     def link_referents(self, obj: Any) -> None:
-        """What can't be written still shares its objects with other variables: those are rebuilt together."""
+        """Unwritable objects still share their parts with other variables: these are rebuilt together."""
         passed_over = harmless()
         level = [obj]
         for _ in range(3):  # a generator, its frame, its variables
@@ -125,7 +125,7 @@ class Writing:
         return False
 
     def on_a_device(self, device_type: str | None = None) -> None:
-        """What is written now is a device's memory.
+        """Marks the object being written as a device's memory.
 
         # Errors
         `Away` when it can't be read now.

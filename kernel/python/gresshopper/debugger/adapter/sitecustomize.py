@@ -39,7 +39,7 @@ def _accept_ours(self: socket.socket) -> tuple[socket.socket, Any]:
 
 socket.socket.accept = _accept_ours  # type: ignore[method-assign]
 
-# What the site or the environment has of this name still runs.
+# The site's or the environment's module of this name still runs.
 sys.path.remove(os.path.dirname(os.path.abspath(__file__)))
 sys.modules.pop("sitecustomize", None)
 with contextlib.suppress(ImportError):
