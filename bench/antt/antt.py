@@ -6,7 +6,7 @@ of hashes. Three ways of running them, in turn, with think time between the cell
 - leases: each notebook's kernel lives in its seat, which has one core; a cell is `%%cpu --cpus 1` and runs on that core
   and the lease's, so one cell runs at a time and the others' kernels wait.
 - OS: plain ipykernels that may use both cores whenever they like.
-- partitioned: the same, each in a CPU cgroup with a quota of a sixth of the machine.
+- partitioned: plain ipykernels, each in a CPU cgroup with a quota of a sixth of the machine.
 
 A notebook's time is that of its cells from submission to reply, added up; its time alone is that of the same cells on
 a plain kernel with the machine to itself. ANTT is the mean of (time / time alone), STP the sum of (time alone / time)

@@ -1,13 +1,12 @@
 """bench `deadline`: twenty live `hop run` with deadlines on too few GPUs, by slack and first come, first served.
 
-The same notebooks, drawn by seed, run on the real cluster twice per seed: once with `--deadline`, once without, which
-makes them batch notebooks that are served as they come. What was submitted when and ran for how long is then given to
-the simulator, which runs the same two policies. Prints a measured line per case (see hop-bench); the peer is first
-come, first served.
+The same notebooks, drawn by seed, run on the real cluster twice per seed: once with `--deadline`, and once without,
+as batch notebooks in the order of arrival. The simulator then gets their submissions and run times, and runs the
+same two policies. Prints a measured line per case (see hop-bench); the peer is first come, first served.
 
 Kernels are started beforehand: a notebook's first cell, which needs no GPU, sleeps until the notebook begins. Cells
-sleep, so that this machine's cores are not what is short. How long each takes is known from "its last run" (papermill's
-words in the notebook).
+sleep, so that this machine's cores are never short. The run time of each is known from "its last run" (papermill's
+fields in the notebook).
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ SPEC = "small"
 
 
 def draw(seed: int) -> list[dict[str, Any]]:
-    """Notebooks: when each begins, what its cells take, by when it should be done. Seconds from the start."""
+    """Notebooks: start, run times of cells, deadline. Seconds from the start."""
     rng = random.Random(seed)
     books = []
     for _ in range(COUNT):
@@ -61,7 +60,7 @@ def write(path: Path, book: dict[str, Any], start: float) -> None:
 
 
 def live(cluster: Cluster, books: list[dict[str, Any]], by_slack: bool, prepare: float) -> list[dict[str, Any]]:
-    """Runs them. When each really began, what its cells took, when it was done."""
+    """Runs the notebooks. Returns actual starts, run times of cells, and ends."""
     home = cluster.base / "home/alice/deadline"
     cluster.run("alice", "sh", "-c", f"rm -rf {home} && mkdir {home}")
     env = {"GRESSHOPPER_JUPYTER_PYTHON": HUB_PYTHON, "XDG_STATE_HOME": str(home / "state")}
@@ -96,7 +95,7 @@ def live(cluster: Cluster, books: list[dict[str, Any]], by_slack: bool, prepare:
 
 
 def simulate(done: list[dict[str, Any]], lease: tuple[float, float]) -> dict[str, list[list[float]]]:
-    """The ends that the simulator finds, by policy, one list per seed of its noise."""
+    """Ends in the simulator, by policy, one list per seed of its noise."""
     jobs = json.dumps({"gpus": GPUS, "lease": lease, "notebooks": done})
     argv = ["cargo", "run", "-q", "--release", "-p", "hop-sim", "--example", "live_deadlines"]
     program = os.environ.get("LIVE_DEADLINES")

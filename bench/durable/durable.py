@@ -1,4 +1,4 @@
-"""bench `durable`: a kernel that is saved beside one that isn't, and how long its user waits when it is lost.
+"""bench `durable`: a saved kernel beside an unsaved one, and how long its user waits after a loss.
 
     durable.py --ours KERNELSPEC [--plain KERNELSPEC] [--cluster BASE]
 

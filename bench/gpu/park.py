@@ -39,7 +39,7 @@ OVER = "the time of the run was over"
 
 
 class Failed(Exception):
-    """A step did not do what it should; the text says which and how."""
+    """A step failed; the text says which and how."""
 
 
 class NotRun(Exception):
@@ -57,7 +57,7 @@ class Done(NamedTuple):
 
 
 def run(command: list[str], limit_s: float, env: dict[str, str], uid: int | None = None) -> Done:
-    """Runs a program for at most so long, also one that can't be killed."""
+    """Runs a program for a limited time, even one that can't be killed."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, user=uid, group=uid
     )
@@ -185,7 +185,7 @@ class Bench:
 
     @contextmanager
     def case(self, name: str) -> Iterator[dict[str, Any]]:
-        """One check: passes, fails, is forbidden or couldn't be tried, and never stops the others."""
+        """Runs a check: it passes, fails, is forbidden or can't be tried, and never stops the others."""
         noted: dict[str, Any] = {"case": name, "result": "pass"}
         try:
             yield noted
@@ -213,7 +213,7 @@ class Bench:
             subject.close()
 
     def gpu(self, *args: str, uid: int | None = None) -> tuple[dict[str, Any] | None, str, float]:
-        """`hop gpu ...  --json`: its report, what it said, and how long it took."""
+        """`hop gpu ...  --json`: its report, its messages, and its run time."""
         start = time.perf_counter()
         command = [self.hop, "gpu", *args, "--json", *self.host]
         done = run(command, self.left(), self.env, uid)
@@ -537,7 +537,7 @@ def main() -> int:
         if bench.fake
         else [(int(float(s) * 1e9), f"{s}GB") for s in options.sizes.split(",")]
     )
-    # What decides most comes first: should the time run out, the largest size is what is missing.
+    # The most decisive parts come first: if the time runs out, only the largest size is missing.
     parts = {
         "idle": lambda: rung_a(bench),
         "training": lambda: training(bench) if bench.fake is None else None,

@@ -1,7 +1,7 @@
 """The processes that `park.py` measures: each does what it is told, a JSON line in, a JSON line out.
 
-`subjects.py KIND` with KIND one of the functions below. They use only what a bare machine with torch has, and
-`gresshopper.gpu` from this tree. The fake subject needs neither torch nor a GPU.
+`subjects.py KIND` with KIND one of the functions below. They need a bare machine with torch, and `gresshopper.gpu`
+from this tree. The fake subject needs neither torch nor a GPU.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def converse(commands: Commands) -> None:
 
 
 class Refusing:
-    """A lease source that can be told what to do."""
+    """A lease source under the test's control."""
 
     def __init__(self) -> None:
         self.source: Any = agent.NoLease("This cell has no GPU")
@@ -190,7 +190,7 @@ def hog() -> None:
 
 
 def special() -> None:
-    """What part 2 names: streams, events, graphs, compiled modules, pinned tensors, workers, threads."""
+    """Objects of part 2: streams, events, graphs, compiled modules, pinned tensors, workers, threads."""
     kind = sys.argv[2]
     torch_subject(SPECIALS[kind])
 

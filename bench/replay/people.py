@@ -15,7 +15,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-# A cell that holds its GPUs and nothing else, and notes when it began and ended.
+# A cell that only holds its GPUs, and notes its start and end.
 CELL = "%%gpu {gpus}\nimport time\n_began = time.time()\ntime.sleep({run!r})\n_ended = time.time()"
 PATIENCE = 900.0
 

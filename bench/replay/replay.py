@@ -1,13 +1,13 @@
 """bench `replay`: hours of a real trace at 60 times the speed on the dev cluster, and in the simulator.
 
-For each hour, the simulator's example `live_replay` cuts it out of the trace and leaves out sessions by seed until four
-nodes of 8 GPUs are just too few. Then every session that is left has a real kernel, opened beforehand in the order of
-their names, and submits its cells through the real hopd, agents and lease steps of Slurm when the trace says. The cells
-sleep, so that this machine's cores are not what is short; what is a fake is the GPU's device file.
+For each hour, the simulator's example `live_replay` cuts the hour out of the trace. It drops sessions by seed until
+four nodes of 8 GPUs are just too few. Each remaining session then has a real kernel, opened beforehand in the order
+of names. It submits its cells at the trace's times through the real hopd, agents and lease steps of Slurm. Cells
+sleep, so that this machine's cores are never short; only the GPU's device file is a fake.
 
-Then the simulator gets the same sessions, with the latencies of this very run as hopd's log has them: from the order of
-a lease to its start, from its end's order to its end, and from a submission to hopd's knowing of it plus from the grant
-to the cell's first instruction. One replica a kernel, nothing migrates, pilots stay.
+The simulator then gets the same sessions, with this run's latencies from hopd's log. They are: from a lease's order
+to its start, from the order of its end to the end, from a submission to its arrival at hopd, and from the grant to
+the cell's first instruction. Kernels have one replica, nothing migrates, and pilots stay.
 
 GPU-hours held are in both from the order of a lease to its end; a delay is in both from the submission, by the person's
 clock, to the cell's first instruction; a cell has waited that was put off by more than half a second. Prints a measured line per case
@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tests/e2e"))
 from harness import HUB_PYTHON, REPO, Cluster, Failed, until
 
 TRACE = "/work/shared/data/adobe-june-2021.csv"
-# Those of the month in which the most cells are submitted, once sessions are left out (215 and 216 are alike).
+# Hours of the month with the most submissions, once sessions are dropped (215 and 216 are alike).
 HOURS = (719, 50, 216)
 NODES, GPUS, LINGER = 4, 8, 2.0
 SEEDS = 10
@@ -119,7 +119,7 @@ def live(cluster: Cluster, people: dict[str, People], sessions: list[dict[str, A
 
 
 class Log:
-    """What hopd's log says of its core's inputs and outputs, by its clock; seconds since the epoch."""
+    """Inputs and outputs of hopd's core, from its log and by its clock; seconds since the epoch."""
 
     def __init__(self, path: Path) -> None:
         self.ordered: dict[str, tuple[float, int]] = {}
@@ -129,7 +129,7 @@ class Log:
         self.heard: dict[str, float] = {}
         self.granted: dict[str, tuple[float, str, bool]] = {}
         for line in path.read_text().splitlines():
-            # Coloured where its writer thought it was a terminal's.
+            # A log whose writer took it for a terminal's has colours.
             words = re.sub(r"\x1b\[[0-9;]*m", "", line)
             found = re.match(r"(\S+Z)\s+DEBUG.*? (input|output)=(\w+)(.*)", words)
             if found:

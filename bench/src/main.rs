@@ -47,7 +47,7 @@ struct Measured {
     peer_value: Option<f64>,
     unit: String,
     n: u64,
-    // A benchmark that knows these better than we do may say so.
+    // A benchmark may fill these in itself.
     #[serde(default)]
     ratio: Option<f64>,
     #[serde(default)]
@@ -212,7 +212,7 @@ fn render(lines: &[Line], notes: &str) -> String {
     out
 }
 
-/// Three significant digits are what such a measurement carries.
+/// Three significant digits: such a measurement carries no more.
 fn number(value: Option<f64>) -> String {
     match value {
         None => "-".to_owned(),
@@ -226,7 +226,7 @@ fn number(value: Option<f64>) -> String {
 
 /// The commit of the working tree around `dir`. A tree with other changes than results is an error.
 fn clean_commit(dir: &Path) -> Result<String> {
-    // Results of benchmarks that ran before this one.
+    // Earlier benchmarks of the same run write these.
     let all_but_results = ["--", ":/", ":!results.jsonl", ":!RESULTS.md"];
     let mut status = vec!["status", "--porcelain"];
     status.extend(all_but_results);

@@ -1,8 +1,8 @@
 """Runs the same notebooks under each system, and prints one JSON object a line for `hop-bench record`.
 
-For each notebook and system: a process that runs all cells under the system's tracking and checkpoints at the end, and
-one that restores in a fresh shell with imports warm. What is restored is compared, variable by variable, with what was
-there. Systems take turns within a notebook, so that a busy machine hits all of them.
+For each notebook and system, one process runs all cells under the system's tracking and checkpoints at the end.
+Another restores in a fresh shell with imports warm. Restored variables are compared with the originals, one by one.
+Systems take turns within a notebook, so that a busy machine hits all of them.
 
 A notebook whose round takes less than 3 seconds under a system is measured three times (HOP_BENCH_ROUNDS), and its
 medians count. A process that takes longer than HOP_BENCH_LIMIT seconds (60) is killed, and the notebook counts as one
@@ -56,8 +56,8 @@ def resident() -> int:
 
 
 def own_memory() -> None:
-    """Have no page shared with the process that this one was forked from: a kernel isn't forked, so copying pages as they
-    are touched is nothing that a checkpoint or a restore should be measured with. Pages that aren't there stay away.
+    """Unshare every page from the process that this one was forked from. A kernel isn't forked, so a checkpoint or a
+    restore should not be charged with copies on first write. Absent pages stay absent.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -80,7 +80,7 @@ _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE, Linux 5.14
 
 
 def digest(value: Any, depth: int = 0) -> str:
-    """A value's content, as far as it has one that is the same in another process."""
+    """A value's content, as far as it is the same in every process."""
     kind = type(value).__qualname__
     if isinstance(value, (int, float, complex, str, bytes, bool, type(None))):
         return f"{kind} {value!r}"
@@ -111,7 +111,7 @@ def digest(value: Any, depth: int = 0) -> str:
 
 
 def aliases(variables: dict[str, Any]) -> list[list[str]]:
-    """Which variables share an object or memory, by the addresses that they hold themselves or one level below."""
+    """Variables that share an object or memory, by addresses of their own or one level below."""
     by: dict[Any, set[str]] = {}
     np = sys.modules.get("numpy")
     for name, value in variables.items():
@@ -157,7 +157,7 @@ def look(ip: Any) -> dict[str, Any]:
 
 
 def shell_for(peer: Peer) -> Any:
-    """The shell; for Kishu, which replaces a new shell's namespace, one that was made in this process."""
+    """The shell. Kishu replaces a new shell's namespace, and gets one that was made in this process."""
     if peer.name == "kishu":
         type(runner.shell()).clear_instance()
     return runner.shell()
@@ -230,7 +230,7 @@ def verdict(saved: Any, loaded: Any) -> tuple[int, int, int]:
     """Variables whose value is wrong, that are missing, and groups whose sharing is lost."""
     want, got = saved["seen"]["values"], loaded["seen"]["values"]
     differ = [k for k, v in want.items() if k in got and got[k] != v]
-    # What says what it was as soon as it is touched is gone, and isn't taken for what it was.
+    # A placeholder that names its value on every touch counts as lost, not as the value.
     told = [k for k in differ if got[k].startswith("unreadable")]
     wrong = len(differ) - len(told)
     gone = len(told) + sum(1 for k in want if k not in got)
@@ -266,7 +266,7 @@ def one(kind: type[Peer], name: str) -> dict[str, Any]:
 
 
 def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of several rounds: the middle of what was measured, the worst of what came back."""
+    """One row of several rounds: the median of each measurement, the worst of each comparison."""
     for row in rounds:
         if row.get("crash"):
             return row
@@ -360,7 +360,7 @@ def report(table: dict[str, dict[str, dict[str, Any]]]) -> None:
         )
         if peer in ("elastic", "kishu"):
             emit(f"overhead_percent_{peer}", over[0], "%", len(ran), peer, over[1])
-    # What crashed has no figures; it counts above as a notebook that isn't right.
+    # A crashed notebook has no figures; above it counts as not right.
     rows = [table[b][mine] for b in books if "restore" in table[b][mine]]
     alone = [row["ran"] - row["tracking"] for row in rows]
     emit("overhead_percent", 100 * sum(row["tracking"] for row in rows) / sum(alone), "%", len(rows))
@@ -450,7 +450,7 @@ def main() -> None:
         report(json.loads(Path(sys.argv[sys.argv.index("--report") + 1]).read_text()))
         return
     runner.preload()
-    # Every system's own code is there before the clock starts, as it is in a kernel that was started with it.
+    # Every system's own code is loaded before the clock starts, as in a kernel that was started with it.
     for name in ("gresshopper.state.agent", "cloudpickle", "dill", "kishu"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""What a capture costs beside large and many variables, and how fast large arrays go to the store and back.
+"""Cost of a capture beside large and many variables, and the store's speed for large arrays.
 
 Prints one JSON object a line for `hop-bench record`. `HOP_BENCH_GB` says how much lies in the namespace (10).
 """
@@ -54,9 +54,9 @@ def cell(shell: Any, agent: Any, source: str) -> float:
 
 
 def idle(directory: Path, gigabytes: int) -> None:
-    """A cell that changes nothing large, beside so much; one that names what is large; one that writes 8 bytes of it."""
+    """Three cells beside large arrays: one changes no array, one names an array, one writes 8 bytes of an array."""
     shell, agent = agent_in(directory)
-    # One value in each array, so that the store holds little of it: what is measured is not the store.
+    # One value in each array, so that the store holds little of it: the store isn't measured here.
     cell(
         shell,
         agent,
@@ -97,7 +97,7 @@ def scaling(directory: Path) -> None:
 
 
 def draw(found: list[tuple[int, float, float]]) -> None:
-    """What a capture and an audit cost, by the number of variables."""
+    """Cost of a capture and of an audit, by the number of variables."""
     import matplotlib
 
     matplotlib.use("svg")

@@ -1,6 +1,6 @@
-"""The systems that are compared, behind one interface: track a shell, checkpoint it, restore it.
+"""The compared systems, behind one interface: track a shell, checkpoint it, restore it.
 
-Each is used as its documentation says. What had to be mended to make one run here is named at its class.
+Each is used as its documentation says. Each class names the repairs that its system needed to run here.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Peer:
         self.ip = ip
 
     def begin(self, ip: Any) -> None:
-        """Be there in the kernel that is to be restored."""
+        """Prepare the kernel for a restore."""
         self.ip = ip
 
     def run(self, source: str) -> Any:
@@ -100,7 +100,7 @@ class Ours(Peer):
         self.agent = Agent(ip, self.directory / "store")
 
     def restore(self) -> None:
-        # All variables. What cells displayed, which none of the others keeps, follows while the user thinks.
+        # All variables. Displayed values, which no other system keeps, follow in think time.
         with contextlib.redirect_stderr(io.StringIO()):
             self.agent.restore(self.directory / "state", lazy=False, shown=False)
 
@@ -155,7 +155,7 @@ class CloudPickle(_Whole):
 
 
 class CloudPickleOut(CloudPickle):
-    """With what the notebook displayed (`Out`), as we keep it: what the same content takes without what else we do."""
+    """With displayed values (`Out`), as ours keeps them: the cost of equal content without our other work."""
 
     name = "cloudpickle_out"
 

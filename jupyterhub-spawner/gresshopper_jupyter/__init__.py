@@ -1,1 +1,1 @@
-"""Where Jupyter meets Gresshopper: the JupyterHub spawner and the kernel provisioner."""
+"""Jupyter's side of Gresshopper: the JupyterHub spawner and the kernel provisioner."""

@@ -1,7 +1,7 @@
 """The port of a server: found free, known to be the user's own, and held when its server has gone.
 
-A port that was free a moment ago may be anybody's. Who listens is asked of the kernel (`/proc/net/tcp`), which names the
-socket's owner; and a copy of the listening socket keeps the port ours for as long as the copy is open.
+A port that was free a moment ago may be taken by any user. Linux names the owner of a listening socket
+(`/proc/net/tcp`). A copy of our own listening socket keeps the port ours while the copy is open.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def parse_listeners(text: str, port: int) -> list[Listener]:
 
 
 def listeners(port: int) -> list[Listener]:
-    """The sockets that listen on that port of this host."""
+    """Listening sockets of that port of this host."""
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ def _candidates(span: Sequence[int] | None, tried: Container[int]) -> Iterable[i
 
 
 def free_port(ip: str, span: Sequence[int] | None, tried: Container[int] = ()) -> int | None:
-    """A port that is free on `ip` now, of the span if there is one, and none that was tried."""
+    """A port that is free on `ip` now and wasn't tried, within the span if there is one."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     for candidate in _candidates(span, tried):
         with socket.socket(family, socket.SOCK_STREAM) as probe:
@@ -72,7 +72,7 @@ def free_port(ip: str, span: Sequence[int] | None, tried: Container[int] = ()) -
 
 
 def _descriptor(inodes: set[int]) -> tuple[int, int] | None:
-    """The process of ours, and its descriptor, that is one of these sockets."""
+    """Our process with one of these sockets, and its descriptor."""
     wanted = {f"socket:[{inode}]" for inode in inodes}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():

@@ -1,4 +1,4 @@
-"""Why a server doesn't start, as its user reads it. Whose fault it was decides what the hub's log says."""
+"""Failures of a server's start, in words for its user. The party at fault decides what the hub's log says."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ except ImportError:  # JupyterHub 5
 
 
 class Failure(_SpawnException):  # type: ignore[misc, unused-ignore]
-    """A server that doesn't start: a sentence for the page, and the end of its log if it has one."""
+    """A failed start: a sentence for the page, and the end of the server's log, if any."""
 
     def __init__(self, sentence: str, *, reason: str, status_code: int = 400, log: str = "") -> None:
         shown = html.escape(sentence)
         if log:
             shown += f'</p><pre class="text-start" style="text-align: left">{html.escape(log)}</pre><p>'
         super().__init__(sentence, reason=reason, message_html=shown, status_code=status_code)
-        # What the pages of JupyterHub 5 and 6 look for.
+        # Attributes that the pages of JupyterHub 5 and 6 look for.
         self.jupyterhub_message = sentence
         self.jupyterhub_html_message = shown
 
 
 def refused(sentence: str, reason: str = "options") -> Failure:
-    """What was asked for isn't to be had."""
+    """The requested resources aren't available."""
     return Failure(sentence, reason=reason)

@@ -1,4 +1,4 @@
-"""What Slurm lets a user choose for a server: accounts, QOS, partitions with their bounds, reservations.
+"""Choices that Slurm grants a user for a server: accounts, QOS, partitions with their bounds, reservations.
 
 One answer of Slurm's serves all users of the hub for a minute. While slurmdbd is away, the last answer stands and says so.
 The form is filled from it, and what comes back is checked against the same.
@@ -16,13 +16,13 @@ from .failures import refused
 from .slurm import SlurmError, run
 
 FRESH_S = 60.0
-#: The fields that a site may ask of its users, in the order in which they stand in the form.
+#: Fields that a site may ask of its users, in the order of the form.
 FIELDS = ("partition", "account", "qos", "reservation", "cpus", "mem_mib", "time_limit_min")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Which names a partition allows: all, or those, but not these."""
+    """Names that a partition admits: all, or those listed, less the denied ones."""
 
     allowed: frozenset[str] | None = None
     denied: frozenset[str] = frozenset()
@@ -39,7 +39,7 @@ class Partition:
     #: None: as long as one likes.
     max_min: int | None = None
     is_default: bool = False
-    #: The most that a node of it has.
+    #: Most cores and memory of one of its nodes.
     cpus: int = 0
     mem_mib: int = 0
     nodes: int = 0
@@ -99,12 +99,12 @@ class Offer:
         return next((p for p in self.site.partitions.values() if p.is_default), None)
 
     def partitions(self) -> list[Partition]:
-        """Those in which an account of the user's is admitted."""
+        """Partitions that admit an account of the user's."""
         every = self.site.partitions.values()
         return [p for p in every if not self.accounts or any(p.accounts.admits(a) for a in self.accounts)]
 
     def qos(self, partition: Partition | None = None, account: str = "") -> list[str]:
-        """The QOS of the user's, in that account if one is named, that the partition allows."""
+        """The user's QOS, in that account if one is named, that the partition admits."""
         names = {
             name
             for own in self.associations
@@ -220,7 +220,7 @@ def parse_associations(text: str) -> tuple[Association, ...]:
 
 
 def parse_reservations(text: str) -> tuple[Reservation, ...]:
-    """From `scontrol show reservation -o`: those that are active."""
+    """Active reservations from `scontrol show reservation -o`."""
     lines = [_fields(line) for line in text.splitlines()]
     return tuple(
         Reservation(f["ReservationName"], _names(f.get("Users", "")), _names(f.get("Accounts", "")))

@@ -1,11 +1,11 @@
-"""What a site offers its users at the spawn page, and what of it was chosen: kubespawner's shape, checked. Pure.
+"""A site's offers on the spawn page, and the user's choice: kubespawner's shape, checked. Pure.
 
 A profile is `{"slug", "display_name", "description", "default", "groups", "override", "profile_options"}`. An option of a
 profile is `{"display_name", "choices": {slug: {"display_name", "default", "override"}}, "unlisted_choice": {"enabled",
 "display_name", "validation_regex", "validation_message", "override"}}`; `{value}` in the latter's override is what the
 user wrote. An override sets traits of the spawner.
 
-What was chosen is a flat dictionary, the same from form, link and API: `{"profile": slug, OPTION: CHOICE,
+A choice is a flat dictionary, the same from form, link and API: `{"profile": slug, OPTION: CHOICE,
 "OPTION--unlisted-choice": TEXT, FIELD: VALUE}`.
 """
 
@@ -31,7 +31,7 @@ def offered(profiles: Sequence[Profile], groups: Collection[str]) -> list[Profil
 
 
 def first(choices: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """The one that is taken if nothing is chosen: what is marked as the default, else the first."""
+    """The choice without a selection: the one marked as default, else the first."""
     return next((slug for slug, choice in choices if choice.get("default")), choices[0][0] if choices else "")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 
-#: Where Gresshopper is installed unless ``GRESSHOPPER_PREFIX`` says otherwise.
+#: Gresshopper's folder unless ``GRESSHOPPER_PREFIX`` names another.
 PREFIX = "/opt/gresshopper"
 
 

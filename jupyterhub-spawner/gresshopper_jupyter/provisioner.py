@@ -1,8 +1,8 @@
 """The kernel provisioner: starts ``hop-front`` for a kernel, and starts it again when it is killed.
 
-jupyter_client sees a process that lives as long as the kernel does. Behind it stands the front, which
-binds the five sockets; the kernel itself is elsewhere. A front that was killed is followed by another on
-the same ports, so clients notice nothing; a kernel that died is reported as dead, so Jupyter restarts it.
+jupyter_client sees a process that lives as long as the kernel does. Behind it stands the front, which binds the five
+sockets; the kernel itself is elsewhere. A killed front is replaced on the same ports, so clients notice nothing. A
+dead kernel is reported as dead, so Jupyter restarts it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class FrontError(RuntimeError):
 
 
 class Front:
-    """One kernel's front, and those that follow it."""
+    """A kernel's front, and its successors."""
 
     def __init__(self, argv: list[str], start: dict[str, Any], env: dict[str, str]) -> None:
         self._argv, self._start, self._env = argv, start, env
@@ -134,7 +134,7 @@ class Front:
             dead = self._listen(self._process)
             code = self._process.wait()
             followed = [t for t in followed if time.monotonic() - t < 60]
-            # 0 and 1 are its own ends; anything else befell it.
+            # 0 and 1 are the front's own ends; other codes come from outside.
             befallen = code not in (0, 1)
             launched = self._launched.is_set()
             if dead or not (befallen and launched and self._wanted) or len(followed) >= _FOLLOWERS:
@@ -247,7 +247,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         extra = kwargs.pop("extra_arguments", [])
-        # Where the connection file lies is for the replica to say, so its place in argv stays open.
+        # The replica chooses the connection file's path, so its place in argv stays open.
         file, self.parent.connection_file = self.parent.connection_file, _STAND_IN
         try:
             argv = self.parent.format_kernel_cmd(extra_arguments=extra)
@@ -267,7 +267,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "version": _VERSION,
             "kernel": self.kernel_id,
             "incarnation": self._incarnation,
-            # A kernel that this manager has had before is restarted by its user: its variables go.
+            # A restart by this manager is the user's wish: the variables go.
             "fresh": self._incarnation > 1,
             "epoch": 1,
             "ports": self._ports,
@@ -304,7 +304,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
 
 def _own_command(argv: list[str]) -> list[str]:
-    """The kernel's command, without the launcher that is there for clients that know no provisioners."""
+    """The kernel's command, without the launcher for clients that know no provisioners."""
     if os.path.basename(argv[0]) == "hop-front" and argv[1:2] == ["kernel"] and "--" in argv:
         return argv[argv.index("--") + 1 :]
     return argv
@@ -328,7 +328,7 @@ async def _in_thread(work: Callable[[], T]) -> T:
             result, error = work(), None
         except Exception as failed:
             result, error = None, failed
-        # A loop that is closed has nobody left who waits.
+        # A closed loop has no waiter left.
         with contextlib.suppress(RuntimeError):
             loop.call_soon_threadsafe(settle, result, error)
 

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 from . import doorway
 
-#: What the job's comment says once the server is over and its port is still held.
+#: The job's comment once the server is over and its port is still held.
 ENDED = "gresshopper ended"
 #: Logs that are kept of a user's servers, the newest.
 LOGS_KEPT = 8
@@ -34,7 +34,7 @@ LOG_LINES = 20
 SECRETS_KEPT_S = 14 * 86400
 #: How long `port` waits for the server before it lets the hub look at the job again.
 PORT_WAIT_S = 5.0
-#: How long a dead server's port is held, so that the hub notices before anybody else has it.
+#: Seconds for which a dead server's port is held, so that the hub notices before another process takes it.
 HOLD_S = 120.0
 _TRIES = 8
 
@@ -91,7 +91,7 @@ def prune(folder: Path) -> None:
 
 
 def submit() -> int:
-    """Submit the job that standard input describes; print its id, its name and where its log is."""
+    """Submit the job that standard input describes; print its id, its name and its log's path."""
     request = json.load(sys.stdin)
     folder = state_dir()
     prune(folder)
@@ -101,7 +101,7 @@ def submit() -> int:
     write_secret(env_file, json.dumps(kept))
     log = request.get("log") or str(folder / f"{name}.log")
     if not request.get("log"):
-        # Made here, so that nobody else may read it; the job appends.
+        # Made here, so that other users can't read it; the job appends.
         write_secret(Path(log), "")
     try:
         done = subprocess.run(
@@ -215,7 +215,8 @@ class Launcher:
         return 1
 
     def _lost(self, port: int) -> bool:
-        """Waits until the server listens, or has ended. True: it has ended, and somebody else had its port meanwhile."""
+        """Waits until the server listens or has ended. True: it has ended, and another process had its port
+        meanwhile."""
         assert self._process is not None
         others = False
         while True:

@@ -1,4 +1,4 @@
-"""What the spawner asks of Slurm: submit as a user, one look at all jobs, cancel.
+"""The spawner's requests to Slurm: submit as a user, look at all jobs at once, cancel.
 
 Slurm's own commands do the work, without a shell, as the user whose job it is. Output formats are our own, so
 that they mean the same in every Slurm release.
@@ -25,7 +25,7 @@ RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_O
 
 
 class SlurmError(Exception):
-    """A Slurm command failed; the text says which, and what it printed."""
+    """A failed Slurm command; the text names it, with its output."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class JobTable:
 
 
 async def job_of(user: str, job_id: str, prefix: Sequence[str]) -> Job | None:
-    """The job, as its user sees it: `PrivateData=jobs` hides it from others. None if there is no such job."""
+    """The job, as its user sees it: `PrivateData=jobs` hides it from others. None means that no such job exists."""
     try:
         text = await run(["squeue", "-h", "-j", job_id, "-t", "all", "-o", _FIELDS], user=user, prefix=prefix)
     except SlurmError as error:

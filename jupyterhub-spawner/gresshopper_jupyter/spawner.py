@@ -1,8 +1,8 @@
 """The JupyterHub spawner: each single-user server is a Slurm job of its user, without a GPU.
 
-Thin on purpose. The job is submitted as the user (`server_job submit`), one squeue serves all users, the server tells
-its port to its user's own folder, and kernels are the provisioner's business. What users may choose is `profiles` and
-`offer`.
+Thin on purpose. The job is submitted as the user (`server_job submit`), and one squeue serves all users. The server
+writes its port into its user's own folder, and kernels are the provisioner's business. `profiles` and `offer` decide
+what users may choose.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ LABELS = {
     "time_limit_min": ("Minutes", "as long as the partition allows"),
 }
 
-#: What no profile sets: how the hub acts as the user, and what makes the form.
+#: Traits that no profile sets: the hub's way to act as the user, and the parts of the form.
 _NOT_BY_PROFILE = frozenset({"exec_prefix", "log_dir", "job_name", "profile_list", "form_fields", "form_template"})
 
 
@@ -164,7 +164,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         return GresshopperSpawner.render_form if self.profile_list or self.form_fields else ""
 
     async def render_form(self) -> str:
-        """The spawn page's form, from what Slurm offers this user now."""
+        """The spawn page's form, from Slurm's present offer to this user."""
         every = await self.offered()
         chosen = dict(self.user_options or {})
         slug = chosen.get("profile")
@@ -198,7 +198,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         choices: dict[str, list[str]] = {
             "partition": [p.name for p in offer.partitions()],
             "account": list(offer.accounts),
-            # Another partition may allow others: what comes back is checked in the one that is chosen.
+            # Another partition may allow others: the choice is checked against its own partition.
             "qos": offer.qos(None if "partition" in self.form_fields else where),
             "reservation": list(offer.reservations),
         }
@@ -227,7 +227,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         return chosen
 
     async def choose(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        """The traits that this choice sets; refused if it isn't the user's to make."""
+        """Traits set by this choice; refused if it isn't the user's to make."""
         made = profiles.overrides(await self.offered(), chosen)
         for name in made:
             if name in _NOT_BY_PROFILE or name not in self.traits(config=True):
@@ -289,7 +289,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
     def get_env(self) -> dict[str, str]:
         env: dict[str, str] = super().get_env()
-        # Whom the server's kernels are charged to, unless their kernelspec says otherwise.
+        # Accounts for the server's kernels, unless their kernelspec names others.
         charged = {"account": self.kernel_account or self.account, "qos": self.kernel_qos}
         charged["reservation"] = self.kernel_reservation
         env.update({f"GRESSHOPPER_{name.upper()}": value for name, value in charged.items() if value})
@@ -413,7 +413,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             await hook
 
     async def progress(self) -> AsyncIterator[dict[str, Any]]:
-        """What the spawn page shows: Slurm's reason while the job waits, in a sentence."""
+        """Messages of the spawn page: Slurm's reason while the job waits, in a sentence."""
         yield {"progress": 10, "message": "Asking Slurm for a place for your Jupyter server"}
         last = ""
         while True:

@@ -4,7 +4,7 @@ Standard input is one end of a socket pair; both sides write one JSON object a l
 notebook, where to), ``go``, ``cell`` (how the cell that was asked about is to run), ``stop`` and ``end``; this side
 says ``opened``, ``warning``, ``kernel``, ``cell``, ``waiting``, ``running``, ``cell-over``, ``written``, ``over`` and ``refused``.
 
-After a failure the kernel may be kept for a while, with its variables: a record says where, and the next ``hop run
+After a failure the kernel may be kept for a while, with its variables. A record says where, and the next ``hop run
 --resume`` connects there and goes on. This process ends when its kernel has ended.
 """
 
@@ -37,7 +37,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, DeadKernelError
 
 VERSION = 1
-#: What `hop kernelspec install` calls a kernel that is given no name.
+#: `hop kernelspec install`'s default name for a kernel.
 _DEFAULT = "gresshopper-python3"
 _SKIP = "skip-execution"
 _SKIP_AGAIN = "skip-on-resume"
@@ -157,7 +157,7 @@ def _read(path: str) -> Any:
 
 
 class Book:
-    """The notebook that is run, and where it is written."""
+    """The notebook that is run, and its output file."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.out = Path(order["out"])
@@ -222,7 +222,8 @@ class Book:
         )
 
     def save(self) -> str | None:
-        """Writes it beside and renames: a reader finds the old one or the new one. Returns why it could not."""
+        """Writes under another name and renames: a reader finds the old file or the new one. Returns the reason of a
+        failure."""
         new = self.out.with_name(f".{self.out.name}.{os.getpid()}.new")
         try:
             text = nbformat.writes(self.nb)
@@ -265,7 +266,8 @@ def _prior(cell: Any) -> float | None:
 
 
 def choose_kernel(nb: Any, wanted: str | None) -> tuple[str, dict[str, Any] | None, list[str]]:
-    """The kernelspec's name, the configuration of our provisioner if it is one of ours, and what to say of it."""
+    """The kernelspec's name, the configuration of our provisioner (if the kernel is ours), and a message about
+    it."""
     manager = KernelSpecManager()
     own = nb.metadata.get("kernelspec", {}).get("name")
     name = wanted or own or _DEFAULT
@@ -397,7 +399,7 @@ class Outcome:
 
 
 class Runner:
-    """One output notebook, its kernel, and the runs that follow each other on it."""
+    """An output notebook, its kernel, and the successive runs on it."""
 
     def __init__(self) -> None:
         self.client: Client | None = None
@@ -411,7 +413,7 @@ class Runner:
         self._kept: tuple[Outcome, float] | None = None
 
     async def serve(self, link: Link) -> None:
-        """Does what this link says, and what those say that come after it."""
+        """Serves this link, and the links that follow."""
         following: Link | None = link
         while following is not None:
             current, following = following, None
@@ -732,7 +734,7 @@ async def _main() -> None:
 
 
 def main() -> None:
-    # Not of the terminal's group: ^C there is for hop, which says what to do.
+    # Not of the terminal's group: hop gets ^C, and says what to do.
     with contextlib.suppress(OSError):
         os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

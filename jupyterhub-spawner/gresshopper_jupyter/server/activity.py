@@ -1,8 +1,8 @@
 """Tells JupyterHub that the server is in use while a cell runs or waits for its GPU.
 
-Jupyter Server counts as activity what passes through it. A cell that computes in silence for an hour, or waits for its
-lease, passes nothing, and an idle culler would end the server in its middle. Jupyter Server takes the newest of all
-settings whose names end in ``_last_activity``; ours is one of them.
+Jupyter Server counts messages through it as activity. A cell that computes in silence for an hour, or waits for its
+lease, sends none, and an idle culler would end the server in the middle of the cell. Jupyter Server takes the newest
+of all settings whose names end in ``_last_activity``, of which ours is one.
 """
 
 from __future__ import annotations
@@ -27,6 +27,6 @@ def watch_activity(serverapp: Any) -> None:
 
 
 def any_busy(kernel_manager: Any) -> bool:
-    """Whether a kernel of this server runs a cell, or has one that waits."""
+    """Whether a kernel of this server has a running or waiting cell."""
     kernels = (kernel_manager.get_kernel(kernel_id) for kernel_id in kernel_manager.list_kernel_ids())
     return any(getattr(kernel, "execution_state", "") == "busy" for kernel in kernels)

@@ -58,7 +58,7 @@ class _Handler(APIHandler):  # type: ignore[misc, unused-ignore]
 
 
 class Kernels(_Handler):
-    """All own kernels, with what they wait for, hold and used."""
+    """All own kernels, with their waits, leases and use."""
 
     @authenticated
     @authorized

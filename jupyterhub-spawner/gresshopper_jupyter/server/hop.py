@@ -45,7 +45,7 @@ class Hop:
         return answer
 
     async def remembered(self, key: tuple[str, ...], ask: Callable[[], Awaitable[Any]], max_age_s: float) -> Any:
-        """What ``ask`` returned no longer than ``max_age_s`` ago; one caller asks for all who wait."""
+        """An answer of ``ask`` not older than ``max_age_s``; one caller asks for all waiting ones."""
         async with self._locks.setdefault(key, asyncio.Lock()):
             at, answer = self._answers.get(key, (float("-inf"), None))
             if time.monotonic() - at > max_age_s:

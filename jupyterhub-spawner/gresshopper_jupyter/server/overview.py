@@ -52,7 +52,7 @@ _URGENCY = ("RUNNING", "SUSPENDED", "PENDING", "STARTING", "LINGERING")
 
 
 def kernels(local: Iterable[Local], queue: Iterable[Row], acct: Iterable[Row]) -> list[dict[str, Any]]:
-    """One row for each kernel: those of this server, and those elsewhere that wait or hold a lease."""
+    """One row for each kernel: all of this server, and waiting or leasing ones elsewhere."""
     found = {one.id: Kernel(one.id, one.path.rsplit("/", 1)[-1] or one.id[:8], one.path or None) for one in local}
     for row in sorted(queue, key=lambda row: _urgency(row["state"]), reverse=True):
         kernel = found.setdefault(
