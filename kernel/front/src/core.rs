@@ -487,6 +487,11 @@ impl Front {
             | Note::MayBegin { .. }
             | Note::Heard { .. }
             | Note::KernelUp { .. }
+            | Note::MoveReady { .. }
+            | Note::MoveFailed { .. }
+            | Note::MoveAsked { .. }
+            | Note::MoveOff { .. }
+            | Note::Moving { .. }
             | Note::Leaving { .. }
             | Note::Asleep { .. } => {}
         }

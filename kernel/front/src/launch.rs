@@ -65,10 +65,37 @@ pub struct Started {
 }
 
 /// A place for a replica: the job of its seat and its node.
-struct Place {
-    incarnation: Incarnation,
+#[derive(Debug, Clone)]
+pub struct Place {
+    pub incarnation: Incarnation,
     job: JobId,
     node: NodeName,
+}
+
+/// A replica that waits in its seat for a tenure.
+#[derive(Debug)]
+pub struct Prepared {
+    /// Its srun.
+    pub process: Child,
+    pub place: Place,
+}
+
+/// A seat that was submitted and isn't needed unless it is kept.
+struct Submitted(Option<JobId>);
+
+impl Submitted {
+    fn keep(mut self) -> Option<JobId> {
+        self.0.take()
+    }
+}
+
+impl Drop for Submitted {
+    fn drop(&mut self) {
+        if let Some(job) = self.0 {
+            // A seat that isn't cancelled ends by itself, for it is empty.
+            let _ = scancel(job).stdin(Stdio::null()).spawn();
+        }
+    }
 }
 
 /// Opens the kernel's next tenure and starts its replica.
@@ -103,7 +130,7 @@ pub async fn start(order: &Order) -> Result<Started> {
     let incarnation = place.incarnation;
     let state = spawn_blocking(move || open_tenure(&order_, incarnation, job, node)).await??;
     let process = match &config {
-        Some(config) => start_in_seat(order, &place, config)?,
+        Some(config) => start_in_seat(order, &place, config, false)?,
         None => start_local(order, incarnation)?,
     };
     Ok(Started {
@@ -111,6 +138,67 @@ pub async fn start(order: &Order) -> Result<Started> {
         incarnation,
         state,
     })
+}
+
+/// Takes the seat that the scheduler names, a new one if need be, and starts a replica in it that waits. Dropped before it is
+/// done, it leaves no seat behind.
+///
+/// # Errors
+/// Slurm has no such place, or a program is missing.
+pub async fn prepare(order: &Order, plan: &SeatPlan) -> Result<Prepared> {
+    let config = Config::load().context("can't read the configuration")?;
+    let mut node = Err(anyhow::anyhow!("there is no seat"));
+    let mut submitted = Submitted(None);
+    let mut job = JobId(0);
+    if let Some(existing) = plan.existing {
+        job = existing;
+        node = wait_for_seat(job, NODE_AWAY).await.map_err(anyhow::Error::from);
+    }
+    if node.is_err() {
+        let program = config.prefix.join("bin/hop-replica");
+        job = submit_seat(plan, &config.seat, &Bill::of(order), &program).await?;
+        submitted = Submitted(Some(job));
+        node = wait_for_seat(job, NODE_AWAY).await.map_err(anyhow::Error::from);
+    }
+    let place = Place {
+        incarnation: plan.incarnation,
+        job,
+        node: node?.into(),
+    };
+    let process = start_in_seat(order, &place, &config, true)?;
+    submitted.keep();
+    Ok(Prepared { process, place })
+}
+
+/// Opens the kernel's next tenure for a replica that waits.
+///
+/// # Errors
+/// The state can't be read or written.
+pub async fn switch(order: Order, prepared: Prepared) -> Result<Started> {
+    let Prepared { process, place } = prepared;
+    let incarnation = place.incarnation;
+    let opened = spawn_blocking(move || open_tenure(&order, incarnation, place.job, place.node)).await?;
+    match opened {
+        Ok(state) => Ok(Started {
+            process,
+            incarnation,
+            state,
+        }),
+        Err(error) => {
+            end_srun(process).await;
+            Err(error)
+        }
+    }
+}
+
+/// Ends a step by the signal to its srun.
+pub async fn end_srun(mut process: Child) {
+    let pid = process.id().and_then(|pid| i32::try_from(pid).ok());
+    if let Some(pid) = pid.and_then(rustix::process::Pid::from_raw) {
+        // It may have exited already.
+        let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
+    }
+    let _ = process.wait().await;
 }
 
 /// Opens the next tenure in the store, and tells the replica of it in `front.json`.
@@ -248,7 +336,7 @@ async fn take_place(order: &Order, first: Incarnation, config: &Config) -> Resul
     })
 }
 
-fn start_in_seat(order: &Order, place: &Place, config: &Config) -> Result<Child> {
+fn start_in_seat(order: &Order, place: &Place, config: &Config, standby: bool) -> Result<Child> {
     let mem = order.mem_mib.unwrap_or(config.seat.mem_mib);
     let cpus = order.cpus.unwrap_or(config.seat.cpus).max(1);
     let kernel = &order.file.kernel;
@@ -263,6 +351,7 @@ fn start_in_seat(order: &Order, place: &Place, config: &Config) -> Result<Child>
         .arg(format!("--job-name=kernel-{kernel}"))
         .arg(config.prefix.join("bin/hop-replica"))
         .args(run_args(order, place.incarnation))
+        .args(standby.then_some("--standby"))
         .env("GRESSHOPPER_KERNEL", kernel.as_str())
         .stdin(Stdio::null())
         .stdout(std::io::stderr())

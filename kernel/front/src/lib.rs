@@ -8,6 +8,8 @@ pub mod launch;
 pub mod launcher;
 pub mod life;
 pub mod listen;
+pub mod moves;
+mod moving;
 pub mod owner;
 pub mod run;
 mod sockets;

@@ -67,6 +67,8 @@ pub enum Input {
     Leaving {
         reason: String,
     },
+    /// The replica has left for one that waits elsewhere: nothing is lost.
+    Moving,
     /// The kernel hibernates.
     Asleep,
     /// The kernel ended, and doesn't come back.
@@ -194,6 +196,7 @@ impl Life {
             Input::Connected { node } => self.connected(node),
             Input::Disconnected { silent } => self.disconnected(silent, now),
             Input::Leaving { reason } => self.leaving(&reason),
+            Input::Moving => self.start(true, None),
             Input::Asleep => {
                 self.stage = Stage::Asleep;
                 Vec::new()
@@ -518,6 +521,17 @@ mod tests {
             &life.handle(Input::Tick, at(200))[..],
             [Act::Die { .. }]
         ));
+    }
+
+    #[test]
+    fn a_kernel_that_moves_says_nothing_of_it() {
+        let mut life = up(true);
+        let start = Act::Start {
+            fresh_seat: true,
+            avoid: None,
+            old: Some(Tenure(1)),
+        };
+        assert_eq!(life.handle(Input::Moving, at(5)), [start]);
     }
 
     #[test]

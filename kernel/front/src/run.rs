@@ -7,6 +7,8 @@ use crate::delivered::Delivered;
 use crate::launch::{self, Order, Started, States};
 use crate::life::{Act, Input, Life};
 use crate::listen::{Door, answer_door};
+use crate::moves;
+use crate::moving::{Moving, Preparation};
 use crate::owner::{Said, Start, say};
 use crate::sockets::{Sockets, bind};
 use anyhow::{Context, Result};
@@ -66,6 +68,7 @@ struct Main {
     met: bool,
     process: Option<Child>,
     starts: mpsc::UnboundedSender<Result<Started>>,
+    moving: Moving,
     acks: Vec<u64>,
     ack_at: Option<Instant>,
     away: HashMap<Bytes, Instant>,
@@ -83,6 +86,7 @@ struct Inputs {
     clients: mpsc::Receiver<(Option<Channel>, Event)>,
     door: mpsc::Receiver<Door>,
     starts: mpsc::UnboundedReceiver<Result<Started>>,
+    preparations: mpsc::UnboundedReceiver<Preparation>,
 }
 
 /// Runs one kernel's front. False: the kernel died.
@@ -104,6 +108,7 @@ pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<b
     let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string()).durable(durable);
     let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
     let (starts_tx, starts) = mpsc::unbounded_channel();
+    let (moving, preparations) = Moving::new();
     let mut main = Main {
         front: if start.resume {
             front
@@ -124,6 +129,7 @@ pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<b
         met: false,
         process: None,
         starts: starts_tx,
+        moving,
         acks: Vec::new(),
         ack_at: None,
         away: HashMap::new(),
@@ -139,6 +145,7 @@ pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<b
         clients,
         door,
         starts,
+        preparations,
     };
     let died = main.main_loop(inputs, owner_gone).await?;
     main.clean_up().await;
@@ -206,6 +213,11 @@ impl Main {
                 () = receipts.ready() => {}
                 said = inputs.door.recv() => if let Some(said) = said { self.on_door(said) },
                 started = inputs.starts.recv() => if let Some(started) = started { self.started(started) },
+                done = inputs.preparations.recv() => if let Some(done) = done {
+                    let said = self.moving.prepared(done);
+                    self.say_all(said);
+                },
+                incarnation = self.moving.gone() => self.moves(moves::Input::Gone(incarnation)),
                 _ = maybe_exit(&mut self.process) => {
                     self.process = None;
                     self.live(Input::ProcessGone);
@@ -226,6 +238,7 @@ impl Main {
         let died = matches!(self.front.end(), Some(End::Dead { .. }) | None);
         self.send_acks();
         self.hang_up(&mut inputs.door).await;
+        self.moving.end().await;
         end_child(self.process.take()).await;
         Ok(died)
     }
@@ -287,7 +300,22 @@ impl Main {
             tokio::spawn(launch::end_step(hello.seat, hello.step));
         }
         self.expected = None;
-        let order = Order {
+        let order = self.order(fresh_seat, avoid, old.is_none());
+        let starts = self.starts.clone();
+        let waits = self.moving.start();
+        tokio::spawn(async move {
+            let started = match waits {
+                Some(prepared) => launch::switch(order, prepared).await,
+                None => launch::start(&order).await,
+            };
+            // The front may have ended first.
+            let _ = starts.send(started);
+        });
+    }
+
+    /// `first` says that the kernel has had no replica yet.
+    fn order(&self, fresh_seat: bool, avoid: Option<hop_words::id::NodeName>, first: bool) -> Order {
+        Order {
             file: self.file.clone(),
             dir: self.dir.clone(),
             states: self.states.clone(),
@@ -295,13 +323,19 @@ impl Main {
             cpus: self.start.cpus,
             fresh_seat,
             avoid,
-            fresh: self.start.fresh && old.is_none(),
-        };
-        let starts = self.starts.clone();
-        tokio::spawn(async move {
-            // The front may have ended first.
-            let _ = starts.send(launch::start(&order).await);
-        });
+            fresh: self.start.fresh && first,
+        }
+    }
+
+    fn moves(&mut self, input: moves::Input) {
+        let said = self.moving.handle(input);
+        self.say_all(said);
+    }
+
+    fn say_all(&mut self, items: Vec<Item>) {
+        for item in items {
+            self.sockets.send(item);
+        }
     }
 
     fn started(&mut self, started: Result<Started>) {
@@ -335,6 +369,10 @@ impl Main {
             Err(error) => tracing::warn!(%error, "can't note what is delivered"),
         }
         self.live(Input::Started { tenure });
+        if let Some((hello, answer)) = self.moving.take_knock(incarnation) {
+            // It may have lost its connection, and knocks again.
+            let _ = answer.send(self.welcome(Hello { tenure, ..hello }));
+        }
     }
 
     fn die(&mut self, reason: String) {
@@ -384,6 +422,10 @@ impl Main {
 
     fn on_door(&mut self, said: Door) {
         match said {
+            Door::Knock { hello, answer } if self.moving.expects(hello.incarnation) => {
+                let said = self.moving.knocked(hello, answer);
+                self.say_all(said);
+            }
             // A replica that is there before its start was told dials again.
             Door::Knock { .. } if self.expected.is_none() => {}
             Door::Knock { hello, answer } => {
@@ -421,7 +463,9 @@ impl Main {
         say(&Said::Up {
             node: hello.node.to_string(),
         });
+        let incarnation = hello.incarnation;
         self.live(Input::Connected { node: hello.node });
+        self.moves(moves::Input::Up(incarnation));
     }
 
     /// The last frame of ours that the replica has taken: none, if it last spoke to another front.
@@ -468,12 +512,26 @@ impl Main {
                     return self.acks.push(seq);
                 }
                 let input = of_life(&item);
+                self.of_move(&item);
                 self.front.item(seq, item, now(), &mut self.sockets);
                 if let Some(input) = input {
                     self.live(input);
                 }
             }
             Frame::Done(done) => done.into_iter().for_each(|range| self.sockets.kept.done(range)),
+            _ => {}
+        }
+    }
+
+    /// Notes of the replica that concern a move.
+    fn of_move(&mut self, item: &Item) {
+        match item {
+            Item::Note(Note::MoveAsked { seat }) => {
+                let order = self.order(false, None, false);
+                let said = self.moving.asked(seat.clone(), order);
+                self.say_all(said);
+            }
+            Item::Note(Note::MoveOff { incarnation }) => self.moves(moves::Input::Off(*incarnation)),
             _ => {}
         }
     }
@@ -609,6 +667,7 @@ fn of_life(item: &Item) -> Option<Input> {
         Item::Note(Note::Leaving { reason }) => Some(Input::Leaving {
             reason: reason.clone(),
         }),
+        Item::Note(Note::Moving { .. }) => Some(Input::Moving),
         Item::Note(Note::Asleep { .. }) => Some(Input::Asleep),
         Item::Note(Note::KernelOver {
             over: Over::Shutdown | Over::Died { .. } | Over::NotStarted { .. },

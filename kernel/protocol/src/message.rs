@@ -2,6 +2,7 @@
 //! refuse another version. New fields are optional; a changed meaning is a new version.
 
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, Tenure};
+use hop_words::replica::SeatPlan;
 use serde::{Deserialize, Serialize};
 
 /// The version of this protocol.
@@ -23,6 +24,10 @@ pub struct Hello {
     /// The epoch of the front that the replica heard last (0 means none), and the last frame taken of that front.
     pub front_epoch: u64,
     pub taken: u64,
+    /// It waits in its seat with a kernel's process that has no variables yet: the front welcomes it with the kernel's next
+    /// tenure.
+    #[serde(default)]
+    pub standby: bool,
     /// Execute requests that the kernel hasn't answered, the oldest first, so that a new front can answer them if the
     /// kernel dies.
     pub in_flight: Vec<InFlight>,
@@ -70,6 +75,13 @@ pub enum Note {
     MayBegin { cell: CellId },
     /// The clients have the answers up to this number, and were told of the losses up to this tenure (docs/replication.md).
     Heard { cells: u64, losses: Tenure },
+    /// The replica of this incarnation waits in the seat of [`Note::MoveAsked`]: leave between two cells.
+    MoveReady { incarnation: Incarnation },
+    /// Nothing came of the move to this incarnation: `hopd` should hear it.
+    MoveFailed {
+        incarnation: Incarnation,
+        reason: String,
+    },
 
     // From the replica.
     /// The kernel is up and takes requests.
@@ -94,6 +106,12 @@ pub enum Note {
     Tenure { tenure: Tenure, lost: Vec<CellId> },
     /// The replica's seat ends. The state is settled as far as possible; the kernel should go on elsewhere.
     Leaving { reason: String },
+    /// Prepare a replica in this seat: the kernel is to move there.
+    MoveAsked { seat: SeatPlan },
+    /// The move to this incarnation is given up.
+    MoveOff { incarnation: Incarnation },
+    /// As [`Note::Leaving`], for the replica that waits: everything is settled.
+    Moving { incarnation: Incarnation },
     /// The kernel's state is settled, and its processes end until somebody needs the kernel again.
     Asleep { reason: String },
 }

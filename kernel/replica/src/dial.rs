@@ -44,11 +44,12 @@ pub enum Gone {
     Alone(String),
 }
 
-/// Dials until there is no front any more.
-pub async fn dial(dir: PathBuf, me: Incarnation, events: mpsc::Sender<LinkEvent>) {
+/// Dials until there is no front any more. A `standby` is welcomed when it is its turn, be that after hours.
+pub async fn dial(dir: PathBuf, me: Incarnation, standby: bool, events: mpsc::Sender<LinkEvent>) {
     let mut alone_since = Instant::now();
+    let mut patience = if standby { Duration::MAX } else { EACH_TRY };
     let gone = loop {
-        match attempt(&dir, me, &events).await {
+        match attempt(&dir, me, &mut patience, &events).await {
             Ok(()) => {
                 alone_since = Instant::now();
                 if events.send(LinkEvent::Down).await.is_err() {
@@ -79,6 +80,7 @@ enum Failure {
 async fn attempt(
     dir: &std::path::Path,
     me: Incarnation,
+    patience: &mut Duration,
     events: &mpsc::Sender<LinkEvent>,
 ) -> Result<(), Failure> {
     let again = |e: &dyn std::error::Error| Failure::Again(e.to_string());
@@ -98,7 +100,7 @@ async fn attempt(
         link.write(&Frame::Hello(hello)).await?;
         link.read().await
     };
-    let answer = timeout(EACH_TRY, shake)
+    let answer = timeout(*patience, shake)
         .await
         .map_err(|e| again(&e))?
         .map_err(|e| again(&e))?;
@@ -111,6 +113,7 @@ async fn attempt(
         } => (epoch, taken, again),
         Welcome::No { reason, .. } => return Err(Failure::Final(reason)),
     };
+    *patience = EACH_TRY;
     let (out, queue) = mpsc::unbounded_channel();
     // A replica that has much to do stops reading from its front, not from its kernel.
     let (tx, input) = mpsc::channel(256);

@@ -17,4 +17,5 @@ pub mod run;
 pub mod scratch;
 pub mod seat;
 mod sockets;
+mod standby;
 mod store;

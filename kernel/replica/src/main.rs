@@ -31,6 +31,9 @@ enum Command {
         dir: PathBuf,
         #[arg(long)]
         incarnation: u32,
+        /// Wait with an empty kernel until the front moves the notebook's kernel here.
+        #[arg(long)]
+        standby: bool,
     },
     /// Hold a seat: the batch step of a user's CPU-only job.
     Seat,
@@ -53,7 +56,11 @@ fn main() -> ExitCode {
         .with_ansi(std::io::stderr().is_terminal())
         .init();
     let done = match Args::parse().command {
-        Command::Run { dir, incarnation } => in_runtime(replica(dir, Incarnation(incarnation))),
+        Command::Run {
+            dir,
+            incarnation,
+            standby,
+        } => in_runtime(replica(dir, Incarnation(incarnation), standby)),
         Command::Seat => in_runtime(hold_seat()),
         Command::Exec { parent, argv } => child::exec(parent, &argv).map(|never| match never {}),
     };
@@ -76,7 +83,7 @@ fn in_runtime(work: impl Future<Output = Result<()>>) -> Result<()> {
     done
 }
 
-async fn replica(dir: PathBuf, incarnation: Incarnation) -> Result<()> {
+async fn replica(dir: PathBuf, incarnation: Incarnation, standby: bool) -> Result<()> {
     let file = FrontFile::read(&dir)?;
     let place = if file.launch.local {
         Place::local()
@@ -100,6 +107,7 @@ async fn replica(dir: PathBuf, incarnation: Incarnation) -> Result<()> {
         file,
         place,
         leases,
+        standby,
     })
     .await
 }

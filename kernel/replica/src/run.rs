@@ -11,6 +11,7 @@ use crate::link::FrontLink;
 use crate::process::end_children;
 use crate::scratch::Scratch;
 use crate::sockets::{Events, FromKernel, Sockets};
+use crate::standby;
 use crate::store::{StoreEvent, StoreJob, StoreThread};
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -37,7 +38,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 const START: Duration = Duration::from_secs(120);
 
 /// A kernel without a welcome on iopub (before ipykernel 7) is asked whether it is there, this often.
-const PROBE_EVERY: Duration = Duration::from_millis(300);
+pub(crate) const PROBE_EVERY: Duration = Duration::from_millis(300);
 
 /// The time for reading the last messages of a dead kernel, and for a front to take them.
 const LAST_WORDS: Duration = Duration::from_millis(500);
@@ -96,13 +97,17 @@ pub struct Setup {
     pub file: FrontFile,
     pub place: Place,
     pub leases: Leases,
+    /// Wait until the front moves the kernel here.
+    pub standby: bool,
 }
 
 /// One process of the kernel, with the connections to it.
-struct Process {
-    kernel: Kernel,
-    sockets: Sockets,
-    events: Events,
+pub(crate) struct Process {
+    pub(crate) kernel: Kernel,
+    pub(crate) sockets: Sockets,
+    pub(crate) events: Events,
+    /// Its iopub is connected and heard already.
+    pub(crate) heard: bool,
     to_agent: mpsc::UnboundedSender<Parcel>,
     agent: Option<mpsc::Receiver<Parcel>>,
     /// The folder of its sockets, removed with it.
@@ -142,6 +147,10 @@ struct Inputs {
 
 /// Runs the kernel until it is over; the front is told how.
 pub async fn run(setup: Setup) -> Result<()> {
+    Box::pin(run_kernel(setup)).await
+}
+
+async fn run_kernel(setup: Setup) -> Result<()> {
     // A limit on the size of files (`ulimit -f`) fails a write, and doesn't end the replica.
     let _too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
     // Processes that the kernel leaves behind come to us, to be ended with it.
@@ -150,13 +159,25 @@ pub async fn run(setup: Setup) -> Result<()> {
         program,
         dir,
         incarnation,
-        file,
+        mut file,
         place,
         leases,
+        standby,
     } = setup;
-    let (link_tx, links) = mpsc::channel(8);
-    tokio::spawn(dial::dial(dir.clone(), incarnation, link_tx));
-    let started = Process::start(&program, &file, leases.lends).and_then(|process| {
+    let (link_tx, mut links) = mpsc::channel(8);
+    let mut process = Process::start(&program, &file, leases.lends);
+    let mut first = None;
+    if standby {
+        let process = process.as_mut().map_err(|e| anyhow::anyhow!("{e:#}"))?;
+        Box::pin(standby::heard(process)).await?;
+        tokio::spawn(dial::dial(dir.clone(), incarnation, true, link_tx));
+        let hello = hello(&file, incarnation, &place);
+        let (up, called) = Box::pin(standby::called(process, &mut links, &hello, &dir)).await?;
+        (first, file) = (Some(up), called);
+    } else {
+        tokio::spawn(dial::dial(dir.clone(), incarnation, false, link_tx));
+    }
+    let started = process.and_then(|process| {
         let durably = durably(&file)?;
         Ok((process, durably))
     });
@@ -196,13 +217,16 @@ pub async fn run(setup: Setup) -> Result<()> {
         leaving: false,
         file,
     };
-    let inputs = Inputs {
+    let mut inputs = Inputs {
         links,
         frames: None,
         news: leases.news,
         errands: errand_in,
         store: store_in,
     };
+    if first.is_some() {
+        replica.on_link(first, &mut inputs.frames);
+    }
     replica.main_loop(inputs).await
 }
 
@@ -243,6 +267,7 @@ impl Process {
             kernel,
             sockets,
             events,
+            heard: false,
             to_agent,
             agent: Some(agent),
             _scratch: scratch,
@@ -262,6 +287,7 @@ fn hello(file: &FrontFile, incarnation: Incarnation, place: &Place) -> Hello {
         step: place.seat.step,
         front_epoch: 0,
         taken: 0,
+        standby: false,
         in_flight: Vec::new(),
     }
 }
@@ -320,7 +346,11 @@ impl Replica {
     async fn serve_process(&mut self, inputs: &mut Inputs) -> Result<()> {
         let mut terminate = signal(SignalKind::terminate())?;
         let mut connecting = Box::pin(self.process.sockets.connect_iopub());
-        let (mut connected, mut probe_at) = (false, None);
+        let (mut connected, mut probe_at) = (self.process.heard, None);
+        if connected {
+            let pid = self.process.kernel.pid();
+            self.handle(Input::KernelUp { pid }).await;
+        }
         while !self.leaving {
             let starting = self.core.is_starting();
             let due = self.core.due().map(|at| instant(at, self.clock.now()));
@@ -354,8 +384,11 @@ impl Replica {
                     None => inputs.frames = None,
                 },
                 event = inputs.links.recv() => {
+                    let (before, _) = self.link.position();
                     if let Some(reason) = self.on_link(event, &mut inputs.frames) {
                         self.abandoned(reason).await;
+                    } else if before != 0 && self.link.position().0 != before {
+                        self.handle(Input::FrontChanged).await;
                     }
                 }
                 news = inputs.news.recv() => if let Some(news) = news { self.handle(Input::Hopd(news)).await },
@@ -523,6 +556,8 @@ impl Replica {
                 Note::HandedBefore { cell, tenure } => Input::HandedBefore { cell, tenure },
                 Note::MayBegin { cell } => Input::MayBegin { cell },
                 Note::Heard { cells, losses } => Input::Heard { cells, losses },
+                Note::MoveReady { incarnation } => Input::MoveReady { incarnation },
+                Note::MoveFailed { incarnation, reason } => Input::MoveFailed { incarnation, reason },
                 _ => return,
             },
         };

@@ -5,6 +5,7 @@ use super::answers::LostCell;
 use super::journal::{Answering, Journal, unpack};
 use super::lease::{Kind, Lease};
 use super::memory::Park;
+use super::moving::Move;
 use super::{Core, Exit, Output, Phase, wording};
 use crate::agent::Parcel;
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use hop_api::message::{Bound, Outcome, Request as ToHopd};
 use hop_log::{Act, CellNumber, Effect, End, Entry, Fate, Index, RecordNumber, Settled, State};
 use hop_protocol::jupyter::{Channel, Envelope, Header};
 use hop_protocol::message::Note;
-use hop_words::id::{CellId, Tenure};
+use hop_words::id::{CellId, Incarnation, Tenure};
 use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
 use serde::Deserialize;
@@ -74,20 +75,24 @@ enum Talk {
 
 /// The end that the replica makes by itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Farewell {
+pub(super) enum Farewell {
     /// The seat ends: the kernel goes on elsewhere.
     Leave(String),
+    /// The kernel goes on in the replica of this incarnation, which waits.
+    Move(Incarnation),
     /// The kernel hibernates.
     Sleep(String),
 }
 
 #[derive(Debug)]
-struct Leaving {
-    farewell: Farewell,
-    /// The cell that runs is waited for until then; after that the kernel leaves without a capture.
-    until: Timestamp,
+pub(super) struct Leaving {
+    pub(super) farewell: Farewell,
+    /// The cell that runs, and then the last capture, is waited for until then. `None` means as long as it takes.
+    pub(super) until: Option<Timestamp>,
+    /// The seat ends: the kernel leaves in time, even without a capture.
+    pub(super) in_haste: bool,
     /// Everything that could be saved is on its way to the store.
-    flushed: bool,
+    pub(super) flushed: bool,
 }
 
 #[derive(Debug)]
@@ -110,7 +115,8 @@ pub(super) struct Durable {
     /// The next tenure is opened once all records are on disk.
     reopens: bool,
     bound: Vec<String>,
-    leaving: Option<Leaving>,
+    pub(super) moving: Option<Move>,
+    pub(super) leaving: Option<Leaving>,
     /// Captures that have failed since the last one that did not.
     failed_captures: u32,
     /// Sentences that the user reads at the next cell.
@@ -168,6 +174,7 @@ impl Durable {
             restore_deaths: 0,
             reopens: false,
             bound: Vec::new(),
+            moving: None,
             leaving: None,
             failed_captures: 0,
             notices: Vec::new(),
@@ -189,7 +196,7 @@ impl Durable {
             Talk::Silent { until } => until,
             _ => None,
         };
-        let leaving = self.leaving.as_ref().map(|l| l.until);
+        let leaving = self.leaving.as_ref().and_then(|l| l.until);
         [silent, leaving].into_iter().flatten().min()
     }
 
@@ -207,6 +214,12 @@ impl Durable {
 
     fn is_leaving(&self) -> bool {
         self.leaving.is_some()
+    }
+
+    /// The kernel doesn't go on in this replica, whatever happens.
+    fn is_at_its_end(&self) -> bool {
+        let stays = |l: &Leaving| matches!(l.farewell, Farewell::Move(_)) && !l.in_haste;
+        self.leaving.as_ref().is_some_and(|l| !stays(l))
     }
 
     pub(super) fn sanity_check(&self) {
@@ -365,6 +378,7 @@ impl Core {
     fn ready(&mut self) {
         self.talk(Talk::Captures);
         self.up();
+        self.leave_if_idle();
     }
 
     fn without_captures(&mut self, why: &str) {
@@ -642,13 +656,16 @@ impl Core {
 
     /// `hopd` wants the kernel saved and ended.
     pub(super) fn asked_to_sleep(&mut self, reason: String) {
-        if self.comes_back() && self.cells.iter().next().is_none() {
+        let moves = self.durable.as_ref().is_some_and(|d| d.moving.is_some());
+        let waits = self.cells.iter().next().is_some();
+        if self.comes_back() && !waits && !moves {
             return self.go_to_sleep(reason);
         }
         let (kernel, tenure) = self.office();
-        let reason = match self.cells.iter().next() {
-            Some(_) => "a cell of it runs or waits".to_owned(),
-            None => "its state is not kept".to_owned(),
+        let reason = match (waits, moves) {
+            (true, _) => "a cell of it runs or waits".to_owned(),
+            (false, true) => "it is being moved".to_owned(),
+            (false, false) => "its state is not kept".to_owned(),
         };
         self.tell_hopd(ToHopd::HibernateRefused {
             kernel,
@@ -723,6 +740,9 @@ impl Core {
         for (number, cell, answer) in std::mem::take(&mut durable.held_replies) {
             self.send_answer(number, cell, answer);
         }
+        if durable_stays(self.durable.as_ref()) {
+            self.give_up_move("nothing can be written to its user's store");
+        }
         self.in_sync();
     }
 
@@ -732,7 +752,7 @@ impl Core {
     pub(super) fn comes_back(&self) -> bool {
         self.durable
             .as_ref()
-            .is_some_and(|d| !d.is_leaving() && !matches!(d.talk, Talk::Off) && d.broken.is_none())
+            .is_some_and(|d| !d.is_at_its_end() && !matches!(d.talk, Talk::Off) && d.broken.is_none())
             && !matches!(self.phase, Phase::Over)
     }
 
@@ -757,6 +777,10 @@ impl Core {
             return self.over(wording::died_too_often(&reason, DEATHS_MAX));
         }
         durable.restore_deaths += u32::from(restoring);
+        // It moves once it is there again: no cell runs before.
+        if let Some(leaving) = &mut durable.leaving {
+            (leaving.until, leaving.flushed) = (None, false);
+        }
         durable.talk = Talk::Silent { until: None };
         durable.reopens = true;
         durable.captured.clear();
@@ -835,7 +859,15 @@ impl Core {
 
     /// The seat ends. The running cell is given a moment, and the state is captured once more.
     pub(super) fn leave_seat(&mut self, reason: String) {
-        self.say_farewell(Farewell::Leave(reason));
+        let until = Some(self.now + LAST_CELL);
+        match self.durable.as_mut().and_then(|d| d.leaving.as_mut()) {
+            Some(leaving) if !leaving.flushed => {
+                leaving.in_haste = true;
+                leaving.until = leaving.until.or(until);
+            }
+            Some(leaving) => leaving.in_haste = true,
+            None => self.say_farewell(Farewell::Leave(reason)),
+        }
     }
 
     /// The kernel hibernates.
@@ -843,14 +875,19 @@ impl Core {
         self.say_farewell(Farewell::Sleep(reason));
     }
 
-    fn say_farewell(&mut self, farewell: Farewell) {
-        let now = self.now;
+    pub(super) fn say_farewell(&mut self, farewell: Farewell) {
+        let in_haste = matches!(farewell, Farewell::Leave(_));
+        let until = match farewell {
+            Farewell::Move(_) => None,
+            Farewell::Leave(_) | Farewell::Sleep(_) => Some(self.now + LAST_CELL),
+        };
         if let Some(durable) = &mut self.durable
             && durable.leaving.is_none()
         {
             durable.leaving = Some(Leaving {
                 farewell,
-                until: now + LAST_CELL,
+                until,
+                in_haste,
                 flushed: false,
             });
         }
@@ -860,7 +897,7 @@ impl Core {
     /// Captures for the last time once no cell runs.
     pub(super) fn leave_if_idle(&mut self) {
         let now = self.now;
-        let idle = self.cells.running().is_none();
+        let idle = self.cells.running().is_none() && !self.runs_first();
         let Some(durable) = &mut self.durable else {
             return;
         };
@@ -868,16 +905,18 @@ impl Core {
             return;
         };
         if durable.talk == Talk::Captures && idle {
-            leaving.until = now + LAST_CAPTURE;
+            leaving.until = Some(now + LAST_CAPTURE);
             let id = self.ask_agent("state.flush", json!({"audit": true}));
             self.talk(Talk::Flushing(id));
         }
     }
 
     fn flushed(&mut self) {
+        // A cell that got its lease meanwhile runs first.
+        let idle = !self.runs_first();
         if let Some(durable) = &mut self.durable {
             durable.talk = Talk::Captures;
-            if let Some(leaving) = &mut durable.leaving {
+            if let Some(leaving) = durable.leaving.as_mut().filter(|_| idle) {
                 leaving.flushed = true;
             }
         }
@@ -898,24 +937,29 @@ impl Core {
         let awake = !matches!(state.office(), hop_log::Office::Asleep { .. });
         if settled && awake && matches!(leaving.farewell, Farewell::Sleep(_)) {
             self.act(Act::Hibernated);
-        } else if settled || durable.broken.is_some() {
+        } else if settled || (durable.broken.is_some() && !matches!(leaving.farewell, Farewell::Move(_))) {
             self.go();
         }
     }
 
-    fn go(&mut self) {
+    pub(super) fn go(&mut self) {
         let Some(durable) = &mut self.durable else {
             return;
         };
         let Some(leaving) = durable.leaving.take() else {
             return;
         };
+        durable.moving = None;
         // A cell that the front lets begin in this moment is the next replica's.
         for cell in self.cells.not_begun() {
             self.note(Note::NotBegun { cell });
         }
         match leaving.farewell {
             Farewell::Leave(reason) => self.note(Note::Leaving { reason }),
+            Farewell::Move(incarnation) => {
+                self.leave_devices();
+                self.note(Note::Moving { incarnation });
+            }
             Farewell::Sleep(reason) => {
                 let (kernel, tenure) = self.office();
                 self.tell_hopd(ToHopd::Hibernated { kernel, tenure });
@@ -937,10 +981,20 @@ impl Core {
             self.without_captures("its agent doesn't answer");
             return;
         }
-        if durable.leaving.as_ref().is_some_and(|l| l.until <= now) {
-            self.go();
+        let late = |l: &&Leaving| l.until.is_some_and(|at| at <= now);
+        if let Some(leaving) = durable.leaving.as_ref().filter(late) {
+            match leaving.farewell {
+                Farewell::Move(_) if !leaving.in_haste => self.give_up_move(wording::NOT_SAVED_IN_TIME),
+                _ => self.go(),
+            }
         }
     }
+}
+
+/// A kernel whose seat doesn't end stays where its state is.
+fn durable_stays(durable: Option<&Durable>) -> bool {
+    let leaving = durable.and_then(|d| d.leaving.as_ref());
+    leaving.is_none_or(|l| !l.in_haste)
 }
 
 /// The cell that an entry answers.

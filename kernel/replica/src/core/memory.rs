@@ -346,6 +346,13 @@ impl Core {
         });
     }
 
+    /// The process ends between two cells, and with it what it held on the last lease's GPUs.
+    pub(super) fn leave_devices(&mut self) {
+        if let Some(last) = self.gpu.last.take() {
+            self.release_lease(last.id);
+        }
+    }
+
     /// A cell has ended: perhaps one whose lease was over before.
     pub(super) fn leave_after(&mut self, cell: &CellId) {
         if let Some((_, lease)) = self.gpu.after.take_if(|(after, _)| after == cell) {

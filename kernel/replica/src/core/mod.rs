@@ -13,6 +13,7 @@ mod durable;
 mod journal;
 mod lease;
 mod memory;
+mod moving;
 mod notices;
 mod standing;
 #[cfg(test)]
@@ -121,6 +122,15 @@ pub enum Input {
     HandedBefore { cell: CellId, tenure: Tenure },
     /// The front lets a cell begin.
     MayBegin { cell: CellId },
+    /// The replica to which the kernel moves waits in its seat.
+    MoveReady { incarnation: Incarnation },
+    /// Nothing came of a move, as the front knows.
+    MoveFailed {
+        incarnation: Incarnation,
+        reason: String,
+    },
+    /// The front is another one now: it knows nothing of what the one before it prepared.
+    FrontChanged,
     /// Nobody uses the kernel any more: it hibernates, if its state is kept.
     Orphaned { reason: String },
     /// Time has passed.
@@ -229,6 +239,8 @@ pub struct Core {
     ended: Option<EndedCell>,
     /// `None` means that the kernel keeps no log.
     durable: Option<Durable>,
+    /// The last move that failed, as `hopd` should know.
+    not_moved: Option<Box<ToHopd>>,
     notices: Notices,
     /// Numbers the blocks of a kernel.
     blocks: u64,
@@ -263,6 +275,7 @@ impl Core {
             hopd: Hopd::Down("hopd has not answered yet".into()),
             ended: None,
             durable: durably.map(Durable::new),
+            not_moved: None,
             notices: Notices::default(),
             blocks: 0,
             shutting_down: false,
@@ -317,9 +330,13 @@ impl Core {
             Input::Heard { cells, losses } => self.heard(cells, losses),
             Input::HandedBefore { cell, tenure } => self.handed_before(cell, tenure),
             Input::MayBegin { cell } => self.cells.permit(&cell),
+            Input::MoveReady { incarnation } => self.move_ready(incarnation),
+            Input::MoveFailed { incarnation, reason } => self.move_failed(incarnation, reason),
+            Input::FrontChanged => self.give_up_move("its front was replaced meanwhile"),
             Input::Orphaned { reason } => self.orphaned(reason),
             Input::Tick => self.tick(),
         }
+        self.reconsider_leaving();
         self.advance();
         if !silent {
             self.tell_clients();
@@ -447,7 +464,7 @@ impl Core {
     /// Goes on with the first cell that the kernel hasn't got, and the one after it, as far as they may go.
     fn advance(&mut self) {
         // What comes to a replica that leaves is for the next one.
-        while matches!(self.phase, Phase::Up) && !self.is_leaving() {
+        while matches!(self.phase, Phase::Up) && !self.holds_back() {
             match self.cells.next(self.lease.running_cell()) {
                 Next::Wait => return,
                 Next::Forward(cell) => self.forward(&cell),
@@ -595,21 +612,12 @@ impl Core {
             } => self.asked_to_park(&cell, lease, reason),
             Event::Close { reason, .. } => self.end_kernel(format!("the kernel was closed: {reason}")),
             Event::Hibernate { reason, .. } => self.asked_to_sleep(reason),
-            Event::Move { seat, .. } => {
-                let (kernel, tenure) = self.office();
-                self.tell_hopd(ToHopd::MigrationFailed {
-                    kernel,
-                    tenure,
-                    incarnation: seat.incarnation,
-                    reason: "this release's kernels don't move yet".into(),
-                });
-            }
-            // This replica carries out no moves, and its kernel has no other replica.
-            Event::Place { .. }
-            | Event::Rouse { .. }
-            | Event::MoveWithdrawn { .. }
-            | Event::Wake { .. }
-            | Event::NodeDrains { .. } => {}
+            Event::Move {
+                victim, seat, cause, ..
+            } => self.asked_to_move(victim, seat, cause),
+            Event::MoveWithdrawn { incarnation, .. } => self.move_withdrawn(incarnation),
+            // The kernel has no other replica, and moves are asked for one by one.
+            Event::Place { .. } | Event::Rouse { .. } | Event::Wake { .. } | Event::NodeDrains { .. } => {}
         }
     }
 
@@ -656,6 +664,9 @@ impl Core {
             bound: self.durable.as_ref().map_or_else(Bound::default, Durable::bound),
         };
         self.tell_hopd(ToHopd::ReplicaUp(Box::new(report)));
+        if let Some(said) = self.not_moved.clone() {
+            self.tell_hopd(*said);
+        }
     }
 
     // Beginning and end.
@@ -733,6 +744,10 @@ impl Core {
         let wanted = !self.shutting_down && self.ended_by.is_none();
         if wanted && self.comes_back() && !self.is_first_start() {
             return self.come_back(exit);
+        }
+        if wanted && self.is_leaving() {
+            // What is saved goes on elsewhere.
+            return self.go();
         }
         let starting = matches!(self.phase, Phase::Starting { .. } | Phase::Preparing { .. });
         if matches!(self.phase, Phase::Over) {

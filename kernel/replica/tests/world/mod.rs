@@ -289,6 +289,7 @@ pub async fn with_replica(python: &str, scenario: impl AsyncFnOnce(&mut World)) 
         place: Place::local(),
         leases,
         file,
+        standby: false,
     };
     let play = async {
         let mut world = World {

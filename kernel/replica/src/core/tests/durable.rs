@@ -77,7 +77,7 @@ pub(super) fn durably(state: State) -> Option<Durably> {
 }
 
 /// A kernel that captures, with `hopd` there.
-fn capturing() -> World {
+pub(super) fn capturing() -> World {
     let mut world = World::new(durably(state(1)));
     greet(&mut world);
     assert_eq!(world.input(Input::KernelUp { pid: 7 }), ["agent: state.begin"]);
@@ -95,7 +95,7 @@ fn greet(world: &mut World) {
 }
 
 impl World {
-    fn answer(&mut self, id: u64, ok: Value) -> Vec<String> {
+    pub(super) fn answer(&mut self, id: u64, ok: Value) -> Vec<String> {
         let parcel = Parcel::answer(id, ok);
         self.input(Input::Agent(parcel))
     }
@@ -105,7 +105,7 @@ impl World {
         self.input(Input::Agent(parcel))
     }
 
-    fn captured(&mut self, op: &str, body: Value) -> Vec<String> {
+    pub(super) fn captured(&mut self, op: &str, body: Value) -> Vec<String> {
         let mut parcel = Parcel::default();
         (parcel.wire.op, parcel.wire.body) = (Some(op.into()), body);
         if parcel.wire.body["record"].is_u64() {
@@ -118,14 +118,14 @@ impl World {
         assert_eq!(self.captured("state.begins", json!({"msg_id": cell})), [""; 0]);
     }
 
-    fn whole(&mut self, cell: &str) -> Vec<String> {
+    pub(super) fn whole(&mut self, cell: &str) -> Vec<String> {
         self.captured(
             "state.cell",
             json!({"msg_id": cell, "status": "whole", "record": 1}),
         )
     }
 
-    fn dies(&mut self) -> Vec<String> {
+    pub(super) fn dies(&mut self) -> Vec<String> {
         let exit = Exit {
             reason: "it ran out of memory".into(),
             killed: false,
@@ -133,7 +133,7 @@ impl World {
         self.input(Input::Exited(exit))
     }
 
-    fn synced(&mut self, upto: u64) -> Vec<String> {
+    pub(super) fn synced(&mut self, upto: u64) -> Vec<String> {
         let (length, mac) = (100, "11".into());
         self.input(Input::Synced {
             upto: RecordNumber(upto),
@@ -143,14 +143,14 @@ impl World {
     }
 
     /// After a death: nothing waits to be written, and the next tenure is open.
-    fn reopened(&mut self) {
+    pub(super) fn reopened(&mut self) {
         let out = self.input(Input::InSync);
         assert!(out[0].starts_with("open "), "{out:?}");
         self.input(Input::TenureOpened);
     }
 
     /// After a death: the new process is heard and greets.
-    fn heard_again(&mut self) -> Vec<String> {
+    pub(super) fn heard_again(&mut self) -> Vec<String> {
         greet(self);
         self.input(Input::KernelUp { pid: 8 })
     }

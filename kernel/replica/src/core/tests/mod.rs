@@ -1,6 +1,7 @@
 //! The core alone: inputs by hand, outputs told as short lines, and the whole state checked after each.
 
 mod durable;
+mod moving;
 mod notices;
 mod orders;
 mod parked;
@@ -370,6 +371,11 @@ fn of_hopd(request: &ToHopd) -> String {
             )
         }
         ToHopd::Hibernated { .. } => "hibernated".into(),
+        ToHopd::MigrationFailed {
+            incarnation, reason, ..
+        } => format!("not moved {incarnation} {reason}"),
+        ToHopd::HibernateRefused { reason, .. } => format!("stays {reason}"),
+        ToHopd::KernelBound { bound, .. } => format!("bound {}", bound.reasons().len()),
         other => format!("{other:?}"),
     }
 }

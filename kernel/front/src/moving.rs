@@ -1,0 +1,159 @@
+//! Carries out the moves that [`crate::moves`] decides: replicas that are prepared elsewhere, wait at the front's door, and
+//! get the kernel's tenure.
+
+use crate::launch::{self, Order, Prepared};
+use crate::moves::{Act, Input, Moves};
+use hop_protocol::link::Item;
+use hop_protocol::message::{Hello, Note, Welcome};
+use hop_words::id::Incarnation;
+use hop_words::replica::SeatPlan;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+/// The end of a preparation.
+pub(crate) type Preparation = (Incarnation, anyhow::Result<Prepared>);
+
+/// A replica at the door, and the answer to it.
+type Knock = (Hello, oneshot::Sender<Welcome>);
+
+/// What was prepared for the one move that may be under way.
+pub(crate) struct Moving {
+    moves: Moves,
+    ends: mpsc::UnboundedSender<Preparation>,
+    /// The seat is being taken; dropped when it isn't needed.
+    task: Option<JoinHandle<()>>,
+    prepared: Option<Prepared>,
+    /// The replica that waits at the door.
+    waits: Option<Knock>,
+}
+
+impl Moving {
+    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Preparation>) {
+        let (ends, incoming) = mpsc::unbounded_channel();
+        let moving = Self {
+            moves: Moves::default(),
+            ends,
+            task: None,
+            prepared: None,
+            waits: None,
+        };
+        (moving, incoming)
+    }
+
+    /// Waits until the process of a replica that was prepared has ended.
+    pub(crate) async fn gone(&mut self) -> Incarnation {
+        match &mut self.prepared {
+            Some(prepared) => {
+                // An error means that there is no such process either.
+                let _ = prepared.process.wait().await;
+                prepared.place.incarnation
+            }
+            None => std::future::pending().await,
+        }
+    }
+
+    /// Takes in what happened. Returns what the kernel's replica is to hear.
+    pub(crate) fn handle(&mut self, input: Input) -> Vec<Item> {
+        let acts = self.moves.handle(input);
+        acts.into_iter().filter_map(|act| self.carry_out(act)).collect()
+    }
+
+    fn carry_out(&mut self, act: Act) -> Option<Item> {
+        match act {
+            Act::Ready(incarnation) => Some(Item::Note(Note::MoveReady { incarnation })),
+            Act::Failed(incarnation, reason) => {
+                tracing::info!(%incarnation, reason, "the kernel doesn't move");
+                Some(Item::Note(Note::MoveFailed { incarnation, reason }))
+            }
+            Act::Drop(_) => {
+                self.drop_prepared();
+                None
+            }
+            // [`Self::asked`] and [`Self::start`] do these.
+            Act::Prepare(_) | Act::Switch(_) => None,
+        }
+    }
+
+    /// The kernel's replica asks for a move into this seat.
+    pub(crate) fn asked(&mut self, plan: SeatPlan, order: Order) -> Vec<Item> {
+        let incarnation = plan.incarnation;
+        let said = self.handle(Input::Asked(incarnation));
+        if self.moves.expects(incarnation) {
+            self.task = Some(tokio::spawn(prepare(order, plan, self.ends.clone())));
+        }
+        said
+    }
+
+    /// A seat is taken, or can't be.
+    pub(crate) fn prepared(&mut self, (incarnation, done): Preparation) -> Vec<Item> {
+        match done {
+            Ok(prepared) if self.moves.expects(incarnation) => {
+                self.prepared = Some(prepared);
+                self.handle(Input::Prepared(incarnation))
+            }
+            // It was given up meanwhile.
+            Ok(prepared) => {
+                tokio::spawn(launch::end_srun(prepared.process));
+                Vec::new()
+            }
+            Err(error) => self.handle(Input::NotPrepared(incarnation, format!("{error:#}"))),
+        }
+    }
+
+    /// A replica that waits knocks. It is kept at the door until the tenure is its own.
+    pub(crate) fn knocked(&mut self, hello: Hello, answer: oneshot::Sender<Welcome>) -> Vec<Item> {
+        let incarnation = hello.incarnation;
+        self.waits = Some((hello, answer));
+        self.handle(Input::Waits(incarnation))
+    }
+
+    pub(crate) fn expects(&self, incarnation: Incarnation) -> bool {
+        self.moves.expects(incarnation)
+    }
+
+    /// A replica is to be started: the one that waits, if there is one. `None` means that another has to be found.
+    pub(crate) fn start(&mut self) -> Option<Prepared> {
+        let acts = self.moves.handle(Input::Start);
+        match acts.first() {
+            Some(Act::Switch(_)) => self.prepared.take(),
+            Some(_) => {
+                self.drop_prepared();
+                None
+            }
+            None => None,
+        }
+    }
+
+    /// The replica at the door whose tenure is open now.
+    pub(crate) fn take_knock(&mut self, incarnation: Incarnation) -> Option<Knock> {
+        self.waits.take_if(|(hello, _)| hello.incarnation == incarnation)
+    }
+
+    fn drop_prepared(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+        // Whoever waits at the door finds it closed, and ends.
+        self.waits = None;
+        if let Some(prepared) = self.prepared.take() {
+            tokio::spawn(launch::end_srun(prepared.process));
+        }
+    }
+
+    /// The front ends.
+    pub(crate) async fn end(&mut self) {
+        if let Some(task) = self.task.take() {
+            task.abort();
+        }
+        if let Some(prepared) = self.prepared.take() {
+            launch::end_srun(prepared.process).await;
+        }
+    }
+}
+
+async fn prepare(order: Order, plan: SeatPlan, ends: mpsc::UnboundedSender<Preparation>) {
+    let incarnation = plan.incarnation;
+    let done = launch::prepare(&order, &plan).await;
+    // The front may have ended first.
+    let _ = ends.send((incarnation, done));
+}

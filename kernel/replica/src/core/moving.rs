@@ -1,0 +1,142 @@
+//! A move of the kernel to another seat (docs/replication.md). The front prepares a replica there while cells go on; then
+//! this one saves everything between two cells and leaves. Until it has left, the kernel stays where it is if anything
+//! fails, and `hopd` hears why.
+
+use super::Core;
+use super::durable::{Farewell, Leaving};
+use hop_api::message::{MoveCause, Request as ToHopd, SeatPlan};
+use hop_protocol::message::Note;
+use hop_words::id::Incarnation;
+
+/// A move that was asked for and isn't over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Move {
+    /// The replica in the new seat.
+    pub(super) to: Incarnation,
+    pub(super) cause: MoveCause,
+}
+
+impl Core {
+    /// `hopd` wants the kernel in another seat.
+    pub(super) fn asked_to_move(&mut self, victim: Incarnation, seat: SeatPlan, cause: MoveCause) {
+        let to = seat.incarnation;
+        if self.moving().is_some_and(|m| m.to == to) {
+            // Asked again, on a new connection.
+            return;
+        }
+        if let Some(reason) = self.stays_because(victim, cause) {
+            return self.tell_not_moved(to, reason);
+        }
+        if let Some(durable) = &mut self.durable {
+            durable.moving = Some(Move { to, cause });
+        }
+        self.note(Note::MoveAsked { seat });
+    }
+
+    fn moving(&self) -> Option<&Move> {
+        self.durable.as_ref()?.moving.as_ref()
+    }
+
+    /// Why the kernel isn't moved. What is bound is moved by its user alone, who was told what is lost.
+    fn stays_because(&self, victim: Incarnation, cause: MoveCause) -> Option<String> {
+        let Some(durable) = self.durable.as_ref().filter(|_| self.comes_back()) else {
+            return Some("its state is not saved, or its process ends".into());
+        };
+        if victim != self.identity.incarnation {
+            return Some(format!("its replica {victim} is not there any more"));
+        }
+        if !durable.captures() {
+            return Some("its state is not saved yet".into());
+        }
+        if durable.moving.is_some() {
+            return Some("it is being moved elsewhere".into());
+        }
+        let reasons = durable.bound().reasons();
+        let by_policy = cause != MoveCause::Asked;
+        (by_policy && !reasons.is_empty()).then(|| reasons.join(" "))
+    }
+
+    /// The replica in the new seat waits: this one leaves as soon as no cell runs.
+    pub(super) fn move_ready(&mut self, to: Incarnation) {
+        if self.moving().is_none_or(|m| m.to != to) {
+            return self.note(Note::MoveOff { incarnation: to });
+        }
+        self.say_farewell(Farewell::Move(to));
+    }
+
+    /// Nothing came of the move, as the front says: of one that this replica knows, or of the one before it.
+    pub(super) fn move_failed(&mut self, to: Incarnation, reason: String) {
+        self.forget_move(to);
+        self.tell_not_moved(to, reason);
+    }
+
+    /// `hopd` doesn't wait for the move any longer.
+    pub(super) fn move_withdrawn(&mut self, to: Incarnation) {
+        if self.forget_move(to) {
+            self.note(Note::MoveOff { incarnation: to });
+        }
+    }
+
+    /// The kernel's state can't be taken along: it stays.
+    pub(super) fn give_up_move(&mut self, why: &str) {
+        let Some(to) = self.moving().map(|m| m.to) else {
+            return;
+        };
+        self.move_withdrawn(to);
+        self.tell_not_moved(to, why.into());
+    }
+
+    /// The kernel goes on here. Returns whether it was to move there.
+    fn forget_move(&mut self, to: Incarnation) -> bool {
+        let Some(durable) = &mut self.durable else {
+            return false;
+        };
+        let known = durable.moving.take_if(|m| m.to == to).is_some();
+        let leaves = |l: &Leaving| l.farewell == Farewell::Move(to);
+        if known && durable.leaving.as_ref().is_some_and(leaves) {
+            durable.leaving = None;
+        }
+        known
+    }
+
+    /// Tells `hopd`, now and with the next registration: it may not know this replica yet.
+    fn tell_not_moved(&mut self, to: Incarnation, reason: String) {
+        let (kernel, tenure) = self.office();
+        let said = ToHopd::MigrationFailed {
+            kernel,
+            tenure,
+            incarnation: to,
+            reason,
+        };
+        self.not_moved = Some(Box::new(said.clone()));
+        self.tell_hopd(said);
+    }
+
+    /// Whether no cell goes to the kernel now. Before a move they go one by one, for what ipykernel has got ends there.
+    pub(super) fn holds_back(&self) -> bool {
+        let queues = self.moving().is_some() && self.cells.running().is_some();
+        queues || (self.is_leaving() && !self.runs_first())
+    }
+
+    /// A cell that has its lease runs before the kernel moves.
+    pub(super) fn runs_first(&self) -> bool {
+        self.is_moving_off() && self.lease.granted().is_some()
+    }
+
+    fn is_moving_off(&self) -> bool {
+        let leaving = self.durable.as_ref().and_then(|d| d.leaving.as_ref());
+        leaving.is_some_and(|l| matches!(l.farewell, Farewell::Move(_)))
+    }
+
+    /// A lease was granted after the last capture: its cell runs here, and the capture is taken again.
+    pub(super) fn reconsider_leaving(&mut self) {
+        if !self.runs_first() {
+            return;
+        }
+        if let Some(leaving) = self.durable.as_mut().and_then(|d| d.leaving.as_mut())
+            && !leaving.in_haste
+        {
+            (leaving.flushed, leaving.until) = (false, None);
+        }
+    }
+}

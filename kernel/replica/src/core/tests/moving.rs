@@ -1,0 +1,214 @@
+//! Moves: prepared while cells go on, made between two cells, given up wherever something fails.
+
+use super::durable::capturing;
+use super::*;
+use hop_api::message::{MoveCause, SeatPlan};
+
+fn seat(incarnation: u32) -> SeatPlan {
+    SeatPlan {
+        incarnation: Incarnation(incarnation),
+        node: "n2".into(),
+        existing: None,
+        partition: None,
+        mem_mib: 0,
+        cpus: 1,
+    }
+}
+
+impl World {
+    fn asked_to_move(&mut self, to: u32, cause: MoveCause) -> Vec<String> {
+        let (kernel, victim, seat) = ("k".into(), Incarnation(1), seat(to));
+        self.hopd(News::Event(Event::Move {
+            kernel,
+            victim,
+            seat,
+            cause,
+        }))
+    }
+
+    fn move_ready(&mut self, to: u32) -> Vec<String> {
+        let incarnation = Incarnation(to);
+        self.input(Input::MoveReady { incarnation })
+    }
+}
+
+/// A kernel whose new replica waits.
+fn moving() -> World {
+    let mut world = capturing();
+    assert_eq!(
+        world.asked_to_move(2, MoveCause::Drain),
+        ["front: note move-asked"]
+    );
+    world
+}
+
+#[test]
+fn an_idle_kernel_moves_once_it_is_expected() {
+    let mut world = moving();
+    assert_eq!(
+        world.asked_to_move(2, MoveCause::Drain),
+        [""; 0],
+        "asked again, on a new connection"
+    );
+    assert_eq!(
+        world.run("a", Value::Null),
+        ["kernel: execute_request a"],
+        "cells go on"
+    );
+    world.whole("a");
+    world.reply("a", "ok");
+    assert_eq!(world.move_ready(2), ["agent: state.flush"]);
+    assert_eq!(world.run("b", Value::Null), [""; 0], "it is for the next replica");
+    assert_eq!(world.answer(2, json!({})), ["sync"]);
+    world.synced(1);
+    let out = world.input(Input::Rested);
+    assert_eq!(
+        out,
+        ["front: note settled", "front: note moving", "kill", "leave"]
+    );
+}
+
+#[test]
+fn a_running_cell_ends_first_however_long_it_takes() {
+    let mut world = moving();
+    world.run("a", Value::Null);
+    assert_eq!(world.move_ready(2), [""; 0]);
+    assert_eq!(world.after(Span::from_secs(10_000)), [""; 0]);
+    world.whole("a");
+    let out = world.reply("a", "ok");
+    assert!(out.contains(&"agent: state.flush".into()), "{out:?}");
+}
+
+#[test]
+fn a_cell_that_is_granted_its_lease_runs_first() {
+    let mut world = moving();
+    assert_eq!(world.run("g", gpu()), ["hopd: submit g 1 gpus"]);
+    assert_eq!(world.move_ready(2), ["agent: state.flush"]);
+    assert_eq!(world.grant("g", 7, 1), ["kernel: execute_request g lease 7"]);
+    assert_eq!(world.answer(2, json!({})), ["sync"], "not yet");
+    assert_eq!(world.input(Input::InSync), [""; 0]);
+    world.whole("g");
+    let out = world.reply("g", "ok");
+    assert!(out.contains(&"agent: state.flush".into()), "{out:?}");
+    world.answer(3, json!({}));
+    world.synced(1);
+    let out = world.input(Input::Rested);
+    let expected = [
+        "front: note settled",
+        "hopd: release 7",
+        "front: note moving",
+        "kill",
+        "leave",
+    ];
+    assert_eq!(out, expected);
+}
+
+#[test]
+fn a_cell_that_waits_for_a_gpu_waits_in_the_new_seat() {
+    let mut world = moving();
+    world.run("g", gpu());
+    world.move_ready(2);
+    let out = world.answer(2, json!({}));
+    let expected = ["sync", "front: note moving", "kill", "leave"];
+    assert_eq!(out, expected, "nobody cancels it");
+}
+
+#[test]
+fn a_bound_kernel_is_moved_by_its_user_alone() {
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    world.captured(
+        "state.cell",
+        json!({"msg_id": "a", "status": "later", "unmovable": ["sock: a socket"]}),
+    );
+    world.reply("a", "ok");
+    let out = world.asked_to_move(2, MoveCause::Waiting);
+    assert_eq!(out, ["hopd: not moved 2 sock: a socket"]);
+    assert_eq!(
+        world.asked_to_move(3, MoveCause::Asked),
+        ["front: note move-asked"]
+    );
+}
+
+#[test]
+fn a_target_that_fails_leaves_the_kernel_where_it_is() {
+    for ready in [false, true] {
+        let mut world = moving();
+        world.run("a", Value::Null);
+        if ready {
+            world.move_ready(2);
+        }
+        let (incarnation, reason) = (Incarnation(2), "no room".into());
+        let out = world.input(Input::MoveFailed { incarnation, reason });
+        assert_eq!(out, ["hopd: not moved 2 no room"]);
+        world.whole("a");
+        world.reply("a", "ok");
+        assert_eq!(world.run("b", Value::Null), ["kernel: execute_request b"]);
+        // hopd may not have known this replica yet.
+        assert_eq!(world.hopd(News::Up), ["hopd: up", "hopd: not moved 2 no room"]);
+    }
+}
+
+#[test]
+fn what_cannot_be_saved_in_time_stays() {
+    let mut world = moving();
+    world.move_ready(2);
+    let out = world.after(Span::from_secs(20));
+    let expected = [
+        "front: note move-off",
+        "hopd: not moved 2 its state could not be saved in time",
+    ];
+    assert_eq!(out, expected);
+    assert_eq!(world.move_ready(2), ["front: note move-off"], "too late");
+    assert_eq!(world.answer(2, json!({})), ["sync"]);
+    assert_eq!(world.input(Input::InSync), [""; 0]);
+    assert_eq!(world.run("b", Value::Null), ["kernel: execute_request b"]);
+}
+
+#[test]
+fn a_move_that_nobody_waits_for_is_given_up() {
+    let mut world = moving();
+    world.move_ready(2);
+    let (kernel, incarnation) = ("k".into(), Incarnation(2));
+    let withdrawn = Event::MoveWithdrawn { kernel, incarnation };
+    assert_eq!(world.hopd(News::Event(withdrawn)), ["front: note move-off"]);
+    let mut world = moving();
+    let out = world.input(Input::FrontChanged);
+    assert_eq!(out[0], "front: note move-off");
+    assert!(out[1].starts_with("hopd: not moved 2"), "{out:?}");
+    let mut world = moving();
+    let out = world.input(Input::StoreFailed("the quota is used up".into()));
+    assert_eq!(out.len(), 2, "{out:?}");
+}
+
+#[test]
+fn a_seat_that_ends_meanwhile_is_left_in_time() {
+    let mut world = moving();
+    world.run("a", Value::Null);
+    world.move_ready(2);
+    assert_eq!(world.input(Input::Terminated), [""; 0]);
+    let out = world.after(Span::from_secs(2));
+    assert_eq!(out, ["front: note moving", "kill", "leave"]);
+}
+
+#[test]
+fn a_process_that_dies_before_the_move_comes_back_and_then_moves() {
+    let mut world = moving();
+    world.run("a", Value::Null);
+    world.begins("a");
+    world.move_ready(2);
+    let out = world.dies();
+    assert!(out.contains(&"start".into()), "{out:?}");
+    world.reopened();
+    world.heard_again();
+    let out = world.answer(2, json!({}));
+    assert_eq!(out.last().unwrap(), "agent: state.flush", "{out:?}");
+}
+
+#[test]
+fn a_moving_kernel_does_not_fall_asleep() {
+    let mut world = moving();
+    let (kernel, reason) = ("k".into(), "maintenance".into());
+    let out = world.hopd(News::Event(Event::Hibernate { kernel, reason }));
+    assert_eq!(out, ["hopd: stays it is being moved"]);
+}
