@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import Cluster, Notebook, notebook, until
-from test_durable import lost, stderr, stdout
+from harness import Cluster, Notebook, lost_node, notebook, stream, until
 
 WHERE = "import os; print(os.environ['SLURMD_NODENAME'], x)"
 
@@ -44,6 +43,14 @@ def undrained(cluster: Cluster) -> Iterator[Cluster]:
     for node in nodes(cluster):
         cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
     cluster.wait_for_pilots()
+
+
+def stdout(got: dict[str, Any]) -> str:
+    return stream(got, "stdout")
+
+
+def stderr(got: dict[str, Any]) -> str:
+    return stream(got, "stderr")
 
 
 def nodes(cluster: Cluster) -> list[str]:
@@ -136,7 +143,7 @@ def test_the_target_dies_and_the_kernel_stays_where_its_state_is(cluster: Cluste
     cell = alice.submit(UNTIL_GO)["cell"]
     assert hop(cluster, "migrate", "a.ipynb", "--to", to, "--no-wait") == (0, "")
     prepared(cluster)
-    with lost(cluster, to):
+    with lost_node(cluster, to):
         until("hopd hears why", lambda: "failed" in row(cluster)["reason"], 60)
         (cluster.base / "home/alice/go").touch(mode=0o666)
         got = alice.wait(cell)
