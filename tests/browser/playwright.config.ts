@@ -1,8 +1,10 @@
 import { defineConfig } from "@playwright/test";
+import { ENVIRONMENT } from "./support/site";
 
 export default defineConfig({
   testDir: "specs",
-  outputDir: "results",
+  // Emptied at the beginning of a run: environments are tried beside each other.
+  outputDir: `results/${ENVIRONMENT}`,
   globalSetup: "./setup.ts",
   // One cluster with one GPU: the tests are its users one after the other.
   workers: 1,

@@ -166,12 +166,25 @@ browser() {
 	step "build" build || return
 	lab
 	step "types of the browser tests" "$dev/lab/node_modules/.bin/tsc" -p tests/browser
-	local environment index=14
+	local environment lanes=()
 	for environment in ${BROWSER_ENVIRONMENTS:-hub hub5}; do
-		HOP_BROWSER_ENV=$environment HOP_BROWSER_INDEX=$index HOP_BROWSER_BASE=/srv/gresshopper-browser-$index \
-			step "JupyterHub in a browser: $environment" playwright
-		index=$((index + 1))
+		lanes+=("browser_$environment")
 	done
+	beside "${lanes[@]}"
+}
+
+browser_hub() {
+	browser_in hub 14
+}
+
+browser_hub5() {
+	browser_in hub5 15
+}
+
+# browser_in ENVIRONMENT INDEX: a cluster, a Hub and a folder of results of its own.
+browser_in() {
+	HOP_BROWSER_ENV=$1 HOP_BROWSER_INDEX=$2 HOP_BROWSER_BASE=/srv/gresshopper-browser-$2 \
+		step "JupyterHub in a browser: $1" playwright
 }
 
 # A real cluster on a busy machine: a test that failed gets a second try, and is reported as flaky then.
