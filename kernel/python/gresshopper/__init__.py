@@ -15,6 +15,19 @@ elsewhere it can be imported, and says so when a GPU is asked for.
 
 from gresshopper.need import Grant, LeaseRefused, cpu, gpu
 from gresshopper.overview import HopError, Status, Waiting, queue, release, status
+from gresshopper.revoked import LeaseRevoked
 
-__all__ = ["Grant", "HopError", "LeaseRefused", "Status", "Waiting", "cpu", "gpu", "queue", "release", "status"]
+__all__ = [
+    "Grant",
+    "HopError",
+    "LeaseRefused",
+    "LeaseRevoked",
+    "Status",
+    "Waiting",
+    "cpu",
+    "gpu",
+    "queue",
+    "release",
+    "status",
+]
 __version__ = "0.1.0"

@@ -14,13 +14,29 @@ import sys
 import threading
 from dataclasses import dataclass, field
 from operator import index
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Callable
 
-from gresshopper import between, channel
+from gresshopper import between, channel, revoked
 
 _MAGIC = re.compile(r"\s*%%(gpu|cpu)(\s|$)")
-_RETRY = re.compile(r"\s*%%retry\s*$")
+_RETRY = re.compile(r"\s*%%retry\s*(\s#.*)?$")
+_HELP = re.compile(r"\s*%%(gpu|cpu)\s+([^#]*\s)?(--help|-h)(\s|$)")
+
+HELP = """A cell that asks for GPUs or cores waits its turn, runs with them, and gives them back.
+
+%%gpu [N] [--type T] [--mem G] [--cpus C] [--deadline D]     on the first line: N GPUs of one node, 1 without it
+    --type T      Slurm's GPU type, as `hop info -o node,gputypes` shows it
+    --mem G       at least so much memory on each GPU, in GiB (40, 40G, 512M)
+    --cpus C      cores that come with the lease, beside the kernel's own
+    --deadline D  by when it should have begun: 10m, 2h30m, 2026-12-01T18:00Z
+%%cpu --cpus C           cores alone
+%%retry                  above either: run the cell again if its node is lost in its middle
+with gresshopper.gpu(N): for a part of a cell (import gresshopper)
+%gpu, %gpu release       how this kernel stands; give back a GPU that is kept for the next cell
+
+"""
 
 
 class LeaseRefused(RuntimeError):
@@ -132,6 +148,7 @@ def _acquire(need: dict[str, Any]) -> None:
         raise
     _held.need, _held.grant = need, Grant._from_wire(ok)
     _held.shared = bool(ok.get("shared"))
+    revoked.block_begins()
     _tell(need, True)
 
 
@@ -228,23 +245,30 @@ def cpu(cpus: int) -> Need:
 
 def blank_magic(lines: list[str]) -> list[str]:
     """An input transformation that takes our magics' lines out of a cell: ``%%retry`` before ``%%gpu`` or ``%%cpu``."""
-    ours = 0
+    ours: list[int] = []
     for magic in (_RETRY, _MAGIC):
-        at = _next_line(lines, ours)
+        at = _next_code(lines, ours[-1] + 1 if ours else 0)
         if at is not None and magic.match(lines[at]):
-            ours = at + 1
+            ours.append(at)
     if not ours:
         return lines
-    following = _next_line(lines, ours)
+    if _HELP.match(lines[ours[-1]]):
+        return ["get_ipython().run_line_magic('gpu', '--help')\n"]
+    following = _next_line(lines, ours[-1] + 1)
     if following is not None and lines[following].startswith("%%"):
         # Another cell magic has to stand first; it counts lines from there itself.
         return lines[following:]
-    return ["\n"] * ours + lines[ours:]
+    return ["\n" if i in ours else line for i, line in enumerate(lines)]
 
 
 def _next_line(lines: list[str], begin: int) -> int | None:
     """The index of the next line with anything in it."""
     return next((i for i in range(begin, len(lines)) if lines[i].strip()), None)
+
+
+def _next_code(lines: list[str], begin: int) -> int | None:
+    """The index of the next line with anything but a comment, as the supervisor reads them."""
+    return next((i for i in range(begin, len(lines)) if lines[i].strip() and lines[i].lstrip()[0] != "#"), None)
 
 
 def was_read(shell: Any) -> bool:
@@ -253,15 +277,28 @@ def was_read(shell: Any) -> bool:
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
     if (parent.get("header") or {}).get("msg_type") != "execute_request":
         return True
-    first = next((s for s in str((parent.get("content") or {}).get("code", "")).split("\n") if s.strip()), "")
-    return bool(_MAGIC.match(first) or _RETRY.match(first))
+    lines = str((parent.get("content") or {}).get("code", "")).split("\n")
+    at = _next_code(lines, 0)
+    return at is not None and bool(_MAGIC.match(lines[at]) or _RETRY.match(lines[at]))
+
+
+def help_text() -> str:
+    """What ``%%gpu --help`` and ``%%gpu?`` show."""
+    page = Path(__file__).resolve().parents[2] / "share/doc/users.md"
+    return HELP + (
+        f"The page for users: {page}" if page.is_file() else "The page for users: docs/users.md of Gresshopper"
+    )
 
 
 def misplaced_magic(line: str, cell: str = "") -> None:
-    """What ``%%gpu``, ``%%cpu`` and ``%%retry`` come to where the supervisor didn't read them: beneath another magic, or a second time."""
+    # What they come to where the supervisor didn't read them: beneath another magic, or a second time.
     # Imported here: the package is importable without IPython.
     from IPython.core.error import UsageError
 
     raise UsageError(
         "%%gpu, %%cpu and %%retry have to stand on the first line of the cell, once and before any other magic: nothing was run"
     )
+
+
+#: What `%%gpu?` shows.
+misplaced_magic.__doc__ = help_text()

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gresshopper import channel
+from gresshopper import channel, need
 
 #: How long ``hop`` may take, in seconds.
 _HOP_S = 10.0
@@ -127,11 +127,15 @@ def queue() -> list[Waiting]:
 
 
 def line_magic(line: str) -> None:
-    """``%gpu`` says how this kernel stands; ``%gpu release`` ends the lease that is kept for the next cell."""
+    """``%gpu`` says how this kernel stands; ``%gpu release`` ends the lease that is kept for the next cell; ``%gpu --help``
+    says how to ask for GPUs."""
     # Imported here: the package is importable without IPython.
     from IPython.core.error import UsageError
 
     word = line.split("#", maxsplit=1)[0].strip()
+    if word in ("--help", "-h"):
+        print(need.help_text())
+        return
     if word not in ("", "status", "release"):
         raise UsageError(f"%gpu knows status and release, not {word!r}; a GPU for a cell: %%gpu N on its first line")
     try:

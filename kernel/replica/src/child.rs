@@ -27,6 +27,9 @@ const LENDS_VARIABLE: &str = "GRESSHOPPER_LENDS";
 /// Has the agent answer `state.*` from the start.
 const STATE_VARIABLE: &str = "GRESSHOPPER_STATE";
 
+/// Names the file that says why a cell is interrupted, where it isn't its user who does it.
+const REVOKED_VARIABLE: &str = "GRESSHOPPER_REVOKED";
+
 /// Says that the hash seed is ours, for the agent to take out of the environment.
 const HASH_SEED_VARIABLE: &str = "GRESSHOPPER_HASH_SEED";
 
@@ -35,6 +38,8 @@ pub struct Kernel {
     child: Child,
     group: Option<Pid>,
     oom: OomWatch,
+    /// Read by the agent when the interrupt comes.
+    revoked: PathBuf,
 }
 
 impl Kernel {
@@ -57,6 +62,7 @@ impl Kernel {
             .iter()
             .map(|a| a.replace("{connection_file}", file))
             .collect();
+        let revoked = scratch.join("revoked");
         let mut command = Command::new(program);
         command
             .arg("exec")
@@ -66,6 +72,7 @@ impl Kernel {
         command.env("JPY_PARENT_PID", std::process::id().to_string());
         if let Some(python) = agent_folder().filter(|_| launch.is_ipykernel()) {
             inject(&mut command, &mut argv, &python, &agent)?;
+            command.env(REVOKED_VARIABLE, &revoked);
             if lends {
                 command.env(LENDS_VARIABLE, "1");
             }
@@ -84,7 +91,12 @@ impl Kernel {
         let oom = OomWatch::start();
         let child = command.spawn().context("can't start the kernel")?;
         let group = child.id().and_then(|pid| Pid::from_raw(pid as i32));
-        Ok(Self { child, group, oom })
+        Ok(Self {
+            child,
+            group,
+            oom,
+            revoked,
+        })
     }
 
     pub fn pid(&self) -> u32 {
@@ -100,8 +112,12 @@ impl Kernel {
         self.child.try_wait().ok().flatten()
     }
 
-    /// As a terminal's Ctrl-C would.
-    pub fn interrupt(&self) {
+    /// As a terminal's Ctrl-C would. With a reason, which the agent raises as an exception of our own.
+    pub fn interrupt(&self, why: Option<&str>) {
+        if let Some(why) = why {
+            // Without the file it is a KeyboardInterrupt; the cell's output has the reason too.
+            let _ = std::fs::write(&self.revoked, why);
+        }
         self.signal(Signal::INT);
     }
 

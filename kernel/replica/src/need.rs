@@ -110,7 +110,7 @@ pub fn class_of(need: &Need, run: &Unattended) -> Class {
 
 /// Whether a cell is to run again if it is lost in its middle: its first line is `%%retry`, or its metadata say so.
 pub fn is_retried(code: &str, metadata: &[u8]) -> bool {
-    let first = code.lines().map(str::trim).find(|line| !line.is_empty());
+    let first = code_lines(code).next().map(uncommented);
     first == Some(RETRY) || ours(metadata)["retry"] == Value::Bool(true)
 }
 
@@ -120,10 +120,22 @@ pub fn is_retried_request(envelope: &Envelope) -> bool {
     is_retried(content["code"].as_str().unwrap_or_default(), &envelope.metadata)
 }
 
-/// The need that the first line of a cell asks for, if it is one of ours. `%%retry` may stand above it.
+/// Lines with anything in them but a comment, which may stand above a magic.
+fn code_lines(code: &str) -> impl Iterator<Item = &str> {
+    let says = |line: &&str| !line.trim().is_empty() && !line.trim_start().starts_with('#');
+    code.lines().filter(says)
+}
+
+/// A magic's line without the comment behind it.
+fn uncommented(line: &str) -> &str {
+    line.split_once(" #").map_or(line, |(before, _)| before).trim()
+}
+
+/// The need that the first line of a cell asks for, if it is one of ours. `%%retry` may stand above it. Who asks for help
+/// needs nothing: the agent answers.
 fn of_magic(code: &str, now: Timestamp) -> Result<Option<Need>, BadNeed> {
-    let mut lines = code.lines().filter(|line| !line.trim().is_empty()).peekable();
-    lines.next_if(|line| line.trim() == RETRY);
+    let mut lines = code_lines(code).map(uncommented).peekable();
+    lines.next_if(|line| *line == RETRY);
     let Some(line) = lines.next() else {
         return Ok(None);
     };
@@ -138,6 +150,9 @@ fn of_magic(code: &str, now: Timestamp) -> Result<Option<Need>, BadNeed> {
         problem,
         usage,
     };
+    if words.clone().any(|word| matches!(word, "--help" | "-h")) {
+        return Ok(Some(Need::default()));
+    }
     let need = parse_words(magic == "gpu", words, now).map_err(bad)?;
     Ok(Some(need))
 }
@@ -324,6 +339,24 @@ mod tests {
             magic("%%gpu --deadline 2100-01-01T00:00Z").unwrap().deadline,
             Some(Timestamp(4_102_444_800_000_000))
         );
+    }
+
+    #[test]
+    fn comments_above_and_behind_are_skipped() {
+        assert_eq!(
+            magic("# trains\n\n  # for long\n%%gpu 2 # both\nx"),
+            Ok(Need::gpus(2))
+        );
+        assert_eq!(magic("# a\n%%retry # b\n# c\n%%gpu # d"), Ok(Need::gpus(1)));
+        assert_eq!(magic("%%gpu #"), Ok(Need::gpus(1)));
+        assert!(is_retried("# a\n%%retry # b\nx", b"{}"));
+        assert!(magic("%%gpu 1 2 # two").is_err());
+    }
+
+    #[test]
+    fn who_asks_for_help_needs_nothing() {
+        assert_eq!(magic("%%gpu --help"), Ok(Need::default()));
+        assert_eq!(magic("%%cpu -h\nx"), Ok(Need::default()));
     }
 
     #[test]

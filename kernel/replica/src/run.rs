@@ -459,7 +459,7 @@ impl Replica {
                     let _ = ends.send((pid, work.await));
                 });
             }
-            Output::InterruptKernel => self.process.kernel.interrupt(),
+            Output::InterruptKernel { why } => self.process.kernel.interrupt(why.as_deref()),
             Output::KillKernel => self.process.kernel.kill(),
             Output::StartKernel => self.start_again(),
             Output::Propose(entry) => self.committed.push_back(entry),

@@ -124,7 +124,8 @@ async fn revoked_while_a_cell_runs(world: &mut World, gpu: &Gpu, pid: &str) {
         .await;
     over(world, 8);
     let answer = world.reply(&cell).await;
-    assert_eq!(answer.content["ename"], "KeyboardInterrupt");
+    assert_eq!(answer.content["ename"], "LeaseRevoked");
+    assert!(answer.content["evalue"].as_str().unwrap().contains("taken away"));
     ended(world, 8).await;
     let_go(world, 8).await;
     assert!(!gpu.is_held(pid));

@@ -401,7 +401,9 @@ async fn whatever_is_lost_meanwhile_its_place_is_not() {
             other => panic!("{other:?}"),
         }
         let answer = play.world.reply(&cell).await;
-        assert_eq!(answer.content["ename"], "KeyboardInterrupt");
+        // Whether it stood or ran already when the order came.
+        let ended = answer.content["ename"].as_str().unwrap();
+        assert!(matches!(ended, "KeyboardInterrupt" | "LeaseRevoked"), "{ended}");
     })
     .await;
 }

@@ -155,6 +155,12 @@ def test_only_the_magics_line_is_blanked() -> None:
         (["%%gpu\n", "\n", "%%time\n", "x\n"], ["%%time\n", "x\n"]),
         (["%%gpus\n", "x"], ["%%gpus\n", "x"]),
         (["x\n", "%%gpu\n"], ["x\n", "%%gpu\n"]),
+        (["# a\n", "%%gpu 1 # b\n", "x\n"], ["# a\n", "\n", "x\n"]),
+        (["# a\n", "%%retry # b\n", "# c\n", "%%cpu\n", "x\n"], ["# a\n", "\n", "# c\n", "\n", "x\n"]),
+        (["# a\n", "%%gpu\n", "%%bash\n", "x\n"], ["%%bash\n", "x\n"]),
+        (["%%gpu 1 # --help\n", "x\n"], ["\n", "x\n"]),
+        (["%%gpu --help\n", "x\n"], ["get_ipython().run_line_magic('gpu', '--help')\n"]),
+        (["# a\n", "%%cpu -h"], ["get_ipython().run_line_magic('gpu', '--help')\n"]),
         ([], []),
     ]
     for lines, expected in cases:
@@ -168,6 +174,7 @@ def request(code: str, kind: str = "execute_request") -> Any:
 
 def test_a_magic_that_the_supervisor_did_not_read_is_refused_and_not_blanked() -> None:
     assert need.was_read(request("\n%%gpu 1\nx"))
+    assert need.was_read(request("# why\n%%gpu 1\nx"))
     assert need.was_read(request("x", "is_complete_request"))
     assert need.was_read(object())
     for code in ["%%time\n%%gpu\nx", "%rerun 3", ""]:

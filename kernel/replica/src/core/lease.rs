@@ -425,7 +425,8 @@ impl Core {
         );
         self.stderr(&header, &wording::taken_away(reason));
         self.cells.add_metadata(&cell, "revoked", reason.into());
-        self.interrupt_kernel();
+        let why = Some(wording::lease_revoked(reason));
+        self.out.push(super::Output::InterruptKernel { why });
         Some(cell)
     }
 

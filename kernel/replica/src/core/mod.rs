@@ -160,7 +160,10 @@ pub enum Output {
     /// Run `hop gpu` for these device files; its end is an [`Input::Errand`].
     Gpu(Errand, Vec<PathBuf>),
     /// Signal the kernel as Ctrl-C would.
-    InterruptKernel,
+    InterruptKernel {
+        /// The sentence for the code that is stopped, if it isn't its user who stops it.
+        why: Option<String>,
+    },
     KillKernel,
     /// Start the kernel's process anew: the old one has ended.
     StartKernel,
@@ -524,7 +527,7 @@ impl Core {
     }
 
     fn interrupt_kernel(&mut self) {
-        self.out.push(Output::InterruptKernel);
+        self.out.push(Output::InterruptKernel { why: None });
         self.standing_interrupted();
     }
 

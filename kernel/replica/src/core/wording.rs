@@ -96,6 +96,11 @@ pub(super) fn taken_away(reason: &str) -> String {
     format!("gresshopper: the GPU was taken away: {reason}\n")
 }
 
+/// What `LeaseRevoked` says in the cell.
+pub(super) fn lease_revoked(reason: &str) -> String {
+    format!("the GPU was taken away: {reason}. The variables are kept, and the cell can be run again")
+}
+
 pub(super) fn block_holds(lease: LeaseId) -> String {
     format!(
         "a gresshopper.gpu() or cpu() block of an earlier cell still holds lease {lease}, and a kernel has one at a time: \

@@ -279,7 +279,7 @@ fn told(output: &Output) -> String {
             (None, None) => format!("agent: answer {}", parcel.wire.ok.as_ref().unwrap()["lease"]),
         },
         Output::Gpu(errand, devices) => format!("gpu: {errand:?} {}", devices.len()),
-        Output::InterruptKernel => "interrupt".into(),
+        Output::InterruptKernel { .. } => "interrupt".into(),
         Output::KillKernel => "kill".into(),
         Output::StartKernel => "start".into(),
         Output::Propose(_) => "propose".into(),
