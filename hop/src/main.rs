@@ -27,6 +27,7 @@ mod queue;
 mod run;
 mod sim;
 mod state;
+mod state_kernel;
 mod state_remote;
 mod time;
 mod trace;

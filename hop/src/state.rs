@@ -6,6 +6,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::state_kernel::{self, Connection, Kernel};
 use crate::state_remote::{self, Store};
 use clap::{Args as ClapArgs, Subcommand};
 use hmac::{Hmac, KeyInit, Mac};
@@ -14,24 +15,29 @@ use hop_blobs::local::{Collected, Local};
 use hop_remote::address::{self, Address, AddressError};
 use hop_remote::send::Sent;
 use hop_state::form::{self, Difference, Saved, Snapshot};
-use hop_zmtp::{Admit, Client, ClientKind, Endpoint, Event, Limits, Message};
-use serde::Deserialize;
+use hop_zmtp::{Admit, Client, ClientKind, Event, Limits, Message};
 use serde_json::{Value, json};
 use sha2::Sha256;
 use std::collections::HashSet;
 use std::fs;
-use std::net::SocketAddr;
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+/// Set by `%hop` in a notebook: where the kernel listens for requests while its cell runs this command.
+const ASK: &str = "GRESSHOPPER_ASK";
+
 const EXAMPLES: &str = "Examples:
-  hop state show                     what each variable of the newest kernel costs, and what can't be saved
-  hop state save --to work           save the newest kernel's state under the name `work`
+  hop state show                     what each variable of the kernel costs, and what can't be saved
+  hop state save --to work           save the kernel's state under the name `work`
+  hop state save train.ipynb         save that notebook's, where several kernels run
   hop state show work                what is in it
-  hop state restore work             into the newest kernel
+  hop state restore work             into the kernel
   hop state diff monday friday       what differs between two saved states
   hop state export work out/         as npy, parquet and pickle files
   hop state save --to s3://bucket/me/work      save it, and send what isn't there yet
@@ -39,9 +45,10 @@ const EXAMPLES: &str = "Examples:
   hop state copy work s3://bucket/me/work      send a state that was saved here; or the other way
   hop state gc s3://bucket/me                  remove what no state there refers to
 
-A KERNEL is a kernel id (or its beginning) or a connection file; without one, the newest. A STATE
-is a name, a folder, s3://BUCKET/PREFIX/NAME or file:///FOLDER/NAME. The kernel's environment needs
-the package cloudpickle.
+A KERNEL is a notebook's name, a kernel id (or its beginning) or a connection file; without one, the
+only kernel that runs here. In a notebook it is the notebook's own: write `%hop state save` there, not
+`!hop`. A STATE is a name, a folder, s3://BUCKET/PREFIX/NAME or file:///FOLDER/NAME. The kernel's
+environment needs the package cloudpickle.
 
 For S3, keys, region and endpoint are those of the AWS tools: AWS_ACCESS_KEY_ID and
 AWS_SECRET_ACCESS_KEY or AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL (http:// only with
@@ -223,10 +230,12 @@ impl Place {
     }
 
     /// Whether what is to be shown is a state, rather than a kernel.
-    fn is_state(&self, name: &str) -> bool {
+    fn is_state(&self, name: &str, context: &Context<'_>) -> bool {
         match self.find(name) {
             Ok(Where::Here(folder)) => folder.join("head").exists(),
-            Ok(Where::There(_)) => name.contains("://") || self.kernel(Some(name)).is_err(),
+            Ok(Where::There(_)) => {
+                name.contains("://") || state_kernel::find(Some(name), &self.runtime, context).is_err()
+            }
             Err(_) => name.contains("://"),
         }
     }
@@ -299,40 +308,6 @@ impl Place {
         )?;
         Ok(sent)
     }
-
-    /// The connection file of a kernel: by path, by the beginning of its id, or the newest.
-    fn kernel(&self, which: Option<&str>) -> Result<PathBuf, Failure> {
-        if let Some(path) = which.map(Path::new).filter(|p| p.is_file()) {
-            return Ok(path.to_owned());
-        }
-        let wanted = which.unwrap_or_default();
-        let mut found: Vec<(SystemTime, PathBuf)> = fs::read_dir(&self.runtime)
-            .map_err(|e| Failure::Failed(format!("no kernels in {}: {e}", self.runtime.display())))?
-            .filter_map(|entry| {
-                let path = entry.ok()?.path();
-                let id = path
-                    .file_name()?
-                    .to_str()?
-                    .strip_prefix("kernel-")?
-                    .strip_suffix(".json")?
-                    .to_owned();
-                let made = path.metadata().ok()?.modified().ok()?;
-                id.starts_with(wanted).then_some((made, path))
-            })
-            .collect();
-        found.sort();
-        let newest = found.pop().map(|(_, path)| path);
-        newest.ok_or_else(|| {
-            let what = which.map_or_else(
-                || "no running kernel".to_owned(),
-                |w| format!("no kernel or saved state {w:?}"),
-            );
-            Failure::Failed(format!(
-                "{what} (looked in {}); give its connection file",
-                self.runtime.display()
-            ))
-        })
-    }
 }
 
 /// Parses an address or a part of one; an error is wrong usage.
@@ -341,51 +316,16 @@ fn usable<T: FromStr<Err = AddressError>>(text: &str) -> Result<T, Failure> {
         .map_err(|e: AddressError| Failure::Usage(e.to_string()))
 }
 
-/// What a connection file says.
-#[derive(Debug, Deserialize)]
-struct Connection {
-    transport: String,
-    ip: String,
-    shell_port: u16,
-    key: String,
-}
-
-impl Connection {
-    fn read(path: &Path) -> Result<Self, Failure> {
-        let failed = |why: String| {
-            Failure::Failed(format!(
-                "{} isn't a usable connection file: {why}",
-                path.display()
-            ))
-        };
-        let text = fs::read(path).map_err(|e| failed(e.to_string()))?;
-        serde_json::from_slice(&text).map_err(|e| failed(e.to_string()))
+/// A message's signature.
+fn sign(key: &str, parts: &[String; 4]) -> String {
+    if key.is_empty() {
+        return String::new();
     }
-
-    fn shell(&self) -> Result<Endpoint, Failure> {
-        match self.transport.as_str() {
-            "ipc" => Ok(Endpoint::Ipc(PathBuf::from(format!(
-                "{}-{}",
-                self.ip, self.shell_port
-            )))),
-            _ => format!("{}:{}", self.ip, self.shell_port)
-                .parse::<SocketAddr>()
-                .map(Endpoint::Tcp)
-                .map_err(|e| Failure::Failed(format!("the kernel's address {} can't be used: {e}", self.ip))),
-        }
+    let mut mac = Hmac::<Sha256>::new_from_slice(key.as_bytes()).expect("HMAC takes keys of any length");
+    for part in parts {
+        mac.update(part.as_bytes());
     }
-
-    fn sign(&self, parts: &[String; 4]) -> String {
-        if self.key.is_empty() {
-            return String::new();
-        }
-        let mut mac =
-            Hmac::<Sha256>::new_from_slice(self.key.as_bytes()).expect("HMAC takes keys of any length");
-        for part in parts {
-            mac.update(part.as_bytes());
-        }
-        hex::encode(mac.finalize().into_bytes())
-    }
+    hex::encode(mac.finalize().into_bytes())
 }
 
 /// A Python string literal.
@@ -395,8 +335,17 @@ fn literal(text: &str) -> String {
 }
 
 /// Has the agent in a kernel carry out a request, and gives its answer.
-fn ask(args: &Args, context: &mut Context<'_>, kernel: &Path, request: &Value) -> Result<Value, Failure> {
-    let connection = Connection::read(kernel)?;
+fn ask(args: &Args, context: &mut Context<'_>, kernel: &Kernel, request: &Value) -> Result<Value, Failure> {
+    if kernel.own {
+        return ask_own(kernel, request, context);
+    }
+    let Some(file) = &kernel.file else {
+        return Err(Failure::Failed(format!(
+            "kernel {} doesn't listen on this machine: run `%hop state` in its notebook",
+            kernel.title()
+        )));
+    };
+    let connection = Connection::read(file)?;
     let dir = tempfile::Builder::new().prefix("hop-state-").tempdir()?;
     let answer = dir.path().join("answer");
     let path = python_path(args)?;
@@ -426,11 +375,36 @@ fn ask(args: &Args, context: &mut Context<'_>, kernel: &Path, request: &Value) -
         )));
     }
     let text = fs::read(&answer).map_err(|e| Failure::Failed(format!("the kernel gave no answer: {e}")))?;
-    let said: Value = serde_json::from_slice(&text).map_err(|e| Failure::of(&e))?;
+    said_by_kernel(&text)
+}
+
+fn said_by_kernel(text: &[u8]) -> Result<Value, Failure> {
+    let said: Value = serde_json::from_slice(text).map_err(|e| Failure::of(&e))?;
     match said.get("error").and_then(Value::as_str) {
         Some(error) => Err(Failure::Failed(error.to_owned())),
         None => Ok(said["ok"].clone()),
     }
+}
+
+/// Asks the kernel that this process runs in, whose cell waits for this process: `%hop` carries requests out meanwhile.
+fn ask_own(kernel: &Kernel, request: &Value, context: &Context<'_>) -> Result<Value, Failure> {
+    let Some(socket) = (context.env)(ASK).filter(|path| !path.is_empty()) else {
+        return Err(Failure::Usage(format!(
+            "this is the notebook's own kernel ({}), which waits for this very command: write `%hop state ..` in place of \
+             `!hop state ..`, or run it in a terminal",
+            kernel.title()
+        )));
+    };
+    let failed = |e: std::io::Error| Failure::Failed(format!("the kernel can't be asked: {e}"));
+    let mut stream = UnixStream::connect(socket).map_err(failed)?;
+    stream.write_all(request.to_string().as_bytes()).map_err(failed)?;
+    stream.shutdown(Shutdown::Write).map_err(failed)?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).map_err(failed)?;
+    if answer.is_empty() {
+        return Err(Failure::Failed("the kernel gave no answer".to_owned()));
+    }
+    said_by_kernel(&answer)
 }
 
 /// Folder of the Python package: named by the user, beside the installation, or in this source tree.
@@ -480,7 +454,7 @@ async fn execute(
         "{}".to_owned(),
         content.to_string(),
     ];
-    let signature = connection.sign(&parts);
+    let signature = sign(&connection.key, &parts);
     let mut frames = vec!["<IDS|MSG>".to_owned(), signature];
     frames.extend(parts);
     client.send(
@@ -533,22 +507,16 @@ fn save(
     how: Value,
     context: &mut Context<'_>,
 ) -> Result<(), Failure> {
-    let file = place.kernel(kernel)?;
-    let id = file
-        .file_stem()
-        .and_then(|s| s.to_str())
-        .unwrap_or("kernel")
-        .trim_start_matches("kernel-")
-        .to_owned();
-    let to = place.find(to.unwrap_or(&id))?;
+    let kernel = state_kernel::find(kernel, &place.runtime, context)?;
+    let to = place.find(to.unwrap_or(&kernel.id))?;
     let state = match &to {
         Where::Here(folder) => folder.clone(),
         Where::There(address) => place.outgoing(address),
     };
     let request = with(how, json!({"do": "save", "state": state, "store": place.store}));
-    let done = ask(args, context, &file, &request)?;
+    let done = ask(args, context, &kernel, &request)?;
     if !args.json {
-        tell_saved(&done, &state, context)?;
+        tell_saved(&kernel, &done, &state, context)?;
     }
     let mut sent = json!({});
     if let Where::There(address) = &to {
@@ -567,12 +535,16 @@ fn save(
 }
 
 /// Reports a kernel's saved and unsaved variables.
-fn tell_saved(done: &Value, state: &Path, context: &mut Context<'_>) -> Result<(), Failure> {
+fn tell_saved(kernel: &Kernel, done: &Value, state: &Path, context: &mut Context<'_>) -> Result<(), Failure> {
+    let groups = match done["units"].as_u64().unwrap_or(0) {
+        1 => "1 group of variables".to_owned(),
+        n => format!("{n} groups of variables"),
+    };
     let bytes = done["log_bytes"].as_u64().unwrap_or(0) + done["chunk_bytes"].as_u64().unwrap_or(0);
     writeln!(
         context.err,
-        "saved {} groups in {:.2} s, {} new, to {}",
-        done["units"],
+        "saved {}: {groups} in {:.2} s, {} new, to {}",
+        kernel.title(),
         done["seconds"].as_f64().unwrap_or(0.0),
         size(bytes),
         state.display()
@@ -630,11 +602,16 @@ pub(crate) fn size(bytes: u64) -> String {
 }
 
 fn show(args: &Args, place: &Place, what: Option<&str>, context: &mut Context<'_>) -> Result<(), Failure> {
-    let rows = match what.filter(|w| place.is_state(w)) {
+    let rows = match what.filter(|w| place.is_state(w, context)) {
         Some(name) => shown(&place.read(name)?),
         None => {
-            let file = place.kernel(what)?;
-            ask(args, context, &file, &json!({"do": "show", "store": place.store}))?
+            let kernel = state_kernel::find(what, &place.runtime, context)?;
+            ask(
+                args,
+                context,
+                &kernel,
+                &json!({"do": "show", "store": place.store}),
+            )?
         }
     };
     if args.json {
@@ -721,7 +698,7 @@ fn restore(
     how: Value,
     context: &mut Context<'_>,
 ) -> Result<(), Failure> {
-    let file = place.kernel(kernel)?;
+    let kernel = state_kernel::find(kernel, &place.runtime, context)?;
     let state = match place.find(state)? {
         Where::Here(folder) => folder,
         Where::There(address) => place.fetch(&address, context)?,
@@ -730,7 +707,7 @@ fn restore(
         how,
         json!({"do": "restore", "state": state, "store": place.store}),
     );
-    let done = ask(args, context, &file, &request)?;
+    let done = ask(args, context, &kernel, &request)?;
     let differences: Vec<&str> = done["differences"]
         .as_array()
         .into_iter()
@@ -752,7 +729,9 @@ fn restore(
     let names = done["names"].as_array().map_or(0, Vec::len);
     writeln!(
         context.err,
-        "restored {names} variables in {:.2} s",
+        "restored {names} {} into {} in {:.2} s",
+        if names == 1 { "variable" } else { "variables" },
+        kernel.title(),
         done["seconds"].as_f64().unwrap_or(0.0)
     )?;
     for notice in done["notices"].as_array().into_iter().flatten() {

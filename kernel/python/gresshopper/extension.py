@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from gresshopper import channel, debugger, lending, need, overview, unkept
+from gresshopper import channel, command, debugger, lending, need, overview, revoked, unkept
 from gresshopper.imports import after_import
 
 _OLD_PATH = "GRESSHOPPER_OLD_PYTHONPATH"
@@ -28,9 +28,11 @@ def load_ipython_extension(ip: Any) -> None:
         # IPython takes a cell magic in the middle of a cell for the line magic of that name.
         ip.register_magic_function(need.misplaced_magic, "line", f"%{magic}")
     ip.register_magic_function(overview.line_magic, "line", "gpu")
+    ip.register_magic_function(command.line_magic, "line", "hop")
     cells = need.Cells()
     ip.events.register("pre_run_cell", cells.begins)
     ip.events.register("post_run_cell", cells.over)
+    revoked.install(ip)
     lending.watch(ip)
     _keep_state(ip)
     after_import("debugpy", debugger.guard)

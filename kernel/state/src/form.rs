@@ -36,7 +36,10 @@ pub enum ReadError {
     Stranger { path: PathBuf },
     #[error("the state has version {found} of the form, this is for version {VERSION}")]
     Version { found: u32 },
-    #[error("the state was written without the native library; only a kernel can read it")]
+    #[error(
+        "the state was saved by a kernel without libhop_tracker.so: only a kernel can read it (`hop state restore`). The library \
+         belongs into lib/ of Gresshopper's installation on each node, for your administrator to add"
+    )]
     Kind,
     #[error("the state is truncated, damaged, tampered with, or was saved under another key: refused")]
     Refused,
