@@ -40,6 +40,28 @@ def test_a_row_for_each_kernel_here_and_elsewhere() -> None:
     assert (idle["state"], idle["path"], idle["name"]) == ("IDLE", None, "k2")
 
 
+def test_what_sleeps_moves_or_can_is_told() -> None:
+    def row(kernel: str, state: str, captured: str = "yes", reason: str = "") -> dict[str, Any]:
+        told = {"kernel_id": kernel, "name": f"{kernel}.ipynb", "state": state, "time": 9.0, "node": "n2"}
+        return {**told, "captured": captured, "reason": reason}
+
+    known = [
+        row("a", "ASLEEP"),
+        row("m", "MOVING", reason="moves to n3"),
+        row("k", "IDLE"),
+        row("q", "WAITING", "no"),
+    ]
+    queue = [queued("q", "PENDING", position=1)]
+    rows = {one["id"]: one for one in kernels([Local("k", "k.ipynb")], queue, [], known)}
+    assert {name: (one["state"], one["kept"]) for name, one in rows.items()} == {
+        "a": ("ASLEEP", True),
+        "m": ("MOVING", True),
+        "k": ("IDLE", True),
+        "q": ("PENDING", False),
+    }
+    assert (rows["m"]["reason"], rows["k"]["node"], rows["q"]["node"]) == ("moves to n3", "n2", None)
+
+
 def test_a_running_cell_goes_before_a_lingering_lease() -> None:
     queue = [queued("k", "LINGERING", lease_id="1"), queued("k", "RUNNING", lease_id="2")]
     for rows in (queue, queue[::-1]):

@@ -30,7 +30,7 @@ def add_handlers(serverapp: Any, hop: Hop) -> None:
         [
             (f"{base}/kernels", Kernels, with_hop),
             (f"{base}/kernels/{_KERNEL}/explanation", Explanation, with_hop),
-            (f"{base}/kernels/{_KERNEL}/(?P<action>release|end)", Act, with_hop),
+            (f"{base}/kernels/{_KERNEL}/(?P<action>release|end|hibernate|wake|move|forget)", Act, with_hop),
         ],
     )
 
@@ -65,14 +65,16 @@ class Kernels(_Handler):
     async def get(self) -> None:
         queue: list[dict[str, Any]] = []
         acct: list[dict[str, Any]] = []
+        known: list[dict[str, Any]] = []
         away = None
         try:
             queue = await self.hop.rows("queue", "--me", max_age_s=QUEUE_AGE_S)
+            known = await self.hop.rows("kernels", "--me", "-o", _KNOWN, max_age_s=QUEUE_AGE_S)
             since = ("-X", "--me", "-S", "now-7days", "-o", "kernelid,gputimeraw,waitraw")
             acct = await self.hop.rows("acct", *since, max_age_s=ACCT_AGE_S)
         except (HopError, NotInstalled) as error:
             away = str(error)
-        rows = kernels(await self._local(), queue, acct)
+        rows = kernels(await self._local(), queue, acct, known)
         self.finish({"kernels": rows, "server_ends": await self._job_end(), "away": away})
 
     async def _local(self) -> list[Local]:
@@ -109,14 +111,26 @@ class Explanation(_Handler):
         self.finish({"sentences": [sentence for sentence in sentences if sentence]})
 
 
+#: The columns of `hop kernels` that are read.
+_KNOWN = "kernelid,name,state,time,node,captured,reason"
+#: What is done by one command. What takes long is asked for: the panel shows how it goes.
+_COMMANDS = {
+    "end": ("cancel", "--kernel"),
+    "hibernate": ("hibernate", "--no-wait"),
+    "wake": ("wake",),
+    "move": ("migrate", "--no-wait"),
+    "forget": ("forget",),
+}
+
+
 class Act(_Handler):
-    """Ends a kernel's lease that nobody runs on, or the kernel."""
+    """Ends a kernel's lease that nobody runs on, or the kernel; has it sleep, wake or move."""
 
     @authenticated
     @authorized
     async def post(self, kernel: str, action: str) -> None:
-        if action == "end":
-            await self.hop.run("cancel", "--kernel", kernel)
+        if action in _COMMANDS:
+            await self.hop.run(*_COMMANDS[action], kernel)
         else:
             queue = await self.hop.rows("queue", "--me", max_age_s=0)
             lingering = [row for row in queue if row["kernel_id"] == kernel and row["state"] == "LINGERING"]

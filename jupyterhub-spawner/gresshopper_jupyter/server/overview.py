@@ -35,7 +35,7 @@ class Kernel:
     id: str
     name: str
     path: str | None
-    #: ``IDLE``, or the state that ``hop queue`` shows.
+    #: ``IDLE``, or the state that ``hop queue`` shows, or ``ASLEEP``, ``SAVING``, ``MOVING`` of ``hop kernels``.
     state: str = "IDLE"
     time_s: float | None = None
     node: str | None = None
@@ -44,6 +44,8 @@ class Kernel:
     position: int | None = None
     estimate_s: float | None = None
     reason: str | None = None
+    #: Whether its state is saved, so that it can sleep and move.
+    kept: bool = False
     week: Use = field(default_factory=Use)
 
 
@@ -51,14 +53,25 @@ class Kernel:
 _URGENCY = ("RUNNING", "SUSPENDED", "PENDING", "STARTING", "LINGERING")
 
 
-def kernels(local: Iterable[Local], queue: Iterable[Row], acct: Iterable[Row]) -> list[dict[str, Any]]:
-    """One row for each kernel: all of this server, and waiting or leasing ones elsewhere."""
+#: The states of ``hop kernels`` that say more than ``hop queue``.
+_TOLD = ("ASLEEP", "SAVING", "MOVING")
+
+
+def kernels(
+    local: Iterable[Local], queue: Iterable[Row], acct: Iterable[Row], known: Iterable[Row] = ()
+) -> list[dict[str, Any]]:
+    """One row for each kernel: all of this server, and what ``hopd`` knows of elsewhere."""
     found = {one.id: Kernel(one.id, one.path.rsplit("/", 1)[-1] or one.id[:8], one.path or None) for one in local}
     for row in sorted(queue, key=lambda row: _urgency(row["state"]), reverse=True):
         kernel = found.setdefault(
             row["kernel_id"], Kernel(row["kernel_id"], row["name"] or row["kernel_id"][:8], None)
         )
         _note(kernel, row)
+    for row in known:
+        kernel = found.setdefault(
+            row["kernel_id"], Kernel(row["kernel_id"], row["name"] or row["kernel_id"][:8], None)
+        )
+        _know(kernel, row)
     for row in acct:
         if row["kernel_id"] in found:
             week = found[row["kernel_id"]].week
@@ -70,6 +83,15 @@ def kernels(local: Iterable[Local], queue: Iterable[Row], acct: Iterable[Row]) -
 
 def _urgency(state: str) -> int:
     return _URGENCY.index(state) if state in _URGENCY else len(_URGENCY)
+
+
+def _know(kernel: Kernel, row: Row) -> None:
+    kernel.kept = row["captured"] == "yes"
+    if kernel.state == "IDLE":
+        kernel.state = row["state"] if row["state"] in _TOLD else "IDLE"
+        kernel.time_s = row["time"]
+        kernel.node = row["node"] or None
+        kernel.reason = row["reason"] or None
 
 
 def _note(kernel: Kernel, row: Row) -> None:

@@ -11,7 +11,7 @@ export interface KernelRow {
   readonly name: string;
   /** The notebook's path on this server; `null` for a kernel of another server. */
   readonly path: string | null;
-  /** `IDLE`, or the state that `hop queue` shows: `PENDING`, `RUNNING`, `LINGERING` .. */
+  /** `IDLE`, or the state that `hop queue` or `hop kernels` shows: `PENDING`, `RUNNING`, `LINGERING`, `ASLEEP` .. */
   readonly state: string;
   /** How long in this state, in seconds. */
   readonly time_s: number | null;
@@ -21,6 +21,8 @@ export interface KernelRow {
   readonly position: number | null;
   readonly estimate_s: number | null;
   readonly reason: string | null;
+  /** Whether its state is saved, so that it can sleep and move. */
+  readonly kept: boolean;
   /** This week's use. */
   readonly week: { readonly gpu_s: number; readonly wait_s: number };
 }
@@ -34,7 +36,7 @@ export interface Overview {
 }
 
 /** What can be done to a kernel of another server, or to a lease. */
-export type Action = "release" | "end";
+export type Action = "release" | "end" | "hibernate" | "wake" | "move" | "forget";
 
 export class Api {
   constructor(private readonly _settings: ServerConnection.ISettings) {}

@@ -5,7 +5,7 @@ import type { TranslationBundle } from "@jupyterlab/translation";
 import { Button } from "@jupyterlab/ui-components";
 import { Poll } from "@lumino/polling";
 import * as React from "react";
-import type { Api, KernelRow, Overview } from "./api.js";
+import type { Api, KernelRow, Overview, Action as ServerAction } from "./api.js";
 import { aboutText, sentence, span } from "./words.js";
 
 const POLL_MS = 5000;
@@ -97,7 +97,7 @@ export class KernelPanelWidget extends ReactWidget {
   private _failed: string | null = null;
 }
 
-type PanelAction = "release" | "interrupt" | "end";
+type PanelAction = ServerAction | "interrupt";
 
 interface IViewProps {
   readonly overview: Overview;
@@ -149,7 +149,20 @@ function Row(props: { row: KernelRow } & Omit<IViewProps, "overview">): React.JS
         {path !== null && (row.state === "PENDING" || row.state === "RUNNING") && (
           <Action name={trans.__("Interrupt")} of={row} act={() => act(row, "interrupt")} />
         )}
-        <Action name={trans.__("End")} of={row} act={() => act(row, "end")} />
+        {row.kept && row.state === "IDLE" && (
+          <>
+            <Action name={trans.__("Hibernate")} of={row} act={() => act(row, "hibernate")} />
+            <Action name={trans.__("Move")} of={row} act={() => act(row, "move")} />
+          </>
+        )}
+        {row.state === "ASLEEP" ? (
+          <>
+            <Action name={trans.__("Wake")} of={row} act={() => act(row, "wake")} />
+            <Action name={trans.__("Forget")} of={row} act={() => act(row, "forget")} />
+          </>
+        ) : (
+          <Action name={trans.__("End")} of={row} act={() => act(row, "end")} />
+        )}
       </div>
     </li>
   );
@@ -182,6 +195,12 @@ function stateText(row: KernelRow, trans: TranslationBundle): string {
       return on;
     case "LINGERING":
       return trans.__("%1, kept", on);
+    case "ASLEEP":
+      return trans.__("hibernates");
+    case "SAVING":
+      return trans.__("is being saved");
+    case "MOVING":
+      return trans.__("moves");
     default:
       return row.state.toLowerCase();
   }
