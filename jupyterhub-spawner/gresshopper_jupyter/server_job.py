@@ -27,8 +27,8 @@ from . import doorway
 
 #: The job's comment once the server is over and its port is still held.
 ENDED = "gresshopper ended"
-#: Logs that are kept of a user's servers, the newest.
-LOGS_KEPT = 8
+#: Logs that are kept of a user's servers that are over, and of all of them, the newest.
+LOGS_KEPT, LOGS_MOST = 3, 16
 LOG_LINES = 20
 #: How old the secrets of a job that hasn't begun may become.
 SECRETS_KEPT_S = 14 * 86400
@@ -74,9 +74,14 @@ def batch_script(shell: str, python: str, env_file: Path, prologue: str) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Our environment without what another job or an admin's shell left of Slurm's settings."""
+    """Our environment without what another job or an admin's shell left of Slurm's settings, and without the folders on the
+    hub's PATH that aren't this user's to look into.
+    """
     drop = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_")
-    return {k: v for k, v in os.environ.items() if not k.startswith(drop) or k == "SLURM_CONF"}
+    kept = {k: v for k, v in os.environ.items() if not k.startswith(drop) or k == "SLURM_CONF"}
+    if "PATH" in kept:
+        kept["PATH"] = ":".join(p for p in kept["PATH"].split(":") if p and os.access(p, os.X_OK)) or os.defpath
+    return kept
 
 
 def prune(folder: Path) -> None:
@@ -85,7 +90,9 @@ def prune(folder: Path) -> None:
         if time.time() - secret.stat().st_mtime > SECRETS_KEPT_S:
             secret.unlink(missing_ok=True)
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for log in logs[LOGS_KEPT:]:
+    # A server that waits or runs has other files there, too. One that was killed has left its own behind.
+    over = [log for log in logs if not any(log.with_suffix(suffix).exists() for suffix in (".json", ".port"))]
+    for log in {*over[LOGS_KEPT:], *logs[LOGS_MOST:]}:
         for path in folder.glob(f"{log.stem}.*"):
             path.unlink(missing_ok=True)
 

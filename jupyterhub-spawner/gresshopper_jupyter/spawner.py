@@ -96,7 +96,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         "",
         config=True,
         help="Folder for the servers' logs ({username} allowed); empty: the user's ~/.local/share/gresshopper/servers, "
-        "where the newest eight are kept.",
+        "where those of the three newest that are over are kept.",
     )
     profile_list = Union(
         [List(Dict()), Callable()],
