@@ -2,13 +2,14 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::filter::{Nodes, Pools};
 use crate::hopd::unexpected;
 use crate::kernels;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::parse_time;
 use hop_api::message::{AcctQuery, AcctRow, Request, Response};
 use hop_slurm::gres::write_index;
-use hop_words::id::{AccountName, LeaseId, NodeName};
+use hop_words::id::{AccountName, LeaseId};
 use hop_words::time::{Span, Timestamp};
 
 const EXAMPLES: &str = "\
@@ -57,18 +58,10 @@ pub(crate) struct Args {
     /// In these states: running, lingering, completed, cancelled, failed, node_fail, preempted, or R CD CA F NF PR
     #[arg(short = 's', long = "state", value_name = "STATES", value_delimiter = ',')]
     states: Vec<String>,
-    /// In these pools
-    #[arg(
-        short = 'r',
-        long = "pool",
-        visible_alias = "partition",
-        value_name = "POOLS",
-        value_delimiter = ','
-    )]
-    pools: Vec<String>,
-    /// On these nodes
-    #[arg(short = 'N', long = "nodelist", value_name = "NODES", value_delimiter = ',')]
-    nodes: Vec<String>,
+    #[command(flatten)]
+    pools: Pools,
+    #[command(flatten)]
+    nodes: Nodes,
     /// Leases alone, without their cells
     #[arg(short = 'X', long = "allocations")]
     leases_only: bool,
@@ -211,7 +204,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
 struct Wanted {
     query: AcctQuery,
     states: Vec<String>,
-    pools: Vec<String>,
+    pools: Pools,
     jobs: Vec<(LeaseId, Option<u32>)>,
     leases_only: bool,
 }
@@ -247,11 +240,7 @@ impl Wanted {
                     .map(|word| kernels::find(word, context))
                     .collect::<Result<_, _>>()?,
                 leases: jobs.iter().map(|(lease, _)| *lease).collect(),
-                nodes: args
-                    .nodes
-                    .iter()
-                    .map(|node| NodeName::from(node.as_str()))
-                    .collect(),
+                nodes: args.nodes.names(),
                 open: false,
                 since,
                 until,
@@ -270,7 +259,7 @@ impl Wanted {
 
     fn keeps(&self, record: &Record) -> bool {
         let state = self.states.is_empty() || self.states.contains(&record.row.state);
-        let pool = self.pools.is_empty() || self.pools.iter().any(|pool| pool == record.row.pool.as_str());
+        let pool = self.pools.has(&record.row.pool);
         let job = self.jobs.is_empty()
             || self
                 .jobs

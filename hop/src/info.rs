@@ -2,6 +2,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::filter::{Nodes, Pools};
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, field};
 use hop_api::message::{InfoReport, NodeInfo, Request, Response};
@@ -18,18 +19,10 @@ Examples:
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// These pools
-    #[arg(
-        short = 'r',
-        long = "pool",
-        visible_alias = "partition",
-        value_name = "POOLS",
-        value_delimiter = ','
-    )]
-    pools: Vec<String>,
-    /// These nodes
-    #[arg(short = 'N', long = "nodelist", value_name = "NODES", value_delimiter = ',')]
-    nodes: Vec<String>,
+    #[command(flatten)]
+    pools: Pools,
+    #[command(flatten)]
+    nodes: Nodes,
     /// hopd itself, not the nodes
     #[arg(long)]
     daemon: bool,
@@ -118,11 +111,10 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     if args.daemon {
         return args.output.write(&DAEMON_VIEW, &[report], context);
     }
-    let one_of = |list: &[String], name: &str| list.is_empty() || list.iter().any(|wanted| wanted == name);
     let mut nodes: Vec<NodeInfo> = report
         .nodes
         .into_iter()
-        .filter(|node| one_of(&args.pools, node.pool.as_str()) && one_of(&args.nodes, node.node.as_str()))
+        .filter(|node| args.pools.has(&node.pool) && args.nodes.has(&node.node))
         .collect();
     nodes.sort_by_cached_key(|n| (in_pieces(n.pool.as_str()), in_pieces(n.node.as_str()), n.pilot));
     args.output.write(&VIEW, &nodes, context)?;

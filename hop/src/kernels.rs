@@ -3,10 +3,11 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::filter::{Nodes, States};
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use hop_api::message::{KernelRow, KernelState, KernelsQuery, ReplicaRole, Request, Response};
-use hop_words::id::{KernelId, NodeName};
+use hop_words::id::KernelId;
 use std::time::Duration;
 
 const EXAMPLES: &str = "\
@@ -22,18 +23,10 @@ Examples:
 pub(crate) struct Args {
     #[command(flatten)]
     whose: Whose,
-    /// With a process on these nodes
-    #[arg(short = 'N', long = "nodelist", value_name = "NODES", value_delimiter = ',')]
-    nodes: Vec<String>,
-    /// In these states, in any case
-    #[arg(
-        short = 't',
-        long = "states",
-        visible_alias = "state",
-        value_name = "STATES",
-        value_delimiter = ','
-    )]
-    states: Vec<String>,
+    #[command(flatten)]
+    nodes: Nodes,
+    #[command(flatten)]
+    states: States,
     #[command(flatten)]
     output: Options,
 }
@@ -117,15 +110,11 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     let query = KernelsQuery {
         users: args.whose.users(),
         all_users: args.whose.all(context.is_root),
-        nodes: args.nodes.iter().map(|n| NodeName::from(n.as_str())).collect(),
+        nodes: args.nodes.names(),
     };
     let now = context.now;
-    let wanted = |row: &KernelRow| {
-        let is = |state: &String| state.eq_ignore_ascii_case(row.state.name());
-        args.states.is_empty() || args.states.iter().any(is)
-    };
     let mut kernels = rows(query, context)?;
-    kernels.retain(wanted);
+    kernels.retain(|row| args.states.has(row.state.name()));
     kernels.sort_by(|a, b| (&a.user, &a.name, &a.kernel).cmp(&(&b.user, &b.name, &b.kernel)));
     let rows: Vec<Row> = kernels
         .into_iter()

@@ -12,6 +12,7 @@ mod context;
 mod doctor;
 mod explain;
 mod failure;
+mod filter;
 mod generate;
 mod gpu;
 mod gpu_restart;

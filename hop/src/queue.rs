@@ -1,7 +1,8 @@
-//! `hop queue`: what waits and what has a lease now, in squeue's manner.
+//! `hop queue`: waiting cells and leases in use, in squeue's manner.
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::filter::States;
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use hop_api::message::{QueueQuery, QueueRow, Request, Response};
@@ -22,16 +23,8 @@ Examples:
 pub(crate) struct Args {
     #[command(flatten)]
     whose: Whose,
-    /// In these states, in any case
-    #[arg(
-        short = 't',
-        short_alias = 's',
-        long = "states",
-        visible_alias = "state",
-        value_name = "STATES",
-        value_delimiter = ','
-    )]
-    states: Vec<String>,
+    #[command(flatten)]
+    states: States,
     #[command(flatten)]
     output: Options,
 }
@@ -116,13 +109,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         Response::Queue { rows, .. } => rows,
         other => return Err(unexpected(&other)),
     };
-    rows.retain(|row| {
-        args.states.is_empty()
-            || args
-                .states
-                .iter()
-                .any(|state| state.eq_ignore_ascii_case(&row.state))
-    });
+    rows.retain(|row| args.states.has(&row.state));
     args.output.write(&VIEW, &rows, context)
 }
 
