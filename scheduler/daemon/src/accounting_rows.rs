@@ -6,7 +6,7 @@
 
 use hop_api::message::{AcctRow, EndCause, EndedLease, Handover, LeaseEnd, Outcome, StartLease};
 use hop_core::Record;
-use hop_words::id::{JobId, LeaseId, NodeName};
+use hop_words::id::{AccountName, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -59,35 +59,30 @@ impl AccountingRows {
             return None;
         }
         let start = handover.map(|h| h.at);
-        let row = AcctRow {
+        let asked = Asked {
             lease: order.lease,
-            cell: None,
             user: order.user.clone(),
             account: order.account.clone(),
             pool: order.pool.clone(),
             kernel: order.kernel.clone(),
             name: order.name.clone(),
             node: node.clone(),
-            gpus: handover.map_or_else(Vec::new, |h| h.devices.iter().map(|d| d.index).collect()),
-            cpus: order.cpus,
             pilot: handover.map_or(order.pilot, |h| h.pilot),
-            step: handover.map_or(0, |h| h.step),
-            state: if start.is_some() { "RUNNING" } else { "PENDING" }.into(),
+            cpus: order.cpus,
             submit: order.submit,
+        };
+        let row = AcctRow {
+            gpus: handover.map_or_else(Vec::new, |h| h.devices.iter().map(|d| d.index).collect()),
+            step: handover.map_or(0, |h| h.step),
             start,
-            end: None,
             wait: start.map_or(Span::ZERO, |start| start.since(order.submit)),
-            held: Span::ZERO,
-            run: Span::ZERO,
-            linger: Span::ZERO,
-            cells: 0,
-            reason: String::new(),
+            ..asked.row(if start.is_some() { "RUNNING" } else { "PENDING" })
         };
         self.open.insert(order.lease, row.clone());
         Some(row)
     }
 
-    /// The last row of a lease of which the core knows nothing, by its node's word.
+    /// Last row of a lease unknown to the core, by its node's word.
     pub(crate) fn ended_on_node(&mut self, node: &NodeName, ended: &EndedLease) -> Option<AcctRow> {
         self.adopt(node, &ended.order, ended.handover.as_ref());
         let LeaseEnd {
@@ -174,30 +169,19 @@ impl AccountingRows {
         else {
             return None;
         };
-        let row = AcctRow {
+        let asked = Asked {
             lease,
-            cell: None,
             user,
             account,
             pool,
             kernel,
             name,
             node,
-            gpus: Vec::new(),
-            cpus,
             pilot,
-            step: 0,
-            state: "PENDING".into(),
+            cpus,
             submit,
-            start: None,
-            end: None,
-            wait: Span::ZERO,
-            held: Span::ZERO,
-            run: Span::ZERO,
-            linger: Span::ZERO,
-            cells: 0,
-            reason: String::new(),
         };
+        let row = asked.row("PENDING");
         self.open.insert(lease, row.clone());
         Some(row)
     }
@@ -321,30 +305,68 @@ fn withdrawn(record: Record) -> Option<AcctRow> {
     else {
         return None;
     };
-    Some(AcctRow {
+    let asked = Asked {
         lease,
-        cell: None,
         user,
         account,
         pool,
         kernel,
         name,
         node: "".into(),
-        gpus: Vec::new(),
-        cpus,
         pilot: JobId(0),
-        step: 0,
-        state: "CANCELLED".into(),
+        cpus,
         submit,
-        start: None,
+    };
+    Some(AcctRow {
         end: Some(at),
         wait: at.since(submit),
-        held: Span::ZERO,
-        run: Span::ZERO,
-        linger: Span::ZERO,
-        cells: 0,
         reason,
+        ..asked.row("CANCELLED")
     })
+}
+
+/// Columns of a lease's row that are known before its start.
+struct Asked {
+    lease: LeaseId,
+    user: UserName,
+    account: Option<AccountName>,
+    pool: PoolName,
+    kernel: KernelId,
+    name: String,
+    node: NodeName,
+    pilot: JobId,
+    cpus: u16,
+    submit: Timestamp,
+}
+
+impl Asked {
+    /// Row of a lease that has not started.
+    fn row(self, state: &str) -> AcctRow {
+        AcctRow {
+            lease: self.lease,
+            cell: None,
+            user: self.user,
+            account: self.account,
+            pool: self.pool,
+            kernel: self.kernel,
+            name: self.name,
+            node: self.node,
+            gpus: Vec::new(),
+            cpus: self.cpus,
+            pilot: self.pilot,
+            step: 0,
+            state: state.into(),
+            submit: self.submit,
+            start: None,
+            end: None,
+            wait: Span::ZERO,
+            held: Span::ZERO,
+            run: Span::ZERO,
+            linger: Span::ZERO,
+            cells: 0,
+            reason: String::new(),
+        }
+    }
 }
 
 /// Why a lease that never started is over, where nobody says.
