@@ -1,7 +1,8 @@
 //! Invariants of the state after every input, checked from scratch.
 
 use crate::core::Core;
-use crate::state::{LeaseState, PilotState};
+use crate::index::Idx;
+use crate::state::{LeaseState, Pilot, PilotState};
 use std::collections::BTreeSet;
 
 /// What doesn't hold.
@@ -32,100 +33,118 @@ impl Core {
 
     fn check_pilots(&self) -> Result<(), Insane> {
         for (i, p) in self.supply.pilots.iter() {
-            hold!(
-                self.supply.pilot_by_job.get(&p.job) == Some(&i),
-                "pilot {} is not found by its job",
-                p.job
-            );
-            hold!(
-                self.supply.nodes[p.node].pilots.contains(&i),
-                "pilot {} is not on its node",
-                p.job
-            );
-            hold!(
-                self.supply.pools[p.pool].pilots.contains(&i),
-                "pilot {} is not in its pool",
-                p.job
-            );
-            let (mut gpus, mut cpus) = (vec![0u16; p.groups.len()], 0u16);
-            for id in &p.leases {
-                let Some(lease) = self.work.leases.get(id) else {
-                    return Err(Insane(format!("pilot {} lists lease {id}, which is over", p.job)));
-                };
-                hold!(
-                    lease.pilot == i,
-                    "lease {id} is listed by a pilot that is not its own"
-                );
-                cpus += lease.cpus;
-                if let Some(g) = lease.group {
-                    gpus[g] += lease.gpus;
-                }
-            }
-            hold!(
-                cpus == p.cpus_used,
-                "pilot {}: {cpus} cores are leased, {} counted",
-                p.job,
-                p.cpus_used
-            );
-            for (g, group) in p.groups.iter().enumerate() {
-                hold!(
-                    gpus[g] == group.used,
-                    "pilot {}: {} GPUs are leased, {} counted",
-                    p.job,
-                    gpus[g],
-                    group.used
-                );
-                hold!(
-                    group.used as usize <= group.slots.len(),
-                    "pilot {} lends more GPUs than it has",
-                    p.job
-                );
-                for slot in &group.slots {
-                    let Some(id) = slot.lease else { continue };
-                    let known = self
-                        .work
-                        .leases
-                        .get(&id)
-                        .is_some_and(|l| l.devices.contains(&slot.index) && l.pilot == i);
-                    hold!(
-                        known,
-                        "GPU {} of pilot {} is marked for lease {id}, which doesn't have it",
-                        slot.index,
-                        p.job
-                    );
-                }
-            }
-            for &cell in &p.reserved {
-                let back = self.work.cells.get(cell).map(|c| c.reserved);
-                hold!(
-                    back == Some(Some(i)),
-                    "pilot {} is held back for a cell that doesn't know",
-                    p.job
-                );
-                hold!(
-                    p.state != PilotState::Draining,
-                    "draining pilot {} is held back for a cell",
-                    p.job
-                );
-            }
-            hold!(
-                p.listed == self.listing_of(i),
-                "pilot {} is listed wrongly: {:?}, not {:?}",
-                p.job,
-                p.listed,
-                self.listing_of(i)
-            );
-            hold!(
-                p.leases.is_empty() == p.idle_since.is_some(),
-                "pilot {}: idleness is miscounted",
-                p.job
-            );
+            self.check_places_of(i, p)?;
+            self.check_lent_by(i, p)?;
+            self.check_reserved_of(i, p)?;
         }
         hold!(
             self.supply.pilots.len() == self.supply.pilot_by_job.len(),
             "a job names a pilot that is gone"
         );
         self.check_tickets()
+    }
+
+    /// The pilot is found by its job, its node, its pool and the lists of free GPUs.
+    fn check_places_of(&self, i: Idx<Pilot>, p: &Pilot) -> Result<(), Insane> {
+        hold!(
+            self.supply.pilot_by_job.get(&p.job) == Some(&i),
+            "pilot {} is not found by its job",
+            p.job
+        );
+        hold!(
+            self.supply.nodes[p.node].pilots.contains(&i),
+            "pilot {} is not on its node",
+            p.job
+        );
+        hold!(
+            self.supply.pools[p.pool].pilots.contains(&i),
+            "pilot {} is not in its pool",
+            p.job
+        );
+        hold!(
+            p.listed == self.listing_of(i),
+            "pilot {} is listed wrongly: {:?}, not {:?}",
+            p.job,
+            p.listed,
+            self.listing_of(i)
+        );
+        Ok(())
+    }
+
+    /// The counts of lent GPUs and cores equal the leases that they cover.
+    fn check_lent_by(&self, i: Idx<Pilot>, p: &Pilot) -> Result<(), Insane> {
+        let (mut gpus, mut cpus) = (vec![0u16; p.groups.len()], 0u16);
+        for id in &p.leases {
+            let Some(lease) = self.work.leases.get(id) else {
+                return Err(Insane(format!("pilot {} lists lease {id}, which is over", p.job)));
+            };
+            hold!(
+                lease.pilot == i,
+                "lease {id} is listed by a pilot that is not its own"
+            );
+            cpus += lease.cpus;
+            if let Some(g) = lease.group {
+                gpus[g] += lease.gpus;
+            }
+        }
+        hold!(
+            cpus == p.cpus_used,
+            "pilot {}: {cpus} cores are leased, {} counted",
+            p.job,
+            p.cpus_used
+        );
+        for (g, group) in p.groups.iter().enumerate() {
+            hold!(
+                gpus[g] == group.used,
+                "pilot {}: {} GPUs are leased, {} counted",
+                p.job,
+                gpus[g],
+                group.used
+            );
+            hold!(
+                group.used as usize <= group.slots.len(),
+                "pilot {} lends more GPUs than it has",
+                p.job
+            );
+            for slot in &group.slots {
+                let Some(id) = slot.lease else { continue };
+                let known = self
+                    .work
+                    .leases
+                    .get(&id)
+                    .is_some_and(|l| l.devices.contains(&slot.index) && l.pilot == i);
+                hold!(
+                    known,
+                    "GPU {} of pilot {} is marked for lease {id}, which doesn't have it",
+                    slot.index,
+                    p.job
+                );
+            }
+        }
+        hold!(
+            p.leases.is_empty() == p.idle_since.is_some(),
+            "pilot {}: idleness is miscounted",
+            p.job
+        );
+        Ok(())
+    }
+
+    /// Each cell with a reservation knows of it, and a draining pilot has none.
+    fn check_reserved_of(&self, i: Idx<Pilot>, p: &Pilot) -> Result<(), Insane> {
+        for &cell in &p.reserved {
+            let back = self.work.cells.get(cell).map(|c| c.reserved);
+            hold!(
+                back == Some(Some(i)),
+                "pilot {} is held back for a cell that doesn't know",
+                p.job
+            );
+            hold!(
+                p.state != PilotState::Draining,
+                "draining pilot {} is held back for a cell",
+                p.job
+            );
+        }
+        Ok(())
     }
 
     fn check_tickets(&self) -> Result<(), Insane> {
