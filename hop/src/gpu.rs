@@ -1,4 +1,4 @@
-//! `hop gpu`: what is on this machine's GPUs, and processes off them and back on. Needs neither Slurm nor `hopd`.
+//! `hop gpu`: use of this machine's GPUs, and processes off them and back on. Needs neither Slurm nor `hopd`.
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -59,7 +59,7 @@ struct Machine {
     /// Where the privileged helper listens
     #[arg(long, global = true, value_name = "PATH", default_value = hop_gpu::helper::SOCKET)]
     helper: PathBuf,
-    /// GiB of host memory that the machine can give, where its own figure is wrong (memory that grows with use)
+    /// Host memory that the machine can give, in GiB, if its own figure is wrong (memory that grows with use)
     #[arg(long, global = true, value_name = "GIB")]
     host_gib: Option<u64>,
     /// Longest time for one step, in seconds

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Target node; default: the kernel's best
     #[arg(long, value_name = "NODE")]
     to: Option<String>,
-    /// Also where the kernel holds what can't be taken along, which is lost then
+    /// Also a kernel with unsavable objects, which are lost
     #[arg(long)]
     force: bool,
     /// Don't wait until it has moved

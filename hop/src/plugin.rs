@@ -215,7 +215,8 @@ fn read(path: &Path) -> Result<Option<String>, Failure> {
     }
 }
 
-/// Writes beside it, then renames: a slurmstepd that starts meanwhile reads the old file or the new one, whole.
+/// Writes under another name, then renames: a slurmstepd that starts meanwhile reads the old file or the new one,
+/// whole.
 fn replace(path: &Path, text: &str) -> Result<(), Failure> {
     let path = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let failure = |error: io::Error| file_failure("change", &path, &error);

@@ -58,7 +58,7 @@ pub(crate) struct Args {
     /// Notebook with outputs, written after every cell; default: NAME.out.ipynb beside the input
     #[arg(short = 'o', long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// A parameter, as papermill's -p: numbers, True, False and None are what they look like
+    /// Parameter, as papermill's -p: numbers, True, False and None are recognised
     #[arg(short = 'p', long = "parameter", value_name = "NAME=VALUE", value_parser = parse_pair)]
     parameters: Vec<(String, String)>,
     /// Parameter taken as a string, whatever it looks like
@@ -73,10 +73,10 @@ pub(crate) struct Args {
     /// GPUs of the cells that ask for some (of all, where none asks); auto: as few as keep the deadline
     #[arg(long, value_name = "N|auto")]
     gpus: Option<GpusWord>,
-    /// The most that auto takes; without it as many as a node has
+    /// Most GPUs for auto; default: as many as a node has
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=8))]
     max_gpus: Option<u16>,
-    /// Cores that come with each of those leases
+    /// Cores with each of the leases of --gpus
     #[arg(long, value_name = "N")]
     cpus: Option<u16>,
     /// Kernel; default: the notebook's, or one that runs through Gresshopper
@@ -133,7 +133,7 @@ struct Session<'a, 'c> {
     limit: u16,
     waits: Waits,
     bar: ProgressBar,
-    /// The place in `todo` of the cell that runs, and its expected length.
+    /// Place of the running cell in `todo`, and its expected length.
     current: usize,
     missed_was_told: bool,
     report: report::Report,
@@ -593,7 +593,7 @@ impl<'a, 'c> Session<'a, 'c> {
         let (left, time) = (self.left(at), now());
         let basis = self.basis(time, 0.0, &Waits::Free);
         let forecast = basis.forecast(&left);
-        // The cell should be done when those after it must start at the latest.
+        // Latest end of the cell: the latest start of the rest.
         let done_by = basis.latest_start(&left[1..], forecast.gpus);
         let expected = basis.of_cell(&left[0], forecast.gpus);
         let cell = &self.todo[at].plan;

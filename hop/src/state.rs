@@ -118,7 +118,7 @@ enum Verb {
         #[arg(long, default_value = "python3")]
         python: PathBuf,
     },
-    /// Send a state that was saved here to an object store, or fetch one
+    /// Send a saved state to an object store, or fetch one
     Copy { from: String, to: String },
     /// Remove content that no saved state refers to
     Gc {
@@ -330,7 +330,7 @@ fn sign(key: &str, parts: &[String; 4]) -> String {
 
 /// A Python string literal.
 fn literal(text: &str) -> String {
-    // JSON's escapes are Python's, except for the one of a slash, which is not used.
+    // JSON's escapes are Python's, except for the unused escape of a slash.
     Value::String(text.to_owned()).to_string()
 }
 
@@ -815,7 +815,7 @@ fn collect(args: &Args, place: &Place, age: Duration, context: &mut Context<'_>)
     for entry in fs::read_dir(&place.states).into_iter().flatten() {
         let path = entry?.path();
         if path.join("head").exists() {
-            // A state that can't be read might still be mended: its content must not go.
+            // An unreadable state might still be mended: its content must not go.
             let snapshot = place.load(&path)?.snapshot;
             live.extend(snapshot.chunks.keys().filter_map(|c| c.parse::<ChunkId>().ok()));
         }

@@ -1,5 +1,5 @@
-//! States in an object store, for `hop state`: a kernel's agent saves to and restores from folders of its user's; this
-//! carries them to and fro, tells how far it is, and says what is where when it fails.
+//! States in an object store, for `hop state`. A kernel's agent saves to and restores from folders of its user's;
+//! this module carries states to and fro, reports progress, and says after a failure which parts are where.
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -169,7 +169,7 @@ pub(crate) fn adding(failure: Failure, more: &str) -> Failure {
     }
 }
 
-/// Puts a proven state into a folder, in the place of what was there.
+/// Puts a proven state into a folder, in place of the former one.
 pub(crate) fn install(saved: &Saved, folder: &Path) -> Result<(), Failure> {
     let write = || -> io::Result<()> {
         let above = folder.parent().unwrap_or_else(|| Path::new("/"));

@@ -26,7 +26,7 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum Action {
-    /// Write the cells that leases served, one JSON object a line
+    /// Write the cells of leases, one JSON object a line
     Export(Export),
 }
 
@@ -88,7 +88,7 @@ fn lines(rows: &[AcctRow], key: &[u8; 32]) -> Vec<Line> {
     let mut lines: Vec<Line> = Vec::new();
     let mut line_of: HashMap<(&KernelId, Option<&CellId>), usize> = HashMap::new();
     for r in cells {
-        // A cell that was parked has a row for each of its leases: another policy might not have parked it.
+        // A parked cell has a row for each of its leases: another policy might not have parked it.
         let at = *line_of.entry((&r.kernel, r.cell.as_ref())).or_insert(lines.len());
         if let Some(line) = lines.get_mut(at) {
             line.run += r.held.as_secs_f64();

@@ -30,7 +30,7 @@ class Listener:
 
 
 def parse_listeners(text: str, port: int) -> list[Listener]:
-    """The sockets that listen on that port, in the text of `/proc/net/tcp` or `tcp6`."""
+    """Listening sockets of that port, in the text of `/proc/net/tcp` or `tcp6`."""
     found = []
     for line in text.splitlines()[1:]:
         fields = line.split()
@@ -103,7 +103,7 @@ def share(port: int) -> socket.socket | None:
 
 
 def refuse_all(held: socket.socket, seconds: float, enough: Callable[[], bool]) -> None:
-    """Closes each connection to the socket, for so long or until it is enough."""
+    """Closes each connection to the socket, for some seconds or until it is enough."""
     until = time.monotonic() + seconds
     held.settimeout(0.5)
     while time.monotonic() < until and not enough():

@@ -1,7 +1,7 @@
 """Choices that Slurm grants a user for a server: accounts, QOS, partitions with their bounds, reservations.
 
-One answer of Slurm's serves all users of the hub for a minute. While slurmdbd is away, the last answer stands and says so.
-The form is filled from it, and what comes back is checked against the same.
+An answer of Slurm's serves all users of the hub for a minute. While slurmdbd is away, its last answer stands and
+says so. The form is filled from it, and the user's choice is checked against the same data.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Partition:
 
 @dataclass(frozen=True)
 class Association:
-    """A user in an account; for one partition, or for all if it is empty."""
+    """A user in an account, for one partition; an empty partition means all."""
 
     user: str
     account: str
@@ -71,7 +71,7 @@ class Site:
     associations: tuple[Association, ...] = ()
     default_accounts: Mapping[str, str] = field(default_factory=dict)
     reservations: tuple[Reservation, ...] = ()
-    #: The accounting database didn't answer: its part is the last that is known.
+    #: The accounting database didn't answer: its last known data are used.
     stale: bool = False
 
     def offer(self, user: str) -> Offer:

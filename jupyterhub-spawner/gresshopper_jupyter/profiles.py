@@ -19,9 +19,9 @@ from .failures import refused
 
 Profile = Mapping[str, Any]
 UNLISTED = "--unlisted-choice"
-#: The value of a choice that stands for the free text beside it.
+#: Value of a choice by the free text beside it.
 OTHER = "unlisted-choice"
-#: Traits that become shell or programs: no text of a user's goes there.
+#: Traits that become shell or programs: they take no text from users.
 _NO_TEXT = frozenset({"prologue", "cmd", "args", "node_python", "environment"})
 
 

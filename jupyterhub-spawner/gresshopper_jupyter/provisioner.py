@@ -28,7 +28,7 @@ from gresshopper_jupyter.programs import find_program
 _VERSION = 2
 _PORTS = ("shell_port", "iopub_port", "stdin_port", "control_port", "hb_port")
 _CONNECTION_FILE = "{connection_file}"
-#: Stands for it while jupyter_client makes the command, which wants an absolute path.
+#: An absolute path for jupyter_client while it makes the command.
 _STAND_IN = "/gresshopper/connection-file"
 
 #: How long a front may take to bind its sockets, and to end a kernel, in seconds.
@@ -176,7 +176,7 @@ class Front:
 
 
 class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unused-ignore]
-    """Kernels on compute nodes, with a GPU for the cells that need one."""
+    """Kernels on compute nodes, with a GPU for cells that need one."""
 
     local = Bool(False, config=True, help="Without Slurm, for development: on this host, no GPUs.")
     front_program = Unicode("", config=True, help="hop-front; empty: as installed.")
@@ -259,7 +259,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         env = dict(kwargs.get("env") or os.environ)
-        # Some clients start a kernel anew without having ended it: its ports are needed.
+        # Some clients restart a kernel without ending it: its ports are needed.
         await self.cleanup(restart=True)
         self._incarnation += 1
         key = self.parent.session.key.decode()
@@ -299,7 +299,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         return launch
 
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
-        # The kernel itself gets five seconds; its node's supervisor and the front come after it.
+        # The kernel itself gets five seconds, then its node's supervisor and the front end.
         return max(recommended, 8.0)
 
 
@@ -311,7 +311,7 @@ def _own_command(argv: list[str]) -> list[str]:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Runs it in a thread of its own: the loop's pool doesn't survive the forks that some clients work with."""
+    """Runs it in a thread of its own: the loop's pool doesn't survive some clients' forks."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

@@ -1,9 +1,9 @@
-"""Runs as the user: submits the single-user server's job, is what that job starts, and says how it goes.
+"""Runs as the user: submits the single-user server's job, is the program of that job, and reports on it.
 
-`submit` reads a JSON request on standard input, keeps what is secret in it (the hub's API token, the key of internal
-SSL) in a file of mode 0600, and calls sbatch. The job's script calls `run FILE`: it reads and removes that file, starts
-the server on a port, and tells the port once the socket that listens there is the user's own (`doorway`). `port NAME`
-and `tail PATH` are how the hub asks. All of it lies in the user's home, which the hub's host and the nodes share.
+`submit` reads a JSON request on standard input, keeps its secrets (the hub's API token, the key of internal SSL) in
+a file of mode 0600, and calls sbatch. The job's script calls `run FILE`: it reads and removes that file, starts the
+server on a port, and reports the port once the listening socket is the user's own (`doorway`). The hub asks with
+`port NAME` and `tail PATH`. All files lie in the user's home, which the hub's host and the nodes share.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def read_secret(path: Path) -> str:
 
 
 def batch_script(shell: str, python: str, env_file: Path, prologue: str) -> str:
-    """The job's script. Nothing in it is secret and nothing in it comes from a form."""
+    """The job's script, without secrets and without text from a form."""
     return f'#!{shell}\n{prologue}\nexec "{python}" -m gresshopper_jupyter.server_job run "{env_file}"\n'
 
 
@@ -136,7 +136,7 @@ def submit() -> int:
 
 
 def port(name: str) -> int:
-    """Print the server's port, or nothing if it isn't there within some seconds."""
+    """Print the server's port, or nothing if it isn't known within some seconds."""
     path = state_dir() / f"{os.path.basename(name)}.port"
     until = time.monotonic() + PORT_WAIT_S
     while True:
@@ -179,7 +179,7 @@ def place_certs(env_file: Path, certs: dict[str, str]) -> dict[str, str]:
 
 
 class Launcher:
-    """The server's parent: it tells the port, and holds it after the server's death."""
+    """The server's parent: reports the port, and holds it after the server's death."""
 
     def __init__(self, env_file: Path) -> None:
         request = json.loads(read_secret(env_file))

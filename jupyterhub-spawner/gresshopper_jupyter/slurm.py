@@ -1,7 +1,7 @@
 """The spawner's requests to Slurm: submit as a user, look at all jobs at once, cancel.
 
-Slurm's own commands do the work, without a shell, as the user whose job it is. Output formats are our own, so
-that they mean the same in every Slurm release.
+Slurm's own commands do the work, without a shell, as the job's user. Output formats are our own, so that they mean
+the same in every Slurm release.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ async def run(
     env: Mapping[str, str] | None = None,
     prefix: Sequence[str] = (),
 ) -> str:
-    """Run a command, as `user` where one is named, and return its standard output.
+    """Run a command, as `user` if named, and return its standard output.
 
     As root we become the user ourselves; otherwise `prefix` (sudo, say) must do it.
     """
@@ -113,7 +113,7 @@ async def run(
 
 
 class JobTable:
-    """One squeue for all servers of this hub, however many spawners ask."""
+    """A single squeue for all servers of this hub, however many spawners ask."""
 
     def __init__(self, job_name: str) -> None:
         self._job_name = job_name

@@ -140,7 +140,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
 
     @default("env_keep")
     def _env_keep(self) -> list[str]:
-        # PATH and libraries of the node come from the job; what names this installation goes along.
+        # PATH and libraries come from the job on its node; names of this installation go along.
         return ["LANG", "LC_ALL", "SLURM_CONF", "GRESSHOPPER_CONF", "JUPYTER_PATH"]
 
     # What the user chose.
@@ -247,7 +247,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     # The job.
 
     def sbatch_argv(self) -> list[str]:
-        """The options for sbatch: ours first, so that a site's own can override them."""
+        """Options for sbatch: ours first, so that a site's own can override them."""
         for option in self.sbatch_options:
             if option.startswith(("--job-name", "-J", "--comment", "--output", "-o")):
                 raise refused(f"sbatch_options can't have {option!r}: see job_name and log_dir", "configuration")
@@ -437,7 +437,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         return paths
 
     async def move_certs(self, paths: dict[str, str]) -> dict[str, str]:
-        """They travel with the job's secrets; the launcher says where it put them."""
+        """The certificates travel with the job's secrets; the launcher reports their places."""
         self._certs = {what: await asyncio.to_thread(Path(path).read_text) for what, path in paths.items()}
         return paths
 

@@ -87,7 +87,7 @@ pub(crate) enum Verdict {
     NoDeadline,
     /// With this much to spare.
     Holds(f64),
-    /// By what is expected, but not if cells take as long as they sometimes did.
+    /// The forecast holds, unless cells take as long as they sometimes did.
     Tight(f64),
     /// By this much too late.
     Missed(f64),
@@ -101,7 +101,7 @@ pub(crate) struct Forecast {
     pub(crate) verdict: Verdict,
     /// GPUs of the scaled cells; none: as each asks.
     pub(crate) gpus: Option<u16>,
-    /// The fewest GPUs with which the deadline would hold, and what the run would then take.
+    /// Fewest GPUs with which the deadline would hold, and the run's time with them.
     pub(crate) would_hold: Option<(u16, f64)>,
 }
 
@@ -237,7 +237,7 @@ impl Basis<'_> {
     }
 }
 
-/// The parallel share that the fewest and the most GPUs seen so far speak for.
+/// The parallel share, by the runs with the fewest and the most GPUs.
 fn share(runs: &[(u16, f64)]) -> f64 {
     let of = |m: u16| {
         let same = runs.iter().filter(|(n, _)| *n == m);

@@ -46,7 +46,7 @@ pub(super) struct Open {
 pub(super) enum Order {
     Open(Box<Open>),
     Go,
-    /// How the cell that was asked about is to run; without `run` it is not run.
+    /// Orders for a cell; without `run` the cell is not run.
     Cell {
         run: Option<Unattended>,
         timeout_s: Option<f64>,
@@ -229,7 +229,7 @@ impl Link {
         }))
     }
 
-    /// Ends the process at once, and with it its front and the kernel.
+    /// Ends the process at once, with its front and the kernel.
     pub(super) fn kill(&mut self) {
         if let Some(child) = &mut self.child {
             // It is over already.
@@ -276,7 +276,7 @@ pub(super) fn kept(record: &Path) -> Option<Kept> {
     serde_json::from_str(&fs::read_to_string(record).ok()?).ok()
 }
 
-/// The Python that has both nbclient and our package: the one that is named, else the first of the usual ones.
+/// The Python with both nbclient and our package: the named one, else the first of the usual ones.
 pub(super) fn find_python(env: fn(&str) -> Option<String>) -> Result<PathBuf, Failure> {
     if let Some(named) = env(PYTHON) {
         return match can_run(Path::new(&named)) {

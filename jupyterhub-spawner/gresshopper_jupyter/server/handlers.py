@@ -37,7 +37,7 @@ def add_handlers(serverapp: Any, hop: Hop) -> None:
 
 class _Handler(APIHandler):  # type: ignore[misc, unused-ignore]
     auth_resource = "kernels"
-    # The panel asks again and again: that is no activity of its user's.
+    # The panel's polling is no activity of its user's.
     _track_activity = False
 
     def initialize(self, hop: Hop) -> None:

@@ -49,7 +49,7 @@ class Kernel:
     week: Use = field(default_factory=Use)
 
 
-#: The states of a kernel's row in the order in which they count: one cell may wait while another lease ends.
+#: States of a kernel's row in the order of urgency: one cell may wait while another lease ends.
 _URGENCY = ("RUNNING", "SUSPENDED", "PENDING", "STARTING", "LINGERING")
 
 

@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// What every device's memory is aligned to at most.
+/// Largest alignment that a device's memory needs.
 const PAGE: usize = 4096;
 
 /// Memory for one chunk, aligned.
@@ -38,7 +38,7 @@ impl Buffer {
         &mut self.raw[self.start..self.start + CHUNK_BYTES]
     }
 
-    /// Writes a whole chunk to a new file. None where the file system doesn't do that; the file may be there then.
+    /// Writes a whole chunk to a new file. `None` if the file system can't; the file may exist then.
     ///
     /// # Errors
     /// The I/O error of a file system that does.

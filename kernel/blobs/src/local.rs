@@ -17,7 +17,7 @@ use std::time::{Duration, SystemTime};
 
 /// Compressing must save at least this share of a chunk.
 const PAYS: f64 = 0.9;
-/// A chunk is tried whole only if this much of its middle compresses.
+/// Bytes from a chunk's middle that must compress before the whole chunk is tried.
 const SAMPLE: usize = 64 * 1024;
 /// Share of its size below which a compressed chunk is written at once, since that is faster than the device.
 const AT_ONCE: f64 = 0.25;
@@ -30,7 +30,7 @@ thread_local! {
     static BUFFER: RefCell<Buffer> = RefCell::default();
 }
 
-/// The chunks of one user below one directory (`chunks/` of the store).
+/// Chunks of one user below a directory (`chunks/` of the store).
 #[derive(Debug)]
 pub struct Local {
     root: PathBuf,
@@ -219,7 +219,7 @@ impl Local {
         Err(GetError::Missing { id })
     }
 
-    /// Stores a chunk as it lay elsewhere; the caller has proven it ([`Raw::prove`]).
+    /// Stores a chunk in the form that it had elsewhere, proven by the caller ([`Raw::prove`]).
     ///
     /// # Errors
     /// [`PutError::Write`]: nothing is left behind, and other chunks are as they were.
@@ -356,13 +356,13 @@ impl Local {
             return Ok(0);
         };
         self.write(&self.packed_path(id), &packed, false)?;
-        // Readers that look for the plain file from now on find the packed one.
+        // Later readers that miss the plain file find the packed one.
         let _ = fs::remove_file(&path);
         Ok((content.len() - packed.len()) as u64)
     }
 
-    /// Removes chunks that are in nobody's `live` and weren't touched for `grace` (what a capture that isn't finished
-    /// yet wrote), and what interrupted writes left behind.
+    /// Removes chunks outside `live` that weren't touched for `grace` (an unfinished capture may need them), and
+    /// leavings of interrupted writes.
     ///
     /// # Errors
     /// The first I/O error; what is left is removed by the next call.
@@ -404,7 +404,7 @@ impl Local {
     }
 }
 
-/// The share to which a sample of the content compresses; 0 for what is too small to be judged by one.
+/// Ratio to which a sample of the content compresses; 0 for content too small for a sample.
 fn sampled(content: &[u8]) -> f64 {
     if content.len() <= 2 * SAMPLE {
         return 0.0;

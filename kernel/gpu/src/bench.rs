@@ -1,5 +1,5 @@
-//! `hop gpu bench`: what the driver's checkpoint costs on this machine, beside its copy bandwidth, with a process of
-//! our own that holds a known pattern. Rung (b) needs a framework and is measured by `bench/gpu/`.
+//! `hop gpu bench`: the cost of the driver's checkpoint on this machine, beside its copy bandwidth. The process under
+//! test is our own and holds a known pattern. Rung (b) needs a framework and is measured by `bench/gpu/`.
 
 use crate::driver::{DriverError, GpuUuid};
 use crate::libcuda::LibCuda;
@@ -9,7 +9,7 @@ use std::time::Instant;
 
 /// Device memory is filled with this, and looked at again after each unpark.
 const PATTERN: u8 = 0x5a;
-/// How much of it is compared: each byte of this much, from the start.
+/// Bytes from the start that are compared.
 const COMPARED: usize = 64 << 20;
 
 /// The machine's copy bandwidth with page-locked memory, in bytes a second, and what page-locking cost.

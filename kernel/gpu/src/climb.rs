@@ -1,5 +1,5 @@
-//! Parking and unparking a process: the ladder's choice, the machine that carries it out, and the next rung when one
-//! didn't hold.
+//! Parking and unparking a process: the ladder's choice, the machine that carries it out, and the next rung after a
+//! failure.
 
 use crate::Pid;
 use crate::driver::ProcessState;
@@ -23,8 +23,8 @@ pub trait Restart {
     /// It can't be saved; the text is for people.
     fn offer(&self, pid: Pid) -> Result<ladder::StateOffer, String>;
 
-    /// Saves the process's state and starts its interpreter again, under the same pid; its agent restores the state
-    /// when it is told that the device is back.
+    /// Saves the process's state and restarts its interpreter under the same pid. Its agent restores the state when
+    /// the device is back.
     ///
     /// # Errors
     /// The text is for people. The process is as it was.

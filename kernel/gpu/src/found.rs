@@ -181,7 +181,7 @@ impl Site {
         Ok(look)
     }
 
-    /// The same without asking the process's agent, which can't answer while its process stands still.
+    /// As [`Self::look`], without the process's agent, which can't answer while its process stands still.
     ///
     /// # Errors
     /// There is no such process, or it isn't the caller's.

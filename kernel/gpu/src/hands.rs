@@ -1,7 +1,7 @@
 //! Making the machine's calls for real, each with a deadline.
 //!
-//! A driver call that doesn't come back is left behind on its thread: nothing can end it but the end of this
-//! process, which is why long-lived processes run `hop gpu` as a child.
+//! A driver call that doesn't come back is left behind on its thread. Only this process's end ends it, so long-lived
+//! processes run `hop gpu` as a child.
 
 use crate::Pid;
 use crate::driver::{DriverError, GpuPair, Step};
@@ -23,7 +23,7 @@ const LOCK: Duration = Duration::from_secs(10);
 /// No copy is slower than this, in bytes a second; deadlines grow with what is to be moved.
 const SLOWEST: u64 = 200 << 20;
 
-/// Runs `work` on a thread of its own; none if it isn't done in time.
+/// Runs `work` on a thread of its own; `None` if it isn't done in time.
 pub fn within<T: Send + 'static>(deadline: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {
@@ -255,8 +255,8 @@ impl<'a> Hands<'a> {
         Answer::Done
     }
 
-    /// Each device's share of what the process held. NVML tells them apart only while it runs, so each is asked for
-    /// an even share.
+    /// Each device's share of the process's memory. NVML tells them apart only while the process runs, so each counts
+    /// with an even share.
     fn wants(&self) -> Vec<Want> {
         let devices = &self.record.devices;
         let Some(bytes) = self.record.device_bytes else {

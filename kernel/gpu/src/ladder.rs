@@ -75,7 +75,7 @@ pub struct Found {
     pub mps: Known,
     /// The process was started for checkpoints with CUDA IPC (driver 610, `cuda-checkpoint --launch-job`).
     pub ipc_job: bool,
-    /// Host memory that the process may still take, and which limit says so; none: unlimited as far as is known.
+    /// Host memory that the process may still take, and the limit that bounds it; `None`: unlimited as far as known.
     pub host_left: Option<HostLeft>,
     /// Other processes of the process's tree that hold a device file.
     pub children: Vec<Pid>,
@@ -309,8 +309,8 @@ pub fn against_mid_cell(found: &Found, state: Option<ProcessState>, gpus: Option
     reasons
 }
 
-/// Host memory that (b) and (c) of the rest take: the copies, less what is already page-locked, and the image of
-/// what stays.
+/// Host memory for (b) and for (c) of the rest: the copies, less memory already page-locked, and the image of the
+/// rest.
 fn copy_out_host_need(found: &Found, inside: &Inside) -> u64 {
     let copies = inside.frameworks_bytes.saturating_sub(inside.pool_bytes);
     let rest = match found.device_bytes {

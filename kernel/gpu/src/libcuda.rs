@@ -108,7 +108,7 @@ impl LibCuda {
     pub fn load(path: Option<&Path>) -> Result<Self, LoadError> {
         let name = path.unwrap_or_else(|| Path::new(LIBCUDA));
         let shown = || name.display().to_string();
-        // SAFETY: the driver library's initialisers are run; that is what loading a CUDA program does, too.
+        // SAFETY: the driver library's initialisers run, as in every CUDA program.
         let lib = unsafe { Library::new(name) }.map_err(|source| LoadError::Open {
             path: shown(),
             source,

@@ -140,8 +140,7 @@ impl Machine {
         (machine, Next::Call(first))
     }
 
-    /// Takes the answer to the call that was asked for and says what comes next. After [`Next::End`] it must not be
-    /// called again.
+    /// Takes the answer to the last call and returns the next step. Must not be called again after [`Next::End`].
     pub fn next(&mut self, answer: Answer) -> Next {
         match (self.asked, answer) {
             (Call::State, Answer::State(state)) => self.on_state(state),

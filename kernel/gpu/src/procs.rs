@@ -104,7 +104,7 @@ impl Procs {
         fs::read_to_string(self.path(pid, "comm")).map_or_else(|_| String::new(), |s| s.trim_end().to_owned())
     }
 
-    /// Whether an environment variable was there when the process started; none if that can't be read.
+    /// Whether an environment variable was set at the process's start; `None` if unreadable.
     pub fn env(&self, pid: Pid, name: &str) -> Option<bool> {
         let environ = fs::read(self.path(pid, "environ")).ok()?;
         let wanted = format!("{name}=");

@@ -22,7 +22,7 @@ pub struct Record {
     pub start_time: u64,
     pub halves: Halves,
     pub devices: Vec<Place>,
-    /// Device memory that the process held, over all devices, where NVML said so.
+    /// Device memory of the process over all devices, if NVML reported it.
     pub device_bytes: Option<u64>,
     pub frameworks_bytes: u64,
     /// The context is back on the device, the frameworks' share is not.

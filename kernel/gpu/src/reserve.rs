@@ -1,5 +1,5 @@
-//! Making sure of device memory before a restore. A restore that runs out of it leaves the process stuck for ever
-//! (driver 580), so the memory is asked for first.
+//! Reserves device memory for a restore. A restore without enough memory leaves the process stuck for ever (driver
+//! 580), so the memory is asked for first.
 //!
 //! A look at the free memory is enough if nobody else is on the device. Otherwise, or without NVML's answer, a
 //! short-lived process really takes the memory, and gives it up at the moment of the restore.
@@ -22,9 +22,9 @@ pub struct Want {
 /// How to make sure of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Means {
-    /// It is free, and nobody else is there to take it.
+    /// The memory is free, and nobody else could take it.
     Free,
-    /// Take it.
+    /// Take the memory.
     Hold,
 }
 
@@ -110,7 +110,7 @@ impl Drop for Held {
     }
 }
 
-/// The child's side: takes the memory, says `held`, and keeps it until its stdin ends.
+/// The child's side: takes the memory, prints `held`, and keeps it until stdin ends.
 ///
 /// # Errors
 /// No device or no room; also printed, for the parent.

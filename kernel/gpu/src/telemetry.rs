@@ -93,7 +93,7 @@ pub struct Telemetry {
     nvml: Option<Nvml>,
 }
 
-/// NVML's shutdown waits for what is still inside NVML, which may never come out.
+/// NVML's shutdown waits for calls inside NVML, which may never return.
 impl Drop for Telemetry {
     fn drop(&mut self) {
         let nvml = self.nvml.take();
@@ -176,7 +176,7 @@ impl Telemetry {
 pub struct Charge {
     /// Time that each device was held, summed over the devices, in seconds.
     pub held_s: f64,
-    /// The part of it in which a kernel ran, as far as the devices say.
+    /// Part of the time in which a kernel ran, as far as the devices tell.
     pub busy_s: f64,
     pub energy_mj: u64,
     /// The most memory that the lease's processes held at once, over all devices.

@@ -72,7 +72,7 @@ impl Book {
         let host = std::fs::read_to_string("/proc/sys/kernel/random/uuid")?;
         let new = self.dir.join(format!(".keys.{}", host.trim()));
         write(&new, &serde_json::to_vec(&keys)?)?;
-        // A link is made by one keeper alone; the others read that one's keys.
+        // Only one keeper makes the link; the others read its keys.
         let linked = std::fs::hard_link(&new, &path);
         std::fs::remove_file(&new)?;
         match linked {

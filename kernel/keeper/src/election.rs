@@ -10,7 +10,7 @@ use hop_words::id::{Incarnation, JobId};
 use hop_words::time::Span;
 use std::collections::BTreeMap;
 
-/// The time that each voter has for its own attempt.
+/// Time for each voter's own attempt.
 pub const TURN: Span = Span::from_millis(100);
 
 /// A member's knowledge.
@@ -24,7 +24,7 @@ pub struct View<'a> {
     pub heard: &'a Heard,
 }
 
-/// The pause before this member stands, and then the pause before it stands again. `None`: it must not.
+/// The pause before this member stands, and the pause before its next attempt. `None` means that it must not stand.
 pub fn stands(view: View<'_>) -> Option<(Span, Span)> {
     let standing = view.standing;
     if !standing.voters.contains(&view.me) || standing.leader == Some(view.me) {

@@ -1,4 +1,4 @@
-//! The task of one group: it stands for election when it should, and as the leader does the steward's deeds.
+//! The task of one group: stands for election when due, and carries out the steward's deeds as the leader.
 
 use crate::election::{self, View};
 use crate::hearing::Heard;

@@ -24,7 +24,7 @@ pub const LOST_AFTER_SILENCE: Span = Span::from_secs(10);
 pub struct Heard {
     /// Seats with a link that works in both directions.
     pub up: BTreeSet<JobId>,
-    /// Seats that a peer says to hear, for each peer that is up.
+    /// Seats heard by each peer that is up, in the peer's own words.
     pub hears: BTreeMap<JobId, BTreeSet<JobId>>,
     /// Seats whose executor must be replaced.
     pub lost: BTreeSet<JobId>,

@@ -140,7 +140,7 @@ impl Links {
         self.hear(|hearing| hearing.ended(seat));
     }
 
-    /// Changes the detector's state, and tells the groups where that changes what is heard.
+    /// Changes the detector's state, and tells the groups if the heard seats change.
     fn hear<R>(&self, change: impl FnOnce(&mut Hearing) -> R) -> R {
         let (changed, heard) = {
             let mut hearing = lock(&self.hearing);

@@ -36,7 +36,7 @@ pub enum Effect {
     /// The cell has its answer. The reply may go to the client now.
     Answered {
         number: CellNumber,
-        /// Its record is committed. `false`: the cell had none, or it was refused, and the executor proposes it again.
+        /// The cell's record is committed. `false`: it had none, or a refused one, which the executor proposes again.
         recorded: bool,
     },
     Recorded,
@@ -302,7 +302,7 @@ impl State {
         Ok(Effect::Elected)
     }
 
-    /// Cells are answered one after the other, and none while another one runs.
+    /// Cells are answered in sequence, and none while another one runs.
     fn must_not_run_another(&self, cell: &CellId) -> Result<(), Refusal> {
         match self.running() {
             Some(running) if running.cell != *cell => Err(Refusal::CellRuns(running.cell.clone())),

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Record {
-    /// The number after that of the record before: each record builds upon all before it.
+    /// The predecessor's number plus one: each record builds upon all earlier ones.
     pub number: RecordNumber,
     pub payload: Payload,
 }

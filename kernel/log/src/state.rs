@@ -19,7 +19,7 @@ pub struct State {
     /// Elections of earlier tenures may be missing, because the state was read from the store.
     pub(crate) witnessed: Tenure,
     pub(crate) highest: Incarnation,
-    /// Incarnations below the highest that nobody joined with: replicas that start together join in any order.
+    /// Incarnations below the highest with which nobody joined: replicas that start together join in any order.
     pub(crate) skipped: BTreeSet<Incarnation>,
     pub(crate) members: BTreeMap<Incarnation, Member>,
     pub(crate) office: Office,

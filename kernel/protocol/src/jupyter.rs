@@ -125,7 +125,7 @@ impl Envelope {
         dated.date.parse().ok()
     }
 
-    /// The `msg_id` and type of the request that this answers or belongs to, if any.
+    /// `msg_id` and type of the request to which this message belongs, if any.
     pub fn parent(&self) -> Option<Header> {
         serde_json::from_slice(&self.parent).ok()
     }

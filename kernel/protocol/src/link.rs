@@ -351,7 +351,7 @@ async fn writing<W: AsyncWrite + Unpin>(
     }
 }
 
-/// Writes a frame, and small ones that wait behind it in one piece: each write is a TLS record and a system call.
+/// Writes a frame, with small ones that wait behind it in one piece: each write is a TLS record and a system call.
 async fn write_batch<W: AsyncWrite + Unpin>(
     write: &mut W,
     first: Frame,

@@ -13,13 +13,13 @@ import threading
 import time
 from typing import Any, Callable
 
-#: Seconds that posted work waits for the kernel's loop to be there, at the kernel's start.
+#: Seconds that posted work waits for the kernel's loop at the kernel's start.
 LOOP_LIMIT = 60.0
 
 
 class Cells:
-    """The cells that run in the main thread: a cell may run others within itself, and an empty one isn't told before it
-    runs. Cells of subshells run in threads of their own, and don't count.
+    """The cells of the main thread. A cell may run others within itself, and an empty one isn't announced. Cells of
+    subshells run in threads of their own, and don't count.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The channel to the process that supervises this kernel: docs/agent-wire.md.
+"""The channel to this kernel's supervisor: docs/agent-wire.md.
 
 One inherited socket, requests in both directions. Code asks with :meth:`Channel.request`, from any thread; what the
 supervisor asks is answered by the operations that were registered (`operations`). Nothing is read or written before the

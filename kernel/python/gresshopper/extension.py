@@ -1,4 +1,4 @@
-"""The IPython extension by which the supervisor brings this package into an unmodified ipykernel.
+"""The IPython extension that loads this package into an unmodified ipykernel.
 
 It leaves the kernel as it would be without: the path and the environment are restored before the first
 cell runs.
@@ -14,7 +14,7 @@ from gresshopper import channel, command, debugger, lending, need, overview, rev
 from gresshopper.imports import after_import
 
 _OLD_PATH = "GRESSHOPPER_OLD_PYTHONPATH"
-#: Set by the supervisor: it will ask for the kernel's state; and it chose the hash seed, which isn't the user's.
+#: Set by the supervisor, which will ask for the kernel's state and chose the hash seed in the user's place.
 _STATE, _HASH_SEED = "GRESSHOPPER_STATE", "GRESSHOPPER_HASH_SEED"
 
 

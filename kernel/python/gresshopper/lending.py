@@ -62,7 +62,7 @@ def _has_cuda(torch: ModuleType) -> bool:
 
 
 def came_with_lease(shell: Any) -> bool:
-    """Whether the cell that runs has GPUs by its own need, or a block in it holds some."""
+    """Whether the running cell has GPUs by its own need, or through a block in it."""
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
     ours = (parent.get("metadata") or {}).get("gresshopper") or {}
     lease = ours.get("lease") if isinstance(ours, dict) else None

@@ -80,7 +80,7 @@ class _Held:
     owner: tuple[int, object] = (0, None)
     #: `True` for a lease that its owner gives back at the cell's end.
     of_cell: bool = False
-    #: Counts the leases that ended with their cell, under blocks that are still open.
+    #: Number of leases that ended with their cell, under blocks still open.
     ended: int = 0
 
 
@@ -92,12 +92,12 @@ on_change: list[Callable[[bool], None]] = []
 
 
 class Need:
-    """A block that runs with a lease. Blocks nest: an inner one that asks for no more shares the outer's."""
+    """A block with a lease. Blocks nest: an inner block shares the outer lease if that is enough."""
 
     def __init__(self, need: dict[str, Any], *, of_cell: bool = False) -> None:
         self._need = need
         self._of_cell = of_cell
-        #: How many leases had ended so when it was entered, the innermost last.
+        #: Counts of such ends at each entrance, the innermost last.
         self._entered: list[int] = []
 
     def __enter__(self) -> Grant:
@@ -143,7 +143,7 @@ def _acquire(need: dict[str, Any]) -> None:
     except channel.ChannelClosed as error:
         raise LeaseRefused(str(error)) from None
     except BaseException:
-        # Interrupted while it waited: what was asked for is not wanted any more.
+        # An interrupted wait: the request is withdrawn.
         _release()
         raise
     _held.need, _held.grant = need, Grant._from_wire(ok)
@@ -161,8 +161,8 @@ def _here() -> tuple[int, object]:
 
 
 class Cells:
-    """Ends what a cell has left open: a generator that stands in a block keeps no GPU until somebody goes on with it.
-    Threads and tasks of their own run beside the cells and keep theirs."""
+    """Ends a cell's open blocks: a generator that stands in a block keeps no GPU until code resumes it. Threads and
+    tasks of their own run beside the cells and keep their leases."""
 
     def __init__(self) -> None:
         self._cells = between.Cells()
@@ -256,7 +256,7 @@ def blank_magic(lines: list[str]) -> list[str]:
         return ["get_ipython().run_line_magic('gpu', '--help')\n"]
     following = _next_line(lines, ours[-1] + 1)
     if following is not None and lines[following].startswith("%%"):
-        # Another cell magic has to stand first; it counts lines from there itself.
+        # Another cell magic must stand first, and counts lines from there.
         return lines[following:]
     return ["\n" if i in ours else line for i, line in enumerate(lines)]
 

@@ -1,7 +1,7 @@
 """Operations, by name, for requests over the agent channel or the door.
 
-A module registers its operations here, in a namespace of its own (``state.``, ``gpu.``). Each names what runs it: a thread
-of its own, or the kernel's main thread between cells (`between`).
+A module registers its operations here, in a namespace of its own (``state.``, ``gpu.``). Each operation names its
+runner: a thread of its own, or the kernel's main thread between cells (`between`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How this kernel stands towards its GPU: ``%gpu`` and :func:`status`, and one's own queue: :func:`queue`.
 
-The kernel's supervisor tells the same notice as it tells JupyterLab (docs/wiring.md, "Notices"). What others wait for
-is the command ``hop``'s matter.
+The kernel's supervisor sends the same notice as to JupyterLab (docs/wiring.md, "Notices"). Other users' waits are
+left to the command ``hop``.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Status:
     devices: tuple[str, ...] = ()
     cores: str = ""
     waited_ms: int = 0
-    #: Of a lingering lease its end, of a granted one the end of its quantum, in seconds since the epoch.
+    #: End of a lingering lease, or of a granted lease's quantum, in seconds since the epoch.
     until: float | None = None
     #: The place in the queue; 1 is next.
     position: int | None = None

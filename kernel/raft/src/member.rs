@@ -259,7 +259,7 @@ impl<T: Transport> Member<T> {
     }
 }
 
-/// Shows what was applied, in order, once it is synced; and has snapshots taken.
+/// Shows applied entries, in order, once synced; and has snapshots taken.
 async fn show(
     mut queue: mpsc::UnboundedReceiver<ToShow>,
     store: Store,

@@ -132,7 +132,7 @@ impl FromStr for Address {
     }
 }
 
-/// Without what stands before an `@` in a host's place: it might be a secret.
+/// The text without a part before an `@` in the host's place, which might be a secret.
 fn hidden(text: &str) -> String {
     let Some((scheme, rest)) = text.split_once("://") else {
         return text.to_owned();

@@ -153,7 +153,7 @@ fn between(text: &str, before: &str, after: &str) -> Option<String> {
     Some(rest[..rest.find(after).unwrap_or(rest.len())].trim().to_owned())
 }
 
-/// One line of printable text, not too long.
+/// Printable text in one line of limited length.
 fn clean(text: &str) -> String {
     let line: String = text
         .chars()

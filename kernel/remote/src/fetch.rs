@@ -38,7 +38,7 @@ impl Remote {
         Err(RemoteError::State(ReadError::Refused))
     }
 
-    /// Brings a state's chunks to the local store. That all of them are there is looked at before any is fetched.
+    /// Brings a state's chunks to the local store, after a check that all of them exist.
     ///
     /// # Errors
     /// [`RemoteError`]; chunks that came before it are proven, and aren't fetched again.

@@ -18,9 +18,9 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long one request may take: with eight chunks under way, that asks for 2 Mbit/s. `AWS_TIMEOUT` sets another.
+/// Time for one request: with eight chunks under way, that needs 2 Mbit/s. `AWS_TIMEOUT` sets another.
 const REQUEST: &str = "120s";
-/// How often a request is tried that failed for a reason that may pass. `AWS_MAX_ATTEMPTS` sets another.
+/// Attempts of a request that fails for a passing reason. `AWS_MAX_ATTEMPTS` sets another.
 const ATTEMPTS: usize = 5;
 /// Time after which a failed request isn't tried again.
 const PATIENCE: Duration = Duration::from_secs(60);

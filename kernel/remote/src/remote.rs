@@ -175,8 +175,8 @@ impl Remote {
         Ok(Some(HeadThere { raw, version }))
     }
 
-    /// Puts a head in the place of the one that was seen there, if any; where the store can't tell, of any. Whether it
-    /// could tell.
+    /// Puts a head in the place of the one seen, if any; in a store without conditions, of any head. Returns whether
+    /// the store had conditions.
     pub(crate) async fn put_head(
         &self,
         name: &Name,
@@ -211,7 +211,7 @@ impl Remote {
         }
     }
 
-    /// A log lies there in parts as long as chunks: each fits into one request.
+    /// A remote log has parts as long as chunks: each fits into one request.
     pub(crate) async fn put_log(&self, name: &Name, head: &Head, log: &[u8]) -> Result<(), RemoteError> {
         for (at, part) in log.chunks(CHUNK_BYTES).enumerate() {
             let place = self.log_part(name, &head.mac, at);

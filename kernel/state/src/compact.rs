@@ -1,9 +1,9 @@
 //! Leaves out of a log what nothing needs any more (docs/state-format.md, "Compaction"): versions of groups and of the
 //! process's sections that were replaced, with their bytes. What a restore finds is the same.
 //!
-//! What can't be saved is made again by running its cells, with what they found then. So those versions stay, too: for each
-//! group with a placeholder, what the cells that made and touched it need. Records stay, each with its cells.
-//! Streams and chunks are never looked into. Writing is [`crate::writer`]'s.
+//! Unsavable groups are made again by running their cells on the versions that they found. So for each group with a
+//! placeholder the versions stay that its cells need. Records stay, each with its cells. Streams and chunks are never
+//! examined. Writing is left to [`crate::writer`].
 
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// Most cells that are run again for one group (`rerun.MOST`).
 const RERUN_MAX: usize = 50;
 
-/// So many versions are looked at for groups that need no making, all in all.
+/// Most versions that are examined, in all, for groups that need no rerun.
 const LOOKS_MAX: usize = 20_000_000;
 
 /// Sections that are restored before a cell runs again.
@@ -139,8 +139,8 @@ impl Kept {
             .extend(sections.map(|(name, at)| (*at, name.clone())));
     }
 
-    /// Keeps what the makings of groups with a placeholder need. The variables whose making is kept: those, and others of
-    /// which nothing is missing.
+    /// Keeps the versions for rerunning groups with a placeholder. Returns the variables whose reruns are possible,
+    /// and those without any loss.
     fn makings(&mut self, index: &[Index], there: &There) -> BTreeSet<String> {
         let groups = there.groups.values().map(|version| group(index, *version));
         let (lost, others): (Vec<_>, Vec<_>) = groups.partition(|group| group.has_placeholder);

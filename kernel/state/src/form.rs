@@ -60,9 +60,9 @@ pub struct Head {
     pub records: usize,
     /// Bytes of the log that count.
     pub length: usize,
-    /// The last record's, in hexadecimal: no other log of this owner's has it.
+    /// Proof of the last record, in hexadecimal: no other log of this owner's has it.
     pub mac: String,
-    /// The head of a state that holds nothing else: its newest place, twice.
+    /// The head of a state in its shortest form: its newest slot, twice.
     pub raw: Vec<u8>,
 }
 
@@ -484,8 +484,8 @@ pub(crate) fn slot(key: &[u8; 32], records: u64, length: u64, mac: &blake3::Hash
     slot
 }
 
-/// The number of records in the first `length` bytes of a log, whose last proof is `mac`. `None` means that no record ends
-/// there, or that it has another proof. The records themselves are not proven.
+/// Number of records in the first `length` bytes of a log with the last proof `mac`. `None` means that no record ends
+/// there, or with another proof. The records themselves are not proven.
 pub(crate) fn count_records(log: &fs::File, length: u64, mac: &[u8; MAC]) -> Option<u64> {
     let (mut at, mut records) = (START as u64, 0);
     while at < length {

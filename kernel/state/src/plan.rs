@@ -157,7 +157,7 @@ pub fn plan(problem: &Problem) -> Plan {
         graph.edge(cell_node(c), sink, cell.run.unwrap_or(f64::INFINITY));
     }
     graph.saturate(source, sink);
-    // The source's side of the cut is made as small as it can be, so that a tie falls to shipping.
+    // The source's side of the cut is the smallest possible, so that a tie falls to shipping.
     let recomputed = graph.reachable(source);
     let choices = (0..problem.groups.len())
         .map(

@@ -63,7 +63,7 @@ impl Core {
             && self.now.since(k.moved) >= rest
     }
 
-    /// The GPUs that the kernel usually asks for, if it would find none now.
+    /// GPUs that the kernel usually asks for, if it would find none now.
     fn finds_none(&self, k: &Kernel) -> Option<u16> {
         let usual = k.sizes.iter().max_by(|a, b| a.1.total_cmp(&b.1));
         let gpus = usual.map_or(k.default_need.gpus, |&(gpus, _)| gpus);
@@ -74,7 +74,7 @@ impl Core {
         (gpus > 0 && !k.replicas.iter().any(|r| found(r.node))).then_some(gpus)
     }
 
-    /// Where so many GPUs lie idle: where the fewest stay over, and of these where the fewest others sit.
+    /// Node with enough idle GPUs that leaves the fewest over; among equals, the node with the fewest other kernels.
     fn idle_node_for(&self, kernel: Idx<Kernel>, gpus: u16) -> Option<Idx<Node>> {
         let k = &self.work.kernels[kernel];
         let pilots = self.supply.pools[k.pool]

@@ -145,7 +145,7 @@ impl Core {
         (need.gpus * config.cpus_per_gpu).clamp(1, most)
     }
 
-    /// A lease of the kernel's that lies idle and is just what the cell needs.
+    /// An idle lease of the kernel's that exactly fits the need.
     pub(crate) fn lingering_for(&self, kernel: Idx<Kernel>, need: &Need, cpus: u16) -> Option<LeaseId> {
         self.work.kernels[kernel].leases.iter().copied().find(|id| {
             let lease = &self.work.leases[id];
@@ -234,7 +234,7 @@ impl Core {
         i
     }
 
-    /// Takes a cell out of the queue for good, with what was held back for it.
+    /// Takes a cell out of the queue for good, with its reservations.
     pub(crate) fn take_cell(&mut self, cell: Idx<Cell>) -> Cell {
         self.dequeue(cell);
         self.leave_arenas(cell);

@@ -1,4 +1,4 @@
-//! Idle leases make room: a lease that only lingers ends as soon as a waiting cell can use what it holds.
+//! Idle leases make room: a lingering lease ends as soon as a waiting cell can use its GPUs or cores.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -9,7 +9,7 @@ use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
 
 impl Core {
-    /// Ends idle leases where the cell's kernel is if that makes room for the cell, and holds that room back for it.
+    /// Ends idle leases on the kernel's nodes if that makes room for the cell, and reserves the room.
     pub(crate) fn claim(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         if let Some(over) = self.over_limit(&self.work.cells[cell]) {
             return self.claim_within_limit(over.scope, over.excess(), out);

@@ -29,7 +29,7 @@ pub struct Config {
     /// A cell that has waited for this time is due. Due cells go before all others, first come first served, and
     /// nodes are held for them.
     pub due_after: Span,
-    /// A cell is due as well when so many later ones of its shape have started.
+    /// A cell is also due after this many later starts of cells of its shape.
     pub due_overtaken: u32,
     /// How long the first due cell holds one node before it holds two, and then twice as many each time.
     pub widen_every: Span,
@@ -82,14 +82,14 @@ pub struct PoolConfig {
     pub cpus_per_gpu: u16,
     #[serde(default)]
     pub linger: Linger,
-    /// How long a kernel whose lease is over gets to leave its GPUs before the take-back is ordered, and those who then
-    /// still hold a device before they are ended.
+    /// Time for a kernel to leave its GPUs after a lease, before the take-back is ordered. The remaining holders then
+    /// get the same time before they are ended.
     #[serde(default = "grace")]
     pub grace: Span,
     /// How long a cell may run before it is asked to park while another waits for its GPUs.
     #[serde(default)]
     pub quantum: Quantum,
-    /// A pilot this near to its time limit takes no new lease and is replaced.
+    /// Time left at which a pilot takes no new lease and is replaced.
     #[serde(default = "rotate_before")]
     pub rotate_before: Span,
     /// A pilot with fewer steps left takes no new lease and is replaced.
@@ -101,8 +101,7 @@ pub struct PoolConfig {
     /// Replicas may be moved to where a GPU is free; none: never.
     #[serde(default)]
     pub migrate: Option<Migrate>,
-    /// Replicas of other nodes' seats are placed under this cap of (GPUs wanted) / (GPUs there x R), times what
-    /// demand says.
+    /// Cap on (GPUs wanted) / (GPUs there x R) for replicas in seats of other nodes, scaled by demand.
     #[serde(default = "subscription_cap")]
     pub subscription_cap: f64,
     /// Partitions to turn to when the pool's own has no room, the cheapest first.

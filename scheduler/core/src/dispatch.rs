@@ -21,7 +21,7 @@ impl Core {
         self.work.stale.extend(nodes);
     }
 
-    /// GPUs or cores of this node have become free: start who waits for them, in order.
+    /// GPUs or cores of this node have become free: starts waiting cells, in order.
     pub(crate) fn dispatch_node(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
         let waiting: Vec<Idx<Cell>> = self.supply.nodes[node].queue.iter().map(|&(_, c)| c).collect();
         let mut far = self.first_with_room(node);
@@ -46,13 +46,13 @@ impl Core {
         pilots.any(|p| p.state == PilotState::Up && p.cpus_free() > 0)
     }
 
-    /// The first of those that wait elsewhere and would find room on the node.
+    /// The first cell of another node that would find room on this one.
     fn first_with_room(&self, node: Idx<Node>) -> Option<(Rank, Idx<Cell>)> {
         self.first_elsewhere(node, &|shape| self.has_room_for(node, shape))
     }
 
-    /// Has replicas moved to the node for cells that wait elsewhere, the first of which is `far`, as long as they go
-    /// before this place in the queue and find room. Returns the first that doesn't.
+    /// Has replicas moved to the node for cells of other nodes, of which `far` is the first. Goes on while they come
+    /// before this place in the queue and find room. Returns the first cell that doesn't.
     fn bring(
         &mut self,
         far: Option<(Rank, Idx<Cell>)>,

@@ -104,7 +104,7 @@ impl Core {
         self.supply.pools.values().map(|p| p.queue.len()).sum()
     }
 
-    /// How many cells go before each one on each node, reckoned in one pass.
+    /// Number of cells before each cell on each node, counted in one pass.
     fn places(&self) -> Places {
         let nodes = self.supply.nodes.iter().filter(|(_, n)| !n.queue.is_empty());
         let places = nodes.map(|(i, node)| {
@@ -326,7 +326,7 @@ impl Core {
 
     // --- why, and for how long ---
 
-    /// From 1: how many of the cells that go before it could use the same GPUs, on the node where these are fewest.
+    /// Place from 1 among the cells that could use the same GPUs, on the node where this number is least.
     pub(crate) fn position(&self, cell: Idx<Cell>) -> u32 {
         self.position_by(cell, |node| self.ahead_on(node, self.place(cell)))
     }

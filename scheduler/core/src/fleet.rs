@@ -574,7 +574,7 @@ impl Core {
     }
 }
 
-/// Slots by type. Slurm can't tell GPUs of one type apart by memory, so the least counts.
+/// Slots by type. Slurm can't tell GPUs of one type apart by memory, so the least memory counts.
 fn group_slots(gpus: &[GpuSlot]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let find = |groups: &[Group], t: &GpuType| groups.iter().position(|g| g.gpu_type == *t);

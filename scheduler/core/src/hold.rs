@@ -18,7 +18,7 @@ use std::collections::BTreeSet;
 
 /// Age of a hold after which it is no longer backfilled.
 const BACKFILL_FOR: Span = Span::from_secs(3600);
-/// Runs that a kernel must have had for its past to be believed, and the quantile of them that must be over in time.
+/// Runs of a kernel from which its past is believed, and the quantile of runs that must end in time.
 const BACKFILL_PAST: u32 = 8;
 const BACKFILL_QUANTILE: f64 = 0.9;
 
@@ -40,7 +40,7 @@ impl Core {
         !self.is_over_in_time(c, h, p.node)
     }
 
-    /// Whether the cell would be over before the holder could start there, by its kernel's past.
+    /// Whether the cell should end, by its kernel's past, before the holder could start there.
     fn is_over_in_time(&self, c: &Cell, holder: &Cell, node: Idx<Node>) -> bool {
         let age = holder.hold.as_ref().map(|h| self.now.since(h.since));
         if age.is_none_or(|age| age > BACKFILL_FOR) {

@@ -33,11 +33,11 @@ pub enum Input {
         facts: NodeFacts,
         partition: String,
     },
-    /// Slurm says that the node is down or drained: no placement and no new pilot there.
+    /// A node that is down or drained, by Slurm's word: no placement and no new pilot there.
     NodeDown {
         node: NodeName,
     },
-    /// slurmctld, without which no lease's step starts, doesn't answer, or does again. Optional: where it isn't said, a
+    /// slurmctld doesn't answer, or answers again; no lease's step starts without it. Optional: without this input a
     /// lease that doesn't start in time is given up.
     SlurmAway {
         away: bool,
@@ -141,7 +141,7 @@ pub enum Input {
         lease: LeaseId,
     },
 
-    /// The cell that [`crate::Output::Park`] asked for can't be parked: it runs on.
+    /// The answer to [`crate::Output::Park`]: the cell can't be parked, and runs on.
     ParkRefused {
         kernel: KernelId,
         lease: LeaseId,
@@ -221,7 +221,7 @@ pub struct NodeFacts {
     pub rack: String,
 }
 
-/// The most that a pool could ever have on one node.
+/// Most GPUs and cores that a pool could ever have on one node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolOffers {
     pub pool: PoolName,

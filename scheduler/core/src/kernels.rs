@@ -229,8 +229,8 @@ impl Core {
         self.spread(&fit, wanted)
     }
 
-    /// Leaves those nodes of a list that should be taken before the others, if there are enough: where pilots are if
-    /// these don't follow demand; the pool's own as long as there is room on them, then those of burst partitions.
+    /// Leaves the preferred nodes of a list, if there are enough: nodes with pilots, unless pilots follow demand.
+    /// Next come the pool's own nodes while they have room, then those of burst partitions.
     fn where_gpus_are(&self, pool: Idx<Pool>, wanted: u16, fit: &mut Vec<Fit>) {
         let mut only = |better: &dyn Fn(&Fit) -> bool| {
             let enough = fit.iter().filter(|f| better(f)).count() >= usize::from(wanted);
@@ -259,7 +259,7 @@ impl Core {
         }
     }
 
-    /// No GPU is free there, and cells wait already or there will be no pilot.
+    /// Whether the node has no free GPU, and cells wait already or no pilot will come.
     fn is_crowded(&self, pool: Idx<Pool>, n: Idx<Node>) -> bool {
         let node = &self.supply.nodes[n];
         let mut pilots = node.pilots.iter().map(|p| &self.supply.pilots[*p]);

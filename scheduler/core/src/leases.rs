@@ -9,10 +9,10 @@ use hop_words::id::{CellId, GpuIndex, JobId, KernelId, LeaseId};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::time::{Span, Timestamp};
 
-/// Idle GPU-seconds that it is worth to find the lease still there: no handover, no memory to be brought back.
+/// Worth, in idle GPU-seconds, of a lease that still lingers: no handover, and no memory to restore.
 const LINGER_GAIN: f64 = 400.0;
 
-/// A lease that fails to start sooner than this fails for a reason of its own, even while slurmctld is away.
+/// Time to failure from which a failed start is Slurm's fault while slurmctld is away.
 const HUNG: Span = Span::from_secs(5);
 
 impl Core {
@@ -330,9 +330,9 @@ impl Core {
         }
     }
 
-    /// Ends a lease and hands back the cell that was about to start on it. A kernel that may have something on the
-    /// lease's GPUs is told first, and gets the pool's grace to leave them: while they are being taken back it couldn't
-    /// open them any more.
+    /// Ends a lease and hands back the cell that was about to start on it. A kernel that may have memory on the
+    /// lease's GPUs is told first, and has the pool's grace to leave: during the take-back it couldn't open them any
+    /// more.
     pub(crate) fn end_lease_keep_cell(
         &mut self,
         id: LeaseId,

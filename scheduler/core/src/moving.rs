@@ -14,7 +14,7 @@ use hop_words::time::Span;
 /// What was seen where nothing was.
 static NEVER: Habit = Habit::new();
 
-/// A move that takes this many times as long as expected is given up.
+/// Factor over its expected time after which a move is given up.
 const PATIENCE: u64 = 20;
 
 impl Core {
@@ -100,7 +100,7 @@ impl Core {
         seen.remaining(seen, 0.0, Span::ZERO, 0.5).unwrap_or(told)
     }
 
-    /// How long pilots took until they were up, in a burst partition or the pool's own, and what the site says of it.
+    /// Boot times of pilots seen in a burst partition or in the pool's own, and the site's figure.
     pub(crate) fn boots_of(&self, pool: Idx<Pool>, partition: Option<&String>) -> (&Habit, Span) {
         let p = &self.supply.pools[pool];
         let own = || p.config.scale.as_ref().map_or(Span::from_secs(10), |s| s.boot);

@@ -31,11 +31,11 @@ impl Core {
         }
     }
 
-    /// Why this need can't ever be served by the pool; none: it can, or nobody knows.
+    /// Why the pool can never serve this need; `None` means that it can, or that nobody knows.
     pub(crate) fn never_in(&self, pool: Idx<Pool>, need: &Need) -> Option<RefusedBecause> {
         let p = &self.supply.pools[pool];
         let (config, name) = (&p.config, || p.config.name.clone());
-        // A pool that nobody has configured (yet) has no shape: cells wait for it.
+        // An unconfigured pool has no shape (yet): cells wait for it.
         if config.max_pilots == 0 && config.min_pilots == 0 {
             return None;
         }

@@ -68,7 +68,7 @@ pub enum Output {
         cell: CellId,
         reason: RefusedBecause,
     },
-    /// To the kernel's replicas: a lease that they hold is over, or gone (`grace` zero). The GPUs are taken back when the
+    /// To the kernel's replicas: a lease of theirs is over, or gone (`grace` zero). The GPUs are taken back when the
     /// kernel answers with [`crate::Input::ReleaseLease`], or after `grace`.
     Revoked {
         kernel: KernelId,

@@ -1,4 +1,4 @@
-//! What a cell would wait that is not there yet: for whoever plans ahead (`hop run --deadline`).
+//! Expected waits of future cells, for clients that plan ahead (`hop run --deadline`).
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -11,7 +11,7 @@ use hop_words::time::{Span, Timestamp};
 /// A cell that might be submitted.
 #[derive(Debug, Clone)]
 pub struct Prospect {
-    /// The kernel that it would come from; none, or one without a process: a new one.
+    /// Kernel of the cell; `None`, or a kernel without a process, means a new one.
     pub kernel: Option<KernelId>,
     pub user: UserName,
     pub pool: PoolName,
@@ -22,8 +22,8 @@ pub struct Prospect {
 }
 
 impl Core {
-    /// How long such a cell would wait if it came now, by the reckoning that waiting cells are told; none: nobody
-    /// can say, or it would be refused.
+    /// Expected wait of such a cell if it came now, reckoned as for waiting cells. `None` means that nobody can say,
+    /// or that the cell would be refused.
     pub fn would_wait(&self, prospect: &Prospect) -> Option<Span> {
         let pool = self.find_pool(&prospect.pool)?;
         let need = &prospect.need;
@@ -36,7 +36,7 @@ impl Core {
         let user = self.find_user(&prospect.user);
         let kernel = prospect.kernel.as_ref().and_then(|k| self.find_kernel(k));
         let known = kernel.or_else(|| self.last_kernel_of(user?));
-        // Until Slurm has said who is charged it is nobody's account.
+        // No account is charged until Slurm has named one.
         let nobodys = || {
             let mut accounts = self.people.accounts.iter();
             accounts.find(|(_, a)| a.name.is_none()).map(|(i, _)| i)
@@ -121,7 +121,7 @@ impl Core {
         }
     }
 
-    /// When a pilot that is booting there, or that would be started for the cell, is up; none: there is none.
+    /// Time until a pilot is up that boots there or would be started for the cell. `None` means no such pilot.
     fn boots_in(&self, node: Idx<Node>, pool: Idx<Pool>, need: &Need, cpus: u16) -> Option<Span> {
         let coming = self.supply.tickets.values();
         let coming =

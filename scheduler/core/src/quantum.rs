@@ -111,8 +111,8 @@ impl Core {
         true
     }
 
-    /// The leases of this pilot whose cells have to be parked (beside those that are asked already) for the cell to
-    /// start, those first that have run the longest, and their GPUs; none: all of them wouldn't do.
+    /// Leases of this pilot whose cells must be parked for the cell to start, with their GPUs, beside those asked
+    /// already. Leases that have run the longest come first. `None` means that all of them wouldn't do.
     fn could_park(&self, pilot: Idx<Pilot>, cell: Idx<Cell>) -> Option<(u16, Vec<LeaseId>)> {
         let (p, c) = (&self.supply.pilots[pilot], &self.work.cells[cell]);
         let before = |o: Idx<Cell>| o != cell && self.work.cells[o].rank < c.rank;

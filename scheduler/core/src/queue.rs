@@ -16,8 +16,8 @@ use hop_words::time::{Span, Timestamp};
 /// Thousandths of a cell.
 const ONE: u64 = 1000;
 
-/// A kernel's service counts whole, a part of its user's and its account's with it: who opens a new kernel for every
-/// cell doesn't go before all others.
+/// Part of the user's and of the account's service that counts beside the kernel's own: a new kernel for every cell
+/// doesn't get a user ahead of all others.
 const USER_PART: f64 = 16.0;
 const ACCOUNT_PART: f64 = 64.0;
 /// Steps of service for each doubling.
@@ -125,8 +125,8 @@ impl Core {
         }
     }
 
-    /// The service that the kernel has had, with parts of its user's and its account's over their shares, in coarse and
-    /// in fine steps. A kernel with a deadline isn't put back for what it has run itself: it is to be done in time.
+    /// Service of the kernel, with parts of its user's and its account's over their shares, in coarse and in fine
+    /// steps. A kernel with a deadline isn't put back for its own runs: it must be done in time.
     fn service_of(&self, kernel: Idx<Kernel>, class: Class) -> (i16, i16) {
         let k = &self.work.kernels[kernel];
         self.service(self.used(&k.usage), k.user, k.account, class)
@@ -279,7 +279,7 @@ impl Core {
         }
     }
 
-    /// The cell goes before all that are not due, and nodes are held for it.
+    /// Puts the cell before all that are not due, and holds nodes for it.
     fn is_due(&mut self, cell: Idx<Cell>) {
         if std::mem::replace(&mut self.work.cells[cell].due, true) {
             return;

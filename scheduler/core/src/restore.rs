@@ -1,4 +1,4 @@
-//! The core after its driver's restart: from the journal, then from what agents and replicas report.
+//! The core after its driver's restart: from the journal, then from the reports of agents and replicas.
 
 use crate::config::{Config, PoolConfig};
 use crate::core::Core;

@@ -10,10 +10,10 @@ use crate::state::{Cell, Kernel, Load, Node, Pilot, PilotState, Pool, Ticket, Ti
 use hop_words::id::JobId;
 use hop_words::time::Span;
 
-/// How soon it is looked again whether an idle pilot is still worth its GPUs.
+/// Shortest pause between two looks at an idle pilot's worth.
 const LOOK_LEAST: Span = Span::from_secs(15);
 const LOOK_MOST: Span = Span::from_secs(600);
-/// Kernels packed onto one node get in each other's way with at most this chance.
+/// Highest chance of conflict between kernels packed onto one node.
 const CONFLICT: f64 = 0.02;
 /// Share of their GPUs that kernels are expected to use, and the GPU-hours of experience that this prior counts for.
 const PRIOR_DUTY: f64 = 0.3;
@@ -110,7 +110,7 @@ impl Core {
             .cell = Some((cell, seq));
     }
 
-    /// A pilot that is large enough is where a replica of the cell's kernel is, or is on its way there.
+    /// Whether a large enough pilot is on a node of the cell's kernel, or on its way there.
     fn is_served(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -133,7 +133,7 @@ impl Core {
         k.able().any(|r| here(r.node))
     }
 
-    /// Whether a pilot could be started there now, if need be for an idle one elsewhere.
+    /// Whether a pilot could be started there now, if need be in place of an idle one elsewhere.
     pub(crate) fn could_bring(&self, pool: Idx<Pool>, node: Idx<Node>) -> bool {
         self.may_add(pool, node, 1) || !self.is_burst(node) && self.gives_way(pool, false).is_some()
     }
@@ -267,7 +267,7 @@ impl Core {
             .cell = cell;
     }
 
-    /// GPUs of the node that no pilot has or will have; those of an empty pilot that is ending count as free.
+    /// GPUs of the node that no pilot has or will have. An ending pilot without leases counts as gone.
     pub(crate) fn spare_gpus(&self, node: Idx<Node>) -> u16 {
         let coming = self.supply.tickets.values().filter(|t| t.node == Some(node));
         let coming: u16 = coming.map(|t| t.gpus).sum();
@@ -476,14 +476,14 @@ impl Core {
         }
     }
 
-    /// The node where a pilot is started for the kernel: its own, or where it is at home if it has none.
+    /// Node for the kernel's pilots: its own, or its home if it has none.
     fn own_node(&self, kernel: Idx<Kernel>) -> Option<Idx<Node>> {
         let k = &self.work.kernels[kernel];
         let sits = |n: &Idx<Node>| k.able().any(|r| r.node == *n);
         k.base.filter(sits).or_else(|| k.home.filter(sits))
     }
 
-    /// Whether the cell should wait for a pilot on its home node rather than run elsewhere: there is room for one.
+    /// Whether the cell should wait for a pilot on its home node, which has room for one, rather than run elsewhere.
     pub(crate) fn home_can_start(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];

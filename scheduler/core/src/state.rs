@@ -170,8 +170,8 @@ pub(crate) enum Arena {
 
 /// Counts, for the cells of an arena, of later cells that overtook them.
 ///
-/// Counted in thousandths of a cell of one's own size: a later start of that size counts as one, one of another size
-/// as a quarter, and less where it is smaller.
+/// Counted in thousandths of a cell of one size: a later start of that size counts as one, of another size as a
+/// quarter, and of a smaller size as less.
 #[derive(Debug, Default)]
 pub(crate) struct Overtaking {
     pub classes: BTreeMap<u16, SizeClass>,
@@ -218,7 +218,7 @@ pub(crate) struct Pool {
     /// Most that the pool's nodes could ever offer; `None` means unknown yet.
     pub offers: Option<PoolOffers>,
     pub lanes: Lanes,
-    /// The due cell that may run anywhere in the pool, and for which nodes are held.
+    /// The due cell that may run anywhere in the pool, and has nodes held for it.
     pub holder: Option<Idx<Cell>>,
 }
 
@@ -346,7 +346,7 @@ pub(crate) struct Pilot {
     pub leases: Vec<LeaseId>,
     /// Unknown leases that live in the pilot: they were told to end, and their GPUs are blocked until then.
     pub strangers: Vec<(LeaseId, Vec<GpuIndex>)>,
-    /// The cells for which GPUs of this pilot are held back: they are being freed, or the cell's kernel moves here.
+    /// Cells with reserved GPUs of this pilot: these are being freed, or the cell's kernel moves here.
     pub reserved: Vec<Idx<Cell>>,
     /// The pilot's place in [`Lanes`]; `None` means that it isn't listed.
     pub listed: Option<Listed>,
@@ -530,7 +530,7 @@ pub(crate) struct Cell {
 }
 
 impl Cell {
-    /// Until when the cell isn't tried on this pilot, after a lease there came to nothing.
+    /// Time until which the cell isn't tried on this pilot, after a failed lease.
     pub(crate) fn avoids(&self, pilot: JobId, now: Timestamp) -> Option<Timestamp> {
         let here = self
             .failed_on
@@ -595,7 +595,7 @@ pub(crate) enum ParkAsk {
     Refused,
 }
 
-/// Where a lease is in its life. Cells live in exactly one place: the queue, or the state of one lease.
+/// Stage of a lease. A cell is in exactly one place: the queue, or the state of one lease.
 #[derive(Debug, Clone)]
 pub(crate) enum LeaseState {
     /// Ordered, not confirmed.

@@ -7,7 +7,7 @@ use hop_words::need::Need;
 
 /// Longest id that a caller may choose, in bytes.
 const NAME_LIMIT: usize = 200;
-/// No process of a kernel has a number as high: `hopd` gives them one by one.
+/// Above the numbers of all processes: `hopd` gives them one by one.
 const INCARNATION_LIMIT: u32 = 1 << 31;
 /// Most memory that one process may ask for, in MiB.
 const MEM_LIMIT: u64 = 1 << 40;
@@ -252,8 +252,8 @@ pub(crate) fn printable(text: &str, most: usize) -> String {
     text.chars().filter(|c| !c.is_control()).take(most).collect()
 }
 
-/// The name of a lease's Slurm step, as `squeue -s` and `sacct` show it: the user and what they call the notebook (the
-/// kernel's id, where it has no name), in characters that no tool trips over.
+/// Name of a lease's Slurm step in `squeue -s` and `sacct`: the user and the notebook's name, or the kernel's id
+/// without one. Its characters are safe for all tools.
 pub(crate) fn step_name(user: &UserName, name: &str, kernel: &KernelId) -> String {
     let plain = |text: &str, most: usize| -> String {
         let tame = |c: char| {

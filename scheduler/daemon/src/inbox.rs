@@ -1,8 +1,8 @@
 //! Queue of the connections' messages to the scheduler's task, in a fair order.
 //!
-//! Each user has a queue of their own, and the next message is that of the user who has taken the least of the task's time:
-//! who sends what is costly, or much of it, waits behind everybody else. Agents go first, since leases depend on them. Order
-//! within a user's queue, and so within a connection, is kept.
+//! Each user has a queue of their own. The next message comes from the user with the least of the task's time so far:
+//! a sender of costly or many messages waits behind everybody else. Agents go first, since leases depend on them.
+//! Order within a user's queue, and so within a connection, is kept.
 
 use crate::server::Incoming;
 use std::collections::{BTreeSet, HashMap, VecDeque};

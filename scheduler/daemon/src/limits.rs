@@ -1,8 +1,8 @@
 //! Slurm's limits and fair shares, in the core's terms.
 //!
-//! In pool mode Slurm sees the service account alone, so what its associations and QOS allow each user is for us to
-//! enforce. Pure: what `sacctmgr`, `sshare` and the queue said comes in, what the core is told goes out.
-//! `docs/policy.md` has the rules, and what Slurm knows that isn't taken over.
+//! In pool mode Slurm sees the service account alone, so `hopd` must enforce what associations and QOS allow each
+//! user. Pure: the input is the output of `sacctmgr`, `sshare` and the queue, the output is the core's limits.
+//! `docs/policy.md` has the rules, and the parts of Slurm's that aren't taken over.
 
 use hop_core::config::{Count, Limit, LimitOf, Limits, Share, Shares};
 use hop_slurm::{Association, Job, Partition};
@@ -247,7 +247,7 @@ impl SlurmAccounts<'_> {
         .take(self.associations.len())
     }
 
-    /// The QOS of whoever names none: the association's default, one inherited, `normal`, or the only one.
+    /// QOS of an association that names none: its default, an inherited one, `normal`, or the only one.
     fn qos_name(&self, row: &Association) -> Option<String> {
         let default = row.default_qos.clone();
         let inherited = || self.upwards(&row.account).find_map(|a| a.default_qos.clone());
@@ -309,8 +309,8 @@ fn clip(gpus: u64) -> u32 {
     u32::try_from(gpus).unwrap_or(u32::MAX)
 }
 
-/// Weights and past usage. An account weighs what its share of the whole tree is, a user what their share in an account
-/// is (the largest, where there are several); GPU-seconds are Slurm's own, decayed as it does.
+/// Weights and past usage. An account weighs its share of the whole tree, a user their share in an account (the
+/// largest of several). GPU-seconds are Slurm's own, decayed alike.
 pub(crate) fn shares(rows: &[hop_slurm::Share], service: &UserName) -> Shares {
     let usage = |row: &hop_slurm::Share| row.tres_usage.gpus().unwrap_or(0) as f64;
     let mut accounts = Vec::new();

@@ -254,7 +254,7 @@ impl Scheduler {
         Ok(())
     }
 
-    /// Removes rows that are older than the site keeps them, on a thread of its own.
+    /// Removes rows past the site's retention time, on a thread of its own.
     fn prune(&mut self) {
         let now = self.clock.now();
         self.due.insert((now + DAY, Due::Prune));

@@ -27,7 +27,7 @@ use tracing::{debug, info, warn};
 const OUTGOING: usize = 4096;
 /// Connections that are not proven yet, in all.
 const UNPROVEN: usize = 256;
-/// Credentials that MUNGE is asked about at a time: each takes it about a millisecond.
+/// Credentials that MUNGE decodes at a time: each takes about a millisecond.
 const DECODES: usize = 8;
 /// Seconds' worth of messages that a user may send at once.
 const BURST: f64 = 5.0;
@@ -197,7 +197,7 @@ impl Server {
         self.load(uid, |l| l.connections -= 1);
     }
 
-    /// How long a user who sends so much has to be made to wait.
+    /// Time that a user with this load must wait.
     fn pace(&self, uid: u32, messages: f64) -> Duration {
         self.load(uid, |l| l.pace(messages, &self.quota, Instant::now()))
     }

@@ -1,4 +1,4 @@
-//! Between the core's types and the wire's: what people ask for, and what agents report.
+//! Views between the core's types and the wire's: people's queries, and agents' reports.
 
 use hop_api::config::{Config, Pool};
 use hop_api::message::{

@@ -1,8 +1,8 @@
 """Keeps other users of the node away from a kernel's debugger.
 
-debugpy's adapter listens on TCP ports of the loopback and lets anybody attach, and so run code in the kernel, while no
-client of the user's own is. It is started with the folder ``adapter`` on its path, where Python finds what makes it ask
-the operating system whose a connection is.
+debugpy's adapter listens on TCP ports of the loopback. Any user may attach while no client is connected, and so run
+code in the kernel. We start it with the folder ``adapter`` on its path: code there makes it ask the operating system
+for the owner of each connection.
 """
 
 from __future__ import annotations

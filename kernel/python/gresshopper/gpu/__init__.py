@@ -1,5 +1,5 @@
-"""Off the GPU and back on, from inside the process: copy out what torch and cupy hold, and meet the user's code when
-it asks for a GPU that isn't there.
+"""Off the GPU and back on, from inside the process: copies torch's and cupy's memory out, and guards user code that
+asks for an absent GPU.
 
     import gresshopper.gpu
     gresshopper.gpu.install()          # before torch is used; `%load_ext gresshopper.gpu` does it

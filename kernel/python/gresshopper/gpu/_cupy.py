@@ -1,7 +1,7 @@
-"""cupy's half: the memory behind its arrays out and in, and its pools emptied.
+"""cupy's half: the memory behind arrays out and in, and empty pools.
 
-An array's pointer is given other memory in place by its initialiser, so the object, its shape, its base and its
-strides stay. Arrays over memory that cupy doesn't own are refused by name.
+An array's initialiser sets its pointer to other memory in place: the object, its shape, its base and its strides
+stay. Arrays over memory of other libraries are refused by name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class MemoryBlock:
 
     def _point_at(self, memory: Any) -> None:
         for array, offset in self.arrays:
-            # In place: views that share a pointer share it still, and shape, strides and base stay.
+            # In place: views keep sharing a pointer, and shape, strides and base stay.
             array.data.__init__(memory, offset)
 
     def copy_out(self, to: memoryview) -> None:
@@ -42,7 +42,7 @@ class MemoryBlock:
             )
 
     def free(self) -> None:
-        # A pointer into nothing can have no offset, so it keeps the old address.
+        # A null pointer has no offset, so the old address is kept.
         nowhere = self._cupy.cuda.UnownedMemory(self._address, self.nbytes, None, self._device)
         self._point_at(nowhere)
         self._pointer = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class GpuUnavailable(RuntimeError):
-    """The code asked for a GPU and there is none for it now. The text says why and what to do."""
+    """The code asked for a GPU, and none is available now. The text names the reason and the cure."""
 
 
 class ParkRefused(RuntimeError):

@@ -80,7 +80,7 @@ def _is_on(value: Any, device_type: str, depth: int) -> bool:
 
 
 def make_mode(ensure: Ensure, is_usable: Callable[[], bool], device_type: str = "cuda") -> Any:
-    """A torch function mode that calls `ensure` before each operation that touches a device."""
+    """A torch function mode: calls `ensure` before each operation on a device."""
     overrides: Any = sys.modules["torch.overrides"]
 
     class Guard(overrides.TorchFunctionMode):  # type: ignore[misc]

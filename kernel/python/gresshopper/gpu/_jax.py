@@ -88,7 +88,7 @@ class JaxHalf:
     name = "jax"
 
     def __init__(self, on_device: Callable[[Any], bool] | None = None) -> None:
-        #: Tests on a machine without a GPU let one of the CPU's devices stand for it.
+        #: Tests without a GPU let a CPU device take its place.
         self._on_device = on_device or (lambda device: device.platform != "cpu")
         self._refills: bool | None = None
         #: Backends that jax found while a GPU existed.

@@ -85,7 +85,7 @@ class Keeper:
     # --- what the supervisor says ---
 
     def grant(self) -> None:
-        """There is a lease: the device may be used once what was parked is back."""
+        """A lease exists: the device may be used once parked memory is back."""
         self._leased = True
         if self._in_cell and self.usable:
             self._renew()
@@ -172,7 +172,7 @@ class Keeper:
             return self._unhooked
         if self.came_with_lease is None:
             return set()
-        # cupy's arrays are found only by looking at every object, so it counts without.
+        # cupy's arrays are found only by a look at every object, so cupy counts as loaded without one.
         loaded = {half.name.split(".")[0] for half in self.halves if half.name not in _DEVICE_ONLY and half.loaded()}
         self._unhooked = (loaded & _UNHOOKED) | _DEVICE_ONLY
         if "torch" in loaded and "torch._dynamo" in sys.modules:

@@ -1,4 +1,4 @@
-"""A socket on which `hop gpu` asks this process: useful on a workstation, without any supervisor.
+"""A socket for requests of `hop gpu`, on a workstation without any supervisor.
 
 It lies in a directory of the user's that nobody else can enter, and only the user and root may ask.
 """
@@ -22,7 +22,7 @@ _MAX = 64 << 10
 def directory() -> str:
     """The user's private directory, made if need be.
 
-    Raises PermissionError when what lies there is somebody else's, or others can enter it.
+    Raises PermissionError if the folder is another user's, or open to others.
     """
     own = os.environ.get("GRESSHOPPER_GPU_DIR")
     runtime = os.environ.get("XDG_RUNTIME_DIR")
@@ -38,7 +38,7 @@ def directory() -> str:
 
 
 class Server:
-    """Answers one request a connection, each on a thread of its own, so that a copy-in can call off a copy-out."""
+    """Serves each connection on a thread of its own, so that a copy-in can call off a copy-out."""
 
     def __init__(self, handle: Handle, path: str | None = None) -> None:
         self.path = path or os.path.join(directory(), f"gpu-{os.getpid()}.sock")

@@ -43,7 +43,7 @@ class Scheduler:
         self.in_cell = True
 
     def over(self, result: Any = None) -> None:
-        """The cell is over, and what was obtained for it goes back."""
+        """Ends the cell, and gives its lease back."""
         self.in_cell = False
         with self._lock:
             block, self._block = self._block, None

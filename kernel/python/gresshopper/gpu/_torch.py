@@ -99,7 +99,7 @@ class TorchHalf:
         return not self._is_cuda or bool(torch.cuda.is_initialized())
 
     def stuck(self) -> str | None:
-        """Why a GPU that is there now can't be used: torch's C++ keeps its first count of devices for ever."""
+        """Why a present GPU can't be used: torch's C++ keeps its first count of devices for ever."""
         torch = self._torch
         if torch is None or not self._is_cuda or not hasattr(torch, "_C") or torch.cuda.is_initialized():
             return None
@@ -113,8 +113,8 @@ class TorchHalf:
         )
 
     def _walk(self) -> tuple[list[Any], dict[str, list[Any]]]:
-        """All live tensors, and live objects that hold addresses or use the device by themselves, by name; in one
-        pass over what the garbage collector knows, which is most of what a small park costs."""
+        """All live tensors and, by name, live objects with addresses or use of the device. One pass over the garbage
+        collector's objects finds both, at most of the cost of a small park."""
         types = _with_subclasses(self._torch.Tensor)
         named = {cls: name for module, name in _USERS if (cls := getattr(sys.modules.get(module), name, None))}
         wanted = types | named.keys()

@@ -36,17 +36,17 @@ from .store import Store, StoreError, ask_for
 
 #: Share of the cells' time that captures may hold them up for; beyond, they wait for think time.
 SHARE = 0.01
-#: A capture that holds up a cell is given up after so many seconds, and isn't begun when there are fewer than LEAST.
+#: Seconds after which a capture that delays a cell is given up, and the least time for beginning one.
 MOST, LEAST = 0.05, 0.003
 #: Seconds in which the kernel's other threads send a reply away, before a capture takes the interpreter.
 LEAVES = 0.0003
 #: Seconds after a cell from which on the user is taken to think.
 THINK = 0.05
-#: Seconds of thinking from which on everything is audited, which takes at most one part in AUDITS of the time.
+#: Seconds of thinking after which everything is audited. Audits take at most one part in AUDITS of the time.
 REST, AUDITS = 1.0, 20
 #: Seconds after a capture that failed until it is tried again in think time; twice as many each time, up to FAILED_MOST.
 FAILED, FAILED_MOST = 2.0, 300.0
-#: Seconds after a capture for which there was no room, until another is tried.
+#: Seconds after a capture without room until the next attempt.
 CROWDED = 60.0
 #: Most cells that may wait for their capture. Older cells are captured with them, but their sources aren't recorded.
 WAITING = 500
@@ -124,7 +124,7 @@ class Agent:
         self.begin(None if directory is None else records.FileJournal(directory), ahead or directory is not None)
 
     def begin(self, journal: records.Journal | None, ahead: bool = True) -> None:
-        """Capture after each cell, and keep each capture in a journal if there is one."""
+        """Capture after each cell, and keep each capture in a journal if one is given."""
         self.capture.memories.ahead = ahead
         self.journal = journal
         if not self.notes:
@@ -273,7 +273,8 @@ class Agent:
         self.thought += took
 
     def _work_off(self, patience: hurry.Patience | None = None, read: bool = True) -> Outcome:
-        """Capture what the cells since the last capture did. `read`: also if what a restore left must be read for it."""
+        """Capture the effects of the cells since the last capture. `read`: even if unread parts of a restored state
+        must be read."""
         if not self._waiting:
             return Outcome("whole")
         if patience is not None and time.perf_counter() < self._crowded_until:
@@ -375,7 +376,7 @@ class Agent:
         return cells
 
     def _uses(self, used: list[str], touched: list[int]) -> list[str]:
-        """Names in the functions that a cell may call, as far as they tell whether it may run again."""
+        """Names in the functions that a cell may call, if they matter for running it again."""
         reached = {m for u in touched if u in self.capture.units for m in self.capture.units[u].touches}
         told = effects.telling(reached)
         space = self.shell.user_ns
@@ -690,8 +691,8 @@ class Agent:
         wait: bool = True,
         shown: bool = True,
     ) -> restoring.Told:
-        """Rebuild a saved state in this kernel. Without `wait`, large groups are read when they are needed; so is, without
-        `shown`, what cells displayed and no variable holds.
+        """Rebuild a saved state in this kernel. Without `wait`, large groups are read when needed. Without `shown`,
+        so are displayed values that no variable holds.
 
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
@@ -701,7 +702,7 @@ class Agent:
         return told
 
     def _tell(self, lost: Mapping[str, str], notices: Sequence[str]) -> None:
-        """Tell the user what came back otherwise than it was, or not at all."""
+        """Tell the user which variables came back changed, or not at all."""
         if self.journal is not None and self.journal.notice(lost, notices):
             return
         for text in notices:
@@ -786,7 +787,7 @@ class Agent:
         return told
 
     def adopt(self, snapshot: restoring.Snapshot) -> None:
-        """Go on from a state that was restored: what is captured from here on is a difference to it."""
+        """Go on from a restored state: later captures are differences to it."""
         cells = [r.head["cell"]["seq"] for r in snapshot.records if r.head["cell"]]
         self._last = self._seq = max([self._seq, *cells])
         self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store))
@@ -887,7 +888,7 @@ def _given_up(e: pickling.Interrupted) -> Outcome:
 
 
 def _is_known(unit: capture.Unit, before: tuple[capture.Unit, bytes, str] | None) -> bool:
-    """Whether a unit is as it was: the same, or its content is, though its chunks have other names now."""
+    """Whether a unit is unchanged: the same object, or the same content under new chunk names."""
     return before is not None and (unit is before[0] or (unit.digest, unit.tags) == before[1:])
 
 

@@ -125,7 +125,7 @@ class Unit:
         self.cell = 0
         #: A hash of its buffers' content, the same in another process.
         self.tags = ""
-        #: Bytes of its buffers that aren't items of an array of objects.
+        #: Bytes of its buffers without the items of arrays of objects.
         self.plain = 0
 
     @property
@@ -139,7 +139,7 @@ class Unit:
 
 
 class Changed(NamedTuple):
-    """A unit that is new or changed, with its stream; when everything was asked for, also its buffers."""
+    """A new or changed unit, with its stream, and with its buffers if everything was asked for."""
 
     unit: Unit
     stream: bytes
@@ -348,7 +348,7 @@ class Memories:
 
 
 class _Visible:
-    """A look at the namespace: which variables are the user's, where they are, and which of them changed place."""
+    """A look at the namespace: the user's variables, their places, and the moved ones."""
 
     __slots__ = ("_namespace", "changed", "ids", "names", "shown")
 
@@ -392,7 +392,7 @@ class Capture:
         #: How many times as long as expected content took lately: on a busy machine it takes longer.
         self._pace = 1.0
         self.cell = 0
-        #: Units that the last cell may have touched, by their number before it.
+        #: Units that the last cell may have touched, by their former number.
         self.chosen: list[int] = []
 
     # --- which units to look at ---
@@ -474,8 +474,8 @@ class Capture:
         notebook put into libraries.
 
         # Errors
-        `StoreError` when the store can't take it, `Interrupted` when the session's `check` says so, `NoRoom` when it takes
-        too much memory: what is known is then as before, and nothing is lost.
+        `StoreError` if the store can't take it, `Interrupted` at the word of the session's `check`, `NoRoom` for a
+        lack of memory. The known state is then as before, and nothing is lost.
         """
         with unswept.Unswept(), hurry.roomy(self.session), hurry.reading_devices(self.session):
             return self._run(found, cell, arm, everything, libraries)
@@ -487,7 +487,7 @@ class Capture:
         if found is not None and found.stored:
             settings.see(found.stored)
         chosen = None if found is None else self.touched(found)
-        # That a group fell apart is found in think time; until then it is only written as one.
+        # A group that fell apart is noticed in think time; until then it is written as one.
         work = _Round(self, visible, split=arm)
         for name in visible.changed:
             if name in visible.shown:
@@ -763,7 +763,7 @@ class _Round:
             self._units[unit.uid] = unit
 
     def seconds(self) -> float:
-        """How long what is to be looked at took when it was last written."""
+        """Seconds that the remaining units took when last written."""
         return sum(unit.seconds for unit in self._units.values())
 
     def _dissolve(self, unit: Unit) -> None:

@@ -1,8 +1,8 @@
 """Keeps a standby's namespace equal to its executor's, record by record (docs/agent-wire.md, `state.apply`).
 
-A group that changed is read anew and takes the place of the one that was there; so are the groups with instances of a class
-that changed. What was there goes without a trace: where that would run code (a finalizer), and where following isn't possible
-otherwise, the standby has to be rebuilt. What can't be saved is a placeholder here: no cell is run again.
+A changed group is read anew and replaces the old one, as do groups with instances of a changed class. Replaced
+objects go without a trace. If their end would run code (a finalizer), or if following is impossible for another
+reason, the standby must be rebuilt. Unsavable values are placeholders here: no cell runs again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Follower:
         set_names: Callable[[dict[str, Any]], None],
     ) -> None:
         self.snapshot, self._store, self._session, self._set = snapshot, store, session, set_names
-        # The history of all records isn't needed any more: what is there is in `units`.
+        # The history of all records is no longer needed: `units` has the present state.
         snapshot.records = []
         self._broken: str | None = None
 
@@ -130,7 +130,7 @@ class Follower:
 
 
 def _forget_class(cls: type | None) -> None:
-    """Have a class made anew, where cloudpickle would take the one that it made before, with bases and members of then."""
+    """Have a class made anew, with its present bases and members; cloudpickle would reuse its earlier one."""
     known = cloudpickle.cloudpickle
     number = None if cls is None else known._DYNAMIC_CLASS_TRACKER_BY_CLASS.pop(cls, None)
     if number is not None:
@@ -138,7 +138,7 @@ def _forget_class(cls: type | None) -> None:
 
 
 def _runs(kind: str) -> bool:
-    """Whether the end of an object of this type runs code that somebody would notice."""
+    """Whether the end of an object of this type runs code with visible effects."""
     module, _, name = kind.rpartition(".")
     if kind in _RUNS:
         return True

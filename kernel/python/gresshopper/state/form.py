@@ -149,7 +149,7 @@ class Log:
         self._file.truncate()
 
     def add(self, text: bytes, body: bytes, compress: bool = False) -> int:
-        """Add a record, its head as JSON; it doesn't count before `commit`. Returns its length in bytes.
+        """Add a record, its head as JSON; the record counts from `commit` on. Returns its length in bytes.
 
         # Errors
         `FormError`; what was committed before is kept.
@@ -204,7 +204,7 @@ class Log:
         return (text + b"\n" + proof + b"\n").ljust(SLOT)
 
     def _start_head(self) -> None:
-        """A head whose both places say the same, put in the place of the one that may be there."""
+        """Put a head with two equal slots in the place of an existing one."""
         handle, temp = tempfile.mkstemp(prefix=".head-", dir=self.directory)
         os.write(handle, self._slot() * 2)
         os.rename(temp, self.directory / "head")
@@ -286,7 +286,7 @@ def _prove_head(place: bytes, directory: Path, key: bytes) -> dict[str, Any]:
 
 
 class End(NamedTuple):
-    """How much of a log counts: its length, and the proof of its last record."""
+    """The valid part of a log: its length, and the proof of its last record."""
 
     length: int
     mac: str

@@ -1,6 +1,6 @@
 """How long a capture may hold up the user, and how much memory it may add to their process.
 
-A capture asks often, and is given up by `Interrupted`, which leaves everything as it was before it.
+A capture asks often, and is given up by `Interrupted`, which leaves everything as before the capture.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 EVERY = 0.002
 #: Bytes that a capture may always add to the process; beyond, one part in SHARED of the room left at its start.
 FLOOR, SHARED = 256 << 20, 2
-#: So many times it is asked whether there is room, for each look at how large the process is.
+#: Number of checks for room for each look at the process's size.
 LOOKS = 8
-#: Seconds that a capture between two cells may always take; beyond, this share of what cells ran, at most LONG at once, and
-#: of what else passed, at most PASSED at once.
+#: Seconds that a capture between two cells may always take. Beyond, it may take this share of the cells' run time,
+#: at most LONG at once, and of other time, at most PASSED at once.
 SHORT, BEYOND, LONG, PASSED = 0.025, 0.05, 30.0, 0.5
 
 
@@ -40,7 +40,7 @@ class Patience(Protocol):
         """Raise `Interrupted` when the time is over."""
 
     def expect(self, seconds: float) -> None:
-        """The same, for what can't be given up once it is begun."""
+        """The same, for work that can't be given up once begun."""
 
 
 class Until:

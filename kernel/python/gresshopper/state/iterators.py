@@ -70,7 +70,8 @@ def _begun(made: Any) -> bool | None:
 
 @functools.lru_cache(maxsize=256)
 def _one_loop(code: types.CodeType) -> bool:
-    """Whether it is a generator expression of one loop, which another over the same iterator goes on with."""
+    """Whether this is a generator expression of one loop, which another generator over the same iterator can
+    continue."""
     if code.co_name != "<genexpr>" or code.co_argcount != 1 or code.co_cellvars:
         return False
     steps = [step.opname for step in dis.get_instructions(code)]

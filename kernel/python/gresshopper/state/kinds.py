@@ -61,7 +61,7 @@ CANT: dict[str, str] = {
     "async_generator": "a generator's place can't be saved",
     "frame": "a frame of a running function can't be saved",
 }
-#: Kinds that are bound to this process: module prefix of the type -> why.
+#: Kinds of objects bound to this process: module prefix of the type -> reason.
 _BOUND = (
     ("_socket", "a connection belongs to this process"),
     ("socket", "a connection belongs to this process"),

@@ -22,7 +22,7 @@ from .writing import INBAND, Writing
 
 #: Arrays of objects with at least this many elements, all immutable, are written apart and tracked by their pointers.
 ATOMS = 4096
-#: About how many seconds it takes to look at an element of such an array.
+#: Seconds, roughly, for a look at an element of such an array.
 ELEMENT = 2e-8
 
 
@@ -87,7 +87,8 @@ class LibraryRules(Writing):
         return recipes.np_element, (view,)
 
     def _frame(self, root: Any) -> Any:
-        """A plain array over the whole memory of one of a subclass, which stands for that memory in the stream."""
+        """A plain array over the whole memory of an array of a subclass; in the stream it takes that memory's
+        place."""
         import numpy as np
 
         made = self.plain.get(id(root))
@@ -352,7 +353,7 @@ class LibraryRules(Writing):
         return (recipes.pd_index, (reduced[0], *reduced[1])) if plain else reduced
 
     def _pd_index(self, index: Any) -> Any:
-        # An index copies on write by counts that restored memory wouldn't have: its data are written as its own.
+        # An index copies on write by counts that restored memory wouldn't have: its data are written separately.
         reduced = index.__reduce__()
         if len(reduced) == 2 and isinstance(reduced[1][1], dict):
             data = reduced[1][1].get("data")

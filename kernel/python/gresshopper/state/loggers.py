@@ -32,7 +32,8 @@ def _named(name: str) -> logging.Logger:
 
 
 def levels() -> dict[str, Any]:
-    """By name of the logger (the root's is empty): its level; of others whether it is disabled and whether it propagates."""
+    """By name of the logger (empty for the root): its level; except for the root, also whether it is disabled and
+    propagates."""
     found: dict[str, Any] = {"": logging.root.level}
     for name, logger in known().items():
         if name and (logger.level or logger.disabled or not logger.propagate):

@@ -1,8 +1,9 @@
 """The placeholder for a lost value: it names the value, and every use of it raises `LostError`.
 
-A placeholder that let itself be used would turn a loss that was told into a wrong number. So each protocol by which Python
-or a library takes hold of a value raises: attributes, calls, items, iteration, truth, comparison, arithmetic, conversion,
-formatting, copying, pickling, and numpy's and torch's own protocols. ``repr`` and ``str`` alone answer: they say what is gone.
+A usable placeholder would turn a told loss into a wrong number. So each protocol by which Python or a library takes
+hold of a value raises: attributes, calls, items, iteration, truth, comparison, arithmetic, conversion, formatting,
+copying, pickling, and numpy's and torch's own protocols. ``repr`` and ``str`` alone answer: they name the lost
+value.
 
 While a stream of a saved state is loaded, a placeholder may be hashed, compared and walked over: a dictionary, a set or a
 ``zip`` around it can't be made otherwise. Only the engine's own picklers write one (`Rules`).

@@ -1,7 +1,7 @@
 """Names that a cell may touch, read from its bytecode.
 
-The answer only narrows the work of a capture: what it misses is found by the audit. It leaves to `capture` the
-closing over groups and over the functions that a group holds.
+The answer only narrows the work of a capture: the audit finds missed names. `capture` closes the set over groups and
+over their functions.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Names(NamedTuple):
 
     names: set[str]
     dynamic: bool
-    #: Dotted names that it gives a value, from a name on: `np.x`.
+    #: Dotted names to which the code assigns, from a name on: `np.x`.
     stored: frozenset[str] = frozenset()
 
 

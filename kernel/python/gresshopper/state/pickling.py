@@ -26,10 +26,10 @@ from .setorder import Order, ordered
 
 __all__ = ["Buffer", "Dump", "Gone", "Interrupted", "Session", "Unpicklable", "dump", "load"]
 
-#: Bytes of stack for a dump that is nested too deeply for the ordinary one.
+#: Bytes of stack for a dump with too deep nesting for the ordinary one.
 DEEP_STACK = 512 * 1024 * 1024
 DEEP_LIMIT = 400_000
-#: So many times a group may turn out to be nested too deeply. An object that makes another each time it is written never ends.
+#: Number of nesting levels tried for a group. An object that makes another at each write never ends.
 DEPTHS = 4
 #: Number of placeholders inside one group from which the whole group counts as unpicklable.
 MAX_LOST = 200

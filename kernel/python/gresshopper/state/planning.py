@@ -1,7 +1,7 @@
-"""From what was measured to a plan: which groups are shipped, which are made again by running their cells.
+"""From measurements to a plan: groups to ship, and groups to make again by running their cells.
 
-The notes of the cells say which versions of which groups each read and made. This module turns them and the measured
-costs into the problem that `kernel/state` solves; the plan is made there. Whether a cell may run again is `rerun`'s.
+The notes of the cells name the versions of groups that each read and made. This module turns notes and measured
+costs into the problem that `kernel/state` solves by a plan. `rerun` decides which cells may run again.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from . import effects, native
 
 #: Seconds of a trial beside the cells: a Python of its own, and its imports.
 TRIAL = 2.0
-#: A cell that isn't shipped for its cost is run twice: in the trial and when it is restored.
+#: Runs of a cell whose groups aren't shipped for their cost: in the trial and at the restore.
 TWICE = 2.0
 #: Least share of plain memory, which every run writes alike, in a group that is left out.
 PLAIN = 0.9
@@ -162,7 +162,7 @@ def _cell(history: History, at: int, why_not: str | None, index: Mapping[int, in
 
 
 def _ship(group: Group, rates: Rates) -> float:
-    """Seconds to write a group, and to read it again (which takes a pickle about as long as writing it)."""
+    """Seconds to write a group, and to read it again (a pickle is read about as fast as written)."""
     return 2 * group.seconds + group.unstored / rates.write + group.nbytes / rates.read
 
 
@@ -175,7 +175,7 @@ def _barred(note: Mapping[str, Any]) -> str | None:
 
 
 def _may(history: History, group: Group) -> bool:
-    """Whether a group that could be shipped may be left out: only what one run surely gives as another."""
+    """Whether a shippable group may be left out: only if every run gives the same."""
     if group.plain < PLAIN * group.nbytes or any(m.startswith("c:") for m in group.members):
         return False
     return all(

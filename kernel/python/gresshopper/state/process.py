@@ -1,7 +1,7 @@
 """The state of the process outside the namespace: random states, environment, paths, options, figures.
 
-Each section is read only if its library is loaded, and only a section that changed is written. `apply` sets it
-again, paths first, so that modules beside the notebook can be imported before anything is loaded.
+Each section is read only if its library is loaded, and only a changed section is written. `apply` sets it again,
+paths first, so that modules beside the notebook can be imported before anything is loaded.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ def _numpy() -> Any:
 
 
 def _numpy_random(np: Any) -> Any:
-    """The state of numpy's global generator: while nothing was drawn since it was made, the number that it was made of."""
+    """The state of numpy's global generator; its seed alone, while nothing was drawn."""
     state = np.random.get_state()
     made_of = getattr(getattr(np.random.mtrand._rand, "_bit_generator", None), "_seed_seq", None)
     entropy = getattr(made_of, "entropy", None)
@@ -537,7 +537,7 @@ def read() -> dict[str, bytes]:
 
 
 def know() -> None:
-    """Find out what doesn't change any more, before somebody waits for it."""
+    """Look up unchanging facts before a user waits for them."""
     with contextlib.suppress(Exception):  # a half-imported library: then it is found out when it is needed
         if "matplotlib" in sys.modules:
             _matplotlib_defaults(sys.modules["matplotlib"])
@@ -604,7 +604,7 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
             notice(f"the process's {name} settings couldn't be restored: {e}")
 
 
-#: Sections that are set in less time than they are read in, or that another process never has.
+#: Sections that are set faster than read, or that another process never has.
 _SOON_SET = frozenset(
     {
         "random",
@@ -722,7 +722,7 @@ def _know_shell() -> None:
 
 
 def _show_inline(backend: str, hooked: bool) -> None:
-    """`%matplotlib inline`, which also hangs its hooks into the shell, unless it couldn't where the state was saved."""
+    """`%matplotlib inline`, which also sets its hooks in the shell, unless it failed where the state was saved."""
     import matplotlib.pyplot as plt
     from IPython.core.getipython import get_ipython
 

@@ -37,7 +37,7 @@ class Source(Protocol):
 
 
 _local = threading.local()
-# The stream that is loaded may do so in a thread of its own (deep nesting): the source is then handed over.
+# A stream may be loaded in a thread of its own (deep nesting), which is then given the source.
 
 
 def loading(source: Source | None) -> Source | None:
@@ -123,7 +123,7 @@ def set_shared(made: Any, state: tuple[dict[str, Any], dict[str, Any] | None]) -
 
 
 def bare(cls: Any, *args: Any) -> Any:
-    """An instance as the first base that isn't written in Python makes it."""
+    """An instance, made by its first base that isn't written in Python."""
     base = next(
         b for b in cls.__mro__ if "__new__" in vars(b) and isinstance(vars(b)["__new__"], types.BuiltinFunctionType)
     )
@@ -184,7 +184,8 @@ def enum_member(cls: Any, key: Any) -> Any:
 
 
 def set_enum(made: Any, state: tuple[Any, Any, dict[str, dict[str, Any]], dict[str, Any] | None]) -> None:
-    """The rest of an enumeration: its class's, what its members hold, and their values if their class chose them."""
+    """The rest of an enumeration: its class's attributes, its members' attributes, and their values if its class
+    chose them."""
     attrs, set_class, held, values = state
     set_class(made, attrs)
     for name, own in held.items():
@@ -225,7 +226,7 @@ def set_order(made: set[Any], items: list[Any], filling: list[int], size: int) -
         return
     going_in = [*filling, *items]
     first = going_in[: size // 2 - 1]
-    # An update from a dictionary makes the table large enough for all of it first; what only fills it up comes last.
+    # An update from a dictionary first enlarges the table for all of it; mere fillers come last.
     rest = [object() for _ in range(size // 4 - len(first))]
     made.update(dict.fromkeys([*first, *rest]))
     for item in going_in[len(first) :]:
@@ -316,7 +317,7 @@ def set_plot_args(made: Any, state: tuple[dict[str, Any], list[Any], int]) -> No
 
 
 def no_region() -> None:
-    """Pixels that were kept of a canvas; what draws keeps them again."""
+    """A canvas's stored pixels; the next drawing stores them again."""
 
 
 def set_traits(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
@@ -603,7 +604,7 @@ _MANY = 16
 
 
 def _objects(items: list[Any]) -> Any:
-    """A list as an array of objects, each of them one element, whatever it is."""
+    """A list as an array of objects, with each item as one element."""
     import numpy as np
 
     try:
@@ -922,7 +923,7 @@ def widget(cls: Any, model_id: str | None) -> Any:
 
 
 def set_composed(made: Any, state: Any) -> None:
-    """A widget whose class made it of others: without its `__init__`, whose work was done."""
+    """A composed widget, without its `__init__`, whose work was done."""
     *plain, unsent = state
     base = next(c for c in type(made).__mro__ if "__init__" in vars(c) and c.__module__ in _simple_widgets())
     made._trait_values.update(unsent)

@@ -1,7 +1,7 @@
 """Records of the saved form, made of what captures found (docs/state-format.md), and where they are kept.
 
-A `Writer` makes them; a journal keeps them: a log of this process's own (`FileJournal`), or the supervisor's
-(`supervised`). What is captured, and when, is the agent's.
+A `Writer` makes records; a journal keeps them: a log of this process's own (`FileJournal`), or the supervisor's
+(`supervised`). The agent decides on captures and their times.
 """
 
 from __future__ import annotations
@@ -66,14 +66,14 @@ class Journal(Protocol):
         """Keep a record.
 
         # Errors
-        `FormError` when it can't be: it then wasn't.
+        `FormError` if it wasn't kept.
         """
 
     def cell_over(self, ran: Ran, outcome: Outcome, seconds: float) -> None:
-        """A cell's capture is done with for now; its reply leaves after this."""
+        """A cell's capture is over for now; its reply leaves after this."""
 
     def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:
-        """Tell the user what a restore found out only later; whether that is done here."""
+        """Tell the user the late findings of a restore; returns whether that is done here."""
 
     def close(self) -> None:
         """No more records come."""
@@ -108,7 +108,7 @@ class FileJournal:
 
 
 class Writer:
-    """Makes the records of one kernel, each a difference to the one before."""
+    """Makes the records of one kernel, each a difference to its predecessor."""
 
     def __init__(self, shell: Any, taken: capture.Capture) -> None:
         self._shell, self._capture = shell, taken
@@ -175,7 +175,8 @@ class Writer:
         return next((n for n in list(reversed(out))[:100] if isinstance(n, int) and out[n] is value), 0)
 
     def _order(self, full: bool) -> tuple[int, list[str]] | None:
-        """How the order of the variables differs from that of the record before: so many are as they were, and the rest."""
+        """The order of the variables as a difference to the last record: the number of unmoved ones, and the
+        rest."""
         now = self._capture.order()
         there = frozenset(now)
         before = [] if full else [name for name in self._ordered if name in there]

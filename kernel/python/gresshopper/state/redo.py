@@ -1,8 +1,8 @@
 """Carries out a plan at the target: runs cells again for the groups that a saved state leaves to them.
 
-Cells run in order in a scratch namespace, each with the versions of its inputs that it saw. What they make must be what
-was recorded. Only the wanted groups are taken; nothing else that a cell did stays. Run as a program it is the trial: a
-fresh Python that reads the state and tells which groups it could rebuild.
+Cells run in order in a scratch namespace, each with the versions of inputs that it saw. Their results must equal the
+recorded ones. Only the wanted groups are taken; other effects of a cell are dropped. Run as a program it is the
+trial: a fresh Python that reads the state and reports which groups it could rebuild.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def fingerprint(session: pickling.Session, values: Sequence[Any], first: int = 0
 
 
 def tags_of(buffers: Sequence[pickling.Buffer], of: Callable[[pickling.Buffer], bytes]) -> str:
-    """One hash for the content of some buffers."""
+    """A single hash for the content of some buffers."""
     return hashlib.blake2b(b"".join(of(b) for b in buffers if b.nbytes), digest_size=16).hexdigest()
 
 

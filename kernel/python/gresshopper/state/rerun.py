@@ -1,4 +1,4 @@
-"""Rebuilding what can't be saved by running its cells again, from the record of each cell.
+"""Rebuilding unsavable values by running their cells again, from the record of each cell.
 
 `effects` decides which cells may run again. A re-run happens in a scratch namespace, with the versions of inputs
 that the cell saw then. Its other results must equal the recorded ones, else it is not used.

@@ -30,7 +30,7 @@ AGAIN = 3
 
 
 class Entry(NamedTuple):
-    """A unit in a saved state: what the record says of it, and the record."""
+    """A unit in a saved state: its description, and its record."""
 
     said: Mapping[str, Any]
     record: form.Record
@@ -236,7 +236,7 @@ class Loader:
         self.store.get(blob[2], into)
 
     def mapped(self, index: int) -> Any | None:
-        """A buffer on a private map, where it is large and that can be done."""
+        """A buffer on a private map, if it is large and maps are possible."""
         blob = self._blob(index)
         if not self._lazy or blob[0] < LAZY:
             return None
@@ -278,7 +278,7 @@ class Loader:
         return values
 
     def begin(self, uid: int) -> list[Any]:
-        """The same, without those members that may be read later: `load` reads them."""
+        """The same, without deferrable members, which `load` reads."""
         if uid in self._loaded:
             return self._loaded[uid]
         entry = self.snapshot.units[uid]
@@ -397,7 +397,8 @@ def recipes_blob(loader: Loader, index: int) -> bytearray:
 
 
 def lost_in(snapshot: Snapshot, loaded: Mapping[str, Any]) -> dict[str, str]:
-    """Variables that are, or hold, something that couldn't be saved; of a group whose placeholders are all variables, those."""
+    """Variables that are, or hold, a lost value. In a group whose placeholders are all variables, just these
+    variables."""
     found: dict[str, str] = {}
     for entry in snapshot.units.values():
         stands = {name: id(loaded[name]) for name in entry.names if type(loaded.get(name)) is Lost}

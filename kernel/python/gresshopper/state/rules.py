@@ -205,7 +205,8 @@ class Rules(LibraryRules):
                 raise Overlap(scope)
             made = (f.__code__, f.__name__, False, scope, f.__closure__)
             return recipes.function, made, self._function_state(f), None, None, recipes.set_function
-        # Made by a library with globals of its own (namedtuple's, dataclass's, exec's): cloudpickle copies those.
+        # Made by a library with globals of its own (namedtuple's, dataclass's, exec's): cloudpickle copies the
+        # globals.
         return self._dynamic_function_reduce(f)  # type: ignore[attr-defined]
 
     def _class(self, cls: type) -> Any:
@@ -466,7 +467,7 @@ _ATTRIBUTED: set[type] = set()
 
 
 def _has_plain_state(t: Any) -> bool:
-    """Whether pickle takes the attributes of its instances as they are, from their `__dict__`."""
+    """Whether pickle takes the instances' attributes unchanged from their `__dict__`."""
     return bool(
         t.__dictoffset__ != 0
         and t.__reduce_ex__ is object.__reduce_ex__
@@ -491,7 +492,7 @@ _ALONE = _dict_refs(_Probe())
 
 
 def _sharing(obj: Any) -> Any:
-    """How an instance is written with the very dictionary that holds its attributes."""
+    """Writes an instance with the very dictionary of its attributes."""
     reduced: Any = obj.__reduce_ex__(5)
     attrs = object.__getattribute__(obj, "__dict__")
     state = reduced[2] if len(reduced) > 2 else None
@@ -544,8 +545,8 @@ def _find_singles(t: type) -> bool:
 
 
 def _whole_class(cls: type, reduced: Any) -> Any:
-    """With what cloudpickle leaves out of a class: its slots, a name that says where it was defined, and of an
-    enumeration further names of its members and the combinations of flags."""
+    """Adds parts of a class that cloudpickle leaves out: its slots, a name that tells where it was defined, and an
+    enumeration's further names of members and combinations of flags."""
     if isinstance(cls, enum.EnumMeta):
         return _whole_enum(cls, reduced)
     if len(reduced) != 6 or not isinstance(reduced[2], tuple) or len(reduced[1]) != 6:
@@ -554,7 +555,7 @@ def _whole_class(cls: type, reduced: Any) -> Any:
     slots = attrs.get("__slots__")
     own = {k for k, v in attrs.items() if type(v) is types.MemberDescriptorType and v.__objclass__ is cls}
     attrs = {k: v for k, v in attrs.items() if k not in own}
-    # A class of `typing.NamedTuple` gets its own when it is made.
+    # A class of `typing.NamedTuple` gets its own at its making.
     given = bool(own) or "__orig_bases__" not in attrs
     if given and isinstance(slots, (str, tuple, list, dict)) and isinstance(made[3], dict):
         made[3] = {**made[3], "__slots__": attrs.pop("__slots__")}
@@ -616,7 +617,8 @@ def _is_at(found: os.stat_result, path: str) -> bool:
 
 
 def _newline(handle: Any) -> str | None:
-    """How a text file treats line ends, which it doesn't say; it only matters where there are others than \\n.
+    """A text file's treatment of line ends, which the file doesn't tell; it only matters for line ends other than
+    \\n.
 
     # Errors
     `ValueError` when that can't be found out.
@@ -773,7 +775,7 @@ def library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
     return rules
 
 
-#: Objects that a module holds for the whole process: id -> (object, where it is found).
+#: Objects that a module holds for the whole process: id -> (object, its place).
 _SINGLETONS: dict[int, tuple[Any, tuple[str, str]]] = {}
 _SINGLE_TYPES: set[type] = set()
 

@@ -36,7 +36,7 @@ class Unpicklable(Exception):
 class Interrupted(BaseException):
     """A capture was given up for now: it took longer than it may hold up the user. Nothing was changed.
 
-    As an interrupt from the keyboard it isn't an `Exception`: it passes through what a library catches.
+    As an interrupt from the keyboard it isn't an `Exception`: libraries' handlers don't catch it.
     """
 
 
@@ -45,7 +45,7 @@ class NoRoom(Interrupted):
 
 
 class Away(Interrupted):
-    """A capture was given up because it met device memory that can't be read now. Nothing was changed."""
+    """A capture was given up because it met unreadable device memory. Nothing was changed."""
 
 
 class NotYet(Interrupted):

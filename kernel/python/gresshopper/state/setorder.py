@@ -15,7 +15,7 @@ _BATCH = 1000
 
 
 class Order(NamedTuple):
-    """A set whose items come in another order when they are put into a new one."""
+    """A set whose items come in another order after they are put into a new set."""
 
     made: Any
     items: list[Any]

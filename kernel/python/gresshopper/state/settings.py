@@ -1,4 +1,4 @@
-"""Settings outside the namespace that hold functions and classes of the notebook, and attributes that it gave to libraries.
+"""Settings outside the namespace with functions and classes of the notebook, and its attributes of libraries.
 
 A section of the process that plain pickle can't write is written here: what a variable holds is referred to by its name,
 a function without a name is written with its code and runs in the live namespace.

@@ -21,12 +21,12 @@ from typing import Any
 from . import native
 
 CHUNK = native.CHUNK
-#: So many chunks are sooner asked for than a thread has its turn.
+#: Number of chunks that are read faster than a thread gets its turn.
 FEW = 8
 
 
 def ask_for(path: Path) -> bool:
-    """Have the file system read a file ahead; whether there is one."""
+    """Have the file system read a file ahead; returns whether the file exists."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -119,7 +119,7 @@ class Store:
         return self.chunks / name[:2] / name[2:] if not name.startswith("b2-") else self.chunks / "b2" / digest
 
     def rates(self, durable: bool) -> tuple[float, float]:
-        """Bytes per second that the store takes and gives, measured with one chunk.
+        """Rates of the store for writing and reading, in bytes per second, measured with one chunk.
 
         # Errors
         `StoreError` when it can't be written.

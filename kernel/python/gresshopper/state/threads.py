@@ -54,7 +54,7 @@ def _is_harmless(thread: threading.Thread) -> bool:
 
 
 def _waits(thread: threading.Thread, frame: Any) -> bool:
-    """Whether a thread is an executor's worker that waits for work: it stands in the loop that fetches some."""
+    """Whether a thread is an executor's worker without work: it stands in the loop that fetches some."""
     target = getattr(thread, "_target", None)
     if getattr(target, "__module__", None) != "concurrent.futures.thread" or frame is None:
         return False

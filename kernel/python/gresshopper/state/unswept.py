@@ -1,4 +1,4 @@
-"""A pause of Python's collector of cycles, which doesn't show in what is captured or restored of it."""
+"""A pause of Python's collector of cycles, invisible in captured or restored state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def enabled() -> bool:
 
 
 def enable(on: bool) -> None:
-    """Let the collector run or not, after the pause if there is one."""
+    """Let the collector run or not, after the pause if one is under way."""
     global _after  # noqa: PLW0603 - a process has one collector
     if _after is not None:
         _after = on

@@ -1,6 +1,6 @@
-"""Loads what was written by classes that pickle in a way of their own, and compares.
+"""Loads the streams of classes with pickling code of their own, and compares.
 
-It happens in a forked child, so nothing that such a class does on loading is done in the user's process.
+The load happens in a forked child: the class's own loading code has no effect on the user's process.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _lost_keys(suspects: Sequence[Any]) -> list[str]:
 
 
 def _instances(root: Any, wanted: set[type]) -> dict[type, list[Any]]:
-    """Instances of these classes, in the order in which a walk meets them."""
+    """Instances of these classes, in the order of a walk."""
     import gc
 
     found: dict[type, list[Any]] = {}

@@ -19,7 +19,7 @@ INBAND = 32 * 1024
 
 
 class Roots:
-    """Memory that was written, by address: what overlaps a range is found by bisection."""
+    """Written memory, by address; overlaps with a range are found by bisection."""
 
     def __init__(self) -> None:
         self._lows: list[int] = []

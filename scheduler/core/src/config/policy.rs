@@ -5,7 +5,7 @@ use hop_words::need::Class;
 use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
 
-/// How long a lease stays with its kernel after a cell, if nobody waits for it.
+/// Time for which a lease stays with its kernel after a cell, if nobody waits for it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Linger {
@@ -115,16 +115,16 @@ pub struct Scale {
     pub learn: bool,
     /// A pilot is as large as the need that it is started for; else all are of `gpus_per_pilot`.
     pub right_size: bool,
-    /// A pilot started for a kernel is so large that at most this share of the kernel's cells asked for more.
+    /// Largest share of a kernel's cells that may ask for more GPUs than a pilot started for the kernel.
     pub too_small: f64,
-    /// GPUs are kept idle on nodes set apart, where every kernel has a replica, for those that come back when their own
-    /// pilot is gone, as far as that is worth it: at most those of so many whole pilots; zero: no nodes are set apart.
+    /// Pilots' worth of GPUs that are kept idle on spare nodes, if worthwhile. Every kernel has a replica there, for
+    /// the time after its own pilot is gone. Zero means no spare nodes.
     pub spares: u32,
     /// Most idle GPUs on spare nodes: one whole pilot's, or this share of the leased GPUs.
     pub spare_share: f64,
     /// How many nodes are set apart for them.
     pub spare_nodes: u32,
-    /// Time from a pilot's submission to its first lease, until it has been seen.
+    /// Time from a pilot's submission to its first lease, until pilots have been seen.
     #[serde(rename = "boot_s", with = "duration")]
     pub boot: Span,
 }

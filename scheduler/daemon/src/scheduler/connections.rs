@@ -189,7 +189,7 @@ impl Connections {
 
     // --- bounds ---
 
-    /// Whether one message more of this user's may wait for Slurm's word on a seat.
+    /// Whether one more message of this user's may wait for Slurm's word on a seat.
     pub(super) fn may_hold_up(&self, uid: u32) -> bool {
         let theirs = self.open.values().filter(|c| c.caller.uid == uid);
         let waiting: usize = theirs.filter_map(|c| c.held_up.as_ref()).map(VecDeque::len).sum();

@@ -8,7 +8,7 @@ use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, HashMap};
 use tracing::info;
 
-/// A kernel that could not be moved away is asked again after so long.
+/// Pause before a kernel that could not be moved is asked again.
 const AGAIN: Span = Span::from_secs(60);
 
 /// The nodes that Slurm drains, each with Slurm's reason.

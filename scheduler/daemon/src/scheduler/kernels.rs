@@ -194,7 +194,7 @@ impl Scheduler {
         refused.map_or(Ok(()), Err)
     }
 
-    /// Whether the kernel's state can be taken elsewhere, and what of it would be lost.
+    /// Whether the kernel's state can be taken elsewhere. The refusal names what would be lost.
     fn may_leave(&self, kernel: &KernelId, what: &str, force: bool) -> Result<(), Refusal> {
         let refuse = |why: &str| Err(stays(what, kernel, why));
         if self.kept.asleep(kernel).is_some() {

@@ -1,4 +1,4 @@
-//! Requests of replicas: who speaks for a kernel, and what is taken in from whoever does.
+//! Requests of replicas: the speaker for a kernel, and its reports.
 
 use super::registry::{Registered, fixed};
 use super::requests::{Answer, DONE};

@@ -1,8 +1,8 @@
 //! Seats and their owners: known from Slurm, written down for the next `hopd`, asked for one by one. Pure.
 //!
-//! A caller who names a seat waits until Slurm has said whose it is. Lookups are few at a time, in all and for each user,
-//! several that wait for one job share one, and a caller whom Slurm has denied a job isn't looked up again for a while:
-//! who names jobs at random keeps slurmctld as idle as before.
+//! A caller who names a seat waits until Slurm has named the seat's owner. Lookups are few at a time, in all and for
+//! each user. Several callers for one job share a lookup, and a denied caller isn't looked up again for a while: a
+//! caller who names jobs at random keeps slurmctld as idle as before.
 
 use crate::server::{Caller, ConnId};
 use crate::slurm::Owner;
@@ -117,7 +117,7 @@ impl Seats {
         already.push(waiting);
     }
 
-    /// The next job to be looked up, if there may be one more lookup.
+    /// The next job to look up, unless too many lookups are open.
     pub(super) fn next_lookup(&mut self) -> Option<JobId> {
         if self.running.len() >= LOOKUPS {
             return None;

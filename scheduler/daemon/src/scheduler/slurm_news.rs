@@ -130,7 +130,7 @@ impl Scheduler {
         self.look_in(self.news.look_pause);
     }
 
-    /// A pilot that Slurm doesn't start is why cells wait: `hop info` says it.
+    /// Reports pilots that Slurm doesn't start, as the reason for which cells wait: `hop info` shows it.
     fn say_what_pilots_wait_for(&mut self, jobs: &[SeenJob]) {
         let waiting = jobs.iter().filter(|j| j.state == Seen::Waiting);
         let said: Vec<String> = waiting

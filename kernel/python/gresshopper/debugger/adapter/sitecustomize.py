@@ -1,4 +1,4 @@
-"""Python runs this at the start of debugpy's adapter: from then on it accepts connections of its own user's alone."""
+"""Python runs this at the start of debugpy's adapter, which then accepts its own user's connections alone."""
 
 from __future__ import annotations
 
