@@ -69,7 +69,7 @@ def run(command: list[str], limit_s: float, env: dict[str, str], uid: int | None
 
 
 def too_long(what: str, after_s: float) -> Exception:
-    """It hangs, unless it was cut short by the end of the run."""
+    """A hang, unless the run's end cut it short."""
     return Failed(f"{what} after {after_s:.0f} s: it hangs") if after_s >= LIMIT_S else NotRun(OVER)
 
 

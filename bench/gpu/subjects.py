@@ -1,4 +1,4 @@
-"""The processes that `park.py` measures: each does what it is told, a JSON line in, a JSON line out.
+"""The processes that `park.py` measures: each reads orders, a JSON line in, a JSON line out.
 
 `subjects.py KIND` with KIND one of the functions below. They need a bare machine with torch, and `gresshopper.gpu`
 from this tree. The fake subject needs neither torch nor a GPU.
@@ -164,7 +164,7 @@ def trainer() -> None:
 
 
 def hog() -> None:
-    """Somebody else, who uses the whole device: `work` gives it back after, `keep` doesn't."""
+    """Another program that uses the whole device: `work` gives it back after, `keep` doesn't."""
     import torch
 
     agent.install(agent.NoLease("none"), serve=False)
@@ -355,8 +355,8 @@ SPECIALS: dict[str, Callable[[Any], Commands]] = {
 
 
 def late() -> None:
-    """No device at first, one later: does a framework, asked early, see it? For torch `guard` or `bare` says who was
-    first."""
+    """Hides the device at first: does a framework, asked early, see it later? For torch `guard` or `bare` names the
+    first asker."""
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
     if sys.argv[2] in LATE:
         return late_in_cells(LATE[sys.argv[2]])

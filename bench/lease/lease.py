@@ -128,7 +128,7 @@ def main() -> None:
 
 
 def hand_on(base: str, rounds: int) -> tuple[list[float], str, list[float]]:
-    """From the end of one user's cell to the first instruction of the next user's, who waited for that GPU."""
+    """From the end of a user's cell to the first instruction of another user's cell that waited for the GPU."""
     cluster = Cluster(
         base, 11, "auto", "--nodes", "1", "--gpus-per-node", "1", PILOTS="1", GPUS_PER_PILOT="1", LINGER_MS="0"
     )

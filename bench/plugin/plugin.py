@@ -1,4 +1,4 @@
-"""bench `plugin`: what a job that isn't ours pays for the plugin, `srun /bin/true` with and without it.
+"""bench `plugin`: cost of the plugin for a foreign job, by `srun /bin/true` with and without it.
 
 Prints one measured line (see hop-bench). `slurm-plugin/spank/tests/foreign_launch.py` measures; this brings up a cluster
 of one node for it.

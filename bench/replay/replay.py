@@ -97,7 +97,7 @@ def spec_of(session: dict[str, Any]) -> str:
 
 
 def live(cluster: Cluster, people: dict[str, People], sessions: list[dict[str, Any]]) -> tuple[float, Cells]:
-    """Runs an hour; when its clock started, and what became of each session's cells."""
+    """Runs an hour; returns the start of its clock, and the results of each session's cells."""
     for session in sessions:
         people[session["user"]].ask(op="open", session=session["id"], spec=spec_of(session))
     # The kernels' starts are over.

@@ -173,7 +173,7 @@ def through(directory: Path, megabytes: int, rounds: int) -> None:
         for i in range(rounds):
             array = rng.integers(0, 256, megabytes << 20, dtype=np.uint8)
             memory.write_bytes(array.data)
-            # In turns: whoever is second finds the pages that the first one freed.
+            # In turns: the second one finds the pages that the first one freed.
             for whose in ("cp", "ours") if i % 2 else ("ours", "cp"):
                 if whose == "cp":
                     out, back = _by_cp(memory, directory / f"cp{i}")

@@ -289,8 +289,8 @@ pub unsafe extern "C" fn hop_keyed(key: *const u8, at: *const u8, len: usize, ou
     })
 }
 
-/// Makes a plan: the problem and the plan are JSON (`hop_state::plan`). Returns the plan's length; it was copied to
-/// `out` if that is at most `cap`.
+/// Makes a plan: the problem and the plan are JSON (`hop_state::plan`). Returns the plan's length; a plan of at most
+/// `cap` bytes is copied to `out`.
 ///
 /// # Safety
 /// `at` must point to `len` readable bytes, `out` to `cap` writable ones.

@@ -204,7 +204,7 @@ impl Tracker {
         let _ = unsafe { ioctl(self.uffd.as_raw_fd(), IOCTL_UNREGISTER, &mut arg) };
     }
 
-    /// Regions that were written; with `again` they are protected anew in the same step.
+    /// Written regions; `again` protects them anew in the same step.
     fn written(&self, start: usize, end: usize, again: bool) -> io::Result<Vec<Region>> {
         let mut found = Vec::new();
         let mut at = start as u64;
@@ -400,7 +400,7 @@ fn map_chunk(local: &Local, id: ChunkId, at: usize, len: usize) -> io::Result<()
         return Err(io::Error::other(hop_blobs::GetError::Truncated { id }));
     }
     let flags = MapFlags::PRIVATE | MapFlags::FIXED;
-    // SAFETY: it replaces a part of the map that this function's caller just made; `at` is a multiple of the page.
+    // SAFETY: the call replaces a part of the caller's new map; `at` is a multiple of the page.
     unsafe {
         mmap(
             at as *mut _,

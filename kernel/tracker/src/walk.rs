@@ -1,7 +1,7 @@
 //! Reads, in place, which objects a C pickler went through.
 //!
-//! CPython keeps the memo of its C pickler in a plain table that has had the same layout from 3.2 to 3.13; the Python
-//! side tests that on a known object before it relies on it, and else copies the memo, which is slower.
+//! CPython keeps the memo of its C pickler in a plain table, with the same layout from 3.2 to 3.13. The Python side
+//! verifies the layout on a known object; if it differs, the memo is copied, which is slower.
 
 /// `PyObject` as far as it is read here: the count of references and the type.
 #[repr(C)]
@@ -105,7 +105,7 @@ pub unsafe fn memo_of(pickler: *const u8, kind: *const u8, out: &mut [u64]) -> u
     n
 }
 
-/// Whether all these objects are instances of exactly one of the types; null (an empty place) counts as one.
+/// Whether all these objects are instances of one of the types; null (an empty place) counts as an instance.
 ///
 /// # Safety
 /// The interpreter's lock is held and the objects are alive.

@@ -50,7 +50,7 @@ fn loopback_owner(peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
             let _ = ASKED.set(());
             found
         }
-        // A kernel without sock_diag says no more than that about a connection that is gone.
+        // Without sock_diag Linux tells no more about an ended connection.
         Err(_) if ASKED.get().is_none() => {
             find_owner(&std::fs::read_to_string("/proc/net/tcp")?, peer, local)
         }

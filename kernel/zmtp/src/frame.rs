@@ -1,5 +1,5 @@
-//! Frames on the wire: one flag byte, a length of one or eight bytes, the body. Decoding owes nothing to a socket, so
-//! it can be tested with any bytes.
+//! Frames on the wire: one flag byte, a length of one or eight bytes, the body. Decoding needs no socket, and is
+//! tested with arbitrary bytes.
 
 use crate::Message;
 use bytes::{Buf, BufMut, Bytes, BytesMut};

@@ -37,8 +37,8 @@ pub(crate) struct Ready {
     pub(crate) rest: BytesMut,
 }
 
-/// Does our half of the handshake and reads the peer's. `ours` is our socket type, `accepts` the peer's types that
-/// go with it.
+/// Does our half of the handshake and reads the peer's. `ours` is our socket type, `accepts` the matching types of
+/// peers.
 pub(crate) async fn handshake(
     read: &mut ReadHalf,
     write: &WriteHalf,
@@ -53,7 +53,7 @@ pub(crate) async fn handshake(
         fill(read, &mut buf).await?;
     }
     check_greeting(&buf.split_to(GREETING))?;
-    // The peer is not known yet: what it may send before READY is small.
+    // The peer is still unknown: it may send little before READY.
     let mut decoder = Decoder::new(4096);
     loop {
         match decoder.next(&mut buf)? {
@@ -92,7 +92,7 @@ async fn write_all(write: &WriteHalf, mut bytes: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Greeting and READY in one piece: with NULL there is nothing to wait for between them.
+/// Greeting and READY in one piece: NULL has no wait between them.
 fn hello(ours: &str, identity: &[u8]) -> Vec<u8> {
     let mut out = vec![0u8; GREETING];
     out[0] = 0xff;

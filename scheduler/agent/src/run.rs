@@ -29,7 +29,7 @@ use tracing::{debug, info, warn};
 
 /// Time for which the successor of a dead agent waits for holders before it reports the leases to `hopd`.
 const GATHER: Duration = Duration::from_millis(1500);
-/// After this, steps of the dead agent's that nobody holds are given up. Longer than a holder's patience.
+/// Time after which a dead agent's steps without holders are given up. Longer than a holder's patience.
 const ORPHANS: Duration = Duration::from_secs(12);
 /// How long a peer on the socket may take for its line.
 const LINE_TIMEOUT: Duration = Duration::from_secs(5);

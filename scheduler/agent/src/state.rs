@@ -19,8 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct Waits {
     /// From the order to the plugin's confirmation.
     pub(crate) start: Span,
-    /// From the start of an srun to that of another, where Slurm doesn't even start the first one's task. Longer than
-    /// an srun itself takes to find that there is no slurmctld.
+    /// Time between starts of two sruns if Slurm doesn't even start the first one's task. Longer than an srun needs
+    /// to notice the absence of slurmctld.
     pub(crate) ask_again: Span,
     /// Between two sruns while slurmctld is away.
     pub(crate) slurmctld: Span,
@@ -57,7 +57,7 @@ impl Default for Waits {
 /// Something that happened.
 #[derive(Debug, Clone)]
 pub(crate) enum Input {
-    /// `hopd` let us in. The shell has put a higher term on disk before it says so.
+    /// `hopd` let us in. The shell has put a higher term on disk first.
     Connected {
         term: Term,
     },
@@ -100,7 +100,7 @@ pub(crate) enum Input {
     ExecutorGone {
         lease: LeaseId,
     },
-    /// A step of ours that Slurm still shows and nobody holds: an agent before us lost it with its slurmstepd.
+    /// A step of ours that Slurm still shows without a holder: an earlier agent lost it with its slurmstepd.
     OrphanStep {
         step: u32,
     },
@@ -780,7 +780,7 @@ impl AgentState {
         };
         lease.srun = false;
         match &mut lease.phase {
-            // No fault of the lease's: it waits, until hopd doesn't want it any more.
+            // No fault of the lease's: it waits until hopd withdraws it.
             Phase::Starting { .. } | Phase::Restarting { .. } if away => {
                 lease.sruns = 0;
                 lease.phase = Phase::Waiting {

@@ -1,4 +1,4 @@
-//! The `srun`s of a pilot: one for each lease, one for each take-back of what a dead slurmstepd left.
+//! The `srun`s of a pilot: one for each lease, one for each take-back after a dead slurmstepd.
 //!
 //! Arguments are arrays, never a shell's; the token travels in the environment, in a credential that root
 //! alone can open, and is logged nowhere.
@@ -162,7 +162,7 @@ impl Srun {
         self.child.id()
     }
 
-    /// Waits for its end; once `stop` has resolved, ends it, at last by force. Returns what it said.
+    /// Waits for the srun's end; ends it once `stop` has resolved, at last by force. Returns its stderr.
     pub(crate) async fn wait(mut self, stop: impl Future<Output = ()>) -> String {
         tokio::pin!(stop);
         let mut status = tokio::select! {

@@ -358,8 +358,8 @@ where
         .unwrap_or(Err(ChannelError::Silent))
 }
 
-/// The first half of [`accept`], for a server that takes its time to judge: the caller's hello, and the proof of it.
-/// `decodes` bounds how many credentials MUNGE is asked about at a time; a whole hello comes before a place there.
+/// The first half of [`accept`], for a server that takes its time to judge: the caller's hello, and its proof.
+/// `decodes` limits the credentials at MUNGE; a whole hello is required before a place there.
 ///
 /// # Errors
 /// As [`accept`].

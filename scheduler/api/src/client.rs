@@ -223,7 +223,7 @@ impl Connection {
                 }
                 Err(error) => self.disconnected(&error),
             }
-            // Spread out, so that a restarted hopd is not met by everybody at once.
+            // Spread out, so that clients don't all meet a restarted hopd at once.
             let pause = wait.mul_f64(0.5 + 0.5 * rand::random::<f64>());
             if self.meanwhile(tokio::time::sleep(pause)).await.is_none() {
                 return;
@@ -261,7 +261,7 @@ impl Connection {
             mut writer,
             ..
         } = channel;
-        // A task of its own, since a cancelled receive would lose its place in the stream.
+        // A task of its own: a cancelled receive would lose its place in the stream.
         let (from, mut incoming) = mpsc::unbounded_channel();
         let reading = tokio::spawn(async move {
             loop {

@@ -1,7 +1,7 @@
 //! `gresshopper.toml`: the one configuration file of an installation, the same on every node.
 //!
-//! World-readable, without secrets. Reading it is strict: an unknown key, a wrong type or a value that can't
-//! work is an error that names the key. `docs/operations.md` explains each key to a sysadmin.
+//! World-readable, without secrets. Reading is strict: an unknown key, a wrong type or an impossible value is an
+//! error that names the key. `docs/operations.md` explains each key to administrators.
 
 pub use hop_core::config::{Burst, Linger, Migrate, Quantum, Scale};
 use hop_words::id::{AccountName, PoolName, UserName};
@@ -46,8 +46,8 @@ pub struct Hopd {
     pub connect: Vec<String>,
     /// Journal, accounting database and lock of `hopd`; 0700, service account.
     pub state_dir: PathBuf,
-    /// Seconds after a start of `hopd` in which agents and replicas may report back before what they held
-    /// counts as lost.
+    /// Seconds after a start of `hopd` in which agents and replicas may report back before their leases count as
+    /// lost.
     pub grace_s: u32,
     /// Seconds between two looks at the pilots in Slurm's queue.
     pub poll_s: u32,
@@ -237,7 +237,7 @@ impl Pool {
         fixed.map_or(self.linger, Linger::fixed)
     }
 
-    /// Cores of a pilot with so many GPUs: in proportion, at least one for each GPU.
+    /// Cores of a pilot with `gpus` GPUs: in proportion, at least one for each GPU.
     pub fn cpus_for(&self, gpus: u16) -> u16 {
         let whole = self.gpus_per_pilot.max(1);
         if gpus >= whole {

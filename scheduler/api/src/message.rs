@@ -38,7 +38,7 @@ pub struct Hello {
     pub role: Role,
 }
 
-/// What the caller is. The role decides which requests are heard; the uid decides whose things they touch.
+/// The caller's role decides which requests are heard; the uid decides whose objects they touch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
@@ -168,7 +168,7 @@ pub enum Request {
         tenure: Tenure,
         bound: Bound,
     },
-    /// Answers [`Event::Move`]: the replica in the new seat does what the moved one did.
+    /// Answers [`Event::Move`]: the replica in the new seat has taken over.
     MigrationDone {
         kernel: KernelId,
         tenure: Tenure,
@@ -196,7 +196,7 @@ pub enum Request {
     },
 
     // Agents.
-    /// An agent is up; also after every reconnection, with the leases that live on its node.
+    /// An agent is up. Sent again after every reconnection, with the leases on its node.
     AgentUp(AgentUp),
     /// The plugin has confirmed the handover.
     LeaseStarted {

@@ -67,7 +67,7 @@ pub struct People {
     /// trace tells.
     pub opens_before: Option<Dist>,
     pub closes_after: Option<Dist>,
-    /// GPUs of the kernelspec's default need, which is all that is known of a kernel when it is opened.
+    /// GPUs of the kernelspec's default need, the only known need of a newly opened kernel.
     pub default_gpus: u16,
 }
 
@@ -84,7 +84,7 @@ impl Default for People {
 /// Nothing takes longer, however wide its distribution.
 pub(crate) const LONGEST: Span = Span::from_secs(10 * 86_400);
 
-/// A length of time by its median and its 99th percentile, lognormal between and beyond; seconds.
+/// A duration by its median and its 99th percentile in seconds, lognormal.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Dist {
@@ -175,7 +175,7 @@ pub struct Knobs {
     /// A cell that has waited for this time is due.
     #[serde(rename = "due_after_s", with = "duration")]
     pub due_after: Span,
-    /// Later cells of its size that may start before a waiting cell is due.
+    /// Later cells of equal size that may start before a waiting cell is due.
     pub due_overtaken: u32,
     /// Share of the sessions whose cells can be parked in their middle; none: all.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -405,7 +405,7 @@ impl Cluster {
         self.nodes * u32::from(self.gpus_per_node)
     }
 
-    /// Cores that come with so many of a node's GPUs: all with all of them.
+    /// Cores that come with `gpus` of a node's GPUs: all cores with all GPUs.
     pub(crate) fn cores_of(&self, gpus: u16) -> u16 {
         let part = u32::from(self.cpus_per_node) * u32::from(gpus) / u32::from(self.gpus_per_node);
         u16::try_from(part).unwrap_or(self.cpus_per_node)

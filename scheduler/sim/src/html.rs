@@ -24,7 +24,7 @@ pub struct FrontierPoint {
     pub immediate_fraction: f64,
 }
 
-/// ANTT and STP of one policy on so many GPUs, with people's think time or without.
+/// ANTT and STP of one policy with a number of GPUs, with people's think time or without.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct Turnaround {
     pub policy: String,

@@ -141,7 +141,8 @@ pub struct PolicyResult {
     pub migrations: u64,
     /// Cells that were parked in their middle, each time counted.
     pub parks: u64,
-    /// GB written to the store and read from it, and how often a host's memory was too small for what is parked there.
+    /// GB written to the store and read from it, and number of times that a host's memory was too small for parked
+    /// memory.
     pub moved_gb: f64,
     pub spills: u64,
     /// Cells that wait.
@@ -199,7 +200,7 @@ pub struct PolicySummary {
     pub immediate_fraction: f64,
     pub executor_reuse_fraction: f64,
     pub migrations: u64,
-    /// Cells that were parked in their middle, each time counted; left out where there are none.
+    /// Number of parks in the middle of cells; left out if zero.
     #[serde(skip_serializing_if = "is_zero")]
     pub parks: u64,
     pub antt: f64,
@@ -388,7 +389,7 @@ impl PolicyResult {
         }
     }
 
-    /// Of cells with GPUs: by past runs, and of those that ran for long. Empty where nothing was foretold.
+    /// Forecasts of cells with GPUs: by past runs, and for long-running cells. Empty without forecasts.
     fn predictions(&self, trace: &Trace) -> Vec<Predictions> {
         let run = |c: &CellResult| trace.sessions[c.session as usize].cells[c.cell as usize].run;
         let told: Vec<(&CellResult, Foretold)> = self

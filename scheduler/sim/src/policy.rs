@@ -151,7 +151,7 @@ impl FromStr for Policy {
     }
 }
 
-/// Runs one policy. `wall_s` is left at zero: measuring it is the caller's matter, who has a clock.
+/// Runs one policy. `wall_s` is left at zero: the caller has a clock and measures it.
 pub fn run(policy: Policy, trace: &Trace, cluster: &Cluster, seed: u64) -> PolicyResult {
     let mut result = match policy {
         Policy::Reservation => baselines::holding(trace, cluster, seed, Holding::Reservation),

@@ -1,6 +1,6 @@
 //! Synthetic traces by seed: families A and B of the production traces, and people at human pace.
 //!
-//! The parameters are those that were measured on the traces; what is not known is said in `docs/trace-format.md`.
+//! The parameters were measured on the traces; `docs/trace-format.md` names the unknown ones.
 
 use crate::rng::Rng;
 use crate::trace::{Cell, Session, Trace};
@@ -129,7 +129,7 @@ struct Runs {
     least: f64,
     median: f64,
     sigma: f64,
-    /// So many are of a Pareto tail with this exponent, from `from` on.
+    /// Share of a Pareto tail with this exponent, from `from` on.
     tail: f64,
     from: f64,
     exponent: f64,
@@ -220,7 +220,7 @@ const B: Kind = Kind {
 /// Most cells that a session has.
 const MOST: f64 = 3000.0;
 
-/// Opening, closing and cells of one session: so many cells within so long, in rows with long breaks between.
+/// Opening, closing and cells of one session: a number of cells within its life, in rows with long breaks between.
 fn sitting(kind: &Kind, whole: f64, rng: &mut Rng) -> (f64, f64, Vec<Cell>) {
     let size = rng.weighted(&kind.sizes);
     let class = kind.sizes.iter().position(|(g, _)| *g == size).unwrap_or(0);

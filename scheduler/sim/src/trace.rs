@@ -21,7 +21,7 @@ pub struct Session {
     /// When it was opened and closed.
     pub open: Timestamp,
     pub close: Timestamp,
-    /// By when its last cell should be done, for notebooks that run unattended.
+    /// Deadline of the last cell, for notebooks that run unattended.
     pub deadline: Option<Timestamp>,
     pub cells: Vec<Cell>,
 }
@@ -124,7 +124,7 @@ const QUOTED: usize = 40;
 /// Nothing in a trace is later or longer than this: what is, is not in seconds or minutes.
 pub(crate) const TEN_YEARS: f64 = 10.0 * 366.0 * 86_400.0;
 
-/// A session is open for this long before its first cell, where the trace doesn't say.
+/// Time for which a session is open before its first cell, if the trace tells none.
 const OPENED_BEFORE: Span = Span::from_secs(120);
 
 impl Trace {

@@ -1,7 +1,7 @@
 //! Our own policy: the production core, in a world whose agents, pilots and replicas answer after a while.
 //!
-//! The world knows what the core doesn't: when people submit, how long cells run, where GPU memory lies and what it
-//! costs to bring it back. The core is told what `hopd` would be told, and no more.
+//! The world knows more than the core: submission times, run times, the places of GPU memory and the cost to restore
+//! it. The core is told what `hopd` would be told, and no more.
 
 mod leases;
 mod memory;
@@ -48,7 +48,7 @@ enum Event {
         cell: usize,
         lease: LeaseId,
     },
-    /// Nothing of the cell that runs on the lease is on its GPUs any more.
+    /// The running cell has left the lease's GPUs.
     Parked {
         session: usize,
         lease: LeaseId,
@@ -133,7 +133,7 @@ fn core_config(cluster: &Cluster, without: Without) -> Config {
     if cluster.latency.replica.p99 <= Latencies::default().replica.p99 {
         return config;
     }
-    // And so does every replica, where it takes longer than the core's patience is made for.
+    // Every replica starts, too, even if that takes longer than the core's usual patience.
     Config {
         placement_ttl: Span(2 * LONGEST.0),
         kernel_ttl: Span(2 * LONGEST.0),

@@ -1,4 +1,4 @@
-//! One connection's owner from the kernel, by sock_diag(7), however many others there are.
+//! Owner of a single connection, from Linux by sock_diag(7), however many others exist.
 
 use super::Owner;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, netlink};

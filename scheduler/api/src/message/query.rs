@@ -44,7 +44,7 @@ pub struct AcctRow {
     pub cpus: u16,
     pub pilot: JobId,
     pub step: u32,
-    /// RUNNING, LINGERING, COMPLETED, CANCELLED, FAILED, NODE_FAIL, PREEMPTED: Slurm's words where it has one.
+    /// RUNNING, LINGERING, COMPLETED, CANCELLED, FAILED, NODE_FAIL, PREEMPTED: Slurm's words where possible.
     pub state: String,
     pub submit: Timestamp,
     pub start: Option<Timestamp>,
@@ -136,7 +136,7 @@ pub struct NodeInfo {
     pub cpus: u16,
     pub cpus_leased: u16,
     pub reason: String,
-    /// For how many seconds cells of a class run undisturbed there; a class that isn't among them runs to its end.
+    /// Seconds for which cells of a class run undisturbed there; a missing class runs to its end.
     #[serde(default)]
     pub quantum: Vec<(Class, u32)>,
 }

@@ -135,7 +135,7 @@ pub enum Event {
         seat: SeatPlan,
         cause: MoveCause,
     },
-    /// The move to this incarnation has taken too long, or its reason is gone: `hopd` doesn't wait for it any longer.
+    /// The move to this incarnation has taken too long, or its reason is gone: `hopd` no longer waits for it.
     MoveWithdrawn {
         kernel: KernelId,
         incarnation: Incarnation,

@@ -117,8 +117,8 @@ pub struct Scale {
     pub right_size: bool,
     /// Largest share of a kernel's cells that may ask for more GPUs than a pilot started for the kernel.
     pub too_small: f64,
-    /// Pilots' worth of GPUs that are kept idle on spare nodes, if worthwhile. Every kernel has a replica there, for
-    /// the time after its own pilot is gone. Zero means no spare nodes.
+    /// Most idle GPUs on spare nodes, counted in whole pilots, as far as they are worthwhile. Every kernel has a
+    /// replica on a spare node, for the time after its own pilot is gone. Zero means no spare nodes.
     pub spares: u32,
     /// Most idle GPUs on spare nodes: one whole pilot's, or this share of the leased GPUs.
     pub spare_share: f64,

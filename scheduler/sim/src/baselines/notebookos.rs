@@ -603,7 +603,8 @@ impl World<'_> {
         }
     }
 
-    /// The most idle host first, of equals that with the highest subscription; the first that can't be given back ends it.
+    /// Goes through the hosts, the most idle first, of equals the one with the highest subscription. Stops at the
+    /// first that can't be given back.
     fn release(&mut self, surplus: usize) {
         let whole = self.cluster.gpus_per_node;
         for _ in 0..surplus {

@@ -1,5 +1,5 @@
-//! Policies under which nobody waits: everything runs slower the more there is to run. Switching costs nothing, and no
-//! GPU's memory is too small for all who share it; a session that changes nodes reads its memory from the store.
+//! Policies without waiting: all cells run slower, the more cells run. Switching costs nothing, and every GPU's
+//! memory is large enough for all its sessions. A session that changes nodes reads its memory from the store.
 
 use crate::cluster::Cluster;
 use crate::metrics::{CellResult, PolicyResult};
@@ -117,7 +117,7 @@ impl Share {
 struct Fluid<'a> {
     trace: &'a Trace,
     how: Sharing,
-    /// How long each session's memory takes to another node, and the share that it is on.
+    /// Time to fetch each session's memory to another node, and the session's present share.
     fetch: Vec<Span>,
     home: Vec<Option<usize>>,
     shares: Vec<Share>,

@@ -78,7 +78,7 @@ fn seconds(gb: f64, gb_s: f64) -> Span {
 }
 
 impl World<'_> {
-    /// A cell of so many GPUs begins on the node: what passes before its code runs, fetching and unparking.
+    /// Time between the start of a cell of `gpus` GPUs on the node and its code's start: fetching and unparking.
     pub(super) fn bring_memory(&mut self, s: usize, node: usize, gpus: u16, lingering: bool) -> (Span, Span) {
         let l = &self.cluster.latency;
         let memory = &self.sessions[s].memory;

@@ -101,7 +101,7 @@ impl World<'_> {
         self.run_queued(n);
     }
 
-    /// Slurm starts those queued for the node that now fit, first come, first served.
+    /// Starts queued pilots of the node that now fit, first come, first served.
     fn run_queued(&mut self, n: usize) {
         let queued = self.slurm.tickets.iter();
         let queued = queued.filter(|(_, t)| t.node == n && !t.runs);

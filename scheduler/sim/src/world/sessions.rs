@@ -26,7 +26,7 @@ pub(super) struct Session {
     pub runs: Option<Run>,
     /// Remaining run of the parked cell.
     pub parked: Option<Span>,
-    /// How wrong its run times are foretold for its deadline, as a factor.
+    /// Factor by which run-time forecasts for the deadline are wrong.
     pub foretold: f64,
 }
 
@@ -51,8 +51,8 @@ pub(super) struct Waiting {
     pub foretold: Option<Foretold>,
 }
 
-/// The sessions of a trace. When a notebook is opened before its first cell and closed after its last one the trace
-/// doesn't say: both are drawn.
+/// The sessions of a trace. Openings before the first cell and closings after the last one are drawn if the trace has
+/// none.
 pub(super) fn of_trace(trace: &Trace, cluster: &Cluster, draw: &mut Rng) -> Vec<Session> {
     let people = &cluster.people;
     let sessions = trace.sessions.iter().map(|s| {
