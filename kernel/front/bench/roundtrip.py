@@ -1,4 +1,4 @@
-"""Ours beside plain ipykernel, in one run, by turns: what a cell and its outputs take.
+"""Ours beside plain ipykernel, in one run, by turns: time for a cell and its outputs.
 
     roundtrip.py --ours KERNELSPEC [--plain KERNELSPEC] [--n 300] [--lines 100000] [--mb 100]
 
@@ -18,7 +18,7 @@ from jupyter_client.manager import start_new_kernel
 
 
 class Kernel:
-    """A kernel with a client that reads iopub as it comes."""
+    """A kernel with a client that reads iopub without delay."""
 
     def __init__(self, name: str) -> None:
         self.km, self.kc = start_new_kernel(kernel_name=name, startup_timeout=120)

@@ -1,5 +1,6 @@
-//! What was delivered to clients, in a file that outlives a killed front: its successor asks the replica for the rest, so
-//! that no client misses a message and none sees one twice. The file needn't outlive the host, so it is never synced.
+//! Record of deliveries to clients, in a file that outlives a killed front. Its successor asks the replica for the
+//! rest: no client misses a message, and none sees one twice. The file needn't outlive the host, so it is never
+//! synced.
 
 use hop_protocol::retain::Taken;
 use hop_words::id::Incarnation;
@@ -21,7 +22,7 @@ pub struct Delivered {
 }
 
 impl Delivered {
-    /// Begins for a replica. With `resume`, where the front before this one stopped.
+    /// Begins for a replica; with `resume`, at the earlier front's position.
     pub fn open(dir: &Path, incarnation: Incarnation, resume: bool) -> io::Result<Self> {
         let path = dir.join(NAME);
         let taken = if resume {

@@ -1,4 +1,4 @@
-//! Where replicas knock: TLS with the kernel's own keys, then a hello that the main loop answers.
+//! The port for replicas: TLS with the kernel's own keys, then a hello that the main loop answers.
 
 use hop_api::handshakes::HandshakeLimit;
 use hop_protocol::link::{Frame, Link, LinkError};
@@ -16,7 +16,7 @@ use tokio_rustls::server::TlsStream;
 /// From accept to hello.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Those who may be at the door without having shown the key.
+/// Connections that may be open without having shown the key.
 const PORCH: usize = 64;
 
 /// What comes from those who knock.
@@ -33,7 +33,7 @@ pub enum Door {
         out: mpsc::UnboundedSender<Frame>,
         input: mpsc::Receiver<Frame>,
     },
-    /// It left. `silent` means that nothing was heard of it for long.
+    /// The replica's connection ended. `silent` means that it was silent for too long.
     Out { visit: u64, silent: bool },
 }
 
@@ -102,7 +102,7 @@ async fn receive(mut link: Link<TlsStream<TcpStream>>, hello: Hello, visit: u64,
         return;
     }
     let (out, queue) = mpsc::unbounded_channel();
-    // The main loop never waits, so this only decouples the tasks.
+    // The main loop never waits: the channel only decouples the tasks.
     let (tx, input) = mpsc::channel(256);
     if door.send(Door::In { visit, out, input }).await.is_err() {
         return;

@@ -11,11 +11,11 @@ pub enum Input {
     Asked(Incarnation),
     /// The seat is taken, and a process stands for the replica in it.
     Prepared(Incarnation),
-    /// There is no seat, or nothing could be started in it.
+    /// No seat was found, or nothing could be started in it.
     NotPrepared(Incarnation, String),
-    /// The replica there has a connection, and its kernel's process is heard.
+    /// The replica there is connected, and its kernel's process is heard.
     Waits(Incarnation),
-    /// The process that stands for the replica there has ended.
+    /// The process of the replica there has ended.
     Gone(Incarnation),
     /// The kernel's replica stays.
     Off(Incarnation),
@@ -28,11 +28,11 @@ pub enum Input {
 /// Something to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
-    /// Take the seat and start a replica in it that waits.
+    /// Take the seat and start a waiting replica in it.
     Prepare(Incarnation),
-    /// Tell the kernel's replica that the one there waits.
+    /// Tell the kernel's replica that the new one waits.
     Ready(Incarnation),
-    /// Tell the kernel's replica that nothing came of it.
+    /// Tell the kernel's replica that the move failed.
     Failed(Incarnation, String),
     /// End what was prepared.
     Drop(Incarnation),
@@ -52,7 +52,7 @@ enum Stage {
     Switching,
 }
 
-/// The one move of a kernel that may be under way.
+/// A kernel's move, at most one of which is under way.
 #[derive(Debug, Default)]
 pub struct Moves {
     now: Option<(Incarnation, Stage)>,
@@ -61,7 +61,7 @@ pub struct Moves {
 }
 
 impl Moves {
-    /// Takes in what happened; returns what is to be done.
+    /// Takes in an input; returns the actions that follow.
     pub fn handle(&mut self, input: Input) -> Vec<Act> {
         match input {
             Input::Asked(to) => self.asked(to),
@@ -128,7 +128,7 @@ impl Moves {
         vec![Act::Drop(to), Act::Failed(to, why)]
     }
 
-    /// A replica that waits is the quickest there is, whatever became of the old one.
+    /// A waiting replica is the quickest start, whatever became of the old one.
     fn start(&mut self) -> Vec<Act> {
         match self.now.take() {
             Some((to, Stage::Waits)) => {

@@ -16,7 +16,7 @@ pub(crate) type Preparation = (Incarnation, anyhow::Result<Prepared>);
 /// A replica at the door, and the answer to it.
 type Knock = (Hello, oneshot::Sender<Welcome>);
 
-/// What was prepared for the one move that may be under way.
+/// Preparations for the move under way, if any.
 pub(crate) struct Moving {
     moves: Moves,
     ends: mpsc::UnboundedSender<Preparation>,
@@ -44,7 +44,7 @@ impl Moving {
     pub(crate) async fn gone(&mut self) -> Incarnation {
         match &mut self.prepared {
             Some(prepared) => {
-                // An error means that there is no such process either.
+                // An error means that the process is gone.
                 let _ = prepared.process.wait().await;
                 prepared.place.incarnation
             }
@@ -100,7 +100,7 @@ impl Moving {
         }
     }
 
-    /// A replica that waits knocks. It is kept at the door until the tenure is its own.
+    /// A waiting replica connects. It gets no welcome until the tenure is its own.
     pub(crate) fn knocked(&mut self, hello: Hello, answer: oneshot::Sender<Welcome>) -> Vec<Item> {
         let incarnation = hello.incarnation;
         self.waits = Some((hello, answer));
@@ -111,7 +111,7 @@ impl Moving {
         self.moves.expects(incarnation)
     }
 
-    /// A replica is to be started: the one that waits, if there is one. `None` means that another has to be found.
+    /// Starts the waiting replica, if there is one. `None` means that another must be found.
     pub(crate) fn start(&mut self) -> Option<Prepared> {
         let acts = self.moves.handle(Input::Start);
         match acts.first() {
@@ -133,7 +133,7 @@ impl Moving {
         if let Some(task) = self.task.take() {
             task.abort();
         }
-        // Whoever waits at the door finds it closed, and ends.
+        // A replica that still waits finds its connection closed, and ends.
         self.waits = None;
         if let Some(prepared) = self.prepared.take() {
             tokio::spawn(launch::end_srun(prepared.process));

@@ -111,7 +111,7 @@ pub(crate) async fn bind(
     let bind = async |kind, port, channel| {
         Server::bind(kind, &at(port), Limits::default(), admit, channel, tx.clone()).await
     };
-    // iopub first: what a client starts as soon as it can, it also wants to hear.
+    // iopub first: a client wants to hear everything that it starts.
     let iopub = bind(ServerKind::XPub, start.ports.iopub_port, Some(Channel::Iopub)).await?;
     let shell = bind(ServerKind::Router, start.ports.shell_port, Some(Channel::Shell)).await?;
     let control = bind(

@@ -11,10 +11,10 @@ use std::time::Duration;
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// `hop gpu` has a deadline for each of its steps; this one is for all of it.
+/// Limit on a whole errand; `hop gpu` has a deadline for each of its steps.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Names the program instead of the `hop` that lies beside this one.
+/// Names the program, in place of the `hop` beside this one.
 const HOP_VARIABLE: &str = "GRESSHOPPER_HOP";
 
 /// The program that runs errands.
@@ -37,7 +37,7 @@ impl Errands {
         self.hop.is_file()
     }
 
-    /// Runs one to its end, for the kernel's process and these device files.
+    /// Runs an errand to its end, for the kernel's process and these device files.
     pub(crate) async fn run(self, errand: Errand, kernel: u32, devices: Vec<PathBuf>) -> ErrandEnd {
         let end = match errand {
             Errand::Leave => leave(self.hop, kernel, devices).await,
@@ -149,7 +149,7 @@ struct Report {
 enum Unsaid {
     /// It did nothing, for this reason.
     Refused(String),
-    /// It didn't come to its end, and was ended.
+    /// The errand didn't end in time, and was killed.
     TooLate(String),
 }
 
@@ -200,7 +200,7 @@ async fn hop_gpu(
     }
 }
 
-/// The processes below us that hold one of these device files, each with a sentence.
+/// Processes below us that hold one of these device files, each with a sentence.
 async fn holders(devices: &[PathBuf]) -> Vec<(u32, String)> {
     let devices: Vec<String> = devices.iter().map(|d| d.display().to_string()).collect();
     let look = move || {

@@ -17,14 +17,14 @@ pub enum News {
     Down {
         reason: String,
     },
-    /// It won't hear us for now; what waits goes on waiting.
+    /// `hopd` doesn't hear us for now; requests go on waiting.
     Unheard {
         reason: String,
     },
     Event(Event),
 }
 
-/// What a refused request means for the cell that waits. One that came before the registration is said again with it.
+/// Meaning of a refused request for the waiting cell. A request sent before the registration is repeated with it.
 fn refused(refusal: Refusal, submitted: Option<(KernelId, CellId)>) -> News {
     let reason = refusal.to_string();
     match (refusal, submitted) {
@@ -35,8 +35,8 @@ fn refused(refusal: Refusal, submitted: Option<(KernelId, CellId)>) -> News {
     }
 }
 
-/// One end of the conversation. What is sent while the connection is down is dropped; what must not be lost is said
-/// again when it is up.
+/// One end of the conversation. Messages are dropped while the connection is down; important ones are repeated when
+/// it is up.
 #[derive(Debug)]
 pub struct Leases {
     pub requests: mpsc::UnboundedSender<Request>,
@@ -99,7 +99,7 @@ impl Leases {
         Ok(leases)
     }
 
-    /// Nobody lends here: every cell that asks is refused with this reason.
+    /// Nothing is lent here: every request is refused with this reason.
     pub fn nobody(reason: String) -> Self {
         let (leases, mut requests, news) = Self::pair();
         tokio::spawn(async move {

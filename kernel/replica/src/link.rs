@@ -17,7 +17,7 @@ pub(crate) struct FrontLink {
     epoch: u64,
     out: Option<mpsc::UnboundedSender<Frame>>,
     acks: Vec<u64>,
-    /// Messages and bytes that were dropped since the front was told so.
+    /// Messages and bytes dropped since the front was last told.
     lost: (u64, u64),
 }
 
@@ -33,12 +33,12 @@ impl FrontLink {
         }
     }
 
-    /// The epoch of the front that was heard last, and the last frame that was taken of it.
+    /// The epoch of the last front, and the last frame taken of it.
     pub(crate) fn position(&self) -> (u64, u64) {
         (self.epoch, self.taken.upto())
     }
 
-    /// A connection stands. The front has `taken` so much of this stream and wants some of that `again`.
+    /// A connection stands. The front has `taken` frames of this stream, and wants those in `again` once more.
     pub(crate) fn up(&mut self, epoch: u64, taken: u64, again: &[u64], out: mpsc::UnboundedSender<Frame>) {
         if epoch != self.epoch {
             // A new front wants again what the old one was still working on.

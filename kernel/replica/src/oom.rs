@@ -64,7 +64,7 @@ fn levels(cgroups: &str, mounts: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Where a file system of the wanted kind is mounted, from `/proc/self/mountinfo`.
+/// Mount point of a file system of the wanted kind, from `/proc/self/mountinfo`.
 fn mount(mounts: &str, wanted: impl Fn(&str, &str) -> bool) -> Option<PathBuf> {
     mounts.lines().find_map(|line| {
         let (left, right) = line.split_once(" - ")?;

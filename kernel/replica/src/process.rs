@@ -1,8 +1,8 @@
-//! The processes below the replica: it is their subreaper, so that whatever the kernel leaves behind comes to it.
+//! Processes below the replica, their subreaper: the kernel's orphans become its children.
 
 use std::path::Path;
 
-/// Ends what this process started or inherited as a subreaper, in bounds.
+/// Ends the processes that this one started or inherited as a subreaper, in bounds.
 pub(crate) fn end_children() {
     let me = std::process::id();
     for _ in 0..10 {

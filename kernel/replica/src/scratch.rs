@@ -15,7 +15,8 @@ static MADE: AtomicU32 = AtomicU32::new(0);
 pub struct Scratch(PathBuf);
 
 impl Scratch {
-    /// Makes one below `$XDG_RUNTIME_DIR` or `/tmp`, and sweeps there. Short: a unix socket's path has 107 bytes.
+    /// Makes a folder below `$XDG_RUNTIME_DIR` or `/tmp`, and sweeps there. Short: a unix socket's path has 107
+    /// bytes.
     pub fn create() -> io::Result<Self> {
         let uid = rustix::process::getuid().as_raw();
         let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from);
@@ -58,7 +59,7 @@ impl Scratch {
 
 impl Drop for Scratch {
     fn drop(&mut self) {
-        // What can't be removed now is swept by the next replica.
+        // An undeletable folder is swept by the next replica.
         let _ = std::fs::remove_dir_all(&self.0);
     }
 }

@@ -1,7 +1,7 @@
 //! The seat's batch step: it holds the job while replicas sit in it, and lets it end when none has for a while.
 //!
-//! Replicas keep a connection to an abstract socket, so that nothing lies on disk; who connects is asked of the kernel.
-//! Its name can't be foretold by other users, who could take it first: it comes of a key in the user's home.
+//! Replicas keep a connection to an abstract socket, so that nothing lies on disk; Linux names the connecting user.
+//! The socket's name comes from a key in the user's home, so other users can't foretell and take it.
 
 use anyhow::{Context, Result};
 use hop_api::client::{self, Item};

@@ -12,8 +12,8 @@ use std::time::Duration;
 use tokio::sync::mpsc;
 use tokio::time::sleep;
 
-/// ipykernel's publisher drops messages that aren't read at once, so the queue is as good as unbounded. What piles up is
-/// bounded where it is kept for the front.
+/// ipykernel's publisher drops unread messages, so the queue is as good as unbounded. The messages kept for the front
+/// are bounded.
 const QUEUE: usize = 1 << 20;
 
 const PROBE: &[u8] = b"gresshopper-probe";

@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// A record is synced at once, and those that come within this time after it together.
+/// A record is synced at once; records within this time after it are synced together.
 const SYNC_EVERY: Duration = Duration::from_millis(250);
 
 /// Work for the thread, done in order.
@@ -109,7 +109,7 @@ impl Store {
                 Ok(job) => self.work(job),
                 Err(RecvTimeoutError::Timeout) => self.sync(),
                 Err(RecvTimeoutError::Disconnected) => {
-                    // What came is on disk before the replica ends, if that can be.
+                    // Received records reach the disk before the replica ends, if possible.
                     drop(self.sync());
                     return;
                 }

@@ -39,7 +39,7 @@ const MORE: [(u32, u32); 20] = [
 pub(crate) struct Btf<'a> {
     strings: &'a [u8],
     types: &'a [u8],
-    /// Where each type begins in `types`; the first is number 1.
+    /// Start of each type in `types`; the first type is number 1.
     starts: Vec<usize>,
 }
 

@@ -1,18 +1,19 @@
-//! How many open files of a lent device there are: the proof that nobody holds it any more.
+//! Counts the open files of a lent device: zero proves that nobody holds the device any more.
 //!
-//! Linux makes one `struct file` for each open of a device, and frees it when its last reference is gone, be that a
-//! descriptor, a duplicate, a child's, a mapping, a ring's, one in flight in a socket, or one on the stack of a thread
-//! that sleeps in a system call. Three BPF programs count them:
+//! Linux makes one `struct file` for each open of a device, and frees it after the last reference. A reference is a
+//! descriptor, a duplicate, a child's, a mapping, a ring's, one in flight in a socket, or one on the stack of a
+//! thread that sleeps in a system call. Three BPF programs count the files:
 //!
-//! - `allocated`, on the tracepoint of the allocator: which file a kernel's thread is about to open.
-//! - `judged`, a device program of the cgroup above all: when a kernel's thread passes the check before an open, that
-//!   file counts from then on. What isn't lent to this very kernel is refused there, and so is what can't be counted.
-//! - `freed`, on the tracepoint of the allocator: the file counts no more. The driver's `release` is behind it then.
+//! - `allocated`, on the tracepoint of the allocator: notes the file that a kernel's thread is about to open.
+//! - `judged`, a device program of the cgroup above all: checks each open by a kernel's thread. It refuses devices that
+//!   aren't lent to this very kernel, and files that can't be counted. A file that passes counts from then on.
+//! - `freed`, on the tracepoint of the allocator: the file no longer counts, and the driver's `release` has run.
 //!
-//! Zero after [`Counter::close`] is a proof. Only registered kernels are judged or counted: nobody else's opens are the
-//! lease's, and none is touched. Programs and maps are pinned in a bpf file system, one set for all nodes of a host.
-//! They outlive every process of ours and vanish at a boot, as what they count. All of it works in a locked-down Linux
-//! too, which refuses programs on its functions. Who holds a device is left to [`crate::holders`].
+//! Zero after [`Counter::close`] is a proof. Only registered kernels are judged or counted: other processes' opens
+//! belong to no lease, and none is touched. Programs and maps are pinned in a bpf file system, one set for all nodes
+//! of a host. Like the files that they count, they outlive our processes and vanish at a boot. All of it also works
+//! in a locked-down Linux, which refuses programs on its functions. The search for holders is left to
+//! [`crate::holders`].
 
 use crate::bpf::{self, Instruction, Map, Number, instruction};
 use crate::btf::Btf;
@@ -25,9 +26,9 @@ use std::sync::atomic::{Ordering, fence};
 
 /// Where systemd mounts the bpf file system.
 pub const BPF_DIR: &str = "/sys/fs/bpf";
-/// Of the maps and what they mean: programs of another version count beside these.
+/// Version of the maps and their meaning: programs of another version count beside these.
 const SET: &str = "gresshopper-1";
-/// More open files than any program needs of one GPU; whoever wants more is refused them.
+/// More open files than any program needs of one GPU; further opens are refused.
 const MOST_FILES: i32 = 16_384;
 const MOST_DEVICES: u32 = 1024;
 const MOST_KERNELS: u32 = 16_384;
@@ -56,7 +57,7 @@ fn failed(what: &'static str) -> impl FnOnce(io::Error) -> CountError {
     move |source| CountError::Io { what, source }
 }
 
-/// A cgroup, by the hierarchy and its number there, which no later cgroup gets until the next boot.
+/// A cgroup, by its hierarchy and its number there, which is unique until the next boot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
 #[repr(C)]
 pub struct Group {
@@ -106,7 +107,7 @@ pub struct Counter {
     kernels: Map<Group, u64>,
     /// By the address of the file.
     files: Map<u64, Opened>,
-    /// What a kernel's thread allocated last; who is pushed out of it is refused.
+    /// Last allocation of each of a kernel's threads. A thread whose entry was evicted is refused.
     last: Map<u64, u64>,
 }
 
@@ -217,7 +218,8 @@ impl Counter {
         pinned
     }
 
-    /// Whether they count and refuse on this Linux, with a device that everybody has and hardly anybody opens.
+    /// Whether the programs count and refuse on this Linux, tried with a device that every host has and few programs
+    /// open.
     fn try_out(&self) -> Result<(), CountError> {
         const FULL: Number = Number { major: 1, minor: 7 };
         let open = || std::fs::File::open("/dev/full");
@@ -244,7 +246,7 @@ impl Counter {
         }
     }
 
-    /// From now on this kernel opens no device of ours but those that are lent to it.
+    /// Registers a kernel: from now on it opens no device of ours except those lent to it.
     ///
     /// # Errors
     /// Linux's.
@@ -260,7 +262,7 @@ impl Counter {
         self.kernels.remove(&kernel)
     }
 
-    /// The kernel may open the device, and its opens count. The caller has seen that there are no open files.
+    /// Lets the kernel open the device, and counts its opens. The caller has seen that no files are open.
     ///
     /// # Errors
     /// Linux's; then nothing may be opened.
@@ -279,7 +281,7 @@ impl Counter {
         )
     }
 
-    /// No kernel opens the device from now on. What [`Self::open_files`] gives after it can only become less.
+    /// Refuses every kernel's opens of the device from now on. [`Self::open_files`] can then only fall.
     ///
     /// # Errors
     /// Linux's.
@@ -309,7 +311,7 @@ impl Counter {
         Ok(self.counts.get(&internal(device))?.unwrap_or(0))
     }
 
-    /// Who opened the files that are open still; at most a few, to be told.
+    /// Openers of the files that are still open, at most a few, for reports.
     pub fn openers(&self, device: Number) -> Vec<Opener> {
         let most = usize::try_from(MOST_FILES).unwrap_or(0);
         let mut openers: Vec<Opener> = self
@@ -340,14 +342,14 @@ fn check_file_system(dir: &Path) -> Result<(), CountError> {
     }
 }
 
-/// The cgroup of this process, as the programs see it.
+/// This process's cgroup, as the programs see it.
 fn own_group() -> Option<Group> {
     let mounts = crate::cgroup::Mounts::of_self().ok()?;
     let membership = crate::proc::Membership::of(std::process::id()).ok()?;
     crate::cgroup::group_of(&mounts, &membership)
 }
 
-/// The allocator's cache of open files. Programs see it by its address alone, which it keeps until the next boot.
+/// The allocator's cache of open files. Programs see only its address, which is fixed until the next boot.
 fn learn_cache(layout: &Layout) -> Result<u64, CountError> {
     const NAME: i32 = i32::from_ne_bytes(*b"filp");
     let io = || failed("the cache of open files can't be learnt");
@@ -385,11 +387,12 @@ fn learn_cache(layout: &Layout) -> Result<u64, CountError> {
     found.get(&0).map_err(io())?.ok_or(CountError::Blind)
 }
 
-/// Where this Linux has the fields that the programs read.
+/// Offsets of the fields that the programs read on this Linux.
 #[derive(Debug)]
 struct Layout {
     offsets: HashMap<&'static str, i16>,
-    /// Which of a task's cgroups is that of v1's `devices`, in bytes; none where this Linux has no such controller.
+    /// Offset of the cgroup of v1's `devices` within a task's cgroups, in bytes; `None` if this Linux has no such
+    /// controller.
     devices: Option<i16>,
 }
 
@@ -483,7 +486,7 @@ const READ_KERNEL: i32 = 113; // bpf_probe_read_kernel
 
 const NEW_ONLY: i32 = 1; // BPF_NOEXIST
 
-/// Where a jump goes to; each is placed once.
+/// Target of jumps; each is placed once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 enum Label {
     Allow,
@@ -539,7 +542,7 @@ impl Assembler {
         self.push(POINTER, address, STACK, SCRATCH_AT, 0);
     }
 
-    /// What was allocated or freed, if it is of this cache; else goes to `Allow`.
+    /// Passes an allocation or release of this cache; jumps to `Allow` for others.
     fn is_of(&mut self, cache: u64) {
         let half = |n: u64| i32::from_ne_bytes(u32::try_from(n).unwrap_or(0).to_ne_bytes());
         self.push(POINTER, 2, 1, 16, 0);
@@ -608,7 +611,7 @@ impl Counter {
         a.jump(JUMP_IF, 0, 0, 0, Label::Deny);
         a.push(POINTER, FILE, 0, 0, 0);
         a.push(STORE_POINTER, STACK, FILE, FILE_AT, 0);
-        // A file gets its inode when it is opened, which comes after this.
+        // The later open gives the file its inode.
         a.follow(FILE, layout.at("file.f_inode"));
         a.jump(JUMP_UNLESS, FILE, 0, 0, Label::Deny);
     }

@@ -1,8 +1,8 @@
-//! Who on this node seems to hold a device: by descriptor, mapping, io_uring, or a descriptor in flight.
+//! Processes on this node that seem to hold a device: by descriptor, mapping, io_uring, or a descriptor in flight.
 //!
-//! A look through `/proc`, to find whom to end and whom to name. It proves nothing: what moves meanwhile is missed, and
-//! a reference without a descriptor isn't there to be seen. The proof is [`crate::count`]'s. Nothing here opens a
-//! device, waits for a file system, or follows a path that a user chose.
+//! A look through `/proc` finds processes to end and to name. The look proves nothing: moving references are missed,
+//! and references without a descriptor are invisible. [`crate::count`] has the proof. Nothing here opens a device,
+//! waits for a file system, or follows a path that a user chose.
 
 #![allow(unsafe_code)] // kcmp(2) has no wrapper in libc, nor has the query of mappings.
 
@@ -14,7 +14,7 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-/// A process that holds one of the devices, or may, and how.
+/// A process that holds one of the devices, or may, with the kind of reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Found {
     pub pid: u32,
@@ -22,7 +22,7 @@ pub struct Found {
 }
 
 impl Found {
-    /// The device itself was seen; else it is something that may hide one.
+    /// Whether the device itself was seen, rather than a possible hiding place.
     pub fn is_sure(&self) -> bool {
         matches!(self.how, Hold::Descriptor | Hold::Mapping)
     }
@@ -40,7 +40,7 @@ struct Scan<'a> {
     found: HashSet<Found>,
 }
 
-/// The processes among `pids` that hold one of `numbers` (character devices) or may.
+/// Processes among `pids` that hold or may hold one of `numbers` (character devices).
 pub fn among(pids: &[u32], numbers: &[Number]) -> Vec<Found> {
     let Ok(proc) = open_dir(CWD, "/proc") else {
         return Vec::new();
@@ -81,7 +81,7 @@ fn for_each_number(dir: &OwnedFd, mut f: impl FnMut(u32)) -> io::Result<()> {
     Ok(())
 }
 
-/// Where the kernel keeps inodes that have no name, io_uring's among them. None: unknown, look at all.
+/// Device of inodes without a name, such as io_uring's. `None` means unknown: look at all.
 fn anonymous_device() -> Option<Number> {
     let fd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).ok()?;
     let stat = statx(&fd, "", AtFlags::EMPTY_PATH, StatxFlags::TYPE).ok()?;
@@ -106,8 +106,8 @@ fn read_text(at: BorrowedFd<'_>, path: &str) -> Option<String> {
     }
 }
 
-/// Whether two tasks share their table of descriptors. Without kcmp(2) the answer is no: both are looked at. One
-/// that may not be compared may not be looked at either.
+/// Whether two tasks share their table of descriptors. Without kcmp(2) the answer is no, and both are searched. A
+/// task that may not be compared may not be searched either.
 fn same_files(a: u32, b: u32) -> bool {
     const KCMP_FILES: libc::c_int = 2;
     // SAFETY: kcmp takes numbers alone.
@@ -130,7 +130,7 @@ fn other_threads(process: &OwnedFd, pid: u32) -> Vec<u32> {
     others
 }
 
-/// Unix sockets tell how many descriptors wait in them, a listening one those of its connections to come.
+/// Whether a Unix socket has descriptors in flight. A listening socket counts those of its pending connections.
 fn in_flight(process: BorrowedFd<'_>, fdinfo: &str, number: u32) -> bool {
     let text = read_text(process, &format!("{fdinfo}/{number}"));
     text.is_some_and(|text| {
@@ -353,8 +353,8 @@ fn is_ring(dir: &OwnedFd, name: &str) -> bool {
     readlinkat(dir, name, Vec::new()).is_ok_and(|target| target.as_bytes() == b"anon_inode:[io_uring]")
 }
 
-/// Whether a ring has files registered that may be devices. fdinfo gives names alone, and not even these while the ring
-/// is busy; a name proves nothing, since its owner chooses what he mounts there.
+/// Whether a ring has registered files that may be devices. fdinfo has names alone, and none while the ring is busy.
+/// A name proves nothing, since its owner chooses the mounts.
 fn ring_may_hold(process: BorrowedFd<'_>, fdinfo: &str, number: u32) -> bool {
     let text = read_text(process, &format!("{fdinfo}/{number}")).unwrap_or_default();
     registered_files(&text).is_none_or(|mut names| names.any(|name| name.starts_with('/')))

@@ -1,9 +1,8 @@
-//! After a lease: waiting until nobody holds its devices, and ending those of the lessee's processes that do.
+//! After a lease: waits until nobody holds its devices, and ends the lessee's processes that do.
 //!
-//! Only the lessee's processes are ever ended: those in the kernel's cgroup, and those of the lessee's uid in a job of
-//! Slurm's. Where Linux counts ([`crate::count`]), zero is the end of it, and the search below may miss what it
-//! likes: it starts with whoever is seen to hold, and ends with the whole kernel. Elsewhere one look at processes
-//! that are held still has to do.
+//! Only the lessee's processes are ever ended: those in the kernel's cgroup, and those of the lessee's uid in a job
+//! of Slurm's. If Linux counts ([`crate::count`]), a count of zero ends the wait, and the search may miss holders: it
+//! starts with the seen holders, and ends with the whole kernel. Otherwise a single look at frozen processes must do.
 
 use crate::bpf::Number;
 use crate::cgroup::{self, Mounts};
@@ -48,12 +47,12 @@ pub struct Released {
     pub holders: Vec<Holder>,
 }
 
-/// Whom a round ends. Each goes further than the last, and comes when the last has found nobody.
+/// Processes that a round ends. Each stage goes further, and follows once the last one finds nobody.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Stage {
-    /// Who is seen to hold.
+    /// Processes that were seen to hold a device.
     Seen,
-    /// Who has something in which a device can hide.
+    /// Processes with a possible hiding place of a device.
     Suspect,
     /// All of the kernel but its first process.
     Children,
@@ -180,7 +179,7 @@ impl Release<'_> {
             .is_some_and(|s| decide::is_lessees(&s, self.rules.lessee))
     }
 
-    /// Those that matter among `pids`, with what is to become of them.
+    /// Relevant processes among `pids`, each with its verdict.
     fn judged(&self, pids: &[u32]) -> Vec<(Found, Suspect, Verdict)> {
         let found = holders::among(pids, self.numbers);
         found
@@ -214,7 +213,7 @@ impl Release<'_> {
         any
     }
 
-    /// The lessee's processes that hold, or that may.
+    /// The lessee's processes that hold a device, or may.
     fn holding(&self, suspects: bool) -> Vec<u32> {
         let mut pids = holders::all_processes().unwrap_or_default();
         pids.retain(|pid| self.is_lessees(*pid));
@@ -222,7 +221,7 @@ impl Release<'_> {
         found.filter(|f| suspects || f.is_sure()).map(|f| f.pid).collect()
     }
 
-    /// Who holds still, to be told: whoever is seen, else whoever opened what is counted.
+    /// Remaining holders, for reports: the seen ones, else the openers of counted files.
     fn holders(&self, ended: &Ended) -> Vec<Holder> {
         let pids = holders::all_processes().unwrap_or_default();
         let judged = self.judged(&pids);

@@ -26,11 +26,11 @@ pub(super) enum Verdict {
 /// The fate of a cell whose process has died.
 #[derive(Debug)]
 pub(super) enum LostCell {
-    /// It was in its middle, and runs again because its text says so (`%%retry`).
+    /// The cell was in its middle, and runs again because its text says so (`%%retry`).
     Again(CellId),
-    /// It was in its middle.
+    /// The cell was in its middle.
     Lost(Cell),
-    /// It waited in the process behind another one.
+    /// The cell waited in the process behind another one.
     Behind(Cell),
 }
 
@@ -88,7 +88,7 @@ impl Core {
         self.status(header, "idle");
     }
 
-    /// Answers a cell that the kernel never gets, and those behind it that its failure aborts.
+    /// Answers a cell that the kernel never gets, and cells behind it that its failure aborts.
     pub(super) fn fail(&mut self, cell: &CellId, verdict: Verdict) {
         let Some((cell, request)) = self.cells.take_unsent(cell) else {
             return;
@@ -132,7 +132,7 @@ impl Core {
         self.status(&header, "idle");
     }
 
-    /// A cell was lost in its middle: an error, and in the log that it is lost.
+    /// A cell was lost in its middle: its answer is an error, and the log notes the loss.
     pub(super) fn lose(&mut self, cell: Cell, why: String) {
         let content = self.failure(&cell.header, "CellLost", &why);
         let message = self.write_reply(&cell.header, &content);

@@ -23,16 +23,16 @@ use std::collections::VecDeque;
 pub(crate) struct Request {
     pub(crate) message: Message,
     /// The cell's text, for the `execute_input` of a cell that is answered in the kernel's stead. Empty for a cell
-    /// without a need, which is never answered so with its text.
+    /// without a need, which never has such an answer.
     pub(crate) code: String,
 }
 
 /// The place of a cell on its way. How far the lease of a `Seeking` or `Running` cell is, [`super::Place`] tells.
 #[derive(Debug)]
 enum Stage {
-    /// Waits for the cells before it. The need may be unreadable: that is told when its turn comes.
+    /// Waits for the cells before it. An unreadable need is told when the cell's turn comes.
     Held(Request, Result<Need, String>),
-    /// The first of those that the kernel hasn't got: its lease is asked for, or on its way.
+    /// The first cell that the kernel hasn't got: its lease is asked for, or on its way.
     Seeking(Request, Need),
     /// The kernel has it. The request is kept for the kernel's next process.
     Running(Request, Need),
@@ -94,7 +94,7 @@ pub(super) enum Next {
     Wait,
     Forward(CellId),
     Ask(CellId, Need),
-    /// Its need can't be read, for this reason.
+    /// The cell's need can't be read, for this reason.
     Refuse(CellId, String),
 }
 
@@ -131,8 +131,8 @@ impl Cells {
         }
     }
 
-    /// Takes in an execute request. Returns the message where the kernel is to have it at once, outside of the order. A
-    /// request that is here already is ignored: it is answered once.
+    /// Takes in an execute request. Returns the message if the kernel is to have it at once, outside of the order. A
+    /// repeated request is ignored: it is answered once.
     pub(super) fn arrive(
         &mut self,
         identity: Bytes,
@@ -270,8 +270,8 @@ impl Cells {
         self.cells.iter().filter(waits).map(|c| c.id.clone()).collect()
     }
 
-    /// The kernel gets the cell now. Returns the request, with the client that sent it; `None` where the kernel has it
-    /// already.
+    /// Gives the cell to the kernel. Returns the request, with its client; `None` means that the kernel already has
+    /// the cell.
     pub(super) fn send(&mut self, id: &CellId) -> Option<(Bytes, Message)> {
         let cell = self.find_mut(id)?;
         let (request, need) = match std::mem::replace(&mut cell.stage, Stage::Free) {
@@ -294,8 +294,8 @@ impl Cells {
         }
     }
 
-    /// Takes out the cells that the kernel's process had begun when it died, the oldest first, and those that an error
-    /// before them aborts. Cells that hadn't begun stay and wait for their turn, and so does one that is to run again.
+    /// Takes out the cells that the dead process had begun, the oldest first, and those that an earlier error aborts.
+    /// Other cells stay and wait for their turn, as does a cell that is to run again.
     pub(super) fn take_sent(&mut self) -> Vec<LostCell> {
         let mut lost = Vec::new();
         let mut aborts = false;
@@ -362,12 +362,12 @@ impl Cells {
         self.cells.iter().position(|c| c.id == *id)
     }
 
-    /// The header of a cell's request; `{}` where there is no such cell.
+    /// The header of a cell's request; `{}` for an unknown cell.
     pub(super) fn header(&self, id: &CellId) -> Bytes {
         self.find(id).map_or_else(no_header, |c| c.header.clone())
     }
 
-    /// The cell that the kernel runs now: the first that it was sent.
+    /// The cell that the kernel runs now: the first that was sent.
     pub(super) fn running(&self) -> Option<&CellId> {
         let mut sent = self
             .cells
@@ -400,7 +400,7 @@ impl Cells {
         }
     }
 
-    /// Notes one more thing that the cell's reply will tell.
+    /// Adds metadata to the cell's later reply.
     pub(super) fn add_metadata(&mut self, id: &CellId, key: &str, value: Value) {
         if let Some(cell) = self.find_mut(id) {
             match &mut cell.metadata {
@@ -434,7 +434,7 @@ impl Cell {
         self
     }
 
-    /// Whether an error of this cell aborts those that wait behind it.
+    /// Whether an error of this cell aborts the cells behind it.
     pub(super) fn stops_on_error(&self) -> bool {
         self.stop_on_error
     }

@@ -19,7 +19,7 @@ pub enum Place {
     Beginning,
     /// The kernel runs it, with a lease or without.
     Running,
-    /// Is being taken off its GPUs in its middle.
+    /// The cell is being taken off its GPUs in its middle.
     Stopping,
     /// Stands still in its middle.
     Standing,
@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    /// Cells that the kernel has come before the one that seeks a lease, and that one before those that wait.
+    /// Cells of the kernel come before the cell that seeks a lease, which comes before the waiting ones.
     fn check_order(&self) {
         let rank = |stage| match stage {
             StageName::Free => None,

@@ -20,7 +20,7 @@ pub(super) enum Park {
     Home,
     /// A cell is being stopped in its middle, for its memory to be taken off.
     Stopping(Meanwhile),
-    /// Being taken off. `wanted` means that a new lease waits for the end of that.
+    /// The memory is being taken off. `wanted` means that a new lease waits for the end of that.
     Leaving { wanted: bool },
     /// In host memory.
     Away,
@@ -33,11 +33,11 @@ pub(super) enum Park {
 pub(super) enum Target {
     Held,
     Over,
-    /// It is over, and there is another lease.
+    /// The lease is over, and another one exists.
     Another,
 }
 
-/// The cell that is being stopped, as it stands by now.
+/// Present state of the cell that is being stopped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meanwhile {
     /// Runs, as far as is known.
@@ -76,7 +76,7 @@ pub(super) enum Act {
     Return,
     /// Off by the driver alone, in the middle of a cell.
     Stop,
-    /// The cell stands still, and nothing of it is on its GPUs.
+    /// The cell stands still, and its GPUs hold nothing of it.
     Stopped,
     /// The cell can't be stopped, and runs on.
     RunsOn(String),
@@ -89,7 +89,7 @@ pub(super) enum Act {
 }
 
 impl Park {
-    /// The cell that runs should leave its GPUs in its middle.
+    /// Asks the running cell to leave its GPUs in its middle.
     pub(super) fn asked(&mut self) -> Vec<Act> {
         match self {
             Self::Home => {
@@ -275,7 +275,7 @@ pub(super) struct Last {
 pub(super) struct Gpu {
     pub(super) park: Park,
     pub(super) last: Option<Last>,
-    /// This lease is left as soon as that cell has ended.
+    /// The lease to leave once that cell has ended.
     pub(super) after: Option<(CellId, LeaseId)>,
     /// Leases that are over, and are given back once nothing leaves their GPUs any more.
     leaving: Vec<LeaseId>,
@@ -346,7 +346,7 @@ impl Core {
         });
     }
 
-    /// The process ends between two cells, and with it what it held on the last lease's GPUs.
+    /// The process ends between two cells, and with it its memory on the last lease's GPUs.
     pub(super) fn leave_devices(&mut self) {
         if let Some(last) = self.gpu.last.take() {
             self.release_lease(last.id);
@@ -357,7 +357,7 @@ impl Core {
     pub(super) fn leave_after(&mut self, cell: &CellId) {
         if let Some((_, lease)) = self.gpu.after.take_if(|(after, _)| after == cell) {
             match &self.gpu.last {
-                // A block of the cell has a newer lease: what happens on that one goes on.
+                // A block of the cell has a newer lease, on which all goes on.
                 Some(last) if last.id != lease => self.release_lease(lease),
                 _ => self.leave(lease),
             }
@@ -398,7 +398,7 @@ impl Core {
                         .as_ref()
                         .map(|last| wording::parked_too_slowly(last.grace));
                     match self.lease {
-                        // Its lease ended while it came back, in its middle still.
+                        // The lease ended while the cell came back, still in its middle.
                         Lease::Standing(_) => self.send_errand(Errand::StopAgain),
                         _ => self.send_errand(Errand::Leave),
                     }
@@ -630,7 +630,7 @@ mod tests {
             }
         }
 
-        /// What is under way comes to its end.
+        /// The present step ends.
         fn end(&mut self, park: &mut Park, well: bool) -> Vec<Act> {
             let (left, returned) = match well {
                 true => (Left::Parked, Returned::Back),

@@ -37,7 +37,7 @@ impl Core {
         self.durable.as_ref()?.moving.as_ref()
     }
 
-    /// Why the kernel isn't moved. What is bound is moved by its user alone, who was told what is lost.
+    /// Why the kernel isn't moved. A bound kernel is moved by its user alone, who was told of the losses.
     fn stays_because(&self, victim: Incarnation, cause: MoveCause) -> Option<String> {
         let Some(durable) = self.durable.as_ref().filter(|_| self.comes_back()) else {
             return Some("its state is not saved, or its process ends".into());
@@ -112,13 +112,14 @@ impl Core {
         self.tell_hopd(said);
     }
 
-    /// Whether no cell goes to the kernel now. Before a move they go one by one, for what ipykernel has got ends there.
+    /// Whether no cell goes to the kernel now. Before a move cells go one by one, because queued cells would end with
+    /// ipykernel.
     pub(super) fn holds_back(&self) -> bool {
         let queues = self.moving().is_some() && self.cells.running().is_some();
         queues || (self.is_leaving() && !self.runs_first())
     }
 
-    /// A cell that has its lease runs before the kernel moves.
+    /// A cell with a lease runs before the kernel moves.
     pub(super) fn runs_first(&self) -> bool {
         self.is_moving_off() && self.lease.granted().is_some()
     }

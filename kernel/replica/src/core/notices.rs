@@ -1,8 +1,8 @@
 //! The notices that clients get of how the kernel stands towards its GPU (docs/wiring.md, "Notices").
 //!
-//! A notice is a projection of the state, made anew after each input. Clients that announced themselves get it on their
-//! comm whenever it has changed. Any other client that waits for long gets a text at its cell, which goes before the
-//! cell begins. The `status` messages that all clients get are told where the wait changes ([`super::lease`]).
+//! A notice is a projection of the state, made anew after each input. Clients that announced themselves get changed
+//! notices on their comm. Any other client gets a text at its cell after a long wait, before the cell begins. The
+//! `status` messages for all clients are told where the wait changes ([`super::lease`]).
 
 use super::cells::no_header;
 use super::lease::{Holder, Kind, Lease, Seeker};
@@ -75,7 +75,7 @@ struct CommContent {
 }
 
 impl Core {
-    /// Takes in a comm message of a client's announcement. Returns whether it was one: the kernel never sees it.
+    /// Takes in a comm message that may announce a client. Returns whether it did: then the kernel never sees it.
     pub(super) fn announcement(&mut self, envelope: &Envelope, header: &Header) -> bool {
         if !header.msg_type.starts_with("comm_") {
             return false;
@@ -202,7 +202,7 @@ impl Core {
         notice
     }
 
-    /// Adds which cell a notice is about, and what it asked for.
+    /// Adds a notice's cell, and the cell's need.
     fn about(&self, seeker: &Seeker, notice: Value) -> Value {
         let cell = match &seeker.kind {
             Kind::Cell => Some(&seeker.id),
