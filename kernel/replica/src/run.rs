@@ -196,6 +196,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
         seat: place.seat.clone(),
         launch: file.launch.clone(),
         can_park: errands.can_run(),
+        models: crate::models::of_node(),
     };
     let (errand_ends, errand_in) = mpsc::unbounded_channel();
     let (store_events, store_in) = mpsc::unbounded_channel();

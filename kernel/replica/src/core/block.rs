@@ -88,7 +88,7 @@ impl Core {
             Lease::Standing(standing) => match &standing.grant {
                 Some((grant, _)) => {
                     let enough = covers(&standing.seeker.need, &need);
-                    let shared = enough.then(|| wording::describe(grant));
+                    let shared = enough.then(|| wording::describe(grant, &self.identity.models));
                     self.share(id, shared);
                 }
                 None => self.refuse_agent(id, "busy", wording::CELL_IS_PARKED),

@@ -309,7 +309,7 @@ impl Core {
             }
         };
         self.hide_text(&seeker.id);
-        let described = describe(&grant);
+        let described = describe(&grant, &self.identity.models);
         let holder = Holder {
             lease: grant.lease,
             described: described.clone(),

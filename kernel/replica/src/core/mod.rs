@@ -22,6 +22,7 @@ mod wording;
 
 use crate::agent::Parcel;
 use crate::leases::News;
+use crate::models::Models;
 use answers::Verdict;
 use bytes::Bytes;
 use cells::{Cells, Next, StageName};
@@ -65,6 +66,8 @@ pub struct Identity {
     pub launch: Launch,
     /// Whether a cell can be parked in its middle as far as this node's programs are concerned.
     pub can_park: bool,
+    /// Names of the node's GPUs.
+    pub models: Models,
 }
 
 /// Something that happened.
@@ -633,6 +636,7 @@ impl Core {
             seat,
             launch,
             can_park,
+            models: _,
         } = &self.identity;
         let holds = self.lease.granted().map(|(lease, id)| (lease, Some(id.clone())));
         let standing = match &self.lease {

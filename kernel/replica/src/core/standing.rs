@@ -169,7 +169,7 @@ impl Core {
         let times = standing.parked.times + 1;
         let seeker = standing.seeker;
         let header = seeker.header.clone();
-        let described = wording::describe(&grant);
+        let described = wording::describe(&grant, &self.identity.models);
         let replied = seeker.as_cell().or_else(|| self.cells.running()).cloned();
         if let Some(replied) = replied {
             self.cells.set_metadata(&replied, described.clone());

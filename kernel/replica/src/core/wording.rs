@@ -1,5 +1,6 @@
 //! The sentences and the JSON that a notebook's user and the kernel's agent read. No state, no decisions.
 
+use crate::models::Models;
 use hop_api::message::Grant;
 use hop_words::id::LeaseId;
 use hop_words::need::Need;
@@ -31,9 +32,9 @@ pub(super) const STANDS_IN_CUDA: &str = "gresshopper: the cell is interrupted, b
 pub(super) const NOT_SAVED_IN_TIME: &str = "its state could not be saved in time";
 
 /// A lease as the reply of its cell tells it (docs/wiring.md).
-pub(super) fn describe(grant: &Grant) -> Value {
+pub(super) fn describe(grant: &Grant, models: &Models) -> Value {
     let devices = &grant.handover.devices;
-    json!({
+    let mut described = json!({
         "lease": grant.lease,
         "node": grant.node,
         "gpus": devices.iter().map(|d| d.index).collect::<Vec<_>>(),
@@ -41,7 +42,12 @@ pub(super) fn describe(grant: &Grant) -> Value {
         "cores": grant.handover.cores,
         "waited_ms": grant.waited.0 / 1000,
         "lingering": grant.lingering,
-    })
+    });
+    let named: Option<Vec<&String>> = devices.iter().map(|d| models.get(&d.path)).collect();
+    if let Some(named) = named.filter(|named| !named.is_empty()) {
+        described["models"] = json!(named);
+    }
+    described
 }
 
 pub(super) fn device_paths(grant: &Grant) -> Vec<PathBuf> {

@@ -65,6 +65,7 @@ impl World {
             seat,
             launch,
             can_park: true,
+            models: [("/dev/fakegpu0".into(), "NVIDIA H200".to_owned())].into(),
         };
         let now = Timestamp(1_000_000);
         Self {

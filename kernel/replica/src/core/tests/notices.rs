@@ -177,7 +177,7 @@ fn the_notebooks_default_goes_before_the_kernelspecs() {
     say(&mut world, "c", &json!({"default_need": {"gpus": 2}}));
     assert_eq!(world.run("a", Value::Null)[0], "hopd: submit a 2 gpus");
     world.refuse("a");
-    for bad in [json!({"gpus": 99}), json!("two"), Value::Null] {
+    for bad in [json!({"gpus": 9999}), json!("two"), Value::Null] {
         say(&mut world, "c", &json!({"default_need": bad}));
         assert_eq!(world.run("b", Value::Null), ["kernel: execute_request b"]);
         world.reply("b", "ok");
@@ -279,6 +279,7 @@ fn code_in_the_kernel_asks_for_the_same() {
     world.run("g", gpu());
     world.grant("g", 1, 1);
     assert_eq!(world.agent(3, "need.status", json!({})), ["agent: answer 1"]);
+    assert_eq!(world.core.notice()["models"], json!(["NVIDIA H200"]));
     world.reply("g", "ok");
     assert_eq!(
         world.agent(4, "need.end_linger", json!({})),
