@@ -226,7 +226,7 @@ impl Wanted {
         check_order(since, until)?;
         Ok(Self {
             query: AcctQuery {
-                users: args.whose.users(),
+                users: args.whose.users(context)?,
                 visible: false,
                 all_users: args.whose.all(context.is_root),
                 accounts: args

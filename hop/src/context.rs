@@ -16,6 +16,8 @@ pub(crate) struct Context<'a> {
     pub(crate) zone: TimeZone,
     pub(crate) env: fn(&str) -> Option<String>,
     pub(crate) is_root: bool,
+    /// Whether a user of that name exists.
+    pub(crate) knows_user: fn(&str) -> bool,
 }
 
 impl<'a> Context<'a> {
@@ -28,6 +30,13 @@ impl<'a> Context<'a> {
             zone: TimeZone::system(),
             env: |name| std::env::var(name).ok(),
             is_root: rustix::process::geteuid().is_root(),
+            knows_user,
         }
     }
+}
+
+/// Asks the user database; where it can't be asked, anybody may exist.
+fn knows_user(name: &str) -> bool {
+    let asked = std::process::Command::new("id").args(["-u", "--", name]).output();
+    asked.map_or(true, |done| done.status.success())
 }

@@ -108,7 +108,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         return Ok(());
     }
     let query = KernelsQuery {
-        users: args.whose.users(),
+        users: args.whose.users(context)?,
         all_users: args.whose.all(context.is_root),
         nodes: args.nodes.names(),
     };

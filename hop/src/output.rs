@@ -120,11 +120,15 @@ pub(crate) struct Whose {
 }
 
 impl Whose {
-    pub(crate) fn users(&self) -> Vec<UserName> {
-        self.users
-            .iter()
-            .map(|user| UserName::from(user.as_str()))
-            .collect()
+    /// Names those that are asked for. A name that nobody has is a mistake, and no empty table.
+    pub(crate) fn users(&self, context: &Context<'_>) -> Result<Vec<UserName>, Failure> {
+        let name = |user: &String| match (context.knows_user)(user) {
+            true => Ok(UserName::from(user.as_str())),
+            false => Err(Failure::Failed(format!(
+                "there is no user {user:?} on this host: look at the spelling"
+            ))),
+        };
+        self.users.iter().map(name).collect()
     }
 
     pub(crate) fn all(&self, is_root: bool) -> bool {

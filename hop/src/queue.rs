@@ -101,7 +101,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         return Ok(());
     }
     let query = QueueQuery {
-        users: args.whose.users(),
+        users: args.whose.users(context)?,
         all_users: args.whose.all(context.is_root),
         ..QueueQuery::default()
     };

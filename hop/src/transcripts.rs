@@ -322,6 +322,7 @@ impl World {
             zone: TimeZone::UTC,
             env: self.env,
             is_root: self.is_root,
+            knows_user: |name| name != "nosuchuser",
         };
         let result = dispatch(&cli.command, &mut context);
         let status = failure::report(result, context.err);
@@ -440,6 +441,7 @@ fn mistakes_are_answered_with_what_to_do() {
         "acct --json=v9",
         "acct --json=list",
         "queue -a -u bob",
+        "queue -u nosuchuser",
         "explain 1a2b",
         "explain nobody",
         "cancel 99 12",
@@ -615,6 +617,7 @@ fn a_broken_pipe_is_silent() {
         zone: TimeZone::UTC,
         env: |_| None,
         is_root: false,
+        knows_user: |name| name != "nosuchuser",
     };
     let result = dispatch(&cli.command, &mut context);
     assert!(matches!(result, Err(Failure::BrokenPipe)));

@@ -11,7 +11,8 @@ use serde_json::Value;
 /// The magic of a cell that may run twice.
 const RETRY: &str = "%%retry";
 
-const GPUS_MAX: u16 = 8;
+/// More than any node has: `hopd` says how many there are.
+const GPUS_MAX: u16 = 1024;
 const CPUS_MAX: u16 = 1024;
 /// The most characters that `hopd` takes of a GPU type.
 const TYPE_MAX: usize = 200;
@@ -378,10 +379,16 @@ mod tests {
         let cases = [
             (
                 "%%gpu two",
-                "the number of GPUs is a number from 1 to 8, not \"two\"",
+                "the number of GPUs is a number from 1 to 1024, not \"two\"",
             ),
-            ("%%gpu 9", "the number of GPUs is a number from 1 to 8, not \"9\""),
-            ("%%gpu 0", "the number of GPUs is a number from 1 to 8, not \"0\""),
+            (
+                "%%gpu 1025",
+                "the number of GPUs is a number from 1 to 1024, not \"1025\"",
+            ),
+            (
+                "%%gpu 0",
+                "the number of GPUs is a number from 1 to 1024, not \"0\"",
+            ),
             ("%%gpu 1 2", "doesn't know what to do with \"2\""),
             ("%%gpu --cpu 1", "has no option --cpu"),
             ("%%gpu --cpus", "--cpus needs a value"),
@@ -454,7 +461,7 @@ mod tests {
         assert_eq!(class_of(&Need::gpus(1), &of("{}").unwrap()), Class::Interactive);
         for bad in [
             r#"{"gresshopper": {"run": {"gpu": 1}}}"#,
-            r#"{"gresshopper": {"run": {"gpus": 9}}}"#,
+            r#"{"gresshopper": {"run": {"gpus": 1025}}}"#,
         ] {
             assert!(matches!(of(bad), Err(BadNeed::Unattended(_))), "{bad}");
         }

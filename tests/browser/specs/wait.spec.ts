@@ -218,7 +218,7 @@ test("property panel", async ({ bob }) => {
   await bob.run(0);
   await bob.hasRun(0);
   await expect(bob.cell(0).locator(".jp-InputPrompt")).toHaveAttribute("title", /GPU/);
-  await bob.setCellMetadata(0, { gresshopper: { need: { gpus: 99 } } });
+  await bob.setCellMetadata(0, { gresshopper: { need: { gpus: 9999 } } });
   await bob.run(0);
   await expect(bob.output(0)).toContainText("gresshopper.need");
 });

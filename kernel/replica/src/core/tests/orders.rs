@@ -106,7 +106,7 @@ fn an_interrupt_takes_a_waiting_cell_back() {
 fn a_bad_need_is_told_in_its_turn() {
     let mut world = World::up();
     world.run("a", Value::Null);
-    assert_eq!(world.run("bad", json!({"gpus": 99})), [""; 0]);
+    assert_eq!(world.run("bad", json!({"gpus": 9999})), [""; 0]);
     let out = world.reply("a", "ok");
     assert!(
         out.contains(&"front: execute_reply bad error UsageError".into()),
@@ -248,7 +248,7 @@ fn a_block_shares_the_lease_of_its_cell() {
         "it gives nothing back"
     );
     assert_eq!(
-        world.agent(8, "need.acquire", json!({"need": {"gpus": 99}})),
+        world.agent(8, "need.acquire", json!({"need": {"gpus": 9999}})),
         ["agent: refuse invalid"]
     );
     assert_eq!(world.agent(9, "other", json!({})), ["agent: refuse unknown"]);
