@@ -7,7 +7,7 @@ SHELL := /bin/bash
 export STAY ?= 1
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: demo demo-down packages packages-test test test-fast e2e browser lab bench lint fmt install
+.PHONY: demo demo-down packages packages-test test test-fast e2e browser fidelity lab bench lint fmt install
 
 ## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again.
 demo:
@@ -39,6 +39,10 @@ e2e: install
 ## JupyterHub, JupyterLab and Notebook 7 in a real browser, against a real Slurm.
 browser: install
 	tests/setup/checks.sh browser
+
+## All notebooks and clients against plain ipykernel, on a real Slurm (docs/conformance.md).
+fidelity: install
+	tests/setup/checks.sh fidelity
 
 ## Builds the Lab extension into jupyterhub-spawner/labextension, from where the wheel takes it.
 lab: install

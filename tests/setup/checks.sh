@@ -4,9 +4,10 @@
 #   tests/setup/checks.sh GROUP..
 #
 # Groups: lint, rust (no Slurm needed), python (no Slurm needed), lab (the Lab extension, no Slurm needed), cluster (the
-# dev cluster itself, in each variant), e2e (Gresshopper on real Slurm, in each variant), browser (JupyterHub in a real
-# browser, with the newest and the oldest set of packages). Variants that this machine can't run are named, not skipped in
-# silence. All steps of all groups run, whatever fails; the exit status is 1 if any did.
+# dev cluster itself, in each variant), e2e (Gresshopper on real Slurm, in each variant), fidelity (all notebooks and
+# clients beside plain ipykernel), browser (JupyterHub in a real browser, with the newest and the oldest set of packages).
+# Variants that this machine can't run are named, not skipped in silence. All steps of all groups run, whatever fails; the
+# exit status is 1 if any did.
 # Environment: PROFILE (debug) of the binaries that e2e deploys; E2E_VARIANTS; E2E_ARGS for pytest.
 # shellcheck disable=SC2317 # functions are called through `step`
 set -uo pipefail
@@ -216,6 +217,14 @@ e2e() {
 	beside e2e_chaos e2e_rest e2e_others plugin
 }
 
+# What docs/conformance.md compares, with all notebooks.
+fidelity() {
+	step "build" build || return
+	variants "fidelity"
+	step "build of what is deployed" deployables || return
+	HOP_NOTEBOOKS=all e2e_on "${runnable[0]}" "beside plain ipykernel" 9 tests/e2e/test_clients.py
+}
+
 e2e_chaos() {
 	e2e_on "${runnable[0]}" chaos 8 tests/e2e/test_{chaos,cores,scale}.py
 }
@@ -316,6 +325,7 @@ for group in "$@"; do
 	python) python ;;
 	cluster) cluster ;;
 	e2e) e2e ;;
+	fidelity) fidelity ;;
 	lab) lab ;;
 	browser) browser ;;
 	*)
