@@ -8,13 +8,21 @@ Without a cluster, on this host (`--local`), with plain ipykernel by turns:
 - `failover_process_p50|p95`: from SIGKILL of ipykernel to the reply of the next cell, which reads a variable; beside it the
   start of a plain ipykernel to its first reply. `failover_replica_*`: the same for the supervisor.
 
-With a cluster: `failover_node_p50|p95`: from the loss of everything on the node to the reply of the next cell, which another
-node gives. Prints a measured line per case (see hop-bench).
+With a cluster:
+
+- `migrate_idle_p50|p95`: from the order (`hop migrate`) to its end; the kernel is idle.
+- `blackout_p50|p95`: the longest that a cell waited of those that were sent one after the other during such a move.
+- `wake_p50|p95`: from a cell's request to a kernel that hibernates to its reply; its seat is still there.
+- `drain_s`: from the order to drain a node with `--kernels` kernels until all are elsewhere.
+- `failover_node_p50|p95`: from the loss of everything on the node to the reply of the next cell, which another node gives.
+
+Prints a measured line per case (see hop-bench).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -129,28 +137,107 @@ def failovers(ours: str, plain: str, n: int) -> None:
             say(f"failover_{what}_{name}", "s", share, took, ("start of plain ipykernel", begun))
 
 
-def node_failovers(base: str, n: int) -> None:
+def on_a_cluster(base: str, n: int, kernels: int) -> None:
     sys.path.insert(0, str(ROOT / "tests/e2e"))
-    from harness import Cluster, lost_node, notebook
+    from harness import Cluster, notebook
 
-    cluster = Cluster(base, 19, os.environ.get("HOP_E2E_VARIANT", "auto"))
-    took = []
+    index = int(os.environ.get("HOP_E2E_INDEX", "19"))
+    cluster = Cluster(base, index, os.environ.get("HOP_E2E_VARIANT", "auto"))
     try:
         cluster.up()
+        with notebook(cluster, "alice", env={"JPY_SESSION_NAME": "bench.ipynb"}) as book:
+            book.execute("x = 41")
+            both("migrate_idle", [migration(cluster) for _ in range(n)])
+            both("blackout", [blackout(cluster, book) for _ in range(n)])
+            both("wake", [wake(cluster, book) for _ in range(n)])
+        say("drain_s", "s", 0.5, [drain(cluster, kernels)])
         with notebook(cluster, "alice") as book:
             book.execute("x = 41")
-            for _ in range(n):
-                node = book.execute("import os; print(os.environ['SLURMD_NODENAME'])")["text"].strip().split()[-1]
-                time.sleep(SAVED)
-                begin = time.perf_counter()
-                with lost_node(cluster, node):
-                    got = book.execute("assert x == 41", timeout=120)
-                    took.append(time.perf_counter() - begin)
-                    assert got["status"] == "ok", got
+            both("failover_node", [node_failover(cluster, book) for _ in range(n)])
     finally:
         cluster.down()
+
+
+def both(case: str, took: list[float]) -> None:
     for share, name in ((0.5, "p50"), (0.95, "p95")):
-        say(f"failover_node_{name}", "s", share, took)
+        say(f"{case}_{name}", "s", share, took)
+
+
+def answered(book: Any, code: str = "assert x == 41") -> float:
+    begin = time.perf_counter()
+    got = book.execute(code, timeout=120)
+    assert got["status"] == "ok", got
+    return time.perf_counter() - begin
+
+
+def rows(cluster: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = cluster.hop("kernels", user="alice")["rows"]
+    return found
+
+
+def migration(cluster: Any) -> float:
+    begin = time.perf_counter()
+    cluster.run("alice", "hop", "migrate", "bench.ipynb", timeout=120)
+    return time.perf_counter() - begin
+
+
+def blackout(cluster: Any, book: Any) -> float:
+    cluster.run("alice", "hop", "migrate", "bench.ipynb", "--no-wait")
+    before, longest = node_of(book), 0.0
+    node = before
+    while node == before:
+        begin = time.perf_counter()
+        node = node_of(book)
+        longest = max(longest, time.perf_counter() - begin)
+    return longest
+
+
+def node_of(book: Any) -> str:
+    text: str = book.execute("import os; print(os.environ['SLURMD_NODENAME'])", timeout=120)["text"]
+    return text.rsplit(maxsplit=1)[-1]
+
+
+def wake(cluster: Any, book: Any) -> float:
+    cluster.run("alice", "hop", "hibernate", "bench.ipynb", timeout=120)
+    time.sleep(SAVED)
+    return answered(book)
+
+
+def drain(cluster: Any, kernels: int) -> float:
+    from harness import notebook
+
+    with contextlib.ExitStack() as stack:
+        names = [f"drain-{n}.ipynb" for n in range(kernels)]
+        books = [stack.enter_context(notebook(cluster, "alice", env={"JPY_SESSION_NAME": name})) for name in names]
+        for book in books:
+            book.execute("x = 41")
+        node = node_of(books[0])
+
+        def there() -> list[str]:
+            return [row["name"] for row in rows(cluster) if row["name"] in names and row["node"] == node]
+
+        for name in set(names) - set(there()):
+            cluster.run("alice", "hop", "migrate", name, "--to", node, timeout=120)
+        time.sleep(SAVED)
+        begin = time.perf_counter()
+        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=drain", "reason=bench")
+        while there():
+            time.sleep(0.1)
+        took = time.perf_counter() - begin
+        for book in books:
+            answered(book)
+        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume")
+    cluster.wait_for_pilots()
+    return took
+
+
+def node_failover(cluster: Any, book: Any) -> float:
+    from harness import lost_node
+
+    node = node_of(book)
+    time.sleep(SAVED)
+    with lost_node(cluster, node):
+        return answered(book)
 
 
 def main() -> int:
@@ -161,11 +248,14 @@ def main() -> int:
     parser.add_argument("--n", type=int, default=300)
     parser.add_argument("--deaths", type=int, default=20)
     parser.add_argument("--nodes", type=int, default=10)
+    parser.add_argument("--kernels", type=int, default=10, help="on the node that is drained")
     args = parser.parse_args()
-    round_trips(args.ours, args.plain, args.n)
-    failovers(args.ours, args.plain, args.deaths)
+    if args.n:
+        round_trips(args.ours, args.plain, args.n)
+    if args.deaths:
+        failovers(args.ours, args.plain, args.deaths)
     if args.cluster:
-        node_failovers(args.cluster, args.nodes)
+        on_a_cluster(args.cluster, args.nodes, args.kernels)
     return 0
 
 
