@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Callable, TypeVar
 
 from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.multikernelmanager import MultiKernelManager
 from jupyter_client.provisioning import KernelProvisionerBase
 from traitlets import Bool, Dict, Enum, Integer, Unicode
 
@@ -35,6 +36,9 @@ _STAND_IN = "/gresshopper/connection-file"
 _LAUNCH = 30.0
 _END = 12.0
 
+#: How long a kernel may take to be saved.
+_SAVED = 25.0
+
 #: How many times a front is followed by another within a minute.
 _FOLLOWERS = 5
 
@@ -43,6 +47,9 @@ T = TypeVar("T")
 
 #: Stands in a kernel's environment in place of the provisioner's own `durable`.
 DURABLE = "GRESSHOPPER_DURABLE"
+
+#: Names the notebook of a kernel in its environment, where no Jupyter server has started it.
+NOTEBOOK = "GRESSHOPPER_NOTEBOOK"
 
 
 class FrontError(RuntimeError):
@@ -60,6 +67,7 @@ class Front:
         self._reason = ""
         self._returncode: int | None = None
         self._wanted = True
+        self._was_up = False
         self._process = self._spawn(resume=False)
         # A thread, not a task: clients without an event loop are to keep their kernel, too.
         threading.Thread(target=self._watch, name="hop-front-watch", daemon=True).start()
@@ -67,6 +75,16 @@ class Front:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's id: the one that was asked for, or that of the notebook's saved kernel."""
+        return str(self._start["kernel"])
+
+    @property
+    def was_up(self) -> bool:
+        """Whether the kernel ran at all."""
+        return self._was_up
 
     def wait_launched(self) -> dict[str, int]:
         """The ports, as soon as all sockets are bound."""
@@ -108,6 +126,18 @@ class Front:
         except subprocess.TimeoutExpired:
             self.send_signal(signal.SIGKILL)
             self._process.wait()
+        self._over.wait(1)
+
+    def hibernate(self) -> None:
+        """Has the kernel saved, and waits until its front has ended. A kernel that can't be found again ends."""
+        self.release()
+        pipe = self._process.stdin
+        with self._lock, contextlib.suppress(OSError, ValueError):
+            if pipe is not None:
+                pipe.write("hibernate\n")
+                pipe.flush()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_SAVED)
         self._over.wait(1)
 
     def _spawn(self, resume: bool) -> subprocess.Popen[str]:
@@ -157,7 +187,10 @@ class Front:
             event = said.get("event")
             if event == "launched":
                 self._start["ports"] = {name: said[name] for name in _PORTS}
+                self._start["kernel"] = said["kernel"]
                 self._launched.set()
+            elif event == "up":
+                self._was_up = True
             elif event == "failed":
                 self._reason = said.get("reason", "")
             elif event == "dead":
@@ -194,6 +227,10 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     _front: Front | None = None
     _died_of = ""
+    #: The kernel's id for `hop`, where it isn't Jupyter's.
+    _kernel = ""
+    #: The kernel before this one ran, and its user restarts it.
+    _fresh = False
     _incarnation = 0
     _ports: dict[str, int] = {}
 
@@ -204,6 +241,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     @property
     def pid(self) -> int | None:
         return self._front.pid if self._front else None
+
+    @property
+    def kernel(self) -> str:
+        """The kernel's id as `hop` knows it: that of the notebook's saved kernel, or Jupyter's."""
+        return self._kernel or self.kernel_id
 
     @property
     def died_of(self) -> str:
@@ -230,6 +272,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         if self._front is not None:
             await _in_thread(self._front.end)
 
+    async def hibernate(self) -> None:
+        """The server ends: a notebook's kernel is saved, and its next opening goes on with it."""
+        if self._front is not None:
+            await _in_thread(self._front.hibernate)
+
     async def terminate(self, restart: bool = False) -> None:
         await self.kill(restart)
 
@@ -241,6 +288,8 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         if self._front is not None:
             await _in_thread(self._front.end)
             self._died_of = self._front.reason
+            # A kernel that its user had is restarted; a saved one that couldn't be started is still there.
+            self._fresh = self._fresh or self._front.was_up
             self._front = None
         if not restart:
             self._ports = {}
@@ -265,10 +314,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         key = self.parent.session.key.decode()
         start = {
             "version": _VERSION,
-            "kernel": self.kernel_id,
+            "kernel": self.kernel,
             "incarnation": self._incarnation,
             # A restart by this manager is the user's wish: the variables go.
-            "fresh": self._incarnation > 1,
+            "fresh": self._fresh,
+            "notebook": self._notebook(env),
             "epoch": 1,
             "ports": self._ports,
             "key": key,
@@ -279,6 +329,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         front = await _in_thread(partial(Front, [find_program("hop-front", self.front_program)], start, env))
         self._front = front
         self._ports = await _in_thread(front.wait_launched)
+        self._kernel = front.kernel
         info = {"transport": "tcp", "ip": "127.0.0.1", **self._ports}
         self.connection_info = {**info, "signature_scheme": "hmac-sha256", "key": key.encode()}
         return self.connection_info
@@ -297,6 +348,13 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         if self.pool:
             launch["pool"] = self.pool
         return launch
+
+    def _notebook(self, env: dict[str, str]) -> dict[str, str] | None:
+        """The notebook whose kernel this is. None for kernels that nobody comes back for: those of a program."""
+        path = env.get(NOTEBOOK, "")
+        if not path and isinstance(self.parent.parent, MultiKernelManager):
+            path = env.get("JPY_SESSION_NAME", "")
+        return {"path": path, "kernelspec": self.parent.kernel_name} if path else None
 
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
         # The kernel itself gets five seconds, then its node's supervisor and the front end.

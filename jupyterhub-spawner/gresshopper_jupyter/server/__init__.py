@@ -1,7 +1,7 @@
 """The Jupyter server extension: what ``hop`` says of one's own kernels, for the panel in JupyterLab.
 
 It has no protocol of its own towards the scheduler: each answer is a ``hop ... --json`` run as the user. It also keeps the
-server from being culled while a cell runs or waits.
+server from being culled while a cell runs or waits, and saves its kernels when it ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ def _load_jupyter_server_extension(serverapp: Any) -> None:
     # Imported here: the package is importable without Jupyter Server.
     from gresshopper_jupyter.server.activity import watch_activity
     from gresshopper_jupyter.server.handlers import add_handlers
+    from gresshopper_jupyter.server.hibernation import save_at_the_end
     from gresshopper_jupyter.server.hop import Hop
 
     add_handlers(serverapp, Hop())
     watch_activity(serverapp)
+    save_at_the_end(serverapp)

@@ -82,7 +82,7 @@ class Kernels(_Handler):
         paths = {session["kernel"]["id"]: session["path"] for session in sessions if session.get("kernel")}
         manager = self.kernel_manager
         ours = (k for k in manager.list_kernel_ids() if _is_ours(manager.get_kernel(k)))
-        return [Local(kernel, paths.get(kernel, "")) for kernel in ours]
+        return [Local(_hops_id(manager.get_kernel(k)), paths.get(k, "")) for k in ours]
 
     async def _job_end(self) -> float | None:
         """When Slurm ends this server, in seconds since the epoch. ``None`` without a job or a limit."""
@@ -138,6 +138,11 @@ class Act(_Handler):
                 await self.hop.run("cancel", str(row["lease_id"]))
         self.set_status(204)
         self.finish()
+
+
+def _hops_id(kernel: Any) -> str:
+    """Its id for ``hop``: a saved kernel that is back has another one than Jupyter gave it."""
+    return str(kernel.provisioner.kernel)
 
 
 def _is_ours(kernel: Any) -> bool:

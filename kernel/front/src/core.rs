@@ -483,6 +483,7 @@ impl Front {
             Note::ClientGone { .. }
             | Note::Interrupt
             | Note::End
+            | Note::Sleep { .. }
             | Note::HandedBefore { .. }
             | Note::MayBegin { .. }
             | Note::Heard { .. }

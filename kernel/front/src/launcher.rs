@@ -105,10 +105,11 @@ fn order(connection: &[u8], options: Options, command: Vec<String>) -> Result<St
             pool: options.pool,
             name: name.rsplit('/').next().unwrap_or_default().to_owned(),
             local: options.local,
-            durable: options.durable.unwrap_or(Durable::No),
+            durable: options.durable.unwrap_or_default(),
         },
         mem_mib: options.mem_mib,
         cpus: options.cpus,
+        notebook: None,
     })
 }
 
@@ -142,7 +143,7 @@ mod tests {
             start.launch.account.as_ref().map(AccountName::as_str),
             Some("physics")
         );
-        assert_eq!(start.launch.durable, Durable::No);
+        assert_eq!(start.launch.durable, Durable::AfterReply);
         assert!(!start.resume && !start.launch.local);
     }
 

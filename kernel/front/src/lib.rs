@@ -2,6 +2,8 @@
 //! work together.
 
 mod announce;
+mod asleep;
+pub mod claim;
 pub mod core;
 pub mod delivered;
 pub mod launch;

@@ -2,13 +2,14 @@
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use hop_front::owner::{Said, Start, VERSION, say};
+use hop_front::owner::{Said, Start, VERSION, Wish, say};
 use hop_front::{launcher, owner, run};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::io::IsTerminal;
 use std::process::ExitCode;
-use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::io::{AsyncBufReadExt, BufReader};
+use tokio::sync::mpsc;
 
 #[derive(Parser)]
 #[command(
@@ -47,7 +48,7 @@ fn main() -> ExitCode {
         None => runtime.block_on(front()),
         Some(Verb::Kernel(args)) => {
             owner::speak_to_people();
-            launcher::start(args).and_then(|start| runtime.block_on(run::run(start, parent_gone())))
+            launcher::start(args).and_then(|start| runtime.block_on(launched(start)))
         }
     };
     runtime.shutdown_background();
@@ -75,15 +76,37 @@ async fn front() -> Result<bool> {
         start.version == VERSION,
         "the provisioner is of another release than hop-front: install the same"
     );
-    let owner_gone = async move {
-        let mut rest = [0u8; 64];
-        let hung_up = async { while stdin.read(&mut rest).await.is_ok_and(|n| n > 0) {} };
-        tokio::select! {
-            () = hung_up => {}
-            () = parent_gone() => {}
-        }
-    };
-    run::run(start, owner_gone).await
+    let (wish, wishes) = mpsc::channel(1);
+    tokio::spawn(async move {
+        let said = async {
+            let mut line = String::new();
+            while stdin.read_line(&mut line).await.is_ok_and(|n| n > 0) {
+                if line.trim() == "hibernate" {
+                    return Wish::Hibernate;
+                }
+                line.clear();
+            }
+            Wish::Gone
+        };
+        let wanted = tokio::select! {
+            wanted = said => wanted,
+            () = parent_gone() => Wish::Gone,
+        };
+        // The front may have ended first.
+        let _ = wish.send(wanted).await;
+    });
+    run::run(start, wishes).await
+}
+
+/// A front for a client that says nothing more: it ends with the client.
+async fn launched(start: Start) -> Result<bool> {
+    let (wish, wishes) = mpsc::channel(1);
+    tokio::spawn(async move {
+        parent_gone().await;
+        // The front may have ended first.
+        let _ = wish.send(Wish::Gone).await;
+    });
+    run::run(start, wishes).await
 }
 
 /// Waits for the death of the process that started us. The pipe alone doesn't tell where another process inherited it.

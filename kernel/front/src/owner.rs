@@ -38,6 +38,25 @@ pub struct Start {
     pub mem_mib: Option<u64>,
     #[serde(default)]
     pub cpus: Option<u16>,
+    /// The notebook that the kernel belongs to. A kernel with one is saved when its owner goes, and found again.
+    #[serde(default)]
+    pub notebook: Option<Notebook>,
+}
+
+/// A notebook, as the next opening names it again.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct Notebook {
+    pub path: String,
+    pub kernelspec: String,
+}
+
+/// What the owner wants after the start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    /// Save the kernel and end: one line `hibernate` on our standard input.
+    Hibernate,
+    /// The owner is gone.
+    Gone,
 }
 
 impl std::fmt::Debug for Start {
@@ -72,6 +91,8 @@ pub enum Said {
     Launched {
         #[serde(flatten)]
         ports: Ports,
+        /// The one that was asked for, or a saved one of the same notebook.
+        kernel: KernelId,
     },
     /// The kernel runs there.
     Up { node: String },

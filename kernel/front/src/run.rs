@@ -2,6 +2,8 @@
 //! [`crate::core`] decides for clients, [`crate::life`] for the kernel's replicas; this carries out.
 
 use crate::announce::announce;
+use crate::asleep::{self, Listener};
+use crate::claim::{self, Found, Owned};
 use crate::core::{End, Front, Wire};
 use crate::delivered::Delivered;
 use crate::launch::{self, Order, Started, States};
@@ -9,11 +11,11 @@ use crate::life::{Act, Input, Life};
 use crate::listen::{Door, answer_door};
 use crate::moves;
 use crate::moving::{Moving, Preparation};
-use crate::owner::{Said, Start, say};
+use crate::owner::{Said, Start, Wish, say};
 use crate::sockets::{Sockets, bind};
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use hop_protocol::file::{Durable, FrontFile, kernel_dir, state_dir, store_dir};
+use hop_protocol::file::{Durable, FrontFile, kernel_dir, state_dir, states_dir, store_dir};
 use hop_protocol::jupyter::{Channel, Envelope};
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
@@ -26,6 +28,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::process::Child;
 use tokio::sync::mpsc;
+use tokio::task::spawn_blocking;
 use tokio::time::{Instant, interval, sleep_until};
 
 /// How long after a kernel's death was told its open requests are answered: a client that watches the kernel's process
@@ -35,6 +38,9 @@ const OBITUARY: Duration = Duration::from_secs(3);
 /// How long the end waits for clients to take what they are owed, and for a kernel to end.
 const FAREWELL: Duration = Duration::from_millis(500);
 const ENDING: Duration = Duration::from_secs(8);
+
+/// How long a kernel may take to be saved before its front ends without it. The replica goes on by itself.
+const PARTING: Duration = Duration::from_secs(20);
 
 /// When a client that went away counts as gone for good, if the kernel owes it nothing; and if it does.
 const CLIENT_GONE: Duration = Duration::from_secs(60);
@@ -77,6 +83,13 @@ struct Main {
     /// When it is over at the latest, and when it is if nothing is owed.
     over_at: Option<Instant>,
     ending: bool,
+    /// The kernel is being saved, and this front ends once it is.
+    parting: bool,
+    /// The right to run the kernel from its state.
+    owned: Option<Owned>,
+    /// While the kernel hibernates.
+    listener: Option<Listener>,
+    wakes: mpsc::UnboundedSender<()>,
     /// `hopd` is to be told that the kernel is closed for good, and its state is to go.
     close: bool,
 }
@@ -87,11 +100,18 @@ struct Inputs {
     door: mpsc::Receiver<Door>,
     starts: mpsc::UnboundedReceiver<Result<Started>>,
     preparations: mpsc::UnboundedReceiver<Preparation>,
+    wakes: mpsc::UnboundedReceiver<()>,
+    wishes: mpsc::Receiver<Wish>,
 }
 
 /// Runs one kernel's front. False: the kernel died.
-pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<bool> {
+pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     let launched = jiff::Timestamp::now();
+    let Claimed {
+        start,
+        owned,
+        sentence,
+    } = spawn_blocking(move || claimed(start)).await?;
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
     let (tx, clients) = mpsc::channel(1024);
     let (sockets, ports) = bind(&start, tx).await?;
@@ -101,7 +121,8 @@ pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<b
     hop_protocol::file::make_private(&dir).context("can't write in the kernel's folder")?;
     let delivered = Delivered::open(&dir, file.incarnation, start.resume)
         .context("can't write in the kernel's folder")?;
-    say(&Said::Launched { ports });
+    let kernel = start.kernel.clone();
+    say(&Said::Launched { ports, kernel });
 
     let states = states(&start);
     let (durable, local) = (states.is_some(), start.launch.local);
@@ -109,6 +130,7 @@ pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<b
     let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
     let (starts_tx, starts) = mpsc::unbounded_channel();
     let (moving, preparations) = Moving::new();
+    let (wakes_tx, wakes) = mpsc::unbounded_channel();
     let mut main = Main {
         front: if start.resume {
             front
@@ -136,6 +158,10 @@ pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<b
         obituary_at: None,
         over_at: None,
         ending: false,
+        parting: false,
+        owned,
+        listener: None,
+        wakes: wakes_tx,
         close: false,
         dir,
         file,
@@ -146,10 +172,63 @@ pub async fn run(start: Start, owner_gone: impl Future<Output = ()>) -> Result<b
         door,
         starts,
         preparations,
+        wakes,
+        wishes,
     };
-    let died = main.main_loop(inputs, owner_gone).await?;
+    if let Some(sentence) = sentence {
+        main.front.tell(&sentence, now(), &mut main.sockets);
+    }
+    let died = main.main_loop(inputs).await?;
     main.clean_up().await;
     Ok(!died)
+}
+
+/// What to run, with the right to the kernel's state.
+struct Claimed {
+    start: Start,
+    owned: Option<Owned>,
+    /// What the user should know of it.
+    sentence: Option<String>,
+}
+
+/// Takes the state of the notebook's kernel, if there is one that nobody runs; else that of a new kernel.
+fn claimed(mut start: Start) -> Claimed {
+    let mut claimed = (None, None);
+    let notebook = start.notebook.clone().filter(|_| states(&start).is_some());
+    if let (Some(notebook), false, Some(all)) = (&notebook, start.fresh || start.resume, states_dir()) {
+        claimed = match claim::find(&all, notebook) {
+            Found::Nothing => (None, None),
+            Found::Kernel(kernel, owned) => {
+                start.kernel = kernel;
+                let said = "this notebook's kernel was saved, and is back with its variables";
+                (Some(owned), Some(said.to_owned()))
+            }
+            Found::InUse(kernel) => {
+                let said = format!(
+                    "this notebook's kernel {kernel} runs for another tab or server, so this one begins \
+                     without its variables"
+                );
+                (None, Some(said))
+            }
+        };
+    }
+    let (mut owned, sentence) = claimed;
+    if let (None, Some(states)) = (&owned, states(&start)) {
+        owned = Owned::take(&states.kernel).unwrap_or_else(|error| {
+            tracing::warn!(%error, "the kernel's state can't be locked");
+            None
+        });
+    }
+    if let (Some(owned), Some(notebook)) = (&owned, &notebook)
+        && let Err(error) = owned.name(&start.kernel, notebook)
+    {
+        tracing::warn!(%error, "the notebook's name can't be noted, so its kernel won't be found again");
+    }
+    Claimed {
+        start,
+        owned,
+        sentence,
+    }
 }
 
 /// The folders of a kernel that keeps a log. `None` means that the kernel keeps none.
@@ -187,13 +266,11 @@ async fn maybe_exit(child: &mut Option<Child>) -> std::io::Result<std::process::
 
 impl Main {
     /// True: the kernel died.
-    async fn main_loop(&mut self, mut inputs: Inputs, owner_gone: impl Future<Output = ()>) -> Result<bool> {
+    async fn main_loop(&mut self, mut inputs: Inputs) -> Result<bool> {
         use tokio::signal::unix::{SignalKind, signal};
         let mut terminate = signal(SignalKind::terminate())?;
         let mut interrupt = signal(SignalKind::interrupt())?;
-        tokio::pin!(owner_gone);
         let mut tick = interval(LOOK_EVERY);
-        let mut owner_known = true;
         if self.life.is_starting() {
             self.launch(false, None, None);
         }
@@ -224,7 +301,8 @@ impl Main {
                 }
                 _ = terminate.recv() => self.end(),
                 _ = interrupt.recv() => self.sockets.send(Item::Note(Note::Interrupt)),
-                () = &mut owner_gone, if owner_known => { owner_known = false; self.end() }
+                Some(wish) = inputs.wishes.recv() => self.part(wish),
+                Some(()) = inputs.wakes.recv() => self.live(Input::Wanted),
                 () = maybe_at(self.obituary_at) => self.send_obituaries(),
                 () = maybe_at(self.ack_at) => self.send_acks(),
                 () = maybe_at(self.over_at) => break,
@@ -235,7 +313,7 @@ impl Main {
                 break;
             }
         }
-        let died = matches!(self.front.end(), Some(End::Dead { .. }) | None);
+        let died = matches!(self.front.end(), Some(End::Dead { .. }) | None) && !self.parting;
         self.send_acks();
         self.hang_up(&mut inputs.door).await;
         self.moving.end().await;
@@ -257,12 +335,11 @@ impl Main {
         if self.close && !self.start.launch.local {
             launch::close(self.start.kernel.clone()).await;
         }
-        // A sleeping kernel keeps its state; the folder with the keys is made anew by its next front.
+        // A saved kernel keeps its state; the folder with the keys is made anew by its next front. A replica that still saves
+        // the kernel finds nobody, and goes on by itself.
         let _ = std::fs::remove_dir_all(&self.dir);
-        if let Some(states) = self
-            .states
-            .as_ref()
-            .filter(|_| self.close && !self.life.is_asleep())
+        if let Some(states) = &self.states
+            && (self.close || !claim::has_state(&states.kernel))
         {
             let _ = std::fs::remove_dir_all(&states.kernel);
         }
@@ -383,6 +460,8 @@ impl Main {
 
     fn on_client(&mut self, channel: Channel, event: Event) {
         match event {
+            // What comes now is for the kernel's next front, and a server that goes shuts down its kernels.
+            Event::Message(..) if self.parting => {}
             Event::Message(peer, message) => {
                 self.note_shutdown(&message);
                 let wanted = self
@@ -552,6 +631,9 @@ impl Main {
 
     /// Notes what was delivered, and acts upon the kernel's end.
     fn settle(&mut self) {
+        if self.parting && self.life.is_asleep() {
+            self.over_at = Some(Instant::now());
+        }
         let mut done = self.sockets.take_finished();
         if !done.is_empty() {
             self.delivered.done(&done);
@@ -600,9 +682,35 @@ impl Main {
         self.over_at = Some(Instant::now() + FAREWELL);
     }
 
-    /// The owner wants it to end, or is gone.
+    /// The owner goes, and may come back for a kernel that belongs to a notebook.
+    fn part(&mut self, wish: Wish) {
+        let saved = self.owned.is_some() && self.start.notebook.is_some();
+        if !saved || self.ending || self.front.end().is_some() {
+            return self.end();
+        }
+        tracing::info!(?wish, "the kernel is saved, and its front ends");
+        self.parting = true;
+        if let Some(owned) = &mut self.owned {
+            owned.parts();
+        }
+        let reason = match wish {
+            Wish::Hibernate => "its Jupyter server ends",
+            Wish::Gone => "its Jupyter server is gone",
+        };
+        self.sockets.send(Item::Note(Note::Sleep {
+            reason: reason.into(),
+        }));
+        let patience = if self.sockets.out.is_some() {
+            PARTING
+        } else {
+            FAREWELL
+        };
+        self.over_at = Some(Instant::now() + patience);
+    }
+
+    /// The owner wants it to end.
     fn end(&mut self) {
-        if self.ending {
+        if self.ending || self.parting {
             return;
         }
         self.ending = true;
@@ -636,6 +744,7 @@ impl Main {
             self.live(Input::ProcessGone);
         }
         self.live(Input::Tick);
+        self.listen_asleep();
         self.front.acknowledge(&mut self.sockets);
         let now = Instant::now();
         let front = &self.front;
@@ -651,6 +760,16 @@ impl Main {
         for identity in gone {
             self.away.remove(&identity);
             self.front.gone(&identity, &mut self.sockets);
+        }
+    }
+
+    /// A kernel that hibernates is woken by its next cell, or through `hopd`.
+    fn listen_asleep(&mut self) {
+        let asleep = self.life.is_asleep() && !self.start.launch.local;
+        if !asleep {
+            self.listener = None;
+        } else if self.listener.is_none() {
+            self.listener = asleep::listen(self.start.kernel.clone(), self.wakes.clone());
         }
     }
 

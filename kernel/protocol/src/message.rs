@@ -69,6 +69,8 @@ pub enum Note {
     Interrupt,
     /// End the kernel now, and the replica.
     End,
+    /// Nobody uses the kernel any more: it hibernates.
+    Sleep { reason: String },
     /// The execute request with this id follows. The front has handed it out before, first under this tenure.
     HandedBefore { cell: CellId, tenure: Tenure },
     /// Answers [`Note::Begins`]: the cell may begin.

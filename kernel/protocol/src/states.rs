@@ -39,6 +39,9 @@ pub enum OpenError {
     },
 }
 
+/// The file in a kernel's folder that names its notebook. A kernel without one can't be found again.
+pub const NOTEBOOK: &str = "notebook";
+
 /// The path of a tenure's folder.
 pub fn folder(kernel: &Path, tenure: Tenure, part: u32) -> PathBuf {
     kernel.join(store::folder_name(tenure, part))

@@ -138,7 +138,8 @@ struct Replica {
 
 /// The ends of channels on which things come in.
 struct Inputs {
-    links: mpsc::Receiver<LinkEvent>,
+    /// `None` once there is no front any more.
+    links: Option<mpsc::Receiver<LinkEvent>>,
     frames: Option<mpsc::Receiver<Frame>>,
     news: mpsc::UnboundedReceiver<News>,
     errands: mpsc::UnboundedReceiver<(u32, ErrandEnd)>,
@@ -219,7 +220,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
         file,
     };
     let mut inputs = Inputs {
-        links,
+        links: Some(links),
         frames: None,
         news: leases.news,
         errands: errand_in,
@@ -246,6 +247,7 @@ fn durably(file: &FrontFile) -> Result<Option<Durably>> {
         folder: folder.kernel.clone(),
         store: folder.store.clone(),
         before_reply: file.launch.durable == Durable::BeforeReply,
+        found_again: folder.kernel.join(states::NOTEBOOK).exists(),
         silent: (!child::has_agent(&file.launch)).then(|| NO_AGENT.to_owned()),
     }))
 }
@@ -340,6 +342,9 @@ impl Replica {
         }
         self.until_taken(&mut inputs).await;
         self.end_descendants();
+        if inputs.links.is_none() {
+            self.clean_up();
+        }
         Ok(())
     }
 
@@ -384,9 +389,10 @@ impl Replica {
                     }
                     None => inputs.frames = None,
                 },
-                event = inputs.links.recv() => {
+                event = receive(&mut inputs.links) => {
                     let (before, _) = self.link.position();
                     if let Some(reason) = self.on_link(event, &mut inputs.frames) {
+                        inputs.links = None;
                         self.abandoned(reason).await;
                     } else if before != 0 && self.link.position().0 != before {
                         self.handle(Input::FrontChanged).await;
@@ -554,6 +560,7 @@ impl Replica {
                 }
                 Note::Interrupt => Input::Interrupt,
                 Note::End => Input::End,
+                Note::Sleep { reason } => Input::Orphaned { reason },
                 Note::HandedBefore { cell, tenure } => Input::HandedBefore { cell, tenure },
                 Note::MayBegin { cell } => Input::MayBegin { cell },
                 Note::Heard { cells, losses } => Input::Heard { cells, losses },
@@ -634,13 +641,17 @@ impl Replica {
     /// Waits until the front has everything, or there is no front any more.
     async fn until_taken(&mut self, inputs: &mut Inputs) {
         let patience = Instant::now() + dial::WITHOUT_FRONT;
-        while !self.link.is_settled() {
+        while !self.link.is_settled() && inputs.links.is_some() {
             tokio::select! {
                 frame = receive(&mut inputs.frames) => match frame {
                     Some(frame) => drop(self.link.take(frame)),
                     None => inputs.frames = None,
                 },
-                event = inputs.links.recv() => if self.on_link(event, &mut inputs.frames).is_some() { break },
+                event = receive(&mut inputs.links) => {
+                    if self.on_link(event, &mut inputs.frames).is_some() {
+                        break;
+                    }
+                }
                 () = sleep_until(patience) => break,
             }
         }
@@ -656,9 +667,18 @@ impl Replica {
         if self.leaving {
             self.process.kernel.kill();
             let _ = timeout(LAST_WORDS, self.process.kernel.wait()).await;
-            // The front's folder is left only where no front cleans up after itself.
-            if FrontFile::read(&self.dir).is_ok_and(|f| f.incarnation == self.incarnation) {
-                let _ = std::fs::remove_dir_all(&self.dir);
+        }
+    }
+
+    /// The front's folder is left only where no front cleans up after itself; so is the state of a kernel that nobody finds
+    /// again.
+    fn clean_up(&self) {
+        if FrontFile::read(&self.dir).is_ok_and(|f| f.incarnation == self.incarnation) {
+            let _ = std::fs::remove_dir_all(&self.dir);
+            if let Some(state) = &self.file.state
+                && !state.kernel.join(states::NOTEBOOK).exists()
+            {
+                let _ = std::fs::remove_dir_all(&state.kernel);
             }
         }
     }

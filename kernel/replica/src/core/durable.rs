@@ -51,6 +51,8 @@ pub struct Durably {
     pub before_reply: bool,
     /// Why nothing can be captured in the kernel's process, if it can't.
     pub silent: Option<String>,
+    /// The kernel belongs to a notebook whose next opening finds it.
+    pub found_again: bool,
 }
 
 /// The conversation with the agent inside the kernel.
@@ -101,6 +103,7 @@ pub(super) struct Durable {
     store: PathBuf,
     before_reply: bool,
     silent: Option<String>,
+    found_again: bool,
     journal: Journal,
     talk: Talk,
     last_request: u64,
@@ -165,6 +168,7 @@ impl Durable {
             store: given.store,
             before_reply: given.before_reply,
             silent: given.silent,
+            found_again: given.found_again,
             talk: Talk::Silent { until: None },
             last_request: 0,
             captured: VecDeque::new(),
@@ -756,6 +760,11 @@ impl Core {
             && !matches!(self.phase, Phase::Over)
     }
 
+    /// Whether a kernel that nobody uses is worth being saved.
+    pub(super) fn is_found_again(&self) -> bool {
+        self.durable.as_ref().is_some_and(|d| d.found_again)
+    }
+
     /// The kernel's process has died. The cell in its middle is lost, and the kernel goes on in a new process from its last
     /// captured state.
     pub(super) fn come_back(&mut self, exit: Exit) {
@@ -872,6 +881,7 @@ impl Core {
 
     /// The kernel hibernates.
     pub(super) fn go_to_sleep(&mut self, reason: String) {
+        self.give_up_move("the kernel hibernates");
         self.say_farewell(Farewell::Sleep(reason));
     }
 

@@ -738,7 +738,7 @@ impl Core {
 
     /// Nobody wants the kernel any more.
     fn orphaned(&mut self, reason: String) {
-        if self.comes_back() {
+        if self.comes_back() && self.is_found_again() {
             return self.go_to_sleep(reason);
         }
         self.phase = Phase::Over;

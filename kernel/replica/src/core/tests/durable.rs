@@ -73,6 +73,7 @@ pub(super) fn durably(state: State) -> Option<Durably> {
         store,
         before_reply: false,
         silent: None,
+        found_again: true,
     })
 }
 
@@ -534,6 +535,18 @@ fn an_orphan_hibernates() {
         "{out:?}"
     );
     assert_eq!(out.last().unwrap(), "leave");
+}
+
+#[test]
+fn an_orphan_that_nobody_finds_again_ends() {
+    let mut given = durably(state(1));
+    given.as_mut().unwrap().found_again = false;
+    let mut world = World::new(given);
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    world.answer(1, json!({}));
+    let reason = "nobody is there".into();
+    assert_eq!(world.input(Input::Orphaned { reason }), ["kill", "leave"]);
 }
 
 #[test]

@@ -212,3 +212,16 @@ fn a_moving_kernel_does_not_fall_asleep() {
     let out = world.hopd(News::Event(Event::Hibernate { kernel, reason }));
     assert_eq!(out, ["hopd: stays it is being moved"]);
 }
+
+#[test]
+fn a_kernel_whose_server_goes_sleeps_instead_of_moving() {
+    let mut world = moving();
+    world.move_ready(2);
+    let reason = "its Jupyter server ends".into();
+    let out = world.input(Input::Orphaned { reason });
+    assert_eq!(out[0], "front: note move-off", "{out:?}");
+    let out = world.answer(2, json!({}));
+    assert_eq!(out, ["sync", "write-state"]);
+    let out = world.input(Input::Rested);
+    assert!(out.contains(&"hopd: hibernated".into()), "{out:?}");
+}

@@ -1,0 +1,33 @@
+"""A server that ends saves its kernels: the same notebooks' next opening goes on with their variables.
+
+Jupyter Server shuts all kernels down when it ends, in the same way as a user does with one. So they are saved first.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from jupyter_server.utils import ensure_async
+
+from gresshopper_jupyter.provisioner import GresshopperProvisioner
+
+
+def save_at_the_end(serverapp: Any) -> None:
+    """Has the kernels hibernate before the server shuts down what is left."""
+    manager = serverapp.kernel_manager
+    shutdown_all = manager.shutdown_all
+
+    async def save_and_shut_down(now: bool = False) -> None:
+        await save_all(manager)
+        await ensure_async(shutdown_all(now))
+
+    manager.shutdown_all = save_and_shut_down
+
+
+async def save_all(manager: Any) -> None:
+    """Saves all kernels of ours at once."""
+    kernels = (manager.get_kernel(kernel_id) for kernel_id in manager.list_kernel_ids())
+    provisioners = (getattr(kernel, "provisioner", None) for kernel in kernels)
+    ours = (p for p in provisioners if isinstance(p, GresshopperProvisioner))
+    await asyncio.gather(*(p.hibernate() for p in ours), return_exceptions=True)

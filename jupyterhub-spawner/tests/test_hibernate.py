@@ -1,0 +1,182 @@
+"""Kernels whose server ends, and the same notebooks opened again. On a real Slurm: tests/e2e."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from conftest import Kernel, eventually, of_type
+
+SAVED = "this notebook's kernel was saved"
+
+
+@pytest.fixture(autouse=True)
+def notebook(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = home / "a.ipynb"
+    monkeypatch.setenv("GRESSHOPPER_NOTEBOOK", str(path))
+    return path
+
+
+@contextmanager
+def opened() -> Iterator[Kernel]:
+    kernel = Kernel()
+    try:
+        yield kernel
+    finally:
+        kernel.close()
+
+
+def server_ends(kernel: Kernel) -> None:
+    """As the server extension does it."""
+    provisioner = kernel.km.provisioner
+    asyncio.run(provisioner.hibernate())  # type: ignore[union-attr]
+    assert not kernel.km.is_alive()
+    kernel.close()
+
+
+def server_is_killed(kernel: Kernel) -> None:
+    front = kernel.km.provisioner._front  # type: ignore[union-attr]
+    front.release()
+    front._process.stdin.close()
+    eventually(lambda: not kernel.km.is_alive(), "the front has ended")
+    kernel.close()
+
+
+def said(kernel: Kernel, code: str) -> tuple[str, str]:
+    """What a cell wrote, and what it read on stderr."""
+    reply, seen = kernel.run(code)
+    assert reply["status"] == "ok", reply
+    streams = of_type(seen, "stream")
+    return (
+        "".join(c["text"] for c in streams if c["name"] == "stdout"),
+        "".join(c["text"] for c in streams if c["name"] == "stderr"),
+    )
+
+
+def states(home: Path) -> list[str]:
+    folder = home / "data" / "gresshopper" / "states"
+    return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+
+
+@pytest.mark.parametrize("ends", [server_ends, server_is_killed])
+def test_the_next_opening_has_the_variables(home: Path, ends: object) -> None:
+    kernel = Kernel()
+    kernel.run("x = {'a': [1, 2]}\nx['self'] = x")
+    kernel.run("y = 7")
+    ends(kernel)  # type: ignore[operator]
+    (saved,) = states(home)
+    with opened() as again:
+        out, told = said(again, "print(x['self'] is x, x['a'], y)")
+        assert out == "True [1, 2] 7\n"
+        assert SAVED in told
+        assert said(again, "y += 1; print(y)") == ("8\n", "")
+        assert states(home) == [saved]
+        assert again.km.provisioner.kernel == saved  # type: ignore[union-attr]
+        assert again.km.kernel_id != saved
+    assert states(home) == [], "a kernel that is shut down leaves nothing"
+
+
+def test_it_is_saved_again_and_again(home: Path) -> None:
+    kernel = Kernel()
+    kernel.run("x = 0")
+    for n in range(1, 4):
+        server_ends(kernel)
+        kernel = Kernel()
+        assert said(kernel, "x += 1; print(x)")[0] == f"{n}\n"
+    kernel.close()
+
+
+def test_a_second_tab_gets_a_kernel_of_its_own_and_reads_why(home: Path) -> None:
+    with opened() as first:
+        first.run("x = 1")
+        with opened() as second:
+            out, told = said(second, "print('x' in globals())")
+            assert out == "False\n"
+            assert "runs for another tab or server" in told
+            assert said(second, "x = 2; print(x)") == ("2\n", "")
+        assert first.value("x") == "1"
+
+
+def test_a_copy_and_another_kernelspec_begin_anew(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kernel = Kernel()
+    kernel.run("x = 1")
+    server_ends(kernel)
+    monkeypatch.setenv("GRESSHOPPER_NOTEBOOK", str(home / "copy.ipynb"))
+    with opened() as copy:
+        assert said(copy, "print('x' in globals())") == ("False\n", "")
+    monkeypatch.setenv("GRESSHOPPER_NOTEBOOK", str(home / "a.ipynb"))
+    with opened() as again:
+        assert again.value("x") == "1"
+
+
+def test_a_restart_by_the_user_is_fresh(home: Path) -> None:
+    kernel = Kernel()
+    kernel.run("x = 1")
+    server_ends(kernel)
+    with opened() as again:
+        assert again.value("x") == "1"
+        again.km.restart_kernel()
+        again.kc.wait_for_ready(timeout=30)
+        assert said(again, "print('x' in globals())") == ("False\n", "")
+
+
+def test_a_kernel_without_a_notebook_ends_with_its_owner(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("GRESSHOPPER_NOTEBOOK")
+    kernel = Kernel()
+    kernel.run("x = 1")
+    server_is_killed(kernel)
+    assert states(home) == []
+
+
+def test_without_the_key_the_user_reads_that_it_is_a_new_one(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(home / "config"))
+    kernel = Kernel()
+    kernel.run("x = 1")
+    server_ends(kernel)
+    keys = [p for p in (home / "config").rglob("*key*") if p.is_file()]
+    assert keys
+    for key in keys:
+        key.unlink()
+    with opened() as again:
+        out, told = said(again, "print('x' in globals())")
+        assert out == "False\n"
+        assert "could not be brought back" in told
+        again.run("x = 2")
+        assert again.value("x") == "2"
+
+
+def test_a_server_that_ends_saves_all_at_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gresshopper_jupyter.server.hibernation import save_at_the_end
+    from jupyter_client.multikernelmanager import AsyncMultiKernelManager
+
+    monkeypatch.delenv("GRESSHOPPER_NOTEBOOK")
+
+    class App:
+        kernel_manager = AsyncMultiKernelManager(default_kernel_name="python3")
+
+    async def open_and_end() -> None:
+        import os
+
+        for name in "ab":
+            env = {**os.environ, "JPY_SESSION_NAME": str(home / name)}
+            kernel = await App.kernel_manager.start_kernel(env=env)
+            client = App.kernel_manager.get_kernel(kernel).client()
+            client.start_channels()
+            await client.wait_for_ready(timeout=30)
+            await client._async_execute_interactive(f"x = {name!r}", timeout=30)
+            client.stop_channels()
+        save_at_the_end(App)
+        await App.kernel_manager.shutdown_all()
+
+    asyncio.run(open_and_end())
+    deadline = time.monotonic() + 10
+    while len(states(home)) != 2 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    for name in "ab":
+        monkeypatch.setenv("GRESSHOPPER_NOTEBOOK", str(home / name))
+        with opened() as again:
+            assert again.value("x") == name

@@ -1,0 +1,169 @@
+"""Kernels that hibernate: their server is gone, or somebody asked for it. Each test says what the user sees."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from harness import Cluster, Notebook, stream, until
+
+WHERE = "import os; print(os.environ['SLURMD_NODENAME'], x)"
+
+
+def start(cluster: Cluster, name: str = "a.ipynb", user: str = "alice") -> Notebook:
+    book = Notebook(cluster, user)
+    path = f"{cluster.base}/home/{user}/{name}"
+    book.start(env={"GRESSHOPPER_NOTEBOOK": path, "JPY_SESSION_NAME": path})
+    return book
+
+
+@contextmanager
+def opened(cluster: Cluster, name: str = "a.ipynb", user: str = "alice") -> Iterator[Notebook]:
+    book = start(cluster, name, user)
+    try:
+        yield book
+    finally:
+        book.close()
+
+
+def server_dies(cluster: Cluster, book: Notebook) -> None:
+    """Jupyter is gone without a word, and its kernel is saved."""
+    os.kill(book.process.pid, signal.SIGKILL)
+    book.process.wait()
+    nothing_runs(cluster, book.user)
+
+
+def nothing_runs(cluster: Cluster, user: str = "alice") -> None:
+    until("no process is left", lambda: not cluster.pids(r"hop-replica run|ipykernel|hop-front", user), 40)
+
+
+@pytest.fixture(autouse=True)
+def clean(cluster: Cluster) -> Iterator[None]:
+    yield
+    nothing_runs(cluster)
+    until("no lease is left", lambda: not cluster.leases_live() and cluster.quiet(), 40)
+    assert saved(cluster) == []
+
+
+def saved(cluster: Cluster) -> list[str]:
+    folder = cluster.base / "home/alice/.local/share/gresshopper/states"
+    return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
+
+
+def row(cluster: Cluster, kernel: str) -> dict[str, Any]:
+    rows = cluster.hop("kernels", user="alice")["rows"]
+    found: dict[str, Any] = next(r for r in rows if r["kernel_id"] == kernel)
+    return found
+
+
+def hop(cluster: Cluster, *argv: str, user: str = "alice") -> tuple[int, str]:
+    """Its exit status and what it complained of."""
+    process = cluster.popen(user, ["hop", *argv], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    _, err = process.communicate(timeout=150)
+    return process.returncode, err
+
+
+def said(book: Notebook, code: str) -> tuple[str, str]:
+    got = book.execute(code, timeout=90)
+    assert got["status"] == "ok", got
+    return stream(got, "stdout"), stream(got, "stderr")
+
+
+def test_the_server_is_culled_and_the_notebooks_next_opening_has_the_variables(cluster: Cluster) -> None:
+    book = start(cluster)
+    book.execute("x = 41")
+    assert said(book, "%%gpu 1\nprint(x)")[0] == "41\n"
+    server_dies(cluster, book)
+    (kernel,) = saved(cluster)
+    until("hopd lists it as asleep", lambda: row(cluster, kernel)["state"] == "ASLEEP")
+    with opened(cluster) as again:
+        out, told = said(again, WHERE)
+        assert out.split()[1] == "41"
+        assert "was saved, and is back" in told
+        assert row(cluster, kernel)["state"] == "IDLE", "under its own id"
+        assert said(again, "%%gpu 1\nprint(x)")[0] == "41\n"
+
+
+def test_a_copied_notebook_and_a_second_tab_begin_without_variables(cluster: Cluster) -> None:
+    with opened(cluster) as first:
+        first.execute("x = 41")
+        with opened(cluster) as second:
+            out, told = said(second, "print('x' in globals())")
+            assert out == "False\n"
+            assert "another tab or server" in told
+        with opened(cluster, "copy.ipynb") as copy:
+            assert said(copy, "print('x' in globals())") == ("False\n", "")
+        assert said(first, WHERE)[0].split()[1] == "41"
+
+
+def test_hop_hibernates_wakes_and_the_next_cell_wakes_too(cluster: Cluster) -> None:
+    with opened(cluster) as book:
+        book.execute("x = 41")
+        (kernel,) = saved(cluster)
+        gone = lambda: not cluster.pids(r"hop-replica run|ipykernel", "alice")  # noqa: E731
+        assert hop(cluster, "hibernate", "a.ipynb") == (0, "")
+        until("its processes have ended", gone)
+        assert row(cluster, kernel)["state"] == "ASLEEP"
+        # The next cell wakes it; the user reads nothing of that.
+        out, told = said(book, WHERE)
+        assert (out.split()[1], told) == ("41", "")
+        assert hop(cluster, "hibernate", "a.ipynb") == (0, "")
+        until("its processes have ended", gone)
+        until("its front listens", lambda: hop(cluster, "wake", kernel) == (0, ""), 20)
+        until("it is awake", lambda: row(cluster, kernel)["state"] == "IDLE", 40)
+        out, told = said(book, WHERE)
+        assert (out.split()[1], told) == ("41", "")
+        assert book.is_alive()["alive"]
+
+
+def test_hopd_is_restarted_and_a_node_drained_while_it_sleeps(cluster: Cluster) -> None:
+    book = start(cluster)
+    book.execute("x = 41")
+    node = said(book, WHERE)[0].split()[0]
+    server_dies(cluster, book)
+    (kernel,) = saved(cluster)
+    cluster.kill(r"/opt/bin/hopd", "gresshopper")
+    cluster.deploy("hopd")
+    cluster.wait_for_pilots()
+    until("hopd still knows it", lambda: row(cluster, kernel)["state"] == "ASLEEP", 40)
+    cluster.run("root", "scontrol", "update", f"nodename={node}", "state=drain", "reason=a fan is loud")
+    try:
+        time.sleep(2)
+        with opened(cluster) as again:
+            out, _ = said(again, WHERE)
+            assert out.split()[0] != node
+            assert out.split()[1] == "41"
+    finally:
+        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume")
+        cluster.wait_for_pilots()
+
+
+def test_a_node_is_cleared_for_maintenance_and_a_bound_kernel_stays(cluster: Cluster) -> None:
+    with opened(cluster) as free, opened(cluster, "b.ipynb") as bound:
+        free.execute("x = 41")
+        bound.execute("import socket\nx = 41\nsock = socket.socket()")
+        until("hopd knows what it holds", lambda: "sock" in str(cluster.hop("kernels", user="alice")["rows"]))
+        status, err = hop(cluster, "hibernate", "--all")
+        assert status == 1
+        assert "sock" in err
+        assert said(bound, "print(sock.fileno() > 0)") == ("True\n", "")
+        out, told = said(free, WHERE)
+        assert (out.split()[1], told) == ("41", "")
+
+
+def test_a_forgotten_kernel_is_gone(cluster: Cluster) -> None:
+    book = start(cluster)
+    book.execute("x = 41")
+    server_dies(cluster, book)
+    (kernel,) = saved(cluster)
+    until("hopd lists it as asleep", lambda: row(cluster, kernel)["state"] == "ASLEEP")
+    assert hop(cluster, "forget", kernel) == (0, "")
+    assert saved(cluster) == []
+    with opened(cluster) as again:
+        assert said(again, "print('x' in globals())") == ("False\n", "")
