@@ -129,14 +129,28 @@ impl World {
 
     /// Reads on until the reply to this cell, which has to be the next one.
     pub async fn reply(&mut self, cell: &CellId) -> Answer {
-        let mut heard = Vec::new();
+        let (mut heard, mut reply, mut idle) = (Vec::new(), None, false);
+        // Shell and iopub are two sockets: what a cell printed may come behind its reply.
         loop {
+            if idle && let Some((metadata, content)) = reply.take() {
+                return Answer {
+                    content,
+                    metadata,
+                    heard,
+                };
+            }
             match self.item().await {
                 Item::Jupyter {
                     channel: Channel::Iopub,
                     message,
                     ..
-                } => heard.push(open(&message)),
+                } => {
+                    let parent = Envelope::parse(&message).unwrap().parent();
+                    let own = parent.is_some_and(|p| p.msg_id == cell.as_str());
+                    let said = open(&message);
+                    idle |= own && said.0 == "status" && said.2["execution_state"] == "idle";
+                    heard.push(said);
+                }
                 Item::Jupyter {
                     channel: Channel::Shell,
                     message,
@@ -153,11 +167,7 @@ impl World {
                         "replies come in order"
                     );
                     let (_, metadata, content) = open(&message);
-                    return Answer {
-                        content,
-                        metadata,
-                        heard,
-                    };
+                    reply = Some((metadata, content));
                 }
                 _ => {}
             }
