@@ -1,8 +1,8 @@
 """The benchmark `park`: off the GPU and back on, on one machine, in a few minutes, without a network.
 
-Prints one JSON line for each measured case on stdout (bench, case, ours, peer, peer_value, unit, n:
-what `hop-bench record` reads); what was checked, refused or skipped goes to stderr and, with --out, to cases.json. Everything
-has a time limit: what the machine's sandbox forbids is named and the rest goes on.
+Prints one JSON line for each measured case on stdout (bench, case, ours, peer, peer_value, unit, n: the input of
+`hop-bench record`). Checks, refusals and skips go to stderr and, with --out, to cases.json. Everything has a time
+limit. Calls that the machine's sandbox forbids are named, and the rest goes on.
 
     park.py --hop PATH [--out DIR] [--sizes 1,4,16,64] [--parts PART,..] [--for S] [--host-gib N] [--fake DIR]
             [--uid UID]

@@ -9,9 +9,10 @@ The simulator then gets the same sessions, with this run's latencies from hopd's
 to its start, from the order of its end to the end, from a submission to its arrival at hopd, and from the grant to
 the cell's first instruction. Kernels have one replica, nothing migrates, and pilots stay.
 
-GPU-hours held are in both from the order of a lease to its end; a delay is in both from the submission, by the person's
-clock, to the cell's first instruction; a cell has waited that was put off by more than half a second. Prints a measured line per case
-(see hop-bench): ours is what ran live, the peer the simulator (mean of ten seeds of its latencies).
+In both, GPU-hours held are from the order of a lease to its end. A delay is from the submission, by the person's
+clock, to the cell's first instruction. A cell has waited if it was delayed by more than half a second. Prints a
+measured line per case (see hop-bench): ours is the live run, the peer the simulator (mean of ten seeds of its
+latencies).
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ A notebook whose round takes less than 3 seconds under a system is measured thre
 medians count. A process that takes longer than HOP_BENCH_LIMIT seconds (60) is killed, and the notebook counts as one
 that the system doesn't get right.
 
-All that was found is written to HOP_BENCH_TABLE (target/bench-state.json) after each notebook, so a run that is broken off
-keeps it; `--report FILE` prints the figures of such a file, as far as it goes. A run over all notebooks also writes
+All findings are written to HOP_BENCH_TABLE (target/bench-state.json) after each notebook, so a broken run keeps
+them. `--report FILE` prints the figures of such a file, as far as it goes. A run over all notebooks also writes
 notebooks.md beside this file.
 """
 

@@ -1,8 +1,8 @@
 //! Needs of a cell: GPUs, cores, and a deadline.
 //!
-//! A need is known before the cell runs: the kernelspec's default, overridden by cell metadata, by the magics
-//! `%%gpu N [--type T] [--mem G] [--cpus C] [--deadline D]` and `%%cpu [--cpus C]`, or asked for in the middle
-//! of a cell. Finding it in a cell's text is the kernel's matter (`kernel/replica`); this is only the value.
+//! A need is known before the cell runs. It is the kernelspec's default, overridden by cell metadata or by the magics
+//! `%%gpu N [--type T] [--mem G] [--cpus C] [--deadline D]` and `%%cpu [--cpus C]`; or code asks for it in the middle
+//! of a cell. `kernel/replica` finds the need in a cell's text; this module is only the value.
 
 use crate::id::GpuType;
 use crate::time::Timestamp;

@@ -1,11 +1,11 @@
 //! The proven channel: frames over one stream, after a handshake that proves both sides.
 //!
-//! A frame is a length (4 bytes, big-endian), a kind byte, and the rest. The client's first frame is a
-//! [`Hello`] in plain whose MUNGE credential only the service account can open; inside lies a fresh key. The
-//! server answers with a nonce of its own and its first message under the keys derived from key, nonce and
-//! hello, so who can answer has opened the credential, and a recorded connection can't be played again. From
-//! there on each frame ends with a keyed BLAKE3 MAC over its number and payload, one key per direction:
-//! nothing can be changed, added, left out, repeated, reordered or reflected. Contents are not encrypted.
+//! A frame is a length (4 bytes, big-endian), a kind byte, and the rest. The client's first frame is a plain
+//! [`Hello`], with a MUNGE credential that only the service account can open; inside lies a fresh key. The server
+//! answers with a nonce of its own, and with its first message under keys derived from key, nonce and hello. So a
+//! server that can answer has opened the credential, and a recorded connection can't be replayed. From there on each
+//! frame ends with a keyed BLAKE3 MAC over its number and payload, one key per direction: nothing can be changed,
+//! added, left out, repeated, reordered or reflected. Contents are not encrypted.
 //!
 //! Timeouts limit the handshake, a frame once begun, and silence; sizes limit a hello, and a frame by direction. The
 //! meaning of messages is left to `hopd` and the client.

@@ -1,7 +1,7 @@
 //! Distribution of freed GPUs and cores: the first cell in the queue's order gets them, wherever its kernel is.
 //!
-//! Cells whose kernels have a replica on the node start there; a cell that goes before them and waits elsewhere has a
-//! replica moved to the node, if waiting where it is would take longer than the move.
+//! Cells whose kernels have a replica on the node start there. A cell of better rank that waits elsewhere has a
+//! replica moved to the node, if its wait would take longer than the move.
 
 use crate::core::Core;
 use crate::index::Idx;

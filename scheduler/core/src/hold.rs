@@ -5,8 +5,8 @@
 //! node. From then on the cell starts as soon as the cells of any one node end. A due cell whose kernel can't move,
 //! or has something parked on its node, holds its own nodes. `docs/policy.md` argues that every cell is served.
 //!
-//! On a held node a cell may still start if its kernel's own past says that it will be over in time (backfill), as long
-//! as the hold is young: estimates may be wrong, so they are not trusted for ever.
+//! On a held node a cell may still start if its kernel's own past says that it ends in time (backfill). This holds
+//! only while the hold is young: estimates may be wrong, so they are not trusted for ever.
 
 use crate::core::Core;
 use crate::index::Idx;

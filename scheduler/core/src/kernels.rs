@@ -191,9 +191,8 @@ impl Core {
             .map(|(&job, _)| job)
     }
 
-    /// Distinct nodes for new replicas: those of the right GPUs, the least subscribed first; under the cap while
-    /// there are enough, in racks of their own where these are known, beside a seat of the user's where nothing
-    /// else decides.
+    /// Distinct nodes for new replicas, of nodes with the right GPUs. The least subscribed come first, under the cap
+    /// while there are enough, in racks of their own where racks are known. A seat of the user's breaks ties.
     pub(crate) fn choose_nodes(
         &self,
         pool: Idx<Pool>,

@@ -1,8 +1,8 @@
 //! Users to whom a pool lends: the rules of its partition hold for leases as for jobs. Pure.
 //!
-//! In pool mode Slurm sees the service account alone, so `AllowAccounts`, `DenyAccounts`, `AllowGroups`, `AllowQos` and
-//! `DenyQos` of the partition (slurm.conf(5)) are ours to enforce, on the account and QOS of the user's seat and on the
-//! user's groups. What isn't known is not allowed.
+//! In pool mode Slurm sees the service account alone. `hopd` must enforce the partition's `AllowAccounts`,
+//! `DenyAccounts`, `AllowGroups`, `AllowQos` and `DenyQos` (slurm.conf(5)), on the account and QOS of the user's seat
+//! and on the user's groups. An unknown user or account is not admitted.
 
 use hop_slurm::Admits;
 use hop_words::id::AccountName;

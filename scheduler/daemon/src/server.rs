@@ -1,8 +1,8 @@
-//! Connections: accepting them, proving who calls, and carrying messages to and from the scheduler's task.
+//! Connections: accepting them, proving callers, and carrying messages to and from the scheduler's task.
 //!
-//! A connection is two tasks, a reader and a writer. The reader holds each user to a number of messages a second and waits
-//! for room in that user's queue to the scheduler, so a flood slows its sender alone; the writer's queue is bounded, and a
-//! caller that doesn't read is hung up on. Callers that have still to prove themselves are few at a time.
+//! A connection is two tasks, a reader and a writer. The reader limits each user's messages per second, and waits for
+//! room in the user's queue to the scheduler: a flood slows its sender alone. The writer's queue is bounded, and a
+//! caller that doesn't read is disconnected. Unproven callers are few at a time.
 
 use crate::access::over_quota;
 use crate::inbox::Inbox;

@@ -1,7 +1,8 @@
 //! Runs policies over a trace and prints the summary: a quick look without the command line. `run TRACE POLICY...`;
 //! environment: `CLUSTER` (a file), `SEED`, `THIN` (GPUs), `NO_THINK`.
 
-use hop_sim::{Cluster, Policy, Synth, Trace};
+use hop_sim::metrics::PolicySummary;
+use hop_sim::{Cluster, Policy, PolicyResult, Synth, Trace};
 
 fn main() {
     let mut args = std::env::args().skip(1);
@@ -47,44 +48,48 @@ fn main() {
         }
         let wall = start.elapsed().as_secs_f64();
         let s = r.summary(&trace);
+        print_summary(&name, &r, &s, wall);
+    }
+}
+
+fn print_summary(name: &str, r: &PolicyResult, s: &PolicySummary, wall: f64) {
+    println!(
+        "{name:20} n {} held {:.0} ({:.3}x, {:.3}) prov {:.0} ({:.3}) delay p50 {:.3} p95 {:.3} p99 {:.2} max {:.0} | wait p95 {:.3} p99 {:.2} | imm {:.4} reuse {:.4} mig {} tb {:.1} spills {} antt {:.3} stp {:.1} est.err {:?}/{} wall {wall:.2}",
+        r.cells.len(),
+        s.gpu_hours_held,
+        s.gpu_hours_held / s.gpu_hours_used,
+        s.held_saving_share.unwrap_or(f64::NAN),
+        s.gpu_hours_provisioned,
+        s.provisioned_saving_share.unwrap_or(f64::NAN),
+        s.delay_s.p50,
+        s.delay_s.p95,
+        s.delay_s.p99,
+        s.delay_s.max,
+        s.wait_s.p95,
+        s.wait_s.p99,
+        s.immediate_fraction,
+        s.executor_reuse_fraction,
+        s.migrations,
+        s.moved_tb,
+        s.spills,
+        s.antt,
+        s.stp,
+        s.estimate_error_s,
+        s.estimates,
+    );
+    if s.gpu_hours_burst > 0.0 {
         println!(
-            "{name:20} n {} held {:.0} ({:.3}x, {:.3}) prov {:.0} ({:.3}) delay p50 {:.3} p95 {:.3} p99 {:.2} max {:.0} | wait p95 {:.3} p99 {:.2} | imm {:.4} reuse {:.4} mig {} tb {:.1} spills {} antt {:.3} stp {:.1} est.err {:?}/{} wall {wall:.2}",
-            r.cells.len(),
-            s.gpu_hours_held,
-            s.gpu_hours_held / s.gpu_hours_used,
-            s.held_saving_share.unwrap_or(f64::NAN),
-            s.gpu_hours_provisioned,
-            s.provisioned_saving_share.unwrap_or(f64::NAN),
-            s.delay_s.p50,
-            s.delay_s.p95,
-            s.delay_s.p99,
-            s.delay_s.max,
-            s.wait_s.p95,
-            s.wait_s.p99,
-            s.immediate_fraction,
-            s.executor_reuse_fraction,
-            s.migrations,
-            s.moved_tb,
-            s.spills,
-            s.antt,
-            s.stp,
-            s.estimate_error_s,
-            s.estimates,
+            "    burst: {:.0} GPU-hours, cost {:.0}",
+            s.gpu_hours_burst, s.burst_cost
         );
-        if s.gpu_hours_burst > 0.0 {
-            println!(
-                "    burst: {:.0} GPU-hours, cost {:.0}",
-                s.gpu_hours_burst, s.burst_cost
-            );
-        }
-        for p in &s.predictions {
-            let gpus = p
-                .gpus_right
-                .map_or_else(String::new, |g| format!(", GPUs right {g:.3}"));
-            println!(
-                "    foretold, {}: {} cells, error {:.3}, within 2x {:.3}{gpus}",
-                p.of, p.cells, p.error, p.within_2x
-            );
-        }
+    }
+    for p in &s.predictions {
+        let gpus = p
+            .gpus_right
+            .map_or_else(String::new, |g| format!(", GPUs right {g:.3}"));
+        println!(
+            "    foretold, {}: {} cells, error {:.3}, within 2x {:.3}{gpus}",
+            p.of, p.cells, p.error, p.within_2x
+        );
     }
 }

@@ -8,8 +8,8 @@ use hop_words::time::{Span, Timestamp};
 /// The longest that a notebook runs alone.
 const LONGEST: Span = Span::from_secs(3 * 3600);
 
-/// So many notebooks, begun at times drawn over `over`: each a few cells in a row of a session of the trace, run one
-/// right after the other, with a deadline of 1.5 to 4 times its run time.
+/// `count` notebooks, begun at times drawn over `over`. Each runs a few consecutive cells of a session of the trace
+/// without pauses, with a deadline of 1.5 to 4 times its run time.
 pub fn notebooks(trace: &Trace, count: usize, over: Span, seed: u64) -> Trace {
     let mut rng = Rng::new(seed, 0xdead);
     let mut sessions = Vec::new();

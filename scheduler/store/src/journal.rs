@@ -1,9 +1,9 @@
 //! The journal: the last value of each key, and the term, in a redb file.
 //!
-//! Keys and values are whatever the caller serialises; they lie as JSON, so that a person can read them with a
-//! few lines of code and a field can be added. A file of a newer format is refused with a sentence, a torn or
-//! interrupted write leaves the state of the last complete commit (redb's copy-on-write with checksums), and two
-//! daemons can't open one file (it is locked) nor share a term (it grows with each open, durably).
+//! The caller serialises keys and values. They are stored as JSON: a person can read them with a few lines of code,
+//! and a field can be added. A file of a newer format is refused with a sentence. A torn or interrupted write leaves
+//! the state of the last complete commit (redb's copy-on-write with checksums). Two daemons can't open one file (it
+//! is locked), nor share a term (it grows durably with each open).
 
 use crate::writer::{Health, SaveError, Sink, Ticket, Writer};
 use hop_words::id::Term;

@@ -98,7 +98,7 @@ impl Step {
         self.number(bindings::spank_item_S_JOB_UID)
     }
 
-    /// The first task of the step on this node: the only one that is a replica's or a lease's.
+    /// Whether this is the step's first task on this node: replicas and leases have no other.
     pub(crate) fn is_first_task(self) -> bool {
         self.number(bindings::spank_item_S_TASK_ID) == Some(0)
     }

@@ -1,4 +1,4 @@
-//! Telling the agent: one line over its Unix socket, once it has been seen to be the service account's.
+//! Messages to the agent: one line over its Unix socket, after a check that the service account listens.
 
 use hop_handover::record::Agent;
 use hop_handover::token::Confirmation;

@@ -83,8 +83,8 @@ def interrupts_deferred() -> Iterator[None]:
 class UntilAsked:
     """Until a request arrives for the kernel's main thread.
 
-    The socket itself is never asked: reading ``zmq.EVENTS``, polling through ZeroMQ or receiving takes the edge from its
-    descriptor, and the event loop, which waits for that edge, would sleep on with the request in the socket. The
+    The socket itself is never asked. Reading ``zmq.EVENTS``, polling through ZeroMQ or receiving takes the edge from
+    the descriptor, and the event loop waits for that edge: it would sleep on with the request in the socket. The
     descriptor is only looked at.
     """
 

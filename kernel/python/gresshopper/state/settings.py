@@ -1,7 +1,7 @@
 """Settings outside the namespace with functions and classes of the notebook, and its attributes of libraries.
 
-A section of the process that plain pickle can't write is written here: what a variable holds is referred to by its name,
-a function without a name is written with its code and runs in the live namespace.
+This module writes sections of the process that plain pickle can't. An object that is a variable is referred to by
+its name. A function without a name is written with its code, and runs in the live namespace.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 //! An upper bound on every scheduler: it knows all run times, stops and continues cells at no cost, and runs a cell
 //! on any GPUs of the cluster, or on a part of them at a part of the speed.
 //!
-//! At each moment the GPUs go to the cells with the most to gain: the weight of a cell's session in ANTT (one over what
-//! the session takes alone) over the GPU-seconds that the cell still needs. With costs, whole GPUs, nodes and unknown run
-//! times left out, it bounds what the policies can reach.
+//! At each moment the GPUs go to the cells with the most to gain: the weight of a cell's session in ANTT (one over
+//! the session's time alone) over the cell's remaining GPU-seconds. It has no costs, whole GPUs, nodes or unknown run
+//! times, and so bounds what the policies can reach.
 
 use crate::cluster::Cluster;
 use crate::metrics::{CellResult, PolicyResult};

@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 /// Ways to share GPUs between concurrent cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// A cell stays on its session's node as long as nobody has to share there, else it goes to the node where the fewest
-    /// GPUs are asked for; all cells of a node share its GPUs by time.
+    /// A cell stays on its session's node as long as nobody shares there, else it goes to the node with the fewest
+    /// GPUs asked for. All cells of a node share its GPUs by time.
     TimeSlicing,
     /// Every open session has a part of the cluster in proportion to its request.
     Partitioning,
