@@ -1,6 +1,6 @@
-//! Whoever started the front: the kernel provisioner, or a person at a shell. It says on the front's standard input, in
-//! one line of JSON, what to run, and learns on standard output, one line of JSON each, what became of it. The front
-//! lives no longer than its owner.
+//! The front's owner: the kernel provisioner, or a person at a shell. The owner writes the start order on the front's
+//! standard input, in one line of JSON, and reads events on standard output, one line of JSON each. The front lives
+//! no longer than its owner.
 
 use hop_protocol::file::Launch;
 use hop_words::id::{Incarnation, KernelId};
@@ -23,7 +23,7 @@ pub struct Start {
     pub fresh: bool,
     /// Grows with every front of the kernel.
     pub epoch: u64,
-    /// Take over from a front that was killed: its ports, its replica.
+    /// Take over a killed front's ports and replica.
     #[serde(default)]
     pub resume: bool,
     /// Where to listen for clients. Ports 0 or absent: any free ones.
@@ -102,10 +102,10 @@ pub enum Said {
     Dead { reason: String },
 }
 
-/// Whether the one who started us reads what we say.
+/// Whether the owner reads our events.
 static READ: AtomicBool = AtomicBool::new(true);
 
-/// The one who started us is a client that shows its kernels' output to people: it is told why a kernel died, no more.
+/// The owner is a client that shows its kernels' output to people: it only learns why a kernel died.
 pub fn speak_to_people() {
     READ.store(false, Ordering::Relaxed);
 }

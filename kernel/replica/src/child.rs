@@ -1,7 +1,8 @@
-//! The kernel process: how it is started, signalled and ended, and the sentence that says why it died.
+//! The kernel process: its start, its signals, its end, and the sentence on why it died.
 //!
-//! It is started through `hop-replica exec`, which makes it die with its supervisor and be the first to go when memory
-//! is short, and then becomes it. It leads a process group of its own, which it signals itself on an interrupt.
+//! The process starts as `hop-replica exec`, which ties it to its supervisor's life and makes it the first victim of
+//! a lack of memory, and then becomes the kernel. The kernel leads a process group of its own, which it signals
+//! itself on an interrupt.
 
 use crate::agent::FD_VARIABLE;
 use crate::oom::OomWatch;
@@ -21,7 +22,7 @@ const EXTENSION: &str = "gresshopper.extension";
 /// Keeps what `PYTHONPATH` was, for the agent to restore.
 const OLD_PATH_VARIABLE: &str = "GRESSHOPPER_OLD_PYTHONPATH";
 
-/// Says that GPUs are lent here, so that the agent watches for frameworks that use one.
+/// Set if GPUs are lent here: the agent then watches for frameworks that use a GPU.
 const LENDS_VARIABLE: &str = "GRESSHOPPER_LENDS";
 
 /// Has the agent answer `state.*` from the start.
@@ -121,7 +122,7 @@ impl Kernel {
         self.signal(Signal::INT);
     }
 
-    /// Ends it and what it started in its group.
+    /// Ends the kernel and its process group.
     pub fn kill(&self) {
         self.signal(Signal::KILL);
     }
@@ -133,12 +134,12 @@ impl Kernel {
         }
     }
 
-    /// Whether it died of a SIGKILL that the memory limit doesn't explain.
+    /// Whether the kernel died of a SIGKILL that the memory limit doesn't explain.
     pub fn was_killed(&self, status: ExitStatus) -> bool {
         status.signal() == Some(9) && self.oom.struck().is_none()
     }
 
-    /// Why it died, as a sentence for its user.
+    /// Reason of the death, as a sentence for the user.
     pub fn reason(&self, status: ExitStatus) -> String {
         if let (Some(9), Some(limit)) = (status.signal(), self.oom.struck()) {
             let limit = limit.map_or_else(String::new, |l| format!(" (its limit is {} MiB)", l >> 20));
@@ -179,12 +180,12 @@ fn write_connection_file(scratch: &Path, signing_key: &str) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// Whether the kernel is one that our package can be loaded in, and the package is there.
+/// Whether our package exists and can be loaded into the kernel.
 pub fn has_agent(launch: &Launch) -> bool {
     launch.is_ipykernel() && agent_folder().is_some()
 }
 
-/// Where the package `gresshopper` lies, beside this program's installation.
+/// Folder of the package `gresshopper`, beside this program's installation.
 fn agent_folder() -> Option<PathBuf> {
     let named = std::env::var_os("GRESSHOPPER_PYTHON").map(PathBuf::from);
     let beside = || Some(std::env::current_exe().ok()?.parent()?.parent()?.join("python"));
@@ -205,7 +206,7 @@ fn inject(command: &mut Command, argv: &mut Vec<String>, python: &Path, agent: &
     command
         .env("PYTHONPATH", path)
         .env(FD_VARIABLE, agent.as_raw_fd().to_string());
-    // The one descriptor that the child is to inherit; nothing else is started by this process.
+    // The child inherits this one descriptor; this process starts nothing else.
     rustix::io::fcntl_setfd(agent, rustix::io::FdFlags::empty())
         .context("can't hand the agent's socket on")?;
     argv.push(format!("--InteractiveShellApp.extra_extensions={EXTENSION}"));

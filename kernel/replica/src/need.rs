@@ -1,5 +1,4 @@
-//! What a cell needs, read from its text, its metadata, and the kernelspec's default. Pure: the caller says what time
-//! it is.
+//! A cell's need, read from its text, its metadata, and the kernelspec's default. Pure: the caller passes the time.
 
 use hop_protocol::jupyter::Envelope;
 use hop_words::id::GpuType;
@@ -35,7 +34,7 @@ pub enum BadNeed {
     Unattended(String),
 }
 
-/// What `hop run`, which runs a whole notebook, says of a cell: `metadata.gresshopper.run` of its execute request.
+/// `hop run`'s orders for a cell of a whole notebook: `metadata.gresshopper.run` of the execute request.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Unattended {
@@ -51,7 +50,7 @@ pub struct Unattended {
 }
 
 impl Unattended {
-    /// What the request says; the default, a person's cell, where it says nothing.
+    /// The request's orders; the default, a person's cell, if it has none.
     pub fn of_request(metadata: &[u8]) -> Result<Self, BadNeed> {
         let run = ours(metadata)["run"].take();
         if run.is_null() {
@@ -68,7 +67,7 @@ impl Unattended {
         need
     }
 
-    /// The cell's need with what the run adds to it.
+    /// The cell's need, completed by the run's orders.
     pub fn apply(&self, need: Need) -> Need {
         self.hurry(self.count(need))
     }
@@ -109,7 +108,7 @@ pub fn class_of(need: &Need, run: &Unattended) -> Class {
     }
 }
 
-/// Whether a cell is to run again if it is lost in its middle: its first line is `%%retry`, or its metadata say so.
+/// Whether a cell runs again if it is lost in its middle: its first line is `%%retry`, or its metadata say so.
 pub fn is_retried(code: &str, metadata: &[u8]) -> bool {
     let first = code_lines(code).next().map(uncommented);
     first == Some(RETRY) || ours(metadata)["retry"] == Value::Bool(true)

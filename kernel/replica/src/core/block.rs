@@ -118,7 +118,8 @@ impl Core {
         });
     }
 
-    /// The cell around the block has a lease by its magic. A block that it covers is granted, and gives nothing back.
+    /// The cell around the block has a lease by its magic. A block within that lease is granted, and gives nothing
+    /// back.
     fn share(&mut self, id: u64, described: Option<Value>) {
         match described {
             Some(mut grant) => {

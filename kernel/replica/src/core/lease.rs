@@ -21,7 +21,7 @@ const TELL_AFTER: Span = Span::from_millis(200);
 pub(super) struct Seeker {
     /// The name by which `hopd` knows it: the cell's id, or `CELL/N` for a block.
     pub(super) id: CellId,
-    /// The header of the request that its messages belong to.
+    /// Header of the request to which the messages belong.
     pub(super) header: Bytes,
     pub(super) need: Need,
     pub(super) class: Class,
@@ -38,7 +38,7 @@ pub(super) enum Kind {
     },
 }
 
-/// A wait for a lease, and what its user was told of it.
+/// A wait for a lease, and whether its user was told.
 #[derive(Debug, Clone)]
 pub(super) struct Wait {
     pub(super) since: Timestamp,
@@ -121,7 +121,7 @@ impl Lease {
         self.seeker().is_some_and(|s| s.id == *id)
     }
 
-    /// The lease that `hopd` has granted and that isn't over, with the name of its cell or block.
+    /// The granted lease that isn't over, with its cell or block.
     pub(super) fn granted(&self) -> Option<(LeaseId, &CellId)> {
         match self {
             Self::None | Self::Asked(..) => None,
@@ -147,7 +147,7 @@ impl Lease {
         }
     }
 
-    /// The time at which a waiting user has to be told so.
+    /// The time at which a waiting user must be told so.
     pub(super) fn tell_at(&self) -> Option<Timestamp> {
         self.wait().filter(|w| !w.told).map(|w| w.since + TELL_AFTER)
     }
@@ -193,7 +193,7 @@ impl Core {
         });
     }
 
-    /// Tells a user who has waited for long for what.
+    /// Tells the user of a long wait its reason.
     pub(super) fn tell_long_wait(&mut self) {
         if self.lease.tell_at().is_some_and(|at| at <= self.now) {
             self.tell_wait();
@@ -219,7 +219,7 @@ impl Core {
         }
     }
 
-    /// Tells a user who was told of the wait that it is over.
+    /// Tells the user that a told wait is over.
     pub(super) fn tell_granted(&mut self, header: &Bytes, wait: &Wait) {
         if wait.told {
             let notice = self.notice();
@@ -276,7 +276,7 @@ impl Core {
                 standing.grant = Some((grant, self.now));
                 Lease::Standing(standing)
             }
-            // Nobody waits for it any more: `hopd` hears that by the withdrawal.
+            // Nobody waits for the lease any more: `hopd` learns so by the withdrawal.
             other => {
                 self.lease = other;
                 return;
@@ -299,7 +299,7 @@ impl Core {
         }
     }
 
-    /// The cell or block that waited for this lease begins.
+    /// Begins the cell or block that waited for this lease.
     fn use_lease(&mut self, cell: &CellId, grant: Grant) {
         let (seeker, wait) = match std::mem::take(&mut self.lease) {
             Lease::Asked(seeker, wait) if seeker.id == *cell => (seeker, wait),
@@ -332,7 +332,7 @@ impl Core {
         }
     }
 
-    /// `hopd` won't grant it, or what it granted can't be used.
+    /// `hopd` refuses the lease, or the granted lease can't be used.
     pub(super) fn refused(&mut self, cell: &CellId, reason: String) {
         match std::mem::take(&mut self.lease) {
             Lease::Standing(standing) if standing.seeker.id == *cell => {
@@ -459,7 +459,7 @@ impl Core {
         let Some(last) = self.gpu.last.as_mut().filter(|last| last.id == lease) else {
             self.release_lease(lease);
             if standing.is_some_and(|(from, _)| from == lease) {
-                // It was over before `hopd` heard that its cell stands still.
+                // The lease was over before `hopd` heard of the parked cell.
                 self.register();
             }
             return;

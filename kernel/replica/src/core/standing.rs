@@ -1,5 +1,6 @@
-//! A cell that is parked in its middle, because others wait for its GPUs. It stands still at its next CUDA call, keeps its
-//! place in the kernel, and goes on with the next lease. [`super::memory`] takes it off the GPUs and brings it back.
+//! A cell that is parked in its middle, because others wait for its GPUs. The cell stands still at its next CUDA
+//! call, keeps its place in the kernel, and goes on with the next lease. [`super::memory`] takes it off the GPUs and
+//! brings it back.
 
 use super::Core;
 use super::lease::{Holder, Lease, Parked, Seeker, Stop, Wait};
@@ -13,7 +14,7 @@ use serde_json::json;
 const FIRST_PAUSE: Span = Span::from_secs(4);
 const LONGEST_PAUSE: Span = Span::from_secs(300);
 
-/// An interrupted cell has so long to end before its user is told why it doesn't.
+/// Time for an interrupted cell to end before its user is told why it doesn't.
 const INTERRUPTED: Span = Span::from_secs(1);
 
 /// A cell (or block) that stands still, until it runs again.
@@ -23,7 +24,7 @@ pub(super) struct Standing {
     pub(super) wait: Wait,
     /// The lease on which it ran last.
     pub(super) from: LeaseId,
-    /// Its runs so far, over all its leases.
+    /// Runs so far, over all leases.
     pub(super) parked: Parked,
     since: Timestamp,
     /// `hopd`'s reason for the park.
@@ -50,7 +51,7 @@ impl Standing {
         [self.again, self.explain_at].into_iter().flatten().min()
     }
 
-    /// Where nothing was granted yet, the cell waits in the queue.
+    /// Without a grant, the cell waits in the queue.
     pub(super) fn wait_mut(&mut self) -> Option<(&Seeker, &mut Wait)> {
         Some((&self.seeker, &mut self.wait))
     }
@@ -143,7 +144,7 @@ impl Core {
             lease,
         });
         if self.gpu.revoked_meanwhile(lease) {
-            // Its lease was over before: there is nothing for hopd to end, and it doesn't know that the cell waits.
+            // The lease was over before: hopd has nothing to end, and doesn't know that the cell waits.
             self.release_lease(lease);
             self.register();
         } else {

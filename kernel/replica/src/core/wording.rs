@@ -88,7 +88,7 @@ fn rough(seconds: f64) -> String {
     }
 }
 
-/// The state of a cell that waits while there is no scheduler.
+/// The state of a cell that waits while the scheduler is away.
 pub(super) fn scheduler_away(why: &str) -> Value {
     json!({"state": "queued", "reason": format!("the scheduler is away: {why}")})
 }
