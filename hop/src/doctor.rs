@@ -6,6 +6,7 @@
 
 mod checks;
 mod facts;
+mod gres;
 mod nodes;
 pub(crate) mod plugin_file;
 

@@ -2,12 +2,12 @@
 //!
 //! Nothing is judged here. An unreadable fact is stored as the sentence that gives the reason.
 
+use super::gres::{NodeGres, read_gres_conf};
 use super::plugin_file;
 use crate::hopd::Hopd;
 use hop_api::config::{Config, DEFAULT_PATH};
 use hop_api::identity::{Identity as _, Munge, user_id};
 use hop_api::message::{InfoReport, Request, Response};
-use hop_handover::gres::{NodeGres, read_gres_conf};
 use hop_slurm::{Association, Node, Partition, Settings, Slurm, Version};
 use hop_words::error::chain;
 use std::collections::BTreeMap;

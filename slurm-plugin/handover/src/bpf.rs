@@ -1,4 +1,4 @@
-//! bpf(2): the device program of a cgroup v2 (every device of a list denied, all else allowed), and the calls that
+//! bpf(2): the device program of a cgroup v2 (Slurm's own, with what is lent excepted), and the calls that
 //! [`crate::count`] needs for its programs and maps.
 //!
 //! A handful of instructions, so they are assembled by hand; the kernel's verifier checks them at load.
@@ -15,7 +15,7 @@ use std::path::Path;
 /// One instruction, as the kernel's `struct bpf_insn`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(C)]
-pub(crate) struct Instruction {
+pub struct Instruction {
     code: u8,
     /// Destination in the low four bits, source in the high ones.
     registers: u8,
@@ -38,6 +38,8 @@ const PROG_LOAD: libc::c_int = 5;
 const OBJECT_PIN: libc::c_int = 6;
 const OBJECT_GET: libc::c_int = 7;
 const PROG_ATTACH: libc::c_int = 8;
+const PROG_BY_ID: libc::c_int = 13;
+const OBJECT_INFO: libc::c_int = 15;
 const PROG_QUERY: libc::c_int = 16;
 const TRACEPOINT_OPEN: libc::c_int = 17;
 const LINK_CREATE: libc::c_int = 28;
@@ -47,17 +49,40 @@ const NO_PREALLOC: u32 = 1;
 const TYPE_CGROUP_DEVICE: u32 = 15;
 const TYPE_RAW_TRACEPOINT: u32 = 17;
 const ATTACH_CGROUP_DEVICE: u32 = 6;
-const QUERY_EFFECTIVE: u32 = 1;
+
+/// What a cgroup's device program may have: Slurm's has some five for each device.
+const MOST_INSTRUCTIONS: usize = 65_536;
 
 /// Character devices; the low half of the context's first word.
 const CHARACTER: i32 = 2;
 
 /// A character device's number.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default, serde::Serialize, serde::Deserialize,
+)]
 pub struct Number {
     pub major: u32,
     pub minor: u32,
 }
+
+impl Number {
+    pub fn of(device: &hop_words::gpu::Device) -> Self {
+        Self {
+            major: device.major,
+            minor: device.minor,
+        }
+    }
+}
+
+impl std::fmt::Display for Number {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}-{}", self.major, self.minor)
+    }
+}
+
+/// A device program as it stands in records: Linux's eight bytes for each instruction.
+#[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
+pub struct Program(Vec<u64>);
 
 pub(crate) fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Instruction {
     Instruction {
@@ -68,29 +93,133 @@ pub(crate) fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i3
     }
 }
 
-/// The program that denies `denied`, whatever the kind of access.
-fn assemble(denied: &[Number]) -> Vec<Instruction> {
-    // Register 1 points to the context: access type, major, minor, a word each.
-    let mut program = vec![
-        instruction(LOAD_WORD, 2, 1, 0, 0),
-        instruction(AND_IMMEDIATE, 2, 0, 0, 0xffff),
-        instruction(LOAD_WORD, 3, 1, 4, 0),
-        instruction(LOAD_WORD, 4, 1, 8, 0),
-    ];
-    for device in denied {
-        program.extend([
-            instruction(JUMP_IF_NOT, 2, 0, 4, CHARACTER),
-            instruction(JUMP_IF_NOT, 3, 0, 3, device.major.cast_signed()),
-            instruction(JUMP_IF_NOT, 4, 0, 2, device.minor.cast_signed()),
-            instruction(MOVE_IMMEDIATE, 0, 0, 0, 0),
-            instruction(EXIT, 0, 0, 0, 0),
-        ]);
+impl Program {
+    fn of(instructions: &[Instruction]) -> Self {
+        let word = |i: &Instruction| {
+            let [low, high] = i.offset.to_le_bytes();
+            let [a, b, c, d] = i.immediate.to_le_bytes();
+            u64::from_le_bytes([i.code, i.registers, low, high, a, b, c, d])
+        };
+        Self(instructions.iter().map(word).collect())
     }
-    program.extend([
-        instruction(MOVE_IMMEDIATE, 0, 0, 0, 1),
-        instruction(EXIT, 0, 0, 0, 0),
-    ]);
-    program
+
+    fn instructions(&self) -> Vec<Instruction> {
+        let one = |word: &u64| {
+            let [code, registers, low, high, a, b, c, d] = word.to_le_bytes();
+            Instruction {
+                code,
+                registers,
+                offset: i16::from_le_bytes([low, high]),
+                immediate: i32::from_le_bytes([a, b, c, d]),
+            }
+        };
+        self.0.iter().map(one).collect()
+    }
+
+    /// One that answers `answer` for the devices of a list, and else goes on to `rest`.
+    fn first(numbers: &[Number], answer: i32, rest: &[Instruction]) -> Vec<Instruction> {
+        // Register 1 points to the context: access type, major, minor, a word each.
+        let mut program = vec![
+            instruction(LOAD_WORD, 2, 1, 0, 0),
+            instruction(AND_IMMEDIATE, 2, 0, 0, 0xffff),
+            instruction(LOAD_WORD, 3, 1, 4, 0),
+            instruction(LOAD_WORD, 4, 1, 8, 0),
+        ];
+        for device in numbers {
+            program.extend([
+                instruction(JUMP_IF_NOT, 2, 0, 4, CHARACTER),
+                instruction(JUMP_IF_NOT, 3, 0, 3, device.major.cast_signed()),
+                instruction(JUMP_IF_NOT, 4, 0, 2, device.minor.cast_signed()),
+                instruction(MOVE_IMMEDIATE, 0, 0, 0, answer),
+                instruction(EXIT, 0, 0, 0, 0),
+            ]);
+        }
+        program.extend_from_slice(rest);
+        program
+    }
+
+    /// Denies the devices of a list, as Slurm's does.
+    pub fn denying(numbers: &[Number]) -> Self {
+        let allow = [
+            instruction(MOVE_IMMEDIATE, 0, 0, 0, 1),
+            instruction(EXIT, 0, 0, 0, 0),
+        ];
+        Self::of(&Self::first(numbers, 0, &allow))
+    }
+
+    /// Puts it in force for the cgroup with `excepted` opened, in place of whatever was attached there without flags.
+    ///
+    /// # Errors
+    /// EPERM without CAP_BPF/CAP_SYS_ADMIN or where an ancestor's program forbids one here; EINVAL from the verifier.
+    pub fn attach(&self, cgroup: impl AsFd, excepted: &[Number]) -> io::Result<()> {
+        let program = Self::first(excepted, 1, &self.instructions());
+        let program = load(&program, TYPE_CGROUP_DEVICE)?;
+        let mut attributes = AttachAttributes {
+            target: word(cgroup.as_fd()),
+            program: word(program.as_fd()),
+            kind: ATTACH_CGROUP_DEVICE,
+            flags: 0,
+        };
+        bpf(PROG_ATTACH, &mut attributes).map(drop)
+    }
+
+    /// The one that is attached to the cgroup itself. None: there is none.
+    ///
+    /// # Errors
+    /// EPERM without privileges; there are several, of which no one can be taken for Slurm's.
+    pub fn attached(cgroup: impl AsFd) -> io::Result<Option<Self>> {
+        let mut ids = [0_u32; 64];
+        let mut attributes = QueryAttributes {
+            target: word(cgroup.as_fd()),
+            kind: ATTACH_CGROUP_DEVICE,
+            query_flags: 0,
+            attach_flags: 0,
+            ids: ids.as_mut_ptr().addr() as u64,
+            count: 64,
+            padding: 0,
+        };
+        bpf(PROG_QUERY, &mut attributes)?;
+        match attributes.count {
+            0 => Ok(None),
+            1 => Self::read(ids[0]).map(Some),
+            n => Err(io::Error::other(format!("{n} device programs are attached"))),
+        }
+    }
+
+    /// The instructions of a loaded program.
+    fn read(id: u32) -> io::Result<Self> {
+        let mut by_id = ByIdAttributes {
+            id,
+            next: 0,
+            flags: 0,
+        };
+        let program = bpf(PROG_BY_ID, &mut by_id).map(owned)?;
+        let info_of = |info: &mut ProgramInformation| {
+            let mut attributes = InformationAttributes {
+                object: word(program.as_fd()),
+                size: u32::try_from(size_of::<ProgramInformation>()).map_err(io::Error::other)?,
+                information: std::ptr::from_mut(info).addr() as u64,
+            };
+            bpf(OBJECT_INFO, &mut attributes).map(drop)
+        };
+        let mut info = ProgramInformation::default();
+        info_of(&mut info)?;
+        let bytes = info.length;
+        let mut words = vec![0_u64; bytes as usize / size_of::<u64>()];
+        if words.is_empty() || words.len() > MOST_INSTRUCTIONS {
+            return Err(io::Error::other("its instructions can't be read"));
+        }
+        info = ProgramInformation {
+            length: bytes,
+            instructions: words.as_mut_ptr().addr() as u64,
+            ..ProgramInformation::default()
+        };
+        info_of(&mut info)?;
+        if info.length != bytes || info.instructions == 0 {
+            return Err(io::Error::other("its instructions are not shown"));
+        }
+        Ok(Self(words))
+    }
 }
 
 /// The fields of `union bpf_attr` for BPF_PROG_LOAD that are used; the kernel takes a shorter one.
@@ -155,6 +284,33 @@ struct AttachAttributes {
     program: u32,
     kind: u32,
     flags: u32,
+}
+
+#[repr(C)]
+struct ByIdAttributes {
+    id: u32,
+    next: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct InformationAttributes {
+    object: u32,
+    size: u32,
+    information: u64,
+}
+
+/// The beginning of `struct bpf_prog_info`; the kernel fills as much as it is given room for.
+#[repr(C)]
+#[derive(Default)]
+struct ProgramInformation {
+    kind: u32,
+    id: u32,
+    tag: [u8; 8],
+    machine_length: u32,
+    length: u32,
+    machine_code: u64,
+    instructions: u64,
 }
 
 #[repr(C)]
@@ -376,40 +532,6 @@ fn word(fd: BorrowedFd<'_>) -> u32 {
     fd.as_raw_fd().cast_unsigned()
 }
 
-/// Denies `denied` to the cgroup, in place of whatever device program was attached there without flags.
-///
-/// # Errors
-/// EPERM without CAP_BPF/CAP_SYS_ADMIN or where an ancestor's program forbids one here; EINVAL from the verifier.
-pub fn deny(cgroup: impl AsFd, denied: &[Number]) -> io::Result<()> {
-    let program = load(&assemble(denied), TYPE_CGROUP_DEVICE)?;
-    let mut attributes = AttachAttributes {
-        target: word(cgroup.as_fd()),
-        program: word(program.as_fd()),
-        kind: ATTACH_CGROUP_DEVICE,
-        flags: 0,
-    };
-    bpf(PROG_ATTACH, &mut attributes).map(drop)
-}
-
-/// How many device programs judge the cgroup's processes, those of its ancestors included.
-///
-/// # Errors
-/// EPERM without privileges.
-pub fn programs_in_force(cgroup: impl AsFd) -> io::Result<u32> {
-    let mut ids = [0_u32; 64];
-    let mut attributes = QueryAttributes {
-        target: word(cgroup.as_fd()),
-        kind: ATTACH_CGROUP_DEVICE,
-        query_flags: QUERY_EFFECTIVE,
-        attach_flags: 0,
-        ids: ids.as_mut_ptr().addr() as u64,
-        count: 64,
-        padding: 0,
-    };
-    bpf(PROG_QUERY, &mut attributes)?;
-    Ok(attributes.count)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -437,18 +559,27 @@ mod tests {
     }
 
     proptest! {
+        /// Of an arbitrary program of Slurm's: what is lent opens, and about all else it has the last word.
         #[test]
-        fn exactly_the_listed_character_devices_are_denied(
+        fn exactly_what_is_lent_is_excepted(
             denied in proptest::collection::vec((0..6_u32, 0..6_u32), 0..12),
+            lent in proptest::collection::vec((0..6_u32, 0..6_u32), 0..4),
             device in (0..6_u32, 0..6_u32),
             access in 1..8_u32,
             kind in 1..3_u32,
         ) {
-            let numbers: Vec<Number> =
-                denied.iter().map(|&(major, minor)| Number { major, minor }).collect();
-            let device_number = Number { major: device.0, minor: device.1 };
-            let allowed = run(&assemble(&numbers), access << 16 | kind, device_number);
-            prop_assert_eq!(allowed == 0, kind == 2 && denied.contains(&device));
+            let numbers = |of: &[(u32, u32)]| -> Vec<Number> {
+                of.iter().map(|&(major, minor)| Number { major, minor }).collect()
+            };
+            let number = Number { major: device.0, minor: device.1 };
+            let slurms = Program::denying(&numbers(&denied));
+            prop_assert_eq!(&Program::of(&slurms.instructions()), &slurms);
+            let before = run(&slurms.instructions(), access << 16 | kind, number);
+            prop_assert_eq!(before == 0, kind == 2 && denied.contains(&device));
+            let with = Program::first(&numbers(&lent), 1, &slurms.instructions());
+            let after = run(&with, access << 16 | kind, number);
+            let excepted = kind == 2 && lent.contains(&device);
+            prop_assert_eq!(after, if excepted { 1 } else { before });
         }
     }
 }

@@ -1,15 +1,17 @@
 //! A kernel's cgroups: making them at registration, opening and closing devices in them, removing them.
 //!
 //! On v1 a kernel gets a devices cgroup of ours outside Slurm's tree, since Slurm rewrites the rules in its own
-//! directories whenever a step starts; freezer, memory and accounting stay Slurm's. On v2 the device program of
-//! the task's own cgroup, which Slurm never touches again, is replaced in place. Cores are [`crate::cores`]'s.
+//! directories whenever a step starts; freezer, memory and accounting stay Slurm's. It is never wider than Slurm's. On v2
+//! the device program of the task's own cgroup, which Slurm never touches again, gets exceptions in place and loses them
+//! again. Cores are [`crate::cores`]'s.
 
-use crate::bpf::{self, Number};
+use crate::bpf::{Number, Program};
 use crate::count::Group;
 use crate::cpuset::CpuSet;
+use crate::probe::{self, Answers, DeviceFile};
 use crate::proc::Membership;
 use crate::record::{CpusetV1, KernelCgroup, StepKey};
-use crate::token::Device;
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::MetadataExt;
@@ -140,7 +142,7 @@ fn read_cpus(dir: &Path, file: &str) -> Result<CpuSet, CgroupError> {
         .map_err(|e| failed("can't understand", &path)(io::Error::other(e)))
 }
 
-/// Confines a kernel's process: afterwards it can open none of `gres`.
+/// Confines a kernel's process as Slurm did, where devices can be excepted from it. Gives what Slurm denies it.
 ///
 /// `pid` is the step's task before it runs the user's program, so that no descriptor is open yet.
 ///
@@ -152,15 +154,37 @@ pub fn confine(
     key: StepKey,
     uid: u32,
     pid: u32,
-    gres: &[Number],
-) -> Result<KernelCgroup, CgroupError> {
-    let membership =
-        Membership::of(pid).map_err(failed("can't read the cgroups of", Path::new("the task")))?;
-    match placement(&membership) {
-        Placement::V1 => confine_v1(mounts, &membership, &own_path(node, key, uid), pid, gres),
-        Placement::V2(task) => confine_v2(mounts, task, gres),
-        Placement::None => Ok(KernelCgroup::Unconstrained),
+) -> Result<(KernelCgroup, Vec<DeviceFile>), CgroupError> {
+    let task = || Path::new("the task");
+    let membership = Membership::of(pid).map_err(failed("can't read the cgroups of", task()))?;
+    let files = probe::files(Path::new("/dev"));
+    let slurms =
+        probe::ask(mounts, &membership, &files).map_err(failed("can't ask what opens for", task()))?;
+    let cgroup = match placement(&membership) {
+        Placement::V1 => {
+            let denied = numbers_denied(&slurms);
+            confine_v1(mounts, &membership, &own_path(node, key, uid), pid, &denied)?
+        }
+        Placement::V2(task) => confine_v2(mounts, task)?,
+        Placement::None => KernelCgroup::Unconstrained,
+    };
+    Ok((cgroup, slurms.denied))
+}
+
+/// What a copy of Slurm's cgroup has to deny: what Slurm denies, and what may be made later with the next numbers of the
+/// same drivers, but for what opens (control devices, say).
+fn numbers_denied(slurms: &Answers) -> Vec<Number> {
+    /// As many as a driver of GPUs has.
+    const MINORS: u32 = 256;
+    let majors: BTreeSet<u32> = slurms.denied.iter().map(|f| f.number.major).collect();
+    let all = majors
+        .iter()
+        .flat_map(|major| (0..MINORS).map(|minor| Number { major: *major, minor }));
+    let mut denied: BTreeSet<Number> = all.chain(slurms.denied.iter().map(|f| f.number)).collect();
+    for file in &slurms.opens {
+        denied.remove(&file.number);
     }
+    denied.into_iter().collect()
 }
 
 fn own_path(node: &str, key: StepKey, uid: u32) -> PathBuf {
@@ -174,12 +198,12 @@ fn confine_v1(
     membership: &Membership,
     path: &Path,
     pid: u32,
-    gres: &[Number],
+    denied: &[Number],
 ) -> Result<KernelCgroup, CgroupError> {
     let no_mount = || failed("found no mount of the cgroup", path)(io::ErrorKind::NotFound.into());
     let dir = mounts.v1("devices", path).ok_or_else(no_mount)?;
     std::fs::create_dir_all(&dir).map_err(failed("can't make", &dir))?;
-    for number in gres {
+    for number in denied {
         write(&dir, "devices.deny", &rule(*number), "can't deny a device in")?;
     }
     write(
@@ -234,73 +258,42 @@ fn confine_cpuset_v1(
     }))
 }
 
-fn confine_v2(mounts: &Mounts, task: PathBuf, gres: &[Number]) -> Result<KernelCgroup, CgroupError> {
-    let dir = mounts
-        .v2(&task)
-        .ok_or_else(|| failed("found no mount of the cgroup", &task)(io::ErrorKind::NotFound.into()))?;
-    let file = File::open(&dir).map_err(failed("can't open", &dir))?;
-    // The root's programs, ours among them, are in force everywhere.
-    let in_force = |file: &File, dir: &Path| {
-        bpf::programs_in_force(file).map_err(failed("can't query the programs of", dir))
-    };
-    let root = mounts.v2(Path::new("/")).unwrap_or_else(|| dir.clone());
-    let roots = File::open(&root).map_err(failed("can't open", &root))?;
-    let constrained = in_force(&file, &dir)? > in_force(&roots, &root)?;
-    if !constrained {
+/// Nothing changes: Slurm's own program stays in force, and is kept to be excepted from and to be put back.
+fn confine_v2(mounts: &Mounts, task: PathBuf) -> Result<KernelCgroup, CgroupError> {
+    let dir = existing(mounts.v2(&task), &task)?;
+    let slurms = File::open(&dir).and_then(Program::attached);
+    let Some(program) = slurms.map_err(failed("can't read the device program of", &dir))? else {
         return Ok(KernelCgroup::Unconstrained);
-    }
-    bpf::deny(&file, gres).map_err(failed("can't replace the device program of", &dir))?;
+    };
     let base = read_cpus(&dir, "cpuset.cpus.effective")
         .ok()
         .filter(|c| !c.is_empty());
     let base = base.filter(|_| dir.join("cpuset.cpus").exists());
-    Ok(KernelCgroup::V2 { task, base })
+    Ok(KernelCgroup::V2 { task, base, program })
 }
 
 fn rule(number: Number) -> String {
     format!("c {}:{} rwm", number.major, number.minor)
 }
 
-/// The number of a device file.
-pub fn number(device: &Device) -> Number {
-    Number {
-        major: device.major,
-        minor: device.minor,
-    }
-}
-
-/// Lets the kernel open `leased` and none other of `gres`.
+/// Lets the kernel open `leased` beside what Slurm allows it.
 ///
 /// # Errors
 /// Anything that the kernel refuses; the caller closes again.
-pub fn open_devices(
-    mounts: &Mounts,
-    cgroup: &KernelCgroup,
-    gres: &[Number],
-    leased: &[Device],
-) -> Result<(), CgroupError> {
+pub fn open_devices(mounts: &Mounts, cgroup: &KernelCgroup, leased: &[Number]) -> Result<(), CgroupError> {
     match cgroup {
         KernelCgroup::V1 { devices, .. } => {
             let dir = existing(mounts.v1("devices", devices), devices)?;
-            for device in leased {
-                write(
-                    &dir,
-                    "devices.allow",
-                    &rule(number(device)),
-                    "can't allow a device in",
-                )?;
+            for number in leased {
+                write(&dir, "devices.allow", &rule(*number), "can't allow a device in")?;
             }
             Ok(())
         }
-        KernelCgroup::V2 { task, .. } => {
+        KernelCgroup::V2 { task, program, .. } => {
             let dir = existing(mounts.v2(task), task)?;
-            let denied: Vec<Number> = gres
-                .iter()
-                .copied()
-                .filter(|n| !leased.iter().any(|d| number(d) == *n))
-                .collect();
-            let file = File::open(&dir).map_err(failed("can't open", &dir))?;
-            bpf::deny(&file, &denied).map_err(failed("can't replace the device program of", &dir))
+            File::open(&dir)
+                .and_then(|file| program.attach(&file, leased))
+                .map_err(failed("can't replace the device program of", &dir))
         }
         KernelCgroup::Unconstrained => Ok(()),
     }
@@ -311,39 +304,27 @@ fn existing(dir: Option<PathBuf>, path: &Path) -> Result<PathBuf, CgroupError> {
         .ok_or_else(|| failed("there is no cgroup", path)(io::ErrorKind::NotFound.into()))
 }
 
-/// Lets the kernel open none of `leased` any more; on v2 none of `gres` either. A cgroup that is gone has no
+/// Lets the kernel open none of `leased` any more; on v2 nothing but what Slurm allows it. A cgroup that is gone has no
 /// processes, so that is no error.
 ///
 /// # Errors
 /// Anything that the kernel refuses: the device must not go to anybody then.
-pub fn close_devices(
-    mounts: &Mounts,
-    cgroup: &KernelCgroup,
-    gres: &[Number],
-    leased: &[Device],
-) -> Result<(), CgroupError> {
+pub fn close_devices(mounts: &Mounts, cgroup: &KernelCgroup, leased: &[Number]) -> Result<(), CgroupError> {
     match cgroup {
         KernelCgroup::V1 { devices, .. } => {
             let Some(dir) = mounts.v1("devices", devices).filter(|d| d.is_dir()) else {
                 return Ok(());
             };
-            for device in leased {
-                write(
-                    &dir,
-                    "devices.deny",
-                    &rule(number(device)),
-                    "can't deny a device in",
-                )
-                .or_else(unless_gone(&dir))?;
+            for number in leased {
+                write(&dir, "devices.deny", &rule(*number), "can't deny a device in")
+                    .or_else(unless_gone(&dir))?;
             }
             Ok(())
         }
-        KernelCgroup::V2 { task, .. } => {
+        KernelCgroup::V2 { task, program, .. } => {
             let Some(dir) = mounts.v2(task) else { return Ok(()) };
-            let mut denied = gres.to_vec();
-            denied.extend(leased.iter().map(number).filter(|n| !gres.contains(n)));
             File::open(&dir)
-                .and_then(|file| bpf::deny(&file, &denied))
+                .and_then(|file| program.attach(&file, &[]))
                 .map_err(failed("can't replace the device program of", &dir))
                 .or_else(unless_gone(&dir))
         }
@@ -415,6 +396,7 @@ pub(crate) fn group_of(mounts: &Mounts, membership: &Membership) -> Option<Group
     let v2 = membership.v2().map(|path| KernelCgroup::V2 {
         task: path.to_owned(),
         base: None,
+        program: Program::default(),
     });
     [v1, v2].iter().flatten().find_map(|cgroup| group(mounts, cgroup))
 }
@@ -510,6 +492,23 @@ mod tests {
             mounts.v2,
             [PathBuf::from("/sys/fs/cgroup"), "/sys/fs/cgroup/unified".into()]
         );
+    }
+
+    #[test]
+    fn the_next_numbers_of_a_denied_driver_are_denied_too_but_not_what_opens() {
+        let file = |major, minor| DeviceFile {
+            number: Number { major, minor },
+            path: PathBuf::new(),
+        };
+        let slurms = Answers {
+            opens: vec![file(1, 3), file(195, 255)],
+            denied: vec![file(195, 0), file(234, 300)],
+        };
+        let denied = numbers_denied(&slurms);
+        let is = |major, minor| denied.contains(&Number { major, minor });
+        assert!(is(195, 0) && is(195, 1) && is(234, 300) && is(234, 0));
+        assert!(!is(195, 255) && !is(1, 3) && !is(1, 5));
+        assert!(numbers_denied(&Answers::default()).is_empty());
     }
 
     #[test]

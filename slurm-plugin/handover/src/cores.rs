@@ -130,7 +130,9 @@ fn levels(mounts: &Mounts, cgroup: &KernelCgroup) -> Vec<PathBuf> {
             .into_iter()
             .filter(|d| d.is_dir())
             .collect(),
-        KernelCgroup::V2 { task, base: Some(_) } => {
+        KernelCgroup::V2 {
+            task, base: Some(_), ..
+        } => {
             let is_job = |p: &Path| {
                 p.file_name()
                     .is_some_and(|n| n.to_string_lossy().starts_with("job_"))

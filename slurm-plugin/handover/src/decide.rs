@@ -3,8 +3,9 @@
 //! Pure: the facts come from [`crate::node`], which also carries out the answers. The order of the checks is
 //! part of the contract: who calls comes before what is asked, and nothing is touched before all have passed.
 
+use crate::probe::DeviceFile;
 use crate::record::{DeviceRecord, DeviceState, KernelCgroup, KernelRecord, StepKey};
-use crate::token::{Hold, KernelProcess, Lend, MAX_AGE_S, Refusal, Token};
+use crate::token::{Device, Hold, KernelProcess, Lend, MAX_AGE_S, Refusal, Token};
 use hop_words::id::{Epoch, GpuIndex, LeaseId};
 use hop_words::time::Timestamp;
 
@@ -92,20 +93,28 @@ pub fn check_kernel<'a>(
     Ok(record)
 }
 
-/// Does the step hold what the lease says?
+/// Does the step hold what the lease says, by Slurm's word and by what opens in it? Gives these devices with Slurm's
+/// indices, which are names alone.
 ///
 /// # Errors
 /// [`Refusal::WrongGpus`].
-pub fn check_gpus(lend: &Lend, step_gpus: &[GpuIndex]) -> Result<(), Refusal> {
-    let step = u16::try_from(step_gpus.len()).unwrap_or(u16::MAX);
-    if step == lend.gpus {
-        Ok(())
-    } else {
-        Err(Refusal::WrongGpus {
+pub fn lent_devices(lend: &Lend, names: &[GpuIndex], opens: &[DeviceFile]) -> Result<Vec<Device>, Refusal> {
+    let number = |n: usize| u16::try_from(n).unwrap_or(u16::MAX);
+    let (step, opening) = (number(names.len()), number(opens.len()));
+    if (step, opening) != (lend.gpus, lend.gpus) {
+        return Err(Refusal::WrongGpus {
             token: lend.gpus,
             step,
-        })
+            opens: opening,
+        });
     }
+    let device = |(index, file): (&GpuIndex, &DeviceFile)| Device {
+        index: *index,
+        path: file.path.clone(),
+        major: file.number.major,
+        minor: file.number.minor,
+    };
+    Ok(names.iter().zip(opens).map(device).collect())
 }
 
 /// What a grant of a device begins with.
@@ -200,6 +209,7 @@ pub fn judge(suspect: &Suspect, rules: &Rules<'_>) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::bpf::{Number, Program};
     use crate::record::ProcessId;
     use crate::token::{Op, VERSION};
     use hop_words::id::JobId;
@@ -263,9 +273,59 @@ mod tests {
             cgroup: KernelCgroup::V2 {
                 task: "/t".into(),
                 base: None,
+                program: Program::default(),
             },
             group: None,
+            denied: Vec::new(),
         }
+    }
+
+    fn file(minor: u32) -> DeviceFile {
+        let path = format!("/dev/gpu{minor}").into();
+        let number = Number { major: 195, minor };
+        DeviceFile { number, path }
+    }
+
+    fn gpu(index: u16) -> Device {
+        let lend = Lend {
+            kernel: kernel(),
+            gpus: 1,
+            cpus: 0,
+        };
+        let mut devices = lent_devices(&lend, &[GpuIndex(index)], &[file(index.into())]).unwrap();
+        devices.remove(0)
+    }
+
+    #[test]
+    fn what_opens_in_the_step_is_lent_whatever_slurm_calls_it() {
+        let lend = |gpus| Lend {
+            kernel: kernel(),
+            gpus,
+            cpus: 0,
+        };
+        let lent = |gpus, names: &[u16], opens: &[u32]| {
+            let names: Vec<GpuIndex> = names.iter().copied().map(GpuIndex).collect();
+            let opens: Vec<DeviceFile> = opens.iter().copied().map(file).collect();
+            lent_devices(&lend(gpus), &names, &opens)
+        };
+        // Two types in swapped order: Slurm's GPU 0 is the file of another number.
+        let [swapped] = &lent(1, &[0], &[1]).unwrap()[..] else {
+            panic!()
+        };
+        assert_eq!(
+            (swapped.index, Number::of(swapped)),
+            (GpuIndex(0), file(1).number)
+        );
+        assert!(lent(0, &[], &[]).unwrap().is_empty());
+        let wrong = |gpus, names: &[u16], opens: &[u32]| match lent(gpus, names, opens) {
+            Err(Refusal::WrongGpus { token, step, opens }) => (token, step, opens),
+            other => panic!("{other:?}"),
+        };
+        // More opens than was asked for, less, or other than Slurm says; cores alone with a device that opens.
+        assert_eq!(wrong(1, &[0], &[0, 1]), (1, 1, 2));
+        assert_eq!(wrong(1, &[0], &[]), (1, 1, 0));
+        assert_eq!(wrong(2, &[0], &[0, 1]), (2, 1, 2));
+        assert_eq!(wrong(0, &[], &[3]), (0, 0, 1));
     }
 
     const ALIVE: LiveProcess = LiveProcess {
@@ -395,7 +455,7 @@ mod tests {
     proptest! {
         #[test]
         fn an_epoch_is_granted_once_and_only_upwards(last: u64, epoch: u64) {
-            let record = DeviceRecord { index: GpuIndex(0), epoch: Epoch(last), state: DeviceState::Free };
+            let record = DeviceRecord { device: gpu(0), epoch: Epoch(last), state: DeviceState::Free };
             let granted = check_device(GpuIndex(0), Some(&record), Epoch(epoch)).is_ok();
             prop_assert_eq!(granted, epoch > last);
         }
@@ -404,7 +464,7 @@ mod tests {
     #[test]
     fn what_an_earlier_lease_left_is_undone_first() {
         let device = |state| DeviceRecord {
-            index: GpuIndex(1),
+            device: gpu(1),
             epoch: Epoch(3),
             state,
         };

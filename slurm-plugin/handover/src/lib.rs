@@ -3,8 +3,8 @@
 //! The agent uses [`token`]: what it asks of the plugin, and what the plugin confirms. The SPANK plugin
 //! (`slurm-plugin/spank`) uses the rest; it runs as root in slurmstepd.
 //!
-//! [`decide`] holds the rules, pure; [`node`] carries them out with [`store`] (records), [`cgroup`] and [`bpf`]
-//! (devices), [`cores`], [`count`] (the proof that a device is free), and [`release`] with [`holders`] (ending whoever
+//! [`decide`] holds the rules, pure; [`node`] carries them out with [`store`] (records), [`probe`] (what Slurm lets a step
+//! open), [`cgroup`] and [`bpf`] (devices), [`cores`], [`count`] (the proof that a device is free), and [`release`] with [`holders`] (ending whoever
 //! keeps it from being so). `docs/who-holds-a-device.md` argues why that is enough.
 
 pub mod bpf;
@@ -14,11 +14,10 @@ pub mod cores;
 pub mod count;
 pub mod cpuset;
 pub mod decide;
-pub mod gres;
 pub mod holders;
-pub mod hostlist;
 pub mod node;
 pub mod options;
+pub mod probe;
 pub mod proc;
 pub mod record;
 pub mod release;

@@ -5,27 +5,27 @@
 //! is closed and no process holds it, so a process killed at any point leaves a record that says what to undo.
 
 use crate::bpf::Number;
-use crate::cgroup::{self, Mounts};
+use crate::cgroup::{self, Mounts, Placement};
 use crate::cores;
 use crate::count::{BPF_DIR, Counter};
 use crate::cpuset::CpuSet;
 use crate::decide::{self, Arrival, Before, LiveProcess, Rules};
-use crate::gres::NodeGres;
 use crate::options::Isolation;
+use crate::probe::{self, DeviceFile};
 use crate::proc::{self, Membership};
 use crate::record::{
     Agent, DeviceRecord, DeviceState, KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey,
 };
 use crate::release::{DYING, Release, Released, end_all};
 use crate::store::{Lock, Store, StoreError};
-use crate::token::{Device, HandedOver, Hold, Holder, Lend, Level, Refusal, TakenBack, Token};
+use crate::token::{
+    BlockedDevice, Device, HandedOver, Hold, Holder, Lend, Level, Look, Refusal, Standing, TakenBack, Token,
+};
 use hop_words::clock::now;
 use hop_words::error::chain;
 use hop_words::id::{Epoch, GpuIndex, JobId, NodeName};
 use hop_words::process::start_time;
 use std::cell::OnceCell;
-use std::collections::BTreeSet;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -42,7 +42,6 @@ const BLOCKED_AGAIN: Duration = Duration::from_millis(500);
 pub struct Site {
     pub run_dir: PathBuf,
     pub node: String,
-    pub gres: NodeGres,
     pub service_uid: u32,
     /// Programs outside all jobs that may hold devices.
     pub ignore_holders: Vec<String>,
@@ -62,10 +61,26 @@ pub enum NodeError {
     Cgroup(#[from] cgroup::CgroupError),
     #[error("the counting programs refuse the kernel")]
     Counter(#[source] std::io::Error),
-    #[error("gres.conf names {}, which is no character device here", .path.display())]
-    NoFile { path: PathBuf },
     #[error("process {pid} is gone")]
     Gone { pid: u32 },
+}
+
+/// Whose word a take-back rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    /// What the lease's level can prove.
+    Ours,
+    /// Where the count was lost, an operator accepts that nobody is seen to hold.
+    Operators,
+}
+
+/// The major number of devices of which nothing is known; Linux gives it to none.
+const UNKNOWN: u32 = 0;
+
+/// Those of the devices that are known.
+fn numbers(devices: &[Device]) -> Vec<Number> {
+    let known = devices.iter().map(Number::of);
+    known.filter(|n| n.major != UNKNOWN).collect()
 }
 
 /// One node, as root sees it.
@@ -74,10 +89,6 @@ pub struct Node {
     site: Site,
     store: Store,
     mounts: Mounts,
-    /// By Slurm's index; none where the file is missing.
-    gpus: Vec<Option<Device>>,
-    /// Every device of the node's GRES.
-    gres: Vec<Number>,
     /// Opened when it is asked for; else why this Linux can't count.
     counter: OnceCell<Result<Counter, String>>,
 }
@@ -89,46 +100,16 @@ fn refused(what: &'static str) -> impl FnOnce(&dyn std::error::Error) -> Refusal
     }
 }
 
-fn device(index: usize, path: &PathBuf) -> Option<Device> {
-    let meta = std::fs::metadata(path)
-        .ok()
-        .filter(|m| m.file_type().is_char_device())?;
-    let (major, minor) = (libc::major(meta.rdev()), libc::minor(meta.rdev()));
-    Some(Device {
-        index: GpuIndex(u16::try_from(index).ok()?),
-        path: path.clone(),
-        major,
-        minor,
-    })
-}
-
 impl Node {
     /// # Errors
     /// The run directory can't be made or trusted, or the cgroup mounts can't be read.
     pub fn open(site: Site) -> Result<Self, NodeError> {
         let store = Store::open(&site.run_dir, &site.node)?;
         let mounts = Mounts::of_self().map_err(NodeError::Mounts)?;
-        let gpus: Vec<_> = site
-            .gres
-            .gpus
-            .iter()
-            .enumerate()
-            .map(|(i, p)| device(i, p))
-            .collect();
-        let others = site.gres.others.iter().filter_map(|p| device(0, p));
-        let gres = gpus
-            .iter()
-            .flatten()
-            .cloned()
-            .chain(others)
-            .map(|d| cgroup::number(&d))
-            .collect();
         Ok(Self {
             site,
             store,
             mounts,
-            gpus,
-            gres,
             counter: OnceCell::new(),
         })
     }
@@ -147,15 +128,10 @@ impl Node {
     /// # Errors
     /// The task stays where Slurm put it, without any device, and no lease will reach it.
     pub fn register(&self, key: StepKey, uid: u32, pid: u32) -> Result<KernelRecord, NodeError> {
-        // What is made later would be denied by nobody.
-        if let Some(missing) = self.gpus.iter().position(Option::is_none) {
-            let path = self.site.gres.gpus.get(missing).cloned().unwrap_or_default();
-            return Err(NodeError::NoFile { path });
-        }
         let _lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
         self.sweep();
         let start_time = start_time(pid).ok_or(NodeError::Gone { pid })?;
-        let cgroup = cgroup::confine(&self.mounts, &self.site.node, key, uid, pid, &self.gres)?;
+        let (cgroup, denied) = cgroup::confine(&self.mounts, &self.site.node, key, uid, pid)?;
         let group = cgroup::group(&self.mounts, &cgroup);
         if let (Some(group), Ok(counter)) = (group, self.counter()) {
             counter.admit(group).map_err(NodeError::Counter)?;
@@ -166,10 +142,16 @@ impl Node {
             process: ProcessId { pid, start_time },
             cgroup,
             group,
+            denied,
         };
         self.store.put_kernel(&record)?;
         self.widen_again(key.job)?;
         Ok(record)
+    }
+
+    /// Kernels of one seat share its job's cpuset on v2, which is read and written back. Taken last of all locks.
+    fn lock_cpusets(&self) -> Result<Lock, StoreError> {
+        self.store.lock("cpusets", LOCK_PATIENCE)
     }
 
     /// On v2 Slurm sets a job's cpuset anew when a step of it starts, which takes lent cores away.
@@ -182,6 +164,7 @@ impl Node {
                     .store
                     .lock(&format!("kernel.{}", lease.kernel), LOCK_PATIENCE)?;
                 if self.store.lease(lease.step)?.is_some_and(|l| lent(&l)) {
+                    let _cpusets = self.lock_cpusets()?;
                     let _ = cores::widen(&self.mounts, &lease.cgroup, &lease.affinity, &lease.cores);
                 }
             }
@@ -229,7 +212,8 @@ impl Node {
 
     /// Hands this step's devices and cores over, or refuses and leaves everything as it was.
     ///
-    /// `step_gpus`: the GPUs of the lease's step, as Slurm says. `stepd`: its slurmstepd.
+    /// `names`: the GPUs of the lease's step, as Slurm calls them. `task`: its process, where Slurm has confined it.
+    /// `stepd`: its slurmstepd.
     ///
     /// # Errors
     /// The first reason against it.
@@ -238,21 +222,22 @@ impl Node {
         token: &Token,
         lend: &Lend,
         arrival: &Arrival,
-        step_gpus: &[GpuIndex],
+        names: &[GpuIndex],
+        task: u32,
         stepd: ProcessId,
     ) -> Result<HandedOver, Refusal> {
         decide::check_arrival(token, arrival)?;
         let kernel = self.executor(lend)?;
-        decide::check_gpus(lend, step_gpus)?;
         let level = self.level(&kernel)?;
-        let devices = self.devices(step_gpus)?;
+        let step = Membership::of(task).map_err(|e| refused("the step's cgroups")(&e))?;
+        let devices = self.lent_devices(lend, &kernel, names, &step)?;
         self.check_lessee(&kernel, &devices)?;
         self.undo_before(token.epoch, &kernel, &devices)?;
 
         let _locks = self.lock(&devices, kernel.key)?;
         self.check_still(token.epoch, &kernel, &devices)?;
         let kernel = self.executor(lend)?;
-        let cores = self.step_cores(lend, &kernel);
+        let cores = self.step_cores(lend, &kernel, &step);
         let record = LeaseRecord {
             step: arrival.step,
             lease: token.lease,
@@ -270,13 +255,12 @@ impl Node {
                 socket: token.notify.clone(),
                 uid: self.site.service_uid,
             },
-            denied: self.gres.clone(),
             grace_ms: token.grace_ms,
             closed: false,
             stepd,
         };
         if let Err(refusal) = self.open_lease(&record) {
-            self.take_back_locked(&record);
+            self.take_back_locked(&record, Word::Ours);
             return Err(refusal);
         }
         Ok(HandedOver {
@@ -295,7 +279,7 @@ impl Node {
     /// How the end of a lease to this kernel will be known.
     fn level(&self, kernel: &KernelRecord) -> Result<Level, Refusal> {
         match (self.counter(), self.site.isolation) {
-            _ if kernel.cgroup == KernelCgroup::Unconstrained => Ok(Level::Scanned),
+            _ if kernel.cgroup == KernelCgroup::Unconstrained => Ok(Level::None),
             (Ok(_), _) => Ok(Level::Counted),
             (Err(why), Isolation::Counted) => Err(Refusal::NotCounted { why: why.to_owned() }),
             (Err(_), Isolation::Scanned | Isolation::None) => Ok(Level::Scanned),
@@ -304,22 +288,19 @@ impl Node {
 
     /// Whoever left a device blocked gets no other here.
     fn check_lessee(&self, kernel: &KernelRecord, devices: &[Device]) -> Result<(), Refusal> {
-        let blocks = |index: GpuIndex| match self.store.device(index) {
-            Ok(Some(DeviceRecord {
-                state: DeviceState::Blocked { lessee, step, .. },
-                ..
-            })) if lessee == kernel.uid => Some((index, step)),
-            _ => None,
-        };
-        let all = (0..self.gpus.len()).filter_map(|i| u16::try_from(i).ok().map(GpuIndex));
-        for (index, step) in all.filter_map(blocks) {
-            let asked_for = devices.iter().any(|d| d.index == index);
+        let records = self.store.devices();
+        for record in records.map_err(|e| refused("the devices' records")(&e))? {
+            let DeviceState::Blocked { lessee, step, .. } = record.state else {
+                continue;
+            };
             // What is asked for is looked at in a moment anyway.
-            if !asked_for && self.undo(step, index).is_err() {
-                return Err(Refusal::LesseeBlocks {
-                    uid: kernel.uid,
-                    index,
-                });
+            let asked_for = devices
+                .iter()
+                .any(|d| Number::of(d) == Number::of(&record.device));
+            let index = record.device.index;
+            if lessee == kernel.uid && !asked_for && self.undo(step, index).is_err() {
+                let uid = kernel.uid;
+                return Err(Refusal::LesseeBlocks { uid, index });
             }
         }
         Ok(())
@@ -351,34 +332,49 @@ impl Node {
         .cloned()
     }
 
-    fn devices(&self, indices: &[GpuIndex]) -> Result<Vec<Device>, Refusal> {
-        let indices: BTreeSet<GpuIndex> = indices.iter().copied().collect();
-        indices
-            .into_iter()
-            .map(|index| {
-                let device = self.gpus.get(usize::from(index.0)).cloned().flatten();
-                device.ok_or(Refusal::NoDevice { index })
-            })
-            .collect()
+    /// What opens in the lease's step and is denied to the kernel's own: neither more nor less was given by Slurm.
+    fn lent_devices(
+        &self,
+        lend: &Lend,
+        kernel: &KernelRecord,
+        names: &[GpuIndex],
+        step: &Membership,
+    ) -> Result<Vec<Device>, Refusal> {
+        if kernel.cgroup == KernelCgroup::Unconstrained {
+            // Nothing tells one device from another: names are all there is.
+            let unknown = |index: &GpuIndex| DeviceFile {
+                number: Number {
+                    major: UNKNOWN,
+                    minor: index.0.into(),
+                },
+                path: PathBuf::new(),
+            };
+            let unknown: Vec<DeviceFile> = names.iter().map(unknown).collect();
+            return decide::lent_devices(lend, names, &unknown);
+        }
+        if cgroup::placement(step) == Placement::None {
+            return Err(Refusal::Unconstrained);
+        }
+        let answers = probe::ask(&self.mounts, step, &kernel.denied);
+        let answers = answers.map_err(|e| refused("asking what opens in the step")(&e))?;
+        decide::lent_devices(lend, names, &answers.opens)
     }
 
-    fn step_cores(&self, lend: &Lend, kernel: &KernelRecord) -> CpuSet {
+    fn step_cores(&self, lend: &Lend, kernel: &KernelRecord, step: &Membership) -> CpuSet {
         if lend.cpus == 0 || cores::base(&kernel.cgroup).is_none() {
             return CpuSet::default();
         }
-        Membership::of(std::process::id())
-            .map(|m| cores::of_step(&self.mounts, &m))
-            .unwrap_or_default()
+        cores::of_step(&self.mounts, step)
     }
 
     fn lock(&self, devices: &[Device], kernel: StepKey) -> Result<Vec<Lock>, Refusal> {
         self.try_lock(devices, kernel)
-            .map_err(|e| refused("another step works on the device")(&e))
+            .map_err(|e| refused("another step works on the device or the kernel")(&e))
     }
 
-    /// Devices by index, then the kernel: one order for everybody.
+    /// Devices by number, then the kernel: one order for everybody.
     fn try_lock(&self, devices: &[Device], kernel: StepKey) -> Result<Vec<Lock>, StoreError> {
-        let names = devices.iter().map(|d| format!("gpu.{}", d.index));
+        let names = devices.iter().map(|d| format!("gpu.{}", Number::of(d)));
         names
             .chain([format!("kernel.{kernel}")])
             .map(|name| self.store.lock(&name, LOCK_PATIENCE))
@@ -390,7 +386,7 @@ impl Node {
         for device in devices {
             let record = self
                 .store
-                .device(device.index)
+                .device(Number::of(device))
                 .map_err(|e| refused("the device's record")(&e))?;
             match decide::check_device(device.index, record.as_ref(), epoch)? {
                 Before::Nothing => {}
@@ -446,7 +442,7 @@ impl Node {
     /// A device without a record: no kernel may open it, and nobody hold it. Whose lease it may have been isn't known,
     /// so nobody is ended.
     fn clear_unknown(&self, device: &Device) -> Result<(), Refusal> {
-        let name = format!("gpu.{}", device.index);
+        let name = format!("gpu.{}", Number::of(device));
         let _lock = self
             .store
             .lock(&name, LOCK_PATIENCE)
@@ -454,7 +450,7 @@ impl Node {
         self.close_everywhere(device)?;
         let released = Release {
             mounts: &self.mounts,
-            numbers: &[cgroup::number(device)],
+            numbers: &[Number::of(device)],
             cgroup: &KernelCgroup::Unconstrained,
             process: ProcessId {
                 pid: 0,
@@ -468,7 +464,7 @@ impl Node {
         if released.holders.is_empty() {
             let state = DeviceState::Free;
             self.store
-                .put_device(device.index, Epoch(0), state)
+                .put_device(device, Epoch(0), state)
                 .map_err(|e| refused("the device's record")(&e))
         } else {
             Err(Refusal::Blocked {
@@ -483,7 +479,7 @@ impl Node {
         if let Ok(counter) = self.counter() {
             // Every kernel is shut out by this, whatever its cgroup says.
             return counter
-                .close(cgroup::number(device))
+                .close(Number::of(device))
                 .map_err(|e| refused("closing the device")(&e));
         }
         let leases = self
@@ -502,13 +498,8 @@ impl Node {
                 .iter()
                 .any(|l| l.kernel == other.key && !l.devices.is_empty());
             if !lent || matches!(other.cgroup, KernelCgroup::V1 { .. }) {
-                cgroup::close_devices(
-                    &self.mounts,
-                    &other.cgroup,
-                    &self.gres,
-                    std::slice::from_ref(device),
-                )
-                .map_err(|e| refused("closing the device elsewhere")(&e))?;
+                cgroup::close_devices(&self.mounts, &other.cgroup, &[Number::of(device)])
+                    .map_err(|e| refused("closing the device elsewhere")(&e))?;
             }
         }
         Ok(())
@@ -527,7 +518,7 @@ impl Node {
         for device in devices {
             let record = self
                 .store
-                .device(device.index)
+                .device(Number::of(device))
                 .map_err(|e| refused("the device's record")(&e))?;
             let blocked = |why| Refusal::Blocked {
                 index: device.index,
@@ -536,9 +527,7 @@ impl Node {
             if decide::check_device(device.index, record.as_ref(), epoch)? != Before::Nothing {
                 return Err(blocked("another lease took it at the same moment".to_owned()));
             }
-            let open = self
-                .counter()
-                .map_or(Ok(0), |c| c.open_files(cgroup::number(device)));
+            let open = self.counter().map_or(Ok(0), |c| c.open_files(Number::of(device)));
             match open.map_err(|e| refused("counting")(&e))? {
                 0 => {}
                 n => return Err(blocked(format!("{n} files of an earlier lease are open"))),
@@ -561,7 +550,7 @@ impl Node {
         };
         for device in &record.devices {
             counter
-                .lend(cgroup::number(device), group)
+                .lend(Number::of(device), group)
                 .map_err(|e| refused("counting")(&e))?;
         }
         Ok(())
@@ -578,15 +567,18 @@ impl Node {
                 lease: record.lease,
             };
             self.store
-                .put_device(device.index, record.epoch, state)
+                .put_device(device, record.epoch, state)
                 .map_err(|e| refused("recording the device")(&e))?;
         }
         self.begin_to_count(record)?;
-        cgroup::open_devices(&self.mounts, &record.cgroup, &self.gres, &record.devices)
+        cgroup::open_devices(&self.mounts, &record.cgroup, &numbers(&record.devices))
             .map_err(|e| refused("opening the device")(&e))?;
         if record.cores.is_empty() {
             return Ok(());
         }
+        let _cpusets = self
+            .lock_cpusets()
+            .map_err(|e| refused("another step works on the cores")(&e))?;
         cores::widen(&self.mounts, &record.cgroup, &record.affinity, &record.cores)
             .map_err(|e| refused("widening the cores")(&e))
     }
@@ -596,6 +588,10 @@ impl Node {
     /// # Errors
     /// Records that can't be read or locked. Whatever could not be closed is told in the answer.
     pub fn take_back(&self, step: StepKey) -> Result<Option<(TakenBack, Agent)>, StoreError> {
+        self.take_back_by(step, Word::Ours)
+    }
+
+    fn take_back_by(&self, step: StepKey, word: Word) -> Result<Option<(TakenBack, Agent)>, StoreError> {
         let Some(record) = self.store.lease(step)? else {
             return Ok(None);
         };
@@ -603,7 +599,7 @@ impl Node {
         let Some(record) = self.store.lease(step)? else {
             return Ok(None);
         };
-        Ok(Some((self.take_back_locked(&record), record.notify)))
+        Ok(Some((self.take_back_locked(&record, word), record.notify)))
     }
 
     /// Carries out a token's [`crate::token::Op::TakeBack`].
@@ -637,6 +633,73 @@ impl Node {
         Ok(taken.map_or_else(nothing, |(taken, _)| taken))
     }
 
+    /// How the node stands, after another look at the blocked devices that are named. `task`: the asking step's process.
+    ///
+    /// # Errors
+    /// The first reason against it, or records that can't be read.
+    pub fn look(
+        &self,
+        token: &Token,
+        look: &Look,
+        arrival: &Arrival,
+        task: u32,
+    ) -> Result<Standing, Refusal> {
+        decide::check_arrival(token, arrival)?;
+        let word = match look.operator {
+            Some(_) => Word::Operators,
+            None => Word::Ours,
+        };
+        let before = self.blocked()?;
+        for device in before.iter().filter(|b| look.again.contains(&b.0.device.index)) {
+            let (record, step, _) = device;
+            match self.take_back_by(*step, word) {
+                // Its lease's record is gone: as if nothing were known of it.
+                Ok(None) => drop(self.clear_unknown(&record.device)),
+                Ok(Some(_)) => {}
+                Err(e) => return Err(refused("the earlier lease")(&e)),
+            }
+        }
+        let after = self.blocked()?;
+        let freed = before
+            .iter()
+            .filter(|(b, ..)| after.iter().all(|(a, ..)| a.device != b.device))
+            .map(|(record, _, blocked)| (record.device.index, blocked.lease))
+            .collect();
+        let confined = Membership::of(task).is_ok_and(|m| cgroup::placement(&m) != Placement::None);
+        let (level, why) = match (self.counter(), self.site.isolation) {
+            (_, Isolation::None) if !confined => (Level::None, String::new()),
+            (Ok(_), _) => (Level::Counted, String::new()),
+            (Err(why), _) => (Level::Scanned, why.to_owned()),
+        };
+        Ok(Standing {
+            node: NodeName::from(self.site.node.as_str()),
+            pilot: token.pilot,
+            level,
+            why,
+            blocked: after.into_iter().map(|(.., blocked)| blocked).collect(),
+            freed,
+            at: now(),
+        })
+    }
+
+    /// The devices that are lent to nobody, with the steps whose leases left them so.
+    fn blocked(&self) -> Result<Vec<(DeviceRecord, StepKey, BlockedDevice)>, Refusal> {
+        let records = self.store.devices();
+        let records = records.map_err(|e| refused("the devices' records")(&e))?;
+        let blocked = records.into_iter().filter_map(|record| match &record.state {
+            DeviceState::Blocked { step, lease, why, .. } => {
+                let blocked = BlockedDevice {
+                    index: record.device.index,
+                    lease: *lease,
+                    why: why.clone(),
+                };
+                Some((record.clone(), *step, blocked))
+            }
+            DeviceState::Free | DeviceState::Lent { .. } => None,
+        });
+        Ok(blocked.collect())
+    }
+
     /// Takes back all that an ended job had lent, and forgets its kernels. Gives the agent's socket with each.
     ///
     /// # Errors
@@ -658,7 +721,7 @@ impl Node {
         Ok(taken)
     }
 
-    fn take_back_locked(&self, record: &LeaseRecord) -> TakenBack {
+    fn take_back_locked(&self, record: &LeaseRecord, word: Word) -> TakenBack {
         let devices = self.still_its(record);
         // Closed once, its kernel may have another lease by now, which must not be touched.
         let mut holders = if record.closed {
@@ -667,7 +730,7 @@ impl Node {
             self.close_lease(record, &devices)
         };
         let closed = holders.is_empty();
-        let (released, level) = self.release(record, &devices);
+        let (released, level) = self.release(record, &devices, word);
         holders.extend(released.holders);
         if let Err(e) = self.conclude(record, &devices, &holders, closed) {
             holders.push(self.unclosed(record, &e));
@@ -692,14 +755,16 @@ impl Node {
         if record.level == Level::Counted {
             for device in devices {
                 let counter = self.counter().map_err(std::io::Error::other);
-                if let Err(e) = counter.and_then(|c| c.close(cgroup::number(device))) {
+                if let Err(e) = counter.and_then(|c| c.close(Number::of(device))) {
                     unclosed.push(self.unclosed(record, &e));
                 }
             }
         }
-        if let Err(e) = cgroup::close_devices(&self.mounts, &record.cgroup, &record.denied, devices) {
+        if let Err(e) = cgroup::close_devices(&self.mounts, &record.cgroup, &numbers(devices)) {
             unclosed.push(self.unclosed(record, &e));
         }
+        // Without the lock a neighbour may keep cores that are lent elsewhere: slow, not unsafe.
+        let _cpusets = (!record.cores.is_empty()).then(|| self.lock_cpusets().ok());
         if !record.cores.is_empty()
             && let Err(e) = cores::narrow(&self.mounts, &record.cgroup, &record.affinity, &record.cores)
         {
@@ -710,7 +775,7 @@ impl Node {
 
     /// The lease's devices without those that a later lease has, if there are such.
     fn still_its(&self, record: &LeaseRecord) -> Vec<Device> {
-        let its = |device: &Device| match self.store.device(device.index) {
+        let its = |device: &Device| match self.store.device(Number::of(device)) {
             Ok(Some(r)) => match r.state {
                 DeviceState::Free => r.epoch <= record.epoch,
                 DeviceState::Lent { step, .. } | DeviceState::Blocked { step, .. } => step == record.step,
@@ -741,7 +806,7 @@ impl Node {
         for device in devices {
             let epoch = self
                 .store
-                .device(device.index)?
+                .device(Number::of(device))?
                 .map_or(record.epoch, |r| r.epoch.max(record.epoch));
             let state = if holders.is_empty() {
                 DeviceState::Free
@@ -753,7 +818,7 @@ impl Node {
                     why: why(holders),
                 }
             };
-            self.store.put_device(device.index, epoch, state)?;
+            self.store.put_device(device, epoch, state)?;
         }
         if holders.is_empty() {
             self.store.remove_lease(record.step)
@@ -766,19 +831,20 @@ impl Node {
     }
 
     /// Waits until nobody holds the devices, and ends the lessee's processes that do.
-    fn release(&self, record: &LeaseRecord, devices: &[Device]) -> (Released, Level) {
-        let numbers: Vec<Number> = devices.iter().map(cgroup::number).collect();
+    fn release(&self, record: &LeaseRecord, devices: &[Device], word: Word) -> (Released, Level) {
+        let numbers: Vec<Number> = numbers(devices);
         let counter = match (record.level, self.counter()) {
             (Level::Counted, Ok(counter)) => Some(counter),
             _ => None,
         };
         let last = |n: &Number| counter.and_then(|c| c.last_lessee(*n).ok().flatten());
-        let lost = numbers.iter().any(|n| last(n) != record.group);
-        if record.level == Level::Counted && lost {
+        let lost = record.level == Level::Counted && numbers.iter().any(|n| last(n) != record.group);
+        if lost && word == Word::Ours {
             let holders = vec![uncounted(record)];
             let ended = Vec::new();
             return (Released { ended, holders }, Level::Scanned);
         }
+        let counter = counter.filter(|_| !lost);
         // Looked at once before: its holders had their time.
         let (grace, dying) = if record.closed {
             (Duration::ZERO, BLOCKED_AGAIN)
@@ -796,7 +862,8 @@ impl Node {
             dry_run: self.site.dry_run,
         }
         .run(grace, dying);
-        (released, record.level)
+        let level = if lost { Level::Scanned } else { record.level };
+        (released, level)
     }
 }
 

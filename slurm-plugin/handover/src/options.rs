@@ -15,10 +15,6 @@ pub struct Options {
     pub run_dir: PathBuf,
     /// The agents' `state_dir`: `AGENT_DIR/NODE/agent.PILOT.sock` hears of a token that was not believed.
     pub agent_dir: PathBuf,
-    /// The GPUs' device files in Slurm's order, in place of what gres.conf says; a hostlist expression.
-    pub devices: Option<String>,
-    /// gres.conf, where it is not beside slurm.conf.
-    pub gres_conf: Option<PathBuf>,
     /// munged's socket, where slurm.conf's AuthInfo doesn't name it.
     pub munge_socket: Option<PathBuf>,
     /// Programs outside all jobs that may hold GPUs after a take-back, absolute paths.
@@ -50,8 +46,6 @@ impl Default for Options {
             service_user: "gresshopper".to_owned(),
             run_dir: "/run/gresshopper".into(),
             agent_dir: "/var/lib/gresshopper/agent".into(),
-            devices: None,
-            gres_conf: None,
             munge_socket: None,
             ignore_holders: Vec::new(),
             isolation: Isolation::Counted,
@@ -77,8 +71,8 @@ impl Options {
                 ("service_user", _) => options.service_user = value.to_owned(),
                 ("run_dir", _) => options.run_dir = value.into(),
                 ("agent_dir", _) => options.agent_dir = value.into(),
-                ("devices", _) => options.devices = Some(value.to_owned()),
-                ("gres_conf", _) => options.gres_conf = Some(value.into()),
+                // Of earlier releases: what opens in a step says it better.
+                ("devices" | "gres_conf", _) => {}
                 ("munge_socket", _) => options.munge_socket = Some(value.into()),
                 ("ignore_holders", _) => {
                     options.ignore_holders.extend(value.split(',').map(str::to_owned));

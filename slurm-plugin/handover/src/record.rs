@@ -1,13 +1,14 @@
 //! What the plugin knows about kernels, devices and leases of a node, as it stands on disk.
 //!
-//! The records are root's alone. A lease's end needs nothing but its record: no configuration, no user database. They are the only thing that the plugin believes about a kernel, and they let
-//! any later callback undo what a killed slurmstepd left behind. Keeping them is left to [`crate::store`].
+//! The records are root's alone. A lease's end needs nothing but its record: no configuration, no user database. They are
+//! the only thing that the plugin believes about a kernel, and they let any later callback undo what a killed slurmstepd left behind. Keeping them is left to [`crate::store`].
 
-use crate::bpf::Number;
+use crate::bpf::Program;
 use crate::count::Group;
 use crate::cpuset::CpuSet;
+use crate::probe::DeviceFile;
 use crate::token::{Device, Level};
-use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId};
+use hop_words::id::{Epoch, JobId, LeaseId};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
@@ -43,6 +44,8 @@ pub struct KernelRecord {
     pub cgroup: KernelCgroup,
     /// The cgroup as the counting programs know it; none where nothing is counted.
     pub group: Option<Group>,
+    /// What Slurm denies the step: the node's GRES, whatever its files say of them.
+    pub denied: Vec<DeviceFile>,
 }
 
 /// What confines a kernel's processes to the devices that it may open. Paths are as in `/proc/PID/cgroup`.
@@ -56,8 +59,13 @@ pub enum KernelCgroup {
         /// Slurm's own of the step, to hold its processes still while they are looked at.
         freezer: Option<PathBuf>,
     },
-    /// Slurm's own cgroup of the task, whose device program we replace. `base`: its cores, where constrained.
-    V2 { task: PathBuf, base: Option<CpuSet> },
+    /// Slurm's own cgroup of the task. `program`: its device program as Slurm made it, of which lent devices are
+    /// excepted. `base`: its cores, where constrained.
+    V2 {
+        task: PathBuf,
+        base: Option<CpuSet>,
+        program: Program,
+    },
     /// Slurm does not constrain devices here.
     Unconstrained,
 }
@@ -81,7 +89,8 @@ pub struct Agent {
 /// A device's history and what it is used for now.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceRecord {
-    pub index: GpuIndex,
+    /// Known by its number; the index is what Slurm called it in its last lease.
+    pub device: Device,
     /// The greatest epoch that was granted.
     pub epoch: Epoch,
     pub state: DeviceState,
@@ -126,8 +135,6 @@ pub struct LeaseRecord {
     /// The mask that the kernel's threads had before they were widened.
     pub affinity: CpuSet,
     pub notify: Agent,
-    /// Every device that the kernel is denied when the lease is over.
-    pub denied: Vec<Number>,
     pub grace_ms: u32,
     /// Its kernel can open none of the devices any more and has its own cores again; what is missing is that
     /// everybody lets go.

@@ -6,8 +6,10 @@
 //! never taken for clean, and concern nobody but their own device or kernel. Locks are flocks on files beside them; the
 //! kernel drops them with their process, however it dies.
 
+use crate::bpf::Number;
 use crate::record::{DeviceRecord, DeviceState, KernelRecord, LeaseRecord, StepKey};
-use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId};
+use crate::token::Device;
+use hop_words::id::{Epoch, JobId, LeaseId};
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -42,7 +44,7 @@ pub enum StoreError {
 }
 
 /// The form of the records.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 const PARTS: [&str; 3] = ["kernels", "gpus", "leases"];
 
 #[derive(Serialize, serde::Deserialize)]
@@ -261,16 +263,23 @@ impl Store {
 
     /// # Errors
     /// See [`Store::kernel`].
-    pub fn device(&self, index: GpuIndex) -> Result<Option<DeviceRecord>, StoreError> {
-        self.read(&self.path("gpus", &index.to_string()))
+    pub fn device(&self, number: Number) -> Result<Option<DeviceRecord>, StoreError> {
+        self.read(&self.path("gpus", &number.to_string()))
     }
 
     /// # Errors
     /// See [`Store::kernel`].
-    pub fn put_device(&self, index: GpuIndex, epoch: Epoch, state: DeviceState) -> Result<(), StoreError> {
+    pub fn devices(&self) -> Result<Vec<DeviceRecord>, StoreError> {
+        self.read_all("gpus")
+    }
+
+    /// # Errors
+    /// See [`Store::kernel`].
+    pub fn put_device(&self, device: &Device, epoch: Epoch, state: DeviceState) -> Result<(), StoreError> {
+        let device = device.clone();
         self.write(
-            &self.path("gpus", &index.to_string()),
-            &DeviceRecord { index, epoch, state },
+            &self.path("gpus", &Number::of(&device).to_string()),
+            &DeviceRecord { device, epoch, state },
         )
     }
 
@@ -321,7 +330,24 @@ impl Store {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hop_words::id::GpuIndex;
     use std::os::unix::fs::PermissionsExt;
+
+    fn gpu(minor: u16) -> Device {
+        let index = GpuIndex(minor);
+        let path = format!("/dev/gpu{minor}").into();
+        let (major, minor) = (195, minor.into());
+        Device {
+            index,
+            path,
+            major,
+            minor,
+        }
+    }
+
+    fn number(minor: u16) -> Number {
+        Number::of(&gpu(minor))
+    }
 
     fn store() -> (tempfile::TempDir, Store) {
         let dir = tempfile::tempdir().unwrap();
@@ -332,13 +358,11 @@ mod tests {
     #[test]
     fn records_are_private_and_come_back() {
         let (dir, store) = store();
-        assert_eq!(store.device(GpuIndex(0)).unwrap(), None);
-        store
-            .put_device(GpuIndex(0), Epoch(4), DeviceState::Free)
-            .unwrap();
-        let record = store.device(GpuIndex(0)).unwrap().unwrap();
+        assert_eq!(store.device(number(0)).unwrap(), None);
+        store.put_device(&gpu(0), Epoch(4), DeviceState::Free).unwrap();
+        let record = store.device(number(0)).unwrap().unwrap();
         assert_eq!((record.epoch, record.state), (Epoch(4), DeviceState::Free));
-        let mode = std::fs::metadata(dir.path().join("n1/gpus/0.json"))
+        let mode = std::fs::metadata(dir.path().join("n1/gpus/195-0.json"))
             .unwrap()
             .mode();
         assert_eq!(mode & 0o777, 0o600);
@@ -372,26 +396,26 @@ mod tests {
         let (dir, store) = store();
         let put = |index| {
             store
-                .put_device(GpuIndex(index), Epoch(1), DeviceState::Free)
+                .put_device(&gpu(index), Epoch(1), DeviceState::Free)
                 .unwrap()
         };
         put(0);
         put(1);
-        let path = dir.path().join("n1/gpus/1.json");
+        let path = dir.path().join("n1/gpus/195-1.json");
         let old = std::fs::read_to_string(&path)
             .unwrap()
-            .replace("\"v\":2", "\"v\":1");
+            .replace("\"v\":3", "\"v\":2");
         std::fs::write(&path, old).unwrap();
         assert!(matches!(
-            store.device(GpuIndex(1)),
-            Err(StoreError::Version { theirs: 1, .. })
+            store.device(number(1)),
+            Err(StoreError::Version { theirs: 2, .. })
         ));
         let again = Store::open(dir.path(), "n1").unwrap();
-        assert!(again.device(GpuIndex(0)).unwrap().is_some());
+        assert!(again.device(number(0)).unwrap().is_some());
         std::fs::write(dir.path().join("n1/boot"), "another").unwrap();
         let later = Store::open(dir.path(), "n1").unwrap();
-        assert_eq!(later.device(GpuIndex(0)).unwrap(), None);
-        assert_eq!(later.device(GpuIndex(1)).unwrap(), None);
+        assert_eq!(later.device(number(0)).unwrap(), None);
+        assert_eq!(later.device(number(1)).unwrap(), None);
     }
 
     #[test]
@@ -405,11 +429,8 @@ mod tests {
     #[test]
     fn a_broken_record_is_told_not_overlooked() {
         let (dir, store) = store();
-        std::fs::write(dir.path().join("n1/gpus/1.json"), "{").unwrap();
-        assert!(matches!(
-            store.device(GpuIndex(1)),
-            Err(StoreError::Format { .. })
-        ));
+        std::fs::write(dir.path().join("n1/gpus/195-1.json"), "{").unwrap();
+        assert!(matches!(store.device(number(1)), Err(StoreError::Format { .. })));
         // And it holds up nobody else.
         std::fs::write(dir.path().join("n1/leases/1.1.json"), "{").unwrap();
         assert!(store.leases().unwrap().is_empty());

@@ -8,7 +8,7 @@
 //! `hop-munge` and its callers, sockets to the plugin and the agent.
 
 pub use hop_words::gpu::Device;
-use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName};
+use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName, UserName};
 use hop_words::time::Timestamp;
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
@@ -57,6 +57,17 @@ pub enum Op {
     /// End the lease that a killed slurmstepd left behind, or try a blocked device once more. For a step with
     /// `--overlap --gres=none`.
     TakeBack,
+    /// Say how the node stands, after another look at blocked devices. For a step as of [`Op::TakeBack`].
+    Look(Look),
+}
+
+/// Which blocked devices are looked at once more.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Look {
+    pub again: Vec<GpuIndex>,
+    /// The operator who asks for it, as `hopd` knows them. Their word lets one look do where the count was lost.
+    #[serde(default)]
+    pub operator: Option<UserName>,
 }
 
 /// To whom, and how much: the plugin refuses a step that holds anything else.
@@ -87,7 +98,30 @@ pub struct KernelProcess {
 pub enum Confirmation {
     HandedOver(HandedOver),
     TakenBack(TakenBack),
+    Standing(Standing),
     Refused(Refused),
+}
+
+/// How the node stands.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standing {
+    pub node: NodeName,
+    pub pilot: JobId,
+    pub level: Level,
+    /// Why nothing is counted here; empty if it is.
+    pub why: String,
+    pub blocked: Vec<BlockedDevice>,
+    /// Devices that were blocked before this look, with the leases that had left them so.
+    pub freed: Vec<(GpuIndex, LeaseId)>,
+    pub at: Timestamp,
+}
+
+/// A device that is lent to nobody before it is free.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BlockedDevice {
+    pub index: GpuIndex,
+    pub lease: LeaseId,
+    pub why: String,
 }
 
 /// The kernel of the token, and nothing else, can open the devices from now on.
@@ -116,6 +150,8 @@ pub enum Level {
     /// The kernel's processes are held still and all are looked at once.
     #[default]
     Scanned,
+    /// Slurm does not constrain devices, and the site accepts it: nothing is known.
+    None,
 }
 
 impl std::fmt::Display for Level {
@@ -123,6 +159,7 @@ impl std::fmt::Display for Level {
         f.write_str(match self {
             Self::Counted => "counted",
             Self::Scanned => "scanned",
+            Self::None => "none",
         })
     }
 }
@@ -232,10 +269,10 @@ pub enum Refusal {
     OutsideItsStep { pid: u32 },
     #[error("a kernel of root's gets no device")]
     RootKernel,
-    #[error("the lease asks for {token} GPUs, the step holds {step}")]
-    WrongGpus { token: u16, step: u16 },
-    #[error("the step holds GPU {index}, which the node's gres.conf has no file for")]
-    NoDevice { index: GpuIndex },
+    #[error(
+        "the lease asks for {token} GPUs, Slurm names {step} for its step, and {opens} device files open in it"
+    )]
+    WrongGpus { token: u16, step: u16, opens: u16 },
     #[error("epoch {epoch} is not greater than {last}, the last that GPU {index} saw")]
     StaleEpoch {
         epoch: Epoch,
@@ -332,15 +369,6 @@ impl Confirmation {
         check_version(line.as_bytes())?;
         let line: Line<Self> = serde_json::from_str(line).map_err(ReadError::Json)?;
         Ok(line.body)
-    }
-
-    /// The lease that it is about, if the plugin knew.
-    pub fn lease(&self) -> Option<LeaseId> {
-        match self {
-            Self::HandedOver(h) => Some(h.lease),
-            Self::TakenBack(t) => Some(t.lease),
-            Self::Refused(r) => r.lease,
-        }
     }
 }
 

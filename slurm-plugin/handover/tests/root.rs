@@ -6,13 +6,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails to prepare has failed")]
 
-use hop_handover::bpf::{self, Number};
+use hop_handover::bpf::{Number, Program};
 use hop_handover::cgroup::{self, Mounts};
 use hop_handover::count::{BPF_DIR, CountError, Counter};
 use hop_handover::decide::Arrival;
-use hop_handover::gres::NodeGres;
 use hop_handover::node::{Node, Site};
 use hop_handover::options::Isolation;
+use hop_handover::probe::DeviceFile;
 use hop_handover::record::{KernelCgroup, KernelRecord, ProcessId, StepKey};
 use hop_handover::token::{KernelProcess, Lend, Level, Op, Refusal, Token, VERSION};
 use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId};
@@ -84,6 +84,16 @@ impl Gpus {
             .iter()
             .map(|&minor| Number { major: MAJOR, minor })
             .collect()
+    }
+}
+
+impl Gpus {
+    fn files(&self) -> Vec<DeviceFile> {
+        let file = |(path, number): (&PathBuf, Number)| DeviceFile {
+            number,
+            path: path.clone(),
+        };
+        self.paths.iter().zip(self.numbers()).map(file).collect()
     }
 }
 
@@ -213,28 +223,28 @@ fn the_device_program_really_denies_and_is_replaced_in_place() {
     std::fs::write(group.0.join("cgroup.procs"), shell.pid().to_string()).unwrap();
     assert!(shell.opens(&paths[0]) && shell.opens(&paths[1]));
     let file = std::fs::File::open(&group.0).unwrap();
-    let before = bpf::programs_in_force(&file).unwrap();
-    bpf::deny(&file, &gpus.numbers()).unwrap();
-    assert_eq!(bpf::programs_in_force(&file).unwrap(), before + 1);
+    assert_eq!(Program::attached(&file).unwrap(), None);
+    let slurms = Program::denying(&gpus.numbers());
+    slurms.attach(&file, &[]).unwrap();
     assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
     assert!(shell.opens(Path::new("/dev/null")), "everything else stays open");
-    bpf::deny(&file, &gpus.numbers()[1..]).unwrap();
+    // As it is read back it does the same, and nothing but what is excepted opens.
+    let read = Program::attached(&file).unwrap().unwrap();
+    read.attach(&file, &gpus.numbers()[..1]).unwrap();
     assert!(shell.opens(&paths[0]) && !shell.opens(&paths[1]));
-    bpf::deny(&file, &gpus.numbers()).unwrap();
-    assert!(!shell.opens(&paths[0]));
-    assert_eq!(bpf::programs_in_force(&file).unwrap(), before + 1);
+    read.attach(&file, &[]).unwrap();
+    assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
+    assert!(
+        Program::attached(&file).unwrap().is_some(),
+        "one in place of another"
+    );
 }
 
 /// A node whose records lie in a temporary directory.
 fn node(gpus: &Gpus) -> Node {
-    let gres = NodeGres {
-        gpus: gpus.paths.clone(),
-        ..NodeGres::default()
-    };
     Node::open(Site {
         run_dir: gpus.dir.path().join("run"),
         node: format!("hoptest{}", std::process::id()),
-        gres,
         service_uid: SERVICE,
         ignore_holders: Vec::new(),
         isolation: Isolation::Scanned,
@@ -289,14 +299,24 @@ fn this_process() -> ProcessId {
     }
 }
 
-/// A lease from the handover to the take-back, whatever confines the kernel.
-fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, gpus: &Gpus) {
+/// A lease from the handover to the take-back, whatever confines the kernel. `steps`: a process for each GPU in a step
+/// where that one opens and the other doesn't.
+fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, gpus: &Gpus, steps: [u32; 2]) {
     let paths = &gpus.paths;
     let gpu = [GpuIndex(1)];
     let (first, lend) = token(kernel, 7);
+    let more = node.lend(
+        &first,
+        &lend,
+        &arrival(0),
+        &[GpuIndex(0), GpuIndex(1)],
+        steps[1],
+        this_process(),
+    );
+    assert!(matches!(more, Err(Refusal::WrongGpus { .. })), "{more:?}");
     assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
     let handed = node
-        .lend(&first, &lend, &arrival(0), &gpu, this_process())
+        .lend(&first, &lend, &arrival(0), &gpu, steps[1], this_process())
         .unwrap();
     assert_eq!(
         (handed.devices.len(), handed.devices[0].minor),
@@ -308,6 +328,7 @@ fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, gpu
         &lend,
         &arrival(1),
         &[GpuIndex(0)],
+        steps[0],
         this_process(),
     );
     assert_eq!(again, Err(Refusal::KernelHolds { lease: LeaseId(7) }));
@@ -327,20 +348,21 @@ fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, gpu
     assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
     assert_eq!(node.take_back(arrival(0).step).unwrap(), None);
 
-    let stale = node.lend(&first, &lend, &arrival(2), &gpu, this_process());
+    let stale = node.lend(&first, &lend, &arrival(2), &gpu, steps[1], this_process());
     assert!(matches!(stale, Err(Refusal::StaleEpoch { .. })), "{stale:?}");
     // A lease whose slurmstepd has died is undone by the next grant to its kernel.
     let dead = ProcessId {
         pid: std::process::id(),
         start_time: 1,
     };
-    node.lend(&token(kernel, 9).0, &lend, &arrival(3), &gpu, dead)
+    node.lend(&token(kernel, 9).0, &lend, &arrival(3), &gpu, steps[1], dead)
         .unwrap();
     node.lend(
         &token(kernel, 10).0,
         &lend,
         &arrival(4),
         &[GpuIndex(0)],
+        steps[0],
         this_process(),
     )
     .unwrap();
@@ -355,6 +377,14 @@ fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, gpu
     assert!(node.store().leases().unwrap().is_empty());
 }
 
+/// As Slurm does.
+fn denying(group: &Group, numbers: &[Number]) -> Program {
+    let program = Program::denying(numbers);
+    let file = std::fs::File::open(&group.0).unwrap();
+    program.attach(&file, &[]).unwrap();
+    program
+}
+
 #[test]
 fn a_lease_on_cgroup_v2() {
     let Some(gpus) = Gpus::make() else {
@@ -367,8 +397,15 @@ fn a_lease_on_cgroup_v2() {
     let mut shell = Shell::start();
     std::fs::write(group.0.join("cgroup.procs"), shell.pid().to_string()).unwrap();
     // Registered by hand: on a hybrid host the v1 devices controller is found first.
-    let file = std::fs::File::open(&group.0).unwrap();
-    bpf::deny(&file, &gpus.numbers()).unwrap();
+    let program = denying(&group, &gpus.numbers());
+    let numbers = gpus.numbers();
+    let steps = [0, 1].map(|i| {
+        let (group, _) = Group::make(&format!("v2-{i}")).unwrap();
+        denying(&group, &numbers[1 - i..2 - i]);
+        let shell = Shell::start();
+        std::fs::write(group.0.join("cgroup.procs"), shell.pid().to_string()).unwrap();
+        (shell, group)
+    });
     let start_time = start_time(shell.pid()).unwrap();
     let kernel = KernelRecord {
         key: StepKey {
@@ -381,10 +418,16 @@ fn a_lease_on_cgroup_v2() {
             start_time,
         },
         group: None,
-        cgroup: KernelCgroup::V2 { task, base: None },
+        cgroup: KernelCgroup::V2 {
+            task,
+            base: None,
+            program,
+        },
+        denied: gpus.files(),
     };
     node.store().put_kernel(&kernel).unwrap();
-    lend_and_take_back(&node, &kernel, &mut shell, &gpus);
+    let pids = [steps[0].0.pid(), steps[1].0.pid()];
+    lend_and_take_back(&node, &kernel, &mut shell, &gpus, pids);
 }
 
 #[test]
@@ -399,19 +442,38 @@ fn a_lease_on_cgroup_v1() {
         eprintln!("SKIPPED: the devices controller is not on cgroup v1");
         return;
     };
-    std::fs::create_dir(&slurms).unwrap();
+    let made = |name: &str, denied: &[Number]| {
+        let dir = slurms.join(name);
+        std::fs::create_dir_all(&dir).unwrap();
+        for number in denied {
+            let rule = format!("c {}:{} rwm", number.major, number.minor);
+            std::fs::write(dir.join("devices.deny"), rule).unwrap();
+        }
+        let shell = Shell::start();
+        std::fs::write(dir.join("cgroup.procs"), shell.pid().to_string()).unwrap();
+        (shell, dir)
+    };
     let node = node(&gpus);
-    let mut shell = Shell::start();
-    std::fs::write(slurms.join("cgroup.procs"), shell.pid().to_string()).unwrap();
+    let numbers = gpus.numbers();
+    let (mut shell, kernels) = made("kernel", &numbers);
+    let steps = [0, 1].map(|i| made(&format!("step-{i}"), &numbers[1 - i..2 - i]));
     let key = StepKey {
         job: JobId(601),
         step: 0,
     };
     let kernel = node.register(key, NOBODY, shell.pid()).unwrap();
     assert!(matches!(kernel.cgroup, KernelCgroup::V1 { .. }), "{kernel:?}");
-    std::fs::remove_dir(&slurms).unwrap();
-    lend_and_take_back(&node, &kernel, &mut shell, &gpus);
+    assert_eq!(kernel.denied.len(), 2, "{:?}", kernel.denied);
+    let pids = [steps[0].0.pid(), steps[1].0.pid()];
+    lend_and_take_back(&node, &kernel, &mut shell, &gpus, pids);
     drop(shell);
+    let dirs = steps.map(|(shell, dir)| {
+        drop(shell);
+        dir
+    });
+    for dir in dirs.iter().chain([&kernels, &slurms]) {
+        std::fs::remove_dir(dir).unwrap();
+    }
     node.unregister(key).unwrap();
     assert_eq!(node.store().kernel(key).unwrap(), None);
     assert!(cgroup::remove(&mounts, &kernel.cgroup), "nothing is left");

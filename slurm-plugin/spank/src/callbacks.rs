@@ -41,26 +41,20 @@ fn panic_if_told(step: Step) {
 #[cfg(not(feature = "test-panic"))]
 fn panic_if_told(_: Step) {}
 
+/// Slurm has confined the task by now, and lets it go when this returns.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_task_post_fork(handle: spank_t, count: c_int, values: Arguments) -> c_int {
-    guarded("registering the kernel", Step::new(handle), |step| {
-        if step.has_variable(KERNEL) {
-            register(step, count, values)
+    let step = Step::new(handle);
+    guarded("the lease", step, |step| {
+        if step.has_variable(LEASE) {
+            carry_out(step, count, values)
         } else {
             Ok(())
         }
-    })
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn slurm_spank_task_init_privileged(
-    handle: spank_t,
-    count: c_int,
-    values: Arguments,
-) -> c_int {
-    guarded("the lease", Step::new(handle), |step| {
-        if step.has_variable(LEASE) {
-            carry_out(step, count, values)
+    });
+    guarded("registering the kernel", step, |step| {
+        if step.has_variable(KERNEL) {
+            register(step, count, values)
         } else {
             Ok(())
         }
@@ -190,29 +184,41 @@ fn open_token(step: Step, here: &Here, key: StepKey, job_uid: u32) -> Result<(To
 }
 
 fn obey(step: Step, here: &Here, token: &Token, arrival: &Arrival) -> Result<Confirmation, Refusal> {
+    let gone = || Refusal::Token {
+        detail: "the step has no process".to_owned(),
+    };
+    let task = step.task_pid().ok_or_else(gone)?;
     match &token.op {
         Op::Lend(lend) => {
             let gpus = step.variable(c"SLURM_STEP_GPUS").unwrap_or_default();
             let gpus = options::step_gpus(&gpus).ok_or_else(|| Refusal::Token {
                 detail: format!("SLURM_STEP_GPUS is {gpus:?}"),
             })?;
-            let stepd = parent().ok_or_else(|| Refusal::Token {
-                detail: "slurmstepd is gone".to_owned(),
-            })?;
+            let stepd = this_process().ok_or_else(gone)?;
             here.node
-                .lend(token, lend, arrival, &gpus, stepd)
+                .lend(token, lend, arrival, &gpus, task, stepd)
                 .map(Confirmation::HandedOver)
         }
         Op::TakeBack => here
             .node
             .take_back_by_token(token, arrival)
             .map(Confirmation::TakenBack),
+        Op::Look(look) => {
+            if let Some(operator) = &look.operator {
+                ffi::log_error(&format!(
+                    "operator {operator} has devices {:?} looked at again",
+                    look.again
+                ));
+            }
+            here.node
+                .look(token, look, arrival, task)
+                .map(Confirmation::Standing)
+        }
     }
 }
 
-/// This task's slurmstepd.
-fn parent() -> Option<ProcessId> {
-    let pid = rustix::process::getppid()?.as_raw_nonzero().get().cast_unsigned();
+fn this_process() -> Option<ProcessId> {
+    let pid = std::process::id();
     Some(ProcessId {
         pid,
         start_time: start_time(pid)?,

@@ -1,15 +1,13 @@
-//! What the plugin knows of its node: plugstack.conf's arguments, slurmd's environment, slurm.conf, gres.conf.
+//! What the plugin knows of its node: plugstack.conf's arguments, slurmd's environment, slurm.conf's AuthInfo.
 
 use crate::ffi;
-use hop_handover::gres::{self, NodeGres};
-use hop_handover::hostlist;
 use hop_handover::node::{Node, Site};
 use hop_handover::options::{Options, munge_socket_of};
 use hop_handover::store;
 use hop_words::error::chain;
 use hop_words::id::JobId;
 use std::ffi::{CString, c_char, c_int};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// The node with what else the callbacks need.
 #[derive(Debug)]
@@ -36,7 +34,6 @@ impl Here {
         let site = Site {
             run_dir: options.run_dir.clone(),
             node: name.clone(),
-            gres: gres_of(&options, &slurm_conf, &name)?,
             service_uid,
             ignore_holders: options.ignore_holders,
             isolation: options.isolation,
@@ -58,7 +55,6 @@ impl Here {
         let site = Site {
             run_dir: options.run_dir,
             node: name,
-            gres: NodeGres::default(),
             service_uid: u32::MAX,
             ignore_holders: options.ignore_holders,
             isolation: options.isolation,
@@ -79,37 +75,6 @@ fn options_and_name(count: c_int, values: *mut *mut c_char) -> Result<(Options, 
     // Set by slurmd itself; spank_getenv would give what the user exported.
     let name = std::env::var("SLURMD_NODENAME").map_err(|_| "slurmd named no node")?;
     Ok((options, name))
-}
-
-fn gres_of(options: &Options, slurm_conf: &Path, node: &str) -> Result<NodeGres, String> {
-    let conf = options
-        .gres_conf
-        .clone()
-        .unwrap_or_else(|| slurm_conf.with_file_name("gres.conf"));
-    let mut found = match gres::read_gres_conf(&conf, node, &|path| std::fs::read_to_string(path)) {
-        Ok(found) => found,
-        // Without the file Slurm has no GRES of which we must know.
-        Err(_) if options.gres_conf.is_none() && !conf.exists() => NodeGres::default(),
-        Err(e) => return Err(chain(&e)),
-    };
-    if let Some(devices) = &options.devices {
-        let files = hostlist::expand(devices).map_err(|e| chain(&e))?;
-        found.gpus = files.into_iter().map(PathBuf::from).collect();
-    } else if found.autodetect {
-        let names: Vec<String> = std::fs::read_dir("/dev")
-            .map_err(|e| format!("/dev: {e}"))?
-            .flatten()
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .collect();
-        let detected = gres::nvidia_files(names.iter().map(String::as_str));
-        if found.gpus.is_empty() {
-            found.gpus = detected;
-        } else {
-            // Their places among the lines are Slurm's to know: they are denied, and never lent.
-            found.others.extend(detected);
-        }
-    }
-    Ok(found)
 }
 
 /// The uid of a user by name or number.

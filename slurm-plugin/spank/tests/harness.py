@@ -201,6 +201,11 @@ class Cluster:
             return {}
         return {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in directory.glob("*.json")}
 
+    def state_of(self, index: int) -> Json:
+        """What the plugin's record says of a device."""
+        records = self.records("gpus").values()
+        return next(r["state"] for r in records if r["device"]["index"] == index)
+
     def gpu(self, index: int, node: str = "") -> str:
         return f"/dev/fakegpu-{node or self.node}-{index}"
 
@@ -302,6 +307,14 @@ class Pilot:
         told = self.hear()
         assert told["kind"] == "handed-over", told
         return step, told
+
+    def look(self, *again: int, operator: str | None = None) -> Json:
+        """A step with `op = "look"`."""
+        token = self.token(None, op={"look": {"again": list(again), "operator": operator}})
+        step = self.step(self.mint(token), "--overlap", "--gres=none", "-n1", "--mem=0")
+        told = self.hear()
+        end(step)
+        return told
 
     def take_back(self, lease: int, grace_ms: int = 200) -> Json:
         """A step with `op = "take-back"`."""

@@ -72,7 +72,7 @@ def test_the_leased_device_opens_during_the_lease_and_no_other(
     assert alice.opens() == bob.opens() == EPERM
     assert pilot.heard.nothing()
     assert cluster.records("leases") == {}
-    assert cluster.records("gpus")[str(index)]["state"] == {"state": "free"}
+    assert cluster.state_of(index) == {"state": "free"}
 
 
 def test_two_leases_of_a_pilot_have_different_devices(

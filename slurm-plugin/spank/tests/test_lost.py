@@ -127,7 +127,7 @@ def test_a_stranger_who_holds_blocks_the_device_and_is_not_ended(
     assert second.identity["pid"] not in taken["ended_pids"], "it is the lessee's, but it holds nothing"
     assert os.getpid() in [h["pid"] for h in taken["holders"]]
     assert harness.uid("alice") in [h["uid"] for h in taken["holders"]], "the lessee is named"
-    assert cluster.records("gpus")[str(index)]["state"]["lessee"] == harness.uid("alice")
+    assert cluster.state_of(index)["lessee"] == harness.uid("alice")
     assert second.opens() == EPERM
     assert pilot.heard.nothing(1), "the second try tells nothing new"
     step = pilot.step(pilot.mint(pilot.token(second)))

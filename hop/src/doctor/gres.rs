@@ -1,26 +1,24 @@
-//! Which device files a node's GRES have, from gres.conf: what a kernel's cgroup must be denied, and which file
-//! a GPU index of Slurm's stands for.
+//! Which device files a node's GRES have, from gres.conf: what an administrator is told of. What is lent is decided by what
+//! opens in a step, not here.
 //!
 //! Reading is pure: the text comes from a closure, so that `Include` works in tests too. Of gres.conf only the
 //! lines with a `File` matter, and `AutoDetect`.
 
-use crate::hostlist::{self, BadHostlist};
+use hop_slurm::hostlist::{self, HostListError};
 use std::path::{Path, PathBuf};
 
 /// The device files of one node, in gres.conf's order.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct NodeGres {
-    /// Files of `Name=gpu`: the position is Slurm's index.
-    pub gpus: Vec<PathBuf>,
-    /// Files of any other GRES.
-    pub others: Vec<PathBuf>,
+pub(crate) struct NodeGres {
+    /// Files of `Name=gpu`.
+    pub(crate) gpus: Vec<PathBuf>,
     /// `AutoDetect` is on for the node: what no line names is found by Slurm itself.
-    pub autodetect: bool,
+    pub(crate) autodetect: bool,
 }
 
 /// Why gres.conf could not be read.
 #[derive(Debug, thiserror::Error)]
-pub enum GresError {
+pub(crate) enum GresError {
     #[error("{} can't be read", .path.display())]
     Read {
         path: PathBuf,
@@ -31,7 +29,7 @@ pub enum GresError {
     Hostlist {
         path: PathBuf,
         #[source]
-        source: BadHostlist,
+        source: HostListError,
     },
     #[error("{} includes files too deeply", .path.display())]
     TooDeep { path: PathBuf },
@@ -44,7 +42,7 @@ const MAX_DEPTH: u8 = 8;
 ///
 /// # Errors
 /// A file that `read` can't give, or an expression that Slurm wouldn't take either.
-pub fn read_gres_conf(
+pub(crate) fn read_gres_conf(
     path: &Path,
     node: &str,
     read: &dyn Fn(&Path) -> std::io::Result<String>,
@@ -111,7 +109,7 @@ fn included(line: &str, from: &Path) -> Option<PathBuf> {
     Some(from.parent().unwrap_or_else(|| Path::new("/")).join(file.trim()))
 }
 
-fn take_line(line: &str, node: &str, gres: &mut NodeGres) -> Result<(), BadHostlist> {
+fn take_line(line: &str, node: &str, gres: &mut NodeGres) -> Result<(), HostListError> {
     // Slurm allows blanks round the sign.
     let parts: Vec<&str> = line.split('=').map(str::trim).collect();
     let line = parts.join("=");
@@ -133,24 +131,10 @@ fn take_line(line: &str, node: &str, gres: &mut NodeGres) -> Result<(), BadHostl
         return Ok(());
     };
     let files = hostlist::expand(files)?.into_iter().map(PathBuf::from);
-    match value("Name") {
-        Some(name) if name.eq_ignore_ascii_case("gpu") => gres.gpus.extend(files),
-        _ => gres.others.extend(files),
+    if value("Name").is_some_and(|name| name.eq_ignore_ascii_case("gpu")) {
+        gres.gpus.extend(files);
     }
     Ok(())
-}
-
-/// NVIDIA's device files among the names in /dev, by number: Slurm's order where it finds the GPUs itself and
-/// minors follow the PCI order.
-pub fn nvidia_files<'a>(names_in_dev: impl Iterator<Item = &'a str>) -> Vec<PathBuf> {
-    let mut numbers: Vec<u32> = names_in_dev
-        .filter_map(|n| n.strip_prefix("nvidia")?.parse().ok())
-        .collect();
-    numbers.sort_unstable();
-    numbers
-        .into_iter()
-        .map(|n| PathBuf::from(format!("/dev/nvidia{n}")))
-        .collect()
 }
 
 #[cfg(test)]
@@ -191,7 +175,6 @@ Name=bandwidth Count=4G
             of("n1"),
             NodeGres {
                 gpus: paths(&["/dev/fake10", "/dev/fake11", "/dev/common"]),
-                others: paths(&["/dev/nic0"]),
                 autodetect: false,
             }
         );
@@ -208,14 +191,5 @@ Name=bandwidth Count=4G
         assert!(matches!(result, Err(GresError::TooDeep { .. })));
         let result = read_gres_conf(Path::new("/nowhere"), "n1", &read);
         assert!(matches!(result, Err(GresError::Read { .. })));
-    }
-
-    #[test]
-    fn only_whole_numbers_are_nvidia_gpus() {
-        let names = ["nvidia10", "nvidiactl", "nvidia2", "nvidia-uvm", "null", "nvidia"];
-        assert_eq!(
-            nvidia_files(names.into_iter()),
-            paths(&["/dev/nvidia2", "/dev/nvidia10"])
-        );
     }
 }

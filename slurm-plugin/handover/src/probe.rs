@@ -1,0 +1,176 @@
+//! Which devices Slurm lets a step open: asked of Linux, by a child in the step's own cgroup.
+//!
+//! Neither gres.conf, nor its order, nor what Slurm detects is read: what Slurm denies a kernel's step are the node's
+//! GRES, and what opens in a lease's step is what is lent. The child asks with access(2), which Linux judges as an open
+//! for reading and writing, and which wakes no device. What follows from the answers is left to [`crate::decide`].
+
+#![allow(unsafe_code)] // fork(2) has no wrapper that is safe in a process with threads.
+
+use crate::bpf::Number;
+use crate::cgroup::{self, Mounts, Placement};
+use crate::proc::Membership;
+use std::ffi::{CString, c_int};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// More device files than a node has: bounds what a strange /dev may cost.
+const MOST: usize = 8192;
+
+/// A character device's file.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+pub struct DeviceFile {
+    pub number: Number,
+    pub path: PathBuf,
+}
+
+/// The character devices below `dev`, one file for each number, in the numbers' order. Links and other file systems
+/// (terminals, shared memory) are left out.
+pub fn files(dev: &Path) -> Vec<DeviceFile> {
+    let mut found = Vec::new();
+    let device_of = |path: &Path| std::fs::symlink_metadata(path).map(|m| m.dev());
+    let Ok(own) = device_of(dev) else { return found };
+    let mut folders = vec![dev.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
+            let Ok(meta) = entry.metadata() else { continue };
+            if meta.dev() != own || found.len() + folders.len() >= MOST {
+                continue;
+            }
+            if meta.is_dir() {
+                folders.push(entry.path());
+            } else if meta.file_type().is_char_device() {
+                let number = Number {
+                    major: libc::major(meta.rdev()),
+                    minor: libc::minor(meta.rdev()),
+                };
+                let path = entry.path();
+                found.push(DeviceFile { number, path });
+            }
+        }
+    }
+    found.sort();
+    found.dedup_by_key(|f| f.number);
+    found
+}
+
+const OPENS: u8 = 1;
+const DENIED: u8 = 2;
+const GONE: u8 = 3;
+
+/// `files` as a process in the cgroups of `membership` finds them.
+#[derive(Debug, Default)]
+pub struct Answers {
+    pub opens: Vec<DeviceFile>,
+    pub denied: Vec<DeviceFile>,
+}
+
+/// Asks for each of `files`, where Slurm put the process of `membership`.
+///
+/// # Errors
+/// There is no such cgroup, or no child can be made in it.
+pub fn ask(mounts: &Mounts, membership: &Membership, files: &[DeviceFile]) -> io::Result<Answers> {
+    let mut answers = Answers::default();
+    let Some(cgroup) = entrance(mounts, membership)? else {
+        answers.opens = files.to_vec();
+        return Ok(answers);
+    };
+    let names: Result<Vec<CString>, _> = files
+        .iter()
+        .map(|f| CString::new(f.path.as_os_str().as_bytes()))
+        .collect();
+    let said = in_child(&cgroup, &names?)?;
+    if said.len() != files.len() {
+        return Err(io::Error::other("the asking process was ended"));
+    }
+    for (file, answer) in files.iter().zip(said) {
+        match answer {
+            OPENS => answers.opens.push(file.clone()),
+            DENIED => answers.denied.push(file.clone()),
+            _ => {}
+        }
+    }
+    Ok(answers)
+}
+
+/// What a process writes to, to be in the cgroup that judges its devices.
+fn entrance(mounts: &Mounts, membership: &Membership) -> io::Result<Option<File>> {
+    let dir = match cgroup::placement(membership) {
+        Placement::V1 => membership
+            .v1("devices")
+            .and_then(|path| mounts.v1("devices", path)),
+        Placement::V2(task) => mounts.v2(&task),
+        Placement::None => return Ok(None),
+    };
+    let dir = dir.ok_or(io::ErrorKind::NotFound)?;
+    File::options()
+        .write(true)
+        .open(dir.join("cgroup.procs"))
+        .map(Some)
+}
+
+/// One byte for each name. Between fork and exit the child makes system calls alone: another thread may have held any
+/// lock at the fork.
+fn in_child(cgroup: &File, names: &[CString]) -> io::Result<Vec<u8>> {
+    let mut said = vec![GONE; names.len()];
+    let mut ends: [c_int; 2] = [-1; 2];
+    // SAFETY: the array has room for both descriptors.
+    if unsafe { libc::pipe2(ends.as_mut_ptr(), libc::O_CLOEXEC) } != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the kernel just gave us these descriptors.
+    let (read, write) = unsafe { (OwnedFd::from_raw_fd(ends[0]), OwnedFd::from_raw_fd(ends[1])) };
+    // SAFETY: the child calls what is async-signal-safe, and ends without returning.
+    let child = unsafe { libc::fork() };
+    if child < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    if child == 0 {
+        // SAFETY: all pointers are to memory of the parent's, of which this is a copy.
+        unsafe {
+            if libc::write(cgroup.as_raw_fd(), c"0".as_ptr().cast(), 1) == 1 {
+                for (name, answer) in names.iter().zip(&mut said) {
+                    let mode = libc::R_OK | libc::W_OK;
+                    *answer = match libc::faccessat(libc::AT_FDCWD, name.as_ptr(), mode, 0) {
+                        0 => OPENS,
+                        _ if *libc::__errno_location() == libc::EPERM => DENIED,
+                        _ => GONE,
+                    };
+                }
+                libc::write(write.as_raw_fd(), said.as_ptr().cast(), said.len());
+            }
+            libc::_exit(0);
+        }
+    }
+    drop(write);
+    said.clear();
+    let read = File::from(read).read_to_end(&mut said);
+    // SAFETY: the child is ours and nobody else's to wait for.
+    unsafe { libc::waitpid(child, std::ptr::null_mut(), 0) };
+    read.map(|_| said)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_number_has_one_file_and_links_have_none() {
+        let files = files(Path::new("/dev"));
+        let null = Number { major: 1, minor: 3 };
+        let of_null: Vec<_> = files.iter().filter(|f| f.number == null).collect();
+        assert_eq!(of_null.len(), 1);
+        assert!(files.iter().all(|f| !f.path.is_symlink()));
+        assert!(!files.iter().any(|f| f.path.starts_with("/dev/pts")));
+    }
+
+    #[test]
+    fn a_child_says_what_opens_and_what_is_gone() {
+        let cgroup = tempfile::tempfile().unwrap();
+        let names = [c"/dev/null".to_owned(), c"/dev/nowhere".to_owned()];
+        assert_eq!(in_child(&cgroup, &names).unwrap(), [OPENS, GONE]);
+    }
+}

@@ -1,0 +1,107 @@
+"""What is lent is what opens in the lease's step: gres.conf may say what it likes once Slurm has read it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+import harness
+import pytest
+from harness import Cluster, Kernel, Pilot, end
+
+EPERM = ["EPERM", "EPERM"]
+
+
+@contextlib.contextmanager
+def gres_conf(cluster: Cluster, *lines: str) -> Iterator[None]:
+    """Another gres.conf, which Slurm's daemons don't read before their next start."""
+    conf = cluster.base / "etc" / "gres.conf"
+    text = conf.read_text(encoding="utf-8")
+    conf.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    try:
+        yield
+    finally:
+        conf.write_text(text, encoding="utf-8")
+
+
+def kernel(cluster: Cluster, user: str) -> Kernel:
+    return harness.kernel(cluster, user, cluster.submit(user, "--mem=256"))
+
+
+@pytest.fixture
+def pilot(cluster: Cluster) -> Pilot:
+    return harness.pilot(cluster)
+
+
+def swapped(cluster: Cluster) -> list[str]:
+    """Two types in another order than Slurm's."""
+    return [f"NodeName={cluster.node} Name=gpu Type={'ba'[i]} File={cluster.gpu(i)}" for i in (1, 0)]
+
+
+def lend_and_compare(cluster: Cluster, pilot: Pilot, alice: Kernel) -> None:
+    """Slurm's index i is the file of that name, by the configuration that it runs with."""
+    step, told = pilot.lend(alice)
+    (device,) = told["devices"]
+    number = os.stat(cluster.gpu(device["index"])).st_rdev
+    assert (device["major"], device["minor"]) == (os.major(number), os.minor(number))
+    assert alice.opens() == ["ok" if i == device["index"] else "EPERM" for i in (0, 1)]
+    end(step)
+    assert pilot.hear()["clean"]
+    assert alice.opens() == EPERM
+
+
+def test_two_types_in_swapped_order(cluster: Cluster, pilot: Pilot) -> None:
+    with gres_conf(cluster, *swapped(cluster)):
+        alice = kernel(cluster, "alice")
+        assert alice.opens() == EPERM
+        lend_and_compare(cluster, pilot, alice)
+
+
+def test_the_foreign_job_on_the_other_gpu_lives(cluster: Cluster) -> None:
+    """It was ended where the order was believed."""
+    pilot = harness.pilot(cluster, gpus=1)
+    other = cluster.submit("bob", "--gres=gpu:1", "--mem=64")
+    with gres_conf(cluster, *swapped(cluster)):
+        alice = kernel(cluster, "alice")
+        step, told = pilot.lend(alice)
+        (device,) = told["devices"]
+        assert device["path"] == cluster.gpu(device["index"])
+        end(step)
+        taken = pilot.hear()
+        assert (taken["clean"], taken["ended_pids"]) == (True, [])
+    assert cluster.state(other) == "RUNNING"
+
+
+@pytest.mark.parametrize("line", ["", "# nothing", "AutoDetect=nvml", "Name=gpu File = /dev/null"])
+def test_whatever_gres_conf_says_a_kernel_opens_nothing(cluster: Cluster, pilot: Pilot, line: str) -> None:
+    """Anybody may call a step a kernel's: it opens no more than Slurm lets it."""
+    with gres_conf(cluster, line):
+        alice = kernel(cluster, "alice")
+        assert alice.opens() == EPERM
+        lend_and_compare(cluster, pilot, alice)
+
+
+def test_a_device_file_that_is_made_later_is_denied(cluster: Cluster) -> None:
+    """It is away while the kernel registers."""
+    path = Path(cluster.gpu(1))
+    number = path.stat().st_rdev
+    path.unlink()
+    try:
+        alice = kernel(cluster, "alice")
+    finally:
+        os.mknod(path, 0o666 | stat.S_IFCHR, number)
+        path.chmod(0o666)
+    assert alice.opens() == EPERM
+
+
+def test_a_step_that_shares_the_pilots_gpus_is_refused(cluster: Cluster, pilot: Pilot) -> None:
+    """More opens in it than the token says."""
+    alice = kernel(cluster, "alice")
+    step = pilot.step(pilot.mint(pilot.token(alice)), "-n1", "-c1", "--mem=0", "--gres=gpu:2")
+    told = pilot.hear()
+    assert told["reason"] == {"code": "wrong-gpus", "token": 1, "step": 2, "opens": 2}
+    end(step)
+    assert alice.opens() == EPERM
