@@ -30,7 +30,7 @@ pub(crate) struct Args {
     output: Options,
 }
 
-static FIELDS: [Field<NodeInfo>; 14] = [
+static FIELDS: [Field<NodeInfo>; 16] = [
     field!("Node", -10, "the node", |n| Value::text(&n.node)),
     field!("Pool", 10, "its pool", |n| Value::text(&n.pool)),
     field!("Pilot", 8, "the Slurm job that holds it", |n| Value::text(
@@ -61,13 +61,25 @@ static FIELDS: [Field<NodeInfo>; 14] = [
         "seconds by class after which a cell may be parked for others",
         |n| { Value::text(quantum(n)) }
     ),
+    field!(
+        "Isolation",
+        9,
+        "how the node knows that nobody holds a GPU after its lease: counted, scanned, none",
+        |n| Value::text(&n.isolation)
+    ),
+    field!(
+        "BlockedGPUs",
+        11,
+        "the GPUs that can't be lent, by Slurm's index",
+        |n| { Value::text(blocked(n)) }
+    ),
     field!("Reason", -20, "what is wrong", |n| Value::text(&n.reason)),
 ];
 
 static VIEW: View<NodeInfo> = View {
     command: "info",
     fields: &FIELDS,
-    default: "Node,Pool,Pilot,State,GPUs,Leased,Linger,Blocked,Reason%-11",
+    default: "Node%-8,Pool%8,Pilot%7,State%8,GPUs,Leased,Linger,Blocked,Isolation%9,Reason%-8",
     brief: "Node,State,GPUsFree",
     variable: "HOP_INFO_FORMAT",
 };
@@ -181,6 +193,11 @@ fn free(node: &NodeInfo) -> u16 {
 fn quantum(node: &NodeInfo) -> String {
     let of = |(class, seconds): &(Class, u32)| format!("{}:{seconds}", class.name());
     node.quantum.iter().map(of).collect::<Vec<_>>().join(",")
+}
+
+fn blocked(node: &NodeInfo) -> String {
+    let indices: Vec<String> = node.blocked.iter().map(ToString::to_string).collect();
+    indices.join(",")
 }
 
 fn types(node: &NodeInfo) -> String {

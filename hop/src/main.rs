@@ -25,6 +25,7 @@ mod migrate;
 mod output;
 mod plugin;
 mod queue;
+mod release;
 mod run;
 mod sim;
 mod state;
@@ -60,6 +61,8 @@ enum Command {
     Explain(explain::Args),
     /// End a lease, a waiting cell, or a kernel
     Cancel(cancel::Args),
+    /// Have blocked GPUs looked at again, and lent if they are free (operators)
+    Release(release::Args),
     /// All kernels, open or hibernated
     Kernels(kernels::Args),
     /// Move a kernel to another node, with its variables
@@ -98,6 +101,7 @@ fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure>
         Command::Info(args) => info::run(args, context),
         Command::Explain(args) => explain::run(args, context),
         Command::Cancel(args) => cancel::run(args, context),
+        Command::Release(args) => release::run(args, context),
         Command::Kernels(args) => kernels::run(args, context),
         Command::Migrate(args) => migrate::run(args, context),
         Command::Hibernate(args) => hibernate::run(args, context),

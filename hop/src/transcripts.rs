@@ -212,6 +212,9 @@ pub(crate) fn info() -> InfoReport {
         cpus_leased: 8,
         reason: String::new(),
         quantum: vec![],
+        isolation: "counted".into(),
+        blocked: vec![],
+        looked: None,
     };
     let blocked = NodeInfo {
         node: "n2".into(),
@@ -220,6 +223,8 @@ pub(crate) fn info() -> InfoReport {
         gpus_leased: 0,
         gpus_lingering: 0,
         gpus_blocked: 4,
+        blocked: (0..4).map(hop_words::id::GpuIndex).collect(),
+        isolation: "scanned".into(),
         reason: "slurmstepd of lease 9 was killed".into(),
         ..node.clone()
     };

@@ -624,7 +624,7 @@ fn pilots(facts: &Facts, config: &Config) -> Vec<Finding> {
                 "{} GPUs of {} can't be lent: {}",
                 row.gpus_blocked, row.node, row.reason
             ),
-            "End the process that it names, then `scancel` the pilot.",
+            "End the process that it names, then `hop release` the node.",
         ));
     }
     found

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use hop_api::client::{self, Client, Item, Items};
 use hop_api::config::{Config, Isolation as PoolIsolation, Pool};
 use hop_api::message::{Order, Request, Role};
-use hop_handover::token::Confirmation;
+use hop_handover::token::{Confirmation, Look};
 use hop_words::clock::SteadyClock;
 use hop_words::id::{LeaseId, PoolName};
 use hop_words::time::{Span, Timestamp};
@@ -102,6 +102,8 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
         over: false,
     };
     agent.perform(vec![Output::ReserveEpochs { above: 0 }]);
+    let look = agent.state.first_look();
+    agent.perform(look.into_iter().collect());
     agent.live(&config, inbox, first, &pilot).await?;
     let _ = std::fs::remove_file(&socket);
     let _ = std::fs::remove_file(marker(&dir, &pilot));
@@ -414,6 +416,7 @@ impl Agent {
                     }
                 }
                 Output::Rescue { lease, epoch, grace } => self.rescue(lease, epoch, grace),
+                Output::Look(look) => self.look(look),
                 Output::Watch {
                     lease,
                     pid,
@@ -498,6 +501,21 @@ impl Agent {
             // The confirmation came before the exit, on another socket: let it be read first.
             tokio::time::sleep(Duration::from_millis(500)).await;
             let _ = events.send(Event::Input(Input::RescueExited { lease, detail }));
+        });
+    }
+
+    /// Its answer comes from the plugin. Without one, what is known stays as it is.
+    fn look(&self, look: Look) {
+        if let Some(operator) = &look.operator {
+            info!(%operator, gpus = ?look.again, "blocked GPUs are looked at again");
+        }
+        let steps = self.steps.clone();
+        tokio::spawn(async move {
+            let detail = match steps.look(look).await {
+                Ok(srun) => srun.wait(tokio::time::sleep(Duration::from_secs(60))).await,
+                Err(error) => format!("{error:#}"),
+            };
+            debug!(detail, "the looking step has ended");
         });
     }
 

@@ -6,10 +6,11 @@
 //! gives no GPU to two steps. Processes, sockets, disk and clock are left to the shell (`run.rs`).
 
 use hop_api::message::{
-    AgentUp, Device, EndCause, EndedLease, GpuSlot, Handover, LeaseEnd, LiveLease, Order, Request, StartLease,
+    AgentUp, Device, EndCause, EndedLease, GpuSlot, Handover, LeaseEnd, LiveLease, NodeStanding, Order,
+    Request, StartLease,
 };
-use hop_handover::token::{Confirmation, HandedOver, Refusal, TakenBack};
-use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName, PoolName, Term};
+use hop_handover::token::{Confirmation, HandedOver, Look, Refusal, Standing, TakenBack};
+use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName, PoolName, Term, UserName};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
@@ -36,6 +37,8 @@ pub(crate) struct Waits {
     pub(crate) step_end: Span,
     /// How long ended leases wait for `hopd` before a drained agent goes all the same.
     pub(crate) farewell: Span,
+    /// Between two looks at devices that are blocked.
+    pub(crate) look: Span,
 }
 
 impl Default for Waits {
@@ -50,6 +53,7 @@ impl Default for Waits {
             rescue: Span::from_secs(30),
             step_end: Span::from_secs(20),
             farewell: Span::from_secs(30),
+            look: Span::from_secs(300),
         }
     }
 }
@@ -142,6 +146,8 @@ pub(crate) enum Output {
         epoch: Epoch,
         grace: Span,
     },
+    /// Start the step that has the plugin look at blocked devices, and say how the node stands.
+    Look(Look),
     /// Watch the executor's process.
     Watch {
         lease: LeaseId,
@@ -216,6 +222,12 @@ pub(crate) struct AgentState {
     leaving: BTreeMap<LeaseId, LeavingStep>,
     ended: BTreeMap<LeaseId, EndedLease>,
     idle_since: Option<Timestamp>,
+    /// What the plugin has said of the node.
+    standing: Option<NodeStanding>,
+    /// Devices that the plugin keeps because somebody holds them: these can become free again in this pilot.
+    held: BTreeSet<GpuIndex>,
+    /// When the plugin looks at them again.
+    look_at: Option<Timestamp>,
 }
 
 #[derive(Debug)]
@@ -277,6 +289,17 @@ struct Ending {
     grace: Span,
 }
 
+/// Who keeps a device from being lent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Loss {
+    /// Slurm, for the rest of the pilot.
+    Slurms,
+    /// The plugin, which a lease has met: Slurm may choose this device again, so the pilot is to be replaced.
+    Plugins,
+    /// The plugin, as it said when it was asked.
+    Held,
+}
+
 #[derive(Debug, PartialEq, Eq)]
 enum Rescue {
     No,
@@ -304,6 +327,9 @@ impl AgentState {
             leaving: BTreeMap::new(),
             ended: BTreeMap::new(),
             idle_since: None,
+            standing: None,
+            held: BTreeSet::new(),
+            look_at: None,
             birth,
         }
     }
@@ -363,7 +389,7 @@ impl AgentState {
         });
         let farewell = self.idle_since.map(|t| t + self.birth.waits.farewell);
         let leaving = self.leaving.values().map(|l| l.deadline);
-        leases.chain(leaving).chain(farewell).min()
+        leases.chain(leaving).chain(farewell).chain(self.look_at).min()
     }
 
     /// What `hopd` is told at each connection.
@@ -390,7 +416,13 @@ impl AgentState {
                 .collect(),
             ended: self.ended.values().cloned().collect(),
             draining: self.draining,
+            standing: self.standing.clone(),
         }
+    }
+
+    /// What a newborn agent asks: how its node stands, and what is blocked there.
+    pub(crate) fn first_look(&self) -> Option<Output> {
+        (self.birth.isolation == Isolation::Plugin).then(|| Output::Look(Look::default()))
     }
 
     /// The highest term seen.
@@ -416,9 +448,10 @@ impl AgentState {
     fn order(&mut self, order: Order, now: Timestamp, out: &mut Vec<Output>) {
         let term = match &order {
             Order::StartLease(start) => start.term,
-            Order::EndLease { term, .. } | Order::EndAcknowledged { term, .. } | Order::Drain { term } => {
-                *term
-            }
+            Order::EndLease { term, .. }
+            | Order::EndAcknowledged { term, .. }
+            | Order::Drain { term }
+            | Order::Release { term, .. } => *term,
         };
         if term < self.term {
             let reason = format!(
@@ -443,7 +476,46 @@ impl AgentState {
                 self.ended.remove(&lease);
             }
             Order::Drain { .. } => self.draining = true,
+            Order::Release { gpus, operator, .. } => self.release(gpus, operator, out),
         }
+    }
+
+    /// An operator wants blocked devices looked at.
+    fn release(&self, mut gpus: Vec<GpuIndex>, operator: UserName, out: &mut Vec<Output>) {
+        if gpus.is_empty() {
+            gpus = self.birth.gpus.iter().map(|g| g.index).collect();
+        }
+        if self.birth.isolation == Isolation::Plugin && self.terminated.is_none() {
+            out.push(Output::Look(Look {
+                again: gpus,
+                operator: Some(operator),
+            }));
+        }
+    }
+
+    /// The plugin has looked: what it keeps isn't lent, and what it has found free is.
+    fn stands(&mut self, standing: Standing, now: Timestamp, out: &mut Vec<Output>) {
+        for blocked in &standing.blocked {
+            let (index, why) = (blocked.index, &blocked.why);
+            self.block(index, why, Loss::Held, out);
+        }
+        let kept = |index: &GpuIndex| standing.blocked.iter().any(|b| b.index == *index);
+        let free: Vec<GpuIndex> = self.held.iter().copied().filter(|i| !kept(i)).collect();
+        for index in free {
+            self.held.remove(&index);
+            for slot in self.birth.gpus.iter_mut().filter(|g| g.index == index) {
+                slot.blocked = None;
+            }
+            out.push(Output::Report(Request::SlotUnblocked { index }));
+        }
+        self.look_at = (!self.held.is_empty()).then_some(now + self.birth.waits.look);
+        let standing = NodeStanding {
+            isolation: standing.level.to_string(),
+            why: standing.why,
+            freed: standing.freed,
+        };
+        self.standing = Some(standing.clone());
+        out.push(Output::Report(Request::NodeStands(standing)));
     }
 
     fn start(&mut self, order: StartLease, now: Timestamp, out: &mut Vec<Output>) {
@@ -700,6 +772,9 @@ impl AgentState {
             Confirmation::TakenBack(taken) if taken.pilot == self.birth.pilot => {
                 self.taken_back(taken, now, out);
             }
+            Confirmation::Standing(standing) if standing.pilot == self.birth.pilot => {
+                self.stands(standing, now, out);
+            }
             Confirmation::Refused(refused) if refused.pilot == self.birth.pilot => {
                 let Some(id) = refused.lease else {
                     out.push(Output::Warn(format!(
@@ -710,7 +785,7 @@ impl AgentState {
                 };
                 let device_lost = matches!(refused.reason, Refusal::Blocked { .. });
                 match &refused.reason {
-                    Refusal::Blocked { index, why } => self.block(*index, why, out),
+                    Refusal::Blocked { index, why } => self.block(*index, why, Loss::Plugins, out),
                     Refusal::StaleEpoch { last, .. } => self.skip_epochs(last.0),
                     _ => {}
                 }
@@ -851,6 +926,7 @@ impl AgentState {
             self.block(
                 index,
                 &format!("Slurm step {step} holds a GPU and has no holder"),
+                Loss::Slurms,
                 out,
             );
         }
@@ -954,12 +1030,12 @@ impl AgentState {
         if let Some(taken) = ending.taken.as_ref().filter(|t| !t.clean) {
             let why = blocked_because(taken);
             for index in &taken.devices {
-                self.block(*index, &why, out);
+                self.block(*index, &why, Loss::Plugins, out);
             }
         } else if !clean {
             let why = "no take-back was confirmed".to_owned();
             for device in ending.handover.iter().flat_map(|h| &h.devices) {
-                self.block(device.index, &why, out);
+                self.block(device.index, &why, Loss::Slurms, out);
             }
         }
         if lent {
@@ -987,16 +1063,20 @@ impl AgentState {
         }
     }
 
-    /// Marks a GPU that this pilot no longer lends.
-    fn block(&mut self, index: GpuIndex, why: &str, out: &mut Vec<Output>) {
+    /// Marks a GPU as one that this pilot doesn't lend any more, or not for now.
+    fn block(&mut self, index: GpuIndex, why: &str, loss: Loss, out: &mut Vec<Output>) {
         let slot = self.birth.gpus.iter_mut().find(|g| g.index == index);
         let Some(slot) = slot.filter(|s| s.blocked.is_none()) else {
             return;
         };
         slot.blocked = Some(why.to_owned());
+        if loss != Loss::Slurms {
+            self.held.insert(index);
+        }
         out.push(Output::Report(Request::SlotBlocked {
             index,
             reason: why.to_owned(),
+            lost: loss != Loss::Held,
         }));
     }
 
@@ -1034,7 +1114,16 @@ impl AgentState {
             let why = "Slurm did not end the lease's step";
             out.push(Output::Warn(format!("lease {id}: {why}")));
             for index in step.devices {
-                self.block(index, why, out);
+                self.block(index, why, Loss::Slurms, out);
+            }
+        }
+        if self.look_at.is_some_and(|at| at <= now) {
+            self.look_at = Some(now + self.birth.waits.look);
+            if self.terminated.is_none() {
+                out.push(Output::Look(Look {
+                    again: self.held.iter().copied().collect(),
+                    operator: None,
+                }));
             }
         }
     }
@@ -1104,7 +1193,7 @@ impl AgentState {
             _ => Vec::new(),
         };
         for index in devices {
-            self.block(index, why, out);
+            self.block(index, why, Loss::Slurms, out);
         }
     }
 

@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result};
 use hop_api::message::StartLease;
-use hop_handover::token::{KernelProcess, Lend, MAX_AGE_S, Op, TOKEN_VARIABLE, Token, VERSION};
+use hop_handover::token::{KernelProcess, Lend, Look, MAX_AGE_S, Op, TOKEN_VARIABLE, Token, VERSION};
 use hop_words::clock;
 use hop_words::id::{Epoch, JobId, LeaseId};
 use hop_words::time::Span;
@@ -56,12 +56,12 @@ pub(crate) fn lease_args(order: &StartLease, program: &Path, socket: &Path) -> V
     args
 }
 
-/// Arguments of a take-back step, which holds no GRES and may overlap.
-pub(crate) fn take_back_args(lease: LeaseId) -> Vec<String> {
+/// The arguments of a step that lends nothing: it holds no GRES, so it may overlap.
+pub(crate) fn plain_args(name: &str) -> Vec<String> {
     let mut args: Vec<String> = ["-Q", "--overlap", "-n1", "-c1", "--mem=0", "--gres=none"]
         .map(Into::into)
         .into();
-    args.extend(common_args(&format!("take-back {lease}")));
+    args.extend(common_args(name));
     args.push("/bin/true".into());
     args
 }
@@ -95,7 +95,14 @@ impl Steps {
 
     /// Starts a step that takes back the lease of a dead slurmstepd.
     pub(crate) async fn take_back(&self, lease: LeaseId, epoch: Epoch, grace: Span) -> Result<Srun> {
-        self.start(&take_back_args(lease), lease, epoch, Op::TakeBack, grace)
+        let args = plain_args(&format!("take-back {lease}"));
+        self.start(&args, lease, epoch, Op::TakeBack, grace).await
+    }
+
+    /// Starts a step that looks at blocked devices. It is no lease's.
+    pub(crate) async fn look(&self, look: Look) -> Result<Srun> {
+        let (none, epoch) = (LeaseId(0), Epoch(0));
+        self.start(&plain_args("look"), none, epoch, Op::Look(look), Span::ZERO)
             .await
     }
 
@@ -305,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_take_back_holds_no_gres() {
-        let args = take_back_args(LeaseId(7));
+        let args = plain_args("take-back 7");
         assert!(args.contains(&"--gres=none".to_owned()) && args.contains(&"--overlap".to_owned()));
     }
 }

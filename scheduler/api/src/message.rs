@@ -209,11 +209,19 @@ pub enum Request {
         reason: String,
         device_lost: bool,
     },
-    /// The pilot can't lend this GPU again: Slurm or the plugin keeps it. The pilot must be replaced.
+    /// This GPU can't be lent: Slurm or the plugin keeps it. `lost`: never again by its pilot, which is to be replaced.
     SlotBlocked {
         index: GpuIndex,
         reason: String,
+        #[serde(default = "yes")]
+        lost: bool,
     },
+    /// This GPU was blocked and is free.
+    SlotUnblocked {
+        index: GpuIndex,
+    },
+    /// How the node stands, as its plugin says: once after an agent's start, and after each look at blocked GPUs.
+    NodeStands(NodeStanding),
     /// The lease is over and the take-back is done (`clean`), or the device stays blocked (`!clean`).
     LeaseEnded(Box<EndedLease>),
 
@@ -250,6 +258,15 @@ pub enum Request {
     Forget {
         kernel: KernelId,
     },
+    /// Have the node's blocked GPUs (none named: all) looked at again, and lent if they are free. Operators alone.
+    Release {
+        node: NodeName,
+        gpus: Vec<GpuIndex>,
+    },
+}
+
+fn yes() -> bool {
+    true
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -57,6 +57,8 @@ impl Sender {
             | Request::LeaseStarted { .. }
             | Request::LeaseFailed { .. }
             | Request::SlotBlocked { .. }
+            | Request::SlotUnblocked { .. }
+            | Request::NodeStands(_)
             | Request::LeaseEnded(_) => Self::Agent,
             Request::Acct(_)
             | Request::Queue(_)
@@ -67,7 +69,8 @@ impl Sender {
             | Request::Migrate { .. }
             | Request::Hibernate { .. }
             | Request::Wake { .. }
-            | Request::Forget { .. } => Self::Person,
+            | Request::Forget { .. }
+            | Request::Release { .. } => Self::Person,
         }
     }
 }
@@ -111,6 +114,19 @@ impl Access {
             None if self.asks_only() => Err(not_yours(kernel)),
             None => Ok(()),
         }
+    }
+
+    /// What concerns everybody is for operators.
+    pub(crate) fn may_operate(&self) -> Result<(), Refusal> {
+        if self.caller.operator && self.asks_only() {
+            return Ok(());
+        }
+        Err(Refusal::Forbidden {
+            reason: format!(
+                "{} is no operator (operators in gresshopper.toml)",
+                self.caller.user
+            ),
+        })
     }
 
     /// Operators look and cancel; they don't act as somebody's kernel.
@@ -338,6 +354,13 @@ mod tests {
         }
         assert!(access("a", Role::Agent, false).judge(&Request::Ping).is_ok());
         assert!(access("a", Role::Agent, false).pilot().is_err());
+    }
+
+    #[test]
+    fn a_blocked_gpu_is_for_operators_who_ask_through_hop() {
+        assert!(access("root", Role::Client, true).may_operate().is_ok());
+        assert!(access("alice", Role::Client, false).may_operate().is_err());
+        assert!(access("root", Role::Replica, true).may_operate().is_err());
     }
 
     #[test]

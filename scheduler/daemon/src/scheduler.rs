@@ -29,7 +29,7 @@ use crate::views;
 use connections::Connections;
 use drains::Drains;
 use hop_api::config::Config;
-use hop_api::message::Handover;
+use hop_api::message::{Handover, NodeStanding};
 use hop_core::config::{Limits, Shares};
 use hop_core::journal::{Entry, Key, Value};
 use hop_core::{Core, Input};
@@ -105,6 +105,8 @@ pub(crate) struct Scheduler {
     /// Inputs that the core has not taken in yet.
     todo: VecDeque<Input>,
     connections: Connections,
+    /// How the pilots' nodes stand, and since when that is known.
+    standings: HashMap<JobId, (NodeStanding, Timestamp)>,
     registry: Registry,
     kept: Kept,
     drains: Drains,
@@ -164,6 +166,7 @@ impl Scheduler {
             core,
             todo: VecDeque::new(),
             connections: Connections::default(),
+            standings: HashMap::new(),
             registry: legacy.registry,
             kept: legacy.kept,
             drains: Drains::default(),

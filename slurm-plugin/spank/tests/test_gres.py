@@ -75,7 +75,7 @@ def test_the_foreign_job_on_the_other_gpu_lives(cluster: Cluster) -> None:
     assert cluster.state(other) == "RUNNING"
 
 
-@pytest.mark.parametrize("line", ["", "# nothing", "AutoDetect=nvml", "Name=gpu File = /dev/null"])
+@pytest.mark.parametrize("line", ["", "# nothing", "AutoDetect=nvml", "Name=gpu File = /dev/nowhere"])
 def test_whatever_gres_conf_says_a_kernel_opens_nothing(cluster: Cluster, pilot: Pilot, line: str) -> None:
     """Anybody may call a step a kernel's: it opens no more than Slurm lets it."""
     with gres_conf(cluster, line):

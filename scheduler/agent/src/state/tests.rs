@@ -106,7 +106,11 @@ fn short(output: &Output) -> String {
             ended.end.cause,
             if ended.end.clean { "" } else { " unclean" }
         ),
-        Output::Report(Request::SlotBlocked { index, .. }) => format!("blocked {index}"),
+        Output::Report(Request::SlotBlocked { index, lost, .. }) => {
+            format!("blocked {index}{}", if *lost { "" } else { " for now" })
+        }
+        Output::Report(Request::SlotUnblocked { index }) => format!("free {index}"),
+        Output::Report(Request::NodeStands(standing)) => format!("stands {}", standing.isolation),
         Output::Report(other) => format!("{other:?}"),
         Output::StartStep { order, epoch } => format!("step {} epoch {epoch}", order.lease),
         Output::KeepCard { lease, .. } => format!("card {lease}"),
@@ -114,6 +118,13 @@ fn short(output: &Output) -> String {
         Output::EndHolder { lease } => format!("end holder {lease}"),
         Output::EndStep { lease } => format!("end step {lease}"),
         Output::Rescue { lease, epoch, .. } => format!("rescue {lease} epoch {epoch}"),
+        Output::Look(look) => {
+            let indices: Vec<u16> = look.again.iter().map(|i| i.0).collect();
+            format!(
+                "look {indices:?} {}",
+                look.operator.as_ref().map_or("", |o| o.as_str())
+            )
+        }
         Output::Watch { lease, .. } => format!("watch {lease}"),
         Output::Forget { lease } => format!("forget {lease}"),
         Output::ReserveEpochs { above: 0 } => "reserve".into(),
@@ -704,4 +715,62 @@ fn a_confirmation_for_another_pilot_changes_nothing() {
     other.pilot = JobId(10);
     b.expect(Input::Confirmed(Confirmation::HandedOver(other)), &["warn"]);
     assert!(b.state.agent_up().leases.is_empty());
+}
+
+fn stands(blocked: &[u16]) -> Input {
+    let one = |index: &u16| hop_handover::token::BlockedDevice {
+        index: GpuIndex(*index),
+        lease: LeaseId(77),
+        why: "process 5 holds it".into(),
+    };
+    Input::Confirmed(Confirmation::Standing(Standing {
+        node: "n1".into(),
+        pilot: JobId(9),
+        level: Level::Counted,
+        why: String::new(),
+        blocked: blocked.iter().map(one).collect(),
+        freed: Vec::new(),
+        at: T0,
+    }))
+}
+
+#[test]
+fn what_the_plugin_keeps_is_not_lent_before_it_is_free() {
+    let mut b = Bench::new();
+    assert!(b.state.first_look().is_some());
+    assert!(Bench::with(Isolation::None).state.first_look().is_none());
+    b.expect(stands(&[]), &["stands counted"]);
+    b.expect(stands(&[1]), &["blocked 1 for now", "stands counted"]);
+    assert_eq!(b.state.agent_up().standing.unwrap().isolation, "counted");
+    b.expect(start(1, 2), &["failed 1"]);
+    b.tick(299_000, &[]);
+    b.tick(300_000, &["look [1] "]);
+    b.expect(stands(&[1]), &["stands counted"]);
+    b.expect(stands(&[]), &["free 1", "stands counted"]);
+    assert_eq!(b.state.next_wake(), None);
+    b.expect(start(2, 2), &["step 2 epoch 100"]);
+}
+
+#[test]
+fn an_operator_has_blocked_devices_looked_at() {
+    let mut b = Bench::new();
+    let release = |gpus: &[u16], term| {
+        Input::Order(Order::Release {
+            term: Term(term),
+            gpus: gpus.iter().copied().map(GpuIndex).collect(),
+            operator: "carol".into(),
+        })
+    };
+    b.expect(release(&[], 5), &["look [0, 1] carol"]);
+    b.expect(release(&[1], 5), &["look [1] carol"]);
+    b.expect(release(&[1], 4), &["warn", "hang up"]);
+    Bench::with(Isolation::None).quiet(release(&[1], 5));
+}
+
+#[test]
+fn what_slurm_keeps_no_look_makes_free() {
+    let mut b = Bench::new();
+    b.expect(Input::OrphanStep { step: 0 }, &["warn", "blocked 0", "blocked 1"]);
+    b.expect(stands(&[]), &["stands counted"]);
+    assert!(b.state.agent_up().gpus.iter().all(|g| g.blocked.is_some()));
 }

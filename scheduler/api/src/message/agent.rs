@@ -2,7 +2,7 @@
 
 use hop_words::gpu::GpuSlot;
 use hop_words::id::{
-    AccountName, CellId, GpuType, JobId, KernelId, LeaseId, NodeName, PoolName, Term, UserName,
+    AccountName, CellId, GpuIndex, GpuType, JobId, KernelId, LeaseId, NodeName, PoolName, Term, UserName,
 };
 use hop_words::lease::{EndCause, Handover, LeaseEnd};
 use hop_words::replica::SeatStep;
@@ -32,6 +32,20 @@ pub struct AgentUp {
     /// `hopd` told it to drain before.
     #[serde(default)]
     pub draining: bool,
+    /// What the plugin has said of the node, if it has.
+    #[serde(default)]
+    pub standing: Option<NodeStanding>,
+}
+
+/// How a node stands, as its plugin says.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct NodeStanding {
+    /// How it knows that nobody holds a GPU after its lease: counted, scanned, none.
+    pub isolation: String,
+    /// Why it doesn't count; empty if it does.
+    pub why: String,
+    /// GPUs that were blocked before the look, with the leases that had left them so.
+    pub freed: Vec<(GpuIndex, LeaseId)>,
 }
 
 /// A lease as its node holds it.
@@ -70,6 +84,12 @@ pub enum Order {
     /// Start no more leases; exit, and with that end the pilot, when the last one is over.
     Drain {
         term: Term,
+    },
+    /// Have the plugin look at blocked GPUs (none named: all) once more, on an operator's word.
+    Release {
+        term: Term,
+        gpus: Vec<GpuIndex>,
+        operator: UserName,
     },
 }
 

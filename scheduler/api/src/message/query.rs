@@ -139,6 +139,15 @@ pub struct NodeInfo {
     /// Seconds for which cells of a class run undisturbed there; a missing class runs to its end.
     #[serde(default)]
     pub quantum: Vec<(Class, u32)>,
+    /// How it knows that nobody holds a GPU after its lease: counted, scanned, none; empty before its plugin has said so.
+    #[serde(default)]
+    pub isolation: String,
+    /// The GPUs that can't be lent.
+    #[serde(default)]
+    pub blocked: Vec<GpuIndex>,
+    /// When the plugin last looked at them.
+    #[serde(default)]
+    pub looked: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

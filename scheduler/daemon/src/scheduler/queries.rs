@@ -6,12 +6,13 @@ use crate::access::{self, Access};
 use crate::server::ConnId;
 use crate::views;
 use hop_api::message::{
-    AcctQuery, Expect, FromHopd, InfoReport, QueueQuery, Refusal, Request, Response, ToHopd,
+    AcctQuery, Expect, FromHopd, InfoReport, Order, QueueQuery, Refusal, Request, Response, ToHopd,
 };
 use hop_core::Input;
-use hop_words::id::KernelId;
+use hop_words::id::{GpuIndex, JobId, KernelId, NodeName};
 use hop_words::time::Span;
 use std::time::Duration;
+use tracing::info;
 
 /// Rows of one answer to `hop acct`.
 const ACCT_ROWS: usize = 100_000;
@@ -43,8 +44,38 @@ impl Scheduler {
             | Request::Hibernate { .. }
             | Request::Wake { .. }
             | Request::Forget { .. } => self.of_owner(access, message.body),
+            Request::Release { node, gpus } => self.release(access, &node, &gpus),
             _ => unreachable!("sorted by its sender"),
         }
+    }
+
+    /// Has the agents of a node look at its blocked GPUs again. The log says who wanted it.
+    fn release(&mut self, access: &Access, node: &NodeName, gpus: &[GpuIndex]) -> Result<Answer, Refusal> {
+        access.may_operate()?;
+        access::check_name("node", node.as_str())?;
+        let pilots: Vec<JobId> = self
+            .core
+            .pilots()
+            .into_iter()
+            .filter(|p| p.node == *node && p.state != "SILENT")
+            .map(|p| p.pilot)
+            .collect();
+        if pilots.is_empty() {
+            return Err(Refusal::NotFound {
+                what: format!("agent on node {node}"),
+            });
+        }
+        let operator = access.caller.user.clone();
+        info!(%operator, %node, ?gpus, "blocked GPUs are to be released");
+        for pilot in pilots {
+            let order = Order::Release {
+                term: self.term,
+                gpus: gpus.to_vec(),
+                operator: operator.clone(),
+            };
+            self.connections.order(pilot, order);
+        }
+        Ok(DONE)
     }
 
     /// Reads the accounting on a thread of its own: a long report holds nobody up.
@@ -137,6 +168,13 @@ impl Scheduler {
         problems.extend(self.records.problems());
         let mut report = views::info(&self.core, &self.config, self.term, self.started, problems);
         for node in &mut report.nodes {
+            if let Some((standing, at)) = self.standings.get(&node.pilot) {
+                node.isolation.clone_from(&standing.isolation);
+                node.looked = Some(*at);
+                if !standing.why.is_empty() && node.reason.is_empty() {
+                    node.reason = format!("nothing is counted: {}", standing.why);
+                }
+            }
             if let Some(reason) = self.drains.reason(&node.node) {
                 let slurm = format!("Slurm drains the node: {reason}");
                 let both = [

@@ -6,11 +6,11 @@ use crate::access::{self, Access, Sender};
 use crate::server::{ConnId, Incoming};
 use crate::slurm::Owner;
 use crate::views;
-use hop_api::message::{AgentUp, EndedLease, Handover, Refusal, Request, Response, ToHopd};
+use hop_api::message::{AgentUp, EndedLease, Handover, NodeStanding, Refusal, Request, Response, ToHopd};
 use hop_core::Input;
 use hop_words::id::{JobId, KernelId, LeaseId, PoolName, UserName};
 use hop_words::time::Span;
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use tracing::{debug, info, warn};
 
 /// A replica whose connection broke may come back within this time.
@@ -234,15 +234,20 @@ impl Scheduler {
                     device_lost,
                 });
             }
-            Request::SlotBlocked { index, reason } => {
-                warn!(%pilot, gpu = %index, "a GPU can't be lent any more: {reason}");
+            Request::SlotBlocked { index, reason, lost } => {
+                warn!(%pilot, gpu = %index, "a GPU can't be lent: {reason}");
                 self.todo.push_back(Input::SlotBlocked {
                     pilot,
                     index,
                     reason,
-                    lost: true,
+                    lost,
                 });
             }
+            Request::SlotUnblocked { index } => {
+                info!(%pilot, gpu = %index, "a blocked GPU is free");
+                self.todo.push_back(Input::SlotUnblocked { pilot, index });
+            }
+            Request::NodeStands(standing) => self.node_stands(pilot, standing),
             Request::LeaseEnded(ended) => {
                 self.ended_unknown(pilot, &ended);
                 self.was_held(pilot, &ended);
@@ -258,6 +263,15 @@ impl Scheduler {
             _ => unreachable!("sorted by its sender"),
         }
         Ok(DONE)
+    }
+
+    fn node_stands(&mut self, pilot: JobId, standing: NodeStanding) {
+        for (gpu, lease) in &standing.freed {
+            info!(%pilot, %gpu, %lease, "what the lease had left blocked is free");
+        }
+        let live: BTreeSet<JobId> = self.core.pilots().into_iter().map(|p| p.pilot).collect();
+        self.standings.retain(|known, _| live.contains(known));
+        self.standings.insert(pilot, (standing, self.clock.now()));
     }
 
     fn agent_up(&mut self, conn: ConnId, up: AgentUp) -> Result<(), Refusal> {
@@ -276,6 +290,9 @@ impl Scheduler {
         }
         info!(pilot = %up.pilot, node = %up.node, leases = up.leases.len(), ended = up.ended.len(), "an agent is up");
         self.connections.is_agent(conn, up.pilot);
+        if let Some(standing) = up.standing.clone() {
+            self.standings.insert(up.pilot, (standing, self.clock.now()));
+        }
         let known = self.core.pilots().iter().any(|p| p.pilot == up.pilot);
         let acts = self.pilot_jobs.agent_up(up.pilot, &up.pool, known);
         self.act(acts);

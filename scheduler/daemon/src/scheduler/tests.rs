@@ -621,6 +621,7 @@ fn agent_up() -> Request {
         leases: vec![],
         ended: vec![],
         draining: false,
+        standing: None,
     })
 }
 

@@ -1,0 +1,162 @@
+//! `hop release`: has blocked GPUs looked at again, and lent if they are free.
+//!
+//! It ends nobody: an operator looks who holds the GPU (`hop info -o node,reason:60`), ends them as they see fit, and says so
+//! here. Whether the GPU is free is for the node's plugin to find, not for the operator to claim.
+
+use crate::context::Context;
+use crate::failure::Failure;
+use crate::hopd::unexpected;
+use hop_api::message::{InfoReport, NodeInfo, Request, Response};
+use hop_words::id::GpuIndex;
+use hop_words::time::Timestamp;
+use std::time::{Duration, Instant};
+
+const EXAMPLES: &str = "\
+Examples:
+  hop release n1             all blocked GPUs of a node
+  hop release n1:0,2         these
+  hop release n1 --no-wait   ask for it and don't wait for what is found
+
+A GPU is blocked when somebody still holds it whom Gresshopper doesn't end. `hop info` says who; end them first.
+Only operators may do this, and hopd's log says who did.";
+
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Have blocked GPUs looked at again, and lent if they are free.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(crate) struct Args {
+    /// Nodes, each with its GPUs by Slurm's index; without them all that are blocked
+    #[arg(value_name = "NODE[:GPU[,GPU..]]", required = true)]
+    targets: Vec<String>,
+    /// Don't wait until the node has looked
+    #[arg(long)]
+    no_wait: bool,
+    /// Wait for so many seconds at most
+    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
+    timeout: u64,
+}
+
+pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
+    let targets: Vec<Target> = args
+        .targets
+        .iter()
+        .map(|word| target(word))
+        .collect::<Result<_, _>>()?;
+    let before = info(context)?;
+    for wanted in &targets {
+        let request = Request::Release {
+            node: wanted.node.as_str().into(),
+            gpus: wanted.gpus.clone(),
+        };
+        match context.hopd.ask(request)? {
+            Response::Done => {}
+            other => return Err(unexpected(&other)),
+        }
+    }
+    if args.no_wait {
+        return Ok(());
+    }
+    let deadline = Instant::now() + Duration::from_secs(args.timeout);
+    loop {
+        let now = info(context)?;
+        if targets.iter().all(|t| t.looked(&now) != t.looked(&before)) {
+            return found(&targets, &before, &now, context);
+        }
+        if Instant::now() >= deadline {
+            return Err(Failure::Failed(format!(
+                "no answer from the node within {} s: its agent's log says why; `hop info` shows what is blocked",
+                args.timeout
+            )));
+        }
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
+
+fn info(context: &Context<'_>) -> Result<InfoReport, Failure> {
+    match context.hopd.ask(Request::Info)? {
+        Response::Info(report) => Ok(report),
+        other => Err(unexpected(&other)),
+    }
+}
+
+#[derive(Debug, PartialEq)]
+struct Target {
+    node: String,
+    gpus: Vec<GpuIndex>,
+}
+
+impl Target {
+    fn rows<'a>(&self, report: &'a InfoReport) -> impl Iterator<Item = &'a NodeInfo> {
+        let node = self.node.clone();
+        report.nodes.iter().filter(move |n| n.node.as_str() == node)
+    }
+
+    fn looked(&self, report: &InfoReport) -> Option<Timestamp> {
+        self.rows(report).filter_map(|n| n.looked).max()
+    }
+
+    fn blocked(&self, report: &InfoReport) -> Vec<GpuIndex> {
+        let all = self.rows(report).flat_map(|n| n.blocked.iter().copied());
+        all.filter(|i| self.gpus.is_empty() || self.gpus.contains(i))
+            .collect()
+    }
+}
+
+fn target(word: &str) -> Result<Target, Failure> {
+    let (node, gpus) = word.split_once(':').unwrap_or((word, ""));
+    let indices = gpus.split(',').filter(|part| !part.is_empty());
+    let gpus: Result<Vec<u16>, _> = indices.map(str::parse).collect();
+    match gpus {
+        Ok(gpus) if !node.is_empty() => Ok(Target {
+            node: node.to_owned(),
+            gpus: gpus.into_iter().map(GpuIndex).collect(),
+        }),
+        _ => Err(Failure::Usage(format!(
+            "{word:?} is no NODE[:GPU[,GPU..]]: write n1, or n1:0,2 with Slurm's indices"
+        ))),
+    }
+}
+
+fn found(
+    targets: &[Target],
+    before: &InfoReport,
+    now: &InfoReport,
+    context: &mut Context<'_>,
+) -> Result<(), Failure> {
+    let mut still = Vec::new();
+    for target in targets {
+        let held = target.blocked(now);
+        for index in target.blocked(before).iter().filter(|i| !held.contains(i)) {
+            writeln!(context.err, "hop: GPU {index} of {} is lent again.", target.node)?;
+        }
+        if !held.is_empty() {
+            let indices: Vec<String> = held.iter().map(ToString::to_string).collect();
+            let why: Vec<&str> = target.rows(now).map(|n| n.reason.as_str()).collect();
+            let (node, why) = (&target.node, why.join("; "));
+            still.push(format!("{node}: GPU {} stays blocked: {why}", indices.join(",")));
+        }
+    }
+    match still.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::Failed(still.join("\nhop: "))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_target_is_a_node_with_or_without_gpus() {
+        let of = |node: &str, gpus: &[u16]| Target {
+            node: node.to_owned(),
+            gpus: gpus.iter().copied().map(GpuIndex).collect(),
+        };
+        assert_eq!(target("n1").unwrap(), of("n1", &[]));
+        assert_eq!(target("n1:0,12").unwrap(), of("n1", &[0, 12]));
+        for bad in ["", ":1", "n1:x", "n1:-1", "n1:70000"] {
+            assert!(target(bad).is_err(), "{bad}");
+        }
+    }
+}
