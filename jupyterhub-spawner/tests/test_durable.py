@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -12,7 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import TIMEOUT, Kernel, alive, eventually, of_type, write_spec
+from conftest import BIN, TIMEOUT, Kernel, alive, eventually, of_type, write_spec
+from jupyter_client.blocking.client import BlockingKernelClient
+from jupyter_client.connect import write_connection_file
 
 #: The processes of the kernel that are killed.
 WHO = pytest.mark.parametrize("who", ["kernel", "replica"])
@@ -250,3 +253,27 @@ def test_nothing_is_left_of_a_kernel_that_was_shut_down(home: Path) -> None:
     kernel.kc.stop_channels()
     kernel.km.shutdown_kernel()
     eventually(lambda: not any(states.iterdir()), "its state is removed", 5)
+
+
+def test_a_kernel_that_was_started_by_argv_comes_back_as_well(home: Path) -> None:
+    """As VS Code, Zed and Enterprise Gateway start it: the kernelspec's command, and no provisioner."""
+    file, _ = write_connection_file(str(home / "by-argv.json"), key=os.urandom(16).hex().encode())
+    options = json.dumps({"local": True})
+    command = [sys.executable, "-m", "ipykernel_launcher", "-f", file]
+    front = subprocess.Popen([BIN / "hop-front", "kernel", "-f", file, "--options", options, "--", *command])
+    client = BlockingKernelClient(connection_file=file)
+    client.load_connection_file()
+    client.start_channels()
+    try:
+        client.wait_for_ready(timeout=TIMEOUT)
+        kernel = Kernel.__new__(Kernel)
+        kernel.kc = client
+        kernel.run("x = [1, 2]")
+        saved(home)
+        os.kill(int(kernel.value("__import__('os').getpid()")), signal.SIGKILL)
+        assert kernel.value("x") == "[1, 2]"
+    finally:
+        client.stop_channels()
+        front.terminate()
+        front.wait(TIMEOUT)
+    assert not any((home / "data" / "gresshopper" / "states").iterdir())
