@@ -1,6 +1,6 @@
 """A user's people at their notebooks, for bench `replay`: runs as that user and follows standard input.
 
-One JSON object a line in, one a line out. `open` starts a session's kernel and waits until it answers; `go` has every
+Reads and writes a JSON object a line. `open` starts a session's kernel and waits until it answers; `go` has every
 session submit its cells when its clock says, but never before the reply to its last one; `close` shuts all down.
 """
 

@@ -266,7 +266,7 @@ def one(kind: type[Peer], name: str) -> dict[str, Any]:
 
 
 def medians(rounds: list[dict[str, Any]]) -> dict[str, Any]:
-    """One row of several rounds: the median of each measurement, the worst of each comparison."""
+    """A row of several rounds: the median of each measurement, the worst of each comparison."""
     for row in rounds:
         if row.get("crash"):
             return row

@@ -56,7 +56,7 @@ def cell(shell: Any, agent: Any, source: str) -> float:
 def idle(directory: Path, gigabytes: int) -> None:
     """Three cells beside large arrays: one changes no array, one names an array, one writes 8 bytes of an array."""
     shell, agent = agent_in(directory)
-    # One value in each array, so that the store holds little of it: the store isn't measured here.
+    # A single value in each array, so that the store holds little of it: the store isn't measured here.
     cell(
         shell,
         agent,

@@ -1,4 +1,4 @@
-//! One record type, all formats: table, `-p`/`-P`, JSON.
+//! All formats for a record type: table, `-p`/`-P`, JSON.
 //!
 //! A command describes its record once, as a list of [`Field`]s. The rules are sacct's: names in any case,
 //! `--format=a,b%30,c%-20` or `all`, right-aligned unless the width is negative, cells cut with `+`, headers as the field is

@@ -421,7 +421,7 @@ fn python_path(args: &Args) -> Result<PathBuf, Failure> {
         })
 }
 
-/// One silent execute_request; returns the content of its reply.
+/// Sends a silent execute_request; returns the content of its reply.
 async fn execute(
     connection: &Connection,
     code: &str,

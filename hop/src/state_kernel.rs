@@ -1,4 +1,4 @@
-//! Which kernel `hop state` is about: the one that it runs in, the one that is named, or the only one there is.
+//! The kernel that `hop state` means: the one it runs in, the named one, or the only one.
 //!
 //! A kernel is found by its connection file in Jupyter's runtime folder. The notebook's name is that of the Jupyter session,
 //! as the kernel's process was told it, or `hopd`'s.
@@ -26,9 +26,9 @@ const ANCESTORS: usize = 30;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Kernel {
     pub(crate) id: String,
-    /// What its notebook is called, where that is known.
+    /// Name of the kernel's notebook, if known.
     pub(crate) name: Option<String>,
-    /// Where it listens; a kernel on another node has none here.
+    /// Connection file of the kernel; `None` for a kernel on another node.
     pub(crate) file: Option<PathBuf>,
     /// This very process is one of its children: it runs a cell, and can't answer another request.
     pub(crate) own: bool,
@@ -246,7 +246,7 @@ fn kernel_of(pid: u32) -> Option<String> {
         .find_map(|word| id_of(Path::new(std::str::from_utf8(word).ok()?)))
 }
 
-/// What the notebooks of this user's kernels are called, as Jupyter told the kernels' processes.
+/// Names of the notebooks of this user's kernels, as Jupyter told the kernels' processes.
 fn session_names() -> HashMap<String, String> {
     let uid = rustix::process::geteuid().as_raw();
     fs::read_dir("/proc")

@@ -90,7 +90,7 @@ def prune(folder: Path) -> None:
         if time.time() - secret.stat().st_mtime > SECRETS_KEPT_S:
             secret.unlink(missing_ok=True)
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
-    # A server that waits or runs has other files there, too. One that was killed has left its own behind.
+    # A server that waits or runs has other files there, too. A killed server has left its own behind.
     over = [log for log in logs if not any(log.with_suffix(suffix).exists() for suffix in (".json", ".port"))]
     for log in {*over[LOGS_KEPT:], *logs[LOGS_MOST:]}:
         for path in folder.glob(f"{log.stem}.*"):

@@ -80,6 +80,6 @@ pub struct LeaseEnd {
     /// Processes that were ended for the take-back.
     pub ended_pids: Vec<u32>,
     pub at: Timestamp,
-    /// One sentence for the user; empty after an ordinary end.
+    /// A sentence for the user; empty after an ordinary end.
     pub detail: String,
 }

@@ -86,7 +86,7 @@ pub(super) fn parse_deadline(text: &str, now: Timestamp, zone: &TimeZone) -> Res
 /// A path that means the same from anywhere.
 pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     let path = std::path::absolute(path).map_err(|e| Failure::Usage(format!("{}: {e}", path.display())))?;
-    // One path for a folder with several; the file itself may not exist yet.
+    // A single path for a folder with several; the file itself may not exist yet.
     match (path.parent().map(Path::canonicalize), path.file_name()) {
         (Some(Ok(folder)), Some(name)) => Ok(folder.join(name)),
         _ => Ok(path),

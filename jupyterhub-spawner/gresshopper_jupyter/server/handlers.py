@@ -113,7 +113,7 @@ class Explanation(_Handler):
 
 #: The columns of `hop kernels` that are read.
 _KNOWN = "kernelid,name,state,time,node,captured,reason"
-#: What is done by one command. What takes long is asked for: the panel shows how it goes.
+#: Actions of a single command. A long action is only asked for: the panel shows its progress.
 _COMMANDS = {
     "end": ("cancel", "--kernel"),
     "hibernate": ("hibernate", "--no-wait"),

@@ -1,5 +1,5 @@
-//! Whose kernel a saved state is: each kernel's folder of states names its notebook, and whoever runs the kernel holds a lock
-//! in it. The next opening of a notebook finds the kernel that nobody runs, and goes on with its variables.
+//! The kernel behind a saved state. Each kernel's folder of states names its notebook, and the kernel's front holds a lock
+//! in it. The next opening of a notebook finds the kernel with a free lock, and goes on with its variables.
 //!
 //! The lock is the kernel's own (`flock`), so it ends with the process that holds it, however that ends.
 

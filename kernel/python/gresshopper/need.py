@@ -1,4 +1,4 @@
-"""What code asks for: the magics ``%%gpu`` and ``%%cpu``, and ``with gresshopper.gpu():``.
+"""Needs of code: the magics ``%%gpu`` and ``%%cpu``, and ``with gresshopper.gpu():``.
 
 The magics are read by the kernel's supervisor before the cell runs. Here their line is only blanked, so
 that all else in the cell stays as it is: line numbers, the last expression's display, ``await``, other
@@ -291,7 +291,7 @@ def help_text() -> str:
 
 
 def misplaced_magic(line: str, cell: str = "") -> None:
-    # What they come to where the supervisor didn't read them: beneath another magic, or a second time.
+    # The magics in places where the supervisor didn't read them: beneath another magic, or a second time.
     # Imported here: the package is importable without IPython.
     from IPython.core.error import UsageError
 

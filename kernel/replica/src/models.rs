@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-/// Where the driver lists its GPUs, one folder each.
+/// The driver's list of GPUs, a folder for each.
 const DRIVER: &str = "/proc/driver/nvidia/gpus";
 
 /// Names by device file, as NVML gives them.

@@ -131,8 +131,8 @@ fn uncommented(line: &str) -> &str {
     line.split_once(" #").map_or(line, |(before, _)| before).trim()
 }
 
-/// The need that the first line of a cell asks for, if it is one of ours. `%%retry` may stand above it. Who asks for help
-/// needs nothing: the agent answers.
+/// The need that the first line of a cell asks for, if it is one of ours. `%%retry` may stand above it. A request for
+/// help needs nothing: the agent answers.
 fn of_magic(code: &str, now: Timestamp) -> Result<Option<Need>, BadNeed> {
     let mut lines = code_lines(code).map(uncommented).peekable();
     lines.next_if(|line| *line == RETRY);

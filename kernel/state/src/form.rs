@@ -471,7 +471,7 @@ fn deflated(part: &[u8], small: usize) -> (Cow<'_, [u8]>, bool) {
     }
 }
 
-/// One of the two slots of a head.
+/// A slot of a head, which has two.
 pub(crate) fn slot(key: &[u8; 32], records: u64, length: u64, mac: &blake3::Hash) -> Vec<u8> {
     let said = serde_json::json!({
         "version": VERSION, "kind": hex::encode(KIND), "records": records, "length": length,

@@ -1,4 +1,4 @@
-//! One connected socket, TCP or unix, and its two halves.
+//! A connected socket, TCP or unix, and its two halves.
 
 use std::io;
 use std::io::IoSlice;

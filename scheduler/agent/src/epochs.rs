@@ -1,6 +1,6 @@
 //! Durable facts of a node: the highest term of a `hopd` that it has obeyed, and the epochs given out.
 //!
-//! One small file per node is shared by the agents of all pilots there. It is written whole (new file, fsync, rename,
+//! A small file per node is shared by the agents of all pilots there. It is written whole (new file, fsync, rename,
 //! fsync of the directory) under a lock. Epochs are reserved in blocks, so that a lease costs no fsync. An agent
 //! reserves a fresh block when it starts, and a device comes to a pilot only with the pilot's start: epochs of one
 //! device always grow.

@@ -1,7 +1,7 @@
 //! Most that a pool could ever offer, and so the needs that no wait will serve.
 //!
-//! Slurm tells it of all nodes of the pool, also of those down or not booted. What Slurm can't tell yet is no reason
-//! to refuse a cell: the cell waits.
+//! Slurm tells it of all nodes of the pool, also of those down or not booted. A fact that Slurm can't tell yet is no
+//! reason to refuse a cell: the cell waits.
 
 use crate::core::Core;
 use crate::index::Idx;

@@ -45,7 +45,7 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// One word for scripts, Slurm's if Slurm has one. Words are added, but never changed.
+    /// A word for scripts, Slurm's if Slurm has one. Words are added, but never changed.
     pub fn word(&self) -> &'static str {
         match self {
             Self::NoReplica => "KernelStarting",

@@ -86,7 +86,7 @@ pub(crate) struct Work {
     pub kernel_by_id: HashMap<KernelId, Idx<Kernel>>,
 }
 
-/// One of Slurm's associations: a user in an account.
+/// An association of Slurm's: a user in an account.
 type Association = (Idx<User>, Idx<Account>);
 
 /// Whose usage counts for a limit's GPU-minutes.

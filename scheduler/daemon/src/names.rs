@@ -1,6 +1,6 @@
 //! Users' names and groups, from the host's user database (NSS), which may be slow or hang (LDAP, sssd).
 //!
-//! One thread asks the database and remembers answers, including that a user is unknown. Only this thread calls NSS:
+//! A thread asks the database and remembers answers, including that a user is unknown. Only this thread calls NSS:
 //! the scheduler's task and the workers of connections never wait for it.
 
 use hop_words::id::UserName;

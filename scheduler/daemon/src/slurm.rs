@@ -188,7 +188,7 @@ done
         self.slurm.cancel(job).await.map_err(|e| chain(&e))
     }
 
-    /// One look for all: our pilots, the jobs of users with seats, and the drained nodes.
+    /// A single look for all: our pilots, the jobs of users with seats, and the drained nodes.
     pub(crate) async fn queue(&self, seat_users: Vec<UserName>) -> Result<Queue, String> {
         let service = self.config.service_user.clone();
         let mut users = vec![service.clone()];
@@ -506,7 +506,7 @@ fn seen(job: Job) -> SeenJob {
     }
 }
 
-/// One word for a POSIX shell, whatever the text.
+/// A single word for a POSIX shell, whatever the text.
 fn shell_word(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }

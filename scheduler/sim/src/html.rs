@@ -13,7 +13,7 @@ const HEIGHT: f64 = 300.0;
 const LEFT: f64 = 64.0;
 const BOTTOM: f64 = 40.0;
 
-/// One point of the frontier: a number of GPUs and the result with them.
+/// A point of the frontier: a number of GPUs and the result with them.
 #[derive(Debug, Clone, PartialEq, serde::Serialize)]
 pub struct FrontierPoint {
     pub policy: String,
@@ -171,7 +171,7 @@ impl Scale {
     }
 }
 
-/// One axis: its scale, and its ends on that scale.
+/// An axis: its scale, and its ends on that scale.
 #[derive(Debug, Clone, Copy)]
 struct Axis {
     scale: Scale,

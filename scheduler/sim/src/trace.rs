@@ -43,7 +43,7 @@ impl Session {
     }
 }
 
-/// One line of our own form: a cell.
+/// A line of our own form: a cell.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Line {

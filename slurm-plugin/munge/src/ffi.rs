@@ -83,7 +83,7 @@ impl Functions {
     }
 }
 
-/// One munge context: used for one call, then destroyed.
+/// A munge context: used for one call, then destroyed.
 pub(crate) struct Context {
     functions: &'static Functions,
     raw: RawContext,

@@ -135,7 +135,7 @@ impl Slurm {
         }
     }
 
-    /// One job, running or ended; `None` once Slurm has forgotten it.
+    /// A job, running or ended; `None` once Slurm has forgotten it.
     pub async fn job(&self, id: JobId) -> Result<Option<Job>, QueryError> {
         let filter = JobFilter {
             ids: vec![id],

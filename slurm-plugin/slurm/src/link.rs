@@ -1,6 +1,6 @@
 //! The helper process `hop-slurm-link`, which links libslurm, and the way to speak with it.
 //!
-//! One JSON value a line, request and answer in turn. libslurm ends its process on errors that it takes for fatal;
+//! Requests and answers alternate, a JSON value a line. libslurm ends its process on errors that it takes for fatal;
 //! here that ends the helper alone. The client starts the helper on first use, and again after a pause that doubles
 //! up to a minute. Meanwhile its answer is `None`, on which [`crate::Slurm`] uses the commands.
 

@@ -113,8 +113,8 @@ class TorchHalf:
         )
 
     def _walk(self) -> tuple[list[Any], dict[str, list[Any]]]:
-        """All live tensors and, by name, live objects with addresses or use of the device. One pass over the garbage
-        collector's objects finds both, at most of the cost of a small park."""
+        """All live tensors and, by name, live objects with addresses or use of the device. A single pass over the
+        garbage collector's objects finds both; it is most of the cost of a small park."""
         types = _with_subclasses(self._torch.Tensor)
         named = {cls: name for module, name in _USERS if (cls := getattr(sys.modules.get(module), name, None))}
         wanted = types | named.keys()

@@ -233,7 +233,7 @@ class Agent:
     def _after_seconds(seconds: float, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # outside of a kernel there is no loop: the next audit does it
             loop = asyncio.get_running_loop()
-            # One turn of the loop later: a request that arrived with the timer goes first, since no descriptor tells
+            # A turn of the loop later: a request that arrived with the timer goes first, since no descriptor tells
             # of it.
             loop.call_later(seconds, loop.call_soon, work)
 

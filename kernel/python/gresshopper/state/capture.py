@@ -730,7 +730,7 @@ class _Block:
 
 
 class _Round:
-    """One capture's search for the groups: blocks are written, linked, and linked ones written again together."""
+    """A capture's search for the groups: blocks are written, linked, and linked ones written again together."""
 
     def __init__(self, capture: Capture, visible: _Visible, split: bool) -> None:
         self.capture, self.visible, self._split = capture, visible, split

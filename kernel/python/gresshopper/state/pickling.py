@@ -1,4 +1,4 @@
-"""One pickler for everything in a namespace: C speed, one memo, buffers out of band, recipes where pickle is wrong.
+"""The pickler for everything in a namespace: C speed, one memo, buffers out of band, recipes where pickle is wrong.
 
 A dump also yields facts for the capture: the objects that it went through (for the groups), memory ranges, classes
 and global names. `rules` chooses the recipes. The pickler never calls a user's `__eq__` and never changes an object.
