@@ -396,7 +396,7 @@ fn address(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
 }
 
-/// Gives a map or a link a name in a bpf file system, which keeps it when its last descriptor is gone.
+/// Gives a map or a link a name in a bpf file system, which keeps it after its last descriptor.
 ///
 /// # Errors
 /// The kernel's; EPERM where it is no bpf file system.
@@ -410,7 +410,7 @@ pub(crate) fn pin(object: impl AsFd, path: &Path) -> io::Result<()> {
     bpf(OBJECT_PIN, &mut attributes).map(drop)
 }
 
-/// What has this name in a bpf file system.
+/// Opens the object of this name in a bpf file system.
 ///
 /// # Errors
 /// The kernel's; ENOENT: nothing.
@@ -438,7 +438,7 @@ impl<K: Copy + Default, V: Copy + Default> Map<K, V> {
         Self::of_kind(MAP_HASH, NO_PREALLOC, entries)
     }
 
-    /// One that pushes out what was used least when it is full.
+    /// A map that, when full, evicts the least recently used entry.
     ///
     /// # Errors
     /// The kernel's.
@@ -500,7 +500,7 @@ impl<K: Copy + Default, V: Copy + Default> Map<K, V> {
         present(bpf(MAP_DELETE, &mut self.element(key, 0))).map(drop)
     }
 
-    /// The keys, as they come while the map may change: none is missing that stays.
+    /// The keys, read while the map may change: no lasting key is missing.
     pub(crate) fn keys(&self, at_most: usize) -> Vec<K> {
         let mut keys: Vec<K> = Vec::new();
         let mut next = K::default();
@@ -537,7 +537,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// What the kernel would do: enough of an interpreter for the five instructions that we use.
+    /// A stand-in for Linux: an interpreter for the five instructions that we use.
     fn run(program: &[Instruction], access_type: u32, device: Number) -> u32 {
         let mut registers = [0_u32; 16];
         let mut at = 0_usize;

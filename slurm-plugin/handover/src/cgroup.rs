@@ -18,7 +18,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What could not be done to a cgroup.
+/// A failed action on a cgroup.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} {}", .path.display())]
 pub struct CgroupError {
@@ -33,7 +33,7 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CgroupEr
     move |source| CgroupError { what, path, source }
 }
 
-/// Where the hierarchies are mounted, as this process sees them.
+/// Mount points of the hierarchies, as this process sees them.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Mounts {
     v1: Vec<(String, PathBuf)>,
@@ -78,7 +78,7 @@ impl Mounts {
         Some(below(mount, path))
     }
 
-    /// The directory of a v2 cgroup, where there is one.
+    /// The directory of a v2 cgroup, if v2 is mounted.
     pub fn v2(&self, path: &Path) -> Option<PathBuf> {
         self.v2
             .iter()
@@ -144,7 +144,7 @@ fn read_cpus(dir: &Path, file: &str) -> Result<CpuSet, CgroupError> {
 
 /// Confines a kernel's process as Slurm did, where devices can be excepted from it. Gives what Slurm denies it.
 ///
-/// `pid` is the step's task before it runs the user's program, so that no descriptor is open yet.
+/// `pid` is the step's task before it runs the user's program: no descriptor is open yet.
 ///
 /// # Errors
 /// Anything that the kernel refuses; the task is then where Slurm put it.
@@ -450,7 +450,7 @@ impl Drop for Frozen {
     }
 }
 
-/// Removes the cgroups that [`confine`] made, if they are empty; true when nothing is left.
+/// Removes the cgroups that [`confine`] made, if they are empty. `true` means that none is left.
 pub fn remove(mounts: &Mounts, cgroup: &KernelCgroup) -> bool {
     let KernelCgroup::V1 { devices, cpuset, .. } = cgroup else {
         return true;

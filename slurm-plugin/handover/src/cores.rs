@@ -1,8 +1,8 @@
 //! Cores that come with a lease: widening a kernel's cpuset and its threads' masks, and narrowing both.
 //!
-//! The cpuset is the limit. A thread with a mask of its own (task/affinity sets one, and children inherit it)
-//! stays within that mask however wide the cpuset is, so every thread of the kernel gets the new mask. Where
-//! the site doesn't constrain cores there is no limit to widen, and nothing is done.
+//! The cpuset is the limit. A thread with a mask of its own (task/affinity sets one, and children inherit it) stays
+//! within the mask however wide the cpuset is, so every thread of the kernel gets the new mask. Without constrained
+//! cores there is no limit to widen, and nothing is done.
 
 use crate::cgroup::{Mounts, threads as cgroup_threads};
 use crate::cpuset::CpuSet;
@@ -14,7 +14,7 @@ use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 
-/// What could not be done to a kernel's cores.
+/// A failed action on a kernel's cores.
 #[derive(Debug, thiserror::Error)]
 #[error("{what} {}", .path.display())]
 pub struct CoresError {
@@ -29,7 +29,7 @@ fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CoresErr
     move |source| CoresError { what, path, source }
 }
 
-/// The cores that Slurm constrains a step to, from the cpuset of a process in it; empty if it doesn't.
+/// Cores of a step, from the cpuset of a process in it; empty if Slurm doesn't constrain cores.
 pub fn of_step(mounts: &Mounts, membership: &Membership) -> CpuSet {
     let v1 = membership
         .v1("cpuset")
@@ -180,7 +180,7 @@ fn set_masks(mounts: &Mounts, cgroup: &KernelCgroup, cpus: &CpuSet) {
             return;
         }
         for tid in new {
-            // It may have ended; and a core that is offline or not ours fails for that thread alone.
+            // The thread may have ended. A core that is offline or not ours fails for one thread alone.
             let _ = sched_setaffinity(Pid::from_raw(tid), &mask);
         }
     }

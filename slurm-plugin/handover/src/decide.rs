@@ -1,4 +1,4 @@
-//! What must be true before a device goes to a kernel, and who has to let go of it afterwards.
+//! Conditions for handing a device to a kernel, and verdicts on processes that must let go of it afterwards.
 //!
 //! Pure: the facts come from [`crate::node`], which also carries out the answers. The order of the checks is
 //! part of the contract: who calls comes before what is asked, and nothing is touched before all have passed.
@@ -9,7 +9,7 @@ use crate::token::{Device, Hold, KernelProcess, Lend, MAX_AGE_S, Refusal, Token}
 use hop_words::id::{Epoch, GpuIndex, LeaseId};
 use hop_words::time::Timestamp;
 
-/// Where a token turned up, as Slurm and MUNGE tell it.
+/// Circumstances of a token, as told by Slurm and MUNGE.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrival {
     /// The step that carried it.
@@ -23,7 +23,7 @@ pub struct Arrival {
     pub now: Timestamp,
 }
 
-/// Is it the service account's word, for this pilot, and fresh?
+/// Checks that the token is the service account's, for this pilot, and fresh.
 ///
 /// # Errors
 /// The first thing that is not so.
@@ -52,11 +52,11 @@ pub fn check_arrival(token: &Token, at: &Arrival) -> Result<(), Refusal> {
 pub struct LiveProcess {
     /// None: there is no such process.
     pub start_time: Option<u64>,
-    /// It is in the cgroup of its record.
+    /// The process is in the cgroup of its record.
     pub in_its_cgroup: bool,
 }
 
-/// Is the executor the process that Slurm started as this user's kernel step?
+/// Checks that the executor is the process that Slurm started as this user's kernel step.
 ///
 /// # Errors
 /// The first thing that is not so.
@@ -117,7 +117,7 @@ pub fn lent_devices(lend: &Lend, names: &[GpuIndex], opens: &[DeviceFile]) -> Re
     Ok(names.iter().zip(opens).map(device).collect())
 }
 
-/// What a grant of a device begins with.
+/// First step of a device's grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Before {
     /// The last lease was taken back cleanly.
@@ -151,7 +151,7 @@ pub fn check_device(index: GpuIndex, record: Option<&DeviceRecord>, epoch: Epoch
     })
 }
 
-/// A process that seems to hold a device after its cgroup was denied it.
+/// A process that seems to hold a device after its cgroup was denied the device.
 #[derive(Debug, Clone)]
 pub struct Suspect {
     /// The real uid: a setuid program that a user started counts as the user's.
@@ -181,7 +181,7 @@ pub enum Verdict {
     Ignore,
     /// It is the lessee's, and is ended when the grace is over.
     End,
-    /// It isn't ours to end: the device stays blocked while it holds.
+    /// Not ours to end: the device stays blocked while the process holds it.
     Block(&'static str),
 }
 
@@ -190,8 +190,8 @@ pub fn is_lessees(suspect: &Suspect, lessee: u32) -> bool {
     suspect.in_kernel || suspect.in_job && suspect.real_uid == lessee
 }
 
-/// Decides about one holder. What only may hide a device says nothing about somebody else's process: anybody can put
-/// a descriptor into a stranger's socket.
+/// Decides about one holder. A mere hiding place in another user's process proves nothing: anybody can put a
+/// descriptor into a stranger's socket.
 pub fn judge(suspect: &Suspect, rules: &Rules<'_>) -> Verdict {
     if is_lessees(suspect, rules.lessee) {
         return Verdict::End;

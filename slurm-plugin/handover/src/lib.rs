@@ -1,7 +1,7 @@
 //! Handing leased devices and cores over to a kernel's cgroup, and taking them back.
 //!
-//! The agent uses [`token`]: what it asks of the plugin, and what the plugin confirms. The SPANK plugin
-//! (`slurm-plugin/spank`) uses the rest; it runs as root in slurmstepd.
+//! The agent uses [`token`]: its requests to the plugin, and the plugin's confirmations. The SPANK plugin
+//! (`slurm-plugin/spank`) uses the rest, as root in slurmstepd.
 //!
 //! [`decide`] holds the rules, pure; [`node`] carries them out with [`store`] (records), [`probe`] (what Slurm lets a step
 //! open), [`cgroup`] and [`bpf`] (devices), [`cores`], [`count`] (the proof that a device is free), and [`release`] with [`holders`] (ending whoever

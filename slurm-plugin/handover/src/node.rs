@@ -34,10 +34,10 @@ const MAX_GRACE: Duration = Duration::from_secs(30);
 /// How long a step waits for another that works on the same device or kernel: longer than any take-back.
 const LOCK_PATIENCE: Duration = Duration::from_secs(MAX_GRACE.as_secs() + DYING.as_secs() + 5);
 const LOOK_AGAIN: Duration = Duration::from_millis(5);
-/// A device that stayed blocked is looked at again for a moment: whoever asks for it shan't pay for its holder.
+/// Time for another look at a blocked device: a request shan't wait long for another lease's holder.
 const BLOCKED_AGAIN: Duration = Duration::from_millis(500);
 
-/// What the plugin was told about the node.
+/// The plugin's settings for the node.
 #[derive(Debug, Clone)]
 pub struct Site {
     pub run_dir: PathBuf,
@@ -89,7 +89,7 @@ pub struct Node {
     site: Site,
     store: Store,
     mounts: Mounts,
-    /// Opened when it is asked for; else why this Linux can't count.
+    /// Opened on first use; else the reason why this Linux can't count.
     counter: OnceCell<Result<Counter, String>>,
 }
 
@@ -202,7 +202,7 @@ impl Node {
     }
 
     fn forget(&self, kernel: &KernelRecord) -> Result<(), StoreError> {
-        // On v2 the cgroup is Slurm's, and its last processes may be there still: they stay shut out until it is gone.
+        // On v2 the cgroup is Slurm's, and may still have processes: they stay shut out until it is gone.
         let empty = cgroup::processes(&self.mounts, &kernel.cgroup).is_empty();
         if let (Some(group), true, Ok(counter)) = (kernel.group, empty, self.counter()) {
             let _ = counter.forget(group);
@@ -286,14 +286,14 @@ impl Node {
         }
     }
 
-    /// Whoever left a device blocked gets no other here.
+    /// A lessee that left a device blocked gets no other here.
     fn check_lessee(&self, kernel: &KernelRecord, devices: &[Device]) -> Result<(), Refusal> {
         let records = self.store.devices();
         for record in records.map_err(|e| refused("the devices' records")(&e))? {
             let DeviceState::Blocked { lessee, step, .. } = record.state else {
                 continue;
             };
-            // What is asked for is looked at in a moment anyway.
+            // A requested device is examined below anyway.
             let asked_for = devices
                 .iter()
                 .any(|d| Number::of(d) == Number::of(&record.device));
@@ -419,7 +419,8 @@ impl Node {
         }
     }
 
-    /// A kernel has one lease. One whose slurmstepd is gone will not be taken back by anybody else.
+    /// Undoes a lost lease of the kernel: nobody else takes back a lease without its slurmstepd, and a kernel has one
+    /// lease.
     fn undo_lost_lease_of(&self, kernel: &KernelRecord) -> Result<(), Refusal> {
         let leases = self
             .store
@@ -439,7 +440,7 @@ impl Node {
         Ok(())
     }
 
-    /// A device without a record: no kernel may open it, and nobody hold it. Whose lease it may have been isn't known,
+    /// Clears a device without a record: no kernel may open it, and nobody may hold it. Its last lessee is unknown,
     /// so nobody is ended.
     fn clear_unknown(&self, device: &Device) -> Result<(), Refusal> {
         let name = format!("gpu.{}", Number::of(device));
@@ -474,10 +475,10 @@ impl Node {
         }
     }
 
-    /// Denies a device to every kernel but those that have it by a record.
+    /// Denies a device to every kernel without it in a record.
     fn close_everywhere(&self, device: &Device) -> Result<(), Refusal> {
         if let Ok(counter) = self.counter() {
-            // Every kernel is shut out by this, whatever its cgroup says.
+            // This shuts every kernel out, whatever its cgroup allows.
             return counter
                 .close(Number::of(device))
                 .map_err(|e| refused("closing the device")(&e));
@@ -513,7 +514,7 @@ impl Node {
         }
     }
 
-    /// Under the locks, what [`Self::undo_before`] saw must still be so.
+    /// Checks under the locks that the findings of [`Self::undo_before`] still hold.
     fn check_still(&self, epoch: Epoch, kernel: &KernelRecord, devices: &[Device]) -> Result<(), Refusal> {
         for device in devices {
             let record = self
@@ -700,7 +701,7 @@ impl Node {
         Ok(blocked.collect())
     }
 
-    /// Takes back all that an ended job had lent, and forgets its kernels. Gives the agent's socket with each.
+    /// Takes back all leases of an ended job, and forgets its kernels. Returns the agent's socket with each lease.
     ///
     /// # Errors
     /// Records that can't be read.
@@ -723,7 +724,7 @@ impl Node {
 
     fn take_back_locked(&self, record: &LeaseRecord, word: Word) -> TakenBack {
         let devices = self.still_its(record);
-        // Closed once, its kernel may have another lease by now, which must not be touched.
+        // Already closed: the kernel may have another lease by now, which must not be touched.
         let mut holders = if record.closed {
             Vec::new()
         } else {
@@ -773,14 +774,14 @@ impl Node {
         unclosed
     }
 
-    /// The lease's devices without those that a later lease has, if there are such.
+    /// The lease's devices, without those of a later lease.
     fn still_its(&self, record: &LeaseRecord) -> Vec<Device> {
         let its = |device: &Device| match self.store.device(Number::of(device)) {
             Ok(Some(r)) => match r.state {
                 DeviceState::Free => r.epoch <= record.epoch,
                 DeviceState::Lent { step, .. } | DeviceState::Blocked { step, .. } => step == record.step,
             },
-            // No record, or none that can be read: closing what is closed does no harm.
+            // A missing or unreadable record: closing twice does no harm.
             _ => true,
         };
         record.devices.iter().filter(|d| its(d)).cloned().collect()

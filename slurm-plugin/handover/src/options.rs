@@ -11,7 +11,7 @@ use std::path::PathBuf;
 pub struct Options {
     /// The service account, by name or uid.
     pub service_user: String,
-    /// Where the records are kept; must be local to the node and gone after a reboot.
+    /// Folder of the records; must be local to the node and gone after a reboot.
     pub run_dir: PathBuf,
     /// The agents' `state_dir`: `AGENT_DIR/NODE/agent.PILOT.sock` hears of a token that was not believed.
     pub agent_dir: PathBuf,

@@ -1,4 +1,4 @@
-//! What the plugin knows about kernels, devices and leases of a node, as it stands on disk.
+//! Records of a node's kernels, devices and leases, as stored on disk.
 //!
 //! The records are root's alone. A lease's end needs nothing but its record: no configuration, no user database. They are
 //! the only thing that the plugin believes about a kernel, and they let any later callback undo what a killed slurmstepd left behind. Keeping them is left to [`crate::store`].
@@ -12,7 +12,7 @@ use hop_words::id::{Epoch, JobId, LeaseId};
 use serde::{Deserialize, Serialize};
 use std::path::PathBuf;
 
-/// A process that is told from a later one with the same pid.
+/// A process, told apart from later ones with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessId {
     pub pid: u32,
@@ -48,7 +48,7 @@ pub struct KernelRecord {
     pub denied: Vec<DeviceFile>,
 }
 
-/// What confines a kernel's processes to the devices that it may open. Paths are as in `/proc/PID/cgroup`.
+/// Confinement of a kernel's processes to permitted devices. Paths are as in `/proc/PID/cgroup`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "version", rename_all = "kebab-case")]
 pub enum KernelCgroup {
@@ -56,7 +56,7 @@ pub enum KernelCgroup {
     V1 {
         devices: PathBuf,
         cpuset: Option<CpusetV1>,
-        /// Slurm's own of the step, to hold its processes still while they are looked at.
+        /// Slurm's freezer of the step, which holds its processes still while they are examined.
         freezer: Option<PathBuf>,
     },
     /// Slurm's own cgroup of the task. `program`: its device program as Slurm made it, of which lent devices are
@@ -82,11 +82,11 @@ pub struct CpusetV1 {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agent {
     pub socket: PathBuf,
-    /// The service account: who listens there must be it, and may hold the pilot's devices.
+    /// The service account: the listener must run as it, and it may hold the pilot's devices.
     pub uid: u32,
 }
 
-/// A device's history and what it is used for now.
+/// A device's history and its present use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceRecord {
     /// Known by its number; the index is what Slurm called it in its last lease.
@@ -108,13 +108,13 @@ pub enum DeviceState {
     Blocked {
         step: StepKey,
         lease: LeaseId,
-        /// Whose lease it was: no other device goes to this user before this one is free.
+        /// The last lessee: no other device goes to this user before this one is free.
         lessee: u32,
         why: String,
     },
 }
 
-/// A lease from before its handover until its take-back was clean.
+/// A lease, from before its handover until a clean take-back.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LeaseRecord {
     /// The lease's step in its pilot.
@@ -127,17 +127,17 @@ pub struct LeaseRecord {
     /// The kernel's registered process, which is ended last.
     pub process: ProcessId,
     pub cgroup: KernelCgroup,
-    /// How its end will be known, with the cgroup as the counting programs know it.
+    /// Way in which the lease's end is known, with the cgroup as the counting programs know it.
     pub level: Level,
     pub group: Option<Group>,
     pub devices: Vec<Device>,
     pub cores: CpuSet,
-    /// The mask that the kernel's threads had before they were widened.
+    /// Masks of the kernel's threads before they were widened.
     pub affinity: CpuSet,
     pub notify: Agent,
     pub grace_ms: u32,
-    /// Its kernel can open none of the devices any more and has its own cores again; what is missing is that
-    /// everybody lets go.
+    /// `true` once the kernel can open none of the devices and has its own cores again. The remaining holders must
+    /// still let go.
     pub closed: bool,
     /// The slurmstepd that takes the lease back at the step's end, if it lives.
     pub stepd: ProcessId,

@@ -116,8 +116,8 @@ impl Store {
         Ok(store)
     }
 
-    /// Records of another boot say nothing: their processes and cgroups are gone. They are removed before the folder
-    /// bears this boot's number.
+    /// Removes records of another boot, whose processes and cgroups are gone, before the folder bears this boot's
+    /// number.
     fn check_boot(&self) -> Result<(), StoreError> {
         let path = self.dir.join("boot");
         let id = Path::new("/proc/sys/kernel/random/boot_id");
@@ -227,7 +227,7 @@ impl Store {
         let mut all = Vec::new();
         for entry in std::fs::read_dir(&dir).map_err(io_error(&dir, "listed"))? {
             let path = entry.map_err(io_error(&dir, "listed"))?.path();
-            // One that can't be read is met by whoever asks for it by its name, and holds up nobody else.
+            // An unreadable record fails for its own readers alone.
             if path.extension().is_some_and(|e| e == "json") {
                 all.extend(self.read(&path).ok().flatten());
             }
@@ -256,7 +256,7 @@ impl Store {
     /// # Errors
     /// See [`Store::kernel`].
     pub fn remove_kernel(&self, key: StepKey) -> Result<(), StoreError> {
-        // Nobody takes this lock again: whoever waits for it finds no record under it.
+        // Nobody needs this lock again: a waiter finds no record under it.
         let _ = std::fs::remove_file(self.dir.join("locks").join(format!("kernel.{key}")));
         self.remove(&self.path("kernels", &key.to_string()))
     }

@@ -1,4 +1,4 @@
-//! What the agent gives the plugin, and what the plugin confirms to the agent.
+//! The agent's requests to the plugin, and the plugin's confirmations to the agent.
 //!
 //! A [`Token`] travels as the payload of a MUNGE credential restricted to uid 0, in the environment variable
 //! [`TOKEN_VARIABLE`] of a lease's step. A [`Confirmation`] comes back as one JSON line on the agent's Unix stream
@@ -25,8 +25,8 @@ pub const KERNEL_VARIABLE: &str = "GRESSHOPPER_KERNEL";
 /// The longest line that either side reads, in bytes.
 pub const MAX_LINE: usize = 64 * 1024;
 
-/// The age at which a token is no longer believed, in seconds; also its credential's time to live. It covers an
-/// srun that waits for the last lease's GPU.
+/// Age in seconds from which a token is no longer believed; also its credential's time to live. It covers an srun
+/// that waits for the last lease's GPU.
 pub const MAX_AGE_S: u64 = 300;
 
 /// The agent's order to the plugin.
@@ -80,7 +80,7 @@ pub struct Lend {
     pub cpus: u16,
 }
 
-/// Where the executor is. The plugin believes none of it: it compares it with its own record of the step.
+/// The executor's process. The plugin believes none of it, and compares it with its own record of the step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelProcess {
     pub uid: u32,
@@ -141,11 +141,11 @@ pub struct HandedOver {
     pub at: Timestamp,
 }
 
-/// How a node knows that nobody holds a device after its lease.
+/// Evidence by which a node knows that nobody holds a device after its lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Level {
-    /// Linux counts its open files from the lease's beginning to its end; zero is the proof.
+    /// Linux counts the device's open files from the lease's beginning to its end; zero is the proof.
     Counted,
     /// The kernel's processes are held still and all are looked at once.
     #[default]
@@ -164,7 +164,7 @@ impl std::fmt::Display for Level {
     }
 }
 
-/// A lease is over on this node, as far as it could be ended.
+/// The end of a lease on this node, as far as it could be ended.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakenBack {
     pub lease: LeaseId,
@@ -180,7 +180,7 @@ pub struct TakenBack {
     pub level: Level,
     /// The processes that were ended for it.
     pub ended_pids: Vec<u32>,
-    /// Who holds a device still; empty if `clean`.
+    /// Remaining holders of a device; empty if `clean`.
     pub holders: Vec<Holder>,
     pub at: Timestamp,
 }
@@ -207,11 +207,11 @@ pub enum Hold {
     Mapping,
     /// An io_uring, which may have it registered.
     IoUring,
-    /// A descriptor in flight in a Unix socket that the process holds: perhaps this one.
+    /// A descriptor in flight in a Unix socket of the process, perhaps the device's.
     InFlight,
     /// Cgroup state that couldn't be taken away.
     Cgroup,
-    /// Linux counts an open file of it; the process is the one that opened it, and may be gone.
+    /// Linux counts an open file of the device; the process opened it, and may be gone.
     OpenFile,
 }
 
@@ -231,7 +231,7 @@ impl std::fmt::Display for Hold {
 /// Nothing was handed over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Refused {
-    /// None where the credential was not believed, so that its token says nothing.
+    /// `None` if the credential was not believed: its token then proves nothing.
     pub lease: Option<LeaseId>,
     pub pilot: JobId,
     pub step: u32,

@@ -122,7 +122,7 @@ fn unregister(step: Step, count: c_int, values: Arguments) -> Result<(), String>
         .map_err(|e| chain(&e))
 }
 
-/// Does what the step's token asks, and tells the agent, whatever came of it.
+/// Carries out the step's token, and tells the agent the result.
 fn carry_out(step: Step, count: c_int, values: Arguments) -> Result<(), String> {
     let (Some(key), true) = (step.key(), step.is_first_task()) else {
         return Ok(());

@@ -63,7 +63,7 @@ impl Here {
         Node::open(site).map_err(|e| chain(&e))
     }
 
-    /// Whether there are records of a job, by their names: what a foreign job's end costs.
+    /// Whether a job has records, by their names: the whole cost of a foreign job's end.
     pub(crate) fn knows(job: JobId, count: c_int, values: *mut *mut c_char) -> bool {
         options_and_name(count, values).is_ok_and(|(o, name)| store::knows(&o.run_dir, &name, job))
     }
