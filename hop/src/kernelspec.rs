@@ -108,13 +108,16 @@ impl Install {
 
     fn write(&self, base: &Base, place: &Path) -> std::io::Result<()> {
         fs::create_dir_all(place)?;
-        if let Some(from) = &base.folder {
-            for entry in fs::read_dir(from)?
-                .flatten()
-                .filter(|e| e.file_name() != FILE && e.path().is_file())
-            {
-                fs::copy(entry.path(), place.join(entry.file_name()))?;
+        match &base.folder {
+            Some(from) => {
+                for entry in fs::read_dir(from)?
+                    .flatten()
+                    .filter(|e| e.file_name() != FILE && e.path().is_file())
+                {
+                    fs::copy(entry.path(), place.join(entry.file_name()))?;
+                }
             }
+            None => fs::write(place.join(LOGO), include_str!("logo.svg"))?,
         }
         let text = serde_json::to_string_pretty(&self.spec(&base.spec, front_program().as_deref()))?;
         // A rename: readers of kernelspecs see the old file or the new one.
@@ -219,6 +222,9 @@ fn front_program() -> Option<PathBuf> {
     let front = std::env::current_exe().ok()?.with_file_name("hop-front");
     front.is_file().then_some(front)
 }
+
+/// The file that JupyterLab's launcher shows first.
+const LOGO: &str = "logo-svg.svg";
 
 /// What a new kernelspec is made of.
 #[derive(Debug)]
@@ -380,6 +386,13 @@ mod tests {
             "metadata": {"debugger": true, "kernel_provisioner": {"provisioner_name": "gresshopper", "config": config}}});
         assert_eq!(made, expected);
         assert!(place.join("logo.svg").is_file());
+        let of_python = Base {
+            spec: spec.as_object().cloned().unwrap(),
+            folder: None,
+        };
+        let fresh = tmp.path().join("fresh");
+        install.write(&of_python, &fresh).unwrap();
+        assert!(fs::read_to_string(fresh.join(LOGO)).unwrap().starts_with("<svg"));
 
         let front = Path::new("/opt/g/bin/hop-front");
         let made = install.spec(expected.as_object().unwrap(), Some(front));
