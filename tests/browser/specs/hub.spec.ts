@@ -30,7 +30,7 @@ const test = base.extend<Given>({
 });
 
 // Each of them starts a Hub and servers, one after the other.
-test.describe.configure({ timeout: 300_000 });
+test.describe.configure({ timeout: 600_000 });
 
 /** The Hub with these lines of configuration below the page's, for the tests of a group. */
 function hubWith(extra: string): void {
@@ -49,13 +49,13 @@ test.describe("as the page says", () => {
     hub.open(false);
     const page = await signIn(hub.site, browser, "carol");
     const progress = page.locator("#progress-message, #progress-log").first();
-    await expect(progress).toContainText("waits: the partition is down", { timeout: 60_000 });
+    await expect(progress).toContainText("waits: the partition is down", { timeout: 120_000 });
     hub.open(true);
     const carol = Person.of(hub.site, "carol", page);
     await carol.serverIsUp();
     await carol.open("first.ipynb", notebook(["%%gpu 1\nprint('with', 'a GPU')"]));
     await carol.run(0);
-    await expect(carol.output(0)).toContainText("with a GPU", { timeout: 60_000 });
+    await expect(carol.output(0)).toContainText("with a GPU", { timeout: 120_000 });
     const saved = await carol.saved("first.ipynb");
     expect(JSON.stringify(saved.cells)).toContain("with a GPU");
     await page.goto(`${hub.site.url}/hub/logout`);
@@ -72,16 +72,16 @@ test.describe("as the page says", () => {
     await hub.ready("carol", "deep-dive");
     expect(hub.jobs("carol").map((job) => job.state)).toEqual(["RUNNING", "RUNNING"]);
     await hub.stop("carol");
-    await expect.poll(() => hub.jobs("carol").length, { timeout: 60_000 }).toBe(1);
+    await expect.poll(() => hub.jobs("carol").length, { timeout: 120_000 }).toBe(1);
     expect((await hub.server("carol", "deep-dive"))?.ready).toBe(true);
     await hub.stop("carol", "deep-dive");
-    await expect.poll(() => hub.server("carol", "deep-dive"), { timeout: 60_000 }).toBeUndefined();
+    await expect.poll(() => hub.server("carol", "deep-dive"), { timeout: 120_000 }).toBeUndefined();
     // While it waits, too.
     hub.open(false);
     await hub.start("carol", "deep-dive");
     await expect.poll(() => hub.jobs("carol").map((job) => job.state)).toEqual(["PENDING"]);
     await hub.stop("carol", "deep-dive");
-    await expect.poll(() => hub.jobs("carol"), { timeout: 60_000 }).toEqual([]);
+    await expect.poll(() => hub.jobs("carol"), { timeout: 120_000 }).toEqual([]);
   });
 
   test("restart", async ({ hub }) => {
@@ -116,9 +116,9 @@ test.describe("as the page says", () => {
     for (const pid of hub.site.servers()) {
       process.kill(pid, "SIGKILL");
     }
-    await expect.poll(() => hub.field(job?.id ?? "", "Comment"), { timeout: 30_000 }).toBe("gresshopper");
-    await expect.poll(() => hub.server("carol"), { timeout: 90_000 }).toBeUndefined();
-    await expect.poll(() => hub.jobs("carol"), { timeout: 30_000 }).toEqual([]);
+    await expect.poll(() => hub.field(job?.id ?? "", "Comment"), { timeout: 90_000 }).toBe("gresshopper");
+    await expect.poll(() => hub.server("carol"), { timeout: 180_000 }).toBeUndefined();
+    await expect.poll(() => hub.jobs("carol"), { timeout: 90_000 }).toEqual([]);
   });
 });
 
@@ -127,7 +127,7 @@ test.describe("what is refused", () => {
     hub.site.startHub(`${BASE}c.GresshopperSpawner.account = "unheard-of"\n`);
     const begin = hub.site.hubLog().length;
     const page = await signIn(hub.site, browser, "carol");
-    await expect(page.locator("body")).toContainText("Slurm did not take the server's job", { timeout: 30_000 });
+    await expect(page.locator("body")).toContainText("Slurm did not take the server's job", { timeout: 90_000 });
     await expect(page.locator("body")).toContainText("Invalid account");
     // JupyterHub 5 knows no failure that isn't its own.
     if (ENVIRONMENT !== "hub5") {
@@ -140,7 +140,7 @@ test.describe("what is refused", () => {
     const python = `${hub.site.overlay}/bin/python`;
     hub.site.startHub(`${BASE}c.GresshopperSpawner.cmd = ["${python}", "-c", "import no_such_module"]\n`);
     const page = await signIn(hub.site, browser, "carol");
-    await expect(page.locator("body")).toContainText("before your server was up", { timeout: 60_000 });
+    await expect(page.locator("body")).toContainText("before your server was up", { timeout: 120_000 });
     await expect(page.locator("body")).toContainText("No module named 'no_such_module'");
     const folder = `${hub.site.home("carol")}/.local/share/gresshopper/servers`;
     const logs = fs.readdirSync(folder).filter((name) => name.endsWith(".log"));
@@ -174,7 +174,7 @@ c.GresshopperSpawner.form_fields = ["account", "mem_mib", "time_limit_min"]
     expect(await hub.start("carol", "", { profile: "staff" })).toBe(400);
     expect(hub.jobs("carol")).toEqual([]);
     const page = await signIn(hub.site, browser, "carol", "/hub/spawn?opt-profile=small");
-    await page.waitForURL("**/user/carol/**", { timeout: 90_000 });
+    await page.waitForURL("**/user/carol/**", { timeout: 180_000 });
     expect(hub.field(hub.jobs("carol")[0]?.id ?? "", "MinMemoryNode")).toBe("700M");
     await hub.quiet("carol");
     const response = await page.goto(`${hub.site.url}/hub/spawn/carol?opt-profile=gone`);
@@ -187,7 +187,7 @@ c.GresshopperSpawner.form_fields = ["account", "mem_mib", "time_limit_min"]
     const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
     await expect(page.locator("input[name=profile]:checked")).toHaveValue("large");
     await page.locator("#spawn_form [type=submit]").click();
-    await page.waitForURL("**/user/carol/**", { timeout: 90_000 });
+    await page.waitForURL("**/user/carol/**", { timeout: 180_000 });
     const byForm = hub.jobs("carol").map((job) => hub.field(job.id, "MinMemoryNode"));
     await hub.quiet("carol");
     await hub.start("carol", "", {});
@@ -211,7 +211,7 @@ c.GresshopperSpawner.form_fields = ["account", "mem_mib", "time_limit_min"]
       await page.screenshot({ path: `${process.env.HOP_BROWSER_SHOTS}/form.png` });
     }
     await page.locator("#spawn_form [type=submit]").click();
-    await page.waitForURL("**/user/carol/**", { timeout: 90_000 });
+    await page.waitForURL("**/user/carol/**", { timeout: 180_000 });
     const [job] = hub.jobs("carol");
     const chosen = ["Account", "TimeLimit", "NumCPUs", "MinMemoryNode"].map((name) => hub.field(job?.id ?? "", name));
     expect(chosen).toEqual(["course", "00:50:00", "2", "900M"]);
@@ -219,7 +219,7 @@ c.GresshopperSpawner.form_fields = ["account", "mem_mib", "time_limit_min"]
     const carol = Person.of(hub.site, "carol", page);
     await carol.open("charged.ipynb", notebook(["%%gpu 1\nprint('who', 'pays')"]));
     await carol.run(0);
-    await expect(carol.output(0)).toContainText("who pays", { timeout: 60_000 });
+    await expect(carol.output(0)).toContainText("who pays", { timeout: 120_000 });
     const seats = hub.site.jobs("carol").filter(({ name }) => name === "gresshopper-seat");
     expect(seats.map(({ id }) => hub.field(id, "Account"))).toContain("course");
     const booked = () => hub.site.hop("acct", "-a", "-X").filter((row) => row.user === "carol");
@@ -256,7 +256,7 @@ test("availability", async ({ hub, browser }) => {
       start();
       await page.goto(`${hub.site.url}/hub/spawn`);
       await expect(page.locator("body")).toContainText(`${slurms} of 2 nodes of partition`, { timeout: 2_000 });
-    }).toPass({ timeout: 90_000 });
+    }).toPass({ timeout: 180_000 });
   await agrees();
   const [node] = idle();
   if (node !== undefined) {
@@ -277,9 +277,9 @@ test("walltime", async ({ hub, browser }) => {
   test.skip(NOTEBOOK7, "Notebook 7 is tried by hand");
   hub.site.startHub(`${BASE}c.GresshopperSpawner.time_limit_min = 5\n`);
   const page = await signIn(hub.site, browser, "carol");
-  await page.waitForURL("**/user/carol/**", { timeout: 90_000 });
+  await page.waitForURL("**/user/carol/**", { timeout: 180_000 });
   await expect(page.getByText(/Slurm ends this server in \d minutes?\. Save your notebooks\./).first()).toBeVisible({
-    timeout: 90_000,
+    timeout: 180_000,
   });
   if (process.env.HOP_BROWSER_SHOTS) {
     await page.screenshot({ path: `${process.env.HOP_BROWSER_SHOTS}/walltime.png` });
@@ -329,11 +329,11 @@ test.describe("nobody else at the door", () => {
       const port = Number(/\d+/.exec(hub.port("carol"))?.[0]);
       expect(port).toBeGreaterThanOrEqual(first);
       expect(port).toBeLessThanOrEqual(last);
-      await expect.poll(() => heard.at(-1), { timeout: 30_000 }).toBe("200");
+      await expect.poll(() => heard.at(-1), { timeout: 90_000 }).toBe("200");
       for (const pid of hub.site.servers()) {
         process.kill(pid, "SIGKILL");
       }
-      await expect.poll(() => hub.server("carol"), { timeout: 90_000 }).toBeUndefined();
+      await expect.poll(() => hub.server("carol"), { timeout: 180_000 }).toBeUndefined();
     } finally {
       over = true;
       await asked;
@@ -355,7 +355,7 @@ c.ConfigurableHTTPProxy.api_url = "https://127.0.0.1:${proxy}"
     await carol.serverIsUp();
     await carol.open("secure.ipynb", notebook(["%%gpu 1\nprint('in', 'private')"]));
     await carol.run(0);
-    await expect(carol.output(0)).toContainText("in private", { timeout: 60_000 });
+    await expect(carol.output(0)).toContainText("in private", { timeout: 120_000 });
     await page.context().close();
     // The server's own certificate is of this authority, and who has none is not answered.
     const port = /\d+/.exec(hub.port("carol"))?.[0];

@@ -41,7 +41,7 @@ test("badge", async ({ site, alice, bob }) => {
   await expect(bob.waitLine(0)).toHaveCount(0);
   await expect(bob.badge).toHaveText(/GPU \d, kept/);
   await bob.shot("lingering");
-  await expect(bob.badge).toHaveText("CPU", { timeout: 30_000 });
+  await expect(bob.badge).toHaveText("CPU", { timeout: 90_000 });
   await expect(bob.cell(0).locator(".jp-InputPrompt")).toHaveAttribute("title", /^Ran .*, waited .* s, on /);
 });
 
@@ -209,7 +209,7 @@ test("screen reader", async ({ site, alice, bob }) => {
   await bob.run(0);
   await expect(said).toHaveText(/^The cell waits for/);
   release(site, "alice");
-  await expect(said).toHaveText("The kernel holds no GPU.", { timeout: 30_000 });
+  await expect(said).toHaveText("The kernel holds no GPU.", { timeout: 90_000 });
 });
 
 test("property panel", async ({ bob }) => {

@@ -46,7 +46,7 @@ export class Hub {
   }
 
   async ready(user: User, name = ""): Promise<void> {
-    await expect.poll(async () => (await this.server(user, name))?.ready, { timeout: 90_000 }).toBe(true);
+    await expect.poll(async () => (await this.server(user, name))?.ready, { timeout: 180_000 }).toBe(true);
   }
 
   async start(user: User, name = "", options: Record<string, unknown> = {}): Promise<number> {
@@ -65,13 +65,14 @@ export class Hub {
     for (const name of Object.keys((json.servers as object | undefined) ?? {})) {
       await this.stop(user, name);
     }
-    await expect.poll(() => this.jobs(user), { timeout: 60_000 }).toEqual([]);
+    await expect.poll(() => this.jobs(user), { timeout: 120_000 }).toEqual([]);
   }
 
   /** The person's servers as Slurm has them. */
   jobs(user: User): { id: string; state: string }[] {
     const jobs = this.site.jobs(user).filter((job) => job.name === "gresshopper-server");
-    return jobs.map(({ id, state }) => ({ id, state }));
+    // squeue sorts by state and priority.
+    return jobs.map(({ id, state }) => ({ id, state })).sort((a, b) => Number(a.id) - Number(b.id));
   }
 
   /** The port that the person's server told, as it stands in their home. */

@@ -67,7 +67,7 @@ export class Person {
   }
 
   async serverIsUp(): Promise<void> {
-    await this.page.waitForURL(`**/user/${this.user}/**`, { timeout: 90_000 });
+    await this.page.waitForURL(`**/user/${this.user}/**`, { timeout: 180_000 });
   }
 
   get base(): string {
@@ -94,7 +94,7 @@ export class Person {
     await this.page.locator(".jp-Notebook .jp-Cell").first().waitFor();
   }
 
-  async kernelIs(status: string, timeout = 60_000): Promise<void> {
+  async kernelIs(status: string, timeout = 120_000): Promise<void> {
     const now = () =>
       this.page
         .evaluate(() => {
@@ -153,7 +153,7 @@ export class Person {
   }
 
   /** The prompt's number once the cell has run. */
-  async hasRun(at: number, timeout = 60_000): Promise<void> {
+  async hasRun(at: number, timeout = 120_000): Promise<void> {
     await expect(this.cell(at).locator(".jp-InputPrompt")).toHaveText(/\[\d+\]/, { timeout });
   }
 
