@@ -175,13 +175,22 @@ def rows(cluster: Any) -> list[dict[str, Any]]:
     return found
 
 
+def is_saved(cluster: Any, name: str = "bench.ipynb") -> None:
+    """Waits until hopd knows the kernel as one that can be moved."""
+    from harness import until
+
+    until("its state is saved", lambda: any(r["name"] == name and r["captured"] == "yes" for r in rows(cluster)))
+
+
 def migration(cluster: Any) -> float:
+    is_saved(cluster)
     begin = time.perf_counter()
     cluster.run("alice", "hop", "migrate", "bench.ipynb", timeout=120)
     return time.perf_counter() - begin
 
 
 def blackout(cluster: Any, book: Any) -> float:
+    is_saved(cluster)
     cluster.run("alice", "hop", "migrate", "bench.ipynb", "--no-wait")
     before, longest = node_of(book), 0.0
     node = before
@@ -198,6 +207,7 @@ def node_of(book: Any) -> str:
 
 
 def wake(cluster: Any, book: Any) -> float:
+    is_saved(cluster)
     cluster.run("alice", "hop", "hibernate", "bench.ipynb", timeout=120)
     time.sleep(SAVED)
     return answered(book)
@@ -216,6 +226,8 @@ def drain(cluster: Any, kernels: int) -> float:
         def there() -> list[str]:
             return [row["name"] for row in rows(cluster) if row["name"] in names and row["node"] == node]
 
+        for name in names:
+            is_saved(cluster, name)
         for name in set(names) - set(there()):
             cluster.run("alice", "hop", "migrate", name, "--to", node, timeout=120)
         time.sleep(SAVED)
