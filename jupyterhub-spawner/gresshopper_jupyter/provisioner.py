@@ -51,6 +51,9 @@ DURABLE = "GRESSHOPPER_DURABLE"
 #: Names the notebook of a kernel in its environment, where no Jupyter server has started it.
 NOTEBOOK = "GRESSHOPPER_NOTEBOOK"
 
+#: Stands in a kernel's environment in place of the provisioner's own `replicas`.
+REPLICAS = "GRESSHOPPER_REPLICAS"
+
 
 class FrontError(RuntimeError):
     """The front could not be started. The text is for the user."""
@@ -223,6 +226,12 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         config=True,
         help="When the kernel's state is saved, by which it outlives its process and its node.",
     )
+    replicas = Enum(
+        [1, 3],
+        default_value=1,
+        config=True,
+        help="How many replicas the kernel has, on as many nodes. With three it loses nothing with one of its nodes.",
+    )
     pool = Unicode("", config=True, help="The pool whose GPUs are lent; empty: the default.")
 
     _front: Front | None = None
@@ -322,7 +331,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "epoch": 1,
             "ports": self._ports,
             "key": key,
-            "launch": {**self._launch(cmd, kwargs.get("cwd"), env), "durable": env.get(DURABLE, self.durable)},
+            "launch": self._launch(cmd, kwargs.get("cwd"), env),
             "mem_mib": self.mem_mib or None,
             "cpus": self.cpus or None,
         }
@@ -340,6 +349,8 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "cwd": cwd or os.getcwd(),
             "name": os.path.basename(env.get("JPY_SESSION_NAME", "")),
             "local": self.local,
+            "durable": env.get(DURABLE, self.durable),
+            "replicas": _count(env.get(REPLICAS)) or self.replicas,
         }
         if self.need:
             launch["default_need"] = dict(self.need)
@@ -359,6 +370,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     def get_shutdown_wait_time(self, recommended: float = 5.0) -> float:
         # The kernel itself gets five seconds, then its node's supervisor and the front end.
         return max(recommended, 8.0)
+
+
+def _count(text: str | None) -> int | None:
+    """A number of replicas from the environment. hop-front says which ones a kernel can have."""
+    return int(text) if text and text.isdecimal() else None
 
 
 def _own_command(argv: list[str]) -> list[str]:

@@ -11,6 +11,7 @@ pub mod id;
 pub mod lease;
 pub mod memory;
 pub mod need;
+pub mod net;
 pub mod process;
 pub mod replica;
 pub mod time;

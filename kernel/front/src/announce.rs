@@ -6,7 +6,8 @@ use anyhow::{Context, Result};
 use hop_protocol::file::FrontFile;
 use hop_protocol::message::VERSION;
 use hop_protocol::tls::KernelKeys;
-use std::net::{IpAddr, Ipv4Addr};
+use hop_words::net::route_to;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use tokio::net::TcpListener;
 
@@ -25,6 +26,7 @@ pub(crate) async fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, Tc
         true => Some(FrontFile::read(dir).context("can't take over: the front before left no keys")?),
         false => None,
     };
+    let takeover = before.as_ref().and_then(|f| f.takeover.clone());
     let file = FrontFile {
         version: VERSION,
         kernel: start.kernel.clone(),
@@ -41,6 +43,7 @@ pub(crate) async fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, Tc
         },
         signing_key: start.key.clone(),
         launch: start.launch.clone(),
+        takeover,
     };
     if start.resume {
         file.write(dir)?;
@@ -65,11 +68,4 @@ fn addresses(local: bool) -> Vec<String> {
     }
     hosts.push(Ipv4Addr::LOCALHOST.to_string());
     hosts
-}
-
-/// Our address as seen from there. Nothing is sent.
-fn route_to(address: &str) -> Option<IpAddr> {
-    let socket = std::net::UdpSocket::bind("0.0.0.0:0").ok()?;
-    socket.connect(address).ok()?;
-    Some(socket.local_addr().ok()?.ip())
 }

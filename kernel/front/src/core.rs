@@ -151,6 +151,11 @@ impl Front {
         self.end.as_ref()
     }
 
+    /// The tenure whose replica gets the requests.
+    pub fn tenure(&self) -> Tenure {
+        self.tenure
+    }
+
     /// A client sent a request. Returns whether it needs the kernel.
     pub fn request(
         &mut self,
@@ -493,6 +498,9 @@ impl Front {
             | Note::MoveAsked { .. }
             | Note::MoveOff { .. }
             | Note::Moving { .. }
+            | Note::Grow { .. }
+            | Note::Grown { .. }
+            | Note::Members { .. }
             | Note::Leaving { .. }
             | Note::Asleep { .. } => {}
         }

@@ -5,15 +5,18 @@ use anyhow::{Context, Result, bail};
 use hop_api::client;
 use hop_api::config::{Config, Seat};
 use hop_api::message::{PlaceKernel, Request, Response, Role, SeatPlan};
-use hop_log::{Act, Entry, Index, Sequence, State};
-use hop_protocol::file::{FrontFile, StateFolder};
+use hop_log::{Act, Entry, Generation, Index, Sequence, State};
+use hop_protocol::file::{FrontFile, Replicas, StateFolder, StepSize, Takeover};
+use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
+use hop_protocol::step::{Step, is_of_slurm, run_args};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
+use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -25,6 +28,9 @@ const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_s
 
 /// How long a seat waits for a node that Slurm can't reach, before it goes elsewhere.
 const NODE_AWAY: Duration = Duration::from_secs(10);
+
+/// Between two tries to find a seat for one more replica.
+const GROW_AGAIN: Duration = Duration::from_secs(30);
 
 /// Fronts that open tenures of one kernel at the same time are rare; two tries are plenty.
 const OPENINGS: usize = 5;
@@ -41,10 +47,19 @@ pub struct Order {
     pub cpus: Option<u16>,
     /// A seat that the user has already won't do: it may be ending.
     pub fresh_seat: bool,
-    /// The node on which the replica before this one was lost.
-    pub avoid: Option<NodeName>,
+    /// The node on which the replica before this one was lost, or those of the kernel's other replicas.
+    pub avoid: Vec<NodeName>,
     /// The user restarted the kernel: its namespace is to be empty.
     pub fresh: bool,
+}
+
+impl Order {
+    fn size(&self, config: &Config) -> StepSize {
+        StepSize {
+            mem_mib: self.mem_mib.unwrap_or(config.seat.mem_mib),
+            cpus: self.cpus.unwrap_or(config.seat.cpus).max(1),
+        }
+    }
 }
 
 /// The folders of a kernel's states and of their chunks.
@@ -57,8 +72,8 @@ pub struct States {
 /// A replica that was started.
 #[derive(Debug)]
 pub struct Started {
-    /// Lives as long as the replica does: itself, or its srun.
-    pub process: Child,
+    /// Lives as long as the replica does: itself, or its srun. `None` means that its seat has started it.
+    pub process: Option<Child>,
     pub incarnation: Incarnation,
     /// The state from which the kernel goes on. `None` means that it keeps no log.
     pub state: Option<State>,
@@ -128,13 +143,14 @@ pub async fn start(order: &Order) -> Result<Started> {
     };
     let (order_, node, job) = (order.clone(), place.node.clone(), place.job);
     let incarnation = place.incarnation;
-    let state = spawn_blocking(move || open_tenure(&order_, incarnation, job, node)).await??;
+    let size = config.as_ref().map(|config| order.size(config));
+    let state = spawn_blocking(move || open_tenure(&order_, incarnation, job, node, size)).await??;
     let process = match &config {
         Some(config) => start_in_seat(order, &place, config, false)?,
         None => start_local(order, incarnation)?,
     };
     Ok(Started {
-        process,
+        process: Some(process),
         incarnation,
         state,
     })
@@ -177,10 +193,13 @@ pub async fn prepare(order: &Order, plan: &SeatPlan) -> Result<Prepared> {
 pub async fn switch(order: Order, prepared: Prepared) -> Result<Started> {
     let Prepared { process, place } = prepared;
     let incarnation = place.incarnation;
-    let opened = spawn_blocking(move || open_tenure(&order, incarnation, place.job, place.node)).await?;
+    let config = Config::load().context("can't read the configuration")?;
+    let size = Some(order.size(&config));
+    let opened =
+        spawn_blocking(move || open_tenure(&order, incarnation, place.job, place.node, size)).await?;
     match opened {
         Ok(state) => Ok(Started {
-            process,
+            process: Some(process),
             incarnation,
             state,
         }),
@@ -201,16 +220,95 @@ pub async fn end_srun(mut process: Child) {
     let _ = process.wait().await;
 }
 
+/// Follows the kernel's group: a replica that it elected has opened its tenure, and gets the front's word for it.
+///
+/// # Errors
+/// The tenure's state can't be read, or `front.json` not be written.
+pub async fn follow(order: Order, incarnation: Incarnation, tenure: Tenure) -> Result<Started> {
+    let state = spawn_blocking(move || -> Result<State> {
+        let states = order
+            .states
+            .as_ref()
+            .context("a kernel without a log has no group")?;
+        let state = states::read(&states::folder(&states.kernel, tenure, 0))?;
+        let mut file = FrontFile::read(&order.dir)?;
+        file.incarnation = incarnation;
+        if let Some(folder) = &mut file.state {
+            folder.tenure = tenure;
+        }
+        file.write(&order.dir)?;
+        Ok(state)
+    });
+    Ok(Started {
+        process: None,
+        incarnation,
+        state: Some(state.await??),
+    })
+}
+
+/// Finds seats for more replicas of the kernel, on nodes that have none of them; tries until all have one.
+pub async fn grow(
+    order: Order,
+    count: usize,
+    first: Incarnation,
+    taken: Vec<NodeName>,
+    told: mpsc::UnboundedSender<Note>,
+) {
+    let (mut left, mut first, mut taken) = (count, first, taken);
+    loop {
+        match grow_by_one(&order, first, &taken).await {
+            Ok(place) => {
+                (left, first) = (left - 1, Incarnation(place.incarnation.0 + 1));
+                taken.push(place.node.clone());
+                let note = Note::Grown {
+                    incarnation: place.incarnation,
+                    seat: place.job,
+                    node: place.node,
+                };
+                if told.send(note).is_err() || left == 0 {
+                    return;
+                }
+            }
+            Err(error) => {
+                tracing::info!("the kernel stays with fewer replicas for now: {error:#}");
+                sleep(GROW_AGAIN).await;
+            }
+        }
+    }
+}
+
+async fn grow_by_one(order: &Order, first: Incarnation, taken: &[NodeName]) -> Result<Place> {
+    let config = Config::load().context("can't read the configuration")?;
+    let order = Order {
+        avoid: taken.to_vec(),
+        ..order.clone()
+    };
+    let plan = placement(&order, first, &config).await?;
+    // Slurm alone can't be asked for a node other than these without a reservation of its own.
+    if plan.node.as_str().is_empty() || taken.contains(&plan.node) {
+        bail!("hopd names no node without a replica of the kernel");
+    }
+    take_seat_of(&plan, &order, &config).await
+}
+
 /// Opens the next tenure in the store, and tells the replica of it in `front.json`.
-fn open_tenure(order: &Order, incarnation: Incarnation, job: JobId, node: NodeName) -> Result<Option<State>> {
+fn open_tenure(
+    order: &Order,
+    incarnation: Incarnation,
+    job: JobId,
+    node: NodeName,
+    size: Option<StepSize>,
+) -> Result<Option<State>> {
+    let grouped = order.file.launch.replicas != Replicas::One;
     let mut file = FrontFile {
         incarnation,
         state: None,
+        takeover: size.filter(|_| grouped).map(Takeover::here),
         ..order.file.clone()
     };
     let state = match &order.states {
         Some(states) => {
-            let state = next_tenure(&states.kernel, incarnation, job, &node, order.fresh)?;
+            let state = next_tenure(&states.kernel, incarnation, job, &node, order)?;
             file.state = Some(StateFolder {
                 kernel: states.kernel.clone(),
                 tenure: state.tenure(),
@@ -231,11 +329,11 @@ fn next_tenure(
     incarnation: Incarnation,
     job: JobId,
     node: &NodeName,
-    fresh: bool,
+    order: &Order,
 ) -> Result<State> {
     for _ in 0..OPENINGS {
-        let before = states::newest(kernel)?.map_or_else(State::new, |s| s.at_rest());
-        let state = in_office(before, incarnation, job, node.clone(), fresh)?;
+        let before = states::newest(kernel)?.map_or_else(State::new, |s| at_rest(s, &order.file));
+        let state = in_office(before, incarnation, job, node.clone(), order.fresh)?;
         match states::open(kernel, &state) {
             Ok(_) => {
                 states::remove_older(kernel, &state);
@@ -246,6 +344,17 @@ fn next_tenure(
         }
     }
     bail!("another front opens this kernel's tenures at the same time")
+}
+
+/// The state without replicas. A kernel that may have a group begins a new one: the members of the old one, if some live,
+/// may have opened tenures that the store has not seen.
+fn at_rest(state: State, file: &FrontFile) -> State {
+    let alone = file.launch.replicas == Replicas::One && state.generation() == Generation::default();
+    if alone {
+        return state.at_rest();
+    }
+    let highest = state.highest_incarnation();
+    state.reopened(highest)
 }
 
 fn in_office(
@@ -300,21 +409,10 @@ fn replica_program() -> Result<PathBuf> {
     Ok(beside)
 }
 
-fn run_args(order: &Order, incarnation: Incarnation) -> [String; 5] {
-    let dir = order.dir.display().to_string();
-    [
-        "run".into(),
-        "--dir".into(),
-        dir,
-        "--incarnation".into(),
-        incarnation.to_string(),
-    ]
-}
-
 /// Output of the replica belongs into the owner's log; standard output is the owner's line to us.
 fn start_local(order: &Order, incarnation: Incarnation) -> Result<Child> {
     Command::new(replica_program()?)
-        .args(run_args(order, incarnation))
+        .args(run_args(&order.dir, incarnation))
         .env("GRESSHOPPER_KERNEL", order.file.kernel.as_str())
         .stdin(Stdio::null())
         .stdout(std::io::stderr())
@@ -326,9 +424,14 @@ fn start_local(order: &Order, incarnation: Incarnation) -> Result<Child> {
 /// A seat for the replica, which runs by now.
 async fn take_place(order: &Order, first: Incarnation, config: &Config) -> Result<Place> {
     let plan = place(order, first, config).await;
+    take_seat_of(&plan, order, config).await
+}
+
+/// A seat that runs by now, as planned.
+async fn take_seat_of(plan: &SeatPlan, order: &Order, config: &Config) -> Result<Place> {
     let program = config.prefix.join("bin/hop-replica");
     let bill = Bill::of(order);
-    let (job, node) = take_seat(&plan, &config.seat, &bill, order.fresh_seat, &program).await?;
+    let (job, node) = take_seat(plan, &config.seat, &bill, order.fresh_seat, &program).await?;
     Ok(Place {
         incarnation: plan.incarnation,
         job,
@@ -337,20 +440,19 @@ async fn take_place(order: &Order, first: Incarnation, config: &Config) -> Resul
 }
 
 fn start_in_seat(order: &Order, place: &Place, config: &Config, standby: bool) -> Result<Child> {
-    let mem = order.mem_mib.unwrap_or(config.seat.mem_mib);
-    let cpus = order.cpus.unwrap_or(config.seat.cpus).max(1);
     let kernel = &order.file.kernel;
+    let step = Step {
+        kernel,
+        dir: &order.dir,
+        incarnation: place.incarnation,
+        seat: place.job,
+        node: &place.node,
+        size: order.size(config),
+        program: &config.prefix.join("bin/hop-replica"),
+        elected: false,
+    };
     slurm("srun")
-        .args(["-Q", "--overlap", "--gres=none", "--nodes=1", "--ntasks=1"])
-        .args(["--cpu-bind=none", "--mpi=none"])
-        .args(["--export=ALL", "--input=none", "--kill-on-bad-exit=0"])
-        .arg(format!("--jobid={}", place.job))
-        .arg(format!("--nodelist={}", place.node))
-        .arg(format!("--mem={mem}M"))
-        .arg(format!("--cpus-per-task={cpus}"))
-        .arg(format!("--job-name=kernel-{kernel}"))
-        .arg(config.prefix.join("bin/hop-replica"))
-        .args(run_args(order, place.incarnation))
+        .args(step.srun_args())
         .args(standby.then_some("--standby"))
         .env("GRESSHOPPER_KERNEL", kernel.as_str())
         .stdin(Stdio::null())
@@ -434,14 +536,30 @@ pub fn detach(srun: u32) {
 
 /// The place that `hopd` names for the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
 async fn place(order: &Order, first: Incarnation, config: &Config) -> SeatPlan {
-    let anywhere = SeatPlan {
+    match placement(order, first, config).await {
+        Ok(plan) => plan,
+        Err(error) => {
+            eprintln!("hop-front: hopd names no node ({error:#}); the kernel starts wherever Slurm has room");
+            anywhere(order, first, config)
+        }
+    }
+}
+
+fn anywhere(order: &Order, first: Incarnation, config: &Config) -> SeatPlan {
+    let size = order.size(config);
+    SeatPlan {
         incarnation: first,
         node: "".into(),
         existing: None,
         partition: None,
-        mem_mib: order.mem_mib.unwrap_or(config.seat.mem_mib),
-        cpus: order.cpus.unwrap_or(config.seat.cpus),
-    };
+        mem_mib: size.mem_mib,
+        cpus: size.cpus,
+    }
+}
+
+/// One more replica's place, by `hopd`.
+async fn placement(order: &Order, first: Incarnation, config: &Config) -> Result<SeatPlan> {
+    let anywhere = anywhere(order, first, config);
     let launch = &order.file.launch;
     let request = Request::PlaceKernel(PlaceKernel {
         kernel: order.file.kernel.clone(),
@@ -453,16 +571,12 @@ async fn place(order: &Order, first: Incarnation, config: &Config) -> SeatPlan {
         default_need: launch.default_need.clone(),
         mem_mib: anywhere.mem_mib,
         cpus: anywhere.cpus,
-        avoid: order.avoid.iter().cloned().collect(),
+        avoid: order.avoid.clone(),
     });
-    match ask_hopd(config, request).await {
-        Ok(Response::Placement(placement)) => placement.seats.into_iter().next().unwrap_or(anywhere),
-        Ok(_) => anywhere,
-        Err(error) => {
-            eprintln!("hop-front: hopd names no node ({error:#}); the kernel starts wherever Slurm has room");
-            anywhere
-        }
-    }
+    Ok(match ask_hopd(config, request).await? {
+        Response::Placement(placement) => placement.seats.into_iter().next().unwrap_or(anywhere),
+        _ => anywhere,
+    })
 }
 
 async fn ask_hopd(config: &Config, request: Request) -> Result<Response> {
@@ -486,13 +600,7 @@ pub async fn close(kernel: KernelId) {
 fn slurm(program: &str) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
-        let slurms = name.to_str().is_some_and(|n| {
-            ["SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SQUEUE_", "SCANCEL_"]
-                .iter()
-                .any(|p| n.starts_with(p))
-        });
-        // Where Slurm's configuration lies is not the job's.
-        if slurms && name != "SLURM_CONF" {
+        if name.to_str().is_some_and(is_of_slurm) {
             command.env_remove(&name);
         }
     }
@@ -575,7 +683,7 @@ async fn submit_seat(plan: &SeatPlan, seat: &Seat, bill: &Bill, program: &Path) 
     if seat.time_limit_min > 0 {
         command.arg(format!("--time={}", seat.time_limit_min));
     }
-    let kept: Vec<&str> = ["PATH", "HOME", "GRESSHOPPER_CONF", "SLURM_CONF"]
+    let kept: Vec<&str> = ["PATH", "HOME", "XDG_DATA_HOME", "GRESSHOPPER_CONF", "SLURM_CONF"]
         .into_iter()
         .filter(|n| std::env::var_os(n).is_some())
         .collect();

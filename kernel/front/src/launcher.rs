@@ -4,7 +4,7 @@
 
 use crate::owner::{Ports, Start, VERSION};
 use anyhow::{Context, Result, ensure};
-use hop_protocol::file::{Durable, Launch};
+use hop_protocol::file::{Durable, Launch, Replicas};
 use hop_words::id::{AccountName, Incarnation, PoolName};
 use hop_words::need::Need;
 use serde::Deserialize;
@@ -106,6 +106,7 @@ fn order(connection: &[u8], options: Options, command: Vec<String>) -> Result<St
             name: name.rsplit('/').next().unwrap_or_default().to_owned(),
             local: options.local,
             durable: options.durable.unwrap_or_default(),
+            replicas: Replicas::One,
         },
         mem_mib: options.mem_mib,
         cpus: options.cpus,

@@ -32,6 +32,13 @@ const WITH_LOG: Patience = Patience {
     silent: Span::from_secs(4),
 };
 
+/// A kernel with a group elects another replica, which connects by itself; only a group without a majority needs the front.
+const WITH_GROUP: Patience = Patience {
+    gone: Span::from_secs(15),
+    closed: Span::from_secs(15),
+    silent: Span::from_secs(25),
+};
+
 /// Pauses between two tries to start a replica: each is twice the last.
 const FIRST_PAUSE: Span = Span::from_secs(1);
 const LONGEST_PAUSE: Span = Span::from_secs(30);
@@ -124,6 +131,8 @@ enum Stage {
 #[derive(Debug)]
 pub struct Life {
     durable: bool,
+    /// The kernel has a group of replicas, which elects its executors.
+    grouped: bool,
     /// The process that stands for the replica is the replica itself, and not an srun that may have been killed alone.
     local: bool,
     stage: Stage,
@@ -143,6 +152,7 @@ impl Life {
     pub fn new(durable: bool, local: bool) -> Self {
         Self {
             durable,
+            grouped: false,
             local,
             stage: Stage::Starting,
             tenure: Tenure(0),
@@ -152,6 +162,11 @@ impl Life {
             pause: FIRST_PAUSE,
             may_retry: !local,
         }
+    }
+
+    /// The kernel's group has so many members now. With three it elects its executors by itself.
+    pub fn has_members(&mut self, count: usize) {
+        self.grouped = count >= 3;
     }
 
     /// A kernel that an earlier front has started: its replica will connect.
@@ -323,7 +338,11 @@ impl Life {
     }
 
     fn is_lost(&self, since: Timestamp, silent: bool, gone: Option<Timestamp>, now: Timestamp) -> bool {
-        let patience = if self.durable { WITH_LOG } else { WITHOUT_LOG };
+        let patience = match self.durable {
+            true if self.grouped => WITH_GROUP,
+            true => WITH_LOG,
+            false => WITHOUT_LOG,
+        };
         let down = now.since(since);
         match gone {
             Some(_) if self.local => true,

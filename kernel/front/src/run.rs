@@ -15,19 +15,19 @@ use crate::owner::{Said, Start, Wish, say};
 use crate::sockets::{Sockets, bind};
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use hop_protocol::file::{Durable, FrontFile, kernel_dir, state_dir, states_dir, store_dir};
+use hop_protocol::file::{Durable, FrontFile, Replicas, kernel_dir, state_dir, states_dir, store_dir};
 use hop_protocol::jupyter::{Channel, Envelope};
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
 use hop_protocol::retain::ranges;
 use hop_words::clock::now;
-use hop_words::id::{Incarnation, JobId, Tenure};
+use hop_words::id::{Incarnation, JobId, NodeName, Tenure};
 use hop_zmtp::{Event, Message};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::process::Child;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, interval, sleep_until};
 
@@ -75,6 +75,11 @@ struct Main {
     process: Option<Child>,
     starts: mpsc::UnboundedSender<Result<Started>>,
     moving: Moving,
+    /// A replica that the kernel's group has elected waits for its welcome.
+    elected: Option<(Hello, oneshot::Sender<Welcome>)>,
+    /// Seats are being found for more replicas.
+    growing: Option<tokio::task::JoinHandle<()>>,
+    grown: mpsc::UnboundedSender<Note>,
     acks: Vec<u64>,
     ack_at: Option<Instant>,
     away: HashMap<Bytes, Instant>,
@@ -102,6 +107,7 @@ struct Inputs {
     preparations: mpsc::UnboundedReceiver<Preparation>,
     wakes: mpsc::UnboundedReceiver<()>,
     wishes: mpsc::Receiver<Wish>,
+    grown: mpsc::UnboundedReceiver<Note>,
 }
 
 /// Runs one kernel's front. False: the kernel died.
@@ -131,6 +137,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     let (starts_tx, starts) = mpsc::unbounded_channel();
     let (moving, preparations) = Moving::new();
     let (wakes_tx, wakes) = mpsc::unbounded_channel();
+    let (grown_tx, grown) = mpsc::unbounded_channel();
     let mut main = Main {
         front: if start.resume {
             front
@@ -152,6 +159,9 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         process: None,
         starts: starts_tx,
         moving,
+        elected: None,
+        growing: None,
+        grown: grown_tx,
         acks: Vec::new(),
         ack_at: None,
         away: HashMap::new(),
@@ -174,6 +184,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         preparations,
         wakes,
         wishes,
+        grown,
     };
     if let Some(sentence) = sentence {
         main.front.tell(&sentence, now(), &mut main.sockets);
@@ -289,6 +300,7 @@ impl Main {
                 },
                 () = receipts.ready() => {}
                 said = inputs.door.recv() => if let Some(said) = said { self.on_door(said) },
+                grown = inputs.grown.recv() => if let Some(note) = grown { self.sockets.send(Item::Note(note)) },
                 started = inputs.starts.recv() => if let Some(started) = started { self.started(started) },
                 done = inputs.preparations.recv() => if let Some(done) = done {
                     let said = self.moving.prepared(done);
@@ -368,7 +380,7 @@ impl Main {
     }
 
     /// Starts a replica in a task of its own, and ends the one before it where that may still run.
-    fn launch(&mut self, fresh_seat: bool, avoid: Option<hop_words::id::NodeName>, old: Option<Tenure>) {
+    fn launch(&mut self, fresh_seat: bool, avoid: Option<NodeName>, old: Option<Tenure>) {
         if let Some(hello) = self
             .hello
             .as_ref()
@@ -377,7 +389,12 @@ impl Main {
             tokio::spawn(launch::end_step(hello.seat, hello.step));
         }
         self.expected = None;
-        let order = self.order(fresh_seat, avoid, old.is_none());
+        let order = Order {
+            fresh_seat,
+            avoid: avoid.into_iter().collect(),
+            fresh: self.start.fresh && old.is_none(),
+            ..self.order()
+        };
         let starts = self.starts.clone();
         let waits = self.moving.start();
         tokio::spawn(async move {
@@ -388,20 +405,6 @@ impl Main {
             // The front may have ended first.
             let _ = starts.send(started);
         });
-    }
-
-    /// `first` says that the kernel has had no replica yet.
-    fn order(&self, fresh_seat: bool, avoid: Option<hop_words::id::NodeName>, first: bool) -> Order {
-        Order {
-            file: self.file.clone(),
-            dir: self.dir.clone(),
-            states: self.states.clone(),
-            mem_mib: self.start.mem_mib,
-            cpus: self.start.cpus,
-            fresh_seat,
-            avoid,
-            fresh: self.start.fresh && first,
-        }
     }
 
     fn moves(&mut self, input: moves::Input) {
@@ -415,6 +418,49 @@ impl Main {
         }
     }
 
+    fn order(&self) -> Order {
+        Order {
+            file: self.file.clone(),
+            dir: self.dir.clone(),
+            states: self.states.clone(),
+            mem_mib: self.start.mem_mib,
+            cpus: self.start.cpus,
+            fresh_seat: false,
+            avoid: Vec::new(),
+            fresh: false,
+        }
+    }
+
+    /// A replica of a higher tenure knocks: the kernel's group has elected it.
+    fn follow(&mut self, hello: Hello, answer: oneshot::Sender<Welcome>) {
+        let (order, starts) = (self.order(), self.starts.clone());
+        let (incarnation, tenure) = (hello.incarnation, hello.tenure);
+        let begins = self.elected.as_ref().is_none_or(|(h, _)| h.tenure != tenure);
+        self.elected = Some((hello, answer));
+        if begins {
+            tokio::spawn(async move {
+                // The front may have ended first.
+                let _ = starts.send(launch::follow(order, incarnation, tenure).await);
+            });
+        }
+    }
+
+    /// Whether the kernel's group has elected this replica. A replica that was here before comes back in tenures of its own.
+    fn is_elected(&self, hello: &Hello) -> bool {
+        let new = Some(hello.incarnation) != self.expected || hello.front_epoch == 0;
+        new && self.file.launch.replicas != Replicas::One
+            && hello.version == VERSION
+            && hello.kernel == self.start.kernel
+            && hello.tenure > self.front.tenure()
+    }
+
+    fn grow(&mut self, count: usize, first: Incarnation, nodes: Vec<NodeName>) {
+        let growth = launch::grow(self.order(), count, first, nodes, self.grown.clone());
+        if let Some(before) = self.growing.replace(tokio::spawn(growth)) {
+            before.abort();
+        }
+    }
+
     fn started(&mut self, started: Result<Started>) {
         let Started {
             process,
@@ -422,14 +468,23 @@ impl Main {
             state,
         } = match started {
             Ok(started) => started,
+            // It dials again, and its tenure is read again.
+            Err(error) if self.elected.take().is_some() => {
+                return tracing::warn!("the elected replica can't be followed: {error:#}");
+            }
             Err(error) => {
                 return self.live(Input::NotStarted {
                     reason: format!("{error:#}"),
                 });
             }
         };
-        self.process = Some(process);
         let tenure = state.as_ref().map_or(Tenure(0), hop_log::State::tenure);
+        if self.states.is_some() && tenure <= self.front.tenure() {
+            // Another replica took office meanwhile.
+            return;
+        }
+        self.process = process;
+        self.sockets.out = None;
         if self.met {
             self.sockets.new_stream();
             self.sockets.forget_receipts();
@@ -449,6 +504,10 @@ impl Main {
         if let Some((hello, answer)) = self.moving.take_knock(incarnation) {
             // It may have lost its connection, and knocks again.
             let _ = answer.send(self.welcome(Hello { tenure, ..hello }));
+        }
+        if let Some((hello, answer)) = self.elected.take_if(|(h, _)| h.tenure == tenure) {
+            // The caller may have left.
+            let _ = answer.send(self.welcome(hello));
         }
     }
 
@@ -505,6 +564,7 @@ impl Main {
                 let said = self.moving.knocked(hello, answer);
                 self.say_all(said);
             }
+            Door::Knock { hello, answer } if self.is_elected(&hello) => self.follow(hello, answer),
             // A replica that is there before its start was told dials again.
             Door::Knock { .. } if self.expected.is_none() => {}
             Door::Knock { hello, answer } => {
@@ -543,6 +603,7 @@ impl Main {
             node: hello.node.to_string(),
         });
         let incarnation = hello.incarnation;
+        self.life.has_members(hello.members);
         self.live(Input::Connected { node: hello.node });
         self.moves(moves::Input::Up(incarnation));
     }
@@ -567,6 +628,10 @@ impl Main {
         if hello.kernel != self.start.kernel || Some(hello.incarnation) != self.expected {
             return no("another replica has taken its place");
         }
+        // The same replica's process of before, which hasn't heard yet that its tenure is over.
+        if self.states.is_some() && hello.tenure < self.front.tenure() {
+            return no("its tenure is over");
+        }
         let new = hello.front_epoch != self.start.epoch;
         if new && self.start.resume && !self.met {
             self.front.resume(hello.in_flight.clone(), hello.tenure);
@@ -590,6 +655,13 @@ impl Main {
                 if !self.delivered.take(seq) {
                     return self.acks.push(seq);
                 }
+                match &item {
+                    Item::Note(Note::Grow { count, first, nodes }) => {
+                        self.grow(*count, *first, nodes.clone());
+                    }
+                    Item::Note(Note::Members { count }) => self.life.has_members(*count),
+                    _ => {}
+                }
                 let input = of_life(&item);
                 self.of_move(&item);
                 self.front.item(seq, item, now(), &mut self.sockets);
@@ -606,7 +678,7 @@ impl Main {
     fn of_move(&mut self, item: &Item) {
         match item {
             Item::Note(Note::MoveAsked { seat }) => {
-                let order = self.order(false, None, false);
+                let order = self.order();
                 let said = self.moving.asked(seat.clone(), order);
                 self.say_all(said);
             }

@@ -2,7 +2,7 @@
 
 use crate::election::{self, View};
 use crate::hearing::Heard;
-use crate::keeper::Need;
+use crate::keeper::{Event, Need};
 use crate::links::{Links, Wire, lock};
 use hop_log::State;
 use hop_log::steward::{self, Deed};
@@ -29,7 +29,7 @@ pub(crate) struct Group {
     pub(crate) member: Arc<Member<Wire>>,
     pub(crate) seats: Arc<Mutex<BTreeMap<Incarnation, JobId>>>,
     pub(crate) wanted: usize,
-    pub(crate) needs: mpsc::UnboundedSender<Need>,
+    pub(crate) events: mpsc::UnboundedSender<Event>,
 }
 
 /// What the task remembers between two wakings.
@@ -171,10 +171,10 @@ impl Group {
                 if memory.told != Some(told) {
                     memory.told = Some(told);
                     // Without a listening host, kernels run with fewer replicas.
-                    let _ = self.needs.send(Need {
+                    let _ = self.events.send(Event::Need(Need {
                         group: self.name.clone(),
                         replicas: count,
-                    });
+                    }));
                 }
                 None
             }

@@ -66,6 +66,21 @@ pub struct Need {
     pub replicas: usize,
 }
 
+/// Something that the keeper's host has to see to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    Need(Need),
+    /// Another seat has a message for this seat's member of a group that isn't kept here: the member is to join.
+    Invited {
+        group: String,
+        me: Incarnation,
+    },
+    /// The kernel is over, by the word of another of its seats.
+    Closed {
+        group: String,
+    },
+}
+
 /// A kernel to keep.
 #[derive(Debug, Clone)]
 pub struct Kernel {
@@ -83,15 +98,15 @@ pub struct Keeper {
     links: Arc<Links>,
     wal: Wal,
     address: SocketAddr,
-    needs: mpsc::UnboundedSender<Need>,
+    events: mpsc::UnboundedSender<Event>,
 }
 
 impl Keeper {
-    /// Opens the log, listens, and enters the address in the book. Needs of the groups come by the receiver.
+    /// Opens the log, listens, and enters the address in the book. Events come by the receiver.
     ///
     /// # Errors
     /// If the log, the keys or the address can't be used.
-    pub async fn start(settings: Settings<'_>) -> Result<(Self, mpsc::UnboundedReceiver<Need>), StartError> {
+    pub async fn start(settings: Settings<'_>) -> Result<(Self, mpsc::UnboundedReceiver<Event>), StartError> {
         let Settings {
             me,
             listen,
@@ -100,7 +115,9 @@ impl Keeper {
             book,
         } = settings;
         let wal = Wal::open(log, wal)?;
-        let links = Links::new(me, &book.keys().map_err(StartError::Keys)?, book.clone())?;
+        let (events, happened) = mpsc::unbounded_channel();
+        let keys = book.keys().map_err(StartError::Keys)?;
+        let links = Links::new(me, &keys, book.clone(), events.clone())?;
         let listen_error = |source| StartError::Listen {
             address: listen,
             source,
@@ -110,14 +127,13 @@ impl Keeper {
         book.enter(me, address).map_err(StartError::Book)?;
         links.spawn(Arc::clone(&links).accept(listener));
         links.spawn(Arc::clone(&links).ping());
-        let (needs, needed) = mpsc::unbounded_channel();
         let keeper = Self {
             links,
             wal,
             address,
-            needs,
+            events,
         };
-        Ok((keeper, needed))
+        Ok((keeper, happened))
     }
 
     pub fn address(&self) -> SocketAddr {
@@ -175,7 +191,7 @@ impl Keeper {
             member: Arc::clone(&member),
             seats,
             wanted,
-            needs: self.needs.clone(),
+            events: self.events.clone(),
         };
         Ok((group, member))
     }
@@ -189,6 +205,11 @@ impl Keeper {
             // Leavings in an unwritable log end with the seat.
             let _ = hosted.member.forget();
         }
+    }
+
+    /// Tells the group's other seats that the kernel is over. A seat out of reach keeps its member until the seat ends.
+    pub fn close(&self, group: &str) {
+        self.links.tell_closed(group);
     }
 
     /// The seat's job has ended, by Slurm's word: its members are replaced at once.

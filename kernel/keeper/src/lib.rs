@@ -15,5 +15,5 @@ mod links;
 mod wire;
 
 pub use book::Book;
-pub use keeper::{Keeper, Kernel, KernelError, Need, Settings, StartError};
+pub use keeper::{Event, Keeper, Kernel, KernelError, Need, Settings, StartError};
 pub use links::Wire;

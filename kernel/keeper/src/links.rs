@@ -2,6 +2,7 @@
 
 use crate::book::Book;
 use crate::hearing::{Heard, Hearing, PING_EVERY};
+use crate::keeper::Event;
 use crate::wire::{Frame, Hello, VERSION};
 use bytes::Bytes;
 use hop_protocol::tls::{KernelKeys, TlsError, front_name};
@@ -52,6 +53,7 @@ pub(crate) struct Links {
     dialing: Mutex<BTreeSet<JobId>>,
     /// There is a peer to follow.
     wake: Notify,
+    events: mpsc::UnboundedSender<Event>,
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -72,7 +74,12 @@ struct Link {
 }
 
 impl Links {
-    pub(crate) fn new(me: JobId, keys: &KernelKeys, book: Book) -> Result<Arc<Self>, TlsError> {
+    pub(crate) fn new(
+        me: JobId,
+        keys: &KernelKeys,
+        book: Book,
+        events: mpsc::UnboundedSender<Event>,
+    ) -> Result<Arc<Self>, TlsError> {
         Ok(Arc::new(Self {
             me,
             connector: keys.connector()?,
@@ -86,6 +93,7 @@ impl Links {
             hosted: Mutex::default(),
             dialing: Mutex::default(),
             wake: Notify::new(),
+            events,
             tasks: Mutex::default(),
         }))
     }
@@ -256,6 +264,9 @@ impl Links {
                 message,
             } => {
                 let hosted = lock(&self.hosted).get(&group).filter(|h| h.me == to).cloned();
+                if hosted.is_none() {
+                    self.tell(Event::Invited { group, me: to });
+                }
                 let link = Arc::clone(link);
                 self.spawn(async move {
                     let answer = match hosted {
@@ -281,7 +292,23 @@ impl Links {
                     self.spawn(async move { hosted.member.campaign().await });
                 }
             }
+            Frame::Close { group } => self.tell(Event::Closed { group }),
             Frame::Hello(_) => {}
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        // A host that doesn't listen lets its kernels run with fewer replicas.
+        let _ = self.events.send(event);
+    }
+
+    /// Tells the seats that share the group of its end.
+    pub(crate) fn tell_closed(&self, group: &str) {
+        let seats = lock(&self.shared).get(group).cloned().unwrap_or_default();
+        for link in seats.into_iter().filter_map(|seat| self.link(seat)) {
+            link.send(&Frame::Close {
+                group: group.to_owned(),
+            });
         }
     }
 

@@ -50,6 +50,10 @@ pub(crate) enum Frame {
         group: String,
         to: Incarnation,
     },
+    /// The kernel is over: every member leaves the group.
+    Close {
+        group: String,
+    },
 }
 
 impl Frame {
@@ -66,6 +70,7 @@ impl Frame {
             Self::Answer { number, message } => (4, *number, 0, "", message.clone()),
             Self::Refused { number } => (5, *number, 0, "", Bytes::new()),
             Self::Stand { group, to } => (6, 0, to.0, group.as_str(), Bytes::new()),
+            Self::Close { group } => (7, 0, 0, group.as_str(), Bytes::new()),
         };
         let size = FIXED + group.len() + body.len();
         let mut out = BytesMut::with_capacity(4 + size);
@@ -102,6 +107,7 @@ impl Frame {
             },
             5 => Self::Refused { number },
             6 => Self::Stand { group, to },
+            7 => Self::Close { group },
             _ => return Err(malformed("a frame is of an unknown kind")),
         })
     }
@@ -153,6 +159,7 @@ mod tests {
                 group,
                 to: Incarnation(to)
             }),
+            "[a-z.0-9]{0,20}".prop_map(|group| Frame::Close { group }),
         ]
     }
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers")]
 
 use bytes::Bytes;
-use hop_keeper::{Book, Keeper, Kernel, Need, Settings, Wire};
+use hop_keeper::{Book, Event, Keeper, Kernel, Need, Settings, Wire};
 use hop_log::{Act, Entry, Index, Payload, Record, RecordNumber, Sequence, State};
 use hop_raft::{Feed, Group, Member, News};
 use hop_wal::Options;
@@ -45,7 +45,7 @@ fn first_state() -> State {
 
 struct Host {
     keeper: Keeper,
-    needs: mpsc::UnboundedReceiver<Need>,
+    events: mpsc::UnboundedReceiver<Event>,
     member: Arc<Member<Wire>>,
     feed: Feed,
     state: Option<State>,
@@ -68,7 +68,7 @@ async fn host(dir: &Path, id: u32) -> Host {
         wal: Options::default(),
         book: Book::open(&dir.join("seats")).unwrap(),
     };
-    let (keeper, needs) = Keeper::start(settings).await.unwrap();
+    let (keeper, events) = Keeper::start(settings).await.unwrap();
     let member = match id {
         1 => keeper.found(kernel(1), &first_state()).await.unwrap(),
         _ => keeper.join(kernel(id)).await.unwrap(),
@@ -76,7 +76,7 @@ async fn host(dir: &Path, id: u32) -> Host {
     let feed = member.subscribe();
     Host {
         keeper,
-        needs,
+        events,
         member,
         state: feed.state.clone(),
         feed,
@@ -113,6 +113,15 @@ impl Host {
         timeout(LONG, all).await.unwrap();
     }
 
+    /// The next need that the keeper tells.
+    async fn need(&mut self) -> Need {
+        loop {
+            if let Event::Need(need) = timeout(LONG, self.events.recv()).await.unwrap().unwrap() {
+                return need;
+            }
+        }
+    }
+
     /// Runs a cell: proposes its end until it is applied here.
     async fn cell(&mut self, name: &str) {
         self.wait("a state", |_| true).await;
@@ -146,7 +155,7 @@ impl Host {
 async fn grown(dir: &Path) -> [Host; 3] {
     let mut first = host(dir, 1).await;
     first.cell("alone").await;
-    let need = timeout(LONG, first.needs.recv()).await.unwrap().unwrap();
+    let need = first.need().await;
     assert_eq!((need.group.as_str(), need.replicas), (GROUP, 2));
     let others = [host(dir, 2).await, host(dir, 3).await];
     for id in [2, 3] {
@@ -215,7 +224,7 @@ async fn a_lost_member_is_replaced_under_a_new_incarnation() {
     drop(second);
     first.keeper.seat_ended(seat(2));
     third.keeper.seat_ended(seat(2));
-    let need = timeout(LONG, first.needs.recv()).await.unwrap().unwrap();
+    let need = first.need().await;
     assert_eq!(need.replicas, 1);
     let fourth = host(dir.path(), 4).await;
     first.member.propose(join(4)).await.unwrap();

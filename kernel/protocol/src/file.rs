@@ -26,6 +26,11 @@ fn data_dir() -> Option<PathBuf> {
     Some(data.join("gresshopper"))
 }
 
+/// The folder of the addresses and keys of this user's seats: `gresshopper/seats` in the user's data folder.
+pub fn seats_dir() -> Option<PathBuf> {
+    Some(data_dir()?.join("seats"))
+}
+
 /// The folder of all states of this user's kernels: `gresshopper/states` in the user's data folder.
 pub fn states_dir() -> Option<PathBuf> {
     Some(data_dir()?.join("states"))
@@ -75,6 +80,9 @@ pub struct FrontFile {
     /// Jupyter's signing key of this kernel.
     pub signing_key: String,
     pub launch: Launch,
+    /// For a kernel with three replicas in Slurm.
+    #[serde(default)]
+    pub takeover: Option<Takeover>,
 }
 
 impl std::fmt::Debug for FrontFile {
@@ -133,6 +141,87 @@ pub struct Launch {
     pub local: bool,
     #[serde(default)]
     pub durable: Durable,
+    /// Replicas that the kernel should have. With three a Raft group keeps the kernel's log.
+    #[serde(default)]
+    pub replicas: Replicas,
+}
+
+/// How many replicas a kernel should have. Two would be lost with either of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub enum Replicas {
+    #[default]
+    One,
+    Three,
+}
+
+impl Replicas {
+    pub const fn count(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Three => 3,
+        }
+    }
+}
+
+/// A number of replicas that no kernel can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a kernel has 1 or 3 replicas, not {0}")]
+pub struct NoSuchCount(u8);
+
+impl TryFrom<u8> for Replicas {
+    type Error = NoSuchCount;
+
+    fn try_from(count: u8) -> Result<Self, NoSuchCount> {
+        match count {
+            1 => Ok(Self::One),
+            3 => Ok(Self::Three),
+            _ => Err(NoSuchCount(count)),
+        }
+    }
+}
+
+impl From<Replicas> for u8 {
+    fn from(replicas: Replicas) -> Self {
+        replicas.count() as Self
+    }
+}
+
+/// The size of a replica's step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepSize {
+    pub mem_mib: u64,
+    pub cpus: u16,
+}
+
+/// What a seat needs to start the kernel's executor by itself, as the front would.
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Takeover {
+    pub size: StepSize,
+    /// The environment of the front: the one in which the user's kernel was started.
+    pub environment: Vec<(String, String)>,
+}
+
+impl Takeover {
+    /// By the environment of this process, without the variables of its job.
+    pub fn here(size: StepSize) -> Self {
+        let environment = std::env::vars_os().filter_map(|(name, value)| {
+            let pair = (name.into_string().ok()?, value.into_string().ok()?);
+            (!crate::step::is_of_slurm(&pair.0)).then_some(pair)
+        });
+        Self {
+            size,
+            environment: environment.collect(),
+        }
+    }
+}
+
+impl std::fmt::Debug for Takeover {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Takeover")
+            .field("size", &self.size)
+            .finish_non_exhaustive()
+    }
 }
 
 impl Launch {
@@ -228,7 +317,9 @@ mod tests {
                 name: String::new(),
                 local: true,
                 durable: Durable::No,
+                replicas: Replicas::One,
             },
+            takeover: None,
         };
         file.write(&dir).unwrap();
         assert_eq!(FrontFile::read(&dir).unwrap().launch, file.launch);

@@ -7,4 +7,5 @@ pub mod link;
 pub mod message;
 pub mod retain;
 pub mod states;
+pub mod step;
 pub mod tls;

@@ -31,6 +31,9 @@ pub struct Hello {
     /// Execute requests that the kernel hasn't answered, the oldest first, so that a new front can answer them if the
     /// kernel dies.
     pub in_flight: Vec<InFlight>,
+    /// Members of the kernel's group that vote; 0 without a group.
+    #[serde(default)]
+    pub members: usize,
 }
 
 /// An execute request without a reply.
@@ -75,6 +78,12 @@ pub enum Note {
     HandedBefore { cell: CellId, tenure: Tenure },
     /// Answers [`Note::Begins`]: the cell may begin.
     MayBegin { cell: CellId },
+    /// A new replica has a place: it joins the kernel's group. Answers [`Note::Grow`].
+    Grown {
+        incarnation: Incarnation,
+        seat: JobId,
+        node: NodeName,
+    },
     /// The clients have the answers up to this number, and were told of the losses up to this tenure (docs/replication.md).
     Heard { cells: u64, losses: Tenure },
     /// The replica of this incarnation waits in the seat of [`Note::MoveAsked`]: leave between two cells.
@@ -106,6 +115,14 @@ pub enum Note {
     Settled { through: u64 },
     /// The kernel's process died, and the replica goes on in this tenure. `lost` are answered cells without effects.
     Tenure { tenure: Tenure, lost: Vec<CellId> },
+    /// The kernel's group lacks `count` replicas. New ones have numbers from `first` on, and sit on other nodes than these.
+    Grow {
+        count: usize,
+        first: Incarnation,
+        nodes: Vec<NodeName>,
+    },
+    /// So many members of the kernel's group vote now: with three it goes on without one of them.
+    Members { count: usize },
     /// The replica's seat ends. The state is settled as far as possible; the kernel should go on elsewhere.
     Leaving { reason: String },
     /// Prepare a replica in this seat: the kernel is to move there.

@@ -5,7 +5,7 @@ use hop_protocol::file::FrontFile;
 use hop_protocol::link::{Frame, Link};
 use hop_protocol::message::{Hello, Welcome};
 use hop_protocol::tls::front_name;
-use hop_words::id::Incarnation;
+use hop_words::id::{Incarnation, Tenure};
 use std::path::PathBuf;
 use std::time::Duration;
 use tokio::net::TcpStream;
@@ -44,12 +44,13 @@ pub enum Gone {
     Alone(String),
 }
 
-/// Dials until there is no front any more. A `standby` is welcomed when it is its turn, be that after hours.
-pub async fn dial(dir: PathBuf, me: Incarnation, standby: bool, events: mpsc::Sender<LinkEvent>) {
+/// Dials until there is no front any more. `tenure` is the one in which the replica began. `None`: it waits for its turn, and
+/// is welcomed then, be that after hours.
+pub async fn dial(dir: PathBuf, me: Incarnation, tenure: Option<Tenure>, events: mpsc::Sender<LinkEvent>) {
     let mut alone_since = Instant::now();
-    let mut patience = if standby { Duration::MAX } else { EACH_TRY };
+    let mut patience = if tenure.is_none() { Duration::MAX } else { EACH_TRY };
     let gone = loop {
-        match attempt(&dir, me, &mut patience, &events).await {
+        match attempt(&dir, me, tenure, &mut patience, &events).await {
             Ok(()) => {
                 alone_since = Instant::now();
                 if events.send(LinkEvent::Down).await.is_err() {
@@ -76,16 +77,26 @@ enum Failure {
     Final(String),
 }
 
+/// Whether another replica came after this one, which began in this tenure. A kernel's group may return to an incarnation
+/// that it had before, so tenures tell where there are any.
+fn is_followed(file: &FrontFile, me: Incarnation, tenure: Option<Tenure>) -> bool {
+    match (&file.state, tenure) {
+        (Some(state), Some(tenure)) => file.incarnation != me && state.tenure > tenure,
+        _ => file.incarnation > me,
+    }
+}
+
 /// One connection, from dialling to its end.
 async fn attempt(
     dir: &std::path::Path,
     me: Incarnation,
+    tenure: Option<Tenure>,
     patience: &mut Duration,
     events: &mpsc::Sender<LinkEvent>,
 ) -> Result<(), Failure> {
     let again = |e: &dyn std::error::Error| Failure::Again(e.to_string());
     let file = FrontFile::read(dir).map_err(|e| again(&e))?;
-    if file.incarnation > me {
+    if is_followed(&file, me, tenure) {
         return Err(Failure::Final("a newer replica has taken its place".into()));
     }
     let mut link = Link::new(connect(&file).await?);

@@ -10,6 +10,7 @@ pub mod dial;
 mod errands;
 pub mod leases;
 mod link;
+pub mod log;
 pub mod models;
 pub mod need;
 pub mod oom;

@@ -5,6 +5,7 @@ use clap::{Parser, Subcommand};
 use hop_api::config::Config;
 use hop_protocol::file::FrontFile;
 use hop_replica::leases::Leases;
+use hop_replica::log::SeatLink;
 use hop_replica::run::{self, Place};
 use hop_replica::{child, seat};
 use hop_words::id::{Incarnation, JobId, NodeName};
@@ -34,6 +35,9 @@ enum Command {
         /// Wait with an empty kernel until the front moves the notebook's kernel here.
         #[arg(long)]
         standby: bool,
+        /// Go on from what the kernel's group has, which has elected this replica; end if it hasn't.
+        #[arg(long, conflicts_with = "standby")]
+        elected: bool,
     },
     /// Hold a seat: the batch step of a user's CPU-only job.
     Seat,
@@ -60,7 +64,8 @@ fn main() -> ExitCode {
             dir,
             incarnation,
             standby,
-        } => in_runtime(replica(dir, Incarnation(incarnation), standby)),
+            elected,
+        } => in_runtime(replica(dir, Incarnation(incarnation), standby, elected)),
         Command::Seat => in_runtime(hold_seat()),
         Command::Exec { parent, argv } => child::exec(parent, &argv).map(|never| match never {}),
     };
@@ -83,23 +88,30 @@ fn in_runtime(work: impl Future<Output = Result<()>>) -> Result<()> {
     done
 }
 
-async fn replica(dir: PathBuf, incarnation: Incarnation, standby: bool) -> Result<()> {
+async fn replica(dir: PathBuf, incarnation: Incarnation, standby: bool, by_group: bool) -> Result<()> {
     let file = FrontFile::read(&dir)?;
     let place = if file.launch.local {
         Place::local()
     } else {
         Place::from_slurm()?
     };
-    let (leases, _seat) = if file.launch.local {
+    let (leases, mut seat) = if file.launch.local {
         let reason = "this kernel runs without Slurm (hop-front in local mode), so there is no GPU to lend";
         (Leases::nobody(reason.into()), None)
     } else {
         let config = Config::load().context("can't read the configuration")?;
         (
             Leases::hopd(&config)?,
-            Some(seat::take_place(place.seat.job).await?),
+            Some(SeatLink::new(seat::take_place(place.seat.job).await?)),
         )
     };
+    let elected = match &mut seat {
+        Some(seat) if by_group => seat.elected(&file.kernel, incarnation).await,
+        _ => None,
+    };
+    if by_group && elected.is_none() {
+        anyhow::bail!("the kernel has another executor by now");
+    }
     run::run(run::Setup {
         program: std::env::current_exe().context("can't find my own program file")?,
         dir,
@@ -108,6 +120,8 @@ async fn replica(dir: PathBuf, incarnation: Incarnation, standby: bool) -> Resul
         place,
         leases,
         standby,
+        seat,
+        elected,
     })
     .await
 }

@@ -8,15 +8,17 @@ use crate::dial::{self, Gone, LinkEvent};
 use crate::errands::Errands;
 use crate::leases::{Leases, News};
 use crate::link::FrontLink;
+use crate::log::{Log, SeatLink};
 use crate::process::end_children;
 use crate::scratch::Scratch;
+use crate::seat::wire::FromSeat;
 use crate::sockets::{Events, FromKernel, Sockets};
 use crate::standby;
 use crate::store::{StoreEvent, StoreJob, StoreThread};
 use anyhow::{Context, Result};
 use bytes::Bytes;
 use hop_api::message::{Request as ToHopd, SeatStep};
-use hop_log::{Entry, Index};
+use hop_log::{Index, State};
 use hop_protocol::file::{Durable, FrontFile};
 use hop_protocol::jupyter::Author;
 use hop_protocol::link::{Frame, Item};
@@ -26,7 +28,6 @@ use hop_words::clock::SteadyClock;
 use hop_words::id::{Incarnation, JobId, NodeName, Tenure};
 use hop_words::time::Timestamp;
 use rustix::process::Signal;
-use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::time::Duration;
@@ -99,6 +100,10 @@ pub struct Setup {
     pub leases: Leases,
     /// Wait until the front moves the kernel here.
     pub standby: bool,
+    /// The connection to the seat's keeper, in Slurm.
+    pub seat: Option<SeatLink>,
+    /// The state of the kernel's group, if it has elected this replica.
+    pub elected: Option<State>,
 }
 
 /// One process of the kernel, with the connections to it.
@@ -131,8 +136,9 @@ struct Replica {
     to_hopd: mpsc::UnboundedSender<ToHopd>,
     /// `None` means that the kernel keeps no log.
     store: Option<StoreThread>,
-    /// Entries that were proposed and are to be applied next. A kernel with one replica applies them itself.
-    committed: VecDeque<Entry>,
+    log: Log,
+    /// Where the dialler's words go, until it is started.
+    dialler: Option<mpsc::Sender<LinkEvent>>,
     leaving: bool,
 }
 
@@ -144,6 +150,7 @@ struct Inputs {
     news: mpsc::UnboundedReceiver<News>,
     errands: mpsc::UnboundedReceiver<(u32, ErrandEnd)>,
     store: mpsc::UnboundedReceiver<StoreEvent>,
+    seat: Option<mpsc::UnboundedReceiver<FromSeat>>,
 }
 
 /// Runs the kernel until it is over; the front is told how.
@@ -164,27 +171,36 @@ async fn run_kernel(setup: Setup) -> Result<()> {
         place,
         leases,
         standby,
+        seat,
+        elected,
     } = setup;
     let (link_tx, mut links) = mpsc::channel(8);
+    let is_elected = elected.is_some();
     let mut process = Process::start(&program, &file, leases.lends);
     let mut first = None;
-    if standby {
+    let mut dialler = Some(link_tx);
+    if standby && let Some(link_tx) = dialler.take() {
         let process = process.as_mut().map_err(|e| anyhow::anyhow!("{e:#}"))?;
         Box::pin(standby::heard(process)).await?;
-        tokio::spawn(dial::dial(dir.clone(), incarnation, true, link_tx));
+        tokio::spawn(dial::dial(dir.clone(), incarnation, None, link_tx));
         let hello = hello(&file, incarnation, &place);
         let (up, called) = Box::pin(standby::called(process, &mut links, &hello, &dir)).await?;
         (first, file) = (Some(up), called);
-    } else {
-        tokio::spawn(dial::dial(dir.clone(), incarnation, false, link_tx));
     }
     let started = process.and_then(|process| {
-        let durably = durably(&file)?;
+        let durably = durably(&file, elected)?;
         Ok((process, durably))
     });
     let (process, durably) = match started {
         Ok(started) => started,
         Err(error) => {
+            // Nothing has begun: the group elects another executor where this one can't start.
+            if is_elected {
+                return Err(error);
+            }
+            if let Some(link_tx) = dialler.take() {
+                tokio::spawn(dial::dial(dir, incarnation, Some(tenure_of(&file)), link_tx));
+            }
             let hello = hello(&file, incarnation, &place);
             return not_started(hello, links, format!("{error:#}")).await;
         }
@@ -196,6 +212,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
         node: place.node.clone(),
         seat: place.seat.clone(),
         launch: file.launch.clone(),
+        has_keeper: seat.is_some(),
         can_park: errands.can_run(),
         models: crate::models::of_node(),
     };
@@ -215,16 +232,24 @@ async fn run_kernel(setup: Setup) -> Result<()> {
         errands,
         errand_ends,
         to_hopd: leases.requests,
-        committed: VecDeque::new(),
+        log: Log::new(seat.as_ref(), is_elected),
+        dialler,
         leaving: false,
         file,
     };
+    if is_elected {
+        // The front is told once the tenure's folder is there for it to read.
+        replica.handle(Input::Elected).await;
+    } else {
+        replica.dial();
+    }
     let mut inputs = Inputs {
         links: Some(links),
         frames: None,
         news: leases.news,
         errands: errand_in,
         store: store_in,
+        seat: seat.map(|seat| seat.input),
     };
     if first.is_some() {
         replica.on_link(first, &mut inputs.frames);
@@ -236,14 +261,27 @@ fn author(file: &FrontFile) -> Author {
     Author::new(file.signing_key.as_bytes(), uuid::Uuid::new_v4().to_string())
 }
 
-/// The state in which the front has opened our tenure.
-fn durably(file: &FrontFile) -> Result<Option<Durably>> {
+/// The tenure that the front has opened. Zero: the kernel keeps no log.
+fn tenure_of(file: &FrontFile) -> Tenure {
+    file.state.as_ref().map_or(Tenure(0), |s| s.tenure)
+}
+
+/// The state of our tenure: the group's that has elected us, or the one in which the front has opened the tenure.
+fn durably(file: &FrontFile, elected: Option<State>) -> Result<Option<Durably>> {
     let Some(folder) = &file.state else {
         return Ok(None);
     };
-    let tenure = states::folder(&folder.kernel, folder.tenure, 0);
+    let is_elected = elected.is_some();
+    let state = match elected {
+        Some(state) => state,
+        None => {
+            let tenure = states::folder(&folder.kernel, folder.tenure, 0);
+            states::read(&tenure).context("can't read the kernel's state")?
+        }
+    };
     Ok(Some(Durably {
-        state: states::read(&tenure).context("can't read the kernel's state")?,
+        state,
+        elected: is_elected,
         folder: folder.kernel.clone(),
         store: folder.store.clone(),
         before_reply: file.launch.durable == Durable::BeforeReply,
@@ -283,7 +321,7 @@ fn hello(file: &FrontFile, incarnation: Incarnation, place: &Place) -> Hello {
         version: VERSION,
         kernel: file.kernel.clone(),
         incarnation,
-        tenure: file.state.as_ref().map_or(Tenure(0), |s| s.tenure),
+        tenure: tenure_of(file),
         node: place.node.clone(),
         pid: std::process::id(),
         seat: place.seat.job,
@@ -292,6 +330,7 @@ fn hello(file: &FrontFile, incarnation: Incarnation, place: &Place) -> Hello {
         taken: 0,
         standby: false,
         in_flight: Vec::new(),
+        members: 0,
     }
 }
 
@@ -319,6 +358,13 @@ async fn not_started(hello: Hello, mut links: mpsc::Receiver<LinkEvent>, reason:
 async fn receive<T>(input: &mut Option<mpsc::Receiver<T>>) -> Option<T> {
     match input {
         Some(rx) => rx.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn receive_word(seat: &mut Option<mpsc::UnboundedReceiver<FromSeat>>) -> Option<FromSeat> {
+    match seat {
+        Some(seat) => seat.recv().await,
         None => std::future::pending().await,
     }
 }
@@ -410,6 +456,11 @@ impl Replica {
                         self.handle(Input::Errand(end)).await;
                     }
                 },
+                word = receive_word(&mut inputs.seat) => match word {
+                    Some(word) => self.on_seat(word).await,
+                    // The seat's job ends, and this step with it.
+                    None => inputs.seat = None,
+                },
                 event = inputs.store.recv() => if let Some(event) = event { self.on_store(event).await },
                 client = &mut connecting, if !connected => {
                     connected = true;
@@ -431,7 +482,7 @@ impl Replica {
     async fn handle(&mut self, input: Input) {
         self.decide(input).await;
         // One replica is a majority of itself.
-        while let Some(entry) = self.committed.pop_front() {
+        while let Some(entry) = self.log.committed() {
             let index = Index(self.core.applied_index().0 + 1);
             self.decide(Input::Applied { index, entry }).await;
         }
@@ -469,7 +520,12 @@ impl Replica {
             Output::InterruptKernel { why } => self.process.kernel.interrupt(why.as_deref()),
             Output::KillKernel => self.process.kernel.kill(),
             Output::StartKernel => self.start_again(),
-            Output::Propose(entry) => self.committed.push_back(entry),
+            Output::Propose(entry) => self.log.propose(entry),
+            Output::Found { wanted, state } => {
+                let kernel = self.file.kernel.clone();
+                self.log.found(kernel, self.incarnation, wanted, state);
+            }
+            Output::Disband => self.log.disband(),
             Output::Append {
                 number,
                 text,
@@ -496,7 +552,37 @@ impl Replica {
         }
     }
 
+    /// Has the front found, and kept.
+    fn dial(&mut self) {
+        if let Some(events) = self.dialler.take() {
+            let tenure = Some(self.core.tenure());
+            tokio::spawn(dial::dial(self.dir.clone(), self.incarnation, tenure, events));
+        }
+    }
+
+    async fn on_seat(&mut self, word: FromSeat) {
+        let input = match word {
+            FromSeat::Alone => return,
+            FromSeat::State(state) => {
+                self.log.founded();
+                Input::GroupState(state)
+            }
+            FromSeat::Applied { index, entry } => Input::Applied { index, entry },
+            FromSeat::Voters(voters) => Input::Voters(voters),
+            FromSeat::Need(count) => Input::Lacks(count),
+            FromSeat::Failed(why) => {
+                tracing::warn!(why, "the kernel stays with one replica");
+                self.log.not_founded();
+                Input::NotFounded
+            }
+        };
+        self.handle(input).await;
+    }
+
     async fn on_store(&mut self, event: StoreEvent) {
+        if matches!(event, StoreEvent::Opened | StoreEvent::Failed(_)) {
+            self.dial();
+        }
         let input = match event {
             StoreEvent::Synced { upto, length, mac } => Input::Synced { upto, length, mac },
             StoreEvent::InSync => Input::InSync,
@@ -563,6 +649,15 @@ impl Replica {
                 Note::Sleep { reason } => Input::Orphaned { reason },
                 Note::HandedBefore { cell, tenure } => Input::HandedBefore { cell, tenure },
                 Note::MayBegin { cell } => Input::MayBegin { cell },
+                Note::Grown {
+                    incarnation,
+                    seat,
+                    node,
+                } => Input::Grown {
+                    incarnation,
+                    seat,
+                    node,
+                },
                 Note::Heard { cells, losses } => Input::Heard { cells, losses },
                 Note::MoveReady { incarnation } => Input::MoveReady { incarnation },
                 Note::MoveFailed { incarnation, reason } => Input::MoveFailed { incarnation, reason },
@@ -604,6 +699,7 @@ impl Replica {
             taken,
             tenure: self.core.tenure(),
             in_flight: self.core.in_flight(),
+            members: self.core.members(),
             ..hello(&self.file, self.incarnation, &self.place)
         }
     }

@@ -405,6 +405,8 @@ mod tests {
             parked: None,
             captured: false,
             bound: Bound::default(),
+            wanted: 0,
+            standbys: Vec::new(),
         };
         assert!(check_replica(&alice, &up).is_ok());
         up.seat.uid = 1002;

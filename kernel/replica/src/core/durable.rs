@@ -2,6 +2,7 @@
 //! into the next process (docs/replication.md; the messages are those of docs/agent-wire.md, `state.*`).
 
 use super::answers::LostCell;
+use super::group::Grouped;
 use super::journal::{Answering, Journal, unpack};
 use super::lease::{Kind, Lease};
 use super::memory::Park;
@@ -18,7 +19,7 @@ use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
 use serde::Deserialize;
 use serde_json::{Value, json};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::path::PathBuf;
 
 /// An agent that says nothing for so long after the kernel is heard doesn't capture.
@@ -43,6 +44,8 @@ const CAPTURED_MAX: usize = 64;
 pub struct Durably {
     /// The state in which the front has opened the kernel's tenure.
     pub state: State,
+    /// The kernel's group has elected this replica: its tenure's folder isn't open yet.
+    pub elected: bool,
     /// The folder of all the kernel's tenures.
     pub folder: PathBuf,
     /// The user's content-addressed store of chunks.
@@ -95,6 +98,8 @@ pub(super) struct Leaving {
     pub(super) in_haste: bool,
     /// Everything that could be saved is on its way to the store.
     pub(super) flushed: bool,
+    /// The group was asked for another executor.
+    handed_over: bool,
 }
 
 #[derive(Debug)]
@@ -104,7 +109,10 @@ pub(super) struct Durable {
     before_reply: bool,
     silent: Option<String>,
     found_again: bool,
-    journal: Journal,
+    pub(super) journal: Journal,
+    pub(super) grouped: Grouped,
+    /// The tenure's folder is being opened: nothing can be read from it yet.
+    pub(super) opening: bool,
     talk: Talk,
     last_request: u64,
     /// Captures whose cell hasn't been answered yet.
@@ -164,6 +172,14 @@ impl Durable {
     pub(super) fn new(given: Durably) -> Self {
         Self {
             journal: Journal::new(given.state),
+            grouped: if given.elected {
+                Grouped::Yes {
+                    voters: BTreeSet::new(),
+                }
+            } else {
+                Grouped::Alone
+            },
+            opening: false,
             folder: given.folder,
             store: given.store,
             before_reply: given.before_reply,
@@ -216,6 +232,12 @@ impl Durable {
         }
     }
 
+    /// Whether the store has everything from which the kernel goes on.
+    fn may_restore(&self) -> bool {
+        let waits = self.opening || self.reopens || !self.journal.state().restore().records.is_empty();
+        !waits || self.broken.is_some()
+    }
+
     fn is_leaving(&self) -> bool {
         self.leaving.is_some()
     }
@@ -266,8 +288,19 @@ impl Core {
         }
     }
 
+    /// Reads the state once everything that is known of it is in the store.
+    fn open_store_if_ready(&mut self) {
+        let preparing = matches!(self.phase, Phase::Preparing { .. });
+        if preparing && self.durable.as_ref().is_some_and(|d| d.talk == Talk::Greeted) {
+            self.open_store();
+        }
+    }
+
     /// Names the store to the agent. What is restored then is known to be in the log, and isn't captured again.
     fn open_store(&mut self) {
+        if !self.durable.as_ref().is_some_and(Durable::may_restore) {
+            return;
+        }
         if !self.has_state() {
             return self.begin_capturing();
         }
@@ -382,6 +415,7 @@ impl Core {
     fn ready(&mut self) {
         self.talk(Talk::Captures);
         self.up();
+        self.found_group();
         self.leave_if_idle();
     }
 
@@ -410,14 +444,14 @@ impl Core {
         }
     }
 
-    fn act(&mut self, act: Act) {
+    pub(super) fn act(&mut self, act: Act) {
         if let Some(durable) = &mut self.durable {
             let entry = durable.journal.act(act);
             self.out.push(Output::Propose(entry));
         }
     }
 
-    fn propose(&mut self, entry: Entry) {
+    pub(super) fn propose(&mut self, entry: Entry) {
         if let Some(durable) = &mut self.durable {
             let entry = durable.journal.propose(entry);
             self.out.push(Output::Propose(entry));
@@ -467,7 +501,8 @@ impl Core {
         let (Some(text), Some(body)) = (attachments.next(), attachments.next()) else {
             return;
         };
-        let (number, entry) = durable.journal.record(through);
+        let payload = durable.payload(&text, &body);
+        let (number, entry) = durable.journal.record(through, payload);
         let behind = durable.journal.state().restore().settled.cloned();
         self.out.push(Output::Propose(entry));
         self.out.push(Output::Append {
@@ -533,8 +568,7 @@ impl Core {
         };
         let (effect, answer) = match durable.journal.apply(index, entry) {
             Ok(applied) => applied,
-            // The log refuses what a deposed executor proposes: its answers must not leave.
-            Err(_) => return,
+            Err(_) => return self.entry_refused(entry),
         };
         match effect {
             Effect::Answered { number, .. } => {
@@ -545,12 +579,17 @@ impl Core {
             Effect::Settled { .. } => {
                 let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
                 self.out.push(Output::WriteState { state: bytes });
+                self.open_store_if_ready();
             }
+            Effect::Opened { executor, .. } if executor != self.identity.incarnation => self.deposed(),
             Effect::Opened { lost, .. } => {
                 durable.lost = lost;
+                durable.opening = true;
                 let state = durable.journal.state().clone();
                 self.out.push(Output::OpenTenure { state });
             }
+            Effect::Left { executor: true } => self.deposed(),
+
             Effect::Asleep => {
                 let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
                 self.out.push(Output::WriteState { state: bytes });
@@ -562,6 +601,30 @@ impl Core {
             | Effect::Recorded
             | Effect::Fresh
             | Effect::Heard => {}
+        }
+    }
+
+    /// The log refuses an entry of ours.
+    fn entry_refused(&mut self, entry: &Entry) {
+        let me = self.identity.incarnation;
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let tenure = durable.journal.tenure();
+        let executes = durable.journal.state().executor() == Some(me);
+        match entry {
+            // It was on its way when this replica's process died, and its next tenure came first.
+            Entry::Act {
+                tenure: then,
+                act: act @ Act::Lost { .. },
+                ..
+            } if executes && *then < tenure => self.act(act.clone()),
+            Entry::Act {
+                act: Act::Moved { .. },
+                ..
+            } if executes => self.leave_by_word(),
+            // Of a deposed executor: its answers must not leave.
+            _ => durable.journal.forget_answer(entry),
         }
     }
 
@@ -741,6 +804,7 @@ impl Core {
             durable.notices.push(wording::not_captured(&why));
             durable.broken = Some(why);
         }
+        durable.opening = false;
         for (number, cell, answer) in std::mem::take(&mut durable.held_replies) {
             self.send_answer(number, cell, answer);
         }
@@ -748,6 +812,7 @@ impl Core {
             self.give_up_move("nothing can be written to its user's store");
         }
         self.in_sync();
+        self.open_store_if_ready();
     }
 
     // The end of a process, and the next one.
@@ -855,8 +920,11 @@ impl Core {
     pub(super) fn tenure_opened(&mut self) {
         if let Some(durable) = &mut self.durable {
             let (tenure, lost) = (durable.tenure(), std::mem::take(&mut durable.lost));
+            durable.opening = false;
             self.note(Note::Tenure { tenure, lost });
             self.register();
+            self.carry_over();
+            self.open_store_if_ready();
         }
     }
 
@@ -899,6 +967,7 @@ impl Core {
                 until,
                 in_haste,
                 flushed: false,
+                handed_over: false,
             });
         }
         self.leave_if_idle();
@@ -939,7 +1008,8 @@ impl Core {
         let Some(durable) = &self.durable else {
             return;
         };
-        let Some(leaving) = durable.leaving.as_ref().filter(|l| l.flushed) else {
+        let leaving = durable.leaving.as_ref();
+        let Some(leaving) = leaving.filter(|l| l.flushed && !l.handed_over) else {
             return;
         };
         let state = durable.journal.state();
@@ -956,7 +1026,7 @@ impl Core {
         let Some(durable) = &mut self.durable else {
             return;
         };
-        let Some(leaving) = durable.leaving.take() else {
+        let Some(mut leaving) = durable.leaving.take() else {
             return;
         };
         durable.moving = None;
@@ -964,10 +1034,19 @@ impl Core {
         for cell in self.cells.not_begun() {
             self.note(Note::NotBegun { cell });
         }
+        if matches!(leaving.farewell, Farewell::Leave(_)) && !leaving.handed_over && self.hand_over() {
+            leaving.handed_over = true;
+            if let Some(durable) = &mut self.durable {
+                durable.leaving = Some(leaving);
+            }
+            return;
+        }
         match leaving.farewell {
             Farewell::Leave(reason) => self.note(Note::Leaving { reason }),
             Farewell::Move(incarnation) => {
                 self.leave_devices();
+                // The next tenure is opened in the store, and begins a group of its own.
+                self.disband();
                 self.note(Note::Moving { incarnation });
             }
             Farewell::Sleep(reason) => {
@@ -979,6 +1058,13 @@ impl Core {
         self.phase = Phase::Over;
         self.out.push(Output::KillKernel);
         self.out.push(Output::Leave);
+    }
+
+    /// The group refuses to hand the kernel to another member: the front starts the next replica.
+    fn leave_by_word(&mut self) {
+        if self.is_leaving() {
+            self.go();
+        }
     }
 
     /// Time passes.

@@ -63,9 +63,31 @@ impl Journal {
         RecordNumber(self.state.records().0 + records.count() as u64 + 1)
     }
 
+    /// The state as the group has it. What was proposed and isn't in it is still to come.
+    pub(super) fn adopt(&mut self, state: State) {
+        self.state = state;
+    }
+
+    /// Bytes of records that were committed or proposed, and aren't in the store.
+    pub(super) fn unsettled_bytes(&self) -> usize {
+        let proposed = self.proposed.iter().filter_map(|entry| match entry {
+            Entry::Act {
+                act: Act::Record { record, .. },
+                ..
+            } => Some(record.weight()),
+            _ => None,
+        });
+        let committed = self.state.unsettled_records().map(Record::weight);
+        committed.chain(proposed).sum()
+    }
+
     /// An act of this executor's, behind those that were proposed before.
     pub(super) fn act(&mut self, act: Act) -> Entry {
-        let before = self.proposed.iter().filter(|e| matches!(e, Entry::Act { .. }));
+        let now = self.tenure();
+        let before = self
+            .proposed
+            .iter()
+            .filter(|e| matches!(e, Entry::Act { tenure, .. } if *tenure == now));
         let sequence = Sequence(self.state.sequence().0 + before.count() as u64 + 1);
         self.propose(Entry::Act {
             tenure: self.tenure(),
@@ -97,12 +119,9 @@ impl Journal {
     }
 
     /// A record that is in the folder's log, with its number. `through` is the last cell that it completes.
-    pub(super) fn record(&mut self, through: Option<CellId>) -> (RecordNumber, Entry) {
+    pub(super) fn record(&mut self, through: Option<CellId>, payload: Payload) -> (RecordNumber, Entry) {
         let number = self.next_record();
-        let record = Record {
-            number,
-            payload: Payload::Folder,
-        };
+        let record = Record { number, payload };
         (number, self.act(Act::Record { record, through }))
     }
 
@@ -124,6 +143,7 @@ impl Journal {
             self.proposed.pop_front();
         }
         let effect = self.state.apply(index, entry);
+        let effect = effect?;
         let answer = match entry {
             Entry::Act {
                 act: Act::Ended { cell, .. } | Act::Lost { cell, .. },
@@ -131,7 +151,18 @@ impl Journal {
             } => self.answering.remove(cell),
             _ => None,
         };
-        effect.map(|effect| (effect, answer))
+        Ok((effect, answer))
+    }
+
+    /// The log refuses the entry: the answer that waited for it never leaves.
+    pub(super) fn forget_answer(&mut self, entry: &Entry) {
+        if let Entry::Act {
+            act: Act::Ended { cell, .. } | Act::Lost { cell, .. },
+            ..
+        } = entry
+        {
+            self.answering.remove(cell);
+        }
     }
 
     /// The front has handed out this request before, first under this tenure.

@@ -10,6 +10,7 @@ mod block;
 mod cells;
 mod check;
 mod durable;
+mod group;
 mod journal;
 mod lease;
 mod memory;
@@ -35,7 +36,7 @@ use hop_protocol::file::Launch;
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, with_key};
 use hop_protocol::link::Item;
 use hop_protocol::message::{InFlight, Note, Over};
-use hop_words::id::{CellId, Incarnation, KernelId, NodeName, Tenure};
+use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
 use lease::Lease;
@@ -44,6 +45,7 @@ use notices::Notices;
 use serde::Deserialize;
 use serde_json::Value;
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 pub use check::Place;
@@ -64,6 +66,8 @@ pub struct Identity {
     pub node: NodeName,
     pub seat: SeatStep,
     pub launch: Launch,
+    /// The replica sits in a seat, whose keeper can keep the kernel's group.
+    pub has_keeper: bool,
     /// Whether a cell can be parked in its middle as far as this node's programs are concerned.
     pub can_park: bool,
     /// Names of the node's GPUs.
@@ -136,6 +140,22 @@ pub enum Input {
     FrontChanged,
     /// Nobody uses the kernel any more: it hibernates, if its state is kept.
     Orphaned { reason: String },
+    /// The kernel's group has elected this replica. Its state was given at the beginning.
+    Elected,
+    /// The group's state: it is founded, or this seat was behind.
+    GroupState(Box<State>),
+    /// The kernel can't have a group.
+    NotFounded,
+    /// These members of the group vote.
+    Voters(BTreeSet<Incarnation>),
+    /// The group lacks so many members.
+    Lacks(usize),
+    /// A new member has a seat.
+    Grown {
+        incarnation: Incarnation,
+        seat: JobId,
+        node: NodeName,
+    },
     /// Time has passed.
     Tick,
 }
@@ -190,6 +210,13 @@ pub enum Output {
     OpenTenure {
         state: State,
     },
+    /// Found the kernel's group, with this state as its beginning: [`Input::GroupState`], or [`Input::NotFounded`].
+    Found {
+        wanted: usize,
+        state: State,
+    },
+    /// The kernel is over, and its group with it.
+    Disband,
     /// The replica ends, once the front has taken everything.
     Leave,
 }
@@ -340,6 +367,16 @@ impl Core {
             Input::MoveFailed { incarnation, reason } => self.move_failed(incarnation, reason),
             Input::FrontChanged => self.give_up_move("its front was replaced meanwhile"),
             Input::Orphaned { reason } => self.orphaned(reason),
+            Input::Elected => self.take_office(),
+            Input::GroupState(state) => self.group_state(*state),
+            Input::NotFounded => self.not_founded(),
+            Input::Voters(voters) => self.voters(voters),
+            Input::Lacks(count) => self.lacks_members(count),
+            Input::Grown {
+                incarnation,
+                seat,
+                node,
+            } => self.grown(incarnation, seat, node),
             Input::Tick => self.tick(),
         }
         self.reconsider_leaving();
@@ -636,7 +673,7 @@ impl Core {
             seat,
             launch,
             can_park,
-            models: _,
+            ..
         } = &self.identity;
         let holds = self.lease.granted().map(|(lease, id)| (lease, Some(id.clone())));
         let standing = match &self.lease {
@@ -669,6 +706,8 @@ impl Core {
             parked: standing.map(|s| s.as_reported()),
             captured: self.durable.as_ref().is_some_and(Durable::captures),
             bound: self.durable.as_ref().map_or_else(Bound::default, Durable::bound),
+            wanted: launch.replicas.count() as u16,
+            standbys: self.standbys(),
         };
         self.tell_hopd(ToHopd::ReplicaUp(Box::new(report)));
         if let Some(said) = self.not_moved.clone() {
@@ -743,6 +782,7 @@ impl Core {
         }
         self.phase = Phase::Over;
         self.out.push(Output::KillKernel);
+        self.disband();
         self.out.push(Output::Leave);
     }
 
@@ -790,6 +830,7 @@ impl Core {
     fn say_over(&mut self, over: Over) {
         self.phase = Phase::Over;
         self.note(Note::KernelOver { over });
+        self.disband();
         self.out.push(Output::Leave);
     }
 }

@@ -6,7 +6,7 @@ pub mod gpu;
 
 use bytes::Bytes;
 use hop_api::message::{Device, Event, Grant, Handover, Request};
-use hop_protocol::file::{Durable, FrontFile, Launch};
+use hop_protocol::file::{Durable, FrontFile, Launch, Replicas};
 use hop_protocol::jupyter::{Author, Channel, Envelope};
 use hop_protocol::link::{Frame, Item, Link};
 use hop_protocol::message::{Note, VERSION, Welcome};
@@ -288,11 +288,15 @@ pub async fn with_replica(python: &str, scenario: impl AsyncFnOnce(&mut World)) 
             name: "nb".into(),
             local: true,
             durable: Durable::No,
+            replicas: Replicas::One,
         },
+        takeover: None,
     };
     file.write(tmp.path()).unwrap();
     let (leases, asked, news) = Leases::pair();
     let setup = Setup {
+        seat: None,
+        elected: None,
         program: env!("CARGO_BIN_EXE_hop-replica").into(),
         dir: tmp.path().to_owned(),
         incarnation: Incarnation(1),

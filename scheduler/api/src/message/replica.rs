@@ -1,5 +1,6 @@
 //! Messages between `hopd` and a kernel: its front, its replicas, and the keepers of replicas without a process.
 
+use super::query::ReplicaRow;
 use hop_words::cell::{EndedCell, ParkedCell, WaitingCell};
 use hop_words::id::{AccountName, CellId, Incarnation, KernelId, LeaseId, NodeName, PoolName, Tenure};
 use hop_words::lease::{EndCause, Handover};
@@ -74,6 +75,12 @@ pub struct ReplicaUp {
     /// Obstacles to moving the replica, as in [`super::Request::KernelBound`].
     #[serde(default)]
     pub bound: Bound,
+    /// Replicas that the kernel should have; 0 leaves the number to `hopd`.
+    #[serde(default)]
+    pub wanted: u16,
+    /// The kernel's other replicas, by the executor's word: they have no process that could speak for itself.
+    #[serde(default)]
+    pub standbys: Vec<ReplicaRow>,
 }
 
 /// Messages to a replica or a front that answer no request.

@@ -69,8 +69,20 @@ impl Scheduler {
             state,
             since,
             tenure: self.registry.tenure(id),
-            wanted: 1,
-            replicas: k.replicas.into_iter().map(|r| self.replica_row(id, r)).collect(),
+            wanted: executor.map_or(1, |(_, r)| r.wanted),
+            replicas: {
+                let mut rows: Vec<ReplicaRow> =
+                    k.replicas.into_iter().map(|r| self.replica_row(id, r)).collect();
+                let known: Vec<_> = rows.iter().map(|r| r.incarnation).collect();
+                let standbys = executor.map_or(&[][..], |(_, r)| &r.standbys);
+                rows.extend(
+                    standbys
+                        .iter()
+                        .filter(|s| !known.contains(&s.incarnation))
+                        .cloned(),
+                );
+                rows
+            },
             lease: k.lease,
             moving,
             move_failed: self.kept.failure(id).cloned(),

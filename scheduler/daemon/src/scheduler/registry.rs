@@ -1,7 +1,7 @@
 //! Registered kernels: their owners, their replicas, and who speaks for each.
 
 use crate::server::ConnId;
-use hop_api::message::{Bound, Refusal, ReplicaRole, ReplicaUp, SeatStep};
+use hop_api::message::{Bound, Refusal, ReplicaRole, ReplicaRow, ReplicaUp, SeatStep};
 use hop_words::id::{JobId, KernelId, NodeName, ReplicaId, Tenure, UserName};
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -20,6 +20,9 @@ pub(super) struct Registered {
     pub(super) captured: bool,
     /// What speaks against that.
     pub(super) bound: Bound,
+    /// Replicas that the kernel should have, and those without a process.
+    pub(super) wanted: u16,
+    pub(super) standbys: Vec<ReplicaRow>,
 }
 
 impl Registered {
@@ -33,6 +36,8 @@ impl Registered {
             parks: up.parks,
             captured: up.captured,
             bound: up.bound.clone(),
+            wanted: up.wanted.max(1),
+            standbys: up.standbys.clone(),
         }
     }
 

@@ -855,6 +855,8 @@ fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Reque
         parked: None,
         captured: false,
         bound: Bound::default(),
+        wanted: 0,
+        standbys: Vec::new(),
     }))
 }
 

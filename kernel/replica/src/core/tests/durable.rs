@@ -68,6 +68,7 @@ fn settled(n: u64) -> State {
 pub(super) fn durably(state: State) -> Option<Durably> {
     let (folder, store) = ("/states/k".into(), "/store".into());
     Some(Durably {
+        elected: false,
         state,
         folder,
         store,
@@ -88,7 +89,7 @@ pub(super) fn capturing() -> World {
     world
 }
 
-fn greet(world: &mut World) {
+pub(super) fn greet(world: &mut World) {
     assert_eq!(
         world.agent(1, "hello", json!({"version": 1})),
         ["agent: answer null"]
@@ -264,6 +265,7 @@ fn a_dead_kernel_comes_back_without_its_client_noticing() {
     );
     assert!(told.contains(&"start") && told.contains(&"sync"), "{told:?}");
     assert_eq!(world.run("d", Value::Null), [""; 0]);
+    assert_eq!(world.synced(1), ["write-state", "open 2"]);
     assert_eq!(
         world.input(Input::TenureOpened),
         ["front: note tenure", "hopd: up"]
@@ -335,7 +337,7 @@ fn a_cell_with_retry_runs_again() {
         !out.iter().any(|line| line.starts_with("front: execute_reply a")),
         "{out:?}"
     );
-    world.input(Input::TenureOpened);
+    world.reopened();
     world.heard_again();
     let out = world.answer(2, json!({}));
     assert_eq!(out.last().unwrap(), "front: note begins a");

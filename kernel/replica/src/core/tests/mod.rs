@@ -1,6 +1,7 @@
 //! The core alone: inputs by hand, outputs told as short lines, and the whole state checked after each.
 
 mod durable;
+mod group;
 mod moving;
 mod notices;
 mod orders;
@@ -9,7 +10,7 @@ mod random;
 
 use super::*;
 use hop_api::message::{Device, EndCause, Grant, Handover};
-use hop_protocol::file::Durable;
+use hop_protocol::file::{Durable, Replicas};
 use hop_words::id::{Epoch, GpuIndex, LeaseId};
 use hop_words::need::Need;
 use serde_json::json;
@@ -24,6 +25,9 @@ pub(super) struct World {
     now: Timestamp,
     /// The front gives its word for each cell at once.
     pub(super) permits: bool,
+    /// What is proposed is committed at once; else it waits for [`World::commit`].
+    pub(super) commits: bool,
+    pub(super) proposed: VecDeque<Entry>,
 }
 
 impl World {
@@ -41,6 +45,10 @@ impl World {
     }
 
     pub(super) fn new(durably: Option<Durably>) -> Self {
+        Self::of(durably, Replicas::One)
+    }
+
+    pub(super) fn of(durably: Option<Durably>, replicas: Replicas) -> Self {
         let seat = SeatStep {
             job: hop_words::id::JobId(1),
             step: 0,
@@ -57,6 +65,7 @@ impl World {
             name: "n.ipynb".into(),
             local: false,
             durable: Durable::No,
+            replicas,
         };
         let identity = Identity {
             kernel: "k".into(),
@@ -64,6 +73,7 @@ impl World {
             node: "n1".into(),
             seat,
             launch,
+            has_keeper: true,
             can_park: true,
             models: [("/dev/fakegpu0".into(), "NVIDIA H200".to_owned())].into(),
         };
@@ -73,7 +83,19 @@ impl World {
             client: Author::new(KEY, "client".into()),
             now,
             permits: false,
+            commits: true,
+            proposed: VecDeque::new(),
         }
+    }
+
+    /// The group commits what was proposed.
+    pub(super) fn commit(&mut self) -> Vec<String> {
+        let mut all = Vec::new();
+        while let Some(entry) = self.proposed.pop_front() {
+            let index = self.core.applied_index().next();
+            all.extend(self.input(Input::Applied { index, entry }));
+        }
+        all
     }
 
     /// What the core says to an input, and to the entries that are committed by it: a group of one replica commits at
@@ -86,6 +108,7 @@ impl World {
             let mut index = self.core.applied_index();
             for output in &out {
                 match output {
+                    Output::Propose(entry) if !self.commits => self.proposed.push_back(entry.clone()),
                     Output::Propose(entry) => {
                         index = index.next();
                         inputs.push_back(Input::Applied {
@@ -291,6 +314,8 @@ fn told(output: &Output) -> String {
         Output::Sync => "sync".into(),
         Output::WriteState { .. } => "write-state".into(),
         Output::OpenTenure { state } => format!("open {}", state.tenure()),
+        Output::Found { wanted, .. } => format!("found {wanted}"),
+        Output::Disband => "disband".into(),
         Output::Leave => "leave".into(),
     }
 }

@@ -1,29 +1,42 @@
-//! The seat's batch step: it holds the job while replicas sit in it, and lets it end when none has for a while.
+//! The seat's batch step: it holds the job while replicas sit in it, and lets it end when none has for a while. It also keeps
+//! the logs of the user's kernels with three replicas ([`host`]).
 //!
 //! Replicas keep a connection to an abstract socket, so that nothing lies on disk; Linux names the connecting user.
 //! The socket's name comes from a key in the user's home, so other users can't foretell and take it.
+
+mod host;
+mod tend;
+pub(crate) mod wire;
 
 use anyhow::{Context, Result};
 use hop_api::client::{self, Item};
 use hop_api::config::Config;
 use hop_api::message::{Request, Role};
 use hop_protocol::file::make_private;
+use hop_words::error::chain;
 use hop_words::id::{JobId, NodeName};
+use hop_words::net::route_to;
+use host::{Busy, Host};
 use std::fs::File;
 use std::io::{self, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener as StdListener, UnixStream as StdStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep_until};
 use uuid::Uuid;
 
 /// How long a seat stays without a replica.
 const EMPTY: Duration = Duration::from_secs(60);
+
+/// How long a seat that Slurm ends waits for its replicas to leave. Slurm's own patience (`KillWait`) is 30 s by default.
+const FAREWELL: Duration = Duration::from_secs(25);
 
 /// How long a seat may take from its start to listening.
 const LISTENS_WITHIN: Duration = Duration::from_secs(15);
@@ -101,6 +114,7 @@ pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u
         .context("the seat is taken: another process listens for it")?;
     listener.set_nonblocking(true)?;
     let listener = UnixListener::from_std(listener)?;
+    let seat_node = node.clone();
     let up = Request::SeatUp {
         job,
         node,
@@ -110,32 +124,69 @@ pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u
     if let Some(config) = config {
         announce(config, up);
     }
-    let (count, mut sitting) = watch::channel(0usize);
-    let mut left = Instant::now();
+    let groups = host(config, job, &seat_node).await;
+    let (count, sitting) = watch::channel(Busy::default());
+    let mut busy = groups.as_ref().map_or(sitting, |host| host.busy());
+    let mut terminate = signal(SignalKind::terminate())?;
+    let (mut left, mut ends) = (Instant::now(), None);
     loop {
-        let empty = *sitting.borrow_and_update() == 0;
+        let now = *busy.borrow_and_update();
+        let empty = now == Busy::default();
+        if ends.is_some() && now.replicas == 0 {
+            return Ok(());
+        }
         tokio::select! {
             accepted = listener.accept() => match accepted {
-                Ok((stream, _)) if same_user(&stream) => {
-                    count.send_modify(|n| *n += 1);
-                    tokio::spawn(sit(stream, count.clone()));
-                }
+                Ok((stream, _)) if same_user(&stream) => match &groups {
+                    Some(host) => drop(tokio::spawn(Arc::clone(host).serve(stream))),
+                    None => {
+                        count.send_modify(|busy| busy.replicas += 1);
+                        tokio::spawn(sit(stream, count.clone()));
+                    }
+                },
                 // Somebody else's: whoever knocks without end is not to keep the user's own replicas out.
                 Ok(_) => {}
                 // Out of descriptors: that doesn't end the seat.
                 Err(_) => tokio::time::sleep(Duration::from_millis(50)).await,
             },
             // Not from the last knock on: those of strangers would keep the job for ever.
-            () = tokio::time::sleep_until(left + EMPTY), if empty => return Ok(()),
-            _ = sitting.changed() => left = Instant::now(),
+            () = sleep_until(left + EMPTY), if empty => return Ok(()),
+            // The replicas here hand their kernels over, for which they need this seat's part of the logs.
+            _ = terminate.recv() => ends = Some(Instant::now() + FAREWELL),
+            () = sleep_until(ends.unwrap_or(left)), if ends.is_some() => return Ok(()),
+            _ = busy.changed() => left = Instant::now(),
         }
     }
 }
 
-async fn sit(mut stream: UnixStream, count: watch::Sender<usize>) {
+/// The keeper of this seat. `None` means that kernels with a replica here stay with one.
+async fn host(config: Option<&Config>, job: JobId, node: &NodeName) -> Option<Arc<Host>> {
+    let listen = config.and_then(|c| c.hopd.connect.iter().find_map(|hopd| route_to(hopd)))?;
+    let seat = host::Seat {
+        job,
+        node: node.clone(),
+        program: std::env::current_exe().ok()?,
+    };
+    let (host, mut events) = match Host::start(seat, listen).await {
+        Ok(started) => started,
+        Err(error) => {
+            tracing::warn!(error = chain(&error), "this seat keeps no logs of kernels");
+            return None;
+        }
+    };
+    let hosts = Arc::clone(&host);
+    tokio::spawn(async move {
+        while let Some(event) = events.recv().await {
+            hosts.handle(event).await;
+        }
+    });
+    Some(host)
+}
+
+async fn sit(mut stream: UnixStream, count: watch::Sender<Busy>) {
     let mut buf = [0u8; 64];
     while stream.read(&mut buf).await.is_ok_and(|n| n > 0) {}
-    count.send_modify(|n| *n -= 1);
+    count.send_modify(|busy| busy.replicas -= 1);
 }
 
 /// Tells `hopd` of the seat, again after every reconnection. A seat without `hopd` is still one.

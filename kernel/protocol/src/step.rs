@@ -1,0 +1,73 @@
+//! The Slurm step of a replica, the same whoever starts it: the front at first, a seat's keeper when its replica takes
+//! office.
+
+use crate::file::StepSize;
+use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
+use std::path::Path;
+
+/// A replica's step in a seat.
+#[derive(Debug, Clone, Copy)]
+pub struct Step<'a> {
+    pub kernel: &'a KernelId,
+    /// The kernel's folder with `front.json`.
+    pub dir: &'a Path,
+    pub incarnation: Incarnation,
+    pub seat: JobId,
+    pub node: &'a NodeName,
+    pub size: StepSize,
+    /// `hop-replica` on the node.
+    pub program: &'a Path,
+    /// The kernel's group has elected the replica: without the group's word it must not run.
+    pub elected: bool,
+}
+
+impl Step<'_> {
+    /// The arguments of `srun`.
+    pub fn srun_args(&self) -> Vec<String> {
+        let fixed = [
+            "-Q",
+            "--overlap",
+            "--gres=none",
+            "--nodes=1",
+            "--ntasks=1",
+            "--cpu-bind=none",
+            "--mpi=none",
+            "--export=ALL",
+            "--input=none",
+            "--kill-on-bad-exit=0",
+        ];
+        let own = [
+            format!("--jobid={}", self.seat),
+            format!("--nodelist={}", self.node),
+            format!("--mem={}M", self.size.mem_mib),
+            format!("--cpus-per-task={}", self.size.cpus.max(1)),
+            format!("--job-name=kernel-{}", self.kernel),
+            self.program.display().to_string(),
+        ];
+        let fixed = fixed.iter().map(ToString::to_string);
+        fixed
+            .chain(own)
+            .chain(run_args(self.dir, self.incarnation))
+            .chain(self.elected.then(|| "--elected".to_owned()))
+            .collect()
+    }
+}
+
+/// The arguments of `hop-replica` for one replica of a kernel.
+pub fn run_args(dir: &Path, incarnation: Incarnation) -> [String; 5] {
+    let dir = dir.display().to_string();
+    [
+        "run".into(),
+        "--dir".into(),
+        dir,
+        "--incarnation".into(),
+        incarnation.to_string(),
+    ]
+}
+
+/// Whether a variable of the environment belongs to the job or command of Slurm's in which this process runs, and so must
+/// not reach another one. Where Slurm's configuration lies is not the job's.
+pub fn is_of_slurm(name: &str) -> bool {
+    const PREFIXES: [&str; 6] = ["SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SQUEUE_", "SCANCEL_"];
+    name != "SLURM_CONF" && PREFIXES.iter().any(|prefix| name.starts_with(prefix))
+}

@@ -1,0 +1,223 @@
+//! A kernel with several replicas: its log is a Raft group's, which elects the executor. This replica takes office with what
+//! the log has, hands over when its seat ends, and leaves once another one is elected (docs/replication.md).
+
+use super::{Core, Output, Phase};
+use bytes::Bytes;
+use hop_api::message::{ReplicaRole, ReplicaRow};
+use hop_log::{Act, Entry, Payload, State};
+use hop_protocol::message::Note;
+use hop_words::id::{Incarnation, JobId, NodeName};
+use std::collections::BTreeSet;
+
+/// Bytes of records in the log that wait for the store. Beyond them a record goes to the store alone: a hanging store must
+/// not fill the log, which takes no more than `hop_log::TAIL_MAX`.
+const TAIL_MAX: usize = hop_log::TAIL_MAX / 2;
+
+/// The kernel's group, as far as the executor knows.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Grouped {
+    /// One replica, and no group.
+    Alone,
+    /// The group is being founded.
+    Founding,
+    /// There is a group, with these voters. Another member's vote counts once it has the log.
+    Yes { voters: BTreeSet<Incarnation> },
+}
+
+impl Core {
+    /// Takes office: the log has this replica as the executor, and its tenure's folder is to be opened.
+    pub(super) fn take_office(&mut self) {
+        if let Some(durable) = &mut self.durable {
+            durable.opening = true;
+            let state = durable.journal.state().clone();
+            self.out.push(Output::OpenTenure { state });
+        }
+    }
+
+    /// Founds the group of a kernel that should have more than this replica.
+    pub(super) fn found_group(&mut self) {
+        let wanted = self.identity.launch.replicas.count();
+        let can = wanted > 1 && self.identity.has_keeper;
+        let Some(durable) = self.durable.as_mut().filter(|_| can) else {
+            return;
+        };
+        if durable.grouped == Grouped::Alone && durable.captures() {
+            durable.grouped = Grouped::Founding;
+            let state = durable.journal.state().clone();
+            self.out.push(Output::Found { wanted, state });
+        }
+    }
+
+    /// The kernel can't have a group: it stays with one replica.
+    pub(super) fn not_founded(&mut self) {
+        if let Some(durable) = &mut self.durable {
+            durable.grouped = Grouped::Alone;
+        }
+    }
+
+    /// The group's state, which its log begins with, or which this seat was behind.
+    pub(super) fn group_state(&mut self, state: State) {
+        let me = self.identity.incarnation;
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let executes = state.executor() == Some(me);
+        durable.journal.adopt(state);
+        if let Grouped::Founding | Grouped::Alone = durable.grouped {
+            durable.grouped = Grouped::Yes {
+                voters: BTreeSet::from([me]),
+            };
+        }
+        if !executes {
+            self.deposed();
+        }
+    }
+
+    /// The front learns how many replicas could take over, and `hopd` which.
+    pub(super) fn voters(&mut self, now: BTreeSet<Incarnation>) {
+        if let Some(durable) = &mut self.durable
+            && let Grouped::Yes { voters } = &mut durable.grouped
+            && *voters != now
+        {
+            let count = now.len();
+            *voters = now;
+            self.note(Note::Members { count });
+            self.register();
+        }
+    }
+
+    /// Members of the kernel's group; 0 without a group.
+    pub fn members(&self) -> usize {
+        match &self.durable {
+            Some(durable) => match &durable.grouped {
+                Grouped::Yes { voters } => voters.len(),
+                Grouped::Alone | Grouped::Founding => 0,
+            },
+            None => 0,
+        }
+    }
+
+    /// The members beside this one.
+    pub(super) fn standbys(&self) -> Vec<ReplicaRow> {
+        let me = self.identity.incarnation;
+        let Some(durable) = &self.durable else {
+            return Vec::new();
+        };
+        let Grouped::Yes { voters } = &durable.grouped else {
+            return Vec::new();
+        };
+        let state = durable.journal.state();
+        let others = state
+            .members()
+            .iter()
+            .filter(|(m, _)| **m != me && voters.contains(m));
+        others
+            .map(|(incarnation, member)| ReplicaRow {
+                incarnation: *incarnation,
+                role: state.role(*incarnation).unwrap_or(ReplicaRole::Warm),
+                node: member.node.clone(),
+                seat: member.seat,
+            })
+            .collect()
+    }
+
+    /// The group lacks members: the front finds seats for them.
+    pub(super) fn lacks_members(&mut self, count: usize) {
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        let state = durable.journal.state();
+        let nodes: Vec<NodeName> = state.members().values().map(|m| m.node.clone()).collect();
+        let first = Incarnation(state.highest_incarnation().0 + 1);
+        self.note(Note::Grow { count, first, nodes });
+    }
+
+    /// The front has found a seat for a new member.
+    pub(super) fn grown(&mut self, incarnation: Incarnation, seat: JobId, node: NodeName) {
+        if self.durable.as_ref().is_some_and(|d| d.is_grouped()) {
+            self.propose(Entry::Join {
+                incarnation,
+                seat,
+                node,
+                hot: false,
+            });
+        }
+    }
+
+    /// The kernel is over: its group goes.
+    pub(super) fn disband(&mut self) {
+        if self.durable.as_ref().is_some_and(|d| d.grouped != Grouped::Alone) {
+            self.out.push(Output::Disband);
+        }
+    }
+
+    /// Another replica executes, or this one is no member any more: nothing of this one counts, and it leaves without a word.
+    pub(super) fn deposed(&mut self) {
+        if matches!(self.phase, Phase::Over) {
+            return;
+        }
+        self.phase = Phase::Over;
+        self.out.push(Output::KillKernel);
+        self.out.push(Output::Leave);
+    }
+
+    /// Records that the log has and the store has not go to the folder of this tenure: the namespace is read from there.
+    pub(super) fn carry_over(&mut self) {
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        let restore = durable.journal.state().restore();
+        let behind = restore.settled.cloned();
+        let mut carried = Vec::new();
+        for record in &restore.records {
+            if let Payload::Inline { text, body } = &record.payload {
+                carried.push(Output::Append {
+                    number: record.number,
+                    text: text.clone(),
+                    body: body.clone(),
+                    behind: behind.clone(),
+                });
+            }
+        }
+        if !carried.is_empty() {
+            self.out.append(&mut carried);
+            self.out.push(Output::Sync);
+        }
+    }
+
+    /// Hands the kernel to another member. Returns whether there is one.
+    pub(super) fn hand_over(&mut self) -> bool {
+        let me = self.identity.incarnation;
+        let Some(durable) = &self.durable else {
+            return false;
+        };
+        let Grouped::Yes { voters } = &durable.grouped else {
+            return false;
+        };
+        let members = durable.journal.state().members();
+        let other = voters.iter().find(|m| **m != me && members.contains_key(m));
+        let Some(to) = other.copied() else {
+            return false;
+        };
+        self.act(Act::Moved { to });
+        true
+    }
+}
+
+impl super::durable::Durable {
+    pub(super) fn is_grouped(&self) -> bool {
+        matches!(self.grouped, Grouped::Yes { .. })
+    }
+
+    /// The form in which a record goes into the log. A group's log has it whole, as far as there is room.
+    pub(super) fn payload(&self, text: &Bytes, body: &Bytes) -> Payload {
+        let waiting: usize = self.journal.unsettled_bytes();
+        if self.is_grouped() && waiting + text.len() + body.len() <= TAIL_MAX {
+            return Payload::Inline {
+                text: text.clone(),
+                body: body.clone(),
+            };
+        }
+        Payload::Folder
+    }
+}

@@ -1,0 +1,150 @@
+//! A kernel with three replicas, as its executor decides.
+
+use super::super::{Durably, Input, Output};
+use super::World;
+use super::durable::{durably, greet, state};
+use crate::leases::News;
+use bytes::Bytes;
+use hop_log::{Act, Entry, Payload, Record, RecordNumber, Sequence, State};
+use hop_protocol::file::Replicas;
+use hop_words::id::{Incarnation, JobId, Tenure};
+use serde_json::{Value, json};
+
+fn apply(state: &mut State, entry: &Entry) {
+    state.apply(state.applied().next(), entry).unwrap();
+}
+
+/// A kernel with replicas 2 and 3 beside this one, which has founded the group.
+fn grown() -> World {
+    let mut world = World::of(durably(state(1)), Replicas::Three);
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    assert_eq!(world.answer(1, json!({})), ["front: note kernel-up", "found 3"]);
+    world.hopd(News::Up);
+    world.permits = true;
+    world.input(Input::GroupState(Box::new(state(1))));
+    for id in [2, 3] {
+        let out = world.input(Input::Grown {
+            incarnation: Incarnation(id),
+            seat: JobId(id),
+            node: format!("n{id}").as_str().into(),
+        });
+        assert_eq!(out, [""; 0]);
+    }
+    let out = world.input(Input::Voters([1, 2, 3].map(Incarnation).into()));
+    assert_eq!(out, ["front: note members", "hopd: up"]);
+    world.commits = false;
+    world
+}
+
+/// Elected for tenure 2, with so many records in the log alone.
+fn elected(mut state: State, records: u64) -> Option<Durably> {
+    for number in 1..=records {
+        let payload = Payload::Inline {
+            text: Bytes::from_static(b"{}"),
+            body: Bytes::from_static(b"body"),
+        };
+        let number = RecordNumber(number);
+        let record = Record { number, payload };
+        let entry = Entry::Act {
+            tenure: state.tenure(),
+            sequence: Sequence(number.0),
+            act: Act::Record {
+                record,
+                through: None,
+            },
+        };
+        apply(&mut state, &entry);
+    }
+    let tenure = Entry::Tenure {
+        tenure: Tenure(state.tenure().0 + 1),
+        executor: Incarnation(1),
+    };
+    apply(&mut state, &tenure);
+    durably(state).map(|d| Durably { elected: true, ..d })
+}
+
+fn is_inline(entry: &Entry) -> bool {
+    matches!(entry, Entry::Act { act: Act::Record { record, .. }, .. } if record.is_inline())
+}
+
+#[test]
+fn a_reply_waits_for_the_group() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    world.whole("a");
+    let out = world.reply("a", "ok");
+    assert!(!out.iter().any(|line| line.contains("execute_reply")), "{out:?}");
+    let records = world.proposed.iter().filter(|e| is_inline(e));
+    assert_eq!(records.count(), 1, "the record is in the log itself");
+    let out = world.commit();
+    assert_eq!(out, ["front: note answered a", "front: execute_reply a ok"]);
+}
+
+#[test]
+fn an_executor_that_was_replaced_leaves_without_a_word() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    world.reply("a", "ok");
+    world.proposed.push_front(Entry::Tenure {
+        tenure: Tenure(world.core.tenure().0 + 1),
+        executor: Incarnation(2),
+    });
+    assert_eq!(world.commit(), ["kill", "leave"]);
+}
+
+#[test]
+fn a_new_executor_reads_what_the_log_has_and_the_store_lacks() {
+    let mut world = World::of(elected(state(1), 2), Replicas::Three);
+    world.commits = false;
+    assert_eq!(world.input(Input::Elected), ["open 2"]);
+    greet(&mut world);
+    let out = world.input(Input::KernelUp { pid: 7 });
+    assert_eq!(out, [""; 0], "nothing is read yet");
+    let out = world.input(Input::TenureOpened);
+    assert_eq!(
+        out,
+        ["front: note tenure", "hopd: up", "append 1", "append 2", "sync"]
+    );
+    assert_eq!(world.synced(2), [""; 0], "the log doesn't know of it yet");
+    assert_eq!(world.commit(), ["write-state", "agent: state.begin"]);
+}
+
+#[test]
+fn a_seat_that_ends_hands_the_kernel_to_another_member() {
+    let mut world = grown();
+    assert_eq!(world.input(Input::Terminated), ["agent: state.flush"]);
+    assert_eq!(world.answer(2, json!({}))[0], "sync");
+    world.input(Input::InSync);
+    let moved = |e: &Entry| matches!(e, Entry::Act { act: Act::Moved { to }, .. } if *to == Incarnation(2));
+    assert!(world.proposed.iter().any(moved), "{:?}", world.proposed);
+    assert_eq!(world.proposed.len(), 1, "once");
+    assert_eq!(world.commit(), ["kill", "leave"]);
+}
+
+#[test]
+fn a_kernel_that_is_over_ends_its_group() {
+    let mut world = grown();
+    assert_eq!(world.input(Input::End), ["kill"]);
+    assert_eq!(
+        world.dies(),
+        ["front: note kernel-over shutdown", "disband", "leave"]
+    );
+}
+
+#[test]
+fn without_a_group_the_kernel_stays_with_one_replica() {
+    let mut world = World::of(durably(state(1)), Replicas::Three);
+    greet(&mut world);
+    world.input(Input::KernelUp { pid: 7 });
+    world.answer(1, json!({}));
+    world.permits = true;
+    world.input(Input::NotFounded);
+    world.run("a", Value::Null);
+    world.whole("a");
+    let out = world.reply("a", "ok");
+    assert!(out.contains(&"front: execute_reply a ok".to_owned()), "{out:?}");
+    assert_eq!(world.core.members(), 0);
+    let told = world.core.handle(Input::Lacks(2), world.now);
+    assert!(matches!(&told[..], [Output::ToFront(_)]), "{told:?}");
+}

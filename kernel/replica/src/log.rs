@@ -1,0 +1,153 @@
+//! The kernel's log as its executor reaches it: alone, where every proposal is taken at once, or in a group, by the keeper
+//! of the seat.
+
+use crate::seat::wire::{FromSeat, ToSeat};
+use hop_log::{Entry, State};
+use hop_words::id::{Incarnation, KernelId};
+use std::collections::VecDeque;
+use std::time::Duration;
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio::time::timeout;
+
+/// A seat of this release answers at once.
+const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+
+/// The connection to the seat's keeper. The place in the seat is held as long as it.
+#[derive(Debug)]
+pub struct SeatLink {
+    out: mpsc::UnboundedSender<ToSeat>,
+    pub(crate) input: mpsc::UnboundedReceiver<FromSeat>,
+}
+
+impl SeatLink {
+    /// Speaks over the connection of [`crate::seat::take_place`].
+    pub fn new(stream: UnixStream) -> Self {
+        let (read, mut write) = stream.into_split();
+        let (out, mut queue) = mpsc::unbounded_channel::<ToSeat>();
+        let (tell, input) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Some(word) = queue.recv().await {
+                if write.write_all(&word.encode()).await.is_err() {
+                    return;
+                }
+            }
+        });
+        tokio::spawn(async move {
+            let mut read = BufReader::new(read);
+            loop {
+                match FromSeat::read(&mut read).await {
+                    Ok(word) => {
+                        if tell.send(word).is_err() {
+                            return;
+                        }
+                    }
+                    Err(error) => return tracing::info!(%error, "the seat's keeper is gone"),
+                }
+            }
+        });
+        Self { out, input }
+    }
+
+    /// The state of the group that elected this replica. `None`: there is no such group.
+    pub async fn elected(&mut self, kernel: &KernelId, incarnation: Incarnation) -> Option<State> {
+        let kernel = kernel.clone();
+        self.send(ToSeat::Attach { kernel, incarnation });
+        match timeout(ANSWERS_WITHIN, self.input.recv()).await {
+            Ok(Some(FromSeat::State(state))) => Some(*state),
+            _ => None,
+        }
+    }
+
+    fn send(&self, word: ToSeat) {
+        // A keeper that is gone has ended with its seat, which ends this replica soon.
+        let _ = self.out.send(word);
+    }
+}
+
+/// Where proposals go.
+#[derive(Debug)]
+enum Way {
+    /// One replica is a majority of itself.
+    Alone,
+    /// The group is being founded: proposals wait.
+    Founding,
+    Group,
+}
+
+/// The log of one kernel.
+#[derive(Debug)]
+pub(crate) struct Log {
+    way: Way,
+    seat: Option<mpsc::UnboundedSender<ToSeat>>,
+    proposed: VecDeque<Entry>,
+}
+
+impl Log {
+    /// `grouped`: the kernel's group has elected this replica.
+    pub(crate) fn new(seat: Option<&SeatLink>, grouped: bool) -> Self {
+        Self {
+            way: if grouped { Way::Group } else { Way::Alone },
+            seat: seat.map(|seat| seat.out.clone()),
+            proposed: VecDeque::new(),
+        }
+    }
+
+    pub(crate) fn propose(&mut self, entry: Entry) {
+        match self.way {
+            Way::Alone | Way::Founding => self.proposed.push_back(entry),
+            Way::Group => self.send(ToSeat::Propose(entry)),
+        }
+    }
+
+    /// The next entry that is committed by being proposed.
+    pub(crate) fn committed(&mut self) -> Option<Entry> {
+        match self.way {
+            Way::Alone => self.proposed.pop_front(),
+            Way::Founding | Way::Group => None,
+        }
+    }
+
+    /// Founds a group with this state.
+    pub(crate) fn found(&mut self, kernel: KernelId, incarnation: Incarnation, wanted: usize, state: State) {
+        self.way = Way::Founding;
+        self.send(ToSeat::Found {
+            kernel,
+            incarnation,
+            wanted,
+            state: Box::new(state),
+        });
+    }
+
+    /// The group is founded: what waited is proposed to it.
+    pub(crate) fn founded(&mut self) {
+        if matches!(self.way, Way::Founding) {
+            self.way = Way::Group;
+            for entry in std::mem::take(&mut self.proposed) {
+                self.send(ToSeat::Propose(entry));
+            }
+        }
+    }
+
+    /// There is no group after all.
+    pub(crate) fn not_founded(&mut self) {
+        if matches!(self.way, Way::Founding) {
+            self.way = Way::Alone;
+        }
+    }
+
+    /// The kernel is over.
+    pub(crate) fn disband(&self) {
+        if matches!(self.way, Way::Group | Way::Founding) {
+            self.send(ToSeat::Over);
+        }
+    }
+
+    fn send(&self, word: ToSeat) {
+        if let Some(seat) = &self.seat {
+            // As above: it has ended with its seat.
+            let _ = seat.send(word);
+        }
+    }
+}

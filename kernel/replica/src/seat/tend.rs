@@ -1,0 +1,320 @@
+//! The task of one group in its seat: it passes the log between the group and the replica that executes here, and starts that
+//! replica when the group elects this seat's member.
+//!
+//! One process serves one tenure, except for tenures that the process itself opens. A process that is gone is therefore
+//! followed by a new tenure, so that nothing which it began is begun again unseen.
+
+use super::host::Host;
+use super::wire::FromSeat;
+use hop_keeper::Wire;
+use hop_log::{Entry, Office, State};
+use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
+use hop_protocol::step::Step;
+use hop_raft::{Feed, Group as _, News, ProposeError};
+use hop_words::id::{Incarnation, KernelId, Tenure};
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio::process::{Child, Command as Program};
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+
+/// This seat's part of a group.
+pub(super) type Member = Arc<hop_raft::Member<Wire>>;
+
+/// Between two tries to propose an entry.
+const AGAIN_AFTER: Duration = Duration::from_millis(50);
+
+/// Between the end of a process that never attached and the next one.
+const RESTART_AFTER: Duration = Duration::from_secs(1);
+
+/// Processes in a row that never attach, until another member takes office.
+const STILLBORN: u32 = 3;
+
+/// A word to a group's task.
+#[derive(Debug)]
+pub(super) enum Command {
+    /// A replica of this seat asks whether it was elected; or it has founded the group.
+    Attach {
+        visit: u64,
+        out: mpsc::UnboundedSender<FromSeat>,
+    },
+    /// That replica's connection is closed.
+    Detach {
+        visit: u64,
+    },
+    Propose(Entry),
+    /// The group lacks so many members.
+    Need(usize),
+    /// The kernel is over.
+    Over,
+    /// The group is over, or this seat's part of it.
+    Leave,
+}
+
+pub(super) struct Tended {
+    pub(super) host: Arc<Host>,
+    pub(super) group: String,
+    pub(super) kernel: KernelId,
+    pub(super) me: Incarnation,
+    pub(super) member: Member,
+    pub(super) commands: mpsc::UnboundedReceiver<Command>,
+}
+
+/// The task's memory.
+struct Desk {
+    state: Option<State>,
+    replica: Option<(u64, mpsc::UnboundedSender<FromSeat>)>,
+    /// The srun of a replica that was started here.
+    process: Option<Child>,
+    /// The tenure that a process of this seat serves or has served.
+    served: Option<Tenure>,
+    /// A new tenure was proposed after this one.
+    asked_after: Option<Tenure>,
+    stillborn: u32,
+    need: Option<usize>,
+    /// The voters that the replica knows.
+    told: BTreeSet<Incarnation>,
+    over: bool,
+}
+
+impl Tended {
+    pub(super) async fn run(mut self, first: Option<Command>) {
+        let Feed { state, mut news } = self.member.subscribe();
+        let (propose, proposer) = Proposer::start(Arc::clone(&self.member));
+        let mut desk = Desk {
+            state,
+            replica: None,
+            process: None,
+            served: None,
+            asked_after: None,
+            stillborn: 0,
+            need: None,
+            told: BTreeSet::new(),
+            over: false,
+        };
+        let mut standing = self.member.standing();
+        if let Some(first) = first {
+            self.obey(first, &mut desk, &propose);
+        }
+        while !desk.over {
+            desk.tell_voters(&standing.voters);
+            tokio::select! {
+                item = news.recv() => match item {
+                    Some(item) => {
+                        desk.learn(item);
+                        while let Ok(item) = news.try_recv() {
+                            desk.learn(item);
+                        }
+                    }
+                    None => break,
+                },
+                command = self.commands.recv() => match command {
+                    Some(command) => self.obey(command, &mut desk, &propose),
+                    None => break,
+                },
+                changed = self.member.standing_changed(&standing) => match changed {
+                    true => standing = self.member.standing(),
+                    false => break,
+                },
+                () = ended(&mut desk.process) => {
+                    desk.process = None;
+                    if desk.replica.is_none() {
+                        desk.stillborn += 1;
+                        tokio::time::sleep(RESTART_AFTER).await;
+                    }
+                }
+            }
+            self.look(&mut desk, &propose).await;
+        }
+        proposer.abort();
+        self.host.left(&self.group).await;
+    }
+
+    fn obey(&self, command: Command, desk: &mut Desk, propose: &mpsc::UnboundedSender<Entry>) {
+        match command {
+            Command::Attach { visit, out } => desk.attach(visit, out, self.me),
+            Command::Detach { visit } => {
+                desk.replica.take_if(|(v, _)| *v == visit);
+            }
+            // The proposer ends with this task.
+            Command::Propose(entry) => drop(propose.send(entry)),
+            Command::Need(count) => {
+                desk.need = Some(count);
+                desk.tell(FromSeat::Need(count));
+            }
+            Command::Over => {
+                self.host.keeper.close(&self.group);
+                desk.over = true;
+            }
+            Command::Leave => desk.over = true,
+        }
+    }
+
+    /// Has the executor run here, where the group wants it here.
+    async fn look(&self, desk: &mut Desk, propose: &mpsc::UnboundedSender<Entry>) {
+        let Some(state) = &desk.state else { return };
+        if state.has_left(self.me) || matches!(state.office(), Office::Asleep { .. }) {
+            desk.over = true;
+            return;
+        }
+        let tenure = state.tenure();
+        if state.executor() != Some(self.me) || desk.process.is_some() {
+            return;
+        }
+        if desk.replica.is_some() {
+            desk.served = Some(tenure);
+            return;
+        }
+        if desk.served == Some(tenure) {
+            if desk.asked_after != Some(tenure) {
+                desk.asked_after = Some(tenure);
+                let executor = desk.successor(self.me);
+                tracing::info!(group = self.group, %executor, "the executor's process is gone");
+                let tenure = Tenure(tenure.0 + 1);
+                // The proposer ends with this task.
+                let _ = propose.send(Entry::Tenure { tenure, executor });
+            }
+            return;
+        }
+        desk.served = Some(tenure);
+        match self.start_replica().await {
+            Ok(process) => desk.process = Some(process),
+            Err(error) => {
+                tracing::warn!(group = self.group, "the executor can't be started: {error:#}");
+                desk.stillborn += 1;
+            }
+        }
+    }
+
+    /// Starts the executor in a step of this seat, as the front would.
+    async fn start_replica(&self) -> anyhow::Result<Child> {
+        let dir = kernel_dir(&self.kernel).ok_or_else(|| anyhow::anyhow!("there is no home folder"))?;
+        let (takeover, dir) = tokio::task::spawn_blocking(move || read_takeover(dir)).await??;
+        let seat = &self.host.seat;
+        let step = Step {
+            kernel: &self.kernel,
+            dir: &dir,
+            incarnation: self.me,
+            seat: seat.job,
+            node: &seat.node,
+            size: takeover.size,
+            program: &seat.program,
+            elected: true,
+        };
+        let process = Program::new("srun")
+            .args(step.srun_args())
+            .env_clear()
+            .envs(takeover.environment)
+            .env("GRESSHOPPER_KERNEL", self.kernel.as_str())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .process_group(0)
+            .kill_on_drop(false)
+            .spawn()?;
+        Ok(process)
+    }
+}
+
+fn read_takeover(dir: PathBuf) -> anyhow::Result<(Takeover, PathBuf)> {
+    let file = FrontFile::read(&dir)?;
+    let takeover = file
+        .takeover
+        .ok_or_else(|| anyhow::anyhow!("front.json doesn't say how to start the kernel here"))?;
+    Ok((takeover, dir))
+}
+
+impl Desk {
+    fn learn(&mut self, news: News) {
+        match news {
+            News::State(state) => {
+                self.tell(FromSeat::State(state.clone()));
+                self.state = Some(*state);
+            }
+            News::Applied { index, entry, .. } => {
+                if let Some(state) = &mut self.state {
+                    // The refusal is the same at every member, and the replica sees it itself.
+                    let _ = state.apply(index, &entry);
+                }
+                self.tell(FromSeat::Applied { index, entry });
+            }
+        }
+    }
+
+    fn tell_voters(&mut self, voters: &BTreeSet<Incarnation>) {
+        if self.replica.is_some() && self.told != *voters {
+            self.told.clone_from(voters);
+            self.tell(FromSeat::Voters(voters.clone()));
+        }
+    }
+
+    fn tell(&self, word: FromSeat) {
+        if let Some((_, out)) = &self.replica {
+            // Its leaving is told by a command.
+            let _ = out.send(word);
+        }
+    }
+
+    fn attach(&mut self, visit: u64, out: mpsc::UnboundedSender<FromSeat>, me: Incarnation) {
+        let state = self.state.as_ref().filter(|s| s.executor() == Some(me));
+        let (Some(state), None) = (state, &self.replica) else {
+            let _ = out.send(FromSeat::Alone);
+            return;
+        };
+        let _ = out.send(FromSeat::State(Box::new(state.clone())));
+        if let Some(count) = self.need {
+            let _ = out.send(FromSeat::Need(count));
+        }
+        (self.served, self.stillborn) = (Some(state.tenure()), 0);
+        self.replica = Some((visit, out));
+        self.told.clear();
+    }
+
+    /// The next executor after one whose process is gone: this member again, until that has failed too often.
+    fn successor(&self, me: Incarnation) -> Incarnation {
+        let other = self
+            .state
+            .as_ref()
+            .and_then(|s| s.members().keys().find(|m| **m != me));
+        match other {
+            Some(other) if self.stillborn >= STILLBORN => *other,
+            _ => me,
+        }
+    }
+}
+
+/// Proposes entries one after the other, each until its outcome is known.
+struct Proposer;
+
+impl Proposer {
+    fn start(member: Member) -> (mpsc::UnboundedSender<Entry>, JoinHandle<()>) {
+        let (propose, mut queue) = mpsc::unbounded_channel::<Entry>();
+        let proposing = tokio::spawn(async move {
+            while let Some(entry) = queue.recv().await {
+                loop {
+                    match member.propose(entry.clone()).await {
+                        Ok(_) => break,
+                        // The keeper replaces the member.
+                        Err(ProposeError::Stopped(why)) => {
+                            tracing::warn!(why, "the log takes no more entries here");
+                            return;
+                        }
+                        Err(ProposeError::NoLeader | ProposeError::Unknown) => {
+                            tokio::time::sleep(AGAIN_AFTER).await;
+                        }
+                    }
+                }
+            }
+        });
+        (propose, proposing)
+    }
+}
+
+async fn ended(process: &mut Option<Child>) {
+    match process {
+        Some(process) => drop(process.wait().await),
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,235 @@
+//! Frames between a replica and the keeper of its seat, over the seat's socket.
+//!
+//! ```text
+//! length u32 | kind u8 | length of the head u32 | the head, JSON | the body
+//! ```
+//! Numbers are big endian; `length` counts from `kind` on. Bodies are entries and states in the log's own form.
+
+use bytes::{Buf, BufMut, Bytes, BytesMut};
+use hop_log::{Entry, Form, FormError, Index, State};
+use hop_words::id::{Incarnation, KernelId};
+use serde::{Deserialize, Serialize};
+use std::collections::BTreeSet;
+use std::io;
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+const FIXED: usize = 1 + 4;
+/// A state with all its records is the largest frame. Both ends belong to one user; the limit is against a broken peer.
+const MAX: usize = 256 << 20;
+
+/// A replica's word to its seat's keeper.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum ToSeat {
+    /// Did the kernel's group elect this replica?
+    Attach {
+        kernel: KernelId,
+        incarnation: Incarnation,
+    },
+    /// The kernel gets a group, with this replica as its first member and this state as its beginning.
+    Found {
+        kernel: KernelId,
+        incarnation: Incarnation,
+        wanted: usize,
+        state: Box<State>,
+    },
+    /// The group's log is to take in this entry, behind those that were proposed before.
+    Propose(Entry),
+    /// The kernel is over, and its group with it.
+    Over,
+}
+
+/// The keeper's word to a replica.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum FromSeat {
+    /// No group elected this replica.
+    Alone,
+    /// The group's state; news of the log follow.
+    State(Box<State>),
+    Applied {
+        index: Index,
+        entry: Entry,
+    },
+    /// These members vote: the group survives the loss of a minority of them.
+    Voters(BTreeSet<Incarnation>),
+    /// The group lacks so many members.
+    Need(usize),
+    /// The group can't be founded.
+    Failed(String),
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Replica {
+    kernel: KernelId,
+    incarnation: Incarnation,
+    #[serde(default)]
+    wanted: usize,
+}
+
+/// A frame that can't be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FrameError {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("a frame of another release")]
+    Form(#[from] FormError),
+    #[error("a frame of another release")]
+    Json(#[from] serde_json::Error),
+    #[error("a frame of kind {0}, or of a wrong length")]
+    Malformed(u8),
+}
+
+impl ToSeat {
+    pub(crate) fn encode(&self) -> Bytes {
+        match self {
+            Self::Attach { kernel, incarnation } => frame(1, &head(kernel, *incarnation, 0), Bytes::new()),
+            Self::Found {
+                kernel,
+                incarnation,
+                wanted,
+                state,
+            } => frame(2, &head(kernel, *incarnation, *wanted), state.encode()),
+            Self::Propose(entry) => frame(3, &(), entry.encode()),
+            Self::Over => frame(4, &(), Bytes::new()),
+        }
+    }
+
+    pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Self, FrameError> {
+        let (kind, head, body) = read(stream).await?;
+        Ok(match kind {
+            1 | 2 => {
+                let Replica {
+                    kernel,
+                    incarnation,
+                    wanted,
+                } = serde_json::from_slice(&head)?;
+                match kind {
+                    1 => Self::Attach { kernel, incarnation },
+                    _ => Self::Found {
+                        kernel,
+                        incarnation,
+                        wanted,
+                        state: Box::new(State::decode(body)?),
+                    },
+                }
+            }
+            3 => Self::Propose(Entry::decode(body)?),
+            4 => Self::Over,
+            other => return Err(FrameError::Malformed(other)),
+        })
+    }
+}
+
+impl FromSeat {
+    pub(crate) fn encode(&self) -> Bytes {
+        match self {
+            Self::Alone => frame(1, &(), Bytes::new()),
+            Self::State(state) => frame(2, &(), state.encode()),
+            Self::Applied { index, entry } => frame(3, index, entry.encode()),
+            Self::Need(count) => frame(4, count, Bytes::new()),
+            Self::Failed(why) => frame(5, why, Bytes::new()),
+            Self::Voters(voters) => frame(6, voters, Bytes::new()),
+        }
+    }
+
+    pub(crate) async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<Self, FrameError> {
+        let (kind, head, body) = read(stream).await?;
+        Ok(match kind {
+            1 => Self::Alone,
+            2 => Self::State(Box::new(State::decode(body)?)),
+            3 => Self::Applied {
+                index: serde_json::from_slice(&head)?,
+                entry: Entry::decode(body)?,
+            },
+            4 => Self::Need(serde_json::from_slice(&head)?),
+            5 => Self::Failed(serde_json::from_slice(&head)?),
+            6 => Self::Voters(serde_json::from_slice(&head)?),
+            other => return Err(FrameError::Malformed(other)),
+        })
+    }
+}
+
+fn head(kernel: &KernelId, incarnation: Incarnation, wanted: usize) -> Replica {
+    Replica {
+        kernel: kernel.clone(),
+        incarnation,
+        wanted,
+    }
+}
+
+fn frame(kind: u8, head: &impl Serialize, body: Bytes) -> Bytes {
+    let head = serde_json::to_vec(head).expect("plain data");
+    let size = FIXED + head.len() + body.len();
+    let mut out = BytesMut::with_capacity(4 + size);
+    out.put_u32(u32::try_from(size).expect("a state is far below 4 GiB"));
+    out.put_u8(kind);
+    out.put_u32(u32::try_from(head.len()).expect("a head is short"));
+    out.put_slice(&head);
+    out.put_slice(&body);
+    out.freeze()
+}
+
+async fn read(stream: &mut (impl AsyncRead + Unpin)) -> Result<(u8, Bytes, Bytes), FrameError> {
+    let size = stream.read_u32().await? as usize;
+    if !(FIXED..=MAX).contains(&size) {
+        return Err(FrameError::Malformed(0));
+    }
+    let mut bytes = BytesMut::zeroed(size);
+    stream.read_exact(&mut bytes).await?;
+    let mut bytes = bytes.freeze();
+    let (kind, length) = (bytes.get_u8(), bytes.get_u32() as usize);
+    if length > bytes.len() {
+        return Err(FrameError::Malformed(kind));
+    }
+    let head = bytes.split_to(length);
+    Ok((kind, head, bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_log::Act;
+    use hop_words::id::Tenure;
+
+    fn entry() -> Entry {
+        Entry::Act {
+            tenure: Tenure(2),
+            sequence: hop_log::Sequence(1),
+            act: Act::Lost {
+                cell: "cell".into(),
+                why: "lost".into(),
+            },
+        }
+    }
+
+    #[tokio::test]
+    async fn each_frame_comes_back_and_a_cut_one_is_an_error() {
+        let found = ToSeat::Found {
+            kernel: "k".into(),
+            incarnation: Incarnation(7),
+            wanted: 3,
+            state: Box::new(State::new()),
+        };
+        let attach = ToSeat::Attach {
+            kernel: "k".into(),
+            incarnation: Incarnation(7),
+        };
+        for word in [attach, found, ToSeat::Propose(entry()), ToSeat::Over] {
+            let bytes = word.encode();
+            assert_eq!(ToSeat::read(&mut &bytes[..]).await.unwrap(), word);
+            assert!(ToSeat::read(&mut &bytes[..bytes.len() - 1]).await.is_err());
+        }
+        let applied = FromSeat::Applied {
+            index: Index(9),
+            entry: entry(),
+        };
+        let state = FromSeat::State(Box::new(State::new()));
+        let failed = FromSeat::Failed("no".into());
+        let voters = FromSeat::Voters([1, 3].map(Incarnation).into());
+        for word in [FromSeat::Alone, state, applied, FromSeat::Need(2), failed, voters] {
+            let bytes = word.encode();
+            assert_eq!(FromSeat::read(&mut &bytes[..]).await.unwrap(), word);
+            assert!(FromSeat::read(&mut &bytes[..bytes.len() - 1]).await.is_err());
+        }
+    }
+}
