@@ -29,8 +29,8 @@ const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_s
 /// How long a seat waits for a node that Slurm can't reach, before it goes elsewhere.
 const NODE_AWAY: Duration = Duration::from_secs(10);
 
-/// Between two tries to find a seat for one more replica.
-const GROW_AGAIN: Duration = Duration::from_secs(30);
+/// Between two tries to find a seat for one more replica: each pause is twice the last, up to the second one.
+const GROW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// Fronts that open tenures of one kernel at the same time are rare; two tries are plenty.
 const OPENINGS: usize = 5;
@@ -254,7 +254,7 @@ pub async fn grow(
     taken: Vec<NodeName>,
     told: mpsc::UnboundedSender<Note>,
 ) {
-    let (mut left, mut first, mut taken) = (count, first, taken);
+    let (mut left, mut first, mut taken, mut pause) = (count, first, taken, GROW_AGAIN.0);
     loop {
         match grow_by_one(&order, first, &taken).await {
             Ok(place) => {
@@ -271,7 +271,8 @@ pub async fn grow(
             }
             Err(error) => {
                 tracing::info!("the kernel stays with fewer replicas for now: {error:#}");
-                sleep(GROW_AGAIN).await;
+                sleep(pause).await;
+                pause = (pause * 2).min(GROW_AGAIN.1);
             }
         }
     }

@@ -9,16 +9,21 @@ use std::time::Duration;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
 use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
 /// A seat of this release answers at once.
 const ANSWERS_WITHIN: Duration = Duration::from_secs(5);
+
+/// The last words to the keeper take so long at most.
+const LAST_WORDS: Duration = Duration::from_secs(1);
 
 /// The connection to the seat's keeper. The place in the seat is held as long as it.
 #[derive(Debug)]
 pub struct SeatLink {
     out: mpsc::UnboundedSender<ToSeat>,
     pub(crate) input: mpsc::UnboundedReceiver<FromSeat>,
+    writer: JoinHandle<()>,
 }
 
 impl SeatLink {
@@ -27,7 +32,7 @@ impl SeatLink {
         let (read, mut write) = stream.into_split();
         let (out, mut queue) = mpsc::unbounded_channel::<ToSeat>();
         let (tell, input) = mpsc::unbounded_channel();
-        tokio::spawn(async move {
+        let writer = tokio::spawn(async move {
             while let Some(word) = queue.recv().await {
                 if write.write_all(&word.encode()).await.is_err() {
                     return;
@@ -47,7 +52,7 @@ impl SeatLink {
                 }
             }
         });
-        Self { out, input }
+        Self { out, input, writer }
     }
 
     /// The state of the group that elected this replica. `None`: there is no such group.
@@ -81,17 +86,29 @@ enum Way {
 pub(crate) struct Log {
     way: Way,
     seat: Option<mpsc::UnboundedSender<ToSeat>>,
+    writer: Option<JoinHandle<()>>,
     proposed: VecDeque<Entry>,
 }
 
 impl Log {
-    /// `grouped`: the kernel's group has elected this replica.
-    pub(crate) fn new(seat: Option<&SeatLink>, grouped: bool) -> Self {
-        Self {
-            way: if grouped { Way::Group } else { Way::Alone },
-            seat: seat.map(|seat| seat.out.clone()),
-            proposed: VecDeque::new(),
-        }
+    /// `grouped`: the kernel's group has elected this replica. Returns the keeper's words, too.
+    pub(crate) fn new(
+        seat: Option<SeatLink>,
+        grouped: bool,
+    ) -> (Self, Option<mpsc::UnboundedReceiver<FromSeat>>) {
+        let way = if grouped { Way::Group } else { Way::Alone };
+        let (seat, input, writer) = match seat {
+            Some(SeatLink { out, input, writer }) => (Some(out), Some(input), Some(writer)),
+            None => (None, None, None),
+        };
+        let proposed = VecDeque::new();
+        let log = Self {
+            way,
+            seat,
+            writer,
+            proposed,
+        };
+        (log, input)
     }
 
     pub(crate) fn propose(&mut self, entry: Entry) {
@@ -134,6 +151,15 @@ impl Log {
     pub(crate) fn not_founded(&mut self) {
         if matches!(self.way, Way::Founding) {
             self.way = Way::Alone;
+        }
+    }
+
+    /// Has the keeper get all that was said.
+    pub(crate) async fn end(&mut self) {
+        self.seat = None;
+        if let Some(writer) = self.writer.take() {
+            // A keeper that reads no more has ended.
+            let _ = timeout(LAST_WORDS, writer).await;
         }
     }
 

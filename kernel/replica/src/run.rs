@@ -218,6 +218,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
     };
     let (errand_ends, errand_in) = mpsc::unbounded_channel();
     let (store_events, store_in) = mpsc::unbounded_channel();
+    let (log, from_seat) = Log::new(seat, is_elected);
     let mut replica = Replica {
         store: durably.as_ref().map(|d| StoreThread::start(d, store_events)),
         core: Core::new(identity, durably, author(&file), clock.now()),
@@ -232,7 +233,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
         errands,
         errand_ends,
         to_hopd: leases.requests,
-        log: Log::new(seat.as_ref(), is_elected),
+        log,
         dialler,
         leaving: false,
         file,
@@ -249,7 +250,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
         news: leases.news,
         errands: errand_in,
         store: store_in,
-        seat: seat.map(|seat| seat.input),
+        seat: from_seat,
     };
     if first.is_some() {
         replica.on_link(first, &mut inputs.frames);
@@ -388,6 +389,7 @@ impl Replica {
         }
         self.until_taken(&mut inputs).await;
         self.end_descendants();
+        self.log.end().await;
         if inputs.links.is_none() {
             self.clean_up();
         }

@@ -181,7 +181,12 @@ impl Tended {
         }
         desk.served = Some(tenure);
         match self.start_replica().await {
-            Ok(process) => desk.process = Some(process),
+            Ok(Some(process)) => desk.process = Some(process),
+            // The front has removed the kernel's folder: nobody wants the kernel any more.
+            Ok(None) => {
+                self.host.keeper.close(&self.group);
+                desk.over = true;
+            }
             Err(error) => {
                 tracing::warn!(group = self.group, "the executor can't be started: {error:#}");
                 desk.stillborn += 1;
@@ -189,10 +194,13 @@ impl Tended {
         }
     }
 
-    /// Starts the executor in a step of this seat, as the front would.
-    async fn start_replica(&self) -> anyhow::Result<Child> {
+    /// Starts the executor in a step of this seat, as the front would. `None`: the kernel is over.
+    async fn start_replica(&self) -> anyhow::Result<Option<Child>> {
         let dir = kernel_dir(&self.kernel).ok_or_else(|| anyhow::anyhow!("there is no home folder"))?;
-        let (takeover, dir) = tokio::task::spawn_blocking(move || read_takeover(dir)).await??;
+        let read = tokio::task::spawn_blocking(move || read_takeover(dir)).await??;
+        let Some((takeover, dir)) = read else {
+            return Ok(None);
+        };
         let seat = &self.host.seat;
         let step = Step {
             kernel: &self.kernel,
@@ -214,16 +222,19 @@ impl Tended {
             .process_group(0)
             .kill_on_drop(false)
             .spawn()?;
-        Ok(process)
+        Ok(Some(process))
     }
 }
 
-fn read_takeover(dir: PathBuf) -> anyhow::Result<(Takeover, PathBuf)> {
+fn read_takeover(dir: PathBuf) -> anyhow::Result<Option<(Takeover, PathBuf)>> {
+    if !dir.try_exists()? {
+        return Ok(None);
+    }
     let file = FrontFile::read(&dir)?;
     let takeover = file
         .takeover
         .ok_or_else(|| anyhow::anyhow!("front.json doesn't say how to start the kernel here"))?;
-    Ok((takeover, dir))
+    Ok(Some((takeover, dir)))
 }
 
 impl Desk {
