@@ -51,8 +51,8 @@ pub(crate) async fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, Tc
     Ok((file, listener))
 }
 
-/// Names by which compute nodes may reach this host, the likeliest first. A wrong one costs a replica one try: whoever
-/// listens there doesn't have the kernel's key.
+/// Names by which compute nodes may reach this host, the likeliest first. A wrong name costs a replica one try: the
+/// listener there doesn't have the kernel's key.
 fn addresses(local: bool) -> Vec<String> {
     let mut hosts = Vec::new();
     if let Ok(host) = std::env::var("GRESSHOPPER_FRONT_HOST") {

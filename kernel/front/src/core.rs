@@ -14,7 +14,7 @@ use jiff::Timestamp;
 use serde_json::{Value, json};
 use std::collections::{HashMap, VecDeque};
 
-/// Bytes that are kept for clients that are away. Beyond them the oldest outputs go first.
+/// Bytes kept for absent clients. Beyond them the oldest outputs go first.
 const KEEP: usize = 64 << 20;
 
 /// Execution counts that are remembered, to name lost cells by.
@@ -56,7 +56,7 @@ pub struct Front {
     author: Author,
     /// The kernel keeps a log, and begins no cell without our word.
     durable: bool,
-    /// When its kernel was launched. `None` means that an earlier front did it.
+    /// Time of the kernel's launch. `None` means that an earlier front launched it.
     launched: Option<Timestamp>,
     /// The tenure whose replica gets the requests.
     tenure: Tenure,
@@ -74,7 +74,7 @@ pub struct Front {
     counts: VecDeque<(CellId, i64)>,
     /// Sentences that the user has to read before the next reply.
     notices: Vec<String>,
-    /// Replies that say that the kernel died, sent a little after its death was told.
+    /// Replies on the kernel's death, sent a little after the death was told.
     obituaries: Vec<(Bytes, Message)>,
     end: Option<End>,
 }
@@ -87,7 +87,7 @@ struct Open {
     identity: Bytes,
     header: Bytes,
     is_cell: bool,
-    /// The request whole, for another replica. `None` means that an earlier front took it.
+    /// The whole request, for another replica. `None` means that an earlier front took it.
     message: Option<Message>,
     /// The first tenure under which the cell may have begun.
     first: Option<Tenure>,
@@ -132,7 +132,7 @@ impl Front {
         }
     }
 
-    /// Its kernel was launched then, on the ports of one that may have ended before.
+    /// Notes the time of the kernel's launch, on the ports of a kernel that may have ended before.
     #[must_use]
     pub fn launched(mut self, at: Timestamp) -> Self {
         self.launched = Some(at);
@@ -215,9 +215,9 @@ impl Front {
         is_cell || header.msg_type == "kernel_info_request"
     }
 
-    /// Made before this kernel was launched. A manager that restarts a kernel which has died asks it to shut down all the
-    /// same; its socket holds that back for a second, and gives it to whoever listens there by then. Managers run where
-    /// fronts do, so they have one clock.
+    /// Whether the request predates this kernel's launch. A manager that restarts a dead kernel asks it to shut down
+    /// all the same. The manager's socket holds the request back for a second, and then gives it to the present
+    /// listener. Managers run on the fronts' hosts, so the clocks agree.
     fn is_older(&self, request: &Envelope) -> bool {
         request
             .date()
@@ -225,7 +225,7 @@ impl Front {
             .is_some_and(|(made, launched)| made < launched)
     }
 
-    /// A client subscribed to iopub: it is greeted (JEP 65), and gets what nobody was there for.
+    /// Greets a client that subscribed to iopub (JEP 65), and sends the outputs that nobody was subscribed for.
     pub fn subscribed(&mut self, topic: &Bytes, at: Time, wire: &mut impl Wire) {
         let parent = Bytes::from_static(b"{}");
         let content = json!({"subscription": String::from_utf8_lossy(topic)});
@@ -253,7 +253,7 @@ impl Front {
         }
     }
 
-    /// A client (again) has a connection: it gets the replies that came while it was away.
+    /// A client has a connection (again): it gets the replies of its absence.
     pub fn connected(&mut self, channel: Channel, identity: &Bytes, wire: &mut impl Wire) {
         let key = (channel, identity.clone());
         let mut waiting = self.replies.remove(&key).unwrap_or_default().into_iter();
@@ -286,12 +286,12 @@ impl Front {
         wire.send(Item::Note(Note::ClientGone { identity }));
     }
 
-    /// Whether a client has asked for something that it hasn't got yet.
+    /// Whether a client still waits for a reply.
     pub fn owes(&self, identity: &Bytes) -> bool {
         self.open.iter().any(|o| o.identity == *identity)
     }
 
-    /// A replica came back to a new front: these are the requests that it works on.
+    /// A replica came back to a new front, with the requests on which it works.
     pub fn resume(&mut self, in_flight: Vec<InFlight>, tenure: Tenure) {
         self.tenure = tenure;
         let known: Vec<Open> = std::mem::take(&mut self.open);
@@ -304,8 +304,8 @@ impl Front {
 
     // From one replica to the next.
 
-    /// The requests go to the replica of this tenure from now on, the oldest first. `met` says whether the replica before
-    /// it ever had a connection: if not, it can't have begun a cell, and what was sent to it waits for this one.
+    /// Sends the requests to this tenure's replica from now on, the oldest first. `met` says whether the earlier
+    /// replica ever had a connection. If not, no cell can have begun there, and its requests wait for this replica.
     pub fn next_tenure(&mut self, tenure: Tenure, met: bool, at: Time, wire: &mut impl Wire) {
         let last = std::mem::replace(&mut self.tenure, tenure);
         if !met {
@@ -365,7 +365,8 @@ impl Front {
         self.tell_at_open_cell(at, wire);
     }
 
-    /// What a cell shows before its reply is read in time; without an open cell the next one shows it.
+    /// Shows a text at the open cell, whose reader sees it before the reply; without an open cell the next one shows
+    /// it.
     fn tell_at_open_cell(&mut self, at: Time, wire: &mut impl Wire) {
         if let Some(open) = self.open.iter().find(|o| o.is_cell) {
             let header = open.header.clone();
@@ -393,7 +394,7 @@ impl Front {
     /// Shows an error at a cell, and returns its reply.
     fn answer_open(&mut self, open: &Open, shown: Value, at: Time, wire: &mut impl Wire) {
         let reply = self.error_reply(open, shown, at, wire);
-        // A client that is away now can't be told: the replica that would keep its reply is gone.
+        // An absent client can't be told: the replica that would keep its reply is gone.
         let _ = wire.reply(Channel::Shell, &open.identity, reply, None);
     }
 
@@ -506,7 +507,7 @@ impl Front {
         }
     }
 
-    /// Tells the replica which answers and losses it needn't remember any longer.
+    /// Tells the replica which answers and losses it may forget.
     pub fn acknowledge(&mut self, wire: &mut impl Wire) {
         let heard = (self.heard, self.tenure);
         if heard > self.heard_told && self.tenure > Tenure(0) {
@@ -538,7 +539,7 @@ impl Front {
         }
     }
 
-    /// The request that this answers is no longer open.
+    /// Closes the request that this reply answers.
     fn close(&mut self, reply: &Message) {
         if self.open.is_empty() {
             return;
@@ -549,9 +550,9 @@ impl Front {
         }
     }
 
-    /// The kernel died. Whoever looks at the cell that ran reads why at once; its reply follows by
-    /// [`Self::send_obituaries`], for clients that watch the kernel's process are to notice its death first, as they
-    /// do with a plain kernel.
+    /// The kernel died. The reason shows at the running cell at once. The cell's reply follows by
+    /// [`Self::send_obituaries`]: clients that watch the kernel's process should notice its death first, as with a
+    /// plain kernel.
     pub fn die(&mut self, reason: String, at: Time, wire: &mut impl Wire) {
         if self.end.is_some() {
             return;

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, sleep, timeout};
 
-/// One call of Slurm's commands; slurmctld may be away for a while.
+/// Limit on one call of Slurm's commands; slurmctld may be away for a while.
 const SLURM_CALL: Duration = Duration::from_secs(60);
 
 /// Between two looks at a seat that waits: quick at first, for a free node is there at once.
@@ -95,7 +95,7 @@ pub struct Prepared {
     pub place: Place,
 }
 
-/// A seat that was submitted and isn't needed unless it is kept.
+/// A submitted seat, cancelled unless it is kept.
 struct Submitted(Option<JobId>);
 
 impl Submitted {
@@ -107,7 +107,7 @@ impl Submitted {
 impl Drop for Submitted {
     fn drop(&mut self) {
         if let Some(job) = self.0 {
-            // A seat that isn't cancelled ends by itself, for it is empty.
+            // A seat that isn't cancelled is empty, and ends by itself.
             let _ = scancel(job).stdin(Stdio::null()).spawn();
         }
     }
@@ -522,8 +522,8 @@ fn scancel(job: JobId) -> Command {
     command
 }
 
-/// Keeps the death of the replica's srun from ending its step: srun has a child that cancels the step when srun dies
-/// without a word. The replica's connection to us is its lifeline, so that child goes once there is one.
+/// Keeps the death of the replica's srun from ending its step. srun has a child that cancels the step if srun dies
+/// without a word. The replica's connection is its lifeline, so the child goes once a connection exists.
 pub fn detach(srun: u32) {
     let children = std::fs::read_to_string(format!("/proc/{srun}/task/{srun}/children")).unwrap_or_default();
     for child in children.split_whitespace().filter_map(|c| c.parse::<i32>().ok()) {
@@ -609,7 +609,7 @@ fn slurm(program: &str) -> Command {
     command
 }
 
-/// Runs one to its end; its output, or what it complained of.
+/// Runs a command to its end; returns its output, or its complaint.
 async fn call(mut command: Command, input: &str) -> Result<String> {
     let what = format!("{:?}", command.as_std().get_program());
     let mut child = command
@@ -619,7 +619,7 @@ async fn call(mut command: Command, input: &str) -> Result<String> {
         .spawn()
         .with_context(|| format!("can't start {what}"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // One that reads nothing has its reasons, and tells them below.
+        // A command that doesn't read has reasons, which it tells below.
         let _ = stdin.write_all(input.as_bytes()).await;
     }
     let output = timeout(SLURM_CALL, child.wait_with_output())
@@ -634,7 +634,7 @@ async fn call(mut command: Command, input: &str) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Whom the seat's job is charged to; Slurm checks it, and `hopd` takes the leases' account from the job.
+/// Account of the seat's job. Slurm checks it, and `hopd` takes the leases' account from the job.
 struct Bill {
     /// Options of sbatch.
     options: Vec<String>,
@@ -716,7 +716,7 @@ enum SeatError {
     NodeAway { job: JobId, reason: String },
 }
 
-/// Waits until the seat runs; its node. A busy node is waited for, one that is away only for so long.
+/// Waits until the seat runs; returns its node. A busy node is waited for, an absent node only for a limited time.
 async fn wait_for_seat(job: JobId, patience: Duration) -> Result<String, SeatError> {
     let (mut pause, since) = (POLL.0, Instant::now());
     let mut told = false;

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use std::net::IpAddr;
 use std::path::PathBuf;
 
-/// Where the kernel's own connection file lies is for the replica to say. Some clients fill it in, some don't.
+/// The replica chooses the kernel's own connection file. Some clients fill the placeholder in, some don't.
 const PLACEHOLDER: &str = "{connection_file}";
 
 /// How the kernelspec calls us: `hop-front kernel -f {connection_file} [--options JSON] -- COMMAND..`.
@@ -53,7 +53,7 @@ struct Options {
     durable: Option<Durable>,
 }
 
-/// What to run, as the provisioner would say it.
+/// The start order, in the provisioner's form.
 pub fn start(args: Args) -> Result<Start> {
     let path = &args.connection_file;
     let text =

@@ -46,13 +46,13 @@ const LONGEST_PAUSE: Span = Span::from_secs(30);
 /// A replica that was started connects within this time, or is started anew.
 const CONNECTS: Span = Span::from_secs(90);
 
-/// So many replicas in a row that end before they connect are no accident.
+/// Number of replicas in a row that end before they connect, from which the kernel is given up.
 const STILLBORN: u32 = 5;
 
 /// Something that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Input {
-    /// The process that stands for the replica was started, in this tenure.
+    /// The process of this tenure's replica was started.
     Started {
         tenure: Tenure,
     },
@@ -105,7 +105,7 @@ pub enum Act {
 enum Stage {
     /// A replica is being started.
     Starting,
-    /// Its process is there, and it has no connection yet.
+    /// The process runs, and has no connection yet.
     Awaited {
         since: Timestamp,
         process: bool,
@@ -199,7 +199,7 @@ impl Life {
         self.tenure
     }
 
-    /// Takes in what happened; returns what is to be done.
+    /// Takes in an input; returns the actions that follow.
     pub fn handle(&mut self, input: Input, now: Timestamp) -> Vec<Act> {
         if self.stage == Stage::Over {
             return Vec::new();

@@ -379,7 +379,7 @@ impl Main {
         }
     }
 
-    /// Starts a replica in a task of its own, and ends the one before it where that may still run.
+    /// Starts a replica in a task of its own, and ends the earlier one if it may still run.
     fn launch(&mut self, fresh_seat: bool, avoid: Option<NodeName>, old: Option<Tenure>) {
         if let Some(hello) = self
             .hello
@@ -502,7 +502,7 @@ impl Main {
         }
         self.live(Input::Started { tenure });
         if let Some((hello, answer)) = self.moving.take_knock(incarnation) {
-            // It may have lost its connection, and knocks again.
+            // The replica may have lost its connection, and connects again.
             let _ = answer.send(self.welcome(Hello { tenure, ..hello }));
         }
         if let Some((hello, answer)) = self.elected.take_if(|(h, _)| h.tenure == tenure) {
@@ -565,7 +565,7 @@ impl Main {
                 self.say_all(said);
             }
             Door::Knock { hello, answer } if self.is_elected(&hello) => self.follow(hello, answer),
-            // A replica that is there before its start was told dials again.
+            // A replica that connects before its start was told dials again.
             Door::Knock { .. } if self.expected.is_none() => {}
             Door::Knock { hello, answer } => {
                 // The caller may have left.
@@ -637,7 +637,7 @@ impl Main {
             self.front.resume(hello.in_flight.clone(), hello.tenure);
         }
         let taken = self.delivered.taken();
-        // A front that was there before is still working on the items that it took.
+        // An earlier front is still working on the items that it took.
         let again = if new { taken.again() } else { Vec::new() };
         let upto = taken.upto();
         self.hello = Some(hello);

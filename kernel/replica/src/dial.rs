@@ -18,7 +18,7 @@ pub const WITHOUT_FRONT: Duration = Duration::from_secs(60);
 const EACH_TRY: Duration = Duration::from_secs(5);
 const BETWEEN_TRIES: Duration = Duration::from_millis(300);
 
-/// What the dialler tells and asks the replica.
+/// Events and questions of the dialler for the replica.
 #[derive(Debug)]
 pub enum LinkEvent {
     /// A connection stands: what do we say?
@@ -126,7 +126,7 @@ async fn attempt(
     };
     *patience = EACH_TRY;
     let (out, queue) = mpsc::unbounded_channel();
-    // A replica that has much to do stops reading from its front, not from its kernel.
+    // A busy replica stops reading from its front, not from its kernel.
     let (tx, input) = mpsc::channel(256);
     let up = LinkEvent::Up {
         epoch,

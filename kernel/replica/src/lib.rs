@@ -1,5 +1,5 @@
 //! Supervises a real ipykernel for one kernel: starts it, carries Jupyter's messages between it and the front, asks
-//! `hopd` for what its cells need, and says why it died. `docs/kernel.md` tells how the parts work together.
+//! `hopd` for its cells' needs, and reports why it died. `docs/kernel.md` tells how the parts work together.
 //!
 //! [`core`] decides, and has no socket, process or clock; [`run`] and the modules beside it carry out.
 

@@ -78,7 +78,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One thread: the kernel's process is tied to the thread that started it, and a message crosses no other.
+/// One thread: the kernel's process is tied to the thread that started it, and no message crosses to another.
 fn in_runtime(work: impl Future<Output = Result<()>>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()

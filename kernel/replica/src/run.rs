@@ -38,7 +38,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout};
 /// A front is waited for so long by a kernel that couldn't be started.
 const START: Duration = Duration::from_secs(120);
 
-/// A kernel without a welcome on iopub (before ipykernel 7) is asked whether it is there, this often.
+/// Interval of questions to a kernel without a welcome on iopub (before ipykernel 7).
 pub(crate) const PROBE_EVERY: Duration = Duration::from_millis(300);
 
 /// The time for reading the last messages of a dead kernel, and for a front to take them.
@@ -106,7 +106,7 @@ pub struct Setup {
     pub elected: Option<State>,
 }
 
-/// One process of the kernel, with the connections to it.
+/// A process of the kernel, with the connections to it.
 pub(crate) struct Process {
     pub(crate) kernel: Kernel,
     pub(crate) sockets: Sockets,
@@ -115,7 +115,7 @@ pub(crate) struct Process {
     pub(crate) heard: bool,
     to_agent: mpsc::UnboundedSender<Parcel>,
     agent: Option<mpsc::Receiver<Parcel>>,
-    /// The folder of its sockets, removed with it.
+    /// The folder of the process's sockets, removed with it.
     _scratch: Scratch,
 }
 
@@ -355,7 +355,7 @@ async fn not_started(hello: Hello, mut links: mpsc::Receiver<LinkEvent>, reason:
     anyhow::bail!(reason)
 }
 
-/// Receives from a channel that may not be there.
+/// Receives from a channel that may be absent.
 async fn receive<T>(input: &mut Option<mpsc::Receiver<T>>) -> Option<T> {
     match input {
         Some(rx) => rx.recv().await,
@@ -416,7 +416,7 @@ impl Replica {
                 event = self.process.events.recv() => if let Some((socket, event)) = event {
                     let sorted = self.process.sockets.sort(socket, event);
                     self.on_kernel(sorted).await;
-                    // Messages that came with it; the others get their turn after so many.
+                    // Messages that came with it; the others get their turn after BATCH of them.
                     for _ in 0..BATCH {
                         let Ok((socket, event)) = self.process.events.try_recv() else { break };
                         let sorted = self.process.sockets.sort(socket, event);
@@ -425,7 +425,7 @@ impl Replica {
                 },
                 frame = receive(&mut inputs.frames) => match frame {
                     Some(frame) => {
-                        // What comes now was sent by somebody who may have seen the kernel die.
+                        // A later message may come from a client that saw the kernel die.
                         let ended = self.process.kernel.ended();
                         if let Some(status) = ended {
                             self.kernel_ended(status).await?;
@@ -506,7 +506,7 @@ impl Replica {
                 self.process.sockets.send(channel, &identity, &message).await;
             }
             Output::ToFront(item) => self.link.send(item),
-            // Without a connection to hopd the core says it again when there is one.
+            // Without a connection to hopd the core repeats the request later.
             Output::ToHopd(request) => drop(self.to_hopd.send(*request)),
             // A kernel that is gone needs no answer.
             Output::ToAgent(parcel) => drop(self.process.to_agent.send(parcel)),
@@ -601,7 +601,7 @@ impl Replica {
         self.handle(input).await;
     }
 
-    /// The kernel's next process. One that can't be started is told as one that has ended at once.
+    /// Starts the kernel's next process. A failed start is told as a process that ended at once.
     fn start_again(&mut self) {
         match Process::start(&self.program, &self.file, self.lends) {
             Ok(process) => self.process = process,
@@ -669,7 +669,7 @@ impl Replica {
         self.handle(input).await;
     }
 
-    /// Follows the connection to the front. Returns the reason for which there is no front any more.
+    /// Follows the connection to the front. Returns the reason why no front exists any more.
     fn on_link(
         &mut self,
         event: Option<LinkEvent>,
@@ -755,7 +755,7 @@ impl Replica {
         }
     }
 
-    /// There is no front any more, or it wants another replica.
+    /// No front exists any more, or the front wants another replica.
     async fn abandoned(&mut self, gone: Gone) {
         tracing::warn!(?gone, "no front wants this replica");
         match gone {

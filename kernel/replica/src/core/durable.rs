@@ -83,7 +83,7 @@ enum Talk {
 pub(super) enum Farewell {
     /// The seat ends: the kernel goes on elsewhere.
     Leave(String),
-    /// The kernel goes on in the replica of this incarnation, which waits.
+    /// The kernel goes on in the waiting replica of this incarnation.
     Move(Incarnation),
     /// The kernel hibernates.
     Sleep(String),
@@ -96,7 +96,7 @@ pub(super) struct Leaving {
     pub(super) until: Option<Timestamp>,
     /// The seat ends: the kernel leaves in time, even without a capture.
     pub(super) in_haste: bool,
-    /// Everything that could be saved is on its way to the store.
+    /// All savable content is on its way to the store.
     pub(super) flushed: bool,
     /// The group was asked for another executor.
     handed_over: bool,
@@ -128,7 +128,7 @@ pub(super) struct Durable {
     bound: Vec<String>,
     pub(super) moving: Option<Move>,
     pub(super) leaving: Option<Leaving>,
-    /// Captures that have failed since the last one that did not.
+    /// Failed captures since the last good one.
     failed_captures: u32,
     /// Sentences that the user reads at the next cell.
     notices: Vec<String>,
@@ -296,7 +296,7 @@ impl Core {
         }
     }
 
-    /// Names the store to the agent. What is restored then is known to be in the log, and isn't captured again.
+    /// Names the store to the agent. Restored content is then known to be in the log, and isn't captured again.
     fn open_store(&mut self) {
         if !self.durable.as_ref().is_some_and(Durable::may_restore) {
             return;
@@ -628,7 +628,7 @@ impl Core {
         }
     }
 
-    /// The answer of a cell that was lost goes to its client once the log has it.
+    /// A lost cell's answer goes to its client once the log has the loss.
     pub(super) fn answer_lost(&mut self, cell: &CellId, identity: Bytes, message: Message, why: String) {
         let Some(durable) = &mut self.durable else {
             return self.send_front(Channel::Shell, identity, message);
@@ -851,7 +851,7 @@ impl Core {
             return self.over(wording::died_too_often(&reason, DEATHS_MAX));
         }
         durable.restore_deaths += u32::from(restoring);
-        // It moves once it is there again: no cell runs before.
+        // The move goes on once the process is back: no cell runs before.
         if let Some(leaving) = &mut durable.leaving {
             (leaving.until, leaving.flushed) = (None, false);
         }
@@ -869,7 +869,7 @@ impl Core {
         self.out.push(Output::Sync);
     }
 
-    /// The process is gone, with all that it held on GPUs.
+    /// The process is gone, with its GPU memory.
     fn forget_process(&mut self) {
         self.gpu.park = Park::Home;
         self.gpu.doomed = None;
@@ -882,7 +882,7 @@ impl Core {
         let Some((id, is_cell)) = seeker else {
             return;
         };
-        // A cell that hasn't begun keeps its place in the queue, or the lease that it has: its GPUs are this replica's.
+        // A cell that hasn't begun keeps its place in the queue, or its lease: the lease's GPUs are this replica's.
         let waits = is_cell && self.cells.seeking() == Some(&id);
         match &self.lease {
             Lease::Returning(..) if waits => self.proceed(),

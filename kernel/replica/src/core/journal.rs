@@ -1,4 +1,4 @@
-//! The kernel's log as the executor drives it: entries that it proposes, and their effect once they are applied.
+//! The executor's side of the kernel's log: proposed entries, and their effects once applied.
 //!
 //! With one replica the shell applies each proposal at once; with three it goes through the kernel's Raft group. The rules
 //! are hop-log's (docs/replication.md); this knows which cells wait for an answer of the log.
@@ -81,7 +81,7 @@ impl Journal {
         committed.chain(proposed).sum()
     }
 
-    /// An act of this executor's, behind those that were proposed before.
+    /// An act of this executor's, behind the earlier proposals.
     pub(super) fn act(&mut self, act: Act) -> Entry {
         let now = self.tenure();
         let before = self
@@ -118,7 +118,7 @@ impl Journal {
         })
     }
 
-    /// A record that is in the folder's log, with its number. `through` is the last cell that it completes.
+    /// A record in the folder's log, with its number. `through` is the last cell that it completes.
     pub(super) fn record(&mut self, through: Option<CellId>, payload: Payload) -> (RecordNumber, Entry) {
         let number = self.next_record();
         let record = Record { number, payload };
@@ -200,7 +200,7 @@ pub(super) fn pack(message: &Message) -> Bytes {
     out.freeze()
 }
 
-/// The message of [`pack`]. Bytes that are no such message give the frames read so far.
+/// Reads a message of [`pack`]. Other bytes give the frames read so far.
 pub(super) fn unpack(mut bytes: Bytes) -> Message {
     let mut frames = Vec::new();
     while bytes.len() >= 4 {

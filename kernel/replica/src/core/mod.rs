@@ -1,9 +1,9 @@
 //! A kernel as its supervisor decides about it: cells in order, the lease that they ask for, the GPU memory that comes and
 //! goes with leases, and the kernel's beginning and end. Pure: no socket, no process, no clock, no randomness.
 //!
-//! [`Core::handle`] is the whole interface: tell it what happened and what time it is, carry out what it says, and come
-//! back at [`Core::due`] with [`Input::Tick`]. The shell (`crate::run`) owns sockets and processes; the front decides for
-//! clients; `hopd` decides who gets which GPU.
+//! [`Core::handle`] is the whole interface: the shell passes each event with its time, carries out the outputs, and
+//! comes back at [`Core::due`] with [`Input::Tick`]. The shell (`crate::run`) owns sockets and processes; the front
+//! decides for clients; `hopd` decides who gets which GPU.
 
 mod answers;
 mod block;
@@ -52,7 +52,7 @@ pub use check::Place;
 pub use durable::Durably;
 pub use memory::{Errand, ErrandEnd, Left, Returned};
 
-/// A kernel that isn't heard so long after its start doesn't come up.
+/// Silence after which a started kernel is given up.
 pub(crate) const START: Span = Span::from_secs(120);
 
 /// Between asking a kernel to go and ending it.
@@ -99,7 +99,7 @@ pub enum Input {
         identity: Bytes,
         message: Message,
     },
-    /// The kernel's process has ended. All that it said last was told before.
+    /// The kernel's process has ended. Its last messages were told before.
     Exited(Exit),
     /// The agent inside the kernel said something.
     Agent(Parcel),
@@ -136,7 +136,7 @@ pub enum Input {
         incarnation: Incarnation,
         reason: String,
     },
-    /// The front is another one now: it knows nothing of what the one before it prepared.
+    /// A new front: it knows nothing of the earlier front's preparations.
     FrontChanged,
     /// Nobody uses the kernel any more: it hibernates, if its state is kept.
     Orphaned { reason: String },
@@ -192,8 +192,8 @@ pub enum Output {
     StartKernel,
     /// Have the log take in this entry. Once it is committed, [`Input::Applied`] says so.
     Propose(Entry),
-    /// Write a record behind the others in the tenure's folder. The first one there comes behind the state from which the
-    /// namespace was brought back, if any.
+    /// Write a record behind the others in the tenure's folder. The first record there follows the state from which
+    /// the namespace was restored, if any.
     Append {
         number: RecordNumber,
         text: Bytes,
@@ -317,7 +317,7 @@ impl Core {
         }
     }
 
-    /// Takes in what happened; returns what is to be done, in order.
+    /// Takes in an input; returns the outputs that follow, in order.
     pub fn handle(&mut self, input: Input, now: Timestamp) -> Vec<Output> {
         self.now = self.now.max(now);
         // Outputs come by the thousand, and change nothing that is told.
@@ -504,9 +504,9 @@ impl Core {
         }
     }
 
-    /// Goes on with the first cell that the kernel hasn't got, and the one after it, as far as they may go.
+    /// Goes on with the first cell that the kernel hasn't got, and later cells, as far as they may go.
     fn advance(&mut self) {
-        // What comes to a replica that leaves is for the next one.
+        // Requests to a leaving replica are for the next one.
         while matches!(self.phase, Phase::Up) && !self.holds_back() {
             match self.cells.next(self.lease.running_cell()) {
                 Next::Wait => return,
@@ -554,8 +554,8 @@ impl Core {
         envelope.message()
     }
 
-    /// Interrupts the cell that waits for a lease, if one does. The kernel runs no cell then and must not hear of it: its
-    /// signal would strike the cell that the user runs next, as our answer to this one is there sooner.
+    /// Interrupts the cell that waits for a lease, if any. The kernel runs no cell then and must not hear of it: its
+    /// signal would strike the user's next cell, since our answer to this one arrives sooner.
     fn interrupt_waiting(&mut self) -> bool {
         let Some(cell) = self.cells.seeking().cloned() else {
             return false;
@@ -664,7 +664,7 @@ impl Core {
         }
     }
 
-    /// Tells `hopd` who this is, which lease it holds and which cell waits: a projection of the state.
+    /// Tells `hopd` this replica's identity, lease and waiting cell: a projection of the state.
     fn register(&mut self) {
         let Identity {
             kernel,
