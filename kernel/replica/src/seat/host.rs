@@ -8,8 +8,10 @@ use hop_log::{Generation, State};
 use hop_protocol::file::{FrontFile, kernel_dir, seats_dir};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Permissions;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -56,7 +58,6 @@ pub(super) struct Host {
     visits: AtomicU64,
     /// How many groups are kept, and replicas sit here.
     busy: watch::Sender<Busy>,
-    _log: TempDir,
 }
 
 /// What holds the seat.
@@ -91,16 +92,19 @@ fn parse(group: &str) -> Option<(KernelId, u32)> {
 }
 
 impl Host {
-    /// Starts the keeper of a seat, which listens on this address.
+    /// Starts the keeper of a seat, which listens on this address. The log's folder is removed when the last value is
+    /// dropped.
     ///
     /// # Errors
     /// The keeper's folders can't be used, or it can't listen.
     pub(super) async fn start(
         seat: Seat,
         listen: IpAddr,
-    ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Event>), HostError> {
+    ) -> Result<(Arc<Self>, mpsc::UnboundedReceiver<Event>, TempDir), HostError> {
         let parent = std::env::var_os("TMPDIR").map_or_else(std::env::temp_dir, PathBuf::from);
+        // The log has what the user's cells computed and answered.
         let log = tempfile::Builder::new()
+            .permissions(Permissions::from_mode(0o700))
             .prefix("gresshopper-seat-")
             .tempdir_in(&parent)
             .map_err(|source| HostError::Folder { parent, source })?;
@@ -119,9 +123,8 @@ impl Host {
             table: Mutex::default(),
             visits: AtomicU64::new(0),
             busy: watch::Sender::new(Busy::default()),
-            _log: log,
         };
-        Ok((Arc::new(host), events))
+        Ok((Arc::new(host), events, log))
     }
 
     /// What holds the seat, as it changes.

@@ -25,6 +25,7 @@ use std::os::unix::net::{SocketAddr, UnixListener as StdListener, UnixStream as 
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use tempfile::TempDir;
 use tokio::io::AsyncReadExt;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{SignalKind, signal};
@@ -124,7 +125,8 @@ pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u
     if let Some(config) = config {
         announce(config, up);
     }
-    let groups = host(config, job, &seat_node).await;
+    // The folder goes with this function, whatever tasks still run.
+    let (groups, _log) = host(config, job, &seat_node).await.unzip();
     let (count, sitting) = watch::channel(Busy::default());
     let mut busy = groups.as_ref().map_or(sitting, |host| host.busy());
     let mut terminate = signal(SignalKind::terminate())?;
@@ -160,14 +162,14 @@ pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u
 }
 
 /// The keeper of this seat. `None` means that kernels with a replica here stay with one.
-async fn host(config: Option<&Config>, job: JobId, node: &NodeName) -> Option<Arc<Host>> {
+async fn host(config: Option<&Config>, job: JobId, node: &NodeName) -> Option<(Arc<Host>, TempDir)> {
     let listen = config.and_then(|c| c.hopd.connect.iter().find_map(|hopd| route_to(hopd)))?;
     let seat = host::Seat {
         job,
         node: node.clone(),
         program: std::env::current_exe().ok()?,
     };
-    let (host, mut events) = match Host::start(seat, listen).await {
+    let (host, mut events, log) = match Host::start(seat, listen).await {
         Ok(started) => started,
         Err(error) => {
             tracing::warn!(error = chain(&error), "this seat keeps no logs of kernels");
@@ -180,7 +182,7 @@ async fn host(config: Option<&Config>, job: JobId, node: &NodeName) -> Option<Ar
             hosts.handle(event).await;
         }
     });
-    Some(host)
+    Some((host, log))
 }
 
 async fn sit(mut stream: UnixStream, count: watch::Sender<Busy>) {
