@@ -57,6 +57,10 @@ def test_a_look_says_what_is_blocked_and_by_whom(pilot: Pilot, alice: Kernel, ta
     assert (after["blocked"], after["freed"]) == ([], [[index, lease]])
 
 
+@pytest.mark.skipif(
+    "HOP_E2E_ALONE" not in os.environ,
+    reason="it takes the counting programs from every cluster of the host: set HOP_E2E_ALONE=1 where it is the only one",
+)
 def test_an_operators_word_does_where_the_count_was_lost(cluster: Cluster, pilot: Pilot, alice: Kernel) -> None:
     """Root took the counting programs away during a lease: nothing proves any more that the device is free."""
     step, told = pilot.lend(alice)
