@@ -43,12 +43,15 @@ const OBJECT_INFO: libc::c_int = 15;
 const PROG_QUERY: libc::c_int = 16;
 const TRACEPOINT_OPEN: libc::c_int = 17;
 const LINK_CREATE: libc::c_int = 28;
+const ITERATOR_CREATE: libc::c_int = 33;
 const MAP_HASH: u32 = 1;
 const MAP_FORGETFUL: u32 = 9;
 const NO_PREALLOC: u32 = 1;
 const TYPE_CGROUP_DEVICE: u32 = 15;
 const TYPE_RAW_TRACEPOINT: u32 = 17;
+const TYPE_TRACING: u32 = 26;
 const ATTACH_CGROUP_DEVICE: u32 = 6;
+const ATTACH_ITERATOR: u32 = 28;
 
 /// What a cgroup's device program may have: Slurm's has some five for each device.
 const MOST_INSTRUCTIONS: usize = 65_536;
@@ -235,6 +238,15 @@ struct LoadAttributes {
     kernel_version: u32,
     flags: u32,
     name: [u8; 16],
+    interface: u32,
+    attach_kind: u32,
+    descriptions: [u32; 2],
+    functions: u64,
+    function_counts: [u32; 2],
+    lines: u64,
+    line_count: u32,
+    /// The function of Linux's that it belongs to, by its number in BTF.
+    attach_to: u32,
 }
 
 #[repr(C)]
@@ -268,6 +280,12 @@ struct LinkAttributes {
     program: u32,
     target: u32,
     kind: u32,
+    flags: u32,
+}
+
+#[repr(C)]
+struct IteratorAttributes {
+    link: u32,
     flags: u32,
 }
 
@@ -342,6 +360,10 @@ fn bpf<A>(command: libc::c_int, attributes: &mut A) -> io::Result<i32> {
 }
 
 fn load(program: &[Instruction], kind: u32) -> io::Result<OwnedFd> {
+    load_for(program, kind, 0, 0)
+}
+
+fn load_for(program: &[Instruction], kind: u32, attach_kind: u32, attach_to: u32) -> io::Result<OwnedFd> {
     let mut attributes = LoadAttributes {
         kind,
         count: u32::try_from(program.len()).map_err(io::Error::other)?,
@@ -354,6 +376,14 @@ fn load(program: &[Instruction], kind: u32) -> io::Result<OwnedFd> {
         kernel_version: 0,
         flags: 0,
         name: *b"gresshopper\0\0\0\0\0",
+        interface: 0,
+        attach_kind,
+        descriptions: [0; 2],
+        functions: 0,
+        function_counts: [0; 2],
+        lines: 0,
+        line_count: 0,
+        attach_to,
     };
     bpf(PROG_LOAD, &mut attributes).map(owned)
 }
@@ -390,6 +420,33 @@ pub(crate) fn judge_devices(program: &[Instruction], cgroup: impl AsFd) -> io::R
         flags: 0,
     };
     bpf(LINK_CREATE, &mut attributes).map(owned)
+}
+
+/// A program for each item of one of Linux's iterators, which `function` is in BTF; [`run`] goes over the items.
+///
+/// # Errors
+/// As [`trace`].
+pub(crate) fn iterate(program: &[Instruction], function: u32) -> io::Result<OwnedFd> {
+    let program = load_for(program, TYPE_TRACING, ATTACH_ITERATOR, function)?;
+    let mut attributes = LinkAttributes {
+        program: word(program.as_fd()),
+        target: 0,
+        kind: ATTACH_ITERATOR,
+        flags: 0,
+    };
+    bpf(LINK_CREATE, &mut attributes).map(owned)
+}
+
+/// What the program of an iterator writes, as a file to be read once.
+///
+/// # Errors
+/// The kernel's.
+pub(crate) fn run(iterator: impl AsFd) -> io::Result<std::fs::File> {
+    let mut attributes = IteratorAttributes {
+        link: word(iterator.as_fd()),
+        flags: 0,
+    };
+    bpf(ITERATOR_CREATE, &mut attributes).map(|fd| owned(fd).into())
 }
 
 fn address(path: &Path) -> io::Result<CString> {

@@ -8,6 +8,7 @@ const MAGIC: u16 = 0xeb9f;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
 const ENUM: u32 = 6;
+const FUNCTION: u32 = 12;
 /// Typedef, volatile, const, restrict, type tag: names and qualities of another type.
 const QUALIFIERS: [u32; 5] = [8, 9, 10, 11, 18];
 /// Words that follow a type's three, per kind: fixed, and per element.
@@ -113,6 +114,11 @@ impl<'a> Btf<'a> {
     /// The numbers of the structures of these names.
     pub(crate) fn structures(&self, names: &[&'static str]) -> HashMap<&'static str, u32> {
         self.find(STRUCT, names)
+    }
+
+    /// The number of a function.
+    pub(crate) fn function(&self, name: &'static str) -> Option<u32> {
+        self.find(FUNCTION, &[name]).remove(name)
     }
 
     /// The value of an enumerator of the enumeration `name`.

@@ -12,8 +12,8 @@
 //! Zero after [`Counter::close`] is a proof. Only registered kernels are judged or counted: other processes' opens
 //! belong to no lease, and none is touched. Programs and maps are pinned in a bpf file system, one set for all nodes
 //! of a host. Like the files that they count, they outlive our processes and vanish at a boot. All of it also works
-//! in a locked-down Linux, which refuses programs on its functions. The search for holders is left to
-//! [`crate::holders`].
+//! in a locked-down Linux, which refuses programs on its functions. [`Sight`] says who has a counted file; the
+//! search for other hiding places is left to [`crate::holders`].
 
 use crate::bpf::{self, Instruction, Map, Number, instruction};
 use crate::btf::Btf;
@@ -23,6 +23,9 @@ use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
+
+mod seen;
+pub use seen::{Sight, Sighting};
 
 /// Where systemd mounts the bpf file system.
 pub const BPF_DIR: &str = "/sys/fs/bpf";
@@ -311,23 +314,19 @@ impl Counter {
         Ok(self.counts.get(&internal(device))?.unwrap_or(0))
     }
 
-    /// Openers of the files that are still open, at most a few, for reports.
-    pub fn openers(&self, device: Number) -> Vec<Opener> {
+    /// The open files that are counted, each with its opener.
+    pub fn files(&self, device: Number) -> Vec<(u64, Opener)> {
         let most = usize::try_from(MOST_FILES).unwrap_or(0);
-        let mut openers: Vec<Opener> = self
-            .files
-            .keys(most)
-            .iter()
-            .filter_map(|file| self.files.get(file).ok().flatten())
-            .filter(|opened| opened.device == internal(device))
-            .map(|opened| Opener {
-                pid: u32::try_from(opened.process >> 32).unwrap_or(0),
-                uid: opened.uid,
+        let opened = |file| Some((file, self.files.get(&file).ok().flatten()?));
+        let files = self.files.keys(most).into_iter().filter_map(opened);
+        files
+            .filter(|(_, opened)| opened.device == internal(device))
+            .map(|(file, opened)| {
+                let pid = u32::try_from(opened.process >> 32).unwrap_or(0);
+                let uid = opened.uid;
+                (file, Opener { pid, uid })
             })
-            .collect();
-        openers.sort_unstable();
-        openers.dedup();
-        openers
+            .collect()
     }
 }
 
@@ -409,10 +408,13 @@ const FIELDS: [(&str, &[&str]); 8] = [
 const ALLOCATED: &CStr = c"kmem_cache_alloc";
 const FREED: &CStr = c"kmem_cache_free";
 
+fn description() -> Result<Vec<u8>, CountError> {
+    std::fs::read("/sys/kernel/btf/vmlinux").map_err(|_| CountError::NoTypes("all description"))
+}
+
 impl Layout {
     fn of_running() -> Result<Self, CountError> {
-        let bytes =
-            std::fs::read("/sys/kernel/btf/vmlinux").map_err(|_| CountError::NoTypes("all description"))?;
+        let bytes = description()?;
         let btf = Btf::parse(&bytes).ok_or(CountError::NoTypes("a description that is known here"))?;
         let structures = btf.structures(&FIELDS.map(|(_, path)| path[0]));
         let offset = |path: &[&'static str]| {

@@ -2,18 +2,19 @@
 //!
 //! Only the lessee's processes are ever ended: those in the kernel's cgroup, and those of the lessee's uid in a job
 //! of Slurm's. If Linux counts ([`crate::count`]), a count of zero ends the wait, and the search may miss holders: it
-//! starts with the seen holders, and ends with the whole kernel. Otherwise a single look at frozen processes must do.
+//! starts with the seen holders, and ends with the whole kernel. Whatever ends nothing of the count, since others are
+//! seen with every file, isn't done. Otherwise a single look at frozen processes must do.
 
 use crate::bpf::Number;
 use crate::cgroup::{self, Mounts};
-use crate::count::Counter;
+use crate::count::{Counter, Opener, Sight, Sighting};
 use crate::decide::{self, Rules, Suspect, Verdict};
 use crate::holders::{self, Found};
 use crate::proc::{self, Membership};
 use crate::record::{KernelCgroup, ProcessId};
 use crate::token::{Hold, Holder};
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
@@ -21,6 +22,8 @@ use std::time::{Duration, Instant};
 pub(crate) const DYING: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 const ROUND: Duration = Duration::from_millis(50);
+/// Linux gives it to nobody. To a file of the lease no program is entitled by its name or account.
+const NO_ACCOUNT: u32 = u32::MAX;
 /// As many are named; a record and a line to the agent stay short.
 const NAMED: usize = 8;
 
@@ -109,22 +112,29 @@ impl Release<'_> {
         if self.numbers.is_empty() || self.wait(Instant::now() + grace) {
             return Released::default();
         }
+        // Without it, whoever is seen through /proc is ended as a suspect.
+        let sight = self.counter.and_then(|c| c.sight().ok());
         let mut ended = Ended::default();
         let deadline = Instant::now() + dying;
         let mut stage = Stage::Seen;
         let mut free = false;
         while !self.dry_run && !free && Instant::now() < deadline {
-            let any = self.round(stage, &mut ended) || !ended.dying().is_empty();
-            match stage.next() {
-                Some(next) if !any => stage = next,
-                None if !any => break,
-                _ => {}
+            let any = self.round(stage, sight.as_ref(), &mut ended) || !ended.dying().is_empty();
+            if !any {
+                match stage.next() {
+                    Some(next) if !self.only_others_hold(sight.as_ref()) => stage = next,
+                    _ => break,
+                }
             }
             free = self.wait(deadline.min(Instant::now() + if any { ROUND } else { LOOK_AGAIN }));
         }
         let free = free || self.wait(Instant::now());
         Released {
-            holders: if free { Vec::new() } else { self.holders(&ended) },
+            holders: if free {
+                Vec::new()
+            } else {
+                self.holders(sight.as_ref(), &ended)
+            },
             ended: ended.0.into_keys().collect(),
         }
     }
@@ -181,21 +191,30 @@ impl Release<'_> {
 
     /// Relevant processes among `pids`, each with its verdict.
     fn judged(&self, pids: &[u32]) -> Vec<(Found, Suspect, Verdict)> {
-        let found = holders::among(pids, self.numbers);
-        found
-            .into_iter()
-            .filter_map(|found| {
-                let suspect = self.suspect(found)?;
-                let verdict = decide::judge(&suspect, &self.rules);
-                (verdict != Verdict::Ignore).then_some((found, suspect, verdict))
-            })
-            .collect()
+        self.judge(holders::among(pids, self.numbers), &self.rules)
+    }
+
+    fn judge(
+        &self,
+        found: impl IntoIterator<Item = Found>,
+        rules: &Rules<'_>,
+    ) -> Vec<(Found, Suspect, Verdict)> {
+        let judged = found.into_iter().filter_map(|found| {
+            let suspect = self.suspect(found)?;
+            let verdict = decide::judge(&suspect, rules);
+            (verdict != Verdict::Ignore).then_some((found, suspect, verdict))
+        });
+        judged.collect()
     }
 
     /// Ends whom the stage names, and the tracers that keep somebody from ending; false if there was nobody.
-    fn round(&self, stage: Stage, ended: &mut Ended) -> bool {
+    fn round(&self, stage: Stage, sight: Option<&Sight>, ended: &mut Ended) -> bool {
         let _still = cgroup::freeze(self.mounts, self.cgroup);
         let mut targets = match stage {
+            Stage::Seen if self.counter.is_some() => {
+                let pids = self.sightings(sight).into_iter().map(|s| s.pid);
+                pids.filter(|pid| self.is_lessees(*pid)).collect()
+            }
             Stage::Seen | Stage::Suspect => self.holding(stage == Stage::Suspect),
             Stage::Children | Stage::Kernel => {
                 let all = cgroup::processes(self.mounts, self.cgroup).into_iter();
@@ -213,6 +232,35 @@ impl Release<'_> {
         any
     }
 
+    /// Who is seen with a counted file of the devices.
+    fn sightings(&self, sight: Option<&Sight>) -> Vec<Sighting> {
+        let files: HashSet<u64> = self.files().into_iter().map(|(file, _)| file).collect();
+        let mut seen = sight.and_then(|s| s.look().ok()).unwrap_or_default();
+        seen.retain(|s| files.contains(&s.file));
+        seen
+    }
+
+    fn files(&self) -> Vec<(u64, Opener)> {
+        let of = |counter: &Counter| self.numbers.iter().flat_map(|n| counter.files(*n)).collect();
+        self.counter.map(of).unwrap_or_default()
+    }
+
+    /// Whether ending the lessee's processes would free nothing: somebody else is seen with every open file.
+    fn only_others_hold(&self, sight: Option<&Sight>) -> bool {
+        if self.counter.is_none() {
+            let seen = self.judged(&holders::all_processes().unwrap_or_default());
+            return seen.iter().all(|(.., verdict)| *verdict != Verdict::End);
+        }
+        let mut files: HashSet<u64> = self.files().into_iter().map(|(file, _)| file).collect();
+        let counted = !files.is_empty();
+        for seen in self.sightings(sight) {
+            if !self.is_lessees(seen.pid) {
+                files.remove(&seen.file);
+            }
+        }
+        counted && files.is_empty()
+    }
+
     /// The lessee's processes that hold a device, or may.
     fn holding(&self, suspects: bool) -> Vec<u32> {
         let mut pids = holders::all_processes().unwrap_or_default();
@@ -221,24 +269,37 @@ impl Release<'_> {
         found.filter(|f| suspects || f.is_sure()).map(|f| f.pid).collect()
     }
 
-    /// Remaining holders, for reports: the seen ones, else the openers of counted files.
-    fn holders(&self, ended: &Ended) -> Vec<Holder> {
-        let pids = holders::all_processes().unwrap_or_default();
-        let judged = self.judged(&pids);
+    /// Remaining holders, for reports: the seen ones, and the openers of counted files.
+    fn holders(&self, sight: Option<&Sight>, ended: &Ended) -> Vec<Holder> {
+        let judged = if self.counter.is_some() {
+            let seen = self.sightings(sight).into_iter();
+            let seen: BTreeSet<Found> = seen
+                .map(|s| Found {
+                    pid: s.pid,
+                    how: s.how,
+                })
+                .collect();
+            let rules = Rules {
+                ignore: &[],
+                service_uid: NO_ACCOUNT,
+                ..self.rules
+            };
+            self.judge(seen, &rules)
+        } else {
+            self.judged(&holders::all_processes().unwrap_or_default())
+        };
         let sure = judged.into_iter().filter(|(found, ..)| found.is_sure());
         let mut holders: Vec<Holder> = sure
             .map(|(found, suspect, verdict)| self.describe(found, suspect, &verdict, ended))
             .collect();
-        if let Some(counter) = self.counter {
-            let openers = self.numbers.iter().flat_map(|n| counter.openers(*n));
-            holders.extend(openers.map(|opener| Holder {
-                pid: opener.pid,
-                uid: opener.uid,
-                exe: proc::exe(opener.pid),
-                how: Hold::OpenFile,
-                why: "what it opened during the lease is open still, here or elsewhere".to_owned(),
-            }));
-        }
+        let openers: BTreeSet<Opener> = self.files().into_iter().map(|(_, opener)| opener).collect();
+        holders.extend(openers.into_iter().map(|opener| Holder {
+            pid: opener.pid,
+            uid: opener.uid,
+            exe: proc::exe(opener.pid),
+            how: Hold::OpenFile,
+            why: "what it opened during the lease is open still, here or elsewhere".to_owned(),
+        }));
         if holders.is_empty() {
             holders.push(Holder {
                 pid: 0,
@@ -254,6 +315,7 @@ impl Release<'_> {
 
     fn describe(&self, found: Found, suspect: Suspect, verdict: &Verdict, ended: &Ended) -> Holder {
         let why = match verdict {
+            Verdict::Block(_) if self.counter.is_some() => "it has a file that the lessee opened",
             Verdict::Block(why) => why,
             _ if self.dry_run => "it would be ended, were it not for dry_run",
             _ if ended.0.contains_key(&found.pid) => "it was sent SIGKILL and has not ended",

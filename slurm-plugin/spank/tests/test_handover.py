@@ -175,6 +175,8 @@ def test_a_descriptor_given_to_another_user_blocks_the_device_until_it_is_gone(
     assert bob.ask("alive", holder)
     named = {h["uid"] for h in after["holders"]}
     assert harness.uid("alice") in named
+    if accepts:
+        assert alice.opens() == EPERM, "the kernel lives on: its end would free nothing"
     assert bob.ask("end-child", holder) == "ended"
     assert pilot.take_back(told["lease"])["clean"]
 

@@ -128,7 +128,8 @@ def test_a_stranger_who_holds_blocks_the_device_and_is_not_ended(
     assert os.getpid() in [h["pid"] for h in taken["holders"]]
     assert harness.uid("alice") in [h["uid"] for h in taken["holders"]], "the lessee is named"
     assert cluster.state_of(index)["lessee"] == harness.uid("alice")
-    assert second.opens() == EPERM
+    assert alice.opens() == second.opens() == EPERM, "the kernel lives on: its end would free nothing"
+    assert taken["ended_pids"] == []
     assert pilot.heard.nothing(1), "the second try tells nothing new"
     step = pilot.step(pilot.mint(pilot.token(second)))
     refused = pilot.hear()
@@ -138,6 +139,21 @@ def test_a_stranger_who_holds_blocks_the_device_and_is_not_ended(
     step, _ = pilot.lend(second)
     end(step)
     assert pilot.hear()["clean"]
+
+
+def test_what_is_hidden_beside_a_strangers_file_is_ended(alice: Kernel, pilot: Pilot, taker: Taker) -> None:
+    """One file of two is root's, and another is the lessee's, in flight: whom to end is decided file by file."""
+    step, told = pilot.lend(alice)
+    path = told["devices"][0]["path"]
+    assert alice.ask("send", path, taker.name) == "sent"
+    hidden = alice.ask("in-flight", path)
+    end(step)
+    taken = pilot.hear()
+    assert (taken["clean"], taken["ended_pids"]) == (False, [hidden])
+    assert os.getpid() in [h["pid"] for h in taken["holders"]]
+    assert alice.opens() == EPERM
+    taker.drop()
+    assert pilot.take_back(told["lease"])["clean"]
 
 
 def test_a_stranger_on_the_other_gpu_is_not_the_lessees(cluster: Cluster, alice: Kernel, pilot: Pilot) -> None:
