@@ -4,7 +4,7 @@
 //! a replica that never answers, is seen to here.
 
 use hop_api::message::Event;
-use hop_words::id::{LeaseId, ReplicaId};
+use hop_words::id::{KernelId, LeaseId, ReplicaId};
 use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeMap;
 
@@ -36,7 +36,14 @@ impl Parks {
         );
     }
 
-    /// The replica has answered, or there is nothing to answer any more.
+    /// A replica of the kernel has answered. About a lease that another kernel was asked about it has no say.
+    pub(crate) fn answered(&mut self, lease: LeaseId, kernel: &KernelId) {
+        if self.open.get(&lease).is_some_and(|a| a.replica.kernel == *kernel) {
+            self.open.remove(&lease);
+        }
+    }
+
+    /// There is nothing to answer any more.
     pub(crate) fn over(&mut self, lease: LeaseId) {
         self.open.remove(&lease);
     }
@@ -86,7 +93,9 @@ mod tests {
         assert_eq!(parks.overdue(at(329)), []);
         assert_eq!(parks.overdue(at(330)), [(LeaseId(1), replica("a"))]);
         assert_eq!(parks.overdue(at(330)), []);
-        parks.over(LeaseId(2));
+        parks.answered(LeaseId(2), &"a".into());
+        assert_eq!(parks.of(&replica("b")).len(), 1, "it isn't a's");
+        parks.answered(LeaseId(2), &"b".into());
         assert_eq!(parks.of(&replica("b")).len(), 0);
         assert_eq!(parks.overdue(at(9999)), []);
     }

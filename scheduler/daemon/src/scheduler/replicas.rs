@@ -120,7 +120,7 @@ impl Scheduler {
         self.connections.has_replica(conn, id.clone());
         self.tell_homes();
         if let Some(parked) = &up.parked {
-            self.parks.over(parked.lease);
+            self.parks.answered(parked.lease, &up.kernel);
         }
         for event in self.parks.of(&id) {
             self.connections.send(conn, 0, Response::Event(event));
@@ -306,7 +306,7 @@ impl Scheduler {
                 ..
             } => {
                 self.speaks_of_lease(conn, &kernel, tenure, lease)?;
-                self.parks.over(lease);
+                self.parks.answered(lease, &kernel);
                 self.todo.push_back(Input::CellEnded {
                     kernel,
                     cell,
@@ -330,7 +330,7 @@ impl Scheduler {
             } => {
                 self.speaks_of_lease(conn, &kernel, tenure, lease)?;
                 info!(%kernel, %lease, %cell, "a cell is parked");
-                self.parks.over(lease);
+                self.parks.answered(lease, &kernel);
                 self.todo.push_back(Input::CellParked { kernel, cell, lease });
             }
             Request::ParkRefused {
@@ -341,7 +341,7 @@ impl Scheduler {
             } => {
                 self.speaks_of_lease(conn, &kernel, tenure, lease)?;
                 info!(%kernel, %lease, "a cell can't be parked: {}", access::printable(&reason, 500));
-                self.parks.over(lease);
+                self.parks.answered(lease, &kernel);
                 self.todo.push_back(Input::ParkRefused { kernel, lease });
             }
             _ => unreachable!("sorted by the caller"),

@@ -783,6 +783,42 @@ async fn a_replica_that_cannot_park_or_does_not_answer_is_left_alone() {
 }
 
 #[tokio::test]
+async fn another_kernels_answer_about_a_lease_is_none() {
+    let mut long = Long::new(true);
+    assert_eq!(long.was_asked(), 1);
+    let (bob, mut mailbox) = long.house.connect("bobby", Role::Replica);
+    let Request::ReplicaUp(mut report) = up("bobby", "b", 1, 8, "n0") else {
+        unreachable!("made above")
+    };
+    report.parked = Some(hop_api::message::ParkedCell {
+        cell: "c1".into(),
+        lease: long.lease,
+        ran: Span::from_secs(1),
+    });
+    long.house.ask(bob, &mut mailbox, Request::ReplicaUp(report));
+    for answer in [
+        parked(long.lease, "b", "c1"),
+        Request::ParkRefused {
+            kernel: "b".into(),
+            tenure: Tenure(0),
+            lease: long.lease,
+            reason: "x".into(),
+        },
+    ] {
+        long.house.say(bob, answer);
+    }
+    let conn = long.ada.0;
+    long.house.scheduler.closed(conn);
+    long.ada = long.house.connect("ada", Role::Replica);
+    let Request::ReplicaUp(mut report) = up("ada", "a", 1, 7, "n0") else {
+        unreachable!("made above")
+    };
+    report.holds = Some((long.lease, Some("c1".into())));
+    long.says(Request::ReplicaUp(report));
+    assert_eq!(long.was_asked(), 1, "the question to ada's kernel is open still");
+}
+
+#[tokio::test]
 async fn a_replica_that_was_away_is_asked_again_and_its_report_counts_as_an_answer() {
     let mut long = Long::new(true);
     assert_eq!(long.was_asked(), 1);
