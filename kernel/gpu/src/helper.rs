@@ -9,11 +9,11 @@ use crate::Pid;
 use crate::driver::{Api, Driver, DriverError, ProcessState, Step};
 use crate::procs::{Procs, Uids};
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Where the helper listens unless told otherwise.
@@ -24,7 +24,11 @@ const MAX_REQUEST: u64 = 8 << 10;
 /// Time after which a silent peer is dropped.
 const PATIENCE: Duration = Duration::from_secs(5);
 /// More callers at once are turned away: a hanging driver must not let threads pile up.
-const MAX_CALLERS: usize = 32;
+const MAX_CALLERS: usize = 256;
+/// As many of one user: whoever idles shuts out nobody else.
+const MAX_OF_A_USER: usize = 16;
+/// Time until a listener that is out of descriptors or memory is tried again.
+const AGAIN: Duration = Duration::from_millis(100);
 
 /// The one verb.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +81,50 @@ pub fn authorise(caller: u32, request: &Request, target: Uids, started: u64) -> 
 pub struct Helper {
     driver: Arc<dyn Driver>,
     procs: Procs,
-    callers: Arc<AtomicUsize>,
+    callers: Callers,
+}
+
+/// Callers who are being answered, by uid.
+#[derive(Debug, Clone, Default)]
+struct Callers(Arc<Mutex<BTreeMap<u32, usize>>>);
+
+/// One of them, until dropped.
+#[derive(Debug)]
+struct Caller {
+    uid: u32,
+    all: Callers,
+}
+
+impl Callers {
+    fn now(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
+        // A number is changed in one step, so a panic leaves none half-changed.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// None: there are too many, in all or of this user.
+    fn admit(&self, uid: u32) -> Option<Caller> {
+        let mut now = self.now();
+        let full = now.values().sum::<usize>() >= MAX_CALLERS;
+        let own = now.get(&uid).copied().unwrap_or(0);
+        if own >= MAX_OF_A_USER || full && uid != 0 {
+            return None;
+        }
+        now.insert(uid, own + 1);
+        let all = self.clone();
+        Some(Caller { uid, all })
+    }
+}
+
+impl Drop for Caller {
+    fn drop(&mut self) {
+        let mut now = self.all.now();
+        if let Some(own) = now.get_mut(&self.uid) {
+            *own -= 1;
+            if *own == 0 {
+                now.remove(&self.uid);
+            }
+        }
+    }
 }
 
 impl std::fmt::Debug for Helper {
@@ -93,38 +140,43 @@ impl Helper {
         Self {
             driver,
             procs,
-            callers: Arc::default(),
+            callers: Callers::default(),
         }
     }
 
-    /// Serves until the listener breaks.
+    /// Serves until the listener breaks. What one caller meets, or a shortage of the moment, ends nobody else's service.
     ///
     /// # Errors
     /// Accepting failed for good.
     pub fn serve(&self, listener: &UnixListener) -> io::Result<()> {
         loop {
-            let (stream, _) = match listener.accept() {
-                Ok(accepted) => accepted,
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            let stream = match listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(error) if is_passing(&error) => {
+                    std::thread::sleep(AGAIN);
+                    continue;
+                }
                 Err(error) => return Err(error),
             };
-            let helper = self.clone();
-            if helper.callers.fetch_add(1, Ordering::Relaxed) >= MAX_CALLERS {
-                helper.callers.fetch_sub(1, Ordering::Relaxed);
+            let Ok(peer) = rustix::net::sockopt::socket_peercred(&stream) else {
                 continue;
-            }
-            std::thread::spawn(move || {
+            };
+            let Some(caller) = self.callers.admit(peer.uid.as_raw()) else {
+                continue;
+            };
+            let helper = self.clone();
+            // Without a thread the caller is dropped, and hears nothing: it may ask again.
+            let _ = std::thread::Builder::new().spawn(move || {
                 // A peer that goes away in the middle has nobody to be told.
-                let _ = helper.one(stream);
-                helper.callers.fetch_sub(1, Ordering::Relaxed);
+                let _ = helper.one(stream, caller.uid);
+                drop(caller);
             });
         }
     }
 
-    fn one(&self, mut stream: UnixStream) -> io::Result<()> {
+    fn one(&self, mut stream: UnixStream, caller: u32) -> io::Result<()> {
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let caller = rustix::net::sockopt::socket_peercred(&stream)?.uid.as_raw();
         let mut line = String::new();
         BufReader::new(Read::take(&stream, MAX_REQUEST)).read_line(&mut line)?;
         let mut reply = serde_json::to_vec(&self.answer(caller, &line))?;
@@ -159,6 +211,14 @@ impl Helper {
         let started = self.procs.start_time(pid).map_err(gone)?;
         authorise(caller, request, target, started)
     }
+}
+
+/// Whether accepting may go well again: the caller is gone, or there is a shortage.
+fn is_passing(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EINTR | libc::ECONNABORTED | libc::EMFILE | libc::ENFILE | libc::ENOBUFS | libc::ENOMEM)
+    )
 }
 
 fn refused(why: &str) -> Reply {
@@ -318,5 +378,21 @@ mod tests {
             authorise(0, &request(), uids(1000, 1000), 43),
             Err(Denied::Reused { pid: 7 })
         );
+    }
+    #[test]
+    fn one_users_callers_shut_out_nobody_else() {
+        let callers = Callers::default();
+        let mut admitted: Vec<Caller> = (0..100).filter_map(|_| callers.admit(1000)).collect();
+        assert_eq!(admitted.len(), MAX_OF_A_USER);
+        let other = callers.admit(1001).unwrap();
+        drop(admitted.pop());
+        admitted.push(callers.admit(1000).unwrap());
+        assert!(callers.admit(1000).is_none());
+        let many: Vec<Caller> = (2000..3000).filter_map(|uid| callers.admit(uid)).collect();
+        assert_eq!(many.len(), MAX_CALLERS - MAX_OF_A_USER - 1);
+        assert!(callers.admit(9).is_none());
+        let root = callers.admit(0).unwrap();
+        drop((admitted, other, many, root));
+        assert!(callers.now().is_empty(), "nobody is remembered");
     }
 }
