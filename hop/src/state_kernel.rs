@@ -89,8 +89,8 @@ impl Connection {
     }
 }
 
-/// Finds the kernel that `which` means: a connection file, an id or its beginning, or a notebook's name. Without it, the one
-/// that this process runs in, else the only one that runs.
+/// Finds the kernel that `which` means: a connection file, an id or its beginning, or a notebook's name. Without
+/// `which`: the kernel in which this process runs, else the only kernel that runs.
 pub(crate) fn find(which: Option<&str>, runtime: &Path, context: &Context<'_>) -> Result<Kernel, Failure> {
     if let Some(file) = which.map(Path::new).filter(|p| is_connection_file(p)) {
         return Ok(of_file(file, &HashMap::new(), None));

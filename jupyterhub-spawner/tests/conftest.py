@@ -71,6 +71,17 @@ def of_type(seen: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
     return [m["content"] for m in seen if m["msg_type"] == kind]
 
 
+def outputs(kernel: Kernel, code: str) -> tuple[str, str]:
+    """What a cell printed, and what stood on stderr."""
+    reply, seen = kernel.run(code)
+    assert reply["status"] == "ok", reply
+    said = of_type(seen, "stream")
+    return (
+        "".join(c["text"] for c in said if c["name"] == "stdout"),
+        "".join(c["text"] for c in said if c["name"] == "stderr"),
+    )
+
+
 def write_spec(folder: Path, **config: Any) -> None:
     """A kernelspec named python3 in front of the native one."""
     spec = {

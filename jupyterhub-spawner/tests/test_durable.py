@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import BIN, TIMEOUT, Kernel, alive, eventually, of_type, write_spec
+from conftest import BIN, TIMEOUT, Kernel, alive, eventually, of_type, outputs, write_spec
 from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.connect import write_connection_file
 
@@ -51,17 +51,6 @@ def error_of(kernel: Kernel, code: str) -> tuple[dict[str, Any], str]:
     reply, seen = kernel.run(code)
     assert reply["status"] == "error", reply
     return reply, "".join(c["text"] for c in of_type(seen, "stream") if c["name"] == "stderr")
-
-
-def outputs(kernel: Kernel, code: str) -> tuple[str, str]:
-    """What a cell printed, and what stood on stderr."""
-    reply, seen = kernel.run(code)
-    assert reply["status"] == "ok", reply
-    said = of_type(seen, "stream")
-    return (
-        "".join(c["text"] for c in said if c["name"] == "stdout"),
-        "".join(c["text"] for c in said if c["name"] == "stderr"),
-    )
 
 
 @WHO

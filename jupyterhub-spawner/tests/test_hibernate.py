@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from conftest import Kernel, eventually, of_type
+from conftest import Kernel, eventually, outputs
 
 SAVED = "this notebook's kernel was saved"
 
@@ -46,17 +46,6 @@ def server_is_killed(kernel: Kernel) -> None:
     kernel.close()
 
 
-def said(kernel: Kernel, code: str) -> tuple[str, str]:
-    """What a cell wrote, and what it read on stderr."""
-    reply, seen = kernel.run(code)
-    assert reply["status"] == "ok", reply
-    streams = of_type(seen, "stream")
-    return (
-        "".join(c["text"] for c in streams if c["name"] == "stdout"),
-        "".join(c["text"] for c in streams if c["name"] == "stderr"),
-    )
-
-
 def states(home: Path) -> list[str]:
     folder = home / "data" / "gresshopper" / "states"
     return sorted(p.name for p in folder.iterdir()) if folder.is_dir() else []
@@ -70,10 +59,10 @@ def test_the_next_opening_has_the_variables(home: Path, ends: object) -> None:
     ends(kernel)  # type: ignore[operator]
     (saved,) = states(home)
     with opened() as again:
-        out, told = said(again, "print(x['self'] is x, x['a'], y)")
+        out, told = outputs(again, "print(x['self'] is x, x['a'], y)")
         assert out == "True [1, 2] 7\n"
         assert SAVED in told
-        assert said(again, "y += 1; print(y)") == ("8\n", "")
+        assert outputs(again, "y += 1; print(y)") == ("8\n", "")
         assert states(home) == [saved]
         assert again.km.provisioner.kernel == saved  # type: ignore[union-attr]
         assert again.km.kernel_id != saved
@@ -86,7 +75,7 @@ def test_it_is_saved_again_and_again(home: Path) -> None:
     for n in range(1, 4):
         server_ends(kernel)
         kernel = Kernel()
-        assert said(kernel, "x += 1; print(x)")[0] == f"{n}\n"
+        assert outputs(kernel, "x += 1; print(x)")[0] == f"{n}\n"
     kernel.close()
 
 
@@ -94,10 +83,10 @@ def test_a_second_tab_gets_a_kernel_of_its_own_and_reads_why(home: Path) -> None
     with opened() as first:
         first.run("x = 1")
         with opened() as second:
-            out, told = said(second, "print('x' in globals())")
+            out, told = outputs(second, "print('x' in globals())")
             assert out == "False\n"
             assert "runs for another tab or server" in told
-            assert said(second, "x = 2; print(x)") == ("2\n", "")
+            assert outputs(second, "x = 2; print(x)") == ("2\n", "")
         assert first.value("x") == "1"
 
 
@@ -107,7 +96,7 @@ def test_a_copy_and_another_kernelspec_begin_anew(home: Path, monkeypatch: pytes
     server_ends(kernel)
     monkeypatch.setenv("GRESSHOPPER_NOTEBOOK", str(home / "copy.ipynb"))
     with opened() as copy:
-        assert said(copy, "print('x' in globals())") == ("False\n", "")
+        assert outputs(copy, "print('x' in globals())") == ("False\n", "")
     monkeypatch.setenv("GRESSHOPPER_NOTEBOOK", str(home / "a.ipynb"))
     with opened() as again:
         assert again.value("x") == "1"
@@ -121,7 +110,7 @@ def test_a_restart_by_the_user_is_fresh(home: Path) -> None:
         assert again.value("x") == "1"
         again.km.restart_kernel()
         again.kc.wait_for_ready(timeout=30)
-        assert said(again, "print('x' in globals())") == ("False\n", "")
+        assert outputs(again, "print('x' in globals())") == ("False\n", "")
 
 
 def test_a_kernel_without_a_notebook_ends_with_its_owner(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +131,7 @@ def test_without_the_key_the_user_reads_that_it_is_a_new_one(home: Path, monkeyp
     for key in keys:
         key.unlink()
     with opened() as again:
-        out, told = said(again, "print('x' in globals())")
+        out, told = outputs(again, "print('x' in globals())")
         assert out == "False\n"
         assert "could not be brought back" in told
         again.run("x = 2")

@@ -420,7 +420,7 @@ impl AgentState {
         }
     }
 
-    /// What a newborn agent asks: how its node stands, and what is blocked there.
+    /// A new agent's first question: how its node stands, and which devices are blocked there.
     pub(crate) fn first_look(&self) -> Option<Output> {
         (self.birth.isolation == Isolation::Plugin).then(|| Output::Look(Look::default()))
     }

@@ -11,7 +11,7 @@ use std::fmt;
 pub enum Reason {
     /// No replica of its kernel is up.
     NoReplica,
-    /// No pilot is up on the kernel's nodes. `coming` says that one is on its way.
+    /// No pilot is up on the kernel's nodes. `coming`: a pilot is on its way.
     NoPilot { pool: PoolName, coming: bool },
     /// GPUs that fit are lent to others.
     GpusBusy { node: NodeName, gpus: u16, fitting: u16 },

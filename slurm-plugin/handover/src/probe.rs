@@ -96,7 +96,7 @@ pub fn ask(mounts: &Mounts, membership: &Membership, files: &[DeviceFile]) -> io
     Ok(answers)
 }
 
-/// What a process writes to, to be in the cgroup that judges its devices.
+/// The file by which a process enters the cgroup that judges its devices.
 fn entrance(mounts: &Mounts, membership: &Membership) -> io::Result<Option<File>> {
     let dir = match cgroup::placement(membership) {
         Placement::V1 => membership

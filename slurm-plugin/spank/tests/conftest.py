@@ -52,3 +52,20 @@ def cluster(up: harness.Cluster) -> Iterator[harness.Cluster]:
     up.plugstack(up.plugin_line())
     with harness.tidied(up):
         yield up
+
+
+@pytest.fixture
+def alice(cluster: harness.Cluster) -> harness.Kernel:
+    return harness.kernel(cluster, "alice", cluster.submit("alice", "--mem=256"))
+
+
+@pytest.fixture
+def pilot(cluster: harness.Cluster) -> harness.Pilot:
+    return harness.pilot(cluster)
+
+
+@pytest.fixture
+def taker() -> Iterator[harness.Taker]:
+    """Root, who takes what is sent."""
+    with harness.Taker() as taker:
+        yield taker

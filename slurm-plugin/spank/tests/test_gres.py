@@ -31,11 +31,6 @@ def kernel(cluster: Cluster, user: str) -> Kernel:
     return harness.kernel(cluster, user, cluster.submit(user, "--mem=256"))
 
 
-@pytest.fixture
-def pilot(cluster: Cluster) -> Pilot:
-    return harness.pilot(cluster)
-
-
 def swapped(cluster: Cluster) -> list[str]:
     """Two types in another order than Slurm's."""
     return [f"NodeName={cluster.node} Name=gpu Type={'ba'[i]} File={cluster.gpu(i)}" for i in (1, 0)]

@@ -30,11 +30,6 @@ def bob(cluster: Cluster) -> Kernel:
     return harness.kernel(cluster, "bob", cluster.submit("bob", "--mem=256"))
 
 
-@pytest.fixture
-def pilot(cluster: Cluster) -> Pilot:
-    return harness.pilot(cluster)
-
-
 def taken_back(pilot: Pilot, clean: bool = True) -> Any:
     told = pilot.hear(60)
     assert told["kind"] == "taken-back", told

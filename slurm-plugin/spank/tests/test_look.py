@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import harness
@@ -12,23 +11,6 @@ import pytest
 from harness import Cluster, Kernel, Pilot, Taker, end
 
 PINNED = Path("/sys/fs/bpf/gresshopper-1")
-
-
-@pytest.fixture
-def alice(cluster: Cluster) -> Kernel:
-    return harness.kernel(cluster, "alice", cluster.submit("alice", "--mem=256"))
-
-
-@pytest.fixture
-def pilot(cluster: Cluster) -> Pilot:
-    return harness.pilot(cluster)
-
-
-@pytest.fixture
-def taker() -> Iterator[Taker]:
-    """Root, who takes what is sent."""
-    with Taker() as taker:
-        yield taker
 
 
 def block(pilot: Pilot, alice: Kernel, taker: Taker) -> int:

@@ -4,32 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import harness
-import pytest
 from harness import Cluster, Kernel, Pilot, Taker, end, until
 
 EPERM = ["EPERM", "EPERM"]
-
-
-@pytest.fixture
-def alice(cluster: Cluster) -> Kernel:
-    return harness.kernel(cluster, "alice", cluster.submit("alice", "--mem=256"))
-
-
-@pytest.fixture
-def pilot(cluster: Cluster) -> Pilot:
-    return harness.pilot(cluster)
-
-
-@pytest.fixture
-def taker() -> Iterator[Taker]:
-    """Root, who takes what is sent."""
-    with Taker() as taker:
-        yield taker
 
 
 def lose(cluster: Cluster, pilot: Pilot, target: Kernel) -> Any:
