@@ -166,6 +166,21 @@ async fn grown(dir: &Path) -> [Host; 3] {
     [first, second, third]
 }
 
+/// A seat asks at once whether its replica executes the kernel.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_founder_knows_the_kernels_state_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let host = host(dir.path(), 1).await;
+    for n in 0..100 {
+        let kernel = Kernel {
+            group: format!("kernel-{n}.0"),
+            ..kernel(1)
+        };
+        let member = host.keeper.found(kernel, &first_state()).await.unwrap();
+        assert_eq!(member.subscribe().state, Some(first_state()), "kernel {n}");
+    }
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_kernel_grows_and_each_member_has_all_cells() {
     let dir = tempfile::tempdir().unwrap();

@@ -165,7 +165,16 @@ impl<T: Transport> Member<T> {
         let led = tokio::time::timeout(PROPOSAL_PATIENCE, metrics.wait_for(leads)).await;
         led.map_err(|_| ProposeError::Unknown)?
             .map_err(|_| ProposeError::Stopped("it was closed".to_owned()))?;
-        self.write(Command(state.encode())).await.map(drop)
+        self.write(Command(state.encode())).await?;
+        // What is applied is shown a moment later.
+        let Feed { state, mut news } = self.subscribe();
+        if state.is_none() {
+            let shown = tokio::time::timeout(PROPOSAL_PATIENCE, news.recv()).await;
+            shown
+                .map_err(|_| ProposeError::Unknown)?
+                .ok_or_else(|| ProposeError::Stopped("it was closed".to_owned()))?;
+        }
+        Ok(())
     }
 
     /// Stands for election. Voters refuse for half a second after they heard of the leader's last entry; the keeper then
