@@ -30,6 +30,7 @@ pub(crate) struct Group {
     pub(crate) seats: Arc<Mutex<BTreeMap<Incarnation, JobId>>>,
     pub(crate) wanted: usize,
     pub(crate) events: mpsc::UnboundedSender<Event>,
+    pub(crate) abandoned_after: Duration,
 }
 
 /// What the task remembers between two wakings.
@@ -39,6 +40,8 @@ struct Memory {
     up: BTreeSet<JobId>,
     /// The next attempt to be elected.
     stands_at: Option<Instant>,
+    /// The time to leave, while all others are gone.
+    leaves_at: Option<Instant>,
     /// The deed under way.
     doing: Option<Doing>,
     /// The missing replicas that were told, and the highest incarnation then.
@@ -54,6 +57,7 @@ impl Group {
             state,
             up: BTreeSet::new(),
             stands_at: None,
+            leaves_at: None,
             doing: None,
             told: None,
         };
@@ -62,7 +66,8 @@ impl Group {
             let standing = self.member.standing();
             let now_heard = heard.borrow_and_update().clone();
             self.act(&mut memory, &standing, &now_heard).await;
-            let stands_at = memory.stands_at;
+            self.notice_abandonment(&mut memory, &now_heard);
+            let (stands_at, leaves_at) = (memory.stands_at, memory.leaves_at);
             let mut done = false;
             tokio::select! {
                 item = news.recv() => match item {
@@ -82,6 +87,12 @@ impl Group {
                     return;
                 },
                 () = until(stands_at), if stands_at.is_some() => {}
+                () = until(leaves_at), if leaves_at.is_some() => {
+                    let group = self.name.clone();
+                    // Without a listening host, the seat ends by its job's limit.
+                    let _ = self.events.send(Event::Closed { group });
+                    return;
+                }
                 () = finished(&mut memory.doing) => done = true,
             }
             if done {
@@ -100,6 +111,20 @@ impl Group {
         known.clone_from(&seats);
         drop(known);
         self.links.share(&self.name, seats.into_values().collect());
+    }
+
+    /// A group whose other members have all gone can do nothing any more.
+    fn notice_abandonment(&self, memory: &mut Memory, heard: &Heard) {
+        let me = self.links.me();
+        let seats = lock(&self.seats);
+        let mut others = seats.values().filter(|s| **s != me).peekable();
+        let abandoned = others.peek().is_some() && others.all(|s| heard.gone.contains(s));
+        memory.leaves_at = match abandoned {
+            true => memory
+                .leaves_at
+                .or_else(|| Some(Instant::now() + self.abandoned_after)),
+            false => None,
+        };
     }
 
     async fn act(&self, memory: &mut Memory, standing: &Standing, heard: &Heard) {

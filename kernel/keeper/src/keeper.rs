@@ -13,6 +13,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
@@ -27,6 +28,8 @@ pub struct Settings<'a> {
     pub log: &'a Path,
     pub wal: Options,
     pub book: Book,
+    /// Time for which a member stays whose others have all gone: its kernel runs elsewhere, from the store, or is over.
+    pub abandoned_after: Duration,
 }
 
 /// The keeper can't be started.
@@ -75,7 +78,7 @@ pub enum Event {
         group: String,
         me: Incarnation,
     },
-    /// The kernel is over, by the word of another of its seats.
+    /// The kernel is over, by the word of another of its seats; or those have all gone.
     Closed {
         group: String,
     },
@@ -99,6 +102,7 @@ pub struct Keeper {
     wal: Wal,
     address: SocketAddr,
     events: mpsc::UnboundedSender<Event>,
+    abandoned_after: Duration,
 }
 
 impl Keeper {
@@ -113,6 +117,7 @@ impl Keeper {
             log,
             wal,
             book,
+            abandoned_after,
         } = settings;
         let wal = Wal::open(log, wal)?;
         let (events, happened) = mpsc::unbounded_channel();
@@ -132,6 +137,7 @@ impl Keeper {
             wal,
             address,
             events,
+            abandoned_after,
         };
         Ok((keeper, happened))
     }
@@ -192,6 +198,7 @@ impl Keeper {
             seats,
             wanted,
             events: self.events.clone(),
+            abandoned_after: self.abandoned_after,
         };
         Ok((group, member))
     }

@@ -67,6 +67,7 @@ async fn host(dir: &Path, id: u32) -> Host {
         log: &log,
         wal: Options::default(),
         book: Book::open(&dir.join("seats")).unwrap(),
+        abandoned_after: Duration::from_millis(300),
     };
     let (keeper, events) = Keeper::start(settings).await.unwrap();
     let member = match id {
@@ -251,6 +252,24 @@ async fn a_lost_member_is_replaced_under_a_new_incarnation() {
     assert!(first.member.standing().voters.into_iter().eq(now));
     first.cell("after").await;
     drop(fourth);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_member_whose_others_have_gone_leaves() {
+    let dir = tempfile::tempdir().unwrap();
+    let [mut first, second, third] = grown(dir.path()).await;
+    drop(second);
+    first.keeper.seat_ended(seat(2));
+    assert_eq!(first.need().await.replicas, 1, "two of three go on");
+    drop(third);
+    first.keeper.seat_ended(seat(3));
+    let group = GROUP.to_owned();
+    loop {
+        let event = timeout(LONG, first.events.recv()).await.unwrap().unwrap();
+        if event == (Event::Closed { group: group.clone() }) {
+            return;
+        }
+    }
 }
 
 /// Commit of a cell with three WALs on one disk. Timings are printed, not judged.

@@ -15,13 +15,18 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 use tempfile::TempDir;
 use tokio::io::AsyncWriteExt;
 use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
 
 /// Groups of a user in one seat. Beyond them a kernel stays with the replicas that it has.
 const GROUPS_MAX: usize = 1024;
+
+/// How long a seat keeps its part of a group whose other seats have all gone.
+const ABANDONED_AFTER: Duration = Duration::from_secs(600);
 
 /// Why a seat keeps no groups.
 #[derive(Debug, thiserror::Error)]
@@ -115,6 +120,7 @@ impl Host {
             log: log.path(),
             wal: hop_wal::Options::default(),
             book,
+            abandoned_after: ABANDONED_AFTER,
         };
         let (keeper, events) = Keeper::start(settings).await?;
         let host = Self {
@@ -289,13 +295,14 @@ impl Host {
     ) -> Result<(), FrameError> {
         let (mut read, mut write) = stream.into_split();
         let (out, mut queue) = mpsc::unbounded_channel::<FromSeat>();
-        let writer = tokio::spawn(async move {
+        // Ends with the conversation.
+        let mut writer = JoinSet::new();
+        writer.spawn(async move {
             while let Some(word) = queue.recv().await {
                 // The reader sees that the replica is gone.
                 let _ = write.write_all(&word.encode()).await;
             }
         });
-        let _ends = AbortOnDrop(writer);
         loop {
             let word = ToSeat::read(&mut read).await?;
             match word {
@@ -335,14 +342,6 @@ impl Host {
 fn tell(desk: Option<&mpsc::UnboundedSender<Command>>, command: Command) {
     if let Some(desk) = desk {
         let _ = desk.send(command);
-    }
-}
-
-struct AbortOnDrop(tokio::task::JoinHandle<()>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }
 
