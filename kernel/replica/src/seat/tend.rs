@@ -1,7 +1,7 @@
 //! The task of one group in its seat: it passes the log between the group and the replica that executes here, and starts that
 //! replica when the group elects this seat's member.
 //!
-//! One process serves one tenure, except for tenures that the process itself opens. A process that is gone is therefore
+//! A process serves a single tenure, except for tenures that the process itself opens. A process that is gone is therefore
 //! followed by a new tenure, so that nothing which it began is begun again unseen.
 
 use super::host::Host;
@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::process::{Child, Command as Program};
 use tokio::sync::mpsc;
-use tokio::task::JoinHandle;
 
 /// This seat's part of a group.
 pub(super) type Member = Arc<hop_raft::Member<Wire>>;
@@ -83,7 +82,8 @@ struct Desk {
 impl Tended {
     pub(super) async fn run(mut self, first: Option<Command>) {
         let Feed { state, mut news } = self.member.subscribe();
-        let (propose, proposer) = Proposer::start(Arc::clone(&self.member));
+        let (propose, queue) = mpsc::unbounded_channel();
+        let proposer = tokio::spawn(propose_in_order(Arc::clone(&self.member), queue));
         let mut desk = Desk {
             state,
             replica: None,
@@ -141,10 +141,7 @@ impl Tended {
             }
             // The proposer ends with this task.
             Command::Propose(entry) => drop(propose.send(entry)),
-            Command::Need(count) => {
-                desk.need = Some(count);
-                desk.tell(FromSeat::Need(count));
-            }
+            Command::Need(count) => desk.need(count),
             Command::Over => {
                 self.host.keeper.close(&self.group);
                 desk.over = true;
@@ -261,6 +258,14 @@ impl Desk {
         }
     }
 
+    /// The group lacks members: its executor has the front look for seats, now or once it is here.
+    fn need(&mut self, count: usize) {
+        match &self.replica {
+            Some(_) => self.tell(FromSeat::Need(count)),
+            None => self.need = Some(count),
+        }
+    }
+
     fn tell(&self, word: FromSeat) {
         if let Some((_, out)) = &self.replica {
             // Its leaving is told by a command.
@@ -275,7 +280,7 @@ impl Desk {
             return;
         };
         let _ = out.send(FromSeat::State(Box::new(state.clone())));
-        if let Some(count) = self.need {
+        if let Some(count) = self.need.take() {
             let _ = out.send(FromSeat::Need(count));
         }
         (self.served, self.stillborn) = (Some(state.tenure()), 0);
@@ -297,29 +302,21 @@ impl Desk {
 }
 
 /// Proposes entries one after the other, each until its outcome is known.
-struct Proposer;
-
-impl Proposer {
-    fn start(member: Member) -> (mpsc::UnboundedSender<Entry>, JoinHandle<()>) {
-        let (propose, mut queue) = mpsc::unbounded_channel::<Entry>();
-        let proposing = tokio::spawn(async move {
-            while let Some(entry) = queue.recv().await {
-                loop {
-                    match member.propose(entry.clone()).await {
-                        Ok(_) => break,
-                        // The keeper replaces the member.
-                        Err(ProposeError::Stopped(why)) => {
-                            tracing::warn!(why, "the log takes no more entries here");
-                            return;
-                        }
-                        Err(ProposeError::NoLeader | ProposeError::Unknown) => {
-                            tokio::time::sleep(AGAIN_AFTER).await;
-                        }
-                    }
+async fn propose_in_order(member: Member, mut queue: mpsc::UnboundedReceiver<Entry>) {
+    while let Some(entry) = queue.recv().await {
+        loop {
+            match member.propose(entry.clone()).await {
+                Ok(_) => break,
+                // The keeper replaces the member.
+                Err(ProposeError::Stopped(why)) => {
+                    tracing::warn!(why, "the log takes no more entries here");
+                    return;
+                }
+                Err(ProposeError::NoLeader | ProposeError::Unknown) => {
+                    tokio::time::sleep(AGAIN_AFTER).await;
                 }
             }
-        });
-        (propose, proposing)
+        }
     }
 }
 
