@@ -6,7 +6,7 @@ use hop_api::client;
 use hop_api::config::{Config, Seat};
 use hop_api::message::{PlaceKernel, Request, Response, Role, SeatPlan};
 use hop_log::{Act, Entry, Generation, Index, Sequence, State};
-use hop_protocol::file::{FrontFile, Replicas, StateFolder, StepSize, Takeover};
+use hop_protocol::file::{FrontFile, Replicas, StateFolder, StepSize, Takeover, make_private, seats_dir};
 use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
 use hop_protocol::step::{Step, is_of_slurm, run_args};
@@ -72,7 +72,7 @@ pub struct States {
 /// A replica that was started.
 #[derive(Debug)]
 pub struct Started {
-    /// Lives as long as the replica does: itself, or its srun. `None` means that its seat has started it.
+    /// Lives as long as the replica does: itself, or its srun. `None`: the replica was started by its seat.
     pub process: Option<Child>,
     pub incarnation: Incarnation,
     /// The state from which the kernel goes on. `None` means that it keeps no log.
@@ -660,6 +660,18 @@ impl Bill {
     }
 }
 
+/// The file for what a seat says, as sbatch takes it: none, unless its user looks for a fault.
+async fn seat_log() -> String {
+    let dir = std::env::var_os("GRESSHOPPER_LOG").and_then(|_| seats_dir());
+    let made = spawn_blocking(move || {
+        let dir = dir?;
+        make_private(&dir).ok()?;
+        Some(format!("{}/%j.log", dir.to_str()?))
+    });
+    let made = made.await.unwrap_or_default();
+    made.unwrap_or_else(|| "/dev/null".to_owned())
+}
+
 async fn submit_seat(plan: &SeatPlan, seat: &Seat, bill: &Bill, program: &Path) -> Result<JobId> {
     let mut command = slurm("sbatch");
     command
@@ -670,7 +682,8 @@ async fn submit_seat(plan: &SeatPlan, seat: &Seat, bill: &Bill, program: &Path) 
             "--ntasks=1",
             "--no-requeue",
         ])
-        .args(["--output=/dev/null", "--error=/dev/null", "--chdir=/"])
+        .arg(format!("--output={}", seat_log().await))
+        .arg("--chdir=/")
         .arg(format!(
             "--partition={}",
             plan.partition.as_ref().unwrap_or(&seat.partition)
@@ -684,10 +697,17 @@ async fn submit_seat(plan: &SeatPlan, seat: &Seat, bill: &Bill, program: &Path) 
     if seat.time_limit_min > 0 {
         command.arg(format!("--time={}", seat.time_limit_min));
     }
-    let kept: Vec<&str> = ["PATH", "HOME", "XDG_DATA_HOME", "GRESSHOPPER_CONF", "SLURM_CONF"]
-        .into_iter()
-        .filter(|n| std::env::var_os(n).is_some())
-        .collect();
+    let kept: Vec<&str> = [
+        "PATH",
+        "HOME",
+        "XDG_DATA_HOME",
+        "GRESSHOPPER_CONF",
+        "GRESSHOPPER_LOG",
+        "SLURM_CONF",
+    ]
+    .into_iter()
+    .filter(|n| std::env::var_os(n).is_some())
+    .collect();
     command.arg(format!("--export={}", kept.join(",")));
     let script = format!("#!/bin/sh\nexec '{}' seat\n", program.display());
     let id = call(command, &script).await.context("can't submit the seat")?;
