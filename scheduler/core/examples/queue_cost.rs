@@ -47,6 +47,7 @@ fn main() {
             waiting: Vec::new(),
             parked: None,
             fixed: None,
+            standbys: Vec::new(),
         };
         core.handle(Input::ReplicaUp(up), now, &mut out);
         let submit = Input::Submit {

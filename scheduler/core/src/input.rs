@@ -315,4 +315,16 @@ pub struct ReplicaUp {
     /// As [`Input::KernelFixed`] says it.
     #[serde(default)]
     pub fixed: Option<String>,
+    /// Members of the kernel's log elsewhere, all of them: replaces what was told before.
+    #[serde(default)]
+    pub standbys: Vec<Standby>,
+}
+
+/// A member of a kernel's log that can become its executor, without a process so far.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Standby {
+    pub incarnation: Incarnation,
+    pub node: NodeName,
+    /// The seat's job.
+    pub seat: JobId,
 }

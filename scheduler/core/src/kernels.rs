@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::input::{EndedCell, PlaceKernel, ReplicaUp};
+use crate::input::{EndedCell, PlaceKernel, ReplicaUp, Standby};
 use crate::journal::{KernelImage, Key};
 use crate::output::{Output, SeatPlan};
 use crate::predict::Habit;
@@ -52,6 +52,7 @@ impl Core {
             mem_mib: 0,
             cpus: 1,
             replicas: Vec::new(),
+            standbys: Vec::new(),
             planned: Vec::new(),
             next_incarnation: 1,
             last_executor: None,
@@ -138,7 +139,10 @@ impl Core {
             self.set_home(k, nodes.first().copied());
             self.work.kernels[k].base = nodes.first().copied();
         }
-        let seats = nodes.into_iter().map(|node| self.plan_seat(k, node)).collect();
+        let seats = nodes
+            .into_iter()
+            .map(|node| self.plan_seat(k, node, None))
+            .collect();
         self.work.kernels[k].quiet_since = self.now;
         self.expect_kernel(k, out);
         self.note_kernel(k, out);
@@ -148,8 +152,13 @@ impl Core {
         });
     }
 
-    /// Reserves a seat for a new replica on this node.
-    pub(crate) fn plan_seat(&mut self, k: Idx<Kernel>, node: Idx<Node>) -> SeatPlan {
+    /// Reserves a seat for a new replica on this node, or the standby's there.
+    pub(crate) fn plan_seat(
+        &mut self,
+        k: Idx<Kernel>,
+        node: Idx<Node>,
+        standby: Option<&Replica>,
+    ) -> SeatPlan {
         let now = self.now;
         // A client that asks repeatedly keeps its last few plans only.
         while self.work.kernels[k].planned.len() >= PLANS {
@@ -157,8 +166,8 @@ impl Core {
             self.unplan(k, oldest);
         }
         let kernel = &mut self.work.kernels[k];
-        let incarnation = Incarnation(kernel.next_incarnation);
-        kernel.next_incarnation += 1;
+        let incarnation = standby.map_or(Incarnation(kernel.next_incarnation), |s| s.incarnation);
+        kernel.next_incarnation = kernel.next_incarnation.max(incarnation.0 + 1);
         let (user, mem_mib, cpus, gpus) =
             (kernel.user, kernel.mem_mib, kernel.cpus, kernel.default_need.gpus);
         kernel.planned.push(Planned {
@@ -174,7 +183,9 @@ impl Core {
         SeatPlan {
             incarnation,
             node: name,
-            existing: self.seat_with_room(user, node, mem_mib),
+            existing: standby
+                .map(|s| s.seat)
+                .or_else(|| self.seat_with_room(user, node, mem_mib)),
             partition,
             mem_mib,
             cpus,
@@ -392,6 +403,7 @@ impl Core {
             }
         }
         self.fix(k, up.fixed.clone());
+        self.stand_by(k, &up.standbys);
         let known = self.work.kernels[k]
             .replicas
             .iter()
@@ -425,6 +437,26 @@ impl Core {
                 }
             }
         }
+    }
+
+    /// The members of the kernel's log. Nodes that nobody has told of are left out.
+    fn stand_by(&mut self, k: Idx<Kernel>, told: &[Standby]) {
+        let known = |s: &Standby| {
+            let node = self.find_node(&s.node)?;
+            Some(Replica {
+                incarnation: s.incarnation,
+                node,
+                seat: s.seat,
+            })
+        };
+        let standbys: Vec<Replica> = told.iter().filter_map(known).collect();
+        for standby in &standbys {
+            self.fulfil_plan(k, standby.incarnation, standby.node);
+        }
+        let kernel = &mut self.work.kernels[k];
+        let highest = standbys.iter().map(|s| s.incarnation.0.saturating_add(1)).max();
+        kernel.next_incarnation = kernel.next_incarnation.max(highest.unwrap_or(0));
+        kernel.standbys = standbys;
     }
 
     /// Removes the plan that this replica fulfils: its own, else the oldest for its node (the front numbered the

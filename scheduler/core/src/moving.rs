@@ -60,12 +60,16 @@ impl Core {
         self.expected_wait(cell).0 > self.boot_takes(pool).0 + margin.unwrap_or_default().0
     }
 
-    /// A pilot elsewhere where the cell could start now, the tightest one; of equals that where fewest kernels are at
-    /// home.
+    /// A pilot elsewhere where the cell could start now: beside a standby; else the tightest one, of equals that where
+    /// fewest kernels are at home.
     fn free_elsewhere(&self, cell: Idx<Cell>) -> Option<Idx<Pilot>> {
         let kernel = self.work.cells[cell].kernel;
         let takes = |p: &Idx<Pilot>| self.takes_in(kernel, self.supply.pilots[*p].node);
-        self.rooms_anywhere(cell).find(takes)
+        let standbys = self.work.kernels[kernel].standbys.iter();
+        let mut beside = standbys.flat_map(|s| self.supply.nodes[s.node].pilots.iter().copied());
+        beside
+            .find(|p| takes(p) && self.room(*p, cell).is_some())
+            .or_else(|| self.rooms_anywhere(cell).find(takes))
     }
 
     /// A pilot elsewhere where idle leases can make room for the cell.
@@ -223,7 +227,9 @@ impl Core {
         let pool = self.work.kernels[kernel].pool;
         let told = self.supply.pools[pool].config.migrate.as_ref().map(|m| m.takes);
         let takes = self.move_takes(pool, told.unwrap_or_else(move_takes_by_default));
-        let seat = self.plan_seat(kernel, node);
+        let standbys = &self.work.kernels[kernel].standbys;
+        let standby = standbys.iter().find(|s| s.node == node).cloned();
+        let seat = self.plan_seat(kernel, node, standby.as_ref());
         let incarnation = seat.incarnation;
         let k = &mut self.work.kernels[kernel];
         k.moved = self.now;

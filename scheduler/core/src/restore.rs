@@ -129,6 +129,7 @@ impl Core {
             mem_mib: image.mem_mib,
             cpus: image.cpus.max(1),
             replicas: Vec::new(),
+            standbys: Vec::new(),
             planned: Vec::new(),
             next_incarnation: image.next_incarnation,
             last_executor: image.last_executor,

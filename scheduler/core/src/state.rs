@@ -447,6 +447,8 @@ pub(crate) struct Kernel {
     pub mem_mib: u64,
     pub cpus: u16,
     pub replicas: Vec<Replica>,
+    /// Members of its log that have no process: an election makes one of them the executor.
+    pub standbys: Vec<Replica>,
     pub planned: Vec<Planned>,
     pub next_incarnation: u32,
     pub last_executor: Option<Incarnation>,

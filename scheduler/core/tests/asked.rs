@@ -4,8 +4,8 @@ mod world;
 
 use hop_core::config::{Config, Migrate, PoolConfig};
 use hop_core::reason::{MoveRefused, RefusedBecause};
-use hop_core::{Doing, Input, MoveCause, Output};
-use hop_words::id::KernelId;
+use hop_core::{Doing, Input, MoveCause, Output, PlaceKernel, Standby};
+use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
 use hop_words::time::Span;
 use world::{World, facts};
@@ -113,6 +113,57 @@ fn policy_moves_a_kernel_to_free_gpus_and_leaves_one_that_can_not_go() {
     let out = crowded(Some("its state is not saved"));
     let moves = |o: &Output| matches!(o, Output::Migrate { .. });
     assert!(!out.iter().any(moves), "{out:?}");
+}
+
+/// One more replica, on a node beside these.
+fn another(kernel: &KernelId, avoid: &[&str]) -> PlaceKernel {
+    PlaceKernel {
+        kernel: kernel.clone(),
+        user: "ada".into(),
+        account: None,
+        pool: "main".into(),
+        replicas: 1,
+        first: None,
+        default_need: Need::gpus(1),
+        mem_mib: 512,
+        cpus: 1,
+        avoid: avoid.iter().map(|n| NodeName::from(*n)).collect(),
+        name: String::new(),
+    }
+}
+
+#[test]
+fn a_kernel_with_standbys_goes_to_one_that_has_free_gpus() {
+    let (mut w, k) = world(Some(Migrate::default()));
+    let other = w.kernel("other", "bob", &["n0"], 2);
+    w.submit(&other, Need::gpus(2));
+    w.settle();
+    w.pass(Span::from_secs(600));
+    let standby = |incarnation: u32, node: &str| Standby {
+        incarnation: Incarnation(incarnation),
+        node: node.into(),
+        seat: JobId(incarnation),
+    };
+    // As the front grew the kernel.
+    w.tell(Input::PlaceKernel(another(&k, &["n0", "n1"])));
+    w.stands_by(&k, vec![standby(7, "n2"), standby(8, "unknown")]);
+    let (_, mut out) = w.submit(&k, Need::gpus(1));
+    out.extend(w.pass(Span::from_secs(60)));
+    let seat = out.iter().find_map(|o| match o {
+        Output::Migrate { seat, .. } => Some(seat),
+        _ => None,
+    });
+    let seat = seat.expect("it moves");
+    assert_eq!(
+        (seat.incarnation, seat.node.as_str(), seat.existing),
+        (Incarnation(7), "n2", Some(JobId(7)))
+    );
+    // A new replica is another one, wherever it is placed.
+    let placed = w.tell(Input::PlaceKernel(another(&k, &["n0", "n2"])));
+    let [Output::Place { seats, .. }] = &placed[..] else {
+        panic!("{placed:?}");
+    };
+    assert!(seats.iter().all(|s| s.incarnation > Incarnation(7)), "{seats:?}");
 }
 
 #[test]

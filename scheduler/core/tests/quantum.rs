@@ -288,6 +288,7 @@ fn parked(kernel: &KernelId, cell: &CellId, lease: u64) -> Input {
             ran: Span::from_secs(5000),
         }),
         fixed: None,
+        standbys: Vec::new(),
     })
 }
 

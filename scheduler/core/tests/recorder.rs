@@ -861,6 +861,7 @@ fn a_cell_that_ended_unheard_has_its_own_outcome() {
             waiting: vec![],
             parked: None,
             fixed: None,
+            standbys: Vec::new(),
         })
     };
     assert_eq!(kinds(&w.tell(report(2))), [""; 0], "another replica's lease");

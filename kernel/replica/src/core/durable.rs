@@ -1034,7 +1034,13 @@ impl Core {
         for cell in self.cells.not_begun() {
             self.note(Note::NotBegun { cell });
         }
-        if matches!(leaving.farewell, Farewell::Leave(_)) && !leaving.handed_over && self.hand_over() {
+        if let Some(to) = self.heir(&leaving.farewell)
+            && !leaving.handed_over
+        {
+            if matches!(leaving.farewell, Farewell::Move(_)) {
+                self.leave_devices();
+            }
+            self.act(Act::Moved { to });
             leaving.handed_over = true;
             if let Some(durable) = &mut self.durable {
                 durable.leaving = Some(leaving);

@@ -1,10 +1,11 @@
 //! A kernel with several replicas: its log is a Raft group's, which elects the executor. This replica takes office with what
 //! the log has, hands over when its seat ends, and leaves once another one is elected (docs/replication.md).
 
+use super::durable::Farewell;
 use super::{Core, Output, Phase};
 use bytes::Bytes;
 use hop_api::message::{ReplicaRole, ReplicaRow};
-use hop_log::{Act, Entry, Payload, State};
+use hop_log::{Entry, Payload, State};
 use hop_protocol::message::Note;
 use hop_words::id::{Incarnation, JobId, NodeName};
 use std::collections::BTreeSet;
@@ -185,22 +186,17 @@ impl Core {
         }
     }
 
-    /// Hands the kernel to another member. Returns whether there is one.
-    pub(super) fn hand_over(&mut self) -> bool {
-        let me = self.identity.incarnation;
-        let Some(durable) = &self.durable else {
-            return false;
-        };
-        let Grouped::Yes { voters } = &durable.grouped else {
-            return false;
-        };
-        let members = durable.journal.state().members();
-        let other = voters.iter().find(|m| **m != me && members.contains_key(m));
-        let Some(to) = other.copied() else {
-            return false;
-        };
-        self.act(Act::Moved { to });
-        true
+    /// The member to which a leaving executor hands the kernel.
+    pub(super) fn heir(&self, farewell: &Farewell) -> Option<Incarnation> {
+        match farewell {
+            Farewell::Leave(_) => self.standbys().first().map(|s| s.incarnation),
+            Farewell::Move(to) => Some(*to).filter(|to| self.is_standby(*to)),
+            Farewell::Sleep(_) => None,
+        }
+    }
+
+    pub(super) fn is_standby(&self, member: Incarnation) -> bool {
+        self.standbys().iter().any(|s| s.incarnation == member)
     }
 }
 

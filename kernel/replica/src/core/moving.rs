@@ -30,6 +30,10 @@ impl Core {
         if let Some(durable) = &mut self.durable {
             durable.moving = Some(Move { to, cause });
         }
+        if self.is_standby(to) {
+            // The log elects that member, and its seat starts the replica.
+            return self.say_farewell(Farewell::Move(to));
+        }
         self.note(Note::MoveAsked { seat });
     }
 

@@ -12,7 +12,7 @@
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
 use hop_core::{
     CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, NodeFacts, Output, ParkedCell, PilotUp,
-    PlaceKernel, Record, ReplicaUp, SeatPlan, StartLease, WaitingCell,
+    PlaceKernel, Record, ReplicaUp, SeatPlan, Standby, StartLease, WaitingCell,
 };
 use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName};
 use hop_words::lease::{EndCause, Outcome};
@@ -370,7 +370,30 @@ impl World {
             waiting: Vec::new(),
             parked: None,
             fixed: None,
+            standbys: Vec::new(),
         }))
+    }
+
+    /// The kernel's executor names the other members of its log.
+    pub fn stands_by(&mut self, kernel: &KernelId, standbys: Vec<Standby>) {
+        let (incarnation, node) = self.kernels[kernel][0].clone();
+        let user = self.core.owner(kernel).expect("it has one").clone();
+        self.tell(Input::ReplicaUp(ReplicaUp {
+            kernel: kernel.clone(),
+            incarnation,
+            user,
+            account: None,
+            pool: "main".into(),
+            node,
+            seat: JobId(incarnation.0 + 10_000),
+            name: String::new(),
+            holds: None,
+            ended: None,
+            waiting: Vec::new(),
+            parked: None,
+            fixed: None,
+            standbys,
+        }));
     }
 
     pub fn submit(&mut self, kernel: &KernelId, need: Need) -> (CellId, Vec<Output>) {
@@ -494,6 +517,7 @@ impl World {
                 ran: Span::from_secs(1),
             }),
             fixed: None,
+            standbys: Vec::new(),
         }))
     }
 

@@ -6,8 +6,10 @@ use super::{Due, JournalKey, JournalValue, Scheduler};
 use crate::access::{self, Access};
 use crate::admission::Applicant;
 use crate::server::{Caller, ConnId};
-use hop_api::message::{Bound, Event, Refusal, ReplicaRole, ReplicaUp, Request, Response, WaitingCell};
-use hop_core::Input;
+use hop_api::message::{
+    Bound, Event, Refusal, ReplicaRole, ReplicaRow, ReplicaUp, Request, Response, WaitingCell,
+};
+use hop_core::{Input, Standby};
 use hop_words::id::{JobId, KernelId, LeaseId, PoolName, ReplicaId, Tenure, UserName};
 use hop_words::time::Span;
 use tracing::info;
@@ -138,6 +140,7 @@ impl Scheduler {
             true => fixed(up.captured, &up.bound),
             false => self.registry.executor(&up.kernel).and_then(|(_, r)| r.fixed()),
         };
+        let standbys = self.standbys_in_seats(user, &up);
         let pool = up.pool.unwrap_or_else(|| self.default_pool());
         // Slurm's word on who is charged goes before the kernel's own.
         let account = self.seats.get(up.seat.job).and_then(|seat| seat.account.clone());
@@ -155,7 +158,23 @@ impl Scheduler {
             waiting: up.waiting,
             parked: up.parked,
             fixed,
+            standbys,
         }));
+    }
+
+    /// The kernel's standbys that sit where Slurm says that their user has seats.
+    fn standbys_in_seats(&self, user: &UserName, up: &ReplicaUp) -> Vec<Standby> {
+        let sits = |row: &&ReplicaRow| {
+            let seat = self.seats.get(row.seat);
+            seat.is_some_and(|seat| seat.user == *user && seat.nodes.contains(&row.node))
+        };
+        let rows = up.standbys.iter().take(REPLICAS).filter(sits);
+        rows.map(|row| Standby {
+            incarnation: row.incarnation,
+            node: row.node.clone(),
+            seat: row.seat,
+        })
+        .collect()
     }
 
     /// Loses the disconnected executors that this new replica replaces.

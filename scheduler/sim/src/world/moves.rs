@@ -41,6 +41,7 @@ impl World<'_> {
             waiting: waiting.map(|c| self.waiting_cell(s, c)).into_iter().collect(),
             parked: None,
             fixed: None,
+            standbys: Vec::new(),
         }));
     }
 

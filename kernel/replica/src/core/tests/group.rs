@@ -5,6 +5,7 @@ use super::World;
 use super::durable::{durably, greet, state};
 use crate::leases::News;
 use bytes::Bytes;
+use hop_api::message::MoveCause;
 use hop_log::{Act, Entry, Payload, Record, RecordNumber, Sequence, State};
 use hop_protocol::file::Replicas;
 use hop_words::id::{Incarnation, JobId, Tenure};
@@ -117,6 +118,19 @@ fn a_seat_that_ends_hands_the_kernel_to_another_member() {
     assert_eq!(world.answer(2, json!({}))[0], "sync");
     world.input(Input::InSync);
     let moved = |e: &Entry| matches!(e, Entry::Act { act: Act::Moved { to }, .. } if *to == Incarnation(2));
+    assert!(world.proposed.iter().any(moved), "{:?}", world.proposed);
+    assert_eq!(world.proposed.len(), 1, "once");
+    assert_eq!(world.commit(), ["kill", "leave"]);
+}
+
+#[test]
+fn a_move_to_a_member_is_an_election() {
+    let mut world = grown();
+    let out = world.asked_to_move(3, MoveCause::Waiting);
+    assert_eq!(out, ["agent: state.flush"], "no seat is prepared");
+    assert_eq!(world.answer(2, json!({}))[0], "sync");
+    world.input(Input::InSync);
+    let moved = |e: &Entry| matches!(e, Entry::Act { act: Act::Moved { to }, .. } if *to == Incarnation(3));
     assert!(world.proposed.iter().any(moved), "{:?}", world.proposed);
     assert_eq!(world.proposed.len(), 1, "once");
     assert_eq!(world.commit(), ["kill", "leave"]);

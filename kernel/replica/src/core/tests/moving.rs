@@ -16,7 +16,7 @@ fn seat(incarnation: u32) -> SeatPlan {
 }
 
 impl World {
-    fn asked_to_move(&mut self, to: u32, cause: MoveCause) -> Vec<String> {
+    pub(super) fn asked_to_move(&mut self, to: u32, cause: MoveCause) -> Vec<String> {
         let (kernel, victim, seat) = ("k".into(), Incarnation(1), seat(to));
         self.hopd(News::Event(Event::Move {
             kernel,
