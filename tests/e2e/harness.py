@@ -215,16 +215,18 @@ class Cluster:
 
 
 @contextlib.contextmanager
-def lost_node(cluster: Cluster, node: str) -> Iterator[None]:
-    """Everything on the node is killed at once; the node comes back at the end."""
-    cluster.devcluster("lose-node", node)
+def lost_node(cluster: Cluster, *nodes: str) -> Iterator[None]:
+    """Everything on the nodes is killed at once; they come back at the end."""
+    for node in nodes:
+        cluster.devcluster("lose-node", node)
     try:
         yield
     finally:
-        # As slurmctld does by itself when the node has been away for SlurmdTimeout: its jobs have failed.
-        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
-        cluster.devcluster("start-slurmd", node)
-        cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        for node in nodes:
+            # As slurmctld does by itself when the node has been away for SlurmdTimeout: its jobs have failed.
+            cluster.run("root", "scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+            cluster.devcluster("start-slurmd", node)
+            cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
         cluster.wait_for_pilots()
 
 
