@@ -125,6 +125,8 @@ pub(super) struct Durable {
     restore_deaths: u32,
     /// The next tenure is opened once all records are on disk.
     reopens: bool,
+    /// States on their way to the store.
+    resting: u32,
     bound: Vec<String>,
     pub(super) moving: Option<Move>,
     pub(super) leaving: Option<Leaving>,
@@ -193,6 +195,7 @@ impl Durable {
             deaths: VecDeque::new(),
             restore_deaths: 0,
             reopens: false,
+            resting: 0,
             bound: Vec::new(),
             moving: None,
             leaving: None,
@@ -578,6 +581,7 @@ impl Core {
             }
             Effect::Settled { .. } => {
                 let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
+                durable.resting += 1;
                 self.out.push(Output::WriteState { state: bytes });
                 self.open_store_if_ready();
             }
@@ -592,6 +596,7 @@ impl Core {
 
             Effect::Asleep => {
                 let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
+                durable.resting += 1;
                 self.out.push(Output::WriteState { state: bytes });
             }
             Effect::Again
@@ -602,6 +607,7 @@ impl Core {
             | Effect::Fresh
             | Effect::Heard => {}
         }
+        self.go_if_settled();
     }
 
     /// The log refuses an entry of ours.
@@ -779,6 +785,7 @@ impl Core {
         let Some(durable) = &mut self.durable else {
             return;
         };
+        durable.resting = durable.resting.saturating_sub(1);
         let through = durable.journal.state().settled_through();
         let mut ready = Vec::new();
         while durable
@@ -1013,7 +1020,8 @@ impl Core {
             return;
         };
         let state = durable.journal.state();
-        let settled = state.unsettled_records().len() == 0 && durable.journal.is_settled();
+        let committed = state.unsettled_records().len() == 0 && durable.journal.is_settled();
+        let settled = committed && durable.resting == 0;
         let awake = !matches!(state.office(), hop_log::Office::Asleep { .. });
         if settled && awake && matches!(leaving.farewell, Farewell::Sleep(_)) {
             self.act(Act::Hibernated);

@@ -137,6 +137,21 @@ fn a_move_to_a_member_is_an_election() {
 }
 
 #[test]
+fn an_election_waits_for_what_is_on_its_way_to_the_log() {
+    let mut world = grown();
+    world.asked_to_move(3, MoveCause::Asked);
+    world.input(Input::Grown {
+        incarnation: Incarnation(4),
+        seat: JobId(4),
+        node: "n4".into(),
+    });
+    world.answer(2, json!({}));
+    assert_eq!(world.input(Input::InSync), [""; 0], "a member is about to join");
+    let out = world.commit();
+    assert_eq!(out.last().map(String::as_str), Some("leave"), "{out:?}");
+}
+
+#[test]
 fn a_kernel_that_is_over_ends_its_group() {
     let mut world = grown();
     assert_eq!(world.input(Input::End), ["kill"]);
