@@ -1,0 +1,186 @@
+"""bench `replica`: a kernel with three replicas on a dev cluster, beside plain ipykernel on this host, by turns.
+
+    replica.py [--n N] [--losses N] [--starts N] [--moves N]
+
+The group's log is on this host's disk, synced by a majority before a reply (three logs on one disk).
+
+- `one_plus_one_r3_p50|p99`: a cell, from its request to its reply; the peer is plain ipykernel.
+- `first_cell_r3_over_r1`: from the launch to the first reply, medians, with three replicas over one.
+- `grown_s`: from that reply until three replicas count.
+- `election_p50|p95`: the longest that a cell waited of those sent one after the other while another replica was made executor.
+- `failover_warm_p50|p95`: from the loss of the executor's node to the next cell's reply, by another replica.
+- `midcell_error_p50|p95`: from that loss, in the middle of a cell, to the cell's error.
+- `seat_mib`: memory (RSS) of the largest seat then.
+
+Prints a measured line per case (see hop-bench).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/e2e"))
+from harness import Cluster, Notebook, lost_node, notebook, until  # noqa: E402
+
+BASE = "/srv/gresshopper-bench-replica"
+#: A seat that is lost is replaced after so long, and a new one has to start.
+GROWS_WITHIN = 120
+
+
+def percentile(values: list[float], share: float) -> float:
+    return sorted(values)[min(len(values) - 1, int(len(values) * share))]
+
+
+def say(case: str, unit: str, ours: float, n: int, peer: tuple[str, float] | None = None) -> None:
+    line = {
+        "bench": "replica",
+        "case": case,
+        "ours": round(ours, 4),
+        "peer": peer[0] if peer else None,
+        "peer_value": round(peer[1], 4) if peer else None,
+        "unit": unit,
+        "n": n,
+    }
+    print(json.dumps(line), flush=True)
+
+
+def spread(case: str, took: list[float]) -> None:
+    for share, name in ((0.5, "p50"), (0.95, "p95")):
+        say(f"{case}_{name}", "s", percentile(took, share), len(took))
+
+
+def row(cluster: Cluster) -> dict[str, Any]:
+    rows = cluster.hop("kernels", "-t", "starting,running,waiting,idle", user="alice")["rows"]
+    found: dict[str, Any] = next(r for r in rows if r["name"] == "bench.ipynb")
+    return found
+
+
+@contextlib.contextmanager
+def replicated(cluster: Cluster, replicas: int = 3) -> Iterator[Notebook]:
+    env = {"GRESSHOPPER_REPLICAS": str(replicas), "JPY_SESSION_NAME": "bench.ipynb"}
+    with notebook(cluster, "alice", env=env) as book:
+        answered(book, "x = 41")
+        yield book
+
+
+def grow(cluster: Cluster) -> float:
+    begin = time.perf_counter()
+    until("the kernel has three replicas", lambda: int(row(cluster)["replicas"]) == 3, GROWS_WITHIN)
+    return time.perf_counter() - begin
+
+
+def answered(book: Notebook, code: str = "assert x == 41") -> float:
+    begin = time.perf_counter()
+    got = book.execute(code, timeout=120)
+    assert got["status"] == "ok", got
+    return time.perf_counter() - begin
+
+
+def node_of(book: Notebook) -> str:
+    text: str = book.execute("import os; print(os.environ['SLURMD_NODENAME'])", timeout=120)["text"]
+    return text.rsplit(maxsplit=1)[-1]
+
+
+def round_trips(cluster: Cluster, book: Notebook, n: int) -> None:
+    with notebook(cluster, "alice", kernel="python3") as plain:
+        took: tuple[list[float], list[float]] = ([], [])
+        for _ in range(n):
+            for kernel, times in zip((book, plain), took, strict=True):
+                times.append(1e3 * answered(kernel, "1 + 1"))
+                # A person's pace: the capture after the reply doesn't meet the next cell.
+                time.sleep(0.02)
+    for share, name in ((0.5, "p50"), (0.99, "p99")):
+        ours, peer = (percentile(times, share) for times in took)
+        say(f"one_plus_one_r3_{name}", "ms", ours, n, ("plain ipykernel", peer))
+
+
+def first_cells(cluster: Cluster, n: int) -> None:
+    took: dict[int, list[float]] = {1: [], 3: []}
+    for _ in range(n):
+        for replicas, times in took.items():
+            begin = time.perf_counter()
+            with replicated(cluster, replicas):
+                times.append(time.perf_counter() - begin)
+    ours, peer = (statistics.median(took[replicas]) for replicas in (3, 1))
+    say("first_cell_r3_over_r1", "s", ours, n, ("one replica", peer))
+
+
+def election(cluster: Cluster, book: Notebook) -> float:
+    node = node_of(book)
+    to = next(n for n in row(cluster)["nodes"].split(",") if n != node)
+    until("its state is saved", lambda: row(cluster)["captured"] == "yes")
+    cluster.run("alice", "hop", "migrate", "bench.ipynb", "--to", to, "--no-wait")
+    longest = 0.0
+    while node != to:
+        begin = time.perf_counter()
+        node = node_of(book)
+        longest = max(longest, time.perf_counter() - begin)
+    return longest
+
+
+def failover(cluster: Cluster, book: Notebook) -> float:
+    node = node_of(book)
+    with lost_node(cluster, node):
+        took = answered(book)
+    grow(cluster)
+    return took
+
+
+def midcell(cluster: Cluster, book: Notebook) -> float:
+    node = node_of(book)
+    cell = book.submit("import time; time.sleep(120)")["cell"]
+    time.sleep(1)
+    with lost_node(cluster, node):
+        begin = time.perf_counter()
+        got = book.wait(cell, 60)
+        took = time.perf_counter() - begin
+        assert got["reply"]["ename"] == "CellLost", got
+        answered(book)
+    grow(cluster)
+    return took
+
+
+def seat_mib(cluster: Cluster) -> float:
+    def rss(pid: int) -> float:
+        status = Path(f"/proc/{pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+    return max(rss(pid) for pid in cluster.pids(r"hop-replica seat", "alice"))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--n", type=int, default=500)
+    parser.add_argument("--starts", type=int, default=5)
+    parser.add_argument("--moves", type=int, default=20)
+    parser.add_argument("--losses", type=int, default=5)
+    args = parser.parse_args()
+    index = int(os.environ.get("HOP_E2E_INDEX", "19"))
+    cluster = Cluster(BASE, index, os.environ.get("HOP_E2E_VARIANT", "auto"))
+    try:
+        cluster.up()
+        first_cells(cluster, args.starts)
+        with replicated(cluster) as book:
+            say("grown_s", "s", grow(cluster), 1)
+            round_trips(cluster, book, args.n)
+            spread("election", [election(cluster, book) for _ in range(args.moves)])
+            spread("failover_warm", [failover(cluster, book) for _ in range(args.losses)])
+            spread("midcell_error", [midcell(cluster, book) for _ in range(args.losses)])
+            say("seat_mib", "MiB", seat_mib(cluster), 1)
+    finally:
+        cluster.down()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
