@@ -228,9 +228,11 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     )
     replicas = Enum(
         [1, 3],
-        default_value=1,
+        default_value=None,
+        allow_none=True,
         config=True,
-        help="How many replicas the kernel has, on as many nodes. With three it loses nothing with one of its nodes.",
+        help="How many replicas the kernel has, on as many nodes; without it, as its pool says. "
+        "With three it loses nothing with one of its nodes.",
     )
     pool = Unicode("", config=True, help="The pool whose GPUs are lent; empty: the default.")
 
@@ -334,6 +336,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "launch": self._launch(cmd, kwargs.get("cwd"), env),
             "mem_mib": self.mem_mib or None,
             "cpus": self.cpus or None,
+            "replicas": _count(env.get(REPLICAS)) or self.replicas,
         }
         front = await _in_thread(partial(Front, [find_program("hop-front", self.front_program)], start, env))
         self._front = front
@@ -350,7 +353,6 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "name": os.path.basename(env.get("JPY_SESSION_NAME", "")),
             "local": self.local,
             "durable": env.get(DURABLE, self.durable),
-            "replicas": _count(env.get(REPLICAS)) or self.replicas,
         }
         if self.need:
             launch["default_need"] = dict(self.need)

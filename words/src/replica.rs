@@ -47,6 +47,47 @@ pub enum ReplicaRole {
     Warm,
 }
 
+/// How many replicas a kernel should have. Two would be lost with either of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "u8", into = "u8")]
+pub enum Replicas {
+    #[default]
+    One,
+    Three,
+}
+
+impl Replicas {
+    pub const fn count(self) -> usize {
+        match self {
+            Self::One => 1,
+            Self::Three => 3,
+        }
+    }
+}
+
+/// A number of replicas that no kernel can have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("a kernel has 1 or 3 replicas, not {0}")]
+pub struct NoSuchCount(u8);
+
+impl TryFrom<u8> for Replicas {
+    type Error = NoSuchCount;
+
+    fn try_from(count: u8) -> Result<Self, NoSuchCount> {
+        match count {
+            1 => Ok(Self::One),
+            3 => Ok(Self::Three),
+            _ => Err(NoSuchCount(count)),
+        }
+    }
+}
+
+impl From<Replicas> for u8 {
+    fn from(replicas: Replicas) -> Self {
+        replicas.count() as Self
+    }
+}
+
 /// Why a replica is moved.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

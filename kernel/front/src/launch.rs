@@ -1,16 +1,18 @@
 //! Starts a kernel's replica: opens its tenure in the user's store, and starts a child of ours (`local`) or a step in a seat
 //! of the user's, on the node that `hopd` names. All of Slurm is asked under the user's own identity.
 
+use crate::owner::Start;
 use anyhow::{Context, Result, bail};
 use hop_api::client;
 use hop_api::config::{Config, Seat};
 use hop_api::message::{PlaceKernel, Request, Response, Role, SeatPlan};
 use hop_log::{Act, Entry, Generation, Index, Sequence, State};
-use hop_protocol::file::{FrontFile, Replicas, StateFolder, StepSize, Takeover, make_private, seats_dir};
+use hop_protocol::file::{FrontFile, StateFolder, StepSize, Takeover, make_private, seats_dir};
 use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
 use hop_protocol::step::{Step, is_of_slurm, run_args};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
+use hop_words::replica::Replicas;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -111,6 +113,24 @@ impl Drop for Submitted {
             let _ = scancel(job).stdin(Stdio::null()).spawn();
         }
     }
+}
+
+/// Replicas that the kernel should have: as it was started, as it or its kernelspec says, or as its pool says.
+pub fn replicas(start: &Start, dir: &Path) -> Replicas {
+    if start.launch.local {
+        return Replicas::One;
+    }
+    let before = || start.resume.then(|| FrontFile::read(dir).ok())?;
+    let of_pool = || {
+        let config = Config::load().ok()?;
+        let pool = start.launch.pool.clone().unwrap_or_else(|| config.default_pool());
+        Some(config.pool.get(&pool)?.replicas)
+    };
+    before()
+        .map(|file| file.launch.replicas)
+        .or(start.replicas)
+        .or_else(of_pool)
+        .unwrap_or_default()
 }
 
 /// Opens the kernel's next tenure and starts its replica.

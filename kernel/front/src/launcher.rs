@@ -4,9 +4,10 @@
 
 use crate::owner::{Ports, Start, VERSION};
 use anyhow::{Context, Result, ensure};
-use hop_protocol::file::{Durable, Launch, Replicas};
+use hop_protocol::file::{Durable, Launch};
 use hop_words::id::{AccountName, Incarnation, PoolName};
 use hop_words::need::Need;
+use hop_words::replica::Replicas;
 use serde::Deserialize;
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -51,6 +52,7 @@ struct Options {
     #[serde(default)]
     local: bool,
     durable: Option<Durable>,
+    replicas: Option<Replicas>,
 }
 
 /// The start order, in the provisioner's form.
@@ -110,6 +112,7 @@ fn order(connection: &[u8], options: Options, command: Vec<String>) -> Result<St
         },
         mem_mib: options.mem_mib,
         cpus: options.cpus,
+        replicas: options.replicas,
         notebook: None,
     })
 }

@@ -4,6 +4,7 @@
 
 use hop_protocol::file::Launch;
 use hop_words::id::{Incarnation, KernelId};
+use hop_words::replica::Replicas;
 use serde::{Deserialize, Serialize};
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,6 +39,9 @@ pub struct Start {
     pub mem_mib: Option<u64>,
     #[serde(default)]
     pub cpus: Option<u16>,
+    /// Replicas that the kernel should have; absent: as its pool's kernels.
+    #[serde(default)]
+    pub replicas: Option<Replicas>,
     /// The notebook that the kernel belongs to. A kernel with one is saved when its owner goes, and found again.
     #[serde(default)]
     pub notebook: Option<Notebook>,

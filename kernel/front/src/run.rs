@@ -15,13 +15,14 @@ use crate::owner::{Said, Start, Wish, say};
 use crate::sockets::{Sockets, bind};
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use hop_protocol::file::{Durable, FrontFile, Replicas, kernel_dir, state_dir, states_dir, store_dir};
+use hop_protocol::file::{Durable, FrontFile, kernel_dir, state_dir, states_dir, store_dir};
 use hop_protocol::jupyter::{Channel, Envelope};
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
 use hop_protocol::retain::ranges;
 use hop_words::clock::now;
 use hop_words::id::{Incarnation, JobId, NodeName, Tenure};
+use hop_words::replica::Replicas;
 use hop_zmtp::{Event, Message};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -114,11 +115,12 @@ struct Inputs {
 pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     let launched = jiff::Timestamp::now();
     let Claimed {
-        start,
+        mut start,
         owned,
         sentence,
     } = spawn_blocking(move || claimed(start)).await?;
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
+    start.launch.replicas = launch::replicas(&start, &dir);
     let (tx, clients) = mpsc::channel(1024);
     let (sockets, ports) = bind(&start, tx).await?;
     let (file, listener) = announce(&start, &dir).await?;

@@ -4,6 +4,7 @@
 use crate::tls::KernelKeys;
 use hop_words::id::{AccountName, Incarnation, KernelId, PoolName, Tenure};
 use hop_words::need::Need;
+use hop_words::replica::Replicas;
 use serde::{Deserialize, Serialize};
 use std::fs::{DirBuilder, File, Permissions};
 use std::io::{self, Write};
@@ -144,47 +145,6 @@ pub struct Launch {
     /// Replicas that the kernel should have. With three a Raft group keeps the kernel's log.
     #[serde(default)]
     pub replicas: Replicas,
-}
-
-/// How many replicas a kernel should have. Two would be lost with either of them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(try_from = "u8", into = "u8")]
-pub enum Replicas {
-    #[default]
-    One,
-    Three,
-}
-
-impl Replicas {
-    pub const fn count(self) -> usize {
-        match self {
-            Self::One => 1,
-            Self::Three => 3,
-        }
-    }
-}
-
-/// A number of replicas that no kernel can have.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a kernel has 1 or 3 replicas, not {0}")]
-pub struct NoSuchCount(u8);
-
-impl TryFrom<u8> for Replicas {
-    type Error = NoSuchCount;
-
-    fn try_from(count: u8) -> Result<Self, NoSuchCount> {
-        match count {
-            1 => Ok(Self::One),
-            3 => Ok(Self::Three),
-            _ => Err(NoSuchCount(count)),
-        }
-    }
-}
-
-impl From<Replicas> for u8 {
-    fn from(replicas: Replicas) -> Self {
-        replicas.count() as Self
-    }
 }
 
 /// The size of a replica's step.

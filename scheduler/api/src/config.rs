@@ -5,6 +5,7 @@
 
 pub use hop_core::config::{Burst, Linger, Migrate, Quantum, Scale};
 use hop_words::id::{AccountName, PoolName, UserName};
+use hop_words::replica::Replicas;
 use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -142,6 +143,9 @@ pub struct Pool {
     /// Replicas may be moved to where GPUs are free; none: never.
     #[serde(default)]
     pub migrate: Option<Migrate>,
+    /// Replicas of a kernel that doesn't name a number.
+    #[serde(default)]
+    pub replicas: Replicas,
     /// Partitions to turn to when the pool's own has no room, the cheapest first.
     #[serde(default)]
     pub burst: Vec<Burst>,
@@ -274,6 +278,15 @@ impl Config {
     /// The path that [`CONFIG_VARIABLE`] names, or [`DEFAULT_PATH`].
     pub fn path() -> PathBuf {
         std::env::var_os(CONFIG_VARIABLE).map_or_else(|| DEFAULT_PATH.into(), PathBuf::from)
+    }
+
+    /// The pool of kernels that name none: `main`, else the first one.
+    pub fn default_pool(&self) -> PoolName {
+        let main = PoolName::from("main");
+        if self.pool.contains_key(&main) {
+            return main;
+        }
+        self.pool.keys().next().cloned().unwrap_or(main)
     }
 
     /// Reads [`Config::path`].
@@ -482,6 +495,16 @@ isolation = "devices"
             (Some(Span::from_secs(3600)), None, Some(Span::from_secs(600)))
         );
         assert_eq!(quantum.worth_waiting, Span::from_secs(30));
+    }
+
+    #[test]
+    fn a_pools_kernels_have_one_replica_or_three() {
+        let with = |count: u8| parse(&WIRING.replace("linger_ms = 2000", &format!("replicas = {count}")));
+        let of = |config: Config| config.pool[&config.default_pool()].replicas;
+        assert_eq!(of(parse(WIRING).unwrap()), Replicas::One);
+        assert_eq!(of(with(3).unwrap()), Replicas::Three);
+        let refused = with(2).unwrap_err();
+        assert!(refused.contains("1 or 3 replicas, not 2"), "{refused}");
     }
 
     #[test]

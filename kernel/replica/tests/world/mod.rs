@@ -6,7 +6,7 @@ pub mod gpu;
 
 use bytes::Bytes;
 use hop_api::message::{Device, Event, Grant, Handover, Request};
-use hop_protocol::file::{Durable, FrontFile, Launch, Replicas};
+use hop_protocol::file::{Durable, FrontFile, Launch};
 use hop_protocol::jupyter::{Author, Channel, Envelope};
 use hop_protocol::link::{Frame, Item, Link};
 use hop_protocol::message::{Note, VERSION, Welcome};
@@ -15,6 +15,7 @@ use hop_replica::leases::{Leases, News};
 use hop_replica::run::{self, Place, Setup};
 use hop_words::id::{CellId, Epoch, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::need::Need;
+use hop_words::replica::Replicas;
 use hop_words::time::{Span, Timestamp};
 use serde_json::{Value, json};
 use std::path::Path;

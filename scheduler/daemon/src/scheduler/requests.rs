@@ -462,12 +462,7 @@ impl Scheduler {
     }
 
     pub(super) fn default_pool(&self) -> PoolName {
-        let pools = &self.config.pool;
-        let main = PoolName::from("main");
-        if pools.contains_key(&main) {
-            return main;
-        }
-        pools.keys().next().cloned().unwrap_or(main)
+        self.config.default_pool()
     }
 
     pub(super) fn owner_of(&self, kernel: &KernelId) -> Option<&UserName> {

@@ -7,8 +7,8 @@ use crate::leases::News;
 use bytes::Bytes;
 use hop_api::message::MoveCause;
 use hop_log::{Act, Entry, Payload, Record, RecordNumber, Sequence, State};
-use hop_protocol::file::Replicas;
 use hop_words::id::{Incarnation, JobId, Tenure};
+use hop_words::replica::Replicas;
 use serde_json::{Value, json};
 
 fn apply(state: &mut State, entry: &Entry) {

@@ -10,9 +10,10 @@ mod random;
 
 use super::*;
 use hop_api::message::{Device, EndCause, Grant, Handover};
-use hop_protocol::file::{Durable, Replicas};
+use hop_protocol::file::Durable;
 use hop_words::id::{Epoch, GpuIndex, LeaseId};
 use hop_words::need::Need;
+use hop_words::replica::Replicas;
 use serde_json::json;
 use std::collections::VecDeque;
 
