@@ -1,9 +1,13 @@
-//! Moves replicas to nodes with idle GPUs before their kernels need them.
+//! Moves replicas of quiet kernels before these need GPUs, to where they will find some.
 //!
-//! When a cell finds no GPU on its kernel's nodes, a pilot is nearly always idle on another node. A replica is moved
-//! there if its kernel is quiet, is expected back within hours and would find no GPU. The move takes a few seconds
-//! while the user waits for nothing. Two replicas stay: the last executor, which has the namespace ready, and the
-//! replica on the kernel's own node.
+//! Two kinds of kernels are moved. The move takes a few seconds while the user waits for nothing.
+//! - A kernel of one replica whose node is crowded: the kernels there may together ask for more GPUs than it has.
+//!   Nobody knew their needs when they were placed. It goes to a node with room for its need beside those of all
+//!   others, where a pilot can always be started. Otherwise its next cell may have to go elsewhere, and wait for all
+//!   memory of the kernel.
+//! - A kernel of several replicas that is expected back within hours and would find no GPU. A replica goes to where a
+//!   pilot lies idle. Two replicas stay: the last executor, which has the namespace ready, and the replica on the
+//!   kernel's own node.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -11,7 +15,8 @@ use crate::output::Output;
 use crate::state::{Kernel, Node, Pilot, PilotState, Pool};
 use hop_words::id::Incarnation;
 use hop_words::replica::MoveCause;
-use hop_words::time::Span;
+use hop_words::time::{Span, Timestamp};
+use std::collections::BTreeMap;
 
 /// No replica is moved for a kernel that is expected back later.
 const BACK_WITHIN: Span = Span::from_secs(5 * 3600);
@@ -19,22 +24,29 @@ const BACK_WITHIN: Span = Span::from_secs(5 * 3600);
 const REST: Span = Span::from_secs(600);
 /// Least time between two moves of a kernel, as a part of the time for which the kernel has been quiet.
 const REST_OF_QUIET: u64 = 4;
+/// A kernel of one replica, which can't run while it is moved, is moved after so long a quiet.
+const QUIET: Span = Span::from_secs(180);
+/// Least time between two looks for crowded nodes.
+const LOOK: Span = Span::from_secs(120);
 /// Moves begun at a time.
 const AT_ONCE: usize = 2;
+/// A kernel may ask for so many GPUs if at least this share of its recent cells did.
+const RARELY: f32 = 0.05;
 
 impl Core {
-    /// Begins moves for the stranded kernels that are expected back first.
+    /// Begins moves for kernels on crowded nodes, and for the stranded kernels that are expected back first.
     pub(crate) fn move_ahead(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
         let config = &self.supply.pools[pool].config;
         if !config.migrate.as_ref().is_some_and(|m| m.ahead) {
             return;
         }
+        self.move_apart(pool, out);
         let least = 1.0 / BACK_WITHIN.as_secs_f64();
         let stranded = self
             .work
             .kernels
             .iter()
-            .filter(|(_, k)| k.pool == pool && self.may_be_moved(k));
+            .filter(|(_, k)| k.pool == pool && k.replicas.len() > 1 && self.may_be_moved(k));
         let stranded = stranded.filter_map(|(i, k)| Some((i, self.finds_none(k)?)));
         let mut first: Vec<(f64, Idx<Kernel>, u16)> = stranded
             .map(|(i, gpus)| (self.comes_back(i), i, gpus))
@@ -48,7 +60,7 @@ impl Core {
         }
     }
 
-    /// It is quiet, has replicas to move, and wasn't moved lately.
+    /// It is quiet, and wasn't moved lately.
     fn may_be_moved(&self, k: &Kernel) -> bool {
         let quiet = self.now.since(k.quiet_since);
         let rest = Span(REST.0.max(quiet.0 / REST_OF_QUIET));
@@ -59,9 +71,87 @@ impl Core {
             && k.only().is_none()
             && k.fixed.is_none()
             && !k.closed
-            && k.replicas.len() > 1
+            && match k.replicas.len() {
+                0 => false,
+                1 => quiet >= QUIET,
+                _ => true,
+            }
             && self.now.since(k.moved) >= rest
     }
+
+    // --- apart from others ---
+
+    /// Kernels of one replica on crowded nodes go to nodes with room for them, those first that have been quiet for
+    /// longest.
+    fn move_apart(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
+        let p = &mut self.supply.pools[pool];
+        if p.looked_apart.is_some_and(|at| self.now.since(at) < LOOK) {
+            return;
+        }
+        p.looked_apart = Some(self.now);
+        let mut asked = self.asked(pool);
+        let room = |asked: &BTreeMap<Idx<Node>, u32>, node: Idx<Node>| {
+            let all = u32::from(self.supply.nodes[node].gpus);
+            all.checked_sub(asked.get(&node).copied().unwrap_or_default())
+        };
+        let alone = self.work.kernels.iter();
+        let alone = alone.filter(|(_, k)| k.pool == pool && k.replicas.len() == 1);
+        let crowded = alone.filter_map(|(i, k)| {
+            let node = k.replicas[0].node;
+            let moves = room(&asked, node).is_none() && self.may_be_moved(k);
+            moves.then(|| (k.quiet_since, i, node, u32::from(may_ask_for(k))))
+        });
+        let mut crowded: Vec<(Timestamp, Idx<Kernel>, Idx<Node>, u32)> = crowded.collect();
+        crowded.sort_unstable();
+        let mut moves = Vec::new();
+        for (_, kernel, from, gpus) in crowded {
+            // Another may have made room there by now.
+            if moves.len() == AT_ONCE || room(&asked, from).is_some() {
+                continue;
+            }
+            let Some(to) = self.roomy_node(pool, &asked, gpus) else {
+                continue;
+            };
+            *asked.entry(from).or_default() -= gpus;
+            *asked.entry(to).or_default() += gpus;
+            moves.push((kernel, self.work.kernels[kernel].replicas[0].incarnation, to));
+        }
+        for (kernel, victim, to) in moves {
+            self.begin_move(kernel, victim, to, MoveCause::Ahead, out);
+        }
+    }
+
+    /// GPUs that the kernels of each node, or on their way there, may ask for at once. Kernels of several replicas
+    /// count on the node of their next cell.
+    fn asked(&self, pool: Idx<Pool>) -> BTreeMap<Idx<Node>, u32> {
+        let mut asked: BTreeMap<Idx<Node>, u32> = BTreeMap::new();
+        for (_, k) in self.work.kernels.iter().filter(|(_, k)| k.pool == pool) {
+            let goes = k.migrating.map(|m| m.to);
+            let plans = k.planned.first().map(|p| p.node);
+            let sits = k.replicas.first().map(|r| r.node);
+            let home = k.home.filter(|_| k.replicas.len() > 1);
+            if let Some(node) = goes.or(home).or(sits).or(plans) {
+                *asked.entry(node).or_default() += u32::from(may_ask_for(k));
+            }
+        }
+        asked
+    }
+
+    /// The fullest of the pool's own nodes with room for so many GPUs beside all that may be asked for there.
+    fn roomy_node(&self, pool: Idx<Pool>, asked: &BTreeMap<Idx<Node>, u32>, gpus: u32) -> Option<Idx<Node>> {
+        let here = |n: Idx<Node>| asked.get(&n).copied().unwrap_or_default();
+        let nodes = self.supply.pools[pool].nodes.iter().copied();
+        let roomy = nodes.filter(|&n| {
+            let node = &self.supply.nodes[n];
+            !node.down
+                && !self.is_burst(n)
+                && node.held_for.is_none()
+                && here(n) + gpus <= u32::from(node.gpus)
+        });
+        roomy.max_by_key(|&n| (here(n), std::cmp::Reverse(n)))
+    }
+
+    // --- to where a pilot lies idle ---
 
     /// GPUs that the kernel usually asks for, if it would find none now.
     fn finds_none(&self, k: &Kernel) -> Option<u16> {
@@ -101,6 +191,13 @@ impl Core {
         let least = spares.max_by_key(|r| (!self.is_apart(k.pool, r.node), r.incarnation));
         least.map(|r| r.incarnation)
     }
+}
+
+/// The most GPUs that the kernel is likely to ask for.
+fn may_ask_for(k: &Kernel) -> u16 {
+    let total: f32 = k.sizes.iter().map(|(_, w)| w).sum();
+    let often = k.sizes.iter().filter(|(_, w)| *w >= RARELY * total);
+    often.map(|&(gpus, _)| gpus).max().unwrap_or(k.default_need.gpus)
 }
 
 fn lies_idle(p: &Pilot, gpus: u16) -> bool {

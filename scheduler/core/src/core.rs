@@ -283,6 +283,7 @@ impl Core {
             loads: Vec::new(),
             foreseeing: None,
             stirred: self.now,
+            looked_apart: None,
             offers: None,
             lanes: Lanes::default(),
             holder: None,

@@ -650,6 +650,7 @@ impl Core {
         if let Some(s) = self.work.seats.get_mut(&replica.seat) {
             s.mem_used = s.mem_used.saturating_sub(mem);
         }
+        self.follow_only(k, replica.node);
         for &c in &cells {
             self.enqueue(c);
         }
@@ -666,6 +667,23 @@ impl Core {
             }
         }
         self.forget_if_closed(k, out);
+    }
+
+    /// A kernel that lost its replica on `lost` and has one other is at home with the other.
+    fn follow_only(&mut self, k: Idx<Kernel>, lost: Idx<Node>) {
+        let kernel = &mut self.work.kernels[k];
+        let [only] = &kernel.replicas[..] else { return };
+        if !kernel.cells.is_empty() {
+            // The kernel was moved for a cell: its home is where that cell starts.
+            return;
+        }
+        let node = only.node;
+        if kernel.base == Some(lost) {
+            kernel.base = Some(node);
+        }
+        if kernel.home == Some(lost) {
+            self.set_home(k, Some(node));
+        }
     }
 
     /// The kernel has no replica left: its cells keep their places for a while, then they are refused.

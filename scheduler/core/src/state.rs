@@ -215,6 +215,8 @@ pub(crate) struct Pool {
     pub foreseeing: Option<Timestamp>,
     /// When GPUs of it were last taken, or gone, or asked for by somebody new.
     pub stirred: Timestamp,
+    /// When crowded nodes were last looked for.
+    pub looked_apart: Option<Timestamp>,
     /// Most that the pool's nodes could ever offer; `None` means unknown yet.
     pub offers: Option<PoolOffers>,
     pub lanes: Lanes,

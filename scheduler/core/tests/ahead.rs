@@ -1,4 +1,4 @@
-//! Replicas go to where GPUs lie idle before anybody waits, and only then.
+//! Replicas go to where they will find GPUs before anybody waits, and only then.
 
 mod world;
 
@@ -9,9 +9,8 @@ use hop_words::need::Need;
 use hop_words::time::Span;
 use world::{World, facts};
 
-/// Three nodes of two GPUs. A kernel with replicas on the first two, which has run a few cells, a minute or an hour apart, and then
-/// lost the pilot that it ran in; one lies idle on `idle`.
-fn stranded(idle: &str, ahead: bool) -> (World, KernelId) {
+/// Three nodes of two GPUs.
+fn three_nodes(ahead: bool) -> World {
     let mut pool = PoolConfig::fixed("main", 0, 2, 8);
     pool.max_pilots = 3;
     pool.migrate = Some(Migrate {
@@ -27,6 +26,13 @@ fn stranded(idle: &str, ahead: bool) -> (World, KernelId) {
     for n in 0..3 {
         w.tell(Input::Node(facts(&format!("n{n}"))));
     }
+    w
+}
+
+/// A kernel with replicas on the first two nodes, which has run a few cells, a minute or an hour apart, and then lost
+/// the pilot that it ran in; one lies idle on `idle`.
+fn stranded(idle: &str, ahead: bool) -> (World, KernelId) {
+    let mut w = three_nodes(ahead);
     let job = w.pilot("n0", 2, 8);
     let k = w.kernel("k", "ada", &["n0", "n1"], 1);
     for think in [60, 3000, 60, 3000, 60] {
@@ -103,4 +109,17 @@ fn nobody_is_moved_for_who_is_not_expected_within_hours() {
     });
     w.pilot("n2", 2, 8);
     assert_eq!(moves(&mut w, 3600), [], "{k} is gone for days");
+}
+
+#[test]
+fn kernels_that_share_a_node_too_small_for_both_are_moved_apart_once_quiet() {
+    for (gpus, ahead, moved) in [(2, true, 1), (1, true, 0), (2, false, 0)] {
+        let mut w = three_nodes(ahead);
+        w.kernel("a", "ada", &["n0"], gpus);
+        w.kernel("b", "bob", &["n0"], gpus);
+        assert_eq!(moves(&mut w, 100), [], "they were opened just now");
+        let made = moves(&mut w, 650);
+        assert_eq!(made.len(), moved, "of {gpus} GPUs each, ahead {ahead}: {made:?}");
+        assert!(made.iter().all(|(_, to)| to == "n1"), "{made:?}");
+    }
 }

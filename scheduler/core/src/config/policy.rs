@@ -156,7 +156,8 @@ pub struct Migrate {
     /// A move must be expected to save at least this much waiting.
     #[serde(rename = "margin_s", with = "duration")]
     pub margin: Span,
-    /// Replicas of quiet kernels go to where GPUs lie idle, ahead of need. Where pilots follow what is learnt only.
+    /// Replicas of quiet kernels leave crowded nodes, and go to where GPUs lie idle, ahead of need. Where pilots follow
+    /// what is learnt only.
     pub ahead: bool,
 }
 
