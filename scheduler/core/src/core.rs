@@ -284,6 +284,7 @@ impl Core {
             foreseeing: None,
             stirred: self.now,
             looked_apart: None,
+            balance: std::cell::Cell::new(None),
             offers: None,
             lanes: Lanes::default(),
             holder: None,

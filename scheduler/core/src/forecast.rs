@@ -34,6 +34,8 @@ const UNSURE: f64 = 0.25;
 const AWAY: Span = Span::from_secs(3600);
 /// Expected run of a cell, and think time of a person, before any has been seen.
 const UNKNOWN: Span = Span::from_secs(300);
+/// How long the balance of GPUs and of what kernels could ask for is believed.
+const BALANCE_FOR: Span = Span::from_secs(15);
 /// Classes of [`streak_class`].
 pub(crate) const STREAKS: usize = 8;
 
@@ -204,17 +206,29 @@ impl Core {
     /// Whether the pilots of the pool, but for so many of their GPUs, are as many as all kernels could ask for at once:
     /// more would cost more than if everybody held their own for good.
     fn covers_all(&self, pool: Idx<Pool>, but: u16) -> bool {
-        let there = self.gpus_coming(pool).saturating_sub(but.into());
-        if there < self.supply.pools[pool].demand {
-            return false;
+        let (there, asked) = self.supply_and_demand(pool);
+        let there = there.saturating_sub(but.into());
+        there >= self.supply.pools[pool].demand && there >= asked
+    }
+
+    /// GPUs of the pool's pilots, and those that all kernels could ask for at once. Every idle pilot is looked at by
+    /// both, so they are kept for a while, or until the pilots change.
+    fn supply_and_demand(&self, pool: Idx<Pool>) -> (u32, u32) {
+        let p = &self.supply.pools[pool];
+        if let Some((at, there, asked)) = p.balance.get()
+            && self.now.since(at) < BALANCE_FOR
+        {
+            return (there, asked);
         }
-        let asks = |k: &crate::state::Kernel| {
+        let asks = |k: &Kernel| {
             let sizes = k.sizes.iter().map(|(gpus, _)| *gpus);
             u32::from(sizes.fold(k.default_need.gpus, u16::max))
         };
         let kernels = self.work.kernels.iter().map(|(_, k)| k);
         let sitting = kernels.filter(|k| k.pool == pool && !k.replicas.is_empty());
-        there >= sitting.map(asks).sum()
+        let (there, asked) = (self.gpus_coming(pool), sitting.map(asks).sum());
+        p.balance.set(Some((self.now, there, asked)));
+        (there, asked)
     }
 
     // --- ahead of need ---
@@ -244,7 +258,11 @@ impl Core {
     fn worth_a_look(&self, pool: Idx<Pool>) -> BTreeSet<Idx<Node>> {
         let all = &self.supply.pools[pool].nodes;
         let apart = all.iter().copied().filter(|&n| self.is_apart(pool, n));
-        let returns = self.work.kernels.iter().filter_map(|(k, kernel)| {
+        // Only a kernel with a cell runs elsewhere: all others, which are many, are passed over.
+        let leased = self.work.leases.values().map(|l| l.kernel);
+        let busy = leased.chain(self.work.cells.iter().map(|(_, c)| c.kernel));
+        let returns = busy.filter_map(|k| {
+            let kernel = &self.work.kernels[k];
             let base = kernel.base.filter(|_| kernel.pool == pool)?;
             self.returns_to(k, base).then_some(base)
         });

@@ -31,9 +31,31 @@ fn middle(i: usize) -> f64 {
     UNIT * 2f64.powf((i as f64 + 0.5) / 2.0)
 }
 
+/// Upper edges of the buckets, in seconds. The innermost loops of the forecasts read them.
+static UPPER: [f64; BUCKETS] = uppers();
+
+const fn uppers() -> [f64; BUCKETS] {
+    let mut uppers = [0.0; BUCKETS];
+    let mut edge = UNIT;
+    let mut i = 0;
+    while i < BUCKETS {
+        // Every second edge is a power of two, exactly.
+        uppers[i] = if i % 2 == 0 {
+            edge * std::f64::consts::SQRT_2
+        } else {
+            edge * 2.0
+        };
+        if i % 2 == 1 {
+            edge *= 2.0;
+        }
+        i += 1;
+    }
+    uppers
+}
+
 /// The upper edge of a bucket, in seconds.
 fn upper(i: usize) -> f64 {
-    UNIT * 2f64.powf((i as f64 + 1.0) / 2.0)
+    UPPER[i]
 }
 
 impl Habit {
@@ -67,15 +89,11 @@ impl Habit {
         self.count = self.count.saturating_add(1);
     }
 
-    /// Weight of the own past; `other`'s is blended in as if it were `n` observations.
-    fn share(&self, i: usize, other: &Self, n: f32) -> f32 {
-        let own = self.weights.get(i).copied().unwrap_or(0.0);
-        let others = if other.total > 0.0 {
-            other.weights[i] * n / other.total
-        } else {
-            0.0
-        };
-        own + others
+    /// Weight of each bucket in the own past; `other`'s is blended in as if it were `n` observations.
+    fn blend<'a>(&'a self, other: &'a Self, n: f32) -> impl Fn(usize) -> f32 + 'a {
+        let scale = if other.total > 0.0 { n / other.total } else { 0.0 };
+        let of = |habit: &'a Self, i: usize| habit.weights.get(i).copied().unwrap_or(0.0);
+        move |i| of(self, i) + of(other, i) * scale
     }
 
     /// Part of bucket `i` that is left after `gone` seconds, which lie in bucket `from`.
@@ -92,7 +110,8 @@ impl Habit {
     pub fn remaining(&self, other: &Self, n: f32, elapsed: Span, q: f64) -> Option<Span> {
         let from = bucket(elapsed);
         let gone = elapsed.as_secs_f64();
-        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, from, gone);
+        let share = self.blend(other, n);
+        let weight = |i: usize| f64::from(share(i)) * Self::part(i, from, gone);
         let mass: f64 = (from..BUCKETS).map(weight).sum();
         if mass <= 0.0 {
             return None;
@@ -117,9 +136,10 @@ impl Habit {
     pub fn chance_within(&self, other: &Self, n: f32, elapsed: Span, more: Span) -> f64 {
         let from = bucket(elapsed);
         let to = bucket(Span(elapsed.0.saturating_add(more.0)));
+        let share = self.blend(other, n);
         let (mut within, mut mass) = (0.0f32, 0.0f32);
         for i in from..BUCKETS {
-            let w = self.share(i, other, n);
+            let w = share(i);
             mass += w;
             if i <= to {
                 within += w;
@@ -133,7 +153,8 @@ impl Habit {
     pub fn index(&self, other: &Self, n: f32, elapsed: Span) -> f64 {
         let gone = elapsed.as_secs_f64();
         let from = bucket(elapsed);
-        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, from, gone);
+        let share = self.blend(other, n);
+        let weight = |i: usize| f64::from(share(i)) * Self::part(i, from, gone);
         let mass: f64 = (from..BUCKETS).map(weight).sum();
         if mass <= 0.0 {
             return 0.0;
@@ -155,7 +176,8 @@ impl Habit {
     pub fn best_hold(&self, other: &Self, n: f32, elapsed: Span, gain: f64, cost: f64, max: Span) -> Span {
         let gone = elapsed.as_secs_f64();
         let from = bucket(elapsed);
-        let weight = |i: usize| f64::from(self.share(i, other, n)) * Self::part(i, from, gone);
+        let share = self.blend(other, n);
+        let weight = |i: usize| f64::from(share(i)) * Self::part(i, from, gone);
         let mass: f64 = (from..BUCKETS).map(weight).sum();
         if mass <= 0.0 {
             return Span::ZERO;

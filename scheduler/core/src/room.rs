@@ -138,6 +138,7 @@ impl Core {
     pub(crate) fn list_node(&mut self, node: Idx<Node>) {
         let new = self.spare_listing(node);
         let n = &mut self.supply.nodes[node];
+        self.supply.pools[n.pool].balance.set(None);
         let old = std::mem::replace(&mut n.listed, new);
         let spare = &mut self.supply.pools[n.pool].lanes.spare;
         if old != new {

@@ -217,6 +217,9 @@ pub(crate) struct Pool {
     pub stirred: Timestamp,
     /// When crowded nodes were last looked for.
     pub looked_apart: Option<Timestamp>,
+    /// GPUs of its pilots, and those that all kernels could ask for, when this was last reckoned. None: the pilots
+    /// have changed since.
+    pub balance: std::cell::Cell<Option<(Timestamp, u32, u32)>>,
     /// Most that the pool's nodes could ever offer; `None` means unknown yet.
     pub offers: Option<PoolOffers>,
     pub lanes: Lanes,
