@@ -4,15 +4,16 @@
 //! and references without a descriptor are invisible. [`crate::count`] has the proof. Nothing here opens a device,
 //! waits for a file system, or follows a path that a user chose.
 
-#![allow(unsafe_code)] // kcmp(2) has no wrapper in libc, nor has the query of mappings.
+#![allow(unsafe_code)] // kcmp(2) has no wrapper in libc.
 
 use crate::bpf::Number;
 use crate::token::Hold;
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, RawDir, StatxFlags, openat, readlinkat, statx};
 use std::collections::{HashMap, HashSet};
-use std::io;
+use std::fs::File;
+use std::io::{self, BufRead, BufReader};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 /// A process that holds one of the devices, or may, with the kind of reference.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -248,35 +249,23 @@ impl<'a> Scan<'a> {
         waiting
     }
 
-    /// False: there is no memory to look at.
+    /// False: there is no memory to look at. The text may be long, since its owner chooses the names in it.
     fn mappings(&mut self, process: &OwnedFd, pid: u32) -> bool {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let Ok(maps) = openat(process, "maps", flags, Mode::empty()) else {
             return false;
         };
-        let mut at = 0;
-        loop {
-            match next_mapping(&maps, at) {
-                Ok(mapping) if self.maps_ours(process, &mapping) => {
-                    self.found(pid, Hold::Mapping);
-                    return true;
-                }
-                Ok(mapping) => at = mapping.end,
-                Err(libc::ENOENT) => return true,
-                Err(libc::ESRCH) => return false,
-                Err(_) => break,
+        let mut any = false;
+        let lines = BufReader::new(File::from(maps)).split(b'\n');
+        for line in lines.map_while(Result::ok) {
+            any = true;
+            let mapping = parse_mapping(&String::from_utf8_lossy(&line));
+            if mapping.is_some_and(|m| self.maps_ours(process, &m)) {
+                self.found(pid, Hold::Mapping);
+                break;
             }
         }
-        // Before Linux 6.11 there is only the text.
-        let text = read_text(process.as_fd(), "maps").unwrap_or_default();
-        if text
-            .lines()
-            .filter_map(parse_mapping)
-            .any(|m| self.maps_ours(process, &m))
-        {
-            self.found(pid, Hold::Mapping);
-        }
-        !text.is_empty()
+        any
     }
 
     fn maps_ours(&mut self, process: &OwnedFd, mapping: &Mapping) -> bool {
@@ -303,50 +292,6 @@ struct Mapping {
     end: u64,
     /// File system (major, minor) and inode.
     file: (u32, u32, u64),
-}
-
-/// The kernel's `struct procmap_query`.
-#[repr(C)]
-#[derive(Default)]
-struct MapQuery {
-    size: u64,
-    query_flags: u64,
-    query_address: u64,
-    start: u64,
-    end: u64,
-    flags: u64,
-    page_size: u64,
-    offset: u64,
-    inode: u64,
-    major: u32,
-    minor: u32,
-    name_size: u32,
-    build_id_size: u32,
-    name: u64,
-    build_id: u64,
-}
-
-/// The first mapping of a file that ends after `at`, without the text of all that is between.
-fn next_mapping(maps: &OwnedFd, at: u64) -> Result<Mapping, i32> {
-    const QUERY: libc::c_ulong = 0xc068_6611; // _IOWR('f', 17, struct procmap_query)
-    const THIS_OR_NEXT: u64 = 0x10;
-    const FILE_BACKED: u64 = 0x20;
-    let mut query = MapQuery {
-        size: size_of::<MapQuery>() as u64,
-        query_flags: THIS_OR_NEXT | FILE_BACKED,
-        query_address: at,
-        ..MapQuery::default()
-    };
-    // SAFETY: the structure has the kernel's layout and says its size; no pointers are given in it.
-    let result = unsafe { libc::ioctl(maps.as_raw_fd(), QUERY, &raw mut query) };
-    if result < 0 {
-        return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EIO));
-    }
-    Ok(Mapping {
-        start: query.start,
-        end: query.end,
-        file: (query.major, query.minor, query.inode),
-    })
 }
 
 fn is_ring(dir: &OwnedFd, name: &str) -> bool {
@@ -471,18 +416,6 @@ libc.syscall(93 if platform.machine() == "aarch64" else 60, 0)
             child.wait().unwrap();
             assert_eq!((line.as_str(), held), ("ready\n", vec![Hold::Mapping]));
         }
-    }
-
-    #[test]
-    fn both_ways_of_reading_the_mappings_agree() {
-        let maps = std::fs::File::open("/proc/self/maps").unwrap().into();
-        let first = next_mapping(&maps, 0);
-        if first == Err(libc::ENOTTY) {
-            eprintln!("SKIPPED: Linux before 6.11");
-            return;
-        }
-        let text = std::fs::read_to_string("/proc/self/maps").unwrap();
-        assert_eq!(first.ok(), text.lines().find_map(parse_mapping));
     }
 
     #[test]
