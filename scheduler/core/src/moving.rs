@@ -17,6 +17,9 @@ static NEVER: Habit = Habit::new();
 /// Factor over its expected time after which a move is given up.
 const PATIENCE: u64 = 20;
 
+/// But no move is given up sooner: the cell that runs ends first, and an election itself takes no second.
+const PATIENT_FOR: Span = Span::from_secs(30);
+
 impl Core {
     /// Moves a replica of the cell's kernel if the cell is thereby expected to start sooner: to where GPUs are free, else
     /// to where a pilot can be started, else to where leases only linger.
@@ -239,7 +242,7 @@ impl Core {
             to: node,
             since: self.now,
         });
-        let late = Span(takes.0.saturating_mul(PATIENCE));
+        let late = Span(takes.0.saturating_mul(PATIENCE)).max(PATIENT_FOR);
         self.at(self.now + late, Timer::Moving(kernel, incarnation));
         self.note_kernel(kernel, out);
         out.push(Output::Migrate {

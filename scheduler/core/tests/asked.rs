@@ -90,6 +90,30 @@ fn a_move_without_an_end_is_withdrawn() {
     goes_to(&asks(&mut w, &k, None, Some("n1")));
 }
 
+/// The cell that runs is waited for, however quick the moves before were.
+#[test]
+fn a_quick_past_makes_nobody_impatient() {
+    let (mut w, k) = world(None);
+    for n in 0..20 {
+        let to = ["n1", "n0"][n % 2];
+        let out = asks(&mut w, &k, None, Some(to));
+        let seat = out.iter().find_map(|o| match o {
+            Output::Migrate { victim, seat, .. } => Some((*victim, seat.incarnation)),
+            _ => None,
+        });
+        let (victim, incarnation) = seat.expect("it moves");
+        w.replica(&k, "ada", incarnation, to);
+        w.tell(Input::ReplicaLost {
+            kernel: k.clone(),
+            incarnation: victim,
+        });
+    }
+    goes_to(&asks(&mut w, &k, None, Some("n1")));
+    let out = w.pass(Span::from_secs(29));
+    let withdrawn = |o: &Output| matches!(o, Output::MoveWithdrawn { .. });
+    assert!(!out.iter().any(withdrawn), "{out:?}");
+}
+
 /// All of n0's GPUs are taken for long, and others are free.
 fn crowded(fixed: Option<&str>) -> Vec<Output> {
     let (mut w, k) = world(Some(Migrate::default()));
