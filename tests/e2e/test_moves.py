@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import Cluster, Notebook, lost_node, notebook, stream, until
+from harness import OPENABLE, Cluster, Notebook, lost_node, notebook, stream, until
 
 WHERE = "import os; print(os.environ['SLURMD_NODENAME'], x)"
 
@@ -42,6 +42,28 @@ def undrained(cluster: Cluster) -> Iterator[Cluster]:
     yield cluster
     for node in nodes(cluster):
         cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+    cluster.wait_for_pilots()
+
+
+@pytest.fixture
+def roaming(cluster: Cluster) -> Iterator[Cluster]:
+    """Policy moves kernels to free GPUs."""
+    conf = cluster.base / "etc/gresshopper.toml"
+    text = conf.read_text()
+    # The pool's table is the last one.
+    conf.write_text(f"{text}\nmigrate = {{ takes_s = 1, margin_s = 0, ahead = false }}\n")
+    try:
+        anew(cluster)
+        yield cluster
+    finally:
+        conf.write_text(text)
+        anew(cluster)
+
+
+def anew(cluster: Cluster) -> None:
+    """`hopd` reads its configuration again."""
+    cluster.kill(r"/opt/bin/hopd", "gresshopper")
+    cluster.deploy("hopd")
     cluster.wait_for_pilots()
 
 
@@ -137,6 +159,36 @@ def test_a_drained_node_is_left_by_every_kernel(undrained: Cluster, alice: Noteb
             assert stdout(got).split()[1] == "41"
 
 
+def test_a_seat_is_left_before_its_time_limit_with_the_running_cell_at_its_end(cluster: Cluster) -> None:
+    go = cluster.base / "home/bob/go"
+    go.unlink(missing_ok=True)
+
+    def is_moving() -> bool:
+        return any(r["state"] == "MOVING" for r in cluster.hop("kernels", user="bob")["rows"])
+
+    def seat_of(book: Notebook) -> str:
+        got = book.execute("print(os.environ['SLURM_JOB_ID'], x)", timeout=90)
+        assert (got["status"], stderr(got)) == ("ok", ""), got
+        seat, x = stdout(got).split()
+        assert x == "41"
+        return seat
+
+    # Another user than in the other tests: their seats are older than the limit.
+    with opened(cluster, "a.ipynb", "bob") as book:
+        book.execute("import os; x = 41")
+        seat = seat_of(book)
+        cell = book.submit(UNTIL_GO)["cell"]
+        cluster.run("root", "scontrol", "update", f"jobid={seat}", "timelimit=1")
+        until("the kernel is asked to leave its seat", is_moving, 90)
+        assert not book.wait(cell, 1)["done"]
+        go.touch(mode=0o666)
+        got = book.wait(cell)
+        assert (got["status"], stdout(got), stderr(got)) == ("ok", "through 41\n", ""), got
+        # Cells go on in the old seat until a replica waits in the new one.
+        until("the kernel has left its seat", lambda: seat_of(book) != seat, 60)
+    until("no process is left", lambda: not cluster.pids(r"hop-replica run|ipykernel|hop-front", "bob"))
+
+
 def test_the_target_dies_and_the_kernel_stays_where_its_state_is(cluster: Cluster, alice: Notebook) -> None:
     before = node_of(alice)
     to = next(n for n in nodes(cluster) if n != before)
@@ -168,3 +220,26 @@ def test_a_kernel_that_holds_a_socket_moves_by_its_users_word_alone(undrained: C
     assert "sock" in stderr(got)
     assert "could not be brought back" in stderr(got)
     assert stdout(got).split()[0] != before
+
+
+def test_a_cell_that_waits_where_no_gpu_comes_free_runs_where_one_is(
+    roaming: Cluster, undrained: Cluster, alice: Notebook
+) -> None:
+    cluster = roaming
+    alice.execute(OPENABLE)
+    before = node_of(alice)
+    go = cluster.base / "home/bob/go"
+    go.unlink(missing_ok=True)
+    with opened(cluster, "b.ipynb", "bob") as other:
+        other.execute("import os; x = 41")
+        if node_of(other) != before:
+            assert hop(cluster, "migrate", "b.ipynb", "--to", before, user="bob") == (0, "")
+        held = other.submit(f"%%gpu 2\n{UNTIL_GO}")["cell"]
+        until("it holds the node's GPUs", lambda: len(cluster.leases_live()) == 1)
+        got = alice.execute(f"%%gpu 1\n{WHERE}; print(len(openable()))", timeout=150)
+        assert got["status"] == "ok", got
+        node, x, count = stdout(got).split()
+        assert (node != before, x, count) == (True, "41", "1")
+        assert not other.wait(held, 0.1)["done"]
+        go.touch(mode=0o666)
+        assert other.wait(held)["status"] == "ok"

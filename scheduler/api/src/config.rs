@@ -95,6 +95,9 @@ pub struct Seat {
     pub cpus: u16,
     /// Slurm time limit in minutes; 0: the partition's.
     pub time_limit_min: u32,
+    /// How long before its time limit a seat takes no new kernel and its kernels are moved, in seconds; at most a fifth
+    /// of the limit.
+    pub replace_before_s: u32,
 }
 
 /// `[pool.NAME]`.
@@ -228,6 +231,7 @@ impl Default for Seat {
             mem_mib: 2048,
             cpus: 1,
             time_limit_min: 0,
+            replace_before_s: 600,
         }
     }
 }

@@ -67,7 +67,7 @@ impl Core {
         cause: MoveCause,
         out: &mut Vec<Output>,
     ) {
-        match self.plan_move(id, from, to) {
+        match self.plan_move(id, from, to, cause) {
             Ok((k, victim, node)) => self.begin_move(k, victim, node, cause, out),
             Err(reason) => out.push(Output::MoveRefused {
                 kernel: id.clone(),
@@ -82,6 +82,7 @@ impl Core {
         id: &KernelId,
         from: Option<&NodeName>,
         to: Option<&NodeName>,
+        cause: MoveCause,
     ) -> Result<(Idx<Kernel>, Incarnation, Idx<Node>), MoveRefused> {
         let k = self.find_kernel(id).ok_or(MoveRefused::NoReplica)?;
         let kernel = &self.work.kernels[k];
@@ -92,9 +93,22 @@ impl Core {
         let victim = self.victim_on(kernel, from).ok_or(MoveRefused::NoReplica)?;
         let node = match to {
             Some(name) => self.named_target(k, name)?,
-            None => self.best_target(k)?,
+            None => match (self.best_target(k), self.beside(k, victim, cause)) {
+                (Ok(node), _) | (Err(_), Some(node)) => node,
+                (Err(reason), None) => return Err(reason),
+            },
         };
         Ok((k, victim, node))
+    }
+
+    /// The replica's own node, where only its seat ends: another seat there does as well.
+    fn beside(&self, k: Idx<Kernel>, victim: Incarnation, cause: MoveCause) -> Option<Idx<Node>> {
+        let here = self.work.kernels[k]
+            .replicas
+            .iter()
+            .find(|r| r.incarnation == victim)?;
+        let stays_up = !self.supply.nodes[here.node].down;
+        (cause == MoveCause::SeatEnds && stays_up).then_some(here.node)
     }
 
     /// The replica on node `from`, else the last executor, else the only replica.

@@ -86,6 +86,7 @@ impl Core {
                 cpus: _,
             } => self.seat_up(job, user, node, mem_mib),
             Input::SeatGone { job } => self.seat_gone(job, out),
+            Input::SeatEnds { job, soon } => self.seat_ends(job, soon),
             Input::ReplicaUp(up) => self.replica_up(up, out),
             Input::ReplicaLost { kernel, incarnation } => self.replica_lost(&kernel, incarnation, out),
             Input::KernelBound { kernel, incarnation } => self.kernel_bound(&kernel, incarnation, out),

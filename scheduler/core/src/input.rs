@@ -100,6 +100,11 @@ pub enum Input {
     SeatGone {
         job: JobId,
     },
+    /// The seat's time limit comes near, or no longer: nothing new sits in a seat that ends.
+    SeatEnds {
+        job: JobId,
+        soon: bool,
+    },
     /// A replica is up, or came back.
     ReplicaUp(ReplicaUp),
     /// A replica is gone for good: its process or its seat ended, or it was away for too long.

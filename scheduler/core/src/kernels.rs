@@ -197,7 +197,8 @@ impl Core {
             .seats
             .iter()
             .find(|(_, s)| {
-                s.user == user && s.node == node && s.mem_mib >= s.mem_used.saturating_add(mem_mib)
+                let has_room = s.mem_mib >= s.mem_used.saturating_add(mem_mib);
+                s.user == user && s.node == node && has_room && !s.ends
             })
             .map(|(&job, _)| job)
     }
@@ -353,14 +354,22 @@ impl Core {
         let Some(node) = self.find_node(&node) else {
             return;
         };
-        let mem_used = self.work.seats.get(&job).map_or(0, |s| s.mem_used);
+        let known = self.work.seats.get(&job);
+        let (mem_used, ends) = known.map_or((0, false), |s| (s.mem_used, s.ends));
         let seat = Seat {
             user,
             node,
             mem_mib,
             mem_used,
+            ends,
         };
         self.work.seats.insert(job, seat);
+    }
+
+    pub(crate) fn seat_ends(&mut self, job: JobId, soon: bool) {
+        if let Some(seat) = self.work.seats.get_mut(&job) {
+            seat.ends = soon;
+        }
     }
 
     pub(crate) fn seat_gone(&mut self, job: JobId, out: &mut Vec<Output>) {

@@ -424,6 +424,8 @@ pub(crate) struct Seat {
     pub node: Idx<Node>,
     pub mem_mib: u64,
     pub mem_used: u64,
+    /// Its time limit comes near.
+    pub ends: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

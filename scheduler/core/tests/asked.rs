@@ -206,3 +206,54 @@ fn a_kernel_that_sleeps_leaves_nothing_behind() {
     assert!(w.core.leases().is_empty());
     assert!(w.core.kernel(&k).is_none());
 }
+
+#[test]
+fn a_kernel_leaves_a_seat_that_ends_for_another_on_its_node_where_there_is_no_other() {
+    let mut pool = PoolConfig::fixed("main", 0, 2, 8);
+    pool.max_pilots = 1;
+    let mut w = World::new(1, Config::default(), pool);
+    w.tell(Input::Node(facts("n0")));
+    w.pilot("n0", 2, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let seat = w.core.kernel(&k).unwrap().replicas[0].seat;
+    w.tell(Input::SeatUp {
+        job: seat,
+        user: "ada".into(),
+        node: "n0".into(),
+        mem_mib: 1 << 20,
+        cpus: 1,
+    });
+    let plan = |w: &mut World, cause| {
+        let out = w.tell(Input::Migrate {
+            kernel: k.clone(),
+            from: Some("n0".into()),
+            to: None,
+            cause,
+        });
+        out.into_iter().find_map(|o| match o {
+            Output::Migrate { seat, .. } => Some(seat),
+            _ => None,
+        })
+    };
+    assert_eq!(plan(&mut w, MoveCause::Drain), None);
+    w.tell(Input::SeatEnds {
+        job: seat,
+        soon: true,
+    });
+    let to = plan(&mut w, MoveCause::SeatEnds).unwrap();
+    assert_eq!((to.node.as_str(), to.existing), ("n0", None));
+    w.tell(Input::MigrationDone {
+        kernel: k.clone(),
+        incarnation: to.incarnation,
+        moved: false,
+    });
+    w.tell(Input::SeatEnds {
+        job: seat,
+        soon: false,
+    });
+    assert_eq!(
+        plan(&mut w, MoveCause::SeatEnds).unwrap().existing,
+        Some(seat),
+        "Slurm has given it more time"
+    );
+}

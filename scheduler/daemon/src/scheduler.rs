@@ -6,6 +6,7 @@
 
 mod connections;
 mod drains;
+mod endings;
 mod kept;
 mod kernels;
 mod outputs;
@@ -28,6 +29,7 @@ use crate::state_dir::{IDS_PER_TERM, StateDir};
 use crate::views;
 use connections::Connections;
 use drains::Drains;
+use endings::Endings;
 use hop_api::config::Config;
 use hop_api::message::{Handover, NodeStanding};
 use hop_core::config::{Limits, Shares};
@@ -110,6 +112,7 @@ pub(crate) struct Scheduler {
     registry: Registry,
     kept: Kept,
     drains: Drains,
+    endings: Endings,
     records: Records,
     seats: Seats,
     news: SlurmNews,
@@ -170,6 +173,7 @@ impl Scheduler {
             registry: legacy.registry,
             kept: legacy.kept,
             drains: Drains::default(),
+            endings: Endings::default(),
             records,
             seats: legacy.seats,
             news: SlurmNews::new(

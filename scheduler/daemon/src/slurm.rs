@@ -14,6 +14,7 @@ use hop_slurm::state::JobState;
 use hop_slurm::{Job, JobFilter, JobSpec, Node, Partition, Settings, Slurm, SubmitError};
 use hop_words::error::chain;
 use hop_words::id::{AccountName, GpuType, JobId, NodeName, PoolName, UserName};
+use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -53,8 +54,18 @@ pub(crate) struct Queue {
     pub pilots: Vec<SeenJob>,
     /// Of the users who have seats.
     pub alive: Vec<JobId>,
+    /// Those of them that run and have a time limit.
+    pub ends: BTreeMap<JobId, Ending>,
     /// Drained nodes, with the reason given for each.
     pub drained: BTreeMap<NodeName, String>,
+}
+
+/// A job's end by its time limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ending {
+    pub at: Timestamp,
+    /// The whole time that the job has.
+    pub limit: Span,
 }
 
 #[derive(Debug, Clone)]
@@ -199,6 +210,7 @@ done
         };
         let jobs = self.slurm.jobs(&filter).await.map_err(|e| chain(&e))?;
         let alive = jobs.iter().filter(|j| !j.state.is_over()).map(|j| j.id).collect();
+        let ends = jobs.iter().filter_map(|j| Some((j.id, ending(j)?))).collect();
         let pilots = jobs.into_iter().filter(|j| j.user == service).map(seen).collect();
         let nodes = self.slurm.nodes().await.map_err(|e| chain(&e))?;
         let drained = nodes.into_iter().filter(|n| n.state.is_drained());
@@ -206,6 +218,7 @@ done
         Ok(Queue {
             pilots,
             alive,
+            ends,
             drained,
         })
     }
@@ -487,6 +500,14 @@ fn refusal(pool: &Pool, partition: Option<&Partition>, constrained: bool) -> Opt
         ));
     }
     None
+}
+
+/// The end of a running job with a time limit.
+fn ending(job: &Job) -> Option<Ending> {
+    match (job.end, job.limit) {
+        (Some(at), TimeLimit::At(limit)) if job.state == JobState::Running => Some(Ending { at, limit }),
+        _ => None,
+    }
 }
 
 fn seen(job: Job) -> SeenJob {

@@ -149,6 +149,13 @@ impl Scheduler {
             let (to, cause) = (&m.row.to, m.row.cause);
             said.push(format!("The kernel moves to {to}: {cause}."));
         }
+        let seat = self.registry.executor(kernel).map(|(_, r)| r.seat.job);
+        if let Some((job, at)) = seat.and_then(|job| Some((job, self.endings.end_of(job)?))) {
+            let minutes = at.since(self.clock.now()).0 / 60_000_000;
+            said.push(format!(
+                "Its seat (job {job}) ends in {minutes} min by Slurm's time limit."
+            ));
+        }
         if let Some(failed) = self.kept.failure(kernel) {
             said.push(format!(
                 "Its last move, to {}, failed: {}.",

@@ -125,6 +125,7 @@ impl Scheduler {
                 self.act(acts);
                 self.seats_gone(&queue.alive);
                 self.drained(queue.drained);
+                self.seats_end(&queue.ends);
             }
         }
         self.look_in(self.news.look_pause);

@@ -489,6 +489,7 @@ async fn a_seat_that_slurm_has_confirmed_is_known_after_a_restart() {
     house.scheduler.looked(Ok(crate::slurm::Queue {
         pilots: vec![],
         alive: vec![],
+        ends: BTreeMap::new(),
         drained: BTreeMap::new(),
     }));
     house.scheduler.settle();

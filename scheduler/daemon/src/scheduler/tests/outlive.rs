@@ -1,7 +1,7 @@
 //! Kernels that outlive their processes: listed, asked to move and to hibernate, remembered, woken, forgotten.
 
 use super::*;
-use crate::slurm::Queue;
+use crate::slurm::{Ending, Queue};
 use hop_api::message::{
     HibernateTarget, KernelRow, KernelState, KernelsQuery, MoveCause, ReplicaRow, Request, SeatPlan,
 };
@@ -139,10 +139,25 @@ impl Lived {
 
     fn drains(&mut self, nodes: &[&str]) {
         let drained = nodes.iter().map(|n| (NodeName::from(*n), "a fan".to_owned()));
+        self.looks(drained.collect(), BTreeMap::new());
+    }
+
+    /// The seat's time limit of a day comes in so many seconds.
+    fn seat_ends_in(&mut self, seconds: u64) {
+        let at = self.house.scheduler.clock.now() + Span::from_secs(seconds);
+        let ending = Ending {
+            at,
+            limit: Span::from_secs(86_400),
+        };
+        self.looks(BTreeMap::new(), [(JobId(7), ending)].into());
+    }
+
+    fn looks(&mut self, drained: BTreeMap<NodeName, String>, ends: BTreeMap<JobId, Ending>) {
         let queue = Queue {
             pilots: vec![],
             alive: vec![JobId(7)],
-            drained: drained.collect(),
+            ends,
+            drained,
         };
         self.house.scheduler.looked(Ok(queue));
         self.house.scheduler.settle();
@@ -493,4 +508,37 @@ async fn a_drained_node_gets_no_leases_and_is_left() {
         matches!(&told[..], [Event::NodeDrains { reason: None, .. }]),
         "{told:?}"
     );
+}
+
+#[tokio::test]
+async fn a_seat_whose_limit_comes_near_is_left_in_time() {
+    let mut lived = Lived::new();
+    lived.seat_ends_in(3600);
+    assert!(events(&mut lived.replica.1).is_empty(), "there is time");
+    lived.seat_ends_in(300);
+    let (seat, cause) = lived.asked_to_move();
+    assert_eq!(cause, MoveCause::SeatEnds);
+    assert_ne!(seat.existing, Some(JobId(7)));
+    let explain = Request::Explain {
+        kernel: kernel(),
+        cell: None,
+    };
+    let answer = lived.ada(explain);
+    let Response::Explanation(said) = &answer else {
+        panic!("{answer:?}")
+    };
+    let ends = |s: &String| s.starts_with("Its seat (job 7) ends in 4 min");
+    assert!(said.sentences.iter().any(ends), "{said:?}");
+    lived.seat_ends_in(300);
+    assert!(events(&mut lived.replica.1).is_empty(), "it is asked once");
+}
+
+#[tokio::test]
+async fn a_kernel_that_can_not_leave_its_seat_stays_to_the_end() {
+    let mut lived = Lived::with(ReplicaUp {
+        captured: false,
+        ..captured(1, 1, "n0")
+    });
+    lived.seat_ends_in(300);
+    assert!(events(&mut lived.replica.1).is_empty());
 }

@@ -1,0 +1,161 @@
+//! Seats whose time limit comes near: no new kernel sits there, and those that do are moved to another seat in time.
+
+use super::Scheduler;
+use crate::slurm::Ending;
+use hop_core::{Input, MoveCause};
+use hop_words::id::{JobId, KernelId, NodeName};
+use hop_words::time::{Span, Timestamp};
+use std::collections::{BTreeMap, HashMap};
+use tracing::info;
+
+/// Pause before a kernel that could not be moved is asked again.
+const AGAIN: Span = Span::from_secs(60);
+
+/// Kernels that are asked to leave after one look at the queue: seats that end together are not replaced all at once.
+const AT_ONCE: usize = 4;
+
+/// The part of its whole time in which a seat with a short limit is replaced.
+const LAST_PART: u64 = 5;
+
+/// Seats that end soon.
+#[derive(Debug, Default)]
+pub(super) struct Endings {
+    seats: BTreeMap<JobId, Timestamp>,
+    /// When each kernel was last asked to leave.
+    asked: HashMap<KernelId, Timestamp>,
+}
+
+impl Endings {
+    /// When the seat ends, if that is soon.
+    pub(super) fn end_of(&self, seat: JobId) -> Option<Timestamp> {
+        self.seats.get(&seat).copied()
+    }
+
+    /// Takes in the ends of all seats. Returns the seats that end soon no longer: Slurm has given them more time.
+    fn look(&mut self, ends: BTreeMap<JobId, Ending>, before: Span, now: Timestamp) -> Vec<JobId> {
+        let near = |end: &Ending| end.at.since(now) <= before.min(Span(end.limit.0 / LAST_PART));
+        let soon = ends.into_iter().filter(|(_, end)| near(end));
+        let soon: BTreeMap<_, _> = soon.map(|(job, end)| (job, end.at)).collect();
+        let known = std::mem::replace(&mut self.seats, soon).into_keys();
+        known.filter(|job| !self.seats.contains_key(job)).collect()
+    }
+
+    /// The seats, that which ends first first.
+    fn in_order(&self) -> Vec<JobId> {
+        let mut seats: Vec<_> = self.seats.iter().map(|(job, at)| (*at, *job)).collect();
+        seats.sort_unstable();
+        seats.into_iter().map(|(_, job)| job).collect()
+    }
+
+    /// Whether the kernel may be asked now; if so, notes that it was.
+    fn may_ask(&mut self, kernel: &KernelId, now: Timestamp) -> bool {
+        let rests = |at: &Timestamp| now.since(*at) < AGAIN;
+        if self.asked.get(kernel).is_some_and(rests) {
+            return false;
+        }
+        self.asked.insert(kernel.clone(), now);
+        true
+    }
+}
+
+impl Scheduler {
+    /// Takes in the ends of jobs from a look at Slurm's queue.
+    pub(super) fn seats_end(&mut self, ends: &BTreeMap<JobId, Ending>) {
+        let seats = ends.iter().filter(|(job, _)| self.seats.get(**job).is_some());
+        let seats = seats.map(|(job, end)| (*job, *end)).collect();
+        let before = Span::from_secs(self.config.seat.replace_before_s.into());
+        let over = self.endings.look(seats, before, self.clock.now());
+        let said = over.into_iter().map(|job| (job, false));
+        // A seat that has reported itself again is told of again.
+        let said = said.chain(self.endings.seats.keys().map(|job| (*job, true)));
+        self.todo
+            .extend(said.map(|(job, soon)| Input::SeatEnds { job, soon }));
+        if self.endings.seats.is_empty() {
+            self.endings.asked.clear();
+        } else {
+            self.replace_seats();
+        }
+    }
+
+    /// Asks the kernels in these seats to leave, as far as they can. The others stay to the end.
+    fn replace_seats(&mut self) {
+        // The core must learn first which seats it can't name.
+        self.settle();
+        let mut left = AT_ONCE;
+        for job in self.endings.in_order() {
+            for (kernel, node) in self.may_leave_seat(job) {
+                if left == 0 {
+                    return;
+                }
+                if !self.endings.may_ask(&kernel, self.clock.now()) {
+                    continue;
+                }
+                left -= 1;
+                let asked = self.ask_core_to_move(&kernel, Some(node), None, MoveCause::SeatEnds);
+                if let Err(why) = asked {
+                    info!(%kernel, seat = %job, "it can't leave the seat that ends: {why}");
+                }
+            }
+        }
+    }
+
+    /// The kernels whose executor is in the seat and can be moved, with its node.
+    fn may_leave_seat(&self, job: JobId) -> Vec<(KernelId, NodeName)> {
+        let mut found = Vec::new();
+        for id in self.registry.in_seat(job) {
+            let kernel = id.kernel;
+            let Some((_, executor)) = self.registry.executor(&kernel) else {
+                continue;
+            };
+            let free = executor.seat.job == job && executor.conn.is_some() && executor.fixed().is_none();
+            let busy = self.kept.moving(&kernel).is_some() || self.kept.saves_since(&kernel).is_some();
+            if free && !busy {
+                found.push((kernel, executor.node.clone()));
+            }
+        }
+        found.sort();
+        found
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BEFORE: Span = Span::from_secs(600);
+
+    fn ends(at_s: u64, limit_s: u64) -> BTreeMap<JobId, Ending> {
+        let (at, limit) = (Timestamp(at_s * 1_000_000), Span::from_secs(limit_s));
+        [(JobId(7), Ending { at, limit })].into()
+    }
+
+    #[test]
+    fn a_seat_ends_soon_within_the_sites_figure_or_a_fifth_of_its_limit() {
+        let mut endings = Endings::default();
+        let now = Timestamp(0);
+        endings.look(ends(601, 86_400), BEFORE, now);
+        assert_eq!(endings.end_of(JobId(7)), None);
+        endings.look(ends(600, 86_400), BEFORE, now);
+        assert!(endings.end_of(JobId(7)).is_some());
+        let over = endings.look(ends(600, 900), BEFORE, now);
+        assert_eq!(over, [JobId(7)], "it would be replaced as soon as it is there");
+        endings.look(ends(180, 900), BEFORE, now);
+        assert!(endings.end_of(JobId(7)).is_some());
+        let late = Timestamp(200 * 1_000_000);
+        assert_eq!(endings.look(ends(180, 900), BEFORE, late), [], "Slurm is late");
+        assert_eq!(endings.look(BTreeMap::new(), BEFORE, now), [JobId(7)]);
+    }
+
+    #[test]
+    fn what_ends_first_is_left_first() {
+        let mut endings = Endings::default();
+        let mut all = ends(300, 86_400);
+        let first = Ending {
+            at: Timestamp(200 * 1_000_000),
+            limit: Span::from_secs(86_400),
+        };
+        all.insert(JobId(9), first);
+        endings.look(all, BEFORE, Timestamp(0));
+        assert_eq!(endings.in_order(), [JobId(9), JobId(7)]);
+    }
+}
