@@ -8,6 +8,7 @@ pub mod child;
 pub mod core;
 pub mod dial;
 mod errands;
+mod grace;
 pub mod leases;
 mod link;
 pub mod log;

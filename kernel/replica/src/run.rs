@@ -6,6 +6,7 @@ use crate::child::{self, Kernel};
 use crate::core::{Core, Durably, ErrandEnd, Exit, Identity, Input, Output};
 use crate::dial::{self, Gone, LinkEvent};
 use crate::errands::Errands;
+use crate::grace;
 use crate::leases::{Leases, News};
 use crate::link::FrontLink;
 use crate::log::{Log, SeatLink};
@@ -474,7 +475,10 @@ impl Replica {
                     probe_at = Some(Instant::now() + PROBE_EVERY);
                 }
                 () = maybe_at(due) => self.handle(Input::Tick).await,
-                _ = terminate.recv() => self.handle(Input::Terminated).await,
+                _ = terminate.recv() => {
+                    let grace = grace::of_the_seat().await;
+                    self.handle(Input::Terminated { grace }).await;
+                }
             }
             self.link.acknowledge();
         }

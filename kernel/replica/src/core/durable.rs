@@ -25,9 +25,17 @@ use std::path::PathBuf;
 /// An agent that says nothing for so long after the kernel is heard doesn't capture.
 const AGENT_SPEAKS: Span = Span::from_secs(10);
 
-/// A kernel whose seat ends gives the running cell so long, and then its last capture.
-const LAST_CELL: Span = Span::from_secs(2);
+/// A kernel that hibernates gives the running cell so long, and then its last capture. Whoever waits for the kernel's
+/// end, fronts and provisioners, waits longer than both.
+const LAST_CELL: Span = Span::from_secs(15);
 const LAST_CAPTURE: Span = Span::from_secs(20);
+
+/// A seat that Slurm ends holds out for so long at most ([`crate::seat`]), less what leaving takes.
+const SEAT_HOLDS: Span = Span::from_secs(25);
+const LEAVING: Span = Span::from_secs(1);
+
+/// The part of a seat's last seconds that is kept for the last capture.
+const KEPT_FOR_CAPTURE: Span = Span::from_secs(10);
 
 /// Deaths of the kernel's process within [`DEATHS_WITHIN`] that are too many.
 const DEATHS_MAX: usize = 5;
@@ -96,6 +104,8 @@ pub(super) struct Leaving {
     pub(super) until: Option<Timestamp>,
     /// The seat ends: the kernel leaves in time, even without a capture.
     pub(super) in_haste: bool,
+    /// When it has left at the latest. `None` means that nobody ends it.
+    by: Option<Timestamp>,
     /// All savable content is on its way to the store.
     pub(super) flushed: bool,
     /// The group was asked for another executor.
@@ -860,7 +870,7 @@ impl Core {
         durable.restore_deaths += u32::from(restoring);
         // The move goes on once the process is back: no cell runs before.
         if let Some(leaving) = &mut durable.leaving {
-            (leaving.until, leaving.flushed) = (None, false);
+            (leaving.until, leaving.flushed) = (leaving.by, false);
         }
         durable.talk = Talk::Silent { until: None };
         durable.reopens = true;
@@ -941,16 +951,19 @@ impl Core {
         self.durable.as_ref().is_some_and(Durable::is_leaving)
     }
 
-    /// The seat ends. The running cell is given a moment, and the state is captured once more.
-    pub(super) fn leave_seat(&mut self, reason: String) {
-        let until = Some(self.now + LAST_CELL);
-        match self.durable.as_mut().and_then(|d| d.leaving.as_mut()) {
-            Some(leaving) if !leaving.flushed => {
-                leaving.in_haste = true;
-                leaving.until = leaving.until.or(until);
+    /// The seat ends. The running cell is given as long as Slurm's grace allows, and the state is captured once more.
+    pub(super) fn leave_seat(&mut self, reason: String, grace: Span) {
+        let (for_cell, for_all) = shares(grace);
+        let (until, by) = (self.now + for_cell, Some(self.now + for_all));
+        if self.durable.as_ref().is_some_and(|d| d.leaving.is_none()) {
+            return self.bid_farewell(Farewell::Leave(reason), Some(until), by);
+        }
+        if let Some(leaving) = self.durable.as_mut().and_then(|d| d.leaving.as_mut()) {
+            leaving.in_haste = true;
+            leaving.by = leaving.by.or(by);
+            if !leaving.flushed {
+                leaving.until = Some(leaving.until.map_or(until, |at| at.min(until)));
             }
-            Some(leaving) => leaving.in_haste = true,
-            None => self.say_farewell(Farewell::Leave(reason)),
         }
     }
 
@@ -961,11 +974,15 @@ impl Core {
     }
 
     pub(super) fn say_farewell(&mut self, farewell: Farewell) {
-        let in_haste = matches!(farewell, Farewell::Leave(_));
         let until = match farewell {
             Farewell::Move(_) => None,
             Farewell::Leave(_) | Farewell::Sleep(_) => Some(self.now + LAST_CELL),
         };
+        self.bid_farewell(farewell, until, None);
+    }
+
+    fn bid_farewell(&mut self, farewell: Farewell, until: Option<Timestamp>, by: Option<Timestamp>) {
+        let in_haste = matches!(farewell, Farewell::Leave(_));
         if let Some(durable) = &mut self.durable
             && durable.leaving.is_none()
         {
@@ -973,6 +990,7 @@ impl Core {
                 farewell,
                 until,
                 in_haste,
+                by,
                 flushed: false,
                 handed_over: false,
             });
@@ -991,7 +1009,8 @@ impl Core {
             return;
         };
         if durable.talk == Talk::Captures && idle {
-            leaving.until = Some(now + LAST_CAPTURE);
+            let captured = now + LAST_CAPTURE;
+            leaving.until = Some(leaving.by.map_or(captured, |by| by.min(captured)));
             let id = self.ask_agent("state.flush", json!({"audit": true}));
             self.talk(Talk::Flushing(id));
         }
@@ -1099,6 +1118,13 @@ impl Core {
             }
         }
     }
+}
+
+/// How long the running cell may go on in a seat that Slurm kills after `grace`, and how long all may take.
+fn shares(grace: Span) -> (Span, Span) {
+    let all = Span(grace.min(SEAT_HOLDS).0.saturating_sub(LEAVING.0));
+    let capture = Span(all.0 / 2).min(KEPT_FOR_CAPTURE);
+    (Span(all.0 - capture.0), all)
 }
 
 /// A kernel whose seat doesn't end stays where its state is.

@@ -87,8 +87,8 @@ pub enum Input {
     Interrupt,
     /// The front wants the kernel ended.
     End,
-    /// The seat's step is being ended by Slurm.
-    Terminated,
+    /// Slurm ends the seat's step. `grace` is the time until Slurm kills it.
+    Terminated { grace: Span },
     /// The kernel's iopub is known to be heard: it takes requests.
     KernelUp { pid: u32 },
     /// The kernel published something for its clients.
@@ -337,7 +337,7 @@ impl Core {
                 self.shutting_down = true;
                 self.out.push(Output::KillKernel);
             }
-            Input::Terminated => self.terminated(),
+            Input::Terminated { grace } => self.terminated(grace),
             Input::KernelUp { pid } => self.kernel_up(pid),
             Input::Published(message) => self.publish(message),
             Input::FromKernel {
@@ -767,10 +767,10 @@ impl Core {
     }
 
     /// The seat's step is being ended.
-    fn terminated(&mut self) {
+    fn terminated(&mut self, grace: Span) {
         let reason = "its seat was cancelled or reached its time limit";
         if self.durable.is_some() {
-            return self.leave_seat(reason.into());
+            return self.leave_seat(reason.into(), grace);
         }
         self.end_kernel(format!("the kernel's step was ended ({reason})"));
     }

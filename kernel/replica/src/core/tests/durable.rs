@@ -457,11 +457,7 @@ fn a_waiting_cell_outlives_the_process() {
 fn a_seat_that_ends_is_left_with_everything_saved() {
     let mut world = capturing();
     world.run("a", Value::Null);
-    assert_eq!(
-        world.input(Input::Terminated),
-        [""; 0],
-        "the cell is given a moment"
-    );
+    assert_eq!(world.input(terminated()), [""; 0], "the cell is given a moment");
     assert_eq!(world.run("b", Value::Null), [""; 0], "it is for the next replica");
     world.whole("a");
     let out = world.reply("a", "ok");
@@ -480,12 +476,49 @@ fn a_seat_that_ends_is_left_with_everything_saved() {
 }
 
 #[test]
+fn a_running_cell_has_what_slurms_grace_leaves_of_the_last_capture() {
+    for (grace, cell) in [(5, 2), (15, 7), (30, 14), (600, 14)] {
+        let mut world = capturing();
+        world.run("a", Value::Null);
+        let grace = Span::from_secs(grace);
+        assert_eq!(world.input(Input::Terminated { grace }), [""; 0]);
+        assert_eq!(world.after(Span(cell * 1_000_000 - 1)), [""; 0]);
+        let out = world.after(Span(1));
+        assert!(out[0].starts_with("front: note leaving"), "{out:?}");
+    }
+}
+
+#[test]
+fn the_last_capture_ends_before_slurm_kills_the_seat() {
+    let mut world = capturing();
+    assert_eq!(world.input(terminated()), ["agent: state.flush"]);
+    assert_eq!(world.after(Span(3_999_999)), [""; 0]);
+    let out = world.after(Span(1));
+    assert!(out[0].starts_with("front: note leaving"), "{out:?}");
+}
+
+#[test]
+fn a_cell_that_runs_as_its_kernel_is_to_hibernate_ends_first() {
+    let mut world = capturing();
+    world.run("a", Value::Null);
+    world.begins("a");
+    let orphaned = Input::Orphaned {
+        reason: "nobody is there".into(),
+    };
+    assert_eq!(world.input(orphaned), [""; 0]);
+    assert_eq!(world.after(Span(14_999_999)), [""; 0]);
+    world.whole("a");
+    let out = world.reply("a", "ok");
+    assert!(out.contains(&"agent: state.flush".into()), "{out:?}");
+}
+
+#[test]
 fn a_cell_that_was_to_begin_as_its_seat_ended_is_the_next_replicas() {
     let mut world = capturing();
     world.permits = false;
     world.run("a", Value::Null);
     assert_eq!(world.run("b", Value::Null), [""; 0], "behind a");
-    world.input(Input::Terminated);
+    world.input(terminated());
     assert_eq!(
         world.input(Input::MayBegin { cell: "a".into() }),
         [""; 0],
@@ -511,7 +544,7 @@ fn a_cell_that_ran_before_is_not_called_new() {
     world.begins("a");
     world.dies();
     world.reopened();
-    let out = world.input(Input::Terminated);
+    let out = world.input(terminated());
     assert_eq!(out, [""; 0]);
     let out = world.after(Span::from_secs(2));
     assert!(out.contains(&"front: note not-begun b".into()), "{out:?}");

@@ -1,8 +1,8 @@
 //! A kernel with three replicas, as its executor decides.
 
 use super::super::{Durably, Input, Output};
-use super::World;
 use super::durable::{durably, greet, state};
+use super::{World, terminated};
 use crate::leases::News;
 use bytes::Bytes;
 use hop_api::message::MoveCause;
@@ -114,7 +114,7 @@ fn a_new_executor_reads_what_the_log_has_and_the_store_lacks() {
 #[test]
 fn a_seat_that_ends_hands_the_kernel_to_another_member() {
     let mut world = grown();
-    assert_eq!(world.input(Input::Terminated), ["agent: state.flush"]);
+    assert_eq!(world.input(terminated()), ["agent: state.flush"]);
     assert_eq!(world.answer(2, json!({}))[0], "sync");
     world.input(Input::InSync);
     let moved = |e: &Entry| matches!(e, Entry::Act { act: Act::Moved { to }, .. } if *to == Incarnation(2));

@@ -19,6 +19,13 @@ use std::collections::VecDeque;
 
 const KEY: &[u8] = b"key";
 
+/// Slurm ends the seat, and kills it after 5 s: a running cell has 2 of them.
+pub(super) fn terminated() -> Input {
+    Input::Terminated {
+        grace: Span::from_secs(5),
+    }
+}
+
 /// A core whose outputs are read as lines.
 pub(super) struct World {
     pub(super) core: Core,

@@ -186,7 +186,7 @@ fn a_seat_that_ends_meanwhile_is_left_in_time() {
     let mut world = moving();
     world.run("a", Value::Null);
     world.move_ready(2);
-    assert_eq!(world.input(Input::Terminated), [""; 0]);
+    assert_eq!(world.input(terminated()), [""; 0]);
     let out = world.after(Span::from_secs(2));
     assert_eq!(out, ["front: note moving", "kill", "leave"]);
 }

@@ -311,7 +311,7 @@ fn the_end_is_told_with_its_reason() {
     assert_eq!(world.input(Input::End), ["kill"]);
     assert_eq!(world.input(exit()), ["front: note kernel-over shutdown", "leave"]);
     let mut world = World::up();
-    world.input(Input::Terminated);
+    world.input(terminated());
     let out = world.input(exit());
     assert!(out[0].contains("its seat was cancelled"), "{out:?}");
 }
