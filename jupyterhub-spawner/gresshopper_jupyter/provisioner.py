@@ -37,7 +37,7 @@ _LAUNCH = 30.0
 _END = 12.0
 
 #: How long a kernel may take to be saved.
-_SAVED = 25.0
+_SAVED = 45.0
 
 #: How many times a front is followed by another within a minute.
 _FOLLOWERS = 5

@@ -90,6 +90,33 @@ def test_the_server_is_culled_and_the_notebooks_next_opening_has_the_variables(c
         assert said(again, "%%gpu 1\nprint(x)")[0] == "41\n"
 
 
+def test_a_cell_that_runs_as_its_server_ends_is_finished_and_its_outputs_are_shown_later(cluster: Cluster) -> None:
+    book = start(cluster)
+    book.execute("import time\nx = 40")
+    cell = book.submit("print('begun', flush=True)\ntime.sleep(4)\nx += 1\nprint('x is', x)")["cell"]
+    until("it runs", lambda: "begun" in book.wait(cell, 0.2)["text"])
+    server_dies(cluster, book)
+    with opened(cluster) as again:
+        out, told = said(again, WHERE)
+        assert "ran on without a server" in told
+        # What the cell showed stands before the first cell's own output.
+        assert out.startswith("x is 41\n"), out
+        assert out.split()[-1] == "41"
+        assert said(again, WHERE)[1] == "", "it is told once"
+
+
+def test_a_cell_that_does_not_end_is_lost_with_its_server_and_its_user_reads_so(cluster: Cluster) -> None:
+    book = start(cluster)
+    book.execute("import time\nx = 41")
+    cell = book.submit("print('begun', flush=True)\nx = 0\ntime.sleep(600)")["cell"]
+    until("it runs", lambda: "begun" in book.wait(cell, 0.2)["text"])
+    server_dies(cluster, book)
+    with opened(cluster) as again:
+        out, told = said(again, WHERE)
+        assert out.split()[-1] == "41"
+        assert "it is lost; run it again: print('begun', flush=True)" in told
+
+
 def test_a_copied_notebook_and_a_second_tab_begin_without_variables(cluster: Cluster) -> None:
     with opened(cluster) as first:
         first.execute("x = 41")

@@ -19,7 +19,7 @@ const OWNER: &str = "owner";
 const PARTING: &[u8] = b"parting\n";
 
 /// How long a kernel that is being saved is waited for.
-const PARTS: Duration = Duration::from_secs(20);
+const PARTS: Duration = Duration::from_secs(40);
 
 const POLL: Duration = Duration::from_millis(50);
 

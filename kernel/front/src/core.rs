@@ -2,6 +2,7 @@
 //! next replica, and what clients are told when the kernel dies. It acts through [`Wire`] and has no socket and no clock;
 //! [`crate::life`] decides whether there is a replica.
 
+use crate::meanwhile::{self, Meanwhile};
 use bytes::Bytes;
 use hop_log::{CellNumber, Ledger, State};
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, date};
@@ -72,11 +73,21 @@ pub struct Front {
     /// The answers and the tenure's losses that the replica knows to be heard.
     heard_told: (CellNumber, Tenure),
     counts: VecDeque<(CellId, i64)>,
-    /// Sentences that the user has to read before the next reply.
-    notices: Vec<String>,
+    /// What the user has to see before the next reply.
+    notices: Vec<Notice>,
+    /// The server has gone: what cells show from now on is kept for the notebook's next opening.
+    meanwhile: Option<Meanwhile>,
     /// Replies on the kernel's death, sent a little after the death was told.
     obituaries: Vec<(Bytes, Message)>,
     end: Option<End>,
+}
+
+/// Something for the user at the next cell.
+#[derive(Debug)]
+enum Notice {
+    Text(String),
+    /// An output of a cell that ran on while nobody was there.
+    Output(meanwhile::Output),
 }
 
 /// A request without a reply.
@@ -127,6 +138,7 @@ impl Front {
             heard_told: (CellNumber(0), Tenure(0)),
             counts: VecDeque::new(),
             notices: Vec::new(),
+            meanwhile: None,
             obituaries: Vec::new(),
             end: None,
         }
@@ -352,16 +364,17 @@ impl Front {
             count.map_or_else(|| "one without a number".to_owned(), |(_, n)| format!("[{n}]"))
         };
         let names: Vec<String> = lost.iter().map(name).collect();
-        self.notices.push(format!(
+        self.notices.push(Notice::Text(format!(
             "gresshopper: the kernel was lost before these cells were saved, so their effects are gone: {}\n",
             names.join(", ")
-        ));
+        )));
         self.tell_at_open_cell(at, wire);
     }
 
     /// The user should read a sentence, at a cell that is open or at the next one.
     pub fn tell(&mut self, sentence: &str, at: Time, wire: &mut impl Wire) {
-        self.notices.push(format!("gresshopper: {sentence}.\n"));
+        self.notices
+            .push(Notice::Text(format!("gresshopper: {sentence}.\n")));
         self.tell_at_open_cell(at, wire);
     }
 
@@ -375,9 +388,67 @@ impl Front {
     }
 
     fn tell_notices(&mut self, header: &Bytes, at: Time, wire: &mut impl Wire) {
-        for text in std::mem::take(&mut self.notices) {
-            wire.publish(&self.author.stderr(header, &text, at), None);
+        for notice in std::mem::take(&mut self.notices) {
+            let message = match notice {
+                Notice::Text(text) => self.author.stderr(header, &text, at),
+                Notice::Output(o) => self
+                    .author
+                    .publish(&o.msg_type, header, &o.metadata, &o.content, at),
+            };
+            wire.publish(&message, None);
         }
+    }
+
+    // While the notebook has no server.
+
+    /// The server has gone. What it has not taken, and what cells show from now on, is kept for its next.
+    pub fn part(&mut self) {
+        let mut meanwhile = Meanwhile::default();
+        for waiting in &self.outputs {
+            meanwhile.keep(&waiting.message);
+        }
+        self.meanwhile = Some(meanwhile);
+    }
+
+    /// The kernel is saved: what its next front tells.
+    pub fn parted(&mut self) -> Option<Meanwhile> {
+        let mut meanwhile = self.meanwhile.take()?;
+        // Cells run in their order: those behind the first have not begun, whatever they were allowed to.
+        for (i, open) in self.open.iter().filter(|o| o.is_cell).enumerate() {
+            let name = open.message.as_ref().map(meanwhile::name_of).unwrap_or_default();
+            match i == 0 && open.may_have_begun {
+                true => meanwhile.lost.push(name),
+                false => meanwhile.not_run.push(name),
+            }
+        }
+        Some(meanwhile)
+    }
+
+    /// The notebook is opened again after this.
+    pub fn tell_meanwhile(&mut self, meanwhile: Meanwhile) {
+        let mut say = |text: String| self.notices.push(Notice::Text(format!("gresshopper: {text}\n")));
+        for name in meanwhile.lost {
+            say(format!(
+                "this cell had not ended when the notebook's server was gone and the kernel was saved, so it is \
+                 lost; run it again: {name}"
+            ));
+        }
+        for name in meanwhile.not_run {
+            say(format!(
+                "this cell was not run before the kernel was saved: {name}"
+            ));
+        }
+        if meanwhile.dropped > 0 {
+            let dropped = meanwhile.dropped;
+            say(format!(
+                "{dropped} outputs of a cell that ran on without a server were too large to keep"
+            ));
+        }
+        if !meanwhile.outputs.is_empty() {
+            say("a cell ran on without a server; it showed:".to_owned());
+        }
+        self.notices
+            .extend(meanwhile.outputs.into_iter().map(Notice::Output));
     }
 
     /// A cell whose request this front never had can't be handed to another replica.
@@ -518,6 +589,9 @@ impl Front {
     }
 
     fn output(&mut self, seq: u64, message: Message, wire: &mut impl Wire) {
+        if let Some(meanwhile) = &mut self.meanwhile {
+            meanwhile.keep(&message);
+        }
         if wire.publish(&message, Some(seq)) {
             return;
         }
@@ -932,6 +1006,48 @@ mod tests {
             sent[1].contains("HandedBefore") && sent[1].contains("Tenure(1)"),
             "{sent:?}"
         );
+    }
+
+    #[test]
+    fn what_a_cell_showed_without_a_server_is_shown_at_the_next_openings_first_cell() {
+        let mut author = Author::new(b"key", "client".into());
+        let (mut front, mut wire) = (
+            Front::new(b"key", "front".into()).durable(true),
+            Recorder::default(),
+        );
+        let (r, behind) = (request(&mut author), request(&mut author));
+        for r in [&r, &behind] {
+            front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
+        }
+        let cell: CellId = r.header().unwrap().msg_id.into();
+        front.item(1, Item::Note(Note::Begins { cell }), Time(0), &mut wire);
+        let mut shows = |front: &mut Front, wire: &mut Recorder, seq, text: &str| {
+            let content = json!({"name": "stdout", "text": text});
+            let output = author.publish("stream", &r.header, &json!({}), &content, Time(0));
+            front.item(seq, from_kernel(Channel::Iopub, output), Time(0), wire);
+        };
+        shows(&mut front, &mut wire, 2, "before");
+        front.part();
+        shows(&mut front, &mut wire, 3, "after");
+        let kernel = tempfile::tempdir().unwrap();
+        front.parted().unwrap().write(kernel.path()).unwrap();
+
+        let told = Meanwhile::take(kernel.path()).unwrap();
+        assert_eq!(Meanwhile::take(kernel.path()), None, "it is told once");
+        assert_eq!((told.lost.len(), told.not_run.len()), (1, 1));
+        let texts: Vec<_> = told.outputs.iter().map(|o| o.content["text"].clone()).collect();
+        assert_eq!(texts, ["before", "after"]);
+        let (mut front, mut wire) = (Front::new(b"key", "next".into()), Recorder::default());
+        wire.subscribed = true;
+        front.tell_meanwhile(told);
+        let r = request(&mut Author::new(b"key", "client".into()));
+        front.request(Channel::Shell, &ME, r.message(), Time(0), &mut wire);
+        let streams = wire
+            .take()
+            .iter()
+            .filter(|s| s.contains("publish stream"))
+            .count();
+        assert_eq!(streams, 5, "three sentences and two outputs");
     }
 
     #[test]

@@ -10,6 +10,7 @@ pub mod launch;
 pub mod launcher;
 pub mod life;
 pub mod listen;
+pub mod meanwhile;
 pub mod moves;
 mod moving;
 pub mod owner;

@@ -9,6 +9,7 @@ use crate::delivered::Delivered;
 use crate::launch::{self, Order, Started, States};
 use crate::life::{Act, Input, Life};
 use crate::listen::{Door, answer_door};
+use crate::meanwhile::Meanwhile;
 use crate::moves;
 use crate::moving::{Moving, Preparation};
 use crate::owner::{Said, Start, Wish, say};
@@ -30,7 +31,7 @@ use std::time::Duration;
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, interval, sleep_until};
+use tokio::time::{Instant, interval, sleep, sleep_until};
 
 /// How long after a kernel's death was told its open requests are answered: a client that watches the kernel's process
 /// looks every second or so, and is to learn of the death first.
@@ -41,7 +42,7 @@ const FAREWELL: Duration = Duration::from_millis(500);
 const ENDING: Duration = Duration::from_secs(8);
 
 /// How long a kernel may take to be saved before its front ends without it. The replica goes on by itself.
-const PARTING: Duration = Duration::from_secs(20);
+const PARTING: Duration = Duration::from_secs(40);
 
 /// When a client that went away counts as gone for good, if the kernel owes it nothing; and if it does.
 const CLIENT_GONE: Duration = Duration::from_secs(60);
@@ -52,6 +53,9 @@ const BATCH: usize = 64;
 
 /// How long acknowledgements to the replica are gathered.
 const ACK_AFTER: Duration = Duration::from_millis(20);
+
+/// How long a replica that leaves may take until its step is ended.
+const LEAVES: Duration = Duration::from_secs(5);
 
 /// Between two looks at time limits.
 const LOOK_EVERY: Duration = Duration::from_millis(250);
@@ -189,7 +193,9 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         grown,
     };
     if let Some(sentence) = sentence {
+        let meanwhile = main.states.as_ref().and_then(|s| Meanwhile::take(&s.kernel));
         main.front.tell(&sentence, now(), &mut main.sockets);
+        meanwhile.into_iter().for_each(|m| main.front.tell_meanwhile(m));
     }
     let died = main.main_loop(inputs).await?;
     main.clean_up().await;
@@ -352,6 +358,11 @@ impl Main {
         // A saved kernel keeps its state; the folder with the keys is made anew by its next front. A replica that still saves
         // the kernel finds nobody, and goes on by itself.
         let _ = std::fs::remove_dir_all(&self.dir);
+        if let (Some(states), Some(meanwhile)) = (&self.states, self.front.parted())
+            && let Err(error) = meanwhile.write(&states.kernel)
+        {
+            tracing::warn!(%error, "what the last cell showed can't be kept for the notebook's next opening");
+        }
         if let Some(states) = &self.states
             && (self.close || !claim::has_state(&states.kernel))
         {
@@ -362,6 +373,7 @@ impl Main {
     // The kernel's life.
 
     fn live(&mut self, input: Input) {
+        let leaves = matches!(input, Input::Moving | Input::Leaving { .. });
         for act in self.life.handle(input, now()) {
             match act {
                 Act::Start {
@@ -370,6 +382,7 @@ impl Main {
                     old,
                 } => {
                     let avoid = avoid.filter(|_| !self.start.launch.local);
+                    self.end_old(old, leaves);
                     self.launch(fresh_seat, avoid, old);
                 }
                 Act::Die { reason } => self.die(reason),
@@ -381,15 +394,23 @@ impl Main {
         }
     }
 
-    /// Starts a replica in a task of its own, and ends the earlier one if it may still run.
+    /// Ends the step of the earlier replica, which may still run. One that said that it leaves has a moment to do so: a
+    /// slurmstepd that is told to kill its task just as the task exits may hang, and Slurm then drains the node.
+    fn end_old(&self, old: Option<Tenure>, leaves: bool) {
+        let hello = self.hello.as_ref();
+        let Some(hello) = hello.filter(|h| old == Some(h.tenure) && h.seat != JobId(0)) else {
+            return;
+        };
+        let (job, step) = (hello.seat, hello.step);
+        let after = if leaves { LEAVES } else { Duration::ZERO };
+        tokio::spawn(async move {
+            sleep(after).await;
+            launch::end_step(job, step).await;
+        });
+    }
+
+    /// Starts a replica in a task of its own.
     fn launch(&mut self, fresh_seat: bool, avoid: Option<NodeName>, old: Option<Tenure>) {
-        if let Some(hello) = self
-            .hello
-            .as_ref()
-            .filter(|h| old == Some(h.tenure) && h.seat != JobId(0))
-        {
-            tokio::spawn(launch::end_step(hello.seat, hello.step));
-        }
         self.expected = None;
         let order = Order {
             fresh_seat,
@@ -764,6 +785,7 @@ impl Main {
         }
         tracing::info!(?wish, "the kernel is saved, and its front ends");
         self.parting = true;
+        self.front.part();
         if let Some(owned) = &mut self.owned {
             owned.parts();
         }

@@ -1,0 +1,108 @@
+//! The end of a cell whose Jupyter server had gone: what it showed, or that it was lost, is kept beside the kernel's state
+//! and shown at the first cell of the notebook's next opening.
+
+use hop_protocol::jupyter::Envelope;
+use hop_words::id::CellId;
+use hop_zmtp::Message;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::io;
+use std::path::Path;
+
+const FILE: &str = "meanwhile";
+
+/// Bytes of outputs that are kept; what follows them is dropped, and that is said.
+const KEEP: usize = 8 << 20;
+
+/// Characters of a lost cell's first line that name it.
+const NAME: usize = 60;
+
+/// What happened after the server had gone.
+#[derive(Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Meanwhile {
+    pub outputs: Vec<Output>,
+    /// First lines of the cells that were in their middle when the kernel was saved.
+    pub lost: Vec<String>,
+    /// First lines of those that had not begun.
+    pub not_run: Vec<String>,
+    /// Outputs that were not kept.
+    pub dropped: u64,
+    #[serde(skip)]
+    size: usize,
+}
+
+/// One output of a cell.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Output {
+    pub cell: CellId,
+    pub msg_type: String,
+    pub metadata: Value,
+    pub content: Value,
+}
+
+impl Meanwhile {
+    /// Keeps a message of the kernel's, if it is a cell's output.
+    pub fn keep(&mut self, message: &Message) {
+        let Some(output) = output_of(message) else {
+            return;
+        };
+        if self.size + message.size() > KEEP {
+            self.dropped += 1;
+            return;
+        }
+        self.size += message.size();
+        self.outputs.push(output);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.outputs.is_empty() && self.lost.is_empty() && self.not_run.is_empty()
+    }
+
+    /// Writes it beside the kernel's state, if there is anything to tell.
+    ///
+    /// # Errors
+    /// The file system's.
+    pub fn write(&self, kernel: &Path) -> io::Result<()> {
+        if self.is_empty() {
+            return Ok(());
+        }
+        let mut file = tempfile::NamedTempFile::new_in(kernel)?;
+        serde_json::to_writer(&mut file, self)?;
+        file.persist(kernel.join(FILE)).map_err(|e| e.error)?;
+        Ok(())
+    }
+
+    /// Takes what an earlier front has written; it is told once.
+    pub fn take(kernel: &Path) -> Option<Self> {
+        let path = kernel.join(FILE);
+        let text = std::fs::read(&path).ok()?;
+        // A file that can't be removed would be told at each opening: nothing worse.
+        let _ = std::fs::remove_file(&path);
+        serde_json::from_slice(&text).ok()
+    }
+}
+
+fn output_of(message: &Message) -> Option<Output> {
+    let envelope = Envelope::parse(message).ok()?;
+    let parent = envelope.parent().filter(|p| p.msg_type == "execute_request")?;
+    let header = envelope.header().ok()?;
+    let kinds = ["stream", "display_data", "execute_result", "error"];
+    Some(Output {
+        cell: parent.msg_id.into(),
+        msg_type: kinds.contains(&&*header.msg_type).then_some(header.msg_type)?,
+        metadata: serde_json::from_slice(&envelope.metadata).ok()?,
+        content: serde_json::from_slice(&envelope.content).ok()?,
+    })
+}
+
+/// The first line of a cell's code, by which its user knows it.
+pub fn name_of(request: &Message) -> String {
+    let content = Envelope::parse(request).ok().map(|e| e.content);
+    let content = content.and_then(|c| serde_json::from_slice::<Value>(&c).ok());
+    let code = content
+        .as_ref()
+        .and_then(|c| c["code"].as_str())
+        .unwrap_or_default();
+    let line = code.trim_start().lines().next().unwrap_or_default();
+    line.chars().take(NAME).collect()
+}
