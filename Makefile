@@ -7,7 +7,7 @@ SHELL := /bin/bash
 export STAY ?= 1
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: demo demo-down packages packages-test test test-fast e2e browser fidelity lab bench lint fmt install
+.PHONY: demo demo-down packages packages-test test test-fast e2e browser fidelity notebooks-lost lab bench lint fmt install
 
 ## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again.
 demo:
@@ -43,6 +43,11 @@ browser: install
 ## All notebooks and clients against plain ipykernel, on a real Slurm (docs/conformance.md).
 fidelity: install
 	tests/setup/checks.sh fidelity
+
+## Notebooks whose kernel loses its node after every third cell, on a real Slurm (half an hour and more; NAMES: only those).
+notebooks-lost: install
+	cargo build --locked --workspace
+	PROFILE=debug $(DEV)/hub/bin/python tests/e2e/lost_notebooks.py $(NAMES)
 
 ## Builds the Lab extension into jupyterhub-spawner/labextension, from where the wheel takes it.
 lab: install
