@@ -234,6 +234,7 @@ impl Core {
         let standby = standbys.iter().find(|s| s.node == node).cloned();
         let seat = self.plan_seat(kernel, node, standby.as_ref());
         let incarnation = seat.incarnation;
+        let until = self.now + Span(takes.0.saturating_mul(PATIENCE)).max(PATIENT_FOR);
         let k = &mut self.work.kernels[kernel];
         k.moved = self.now;
         k.migrating = Some(Moving {
@@ -241,9 +242,9 @@ impl Core {
             incarnation,
             to: node,
             since: self.now,
+            until,
         });
-        let late = Span(takes.0.saturating_mul(PATIENCE)).max(PATIENT_FOR);
-        self.at(self.now + late, Timer::Moving(kernel, incarnation));
+        self.at(until, Timer::Moving(kernel, incarnation));
         self.note_kernel(kernel, out);
         out.push(Output::Migrate {
             kernel: self.work.kernels[kernel].id.clone(),
@@ -319,7 +320,10 @@ impl Core {
         incarnation: Incarnation,
         out: &mut Vec<Output>,
     ) {
-        let late = |k: &crate::state::Kernel| k.migrating.is_some_and(|m| m.incarnation == incarnation);
+        // The timer may be that of a kernel that was in this one's place before.
+        let now = self.now;
+        let is_late = |m: Moving| m.incarnation == incarnation && m.until <= now;
+        let late = |k: &Kernel| k.migrating.is_some_and(is_late);
         if self.work.kernels.get(kernel).is_some_and(late) {
             let k = &self.work.kernels[kernel];
             let id = k.id.clone();

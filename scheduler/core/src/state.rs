@@ -502,6 +502,8 @@ pub(crate) struct Moving {
     pub incarnation: Incarnation,
     pub to: Idx<Node>,
     pub since: Timestamp,
+    /// When it is waited for no longer.
+    pub until: Timestamp,
 }
 
 /// A cell that waits.

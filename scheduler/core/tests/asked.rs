@@ -257,3 +257,19 @@ fn a_kernel_leaves_a_seat_that_ends_for_another_on_its_node_where_there_is_no_ot
         "Slurm has given it more time"
     );
 }
+
+#[test]
+fn a_move_is_not_withdrawn_by_the_clock_of_a_closed_kernels_move() {
+    let (mut w, first) = world(None);
+    goes_to(&asks(&mut w, &first, None, Some("n1")));
+    let half = Span::from_secs(90);
+    let mut out = w.pass(half);
+    w.tell(Input::CloseKernel { kernel: first });
+    // It has the closed kernel's place, and its move the same number.
+    let second = w.kernel("second", "ada", &["n0"], 1);
+    goes_to(&asks(&mut w, &second, None, Some("n1")));
+    out.extend(w.pass(Span::from_secs(180)));
+    let withdrawn = |o: &Output| matches!(o, Output::MoveWithdrawn { .. });
+    assert!(!out.iter().any(withdrawn), "{out:?}");
+    assert!(w.pass(half).iter().any(withdrawn), "by its own");
+}
