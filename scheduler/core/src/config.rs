@@ -56,7 +56,7 @@ impl Default for Config {
             silent_grace: Span::from_secs(60),
             start_timeout: Span::from_secs(60),
             due_after: Span::from_secs(4 * 3600),
-            due_overtaken: 16,
+            due_overtaken: 12,
             widen_every: Span::from_secs(1800),
             usage_half_life: Span::from_secs(7 * 86_400),
             fair_share: true,
