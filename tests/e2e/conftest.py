@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import Cluster
+from harness import REPLICAS, Cluster
 
 BASE = os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-e2e")
 INDEX = int(os.environ.get("HOP_E2E_INDEX", "8"))
@@ -29,8 +29,10 @@ def cores_of_v2() -> bool:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Cluster]:
-    """Four nodes with two fake GPUs each, Gresshopper deployed, in the variant that HOP_E2E_VARIANT names."""
-    yield from deployed(Cluster(BASE, INDEX, os.environ.get("HOP_E2E_VARIANT", "auto")))
+    """Four nodes with two fake GPUs each, Gresshopper deployed, in the variant that HOP_E2E_VARIANT names. Kernels have as
+    many replicas as HOP_E2E_REPLICAS says."""
+    variant = os.environ.get("HOP_E2E_VARIANT", "auto")
+    yield from deployed(Cluster(BASE, INDEX, variant, POOL_EXTRA=f"replicas = {REPLICAS}"))
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,10 @@ TARGET = Path(os.environ.get("CARGO_TARGET_DIR", REPO / "target")) / PROFILE
 HUB_PYTHON = os.environ.get("HUB_PYTHON", "/opt/gresshopper-dev/hub/bin/python")
 
 
+#: Replicas of each kernel that doesn't say otherwise.
+REPLICAS = int(os.environ.get("HOP_E2E_REPLICAS", "1"))
+
+
 class Failed(Exception):
     """A command that should have worked did not."""
 

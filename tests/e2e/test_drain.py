@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import OPENABLE, Cluster, notebook, until
+from harness import OPENABLE, REPLICAS, Cluster, notebook, until
 
 REASON = "a fan is loud"
 
@@ -60,10 +60,15 @@ def test_a_drained_node_gets_no_new_lease_and_says_why(undrained: Cluster) -> No
 
 def test_kernels_are_listed_and_steered_by_their_users_alone(cluster: Cluster) -> None:
     with notebook(cluster, "alice"):
-        rows = cluster.hop("kernels", user="alice")["rows"]
-        # A kernel that another test killed is known for a while.
-        (row,) = [r for r in rows if r["state"] != "STARTING"]
-        assert (row["state"], row["user"], row["replicas"]) == ("IDLE", "alice", 1)
+
+        def grown() -> Any:
+            rows = cluster.hop("kernels", user="alice")["rows"]
+            # A kernel that another test killed is known for a while.
+            (row,) = [r for r in rows if r["state"] != "STARTING"]
+            return row if row["replicas"] == REPLICAS else None
+
+        row = until("the kernel has its replicas", grown, 60)
+        assert (row["state"], row["user"]) == ("IDLE", "alice")
         assert row["node"] in cluster.env["HOP_DEV_NODES"].split(",")
         assert row["mem"] > 0
         assert kernel_ids(cluster, "bob").isdisjoint({row["kernel_id"]})

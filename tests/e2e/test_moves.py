@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import OPENABLE, Cluster, Notebook, lost_node, notebook, stream, until
+from harness import OPENABLE, REPLICAS, Cluster, Notebook, lost_node, notebook, stream, until
 
 WHERE = "import os; print(os.environ['SLURMD_NODENAME'], x)"
 
@@ -25,6 +25,7 @@ def alice(cluster: Cluster) -> Iterator[Notebook]:
     (cluster.base / "home/alice/go").unlink(missing_ok=True)
     with opened(cluster, "a.ipynb") as book:
         book.execute("x = 41")
+        until("the kernel has its replicas", lambda: row(cluster)["replicas"] == REPLICAS, 60)
         yield book
     nothing_is_left(cluster)
 
@@ -125,7 +126,8 @@ def test_a_running_cell_ends_first_and_the_next_one_runs_in_the_new_seat(cluster
     before = node_of(alice)
     cell = alice.submit(UNTIL_GO)["cell"]
     assert hop(cluster, "migrate", "a.ipynb", "--no-wait") == (0, "")
-    prepared(cluster)
+    if REPLICAS == 1:
+        prepared(cluster)
     assert row(cluster)["state"] == "MOVING"
     behind = alice.submit(WHERE)["cell"]  # Not in ipykernel yet: before a move cells go there one by one.
     assert not alice.wait(cell, 1)["done"]
