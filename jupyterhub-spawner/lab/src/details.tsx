@@ -6,7 +6,7 @@ import type { Api } from "./api.js";
 import type { KernelState } from "./kernel.js";
 import { waits } from "./kernel.js";
 import type { Watcher } from "./watcher.js";
-import { badge, needed, span, waited, waitLine, where } from "./words.js";
+import { badge, needed, span, undisturbed, waited, waitLine, where } from "./words.js";
 
 export async function showDetails(watcher: Watcher, api: Api, trans: TranslationBundle): Promise<void> {
   const buttons = [Dialog.cancelButton({ label: trans.__("Close") })];
@@ -64,6 +64,7 @@ function facts(state: KernelState, now: number, trans: TranslationBundle): [stri
   const rows: [string, string | undefined][] = [
     [trans.__("Asked for"), state.need && needed(state.need, trans)],
     [trans.__("Granted"), "grant" in standing ? where(standing.grant, trans) : undefined],
+    [trans.__("Undisturbed for"), undisturbed(standing, now, trans)],
     [trans.__("Waiting"), waits(state) ? waited(state, now, trans) : undefined],
     [trans.__("Account"), state.account],
     [trans.__("Pool"), state.pool],

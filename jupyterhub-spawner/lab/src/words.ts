@@ -31,7 +31,7 @@ export function badge(state: KernelState, now: number, trans: Translation): stri
       return where(standing.grant, trans);
     case "lingering": {
       const left = remaining(state, now);
-      const kept = left === undefined ? trans.__("kept a moment") : trans.__("kept %1 s more", Math.ceil(left));
+      const kept = !left ? trans.__("kept a moment") : trans.__("kept %1 s more", Math.ceil(left));
       return join(where(standing.grant, trans), kept);
     }
     case "revoked":
@@ -75,7 +75,7 @@ export function waitLine(state: KernelState, now: number, trans: Translation): s
       ? trans.__("Parked in its middle")
       : trans.__("Waits for %1", needed(state.need, trans));
   const order = wait.position === undefined ? "" : place(wait.position, state.need, trans);
-  const head = join(what, order, about(state, now, trans));
+  const head = join(what, order, about(state, now, trans), likely(state, now, trans));
   return [head, wait.because, wait.reason]
     .filter((part): part is string => !!part)
     .map((part) => sentence(part))
@@ -139,14 +139,48 @@ export function aboutText(seconds: number, trans: Translation): string {
   if (seconds < 1.5) {
     return trans.__("a moment");
   }
+  return trans.__("about %1", span(Math.max(1, rounded(seconds)), trans));
+}
+
+/** Seconds in steps that a waiting person cares about. */
+function rounded(seconds: number): number {
   const coarse = seconds < 10 ? 1 : seconds < 60 ? 5 : seconds < 600 ? 30 : seconds < 3600 ? 60 : 300;
-  return trans.__("about %1", span(Math.max(coarse, Math.round(seconds / coarse) * coarse), trans));
+  return Math.round(seconds / coarse) * coarse;
 }
 
 /** The rest of the wait; nothing where nobody knows, or where the estimate has run out. */
 function about(state: KernelState, now: number, trans: Translation): string {
   const left = remaining(state, now);
   return left === undefined || left < 1 ? "" : aboutText(left, trans);
+}
+
+/** The likely range of the rest of the wait; nothing where it says no more than the estimate. */
+function likely(state: KernelState, now: number, trans: Translation): string {
+  const { standing } = state;
+  const range = "wait" in standing ? standing.wait.etaRangeS : undefined;
+  if (!range) {
+    return "";
+  }
+  const passed = (now - state.heard) / 1000;
+  const [low, high] = range.map((end) => end - passed) as [number, number];
+  const [from, to] = [rounded(Math.max(0, low)), rounded(high)];
+  if (high < 1 || from === to) {
+    return "";
+  }
+  return from < 1
+    ? trans.__("likely at most %1", span(to, trans))
+    : trans.__("likely %1 to %2", span(from, trans), span(to, trans));
+}
+
+/** How long the cell on this lease may run before it can be parked for others; nothing where it never is. */
+export function undisturbed(standing: Standing, now: number, trans: Translation): string | undefined {
+  if (standing.state !== "granted" || standing.until === undefined) {
+    return undefined;
+  }
+  const left = standing.until - now / 1000;
+  return left < 1
+    ? trans.__("no longer: it may be parked while others wait")
+    : trans.__("%1 more, then it may be parked while others wait", span(rounded(left), trans));
 }
 
 function place(position: number | undefined, need: Need | undefined, trans: Translation): string {

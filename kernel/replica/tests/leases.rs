@@ -76,6 +76,7 @@ async fn interrupted_while_it_waits(world: &mut World) {
         position: 2,
         reason: "others came first".into(),
         estimate: Some(Span::from_secs(5)),
+        range: None,
     });
     let (_, metadata, content) = world.hear(is_told).await;
     assert_eq!(content["execution_state"], "busy");

@@ -204,6 +204,7 @@ async fn a_cell_stands_still_where_it_is_and_goes_on_with_another_lease() {
             position: 2,
             reason: "it needs 1 GPU".into(),
             estimate: Some(Span::from_secs(40)),
+            range: None,
         });
         let told = play.world.hear(|h| state(h)["position"] == 2).await;
         assert_eq!(

@@ -402,6 +402,7 @@ mod tests {
             ended: None,
             waiting: vec![],
             parks: false,
+            kept: false,
             parked: None,
             captured: false,
             bound: Bound::default(),

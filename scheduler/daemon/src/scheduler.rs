@@ -21,6 +21,7 @@ mod slurm_news;
 pub(crate) use records::{HopJournal, JournalKey, JournalValue};
 
 use crate::admission::Rules;
+use crate::estimates::Estimates;
 use crate::inbox::Inbox;
 use crate::parks::Parks;
 use crate::pilot_jobs::{Failure, PilotJobs, PilotRequest};
@@ -120,6 +121,7 @@ pub(crate) struct Scheduler {
     slurm: SlurmSide,
     handovers: HashMap<LeaseId, Handover>,
     parks: Parks,
+    estimates: Estimates,
     due: BTreeSet<(Timestamp, Due)>,
     /// Set when the state directory's ownership is due for a check.
     looked_at_state: bool,
@@ -184,6 +186,7 @@ impl Scheduler {
             pilot_jobs: legacy.pilot_jobs,
             handovers: HashMap::new(),
             parks: Parks::default(),
+            estimates: Estimates::default(),
             due: BTreeSet::new(),
             looked_at_state: false,
             reports,
@@ -321,8 +324,15 @@ impl Scheduler {
             while let Some(input) = self.todo.pop_front() {
                 let mut out = Vec::new();
                 debug!(?input, "input");
+                let used = match &input {
+                    Input::CellEnded { lease, .. } => Some(*lease),
+                    _ => None,
+                };
                 self.core.handle(input, self.clock.now(), &mut out);
                 self.carry_out(out);
+                if let Some(lease) = used {
+                    self.tell_kept(lease);
+                }
             }
             match self.connections.next_deaf() {
                 Some(conn) => self.closed(conn),

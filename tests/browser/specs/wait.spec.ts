@@ -39,7 +39,7 @@ test("badge", async ({ site, alice, bob }) => {
   await expect(bob.badge).toHaveText(/^c\d+n\d, GPU \d$/);
   await bob.hasRun(0);
   await expect(bob.waitLine(0)).toHaveCount(0);
-  await expect(bob.badge).toHaveText(/GPU \d, kept/);
+  await expect(bob.badge).toHaveText(/GPU \d, kept \d+ s more/);
   await bob.shot("lingering");
   await expect(bob.badge).toHaveText("CPU", { timeout: 90_000 });
   await expect(bob.cell(0).locator(".jp-InputPrompt")).toHaveAttribute("title", /^Ran .*, waited .* s, on /);

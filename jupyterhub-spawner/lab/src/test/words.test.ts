@@ -2,7 +2,7 @@ import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { fresh, type KernelState, step } from "../kernel.js";
 import { parse } from "../notice.js";
-import { aboutText, badge, ranLine, span, type Translation, waitLine } from "../words.js";
+import { aboutText, badge, ranLine, span, type Translation, undisturbed, waitLine } from "../words.js";
 
 /** As JupyterLab's bundle does it for a language without a translation. */
 const trans: Translation = {
@@ -30,6 +30,8 @@ describe("the badge", () => {
     [{ state: "granted", node: "n3", gpus: [0, 1], models: ["NVIDIA H200", "NVIDIA H200"] }, "n3, GPUs 0, 1 (H200)"],
     [{ state: "granted", node: "n3", gpus: [], cores: "4-7" }, "n3, cores 4-7"],
     [{ state: "lingering", node: "n3", gpus: [1], until: 3.2 }, "n3, GPU 1, kept 4 s more"],
+    [{ state: "lingering", node: "n3", gpus: [1], until: 0 }, "n3, GPU 1, kept a moment"],
+    [{ state: "lingering", node: "n3", gpus: [1] }, "n3, GPU 1, kept a moment"],
     [{ state: "revoked" }, "GPU taken away"],
     [{ state: "moving", to: "n5" }, "moving to n5"],
   ];
@@ -60,6 +62,22 @@ it("says at the cell what it waits for, and why", () => {
   const parked = { state: "parked", because: "the cell ran for an hour and two others wait", eta_s: 600 };
   const said = "Parked in its middle, about 10 min. The cell ran for an hour and two others wait.";
   assert.equal(waitLine(told(parked), 0, trans), said);
+});
+
+it("says the likely range of a wait, as long as that says more than the estimate", () => {
+  const line = (range: [number, number], now = 0) =>
+    waitLine(told({ state: "queued", need: { gpus: 1 }, eta_s: 40, eta_range_s: range }), now, trans);
+  assert.equal(line([20, 92]), "Waits for 1 GPU, about 40 s, likely 20 s to 1 min 30 s.");
+  assert.equal(line([20, 92], 25_000), "Waits for 1 GPU, about 15 s, likely at most 1 min.");
+  assert.equal(line([39, 41]), "Waits for 1 GPU, about 40 s.");
+  assert.equal(line([20, 92], 95_000), "Waits for 1 GPU.");
+});
+
+it("says how long a cell runs undisturbed", () => {
+  const granted = (until?: number) => undisturbed(told({ state: "granted", node: "n3", until }).standing, 0, trans);
+  assert.equal(granted(), undefined, "for ever");
+  assert.equal(granted(1234), "21 min more, then it may be parked while others wait");
+  assert.equal(granted(0.5), "no longer: it may be parked while others wait");
 });
 
 it("says what a cell ran on", () => {

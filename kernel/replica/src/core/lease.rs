@@ -38,6 +38,9 @@ pub(super) enum Kind {
     },
 }
 
+/// The expected wait, and its likely range.
+pub(super) type Expected = (Option<Span>, Option<(Span, Span)>);
+
 /// A wait for a lease, and whether its user was told.
 #[derive(Debug, Clone)]
 pub(super) struct Wait {
@@ -72,6 +75,8 @@ pub(super) struct Holder {
     /// As the cell's reply tells it.
     pub(super) described: Value,
     pub(super) started: Timestamp,
+    /// Time from which on the cell may be parked for others. `None` means never.
+    pub(super) parks_from: Option<Timestamp>,
     pub(super) parked: Parked,
 }
 
@@ -153,6 +158,12 @@ impl Lease {
     }
 }
 
+/// Time from which on a cell that begins now may be parked for others.
+pub(super) fn parks_from(grant: &Grant, class: Class, now: Timestamp) -> Option<Timestamp> {
+    let quantum = grant.quanta.iter().find(|(of, _)| *of == class);
+    quantum.map(|(_, span)| now + *span)
+}
+
 impl Seeker {
     pub(super) fn as_cell(&self) -> Option<&CellId> {
         (self.kind == Kind::Cell).then_some(&self.id)
@@ -228,12 +239,16 @@ impl Core {
     }
 
     /// `hopd` has a place in the queue for the cell.
-    pub(super) fn queued(&mut self, cell: &CellId, position: u32, reason: &str, estimate: Option<Span>) {
+    pub(super) fn queued(&mut self, cell: &CellId, position: u32, reason: &str, expected: Expected) {
         if !self.lease.is_for(cell) {
             return;
         }
+        let (estimate, range) = expected;
         let eta = estimate.map(Span::as_secs_f64);
         let mut state = json!({"state": "queued", "position": position, "reason": reason, "eta_s": eta});
+        if let Some((low, high)) = range {
+            state["eta_range_s"] = json!([low.as_secs_f64(), high.as_secs_f64()]);
+        }
         if let Lease::Standing(standing) = &self.lease {
             state["state"] = "parked".into();
             state["because"] = standing.because.as_str().into();
@@ -314,6 +329,7 @@ impl Core {
             lease: grant.lease,
             described: described.clone(),
             started: self.now,
+            parks_from: parks_from(&grant, seeker.class, self.now),
             parked: Parked::default(),
             seeker,
         };

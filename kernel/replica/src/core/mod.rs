@@ -628,6 +628,7 @@ impl Core {
             News::Down { reason } => {
                 self.update_wait(wording::scheduler_away(&reason));
                 self.hopd = Hopd::Down(reason);
+                self.linger_ends_unknown();
             }
             News::Unheard { reason } => self.update_wait(wording::scheduler_deaf(&reason)),
             News::Event(event) => self.event(event),
@@ -641,15 +642,17 @@ impl Core {
                 position,
                 reason,
                 estimate,
+                range,
                 ..
             } => {
-                self.queued(&cell, position, &reason, estimate);
+                self.queued(&cell, position, &reason, (estimate, range));
             }
             Event::Granted { cell, grant, .. } => self.granted(&cell, grant),
             Event::Refused { cell, reason, .. } => self.refused(&cell, reason),
             Event::Revoked {
                 lease, reason, grace, ..
             } => self.lease_over(lease, grace, &reason),
+            Event::Kept { lease, until, .. } => self.linger_ends(lease, until),
             Event::Park {
                 lease, cell, reason, ..
             } => self.asked_to_park(&cell, lease, reason),
@@ -703,6 +706,7 @@ impl Core {
             ended: self.ended.clone(),
             waiting: seeker.map(as_waiting).into_iter().collect(),
             parks: *can_park,
+            kept: true,
             parked: standing.map(|s| s.as_reported()),
             captured: self.durable.as_ref().is_some_and(Durable::captures),
             bound: self.durable.as_ref().map_or_else(Bound::default, Durable::bound),

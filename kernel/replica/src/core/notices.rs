@@ -51,6 +51,8 @@ struct Lingering {
     need: Need,
     described: Value,
     since: Timestamp,
+    /// The time of its end, where `hopd` has told it.
+    until: Option<Timestamp>,
 }
 
 #[derive(Debug, Default)]
@@ -158,7 +160,22 @@ impl Core {
             need: holder.seeker.need.clone(),
             described: holder.described.clone(),
             since: self.now,
+            until: None,
         });
+    }
+
+    /// `hopd` says how long the lingering lease is kept.
+    pub(super) fn linger_ends(&mut self, lease: LeaseId, until: Timestamp) {
+        if let Some(lingering) = self.notices.lingering.as_mut().filter(|l| l.lease == lease) {
+            lingering.until = Some(until);
+        }
+    }
+
+    /// Without `hopd` nobody ends the linger in time, and the next `hopd` may keep the lease for longer.
+    pub(super) fn linger_ends_unknown(&mut self) {
+        if let Some(lingering) = &mut self.notices.lingering {
+            lingering.until = None;
+        }
     }
 
     /// The lease lingers no longer: it is over, or a cell runs on it.
@@ -172,7 +189,7 @@ impl Core {
             (Lease::None, None) => json!({"state": "cpu"}),
             (Lease::None, Some(l)) => {
                 let more = json!({"state": "lingering", "need": l.need, "since": seconds(l.since)});
-                with(l.described.clone(), more)
+                with(l.described.clone(), with(more, until(l.until)))
             }
             (Lease::Asked(seeker, wait) | Lease::Returning(seeker, wait, _), _) => {
                 let since = json!({"since": seconds(wait.since)});
@@ -184,6 +201,7 @@ impl Core {
             }
             (Lease::Held(holder) | Lease::Stopping(holder, _), _) => {
                 let since = json!({"state": "granted", "since": seconds(holder.started)});
+                let since = with(since, until(holder.parks_from));
                 self.about(&holder.seeker, with(holder.described.clone(), since))
             }
         };
@@ -322,6 +340,11 @@ impl Core {
             assert_ne!(granted, Some(lingering.lease), "a lease in use doesn't linger");
         }
     }
+}
+
+/// The key of a time that may be known.
+fn until(at: Option<Timestamp>) -> Value {
+    at.map_or_else(|| json!({}), |at| json!({"until": seconds(at)}))
 }
 
 /// One JSON object with another's keys added.

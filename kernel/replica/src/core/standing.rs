@@ -3,7 +3,7 @@
 //! brings it back.
 
 use super::Core;
-use super::lease::{Holder, Lease, Parked, Seeker, Stop, Wait};
+use super::lease::{Holder, Lease, Parked, Seeker, Stop, Wait, parks_from};
 use super::wording;
 use hop_api::message::{Grant, Outcome, ParkedCell, Request as ToHopd};
 use hop_words::id::{CellId, LeaseId};
@@ -177,6 +177,7 @@ impl Core {
             self.cells.add_metadata(&replied, "parked", times.into());
         }
         self.lease = Lease::Held(Holder {
+            parks_from: parks_from(&grant, seeker.class, started),
             seeker,
             lease: grant.lease,
             described,

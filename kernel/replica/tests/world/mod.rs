@@ -217,6 +217,7 @@ impl World {
             handover,
             waited: Span::from_millis(7),
             lingering: false,
+            quanta: Vec::new(),
         };
         let (kernel, cell) = (self.kernel.clone(), cell.clone());
         self.tell(Event::Granted { kernel, cell, grant });

@@ -4,9 +4,9 @@ use super::query::ReplicaRow;
 use hop_words::cell::{EndedCell, ParkedCell, WaitingCell};
 use hop_words::id::{AccountName, CellId, Incarnation, KernelId, LeaseId, NodeName, PoolName, Tenure};
 use hop_words::lease::{EndCause, Handover};
-use hop_words::need::Need;
+use hop_words::need::{Class, Need};
 use hop_words::replica::{Bound, MoveCause, ReplicaRole, SeatPlan, SeatStep};
-use hop_words::time::Span;
+use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
 /// What is asked before replicas are started.
@@ -66,6 +66,9 @@ pub struct ReplicaUp {
     /// It knows [`Event::Park`]. One that doesn't isn't asked.
     #[serde(default)]
     pub parks: bool,
+    /// It knows [`Event::Kept`].
+    #[serde(default)]
+    pub kept: bool,
     /// The cell among `waiting` that is parked in its middle.
     #[serde(default)]
     pub parked: Option<ParkedCell>,
@@ -94,6 +97,9 @@ pub enum Event {
         position: u32,
         reason: String,
         estimate: Option<Span>,
+        /// The likely range of the wait, by how earlier estimates turned out. `None` means that too few did yet.
+        #[serde(default)]
+        range: Option<(Span, Span)>,
     },
     /// The cell has a lease, on the replica that [`Grant::executor`] names.
     Granted {
@@ -115,6 +121,13 @@ pub enum Event {
         cause: EndCause,
         reason: String,
         grace: Span,
+    },
+    /// The lease stays with the kernel for its next cell, until then at most. Sent only to a replica that reported
+    /// [`ReplicaUp::kept`].
+    Kept {
+        kernel: KernelId,
+        lease: LeaseId,
+        until: Timestamp,
     },
     /// Other cells wait for this long-running cell's GPUs: park the cell, if possible. The answer is
     /// [`super::Request::CellParked`] or [`super::Request::ParkRefused`]; until then the cell keeps its GPUs. Sent
@@ -175,4 +188,7 @@ pub struct Grant {
     pub waited: Span,
     /// The lease lingered from an earlier cell.
     pub lingering: bool,
+    /// By class, how long a cell runs before it may be parked for others. A class that is absent is never parked.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub quanta: Vec<(Class, Span)>,
 }

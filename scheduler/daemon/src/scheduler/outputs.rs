@@ -5,10 +5,12 @@ use super::{Due, Report, Scheduler};
 use crate::access;
 use crate::parks;
 use crate::pilot_jobs::{Act, PilotRequest};
+use hop_api::config::{Pool, Quantum};
 use hop_api::message::{Event, Grant, MoveCause, Order, Placement, Refusal, Response, SeatPlan, StartLease};
 use hop_core::{Input, Output};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId, NodeName, ReplicaId};
-use hop_words::time::Timestamp;
+use hop_words::need::Class;
+use hop_words::time::{Span, Timestamp};
 use tracing::{info, warn};
 
 impl Scheduler {
@@ -227,16 +229,19 @@ impl Scheduler {
                 reason,
                 estimate,
             } => {
+                let range = self.likely(&kernel, &cell, estimate);
                 let event = Event::Queued {
                     kernel: kernel.clone(),
                     cell,
                     position,
                     reason: reason.to_string(),
                     estimate,
+                    range,
                 };
                 (kernel, event)
             }
             Output::Refused { kernel, cell, reason } => {
+                self.estimates.over(&kernel, &cell);
                 let reason = reason.to_string();
                 (kernel.clone(), Event::Refused { kernel, cell, reason })
             }
@@ -262,7 +267,54 @@ impl Scheduler {
         self.connections.tell(&kernel, &event);
     }
 
-    fn granted(&self, output: Output) -> Option<(KernelId, Event)> {
+    /// Notes an estimate that is told. Returns the likely range of the wait.
+    fn likely(&mut self, kernel: &KernelId, cell: &CellId, estimate: Option<Span>) -> Option<(Span, Span)> {
+        let estimate = estimate?;
+        self.estimates.told(kernel, cell, estimate, self.clock.now());
+        self.estimates.range(estimate)
+    }
+
+    /// Quanta of the lease's pool, where its cell could be parked.
+    fn quanta(&self, lease: LeaseId) -> Vec<(Class, Span)> {
+        let view = self.core.lease(lease).filter(|l| l.gpus > 0);
+        let Some(view) = view else {
+            return Vec::new();
+        };
+        let executor = ReplicaId {
+            kernel: view.kernel,
+            incarnation: view.executor,
+        };
+        let parks = self.registry.replica(&executor).is_some_and(|r| r.parks);
+        let pool = self.config.pool.get(&view.pool).filter(|_| parks);
+        let quantum = pool.and_then(|pool| pool.quantum);
+        quantum.iter().flat_map(Quantum::classes).collect()
+    }
+
+    /// Tells a kernel how long its lease is kept, where its pool's linger is fixed.
+    pub(super) fn tell_kept(&mut self, lease: LeaseId) {
+        let Some(view) = self.core.lease(lease).filter(|l| l.state == "LINGERING") else {
+            return;
+        };
+        let linger = self.config.pool.get(&view.pool).map(Pool::linger);
+        let Some(linger) = linger.filter(|l| l.most <= l.least) else {
+            return;
+        };
+        let replica = ReplicaId {
+            kernel: view.kernel.clone(),
+            incarnation: view.executor,
+        };
+        let hears = self.registry.replica(&replica).filter(|r| r.kept);
+        if let Some(conn) = hears.and_then(|r| r.conn) {
+            let event = Event::Kept {
+                kernel: view.kernel,
+                lease,
+                until: view.since + linger.least,
+            };
+            self.connections.send(conn, 0, Response::Event(event));
+        }
+    }
+
+    fn granted(&mut self, output: Output) -> Option<(KernelId, Event)> {
         let Output::Granted {
             kernel,
             cell,
@@ -279,7 +331,10 @@ impl Scheduler {
             warn!(%lease, "a lease was granted without a handover");
             return None;
         };
+        self.estimates.granted(&kernel, &cell, self.clock.now());
+        let quanta = self.quanta(lease);
         let grant = Grant {
+            quanta,
             lease,
             node,
             executor,

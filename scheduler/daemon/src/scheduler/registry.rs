@@ -16,6 +16,8 @@ pub(super) struct Registered {
     pub(super) node: NodeName,
     /// It can be asked to park a cell.
     pub(super) parks: bool,
+    /// It can be told how long its lease is kept.
+    pub(super) kept: bool,
     /// `true` if the state is captured: the kernel can be asked to move and to hibernate.
     pub(super) captured: bool,
     /// What speaks against that.
@@ -34,6 +36,7 @@ impl Registered {
             seat: up.seat.clone(),
             node: up.node.clone(),
             parks: up.parks,
+            kept: up.kept,
             captured: up.captured,
             bound: up.bound.clone(),
             wanted: up.wanted.max(1),

@@ -748,6 +748,72 @@ async fn a_cell_that_outruns_its_quantum_is_asked_to_park_once_and_only_its_own_
     assert_eq!(long.was_asked(), 0);
 }
 
+/// Events of a kind that a replica was told, the oldest first.
+fn told<T>(mailbox: &mut Mailbox, wanted: impl Fn(Event) -> Option<T>) -> Vec<T> {
+    let events = std::iter::from_fn(|| mailbox.try_recv().ok()).filter_map(|m| match m.body {
+        Response::Event(event) => Some(event),
+        _ => None,
+    });
+    events.filter_map(wanted).collect()
+}
+
+#[tokio::test]
+async fn a_grant_says_how_long_its_cell_runs_undisturbed() {
+    let quanta = |event| match event {
+        Event::Granted { grant, .. } => Some(grant.quanta),
+        _ => None,
+    };
+    let second = (Class::Interactive, Span::from_secs(1));
+    let mut parks = Long::new(true);
+    assert_eq!(told(&mut parks.ada.1, quanta), [vec![second]]);
+    let mut fixed = Long::new(false);
+    assert_eq!(told(&mut fixed.ada.1, quanta), [vec![]], "it is never parked");
+}
+
+#[tokio::test]
+async fn a_lease_that_stays_says_until_when_where_its_pool_fixes_that() {
+    let until = |event| match event {
+        Event::Kept { lease, until, .. } => Some((lease, until)),
+        _ => None,
+    };
+    for (linger, knows, is_told) in [
+        ("linger_ms = 9000\n", true, true),
+        ("linger_ms = 9000\n", false, false),
+        ("", true, false),
+    ] {
+        let mut house = House::with(linger);
+        house.seat(7, "ada", "n0");
+        let agent = house.connect("gresshopper", Role::Agent);
+        house.say(agent.0, agent_up());
+        let (ada, mut mailbox) = house.connect("ada", Role::Replica);
+        let mut report = up("ada", "a", 1, 7, "n0");
+        if let Request::ReplicaUp(up) = &mut report {
+            up.kept = knows;
+        }
+        house.ask(ada, &mut mailbox, report);
+        house.say(ada, submit("a", 1));
+        let lease = house.scheduler.core.leases()[0].lease;
+        house.say(agent.0, started(lease));
+        house.say(ada, cell_ended(lease));
+        let view = house.scheduler.core.lease(lease).unwrap();
+        assert_eq!(view.state, "LINGERING");
+        let expected = is_told.then(|| (lease, view.since + Span::from_secs(9)));
+        assert_eq!(told(&mut mailbox, until), Vec::from_iter(expected));
+    }
+}
+
+fn cell_ended(lease: LeaseId) -> Request {
+    Request::CellEnded {
+        kernel: "a".into(),
+        tenure: Tenure(0),
+        cell: "c1".into(),
+        lease,
+        started: Timestamp(1),
+        ended: Timestamp(2),
+        outcome: hop_words::lease::Outcome::Ok,
+    }
+}
+
 #[tokio::test]
 async fn a_replica_that_cannot_park_or_does_not_answer_is_left_alone() {
     let mut old = Long::new(false);
@@ -889,6 +955,7 @@ fn up(user: &str, kernel: &str, incarnation: u32, job: u32, node: &str) -> Reque
         ended: None,
         waiting: vec![],
         parks: true,
+        kept: true,
         parked: None,
         captured: false,
         bound: Bound::default(),

@@ -12,7 +12,7 @@ use super::*;
 use hop_api::message::{Device, EndCause, Grant, Handover};
 use hop_protocol::file::Durable;
 use hop_words::id::{Epoch, GpuIndex, LeaseId};
-use hop_words::need::Need;
+use hop_words::need::{Class, Need};
 use hop_words::replica::Replicas;
 use serde_json::json;
 use std::collections::VecDeque;
@@ -283,6 +283,7 @@ pub(super) fn grant(lease: u64, gpus: u16) -> Grant {
         },
         waited: Span(7000),
         lingering: false,
+        quanta: vec![(Class::Interactive, Span::from_secs(3600))],
     }
 }
 

@@ -19,6 +19,7 @@ fn queued(world: &mut World, cell: &str, position: u32) -> Vec<String> {
         position,
         reason: "all are in use".into(),
         estimate: Some(Span::from_secs(40)),
+        range: Some((Span::from_secs(20), Span::from_secs(90))),
     }))
 }
 
@@ -78,7 +79,8 @@ fn a_notice_says_which_cell_what_and_since_when() {
     queued(&mut world, "g", 3);
     let notice = world.core.notice();
     let expected = json!({
-        "state": "queued", "position": 3, "reason": "all are in use", "eta_s": 40.0, "cell": "g", "cell_id": "cell-9",
+        "state": "queued", "position": 3, "reason": "all are in use", "eta_s": 40.0,
+        "eta_range_s": [20.0, 90.0], "cell": "g", "cell_id": "cell-9",
         "need": {"gpus": 1, "gpu_mem_mib": 0, "cpus": 0}, "since": 1.0,
     });
     assert_eq!(notice, expected);
@@ -89,10 +91,37 @@ fn a_notice_says_which_cell_what_and_since_when() {
         [&notice["state"], &notice["since"], &notice["lease"]],
         [&json!("granted"), &json!(6.0), &json!(1)]
     );
+    assert_eq!(notice["until"], 3606.0, "the end of its quantum");
     world.hopd(News::Down {
         reason: "it restarts".into(),
     });
     assert_eq!(world.core.notice()["away"], "it restarts");
+}
+
+#[test]
+fn a_lingering_lease_says_until_when_as_long_as_hopd_is_there() {
+    let mut world = World::up();
+    announce(&mut world, "c", &json!({"version": 1}));
+    world.run("g", gpu());
+    world.grant("g", 1, 1);
+    world.reply("g", "ok");
+    assert_eq!(world.core.notice().get("until"), None);
+    assert_eq!(kept(&mut world, 9), [""; 0], "another lease");
+    assert_eq!(kept(&mut world, 1), ["front: comm_msg c lingering"]);
+    assert_eq!(world.core.notice()["until"], 30.0);
+    world.hopd(News::Down {
+        reason: "it restarts".into(),
+    });
+    assert_eq!(world.core.notice().get("until"), None, "nobody ends it then");
+    assert_eq!(world.core.notice()["state"], "lingering");
+}
+
+fn kept(world: &mut World, lease: u64) -> Vec<String> {
+    world.hopd(News::Event(Event::Kept {
+        kernel: "k".into(),
+        lease: LeaseId(lease),
+        until: Timestamp(30_000_000),
+    }))
 }
 
 #[test]

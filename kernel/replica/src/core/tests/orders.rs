@@ -176,6 +176,7 @@ fn a_long_wait_is_told_with_each_change() {
         position: 2,
         reason: "others came first".into(),
         estimate: None,
+        range: None,
     };
     assert_eq!(world.hopd(News::Event(queued)), ["front: status g queued"]);
     assert_eq!(
