@@ -75,7 +75,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     sbatch_options = List(Unicode(), config=True, help="Further options for sbatch, one item each.")
     prologue = Unicode("", config=True, help="Shell lines that the job runs first (module load, say).")
     login_shell = Bool(False, config=True, help="Run the prologue in a login shell, which knows `module`.")
-    job_name = Unicode("gresshopper-server", config=True, help="Name of the servers' jobs.")
+    job_name = Unicode("jupyter-gresshopper", config=True, help="Name of the servers' jobs.")
     port_range = Union(
         [List(Integer(), minlen=2, maxlen=2), Enum([None])],
         default_value=None,

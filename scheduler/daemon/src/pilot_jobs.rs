@@ -10,7 +10,8 @@ use hop_words::lease::EndCause;
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-const NAME: &str = "gresshopper-pilot";
+/// squeue shows the first eight letters.
+const NAME: &str = "hop-pool";
 /// A pilot of an earlier `hopd` whose agent doesn't speak for this long is cancelled.
 const ORPHAN: Span = Span::from_secs(60);
 const FIRST_PAUSE: Span = Span::from_secs(2);

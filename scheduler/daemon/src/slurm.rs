@@ -551,7 +551,7 @@ mod tests {
             gpus: None,
         };
         let spec = side.pilot_spec(5, &request, vec![], true).unwrap();
-        assert_eq!(spec.name, "gresshopper-pilot.main.5");
+        assert_eq!(spec.name, "hop-pool.main.5");
         assert_eq!(
             (spec.nodes, spec.cpus_per_task, spec.stepmgr),
             (Some(1), Some(8), true)

@@ -70,7 +70,7 @@ export class Hub {
 
   /** The person's servers as Slurm has them. */
   jobs(user: User): { id: string; state: string }[] {
-    const jobs = this.site.jobs(user).filter((job) => job.name === "gresshopper-server");
+    const jobs = this.site.jobs(user).filter((job) => job.name === "jupyter-gresshopper");
     // squeue sorts by state and priority.
     return jobs.map(({ id, state }) => ({ id, state })).sort((a, b) => Number(a.id) - Number(b.id));
   }
