@@ -2,11 +2,12 @@
 //!
 //! [`facts`] looks at this host, at Slurm and at `hopd`; [`checks`] judges what was seen and is pure. With `--nodes` the
 //! same runs on each node of the pools, as a step in its pilot or as a job of its own, and each node is handed a MUNGE
-//! credential of this host and hands one back. Nothing is changed anywhere.
+//! credential of this host and hands one back. Then a job there leases a GPU for a second ([`lease`]). Nothing is changed.
 
 mod checks;
 mod facts;
 mod gres;
+mod lease;
 mod nodes;
 pub(crate) mod plugin_file;
 
@@ -18,7 +19,7 @@ use std::path::PathBuf;
 const EXAMPLES: &str = "\
 Examples:
   hop doctor                  this host, Slurm's settings, hopd
-  hop doctor --nodes          and each node of the pools, through a step there
+  hop doctor --nodes          and each node of the pools, which leases a GPU for a second
   hop doctor --all            say what is right as well
   hop doctor --json | jq '.rows[] | select(.result == \"failed\")'
 
@@ -29,7 +30,7 @@ Exit status: 0 nothing failed; 1 something did.";
 #[derive(Debug, Clone, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Look at each node of the pools as well
+    /// Look at each node of the pools as well, and lease a GPU there for a second
     #[arg(long, conflicts_with = "here")]
     nodes: bool,
     /// Say what is right as well
@@ -47,6 +48,9 @@ pub(crate) struct Args {
     /// This host alone, as on each node of --nodes
     #[arg(long, hide = true)]
     here: bool,
+    /// Lease a GPU in this step, as on each node of --nodes
+    #[arg(long, hide = true, requires = "here")]
+    lease: bool,
 }
 
 /// How one thing stands.
@@ -116,9 +120,10 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         hopd: &*context.hopd,
         env: context.env,
     });
-    let mut rows = match args.here {
-        true => checks::of_node(&facts),
-        false => checks::of_host(&facts),
+    let mut rows = match (args.lease, args.here) {
+        (true, _) => vec![lease_here(&facts)],
+        (false, true) => checks::of_node(&facts),
+        (false, false) => checks::of_host(&facts),
     };
     if args.nodes {
         rows.extend(nodes::look(&facts, context.is_root));
@@ -132,6 +137,13 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         0 => Ok(()),
         1 => Err(Failure::Failed("doctor: 1 check failed".into())),
         n => Err(Failure::Failed(format!("doctor: {n} checks failed"))),
+    }
+}
+
+fn lease_here(facts: &facts::Facts) -> Finding {
+    match &facts.config {
+        Ok(config) => lease::try_here(config, facts.asked_node.as_deref().unwrap_or_default()),
+        Err(_) => Finding::unknown(lease::CHECK, "the configuration has to be right first"),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Looking at each node of the pools: `hop doctor --here` as a step in its pilot, or as a small job where none is.
 
 use super::facts::{CREDENTIAL, Facts};
-use super::{Finding, Report};
+use super::{Finding, Report, lease};
 use hop_api::config::Config;
 use hop_api::identity::{Identity as _, Munge};
 use hop_slurm::Node;
@@ -12,6 +12,9 @@ use std::process::Command;
 
 /// The uid on the asking host for which a node makes its credential.
 pub(crate) const ASKER: &str = "GRESSHOPPER_DOCTOR_ASKER";
+
+/// By their partitions.
+type Pools<'a> = BTreeMap<&'a str, &'a hop_api::config::Pool>;
 
 /// The user that starts the steps: the service account if root asks, since pilots are its jobs.
 struct Starter {
@@ -31,7 +34,7 @@ pub(crate) fn look(facts: &Facts, is_root: bool) -> Vec<Finding> {
             "there is no service account to start steps as",
         )];
     };
-    let pools: BTreeMap<&str, &hop_api::config::Pool> = config
+    let pools: Pools<'_> = config
         .pool
         .values()
         .map(|pool| (pool.partition.as_str(), pool))
@@ -79,7 +82,7 @@ fn of_node(
     node: &Node,
     facts: &Facts,
     config: &Config,
-    pools: &BTreeMap<&str, &hop_api::config::Pool>,
+    pools: &Pools<'_>,
     starter: &Starter,
 ) -> Vec<Finding> {
     let name = node.name.as_str();
@@ -99,12 +102,7 @@ fn of_node(
         }
     };
     let Ok(report) = serde_json::from_slice::<Report>(&output.stdout) else {
-        let said = String::from_utf8_lossy(&output.stderr);
-        let said = said
-            .lines()
-            .map(str::trim)
-            .rfind(|line| !line.is_empty())
-            .unwrap_or("nothing");
+        let said = last_line(&output.stderr);
         return vec![here(Finding::failed(
             "step",
             format!("no step could look at it; srun said: {said}"),
@@ -116,7 +114,39 @@ fn of_node(
     };
     let mut rows: Vec<Finding> = report.rows.into_iter().map(here).collect();
     rows.push(here(credential_from(report.credential, config, starter)));
+    rows.push(here(lease_on(node, facts, config, pools, starter)));
     rows
+}
+
+/// Has a job on the node lease a GPU for a moment.
+fn lease_on(node: &Node, facts: &Facts, config: &Config, pools: &Pools<'_>, starter: &Starter) -> Finding {
+    if let Err(why) = &facts.hopd {
+        return Finding::unknown(lease::CHECK, format!("hopd has to answer first: {why}"));
+    }
+    let mut command = bare_srun(node);
+    own_job(&mut command, node, pools);
+    hop_there(&mut command, node, facts, config, starter);
+    command.arg("--lease");
+    command.env(lease::KERNEL, uuid::Uuid::new_v4().to_string());
+    let said = match command.output() {
+        Ok(output) => match serde_json::from_slice::<Report>(&output.stdout) {
+            Ok(report) => return report.rows.into_iter().next().unwrap_or_else(nothing),
+            Err(_) => last_line(&output.stderr),
+        },
+        Err(error) => error.to_string(),
+    };
+    // A full node has no room for the job.
+    Finding::unknown(lease::CHECK, format!("no job could try it; srun said: {said}"))
+}
+
+fn nothing() -> Finding {
+    Finding::unknown(lease::CHECK, "the job said nothing")
+}
+
+fn last_line(said: &[u8]) -> String {
+    let said = String::from_utf8_lossy(said);
+    let last = said.lines().map(str::trim).rfind(|line| !line.is_empty());
+    last.unwrap_or("nothing").to_owned()
 }
 
 /// Checks that this host decodes the node's credential.
@@ -149,22 +179,8 @@ fn credential_from(made: Option<String>, config: &Config, starter: &Starter) -> 
     }
 }
 
-fn srun(
-    node: &Node,
-    facts: &Facts,
-    config: &Config,
-    pools: &BTreeMap<&str, &hop_api::config::Pool>,
-    starter: &Starter,
-) -> Command {
-    let name = node.name.as_str();
-    let mut command = Command::new("srun");
-    for (variable, _) in std::env::vars_os() {
-        let text = variable.to_string_lossy();
-        if (text.starts_with("SLURM_") && text != "SLURM_CONF") || text.starts_with("SRUN_") {
-            command.env_remove(&variable);
-        }
-    }
-    command.args(["-Q", "-n1", "-N1", "-c1", "--mem=0", "-w", name, "--chdir=/"]);
+fn srun(node: &Node, facts: &Facts, config: &Config, pools: &Pools<'_>, starter: &Starter) -> Command {
+    let mut command = bare_srun(node);
     let pilots = facts
         .hopd
         .as_ref()
@@ -172,27 +188,49 @@ fn srun(
         .unwrap_or_default();
     let pilot = pilots
         .iter()
-        .find(|row| row.node.as_str() == name && row.state == "UP");
+        .find(|row| row.node == node.name && row.state == "UP");
     let own = rustix::process::geteuid().as_raw();
     match pilot.filter(|_| starter.is_other || facts.service_uid == Some(own)) {
         Some(row) => {
             command
                 .arg(format!("--jobid={}", row.pilot))
-                .args(["--overlap", "--gres=none"]);
+                .args(["--overlap", "--gres=none", "--mem=0"]);
         }
-        None => {
-            let pool = node.partitions.iter().find_map(|name| pools.get(name.as_str()));
-            command.args(["--mem=64", "--time=1", "--immediate=20", "--job-name=hop-doctor"]);
-            command.args(pool.map(|pool| format!("--partition={}", pool.partition)));
-            command.args(
-                pool.and_then(|pool| pool.account.as_ref())
-                    .map(|name| format!("--account={name}")),
-            );
+        None => own_job(&mut command, node, pools),
+    }
+    hop_there(&mut command, node, facts, config, starter);
+    command
+}
+
+/// One task on the node, whatever job this process runs in itself.
+fn bare_srun(node: &Node) -> Command {
+    let mut command = Command::new("srun");
+    for (variable, _) in std::env::vars_os() {
+        let text = variable.to_string_lossy();
+        if (text.starts_with("SLURM_") && text != "SLURM_CONF") || text.starts_with("SRUN_") {
+            command.env_remove(&variable);
         }
     }
+    command.args(["-Q", "-n1", "-N1", "-c1", "-w", node.name.as_str(), "--chdir=/"]);
+    command
+}
+
+/// A small job on the node, in its pool's partition.
+fn own_job(command: &mut Command, node: &Node, pools: &Pools<'_>) {
+    let pool = node.partitions.iter().find_map(|name| pools.get(name.as_str()));
+    command.args(["--mem=64", "--time=2", "--immediate=20", "--job-name=hop-doctor"]);
+    command.args(pool.map(|pool| format!("--partition={}", pool.partition)));
+    command.args(
+        pool.and_then(|pool| pool.account.as_ref())
+            .map(|name| format!("--account={name}")),
+    );
+}
+
+/// `hop doctor --here` as what the task does.
+fn hop_there(command: &mut Command, node: &Node, facts: &Facts, config: &Config, starter: &Starter) {
     command
         .arg(config.prefix.join("bin/hop"))
-        .args(["doctor", "--here", "--node", name]);
+        .args(["doctor", "--here", "--node", node.name.as_str()]);
     command
         .env("GRESSHOPPER_CONF", &facts.config_path)
         .current_dir(Path::new("/"));
@@ -206,5 +244,4 @@ fn srun(
     if starter.is_other {
         command.uid(starter.uid).gid(starter.gid);
     }
-    command
 }
