@@ -84,6 +84,7 @@ impl Core {
             *voters = now;
             self.note(Note::Members { count });
             self.register();
+            self.reconsider_election();
         }
     }
 

@@ -14,6 +14,8 @@ pub(super) struct Move {
     /// The replica in the new seat.
     pub(super) to: Incarnation,
     pub(super) cause: MoveCause,
+    /// The new seat has a member of the kernel's log, which is to be elected.
+    elects: bool,
 }
 
 impl Core {
@@ -27,10 +29,11 @@ impl Core {
         if let Some(reason) = self.stays_because(victim, cause) {
             return self.tell_not_moved(to, reason);
         }
+        let elects = self.is_standby(to);
         if let Some(durable) = &mut self.durable {
-            durable.moving = Some(Move { to, cause });
+            durable.moving = Some(Move { to, cause, elects });
         }
-        if self.is_standby(to) {
+        if elects {
             // The log elects that member, and its seat starts the replica.
             return self.say_farewell(Farewell::Move(to));
         }
@@ -78,6 +81,13 @@ impl Core {
     pub(super) fn move_withdrawn(&mut self, to: Incarnation) {
         if self.forget_move(to) {
             self.note(Note::MoveOff { incarnation: to });
+        }
+    }
+
+    /// The members of the log are others now: one that is gone can't be elected.
+    pub(super) fn reconsider_election(&mut self) {
+        if self.moving().is_some_and(|m| m.elects && !self.is_standby(m.to)) {
+            self.give_up_move("the replica there is gone");
         }
     }
 

@@ -137,6 +137,29 @@ fn a_move_to_a_member_is_an_election() {
 }
 
 #[test]
+fn a_member_that_is_gone_is_not_elected() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    assert_eq!(world.asked_to_move(3, MoveCause::Asked), [""; 0], "a cell runs");
+    let out = world.input(Input::Voters([1, 2].map(Incarnation).into()));
+    assert_eq!(
+        out,
+        [
+            "front: note members",
+            "hopd: up",
+            "front: note move-off",
+            "hopd: not moved 3 the replica there is gone"
+        ]
+    );
+    world.reply("a", "ok");
+    assert_eq!(
+        world.run("b", Value::Null),
+        ["kernel: execute_request b"],
+        "it goes on here"
+    );
+}
+
+#[test]
 fn an_election_waits_for_what_is_on_its_way_to_the_log() {
     let mut world = grown();
     world.asked_to_move(3, MoveCause::Asked);
