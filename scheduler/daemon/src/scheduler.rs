@@ -4,6 +4,7 @@
 //! disk, what is known of Slurm, pilots as jobs. `requests` hears callers, `outputs` carries decisions out, `slurm_news`
 //! takes in what Slurm says.
 
+mod asked;
 mod connections;
 mod drains;
 mod endings;

@@ -1,22 +1,18 @@
 //! Drained nodes: nothing new starts there, and their kernels are told and moved.
 
+use super::asked::Asked;
 use super::{Due, Scheduler};
 use hop_api::message::Event;
 use hop_core::{Input, MoveCause};
-use hop_words::id::{KernelId, NodeName, ReplicaId};
-use hop_words::time::{Span, Timestamp};
-use std::collections::{BTreeMap, HashMap};
+use hop_words::id::{NodeName, ReplicaId};
+use std::collections::BTreeMap;
 use tracing::info;
-
-/// Pause before a kernel that could not be moved is asked again.
-const AGAIN: Span = Span::from_secs(60);
 
 /// The nodes that Slurm drains, each with Slurm's reason.
 #[derive(Debug, Default)]
 pub(super) struct Drains {
     nodes: BTreeMap<NodeName, String>,
-    /// When each kernel was last asked to leave.
-    asked: HashMap<KernelId, Timestamp>,
+    asked: Asked,
 }
 
 impl Drains {
@@ -33,16 +29,6 @@ impl Drains {
         let (new, over) = (missing(&now, &self.nodes), missing(&self.nodes, &now));
         self.nodes = now;
         (new, over)
-    }
-
-    /// Whether the kernel may be asked now; if so, notes that it was.
-    fn may_ask(&mut self, kernel: &KernelId, now: Timestamp) -> bool {
-        let rests = |at: &Timestamp| now.since(*at) < AGAIN;
-        if self.asked.get(kernel).is_some_and(rests) {
-            return false;
-        }
-        self.asked.insert(kernel.clone(), now);
-        true
     }
 }
 
@@ -63,7 +49,7 @@ impl Scheduler {
             self.due.insert((self.clock.now(), Due::Facts));
         }
         if self.drains.nodes.is_empty() {
-            self.drains.asked.clear();
+            self.drains.asked.forget();
         } else {
             self.move_away();
         }
@@ -100,10 +86,7 @@ impl Scheduler {
         for node in nodes {
             for id in self.registry.on_node(&node) {
                 let kernel = id.kernel;
-                let free = self.registry.executor(&kernel);
-                let free = free.is_some_and(|(_, r)| r.conn.is_some() && r.fixed().is_none());
-                let busy = self.kept.moving(&kernel).is_some() || self.kept.saves_since(&kernel).is_some();
-                if !free || busy || !self.drains.may_ask(&kernel, now) {
+                if self.free_to_leave(&kernel).is_none() || !self.drains.asked.may_ask(&kernel, now) {
                     continue;
                 }
                 let asked = self.ask_core_to_move(&kernel, Some(node.clone()), None, MoveCause::Drain);
@@ -136,14 +119,5 @@ mod tests {
             (vec!["n3".into()], vec!["n1".into()])
         );
         assert_eq!(drains.reason(&"n3".into()).unwrap(), "a fan");
-    }
-
-    #[test]
-    fn a_kernel_that_could_not_leave_is_asked_again_after_a_while() {
-        let mut drains = Drains::default();
-        let kernel = KernelId::from("k");
-        assert!(drains.may_ask(&kernel, Timestamp(0)));
-        assert!(!drains.may_ask(&kernel, Timestamp(1)));
-        assert!(drains.may_ask(&kernel, Timestamp(0) + AGAIN));
     }
 }

@@ -1,15 +1,13 @@
 //! Seats whose time limit comes near: no new kernel sits there, and those that do are moved to another seat in time.
 
 use super::Scheduler;
+use super::asked::Asked;
 use crate::slurm::Ending;
 use hop_core::{Input, MoveCause};
 use hop_words::id::{JobId, KernelId, NodeName};
 use hop_words::time::{Span, Timestamp};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use tracing::info;
-
-/// Pause before a kernel that could not be moved is asked again.
-const AGAIN: Span = Span::from_secs(60);
 
 /// Kernels that are asked to leave after one look at the queue: seats that end together are not replaced all at once.
 const AT_ONCE: usize = 4;
@@ -21,8 +19,7 @@ const LAST_PART: u64 = 5;
 #[derive(Debug, Default)]
 pub(super) struct Endings {
     seats: BTreeMap<JobId, Timestamp>,
-    /// When each kernel was last asked to leave.
-    asked: HashMap<KernelId, Timestamp>,
+    asked: Asked,
 }
 
 impl Endings {
@@ -46,16 +43,6 @@ impl Endings {
         seats.sort_unstable();
         seats.into_iter().map(|(_, job)| job).collect()
     }
-
-    /// Whether the kernel may be asked now; if so, notes that it was.
-    fn may_ask(&mut self, kernel: &KernelId, now: Timestamp) -> bool {
-        let rests = |at: &Timestamp| now.since(*at) < AGAIN;
-        if self.asked.get(kernel).is_some_and(rests) {
-            return false;
-        }
-        self.asked.insert(kernel.clone(), now);
-        true
-    }
 }
 
 impl Scheduler {
@@ -71,7 +58,7 @@ impl Scheduler {
         self.todo
             .extend(said.map(|(job, soon)| Input::SeatEnds { job, soon }));
         if self.endings.seats.is_empty() {
-            self.endings.asked.clear();
+            self.endings.asked.forget();
         } else {
             self.replace_seats();
         }
@@ -87,7 +74,7 @@ impl Scheduler {
                 if left == 0 {
                     return;
                 }
-                if !self.endings.may_ask(&kernel, self.clock.now()) {
+                if !self.endings.asked.may_ask(&kernel, self.clock.now()) {
                     continue;
                 }
                 left -= 1;
@@ -103,14 +90,10 @@ impl Scheduler {
     fn may_leave_seat(&self, job: JobId) -> Vec<(KernelId, NodeName)> {
         let mut found = Vec::new();
         for id in self.registry.in_seat(job) {
-            let kernel = id.kernel;
-            let Some((_, executor)) = self.registry.executor(&kernel) else {
-                continue;
-            };
-            let free = executor.seat.job == job && executor.conn.is_some() && executor.fixed().is_none();
-            let busy = self.kept.moving(&kernel).is_some() || self.kept.saves_since(&kernel).is_some();
-            if free && !busy {
-                found.push((kernel, executor.node.clone()));
+            let executor = self.free_to_leave(&id.kernel);
+            if let Some(executor) = executor.filter(|e| e.seat.job == job) {
+                let node = executor.node.clone();
+                found.push((id.kernel, node));
             }
         }
         found.sort();
