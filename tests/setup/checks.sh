@@ -107,6 +107,7 @@ lint() {
 	# shellcheck disable=SC2046 # file names without blanks
 	step "shellcheck" shellcheck $(shell_scripts)
 	step "floors" tests/setup/floors.py
+	step "promises" tests/setup/promises.py
 }
 
 mypy_in() {

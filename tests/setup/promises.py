@@ -1,0 +1,122 @@
+#!/usr/bin/env python3
+"""Check that each test, file, bench case and command named in the proof column of docs/promises.md exists.
+
+A name in backticks is looked up by its form: a path, a target of the Makefile, a title in a browser spec, a test's or a
+module's name (`beginning...` for a long one), else any text of the tree. A row that names something that is gone is a line
+on standard error; the exit status is then 1. Whether a test proves its sentence stays with the reader.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = "docs/promises.md"
+HEADS = ("| promise |", "|---")
+PROOF = 1
+# A test is named in a source; pages and recorded results only repeat its name.
+SOURCES = (".", ":!docs", ":!bench/*.md", ":!bench/results.jsonl")
+A_FILE = re.compile(r"[\w./-]*\w\.(?:py|rs|ts|md|json|html)")
+A_FOLDER = re.compile(r"[\w.-]+(/[\w.-]+)+")
+# Shorter names are words of the language as well (`log`, `names`): any place in the tree will do.
+UNDERSCORES_OF_A_TEST = 2
+# A bench computes its percentiles by one name.
+PERCENTILE = re.compile(r"_p\d+$")
+
+
+class Named(NamedTuple):
+    """`name` stands in the proof of the promise on `line`; titles of a browser test have their `spec`."""
+
+    line: int
+    name: str
+    spec: str | None
+
+
+def named(page: str) -> Iterator[Named]:
+    for line, text in enumerate(page.splitlines(), 1):
+        if not text.startswith("|") or text.startswith(HEADS):
+            continue
+        for part in text.strip().strip("|").split(" | ")[PROOF].split(";"):
+            spec = None
+            for name in re.findall(r"`([^`]+)`", part):
+                if name.endswith(".spec"):
+                    spec = name
+                    yield Named(line, f"{name}.ts", None)
+                else:
+                    yield Named(line, name, spec)
+
+
+def git(*args: str) -> str:
+    return subprocess.run(["git", *args], cwd=ROOT, capture_output=True, text=True, check=False).stdout
+
+
+@cache
+def paths() -> tuple[str, ...]:
+    """Tracked files, each between slashes, so that a path's end or middle is found by whole components."""
+    return tuple(f"/{path}/" for path in git("ls-files").splitlines())
+
+
+@cache
+def stems() -> frozenset[str]:
+    """Names of files without their ending, and of folders: benches, crates and modules among them."""
+    return frozenset(part.split(".")[0] for path in paths() for part in path.strip("/").split("/"))
+
+
+@cache
+def definitions() -> str:
+    """Names of functions, modules and crates, one a line."""
+    pattern = r"(?:\b(?:fn|def|mod|class)|^name =) \"?([A-Za-z_][\w-]*)"
+    lines = git("grep", "-hP", pattern, "--", "*.rs", "*.py", "*Cargo.toml")
+    return "\n" + "\n".join(re.findall(pattern, lines, re.MULTILINE)) + "\n"
+
+
+def somewhere(text: str, *where: str) -> bool:
+    return bool(git("grep", "-lF", "-e", text, "--", *where))
+
+
+def of_a_test(name: str) -> bool:
+    return name.endswith("...") or name.startswith("test_") or name.count("_") >= UNDERSCORES_OF_A_TEST
+
+
+def defined(name: str) -> bool:
+    """Whether a function, a module, a file or a bench case is called so."""
+    if name.endswith("..."):
+        return "\n" + name.removesuffix("...") in definitions()
+    return f"\n{name}\n" in definitions() or name in stems() or somewhere(name, *SOURCES)
+
+
+def exists(what: Named) -> bool:
+    name = what.name
+    if name.startswith("make "):
+        return bool(re.search(rf"^{re.escape(name[5:])}:", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    if A_FILE.fullmatch(name) or A_FOLDER.fullmatch(name):
+        return any(f"/{name}/" in path for path in paths())
+    if "::" in name:
+        return all(f"\n{part}\n" in definitions() or part in stems() for part in name.split("::"))
+    if what.spec and "_" not in name:
+        return somewhere(name, f"tests/browser/specs/{what.spec}.ts")
+    if PERCENTILE.search(name):
+        cases = (name, PERCENTILE.sub("", name))
+        return any(somewhere(f'"{case}', "bench/*.py", "bench/*.rs", "bench/*/run") for case in cases)
+    return defined(name) if of_a_test(name) else name in stems() or somewhere(name, *SOURCES)
+
+
+def main() -> int:
+    gone = [what for what in named((ROOT / PAGE).read_text()) if not exists(what)]
+    for what in gone:
+        where = f" in {what.spec}.ts" if what.spec else ""
+        print(
+            f"promises: {PAGE}:{what.line}: nothing is called `{what.name}`{where}: name what proves this",
+            file=sys.stderr,
+        )
+    return 1 if gone else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
