@@ -43,7 +43,8 @@ class Driver:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=90)
         self.alive = True
-        # A new client counts its messages from the start again: their ids would meet those of the last.
+        # A new client counts its messages from the start again. Their ids always meet those of the last from here on.
+        self.client.session.message_count = 100
         self.outputs.clear()
         self.notices.clear()
         self.replies.clear()

@@ -70,6 +70,8 @@ pub struct Front {
     /// Answered cells that aren't known to be in the store, and the execution counts of the last cells.
     ledger: Ledger,
     heard: CellNumber,
+    /// The answered cells that the replica doesn't know to be heard.
+    unheard: Vec<CellId>,
     /// The answers and the tenure's losses that the replica knows to be heard.
     heard_told: (CellNumber, Tenure),
     counts: VecDeque<(CellId, i64)>,
@@ -135,6 +137,7 @@ impl Front {
             dropped: 0,
             ledger: Ledger::default(),
             heard: CellNumber(0),
+            unheard: Vec::new(),
             heard_told: (CellNumber(0), Tenure(0)),
             counts: VecDeque::new(),
             notices: Vec::new(),
@@ -202,13 +205,18 @@ impl Front {
         }
         let is_cell = header.msg_type == "execute_request";
         if is_cell || is_question(&header.msg_type) {
+            let id = CellId::from(header.msg_id);
             if is_cell {
                 self.tell_notices(&envelope.header, at, wire);
+                // A client may count its ids from the beginning. The log keeps an answer by its cell's id until it is heard.
+                if self.unheard.contains(&id) {
+                    self.acknowledge(wire);
+                }
             }
             // A subshell's cell goes to the kernel at once.
             let asks = self.durable && header.subshell_id.is_none();
             self.open.push(Open {
-                id: header.msg_id.into(),
+                id,
                 channel,
                 identity: identity.clone(),
                 header: envelope.header,
@@ -544,6 +552,7 @@ impl Front {
             Note::Answered { cell, number, count } => {
                 self.ledger.answered(CellNumber(number), cell.clone());
                 self.heard = CellNumber(number);
+                self.unheard.push(cell.clone());
                 if let Some(count) = count {
                     self.counts.push_back((cell, count));
                     if self.counts.len() > COUNTS {
@@ -583,6 +592,7 @@ impl Front {
         let heard = (self.heard, self.tenure);
         if heard > self.heard_told && self.tenure > Tenure(0) {
             self.heard_told = heard;
+            self.unheard.clear();
             let (cells, losses) = (heard.0.0, heard.1);
             wire.send(Item::Note(Note::Heard { cells, losses }));
         }
@@ -1006,6 +1016,39 @@ mod tests {
             sent[1].contains("HandedBefore") && sent[1].contains("Tenure(1)"),
             "{sent:?}"
         );
+    }
+
+    #[test]
+    fn an_answer_is_heard_before_another_cell_has_its_id() {
+        let mut author = Author::new(b"key", "client".into());
+        let (mut front, mut wire) = (
+            Front::new(b"key", "front".into()).durable(true),
+            Recorder::default(),
+        );
+        front.next_tenure(Tenure(1), false, Time(0), &mut wire);
+        let (r, other) = (request(&mut author), request(&mut author));
+        let cell: CellId = r.header().unwrap().msg_id.into();
+        let (number, count) = (7, None);
+        front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
+        let note = Note::Answered { cell, number, count };
+        front.item(1, Item::Note(note), Time(0), &mut wire);
+        let reply = author.write("execute_reply", &r.header, &json!({}), &json!({}), Time(0));
+        front.item(
+            2,
+            from_kernel(Channel::Shell, reply.message()),
+            Time(0),
+            &mut wire,
+        );
+        wire.take();
+        front.request(Channel::Shell, &ME, other.message(), Time(0), &mut wire);
+        assert_eq!(wire.take(), ["send Shell execute_request"]);
+        for heard in [true, false] {
+            front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
+            let sent = wire.take();
+            assert_eq!(sent.len(), 1 + usize::from(heard), "{sent:?}");
+            assert_eq!(sent[0].contains("Heard { cells: 7"), heard, "{sent:?}");
+            assert_eq!(sent.last().unwrap(), "send Shell execute_request");
+        }
     }
 
     #[test]

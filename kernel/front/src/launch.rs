@@ -51,8 +51,19 @@ pub struct Order {
     pub fresh_seat: bool,
     /// The node on which the replica before this one was lost, or those of the kernel's other replicas.
     pub avoid: Vec<NodeName>,
-    /// The user restarted the kernel: its namespace is to be empty.
-    pub fresh: bool,
+    pub origin: Origin,
+}
+
+/// The state from which a tenure goes on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    /// That of this front's earlier replica. The front may wait for answers that the replica gave.
+    MyReplica,
+    /// That of a kernel whose front has gone. Nobody waits for an answer of before, and clients may count their requests
+    /// from the beginning.
+    Before,
+    /// None: the user restarted the kernel.
+    Nothing,
 }
 
 impl Order {
@@ -354,7 +365,7 @@ fn next_tenure(
 ) -> Result<State> {
     for _ in 0..OPENINGS {
         let before = states::newest(kernel)?.map_or_else(State::new, |s| at_rest(s, &order.file));
-        let state = in_office(before, incarnation, job, node.clone(), order.fresh)?;
+        let state = in_office(before, incarnation, job, node.clone(), order.origin)?;
         match states::open(kernel, &state) {
             Ok(_) => {
                 states::remove_older(kernel, &state);
@@ -383,7 +394,7 @@ fn in_office(
     incarnation: Incarnation,
     seat: JobId,
     node: NodeName,
-    fresh: bool,
+    origin: Origin,
 ) -> Result<State> {
     let apply = |state: &mut State, entry: &Entry| state.apply(Index(state.applied().0 + 1), entry);
     apply(
@@ -403,7 +414,11 @@ fn in_office(
             executor: incarnation,
         },
     )?;
-    if fresh {
+    if origin != Origin::MyReplica {
+        let (cells, losses) = (state.cells(), Tenure(0));
+        apply(&mut state, &Entry::Heard { cells, losses })?;
+    }
+    if origin == Origin::Nothing {
         let sequence = Sequence(1);
         apply(
             &mut state,

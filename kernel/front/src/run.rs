@@ -6,7 +6,7 @@ use crate::asleep::{self, Listener};
 use crate::claim::{self, Found, Owned};
 use crate::core::{End, Front, Wire};
 use crate::delivered::Delivered;
-use crate::launch::{self, Order, Started, States};
+use crate::launch::{self, Order, Origin, Started, States};
 use crate::life::{Act, Input, Life};
 use crate::listen::{Door, answer_door};
 use crate::meanwhile::Meanwhile;
@@ -415,7 +415,11 @@ impl Main {
         let order = Order {
             fresh_seat,
             avoid: avoid.into_iter().collect(),
-            fresh: self.start.fresh && old.is_none(),
+            origin: match old {
+                Some(_) => Origin::MyReplica,
+                None if self.start.fresh => Origin::Nothing,
+                None => Origin::Before,
+            },
             ..self.order()
         };
         let starts = self.starts.clone();
@@ -450,7 +454,7 @@ impl Main {
             cpus: self.start.cpus,
             fresh_seat: false,
             avoid: Vec::new(),
-            fresh: false,
+            origin: Origin::MyReplica,
         }
     }
 

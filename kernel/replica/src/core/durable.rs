@@ -706,7 +706,10 @@ impl Core {
         let Some(durable) = &mut self.durable else {
             return false;
         };
-        let first = durable.journal.first_handed(&cell);
+        // Clients may use an id again: a cell that answers to an earlier one's id is a new one.
+        let Some(first) = durable.journal.first_handed(&cell) else {
+            return false;
+        };
         // Elections of earlier executors are told to the front, which then hands the request out as a new one.
         match durable.journal.state().fate(&cell, first, false) {
             Fate::Run => false,

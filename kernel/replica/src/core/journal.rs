@@ -170,9 +170,9 @@ impl Journal {
         self.handed_before.insert(cell, tenure);
     }
 
-    /// Forgets and returns the first tenure under which a request was handed out.
-    pub(super) fn first_handed(&mut self, cell: &CellId) -> Tenure {
-        self.handed_before.remove(cell).unwrap_or_else(|| self.tenure())
+    /// Forgets and returns the first tenure under which a request was handed out. `None`: this is the first time.
+    pub(super) fn first_handed(&mut self, cell: &CellId) -> Option<Tenure> {
+        self.handed_before.remove(cell)
     }
 
     /// Whether every proposal was applied.

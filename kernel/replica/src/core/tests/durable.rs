@@ -422,6 +422,22 @@ fn a_request_of_an_earlier_tenure_is_lost_in_the_middle() {
 }
 
 #[test]
+fn a_request_with_the_id_of_an_earlier_cell_is_a_new_one() {
+    let mut world = capturing();
+    for n in 1..=2 {
+        let out = world.run("a", Value::Null);
+        assert!(out.contains(&"kernel: execute_request a".into()), "{n}: {out:?}");
+        // The front tells what it has heard before it hands out a request with a known id.
+        world.input(Input::Heard {
+            cells: n - 1,
+            losses: Tenure(0),
+        });
+        let out = world.reply("a", "ok");
+        assert!(out.contains(&"front: execute_reply a ok".into()), "{n}: {out:?}");
+    }
+}
+
+#[test]
 fn a_lease_ends_with_the_process_that_used_it() {
     let mut world = capturing();
     world.run("g", gpu());
