@@ -104,9 +104,9 @@ impl Tended {
             tokio::select! {
                 item = news.recv() => match item {
                     Some(item) => {
-                        desk.learn(item);
+                        desk.learn(item, self.me);
                         while let Ok(item) = news.try_recv() {
-                            desk.learn(item);
+                            desk.learn(item, self.me);
                         }
                     }
                     None => break,
@@ -235,7 +235,7 @@ fn read_takeover(dir: PathBuf) -> anyhow::Result<Option<(Takeover, PathBuf)>> {
 }
 
 impl Desk {
-    fn learn(&mut self, news: News) {
+    fn learn(&mut self, news: News, me: Incarnation) {
         match news {
             News::State(state) => {
                 self.tell(FromSeat::State(state.clone()));
@@ -248,6 +248,10 @@ impl Desk {
                 }
                 self.tell(FromSeat::Applied { index, entry });
             }
+        }
+        // A deposed replica leaves by itself. Until then nobody may take it for the executor of a later tenure.
+        if self.state.as_ref().is_some_and(|s| s.executor() != Some(me)) {
+            self.replica = None;
         }
     }
 
