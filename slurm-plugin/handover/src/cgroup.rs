@@ -125,7 +125,7 @@ fn is_task(path: &Path) -> bool {
     last && names.iter().any(|n| n.starts_with("step_"))
 }
 
-fn write(dir: &Path, file: &str, text: &str, what: &'static str) -> Result<(), CgroupError> {
+pub(crate) fn write(dir: &Path, file: &str, text: &str, what: &'static str) -> Result<(), CgroupError> {
     let path = dir.join(file);
     // Cgroup files take a value in one write(2), and must not be created.
     File::options()
@@ -135,14 +135,15 @@ fn write(dir: &Path, file: &str, text: &str, what: &'static str) -> Result<(), C
         .map_err(failed(what, &path))
 }
 
-fn read_cpus(dir: &Path, file: &str) -> Result<CpuSet, CgroupError> {
+pub(crate) fn read_cpus(dir: &Path, file: &str) -> Result<CpuSet, CgroupError> {
     let path = dir.join(file);
     let text = std::fs::read_to_string(&path).map_err(failed("can't read", &path))?;
     text.parse()
         .map_err(|e| failed("can't understand", &path)(io::Error::other(e)))
 }
 
-/// Confines a kernel's process as Slurm did, where devices can be excepted from it. Gives what Slurm denies it.
+/// Confines a kernel's process as Slurm did, where devices can be excepted from it. Gives what Slurm denies it; none where
+/// Slurm denies nothing (`ConstrainDevices=no`): such a kernel gets no device.
 ///
 /// `pid` is the step's task before it runs the user's program: no descriptor is open yet.
 ///
@@ -154,21 +155,26 @@ pub fn confine(
     key: StepKey,
     uid: u32,
     pid: u32,
-) -> Result<(KernelCgroup, Vec<DeviceFile>), CgroupError> {
+) -> Result<Option<(KernelCgroup, Vec<DeviceFile>)>, CgroupError> {
     let task = || Path::new("the task");
     let membership = Membership::of(pid).map_err(failed("can't read the cgroups of", task()))?;
+    let placement = placement(&membership);
+    if placement == Placement::None {
+        return Ok(None);
+    }
     let files = probe::files(Path::new("/dev"));
     let slurms =
         probe::ask(mounts, &membership, &files).map_err(failed("can't ask what opens for", task()))?;
-    let cgroup = match placement(&membership) {
+    let cgroup = match placement {
         Placement::V1 => {
             let denied = numbers_denied(&slurms);
-            confine_v1(mounts, &membership, &own_path(node, key, uid), pid, &denied)?
+            let path = own_path(node, key, uid);
+            Some(confine_v1(mounts, &membership, &path, pid, &denied)?)
         }
         Placement::V2(task) => confine_v2(mounts, task)?,
-        Placement::None => KernelCgroup::Unconstrained,
+        Placement::None => None,
     };
-    Ok((cgroup, slurms.denied))
+    Ok(cgroup.map(|cgroup| (cgroup, slurms.denied)))
 }
 
 /// What a copy of Slurm's cgroup has to deny: what Slurm denies, and what may be made later with the next numbers of the
@@ -259,21 +265,33 @@ fn confine_cpuset_v1(
 }
 
 /// Nothing changes: Slurm's own program stays in force, and is kept to be excepted from and to be put back.
-fn confine_v2(mounts: &Mounts, task: PathBuf) -> Result<KernelCgroup, CgroupError> {
-    let dir = existing(mounts.v2(&task), &task)?;
+fn confine_v2(mounts: &Mounts, task: PathBuf) -> Result<Option<KernelCgroup>, CgroupError> {
+    let dir = mounts.v2(&task).ok_or_else(|| gone(&task))?;
     let slurms = File::open(&dir).and_then(Program::attached);
     let Some(program) = slurms.map_err(failed("can't read the device program of", &dir))? else {
-        return Ok(KernelCgroup::Unconstrained);
+        return Ok(None);
     };
     let base = read_cpus(&dir, "cpuset.cpus.effective")
         .ok()
         .filter(|c| !c.is_empty());
     let base = base.filter(|_| dir.join("cpuset.cpus").exists());
-    Ok(KernelCgroup::V2 { task, base, program })
+    Ok(Some(KernelCgroup::V2 { task, base, program }))
 }
 
 fn rule(number: Number) -> String {
     format!("c {}:{} rwm", number.major, number.minor)
+}
+
+fn gone(path: &Path) -> CgroupError {
+    failed("there is no cgroup", path)(io::ErrorKind::NotFound.into())
+}
+
+/// The directory that judges the kernel's devices. None: it is gone.
+fn dir(mounts: &Mounts, cgroup: &KernelCgroup) -> Option<PathBuf> {
+    match cgroup {
+        KernelCgroup::V1 { devices, .. } => mounts.v1("devices", devices).filter(|d| d.is_dir()),
+        KernelCgroup::V2 { task, .. } => mounts.v2(task),
+    }
 }
 
 /// Lets the kernel open `leased` beside what Slurm allows it.
@@ -281,27 +299,8 @@ fn rule(number: Number) -> String {
 /// # Errors
 /// Anything that the kernel refuses; the caller closes again.
 pub fn open_devices(mounts: &Mounts, cgroup: &KernelCgroup, leased: &[Number]) -> Result<(), CgroupError> {
-    match cgroup {
-        KernelCgroup::V1 { devices, .. } => {
-            let dir = existing(mounts.v1("devices", devices), devices)?;
-            for number in leased {
-                write(&dir, "devices.allow", &rule(*number), "can't allow a device in")?;
-            }
-            Ok(())
-        }
-        KernelCgroup::V2 { task, program, .. } => {
-            let dir = existing(mounts.v2(task), task)?;
-            File::open(&dir)
-                .and_then(|file| program.attach(&file, leased))
-                .map_err(failed("can't replace the device program of", &dir))
-        }
-        KernelCgroup::Unconstrained => Ok(()),
-    }
-}
-
-fn existing(dir: Option<PathBuf>, path: &Path) -> Result<PathBuf, CgroupError> {
-    dir.filter(|d| d.is_dir())
-        .ok_or_else(|| failed("there is no cgroup", path)(io::ErrorKind::NotFound.into()))
+    let dir = dir(mounts, cgroup).ok_or_else(|| gone(cgroup.path()))?;
+    permit(&dir, cgroup, leased, true)
 }
 
 /// Lets the kernel open none of `leased` any more; on v2 nothing but what Slurm allows it. A cgroup that is gone has no
@@ -310,44 +309,36 @@ fn existing(dir: Option<PathBuf>, path: &Path) -> Result<PathBuf, CgroupError> {
 /// # Errors
 /// Anything that the kernel refuses: the device must not go to anybody then.
 pub fn close_devices(mounts: &Mounts, cgroup: &KernelCgroup, leased: &[Number]) -> Result<(), CgroupError> {
-    match cgroup {
-        KernelCgroup::V1 { devices, .. } => {
-            let Some(dir) = mounts.v1("devices", devices).filter(|d| d.is_dir()) else {
-                return Ok(());
-            };
-            for number in leased {
-                write(&dir, "devices.deny", &rule(*number), "can't deny a device in")
-                    .or_else(unless_gone(&dir))?;
-            }
-            Ok(())
-        }
-        KernelCgroup::V2 { task, program, .. } => {
-            let Some(dir) = mounts.v2(task) else { return Ok(()) };
-            File::open(&dir)
-                .and_then(|file| program.attach(&file, &[]))
-                .map_err(failed("can't replace the device program of", &dir))
-                .or_else(unless_gone(&dir))
-        }
-        KernelCgroup::Unconstrained => Ok(()),
-    }
-}
-
-/// The cgroup may be removed between looking and writing.
-fn unless_gone(dir: &Path) -> impl FnOnce(CgroupError) -> Result<(), CgroupError> {
-    let dir = dir.to_owned();
-    move |e| if dir.is_dir() { Err(e) } else { Ok(()) }
-}
-
-/// Whether a process is in the cgroup of its record. A process in none of Slurm's counts as unconstrained.
-pub fn holds(cgroup: &KernelCgroup, pid: u32) -> bool {
-    let Ok(membership) = Membership::of(pid) else {
-        return false;
+    let Some(dir) = dir(mounts, cgroup) else {
+        return Ok(());
     };
+    // It may be removed between looking and writing.
+    permit(&dir, cgroup, leased, false).or_else(|e| if dir.is_dir() { Err(e) } else { Ok(()) })
+}
+
+fn permit(dir: &Path, cgroup: &KernelCgroup, leased: &[Number], open: bool) -> Result<(), CgroupError> {
     match cgroup {
-        KernelCgroup::V1 { devices, .. } => membership.v1("devices") == Some(devices),
-        KernelCgroup::V2 { task, .. } => membership.v2() == Some(task),
-        KernelCgroup::Unconstrained => true,
+        KernelCgroup::V1 { .. } => {
+            let file = if open { "devices.allow" } else { "devices.deny" };
+            let mut rules = leased.iter().map(|number| rule(*number));
+            rules.try_for_each(|rule| write(dir, file, &rule, "can't allow or deny a device in"))
+        }
+        KernelCgroup::V2 { program, .. } => {
+            let excepted = if open { leased } else { &[] };
+            File::open(dir)
+                .and_then(|file| program.attach(&file, excepted))
+                .map_err(failed("can't replace the device program of", dir))
+        }
     }
+}
+
+/// Whether a process is in the cgroup of its record.
+pub fn holds(cgroup: &KernelCgroup, pid: u32) -> bool {
+    let path = Some(cgroup.path());
+    Membership::of(pid).is_ok_and(|membership| match cgroup {
+        KernelCgroup::V1 { .. } => membership.v1("devices") == path,
+        KernelCgroup::V2 { .. } => membership.v2() == path,
+    })
 }
 
 /// The processes of a kernel, its children included.
@@ -362,43 +353,36 @@ pub fn threads(mounts: &Mounts, cgroup: &KernelCgroup) -> Vec<i32> {
 
 fn listed(mounts: &Mounts, cgroup: &KernelCgroup, v1: &str, v2: &str) -> Vec<i32> {
     let file = match cgroup {
-        KernelCgroup::V1 { devices, .. } => mounts.v1("devices", devices).map(|d| d.join(v1)),
-        KernelCgroup::V2 { task, .. } => mounts.v2(task).map(|d| d.join(v2)),
-        KernelCgroup::Unconstrained => None,
+        KernelCgroup::V1 { .. } => v1,
+        KernelCgroup::V2 { .. } => v2,
     };
-    let text = file
-        .and_then(|f| std::fs::read_to_string(f).ok())
-        .unwrap_or_default();
-    text.lines()
+    let text = dir(mounts, cgroup).and_then(|dir| std::fs::read_to_string(dir.join(file)).ok());
+    text.unwrap_or_default()
+        .lines()
         .filter_map(|l| l.trim().parse().ok())
         .filter(|t| *t > 0)
         .collect()
 }
 
-/// The kernel's cgroup as the counting programs know it. None: it is gone, or nothing confines the kernel.
+/// The kernel's cgroup as the counting programs know it. None: it is gone.
 pub fn group(mounts: &Mounts, cgroup: &KernelCgroup) -> Option<Group> {
-    let (hierarchy, dir) = match cgroup {
-        KernelCgroup::V1 { devices, .. } => (Group::DEVICES, mounts.v1("devices", devices)?),
-        KernelCgroup::V2 { task, .. } => (Group::UNIFIED, mounts.v2(task)?),
-        KernelCgroup::Unconstrained => return None,
+    let hierarchy = match cgroup {
+        KernelCgroup::V1 { .. } => Group::DEVICES,
+        KernelCgroup::V2 { .. } => Group::UNIFIED,
     };
-    let id = std::fs::metadata(dir).ok()?.ino();
-    Some(Group { hierarchy, id })
+    numbered(hierarchy, dir(mounts, cgroup))
 }
 
 /// That of any process.
 pub(crate) fn group_of(mounts: &Mounts, membership: &Membership) -> Option<Group> {
-    let v1 = membership.v1("devices").map(|path| KernelCgroup::V1 {
-        devices: path.to_owned(),
-        cpuset: None,
-        freezer: None,
-    });
-    let v2 = membership.v2().map(|path| KernelCgroup::V2 {
-        task: path.to_owned(),
-        base: None,
-        program: Program::default(),
-    });
-    [v1, v2].iter().flatten().find_map(|cgroup| group(mounts, cgroup))
+    let v1 = membership.v1("devices").and_then(|p| mounts.v1("devices", p));
+    let v2 = membership.v2().and_then(|p| mounts.v2(p));
+    numbered(Group::DEVICES, v1).or_else(|| numbered(Group::UNIFIED, v2))
+}
+
+fn numbered(hierarchy: u64, dir: Option<PathBuf>) -> Option<Group> {
+    let id = std::fs::metadata(dir?).ok()?.ino();
+    Some(Group { hierarchy, id })
 }
 
 /// Holds a kernel's processes still until dropped.
@@ -423,7 +407,6 @@ pub fn freeze(mounts: &Mounts, cgroup: &KernelCgroup) -> Frozen {
             let events = dir.as_ref().map(|d| d.join("cgroup.events"));
             (dir.map(|d| d.join("cgroup.freeze")), "1", "0", events, "frozen 1")
         }
-        KernelCgroup::Unconstrained => (None, "", "", None, ""),
     };
     let none = Frozen { file: None };
     let (Some(file), Some(state)) = (file, state) else {

@@ -4,30 +4,14 @@
 //! within the mask however wide the cpuset is, so every thread of the kernel gets the new mask. Without constrained
 //! cores there is no limit to widen, and nothing is done.
 
-use crate::cgroup::{Mounts, threads as cgroup_threads};
+use crate::cgroup::{self, CgroupError, Mounts, read_cpus};
 use crate::cpuset::CpuSet;
 use crate::proc::Membership;
 use crate::record::KernelCgroup;
 use rustix::process::Pid;
 use rustix::thread::{sched_getaffinity, sched_setaffinity};
 use std::collections::HashSet;
-use std::io;
 use std::path::{Path, PathBuf};
-
-/// A failed action on a kernel's cores.
-#[derive(Debug, thiserror::Error)]
-#[error("{what} {}", .path.display())]
-pub struct CoresError {
-    what: &'static str,
-    path: PathBuf,
-    #[source]
-    source: io::Error,
-}
-
-fn failed(what: &'static str, path: &Path) -> impl FnOnce(io::Error) -> CoresError {
-    let path = path.to_owned();
-    move |source| CoresError { what, path, source }
-}
 
 /// Cores of a step, from the cpuset of a process in it; empty if Slurm doesn't constrain cores.
 pub fn of_step(mounts: &Mounts, membership: &Membership) -> CpuSet {
@@ -66,7 +50,6 @@ pub fn base(cgroup: &KernelCgroup) -> Option<&CpuSet> {
     match cgroup {
         KernelCgroup::V1 { cpuset, .. } => cpuset.as_ref().map(|c| &c.base),
         KernelCgroup::V2 { base, .. } => base.as_ref(),
-        KernelCgroup::Unconstrained => None,
     }
 }
 
@@ -79,7 +62,7 @@ pub fn widen(
     cgroup: &KernelCgroup,
     affinity: &CpuSet,
     lease: &CpuSet,
-) -> Result<(), CoresError> {
+) -> Result<(), CgroupError> {
     for dir in levels(mounts, cgroup) {
         let now = read(&dir)?;
         if !now.is_empty() {
@@ -99,7 +82,7 @@ pub fn narrow(
     cgroup: &KernelCgroup,
     affinity: &CpuSet,
     lease: &CpuSet,
-) -> Result<(), CoresError> {
+) -> Result<(), CgroupError> {
     let Some(base) = base(cgroup) else { return Ok(()) };
     let extra = lease.minus(base);
     for dir in levels(mounts, cgroup).into_iter().rev() {
@@ -110,7 +93,7 @@ pub fn narrow(
     Ok(())
 }
 
-fn narrow_level(dir: &Path, extra: &CpuSet) -> Result<(), CoresError> {
+fn narrow_level(dir: &Path, extra: &CpuSet) -> Result<(), CgroupError> {
     let now = read(dir)?;
     let rest = now.minus(extra);
     // An empty list would mean "all of the parent's" on v2.
@@ -146,16 +129,12 @@ fn levels(mounts: &Mounts, cgroup: &KernelCgroup) -> Vec<PathBuf> {
     }
 }
 
-fn read(dir: &Path) -> Result<CpuSet, CoresError> {
-    let path = dir.join("cpuset.cpus");
-    let text = std::fs::read_to_string(&path).map_err(failed("can't read", &path))?;
-    text.parse()
-        .map_err(|e| failed("can't understand", &path)(io::Error::other(e)))
+fn read(dir: &Path) -> Result<CpuSet, CgroupError> {
+    read_cpus(dir, "cpuset.cpus")
 }
 
-fn write(dir: &Path, cpus: &CpuSet) -> Result<(), CoresError> {
-    let path = dir.join("cpuset.cpus");
-    std::fs::write(&path, cpus.to_string()).map_err(failed("can't set", &path))
+fn write(dir: &Path, cpus: &CpuSet) -> Result<(), CgroupError> {
+    cgroup::write(dir, "cpuset.cpus", &cpus.to_string(), "can't set")
 }
 
 /// Rounds over the thread list: a thread started meanwhile inherits its maker's mask, so only makers that were
@@ -172,7 +151,7 @@ fn set_masks(mounts: &Mounts, cgroup: &KernelCgroup, cpus: &CpuSet) {
         .for_each(|c| mask.set(c as usize));
     let mut done = HashSet::new();
     for _ in 0..ROUNDS {
-        let new: Vec<i32> = cgroup_threads(mounts, cgroup)
+        let new: Vec<i32> = cgroup::threads(mounts, cgroup)
             .into_iter()
             .filter(|t| done.insert(*t))
             .collect();

@@ -4,9 +4,9 @@
 //! part of the contract: who calls comes before what is asked, and nothing is touched before all have passed.
 
 use crate::probe::DeviceFile;
-use crate::record::{DeviceRecord, DeviceState, KernelCgroup, KernelRecord, StepKey};
+use crate::record::{Blocked, DeviceRecord, DeviceState, KernelRecord, StepKey};
 use crate::token::{Device, Hold, KernelProcess, Lend, MAX_AGE_S, Refusal, Token};
-use hop_words::id::{Epoch, GpuIndex, LeaseId};
+use hop_words::id::{Epoch, GpuIndex};
 use hop_words::time::Timestamp;
 
 /// Circumstances of a token, as told by Slurm and MUNGE.
@@ -64,7 +64,6 @@ pub fn check_kernel<'a>(
     wanted: &KernelProcess,
     record: Option<&'a KernelRecord>,
     live: LiveProcess,
-    isolation_none: bool,
 ) -> Result<&'a KernelRecord, Refusal> {
     let unknown = Refusal::UnknownKernel {
         job: wanted.seat_job,
@@ -83,9 +82,6 @@ pub fn check_kernel<'a>(
     let same = record.process.pid == wanted.pid && record.process.start_time == wanted.start_time;
     if !same || live.start_time != Some(record.process.start_time) {
         return Err(Refusal::WrongProcess { pid: wanted.pid });
-    }
-    if record.cgroup == KernelCgroup::Unconstrained && !isolation_none {
-        return Err(Refusal::Unconstrained);
     }
     if !live.in_its_cgroup {
         return Err(Refusal::OutsideItsStep { pid: wanted.pid });
@@ -125,7 +121,7 @@ pub enum Before {
     /// Nothing is known of it since the node booted: look for holders.
     Unknown,
     /// Undo this lease of an earlier step.
-    Undo(StepKey, LeaseId),
+    Undo(StepKey),
 }
 
 /// May the device be granted under this epoch, and what has to be undone first?
@@ -145,9 +141,7 @@ pub fn check_device(index: GpuIndex, record: Option<&DeviceRecord>, epoch: Epoch
     }
     Ok(match record.state {
         DeviceState::Free => Before::Nothing,
-        DeviceState::Lent { step, lease } | DeviceState::Blocked { step, lease, .. } => {
-            Before::Undo(step, lease)
-        }
+        DeviceState::Lent { step, .. } | DeviceState::Blocked(Blocked { step, .. }) => Before::Undo(step),
     })
 }
 
@@ -210,9 +204,9 @@ pub fn judge(suspect: &Suspect, rules: &Rules<'_>) -> Verdict {
 mod tests {
     use super::*;
     use crate::bpf::{Number, Program};
-    use crate::record::ProcessId;
+    use crate::record::{KernelCgroup, ProcessId};
     use crate::token::{Op, VERSION};
-    use hop_words::id::JobId;
+    use hop_words::id::{JobId, LeaseId};
     use proptest::prelude::*;
 
     const SERVICE: u32 = 900;
@@ -386,9 +380,9 @@ mod tests {
 
     #[test]
     fn the_executor_must_be_the_registered_process() {
-        assert!(check_kernel(&kernel(), Some(&record()), ALIVE, false).is_ok());
+        assert!(check_kernel(&kernel(), Some(&record()), ALIVE).is_ok());
         let refused = |wanted: KernelProcess, record: Option<KernelRecord>, live| {
-            check_kernel(&wanted, record.as_ref(), live, false).unwrap_err()
+            check_kernel(&wanted, record.as_ref(), live).unwrap_err()
         };
         assert!(matches!(
             refused(kernel(), None, ALIVE),
@@ -439,19 +433,6 @@ mod tests {
         ));
     }
 
-    #[test]
-    fn without_constraints_nothing_is_lent_unless_said_aloud() {
-        let record = KernelRecord {
-            cgroup: KernelCgroup::Unconstrained,
-            ..record()
-        };
-        assert_eq!(
-            check_kernel(&kernel(), Some(&record), ALIVE, false),
-            Err(Refusal::Unconstrained)
-        );
-        assert!(check_kernel(&kernel(), Some(&record), ALIVE, true).is_ok());
-    }
-
     proptest! {
         #[test]
         fn an_epoch_is_granted_once_and_only_upwards(last: u64, epoch: u64) {
@@ -475,15 +456,15 @@ mod tests {
                 step: PILOT,
                 lease: LeaseId(2)
             }),
-            Before::Undo(PILOT, LeaseId(2))
+            Before::Undo(PILOT)
         );
-        let blocked = DeviceState::Blocked {
+        let blocked = DeviceState::Blocked(Blocked {
             step: PILOT,
             lease: LeaseId(2),
             lessee: 1000,
             why: String::new(),
-        };
-        assert_eq!(before(blocked), Before::Undo(PILOT, LeaseId(2)));
+        });
+        assert_eq!(before(blocked), Before::Undo(PILOT));
         assert_eq!(check_device(GpuIndex(1), None, Epoch(0)), Ok(Before::Unknown));
     }
 

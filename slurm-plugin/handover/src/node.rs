@@ -5,16 +5,16 @@
 //! is closed and no process holds it, so a process killed at any point leaves a record that says what to undo.
 
 use crate::bpf::Number;
-use crate::cgroup::{self, Mounts, Placement};
+use crate::cgroup::{self, CgroupError, Mounts, Placement};
 use crate::cores;
 use crate::count::{BPF_DIR, Counter};
 use crate::cpuset::CpuSet;
 use crate::decide::{self, Arrival, Before, LiveProcess, Rules};
 use crate::options::Isolation;
-use crate::probe::{self, DeviceFile};
+use crate::probe;
 use crate::proc::{self, Membership};
 use crate::record::{
-    Agent, DeviceRecord, DeviceState, KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey,
+    Agent, Blocked, DeviceRecord, DeviceState, KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey,
 };
 use crate::release::{DYING, Release, Released, end_all};
 use crate::store::{Lock, Store, StoreError};
@@ -23,9 +23,10 @@ use crate::token::{
 };
 use hop_words::clock::now;
 use hop_words::error::chain;
-use hop_words::id::{Epoch, GpuIndex, JobId, NodeName};
+use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId, NodeName};
 use hop_words::process::start_time;
 use std::cell::OnceCell;
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -58,7 +59,7 @@ pub enum NodeError {
     #[error("the cgroup mounts can't be read")]
     Mounts(#[source] std::io::Error),
     #[error("the kernel can't be confined")]
-    Cgroup(#[from] cgroup::CgroupError),
+    Cgroup(#[from] CgroupError),
     #[error("the counting programs refuse the kernel")]
     Counter(#[source] std::io::Error),
     #[error("process {pid} is gone")]
@@ -74,13 +75,8 @@ enum Word {
     Operators,
 }
 
-/// The major number of devices of which nothing is known; Linux gives it to none.
-const UNKNOWN: u32 = 0;
-
-/// Those of the devices that are known.
 fn numbers(devices: &[Device]) -> Vec<Number> {
-    let known = devices.iter().map(Number::of);
-    known.filter(|n| n.major != UNKNOWN).collect()
+    devices.iter().map(Number::of).collect()
 }
 
 /// One node, as root sees it.
@@ -93,10 +89,22 @@ pub struct Node {
     counter: OnceCell<Result<Counter, String>>,
 }
 
-fn refused(what: &'static str) -> impl FnOnce(&dyn std::error::Error) -> Refusal {
+fn refused<E: Error>(what: &'static str) -> impl FnOnce(E) -> Refusal {
     move |e| Refusal::Failed {
         what: what.to_owned(),
-        detail: chain(e),
+        detail: chain(&e),
+    }
+}
+
+impl From<StoreError> for Refusal {
+    fn from(e: StoreError) -> Self {
+        refused("the node's records")(e)
+    }
+}
+
+impl From<CgroupError> for Refusal {
+    fn from(e: CgroupError) -> Self {
+        refused("the kernel's cgroup")(e)
     }
 }
 
@@ -123,15 +131,19 @@ impl Node {
         &self.store
     }
 
-    /// Registers a kernel's step and confines its task, before it runs the user's program.
+    /// Registers a kernel's step and confines its task, before it runs the user's program. None: Slurm constrains no
+    /// devices here, so that no lease will reach it.
     ///
     /// # Errors
     /// The task stays where Slurm put it, without any device, and no lease will reach it.
-    pub fn register(&self, key: StepKey, uid: u32, pid: u32) -> Result<KernelRecord, NodeError> {
+    pub fn register(&self, key: StepKey, uid: u32, pid: u32) -> Result<Option<KernelRecord>, NodeError> {
         let _lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
         self.sweep();
         let start_time = start_time(pid).ok_or(NodeError::Gone { pid })?;
-        let (cgroup, denied) = cgroup::confine(&self.mounts, &self.site.node, key, uid, pid)?;
+        let confined = cgroup::confine(&self.mounts, &self.site.node, key, uid, pid)?;
+        let Some((cgroup, denied)) = confined else {
+            return Ok(None);
+        };
         let group = cgroup::group(&self.mounts, &cgroup);
         if let (Some(group), Ok(counter)) = (group, self.counter()) {
             counter.admit(group).map_err(NodeError::Counter)?;
@@ -144,9 +156,9 @@ impl Node {
             group,
             denied,
         };
-        self.store.put_kernel(&record)?;
+        self.store.put(&record)?;
         self.widen_again(key.job)?;
-        Ok(record)
+        Ok(Some(record))
     }
 
     /// Kernels of one seat share its job's cpuset on v2, which is read and written back. Taken last of all locks.
@@ -155,15 +167,13 @@ impl Node {
     }
 
     /// On v2 Slurm sets a job's cpuset anew when a step of it starts, which takes lent cores away.
-    fn widen_again(&self, seat: JobId) -> Result<(), NodeError> {
+    fn widen_again(&self, seat: JobId) -> Result<(), StoreError> {
         let lent = |l: &LeaseRecord| l.kernel.job == seat && !l.cores.is_empty() && !l.closed;
-        for lease in self.store.leases()?.iter().filter(|l| lent(l)) {
+        for lease in self.store.all::<LeaseRecord>()?.iter().filter(|l| lent(l)) {
             if matches!(lease.cgroup, KernelCgroup::V2 { .. }) {
                 // The lease that is over meanwhile narrows again: both hold the kernel's lock.
-                let _lock = self
-                    .store
-                    .lock(&format!("kernel.{}", lease.kernel), LOCK_PATIENCE)?;
-                if self.store.lease(lease.step)?.is_some_and(|l| lent(&l)) {
+                let _lock = self.lock_kernel(lease.kernel)?;
+                if self.store.get(lease.step)?.is_some_and(|l| lent(&l)) {
                     let _cpusets = self.lock_cpusets()?;
                     let _ = cores::widen(&self.mounts, &lease.cgroup, &lease.affinity, &lease.cores);
                 }
@@ -178,7 +188,7 @@ impl Node {
     /// Records that can't be read. A cgroup that still has processes stays, and goes with a later sweep.
     pub fn unregister(&self, key: StepKey) -> Result<(), NodeError> {
         let deadline = Instant::now() + Duration::from_millis(200);
-        while let Some(record) = self.store.kernel(key)? {
+        while let Some(record) = self.store.get::<KernelRecord>(key)? {
             let lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
             if cgroup::remove(&self.mounts, &record.cgroup) {
                 self.forget(&record)?;
@@ -193,7 +203,7 @@ impl Node {
 
     /// Forgets kernels whose slurmstepd could not. Best effort: what is still in use stays for the next time.
     fn sweep(&self) {
-        for record in self.store.kernels().unwrap_or_default() {
+        for record in self.store.all::<KernelRecord>().unwrap_or_default() {
             let alive = start_time(record.process.pid) == Some(record.process.start_time);
             if !alive && cgroup::remove(&self.mounts, &record.cgroup) {
                 let _ = self.forget(&record);
@@ -207,7 +217,8 @@ impl Node {
         if let (Some(group), true, Ok(counter)) = (kernel.group, empty, self.counter()) {
             let _ = counter.forget(group);
         }
-        self.store.remove_kernel(kernel.key)
+        self.store.remove_lock(&kernel_lock(kernel.key));
+        self.store.remove::<KernelRecord>(kernel.key)
     }
 
     /// Hands this step's devices and cores over, or refuses and leaves everything as it was.
@@ -227,10 +238,16 @@ impl Node {
         stepd: ProcessId,
     ) -> Result<HandedOver, Refusal> {
         decide::check_arrival(token, arrival)?;
+        let step = Membership::of(task).map_err(refused("the step's cgroups"))?;
+        if cgroup::placement(&step) == Placement::None {
+            return Err(Refusal::Unconstrained);
+        }
         let kernel = self.executor(lend)?;
-        let level = self.level(&kernel)?;
-        let step = Membership::of(task).map_err(|e| refused("the step's cgroups")(&e))?;
-        let devices = self.lent_devices(lend, &kernel, names, &step)?;
+        let level = self.level()?;
+        // What opens in the lease's step and is denied to the kernel's own: neither more nor less was given by Slurm.
+        let answers = probe::ask(&self.mounts, &step, &kernel.denied);
+        let opens = answers.map_err(refused("asking what opens in the step"))?.opens;
+        let devices = decide::lent_devices(lend, names, &opens)?;
         self.check_lessee(&kernel, &devices)?;
         self.undo_before(token.epoch, &kernel, &devices)?;
 
@@ -276,30 +293,23 @@ impl Node {
         })
     }
 
-    /// How the end of a lease to this kernel will be known.
-    fn level(&self, kernel: &KernelRecord) -> Result<Level, Refusal> {
+    /// How the end of a lease will be known.
+    fn level(&self) -> Result<Level, Refusal> {
         match (self.counter(), self.site.isolation) {
-            _ if kernel.cgroup == KernelCgroup::Unconstrained => Ok(Level::None),
             (Ok(_), _) => Ok(Level::Counted),
             (Err(why), Isolation::Counted) => Err(Refusal::NotCounted { why: why.to_owned() }),
-            (Err(_), Isolation::Scanned | Isolation::None) => Ok(Level::Scanned),
+            (Err(_), Isolation::Scanned) => Ok(Level::Scanned),
         }
     }
 
     /// A lessee that left a device blocked gets no other here.
     fn check_lessee(&self, kernel: &KernelRecord, devices: &[Device]) -> Result<(), Refusal> {
-        let records = self.store.devices();
-        for record in records.map_err(|e| refused("the devices' records")(&e))? {
-            let DeviceState::Blocked { lessee, step, .. } = record.state else {
-                continue;
-            };
+        let uid = kernel.uid;
+        for (device, blocked) in self.blocked()? {
             // A requested device is examined below anyway.
-            let asked_for = devices
-                .iter()
-                .any(|d| Number::of(d) == Number::of(&record.device));
-            let index = record.device.index;
-            if lessee == kernel.uid && !asked_for && self.undo(step, index).is_err() {
-                let uid = kernel.uid;
+            let asked_for = numbers(devices).contains(&Number::of(&device));
+            if blocked.lessee == uid && !asked_for && self.undo(blocked.step, &device).is_err() {
+                let index = device.index;
                 return Err(Refusal::LesseeBlocks { uid, index });
             }
         }
@@ -313,51 +323,13 @@ impl Node {
             job: wanted.seat_job,
             step: wanted.seat_step,
         };
-        let record = self
-            .store
-            .kernel(key)
-            .map_err(|e| refused("the kernel's record")(&e))?;
+        let record: Option<KernelRecord> = self.store.get(key)?;
+        let holds = |r: &KernelRecord| cgroup::holds(&r.cgroup, wanted.pid);
         let live = LiveProcess {
             start_time: start_time(wanted.pid),
-            in_its_cgroup: record
-                .as_ref()
-                .is_some_and(|r| cgroup::holds(&r.cgroup, wanted.pid)),
+            in_its_cgroup: record.as_ref().is_some_and(holds),
         };
-        decide::check_kernel(
-            wanted,
-            record.as_ref(),
-            live,
-            self.site.isolation == Isolation::None,
-        )
-        .cloned()
-    }
-
-    /// What opens in the lease's step and is denied to the kernel's own: neither more nor less was given by Slurm.
-    fn lent_devices(
-        &self,
-        lend: &Lend,
-        kernel: &KernelRecord,
-        names: &[GpuIndex],
-        step: &Membership,
-    ) -> Result<Vec<Device>, Refusal> {
-        if kernel.cgroup == KernelCgroup::Unconstrained {
-            // Nothing tells one device from another: names are all there is.
-            let unknown = |index: &GpuIndex| DeviceFile {
-                number: Number {
-                    major: UNKNOWN,
-                    minor: index.0.into(),
-                },
-                path: PathBuf::new(),
-            };
-            let unknown: Vec<DeviceFile> = names.iter().map(unknown).collect();
-            return decide::lent_devices(lend, names, &unknown);
-        }
-        if cgroup::placement(step) == Placement::None {
-            return Err(Refusal::Unconstrained);
-        }
-        let answers = probe::ask(&self.mounts, step, &kernel.denied);
-        let answers = answers.map_err(|e| refused("asking what opens in the step")(&e))?;
-        decide::lent_devices(lend, names, &answers.opens)
+        decide::check_kernel(wanted, record.as_ref(), live).cloned()
     }
 
     fn step_cores(&self, lend: &Lend, kernel: &KernelRecord, step: &Membership) -> CpuSet {
@@ -367,71 +339,58 @@ impl Node {
         cores::of_step(&self.mounts, step)
     }
 
-    fn lock(&self, devices: &[Device], kernel: StepKey) -> Result<Vec<Lock>, Refusal> {
-        self.try_lock(devices, kernel)
-            .map_err(|e| refused("another step works on the device or the kernel")(&e))
+    fn lock_device(&self, device: &Device) -> Result<Lock, StoreError> {
+        self.store
+            .lock(&format!("gpu.{}", Number::of(device)), LOCK_PATIENCE)
+    }
+
+    fn lock_kernel(&self, kernel: StepKey) -> Result<Lock, StoreError> {
+        self.store.lock(&kernel_lock(kernel), LOCK_PATIENCE)
     }
 
     /// Devices by number, then the kernel: one order for everybody.
-    fn try_lock(&self, devices: &[Device], kernel: StepKey) -> Result<Vec<Lock>, StoreError> {
-        let names = devices.iter().map(|d| format!("gpu.{}", Number::of(d)));
-        names
-            .chain([format!("kernel.{kernel}")])
-            .map(|name| self.store.lock(&name, LOCK_PATIENCE))
-            .collect()
+    fn lock(&self, devices: &[Device], kernel: StepKey) -> Result<Vec<Lock>, StoreError> {
+        let mut locks = Vec::new();
+        for device in devices {
+            locks.push(self.lock_device(device)?);
+        }
+        locks.push(self.lock_kernel(kernel)?);
+        Ok(locks)
     }
 
     /// Undoes what earlier leases of the devices, or a lost one of the kernel, left behind.
     fn undo_before(&self, epoch: Epoch, kernel: &KernelRecord, devices: &[Device]) -> Result<(), Refusal> {
         for device in devices {
-            let record = self
-                .store
-                .device(Number::of(device))
-                .map_err(|e| refused("the device's record")(&e))?;
+            let record: Option<DeviceRecord> = self.store.get(Number::of(device))?;
             match decide::check_device(device.index, record.as_ref(), epoch)? {
                 Before::Nothing => {}
                 Before::Unknown => self.clear_unknown(device)?,
-                Before::Undo(step, _) => {
-                    let lease = self
-                        .store
-                        .lease(step)
-                        .map_err(|e| refused("the lease's record")(&e))?;
-                    match lease {
-                        Some(lease) => self.undo(lease.step, device.index)?,
-                        None => self.clear_unknown(device)?,
-                    }
-                }
+                Before::Undo(step) => self.undo(step, device)?,
             }
         }
         self.undo_lost_lease_of(kernel)
     }
 
-    fn undo(&self, step: StepKey, index: GpuIndex) -> Result<(), Refusal> {
-        match self
-            .take_back(step)
-            .map_err(|e| refused("the earlier lease")(&e))?
-        {
+    fn undo(&self, step: StepKey, device: &Device) -> Result<(), Refusal> {
+        match self.take_back(step)? {
             Some((taken, _)) if !taken.clean => Err(Refusal::Blocked {
-                index,
+                index: device.index,
                 why: why(&taken.holders),
             }),
-            _ => Ok(()),
+            Some(_) => Ok(()),
+            None => self.clear_unknown(device),
         }
     }
 
     /// Undoes a lost lease of the kernel: nobody else takes back a lease without its slurmstepd, and a kernel has one
     /// lease.
     fn undo_lost_lease_of(&self, kernel: &KernelRecord) -> Result<(), Refusal> {
-        let leases = self
-            .store
-            .leases()
-            .map_err(|e| refused("the leases' records")(&e))?;
-        for lease in leases.into_iter().filter(|l| l.kernel == kernel.key && !l.closed) {
+        for lease in self.leases_of(kernel)? {
             if start_time(lease.stepd.pid) == Some(lease.stepd.start_time) {
                 return Err(Refusal::KernelHolds { lease: lease.lease });
             }
             match lease.devices.first() {
-                Some(device) => self.undo(lease.step, device.index)?,
+                Some(device) => self.undo(lease.step, device)?,
                 None => {
                     let _ = self.take_back(lease.step);
                 }
@@ -440,19 +399,22 @@ impl Node {
         Ok(())
     }
 
-    /// Clears a device without a record: no kernel may open it, and nobody may hold it. Its last lessee is unknown,
-    /// so nobody is ended.
+    fn leases_of(&self, kernel: &KernelRecord) -> Result<Vec<LeaseRecord>, StoreError> {
+        let mut leases = self.store.all::<LeaseRecord>()?;
+        leases.retain(|l| l.kernel == kernel.key && !l.closed);
+        Ok(leases)
+    }
+
+    /// Clears a device of which no record tells: no kernel may open it, and nobody may hold it. Its last lessee is
+    /// unknown, so nobody is ended.
     fn clear_unknown(&self, device: &Device) -> Result<(), Refusal> {
-        let name = format!("gpu.{}", Number::of(device));
-        let _lock = self
-            .store
-            .lock(&name, LOCK_PATIENCE)
-            .map_err(|e| refused("another step works on the device")(&e))?;
+        let _lock = self.lock_device(device)?;
+        let record: Option<DeviceRecord> = self.store.get(Number::of(device))?;
         self.close_everywhere(device)?;
         let released = Release {
             mounts: &self.mounts,
             numbers: &[Number::of(device)],
-            cgroup: &KernelCgroup::Unconstrained,
+            cgroup: None,
             process: ProcessId {
                 pid: 0,
                 start_time: 0,
@@ -463,44 +425,32 @@ impl Node {
         }
         .run(Duration::ZERO, Duration::ZERO);
         if released.holders.is_empty() {
-            let state = DeviceState::Free;
-            self.store
-                .put_device(device, Epoch(0), state)
-                .map_err(|e| refused("the device's record")(&e))
-        } else {
-            Err(Refusal::Blocked {
-                index: device.index,
-                why: why(&released.holders),
-            })
+            self.store.put(&DeviceRecord {
+                device: device.clone(),
+                epoch: record.map_or(Epoch(0), |r| r.epoch),
+                state: DeviceState::Free,
+            })?;
+            return Ok(());
         }
+        Err(Refusal::Blocked {
+            index: device.index,
+            why: why(&released.holders),
+        })
     }
 
     /// Denies a device to every kernel without it in a record.
     fn close_everywhere(&self, device: &Device) -> Result<(), Refusal> {
+        let number = Number::of(device);
         if let Ok(counter) = self.counter() {
             // This shuts every kernel out, whatever its cgroup allows.
-            return counter
-                .close(Number::of(device))
-                .map_err(|e| refused("closing the device")(&e));
+            return counter.close(number).map_err(refused("closing the device"));
         }
-        let leases = self
-            .store
-            .leases()
-            .map_err(|e| refused("the leases' records")(&e))?;
-        for other in self
-            .store
-            .kernels()
-            .map_err(|e| refused("the kernels' records")(&e))?
-        {
-            let name = format!("kernel.{}", other.key);
-            let lock = self.store.lock(&name, LOCK_PATIENCE);
-            let _lock = lock.map_err(|e| refused("another step works on the kernel")(&e))?;
-            let lent = leases
-                .iter()
-                .any(|l| l.kernel == other.key && !l.devices.is_empty());
-            if !lent || matches!(other.cgroup, KernelCgroup::V1 { .. }) {
-                cgroup::close_devices(&self.mounts, &other.cgroup, &[Number::of(device)])
-                    .map_err(|e| refused("closing the device elsewhere")(&e))?;
+        let leases = self.store.all::<LeaseRecord>()?;
+        for other in self.store.all::<KernelRecord>()? {
+            let _lock = self.lock_kernel(other.key)?;
+            let its = |l: &LeaseRecord| l.kernel == other.key && !l.devices.is_empty();
+            if matches!(other.cgroup, KernelCgroup::V1 { .. }) || !leases.iter().any(its) {
+                cgroup::close_devices(&self.mounts, &other.cgroup, &[number])?;
             }
         }
         Ok(())
@@ -517,71 +467,49 @@ impl Node {
     /// Checks under the locks that the findings of [`Self::undo_before`] still hold.
     fn check_still(&self, epoch: Epoch, kernel: &KernelRecord, devices: &[Device]) -> Result<(), Refusal> {
         for device in devices {
-            let record = self
-                .store
-                .device(Number::of(device))
-                .map_err(|e| refused("the device's record")(&e))?;
-            let blocked = |why| Refusal::Blocked {
-                index: device.index,
-                why,
-            };
-            if decide::check_device(device.index, record.as_ref(), epoch)? != Before::Nothing {
+            let number = Number::of(device);
+            let record: Option<DeviceRecord> = self.store.get(number)?;
+            let index = device.index;
+            let blocked = |why| Refusal::Blocked { index, why };
+            if decide::check_device(index, record.as_ref(), epoch)? != Before::Nothing {
                 return Err(blocked("another lease took it at the same moment".to_owned()));
             }
-            let open = self.counter().map_or(Ok(0), |c| c.open_files(Number::of(device)));
-            match open.map_err(|e| refused("counting")(&e))? {
+            let open = self.counter().map_or(Ok(0), |c| c.open_files(number));
+            match open.map_err(refused("counting"))? {
                 0 => {}
                 n => return Err(blocked(format!("{n} files of an earlier lease are open"))),
             }
         }
-        let leases = self
-            .store
-            .leases()
-            .map_err(|e| refused("the leases' records")(&e))?;
-        match leases.into_iter().find(|l| l.kernel == kernel.key && !l.closed) {
+        match self.leases_of(kernel)?.first() {
             Some(lease) => Err(Refusal::KernelHolds { lease: lease.lease }),
             None => Ok(()),
         }
     }
 
-    /// The counting begins before anything is opened.
-    fn begin_to_count(&self, record: &LeaseRecord) -> Result<(), Refusal> {
-        let (Level::Counted, Ok(counter), Some(group)) = (record.level, self.counter(), record.group) else {
-            return Ok(());
-        };
+    /// Records first, then counts, then opens.
+    fn open_lease(&self, record: &LeaseRecord) -> Result<(), Refusal> {
+        self.store.put(record)?;
         for device in &record.devices {
-            counter
-                .lend(Number::of(device), group)
-                .map_err(|e| refused("counting")(&e))?;
+            self.store.put(&DeviceRecord {
+                device: device.clone(),
+                epoch: record.epoch,
+                state: DeviceState::Lent {
+                    step: record.step,
+                    lease: record.lease,
+                },
+            })?;
+        }
+        if let (Level::Counted, Ok(counter), Some(group)) = (record.level, self.counter(), record.group) {
+            for number in numbers(&record.devices) {
+                counter.lend(number, group).map_err(refused("counting"))?;
+            }
+        }
+        cgroup::open_devices(&self.mounts, &record.cgroup, &numbers(&record.devices))?;
+        if !record.cores.is_empty() {
+            let _cpusets = self.lock_cpusets()?;
+            cores::widen(&self.mounts, &record.cgroup, &record.affinity, &record.cores)?;
         }
         Ok(())
-    }
-
-    /// Records first, then opens.
-    fn open_lease(&self, record: &LeaseRecord) -> Result<(), Refusal> {
-        self.store
-            .put_lease(record)
-            .map_err(|e| refused("recording the lease")(&e))?;
-        for device in &record.devices {
-            let state = DeviceState::Lent {
-                step: record.step,
-                lease: record.lease,
-            };
-            self.store
-                .put_device(device, record.epoch, state)
-                .map_err(|e| refused("recording the device")(&e))?;
-        }
-        self.begin_to_count(record)?;
-        cgroup::open_devices(&self.mounts, &record.cgroup, &numbers(&record.devices))
-            .map_err(|e| refused("opening the device")(&e))?;
-        if record.cores.is_empty() {
-            return Ok(());
-        }
-        let _cpusets = self
-            .lock_cpusets()
-            .map_err(|e| refused("another step works on the cores")(&e))?;
-        cores::widen(&self.mounts, &record.cgroup, &record.affinity, &record.cores)
-            .map_err(|e| refused("widening the cores")(&e))
     }
 
     /// Ends the lease of a pilot's step; None if there is none (any more). Gives the agent's socket with it.
@@ -593,11 +521,11 @@ impl Node {
     }
 
     fn take_back_by(&self, step: StepKey, word: Word) -> Result<Option<(TakenBack, Agent)>, StoreError> {
-        let Some(record) = self.store.lease(step)? else {
+        let Some(record) = self.store.get::<LeaseRecord>(step)? else {
             return Ok(None);
         };
-        let _locks = self.try_lock(&record.devices, record.kernel)?;
-        let Some(record) = self.store.lease(step)? else {
+        let _locks = self.lock(&record.devices, record.kernel)?;
+        let Some(record) = self.store.get::<LeaseRecord>(step)? else {
             return Ok(None);
         };
         Ok(Some((self.take_back_locked(&record, word), record.notify)))
@@ -609,93 +537,75 @@ impl Node {
     /// The first reason against it. A lease that is over already is a clean success.
     pub fn take_back_by_token(&self, token: &Token, arrival: &Arrival) -> Result<TakenBack, Refusal> {
         decide::check_arrival(token, arrival)?;
-        let record = self
-            .store
-            .lease_by_id(token.lease)
-            .map_err(|e| refused("the leases' records")(&e))?;
-        let nothing = || TakenBack {
-            lease: token.lease,
-            epoch: token.epoch,
+        let leases = self.store.all::<LeaseRecord>()?;
+        let taken = match leases.into_iter().find(|l| l.lease == token.lease) {
+            Some(record) => self.take_back(record.step)?,
+            None => None,
+        };
+        let over = || self.taken_back(token.lease, token.epoch, token.pilot);
+        Ok(taken.map_or_else(over, |(taken, _)| taken))
+    }
+
+    /// A lease that left nothing to take back.
+    fn taken_back(&self, lease: LeaseId, epoch: Epoch, pilot: JobId) -> TakenBack {
+        TakenBack {
+            lease,
+            epoch,
             node: NodeName::from(self.site.node.as_str()),
-            pilot: token.pilot,
+            pilot,
             devices: Vec::new(),
             clean: true,
             level: Level::default(),
             ended_pids: Vec::new(),
             holders: Vec::new(),
             at: now(),
-        };
-        let Some(record) = record else {
-            return Ok(nothing());
-        };
-        let taken = self
-            .take_back(record.step)
-            .map_err(|e| refused("the take-back")(&e))?;
-        Ok(taken.map_or_else(nothing, |(taken, _)| taken))
+        }
     }
 
-    /// How the node stands, after another look at the blocked devices that are named. `task`: the asking step's process.
+    /// How the node stands, after another look at the blocked devices that are named.
     ///
     /// # Errors
     /// The first reason against it, or records that can't be read.
-    pub fn look(
-        &self,
-        token: &Token,
-        look: &Look,
-        arrival: &Arrival,
-        task: u32,
-    ) -> Result<Standing, Refusal> {
+    pub fn look(&self, token: &Token, look: &Look, arrival: &Arrival) -> Result<Standing, Refusal> {
         decide::check_arrival(token, arrival)?;
         let word = match look.operator {
             Some(_) => Word::Operators,
             None => Word::Ours,
         };
         let before = self.blocked()?;
-        for device in before.iter().filter(|b| look.again.contains(&b.0.device.index)) {
-            let (record, step, _) = device;
-            match self.take_back_by(*step, word) {
+        for (device, blocked) in before.iter().filter(|(d, _)| look.again.contains(&d.index)) {
+            if self.take_back_by(blocked.step, word)?.is_none() {
                 // Its lease's record is gone: as if nothing were known of it.
-                Ok(None) => drop(self.clear_unknown(&record.device)),
-                Ok(Some(_)) => {}
-                Err(e) => return Err(refused("the earlier lease")(&e)),
+                drop(self.clear_unknown(device));
             }
         }
         let after = self.blocked()?;
-        let freed = before
-            .iter()
-            .filter(|(b, ..)| after.iter().all(|(a, ..)| a.device != b.device))
-            .map(|(record, _, blocked)| (record.device.index, blocked.lease))
-            .collect();
-        let confined = Membership::of(task).is_ok_and(|m| cgroup::placement(&m) != Placement::None);
-        let (level, why) = match (self.counter(), self.site.isolation) {
-            (_, Isolation::None) if !confined => (Level::None, String::new()),
-            (Ok(_), _) => (Level::Counted, String::new()),
-            (Err(why), _) => (Level::Scanned, why.to_owned()),
+        let (level, why) = match self.counter() {
+            Ok(_) => (Level::Counted, ""),
+            Err(why) => (Level::Scanned, why),
         };
+        let blocked = after.iter().map(|(device, blocked)| BlockedDevice {
+            index: device.index,
+            lease: blocked.lease,
+            why: blocked.why.clone(),
+        });
+        let freed = before.iter().filter(|(b, _)| after.iter().all(|(a, _)| a != b));
         Ok(Standing {
             node: NodeName::from(self.site.node.as_str()),
             pilot: token.pilot,
             level,
-            why,
-            blocked: after.into_iter().map(|(.., blocked)| blocked).collect(),
-            freed,
+            why: why.to_owned(),
+            blocked: blocked.collect(),
+            freed: freed.map(|(d, blocked)| (d.index, blocked.lease)).collect(),
             at: now(),
         })
     }
 
-    /// The devices that are lent to nobody, with the steps whose leases left them so.
-    fn blocked(&self) -> Result<Vec<(DeviceRecord, StepKey, BlockedDevice)>, Refusal> {
-        let records = self.store.devices();
-        let records = records.map_err(|e| refused("the devices' records")(&e))?;
-        let blocked = records.into_iter().filter_map(|record| match &record.state {
-            DeviceState::Blocked { step, lease, why, .. } => {
-                let blocked = BlockedDevice {
-                    index: record.device.index,
-                    lease: *lease,
-                    why: why.clone(),
-                };
-                Some((record.clone(), *step, blocked))
-            }
+    /// The devices that are lent to nobody.
+    fn blocked(&self) -> Result<Vec<(Device, Blocked)>, StoreError> {
+        let records = self.store.all::<DeviceRecord>()?.into_iter();
+        let blocked = records.filter_map(|record| match record.state {
+            DeviceState::Blocked(blocked) => Some((record.device, blocked)),
             DeviceState::Free | DeviceState::Lent { .. } => None,
         });
         Ok(blocked.collect())
@@ -706,11 +616,14 @@ impl Node {
     /// # Errors
     /// Records that can't be read.
     pub fn job_ended(&self, job: JobId) -> Result<Vec<(TakenBack, Agent)>, StoreError> {
+        let mut leases = self.store.all::<LeaseRecord>()?;
+        leases.retain(|l| l.step.job == job);
+        leases.sort_by_key(|l| l.step);
         let mut taken = Vec::new();
-        for record in self.store.leases_of(job)? {
+        for record in leases {
             taken.extend(self.take_back(record.step)?);
         }
-        let kernels = self.store.kernels()?;
+        let kernels = self.store.all::<KernelRecord>()?;
         if !kernels.iter().any(|k| k.key.job == job) {
             return Ok(taken);
         }
@@ -734,19 +647,15 @@ impl Node {
         let (released, level) = self.release(record, &devices, word);
         holders.extend(released.holders);
         if let Err(e) = self.conclude(record, &devices, &holders, closed) {
-            holders.push(self.unclosed(record, &e));
+            holders.push(kernels(record, Hold::Cgroup, chain(&e)));
         }
         TakenBack {
-            lease: record.lease,
-            epoch: record.epoch,
-            node: NodeName::from(self.site.node.as_str()),
-            pilot: record.step.job,
             devices: record.devices.iter().map(|d| d.index).collect(),
             clean: holders.is_empty(),
             level,
             ended_pids: released.ended,
             holders,
-            at: now(),
+            ..self.taken_back(record.lease, record.epoch, record.step.job)
         }
     }
 
@@ -757,44 +666,36 @@ impl Node {
             for device in devices {
                 let counter = self.counter().map_err(std::io::Error::other);
                 if let Err(e) = counter.and_then(|c| c.close(Number::of(device))) {
-                    unclosed.push(self.unclosed(record, &e));
+                    unclosed.push(kernels(record, Hold::Cgroup, chain(&e)));
                 }
             }
         }
         if let Err(e) = cgroup::close_devices(&self.mounts, &record.cgroup, &numbers(devices)) {
-            unclosed.push(self.unclosed(record, &e));
+            unclosed.push(kernels(record, Hold::Cgroup, chain(&e)));
         }
         // Without the lock a neighbour may keep cores that are lent elsewhere: slow, not unsafe.
         let _cpusets = (!record.cores.is_empty()).then(|| self.lock_cpusets().ok());
         if !record.cores.is_empty()
             && let Err(e) = cores::narrow(&self.mounts, &record.cgroup, &record.affinity, &record.cores)
         {
-            unclosed.push(self.unclosed(record, &e));
+            unclosed.push(kernels(record, Hold::Cgroup, chain(&e)));
         }
         unclosed
     }
 
     /// The lease's devices, without those of a later lease.
     fn still_its(&self, record: &LeaseRecord) -> Vec<Device> {
-        let its = |device: &Device| match self.store.device(Number::of(device)) {
+        let its = |device: &Device| match self.store.get::<DeviceRecord>(Number::of(device)) {
             Ok(Some(r)) => match r.state {
                 DeviceState::Free => r.epoch <= record.epoch,
-                DeviceState::Lent { step, .. } | DeviceState::Blocked { step, .. } => step == record.step,
+                DeviceState::Lent { step, .. } | DeviceState::Blocked(Blocked { step, .. }) => {
+                    step == record.step
+                }
             },
             // A missing or unreadable record: closing twice does no harm.
             _ => true,
         };
         record.devices.iter().filter(|d| its(d)).cloned().collect()
-    }
-
-    fn unclosed(&self, record: &LeaseRecord, error: &dyn std::error::Error) -> Holder {
-        Holder {
-            pid: record.process.pid,
-            uid: record.uid,
-            exe: proc::exe(record.process.pid),
-            how: Hold::Cgroup,
-            why: chain(error),
-        }
     }
 
     fn conclude(
@@ -805,29 +706,28 @@ impl Node {
         closed: bool,
     ) -> Result<(), StoreError> {
         for device in devices {
-            let epoch = self
-                .store
-                .device(Number::of(device))?
-                .map_or(record.epoch, |r| r.epoch.max(record.epoch));
+            let known: Option<DeviceRecord> = self.store.get(Number::of(device))?;
             let state = if holders.is_empty() {
                 DeviceState::Free
             } else {
-                DeviceState::Blocked {
+                DeviceState::Blocked(Blocked {
                     step: record.step,
                     lease: record.lease,
                     lessee: record.uid,
                     why: why(holders),
-                }
+                })
             };
-            self.store.put_device(device, epoch, state)?;
+            self.store.put(&DeviceRecord {
+                device: device.clone(),
+                epoch: known.map_or(record.epoch, |r| r.epoch.max(record.epoch)),
+                state,
+            })?;
         }
         if holders.is_empty() {
-            self.store.remove_lease(record.step)
+            self.store.remove::<LeaseRecord>(record.step)
         } else {
-            self.store.put_lease(&LeaseRecord {
-                closed,
-                ..record.clone()
-            })
+            let record = record.clone();
+            self.store.put(&LeaseRecord { closed, ..record })
         }
     }
 
@@ -841,7 +741,9 @@ impl Node {
         let last = |n: &Number| counter.and_then(|c| c.last_lessee(*n).ok().flatten());
         let lost = record.level == Level::Counted && numbers.iter().any(|n| last(n) != record.group);
         if lost && word == Word::Ours {
-            let holders = vec![uncounted(record)];
+            // Nothing proves that the device is free.
+            let why = "the counting programs are gone, or began anew, during the lease".to_owned();
+            let holders = vec![kernels(record, Hold::OpenFile, why)];
             let ended = Vec::new();
             return (Released { ended, holders }, Level::Scanned);
         }
@@ -856,7 +758,7 @@ impl Node {
         let released = Release {
             mounts: &self.mounts,
             numbers: &numbers,
-            cgroup: &record.cgroup,
+            cgroup: Some(&record.cgroup),
             process: record.process,
             rules: self.rules(record.uid, record.notify.uid),
             counter,
@@ -868,15 +770,19 @@ impl Node {
     }
 }
 
-/// The programs were taken away during the lease: nothing proves that the device is free.
-fn uncounted(record: &LeaseRecord) -> Holder {
+/// The lessee's kernel itself, as what keeps a device.
+fn kernels(record: &LeaseRecord, how: Hold, why: String) -> Holder {
     Holder {
         pid: record.process.pid,
         uid: record.uid,
         exe: proc::exe(record.process.pid),
-        how: Hold::OpenFile,
-        why: "the counting programs are gone, or began anew, during the lease".to_owned(),
+        how,
+        why,
     }
+}
+
+fn kernel_lock(kernel: StepKey) -> String {
+    format!("kernel.{kernel}")
 }
 
 fn why(holders: &[Holder]) -> String {

@@ -31,8 +31,6 @@ pub enum Isolation {
     Counted,
     /// Count where Linux can; elsewhere hold the kernel still and look at all processes once.
     Scanned,
-    /// As `Scanned`, and lend even where Slurm doesn't constrain devices.
-    None,
 }
 
 /// An argument that is none.
@@ -78,8 +76,8 @@ impl Options {
                     options.ignore_holders.extend(value.split(',').map(str::to_owned));
                 }
                 ("isolation", "counted") => options.isolation = Isolation::Counted,
-                ("isolation", "scanned") => options.isolation = Isolation::Scanned,
-                ("isolation", "none") => options.isolation = Isolation::None,
+                // "none", of earlier releases, lent without Slurm's constraint too: a pool's isolation says that now.
+                ("isolation", "scanned" | "none") => options.isolation = Isolation::Scanned,
                 _ => return Err(BadArgument(argument.to_owned())),
             }
         }
@@ -121,13 +119,13 @@ mod tests {
             "service_user=hop",
             "ignore_holders=/usr/bin/a,/usr/bin/b",
             "ignore_holders=/usr/bin/c",
-            "isolation=none",
+            "isolation=scanned",
             "dry_run",
         ])
         .unwrap();
         assert_eq!(options.service_user, "hop");
         assert_eq!(options.ignore_holders, ["/usr/bin/a", "/usr/bin/b", "/usr/bin/c"]);
-        assert_eq!(options.isolation, Isolation::None);
+        assert_eq!(options.isolation, Isolation::Scanned);
         assert!(options.dry_run);
         assert_eq!(options.run_dir, Options::default().run_dir);
     }

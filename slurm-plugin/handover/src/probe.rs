@@ -74,10 +74,7 @@ pub struct Answers {
 /// There is no such cgroup, or no child can be made in it.
 pub fn ask(mounts: &Mounts, membership: &Membership, files: &[DeviceFile]) -> io::Result<Answers> {
     let mut answers = Answers::default();
-    let Some(cgroup) = entrance(mounts, membership)? else {
-        answers.opens = files.to_vec();
-        return Ok(answers);
-    };
+    let cgroup = entrance(mounts, membership)?;
     let names: Result<Vec<CString>, _> = files
         .iter()
         .map(|f| CString::new(f.path.as_os_str().as_bytes()))
@@ -97,19 +94,16 @@ pub fn ask(mounts: &Mounts, membership: &Membership, files: &[DeviceFile]) -> io
 }
 
 /// The file by which a process enters the cgroup that judges its devices.
-fn entrance(mounts: &Mounts, membership: &Membership) -> io::Result<Option<File>> {
+fn entrance(mounts: &Mounts, membership: &Membership) -> io::Result<File> {
     let dir = match cgroup::placement(membership) {
         Placement::V1 => membership
             .v1("devices")
             .and_then(|path| mounts.v1("devices", path)),
         Placement::V2(task) => mounts.v2(&task),
-        Placement::None => return Ok(None),
+        Placement::None => None,
     };
     let dir = dir.ok_or(io::ErrorKind::NotFound)?;
-    File::options()
-        .write(true)
-        .open(dir.join("cgroup.procs"))
-        .map(Some)
+    File::options().write(true).open(dir.join("cgroup.procs"))
 }
 
 /// One byte for each name. Between fork and exit the child makes system calls alone: another thread may have held any

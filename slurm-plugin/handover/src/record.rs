@@ -10,7 +10,7 @@ use crate::probe::DeviceFile;
 use crate::token::{Device, Level};
 use hop_words::id::{Epoch, JobId, LeaseId};
 use serde::{Deserialize, Serialize};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A process, told apart from later ones with the same pid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -66,8 +66,16 @@ pub enum KernelCgroup {
         base: Option<CpuSet>,
         program: Program,
     },
-    /// Slurm does not constrain devices here.
-    Unconstrained,
+}
+
+impl KernelCgroup {
+    /// The cgroup that judges the kernel's devices.
+    pub fn path(&self) -> &Path {
+        match self {
+            Self::V1 { devices, .. } => devices,
+            Self::V2 { task, .. } => task,
+        }
+    }
 }
 
 /// Our cpuset cgroup of a kernel on v1.
@@ -105,13 +113,17 @@ pub enum DeviceState {
     /// The kernel of the lease that the step `step` has.
     Lent { step: StepKey, lease: LeaseId },
     /// No kernel, but something may hold it still.
-    Blocked {
-        step: StepKey,
-        lease: LeaseId,
-        /// The last lessee: no other device goes to this user before this one is free.
-        lessee: u32,
-        why: String,
-    },
+    Blocked(Blocked),
+}
+
+/// What keeps a device from being lent.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Blocked {
+    pub step: StepKey,
+    pub lease: LeaseId,
+    /// The last lessee: no other device goes to this user before this one is free.
+    pub lessee: u32,
+    pub why: String,
 }
 
 /// A lease, from before its handover until a clean take-back.

@@ -6,7 +6,7 @@
 //! seen with every file, isn't done. Otherwise a single look at frozen processes must do.
 
 use crate::bpf::Number;
-use crate::cgroup::{self, Mounts};
+use crate::cgroup::{self, Frozen, Mounts};
 use crate::count::{Counter, Opener, Sight, Sighting};
 use crate::decide::{self, Rules, Suspect, Verdict};
 use crate::holders::{self, Found};
@@ -32,7 +32,8 @@ const NAMED: usize = 8;
 pub struct Release<'a> {
     pub mounts: &'a Mounts,
     pub numbers: &'a [Number],
-    pub cgroup: &'a KernelCgroup,
+    /// None: the lessee isn't known.
+    pub cgroup: Option<&'a KernelCgroup>,
     /// The kernel's registered process, which is ended last.
     pub process: ProcessId,
     pub rules: Rules<'a>,
@@ -162,11 +163,15 @@ impl Release<'_> {
                 .iter()
                 .all(|n| counter.open_files(*n).is_ok_and(|c| c == 0)),
             None => {
-                let _still = cgroup::freeze(self.mounts, self.cgroup);
+                let _still = self.freeze();
                 let pids = holders::all_processes();
                 pids.is_ok_and(|pids| self.judged(&pids).is_empty())
             }
         }
+    }
+
+    fn freeze(&self) -> Option<Frozen> {
+        self.cgroup.map(|c| cgroup::freeze(self.mounts, c))
     }
 
     fn suspect(&self, found: Found) -> Option<Suspect> {
@@ -180,7 +185,7 @@ impl Release<'_> {
     }
 
     fn in_kernel(&self, pid: u32) -> bool {
-        *self.cgroup != KernelCgroup::Unconstrained && cgroup::holds(self.cgroup, pid)
+        self.cgroup.is_some_and(|c| cgroup::holds(c, pid))
     }
 
     fn is_lessees(&self, pid: u32) -> bool {
@@ -209,7 +214,7 @@ impl Release<'_> {
 
     /// Ends whom the stage names, and the tracers that keep somebody from ending; false if there was nobody.
     fn round(&self, stage: Stage, sight: Option<&Sight>, ended: &mut Ended) -> bool {
-        let _still = cgroup::freeze(self.mounts, self.cgroup);
+        let _still = self.freeze();
         let mut targets = match stage {
             Stage::Seen if self.counter.is_some() => {
                 let pids = self.sightings(sight).into_iter().map(|s| s.pid);
@@ -217,7 +222,8 @@ impl Release<'_> {
             }
             Stage::Seen | Stage::Suspect => self.holding(stage == Stage::Suspect),
             Stage::Children | Stage::Kernel => {
-                let all = cgroup::processes(self.mounts, self.cgroup).into_iter();
+                let all = self.cgroup.map(|c| cgroup::processes(self.mounts, c));
+                let all = all.unwrap_or_default().into_iter();
                 all.map(i32::cast_unsigned)
                     .filter(|pid| stage == Stage::Kernel || *pid != self.process.pid)
                     .collect()

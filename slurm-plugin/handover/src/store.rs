@@ -7,12 +7,12 @@
 //! kernel drops them with their process, however it dies.
 
 use crate::bpf::Number;
-use crate::record::{DeviceRecord, DeviceState, KernelRecord, LeaseRecord, StepKey};
-use crate::token::Device;
-use hop_words::id::{Epoch, JobId, LeaseId};
+use crate::record::{DeviceRecord, KernelRecord, LeaseRecord};
+use hop_words::id::JobId;
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::fmt::Display;
 use std::fs::{DirBuilder, File, OpenOptions};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt};
@@ -45,7 +45,36 @@ pub enum StoreError {
 
 /// The form of the records.
 const VERSION: u32 = 3;
-const PARTS: [&str; 3] = ["kernels", "gpus", "leases"];
+const PARTS: [&str; 3] = [KernelRecord::PART, DeviceRecord::PART, LeaseRecord::PART];
+
+/// A record in a file of its own.
+pub trait Record: Serialize + DeserializeOwned {
+    const PART: &'static str;
+    /// The file's name.
+    fn key(&self) -> String;
+}
+
+impl Record for KernelRecord {
+    const PART: &'static str = "kernels";
+    fn key(&self) -> String {
+        self.key.to_string()
+    }
+}
+
+impl Record for DeviceRecord {
+    const PART: &'static str = "gpus";
+    fn key(&self) -> String {
+        Number::of(&self.device).to_string()
+    }
+}
+
+/// By the lease's step in its pilot.
+impl Record for LeaseRecord {
+    const PART: &'static str = "leases";
+    fn key(&self) -> String {
+        self.step.to_string()
+    }
+}
 
 #[derive(Serialize, serde::Deserialize)]
 struct Versioned<T> {
@@ -66,7 +95,7 @@ pub fn knows(run_dir: &Path, node: &str, job: JobId) -> bool {
     let of_it = |entry: io::Result<std::fs::DirEntry>| {
         entry.is_ok_and(|e| e.file_name().to_string_lossy().starts_with(&prefix))
     };
-    ["kernels", "leases"].iter().any(|part| {
+    [KernelRecord::PART, LeaseRecord::PART].iter().any(|part| {
         let names = std::fs::read_dir(run_dir.join(node).join(part));
         names.is_ok_and(|mut names| names.any(of_it))
     })
@@ -137,7 +166,7 @@ impl Store {
                     .map_err(io_error(&dir, "listed"))?
                     .flatten()
                 {
-                    self.remove(&entry.path())?;
+                    remove(&entry.path())?;
                 }
             }
         }
@@ -174,11 +203,36 @@ impl Store {
         }
     }
 
-    fn path(&self, part: &str, name: &str) -> PathBuf {
-        self.dir.join(part).join(format!("{name}.json"))
+    fn path<R: Record>(&self, key: impl Display) -> PathBuf {
+        self.dir.join(R::PART).join(format!("{key}.json"))
     }
 
-    fn write<T: Serialize>(&self, path: &Path, value: &T) -> Result<(), StoreError> {
+    /// # Errors
+    /// A file that can't be read, or is no record of this version.
+    pub fn get<R: Record>(&self, key: impl Display) -> Result<Option<R>, StoreError> {
+        read(&self.path::<R>(key))
+    }
+
+    /// All that can be read: an unreadable record fails for its own readers alone.
+    ///
+    /// # Errors
+    /// The folder can't be listed.
+    pub fn all<R: Record>(&self) -> Result<Vec<R>, StoreError> {
+        let dir = self.dir.join(R::PART);
+        let mut all = Vec::new();
+        for entry in std::fs::read_dir(&dir).map_err(io_error(&dir, "listed"))? {
+            let path = entry.map_err(io_error(&dir, "listed"))?.path();
+            if path.extension().is_some_and(|e| e == "json") {
+                all.extend(read(&path).ok().flatten());
+            }
+        }
+        Ok(all)
+    }
+
+    /// # Errors
+    /// The file can't be written; the old one stays.
+    pub fn put<R: Record>(&self, record: &R) -> Result<(), StoreError> {
+        let path = self.path::<R>(record.key());
         let new = path.with_extension(format!("new{}", std::process::id()));
         let mut file = OpenOptions::new()
             .create(true)
@@ -187,151 +241,69 @@ impl Store {
             .mode(0o600)
             .open(&new)
             .map_err(io_error(&new, "made"))?;
-        let value = Versioned {
-            v: VERSION,
-            record: value,
-        };
-        let text = serde_json::to_vec(&value).expect("a record holds nothing that JSON can't say");
+        let text = serde_json::to_vec(&Versioned { v: VERSION, record })
+            .expect("a record holds nothing that JSON can't say");
         file.write_all(&text).map_err(io_error(&new, "written"))?;
-        std::fs::rename(&new, path).map_err(io_error(path, "replaced"))
-    }
-
-    fn read<T: DeserializeOwned>(&self, path: &Path) -> Result<Option<T>, StoreError> {
-        let text = match std::fs::read(path) {
-            Ok(text) => text,
-            Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
-            Err(e) => return Err(io_error(path, "read")(e)),
-        };
-        let format = |source| StoreError::Format {
-            path: path.to_owned(),
-            source,
-        };
-        let VersionOnly { v } = serde_json::from_slice(&text).map_err(format)?;
-        if v != VERSION {
-            let path = path.to_owned();
-            return Err(StoreError::Version { path, theirs: v });
-        }
-        let read: Versioned<T> = serde_json::from_slice(&text).map_err(format)?;
-        Ok(Some(read.record))
-    }
-
-    fn remove(&self, path: &Path) -> Result<(), StoreError> {
-        match std::fs::remove_file(path) {
-            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io_error(path, "removed")(e)),
-            _ => Ok(()),
-        }
-    }
-
-    fn read_all<T: DeserializeOwned>(&self, part: &str) -> Result<Vec<T>, StoreError> {
-        let dir = self.dir.join(part);
-        let mut all = Vec::new();
-        for entry in std::fs::read_dir(&dir).map_err(io_error(&dir, "listed"))? {
-            let path = entry.map_err(io_error(&dir, "listed"))?.path();
-            // An unreadable record fails for its own readers alone.
-            if path.extension().is_some_and(|e| e == "json") {
-                all.extend(self.read(&path).ok().flatten());
-            }
-        }
-        Ok(all)
+        std::fs::rename(&new, &path).map_err(io_error(&path, "replaced"))
     }
 
     /// # Errors
-    /// As each of these: files that can't be read, or are no records.
-    pub fn kernel(&self, key: StepKey) -> Result<Option<KernelRecord>, StoreError> {
-        self.read(&self.path("kernels", &key.to_string()))
+    /// The file can't be removed.
+    pub fn remove<R: Record>(&self, key: impl Display) -> Result<(), StoreError> {
+        remove(&self.path::<R>(key))
     }
 
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn kernels(&self) -> Result<Vec<KernelRecord>, StoreError> {
-        self.read_all("kernels")
+    /// For a kernel that nobody needs to lock again: a waiter finds no record under its lock.
+    pub fn remove_lock(&self, name: &str) {
+        let _ = std::fs::remove_file(self.dir.join("locks").join(name));
     }
+}
 
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn put_kernel(&self, record: &KernelRecord) -> Result<(), StoreError> {
-        self.write(&self.path("kernels", &record.key.to_string()), record)
+fn read<R: Record>(path: &Path) -> Result<Option<R>, StoreError> {
+    let text = match std::fs::read(path) {
+        Ok(text) => text,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(e) => return Err(io_error(path, "read")(e)),
+    };
+    let format = |source| StoreError::Format {
+        path: path.to_owned(),
+        source,
+    };
+    let VersionOnly { v } = serde_json::from_slice(&text).map_err(format)?;
+    if v != VERSION {
+        let path = path.to_owned();
+        return Err(StoreError::Version { path, theirs: v });
     }
+    let read: Versioned<R> = serde_json::from_slice(&text).map_err(format)?;
+    Ok(Some(read.record))
+}
 
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn remove_kernel(&self, key: StepKey) -> Result<(), StoreError> {
-        // Nobody needs this lock again: a waiter finds no record under it.
-        let _ = std::fs::remove_file(self.dir.join("locks").join(format!("kernel.{key}")));
-        self.remove(&self.path("kernels", &key.to_string()))
-    }
-
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn device(&self, number: Number) -> Result<Option<DeviceRecord>, StoreError> {
-        self.read(&self.path("gpus", &number.to_string()))
-    }
-
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn devices(&self) -> Result<Vec<DeviceRecord>, StoreError> {
-        self.read_all("gpus")
-    }
-
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn put_device(&self, device: &Device, epoch: Epoch, state: DeviceState) -> Result<(), StoreError> {
-        let device = device.clone();
-        self.write(
-            &self.path("gpus", &Number::of(&device).to_string()),
-            &DeviceRecord { device, epoch, state },
-        )
-    }
-
-    /// The lease of a pilot's step.
-    ///
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn lease(&self, step: StepKey) -> Result<Option<LeaseRecord>, StoreError> {
-        self.read(&self.path("leases", &step.to_string()))
-    }
-
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn leases(&self) -> Result<Vec<LeaseRecord>, StoreError> {
-        self.read_all("leases")
-    }
-
-    /// All that a pilot has lent, in the order of their steps.
-    ///
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn leases_of(&self, pilot: JobId) -> Result<Vec<LeaseRecord>, StoreError> {
-        let mut leases = self.leases()?;
-        leases.retain(|l| l.step.job == pilot);
-        leases.sort_by_key(|l| l.step);
-        Ok(leases)
-    }
-
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn lease_by_id(&self, lease: LeaseId) -> Result<Option<LeaseRecord>, StoreError> {
-        Ok(self.leases()?.into_iter().find(|l| l.lease == lease))
-    }
-
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn put_lease(&self, record: &LeaseRecord) -> Result<(), StoreError> {
-        self.write(&self.path("leases", &record.step.to_string()), record)
-    }
-
-    /// # Errors
-    /// See [`Store::kernel`].
-    pub fn remove_lease(&self, step: StepKey) -> Result<(), StoreError> {
-        self.remove(&self.path("leases", &step.to_string()))
+fn remove(path: &Path) -> Result<(), StoreError> {
+    match std::fs::remove_file(path) {
+        Err(e) if e.kind() != io::ErrorKind::NotFound => Err(io_error(path, "removed")(e)),
+        _ => Ok(()),
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use hop_words::id::GpuIndex;
+    use crate::record::DeviceState;
+    use hop_words::gpu::Device;
+    use hop_words::id::{Epoch, GpuIndex};
     use std::os::unix::fs::PermissionsExt;
+
+    fn free(minor: u16, epoch: u64) -> DeviceRecord {
+        DeviceRecord {
+            device: gpu(minor),
+            epoch: Epoch(epoch),
+            state: DeviceState::Free,
+        }
+    }
+
+    fn device(store: &Store, minor: u16) -> Result<Option<DeviceRecord>, StoreError> {
+        store.get(Number::of(&gpu(minor)))
+    }
 
     fn gpu(minor: u16) -> Device {
         let index = GpuIndex(minor);
@@ -345,10 +317,6 @@ mod tests {
         }
     }
 
-    fn number(minor: u16) -> Number {
-        Number::of(&gpu(minor))
-    }
-
     fn store() -> (tempfile::TempDir, Store) {
         let dir = tempfile::tempdir().unwrap();
         let store = Store::open(dir.path(), "n1").unwrap();
@@ -358,9 +326,9 @@ mod tests {
     #[test]
     fn records_are_private_and_come_back() {
         let (dir, store) = store();
-        assert_eq!(store.device(number(0)).unwrap(), None);
-        store.put_device(&gpu(0), Epoch(4), DeviceState::Free).unwrap();
-        let record = store.device(number(0)).unwrap().unwrap();
+        assert_eq!(device(&store, 0).unwrap(), None);
+        store.put(&free(0, 4)).unwrap();
+        let record = device(&store, 0).unwrap().unwrap();
         assert_eq!((record.epoch, record.state), (Epoch(4), DeviceState::Free));
         let mode = std::fs::metadata(dir.path().join("n1/gpus/195-0.json"))
             .unwrap()
@@ -394,11 +362,7 @@ mod tests {
     #[test]
     fn records_of_another_boot_are_void_and_those_of_another_version_are_not_clean() {
         let (dir, store) = store();
-        let put = |index| {
-            store
-                .put_device(&gpu(index), Epoch(1), DeviceState::Free)
-                .unwrap()
-        };
+        let put = |minor| store.put(&free(minor, 1)).unwrap();
         put(0);
         put(1);
         let path = dir.path().join("n1/gpus/195-1.json");
@@ -407,15 +371,15 @@ mod tests {
             .replace("\"v\":3", "\"v\":2");
         std::fs::write(&path, old).unwrap();
         assert!(matches!(
-            store.device(number(1)),
+            device(&store, 1),
             Err(StoreError::Version { theirs: 2, .. })
         ));
         let again = Store::open(dir.path(), "n1").unwrap();
-        assert!(again.device(number(0)).unwrap().is_some());
+        assert!(device(&again, 0).unwrap().is_some());
         std::fs::write(dir.path().join("n1/boot"), "another").unwrap();
         let later = Store::open(dir.path(), "n1").unwrap();
-        assert_eq!(later.device(number(0)).unwrap(), None);
-        assert_eq!(later.device(number(1)).unwrap(), None);
+        assert_eq!(device(&later, 0).unwrap(), None);
+        assert_eq!(device(&later, 1).unwrap(), None);
     }
 
     #[test]
@@ -430,9 +394,9 @@ mod tests {
     fn a_broken_record_is_told_not_overlooked() {
         let (dir, store) = store();
         std::fs::write(dir.path().join("n1/gpus/195-1.json"), "{").unwrap();
-        assert!(matches!(store.device(number(1)), Err(StoreError::Format { .. })));
+        assert!(matches!(device(&store, 1), Err(StoreError::Format { .. })));
         // And it holds up nobody else.
         std::fs::write(dir.path().join("n1/leases/1.1.json"), "{").unwrap();
-        assert!(store.leases().unwrap().is_empty());
+        assert!(store.all::<LeaseRecord>().unwrap().is_empty());
     }
 }

@@ -150,8 +150,6 @@ pub enum Level {
     /// The kernel's processes are held still and all are looked at once.
     #[default]
     Scanned,
-    /// Slurm does not constrain devices, and the site accepts it: nothing is known.
-    None,
 }
 
 impl std::fmt::Display for Level {
@@ -159,7 +157,6 @@ impl std::fmt::Display for Level {
         f.write_str(match self {
             Self::Counted => "counted",
             Self::Scanned => "scanned",
-            Self::None => "none",
         })
     }
 }
@@ -259,7 +256,9 @@ pub enum Refusal {
     WrongPilot { token: JobId, step: JobId },
     #[error("the token is {age_s} s old, at most {MAX_AGE_S} s are allowed")]
     TooOld { age_s: u64 },
-    #[error("no kernel is registered as step {step} of job {job}: it is not running or not a kernel's")]
+    #[error(
+        "no kernel is registered as step {step} of job {job}: it is not running, not a kernel's, or Slurm constrains no devices there (ConstrainDevices)"
+    )]
     UnknownKernel { job: JobId, step: u32 },
     #[error("the kernel's step belongs to uid {record}, the token says {token}")]
     WrongUid { token: u32, record: u32 },

@@ -13,7 +13,7 @@ use hop_handover::decide::Arrival;
 use hop_handover::node::{Node, Site};
 use hop_handover::options::Isolation;
 use hop_handover::probe::DeviceFile;
-use hop_handover::record::{KernelCgroup, KernelRecord, ProcessId, StepKey};
+use hop_handover::record::{KernelCgroup, KernelRecord, LeaseRecord, ProcessId, StepKey};
 use hop_handover::token::{KernelProcess, Lend, Level, Op, Refusal, Token, VERSION};
 use hop_words::id::{Epoch, GpuIndex, JobId, LeaseId};
 use hop_words::process::start_time;
@@ -240,17 +240,20 @@ fn the_device_program_really_denies_and_is_replaced_in_place() {
     );
 }
 
-/// A node whose records lie in a temporary directory.
-fn node(gpus: &Gpus) -> Node {
-    Node::open(Site {
-        run_dir: gpus.dir.path().join("run"),
+fn site(run_dir: PathBuf) -> Site {
+    Site {
+        run_dir,
         node: format!("hoptest{}", std::process::id()),
         service_uid: SERVICE,
         ignore_holders: Vec::new(),
         isolation: Isolation::Scanned,
         dry_run: false,
-    })
-    .unwrap()
+    }
+}
+
+/// A node whose records lie in a temporary directory.
+fn node(gpus: &Gpus) -> Node {
+    Node::open(site(gpus.dir.path().join("run"))).unwrap()
 }
 
 fn token(kernel: &KernelRecord, lease: u64) -> (Token, Lend) {
@@ -374,7 +377,7 @@ fn lend_and_take_back(node: &Node, kernel: &KernelRecord, shell: &mut Shell, gpu
         "{ended:?}"
     );
     assert!(!shell.opens(&paths[0]) && !shell.opens(&paths[1]));
-    assert!(node.store().leases().unwrap().is_empty());
+    assert!(node.store().all::<LeaseRecord>().unwrap().is_empty());
 }
 
 /// As Slurm does.
@@ -383,6 +386,48 @@ fn denying(group: &Group, numbers: &[Number]) -> Program {
     let file = std::fs::File::open(&group.0).unwrap();
     program.attach(&file, &[]).unwrap();
     program
+}
+
+#[test]
+fn where_slurm_constrains_nothing_nothing_is_lent() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("SKIPPED: needs root");
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let node = Node::open(site(dir.path().join("run"))).unwrap();
+    let shell = Shell::start();
+    let key = StepKey {
+        job: JobId(602),
+        step: 0,
+    };
+    assert_eq!(node.register(key, NOBODY, shell.pid()).unwrap(), None);
+    let kernel = KernelRecord {
+        key,
+        uid: NOBODY,
+        process: ProcessId {
+            pid: shell.pid(),
+            start_time: start_time(shell.pid()).unwrap(),
+        },
+        group: None,
+        cgroup: KernelCgroup::V2 {
+            task: "/".into(),
+            base: None,
+            program: Program::default(),
+        },
+        denied: Vec::new(),
+    };
+    node.store().put(&kernel).unwrap();
+    let (token, lend) = token(&kernel, 7);
+    let refused = node.lend(
+        &token,
+        &lend,
+        &arrival(0),
+        &[GpuIndex(0)],
+        shell.pid(),
+        this_process(),
+    );
+    assert_eq!(refused, Err(Refusal::Unconstrained));
 }
 
 #[test]
@@ -425,7 +470,7 @@ fn a_lease_on_cgroup_v2() {
         },
         denied: gpus.files(),
     };
-    node.store().put_kernel(&kernel).unwrap();
+    node.store().put(&kernel).unwrap();
     let pids = [steps[0].0.pid(), steps[1].0.pid()];
     lend_and_take_back(&node, &kernel, &mut shell, &gpus, pids);
 }
@@ -461,7 +506,7 @@ fn a_lease_on_cgroup_v1() {
         job: JobId(601),
         step: 0,
     };
-    let kernel = node.register(key, NOBODY, shell.pid()).unwrap();
+    let kernel = node.register(key, NOBODY, shell.pid()).unwrap().unwrap();
     assert!(matches!(kernel.cgroup, KernelCgroup::V1 { .. }), "{kernel:?}");
     assert_eq!(kernel.denied.len(), 2, "{:?}", kernel.denied);
     let pids = [steps[0].0.pid(), steps[1].0.pid()];
@@ -475,6 +520,6 @@ fn a_lease_on_cgroup_v1() {
         std::fs::remove_dir(dir).unwrap();
     }
     node.unregister(key).unwrap();
-    assert_eq!(node.store().kernel(key).unwrap(), None);
+    assert_eq!(node.store().get::<KernelRecord>(key).unwrap(), None);
     assert!(cgroup::remove(&mounts, &kernel.cgroup), "nothing is left");
 }

@@ -210,9 +210,7 @@ fn obey(step: Step, here: &Here, token: &Token, arrival: &Arrival) -> Result<Con
                     look.again
                 ));
             }
-            here.node
-                .look(token, look, arrival, task)
-                .map(Confirmation::Standing)
+            here.node.look(token, look, arrival).map(Confirmation::Standing)
         }
     }
 }

@@ -7,8 +7,7 @@
 //!
 //! | callback | process | what is done |
 //! |---|---|---|
-//! | task_post_fork | slurmstepd, the task not yet let go | a kernel's step: register and confine it |
-//! | task_init_privileged | the lease's task, before its program | the handover, or `op = "take-back"` |
+//! | task_post_fork | slurmstepd, the task not yet let go | a kernel's step: register and confine it; a lease's: its token's order |
 //! | task_exit, exit | slurmstepd | the take-back; a kernel's step is forgotten |
 //! | job_epilog | child of slurmd | whatever the ended job had lent is taken back |
 //!
