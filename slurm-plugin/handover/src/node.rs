@@ -410,6 +410,17 @@ impl Node {
     fn clear_unknown(&self, device: &Device) -> Result<(), Refusal> {
         let _lock = self.lock_device(device)?;
         let record: Option<DeviceRecord> = self.store.get(Number::of(device))?;
+        // Another step may have cleared or lent it while this one waited.
+        let told = match record.as_ref().map(|r| &r.state) {
+            None => false,
+            Some(DeviceState::Free) => true,
+            Some(DeviceState::Lent { step, .. } | DeviceState::Blocked(Blocked { step, .. })) => {
+                self.store.get::<LeaseRecord>(step)?.is_some()
+            }
+        };
+        if told {
+            return Ok(());
+        }
         self.close_everywhere(device)?;
         let released = Release {
             mounts: &self.mounts,
@@ -793,4 +804,81 @@ fn why(holders: &[Holder]) -> String {
         )
     };
     holders.iter().map(one).collect::<Vec<_>>().join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cpuset::CpuSet;
+
+    fn node(run_dir: &Path) -> Node {
+        let site = Site {
+            run_dir: run_dir.to_owned(),
+            node: "n1".to_owned(),
+            service_uid: 900,
+            ignore_holders: Vec::new(),
+            isolation: Isolation::Counted,
+            dry_run: true,
+        };
+        Node::open(site).unwrap()
+    }
+
+    /// A step that found the device without a lease waits for the lock; meanwhile another one lends it.
+    #[test]
+    fn a_device_that_was_lent_meanwhile_is_not_cleared() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = node(dir.path());
+        let step = StepKey {
+            job: JobId(1),
+            step: 0,
+        };
+        let process = ProcessId {
+            pid: 1,
+            start_time: 1,
+        };
+        let device = Device {
+            index: GpuIndex(0),
+            path: "/dev/gpu0".into(),
+            major: 195,
+            minor: 0,
+        };
+        let lease = LeaseRecord {
+            step,
+            lease: LeaseId(2),
+            epoch: Epoch(7),
+            kernel: step,
+            uid: 1000,
+            process,
+            cgroup: KernelCgroup::V1 {
+                devices: "/gone".into(),
+                cpuset: None,
+                freezer: None,
+            },
+            level: Level::Counted,
+            group: None,
+            devices: vec![device.clone()],
+            cores: CpuSet::default(),
+            affinity: CpuSet::default(),
+            notify: Agent {
+                socket: "/nowhere".into(),
+                uid: 900,
+            },
+            grace_ms: 0,
+            closed: false,
+            stepd: process,
+        };
+        let record = DeviceRecord {
+            device: device.clone(),
+            epoch: Epoch(7),
+            state: DeviceState::Lent {
+                step,
+                lease: LeaseId(2),
+            },
+        };
+        node.store.put(&lease).unwrap();
+        node.store.put(&record).unwrap();
+        node.clear_unknown(&device).unwrap();
+        let after = node.store.get::<DeviceRecord>(Number::of(&device)).unwrap();
+        assert_eq!(after, Some(record));
+    }
 }
