@@ -12,15 +12,15 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// One instruction, as the kernel's `struct bpf_insn`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(C)]
-pub struct Instruction {
-    code: u8,
-    /// Destination in the low four bits, source in the high ones.
-    registers: u8,
-    pub(crate) offset: i16,
-    immediate: i32,
+/// One instruction, in the eight bytes of the kernel's `struct bpf_insn`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[serde(transparent)]
+pub struct Instruction(u64);
+
+impl Instruction {
+    pub(crate) fn with_offset(self, offset: i16) -> Self {
+        Self(self.0 & !0xffff_0000 | u64::from(offset.cast_unsigned()) << 16)
+    }
 }
 
 const LOAD_WORD: u8 = 0x61; // BPF_LDX | BPF_MEM | BPF_W
@@ -83,42 +83,18 @@ impl std::fmt::Display for Number {
     }
 }
 
-/// A device program as it stands in records: Linux's eight bytes for each instruction.
+/// A device program, as it also stands in records.
 #[derive(Debug, Clone, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-pub struct Program(Vec<u64>);
+pub struct Program(Vec<Instruction>);
 
+/// `to` and `from` are registers; `offset` is a field's or a jump's.
 pub(crate) fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i32) -> Instruction {
-    Instruction {
-        code,
-        registers: from << 4 | to,
-        offset,
-        immediate,
-    }
+    let [low, high] = offset.to_le_bytes();
+    let [a, b, c, d] = immediate.to_le_bytes();
+    Instruction(u64::from_le_bytes([code, from << 4 | to, low, high, a, b, c, d]))
 }
 
 impl Program {
-    fn of(instructions: &[Instruction]) -> Self {
-        let word = |i: &Instruction| {
-            let [low, high] = i.offset.to_le_bytes();
-            let [a, b, c, d] = i.immediate.to_le_bytes();
-            u64::from_le_bytes([i.code, i.registers, low, high, a, b, c, d])
-        };
-        Self(instructions.iter().map(word).collect())
-    }
-
-    fn instructions(&self) -> Vec<Instruction> {
-        let one = |word: &u64| {
-            let [code, registers, low, high, a, b, c, d] = word.to_le_bytes();
-            Instruction {
-                code,
-                registers,
-                offset: i16::from_le_bytes([low, high]),
-                immediate: i32::from_le_bytes([a, b, c, d]),
-            }
-        };
-        self.0.iter().map(one).collect()
-    }
-
     /// One that answers `answer` for the devices of a list, and else goes on to `rest`.
     fn first(numbers: &[Number], answer: i32, rest: &[Instruction]) -> Vec<Instruction> {
         // Register 1 points to the context: access type, major, minor, a word each.
@@ -147,7 +123,7 @@ impl Program {
             instruction(MOVE_IMMEDIATE, 0, 0, 0, 1),
             instruction(EXIT, 0, 0, 0, 0),
         ];
-        Self::of(&Self::first(numbers, 0, &allow))
+        Self(Self::first(numbers, 0, &allow))
     }
 
     /// Puts it in force for the cgroup with `excepted` opened, in place of whatever was attached there without flags.
@@ -155,14 +131,10 @@ impl Program {
     /// # Errors
     /// EPERM without CAP_BPF/CAP_SYS_ADMIN or where an ancestor's program forbids one here; EINVAL from the verifier.
     pub fn attach(&self, cgroup: impl AsFd, excepted: &[Number]) -> io::Result<()> {
-        let program = Self::first(excepted, 1, &self.instructions());
+        let program = Self::first(excepted, 1, &self.0);
         let program = load(&program, TYPE_CGROUP_DEVICE)?;
-        let mut attributes = AttachAttributes {
-            target: word(cgroup.as_fd()),
-            program: word(program.as_fd()),
-            kind: ATTACH_CGROUP_DEVICE,
-            flags: 0,
-        };
+        let target = word(cgroup.as_fd());
+        let mut attributes = [target, word(program.as_fd()), ATTACH_CGROUP_DEVICE];
         bpf(PROG_ATTACH, &mut attributes).map(drop)
     }
 
@@ -191,12 +163,7 @@ impl Program {
 
     /// The instructions of a loaded program.
     fn read(id: u32) -> io::Result<Self> {
-        let mut by_id = ByIdAttributes {
-            id,
-            next: 0,
-            flags: 0,
-        };
-        let program = bpf(PROG_BY_ID, &mut by_id).map(owned)?;
+        let program = bpf(PROG_BY_ID, &mut [id]).map(owned)?;
         let info_of = |info: &mut ProgramInformation| {
             let mut attributes = InformationAttributes {
                 object: word(program.as_fd()),
@@ -208,7 +175,7 @@ impl Program {
         let mut info = ProgramInformation::default();
         info_of(&mut info)?;
         let bytes = info.length;
-        let mut words = vec![0_u64; bytes as usize / size_of::<u64>()];
+        let mut words = vec![Instruction(0); bytes as usize / size_of::<Instruction>()];
         if words.is_empty() || words.len() > MOST_INSTRUCTIONS {
             return Err(io::Error::other("its instructions can't be read"));
         }
@@ -225,25 +192,24 @@ impl Program {
     }
 }
 
-/// The fields of `union bpf_attr` for BPF_PROG_LOAD that are used; the kernel takes a shorter one.
+// The fields of `union bpf_attr` that are used, for each command; the kernel takes the rest as zeros. Where all are words
+// of 32 bits, they are an array in their order.
+
+/// For BPF_PROG_LOAD.
 #[repr(C)]
+#[derive(Default)]
 struct LoadAttributes {
     kind: u32,
     count: u32,
     instructions: u64,
     license: u64,
-    log_level: u32,
-    log_size: u32,
-    log: u64,
+    log: [u64; 2],
     kernel_version: u32,
     flags: u32,
     name: [u8; 16],
     interface: u32,
     attach_kind: u32,
-    descriptions: [u32; 2],
-    functions: u64,
-    function_counts: [u32; 2],
-    lines: u64,
+    debugging: [u64; 4],
     line_count: u32,
     /// The function of Linux's that it belongs to, by its number in BTF.
     attach_to: u32,
@@ -276,39 +242,10 @@ struct ObjectAttributes {
 }
 
 #[repr(C)]
-struct LinkAttributes {
-    program: u32,
-    target: u32,
-    kind: u32,
-    flags: u32,
-}
-
-#[repr(C)]
-struct IteratorAttributes {
-    link: u32,
-    flags: u32,
-}
-
-#[repr(C)]
 struct TracepointAttributes {
     name: u64,
     program: u32,
     padding: u32,
-}
-
-#[repr(C)]
-struct AttachAttributes {
-    target: u32,
-    program: u32,
-    kind: u32,
-    flags: u32,
-}
-
-#[repr(C)]
-struct ByIdAttributes {
-    id: u32,
-    next: u32,
-    flags: u32,
 }
 
 #[repr(C)]
@@ -370,20 +307,10 @@ fn load_for(program: &[Instruction], kind: u32, attach_kind: u32, attach_to: u32
         instructions: program.as_ptr().addr() as u64,
         // Programs that read the kernel's own structures must be usable under the GPL too.
         license: c"Dual MIT/GPL".as_ptr().addr() as u64,
-        log_level: 0,
-        log_size: 0,
-        log: 0,
-        kernel_version: 0,
-        flags: 0,
         name: *b"gresshopper\0\0\0\0\0",
-        interface: 0,
         attach_kind,
-        descriptions: [0; 2],
-        functions: 0,
-        function_counts: [0; 2],
-        lines: 0,
-        line_count: 0,
         attach_to,
+        ..LoadAttributes::default()
     };
     bpf(PROG_LOAD, &mut attributes).map(owned)
 }
@@ -413,12 +340,8 @@ pub(crate) fn trace(program: &[Instruction], tracepoint: &CStr) -> io::Result<Ow
 /// As [`trace`]; EPERM where a program of the cgroup or above wants to be alone.
 pub(crate) fn judge_devices(program: &[Instruction], cgroup: impl AsFd) -> io::Result<OwnedFd> {
     let program = load(program, TYPE_CGROUP_DEVICE)?;
-    let mut attributes = LinkAttributes {
-        program: word(program.as_fd()),
-        target: word(cgroup.as_fd()),
-        kind: ATTACH_CGROUP_DEVICE,
-        flags: 0,
-    };
+    let target = word(cgroup.as_fd());
+    let mut attributes = [word(program.as_fd()), target, ATTACH_CGROUP_DEVICE];
     bpf(LINK_CREATE, &mut attributes).map(owned)
 }
 
@@ -428,12 +351,8 @@ pub(crate) fn judge_devices(program: &[Instruction], cgroup: impl AsFd) -> io::R
 /// As [`trace`].
 pub(crate) fn iterate(program: &[Instruction], function: u32) -> io::Result<OwnedFd> {
     let program = load_for(program, TYPE_TRACING, ATTACH_ITERATOR, function)?;
-    let mut attributes = LinkAttributes {
-        program: word(program.as_fd()),
-        target: 0,
-        kind: ATTACH_ITERATOR,
-        flags: 0,
-    };
+    let no_target = 0;
+    let mut attributes = [word(program.as_fd()), no_target, ATTACH_ITERATOR];
     bpf(LINK_CREATE, &mut attributes).map(owned)
 }
 
@@ -442,10 +361,7 @@ pub(crate) fn iterate(program: &[Instruction], function: u32) -> io::Result<Owne
 /// # Errors
 /// The kernel's.
 pub(crate) fn run(iterator: impl AsFd) -> io::Result<std::fs::File> {
-    let mut attributes = IteratorAttributes {
-        link: word(iterator.as_fd()),
-        flags: 0,
-    };
+    let mut attributes = [word(iterator.as_fd())];
     bpf(ITERATOR_CREATE, &mut attributes).map(|fd| owned(fd).into())
 }
 
@@ -599,14 +515,16 @@ mod tests {
         let mut registers = [0_u32; 16];
         let mut at = 0_usize;
         for _ in 0..10_000 {
-            let i = program[at];
-            let to = usize::from(i.registers & 15);
+            let [code, pair, low, high, a, b, c, d] = program[at].0.to_le_bytes();
+            let offset = usize::from(u16::from_le_bytes([low, high]));
+            let immediate = u32::from_le_bytes([a, b, c, d]);
+            let to = usize::from(pair & 15);
             at += 1;
-            match i.code {
-                LOAD_WORD => registers[to] = [access_type, device.major, device.minor][i.offset as usize / 4],
-                AND_IMMEDIATE => registers[to] &= i.immediate as u32,
-                MOVE_IMMEDIATE => registers[to] = i.immediate as u32,
-                JUMP_IF_NOT if registers[to] != i.immediate as u32 => at += i.offset as usize,
+            match code {
+                LOAD_WORD => registers[to] = [access_type, device.major, device.minor][offset / 4],
+                AND_IMMEDIATE => registers[to] &= immediate,
+                MOVE_IMMEDIATE => registers[to] = immediate,
+                JUMP_IF_NOT if registers[to] != immediate => at += offset,
                 JUMP_IF_NOT => {}
                 EXIT => return registers[0],
                 other => panic!("unknown instruction {other:#x}"),
@@ -630,10 +548,9 @@ mod tests {
             };
             let number = Number { major: device.0, minor: device.1 };
             let slurms = Program::denying(&numbers(&denied));
-            prop_assert_eq!(&Program::of(&slurms.instructions()), &slurms);
-            let before = run(&slurms.instructions(), access << 16 | kind, number);
+            let before = run(&slurms.0, access << 16 | kind, number);
             prop_assert_eq!(before == 0, kind == 2 && denied.contains(&device));
-            let with = Program::first(&numbers(&lent), 1, &slurms.instructions());
+            let with = Program::first(&numbers(&lent), 1, &slurms.0);
             let after = run(&with, access << 16 | kind, number);
             let excepted = kind == 2 && lent.contains(&device);
             prop_assert_eq!(after, if excepted { 1 } else { before });

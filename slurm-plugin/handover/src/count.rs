@@ -564,7 +564,7 @@ impl Assembler {
         for (at, label) in &self.jumps {
             let to = self.places.get(label).copied().unwrap_or(*at);
             let distance = to.cast_signed() - at.cast_signed() - 1;
-            self.code[*at].offset = i16::try_from(distance).unwrap_or(i16::MIN);
+            self.code[*at] = self.code[*at].with_offset(i16::try_from(distance).unwrap_or(i16::MIN));
         }
         self.code
     }

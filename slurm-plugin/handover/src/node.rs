@@ -38,6 +38,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Time for another look at a blocked device: a request shan't wait long for another lease's holder.
 const BLOCKED_AGAIN: Duration = Duration::from_millis(500);
 
+/// Linux gives it to nobody.
+const NO_ACCOUNT: u32 = u32::MAX;
+
 /// The plugin's settings for the node.
 #[derive(Debug, Clone)]
 pub struct Site {
@@ -422,6 +425,7 @@ impl Node {
             return Ok(());
         }
         self.close_everywhere(device)?;
+        let counter = self.counter().ok();
         let released = Release {
             mounts: &self.mounts,
             numbers: &[Number::of(device)],
@@ -430,8 +434,8 @@ impl Node {
                 pid: 0,
                 start_time: 0,
             },
-            rules: self.rules(u32::MAX, self.site.service_uid),
-            counter: self.counter().ok(),
+            rules: self.rules(NO_ACCOUNT, self.site.service_uid, counter.is_some()),
+            counter,
             dry_run: true,
         }
         .run(Duration::ZERO, Duration::ZERO);
@@ -467,7 +471,16 @@ impl Node {
         Ok(())
     }
 
-    fn rules(&self, lessee: u32, service_uid: u32) -> Rules<'_> {
+    fn rules(&self, lessee: u32, service_uid: u32, counted: bool) -> Rules<'_> {
+        if counted {
+            // To a file of the lease no program is entitled by its name or account.
+            let (service_uid, ignore) = (NO_ACCOUNT, &[][..]);
+            return Rules {
+                lessee,
+                service_uid,
+                ignore,
+            };
+        }
         Rules {
             lessee,
             service_uid,
@@ -771,7 +784,7 @@ impl Node {
             numbers: &numbers,
             cgroup: Some(&record.cgroup),
             process: record.process,
-            rules: self.rules(record.uid, record.notify.uid),
+            rules: self.rules(record.uid, record.notify.uid, counter.is_some()),
             counter,
             dry_run: self.site.dry_run,
         }

@@ -22,8 +22,6 @@ use std::time::{Duration, Instant};
 pub(crate) const DYING: Duration = Duration::from_secs(10);
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
 const ROUND: Duration = Duration::from_millis(50);
-/// Linux gives it to nobody. To a file of the lease no program is entitled by its name or account.
-const NO_ACCOUNT: u32 = u32::MAX;
 /// As many are named; a record and a line to the agent stay short.
 const NAMED: usize = 8;
 
@@ -196,17 +194,13 @@ impl Release<'_> {
 
     /// Relevant processes among `pids`, each with its verdict.
     fn judged(&self, pids: &[u32]) -> Vec<(Found, Suspect, Verdict)> {
-        self.judge(holders::among(pids, self.numbers), &self.rules)
+        self.judge(holders::among(pids, self.numbers))
     }
 
-    fn judge(
-        &self,
-        found: impl IntoIterator<Item = Found>,
-        rules: &Rules<'_>,
-    ) -> Vec<(Found, Suspect, Verdict)> {
+    fn judge(&self, found: impl IntoIterator<Item = Found>) -> Vec<(Found, Suspect, Verdict)> {
         let judged = found.into_iter().filter_map(|found| {
             let suspect = self.suspect(found)?;
-            let verdict = decide::judge(&suspect, rules);
+            let verdict = decide::judge(&suspect, &self.rules);
             (verdict != Verdict::Ignore).then_some((found, suspect, verdict))
         });
         judged.collect()
@@ -279,18 +273,8 @@ impl Release<'_> {
     fn holders(&self, sight: Option<&Sight>, ended: &Ended) -> Vec<Holder> {
         let judged = if self.counter.is_some() {
             let seen = self.sightings(sight).into_iter();
-            let seen: BTreeSet<Found> = seen
-                .map(|s| Found {
-                    pid: s.pid,
-                    how: s.how,
-                })
-                .collect();
-            let rules = Rules {
-                ignore: &[],
-                service_uid: NO_ACCOUNT,
-                ..self.rules
-            };
-            self.judge(seen, &rules)
+            let seen: BTreeSet<Found> = seen.map(|Sighting { pid, how, .. }| Found { pid, how }).collect();
+            self.judge(seen)
         } else {
             self.judged(&holders::all_processes().unwrap_or_default())
         };
