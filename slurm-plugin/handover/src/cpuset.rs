@@ -38,12 +38,6 @@ impl CpuSet {
     pub fn minus(&self, other: &Self) -> Self {
         Self(self.0.difference(&other.0).copied().collect())
     }
-
-    /// The cores in both.
-    #[must_use]
-    pub fn intersection(&self, other: &Self) -> Self {
-        Self(self.0.intersection(&other.0).copied().collect())
-    }
 }
 
 impl FromIterator<u32> for CpuSet {

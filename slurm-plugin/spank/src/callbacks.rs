@@ -1,6 +1,6 @@
 //! The functions that Slurm calls. Each is a guard and a line; the work is below them.
 
-use crate::ffi::{self, Step, spank_t};
+use crate::ffi::{self, Arguments, Step, spank_t};
 use crate::notify;
 use crate::site::Here;
 use hop_handover::decide::Arrival;
@@ -17,8 +17,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 const LEASE: &CStr = c"GRESSHOPPER_LEASE";
 const KERNEL: &CStr = c"GRESSHOPPER_KERNEL";
 
-type Arguments = *mut *mut c_char;
-
 /// Runs `work`; an error or a panic becomes a line in the log.
 fn guarded(name: &str, step: Step, work: impl FnOnce(Step) -> Result<(), String>) -> c_int {
     let result = catch_unwind(AssertUnwindSafe(|| {
@@ -33,6 +31,15 @@ fn guarded(name: &str, step: Step, work: impl FnOnce(Step) -> Result<(), String>
     0
 }
 
+/// A step without the variable is none of ours.
+fn when(step: Step, variable: &CStr, work: impl FnOnce() -> Result<(), String>) -> Result<(), String> {
+    if step.has_variable(variable) {
+        work()
+    } else {
+        Ok(())
+    }
+}
+
 #[cfg(feature = "test-panic")]
 fn panic_if_told(step: Step) {
     assert!(!step.has_variable(c"GRESSHOPPER_TEST_PANIC"), "told to panic");
@@ -43,91 +50,82 @@ fn panic_if_told(_: Step) {}
 
 /// Slurm has confined the task by now, and lets it go when this returns.
 #[unsafe(no_mangle)]
-pub extern "C" fn slurm_spank_task_post_fork(handle: spank_t, count: c_int, values: Arguments) -> c_int {
+pub extern "C" fn slurm_spank_task_post_fork(
+    handle: spank_t,
+    count: c_int,
+    values: *mut *mut c_char,
+) -> c_int {
+    let arguments = Arguments { count, values };
     let step = Step::new(handle);
     guarded("the lease", step, |step| {
-        if step.has_variable(LEASE) {
-            carry_out(step, count, values)
-        } else {
-            Ok(())
-        }
+        when(step, LEASE, || carry_out(step, arguments))
     });
     guarded("registering the kernel", step, |step| {
-        if step.has_variable(KERNEL) {
-            register(step, count, values)
-        } else {
-            Ok(())
-        }
+        when(step, KERNEL, || register(step, arguments))
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn slurm_spank_task_exit(handle: spank_t, count: c_int, values: Arguments) -> c_int {
-    guarded("the take-back", Step::new(handle), |step| {
-        if step.has_variable(LEASE) {
-            take_back(step, true, count, values)
-        } else {
-            Ok(())
-        }
+pub extern "C" fn slurm_spank_task_exit(handle: spank_t, count: c_int, values: *mut *mut c_char) -> c_int {
+    let arguments = Arguments { count, values };
+    let step = Step::new(handle);
+    guarded("the take-back", step, |step| {
+        when(step, LEASE, || take_back(step, true, arguments))
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn slurm_spank_exit(handle: spank_t, count: c_int, values: Arguments) -> c_int {
+pub extern "C" fn slurm_spank_exit(handle: spank_t, count: c_int, values: *mut *mut c_char) -> c_int {
+    let arguments = Arguments { count, values };
     if !ffi::in_stepd() {
         return 0;
     }
     guarded("the step's end", Step::new(handle), |step| {
-        if step.has_variable(LEASE) {
-            take_back(step, false, count, values)?;
-        }
-        if step.has_variable(KERNEL) {
-            unregister(step, count, values)
-        } else {
-            Ok(())
-        }
+        when(step, LEASE, || take_back(step, false, arguments))?;
+        when(step, KERNEL, || unregister(step, arguments))
     })
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn slurm_spank_job_epilog(handle: spank_t, count: c_int, values: Arguments) -> c_int {
+pub extern "C" fn slurm_spank_job_epilog(handle: spank_t, count: c_int, values: *mut *mut c_char) -> c_int {
+    let arguments = Arguments { count, values };
     guarded("the job's end", Step::new(handle), |step| {
         let Some(job) = step.job() else { return Ok(()) };
-        if Here::knows(job, count, values) {
-            end_job(job, count, values)
+        if Here::knows(job, arguments) {
+            end_job(job, arguments)
         } else {
             Ok(())
         }
     })
 }
 
-fn register(step: Step, count: c_int, values: Arguments) -> Result<(), String> {
+fn register(step: Step, arguments: Arguments) -> Result<(), String> {
     let (Some(key), true) = (step.key(), step.is_first_task()) else {
         return Ok(());
     };
     let (Some(uid), Some(pid)) = (step.uid(), step.task_pid()) else {
         return Err("Slurm gave no uid or pid".to_owned());
     };
-    Here::find(count, values)?
+    Here::find(arguments)?
         .node
         .register(key, uid, pid)
         .map(drop)
         .map_err(|e| chain(&e))
 }
 
-fn unregister(step: Step, count: c_int, values: Arguments) -> Result<(), String> {
+fn unregister(step: Step, arguments: Arguments) -> Result<(), String> {
     let Some(key) = step.key() else { return Ok(()) };
-    Here::by_its_records(count, values)?
+    Here::by_its_records(arguments)?
         .unregister(key)
         .map_err(|e| chain(&e))
 }
 
 /// Carries out the step's token, and tells the agent the result.
-fn carry_out(step: Step, count: c_int, values: Arguments) -> Result<(), String> {
+fn carry_out(step: Step, arguments: Arguments) -> Result<(), String> {
     let (Some(key), true) = (step.key(), step.is_first_task()) else {
         return Ok(());
     };
-    let here = Here::find(count, values)?;
+    let here = Here::find(arguments)?;
     let job_uid = step.uid().ok_or("Slurm gave no uid")?;
     let usual = here
         .agent_dir
@@ -224,17 +222,17 @@ fn this_process() -> Option<ProcessId> {
 }
 
 /// Takes the step's lease back, if any. A second try tells the agent only about improvements.
-fn take_back(step: Step, first: bool, count: c_int, values: Arguments) -> Result<(), String> {
+fn take_back(step: Step, first: bool, arguments: Arguments) -> Result<(), String> {
     let Some(key) = step.key() else { return Ok(()) };
-    let node = Here::by_its_records(count, values)?;
+    let node = Here::by_its_records(arguments)?;
     match node.take_back(key).map_err(|e| chain(&e))? {
         Some((taken, agent)) if first || taken.clean => tell(&agent, &Confirmation::TakenBack(taken)),
         _ => Ok(()),
     }
 }
 
-fn end_job(job: JobId, count: c_int, values: Arguments) -> Result<(), String> {
-    let node = Here::by_its_records(count, values)?;
+fn end_job(job: JobId, arguments: Arguments) -> Result<(), String> {
+    let node = Here::by_its_records(arguments)?;
     for (taken, agent) in node.job_ended(job).map_err(|e| chain(&e))? {
         // The agent went with its job, as a rule.
         let _ = notify::send(&agent, &Confirmation::TakenBack(taken));

@@ -114,20 +114,28 @@ pub(crate) fn in_stepd() -> bool {
     unsafe { bindings::spank_context() == bindings::spank_context_S_CTX_REMOTE }
 }
 
-/// The plugin's arguments in plugstack.conf.
-pub(crate) fn arguments(count: c_int, values: *mut *mut c_char) -> Vec<String> {
-    let count = usize::try_from(count).unwrap_or(0);
-    if values.is_null() {
-        return Vec::new();
+/// The plugin's arguments in plugstack.conf, as Slurm gives them to a callback.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Arguments {
+    pub(crate) count: c_int,
+    pub(crate) values: *mut *mut c_char,
+}
+
+impl Arguments {
+    pub(crate) fn words(self) -> Vec<String> {
+        let count = usize::try_from(self.count).unwrap_or(0);
+        if self.values.is_null() {
+            return Vec::new();
+        }
+        (0..count)
+            .filter_map(|i| {
+                // SAFETY: Slurm gives `count` pointers to strings that live as long as the plugin is loaded.
+                let value = unsafe { *self.values.add(i) };
+                // SAFETY: as above.
+                (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
+            })
+            .collect()
     }
-    (0..count)
-        .filter_map(|i| {
-            // SAFETY: Slurm gives `count` pointers to strings that live as long as the plugin is loaded.
-            let value = unsafe { *values.add(i) };
-            // SAFETY: as above.
-            (!value.is_null()).then(|| unsafe { CStr::from_ptr(value) }.to_string_lossy().into_owned())
-        })
-        .collect()
 }
 
 /// Writes an error to slurmd's log and the step's srun.
