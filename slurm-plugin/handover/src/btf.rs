@@ -2,8 +2,6 @@
 //!
 //! Only what [`crate::count`] asks for. Kernels are built differently, so nothing about their structures is assumed.
 
-use std::collections::HashMap;
-
 const MAGIC: u16 = 0xeb9f;
 const STRUCT: u32 = 4;
 const UNION: u32 = 5;
@@ -105,49 +103,44 @@ impl<'a> Btf<'a> {
         }
     }
 
-    fn name(&self, offset: u32) -> &'a [u8] {
+    fn is_named(&self, offset: u32, name: &str) -> bool {
         let text = usize::try_from(offset).ok().and_then(|o| self.strings.get(o..));
-        let text = text.unwrap_or_default();
-        &text[..text.iter().position(|b| *b == 0).unwrap_or(text.len())]
+        text.and_then(|t| t.strip_prefix(name.as_bytes()))
+            .is_some_and(|rest| rest.first() == Some(&0))
     }
 
-    /// The numbers of the structures of these names.
-    pub(crate) fn structures(&self, names: &[&'static str]) -> HashMap<&'static str, u32> {
-        self.find(STRUCT, names)
+    /// The offset in bytes of a structure's field.
+    pub(crate) fn offset(&self, structure: &str, field: &str) -> Option<i16> {
+        let (offset, _) = self.field(self.find(STRUCT, structure)?, field)?;
+        i16::try_from(offset).ok()
     }
 
     /// The number of a function.
-    pub(crate) fn function(&self, name: &'static str) -> Option<u32> {
-        self.find(FUNCTION, &[name]).remove(name)
+    pub(crate) fn function(&self, name: &str) -> Option<u32> {
+        self.find(FUNCTION, name)
     }
 
     /// The value of an enumerator of the enumeration `name`.
-    pub(crate) fn enumerator(&self, name: &'static str, wanted: &str) -> Option<u32> {
-        let number = *self.find(ENUM, &[name]).get(name)?;
-        let head = self.unqualified(number)?;
+    pub(crate) fn enumerator(&self, name: &str, wanted: &str) -> Option<u32> {
+        let head = self.unqualified(self.find(ENUM, name)?)?;
         (0..head.count).find_map(|i| {
             let at = head.at + usize::try_from(12 + 8 * i).ok()?;
-            let name = self.name(word(self.types, at)?);
-            (name == wanted.as_bytes()).then(|| word(self.types, at + 4))?
+            self.is_named(word(self.types, at)?, wanted)
+                .then(|| word(self.types, at + 4))?
         })
     }
 
-    fn find(&self, kind: u32, names: &[&'static str]) -> HashMap<&'static str, u32> {
-        let mut found = HashMap::new();
-        for (number, at) in (1_u32..).zip(&self.starts) {
-            let Some(head) = self.head_at(*at) else { break };
-            if head.kind == kind {
-                let name = self.name(head.name);
-                if let Some(known) = names.iter().find(|n| n.as_bytes() == name) {
-                    found.entry(*known).or_insert(number);
-                }
-            }
-        }
-        found
+    fn find(&self, kind: u32, name: &str) -> Option<u32> {
+        let is_it = |at: &usize| {
+            let head = self.head_at(*at);
+            head.is_some_and(|head| head.kind == kind && self.is_named(head.name, name))
+        };
+        let number = 1 + self.starts.iter().position(is_it)?;
+        u32::try_from(number).ok()
     }
 
     /// The offset in bytes of a field, those of nameless structures and unions inside included, and its type.
-    pub(crate) fn field(&self, number: u32, name: &str) -> Option<(u32, u32)> {
+    fn field(&self, number: u32, name: &str) -> Option<(u32, u32)> {
         let head = self.unqualified(number)?;
         if !matches!(head.kind, STRUCT | UNION) {
             return None;
@@ -164,7 +157,7 @@ impl<'a> Btf<'a> {
                 if let Some((inside, kind)) = self.field(kind, name) {
                     return Some((offset + inside, kind));
                 }
-            } else if self.name(member) == name.as_bytes() {
+            } else if self.is_named(member, name) {
                 return Some((offset, kind));
             }
         }
@@ -196,13 +189,13 @@ mod tests {
             return;
         };
         let btf = Btf::parse(&bytes).unwrap();
-        let found = btf.structures(&["file", "inode", "no_such_structure"]);
-        assert_eq!(found.len(), 2);
-        assert!(btf.field(found["file"], "f_inode").is_some());
-        assert_eq!(btf.field(found["inode"], "i_mode").map(|f| f.0), Some(0));
-        assert!(btf.field(found["inode"], "no_such_field").is_none());
+        let inode = btf.find(STRUCT, "inode").unwrap();
+        assert_eq!(btf.find(STRUCT, "no_such_structure"), None);
+        assert!(btf.offset("file", "f_inode").is_some());
+        assert_eq!(btf.offset("inode", "i_mode"), Some(0));
+        assert!(btf.field(inode, "no_such_field").is_none());
         // Through the qualities of the field's type.
-        let (_, path) = btf.field(found["file"], "f_path").unwrap();
+        let (_, path) = btf.field(btf.find(STRUCT, "file").unwrap(), "f_path").unwrap();
         assert!(btf.field(path, "dentry").is_some());
     }
 }

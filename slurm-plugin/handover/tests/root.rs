@@ -288,7 +288,6 @@ fn arrival(step: u32) -> Arrival {
             step,
         },
         job_uid: SERVICE,
-        minted_by: SERVICE,
         service_uid: SERVICE,
         now: Timestamp(0),
     }

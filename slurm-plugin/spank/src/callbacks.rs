@@ -174,7 +174,6 @@ fn open_token(step: Step, here: &Here, key: StepKey, job_uid: u32) -> Result<(To
     let arrival = Arrival {
         step: key,
         job_uid,
-        minted_by: decoded.uid,
         service_uid: here.service_uid,
         now: now(),
     };

@@ -8,7 +8,6 @@ use super::{
     STORE_POINTER, WORD, failed,
 };
 use crate::bpf::{self, Instruction};
-use crate::btf::Btf;
 use crate::token::Hold;
 use std::io::{self, Read};
 use std::os::fd::OwnedFd;
@@ -34,15 +33,14 @@ impl Counter {
     /// This Linux has no such iterators, or refuses them.
     pub fn sight(&self) -> Result<Sight, CountError> {
         let bytes = super::description()?;
-        let btf = Btf::parse(&bytes).ok_or(CountError::NoTypes("a description that is known here"))?;
-        let structures = btf.structures(&["task_struct", "vm_area_struct"]);
-        let field = |structure, name| {
-            let (offset, _) = btf.field(*structures.get(structure)?, name)?;
-            i16::try_from(offset).ok()
-        };
+        let btf = super::types(&bytes)?;
         let missing = |what| move || CountError::NoTypes(what);
-        let tgid = field("task_struct", "tgid").ok_or_else(missing("task.tgid"))?;
-        let vm_file = field("vm_area_struct", "vm_file").ok_or_else(missing("vma.vm_file"))?;
+        let tgid = btf
+            .offset("task_struct", "tgid")
+            .ok_or_else(missing("task.tgid"))?;
+        let vm_file = btf
+            .offset("vm_area_struct", "vm_file")
+            .ok_or_else(missing("vma.vm_file"))?;
         let iterator = |name, path: &[i16]| {
             let kind = btf.function(name).ok_or_else(missing(name))?;
             bpf::iterate(&self.on_item(tgid, path), kind).map_err(failed("an iterator can't be had"))
