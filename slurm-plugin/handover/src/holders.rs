@@ -418,6 +418,68 @@ libc.syscall(93 if platform.machine() == "aarch64" else 60, 0)
         }
     }
 
+    /// A file system of which nobody answers anything, as a user's FUSE or a dead NFS.
+    struct Silent {
+        dir: tempfile::TempDir,
+        _server: File,
+    }
+
+    impl Silent {
+        fn mount() -> Option<Self> {
+            use std::os::fd::AsRawFd;
+            let server = File::options().read(true).write(true).open("/dev/fuse").ok()?;
+            let dir = tempfile::tempdir().unwrap();
+            let options = format!("fd={},rootmode=40000,user_id=0,group_id=0", server.as_raw_fd());
+            let mount = std::ffi::CString::new(dir.path().as_os_str().as_encoded_bytes()).unwrap();
+            let options = std::ffi::CString::new(options).unwrap();
+            // SAFETY: all are strings that outlive the call.
+            let code = unsafe {
+                libc::mount(
+                    c"silent".as_ptr(),
+                    mount.as_ptr(),
+                    c"fuse".as_ptr(),
+                    libc::MS_NOSUID | libc::MS_NODEV,
+                    options.as_ptr().cast(),
+                )
+            };
+            (code == 0).then_some(Self { dir, _server: server })
+        }
+    }
+
+    impl Drop for Silent {
+        fn drop(&mut self) {
+            let umount = std::process::Command::new("umount")
+                .arg("-l")
+                .arg(self.dir.path())
+                .status();
+            assert!(umount.unwrap().success());
+        }
+    }
+
+    #[test]
+    fn a_file_system_that_never_answers_holds_up_no_look() {
+        let Some(silent) = Silent::mount() else {
+            eprintln!("SKIPPED: needs root and FUSE");
+            return;
+        };
+        let _name = openat(
+            CWD,
+            silent.dir.path(),
+            OFlags::PATH | OFlags::CLOEXEC,
+            Mode::empty(),
+        )
+        .unwrap();
+        let _full = File::open("/dev/full").unwrap();
+        let me = std::process::id();
+        let (say, hear) = std::sync::mpsc::channel();
+        std::thread::spawn(move || say.send(holds(FULL, me)));
+        let held = hear.recv_timeout(std::time::Duration::from_secs(60)).unwrap();
+        assert!(
+            held.contains(&Hold::Descriptor),
+            "what comes after it is found too"
+        );
+    }
+
     #[test]
     fn maps_and_rings_are_read() {
         assert_eq!(

@@ -176,4 +176,34 @@ mod tests {
         assert_eq!(unsafe { libc::munmap(page, length) }, 0);
         assert_eq!(seen(), []);
     }
+
+    #[test]
+    fn an_open_that_can_not_be_counted_is_refused() {
+        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+        if !rustix::process::geteuid().is_root() {
+            eprintln!("SKIPPED: needs root");
+            return;
+        }
+        let mounted = Mounted::make();
+        let Some(counter) = counter(mounted.0.path()) else {
+            return;
+        };
+        let most = usize::try_from(super::super::MOST_FILES).unwrap();
+        let maximum = getrlimit(Resource::Nofile).maximum;
+        let room = maximum.unwrap_or(u64::MAX).min(2 * most as u64);
+        let current = Some(room);
+        setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
+        if room < most as u64 + 100 {
+            eprintln!("SKIPPED: no process may open as many files here");
+            return;
+        }
+        counter.lend(ZERO, super::super::own_group().unwrap()).unwrap();
+        let open = || std::fs::File::open("/dev/zero");
+        let files: Vec<_> = (0..most).map(|_| open().unwrap()).collect();
+        assert_eq!(open().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
+        assert_eq!(counter.open_files(ZERO).unwrap(), most as u64);
+        drop(files);
+        assert!(open().is_ok(), "there is room again");
+        assert_eq!(counter.open_files(ZERO).unwrap(), 0);
+    }
 }
