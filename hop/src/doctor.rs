@@ -73,7 +73,7 @@ pub(crate) struct Finding {
     pub(crate) says: String,
     /// How to mend it; empty if nothing is wrong.
     pub(crate) mend: String,
-    /// Node on which it was seen; `None` means the host that was asked.
+    /// Node of the finding; `None` means the examined host itself.
     #[serde(default)]
     pub(crate) node: Option<String>,
 }

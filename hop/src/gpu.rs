@@ -59,7 +59,7 @@ struct Machine {
     /// Where the privileged helper listens
     #[arg(long, global = true, value_name = "PATH", default_value = hop_gpu::helper::SOCKET)]
     helper: PathBuf,
-    /// Host memory that the machine can give, in GiB, if its own figure is wrong (memory that grows with use)
+    /// Host memory of the machine in GiB, if its own figure is wrong (memory that grows with use)
     #[arg(long, global = true, value_name = "GIB")]
     host_gib: Option<u64>,
     /// Longest time for one step, in seconds
@@ -87,7 +87,7 @@ enum Verb {
         /// (save a notebook's state, start its interpreter again, restore with the next cell)
         #[arg(long, value_parser = rung)]
         rung: Option<Rung>,
-        /// Stop the process in its running cell, by the driver alone: its next CUDA call waits until it is back
+        /// Stop the process in its running cell, by the driver alone: its next CUDA call waits for the unpark
         #[arg(long, conflicts_with = "rung")]
         mid_cell: bool,
     },

@@ -105,7 +105,7 @@ pub(crate) struct Whose {
     /// Everybody's (operators; the default for root)
     #[arg(short = 'a', long)]
     allusers: bool,
-    /// These users'
+    /// Only these users'
     #[arg(
         short = 'u',
         long = "user",

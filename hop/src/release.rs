@@ -1,7 +1,8 @@
 //! `hop release`: has blocked GPUs looked at again, and lent if they are free.
 //!
-//! It ends nobody: an operator looks who holds the GPU (`hop info -o node,reason:60`), ends them as they see fit, and says so
-//! here. Whether the GPU is free is for the node's plugin to find, not for the operator to claim.
+//! `hop release` ends no process: the operator looks up the holder (`hop info -o node,reason:60`), ends it as they see
+//! fit, and reports here. The node's plugin then checks whether the GPU is free; the operator's claim alone frees
+//! nothing.
 
 use crate::context::Context;
 use crate::failure::Failure;

@@ -79,7 +79,7 @@ pub(crate) struct Args {
     /// Cores with each of the leases of --gpus
     #[arg(long, value_name = "N")]
     cpus: Option<u16>,
-    /// Kernel; default: the notebook's, or one that runs through Gresshopper
+    /// Kernel; default: the notebook's, or one of Gresshopper's
     #[arg(short = 'k', long, value_name = "NAME")]
     kernel: Option<String>,
     /// Go on where the output notebook ends: from the first cell that didn't run well or has changed
@@ -226,8 +226,8 @@ async fn whole(args: &Args, deadline: Option<Timestamp>, context: &mut Context<'
     session.end(over?)
 }
 
-/// The process that runs the cells: the one that kept its kernel for us, or a new one. The flag says whether the run
-/// may have to wait for another's end.
+/// Reaches the process that runs the cells: an earlier run's with its kept kernel, or a new process. The flag says
+/// whether the run may have to wait for another run's end.
 async fn reach(args: &Args, record: &Path, context: &mut Context<'_>) -> Result<(Link, bool), Failure> {
     let kept = worker::kept(record).filter(|_| !args.dry_run);
     if let Some(kept) = &kept {
@@ -338,7 +338,7 @@ impl<'a, 'c> Session<'a, 'c> {
         Ok(())
     }
 
-    /// Waits that `hopd` expects for the first cell with GPUs, by the numbers of GPUs that it may get.
+    /// Waits expected by `hopd` for the first cell with GPUs, by the number of GPUs.
     fn told_waits(&mut self, kernel: Option<String>) -> Result<BTreeMap<u16, Option<f64>>, Failure> {
         let asks = |t: &&Todo| t.run && (t.plan.gpus > 0 || t.plan.scaled);
         let Some(first) = self.todo.iter().find(asks) else {
@@ -678,7 +678,7 @@ impl<'a, 'c> Session<'a, 'c> {
         self.report.cell(over);
     }
 
-    /// How it went, and the exit status.
+    /// Prints the outcome of the run, and sets the exit status.
     fn end(&mut self, over: Option<Over>) -> Result<(), Failure> {
         let lost = || Over {
             status: Status::Died,

@@ -107,7 +107,7 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
         .map_err(|e| Failure::Failed(format!("could not read {}: {e}", path.display())))
 }
 
-/// Checks before a long run that its result can be written, and leaves an existing file as it is.
+/// Checks before a long run that its result can be written. An existing file stays unchanged.
 fn writable(path: &Path) -> Result<(), Failure> {
     if path == Path::new("-") {
         return Ok(());

@@ -1,8 +1,8 @@
 //! `hop state`: save, look at, compare, restore and export the state of a notebook. Needs neither Slurm nor `hopd`.
 //!
-//! A running kernel is spoken to as a Jupyter client does: one silent request, which loads the in-kernel agent and has
-//! it write its answer to a file of this process's. A saved state is read here, without running anything of it; one in
-//! an object store is carried to and from a folder here ([`crate::state_remote`]).
+//! A running kernel gets one silent request, as from a Jupyter client. The request loads the in-kernel agent, which
+//! writes its answer to a file of this process's. A saved state is read here, without running any of its code; a state
+//! in an object store is carried to and from a folder here ([`crate::state_remote`]).
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -268,8 +268,7 @@ impl Place {
         self.states.join(format!("{}@{}", address.name, &mark[..8]))
     }
 
-    /// Brings a state here with its content; returns its folder. A state that waits here to be sent is never
-    /// replaced.
+    /// Brings a state here with its content; returns its folder. A local state not yet sent is never replaced.
     fn fetch(&self, address: &Address, context: &mut Context<'_>) -> Result<PathBuf, Failure> {
         let store = Store::of(address)?;
         let saved = store.read(address, &self.owner_key()?)?;

@@ -1,4 +1,4 @@
-//! The kernel that `hop state` means: the one it runs in, the named one, or the only one.
+//! The kernel meant by `hop state`: the surrounding, the named or the only kernel.
 //!
 //! A kernel is found by its connection file in Jupyter's runtime folder. The notebook's name is that of the Jupyter session,
 //! as the kernel's process was told it, or `hopd`'s.
@@ -19,7 +19,7 @@ use std::time::Duration;
 const OWN: &str = "GRESSHOPPER_KERNEL";
 /// How long a kernel may take to accept a connection, to count as alive.
 const ALIVE: Duration = Duration::from_millis(500);
-/// So many processes up, to find the kernel that a command runs in.
+/// Most ancestors searched for the kernel in which a command runs.
 const ANCESTORS: usize = 30;
 
 /// A kernel that was found.
@@ -30,7 +30,7 @@ pub(crate) struct Kernel {
     pub(crate) name: Option<String>,
     /// Connection file of the kernel; `None` for a kernel on another node.
     pub(crate) file: Option<PathBuf>,
-    /// This very process is one of its children: it runs a cell, and can't answer another request.
+    /// `true` if this process is a child of the kernel, which then runs a cell and can't answer another request.
     pub(crate) own: bool,
 }
 
@@ -79,7 +79,7 @@ impl Connection {
         }
     }
 
-    /// Whether somebody listens there. A kernel that was killed leaves its file behind.
+    /// Whether a process listens on the kernel's port. A killed kernel leaves its file behind.
     fn is_alive(&self) -> bool {
         match self.shell() {
             Ok(Endpoint::Tcp(address)) => TcpStream::connect_timeout(&address, ALIVE).is_ok(),
@@ -157,7 +157,7 @@ fn several(how: &str, found: &[Kernel]) -> Failure {
     ))
 }
 
-/// Its name by `hopd`, where nobody else knows it.
+/// Adds the name that `hopd` knows, if no other source has named the kernel.
 fn named(kernel: Kernel, context: &Context<'_>) -> Kernel {
     let mut one = [kernel];
     add_names(&mut one, context);

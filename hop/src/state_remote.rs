@@ -29,7 +29,7 @@ const TELL: Duration = Duration::from_secs(1);
 pub(crate) struct Store {
     remote: Remote,
     runtime: Runtime,
-    /// How it is called in messages.
+    /// Name of the store in messages.
     called: String,
 }
 

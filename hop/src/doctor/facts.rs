@@ -241,7 +241,7 @@ fn slurm_conf(env: fn(&str) -> Option<String>) -> PathBuf {
     named.unwrap_or_else(|| found.clone())
 }
 
-/// slurmctld's path of plugstack.conf, else the one beside slurm.conf, where configless slurmd puts it.
+/// slurmctld's path of plugstack.conf, else the file beside slurm.conf, configless slurmd's place.
 fn plugstack_of(slurm: &Result<SlurmSeen, String>, conf: &Path) -> PathBuf {
     let told = slurm
         .as_ref()

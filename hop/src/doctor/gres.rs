@@ -1,5 +1,5 @@
-//! Which device files a node's GRES have, from gres.conf: what an administrator is told of. What is lent is decided by what
-//! opens in a step, not here.
+//! Device files of a node's GRES by gres.conf, for the administrator's information. The devices really lent are found
+//! by a try in each step, not here.
 //!
 //! Reading is pure: the text comes from a closure, so that `Include` works in tests too. Of gres.conf only the
 //! lines with a `File` matter, and `AutoDetect`.
@@ -38,7 +38,7 @@ pub(crate) enum GresError {
 /// Slurm's own bound on includes is not documented; nobody nests deeper.
 const MAX_DEPTH: u8 = 8;
 
-/// Reads `path` and what it includes, and keeps what concerns `node`.
+/// Reads `path` and its includes, and keeps the lines about `node`.
 ///
 /// # Errors
 /// A file that `read` can't give, or an expression that Slurm wouldn't take either.

@@ -1,8 +1,8 @@
 //! A lease of a GPU for a moment, as a kernel on this node would have it: `hop doctor --nodes` runs this in a job of its
 //! own on each node.
 //!
-//! The process registers as a kernel's executor, asks for one GPU, opens the devices that it is lent, gives them back, and
-//! sees that they can't be opened any more. Nothing of Python or Jupyter is needed.
+//! The process registers as a kernel's executor, asks for one GPU, opens the lent devices, gives them back, and checks
+//! that they no longer open. Neither Python nor Jupyter is needed.
 
 use super::Finding;
 use hop_api::client::{self, CallError, Client, Item, Items, Options};
@@ -21,7 +21,7 @@ use tokio::time::{Instant as Deadline, sleep, timeout_at};
 
 /// The name of the finding.
 pub(super) const CHECK: &str = "lease";
-/// The kernel that the process is, in its environment: for the plugin such a step is a kernel's.
+/// Names the process's kernel in its environment: the plugin then takes the step for a kernel's.
 pub(super) const KERNEL: &str = "GRESSHOPPER_KERNEL";
 /// `hopd`'s answer and a GPU are waited for as long as this together.
 const PATIENCE: Duration = Duration::from_secs(30);

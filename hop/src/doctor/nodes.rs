@@ -202,7 +202,7 @@ fn srun(node: &Node, facts: &Facts, config: &Config, pools: &Pools<'_>, starter:
     command
 }
 
-/// One task on the node, whatever job this process runs in itself.
+/// Builds an srun of a single task on the node, independent of the job around this process.
 fn bare_srun(node: &Node) -> Command {
     let mut command = Command::new("srun");
     for (variable, _) in std::env::vars_os() {

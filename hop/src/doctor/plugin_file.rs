@@ -6,7 +6,7 @@ use object::{Object as _, ObjectSegment as _, ObjectSymbol as _};
 /// The number that Slurm's loader compares with its own.
 const SYMBOL: &str = "plugin_version";
 
-/// Returns the release that the file names, or why it names none.
+/// Returns the Slurm release named in the file, or the reason for its absence.
 pub(crate) fn version(file: &[u8]) -> Result<Version, String> {
     let file = object::File::parse(file).map_err(|_| "it is no library".to_owned())?;
     let symbol = file

@@ -1,8 +1,8 @@
 //! Run times of cells in earlier runs: one line of JSON for each, in a file of the user's own.
 //!
-//! `$XDG_STATE_HOME/gresshopper/run-history.jsonl` (0600). Lines are only added, each with one write, so that
-//! concurrent runs don't disturb each other. Unreadable lines are skipped. A file that has grown too long is cut to
-//! its newer half when it is read.
+//! `$XDG_STATE_HOME/gresshopper/run-history.jsonl` (0600). Lines are only added, each with one write: concurrent runs
+//! don't disturb each other. Unreadable lines are skipped. A file that has grown too long is cut to its newer half at
+//! the next reading.
 
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;

@@ -24,9 +24,9 @@ pub(super) struct Expected {
     unknown_cells: usize,
     /// How long the first GPU is waited for is not known.
     queue_unknown: bool,
-    /// Part of `expected_s` that is the wait for the first GPU, because those that fit are lent now.
+    /// Part of `expected_s` for the wait for the first GPU, because all fitting GPUs are lent now.
     wait_s: f64,
-    /// Part of it is assumed from runs with other numbers of GPUs.
+    /// `true` if part of `expected_s` is assumed from runs with other numbers of GPUs.
     assumed: bool,
     gpus: Option<u16>,
     /// Fewest GPUs with which the deadline would hold.

@@ -1,4 +1,4 @@
-//! The process that runs the notebook with nbclient (`gresshopper_jupyter.unattended`), and the messages to it.
+//! The process that runs the notebook with nbclient (`gresshopper_jupyter.unattended`), and its messages.
 
 use crate::failure::Failure;
 use hop_replica::need::Unattended;
@@ -107,7 +107,7 @@ pub(super) struct BookCell {
     pub(super) source: String,
     pub(super) need: Option<serde_json::Value>,
     pub(super) seconds: Option<f64>,
-    /// The cell ran well before, and so did all above it.
+    /// The cell and all above it have succeeded before.
     pub(super) good: bool,
     /// The cell must run again, for its variables.
     pub(super) again: bool,
@@ -140,7 +140,7 @@ pub(super) enum Status {
     Interrupted,
     /// The kernel died.
     Died,
-    /// There never was one.
+    /// The kernel never started.
     NotStarted,
     /// All ran, and the output could not be written.
     Unwritten,
@@ -232,7 +232,7 @@ impl Link {
     /// Ends the process at once, with its front and the kernel.
     pub(super) fn kill(&mut self) {
         if let Some(child) = &mut self.child {
-            // It is over already.
+            // The process may have ended already.
             let _ = child.kill();
         }
     }

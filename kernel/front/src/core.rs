@@ -75,7 +75,7 @@ pub struct Front {
     /// The answers and the tenure's losses that the replica knows to be heard.
     heard_told: (CellNumber, Tenure),
     counts: VecDeque<(CellId, i64)>,
-    /// What the user has to see before the next reply.
+    /// Notices to show before the next reply.
     notices: Vec<Notice>,
     /// The server has gone: what cells show from now on is kept for the notebook's next opening.
     meanwhile: Option<Meanwhile>,
@@ -409,7 +409,7 @@ impl Front {
 
     // While the notebook has no server.
 
-    /// The server has gone. What it has not taken, and what cells show from now on, is kept for its next.
+    /// The server has gone. Outputs not yet taken, and all later ones, are kept for the notebook's next opening.
     pub fn part(&mut self) {
         let mut meanwhile = Meanwhile::default();
         for waiting in &self.outputs {

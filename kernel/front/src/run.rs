@@ -202,7 +202,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     Ok(!died)
 }
 
-/// What to run, with the right to the kernel's state.
+/// The kernel to start, with the right to its state.
 struct Claimed {
     start: Start,
     owned: Option<Owned>,
@@ -394,8 +394,8 @@ impl Main {
         }
     }
 
-    /// Ends the step of the earlier replica, which may still run. One that said that it leaves has a moment to do so: a
-    /// slurmstepd that is told to kill its task just as the task exits may hang, and Slurm then drains the node.
+    /// Ends the step of the earlier replica, which may still run. A replica that announced its end has a moment for it:
+    /// a slurmstepd told to kill a task that exits at that instant may hang, and Slurm then drains the node.
     fn end_old(&self, old: Option<Tenure>, leaves: bool) {
         let hello = self.hello.as_ref();
         let Some(hello) = hello.filter(|h| old == Some(h.tenure) && h.seat != JobId(0)) else {
@@ -546,7 +546,7 @@ impl Main {
 
     fn on_client(&mut self, channel: Channel, event: Event) {
         match event {
-            // What comes now is for the kernel's next front, and a server that goes shuts down its kernels.
+            // Later messages are for the kernel's next front: a server that goes shuts down its kernels.
             Event::Message(..) if self.parting => {}
             Event::Message(peer, message) => {
                 self.note_shutdown(&message);

@@ -1,9 +1,9 @@
 //! The privileged helper, for sites whose driver lets only root checkpoint. It has one verb: one checkpoint step on
 //! one process, for the user who owns the process.
 //!
-//! The asker is the uid that Linux reports for the socket's other end (SO_PEERCRED). The target's four user ids must
-//! all be that uid. Its start time must be the one that the caller names, so a reused pid is not touched. Root may
-//! ask for any process.
+//! The caller's uid is Linux's report for the socket's other end (SO_PEERCRED). The target's four user ids must all
+//! equal this uid. Its start time must equal the caller's word, so a reused pid is not touched. Root may ask for any
+//! process.
 
 use crate::Pid;
 use crate::driver::{Api, Driver, DriverError, ProcessState, Step};
@@ -101,7 +101,7 @@ impl Callers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// None: there are too many, in all or of this user.
+    /// `None` means too many callers, in all or of this user.
     fn admit(&self, uid: u32) -> Option<Caller> {
         let mut now = self.now();
         let full = now.values().sum::<usize>() >= MAX_CALLERS;
@@ -144,7 +144,7 @@ impl Helper {
         }
     }
 
-    /// Serves until the listener breaks. What one caller meets, or a shortage of the moment, ends nobody else's service.
+    /// Serves until the listener breaks. One caller's failure, or a passing shortage, ends nobody else's service.
     ///
     /// # Errors
     /// Accepting failed for good.

@@ -79,7 +79,7 @@ pub struct Found {
     pub host_left: Option<HostLeft>,
     /// Other processes of the process's tree that hold a device file.
     pub children: Vec<Pid>,
-    /// State that the state engine could save, or why it can't.
+    /// The state engine's offer to save the state, or its obstacle.
     pub state: Result<StateOffer, String>,
     /// Another replica could run the kernel's cells instead.
     pub other_replica: bool,

@@ -28,7 +28,7 @@ pub enum Means {
     Hold,
 }
 
-/// There is no room for the restore.
+/// Lack of memory for the restore.
 #[derive(Debug, thiserror::Error)]
 pub enum NoRoom {
     #[error("{} MiB needed on {device}, {} MiB free", need >> 20, free >> 20)]
@@ -69,7 +69,7 @@ pub fn means(want: Want, sample: Option<&Sample>) -> Result<Means, NoRoom> {
     }
 }
 
-/// Memory that a child process holds until this is dropped.
+/// Memory held by a child process until the value is dropped.
 #[derive(Debug)]
 pub struct Held {
     child: Child,

@@ -18,7 +18,7 @@ use std::time::Duration;
 /// How long NVML may take to shut down.
 const SHUTDOWN: Duration = Duration::from_secs(1);
 
-/// There is no NVML to ask.
+/// NVML can't be used, for the reason named.
 #[derive(Debug, thiserror::Error)]
 #[error("NVML can't be used: {why}")]
 pub struct Absent {
@@ -28,7 +28,7 @@ pub struct Absent {
 }
 
 impl Absent {
-    /// It was asked and doesn't answer.
+    /// NVML was asked and doesn't answer.
     pub(crate) fn silent(after: Duration) -> Self {
         Self {
             why: format!("it has not answered for {after:?}"),

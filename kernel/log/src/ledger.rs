@@ -45,7 +45,7 @@ impl Ledger {
         self.lost(cells)
     }
 
-    /// These cells are lost. Returns those to name to the user, each once.
+    /// Marks cells as lost. Returns the ones to name to the user, each once.
     pub fn lost(&mut self, cells: impl IntoIterator<Item = CellId>) -> Vec<CellId> {
         let new: Vec<_> = cells
             .into_iter()

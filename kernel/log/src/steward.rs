@@ -36,9 +36,9 @@ pub enum Deed {
     Propose(Entry),
     /// The member begins to receive the log.
     Learner(Incarnation),
-    /// These become the voters, in one joint step.
+    /// The members named become the voters, in one joint step.
     Voters(BTreeSet<Incarnation>),
-    /// This voter should lead, since it executes.
+    /// The executing voter should lead.
     Lead(Incarnation),
     /// So many more replicas are needed.
     Grow(usize),

@@ -154,7 +154,7 @@ pub struct StepSize {
     pub cpus: u16,
 }
 
-/// What a seat needs to start the kernel's executor by itself, as the front would.
+/// The data with which a seat starts the kernel's executor by itself, as the front would.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Takeover {
     pub size: StepSize,

@@ -24,8 +24,8 @@ pub struct Hello {
     /// The epoch of the front that the replica heard last (0 means none), and the last frame taken of that front.
     pub front_epoch: u64,
     pub taken: u64,
-    /// It waits in its seat with a kernel's process that has no variables yet: the front welcomes it with the kernel's next
-    /// tenure.
+    /// `true` if the replica waits in its seat with a kernel process without variables: the front welcomes it with the
+    /// kernel's next tenure.
     #[serde(default)]
     pub standby: bool,
     /// Execute requests that the kernel hasn't answered, the oldest first, so that a new front can answer them if the
@@ -139,10 +139,10 @@ pub enum Note {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "how", rename_all = "kebab-case")]
 pub enum Over {
-    /// It was asked to.
+    /// The kernel was asked to end.
     Shutdown,
-    /// It died. `reason` is a sentence for the user.
+    /// The kernel died. `reason` is a sentence for the user.
     Died { reason: String },
-    /// It never came up.
+    /// The kernel never came up.
     NotStarted { reason: String },
 }

@@ -65,8 +65,8 @@ pub fn run_args(dir: &Path, incarnation: Incarnation) -> [String; 5] {
     ]
 }
 
-/// Whether a variable of the environment belongs to the job or command of Slurm's in which this process runs, and so must
-/// not reach another one. Where Slurm's configuration lies is not the job's.
+/// Whether a variable of the environment belongs to the Slurm job or command around this process, and so must not reach
+/// another. The path of Slurm's configuration is not the job's own.
 pub fn is_of_slurm(name: &str) -> bool {
     const PREFIXES: [&str; 6] = ["SLURM_", "SLURMD_", "SRUN_", "SBATCH_", "SQUEUE_", "SCANCEL_"];
     name != "SLURM_CONF" && PREFIXES.iter().any(|prefix| name.starts_with(prefix))

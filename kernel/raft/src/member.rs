@@ -166,7 +166,7 @@ impl<T: Transport> Member<T> {
         led.map_err(|_| ProposeError::Unknown)?
             .map_err(|_| ProposeError::Stopped("it was closed".to_owned()))?;
         self.write(Command(state.encode())).await?;
-        // What is applied is shown a moment later.
+        // Applied entries are shown a moment later.
         let Feed { state, mut news } = self.subscribe();
         if state.is_none() {
             let shown = tokio::time::timeout(PROPOSAL_PATIENCE, news.recv()).await;

@@ -80,7 +80,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Fails if the mark no longer counts: other work that took it for broken off has removed it.
+    /// Fails if the mark no longer counts: other work has taken it for broken off, and removed it.
     pub(crate) async fn still(&self, mark: &Mark) -> Result<(), RemoteError> {
         match self.store.head(&mark.place).await {
             Ok(_) => Ok(()),

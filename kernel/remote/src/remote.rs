@@ -198,7 +198,7 @@ impl Remote {
         {
             Ok(_) => Ok(told),
             Err(Error::Precondition { .. } | Error::AlreadyExists { .. }) => {
-                // The stored head may be this request's own: its answer was lost, and it was sent again.
+                // The stored head may be this request's own, if an answer was lost and the request sent again.
                 let now = self.get_head(name).await?;
                 let mine = now.is_some_and(|now| now.raw == raw);
                 mine.then_some(true).ok_or(RemoteError::Changed)

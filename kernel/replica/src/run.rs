@@ -138,7 +138,7 @@ struct Replica {
     /// `None` means that the kernel keeps no log.
     store: Option<StoreThread>,
     log: Log,
-    /// Where the dialler's words go, until it is started.
+    /// Sender for the dialler's events, until the dialler is started.
     dialler: Option<mpsc::Sender<LinkEvent>>,
     leaving: bool,
 }

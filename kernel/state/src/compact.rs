@@ -36,7 +36,7 @@ type Version = (usize, usize);
 #[derive(Debug, Clone)]
 struct Group {
     id: u64,
-    /// Its variables.
+    /// Variables of the group.
     names: Vec<String>,
     /// Variables that functions in it may touch.
     touches: Vec<String>,

@@ -129,7 +129,7 @@ pub struct Unit {
 }
 
 impl Unit {
-    /// Its variables.
+    /// Variables of the unit.
     pub fn names(&self) -> Vec<&str> {
         self.members.iter().filter_map(|m| m.strip_prefix("n:")).collect()
     }
@@ -177,7 +177,7 @@ struct Rerun {
     drawn: BTreeMap<String, StreamRef>,
 }
 
-/// A saved state as its last record leaves it.
+/// A saved state after its last record.
 #[derive(Debug, Clone, Default)]
 pub struct Snapshot {
     pub units: BTreeMap<u64, Unit>,

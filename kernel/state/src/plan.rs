@@ -57,10 +57,10 @@ pub struct Group {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Choice {
-    /// It is there.
+    /// The target has this version already.
     Leave,
     Ship,
-    /// Run its cells.
+    /// Run the group's cells.
     Recompute,
     /// Neither way is open.
     Placeholder,

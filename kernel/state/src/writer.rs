@@ -196,8 +196,8 @@ impl Writer {
         }
     }
 
-    /// Begins a log with the needed records of another log, which stays as it is for its readers. `None` means that
-    /// it isn't worthwhile: the new log would be more than half as long.
+    /// Begins a log with the needed records of another log, which stays unchanged for its readers. `None` means that
+    /// the gain is too small: the new log would be more than half as long.
     ///
     /// # Errors
     /// As [`Writer::go_on`], and a record of the other log isn't proven.

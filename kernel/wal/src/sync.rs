@@ -15,7 +15,7 @@ use std::time::Duration;
 pub enum Sync {
     /// At once after each write; [`crate::Wal::on_synced`] waits for the sync.
     Always,
-    /// This often; nobody waits. A power cut of all members at once loses the time in between.
+    /// At this interval; nobody waits. A power cut of all members at once loses the changes since the last sync.
     Every(Duration),
 }
 

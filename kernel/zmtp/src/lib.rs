@@ -5,7 +5,7 @@
 //! * Queues are bounded in bytes, and a peer that doesn't read is cut off, never awaited.
 //! * A peer that comes back under its identity replaces its old connection, whose end then removes nothing.
 //! * Both ends of a socket belong to the same user ([`Admit::SameUser`]), on unix sockets and on loopback TCP.
-//! * A [`Receipt`] tells when a message has left the process, so that an undelivered one can be kept.
+//! * A [`Receipt`] tells when a message has left the process: undelivered messages can be kept.
 //!
 //! The meaning of messages (Jupyter's envelope, signatures) is left to `hop-protocol`.
 

@@ -1,8 +1,8 @@
 //! `hop-agent hold`: the one task of a lease's step.
 //!
 //! The holder only lives: until it ends, Slurm counts the step's GPUs as taken. Its connection to the agent is the
-//! lease's lifeline. It ends by the agent's order, 10 s after the agent's loss, or at its slurmstepd's end, after
-//! which nobody would take the device back.
+//! lease's lifeline. It ends by the agent's order, 10 s after the agent's loss, or at its slurmstepd's end: without a
+//! slurmstepd nobody would take the device back.
 
 use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION, parse_gpus};
 use anyhow::{Context, Result, bail};
@@ -31,7 +31,7 @@ pub(crate) struct Args {
 pub(crate) fn hold(args: &Args) -> Result<()> {
     let parent = getppid();
     set_parent_process_death_signal(Some(rustix::process::Signal::KILL)).context("prctl")?;
-    // It may have died before the signal was asked for; then somebody else's child is what we are.
+    // The parent may have died before the request for the signal; then this process has another parent.
     if getppid() != parent || !parent.is_some_and(is_slurmstepd) {
         bail!("slurmstepd is gone");
     }

@@ -504,7 +504,7 @@ impl Agent {
         });
     }
 
-    /// Its answer comes from the plugin. Without one, what is known stays as it is.
+    /// Asks the plugin to look at the node. Without an answer the known standing stays.
     fn look(&self, look: Look) {
         if let Some(operator) = &look.operator {
             info!(%operator, gpus = ?look.again, "blocked GPUs are looked at again");
@@ -587,7 +587,7 @@ async fn wait_for_end(pid: u32, start_time: u64) -> std::io::Result<()> {
         Err(rustix::io::Errno::SRCH) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
-    // Read after the descriptor was opened: from here on it is one and the same process.
+    // Read after the descriptor was opened: an equal start time means the same process.
     if hop_words::process::start_time(pid).is_some_and(|found| found != start_time) {
         return Ok(());
     }
@@ -600,7 +600,7 @@ async fn wait_for_end(pid: u32, start_time: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Finds steps from before this agent that Slurm still shows after the holders' time to connect.
+/// Finds an earlier agent's steps that Slurm still shows after the holders' time to connect.
 async fn find_orphans(job: hop_words::id::JobId, suspects: Vec<u32>, events: Events) {
     if suspects.is_empty() {
         return;

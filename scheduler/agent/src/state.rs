@@ -65,7 +65,7 @@ pub(crate) enum Input {
     Connected {
         term: Term,
     },
-    /// Another agent of this node has seen this term.
+    /// A term that another agent of this node has seen.
     NodeTerm(Term),
     Order(Order),
     /// Epochs `from..to` are ours, on disk.
@@ -73,7 +73,7 @@ pub(crate) enum Input {
         from: u64,
         to: u64,
     },
-    /// They could not be put on disk.
+    /// Reserved epochs could not be put on disk.
     EpochsFailed,
     /// A holder has connected; `card` is an earlier agent's record of its lease.
     HolderUp {
@@ -92,7 +92,7 @@ pub(crate) enum Input {
     StepExited {
         lease: LeaseId,
         detail: String,
-        /// It found no slurmctld.
+        /// `true` if the step's srun found no slurmctld.
         away: bool,
     },
     /// The srun of a take-back step has ended.
@@ -104,7 +104,7 @@ pub(crate) enum Input {
     ExecutorGone {
         lease: LeaseId,
     },
-    /// A step of ours that Slurm still shows without a holder: an earlier agent lost it with its slurmstepd.
+    /// A step without a holder that Slurm still shows: an earlier agent lost it with its slurmstepd.
     OrphanStep {
         step: u32,
     },
@@ -222,9 +222,9 @@ pub(crate) struct AgentState {
     leaving: BTreeMap<LeaseId, LeavingStep>,
     ended: BTreeMap<LeaseId, EndedLease>,
     idle_since: Option<Timestamp>,
-    /// What the plugin has said of the node.
+    /// The plugin's last report on the node.
     standing: Option<NodeStanding>,
-    /// Devices that the plugin keeps because somebody holds them: these can become free again in this pilot.
+    /// Devices kept by the plugin because somebody holds them: they can become free again in this pilot.
     held: BTreeSet<GpuIndex>,
     /// When the plugin looks at them again.
     look_at: Option<Timestamp>,
@@ -234,9 +234,9 @@ pub(crate) struct AgentState {
 struct Lease {
     order: StartLease,
     epoch: Epoch,
-    /// Its srun is a child of ours and runs.
+    /// `true` while the lease's srun runs as our child.
     srun: bool,
-    /// How many sruns it has had since slurmctld was last away.
+    /// Number of the lease's sruns since slurmctld was last away.
     sruns: u8,
     holder: bool,
     /// Until when the holder of a lease that was handed over has to have come.
@@ -264,7 +264,7 @@ enum Phase {
         /// Time of the next request to Slurm, which may leave a request unanswered just after its own start.
         again: Option<Timestamp>,
     },
-    /// Its srun has been told to end; another follows.
+    /// The lease's srun has been told to end; another follows.
     Restarting {
         deadline: Timestamp,
     },
@@ -294,9 +294,9 @@ struct Ending {
 enum Loss {
     /// Slurm, for the rest of the pilot.
     Slurms,
-    /// The plugin, which a lease has met: Slurm may choose this device again, so the pilot is to be replaced.
+    /// The plugin, at a lease's handover: Slurm may choose this device again, so the pilot is to be replaced.
     Plugins,
-    /// The plugin, as it said when it was asked.
+    /// The plugin, by its answer to a look.
     Held,
 }
 
@@ -310,7 +310,7 @@ enum Rescue {
 /// How often Slurm is asked for a step anew without having said no.
 const SRUNS: u8 = 2;
 
-/// Number of unused epochs at which another block is reserved, long before they run out.
+/// Number of unused epochs below which another block is reserved, long before the last is used.
 const EPOCHS_LOW: u64 = 16;
 
 impl AgentState {
@@ -493,7 +493,8 @@ impl AgentState {
         }
     }
 
-    /// The plugin has looked: what it keeps isn't lent, and what it has found free is.
+    /// Takes in the plugin's look: devices kept by the plugin are no longer lent, and devices found free are lent
+    /// again.
     fn stands(&mut self, standing: Standing, now: Timestamp, out: &mut Vec<Output>) {
         for blocked in &standing.blocked {
             let (index, why) = (blocked.index, &blocked.why);
@@ -758,7 +759,7 @@ impl AgentState {
                 lease.phase = Phase::Live { handover };
                 self.begin_end(id, EndCause::Failed, wrong, Span::ZERO, now, out);
             }
-            // It was ended while the plugin was at work: it has to be taken back all the same.
+            // The lease was ended while the plugin was at work: its device has to be taken back all the same.
             (Phase::Ending(ending), _) if ending.handover.is_none() => ending.handover = Some(handover),
             _ => {}
         }
@@ -855,7 +856,7 @@ impl AgentState {
         };
         lease.srun = false;
         match &mut lease.phase {
-            // No fault of the lease's: it waits until hopd withdraws it.
+            // Not the lease's fault: the lease waits until hopd withdraws it.
             Phase::Starting { .. } | Phase::Restarting { .. } if away => {
                 lease.sruns = 0;
                 lease.phase = Phase::Waiting {
@@ -1063,7 +1064,7 @@ impl AgentState {
         }
     }
 
-    /// Marks a GPU as one that this pilot doesn't lend any more, or not for now.
+    /// Stops lending a GPU of this pilot, for now or for good.
     fn block(&mut self, index: GpuIndex, why: &str, loss: Loss, out: &mut Vec<Output>) {
         let slot = self.birth.gpus.iter_mut().find(|g| g.index == index);
         let Some(slot) = slot.filter(|s| s.blocked.is_none()) else {

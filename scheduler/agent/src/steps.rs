@@ -56,7 +56,7 @@ pub(crate) fn lease_args(order: &StartLease, program: &Path, socket: &Path) -> V
     args
 }
 
-/// The arguments of a step that lends nothing: it holds no GRES, so it may overlap.
+/// The arguments of a step without GRES, which may overlap others.
 pub(crate) fn plain_args(name: &str) -> Vec<String> {
     let mut args: Vec<String> = ["-Q", "--overlap", "-n1", "-c1", "--mem=0", "--gres=none"]
         .map(Into::into)

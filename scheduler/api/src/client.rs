@@ -261,7 +261,7 @@ impl Connection {
             mut writer,
             ..
         } = channel;
-        // A task of its own: a cancelled receive would lose its place in the stream.
+        // Received by a separate task: a cancelled receive would lose its place in the stream.
         let (from, mut incoming) = mpsc::unbounded_channel();
         let reading = tokio::spawn(async move {
             loop {

@@ -58,8 +58,8 @@ pub struct Hopd {
     pub accounting_days: u32,
 }
 
-/// `[quota]`: the most that one user may ask of `hopd`, so that nobody fills its memory or delays the others. The
-/// service account and operators have no quotas.
+/// `[quota]`: bounds on one user's requests to `hopd`: nobody can fill its memory or delay the others. The service
+/// account and operators have no quotas.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quota {
@@ -284,7 +284,7 @@ impl Config {
         std::env::var_os(CONFIG_VARIABLE).map_or_else(|| DEFAULT_PATH.into(), PathBuf::from)
     }
 
-    /// The pool of kernels that name none: `main`, else the first one.
+    /// The pool of kernels without a named pool: `main`, else the first.
     pub fn default_pool(&self) -> PoolName {
         let main = PoolName::from("main");
         if self.pool.contains_key(&main) {

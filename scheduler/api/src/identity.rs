@@ -40,7 +40,7 @@ pub trait Identity: Send + Sync + std::fmt::Debug + 'static {
 /// The site's `munged`.
 #[derive(Debug, Clone, Default)]
 pub struct Munge {
-    /// Its socket; none: MUNGE's own default.
+    /// Socket of munged; `None` means MUNGE's own default.
     pub socket: Option<PathBuf>,
 }
 

@@ -38,7 +38,7 @@ pub struct Hello {
     pub role: Role,
 }
 
-/// The caller's role decides which requests are heard; the uid decides whose objects they touch.
+/// The caller's role decides the accepted requests; the uid decides the reachable objects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Role {
@@ -209,7 +209,8 @@ pub enum Request {
         reason: String,
         device_lost: bool,
     },
-    /// This GPU can't be lent: Slurm or the plugin keeps it. `lost`: never again by its pilot, which is to be replaced.
+    /// Slurm or the plugin keeps this GPU, so it can't be lent. `lost` means that its pilot can never lend it again,
+    /// and is to be replaced.
     SlotBlocked {
         index: GpuIndex,
         reason: String,
@@ -242,7 +243,7 @@ pub enum Request {
         kernel: KernelId,
         /// `None` lets `hopd` choose the node.
         to: Option<NodeName>,
-        /// Moves the kernel even if it holds objects that can't be captured; those are lost.
+        /// Moves the kernel even if it holds uncapturable objects, which are lost.
         force: bool,
     },
     Hibernate {
@@ -254,7 +255,7 @@ pub enum Request {
     Wake {
         kernel: KernelId,
     },
-    /// Forgets a hibernated kernel, which then can't be woken by its id.
+    /// Forgets a hibernated kernel: its id no longer wakes it.
     Forget {
         kernel: KernelId,
     },

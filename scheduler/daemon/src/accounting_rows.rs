@@ -48,7 +48,7 @@ impl AccountingRows {
         self.open.iter().map(|(id, row)| (*id, row))
     }
 
-    /// Row of a lease that lives on its node without a row. `None` means that it has a row.
+    /// Row of a live lease without a row. `None` means that the lease has a row.
     pub(crate) fn adopt(
         &mut self,
         node: &NodeName,
@@ -127,7 +127,7 @@ impl AccountingRows {
         })
     }
 
-    /// Records the lease's step in its pilot, as soon as it is known.
+    /// Records the lease's step in its pilot, as soon as the step is known.
     pub(crate) fn step(&mut self, lease: LeaseId, step: u32) {
         if let Some(row) = self.open.get_mut(&lease) {
             row.step = step;

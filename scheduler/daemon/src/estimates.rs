@@ -1,7 +1,7 @@
 //! Likely ranges of told waits, learnt from how earlier estimates turned out. Pure.
 //!
-//! The core makes the estimates. Each granted cell says by which factor its estimates were wrong. Cells that wait still
-//! aren't counted, so the ranges of a pool whose waits have just grown are too narrow for a while.
+//! The core makes the estimates. Each granted cell gives the factor by which its estimates were wrong. Waiting cells
+//! aren't counted yet: when a pool's waits have just grown, its ranges are too narrow for a while.
 
 use hop_words::id::{CellId, KernelId};
 use hop_words::time::{Span, Timestamp};
@@ -13,7 +13,7 @@ const KEPT: usize = 200;
 /// With fewer known errors no range is told.
 const ENOUGH: usize = 20;
 
-/// Estimates of one cell that count. A cell that waits for long is told many, and is one observation all the same.
+/// Most estimates of one cell that count. A long wait brings many estimates, and is still one observation.
 const OF_ONE: usize = 3;
 
 /// Cells whose estimates are remembered. The cells that withdrew, of whom nothing is heard here, leave as others come.

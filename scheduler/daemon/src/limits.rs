@@ -247,7 +247,7 @@ impl SlurmAccounts<'_> {
         .take(self.associations.len())
     }
 
-    /// QOS of an association that names none: its default, an inherited one, `normal`, or the only one.
+    /// QOS of an association without a named QOS: its default, an inherited QOS, `normal`, or the only QOS.
     fn qos_name(&self, row: &Association) -> Option<String> {
         let default = row.default_qos.clone();
         let inherited = || self.upwards(&row.account).find_map(|a| a.default_qos.clone());

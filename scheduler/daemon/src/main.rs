@@ -47,7 +47,7 @@ struct Arguments {
     /// Check the configuration and exit
     #[arg(long)]
     check: bool,
-    /// Set a journal aside that can't be read, so that the next start makes a new one, and exit
+    /// Set an unreadable journal aside, for the next start to make a new one, and exit
     #[arg(long, conflicts_with = "check")]
     recover: bool,
 }

@@ -36,19 +36,19 @@ impl Parks {
         );
     }
 
-    /// A replica of the kernel has answered. About a lease that another kernel was asked about it has no say.
+    /// A replica of the kernel has answered. An answer about a lease of another kernel is ignored.
     pub(crate) fn answered(&mut self, lease: LeaseId, kernel: &KernelId) {
         if self.open.get(&lease).is_some_and(|a| a.replica.kernel == *kernel) {
             self.open.remove(&lease);
         }
     }
 
-    /// There is nothing to answer any more.
+    /// Forgets the lease's request: no answer is due any more.
     pub(crate) fn over(&mut self, lease: LeaseId) {
         self.open.remove(&lease);
     }
 
-    /// Events that this replica, back after an absence, may have missed.
+    /// Events that a returning replica may have missed.
     pub(crate) fn of(&self, replica: &ReplicaId) -> Vec<Event> {
         let theirs = self.open.values().filter(|a| a.replica == *replica);
         theirs.map(|a| a.event.clone()).collect()

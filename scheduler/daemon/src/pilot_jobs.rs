@@ -55,9 +55,9 @@ pub(crate) struct PilotRequest {
     pub pool: PoolName,
     /// A burst partition; none: the pool's own.
     pub partition: Option<String>,
-    /// None: wherever it is of most use.
+    /// `None` means the node where the pilot is of most use.
     pub node: Option<NodeName>,
-    /// Its GPUs; none: as many as the pool's pilots have.
+    /// GPUs of the pilot; `None` means the number of the pool's pilots.
     pub gpus: Option<u16>,
 }
 
@@ -77,7 +77,7 @@ pub(crate) enum Act {
 /// Why sbatch gave no job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// It may have been accepted all the same.
+    /// Slurm may have accepted the job all the same.
     Uncertain(String),
     /// Slurm is away, or refused it for now.
     No(String),
@@ -466,8 +466,8 @@ impl PilotJobs {
         acts
     }
 
-    /// A node without a pilot that stays, preferably one with kernels, last one whose pilot is leaving. Otherwise any
-    /// node without a pilot of this pool.
+    /// Picks a node of the pool without a lasting pilot: homes of kernels first, and nodes with a leaving pilot after
+    /// their equals. Without such a node, names the nodes to leave out.
     fn place(&self, ticket: u64) -> (Option<NodeName>, Vec<NodeName>) {
         let t = &self.tickets[&ticket];
         if t.node.is_some() {

@@ -36,7 +36,7 @@ pub(crate) struct Facts {
     pub stepmgr: bool,
 }
 
-/// A job's owner, and the account that it is charged to.
+/// A job's owner, and the account charged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Owner {
     pub uid: u32,
@@ -52,9 +52,9 @@ pub(crate) struct Owner {
 pub(crate) struct Queue {
     /// Of the service account.
     pub pilots: Vec<SeenJob>,
-    /// Of the users who have seats.
+    /// Live jobs of the users with seats.
     pub alive: Vec<JobId>,
-    /// Those of them that run and have a time limit.
+    /// Running jobs of `alive` with a time limit.
     pub ends: BTreeMap<JobId, Ending>,
     /// Drained nodes, with the reason given for each.
     pub drained: BTreeMap<NodeName, String>,

@@ -55,8 +55,8 @@ impl StateDir {
         self.dir.join(name)
     }
 
-    /// Why the directory is no longer this one's; `None` means that it is. Another directory may have been put in its
-    /// place, with another `hopd`.
+    /// Why the directory is no longer this `hopd`'s; `None` means that it still is. Another directory may have been put
+    /// in its place, with another `hopd`.
     pub(crate) fn superseded(&self) -> Option<String> {
         let path = self.path("lock");
         let ours = self.lock.metadata().ok()?;

@@ -71,7 +71,7 @@ where
     K: Serialize + DeserializeOwned,
     V: Serialize + DeserializeOwned,
 {
-    /// Opens or creates the journal at `path`, begins a new term, and reads what is there.
+    /// Opens or creates the journal at `path`, begins a new term, and reads the content.
     pub fn open(path: &Path) -> Result<(Self, Snapshot<K, V>), JournalOpenError> {
         Self::open_after(path, Term(0))
     }

@@ -1,4 +1,4 @@
-//! The thread that saves: group commit, and a backlog of what could not be saved yet.
+//! The thread that saves: group commit, and a backlog of unsaved changes.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -71,7 +71,7 @@ pub struct Health {
     pub error: Option<SaveError>,
 }
 
-/// Resolves when what was posted is durable, or with why it is not yet. May be dropped.
+/// Resolves when the posted changes are durable, or with the reason for a delay. May be dropped.
 #[derive(Debug)]
 #[must_use = "await it, or drop it where durability may come later"]
 pub struct Ticket(pub(crate) oneshot::Receiver<Result<(), SaveError>>);
@@ -117,8 +117,8 @@ pub(crate) struct Writer<K, V> {
 
 impl<K: Ord + Send + 'static, V: Send + 'static> Writer<K, V> {
     pub(crate) fn start(name: &str, sink: impl Sink<K, V>) -> io::Result<Self> {
-        // Unbounded: it holds what the core decided, which is bounded by the cells there are, and a bound would
-        // make the lease path wait for the disk.
+        // Unbounded: it holds the core's decisions, whose number the cells bound. A bound here would make the lease
+        // path wait for the disk.
         let (queue, incoming) = channel();
         let health = Arc::new(Mutex::new(Health::default()));
         let state = State {

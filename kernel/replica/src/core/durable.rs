@@ -25,8 +25,8 @@ use std::path::PathBuf;
 /// An agent that says nothing for so long after the kernel is heard doesn't capture.
 const AGENT_SPEAKS: Span = Span::from_secs(10);
 
-/// A kernel that hibernates gives the running cell so long, and then its last capture. Whoever waits for the kernel's
-/// end, fronts and provisioners, waits longer than both.
+/// A kernel that hibernates gives the running cell so long, and then its last capture. Fronts and provisioners wait for
+/// the kernel's end longer than both.
 const LAST_CELL: Span = Span::from_secs(15);
 const LAST_CAPTURE: Span = Span::from_secs(20);
 

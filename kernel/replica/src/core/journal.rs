@@ -63,7 +63,7 @@ impl Journal {
         RecordNumber(self.state.records().0 + records.count() as u64 + 1)
     }
 
-    /// The state as the group has it. What was proposed and isn't in it is still to come.
+    /// The state as the group has it. Proposed entries that are not in it are still to come.
     pub(super) fn adopt(&mut self, state: State) {
         self.state = state;
     }

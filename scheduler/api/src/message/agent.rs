@@ -23,7 +23,7 @@ pub struct AgentUp {
     /// Steps started so far, of Slurm's MaxStepCount.
     pub steps_used: u32,
     pub steps_max: u32,
-    /// The highest `hopd` term that this node has seen.
+    /// The highest `hopd` term seen on this node.
     pub term: Term,
     /// Leases that live here.
     pub leases: Vec<LiveLease>,
@@ -32,7 +32,7 @@ pub struct AgentUp {
     /// `hopd` told it to drain before.
     #[serde(default)]
     pub draining: bool,
-    /// What the plugin has said of the node, if it has.
+    /// The plugin's last report on the node, if any.
     #[serde(default)]
     pub standing: Option<NodeStanding>,
 }
@@ -40,11 +40,11 @@ pub struct AgentUp {
 /// How a node stands, as its plugin says.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NodeStanding {
-    /// How it knows that nobody holds a GPU after its lease: counted, scanned, none.
+    /// The node's way to prove a GPU free after its lease: counted, scanned, none.
     pub isolation: String,
-    /// Why it doesn't count; empty if it does.
+    /// Reason for not counting; empty if the node counts.
     pub why: String,
-    /// GPUs that were blocked before the look, with the leases that had left them so.
+    /// GPUs that were blocked before the look, each with the lease that left it blocked.
     pub freed: Vec<(GpuIndex, LeaseId)>,
 }
 
@@ -64,7 +64,7 @@ pub struct EndedLease {
     pub end: LeaseEnd,
 }
 
-/// Orders to an agent. The agent refuses orders of a lower term than the highest that it has seen.
+/// Orders to an agent. The agent refuses orders of a term below the highest seen.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(tag = "order", rename_all = "kebab-case")]
 pub enum Order {

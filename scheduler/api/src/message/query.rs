@@ -29,7 +29,7 @@ pub struct AcctQuery {
     pub cells: bool,
 }
 
-/// One lease (`cell` is `None`), or one cell that a lease served. Times are in microseconds since the epoch.
+/// A lease (`cell` is `None`), or a cell on a lease. Times are in microseconds since the epoch.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct AcctRow {
     pub lease: LeaseId,
@@ -85,7 +85,7 @@ pub struct Expect {
     pub class: Class,
 }
 
-/// One waiting cell or one lease in use.
+/// A waiting cell or a lease in use.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct QueueRow {
     pub kernel: KernelId,
@@ -116,7 +116,7 @@ pub struct InfoReport {
     pub nodes: Vec<NodeInfo>,
     pub kernels: u32,
     pub waiting: u32,
-    /// Sentences on what keeps pools from being lent, or `hopd` from its work.
+    /// Sentences on the obstacles to lending a pool, or to `hopd`'s work.
     #[serde(default)]
     pub problems: Vec<String>,
 }
@@ -139,7 +139,8 @@ pub struct NodeInfo {
     /// Seconds for which cells of a class run undisturbed there; a missing class runs to its end.
     #[serde(default)]
     pub quantum: Vec<(Class, u32)>,
-    /// How it knows that nobody holds a GPU after its lease: counted, scanned, none; empty before its plugin has said so.
+    /// The node's way to prove a GPU free after its lease: counted, scanned, none; empty before its plugin's first
+    /// report.
     #[serde(default)]
     pub isolation: String,
     /// The GPUs that can't be lent.
@@ -188,7 +189,7 @@ pub struct KernelRow {
     pub moving: Option<MoveRow>,
     /// The last move that failed, until another succeeds.
     pub move_failed: Option<MoveFailure>,
-    /// `true` if the kernel's state is captured, so that the kernel can be moved and hibernated.
+    /// `true` if the kernel's state is captured: the kernel can then be moved and hibernated.
     pub captured: bool,
     /// Why policy neither moves nor hibernates it, in sentences.
     pub bound: Vec<String>,

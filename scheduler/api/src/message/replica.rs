@@ -33,7 +33,7 @@ pub struct PlaceKernel {
     pub avoid: Vec<NodeName>,
 }
 
-/// One seat for each replica, on distinct nodes.
+/// A seat for each replica, on distinct nodes.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct Placement {
     pub seats: Vec<SeatPlan>,
@@ -63,10 +63,10 @@ pub struct ReplicaUp {
     pub ended: Option<EndedCell>,
     /// Cells that were submitted and have no lease. An executor reports all of its kernel's, others none.
     pub waiting: Vec<WaitingCell>,
-    /// It knows [`Event::Park`]. One that doesn't isn't asked.
+    /// `true` if the replica knows [`Event::Park`]. Other replicas are never asked to park.
     #[serde(default)]
     pub parks: bool,
-    /// It knows [`Event::Kept`].
+    /// `true` if the replica knows [`Event::Kept`].
     #[serde(default)]
     pub kept: bool,
     /// The cell among `waiting` that is parked in its middle.
@@ -155,7 +155,7 @@ pub enum Event {
         seat: SeatPlan,
         cause: MoveCause,
     },
-    /// The move to this incarnation has taken too long, or its reason is gone: `hopd` no longer waits for it.
+    /// The move to this incarnation has taken too long, or its reason is gone: `hopd` no longer waits for its end.
     MoveWithdrawn {
         kernel: KernelId,
         incarnation: Incarnation,

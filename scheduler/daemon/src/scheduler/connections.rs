@@ -9,11 +9,11 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-/// Messages of one user that may wait while Slurm is asked about their seats.
+/// Most messages of one user that wait for Slurm's answer about their seats.
 pub(super) const HELD_UP: usize = 256;
-/// Answers that may be unread by one caller before its next request is read.
+/// Most unread answers of a caller; beyond, its next request is not read.
 pub(super) const UNREAD: usize = 8;
-/// Accounting queries that one user may have open.
+/// Most open accounting queries of one user.
 const ACCT_OPEN: usize = 4;
 
 /// One open connection.

@@ -44,7 +44,7 @@ impl Scheduler {
             self.tell_drain(node, None);
         }
         if !over.is_empty() {
-            // It may have pilots again.
+            // The node may have pilots again.
             self.due.retain(|(_, due)| *due != Due::Facts);
             self.due.insert((self.clock.now(), Due::Facts));
         }

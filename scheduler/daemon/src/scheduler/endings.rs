@@ -1,4 +1,4 @@
-//! Seats whose time limit comes near: no new kernel sits there, and those that do are moved to another seat in time.
+//! Seats near their time limit: no new kernel sits there, and present kernels are moved to another seat in time.
 
 use super::Scheduler;
 use super::asked::Asked;
@@ -9,7 +9,7 @@ use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeMap;
 use tracing::info;
 
-/// Kernels that are asked to leave after one look at the queue: seats that end together are not replaced all at once.
+/// Most kernels asked to leave after one look at the queue: seats that end together are not replaced all at once.
 const AT_ONCE: usize = 4;
 
 /// The part of its whole time in which a seat with a short limit is replaced.
@@ -64,7 +64,7 @@ impl Scheduler {
         }
     }
 
-    /// Asks the kernels in these seats to leave, as far as they can. The others stay to the end.
+    /// Asks the movable kernels in these seats to leave. The others stay to the end.
     fn replace_seats(&mut self) {
         // The core must learn first which seats it can't name.
         self.settle();

@@ -290,7 +290,7 @@ impl Scheduler {
         quantum.iter().flat_map(Quantum::classes).collect()
     }
 
-    /// Tells a kernel how long its lease is kept, where its pool's linger is fixed.
+    /// Tells a kernel how long its lease is kept, if its pool's linger is fixed.
     pub(super) fn tell_kept(&mut self, lease: LeaseId) {
         let Some(view) = self.core.lease(lease).filter(|l| l.state == "LINGERING") else {
             return;

@@ -119,7 +119,7 @@ impl Scheduler {
                 Ok(Err(error)) => unreadable(&error.to_string()),
                 Err(error) => unreadable(&error.to_string()),
             };
-            // Never waits: a caller who doesn't read has room for a thousand answers, and loses this one beyond that.
+            // Never waits: a caller who doesn't read has room for a thousand answers, and loses all beyond.
             let _ = outgoing.try_send(FromHopd { id, body });
             let _ = reports.send(Report::Answered { uid });
         });

@@ -14,15 +14,15 @@ pub(super) struct Registered {
     pub(super) role: ReplicaRole,
     pub(super) seat: SeatStep,
     pub(super) node: NodeName,
-    /// It can be asked to park a cell.
+    /// `true` if the replica can be asked to park a cell.
     pub(super) parks: bool,
-    /// It can be told how long its lease is kept.
+    /// `true` if the replica can be told how long its lease is kept.
     pub(super) kept: bool,
     /// `true` if the state is captured: the kernel can be asked to move and to hibernate.
     pub(super) captured: bool,
     /// What speaks against that.
     pub(super) bound: Bound,
-    /// Replicas that the kernel should have, and those without a process.
+    /// Number of replicas that the kernel should have, and the ones without a process.
     pub(super) wanted: u16,
     pub(super) standbys: Vec<ReplicaRow>,
 }
@@ -173,9 +173,9 @@ impl Registry {
         speaks.max_by_key(|(id, r)| (r.tenure, id.incarnation))
     }
 
-    /// Disconnected executors that this new one replaces without a wait: their seat is the new one's, or they hold no
-    /// lease. A cell must not start in their dead process. An executor that was merely cut off returns as if new.
-    /// Standbys replace nobody.
+    /// Disconnected executors that a new executor replaces without a wait: they sit in its seat, or hold no lease. A
+    /// cell must not start in their dead process. An executor that was merely cut off returns as if new. Standbys
+    /// replace nobody.
     pub(super) fn superseded_by(
         &self,
         new: &ReplicaId,

@@ -24,7 +24,7 @@ impl Scheduler {
     pub(super) fn check_replica(&self, access: &Access, up: &ReplicaUp) -> Result<(), Refusal> {
         access::check_replica(access, up)?;
         access.owns(self.owner_of(&up.kernel), &up.kernel)?;
-        // A replica that hibernated the kernel and ends doesn't mean that the kernel woke.
+        // The end of the replica that hibernated the kernel doesn't wake the kernel.
         if self
             .kept
             .asleep(&up.kernel)
@@ -162,7 +162,7 @@ impl Scheduler {
         }));
     }
 
-    /// The kernel's standbys that sit where Slurm says that their user has seats.
+    /// The kernel's standbys in seats that are the user's by Slurm's word.
     fn standbys_in_seats(&self, user: &UserName, up: &ReplicaUp) -> Vec<Standby> {
         let sits = |row: &&ReplicaRow| {
             let seat = self.seats.get(row.seat);
@@ -451,8 +451,7 @@ impl Scheduler {
         self.hear_tenure(kernel, tenure)
     }
 
-    /// Takes reports on a lease from the replica that runs on it, whatever its tenure: the replica gives its lease
-    /// up.
+    /// Takes reports on a lease from the replica on the lease, in any tenure: such reports only give the lease up.
     fn speaks_of_lease(
         &mut self,
         conn: ConnId,

@@ -36,7 +36,7 @@ pub(crate) struct Seat {
 /// Next step for a caller who names a seat.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Ask {
-    /// It is theirs.
+    /// The seat is the caller's.
     Theirs,
     Refused(Refusal),
     /// Slurm has to be asked, or is asked already.

@@ -131,7 +131,7 @@ impl Scheduler {
         self.look_in(self.news.look_pause);
     }
 
-    /// Reports pilots that Slurm doesn't start, as the reason for which cells wait: `hop info` shows it.
+    /// Reports pilots that Slurm doesn't start: `hop info` shows them as the reason why cells wait.
     fn say_what_pilots_wait_for(&mut self, jobs: &[SeenJob]) {
         let waiting = jobs.iter().filter(|j| j.state == Seen::Waiting);
         let said: Vec<String> = waiting
