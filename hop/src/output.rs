@@ -446,6 +446,22 @@ fn json_key(name: &str) -> String {
     key
 }
 
+/// A count of bytes for people.
+pub(crate) fn size(bytes: u64) -> String {
+    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
+    let mut value = bytes as f64;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < UNITS.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{bytes} B")
+    } else {
+        format!("{value:.1} {}", UNITS[unit])
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -456,6 +472,12 @@ mod tests {
         help: "",
         value: |row| Value::text(row),
     };
+
+    #[test]
+    fn sizes_are_for_people() {
+        assert_eq!((size(0), size(1023), size(1536), size(3 << 30)).3, "3.0 GiB");
+        assert_eq!(size(1536), "1.5 KiB");
+    }
 
     #[test]
     fn cells_are_padded_cut_and_counted_in_columns() {

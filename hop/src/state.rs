@@ -6,6 +6,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
+use crate::output::size;
 use crate::state_kernel::{self, Connection, Kernel};
 use crate::state_remote::{self, Store};
 use clap::{Args as ClapArgs, Subcommand};
@@ -584,22 +585,6 @@ fn with(mut some: Value, more: Value) -> Value {
     some
 }
 
-/// A count of bytes for people.
-pub(crate) fn size(bytes: u64) -> String {
-    const UNITS: [&str; 4] = ["B", "KiB", "MiB", "GiB"];
-    let mut value = bytes as f64;
-    let mut unit = 0;
-    while value >= 1024.0 && unit + 1 < UNITS.len() {
-        value /= 1024.0;
-        unit += 1;
-    }
-    if unit == 0 {
-        format!("{bytes} B")
-    } else {
-        format!("{value:.1} {}", UNITS[unit])
-    }
-}
-
 fn show(args: &Args, place: &Place, what: Option<&str>, context: &mut Context<'_>) -> Result<(), Failure> {
     let rows = match what.filter(|w| place.is_state(w, context)) {
         Some(name) => shown(&place.read(name)?),
@@ -856,12 +841,6 @@ fn tell_collected(args: &Args, done: Collected, context: &mut Context<'_>) -> Re
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn sizes_are_for_people() {
-        assert_eq!((size(0), size(1023), size(1536), size(3 << 30)).3, "3.0 GiB");
-        assert_eq!(size(1536), "1.5 KiB");
-    }
 
     #[test]
     fn literals_survive_quotes_and_lines() {

@@ -3,7 +3,7 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::state::size;
+use crate::output::size;
 use hop_blobs::local::{Collected, Local};
 use hop_remote::address::{Address, Place};
 use hop_remote::error::RemoteError;

@@ -18,6 +18,8 @@ use std::time::Duration;
 
 /// A credential of the host that asked, in the environment of the step on a node.
 pub(crate) const CREDENTIAL: &str = "GRESSHOPPER_DOCTOR_CREDENTIAL";
+/// The uid on the asking host for which a node makes its credential.
+pub(crate) const ASKER: &str = "GRESSHOPPER_DOCTOR_ASKER";
 /// Slurm's settings that leases rest on.
 pub(crate) const SETTINGS: [&str; 10] = [
     "SelectType",
@@ -158,9 +160,7 @@ pub(crate) fn gather(asked: &Asked<'_>) -> Facts {
 
 /// The uid that decodes this host's credential.
 fn asker(own: u32, env: fn(&str) -> Option<String>) -> u32 {
-    env(super::nodes::ASKER)
-        .and_then(|uid| uid.parse().ok())
-        .unwrap_or(own)
+    env(ASKER).and_then(|uid| uid.parse().ok()).unwrap_or(own)
 }
 
 fn ask_hopd(hopd: &dyn Hopd) -> Result<InfoReport, String> {

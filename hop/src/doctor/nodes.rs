@@ -1,6 +1,6 @@
 //! Looking at each node of the pools: `hop doctor --here` as a step in its pilot, or as a small job where none is.
 
-use super::facts::{CREDENTIAL, Facts};
+use super::facts::{ASKER, CREDENTIAL, Facts};
 use super::{Finding, Report, lease};
 use hop_api::config::Config;
 use hop_api::identity::{Identity as _, Munge};
@@ -9,9 +9,6 @@ use std::collections::BTreeMap;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::Command;
-
-/// The uid on the asking host for which a node makes its credential.
-pub(crate) const ASKER: &str = "GRESSHOPPER_DOCTOR_ASKER";
 
 /// By their partitions.
 type Pools<'a> = BTreeMap<&'a str, &'a hop_api::config::Pool>;

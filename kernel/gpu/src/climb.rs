@@ -31,20 +31,17 @@ pub trait Restart {
     fn restart(&self, pid: Pid) -> Result<(), String>;
 }
 
-/// Why nothing can be saved where nobody asked a state engine.
-pub(crate) const NO_STATE: &str = "no state engine was asked";
-
 /// No state engine.
 #[derive(Debug, Clone, Copy)]
 pub struct NoRestart;
 
 impl Restart for NoRestart {
     fn offer(&self, _: Pid) -> Result<ladder::StateOffer, String> {
-        Err(NO_STATE.to_owned())
+        Err(ladder::NO_STATE.to_owned())
     }
 
     fn restart(&self, _: Pid) -> Result<(), String> {
-        Err(NO_STATE.to_owned())
+        Err(ladder::NO_STATE.to_owned())
     }
 }
 

@@ -1,8 +1,8 @@
 //! Looking at a machine and a process: everything that the ladder's choice depends on, gathered once.
 
 use crate::Pid;
+use crate::deadline::within;
 use crate::driver::{Driver, DriverError, GpuUuid, ProcessState, Step};
-use crate::hands::within;
 use crate::helper::Client;
 use crate::inside::Agent;
 use crate::ladder::{DriverFound, Found, Inside, Known, Place};
@@ -215,7 +215,7 @@ impl Site {
             ipc_job: procs.env(pid, "CUDA_CHECKPOINT_JOB_FILE") == Some(true),
             host_left: self.sources.memory.left(pid),
             children: self.children(pid),
-            state: Err(crate::climb::NO_STATE.to_owned()),
+            state: Err(crate::ladder::NO_STATE.to_owned()),
             other_replica: false,
             tried: Vec::new(),
         };

@@ -4,6 +4,7 @@
 //! processes run `hop gpu` as a child.
 
 use crate::Pid;
+use crate::deadline::within;
 use crate::driver::{DriverError, GpuPair, Step};
 use crate::found::{STATE, Site};
 use crate::inside::{Agent, Op};
@@ -13,7 +14,6 @@ use crate::record::Record;
 use crate::reserve::{self, Means, Want};
 use std::process::Command;
 use std::sync::Arc;
-use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
 /// How long after a checkpoint NVML and `/proc` may still show what is going away.
@@ -22,16 +22,6 @@ const SETTLE: Duration = Duration::from_secs(2);
 const LOCK: Duration = Duration::from_secs(10);
 /// No copy is slower than this, in bytes a second; deadlines grow with what is to be moved.
 const SLOWEST: u64 = 200 << 20;
-
-/// Runs `work` on a thread of its own; `None` if it isn't done in time.
-pub fn within<T: Send + 'static>(deadline: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
-    let (tell, told) = mpsc::channel();
-    std::thread::spawn(move || {
-        // Nobody listens any longer when the deadline is over.
-        let _ = tell.send(work());
-    });
-    told.recv_timeout(deadline).ok()
-}
 
 /// What happened, call by call.
 #[derive(Debug, Clone, Default, PartialEq, serde::Serialize)]

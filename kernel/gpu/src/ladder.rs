@@ -14,6 +14,9 @@ use std::fmt;
 /// Device memory that a bare CUDA context takes, for estimates (200 to 600 MB, by device and driver).
 pub const CONTEXT_BYTES: u64 = 600 << 20;
 
+/// Reason to save nothing without a state engine.
+pub(crate) const NO_STATE: &str = "no state engine was asked";
+
 /// Whether something holds, where it could be found out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]

@@ -14,6 +14,7 @@
 
 pub mod bench;
 pub mod climb;
+pub mod deadline;
 pub mod driver;
 pub mod found;
 pub mod hands;

@@ -5,8 +5,8 @@
 //! use a process of its own.
 
 use crate::Pid;
+use crate::deadline::within;
 use crate::driver::GpuUuid;
-use crate::hands::within;
 use crate::ladder::{Known, Place};
 use nvml_wrapper::enums::device::UsedGpuMemory as UsedMemory;
 use nvml_wrapper::error::NvmlError;

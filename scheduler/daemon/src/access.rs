@@ -1,6 +1,6 @@
 //! Who may do what. Pure: every rule about users, roles and names that come from outside is here.
 
-use crate::server::Caller;
+use crate::caller::Caller;
 use hop_api::message::{EXPECT_MAX, Expect, PlaceKernel, Refusal, ReplicaUp, Request, Response, Role};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, UserName};
 use hop_words::need::Need;

@@ -4,7 +4,7 @@
 //! a sender of costly or many messages waits behind everybody else. Agents go first, since leases depend on them.
 //! Order within a user's queue, and so within a connection, is kept.
 
-use crate::server::Incoming;
+use crate::caller::Incoming;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -141,7 +141,7 @@ impl Lanes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::server::ConnId;
+    use crate::caller::ConnId;
 
     fn closed(conn: u64) -> Incoming {
         Incoming::Closed { conn: ConnId(conn) }

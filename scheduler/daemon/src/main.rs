@@ -6,6 +6,7 @@
 mod access;
 mod accounting_rows;
 mod admission;
+mod caller;
 mod estimates;
 mod inbox;
 mod limits;

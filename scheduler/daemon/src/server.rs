@@ -5,6 +5,7 @@
 //! caller that doesn't read is disconnected. Unproven callers are few at a time.
 
 use crate::access::over_quota;
+use crate::caller::{Caller, ConnId, Incoming};
 use crate::inbox::Inbox;
 use crate::names::{NameError, Names};
 use hop_api::channel::{self, Accepted, ChannelError, FROM_USER_LIMIT, Timeouts};
@@ -33,37 +34,6 @@ const DECODES: usize = 8;
 const BURST: f64 = 5.0;
 /// Cost of a new connection, in messages.
 const ARRIVAL: f64 = 10.0;
-
-/// A connection's number; never used again in one run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) struct ConnId(pub u64);
-
-/// Who is at the other end.
-#[derive(Debug, Clone)]
-pub(crate) struct Caller {
-    pub uid: u32,
-    pub user: UserName,
-    pub groups: Arc<[String]>,
-    pub operator: bool,
-    pub role: Role,
-}
-
-/// What connections tell the scheduler's task.
-#[derive(Debug)]
-pub(crate) enum Incoming {
-    Opened {
-        conn: ConnId,
-        caller: Caller,
-        outgoing: mpsc::Sender<FromHopd>,
-    },
-    Message {
-        conn: ConnId,
-        message: ToHopd,
-    },
-    Closed {
-        conn: ConnId,
-    },
-}
 
 /// Admitted callers, and the present load of each user.
 #[derive(Debug)]

@@ -2,7 +2,7 @@
 //!
 //! Owned by the scheduler's task. Proving callers and carrying bytes is `server.rs`'s.
 
-use crate::server::{Caller, ConnId};
+use crate::caller::{Caller, ConnId};
 use hop_api::message::{Event, FromHopd, Order, Response, Role, ToHopd};
 use hop_words::id::{JobId, KernelId, ReplicaId};
 use std::collections::{BTreeSet, HashMap, VecDeque};

@@ -3,7 +3,7 @@
 use super::requests::{Answer, DONE};
 use super::{Report, Scheduler};
 use crate::access::{self, Access};
-use crate::server::ConnId;
+use crate::caller::ConnId;
 use crate::views;
 use hop_api::message::{
     AcctQuery, Expect, FromHopd, InfoReport, Order, QueueQuery, Refusal, Request, Response, ToHopd,

@@ -1,6 +1,6 @@
 //! Registered kernels: their owners, their replicas, and who speaks for each.
 
-use crate::server::ConnId;
+use crate::caller::ConnId;
 use hop_api::message::{Bound, Refusal, ReplicaRole, ReplicaRow, ReplicaUp, SeatStep};
 use hop_words::id::{JobId, KernelId, NodeName, ReplicaId, Tenure, UserName};
 use std::collections::{BTreeSet, HashMap, VecDeque};

@@ -5,7 +5,7 @@ use super::requests::{Answer, DONE};
 use super::{Due, JournalKey, JournalValue, Scheduler};
 use crate::access::{self, Access};
 use crate::admission::Applicant;
-use crate::server::{Caller, ConnId};
+use crate::caller::{Caller, ConnId};
 use hop_api::message::{
     Bound, Event, Refusal, ReplicaRole, ReplicaRow, ReplicaUp, Request, Response, WaitingCell,
 };

@@ -3,7 +3,7 @@
 use super::seats::{Ask, Seat, Waiting};
 use super::{JournalKey, JournalValue, Report, Scheduler};
 use crate::access::{self, Access, Sender};
-use crate::server::{ConnId, Incoming};
+use crate::caller::{ConnId, Incoming};
 use crate::slurm::Owner;
 use crate::views;
 use hop_api::message::{AgentUp, EndedLease, Handover, NodeStanding, Refusal, Request, Response, ToHopd};

@@ -4,7 +4,7 @@
 //! each user. Several callers for one job share a lookup, and a denied caller isn't looked up again for a while: a
 //! caller who names jobs at random keeps slurmctld as idle as before.
 
-use crate::server::{Caller, ConnId};
+use crate::caller::{Caller, ConnId};
 use crate::slurm::Owner;
 use hop_api::message::{Refusal, Request, ToHopd};
 use hop_words::id::{AccountName, JobId, NodeName, ReplicaId, UserName};

@@ -5,8 +5,8 @@ mod outlive;
 use super::connections::{HELD_UP, UNREAD};
 use super::seats::Seat;
 use super::*;
+use crate::caller::{Caller, ConnId, Incoming};
 use crate::parks;
-use crate::server::{Caller, ConnId, Incoming};
 use hop_api::message::{
     AcctQuery, AcctRow, AgentUp, Bound, EndedLease, Event, Expect, FromHopd, Order, QueueQuery, Refusal,
     ReplicaRole, ReplicaUp, Request, Response, Role, SeatStep, StartLease, ToHopd, WaitingCell,

@@ -1,0 +1,14 @@
+//! Calls that may never return, with a deadline. The caller decides what a missing answer means.
+
+use std::sync::mpsc;
+use std::time::Duration;
+
+/// Runs `work` on a thread of its own; `None` if it isn't done in time.
+pub fn within<T: Send + 'static>(deadline: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
+    let (tell, told) = mpsc::channel();
+    std::thread::spawn(move || {
+        // Nobody listens any longer when the deadline is over.
+        let _ = tell.send(work());
+    });
+    told.recv_timeout(deadline).ok()
+}

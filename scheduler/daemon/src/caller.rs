@@ -1,0 +1,38 @@
+//! Proven callers, and the messages of their connections to the scheduler's task. The connections themselves are
+//! [`crate::server`]'s.
+
+use hop_api::message::{FromHopd, Role, ToHopd};
+use hop_words::id::UserName;
+use std::sync::Arc;
+use tokio::sync::mpsc;
+
+/// A connection's number; never used again in one run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(crate) struct ConnId(pub u64);
+
+/// The proven other end of a connection.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    pub uid: u32,
+    pub user: UserName,
+    pub groups: Arc<[String]>,
+    pub operator: bool,
+    pub role: Role,
+}
+
+/// Reports of connections to the scheduler's task.
+#[derive(Debug)]
+pub(crate) enum Incoming {
+    Opened {
+        conn: ConnId,
+        caller: Caller,
+        outgoing: mpsc::Sender<FromHopd>,
+    },
+    Message {
+        conn: ConnId,
+        message: ToHopd,
+    },
+    Closed {
+        conn: ConnId,
+    },
+}
