@@ -318,6 +318,42 @@ def notebook(cluster: Cluster, user: str = "alice", **start: Any) -> Iterator[No
         book.close()
 
 
+def no_process_is_left(cluster: Cluster, user: str = "alice", timeout: float = 20.0) -> None:
+    """Waits until every process of the user's kernels has ended."""
+    until("no process is left", lambda: not cluster.pids(r"hop-replica run|ipykernel|hop-front", user), timeout)
+
+
+def nothing_is_left(cluster: Cluster, user: str = "alice", timeout: float = 20.0) -> None:
+    """Waits until every process of the user's kernels has ended, and every lease."""
+    no_process_is_left(cluster, user, timeout)
+    until("no lease is left", lambda: not cluster.leases_live() and cluster.quiet(), 40)
+
+
+#: Prints the kernel's node, and a variable that the test has set to 41.
+WHERE = "import os; print(os.environ['SLURMD_NODENAME'], x)"
+
+
+def node_of(book: Notebook) -> str:
+    """The kernel's node; its variables are alive."""
+    got = book.execute(WHERE, timeout=90)
+    assert got["status"] == "ok", got
+    node, x = stream(got, "stdout").split()
+    assert x == "41"
+    return str(node)
+
+
+def lose_in_a_cell(cluster: Cluster, book: Notebook) -> str:
+    """Loses the kernel's node in the middle of a cell: the kernel goes on elsewhere. Returns the cell's error."""
+    node = node_of(book)
+    cell = book.submit("x = 0\nimport time\ntime.sleep(120)")["cell"]
+    until("the cell runs", lambda: not book.wait(cell, 1)["done"])
+    with lost_node(cluster, node):
+        got = book.wait(cell, 60)
+        assert (got["status"], got["reply"]["ename"]) == ("error", "CellLost"), got
+        assert node_of(book) != node
+    return str(got["reply"]["evalue"])
+
+
 # Cells that say which of their node's GPU files open. They hold nothing afterwards. (The dev cluster's nodes share one
 # host; each slurmd constrains its own devices alone.)
 OPENABLE = """

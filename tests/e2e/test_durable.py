@@ -7,13 +7,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import OPENABLE, Cluster, Notebook, lost_node, notebook, stream, until
+from harness import (
+    OPENABLE,
+    Cluster,
+    Notebook,
+    lose_in_a_cell,
+    lost_node,
+    node_of,
+    notebook,
+    nothing_is_left,
+    stream,
+    until,
+)
 
 #: Seconds within which the effects of a cell that was answered are on disk.
 SAVED = 1.0
-
-#: Tells its node, and that nothing of it was lost.
-WHERE = "import os; print(os.environ['SLURMD_NODENAME'], x)"
 
 
 @pytest.fixture
@@ -22,28 +30,22 @@ def alice(cluster: Cluster) -> Iterator[Notebook]:
         book.execute(OPENABLE)
         book.execute("x = 41")
         yield book
-    until(
-        "no process of the kernel is left", lambda: not cluster.pids(r"hop-replica run|ipykernel|hop-front", "alice")
-    )
-    until("no lease is left", lambda: not cluster.leases_live() and cluster.quiet(), 40)
+    nothing_is_left(cluster)
 
 
 def stdout(got: dict[str, Any]) -> str:
     return stream(got, "stdout")
 
 
-def node_of(book: Notebook) -> str:
-    """Its node. All that was answered is saved then."""
-    got = book.execute(WHERE, timeout=90)
-    assert got["status"] == "ok", got
-    node, x = stdout(got).split()
-    assert x == "41"
+def saved_on(book: Notebook) -> str:
+    """The kernel's node, after everything answered is saved."""
+    node = node_of(book)
     time.sleep(SAVED)
     return node
 
 
 def test_a_node_is_lost_between_cells_and_the_kernel_goes_on_elsewhere(cluster: Cluster, alice: Notebook) -> None:
-    node = node_of(alice)
+    node = saved_on(alice)
     with lost_node(cluster, node):
         assert node_of(alice) != node
         assert alice.is_alive()["alive"]
@@ -52,18 +54,13 @@ def test_a_node_is_lost_between_cells_and_the_kernel_goes_on_elsewhere(cluster: 
 
 
 def test_a_node_is_lost_in_a_cell_and_its_user_reads_so(cluster: Cluster, alice: Notebook) -> None:
-    node = node_of(alice)
-    cell = alice.submit("x = 0\nimport time\ntime.sleep(120)")["cell"]
-    until("the cell runs", lambda: not alice.wait(cell, 1)["done"])
-    with lost_node(cluster, node):
-        got = alice.wait(cell, 60)
-        assert (got["status"], got["reply"]["ename"]) == ("error", "CellLost"), got
-        assert "was lost" in got["reply"]["evalue"] and "variables as they were saved" in got["reply"]["evalue"]
-        assert node_of(alice) != node
+    saved_on(alice)
+    told = lose_in_a_cell(cluster, alice)
+    assert "was lost" in told and "variables as they were saved" in told
 
 
 def test_a_cell_with_retry_runs_again_elsewhere(cluster: Cluster, alice: Notebook) -> None:
-    node = node_of(alice)
+    node = saved_on(alice)
     code = (
         f"%%retry\nimport os, time\nif os.environ['SLURMD_NODENAME'] == {node!r}: time.sleep(120)\nprint('there', x)"
     )
@@ -76,7 +73,7 @@ def test_a_cell_with_retry_runs_again_elsewhere(cluster: Cluster, alice: Noteboo
 
 def test_a_node_that_falls_silent_runs_nothing_twice(cluster: Cluster, alice: Notebook) -> None:
     """Its virtual machine is paused in a cell, and goes on when the kernel is elsewhere already."""
-    node = node_of(alice)
+    node = saved_on(alice)
     alice.execute("count = open('count', 'a', buffering=1)\nfrom pathlib import Path")
     cell = alice.submit("import time\nPath('count').open('a').write('begun ')\ntime.sleep(30)\nx = 0")["cell"]
     until("the cell runs", lambda: "begun" in stdout(alice_reads(cluster)))

@@ -11,9 +11,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from harness import Cluster, Notebook, stream, until
-
-WHERE = "import os; print(os.environ['SLURMD_NODENAME'], x)"
+from harness import WHERE, Cluster, Notebook, no_process_is_left, nothing_is_left, stream, until
 
 
 def start(cluster: Cluster, name: str = "a.ipynb", user: str = "alice") -> Notebook:
@@ -36,18 +34,22 @@ def server_dies(cluster: Cluster, book: Notebook) -> None:
     """Jupyter is gone without a word, and its kernel is saved."""
     os.kill(book.process.pid, signal.SIGKILL)
     book.process.wait()
-    nothing_runs(cluster, book.user)
+    no_process_is_left(cluster, book.user, 40)
 
 
-def nothing_runs(cluster: Cluster, user: str = "alice") -> None:
-    until("no process is left", lambda: not cluster.pids(r"hop-replica run|ipykernel|hop-front", user), 40)
+def server_dies_in_a_cell(cluster: Cluster, before: str, rest: str) -> None:
+    """Runs the cell `before`, and ends the server in the middle of another one."""
+    book = start(cluster)
+    book.execute(f"import time\n{before}")
+    cell = book.submit(f"print('begun', flush=True)\n{rest}")["cell"]
+    until("it runs", lambda: "begun" in book.wait(cell, 0.2)["text"])
+    server_dies(cluster, book)
 
 
 @pytest.fixture(autouse=True)
 def clean(cluster: Cluster) -> Iterator[None]:
     yield
-    nothing_runs(cluster)
-    until("no lease is left", lambda: not cluster.leases_live() and cluster.quiet(), 40)
+    nothing_is_left(cluster, timeout=40)
     assert saved(cluster) == []
 
 
@@ -91,11 +93,7 @@ def test_the_server_is_culled_and_the_notebooks_next_opening_has_the_variables(c
 
 
 def test_a_cell_that_runs_as_its_server_ends_is_finished_and_its_outputs_are_shown_later(cluster: Cluster) -> None:
-    book = start(cluster)
-    book.execute("import time\nx = 40")
-    cell = book.submit("print('begun', flush=True)\ntime.sleep(4)\nx += 1\nprint('x is', x)")["cell"]
-    until("it runs", lambda: "begun" in book.wait(cell, 0.2)["text"])
-    server_dies(cluster, book)
+    server_dies_in_a_cell(cluster, "x = 40", "time.sleep(4)\nx += 1\nprint('x is', x)")
     with opened(cluster) as again:
         out, told = said(again, WHERE)
         assert "ran on without a server" in told
@@ -106,11 +104,7 @@ def test_a_cell_that_runs_as_its_server_ends_is_finished_and_its_outputs_are_sho
 
 
 def test_a_cell_that_does_not_end_is_lost_with_its_server_and_its_user_reads_so(cluster: Cluster) -> None:
-    book = start(cluster)
-    book.execute("import time\nx = 41")
-    cell = book.submit("print('begun', flush=True)\nx = 0\ntime.sleep(600)")["cell"]
-    until("it runs", lambda: "begun" in book.wait(cell, 0.2)["text"])
-    server_dies(cluster, book)
+    server_dies_in_a_cell(cluster, "x = 41", "x = 0\ntime.sleep(600)")
     with opened(cluster) as again:
         out, told = said(again, WHERE)
         assert out.split()[-1] == "41"

@@ -8,9 +8,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import OPENABLE, REPLICAS, Cluster, Notebook, lost_node, notebook, stream, until
-
-WHERE = "import os; print(os.environ['SLURMD_NODENAME'], x)"
+from harness import (
+    OPENABLE,
+    REPLICAS,
+    WHERE,
+    Cluster,
+    Notebook,
+    lost_node,
+    no_process_is_left,
+    node_of,
+    notebook,
+    nothing_is_left,
+    stream,
+    until,
+)
 
 #: Runs until its user says so.
 UNTIL_GO = "import os, time\nwhile not os.path.exists('go'):\n    time.sleep(0.05)\nprint('through', x)"
@@ -28,13 +39,6 @@ def alice(cluster: Cluster) -> Iterator[Notebook]:
         until("the kernel has its replicas", lambda: row(cluster)["replicas"] == REPLICAS, 60)
         yield book
     nothing_is_left(cluster)
-
-
-def nothing_is_left(cluster: Cluster) -> None:
-    until(
-        "no process of the kernel is left", lambda: not cluster.pids(r"hop-replica run|ipykernel|hop-front", "alice")
-    )
-    until("no lease is left", lambda: not cluster.leases_live() and cluster.quiet(), 40)
 
 
 @pytest.fixture
@@ -78,14 +82,6 @@ def stderr(got: dict[str, Any]) -> str:
 
 def nodes(cluster: Cluster) -> list[str]:
     return cluster.env["HOP_DEV_NODES"].split(",")
-
-
-def node_of(book: Notebook) -> str:
-    got = book.execute(WHERE, timeout=90)
-    assert got["status"] == "ok", got
-    node, x = stdout(got).split()
-    assert x == "41"
-    return node
 
 
 def hop(cluster: Cluster, *argv: str, user: str = "alice") -> tuple[int, str]:
@@ -189,7 +185,7 @@ def test_a_seat_is_left_before_its_time_limit_with_the_running_cell_at_its_end(c
         assert (got["status"], stdout(got), stderr(got)) == ("ok", "through 41\n", ""), got
         # Cells go on in the old seat until a replica waits in the new one.
         until("the kernel has left its seat", lambda: seat_of(book) != seat, 60)
-    until("no process is left", lambda: not cluster.pids(r"hop-replica run|ipykernel|hop-front", "bob"))
+    no_process_is_left(cluster, "bob")
 
 
 def test_the_target_dies_and_the_kernel_stays_where_its_state_is(cluster: Cluster, alice: Notebook) -> None:

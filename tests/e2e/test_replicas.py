@@ -7,14 +7,23 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from harness import OPENABLE, Cluster, Notebook, lost_node, notebook, stream, until
+from harness import (
+    OPENABLE,
+    Cluster,
+    Notebook,
+    lose_in_a_cell,
+    lost_node,
+    node_of,
+    notebook,
+    nothing_is_left,
+    stream,
+    until,
+)
 
 THREE = {"GRESSHOPPER_REPLICAS": "3", "GRESSHOPPER_LOG": "hop_replica=info,hop_front=info"}
 
 #: Seconds within which the effects of a cell that was answered are in the store.
 SAVED = 1.0
-
-WHERE = "import os; print(os.environ['SLURMD_NODENAME'], x)"
 
 
 def kernel_row(cluster: Cluster) -> dict[str, Any]:
@@ -34,18 +43,7 @@ def alice(cluster: Cluster) -> Iterator[Notebook]:
         book.execute("x = 41")
         until("the kernel has three replicas", lambda: is_grown(cluster), 60)
         yield book
-    until(
-        "no process of the kernel is left", lambda: not cluster.pids(r"hop-replica run|ipykernel|hop-front", "alice")
-    )
-    until("no lease is left", lambda: not cluster.leases_live() and cluster.quiet(), 40)
-
-
-def node_of(book: Notebook) -> str:
-    got = book.execute(WHERE, timeout=90)
-    assert got["status"] == "ok", got
-    node, x = stream(got, "stdout").split()
-    assert x == "41"
-    return node
+    nothing_is_left(cluster)
 
 
 def grown(cluster: Cluster, without: str = "") -> set[str]:
@@ -102,13 +100,7 @@ def test_a_move_to_another_replica_is_an_election(cluster: Cluster, alice: Noteb
 
 
 def test_a_node_is_lost_in_a_cell_and_its_user_reads_so(cluster: Cluster, alice: Notebook) -> None:
-    node = node_of(alice)
-    cell = alice.submit("x = 0\nimport time\ntime.sleep(120)")["cell"]
-    until("the cell runs", lambda: not alice.wait(cell, 1)["done"])
-    with lost_node(cluster, node):
-        got = alice.wait(cell, 60)
-        assert (got["status"], got["reply"]["ename"]) == ("error", "CellLost"), got
-        assert node_of(alice) != node
+    lose_in_a_cell(cluster, alice)
 
 
 def test_what_was_answered_in_the_last_moment_is_there(cluster: Cluster, alice: Notebook) -> None:
