@@ -40,7 +40,7 @@ def parse_listeners(text: str, port: int) -> list[Listener]:
 
 
 def listeners(port: int) -> list[Listener]:
-    """Listening sockets of that port of this host."""
+    """Listening sockets of one port of this host."""
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ def _candidates(span: Sequence[int] | None, tried: Container[int]) -> Iterable[i
 
 
 def free_port(ip: str, span: Sequence[int] | None, tried: Container[int] = ()) -> int | None:
-    """A port that is free on `ip` now and wasn't tried, within the span if there is one."""
+    """An untried port, free on `ip` at present, within the span if one is set."""
     family = socket.AF_INET6 if ":" in ip else socket.AF_INET
     for candidate in _candidates(span, tried):
         with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -1,7 +1,7 @@
 """Choices that Slurm grants a user for a server: accounts, QOS, partitions with their bounds, reservations.
 
-An answer of Slurm's serves all users of the hub for a minute. While slurmdbd is away, its last answer stands and
-says so. The form is filled from it, and the user's choice is checked against the same data.
+An answer of Slurm's serves all users of the hub for a minute. While slurmdbd is away, its last answer stands, marked as
+old. The answer fills the form, and the user's choice is checked against the same data.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Partition:
     #: None: as long as one likes.
     max_min: int | None = None
     is_default: bool = False
-    #: Most cores and memory of one of its nodes.
+    #: Most cores and memory of a node of the partition.
     cpus: int = 0
     mem_mib: int = 0
     nodes: int = 0
@@ -104,7 +104,7 @@ class Offer:
         return [p for p in every if not self.accounts or any(p.accounts.admits(a) for a in self.accounts)]
 
     def qos(self, partition: Partition | None = None, account: str = "") -> list[str]:
-        """The user's QOS, in that account if one is named, that the partition admits."""
+        """The user's QOS admitted by the partition, in the account if one is named."""
         names = {
             name
             for own in self.associations

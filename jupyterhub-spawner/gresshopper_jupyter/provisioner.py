@@ -1,8 +1,8 @@
 """The kernel provisioner: starts ``hop-front`` for a kernel, and starts it again when it is killed.
 
-jupyter_client sees a process that lives as long as the kernel does. Behind it stands the front, which binds the five
-sockets; the kernel itself is elsewhere. A killed front is replaced on the same ports, so clients notice nothing. A
-dead kernel is reported as dead, so Jupyter restarts it.
+jupyter_client sees a process that lives as long as the kernel. Behind this process stands the front, which binds the
+five sockets; the kernel itself is elsewhere. A killed front is replaced on the same ports: clients notice nothing. A
+dead kernel is reported as dead: Jupyter restarts it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Front:
 
     @property
     def kernel(self) -> str:
-        """The kernel's id: the one that was asked for, or that of the notebook's saved kernel."""
+        """The kernel's id: the requested id, or the id of the notebook's saved kernel."""
         return str(self._start["kernel"])
 
     @property
@@ -212,7 +212,7 @@ class Front:
 
 
 class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unused-ignore]
-    """Kernels on compute nodes, with a GPU for cells that need one."""
+    """Kernels on compute nodes, with GPUs for cells that ask for them."""
 
     local = Bool(False, config=True, help="Without Slurm, for development: on this host, no GPUs.")
     front_program = Unicode("", config=True, help="hop-front; empty: as installed.")
@@ -240,7 +240,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     _died_of = ""
     #: The kernel's id for `hop`, where it isn't Jupyter's.
     _kernel = ""
-    #: The kernel before this one ran, and its user restarts it.
+    #: True if an earlier kernel ran, and its user restarts it.
     _fresh = False
     _incarnation = 0
     _ports: dict[str, int] = {}
@@ -299,7 +299,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         if self._front is not None:
             await _in_thread(self._front.end)
             self._died_of = self._front.reason
-            # A kernel that its user had is restarted; a saved one that couldn't be started is still there.
+            # A kernel that ran is restarted afresh; a saved kernel that couldn't be started keeps its state.
             self._fresh = self._fresh or self._front.was_up
             self._front = None
         if not restart:
@@ -363,7 +363,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         return launch
 
     def _notebook(self, env: dict[str, str]) -> dict[str, str] | None:
-        """The notebook whose kernel this is. None for kernels that nobody comes back for: those of a program."""
+        """The kernel's notebook. None for a program's kernels: nobody comes back for them."""
         path = env.get(NOTEBOOK, "")
         if not path and isinstance(self.parent.parent, MultiKernelManager):
             path = env.get("JPY_SESSION_NAME", "")

@@ -34,7 +34,7 @@ LOG_LINES = 20
 SECRETS_KEPT_S = 14 * 86400
 #: How long `port` waits for the server before it lets the hub look at the job again.
 PORT_WAIT_S = 5.0
-#: Seconds for which a dead server's port is held, so that the hub notices before another process takes it.
+#: Seconds to hold a dead server's port: the hub notices before another process takes the port.
 HOLD_S = 120.0
 _TRIES = 8
 
@@ -90,7 +90,7 @@ def prune(folder: Path) -> None:
         if time.time() - secret.stat().st_mtime > SECRETS_KEPT_S:
             secret.unlink(missing_ok=True)
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
-    # A server that waits or runs has other files there, too. A killed server has left its own behind.
+    # A waiting or running server has other files there, too. A killed server has left files behind.
     over = [log for log in logs if not any(log.with_suffix(suffix).exists() for suffix in (".json", ".port"))]
     for log in {*over[LOGS_KEPT:], *logs[LOGS_MOST:]}:
         for path in folder.glob(f"{log.stem}.*"):
@@ -98,7 +98,7 @@ def prune(folder: Path) -> None:
 
 
 def submit() -> int:
-    """Submit the job that standard input describes; print its id, its name and its log's path."""
+    """Submit the job described on standard input; print its id, its name and its log's path."""
     request = json.load(sys.stdin)
     folder = state_dir()
     prune(folder)

@@ -1,7 +1,7 @@
 """The spawner's requests to Slurm: submit as a user, look at all jobs at once, cancel.
 
-Slurm's own commands do the work, without a shell, as the job's user. Output formats are our own, so that they mean
-the same in every Slurm release.
+Slurm's own commands do the work, without a shell, as the job's user. The output formats are set explicitly, to mean the
+same in every Slurm release.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class JobTable:
 
 
 async def job_of(user: str, job_id: str, prefix: Sequence[str]) -> Job | None:
-    """The job, as its user sees it: `PrivateData=jobs` hides it from others. None means that no such job exists."""
+    """The job by its user's view: `PrivateData=jobs` hides it from others. None means that the job doesn't exist."""
     try:
         text = await run(["squeue", "-h", "-j", job_id, "-t", "all", "-o", _FIELDS], user=user, prefix=prefix)
     except SlurmError as error:

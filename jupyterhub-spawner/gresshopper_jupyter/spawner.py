@@ -227,7 +227,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         return chosen
 
     async def choose(self, chosen: dict[str, Any]) -> dict[str, Any]:
-        """Traits set by this choice; refused if it isn't the user's to make."""
+        """Traits set by the user's choice. A choice beyond the user's rights is refused."""
         made = profiles.overrides(await self.offered(), chosen)
         for name in made:
             if name in _NOT_BY_PROFILE or name not in self.traits(config=True):

@@ -4,8 +4,8 @@ Standard input is one end of a socket pair; both sides write one JSON object a l
 notebook, where to), ``go``, ``cell`` (how the cell that was asked about is to run), ``stop`` and ``end``; this side
 says ``opened``, ``warning``, ``kernel``, ``cell``, ``waiting``, ``running``, ``cell-over``, ``written``, ``over`` and ``refused``.
 
-After a failure the kernel may be kept for a while, with its variables. A record says where, and the next ``hop run
---resume`` connects there and goes on. This process ends when its kernel has ended.
+After a failure the kernel may be kept for a while, with its variables. A record names its place, and the next ``hop run
+--resume`` connects there and goes on. The process ends after its kernel.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _read(path: str) -> Any:
 
 
 class Book:
-    """The notebook that is run, and its output file."""
+    """The running notebook, and its output file."""
 
     def __init__(self, order: dict[str, Any]) -> None:
         self.out = Path(order["out"])

@@ -1,7 +1,7 @@
 """The Jupyter server extension: what ``hop`` says of one's own kernels, for the panel in JupyterLab.
 
-It has no protocol of its own towards the scheduler: each answer is a ``hop ... --json`` run as the user. It also keeps the
-server from being culled while a cell runs or waits, and saves its kernels when it ends.
+The extension has no protocol of its own towards the scheduler: each answer is a ``hop ... --json`` run as the user. It
+also keeps the server from being culled while a cell runs or waits, and saves the kernels at the server's end.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ class Act(_Handler):
 
 
 def _hops_id(kernel: Any) -> str:
-    """Its id for ``hop``: a saved kernel that is back has another one than Jupyter gave it."""
+    """The kernel's id for ``hop``: a woken kernel keeps its old id there, beside Jupyter's new one."""
     return str(kernel.provisioner.kernel)
 
 

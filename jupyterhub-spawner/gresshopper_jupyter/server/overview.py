@@ -14,7 +14,7 @@ class Local:
     """A kernel that this server started."""
 
     id: str
-    #: The notebook's path on this server; empty for a kernel without one.
+    #: The notebook's path on this server; empty for a kernel without a notebook.
     path: str
 
 
@@ -44,7 +44,7 @@ class Kernel:
     position: int | None = None
     estimate_s: float | None = None
     reason: str | None = None
-    #: Whether its state is saved, so that it can sleep and move.
+    #: Whether the kernel's state is saved: the kernel can then sleep and move.
     kept: bool = False
     week: Use = field(default_factory=Use)
 

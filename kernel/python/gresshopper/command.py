@@ -41,7 +41,7 @@ def line_magic(line: str) -> None:
 
 
 def _run(argv: list[str], env: dict[str, str], door: socket.socket) -> int:
-    """Runs the command to its end, passes on what it writes, and answers what it asks."""
+    """Runs the command to its end, passes on its output, and answers its questions."""
     process = subprocess.Popen(
         argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -64,7 +64,7 @@ def _run(argv: list[str], env: dict[str, str], door: socket.socket) -> int:
 
 
 def _passed_on(pipe: Any, out: IO[str]) -> Callable[[], bool]:
-    """Passes on what there is to read; whether that was the end."""
+    """Passes on the present output; True at its end."""
 
     def pass_on() -> bool:
         data = os.read(pipe.fileno(), 65536)

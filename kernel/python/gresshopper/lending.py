@@ -1,5 +1,5 @@
-"""The GPU half of a kernel whose supervisor lends GPUs. The first import of a framework with GPU support loads it,
-so that other kernels carry nothing of it.
+"""The GPU half of a kernel whose supervisor lends GPUs. The first import of a framework with GPU support loads this
+module: other kernels carry nothing of it.
 
 A lease is for one cell here. A cell came with one when the supervisor wrote so into its request's metadata; any other
 cell that turns out to need a GPU obtains a lease for the rest of itself, as `with gresshopper.gpu():` does.

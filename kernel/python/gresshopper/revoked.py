@@ -20,7 +20,9 @@ VARIABLE = "GRESSHOPPER_REVOKED"
 
 
 class LeaseRevoked(KeyboardInterrupt):
-    """The lease was taken away while code ran on it. An interrupt, so that no ``except Exception`` goes on without GPUs."""
+    """The lease was taken away under running code. A KeyboardInterrupt: no ``except Exception`` goes on without
+    GPUs.
+    """
 
 
 class Watch:
@@ -31,7 +33,7 @@ class Watch:
         self._in_place = False
 
     def begin(self) -> None:
-        """Code begins to run with a lease. A handler that isn't Python's own, its user has put there: it stays."""
+        """Code begins to run with a lease. A handler other than Python's own is the user's, and stays."""
         if not in_main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
             return
         # Of an interrupt that came too late.

@@ -29,7 +29,7 @@ _LOOKS = {
 
 
 def can_use_cuda(torch: Any) -> bool:
-    """Whether this build of torch could use a GPU at all. If it can't, its answers are true without one."""
+    """Whether this build of torch could use a GPU at all. If not, its answers are true without a GPU."""
     version = getattr(torch, "version", None)
     return version is None or getattr(version, "cuda", None) is not None
 

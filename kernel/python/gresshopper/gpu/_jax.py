@@ -4,9 +4,8 @@ In jax up to 0.10 a deleted array takes a new buffer in place (`ArrayImpl._repla
 and its owners stay, and arrays that shared a buffer share one again. From 0.11 on jax replaces only living arrays,
 on the same device, so the driver takes everything. A trial on the CPU tells which way works.
 
-Device memory is only freed if XLA gives it back. Its usual allocator keeps all memory, so the driver takes
-everything then, too, and the user reads which setting would change that. Arrays over several devices are refused by
-name.
+Device memory is only freed if XLA gives it back. With XLA's usual allocator, which keeps all memory, the driver takes
+everything, too, and the user reads the setting for another allocator. Arrays over several devices are refused by name.
 
 jax looks for devices once and keeps the result: an answer without a GPU must be forgotten when a GPU comes.
 """

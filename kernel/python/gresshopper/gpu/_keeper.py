@@ -34,7 +34,7 @@ VERSION = 1
 SYNC_S = 10.0
 #: Frameworks without a hook at each operation: cells are looked through before they run.
 _UNHOOKED = {"cupy", "jax", "numba", "tensorflow", "pycuda"}
-#: Frameworks among these that nobody imports except for a device.
+#: Frameworks that are only imported for a device.
 _DEVICE_ONLY = {"cupy", "pycuda"}
 
 

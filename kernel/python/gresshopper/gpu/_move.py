@@ -1,8 +1,7 @@
 """Moving blocks of device memory out and in, as a whole or not at all.
 
-A block can copy itself, give its device memory up, and take it again. This module knows the order in which nothing
-is ever lost. Memory is given up only after every copy is complete. The host's copies are dropped only after
-everything is back.
+A block can copy itself, give its device memory up, and take it again. This module has the order without any loss:
+memory is given up only after every copy is complete, and the host's copies are dropped only after everything is back.
 """
 
 from __future__ import annotations

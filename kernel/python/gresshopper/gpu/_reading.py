@@ -1,8 +1,8 @@
 """Device memory as a capture of the notebook's state reads it: from the device, from host copies, or not now.
 
-A capture never wakes a kernel whose GPU memory is parked, nor asks for a lease. While it reads, this thread has no
-guard, and code that could ask the driver is told that no device exists. A park requested meanwhile waits until the
-capture gives way, which it does at its next question.
+A capture never wakes a kernel with parked GPU memory, and never asks for a lease. During its reading, this thread has
+no guard, and code that could ask the driver is told that no device exists. A park requested meanwhile waits for the
+capture to give way, at the capture's next question.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Access:
         self._wanted = threading.Event()
 
     def read(self) -> bool:
-        """Take it for a capture, if it is free."""
+        """Take the memory for a capture, if it is free."""
         return self._held.acquire(blocking=False)
 
     def move(self, seconds: float) -> None:
-        """Take it for a move, to which a capture gives way.
+        """Take the memory for a move. A capture gives way.
 
         Raises ParkRefused when that takes too long.
         """

@@ -1,8 +1,8 @@
 """Whether a cell may touch something, found out before it runs.
 
-Frameworks without a hook at each operation (cupy, jax, compiled torch functions) could have a cell wait for ever on
-an absent device. The names that a cell uses, and the objects that they lead to, are examined instead. Doubt counts
-as "may".
+Frameworks without a hook at each operation (cupy, jax, compiled torch functions) could let a cell wait for ever on an
+absent device. Therefore the cell's names and the objects behind them are examined before it runs. Doubt counts as
+"may".
 """
 
 from __future__ import annotations

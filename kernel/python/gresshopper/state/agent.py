@@ -117,9 +117,8 @@ class Agent:
     # --- hooks ---
 
     def watch(self, directory: Path | None = None, ahead: bool = True) -> None:
-        """Capture after each cell; with a directory, keep each capture there. `ahead` stores large content when it
-        is captured, so that a save finds it. Otherwise the save stores it, and may leave out content that its cells
-        make again.
+        """Capture after each cell; with a directory, keep each capture there. `ahead` stores large content at its
+        capture, before any save. Otherwise the save stores it, and may leave out content that its cells make again.
         """
         self.begin(None if directory is None else records.FileJournal(directory), ahead or directory is not None)
 
@@ -376,7 +375,7 @@ class Agent:
         return cells
 
     def _uses(self, used: list[str], touched: list[int]) -> list[str]:
-        """Names in the functions that a cell may call, if they matter for running it again."""
+        """Names in the functions that a cell may call, if they matter for a re-run."""
         reached = {m for u in touched if u in self.capture.units for m in self.capture.units[u].touches}
         told = effects.telling(reached)
         space = self.shell.user_ns
@@ -588,7 +587,7 @@ class Agent:
         plan: planning.Plan,
         again: dict[int, dict[str, Any]],
     ) -> dict[int, str]:
-        """Rebuild omitted groups in a Python of its own; returns those that fail, with reasons."""
+        """Rebuild omitted groups in a fresh Python; returns the failed groups with reasons."""
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".trial-", dir=directory) as place:
             self._write(Path(place), delta, history, plan, again, False)
@@ -692,7 +691,7 @@ class Agent:
         shown: bool = True,
     ) -> restoring.Told:
         """Rebuild a saved state in this kernel. Without `wait`, large groups are read when needed. Without `shown`,
-        so are displayed values that no variable holds.
+        displayed values outside all variables are read when needed, too.
 
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.

@@ -210,7 +210,7 @@ class Memories:
         return memory.blob
 
     def keep(self, buffer: pickling.Buffer, blob: Blob) -> Blob:
-        """Store content that so far was only told apart, and content that the store has lost."""
+        """Store content so far only told apart, and content lost by the store."""
         if not blob.deferred and self.store.holds(blob.chunks):
             return blob
         memory = self._known.get((buffer.address, buffer.nbytes))
@@ -321,7 +321,7 @@ class Memories:
         nbytes = buffer.nbytes
         if memory is not None and memory.armed:
             dirty = bytearray(-(-nbytes // CHUNK))
-            # Without re-arming, so that no finding is lost.
+            # Without re-arming, which would lose findings.
             if native.lib.hop_track_scan(buffer.address, nbytes, CHUNK, native.address(dirty), 0) == 0:
                 return 0.0
             nbytes = min(nbytes, CHUNK * sum(dirty)) or nbytes
@@ -386,7 +386,7 @@ class Capture:
         self._process: dict[str, bytes] = {}
         self._patched, self._modules = pickle.dumps([], protocol=5), pickle.dumps({}, protocol=5)
         self._next = 1
-        #: Units with unread parts: they are as they were saved.
+        #: Units with unread parts: unchanged since their save.
         self.pending: Collection[int] = ()
         self._threads = set(threading.enumerate())
         #: How many times as long as expected content took lately: on a busy machine it takes longer.
@@ -487,7 +487,7 @@ class Capture:
         if found is not None and found.stored:
             settings.see(found.stored)
         chosen = None if found is None else self.touched(found)
-        # A group that fell apart is noticed in think time; until then it is written as one.
+        # A group that fell apart is noticed in think time; until then it is written as one group.
         work = _Round(self, visible, split=arm)
         for name in visible.changed:
             if name in visible.shown:
@@ -666,7 +666,7 @@ class Capture:
         self._process = dict(process)
 
     def resettle(self, names: Iterable[str]) -> None:
-        """Notes that these variables now hold their units' content: they were read only now."""
+        """Notes that these variables now hold their units' content, which was read only now."""
         places = {name: i for i, name in enumerate(self._names)}
         for name in names:
             if name in places and name in self.namespace:

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import names
 
-#: Names through which a cell gets values that another run wouldn't.
+#: Names through which a cell gets values that differ from run to run.
 BARRED_NAMES = frozenset(
     {
         "input",

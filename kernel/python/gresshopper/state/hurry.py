@@ -228,7 +228,7 @@ def _requests(shell: Any) -> Any:
 
 @contextlib.contextmanager
 def bound(capture: Capture, patience: Patience | None) -> Iterator[None]:
-    """Let a capture ask `patience`, which it doesn't otherwise."""
+    """Let a capture ask `patience`."""
     if patience is None:
         yield
         return

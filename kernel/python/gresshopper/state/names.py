@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator
 from typing import NamedTuple
 
-#: Names through which a cell reaches variables that its bytecode doesn't name.
+#: Names through which a cell reaches variables absent from its bytecode.
 DYNAMIC = frozenset({"exec", "eval", "globals", "locals", "vars", "__main__"})
 #: Names that a `%magic` or `!command` compiles to; their text may name variables.
 SHELL = frozenset({"get_ipython", "run_line_magic", "run_cell_magic", "system", "getoutput"})
@@ -28,7 +28,7 @@ _WORD = re.compile(r"[^\W\d]\w*")
 
 
 class Names(NamedTuple):
-    """Names that code may touch; `dynamic` says that it may touch any."""
+    """Names that code may touch; `dynamic` means any."""
 
     names: set[str]
     dynamic: bool

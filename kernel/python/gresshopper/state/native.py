@@ -15,7 +15,7 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any
 
-#: Version of the C interface that this module speaks.
+#: This module's version of the C interface.
 ABI = 3
 #: Message where the library is needed and missing.
 MISSING = "the library libhop_tracker.so isn't there, or is another version's: it belongs into lib/ of Gresshopper's installation"
@@ -157,7 +157,7 @@ def error() -> str:
 
 
 def room() -> int:
-    """Memory that this process may still take, in bytes, by the machine's limit and its memory cgroups."""
+    """Bytes of memory left for this process, by the machine's limit and its memory cgroups."""
     left = int(lib.hop_room()) if lib is not None else -1
     return left if left >= 0 else sys.maxsize
 

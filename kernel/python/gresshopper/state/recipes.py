@@ -568,7 +568,7 @@ def _flat(array: Any) -> memoryview:
 
 
 def np_generator(cls: Any, bits: Any) -> Any:
-    """A generator over its source of bits, which others may share."""
+    """A generator over its source of bits; other generators may share the source."""
     return cls(bits)
 
 
@@ -599,7 +599,7 @@ def np_objects(shape: tuple[int, ...], order: str) -> Any:
     return np.empty(shape, object, order=order)
 
 
-#: Number of elements from which it pays to set them together.
+#: Number of elements from which setting them together pays.
 _MANY = 16
 
 

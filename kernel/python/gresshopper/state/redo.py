@@ -1,8 +1,8 @@
 """Carries out a plan at the target: runs cells again for the groups that a saved state leaves to them.
 
-Cells run in order in a scratch namespace, each with the versions of inputs that it saw. Their results must equal the
-recorded ones. Only the wanted groups are taken; other effects of a cell are dropped. Run as a program it is the
-trial: a fresh Python that reads the state and reports which groups it could rebuild.
+Cells run in order in a scratch namespace, each with its own versions of the inputs. Their results must equal the
+recorded results. Only the wanted groups are taken; other effects of a cell are dropped. As a program, the module is the
+trial: a fresh Python that reads the state and reports the groups it could rebuild.
 """
 
 from __future__ import annotations
@@ -176,7 +176,7 @@ def recover(
 
 
 def trial(directory: Path, store: Path) -> dict[int, str]:
-    """Omitted groups that can't be rebuilt in this process, and why."""
+    """Omitted groups that can't be rebuilt in this process, with reasons."""
     snapshot = restore.Snapshot(form.read(directory, form.owner_key(make=False)))
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main

@@ -16,7 +16,7 @@ from . import effects, form, pickling, process, restore
 from .session import reason
 from .store import Store
 
-#: Most cells that are run again for one group.
+#: Most cells to run again for one group.
 MOST = 50
 
 
@@ -83,7 +83,7 @@ def _is_whole(records: Sequence[form.Record], wanted: set[str]) -> bool:
 def _chain(
     snapshot: restore.Snapshot, uid: int, entry: restore.Entry, store: Store, session: pickling.Session
 ) -> dict[str, Any]:
-    """Run, in order, each cell that may have touched the unit, from the one that made it."""
+    """Run, in order, each cell that may have touched the unit, from its maker on."""
     records = snapshot.records
     wanted = {name for name in entry.names if not effects.shown(name)} or set(entry.names)
     cells = _cells(records, wanted)

@@ -1,7 +1,7 @@
 """Settings outside the namespace with functions and classes of the notebook, and its attributes of libraries.
 
-This module writes sections of the process that plain pickle can't. An object that is a variable is referred to by
-its name. A function without a name is written with its code, and runs in the live namespace.
+This module writes sections of the process beyond plain pickle. A variable's object is written as the variable's name. A
+function without a name is written with its code, and runs in the live namespace.
 """
 
 from __future__ import annotations
