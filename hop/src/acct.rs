@@ -29,7 +29,7 @@ A lease is a GRES step of Slurm: `sacct -j PILOT.STEP` (field SlurmJobID) shows 
 pub(crate) struct Args {
     #[command(flatten)]
     whose: Whose,
-    /// Charged to these accounts
+    /// Only these accounts
     #[arg(
         short = 'A',
         long = "accounts",
@@ -46,7 +46,7 @@ pub(crate) struct Args {
         value_delimiter = ','
     )]
     jobs: Vec<String>,
-    /// Of these kernels: ids, beginnings of them, or notebook names
+    /// Only these kernels: ids, beginnings of ids, or notebook names
     #[arg(short = 'k', long = "kernels", value_name = "KERNELS", value_delimiter = ',')]
     kernels: Vec<String>,
     /// Leases not over at this time; default: midnight, or any time with -j
@@ -55,7 +55,7 @@ pub(crate) struct Args {
     /// Leases submitted before this time; default: now
     #[arg(short = 'E', long, value_name = "TIME")]
     endtime: Option<String>,
-    /// In these states: running, lingering, completed, cancelled, failed, node_fail, preempted, or R CD CA F NF PR
+    /// Only these states: running, lingering, completed, cancelled, failed, node_fail, preempted, or R CD CA F NF PR
     #[arg(short = 's', long = "state", value_name = "STATES", value_delimiter = ',')]
     states: Vec<String>,
     #[command(flatten)]

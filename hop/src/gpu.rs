@@ -27,7 +27,7 @@ const EXAMPLES: &str = "Examples:
   hop gpu status 4242        what process 4242 holds, and how it could leave
   hop gpu park 4242          take it off its GPU; its memory goes to host memory
   hop gpu unpark 4242        bring it back, onto the same device
-  hop gpu bench --size 4     what that costs here, with a process of our own
+  hop gpu bench --size 4     the cost of both here, measured on an own process
 
 A Python process copies its tensors out itself, which is faster, when it has run
   import gresshopper.gpu; gresshopper.gpu.install()

@@ -12,8 +12,8 @@ use std::time::Duration;
 const EXAMPLES: &str = "\
 Examples:
   hop hibernate lecture.ipynb          save it whole and end its processes
-  hop hibernate --all                  all of yours; for an operator, everybody's
-  hop hibernate --all --node n2        those with a process on node n2, before maintenance
+  hop hibernate --all                  all your kernels; for an operator, everybody's
+  hop hibernate --all --node n2        kernels with a process on node n2, before maintenance
 
 `hop wake` or the notebook's next opening brings a kernel back.";
 
@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Kernels: ids, beginnings of them, or notebooks' names
     #[arg(value_name = "KERNEL", required_unless_present = "all")]
     kernels: Vec<String>,
-    /// All of yours; for an operator, everybody's
+    /// All your kernels; for an operator, everybody's
     #[arg(long, conflicts_with = "kernels")]
     all: bool,
     /// With --all: kernels with a process on this node
@@ -36,7 +36,7 @@ pub(crate) struct Args {
     /// Don't wait until they are saved
     #[arg(long)]
     no_wait: bool,
-    /// Wait for so many seconds at most
+    /// Longest wait, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     timeout: u64,
 }
@@ -120,8 +120,8 @@ pub(crate) fn wake(args: &WakeArgs, context: &mut Context<'_>) -> Result<(), Fai
 /// Forget hibernated kernels: their variables are lost.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-What is saved of the kernel in your home (~/.local/share/gresshopper/states/KERNEL) is removed as well. Somebody else's home
-is left alone.")]
+The kernel's saved state in your home (~/.local/share/gresshopper/states/KERNEL) is removed as
+well. Other users' homes are left alone.")]
 pub(crate) struct ForgetArgs {
     /// Kernels: ids, beginnings of them, or notebooks' names
     #[arg(value_name = "KERNEL", required = true)]

@@ -14,7 +14,7 @@ const EXAMPLES: &str = "\
 Examples:
   hop kernels                 your kernels, and what each does
   hop kernels -a -N n2        everybody's with a process on node n2 (operators)
-  hop kernels -t asleep       those that hibernate
+  hop kernels -t asleep       hibernated kernels
   hop kernels -P -o kernelid,name,node,captured,reason";
 
 /// All kernels, open or hibernated.

@@ -14,7 +14,8 @@ Examples:
   hop kernelspec install --user --python ~/envs/torch/bin/python --gpus 1
   hop kernelspec install --prefix /opt/gresshopper --from python3 --display-name \"Python 3 (GPU on demand)\"
 
-The user's environment needs ipykernel and nothing of ours. The Jupyter server needs the package gresshopper-jupyter.";
+The user's environment needs ipykernel and nothing of ours. The Jupyter server needs the package
+gresshopper-jupyter.";
 
 const FILE: &str = "kernel.json";
 

@@ -11,7 +11,7 @@ const EXAMPLES: &str = "\
 Examples:
   hop migrate lecture.ipynb            to the node that suits it best
   hop migrate 1a2b3c4d --to n3         there
-  hop migrate KERNEL --no-wait         ask for it and don't wait until it is done
+  hop migrate KERNEL --no-wait         ask for it without waiting for the end
 
 Cells go on while the kernel's state is copied; it changes place between two cells.";
 
@@ -30,7 +30,7 @@ pub(crate) struct Args {
     /// Don't wait until it has moved
     #[arg(long)]
     no_wait: bool,
-    /// Wait for so many seconds at most
+    /// Longest wait, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 120)]
     timeout: u64,
 }

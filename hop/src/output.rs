@@ -102,10 +102,10 @@ pub(crate) use field;
 /// Whose records a command lists.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Whose {
-    /// Everybody's (operators; the default for root)
+    /// All users' rows (operators; the default for root)
     #[arg(short = 'a', long)]
     allusers: bool,
-    /// Only these users'
+    /// Only these users
     #[arg(
         short = 'u',
         long = "user",
@@ -114,7 +114,7 @@ pub(crate) struct Whose {
         conflicts_with = "allusers"
     )]
     users: Vec<String>,
-    /// One's own alone, also for root
+    /// Only your own rows, also for root
     #[arg(long, conflicts_with_all = ["allusers", "users"])]
     me: bool,
 }

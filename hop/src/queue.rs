@@ -13,7 +13,7 @@ const EXAMPLES: &str = "\
 Examples:
   hop queue                   your waiting cells and your leases
   hop queue -a                everybody's (operators; the default for root)
-  hop queue -t pending        what waits alone
+  hop queue -t pending        waiting cells only
   hop queue -P -o kernelid,state,position,reason
   hop explain KERNEL          why a cell waits, in sentences";
 

@@ -16,9 +16,10 @@ const EXAMPLES: &str = "\
 Examples:
   hop release n1             all blocked GPUs of a node
   hop release n1:0,2         these
-  hop release n1 --no-wait   ask for it and don't wait for what is found
+  hop release n1 --no-wait   ask for it without waiting for the result
 
-A GPU is blocked when somebody still holds it whom Gresshopper doesn't end. `hop info` says who; end them first.
+A GPU is blocked while a process still holds it that Gresshopper may not end.
+`hop info` names the holder: end it first.
 Only operators may do this, and hopd's log says who did.";
 
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
@@ -27,13 +28,13 @@ const LOOK_AGAIN: Duration = Duration::from_millis(200);
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub(crate) struct Args {
-    /// Nodes, each with its GPUs by Slurm's index; without them all that are blocked
+    /// Nodes, each with its GPUs by Slurm's index; without indices all blocked GPUs
     #[arg(value_name = "NODE[:GPU[,GPU..]]", required = true)]
     targets: Vec<String>,
     /// Don't wait until the node has looked
     #[arg(long)]
     no_wait: bool,
-    /// Wait for so many seconds at most
+    /// Longest wait, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60)]
     timeout: u64,
 }

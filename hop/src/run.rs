@@ -35,13 +35,14 @@ const EXAMPLES: &str = "\
 Examples:
   hop run train.ipynb                                   writes train.out.ipynb
   hop run train.ipynb -o day1.ipynb -p epochs=20 -p lr=0.1
-  hop run train.ipynb --deadline 18:00 --gpus auto      as many GPUs as it takes to be done by then
-  hop run train.ipynb --deadline +2h --dry-run          only say whether that will hold, and what it would take
+  hop run train.ipynb --deadline 18:00 --gpus auto      the fewest GPUs that keep the deadline
+  hop run train.ipynb --deadline +2h --dry-run          only forecast whether it will hold
   hop run train.ipynb --resume                          go on after a failure
 
-Exit status: 0 all cells ran, in time; 1 a cell failed; 2 wrong usage, or a notebook that can't be read; 3 hopd can't
-be reached; 4 all cells ran, but the deadline was missed; 5 not begun, because the deadline is not expected to hold
-(--ask, --dry-run); 6 the kernel was lost or could not be started; 128 and the signal's number when told to stop.";
+Exit status: 0 all cells ran, in time; 1 a cell failed; 2 wrong usage, or an unreadable notebook;
+3 hopd can't be reached; 4 all cells ran, but the deadline was missed; 5 not begun, because the
+deadline is not expected to hold (--ask, --dry-run); 6 the kernel was lost or could not be started;
+128 and the signal's number when told to stop.";
 
 /// The kernel's start, where none has been seen.
 const START: f64 = 5.0;
@@ -67,10 +68,10 @@ pub(crate) struct Args {
     /// Parameters in a file, JSON or YAML
     #[arg(short = 'f', long = "parameters-file", value_name = "FILE")]
     parameter_files: Vec<PathBuf>,
-    /// When it should be done: 18:00, +2h30m, 2026-11-21T18:00
+    /// Time by which the notebook should be done: 18:00, +2h30m, 2026-11-21T18:00
     #[arg(long, value_name = "TIME")]
     deadline: Option<String>,
-    /// GPUs of the cells that ask for some (of all, where none asks); auto: as few as keep the deadline
+    /// GPUs of each cell that asks for GPUs, or of every cell if none asks; auto: the fewest that keep the deadline
     #[arg(long, value_name = "N|auto")]
     gpus: Option<GpusWord>,
     /// Most GPUs for auto; default: as many as a node has
@@ -82,10 +83,10 @@ pub(crate) struct Args {
     /// Kernel; default: the notebook's, or one of Gresshopper's
     #[arg(short = 'k', long, value_name = "NAME")]
     kernel: Option<String>,
-    /// Go on where the output notebook ends: from the first cell that didn't run well or has changed
+    /// Go on from the output notebook: with the first cell that failed or has changed
     #[arg(long)]
     resume: bool,
-    /// After a failure keep the kernel with its variables for so long, for --resume; 0: not at all
+    /// Time to keep the kernel with its variables after a failure, for --resume; 0: none
     #[arg(long, value_name = "LENGTH", default_value = "1h", value_parser = parse_length)]
     keep: Duration,
     /// The longest that a cell may run, waiting not counted
@@ -100,10 +101,10 @@ pub(crate) struct Args {
     /// Folder of the kernel; default: the notebook's
     #[arg(long, value_name = "FOLDER")]
     cwd: Option<PathBuf>,
-    /// Say at the end, or with --dry-run beforehand, in JSON on standard output how it went
+    /// JSON on standard output: the outcome, or with --dry-run the forecast
     #[arg(long, value_name = "VERSION", num_args = 0..=1, require_equals = true, default_missing_value = "v1", value_parser = ["v1"])]
     json: Option<String>,
-    /// Only say what is expected
+    /// Only print the forecast
     #[arg(short = 'n', long)]
     dry_run: bool,
     /// Ask before the start if the deadline isn't expected to hold; without a terminal: don't begin

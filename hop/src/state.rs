@@ -34,11 +34,11 @@ use std::time::{Duration, SystemTime};
 const ASK: &str = "GRESSHOPPER_ASK";
 
 const EXAMPLES: &str = "Examples:
-  hop state show                     what each variable of the kernel costs, and what can't be saved
+  hop state show                     the cost of each variable, and what can't be saved
   hop state save --to work           save the kernel's state under the name `work`
-  hop state save train.ipynb         save that notebook's, where several kernels run
-  hop state show work                what is in it
-  hop state restore work             into the kernel
+  hop state save train.ipynb         save this notebook's kernel, if several run
+  hop state show work                the cost of each variable in it
+  hop state restore work             restore it into the kernel
   hop state diff monday friday       what differs between two saved states
   hop state export work out/         as npy, parquet and pickle files
   hop state save --to s3://bucket/me/work      save it, and send what isn't there yet
@@ -46,10 +46,10 @@ const EXAMPLES: &str = "Examples:
   hop state copy work s3://bucket/me/work      send a state that was saved here; or the other way
   hop state gc s3://bucket/me                  remove what no state there refers to
 
-A KERNEL is a notebook's name, a kernel id (or its beginning) or a connection file; without one, the
-only kernel that runs here. In a notebook it is the notebook's own: write `%hop state save` there, not
-`!hop`. A STATE is a name, a folder, s3://BUCKET/PREFIX/NAME or file:///FOLDER/NAME. The kernel's
-environment needs the package cloudpickle.
+A KERNEL is a notebook's name, a kernel id (or its beginning) or a connection file. Without KERNEL
+the only kernel on this machine is meant. In a notebook write `%hop state save` for the notebook's
+own kernel, not `!hop`. A STATE is a name, a folder, s3://BUCKET/PREFIX/NAME or
+file:///FOLDER/NAME. The kernel's environment needs the package cloudpickle.
 
 For S3, keys, region and endpoint are those of the AWS tools: AWS_ACCESS_KEY_ID and
 AWS_SECRET_ACCESS_KEY or AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL (http:// only with

@@ -14,8 +14,8 @@ Examples:
   hop trace export --starttime now-30days > month.jsonl
   hop sim --trace month.jsonl --policy ours --policy reservation
 
-Users, accounts and kernels become words that mean nothing: hashes under a key that is drawn for this export and
-thrown away. Operators export everybody's cells, others their own. Cells that needed no lease are not on record.";
+Users, accounts and kernels become hashes, under a key drawn for this export and thrown away.
+Operators export everybody's cells, others their own. Cells without a lease are not on record.";
 
 /// Export what ran, or work with traces.
 #[derive(Debug, clap::Args)]
