@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -57,6 +58,26 @@ def test_a_node_is_lost_in_a_cell_and_its_user_reads_so(cluster: Cluster, alice:
     saved_on(alice)
     told = lose_in_a_cell(cluster, alice)
     assert "was lost" in told and "variables as they were saved" in told
+
+
+def test_the_front_is_killed_while_the_kernels_first_seat_waits(cluster: Cluster) -> None:
+    for seat in cluster.run("root", "squeue", "-h", "-u", "carol", "-o", "%i").split():
+        cluster.run("root", "scancel", seat)
+    cluster.run("root", "scontrol", "update", "partitionname=notebook", "state=down")
+    try:
+        book = Notebook(cluster, "carol")
+        starts = threading.Thread(target=book.start, daemon=True)
+        starts.start()
+        until("its seat waits", lambda: cluster.run("root", "squeue", "-h", "-u", "carol", "-t", "PD", "-o", "%i"))
+        killed = cluster.kill(r"hop-front", "carol")
+        until("another front is there", lambda: set(cluster.pids(r"hop-front", "carol")) - set(killed))
+    finally:
+        cluster.run("root", "scontrol", "update", "partitionname=notebook", "state=up")
+    starts.join(90)
+    try:
+        assert stdout(book.execute("print(41)", timeout=90)) == "41\n"
+    finally:
+        book.close()
 
 
 def test_a_cell_with_retry_runs_again_elsewhere(cluster: Cluster, alice: Notebook) -> None:

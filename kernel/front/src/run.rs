@@ -124,6 +124,8 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         sentence,
     } = spawn_blocking(move || claimed(start)).await?;
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
+    // A front that ended while the kernel's first seat waited has left nothing to take over: this one begins in its stead.
+    start.resume &= FrontFile::is_in(&dir);
     start.launch.replicas = launch::replicas(&start, &dir);
     let (tx, clients) = mpsc::channel(1024);
     let (sockets, ports) = bind(&start, tx).await?;
@@ -412,6 +414,7 @@ impl Main {
     /// Starts a replica in a task of its own.
     fn launch(&mut self, fresh_seat: bool, avoid: Option<NodeName>, old: Option<Tenure>) {
         self.expected = None;
+        tracing::info!(kernel = %self.start.kernel, ?old, ?avoid, "a replica is started");
         let order = Order {
             fresh_seat,
             avoid: avoid.into_iter().collect(),
@@ -463,6 +466,7 @@ impl Main {
         let (order, starts) = (self.order(), self.starts.clone());
         let (incarnation, tenure) = (hello.incarnation, hello.tenure);
         let begins = self.elected.as_ref().is_none_or(|(h, _)| h.tenure != tenure);
+        tracing::info!(kernel = %self.start.kernel, %incarnation, %tenure, begins, "the group has elected a replica");
         self.elected = Some((hello, answer));
         if begins {
             tokio::spawn(async move {
@@ -630,6 +634,8 @@ impl Main {
             node: hello.node.to_string(),
         });
         let incarnation = hello.incarnation;
+        tracing::info!(kernel = %self.start.kernel, %incarnation, tenure = %hello.tenure, node = %hello.node,
+            "the replica is connected");
         self.life.has_members(hello.members);
         self.live(Input::Connected { node: hello.node });
         self.moves(moves::Input::Up(incarnation));

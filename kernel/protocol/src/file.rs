@@ -223,6 +223,11 @@ impl FrontFile {
         written.map_err(|source| FileError::Write { path, source })
     }
 
+    /// Whether the folder has the file. One that can't be looked into may.
+    pub fn is_in(dir: &Path) -> bool {
+        dir.join(NAME).try_exists().unwrap_or(true)
+    }
+
     pub fn read(dir: &Path) -> Result<Self, FileError> {
         let path = dir.join(NAME);
         let bytes = match std::fs::read(&path) {

@@ -177,6 +177,7 @@ impl Tended {
             return;
         }
         desk.served = Some(tenure);
+        tracing::info!(group = self.group, %tenure, "the executor is started");
         match self.start_replica().await {
             Ok(Some(process)) => desk.process = Some(process),
             // The front has removed the kernel's folder: nobody wants the kernel any more.
