@@ -146,7 +146,9 @@ def test_a_drained_node_is_left_by_every_kernel(undrained: Cluster, alice: Noteb
         node = node_of(alice)
         for name in ("b.ipynb", "c.ipynb"):
             if row(cluster, name)["node"] != node:
-                assert hop(cluster, "migrate", name, "--to", node) == (0, "")
+                said = hop(cluster, "migrate", name, "--to", node)
+                # Policy may have moved it there in this moment.
+                assert said == (0, "") or "already" in said[1], said
         time.sleep(1)
         cluster.run("root", "scontrol", "update", f"nodename={node}", "state=drain", "reason=a fan is loud")
         names = ("a.ipynb", "b.ipynb", "c.ipynb")
