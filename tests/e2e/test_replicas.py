@@ -143,6 +143,15 @@ def test_two_of_three_are_lost_and_the_kernel_comes_back_from_the_store(cluster:
     grown(cluster)
 
 
+def test_both_standbys_are_lost_and_the_executor_gives_its_group_up(cluster: Cluster, alice: Notebook) -> None:
+    node, members = node_of(alice), grown(cluster)
+    with lost_node(cluster, *(members - {node})):
+        got = alice.execute("y = 42", timeout=90)
+        assert (got["status"], got["done"]) == ("ok", True), got
+        got = alice.execute("print(x, y)", timeout=90)
+        assert (got["status"], stream(got, "stdout")) == ("ok", "41 42\n"), got
+
+
 def test_all_three_are_lost_and_the_kernel_comes_back_from_the_store(cluster: Cluster, alice: Notebook) -> None:
     time.sleep(SAVED)
     cluster.kill(r"hop-replica", "alice")

@@ -79,6 +79,8 @@ enum Way {
     /// The group is being founded: proposals wait.
     Founding,
     Group,
+    /// The group was given up: as alone, whatever the keeper says of it.
+    GivenUp,
 }
 
 /// The log of one kernel.
@@ -113,7 +115,7 @@ impl Log {
 
     pub(crate) fn propose(&mut self, entry: Entry) {
         match self.way {
-            Way::Alone | Way::Founding => self.proposed.push_back(entry),
+            Way::Alone | Way::Founding | Way::GivenUp => self.proposed.push_back(entry),
             Way::Group => self.send(ToSeat::Propose(entry)),
         }
     }
@@ -121,7 +123,7 @@ impl Log {
     /// The next entry that is committed by being proposed.
     pub(crate) fn committed(&mut self) -> Option<Entry> {
         match self.way {
-            Way::Alone => self.proposed.pop_front(),
+            Way::Alone | Way::GivenUp => self.proposed.pop_front(),
             Way::Founding | Way::Group => None,
         }
     }
@@ -152,6 +154,16 @@ impl Log {
         if matches!(self.way, Way::Founding) {
             self.way = Way::Alone;
         }
+    }
+
+    /// The group takes nothing any more: every proposal is taken at once from now on.
+    pub(crate) fn go_alone(&mut self) {
+        self.way = Way::GivenUp;
+    }
+
+    /// Whether the keeper's words on the group count.
+    pub(crate) fn is_given_up(&self) -> bool {
+        matches!(self.way, Way::GivenUp)
     }
 
     /// Has the keeper get all that was said.

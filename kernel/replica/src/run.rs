@@ -532,6 +532,7 @@ impl Replica {
                 self.log.found(kernel, self.incarnation, wanted, state);
             }
             Output::Disband => self.log.disband(),
+            Output::GoAlone => self.log.go_alone(),
             Output::Append {
                 number,
                 text,
@@ -567,6 +568,9 @@ impl Replica {
     }
 
     async fn on_seat(&mut self, word: FromSeat) {
+        if self.log.is_given_up() {
+            return;
+        }
         let input = match word {
             FromSeat::Alone => return,
             FromSeat::State(state) => {

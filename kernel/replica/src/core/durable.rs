@@ -137,6 +137,8 @@ pub(super) struct Durable {
     reopens: bool,
     /// States on their way to the store.
     resting: u32,
+    /// Since when the group has taken nothing, although something is proposed.
+    pub(super) commits_since: Option<Timestamp>,
     bound: Vec<String>,
     pub(super) moving: Option<Move>,
     pub(super) leaving: Option<Leaving>,
@@ -206,6 +208,7 @@ impl Durable {
             restore_deaths: 0,
             reopens: false,
             resting: 0,
+            commits_since: None,
             bound: Vec::new(),
             moving: None,
             leaving: None,
@@ -230,7 +233,7 @@ impl Durable {
             _ => None,
         };
         let leaving = self.leaving.as_ref().and_then(|l| l.until);
-        [silent, leaving].into_iter().flatten().min()
+        [silent, leaving, self.commits_due()].into_iter().flatten().min()
     }
 
     /// Whether the kernel could be another process without its user's noticing.
@@ -579,6 +582,7 @@ impl Core {
         let Some(durable) = &mut self.durable else {
             return;
         };
+        durable.commits_since = None;
         let (effect, answer) = match durable.journal.apply(index, entry) {
             Ok(applied) => applied,
             Err(_) => return self.entry_refused(entry),
@@ -663,6 +667,9 @@ impl Core {
         let Some(durable) = &mut self.durable else {
             return;
         };
+        if durable.grouped == Grouped::GivenUp {
+            return;
+        }
         if durable.before_reply && durable.captures() {
             durable.held_replies.push_back((number, cell, answer));
             self.out.push(Output::Sync);
@@ -984,6 +991,11 @@ impl Core {
         self.bid_farewell(farewell, until, None);
     }
 
+    /// Leaves once the running cell has ended, however long it takes.
+    pub(super) fn say_farewell_when_idle(&mut self, farewell: Farewell) {
+        self.bid_farewell(farewell, None, None);
+    }
+
     fn bid_farewell(&mut self, farewell: Farewell, until: Option<Timestamp>, by: Option<Timestamp>) {
         let in_haste = matches!(farewell, Farewell::Leave(_));
         if let Some(durable) = &mut self.durable
@@ -1106,6 +1118,7 @@ impl Core {
     /// Time passes.
     pub(super) fn durable_tick(&mut self) {
         let now = self.now;
+        self.give_up_group();
         let Some(durable) = &self.durable else {
             return;
         };

@@ -2,17 +2,25 @@
 //! the log has, hands over when its seat ends, and leaves once another one is elected (docs/replication.md).
 
 use super::durable::Farewell;
-use super::{Core, Output, Phase};
+use super::{Core, Output, Phase, wording};
 use bytes::Bytes;
 use hop_api::message::{ReplicaRole, ReplicaRow};
 use hop_log::{Entry, Payload, State};
 use hop_protocol::message::Note;
 use hop_words::id::{Incarnation, JobId, NodeName};
+use hop_words::time::{Span, Timestamp};
 use std::collections::BTreeSet;
 
 /// Bytes of records in the log that wait for the store. Beyond them a record goes to the store alone: a hanging store must
 /// not fill the log, which takes no more than `hop_log::TAIL_MAX`.
 const TAIL_MAX: usize = hop_log::TAIL_MAX / 2;
+
+/// An entry that is not in the log after so long never will be: most members are out of reach. Silent members are noticed
+/// after 8 s, and another leader is elected within two.
+const COMMITS_WITHIN: Span = Span::from_secs(15);
+
+/// A look at the time that comes so late says that this process was stopped meanwhile.
+const STOPPED: Span = Span::from_secs(5);
 
 /// The kernel's group, as far as the executor knows.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,6 +31,8 @@ pub(super) enum Grouped {
     Founding,
     /// There is a group, with these voters. Another member's vote counts once it has the log.
     Yes { voters: BTreeSet<Incarnation> },
+    /// Most members are out of reach. This replica saves the kernel by itself, and leaves.
+    GivenUp,
 }
 
 impl Core {
@@ -93,7 +103,7 @@ impl Core {
         match &self.durable {
             Some(durable) => match &durable.grouped {
                 Grouped::Yes { voters } => voters.len(),
-                Grouped::Alone | Grouped::Founding => 0,
+                Grouped::Alone | Grouped::Founding | Grouped::GivenUp => 0,
             },
             None => 0,
         }
@@ -163,6 +173,40 @@ impl Core {
         self.out.push(Output::Leave);
     }
 
+    /// Notes since when an entry has been on its way into the group's log.
+    pub(super) fn watch_commits(&mut self) {
+        let now = self.now;
+        if let Some(durable) = &mut self.durable {
+            let waits = durable.is_grouped() && !durable.journal.is_settled();
+            durable.commits_since = match waits {
+                true => Some(durable.commits_since.unwrap_or(now)),
+                false => None,
+            };
+        }
+    }
+
+    /// Leaves a group that takes no entries, with all that this replica knows in the store. The front opens the next tenure
+    /// from there, in another group. What was not in the log is not told to clients here: the next replica answers, unless
+    /// another member has been elected after all.
+    pub(super) fn give_up_group(&mut self) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let Some(due) = durable.commits_due().filter(|due| *due <= self.now) else {
+            return;
+        };
+        if self.now.since(due) > STOPPED {
+            durable.commits_since = Some(self.now);
+            return;
+        }
+        durable.grouped = Grouped::GivenUp;
+        self.out.push(Output::GoAlone);
+        self.out
+            .extend(durable.journal.proposed().map(|e| Output::Propose(e.clone())));
+        self.give_up_move(wording::MOST_REPLICAS_GONE);
+        self.say_farewell_when_idle(Farewell::Leave(wording::MOST_REPLICAS_GONE.to_owned()));
+    }
+
     /// Records that the log has and the store has not go to the folder of this tenure: the namespace is read from there.
     pub(super) fn carry_over(&mut self) {
         let Some(durable) = &self.durable else {
@@ -204,6 +248,11 @@ impl Core {
 impl super::durable::Durable {
     pub(super) fn is_grouped(&self) -> bool {
         matches!(self.grouped, Grouped::Yes { .. })
+    }
+
+    /// When an entry has been on its way for too long.
+    pub(super) fn commits_due(&self) -> Option<Timestamp> {
+        self.commits_since.map(|since| since + COMMITS_WITHIN)
     }
 
     /// The form in which a record goes into the log. A group's log has it whole, as far as there is room.

@@ -175,6 +175,11 @@ impl Journal {
         self.handed_before.remove(cell)
     }
 
+    /// Proposals that were not applied, the oldest first.
+    pub(super) fn proposed(&self) -> impl Iterator<Item = &Entry> {
+        self.proposed.iter()
+    }
+
     /// Whether every proposal was applied.
     pub(super) fn is_settled(&self) -> bool {
         self.proposed.is_empty()

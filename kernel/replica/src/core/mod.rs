@@ -217,6 +217,8 @@ pub enum Output {
     },
     /// The kernel is over, and its group with it.
     Disband,
+    /// The group takes no entries any more: what is proposed from now on counts by this replica's own word.
+    GoAlone,
     /// The replica ends, once the front has taken everything.
     Leave,
 }
@@ -381,6 +383,7 @@ impl Core {
         }
         self.reconsider_leaving();
         self.advance();
+        self.watch_commits();
         if !silent {
             self.tell_clients();
         }

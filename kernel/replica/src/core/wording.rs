@@ -29,6 +29,9 @@ pub(super) const LEASE_TOO_SMALL: &str =
 pub(super) const STANDS_IN_CUDA: &str = "gresshopper: the cell is interrupted, but stands in a GPU operation, which waits for \
     a GPU. It ends as soon as it has one. To end it now, restart the kernel.\n";
 
+/// Why a replica leaves its group.
+pub(super) const MOST_REPLICAS_GONE: &str = "most of its replicas are out of reach";
+
 pub(super) const NOT_SAVED_IN_TIME: &str = "its state could not be saved in time";
 
 /// A lease as the reply of its cell tells it (docs/wiring.md).

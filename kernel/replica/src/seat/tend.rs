@@ -178,9 +178,8 @@ impl Tended {
         }
         desk.served = Some(tenure);
         tracing::info!(group = self.group, %tenure, "the executor is started");
-        match self.start_replica().await {
+        match self.start_replica(state.generation().last_tenure()).await {
             Ok(Some(process)) => desk.process = Some(process),
-            // The front has removed the kernel's folder: nobody wants the kernel any more.
             Ok(None) => {
                 self.host.keeper.close(&self.group);
                 desk.over = true;
@@ -192,10 +191,11 @@ impl Tended {
         }
     }
 
-    /// Starts the executor in a step of this seat, as the front would. `None`: the kernel is over.
-    async fn start_replica(&self) -> anyhow::Result<Option<Child>> {
+    /// Starts the executor in a step of this seat, as the front would. `None`: nobody wants this group any more, since the
+    /// front has removed the kernel's folder, or has opened a tenure beyond this group's last one.
+    async fn start_replica(&self, last: Tenure) -> anyhow::Result<Option<Child>> {
         let dir = kernel_dir(&self.kernel).ok_or_else(|| anyhow::anyhow!("there is no home folder"))?;
-        let read = tokio::task::spawn_blocking(move || read_takeover(dir)).await??;
+        let read = tokio::task::spawn_blocking(move || read_takeover(dir, last)).await??;
         let Some((takeover, dir)) = read else {
             return Ok(None);
         };
@@ -224,11 +224,14 @@ impl Tended {
     }
 }
 
-fn read_takeover(dir: PathBuf) -> anyhow::Result<Option<(Takeover, PathBuf)>> {
+fn read_takeover(dir: PathBuf, last: Tenure) -> anyhow::Result<Option<(Takeover, PathBuf)>> {
     if !dir.try_exists()? {
         return Ok(None);
     }
     let file = FrontFile::read(&dir)?;
+    if file.state.as_ref().is_some_and(|state| state.tenure > last) {
+        return Ok(None);
+    }
     let takeover = file
         .takeover
         .ok_or_else(|| anyhow::anyhow!("front.json doesn't say how to start the kernel here"))?;

@@ -9,6 +9,7 @@ use hop_api::message::MoveCause;
 use hop_log::{Act, Entry, Payload, Record, RecordNumber, Sequence, State};
 use hop_words::id::{Incarnation, JobId, Tenure};
 use hop_words::replica::Replicas;
+use hop_words::time::Span;
 use serde_json::{Value, json};
 
 fn apply(state: &mut State, entry: &Entry) {
@@ -172,6 +173,67 @@ fn an_election_waits_for_what_is_on_its_way_to_the_log() {
     assert_eq!(world.input(Input::InSync), [""; 0], "a member is about to join");
     let out = world.commit();
     assert_eq!(out.last().map(String::as_str), Some("leave"), "{out:?}");
+}
+
+/// Lets so many seconds pass.
+fn pass(world: &mut World, seconds: u64) -> Vec<String> {
+    world.now = world.now + Span::from_secs(seconds);
+    world.input(Input::Tick)
+}
+
+#[test]
+fn a_group_that_takes_no_entries_is_given_up_and_the_kernel_saved() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    world.whole("a");
+    world.reply("a", "ok");
+    assert!(!world.proposed.is_empty());
+    assert_eq!(pass(&mut world, 14), [""; 0], "it may be an election");
+    world.commits = true;
+    let out = pass(&mut world, 1);
+    assert_eq!(
+        out,
+        ["go-alone", "agent: state.flush"],
+        "its client is answered by the next replica"
+    );
+    assert_eq!(world.answer(2, json!({}))[0], "sync");
+    assert_eq!(world.synced(1), ["write-state"]);
+    let out = world.input(Input::Rested);
+    assert_eq!(
+        out,
+        [
+            "front: note settled",
+            "front: note leaving most of its replicas are out of reach",
+            "kill",
+            "leave"
+        ],
+        "the front starts the next one"
+    );
+}
+
+#[test]
+fn a_cell_runs_to_its_end_in_a_group_that_is_given_up() {
+    let mut world = grown();
+    world.input(Input::Heard {
+        cells: 0,
+        losses: Tenure(1),
+    });
+    world.run("a", Value::Null);
+    world.commits = true;
+    assert_eq!(pass(&mut world, 15), ["go-alone"]);
+    let out = world.reply("a", "ok");
+    assert_eq!(out, ["agent: state.flush"], "nobody hears of its end from here");
+}
+
+#[test]
+fn a_process_that_was_stopped_gives_its_group_time() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    world.reply("a", "ok");
+    assert_eq!(pass(&mut world, 60), [""; 0]);
+    assert_eq!(pass(&mut world, 14), [""; 0]);
+    assert_eq!(world.commit().last().unwrap(), "front: execute_reply a ok");
+    assert_eq!(pass(&mut world, 14), [""; 0], "nothing is on its way");
 }
 
 #[test]

@@ -325,6 +325,7 @@ fn told(output: &Output) -> String {
         Output::OpenTenure { state } => format!("open {}", state.tenure()),
         Output::Found { wanted, .. } => format!("found {wanted}"),
         Output::Disband => "disband".into(),
+        Output::GoAlone => "go-alone".into(),
         Output::Leave => "leave".into(),
     }
 }
