@@ -7,7 +7,7 @@ SHELL := /bin/bash
 export STAY ?= 1
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: demo demo-down packages packages-test test test-fast e2e browser fidelity notebooks-lost lab bench lint fmt install
+.PHONY: demo demo-down packages packages-test test test-fast e2e browser fidelity notebooks-lost chaos lab bench lint fmt install
 
 ## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again.
 demo:
@@ -48,6 +48,11 @@ fidelity: install
 notebooks-lost: install
 	cargo build --locked --workspace
 	PROFILE=debug $(DEV)/hub/bin/python tests/e2e/lost_notebooks.py $(NAMES)
+
+## Seeded chaos beside notebooks with three replicas, on a real Slurm (SEED, MINUTES; half an hour).
+chaos: install
+	cargo build --locked --workspace
+	PROFILE=debug $(DEV)/hub/bin/python tests/e2e/chaos.py --seed $(or $(SEED),1) --minutes $(or $(MINUTES),30)
 
 ## Builds the Lab extension into jupyterhub-spawner/labextension, from where the wheel takes it.
 lab: install

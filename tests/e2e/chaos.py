@@ -1,0 +1,364 @@
+"""Seeded chaos: notebooks with three replicas run cells while parts of the cluster die. By hand: `make chaos`.
+
+    chaos.py [--seed N] [--minutes M] [--events NAME,..] [--json FILE]
+
+An oracle knows what each notebook's kernel must have. Each of these is a fault: a cell that was answered and whose effect is
+gone, unless the user was told so; a cell that ran twice; an effect of a cell that was told to be lost; a GPU that two kernels
+have open at once; a cell without an answer; a lease or a process that is left over. The seed decides what happens, the
+machine decides when: a run with the same seed is similar, not equal. The exit status is 1 after a fault.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import os
+import random
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from harness import Cluster, Failed, Notebook, stream, until
+from opens import Recorder, shared
+
+USERS = ("alice", "alice", "bob")
+THREE = {"GRESSHOPPER_REPLICAS": "3", "GRESSHOPPER_LOG": "hop_replica=info,hop_front=info"}
+
+#: What each kernel begins with. A cell's beginning is noted in a file, so that the second one is seen.
+SETUP = """
+import glob, os, time
+seen = []
+def begins(n):
+    with open({notes!r}, "a") as notes:
+        notes.write(f"{{n}}\\n")
+def hold(seconds):
+    held = []
+    for path in glob.glob(f"/dev/fakegpu-{{os.environ['SLURMD_NODENAME']}}-*"):
+        try:
+            held.append(os.open(path, os.O_RDWR | os.O_NOCTTY))
+        except OSError:
+            pass
+    time.sleep(seconds)
+    for fd in held:
+        os.close(fd)
+    return len(held)
+"""
+
+#: Seconds within which every cell is answered: the longest wait is that for a group that has lost its majority.
+ANSWER = 150.0
+GONE = re.compile(r"so their effects are gone: (.*)")
+
+
+@dataclasses.dataclass
+class Tally:
+    """What happened, and what should not have."""
+
+    events: Counter[str] = dataclasses.field(default_factory=Counter)
+    cells: int = 0
+    with_gpu: int = 0
+    cell_lost: int = 0
+    #: Answered cells whose user was told that their effects are gone.
+    told: int = 0
+    #: Cells without an answer, sent while their front was killed: no client can know about them.
+    unknown: int = 0
+    restarts: int = 0
+    waits: list[float] = dataclasses.field(default_factory=list)
+    faults: list[str] = dataclasses.field(default_factory=list)
+
+
+class Person:
+    """One notebook and the oracle of its kernel."""
+
+    def __init__(self, chaos: Chaos, user: str, number: int, seed: int) -> None:
+        self.chaos, self.user, self.number = chaos, user, number
+        self.rng = random.Random(seed)
+        self.book = Notebook(chaos.cluster, user)
+        self.notes = chaos.cluster.base / "home" / user / f"chaos-{number}"
+        #: Cells whose effect has to be there, by their count, and those of which nobody can know.
+        self.kept: dict[int, int] = {}
+        self.maybe: set[int] = set()
+        self.last = 0
+
+    def fault(self, what: str) -> None:
+        self.chaos.fault(f"{self.user}/{self.number}: {what}")
+
+    def begin(self) -> None:
+        self.book.start(env=THREE)
+        self.execute(SETUP.format(notes=str(self.notes)))
+
+    def live(self) -> None:
+        try:
+            self.begin()
+            while not self.chaos.over.is_set():
+                self.step()
+            self.look()
+        except Exception as error:
+            self.fault(f"the notebook's driver failed: {error}")
+
+    def step(self) -> None:
+        what = self.rng.choices(("quick", "long", "gpu", "large", "look", "restart"), (40, 12, 20, 8, 18, 2))[0]
+        if what == "look":
+            self.look()
+        elif what == "restart":
+            self.restart()
+        else:
+            self.run(what)
+        time.sleep(self.rng.uniform(0.0, 0.6))
+
+    def run(self, what: str) -> None:
+        self.last += 1
+        n = self.last
+        body = {
+            "quick": "",
+            "long": f"; time.sleep({self.rng.uniform(0.5, 4):.1f})",
+            "gpu": f"; assert hold({self.rng.uniform(0.05, 1):.2f}) == 1",
+            "large": f"; big = os.urandom({self.rng.randrange(1, 3_000_000)})",
+        }[what]
+        magic = "%%gpu 1\n" if what == "gpu" else ""
+        got = self.execute(f"{magic}begins({n}){body}; seen.append({n})")
+        self.chaos.tally.with_gpu += what == "gpu"
+        if got is None:
+            self.maybe.add(n)
+        elif got["status"] == "ok":
+            self.kept[int(got["reply"]["execution_count"])] = n
+        elif got["reply"]["ename"] == "CellLost":
+            self.chaos.tally.cell_lost += 1
+        else:
+            self.fault(f"cell {n} ({what}) ended with {got['reply'].get('ename')}: {got['reply'].get('evalue')}")
+            self.maybe.add(n)
+
+    def execute(self, code: str) -> dict[str, Any] | None:
+        """Run a cell. `None`: it has no answer, and its front was killed under it."""
+        sent, killed = time.monotonic(), self.chaos.fronts_killed[self.user]
+        got = self.book.execute(code, timeout=ANSWER)
+        self.chaos.tally.cells += 1
+        self.chaos.tally.waits.append(time.monotonic() - sent)
+        self.hear(stream(got, "stderr"))
+        if got["done"]:
+            return got
+        if killed == self.chaos.fronts_killed[self.user] and self.chaos.last_front_kill[self.user] < sent - 5:
+            self.fault(f"no answer within {ANSWER:.0f} s to {code.splitlines()[-1]!r}, status {got['status']}")
+        self.chaos.tally.unknown += 1
+        return None
+
+    def hear(self, text: str) -> None:
+        """What the user is told of losses holds from now on."""
+        for names in GONE.findall(text):
+            for count in re.findall(r"\[(\d+)\]", names):
+                if self.kept.pop(int(count), None) is not None:
+                    self.chaos.tally.told += 1
+
+    def look(self) -> None:
+        got = self.execute("print(seen)")
+        if got is None:
+            return
+        if got["status"] != "ok":
+            reply = got["reply"]
+            if reply["ename"] != "CellLost":
+                self.fault(f"the namespace can't be read: {reply}")
+            return
+        there = json.loads(stream(got, "stdout"))
+        should = list(self.kept.values())
+        if missing := [n for n in should if n not in there]:
+            self.fault(f"answered cells are gone, and nobody was told: {missing}")
+        if strange := [n for n in there if n not in should and n not in self.maybe]:
+            self.fault(f"cells that were told to be lost have left effects: {strange}")
+        if len(set(there)) != len(there):
+            self.fault(f"effects are there twice: {there}")
+        # From here on the oracle knows what the kernel has.
+        self.kept = {count: n for count, n in self.kept.items() if n in there}
+        self.maybe = {n for n in self.maybe if n in there}
+
+    def restart(self) -> None:
+        self.book.restart()
+        self.chaos.tally.restarts += 1
+        self.kept, self.maybe = {}, set()
+        self.execute(SETUP.format(notes=str(self.notes)))
+
+    def close(self) -> None:
+        self.book.close()
+        began = self.notes.read_text().split() if self.notes.exists() else []
+        twice = sorted(n for n, times in Counter(began).items() if times > 1)
+        if twice:
+            self.fault(f"cells began twice: {twice}")
+
+
+class Chaos:
+    """What dies, and when."""
+
+    def __init__(self, cluster: Cluster, seed: int, only: frozenset[str] = frozenset()) -> None:
+        self.only = only
+        self.cluster = cluster
+        self.rng = random.Random(seed)
+        self.tally = Tally()
+        self.over = threading.Event()
+        self.fronts_killed: Counter[str] = Counter()
+        self.last_front_kill: dict[str, float] = dict.fromkeys(USERS, 0.0)
+        self.nodes = cluster.env["HOP_DEV_NODES"].split(",")
+        self.began = time.monotonic()
+        self.people = [Person(self, user, i, self.rng.randrange(1 << 32)) for i, user in enumerate(USERS)]
+
+    def say(self, what: str) -> None:
+        print(f"{time.monotonic() - self.began:7.1f} s  {what}", file=sys.stderr, flush=True)
+
+    def fault(self, what: str) -> None:
+        self.say(f"FAULT {what}")
+        self.tally.faults.append(f"{time.monotonic() - self.began:.0f} s: {what}")
+
+    def run(self, seconds: float) -> Tally:
+        recorder = Recorder([str(p) for node in self.nodes for p in Path("/dev").glob(f"fakegpu-{node}-*")])
+        recorder.start()
+        threads = [threading.Thread(target=p.live, daemon=True) for p in self.people]
+        for thread in threads:
+            thread.start()
+        try:
+            while time.monotonic() - self.began < seconds:
+                time.sleep(self.rng.uniform(2, 8))
+                self.event()
+        finally:
+            self.over.set()
+        for thread, person in zip(threads, self.people, strict=True):
+            thread.join(2 * ANSWER)
+            if thread.is_alive():
+                person.fault("the notebook hangs")
+        for person in self.people:
+            person.close()
+        self.nothing_is_left()
+        recorder.stop()
+        for sentence in shared(recorder.seen):
+            self.fault(sentence)
+        return self.tally
+
+    def event(self) -> None:
+        events: dict[str, tuple[int, Callable[[], None]]] = {
+            "process killed": (16, lambda: self.kill(r"ipykernel_launcher")),
+            "supervisor killed": (14, lambda: self.kill(r"hop-replica run")),
+            "front killed": (10, self.kill_front),
+            "seat cancelled": (10, self.cancel_seat),
+            "node lost": (12, self.lose_node),
+            "node paused": (8, self.pause_node),
+            "kernel moved": (14, self.migrate),
+            "hopd killed": (6, self.kill_hopd),
+            "agent killed": (6, lambda: self.kill(r"hop-agent run", "gresshopper")),
+            "slurmctld away": (4, self.without_slurmctld),
+        }
+        names = [name for name in events if not self.only or name in self.only]
+        name = self.rng.choices(names, [events[name][0] for name in names])[0]
+        self.say(name)
+        self.tally.events[name] += 1
+        try:
+            events[name][1]()
+        except Failed as error:
+            self.fault(f"{name}: the cluster didn't come back: {error}")
+
+    def kill(self, pattern: str, user: str = "") -> None:
+        pids = self.cluster.pids(pattern, user or self.rng.choice(USERS))
+        if pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.rng.choice(pids), 9)
+
+    def kill_front(self) -> None:
+        user = self.rng.choice(USERS)
+        self.fronts_killed[user] += 1
+        for pid in self.cluster.pids(r"hop-front", user)[:1]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, 9)
+        self.last_front_kill[user] = time.monotonic()
+
+    def cancel_seat(self) -> None:
+        user = self.rng.choice(USERS)
+        seats = self.cluster.run(user, "squeue", "-h", "-u", user, "-t", "R", "-o", "%i", check=False).split()
+        if seats:
+            self.cluster.run(user, "scancel", self.rng.choice(seats), check=False)
+
+    def lose_node(self) -> None:
+        node = self.rng.choice(self.nodes)
+        with self.lost(node):
+            time.sleep(self.rng.uniform(1, 15))
+
+    @contextlib.contextmanager
+    def lost(self, node: str) -> Iterator[None]:
+        self.cluster.devcluster("lose-node", node)
+        try:
+            yield
+        finally:
+            self.cluster.run("root", "scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+            self.cluster.devcluster("start-slurmd", node)
+            self.cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+
+    def pause_node(self) -> None:
+        node = self.rng.choice(self.nodes)
+        self.cluster.devcluster("pause-node", node)
+        time.sleep(self.rng.choice((1, 5, 20)))
+        self.cluster.devcluster("resume-node", node)
+
+    def migrate(self) -> None:
+        user = self.rng.choice(USERS)
+        rows = self.cluster.hop("kernels", "-t", "running,waiting,idle", user=user)["rows"]
+        if rows:
+            kernel = self.rng.choice(rows)["kernel_id"]
+            self.cluster.run(user, "hop", "migrate", kernel, "--to", self.rng.choice(self.nodes), check=False)
+
+    def kill_hopd(self) -> None:
+        self.cluster.kill(r"opt/bin/hopd")
+        time.sleep(self.rng.uniform(0, 4))
+        self.cluster.deploy("hopd")
+
+    def without_slurmctld(self) -> None:
+        self.cluster.devcluster("stop-slurmctld")
+        time.sleep(self.rng.uniform(1, 10))
+        self.cluster.devcluster("start-slurmctld")
+
+    def nothing_is_left(self) -> None:
+        for what, true in (
+            ("no lease step is left", self.cluster.quiet),
+            ("no lease is left in the books", lambda: not self.cluster.leases_live()),
+            ("no process of a kernel is left", lambda: not self.cluster.pids(r"hop-replica run|ipykernel|hop-front")),
+        ):
+            try:
+                until(what, true, 90)
+            except Failed as error:
+                self.fault(str(error))
+
+
+def summary(tally: Tally, seed: int) -> dict[str, object]:
+    waits = sorted(tally.waits) or [0.0]
+    fields = {f.name: getattr(tally, f.name) for f in dataclasses.fields(tally) if f.name != "waits"}
+    shares = {"wait_p50_s": 0.5, "wait_p99_s": 0.99, "wait_max_s": 1.0}
+    at = {name: round(waits[int(share * (len(waits) - 1))], 2) for name, share in shares.items()}
+    return {"seed": seed, **fields, **at}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=30)
+    parser.add_argument("--events", default="", help="only these, by name")
+    parser.add_argument("--json", type=Path)
+    asked = parser.parse_args()
+    only = frozenset(name for name in asked.events.split(",") if name)
+    base = os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-chaos")
+    variant = os.environ.get("HOP_E2E_VARIANT", "auto")
+    cluster = Cluster(base, int(os.environ.get("HOP_E2E_INDEX", "11")), variant)
+    try:
+        cluster.up()
+        said = summary(Chaos(cluster, asked.seed, only).run(asked.minutes * 60), asked.seed)
+    finally:
+        if not os.environ.get("HOP_E2E_KEEP"):
+            cluster.down()
+    text = json.dumps(said, indent=1)
+    print(text)
+    if asked.json:
+        asked.json.write_text(text + "\n")
+    sys.exit(1 if said["faults"] else 0)
+
+
+if __name__ == "__main__":
+    main()
