@@ -236,6 +236,8 @@ impl Default for Seat {
     }
 }
 
+/// Idle GPU-seconds that no wait is worth.
+const MOST_PER_WAIT: f64 = 1e12;
 /// Longest grace that the plugin accepts (`slurm-plugin/handover`).
 const MAX_GRACE_MS: u64 = 30_000;
 
@@ -407,6 +409,14 @@ impl Pool {
         if self.scale.as_ref().is_some_and(|s| s.idle_max < s.idle_min) {
             return wrong("scale", "idle_max_s is less than idle_min_s");
         }
+        if let Some(scale) = &self.scale {
+            if !(0.0..=1.0).contains(&scale.immediate) {
+                return wrong("scale.immediate", "a share from 0 to 1 is needed");
+            }
+            if !(0.0..=MOST_PER_WAIT).contains(&scale.most_per_wait) {
+                return wrong("scale.most_per_wait", "GPU-seconds from 0 to 1e12 are needed");
+            }
+        }
         if self.max_pilots < self.min_pilots {
             return wrong("max_pilots", "it is less than min_pilots");
         }
@@ -552,12 +562,28 @@ isolation = "devices"
                 "quantum = {batch_s = 0, interactive_s = 3600}",
                 "pool.main.quantum.batch_s",
             ),
+            (
+                "isolation = \"devices\"",
+                "scale = {immediate = 97.0}",
+                "pool.main.scale.immediate",
+            ),
+            (
+                "isolation = \"devices\"",
+                "scale = {most_per_wait = -1.0}",
+                "pool.main.scale.most_per_wait",
+            ),
         ] {
             let message = parse(&WIRING.replace(from, to)).unwrap_err();
             assert!(message.contains(&format!("{key}:")), "{message}");
         }
         let message = parse(&WIRING.replace("min_pilots = 4\n", "")).unwrap_err();
         assert!(message.contains("min_pilots"), "{message}");
+        let old = WIRING.replace("isolation = \"devices\"", "scale = {worth = 58000.0}");
+        let message = parse(&old).unwrap_err();
+        assert!(
+            message.contains("`immediate`") && message.contains("`most_per_wait`"),
+            "the old key's error names the new ones: {message}"
+        );
     }
 
     #[test]

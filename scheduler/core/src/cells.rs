@@ -61,12 +61,19 @@ impl Core {
             let l = &self.work.leases[&lease];
             let (gpus, pool, node) = (l.gpus, l.pool, self.supply.pilots[l.pilot].node);
             self.grant_lingering(lease, running, wait, out);
+            self.learn_price(self.work.kernels[kernel].pool, false);
             return self.overtake(gpus, pool, node);
         }
         self.end_unfit_lingering(kernel, out);
         let cell = self.new_cell(kernel, id, need, cpus, class, print, self.now, None);
+        let (pool, seq) = (self.work.kernels[kernel].pool, self.work.cells[cell].seq);
         if !self.try_start(cell, out) {
             self.wait(cell, out);
+            if self.is_same(cell, seq) && self.is_booting_for(cell) {
+                self.learn_price(pool, true);
+            }
+        } else {
+            self.learn_price(pool, false);
         }
     }
 

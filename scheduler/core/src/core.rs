@@ -279,6 +279,7 @@ impl Core {
             moves: Habit::default(),
             think: Habit::default(),
             thinks: vec![Habit::default(); crate::forecast::STREAKS],
+            price: None,
             runs: Habit::default(),
             demand: 0,
             loads: Vec::new(),

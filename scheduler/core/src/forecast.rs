@@ -6,10 +6,10 @@
 //! sum is large: on spare nodes, where all kernels have a replica, and on the own node of a kernel that runs
 //! elsewhere for now. `ahead.rs` moves replicas to nodes with idle pilots.
 
-use crate::config::Scale;
 use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
+use crate::price::Price;
 use crate::state::{Kernel, LeaseState, Node, Pilot, PilotState, Pool, Timer};
 use hop_words::id::LeaseId;
 use hop_words::time::Span;
@@ -72,6 +72,23 @@ impl Core {
         };
     }
 
+    /// What sparing one cell the wait for a pilot may cost now, in idle GPU-seconds.
+    pub(crate) fn price(&self, pool: Idx<Pool>) -> f64 {
+        let p = &self.supply.pools[pool];
+        let price = p.price.or_else(|| p.config.scale.as_ref().map(Price::new));
+        price.map_or(0.0, Price::get)
+    }
+
+    /// A cell with GPUs came to the pool. `waited`: a pilot had to be started for it.
+    pub(crate) fn learn_price(&mut self, pool: Idx<Pool>, waited: bool) {
+        let p = &mut self.supply.pools[pool];
+        if let Some(scale) = &p.config.scale {
+            p.price
+                .get_or_insert_with(|| Price::new(scale))
+                .observe(scale, waited);
+        }
+    }
+
     /// How often a second the kernel's next cell is expected.
     pub(crate) fn comes_back(&self, kernel: Idx<Kernel>) -> f64 {
         let k = &self.work.kernels[kernel];
@@ -116,9 +133,9 @@ impl Core {
     /// for a new pilot: then only kernels count for which a pilot is started ahead of need.
     fn demands(&self, pool: Idx<Pool>, node: Idx<Node>, but: Option<Idx<Pilot>>) -> Vec<Demand> {
         let mut demands: Vec<Demand> = Vec::new();
-        let Some(scale) = self.scale(pool) else {
+        if self.scale(pool).is_none() {
             return demands;
-        };
+        }
         let ahead = but.is_none() && !self.is_apart(pool, node);
         for &k in &self.supply.nodes[node].sitting {
             let kernel = &self.work.kernels[k];
@@ -137,7 +154,7 @@ impl Core {
                 false => (&unknown[..], 1.0),
             };
             for &(gpus, weight) in sizes.iter().filter(|(g, _)| *g > 0) {
-                let worth = self.worth_here(scale, k, node, gpus);
+                let worth = self.worth_here(k, node, gpus);
                 if worth <= 0.0 {
                     continue;
                 }
@@ -166,7 +183,7 @@ impl Core {
     }
 
     /// Worth, in GPU-seconds, of `gpus` idle GPUs on this node for this kernel.
-    fn worth_here(&self, scale: &Scale, k: Idx<Kernel>, node: Idx<Node>, gpus: u16) -> f64 {
+    fn worth_here(&self, k: Idx<Kernel>, node: Idx<Node>, gpus: u16) -> f64 {
         let kernel = &self.work.kernels[k];
         // GPUs that the kernel runs on are idle again after its cell.
         let own = |n: Idx<Node>| {
@@ -179,11 +196,11 @@ impl Core {
         let elsewhere = |n: Idx<Node>| n != node && (self.lanes(n, gpus, None) > 0 || own(n));
         if kernel.home == Some(node) {
             let served = kernel.replicas.iter().any(|r| elsewhere(r.node));
-            return scale.worth * (SAME + if served { UNSURE } else { 1.0 });
+            return self.price(kernel.pool) * (SAME + if served { UNSURE } else { 1.0 });
         }
         let earlier = kernel.replicas.iter().take_while(|r| r.node != node);
         let served = kernel.home.is_some_and(elsewhere) || earlier.into_iter().any(|r| elsewhere(r.node));
-        if served { 0.0 } else { scale.worth }
+        if served { 0.0 } else { self.price(kernel.pool) }
     }
 
     /// Seconds between the lending of idle GPUs and their replacement.

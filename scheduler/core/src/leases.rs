@@ -11,6 +11,8 @@ use hop_words::time::{Span, Timestamp};
 
 /// Worth, in idle GPU-seconds, of a lease that still lingers: no handover, and no memory to restore.
 const LINGER_GAIN: f64 = 400.0;
+/// The same where waits are cheap, as a multiple of the price of a wait for a pilot.
+const LINGER_PER_PRICE: f64 = 30.0;
 
 /// Time to failure from which a failed start is Slurm's fault while slurmctld is away.
 const HUNG: Span = Span::from_secs(5);
@@ -257,11 +259,19 @@ impl Core {
         if linger.most <= linger.least {
             return linger.least;
         }
-        let gain = LINGER_GAIN * self.reuse_chance(lease);
+        let gain = self.linger_gain(lease.pool) * self.reuse_chance(lease);
         let cost = f64::from(lease.gpus.max(1));
         let think = &self.work.kernels[lease.kernel].think;
         let pays = think.best_hold(&pool.think, PRIOR_WEIGHT, Span::ZERO, gain, cost, linger.most);
         pays.max(linger.least)
+    }
+
+    /// Worth, in idle GPU-seconds, of a lease that still lingers when the next cell comes.
+    fn linger_gain(&self, pool: Idx<Pool>) -> f64 {
+        match self.scale(pool) {
+            Some(_) => (LINGER_PER_PRICE * self.price(pool)).min(LINGER_GAIN),
+            None => LINGER_GAIN,
+        }
     }
 
     /// Chance, by the kernel's last needs, that the next cell can use this lease, less the chance that the cell needs

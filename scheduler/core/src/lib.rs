@@ -29,6 +29,7 @@ mod moving;
 mod offers;
 mod output;
 pub mod predict;
+pub mod price;
 mod prospect;
 mod quantum;
 mod queue;

@@ -231,7 +231,7 @@ impl Core {
         least.max(self.pilot_size(k.pool, likely, 0))
     }
 
-    fn is_booting_for(&self, cell: Idx<Cell>) -> bool {
+    pub(crate) fn is_booting_for(&self, cell: Idx<Cell>) -> bool {
         let this = Some((cell, self.work.cells[cell].seq));
         self.supply.tickets.values().any(|t| t.cell == this)
     }

@@ -4,6 +4,7 @@ use crate::config::{Limit, PoolConfig};
 use crate::index::{Idx, Slab, Table};
 use crate::input::PoolOffers;
 use crate::predict::Habit;
+use crate::price::Price;
 use crate::usage::Usage;
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
@@ -206,6 +207,8 @@ pub(crate) struct Pool {
     pub think: Habit,
     /// The think times by how many cells came before since the kernel was last away for long.
     pub thinks: Vec<Habit>,
+    /// What sparing a cell the wait for a pilot may cost now; None before the first cell.
+    pub price: Option<Price>,
     pub runs: Habit,
     /// GPUs that the kernels with a replica could ask for.
     pub demand: u32,

@@ -202,7 +202,12 @@ impl Knobs {
     fn in_range(&self) -> Result<(), ClusterError> {
         let scale = self.scale.as_ref();
         let numbers = [
-            ("policy.scale.worth", scale.map(|s| s.worth), MOST_WORTH),
+            ("policy.scale.immediate", scale.map(|s| s.immediate), 1.0),
+            (
+                "policy.scale.most_per_wait",
+                scale.map(|s| s.most_per_wait),
+                MOST_PER_WAIT,
+            ),
             ("policy.scale.too_small", scale.map(|s| s.too_small), 1.0),
             ("policy.scale.spare_share", scale.map(|s| s.spare_share), 1.0),
             ("policy.scale.spares", scale.map(|s| s.spares.into()), MOST_NODES),
@@ -222,8 +227,8 @@ impl Knobs {
     }
 }
 
-/// Idle GPU-seconds that nothing is worth more than.
-const MOST_WORTH: f64 = 1e12;
+/// Idle GPU-seconds that no wait is worth.
+const MOST_PER_WAIT: f64 = 1e12;
 const MOST_NODES: f64 = 100_000.0;
 
 /// Why a trace can't be run on a cluster.

@@ -158,3 +158,23 @@ fn who_waits_for_a_move_is_told_how_long_that_takes() {
     assert!(off.len() > 10, "{off:?}");
     assert!(off[off.len() / 2] < 20.0, "{off:?}");
 }
+
+#[test]
+fn seconds_between_cells_keep_fewer_gpus_than_a_culler_and_nearly_all_start_at_once() {
+    let mut ahead = Vec::new();
+    for seed in 1..=3 {
+        let trace = synth("synth:june", seed);
+        let cluster = Cluster::default().sized_for(&trace);
+        let of = |name: &str| {
+            let policy: Policy = name.parse().expect("a policy");
+            hop_sim::run(policy, &trace, &cluster, seed).summary(&trace)
+        };
+        let (ours, culler) = (of("ours"), of("idle-cull"));
+        assert!(ours.immediate_fraction >= 0.96, "seed {seed}: {ours:?}");
+        let saved =
+            |s: &hop_sim::metrics::PolicySummary| s.provisioned_saving_share.expect("much is reserved");
+        assert!(saved(&ours) > 0.45, "seed {seed}: {ours:?}");
+        ahead.push(saved(&ours) - saved(&culler));
+    }
+    assert!(ahead.iter().sum::<f64>() > 0.0, "{ahead:?}");
+}

@@ -309,12 +309,12 @@ fn hosts_of_notebookos_have_no_more_gpus_than_they_have() {
 fn numbers_that_make_no_sense_are_refused_by_their_key() {
     for (file, says) in [
         (
-            "[policy.scale]\nworth = nan",
-            "policy.scale.worth is NaN; it must be from 0 to 1000000000000",
+            "[policy.scale]\nimmediate = nan",
+            "policy.scale.immediate is NaN; it must be from 0 to 1",
         ),
         (
-            "[policy.scale]\nworth = inf",
-            "policy.scale.worth is inf; it must be from 0 to 1000000000000",
+            "[policy.scale]\nmost_per_wait = inf",
+            "policy.scale.most_per_wait is inf; it must be from 0 to 1000000000000",
         ),
         (
             "[policy.scale]\ntoo_small = -0.1",

@@ -108,8 +108,10 @@ pub struct Scale {
     /// Longest time for which an idle pilot is kept after its last lease.
     #[serde(rename = "idle_max_s", with = "duration")]
     pub idle_max: Span,
-    /// Price, in idle GPU-seconds, that is paid to spare a cell the wait for a pilot.
-    pub worth: f64,
+    /// Share of cells that must not wait for a pilot. The core finds the price of a spared wait that gives it.
+    pub immediate: f64,
+    /// The most that sparing one cell this wait may cost, in idle GPU-seconds.
+    pub most_per_wait: f64,
     /// Pilots are kept and started by what is learnt of the kernels' think times; else an idle one is kept for
     /// `idle_max`, and one is started only for a cell that waits.
     pub learn: bool,
@@ -127,14 +129,31 @@ pub struct Scale {
     /// Time from a pilot's submission to its first lease, until pilots have been seen.
     #[serde(rename = "boot_s", with = "duration")]
     pub boot: Span,
+    /// What earlier versions had instead of `immediate` and `most_per_wait`.
+    #[serde(skip_serializing)]
+    pub worth: Gone,
+}
+
+/// A key that is no more: whoever still writes it is told what to write instead.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Gone;
+
+impl<'de> Deserialize<'de> for Gone {
+    fn deserialize<D: serde::Deserializer<'de>>(_: D) -> Result<Self, D::Error> {
+        Err(serde::de::Error::custom(
+            "`worth` is no more: say with `immediate` which share of cells must not wait for a pilot, \
+             and with `most_per_wait` how many idle GPU-seconds sparing one such wait may cost",
+        ))
+    }
 }
 
 impl Default for Scale {
     fn default() -> Self {
         Self {
-            idle_min: Span::from_secs(60),
+            idle_min: Span::from_secs(20),
             idle_max: Span::from_secs(24 * 3600),
-            worth: 58_000.0,
+            immediate: 0.97,
+            most_per_wait: 58_000.0,
             learn: true,
             right_size: true,
             too_small: 0.4,
@@ -142,6 +161,7 @@ impl Default for Scale {
             spare_share: 0.05,
             spare_nodes: 3,
             boot: Span::from_secs(5),
+            worth: Gone,
         }
     }
 }
