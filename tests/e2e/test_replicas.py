@@ -87,6 +87,25 @@ def test_the_node_of_a_standby_is_lost_and_nobody_notices(cluster: Cluster, alic
         grown(cluster, without=standby)
 
 
+def test_a_lost_replica_is_replaced_on_its_own_node_where_no_other_is_left(cluster: Cluster, alice: Notebook) -> None:
+    node, members = node_of(alice), grown(cluster)
+    (fourth,) = set(cluster.env["HOP_DEV_NODES"].split(",")) - members
+    standby = sorted(members - {node})[0]
+
+    def seats_there() -> set[str]:
+        return set(cluster.run("alice", "squeue", "-h", "-u", "alice", "-t", "R", "-w", standby, "-o", "%i").split())
+
+    before = seats_there()
+    with lost_node(cluster, fourth):
+        cluster.devcluster("lose-node", standby)
+        cluster.run("root", "scontrol", "update", f"nodename={standby}", "state=down", "reason=lost")
+        cluster.devcluster("start-slurmd", standby)
+        cluster.run("root", "scontrol", "update", f"nodename={standby}", "state=resume", check=False)
+        until("the group has another seat there", lambda: seats_there() - before, 90)
+        assert grown(cluster) == members
+        assert node_of(alice) == node
+
+
 def test_a_move_to_another_replica_is_an_election(cluster: Cluster, alice: Notebook) -> None:
     """The one that is wanted executes from the next cell on; all three stay, and no seat is started."""
     node, members = node_of(alice), grown(cluster)

@@ -44,8 +44,8 @@ struct Memory {
     leaves_at: Option<Instant>,
     /// The deed under way.
     doing: Option<Doing>,
-    /// The missing replicas that were told, and the highest incarnation then.
-    told: Option<(usize, Incarnation)>,
+    /// The missing replicas that were told, the highest incarnation then, and the members that were gone.
+    told: Option<(usize, Incarnation, BTreeSet<Incarnation>)>,
 }
 
 impl Group {
@@ -192,13 +192,15 @@ impl Group {
                 Some(Box::pin(tokio::time::sleep(AGAIN_AFTER)))
             }
             Deed::Grow(count) => {
-                let told = (count, state.highest_incarnation());
-                if memory.told != Some(told) {
-                    memory.told = Some(told);
+                let gone = self.members_in(&heard.gone);
+                let told = Some((count, state.highest_incarnation(), gone.clone()));
+                if memory.told != told {
+                    memory.told = told;
                     // Without a listening host, kernels run with fewer replicas.
                     let _ = self.events.send(Event::Need(Need {
                         group: self.name.clone(),
                         replicas: count,
+                        gone,
                     }));
                 }
                 None
@@ -206,21 +208,24 @@ impl Group {
         }
     }
 
+    /// The members in these seats.
+    fn members_in(&self, seats: &BTreeSet<JobId>) -> BTreeSet<Incarnation> {
+        let known = lock(&self.seats);
+        let here = known.iter().filter(|(_, seat)| seats.contains(seat));
+        here.map(|(member, _)| *member).collect()
+    }
+
     fn deed(&self, state: &State, standing: &Standing, heard: &Heard) -> Option<Deed> {
-        let seats = lock(&self.seats).clone();
-        let of = |set: &BTreeSet<JobId>| -> BTreeSet<Incarnation> {
-            seats
-                .iter()
-                .filter(|(_, s)| set.contains(s))
-                .map(|(m, _)| *m)
-                .collect()
-        };
-        let mut up = of(&heard.up);
-        up.extend(of(&BTreeSet::from([self.links.me()])));
+        let mut up = self.members_in(&heard.up);
+        up.extend(self.members_in(&BTreeSet::from([self.links.me()])));
         // An executor that is out of sight for a moment may run a cell.
-        let lost = of(&heard.lost);
+        let lost = self.members_in(&heard.lost);
         up.extend(state.executor().filter(|e| !lost.contains(e)));
-        let unfit = seats.keys().filter(|m| !up.contains(m)).copied().collect();
+        let unfit = lock(&self.seats)
+            .keys()
+            .filter(|m| !up.contains(m))
+            .copied()
+            .collect();
         steward::next(
             state,
             &steward::View {
@@ -228,7 +233,7 @@ impl Group {
                 voters: &standing.voters,
                 learners: &standing.learners,
                 changing: standing.is_changing(),
-                gone: &of(&heard.gone),
+                gone: &self.members_in(&heard.gone),
                 unfit: &unfit,
                 leaving: &BTreeSet::new(),
                 died: None,

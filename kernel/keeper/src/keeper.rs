@@ -67,6 +67,8 @@ pub enum KernelError {
 pub struct Need {
     pub group: String,
     pub replicas: usize,
+    /// Members whose seats are gone: their nodes may have another seat.
+    pub gone: BTreeSet<Incarnation>,
 }
 
 /// Something that the keeper's host has to see to.

@@ -579,7 +579,10 @@ impl Replica {
             }
             FromSeat::Applied { index, entry } => Input::Applied { index, entry },
             FromSeat::Voters(voters) => Input::Voters(voters),
-            FromSeat::Need(count) => Input::Lacks(count),
+            FromSeat::Need(lack) => Input::Lacks {
+                replicas: lack.replicas,
+                gone: lack.gone,
+            },
             FromSeat::Failed(why) => {
                 tracing::warn!(why, "the kernel stays with one replica");
                 self.log.not_founded();

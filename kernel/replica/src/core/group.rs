@@ -133,13 +133,17 @@ impl Core {
             .collect()
     }
 
-    /// The group lacks members: the front finds seats for them.
-    pub(super) fn lacks_members(&mut self, count: usize) {
+    /// The group lacks members: the front finds seats for them, also on the nodes of members that are gone.
+    pub(super) fn lacks_members(&mut self, count: usize, gone: &BTreeSet<Incarnation>) {
         let Some(durable) = &self.durable else {
             return;
         };
         let state = durable.journal.state();
-        let nodes: Vec<NodeName> = state.members().values().map(|m| m.node.clone()).collect();
+        let here = state
+            .members()
+            .iter()
+            .filter(|(member, _)| !gone.contains(member));
+        let nodes: Vec<NodeName> = here.map(|(_, m)| m.node.clone()).collect();
         let first = Incarnation(state.highest_incarnation().0 + 1);
         self.note(Note::Grow { count, first, nodes });
     }

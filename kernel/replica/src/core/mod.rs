@@ -149,7 +149,10 @@ pub enum Input {
     /// These members of the group vote.
     Voters(BTreeSet<Incarnation>),
     /// The group lacks so many members.
-    Lacks(usize),
+    Lacks {
+        replicas: usize,
+        gone: BTreeSet<Incarnation>,
+    },
     /// A new member has a seat.
     Grown {
         incarnation: Incarnation,
@@ -373,7 +376,7 @@ impl Core {
             Input::GroupState(state) => self.group_state(*state),
             Input::NotFounded => self.not_founded(),
             Input::Voters(voters) => self.voters(voters),
-            Input::Lacks(count) => self.lacks_members(count),
+            Input::Lacks { replicas, gone } => self.lacks_members(replicas, &gone),
             Input::Grown {
                 incarnation,
                 seat,

@@ -2,8 +2,8 @@
 //! Each group has a task of its own ([`super::tend`]).
 
 use super::tend::{self, Command, Tended};
-use super::wire::{FrameError, FromSeat, ToSeat};
-use hop_keeper::{Book, Event, Keeper, Kernel, Settings, StartError};
+use super::wire::{FrameError, FromSeat, Lack, ToSeat};
+use hop_keeper::{Book, Event, Keeper, Kernel, Need, Settings, StartError};
 use hop_log::{Generation, State};
 use hop_protocol::file::{FrontFile, kernel_dir, seats_dir};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
@@ -145,7 +145,11 @@ impl Host {
     /// Sees to an event of the keeper's.
     pub(super) async fn handle(self: &Arc<Self>, event: Event) {
         match event {
-            Event::Need(need) => self.command(&need.group, Command::Need(need.replicas)),
+            Event::Need(Need {
+                group,
+                replicas,
+                gone,
+            }) => self.command(&group, Command::Need(Lack { replicas, gone })),
             Event::Closed { group } => self.command(&group, Command::Leave),
             Event::Invited { group, me } => {
                 if let Err(why) = self.join(&group, me).await {

@@ -5,7 +5,7 @@
 //! followed by a new tenure, so that nothing which it began is begun again unseen.
 
 use super::host::Host;
-use super::wire::FromSeat;
+use super::wire::{FromSeat, Lack};
 use hop_keeper::Wire;
 use hop_log::{Entry, Office, State};
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
@@ -45,8 +45,8 @@ pub(super) enum Command {
         visit: u64,
     },
     Propose(Entry),
-    /// The group lacks so many members.
-    Need(usize),
+    /// The group lacks members.
+    Need(Lack),
     /// The kernel is over.
     Over,
     /// The group is over, or this seat's part of it.
@@ -73,7 +73,7 @@ struct Desk {
     /// A new tenure was proposed after this one.
     asked_after: Option<Tenure>,
     stillborn: u32,
-    need: Option<usize>,
+    need: Option<Lack>,
     /// The voters that the replica knows.
     told: BTreeSet<Incarnation>,
     over: bool,
@@ -141,7 +141,7 @@ impl Tended {
             }
             // The proposer ends with this task.
             Command::Propose(entry) => drop(propose.send(entry)),
-            Command::Need(count) => desk.need(count),
+            Command::Need(lack) => desk.need(lack),
             Command::Over => {
                 self.host.keeper.close(&self.group);
                 desk.over = true;
@@ -267,10 +267,10 @@ impl Desk {
     }
 
     /// The group lacks members: its executor has the front look for seats, now or once it is here.
-    fn need(&mut self, count: usize) {
+    fn need(&mut self, lack: Lack) {
         match &self.replica {
-            Some(_) => self.tell(FromSeat::Need(count)),
-            None => self.need = Some(count),
+            Some(_) => self.tell(FromSeat::Need(lack)),
+            None => self.need = Some(lack),
         }
     }
 
@@ -288,8 +288,8 @@ impl Desk {
             return;
         };
         let _ = out.send(FromSeat::State(Box::new(state.clone())));
-        if let Some(count) = self.need.take() {
-            let _ = out.send(FromSeat::Need(count));
+        if let Some(lack) = self.need.take() {
+            let _ = out.send(FromSeat::Need(lack));
         }
         (self.served, self.stillborn) = (Some(state.tenure()), 0);
         self.replica = Some((visit, out));

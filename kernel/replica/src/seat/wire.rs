@@ -38,6 +38,13 @@ pub(crate) enum ToSeat {
     Over,
 }
 
+/// The group lacks so many members; the seats of `gone` are gone.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Lack {
+    pub(crate) replicas: usize,
+    pub(crate) gone: BTreeSet<Incarnation>,
+}
+
 /// The keeper's word to a replica.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum FromSeat {
@@ -51,8 +58,8 @@ pub(crate) enum FromSeat {
     },
     /// These members vote: the group survives the loss of a minority of them.
     Voters(BTreeSet<Incarnation>),
-    /// The group lacks so many members.
-    Need(usize),
+    /// The group lacks members.
+    Need(Lack),
     /// The group can't be founded.
     Failed(String),
 }
@@ -126,7 +133,7 @@ impl FromSeat {
             Self::Alone => frame(1, &(), Bytes::new()),
             Self::State(state) => frame(2, &(), state.encode()),
             Self::Applied { index, entry } => frame(3, index, entry.encode()),
-            Self::Need(count) => frame(4, count, Bytes::new()),
+            Self::Need(lack) => frame(4, lack, Bytes::new()),
             Self::Failed(why) => frame(5, why, Bytes::new()),
             Self::Voters(voters) => frame(6, voters, Bytes::new()),
         }
@@ -225,8 +232,19 @@ mod tests {
         };
         let state = FromSeat::State(Box::new(State::new()));
         let failed = FromSeat::Failed("no".into());
+        let lack = Lack {
+            replicas: 2,
+            gone: [Incarnation(2)].into(),
+        };
         let voters = FromSeat::Voters([1, 3].map(Incarnation).into());
-        for word in [FromSeat::Alone, state, applied, FromSeat::Need(2), failed, voters] {
+        for word in [
+            FromSeat::Alone,
+            state,
+            applied,
+            FromSeat::Need(lack),
+            failed,
+            voters,
+        ] {
             let bytes = word.encode();
             assert_eq!(FromSeat::read(&mut &bytes[..]).await.unwrap(), word);
             assert!(FromSeat::read(&mut &bytes[..bytes.len() - 1]).await.is_err());

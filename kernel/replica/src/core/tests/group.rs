@@ -7,7 +7,9 @@ use crate::leases::News;
 use bytes::Bytes;
 use hop_api::message::MoveCause;
 use hop_log::{Act, Entry, Payload, Record, RecordNumber, Sequence, State};
-use hop_words::id::{Incarnation, JobId, Tenure};
+use hop_protocol::link::Item;
+use hop_protocol::message::Note;
+use hop_words::id::{Incarnation, JobId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use hop_words::time::Span;
 use serde_json::{Value, json};
@@ -259,6 +261,24 @@ fn without_a_group_the_kernel_stays_with_one_replica() {
     let out = world.reply("a", "ok");
     assert!(out.contains(&"front: execute_reply a ok".to_owned()), "{out:?}");
     assert_eq!(world.core.members(), 0);
-    let told = world.core.handle(Input::Lacks(2), world.now);
+    let lacks = Input::Lacks {
+        replicas: 2,
+        gone: [].into(),
+    };
+    let told = world.core.handle(lacks, world.now);
     assert!(matches!(&told[..], [Output::ToFront(_)]), "{told:?}");
+}
+
+#[test]
+fn the_node_of_a_member_that_is_gone_may_have_the_next_one() {
+    let mut world = grown();
+    let lacks = Input::Lacks {
+        replicas: 1,
+        gone: [Incarnation(2)].into(),
+    };
+    let told = world.core.handle(lacks, world.now);
+    let [Output::ToFront(Item::Note(Note::Grow { count: 1, nodes, .. }))] = &told[..] else {
+        panic!("{told:?}");
+    };
+    assert_eq!(nodes, &["n1", "n3"].map(NodeName::from));
 }
