@@ -1,5 +1,8 @@
 //! `hop sim`: what another policy would have done with a trace.
 
+mod explain;
+mod study;
+
 use crate::context::Context;
 use crate::failure::Failure;
 use hop_sim::{Cluster, FrontierPoint, Policy, PolicyResult, Summary, Synth, Trace, Turnaround};
@@ -14,6 +17,8 @@ const EXAMPLES: &str = "\
 Examples:
   hop sim --trace adobe-june-2021.csv --policy ours --policy reservation
   hop sim --trace synth:b,sessions=100,days=7 --policy all --seed 3 --html report.html
+  hop sim --trace month.csv --policy ours --seeds 1..10 --sweep nodes=20..40..5
+  hop sim --trace month.csv --policy ours --explain s0017/3
   hop sim --trace month.jsonl --cluster mine.toml --json - | jq '.policies[].gpu_hours_held'
 
 A trace is a table as in shared/data, JSON lines as `hop trace export` writes them, or synth:a, synth:b,
@@ -35,6 +40,15 @@ pub(crate) struct Args {
     /// Seed of all chance
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Median and range over these seeds, as in 1..10; synth: makes a trace for each
+    #[arg(long, value_name = "FIRST..LAST", value_parser = study::seeds, conflicts_with_all = ["seed", "csv", "html"])]
+    seeds: Option<study::Seeds>,
+    /// Once for each value of a number in the cluster file: nodes=20..40..5
+    #[arg(long, value_name = "KEY=FROM..TO..STEP", value_parser = study::sweep, conflicts_with_all = ["csv", "html"])]
+    sweep: Option<study::Sweep>,
+    /// Say why cells of this session waited, or what became of one cell
+    #[arg(long, value_name = "SESSION[/CELL]", conflicts_with_all = ["csv", "html", "seeds", "sweep"])]
+    explain: Option<String>,
     /// Write the summary as JSON (`-`: to standard output)
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
@@ -143,15 +157,16 @@ fn write(path: &Path, text: &str, context: &mut Context<'_>) -> Result<(), Failu
 
 pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure> {
     let policies = policies(&args.policies)?;
-    let trace = trace(args)?;
-    let cluster = match &args.cluster {
-        Some(path) => Cluster::parse(&read(path)?).map_err(|e| Failure::of(&e))?,
-        None => Cluster::default(),
-    };
-    let cluster = cluster.sized_for(&trace);
     for path in [&args.json, &args.csv, &args.html].into_iter().flatten() {
         writable(path)?;
     }
+    if args.seeds.is_some() || args.sweep.is_some() {
+        return study::run(args, &policies, context);
+    }
+    let trace = trace(args, read_text(args)?.as_deref(), args.seed)?;
+    let cluster = args.cluster()?.sized_for(&trace);
+    let explained = args.explain.as_ref().map(|name| explain::find(&trace, name));
+    let explained = explained.transpose()?;
     cluster.fits(&trace).map_err(|e| Failure::of(&e))?;
     let bar = bar("policies", policies.len());
     // In sequence, so that `wall_s` is the time of one core.
@@ -160,6 +175,9 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         .map(|&p| timed(p, &trace, &cluster, args.seed, &bar))
         .collect();
     bar.finish_and_clear();
+    if let Some(cells) = explained {
+        return explain::show(args, cells, &results, &trace, context);
+    }
     let summary = Summary::new(&results, &trace, &cluster, args.seed);
     let to_stdout = args.json.as_deref() == Some(Path::new("-"));
     if !to_stdout {
@@ -209,23 +227,40 @@ fn policies(names: &[String]) -> Result<Vec<Policy>, Failure> {
     Ok(policies)
 }
 
-fn trace(args: &Args) -> Result<Trace, Failure> {
-    let mut trace = if args.trace.starts_with("synth:") {
-        let synth: Synth = args
-            .trace
-            .parse()
-            .map_err(|e: hop_sim::synth::UnknownSynth| Failure::Usage(e.to_string()))?;
-        synth.trace(args.seed)
-    } else {
+impl Args {
+    /// The cluster file's cluster.
+    fn cluster(&self) -> Result<Cluster, Failure> {
+        match &self.cluster {
+            Some(path) => Cluster::parse(&read(path)?).map_err(|e| Failure::of(&e)),
+            None => Ok(Cluster::default()),
+        }
+    }
+}
+
+/// The trace file's text; none where the trace is made up.
+fn read_text(args: &Args) -> Result<Option<String>, Failure> {
+    let file = !args.trace.starts_with("synth:");
+    file.then(|| read_trace(Path::new(&args.trace))).transpose()
+}
+
+/// `text`: what [`read_text`] gave.
+fn trace(args: &Args, text: Option<&str>, seed: u64) -> Result<Trace, Failure> {
+    let mut trace = if let Some(text) = text {
         let path = Path::new(&args.trace);
         let name = path
             .file_name()
             .map_or_else(|| args.trace.clone(), |n| n.to_string_lossy().into_owned());
-        Trace::parse(&name, &read_trace(path)?, args.seed)
+        Trace::parse(&name, text, seed)
             .map_err(|e| Failure::Failed(format!("{} is no trace: {}", path.display(), Failure::of(&e))))?
+    } else {
+        let synth: Synth = args
+            .trace
+            .parse()
+            .map_err(|e: hop_sim::synth::UnknownSynth| Failure::Usage(e.to_string()))?;
+        synth.trace(seed)
     };
     if let Some(gpus) = args.thin {
-        trace = trace.thinned(gpus, args.seed);
+        trace = trace.thinned(gpus, seed);
     }
     if let Some((from, hours)) = args.window {
         trace = trace.window(Timestamp((from * 3.6e9) as u64), Span((hours * 3.6e9) as u64));
@@ -383,6 +418,76 @@ fn table(summary: &Summary, context: &mut Context<'_>) -> Result<(), Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Parser as _;
+
+    #[derive(clap::Parser)]
+    struct Line {
+        #[command(flatten)]
+        args: Args,
+    }
+
+    fn sim(line: &str) -> Result<String, String> {
+        let words = std::iter::once("sim").chain(line.split_whitespace());
+        let args = Line::try_parse_from(words).map_err(|e| e.to_string())?.args;
+        let (mut out, mut err) = (Vec::new(), Vec::new());
+        run(&args, &mut Context::of_process(&mut out, &mut err)).map_err(|e| e.to_string())?;
+        Ok(String::from_utf8(out).unwrap())
+    }
+
+    #[test]
+    fn several_seeds_and_clusters_give_medians_and_ranges() {
+        let line = "--trace synth:june,sessions=3,days=0.1 --policy ours --seeds 1..3 --sweep nodes=2,3";
+        let table = sim(line).unwrap();
+        let rows: Vec<&str> = table.lines().collect();
+        assert_eq!(rows.len(), 3, "{table}");
+        assert!(
+            rows[0].starts_with("POLICY") && rows[0].contains("NODES"),
+            "{table}"
+        );
+        assert!(
+            rows[1].contains(" to ") && rows[1].split_whitespace().nth(1) == Some("2"),
+            "{table}"
+        );
+        let json: serde_json::Value =
+            serde_json::from_str(&sim(&format!("{line} --json -")).unwrap()).unwrap();
+        let points = json["points"].as_array().unwrap();
+        assert_eq!(points.len(), 2);
+        let antt = &points[1]["figures"]["antt"];
+        assert!(antt["least"].as_f64() <= antt["median"].as_f64(), "{antt}");
+        assert_eq!(points[1]["gpus"], 24);
+    }
+
+    #[test]
+    fn a_waiting_cell_is_explained() {
+        let trace = "--trace synth:june,sessions=3,days=0.1 --policy ours";
+        let cells = sim(&format!("{trace} --explain s0001")).unwrap();
+        let first = cells.lines().next().unwrap();
+        assert!(
+            first.starts_with("ours s0001/") && first.contains("waited"),
+            "{cells}"
+        );
+        assert!(cells.contains("  after 0.000 s: "), "{cells}");
+        let one = sim(&format!("{trace} --explain s0001/0 --json -")).unwrap();
+        let one: serde_json::Value = serde_json::from_str(&one).unwrap();
+        assert_eq!(one[0]["cell"], 0);
+    }
+
+    #[test]
+    fn what_a_study_can_not_do_is_told() {
+        let trace = "--trace synth:june,sessions=3,days=0.1 --policy ours";
+        for (more, says) in [
+            ("--explain s0009", "has no session s0009"),
+            ("--explain s0001/99999", "no cell 99999"),
+            ("--sweep nodez=1,2", "no number nodez"),
+            ("--sweep nodes=1.5", "whole number"),
+            ("--sweep policy.scale.immediate=2", "must be from 0 to 1"),
+            ("--seeds 3..1", "FIRST..LAST"),
+            ("--seeds 1..2 --explain s0001", "cannot be used with"),
+        ] {
+            let told = sim(&format!("{trace} {more}")).unwrap_err();
+            assert!(told.contains(says), "{more}: {told}");
+        }
+    }
 
     #[test]
     fn what_can_not_be_written_is_noticed_before_the_run_and_leaves_nothing() {

@@ -244,6 +244,10 @@ pub struct Misfit {
 /// Why a cluster file can't be used.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
+    #[error("the cluster file has no number {0}; docs/trace-format.md and docs/configuration.md list them")]
+    NoNumber(String),
+    #[error("{key} is a whole number, and {value} is none")]
+    NotWhole { key: String, value: f64 },
     #[error("the cluster file is not as it should be")]
     Toml(#[from] toml::de::Error),
     #[error("the cluster has no GPUs: gpus_per_node must be from 1 to 64")]
@@ -291,6 +295,32 @@ impl Cluster {
         }
         cluster.in_range()?;
         Ok(cluster)
+    }
+
+    /// The same cluster with another value of one of its numbers, by the number's key in the file, such as `nodes` or
+    /// `policy.scale.immediate`.
+    ///
+    /// # Errors
+    /// There is no such number, or the value makes no sense.
+    pub fn with(&self, key: &str, value: f64) -> Result<Self, ClusterError> {
+        let none = || ClusterError::NoNumber(key.to_owned());
+        let mut file = toml::Value::try_from(self).expect("a cluster has nothing that TOML can't say");
+        let mut at = &mut file;
+        for part in key.split('.') {
+            at = at.get_mut(part).ok_or_else(none)?;
+        }
+        *at = match at {
+            toml::Value::Integer(_) if value.fract() == 0.0 => toml::Value::Integer(value as i64),
+            toml::Value::Integer(_) => {
+                return Err(ClusterError::NotWhole {
+                    key: key.to_owned(),
+                    value,
+                });
+            }
+            toml::Value::Float(_) => toml::Value::Float(value),
+            _ => return Err(none()),
+        };
+        Self::parse(&toml::to_string(&file).expect("it was read from TOML just now"))
     }
 
     fn in_range(&self) -> Result<(), ClusterError> {

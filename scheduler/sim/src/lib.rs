@@ -21,7 +21,7 @@ mod world;
 pub use cluster::{Cluster, Misfit};
 
 pub use html::{FrontierPoint, Turnaround, report};
-pub use metrics::{CellResult, PolicyResult, Summary, csv};
+pub use metrics::{CellResult, PolicyResult, Summary, Why, csv};
 pub use policy::{Policy, run};
 pub use study::{Point, Spread};
 pub use synth::Synth;

@@ -37,6 +37,17 @@ pub struct CellResult {
     pub foretold: Option<Foretold>,
 }
 
+/// One reason of a cell's wait, from when it was told on.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Why {
+    pub session: u32,
+    pub cell: u32,
+    pub at: Timestamp,
+    /// The reason's word for scripts, and its sentence.
+    pub word: &'static str,
+    pub says: String,
+}
+
 /// Forecasts for a cell at its submission.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Foretold {
@@ -147,6 +158,8 @@ pub struct PolicyResult {
     pub spills: u64,
     /// Cells that wait.
     pub waiting: Steps,
+    /// Why they waited, where the policy says so.
+    pub whys: Vec<Why>,
     pub wall_s: f64,
     /// Deadlines met and set, where the run had any.
     pub deadlines: Option<(u64, u64)>,

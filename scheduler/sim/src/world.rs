@@ -344,7 +344,12 @@ impl<'a> World<'a> {
                 lingering,
                 ..
             } => self.granted(&kernel, &cell, lease, &node, lingering),
-            Output::Queued { kernel, estimate, .. } => self.queued(&kernel, estimate),
+            Output::Queued {
+                kernel,
+                estimate,
+                reason,
+                ..
+            } => self.queued(&kernel, estimate, &reason),
             Output::Place { kernel, seats } => self.place(&kernel, seats),
             Output::SubmitPilot {
                 ticket,

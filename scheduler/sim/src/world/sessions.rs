@@ -2,9 +2,10 @@
 
 use super::{Event, World, memory::Memory};
 use crate::cluster::Cluster;
-use crate::metrics::{CellResult, Foretold, PROGRESS};
+use crate::metrics::{CellResult, Foretold, PROGRESS, Why};
 use crate::rng::Rng;
 use crate::trace::Trace;
+use hop_core::reason::Reason;
 use hop_core::{Input, PlaceKernel, WaitingCell};
 use hop_words::id::{CellId, KernelId, LeaseId, NodeName};
 use hop_words::lease::Outcome;
@@ -46,6 +47,8 @@ pub(super) struct Waiting {
     pub cell: usize,
     pub submit: Timestamp,
     pub queued: bool,
+    /// The reason that was told last.
+    pub reason: Option<&'static str>,
     pub migrated: bool,
     pub estimate: Option<Span>,
     pub foretold: Option<Foretold>,
@@ -109,6 +112,7 @@ impl World<'_> {
             cell,
             submit: self.now,
             queued: false,
+            reason: None,
             migrated: false,
             estimate: None,
             foretold: self.foretell(s, print),
@@ -182,12 +186,24 @@ impl World<'_> {
         Some(Timestamp(deadline.0.saturating_sub(foretold)))
     }
 
-    pub(super) fn queued(&mut self, kernel: &KernelId, estimate: Option<Span>) {
-        if let Some(w) = &mut self.sessions[self.by_kernel[kernel]].waiting {
+    pub(super) fn queued(&mut self, kernel: &KernelId, estimate: Option<Span>, reason: &Reason) {
+        let session = self.by_kernel[kernel];
+        if let Some(w) = &mut self.sessions[session].waiting {
             if !w.queued {
                 w.estimate = estimate;
             }
             w.queued = true;
+            // A node's name or a number may change every quarter of a minute.
+            if w.reason != Some(reason.word()) {
+                w.reason = Some(reason.word());
+                self.result.whys.push(Why {
+                    session: session as u32,
+                    cell: w.cell as u32,
+                    at: self.now,
+                    word: reason.word(),
+                    says: reason.to_string(),
+                });
+            }
         }
     }
 
