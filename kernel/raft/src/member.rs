@@ -249,6 +249,11 @@ impl<T: Transport> Member<T> {
         Ok(self.machine.index(written.log_id.index))
     }
 
+    /// Whether this member leads its group, as far as it knows.
+    pub fn leads(&self) -> bool {
+        self.metrics.borrow().current_leader == Some(self.me)
+    }
+
     /// Closes the member; its part of the WAL stays.
     pub async fn close(&self) {
         // The only error is a panic of the task, which was logged.

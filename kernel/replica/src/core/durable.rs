@@ -11,7 +11,7 @@ use super::{Core, Exit, Output, Phase, wording};
 use crate::agent::Parcel;
 use bytes::Bytes;
 use hop_api::message::{Bound, Outcome, Request as ToHopd};
-use hop_log::{Act, CellNumber, Effect, End, Entry, Fate, Index, RecordNumber, Settled, State};
+use hop_log::{Act, CellNumber, Effect, End, Entry, Fate, Index, RecordNumber, Refusal, Settled, State};
 use hop_protocol::jupyter::{Channel, Envelope, Header};
 use hop_protocol::message::Note;
 use hop_words::id::{CellId, Incarnation, Tenure};
@@ -585,6 +585,8 @@ impl Core {
         durable.commits_since = None;
         let (effect, answer) = match durable.journal.apply(index, entry) {
             Ok(applied) => applied,
+            // It comes again, behind the one that it overtook.
+            Err(Refusal::OutOfOrder { .. }) => return,
             Err(_) => return self.entry_refused(entry),
         };
         match effect {

@@ -5,6 +5,7 @@
 //! The socket's name comes from a key in the user's home, so other users can't foretell and take it.
 
 mod host;
+mod propose;
 mod tend;
 pub(crate) mod wire;
 

@@ -5,12 +5,13 @@
 //! followed by a new tenure, so that nothing which it began is begun again unseen.
 
 use super::host::Host;
+use super::propose::propose_in_order;
 use super::wire::{FromSeat, Lack};
 use hop_keeper::Wire;
 use hop_log::{Entry, Office, State};
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
 use hop_protocol::step::Step;
-use hop_raft::{Feed, Group as _, News, ProposeError};
+use hop_raft::{Feed, Group as _, News};
 use hop_words::id::{Incarnation, KernelId, Tenure};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -22,9 +23,6 @@ use tokio::sync::mpsc;
 
 /// This seat's part of a group.
 pub(super) type Member = Arc<hop_raft::Member<Wire>>;
-
-/// Between two tries to propose an entry.
-const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
 /// Between the end of a process that never attached and the next one.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
@@ -305,25 +303,6 @@ impl Desk {
         match other {
             Some(other) if self.stillborn >= STILLBORN => *other,
             _ => me,
-        }
-    }
-}
-
-/// Proposes entries one after the other, each until its outcome is known.
-async fn propose_in_order(member: Member, mut queue: mpsc::UnboundedReceiver<Entry>) {
-    while let Some(entry) = queue.recv().await {
-        loop {
-            match member.propose(entry.clone()).await {
-                Ok(_) => break,
-                // The keeper replaces the member.
-                Err(ProposeError::Stopped(why)) => {
-                    tracing::warn!(why, "the log takes no more entries here");
-                    return;
-                }
-                Err(ProposeError::NoLeader | ProposeError::Unknown) => {
-                    tokio::time::sleep(AGAIN_AFTER).await;
-                }
-            }
         }
     }
 }

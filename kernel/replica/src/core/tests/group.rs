@@ -86,6 +86,23 @@ fn a_reply_waits_for_the_group() {
 }
 
 #[test]
+fn an_entry_that_has_overtaken_another_comes_again() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    world.reply("a", "ok");
+    world.run("b", Value::Null);
+    world.reply("b", "ok");
+    let late = world.proposed.pop_front().unwrap();
+    let overtaking = world.proposed.clone();
+    assert_eq!(world.commit(), [""; 0]);
+    world.proposed = overtaking;
+    world.proposed.push_front(late);
+    let out = world.commit();
+    let replies = ["a", "b"].map(|cell| format!("front: execute_reply {cell} ok"));
+    assert!(replies.iter().all(|reply| out.contains(reply)), "{out:?}");
+}
+
+#[test]
 fn an_executor_that_was_replaced_leaves_without_a_word() {
     let mut world = grown();
     world.run("a", Value::Null);
