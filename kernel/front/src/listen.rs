@@ -3,6 +3,7 @@
 use hop_api::handshakes::HandshakeLimit;
 use hop_protocol::link::{Frame, Link, LinkError};
 use hop_protocol::message::{Hello, Welcome};
+use hop_words::id::Incarnation;
 use hop_zmtp::strangers::Strangers;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -33,6 +34,8 @@ pub enum Door {
         out: mpsc::UnboundedSender<Frame>,
         input: mpsc::Receiver<Frame>,
     },
+    /// A replica that knocked has hung up before it was answered.
+    Left { incarnation: Incarnation },
     /// The replica's connection ended. `silent` means that it was silent for too long.
     Out { visit: u64, silent: bool },
 }
@@ -89,13 +92,27 @@ async fn shake_hands(
     None
 }
 
+/// Waits until a replica hangs up, which says nothing before it is answered.
+async fn hung_up(link: &mut Link<TlsStream<TcpStream>>) {
+    while let Err(LinkError::Silent) = link.read().await {}
+}
+
 async fn receive(mut link: Link<TlsStream<TcpStream>>, hello: Hello, visit: u64, door: mpsc::Sender<Door>) {
+    let incarnation = hello.incarnation;
     let (tx, rx) = oneshot::channel();
     if door.send(Door::Knock { hello, answer: tx }).await.is_err() {
         return;
     }
-    let Ok(welcome) = rx.await else {
-        return;
+    let welcome = tokio::select! {
+        answer = rx => match answer {
+            Ok(welcome) => welcome,
+            Err(_) => return,
+        },
+        () = hung_up(&mut link) => {
+            // The main loop may have ended first.
+            let _ = door.send(Door::Left { incarnation }).await;
+            return;
+        }
     };
     let welcomed = matches!(welcome, Welcome::Yes { .. });
     if link.write(&Frame::Welcome(welcome)).await.is_err() || !welcomed {

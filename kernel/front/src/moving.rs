@@ -7,11 +7,19 @@ use hop_protocol::link::Item;
 use hop_protocol::message::{Hello, Note, Welcome};
 use hop_words::id::Incarnation;
 use hop_words::replica::SeatPlan;
+use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until};
 
 /// The end of a preparation.
 pub(crate) type Preparation = (Incarnation, anyhow::Result<Prepared>);
+
+/// A replica that was started knocks within this time: its kernel's process is up before.
+const KNOCKS: Duration = Duration::from_secs(45);
+
+/// A replica that has hung up knocks again within this time, if it lives.
+const COMES_BACK: Duration = Duration::from_secs(5);
 
 /// A replica at the door, and the answer to it.
 type Knock = (Hello, oneshot::Sender<Welcome>);
@@ -25,6 +33,8 @@ pub(crate) struct Moving {
     prepared: Option<Prepared>,
     /// The replica that waits at the door.
     waits: Option<Knock>,
+    /// When the prepared replica knocks at the latest, if it doesn't wait at the door.
+    due: Option<Instant>,
 }
 
 impl Moving {
@@ -36,19 +46,37 @@ impl Moving {
             task: None,
             prepared: None,
             waits: None,
+            due: None,
         };
         (moving, incoming)
     }
 
-    /// Waits until the process of a replica that was prepared has ended.
+    /// Waits until a replica that was prepared is gone: its process has ended, or it doesn't knock. The process is an srun,
+    /// which may outlive the replica's node by minutes.
     pub(crate) async fn gone(&mut self) -> Incarnation {
-        match &mut self.prepared {
-            Some(prepared) => {
-                // An error means that the process is gone.
-                let _ = prepared.process.wait().await;
-                prepared.place.incarnation
+        let Some(prepared) = &mut self.prepared else {
+            return std::future::pending().await;
+        };
+        let late = async {
+            match self.due {
+                Some(at) => sleep_until(at).await,
+                None => std::future::pending().await,
             }
-            None => std::future::pending().await,
+        };
+        tokio::select! {
+            // An error means that the process is gone.
+            _ = prepared.process.wait() => {}
+            () = late => {}
+        }
+        prepared.place.incarnation
+    }
+
+    /// The replica of this incarnation has hung up. It may have lost its connection, and knock again; it may even have done
+    /// so before this was heard.
+    pub(crate) fn left(&mut self, incarnation: Incarnation) {
+        let hung_up = |(hello, answer): &mut Knock| hello.incarnation == incarnation && answer.is_closed();
+        if self.waits.take_if(hung_up).is_some() {
+            self.due = Some(Instant::now() + COMES_BACK);
         }
     }
 
@@ -89,6 +117,9 @@ impl Moving {
         match done {
             Ok(prepared) if self.moves.expects(incarnation) => {
                 self.prepared = Some(prepared);
+                if self.waits.is_none() {
+                    self.due = Some(Instant::now() + KNOCKS);
+                }
                 self.handle(Input::Prepared(incarnation))
             }
             // It was given up meanwhile.
@@ -103,7 +134,7 @@ impl Moving {
     /// A waiting replica connects. It gets no welcome until the tenure is its own.
     pub(crate) fn knocked(&mut self, hello: Hello, answer: oneshot::Sender<Welcome>) -> Vec<Item> {
         let incarnation = hello.incarnation;
-        self.waits = Some((hello, answer));
+        (self.waits, self.due) = (Some((hello, answer)), None);
         self.handle(Input::Waits(incarnation))
     }
 
@@ -115,7 +146,10 @@ impl Moving {
     pub(crate) fn start(&mut self) -> Option<Prepared> {
         let acts = self.moves.handle(Input::Start);
         match acts.first() {
-            Some(Act::Switch(_)) => self.prepared.take(),
+            Some(Act::Switch(_)) => {
+                self.due = None;
+                self.prepared.take()
+            }
             Some(_) => {
                 self.drop_prepared();
                 None
@@ -134,7 +168,7 @@ impl Moving {
             task.abort();
         }
         // A replica that still waits finds its connection closed, and ends.
-        self.waits = None;
+        (self.waits, self.due) = (None, None);
         if let Some(prepared) = self.prepared.take() {
             tokio::spawn(launch::end_srun(prepared.process));
         }

@@ -348,7 +348,9 @@ impl Main {
         if self.sockets.out.take().is_none() {
             return;
         }
-        let closed = async { while let Some(Door::Knock { .. } | Door::In { .. }) = door.recv().await {} };
+        let closed = async {
+            while let Some(Door::Knock { .. } | Door::Left { .. } | Door::In { .. }) = door.recv().await {}
+        };
         // A replica that can't be told leaves by itself after a minute.
         let _ = tokio::time::timeout(FAREWELL, closed).await;
     }
@@ -602,6 +604,7 @@ impl Main {
                 // The caller may have left.
                 let _ = answer.send(self.welcome(hello));
             }
+            Door::Left { incarnation } => self.moving.left(incarnation),
             Door::In { visit, out, input } => self.replica_is_in(visit, out, input),
             Door::Out { visit, silent } => {
                 if self.sockets.out.as_ref().is_some_and(|(v, _)| *v == visit) {
