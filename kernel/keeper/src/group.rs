@@ -19,6 +19,9 @@ use tokio::time::Instant;
 /// The pause before a deed that failed is tried again.
 const AGAIN_AFTER: Duration = Duration::from_millis(100);
 
+/// Time without an entry after which the voters accept another leader: their lease is 500 ms (docs/replication.md).
+const QUIET: Duration = Duration::from_millis(700);
+
 type Doing = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 /// A group that this seat keeps.
@@ -42,6 +45,10 @@ struct Memory {
     stands_at: Option<Instant>,
     /// The time to leave, while all others are gone.
     leaves_at: Option<Instant>,
+    /// The voters' lease is over then.
+    quiet_at: Instant,
+    /// The next look at who should lead.
+    leads_at: Option<Instant>,
     /// The deed under way.
     doing: Option<Doing>,
     /// The missing replicas that were told, the highest incarnation then, and the members that were gone.
@@ -58,6 +65,8 @@ impl Group {
             up: BTreeSet::new(),
             stands_at: None,
             leaves_at: None,
+            quiet_at: Instant::now() + QUIET,
+            leads_at: None,
             doing: None,
             told: None,
         };
@@ -67,7 +76,7 @@ impl Group {
             let now_heard = heard.borrow_and_update().clone();
             self.act(&mut memory, &standing, &now_heard).await;
             self.notice_abandonment(&mut memory, &now_heard);
-            let (stands_at, leaves_at) = (memory.stands_at, memory.leaves_at);
+            let (stands_at, leaves_at, leads_at) = (memory.stands_at, memory.leaves_at, memory.leads_at);
             let mut done = false;
             tokio::select! {
                 item = news.recv() => match item {
@@ -87,6 +96,7 @@ impl Group {
                     return;
                 },
                 () = until(stands_at), if stands_at.is_some() => {}
+                () = until(leads_at), if leads_at.is_some() => {}
                 () = until(leaves_at), if leaves_at.is_some() => {
                     let group = self.name.clone();
                     // Without a listening host, the seat ends by its job's limit.
@@ -130,6 +140,7 @@ impl Group {
     async fn act(&self, memory: &mut Memory, standing: &Standing, heard: &Heard) {
         let new = !heard.up.is_subset(&memory.up);
         memory.up.clone_from(&heard.up);
+        memory.leads_at = None;
         if standing.leader == Some(self.me) {
             memory.stands_at = None;
             if new {
@@ -186,6 +197,11 @@ impl Group {
             Deed::Voters(voters) => Some(Box::pin(async move {
                 pause_after(member.set_voters(voters).await).await
             })),
+            // The others would refuse the candidate, and the group would have no leader until they don't.
+            Deed::Lead(_) if Instant::now() < memory.quiet_at => {
+                memory.leads_at = Some(memory.quiet_at);
+                None
+            }
             Deed::Lead(to) => {
                 let seat = state.members().get(&to)?.seat;
                 self.links.ask_to_stand(seat, &self.name, to);
@@ -245,6 +261,7 @@ impl Group {
 
 impl Memory {
     fn learn(&mut self, news: News) {
+        self.quiet_at = Instant::now() + QUIET;
         match news {
             News::State(state) => self.state = Some(*state),
             News::Applied { index, entry, .. } => {

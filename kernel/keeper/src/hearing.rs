@@ -16,6 +16,9 @@ pub const GONE_AFTER: Span = Span::from_secs(30);
 
 /// Time without a link after which a seat and its executor are lost. A shorter cut costs no running cell.
 pub const LOST_AFTER_RESET: Span = Span::from_secs(1);
+/// Dials in a row that the seat's node refuses, after which the seat is lost: nobody listens there any more. A keeper listens
+/// as long as it lives, so a refusal is no shorter cut; the second one guards against a single odd answer.
+pub const LOST_AFTER_REFUSALS: u32 = 2;
 /// Silence on a link after which a seat is lost.
 pub const LOST_AFTER_SILENCE: Span = Span::from_secs(10);
 
@@ -40,6 +43,8 @@ struct Peer {
     links: usize,
     /// The last link broke then; before the first one, as `last`.
     unlinked: Timestamp,
+    /// Dials that were refused since then.
+    refusals: u32,
     hears: BTreeSet<JobId>,
 }
 
@@ -80,6 +85,14 @@ impl Hearing {
             ..Peer::default()
         });
         peer.links += 1;
+        peer.refusals = 0;
+    }
+
+    /// The peer's node refused a connection.
+    pub fn refused(&mut self, seat: JobId) {
+        if let Some(peer) = self.peers.get_mut(&seat).filter(|p| p.links == 0) {
+            peer.refusals += 1;
+        }
     }
 
     /// A link broke. Without another one the peer is down at once.
@@ -153,8 +166,8 @@ impl Peer {
     }
 
     fn is_lost(&self, now: Timestamp) -> bool {
-        let reset = self.links == 0 && now.since(self.unlinked) >= LOST_AFTER_RESET;
-        reset || now.since(self.last) >= LOST_AFTER_SILENCE
+        let closed = self.refusals >= LOST_AFTER_REFUSALS || now.since(self.unlinked) >= LOST_AFTER_RESET;
+        (self.links == 0 && closed) || now.since(self.last) >= LOST_AFTER_SILENCE
     }
 }
 
@@ -212,6 +225,26 @@ mod tests {
         hearing.ended(B);
         assert_eq!(hearing.unlinked_peers().count(), 0, "nobody dials an ended seat");
         assert_eq!(hearing.heard(at(11)).gone, BTreeSet::from([B]));
+    }
+
+    #[test]
+    fn a_seat_at_whose_address_nobody_listens_is_lost_at_once() {
+        let mut hearing = linked();
+        hearing.pinged(B, BTreeSet::from([A]), at(10));
+        hearing.refused(B);
+        hearing.refused(B);
+        hearing.unlinked(B, at(11));
+        assert!(hearing.heard(at(12)).lost.is_empty(), "it was linked then");
+        hearing.refused(B);
+        assert!(hearing.heard(at(12)).lost.is_empty(), "once is no proof");
+        hearing.refused(B);
+        assert_eq!(hearing.heard(at(13)).lost, BTreeSet::from([B]));
+        assert!(
+            hearing.heard(at(13)).gone.is_empty(),
+            "its member is replaced later"
+        );
+        hearing.linked(B, at(14));
+        assert!(hearing.heard(at(15)).lost.is_empty(), "it is back");
     }
 
     #[test]

@@ -354,6 +354,9 @@ impl Links {
         self.spawn(async move {
             if let Err(error) = Arc::clone(&links).dial(seat).await {
                 tracing::debug!(%seat, %error, "the link to a seat ended");
+                if error.kind() == io::ErrorKind::ConnectionRefused {
+                    links.hear(|hearing| hearing.refused(seat));
+                }
                 tokio::time::sleep(REDIAL_AFTER).await;
             }
             lock(&links.dialing).remove(&seat);
