@@ -53,7 +53,7 @@ const TYPE_TRACING: u32 = 26;
 const ATTACH_CGROUP_DEVICE: u32 = 6;
 const ATTACH_ITERATOR: u32 = 28;
 
-/// What a cgroup's device program may have: Slurm's has some five for each device.
+/// Most instructions of a cgroup's device program: Slurm's has about five for each device.
 const MOST_INSTRUCTIONS: usize = 65_536;
 
 /// Character devices; the low half of the context's first word.
@@ -95,7 +95,7 @@ pub(crate) fn instruction(code: u8, to: u8, from: u8, offset: i16, immediate: i3
 }
 
 impl Program {
-    /// One that answers `answer` for the devices of a list, and else goes on to `rest`.
+    /// A program that answers `answer` for the devices of a list, and else goes on to `rest`.
     fn first(numbers: &[Number], answer: i32, rest: &[Instruction]) -> Vec<Instruction> {
         // Register 1 points to the context: access type, major, minor, a word each.
         let mut program = vec![
@@ -138,10 +138,10 @@ impl Program {
         bpf(PROG_ATTACH, &mut attributes).map(drop)
     }
 
-    /// The one that is attached to the cgroup itself. None: there is none.
+    /// The program attached to the cgroup itself. `None` means that none is attached.
     ///
     /// # Errors
-    /// EPERM without privileges; there are several, of which no one can be taken for Slurm's.
+    /// EPERM without privileges; several programs, none of which can be taken for Slurm's.
     pub fn attached(cgroup: impl AsFd) -> io::Result<Option<Self>> {
         let mut ids = [0_u32; 64];
         let mut attributes = QueryAttributes {
@@ -192,7 +192,7 @@ impl Program {
     }
 }
 
-// The fields of `union bpf_attr` that are used, for each command; the kernel takes the rest as zeros. Where all are words
+// The fields of `union bpf_attr` that are used, for each command; the kernel takes the rest as zeros. If all are words
 // of 32 bits, they are an array in their order.
 
 /// For BPF_PROG_LOAD.
@@ -211,7 +211,7 @@ struct LoadAttributes {
     attach_kind: u32,
     debugging: [u64; 4],
     line_count: u32,
-    /// The function of Linux's that it belongs to, by its number in BTF.
+    /// Number in BTF of the function of Linux's to attach to.
     attach_to: u32,
 }
 
@@ -356,7 +356,7 @@ pub(crate) fn iterate(program: &[Instruction], function: u32) -> io::Result<Owne
     bpf(LINK_CREATE, &mut attributes).map(owned)
 }
 
-/// What the program of an iterator writes, as a file to be read once.
+/// The output of an iterator's program, as a file to be read once.
 ///
 /// # Errors
 /// The kernel's.

@@ -142,8 +142,8 @@ pub(crate) fn read_cpus(dir: &Path, file: &str) -> Result<CpuSet, CgroupError> {
         .map_err(|e| failed("can't understand", &path)(io::Error::other(e)))
 }
 
-/// Confines a kernel's process as Slurm did, where devices can be excepted from it. Gives what Slurm denies it; none where
-/// Slurm denies nothing (`ConstrainDevices=no`): such a kernel gets no device.
+/// Confines a kernel's process as Slurm did, in a form that allows exceptions for devices. Returns the devices that
+/// Slurm denies. `None` means that Slurm denies nothing (`ConstrainDevices=no`): the kernel then gets no device.
 ///
 /// `pid` is the step's task before it runs the user's program: no descriptor is open yet.
 ///
@@ -177,10 +177,10 @@ pub fn confine(
     Ok(cgroup.map(|cgroup| (cgroup, slurms.denied)))
 }
 
-/// What a copy of Slurm's cgroup has to deny: what Slurm denies, and what may be made later with the next numbers of the
-/// same drivers, but for what opens (control devices, say).
+/// Numbers that a copy of Slurm's cgroup has to deny: Slurm's own, and all others of the same drivers for devices made
+/// later. Devices that open (control devices, say) are left out.
 fn numbers_denied(slurms: &Answers) -> Vec<Number> {
-    /// As many as a driver of GPUs has.
+    /// The number of a GPU driver's minors.
     const MINORS: u32 = 256;
     let majors: BTreeSet<u32> = slurms.denied.iter().map(|f| f.number.major).collect();
     let all = majors
@@ -303,8 +303,8 @@ pub fn open_devices(mounts: &Mounts, cgroup: &KernelCgroup, leased: &[Number]) -
     permit(&dir, cgroup, leased, true)
 }
 
-/// Lets the kernel open none of `leased` any more; on v2 nothing but what Slurm allows it. A cgroup that is gone has no
-/// processes, so that is no error.
+/// Lets the kernel no longer open any of `leased`; on v2 only the devices allowed by Slurm. A missing cgroup has no
+/// processes, and is no error.
 ///
 /// # Errors
 /// Anything that the kernel refuses: the device must not go to anybody then.

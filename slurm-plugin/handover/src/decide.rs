@@ -84,8 +84,8 @@ pub fn check_kernel<'a>(
     Ok(record)
 }
 
-/// Does the step hold what the lease says, by Slurm's word and by what opens in it? Gives these devices with Slurm's
-/// indices, which are names alone.
+/// Checks that the step holds the lease's devices, by Slurm's word and by a try to open them. Returns the devices with
+/// Slurm's indices, which are names alone.
 ///
 /// # Errors
 /// [`Refusal::WrongGpus`].

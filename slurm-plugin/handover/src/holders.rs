@@ -249,7 +249,8 @@ impl<'a> Scan<'a> {
         waiting
     }
 
-    /// False: there is no memory to look at. The text may be long, since its owner chooses the names in it.
+    /// `false` means that the process has no memory to look at. The text may be long: the process's owner chooses the
+    /// names in it.
     fn mappings(&mut self, process: &OwnedFd, pid: u32) -> bool {
         let flags = OFlags::RDONLY | OFlags::CLOEXEC;
         let Ok(maps) = openat(process, "maps", flags, Mode::empty()) else {

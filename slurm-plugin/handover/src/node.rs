@@ -69,12 +69,12 @@ pub enum NodeError {
     Gone { pid: u32 },
 }
 
-/// Whose word a take-back rests on.
+/// The word on which a take-back rests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Word {
-    /// What the lease's level can prove.
+    /// The proof of the lease's own level.
     Ours,
-    /// Where the count was lost, an operator accepts that nobody is seen to hold.
+    /// An operator's, after the count was lost: a look that sees no holder suffices.
     Operators,
 }
 
@@ -134,8 +134,8 @@ impl Node {
         &self.store
     }
 
-    /// Registers a kernel's step and confines its task, before it runs the user's program. None: Slurm constrains no
-    /// devices here, so that no lease will reach it.
+    /// Registers a kernel's step and confines its task, before it runs the user's program. `None` means that Slurm
+    /// constrains no devices here: no lease will reach the kernel.
     ///
     /// # Errors
     /// The task stays where Slurm put it, without any device, and no lease will reach it.
@@ -247,7 +247,7 @@ impl Node {
         }
         let kernel = self.executor(lend)?;
         let level = self.level()?;
-        // What opens in the lease's step and is denied to the kernel's own: neither more nor less was given by Slurm.
+        // The devices that open in the lease's step and are denied to the kernel's own: Slurm gave exactly these.
         let answers = probe::ask(&self.mounts, &step, &kernel.denied);
         let opens = answers.map_err(refused("asking what opens in the step"))?.opens;
         let devices = decide::lent_devices(lend, names, &opens)?;
@@ -408,8 +408,8 @@ impl Node {
         Ok(leases)
     }
 
-    /// Clears a device of which no record tells: no kernel may open it, and nobody may hold it. Its last lessee is
-    /// unknown, so nobody is ended.
+    /// Clears a device without a record: no kernel may open it, and no process may hold it. The last lessee is unknown,
+    /// so nobody is ended.
     fn clear_unknown(&self, device: &Device) -> Result<(), Refusal> {
         let _lock = self.lock_device(device)?;
         let record: Option<DeviceRecord> = self.store.get(Number::of(device))?;
@@ -599,7 +599,7 @@ impl Node {
         let before = self.blocked()?;
         for (device, blocked) in before.iter().filter(|(d, _)| look.again.contains(&d.index)) {
             if self.take_back_by(blocked.step, word)?.is_none() {
-                // Its lease's record is gone: as if nothing were known of it.
+                // The lease's record is gone: the device is cleared as an unknown one.
                 drop(self.clear_unknown(device));
             }
         }

@@ -69,7 +69,7 @@ impl Options {
                 ("service_user", _) => options.service_user = value.to_owned(),
                 ("run_dir", _) => options.run_dir = value.into(),
                 ("agent_dir", _) => options.agent_dir = value.into(),
-                // Of earlier releases: what opens in a step says it better.
+                // Options of earlier releases, replaced by the look at what opens in a step.
                 ("devices" | "gres_conf", _) => {}
                 ("munge_socket", _) => options.munge_socket = Some(value.into()),
                 ("ignore_holders", _) => {

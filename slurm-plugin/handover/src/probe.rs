@@ -1,8 +1,8 @@
-//! Which devices Slurm lets a step open: asked of Linux, by a child in the step's own cgroup.
+//! The devices that Slurm lets a step open, by Linux's answer to a child in the step's own cgroup.
 //!
-//! Neither gres.conf, nor its order, nor what Slurm detects is read: what Slurm denies a kernel's step are the node's
-//! GRES, and what opens in a lease's step is what is lent. The child asks with access(2), which Linux judges as an open
-//! for reading and writing, and which wakes no device. What follows from the answers is left to [`crate::decide`].
+//! The devices denied to a kernel's step are the node's GRES; the devices that open in a lease's step are lent.
+//! gres.conf, its order and Slurm's detection play no part. The child asks with access(2), which Linux judges as an
+//! open for reading and writing, and which wakes no device. Conclusions from the answers are left to [`crate::decide`].
 
 #![allow(unsafe_code)] // fork(2) has no wrapper that is safe in a process with threads.
 

@@ -44,7 +44,7 @@ pub struct KernelRecord {
     pub cgroup: KernelCgroup,
     /// The cgroup as the counting programs know it; none where nothing is counted.
     pub group: Option<Group>,
-    /// What Slurm denies the step: the node's GRES, whatever its files say of them.
+    /// The devices that Slurm denies the step: the node's GRES, whatever its files say of them.
     pub denied: Vec<DeviceFile>,
 }
 

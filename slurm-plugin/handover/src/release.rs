@@ -232,7 +232,7 @@ impl Release<'_> {
         any
     }
 
-    /// Who is seen with a counted file of the devices.
+    /// Processes seen with a counted file of the devices.
     fn sightings(&self, sight: Option<&Sight>) -> Vec<Sighting> {
         let files: HashSet<u64> = self.files().into_iter().map(|(file, _)| file).collect();
         let mut seen = sight.and_then(|s| s.look().ok()).unwrap_or_default();

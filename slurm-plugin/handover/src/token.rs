@@ -61,7 +61,7 @@ pub enum Op {
     Look(Look),
 }
 
-/// Which blocked devices are looked at once more.
+/// A request to look at blocked devices once more.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Look {
     pub again: Vec<GpuIndex>,

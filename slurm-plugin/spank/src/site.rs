@@ -1,4 +1,4 @@
-//! What the plugin knows of its node: plugstack.conf's arguments, slurmd's environment, slurm.conf's AuthInfo.
+//! The plugin's knowledge of its node: plugstack.conf's arguments, slurmd's environment, slurm.conf's AuthInfo.
 
 use crate::ffi::Arguments;
 use hop_handover::node::{Node, Site};

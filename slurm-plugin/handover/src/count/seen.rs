@@ -81,7 +81,7 @@ impl Counter {
 }
 
 impl Sight {
-    /// Whoever has a counted file now, of whichever device.
+    /// All present holders of counted files, of any device.
     ///
     /// # Errors
     /// Linux's.
