@@ -113,8 +113,8 @@ number_id!(
     u64
 );
 number_id!(
-    /// The term of a `hopd`: grows by one with every start of a daemon on a state directory. Agents refuse
-    /// orders of a lower term than the highest that they have seen.
+    /// The term of a `hopd`: grows by one with every start of a daemon on a state directory. Agents refuse orders of a
+    /// term below the highest seen.
     Term,
     u64
 );

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EndCause {
-    /// Its cell and linger were over.
+    /// The cell and its linger were over.
     Done,
     /// Somebody else waited.
     Claimed,
@@ -25,7 +25,7 @@ pub enum EndCause {
     NodeLost,
     /// The replica died or its seat ended.
     ReplicaLost,
-    /// It never started.
+    /// The lease never started.
     Failed,
 }
 

@@ -2,7 +2,8 @@
 
 use std::net::{IpAddr, UdpSocket};
 
-/// Our address on the way to `peer` (`host:port`). Nothing is sent. `None`: there is no way, or no such host.
+/// Our address on the way to `peer` (`host:port`). Nothing is sent. `None` means that the host is unknown or
+/// unreachable.
 pub fn route_to(peer: &str) -> Option<IpAddr> {
     let socket = UdpSocket::bind("0.0.0.0:0").ok()?;
     socket.connect(peer).ok()?;

@@ -1,8 +1,7 @@
 //! Single facts about processes from `/proc` (proc(5)). Nothing is cached: a pid may name another process a moment later.
 
-/// Returns the start of a process in clock ticks since boot: field 22 of `/proc/PID/stat`. Pid and start together
-/// name one process for ever. `None` means that no such process exists, or that it has ended and only waits to be
-/// reaped.
+/// Returns the start of a process in clock ticks since boot: field 22 of `/proc/PID/stat`. Pid and start together name
+/// one process for ever. `None` means that the process doesn't exist, or has ended and only waits to be reaped.
 pub fn start_time(pid: u32) -> Option<u64> {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     parse_start_time(&stat)

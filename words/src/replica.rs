@@ -4,7 +4,7 @@ use crate::id::{Incarnation, JobId, NodeName};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
-/// Seat of a new replica: one that the user has on the node, or one that a process of the user's submits.
+/// Seat of a new replica: the user's seat on the node, or a seat still to be submitted by a process of the user's.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SeatPlan {
     /// Number of the replica, from its start on.
@@ -38,12 +38,12 @@ pub struct SeatStep {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum ReplicaRole {
-    /// It runs the cells and speaks for the kernel.
+    /// Runs the cells and speaks for the kernel.
     #[default]
     Executor,
-    /// Its process holds the namespace as of the last record, and could run the next cell at once.
+    /// Has a process with the namespace as of the last record, which could run the next cell at once.
     Hot,
-    /// It holds the log alone: a process has to be started before a cell can run.
+    /// Holds the log alone: a process has to start before a cell can run.
     Warm,
 }
 
