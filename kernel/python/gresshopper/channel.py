@@ -20,6 +20,9 @@ from gresshopper.wire import VERSION, Attachment, Frames, WireError
 
 FD_VARIABLE = "GRESSHOPPER_AGENT_FD"
 
+#: Seconds between two looks of a thread that waits for an answer.
+_LOOKS_EVERY = 1.0
+
 
 class ChannelClosed(Exception):
     """There is no supervisor (any more)."""
@@ -94,7 +97,9 @@ class Channel:
             self._pending[number] = pending
         try:
             self._send({"op": op, "id": number, "body": body}, attachments)
-            pending.event.wait()
+            # A signal that comes just before the thread sleeps doesn't wake it (CPython's lock): it is seen at the next look.
+            while not pending.event.wait(_LOOKS_EVERY):
+                pass
         finally:
             with self._lock:
                 self._pending.pop(number, None)
