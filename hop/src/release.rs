@@ -46,13 +46,14 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         .map(|word| target(word))
         .collect::<Result<_, _>>()?;
     let before = info(context)?;
-    for wanted in &targets {
+    let mut asked = Vec::new();
+    for wanted in targets {
         let request = Request::Release {
             node: wanted.node.as_str().into(),
             gpus: wanted.gpus.clone(),
         };
         match context.hopd.ask(request)? {
-            Response::Done => {}
+            Response::Looking { asked: at } => asked.push((wanted, at)),
             other => return Err(unexpected(&other)),
         }
     }
@@ -62,8 +63,8 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     let deadline = Instant::now() + Duration::from_secs(args.timeout);
     loop {
         let now = info(context)?;
-        if targets.iter().all(|t| t.looked(&now) != t.looked(&before)) {
-            return found(&targets, &before, &now, context);
+        if asked.iter().all(|(target, at)| target.has_looked(&now, *at)) {
+            return found(&asked, &before, &now, context);
         }
         if Instant::now() >= deadline {
             return Err(Failure::Failed(format!(
@@ -89,18 +90,33 @@ struct Target {
 }
 
 impl Target {
+    /// The node's agents. A silent one can't be asked, and its pilot is soon followed by another, or ends.
     fn rows<'a>(&self, report: &'a InfoReport) -> impl Iterator<Item = &'a NodeInfo> {
         let node = self.node.clone();
-        report.nodes.iter().filter(move |n| n.node.as_str() == node)
+        let rows = report.nodes.iter();
+        rows.filter(move |n| n.node.as_str() == node && n.state != "SILENT")
     }
 
-    fn looked(&self, report: &InfoReport) -> Option<Timestamp> {
-        self.rows(report).filter_map(|n| n.looked).max()
+    /// Whether all agents that lend there, or keep one of the GPUs blocked, have looked since then.
+    fn has_looked(&self, report: &InfoReport, since: Timestamp) -> bool {
+        let mut any = false;
+        let answered = self.rows(report).all(|row| {
+            let has = row.asked >= Some(since);
+            any |= has;
+            let concerned = row.state == "UP" || self.blocked_of(row).next().is_some();
+            has || !concerned
+        });
+        any && answered
+    }
+
+    fn blocked_of<'a>(&'a self, row: &'a NodeInfo) -> impl Iterator<Item = GpuIndex> + 'a {
+        let blocked = row.blocked.iter().copied();
+        blocked.filter(|i| self.gpus.is_empty() || self.gpus.contains(i))
     }
 
     fn blocked(&self, report: &InfoReport) -> Vec<GpuIndex> {
-        let all = self.rows(report).flat_map(|n| n.blocked.iter().copied());
-        all.filter(|i| self.gpus.is_empty() || self.gpus.contains(i))
+        self.rows(report)
+            .flat_map(|row| self.blocked_of(row).collect::<Vec<_>>())
             .collect()
     }
 }
@@ -121,20 +137,21 @@ fn target(word: &str) -> Result<Target, Failure> {
 }
 
 fn found(
-    targets: &[Target],
+    asked: &[(Target, Timestamp)],
     before: &InfoReport,
     now: &InfoReport,
     context: &mut Context<'_>,
 ) -> Result<(), Failure> {
     let mut still = Vec::new();
-    for target in targets {
+    for (target, _) in asked {
         let held = target.blocked(now);
         for index in target.blocked(before).iter().filter(|i| !held.contains(i)) {
             writeln!(context.err, "hop: GPU {index} of {} is lent again.", target.node)?;
         }
         if !held.is_empty() {
             let indices: Vec<String> = held.iter().map(ToString::to_string).collect();
-            let why: Vec<&str> = target.rows(now).map(|n| n.reason.as_str()).collect();
+            let reasons = target.rows(now).map(|row| row.reason.as_str());
+            let why: Vec<&str> = reasons.filter(|reason| !reason.is_empty()).collect();
             let (node, why) = (&target.node, why.join("; "));
             still.push(format!("{node}: GPU {} stays blocked: {why}", indices.join(",")));
         }
@@ -160,5 +177,34 @@ mod tests {
         for bad in ["", ":1", "n1:x", "n1:-1", "n1:70000"] {
             assert!(target(bad).is_err(), "{bad}");
         }
+    }
+
+    #[test]
+    fn a_look_that_had_begun_before_is_no_answer() {
+        let mut report = crate::transcripts::info();
+        let at = Timestamp(1000);
+        let of = |word: &str| target(word).unwrap();
+        report.nodes[0].asked = Some(Timestamp(999));
+        assert!(!of("n1").has_looked(&report, at));
+        report.nodes[0].asked = Some(at);
+        assert!(of("n1").has_looked(&report, at));
+        assert!(
+            !of("n2").has_looked(&report, at),
+            "its agent drains, and has blocked GPUs"
+        );
+        let mut second = report.nodes[1].clone();
+        second.node = "n1".into();
+        report.nodes.push(second);
+        assert!(!of("n1").has_looked(&report, at));
+        assert!(
+            of("n1:7").has_looked(&report, at),
+            "the other agent has nothing of it"
+        );
+        report.nodes[2].state = "SILENT".into();
+        assert!(of("n1").has_looked(&report, at));
+        assert_eq!(of("n1").blocked(&report), [], "of a pilot that is gone");
+        report.nodes[0].state = "SILENT".into();
+        report.nodes[0].asked = None;
+        assert!(!of("n1").has_looked(&report, at), "somebody must have looked");
     }
 }

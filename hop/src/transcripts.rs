@@ -214,7 +214,7 @@ pub(crate) fn info() -> InfoReport {
         quantum: vec![],
         isolation: "counted".into(),
         blocked: vec![],
-        looked: None,
+        asked: None,
     };
     let blocked = NodeInfo {
         node: "n2".into(),

@@ -476,12 +476,17 @@ impl AgentState {
                 self.ended.remove(&lease);
             }
             Order::Drain { .. } => self.draining = true,
-            Order::Release { gpus, operator, .. } => self.release(gpus, operator, out),
+            Order::Release {
+                gpus,
+                operator,
+                asked,
+                ..
+            } => self.release(gpus, operator, asked, out),
         }
     }
 
     /// An operator wants blocked devices looked at.
-    fn release(&self, mut gpus: Vec<GpuIndex>, operator: UserName, out: &mut Vec<Output>) {
+    fn release(&self, mut gpus: Vec<GpuIndex>, operator: UserName, asked: Timestamp, out: &mut Vec<Output>) {
         if gpus.is_empty() {
             gpus = self.birth.gpus.iter().map(|g| g.index).collect();
         }
@@ -489,6 +494,7 @@ impl AgentState {
             out.push(Output::Look(Look {
                 again: gpus,
                 operator: Some(operator),
+                asked: Some(asked),
             }));
         }
     }
@@ -514,6 +520,7 @@ impl AgentState {
             isolation: standing.level.to_string(),
             why: standing.why,
             freed: standing.freed,
+            asked: standing.asked.max(self.standing.as_ref().and_then(|s| s.asked)),
         };
         self.standing = Some(standing.clone());
         out.push(Output::Report(Request::NodeStands(standing)));
@@ -1124,6 +1131,7 @@ impl AgentState {
                 out.push(Output::Look(Look {
                     again: self.held.iter().copied().collect(),
                     operator: None,
+                    asked: None,
                 }));
             }
         }

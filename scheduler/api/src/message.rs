@@ -293,6 +293,11 @@ pub enum Response {
     Kernels {
         rows: Vec<KernelRow>,
     },
+    /// Answers [`Request::Release`]: the node's agents were told. Those that have looked say so by
+    /// [`NodeInfo::asked`](query::NodeInfo::asked).
+    Looking {
+        asked: Timestamp,
+    },
     /// Answers [`Request::Hibernate`].
     Asked {
         /// Kernels that were told.

@@ -110,7 +110,9 @@ pub(crate) struct Scheduler {
     todo: VecDeque<Input>,
     connections: Connections,
     /// How the pilots' nodes stand, and since when that is known.
-    standings: HashMap<JobId, (NodeStanding, Timestamp)>,
+    standings: HashMap<JobId, NodeStanding>,
+    /// The newest release of blocked GPUs that an operator asked for.
+    released: Timestamp,
     registry: Registry,
     kept: Kept,
     drains: Drains,
@@ -173,6 +175,7 @@ impl Scheduler {
             todo: VecDeque::new(),
             connections: Connections::default(),
             standings: HashMap::new(),
+            released: now,
             registry: legacy.registry,
             kept: legacy.kept,
             drains: Drains::default(),

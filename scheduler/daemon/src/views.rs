@@ -152,7 +152,7 @@ pub(crate) fn info(
         gpus_blocked: u16::try_from(p.blocked.len()).unwrap_or(u16::MAX),
         blocked: p.blocked,
         isolation: String::new(),
-        looked: None,
+        asked: None,
         gpu_types: p.gpu_types,
         cpus: p.cpus,
         cpus_leased: p.cpus_leased,

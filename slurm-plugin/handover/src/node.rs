@@ -621,6 +621,7 @@ impl Node {
             why: why.to_owned(),
             blocked: blocked.collect(),
             freed: freed.map(|(d, blocked)| (d.index, blocked.lease)).collect(),
+            asked: look.asked,
             at: now(),
         })
     }

@@ -68,6 +68,9 @@ pub struct Look {
     /// The operator who asks for it, as `hopd` knows them. Their word lets one look do where the count was lost.
     #[serde(default)]
     pub operator: Option<UserName>,
+    /// When they asked. The answer repeats it: a look that had begun before answers nobody who asks later.
+    #[serde(default)]
+    pub asked: Option<Timestamp>,
 }
 
 /// To whom, and how much: the plugin refuses a step that holds anything else.
@@ -113,6 +116,9 @@ pub struct Standing {
     pub blocked: Vec<BlockedDevice>,
     /// Devices that were blocked before this look, with the leases that had left them so.
     pub freed: Vec<(GpuIndex, LeaseId)>,
+    /// [`Look::asked`] of the look.
+    #[serde(default)]
+    pub asked: Option<Timestamp>,
     pub at: Timestamp,
 }
 

@@ -730,6 +730,7 @@ fn stands(blocked: &[u16]) -> Input {
         why: String::new(),
         blocked: blocked.iter().map(one).collect(),
         freed: Vec::new(),
+        asked: None,
         at: T0,
     }))
 }
@@ -759,11 +760,27 @@ fn an_operator_has_blocked_devices_looked_at() {
             term: Term(term),
             gpus: gpus.iter().copied().map(GpuIndex).collect(),
             operator: "carol".into(),
+            asked: T0,
         })
     };
     b.expect(release(&[], 5), &["look [0, 1] carol"]);
     b.expect(release(&[1], 5), &["look [1] carol"]);
     b.expect(release(&[1], 4), &["warn", "hang up"]);
+    let answer = |at| match stands(&[]) {
+        Input::Confirmed(Confirmation::Standing(standing)) => {
+            Input::Confirmed(Confirmation::Standing(Standing {
+                asked: at,
+                ..standing
+            }))
+        }
+        _ => unreachable!("it stands"),
+    };
+    let asked = |b: &Bench| b.state.agent_up().standing.and_then(|s| s.asked);
+    b.expect(answer(None), &["stands counted"]);
+    assert_eq!(asked(&b), None, "that look had begun before");
+    b.expect(answer(Some(T0 + Span(1))), &["stands counted"]);
+    b.expect(answer(Some(T0)), &["stands counted"]);
+    assert_eq!(asked(&b), Some(T0 + Span(1)), "the newer stays");
     Bench::with(Isolation::None).quiet(release(&[1], 5));
 }
 

@@ -46,6 +46,9 @@ pub struct NodeStanding {
     pub why: String,
     /// GPUs that were blocked before the look, each with the lease that left it blocked.
     pub freed: Vec<(GpuIndex, LeaseId)>,
+    /// The newest [`Order::Release`] that a look has answered.
+    #[serde(default)]
+    pub asked: Option<Timestamp>,
 }
 
 /// A lease as its node holds it.
@@ -90,6 +93,8 @@ pub enum Order {
         term: Term,
         gpus: Vec<GpuIndex>,
         operator: UserName,
+        /// When they asked, by `hopd`'s clock, which no two of them share.
+        asked: Timestamp,
     },
 }
 

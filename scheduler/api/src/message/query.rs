@@ -146,9 +146,9 @@ pub struct NodeInfo {
     /// The GPUs that can't be lent.
     #[serde(default)]
     pub blocked: Vec<GpuIndex>,
-    /// When the plugin last looked at them.
+    /// The newest [`Request::Release`](super::Request::Release) after which the plugin has looked at them.
     #[serde(default)]
-    pub looked: Option<Timestamp>,
+    pub asked: Option<Timestamp>,
 }
 
 #[derive(Debug, Clone, Serialize, Deserialize)]

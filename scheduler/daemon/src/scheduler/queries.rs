@@ -67,15 +67,18 @@ impl Scheduler {
         }
         let operator = access.caller.user.clone();
         info!(%operator, %node, ?gpus, "blocked GPUs are to be released");
+        let asked = self.clock.now().max(self.released + Span(1));
+        self.released = asked;
         for pilot in pilots {
             let order = Order::Release {
                 term: self.term,
                 gpus: gpus.to_vec(),
                 operator: operator.clone(),
+                asked,
             };
             self.connections.order(pilot, order);
         }
-        Ok(DONE)
+        Ok(Answer::Now(Response::Looking { asked }))
     }
 
     /// Reads the accounting on a thread of its own: a long report holds nobody up.
@@ -168,9 +171,9 @@ impl Scheduler {
         problems.extend(self.records.problems());
         let mut report = views::info(&self.core, &self.config, self.term, self.started, problems);
         for node in &mut report.nodes {
-            if let Some((standing, at)) = self.standings.get(&node.pilot) {
+            if let Some(standing) = self.standings.get(&node.pilot) {
                 node.isolation.clone_from(&standing.isolation);
-                node.looked = Some(*at);
+                node.asked = standing.asked;
                 if !standing.why.is_empty() && node.reason.is_empty() {
                     node.reason = format!("nothing is counted: {}", standing.why);
                 }

@@ -271,7 +271,7 @@ impl Scheduler {
         }
         let live: BTreeSet<JobId> = self.core.pilots().into_iter().map(|p| p.pilot).collect();
         self.standings.retain(|known, _| live.contains(known));
-        self.standings.insert(pilot, (standing, self.clock.now()));
+        self.standings.insert(pilot, standing);
     }
 
     fn agent_up(&mut self, conn: ConnId, up: AgentUp) -> Result<(), Refusal> {
@@ -291,7 +291,7 @@ impl Scheduler {
         info!(pilot = %up.pilot, node = %up.node, leases = up.leases.len(), ended = up.ended.len(), "an agent is up");
         self.connections.is_agent(conn, up.pilot);
         if let Some(standing) = up.standing.clone() {
-            self.standings.insert(up.pilot, (standing, self.clock.now()));
+            self.standings.insert(up.pilot, standing);
         }
         let known = self.core.pilots().iter().any(|p| p.pilot == up.pilot);
         let acts = self.pilot_jobs.agent_up(up.pilot, &up.pool, known);
