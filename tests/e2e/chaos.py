@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +31,7 @@ from opens import Recorder, shared
 USERS = ("alice", "alice", "bob")
 THREE = {"GRESSHOPPER_REPLICAS": "3", "GRESSHOPPER_LOG": "hop_replica=info,hop_front=info"}
 
-#: What each kernel begins with. A cell's beginning is noted in a file, so that the second one is seen.
+#: The first cell of each kernel. A cell's beginning is noted in a file, so that the second one is seen.
 SETUP = """
 import glob, os, time
 seen = []
@@ -58,7 +58,7 @@ GONE = re.compile(r"so their effects are gone: (.*)")
 
 @dataclasses.dataclass
 class Tally:
-    """What happened, and what should not have."""
+    """Counts of events, cells and faults."""
 
     events: Counter[str] = dataclasses.field(default_factory=Counter)
     cells: int = 0
@@ -149,7 +149,7 @@ class Person:
         return None
 
     def hear(self, text: str) -> None:
-        """What the user is told of losses holds from now on."""
+        """Losses that the user is told of hold from now on."""
         for names in GONE.findall(text):
             for count in re.findall(r"\[(\d+)\]", names):
                 if self.kept.pop(int(count), None) is not None:
@@ -191,7 +191,7 @@ class Person:
 
 
 class Chaos:
-    """What dies, and when."""
+    """Kills parts of the cluster, in the order that the seed gives."""
 
     def __init__(self, cluster: Cluster, seed: int, only: frozenset[str] = frozenset()) -> None:
         self.only = only
@@ -280,18 +280,10 @@ class Chaos:
 
     def lose_node(self) -> None:
         node = self.rng.choice(self.nodes)
-        with self.lost(node):
-            time.sleep(self.rng.uniform(1, 15))
-
-    @contextlib.contextmanager
-    def lost(self, node: str) -> Iterator[None]:
         self.cluster.devcluster("lose-node", node)
-        try:
-            yield
-        finally:
-            self.cluster.run("root", "scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
-            self.cluster.devcluster("start-slurmd", node)
-            self.cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+        time.sleep(self.rng.uniform(1, 15))
+        # Unlike after `lost_node` nobody waits for its pilot.
+        self.cluster.bring_back(node)
 
     def pause_node(self) -> None:
         node = self.rng.choice(self.nodes)

@@ -210,6 +210,13 @@ class Cluster:
     def argv(self, pid: int) -> list[str]:
         return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
 
+    def bring_back(self, node: str) -> None:
+        """A lost node is there again, without what ran on it."""
+        # As slurmctld does by itself when the node has been away for SlurmdTimeout: its jobs have failed.
+        self.run("root", "scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
+        self.devcluster("start-slurmd", node)
+        self.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+
     def kill(self, pattern: str, user: str | None = None, sig: int = signal.SIGKILL) -> list[int]:
         pids = until(f"a process matches {pattern}", lambda: self.pids(pattern, user), 10)
         for pid in pids:
@@ -227,10 +234,7 @@ def lost_node(cluster: Cluster, *nodes: str) -> Iterator[None]:
         yield
     finally:
         for node in nodes:
-            # As slurmctld does by itself when the node has been away for SlurmdTimeout: its jobs have failed.
-            cluster.run("root", "scontrol", "update", f"nodename={node}", "state=down", "reason=lost")
-            cluster.devcluster("start-slurmd", node)
-            cluster.run("root", "scontrol", "update", f"nodename={node}", "state=resume", check=False)
+            cluster.bring_back(node)
         cluster.wait_for_pilots()
 
 

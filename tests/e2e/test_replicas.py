@@ -98,9 +98,7 @@ def test_a_lost_replica_is_replaced_on_its_own_node_where_no_other_is_left(clust
     before = seats_there()
     with lost_node(cluster, fourth):
         cluster.devcluster("lose-node", standby)
-        cluster.run("root", "scontrol", "update", f"nodename={standby}", "state=down", "reason=lost")
-        cluster.devcluster("start-slurmd", standby)
-        cluster.run("root", "scontrol", "update", f"nodename={standby}", "state=resume", check=False)
+        cluster.bring_back(standby)
         until("the group has another seat there", lambda: seats_there() - before, 90)
         assert grown(cluster) == members
         assert node_of(alice) == node

@@ -92,11 +92,6 @@ async fn shake_hands(
     None
 }
 
-/// Waits until a replica hangs up, which says nothing before it is answered.
-async fn hung_up(link: &mut Link<TlsStream<TcpStream>>) {
-    while let Err(LinkError::Silent) = link.read().await {}
-}
-
 async fn receive(mut link: Link<TlsStream<TcpStream>>, hello: Hello, visit: u64, door: mpsc::Sender<Door>) {
     let incarnation = hello.incarnation;
     let (tx, rx) = oneshot::channel();
@@ -108,7 +103,8 @@ async fn receive(mut link: Link<TlsStream<TcpStream>>, hello: Hello, visit: u64,
             Ok(welcome) => welcome,
             Err(_) => return,
         },
-        () = hung_up(&mut link) => {
+        // A replica says nothing before it is answered: it has hung up.
+        _ = link.read() => {
             // The main loop may have ended first.
             let _ = door.send(Door::Left { incarnation }).await;
             return;

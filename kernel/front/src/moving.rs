@@ -57,16 +57,11 @@ impl Moving {
         let Some(prepared) = &mut self.prepared else {
             return std::future::pending().await;
         };
-        let late = async {
-            match self.due {
-                Some(at) => sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        };
+        let due = self.due;
         tokio::select! {
             // An error means that the process is gone.
             _ = prepared.process.wait() => {}
-            () = late => {}
+            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
         }
         prepared.place.incarnation
     }

@@ -585,7 +585,7 @@ impl Core {
         durable.commits_since = None;
         let (effect, answer) = match durable.journal.apply(index, entry) {
             Ok(applied) => applied,
-            // It comes again, behind the one that it overtook.
+            // The entry overtook another one, and is proposed again behind it.
             Err(Refusal::OutOfOrder { .. }) => return,
             Err(_) => return self.entry_refused(entry),
         };
@@ -993,12 +993,13 @@ impl Core {
         self.bid_farewell(farewell, until, None);
     }
 
-    /// Leaves once the running cell has ended, however long it takes.
-    pub(super) fn say_farewell_when_idle(&mut self, farewell: Farewell) {
-        self.bid_farewell(farewell, None, None);
-    }
-
-    fn bid_farewell(&mut self, farewell: Farewell, until: Option<Timestamp>, by: Option<Timestamp>) {
+    /// Leaves once no cell runs; the running one is waited for until `until`, and without it however long it takes.
+    pub(super) fn bid_farewell(
+        &mut self,
+        farewell: Farewell,
+        until: Option<Timestamp>,
+        by: Option<Timestamp>,
+    ) {
         let in_haste = matches!(farewell, Farewell::Leave(_));
         if let Some(durable) = &mut self.durable
             && durable.leaving.is_none()

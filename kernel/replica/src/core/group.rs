@@ -208,7 +208,8 @@ impl Core {
         self.out
             .extend(durable.journal.proposed().map(|e| Output::Propose(e.clone())));
         self.give_up_move(wording::MOST_REPLICAS_GONE);
-        self.say_farewell_when_idle(Farewell::Leave(wording::MOST_REPLICAS_GONE.to_owned()));
+        let farewell = Farewell::Leave(wording::MOST_REPLICAS_GONE.to_owned());
+        self.bid_farewell(farewell, None, None);
     }
 
     /// Records that the log has and the store has not go to the folder of this tenure: the namespace is read from there.
