@@ -215,7 +215,7 @@ e2e() {
 	step "build" build || return
 	variants "end to end"
 	step "build of what is deployed" deployables || return
-	beside e2e_chaos e2e_rest e2e_others plugin
+	beside e2e_losses e2e_rest e2e_others plugin
 }
 
 # What docs/conformance.md compares, with all notebooks.
@@ -226,13 +226,15 @@ fidelity() {
 	HOP_NOTEBOOKS=all e2e_on "${runnable[0]}" "beside plain ipykernel" 9 tests/e2e/test_clients.py
 }
 
-e2e_chaos() {
-	e2e_on "${runnable[0]}" chaos 8 tests/e2e/test_{chaos,cores,scale}.py
+# What is lost, or moves.
+losses=(tests/e2e/test_{chaos,durable,hibernate,moves,replicas,scale}.py)
+
+e2e_losses() {
+	e2e_on "${runnable[0]}" "losses and moves" 8 "${losses[@]}"
 }
 
 e2e_rest() {
-	e2e_on "${runnable[0]}" "all else" 9 tests/e2e --ignore-glob '*/test_chaos.py' --ignore-glob '*/test_cores.py' \
-		--ignore-glob '*/test_scale.py'
+	e2e_on "${runnable[0]}" "all else" 9 tests/e2e "${losses[@]/#/--ignore=}"
 }
 
 e2e_others() {
@@ -307,7 +309,7 @@ for_slurm() {
 }
 
 pytest_e2e() {
-	"$dev/hub/bin/python" -m pytest -q -o cache_dir="$cache" --timeout 300 "$@" ${E2E_ARGS:+$E2E_ARGS}
+	"$dev/hub/bin/python" -m pytest -q -o cache_dir="$cache" --durations 12 --timeout 300 "$@" ${E2E_ARGS:+$E2E_ARGS}
 }
 
 # A real cluster on a busy machine: what failed gets a second try, and the log says that it needed one.
