@@ -56,8 +56,8 @@ def grown(cluster: Cluster, without: str = "") -> set[str]:
     return set(kernel_row(cluster)["nodes"].split(","))
 
 
-def seats_of(cluster: Cluster) -> set[str]:
-    return set(cluster.run("alice", "squeue", "-h", "-u", "alice", "-o", "%i").split())
+def seats_of(cluster: Cluster, *which: str) -> set[str]:
+    return set(cluster.run("alice", "squeue", "-h", "-u", "alice", *which, "-o", "%i").split())
 
 
 def runs_with_a_gpu(book: Notebook) -> None:
@@ -92,14 +92,12 @@ def test_a_lost_replica_is_replaced_on_its_own_node_where_no_other_is_left(clust
     (fourth,) = set(cluster.env["HOP_DEV_NODES"].split(",")) - members
     standby = sorted(members - {node})[0]
 
-    def seats_there() -> set[str]:
-        return set(cluster.run("alice", "squeue", "-h", "-u", "alice", "-t", "R", "-w", standby, "-o", "%i").split())
-
-    before = seats_there()
+    there = ("-t", "R", "-w", standby)
+    before = seats_of(cluster, *there)
     with lost_node(cluster, fourth):
         cluster.devcluster("lose-node", standby)
         cluster.bring_back(standby)
-        until("the group has another seat there", lambda: seats_there() - before, 90)
+        until("the group has another seat there", lambda: seats_of(cluster, *there) - before, 90)
         assert grown(cluster) == members
         assert node_of(alice) == node
 

@@ -72,7 +72,7 @@ impl Core {
         };
     }
 
-    /// What sparing one cell the wait for a pilot may cost now, in idle GPU-seconds.
+    /// The price of sparing one cell the wait for a pilot, in idle GPU-seconds.
     pub(crate) fn price(&self, pool: Idx<Pool>) -> f64 {
         let p = &self.supply.pools[pool];
         let price = p.price.or_else(|| p.config.scale.as_ref().map(Price::new));

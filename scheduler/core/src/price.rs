@@ -1,4 +1,4 @@
-//! What sparing one cell the wait for a pilot may cost now, in idle GPU-seconds.
+//! The price of sparing one cell the wait for a pilot, in idle GPU-seconds.
 //!
 //! The site says which share of cells must not wait for a pilot, and the most that one such wait may cost. The core
 //! finds the price below that bound: a cell that waited raises it, and a cell that didn't lowers it a little. The

@@ -37,7 +37,7 @@ pub struct CellResult {
     pub foretold: Option<Foretold>,
 }
 
-/// One reason of a cell's wait, from when it was told on.
+/// A reason of a cell's wait, valid from the moment at which it was told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Why {
     pub session: u32,

@@ -389,15 +389,15 @@ fn learn_cache(layout: &Layout) -> Result<u64, CountError> {
 /// Offsets of the fields that the programs read on this Linux.
 #[derive(Debug)]
 struct Layout {
-    /// Of a file: its inode.
+    /// A file's inode.
     inode: i16,
-    /// Of an allocator's cache: its name.
+    /// The name of an allocator's cache.
     cache_name: i16,
-    /// Of a task: its cgroups; of these: the one in the unified hierarchy, and v1's `devices`, in two steps.
+    /// A task's cgroups; of these, the unified hierarchy's, and v1's `devices` in two steps.
     cgroups: i16,
     unified: i16,
     devices: Option<[i16; 2]>,
-    /// Of a cgroup: its folder; of this: its number.
+    /// A cgroup's folder, and the number of that.
     folder: i16,
     number: i16,
 }
