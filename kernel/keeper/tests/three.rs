@@ -291,3 +291,55 @@ async fn commit_time() {
         times[250], times[450], times[495]
     );
 }
+
+/// Memory and time of three keepers in one process whose 300 groups are quiet. The figures are printed, not judged.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+#[ignore = "a measurement"]
+async fn quiet_groups() {
+    const GROUPS: u32 = 300;
+    const QUIET: Duration = Duration::from_secs(60);
+    let dir = tempfile::tempdir().unwrap();
+    let hosts = grown(dir.path()).await;
+    let (kib, mut members) = (resident_kib(), Vec::new());
+    for n in 1..=GROUPS {
+        let kernel = |id| Kernel {
+            group: format!("kernel-{n}.0"),
+            ..kernel(id)
+        };
+        let first = hosts[0].keeper.found(kernel(1), &first_state()).await.unwrap();
+        for id in [2, 3] {
+            members.push(hosts[id as usize - 1].keeper.join(kernel(id)).await.unwrap());
+            first.propose(join(id)).await.unwrap();
+        }
+        while first.standing().voters.len() < 3 || first.standing().is_changing() {
+            first.standing_changed(&first.standing()).await;
+        }
+        members.push(first);
+    }
+    let more = resident_kib() - kib;
+    tokio::time::sleep(Duration::from_secs(5)).await;
+    let before = cpu_time();
+    tokio::time::sleep(QUIET).await;
+    let share = (cpu_time() - before).as_secs_f64() / QUIET.as_secs_f64();
+    println!(
+        "{GROUPS} quiet groups of three: {more} KiB, {} KiB a member; {:.2} % of a core",
+        more / (3 * u64::from(GROUPS)),
+        100.0 * share
+    );
+}
+
+fn resident_kib() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|l| l.strip_prefix("VmRSS:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse().unwrap()
+}
+
+/// CPU time of the threads that run.
+fn cpu_time() -> Duration {
+    let threads = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    let of = |t: std::fs::DirEntry| {
+        let stat = std::fs::read_to_string(t.path().join("schedstat")).unwrap_or_default();
+        stat.split(' ').next().and_then(|ns| ns.parse().ok()).unwrap_or(0)
+    };
+    Duration::from_nanos(threads.map(of).sum())
+}
