@@ -42,12 +42,11 @@ impl Core {
         }
         self.move_apart(pool, out);
         let least = 1.0 / BACK_WITHIN.as_secs_f64();
-        let stranded = self
-            .work
-            .kernels
-            .iter()
-            .filter(|(_, k)| k.pool == pool && k.replicas.len() > 1 && self.may_be_moved(k));
-        let stranded = stranded.filter_map(|(i, k)| Some((i, self.finds_none(k)?)));
+        let several = self.supply.pools[pool].tally.several.iter();
+        let stranded = several
+            .map(|&i| (i, &self.work.kernels[i]))
+            .filter(|(_, k)| self.may_be_moved(k))
+            .filter_map(|(i, k)| Some((i, self.finds_none(k)?)));
         let mut first: Vec<(f64, Idx<Kernel>, u16)> = stranded
             .map(|(i, gpus)| (self.comes_back(i), i, gpus))
             .filter(|(back, ..)| *back >= least)

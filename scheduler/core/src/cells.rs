@@ -130,7 +130,10 @@ impl Core {
         }
         match sizes.iter_mut().find(|(g, _)| *g == gpus) {
             Some((_, w)) => *w += 1.0,
-            None => sizes.push((gpus, 1.0)),
+            None => {
+                sizes.push((gpus, 1.0));
+                self.tally_kernel(kernel);
+            }
         }
     }
 

@@ -414,6 +414,13 @@ impl Core {
                 pool.held
             );
             hold!(
+                pool.tally == self.tally_anew(i),
+                "pool {}: its kernels and pilots add up to {:?}, {:?} counted",
+                pool.config.name,
+                self.tally_anew(i),
+                pool.tally
+            );
+            hold!(
                 running == pool.running,
                 "pool {}: {running} GPUs run, {} counted",
                 pool.config.name,

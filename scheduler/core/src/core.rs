@@ -10,6 +10,7 @@ use crate::reason::RefusedBecause;
 use crate::state::{
     Account, Cell, Kernel, Lanes, Lease, LeaseState, Node, People, Pool, Supply, Timer, User, Work,
 };
+use crate::tally::Tally;
 use crate::usage::Usage;
 use hop_words::id::{AccountName, KernelId, LeaseId, NodeName, PoolName, UserName};
 use hop_words::lease::EndCause;
@@ -289,6 +290,7 @@ impl Core {
             balance: std::cell::Cell::new(None),
             offers: None,
             lanes: Lanes::default(),
+            tally: Tally::default(),
             holder: None,
         });
         self.supply.pool_by_name.insert(name.clone(), i);

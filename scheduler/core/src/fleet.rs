@@ -33,6 +33,10 @@ impl Core {
             self.supply.pools[old].nodes.retain(|&n| n != i);
             self.supply.pools[pool].nodes.push(i);
         }
+        // The node may be a burst partition's since now.
+        for pilot in self.supply.nodes[i].pilots.clone() {
+            self.tally_pilot(pilot);
+        }
         self.list_node(i);
         self.cancel_crowded_out(i, out);
         self.keep_pilots(pool, out);
@@ -69,25 +73,13 @@ impl Core {
 
     /// Pilots that lend or will lend, on the pool's own nodes.
     pub(crate) fn pilots_coming(&self, pool: Idx<Pool>) -> u32 {
-        let lends = |p: &&Idx<Pilot>| match self.supply.pilots[**p].state {
-            PilotState::Up => true,
-            PilotState::Silent { draining, .. } => !draining,
-            PilotState::Draining => false,
-        };
-        let own = |p: &&Idx<Pilot>| !self.is_burst(self.supply.pilots[**p].node);
-        let up = self.supply.pools[pool]
-            .pilots
-            .iter()
-            .filter(lends)
-            .filter(own)
-            .count();
         let coming = self
             .supply
             .tickets
             .values()
             .filter(|t| t.pool == pool && !self.bursts(t))
             .count();
-        (up + coming) as u32
+        self.supply.pools[pool].tally.pilots + coming as u32
     }
 
     pub(crate) fn submit_pilot(
@@ -212,12 +204,14 @@ impl Core {
             strangers: Vec::new(),
             reserved: Vec::new(),
             listed: None,
+            tallied: None,
             idle_since: Some(self.now),
             keep_until: self.now,
         });
         self.supply.pilot_by_job.insert(job, i);
         self.supply.nodes[node].pilots.push(i);
         self.supply.pools[pool].pilots.insert(i);
+        self.tally_pilot(i);
         i
     }
 

@@ -237,13 +237,7 @@ impl Core {
         {
             return (there, asked);
         }
-        let asks = |k: &Kernel| {
-            let sizes = k.sizes.iter().map(|(gpus, _)| *gpus);
-            u32::from(sizes.fold(k.default_need.gpus, u16::max))
-        };
-        let kernels = self.work.kernels.iter().map(|(_, k)| k);
-        let sitting = kernels.filter(|k| k.pool == pool && !k.replicas.is_empty());
-        let (there, asked) = (self.gpus_coming(pool), sitting.map(asks).sum());
+        let (there, asked) = (self.gpus_coming(pool), p.tally.asked);
         p.balance.set(Some((self.now, there, asked)));
         (there, asked)
     }
@@ -273,17 +267,11 @@ impl Core {
 
     /// Spare nodes, and own nodes of kernels that run elsewhere.
     fn worth_a_look(&self, pool: Idx<Pool>) -> BTreeSet<Idx<Node>> {
-        let all = &self.supply.pools[pool].nodes;
-        let apart = all.iter().copied().filter(|&n| self.is_apart(pool, n));
-        // Only a kernel with a cell runs elsewhere: all others, which are many, are passed over.
-        let leased = self.work.leases.values().map(|l| l.kernel);
-        let busy = leased.chain(self.work.cells.iter().map(|(_, c)| c.kernel));
-        let returns = busy.filter_map(|k| {
-            let kernel = &self.work.kernels[k];
-            let base = kernel.base.filter(|_| kernel.pool == pool)?;
+        let returns = self.supply.pools[pool].tally.away.iter().filter_map(|&k| {
+            let base = self.work.kernels[k].base?;
             self.returns_to(k, base).then_some(base)
         });
-        apart.chain(returns).collect()
+        self.apart(pool).chain(returns).collect()
     }
 
     fn foresee_on(&mut self, pool: Idx<Pool>, node: Idx<Node>, refill: f64, out: &mut Vec<Output>) {

@@ -77,6 +77,7 @@ impl Core {
             migrating: None,
             fixed: None,
             alone_since: Some(self.now),
+            tallied: None,
         });
         self.work.kernel_by_id.insert(id.clone(), k);
         self.at(self.now + self.config.kernel_ttl, Timer::Alone(k));
@@ -93,6 +94,7 @@ impl Core {
             self.unreserve(cell);
         }
         self.work.kernels[k].pool = pool;
+        self.tally_kernel(k);
         for &cell in &cells {
             self.enqueue(cell);
         }
@@ -139,6 +141,7 @@ impl Core {
             self.set_home(k, nodes.first().copied());
             self.work.kernels[k].base = nodes.first().copied();
         }
+        self.tally_kernel(k);
         let seats = nodes
             .into_iter()
             .map(|node| self.plan_seat(k, node, None))
@@ -504,6 +507,7 @@ impl Core {
         n.subscribed += gpus;
         n.replicas += 1;
         n.sitting.insert(k);
+        self.tally_kernel(k);
         if let Some(s) = self.work.seats.get_mut(&seat) {
             s.mem_used = s.mem_used.saturating_add(mem);
         }
@@ -525,6 +529,7 @@ impl Core {
         if let Some(n) = node {
             self.supply.nodes[n].homes.insert(k);
         }
+        self.tally_kernel(k);
     }
 
     /// Reconciles the replica's lease with ours.
@@ -660,6 +665,7 @@ impl Core {
             s.mem_used = s.mem_used.saturating_sub(mem);
         }
         self.follow_only(k, replica.node);
+        self.tally_kernel(k);
         for &c in &cells {
             self.enqueue(c);
         }
@@ -875,6 +881,9 @@ impl Core {
         }
         self.set_home(k, None);
         let kernel = self.work.kernels.remove(k).expect("found above");
+        if let Some(part) = kernel.tallied {
+            self.untally(k, part);
+        }
         self.work.kernel_by_id.remove(&kernel.id);
         self.note(|| Key::Kernel(kernel.id.clone()), || None, out);
         out.push(Output::Forget { kernel: kernel.id });

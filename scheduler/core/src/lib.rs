@@ -38,6 +38,7 @@ mod restore;
 mod room;
 mod scale;
 mod state;
+mod tally;
 mod usage;
 
 pub use asked::{Doing, KernelView, ReplicaView};

@@ -154,6 +154,7 @@ impl Core {
             migrating: None,
             fixed: None,
             alone_since: Some(self.now),
+            tallied: None,
         });
         self.work.kernel_by_id.insert(id, k);
         self.at(self.now + self.config.kernel_ttl, Timer::Alone(k));

@@ -100,6 +100,7 @@ impl Core {
 
     /// Brings the pool's lists up to date after a change on the pilot.
     pub(crate) fn list_pilot(&mut self, pilot: Idx<Pilot>) {
+        self.tally_pilot(pilot);
         let new = self.listing_of(pilot);
         let p = &mut self.supply.pilots[pilot];
         let old = std::mem::replace(&mut p.listed, new);

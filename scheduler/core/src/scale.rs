@@ -382,24 +382,13 @@ impl Core {
 
     /// GPUs of the pilots that lend or will lend, on the pool's own nodes.
     pub(crate) fn gpus_coming(&self, pool: Idx<Pool>) -> u32 {
-        let lends = |p: &&Idx<Pilot>| match self.supply.pilots[**p].state {
-            PilotState::Up => true,
-            PilotState::Silent { draining, .. } => !draining,
-            PilotState::Draining => false,
-        };
-        let up = self.supply.pools[pool]
-            .pilots
-            .iter()
-            .filter(lends)
-            .filter(|p| !self.is_burst(self.supply.pilots[**p].node))
-            .map(|p| self.supply.pilots[*p].gpus());
         let coming = self
             .supply
             .tickets
             .values()
             .filter(|t| t.pool == pool && !self.bursts(t));
-        let coming = coming.map(|t| t.gpus);
-        up.chain(coming).map(u32::from).sum()
+        let coming = coming.map(|t| u32::from(t.gpus));
+        self.supply.pools[pool].tally.gpus + coming.sum::<u32>()
     }
 
     /// The pool's own partition has no room: pilots in a burst partition, if waiting takes longer than their boot.
@@ -559,15 +548,15 @@ impl Core {
 
     /// Whether the node is set apart for spare pilots: the last ones of the pool.
     pub(crate) fn is_apart(&self, pool: Idx<Pool>, node: Idx<Node>) -> bool {
-        let Some(scale) = self.scale(pool).filter(|s| s.spares > 0) else {
-            return false;
-        };
-        let own = self.supply.pools[pool]
-            .nodes
-            .iter()
-            .rev()
-            .filter(|&&n| !self.is_burst(n));
-        own.take(scale.spare_nodes as usize).any(|&n| n == node)
+        self.apart(pool).any(|n| n == node)
+    }
+
+    /// The nodes set apart for spare pilots.
+    pub(crate) fn apart(&self, pool: Idx<Pool>) -> impl Iterator<Item = Idx<Node>> + '_ {
+        let scale = self.scale(pool).filter(|s| s.spares > 0);
+        let nodes = scale.map_or(0, |s| s.spare_nodes as usize);
+        let all = self.supply.pools[pool].nodes.iter().rev().copied();
+        all.filter(|&n| !self.is_burst(n)).take(nodes)
     }
 
     /// Puts the nodes that are set apart right behind the first, those with the fewest replicas first.

@@ -5,6 +5,7 @@ use crate::index::{Idx, Slab, Table};
 use crate::input::PoolOffers;
 use crate::predict::Habit;
 use crate::price::Price;
+use crate::tally::{Part, Tally};
 use crate::usage::Usage;
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
@@ -226,6 +227,7 @@ pub(crate) struct Pool {
     /// Most that the pool's nodes could ever offer; `None` means unknown yet.
     pub offers: Option<PoolOffers>,
     pub lanes: Lanes,
+    pub tally: Tally,
     /// The due cell that may run anywhere in the pool, and has nodes held for it.
     pub holder: Option<Idx<Cell>>,
 }
@@ -358,6 +360,8 @@ pub(crate) struct Pilot {
     pub reserved: Vec<Idx<Cell>>,
     /// The pilot's place in [`Lanes`]; `None` means that it isn't listed.
     pub listed: Option<Listed>,
+    /// GPUs with which it counts in the pool's [`Tally`].
+    pub tallied: Option<u16>,
     /// Since when no lease has been here.
     pub idle_since: Option<Timestamp>,
     /// Time at which the pilot is given back if it stays idle.
@@ -496,6 +500,8 @@ pub(crate) struct Kernel {
     pub fixed: Option<String>,
     /// Since when it has had no replica.
     pub alone_since: Option<Timestamp>,
+    /// Its part in a pool's [`Tally`].
+    pub tallied: Option<Part>,
 }
 
 /// A replica on its way to another node.

@@ -1,0 +1,128 @@
+//! Sums and short lists over all kernels and pilots of a pool, kept as these change.
+//!
+//! The forecasts ask for them at nearly every input. A walk over everything there is would make each input dearer
+//! the more sessions are open. `check.rs` counts them from scratch.
+
+use crate::core::Core;
+use crate::index::Idx;
+use crate::state::{Kernel, Pilot, PilotState, Pool};
+use std::collections::BTreeSet;
+
+/// What a pool's kernels and pilots add up to.
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Pilots on the pool's own nodes that lend, or will once their agent is back.
+    pub pilots: u32,
+    /// Their GPUs.
+    pub gpus: u32,
+    /// GPUs that the kernels with a replica could ask for at once.
+    pub asked: u32,
+    /// Kernels of several replicas.
+    pub several: BTreeSet<Idx<Kernel>>,
+    /// Kernels at home on another node than their own.
+    pub away: BTreeSet<Idx<Kernel>>,
+}
+
+/// A kernel's part in the tally of its pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub pool: Idx<Pool>,
+    pub asked: u32,
+    pub several: bool,
+    pub away: bool,
+}
+
+impl Core {
+    /// The GPUs of the pilot if it counts for its pool.
+    pub(crate) fn pilots_part(&self, pilot: Idx<Pilot>) -> Option<u16> {
+        let p = &self.supply.pilots[pilot];
+        let lends = match p.state {
+            PilotState::Up => true,
+            PilotState::Silent { draining, .. } => !draining,
+            PilotState::Draining => false,
+        };
+        (lends && !self.is_burst(p.node)).then(|| p.gpus())
+    }
+
+    /// Brings the tally up to date after a change on the pilot.
+    pub(crate) fn tally_pilot(&mut self, pilot: Idx<Pilot>) {
+        let new = self.pilots_part(pilot);
+        let p = &mut self.supply.pilots[pilot];
+        let old = std::mem::replace(&mut p.tallied, new);
+        let tally = &mut self.supply.pools[p.pool].tally;
+        if let Some(gpus) = old {
+            tally.pilots -= 1;
+            tally.gpus -= u32::from(gpus);
+        }
+        if let Some(gpus) = new {
+            tally.pilots += 1;
+            tally.gpus += u32::from(gpus);
+        }
+    }
+
+    /// What the kernel adds to its pool's tally.
+    pub(crate) fn kernels_part(&self, kernel: Idx<Kernel>) -> Part {
+        let k = &self.work.kernels[kernel];
+        let most = k.sizes.iter().map(|(gpus, _)| *gpus);
+        let most = most.fold(k.default_need.gpus, u16::max);
+        Part {
+            pool: k.pool,
+            asked: match k.replicas.is_empty() {
+                true => 0,
+                false => most.into(),
+            },
+            several: k.replicas.len() > 1,
+            away: k.base.is_some() && k.base != k.home,
+        }
+    }
+
+    /// Brings the tally up to date after a change on the kernel.
+    pub(crate) fn tally_kernel(&mut self, kernel: Idx<Kernel>) {
+        let new = self.kernels_part(kernel);
+        let old = self.work.kernels[kernel].tallied.replace(new);
+        if old == Some(new) {
+            return;
+        }
+        if let Some(old) = old {
+            self.untally(kernel, old);
+        }
+        let tally = &mut self.supply.pools[new.pool].tally;
+        tally.asked += new.asked;
+        if new.several {
+            tally.several.insert(kernel);
+        }
+        if new.away {
+            tally.away.insert(kernel);
+        }
+    }
+
+    /// The kernel, which added this, is gone or has changed.
+    pub(crate) fn untally(&mut self, kernel: Idx<Kernel>, part: Part) {
+        let tally = &mut self.supply.pools[part.pool].tally;
+        tally.asked -= part.asked;
+        if part.several {
+            tally.several.remove(&kernel);
+        }
+        if part.away {
+            tally.away.remove(&kernel);
+        }
+    }
+
+    /// The pool's tally, counted from scratch.
+    pub(crate) fn tally_anew(&self, pool: Idx<Pool>) -> Tally {
+        let mut tally = Tally::default();
+        for &p in &self.supply.pools[pool].pilots {
+            if let Some(gpus) = self.pilots_part(p) {
+                tally.pilots += 1;
+                tally.gpus += u32::from(gpus);
+            }
+        }
+        for (i, k) in self.work.kernels.iter().filter(|(_, k)| k.pool == pool) {
+            let part = self.kernels_part(i);
+            tally.asked += part.asked;
+            tally.several.extend(Some(i).filter(|_| k.replicas.len() > 1));
+            tally.away.extend(Some(i).filter(|_| part.away));
+        }
+        tally
+    }
+}
