@@ -22,6 +22,10 @@ pub const LOST_AFTER_REFUSALS: u32 = 2;
 /// Silence on a link after which a seat is lost.
 pub const LOST_AFTER_SILENCE: Span = Span::from_secs(10);
 
+/// Silence on a link after which another link is tried. A cut network may work again long before the system sends again on a
+/// connection of before: its pauses double.
+const RELINK_AFTER: Span = Span::from_secs(1);
+
 /// Live seats, and the seats that each of them hears.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Heard {
@@ -41,6 +45,8 @@ struct Peer {
     last: Timestamp,
     spoke: bool,
     links: usize,
+    /// The newest link came then.
+    linked: Timestamp,
     /// The last link broke then; before the first one, as `last`.
     unlinked: Timestamp,
     /// Dials that were refused since then.
@@ -85,6 +91,7 @@ impl Hearing {
             ..Peer::default()
         });
         peer.links += 1;
+        peer.linked = now;
         peer.refusals = 0;
     }
 
@@ -127,9 +134,9 @@ impl Hearing {
         heard.map(|(seat, _)| *seat).collect()
     }
 
-    /// Followed seats without a link.
-    pub fn unlinked_peers(&self) -> impl Iterator<Item = JobId> {
-        let unlinked = self.peers.iter().filter(|(_, peer)| peer.links == 0);
+    /// Followed seats to dial: without a link, or with silent ones.
+    pub fn to_dial(&self, now: Timestamp) -> impl Iterator<Item = JobId> {
+        let unlinked = self.peers.iter().filter(move |(_, peer)| peer.wants_link(now));
         unlinked
             .map(|(seat, _)| *seat)
             .filter(|s| !self.told_gone.contains(s))
@@ -163,6 +170,10 @@ impl Hearing {
 impl Peer {
     fn is_heard(&self, now: Timestamp) -> bool {
         self.links > 0 && self.spoke && now.since(self.last) <= SUSPECTED_AFTER
+    }
+
+    fn wants_link(&self, now: Timestamp) -> bool {
+        self.links == 0 || now.since(self.last.max(self.linked)) >= RELINK_AFTER
     }
 
     fn is_lost(&self, now: Timestamp) -> bool {
@@ -221,10 +232,25 @@ mod tests {
             "the executor there goes on for a second"
         );
         assert_eq!(hearing.heard(at(1011)).lost, BTreeSet::from([B]));
-        assert_eq!(hearing.unlinked_peers().collect::<Vec<_>>(), [B]);
+        assert_eq!(hearing.to_dial(at(11)).collect::<Vec<_>>(), [B]);
         hearing.ended(B);
-        assert_eq!(hearing.unlinked_peers().count(), 0, "nobody dials an ended seat");
+        assert_eq!(hearing.to_dial(at(11)).count(), 0, "nobody dials an ended seat");
         assert_eq!(hearing.heard(at(11)).gone, BTreeSet::from([B]));
+    }
+
+    #[test]
+    fn a_silent_link_is_not_waited_for() {
+        let mut hearing = linked();
+        hearing.pinged(B, BTreeSet::from([A]), at(10));
+        assert_eq!(hearing.to_dial(at(1009)).count(), 0);
+        assert_eq!(hearing.to_dial(at(1010)).collect::<Vec<_>>(), [B]);
+        hearing.linked(B, at(1020));
+        assert_eq!(hearing.to_dial(at(1021)).count(), 0, "the new one has its time");
+        assert_eq!(hearing.to_dial(at(2020)).count(), 1);
+        assert!(
+            hearing.heard(at(10_009)).lost.is_empty(),
+            "a cut of some seconds loses nobody"
+        );
     }
 
     #[test]

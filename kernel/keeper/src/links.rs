@@ -11,7 +11,7 @@ use hop_words::id::{Incarnation, JobId};
 use hop_words::time::Timestamp;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt, BufReader};
@@ -25,6 +25,10 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The pause after a dial that failed.
 const REDIAL_AFTER: Duration = Duration::from_millis(200);
+/// Links with one seat: both sides may dial at once, beside one that has fallen silent. Beyond them the oldest ends.
+const LINKS_MAX: usize = 3;
+/// Bytes that may wait on a link, but for a single message: the other side may not listen.
+const WAITING_MAX: usize = 16 << 20;
 
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -69,6 +73,10 @@ impl std::fmt::Debug for Links {
 #[derive(Debug)]
 struct Link {
     out: mpsc::UnboundedSender<Bytes>,
+    /// Bytes in `out`.
+    waiting: AtomicUsize,
+    /// There are newer ones.
+    superseded: Notify,
     asked: Mutex<HashMap<u64, oneshot::Sender<Bytes>>>,
     last: AtomicU64,
 }
@@ -225,15 +233,19 @@ impl Links {
         let (out, mut queue) = mpsc::unbounded_channel::<Bytes>();
         let link = Arc::new(Link {
             out,
+            waiting: AtomicUsize::new(0),
+            superseded: Notify::new(),
             asked: Mutex::default(),
             last: AtomicU64::new(0),
         });
         let _table = InTable::enter(self, seat, &link);
         let writing = async {
             while let Some(bytes) = queue.recv().await {
-                write.write_all(&bytes).await?;
-                while let Ok(bytes) = queue.try_recv() {
+                let mut next = Some(bytes);
+                while let Some(bytes) = next {
                     write.write_all(&bytes).await?;
+                    link.waiting.fetch_sub(bytes.len(), Ordering::Relaxed);
+                    next = queue.try_recv().ok();
                 }
                 write.flush().await?;
             }
@@ -248,6 +260,7 @@ impl Links {
         tokio::select! {
             ended = writing => ended,
             ended = reading => ended,
+            () = link.superseded.notified() => Ok(()),
         }
     }
 
@@ -334,7 +347,7 @@ impl Links {
             }
             let now = self.now();
             let (hears, missing) =
-                self.hear(|hearing| (hearing.ping(now), hearing.unlinked_peers().collect::<Vec<_>>()));
+                self.hear(|hearing| (hearing.ping(now), hearing.to_dial(now).collect::<Vec<_>>()));
             let links: Vec<_> = lock(&self.table).values().flatten().cloned().collect();
             for link in links {
                 link.send(&Frame::Ping(hears.clone()));
@@ -385,8 +398,15 @@ fn greeted(frame: Frame, expected: Option<JobId>) -> io::Result<JobId> {
 
 impl Link {
     fn send(&self, frame: &Frame) {
+        let bytes = frame.encode();
+        self.waiting.fetch_add(bytes.len(), Ordering::Relaxed);
         // The task of a broken link removes it.
-        let _ = self.out.send(frame.encode());
+        let _ = self.out.send(bytes);
+    }
+
+    fn has_room_for(&self, bytes: usize) -> bool {
+        let waiting = self.waiting.load(Ordering::Relaxed);
+        waiting == 0 || waiting + bytes <= WAITING_MAX
     }
 }
 
@@ -399,13 +419,22 @@ struct InTable {
 
 impl InTable {
     fn enter(links: &Arc<Links>, seat: JobId, link: &Arc<Link>) -> Self {
-        lock(&links.table).entry(seat).or_default().push(Arc::clone(link));
+        {
+            let mut table = lock(&links.table);
+            let of_seat = table.entry(seat).or_default();
+            of_seat.push(Arc::clone(link));
+            if of_seat.len() > LINKS_MAX {
+                of_seat[0].superseded.notify_one();
+            }
+        }
         let now = links.now();
         let hears = links.hear(|hearing| {
             hearing.linked(seat, now);
             hearing.ping(now)
         });
         link.send(&Frame::Ping(hears));
+        // Should this link fall silent, there may be another dial.
+        lock(&links.dialing).remove(&seat);
         links.wake.notify_one();
         Self {
             links: Arc::clone(links),
@@ -452,6 +481,9 @@ impl Transport for Wire {
     async fn ask(&self, to: Incarnation, message: Bytes) -> Result<Bytes, Unreachable> {
         let seat = lock(&self.seats).get(&to).copied().ok_or(Unreachable)?;
         let link = self.links.link(seat).ok_or(Unreachable)?;
+        if !link.has_room_for(message.len()) {
+            return Err(Unreachable);
+        }
         let number = link.last.fetch_add(1, Ordering::Relaxed);
         let (tell, told) = oneshot::channel();
         lock(&link.asked).insert(number, tell);
