@@ -243,7 +243,8 @@ impl Core {
         self.spread(&fit, wanted)
     }
 
-    /// Leaves the preferred nodes of a list, if there are enough: nodes with pilots, unless pilots follow demand.
+    /// Leaves the preferred nodes of a list, if there are enough: nodes that are heard of, and nodes with pilots, unless
+    /// pilots follow demand.
     /// Next come the pool's own nodes while they have room, then those of burst partitions.
     fn where_gpus_are(&self, pool: Idx<Pool>, wanted: u16, fit: &mut Vec<Fit>) {
         let mut only = |better: &dyn Fn(&Fit) -> bool| {
@@ -253,6 +254,7 @@ impl Core {
             }
             enough
         };
+        only(&|f| !self.is_silent(f.3));
         let config = &self.supply.pools[pool].config;
         if config.scale.is_none() {
             let up = |n: Idx<Node>| {
@@ -271,6 +273,16 @@ impl Core {
                 only(&|f| !self.is_burst(f.3));
             }
         }
+    }
+
+    /// Whether nothing is heard of the node: its pilots' agents are all away. A seat there may be lost, and a step in a lost
+    /// seat fails only after seconds.
+    fn is_silent(&self, n: Idx<Node>) -> bool {
+        let pilots = &self.supply.nodes[n].pilots;
+        !pilots.is_empty()
+            && pilots
+                .iter()
+                .all(|p| matches!(self.supply.pilots[*p].state, PilotState::Silent { .. }))
     }
 
     /// Whether the node has no free GPU, and cells wait already or no pilot will come.

@@ -792,6 +792,27 @@ fn facts(node: &str, gpus: u16) -> hop_core::NodeFacts {
     }
 }
 
+#[test]
+fn a_node_that_nothing_is_heard_of_is_taken_last() {
+    let mut w = world();
+    let jobs = ["n0", "n1", "n2"].map(|n| w.pilot(n, 2, 8));
+    w.tell(Input::PilotSilent { pilot: jobs[0] });
+    w.tell(Input::PilotSilent { pilot: jobs[1] });
+    for kernel in ["a", "b"] {
+        let out = w.tell(Input::PlaceKernel(place(kernel, 1)));
+        assert_eq!(placed(&out), "n2", "a loaded node is better than a silent one");
+    }
+    let three = hop_core::PlaceKernel {
+        replicas: 3,
+        ..place("c", 1)
+    };
+    let out = w.tell(Input::PlaceKernel(three));
+    let Output::Place { seats, .. } = &out[0] else {
+        panic!("{out:?}")
+    };
+    assert_eq!(seats.len(), 3, "silence is no proof of a loss");
+}
+
 fn place(name: &str, gpus: u16) -> hop_core::PlaceKernel {
     hop_core::PlaceKernel {
         kernel: name.into(),
