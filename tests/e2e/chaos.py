@@ -25,7 +25,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import disks
 from harness import Cluster, Failed, Notebook, stream, until
+from links import PEOPLE, Links, both, can_cut
 from opens import Recorder, shared
 
 USERS = ("alice", "alice", "bob")
@@ -51,6 +53,9 @@ def hold(seconds):
     return len(held)
 """
 
+#: What a person does, and how often.
+KINDS = {"quick": 34, "long": 12, "gpu": 20, "some": 6, "large": 8, "look": 18, "restart": 2}
+
 #: Seconds within which every cell is answered: the longest wait is that for a group that has lost its majority.
 ANSWER = 150.0
 GONE = re.compile(r"so their effects are gone: (.*)")
@@ -73,12 +78,32 @@ class Tally:
     faults: list[str] = dataclasses.field(default_factory=list)
 
 
-class Person:
-    """One notebook and the oracle of its kernel."""
+class Oracle:
+    """Where the faults of a run are gathered."""
 
-    def __init__(self, chaos: Chaos, user: str, number: int, seed: int) -> None:
+    def __init__(self, cluster: Cluster) -> None:
+        self.cluster = cluster
+        self.tally = Tally()
+        self.over = threading.Event()
+        self.fronts_killed: Counter[str] = Counter()
+        self.last_front_kill: dict[str, float] = dict.fromkeys(USERS, 0.0)
+        self.began = time.monotonic()
+
+    def say(self, what: str) -> None:
+        print(f"{time.monotonic() - self.began:7.1f} s  {what}", file=sys.stderr, flush=True)
+
+    def fault(self, what: str) -> None:
+        self.say(f"FAULT {what}")
+        self.tally.faults.append(f"{time.monotonic() - self.began:.0f} s: {what}")
+
+
+class Person:
+    """One notebook, and what its kernel must have."""
+
+    def __init__(self, chaos: Oracle, user: str, number: int, seed: int) -> None:
         self.chaos, self.user, self.number = chaos, user, number
         self.rng = random.Random(seed)
+        self.kinds = dict(KINDS)
         self.book = Notebook(chaos.cluster, user)
         self.notes = chaos.cluster.base / "home" / user / f"chaos-{number}"
         #: Cells whose effect has to be there, by their count, and those of which nobody can know.
@@ -90,12 +115,21 @@ class Person:
         self.chaos.fault(f"{self.user}/{self.number}: {what}")
 
     def begin(self) -> None:
+        self.notes.unlink(missing_ok=True)
         self.book.start(env=THREE)
         self.execute(SETUP.format(notes=str(self.notes)))
 
     def live(self) -> None:
         try:
             self.begin()
+        except Exception as error:
+            self.fault(f"the notebook's driver failed: {error}")
+            return
+        self.work()
+
+    def work(self) -> None:
+        """Runs cells until it is enough."""
+        try:
             while not self.chaos.over.is_set():
                 self.step()
             self.look()
@@ -103,7 +137,7 @@ class Person:
             self.fault(f"the notebook's driver failed: {error}")
 
     def step(self) -> None:
-        what = self.rng.choices(("quick", "long", "gpu", "large", "look", "restart"), (40, 12, 20, 8, 18, 2))[0]
+        what = self.rng.choices(list(self.kinds), list(self.kinds.values()))[0]
         if what == "look":
             self.look()
         elif what == "restart":
@@ -119,6 +153,8 @@ class Person:
             "quick": "",
             "long": f"; time.sleep({self.rng.uniform(0.5, 4):.1f})",
             "gpu": f"; assert hold({self.rng.uniform(0.05, 1):.2f}) == 1",
+            # The log's segments are full soon.
+            "some": f"; some = os.urandom({self.rng.randrange(1, 60_000)})",
             "large": f"; big = os.urandom({self.rng.randrange(1, 3_000_000)})",
         }[what]
         magic = "%%gpu 1\n" if what == "gpu" else ""
@@ -190,29 +226,27 @@ class Person:
             self.fault(f"cells began twice: {twice}")
 
 
-class Chaos:
-    """Kills parts of the cluster, in the order that the seed gives."""
+class Chaos(Oracle):
+    """Kills parts of the cluster and cuts its links, in the order that the seed gives."""
 
     def __init__(self, cluster: Cluster, seed: int, only: frozenset[str] = frozenset()) -> None:
+        super().__init__(cluster)
         self.only = only
-        self.cluster = cluster
         self.rng = random.Random(seed)
-        self.tally = Tally()
-        self.over = threading.Event()
-        self.fronts_killed: Counter[str] = Counter()
-        self.last_front_kill: dict[str, float] = dict.fromkeys(USERS, 0.0)
         self.nodes = cluster.env["HOP_DEV_NODES"].split(",")
-        self.began = time.monotonic()
+        self.links: Links | None = None
         self.people = [Person(self, user, i, self.rng.randrange(1 << 32)) for i, user in enumerate(USERS)]
 
-    def say(self, what: str) -> None:
-        print(f"{time.monotonic() - self.began:7.1f} s  {what}", file=sys.stderr, flush=True)
-
-    def fault(self, what: str) -> None:
-        self.say(f"FAULT {what}")
-        self.tally.faults.append(f"{time.monotonic() - self.began:.0f} s: {what}")
-
     def run(self, seconds: float) -> Tally:
+        if why := can_cut(self.cluster.variant):
+            self.say(f"no links are cut: {why}")
+            return self.live(seconds)
+        with Links(self.cluster) as self.links:
+            for person in self.people:
+                self.links.take_in(person.book)
+            return self.live(seconds)
+
+    def live(self, seconds: float) -> Tally:
         recorder = Recorder([str(p) for node in self.nodes for p in Path("/dev").glob(f"fakegpu-{node}-*")])
         recorder.start()
         threads = [threading.Thread(target=p.live, daemon=True) for p in self.people]
@@ -248,6 +282,9 @@ class Chaos:
             "hopd killed": (6, self.kill_hopd),
             "agent killed": (6, lambda: self.kill(r"hop-agent run", "gresshopper")),
             "slurmctld away": (4, self.without_slurmctld),
+            "links cut": (20 if self.links else 0, self.cut_links),
+            "disk full": (8, self.fill_disk),
+            "disk slow": (6, self.slow_disk),
         }
         names = [name for name in events if not self.only or name in self.only]
         name = self.rng.choices(names, [events[name][0] for name in names])[0]
@@ -284,6 +321,38 @@ class Chaos:
         time.sleep(self.rng.uniform(1, 15))
         # Unlike after `lost_node` nobody waits for its pilot.
         self.cluster.bring_back(node)
+        if self.links:
+            self.links.adopt()
+
+    def cut_links(self) -> None:
+        """A node, or a node and the fronts, for a moment or for long, one way or both; or again and again."""
+        assert self.links
+        node = self.rng.choice(self.nodes)
+        others = [other for other in self.nodes if other != node]
+        ways = self.rng.choice((both(node, others), both(node, [PEOPLE]), both(node, [*others, PEOPLE])))
+        going = self.rng.choice(("both ways", "from it", "to it"))
+        if going != "both ways":
+            ways = [way for way in ways if way[going == "to it"] == node]
+        times, seconds = self.rng.choice(((1, 3.0), (1, 14.0), (1, 40.0), (6, 1.5)))
+        self.say(f"  {node}: {len(ways)} ways cut, {going}, {times} x {seconds:.1f} s")
+        for _ in range(times):
+            with self.links.without(ways):
+                time.sleep(seconds)
+            time.sleep(1)
+
+    def fill_disk(self) -> None:
+        for pid in self.a_seat():
+            with disks.full(pid):
+                time.sleep(self.rng.uniform(5, 20))
+
+    def slow_disk(self) -> None:
+        for pid in self.a_seat():
+            with disks.slow(self.cluster, pid, self.rng.choice((4, 20))):
+                time.sleep(self.rng.uniform(5, 20))
+
+    def a_seat(self) -> list[int]:
+        there = disks.seats(self.cluster, self.rng.choice(USERS))
+        return [self.rng.choice(there)] if there else []
 
     def pause_node(self) -> None:
         node = self.rng.choice(self.nodes)

@@ -1,0 +1,123 @@
+"""Kernels with three replicas whose links are cut for a while. The oracle of `chaos.py` says what must hold."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import zlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from chaos import Oracle, Person
+from harness import Cluster, nothing_is_left, stream, until
+from links import PEOPLE, Links, Way, both, can_cut
+
+#: The ways to cut, from the nodes of the executor and the standbys.
+CUTS: dict[str, Callable[[str, list[str]], list[Way]]] = {
+    "executor | standbys": both,
+    "executor -> standbys": lambda e, s: [(e, t) for t in s],
+    "standbys -> executor": lambda e, s: [(t, e) for t in s],
+    "a standby | the others": lambda e, s: both(s[0], [e, s[1]]),
+    "front | executor": lambda e, s: both(PEOPLE, [e]),
+    "front -> executor": lambda e, s: [(PEOPLE, e)],
+    "executor -> front": lambda e, s: [(e, PEOPLE)],
+    "all": lambda e, s: [*both(PEOPLE, [e, *s]), *both(e, s), *both(s[0], s[1:])],
+}
+
+#: Shorter and longer than the silence after which a seat is lost. By hand: `HOP_E2E_LINKS=some` or `all`.
+WANTED = os.environ.get("HOP_E2E_LINKS", "")
+CASES = [
+    ("executor | standbys", 3),
+    ("executor | standbys", 25),
+    ("standbys -> executor", 25),
+    ("front | executor", 25),
+    ("all", 25),
+]
+if WANTED == "all":
+    CASES += [(cut, seconds) for seconds in (3, 12, 25, 40) for cut in CUTS if (cut, seconds) not in CASES]
+
+
+@pytest.fixture(scope="module")
+def links(cluster: Cluster) -> Iterator[Links]:
+    if why := "HOP_E2E_LINKS isn't set" if not WANTED else can_cut(cluster.variant):
+        pytest.skip(why)
+    with Links(cluster) as links:
+        yield links
+
+
+class Kernel:
+    """A person who works at a notebook with three replicas until it is enough."""
+
+    def __init__(self, cluster: Cluster, links: Links, seed: int) -> None:
+        self.cluster = cluster
+        self.oracle = Oracle(cluster)
+        self.person = Person(self.oracle, "alice", seed, seed)
+        # After a restart the kernel may execute elsewhere, and the cut would be another one.
+        del self.person.kinds["restart"]
+        links.take_in(self.person.book)
+
+    def begin(self) -> None:
+        self.person.begin()
+        self.grow()
+
+    def grow(self) -> None:
+        until("the kernel has three replicas", lambda: int(self.row()["replicas"]) == 3, 120)
+
+    def row(self) -> dict[str, Any]:
+        (row,) = self.cluster.hop("kernels", "-t", "starting,running,waiting,idle", user="alice")["rows"]
+        found: dict[str, Any] = row
+        return found
+
+    def ways(self, cut: str) -> list[Way]:
+        got = self.person.execute("print(os.environ['SLURMD_NODENAME'])")
+        assert got is not None
+        node = stream(got, "stdout").strip()
+        standbys = sorted(set(self.row()["nodes"].split(",")) - {node})
+        return CUTS[cut](node, standbys)
+
+    @contextlib.contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Cells run one after the other meanwhile."""
+        working = threading.Thread(target=self.person.work)
+        working.start()
+        try:
+            time.sleep(1)
+            yield
+            time.sleep(3)
+        finally:
+            self.oracle.over.set()
+            working.join()
+
+    def is_well(self) -> None:
+        self.person.look()
+        self.grow()
+        self.person.look()
+        assert not self.oracle.tally.faults
+
+
+@pytest.fixture
+def kernel(cluster: Cluster, links: Links, request: pytest.FixtureRequest) -> Iterator[Kernel]:
+    kernel = Kernel(cluster, links, zlib.crc32(request.node.name.encode()))
+    try:
+        kernel.begin()
+        yield kernel
+    finally:
+        kernel.person.close()
+    assert not kernel.oracle.tally.faults
+    nothing_is_left(cluster)
+
+
+@pytest.mark.parametrize(("cut", "seconds"), CASES)
+def test_no_cell_is_lost_or_runs_twice_while_links_are_cut(
+    links: Links, kernel: Kernel, cut: str, seconds: float
+) -> None:
+    ways = kernel.ways(cut)
+    with kernel.at_work(), links.without(ways):
+        time.sleep(seconds)
+        assert links.dropped()
+    # The longest waits, for a look by hand.
+    print(sorted(round(wait, 1) for wait in kernel.oracle.tally.waits)[-3:], kernel.oracle.tally.cell_lost)
+    kernel.is_well()
