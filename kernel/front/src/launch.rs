@@ -7,7 +7,7 @@ use hop_api::client;
 use hop_api::config::{Config, Seat};
 use hop_api::message::{PlaceKernel, Request, Response, Role, SeatPlan};
 use hop_log::{Act, Entry, Generation, Index, Sequence, State};
-use hop_protocol::file::{FrontFile, StateFolder, StepSize, Takeover, make_private, seats_dir};
+use hop_protocol::file::{FrontFile, StateFolder, StepSize, Takeover, data_dir, make_private, seats_dir};
 use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
 use hop_protocol::step::{Step, is_of_slurm, run_args};
@@ -345,7 +345,8 @@ fn open_tenure(
                 kernel: states.kernel.clone(),
                 tenure: state.tenure(),
                 store: states.store.clone(),
-                hash_seed: states::hash_seed(&states.kernel).context("can't write in the kernel's folder")?,
+                hash_seed: states::hash_seed(&states.kernel, data_dir().as_deref())
+                    .context("can't write in the kernel's folder")?,
             });
             Some(state)
         }

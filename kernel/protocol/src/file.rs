@@ -19,7 +19,7 @@ pub fn kernel_dir(kernel: &KernelId) -> Option<PathBuf> {
 }
 
 /// `gresshopper` in the user's data folder. `None` means that neither `XDG_DATA_HOME` nor `HOME` is set.
-fn data_dir() -> Option<PathBuf> {
+pub fn data_dir() -> Option<PathBuf> {
     let data = std::env::var_os("XDG_DATA_HOME")
         .map(PathBuf::from)
         .filter(|p| p.is_absolute());

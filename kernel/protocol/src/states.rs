@@ -141,23 +141,32 @@ pub fn open(kernel: &Path, state: &State) -> Result<PathBuf, OpenError> {
     }
 }
 
-/// Python's hash seed for all processes of a kernel: drawn once, and kept beside its tenures. 0 would switch randomisation
-/// off, so it is never drawn.
+/// Python's hash seed for all processes of a kernel, kept beside its tenures. It is that of its user's kernels, in the folder
+/// `shared`, so that one interpreter that waits can become any of them.
 ///
 /// # Errors
 /// The file system's.
-pub fn hash_seed(kernel: &Path) -> io::Result<u32> {
-    let path = kernel.join("hash-seed");
+pub fn hash_seed(kernel: &Path, shared: Option<&Path>) -> io::Result<u32> {
+    let drawn = || uuid::Uuid::new_v4().as_u128() as u32;
+    seed_in(kernel, || match shared {
+        Some(shared) => seed_in(shared, || Ok(drawn())),
+        None => Ok(drawn()),
+    })
+}
+
+/// The seed in this folder: made once, by whoever needs it first. 0 would switch randomisation off, so it is never used.
+fn seed_in(folder: &Path, new: impl FnOnce() -> io::Result<u32>) -> io::Result<u32> {
+    let path = folder.join("hash-seed");
     let read = || std::fs::read_to_string(&path).ok()?.trim().parse::<u32>().ok();
     if let Some(seed) = read() {
         return Ok(seed);
     }
-    make_private(kernel)?;
-    let drawn = uuid::Uuid::new_v4().as_u128() as u32;
-    let mut file = tempfile::NamedTempFile::new_in(kernel)?;
-    writeln!(file, "{}", drawn.max(1))?;
+    make_private(folder)?;
+    let seed = new()?.max(1);
+    let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    writeln!(file, "{seed}")?;
     match file.persist_noclobber(&path) {
-        Ok(_) => Ok(drawn.max(1)),
+        Ok(_) => Ok(seed),
         // Another front was first: its seed counts.
         Err(error) => read().ok_or(error.error),
     }
@@ -201,6 +210,22 @@ mod tests {
             state.apply(Index(1 + n), &entry).unwrap();
         }
         state
+    }
+
+    #[test]
+    fn all_kernels_of_a_user_have_one_seed_and_each_keeps_its_own() {
+        let tmp = tempfile::tempdir().unwrap();
+        let [shared, one, two] = ["shared", "one", "two"].map(|name| tmp.path().join(name));
+        let seed = hash_seed(&one, Some(&shared)).unwrap();
+        assert_ne!(seed, 0);
+        assert_eq!(hash_seed(&two, Some(&shared)).unwrap(), seed);
+        std::fs::write(one.join("hash-seed"), "7\n").unwrap();
+        assert_eq!(
+            hash_seed(&one, Some(&shared)).unwrap(),
+            7,
+            "one of an earlier release"
+        );
+        assert_eq!(hash_seed(&two, None).unwrap(), seed);
     }
 
     #[test]
