@@ -166,6 +166,8 @@ class Front:
         while True:
             dead = self._listen(self._process)
             code = self._process.wait()
+            with self._lock:
+                _close_pipes(self._process)
             followed = [t for t in followed if time.monotonic() - t < 60]
             # 0 and 1 are the front's own ends; other codes come from outside.
             befallen = code not in (0, 1)
@@ -209,6 +211,15 @@ class Front:
             self._returncode = code
         self._launched.set()
         self._over.set()
+
+
+def _close_pipes(process: subprocess.Popen[str]) -> None:
+    """Of a process that has ended. Python closes them by itself, with a warning that some clients take for an error."""
+    for pipe in (process.stdin, process.stdout):
+        # What it never read is lost with it.
+        with contextlib.suppress(OSError):
+            if pipe is not None:
+                pipe.close()
 
 
 class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unused-ignore]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -172,6 +173,17 @@ def test_a_shutdown_leaves_nothing(home: Path) -> None:
 
 
 # Clients that come, go and stop.
+
+
+@pytest.mark.filterwarnings("error::ResourceWarning", "error::pytest.PytestUnraisableExceptionWarning")
+def test_a_kernel_that_has_ended_leaves_no_open_file(home: Path) -> None:
+    """nbclient's own tests take such a warning for an error."""
+    for sudden in (False, True):
+        km, kc = start_new_kernel(kernel_name="python3")
+        kc.stop_channels()
+        km.shutdown_kernel(now=sudden)
+        del km, kc
+        gc.collect()
 
 
 def test_what_nobody_heard_is_delivered_on_return(kernel: Kernel) -> None:
