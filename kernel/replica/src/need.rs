@@ -9,6 +9,7 @@ use serde_json::Value;
 
 /// The magic of a cell that may run twice.
 const RETRY: &str = "%%retry";
+const MAGICS: [&str; 3] = [RETRY, "%%gpu", "%%cpu"];
 
 /// More than any node has: `hopd` says how many there are.
 const GPUS_MAX: u16 = 1024;
@@ -129,6 +130,45 @@ fn code_lines(code: &str) -> impl Iterator<Item = &str> {
 /// A magic's line without the comment behind it.
 fn uncommented(line: &str) -> &str {
     line.split_once(" #").map_or(line, |(before, _)| before).trim()
+}
+
+/// A cell of a kernel that doesn't know our magics, where it has some: as we read it, and as its kernel gets it.
+///
+/// A comment may bear the magic (`#%%gpu 1`): other clients then take the cell for what it is. A bare magic's line is empty
+/// for the kernel, so that errors name the right lines.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Foreign {
+    pub read: String,
+    pub sent: String,
+}
+
+impl Foreign {
+    /// The two readings; `None` for code without a magic of ours at its head.
+    pub fn of(code: &str) -> Option<Self> {
+        let (mut read, mut sent, mut any) = (Vec::new(), Vec::new(), false);
+        let mut head = true;
+        for line in code.split('\n') {
+            let bare = line.trim_start();
+            let word = bare.trim_start_matches('#').trim_start();
+            let is_magic = head
+                && word
+                    .split_whitespace()
+                    .next()
+                    .is_some_and(|w| MAGICS.contains(&w));
+            any |= is_magic;
+            head &= is_magic || bare.is_empty() || bare.starts_with('#');
+            read.push(if is_magic { word } else { line });
+            sent.push(if is_magic && !bare.starts_with('#') {
+                ""
+            } else {
+                line
+            });
+        }
+        any.then(|| Self {
+            read: read.join("\n"),
+            sent: sent.join("\n"),
+        })
+    }
 }
 
 /// The need that the first line of a cell asks for, if it is one of ours. `%%retry` may stand above it. A request for
@@ -351,6 +391,27 @@ mod tests {
         assert_eq!(magic("%%gpu #"), Ok(Need::gpus(1)));
         assert!(is_retried("# a\n%%retry # b\nx", b"{}"));
         assert!(magic("%%gpu 1 2 # two").is_err());
+    }
+
+    #[test]
+    fn a_kernel_that_is_not_ipython_gets_no_magic() {
+        let of = |code| Foreign::of(code).map(|f| (f.read, f.sent));
+        let both = |read: &str, sent: &str| Some((read.to_owned(), sent.to_owned()));
+        assert_eq!(
+            of("%%gpu 2\nnvidia-smi\n"),
+            both("%%gpu 2\nnvidia-smi\n", "\nnvidia-smi\n")
+        );
+        assert_eq!(
+            of("# %%gpu 2\nx <- 1"),
+            both("%%gpu 2\nx <- 1", "# %%gpu 2\nx <- 1")
+        );
+        assert_eq!(
+            of("# trains\n\n %%retry\n#%%gpu\nx"),
+            both("# trains\n\n%%retry\n%%gpu\nx", "# trains\n\n\n#%%gpu\nx")
+        );
+        for other in ["", "x", "x\n%%gpu 1", "# %% a part\nx", "%%gpus 1", "%gpu", "#"] {
+            assert_eq!(of(other), None, "{other}");
+        }
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! something else runs. [`super::lease`] follows the lease itself.
 
 use super::answers::LostCell;
-use crate::need::{self, Unattended};
+use crate::need::{self, Foreign, Unattended};
 use bytes::Bytes;
 use hop_protocol::jupyter::{Envelope, Header};
 use hop_protocol::message::InFlight;
@@ -104,6 +104,8 @@ pub(super) struct Cells {
     cells: VecDeque<Cell>,
     /// Each cell of the order begins with the front's word alone.
     by_permit: bool,
+    /// The kernel is IPython, with our extension.
+    knows_magics: bool,
     /// The kernel's last execution count.
     pub(super) count: i64,
 }
@@ -123,10 +125,11 @@ fn yes() -> bool {
 }
 
 impl Cells {
-    pub(super) fn new(by_permit: bool) -> Self {
+    pub(super) fn new(by_permit: bool, knows_magics: bool) -> Self {
         Self {
             cells: VecDeque::new(),
             by_permit,
+            knows_magics,
             count: 0,
         }
     }
@@ -171,14 +174,10 @@ impl Cells {
             return Some(message);
         };
         cell.stop_on_error = content.stop_on_error;
-        cell.retry = need::is_retried(&content.code, &envelope.metadata);
-        let need = need::of_cell(
-            &content.code,
-            &envelope.metadata,
-            content.silent,
-            default_need,
-            now,
-        );
+        let foreign = (!self.knows_magics).then(|| Foreign::of(&content.code)).flatten();
+        let read = foreign.as_ref().map_or(&*content.code, |f| &f.read);
+        cell.retry = need::is_retried(read, &envelope.metadata);
+        let need = need::of_cell(read, &envelope.metadata, content.silent, default_need, now);
         let need = run.and_then(|run| need.map(|need| run.apply(need)));
         let plain = need.as_ref().is_ok_and(Need::is_none);
         let code = if plain {

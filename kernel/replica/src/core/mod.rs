@@ -24,6 +24,7 @@ mod wording;
 use crate::agent::Parcel;
 use crate::leases::News;
 use crate::models::Models;
+use crate::need::Foreign;
 use answers::Verdict;
 use bytes::Bytes;
 use cells::{Cells, Next, StageName};
@@ -298,6 +299,7 @@ struct ReplyContent<'a> {
 impl Core {
     /// A kernel that is being started now.
     pub fn new(identity: Identity, durably: Option<Durably>, author: Author, now: Timestamp) -> Self {
+        let knows_magics = identity.launch.is_ipykernel();
         Self {
             identity,
             author,
@@ -307,7 +309,7 @@ impl Core {
                 early: Vec::new(),
                 until: now + START,
             },
-            cells: Cells::new(durably.is_some()),
+            cells: Cells::new(durably.is_some(), knows_magics),
             lease: Lease::None,
             gpu: Gpu::default(),
             hopd: Hopd::Down("hopd has not answered yet".into()),
@@ -536,6 +538,9 @@ impl Core {
         };
         let header = self.cells.header(cell);
         self.tell_notices(&header);
+        if !self.identity.launch.is_ipykernel() {
+            message = self.without_magic(message);
+        }
         if let Lease::Held(holder) = &self.lease
             && holder.seeker.as_cell() == Some(cell)
         {
@@ -546,6 +551,19 @@ impl Core {
             identity,
             message,
         });
+    }
+
+    fn without_magic(&self, message: Message) -> Message {
+        let Ok(mut envelope) = Envelope::parse(&message) else {
+            return message;
+        };
+        let content = serde_json::from_slice::<Value>(&envelope.content).unwrap_or_default();
+        let Some(code) = content["code"].as_str().and_then(Foreign::of) else {
+            return message;
+        };
+        envelope.content = with_key(&envelope.content, "code", code.sent.into());
+        self.author.signer().sign(&mut envelope);
+        envelope.message()
     }
 
     fn with_lease(&self, message: Message, lease: Value) -> Message {

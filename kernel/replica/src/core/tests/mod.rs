@@ -57,6 +57,11 @@ impl World {
     }
 
     pub(super) fn of(durably: Option<Durably>, replicas: Replicas) -> Self {
+        Self::of_program("ipykernel", durably, replicas)
+    }
+
+    /// A kernel that is started by this program.
+    pub(super) fn of_program(program: &str, durably: Option<Durably>, replicas: Replicas) -> Self {
         let seat = SeatStep {
             job: hop_words::id::JobId(1),
             step: 0,
@@ -65,7 +70,7 @@ impl World {
             uid: 1,
         };
         let launch = Launch {
-            argv: vec!["python".into()],
+            argv: vec![program.into()],
             cwd: None,
             default_need: Need::default(),
             account: None,
@@ -293,9 +298,17 @@ pub(super) fn gpu() -> Value {
 }
 
 /// An output as a short line: to whom, what, and the part of its content that tests care about.
+/// The code of a cell that names its language.
+fn shell_code(message: &Message) -> String {
+    let envelope = Envelope::parse(message).unwrap();
+    let content: Value = serde_json::from_slice(&envelope.content).unwrap();
+    let code = content["code"].as_str().filter(|code| code.contains("bash"));
+    code.map_or_else(String::new, |code| format!(" {code:?}"))
+}
+
 fn told(output: &Output) -> String {
     match output {
-        Output::ToKernel { message, .. } => format!("kernel: {}", of_jupyter(message)),
+        Output::ToKernel { message, .. } => format!("kernel: {}{}", of_jupyter(message), shell_code(message)),
         Output::ToFront(Item::Jupyter { message, .. }) => format!("front: {}", of_jupyter(message)),
         Output::ToFront(Item::Note(note)) => {
             let note = serde_json::to_value(note).unwrap();

@@ -14,6 +14,29 @@ fn cells_without_a_need_pass_at_once() {
 }
 
 #[test]
+fn a_kernel_of_another_language_gets_its_cells_without_our_magics() {
+    let mut world = World::of_program("bash_kernel", None, Replicas::One);
+    world.input(Input::KernelUp { pid: 7 });
+    world.hopd(News::Up);
+    let mut run = |cell: &str, code: &str| world.run_with(cell, &json!({ "code": code }), Value::Null);
+    assert_eq!(run("a", "ls # bash"), ["kernel: execute_request a \"ls # bash\""]);
+    assert_eq!(
+        run("b", "%%cpu\nls # bash"),
+        ["kernel: execute_request b \"\\nls # bash\""]
+    );
+    assert_eq!(run("g", "#%%gpu 1\nls # bash"), [""; 0]);
+    world.reply("a", "ok");
+    assert_eq!(
+        world.reply("b", "ok"),
+        ["front: execute_reply b ok", "hopd: submit g 1 gpus"]
+    );
+    assert_eq!(
+        world.grant("g", 1, 1),
+        ["kernel: execute_request g lease 1 \"#%%gpu 1\\nls # bash\""]
+    );
+}
+
+#[test]
 fn a_lease_is_asked_for_when_nothing_runs() {
     let mut world = World::up();
     world.run("a", Value::Null);
