@@ -104,6 +104,7 @@ lint() {
 	step "mypy: kernel/python" mypy_in kernel/python gresshopper
 	step "mypy: jupyterhub-spawner" mypy_in jupyterhub-spawner gresshopper_jupyter
 	step "mypy: tests/e2e" mypy_in tests/e2e .
+	step "mypy: tests/fidelity" mypy_in tests/fidelity .
 	# shellcheck disable=SC2046 # file names without blanks
 	step "shellcheck" shellcheck $(shell_scripts)
 	step "floors" tests/setup/floors.py
@@ -224,6 +225,7 @@ fidelity() {
 	variants "fidelity"
 	step "build of what is deployed" deployables || return
 	HOP_NOTEBOOKS=all e2e_on "${runnable[0]}" "beside plain ipykernel" 9 tests/e2e/test_clients.py
+	step "nbclient's and papermill's own tests" "$dev/hub/bin/python" tests/fidelity/suites.py "$target"
 }
 
 # What is lost, or moves.

@@ -1,0 +1,170 @@
+#!/usr/bin/env python3
+"""nbclient's and papermill's own tests, against plain ipykernel and against our kernel under the same name.
+
+    suites.py BIN [SUITE..]     BIN: the folder of hop, hop-front and hop-replica; SUITE: nbclient, papermill
+
+Their tests are in their source packages, which pip fetches in the versions that are installed here; what the tests import
+comes into a folder of its own. No Slurm is asked: our kernelspec is a local one. The exit status is 1 where a test passes
+against plain ipykernel and fails against ours, twice in a row, and isn't one of `BY_DESIGN`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from xml.etree import ElementTree
+
+REPO = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Suite:
+    name: str
+    """Files and folders with tests, below the package's source."""
+    tests: tuple[str, ...]
+    """What the tests import beside the package."""
+    needs: tuple[str, ...]
+
+
+SUITES = (
+    Suite(
+        "nbclient", ("tests/test_client.py", "tests/test_cli.py"), ("flaky", "testpath", "xmltodict", "ipywidgets")
+    ),
+    Suite(
+        "papermill",
+        tuple(
+            f"papermill/tests/test_{part}.py"
+            for part in ("execute", "engines", "clientwrap", "autosave", "cli", "inspect")
+        ),
+        (
+            "boto3",
+            "moto",
+            "pytest-mock",
+            "pytest-env",
+            "azure-identity",
+            "azure-storage-blob",
+            "gcsfs",
+            "pyarrow",
+            "ipywidgets",
+        ),
+    ),
+)
+
+
+# Their cell kills its kernel, and they expect a dead one: ours goes on, and the cell's error is `CellLost`.
+BY_DESIGN = {
+    "tests.test_client.TestExecute::test_error_notebook_hook",
+    "tests.test_client.TestExecute::test_kernel_death_during_execution",
+}
+
+
+def pip(*argv: str) -> None:
+    quiet = ["-q", "--disable-pip-version-check"]
+    subprocess.run([sys.executable, "-m", "pip", argv[0], *quiet, *argv[1:]], check=True, stdout=sys.stderr)
+
+
+def source(suite: Suite, place: Path) -> Path:
+    """The unpacked source package."""
+    wanted = f"{suite.name}=={version(suite.name)}"
+    pip("download", "--no-deps", "--no-binary", suite.name, "-d", str(place), wanted)
+    (archive,) = place.glob(f"{suite.name}-*.tar.gz")
+    subprocess.run(["tar", "-xzf", str(archive), "-C", str(place)], check=True)
+    return place / archive.name.removesuffix(".tar.gz")
+
+
+def ours(binaries: Path, place: Path) -> tuple[Path, dict[str, str]]:
+    """The Python and the environment in which `python3` is our kernel."""
+    overlay = place / "venv"
+    subprocess.run([str(REPO / "tests/setup/overlay.sh"), sys.prefix, str(overlay)], check=True, stdout=sys.stderr)
+    env = {
+        "PATH": f"{binaries}:{overlay}/bin:{os.environ['PATH']}",
+        "JUPYTER_PATH": str(place / "share/jupyter"),
+        "GRESSHOPPER_PYTHON": str(REPO / "kernel/python"),
+    }
+    hop = [str(binaries / "hop"), "kernelspec", "install", "--prefix", str(place), "--local"]
+    spec = [*hop, "--python", sys.executable, "--name", "python3"]
+    subprocess.run(spec, check=True, env=os.environ | env, stdout=sys.stderr)
+    return overlay / "bin/python", env
+
+
+PYTEST = "-m pytest -q -p no:cacheprovider -o addopts= -o asyncio_default_fixture_loop_scope=function --timeout 120 --tb short"
+
+
+def outcomes(python: Path, folder: Path, tests: Iterable[str], env: dict[str, str]) -> dict[str, bool]:
+    """Which tests passed, by their names. Skipped ones are left out."""
+    report = folder / "report.xml"
+    argv = [str(python), *PYTEST.split(), f"--junitxml={report}", *tests]
+    subprocess.run(argv, cwd=folder, env=os.environ | env, stdout=sys.stderr, check=False)
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        kinds = {child.tag for child in case}
+        if "skipped" not in kinds:
+            found[f"{case.get('classname')}::{case.get('name')}"] = not kinds & {"failure", "error"}
+    return found
+
+
+def node(name: str) -> str:
+    """A test's name as pytest takes it."""
+    classes, _, test = name.partition("::")
+    parts = classes.split(".")
+    modules = [part for part in parts if not part[:1].isupper()]
+    below = [part for part in parts if part[:1].isupper()]
+    return "::".join([f"{'/'.join(modules)}.py", *below, test])
+
+
+def compare(suite: Suite, binaries: Path, place: Path) -> list[str]:
+    """Runs a suite against both kernels. Returns what fails with ours alone."""
+    folder = source(suite, place)
+    needs = place / "needs"
+    pip("install", "--no-compile", "--target", str(needs), *suite.needs)
+    # Packages of this environment go before the newer ones that were fetched for the tests.
+    (place / "sitecustomize.py").write_text(f"import sys\nsys.path.append({str(needs)!r})\n")
+    home = place / "home"
+    home.mkdir()
+    common = {
+        "HOME": str(home),
+        "IPYTHONDIR": str(home / "ipython"),
+        "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        "PYTHONPATH": str(place),
+        "PATH": f"{sys.prefix}/bin:{os.environ['PATH']}",
+    }
+    plain = outcomes(Path(sys.executable), folder, suite.tests, common)
+    python, env = ours(binaries, place / "ours")
+    env = common | env
+    with_ours = outcomes(python, folder, suite.tests, env)
+
+    def worse(found: dict[str, bool]) -> list[str]:
+        return sorted(name for name, passed in plain.items() if passed and not found.get(name, False))
+
+    again = worse(with_ours)
+    if again:
+        # Some of these tests are about time.
+        with_ours |= outcomes(python, folder, [node(name) for name in again], env)
+    print(
+        f"{suite.name} {version(suite.name)}: {len(plain)} tests; {sum(plain.values())} pass against plain ipykernel, "
+        f"{sum(with_ours.values())} against ours"
+    )
+    return worse(with_ours)
+
+
+def main() -> int:
+    binaries, names = Path(sys.argv[1]).resolve(), sys.argv[2:]
+    lost = []
+    for suite in SUITES:
+        if not names or suite.name in names:
+            with tempfile.TemporaryDirectory() as place:
+                lost += compare(suite, binaries, Path(place))
+    for name in lost:
+        how = ", by design" if name in BY_DESIGN else ""
+        print(f"passes against plain ipykernel alone{how}: {name}")
+    return int(not BY_DESIGN.issuperset(lost))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
