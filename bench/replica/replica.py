@@ -1,6 +1,6 @@
 """bench `replica`: a kernel with three replicas on a dev cluster, beside plain ipykernel on this host, by turns.
 
-    replica.py [--n N] [--losses N] [--starts N] [--moves N]
+    replica.py [--n N] [--losses N] [--starts N] [--moves N] [--crowd N] [--asleep N]
 
 The group's log is on this host's disk, synced by a majority before a reply (three logs on one disk).
 
@@ -11,6 +11,10 @@ The group's log is on this host's disk, synced by a majority before a reply (thr
 - `failover_warm_p50|p95`: from the loss of the executor's node to the next cell's reply, by another replica.
 - `midcell_error_p50|p95`: from that loss, in the middle of a cell, to the cell's error.
 - `seat_mib`: memory (RSS) of the largest seat then.
+- `crowd_one_plus_one_p50|p99`: a cell of one of many kernels with three replicas each, whose users run one a second, while
+  others are hibernated.
+- `crowd_cores`, `crowd_mib`: time and memory (PSS) of all the user's processes then, ipykernels and clients as well.
+- `asleep_kib`: what a hibernated kernel adds to `hopd`'s memory (RSS).
 
 Prints a measured line per case (see hop-bench).
 """
@@ -21,10 +25,12 @@ import argparse
 import contextlib
 import json
 import os
+import pwd
 import statistics
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -164,12 +170,98 @@ def seat_mib(cluster: Cluster) -> float:
     return max(rss(pid) for pid in cluster.pids(r"hop-replica seat", "alice"))
 
 
+def of_user(uid: int) -> list[Path]:
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if process.stat().st_uid == uid:
+                found.append(process)
+    return found
+
+
+def memory_mib(uid: int) -> float:
+    total = 0
+    for process in of_user(uid):
+        with contextlib.suppress(OSError):
+            total += int((process / "smaps_rollup").read_text().partition("\nPss:")[2].split()[0])
+    return total / 1024
+
+
+def cpu_s(uid: int) -> float:
+    total = 0
+    for process in of_user(uid):
+        with contextlib.suppress(OSError):
+            fields = (process / "stat").read_text().rpartition(")")[2].split()
+            total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def hopd_kib(cluster: Cluster) -> float:
+    status = Path(f"/proc/{cluster.pids('opt/bin/hopd', 'gresshopper')[0]}/status").read_text()
+    return float(status.partition("VmRSS:")[2].split()[0])
+
+
+def asleep(cluster: Cluster, n: int) -> None:
+    """Kernels whose servers were killed: they are saved and end."""
+    before = hopd_kib(cluster)
+
+    def culled(number: int) -> None:
+        book = Notebook(cluster, "alice")
+        path = f"{cluster.base}/home/alice/{number}.ipynb"
+        book.start(env={"GRESSHOPPER_REPLICAS": "3", "GRESSHOPPER_NOTEBOOK": path, "JPY_SESSION_NAME": path})
+        answered(book, "x = 41")
+        book.process.kill()
+        book.process.wait()
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(culled, range(n)))
+
+    def all_sleep() -> bool:
+        rows = cluster.hop("kernels", user="alice")["rows"]
+        return sum(r["state"] == "ASLEEP" for r in rows) == n
+
+    until("all sleep", all_sleep, GROWS_WITHIN)
+    say("asleep_kib", "KiB", (hopd_kib(cluster) - before) / n, n)
+
+
+def crowd(cluster: Cluster, n: int, seconds: float = 60) -> None:
+    uid = pwd.getpwnam("alice").pw_uid
+    with contextlib.ExitStack() as stack:
+        books = [stack.enter_context(replicated(cluster)) for _ in range(n)]
+
+        def whole() -> bool:
+            rows = cluster.hop("kernels", "-t", "starting,running,waiting,idle", user="alice")["rows"]
+            return len(rows) == n and all(int(r["replicas"]) == 3 for r in rows)
+
+        until("all kernels have three replicas", whole, GROWS_WITHIN)
+
+        def person(book: Notebook, number: int) -> list[float]:
+            took = []
+            until_ = time.perf_counter() + seconds
+            time.sleep(number / n)
+            while time.perf_counter() < until_:
+                took.append(1e3 * answered(book, "1 + 1"))
+                time.sleep(1)
+            return took
+
+        begin, used = time.perf_counter(), cpu_s(uid)
+        with ThreadPoolExecutor(n) as pool:
+            took = [t for times in pool.map(person, books, range(n)) for t in times]
+        cores = (cpu_s(uid) - used) / (time.perf_counter() - begin)
+        for share, name in ((0.5, "p50"), (0.99, "p99")):
+            say(f"crowd_one_plus_one_{name}", "ms", percentile(took, share), len(took))
+        say("crowd_cores", "cores", cores, n)
+        say("crowd_mib", "MiB", memory_mib(uid), n)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--n", type=int, default=500)
     parser.add_argument("--starts", type=int, default=5)
     parser.add_argument("--moves", type=int, default=20)
     parser.add_argument("--losses", type=int, default=5)
+    parser.add_argument("--crowd", type=int, default=30)
+    parser.add_argument("--asleep", type=int, default=100)
     args = parser.parse_args()
     index = int(os.environ.get("HOP_E2E_INDEX", "19"))
     cluster = Cluster(BASE, index, os.environ.get("HOP_E2E_VARIANT", "auto"))
@@ -183,6 +275,8 @@ def main() -> int:
             spread("failover_warm", [failover(cluster, book) for _ in range(args.losses)])
             spread("midcell_error", [midcell(cluster, book) for _ in range(args.losses)])
             say("seat_mib", "MiB", seat_mib(cluster), 1)
+        asleep(cluster, args.asleep)
+        crowd(cluster, args.crowd)
     finally:
         cluster.down()
     return 0
