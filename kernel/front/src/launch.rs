@@ -15,7 +15,7 @@ use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
@@ -365,7 +365,10 @@ fn next_tenure(
     order: &Order,
 ) -> Result<State> {
     for _ in 0..OPENINGS {
-        let before = states::newest(kernel)?.map_or_else(State::new, |s| at_rest(s, &order.file));
+        let before = states::newest(kernel)?.map_or_else(
+            || beginning(order.origin, order.file.launch.replicas, unix_time()),
+            |s| at_rest(s, &order.file),
+        );
         let state = in_office(before, incarnation, job, node.clone(), order.origin)?;
         match states::open(kernel, &state) {
             Ok(_) => {
@@ -377,6 +380,24 @@ fn next_tenure(
         }
     }
     bail!("another front opens this kernel's tenures at the same time")
+}
+
+/// The state of a kernel without one.
+///
+/// A user's restart removes the kernel's folders, and with them the number of its group's generation. Members of that group
+/// may live on behind a cut link: the front must not follow them. The clock's seconds grow faster than generations, each of
+/// which takes a quarter of a minute at least.
+fn beginning(origin: Origin, replicas: Replicas, seconds: u32) -> State {
+    match (origin, replicas) {
+        (Origin::Nothing, Replicas::Three) => State::begun_again(Generation(seconds)),
+        (Origin::MyReplica | Origin::Before, _) | (_, Replicas::One) => State::new(),
+    }
+}
+
+/// In seconds.
+fn unix_time() -> u32 {
+    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+    u32::try_from(since.as_secs()).unwrap_or(u32::MAX)
 }
 
 /// The state without replicas. A kernel that may have a group begins a new one: the members of the old one, if some live,
@@ -807,6 +828,20 @@ async fn wait_for_seat(job: JobId, patience: Duration) -> Result<String, SeatErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_restarted_kernel_has_tenures_above_those_of_any_group_before() {
+        let tenure = |origin, replicas, seconds| beginning(origin, replicas, seconds).tenure();
+        assert_eq!(tenure(Origin::Before, Replicas::Three, 9), Tenure(0));
+        assert_eq!(tenure(Origin::Nothing, Replicas::One, 9), Tenure(0));
+        let restarted = beginning(Origin::Nothing, Replicas::Three, 9);
+        restarted.sanity_check().unwrap();
+        let lost = beginning(Origin::Before, Replicas::Three, 9).reopened(Incarnation(3));
+        assert!(restarted.tenure() > lost.generation().last_tenure());
+        let next = in_office(restarted, Incarnation(1), JobId(1), "n1".into(), Origin::Nothing).unwrap();
+        assert_eq!(next.tenure(), Tenure(9_000_001));
+        next.sanity_check().unwrap();
+    }
 
     #[test]
     fn the_kernelspecs_account_goes_before_the_servers() {

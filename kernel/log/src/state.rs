@@ -362,6 +362,16 @@ impl State {
     #[must_use]
     pub fn reopened(self, highest: Incarnation) -> Self {
         let generation = self.generation.next();
+        self.in_generation(generation, highest)
+    }
+
+    /// The first state of a kernel that was begun anew, and may have had groups of earlier generations.
+    #[must_use]
+    pub fn begun_again(generation: Generation) -> Self {
+        Self::new().in_generation(generation, Incarnation(0))
+    }
+
+    fn in_generation(self, generation: Generation, highest: Incarnation) -> Self {
         let last = generation.before_first_tenure();
         Self {
             applied: Index(0),
