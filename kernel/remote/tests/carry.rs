@@ -19,9 +19,10 @@ use object_store::{
 };
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::sync::Barrier;
 
 const KEY: [u8; 32] = [7; 32];
 
@@ -31,6 +32,8 @@ struct Breaking {
     inner: InMemory,
     left: AtomicUsize,
     puts: AtomicUsize,
+    /// Heads are written once so many senders are about to.
+    heads_meet: OnceLock<Barrier>,
 }
 
 impl Breaking {
@@ -39,6 +42,7 @@ impl Breaking {
             inner: InMemory::new(),
             left: AtomicUsize::new(usize::MAX),
             puts: AtomicUsize::new(0),
+            heads_meet: OnceLock::new(),
         })
     }
 
@@ -90,6 +94,11 @@ impl ObjectStore for Breaking {
     async fn put_opts(&self, location: &Path, payload: PutPayload, opts: PutOptions) -> Result<PutResult> {
         self.answer()?;
         self.puts.fetch_add(1, SeqCst);
+        if location.filename() == Some("head")
+            && let Some(barrier) = self.heads_meet.get()
+        {
+            barrier.wait().await;
+        }
         self.inner.put_opts(location, payload, opts).await
     }
 
@@ -378,6 +387,7 @@ async fn what_is_anothers_or_changed_meanwhile_is_not_replaced() {
     // Two that save under one name: the later finds a head that it hasn't seen.
     let (sender, both) = (remote(&store), name("both"));
     let (one, two) = (here.save(2, &[b"one"], &KEY), here.save(3, &[b"two"], &KEY));
+    store.heads_meet.set(Barrier::new(2)).unwrap();
     let (first, second) = tokio::join!(
         sender.send(&both, &one, &KEY, &here.local, &progress),
         sender.send(&both, &two, &KEY, &here.local, &progress),
