@@ -128,7 +128,7 @@ build() {
 
 rust() {
 	step "build" build
-	step "Rust tests" cargo nextest run --locked --workspace --retries 1
+	step "Rust tests" cargo nextest run --locked --workspace --retries 1 --no-fail-fast
 	step "documentation's tests" cargo test --quiet --locked --workspace --doc
 }
 
