@@ -108,8 +108,11 @@ def test_a_refusal_is_told_with_its_reason_and_without_a_chain(supervisor: Super
     assert supervisor.ops() == ["need.acquire"]
 
 
-def test_an_interrupt_ends_the_wait_and_withdraws(supervisor: Supervisor) -> None:
+def test_an_interrupt_ends_the_wait_and_withdraws(supervisor: Supervisor, request: pytest.FixtureRequest) -> None:
     supervisor.silent = True
+    # Whoever runs the tests may ignore it, as a shell's jobs in the background do.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    request.addfinalizer(lambda: signal.signal(signal.SIGINT, before))
     # To the thread that waits: the process's others may take what is sent to the process.
     waits = threading.get_ident()
     threading.Timer(0.3, lambda: signal.pthread_kill(waits, signal.SIGINT)).start()
