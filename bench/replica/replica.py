@@ -14,7 +14,7 @@ The group's log is on this host's disk, synced by a majority before a reply (thr
 - `crowd_one_plus_one_p50|p99`: a cell of one of many kernels with three replicas each, whose users run one a second, while
   others are hibernated.
 - `crowd_cores`, `crowd_mib`: time and memory (PSS) of all the user's processes then, ipykernels and clients as well.
-- `asleep_kib`: what a hibernated kernel adds to `hopd`'s memory (RSS).
+- `asleep_kib`: memory of `hopd` (RSS) for each hibernated kernel.
 
 Prints a measured line per case (see hop-bench).
 """
@@ -162,12 +162,13 @@ def midcell(cluster: Cluster, book: Notebook) -> float:
     return took
 
 
-def seat_mib(cluster: Cluster) -> float:
-    def rss(pid: int) -> float:
-        status = Path(f"/proc/{pid}/status").read_text()
-        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+def rss_kib(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text()
+    return int(status.partition("VmRSS:")[2].split()[0])
 
-    return max(rss(pid) for pid in cluster.pids(r"hop-replica seat", "alice"))
+
+def seat_mib(cluster: Cluster) -> float:
+    return max(rss_kib(pid) for pid in cluster.pids(r"hop-replica seat", "alice")) / 1024
 
 
 def of_user(uid: int) -> list[Path]:
@@ -196,9 +197,8 @@ def cpu_s(uid: int) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def hopd_kib(cluster: Cluster) -> float:
-    status = Path(f"/proc/{cluster.pids('opt/bin/hopd', 'gresshopper')[0]}/status").read_text()
-    return float(status.partition("VmRSS:")[2].split()[0])
+def hopd_kib(cluster: Cluster) -> int:
+    return rss_kib(cluster.pids("opt/bin/hopd", "gresshopper")[0])
 
 
 def asleep(cluster: Cluster, n: int) -> None:

@@ -11,11 +11,13 @@ use hop_protocol::file::{FrontFile, StateFolder, StepSize, Takeover, data_dir, m
 use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
 use hop_protocol::step::{Step, is_of_slurm, run_args};
+use hop_words::clock::now;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
+use hop_words::time::Timestamp;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
 use tokio::sync::mpsc;
@@ -366,7 +368,7 @@ fn next_tenure(
 ) -> Result<State> {
     for _ in 0..OPENINGS {
         let before = states::newest(kernel)?.map_or_else(
-            || beginning(order.origin, order.file.launch.replicas, unix_time()),
+            || beginning(order.origin, order.file.launch.replicas, now()),
             |s| at_rest(s, &order.file),
         );
         let state = in_office(before, incarnation, job, node.clone(), order.origin)?;
@@ -387,17 +389,12 @@ fn next_tenure(
 /// A user's restart removes the kernel's folders, and with them the number of its group's generation. Members of that group
 /// may live on behind a cut link: the front must not follow them. The clock's seconds grow faster than generations, each of
 /// which takes a quarter of a minute at least.
-fn beginning(origin: Origin, replicas: Replicas, seconds: u32) -> State {
+fn beginning(origin: Origin, replicas: Replicas, now: Timestamp) -> State {
+    let seconds = u32::try_from(now.0 / 1_000_000).unwrap_or(u32::MAX);
     match (origin, replicas) {
         (Origin::Nothing, Replicas::Three) => State::begun_again(Generation(seconds)),
         (Origin::MyReplica | Origin::Before, _) | (_, Replicas::One) => State::new(),
     }
-}
-
-/// In seconds.
-fn unix_time() -> u32 {
-    let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
-    u32::try_from(since.as_secs()).unwrap_or(u32::MAX)
 }
 
 /// The state without replicas. A kernel that may have a group begins a new one: the members of the old one, if some live,
@@ -831,12 +828,13 @@ mod tests {
 
     #[test]
     fn a_restarted_kernel_has_tenures_above_those_of_any_group_before() {
-        let tenure = |origin, replicas, seconds| beginning(origin, replicas, seconds).tenure();
+        let at = |seconds: u64| Timestamp(seconds * 1_000_000);
+        let tenure = |origin, replicas, seconds| beginning(origin, replicas, at(seconds)).tenure();
         assert_eq!(tenure(Origin::Before, Replicas::Three, 9), Tenure(0));
         assert_eq!(tenure(Origin::Nothing, Replicas::One, 9), Tenure(0));
-        let restarted = beginning(Origin::Nothing, Replicas::Three, 9);
+        let restarted = beginning(Origin::Nothing, Replicas::Three, at(9));
         restarted.sanity_check().unwrap();
-        let lost = beginning(Origin::Before, Replicas::Three, 9).reopened(Incarnation(3));
+        let lost = beginning(Origin::Before, Replicas::Three, at(9)).reopened(Incarnation(3));
         assert!(restarted.tenure() > lost.generation().last_tenure());
         let next = in_office(restarted, Incarnation(1), JobId(1), "n1".into(), Origin::Nothing).unwrap();
         assert_eq!(next.tenure(), Tenure(9_000_001));

@@ -105,7 +105,7 @@ pub(super) struct Cells {
     /// Each cell of the order begins with the front's word alone.
     by_permit: bool,
     /// The kernel is IPython, with our extension.
-    knows_magics: bool,
+    pub(super) knows_magics: bool,
     /// The kernel's last execution count.
     pub(super) count: i64,
 }

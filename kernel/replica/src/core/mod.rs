@@ -538,7 +538,7 @@ impl Core {
         };
         let header = self.cells.header(cell);
         self.tell_notices(&header);
-        if !self.identity.launch.is_ipykernel() {
+        if !self.cells.knows_magics {
             message = self.without_magic(message);
         }
         if let Lease::Held(holder) = &self.lease

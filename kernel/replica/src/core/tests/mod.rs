@@ -298,17 +298,9 @@ pub(super) fn gpu() -> Value {
 }
 
 /// An output as a short line: to whom, what, and the part of its content that tests care about.
-/// The code of a cell that names its language.
-fn shell_code(message: &Message) -> String {
-    let envelope = Envelope::parse(message).unwrap();
-    let content: Value = serde_json::from_slice(&envelope.content).unwrap();
-    let code = content["code"].as_str().filter(|code| code.contains("bash"));
-    code.map_or_else(String::new, |code| format!(" {code:?}"))
-}
-
 fn told(output: &Output) -> String {
     match output {
-        Output::ToKernel { message, .. } => format!("kernel: {}{}", of_jupyter(message), shell_code(message)),
+        Output::ToKernel { message, .. } => format!("kernel: {}", of_jupyter(message)),
         Output::ToFront(Item::Jupyter { message, .. }) => format!("front: {}", of_jupyter(message)),
         Output::ToFront(Item::Note(note)) => {
             let note = serde_json::to_value(note).unwrap();
@@ -369,10 +361,13 @@ fn of_jupyter(message: &Message) -> String {
                 .collect::<Vec<_>>()
                 .join(" ")
         }
-        "execute_request" => ours["lease"]["lease"]
-            .as_u64()
-            .map(|l| format!("lease {l}"))
-            .unwrap_or_default(),
+        "execute_request" => {
+            let lease = ours["lease"]["lease"].as_u64().map(|l| format!("lease {l}"));
+            // The code of a cell that names its language.
+            let code = content["code"].as_str().filter(|code| code.contains("bash"));
+            let words = [lease, code.map(|code| format!("{code:?}"))];
+            words.into_iter().flatten().collect::<Vec<_>>().join(" ")
+        }
         "stream" => text(&content["text"])
             .split([':', ';', '.'])
             .take(2)
