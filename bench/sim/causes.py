@@ -44,7 +44,7 @@ def read(path: str) -> list[Cell]:
 
 
 def cause(cell: Cell, before: Cell | None) -> str:
-    """What came before the cell, the first that holds."""
+    """The first cause that holds, by the cell before."""
     if before is None:
         return "the session's first cell"
     if cell.gpus > before.gpus:

@@ -216,7 +216,7 @@ class Front:
 def _close_pipes(process: subprocess.Popen[str]) -> None:
     """Of a process that has ended. Python closes them by itself, with a warning that some clients take for an error."""
     for pipe in (process.stdin, process.stdout):
-        # What it never read is lost with it.
+        # Input that the process never read is lost.
         with contextlib.suppress(OSError):
             if pipe is not None:
                 pipe.close()

@@ -26,9 +26,9 @@ REPO = Path(__file__).resolve().parents[2]
 @dataclass(frozen=True)
 class Suite:
     name: str
-    """Files and folders with tests, below the package's source."""
+    #: Files with tests, below the package's source.
     tests: tuple[str, ...]
-    """What the tests import beside the package."""
+    #: Packages that the tests import beside it.
     needs: tuple[str, ...]
 
 
@@ -55,7 +55,6 @@ SUITES = (
         ),
     ),
 )
-
 
 # Their cell kills its kernel, and they expect a dead one: ours goes on, and the cell's error is `CellLost`.
 BY_DESIGN = {

@@ -141,8 +141,8 @@ pub fn open(kernel: &Path, state: &State) -> Result<PathBuf, OpenError> {
     }
 }
 
-/// Python's hash seed for all processes of a kernel, kept beside its tenures. It is that of its user's kernels, in the folder
-/// `shared`, so that one interpreter that waits can become any of them.
+/// Python's hash seed for all processes of a kernel, kept beside its tenures. New kernels of a user take the seed in the folder
+/// `shared`, so that an interpreter that waits can become any of them.
 ///
 /// # Errors
 /// The file system's.
@@ -154,7 +154,7 @@ pub fn hash_seed(kernel: &Path, shared: Option<&Path>) -> io::Result<u32> {
     })
 }
 
-/// The seed in this folder: made once, by whoever needs it first. 0 would switch randomisation off, so it is never used.
+/// The seed in this folder, made by its first reader. The seed is never 0, which would switch randomisation off.
 fn seed_in(folder: &Path, new: impl FnOnce() -> io::Result<u32>) -> io::Result<u32> {
     let path = folder.join("hash-seed");
     let read = || std::fs::read_to_string(&path).ok()?.trim().parse::<u32>().ok();

@@ -293,7 +293,7 @@ pub enum Response {
     Kernels {
         rows: Vec<KernelRow>,
     },
-    /// Answers [`Request::Release`]: the node's agents were told. Those that have looked say so by
+    /// Answers [`Request::Release`]: the node's agents were told. The answer of an agent is
     /// [`NodeInfo::asked`](query::NodeInfo::asked).
     Looking {
         asked: Timestamp,

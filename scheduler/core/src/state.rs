@@ -360,7 +360,7 @@ pub(crate) struct Pilot {
     pub reserved: Vec<Idx<Cell>>,
     /// The pilot's place in [`Lanes`]; `None` means that it isn't listed.
     pub listed: Option<Listed>,
-    /// GPUs with which it counts in the pool's [`Tally`].
+    /// The pilot's GPUs in the pool's [`Tally`]; `None` means that it isn't counted.
     pub tallied: Option<u16>,
     /// Since when no lease has been here.
     pub idle_since: Option<Timestamp>,

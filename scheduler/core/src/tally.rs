@@ -8,7 +8,7 @@ use crate::index::Idx;
 use crate::state::{Kernel, Pilot, PilotState, Pool};
 use std::collections::BTreeSet;
 
-/// What a pool's kernels and pilots add up to.
+/// The sums and lists of one pool.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub(crate) struct Tally {
     /// Pilots on the pool's own nodes that lend, or will once their agent is back.
@@ -60,7 +60,7 @@ impl Core {
         }
     }
 
-    /// What the kernel adds to its pool's tally.
+    /// The kernel's part as it is now.
     pub(crate) fn kernels_part(&self, kernel: Idx<Kernel>) -> Part {
         let k = &self.work.kernels[kernel];
         let most = k.sizes.iter().map(|(gpus, _)| *gpus);

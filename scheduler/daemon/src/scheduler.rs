@@ -109,7 +109,7 @@ pub(crate) struct Scheduler {
     /// Inputs that the core has not taken in yet.
     todo: VecDeque<Input>,
     connections: Connections,
-    /// How the pilots' nodes stand, and since when that is known.
+    /// How the pilots' nodes stand.
     standings: HashMap<JobId, NodeStanding>,
     /// The newest release of blocked GPUs that an operator asked for.
     released: Timestamp,

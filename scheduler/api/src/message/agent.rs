@@ -93,7 +93,7 @@ pub enum Order {
         term: Term,
         gpus: Vec<GpuIndex>,
         operator: UserName,
-        /// When they asked, by `hopd`'s clock, which no two of them share.
+        /// The instant of the operator's request by `hopd`'s clock. No two requests have the same.
         asked: Timestamp,
     },
 }
