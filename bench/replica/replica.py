@@ -10,7 +10,7 @@ The group's log is on this host's disk, synced by a majority before a reply (thr
 - `election_p50|p95`: the longest that a cell waited of those sent one after the other while another replica was made executor.
 - `failover_warm_p50|p95`: from the loss of the executor's node to the next cell's reply, by another replica.
 - `midcell_error_p50|p95`: from that loss, in the middle of a cell, to the cell's error.
-- `seat_mib`: memory (RSS) of the largest seat then.
+- `seat_mib`, `spare_mib`: memory (RSS) of the largest seat then, and of the largest spare with its interpreter.
 - `crowd_one_plus_one_p50|p99`: a cell of one of many kernels with three replicas each, whose users run one a second, while
   others are hibernated.
 - `crowd_cores`, `crowd_mib`: time and memory (PSS) of all the user's processes then, ipykernels and clients as well.
@@ -127,7 +127,14 @@ def first_cells(cluster: Cluster, n: int) -> None:
     say("first_cell_r3_over_r1", "s", ours, n, ("one replica", peer))
 
 
+def settle(cluster: Cluster) -> None:
+    """Waits for the standbys' spare interpreters, as a kernel that is used at a person's pace has them."""
+    until("two spares wait", lambda: len(cluster.pids(r"^\S+/hop-replica spare", "alice")) >= 2, 60)
+    time.sleep(2)
+
+
 def election(cluster: Cluster, book: Notebook) -> float:
+    settle(cluster)
     node = node_of(book)
     to = next(n for n in row(cluster)["nodes"].split(",") if n != node)
     until("its state is saved", lambda: row(cluster)["captured"] == "yes")
@@ -141,6 +148,7 @@ def election(cluster: Cluster, book: Notebook) -> float:
 
 
 def failover(cluster: Cluster, book: Notebook) -> float:
+    settle(cluster)
     node = node_of(book)
     with lost_node(cluster, node):
         took = answered(book)
@@ -168,7 +176,16 @@ def rss_kib(pid: int) -> int:
 
 
 def seat_mib(cluster: Cluster) -> float:
-    return max(rss_kib(pid) for pid in cluster.pids(r"hop-replica seat", "alice")) / 1024
+    return max(rss_kib(pid) for pid in cluster.pids(r"^\S+/hop-replica seat", "alice")) / 1024
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def spare_mib(cluster: Cluster) -> float:
+    spares = cluster.pids(r"^\S+/hop-replica spare", "alice")
+    return max(sum(map(rss_kib, [pid, *children(pid)])) for pid in spares) / 1024
 
 
 def of_user(uid: int) -> list[Path]:
@@ -275,6 +292,8 @@ def main() -> int:
             spread("failover_warm", [failover(cluster, book) for _ in range(args.losses)])
             spread("midcell_error", [midcell(cluster, book) for _ in range(args.losses)])
             say("seat_mib", "MiB", seat_mib(cluster), 1)
+            settle(cluster)
+            say("spare_mib", "MiB", spare_mib(cluster), 1)
         asleep(cluster, args.asleep)
         crowd(cluster, args.crowd)
     finally:

@@ -324,7 +324,9 @@ def notebook(cluster: Cluster, user: str = "alice", **start: Any) -> Iterator[No
 
 def no_process_is_left(cluster: Cluster, user: str = "alice", timeout: float = 20.0) -> None:
     """Waits until every process of the user's kernels has ended."""
-    until("no process is left", lambda: not cluster.pids(r"hop-replica run|ipykernel|hop-front", user), timeout)
+    until(
+        "no process is left", lambda: not cluster.pids(r"hop-replica (run|spare)|ipykernel|hop-front", user), timeout
+    )
 
 
 def nothing_is_left(cluster: Cluster, user: str = "alice", timeout: float = 20.0) -> None:

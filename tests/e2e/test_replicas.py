@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -63,6 +65,66 @@ def seats_of(cluster: Cluster, *which: str) -> set[str]:
 def runs_with_a_gpu(book: Notebook) -> None:
     got = book.execute("%%gpu 1\nprint(len(openable()), x)", timeout=90)
     assert (got["status"], stream(got, "stdout")) == ("ok", "1 41\n"), got
+
+
+def spares(cluster: Cluster) -> list[int]:
+    """The supervisors of the spare interpreters that wait: each has an interpreter below it."""
+    return cluster.pids(r"^\S+/hop-replica spare", "alice")
+
+
+def two_spares(cluster: Cluster, executor: int) -> set[int]:
+    """Those of the two standbys' seats, once they are there; the executor may have been one."""
+
+    def others() -> set[int]:
+        return set(spares(cluster)) - {executor}
+
+    until("two spares wait", lambda: len(others()) == 2, 90)
+    return others()
+
+
+def executes_in(cluster: Cluster, book: Notebook) -> int:
+    """The supervisor of the kernel's process."""
+    got = book.execute("print(os.getppid(), os.environ['GRESSHOPPER_KERNEL'])", timeout=90)
+    pid, kernel = stream(got, "stdout").split()
+    assert kernel == kernel_row(cluster)["kernel_id"]
+    return int(pid)
+
+
+def test_a_spare_interpreter_takes_over_once(cluster: Cluster, alice: Notebook) -> None:
+    """The process that waited becomes the kernel, with the notebook's variables and folder; another one waits then."""
+    folder = stream(alice.execute("print(os.getcwd())"), "stdout")
+    for _ in range(8):
+        waited = two_spares(cluster, executes_in(cluster, alice))
+        # A spare that isn't ready on a busy host costs a fresh start, not the move.
+        time.sleep(4)
+        to = sorted(grown(cluster) - {node_of(alice)})[0]
+        cluster.run("alice", "hop", "migrate", kernel_row(cluster)["kernel_id"], "--to", to)
+        assert node_of(alice) == to
+        pid = executes_in(cluster, alice)
+        if pid in waited:
+            break
+    assert pid in waited
+    assert stream(alice.execute("print(os.getcwd())"), "stdout") == folder
+    runs_with_a_gpu(alice)
+    assert pid not in two_spares(cluster, pid)
+    # The next process of the kernel is started by a supervisor that was a spare, and has its kernel's name as well.
+    alice.restart()
+    alice.execute("import os")
+    executes_in(cluster, alice)
+
+
+def test_spares_that_were_killed_or_stand_still_only_delay_a_takeover(cluster: Cluster, alice: Notebook) -> None:
+    node, waited = node_of(alice), sorted(two_spares(cluster, executes_in(cluster, alice)))
+    # One has died with its interpreter, the other one hears nothing.
+    os.kill(waited[0], signal.SIGKILL)
+    os.kill(waited[1], signal.SIGSTOP)
+    try:
+        with lost_node(cluster, node):
+            assert node_of(alice) != node
+            assert executes_in(cluster, alice) not in waited
+            runs_with_a_gpu(alice)
+    finally:
+        os.kill(waited[1], signal.SIGCONT)
 
 
 def test_the_executors_node_is_lost_and_another_replica_goes_on(cluster: Cluster, alice: Notebook) -> None:

@@ -24,33 +24,47 @@ pub struct Step<'a> {
 impl Step<'_> {
     /// The arguments of `srun`.
     pub fn srun_args(&self) -> Vec<String> {
-        let fixed = [
-            "-Q",
-            "--overlap",
-            "--gres=none",
-            "--nodes=1",
-            "--ntasks=1",
-            "--cpu-bind=none",
-            "--mpi=none",
-            "--export=ALL",
-            "--input=none",
-            "--kill-on-bad-exit=0",
-        ];
-        let own = [
-            format!("--jobid={}", self.seat),
-            format!("--nodelist={}", self.node),
-            format!("--mem={}M", self.size.mem_mib),
-            format!("--cpus-per-task={}", self.size.cpus.max(1)),
-            format!("--job-name=kernel-{}", self.kernel),
-            self.program.display().to_string(),
-        ];
-        let fixed = fixed.iter().map(ToString::to_string);
-        fixed
-            .chain(own)
-            .chain(run_args(self.dir, self.incarnation))
+        let name = format!("kernel-{}", self.kernel);
+        let run = run_args(self.dir, self.incarnation).into_iter();
+        step_args(self.seat, self.node, self.size, &name)
+            .chain([self.program.display().to_string()])
+            .chain(run)
             .chain(self.elected.then(|| "--elected".to_owned()))
             .collect()
     }
+
+    /// The arguments of `srun` for a step that waits to become such a replica of any kernel of this one's kind.
+    pub fn spare_args(&self, number: u32) -> Vec<String> {
+        step_args(self.seat, self.node, self.size, &format!("spare-{number}"))
+            .chain([self.program.display().to_string(), "spare".into()])
+            .chain(["--dir".into(), self.dir.display().to_string()])
+            .chain(["--number".into(), number.to_string()])
+            .collect()
+    }
+}
+
+/// What all steps of a seat have in common.
+fn step_args(seat: JobId, node: &NodeName, size: StepSize, name: &str) -> impl Iterator<Item = String> {
+    let fixed = [
+        "-Q",
+        "--overlap",
+        "--gres=none",
+        "--nodes=1",
+        "--ntasks=1",
+        "--cpu-bind=none",
+        "--mpi=none",
+        "--export=ALL",
+        "--input=none",
+        "--kill-on-bad-exit=0",
+    ];
+    let own = [
+        format!("--jobid={seat}"),
+        format!("--nodelist={node}"),
+        format!("--mem={}M", size.mem_mib),
+        format!("--cpus-per-task={}", size.cpus.max(1)),
+        format!("--job-name={name}"),
+    ];
+    fixed.into_iter().map(str::to_owned).chain(own)
 }
 
 /// The arguments of `hop-replica` for one replica of a kernel.

@@ -6,10 +6,12 @@
 
 use crate::agent::FD_VARIABLE;
 use crate::oom::OomWatch;
+use crate::spare;
 use anyhow::{Context, Result};
-use hop_protocol::file::Launch;
+use hop_protocol::file::{FrontFile, Launch};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::json;
+use std::ffi::{OsStr, OsString};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
@@ -44,51 +46,42 @@ pub struct Kernel {
 }
 
 impl Kernel {
-    /// Starts the kernelspec's argv with a connection file in `scratch`. A kernel that keeps its state has a `hash_seed`.
+    /// Starts the kernelspec's argv with a connection file in `scratch`.
     pub fn start(
         program: &Path,
-        launch: &Launch,
+        file: &FrontFile,
         scratch: &Path,
-        signing_key: &str,
         agent: OwnedFd,
         lends: bool,
-        hash_seed: Option<u32>,
     ) -> Result<Self> {
-        let connection_file = write_connection_file(scratch, signing_key)?;
-        let file = connection_file
-            .to_str()
-            .context("the scratch folder's name is not text")?;
-        let mut argv: Vec<String> = launch
-            .argv
-            .iter()
-            .map(|a| a.replace("{connection_file}", file))
-            .collect();
-        let revoked = scratch.join("revoked");
-        let mut command = Command::new(program);
-        command
-            .arg("exec")
-            .arg("--parent")
-            .arg(std::process::id().to_string())
-            .arg("--");
-        command.env("JPY_PARENT_PID", std::process::id().to_string());
-        if let Some(python) = agent_folder().filter(|_| launch.is_ipykernel()) {
-            inject(&mut command, &mut argv, &python, &agent)?;
-            command.env(REVOKED_VARIABLE, &revoked);
-            if lends {
-                command.env(LENDS_VARIABLE, "1");
-            }
-            if let Some(seed) = hash_seed {
-                keep_state(&mut command, seed);
-            }
-        }
-        command
-            .args(&argv)
-            .stdin(Stdio::null())
-            .process_group(0)
-            .kill_on_drop(true);
-        if let Some(cwd) = launch.cwd.as_ref().filter(|d| d.is_dir()) {
+        write_connection_file(scratch, &file.signing_key)?;
+        let mut command = command(program, file, scratch, &agent, lends, Path::new(""))?;
+        if let Some(cwd) = file.launch.cwd.as_ref().filter(|d| d.is_dir()) {
             command.current_dir(cwd);
         }
+        if file.takeover.is_some() {
+            own_variables(&mut command, file);
+        }
+        Self::spawn(command, scratch)
+    }
+
+    /// Starts the same command, whose process then waits to become a kernel: [`crate::spare`].
+    pub(crate) fn start_spare(
+        program: &Path,
+        file: &FrontFile,
+        scratch: &Path,
+        agent: &OwnedFd,
+        lends: bool,
+    ) -> Result<Self> {
+        let launcher = agent_folder().context("Gresshopper's Python package isn't installed here")?;
+        let launcher = launcher.join("gresshopper/launcher");
+        let mut command = command(program, file, scratch, agent, lends, &launcher)?;
+        // Nothing of a user's lies here that could be imported.
+        command.current_dir(scratch);
+        Self::spawn(command, scratch)
+    }
+
+    fn spawn(mut command: Command, scratch: &Path) -> Result<Self> {
         let oom = OomWatch::start();
         let child = command.spawn().context("can't start the kernel")?;
         let group = child.id().and_then(|pid| Pid::from_raw(pid as i32));
@@ -96,7 +89,7 @@ impl Kernel {
             child,
             group,
             oom,
-            revoked,
+            revoked: revoked_file(scratch),
         })
     }
 
@@ -166,8 +159,69 @@ fn signal_name(signal: i32) -> &'static str {
     }
 }
 
-fn write_connection_file(scratch: &Path, signing_key: &str) -> Result<PathBuf> {
-    let path = scratch.join("kernel.json");
+fn revoked_file(scratch: &Path) -> PathBuf {
+    scratch.join("revoked")
+}
+
+fn connection_file(scratch: &Path) -> PathBuf {
+    scratch.join("kernel.json")
+}
+
+/// Has a process that follows on a spare get its own kernel's variables: the supervisor has those of the one for which it was
+/// started.
+fn own_variables(command: &mut Command, file: &FrontFile) {
+    for (name, value) in spare::own_variables(file) {
+        match value {
+            Some(value) => command.env(name, value),
+            None => command.env_remove(name),
+        };
+    }
+}
+
+/// The kernel's command. `launcher` is a folder before all others on its path, if it isn't empty. A kernel that keeps its
+/// state has a hash seed.
+fn command(
+    program: &Path,
+    file: &FrontFile,
+    scratch: &Path,
+    agent: &OwnedFd,
+    lends: bool,
+    launcher: &Path,
+) -> Result<Command> {
+    let (launch, connection) = (&file.launch, connection_file(scratch));
+    let connection = connection.to_str();
+    let connection = connection.context("the scratch folder's name is not text")?;
+    let mut argv: Vec<String> = launch
+        .argv
+        .iter()
+        .map(|a| a.replace("{connection_file}", connection))
+        .collect();
+    let mut command = Command::new(program);
+    command
+        .arg("exec")
+        .arg("--parent")
+        .arg(std::process::id().to_string())
+        .arg("--");
+    command.env("JPY_PARENT_PID", std::process::id().to_string());
+    if let Some(python) = agent_folder().filter(|_| launch.is_ipykernel()) {
+        inject(&mut command, &mut argv, &python, agent, launcher)?;
+        command.env(REVOKED_VARIABLE, revoked_file(scratch));
+        if lends {
+            command.env(LENDS_VARIABLE, "1");
+        }
+        if let Some(state) = &file.state {
+            keep_state(&mut command, state.hash_seed);
+        }
+    }
+    command
+        .args(&argv)
+        .stdin(Stdio::null())
+        .process_group(0)
+        .kill_on_drop(true);
+    Ok(command)
+}
+
+pub(crate) fn write_connection_file(scratch: &Path, signing_key: &str) -> Result<()> {
     let content = json!({
         "transport": "ipc",
         "ip": scratch.join("k"),
@@ -176,8 +230,8 @@ fn write_connection_file(scratch: &Path, signing_key: &str) -> Result<PathBuf> {
         "key": signing_key,
         "kernel_name": "",
     });
-    std::fs::write(&path, content.to_string()).context("can't write the kernel's connection file")?;
-    Ok(path)
+    std::fs::write(connection_file(scratch), content.to_string())
+        .context("can't write the kernel's connection file")
 }
 
 /// Whether our package exists and can be loaded into the kernel.
@@ -195,22 +249,43 @@ fn agent_folder() -> Option<PathBuf> {
 }
 
 /// Puts the agent on the kernel's path and lets it be loaded, in an environment that knows nothing of it.
-fn inject(command: &mut Command, argv: &mut Vec<String>, python: &Path, agent: &OwnedFd) -> Result<()> {
-    let old = std::env::var_os("PYTHONPATH");
-    let mut path = python.as_os_str().to_owned();
-    if let Some(old) = old.as_ref().filter(|o| !o.is_empty()) {
-        path.push(":");
-        path.push(old);
+fn inject(
+    command: &mut Command,
+    argv: &mut Vec<String>,
+    python: &Path,
+    agent: &OwnedFd,
+    launcher: &Path,
+) -> Result<()> {
+    let path = python_path(python);
+    if let Some(old) = std::env::var_os("PYTHONPATH").filter(|o| !o.is_empty()) {
         command.env(OLD_PATH_VARIABLE, old);
     }
+    let first = launcher.as_os_str();
+    let parts = [first, &path].into_iter().filter(|p| !p.is_empty());
     command
-        .env("PYTHONPATH", path)
+        .env("PYTHONPATH", parts.collect::<Vec<_>>().join(OsStr::new(":")))
         .env(FD_VARIABLE, agent.as_raw_fd().to_string());
     // The child inherits this one descriptor; this process starts nothing else.
     rustix::io::fcntl_setfd(agent, rustix::io::FdFlags::empty())
         .context("can't hand the agent's socket on")?;
     argv.push(format!("--InteractiveShellApp.extra_extensions={EXTENSION}"));
     Ok(())
+}
+
+/// `PYTHONPATH` of a kernel at its start: the agent's folder, and what was there.
+fn python_path(python: &Path) -> OsString {
+    let mut path = python.as_os_str().to_owned();
+    if let Some(old) = std::env::var_os("PYTHONPATH").filter(|o| !o.is_empty()) {
+        path.push(":");
+        path.push(old);
+    }
+    path
+}
+
+/// What a spare's environment lacks to be a kernel's: `PYTHONPATH` as at a kernel's start.
+pub(crate) fn path_of_kernel() -> Option<(String, String)> {
+    let path = python_path(&agent_folder()?).into_string().ok()?;
+    Some(("PYTHONPATH".into(), path))
 }
 
 /// Has the agent capture the kernel's state, and gives all lives of the kernel one hash seed: sets of strings then keep

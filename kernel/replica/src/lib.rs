@@ -20,5 +20,6 @@ pub mod run;
 pub mod scratch;
 pub mod seat;
 mod sockets;
+pub mod spare;
 mod standby;
 mod store;

@@ -5,6 +5,7 @@ use crate::seat::wire::{FromSeat, ToSeat};
 use hop_log::{Entry, State};
 use hop_words::id::{Incarnation, KernelId};
 use std::collections::VecDeque;
+use std::path::PathBuf;
 use std::time::Duration;
 use tokio::io::{AsyncWriteExt, BufReader};
 use tokio::net::UnixStream;
@@ -61,6 +62,15 @@ impl SeatLink {
         self.send(ToSeat::Attach { kernel, incarnation });
         match timeout(ANSWERS_WITHIN, self.input.recv()).await {
             Ok(Some(FromSeat::State(state))) => Some(*state),
+            _ => None,
+        }
+    }
+
+    /// Waits as a spare until the seat needs a replica. `None`: it needs none any more.
+    pub async fn called(&mut self, number: u32) -> Option<(PathBuf, Incarnation)> {
+        self.send(ToSeat::Spare { number });
+        match self.input.recv().await {
+            Some(FromSeat::Become(called)) => Some((called.dir, called.incarnation)),
             _ => None,
         }
     }

@@ -7,6 +7,7 @@ use hop_protocol::file::FrontFile;
 use hop_replica::leases::Leases;
 use hop_replica::log::SeatLink;
 use hop_replica::run::{self, Place};
+use hop_replica::spare::Spare;
 use hop_replica::{child, seat};
 use hop_words::id::{Incarnation, JobId, NodeName};
 use std::io::IsTerminal;
@@ -41,6 +42,15 @@ enum Command {
     },
     /// Hold a seat: the batch step of a user's CPU-only job.
     Seat,
+    /// Wait in a seat's step to become a replica of a kernel of this one's kind.
+    #[command(hide = true)]
+    Spare {
+        /// The folder of a kernel that has a standby in the seat.
+        #[arg(long)]
+        dir: PathBuf,
+        #[arg(long)]
+        number: u32,
+    },
     /// Become the kernel.
     #[command(hide = true)]
     Exec {
@@ -67,6 +77,7 @@ fn main() -> ExitCode {
             elected,
         } => in_runtime(replica(dir, Incarnation(incarnation), standby, elected)),
         Command::Seat => in_runtime(hold_seat()),
+        Command::Spare { dir, number } => in_runtime(wait_as_spare(dir, number)),
         Command::Exec { parent, argv } => child::exec(parent, &argv).map(|never| match never {}),
     };
     match done {
@@ -122,6 +133,40 @@ async fn replica(dir: PathBuf, incarnation: Incarnation, standby: bool, by_group
         standby,
         seat,
         elected,
+        spare: None,
+    })
+    .await
+}
+
+/// A replica that is there before its kernel needs it, with an interpreter that has imported what kernels do.
+async fn wait_as_spare(dir: PathBuf, number: u32) -> Result<()> {
+    let program = std::env::current_exe().context("can't find my own program file")?;
+    let file = FrontFile::read(&dir)?;
+    let place = Place::from_slurm()?;
+    let config = Config::load().context("can't read the configuration")?;
+    let mut spare = Spare::start(&program, &file, true).await?;
+    let mut seat = SeatLink::new(seat::take_place(place.seat.job).await?);
+    let called = tokio::select! {
+        called = seat.called(number) => called,
+        () = spare.ended() => anyhow::bail!("the spare interpreter has ended"),
+    };
+    let Some((dir, incarnation)) = called else {
+        return Ok(());
+    };
+    let file = FrontFile::read(&dir)?;
+    let elected = seat.elected(&file.kernel, incarnation).await;
+    let elected = elected.context("the kernel has another executor by now")?;
+    run::run(run::Setup {
+        program,
+        dir,
+        incarnation,
+        file,
+        place,
+        leases: Leases::hopd(&config)?,
+        standby: false,
+        seat: Some(seat),
+        elected: Some(elected),
+        spare: Some(spare),
     })
     .await
 }

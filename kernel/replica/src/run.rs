@@ -14,6 +14,7 @@ use crate::process::end_children;
 use crate::scratch::Scratch;
 use crate::seat::wire::FromSeat;
 use crate::sockets::{Events, FromKernel, Sockets};
+use crate::spare::Spare;
 use crate::standby;
 use crate::store::{StoreEvent, StoreJob, StoreThread};
 use anyhow::{Context, Result};
@@ -105,6 +106,8 @@ pub struct Setup {
     pub seat: Option<SeatLink>,
     /// The state of the kernel's group, if it has elected this replica.
     pub elected: Option<State>,
+    /// A process that can become the kernel's.
+    pub spare: Option<Spare>,
 }
 
 /// A process of the kernel, with the connections to it.
@@ -174,10 +177,15 @@ async fn run_kernel(setup: Setup) -> Result<()> {
         standby,
         seat,
         elected,
+        spare,
     } = setup;
     let (link_tx, mut links) = mpsc::channel(8);
     let is_elected = elected.is_some();
-    let mut process = Process::start(&program, &file, leases.lends);
+    tracing::info!(%incarnation, is_elected, standby, "starts the kernel's process");
+    let mut process = match spare {
+        Some(spare) => Process::by_spare(spare, &program, &file, leases.lends).await,
+        None => Process::start(&program, &file, leases.lends),
+    };
     let mut first = None;
     let mut dialler = Some(link_tx);
     if standby && let Some(link_tx) = dialler.take() {
@@ -259,7 +267,7 @@ async fn run_kernel(setup: Setup) -> Result<()> {
     replica.main_loop(inputs).await
 }
 
-fn author(file: &FrontFile) -> Author {
+pub(crate) fn author(file: &FrontFile) -> Author {
     Author::new(file.signing_key.as_bytes(), uuid::Uuid::new_v4().to_string())
 }
 
@@ -295,26 +303,39 @@ fn durably(file: &FrontFile, elected: Option<State>) -> Result<Option<Durably>> 
 impl Process {
     fn start(program: &Path, file: &FrontFile, lends: bool) -> Result<Self> {
         let scratch = Scratch::create().context("can't make a folder for the kernel's sockets")?;
-        let (
-            Agent {
-                out: to_agent,
-                input: agent,
-            },
-            theirs,
-        ) = agent::open()?;
-        let key = &file.signing_key;
-        let seed = file.state.as_ref().map(|s| s.hash_seed);
-        let kernel = Kernel::start(program, &file.launch, scratch.path(), key, theirs, lends, seed)?;
+        let (agent, theirs) = agent::open()?;
+        let kernel = Kernel::start(program, file, scratch.path(), theirs, lends)?;
         let (sockets, events) = Sockets::new(scratch.path(), author(file));
-        Ok(Self {
+        Ok(Self::new(kernel, agent, sockets, events, scratch))
+    }
+
+    /// The spare becomes the kernel; if it can't, a fresh process is started.
+    async fn by_spare(spare: Spare, program: &Path, file: &FrontFile, lends: bool) -> Result<Self> {
+        match spare.become_kernel(file).await {
+            Ok(process) => Ok(process),
+            Err(error) => {
+                tracing::info!("the spare isn't used: {error:#}");
+                Self::start(program, file, lends)
+            }
+        }
+    }
+
+    pub(crate) fn new(
+        kernel: Kernel,
+        agent: Agent,
+        sockets: Sockets,
+        events: Events,
+        scratch: Scratch,
+    ) -> Self {
+        Self {
             kernel,
             sockets,
             events,
             heard: false,
-            to_agent,
-            agent: Some(agent),
+            to_agent: agent.out,
+            agent: Some(agent.input),
             _scratch: scratch,
-        })
+        }
     }
 }
 
@@ -495,8 +516,15 @@ impl Replica {
     }
 
     async fn decide(&mut self, input: Input) {
+        let was_starting = self.core.is_starting();
+        if matches!(input, Input::KernelUp { .. }) {
+            tracing::info!("the kernel's process is heard");
+        }
         for output in self.core.handle(input, self.clock.now()) {
             self.carry_out(output).await;
+        }
+        if was_starting && !self.core.is_starting() {
+            tracing::info!("the kernel takes cells");
         }
     }
 
@@ -588,6 +616,8 @@ impl Replica {
                 self.log.not_founded();
                 Input::NotFounded
             }
+            // Said to spares alone.
+            FromSeat::Become(_) => return,
         };
         self.handle(input).await;
     }
@@ -695,6 +725,7 @@ impl Replica {
                 out,
                 input,
             }) => {
+                tracing::info!("the front is there");
                 self.link.up(epoch, taken, &again, out);
                 *frames = Some(input);
             }

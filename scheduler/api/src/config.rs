@@ -98,6 +98,8 @@ pub struct Seat {
     /// How long before its time limit a seat takes no new kernel and its kernels are moved, in seconds; at most a fifth
     /// of the limit.
     pub replace_before_s: u32,
+    /// Spare interpreters in a seat that has standbys of kernels with three replicas; 0: none.
+    pub spares: u32,
 }
 
 /// `[pool.NAME]`.
@@ -232,6 +234,7 @@ impl Default for Seat {
             cpus: 1,
             time_limit_min: 0,
             replace_before_s: 600,
+            spares: 1,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The groups of kernels that a seat keeps: who founds and joins them, and which replica of the seat speaks to which.
 //! Each group has a task of its own ([`super::tend`]).
 
+use super::spares::Spares;
 use super::tend::{self, Command, Tended};
 use super::wire::{FrameError, FromSeat, Lack, ToSeat};
 use hop_keeper::{Book, Event, Keeper, Kernel, Need, Settings, StartError};
@@ -52,6 +53,8 @@ pub(super) struct Seat {
     pub node: NodeName,
     /// `hop-replica` on this node.
     pub program: PathBuf,
+    /// Spare interpreters that are kept at most.
+    pub spares: u32,
 }
 
 /// The groups of one seat.
@@ -59,6 +62,7 @@ pub(super) struct Seat {
 pub(super) struct Host {
     pub(super) seat: Seat,
     pub(super) keeper: Keeper,
+    pub(super) spares: Spares,
     table: Mutex<Table>,
     visits: AtomicU64,
     /// How many groups are kept, and replicas sit here.
@@ -124,6 +128,7 @@ impl Host {
         };
         let (keeper, events) = Keeper::start(settings).await?;
         let host = Self {
+            spares: Spares::new(seat.clone()),
             seat,
             keeper,
             table: Mutex::default(),
@@ -257,6 +262,7 @@ impl Host {
 
     /// The group's task has ended.
     pub(super) async fn left(&self, group: &str) {
+        self.spares.unwant(group);
         self.keeper.leave(group).await;
         let mut table = self.table();
         table.kept.remove(group);
@@ -281,14 +287,17 @@ impl Host {
     pub(super) async fn serve(self: Arc<Self>, stream: UnixStream) {
         self.busy.send_modify(|busy| busy.replicas += 1);
         let visit = self.visits.fetch_add(1, Ordering::Relaxed);
-        let mut desk = None;
-        if let Err(error) = self.converse(stream, visit, &mut desk).await {
+        let (mut desk, mut spare) = (None, None);
+        if let Err(error) = self.converse(stream, visit, &mut desk, &mut spare).await {
             tracing::debug!(%error, "a replica has left");
         }
         if let Some(desk) = desk {
             let _ = desk.send(Command::Detach { visit });
         }
-        self.busy.send_modify(|busy| busy.replicas -= 1);
+        match spare {
+            Some(number) => self.spares.gone(number),
+            None => self.busy.send_modify(|busy| busy.replicas -= 1),
+        }
     }
 
     async fn converse(
@@ -296,6 +305,7 @@ impl Host {
         stream: UnixStream,
         visit: u64,
         desk: &mut Option<mpsc::UnboundedSender<Command>>,
+        spare: &mut Option<u32>,
     ) -> Result<(), FrameError> {
         let (mut read, mut write) = stream.into_split();
         let (out, mut queue) = mpsc::unbounded_channel::<FromSeat>();
@@ -310,7 +320,22 @@ impl Host {
         loop {
             let word = ToSeat::read(&mut read).await?;
             match word {
+                // It holds no seat until it is a replica.
+                ToSeat::Spare { number } if spare.is_none() && desk.is_none() => {
+                    *spare = Some(number);
+                    self.busy.send_modify(|busy| busy.replicas -= 1);
+                    self.spares.ready(number, out.clone());
+                }
+                ToSeat::Spare { .. } => return Ok(()),
                 ToSeat::Attach { kernel, incarnation } => {
+                    if let Some(number) = *spare {
+                        if !self.spares.goes(number).await {
+                            let _ = out.send(FromSeat::Alone);
+                            continue;
+                        }
+                        *spare = None;
+                        self.busy.send_modify(|busy| busy.replicas += 1);
+                    }
                     *desk = self.desk(&kernel, incarnation);
                     let attach = Command::Attach {
                         visit,

@@ -6,6 +6,7 @@
 
 mod host;
 mod propose;
+mod spares;
 mod tend;
 pub(crate) mod wire;
 
@@ -169,6 +170,7 @@ async fn host(config: Option<&Config>, job: JobId, node: &NodeName) -> Option<(A
         job,
         node: node.clone(),
         program: std::env::current_exe().ok()?,
+        spares: config.map_or(0, |c| c.seat.spares),
     };
     let (host, mut events, log) = match Host::start(seat, listen).await {
         Ok(started) => started,

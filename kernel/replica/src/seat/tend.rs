@@ -156,11 +156,15 @@ impl Tended {
             return;
         }
         let tenure = state.tenure();
-        if state.executor() != Some(self.me) || desk.process.is_some() {
-            return;
+        if state.executor() != Some(self.me) {
+            return self.host.spares.want(&self.group, &self.kernel);
         }
         if desk.replica.is_some() {
+            self.host.spares.unwant(&self.group);
             desk.served = Some(tenure);
+            return;
+        }
+        if desk.process.is_some() {
             return;
         }
         if desk.served == Some(tenure) {
@@ -194,9 +198,12 @@ impl Tended {
     async fn start_replica(&self, last: Tenure) -> anyhow::Result<Option<Child>> {
         let dir = kernel_dir(&self.kernel).ok_or_else(|| anyhow::anyhow!("there is no home folder"))?;
         let read = tokio::task::spawn_blocking(move || read_takeover(dir, last)).await??;
-        let Some((takeover, dir)) = read else {
+        let Some((file, takeover, dir)) = read else {
             return Ok(None);
         };
+        if let Some(process) = self.host.spares.start(&file, &dir, self.me).await {
+            return Ok(Some(process));
+        }
         let seat = &self.host.seat;
         let step = Step {
             kernel: &self.kernel,
@@ -222,7 +229,7 @@ impl Tended {
     }
 }
 
-fn read_takeover(dir: PathBuf, last: Tenure) -> anyhow::Result<Option<(Takeover, PathBuf)>> {
+fn read_takeover(dir: PathBuf, last: Tenure) -> anyhow::Result<Option<(FrontFile, Takeover, PathBuf)>> {
     if !dir.try_exists()? {
         return Ok(None);
     }
@@ -232,8 +239,9 @@ fn read_takeover(dir: PathBuf, last: Tenure) -> anyhow::Result<Option<(Takeover,
     }
     let takeover = file
         .takeover
+        .clone()
         .ok_or_else(|| anyhow::anyhow!("front.json doesn't say how to start the kernel here"))?;
-    Ok(Some((takeover, dir)))
+    Ok(Some((file, takeover, dir)))
 }
 
 impl Desk {

@@ -11,6 +11,7 @@ use hop_words::id::{Incarnation, KernelId};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
 use std::io;
+use std::path::PathBuf;
 use tokio::io::{AsyncRead, AsyncReadExt};
 
 const FIXED: usize = 1 + 4;
@@ -36,6 +37,8 @@ pub(crate) enum ToSeat {
     Propose(Entry),
     /// The kernel is over, and its group with it.
     Over,
+    /// This process waits to become a replica.
+    Spare { number: u32 },
 }
 
 /// The group lacks so many members; the seats of `gone` are gone.
@@ -62,6 +65,17 @@ pub(crate) enum FromSeat {
     Need(Lack),
     /// The group can't be founded.
     Failed(String),
+    /// The spare is to become the replica that the kernel's group has elected here.
+    Become(Called),
+}
+
+/// Who a spare becomes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Called {
+    /// The kernel's folder with `front.json`.
+    pub(crate) dir: PathBuf,
+    pub(crate) incarnation: Incarnation,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -98,6 +112,7 @@ impl ToSeat {
             } => frame(2, &head(kernel, *incarnation, *wanted), state.encode()),
             Self::Propose(entry) => frame(3, &(), entry.encode()),
             Self::Over => frame(4, &(), Bytes::new()),
+            Self::Spare { number } => frame(5, number, Bytes::new()),
         }
     }
 
@@ -122,6 +137,9 @@ impl ToSeat {
             }
             3 => Self::Propose(Entry::decode(body)?),
             4 => Self::Over,
+            5 => Self::Spare {
+                number: serde_json::from_slice(&head)?,
+            },
             other => return Err(FrameError::Malformed(other)),
         })
     }
@@ -136,6 +154,7 @@ impl FromSeat {
             Self::Need(lack) => frame(4, lack, Bytes::new()),
             Self::Failed(why) => frame(5, why, Bytes::new()),
             Self::Voters(voters) => frame(6, voters, Bytes::new()),
+            Self::Become(called) => frame(7, called, Bytes::new()),
         }
     }
 
@@ -151,6 +170,7 @@ impl FromSeat {
             4 => Self::Need(serde_json::from_slice(&head)?),
             5 => Self::Failed(serde_json::from_slice(&head)?),
             6 => Self::Voters(serde_json::from_slice(&head)?),
+            7 => Self::Become(serde_json::from_slice(&head)?),
             other => return Err(FrameError::Malformed(other)),
         })
     }
@@ -221,7 +241,8 @@ mod tests {
             kernel: "k".into(),
             incarnation: Incarnation(7),
         };
-        for word in [attach, found, ToSeat::Propose(entry()), ToSeat::Over] {
+        let spare = ToSeat::Spare { number: 3 };
+        for word in [attach, found, spare, ToSeat::Propose(entry()), ToSeat::Over] {
             let bytes = word.encode();
             assert_eq!(ToSeat::read(&mut &bytes[..]).await.unwrap(), word);
             assert!(ToSeat::read(&mut &bytes[..bytes.len() - 1]).await.is_err());
@@ -237,14 +258,12 @@ mod tests {
             gone: [Incarnation(2)].into(),
         };
         let voters = FromSeat::Voters([1, 3].map(Incarnation).into());
-        for word in [
-            FromSeat::Alone,
-            state,
-            applied,
-            FromSeat::Need(lack),
-            failed,
-            voters,
-        ] {
+        let called = FromSeat::Become(Called {
+            dir: "/home/k".into(),
+            incarnation: Incarnation(7),
+        });
+        let need = FromSeat::Need(lack);
+        for word in [FromSeat::Alone, state, applied, need, failed, voters, called] {
             let bytes = word.encode();
             assert_eq!(FromSeat::read(&mut &bytes[..]).await.unwrap(), word);
             assert!(FromSeat::read(&mut &bytes[..bytes.len() - 1]).await.is_err());

@@ -6,13 +6,14 @@ pub mod gpu;
 
 use bytes::Bytes;
 use hop_api::message::{Device, Event, Grant, Handover, Request};
-use hop_protocol::file::{Durable, FrontFile, Launch};
+use hop_protocol::file::{Durable, FrontFile, Launch, StepSize, Takeover};
 use hop_protocol::jupyter::{Author, Channel, Envelope};
 use hop_protocol::link::{Frame, Item, Link};
 use hop_protocol::message::{Note, VERSION, Welcome};
 use hop_protocol::tls::KernelKeys;
 use hop_replica::leases::{Leases, News};
 use hop_replica::run::{self, Place, Setup};
+use hop_replica::spare::Spare;
 use hop_words::id::{CellId, Epoch, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::need::Need;
 use hop_words::replica::Replicas;
@@ -262,6 +263,15 @@ pub fn python() -> Option<String> {
 
 /// A replica with a kernel of this Python, and the scenario that is played with it.
 pub async fn with_replica(python: &str, scenario: impl AsyncFnOnce(&mut World)) {
+    with_spare(python, async |_| None, scenario).await;
+}
+
+/// The same, where the kernel's process may be a spare's.
+pub async fn with_spare(
+    python: &str,
+    spare: impl AsyncFnOnce(&FrontFile) -> Option<Spare>,
+    scenario: impl AsyncFnOnce(&mut World),
+) {
     let tmp = tempfile::tempdir().unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let keys = KernelKeys::generate().unwrap();
@@ -293,13 +303,20 @@ pub async fn with_replica(python: &str, scenario: impl AsyncFnOnce(&mut World)) 
             durable: Durable::No,
             replicas: Replicas::One,
         },
-        takeover: None,
+        takeover: Some(Takeover {
+            size: StepSize {
+                mem_mib: 2048,
+                cpus: 1,
+            },
+            environment: Vec::new(),
+        }),
     };
     file.write(tmp.path()).unwrap();
     let (leases, asked, news) = Leases::pair();
     let setup = Setup {
         seat: None,
         elected: None,
+        spare: spare(&file).await,
         program: env!("CARGO_BIN_EXE_hop-replica").into(),
         dir: tmp.path().to_owned(),
         incarnation: Incarnation(1),
