@@ -252,10 +252,11 @@ impl Cluster {
             let dir = self.layout.base().join(dir);
             fs::create_dir_all(&dir).with_context(|| format!("can't make {}", dir.display()))?;
         }
-        self.claim()?;
-        self.write_config()?;
+        // First: whoever ends this here leaves a cluster that can be taken down.
         let text = serde_json::to_vec_pretty(&self.options).context("can't write the options")?;
-        fs::write(self.layout.options(), text).context("can't write the options")
+        fs::write(self.layout.options(), text).context("can't write the options")?;
+        self.claim()?;
+        self.write_config()
     }
 
     /// Another series' database and state can't be read back, and its users have other numbers.
