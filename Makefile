@@ -7,7 +7,7 @@ SHELL := /bin/bash
 export STAY ?= 1
 export PATH := $(or $(CARGO_HOME),$(HOME)/.cargo)/bin:$(PATH)
 
-.PHONY: demo demo-down packages packages-test test test-fast e2e browser fidelity notebooks-lost chaos lab bench lint fmt install
+.PHONY: demo demo-down demo-test packages packages-test test test-fast e2e browser fidelity notebooks-lost chaos lab bench lint fmt install
 
 ## Slurm, JupyterHub and a notebook in a browser, on this machine; STAY=0 takes it down again.
 demo:
@@ -24,6 +24,11 @@ packages: install
 ## Installs them on this machine by the code blocks of docs/install.md, upgrades, removes (some minutes; not part of test).
 packages-test: packages
 	packaging/try
+
+## Ends demos in each way in which they are ended, and looks for what is left (some minutes; not part of test).
+demo-test: install
+	cargo build --locked --workspace --bins --lib
+	PROFILE=debug tests/demo/ends
 
 ## Every test.
 test: test-fast browser e2e
