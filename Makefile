@@ -21,9 +21,9 @@ demo-down:
 packages: install
 	packaging/build
 
-## Installs them on this machine by the code blocks of docs/install.md, upgrades, removes (some minutes; not part of test).
-packages-test: packages
-	packaging/try
+## Packages of a debug build, installed on dev clusters by the code blocks of docs/install.md, upgraded, removed (not part of test).
+packages-test: install
+	tests/setup/checks.sh packages
 
 ## Ends demos in each way in which they are ended, and looks for what is left (some minutes; not part of test).
 demo-test: install

@@ -4,7 +4,8 @@
 #   tests/setup/checks.sh GROUP..
 #
 # Groups: lint, rust (no Slurm needed), python (no Slurm needed), lab (the Lab extension, no Slurm needed), cluster (the
-# dev cluster itself, in each variant), e2e (Gresshopper on real Slurm, in each variant), fidelity (all notebooks and
+# dev cluster itself, in each variant), e2e (Gresshopper on real Slurm, in each variant), packages (built, installed by
+# docs/install.md, upgraded and removed), fidelity (all notebooks and
 # clients beside plain ipykernel), browser (JupyterHub in a real browser, with the newest and the oldest set of packages).
 # Variants that this machine can't run are named, not skipped in silence. All steps of all groups run, whatever fails; the
 # exit status is 1 if any did.
@@ -219,6 +220,23 @@ e2e() {
 	beside e2e_losses e2e_rest e2e_others plugin
 }
 
+packages() {
+	step "build" build || return
+	variants "packages"
+	packaged
+}
+
+# On this host.
+packaged() {
+	local variant=${runnable[0]}
+	step "packages" packages_built || return
+	OUT=$scratch/packages HOP_PACKAGES_INDEX=13 step "install.md on $variant: install, lease, upgrade, remove" packaging/try "$variant"
+}
+
+packages_built() {
+	BUILT=1 OUT=$scratch/packages packaging/build
+}
+
 # What docs/conformance.md compares, with all notebooks.
 fidelity() {
 	step "build" build || return
@@ -330,6 +348,7 @@ for group in "$@"; do
 	python) python ;;
 	cluster) cluster ;;
 	e2e) e2e ;;
+	packages) packages ;;
 	fidelity) fidelity ;;
 	lab) lab ;;
 	browser) browser ;;

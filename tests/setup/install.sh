@@ -83,6 +83,7 @@ fresh() { [ "$(cat "$prefix/$1/.stamp" 2>/dev/null)" = "$2" ]; }
 venv_stamp() { { "$python" --version; cat "$here/requirements-$1.txt"; } | sha256sum | cut -d' ' -f1; }
 has_venv() { [ -x "$python" ] && fresh "$1" "$(venv_stamp "$1")"; }
 has_s3() { [ "$mode" = --demo ] || has_venv s3; }
+has_packaging() { [ "$mode" = --demo ] || has_venv packaging; }
 # Node packages by name: what the demo drives, what builds the Lab extension, what drives the browser tests.
 node_source() {
 	case $1 in
@@ -104,6 +105,7 @@ missing() {
 	has_venv user || echo "$prefix/user, a Python environment of requirements-user.txt"
 	has_venv hub || echo "$prefix/hub, a Python environment of requirements-hub.txt"
 	has_s3 || echo "$prefix/s3, a Python environment of requirements-s3.txt"
+	has_packaging || echo "$prefix/packaging, a Python environment of requirements-packaging.txt"
 	has_hub5 || echo "$prefix/hub5, a Python environment of requirements-hub5.txt"
 	has_node node || echo "$prefix/node, the Node packages of node/package-lock.json"
 	has_node lab || echo "$prefix/lab, the Node packages that build the Lab extension"
@@ -226,6 +228,7 @@ install_nextest
 make_venv user --system-site-packages
 make_venv hub
 has_s3 || make_venv s3
+has_packaging || make_venv packaging
 has_hub5 || make_venv hub5
 make_node node
 make_node lab
