@@ -95,11 +95,13 @@ impl Hearing {
         peer.refusals = 0;
     }
 
-    /// The peer's node refused a connection.
-    pub fn refused(&mut self, seat: JobId) {
-        if let Some(peer) = self.peers.get_mut(&seat).filter(|p| p.links == 0) {
-            peer.refusals += 1;
-        }
+    /// The peer's node refused a connection. Returns whether another dial at once would tell more.
+    pub fn refused(&mut self, seat: JobId) -> bool {
+        let Some(peer) = self.peers.get_mut(&seat).filter(|p| p.links == 0) else {
+            return false;
+        };
+        peer.refusals = peer.refusals.saturating_add(1);
+        peer.refusals < LOST_AFTER_REFUSALS
     }
 
     /// A link broke. Without another one the peer is down at once.
@@ -257,13 +259,13 @@ mod tests {
     fn a_seat_at_whose_address_nobody_listens_is_lost_at_once() {
         let mut hearing = linked();
         hearing.pinged(B, BTreeSet::from([A]), at(10));
-        hearing.refused(B);
-        hearing.refused(B);
+        assert!(!hearing.refused(B));
+        assert!(!hearing.refused(B));
         hearing.unlinked(B, at(11));
         assert!(hearing.heard(at(12)).lost.is_empty(), "it was linked then");
-        hearing.refused(B);
+        assert!(hearing.refused(B), "it is asked again");
         assert!(hearing.heard(at(12)).lost.is_empty(), "once is no proof");
-        hearing.refused(B);
+        assert!(!hearing.refused(B), "there is no haste any more");
         assert_eq!(hearing.heard(at(13)).lost, BTreeSet::from([B]));
         assert!(
             hearing.heard(at(13)).gone.is_empty(),

@@ -25,6 +25,8 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The pause after a dial that failed.
 const REDIAL_AFTER: Duration = Duration::from_millis(200);
+/// The pause after a refusal that another one would confirm: a kernel may wait for its next executor.
+const CONFIRMS_AFTER: Duration = Duration::from_millis(50);
 /// Links with one seat: both sides may dial at once, beside one that has fallen silent. Beyond them the oldest ends.
 const LINKS_MAX: usize = 3;
 /// Bytes that may wait on a link, but for a single message: the other side may not listen.
@@ -55,7 +57,7 @@ pub(crate) struct Links {
     shared: Mutex<BTreeMap<String, BTreeSet<JobId>>>,
     pub(crate) hosted: Mutex<BTreeMap<String, Hosted>>,
     dialing: Mutex<BTreeSet<JobId>>,
-    /// There is a peer to follow.
+    /// There is a peer to follow, to dial, or to tell who is heard no more.
     wake: Notify,
     events: mpsc::UnboundedSender<Event>,
     tasks: Mutex<JoinSet<()>>,
@@ -355,7 +357,9 @@ impl Links {
             for seat in missing {
                 self.dial_once(seat);
             }
-            tokio::time::sleep(Duration::from_micros(PING_EVERY.0)).await;
+            let next = Duration::from_micros(PING_EVERY.0);
+            // A timeout is the usual case.
+            let _ = timeout(next, self.wake.notified()).await;
         }
     }
 
@@ -367,12 +371,12 @@ impl Links {
         self.spawn(async move {
             if let Err(error) = Arc::clone(&links).dial(seat).await {
                 tracing::debug!(%seat, %error, "the link to a seat ended");
-                if error.kind() == io::ErrorKind::ConnectionRefused {
-                    links.hear(|hearing| hearing.refused(seat));
-                }
-                tokio::time::sleep(REDIAL_AFTER).await;
+                let refused = error.kind() == io::ErrorKind::ConnectionRefused;
+                let confirms = refused && links.hear(|hearing| hearing.refused(seat));
+                tokio::time::sleep(if confirms { CONFIRMS_AFTER } else { REDIAL_AFTER }).await;
             }
             lock(&links.dialing).remove(&seat);
+            links.wake.notify_one();
         });
     }
 }
@@ -453,6 +457,8 @@ impl Drop for InTable {
         lock(&self.link.asked).clear();
         let now = self.links.now();
         self.links.hear(|hearing| hearing.unlinked(self.seat, now));
+        // It is dialled at once, and the others hear who is missing: voters wait for that.
+        self.links.wake.notify_one();
     }
 }
 
