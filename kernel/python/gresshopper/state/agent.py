@@ -27,9 +27,25 @@ from typing import Any
 
 from gresshopper.between import Cells, in_main_thread
 
-from . import capture, effects, follow, form, hurry, later, names, pickling, planning, process, records, redo, rerun
+from . import (
+    capture,
+    contexts,
+    effects,
+    follow,
+    form,
+    hurry,
+    later,
+    names,
+    pickling,
+    planning,
+    process,
+    records,
+    redo,
+    rerun,
+    yielding,
+)
 from . import restore as restoring
-from .lost import LostError
+from .lost import LostError, Pending
 from .records import Outcome, Ran
 from .session import Away, NoRoom, NotYet
 from .store import Store, StoreError, ask_for
@@ -96,6 +112,8 @@ class Agent:
         self._anew = False
         self._audited = -1
         self._audit_from = 0.0
+        #: When the last cell ended, and whether an audit is planned.
+        self._ended, self._resting = 0.0, False
         #: No capture is tried before, since there is no room for one; none in think time before, since the last failed.
         self._crowded_until = self._idle_from = 0.0
         self._failures = 0
@@ -159,6 +177,9 @@ class Agent:
         ended = time.perf_counter()
         if not self._cells.over(result):
             return
+        if in_main_thread():
+            contexts.cell_is_over()
+        self._ended = ended
         seconds = ended - self._started if self._started else 0.0
         self._last += 1
         ran = Ran(result, self._last, self._msg_id(), seconds, self.effects.stop())
@@ -208,6 +229,7 @@ class Agent:
             return False
         return True
 
+    @yielding.Yielding()
     def _promptly(self) -> None:
         """Capture between a cell's reply and the next request, within the allowance."""
         if not self._due or self._cells or not self._waiting:
@@ -236,6 +258,7 @@ class Agent:
             # of it.
             loop.call_later(seconds, loop.call_soon, work)
 
+    @yielding.Yielding()
     def _idle(self) -> None:
         if self._cells:
             return
@@ -246,16 +269,24 @@ class Agent:
             self.later.some()
             self._later()
         else:
-            self._after_seconds(REST, self._rest)
+            self._rest_in(REST)
         self.thought += time.perf_counter() - started
 
+    def _rest_in(self, seconds: float) -> None:
+        if not self._resting:
+            self._resting = True
+            self._after_seconds(seconds, self._rest)
+
+    @yielding.Yielding()
     def _rest(self) -> None:
         """Audit once after the last cell when the user thinks for longer: again later if they ask for something."""
+        self._resting = False
         started = time.perf_counter()
         if self._cells or self._waiting or self._audited == self._seq:
             return
-        if started < self._audit_from:
-            self._after_seconds(self._audit_from - started, self._rest)
+        rested = max(self._audit_from, self._ended + REST)
+        if started < rested:
+            self._rest_in(rested - started)
             return
         try:
             with hurry.bound(self.capture, hurry.UntilAsked(self.shell)):
@@ -264,7 +295,7 @@ class Agent:
             restoring.environment()  # which a save asks for
         except pickling.Interrupted as e:
             self._hold_off(e)
-            self._after_seconds(max(REST, self._idle_from - started), self._rest)
+            self._rest_in(max(REST, self._idle_from - started))
         except Exception as e:  # nor must an audit fail anything of the user's
             self._told(e)
         took = time.perf_counter() - started
@@ -326,12 +357,22 @@ class Agent:
             any(f.dynamic for f in found),
             frozenset().union(*(f.stored for f in found)),
         )
+        together.names.update(self._displayed(together.names))
         delta = self._capture_for_record(together, waiting[-1].seq)
         self._seq = waiting[-1].seq
         cells = self._described(waiting, sources, found)
         for i, cell in enumerate(cells):
             self._note(delta if i + 1 == len(cells) else _NOTHING, cell)
         self._keep(delta, cells, waiting, "cells", started)
+
+    def _displayed(self, names: set[str]) -> list[str]:
+        """Names of the displayed values that a cell may have reached by `_` and its like, or by `Out`."""
+        out = self.shell.user_ns.get("_oh")
+        if not isinstance(out, dict) or names.isdisjoint(later.SHOWN):
+            return []
+        numbers = [n for n in out if type(n) is int]
+        # The cell may itself have displayed something, which moves the older values on by one.
+        return [f"_{n}" for n in (numbers if {"Out", "_oh"} & names else numbers[-len(records.SHOWN) - 1 :])]
 
     def _capture_for_record(self, found: names.Names | None, seq: int) -> capture.Delta:
         if self._anew:
@@ -452,7 +493,7 @@ class Agent:
         """Whether a name is IPython's own rather than the user's."""
         if name in _IPYTHON:
             empty = isinstance(value, str) and value == ""
-            return name not in records.SHOWN or empty or self._writer.number_of(value) > 0
+            return name not in records.SHOWN or empty or self._writer.number_of(name, value) > 0
         if name in self._hidden_at_start and self._hidden_at_start[name] is value:
             return True
         return name.startswith("_i") and name[2:].isdigit()
@@ -754,6 +795,7 @@ class Agent:
         self._show(snapshot)
         restoring.arrange(self.shell.user_ns, snapshot.order)
         self._history(snapshot)
+        self._set_in_cell(snapshot)
         _sources([*snapshot.redo["cells"], *(cell for record in snapshot.records for cell in _cells_of(record))])
         return told._replace(notices=[*differences, *told.notices])
 
@@ -811,6 +853,7 @@ class Agent:
         self._show(snapshot)
         restoring.arrange(self.shell.user_ns, snapshot.order)
         self._history(snapshot)
+        self._set_in_cell(snapshot)
         cells = _cells_of(record)
         _sources(cells)
         self._last = self._seq = max([self._seq, *(cell["seq"] for cell in cells)])
@@ -824,6 +867,14 @@ class Agent:
             self.adopt(snapshot)
 
     def _set_later(self, staged: dict[str, Any]) -> None:
+        space, hook, hidden = self.shell.user_ns, self.shell.displayhook, self.shell.user_ns_hidden
+        stood = ((space.get(name), value) for name, value in staged.items())
+        read = {id(old): value for old, value in stood if isinstance(old, Pending)}
+        for name in records.SHOWN:
+            if (old := id(getattr(hook, name, None))) in read:
+                setattr(hook, name, read[old])
+            if (old := id(hidden.get(name))) in read:
+                hidden[name] = read[old]
         self._set(staged)
         self.capture.resettle(staged)
 
@@ -838,24 +889,58 @@ class Agent:
                 numbers = []  # the user's own
             for number in sorted(numbers) if numbers != sorted(numbers) else ():
                 out[number] = out.pop(number)
-        hook = self.shell.displayhook
-        for name, attr in (("_", "_"), ("__", "__"), ("___", "___")):
-            if name in staged and hasattr(hook, attr):
-                setattr(hook, attr, staged[name])
 
     def _show(self, snapshot: restoring.Snapshot) -> None:
-        """Sets `_` and its like to the values displayed last."""
-        out = self.shell.user_ns.get("_oh", {})
-        for name, number in snapshot.shown.items():
+        """Sets `_` and its like to the values displayed last, where they aren't the user's own.
+
+        IPython knows by `user_ns_hidden` whether they are, and goes on setting them if not.
+        """
+        space, hook = self.shell.user_ns, self.shell.displayhook
+        out = space.get("_oh", {})
+        newest = sorted((n for n in out if type(n) is int), reverse=True)
+        for i, name in enumerate(records.SHOWN):
+            number = snapshot.shown.get(name, 0)
             if number in out:
-                self._set({name: out[number]})
+                space[name] = self.shell.user_ns_hidden[name] = out[number]
+                setattr(hook, name, out[number])
+            elif i < len(newest):
+                setattr(hook, name, out[newest[i]])
+            if snapshot.shown and name not in snapshot.shown:
+                space.pop(name, None)  # the user deleted it
+
+    def _set_in_cell(self, snapshot: restoring.Snapshot) -> None:
+        """Have the next cell find settings that a restore can't make for it."""
+        process.for_cells(snapshot.process(self.store))
+        hooks = self.shell.events.callbacks["pre_execute"]
+        if self._in_cell not in hooks:
+            self.shell.events.register("pre_execute", self._in_cell)
+
+    def _in_cell(self) -> None:
+        if in_main_thread():
+            self.shell.events.unregister("pre_execute", self._in_cell)
+            process.cell_begins()
 
     def _history(self, snapshot: restoring.Snapshot) -> None:
         inputs = self.shell.user_ns.get("_ih")
         if isinstance(inputs, list) and snapshot.history:
             top = max(snapshot.history)
             inputs[:] = [snapshot.history.get(i, "") for i in range(top + 1)]
+            self._inputs(inputs)
         self.shell.execution_count = max(self.shell.execution_count, snapshot.count)
+
+    def _inputs(self, inputs: list[str]) -> None:
+        """Have `_i` and its like, and what looks up inputs by number, find them."""
+        space, manager = self.shell.user_ns, self.shell.history_manager
+        space.update({f"_i{n}": text for n, text in enumerate(inputs) if n})
+        newest = [*reversed(inputs[1:]), "", "", "", ""]
+        # IPython moves each one on when the next cell begins.
+        names = ("_i00", "_i", "_ii", "_iii")
+        for name, text in zip(names, newest):
+            setattr(manager, name, text)
+        space.update(zip(names[1:], newest[1:]))
+        raw = manager.input_hist_raw
+        if len(raw) < len(inputs):
+            raw[:] = inputs
 
 
 def _cells_of(record: form.Record) -> list[dict[str, Any]]:

@@ -90,10 +90,12 @@ class Later:
         """Read the groups that code with these names may touch, also through functions."""
         stack = list(found.names) if not found.dynamic and names.SHELL.isdisjoint(found.names) else list(self._owner)
         seen: set[int] = set()
+        shown = self._shown
         while stack:
             name = stack.pop()
             if name in SHOWN:
-                stack += self._shown
+                # Once: the user's own `_` is among them.
+                stack, shown = [*stack, *shown], []
             uid = self._owner.get(name)
             if uid is not None and uid not in seen:
                 seen.add(uid)

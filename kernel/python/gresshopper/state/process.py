@@ -26,7 +26,7 @@ import types
 import warnings
 from typing import Any, Callable
 
-from . import loggers, settings, unswept
+from . import contexts, loggers, settings, unswept, yielding
 from .session import reason
 
 #: Set by Jupyter, Slurm or Gresshopper for this process alone.
@@ -222,7 +222,7 @@ def _decimal() -> Any:
 def _interpreter() -> Any:
     found: dict[str, Any] = {
         "gc": (unswept.enabled(), gc.get_threshold()),
-        "switch": sys.getswitchinterval(),
+        "switch": yielding.turn(),
         "locale": {c: locale.setlocale(getattr(locale, c)) for c in _LOCALES},
     }
     with (
@@ -245,7 +245,7 @@ def _set_interpreter(state: Any) -> None:
     enabled, threshold = state["gc"]
     unswept.enable(enabled)
     gc.set_threshold(*threshold)
-    sys.setswitchinterval(state["switch"])
+    yielding.set_turn(state["switch"])
     if "umask" in state:
         os.umask(state["umask"])
     if "digits" in state and hasattr(sys, "set_int_max_str_digits"):
@@ -494,12 +494,12 @@ _READ: dict[str, Callable[[], Any]] = {
     "last": settings.last,
 }
 _LIBRARY: dict[str, Callable[[], Any]] = {
-    "numpy": _numpy,
+    "numpy": functools.partial(contexts.read, "numpy", _numpy),
     "torch": _torch,
     "matplotlib": _matplotlib,
     "pandas._config.config": _pandas,
     "matplotlib._pylab_helpers": _figures,
-    "decimal": _decimal,
+    "decimal": functools.partial(contexts.read, "decimal", _decimal),
     "csv": settings.dialects,
     "IPython": settings.ipython,
     "matplotlib_inline.config": settings.inline,
@@ -604,6 +604,25 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
             notice(f"the process's {name} settings couldn't be restored: {e}")
 
 
+def for_cells(sections: dict[str, bytes]) -> None:
+    """Have the next cell find what `apply` set: Python keeps some of it for each context."""
+    waiting = {}
+    for name in _OF_CONTEXT:
+        with contextlib.suppress(Exception):  # `apply` told it
+            state = pickle.loads(sections[name])
+            if not isinstance(state, Unwritten):
+                waiting[name] = {k: state[k] for k in _MODES if k in state} if isinstance(state, dict) else state
+    contexts.wait_for_cell(waiting)
+
+
+def cell_begins() -> None:
+    """Set it, in the context of the cell that begins here."""
+    contexts.cell_begins(lambda name, state: _OF_CONTEXT[name](state))
+
+
+#: The part of numpy's section that newer releases keep for each context.
+_MODES = ("print", "err", "call")
+
 #: Sections that are set faster than read, or that another process never has.
 _SOON_SET = frozenset(
     {
@@ -667,12 +686,18 @@ def _set_numpy(state: Any) -> None:
     drawn = state["random"]
     made_of = drawn.get("entropy") if isinstance(drawn, dict) else None
     np.random.set_state(drawn if made_of is None else _numpy_made_of(np, made_of))
+    _set_numpy_modes(state)
+    if state.get("shown"):
+        raise NotHereError("numpy.set_string_function: the notebook set this, run its cell again")
+
+
+def _set_numpy_modes(state: Any) -> None:
+    import numpy as np
+
     np.set_printoptions(**state["print"])
     np.seterr(**state["err"])
     if "call" in state:
         np.seterrcall(state["call"])
-    if state.get("shown"):
-        raise NotHereError("numpy.set_string_function: the notebook set this, run its cell again")
 
 
 def _set_torch(state: Any) -> None:
@@ -770,6 +795,9 @@ def _set_decimal(state: Any) -> None:
     for kind in c.traps if len(state) > 6 else ():
         c.traps[kind] = kind.__name__ in state[6]
 
+
+#: Sections of which Python keeps something for each context.
+_OF_CONTEXT: dict[str, Callable[[Any], None]] = {"decimal": _set_decimal, "numpy": _set_numpy_modes}
 
 _WRITE: dict[str, Callable[[Any], None]] = {
     "paths": _set_paths,

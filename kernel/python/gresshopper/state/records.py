@@ -149,7 +149,7 @@ class Writer:
         before, last = cells[:-1], cells[-1] if cells else None
         head: dict[str, Any] = {
             "full": full,
-            "shown": {n: self.number_of(space[n]) for n in SHOWN if n in space},
+            "shown": {n: self.number_of(n, space[n]) for n in SHOWN if n in space},
             "at": time.time(),
             "before": list(before),
             "cell": last,
@@ -167,10 +167,11 @@ class Writer:
             head["redo"] = {"cells": redo(lambda data: self._ref(data, body))}
         return head, bytes(body)
 
-    def number_of(self, value: Any) -> int:
-        """The cell that displayed this, or 0."""
-        out = self._shell.user_ns.get("_oh")
-        if not isinstance(out, dict):
+    def number_of(self, name: str, value: Any) -> int:
+        """The cell that displayed this, which `_` or its like has; or 0, as for a value that the user gave that name."""
+        out, hidden = self._shell.user_ns.get("_oh"), self._shell.user_ns_hidden
+        given = hidden[name] if name in hidden else getattr(self._shell.displayhook, name, None)
+        if given is not value or not isinstance(out, dict):
             return 0
         return next((n for n in list(reversed(out))[:100] if isinstance(n, int) and out[n] is value), 0)
 

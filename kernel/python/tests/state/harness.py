@@ -38,7 +38,7 @@ class Kernel:
         self.directory = directory
         self.store = Store(directory / "store")
         self.capture = capture.Capture(self.ns, lambda name, value: name in self.hidden, self.store)
-        shell = types.SimpleNamespace(user_ns=self.ns, execution_count=1)
+        shell = types.SimpleNamespace(user_ns=self.ns, user_ns_hidden={}, displayhook=None, execution_count=1)
         self.writer = records.Writer(shell, self.capture)
         self.log = form.Log(directory / "log", form.owner_key(directory / "key"))
         self.seq = 0

@@ -138,17 +138,21 @@ def test_what_took_long_to_write_is_not_begun_in_a_hurry(tmp_path: Path) -> None
         kernel.capture.run(None)
 
 
-def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def _shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     interactive = pytest.importorskip("IPython.core.interactiveshell")
     traitlets = pytest.importorskip("traitlets.config")
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    quiet = traitlets.Config()
+    quiet.HistoryManager.enabled = False
+    return interactive.InteractiveShell(config=quiet)
+
+
+def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from gresshopper.state import agent as agents
 
     monkeypatch.setattr(agents, "THINK", 0.01)
     monkeypatch.setattr(agents, "REST", 0.02)
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
-    quiet = traitlets.Config()
-    quiet.HistoryManager.enabled = False
-    shell = interactive.InteractiveShell(config=quiet)
+    shell = _shell(tmp_path, monkeypatch)
     agent = agents.Agent(shell, tmp_path / "store")
     agent.watch()
 
@@ -166,6 +170,27 @@ def test_what_no_name_shows_is_found_while_the_user_thinks(tmp_path: Path, monke
     assert not agent.trouble
     assert agent.notes[-1]["cell"] is None and agent.notes[-1]["units"][0]["m"] == ["n:a"]
     assert not agent.capture.run(None).changed
+
+
+def test_nothing_is_audited_while_cell_follows_cell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gresshopper.state import agent as agents
+
+    monkeypatch.setattr(agents, "REST", 1000.0)
+    agent = agents.Agent(_shell(tmp_path, monkeypatch), tmp_path / "store")
+    agent.watch()
+    planned: list[float] = []
+    monkeypatch.setattr(agent, "_after_seconds", lambda seconds, work: planned.append(seconds))
+    agent._after(_Cell("a = [1]"))
+    agent._idle()
+    assert agent._resting and not agent._waiting
+    planned.clear()
+    agent._idle()
+    assert not planned
+    agent._rest()
+    assert agent._audited < 1 and len(planned) == 1 and 900 < planned[0] <= 1000
+    agent._ended -= 1000
+    agent._rest()
+    assert agent._audited == 1 and not agent._resting and len(planned) == 1
 
 
 def test_a_request_that_came_with_the_timer_goes_first() -> None:

@@ -1,0 +1,42 @@
+"""Settings that Python keeps for each context (`contextvars`): all cells share one, and our own work runs in others.
+
+What a section of :mod:`.process` has of them is read as the last cell left it, and set again where the next cell begins.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+from collections.abc import Callable, Mapping
+from typing import Any
+
+#: The context at the last cell's end.
+_last: contextvars.Context | None = None
+#: Settings to be made in the cells' context, by section, until the next cell begins.
+_waiting: dict[str, Any] = {}
+
+
+def cell_is_over() -> None:
+    """Remember the context of the cell that ends here."""
+    global _last  # noqa: PLW0603 - the main thread has one
+    _last = contextvars.copy_context()
+
+
+def wait_for_cell(settings: Mapping[str, Any]) -> None:
+    """Have these settings made where the next cell begins."""
+    _waiting.update(settings)
+
+
+def cell_begins(make: Callable[[str, Any], None]) -> None:
+    """Make what waits, in the context of the cell that begins here."""
+    while _waiting:
+        name, setting = _waiting.popitem()
+        with contextlib.suppress(Exception):  # it was told when it was restored
+            make(name, setting)
+
+
+def read(name: str, reader: Callable[[], Any]) -> Any:
+    """What a section's reader finds in the cells' context."""
+    found = reader() if _last is None else _last.copy().run(reader)
+    waiting = _waiting.get(name)
+    return {**found, **waiting} if isinstance(waiting, dict) else waiting if name in _waiting else found

@@ -1,0 +1,92 @@
+"""After a restore IPython's own memory and settings of the cells' context are as in a kernel that nothing happened to."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Callable
+
+import pytest
+
+from supervisor import Kernel
+from test_messages import start, write_log  # noqa: F401 - a fixture
+
+SHOWN = (
+    "print([repr(globals().get(n, 'none'))[:40] for n in ('_', '__', '___')], {k: repr(v)[:20] for k, v in Out.items()},"
+    " [getattr(get_ipython().displayhook, n) is globals().get(n) for n in ('_', '__', '___')])"
+)
+
+
+def restored(kernel: Kernel, start: Callable[..., Kernel], folder: Path, lazy: bool = True) -> Kernel:  # noqa: F811
+    """Another kernel with what this one has recorded."""
+    kernel.ask("flush", {"audit": True})
+    kernel.settle()
+    write_log(folder, [])
+    fresh = start()
+    fresh.begin(record=99, capture="nothing", patience_ms=None)
+    fresh.ask("restore", {"folder": str(folder), "lazy": lazy}, kernel.attachments())
+    fresh.begin(record=50, patience_ms=None)
+    return fresh
+
+
+def printed(kernel: Kernel, source: str) -> str:
+    """What a cell prints that counts as one."""
+    out: list[str] = []
+    kernel.client.execute_interactive(
+        source, timeout=60, output_hook=lambda m: out.append(m["content"].get("text", ""))
+    )
+    return re.sub("0x[0-9a-f]+", "", "".join(out))
+
+
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["x = [1]", "x", "x.append(2)"],
+        ["x = {'a': 1}", "x", "_", "_['b'] = 2"],
+        ["x = [1]", "x", "Out[2].append(3)"],
+        ["5", "for _ in range(3): pass", "7"],
+        ["5", "for _ in range(3): pass", "del _", "8", "9"],
+        ["a, _ = 1, [2]", "_"],
+        ["_ = str.upper", "lambda: 3", "(i for i in 'ab')"],
+    ],
+)
+def test_displayed_values_go_on(
+    cells: list[str],
+    start: Callable[..., Kernel],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    kernel = start()
+    kernel.begin(patience_ms=None)
+    for cell in cells:
+        kernel.run(cell)
+    fresh = restored(kernel, start, tmp_path / "log")
+    for source in (SHOWN, "11", SHOWN, "12", SHOWN):
+        assert printed(fresh, source) == printed(kernel, source)
+
+
+@pytest.mark.parametrize("lazy", [True, False])
+def test_what_belongs_to_the_cells_context_is_there(
+    lazy: bool,
+    start: Callable[..., Kernel],  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    kernel = start()
+    kernel.begin(patience_ms=None)
+    for cell in (
+        "import decimal, numpy as np; decimal.getcontext().prec = 50; from decimal import Decimal",
+        "before = np.seterr(all='raise'); np.set_printoptions(precision=2)",
+        "with decimal.localcontext() as c:\n    c.prec = 3\n    short = Decimal(1) / 3",
+        "'last'",
+    ):
+        kernel.run(cell)
+    check = "print(Decimal(1) / 3, short, np.geterr(), np.array([1 / 3]), _, repr(_i), repr(_ii), _i1[:6], len(In))"
+    once = restored(kernel, start, tmp_path / "one", lazy)
+    # Once more before a cell has run there: nothing is taken for changed.
+    kernel.events += once.events
+    again = restored(kernel, start, tmp_path / "two", lazy)
+    wanted = printed(kernel, check)
+    assert wanted.startswith("0." + 50 * "3" + " 0.333 ") and "[0.33] last" in wanted
+    assert printed(once, check) == wanted
+    assert printed(again, check) == wanted
+    once.run("decimal.getcontext().prec = 7")
+    assert printed(once, "print(Decimal(1) / 3)").strip() == "0.3333333"
