@@ -31,6 +31,7 @@ _USUAL = (
     "gresshopper.state.supervised",
     "ipykernel.debugger",
     "debugpy",
+    "faulthandler",
     "sqlite3",
     "tornado.platform.asyncio",
     "tornado.queues",

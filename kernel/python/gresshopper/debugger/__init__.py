@@ -7,8 +7,11 @@ for the owner of each connection.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
 from types import ModuleType
+from typing import Any
 
 _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "adapter")
 
@@ -16,4 +19,26 @@ _FOLDER = os.path.join(os.path.dirname(os.path.abspath(__file__)), "adapter")
 def guard(debugpy: ModuleType) -> None:
     """Called with debugpy, right after its import or later."""
     path = os.pathsep.join(filter(None, [_FOLDER, os.environ.get("PYTHONPATH")]))
-    debugpy.configure(pythonEnv={**os.environ, "PYTHONPATH": path})
+    with _undescribed():
+        debugpy.configure(pythonEnv={**os.environ, "PYTHONPATH": path})
+
+
+@contextlib.contextmanager
+def _undescribed() -> Iterator[None]:
+    """Have debugpy not read all that is installed, for a log that nobody writes: most of a kernel's start would go there.
+
+    The names are debugpy's own. Where they are others, it takes its time.
+    """
+    log: Any = None
+    with contextlib.suppress(Exception):
+        from debugpy.common import log
+    levels = getattr(getattr(log, "stderr", None), "levels", {"info"})
+    described = getattr(log, "describe_environment", None)
+    if described is None or getattr(log, "log_dir", "") is not None or "info" in levels:
+        yield
+        return
+    log.describe_environment = lambda header: None
+    try:
+        yield
+    finally:
+        log.describe_environment = described

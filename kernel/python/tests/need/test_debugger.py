@@ -81,3 +81,25 @@ def test_the_guard_lets_the_sites_own_customization_run(tmp_path: Path) -> None:
     code = "import socket; print(was_here, socket.socket.accept.__name__)"
     out = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
     assert out == "True _accept_ours\n"
+
+
+CONFIGURE = """
+import sys
+import debugpy
+from debugpy.common import log
+described = []
+log.get_environment_description = lambda header: described.append(header) or ""
+from gresshopper import debugger
+debugger.guard(debugpy)
+print(len(described), log.describe_environment.__name__)
+"""
+
+
+@pytest.mark.parametrize("logs", [False, True])
+def test_what_is_installed_is_read_for_a_log_alone(logs: bool, tmp_path: Path) -> None:
+    pytest.importorskip("debugpy")
+    environ = {**os.environ, "PYTHONPATH": str(ADAPTER.parents[2])} | (
+        {"DEBUGPY_LOG_DIR": str(tmp_path)} if logs else {}
+    )
+    done = subprocess.run([sys.executable, "-c", CONFIGURE], env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == f"{int(logs)} describe_environment\n"
