@@ -48,7 +48,7 @@ async fn granted_in_order(world: &mut World) {
     world.grant(&leased, 5);
     let answer = world.reply(&leased).await;
     assert_eq!(answer.content["status"], "ok");
-    let lease = json!({"lease": 5, "node": "n1", "gpus": [], "devices": [], "cores": "2-3", "waited_ms": 7,
+    let lease = json!({"lease": 5, "node": "localhost", "gpus": [], "devices": [], "cores": "2-3", "waited_ms": 7,
         "lingering": false});
     assert_eq!(answer.metadata["gresshopper"], lease);
     assert!(!answer.heard.iter().any(is_told), "a short wait is not told");

@@ -8,7 +8,7 @@ use super::wording::{self, describe};
 use crate::need;
 use bytes::Bytes;
 use hop_api::message::{EndedCell, Grant, Outcome, Request as ToHopd};
-use hop_words::id::{CellId, LeaseId};
+use hop_words::id::{CellId, LeaseId, Tenure};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
 use serde_json::{Value, json};
@@ -299,6 +299,27 @@ impl Core {
         };
         let acts = self.gpu.park.granted();
         self.carry_out(acts);
+    }
+
+    /// Whether this replica can use the lease: `hopd` tells all processes of a kernel of its leases.
+    pub(super) fn is_ours(&self, grant: &Grant) -> bool {
+        let identity = &self.identity;
+        grant.executor == identity.incarnation && grant.node == identity.node
+    }
+
+    /// A lease for a cell of ours on another process's node: it goes back, and the cell asks again. `hopd` hears that from
+    /// the newest tenure alone. Without a log it can't tell processes apart, and the lease may be our successor's.
+    pub(super) fn granted_elsewhere(&mut self, cell: &CellId, grant: &Grant) {
+        let waits = match &self.lease {
+            Lease::Asked(seeker, _) => seeker.id == *cell,
+            Lease::Standing(standing) => standing.seeker.id == *cell && standing.grant.is_none(),
+            Lease::None | Lease::Returning(..) | Lease::Held(_) | Lease::Stopping(..) => false,
+        };
+        let (_, tenure) = self.office();
+        if waits && (tenure > Tenure(0) || grant.executor == self.identity.incarnation) {
+            self.release_lease(grant.lease);
+            self.register();
+        }
     }
 
     /// The kernel's memory is where the granted lease needs it.

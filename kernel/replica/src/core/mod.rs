@@ -671,7 +671,8 @@ impl Core {
             } => {
                 self.queued(&cell, position, &reason, (estimate, range));
             }
-            Event::Granted { cell, grant, .. } => self.granted(&cell, grant),
+            Event::Granted { cell, grant, .. } if self.is_ours(&grant) => self.granted(&cell, grant),
+            Event::Granted { cell, grant, .. } => self.granted_elsewhere(&cell, &grant),
             Event::Refused { cell, reason, .. } => self.refused(&cell, reason),
             Event::Revoked {
                 lease, reason, grace, ..

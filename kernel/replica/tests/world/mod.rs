@@ -215,7 +215,7 @@ impl World {
         let grant = Grant {
             executor: Incarnation(1),
             lease: LeaseId(lease),
-            node: "n1".into(),
+            node: "localhost".into(),
             handover,
             waited: Span::from_millis(7),
             lingering: false,

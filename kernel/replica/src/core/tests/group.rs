@@ -2,10 +2,10 @@
 
 use super::super::{Durably, Input, Output};
 use super::durable::{durably, greet, state};
-use super::{World, terminated};
+use super::{Place, World, gpu, grant, terminated};
 use crate::leases::News;
 use bytes::Bytes;
-use hop_api::message::MoveCause;
+use hop_api::message::{Event, Grant, MoveCause};
 use hop_log::{Act, Entry, Payload, Record, RecordNumber, Sequence, State};
 use hop_protocol::link::Item;
 use hop_protocol::message::Note;
@@ -298,4 +298,44 @@ fn the_node_of_a_member_that_is_gone_may_have_the_next_one() {
         panic!("{told:?}");
     };
     assert_eq!(nodes, &["n1", "n3"].map(NodeName::from));
+}
+
+/// `hopd` has lent to an executor that this one has replaced, or says so of one that has replaced this one.
+#[test]
+fn a_lease_of_another_executors_goes_back_and_the_cell_asks_again() {
+    let mut world = grown();
+    let lent = |lease, executor, node: &str| {
+        let grant = Grant {
+            executor: Incarnation(executor),
+            node: node.into(),
+            ..grant(lease, 1)
+        };
+        let (kernel, cell) = ("k".into(), "g".into());
+        News::Event(Event::Granted { kernel, cell, grant })
+    };
+    assert_eq!(world.run("g", gpu()), ["hopd: submit g 1 gpus"]);
+    let again = ["hopd: release 5", "hopd: up waits g"];
+    assert_eq!(world.hopd(lent(5, 2, "n2")), again);
+    assert_eq!(world.hopd(lent(5, 1, "n2")), again);
+    assert_eq!(world.place("g"), Some(Place::Asked));
+    assert_eq!(
+        world.hopd(lent(6, 1, "n1")),
+        ["kernel: execute_request g lease 6"]
+    );
+    // Said again to all of the kernel's processes, and of a cell that doesn't wait here.
+    assert_eq!(world.hopd(lent(5, 2, "n2")), [""; 0]);
+}
+
+#[test]
+fn without_a_log_another_executors_lease_may_be_the_successors() {
+    let mut world = World::up();
+    world.run("g", gpu());
+    let grant = Grant {
+        executor: Incarnation(2),
+        ..grant(5, 1)
+    };
+    let (kernel, cell) = ("k".into(), "g".into());
+    let out = world.hopd(News::Event(Event::Granted { kernel, cell, grant }));
+    assert_eq!(out, [""; 0]);
+    assert_eq!(world.grant("g", 6, 1), ["kernel: execute_request g lease 6"]);
 }
