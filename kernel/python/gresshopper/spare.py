@@ -18,7 +18,7 @@ from typing import Any
 from gresshopper import channel
 from gresshopper.wire import Frames, WireError
 
-#: What each kernel imports at its start, and takes most of it.
+#: Imports of each kernel, which take most of its start.
 _NEEDED = (
     "ipykernel.kernelapp",
     "ipykernel.ipkernel",

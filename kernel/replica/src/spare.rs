@@ -31,7 +31,7 @@ const OF_ONE_KERNEL: [&str; 5] = [
     "JPY_SESSION_NAME",
 ];
 
-/// What a spare must have in common with the kernel that it becomes.
+/// Everything that a spare must have in common with the kernel that it becomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Kind {
     argv: Vec<String>,
@@ -152,7 +152,7 @@ impl Spare {
     }
 }
 
-/// What the process lacks to be this kernel's. A variable without a value is removed.
+/// The folder and the variables that the process lacks to be this kernel's. A variable without a value is removed.
 fn order(file: &FrontFile) -> Result<Value> {
     let mut environment: Map<String, Value> = child::path_of_kernel()
         .map(|(name, value)| (name, value.into()))

@@ -27,7 +27,7 @@ def guard(debugpy: ModuleType) -> None:
 def _undescribed() -> Iterator[None]:
     """Have debugpy not read all that is installed, for a log that nobody writes: most of a kernel's start would go there.
 
-    The names are debugpy's own. Where they are others, it takes its time.
+    The names are debugpy's own. In a release with other names, debugpy reads everything as before.
     """
     log: Any = None
     with contextlib.suppress(Exception):

@@ -792,10 +792,7 @@ class Agent:
             self.notes = redo.notes_of(snapshot, self.store)
             self.capture.adopt([e.said for e in snapshot.units.values()], snapshot.process(self.store))
             self._last = self._seq = max(cell["seq"] for cell in snapshot.redo["cells"])
-        self._show(snapshot)
-        restoring.arrange(self.shell.user_ns, snapshot.order)
-        self._history(snapshot)
-        self._set_in_cell(snapshot)
+        self._settle(snapshot)
         _sources([*snapshot.redo["cells"], *(cell for record in snapshot.records for cell in _cells_of(record))])
         return told._replace(notices=[*differences, *told.notices])
 
@@ -850,10 +847,7 @@ class Agent:
         self._read_all()
         told = self._follower.apply(record)
         snapshot = self._follower.snapshot
-        self._show(snapshot)
-        restoring.arrange(self.shell.user_ns, snapshot.order)
-        self._history(snapshot)
-        self._set_in_cell(snapshot)
+        self._settle(snapshot)
         cells = _cells_of(record)
         _sources(cells)
         self._last = self._seq = max([self._seq, *(cell["seq"] for cell in cells)])
@@ -890,6 +884,13 @@ class Agent:
             for number in sorted(numbers) if numbers != sorted(numbers) else ():
                 out[number] = out.pop(number)
 
+    def _settle(self, snapshot: restoring.Snapshot) -> None:
+        """Have IPython's own memory, and the next cell's context, as they were."""
+        self._show(snapshot)
+        restoring.arrange(self.shell.user_ns, snapshot.order)
+        self._history(snapshot)
+        self._set_in_cell(snapshot)
+
     def _show(self, snapshot: restoring.Snapshot) -> None:
         """Sets `_` and its like to the values displayed last, where they aren't the user's own.
 
@@ -910,7 +911,8 @@ class Agent:
 
     def _set_in_cell(self, snapshot: restoring.Snapshot) -> None:
         """Have the next cell find settings that a restore can't make for it."""
-        process.for_cells(snapshot.process(self.store))
+        entries = ((name, snapshot.sections.get(name)) for name in process.OF_CONTEXT)
+        process.for_cells({name: restoring.stream(entry, self.store) for name, entry in entries if entry is not None})
         hooks = self.shell.events.callbacks["pre_execute"]
         if self._in_cell not in hooks:
             self.shell.events.register("pre_execute", self._in_cell)

@@ -38,5 +38,7 @@ def cell_begins(make: Callable[[str, Any], None]) -> None:
 def read(name: str, reader: Callable[[], Any]) -> Any:
     """What a section's reader finds in the cells' context."""
     found = reader() if _last is None else _last.copy().run(reader)
-    waiting = _waiting.get(name)
-    return {**found, **waiting} if isinstance(waiting, dict) else waiting if name in _waiting else found
+    if name not in _waiting:
+        return found
+    waiting = _waiting[name]
+    return {**found, **waiting} if isinstance(waiting, dict) else waiting

@@ -607,7 +607,7 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
 def for_cells(sections: dict[str, bytes]) -> None:
     """Have the next cell find what `apply` set: Python keeps some of it for each context."""
     waiting = {}
-    for name in _OF_CONTEXT:
+    for name in OF_CONTEXT:
         with contextlib.suppress(Exception):  # `apply` told it
             state = pickle.loads(sections[name])
             if not isinstance(state, Unwritten):
@@ -617,7 +617,7 @@ def for_cells(sections: dict[str, bytes]) -> None:
 
 def cell_begins() -> None:
     """Set it, in the context of the cell that begins here."""
-    contexts.cell_begins(lambda name, state: _OF_CONTEXT[name](state))
+    contexts.cell_begins(lambda name, state: OF_CONTEXT[name](state))
 
 
 #: The part of numpy's section that newer releases keep for each context.
@@ -797,7 +797,7 @@ def _set_decimal(state: Any) -> None:
 
 
 #: Sections of which Python keeps something for each context.
-_OF_CONTEXT: dict[str, Callable[[Any], None]] = {"decimal": _set_decimal, "numpy": _set_numpy_modes}
+OF_CONTEXT: dict[str, Callable[[Any], None]] = {"decimal": _set_decimal, "numpy": _set_numpy_modes}
 
 _WRITE: dict[str, Callable[[Any], None]] = {
     "paths": _set_paths,

@@ -1,5 +1,5 @@
 //! Spare interpreters of a seat: started beforehand for the kernels that have a standby here, so that a replica that takes
-//! office waits neither for Slurm nor for Python's imports. One serves all kernels of its kind ([`crate::spare`]), once.
+//! office waits neither for Slurm nor for Python's imports. A spare serves any kernel of its kind ([`crate::spare`]), once.
 //!
 //! [`Shelf`] decides, and has no process or clock; [`Spares`] carries out.
 
@@ -337,7 +337,7 @@ struct Keeper {
     processes: BTreeMap<u32, Child>,
     /// Where spares that wait are spoken to.
     doors: BTreeMap<u32, mpsc::UnboundedSender<FromSeat>>,
-    /// Who is to hear that a spare goes.
+    /// Takeovers that wait for the word of their spare.
     going: BTreeMap<u32, oneshot::Sender<()>>,
 }
 
@@ -380,7 +380,7 @@ impl Keeper {
                 }
             }
             Command::Gone(number) => {
-                // Who waits for it to go hears so now.
+                // A takeover that waits for this spare hears now that it is gone.
                 self.going.remove(&number);
                 self.shelf.gone(number, now);
                 self.end(number);
@@ -480,7 +480,7 @@ impl Keeper {
             .spawn()
     }
 
-    /// Lets go of a spare. One that isn't ready hears so when it is.
+    /// Lets go of a spare. A spare that isn't ready yet is told once it is.
     fn end(&mut self, number: u32) {
         if let Some(door) = self.doors.remove(&number) {
             // It may be gone already.
