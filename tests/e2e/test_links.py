@@ -20,6 +20,8 @@ CUTS: dict[str, Callable[[str, list[str]], list[Way]]] = {
     "executor | standbys": both,
     "executor -> standbys": lambda e, s: [(e, t) for t in s],
     "standbys -> executor": lambda e, s: [(t, e) for t in s],
+    # All but hopd hear nothing of the executor: the others elect another one, and the old one's requests still arrive.
+    "executor | all": lambda e, s: both(e, [PEOPLE, *s]),
     "a standby | the others": lambda e, s: both(s[0], [e, s[1]]),
     "front | executor": lambda e, s: both(PEOPLE, [e]),
     "front -> executor": lambda e, s: [(PEOPLE, e)],
@@ -33,6 +35,7 @@ CASES = [
     ("executor | standbys", 3),
     ("executor | standbys", 25),
     ("standbys -> executor", 25),
+    ("executor | all", 14),
     ("front | executor", 25),
     ("all", 25),
 ]

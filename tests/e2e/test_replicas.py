@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -60,6 +61,23 @@ def grown(cluster: Cluster, without: str = "") -> set[str]:
 
 def seats_of(cluster: Cluster, *which: str) -> set[str]:
     return set(cluster.run("alice", "squeue", "-h", "-u", "alice", *which, "-o", "%i").split())
+
+
+@contextlib.contextmanager
+def paused(cluster: Cluster, node: str) -> Iterator[None]:
+    """Alice's seat on the node stands still: nobody hears from it, and all its connections stay."""
+    pids = [
+        pid for pid in cluster.pids("hop-replica", "alice") if cluster.environ(pid).get("SLURMD_NODENAME") == node
+    ]
+    assert pids
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
 
 def runs_with_a_gpu(book: Notebook) -> None:
@@ -138,6 +156,20 @@ def test_the_executors_node_is_lost_and_another_replica_goes_on(cluster: Cluster
     with lost_node(cluster, now):
         assert node_of(alice) != now
         runs_with_a_gpu(alice)
+
+
+def test_a_deposed_executor_is_lent_no_gpu_though_its_connections_stand(cluster: Cluster, alice: Notebook) -> None:
+    node, members = node_of(alice), grown(cluster)
+    runs_with_a_gpu(alice)
+    with paused(cluster, node):
+        now = node_of(alice)
+        assert now in members - {node}, "another replica executes"
+        runs_with_a_gpu(alice)
+    # It goes on, and hears that its tenure is over.
+    for _ in range(5):
+        assert node_of(alice) == now
+        runs_with_a_gpu(alice)
+    grown(cluster)
 
 
 def test_the_node_of_a_standby_is_lost_and_nobody_notices(cluster: Cluster, alice: Notebook) -> None:

@@ -48,6 +48,7 @@ fn main() {
             parked: None,
             fixed: None,
             standbys: Vec::new(),
+            executes: None,
         };
         core.handle(Input::ReplicaUp(up), now, &mut out);
         let submit = Input::Submit {

@@ -83,7 +83,9 @@ impl Core {
         let k = &self.work.kernels[kernel];
         if let Some(&cell) = k.cells.iter().find(|&&c| self.work.cells[c].id == *id) {
             self.work.cells[cell].told = None;
-            self.tell(cell, out);
+            if !self.asked_anew(cell, out) {
+                self.tell(cell, out);
+            }
             return true;
         }
         let lease = k.leases.iter().find_map(|l| match &self.work.leases[l].state {
@@ -221,8 +223,27 @@ impl Core {
             told: None,
             limited: None,
             parked,
+            unasked: None,
         };
         self.insert_cell(cell)
+    }
+
+    /// The kernel's new executor asks for a cell that the one before had asked for. `false`: it has before.
+    pub(crate) fn asked_anew(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) -> bool {
+        let waited = self.work.cells[cell].unasked.take().is_some();
+        if waited {
+            self.work.cells[cell].told = None;
+            self.start_or_claim(cell, out);
+        }
+        waited
+    }
+
+    /// Starts the cell, or makes room for it and tells its place.
+    pub(crate) fn start_or_claim(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        if !self.try_start(cell, out) {
+            self.claim(cell, out);
+            self.tell(cell, out);
+        }
     }
 
     /// Puts a cell into the queue.
@@ -236,6 +257,10 @@ impl Core {
             self.unreserve_where_it_is_not(kernel);
         }
         self.people.users[user].cells.insert(i);
+        if let Some(until) = self.work.cells[i].unasked {
+            let timer = Timer::Unasked(i, self.work.cells[i].seq);
+            self.at(until, timer);
+        }
         self.enqueue(i);
         self.enter_arenas(i);
         if self.work.cells[i].due {
@@ -603,7 +628,7 @@ impl Core {
                 to: self.supply.nodes[m.to].name.clone(),
             };
         }
-        if k.replicas.is_empty() {
+        if k.replicas.is_empty() || c.unasked.is_some() {
             return Reason::NoReplica;
         }
         if let Some(over) = self.over_limit(c) {

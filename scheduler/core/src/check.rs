@@ -242,6 +242,14 @@ impl Core {
                     c.id
                 );
             }
+            if let Some(until) = c.unasked {
+                let timer = (until, crate::state::Timer::Unasked(i, c.seq));
+                hold!(
+                    self.timers.contains(&timer),
+                    "cell {} may be awaited for ever",
+                    c.id
+                );
+            }
             if let Some(scope) = c.limited {
                 let listed = self.people.limited.get(&scope).is_some_and(|s| s.contains(&i));
                 hold!(listed, "cell {} is not listed under its limit", c.id);
@@ -345,6 +353,12 @@ impl Core {
                     k.id
                 );
             }
+            let tenures: BTreeSet<_> = k.replicas.iter().filter_map(|r| r.executes).collect();
+            hold!(
+                tenures.len() <= 1,
+                "kernel {} has executors of different tenures: {tenures:?}",
+                k.id
+            );
             for r in &k.replicas {
                 hold!(
                     self.supply.nodes[r.node].sitting.contains(&i),

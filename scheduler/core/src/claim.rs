@@ -11,6 +11,9 @@ use hop_words::lease::EndCause;
 impl Core {
     /// Ends idle leases on the kernel's nodes if that makes room for the cell, and reserves the room.
     pub(crate) fn claim(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
+        if self.work.cells[cell].unasked.is_some() {
+            return;
+        }
         if let Some(over) = self.over_limit(&self.work.cells[cell]) {
             return self.claim_within_limit(over.scope, over.excess(), out);
         }

@@ -189,6 +189,7 @@ impl Core {
                 Timer::Moving(kernel, incarnation) => self.moving_late(kernel, incarnation, out),
                 Timer::Planned(kernel, incarnation) => self.planned_over(kernel, incarnation),
                 Timer::Alone(kernel) => self.alone_due(kernel, out),
+                Timer::Unasked(cell, seq) => self.unasked_due(cell, seq, out),
             }
         }
     }

@@ -165,6 +165,7 @@ impl Core {
         let (p, c) = (&self.supply.pilots[lease.pilot], &self.work.cells[cell]);
         if p.state != PilotState::Up
             || c.limited.is_some()
+            || c.unasked.is_some()
             || self.work.kernels[c.kernel].pool != p.pool
             || self.is_held(p, cell)
         {

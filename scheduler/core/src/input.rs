@@ -5,7 +5,7 @@ pub use hop_words::cell::{CancelTarget, EndedCell, ParkedCell, WaitingCell};
 pub use hop_words::gpu::GpuSlot;
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
-    UserName,
+    Tenure, UserName,
 };
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::{Class, Need};
@@ -323,6 +323,11 @@ pub struct ReplicaUp {
     /// Members of the kernel's log elsewhere, all of them: replaces what was told before.
     #[serde(default)]
     pub standbys: Vec<Standby>,
+    /// The tenure in which the replica executes the kernel; 0 for a kernel without a log. `None`: it wasn't elected. A tenure
+    /// deposes the executors of lower ones, though they be up: what they have ends as with [`Input::ReplicaLost`]. The
+    /// kernel's waiting cells keep their places for the new executor, which asks for them again.
+    #[serde(default)]
+    pub executes: Option<Tenure>,
 }
 
 /// A member of a kernel's log that can become its executor, without a process so far.

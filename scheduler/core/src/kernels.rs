@@ -7,7 +7,7 @@ use crate::journal::{KernelImage, Key};
 use crate::output::{Output, SeatPlan};
 use crate::predict::Habit;
 use crate::reason::RefusedBecause;
-use crate::state::{Kernel, LeaseState, Node, PilotState, Planned, Pool, Replica, Seat, Timer, User};
+use crate::state::{Cell, Kernel, LeaseState, Node, PilotState, Planned, Pool, Replica, Seat, Timer, User};
 use crate::usage::Usage;
 use hop_words::id::{AccountName, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
 use hop_words::lease::{EndCause, Outcome};
@@ -417,23 +417,16 @@ impl Core {
             });
         }
         let k = self.kernel_of(&up.kernel, &up.user, up.account.as_ref(), &up.pool, &up.name);
-        let node = self.node_index(&up.node, self.work.kernels[k].pool);
-        if self.work.kernels[k].alone_since.take().is_some() {
-            // Cells unknown to the process went with the process that submitted them.
-            for cell in self.work.kernels[k].cells.clone() {
-                if !up.waiting.iter().any(|w| w.cell == self.work.cells[cell].id) {
-                    self.drop_cell(cell, Some(RefusedBecause::ReplicaLost), out);
-                }
-            }
+        if self.is_deposed(k, &up) {
+            return;
         }
+        let deposed = self.deposed_by(k, &up);
+        self.cells_of_another(k, &up, !deposed.is_empty(), out);
         self.fix(k, up.fixed.clone());
         self.stand_by(k, &up.standbys);
-        let known = self.work.kernels[k]
-            .replicas
-            .iter()
-            .any(|r| r.incarnation == up.incarnation);
-        if !known {
-            self.add_replica(k, up.incarnation, node, up.seat);
+        let new = self.take_in(k, &up);
+        for executor in &deposed {
+            self.depose(k, *executor, &up, out);
         }
         self.note_kernel(k, out);
         if let Some(p) = &up.parked {
@@ -442,25 +435,43 @@ impl Core {
         }
         self.reconcile_holder(k, &up, out);
         for w in &up.waiting {
-            let waits = self.work.kernels[k]
-                .cells
-                .iter()
-                .any(|&c| self.work.cells[c].id == w.cell);
+            let mut cells = self.work.kernels[k].cells.iter().copied();
+            let waits = cells.find(|&c| self.work.cells[c].id == w.cell);
+            if let Some(cell) = waits {
+                self.asked_anew(cell, out);
+                continue;
+            }
             match up.parked.as_ref().filter(|p| p.cell == w.cell) {
-                _ if waits => {}
                 Some(p) => self.parked_there(k, up.incarnation, w, p.ran, out),
                 None => self.submit(up.kernel.clone(), w.cell.clone(), w.need.clone(), w.class, 0, out),
             }
         }
         self.moved_in(k, up.incarnation);
-        if !known {
+        if new || !deposed.is_empty() {
             for cell in self.work.kernels[k].cells.clone() {
-                if self.work.cells.get(cell).is_some() && !self.try_start(cell, out) {
-                    self.claim(cell, out);
-                    self.tell(cell, out);
+                if self.work.cells.get(cell).is_some() {
+                    self.start_or_claim(cell, out);
                 }
             }
         }
+    }
+
+    /// Notes that the replica is there. Returns whether it is new.
+    fn take_in(&mut self, k: Idx<Kernel>, up: &ReplicaUp) -> bool {
+        let mut replicas = self.work.kernels[k].replicas.iter_mut();
+        if let Some(known) = replicas.find(|r| r.incarnation == up.incarnation) {
+            known.executes = up.executes;
+            return false;
+        }
+        let node = self.node_index(&up.node, self.work.kernels[k].pool);
+        let replica = Replica {
+            incarnation: up.incarnation,
+            node,
+            seat: up.seat,
+            executes: up.executes,
+        };
+        self.add_replica(k, replica);
+        true
     }
 
     /// The members of the kernel's log. Nodes that nobody has told of are left out.
@@ -471,6 +482,7 @@ impl Core {
                 incarnation: s.incarnation,
                 node,
                 seat: s.seat,
+                executes: None,
             })
         };
         let standbys: Vec<Replica> = told.iter().filter_map(known).collect();
@@ -494,7 +506,13 @@ impl Core {
         }
     }
 
-    fn add_replica(&mut self, k: Idx<Kernel>, incarnation: Incarnation, node: Idx<Node>, seat: JobId) {
+    fn add_replica(&mut self, k: Idx<Kernel>, replica: Replica) {
+        let Replica {
+            incarnation,
+            node,
+            seat,
+            ..
+        } = replica;
         self.fulfil_plan(k, incarnation, node);
         let cells = self.work.kernels[k].cells.clone();
         for &c in &cells {
@@ -510,11 +528,7 @@ impl Core {
             self.foresee_soon(pool);
         }
         let kernel = &mut self.work.kernels[k];
-        kernel.replicas.push(Replica {
-            incarnation,
-            node,
-            seat,
-        });
+        kernel.replicas.push(replica);
         let n = &mut self.supply.nodes[node];
         n.subscribed += gpus;
         n.replicas += 1;
@@ -645,10 +659,35 @@ impl Core {
         };
         self.unplan(k, incarnation);
         self.moving_lost(k, incarnation);
-        let kernel = &self.work.kernels[k];
-        let Some(i) = kernel.replicas.iter().position(|r| r.incarnation == incarnation) else {
+        let Some(cells) = self.remove_replica(k, incarnation, out) else {
             return;
         };
+        if self.work.kernels[k].replicas.is_empty() {
+            self.now_alone(k, out);
+        } else {
+            for c in cells {
+                if self.work.cells.get(c).is_some() {
+                    self.unreserve(c);
+                    self.claim(c, out);
+                }
+            }
+        }
+        self.forget_if_closed(k, out);
+    }
+
+    /// Takes a replica from the kernel, with its leases and its parked cell. Returns the cells that waited; `None` means that
+    /// it wasn't there.
+    pub(crate) fn remove_replica(
+        &mut self,
+        k: Idx<Kernel>,
+        incarnation: Incarnation,
+        out: &mut Vec<Output>,
+    ) -> Option<Vec<Idx<Cell>>> {
+        let kernel = &self.work.kernels[k];
+        let i = kernel
+            .replicas
+            .iter()
+            .position(|r| r.incarnation == incarnation)?;
         let cells = kernel.cells.clone();
         for &c in &cells {
             self.dequeue(c);
@@ -683,17 +722,7 @@ impl Core {
         }
         self.end_leases_of(k, incarnation, out);
         self.lose_parked(k, incarnation, out);
-        if last {
-            self.now_alone(k, out);
-        } else {
-            for &c in &cells {
-                if self.work.cells.get(c).is_some() {
-                    self.unreserve(c);
-                    self.claim(c, out);
-                }
-            }
-        }
-        self.forget_if_closed(k, out);
+        Some(cells)
     }
 
     /// A kernel that lost its replica on `lost` and has one other is at home with the other.
@@ -797,7 +826,7 @@ impl Core {
     }
 
     /// Ends the leases of a lost replica. Cells that were about to start there wait again.
-    fn end_leases_of(&mut self, k: Idx<Kernel>, incarnation: Incarnation, out: &mut Vec<Output>) {
+    pub(crate) fn end_leases_of(&mut self, k: Idx<Kernel>, incarnation: Incarnation, out: &mut Vec<Output>) {
         for id in self.work.kernels[k].leases.clone() {
             if self
                 .work

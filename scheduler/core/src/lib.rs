@@ -38,6 +38,7 @@ mod restore;
 mod room;
 mod scale;
 mod state;
+mod succession;
 mod tally;
 mod usage;
 

@@ -48,6 +48,7 @@ impl Core {
         if k.migrating.is_some()
             || !self.may_roam(c.kernel)
             || c.limited.is_some()
+            || c.unasked.is_some()
             || k.replicas.iter().any(own_ending)
             || self.over_limit(c).is_some()
         {

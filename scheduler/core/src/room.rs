@@ -24,6 +24,9 @@ impl Core {
     /// over.
     pub(crate) fn spot(&self, cell: Idx<Cell>) -> Option<Spot> {
         let c = &self.work.cells[cell];
+        if c.unasked.is_some() {
+            return None;
+        }
         let k = &self.work.kernels[c.kernel];
         let affinity = self.supply.pools[k.pool].config.affinity;
         let mut best: Option<(bool, u16, Spot)> = None;

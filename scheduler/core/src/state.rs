@@ -9,7 +9,7 @@ use crate::tally::{Part, Tally};
 use crate::usage::Usage;
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
-    UserName,
+    Tenure, UserName,
 };
 use hop_words::lease::EndCause;
 use hop_words::need::{Class, Need};
@@ -440,6 +440,8 @@ pub(crate) struct Replica {
     pub incarnation: Incarnation,
     pub node: Idx<Node>,
     pub seat: JobId,
+    /// The tenure in which it executes the kernel. `None`: it wasn't elected.
+    pub executes: Option<Tenure>,
 }
 
 /// A replica that was placed and isn't up.
@@ -547,6 +549,9 @@ pub(crate) struct Cell {
     pub limited: Option<Scope>,
     /// Set for a cell parked in its middle: the replica that has it, and its run so far.
     pub parked: Option<(Incarnation, Span)>,
+    /// The kernel has another executor now, which must ask for the cell by then. The cell keeps its place, and does not
+    /// start before: nobody would run it.
+    pub unasked: Option<Timestamp>,
 }
 
 impl Cell {
@@ -704,4 +709,6 @@ pub(crate) enum Timer {
     Planned(Idx<Kernel>, Incarnation),
     /// A kernel without replicas.
     Alone(Idx<Kernel>),
+    /// A cell whose kernel's new executor has not asked for it.
+    Unasked(Idx<Cell>, u64),
 }

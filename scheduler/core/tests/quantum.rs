@@ -289,6 +289,7 @@ fn parked(kernel: &KernelId, cell: &CellId, lease: u64) -> Input {
         }),
         fixed: None,
         standbys: Vec::new(),
+        executes: None,
     })
 }
 

@@ -883,6 +883,7 @@ fn a_cell_that_ended_unheard_has_its_own_outcome() {
             parked: None,
             fixed: None,
             standbys: Vec::new(),
+            executes: None,
         })
     };
     assert_eq!(kinds(&w.tell(report(2))), [""; 0], "another replica's lease");
@@ -1333,4 +1334,147 @@ fn a_lease_withdrawn_before_it_started_was_cancelled_and_did_not_fail() {
         (kinds(&out), *cause),
         (vec!["closed", "ack"], EndCause::Cancelled)
     );
+}
+
+// --- executors that a kernel's log has deposed ---
+
+/// Two nodes with one GPU each, and a kernel whose log has elected executor 1 on the first.
+fn elected() -> (World, [JobId; 2], KernelId) {
+    let mut w = world();
+    let pilots = ["n0", "n1"].map(|node| w.pilot(node, 1, 8));
+    let k = w.kernel("k", "ada", &[], 1);
+    w.elect(&k, 1, "n0", &[]);
+    (w, pilots, k)
+}
+
+#[test]
+fn a_deposed_executor_is_lent_nothing_though_it_is_up_and_has_a_lease() {
+    for ends in [false, true] {
+        let (mut w, [old, new], k) = elected();
+        let (cell, _) = w.submit(&k, Need::gpus(1));
+        w.confirm(old, LeaseId(1));
+        if ends {
+            w.end_cell(&k, &cell);
+        }
+        // What runs or lingers there is taken back at once: nobody waits for that process to let go.
+        let out = w.elect(&k, 2, "n1", &[]);
+        assert!(kinds(&out).ends_with(&["revoked", "end"]), "{out:?}");
+        let (_, out) = w.submit(&k, Need::gpus(1));
+        let Some(Output::StartLease(start)) = out.iter().find(|o| matches!(o, Output::StartLease(_))) else {
+            panic!("{out:?}");
+        };
+        assert_eq!((start.executor, start.pilot), (Incarnation(2), new));
+    }
+}
+
+#[test]
+fn a_cell_that_waits_keeps_its_place_for_the_new_executor_and_starts_when_it_asks() {
+    let (mut w, _, k) = elected();
+    let blocker = w.kernel("b", "bob", &["n0", "n1"], 1);
+    for _ in 0..2 {
+        w.submit(&blocker, Need::gpus(1));
+        w.settle();
+    }
+    let (first, _) = w.submit(&k, Need::gpus(1));
+    let (second, _) = w.submit(&blocker, Need::gpus(1));
+    let out = w.elect(&k, 2, "n1", &[]);
+    assert!(!kinds(&out).contains(&"refused"), "{out:?}");
+    let out = w.ask_again(&k, &first);
+    assert!(
+        matches!(&out[..], [Output::Queued { position: 1, .. }]),
+        "{out:?}"
+    );
+    let there = w.core.leases().into_iter().find(|l| l.node.as_str() == "n1");
+    let cell = there.and_then(|l| l.cell).unwrap();
+    w.end_cell(&blocker, &cell);
+    w.settle();
+    assert!(w.running.contains_key(&(k, first)) && w.waiting.contains(&(blocker, second)));
+}
+
+#[test]
+fn a_cell_that_the_new_executor_never_asks_for_starts_nowhere_and_is_refused() {
+    let (mut w, _, k) = elected();
+    // Its lease is starting: the cell waits again.
+    let (cell, out) = w.submit(&k, Need::gpus(1));
+    assert_eq!(kinds(&out), ["opened", "start"]);
+    let out = w.elect(&k, 2, "n1", &[]);
+    assert!(
+        kinds(&out).contains(&"end") && !kinds(&out).contains(&"start"),
+        "{out:?}"
+    );
+    w.settle();
+    assert!(w.waiting.contains(&(k.clone(), cell)));
+    let out = w.pass(Span::from_secs(10));
+    assert_eq!(kinds(&out), ["withdrawn", "refused"]);
+    // One that is listed starts at once.
+    let (cell, _) = w.submit(&k, Need::gpus(1));
+    let out = w.elect(&k, 3, "n0", std::slice::from_ref(&cell));
+    assert!(kinds(&out).contains(&"start"), "{out:?}");
+    w.settle();
+    assert!(w.running.contains_key(&(k, cell)));
+}
+
+#[test]
+fn cells_outlive_the_last_executor_until_the_next_one_asks() {
+    let (mut w, _, k) = elected();
+    let (cell, _) = w.submit(&k, Need::gpus(4));
+    assert!(!w.waiting.contains(&(k.clone(), cell)), "more than there is");
+    let (cell, _) = w.submit(
+        &k,
+        Need {
+            gpu_type: Some("fake".into()),
+            ..Need::gpus(2)
+        },
+    );
+    w.tell(Input::ReplicaLost {
+        kernel: k.clone(),
+        incarnation: Incarnation(1),
+    });
+    w.kernels.insert(k.clone(), Vec::new());
+    let out = w.elect(&k, 2, "n1", &[]);
+    assert_eq!(kinds(&out), [""; 0], "its process may ask a moment later");
+    assert_eq!(kinds(&w.ask_again(&k, &cell)), ["queued"]);
+    assert_eq!(kinds(&w.pass(Span::from_secs(20))), [""; 0]);
+}
+
+#[test]
+fn a_report_of_a_lower_tenure_changes_nothing() {
+    let (mut w, _, k) = elected();
+    w.elect(&k, 2, "n1", &[]);
+    w.tenures.insert(k.clone(), 0);
+    w.elect(&k, 1, "n0", &[]);
+    assert_eq!(w.core.other_replicas(&k, Incarnation(2)), 0);
+    w.deposed.clear();
+    let (_, out) = w.submit(&k, Need::gpus(1));
+    let executor = out.iter().find_map(|o| match o {
+        Output::StartLease(start) => Some(start.executor),
+        _ => None,
+    });
+    assert_eq!(executor, Some(Incarnation(2)));
+}
+
+/// The driver was restarted while the executor changed: only the lease is left of the old one.
+#[test]
+fn a_lease_of_an_executor_that_never_reported_again_is_not_the_next_ones() {
+    let config = Config {
+        journal: true,
+        ..Config::default()
+    };
+    let mut w = World::new(1, config.clone(), pool());
+    let job = w.pilot("n0", 1, 8);
+    let k = w.kernel("k", "ada", &[], 1);
+    let mut out = w.elect(&k, 1, "n0", &[]);
+    let (cell, more) = w.submit(&k, Need::gpus(1));
+    out.extend(more);
+    out.extend(w.confirm(job, LeaseId(1)));
+    out.extend(w.end_cell(&k, &cell));
+    let journal = out.into_iter().filter_map(|o| match o {
+        Output::Journal(entry) => Some(entry),
+        _ => None,
+    });
+    w.core = Core::restore(config, vec![pool()], journal, w.now, &mut Vec::new());
+    w.announce(job);
+    assert_eq!(w.core.leases().len(), 1);
+    let out = w.elect(&k, 2, "n0", &[]);
+    assert!(kinds(&out).contains(&"end"), "{out:?}");
 }

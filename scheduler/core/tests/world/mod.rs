@@ -14,7 +14,7 @@ use hop_core::{
     CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, NodeFacts, Output, ParkedCell, PilotUp,
     PlaceKernel, Record, ReplicaUp, SeatPlan, Standby, StartLease, WaitingCell,
 };
-use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName};
+use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName, Tenure};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
@@ -92,6 +92,12 @@ pub struct World {
     pub lingering: BTreeMap<LeaseId, KernelId>,
     /// Leases that are over and whose kernels have not said that they are off.
     pub leaving: BTreeMap<LeaseId, KernelId>,
+    /// The tenures of kernels that elect their executors.
+    pub tenures: BTreeMap<KernelId, u64>,
+    /// Executors that live on beside an elected one.
+    pub deposed: BTreeSet<(KernelId, Incarnation)>,
+    /// Cells that stood still in their middle: they are lost with their process.
+    pub stood: BTreeSet<(KernelId, CellId)>,
     /// Cells that were asked to park.
     pub asked_to_park: Vec<(KernelId, CellId, LeaseId)>,
     pub opened: BTreeSet<LeaseId>,
@@ -125,6 +131,9 @@ impl World {
             running: BTreeMap::new(),
             lingering: BTreeMap::new(),
             leaving: BTreeMap::new(),
+            tenures: BTreeMap::new(),
+            deposed: BTreeSet::new(),
+            stood: BTreeSet::new(),
             asked_to_park: Vec::new(),
             opened: BTreeSet::new(),
             closed: BTreeSet::new(),
@@ -171,6 +180,8 @@ impl World {
                     return;
                 };
                 assert!(!agent.draining, "a lease is started in a draining pilot");
+                let executor = (start.kernel.clone(), start.executor);
+                assert!(!self.deposed.contains(&executor), "{executor:?} is deposed");
                 agent.starting.insert(start.lease, start.clone());
             }
             Output::EndLease {
@@ -187,9 +198,15 @@ impl World {
                 }
             }
             Output::Granted {
-                kernel, cell, lease, ..
+                kernel,
+                cell,
+                lease,
+                executor,
+                ..
             } => {
                 let key = (kernel.clone(), cell.clone());
+                let executor = (kernel.clone(), *executor);
+                assert!(!self.deposed.contains(&executor), "{executor:?} is deposed");
                 // Told again, because the cell was asked for again.
                 if self.running.get(&key) == Some(lease) {
                     return;
@@ -227,6 +244,8 @@ impl World {
             }
             Output::Forget { kernel } => {
                 self.kernels.remove(kernel);
+                self.tenures.remove(kernel);
+                self.deposed.retain(|(k, _)| k != kernel);
                 self.waiting.retain(|(k, _)| k != kernel);
             }
             Output::SubmitPilot { ticket, .. } => self.asked.push(*ticket),
@@ -371,7 +390,63 @@ impl World {
             parked: None,
             fixed: None,
             standbys: Vec::new(),
+            executes: None,
         }))
+    }
+
+    /// The kernel's log elects an executor there, which asks for these cells. The ones before may live on.
+    pub fn elect(
+        &mut self,
+        kernel: &KernelId,
+        incarnation: u32,
+        node: &str,
+        cells: &[CellId],
+    ) -> Vec<Output> {
+        // What is due meanwhile comes before.
+        self.tell(Input::Tick);
+        let incarnation = Incarnation(incarnation);
+        let tenure = self.tenures.entry(kernel.clone()).or_default();
+        *tenure += 1;
+        let executes = Some(Tenure(*tenure));
+        let replicas = self.kernels.entry(kernel.clone()).or_default();
+        let before = std::mem::replace(replicas, vec![(incarnation, node.into())]);
+        let deposed = before.into_iter().map(|(before, _)| (kernel.clone(), before));
+        self.deposed.extend(deposed);
+        self.deposed.remove(&(kernel.clone(), incarnation));
+        let waits = |cell: &&CellId| self.waiting.contains(&(kernel.clone(), (*cell).clone()));
+        let waiting = cells.iter().filter(waits).map(|cell| WaitingCell {
+            cell: cell.clone(),
+            need: Need::gpus(1),
+            class: Class::Interactive,
+        });
+        self.tell(Input::ReplicaUp(ReplicaUp {
+            kernel: kernel.clone(),
+            incarnation,
+            user: self.core.owner(kernel).expect("it was placed").clone(),
+            account: None,
+            pool: "main".into(),
+            node: node.into(),
+            seat: JobId(incarnation.0 + 10_000),
+            name: String::new(),
+            holds: None,
+            ended: None,
+            waiting: waiting.collect(),
+            parked: None,
+            fixed: None,
+            standbys: Vec::new(),
+            executes,
+        }))
+    }
+
+    /// The kernel asks for the cell once more.
+    pub fn ask_again(&mut self, kernel: &KernelId, cell: &CellId) -> Vec<Output> {
+        self.tell(Input::Submit {
+            kernel: kernel.clone(),
+            cell: cell.clone(),
+            need: Need::gpus(1),
+            class: Class::Interactive,
+            print: 0,
+        })
     }
 
     /// The kernel's executor names the other members of its log.
@@ -393,6 +468,7 @@ impl World {
             parked: None,
             fixed: None,
             standbys,
+            executes: None,
         }));
     }
 
@@ -479,6 +555,7 @@ impl World {
         let key = (kernel.clone(), cell.clone());
         if self.running.get(&key) == Some(&lease) {
             self.running.remove(&key);
+            self.stood.insert(key.clone());
             self.waiting.insert(key);
             self.parked += 1;
             if self.answers_get_lost && self.rng.below(3) == 0 {
@@ -518,6 +595,7 @@ impl World {
             }),
             fixed: None,
             standbys: Vec::new(),
+            executes: self.tenures.get(kernel).map(|t| Tenure(*t)),
         }))
     }
 
@@ -564,6 +642,9 @@ impl World {
             .filter(|(_, a)| !a.silent)
             .map(|(j, _)| *j)
             .collect();
+        if self.rng.below(30) == 0 {
+            return self.random_election(nodes);
+        }
         let dice = self.rng.below(if faults { 112 } else { 100 });
         match dice {
             0..30 => self.random_confirm(&jobs),
@@ -673,6 +754,37 @@ impl World {
         self.kernel(&name, &user, &names, 1);
     }
 
+    /// Another executor of a kernel with a log, or the first one. It asks for some of the cells at once, for others later, and
+    /// for the rest never.
+    fn random_election(&mut self, nodes: u64) {
+        let elects: Vec<KernelId> = self.tenures.keys().cloned().collect();
+        let node = format!("n{}", self.rng.below(nodes));
+        self.next_cell += 1;
+        // Far from the numbers that the core gives to replicas that it moves.
+        let incarnation = self.next_cell as u32 * 1_000;
+        let kernel = match self.rng.pick(&elects) {
+            Some(kernel) if elects.len() > 10 || self.rng.below(3) > 0 => kernel,
+            _ if self.kernels.len() > 60 => return,
+            _ => self.kernel(&format!("e{}", self.next_cell), "uxx", &[], 1),
+        };
+        let waiting: Vec<CellId> = self
+            .waiting
+            .iter()
+            .filter(|key| key.0 == kernel && !self.stood.contains(key))
+            .map(|(_, cell)| cell.clone())
+            .collect();
+        let mut asked = [Vec::new(), Vec::new(), Vec::new()];
+        for cell in waiting {
+            asked[self.rng.below(3) as usize].push(cell);
+        }
+        self.elect(&kernel, incarnation, &node, &asked[0]);
+        for cell in &asked[1] {
+            if self.waiting.contains(&(kernel.clone(), cell.clone())) {
+                self.ask_again(&kernel, cell);
+            }
+        }
+    }
+
     fn random_cancel(&mut self, kernels: &[KernelId]) {
         let waiting: Vec<_> = self.waiting.iter().cloned().collect();
         let leases: Vec<LeaseId> = self.opened.difference(&self.closed).copied().collect();
@@ -730,6 +842,10 @@ impl World {
     }
 
     fn replica_moves(&mut self, kernel: &KernelId, user: &str, victim: Incarnation, seat: &SeatPlan) {
+        if self.tenures.contains_key(kernel) {
+            self.elect(kernel, seat.incarnation.0, seat.node.as_str(), &[]);
+            return;
+        }
         if let Some(replicas) = self.kernels.get_mut(kernel) {
             replicas.retain(|(i, _)| *i != victim);
         }

@@ -168,32 +168,42 @@ impl Registry {
 
     /// The replica that speaks for the kernel.
     pub(super) fn executor(&self, kernel: &KernelId) -> Option<(&ReplicaId, &Registered)> {
-        let ours = self.replicas.iter().filter(|(id, _)| id.kernel == *kernel);
-        let speaks = ours.filter(|(_, r)| r.role == ReplicaRole::Executor);
-        speaks.max_by_key(|(id, r)| (r.tenure, id.incarnation))
+        self.executors_of(kernel)
+            .max_by_key(|(id, r)| (r.tenure, id.incarnation))
     }
 
-    /// Disconnected executors that a new executor replaces without a wait: they sit in its seat, or hold no lease. A
-    /// cell must not start in their dead process. An executor that was merely cut off returns as if new. Standbys
-    /// replace nobody.
+    /// Disconnected executors of a kernel without a log that a new executor replaces without a wait: they sit in its seat,
+    /// or hold no lease. A cell must not start in their dead process. An executor that was merely cut off returns as if
+    /// new. Standbys replace nobody.
     pub(super) fn superseded_by(
         &self,
         new: &ReplicaId,
         up: &ReplicaUp,
         holds: impl Fn(&ReplicaId) -> bool,
     ) -> Vec<ReplicaId> {
+        if up.role != ReplicaRole::Executor || up.tenure != Tenure(0) {
+            return Vec::new();
+        }
+        let before = |id: &ReplicaId, r: &Registered| r.conn.is_none() && id.incarnation < new.incarnation;
+        let others = self.executors_of(&new.kernel).filter(|(id, r)| before(id, r));
+        let gone = others.filter(|(id, r)| r.seat.job == up.seat.job || !holds(id));
+        gone.map(|(id, _)| id.clone()).collect()
+    }
+
+    /// Executors of lower tenures than the new one's. Their log has a new executor, whatever they hold; one that is cut off
+    /// from the others alone is connected here, and doesn't know it yet.
+    pub(super) fn deposed_by(&self, new: &ReplicaId, up: &ReplicaUp) -> Vec<ReplicaId> {
         if up.role != ReplicaRole::Executor {
             return Vec::new();
         }
-        let before = |id: &ReplicaId, r: &Registered| match up.tenure {
-            Tenure(0) => id.incarnation < new.incarnation,
-            tenure => r.tenure < tenure && id.incarnation != new.incarnation,
-        };
-        let others = self.replicas.iter().filter(|(id, r)| {
-            id.kernel == new.kernel && r.role == ReplicaRole::Executor && r.conn.is_none() && before(id, r)
-        });
-        let gone = others.filter(|(id, r)| r.seat.job == up.seat.job || !holds(id));
-        gone.map(|(id, _)| id.clone()).collect()
+        let before = |id: &ReplicaId, r: &Registered| r.tenure < up.tenure && id != new;
+        let deposed = self.executors_of(&new.kernel).filter(|(id, r)| before(id, r));
+        deposed.map(|(id, _)| id.clone()).collect()
+    }
+
+    fn executors_of(&self, kernel: &KernelId) -> impl Iterator<Item = (&ReplicaId, &Registered)> {
+        let ours = self.replicas.iter().filter(move |(id, _)| id.kernel == *kernel);
+        ours.filter(|(_, r)| r.role == ReplicaRole::Executor)
     }
 
     /// Whether a replica that is connected sits in the seat.

@@ -159,6 +159,7 @@ impl Scheduler {
             parked: up.parked,
             fixed,
             standbys,
+            executes: speaks.then_some(up.tenure),
         }));
     }
 
@@ -177,8 +178,13 @@ impl Scheduler {
         .collect()
     }
 
-    /// Loses the disconnected executors that this new replica replaces.
+    /// Forgets the executors that this new replica replaces. Deposed ones are replaced in the core by the new one's report,
+    /// and stay on their connections: they hear what becomes of their leases, and that their tenure is over.
     fn supersede(&mut self, new: &ReplicaId, up: &ReplicaUp) {
+        for id in self.registry.deposed_by(new, up) {
+            info!(replica = %id, by = %new, "an executor is deposed");
+            self.forget_replica(&id, "another process of the kernel has taken over");
+        }
         let holds = |id: &ReplicaId| {
             let mut leases = self.core.leases().into_iter();
             leases.any(|l| l.kernel == id.kernel && l.executor == id.incarnation)
@@ -212,20 +218,23 @@ impl Scheduler {
     pub(super) fn replica_away(&mut self, id: &ReplicaId) {
         if self.registry.replica(id).is_some_and(|r| r.conn.is_none()) {
             info!(replica = %id, "a replica did not come back");
-            let now = self.clock.now();
-            let gone = self.registry.remove(id);
-            if gone.is_some_and(|r| r.role == ReplicaRole::Executor) {
-                let why = "its process ended before it had answered".to_owned();
-                self.kept.stays(&id.kernel, why);
-            }
-            let why = "the new process ended".to_owned();
-            self.kept.move_failed(&id.kernel, id.incarnation, why, now);
+            self.forget_replica(id, "its process ended before it had answered");
             self.tell_homes();
             self.todo.push_back(Input::ReplicaLost {
                 kernel: id.kernel.clone(),
                 incarnation: id.incarnation,
             });
         }
+    }
+
+    /// What the replica was asked for comes to nothing.
+    fn forget_replica(&mut self, id: &ReplicaId, why: &str) {
+        let gone = self.registry.remove(id);
+        if gone.is_some_and(|r| r.role == ReplicaRole::Executor) {
+            self.kept.stays(&id.kernel, why.to_owned());
+        }
+        let (now, why) = (self.clock.now(), "the new process ended".to_owned());
+        self.kept.move_failed(&id.kernel, id.incarnation, why, now);
     }
 
     /// The kernel's executor knows sooner than we do.

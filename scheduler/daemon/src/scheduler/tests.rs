@@ -1401,6 +1401,74 @@ async fn only_the_highest_tenure_speaks_for_a_kernel() {
     )));
 }
 
+/// The leases that an agent was ordered to start, with their executors' seats, and those that it was ordered to end.
+fn orders(mailbox: &mut Mailbox) -> (Vec<JobId>, Vec<LeaseId>) {
+    let (mut seats, mut ends) = (Vec::new(), Vec::new());
+    for message in std::iter::from_fn(|| mailbox.try_recv().ok()) {
+        match message.body {
+            Response::Order(Order::StartLease(start)) => seats.push(start.executor.job),
+            Response::Order(Order::EndLease { lease, .. }) => ends.push(lease),
+            _ => {}
+        }
+    }
+    (seats, ends)
+}
+
+/// An executor that is cut off from its log alone stays connected here while another one is elected.
+#[tokio::test]
+async fn a_deposed_executor_is_lent_nothing_though_it_is_connected() {
+    let mut two = Two::new();
+    let mut agents = [1, 2].map(|n| {
+        let Request::AgentUp(up) = agent_up() else {
+            unreachable!("made above")
+        };
+        let agent = two.house.connect("gresshopper", Role::Agent);
+        let (pilot, node) = (JobId(n), format!("n{n}").as_str().into());
+        two.house
+            .say(agent.0, Request::AgentUp(AgentUp { pilot, node, ..up }));
+        agent
+    });
+    two.house.say(two.executor.0, submit_as(2));
+    let (seats, _) = orders(&mut agents[0].1);
+    assert_eq!(seats, [JobId(11)]);
+    let lease = two.house.scheduler.core.leases()[0].lease;
+    two.house.say(agents[0].0, started(lease));
+
+    two.house
+        .say(two.standby.0, replica_of(2, 3, ReplicaRole::Executor));
+    assert_eq!(two.replicas(), [2].into());
+    assert_eq!(orders(&mut agents[0].1), (vec![], vec![lease]));
+    let hears = |event| matches!(event, Event::Revoked { lease: l, .. } if l == lease).then_some(());
+    assert_eq!(told(&mut two.executor.1, hears).len(), 1);
+
+    let second = match submit_as(3) {
+        Request::Submit {
+            kernel, need, class, ..
+        } => Request::Submit {
+            kernel,
+            tenure: Tenure(3),
+            cell: "c2".into(),
+            need,
+            class,
+        },
+        other => other,
+    };
+    two.house.say(two.standby.0, second);
+    assert_eq!(orders(&mut agents[1].1), (vec![JobId(12)], vec![]));
+    assert_eq!(orders(&mut agents[0].1), (vec![], vec![]));
+    // What the deposed one says of its own lease is heard, and its hanging up changes nothing.
+    let released = Request::ReleaseLease {
+        kernel: "a".into(),
+        tenure: Tenure(2),
+        lease,
+    };
+    let (old, mailbox) = &mut two.executor;
+    assert!(done(&two.house.ask(*old, mailbox, released)));
+    two.house.scheduler.closed(two.executor.0);
+    two.house.scheduler.settle();
+    assert_eq!(two.replicas(), [2].into());
+}
+
 #[tokio::test]
 async fn a_tenure_that_is_over_stays_over_after_a_restart() {
     let mut two = Two::new();

@@ -42,6 +42,7 @@ impl World<'_> {
             parked: None,
             fixed: None,
             standbys: Vec::new(),
+            executes: None,
         }));
     }
 

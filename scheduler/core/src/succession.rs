@@ -1,0 +1,116 @@
+//! The change of a kernel's executor: its log elects another one, and the ones before may not know it. Taking in and losing
+//! replicas in general is [`crate::kernels`]'.
+
+use crate::core::Core;
+use crate::index::Idx;
+use crate::input::ReplicaUp;
+use crate::output::Output;
+use crate::reason::RefusedBecause;
+use crate::state::{Cell, Kernel, LeaseState, Replica, Timer};
+use hop_words::id::{Incarnation, Tenure};
+use hop_words::time::Span;
+use std::collections::BTreeSet;
+
+/// Time in which a kernel's new executor asks for the cells that the one before had asked for. It is given them at once.
+const ASKED_WITHIN: Span = Span::from_secs(10);
+
+impl Core {
+    /// Whether the report is that of an executor whose kernel has one of a higher tenure.
+    pub(crate) fn is_deposed(&self, k: Idx<Kernel>, up: &ReplicaUp) -> bool {
+        let Some(tenure) = up.executes else {
+            return false;
+        };
+        let mut replicas = self.work.kernels[k].replicas.iter();
+        replicas.any(|r| r.executes > Some(tenure))
+    }
+
+    /// The executors that the new one replaces: the kernel's log has elected it, which they may not know yet. Whoever has a
+    /// lease and no replica held it before a restart of the driver's.
+    pub(crate) fn deposed_by(&self, k: Idx<Kernel>, up: &ReplicaUp) -> BTreeSet<Incarnation> {
+        if !has_log(up) {
+            return BTreeSet::new();
+        }
+        let kernel = &self.work.kernels[k];
+        let before = |r: &&Replica| r.executes.is_some() && r.executes < up.executes;
+        let executors = kernel.replicas.iter().filter(before).map(|r| r.incarnation);
+        let is_up = |executor: &Incarnation| kernel.replicas.iter().any(|r| r.incarnation == *executor);
+        let leases = kernel.leases.iter().map(|l| &self.work.leases[l]);
+        let held = leases.filter(|l| !matches!(l.state, LeaseState::Ending { .. }));
+        let holders = held.map(|l| l.executor);
+        let others = executors.chain(holders.filter(|e| !is_up(e)));
+        others.filter(|e| *e != up.incarnation).collect()
+    }
+
+    /// The kernel's cells that another process has submitted. With a log, the new executor is given them too and asks for
+    /// those that have not begun. Without a log they went with that process.
+    pub(crate) fn cells_of_another(
+        &mut self,
+        k: Idx<Kernel>,
+        up: &ReplicaUp,
+        deposes: bool,
+        out: &mut Vec<Output>,
+    ) {
+        let was_alone = self.work.kernels[k].alone_since.take().is_some();
+        if !was_alone && !deposes {
+            return;
+        }
+        for cell in self.work.kernels[k].cells.clone() {
+            let c = &self.work.cells[cell];
+            let asked = up.waiting.iter().any(|w| w.cell == c.id);
+            if asked {
+                self.work.cells[cell].unasked = None;
+            } else if has_log(up) {
+                self.await_asking(cell);
+            } else {
+                self.drop_cell(cell, Some(RefusedBecause::ReplicaLost), out);
+            }
+        }
+    }
+
+    /// The cell keeps its place until the kernel's new executor has asked for it, or should have.
+    fn await_asking(&mut self, cell: Idx<Cell>) {
+        let until = self.now + ASKED_WITHIN;
+        let c = &mut self.work.cells[cell];
+        c.unasked = Some(until);
+        let timer = Timer::Unasked(cell, c.seq);
+        self.at(until, timer);
+    }
+
+    pub(crate) fn unasked_due(&mut self, cell: Idx<Cell>, seq: u64, out: &mut Vec<Output>) {
+        let late = |c: &Cell| c.seq == seq && c.unasked.is_some_and(|until| until <= self.now);
+        if self.work.cells.get(cell).is_some_and(late) {
+            self.drop_cell(cell, Some(RefusedBecause::ReplicaLost), out);
+        }
+    }
+
+    /// Takes an executor and all that it has from a kernel that has another one.
+    pub(crate) fn depose(
+        &mut self,
+        k: Idx<Kernel>,
+        executor: Incarnation,
+        by: &ReplicaUp,
+        out: &mut Vec<Output>,
+    ) {
+        let until = self.now + ASKED_WITHIN;
+        for id in &self.work.kernels[k].leases {
+            let lease = self.work.leases.get_mut(id).expect("a kernel's leases live");
+            if let LeaseState::Starting { cell } = &mut lease.state
+                && lease.executor == executor
+                && !by.waiting.iter().any(|w| w.cell == cell.id)
+            {
+                // It waits again, as the others.
+                cell.unasked = Some(until);
+            }
+        }
+        self.moving_lost(k, executor);
+        if self.remove_replica(k, executor, out).is_none() {
+            self.end_leases_of(k, executor, out);
+        }
+        self.unreserve_where_it_is_not(k);
+    }
+}
+
+/// Whether the kernel has a log, which elects its executors.
+fn has_log(up: &ReplicaUp) -> bool {
+    up.executes.is_some_and(|tenure| tenure > Tenure(0))
+}
