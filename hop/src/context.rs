@@ -1,9 +1,11 @@
 //! Input and output of a subcommand; tests pass their own.
 
 use crate::hopd::{Hopd, Wire};
+use hop_api::config::Config;
 use hop_words::time::Timestamp;
 use jiff::tz::TimeZone;
 use std::io::Write;
+use terminal_size::terminal_size_of;
 
 /// The world of one invocation.
 pub(crate) struct Context<'a> {
@@ -18,6 +20,10 @@ pub(crate) struct Context<'a> {
     pub(crate) is_root: bool,
     /// Whether a user of that name exists.
     pub(crate) knows_user: fn(&str) -> bool,
+    /// The site's configuration, where it can be read.
+    pub(crate) config: Option<Config>,
+    /// Columns of the terminal that `out` is, if it is one.
+    pub(crate) columns: Option<usize>,
 }
 
 impl<'a> Context<'a> {
@@ -31,6 +37,8 @@ impl<'a> Context<'a> {
             env: |name| std::env::var(name).ok(),
             is_root: rustix::process::geteuid().is_root(),
             knows_user,
+            config: Config::load().ok(),
+            columns: terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0)),
         }
     }
 }

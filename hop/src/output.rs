@@ -223,7 +223,21 @@ impl Options {
         if self.parsable || self.parsable2 {
             return self.write_parsable(&columns, rows, context);
         }
-        self.write_table(&columns, rows, context)
+        self.write_table(self.filling(columns, rows, context), rows, context)
+    }
+
+    /// On a wide terminal the last column of a view has the room that its cells need.
+    fn filling<R>(&self, mut columns: Vec<Column<R>>, rows: &[R], context: &Context<'_>) -> Vec<Column<R>> {
+        let before: usize = columns.iter().rev().skip(1).map(|c| c.width + 1).sum();
+        if let (Some(screen), Some(last)) = (context.columns, columns.last_mut())
+            && self.format.is_none()
+            && last.left
+        {
+            let cells = rows.iter().map(|row| self.cell(last, row, &context.zone).width());
+            let needed = cells.max().unwrap_or(0).min(screen.saturating_sub(before));
+            last.width = last.width.max(needed);
+        }
+        columns
     }
 
     fn columns<R>(&self, view: &View<R>, env: fn(&str) -> Option<String>) -> Result<Vec<Column<R>>, Failure> {
@@ -295,7 +309,7 @@ impl Options {
 
     fn write_table<R>(
         &self,
-        columns: &[Column<R>],
+        columns: Vec<Column<R>>,
         rows: &[R],
         context: &mut Context<'_>,
     ) -> Result<(), Failure> {

@@ -5,6 +5,7 @@ use crate::failure::Failure;
 use crate::filter::States;
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
+use crate::time::write_span;
 use hop_api::message::{QueueQuery, QueueRow, Request, Response};
 use hop_slurm::gres::write_index;
 use hop_words::time::Span;
@@ -83,7 +84,7 @@ static FIELDS: [Field<QueueRow>; 22] = [
     field!(
         "NodeReason",
         -19,
-        "the node and GPUs of a lease, else (position: reason)",
+        "the node and GPUs of a lease, else (position, estimate: reason)",
         |r| Value::text(node_or_reason(r))
     ),
 ];
@@ -117,10 +118,20 @@ fn node_or_reason(row: &QueueRow) -> String {
     match (&row.node, row.position) {
         (Some(node), _) if row.gpus.is_empty() => node.to_string(),
         (Some(node), _) => format!("{node}:{}", write_index(&row.gpus)),
-        (None, Some(position)) => format!("({position}: {})", row.reason),
+        (None, Some(position)) => match row.estimate {
+            Some(estimate) => format!("({position}, ~{}: {})", about(estimate), row.reason),
+            None => format!("({position}: {})", row.reason),
+        },
         (None, None) if row.reason.is_empty() => String::new(),
         (None, None) => format!("({})", row.reason),
     }
+}
+
+/// An estimate in the table's way, without the milliseconds that nobody foretells.
+fn about(estimate: Span) -> String {
+    write_span(Span(estimate.0 / 1_000_000 * 1_000_000))
+        .trim_end_matches(".000")
+        .to_owned()
 }
 
 fn mib(mib: u64) -> Value {

@@ -294,6 +294,7 @@ struct World {
     hopd: Table,
     env: fn(&str) -> Option<String>,
     is_root: bool,
+    columns: Option<usize>,
 }
 
 fn user() -> World {
@@ -301,6 +302,7 @@ fn user() -> World {
         hopd: Table::default(),
         env: |_| None,
         is_root: false,
+        columns: None,
     }
 }
 
@@ -328,6 +330,8 @@ impl World {
             env: self.env,
             is_root: self.is_root,
             knows_user: |name| name != "nosuchuser",
+            config: None,
+            columns: self.columns,
         };
         let result = dispatch(&cli.command, &mut context);
         let status = failure::report(result, context.err);
@@ -412,6 +416,24 @@ fn kernels_in_all_formats_and_what_is_done_with_them() {
         "hibernate --node n1",
     ];
     insta::assert_snapshot!(transcript(&all));
+}
+
+#[test]
+fn a_wide_terminal_shows_the_whole_reason_and_no_column_more_than_it_needs() {
+    let at = |columns| World {
+        columns: Some(columns),
+        ..user()
+    };
+    let waiting = |columns, line| at(columns).hop(line).lines().nth(3).unwrap().to_owned();
+    let whole = "(3, ~01:35: all GPUs of pool main are lent)";
+    let of_200 = waiting(200, "queue");
+    assert!(of_200.ends_with(whole), "{of_200}");
+    let rule = at(200).hop("queue").lines().nth(1).unwrap().to_owned();
+    assert_eq!(rule.len(), of_200.len());
+    // As wide as the terminal is, and no wider; what was asked for by width keeps it.
+    assert_eq!(waiting(90, "queue").len(), 90);
+    assert_eq!(waiting(40, "queue").len(), 78);
+    assert_eq!(waiting(200, "queue -o nodereason%-12").len(), 12);
 }
 
 #[test]
@@ -623,6 +645,8 @@ fn a_broken_pipe_is_silent() {
         env: |_| None,
         is_root: false,
         knows_user: |name| name != "nosuchuser",
+        config: None,
+        columns: None,
     };
     let result = dispatch(&cli.command, &mut context);
     assert!(matches!(result, Err(Failure::BrokenPipe)));
