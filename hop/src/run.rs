@@ -13,7 +13,7 @@ mod worker;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
-use crate::time::{write_span, write_time};
+use crate::time::{tell_span, write_time};
 use history::{History, Print, Ran};
 use hop_api::message::{Expect, InfoReport, QueueQuery, Request, Response};
 use hop_replica::need::{self, Unattended};
@@ -250,7 +250,7 @@ async fn reach(args: &Args, record: &Path, context: &mut Context<'_>) -> Result<
             link.say(&Order::End).await;
         }
     }
-    let python = worker::find_python(context.env)?;
+    let python = worker::find_python(context.env, context.config.as_ref())?;
     Ok((Link::spawn(&python, record)?, kept.is_some()))
 }
 
@@ -334,9 +334,28 @@ impl<'a, 'c> Session<'a, 'c> {
             Response::Info(info) => info,
             other => return Err(unexpected(&other)),
         };
+        if let Some(GpusWord::Count(asked)) = self.args.gpus {
+            self.refuse_too_many(asked)?;
+        }
         self.limit = most_gpus(&info, self.opened.pool.as_deref()).clamp(1, 8);
         self.waits = Waits::Told(self.told_waits(kernel)?);
         Ok(())
+    }
+
+    /// More GPUs than a node of the pool lends can never be had: better said now than by the first cell that asks.
+    fn refuse_too_many(&self, asked: u16) -> Result<(), Failure> {
+        let Some(config) = &self.context.config else {
+            return Ok(());
+        };
+        let name = self.opened.pool.clone().map(PoolName::from);
+        let name = name.unwrap_or_else(|| config.default_pool());
+        match config.pool.get(&name) {
+            Some(pool) if asked > pool.gpus_per_pilot => Err(Failure::Usage(format!(
+                "--gpus {asked} can't be had: a lease lies on one node, and pool {name} has {} on each",
+                report::gpus(pool.gpus_per_pilot)
+            ))),
+            _ => Ok(()),
+        }
     }
 
     /// Waits expected by `hopd` for the first cell with GPUs, by the number of GPUs.
@@ -462,11 +481,11 @@ impl<'a, 'c> Session<'a, 'c> {
         };
         writeln!(
             self.context.err,
-            "hop: {} -> {}, kernel {}, {} cells to run{gone_on}",
+            "hop: {} -> {}, kernel {}, {} to run{gone_on}",
             self.args.notebook.display(),
             self.out.display(),
             self.opened.kernel,
-            left.len(),
+            cells(left.len()),
         )?;
         Ok(())
     }
@@ -478,7 +497,7 @@ impl<'a, 'c> Session<'a, 'c> {
                 status: 5,
                 text: format!(
                     "the deadline is not expected to hold, by {}",
-                    write_span(span(late))
+                    tell_span(span(late))
                 ),
             }),
             _ => Ok(()),
@@ -609,12 +628,12 @@ impl<'a, 'c> Session<'a, 'c> {
         {
             let text = format!(
                 "the deadline is not expected to hold any more, by {}",
-                write_span(span(late))
+                tell_span(span(late))
             );
             self.say(&text);
         }
         let expected = expected.map_or(String::new(), |s| {
-            format!(", about {} expected", write_span(span(s)))
+            format!(", about {} expected", tell_span(span(s)))
         });
         self.bar.set_prefix(self.label(at));
         self.bar.set_message(format!("runs{expected}"));
@@ -637,7 +656,7 @@ impl<'a, 'c> Session<'a, 'c> {
             text = format!("{text}; position {position}");
         }
         if let Some(eta) = eta_s {
-            text = format!("{text}, about {}", write_span(span(eta)));
+            text = format!("{text}, about {}", tell_span(span(eta)));
         }
         if self.bar.is_hidden() {
             self.say(&text);
@@ -656,10 +675,10 @@ impl<'a, 'c> Session<'a, 'c> {
             (node, n) => format!(
                 " on {}, GPUs: {n}, waited {}",
                 terms::printable(node),
-                write_span(span(over.waited))
+                tell_span(span(over.waited))
             ),
         };
-        let took = write_span(span(over.seconds));
+        let took = tell_span(span(over.seconds));
         match over.status {
             Status::Ok => self.say(&format!("{label}: {took}{place}")),
             _ => self.say(&format!("{label}: failed after {took}{place}")),
@@ -727,20 +746,20 @@ impl<'a, 'c> Session<'a, 'c> {
     }
 
     fn in_time(&mut self, done: Timestamp) -> Result<(), Failure> {
-        let took = write_span(done.since(self.context.now));
+        let took = tell_span(done.since(self.context.now));
         match self.deadline {
             Some(by) if done > by => Err(Failure::Ended {
                 status: 4,
                 text: format!(
                     "all cells ran, in {took}, but the deadline was missed by {}",
-                    write_span(done.since(by))
+                    tell_span(done.since(by))
                 ),
             }),
             Some(by) => {
                 writeln!(
                     self.context.err,
                     "hop: all cells ran, in {took}, {} before the deadline",
-                    write_span(by.since(done))
+                    tell_span(by.since(done))
                 )?;
                 Ok(())
             }
@@ -785,6 +804,13 @@ fn need_of(cell: &worker::BookCell, default: &Need) -> Need {
 
 fn start_print(kernel: &str) -> Print {
     Print::of(&format!("start of kernel {kernel}"))
+}
+
+fn cells(n: usize) -> String {
+    match n {
+        1 => "1 cell".to_owned(),
+        n => format!("{n} cells"),
+    }
 }
 
 fn most_gpus(info: &InfoReport, pool: Option<&str>) -> u16 {

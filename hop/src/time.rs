@@ -143,9 +143,49 @@ pub(crate) fn write_span(span: Span) -> String {
     }
 }
 
+/// A length within a sentence: "0.3 s", "9 s", "1 min 50 s", "2 h 5 min", "3 days 2 h".
+pub(crate) fn tell_span(span: Span) -> String {
+    let s = span.as_secs_f64();
+    if s < 0.95 {
+        return format!("{s:.1} s");
+    }
+    let s = s.round() as u64;
+    let two = |many: u64, unit: &str, rest: u64, of: &str| match rest {
+        0 => format!("{many} {unit}"),
+        _ => format!("{many} {unit} {rest} {of}"),
+    };
+    match s {
+        0..60 => format!("{s} s"),
+        60..3600 => two(s / 60, "min", s % 60, "s"),
+        3600..86_400 => two(s / 3600, "h", s / 60 % 60, "min"),
+        86_400..172_800 => two(1, "day", s / 3600 % 24, "h"),
+        _ => two(s / 86_400, "days", s / 3600 % 24, "h"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lengths_within_sentences() {
+        let told = [
+            0.04, 0.96, 9.011, 59.6, 110.0, 3600.0, 7530.0, 100_000.0, 200_000.0,
+        ]
+        .map(|s: f64| tell_span(Span((s * 1e6) as u64)));
+        let expected = [
+            "0.0 s",
+            "1 s",
+            "9 s",
+            "1 min",
+            "1 min 50 s",
+            "1 h",
+            "2 h 5 min",
+            "1 day 3 h",
+            "2 days 7 h",
+        ];
+        assert_eq!(told, expected);
+    }
 
     fn at(text: &str) -> Option<String> {
         let zone = TimeZone::fixed(jiff::tz::offset(1));

@@ -4,7 +4,7 @@ use super::plan::{Cell, Forecast, Verdict};
 use super::span;
 use super::worker::{CellOver, Over, Status};
 use crate::failure::Failure;
-use crate::time::{write_span, write_time};
+use crate::time::{tell_span, write_time};
 use hop_words::time::Timestamp;
 use jiff::tz::TimeZone;
 use serde::Serialize;
@@ -87,6 +87,7 @@ impl Expected {
         } else {
             let unknown = match self.unknown_cells {
                 0 => String::new(),
+                1 => ", without 1 cell that never ran".to_owned(),
                 n => format!(", without {n} cells that never ran"),
             };
             let queue = if self.queue_unknown {
@@ -94,7 +95,7 @@ impl Expected {
             } else if self.wait_s >= 1.0 {
                 format!(
                     ", {} of it the wait for a GPU, for those that fit are lent now",
-                    write_span(span(self.wait_s))
+                    tell_span(span(self.wait_s))
                 )
             } else {
                 String::new()
@@ -103,8 +104,8 @@ impl Expected {
             let gpus = self.gpus.map_or(String::new(), |n| format!(" with {}", gpus(n)));
             lines.push(format!(
                 "expected to take {}{gpus}, seldom more than {}{unknown}{queue}{assumed}: done at {}",
-                write_span(span(self.expected_s)),
-                write_span(span(self.cautious_s)),
+                tell_span(span(self.expected_s)),
+                tell_span(span(self.cautious_s)),
                 at(self.done)
             ));
         }
@@ -112,15 +113,17 @@ impl Expected {
             return lines;
         };
         let by = write_time(deadline, zone);
-        let left = write_span(span(spare.abs()));
+        let left = tell_span(span(spare.abs()));
         lines.push(match self.verdict {
             Some("holds") => format!("the deadline {by} is expected to hold, with {left} to spare"),
             Some("tight") => format!("the deadline {by} may hold, with {left} to spare, if no cell is slow"),
             Some("unknown") if self.unknown_cells == 0 => {
-                format!("whether the deadline {by} holds depends on the wait for a GPU; {left} are left for it")
+                format!("whether the deadline {by} holds depends on the wait for a GPU; {left} remain for it")
             }
             Some("unknown") => {
-                format!("whether the deadline {by} holds depends on cells that never ran; {left} are left for them")
+                format!(
+                    "whether the deadline {by} holds depends on cells that never ran; {left} remain for them"
+                )
             }
             _ => format!("the deadline {by} is not expected to hold, by {left}"),
         });
@@ -140,13 +143,13 @@ impl Expected {
             };
             lines.push(format!(
                 "  it would hold with --gpus {n}: about {}{sure}",
-                write_span(span(takes))
+                tell_span(span(takes))
             ));
         }
         if let Some(spare) = self.spare_s.filter(|s| *s < 0.0 && self.wait_s + s >= 0.0) {
             lines.push(format!(
                 "  it would hold if a GPU were free now, with {} to spare (hop info shows what is lent)",
-                write_span(span(self.wait_s + spare))
+                tell_span(span(self.wait_s + spare))
             ));
         }
         if self.verdict == Some("missed")
@@ -163,7 +166,7 @@ impl Expected {
     }
 }
 
-fn gpus(n: u16) -> String {
+pub(super) fn gpus(n: u16) -> String {
     if n == 1 {
         "1 GPU".to_owned()
     } else {

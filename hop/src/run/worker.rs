@@ -1,6 +1,7 @@
 //! The process that runs the notebook with nbclient (`gresshopper_jupyter.unattended`), and its messages.
 
 use crate::failure::Failure;
+use hop_api::config::Config;
 use hop_replica::need::Unattended;
 use hop_words::need::Need;
 use serde::{Deserialize, Serialize};
@@ -276,8 +277,11 @@ pub(super) fn kept(record: &Path) -> Option<Kept> {
     serde_json::from_str(&fs::read_to_string(record).ok()?).ok()
 }
 
-/// The Python with both nbclient and our package: the named one, else the first of the usual ones.
-pub(super) fn find_python(env: fn(&str) -> Option<String>) -> Result<PathBuf, Failure> {
+/// The Python with both nbclient and our package: the named one, else the first of the usual ones, the site's the last.
+pub(super) fn find_python(
+    env: fn(&str) -> Option<String>,
+    config: Option<&Config>,
+) -> Result<PathBuf, Failure> {
     if let Some(named) = env(PYTHON) {
         return match can_run(Path::new(&named)) {
             true => Ok(named.into()),
@@ -300,6 +304,7 @@ pub(super) fn find_python(env: fn(&str) -> Option<String>) -> Result<PathBuf, Fa
         jupyter,
         on_path("python3"),
         on_path("python"),
+        config.and_then(|c| c.jupyter_python.clone()),
     ];
     let candidates: Vec<PathBuf> = candidates.into_iter().flatten().collect();
     let found = candidates.iter().find(|p| can_run(p));
@@ -307,7 +312,8 @@ pub(super) fn find_python(env: fn(&str) -> Option<String>) -> Result<PathBuf, Fa
         let tried: Vec<String> = candidates.iter().map(|p| p.display().to_string()).collect();
         Failure::Failed(format!(
             "no Python with nbclient and gresshopper-jupyter was found (tried {}): activate the environment of your \
-             Jupyter, install both there, or name it in {PYTHON}",
+             Jupyter, install both there, or name it in {PYTHON}; for everybody a site names it as jupyter_python in \
+             gresshopper.toml",
             if tried.is_empty() { "none".to_owned() } else { tried.join(", ") }
         ))
     })

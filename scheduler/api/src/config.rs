@@ -29,6 +29,8 @@ pub struct Config {
     pub prefix: PathBuf,
     /// The MUNGE daemon's socket; none: MUNGE's own default.
     pub munge_socket: Option<PathBuf>,
+    /// The Python with nbclient and gresshopper-jupyter that `hop run` takes where its user's environment has none.
+    pub jupyter_python: Option<PathBuf>,
     pub hopd: Hopd,
     pub quota: Quota,
     pub agent: Agent,
@@ -182,6 +184,7 @@ impl Default for Config {
             operators: vec!["root".into()],
             prefix: "/opt/gresshopper".into(),
             munge_socket: None,
+            jupyter_python: None,
             hopd: Hopd::default(),
             quota: Quota::default(),
             agent: Agent::default(),

@@ -84,6 +84,7 @@ fn every_example_parses() {
 fn every_key_is_documented_and_every_documented_key_exists() {
     let mut all = parse(&format!("{POOL}{TABLES}"));
     all.munge_socket = Some("/x".into());
+    all.jupyter_python = Some("/x".into());
     let pool = all.pool.get_mut(&"NAME".into()).unwrap();
     (pool.account, pool.gpu_type) = (Some("x".into()), Some("x".into()));
     pool.linger_ms = Some(1);
