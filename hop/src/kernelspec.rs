@@ -1,10 +1,11 @@
-//! `hop kernelspec install`: a Jupyter kernelspec whose kernels run through Gresshopper, out of a Python environment or
-//! of a kernelspec that is there.
+//! `hop kernelspec`: Jupyter kernelspecs whose kernels run through Gresshopper, made out of a Python environment or of a
+//! kernelspec that is there; those that are there; and their removal.
 
 use crate::context::Context;
 use crate::failure::Failure;
 use clap::Subcommand;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -13,6 +14,8 @@ const EXAMPLES: &str = "\
 Examples:
   hop kernelspec install --user --python ~/envs/torch/bin/python --gpus 1
   hop kernelspec install --prefix /opt/gresshopper --from python3 --display-name \"Python 3 (GPU on demand)\"
+  hop kernelspec list
+  hop kernelspec remove big
 
 The user's environment needs ipykernel and nothing of ours. The Jupyter server needs the package
 gresshopper-jupyter.";
@@ -31,6 +34,19 @@ pub(crate) struct Args {
 enum Action {
     /// Make a kernelspec, or make it anew
     Install(Install),
+    /// Show those that run through Gresshopper, and where each is
+    List,
+    /// Remove one that runs through Gresshopper
+    Remove(Remove),
+}
+
+#[derive(Debug, clap::Args)]
+struct Remove {
+    /// Its name, as `hop kernelspec list` shows it
+    name: String,
+    /// Not of your own: of PREFIX/share/jupyter/kernels
+    #[arg(long)]
+    prefix: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -86,6 +102,61 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
             writeln!(context.out, "{}", place.display())?;
             Ok(())
         }
+        Action::List => {
+            for (name, place) in ours_in(&data_folders()) {
+                writeln!(context.out, "{name:<24} {}", place.display())?;
+            }
+            Ok(())
+        }
+        Action::Remove(remove) => {
+            check_name(&remove.name)?;
+            remove.run(&kernels_folder(remove.prefix.as_deref())?.join(&remove.name))
+        }
+    }
+}
+
+/// Our kernelspecs, by name; of two with one name the one that Jupyter takes.
+fn ours_in(folders: &[PathBuf]) -> BTreeMap<String, PathBuf> {
+    let mut found = BTreeMap::new();
+    let kernels = folders.iter().map(|f| f.join("kernels"));
+    for entry in kernels.filter_map(|k| fs::read_dir(k).ok()).flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if entry.path().join(FILE).is_file() {
+            found.entry(name).or_insert_with(|| entry.path());
+        }
+    }
+    found.retain(|_, place| is_ours(place));
+    found
+}
+
+fn is_ours(place: &Path) -> bool {
+    let spec = fs::read(place.join(FILE)).ok();
+    let spec: Option<Value> = spec.and_then(|text| serde_json::from_slice(&text).ok());
+    spec.is_some_and(|s| s["metadata"]["kernel_provisioner"]["provisioner_name"] == "gresshopper")
+}
+
+fn kernels_folder(prefix: Option<&Path>) -> Result<PathBuf, Failure> {
+    match prefix {
+        Some(prefix) => Ok(prefix.join("share/jupyter/kernels")),
+        None => Ok(user_folder()?.join("kernels")),
+    }
+}
+
+impl Remove {
+    fn run(&self, place: &Path) -> Result<(), Failure> {
+        let shown = place.display();
+        if !place.join(FILE).is_file() {
+            return Err(Failure::Failed(format!(
+                "there is no kernelspec at {shown}: `hop kernelspec list` says where each is; --prefix removes one of all users'"
+            )));
+        }
+        if !is_ours(place) {
+            return Err(Failure::Failed(format!(
+                "{shown} doesn't run through Gresshopper: `jupyter kernelspec remove {}` removes it",
+                self.name
+            )));
+        }
+        fs::remove_dir_all(place).map_err(|e| Failure::Failed(format!("can't remove {shown}: {e}")))
     }
 }
 
@@ -97,11 +168,7 @@ impl Install {
             (None, Some(python)) => Base::of_python(python)?,
             (None, None) => return Err(Failure::Usage("say --python or --from".to_owned())),
         };
-        let kernels = match &self.prefix {
-            Some(prefix) => prefix.join("share/jupyter/kernels"),
-            None => user_folder()?.join("kernels"),
-        };
-        let place = kernels.join(&self.name);
+        let place = kernels_folder(self.prefix.as_deref())?.join(&self.name);
         self.write(&base, &place)
             .map_err(|e| Failure::Failed(format!("can't write {}: {e}", place.display())))?;
         Ok(place)
@@ -240,7 +307,7 @@ impl Base {
         let python = std::path::absolute(python).map_err(|e| Failure::of(&e))?;
         let shown = python.display();
         let probe = Command::new(&python)
-            .args(["-c", "import ipykernel"])
+            .args(["-c", "import ipykernel; print(ipykernel.__name__)"])
             .stdin(Stdio::null())
             .output();
         match probe {
@@ -248,6 +315,10 @@ impl Base {
             Ok(done) if !done.status.success() => {
                 let text =
                     format!("{shown} has no ipykernel. Install it there: {shown} -m pip install ipykernel");
+                return Err(Failure::Failed(text));
+            }
+            Ok(done) if done.stdout.trim_ascii() != b"ipykernel" => {
+                let text = format!("{shown} is no Python: name an environment's bin/python");
                 return Err(Failure::Failed(text));
             }
             Ok(_) => {}
@@ -353,8 +424,10 @@ mod tests {
 
     fn parse(words: &[&str]) -> Install {
         let words = ["kernelspec", "install"].iter().chain(words);
-        let Action::Install(install) = Cli::try_parse_from(words).unwrap().args.action;
-        install
+        match Cli::try_parse_from(words).unwrap().args.action {
+            Action::Install(install) => install,
+            other => panic!("{other:?}"),
+        }
     }
 
     #[test]
@@ -415,6 +488,48 @@ mod tests {
     }
 
     #[test]
+    fn ours_are_listed_and_removed_and_no_others() {
+        let tmp = tempfile::tempdir().unwrap();
+        let folders = ["first", "second"].map(|f| tmp.path().join(f));
+        for (folder, name, provisioner) in [
+            (0, "big", "gresshopper"),
+            (0, "plain", "local-provisioner"),
+            (1, "big", "gresshopper"),
+            (1, "plain", "gresshopper"),
+        ] {
+            let place = folders[folder].join("kernels").join(name);
+            fs::create_dir_all(&place).unwrap();
+            let spec =
+                json!({"argv": [], "metadata": {"kernel_provisioner": {"provisioner_name": provisioner}}});
+            fs::write(place.join(FILE), spec.to_string()).unwrap();
+        }
+        let big = folders[0].join("kernels/big");
+        // "plain" of the second folder is one that Jupyter never takes.
+        assert_eq!(
+            Vec::from_iter(ours_in(&folders)),
+            [("big".to_owned(), big.clone())]
+        );
+        let remove = |place: &Path| {
+            let name = "it".to_owned();
+            Remove { name, prefix: None }
+                .run(place)
+                .map_err(|e| e.to_string())
+        };
+        assert!(
+            remove(&folders[0].join("kernels/plain"))
+                .unwrap_err()
+                .contains("jupyter kernelspec remove it")
+        );
+        assert!(
+            remove(&folders[0].join("kernels/none"))
+                .unwrap_err()
+                .contains("hop kernelspec list")
+        );
+        remove(&big).unwrap();
+        assert!(!big.exists() && folders[1].join("kernels/big").exists());
+    }
+
+    #[test]
     fn what_can_not_work_is_said() {
         assert!(
             matches!(find_spec("none", &[PathBuf::from("/nowhere")]), Err(Failure::Failed(t)) if t.contains("/nowhere"))
@@ -424,6 +539,9 @@ mod tests {
         );
         assert!(
             matches!(Base::of_python(Path::new("/bin/false")), Err(Failure::Failed(t)) if t.contains("has no ipykernel"))
+        );
+        assert!(
+            matches!(Base::of_python(Path::new("/bin/true")), Err(Failure::Failed(t)) if t.contains("is no Python"))
         );
         for name in ["", "a/b", "..", ".x", "a b"] {
             assert!(check_name(name).is_err(), "{name}");
