@@ -303,7 +303,7 @@ def test_a_need_that_nothing_could_ever_serve_fails_at_once_with_what_there_is(c
     runs = Runs(cluster, "never")
     for need, said in (
         ("1 --type nosuch", "a GPU of type nosuch, which no node of pool main has"),
-        ("1 --mem 900G", "MiB"),
+        ("1 --mem 900G", "GPUs with 900 GiB"),
         ("3", "3 GPUs on one node, and pool main has 2 on each"),
         ("1 --cpus 900", "900 cores on one node"),
     ):

@@ -10,7 +10,7 @@ use hop_words::id::{
 };
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// A waiting cell, for `hop queue`.
 #[derive(Debug, Clone, PartialEq)]
@@ -173,7 +173,8 @@ impl Core {
 
     fn explain_waiting(&self, cell: Idx<Cell>) -> Vec<String> {
         let c = &self.work.cells[cell];
-        let mut said = vec![format!("The cell waits because {}.", self.reason(cell))];
+        let mut said = Vec::from_iter(self.explain_free_elsewhere(cell));
+        said.push(format!("The cell waits because {}.", self.reason(cell)));
         match self.position(cell) {
             1 => said.push("It is the next in line for these GPUs.".to_owned()),
             n => said.push(format!("{} go before it.", n - 1)),
@@ -202,6 +203,43 @@ impl Core {
             ));
         }
         said
+    }
+
+    /// The cell could start at once if its kernel sat elsewhere: that comes first, with what its user can do.
+    fn explain_free_elsewhere(&self, cell: Idx<Cell>) -> Option<String> {
+        const NAMED: usize = 3;
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
+        // A limit, say, holds everywhere.
+        if !matches!(
+            self.reason(cell),
+            Reason::GpusBusy { .. }
+                | Reason::CoresBusy { .. }
+                | Reason::WrongType { .. }
+                | Reason::Blocked { .. }
+                | Reason::NoPilot { coming: false, .. }
+        ) {
+            return None;
+        }
+        let name = |n: Idx<Node>| self.supply.nodes[n].name.to_string();
+        let free = self.rooms_anywhere(cell).map(|p| self.supply.pilots[p].node);
+        let free: BTreeSet<String> = free.filter(|&n| self.takes_in(c.kernel, n)).map(name).collect();
+        let here = k.replicas.first().map(|r| name(r.node))?;
+        let more = free.len().saturating_sub(NAMED);
+        let mut named: Vec<String> = free.into_iter().take(NAMED).collect();
+        if more > 0 {
+            named.push(format!("{more} more nodes"));
+        }
+        let (last, rest) = named.split_last()?;
+        let nodes = match rest {
+            [] => last.clone(),
+            _ => format!("{} and {last}", rest.join(", ")),
+        };
+        Some(format!(
+            "What it needs is free on {nodes}, but its kernel sits on {here}: `hop migrate {}` takes the kernel there \
+             with its variables, a restarted kernel goes there without them.",
+            k.id
+        ))
     }
 
     fn explain_lease(&self, l: &LeaseView) -> String {

@@ -86,7 +86,7 @@ impl Core {
     }
 
     /// Whether a replica of the kernel may be moved to the node.
-    fn takes_in(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
+    pub(crate) fn takes_in(&self, kernel: Idx<Kernel>, node: Idx<Node>) -> bool {
         !self.sits_on(kernel, node) && !self.supply.nodes[node].down
     }
 

@@ -98,7 +98,7 @@ impl fmt::Display for Reason {
                     write!(f, "of type {t} ")?;
                 }
                 if *mem_mib > 0 {
-                    write!(f, "with {mem_mib} MiB ")?;
+                    write!(f, "with {} ", size(*mem_mib))?;
                 }
                 write!(f, "is on this kernel's nodes")
             }
@@ -156,9 +156,9 @@ pub enum RefusedBecause {
     NoPool { pool: PoolName },
     #[error("the kernel is not known: start it anew")]
     NoKernel,
-    #[error("it asks for neither GPUs nor cores, so it needs no lease")]
+    #[error("the cell asks for neither GPUs nor cores, so it needs no lease")]
     NeedsNothing,
-    #[error("it asks for {asked} GPUs on one node, and pool {pool} has {most} on each")]
+    #[error("the cell asks for {asked} GPUs on one node, and pool {pool} has {most} on each")]
     TooManyGpus { pool: PoolName, asked: u16, most: u16 },
     #[error("{}", no_such_type(.pool, .asked, .there, .elsewhere))]
     NoSuchType {
@@ -171,9 +171,9 @@ pub enum RefusedBecause {
     },
     #[error("{}", too_little_memory(.pool, *.asked, *.most))]
     TooLittleMemory { pool: PoolName, asked: u64, most: u64 },
-    #[error("it asks for {asked} cores on one node, and pool {pool} lends {most} on each")]
+    #[error("the cell asks for {asked} cores on one node, and pool {pool} lends {most} on each")]
     TooManyCores { pool: PoolName, asked: u16, most: u16 },
-    #[error("it asks for {asked} GPUs, and limit {name} allows {limit}")]
+    #[error("the cell asks for {asked} GPUs, and limit {name} allows {limit}")]
     OverLimit { name: String, asked: u16, limit: u32 },
     #[error("limit {name}: {used} of {limit} GPU-minutes are used up")]
     UsedUp { name: String, used: u64, limit: u64 },
@@ -218,16 +218,28 @@ fn no_such_type(pool: &PoolName, asked: &GpuType, there: &[GpuType], elsewhere: 
         [] => String::new(),
         pools => format!("; a kernel in pool {} would get it", list(pools)),
     };
-    format!("it asks for a GPU of type {asked}, which no node of pool {pool} has: {there}{elsewhere}")
+    format!("the cell asks for a GPU of type {asked}, which no node of pool {pool} has: {there}{elsewhere}")
 }
 
 fn too_little_memory(pool: &PoolName, asked: u64, most: u64) -> String {
+    let asked = size(asked);
     match most {
         0 => format!(
-            "it asks for GPUs with {asked} MiB, and how much those of pool {pool} have is not configured \
-             (gpu_mem_mib): leave it out"
+            "the cell asks for GPUs with {asked}, and this site doesn't say how much those of pool {pool} have \
+             (pool.{pool}.gpu_mem_mib): leave --mem out"
         ),
-        _ => format!("it asks for GPUs with {asked} MiB, and those of pool {pool} have {most} MiB"),
+        _ => format!(
+            "the cell asks for GPUs with {asked}, and those of pool {pool} have {}",
+            size(most)
+        ),
+    }
+}
+
+/// In the unit that people write, where it is even.
+fn size(mib: u64) -> String {
+    match mib {
+        1.. if mib.is_multiple_of(1024) => format!("{} GiB", mib / 1024),
+        _ => format!("{mib} MiB"),
     }
 }
 

@@ -202,7 +202,7 @@ fn more_than_there_can_ever_be_is_refused_with_the_reason() {
     };
     assert_eq!(
         reason.to_string(),
-        "it asks for 3 GPUs on one node, and pool main has 2 on each"
+        "the cell asks for 3 GPUs on one node, and pool main has 2 on each"
     );
     let (_, out) = w.submit(&k, Need::default());
     assert!(matches!(
@@ -692,6 +692,66 @@ fn placement_takes_the_least_subscribed_distinct_nodes() {
 }
 
 #[test]
+fn a_cell_that_waits_beside_free_gpus_says_first_where_they_are_and_what_helps() {
+    let mut w = world();
+    for node in ["n0", "n1", "n2"] {
+        w.pilot(node, 1, 8);
+    }
+    let (a, b) = (
+        w.kernel("a", "ada", &["n0"], 1),
+        w.kernel("b", "bob1", &["n0"], 1),
+    );
+    w.submit(&a, Need::gpus(1));
+    w.settle();
+    w.submit(&b, Need::gpus(1));
+    let said = w.core.explain(&b, None).unwrap();
+    let first = "What it needs is free on n1 and n2, but its kernel sits on n0: `hop migrate b` takes the kernel there with \
+                 its variables, a restarted kernel goes there without them.";
+    assert_eq!(said[0], first);
+    assert!(
+        said[1].starts_with("The cell waits because it needs 1 GPU"),
+        "{said:?}"
+    );
+    // Where nothing is free elsewhere, nothing is said of it.
+    for (name, node) in [("c", "n1"), ("d", "n2")] {
+        let kernel = w.kernel(name, "ada", &[node], 1);
+        w.submit(&kernel, Need::gpus(1));
+        w.settle();
+    }
+    assert!(w.core.explain(&b, None).unwrap()[0].starts_with("The cell waits"));
+}
+
+#[test]
+fn where_a_limit_holds_a_cell_up_free_gpus_elsewhere_are_no_news() {
+    let mut w = world();
+    for node in ["n0", "n1", "n2"] {
+        w.pilot(node, 1, 8);
+    }
+    let limits = vec![Limit {
+        of: LimitOf::EachUser,
+        gpus: Some(1),
+        gpu_minutes: None,
+        name: "QOS normal, MaxTRESPerUser".into(),
+    }];
+    w.tell(Input::Limits(Limits {
+        limits,
+        ..Limits::default()
+    }));
+    let kernels = [("a", "ada", "n0"), ("b", "bob1", "n1"), ("c", "bob1", "n0")];
+    let kernels = kernels.map(|(name, user, node)| w.kernel(name, user, &[node], 1));
+    for kernel in &kernels {
+        w.submit(kernel, Need::gpus(1));
+        w.settle();
+    }
+    let said = w.core.explain(&kernels[2], None).unwrap();
+    assert!(
+        said[0].starts_with("The cell waits because limit QOS normal, MaxTRESPerUser: 1 of 1"),
+        "{said:?}"
+    );
+    assert!(!said.iter().any(|s| s.contains("hop migrate")), "{said:?}");
+}
+
+#[test]
 fn closing_a_kernel_leaves_nothing_behind() {
     let mut w = world();
     let job = w.pilot("n0", 1, 8);
@@ -1117,30 +1177,30 @@ fn what_no_node_of_the_pool_could_ever_have_is_refused_with_what_there_is() {
     for (need, said) in [
         (
             of_type(1, "nosuch"),
-            "it asks for a GPU of type nosuch, which no node of pool main has: it has a100 or v100",
+            "the cell asks for a GPU of type nosuch, which no node of pool main has: it has a100 or v100",
         ),
         (
             of_type(1, "h100"),
-            "it asks for a GPU of type h100, which no node of pool main has: it has a100 or v100; a kernel in pool big \
+            "the cell asks for a GPU of type h100, which no node of pool main has: it has a100 or v100; a kernel in pool big \
              would get it",
         ),
         (
             of_type(2, "v100"),
-            "it asks for 2 GPUs on one node, and pool main has 1 on each",
+            "the cell asks for 2 GPUs on one node, and pool main has 1 on each",
         ),
         (
             Need {
                 gpu_mem_mib: 80_000,
                 ..Need::gpus(1)
             },
-            "it asks for GPUs with 80000 MiB, and those of pool main have 40000 MiB",
+            "the cell asks for GPUs with 80000 MiB, and those of pool main have 40000 MiB",
         ),
         (
             Need {
                 cpus: 7,
                 ..Need::default()
             },
-            "it asks for 7 cores on one node, and pool main lends 6 on each",
+            "the cell asks for 7 cores on one node, and pool main lends 6 on each",
         ),
     ] {
         let (_, out) = w.submit(&k, need);
