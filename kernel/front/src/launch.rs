@@ -15,6 +15,8 @@ use hop_words::clock::now;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use hop_words::time::Timestamp;
+use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -577,16 +579,51 @@ fn scancel(job: JobId) -> Command {
 }
 
 /// Keeps the death of the replica's srun from ending its step. srun has a child that cancels the step if srun dies
-/// without a word. The replica's connection is its lifeline, so the child goes once a connection exists.
-pub fn detach(srun: u32) {
+/// without a word. The replica's connection is its lifeline, so the child goes once a connection exists. At its end srun
+/// has a word for the child, and complains on its user's terminal if nobody can hear it: the ear is to be kept until then.
+pub fn detach(srun: u32) -> Vec<File> {
     let children = std::fs::read_to_string(format!("/proc/{srun}/task/{srun}/children")).unwrap_or_default();
+    let mut ears = Vec::new();
     for child in children.split_whitespace().filter_map(|c| c.parse::<i32>().ok()) {
         let comm = std::fs::read_to_string(format!("/proc/{child}/comm")).unwrap_or_default();
         if let Some(pid) = rustix::process::Pid::from_raw(child).filter(|_| comm.trim() == "srun") {
+            ears.extend(ears_for(srun, child));
             // The process may already have exited.
             let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
         }
     }
+    ears
+}
+
+/// The reading ends of `child` of pipes that `srun` writes into.
+fn ears_for(srun: u32, child: i32) -> Vec<File> {
+    let written: Vec<PathBuf> = pipes(&format!("/proc/{srun}"), "1").into_values().collect();
+    let read = pipes(&format!("/proc/{child}"), "0").into_iter();
+    read.filter(|(_, pipe)| written.contains(pipe))
+        .filter_map(|(end, _)| {
+            let flags = rustix::fs::OFlags::NONBLOCK | rustix::fs::OFlags::CLOEXEC;
+            let ear = rustix::fs::open(&end, flags, rustix::fs::Mode::empty());
+            ear.ok().map(File::from)
+        })
+        .collect()
+}
+
+/// The ends of pipes that a process holds open with this access (0 for reading, 1 for writing), and their pipes.
+fn pipes(process: &str, access: &str) -> BTreeMap<PathBuf, PathBuf> {
+    let entries = std::fs::read_dir(format!("{process}/fd"))
+        .into_iter()
+        .flatten()
+        .flatten();
+    let ends = entries.filter_map(|entry| {
+        let end = entry.path();
+        let pipe = std::fs::read_link(&end).ok()?;
+        let info =
+            std::fs::read_to_string(format!("{process}/fdinfo/{}", entry.file_name().to_str()?)).ok()?;
+        let flags = info.lines().find_map(|line| line.strip_prefix("flags:"))?;
+        let is_pipe = pipe.to_str().is_some_and(|name| name.starts_with("pipe:"));
+        (is_pipe && flags.trim().ends_with(access)).then_some((end, pipe))
+    });
+    ends.collect()
 }
 
 /// The place that `hopd` names for the replica. Without `hopd` the kernel still starts, wherever Slurm has room.
@@ -825,6 +862,36 @@ async fn wait_for_seat(job: JobId, patience: Duration) -> Result<String, SeatErr
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A shell stands for srun: its child waits for a word, and it complains where it can't say it.
+    #[test]
+    fn srun_can_say_its_last_word_though_its_child_is_gone() {
+        let dir = tempfile::tempdir().unwrap();
+        let (srun, go, heard) = (
+            dir.path().join("srun"),
+            dir.path().join("go"),
+            dir.path().join("heard"),
+        );
+        std::fs::copy("/bin/bash", &srun).unwrap();
+        let script = format!(
+            "exec 7> >(read -r word; true); while [ ! -e {} ]; do sleep 0.02; done; echo end >&7 && echo yes >{}",
+            go.display(),
+            heard.display()
+        );
+        let mut shell = std::process::Command::new(&srun)
+            .args(["-c", &script])
+            .spawn()
+            .unwrap();
+        let ears = std::iter::repeat_with(|| {
+            std::thread::sleep(Duration::from_millis(20));
+            detach(shell.id())
+        });
+        let ears = ears.take(500).find(|ears| !ears.is_empty()).unwrap();
+        std::fs::write(&go, "").unwrap();
+        shell.wait().unwrap();
+        assert!(heard.exists());
+        drop(ears);
+    }
 
     #[test]
     fn a_restarted_kernel_has_tenures_above_those_of_any_group_before() {

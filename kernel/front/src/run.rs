@@ -26,6 +26,7 @@ use hop_words::id::{Incarnation, JobId, NodeName, Tenure};
 use hop_words::replica::Replicas;
 use hop_zmtp::{Event, Message};
 use std::collections::HashMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 use tokio::process::Child;
@@ -78,6 +79,8 @@ struct Main {
     /// The replica of this stream has had a connection.
     met: bool,
     process: Option<Child>,
+    /// What the process says at its end is heard by these.
+    ears: Vec<File>,
     starts: mpsc::UnboundedSender<Result<Started>>,
     moving: Moving,
     /// A replica that the kernel's group has elected waits for its welcome.
@@ -165,6 +168,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         hello: None,
         met: false,
         process: None,
+        ears: Vec::new(),
         starts: starts_tx,
         moving,
         elected: None,
@@ -631,7 +635,10 @@ impl Main {
         self.frames = Some((visit, input));
         self.met = true;
         if let Some(srun) = self.process.as_ref().and_then(Child::id) {
-            launch::detach(srun);
+            self.ears.extend(launch::detach(srun));
+            // An earlier process may end yet, of a kernel that has moved.
+            let old = self.ears.len().saturating_sub(4);
+            self.ears.drain(..old);
         }
         say(&Said::Up {
             node: hello.node.to_string(),
