@@ -150,7 +150,8 @@ pub(super) fn cell_can_not_go_back(why: &str) -> String {
 pub(super) fn still_holds(why: &str, grace: Span) -> String {
     format!(
         "gresshopper: the GPU goes back, but this kernel still holds it: {why}. Processes that hold it are ended {} after \
-         the end of the lease.\n",
+         the end of the lease, this kernel among them: variables that are not saved are lost then. To let go: \
+         `del model; torch.cuda.empty_cache()`, or end the program that the cell has started.\n",
         seconds(grace)
     )
 }
