@@ -101,6 +101,8 @@ class Need:
         self._entered: list[int] = []
 
     def __enter__(self) -> Grant:
+        # IPython leaves a refusal's frames of ours out: the cell's own line is what its author can mend.
+        __tracebackhide__ = True
         with _lock:
             if _held.depth:
                 if not _covers(_held.need, self._need):
@@ -136,6 +138,7 @@ class Need:
 
 
 def _acquire(need: dict[str, Any]) -> None:
+    __tracebackhide__ = True
     try:
         ok, _ = channel.get().request("need.acquire", {"need": need})
     except channel.Refused as error:
@@ -226,6 +229,7 @@ def gpu(n: int = 1, *, type: str | None = None, mem: float = 0, cpus: int = 0) -
     ``type`` is Slurm's GPU type, ``mem`` the least memory of each in GiB, ``cpus`` cores beside those
     that come with the GPUs. Waiting can be interrupted. Raises :class:`LeaseRefused`.
     """
+    __tracebackhide__ = True
     if n < 1:
         raise ValueError("n is at least 1")
     if cpus < 0 or not 0 <= mem < float("inf"):
@@ -238,6 +242,7 @@ def gpu(n: int = 1, *, type: str | None = None, mem: float = 0, cpus: int = 0) -
 
 def cpu(cpus: int) -> Need:
     """``with gresshopper.cpu(8):`` runs its block with that many cores more."""
+    __tracebackhide__ = True
     if cpus < 1:
         raise ValueError("cpus is at least 1")
     return Need({"gpus": 0, "cpus": index(cpus)})

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from IPython.core import ultratb
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -106,6 +107,16 @@ def test_a_refusal_is_told_with_its_reason_and_without_a_chain(supervisor: Super
         pass
     assert error.value.__cause__ is None and error.value.__suppress_context__
     assert supervisor.ops() == ["need.acquire"]
+
+
+def test_a_refusal_is_shown_where_the_cell_asks_without_our_frames(supervisor: Supervisor) -> None:
+    supervisor.refuse = "no such thing"
+    for ask in (lambda: need.gpu(99).__enter__(), lambda: need.gpu(0), lambda: need.cpu(0)):
+        with pytest.raises((need.LeaseRefused, ValueError)) as error:
+            ask()
+        shown = ultratb.VerboseTB().text(error.type, error.value, error.tb)
+        assert "for ask in" in shown and str(error.value) in shown
+        assert "_acquire(" not in shown and 'raise ValueError("' not in shown
 
 
 def test_an_interrupt_ends_the_wait_and_withdraws(supervisor: Supervisor, request: pytest.FixtureRequest) -> None:
