@@ -41,6 +41,11 @@ try {
   await page.waitForSelector(".jp-NotebookPanel .jp-Cell", { timeout: patience });
   // The status bar says Idle only once the kernel has answered; the toolbar's circle says so before.
   await page.waitForSelector("text=/\\| Idle$/", { timeout: patience });
+  const extensions = await page.evaluate(() =>
+    JSON.parse(document.getElementById("jupyter-config-data").textContent).federated_extensions.map((e) => e.name),
+  );
+  for (const wanted of ["@gresshopper/lab", "@jupyter-widgets/jupyterlab-manager"])
+    if (!extensions.includes(wanted)) throw new Error(`Lab has no ${wanted}, only ${extensions.join(", ")}`);
   await page.click("text=/^No$/", { timeout: 3000 }).catch(() => {}); // JupyterLab's offer of news
   await page.click("text=Edit >> nth=0");
   await page.click("text=Clear Outputs of All Cells");
