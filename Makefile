@@ -21,7 +21,7 @@ demo-down:
 packages: install
 	packaging/build
 
-## Packages of a debug build, installed on dev clusters by the code blocks of docs/install.md, upgraded, removed (not part of test).
+## Packages of a debug build, installed on dev clusters by the code blocks of docs/install.md, upgraded, removed (part of e2e).
 packages-test: install
 	tests/setup/checks.sh packages
 

@@ -4,9 +4,9 @@
 #   tests/setup/checks.sh GROUP..
 #
 # Groups: lint, rust (no Slurm needed), python (no Slurm needed), lab (the Lab extension, no Slurm needed), cluster (the
-# dev cluster itself, in each variant), e2e (Gresshopper on real Slurm, in each variant), packages (built, installed by
-# docs/install.md, upgraded and removed), fidelity (all notebooks and
-# clients beside plain ipykernel), browser (JupyterHub in a real browser, with the newest and the oldest set of packages).
+# dev cluster itself, in each variant), e2e (Gresshopper on real Slurm, in each variant, and what people install and try),
+# packages (of these the packages alone: built, installed by docs/install.md, upgraded and removed), fidelity (all
+# notebooks and clients beside plain ipykernel), browser (JupyterHub in a real browser, with the newest and the oldest set of packages).
 # Variants that this machine can't run are named, not skipped in silence. All steps of all groups run, whatever fails; the
 # exit status is 1 if any did.
 # Environment: PROFILE (debug) of the binaries that e2e deploys; E2E_VARIANTS; E2E_ARGS for pytest.
@@ -217,24 +217,43 @@ e2e() {
 	step "build" build || return
 	variants "end to end"
 	step "build of what is deployed" deployables || return
-	beside e2e_losses e2e_rest e2e_others plugin
+	beside e2e_losses e2e_rest e2e_others plugin tried
+}
+
+# What people install and try, one after another: most of it waits.
+tried() {
+	packaged
+	demo
 }
 
 packages() {
 	step "build" build || return
 	variants "packages"
+	step "build of what is deployed" deployables || return
 	packaged
 }
 
-# On this host.
+# On this host, and in the chroot of Debian 13: two releases, two series of Slurm.
 packaged() {
-	local variant=${runnable[0]}
+	local variant
 	step "packages" packages_built || return
-	OUT=$scratch/packages HOP_PACKAGES_INDEX=13 step "install.md on $variant: install, lease, upgrade, remove" packaging/try "$variant"
+	for variant in "${runnable[@]}"; do
+		[ "$variant" != v2 ] || [ "${runnable[0]}" = v2 ] || continue
+		OUT=$scratch/packages HOP_PACKAGES_INDEX=13 \
+			step "install.md on $variant: install, lease, upgrade, remove" twice packaging/try "$variant"
+	done
 }
 
 packages_built() {
-	BUILT=1 OUT=$scratch/packages packaging/build
+	local series=()
+	[[ " ${runnable[*]} " != *" trixie "* ]] || series=("$trixie/$PROFILE")
+	BUILT=1 OUT=$scratch/packages packaging/build "${series[@]}"
+}
+
+# What was built here, with a Hub and a browser, down again at the end.
+demo() {
+	BUILT=1 STAY=0 HOP_DEMO_BASE=/srv/gresshopper-demo-16 HOP_DEMO_INDEX=16 HUB_PORT=8160 \
+		step "make demo" twice tests/demo/run
 }
 
 # What docs/conformance.md compares, with all notebooks.
@@ -339,6 +358,11 @@ again() {
 	"$@" || { echo "checks: what failed is tried a second time" >&2; "$@" --lf || status=1; }
 	rm -rf "$cache"
 	return "$status"
+}
+
+# The same of what has no tests to choose from.
+twice() {
+	"$@" || { echo "checks: what failed is tried a second time" >&2; "$@"; }
 }
 
 for group in "$@"; do
