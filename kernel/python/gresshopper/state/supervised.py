@@ -62,6 +62,8 @@ class ChannelJournal:
             "ran_ms": round(1e3 * ran.seconds, 3),
             "took_ms": round(1e3 * seconds, 3),
         }
+        if (count := _plain(self._of.shell, ran)) is not None:
+            said["plain"] = count
         if held is not None:
             record, attachments = held
             said.update({key: record[key] for key in ("record", "through", "cells", "unmovable")})
@@ -82,6 +84,15 @@ class ChannelJournal:
             self._channel.notify(event, body, attachments)
         except ChannelClosed as e:
             raise form.FormError(f"the kernel's supervisor can't be told: {e}") from e
+
+
+def _plain(shell: Any, ran: Ran) -> int | None:
+    """The execution count of a cell whose reply will say no more than this and `ok`, so that it can be told beforehand."""
+    asked = (shell.get_parent() or {}).get("content") or {}
+    says_more = asked.get("user_expressions") or shell.payload_manager.read_payload()
+    if not ran.ok or says_more:
+        return None
+    return int(shell.execution_count) - 1
 
 
 class Supervised:

@@ -154,6 +154,7 @@ class Kernel:
         while True:
             reply = self.client.get_shell_msg(timeout=max(0.1, until - time.monotonic()))
             if reply["parent_header"].get("msg_id") == number:
+                self.replied = reply["content"]
                 self.settle()
                 return str(reply["content"]["status"])
 

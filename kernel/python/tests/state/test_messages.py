@@ -48,6 +48,24 @@ def test_each_cell_is_told_once_and_before_its_reply(start: Callable[..., Kernel
     assert [said["cause"] for said, _ in kernel.of("record")] == ["begin"]
 
 
+def test_a_plain_reply_is_told_before_it_is_made(start: Callable[..., Kernel]) -> None:
+    kernel = start()
+    kernel.begin()
+    plain = ["1", "", "print(1)", "get_ipython().run_cell('1/0'); 2", "%%capture\nx = 3"]
+    others = ["1 / 0", "syntax error", "int?", "%load_next", "raise SystemExit", "get_ipython().set_next_input('x')"]
+    for source in [*plain, *others]:
+        kernel.run(source)
+        told = kernel.of("cell")[-1][0].get("plain")
+        reply = kernel.replied
+        assert told == (reply["execution_count"] if source in plain else None), source
+        if source in plain:
+            assert reply == {"status": "ok", "execution_count": told, "user_expressions": {}, "payload": []}
+    kernel.run("x = 1", store_history=False)
+    assert kernel.of("cell")[-1][0]["plain"] == kernel.replied["execution_count"]
+    kernel.run("x", user_expressions={"y": "x + 1"})
+    assert "plain" not in kernel.of("cell")[-1][0]
+
+
 def test_cells_within_cells_are_not_told(start: Callable[..., Kernel]) -> None:
     kernel = start()
     kernel.begin()

@@ -3,12 +3,16 @@
 use super::cells::{Cell, Request, no_header};
 use super::{Core, Output, wording};
 use bytes::Bytes;
-use hop_protocol::jupyter::{Channel, date};
+use hop_protocol::jupyter::{Channel, Envelope, date};
 use hop_protocol::link::Item;
 use hop_protocol::message::Note;
 use hop_words::id::CellId;
 use hop_zmtp::Message;
 use serde_json::{Value, json};
+
+/// In `metadata.gresshopper`, marks a reply that the supervisor wrote while the kernel was still making its own. Clients see it
+/// only where the kernel's own was lost.
+const AHEAD: &str = "written_ahead";
 
 /// Why a cell is answered without having been run.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +32,8 @@ pub(super) enum Verdict {
 pub(super) enum LostCell {
     /// The cell was in its middle, and runs again because its text says so (`%%retry`).
     Again(CellId),
+    /// The cell ran to its end, and the log gets its answer; the kernel's own reply never came.
+    Ended(Cell),
     /// The cell was in its middle.
     Lost(Cell),
     /// The cell waited in the process behind another one.
@@ -175,10 +181,31 @@ impl Core {
         self.stderr(&header, &wording::runs_again(reason));
     }
 
+    /// The reply to a cell that ran well and has nothing to tell, before the kernel has made it.
+    pub(super) fn write_ahead(&mut self, header: &Bytes, count: i64) -> Message {
+        let content =
+            json!({"status": "ok", "execution_count": count, "user_expressions": {}, "payload": []});
+        self.write_reply_with(header, &content, &json!({ AHEAD: true }))
+    }
+
+    /// Ends a cell for its client, whose kernel was lost between the cell's end and its reply.
+    pub(super) fn finish_ahead(&mut self, header: &Bytes) {
+        self.stderr(header, wording::LAST_OUTPUTS_MAY_BE_MISSING);
+        self.status(header, "idle");
+    }
+
     fn write_reply(&mut self, header: &Bytes, content: &Value) -> Message {
-        let metadata = json!({
+        self.write_reply_with(header, content, &Value::Null)
+    }
+
+    /// `ours` is the reply's `metadata.gresshopper`, if not null.
+    fn write_reply_with(&mut self, header: &Bytes, content: &Value, ours: &Value) -> Message {
+        let mut metadata = json!({
             "started": date(self.now), "dependencies_met": true, "engine": "", "status": content["status"],
         });
+        if !ours.is_null() {
+            metadata["gresshopper"] = ours.clone();
+        }
         let reply = self
             .author
             .write("execute_reply", header, &metadata, content, self.now);
@@ -192,6 +219,15 @@ impl Core {
         self.say(header, "error", &shown);
         content
     }
+}
+
+/// Whether a reply from the log was written before the kernel had made its own.
+pub(super) fn is_ahead(reply: &Message) -> bool {
+    let metadata = Envelope::parse(reply).map(|e| e.metadata);
+    let metadata = metadata
+        .ok()
+        .and_then(|m| serde_json::from_slice::<Value>(&m).ok());
+    metadata.is_some_and(|m| m["gresshopper"][AHEAD] == json!(true))
 }
 
 fn error_content(name: &str, value: &str, count: i64) -> Value {

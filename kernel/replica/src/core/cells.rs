@@ -294,12 +294,14 @@ impl Cells {
     }
 
     /// Takes out the cells that the dead process had begun, the oldest first, and those that an earlier error aborts.
-    /// Other cells stay and wait for their turn, as does a cell that is to run again.
-    pub(super) fn take_sent(&mut self) -> Vec<LostCell> {
+    /// Other cells stay and wait for their turn, as does a cell that is to run again. `ended` tells of a cell that ran to its
+    /// end, though its reply hasn't come.
+    pub(super) fn take_sent(&mut self, ended: impl Fn(&CellId) -> bool) -> Vec<LostCell> {
         let mut lost = Vec::new();
         let mut aborts = false;
         for mut cell in std::mem::take(&mut self.cells) {
             match std::mem::replace(&mut cell.stage, Stage::Free) {
+                Stage::Running(..) if ended(&cell.id) => lost.push(LostCell::Ended(cell)),
                 Stage::Running(..) if !cell.begun && aborts => lost.push(LostCell::Behind(cell)),
                 Stage::Running(request, need) if !cell.begun => {
                     self.cells.push_back(cell.held_again(request, need));

@@ -1,9 +1,10 @@
 //! A kernel that outlives its process: its state is captured after each cell, written to the user's store, and brought back
 //! into the next process (docs/replication.md; the messages are those of docs/agent-wire.md, `state.*`).
 
-use super::answers::LostCell;
+use super::answers::{self, LostCell};
+use super::cells::{Cell, StageName};
 use super::group::Grouped;
-use super::journal::{Answering, Journal, unpack};
+use super::journal::{Answering, Journal, answered_by, unpack};
 use super::lease::{Kind, Lease};
 use super::memory::Park;
 use super::moving::Move;
@@ -162,6 +163,8 @@ struct Capture {
     status: String,
     /// The record's number by the kernel's count.
     record: Option<u64>,
+    /// The execution count of a cell whose reply will say no more than this and `ok`, in `state.cell`.
+    plain: Option<i64>,
     unmovable: Vec<String>,
     /// Why nothing was captured: a sentence for the user.
     why: String,
@@ -267,6 +270,8 @@ impl Durable {
     pub(super) fn sanity_check(&self) {
         self.journal.sanity_check();
         assert!(self.captured.len() <= CAPTURED_MAX);
+        let kept = |(cell, _): &(CellId, Parcel)| !self.journal.is_ahead(cell);
+        assert!(self.captured.iter().all(kept), "a record follows its cell's end");
     }
 }
 
@@ -491,9 +496,51 @@ impl Core {
             message,
             count,
         };
+        if durable.journal.is_ahead(cell) {
+            return self.reply_ahead(cell, Some(answer));
+        }
         let entry = durable.journal.ended(cell, outcome, answer);
         self.out.push(Output::Propose(entry));
         self.keep_capture_of(cell);
+    }
+
+    /// A cell ran well to its end, and its reply can be told before the kernel has made it: the group writes it down in
+    /// the meantime. Cells with a lease wait for their reply, which tells of the lease.
+    fn end_ahead(&mut self, cell: &CellId, count: i64) {
+        let may = |c: &&Cell| c.stage() == StageName::Running && self.lease.running_cell() != Some(cell);
+        let Some((identity, header)) = self
+            .cells
+            .find(cell)
+            .filter(may)
+            .map(|c| (c.identity.clone(), c.header.clone()))
+        else {
+            return;
+        };
+        let grouped = self.durable.as_ref().is_some_and(Durable::is_grouped);
+        if !grouped || self.durable.as_ref().is_some_and(|d| d.journal.is_ahead(cell)) {
+            return;
+        }
+        let message = self.write_ahead(&header, count);
+        let written = Answering {
+            identity,
+            message,
+            count: Some(count),
+        };
+        if let Some(durable) = &mut self.durable {
+            let entry = durable.journal.ended_ahead(cell, written);
+            self.out.push(Output::Propose(entry));
+        }
+        self.keep_capture_of(cell);
+    }
+
+    /// The reply to a cell whose answer was written ahead leaves once the log has that; `None` is the written one itself.
+    fn reply_ahead(&mut self, cell: &CellId, reply: Option<Answering>) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        if let Some((number, answer)) = durable.journal.replied(cell, reply) {
+            self.answered(number, cell.clone(), answer);
+        }
     }
 
     /// The capture that came before the cell's reply goes to the store, behind the cell's own entry.
@@ -534,7 +581,7 @@ impl Core {
         let Ok(capture) = serde_json::from_value::<Capture>(parcel.wire.body.clone()) else {
             return;
         };
-        self.note_bound(capture.unmovable);
+        self.note_bound(capture.unmovable.clone());
         let Some(durable) = &mut self.durable else {
             return;
         };
@@ -545,12 +592,24 @@ impl Core {
             "failed" => durable.failed_captures + 1,
             _ => 0,
         };
+        let plain = capture.msg_id.clone().zip(capture.plain);
+        self.captured_record(parcel, capture);
+        if let Some((cell, count)) = plain {
+            self.end_ahead(&cell, count);
+        }
+    }
+
+    fn captured_record(&mut self, parcel: Parcel, capture: Capture) {
         if parcel.attachments.is_empty() {
             return;
         }
         let last = capture.cells.into_iter().next_back().map(|c| c.msg_id);
         let last = capture.msg_id.or(last);
-        let waits = last.clone().filter(|cell| self.cells.find(cell).is_some());
+        // A cell whose end is proposed waits for its reply alone.
+        let ahead = |cell: &CellId| self.durable.as_ref().is_some_and(|d| d.journal.is_ahead(cell));
+        let waits = last
+            .clone()
+            .filter(|cell| self.cells.find(cell).is_some() && !ahead(cell));
         let (Some(durable), Some(cell)) = (&mut self.durable, waits) else {
             return self.keep(parcel, last);
         };
@@ -591,8 +650,8 @@ impl Core {
         };
         match effect {
             Effect::Answered { number, .. } => {
-                if let (Some(answer), Some(cell)) = (answer, cell_of(entry)) {
-                    self.answered(number, cell, answer);
+                if let (Some(answer), Some(cell)) = (answer, answered_by(entry)) {
+                    self.answered(number, cell.clone(), answer);
                 }
             }
             Effect::Settled { .. } => {
@@ -641,6 +700,16 @@ impl Core {
                 act: act @ Act::Lost { .. },
                 ..
             } if executes && *then < tenure => self.act(act.clone()),
+            // The same, and the new tenure's state has no effect of the cell.
+            Entry::Act {
+                tenure: then,
+                act: Act::Ended { cell, .. },
+                ..
+            } if executes && *then < tenure => {
+                if let Some(answer) = durable.journal.take_answer(cell) {
+                    self.lose_answered(cell.clone(), answer);
+                }
+            }
             Entry::Act {
                 act: Act::Moved { .. },
                 ..
@@ -648,6 +717,13 @@ impl Core {
             // Of a deposed executor: its answers must not leave.
             _ => durable.journal.forget_answer(entry),
         }
+    }
+
+    /// The answer of a cell didn't get into the log before the process's death did.
+    fn lose_answered(&mut self, cell: CellId, answer: Answering) {
+        let asked = Envelope::parse(&answer.message).map(|reply| reply.parent);
+        let why = wording::cell_lost("the kernel's process was lost right after the cell had ended");
+        self.lose_request(cell, answer.identity, asked.unwrap_or_default(), why);
     }
 
     /// A lost cell's answer goes to its client once the log has the loss.
@@ -726,6 +802,9 @@ impl Core {
                 match answer.end.clone() {
                     End::Ended { reply, .. } => {
                         let message = unpack(reply);
+                        if answers::is_ahead(&message) {
+                            self.finish_ahead(&envelope.header);
+                        }
                         self.send_front(Channel::Shell, identity.clone(), message);
                     }
                     End::Lost { why } => self.say_lost(identity.clone(), envelope.header.clone(), &why),
@@ -930,8 +1009,16 @@ impl Core {
     /// The cell in whose middle the process died is lost, and those behind it are aborted as behind any error.
     fn lose_running_cells(&mut self, reason: &str) {
         let mut aborts = false;
-        for lost in self.cells.take_sent() {
+        let ahead: BTreeSet<CellId> = self
+            .durable
+            .as_ref()
+            .map_or_else(BTreeSet::new, |d| d.journal.ahead().cloned().collect());
+        for lost in self.cells.take_sent(|cell| ahead.contains(cell)) {
             match lost {
+                LostCell::Ended(cell) => {
+                    self.finish_ahead(&cell.header);
+                    self.reply_ahead(&cell.id, None);
+                }
                 LostCell::Again(cell) => self.tell_retry(&cell, reason),
                 LostCell::Lost(cell) => {
                     aborts |= cell.stops_on_error();
@@ -1150,15 +1237,4 @@ fn shares(grace: Span) -> (Span, Span) {
 fn durable_stays(durable: Option<&Durable>) -> bool {
     let leaving = durable.and_then(|d| d.leaving.as_ref());
     leaving.is_none_or(|l| !l.in_haste)
-}
-
-/// The cell that an entry answers.
-fn cell_of(entry: &Entry) -> Option<CellId> {
-    match entry {
-        Entry::Act {
-            act: Act::Ended { cell, .. } | Act::Lost { cell, .. },
-            ..
-        } => Some(cell.clone()),
-        _ => None,
-    }
 }

@@ -4,7 +4,9 @@
 //! are hop-log's (docs/replication.md); this knows which cells wait for an answer of the log.
 
 use bytes::{Buf, BufMut, Bytes, BytesMut};
-use hop_log::{Act, Effect, Entry, Index, Payload, Record, RecordNumber, Refusal, Sequence, State};
+use hop_log::{
+    Act, CellNumber, Effect, Entry, Index, Payload, Record, RecordNumber, Refusal, Sequence, State,
+};
 use hop_words::id::{CellId, Tenure};
 use hop_words::lease::Outcome;
 use hop_zmtp::Message;
@@ -19,12 +21,22 @@ pub(super) struct Answering {
     pub(super) count: Option<i64>,
 }
 
+/// An answer that was written into the log while the kernel still makes the reply itself.
+#[derive(Debug)]
+struct Ahead {
+    written: Answering,
+    /// The cell's number, once the log has the answer.
+    number: Option<CellNumber>,
+}
+
 #[derive(Debug)]
 pub(super) struct Journal {
     state: State,
     /// Entries that were proposed and aren't applied yet, the oldest first.
     proposed: VecDeque<Entry>,
     answering: HashMap<CellId, Answering>,
+    /// Cells whose answer was written ahead of the kernel's reply.
+    ahead: HashMap<CellId, Ahead>,
     /// Requests that the front has handed out before, with the first tenure.
     handed_before: HashMap<CellId, Tenure>,
 }
@@ -35,6 +47,7 @@ impl Journal {
             state,
             proposed: VecDeque::new(),
             answering: HashMap::new(),
+            ahead: HashMap::new(),
             handed_before: HashMap::new(),
         }
     }
@@ -98,15 +111,39 @@ impl Journal {
 
     /// A cell ran to its end; its answer waits for the entry.
     pub(super) fn ended(&mut self, cell: &CellId, outcome: Outcome, answer: Answering) -> Entry {
-        let act = Act::Ended {
-            cell: cell.clone(),
-            outcome,
-            reply: pack(&answer.message),
-            last_output: 0,
-            record: None,
-        };
+        let act = ended(cell, outcome, &answer);
         self.answering.insert(cell.clone(), answer);
         self.act(act)
+    }
+
+    /// A cell ran well to its end, and its reply is still being made: this answer is the log's.
+    pub(super) fn ended_ahead(&mut self, cell: &CellId, written: Answering) -> Entry {
+        let act = ended(cell, Outcome::Ok, &written);
+        let number = None;
+        self.ahead.insert(cell.clone(), Ahead { written, number });
+        self.act(act)
+    }
+
+    pub(super) fn is_ahead(&self, cell: &CellId) -> bool {
+        self.ahead.contains_key(cell)
+    }
+
+    /// The reply to a cell whose answer was written ahead; `None` stands for what was written. Returns it if the log has the
+    /// cell's end already. Otherwise it waits for the entry.
+    pub(super) fn replied(
+        &mut self,
+        cell: &CellId,
+        reply: Option<Answering>,
+    ) -> Option<(CellNumber, Answering)> {
+        let Ahead { written, number } = self.ahead.remove(cell)?;
+        let answer = reply.unwrap_or(written);
+        match number {
+            Some(number) => Some((number, answer)),
+            None => {
+                self.answering.insert(cell.clone(), answer);
+                None
+            }
+        }
     }
 
     /// A cell was lost in its middle; its answer waits for the entry.
@@ -144,24 +181,25 @@ impl Journal {
         }
         let effect = self.state.apply(index, entry);
         let effect = effect?;
-        let answer = match entry {
-            Entry::Act {
-                act: Act::Ended { cell, .. } | Act::Lost { cell, .. },
-                ..
-            } => self.answering.remove(cell),
-            _ => None,
+        let Some(cell) = answered_by(entry) else {
+            return Ok((effect, None));
         };
-        Ok((effect, answer))
+        if let (Some(ahead), Effect::Answered { number, .. }) = (self.ahead.get_mut(cell), &effect) {
+            ahead.number = Some(*number);
+        }
+        Ok((effect, self.answering.remove(cell)))
+    }
+
+    /// The answer that waited for the cell's entry.
+    pub(super) fn take_answer(&mut self, cell: &CellId) -> Option<Answering> {
+        self.answering.remove(cell)
     }
 
     /// The log refuses the entry: the answer that waited for it never leaves.
     pub(super) fn forget_answer(&mut self, entry: &Entry) {
-        if let Entry::Act {
-            act: Act::Ended { cell, .. } | Act::Lost { cell, .. },
-            ..
-        } = entry
-        {
+        if let Some(cell) = answered_by(entry) {
             self.answering.remove(cell);
+            self.ahead.remove(cell);
         }
     }
 
@@ -191,6 +229,34 @@ impl Journal {
             self.answering.len() <= self.proposed.len(),
             "an answer waits for its entry"
         );
+        let both = self.ahead.keys().any(|cell| self.answering.contains_key(cell));
+        assert!(!both, "a cell has one answer");
+    }
+
+    /// The cells whose answer was written ahead.
+    pub(super) fn ahead(&self) -> impl Iterator<Item = &CellId> {
+        self.ahead.keys()
+    }
+}
+
+fn ended(cell: &CellId, outcome: Outcome, answer: &Answering) -> Act {
+    Act::Ended {
+        cell: cell.clone(),
+        outcome,
+        reply: pack(&answer.message),
+        last_output: 0,
+        record: None,
+    }
+}
+
+/// The cell that an entry answers.
+pub(super) fn answered_by(entry: &Entry) -> Option<&CellId> {
+    match entry {
+        Entry::Act {
+            act: Act::Ended { cell, .. } | Act::Lost { cell, .. },
+            ..
+        } => Some(cell),
+        _ => None,
     }
 }
 

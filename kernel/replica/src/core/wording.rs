@@ -32,6 +32,10 @@ pub(super) const STANDS_IN_CUDA: &str = "gresshopper: the cell is interrupted, b
 /// Why a replica leaves its group.
 pub(super) const MOST_REPLICAS_GONE: &str = "most of its replicas are out of reach";
 
+/// A cell is answered in place of a kernel that was lost while it made the reply.
+pub(super) const LAST_OUTPUTS_MAY_BE_MISSING: &str = "gresshopper: the kernel's process or node was lost right after this cell \
+    had ended. The last of what it printed may be missing.\n";
+
 pub(super) const NOT_SAVED_IN_TIME: &str = "its state could not be saved in time";
 
 /// A lease as the reply of its cell tells it (docs/wiring.md).

@@ -19,7 +19,7 @@ fn apply(state: &mut State, entry: &Entry) {
 }
 
 /// A kernel with replicas 2 and 3 beside this one, which has founded the group.
-fn grown() -> World {
+pub(super) fn grown() -> World {
     let mut world = World::of(durably(state(1)), Replicas::Three);
     greet(&mut world);
     world.input(Input::KernelUp { pid: 7 });
@@ -100,6 +100,130 @@ fn an_entry_that_has_overtaken_another_comes_again() {
     let out = world.commit();
     let replies = ["a", "b"].map(|cell| format!("front: execute_reply {cell} ok"));
     assert!(replies.iter().all(|reply| out.contains(reply)), "{out:?}");
+}
+
+fn ends(world: &mut World, cell: &str) -> Vec<String> {
+    world.begins(cell);
+    let said = json!({"msg_id": cell, "status": "later", "plain": 3});
+    world.captured("state.cell", said)
+}
+
+#[test]
+fn an_end_is_in_the_log_while_the_kernel_makes_the_reply() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    assert_eq!(ends(&mut world, "a"), [""; 0]);
+    assert_eq!(ends(&mut world, "a"), [""; 0]);
+    assert_eq!(world.proposed.len(), 1, "once");
+    assert_eq!(world.commit(), [""; 0], "the kernel's own reply is awaited");
+    assert_eq!(world.place("a"), Some(Place::Running));
+    let sent = ["front: note answered a", "front: execute_reply a ok"];
+    assert_eq!(world.reply("a", "ok"), sent);
+    assert!(world.proposed.is_empty());
+}
+
+/// Two sockets: a record may come before the reply that the kernel sent before it.
+#[test]
+fn a_record_that_overtakes_its_cells_reply_is_kept_behind_the_end() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    ends(&mut world, "a");
+    let said = json!({"record": 1, "cells": [{"msg_id": "a"}], "cause": "cells"});
+    assert_eq!(world.captured("state.record", said), ["append 1"]);
+    assert_eq!(world.proposed.len(), 2);
+    assert_eq!(world.commit(), [""; 0]);
+    let sent = ["front: note answered a", "front: execute_reply a ok"];
+    assert_eq!(world.reply("a", "ok"), sent);
+}
+
+#[test]
+fn a_reply_that_is_made_sooner_waits_for_the_group() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    ends(&mut world, "a");
+    // An interrupt that came behind the cell's end.
+    let out = world.reply("a", "error");
+    assert!(!out.iter().any(|line| line.contains("execute_reply")), "{out:?}");
+    assert_eq!(
+        world.commit(),
+        ["front: note answered a", "front: execute_reply a error"]
+    );
+}
+
+#[test]
+fn a_process_that_dies_while_it_makes_the_reply_costs_no_cell() {
+    for committed in [false, true] {
+        let mut world = grown();
+        world.run_with("a", &json!({"code": "%%retry\n1"}), Value::Null);
+        ends(&mut world, "a");
+        if committed {
+            assert_eq!(world.commit(), [""; 0]);
+        }
+        let mut out = world.dies();
+        out.extend(world.commit());
+        let of_cell: Vec<&String> = out.iter().filter(|line| line.contains(" a")).collect();
+        let told = [
+            "front: stream a gresshopper: the kernel's process or node was lost right after this cell had ended",
+            "front: status a idle",
+            "front: note answered a",
+            "front: execute_reply a ok",
+        ];
+        assert_eq!(of_cell, told, "it isn't run again");
+    }
+}
+
+#[test]
+fn the_next_executor_says_what_may_be_missing() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    ends(&mut world, "a");
+    let mut state = state(1);
+    for entry in &world.proposed {
+        apply(&mut state, entry);
+    }
+    let mut next = World::of(elected(state, 0), Replicas::Three);
+    next.input(Input::HandedBefore {
+        cell: "a".into(),
+        tenure: Tenure(1),
+    });
+    let told = [
+        "front: stream a gresshopper: the kernel's process or node was lost right after this cell had ended",
+        "front: status a idle",
+        "front: execute_reply a ok",
+    ];
+    assert_eq!(next.run("a", Value::Null), told);
+}
+
+#[test]
+fn a_cell_with_a_lease_and_a_kernel_without_a_group_wait_for_the_reply() {
+    let mut world = grown();
+    world.run("g", gpu());
+    world.grant("g", 6, 1);
+    assert_eq!(ends(&mut world, "g"), [""; 0]);
+    assert!(world.proposed.is_empty(), "{:?}", world.proposed);
+    let mut world = super::durable::capturing();
+    world.run("a", Value::Null);
+    world.commits = false;
+    assert_eq!(ends(&mut world, "a"), [""; 0]);
+    assert!(world.proposed.is_empty(), "{:?}", world.proposed);
+}
+
+#[test]
+fn an_end_that_its_own_executors_next_tenure_overtakes_is_a_loss() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    world.reply("a", "ok");
+    let late = world.proposed.pop_front().unwrap();
+    world.dies();
+    world.input(Input::InSync);
+    world.commit();
+    world.proposed.push_back(late);
+    let out = world.commit();
+    assert_eq!(
+        out.last().unwrap(),
+        "front: execute_reply a error CellLost",
+        "{out:?}"
+    );
 }
 
 #[test]

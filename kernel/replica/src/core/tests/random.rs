@@ -14,6 +14,8 @@ enum Step {
     },
     /// The kernel begins the oldest cell that it has.
     Begin,
+    /// The oldest cell that the kernel has ran well to its end, and its reply is being made.
+    End,
     Reply {
         ok: bool,
     },
@@ -37,6 +39,8 @@ enum Step {
     Die,
     /// Front, store and agent do the oldest thing that they were asked for.
     Serve,
+    /// The group commits what was proposed.
+    Commit,
     Announce,
     ReleaseNow,
     Wait {
@@ -48,6 +52,8 @@ fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         4 => (0..3u16, any::<bool>()).prop_map(|(gpus, stop_on_error)| Step::Run { gpus, stop_on_error }),
         4 => Just(Step::Begin),
+        2 => Just(Step::End),
+        4 => Just(Step::Commit),
         4 => any::<bool>().prop_map(|ok| Step::Reply { ok }),
         4 => Just(Step::Grant),
         1 => Just(Step::Refuse),
@@ -81,6 +87,8 @@ struct Others {
     next: u64,
     killed: bool,
     durable: bool,
+    /// Cells that ran to their end, by the word of the agent of a kernel with a group. They have no lease.
+    ended: BTreeSet<String>,
     /// Requests to the agent so far.
     requests: u64,
     /// Answers of front, store and agent that are due.
@@ -97,6 +105,7 @@ impl Others {
             let words: Vec<&str> = line.split(' ').collect();
             match words.as_slice() {
                 ["kernel:", "execute_request", cell, ..] => {
+                    assert!(!self.ended.contains(*cell), "{cell} runs once: {out:?}");
                     assert!(
                         !self.texts.contains(*cell),
                         "the text at {cell} is gone before it begins: {out:?}"
@@ -189,6 +198,16 @@ impl Others {
                 world.begins(&self.kernel[0]);
                 Vec::new()
             }
+            Step::End if self.durable && !self.kernel.is_empty() => {
+                let cell = self.kernel[0].clone();
+                let said = json!({"msg_id": cell, "status": "later", "plain": 3});
+                let plain = world.core.members() > 0 && !world.core.lease.is_for(&cell.as_str().into());
+                if plain && world.place(&cell) == Some(Place::Running) {
+                    self.ended.insert(cell);
+                }
+                world.captured("state.cell", said)
+            }
+            Step::Commit => world.commit(),
             Step::Grant => {
                 let Some(cell) = self.asked.take() else { return };
                 self.next += 1;
@@ -241,7 +260,7 @@ impl Others {
                 world.request(Channel::Shell, "comm_msg", "r", &json!({}), &content)
             }
             Step::Wait { ms } => world.after(Span::from_millis(*ms)),
-            Step::Reply { .. } | Step::Begin => return,
+            Step::Reply { .. } | Step::Begin | Step::End => return,
         };
         self.see(&out);
         if let Some(heard) = &self.heard {
@@ -274,22 +293,39 @@ fn end_of(errand: Errand, well: bool, broken: bool) -> ErrandEnd {
     }
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Plain,
+    /// One replica, and a log.
+    Durable,
+    /// Three replicas. What is proposed is committed some time later.
+    Grouped,
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
     #[test]
     fn whatever_happens_in_whatever_order(
-        durable in any::<bool>(),
+        kind in prop_oneof![Just(Kind::Plain), Just(Kind::Durable), Just(Kind::Grouped)],
         steps in prop::collection::vec(step(), 1..160),
     ) {
+        let durable = kind != Kind::Plain;
         let mut others = Others { durable, ..Others::default() };
-        let mut world = if durable {
-            let mut world = World::new(super::durable::durably(super::durable::state(1)));
-            others.due.extend([hello(), Input::KernelUp { pid: 7 }]);
-            world.hopd(News::Up);
-            world
-        } else {
-            World::up()
+        let mut world = match kind {
+            Kind::Plain => World::up(),
+            Kind::Durable => {
+                let mut world = World::new(super::durable::durably(super::durable::state(1)));
+                others.due.extend([hello(), Input::KernelUp { pid: 7 }]);
+                world.hopd(News::Up);
+                world
+            }
+            Kind::Grouped => {
+                others.requests = 1;
+                let mut world = super::group::grown();
+                world.permits = false;
+                world
+            }
         };
         for step in &steps {
             others.take(&mut world, step);
@@ -307,6 +343,7 @@ proptest! {
                 Step::Errand { well: true, broken: false },
                 Step::Reply { ok: true },
                 Step::Serve,
+                Step::Commit,
                 Step::Wait { ms: if durable { 1_000 } else { 400_000 } },
             ] {
                 others.take(&mut world, &step);
