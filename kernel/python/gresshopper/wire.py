@@ -5,6 +5,7 @@ Sending and receiving only. Requests, answers and operations are `channel`'s.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import socket
 import struct
@@ -23,6 +24,14 @@ _ATTACHMENTS_MAX = 4096
 _FRAME_MAX = 4 << 30
 #: Size up to which a frame is sent as one piece.
 _SMALL = 64 << 10
+
+
+#: send(2) without letting go of the interpreter. Python's own does, and then waits until the kernel's other threads, which
+#: have just got messages of their own to send, give it back: half a millisecond of each cell.
+_send = ctypes.PyDLL(None).send
+_send.argtypes = (ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int)
+_send.restype = ctypes.c_ssize_t
+_AT_ONCE = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
 
 
 class WireError(Exception):
@@ -49,13 +58,21 @@ class Frames:
         whole = len(head) + sum(map(len, attachments)) <= _SMALL
         with self._sending:
             try:
-                for piece in [b"".join([head, *attachments])] if whole else [head, *attachments]:
-                    self._sock.sendall(piece)
+                if whole:
+                    self._send_small(b"".join([head, *attachments]))
+                else:
+                    for piece in [head, *attachments]:
+                        self._sock.sendall(piece)
             except OSError as error:
                 raise WireError("the peer is gone") from error
             except BaseException:
                 self.close()
                 raise
+
+    def _send_small(self, frame: bytes) -> None:
+        sent = max(0, _send(self._sock.fileno(), frame, len(frame), _AT_ONCE))
+        if sent < len(frame):
+            self._sock.sendall(frame[sent:])  # waits for room, or says why there is none
 
     def receive(self) -> tuple[dict[str, Any], list[bytes]]:
         """The next frame: its JSON and its attachments.
