@@ -338,7 +338,10 @@ def test_what_cannot_be_run_is_said_in_a_sentence(cluster: Cluster) -> None:
         ([str(runs.home / "no.ipynb")], "is no notebook"),
         ([str(book), "-p", "1x=2"], "can't be the name of a parameter"),
         ([str(book), "--deadline", "2020-01-01T00:00"], "is over already"),
-        ([str(book), "--gpus", "7"], "--gpus 7 can't be had: a lease lies on one node, and pool main has 2 GPUs on each"),
+        (
+            [str(book), "--gpus", "7"],
+            "--gpus 7 can't be had: a lease lies on one node, and pool main has 2 GPUs on each",
+        ),
         ([str(book), "-k", "cobol"], "there is no kernel 'cobol'"),
         ([str(book), "-o", "/nowhere/o.ipynb"], "can't write /nowhere/o.ipynb"),
     ):
