@@ -204,6 +204,7 @@ impl Core {
             return;
         }
         durable.grouped = Grouped::GivenUp;
+        durable.journal.take_in_replies();
         self.out.push(Output::GoAlone);
         self.out
             .extend(durable.journal.proposed().map(|e| Output::Propose(e.clone())));

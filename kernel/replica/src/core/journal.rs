@@ -213,6 +213,20 @@ impl Journal {
         self.handed_before.remove(cell)
     }
 
+    /// Has proposals that were not applied hold the kernel's own replies, as far as they came, in place of those written ahead.
+    pub(super) fn take_in_replies(&mut self) {
+        for entry in &mut self.proposed {
+            if let Entry::Act {
+                act: Act::Ended { cell, reply, .. },
+                ..
+            } = entry
+                && let Some(answer) = self.answering.get(cell)
+            {
+                *reply = pack(&answer.message);
+            }
+        }
+    }
+
     /// Proposals that were not applied, the oldest first.
     pub(super) fn proposed(&self) -> impl Iterator<Item = &Entry> {
         self.proposed.iter()

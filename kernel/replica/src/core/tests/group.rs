@@ -355,6 +355,26 @@ fn a_group_that_takes_no_entries_is_given_up_and_the_kernel_saved() {
 }
 
 #[test]
+fn a_group_that_is_given_up_leaves_the_kernels_own_reply() {
+    let mut world = grown();
+    world.run("a", Value::Null);
+    ends(&mut world, "a");
+    let ahead = |entry: &Entry| match entry {
+        Entry::Act {
+            act: Act::Ended { reply, .. },
+            ..
+        } => String::from_utf8_lossy(reply).contains("written_ahead"),
+        _ => false,
+    };
+    assert!(world.proposed.drain(..).all(|entry| ahead(&entry)));
+    world.reply("a", "ok");
+    assert_eq!(pass(&mut world, 15), ["go-alone", "agent: state.flush"]);
+    assert_eq!(world.proposed.len(), 1);
+    assert!(!ahead(&world.proposed[0]), "nothing of it may be missing");
+    assert_eq!(world.commit(), [""; 0], "the next executor answers");
+}
+
+#[test]
 fn a_cell_runs_to_its_end_in_a_group_that_is_given_up() {
     let mut world = grown();
     world.input(Input::Heard {
