@@ -43,8 +43,10 @@ const WITH_GROUP: Patience = Patience {
 const FIRST_PAUSE: Span = Span::from_secs(1);
 const LONGEST_PAUSE: Span = Span::from_secs(30);
 
-/// A replica that was started connects within this time, or is started anew.
+/// A replica that was started connects within this time, or is started anew: much sooner where a further try is left, since
+/// a step whose node doesn't reach the front's is waited for by `srun` for minutes, and a client waits for a kernel for one.
 const CONNECTS: Span = Span::from_secs(90);
+const CONNECTS_OR_AGAIN: Span = Span::from_secs(30);
 
 /// Number of replicas in a row that end before they connect, from which the kernel is given up.
 const STILLBORN: u32 = 5;
@@ -270,11 +272,24 @@ impl Life {
     /// The replica ended before it connected: the seat may have ended under it.
     fn stillborn(&mut self) -> Vec<Act> {
         self.failed += 1;
-        let retry = std::mem::take(&mut self.may_retry);
-        if retry || (self.durable && self.lived && self.failed < STILLBORN) {
+        let again = self.tries_again(self.failed);
+        self.may_retry = false;
+        if again {
             return self.start(true, None);
         }
         self.die("the kernel's supervisor never came up".into())
+    }
+
+    /// Whether another replica is started after so many that never connected.
+    fn tries_again(&self, failed: u32) -> bool {
+        self.may_retry || (self.durable && self.lived && failed < STILLBORN)
+    }
+
+    fn connects_within(&self) -> Span {
+        match self.tries_again(self.failed + 1) {
+            true => CONNECTS_OR_AGAIN,
+            false => CONNECTS,
+        }
     }
 
     fn start(&mut self, fresh_seat: bool, avoid: Option<NodeName>) -> Vec<Act> {
@@ -328,7 +343,7 @@ impl Life {
     fn tick(&mut self, now: Timestamp) -> Vec<Act> {
         match &self.stage {
             Stage::Paused { until } if *until <= now => self.start(false, None),
-            Stage::Awaited { since, .. } if now.since(*since) > CONNECTS => self.stillborn(),
+            Stage::Awaited { since, .. } if now.since(*since) > self.connects_within() => self.stillborn(),
             Stage::Down { since, silent, gone } if self.is_lost(*since, *silent, *gone, now) => {
                 let gone = gone.is_some();
                 self.lost(gone)
@@ -540,6 +555,41 @@ mod tests {
             &life.handle(Input::Tick, at(200))[..],
             [Act::Die { .. }]
         ));
+    }
+
+    #[test]
+    fn a_replica_that_does_not_connect_is_soon_tried_elsewhere_while_tries_are_left() {
+        for (lived, tries) in [(true, STILLBORN - 1), (false, 1)] {
+            let mut life = if lived { up(true) } else { Life::new(true, false) };
+            if lived {
+                life.handle(
+                    Input::Leaving {
+                        reason: "it ends".into(),
+                    },
+                    at(1),
+                );
+            }
+            let mut now = 2;
+            for n in 0..tries {
+                let tenure = Tenure(u64::from(n) + 2);
+                life.handle(Input::Started { tenure }, at(now));
+                assert_eq!(life.handle(Input::Tick, at(now + 30)), []);
+                let acts = life.handle(Input::Tick, at(now + 31));
+                assert!(
+                    matches!(acts[..], [Act::Start { fresh_seat: true, .. }]),
+                    "{acts:?}"
+                );
+                now += 31;
+            }
+            life.handle(Input::Started { tenure: Tenure(9) }, at(now));
+            assert_eq!(
+                life.handle(Input::Tick, at(now + 90)),
+                [],
+                "the last one is given time"
+            );
+            let acts = life.handle(Input::Tick, at(now + 91));
+            assert!(matches!(acts[..], [Act::Die { .. }]), "{acts:?}");
+        }
     }
 
     #[test]
