@@ -188,9 +188,13 @@ impl Core {
         self.write_reply_with(header, &content, &json!({ AHEAD: true }))
     }
 
-    /// Ends a cell for its client, whose kernel was lost between the cell's end and its reply.
-    pub(super) fn finish_ahead(&mut self, header: &Bytes) {
+    /// The kernel was lost between a cell's end and its reply.
+    pub(super) fn tell_may_be_missing(&mut self, header: &Bytes) {
         self.stderr(header, wording::LAST_OUTPUTS_MAY_BE_MISSING);
+    }
+
+    /// Ends a cell for clients: nothing more of it comes. An earlier executor's own word may have been lost with its link.
+    pub(super) fn idle(&mut self, header: &Bytes) {
         self.status(header, "idle");
     }
 

@@ -803,9 +803,10 @@ impl Core {
                     End::Ended { reply, .. } => {
                         let message = unpack(reply);
                         if answers::is_ahead(&message) {
-                            self.finish_ahead(&envelope.header);
+                            self.tell_may_be_missing(&envelope.header);
                         }
                         self.send_front(Channel::Shell, identity.clone(), message);
+                        self.idle(&envelope.header);
                     }
                     End::Lost { why } => self.say_lost(identity.clone(), envelope.header.clone(), &why),
                 }
@@ -1016,8 +1017,9 @@ impl Core {
         for lost in self.cells.take_sent(|cell| ahead.contains(cell)) {
             match lost {
                 LostCell::Ended(cell) => {
-                    self.finish_ahead(&cell.header);
+                    self.tell_may_be_missing(&cell.header);
                     self.reply_ahead(&cell.id, None);
+                    self.idle(&cell.header);
                 }
                 LostCell::Again(cell) => self.tell_retry(&cell, reason),
                 LostCell::Lost(cell) => {
