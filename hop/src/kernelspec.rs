@@ -326,6 +326,8 @@ impl Base {
         let spec = json!({
             "argv": [python.display().to_string(), "-m", "ipykernel_launcher", "-f", "{connection_file}"],
             "language": "python",
+            // As ipykernel's own: else debugpy says four lines about CPython's frozen modules on each terminal.
+            "env": {"PYDEVD_DISABLE_FILE_VALIDATION": "1"},
             "metadata": {"debugger": true},
         });
         Ok(Self {

@@ -5,6 +5,7 @@ use hop_protocol::link::{Frame, Link, LinkError};
 use hop_protocol::message::{Hello, Welcome};
 use hop_words::id::Incarnation;
 use hop_zmtp::strangers::Strangers;
+use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -82,14 +83,24 @@ async fn shake_hands(
     let why = match timeout(HANDSHAKE, shake).await {
         Ok(Ok((link, Frame::Hello(hello)))) => return Some((link, hello)),
         Ok(Ok(_)) | Err(_) => "no hello".to_owned(),
-        // A replica whose front leaves while it dials.
-        Ok(Err(error)) if error.kind() == std::io::ErrorKind::UnexpectedEof => return None,
+        // A replica that ends, or whose front leaves, while it dials: a stranger who hung up has tried no key either.
+        Ok(Err(error)) if hung_up(error.kind()) => return None,
         Ok(Err(error)) => error.to_string(),
     };
     if let Some(count) = strangers.another() {
         tracing::warn!(%from, count, "somebody knocked without the kernel's key: {why}");
     }
     None
+}
+
+fn hung_up(kind: ErrorKind) -> bool {
+    matches!(
+        kind,
+        ErrorKind::UnexpectedEof
+            | ErrorKind::ConnectionReset
+            | ErrorKind::ConnectionAborted
+            | ErrorKind::BrokenPipe
+    )
 }
 
 async fn receive(mut link: Link<TlsStream<TcpStream>>, hello: Hello, visit: u64, door: mpsc::Sender<Door>) {
