@@ -111,8 +111,8 @@ pub struct World {
     pub next_cell: u64,
     pub check_every: u64,
     pub inputs: u64,
-    /// How long the core took for the last input, in nanoseconds.
-    pub took: u64,
+    /// How long the core took for each input, in nanoseconds; none: nobody wants to know.
+    pub took: Option<Vec<u64>>,
     /// Pilots that were asked for.
     pub asked: Vec<u64>,
     out: Vec<Output>,
@@ -145,7 +145,7 @@ impl World {
             next_cell: 0,
             check_every: 1,
             inputs: 0,
-            took: 0,
+            took: None,
             asked: Vec::new(),
             out: Vec::new(),
         };
@@ -159,7 +159,9 @@ impl World {
         out.clear();
         let start = std::time::Instant::now();
         self.core.handle(input, self.now, &mut out);
-        self.took = start.elapsed().as_nanos() as u64;
+        if let Some(took) = &mut self.took {
+            took.push(start.elapsed().as_nanos() as u64);
+        }
         self.inputs += 1;
         for o in &out {
             self.carry_out(o);
@@ -982,10 +984,25 @@ pub struct Full {
 }
 
 impl Full {
+    /// With a fixed number of pilots, and kernels that stay where they are.
     pub fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// As a pool is shipped: pilots follow demand, kernels are packed, and move.
+    pub fn shipped() -> Self {
+        Self::with(|pool| {
+            pool.scale = Some(hop_core::config::Scale::default());
+            pool.migrate = Some(hop_core::config::Migrate::default());
+            pool.pack = true;
+        })
+    }
+
+    fn with(more: impl FnOnce(&mut PoolConfig)) -> Self {
         let mut pool = PoolConfig::fixed("main", 0, 8, 64);
         pool.max_pilots = 2000;
         pool.linger = hop_core::config::Linger::fixed(Span::from_secs(2));
+        more(&mut pool);
         let mut world = World::new(11, Config::default(), pool);
         world.check_every = 0;
         for n in 0..1000 {
@@ -1011,63 +1028,66 @@ impl Full {
         full
     }
 
-    fn submit(&mut self) -> u64 {
+    fn submit(&mut self) {
         let i = self.world.rng.below(self.idle.len() as u64) as usize;
         let kernel = self.idle.swap_remove(i);
         self.world.submit(&kernel, Need::gpus(1));
-        self.world.took
     }
 
-    fn settle(&mut self) -> Vec<u64> {
-        let mut took = Vec::new();
-        loop {
-            if self.world.left().is_some() {
-                took.push(self.world.took);
-                continue;
-            }
-            let next = self.world.agents.iter().find_map(|(j, a)| {
-                let ending = a.ending.keys().next().map(|l| (*j, *l, true));
-                ending.or_else(|| a.starting.keys().next().map(|l| (*j, *l, false)))
-            });
-            match next {
-                Some((job, lease, true)) => self.world.confirm_end(job, lease, true),
-                Some((job, lease, false)) => self.world.confirm(job, lease),
-                None => return took,
-            };
-            took.push(self.world.took);
+    fn settle(&mut self) {
+        while self.world.left().is_some() || self.world.move_replica() || self.answer() {}
+    }
+
+    /// An agent does what was ordered, or Slurm has no room for a pilot.
+    fn answer(&mut self) -> bool {
+        if let Some(ticket) = self.world.asked.pop() {
+            let reason = "no room".into();
+            self.world.tell(Input::PilotFailed { ticket, reason });
+            return true;
         }
+        let next = self.world.agents.iter().find_map(|(j, a)| {
+            let ending = a.ending.keys().next().map(|l| (*j, *l, true));
+            ending.or_else(|| a.starting.keys().next().map(|l| (*j, *l, false)))
+        });
+        match next {
+            Some((job, lease, true)) => self.world.confirm_end(job, lease, true),
+            Some((job, lease, false)) => self.world.confirm(job, lease),
+            None => return false,
+        };
+        true
     }
 
     /// So many inputs more; how long each took, in nanoseconds.
     pub fn run(&mut self, inputs: u64) -> Vec<u64> {
-        let mut took = Vec::new();
-        while (took.len() as u64) < inputs {
+        let enough = self.world.inputs + inputs;
+        self.world.took = Some(Vec::new());
+        let mut rounds = 0;
+        while self.world.inputs < enough {
             self.world.now = self.world.now + Span::from_millis(5);
             let i = self.world.rng.below(self.world.running.len() as u64) as usize;
             let (kernel, cell) = self.world.running.keys().nth(i).cloned().expect("many run");
             self.world.end_cell(&kernel, &cell);
-            took.push(self.world.took);
             self.idle.push(kernel);
-            took.extend(self.settle());
-            took.push(self.submit());
-            took.extend(self.settle());
-            if took.len() % 500 < 4 {
-                let n = self.world.rng.below(1000);
-                let job = JobId(101 + n as u32);
-                self.world.tell(Input::SlotBlocked {
-                    pilot: job,
-                    index: GpuIndex(7),
-                    reason: "test".into(),
-                    lost: false,
-                });
-                took.push(self.world.took);
-                self.world.tell(Input::SlotUnblocked {
-                    pilot: job,
-                    index: GpuIndex(7),
-                });
-                took.push(self.world.took);
+            self.settle();
+            self.submit();
+            self.settle();
+            rounds += 1;
+            if rounds % 100 == 0 {
+                self.block_a_slot();
             }
         }
-        took
+        self.world.took.take().expect("it was set above")
+    }
+
+    fn block_a_slot(&mut self) {
+        let pilot = JobId(101 + self.world.rng.below(1000) as u32);
+        let index = GpuIndex(7);
+        self.world.tell(Input::SlotBlocked {
+            pilot,
+            index,
+            reason: "test".into(),
+            lost: false,
+        });
+        self.world.tell(Input::SlotUnblocked { pilot, index });
     }
 }
