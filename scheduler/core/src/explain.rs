@@ -467,7 +467,7 @@ impl Core {
         let boots = booting.map(|t| self.up_in(t));
         let mut best = [boots, self.move_left(c.kernel)].into_iter().flatten().min();
         for r in k.able() {
-            let there = self.wait_behind(ahead(r.node), r.node, k.pool, &c.need, c.cpus);
+            let there = self.wait_behind(ahead(r.node), c.rank, r.node, k.pool, &c.need, c.cpus);
             best = [best, there].into_iter().flatten().min();
         }
         best
@@ -483,19 +483,20 @@ impl Core {
         need: &Need,
         cpus: u16,
     ) -> Option<Span> {
-        self.wait_behind(self.ahead_on(node, place), node, pool, need, cpus)
+        self.wait_behind(self.ahead_on(node, place), place.0, node, pool, need, cpus)
     }
 
     fn wait_behind(
         &self,
         ahead: u64,
+        rank: Rank,
         node: Idx<Node>,
         pool: Idx<Pool>,
         need: &Need,
         cpus: u16,
     ) -> Option<Span> {
-        let node = &self.supply.nodes[node];
-        let up = node.pilots.iter().map(|&p| &self.supply.pilots[p]);
+        let pilots = self.supply.nodes[node].pilots.iter();
+        let up = pilots.map(|&p| &self.supply.pilots[p]);
         let up = up.filter(|p| p.state == PilotState::Up && p.pool == pool);
         let spans = up.filter_map(|pilot| {
             let free = self.free_for(pilot, need, cpus)?;
@@ -503,7 +504,21 @@ impl Core {
             let lanes = u64::from((pilot.gpus() / need.gpus.max(1)).max(1));
             Some(Span(free.0 + self.typical_run(pool).0 * (ahead / lanes)))
         });
-        spans.min()
+        let free = spans.min()?;
+        match self.held_before(node, rank, need) {
+            // GPUs that lie free there are not for this cell.
+            Some(holder) => {
+                let first = self.node_free_in(node, &holder.need)?;
+                Some(free.max(first + self.typical_run(pool)))
+            }
+            None => Some(free),
+        }
+    }
+
+    /// The due cell of better rank that the node is held for, if that delays a cell of this need.
+    fn held_before(&self, node: Idx<Node>, rank: Rank, need: &Need) -> Option<&Cell> {
+        let holder = &self.work.cells[self.supply.nodes[node].held_for?];
+        (need.gpus > 0 && holder.rank < rank).then_some(holder)
     }
 
     fn typical_run(&self, pool: Idx<Pool>) -> Span {

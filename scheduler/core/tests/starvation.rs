@@ -251,6 +251,38 @@ fn a_hold_on_the_wrong_node_widens_to_the_right_one() {
     }
 }
 
+/// A GPU lies free on its node, but the node is held for another: it isn't expected to start there, and goes where it can.
+#[test]
+fn who_sits_on_a_held_node_goes_elsewhere() {
+    let config = Config {
+        due_after: Span::from_secs(60),
+        fair_share: false,
+        ..Config::default()
+    };
+    let mut w = two_nodes(config);
+    let [month, a, b] =
+        [("month", "n0"), ("a", "n1"), ("b", "n1")].map(|(name, at)| w.kernel(name, name, &[at], 1));
+    let [_, first, _] = [&month, &a, &b].map(|k| w.submit(k, Need::gpus(1)).0);
+    w.settle();
+    w.pass(Span::from_secs(3600));
+    let whole = w.kernel("whole", "whole", &["n0"], 2);
+    w.submit(&whole, Need::gpus(2));
+    w.pass(Span::from_secs(61));
+    let sits = w.kernel("sits", "sits", &["n0"], 1);
+    w.submit(&sits, Need::gpus(1));
+    w.settle();
+    let waits = |w: &World, k: &KernelId| w.waiting.iter().any(|(kernel, _)| kernel == k);
+    assert!(waits(&w, &sits), "a due cell holds the node");
+    let told = w.core.waiting_where(|u| u.as_str() == "sits")[0].estimate;
+    assert!(told.is_none_or(|t| t > Span::from_secs(60)), "{told:?}");
+    w.end_cell(&a, &first);
+    w.settle();
+    while w.move_replica() {
+        w.settle();
+    }
+    assert!(!waits(&w, &sits) && waits(&w, &whole), "{:?}", w.core.waiting());
+}
+
 /// Quick cells of those who have had less service go first, but no more than so many of them.
 #[test]
 fn a_cell_that_is_overtaken_often_is_due_before_its_time() {
