@@ -258,7 +258,7 @@ impl Core {
         self.check_holds()?;
         for (i, c) in self.work.cells.iter() {
             hold!(
-                !self.could_start(i),
+                !self.could_start(i) || self.would_backfill(i),
                 "cell {} of kernel {} waits and could start",
                 c.id,
                 self.work.kernels[c.kernel].id
@@ -314,26 +314,27 @@ impl Core {
                 let held = self.supply.nodes[n].held_for == Some(i) && c.due;
                 hold!(held, "cell {} thinks that a node is held for it", c.id);
             }
-            for (arena, due_at) in &c.arenas {
+            for arena in &c.arenas {
                 let class = self
                     .work
                     .arenas
                     .get(arena)
                     .and_then(|a| a.classes.get(&c.need.gpus));
-                let counted = class.is_some_and(|s| s.due_at.contains(&(*due_at, i)) || s.passed >= *due_at);
+                let waiter = class.and_then(|s| s.waiting.get(&(c.submitted, c.seq)));
+                let counted = waiter.is_some_and(|w| w.cell == i);
                 hold!(counted, "cell {} competes where nobody knows of it", c.id);
             }
         }
-        let waiting: u64 = self
+        let waiting: usize = self
             .work
             .arenas
             .values()
             .flat_map(|a| a.classes.values())
-            .map(|c| c.waiting)
+            .map(|c| c.waiting.len())
             .sum();
         let entered: usize = self.work.cells.iter().map(|(_, c)| c.arenas.len()).sum();
         hold!(
-            waiting == entered as u64,
+            waiting == entered,
             "{entered} cells compete, {waiting} are counted"
         );
         Ok(())

@@ -292,7 +292,7 @@ impl Core {
             offers: None,
             lanes: Lanes::default(),
             tally: Tally::default(),
-            holder: None,
+            holders: Vec::new(),
         });
         self.supply.pool_by_name.insert(name.clone(), i);
         i

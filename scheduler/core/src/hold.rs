@@ -1,16 +1,19 @@
 //! Nodes held for due cells: what makes starvation impossible.
 //!
-//! The first due cell that may run anywhere in its pool holds a node: nothing may start there that would delay it.
-//! Cells that run on that node may never end, so the hold doubles in time: one node, two, four, until it covers every
-//! node. From then on the cell starts as soon as the cells of any one node end. A due cell whose kernel can't move,
-//! or has something parked on its node, holds its own nodes. `docs/policy.md` argues that every cell is served.
+//! Of the due cells that may run anywhere in their pool, the first of each size holds a node: nothing may start there
+//! that would delay it. Cells that run on that node may never end, so the hold doubles in time: one node, two, four,
+//! until it covers every node. From then on the cell starts as soon as the cells of any one node end. Each later cell
+//! of its size that starts widens the hold, too, so that few do. A due cell whose kernel can't move, or has something
+//! parked on its node, holds its own nodes. `docs/policy.md` argues that every cell is served.
 //!
 //! On a held node a cell may still start if its kernel's own past says that it ends in time (backfill). This holds
-//! only while the hold is young: estimates may be wrong, so they are not trusted for ever.
+//! only while the hold is young, and few of the size have overtaken: estimates may be wrong, so they are not trusted
+//! for ever.
 
 use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
+use crate::queue::ONE;
 use crate::state::{Band, Cell, Hold, LeaseState, Node, Pilot, PilotState, Pool, Timer};
 use hop_words::need::Need;
 use hop_words::time::Span;
@@ -21,6 +24,10 @@ const BACKFILL_FOR: Span = Span::from_secs(3600);
 /// Runs of a kernel from which its past is believed, and the quantile of runs that must end in time.
 const BACKFILL_PAST: u32 = 8;
 const BACKFILL_QUANTILE: f64 = 0.9;
+/// Later cells of a due cell's size that may start before none of this size may backfill any more.
+const BACKFILL_OVERTAKEN: u64 = 4;
+/// How often a hold doubles for each later cell of the due cell's size that starts.
+const DOUBLINGS: u64 = 2;
 
 impl Core {
     /// Whether the pilot's node is held for a due cell that this cell would delay.
@@ -43,7 +50,7 @@ impl Core {
     /// Whether the cell should end, by its kernel's past, before the holder could start there.
     fn is_over_in_time(&self, c: &Cell, holder: &Cell, node: Idx<Node>) -> bool {
         let age = holder.hold.as_ref().map(|h| self.now.since(h.since));
-        if age.is_none_or(|age| age > BACKFILL_FOR) {
+        if age.is_none_or(|age| age > BACKFILL_FOR) || self.has_overtaken_enough(c) {
             return false;
         }
         let runs = &self.work.kernels[c.kernel].runs;
@@ -53,6 +60,23 @@ impl Core {
         let takes = runs.remaining(runs, 0.0, Span::ZERO, BACKFILL_QUANTILE);
         let starts = self.node_free_in(node, &holder.need);
         takes.zip(starts).is_some_and(|(takes, starts)| takes < starts)
+    }
+
+    /// Whether a due cell of this one's size has been overtaken so often that no later one may backfill.
+    fn has_overtaken_enough(&self, c: &Cell) -> bool {
+        let holders = &self.supply.pools[self.work.kernels[c.kernel].pool].holders;
+        let holders = holders.iter().map(|&h| &self.work.cells[h]);
+        let mut of_size = holders.filter(|h| h.need.gpus == c.need.gpus && h.rank < c.rank);
+        of_size.any(|h| self.overtaken_since_due(h) >= BACKFILL_OVERTAKEN)
+    }
+
+    /// Whether the cell could start only where a due cell's node may be backfilled. Forecasts change without an event:
+    /// it is tried when something next changes there.
+    pub(crate) fn would_backfill(&self, cell: Idx<Cell>) -> bool {
+        let rank = self.work.cells[cell].rank;
+        let holder = |pilot: Idx<Pilot>| self.supply.nodes[self.supply.pilots[pilot].node].held_for;
+        let spot = self.spot(cell).and_then(|s| holder(s.pilot));
+        spot.is_some_and(|h| h != cell && self.work.cells[h].rank < rank)
     }
 
     /// Expected time until `need.gpus` GPUs are free on the node if nothing else starts there. `None` means that the
@@ -82,16 +106,16 @@ impl Core {
 
     // --- who holds what ---
 
-    /// The pool's due cells have changed: what is held for them follows.
+    /// The pool's due cells have changed, or were overtaken: what is held for them follows.
     pub(crate) fn hold_for_due(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
         let queue = self.supply.pools[pool].queue.iter();
         let due = queue.take_while(|(rank, _)| rank.band == Band::Due);
         let due: Vec<Idx<Cell>> = due.map(|&(_, c)| c).filter(|&c| self.may_hold(c)).collect();
         let roams = |c: &Idx<Cell>| self.may_roam(self.work.cells[*c].kernel);
-        let holder = due.iter().copied().find(roams);
-        let bound: Vec<Idx<Cell>> = due.iter().copied().filter(|c| !roams(c)).collect();
-        let before = std::mem::replace(&mut self.supply.pools[pool].holder, holder);
-        if let Some(old) = before.filter(|_| before != holder) {
+        let (roaming, bound): (Vec<_>, Vec<_>) = due.into_iter().partition(roams);
+        let holders = self.first_of_each_size(roaming);
+        let before = std::mem::replace(&mut self.supply.pools[pool].holders, holders.clone());
+        for old in before.into_iter().filter(|c| !holders.contains(c)) {
             self.release_hold(old);
         }
         for cell in bound {
@@ -99,10 +123,17 @@ impl Core {
             let nodes = self.work.kernels[kernel].able().map(|r| r.node).collect();
             self.hold(cell, nodes, out);
         }
-        if let Some(cell) = holder {
+        for cell in holders {
             let nodes = self.nodes_to_hold(cell);
             self.hold(cell, nodes, out);
         }
+    }
+
+    /// Of these cells, in the queue's order, the first of each number of GPUs.
+    fn first_of_each_size(&self, cells: Vec<Idx<Cell>>) -> Vec<Idx<Cell>> {
+        let mut sizes = BTreeSet::new();
+        let first = |c: &Idx<Cell>| sizes.insert(self.work.cells[*c].need.gpus);
+        cells.into_iter().filter(first).collect()
     }
 
     /// A due cell over a limit, or whose kernel has no process, would hold in vain.
@@ -112,19 +143,23 @@ impl Core {
         c.limited.is_none() && !k.replicas.is_empty() && self.over_limit(c).is_none()
     }
 
-    /// Nodes that the pool's first due cell should hold now, more as it waits longer.
+    /// Nodes that a due cell should hold now: more as it waits longer, and as later cells of its size start.
     fn nodes_to_hold(&self, cell: Idx<Cell>) -> BTreeSet<Idx<Node>> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let held = c.hold.as_ref();
         let mut nodes = held.map_or_else(BTreeSet::new, |h| h.nodes.clone());
         let age = held.map_or(Span::ZERO, |h| self.now.since(h.since));
-        let doublings = age.0 / self.config.widen_every.0.max(1);
+        let doublings = age.0 / self.config.widen_every.0.max(1) + DOUBLINGS * self.overtaken_since_due(c);
         let most = 1usize << doublings.min(31);
         if nodes.len() >= most {
             return nodes;
         }
-        let fits = |n: &Idx<Node>| !nodes.contains(n) && self.may_sit(*n, &c.need, &[]);
+        let is_free = |n: Idx<Node>| {
+            let other = self.supply.nodes[n].held_for.filter(|&o| o != cell);
+            other.is_none_or(|o| self.work.cells[o].rank > c.rank)
+        };
+        let fits = |n: &Idx<Node>| !nodes.contains(n) && is_free(*n) && self.may_sit(*n, &c.need, &[]);
         let all = self.supply.pools[k.pool].nodes.iter().copied().filter(fits);
         let mut all: Vec<(Span, bool, Idx<Node>)> = all
             .filter_map(|n| Some((self.node_free_in(n, &c.need)?, k.home != Some(n), n)))
@@ -133,6 +168,15 @@ impl Core {
         let missing = most - nodes.len();
         nodes.extend(all.into_iter().take(missing).map(|(.., n)| n));
         nodes
+    }
+
+    /// How many later cells of its size have started since the cell is due.
+    fn overtaken_since_due(&self, c: &Cell) -> u64 {
+        let since = c.arenas.iter().filter_map(|arena| {
+            let class = self.work.arenas.get(arena)?.classes.get(&c.need.gpus)?;
+            Some(class.overtaken_since_due((c.submitted, c.seq)))
+        });
+        since.max().unwrap_or(0) / ONE
     }
 
     /// Holds these nodes for the cell. Nodes held for a cell of better rank stay with that cell.
@@ -156,12 +200,12 @@ impl Core {
             }
         }
         let c = &self.work.cells[cell];
-        let (seq, widens) = (
-            c.seq,
-            self.supply.pools[self.work.kernels[c.kernel].pool].holder == Some(cell),
-        );
-        if widens {
-            self.at(now + self.config.widen_every, Timer::Widen(cell, seq));
+        let pool = &self.supply.pools[self.work.kernels[c.kernel].pool];
+        let seq = c.seq;
+        if let Some(hold) = c.hold.as_ref().filter(|_| pool.holders.contains(&cell)) {
+            let every = self.config.widen_every.0.max(1);
+            let next = (now.since(hold.since).0 / every + 1).saturating_mul(every);
+            self.at(hold.since + Span(next), Timer::Widen(cell, seq));
         }
     }
 
@@ -204,9 +248,7 @@ impl Core {
             self.lose_hold(cell, node);
         }
         self.work.cells[cell].hold = None;
-        if self.supply.pools[pool].holder == Some(cell) {
-            self.supply.pools[pool].holder = None;
-        }
+        self.supply.pools[pool].holders.retain(|&h| h != cell);
         if due {
             self.work.unheld.insert(pool);
         }

@@ -8,13 +8,13 @@
 use crate::core::Core;
 use crate::index::Idx;
 use crate::state::{
-    Account, Arena, Band, Cell, Kernel, Node, Overtaking, Pool, Rank, Shape, SizeClass, Timer, User,
+    Account, Arena, Band, Cell, Kernel, Node, Overtaking, Pool, Rank, Shape, SizeClass, Timer, User, Waiter,
 };
 use hop_words::need::Class;
 use hop_words::time::{Span, Timestamp};
 
 /// Thousandths of a cell.
-const ONE: u64 = 1000;
+pub(crate) const ONE: u64 = 1000;
 
 /// Part of the user's and of the account's service that counts beside the kernel's own: a new kernel for every cell
 /// doesn't get a user ahead of all others.
@@ -42,27 +42,39 @@ fn weight(started: u16, waiting: u16) -> u64 {
 }
 
 impl Overtaking {
-    /// Adds a waiting cell that needs `gpus`. Returns the count at which the cell is due, `most` later cells from
-    /// now.
-    pub(crate) fn enter(&mut self, cell: Idx<Cell>, gpus: u16, most: u32) -> u64 {
+    /// Adds a waiting cell that needs `gpus`, of this place by submission. It is due `most` later cells from now; with
+    /// `None` never by their number.
+    pub(crate) fn enter(&mut self, cell: Idx<Cell>, gpus: u16, place: (Timestamp, u64), most: Option<u32>) {
         // Cells that already wait rightly start before this one.
-        let ahead = self.classes.iter().map(|(&g, c)| c.waiting * weight(g, gpus));
-        let ahead: u64 = ahead.sum();
+        let others = self.classes.iter().filter(|(g, _)| **g != gpus);
+        let others: u64 = others
+            .map(|(&g, c)| c.waiting.len() as u64 * weight(g, gpus))
+            .sum();
         let class = self.classes.entry(gpus).or_default();
-        let due_at = class.passed + ahead + u64::from(most) * ONE;
-        class.waiting += 1;
-        class.due_at.insert((due_at, cell));
-        due_at
+        let newest = class
+            .waiting
+            .last_key_value()
+            .is_none_or(|(&last, _)| last < place);
+        let ahead = match newest {
+            true => class.waiting.len(),
+            false => class.waiting.range(..place).count(),
+        };
+        let waiter = Waiter {
+            cell,
+            ahead: ahead as u64,
+            due_at: most.map(|most| class.passed + others + u64::from(most) * ONE),
+            due: false,
+        };
+        class.waiting.insert(place, waiter);
     }
 
     /// The cell waits no longer.
-    pub(crate) fn leave(&mut self, cell: Idx<Cell>, gpus: u16, due_at: u64) {
+    pub(crate) fn leave(&mut self, gpus: u16, place: (Timestamp, u64)) {
         let Some(class) = self.classes.get_mut(&gpus) else {
             return;
         };
-        class.waiting -= 1;
-        class.due_at.remove(&(due_at, cell));
-        if class.waiting == 0 {
+        class.waiting.remove(&place);
+        if class.waiting.is_empty() {
             self.classes.remove(&gpus);
         }
     }
@@ -79,14 +91,36 @@ impl Overtaking {
 }
 
 impl SizeClass {
+    /// Cells that are due by now and were not. Whoever came earlier has been overtaken at least as often: the first
+    /// that isn't due ends the search.
     fn pop_due(&mut self) -> Vec<Idx<Cell>> {
-        let passed = self.passed;
-        let due = self.due_at.iter().take_while(|(at, _)| *at <= passed);
-        let due: Vec<_> = due.copied().collect();
-        for entry in &due {
-            self.due_at.remove(entry);
+        let mut due = Vec::new();
+        for (before, waiter) in self.waiting.values_mut().enumerate() {
+            if waiter.due || waiter.due_at.is_none() {
+                continue;
+            }
+            if waiter.overtaken_since_due(self.passed, before as u64).is_none() {
+                break;
+            }
+            waiter.due = true;
+            due.push(waiter.cell);
         }
-        due.into_iter().map(|(_, cell)| cell).collect()
+        due
+    }
+
+    /// How many later cells have started since the cell was due by their number, in thousandths.
+    pub(crate) fn overtaken_since_due(&self, place: (Timestamp, u64)) -> u64 {
+        let waiter = self.waiting.get(&place);
+        let before = self.waiting.range(..place).count();
+        let since = waiter.and_then(|w| w.overtaken_since_due(self.passed, before as u64));
+        since.unwrap_or(0)
+    }
+}
+
+impl Waiter {
+    /// The same; `before` cells of its size that came earlier wait still. None: it isn't due yet.
+    fn overtaken_since_due(&self, passed: u64, before: u64) -> Option<u64> {
+        (passed + before * ONE).checked_sub(self.due_at? + self.ahead * ONE)
     }
 }
 
@@ -232,20 +266,23 @@ impl Core {
         };
         // Cells with less slack rightly go before a cell with a deadline: only its age makes it due.
         let most = match c.class {
-            Class::Deadline => u32::MAX,
-            Class::Interactive | Class::Batch => self.config.due_overtaken,
+            Class::Deadline => None,
+            Class::Interactive | Class::Batch => Some(self.config.due_overtaken),
         };
+        let place = (c.submitted, c.seq);
         for arena in arenas {
-            let due_at = self.work.arenas.entry(arena).or_default().enter(cell, gpus, most);
-            self.work.cells[cell].arenas.push((arena, due_at));
+            let overtaking = self.work.arenas.entry(arena).or_default();
+            overtaking.enter(cell, gpus, place, most);
+            self.work.cells[cell].arenas.push(arena);
         }
     }
 
     pub(crate) fn leave_arenas(&mut self, cell: Idx<Cell>) {
-        let gpus = self.work.cells[cell].need.gpus;
-        for (arena, due_at) in std::mem::take(&mut self.work.cells[cell].arenas) {
+        let c = &mut self.work.cells[cell];
+        let (gpus, place) = (c.need.gpus, (c.submitted, c.seq));
+        for arena in std::mem::take(&mut c.arenas) {
             if let Some(overtaking) = self.work.arenas.get_mut(&arena) {
-                overtaking.leave(cell, gpus, due_at);
+                overtaking.leave(gpus, place);
                 if overtaking.classes.is_empty() {
                     self.work.arenas.remove(&arena);
                 }
@@ -263,6 +300,10 @@ impl Core {
         }
         for cell in due {
             self.is_due(cell);
+        }
+        // What is held widens with each cell that overtakes.
+        if !self.supply.pools[pool].holders.is_empty() {
+            self.work.unheld.insert(pool);
         }
     }
 

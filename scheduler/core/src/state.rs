@@ -182,11 +182,21 @@ pub(crate) struct Overtaking {
 /// The waiting cells of so many GPUs in an arena.
 #[derive(Debug, Default)]
 pub(crate) struct SizeClass {
-    pub waiting: u64,
+    /// In the order of their submission.
+    pub waiting: BTreeMap<(Timestamp, u64), Waiter>,
     /// Starts in the arena since the class exists.
     pub passed: u64,
-    /// Cells that aren't due, by the count of starts at which they will be.
-    pub due_at: BTreeSet<(u64, Idx<Cell>)>,
+}
+
+/// A waiting cell among those of its size.
+#[derive(Debug)]
+pub(crate) struct Waiter {
+    pub cell: Idx<Cell>,
+    /// Cells of its size that waited before it when it came: their starts don't count.
+    pub ahead: u64,
+    /// Starts at which it is due, apart from those of the cells ahead; None: it is due by age alone.
+    pub due_at: Option<u64>,
+    pub due: bool,
 }
 
 #[derive(Debug)]
@@ -228,8 +238,8 @@ pub(crate) struct Pool {
     pub offers: Option<PoolOffers>,
     pub lanes: Lanes,
     pub tally: Tally,
-    /// The due cell that may run anywhere in the pool, and has nodes held for it.
-    pub holder: Option<Idx<Cell>>,
+    /// Of the due cells that may run anywhere in the pool, the first of each size: nodes are held for them.
+    pub holders: Vec<Idx<Cell>>,
 }
 
 /// Pilots and nodes of one pool by their free GPUs: a place is found without a look at each.
@@ -541,8 +551,8 @@ pub(crate) struct Cell {
     pub due: bool,
     /// Nodes on which nothing may start that would delay this cell; for due cells alone.
     pub hold: Option<Hold>,
-    /// Arenas in which the cell competes, and the count at which it is due in each.
-    pub arenas: Vec<(Arena, u64)>,
+    /// Arenas in which the cell competes.
+    pub arenas: Vec<Arena>,
     /// Last report: position, and the kind of the reason.
     pub told: Option<(u32, std::mem::Discriminant<crate::reason::Reason>)>,
     /// The limit that holds it up.
