@@ -110,6 +110,9 @@ class Person:
         self.kept: dict[int, int] = {}
         self.maybe: set[int] = set()
         self.last = 0
+        self.ready = threading.Event()
+        #: The count of the first cell, which all others need.
+        self.setup: int | None = None
 
     def fault(self, what: str) -> None:
         self.chaos.fault(f"{self.user}/{self.number}: {what}")
@@ -117,7 +120,11 @@ class Person:
     def begin(self) -> None:
         self.notes.unlink(missing_ok=True)
         self.book.start(env=THREE)
-        self.execute(SETUP.format(notes=str(self.notes)))
+        self.set_up()
+
+    def set_up(self) -> None:
+        got = self.execute(SETUP.format(notes=str(self.notes)))
+        self.setup = int(got["reply"]["execution_count"]) if got and got["status"] == "ok" else None
 
     def live(self) -> None:
         try:
@@ -125,6 +132,8 @@ class Person:
         except Exception as error:
             self.fault(f"the notebook's driver failed: {error}")
             return
+        finally:
+            self.ready.set()
         self.work()
 
     def work(self) -> None:
@@ -137,6 +146,10 @@ class Person:
             self.fault(f"the notebook's driver failed: {error}")
 
     def step(self) -> None:
+        if self.setup is None:
+            # Its loss was told, as that of all since: a person would run it again.
+            self.set_up()
+            return
         what = self.rng.choices(list(self.kinds), list(self.kinds.values()))[0]
         if what == "look":
             self.look()
@@ -166,6 +179,8 @@ class Person:
             self.kept[int(got["reply"]["execution_count"])] = n
         elif got["reply"]["ename"] == "CellLost":
             self.chaos.tally.cell_lost += 1
+        elif self.setup is None:
+            self.chaos.say(f"{self.user}/{self.number}: cell {n} ran without the first cell, whose loss it told")
         else:
             self.fault(f"cell {n} ({what}) ended with {got['reply'].get('ename')}: {got['reply'].get('evalue')}")
             self.maybe.add(n)
@@ -190,6 +205,8 @@ class Person:
             for count in re.findall(r"\[(\d+)\]", names):
                 if self.kept.pop(int(count), None) is not None:
                     self.chaos.tally.told += 1
+                if int(count) == self.setup:
+                    self.setup = None
 
     def look(self) -> None:
         got = self.execute("print(seen)")
@@ -197,7 +214,7 @@ class Person:
             return
         if got["status"] != "ok":
             reply = got["reply"]
-            if reply["ename"] != "CellLost":
+            if reply["ename"] != "CellLost" and self.setup is not None:
                 self.fault(f"the namespace can't be read: {reply}")
             return
         there = json.loads(stream(got, "stdout"))
@@ -216,7 +233,7 @@ class Person:
         self.book.restart()
         self.chaos.tally.restarts += 1
         self.kept, self.maybe = {}, set()
-        self.execute(SETUP.format(notes=str(self.notes)))
+        self.set_up()
 
     def close(self) -> None:
         self.book.close()
@@ -252,6 +269,10 @@ class Chaos(Oracle):
         threads = [threading.Thread(target=p.live, daemon=True) for p in self.people]
         for thread in threads:
             thread.start()
+        # A kernel whose process dies before it was ever heard is told as one that doesn't start.
+        for person in self.people:
+            person.ready.wait(ANSWER)
+        self.began = time.monotonic()
         try:
             while time.monotonic() - self.began < seconds:
                 time.sleep(self.rng.uniform(2, 8))
