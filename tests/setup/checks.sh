@@ -139,16 +139,19 @@ python() {
 }
 
 python_kernel() {
-	step "Python tests: kernel" pytest_in "$dev/user/bin/python" kernel/python
+	step "Python tests: kernel" again pytest_in "$dev/user/bin/python" kernel/python
 }
 
 python_jupyter() {
 	step "Python tests: JupyterHub" pytest_installed
-	step "notebooks, killed and restored" pytest_in "$dev/user/bin/python" tests/notebooks
+	step "notebooks, killed and restored" again pytest_in "$dev/user/bin/python" tests/notebooks
 }
 
+# A test ends after two minutes; what holds up the interpreter itself, or its end, isn't a test: after a quarter of an hour
+# the whole is ended, and each thread's stack is in the log.
 pytest_in() {
-	(cd "$2" && "$1" -m pytest -q -p no:cacheprovider --timeout 120 .)
+	(cd "$2" && PYTHONFAULTHANDLER=1 timeout --foreground --signal ABRT --kill-after 30 900 \
+		"$1" -m pytest -q -o cache_dir="$cache" --timeout 120 "${@:3}" .)
 }
 
 # Jupyter finds spawner and provisioner by the entry points of an installed package: in an environment above hub's.
@@ -156,7 +159,7 @@ pytest_installed() {
 	local place status=0
 	place=$(mktemp -d) || return 1
 	tests/setup/overlay.sh "$dev/hub" "$place/venv" &&
-		HOP_BIN=$target pytest_in "$place/venv/bin/python" jupyterhub-spawner || status=1
+		HOP_BIN=$target again pytest_in "$place/venv/bin/python" jupyterhub-spawner || status=1
 	rm -rf "$place"
 	return "$status"
 }
@@ -193,7 +196,7 @@ browser_in() {
 
 # A real cluster on a busy machine: a test that failed gets a second try, and is reported as flaky then.
 playwright() {
-	(cd tests/browser && node_modules/.bin/playwright test --retries 1)
+	(cd tests/browser && timeout --foreground --signal INT --kill-after 120 1800 node_modules/.bin/playwright test --retries 1)
 }
 
 cluster() {
@@ -240,7 +243,7 @@ packaged() {
 	for variant in "${runnable[@]}"; do
 		[ "$variant" != v2 ] || [ "${runnable[0]}" = v2 ] || continue
 		OUT=$scratch/packages HOP_PACKAGES_INDEX=13 \
-			step "install.md on $variant: install, lease, upgrade, remove" twice packaging/try "$variant"
+			step "install.md on $variant: install, lease, upgrade, remove" twice ended packaging/try "$variant"
 	done
 }
 
@@ -253,7 +256,7 @@ packages_built() {
 # What was built here, with a Hub and a browser, down again at the end.
 demo() {
 	BUILT=1 STAY=0 HOP_DEMO_BASE=/srv/gresshopper-demo-16 HOP_DEMO_INDEX=16 HUB_PORT=8160 \
-		step "make demo" twice tests/demo/run
+		step "make demo" twice ended tests/demo/run
 }
 
 # What docs/conformance.md compares, with all notebooks.
@@ -347,8 +350,9 @@ for_slurm() {
 	fi
 }
 
+# Interrupted where it takes too long as a whole, for it to take its clusters down.
 pytest_e2e() {
-	"$dev/hub/bin/python" -m pytest -q -o cache_dir="$cache" --durations 12 --timeout 300 "$@" ${E2E_ARGS:+$E2E_ARGS}
+	timeout --foreground --signal INT --kill-after 120 2100 "$dev/hub/bin/python" -m pytest -q -o cache_dir="$cache" --durations 12 --timeout 300 "$@" ${E2E_ARGS:+$E2E_ARGS}
 }
 
 # A real cluster on a busy machine: what failed gets a second try, and the log says that it needed one.
@@ -358,6 +362,11 @@ again() {
 	"$@" || { echo "checks: what failed is tried a second time" >&2; "$@" --lf || status=1; }
 	rm -rf "$cache"
 	return "$status"
+}
+
+# A program that takes down what it started where it takes too long.
+ended() {
+	timeout --foreground --signal INT --kill-after 120 900 "$@"
 }
 
 # The same of what has no tests to choose from.
