@@ -147,10 +147,10 @@ python_jupyter() {
 	step "notebooks, killed and restored" again pytest_in "$dev/user/bin/python" tests/notebooks
 }
 
-# A test ends after two minutes; what holds up the interpreter itself, or its end, isn't a test: after a quarter of an hour
+# A test ends after two minutes; what holds up the interpreter itself, or its end, isn't a test: after twelve minutes
 # the whole is ended, and each thread's stack is in the log.
 pytest_in() {
-	(cd "$2" && PYTHONFAULTHANDLER=1 timeout --foreground --signal ABRT --kill-after 30 900 \
+	(cd "$2" && PYTHONFAULTHANDLER=1 timeout --foreground --signal ABRT --kill-after 30 720 \
 		"$1" -m pytest -q -o cache_dir="$cache" --timeout 120 "${@:3}" .)
 }
 
