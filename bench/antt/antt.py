@@ -3,14 +3,14 @@
 Six notebooks of one user, each of a few cells, drawn by seed, whose work goes on on two threads and is a fixed number
 of hashes. Three ways of running them, in turn, with think time between the cells and without:
 
-- leases: each notebook's kernel lives in its seat, which has one core; a cell is `%%cpu --cpus 1` and runs on that core
-  and the lease's, so one cell runs at a time and the others' kernels wait.
-- OS: plain ipykernels that may use both cores whenever they like.
+- leases: each notebook's kernel lives in a seat with a single core; a cell is `%%cpu --cpus 1` and runs on that core
+  and the lease's, so only one cell runs at a time and the kernels of the others wait.
+- OS: plain ipykernels with free use of both cores.
 - partitioned: plain ipykernels, each in a CPU cgroup with a quota of a sixth of the machine.
 
-A notebook's time is that of its cells from submission to reply, added up; its time alone is that of the same cells on
-a plain kernel with the machine to itself. ANTT is the mean of (time / time alone), STP the sum of (time alone / time)
-(Eyerman and Eeckhout, IEEE Micro 28(3), 2008). Prints a measured line per case (see hop-bench).
+A notebook's time is the sum over its cells from submission to reply; the time alone is the same sum on a plain kernel
+with the machine to itself. ANTT is the mean of (time / time alone), STP the sum of (time alone / time) (Eyerman and
+Eeckhout, IEEE Micro 28(3), 2008). Prints a measured line per case (see hop-bench).
 
 Needs cgroup v1's cpu controller for the fixed parts, and a machine of two cores with little else on it.
 """

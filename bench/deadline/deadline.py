@@ -5,8 +5,8 @@ as batch notebooks in the order of arrival. The simulator then gets their submis
 same two policies. Prints a measured line per case (see hop-bench); the peer is first come, first served.
 
 Kernels are started beforehand: a notebook's first cell, which needs no GPU, sleeps until the notebook begins. Cells
-sleep, so that this machine's cores are never short. The run time of each is known from "its last run" (papermill's
-fields in the notebook).
+sleep, to spare this machine's cores. The run time of each is known from "its last run" (papermill's fields in the
+notebook).
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def live(cluster: Cluster, books: list[dict[str, Any]], by_slack: bool, prepare:
 
 
 def simulate(done: list[dict[str, Any]], lease: tuple[float, float]) -> dict[str, list[list[float]]]:
-    """Ends in the simulator, by policy, one list per seed of its noise."""
+    """Ends in the simulator, by policy, a list per seed of the noise."""
     jobs = json.dumps({"gpus": GPUS, "lease": lease, "notebooks": done})
     argv = ["cargo", "run", "-q", "--release", "-p", "hop-sim", "--example", "live_deadlines"]
     program = os.environ.get("LIVE_DEADLINES")

@@ -1,18 +1,18 @@
-"""bench `durable`: a saved kernel beside an unsaved one, and how long its user waits after a loss.
+"""bench `durable`: a saved kernel beside an unsaved kernel, and the user's wait after a loss.
 
     durable.py --ours KERNELSPEC [--plain KERNELSPEC] [--cluster BASE]
 
 Without a cluster, on this host (`--local`), with plain ipykernel by turns:
 
-- `one_plus_one_p50|p99`: a cell, from its request to its reply; each cell is saved after its reply.
+- `one_plus_one_p50|p99`: a cell, from request to reply; each cell is saved after its reply.
 - `failover_process_p50|p95`: from SIGKILL of ipykernel to the reply of the next cell, which reads a variable; beside it the
   start of a plain ipykernel to its first reply. `failover_replica_*`: the same for the supervisor.
 
 With a cluster:
 
 - `migrate_idle_p50|p95`: from the order (`hop migrate`) to its end; the kernel is idle.
-- `blackout_p50|p95`: the longest that a cell waited of those that were sent one after the other during such a move.
-- `wake_p50|p95`: from a cell's request to a kernel that hibernates to its reply; its seat is still there.
+- `blackout_p50|p95`: the longest wait of a cell among cells sent one after the other during such a move.
+- `wake_p50|p95`: from a cell's request to a hibernating kernel to the reply; the seat is still there.
 - `drain_s`: from the order to drain a node with `--kernels` kernels until all are elsewhere.
 - `failover_node_p50|p95`: from the loss of everything on the node to the reply of the next cell, which another node gives.
 
@@ -100,8 +100,7 @@ def round_trips(ours: str, plain: str, n: int) -> None:
             times.append(timed(kernel, "1 + 1"))
             # A person's pace: the capture after the reply doesn't meet the next cell.
             time.sleep(0.02)
-    for share, name in ((0.5, "p50"), (0.99, "p99")):
-        say(f"one_plus_one_{name}", "ms", share, took[0], ("plain ipykernel", took[1]))
+    spread("one_plus_one", took[0], "ms", 99, ("plain ipykernel", took[1]))
     for kernel in kernels:
         kernel.close()
 
@@ -133,8 +132,7 @@ def failovers(ours: str, plain: str, n: int) -> None:
                 kernel.reply("assert len(x) == 1000")
                 took.append(time.perf_counter() - begin)
             kernel.close()
-        for share, name in ((0.5, "p50"), (0.95, "p95")):
-            say(f"failover_{what}_{name}", "s", share, took, ("start of plain ipykernel", begun))
+        spread(f"failover_{what}", took, peer=("start of plain ipykernel", begun))
 
 
 def on_a_cluster(base: str, n: int, kernels: int) -> None:
@@ -147,20 +145,23 @@ def on_a_cluster(base: str, n: int, kernels: int) -> None:
         cluster.up()
         with notebook(cluster, "alice", env={"JPY_SESSION_NAME": "bench.ipynb"}) as book:
             book.execute("x = 41")
-            both("migrate_idle", [migration(cluster) for _ in range(n)])
-            both("blackout", [blackout(cluster, book) for _ in range(n)])
-            both("wake", [wake(cluster, book) for _ in range(n)])
+            spread("migrate_idle", [migration(cluster) for _ in range(n)])
+            spread("blackout", [blackout(cluster, book) for _ in range(n)])
+            spread("wake", [wake(cluster, book) for _ in range(n)])
         say("drain_s", "s", 0.5, [drain(cluster, kernels)])
         with notebook(cluster, "alice") as book:
             book.execute("x = 41")
-            both("failover_node", [node_failover(cluster, book) for _ in range(n)])
+            spread("failover_node", [node_failover(cluster, book) for _ in range(n)])
     finally:
         cluster.down()
 
 
-def both(case: str, took: list[float]) -> None:
-    for share, name in ((0.5, "p50"), (0.95, "p95")):
-        say(f"{case}_{name}", "s", share, took)
+def spread(
+    case: str, took: list[float], unit: str = "s", high: int = 95, peer: tuple[str, list[float]] | None = None
+) -> None:
+    """Says the median and a high percentile, each beside the same one of the peer."""
+    for percent in (50, high):
+        say(f"{case}_p{percent}", unit, percent / 100, took, peer)
 
 
 def answered(book: Any, code: str = "assert x == 41") -> float:
@@ -176,7 +177,7 @@ def rows(cluster: Any) -> list[dict[str, Any]]:
 
 
 def is_saved(cluster: Any, name: str = "bench.ipynb") -> None:
-    """Waits until hopd knows the kernel as one that can be moved."""
+    """Waits until hopd knows the kernel as movable."""
     from harness import until
 
     until("its state is saved", lambda: any(r["name"] == name and r["captured"] == "yes" for r in rows(cluster)))

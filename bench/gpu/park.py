@@ -33,7 +33,7 @@ GIB = 1 << 30
 LIMIT_S = 180.0
 
 
-#: How long a killed process may take to go: one that hangs in the driver never does.
+#: Time for a killed process to go: a process stuck in the driver never does.
 DYING_S = 10.0
 OVER = "the time of the run was over"
 
@@ -57,7 +57,7 @@ class Done(NamedTuple):
 
 
 def run(command: list[str], limit_s: float, env: dict[str, str], uid: int | None = None) -> Done:
-    """Runs a program for a limited time, even one that can't be killed."""
+    """Runs a program for a limited time, even a program beyond any kill."""
     process = subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, user=uid, group=uid
     )
@@ -298,7 +298,8 @@ def driver_alone(bench: Bench, size: int, label: str) -> dict[str, float] | None
 
 
 def copy_out(bench: Bench, size: int, label: str, copy: dict[str, float] | None) -> None:
-    """Rung (b) alone, then (b) and (c), in one process; the first park page-locks, the others find it done."""
+    """Rung (b) alone, then (b) and (c), in one process; the first park page-locks, and the others find the memory
+    locked."""
     with bench.case(f"rung b and b+c, {label}") as noted, bench.subject(*bench.holder(size)) as subject:
         before = subject.get("digest")
         moved = [(bench.agent(subject, "out")["moved"], bench.agent(subject, "in")["moved"]) for _ in range(4)]
@@ -342,7 +343,7 @@ def training(bench: Bench, cells: int = 6) -> None:
 
 
 def sentences(bench: Bench, subject: Subject, do: str) -> None:
-    """Without a lease a touch fails at once, with a sentence; with one it goes on."""
+    """Without a lease a touch fails at once, with a sentence; with a lease the code goes on."""
     before = subject.get("digest")
     bench.park(subject)
     answer = subject.ask(do)

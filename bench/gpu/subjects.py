@@ -1,7 +1,7 @@
 """The processes that `park.py` measures: each reads orders, a JSON line in, a JSON line out.
 
-`subjects.py KIND` with KIND one of the functions below. They need a bare machine with torch, and `gresshopper.gpu`
-from this tree. The fake subject needs neither torch nor a GPU.
+`subjects.py KIND` with KIND one of the functions below. The subjects need a bare machine with torch, and
+`gresshopper.gpu` from this tree. The fake subject needs neither torch nor a GPU.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def trainer() -> None:
 
 
 def hog() -> None:
-    """Another program that uses the whole device: `work` gives it back after, `keep` doesn't."""
+    """Another program with the whole device in use: `work` gives the device back afterwards, `keep` doesn't."""
     import torch
 
     agent.install(agent.NoLease("none"), serve=False)

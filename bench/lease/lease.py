@@ -1,7 +1,7 @@
 """bench `lease`: from a cell's submission to its first instruction, beside a bare `srun --exact` step.
 
-Prints one measured line per case (see hop-bench). Ours and the peer's runs alternate, on one cluster, in one run.
-Both ends are times of the machine's one clock, printed by the first instruction of the cell and of the step.
+Prints one measured line per case (see hop-bench). Runs of ours and of the peer alternate, on the same cluster, in the
+same run. Both ends are times of the machine's one clock, printed by the first instruction of the cell and of the step.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""bench `plugin`: cost of the plugin for a foreign job's launch and for its end, with and without it.
+"""bench `plugin`: cost of the plugin at a foreign job's launch and end, beside the same without the plugin.
 
 Prints a measured line for each case (see hop-bench). `foreign_launch.py` and `foreign_epilog.py` of
 `slurm-plugin/spank/tests` measure; this brings up a cluster of two nodes for them.

@@ -1,7 +1,7 @@
 """A user's people at their notebooks, for bench `replay`: runs as that user and follows standard input.
 
-Reads and writes a JSON object a line. `open` starts a session's kernel and waits until it answers; `go` has every
-session submit its cells when its clock says, but never before the reply to its last one; `close` shuts all down.
+Reads and writes a JSON object a line. `open` starts a session's kernel and waits for its answer; `go` has every session
+submit its cells by the session's clock, but never before the last reply; `close` shuts all down.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from jupyter_client.manager import KernelManager
 
-# A cell that only holds its GPUs, and notes its start and end.
+# A cell with no work but its hold on the GPUs, and notes of start and end.
 CELL = "%%gpu {gpus}\nimport time\n_began = time.time()\ntime.sleep({run!r})\n_ended = time.time()"
 PATIENCE = 900.0
 

@@ -2,12 +2,12 @@
 
 For each hour, the simulator's example `live_replay` cuts the hour out of the trace. It drops sessions by seed until
 four nodes of 8 GPUs are just too few. Each remaining session then has a real kernel, opened beforehand in the order
-of names. It submits its cells at the trace's times through the real hopd, agents and lease steps of Slurm. Cells
-sleep, so that this machine's cores are never short; only the GPU's device file is a fake.
+of names. It submits its cells at the trace's times through the real hopd, agents and lease steps of Slurm. Cells sleep,
+to spare this machine's cores; only the GPU's device file is a fake.
 
-The simulator then gets the same sessions, with this run's latencies from hopd's log. They are: from a lease's order
-to its start, from the order of its end to the end, from a submission to its arrival at hopd, and from the grant to
-the cell's first instruction. Kernels have one replica, nothing migrates, and pilots stay.
+The simulator then gets the same sessions, with this run's latencies from hopd's log. The figures are: from a lease's
+order to its start, from the order of its end to the end, from a submission to its arrival at hopd, and from the grant
+to the cell's first instruction. Kernels have one replica, nothing migrates, and pilots stay.
 
 In both, GPU-hours held are from the order of a lease to its end. A delay is from the submission, by the person's
 clock, to the cell's first instruction. A cell has waited if it was delayed by more than half a second. Prints a
@@ -120,7 +120,7 @@ def live(cluster: Cluster, people: dict[str, People], sessions: list[dict[str, A
 
 
 class Log:
-    """Inputs and outputs of hopd's core, from its log and by its clock; seconds since the epoch."""
+    """Inputs and outputs of hopd's core, from hopd's log and by hopd's clock; seconds since the epoch."""
 
     def __init__(self, path: Path) -> None:
         self.ordered: dict[str, tuple[float, int]] = {}

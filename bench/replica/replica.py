@@ -4,15 +4,15 @@
 
 The group's log is on this host's disk, synced by a majority before a reply (three logs on one disk).
 
-- `one_plus_one_r3_p50|p99`: a cell, from its request to its reply; the peer is plain ipykernel.
+- `one_plus_one_r3_p50|p99`: a cell, from request to reply; the peer is plain ipykernel.
 - `first_cell_r3_over_r1`: from the launch to the first reply, medians, with three replicas over one.
 - `grown_s`: from that reply until three replicas count.
-- `election_p50|p95`: the longest that a cell waited of those sent one after the other while another replica was made executor.
+- `election_p50|p95`: the longest wait of a cell among cells sent one after the other during another replica's election.
 - `failover_warm_p50|p95`: from the loss of the executor's node to the next cell's reply, by another replica.
 - `midcell_error_p50|p95`: from that loss, in the middle of a cell, to the cell's error.
 - `seat_mib`, `spare_mib`: memory (RSS) of the largest seat then, and of the largest spare with its interpreter.
-- `crowd_one_plus_one_p50|p99`: a cell of one of many kernels with three replicas each, whose users run one a second, while
-  others are hibernated.
+- `crowd_one_plus_one_p50|p99`: a cell of one of many kernels with three replicas each and a cell a second, while other
+  kernels are hibernated.
 - `crowd_cores`, `crowd_mib`: time and memory (PSS) of all the user's processes then, ipykernels and clients as well.
 - `asleep_kib`: memory of `hopd` (RSS) for each hibernated kernel.
 
@@ -39,7 +39,7 @@ sys.path.insert(0, str(ROOT / "tests/e2e"))
 from harness import Cluster, Notebook, lost_node, notebook, until  # noqa: E402
 
 BASE = "/srv/gresshopper-bench-replica"
-#: A seat that is lost is replaced after so long, and a new one has to start.
+#: A lost seat is replaced after this time, and a new seat has to start.
 GROWS_WITHIN = 120
 
 
@@ -60,9 +60,14 @@ def say(case: str, unit: str, ours: float, n: int, peer: tuple[str, float] | Non
     print(json.dumps(line), flush=True)
 
 
-def spread(case: str, took: list[float]) -> None:
-    for share, name in ((0.5, "p50"), (0.95, "p95")):
-        say(f"{case}_{name}", "s", percentile(took, share), len(took))
+def spread(
+    case: str, took: list[float], unit: str = "s", high: int = 95, peer: tuple[str, list[float]] | None = None
+) -> None:
+    """Says the median and a high percentile, each beside the same one of the peer."""
+    for percent in (50, high):
+        share = percent / 100
+        beside = (peer[0], percentile(peer[1], share)) if peer else None
+        say(f"{case}_p{percent}", unit, percentile(took, share), len(took), beside)
 
 
 def row(cluster: Cluster) -> dict[str, Any]:
@@ -80,7 +85,7 @@ def replicated(cluster: Cluster, replicas: int = 3) -> Iterator[Notebook]:
 
 
 def grow(cluster: Cluster, without: str = "") -> float:
-    """Waits for three replicas, none of them on the node that was lost: that one counts until it is replaced."""
+    """Waits for three replicas, none of them on the lost node: a replica there counts until replaced."""
 
     def whole() -> bool:
         now = row(cluster)
@@ -111,9 +116,7 @@ def round_trips(cluster: Cluster, book: Notebook, n: int) -> None:
                 times.append(1e3 * answered(kernel, "1 + 1"))
                 # A person's pace: the capture after the reply doesn't meet the next cell.
                 time.sleep(0.02)
-    for share, name in ((0.5, "p50"), (0.99, "p99")):
-        ours, peer = (percentile(times, share) for times in took)
-        say(f"one_plus_one_r3_{name}", "ms", ours, n, ("plain ipykernel", peer))
+    spread("one_plus_one_r3", took[0], "ms", 99, ("plain ipykernel", took[1]))
 
 
 def first_cells(cluster: Cluster, n: int) -> None:
@@ -265,8 +268,7 @@ def crowd(cluster: Cluster, n: int, seconds: float = 60) -> None:
         with ThreadPoolExecutor(n) as pool:
             took = [t for times in pool.map(person, books, range(n)) for t in times]
         cores = (cpu_s(uid) - used) / (time.perf_counter() - begin)
-        for share, name in ((0.5, "p50"), (0.99, "p99")):
-            say(f"crowd_one_plus_one_{name}", "ms", percentile(took, share), len(took))
+        spread("crowd_one_plus_one", took, "ms", 99)
         say("crowd_cores", "cores", cores, n)
         say("crowd_mib", "MiB", memory_mib(uid), n)
 

@@ -1,6 +1,6 @@
 //! `hop-bench`: the one place where a measured figure becomes a line of `bench/results.jsonl`.
 //!
-//! A benchmark is any program that prints one JSON object a line, a [`Measured`]. `hop-bench record` reads those,
+//! A benchmark is any program with a JSON object a line on its output, a [`Measured`]. `hop-bench record` reads those,
 //! adds what every line must carry (ratio, date, commit, machine) and appends them; `hop-bench render` writes
 //! `bench/RESULTS.md` from the newest line of each case. It measures nothing itself.
 
@@ -58,7 +58,7 @@ struct Measured {
     machine: Option<String>,
 }
 
-/// A line of results.jsonl. `ratio` is ours over the peer's, measured in one run; null where there is no peer.
+/// A line of results.jsonl. `ratio` is ours over the peer's, measured in the same run; null without a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 struct Line {
     bench: String,
@@ -304,7 +304,7 @@ mod tests {
         assert_eq!(line.ratio, None);
     }
 
-    /// A repository with one commit, and `bench/` in it.
+    /// A repository with a commit, and `bench/` there.
     fn repository() -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         fs::create_dir(root.path().join("bench")).unwrap();

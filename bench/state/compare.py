@@ -2,14 +2,14 @@
 
 For each notebook and system, one process runs all cells under the system's tracking and checkpoints at the end.
 Another restores in a fresh shell with imports warm. Restored variables are compared with the originals, one by one.
-Systems take turns within a notebook, so that a busy machine hits all of them.
+Systems take turns within a notebook: a busy machine then hits all of them.
 
 A notebook whose round takes less than 3 seconds under a system is measured three times (HOP_BENCH_ROUNDS), and its
-medians count. A process that takes longer than HOP_BENCH_LIMIT seconds (60) is killed, and the notebook counts as one
-that the system doesn't get right.
+medians count. A process slower than HOP_BENCH_LIMIT seconds (60) is killed, and the notebook counts as a failure of the
+system.
 
 All findings are written to HOP_BENCH_TABLE (target/bench-state.json) after each notebook, so a broken run keeps
-them. `--report FILE` prints the figures of such a file, as far as it goes. A run over all notebooks also writes
+them. `--report FILE` prints the figures of such a file, however short. A run over all notebooks also writes
 notebooks.md beside this file.
 """
 
@@ -56,8 +56,8 @@ def resident() -> int:
 
 
 def own_memory() -> None:
-    """Unshare every page from the process that this one was forked from. A kernel isn't forked, so a checkpoint or a
-    restore should not be charged with copies on first write. Absent pages stay absent.
+    """Unshare every page from the process before the fork. A kernel isn't forked, so a checkpoint or a restore should
+    not be charged with copies on first write. Absent pages stay absent.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
@@ -111,7 +111,7 @@ def digest(value: Any, depth: int = 0) -> str:
 
 
 def aliases(variables: dict[str, Any]) -> list[list[str]]:
-    """Variables that share an object or memory, by addresses of their own or one level below."""
+    """Variables with an object or memory in common, by addresses of their own or a level below."""
     by: dict[Any, set[str]] = {}
     np = sys.modules.get("numpy")
     for name, value in variables.items():
@@ -157,7 +157,7 @@ def look(ip: Any) -> dict[str, Any]:
 
 
 def shell_for(peer: Peer) -> Any:
-    """The shell. Kishu replaces a new shell's namespace, and gets one that was made in this process."""
+    """The shell. Kishu replaces a new shell's namespace, and gets a namespace made in this process."""
     if peer.name == "kishu":
         type(runner.shell()).clear_instance()
     return runner.shell()
@@ -230,7 +230,7 @@ def verdict(saved: Any, loaded: Any) -> tuple[int, int, int]:
     """Variables whose value is wrong, that are missing, and groups whose sharing is lost."""
     want, got = saved["seen"]["values"], loaded["seen"]["values"]
     differ = [k for k, v in want.items() if k in got and got[k] != v]
-    # A placeholder that names its value on every touch counts as lost, not as the value.
+    # A placeholder that names its value on every touch counts as a loss, not as the value.
     told = [k for k in differ if got[k].startswith("unreadable")]
     wrong = len(differ) - len(told)
     gone = len(told) + sum(1 for k in want if k not in got)
@@ -376,7 +376,7 @@ def report(table: dict[str, dict[str, dict[str, Any]]]) -> None:
 
 
 def _memory(table: dict[str, dict[str, dict[str, Any]]]) -> None:
-    """How much more memory a kernel holds at the end under a system than under one that doesn't track (cloudpickle)."""
+    """Additional memory of a kernel at the end under a system, beside a system without tracking (cloudpickle)."""
     for peer in ("ours", "elastic", "kishu"):
         pairs = [
             (r[peer], r["cloudpickle"]) for r in table.values() if "base" in r[peer] and "base" in r["cloudpickle"]
@@ -450,7 +450,7 @@ def main() -> None:
         report(json.loads(Path(sys.argv[sys.argv.index("--report") + 1]).read_text()))
         return
     runner.preload()
-    # Every system's own code is loaded before the clock starts, as in a kernel that was started with it.
+    # Every system's own code is loaded before the clock starts, as in a kernel started with the system.
     for name in ("gresshopper.state.agent", "cloudpickle", "dill", "kishu"):
         with contextlib.suppress(ImportError):
             importlib.import_module(name)

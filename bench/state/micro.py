@@ -116,7 +116,7 @@ def draw(found: list[tuple[int, float, float]]) -> None:
 
 
 def forget(path: Path) -> None:
-    """Take files out of the page cache: what is restored on another host, or later, isn't there."""
+    """Take files out of the page cache: on another host, or later, the cache has none of these files."""
     for file in [path] if path.is_file() else path.rglob("*"):
         if file.is_file():
             handle = os.open(file, os.O_RDONLY)
@@ -173,7 +173,7 @@ def through(directory: Path, megabytes: int, rounds: int) -> None:
         for i in range(rounds):
             array = rng.integers(0, 256, megabytes << 20, dtype=np.uint8)
             memory.write_bytes(array.data)
-            # In turns: the second one finds the pages that the first one freed.
+            # In turns: the second system finds the pages freed by the first.
             for whose in ("cp", "ours") if i % 2 else ("ours", "cp"):
                 if whose == "cp":
                     out, back = _by_cp(memory, directory / f"cp{i}")

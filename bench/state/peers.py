@@ -1,6 +1,6 @@
-"""The compared systems, behind one interface: track a shell, checkpoint it, restore it.
+"""The compared systems, behind a common interface: track a shell, checkpoint, restore.
 
-Each is used as its documentation says. Each class names the repairs that its system needed to run here.
+Each is used as its documentation says. Each class names the repairs needed for its system to run here.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class CloudPickleOut(CloudPickle):
 
 
 class Dill(_Whole):
-    """`dill.dump_module`; IPython's own objects, which it can't write, are taken out of the module for the time."""
+    """`dill.dump_module`; IPython's own objects, unwritable for dill, are taken out of the module for the time."""
 
     name = "dill"
 

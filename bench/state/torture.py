@@ -1,6 +1,6 @@
 """Runs the torture set (`kernel/python/tests/state`), natively and without the native library, and prints how many of its
-cases came back wrong without a word, as one JSON object for `hop-bench record`. A case that was neither saved nor
-restored is an error, not a case that came back.
+cases came back wrong without a word, as one JSON object for `hop-bench record`. A case neither saved nor restored is an
+error, and no case that came back.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ fn read_state(word: &str) -> Result<String, Failure> {
         })
 }
 
-/// Gives the cells their numbers: leases in order, each followed by its cells as they began.
+/// Gives the cells their numbers: leases in order, and behind each its cells in order of beginning.
 fn number(mut rows: Vec<AcctRow>) -> Vec<Record> {
     rows.sort_by(|a, b| {
         (a.lease, a.cell.is_some(), a.start, a.submit, &a.cell).cmp(&(

@@ -22,7 +22,7 @@ pub(crate) struct Context<'a> {
     pub(crate) knows_user: fn(&str) -> bool,
     /// The site's configuration, where it can be read.
     pub(crate) config: Option<Config>,
-    /// Columns of the terminal that `out` is, if it is one.
+    /// Columns of the terminal behind `out`, if any.
     pub(crate) columns: Option<usize>,
 }
 

@@ -1,8 +1,9 @@
 //! `hop doctor`: finds faults of an installation, and says how to mend them.
 //!
-//! [`facts`] looks at this host, at Slurm and at `hopd`; [`checks`] judges what was seen and is pure. With `--nodes` the
-//! same runs on each node of the pools, as a step in its pilot or as a job of its own, and each node is handed a MUNGE
-//! credential of this host and hands one back. Then a job there leases a GPU for a second ([`lease`]). Nothing is changed.
+//! [`facts`] looks at this host, at Slurm and at `hopd`; [`checks`] judges what was seen and is pure. With `--nodes`
+//! the same runs on each node of the pools, as a step in the node's pilot or as a separate job, and each node is handed
+//! a MUNGE credential of this host and hands a credential back. Then a job there leases a GPU for a second ([`lease`]).
+//! Nothing is changed.
 
 mod checks;
 mod facts;
@@ -108,7 +109,7 @@ struct Report {
     version: String,
     command: String,
     rows: Vec<Finding>,
-    /// Credential that the examined host made for the asking one.
+    /// Credential made by the examined host for the asking host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     credential: Option<String>,
 }

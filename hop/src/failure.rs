@@ -28,7 +28,7 @@ pub(crate) enum Failure {
 }
 
 impl Failure {
-    /// An error with its causes, in one line.
+    /// An error with its causes, on a single line.
     pub(crate) fn of(error: &dyn std::error::Error) -> Self {
         Self::Failed(chain(error))
     }

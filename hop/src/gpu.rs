@@ -201,7 +201,7 @@ impl Machine {
         LibCuda::load(self.libcuda.as_deref()).map_err(|error| Failure::of(&error))
     }
 
-    /// Runs this program again, for a process that holds device memory.
+    /// Runs this program again, for a process with device memory.
     fn again(&self, verb: &str) -> Command {
         // The kernel keeps a running program open, even if its file was replaced.
         let mut command = Command::new("/proc/self/exe");

@@ -109,7 +109,7 @@ fn connection_file(mut words: impl Iterator<Item = String>) -> Option<String> {
     None
 }
 
-/// Folder that keeps a process's state until it is restored.
+/// Folder with a process's state until the restoration.
 fn place(pid: Pid) -> Result<PathBuf, String> {
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/share"));
     let data = std::env::var_os("XDG_DATA_HOME").map(PathBuf::from).or_else(home);

@@ -163,8 +163,8 @@ fn forget_one(word: &str, context: &Context<'_>) -> Result<(), Failure> {
     })
 }
 
-/// Saved state of the kernel in the caller's home, if any. `find` accepts an id that hopd doesn't know only if it is
-/// whole, so the name leads nowhere else.
+/// Saved state of the kernel in the caller's home, if any. `find` accepts an id unknown to hopd only in whole, so the
+/// name leads nowhere else.
 fn saved(kernel: &KernelId, context: &Context<'_>) -> Option<PathBuf> {
     let data = match (context.env)("XDG_DATA_HOME").filter(|path| path.starts_with('/')) {
         Some(data) => PathBuf::from(data),

@@ -1,5 +1,5 @@
-//! `hop kernels`: all kernels, open or hibernated. Also finds a kernel by its id, the beginning of its id, or its
-//! notebook's name.
+//! `hop kernels`: all kernels, open or hibernated. Also finds a kernel by id, by an id's beginning, or by notebook
+//! name.
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -31,7 +31,7 @@ pub(crate) struct Args {
     output: Options,
 }
 
-/// A kernel, and the time since it entered its state.
+/// A kernel, and the time since the kernel entered its state.
 struct Row {
     kernel: KernelRow,
     time: hop_words::time::Span,
@@ -142,7 +142,7 @@ fn visible(context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
     rows(query, context)
 }
 
-/// Present state of these kernels, without those that `hopd` no longer knows.
+/// Present state of these kernels, without the kernels unknown to `hopd`.
 pub(crate) fn of(kernels: &[KernelId], context: &Context<'_>) -> Result<Vec<KernelRow>, Failure> {
     let mut rows = visible(context)?;
     rows.retain(|row| kernels.contains(&row.kernel));
@@ -215,7 +215,7 @@ fn reason(row: &KernelRow) -> String {
     said.join("; ")
 }
 
-/// The id of the one kernel that `word` means. A whole id is returned unchecked.
+/// The id of the only kernel meant by `word`. A whole id is returned unchecked.
 pub(crate) fn find(word: &str, context: &Context<'_>) -> Result<KernelId, Failure> {
     if is_whole(word) {
         return Ok(word.into());

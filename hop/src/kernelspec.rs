@@ -1,5 +1,5 @@
-//! `hop kernelspec`: Jupyter kernelspecs whose kernels run through Gresshopper, made out of a Python environment or of a
-//! kernelspec that is there; those that are there; and their removal.
+//! `hop kernelspec`: Jupyter kernelspecs whose kernels run through Gresshopper: made out of a Python environment or of
+//! an existing kernelspec, listed, and removed.
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -115,7 +115,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     }
 }
 
-/// Our kernelspecs, by name; of two with one name the one that Jupyter takes.
+/// Our kernelspecs, by name; of two with the same name the kernelspec preferred by Jupyter.
 fn ours_in(folders: &[PathBuf]) -> BTreeMap<String, PathBuf> {
     let mut found = BTreeMap::new();
     let kernels = folders.iter().map(|f| f.join("kernels"));
@@ -506,7 +506,7 @@ mod tests {
             fs::write(place.join(FILE), spec.to_string()).unwrap();
         }
         let big = folders[0].join("kernels/big");
-        // "plain" of the second folder is one that Jupyter never takes.
+        // "plain" of the second folder is never preferred by Jupyter.
         assert_eq!(
             Vec::from_iter(ours_in(&folders)),
             [("big".to_owned(), big.clone())]

@@ -3,8 +3,8 @@
 //! One module per subcommand. To add one: write `src/NAME.rs` with `pub(crate) struct Args` (clap's derive) and
 //! `pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>`, and add two lines to
 //! [`Command`] and [`dispatch`]. Data goes to `context.out`, all else to `context.err`. A failure is a [`Failure`],
-//! whose kind is the exit status. Commands that list records use [`output`], which has every format. `context.hopd`
-//! connects on its first use.
+//! whose kind is the exit status. Commands that list records use [`output`] with its formats. `context.hopd` connects
+//! on its first use.
 
 mod acct;
 mod cancel;

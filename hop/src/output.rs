@@ -226,7 +226,7 @@ impl Options {
         self.write_table(self.filling(columns, rows, context), rows, context)
     }
 
-    /// On a wide terminal the last column of a view has the room that its cells need.
+    /// On a wide terminal the last column of a view has all the room needed by its cells.
     fn filling<R>(&self, mut columns: Vec<Column<R>>, rows: &[R], context: &Context<'_>) -> Vec<Column<R>> {
         let before: usize = columns.iter().rev().skip(1).map(|c| c.width + 1).sum();
         if let (Some(screen), Some(last)) = (context.columns, columns.last_mut())
@@ -336,7 +336,7 @@ impl Options {
         (column.field.value)(row).write(zone, !self.noconvert)
     }
 
-    /// A cell between delimiters, with delimiters in its text replaced: they would shift the next columns.
+    /// A cell between delimiters, with delimiters in its text replaced to keep the next columns in place.
     fn delimited<R>(&self, column: &Column<R>, row: &R, zone: &TimeZone) -> String {
         let cell = self.cell(column, row, zone);
         if self.delimiter.is_empty() {

@@ -77,14 +77,16 @@ static FIELDS: [Field<QueueRow>; 22] = [
     field!("EstimateRaw", 11, "in seconds", |r| r
         .estimate
         .map_or(Value::Absent, Value::Seconds)),
-    field!("Reason", 30, "why it waits", |r| Value::text(&r.reason)),
+    field!("Reason", 30, "why it waits, or isn't let go", |r| Value::text(
+        &r.reason
+    )),
     field!("Why", -14, "the same in one word, for scripts", |r| {
         Value::text(&r.why)
     }),
     field!(
         "NodeReason",
         -19,
-        "the node and GPUs of a lease, else (position, estimate: reason)",
+        "the node and GPUs of a lease (and why they aren't let go), else (position, estimate: reason)",
         |r| Value::text(node_or_reason(r))
     ),
 ];
@@ -115,9 +117,14 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
 }
 
 fn node_or_reason(row: &QueueRow) -> String {
+    let held = if row.reason.is_empty() {
+        String::new()
+    } else {
+        format!(" ({})", row.reason)
+    };
     match (&row.node, row.position) {
-        (Some(node), _) if row.gpus.is_empty() => node.to_string(),
-        (Some(node), _) => format!("{node}:{}", write_index(&row.gpus)),
+        (Some(node), _) if row.gpus.is_empty() => format!("{node}{held}"),
+        (Some(node), _) => format!("{node}:{}{held}", write_index(&row.gpus)),
         (None, Some(position)) => match row.estimate {
             Some(estimate) => format!("({position}, ~{}: {})", about(estimate), row.reason),
             None => format!("({position}: {})", row.reason),

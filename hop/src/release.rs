@@ -90,7 +90,7 @@ struct Target {
 }
 
 impl Target {
-    /// The node's agents. A silent one can't be asked, and its pilot is soon followed by another, or ends.
+    /// The node's agents. A silent agent can't be asked; its pilot is soon followed by another, or ends.
     fn rows<'a>(&self, report: &'a InfoReport) -> impl Iterator<Item = &'a NodeInfo> {
         let node = self.node.clone();
         let rows = report.nodes.iter();

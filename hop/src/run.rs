@@ -485,7 +485,7 @@ impl<'a, 'c> Session<'a, 'c> {
             self.args.notebook.display(),
             self.out.display(),
             self.opened.kernel,
-            cells(left.len()),
+            report::cells(left.len()),
         )?;
         Ok(())
     }
@@ -804,13 +804,6 @@ fn need_of(cell: &worker::BookCell, default: &Need) -> Need {
 
 fn start_print(kernel: &str) -> Print {
     Print::of(&format!("start of kernel {kernel}"))
-}
-
-fn cells(n: usize) -> String {
-    match n {
-        1 => "1 cell".to_owned(),
-        n => format!("{n} cells"),
-    }
 }
 
 fn most_gpus(info: &InfoReport, pool: Option<&str>) -> u16 {

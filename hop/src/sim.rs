@@ -121,7 +121,7 @@ pub(crate) fn read(path: &Path) -> Result<String, Failure> {
         .map_err(|e| Failure::Failed(format!("could not read {}: {e}", path.display())))
 }
 
-/// Checks before a long run that its result can be written. An existing file stays unchanged.
+/// Checks before a long run whether its result can be written. An existing file stays unchanged.
 fn writable(path: &Path) -> Result<(), Failure> {
     if path == Path::new("-") {
         return Ok(());
@@ -169,7 +169,7 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     let explained = explained.transpose()?;
     cluster.fits(&trace).map_err(|e| Failure::of(&e))?;
     let bar = bar("policies", policies.len());
-    // In sequence, so that `wall_s` is the time of one core.
+    // In sequence: `wall_s` is then the time of a single core.
     let results: Vec<PolicyResult> = policies
         .iter()
         .map(|&p| timed(p, &trace, &cluster, args.seed, &bar))

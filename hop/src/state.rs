@@ -1,8 +1,8 @@
 //! `hop state`: save, look at, compare, restore and export the state of a notebook. Needs neither Slurm nor `hopd`.
 //!
 //! A running kernel gets one silent request, as from a Jupyter client. The request loads the in-kernel agent, which
-//! writes its answer to a file of this process's. A saved state is read here, without running any of its code; a state
-//! in an object store is carried to and from a folder here ([`crate::state_remote`]).
+//! writes its answer to a file of this process. A saved state is read here, without running any of its code; a state in
+//! an object store is carried to and from a folder here ([`crate::state_remote`]).
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -269,7 +269,7 @@ impl Place {
         self.states.join(format!("{}@{}", address.name, &mark[..8]))
     }
 
-    /// Brings a state here with its content; returns its folder. A local state not yet sent is never replaced.
+    /// Brings a state here with its content; returns the state's folder. A local state not yet sent is never replaced.
     fn fetch(&self, address: &Address, context: &mut Context<'_>) -> Result<PathBuf, Failure> {
         let store = Store::of(address)?;
         let saved = store.read(address, &self.owner_key()?)?;
@@ -386,7 +386,7 @@ fn said_by_kernel(text: &[u8]) -> Result<Value, Failure> {
     }
 }
 
-/// Asks the kernel that this process runs in, whose cell waits for this process: `%hop` carries requests out meanwhile.
+/// Asks the kernel around this process, whose cell waits for this process: `%hop` carries requests out meanwhile.
 fn ask_own(kernel: &Kernel, request: &Value, context: &Context<'_>) -> Result<Value, Failure> {
     let Some(socket) = (context.env)(ASK).filter(|path| !path.is_empty()) else {
         return Err(Failure::Usage(format!(

@@ -89,8 +89,8 @@ impl Connection {
     }
 }
 
-/// Finds the kernel that `which` means: a connection file, an id or its beginning, or a notebook's name. Without
-/// `which`: the kernel in which this process runs, else the only kernel that runs.
+/// Finds the kernel meant by `which`: by a connection file, by an id or an id's beginning, or by a notebook's name.
+/// Without `which`: the kernel around this process, else the only running kernel.
 pub(crate) fn find(which: Option<&str>, runtime: &Path, context: &Context<'_>) -> Result<Kernel, Failure> {
     if let Some(file) = which.map(Path::new).filter(|p| is_connection_file(p)) {
         return Ok(of_file(file, &HashMap::new(), None));
@@ -185,7 +185,7 @@ fn add_names(found: &mut [Kernel], context: &Context<'_>) {
     }
 }
 
-/// Kernels that listen on this machine, by their connection files.
+/// Kernels listening on this machine, by their connection files.
 fn listening(runtime: &Path, names: &HashMap<String, String>, own: Option<&str>) -> Vec<Kernel> {
     let mut found: Vec<Kernel> = fs::read_dir(runtime)
         .into_iter()

@@ -1,5 +1,5 @@
-//! States in an object store, for `hop state`. A kernel's agent saves to and restores from folders of its user's;
-//! this module carries states to and fro, reports progress, and says after a failure which parts are where.
+//! States in an object store, for `hop state`. A kernel's agent saves to and restores from its user's folders; this
+//! module carries states to and fro, reports progress, and names each part's place after a failure.
 
 use crate::context::Context;
 use crate::failure::Failure;
@@ -50,7 +50,7 @@ impl Store {
         let env: Variables = std::env::vars_os()
             .filter_map(|(key, value)| Some((key.into_string().ok()?, value.into_string().ok()?)))
             .collect();
-        // The client starts its tasks when it is made.
+        // The client starts its tasks in its constructor.
         let entered = runtime.enter();
         let remote = Remote::open(place, &env).map_err(|e| failure(&called, &e))?;
         drop(entered);

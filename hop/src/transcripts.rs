@@ -430,7 +430,7 @@ fn a_wide_terminal_shows_the_whole_reason_and_no_column_more_than_it_needs() {
     assert!(of_200.ends_with(whole), "{of_200}");
     let rule = at(200).hop("queue").lines().nth(1).unwrap().to_owned();
     assert_eq!(rule.len(), of_200.len());
-    // As wide as the terminal is, and no wider; what was asked for by width keeps it.
+    // As wide as the terminal, and no wider; a view requested by width keeps its width.
     assert_eq!(waiting(90, "queue").len(), 90);
     assert_eq!(waiting(40, "queue").len(), 78);
     assert_eq!(waiting(200, "queue -o nodereason%-12").len(), 12);

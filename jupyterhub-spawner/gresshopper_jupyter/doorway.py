@@ -40,7 +40,7 @@ def parse_listeners(text: str, port: int) -> list[Listener]:
 
 
 def listeners(port: int) -> list[Listener]:
-    """Listening sockets of one port of this host."""
+    """Listening sockets on a port of this host."""
     found = []
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def free_port(ip: str, span: Sequence[int] | None, tried: Container[int] = ()) -
 
 
 def _descriptor(inodes: set[int]) -> tuple[int, int] | None:
-    """Our process with one of these sockets, and its descriptor."""
+    """Our process with a hold on such a socket, and the descriptor."""
     wanted = {f"socket:[{inode}]" for inode in inodes}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -86,7 +86,7 @@ def _descriptor(inodes: set[int]) -> tuple[int, int] | None:
 
 
 def share(port: int) -> socket.socket | None:
-    """A copy of the socket of ours that listens on that port; None where the kernel gives no copies."""
+    """A copy of our socket that listens on that port; None where the kernel gives no copies."""
     found = _descriptor({listener.inode for listener in listeners(port) if listener.uid == os.getuid()})
     if found is None:
         return None

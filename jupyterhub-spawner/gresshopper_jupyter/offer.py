@@ -16,13 +16,13 @@ from .failures import refused
 from .slurm import SlurmError, run
 
 FRESH_S = 60.0
-#: Fields that a site may ask of its users, in the order of the form.
+#: Fields that a site may ask of its users, in the form's order.
 FIELDS = ("partition", "account", "qos", "reservation", "cpus", "mem_mib", "time_limit_min")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Names that a partition admits: all, or those listed, less the denied ones."""
+    """Names admitted by a partition: all, or the listed names, less the denied names."""
 
     allowed: frozenset[str] | None = None
     denied: frozenset[str] = frozenset()
@@ -115,7 +115,7 @@ class Offer:
         return sorted(name for name in names if partition is None or partition.qos.admits(name))
 
     def check(self, chosen: Mapping[str, str], partition: str, account: str) -> dict[str, object]:
-        """The traits that the fields set, in the partition and account that hold where the user named none."""
+        """The traits set by the fields, in the partition and account valid where the user named none."""
         name = chosen.get("partition") or partition
         where = self.partition(name)
         if "partition" in chosen and where not in self.partitions():

@@ -21,7 +21,7 @@ Profile = Mapping[str, Any]
 UNLISTED = "--unlisted-choice"
 #: Value of a choice by the free text beside it.
 OTHER = "unlisted-choice"
-#: Traits that become shell or programs: they take no text from users.
+#: Traits that become shell or programs: no text of users is taken for these.
 _NO_TEXT = frozenset({"prologue", "cmd", "args", "node_python", "environment"})
 
 

@@ -1,8 +1,8 @@
-"""The kernel provisioner: starts ``hop-front`` for a kernel, and starts it again when it is killed.
+"""The kernel provisioner: starts ``hop-front`` for a kernel, and again after a kill.
 
-jupyter_client sees a process that lives as long as the kernel. Behind this process stands the front, which binds the
-five sockets; the kernel itself is elsewhere. A killed front is replaced on the same ports: clients notice nothing. A
-dead kernel is reported as dead: Jupyter restarts it.
+jupyter_client sees a process that lives as long as the kernel. This process stands for the front, which binds the five
+sockets; the kernel itself is elsewhere. A killed front is replaced on the same ports: clients notice nothing. A dead
+kernel is reported as dead: Jupyter restarts it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ T = TypeVar("T")
 #: Stands in a kernel's environment in place of the provisioner's own `durable`.
 DURABLE = "GRESSHOPPER_DURABLE"
 
-#: Names the notebook of a kernel in its environment, where no Jupyter server has started it.
+#: Names the notebook of a kernel in its environment, where no Jupyter server has started the kernel.
 NOTEBOOK = "GRESSHOPPER_NOTEBOOK"
 
 #: Stands in a kernel's environment in place of the provisioner's own `replicas`.
@@ -251,7 +251,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
     _died_of = ""
     #: The kernel's id for `hop`, where it isn't Jupyter's.
     _kernel = ""
-    #: True if an earlier kernel ran, and its user restarts it.
+    #: True if an earlier kernel ran, and its user asks for a restart.
     _fresh = False
     _incarnation = 0
     _ports: dict[str, int] = {}
@@ -266,7 +266,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     @property
     def kernel(self) -> str:
-        """The kernel's id as `hop` knows it: that of the notebook's saved kernel, or Jupyter's."""
+        """The kernel's id for `hop`: the id of the notebook's saved kernel, or Jupyter's."""
         return self._kernel or self.kernel_id
 
     @property
@@ -295,7 +295,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             await _in_thread(self._front.end)
 
     async def hibernate(self) -> None:
-        """The server ends: a notebook's kernel is saved, and its next opening goes on with it."""
+        """The server ends: a notebook's kernel is saved, and the notebook's next opening goes on with the kernel."""
         if self._front is not None:
             await _in_thread(self._front.hibernate)
 
@@ -310,7 +310,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         if self._front is not None:
             await _in_thread(self._front.end)
             self._died_of = self._front.reason
-            # A kernel that ran is restarted afresh; a saved kernel that couldn't be started keeps its state.
+            # A kernel that ran is restarted afresh; a saved kernel after a failed start keeps its state.
             self._fresh = self._fresh or self._front.was_up
             self._front = None
         if not restart:
@@ -318,7 +318,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
         extra = kwargs.pop("extra_arguments", [])
-        # The replica chooses the connection file's path, so its place in argv stays open.
+        # The replica chooses the connection file's path: the path's place in argv stays open.
         file, self.parent.connection_file = self.parent.connection_file, _STAND_IN
         try:
             argv = self.parent.format_kernel_cmd(extra_arguments=extra)
@@ -330,7 +330,7 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
         env = dict(kwargs.get("env") or os.environ)
-        # Some clients restart a kernel without ending it: its ports are needed.
+        # Some clients restart a kernel without ending the old kernel: the ports are needed.
         await self.cleanup(restart=True)
         self._incarnation += 1
         key = self.parent.session.key.decode()
@@ -398,7 +398,7 @@ def _own_command(argv: list[str]) -> list[str]:
 
 
 async def _in_thread(work: Callable[[], T]) -> T:
-    """Runs it in a thread of its own: the loop's pool doesn't survive some clients' forks."""
+    """Runs the call on a separate thread: the loop's pool doesn't survive some clients' forks."""
     loop = asyncio.get_running_loop()
     done: asyncio.Future[T] = loop.create_future()
 

@@ -1,4 +1,4 @@
-"""Runs as the user: submits the single-user server's job, is the program of that job, and reports on it.
+"""Runs as the user: submits the single-user server's job, is the job's program, and reports on the job.
 
 `submit` reads a JSON request on standard input, keeps its secrets (the hub's API token, the key of internal SSL) in
 a file of mode 0600, and calls sbatch. The job's script calls `run FILE`: it reads and removes that file, starts the
@@ -27,7 +27,7 @@ from . import doorway
 
 #: The job's comment once the server is over and its port is still held.
 ENDED = "gresshopper ended"
-#: Logs that are kept of a user's servers that are over, and of all of them, the newest.
+#: Logs kept of a user's ended servers, and of all servers, the newest.
 LOGS_KEPT, LOGS_MOST = 3, 16
 LOG_LINES = 20
 #: How old the secrets of a job that hasn't begun may become.
@@ -49,7 +49,7 @@ def state_dir() -> Path:
 
 
 def write_secret(path: Path, text: str) -> None:
-    """A new file that only its owner reads; never an existing one."""
+    """A new file readable by its owner alone; never an existing file."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with os.fdopen(fd, "w") as file:
         file.write(text)
@@ -74,8 +74,8 @@ def batch_script(shell: str, python: str, env_file: Path, prologue: str) -> str:
 
 
 def clean_environment() -> dict[str, str]:
-    """Our environment without what another job or an admin's shell left of Slurm's settings, and without the folders on the
-    hub's PATH that aren't this user's to look into.
+    """Our environment without the leavings of another job's or an admin shell's Slurm settings, and without the folders
+    on the hub's PATH that this user may not look into.
     """
     drop = ("SLURM_", "SBATCH_", "SRUN_", "SALLOC_")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(drop) or k == "SLURM_CONF"}
@@ -85,7 +85,7 @@ def clean_environment() -> dict[str, str]:
 
 
 def prune(folder: Path) -> None:
-    """Keeps the newest servers' logs, nothing else of those before, and no secret of a job that never ran."""
+    """Keeps the newest servers' logs, nothing else of earlier servers, and no secret of a job that never ran."""
     for secret in folder.glob("*.json"):
         if time.time() - secret.stat().st_mtime > SECRETS_KEPT_S:
             secret.unlink(missing_ok=True)
@@ -98,7 +98,7 @@ def prune(folder: Path) -> None:
 
 
 def submit() -> int:
-    """Submit the job described on standard input; print its id, its name and its log's path."""
+    """Submit the job described on standard input; print its id, name and log path."""
     request = json.load(sys.stdin)
     folder = state_dir()
     prune(folder)
@@ -108,7 +108,7 @@ def submit() -> int:
     write_secret(env_file, json.dumps(kept))
     log = request.get("log") or str(folder / f"{name}.log")
     if not request.get("log"):
-        # Made here, so that other users can't read it; the job appends.
+        # Made here, hidden from other users; the job appends.
         write_secret(Path(log), "")
     try:
         done = subprocess.run(
@@ -222,7 +222,7 @@ class Launcher:
         return 1
 
     def _lost(self, port: int) -> bool:
-        """Waits until the server listens or has ended. True: it has ended, and another process had its port
+        """Waits until the server listens or has ended. True: the server has ended, and another process had its port
         meanwhile."""
         assert self._process is not None
         others = False

@@ -25,7 +25,7 @@ RUNNING = frozenset({"RUNNING", "COMPLETING", "SUSPENDED", "SIGNALING", "STAGE_O
 
 
 class SlurmError(Exception):
-    """A failed Slurm command; the text names it, with its output."""
+    """A failed Slurm command; the text names the command, with its output."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Job:
     reason: str
     start: str
     node: str
-    #: The server in it has ended, and its launcher holds the port until the hub has noticed.
+    #: The server there has ended, and its launcher holds the port until the hub has noticed.
     server_ended: bool = False
 
     @property
@@ -132,7 +132,8 @@ class JobTable:
 
 
 async def job_of(user: str, job_id: str, prefix: Sequence[str]) -> Job | None:
-    """The job by its user's view: `PrivateData=jobs` hides it from others. None means that the job doesn't exist."""
+    """The job in its user's view: `PrivateData=jobs` hides the job from others. None means that the job doesn't
+    exist."""
     try:
         text = await run(["squeue", "-h", "-j", job_id, "-t", "all", "-o", _FIELDS], user=user, prefix=prefix)
     except SlurmError as error:

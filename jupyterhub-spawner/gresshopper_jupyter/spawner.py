@@ -117,7 +117,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     _book: ClassVar[Book] = Book()
 
     job_id = ""
-    #: The server's name in its user's folder, and its log.
+    #: The server's name in its user's folder, and the server's log.
     _name = ""
     _log = ""
     _certs = AnyTrait(None, allow_none=True)
@@ -247,7 +247,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     # The job.
 
     def sbatch_argv(self) -> list[str]:
-        """Options for sbatch: ours first, so that a site's own can override them."""
+        """Options for sbatch: ours first, for a site's own to override."""
         for option in self.sbatch_options:
             if option.startswith(("--job-name", "-J", "--comment", "--output", "-o")):
                 raise refused(f"sbatch_options can't have {option!r}: see job_name and log_dir", "configuration")
@@ -296,7 +296,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         return env
 
     async def submit(self) -> None:
-        """Submit the server's job as the user, and note it where a restart of the hub finds it."""
+        """Submit the server's job as the user, and note the job where a restarted hub finds the note."""
         self.mem_limit, self.cpu_limit = self.mem_mib * 2**20, float(self.cpus)
         log = os.path.join(self.log_dir.format(username=self.user.name), "server-%j.log") if self.log_dir else ""
         request = {

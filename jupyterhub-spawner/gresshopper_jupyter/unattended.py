@@ -1,10 +1,11 @@
 """Runs a whole notebook with nbclient, for ``hop run``, which plans and tells people (``hop/src/run``).
 
-Standard input is one end of a socket pair; both sides write one JSON object a line. ``hop`` says ``open`` (which
-notebook, where to), ``go``, ``cell`` (how the cell that was asked about is to run), ``stop`` and ``end``; this side
-says ``opened``, ``warning``, ``kernel``, ``cell``, ``waiting``, ``running``, ``cell-over``, ``written``, ``over`` and ``refused``.
+Standard input is an end of a socket pair; both sides write a JSON object a line. ``hop`` says ``open`` (which notebook,
+where to), ``go``, ``cell`` (how the cell that was asked about is to run), ``stop`` and ``end``; this side says
+``opened``, ``warning``, ``kernel``, ``cell``, ``waiting``, ``running``, ``cell-over``, ``written``, ``over`` and
+``refused``.
 
-After a failure the kernel may be kept for a while, with its variables. A record names its place, and the next ``hop run
+After a failure the kernel may be kept for a while, with its variables. A record names the place, and the next ``hop run
 --resume`` connects there and goes on. The process ends after its kernel.
 """
 
@@ -201,7 +202,7 @@ class Book:
                     cell.outputs, cell.execution_count = [], None
 
     def _take_over(self, before: Any) -> int:
-        """The outputs of those cells from the top that ran well before and are the same still."""
+        """The outputs of the cells from the top that ran well before and are unchanged."""
         for i, cell in enumerate(self.nb.cells):
             old = before.cells[i] if i < len(before.cells) else None
             if old is None or (old.cell_type, old.source) != (cell.cell_type, cell.source):
@@ -297,7 +298,7 @@ def _ours(manager: Any, name: str) -> dict[str, Any] | None:
 
 
 class Client(NotebookClient):  # type: ignore[misc, unused-ignore]
-    """nbclient's client that says on each request what ``hop`` wants, and tells when the cell waits and runs."""
+    """nbclient's client with the wish of ``hop`` on each request, and with reports when the cell waits and runs."""
 
     #: ``metadata.gresshopper`` of the next request.
     said: dict[str, Any] = {}
@@ -399,7 +400,7 @@ class Outcome:
 
 
 class Runner:
-    """An output notebook, its kernel, and the successive runs on it."""
+    """An output notebook, the kernel, and the successive runs there."""
 
     def __init__(self) -> None:
         self.client: Client | None = None
@@ -413,7 +414,7 @@ class Runner:
         self._kept: tuple[Outcome, float] | None = None
 
     async def serve(self, link: Link) -> None:
-        """Serves this link, and the links that follow."""
+        """Serves this link, and later links."""
         following: Link | None = link
         while following is not None:
             current, following = following, None

@@ -1,4 +1,4 @@
-//! Passes on whether there are bindings of libslurm (`cfg(slurm)`), and of which Slurm.
+//! Passes on whether bindings of libslurm exist (`cfg(slurm)`), and the Slurm behind the bindings.
 
 use std::env;
 

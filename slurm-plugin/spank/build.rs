@@ -1,8 +1,8 @@
 //! Makes the bindings from the `slurm/spank.h` that is installed.
 //!
 //! `HOP_SLURM_INCLUDE` (the folder that holds `slurm/spank.h`) comes before the system's own folders. Slurm loads a
-//! plugin only into the series that it was built for, so a site with two series builds it twice. Without headers or
-//! libclang the library is empty, which a warning says, and nothing else of the workspace changes.
+//! plugin only into the series of the plugin's build: a site with two series builds the plugin twice. Without headers
+//! or libclang the library is empty, which a warning says, and nothing else of the workspace changes.
 
 use std::env;
 use std::path::PathBuf;
@@ -30,7 +30,7 @@ fn generate() -> Result<(), String> {
         .allowlist_type("spank_(item|context)")
         .allowlist_var("SLURM_VERSION_NUMBER")
         .generate_comments(false);
-    // bindgen panics where libclang is missing; that must not fail a build which doesn't need it.
+    // bindgen panics where libclang is missing, which must not fail a build without a need for bindings.
     std::panic::set_hook(Box::new(|_| {}));
     let bindings = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| builder.generate()));
     let _ = std::panic::take_hook();

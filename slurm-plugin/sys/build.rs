@@ -1,8 +1,8 @@
 //! Makes the bindings from the `slurm/slurm.h` that is installed.
 //!
-//! `HOP_SLURM_INCLUDE` (the folder that holds `slurm/slurm.h`) and `HOP_SLURM_LIB` (the one that holds
-//! `libslurm.so`) come before pkg-config and the system's own folders. Without headers, libslurm or libclang the
-//! crate is empty, which a warning says, and nothing else of the workspace changes.
+//! `HOP_SLURM_INCLUDE` (the folder with `slurm/slurm.h`) and `HOP_SLURM_LIB` (the folder with `libslurm.so`) come
+//! before pkg-config and the system's own folders. Without headers, libslurm or libclang the crate is empty, which a
+//! warning says, and nothing else of the workspace changes.
 //!
 //! For dependents: `DEP_SLURM_VERSION` (decimal `SLURM_VERSION_NUMBER`) is set exactly if there are bindings.
 
@@ -11,8 +11,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The series, with the number that libslurm's file name and `slurm_api_version()` have in it. `cfg(slurm_23_11)`
-/// means "that series or later".
+/// The series, with its number in libslurm's file name and in `slurm_api_version()`. `cfg(slurm_23_11)` means "that
+/// series or later".
 const SERIES: [(u32, u32, u32); 8] = [
     (22, 5, 38),
     (23, 2, 39),
@@ -113,7 +113,7 @@ fn header_version(include: &Path) -> Result<u32, String> {
         .ok_or_else(|| format!("{} names no version", path.display()))
 }
 
-/// The library's number, which must be that of the header's series.
+/// The library's number, equal to the header's series by requirement.
 fn api_number(lib: &Path, version: u32) -> Result<u32, String> {
     let file = fs::canonicalize(lib.join("libslurm.so")).map_err(|e| format!("libslurm.so: {e}"))?;
     let name = file
@@ -134,7 +134,7 @@ fn api_number(lib: &Path, version: u32) -> Result<u32, String> {
     }
 }
 
-/// Constants that the headers of some series write as expressions, which bindgen does not evaluate in macros.
+/// Constants written as expressions by the headers of some series: bindgen does not evaluate expressions in macros.
 const CONSTANTS: [&str; 33] = [
     "SHOW_ALL",
     "SHOW_DETAIL",
@@ -194,7 +194,7 @@ fn bindings(include: &Path, out: &Path) -> Result<(), String> {
         .derive_debug(false)
         .layout_tests(true)
         .generate_comments(false);
-    // bindgen panics where libclang is missing; that must not fail a build which doesn't need it.
+    // bindgen panics where libclang is missing, which must not fail a build without a need for bindings.
     std::panic::set_hook(Box::new(|_| {}));
     let generated = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| builder.generate()));
     let _ = std::panic::take_hook();

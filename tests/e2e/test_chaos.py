@@ -190,7 +190,7 @@ def test_a_node_that_slurm_gives_to_nobody_and_the_kernel_starts_on_another(clus
     nodes = sorted({row["node"] for row in cluster.hop("info")["rows"]})
     drained = ",".join(nodes[:-1])
     # A seat that is left from another test would serve, on a drained node, too.
-    cluster.run("root", "scancel", "-u", "bob", "-n", "gresshopper-seat")
+    cluster.run("root", "scancel", "-u", "bob", "-n", "kernels")
     until("bob's seats have ended", lambda: not cluster.run("root", "squeue", "-h", "-u", "bob"), 30)
     cluster.run("root", "scontrol", "update", f"nodename={drained}", "state=drain", "reason=test")
     try:
@@ -203,7 +203,7 @@ def test_a_node_that_slurm_gives_to_nobody_and_the_kernel_starts_on_another(clus
 
 def test_seat_ends_as_the_next_kernel_comes_and_that_one_gets_another(cluster: Cluster) -> None:
     with notebook(cluster, "alice"):
-        seat = cluster.run("root", "squeue", "-h", "-u", "alice", "-n", "gresshopper-seat", "-o", "%i").split()
+        seat = cluster.run("root", "squeue", "-h", "-u", "alice", "-n", "kernels", "-o", "%i").split()
     # hopd doesn't know yet.
     cluster.run("root", "scancel", *seat)
     with notebook(cluster, "alice") as book:

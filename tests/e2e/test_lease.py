@@ -45,15 +45,6 @@ def test_the_next_cell_finds_the_lease_lingering(cluster: Cluster) -> None:
         assert second["lease"] == first["lease"]
 
 
-def test_what_keeps_a_gpu_beyond_its_lease_is_ended_and_its_user_reads_why(cluster: Cluster) -> None:
-    with notebook(cluster, "alice") as alice:
-        alice.execute(OPENABLE)
-        alice.execute("%%gpu 1\nkept = open(openable()[0], 'rb', buffering=0)")
-        died = alice.execute("import time; time.sleep(60)")
-        assert (died["status"], died["reply"]["ename"]) == ("error", "CellLost")
-        assert "still held its GPU" in died["reply"]["evalue"], died
-
-
 def test_a_lease_asked_for_in_the_middle_of_a_cell(cluster: Cluster) -> None:
     with notebook(cluster, "alice") as alice:
         alice.execute(OPENABLE)

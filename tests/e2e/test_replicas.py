@@ -111,13 +111,13 @@ def executes_in(cluster: Cluster, book: Notebook) -> int:
 def test_a_spare_interpreter_takes_over_once(cluster: Cluster, alice: Notebook) -> None:
     """The process that waited becomes the kernel, with the notebook's variables and folder; another one waits then."""
     folder = stream(alice.execute("print(os.getcwd())"), "stdout")
-    for _ in range(8):
+    for _ in range(4):
         waited = two_spares(cluster, executes_in(cluster, alice))
-        # A spare that isn't ready on a busy host costs a fresh start, not the move.
+        # A spare that isn't ready on a busy host costs a fresh start, not the takeover.
         time.sleep(4)
-        to = sorted(grown(cluster) - {node_of(alice)})[0]
-        cluster.run("alice", "hop", "migrate", kernel_row(cluster)["kernel_id"], "--to", to)
-        assert node_of(alice) == to
+        node = node_of(alice)
+        with lost_node(cluster, node):
+            assert node_of(alice) != node
         pid = executes_in(cluster, alice)
         if pid in waited:
             break
@@ -129,6 +129,46 @@ def test_a_spare_interpreter_takes_over_once(cluster: Cluster, alice: Notebook) 
     alice.restart()
     alice.execute("import os")
     executes_in(cluster, alice)
+
+
+def test_a_move_is_prepared_while_cells_go_on(cluster: Cluster, alice: Notebook) -> None:
+    """The process that the kernel moves to has waited for it, and has what each cell of before has left."""
+    alice.execute("n, y = 0, [x]; z = {'y': y}")
+    first = node_of(alice)
+    cells = 0
+    for to in [sorted(grown(cluster) - {first})[0], first]:
+        cluster.run("alice", "hop", "migrate", kernel_row(cluster)["kernel_id"], "--to", to, "--no-wait")
+        node, deadline = "", time.monotonic() + 90
+        while node != to:
+            assert time.monotonic() < deadline
+            got = alice.execute("n += 1; y.append(n); print(os.environ['SLURMD_NODENAME'])", timeout=90)
+            assert got["status"] == "ok" and not stream(got, "stderr"), got
+            node, cells = stream(got, "stdout").strip(), cells + 1
+        supervisor = executes_in(cluster, alice)
+        assert "--standby" in cluster.argv(supervisor), "it was there before"
+        got = alice.execute("print(n, y == [x, *range(1, n + 1)], z['y'] is y)")
+        assert stream(got, "stdout") == f"{cells} True True\n"
+        runs_with_a_gpu(alice)
+        grown(cluster)
+
+
+def test_a_follower_that_is_lost_costs_no_move(cluster: Cluster, alice: Notebook) -> None:
+    """The kernel goes to the standby without a process that is prepared, and a lost executor's kernel to any standby."""
+    node = node_of(alice)
+    to = sorted(grown(cluster) - {node})[0]
+    cell = alice.submit("import time; time.sleep(6); y = 7")["cell"]
+    cluster.run("alice", "hop", "migrate", kernel_row(cluster)["kernel_id"], "--to", to, "--no-wait")
+    cluster.kill(r"hop-replica run .*--standby", "alice")
+    assert alice.wait(cell, 60)["status"] == "ok"
+    until("the kernel has moved", lambda: node_of(alice) == to, 60)
+    assert stream(alice.execute("print(x, y)"), "stdout") == "41 7\n"
+    cell = alice.submit("time.sleep(60)")["cell"]
+    cluster.run("alice", "hop", "migrate", kernel_row(cluster)["kernel_id"], "--to", node, "--no-wait")
+    until("a process is prepared", lambda: cluster.pids(r"hop-replica run .*--standby", "alice"), 30)
+    with lost_node(cluster, to):
+        assert alice.wait(cell, 60)["reply"]["ename"] == "CellLost"
+        assert stream(alice.execute("print(x, y)", timeout=90), "stdout") == "41 7\n"
+        runs_with_a_gpu(alice)
 
 
 def test_spares_that_were_killed_or_stand_still_only_delay_a_takeover(cluster: Cluster, alice: Notebook) -> None:

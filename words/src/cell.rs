@@ -20,7 +20,7 @@ pub struct ParkedCell {
     pub cell: CellId,
     /// The lease on which it ran last.
     pub lease: LeaseId,
-    /// Time that the cell has run, over all its leases.
+    /// Run time of the cell so far, over all leases.
     pub ran: Span,
 }
 

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-/// Returns an error and its causes in one line, separated by colons. A cause already in the line is left out: many
+/// Returns an error and its causes on a single line, separated by colons. A cause already in the line is left out: many
 /// libraries repeat their source in their own message.
 pub fn chain(error: &dyn Error) -> String {
     let mut text = error.to_string();

@@ -67,7 +67,7 @@ name_id!(
     KernelId
 );
 name_id!(
-    /// A cell's execution: the `msg_id` of its `execute_request`, unique within its kernel.
+    /// A cell's execution: the `msg_id` of the `execute_request`, unique within the kernel.
     CellId
 );
 name_id!(
@@ -107,8 +107,8 @@ number_id!(
     u64
 );
 number_id!(
-    /// The fencing number of a lease. It grows with every lease on a node, and the agent keeps it on disk. The plugin
-    /// refuses a number not greater than the last for the device.
+    /// The fencing number of a lease. The epoch grows with every lease on a node, and the agent keeps the epoch on
+    /// disk. The plugin refuses a number not greater than the last for the device.
     Epoch,
     u64
 );

@@ -30,6 +30,11 @@ pub enum EndCause {
 }
 
 impl EndCause {
+    /// Whether a kernel that can't let go of its GPUs may keep them while nobody waits for them.
+    pub fn may_hold(self) -> bool {
+        matches!(self, Self::Done | Self::Claimed | Self::Released)
+    }
+
     /// The end as a sentence for the user whose lease it was; none where the end was ordinary.
     pub fn sentence(self) -> Option<&'static str> {
         Some(match self {

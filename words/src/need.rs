@@ -19,7 +19,7 @@ pub struct Need {
     pub gpu_type: Option<GpuType>,
     /// Least memory of each GPU in MiB; 0: any.
     pub gpu_mem_mib: u64,
-    /// Cores that come with the lease, beside the seat's own; 0: only what the GPUs bring.
+    /// Cores of the lease, beside the seat's own; 0: only the GPUs' cores.
     pub cpus: u16,
     /// When the cell should be done (`--deadline`).
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -120,9 +120,9 @@ impl fmt::Display for MoveCause {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Bound {
-    /// The executor's process can't let go of the GPUs of its node: GPU cells run there alone.
+    /// The executor's process can't let go of its node's GPUs: GPU cells run there alone.
     pub gpu: bool,
-    /// Objects of the kernel that can't be captured, one sentence each.
+    /// Objects of the kernel beyond capture, a sentence each.
     pub holds: Vec<String>,
 }
 

@@ -1,4 +1,4 @@
-//! Time in the core: a number that its driver hands in.
+//! Time in the core: a number handed in by the driver.
 
 use serde::{Deserialize, Serialize};
 

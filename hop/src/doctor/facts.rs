@@ -61,7 +61,7 @@ pub(crate) struct Seen {
     pub(crate) uid: u32,
     pub(crate) mode: u32,
     pub(crate) is_dir: bool,
-    /// The network file system that holds it, if any.
+    /// The network file system of the folder, if any.
     pub(crate) network: Option<&'static str>,
 }
 
@@ -145,7 +145,7 @@ pub(crate) fn gather(asked: &Asked<'_>) -> Facts {
             .map(|_| ())
             .map_err(|e| e.to_string()),
         carried: env(CREDENTIAL).map(|text| munge.decode(&text).map(|_| ()).map_err(|e| e.to_string())),
-        // A credential is decoded once per host: the asker needs one of its own.
+        // A credential is decoded once per host: the asker needs a separate credential.
         credential: munge.encode(b"hop doctor", asker(own, env)).ok(),
         plugin: plugin_of(plugstack),
         hopd_state: seen(&usable.hopd.state_dir),
@@ -267,7 +267,7 @@ fn plugin_of(plugstack: PathBuf) -> PluginSeen {
     }
 }
 
-/// Our line in plugstack.conf or in what it includes; a pattern's `*` stands in the file's name.
+/// Our line in plugstack.conf or in an included file; a pattern's `*` stands in the file's name.
 fn plugin_line(plugstack: &Path, depth: u8) -> Option<Vec<String>> {
     let text = fs::read_to_string(plugstack).ok()?;
     text.lines().find_map(|line| {

@@ -1,8 +1,8 @@
 //! Device files of a node's GRES by gres.conf, for the administrator's information. The devices really lent are found
 //! by a try in each step, not here.
 //!
-//! Reading is pure: the text comes from a closure, so that `Include` works in tests too. Of gres.conf only the
-//! lines with a `File` matter, and `AutoDetect`.
+//! Reading is pure: the text comes from a closure, and `Include` works in tests too. Of gres.conf only the lines with a
+//! `File` matter, and `AutoDetect`.
 
 use hop_slurm::hostlist::{self, HostListError};
 use std::path::{Path, PathBuf};
@@ -41,7 +41,7 @@ const MAX_DEPTH: u8 = 8;
 /// Reads `path` and its includes, and keeps the lines about `node`.
 ///
 /// # Errors
-/// A file that `read` can't give, or an expression that Slurm wouldn't take either.
+/// A file beyond the reach of `read`, or an expression refused by Slurm as well.
 pub(crate) fn read_gres_conf(
     path: &Path,
     node: &str,

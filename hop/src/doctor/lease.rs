@@ -1,8 +1,8 @@
-//! A lease of a GPU for a moment, as a kernel on this node would have it: `hop doctor --nodes` runs this in a job of its
-//! own on each node.
+//! A lease of a GPU for a moment, as for a kernel on this node: `hop doctor --nodes` runs this in a separate job on
+//! each node.
 //!
-//! The process registers as a kernel's executor, asks for one GPU, opens the lent devices, gives them back, and checks
-//! that they no longer open. Neither Python nor Jupyter is needed.
+//! The process registers as a kernel's executor, asks for a GPU, opens the lent devices, gives the devices back, and
+//! checks that none opens any longer. Neither Python nor Jupyter is needed.
 
 use super::Finding;
 use hop_api::client::{self, CallError, Client, Item, Items, Options};

@@ -13,7 +13,7 @@ use std::process::Command;
 /// By their partitions.
 type Pools<'a> = BTreeMap<&'a str, &'a hop_api::config::Pool>;
 
-/// The user that starts the steps: the service account if root asks, since pilots are its jobs.
+/// The user for the steps: the service account if root asks, the owner of the pilots' jobs.
 struct Starter {
     uid: u32,
     gid: u32,

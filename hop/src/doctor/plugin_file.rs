@@ -1,9 +1,9 @@
-//! The Slurm series of a built gresshopper.so, read from the file without loading it.
+//! The Slurm series of a built gresshopper.so, read from the file without a load.
 
 use hop_slurm::Version;
 use object::{Object as _, ObjectSegment as _, ObjectSymbol as _};
 
-/// The number that Slurm's loader compares with its own.
+/// The number compared by Slurm's loader with its own.
 const SYMBOL: &str = "plugin_version";
 
 /// Returns the Slurm release named in the file, or the reason for its absence.

@@ -1,8 +1,8 @@
 //! Run times of cells in earlier runs: one line of JSON for each, in a file of the user's own.
 //!
 //! `$XDG_STATE_HOME/gresshopper/run-history.jsonl` (0600). Lines are only added, each with one write: concurrent runs
-//! don't disturb each other. Unreadable lines are skipped. A file that has grown too long is cut to its newer half at
-//! the next reading.
+//! don't disturb each other. Unreadable lines are skipped. Too long a file is cut to its newer half at the next
+//! reading.
 
 use serde::{Deserialize, Serialize};
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ const LONGEST: usize = 8 << 20;
 /// So many of the newest runs of a cell are looked at.
 const NEWEST: usize = 8;
 
-/// Identity of a cell: its text without the blanks around it.
+/// Identity of a cell: the text without surrounding blanks.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(transparent)]
 pub(crate) struct Print(String);
@@ -66,7 +66,7 @@ impl History {
         history
     }
 
-    /// The newest runs of a cell: those with the same parameters, or all where there is none.
+    /// The newest runs of a cell: runs with the same parameters, or all without any such run.
     pub(crate) fn runs(&self, print: &Print, params: &Print) -> Vec<&Ran> {
         let Some(all) = self.cells.get(print) else {
             return Vec::new();
@@ -121,7 +121,7 @@ pub(crate) fn add(path: &Path, ran: &Ran) -> io::Result<()> {
     file.write_all(line.as_bytes())
 }
 
-/// A run added at this moment may be lost: one of tens of thousands.
+/// A run added at this moment may be lost: a single run among tens of thousands.
 fn shorten(path: &Path, text: &str) {
     let from = text[text.len() / 2..]
         .find('\n')

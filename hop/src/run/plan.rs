@@ -1,4 +1,4 @@
-//! Forecast of a run: its length, whether its deadline will hold, and the GPUs for that. Pure.
+//! Forecast of a run: the length, the deadline's chances, and the GPUs to meet the deadline. Pure.
 //!
 //! Times are seconds from now. Nothing unknown is made up: a cell that never ran counts as nothing and makes the
 //! answer uncertain.
@@ -31,7 +31,7 @@ pub(crate) enum Gpus {
     /// As the cells ask.
     Own,
     Fixed(u16),
-    /// The fewest GPUs that meet the deadline, from one to this.
+    /// The fewest GPUs to meet the deadline, between one and this number.
     Auto(u16),
 }
 

@@ -87,8 +87,7 @@ impl Expected {
         } else {
             let unknown = match self.unknown_cells {
                 0 => String::new(),
-                1 => ", without 1 cell that never ran".to_owned(),
-                n => format!(", without {n} cells that never ran"),
+                n => format!(", without {} that never ran", cells(n)),
             };
             let queue = if self.queue_unknown {
                 ", and the wait for a GPU, which can't be foretold now".to_owned()
@@ -163,6 +162,14 @@ impl Expected {
             at(cautious.ceil())
         ));
         lines
+    }
+}
+
+pub(super) fn cells(n: usize) -> String {
+    if n == 1 {
+        "1 cell".to_owned()
+    } else {
+        format!("{n} cells")
     }
 }
 

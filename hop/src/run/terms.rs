@@ -52,7 +52,7 @@ pub(super) fn parse_length(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{text:?} is no length of time: write 90s, 10m, 2h30m or 1d"))
 }
 
-/// `+2h`, `18:00` (the next one), or any other time that `hop` reads.
+/// `+2h`, `18:00` (the next), or any other time readable for `hop`.
 pub(super) fn parse_deadline(text: &str, now: Timestamp, zone: &TimeZone) -> Result<Timestamp, String> {
     if let Some(length) = text.strip_prefix('+') {
         let micros = u64::try_from(parse_length(length)?.as_micros()).unwrap_or(u64::MAX);

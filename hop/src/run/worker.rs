@@ -1,4 +1,4 @@
-//! The process that runs the notebook with nbclient (`gresshopper_jupyter.unattended`), and its messages.
+//! The process with the notebook's run by nbclient (`gresshopper_jupyter.unattended`), and its messages.
 
 use crate::failure::Failure;
 use hop_api::config::Config;
@@ -272,7 +272,7 @@ fn make_private(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// The kernel that an earlier run kept for this output, if any.
+/// The kernel kept by an earlier run for this output, if any.
 pub(super) fn kept(record: &Path) -> Option<Kept> {
     serde_json::from_str(&fs::read_to_string(record).ok()?).ok()
 }

@@ -33,7 +33,7 @@ struct Told<'a> {
     says: &'a str,
 }
 
-/// The session of this index, and the cell if one is named. A session's name may hold a slash itself.
+/// The session of this index, and the cell if named. A session's name may hold a slash itself.
 pub(super) fn find(trace: &Trace, name: &str) -> Result<(u32, Option<u32>), Failure> {
     let session = |name: &str| trace.sessions.iter().position(|s| s.id == name);
     if let Some(s) = session(name) {

@@ -124,7 +124,7 @@ _COMMANDS = {
 
 
 class Act(_Handler):
-    """Ends a kernel's lease that nobody runs on, or the kernel; has it sleep, wake or move."""
+    """Ends a kernel's idle lease, or the kernel; has the kernel sleep, wake or move."""
 
     @authenticated
     @authorized
@@ -141,7 +141,7 @@ class Act(_Handler):
 
 
 def _hops_id(kernel: Any) -> str:
-    """The kernel's id for ``hop``: a woken kernel keeps its old id there, beside Jupyter's new one."""
+    """The kernel's id for ``hop``: a woken kernel keeps its old id there, beside Jupyter's new id."""
     return str(kernel.provisioner.kernel)
 
 

@@ -1,6 +1,6 @@
-"""A server that ends saves its kernels: the same notebooks' next opening goes on with their variables.
+"""A server at its end saves its kernels: the same notebooks' next opening goes on with their variables.
 
-Jupyter Server shuts all kernels down when it ends, in the same way as a user does with one. So they are saved first.
+Jupyter Server shuts all kernels down at its end, in the same way as a user shuts down one. So they are saved first.
 """
 
 from __future__ import annotations

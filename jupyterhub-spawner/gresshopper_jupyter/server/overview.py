@@ -60,7 +60,7 @@ _TOLD = ("ASLEEP", "SAVING", "MOVING")
 def kernels(
     local: Iterable[Local], queue: Iterable[Row], acct: Iterable[Row], known: Iterable[Row] = ()
 ) -> list[dict[str, Any]]:
-    """Rows of all kernels of this server, and of others that ``hopd`` knows."""
+    """Rows of all kernels of this server, and of the others known to ``hopd``."""
     found = {one.id: Kernel(one.id, one.path.rsplit("/", 1)[-1] or one.id[:8], one.path or None) for one in local}
     for row in sorted(queue, key=lambda row: _urgency(row["state"]), reverse=True):
         kernel = found.setdefault(

@@ -1,8 +1,8 @@
 //! Whole chunks to and from files without the page cache.
 //!
 //! Writes of many chunks are faster without the page cache. They evict no other program's data from memory, and don't
-//! count against the kernel's seat. Direct writes need aligned memory, so content passes through a buffer that fits
-//! into a processor's cache. Callers write ordinarily if the file system has no direct writes.
+//! count against the kernel's seat. Direct writes need aligned memory: content passes through a buffer small enough for
+//! a processor's cache. Callers write ordinarily if the file system has no direct writes.
 
 use crate::CHUNK_BYTES;
 use std::fs::{File, OpenOptions};

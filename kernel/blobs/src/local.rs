@@ -19,9 +19,9 @@ use std::time::{Duration, SystemTime};
 const PAYS: f64 = 0.9;
 /// Bytes from a chunk's middle that must compress before the whole chunk is tried.
 const SAMPLE: usize = 64 * 1024;
-/// Share of its size below which a compressed chunk is written at once, since that is faster than the device.
+/// Share of its size below which a compressed chunk is written at once, faster than the device.
 const AT_ONCE: f64 = 0.25;
-/// Number of chunks in one call from which they bypass the page cache.
+/// Number of chunks in a call from which on chunks bypass the page cache.
 const MANY: usize = 4;
 
 static TEMP: AtomicU64 = AtomicU64::new(0);
@@ -81,7 +81,7 @@ impl Local {
             || fs::metadata(self.packed_path(id)).is_ok_and(|m| m.len() > 0)
     }
 
-    /// As [`Self::has`]; the chunk then counts as used now, so that no collection removes it.
+    /// As [`Self::has`]; the chunk then counts as used now, safe from collections.
     pub fn keeps(&self, id: ChunkId, len: usize) -> bool {
         let there = self.has(id, len);
         if there {
@@ -90,7 +90,7 @@ impl Local {
         there
     }
 
-    /// Stores one chunk; returns its name, and the bytes written (0 for an existing chunk).
+    /// Stores a chunk; returns its name, and the bytes written (0 for an existing chunk).
     ///
     /// # Errors
     /// [`PutError::Write`]: nothing is left behind, and other chunks are as they were.
@@ -118,7 +118,7 @@ impl Local {
         Ok(content.len() as u64)
     }
 
-    /// Marks a chunk as used, so that a concurrent collection doesn't remove it.
+    /// Marks a chunk as used, safe from a concurrent collection.
     fn touch(&self, id: ChunkId) {
         for path in [self.path(id), self.packed_path(id)] {
             if let Ok(file) = OpenOptions::new().append(true).open(path) {
@@ -177,7 +177,7 @@ impl Local {
     /// are zero. Returns the names and how many bytes were written.
     ///
     /// # Errors
-    /// The first [`PutError`]; chunks that were stored before it stay and are garbage.
+    /// The first [`PutError`]; chunks stored before the error stay and are garbage.
     pub fn put_all(&self, content: &[u8], wanted: Option<&[u8]>) -> Result<(Vec<ChunkId>, u64), PutError> {
         let chunks: Vec<&[u8]> = content.chunks(CHUNK_BYTES).collect();
         let pick: Vec<usize> = (0..chunks.len())
@@ -219,7 +219,7 @@ impl Local {
         Err(GetError::Missing { id })
     }
 
-    /// Stores a chunk in the form that it had elsewhere, proven by the caller ([`Raw::prove`]).
+    /// Stores a chunk in its form elsewhere, proven by the caller ([`Raw::prove`]).
     ///
     /// # Errors
     /// [`PutError::Write`]: nothing is left behind, and other chunks are as they were.
@@ -330,7 +330,7 @@ impl Local {
         rustix::fs::syncfs(&root).map_err(|e| failed(e.into()))
     }
 
-    /// Compresses chunks written through this value, if that saves space. Not on the path of a write.
+    /// Compresses chunks written through this value, where compression saves space. Not on the path of a write.
     ///
     /// # Errors
     /// [`PutError`]; the chunk then stays as it is.
@@ -343,7 +343,7 @@ impl Local {
         Ok(saved)
     }
 
-    /// Compresses one chunk if that saves space; returns the bytes saved.
+    /// Compresses a chunk where compression saves space; returns the bytes saved.
     ///
     /// # Errors
     /// [`PutError`]; the chunk then stays as it is.
@@ -356,7 +356,7 @@ impl Local {
             return Ok(0);
         };
         self.write(&self.packed_path(id), &packed, false)?;
-        // Later readers that miss the plain file find the packed one.
+        // Later readers without the plain file find the packed file.
         let _ = fs::remove_file(&path);
         Ok((content.len() - packed.len()) as u64)
     }

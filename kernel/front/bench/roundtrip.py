@@ -1,4 +1,4 @@
-"""Ours beside plain ipykernel, in one run, by turns: time for a cell and its outputs.
+"""Ours beside plain ipykernel, in a single run, by turns: time for a cell and its outputs.
 
     roundtrip.py --ours KERNELSPEC [--plain KERNELSPEC] [--n 300] [--lines 100000] [--mb 100]
 
@@ -24,7 +24,7 @@ class Kernel:
         self.km, self.kc = start_new_kernel(kernel_name=name, startup_timeout=120)
 
     def cell(self, code: str) -> float:
-        """Seconds from the request to its reply and the last of its outputs."""
+        """Seconds from the request to the reply and the last output."""
         begin = time.perf_counter()
         asked = self.kc.execute(code)
         self._until_idle(asked)

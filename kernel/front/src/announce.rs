@@ -1,5 +1,5 @@
-//! The front's address for its replicas, and the keys by which they know each other: all of `front.json` but the replica
-//! itself, which [`crate::launch`] adds.
+//! The front's address for its replicas, and the keys for mutual proof: all of `front.json` but the replica itself,
+//! which [`crate::launch`] adds.
 
 use crate::owner::Start;
 use anyhow::{Context, Result};
@@ -11,7 +11,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use tokio::net::TcpListener;
 
-/// Listens for replicas. A front that takes over keeps the kernel's keys, its incarnation and its state.
+/// Listens for replicas. A front in takeover keeps the kernel's keys, incarnation and state.
 pub(crate) async fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, TcpListener)> {
     let ip = if start.launch.local {
         Ipv4Addr::LOCALHOST
@@ -51,7 +51,7 @@ pub(crate) async fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, Tc
     Ok((file, listener))
 }
 
-/// Names by which compute nodes may reach this host, the likeliest first. A wrong name costs a replica one try: the
+/// Names by which compute nodes may reach this host, the likeliest first. A wrong name costs a replica a try: the
 /// listener there doesn't have the kernel's key.
 fn addresses(local: bool) -> Vec<String> {
     let mut hosts = Vec::new();

@@ -1,4 +1,4 @@
-//! A front whose kernel hibernates keeps a connection to `hopd`, so that `hop wake` reaches it.
+//! The front of a hibernating kernel keeps a connection to `hopd`, for `hop wake` to reach the front.
 
 use hop_api::client::{self, Item};
 use hop_api::config::Config;

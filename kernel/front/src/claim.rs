@@ -1,7 +1,7 @@
-//! The kernel behind a saved state. Each kernel's folder of states names its notebook, and the kernel's front holds a lock
-//! in it. The next opening of a notebook finds the kernel with a free lock, and goes on with its variables.
+//! The kernel behind a saved state. Each kernel's folder of states names its notebook, and the kernel's front holds a
+//! lock there. The next opening of a notebook finds the kernel with a free lock, and goes on with its variables.
 //!
-//! The lock is the kernel's own (`flock`), so it ends with the process that holds it, however that ends.
+//! The lock is the kernel's own (`flock`): the lock ends with its process, however the process ends.
 
 use crate::owner::Notebook;
 use hop_protocol::file::make_private;
@@ -83,7 +83,7 @@ impl Owned {
 
     /// Tells the notebook's next opening to wait for the end of this front.
     pub fn parts(&mut self) {
-        // Without it the next opening begins a kernel of its own.
+        // Without the lock the next opening begins a kernel of its own.
         let _ = self.lock.set_len(0).and_then(|()| self.lock.write_all(PARTING));
     }
 }

@@ -1,6 +1,6 @@
-//! Clients and the kernel's answers to them: which message goes where, what is kept for clients that are away and for the
-//! next replica, and what clients are told when the kernel dies. It acts through [`Wire`] and has no socket and no clock;
-//! [`crate::life`] decides whether there is a replica.
+//! Clients and the kernel's answers: the destination of each message, the messages kept for absent clients and for the
+//! next replica, and the news to clients of the kernel's death. The core acts through [`Wire`] and has no socket and no
+//! clock; [`crate::life`] decides on the replica.
 
 use crate::meanwhile::{self, Meanwhile};
 use bytes::Bytes;
@@ -57,7 +57,7 @@ pub struct Front {
     author: Author,
     /// The kernel keeps a log, and begins no cell without our word.
     durable: bool,
-    /// Time of the kernel's launch. `None` means that an earlier front launched it.
+    /// Time of the kernel's launch. `None` means a launch by an earlier front.
     launched: Option<Timestamp>,
     /// The tenure whose replica gets the requests.
     tenure: Tenure,
@@ -100,7 +100,7 @@ struct Open {
     identity: Bytes,
     header: Bytes,
     is_cell: bool,
-    /// The whole request, for another replica. `None` means that an earlier front took it.
+    /// The whole request, for another replica. `None` means that an earlier front took the request.
     message: Option<Message>,
     /// The first tenure under which the cell may have begun.
     first: Option<Tenure>,
@@ -110,7 +110,7 @@ struct Open {
     may_have_begun: bool,
 }
 
-/// Requests that are asked again of the next replica, besides cells: questions that change nothing.
+/// Requests asked again of the next replica, besides cells: questions without effect.
 fn is_question(msg_type: &str) -> bool {
     matches!(
         msg_type,
@@ -208,7 +208,8 @@ impl Front {
             let id = CellId::from(header.msg_id);
             if is_cell {
                 self.tell_notices(&envelope.header, at, wire);
-                // A client may count its ids from the beginning. The log keeps an answer by its cell's id until it is heard.
+                // A client may count its ids from the beginning. The log keeps an answer by the cell's id until the
+                // front has heard the answer.
                 if self.unheard.contains(&id) {
                     self.acknowledge(wire);
                 }
@@ -235,8 +236,8 @@ impl Front {
         is_cell || header.msg_type == "kernel_info_request"
     }
 
-    /// Whether the request predates this kernel's launch. A manager that restarts a dead kernel asks it to shut down
-    /// all the same. The manager's socket holds the request back for a second, and then gives it to the present
+    /// Whether the request predates this kernel's launch. A manager of a dead kernel asks for a shutdown all the same
+    /// before a restart. The manager's socket holds the request back for a second, and then gives it to the present
     /// listener. Managers run on the fronts' hosts, so the clocks agree.
     fn is_older(&self, request: &Envelope) -> bool {
         request
@@ -245,7 +246,7 @@ impl Front {
             .is_some_and(|(made, launched)| made < launched)
     }
 
-    /// Greets a client that subscribed to iopub (JEP 65), and sends the outputs that nobody was subscribed for.
+    /// Greets a client with a subscription to iopub (JEP 65), and sends the outputs without any subscriber before.
     pub fn subscribed(&mut self, topic: &Bytes, at: Time, wire: &mut impl Wire) {
         let parent = Bytes::from_static(b"{}");
         let content = json!({"subscription": String::from_utf8_lossy(topic)});
@@ -273,7 +274,7 @@ impl Front {
         }
     }
 
-    /// A client has a connection (again): it gets the replies of its absence.
+    /// A client has a connection (again): the client gets the replies of its absence.
     pub fn connected(&mut self, channel: Channel, identity: &Bytes, wire: &mut impl Wire) {
         let key = (channel, identity.clone());
         let mut waiting = self.replies.remove(&key).unwrap_or_default().into_iter();
@@ -311,7 +312,7 @@ impl Front {
         self.open.iter().any(|o| o.identity == *identity)
     }
 
-    /// A replica came back to a new front, with the requests on which it works.
+    /// A replica came back to a new front, with its requests in work.
     pub fn resume(&mut self, in_flight: Vec<InFlight>, tenure: Tenure) {
         self.tenure = tenure;
         let known: Vec<Open> = std::mem::take(&mut self.open);
@@ -325,7 +326,7 @@ impl Front {
     // From one replica to the next.
 
     /// Sends the requests to this tenure's replica from now on, the oldest first. `met` says whether the earlier
-    /// replica ever had a connection. If not, no cell can have begun there, and its requests wait for this replica.
+    /// replica ever had a connection. If not, no cell can have begun there, and the requests wait for this replica.
     pub fn next_tenure(&mut self, tenure: Tenure, met: bool, at: Time, wire: &mut impl Wire) {
         let last = std::mem::replace(&mut self.tenure, tenure);
         if !met {
@@ -357,7 +358,7 @@ impl Front {
         }
     }
 
-    /// The kernel goes on from a state in which answered cells are missing: the user reads which.
+    /// The kernel goes on from a state without some answered cells: the user reads their names.
     pub fn reopened(&mut self, state: &State, at: Time, wire: &mut impl Wire) {
         let lost = self.ledger.reopened(state);
         self.name_lost(&lost, at, wire);
@@ -379,15 +380,15 @@ impl Front {
         self.tell_at_open_cell(at, wire);
     }
 
-    /// The user should read a sentence, at a cell that is open or at the next one.
+    /// The user should read a sentence, at an open cell or at the next cell.
     pub fn tell(&mut self, sentence: &str, at: Time, wire: &mut impl Wire) {
         self.notices
             .push(Notice::Text(format!("gresshopper: {sentence}.\n")));
         self.tell_at_open_cell(at, wire);
     }
 
-    /// Shows a text at the open cell, whose reader sees it before the reply; without an open cell the next one shows
-    /// it.
+    /// Shows a text at the open cell, whose reader sees the text before the reply; without an open cell the next cell
+    /// shows the text.
     fn tell_at_open_cell(&mut self, at: Time, wire: &mut impl Wire) {
         if let Some(open) = self.open.iter().find(|o| o.is_cell) {
             let header = open.header.clone();
@@ -418,10 +419,10 @@ impl Front {
         self.meanwhile = Some(meanwhile);
     }
 
-    /// The kernel is saved: what its next front tells.
+    /// The kernel is saved, with this message for its next front.
     pub fn parted(&mut self) -> Option<Meanwhile> {
         let mut meanwhile = self.meanwhile.take()?;
-        // Cells run in their order: those behind the first have not begun, whatever they were allowed to.
+        // Cells run in their order: cells behind the first have not begun, whatever the front allowed.
         for (i, open) in self.open.iter().filter(|o| o.is_cell).enumerate() {
             let name = open.message.as_ref().map(meanwhile::name_of).unwrap_or_default();
             match i == 0 && open.may_have_begun {
@@ -473,7 +474,7 @@ impl Front {
     /// Shows an error at a cell, and returns its reply.
     fn answer_open(&mut self, open: &Open, shown: Value, at: Time, wire: &mut impl Wire) {
         let reply = self.error_reply(open, shown, at, wire);
-        // An absent client can't be told: the replica that would keep its reply is gone.
+        // An absent client can't be told: the replica with its reply is gone.
         let _ = wire.reply(Channel::Shell, &open.identity, reply, None);
     }
 
@@ -587,7 +588,7 @@ impl Front {
         }
     }
 
-    /// Tells the replica which answers and losses it may forget.
+    /// Tells the replica of the answers and losses free to forget.
     pub fn acknowledge(&mut self, wire: &mut impl Wire) {
         let heard = (self.heard, self.tenure);
         if heard > self.heard_told && self.tenure > Tenure(0) {
@@ -656,7 +657,7 @@ impl Front {
     /// Answers what the dead kernel was asked.
     pub fn send_obituaries(&mut self, wire: &mut impl Wire) {
         for (identity, reply) in std::mem::take(&mut self.obituaries) {
-            // A client that is away now will find another kernel when it is back.
+            // A client away now will find another kernel on its return.
             let _ = wire.reply(Channel::Shell, &identity, reply, None);
         }
     }
@@ -702,425 +703,4 @@ fn is_worth_keeping(message: &Message) -> bool {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[derive(Default)]
-    struct Recorder {
-        here: Vec<&'static [u8]>,
-        subscribed: bool,
-        seen: Vec<String>,
-    }
-
-    impl Recorder {
-        fn take(&mut self) -> Vec<String> {
-            std::mem::take(&mut self.seen)
-        }
-    }
-
-    fn kind(message: &Message) -> String {
-        let e = Envelope::parse(message).unwrap();
-        let state = serde_json::from_slice::<Value>(&e.content).unwrap()["status"]
-            .as_str()
-            .unwrap_or("")
-            .to_owned();
-        format!("{} {state}", e.header().unwrap().msg_type)
-            .trim()
-            .to_owned()
-    }
-
-    impl Wire for Recorder {
-        fn reply(
-            &mut self,
-            _: Channel,
-            id: &[u8],
-            message: Message,
-            seq: Option<u64>,
-        ) -> Result<(), Message> {
-            if !self.here.contains(&id) {
-                return Err(message);
-            }
-            self.seen.push(format!("reply {} {seq:?}", kind(&message)));
-            Ok(())
-        }
-
-        fn publish(&mut self, message: &Message, seq: Option<u64>) -> bool {
-            if self.subscribed {
-                self.seen.push(format!("publish {} {seq:?}", kind(message)));
-            }
-            self.subscribed
-        }
-
-        fn send(&mut self, item: Item) {
-            self.seen.push(match item {
-                Item::Jupyter { channel, message, .. } => format!("send {channel:?} {}", kind(&message)),
-                Item::Note(note) => format!("send {note:?}"),
-            });
-        }
-
-        fn done(&mut self, seq: u64) {
-            self.seen.push(format!("done {seq}"));
-        }
-    }
-
-    const ME: Bytes = Bytes::from_static(b"me");
-
-    fn request(author: &mut Author) -> Envelope {
-        author.write(
-            "execute_request",
-            &Bytes::from_static(b"{}"),
-            &json!({}),
-            &json!({"code": "1"}),
-            Time(0),
-        )
-    }
-
-    fn from_kernel(channel: Channel, message: Message) -> Item {
-        let identity = if channel == Channel::Iopub {
-            Bytes::new()
-        } else {
-            ME
-        };
-        Item::Jupyter {
-            channel,
-            identity,
-            message,
-        }
-    }
-
-    #[test]
-    fn only_signed_requests_pass() {
-        let (mut front, mut wire) = (Front::new(b"key", "front".into()), Recorder::default());
-        front.request(
-            Channel::Shell,
-            &ME,
-            request(&mut Author::new(b"wrong", "w".into())).message(),
-            Time(0),
-            &mut wire,
-        );
-        front.request(
-            Channel::Shell,
-            &ME,
-            Message(vec![Bytes::from_static(b"x")]),
-            Time(0),
-            &mut wire,
-        );
-        assert!(wire.take().is_empty());
-        front.request(
-            Channel::Shell,
-            &ME,
-            request(&mut Author::new(b"key", "client".into())).message(),
-            Time(0),
-            &mut wire,
-        );
-        assert_eq!(wire.take(), ["send Shell execute_request"]);
-    }
-
-    #[test]
-    fn a_kernel_is_not_shut_down_in_the_place_of_the_one_before_it() {
-        let mut author = Author::new(b"key", "client".into());
-        let asked = author.write(
-            "shutdown_request",
-            &Bytes::from_static(b"{}"),
-            &json!({}),
-            &json!({}),
-            Time(0),
-        );
-        let made = asked.date().unwrap();
-        let second = jiff::SignedDuration::from_secs(1);
-        let passes = |front: Front, request: Envelope| {
-            let (mut front, mut wire) = (front, Recorder::default());
-            front.request(Channel::Control, &ME, request.message(), Time(0), &mut wire);
-            front.sanity_check();
-            wire.take()
-        };
-        let front = || Front::new(b"key", "front".into());
-        let sent = ["send Control shutdown_request"];
-        assert!(passes(front().launched(made + second), asked.clone()).is_empty());
-        assert_eq!(passes(front().launched(made - second), asked.clone()), sent);
-        assert_eq!(passes(front(), asked.clone()), sent, "a front that took over");
-        let mut undated = asked;
-        undated.header =
-            Bytes::from_static(br#"{"msg_id": "1", "msg_type": "shutdown_request", "date": "?"}"#);
-        author.signer().sign(&mut undated);
-        assert_eq!(passes(front().launched(made + second), undated), sent);
-        // Other requests wait for the kernel that comes.
-        let early = request(&mut author);
-        let kept = passes(front().launched(made + second), early);
-        assert_eq!(kept, ["send Control execute_request"]);
-    }
-
-    #[test]
-    fn what_nobody_was_there_for_is_delivered_on_return() {
-        let (mut front, mut wire, mut author) = (
-            Front::new(b"key", "front".into()),
-            Recorder::default(),
-            Author::new(b"key", "client".into()),
-        );
-        let r = request(&mut author);
-        front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
-        wire.take();
-        let nothing = json!({});
-        let starting = author.status(&Bytes::from_static(b"{}"), "starting", &nothing, Time(0));
-        front.item(1, from_kernel(Channel::Iopub, starting), Time(0), &mut wire);
-        front.item(
-            2,
-            from_kernel(
-                Channel::Iopub,
-                author.publish("stream", &r.header, &nothing, &nothing, Time(0)),
-            ),
-            Time(0),
-            &mut wire,
-        );
-        let reply = author
-            .write(
-                "execute_reply",
-                &r.header,
-                &nothing,
-                &json!({"status": "ok"}),
-                Time(0),
-            )
-            .message();
-        front.item(3, from_kernel(Channel::Shell, reply), Time(0), &mut wire);
-        front.sanity_check();
-        assert_eq!(wire.take(), ["done 1"]);
-
-        wire.subscribed = true;
-        front.subscribed(&Bytes::new(), Time(0), &mut wire);
-        assert_eq!(
-            wire.take(),
-            ["publish iopub_welcome None", "publish stream Some(2)"]
-        );
-        wire.here.push(b"me");
-        front.connected(Channel::Control, &ME, &mut wire);
-        assert!(wire.take().is_empty(), "it is for shell");
-        front.connected(Channel::Shell, &ME, &mut wire);
-        assert_eq!(wire.take(), ["reply execute_reply ok Some(3)"]);
-        front.sanity_check();
-    }
-
-    #[test]
-    fn too_much_is_dropped_from_the_oldest_and_said() {
-        let (mut front, mut wire, mut author) = (
-            Front::new(b"key", "front".into()),
-            Recorder::default(),
-            Author::new(b"key", "client".into()),
-        );
-        let r = request(&mut author);
-        let large = json!({"text": "x".repeat(KEEP / 2 + 1)});
-        for seq in 1..=3 {
-            front.item(
-                seq,
-                from_kernel(
-                    Channel::Iopub,
-                    author.publish("stream", &r.header, &json!({}), &large, Time(0)),
-                ),
-                Time(0),
-                &mut wire,
-            );
-            front.sanity_check();
-        }
-        assert_eq!(wire.take(), ["done 1", "done 2"]);
-        wire.subscribed = true;
-        front.subscribed(&Bytes::new(), Time(0), &mut wire);
-        let expected = [
-            "publish iopub_welcome None",
-            "publish stream None",
-            "publish stream Some(3)",
-        ];
-        assert_eq!(wire.take(), expected);
-    }
-
-    #[test]
-    fn a_death_is_told_in_the_cell_at_once_and_answered_after() {
-        let (mut front, mut wire, mut author) = (
-            Front::new(b"key", "front".into()),
-            Recorder::default(),
-            Author::new(b"key", "client".into()),
-        );
-        wire.here.push(b"me");
-        wire.subscribed = true;
-        for _ in 0..2 {
-            front.request(
-                Channel::Shell,
-                &ME,
-                request(&mut author).message(),
-                Time(0),
-                &mut wire,
-            );
-        }
-        wire.take();
-        let over = Over::Died {
-            reason: "out of memory".into(),
-        };
-        front.item(1, Item::Note(Note::KernelOver { over }), Time(0), &mut wire);
-        front.sanity_check();
-        assert_eq!(
-            wire.take(),
-            [
-                "publish error None",
-                "publish status None",
-                "publish status None",
-                "done 1"
-            ]
-        );
-        assert_eq!(
-            front.end(),
-            Some(&End::Dead {
-                reason: "out of memory".into()
-            })
-        );
-        front.send_obituaries(&mut wire);
-        assert_eq!(
-            wire.take(),
-            [
-                "reply execute_reply error None",
-                "reply execute_reply aborted None"
-            ]
-        );
-        front.request(
-            Channel::Shell,
-            &ME,
-            request(&mut author).message(),
-            Time(0),
-            &mut wire,
-        );
-        assert!(wire.take().is_empty(), "a dead kernel is asked nothing");
-    }
-
-    #[test]
-    fn a_cell_that_was_let_begin_and_did_not_is_handed_on_as_a_new_one() {
-        let mut author = Author::new(b"key", "client".into());
-        let (mut front, mut wire) = (
-            Front::new(b"key", "front".into()).durable(true),
-            Recorder::default(),
-        );
-        front.next_tenure(Tenure(1), false, Time(0), &mut wire);
-        for begins in [false, true] {
-            let r = request(&mut author);
-            let cell: CellId = r.header().unwrap().msg_id.into();
-            front.request(Channel::Shell, &ME, r.message(), Time(0), &mut wire);
-            let note = Note::Begins { cell: cell.clone() };
-            front.item(1, Item::Note(note), Time(0), &mut wire);
-            if !begins {
-                let note = Note::NotBegun { cell };
-                front.item(2, Item::Note(note), Time(0), &mut wire);
-            }
-        }
-        wire.take();
-        front.next_tenure(Tenure(2), true, Time(0), &mut wire);
-        let sent = wire.take();
-        assert_eq!(sent.len(), 3, "{sent:?}");
-        assert_eq!(sent[0], "send Shell execute_request");
-        assert!(
-            sent[1].contains("HandedBefore") && sent[1].contains("Tenure(1)"),
-            "{sent:?}"
-        );
-    }
-
-    #[test]
-    fn an_answer_is_heard_before_another_cell_has_its_id() {
-        let mut author = Author::new(b"key", "client".into());
-        let (mut front, mut wire) = (
-            Front::new(b"key", "front".into()).durable(true),
-            Recorder::default(),
-        );
-        front.next_tenure(Tenure(1), false, Time(0), &mut wire);
-        let (r, other) = (request(&mut author), request(&mut author));
-        let cell: CellId = r.header().unwrap().msg_id.into();
-        let (number, count) = (7, None);
-        front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
-        let note = Note::Answered { cell, number, count };
-        front.item(1, Item::Note(note), Time(0), &mut wire);
-        let reply = author.write("execute_reply", &r.header, &json!({}), &json!({}), Time(0));
-        front.item(
-            2,
-            from_kernel(Channel::Shell, reply.message()),
-            Time(0),
-            &mut wire,
-        );
-        wire.take();
-        front.request(Channel::Shell, &ME, other.message(), Time(0), &mut wire);
-        assert_eq!(wire.take(), ["send Shell execute_request"]);
-        for heard in [true, false] {
-            front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
-            let sent = wire.take();
-            assert_eq!(sent.len(), 1 + usize::from(heard), "{sent:?}");
-            assert_eq!(sent[0].contains("Heard { cells: 7"), heard, "{sent:?}");
-            assert_eq!(sent.last().unwrap(), "send Shell execute_request");
-        }
-    }
-
-    #[test]
-    fn what_a_cell_showed_without_a_server_is_shown_at_the_next_openings_first_cell() {
-        let mut author = Author::new(b"key", "client".into());
-        let (mut front, mut wire) = (
-            Front::new(b"key", "front".into()).durable(true),
-            Recorder::default(),
-        );
-        let (r, behind) = (request(&mut author), request(&mut author));
-        for r in [&r, &behind] {
-            front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
-        }
-        let cell: CellId = r.header().unwrap().msg_id.into();
-        front.item(1, Item::Note(Note::Begins { cell }), Time(0), &mut wire);
-        let mut shows = |front: &mut Front, wire: &mut Recorder, seq, text: &str| {
-            let content = json!({"name": "stdout", "text": text});
-            let output = author.publish("stream", &r.header, &json!({}), &content, Time(0));
-            front.item(seq, from_kernel(Channel::Iopub, output), Time(0), wire);
-        };
-        shows(&mut front, &mut wire, 2, "before");
-        front.part();
-        shows(&mut front, &mut wire, 3, "after");
-        let kernel = tempfile::tempdir().unwrap();
-        front.parted().unwrap().write(kernel.path()).unwrap();
-
-        let told = Meanwhile::take(kernel.path()).unwrap();
-        assert_eq!(Meanwhile::take(kernel.path()), None, "it is told once");
-        assert_eq!((told.lost.len(), told.not_run.len()), (1, 1));
-        let texts: Vec<_> = told.outputs.iter().map(|o| o.content["text"].clone()).collect();
-        assert_eq!(texts, ["before", "after"]);
-        let (mut front, mut wire) = (Front::new(b"key", "next".into()), Recorder::default());
-        wire.subscribed = true;
-        front.tell_meanwhile(told);
-        let r = request(&mut Author::new(b"key", "client".into()));
-        front.request(Channel::Shell, &ME, r.message(), Time(0), &mut wire);
-        let streams = wire
-            .take()
-            .iter()
-            .filter(|s| s.contains("publish stream"))
-            .count();
-        assert_eq!(streams, 5, "three sentences and two outputs");
-    }
-
-    #[test]
-    fn a_new_front_learns_what_is_open_from_the_replica() {
-        let (mut front, mut wire, mut author) = (
-            Front::new(b"key", "front".into()),
-            Recorder::default(),
-            Author::new(b"key", "client".into()),
-        );
-        let r = request(&mut author);
-        front.resume(
-            vec![InFlight {
-                identity: hex::encode(ME),
-                header: String::from_utf8(r.header.to_vec()).unwrap(),
-            }],
-            Tenure(0),
-        );
-        assert!(front.owes(&ME));
-        let reply = author
-            .write(
-                "execute_reply",
-                &r.header,
-                &json!({}),
-                &json!({"status": "ok"}),
-                Time(0),
-            )
-            .message();
-        wire.here.push(b"me");
-        front.item(1, from_kernel(Channel::Shell, reply), Time(0), &mut wire);
-        assert!(!front.owes(&ME));
-        assert_eq!(wire.take(), ["reply execute_reply ok Some(1)"]);
-    }
-}
+mod tests;

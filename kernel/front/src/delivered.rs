@@ -1,6 +1,6 @@
-//! Record of deliveries to clients, in a file that outlives a killed front. Its successor asks the replica for the
-//! rest: no client misses a message, and none sees one twice. The file needn't outlive the host, so it is never
-//! synced.
+//! Record of deliveries to clients, in a file that outlives a killed front. The next front asks the replica for the
+//! rest: no client misses a message, and none sees a message twice. The file needn't outlive the host, so no sync is
+//! needed.
 
 use hop_protocol::retain::Taken;
 use hop_words::id::Incarnation;

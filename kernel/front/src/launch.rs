@@ -7,10 +7,10 @@ use hop_api::client;
 use hop_api::config::{Config, Seat};
 use hop_api::message::{PlaceKernel, Request, Response, Role, SeatPlan};
 use hop_log::{Act, Entry, Generation, Index, Sequence, State};
-use hop_protocol::file::{FrontFile, StateFolder, StepSize, Takeover, data_dir, make_private, seats_dir};
+use hop_protocol::file::{FrontFile, StateFolder, Takeover, data_dir, make_private, seats_dir};
 use hop_protocol::message::Note;
 use hop_protocol::states::{self, OpenError};
-use hop_protocol::step::{Step, is_of_slurm, run_args};
+use hop_protocol::step::{Step, StepSize, is_of_slurm, run_args};
 use hop_words::clock::now;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::replica::Replicas;
@@ -191,12 +191,12 @@ pub async fn start(order: &Order) -> Result<Started> {
     })
 }
 
-/// Takes the seat that the scheduler names, a new one if need be, and starts a replica in it that waits. Dropped before it is
-/// done, it leaves no seat behind.
+/// Takes the seat that the scheduler names, a new one if need be and `member` is false, and starts a replica in it that waits.
+/// Dropped before it is done, it leaves no seat behind.
 ///
 /// # Errors
 /// Slurm has no such place, or a program is missing.
-pub async fn prepare(order: &Order, plan: &SeatPlan) -> Result<Prepared> {
+pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Prepared> {
     let config = Config::load().context("can't read the configuration")?;
     let mut node = Err(anyhow::anyhow!("there is no seat"));
     let mut submitted = Submitted(None);
@@ -205,7 +205,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan) -> Result<Prepared> {
         job = existing;
         node = wait_for_seat(job, NODE_AWAY).await.map_err(anyhow::Error::from);
     }
-    if node.is_err() {
+    if node.is_err() && !member {
         let program = config.prefix.join("bin/hop-replica");
         job = submit_seat(plan, &config.seat, &Bill::of(order), &program).await?;
         submitted = Submitted(Some(job));
@@ -768,7 +768,7 @@ async fn submit_seat(plan: &SeatPlan, seat: &Seat, bill: &Bill, program: &Path) 
     command
         .args([
             "--parsable",
-            "--job-name=gresshopper-seat",
+            "--job-name=kernels",
             "--nodes=1",
             "--ntasks=1",
             "--no-requeue",

@@ -1,5 +1,5 @@
-//! Speaks Jupyter's protocol to clients on behalf of one kernel, wherever that runs. `docs/kernel.md` tells how the parts
-//! work together.
+//! Speaks Jupyter's protocol to clients on behalf of a kernel, wherever the kernel runs. `docs/kernel.md` tells how the
+//! parts work together.
 
 mod announce;
 mod asleep;

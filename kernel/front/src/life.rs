@@ -1,13 +1,13 @@
-//! The life of a kernel as its front sees it: a replica is started, connects, is lost, is followed by another one. Pure: no
+//! The life of a kernel in its front's eyes: a replica is started, connects, is lost, is followed by another. Pure: no
 //! process, no clock; [`crate::launch`] starts replicas, [`crate::run`] keeps the connection.
 //!
-//! A kernel that keeps a log ([`Life::new`] with `durable`) outlives its replica: the next one goes on in the next tenure. A
-//! kernel without a log dies with its replica.
+//! A kernel with a log ([`Life::new`] with `durable`) outlives its replica: the next replica goes on in the next
+//! tenure. A kernel without a log dies with its replica.
 
 use hop_words::id::{NodeName, Tenure};
 use hop_words::time::{Span, Timestamp};
 
-/// A broken connection is given so long before the replica counts as lost, by what is known of it.
+/// Time granted to a broken connection before the replica counts as lost, by the front's knowledge of the replica.
 #[derive(Debug, Clone, Copy)]
 struct Patience {
     /// The connection was closed, and the process that stands for the replica is gone.
@@ -48,7 +48,7 @@ const LONGEST_PAUSE: Span = Span::from_secs(30);
 const CONNECTS: Span = Span::from_secs(90);
 const CONNECTS_OR_AGAIN: Span = Span::from_secs(30);
 
-/// Number of replicas in a row that end before they connect, from which the kernel is given up.
+/// Number of replicas in a row with an end before their connection, from which on the kernel is given up.
 const STILLBORN: u32 = 5;
 
 /// Something that happened.
@@ -76,7 +76,7 @@ pub enum Input {
     Leaving {
         reason: String,
     },
-    /// The replica has left for one that waits elsewhere: nothing is lost.
+    /// The replica has left for another, waiting elsewhere: nothing is lost.
     Moving,
     /// The kernel hibernates.
     Asleep,
@@ -90,8 +90,8 @@ pub enum Input {
 /// Something to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Act {
-    /// Start a replica. `fresh_seat` forbids a seat that the user has already; `avoid` names the node that was lost, `old`
-    /// the tenure whose replica is to be ended first if it lives.
+    /// Start a replica. `fresh_seat` forbids an existing seat of the user; `avoid` names the lost node, `old` the
+    /// tenure whose replica is to be ended first if alive.
     Start {
         fresh_seat: bool,
         avoid: Option<NodeName>,
@@ -166,12 +166,12 @@ impl Life {
         }
     }
 
-    /// The kernel's group has so many members now. With three it elects its executors by itself.
+    /// The kernel's group has so many members now. With three members the group elects its executors by itself.
     pub fn has_members(&mut self, count: usize) {
         self.grouped = count >= 3;
     }
 
-    /// A kernel that an earlier front has started: its replica will connect.
+    /// A kernel started by an earlier front: its replica will connect.
     pub fn resumed(durable: bool, local: bool, tenure: Tenure, now: Timestamp) -> Self {
         Self {
             stage: Stage::Down {
@@ -269,7 +269,7 @@ impl Life {
         }
     }
 
-    /// The replica ended before it connected: the seat may have ended under it.
+    /// The replica ended before its connection: the seat may have ended under the replica.
     fn stillborn(&mut self) -> Vec<Act> {
         self.failed += 1;
         let again = self.tries_again(self.failed);
@@ -280,7 +280,7 @@ impl Life {
         self.die("the kernel's supervisor never came up".into())
     }
 
-    /// Whether another replica is started after so many that never connected.
+    /// Whether another replica is started after this many without a connection.
     fn tries_again(&self, failed: u32) -> bool {
         self.may_retry || (self.durable && self.lived && failed < STILLBORN)
     }

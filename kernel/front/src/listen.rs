@@ -24,7 +24,7 @@ const PORCH: usize = 64;
 /// What comes from those who knock.
 #[derive(Debug)]
 pub enum Door {
-    /// A replica with this kernel's key: let it in?
+    /// A replica with this kernel's key: let the replica in?
     Knock {
         hello: Hello,
         answer: oneshot::Sender<Welcome>,
@@ -35,9 +35,9 @@ pub enum Door {
         out: mpsc::UnboundedSender<Frame>,
         input: mpsc::Receiver<Frame>,
     },
-    /// A replica that knocked has hung up before it was answered.
+    /// A knocking replica hung up before its answer.
     Left { incarnation: Incarnation },
-    /// The replica's connection ended. `silent` means that it was silent for too long.
+    /// The replica's connection ended. `silent` means too long a silence.
     Out { visit: u64, silent: bool },
 }
 
@@ -54,7 +54,7 @@ pub async fn answer_door(listener: TcpListener, acceptor: TlsAcceptor, door: mps
                 let door = door.clone();
                 let greeting = tokio::spawn(async move {
                     if let Some((link, hello)) = shaking.await {
-                        // A task of its own: who has the key isn't shown the door any more.
+                        // Spawned separately: a peer with the key doesn't count as a stranger any more.
                         tokio::spawn(receive(link, hello, visit, door));
                     }
                 });
@@ -83,7 +83,8 @@ async fn shake_hands(
     let why = match timeout(HANDSHAKE, shake).await {
         Ok(Ok((link, Frame::Hello(hello)))) => return Some((link, hello)),
         Ok(Ok(_)) | Err(_) => "no hello".to_owned(),
-        // A replica that ends, or whose front leaves, while it dials: a stranger who hung up has tried no key either.
+        // A replica at its end, or of a leaving front, in the middle of a dial: a stranger who hung up has tried no key
+        // either.
         Ok(Err(error)) if hung_up(error.kind()) => return None,
         Ok(Err(error)) => error.to_string(),
     };
@@ -114,7 +115,7 @@ async fn receive(mut link: Link<TlsStream<TcpStream>>, hello: Hello, visit: u64,
             Ok(welcome) => welcome,
             Err(_) => return,
         },
-        // A replica says nothing before it is answered: it has hung up.
+        // A replica says nothing before its answer: any read means a hang-up.
         _ = link.read() => {
             // The main loop may have ended first.
             let _ = door.send(Door::Left { incarnation }).await;

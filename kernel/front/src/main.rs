@@ -1,4 +1,5 @@
-//! `hop-front`: reads on standard input what to run, and says on standard output what became of it (`owner`); or is a kernelspec's `argv` (`launcher`).
+//! `hop-front`: reads its orders on standard input, and reports on standard output (`owner`); or is a kernelspec's
+//! `argv` (`launcher`).
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -98,7 +99,7 @@ async fn front() -> Result<bool> {
     run::run(start, wishes).await
 }
 
-/// A front for a client that says nothing more: it ends with the client.
+/// A front for a client without further words: the front ends with the client.
 async fn launched(start: Start) -> Result<bool> {
     let (wish, wishes) = mpsc::channel(1);
     tokio::spawn(async move {

@@ -1,4 +1,4 @@
-//! The end of a cell whose Jupyter server had gone: what it showed, or that it was lost, is kept beside the kernel's state
+//! The end of a cell whose Jupyter server had gone: outputs, or the news of a loss, are kept beside the kernel's state
 //! and shown at the first cell of the notebook's next opening.
 
 use hop_protocol::jupyter::Envelope;
@@ -11,10 +11,10 @@ use std::path::Path;
 
 const FILE: &str = "meanwhile";
 
-/// Bytes of outputs that are kept; what follows them is dropped, and that is said.
+/// Bytes of outputs to keep; everything behind is dropped, with a note.
 const KEEP: usize = 8 << 20;
 
-/// Characters of a lost cell's first line that name it.
+/// Characters of a lost cell's first line, used as its name.
 const NAME: usize = 60;
 
 /// What happened after the server had gone.
@@ -23,7 +23,7 @@ pub struct Meanwhile {
     pub outputs: Vec<Output>,
     /// First lines of the cells that were in their middle when the kernel was saved.
     pub lost: Vec<String>,
-    /// First lines of those that had not begun.
+    /// First lines of the unbegun cells.
     pub not_run: Vec<String>,
     /// Outputs that were not kept.
     pub dropped: u64,
@@ -58,7 +58,7 @@ impl Meanwhile {
         self.outputs.is_empty() && self.lost.is_empty() && self.not_run.is_empty()
     }
 
-    /// Writes it beside the kernel's state, if there is anything to tell.
+    /// Writes the news beside the kernel's state, if any.
     ///
     /// # Errors
     /// The file system's.
@@ -72,7 +72,7 @@ impl Meanwhile {
         Ok(())
     }
 
-    /// Takes what an earlier front has written; it is told once.
+    /// Takes the news written by an earlier front; the news is told once.
     pub fn take(kernel: &Path) -> Option<Self> {
         let path = kernel.join(FILE);
         let text = std::fs::read(&path).ok()?;
@@ -95,7 +95,7 @@ fn output_of(message: &Message) -> Option<Output> {
     })
 }
 
-/// The first line of a cell's code, by which its user knows it.
+/// The first line of a cell's code, as known to its user.
 pub fn name_of(request: &Message) -> String {
     let content = Envelope::parse(request).ok().map(|e| e.content);
     let content = content.and_then(|c| serde_json::from_slice::<Value>(&c).ok());

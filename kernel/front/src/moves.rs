@@ -21,6 +21,8 @@ pub enum Input {
     Off(Incarnation),
     /// A replica is to be started: the kernel's last one has left, or was lost.
     Start,
+    /// The kernel's group has elected this replica.
+    Elected(Incarnation),
     /// A replica is connected, and works.
     Up(Incarnation),
 }
@@ -38,6 +40,8 @@ pub enum Act {
     Drop(Incarnation),
     /// The tenure goes to the replica that waits.
     Switch(Incarnation),
+    /// The replica that waited is the kernel's now.
+    Adopt(Incarnation),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -87,6 +91,11 @@ impl Moves {
                 _ => Vec::new(),
             },
             Input::Start => self.start(),
+            Input::Elected(to) => match self.now.take() {
+                Some((at, _)) if at == to => vec![Act::Adopt(to)],
+                Some((other, _)) => vec![Act::Drop(other)],
+                None => Vec::new(),
+            },
             Input::Up(incarnation) => self.up(incarnation),
         }
     }
@@ -229,6 +238,22 @@ mod tests {
             &moves.handle(Input::Up(Incarnation(5)))[..],
             [Act::Failed(N, _)]
         ));
+    }
+
+    #[test]
+    fn a_group_elects_the_replica_that_waits_or_another_one() {
+        let waits = [Input::Asked(N), Input::Prepared(N), Input::Waits(N)];
+        let mut moves = so_far(&waits);
+        assert_eq!(moves.handle(Input::Elected(N)), [Act::Adopt(N)]);
+        assert!(!moves.expects(N));
+        assert_eq!(
+            moves.handle(Input::Gone(N)),
+            [],
+            "the kernel's life, and no move's"
+        );
+        let mut moves = so_far(&waits);
+        assert_eq!(moves.handle(Input::Elected(Incarnation(5))), [Act::Drop(N)]);
+        assert_eq!(moves.handle(Input::Start), []);
     }
 
     #[test]

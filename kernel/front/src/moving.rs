@@ -5,12 +5,14 @@ use crate::launch::{self, Order, Prepared};
 use crate::moves::{Act, Input, Moves};
 use hop_protocol::link::Item;
 use hop_protocol::message::{Hello, Note, Welcome};
+use hop_protocol::wait;
 use hop_words::id::Incarnation;
 use hop_words::replica::SeatPlan;
 use std::time::Duration;
+use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::Instant;
 
 /// The end of a preparation.
 pub(crate) type Preparation = (Incarnation, anyhow::Result<Prepared>);
@@ -57,11 +59,10 @@ impl Moving {
         let Some(prepared) = &mut self.prepared else {
             return std::future::pending().await;
         };
-        let due = self.due;
         tokio::select! {
             // An error means that the process is gone.
             _ = prepared.process.wait() => {}
-            () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => {}
+            () = wait::at(self.due) => {}
         }
         prepared.place.incarnation
     }
@@ -92,17 +93,18 @@ impl Moving {
                 self.drop_prepared();
                 None
             }
-            // [`Self::asked`] and [`Self::start`] do these.
-            Act::Prepare(_) | Act::Switch(_) => None,
+            // [`Self::asked`], [`Self::start`] and [`Self::elected`] do these.
+            Act::Prepare(_) | Act::Switch(_) | Act::Adopt(_) => None,
         }
     }
 
-    /// The kernel's replica asks for a move into this seat.
-    pub(crate) fn asked(&mut self, plan: SeatPlan, order: Order) -> Vec<Item> {
+    /// The kernel's replica asks for a move into this seat, and `member` for no other.
+    pub(crate) fn asked(&mut self, plan: SeatPlan, member: bool, order: Order) -> Vec<Item> {
         let incarnation = plan.incarnation;
         let said = self.handle(Input::Asked(incarnation));
         if self.moves.expects(incarnation) {
-            self.task = Some(tokio::spawn(prepare(order, plan, self.ends.clone())));
+            let ends = self.ends.clone();
+            self.task = Some(tokio::spawn(prepare(order, plan, member, ends)));
         }
         said
     }
@@ -153,6 +155,22 @@ impl Moving {
         }
     }
 
+    /// The kernel's group has elected this replica. Returns its process, if it was prepared here.
+    pub(crate) fn elected(&mut self, incarnation: Incarnation) -> Option<Child> {
+        let acts = self.moves.handle(Input::Elected(incarnation));
+        match acts.first() {
+            Some(Act::Adopt(_)) => {
+                (self.waits, self.due) = (None, None);
+                self.prepared.take().map(|prepared| prepared.process)
+            }
+            Some(_) => {
+                self.drop_prepared();
+                None
+            }
+            None => None,
+        }
+    }
+
     /// The replica at the door whose tenure is open now.
     pub(crate) fn take_knock(&mut self, incarnation: Incarnation) -> Option<Knock> {
         self.waits.take_if(|(hello, _)| hello.incarnation == incarnation)
@@ -180,9 +198,9 @@ impl Moving {
     }
 }
 
-async fn prepare(order: Order, plan: SeatPlan, ends: mpsc::UnboundedSender<Preparation>) {
+async fn prepare(order: Order, plan: SeatPlan, member: bool, ends: mpsc::UnboundedSender<Preparation>) {
     let incarnation = plan.incarnation;
-    let done = launch::prepare(&order, &plan).await;
+    let done = launch::prepare(&order, &plan, member).await;
     // The front may have ended first.
     let _ = ends.send((incarnation, done));
 }

@@ -19,7 +19,7 @@ pub struct Start {
     pub kernel: KernelId,
     /// The lowest number that the kernel's replica may have: the owner counts its starts.
     pub incarnation: Incarnation,
-    /// The user restarted the kernel: its namespace is to be empty, whatever its state says.
+    /// The user restarted the kernel: the namespace is to be empty, whatever the state says.
     #[serde(default)]
     pub fresh: bool,
     /// Grows with every front of the kernel.
@@ -39,10 +39,10 @@ pub struct Start {
     pub mem_mib: Option<u64>,
     #[serde(default)]
     pub cpus: Option<u16>,
-    /// Replicas that the kernel should have; absent: as its pool's kernels.
+    /// Number of replicas for the kernel; absent: as for its pool's kernels.
     #[serde(default)]
     pub replicas: Option<Replicas>,
-    /// The notebook that the kernel belongs to. A kernel with one is saved when its owner goes, and found again.
+    /// The notebook that the kernel belongs to. A kernel of a notebook is saved when its owner goes, and found again.
     #[serde(default)]
     pub notebook: Option<Notebook>,
 }
@@ -95,7 +95,7 @@ pub enum Said {
     Launched {
         #[serde(flatten)]
         ports: Ports,
-        /// The one that was asked for, or a saved one of the same notebook.
+        /// The requested kernel, or a saved kernel of the same notebook.
         kernel: KernelId,
     },
     /// The kernel runs there.
@@ -109,7 +109,7 @@ pub enum Said {
 /// Whether the owner reads our events.
 static READ: AtomicBool = AtomicBool::new(true);
 
-/// The owner is a client that shows its kernels' output to people: it only learns why a kernel died.
+/// The owner is a client that shows its kernels' output to people: only the reason for a kernel's death is reported.
 pub fn speak_to_people() {
     READ.store(false, Ordering::Relaxed);
 }

@@ -21,6 +21,7 @@ use hop_protocol::jupyter::{Channel, Envelope};
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::message::{Hello, Note, Over, VERSION, Welcome};
 use hop_protocol::retain::ranges;
+use hop_protocol::wait;
 use hop_words::clock::now;
 use hop_words::id::{Incarnation, JobId, NodeName, Tenure};
 use hop_words::replica::Replicas;
@@ -32,7 +33,7 @@ use std::time::Duration;
 use tokio::process::Child;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
-use tokio::time::{Instant, interval, sleep, sleep_until};
+use tokio::time::{Instant, interval, sleep};
 
 /// How long after a kernel's death was told its open requests are answered: a client that watches the kernel's process
 /// looks every second or so, and is to learn of the death first.
@@ -268,27 +269,6 @@ fn states(start: &Start) -> Option<States> {
     })
 }
 
-async fn receive<T>(input: &mut Option<(u64, mpsc::Receiver<T>)>) -> Option<T> {
-    match input {
-        Some((_, rx)) => rx.recv().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn maybe_at(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn maybe_exit(child: &mut Option<Child>) -> std::io::Result<std::process::ExitStatus> {
-    match child {
-        Some(child) => child.wait().await,
-        None => std::future::pending().await,
-    }
-}
-
 impl Main {
     /// True: the kernel died.
     async fn main_loop(&mut self, mut inputs: Inputs) -> Result<bool> {
@@ -305,7 +285,7 @@ impl Main {
                 event = inputs.clients.recv() => if let Some((Some(channel), event)) = event {
                     self.on_client(channel, event);
                 },
-                frame = receive(&mut self.frames) => match frame {
+                frame = wait::on(&mut self.frames, async |(_, frames)| frames.recv().await) => match frame {
                     Some(frame) => {
                         self.on_replica(frame);
                         self.on_more();
@@ -321,7 +301,7 @@ impl Main {
                     self.say_all(said);
                 },
                 incarnation = self.moving.gone() => self.moves(moves::Input::Gone(incarnation)),
-                _ = maybe_exit(&mut self.process) => {
+                _ = wait::on(&mut self.process, Child::wait) => {
                     self.process = None;
                     self.live(Input::ProcessGone);
                 }
@@ -329,9 +309,9 @@ impl Main {
                 _ = interrupt.recv() => self.sockets.send(Item::Note(Note::Interrupt)),
                 Some(wish) = inputs.wishes.recv() => self.part(wish),
                 Some(()) = inputs.wakes.recv() => self.live(Input::Wanted),
-                () = maybe_at(self.obituary_at) => self.send_obituaries(),
-                () = maybe_at(self.ack_at) => self.send_acks(),
-                () = maybe_at(self.over_at) => break,
+                () = wait::at(self.obituary_at) => self.send_obituaries(),
+                () = wait::at(self.ack_at) => self.send_acks(),
+                () = wait::at(self.over_at) => break,
                 _ = tick.tick() => self.look_around(),
             }
             self.settle();
@@ -485,7 +465,8 @@ impl Main {
     /// Whether the kernel's group has elected this replica. A replica that was here before comes back in tenures of its own.
     fn is_elected(&self, hello: &Hello) -> bool {
         let new = Some(hello.incarnation) != self.expected || hello.front_epoch == 0;
-        new && self.file.launch.replicas != Replicas::One
+        new && !hello.standby
+            && self.file.launch.replicas != Replicas::One
             && hello.version == VERSION
             && hello.kernel == self.start.kernel
             && hello.tenure > self.front.tenure()
@@ -520,7 +501,11 @@ impl Main {
             // Another replica took office meanwhile.
             return;
         }
-        self.process = process;
+        let elected = self.elected.as_ref().is_some_and(|(h, _)| h.tenure == tenure);
+        self.process = match elected {
+            true => self.moving.elected(incarnation),
+            false => process,
+        };
         self.sockets.out = None;
         if self.met {
             self.sockets.new_stream();
@@ -597,7 +582,7 @@ impl Main {
 
     fn on_door(&mut self, said: Door) {
         match said {
-            Door::Knock { hello, answer } if self.moving.expects(hello.incarnation) => {
+            Door::Knock { hello, answer } if hello.standby && self.moving.expects(hello.incarnation) => {
                 let said = self.moving.knocked(hello, answer);
                 self.say_all(said);
             }
@@ -720,9 +705,9 @@ impl Main {
     /// Notes of the replica that concern a move.
     fn of_move(&mut self, item: &Item) {
         match item {
-            Item::Note(Note::MoveAsked { seat }) => {
+            Item::Note(Note::MoveAsked { seat, member }) => {
                 let order = self.order();
-                let said = self.moving.asked(seat.clone(), order);
+                let said = self.moving.asked(seat.clone(), *member, order);
                 self.say_all(said);
             }
             Item::Note(Note::MoveOff { incarnation }) => self.moves(moves::Input::Off(*incarnation)),

@@ -1,4 +1,4 @@
-//! The five sockets on which clients reach a kernel, and the numbered stream of items to its replica.
+//! The five sockets on which clients reach a kernel, and the numbered stream of items to the kernel's replica.
 
 use crate::core::Wire;
 use crate::owner::{Ports, Start};
@@ -111,7 +111,7 @@ pub(crate) async fn bind(
     let bind = async |kind, port, channel| {
         Server::bind(kind, &at(port), Limits::default(), admit, channel, tx.clone()).await
     };
-    // iopub first: a client wants to hear everything that it starts.
+    // iopub first: a client wants to hear all output of its own requests.
     let iopub = bind(ServerKind::XPub, start.ports.iopub_port, Some(Channel::Iopub)).await?;
     let shell = bind(ServerKind::Router, start.ports.shell_port, Some(Channel::Shell)).await?;
     let control = bind(

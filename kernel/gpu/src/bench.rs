@@ -1,5 +1,5 @@
-//! `hop gpu bench`: the cost of the driver's checkpoint on this machine, beside its copy bandwidth. The process under
-//! test is our own and holds a known pattern. Rung (b) needs a framework and is measured by `bench/gpu/`.
+//! `hop gpu bench`: the cost of the driver's checkpoint on this machine, beside the machine's copy bandwidth. The
+//! process under test is our own and holds a known pattern. Rung (b) needs a framework and is measured by `bench/gpu/`.
 
 use crate::driver::{DriverError, GpuUuid};
 use crate::libcuda::LibCuda;

@@ -55,7 +55,7 @@ pub struct Company<'a> {
     pub restart: &'a dyn Restart,
     /// Only this rung, if any: for measurements and for `--rung`.
     pub only: Option<Rung>,
-    /// A cell runs in the process: it is stopped where it stands, by the driver alone, and isn't told.
+    /// A cell runs in the process: the driver alone stops the process in place, without a word to the process.
     pub mid_cell: bool,
 }
 
@@ -253,7 +253,7 @@ fn plain(look: &Look, chosen: &Chosen, outcome: Outcome) -> Report {
     }
 }
 
-/// Rung (a): a process that never touched CUDA has left nothing, and that is looked at, not believed.
+/// Rung (a): a process that never touched CUDA has left nothing; a look proves so.
 fn nothing(site: &Site, look: &Look) -> Outcome {
     let procs = &site.sources.procs;
     let left = proof::look(&procs.tree(look.pid), procs, site.sample_or_gap().as_ref());
@@ -270,7 +270,7 @@ fn restart(site: &Site, look: &Look, company: &Company<'_>) -> Result<Outcome, C
     if let Err(why) = company.restart.restart(look.pid) {
         return Ok(Outcome::NotParked { why });
     }
-    // Bringing it back is the agent's: the next cell restores the variables once the device is there.
+    // Bringing the process back is the agent's part: the next cell restores the variables once the device is there.
     let halves = Halves {
         inside: true,
         driver: false,
@@ -293,7 +293,7 @@ fn restart(site: &Site, look: &Look, company: &Company<'_>) -> Result<Outcome, C
 /// needs nothing.
 ///
 /// # Errors
-/// It isn't the caller's, isn't parked, or can't come back onto these devices.
+/// The process isn't the caller's, isn't parked, or can't come back onto these devices.
 pub fn unpark(site: &Site, pid: Pid, given: &[Place], company: &Company<'_>) -> Result<Report, ClimbError> {
     let look = site.look_from_outside(pid)?;
     let records = site.records(look.uid);

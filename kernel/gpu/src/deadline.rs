@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// Runs `work` on a thread of its own; `None` if it isn't done in time.
+/// Runs `work` on a separate thread; `None` means not done in time.
 pub fn within<T: Send + 'static>(deadline: Duration, work: impl FnOnce() -> T + Send + 'static) -> Option<T> {
     let (tell, told) = mpsc::channel();
     std::thread::spawn(move || {

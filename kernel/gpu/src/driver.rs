@@ -72,7 +72,7 @@ impl Api {
     }
 }
 
-/// A device's UUID, as NVML prints it (`GPU-...`) and the driver wants it (16 bytes).
+/// A device's UUID, as printed by NVML (`GPU-...`) and as wanted by the driver (16 bytes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct GpuUuid(pub [u8; 16]);
@@ -229,7 +229,7 @@ pub fn meaning(code: i32) -> &'static str {
 pub trait Driver: Send + Sync {
     fn api(&self) -> Option<Api>;
 
-    /// Does one step; for [`Step::State`] the state found, otherwise the state that the step leads to.
+    /// Does a step; for [`Step::State`] the state found, otherwise the step's resulting state.
     fn step(&self, pid: Pid, step: &Step) -> Result<ProcessState, DriverError>;
 }
 

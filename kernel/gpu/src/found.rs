@@ -58,7 +58,7 @@ impl Default for Sources {
     }
 }
 
-/// The machine: its driver and its NVML, either of which may be absent.
+/// The machine: driver and NVML, either possibly absent.
 pub struct Site {
     pub sources: Sources,
     pub telemetry: Result<Arc<Telemetry>, Absent>,
@@ -147,7 +147,7 @@ impl Site {
         self.nvml(Telemetry::sample)
     }
 
-    /// The same for a proof: an NVML that is there and doesn't answer in time is a gap, not an absence.
+    /// The same for a proof: an NVML present but late with its answer is a gap, not an absence.
     pub fn sample_or_gap(&self) -> Option<Sample> {
         let gap = || Sample {
             at_us: 0,
@@ -174,17 +174,17 @@ impl Site {
     /// Gathers the facts on one process.
     ///
     /// # Errors
-    /// There is no such process, or it isn't the caller's.
+    /// No such process exists, or the process isn't the caller's.
     pub fn look(&self, pid: Pid) -> Result<Look, LookError> {
         let mut look = self.look_from_outside(pid)?;
         look.found.inside = self.inside(pid, look.uid);
         Ok(look)
     }
 
-    /// As [`Self::look`], without the process's agent, which can't answer while its process stands still.
+    /// As [`Self::look`], without the process's agent, which can't answer while the process stands still.
     ///
     /// # Errors
-    /// There is no such process, or it isn't the caller's.
+    /// No such process exists, or the process isn't the caller's.
     pub fn look_from_outside(&self, pid: Pid) -> Result<Look, LookError> {
         let procs = &self.sources.procs;
         let gone = |_| LookError::NoProcess { pid };

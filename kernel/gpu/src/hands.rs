@@ -1,6 +1,6 @@
 //! Making the machine's calls for real, each with a deadline.
 //!
-//! A driver call that doesn't come back is left behind on its thread. Only this process's end ends it, so long-lived
+//! A driver call without a return is left behind on its thread. Only this process's end ends such a call, so long-lived
 //! processes run `hop gpu` as a child.
 
 use crate::Pid;
@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 const SETTLE: Duration = Duration::from_secs(2);
 /// How long the running kernels of a process may take before a lock gives up.
 const LOCK: Duration = Duration::from_secs(10);
-/// No copy is slower than this, in bytes a second; deadlines grow with what is to be moved.
+/// No copy is slower than this, in bytes a second; deadlines grow with the amount to be moved.
 const SLOWEST: u64 = 200 << 20;
 
 /// What happened, call by call.
@@ -222,7 +222,7 @@ impl<'a> Hands<'a> {
         }
     }
 
-    /// Device memory and files that the process and its children still have.
+    /// Device memory and files still in use by the process and its children.
     pub fn left(&self) -> proof::Left {
         let procs = &self.site.sources.procs;
         let sample = self.site.sample_or_gap();

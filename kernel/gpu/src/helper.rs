@@ -1,9 +1,9 @@
-//! The privileged helper, for sites whose driver lets only root checkpoint. It has one verb: one checkpoint step on
-//! one process, for the user who owns the process.
+//! The privileged helper, for sites whose driver lets only root checkpoint. The helper has a single verb: one
+//! checkpoint step on one process, for the user who owns the process.
 //!
 //! The caller's uid is Linux's report for the socket's other end (SO_PEERCRED). The target's four user ids must all
-//! equal this uid. Its start time must equal the caller's word, so a reused pid is not touched. Root may ask for any
-//! process.
+//! equal this uid. The process's start time must equal the caller's word, which protects a reused pid. Root may ask for
+//! any process.
 
 use crate::Pid;
 use crate::driver::{Api, Driver, DriverError, ProcessState, Step};
@@ -97,7 +97,7 @@ struct Caller {
 
 impl Callers {
     fn now(&self) -> MutexGuard<'_, BTreeMap<u32, usize>> {
-        // A number is changed in one step, so a panic leaves none half-changed.
+        // A number changes in one step, so a panic leaves no number half-changed.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -144,7 +144,7 @@ impl Helper {
         }
     }
 
-    /// Serves until the listener breaks. One caller's failure, or a passing shortage, ends nobody else's service.
+    /// Serves until the listener breaks. A caller's failure, or a passing shortage, doesn't end the service of others.
     ///
     /// # Errors
     /// Accepting failed for good.
@@ -263,7 +263,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// `api`: generation of the driver that the helper will load, which is also loaded here.
+    /// `api`: generation of the driver to be loaded by the helper, also loaded here.
     pub fn new(socket: PathBuf, api: Option<Api>, procs: Procs, deadline: Duration) -> Self {
         Self {
             socket,
@@ -273,7 +273,8 @@ impl Client {
         }
     }
 
-    /// Whether somebody listens, and is root: the path's directory proves nothing to a caller who can't read it.
+    /// Whether somebody listens, and is root: the path's directory proves nothing to a caller without access to the
+    /// directory.
     pub fn is_there(&self) -> bool {
         self.connect().is_ok()
     }

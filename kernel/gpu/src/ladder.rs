@@ -1,4 +1,4 @@
-//! The ladder: which rung takes a process off the device, as a pure function of what was found.
+//! The ladder: the rung on which a process leaves the device, as a pure function of the findings.
 //!
 //! (a) The process never touched CUDA: nothing to do. (b) Copy out the frameworks' memory, then take the driver's
 //! checkpoint (c) of the small rest. (c) alone takes everything if (b) can't. (d) Save the state, restart the
@@ -78,7 +78,7 @@ pub struct Found {
     pub mps: Known,
     /// The process was started for checkpoints with CUDA IPC (driver 610, `cuda-checkpoint --launch-job`).
     pub ipc_job: bool,
-    /// Host memory that the process may still take, and the limit that bounds it; `None`: unlimited as far as known.
+    /// Host memory still allowed to the process, and the limit behind the number; `None`: unlimited as far as known.
     pub host_left: Option<HostLeft>,
     /// Other processes of the process's tree that hold a device file.
     pub children: Vec<Pid>,
@@ -213,7 +213,7 @@ pub struct Chosen {
     pub passed_over: PassedOver,
 }
 
-/// No rung leads off the device: the kernel keeps its lease, or its user is told.
+/// No rung leads off the device: the kernel keeps its lease, or the user is told.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Refusal {
     pub passed_over: PassedOver,
@@ -290,8 +290,8 @@ fn against_copy_out(found: &Found) -> Vec<Reason> {
     reasons
 }
 
-/// Reasons against stopping the process in its running cell and taking it off by the driver alone: all reasons
-/// against rung (c), and that it couldn't go on with just any GPU later. `gpus`: number of GPUs in this machine;
+/// Reasons against stopping the process in its running cell and taking the process off by the driver alone: all reasons
+/// against rung (c), and the lack of a way to go on with just any GPU later. `gpus`: number of GPUs in this machine;
 /// `None` means unknown.
 pub fn against_mid_cell(found: &Found, state: Option<ProcessState>, gpus: Option<usize>) -> Vec<Reason> {
     if !found.touched && found.children.is_empty() {

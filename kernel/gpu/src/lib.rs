@@ -1,10 +1,9 @@
-//! Off the GPU and back on: which way a process's GPU state can leave the device, the way there and back, and the
-//! proof that nothing was left behind.
+//! Off the GPU and back on: the ways of a process's GPU state off the device and back, and the proof of a clean device.
 //!
 //! - [`ladder`]: the choice, a pure function of what was [`found`].
 //! - [`machine`]: park and unpark as a pure state machine; [`climb`] drives it with real [`hands`].
 //! - [`driver`] and [`libcuda`]: the driver's checkpoint calls, loaded at run time.
-//! - [`inside`]: the talk with `gresshopper.gpu` in the process, which copies out what the frameworks hold.
+//! - [`inside`]: the talk with `gresshopper.gpu` in the process, which copies out the frameworks' memory.
 //! - [`helper`]: the privileged helper for sites whose driver refuses the owner.
 //! - [`proof`] and [`telemetry`]: what NVML and the device files say.
 //!

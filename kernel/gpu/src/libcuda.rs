@@ -1,8 +1,8 @@
 //! `libcuda.so.1`, loaded at run time: the checkpoint calls in both generations, and the few memory calls that a
 //! reservation and the benchmark need.
 //!
-//! Loading maps the library only; `cuInit` opens the device files, and is called on first need. Functions are looked
-//! up one by one: an old driver lacks some calls, which is no error.
+//! Loading maps the library only; `cuInit` opens the device files, and is called on first need. Functions are looked up
+//! one by one: an old driver may lack some calls without any error.
 
 use crate::Pid;
 use crate::driver::{Api, CUDA_ERROR_NOT_INITIALIZED, Driver, DriverError, GpuUuid, ProcessState, Step};
@@ -78,10 +78,10 @@ pub enum LoadError {
     Version { code: i32 },
 }
 
-/// Looks `name` up and calls it with the arguments given: one line a call, and the type in sight.
+/// Looks `name` up and calls the function with the given arguments: a line per call, with the type in sight.
 macro_rules! call {
     ($self:ident, $name:literal, ($($ty:ty),*), ($($arg:expr),*)) => {{
-        // SAFETY: the type is the driver API's declaration of this function; it is `extern "C"` and returns CUresult.
+        // SAFETY: the type is the driver API's declaration of this function: `extern "C"`, returning CUresult.
         match unsafe { $self.lib.get::<unsafe extern "C" fn($($ty),*) -> c_int>(concat!($name, "\0").as_bytes()) } {
             // SAFETY: each pointer passed points to a live value of the declared type for the length of the call.
             Ok(f) => checked($name, unsafe { f($($arg),*) }),
@@ -104,7 +104,7 @@ impl LibCuda {
     /// Loads `path`, or `libcuda.so.1` from the loader's places.
     ///
     /// # Errors
-    /// There is no such library, or it is no driver.
+    /// No such library exists, or the library is no driver.
     pub fn load(path: Option<&Path>) -> Result<Self, LoadError> {
         let name = path.unwrap_or_else(|| Path::new(LIBCUDA));
         let shown = || name.display().to_string();
@@ -141,7 +141,7 @@ impl LibCuda {
     /// Opens the device files. Calling it again costs nothing.
     ///
     /// # Errors
-    /// No device, or none that this process may open.
+    /// No device, or no device open to this process.
     pub fn init(&self) -> Result<(), DriverError> {
         call!(self, "cuInit", (c_uint), (0))
     }
@@ -240,7 +240,7 @@ impl LibCuda {
         )
     }
 
-    /// The driver's number of the device with this UUID, or of the first one.
+    /// The driver's number of the device with this UUID, or of the first device.
     fn device(&self, uuid: Option<GpuUuid>) -> Result<c_int, DriverError> {
         let mut count: c_int = 0;
         call!(self, "cuDeviceGetCount", (*mut c_int), (&raw mut count))?;
@@ -346,7 +346,7 @@ impl Session {
     }
 
     /// # Errors
-    /// The host has not that much, or it can't be page-locked.
+    /// The host lacks the memory, or the memory can't be page-locked.
     pub fn pin(&self, bytes: usize) -> Result<PinnedMemory<'_>, DriverError> {
         let cuda = self.cuda;
         let mut at: *mut c_void = std::ptr::null_mut();
@@ -365,7 +365,7 @@ impl Session {
 }
 
 impl DeviceMemory<'_> {
-    /// Fills the memory, so that the device really holds pages.
+    /// Fills the memory, for the device really to hold pages.
     ///
     /// # Errors
     /// The driver's.

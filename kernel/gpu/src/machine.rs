@@ -1,4 +1,4 @@
-//! Park and unpark as a pure state machine: what to call next, given what the last call answered.
+//! Park and unpark as a pure state machine: the next call, given the last call's answer.
 //!
 //! Each call may succeed, fail, or not come back in time; after the latter two the machine doesn't guess but asks
 //! the driver for the process's state. It always ends, and each ending says where the data is. Deadlines are the
@@ -57,8 +57,8 @@ pub enum Outcome {
     /// The CUDA context is back on the device; what the frameworks held is still in host memory, intact. May be
     /// tried again.
     HalfBack { why: String },
-    /// The driver left the process unusable. `frameworks_in_host`: the frameworks' memory is readable in the
-    /// process's host memory, so that rung (d) can save it.
+    /// The driver left the process unusable. `frameworks_in_host`: the frameworks' memory is readable in the process's
+    /// host memory, and rung (d) can save the memory.
     Broken { why: String, frameworks_in_host: bool },
 }
 

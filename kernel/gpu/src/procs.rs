@@ -70,7 +70,7 @@ impl Procs {
         self.proc.join(pid.to_string()).join(file)
     }
 
-    /// The process's start, in clock ticks since boot: with the pid it names one process for ever.
+    /// The process's start, in clock ticks since boot: together with the pid the name of a process for ever.
     ///
     /// # Errors
     /// There is no such process.
@@ -190,7 +190,7 @@ fn stat_field(stat: &str, field: usize) -> Option<u64> {
     after.split_whitespace().nth(field.checked_sub(3)?)?.parse().ok()
 }
 
-/// Whether a path may be trusted with what only its owner may read: a directory of `uid`'s with mode 0700.
+/// Whether a path may be trusted with secrets of its owner: a directory of `uid`'s with mode 0700.
 ///
 /// # Errors
 /// It is not.

@@ -27,7 +27,7 @@ pub struct Record {
     pub frameworks_bytes: u64,
     /// The context is back on the device, the frameworks' share is not.
     pub half_back: bool,
-    /// A cell runs in the process, which wasn't told: nothing in it is to be told of the way back either.
+    /// A cell runs in the process, which wasn't told: nothing there is to be told of the way back either.
     #[serde(default)]
     pub mid_cell: bool,
 }
@@ -50,8 +50,8 @@ impl Record {
 
 /// Where records of `uid`'s processes lie.
 ///
-/// Root may work on a user's processes, in a directory that the user can change under its feet; so everything goes
-/// through a descriptor of the directory, follows no link, and waits for no pipe.
+/// Root may work on a user's processes, in a directory open to the user's changes at any time; everything therefore
+/// goes through a descriptor of the directory, follows no link, and waits for no pipe.
 #[derive(Debug, Clone)]
 pub struct Records {
     uid: u32,
@@ -81,7 +81,7 @@ impl Records {
     /// Writes the record, in place of an older one.
     ///
     /// # Errors
-    /// There is no directory that is the owner's alone, or it can't be written.
+    /// No directory belongs to the owner alone, or the file can't be written.
     pub fn put(&self, record: &Record) -> io::Result<()> {
         let dir = self.private_dir()?;
         let name = Self::name(record.pid);
@@ -101,7 +101,7 @@ impl Records {
         let mut last = io::Error::from(io::ErrorKind::NotFound);
         for path in &self.dirs {
             if fs::mkdir(path, Mode::RWXU).is_ok() {
-                // A new directory is ours until it is given away; anything else in its place fails the check.
+                // A new directory is ours until given away; anything else in its place fails the check.
                 self.give(&fs::open(path, DIRECTORY, Mode::empty())?)?;
             }
             match self.open(path) {
@@ -150,7 +150,7 @@ impl Records {
     }
 }
 
-/// Removes the leavings of an ended process: its record, and its agent's socket.
+/// Removes the leavings of an ended process: the record, and the agent's socket.
 pub fn forget(uid: u32, pid: u32) {
     let Ok(pid) = Pid::try_from(pid) else { return };
     let records = Records::of(uid, None);

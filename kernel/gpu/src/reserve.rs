@@ -46,7 +46,7 @@ pub enum NoRoom {
 /// Decides by what NVML says.
 ///
 /// # Errors
-/// NVML already says that there is no room.
+/// NVML already reports a lack of room.
 pub fn means(want: Want, sample: Option<&Sample>) -> Result<Means, NoRoom> {
     let Some(sample) = sample else {
         return Ok(Means::Hold);
@@ -76,7 +76,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Starts `command` (which must end in [`hold`]) and waits until it has the memory.
+    /// Starts `command` (which must end in [`hold`]) and waits until the command has the memory.
     ///
     /// # Errors
     /// No room, or no answer in time.

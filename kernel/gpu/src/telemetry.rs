@@ -1,8 +1,8 @@
 //! NVML's data as samples, by which a lease is charged: per device (MIG instances by their own UUID) and per process.
 //! A value that a device doesn't offer is absent. A machine without NVML is [`Absent`], and its reason can be shown.
 //!
-//! While a [`Telemetry`] is open this process holds device files. Callers that must prove a device empty from outside
-//! use a process of its own.
+//! While a [`Telemetry`] is open this process holds device files. Callers in need of a proof of emptiness from outside
+//! use a separate process.
 
 use crate::Pid;
 use crate::deadline::within;
@@ -171,7 +171,7 @@ impl Telemetry {
     }
 }
 
-/// A lease's use between samples, by which it is charged.
+/// A lease's use between samples, the basis of the charge.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Charge {
     /// Time that each device was held, summed over the devices, in seconds.
@@ -184,8 +184,8 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Adds the use between two samples of these devices (whole ones or MIG instances, by UUID), which one lease held
-    /// all the time. A MIG instance has no energy of its own, and is charged none.
+    /// Adds the use between two samples of these devices (whole devices or MIG instances, by UUID), held by a single
+    /// lease all the time. A MIG instance has no energy of its own, and is charged none.
     pub fn add(&mut self, before: &Sample, after: &Sample, devices: &[String], processes: &[Pid]) {
         let seconds = after.at_us.saturating_sub(before.at_us) as f64 / 1e6;
         let mut bytes = 0;

@@ -1,7 +1,7 @@
 //! The address of each seat and the keys of all, in the user's home.
 //!
-//! A keeper that has begun to listen writes the file `seats/<job>`; another one reads it before it dials. The keys are made
-//! by the first keeper of the user, and admit the user's own keepers alone.
+//! A keeper in service writes the file `seats/<job>`; another keeper reads the file before a dial. The keys are made by
+//! the first keeper of the user, and admit the user's own keepers alone.
 
 use hop_protocol::file::make_private;
 use hop_protocol::tls::KernelKeys;
@@ -19,7 +19,7 @@ pub struct Book {
 }
 
 impl Book {
-    /// Opens the book in this folder, which is private to its owner.
+    /// Opens the book in this folder, private to its owner.
     ///
     /// # Errors
     /// If the folder can't be made, or belongs to another user.

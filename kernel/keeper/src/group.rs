@@ -1,8 +1,8 @@
 //! The task of one group: stands for election when due, and carries out the steward's deeds as the leader.
 
 use crate::election::{self, View};
+use crate::event::{Event, Need};
 use crate::hearing::Heard;
-use crate::keeper::{Event, Need};
 use crate::links::{Links, Wire, lock};
 use hop_log::State;
 use hop_log::steward::{self, Deed};

@@ -1,7 +1,8 @@
-//! Live seats, as heard by this seat: one failure detector for a pair of seats, however many groups they share.
+//! Live seats, as heard by this seat: a single failure detector for a pair of seats, however many groups the pair
+//! shares.
 //!
-//! A peer is up while both directions work: this seat hears the peer, and the peer says that it hears this seat. A link that
-//! works in one direction alone can't carry a log.
+//! A peer is up while both directions work: this seat hears the peer, and the peer confirms hearing this seat. A link
+//! that works in one direction alone can't carry a log.
 
 use hop_words::id::JobId;
 use hop_words::time::{Span, Timestamp};
@@ -16,8 +17,8 @@ pub const GONE_AFTER: Span = Span::from_secs(30);
 
 /// Time without a link after which a seat and its executor are lost. A shorter cut costs no running cell.
 pub const LOST_AFTER_RESET: Span = Span::from_secs(1);
-/// Dials in a row that the seat's node refuses, after which the seat is lost: nobody listens there any more. A keeper listens
-/// as long as it lives, so a refusal is no shorter cut; the second one guards against a single odd answer.
+/// Refused dials in a row after which the seat is lost: nobody listens there any more. A keeper listens all its life,
+/// so a refusal is no shorter cut; the second refusal guards against a single odd answer.
 pub const LOST_AFTER_REFUSALS: u32 = 2;
 /// Silence on a link after which a seat is lost.
 pub const LOST_AFTER_SILENCE: Span = Span::from_secs(10);
@@ -41,7 +42,7 @@ pub struct Heard {
 
 #[derive(Debug, Clone, Default)]
 struct Peer {
-    /// Time of the peer's last word; before the first one, the time at which this seat began to listen.
+    /// Time of the peer's last word; before the first word, the time at which this seat began to listen.
     last: Timestamp,
     spoke: bool,
     links: usize,
@@ -72,7 +73,7 @@ impl Hearing {
         }
     }
 
-    /// Follows exactly the seats that share a group with this one.
+    /// Follows exactly the seats with a group in common with this seat.
     pub fn follow(&mut self, seats: &BTreeSet<JobId>, now: Timestamp) {
         self.peers
             .retain(|seat, peer| seats.contains(seat) || peer.links > 0);

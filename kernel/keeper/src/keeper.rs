@@ -1,6 +1,7 @@
 //! The keeper as the seat's process sees it.
 
 use crate::book::Book;
+use crate::event::Event;
 use crate::group::Group;
 use crate::links::{Hosted, Links, Wire, lock};
 use hop_log::State;
@@ -60,30 +61,6 @@ pub enum KernelError {
     Open(#[from] OpenError),
     #[error("the group can't be founded")]
     Found(#[from] ProposeError),
-}
-
-/// A group's lack of replicas, reported once for each change by its leader.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Need {
-    pub group: String,
-    pub replicas: usize,
-    /// Members whose seats are gone: their nodes may have another seat.
-    pub gone: BTreeSet<Incarnation>,
-}
-
-/// Something that the keeper's host has to see to.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Event {
-    Need(Need),
-    /// Another seat has a message for this seat's member of a group that isn't kept here: the member is to join.
-    Invited {
-        group: String,
-        me: Incarnation,
-    },
-    /// The kernel is over, by the word of another of its seats; or those have all gone.
-    Closed {
-        group: String,
-    },
 }
 
 /// A kernel to keep.

@@ -1,13 +1,14 @@
 //! The keeper: the part of a seat's process that keeps the logs of its user's kernels.
 //!
-//! One TLS link for each pair of seats carries the messages of all groups, and pings in both directions. A group has
-//! no timer of its own: its task wakes on an entry, on a change of its members, or when a seat comes or goes. The
-//! leader's duties are `hop_log::steward`'s; this crate carries them out.
+//! A single TLS link for each pair of seats carries the messages of all groups, and pings in both directions. A group
+//! has no timer of its own: the group's task wakes on an entry, on a change of members, or when a seat comes or goes.
+//! The leader's duties are `hop_log::steward`'s; this crate carries them out.
 //!
 //! Hearing ([`hearing`]) and the rule to stand for election ([`election`]) are pure.
 
 mod book;
 pub mod election;
+mod event;
 mod group;
 pub mod hearing;
 mod keeper;
@@ -15,5 +16,6 @@ mod links;
 mod wire;
 
 pub use book::Book;
-pub use keeper::{Event, Keeper, Kernel, KernelError, Need, Settings, StartError};
+pub use event::{Event, Need};
+pub use keeper::{Keeper, Kernel, KernelError, Settings, StartError};
 pub use links::Wire;

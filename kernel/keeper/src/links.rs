@@ -1,8 +1,8 @@
 //! The links to other seats: dialling, accepting, asking, answering, pinging.
 
 use crate::book::Book;
+use crate::event::Event;
 use crate::hearing::{Heard, Hearing, PING_EVERY};
-use crate::keeper::Event;
 use crate::wire::{Frame, Hello, VERSION};
 use bytes::Bytes;
 use hop_protocol::tls::{KernelKeys, TlsError, front_name};
@@ -25,9 +25,9 @@ use tokio_rustls::{TlsAcceptor, TlsConnector};
 const PATIENCE: Duration = Duration::from_secs(1);
 /// The pause after a dial that failed.
 const REDIAL_AFTER: Duration = Duration::from_millis(200);
-/// The pause after a refusal that another one would confirm: a kernel may wait for its next executor.
+/// The pause after a refusal, before the next dial confirms the refusal: a kernel may wait for its next executor.
 const CONFIRMS_AFTER: Duration = Duration::from_millis(50);
-/// Links with one seat: both sides may dial at once, beside one that has fallen silent. Beyond them the oldest ends.
+/// Links with a seat: both sides may dial at once, beside a link fallen silent. Beyond them the oldest ends.
 const LINKS_MAX: usize = 3;
 /// Bytes that may wait on a link, but for a single message: the other side may not listen.
 const WAITING_MAX: usize = 16 << 20;
@@ -457,7 +457,7 @@ impl Drop for InTable {
         lock(&self.link.asked).clear();
         let now = self.links.now();
         self.links.hear(|hearing| hearing.unlinked(self.seat, now));
-        // It is dialled at once, and the others hear who is missing: voters wait for that.
+        // The seat is dialled at once, and the others hear of the missing seat: voters wait for the news.
         self.links.wake.notify_one();
     }
 }

@@ -41,7 +41,7 @@ pub(crate) enum Frame {
         number: u64,
         message: Bytes,
     },
-    /// There is no such member here, or it has stopped.
+    /// No such member exists here, or the member has stopped.
     Refused {
         number: u64,
     },

@@ -36,11 +36,11 @@ pub enum Effect {
     /// The cell has its answer. The reply may go to the client now.
     Answered {
         number: CellNumber,
-        /// The cell's record is committed. `false`: it had none, or a refused one, which the executor proposes again.
+        /// The cell's record is committed. `false`: no record, or a refused record, proposed again by the executor.
         recorded: bool,
     },
     Recorded,
-    /// The store has the effects of all cells through this one.
+    /// The store has the effects of all cells up to and including this cell.
     Settled {
         through: CellNumber,
     },

@@ -21,7 +21,7 @@ pub enum Entry {
     },
     /// A replica is no member any more. Its incarnation never comes back.
     Left { incarnation: Incarnation },
-    /// The executor was lost, or its ipykernel: this tenure begins from what is durable.
+    /// The executor was lost, or its ipykernel: this tenure begins from the durable records.
     Tenure { tenure: Tenure, executor: Incarnation },
     /// The tenure's executor does something.
     Act {
@@ -62,8 +62,8 @@ pub enum Act {
     /// A record taken later than at its cell's end, or by an audit.
     Record {
         record: Record,
-        /// The last cell completed by the record: the effects of this cell and of all before it are in the records up to
-        /// this one. `None`: no cell waited for the record.
+        /// The last cell completed by the record: the effects of this cell and of all cells before are in the records
+        /// up to this record. `None`: no cell waited for the record.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         through: Option<CellId>,
     },

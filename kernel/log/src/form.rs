@@ -18,7 +18,7 @@ const VERSION: u8 = 1;
 
 const HEAD: usize = 12;
 
-/// Bytes that are no entry or state of this version.
+/// Bytes without an entry or state of this version.
 #[derive(Debug, thiserror::Error)]
 pub enum FormError {
     #[error("it is of version {0}, this release reads version {VERSION}")]

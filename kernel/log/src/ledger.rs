@@ -1,8 +1,8 @@
 //! The front's own list of answered cells before their settling.
 //!
 //! After the loss of a majority, or of an executor without standbys, a kernel is opened anew from the store. The stored
-//! state can't name the cells answered after its writing; the front can. The same cell may be lost by the log's word and
-//! once more by the store's, so the front also remembers the cells that it has named.
+//! state can't name the cells answered after its writing; the front can. The same cell may be lost by the log's word
+//! and once more by the store's, so the front also remembers the named cells.
 
 use crate::id::CellNumber;
 use crate::state::State;

@@ -66,7 +66,7 @@ pub enum Office {
         executor: Incarnation,
         /// The last evaluated act.
         sequence: Sequence,
-        /// The cell on a lease, from its election to its end. `None` says nothing of cells without a lease.
+        /// The cell on a lease, from election to end. `None` says nothing of cells without a lease.
         running: Option<Running>,
     },
     /// Nobody: the kernel hibernates, and its state is in the store.
@@ -227,7 +227,7 @@ impl State {
         }
     }
 
-    /// The cell on a lease, from its election to its end.
+    /// The cell on a lease, from election to end.
     pub fn running(&self) -> Option<&Running> {
         match &self.office {
             Office::Held { running, .. } => running.as_ref(),
@@ -260,7 +260,7 @@ impl State {
         !never && !self.members.contains_key(&incarnation)
     }
 
-    /// The last record before the last restart. Records up to this one are not in the namespace.
+    /// The last record before the last restart. Records up to this record are missing in the namespace.
     pub fn fresh_after(&self) -> RecordNumber {
         self.fresh.records
     }

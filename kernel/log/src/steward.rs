@@ -1,4 +1,5 @@
-//! The leader's duties for its kernel, one at a time: an executor in office, members that live, voters in the right number.
+//! The leader's duties for its kernel, one at a time: an executor in office, living members, voters in the right
+//! number.
 //!
 //! Pure: the keeper asks [`next`] after each change, carries the deed out, and asks again once it has taken effect. Two
 //! keepers may both believe to lead. Every deed is an entry or a change of voters, and the log takes only one of two.
@@ -18,7 +19,7 @@ pub struct View<'a> {
     pub learners: &'a BTreeMap<Incarnation, bool>,
     /// A change of voters is under way.
     pub changing: bool,
-    /// Members that never come back: their seat is gone, or they were silent for too long.
+    /// Members gone for good: their seat is gone, or they were silent for too long.
     pub gone: &'a BTreeSet<Incarnation>,
     /// Members that must not take office: gone, or not heard of, or without room for the namespace.
     pub unfit: &'a BTreeSet<Incarnation>,
@@ -101,7 +102,7 @@ fn staying(state: &State, view: &View<'_>) -> usize {
     state.members().keys().filter(stays).count()
 }
 
-/// Voters that should replace the present ones, if they differ. Never two, and never without the leader.
+/// Voters to replace the present voters, if different. Never two, and never without the leader.
 fn voters(state: &State, view: &View<'_>) -> Option<BTreeSet<Incarnation>> {
     let ready = view.learners.iter().filter(|(m, caught_up)| {
         **caught_up && state.members().contains_key(m) && !view.gone.contains(m) && !view.leaving.contains(m)

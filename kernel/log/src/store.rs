@@ -1,10 +1,10 @@
 //! Names in a kernel's folder of the shared store, `states/<kernel>/`.
 //!
 //! Each tenure writes to a folder of its own, made under a temporary name and renamed to [`folder_name`] once it
-//! contains [`STATE_FILE`]. A rename onto a folder with content fails, so a tenure has one opener and one writer. A
-//! removed folder's name could be taken again, so an opener also gives up if a higher folder exists afterwards. The
-//! folder with the highest name counts ([`newest`]). No pointer file exists, so no late writer can turn a pointer
-//! back.
+//! contains [`STATE_FILE`]. A rename onto a folder with content fails, so a tenure has a single opener and a single
+//! writer. A removed folder's name could be taken again, so an opener also gives up if a higher folder exists
+//! afterwards. The folder with the highest name counts ([`newest`]). No pointer file exists, so no late writer can turn
+//! a pointer back.
 
 use hop_words::id::Tenure;
 

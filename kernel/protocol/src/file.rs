@@ -1,6 +1,7 @@
 //! A kernel's folder in the user's home, with `front.json`, by which a replica finds its front and the command to
 //! run. The file holds keys: the folder is 0700, the file 0600, and it is replaced as a whole.
 
+use crate::step::{StepSize, is_of_slurm};
 use crate::tls::KernelKeys;
 use hop_words::id::{AccountName, Incarnation, KernelId, PoolName, Tenure};
 use hop_words::need::Need;
@@ -147,18 +148,11 @@ pub struct Launch {
     pub replicas: Replicas,
 }
 
-/// The size of a replica's step.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub struct StepSize {
-    pub mem_mib: u64,
-    pub cpus: u16,
-}
-
 /// The data with which a seat starts the kernel's executor by itself, as the front would.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Takeover {
     pub size: StepSize,
-    /// The environment of the front: the one in which the user's kernel was started.
+    /// The environment of the front, in which the user's kernel was started.
     pub environment: Vec<(String, String)>,
 }
 
@@ -167,7 +161,7 @@ impl Takeover {
     pub fn here(size: StepSize) -> Self {
         let environment = std::env::vars_os().filter_map(|(name, value)| {
             let pair = (name.into_string().ok()?, value.into_string().ok()?);
-            (!crate::step::is_of_slurm(&pair.0)).then_some(pair)
+            (!is_of_slurm(&pair.0)).then_some(pair)
         });
         Self {
             size,

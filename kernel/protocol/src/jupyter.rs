@@ -1,7 +1,7 @@
 //! Jupyter's envelope: `identities, <IDS|MSG>, signature, header, parent header, metadata, content, buffers`.
 //!
-//! Messages are never parsed into types and written again, for that drops what the types don't know. The four JSON parts
-//! are passed on as the bytes they are; the header alone is looked into, to route.
+//! Messages are never parsed into types and written again: unknown parts would be dropped. The four JSON parts are
+//! passed on as the bytes they are; the header alone is looked into, to route.
 
 use bytes::Bytes;
 use hmac::{Hmac, KeyInit, Mac};
@@ -125,7 +125,7 @@ impl Envelope {
         dated.date.parse().ok()
     }
 
-    /// `msg_id` and type of the request to which this message belongs, if any.
+    /// `msg_id` and type of the request behind this message, if any.
     pub fn parent(&self) -> Option<Header> {
         serde_json::from_slice(&self.parent).ok()
     }
@@ -259,8 +259,8 @@ impl Author {
     }
 }
 
-/// A time as Jupyter writes it: its parser takes at most six digits below the second. A time out of the calendar's range
-/// reads as 1970.
+/// A time in Jupyter's form: Jupyter's parser takes at most six digits below the second. A time out of the calendar's
+/// range reads as 1970.
 pub fn date(at: Timestamp) -> String {
     let at = i64::try_from(at.0)
         .ok()

@@ -1,5 +1,5 @@
-//! Shared parts of a front and its replicas: Jupyter's envelope, the wire between them, and the file by which a
-//! replica finds its front. `docs/kernel.md` tells how the two work together.
+//! Shared parts of a front and its replicas: Jupyter's envelope, the wire between both, and the file by which a replica
+//! finds its front. `docs/kernel.md` tells how the two work together.
 
 pub mod file;
 pub mod jupyter;
@@ -9,3 +9,4 @@ pub mod retain;
 pub mod states;
 pub mod step;
 pub mod tls;
+pub mod wait;

@@ -1,4 +1,4 @@
-//! Frames between front and replica, over one TLS connection that the replica dials.
+//! Frames between front and replica, over a TLS connection dialled by the replica.
 //!
 //! ```text
 //! kind u8 | channel u8 | parts u16 | 0 u32 | number u64 | length u64 per part | the parts
@@ -25,13 +25,13 @@ const MAX_PARTS: usize = u16::MAX as usize;
 /// One frame, in bytes. Both ends belong to the same user; the bound is against a broken peer.
 const MAX_FRAME: u64 = 4 << 30;
 
-/// Parts up to this size are copied into one buffer with their neighbours.
+/// Parts up to this size are copied into a single buffer with their neighbours.
 const COPY_MAX: usize = 16 << 10;
 
 /// About how much is written in one piece.
 const BATCH: usize = 64 << 10;
 
-/// Each side says something this often, and gives a connection up on which nothing came for [`SILENCE`].
+/// Each side says something this often, and gives up a connection after [`SILENCE`].
 const PING_EVERY: Duration = Duration::from_secs(2);
 const SILENCE: Duration = Duration::from_secs(8);
 
@@ -222,7 +222,7 @@ fn parse_head(buf: &mut BytesMut) -> Result<Option<Head>, LinkError> {
     }))
 }
 
-/// Small parts are copied, so that a long-lived part doesn't keep a whole read buffer.
+/// Small parts are copied: a long-lived part then doesn't keep a whole read buffer.
 fn take(buf: &mut BytesMut, size: usize) -> Bytes {
     if size > COPY_MAX {
         return buf.split_to(size).freeze();
@@ -351,7 +351,7 @@ async fn writing<W: AsyncWrite + Unpin>(
     }
 }
 
-/// Writes a frame, with small ones that wait behind it in one piece: each write is a TLS record and a system call.
+/// Writes a frame, together with small frames in line behind: each write is a TLS record and a system call.
 async fn write_batch<W: AsyncWrite + Unpin>(
     write: &mut W,
     first: Frame,

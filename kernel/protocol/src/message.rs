@@ -125,8 +125,13 @@ pub enum Note {
     Members { count: usize },
     /// The replica's seat ends. The state is settled as far as possible; the kernel should go on elsewhere.
     Leaving { reason: String },
-    /// Prepare a replica in this seat: the kernel is to move there.
-    MoveAsked { seat: SeatPlan },
+    /// Prepare a replica in this seat: the kernel is to move there. `member`: the seat has a member of the kernel's group,
+    /// so no other will do.
+    MoveAsked {
+        seat: SeatPlan,
+        #[serde(default)]
+        member: bool,
+    },
     /// The move to this incarnation is given up.
     MoveOff { incarnation: Incarnation },
     /// As [`Note::Leaving`], for the replica that waits: everything is settled.

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::RangeInclusive;
 
-/// An item that takes memory while it is kept.
+/// An item with a size in memory while kept.
 pub trait Weigh {
     /// Bytes.
     fn weight(&self) -> usize;
@@ -119,7 +119,7 @@ impl<T: Weigh + Clone> Retained<T> {
     }
 }
 
-/// The receiving end: the frames taken, so that none is dealt with twice.
+/// The receiving end: the frames taken, to deal with no frame twice.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Taken {
     upto: u64,
@@ -241,7 +241,7 @@ mod tests {
                         kept.done(seq..=seq);
                     }
                     _ => {
-                        // The receiver dies. Its successor knows the frames in hand, and those requested again.
+                        // The receiver dies. The successor knows the frames in hand, and the frames requested again.
                         let again: Vec<u64> = in_hand.drain(..).chain(taken.again()).collect();
                         taken = Taken::resume(taken.upto(), again.clone());
                         kept.settle(taken.upto(), &again);

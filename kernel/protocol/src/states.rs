@@ -1,5 +1,5 @@
-//! The folders of a kernel's states in the user's store, `states/<kernel>/<tenure>.<part>` (docs/replication.md): finding
-//! the newest one, and opening the next tenure so that only one opener can succeed.
+//! The folders of a kernel's states in the user's store, `states/<kernel>/<tenure>.<part>` (docs/replication.md):
+//! finding the newest folder, and opening the next tenure with success for a single opener.
 
 use crate::file::make_private;
 use hop_log::{Form, FormError, State, store};
@@ -39,7 +39,7 @@ pub enum OpenError {
     },
 }
 
-/// The file in a kernel's folder that names its notebook. A kernel without one can't be found again.
+/// The file in a kernel's folder with the notebook's name. A kernel without one can't be found again.
 pub const NOTEBOOK: &str = "notebook";
 
 /// The path of a tenure's folder.
@@ -47,7 +47,7 @@ pub fn folder(kernel: &Path, tenure: Tenure, part: u32) -> PathBuf {
     kernel.join(store::folder_name(tenure, part))
 }
 
-/// The state in the newest folder, as its writer left it. `None` means that the kernel has no state.
+/// The state in the newest folder, as left by its writer. `None` means that the kernel has no state.
 ///
 /// # Errors
 /// The folder or the file in it can't be read, or belongs to another release.
@@ -141,8 +141,8 @@ pub fn open(kernel: &Path, state: &State) -> Result<PathBuf, OpenError> {
     }
 }
 
-/// Python's hash seed for all processes of a kernel, kept beside its tenures. New kernels of a user take the seed in the folder
-/// `shared`, so that an interpreter that waits can become any of them.
+/// Python's hash seed for all processes of a kernel, kept beside its tenures. New kernels of a user take the seed in
+/// the folder `shared`, for a waiting interpreter to become any of these kernels.
 ///
 /// # Errors
 /// The file system's.
@@ -172,8 +172,8 @@ fn seed_in(folder: &Path, new: impl FnOnce() -> io::Result<u32>) -> io::Result<u
     }
 }
 
-/// Removes folders older than the settled one, which the state doesn't need. Only the opener of the state's tenure
-/// may call this. A folder that can't be removed is left to the next opener.
+/// Removes folders older than the settled folder, not needed by the state. Only the opener of the state's tenure may
+/// call this. A folder that can't be removed is left to the next opener.
 pub fn remove_older(kernel: &Path, state: &State) {
     let oldest = state
         .settled()

@@ -1,9 +1,16 @@
 //! The Slurm step of a replica, the same whoever starts it: the front at first, a seat's keeper when its replica takes
 //! office.
 
-use crate::file::StepSize;
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
+use serde::{Deserialize, Serialize};
 use std::path::Path;
+
+/// The size of a replica's step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepSize {
+    pub mem_mib: u64,
+    pub cpus: u16,
+}
 
 /// A replica's step in a seat.
 #[derive(Debug, Clone, Copy)]
@@ -33,7 +40,7 @@ impl Step<'_> {
             .collect()
     }
 
-    /// The arguments of `srun` for a step that waits to become such a replica of any kernel of this one's kind.
+    /// The arguments of `srun` for a step waiting to become such a replica of any kernel of this kernel's kind.
     pub fn spare_args(&self, number: u32) -> Vec<String> {
         step_args(self.seat, self.node, self.size, &format!("spare-{number}"))
             .chain([self.program.display().to_string(), "spare".into()])
@@ -43,7 +50,7 @@ impl Step<'_> {
     }
 }
 
-/// What all steps of a seat have in common.
+/// The arguments common to all steps of a seat.
 fn step_args(seat: JobId, node: &NodeName, size: StepSize, name: &str) -> impl Iterator<Item = String> {
     let fixed = [
         "-Q",

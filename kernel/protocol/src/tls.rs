@@ -1,8 +1,8 @@
 //! Keys of one kernel, and TLS with both sides pinned to them.
 //!
-//! Each kernel has an authority of its own. The first front makes it, signs one certificate for the front and one for
-//! replicas, and forgets the authority's key. Both sides trust that authority alone and check the other's role: a
-//! port of one kernel is useless to another kernel and to another user.
+//! Each kernel has an authority of its own. The first front makes the authority, signs a certificate for the front and
+//! another for replicas, and forgets the authority's key. Both sides trust that authority alone and check the other's
+//! role: a port of one kernel is useless to another kernel and to another user.
 
 use rcgen::{
     BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer,
@@ -106,7 +106,7 @@ impl Identity {
     }
 }
 
-/// Name that a replica expects of its front, wherever the front runs.
+/// Name expected by a replica of its front, wherever the front runs.
 pub fn front_name() -> ServerName<'static> {
     ServerName::try_from(FRONT).expect("a fixed, valid name")
 }

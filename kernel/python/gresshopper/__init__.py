@@ -9,8 +9,8 @@ In a cell of its own: ``%%gpu 1``. In the middle of one::
 
 ``%gpu`` says how the kernel stands towards its GPU, :func:`status` the same to a program.
 
-This package is put into the kernel by Gresshopper itself and speaks with the kernel's supervisor;
-elsewhere it can be imported, and says so when a GPU is asked for.
+This package is put into the kernel by Gresshopper itself and speaks with the kernel's supervisor; elsewhere an import
+works, and a request for a GPU raises an error that says so.
 """
 
 from gresshopper.need import Grant, LeaseRefused, cpu, gpu

@@ -97,7 +97,8 @@ class Channel:
             self._pending[number] = pending
         try:
             self._send({"op": op, "id": number, "body": body}, attachments)
-            # A signal that comes just before the thread sleeps doesn't wake it (CPython's lock): it is seen at the next look.
+            # A signal just before the thread sleeps doesn't wake the thread (CPython's lock): the next look finds the
+            # signal.
             while not pending.event.wait(_LOOKS_EVERY):
                 pass
         finally:

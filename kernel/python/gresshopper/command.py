@@ -1,6 +1,6 @@
 """``%hop``: the command ``hop`` in a notebook.
 
-Unlike ``!hop`` it can be about the kernel itself: while the command runs, the kernel carries out what it asks for
+Unlike ``!hop``, the command may concern the kernel itself: the kernel carries out the command's requests meanwhile
 (``%hop state save``).
 """
 
@@ -41,7 +41,7 @@ def line_magic(line: str) -> None:
 
 
 def _run(argv: list[str], env: dict[str, str], door: socket.socket) -> int:
-    """Runs the command to its end, passes on its output, and answers its questions."""
+    """Runs the command to its end, passes on its output, and answers the command's questions."""
     process = subprocess.Popen(
         argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )

@@ -1,7 +1,6 @@
-"""The IPython extension that loads this package into an unmodified ipykernel.
+"""The IPython extension through which an unmodified ipykernel loads this package.
 
-It leaves the kernel as it would be without: the path and the environment are restored before the first
-cell runs.
+The kernel stays as without the extension: the path and the environment are restored before the first cell runs.
 """
 
 from __future__ import annotations
@@ -35,7 +34,23 @@ def load_ipython_extension(ip: Any) -> None:
     revoked.install(ip)
     lending.watch(ip)
     _keep_state(ip)
+    _reply_at_once(ip)
     after_import("debugpy", debugger.guard)
+
+
+def _reply_at_once(ip: Any) -> None:
+    """Don't sleep before each reply. ipykernel does, for half a millisecond, so that clients are likely to read a cell's
+    output before its reply (`Kernel._execute_sleep`). It has flushed that output before, and clients wait for `idle`.
+    """
+    kernel = getattr(ip, "kernel", None)
+    sleep = getattr(type(kernel), "_execute_sleep", None)
+    if (
+        kernel is not None
+        and sleep is not None
+        and channel.is_here()
+        and kernel._execute_sleep == sleep.default_value
+    ):
+        kernel._execute_sleep = 0.0
 
 
 def _keep_state(ip: Any) -> None:

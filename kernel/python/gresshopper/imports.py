@@ -12,7 +12,7 @@ from typing import Any, Callable
 
 
 class AfterImport(importlib.abc.MetaPathFinder):
-    """Calls `then` with a module right after its first import, before any of the user's code has it."""
+    """Calls `then` with a module right after the first import, before any of the user's code has the module."""
 
     def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -53,7 +53,7 @@ class _ThenLoader(importlib.abc.Loader):
 
 
 def after_import(name: str, then: Callable[[ModuleType], None]) -> None:
-    """Calls `then` with the module: now if it is loaded, else right after its import."""
+    """Calls `then` with the module: now if already loaded, else right after the import."""
     module = sys.modules.get(name)
     if module is not None:
         then(module)

@@ -1,8 +1,8 @@
 """The GPU half of a kernel whose supervisor lends GPUs. The first import of a framework with GPU support loads this
 module: other kernels carry nothing of it.
 
-A lease is for one cell here. A cell came with one when the supervisor wrote so into its request's metadata; any other
-cell that turns out to need a GPU obtains a lease for the rest of itself, as `with gresshopper.gpu():` does.
+A lease is for one cell here. A cell came with a lease when the supervisor wrote so into its request's metadata; any
+other cell found to need a GPU obtains a lease for its rest, as `with gresshopper.gpu():` does.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import threading
 from types import ModuleType
 from typing import Any
 
-from gresshopper import need
 from gresshopper.imports import after_import
 
 #: Set by a supervisor that lends.
@@ -59,14 +58,6 @@ class Watch:
 
 def _has_cuda(torch: ModuleType) -> bool:
     return getattr(getattr(torch, "version", None), "cuda", None) is not None
-
-
-def came_with_lease(shell: Any) -> bool:
-    """Whether the running cell has GPUs by its own need, or through a block in it."""
-    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
-    ours = (parent.get("metadata") or {}).get("gresshopper") or {}
-    lease = ours.get("lease") if isinstance(ours, dict) else None
-    return bool(isinstance(lease, dict) and lease.get("devices")) or need.holds_gpu()
 
 
 def watch(shell: Any) -> None:

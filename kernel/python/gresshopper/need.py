@@ -1,8 +1,7 @@
 """Needs of code: the magics ``%%gpu`` and ``%%cpu``, and ``with gresshopper.gpu():``.
 
-The magics are read by the kernel's supervisor before the cell runs. Here their line is only blanked, so
-that all else in the cell stays as it is: line numbers, the last expression's display, ``await``, other
-cell magics.
+The magics are read by the kernel's supervisor before the cell runs. Here their line is only blanked, to leave all else
+in the cell unchanged: line numbers, the last expression's display, ``await``, other cell magics.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class Grant:
 
 @dataclass
 class _Held:
-    """The one lease of this kernel's blocks, and the number of open blocks."""
+    """The lease of this kernel's blocks, and the number of open blocks."""
 
     need: dict[str, Any] = field(default_factory=dict)
     grant: Grant = field(default_factory=Grant)
@@ -78,7 +77,7 @@ class _Held:
     depth: int = 0
     #: Owner: thread and task. Work beside the cells may hold on.
     owner: tuple[int, object] = (0, None)
-    #: `True` for a lease that its owner gives back at the cell's end.
+    #: `True` for a lease given back by its owner at the cell's end.
     of_cell: bool = False
     #: Number of leases that ended with their cell, under blocks still open.
     ended: int = 0
@@ -101,7 +100,7 @@ class Need:
         self._entered: list[int] = []
 
     def __enter__(self) -> Grant:
-        # IPython leaves a refusal's frames of ours out: the cell's own line is what its author can mend.
+        # IPython leaves our frames out of a refusal: only the cell's own line is the author's to mend.
         __tracebackhide__ = True
         with _lock:
             if _held.depth:
@@ -164,7 +163,7 @@ def _here() -> tuple[int, object]:
 
 
 class Cells:
-    """Ends a cell's open blocks: a generator that stands in a block keeps no GPU until code resumes it. Threads and
+    """Ends a cell's open blocks: a generator inside a block keeps no GPU until code resumes the generator. Threads and
     tasks of their own run beside the cells and keep their leases."""
 
     def __init__(self) -> None:
@@ -176,7 +175,7 @@ class Cells:
             self._owner = _here()
 
     def over(self, result: Any = None) -> None:
-        # Another thread that waits for its lease has the lock: then no block is open.
+        # Another thread has the lock while waiting for its lease: then no block is open.
         if self._cells.over(result) and _lock.acquire(blocking=False):
             try:
                 self._end_left_open()
@@ -212,6 +211,14 @@ def holds_gpu() -> bool:
     return bool(_held.depth and _held.need.get("gpus"))
 
 
+def came_with_lease(shell: Any) -> bool:
+    """Whether the running cell has GPUs by its own need, or through a block in it."""
+    parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
+    ours = (parent.get("metadata") or {}).get("gresshopper") or {}
+    lease = ours.get("lease") if isinstance(ours, dict) else None
+    return bool(isinstance(lease, dict) and lease.get("devices")) or holds_gpu()
+
+
 def _release() -> None:
     with contextlib.suppress(channel.ChannelClosed):
         channel.get().notify("need.release", {})
@@ -241,7 +248,7 @@ def gpu(n: int = 1, *, type: str | None = None, mem: float = 0, cpus: int = 0) -
 
 
 def cpu(cpus: int) -> Need:
-    """``with gresshopper.cpu(8):`` runs its block with that many cores more."""
+    """``with gresshopper.cpu(8):`` runs its block with eight more cores."""
     __tracebackhide__ = True
     if cpus < 1:
         raise ValueError("cpus is at least 1")
@@ -277,8 +284,8 @@ def _next_code(lines: list[str], begin: int) -> int | None:
 
 
 def was_read(shell: Any) -> bool:
-    """Whether the supervisor read our magic at the beginning of the request that runs: text that another magic or
-    ``%rerun`` brings in, it has not seen."""
+    """Whether the supervisor read our magic at the beginning of the running request: text brought in by another magic
+    or ``%rerun`` stays unseen."""
     parent = shell.get_parent() if hasattr(shell, "get_parent") else {}
     if (parent.get("header") or {}).get("msg_type") != "execute_request":
         return True

@@ -1,7 +1,7 @@
 """Operations, by name, for requests over the agent channel or the door.
 
-A module registers its operations here, in a namespace of its own (``state.``, ``gpu.``). Each operation names its
-runner: a thread of its own, or the kernel's main thread between cells (`between`).
+A module registers its operations here, in its own namespace (``state.``, ``gpu.``). Each operation names its runner: a
+thread of its own, or the kernel's main thread between cells (`between`).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ Runner = Callable[[Callable[[], None]], None]
 
 
 def in_thread(work: Callable[[], None]) -> None:
-    """Run in a thread of its own, so that an operation may send requests itself."""
+    """Run on a separate thread, to let an operation send requests itself."""
     threading.Thread(target=work, name="gresshopper-op", daemon=True).start()
 
 

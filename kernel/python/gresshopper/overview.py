@@ -1,4 +1,4 @@
-"""How this kernel stands towards its GPU: ``%gpu`` and :func:`status`, and one's own queue: :func:`queue`.
+"""A kernel's standing towards its GPU: ``%gpu`` and :func:`status`, and the user's own queue: :func:`queue`.
 
 The kernel's supervisor sends the same notice as to JupyterLab (docs/wiring.md, "Notices"). Other users' waits are
 left to the command ``hop``.
@@ -78,7 +78,7 @@ class Status:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A cell of the user's own that waits for its lease."""
+    """A cell of the user waiting for its lease."""
 
     kernel: str
     notebook: str
@@ -140,7 +140,7 @@ def line_magic(line: str) -> None:
         raise UsageError(f"%gpu knows status and release, not {word!r}; a GPU for a cell: %%gpu N on its first line")
     try:
         if word == "release":
-            print("The GPU goes back." if release() else "There is no GPU that is kept for the next cell.")
+            print("The GPU is being given back." if release() else "There is no GPU that is kept for the next cell.")
         else:
             print(status())
     except channel.ChannelClosed as error:
@@ -170,6 +170,9 @@ def _sentence(of: Status) -> str:
         return f"{what}{place}{eta}{reason}."
     if of.state == "granted":
         return f"This cell runs on {_where(of)}; it waited {of.waited_ms / 1000:.1f} s."
+    if of.state == "lingering" and of.reason:
+        kept = f"{_where(of)} stays with this kernel, which can't let go of it ({of.reason})"
+        return f"{kept}. You are warned here once somebody waits for it."
     if of.state == "lingering":
         left = "" if of.until is None else f" for {max(0.0, of.until - time.time()):.0f} s more"
         return f"{_where(of)} is kept for the next cell{left}; %gpu release gives it back now."

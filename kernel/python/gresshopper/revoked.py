@@ -61,7 +61,7 @@ _watch: Watch | None = None
 
 
 def install(shell: Any) -> None:
-    """Watch the cells of this kernel, if its supervisor tells why it interrupts."""
+    """Watch the cells of this kernel, if the supervisor gives reasons for interrupts."""
     global _watch  # noqa: PLW0603  one process, one handler
     place = os.environ.pop(VARIABLE, None)
     if place is None:

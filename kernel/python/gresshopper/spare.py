@@ -1,8 +1,8 @@
-"""An interpreter that waits to become a kernel: what a kernel imports first is there, and no user's code has run.
+"""An interpreter waiting to become a kernel: a kernel's first imports are done, and no user's code has run.
 
-The supervisor starts it as it would start the kernel, by the same command. A module of ipykernel's launcher's name is on
-the path before the real one (`launcher/`), and waits here. Told to, the process runs the real launcher, in the environment
-and folder of the kernel's. It serves once, and only if nothing was installed since its start.
+The supervisor starts the spare like the kernel, by the same command. A module of ipykernel's launcher's name is on the
+path before the real one (`launcher/`), and waits here. Told to, the process runs the real launcher, in the environment
+and folder of the kernel's. A spare serves once, and only if nothing was installed since the spare's start.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from gresshopper import channel
 from gresshopper.wire import Frames, WireError
 
-#: Imports of each kernel, which take most of its start.
+#: Imports of each kernel, which take most of a kernel's start.
 _NEEDED = (
     "ipykernel.kernelapp",
     "ipykernel.ipkernel",
@@ -46,7 +46,7 @@ _USUAL = (
 
 def run(launcher: str) -> None:
     """Waits, and becomes the kernel; returns when that has ended. `launcher` is the folder to take off the path."""
-    # As `python -m` has put it there; the launcher takes it off again.
+    # As `python -m` has put the entry there; the launcher takes the entry off again.
     has_cwd = bool(sys.path) and sys.path[0] == os.getcwd()
     if has_cwd:
         del sys.path[0]
@@ -54,7 +54,7 @@ def run(launcher: str) -> None:
     sock = socket.socket(fileno=int(os.environ[channel.FD_VARIABLE]))
     sock.set_inheritable(False)
     frames = Frames(sock)
-    # What is installed during the imports counts too.
+    # Installations during the imports count as well.
     early = _installed()
     _import()
     before = _installed() | early
@@ -86,7 +86,7 @@ def _import() -> None:
     for name in _NEEDED:
         importlib.import_module(name)
     for name in _USUAL:
-        # A module that can't be imported hinders no kernel, whatever it raises.
+        # An unimportable module hinders no kernel, whatever the import raises.
         with contextlib.suppress(Exception):
             importlib.import_module(name)
 

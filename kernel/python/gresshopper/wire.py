@@ -22,7 +22,7 @@ _HEAD = struct.Struct(">II")
 _JSON_MAX = 64 << 20
 _ATTACHMENTS_MAX = 4096
 _FRAME_MAX = 4 << 30
-#: Size up to which a frame is sent as one piece.
+#: Size up to which a frame is sent as a single piece.
 _SMALL = 64 << 10
 
 
@@ -75,7 +75,7 @@ class Frames:
             self._sock.sendall(frame[sent:])  # waits for room, or says why there is none
 
     def receive(self) -> tuple[dict[str, Any], list[bytes]]:
-        """The next frame: its JSON and its attachments.
+        """The next frame: JSON and attachments.
 
         # Errors
         `WireError` at the end of the connection, and for what is no frame.

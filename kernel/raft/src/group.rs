@@ -12,8 +12,8 @@ pub trait Group: Send + Sync {
     /// [`Group::subscribe`]. Members that don't lead pass the entry on.
     ///
     /// # Errors
-    /// If the entry isn't known to be committed. It may be all the same, now or later: the caller proposes it again,
-    /// unchanged, until it comes by [`Group::subscribe`].
+    /// If the entry isn't known to be committed. The entry may be in the log all the same, now or later: the caller
+    /// proposes the entry again, unchanged, until [`Group::subscribe`] brings the entry.
     fn propose(&self, entry: Entry) -> impl Future<Output = Result<Index, ProposeError>> + Send;
 
     /// The state, and everything after it.
@@ -31,7 +31,7 @@ pub trait Group: Send + Sync {
     /// If this member doesn't lead, or another change is under way.
     fn add_learner(&self, member: Incarnation) -> impl Future<Output = Result<(), ChangeError>> + Send;
 
-    /// Makes these the voters, in one joint step. Removed voters get nothing any more. Also ends a step that an
+    /// Makes these the voters, in a single joint step. Removed voters get nothing any more. Also ends a step that an
     /// earlier leader has begun.
     ///
     /// # Errors

@@ -5,7 +5,7 @@
 //! seats live, for all groups at once, and calls [`Member::campaign`] and [`Member::remind`]. A quiet group hence
 //! costs memory alone.
 //!
-//! `docs/replication.md` has the rules that openraft's liveness demands, each with its reason.
+//! `docs/replication.md` has the rules behind openraft's liveness, each with its reason.
 
 mod group;
 mod machine;

@@ -25,7 +25,7 @@ const LEASE_MS: u64 = 500;
 const SNAPSHOT_PATIENCE_MS: u64 = 10_000;
 /// A proposal without a commit for so long has an unknown outcome.
 const PROPOSAL_PATIENCE: Duration = Duration::from_secs(2);
-/// A new member has nearly all of the log when it lacks at most so many entries.
+/// A new member with at most this many missing entries has nearly all of the log.
 const NEARLY: u64 = 32;
 /// Entries, or bytes of them, between two snapshots.
 const SNAPSHOT_ENTRIES: usize = 512;
@@ -114,7 +114,7 @@ fn config(name: &str) -> Arc<Config> {
 }
 
 impl<T: Transport> Member<T> {
-    /// Opens the member, with what the WAL has of it.
+    /// Opens the member, with the WAL's content of the member.
     ///
     /// # Errors
     /// If the WAL has damaged or foreign content, or can't be written.
@@ -149,8 +149,8 @@ impl<T: Transport> Member<T> {
         })
     }
 
-    /// Begins the group, with this member as its one voter. The founder of a group that has begun already stands for election
-    /// instead. The state counts only for a new group.
+    /// Begins the group, with this member as the only voter. The founder of a group that has begun already stands for
+    /// election instead. The state counts only for a new group.
     ///
     /// # Errors
     /// If the state isn't known to be committed.
@@ -249,7 +249,7 @@ impl<T: Transport> Member<T> {
         Ok(self.machine.index(written.log_id.index))
     }
 
-    /// Whether this member leads its group, as far as it knows.
+    /// Whether this member leads its group, to its own knowledge.
     pub fn leads(&self) -> bool {
         self.metrics.borrow().current_leader == Some(self.me)
     }

@@ -13,13 +13,13 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A way to the other members of one group. A message that isn't answered within the sender's patience is dropped with
+/// A way to the other members of one group. A message without an answer within the sender's patience is dropped with
 /// its future.
 pub trait Transport: Send + Sync + 'static {
     /// Carries a message to a member's [`crate::Member::receive`], and brings back the answer.
     ///
     /// # Errors
-    /// If there is no link to the member, or it broke before the answer came.
+    /// No link to the member exists, or the link broke before the answer came.
     fn ask(&self, to: Incarnation, message: Bytes)
     -> impl Future<Output = Result<Bytes, Unreachable>> + Send;
 }

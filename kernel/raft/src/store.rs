@@ -3,8 +3,8 @@
 //! A leader's entry is reported as stored once it is written, before it is synced: openraft 0.9 sends entries to followers
 //! only after the leader's own report, and two fdatasyncs in series would double the wait. The group waits for the
 //! leader's sync before an entry's effects are shown (`machine.rs`). A written entry survives the
-//! process's death. A member whose node lost power never comes back under its incarnation, so nothing can be
-//! forgotten by a member that votes. Followers report after their fdatasync.
+//! process's death. A member whose node lost power never comes back under its incarnation: no voting member can forget
+//! anything. Followers report after their fdatasync.
 
 use crate::types::{Entry, LogId, Parts, Storage, Types, Vote};
 use bytes::Bytes;
@@ -87,7 +87,7 @@ impl Store {
         }
     }
 
-    /// Whether this member leads, by the last vote that it stored.
+    /// Whether this member leads, by its last stored vote.
     fn leads(&self) -> bool {
         self.locked(|w| w.vote)
             .is_some_and(|v| v.committed && v.leader_id.node_id == self.me)

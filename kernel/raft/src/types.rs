@@ -37,7 +37,7 @@ pub(crate) type Meta = openraft::SnapshotMeta<u32, ()>;
 pub(crate) type Membership = openraft::StoredMembership<u32, ()>;
 pub(crate) type Storage = openraft::StorageError<u32>;
 
-/// An entry of `hop-log`, or the state with which a group begins, in its serialised form.
+/// An entry of `hop-log`, or the state at a group's beginning, in serialised form.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Command(#[serde(skip)] pub(crate) Bytes);
 

@@ -12,7 +12,7 @@ pub enum Place {
     Folder(PathBuf),
 }
 
-/// Address of one state: its name within a place.
+/// Address of a state: the name within a place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     pub place: Place,

@@ -10,7 +10,7 @@ use hop_blobs::{ChunkId, GetError};
 use hop_state::form::{self, ReadError, Saved};
 use std::sync::Arc;
 
-/// Reads of a state that is replaced while it is read.
+/// Reads of a state replaced meanwhile.
 const AGAIN: usize = 3;
 
 /// What a fetch fetched.
@@ -41,7 +41,7 @@ impl Remote {
     /// Brings a state's chunks to the local store, after a check that all of them exist.
     ///
     /// # Errors
-    /// [`RemoteError`]; chunks that came before it are proven, and aren't fetched again.
+    /// [`RemoteError`]; chunks before the error are proven, and aren't fetched again.
     pub async fn fetch(
         &self,
         saved: &Saved,

@@ -18,7 +18,7 @@ use std::path::{Path as FilePath, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time for one request: with eight chunks under way, that needs 2 Mbit/s. `AWS_TIMEOUT` sets another.
+/// Time for a request: with eight chunks under way, a rate of 2 Mbit/s. `AWS_TIMEOUT` sets another.
 const REQUEST: &str = "120s";
 /// Attempts of a request that fails for a passing reason. `AWS_MAX_ATTEMPTS` sets another.
 const ATTEMPTS: usize = 5;
@@ -63,7 +63,7 @@ fn folder(folder: &FilePath) -> Result<Arc<dyn ObjectStore>, RemoteError> {
 fn s3(bucket: &str, env: &Variables) -> Result<Arc<dyn ObjectStore>, RemoteError> {
     let bad =
         |e: object_store::Error| RemoteError::Settings(format!("the settings for S3 can't be used: {e}"));
-    // TLS needs one provider for the process: the first one installed stays.
+    // TLS needs a single provider for the process: the first installed provider stays.
     let _ = rustls::crypto::ring::default_provider().install_default();
     let settings = settings(env)?;
     let mut options = ClientOptions::new().with_config(ClientConfigKey::Timeout, REQUEST);

@@ -65,7 +65,7 @@ pub(crate) struct There {
 }
 
 impl There {
-    /// Whether the chunk is there as a whole, as far as its length tells.
+    /// Whether the chunk is there as a whole, by its length.
     pub(crate) fn holds(&self, len: u64) -> bool {
         self.plain == Some(len) || self.packed.is_some_and(|n| n > 0)
     }

@@ -21,7 +21,7 @@ pub struct Sent {
     pub bytes: u64,
 }
 
-/// A chunk that a state refers to, and the length of its plain content.
+/// A chunk of a state, and the length of its plain content.
 pub(crate) type Wanted = (ChunkId, u64);
 
 pub(crate) fn wanted(saved: &Saved) -> Result<Vec<Wanted>, RemoteError> {
@@ -37,7 +37,7 @@ pub(crate) fn wanted(saved: &Saved) -> Result<Vec<Wanted>, RemoteError> {
 }
 
 impl Remote {
-    /// Puts a state under this name: missing chunks, then its log, then its head.
+    /// Puts a state under this name: missing chunks, then the log, then the head.
     ///
     /// # Errors
     /// [`RemoteError`]; the former state is then whole, and a later call goes on where this one ended.
@@ -96,7 +96,7 @@ impl Remote {
         let version = seen.map(|seen| seen.version);
         let alone = self.put_head(name, &saved.head.raw, version).await?;
         if let Some(before) = before.filter(|before| alone && before.mac != saved.head.mac) {
-            // An old log that stays is garbage, which a collection removes.
+            // An old log that stays is garbage, removed by a collection.
             let _ = self.drop_log(name, &before).await;
         }
         Ok(Sent {

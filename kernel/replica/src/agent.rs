@@ -102,7 +102,7 @@ pub struct Agent {
     pub input: mpsc::Receiver<Parcel>,
 }
 
-/// Opens a channel: our end, and the one that the kernel inherits.
+/// Opens a channel: our end, and the end inherited by the kernel.
 pub fn open() -> io::Result<(Agent, OwnedFd)> {
     let (ours, theirs) = StdStream::pair()?;
     ours.set_nonblocking(true)?;

@@ -1,14 +1,13 @@
-//! The kernel process: its start, its signals, its end, and the sentence on why it died.
+//! The kernel process: start, signals, end, and the sentence on the cause of death.
 //!
-//! The process starts as `hop-replica exec`, which ties it to its supervisor's life and makes it the first victim of
-//! a lack of memory, and then becomes the kernel. The kernel leads a process group of its own, which it signals
-//! itself on an interrupt.
+//! The process starts as `hop-replica exec`, which binds the process to the supervisor's life, makes the process the
+//! first victim of a lack of memory, and then becomes the kernel. The kernel leads its own process group, and signals
+//! the group itself on an interrupt.
 
 use crate::agent::FD_VARIABLE;
 use crate::oom::OomWatch;
-use crate::spare;
 use anyhow::{Context, Result};
-use hop_protocol::file::{FrontFile, Launch};
+use hop_protocol::file::{FrontFile, Launch, Takeover};
 use rustix::process::{Pid, Signal, kill_process_group};
 use serde_json::json;
 use std::ffi::{OsStr, OsString};
@@ -30,11 +29,21 @@ const LENDS_VARIABLE: &str = "GRESSHOPPER_LENDS";
 /// Has the agent answer `state.*` from the start.
 const STATE_VARIABLE: &str = "GRESSHOPPER_STATE";
 
-/// Names the file that says why a cell is interrupted, where it isn't its user who does it.
+/// Names the file with the reason of an interrupt by somebody other than the user.
 const REVOKED_VARIABLE: &str = "GRESSHOPPER_REVOKED";
 
 /// Says that the hash seed is ours, for the agent to take out of the environment.
 const HASH_SEED_VARIABLE: &str = "GRESSHOPPER_HASH_SEED";
+
+/// Variables that differ between the kernels of one server and are read by no program's start. Kernels whose environments
+/// differ in others have no spare in common.
+pub(crate) const OF_ONE_KERNEL: [&str; 5] = [
+    "GRESSHOPPER_KERNEL",
+    "GRESSHOPPER_NOTEBOOK",
+    "JPY_INTERRUPT_EVENT",
+    "JPY_PARENT_PID",
+    "JPY_SESSION_NAME",
+];
 
 #[derive(Debug)]
 pub struct Kernel {
@@ -60,7 +69,7 @@ impl Kernel {
             command.current_dir(cwd);
         }
         if file.takeover.is_some() {
-            own_variables(&mut command, file);
+            set_own_variables(&mut command, file);
         }
         Self::spawn(command, scratch)
     }
@@ -167,10 +176,27 @@ fn connection_file(scratch: &Path) -> PathBuf {
     scratch.join("kernel.json")
 }
 
-/// Has a process that follows on a spare get its own kernel's variables: the supervisor has those of the one for which it was
-/// started.
-fn own_variables(command: &mut Command, file: &FrontFile) {
-    for (name, value) in spare::own_variables(file) {
+/// The kernel's values of the variables that its spare may have for another one. `None`: it has no such variable.
+pub(crate) fn own_variables(file: &FrontFile) -> impl Iterator<Item = (&'static str, Option<&str>)> {
+    let given: &[(String, String)] = match &file.takeover {
+        Some(Takeover { environment, .. }) => environment,
+        None => &[],
+    };
+    // The supervisor is the parent, whoever's kernel it is.
+    let names = OF_ONE_KERNEL.into_iter().filter(|n| *n != "JPY_PARENT_PID");
+    names.map(move |name| match name {
+        "GRESSHOPPER_KERNEL" => (name, Some(file.kernel.as_str())),
+        _ => (
+            name,
+            given.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str()),
+        ),
+    })
+}
+
+/// Gives a process after a spare its own kernel's variables: the supervisor has the variables of the spare's first
+/// kernel.
+fn set_own_variables(command: &mut Command, file: &FrontFile) {
+    for (name, value) in own_variables(file) {
         match value {
             Some(value) => command.env(name, value),
             None => command.env_remove(name),
@@ -178,8 +204,8 @@ fn own_variables(command: &mut Command, file: &FrontFile) {
     }
 }
 
-/// The kernel's command. `launcher` is a folder before all others on its path, if it isn't empty. A kernel that keeps its
-/// state has a hash seed.
+/// The kernel's command. `launcher` is a folder before all others on the kernel's path, unless empty. A kernel with
+/// kept state has a hash seed.
 fn command(
     program: &Path,
     file: &FrontFile,
@@ -248,7 +274,7 @@ fn agent_folder() -> Option<PathBuf> {
         .filter(|d| d.join("gresshopper/extension.py").is_file())
 }
 
-/// Puts the agent on the kernel's path and lets it be loaded, in an environment that knows nothing of it.
+/// Puts the agent on the kernel's path and has the agent loaded, in an environment without any trace of Gresshopper.
 fn inject(
     command: &mut Command,
     argv: &mut Vec<String>,
@@ -265,14 +291,14 @@ fn inject(
     command
         .env("PYTHONPATH", parts.collect::<Vec<_>>().join(OsStr::new(":")))
         .env(FD_VARIABLE, agent.as_raw_fd().to_string());
-    // The child inherits this one descriptor; this process starts nothing else.
+    // The child inherits this descriptor alone; this process starts nothing else.
     rustix::io::fcntl_setfd(agent, rustix::io::FdFlags::empty())
         .context("can't hand the agent's socket on")?;
     argv.push(format!("--InteractiveShellApp.extra_extensions={EXTENSION}"));
     Ok(())
 }
 
-/// `PYTHONPATH` of a kernel at its start: the agent's folder, and what was there.
+/// `PYTHONPATH` of a kernel at its start: the agent's folder, and the path before.
 fn python_path(python: &Path) -> OsString {
     let mut path = python.as_os_str().to_owned();
     if let Some(old) = std::env::var_os("PYTHONPATH").filter(|o| !o.is_empty()) {
@@ -282,7 +308,7 @@ fn python_path(python: &Path) -> OsString {
     path
 }
 
-/// What a spare's environment lacks to be a kernel's: `PYTHONPATH` as at a kernel's start.
+/// Variables missing in a spare's environment for a kernel: `PYTHONPATH` as at a kernel's start.
 pub(crate) fn path_of_kernel() -> Option<(String, String)> {
     let path = python_path(&agent_folder()?).into_string().ok()?;
     Some(("PYTHONPATH".into(), path))
@@ -305,7 +331,7 @@ pub fn exec(parent: u32, argv: &[String]) -> Result<std::convert::Infallible> {
         .context("can't tie myself to my parent")?;
     let now = rustix::process::getppid().map_or(0, |p| p.as_raw_pid() as u32);
     anyhow::ensure!(now == parent, "my parent is gone already");
-    // A kernel that isn't the first to go is no reason not to start it.
+    // A failure here doesn't keep the kernel from starting.
     let _ = std::fs::write("/proc/self/oom_score_adj", "1000");
     let (program, args) = argv.split_first().context("there is no program to start")?;
     let error = std::process::Command::new(program).args(args).exec();

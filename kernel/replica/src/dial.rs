@@ -44,13 +44,26 @@ pub enum Gone {
     Alone(String),
 }
 
-/// Dials until there is no front any more. `tenure` is the one in which the replica began. `None`: it waits for its turn, and
-/// is welcomed then, be that after hours.
-pub async fn dial(dir: PathBuf, me: Incarnation, tenure: Option<Tenure>, events: mpsc::Sender<LinkEvent>) {
+/// The standing of a replica that dials.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It executes, and began in this tenure.
+    Executes(Tenure),
+    /// It waits for its turn, and is welcomed then, be that after hours.
+    Waits,
+    /// The same for a member of the kernel's group, which may have executed before others did.
+    Follows,
+}
+
+/// Dials until there is no front any more.
+pub async fn dial(dir: PathBuf, me: Incarnation, standing: Standing, events: mpsc::Sender<LinkEvent>) {
     let mut alone_since = Instant::now();
-    let mut patience = if tenure.is_none() { Duration::MAX } else { EACH_TRY };
+    let mut patience = match standing {
+        Standing::Executes(_) => EACH_TRY,
+        Standing::Waits | Standing::Follows => Duration::MAX,
+    };
     let gone = loop {
-        match attempt(&dir, me, tenure, &mut patience, &events).await {
+        match attempt(&dir, me, standing, &mut patience, &events).await {
             Ok(()) => {
                 alone_since = Instant::now();
                 if events.send(LinkEvent::Down).await.is_err() {
@@ -77,11 +90,12 @@ enum Failure {
     Final(String),
 }
 
-/// Whether another replica came after this one, which began in this tenure. A kernel's group may return to an incarnation
-/// that it had before, so tenures tell where there are any.
-fn is_followed(file: &FrontFile, me: Incarnation, tenure: Option<Tenure>) -> bool {
-    match (&file.state, tenure) {
-        (Some(state), Some(tenure)) => file.incarnation != me && state.tenure > tenure,
+/// Whether another replica came after this one. A kernel's group may return to an incarnation that it had before, so tenures
+/// tell where there are any.
+fn is_followed(file: &FrontFile, me: Incarnation, standing: Standing) -> bool {
+    match (&file.state, standing) {
+        (_, Standing::Follows) => false,
+        (Some(state), Standing::Executes(tenure)) => file.incarnation != me && state.tenure > tenure,
         _ => file.incarnation > me,
     }
 }
@@ -90,13 +104,13 @@ fn is_followed(file: &FrontFile, me: Incarnation, tenure: Option<Tenure>) -> boo
 async fn attempt(
     dir: &std::path::Path,
     me: Incarnation,
-    tenure: Option<Tenure>,
+    standing: Standing,
     patience: &mut Duration,
     events: &mpsc::Sender<LinkEvent>,
 ) -> Result<(), Failure> {
     let again = |e: &dyn std::error::Error| Failure::Again(e.to_string());
     let file = FrontFile::read(dir).map_err(|e| again(&e))?;
-    if is_followed(&file, me, tenure) {
+    if is_followed(&file, me, standing) {
         return Err(Failure::Final("a newer replica has taken its place".into()));
     }
     let mut link = Link::new(connect(&file).await?);

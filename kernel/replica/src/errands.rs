@@ -14,7 +14,7 @@ use tokio::time::timeout;
 /// Limit on a whole errand; `hop gpu` has a deadline for each of its steps.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// Names the program, in place of the `hop` beside this one.
+/// Names the program to run in place of the `hop` beside this program.
 const HOP_VARIABLE: &str = "GRESSHOPPER_HOP";
 
 /// The program that runs errands.
@@ -200,7 +200,7 @@ async fn hop_gpu(
     }
 }
 
-/// Processes below us that hold one of these device files, each with a sentence.
+/// Processes below us with a hold on these device files, each with a sentence.
 async fn holders(devices: &[PathBuf]) -> Vec<(u32, String)> {
     let devices: Vec<String> = devices.iter().map(|d| d.display().to_string()).collect();
     let look = move || {

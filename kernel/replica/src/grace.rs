@@ -1,4 +1,4 @@
-//! The time between Slurm's signal that a seat ends and its kill: Slurm's `KillWait`.
+//! The time between Slurm's signal for a seat's end and the kill: Slurm's `KillWait`.
 
 use hop_protocol::step::is_of_slurm;
 use hop_words::time::Span;

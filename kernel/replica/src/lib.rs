@@ -1,10 +1,11 @@
-//! Supervises a real ipykernel for one kernel: starts it, carries Jupyter's messages between it and the front, asks
-//! `hopd` for its cells' needs, and reports why it died. `docs/kernel.md` tells how the parts work together.
+//! Supervises a real ipykernel for a kernel: starts the process, carries Jupyter's messages between kernel and front,
+//! asks `hopd` for the needs of cells, and reports a death's cause. `docs/kernel.md` tells how the parts work together.
 //!
-//! [`core`] decides, and has no socket, process or clock; [`run`] and the modules beside it carry out.
+//! [`core`] decides, and has no socket, process or clock; `run` and the modules beside it carry out.
 
 pub mod agent;
 pub mod child;
+mod connected;
 pub mod core;
 pub mod dial;
 mod errands;
@@ -15,11 +16,13 @@ pub mod log;
 pub mod models;
 pub mod need;
 pub mod oom;
+pub mod place;
 mod process;
-pub mod run;
+mod run;
 pub mod scratch;
 pub mod seat;
 mod sockets;
 pub mod spare;
 mod standby;
+pub mod start;
 mod store;

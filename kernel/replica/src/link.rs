@@ -1,6 +1,7 @@
-//! The replica's end of the numbered stream of frames to its front: what is kept for the next connection, in bounds, and
-//! what was taken already. A broken connection or a killed front loses nothing and repeats nothing.
+//! The replica's end of the numbered stream of frames to its front: the frames kept for the next connection, in bounds,
+//! and the number of frames taken. A broken connection or a killed front loses nothing and repeats nothing.
 
+use crate::core::Input;
 use hop_protocol::link::{Frame, Item};
 use hop_protocol::message::Note;
 use hop_protocol::retain::{Retained, Taken, ranges};
@@ -38,10 +39,10 @@ impl FrontLink {
         (self.epoch, self.taken.upto())
     }
 
-    /// A connection stands. The front has `taken` frames of this stream, and wants those in `again` once more.
+    /// A connection stands. The front has `taken` frames of this stream, and wants the frames in `again` once more.
     pub(crate) fn up(&mut self, epoch: u64, taken: u64, again: &[u64], out: mpsc::UnboundedSender<Frame>) {
         if epoch != self.epoch {
-            // A new front wants again what the old one was still working on.
+            // A new front wants again the old front's frames in work.
             self.taken = Taken::default();
             self.kept.settle(taken, again);
             self.epoch = epoch;
@@ -65,7 +66,7 @@ impl FrontLink {
         let seq = self.kept.push(item.clone());
         match &self.out {
             Some(out) => {
-                // A link that broke just now: the item is kept for the next one.
+                // A link broken just now: the item is kept for the next link.
                 let _ = out.send(Frame::Item(seq, item));
                 self.kept.enforce();
             }
@@ -106,4 +107,28 @@ impl FrontLink {
     pub(crate) fn is_settled(&self) -> bool {
         self.kept.is_empty()
     }
+}
+
+/// A note of the front, as the core hears it. `None` means a note for somebody else.
+pub(crate) fn input_of(note: Note) -> Option<Input> {
+    Some(match note {
+        Note::Interrupt => Input::Interrupt,
+        Note::End => Input::End,
+        Note::Sleep { reason } => Input::Orphaned { reason },
+        Note::HandedBefore { cell, tenure } => Input::HandedBefore { cell, tenure },
+        Note::MayBegin { cell } => Input::MayBegin { cell },
+        Note::Grown {
+            incarnation,
+            seat,
+            node,
+        } => Input::Grown {
+            incarnation,
+            seat,
+            node,
+        },
+        Note::Heard { cells, losses } => Input::Heard { cells, losses },
+        Note::MoveReady { incarnation } => Input::MoveReady { incarnation },
+        Note::MoveFailed { incarnation, reason } => Input::MoveFailed { incarnation, reason },
+        _ => return None,
+    })
 }

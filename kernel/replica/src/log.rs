@@ -58,6 +58,13 @@ impl SeatLink {
 
     /// The state of the group that elected this replica. `None`: there is no such group.
     pub async fn elected(&mut self, kernel: &KernelId, incarnation: Incarnation) -> Option<State> {
+        let state = self.attached(kernel, incarnation).await?;
+        (state.executor() == Some(incarnation)).then_some(state)
+    }
+
+    /// The state of the group that this replica's seat is a member of by this number; news of its log follow. `None`: there is
+    /// no such group, or another process has attached before.
+    pub(crate) async fn attached(&mut self, kernel: &KernelId, incarnation: Incarnation) -> Option<State> {
         let kernel = kernel.clone();
         self.send(ToSeat::Attach { kernel, incarnation });
         match timeout(ANSWERS_WITHIN, self.input.recv()).await {

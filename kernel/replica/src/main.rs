@@ -6,8 +6,9 @@ use hop_api::config::Config;
 use hop_protocol::file::FrontFile;
 use hop_replica::leases::Leases;
 use hop_replica::log::SeatLink;
-use hop_replica::run::{self, Place};
+use hop_replica::place::Place;
 use hop_replica::spare::Spare;
+use hop_replica::start::{self, Setup};
 use hop_replica::{child, seat};
 use hop_words::id::{Incarnation, JobId, NodeName};
 use std::io::IsTerminal;
@@ -89,7 +90,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// One thread: the kernel's process is tied to the thread that started it, and no message crosses to another.
+/// A single thread: the kernel's process is tied to the thread of its start, and no message crosses to another.
 fn in_runtime(work: impl Future<Output = Result<()>>) -> Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -123,7 +124,7 @@ async fn replica(dir: PathBuf, incarnation: Incarnation, standby: bool, by_group
     if by_group && elected.is_none() {
         anyhow::bail!("the kernel has another executor by now");
     }
-    run::run(run::Setup {
+    start::run(Setup {
         program: std::env::current_exe().context("can't find my own program file")?,
         dir,
         incarnation,
@@ -138,7 +139,7 @@ async fn replica(dir: PathBuf, incarnation: Incarnation, standby: bool, by_group
     .await
 }
 
-/// A replica that is there before its kernel needs it, with an interpreter that has imported what kernels do.
+/// A replica in place before its kernel's need, with an interpreter that has imported a kernel's modules.
 async fn wait_as_spare(dir: PathBuf, number: u32) -> Result<()> {
     let program = std::env::current_exe().context("can't find my own program file")?;
     let file = FrontFile::read(&dir)?;
@@ -156,7 +157,7 @@ async fn wait_as_spare(dir: PathBuf, number: u32) -> Result<()> {
     let file = FrontFile::read(&dir)?;
     let elected = seat.elected(&file.kernel, incarnation).await;
     let elected = elected.context("the kernel has another executor by now")?;
-    run::run(run::Setup {
+    start::run(Setup {
         program,
         dir,
         incarnation,

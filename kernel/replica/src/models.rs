@@ -9,7 +9,7 @@ const DRIVER: &str = "/proc/driver/nvidia/gpus";
 /// Names by device file, as NVML gives them.
 pub type Models = BTreeMap<PathBuf, String>;
 
-/// Names of the GPUs that the driver has now; empty without one.
+/// Names of the GPUs known to the driver now; empty without a driver.
 pub fn of_node() -> Models {
     below(Path::new(DRIVER))
 }

@@ -1,4 +1,5 @@
-//! A cell's need, read from its text, its metadata, and the kernelspec's default. Pure: the caller passes the time.
+//! A cell's need, read from the cell's text and metadata, and from the kernelspec's default. Pure: the caller passes
+//! the time.
 
 use hop_protocol::jupyter::Envelope;
 use hop_words::id::GpuType;
@@ -40,7 +41,7 @@ pub enum BadNeed {
 #[serde(default, deny_unknown_fields)]
 pub struct Unattended {
     pub class: Class,
-    /// By when the cell should be done, so that the notebook is done in time.
+    /// Time by which the cell should be done, for the notebook to be done in time.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub deadline: Option<Timestamp>,
     /// In place of what the cell asks for.
@@ -73,7 +74,7 @@ impl Unattended {
         self.hurry(self.count(need))
     }
 
-    /// The need of `with gresshopper.gpu():` inside such a cell: it says how many itself.
+    /// The need of `with gresshopper.gpu():` inside such a cell: the block itself gives the number.
     pub fn hurry(&self, mut need: Need) -> Need {
         if !need.is_none() {
             need.deadline = need.deadline.or(self.deadline);
@@ -82,8 +83,8 @@ impl Unattended {
     }
 }
 
-/// The need of a cell: its magic, else its metadata, else the kernelspec's `default` (which is for cells that a person
-/// runs, not for a client's silent requests).
+/// The need of a cell: its magic, else its metadata, else the kernelspec's `default` (for cells run by a person, and
+/// not for a client's silent requests).
 pub fn of_cell(
     code: &str,
     metadata: &[u8],
@@ -109,7 +110,7 @@ pub fn class_of(need: &Need, run: &Unattended) -> Class {
     }
 }
 
-/// Whether a cell runs again if it is lost in its middle: its first line is `%%retry`, or its metadata say so.
+/// Whether a cell runs again after a loss in its middle: by `%%retry` in the first line, or by the metadata.
 pub fn is_retried(code: &str, metadata: &[u8]) -> bool {
     let first = code_lines(code).next().map(uncommented);
     first == Some(RETRY) || ours(metadata)["retry"] == Value::Bool(true)
@@ -132,10 +133,10 @@ fn uncommented(line: &str) -> &str {
     line.split_once(" #").map_or(line, |(before, _)| before).trim()
 }
 
-/// A cell of a kernel that doesn't know our magics, where it has some: as we read it, and as its kernel gets it.
+/// A cell with our magics for a kernel without knowledge of the magics: as read by us, and as received by the kernel.
 ///
-/// A comment may bear the magic (`#%%gpu 1`): other clients then take the cell for what it is. A bare magic's line is empty
-/// for the kernel, so that errors name the right lines.
+/// A comment may bear the magic (`#%%gpu 1`): other clients then see a plain cell. A bare magic's line is empty for the
+/// kernel, to keep the line numbers of errors right.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Foreign {
     pub read: String,
@@ -171,8 +172,8 @@ impl Foreign {
     }
 }
 
-/// The need that the first line of a cell asks for, if it is one of ours. `%%retry` may stand above it. A request for
-/// help needs nothing: the agent answers.
+/// The need requested by the first line of a cell, if the line is a magic of ours. `%%retry` may stand above it. A
+/// request for help needs nothing: the agent answers.
 fn of_magic(code: &str, now: Timestamp) -> Result<Option<Need>, BadNeed> {
     let mut lines = code_lines(code).map(uncommented).peekable();
     lines.next_if(|line| *line == RETRY);
@@ -297,7 +298,7 @@ fn parse_deadline(word: &str, now: Timestamp) -> Result<Timestamp, String> {
 
 /// `metadata.gresshopper` of an execute request, null where it has nothing of ours.
 fn ours(metadata: &[u8]) -> Value {
-    // Nearly all cells have nothing of ours there: don't parse for that.
+    // Nearly all cells have no entry of ours there: don't parse for an entry.
     if !metadata.windows(11).any(|w| w == b"gresshopper") {
         return Value::Null;
     }

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-/// The memory cgroup of this process and those above it, with how often each had to kill for memory.
+/// The memory cgroup of this process and all cgroups above, with each cgroup's count of kills for memory.
 #[derive(Debug, Clone)]
 pub struct OomWatch {
     levels: Vec<(PathBuf, u64)>,

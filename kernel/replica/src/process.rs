@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-/// Ends the processes that this one started or inherited as a subreaper, in bounds.
+/// Ends the processes started or, as a subreaper, inherited by this process, in bounds.
 pub(crate) fn end_children() {
     let me = std::process::id();
     for _ in 0..10 {

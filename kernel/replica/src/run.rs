@@ -1,402 +1,77 @@
 //! The replica's main loop: one task that owns sockets and processes and never waits for anybody. [`crate::core`] decides;
 //! this carries out. Messages of the kernel are taken as fast as they come, for ipykernel's publisher drops what isn't.
 
-use crate::agent::{self, Agent, Parcel};
-use crate::child::{self, Kernel};
-use crate::core::{Core, Durably, ErrandEnd, Exit, Identity, Input, Output};
-use crate::dial::{self, Gone, LinkEvent};
+use crate::connected::{PROBE_EVERY, Process};
+use crate::core::{Core, ErrandEnd, Exit, Input, Output};
+use crate::dial::{self, Gone, LinkEvent, Standing};
 use crate::errands::Errands;
 use crate::grace;
-use crate::leases::{Leases, News};
-use crate::link::FrontLink;
-use crate::log::{Log, SeatLink};
+use crate::leases::News;
+use crate::link::{self, FrontLink};
+use crate::log::Log;
+use crate::place::Place;
 use crate::process::end_children;
-use crate::scratch::Scratch;
 use crate::seat::wire::FromSeat;
-use crate::sockets::{Events, FromKernel, Sockets};
-use crate::spare::Spare;
-use crate::standby;
+use crate::sockets::FromKernel;
 use crate::store::{StoreEvent, StoreJob, StoreThread};
 use anyhow::{Context, Result};
 use bytes::Bytes;
-use hop_api::message::{Request as ToHopd, SeatStep};
-use hop_log::{Index, State};
-use hop_protocol::file::{Durable, FrontFile};
-use hop_protocol::jupyter::Author;
+use hop_api::message::Request as ToHopd;
+use hop_log::Index;
+use hop_protocol::file::FrontFile;
 use hop_protocol::link::{Frame, Item};
-use hop_protocol::message::{Hello, Note, Over, VERSION};
+use hop_protocol::message::{Hello, Note};
 use hop_protocol::states;
+use hop_protocol::wait;
 use hop_words::clock::SteadyClock;
-use hop_words::id::{Incarnation, JobId, NodeName, Tenure};
+use hop_words::id::Incarnation;
 use hop_words::time::Timestamp;
-use rustix::process::Signal;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Duration;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, sleep, sleep_until, timeout};
-
-/// A front is waited for so long by a kernel that couldn't be started.
-const START: Duration = Duration::from_secs(120);
-
-/// Interval of questions to a kernel without a welcome on iopub (before ipykernel 7).
-pub(crate) const PROBE_EVERY: Duration = Duration::from_millis(300);
+use tokio::time::{Instant, sleep_until, timeout};
 
 /// The time for reading the last messages of a dead kernel, and for a front to take them.
-const LAST_WORDS: Duration = Duration::from_millis(500);
-
-/// A sentence for the user of a kernel that has no agent.
-const NO_AGENT: &str = "Gresshopper's Python package isn't installed on its node";
+pub(crate) const LAST_WORDS: Duration = Duration::from_millis(500);
 
 /// Messages of the kernel that are taken before anybody else is looked at.
 const BATCH: usize = 64;
 
-/// The place of a replica: its node and its step in a seat.
-#[derive(Debug, Clone)]
-pub struct Place {
-    pub node: NodeName,
-    pub seat: SeatStep,
-}
-
-impl Place {
-    /// Without Slurm.
-    pub fn local() -> Self {
-        Self::at(NodeName::from("localhost"), JobId(0), 0)
-    }
-
-    /// From the step's environment.
-    pub fn from_slurm() -> Result<Self> {
-        let var =
-            |name: &str| std::env::var(name).with_context(|| format!("{name} is not set: not a Slurm step"));
-        let job = JobId(var("SLURM_JOB_ID")?.parse()?);
-        Ok(Self::at(
-            var("SLURMD_NODENAME")?.into(),
-            job,
-            var("SLURM_STEP_ID")?.parse()?,
-        ))
-    }
-
-    fn at(node: NodeName, job: JobId, step: u32) -> Self {
-        let pid = std::process::id();
-        let seat = SeatStep {
-            job,
-            step,
-            pid,
-            start_time: hop_words::process::start_time(pid).unwrap_or(0),
-            uid: rustix::process::getuid().as_raw(),
-        };
-        Self { node, seat }
-    }
-}
-
-/// All that a replica is given.
-#[derive(Debug)]
-pub struct Setup {
-    /// `hop-replica` itself: the kernel is started through it.
-    pub program: PathBuf,
-    pub dir: PathBuf,
-    pub incarnation: Incarnation,
-    pub file: FrontFile,
-    pub place: Place,
-    pub leases: Leases,
-    /// Wait until the front moves the kernel here.
-    pub standby: bool,
-    /// The connection to the seat's keeper, in Slurm.
-    pub seat: Option<SeatLink>,
-    /// The state of the kernel's group, if it has elected this replica.
-    pub elected: Option<State>,
-    /// A process that can become the kernel's.
-    pub spare: Option<Spare>,
-}
-
-/// A process of the kernel, with the connections to it.
-pub(crate) struct Process {
-    pub(crate) kernel: Kernel,
-    pub(crate) sockets: Sockets,
-    pub(crate) events: Events,
-    /// Its iopub is connected and heard already.
-    pub(crate) heard: bool,
-    to_agent: mpsc::UnboundedSender<Parcel>,
-    agent: Option<mpsc::Receiver<Parcel>>,
-    /// The folder of the process's sockets, removed with it.
-    _scratch: Scratch,
-}
-
-struct Replica {
-    program: PathBuf,
-    dir: PathBuf,
-    file: FrontFile,
-    incarnation: Incarnation,
-    place: Place,
-    lends: bool,
-    clock: SteadyClock,
-    core: Core,
-    link: FrontLink,
-    process: Process,
-    errands: Errands,
+/// One replica at work.
+pub(crate) struct Replica {
+    pub(crate) program: PathBuf,
+    pub(crate) dir: PathBuf,
+    pub(crate) file: FrontFile,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) place: Place,
+    pub(crate) lends: bool,
+    pub(crate) clock: SteadyClock,
+    pub(crate) core: Core,
+    pub(crate) link: FrontLink,
+    pub(crate) process: Process,
+    pub(crate) errands: Errands,
     /// Ends of errands, each with the pid of its kernel.
-    errand_ends: mpsc::UnboundedSender<(u32, ErrandEnd)>,
-    to_hopd: mpsc::UnboundedSender<ToHopd>,
+    pub(crate) errand_ends: mpsc::UnboundedSender<(u32, ErrandEnd)>,
+    pub(crate) to_hopd: mpsc::UnboundedSender<ToHopd>,
     /// `None` means that the kernel keeps no log.
-    store: Option<StoreThread>,
-    log: Log,
+    pub(crate) store: Option<StoreThread>,
+    pub(crate) log: Log,
     /// Sender for the dialler's events, until the dialler is started.
-    dialler: Option<mpsc::Sender<LinkEvent>>,
-    leaving: bool,
+    pub(crate) dialler: Option<mpsc::Sender<LinkEvent>>,
+    pub(crate) leaving: bool,
 }
 
 /// The ends of channels on which things come in.
-struct Inputs {
+pub(crate) struct Inputs {
     /// `None` once there is no front any more.
-    links: Option<mpsc::Receiver<LinkEvent>>,
-    frames: Option<mpsc::Receiver<Frame>>,
-    news: mpsc::UnboundedReceiver<News>,
-    errands: mpsc::UnboundedReceiver<(u32, ErrandEnd)>,
-    store: mpsc::UnboundedReceiver<StoreEvent>,
-    seat: Option<mpsc::UnboundedReceiver<FromSeat>>,
-}
-
-/// Runs the kernel until it is over; the front is told how.
-pub async fn run(setup: Setup) -> Result<()> {
-    Box::pin(run_kernel(setup)).await
-}
-
-async fn run_kernel(setup: Setup) -> Result<()> {
-    // A limit on the size of files (`ulimit -f`) fails a write, and doesn't end the replica.
-    let _too_large = signal(SignalKind::from_raw(Signal::XFSZ.as_raw()))?;
-    // Processes that the kernel leaves behind come to us, to be ended with it.
-    let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
-    let Setup {
-        program,
-        dir,
-        incarnation,
-        mut file,
-        place,
-        leases,
-        standby,
-        seat,
-        elected,
-        spare,
-    } = setup;
-    let (link_tx, mut links) = mpsc::channel(8);
-    let is_elected = elected.is_some();
-    tracing::info!(%incarnation, is_elected, standby, "starts the kernel's process");
-    let mut process = match spare {
-        Some(spare) => Process::by_spare(spare, &program, &file, leases.lends).await,
-        None => Process::start(&program, &file, leases.lends),
-    };
-    let mut first = None;
-    let mut dialler = Some(link_tx);
-    if standby && let Some(link_tx) = dialler.take() {
-        let process = process.as_mut().map_err(|e| anyhow::anyhow!("{e:#}"))?;
-        Box::pin(standby::heard(process)).await?;
-        tokio::spawn(dial::dial(dir.clone(), incarnation, None, link_tx));
-        let hello = hello(&file, incarnation, &place);
-        let (up, called) = Box::pin(standby::called(process, &mut links, &hello, &dir)).await?;
-        (first, file) = (Some(up), called);
-    }
-    let started = process.and_then(|process| {
-        let durably = durably(&file, elected)?;
-        Ok((process, durably))
-    });
-    let (process, durably) = match started {
-        Ok(started) => started,
-        Err(error) => {
-            // Nothing has begun: the group elects another executor where this one can't start.
-            if is_elected {
-                return Err(error);
-            }
-            if let Some(link_tx) = dialler.take() {
-                tokio::spawn(dial::dial(dir, incarnation, Some(tenure_of(&file)), link_tx));
-            }
-            let hello = hello(&file, incarnation, &place);
-            return not_started(hello, links, format!("{error:#}")).await;
-        }
-    };
-    let (clock, errands) = (SteadyClock::new(), Errands::new(&program));
-    let identity = Identity {
-        kernel: file.kernel.clone(),
-        incarnation,
-        node: place.node.clone(),
-        seat: place.seat.clone(),
-        launch: file.launch.clone(),
-        has_keeper: seat.is_some(),
-        can_park: errands.can_run(),
-        models: crate::models::of_node(),
-    };
-    let (errand_ends, errand_in) = mpsc::unbounded_channel();
-    let (store_events, store_in) = mpsc::unbounded_channel();
-    let (log, from_seat) = Log::new(seat, is_elected);
-    let mut replica = Replica {
-        store: durably.as_ref().map(|d| StoreThread::start(d, store_events)),
-        core: Core::new(identity, durably, author(&file), clock.now()),
-        program,
-        dir,
-        incarnation,
-        place,
-        lends: leases.lends,
-        clock,
-        link: FrontLink::new(),
-        process,
-        errands,
-        errand_ends,
-        to_hopd: leases.requests,
-        log,
-        dialler,
-        leaving: false,
-        file,
-    };
-    if is_elected {
-        // The front is told once the tenure's folder is there for it to read.
-        replica.handle(Input::Elected).await;
-    } else {
-        replica.dial();
-    }
-    let mut inputs = Inputs {
-        links: Some(links),
-        frames: None,
-        news: leases.news,
-        errands: errand_in,
-        store: store_in,
-        seat: from_seat,
-    };
-    if first.is_some() {
-        replica.on_link(first, &mut inputs.frames);
-    }
-    replica.main_loop(inputs).await
-}
-
-pub(crate) fn author(file: &FrontFile) -> Author {
-    Author::new(file.signing_key.as_bytes(), uuid::Uuid::new_v4().to_string())
-}
-
-/// The tenure that the front has opened. Zero: the kernel keeps no log.
-fn tenure_of(file: &FrontFile) -> Tenure {
-    file.state.as_ref().map_or(Tenure(0), |s| s.tenure)
-}
-
-/// The state of our tenure: the group's that has elected us, or the one in which the front has opened the tenure.
-fn durably(file: &FrontFile, elected: Option<State>) -> Result<Option<Durably>> {
-    let Some(folder) = &file.state else {
-        return Ok(None);
-    };
-    let is_elected = elected.is_some();
-    let state = match elected {
-        Some(state) => state,
-        None => {
-            let tenure = states::folder(&folder.kernel, folder.tenure, 0);
-            states::read(&tenure).context("can't read the kernel's state")?
-        }
-    };
-    Ok(Some(Durably {
-        state,
-        elected: is_elected,
-        folder: folder.kernel.clone(),
-        store: folder.store.clone(),
-        before_reply: file.launch.durable == Durable::BeforeReply,
-        found_again: folder.kernel.join(states::NOTEBOOK).exists(),
-        silent: (!child::has_agent(&file.launch)).then(|| NO_AGENT.to_owned()),
-    }))
-}
-
-impl Process {
-    fn start(program: &Path, file: &FrontFile, lends: bool) -> Result<Self> {
-        let scratch = Scratch::create().context("can't make a folder for the kernel's sockets")?;
-        let (agent, theirs) = agent::open()?;
-        let kernel = Kernel::start(program, file, scratch.path(), theirs, lends)?;
-        let (sockets, events) = Sockets::new(scratch.path(), author(file));
-        Ok(Self::new(kernel, agent, sockets, events, scratch))
-    }
-
-    /// The spare becomes the kernel; if it can't, a fresh process is started.
-    async fn by_spare(spare: Spare, program: &Path, file: &FrontFile, lends: bool) -> Result<Self> {
-        match spare.become_kernel(file).await {
-            Ok(process) => Ok(process),
-            Err(error) => {
-                tracing::info!("the spare isn't used: {error:#}");
-                Self::start(program, file, lends)
-            }
-        }
-    }
-
-    pub(crate) fn new(
-        kernel: Kernel,
-        agent: Agent,
-        sockets: Sockets,
-        events: Events,
-        scratch: Scratch,
-    ) -> Self {
-        Self {
-            kernel,
-            sockets,
-            events,
-            heard: false,
-            to_agent: agent.out,
-            agent: Some(agent.input),
-            _scratch: scratch,
-        }
-    }
-}
-
-fn hello(file: &FrontFile, incarnation: Incarnation, place: &Place) -> Hello {
-    Hello {
-        version: VERSION,
-        kernel: file.kernel.clone(),
-        incarnation,
-        tenure: tenure_of(file),
-        node: place.node.clone(),
-        pid: std::process::id(),
-        seat: place.seat.job,
-        step: place.seat.step,
-        front_epoch: 0,
-        taken: 0,
-        standby: false,
-        in_flight: Vec::new(),
-        members: 0,
-    }
-}
-
-/// A kernel that could not be started has no last words, but its user should read why.
-async fn not_started(hello: Hello, mut links: mpsc::Receiver<LinkEvent>, reason: String) -> Result<()> {
-    while let Ok(Some(event)) = timeout(START, links.recv()).await {
-        match event {
-            // The dialler may be gone first.
-            LinkEvent::WantsHello(answer) => drop(answer.send(hello.clone())),
-            LinkEvent::Up { out, .. } => {
-                let over = Over::NotStarted {
-                    reason: reason.clone(),
-                };
-                let _ = out.send(Frame::Item(1, Item::Note(Note::KernelOver { over })));
-                sleep(LAST_WORDS).await;
-                break;
-            }
-            LinkEvent::Down | LinkEvent::Over(_) => break,
-        }
-    }
-    anyhow::bail!(reason)
-}
-
-/// Receives from a channel that may be absent.
-async fn receive<T>(input: &mut Option<mpsc::Receiver<T>>) -> Option<T> {
-    match input {
-        Some(rx) => rx.recv().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn receive_word(seat: &mut Option<mpsc::UnboundedReceiver<FromSeat>>) -> Option<FromSeat> {
-    match seat {
-        Some(seat) => seat.recv().await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn maybe_at(at: Option<Instant>) {
-    match at {
-        Some(at) => sleep_until(at).await,
-        None => std::future::pending().await,
-    }
+    pub(crate) links: Option<mpsc::Receiver<LinkEvent>>,
+    pub(crate) frames: Option<mpsc::Receiver<Frame>>,
+    pub(crate) news: mpsc::UnboundedReceiver<News>,
+    pub(crate) errands: mpsc::UnboundedReceiver<(u32, ErrandEnd)>,
+    pub(crate) store: mpsc::UnboundedReceiver<StoreEvent>,
+    pub(crate) seat: Option<mpsc::UnboundedReceiver<FromSeat>>,
 }
 
 /// A point of the core's time on the runtime's clock.
@@ -405,7 +80,7 @@ fn instant(at: Timestamp, now: Timestamp) -> Instant {
 }
 
 impl Replica {
-    async fn main_loop(&mut self, mut inputs: Inputs) -> Result<()> {
+    pub(crate) async fn main_loop(&mut self, mut inputs: Inputs) -> Result<()> {
         while !self.leaving {
             self.serve_process(&mut inputs).await?;
         }
@@ -445,21 +120,18 @@ impl Replica {
                         self.on_kernel(sorted).await;
                     }
                 },
-                frame = receive(&mut inputs.frames) => match frame {
+                frame = wait::on(&mut inputs.frames, mpsc::Receiver::recv) => match frame {
                     Some(frame) => {
                         // A later message may come from a client that saw the kernel die.
-                        let ended = self.process.kernel.ended();
-                        if let Some(status) = ended {
-                            self.kernel_ended(status).await?;
-                        }
+                        let ended = self.kernel_is_over().await?;
                         self.on_front(frame).await;
-                        if ended.is_some() {
+                        if ended {
                             return Ok(());
                         }
                     }
                     None => inputs.frames = None,
                 },
-                event = receive(&mut inputs.links) => {
+                event = wait::on(&mut inputs.links, mpsc::Receiver::recv) => {
                     let (before, _) = self.link.position();
                     if let Some(reason) = self.on_link(event, &mut inputs.frames) {
                         inputs.links = None;
@@ -469,18 +141,12 @@ impl Replica {
                     }
                 }
                 news = inputs.news.recv() => if let Some(news) = news { self.handle(Input::Hopd(news)).await },
-                parcel = receive(&mut self.process.agent) => match parcel {
+                parcel = wait::on(&mut self.process.agent, mpsc::Receiver::recv) => match parcel {
                     Some(parcel) => self.handle(Input::Agent(parcel)).await,
                     None => self.process.agent = None,
                 },
-                end = inputs.errands.recv() => if let Some((pid, end)) = end {
-                    tracing::info!(?end, "hop gpu");
-                    // An errand for a process that has died says nothing of the next one.
-                    if pid == self.process.kernel.pid() {
-                        self.handle(Input::Errand(end)).await;
-                    }
-                },
-                word = receive_word(&mut inputs.seat) => match word {
+                end = inputs.errands.recv() => if let Some((pid, end)) = end { self.on_errand(pid, end).await },
+                word = wait::on(&mut inputs.seat, mpsc::UnboundedReceiver::recv) => match word {
                     Some(word) => self.on_seat(word).await,
                     // The seat's job ends, and this step with it.
                     None => inputs.seat = None,
@@ -491,11 +157,11 @@ impl Replica {
                     self.process.sockets.iopub_is_connected(client);
                     probe_at = Some(Instant::now() + PROBE_EVERY);
                 }
-                () = maybe_at(probe_at), if starting => {
+                () = wait::at(probe_at), if starting => {
                     self.process.sockets.probe().await;
                     probe_at = Some(Instant::now() + PROBE_EVERY);
                 }
-                () = maybe_at(due) => self.handle(Input::Tick).await,
+                () = wait::at(due) => self.handle(Input::Tick).await,
                 _ = terminate.recv() => {
                     let grace = grace::of_the_seat().await;
                     self.handle(Input::Terminated { grace }).await;
@@ -506,7 +172,7 @@ impl Replica {
         Ok(())
     }
 
-    async fn handle(&mut self, input: Input) {
+    pub(crate) async fn handle(&mut self, input: Input) {
         self.decide(input).await;
         // One replica is a majority of itself.
         while let Some(entry) = self.log.committed() {
@@ -588,10 +254,18 @@ impl Replica {
     }
 
     /// Has the front found, and kept.
-    fn dial(&mut self) {
+    pub(crate) fn dial(&mut self) {
         if let Some(events) = self.dialler.take() {
-            let tenure = Some(self.core.tenure());
-            tokio::spawn(dial::dial(self.dir.clone(), self.incarnation, tenure, events));
+            let standing = Standing::Executes(self.core.tenure());
+            tokio::spawn(dial::dial(self.dir.clone(), self.incarnation, standing, events));
+        }
+    }
+
+    async fn on_errand(&mut self, pid: u32, end: ErrandEnd) {
+        tracing::info!(?end, "hop gpu");
+        // An errand for a dead process says nothing of the next process.
+        if pid == self.process.kernel.pid() {
+            self.handle(Input::Errand(end)).await;
         }
     }
 
@@ -682,36 +356,20 @@ impl Replica {
                 identity,
                 message,
             },
-            Some(Item::Note(note)) => match note {
-                Note::ClientGone { identity } => {
-                    let identity: Bytes = hex::decode(identity).unwrap_or_default().into();
-                    return self.process.sockets.forget(&identity);
-                }
-                Note::Interrupt => Input::Interrupt,
-                Note::End => Input::End,
-                Note::Sleep { reason } => Input::Orphaned { reason },
-                Note::HandedBefore { cell, tenure } => Input::HandedBefore { cell, tenure },
-                Note::MayBegin { cell } => Input::MayBegin { cell },
-                Note::Grown {
-                    incarnation,
-                    seat,
-                    node,
-                } => Input::Grown {
-                    incarnation,
-                    seat,
-                    node,
-                },
-                Note::Heard { cells, losses } => Input::Heard { cells, losses },
-                Note::MoveReady { incarnation } => Input::MoveReady { incarnation },
-                Note::MoveFailed { incarnation, reason } => Input::MoveFailed { incarnation, reason },
-                _ => return,
+            Some(Item::Note(Note::ClientGone { identity })) => {
+                let identity: Bytes = hex::decode(identity).unwrap_or_default().into();
+                return self.process.sockets.forget(&identity);
+            }
+            Some(Item::Note(note)) => match link::input_of(note) {
+                Some(input) => input,
+                None => return,
             },
         };
         self.handle(input).await;
     }
 
     /// Follows the connection to the front. Returns the reason why no front exists any more.
-    fn on_link(
+    pub(crate) fn on_link(
         &mut self,
         event: Option<LinkEvent>,
         frames: &mut Option<mpsc::Receiver<Frame>>,
@@ -744,11 +402,19 @@ impl Replica {
             tenure: self.core.tenure(),
             in_flight: self.core.in_flight(),
             members: self.core.members(),
-            ..hello(&self.file, self.incarnation, &self.place)
+            ..self.place.hello(&self.file, self.incarnation)
         }
     }
 
     // The end.
+
+    /// Looks whether the kernel's process has ended, and if so hears its end.
+    async fn kernel_is_over(&mut self) -> Result<bool> {
+        match self.process.kernel.ended() {
+            Some(status) => self.kernel_ended(status).await.map(|()| true),
+            None => Ok(false),
+        }
+    }
 
     /// The kernel's process is over: its last messages go out, then the core hears of its end.
     async fn kernel_ended(&mut self, status: ExitStatus) -> Result<()> {
@@ -783,11 +449,11 @@ impl Replica {
         let patience = Instant::now() + dial::WITHOUT_FRONT;
         while !self.link.is_settled() && inputs.links.is_some() {
             tokio::select! {
-                frame = receive(&mut inputs.frames) => match frame {
+                frame = wait::on(&mut inputs.frames, mpsc::Receiver::recv) => match frame {
                     Some(frame) => drop(self.link.take(frame)),
                     None => inputs.frames = None,
                 },
-                event = receive(&mut inputs.links) => {
+                event = wait::on(&mut inputs.links, mpsc::Receiver::recv) => {
                     if self.on_link(event, &mut inputs.frames).is_some() {
                         break;
                     }

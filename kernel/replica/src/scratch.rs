@@ -36,7 +36,7 @@ impl Scratch {
                 Err(error) => trouble = Some(error),
             }
         }
-        // Another user may have made a folder of that name first: then one whose name nobody can know.
+        // Another user may have made a folder of that name first: then the folder gets an unguessable name.
         let unknown = PathBuf::from(format!("/tmp/gresshopper-{}", uuid::Uuid::new_v4().simple()));
         match make_private(&unknown) {
             Ok(()) => Ok(Self(unknown)),

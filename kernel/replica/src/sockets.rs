@@ -1,5 +1,5 @@
-//! The replica's connections to the kernel: one subscriber to its iopub, and on the other channels one DEALER for each
-//! client, with the client's own identity.
+//! The replica's connections to the kernel: a subscriber to its iopub, and on each other channel a DEALER per client,
+//! with the client's own identity.
 
 use bytes::Bytes;
 use hop_protocol::jupyter::{Author, Channel, Envelope};
@@ -107,7 +107,7 @@ impl Sockets {
         self.iopub.is_some()
     }
 
-    /// Sends a client's request. Shell and stdin have the same identity, so that `input()` finds its way back.
+    /// Sends a client's request. Shell and stdin have the same identity, for `input()` to find its way back.
     pub(crate) async fn send(&mut self, channel: Channel, identity: &Bytes, message: &Message) {
         if channel == Channel::Shell {
             self.dealer(Channel::Stdin, identity).await;
@@ -146,7 +146,7 @@ impl Sockets {
         self.dealers.get(&key)
     }
 
-    /// Asks a kernel that has no welcome on iopub (before ipykernel 7) whether it is there: the echo is heard on iopub.
+    /// Asks a kernel without a welcome on iopub (before ipykernel 7) for a sign of life: the echo is heard on iopub.
     pub(crate) async fn probe(&mut self) {
         self.probed = true;
         let nothing = json!({});

@@ -4,12 +4,12 @@
 //! A spare serves once. Whatever keeps it from serving, a fresh start follows in the same step.
 
 use crate::agent::{self, Agent, Parcel};
-use crate::child::{self, Kernel};
-use crate::run::{self, Process};
+use crate::child::{self, Kernel, OF_ONE_KERNEL, own_variables};
+use crate::connected::{Process, author};
 use crate::scratch::Scratch;
 use crate::sockets::Sockets;
 use anyhow::{Context, Result, bail, ensure};
-use hop_protocol::file::{FrontFile, Launch, Takeover};
+use hop_protocol::file::{FrontFile, Launch};
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -20,16 +20,6 @@ const STARTS_WITHIN: Duration = Duration::from_secs(60);
 
 /// What it may take to become the kernel, before a fresh one is started instead.
 const BECOMES_WITHIN: Duration = Duration::from_secs(2);
-
-/// Variables that differ between the kernels of one server and are read by no program's start. Kernels whose environments
-/// differ in others have no spare in common.
-const OF_ONE_KERNEL: [&str; 5] = [
-    "GRESSHOPPER_KERNEL",
-    "GRESSHOPPER_NOTEBOOK",
-    "JPY_INTERRUPT_EVENT",
-    "JPY_PARENT_PID",
-    "JPY_SESSION_NAME",
-];
 
 /// Everything that a spare must have in common with the kernel that it becomes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -68,23 +58,6 @@ fn can_wait(launch: &Launch) -> bool {
     // With -I and -E, also beside others, Python doesn't read the path by which the spare's module is found.
     let isolates = |arg: &String| arg.starts_with('-') && arg.contains(['I', 'E']);
     !launch.argv[..at].iter().any(isolates)
-}
-
-/// The kernel's values of the variables that its spare may have for another one. `None`: it has no such variable.
-pub(crate) fn own_variables(file: &FrontFile) -> impl Iterator<Item = (&'static str, Option<&str>)> {
-    let given: &[(String, String)] = match &file.takeover {
-        Some(Takeover { environment, .. }) => environment,
-        None => &[],
-    };
-    // The supervisor is the parent, whoever's kernel it is.
-    let names = OF_ONE_KERNEL.into_iter().filter(|n| *n != "JPY_PARENT_PID");
-    names.map(move |name| match name {
-        "GRESSHOPPER_KERNEL" => (name, Some(file.kernel.as_str())),
-        _ => (
-            name,
-            given.iter().find(|(n, _)| n == name).map(|(_, v)| v.as_str()),
-        ),
-    })
 }
 
 /// A process that waits.
@@ -141,7 +114,7 @@ impl Spare {
             bail!("{}", refusal.message);
         }
         ensure!(answer.wire.re == Some(0), "the spare says something else");
-        let (sockets, events) = Sockets::new(self.scratch.path(), run::author(file));
+        let (sockets, events) = Sockets::new(self.scratch.path(), author(file));
         Ok(Process::new(
             self.kernel,
             self.agent,
@@ -169,7 +142,8 @@ fn order(file: &FrontFile) -> Result<Value> {
 #[cfg(test)]
 pub(crate) mod tests {
     use super::*;
-    use hop_protocol::file::StepSize;
+    use hop_protocol::file::Takeover;
+    use hop_protocol::step::StepSize;
     use hop_protocol::tls::KernelKeys;
 
     fn file(kernel: &str, environment: &[(&str, &str)], argv: &[&str]) -> FrontFile {

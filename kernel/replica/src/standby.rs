@@ -1,8 +1,15 @@
-//! A replica that waits in its seat for the kernel to move there: the kernel's process is started and heard, and has no
-//! variables yet. The front welcomes the replica once it has opened the tenure for it.
+//! A replica that waits in its seat for the kernel to move there: the kernel's process is started and heard.
+//!
+//! Without a group the process has no variables yet, and the front welcomes the replica once it has opened the tenure for it. A
+//! seat that is a member of the kernel's group has the process follow the log ([`crate::core::following`]) until the log elects
+//! the member.
 
-use crate::dial::LinkEvent;
-use crate::run::{PROBE_EVERY, Process};
+use crate::agent::Parcel;
+use crate::connected::{PROBE_EVERY, Process};
+use crate::core::following::{Elected, Following, Input, Output};
+use crate::dial::{self, LinkEvent, Standing};
+use crate::log::SeatLink;
+use crate::seat::wire::FromSeat;
 use crate::sockets::FromKernel;
 use anyhow::{Context, Result, bail};
 use hop_protocol::file::FrontFile;
@@ -10,15 +17,19 @@ use hop_protocol::message::Hello;
 use hop_words::id::Incarnation;
 use std::path::Path;
 use std::time::Duration;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::mpsc;
-use tokio::time::{Instant, interval, sleep};
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, interval, sleep, sleep_until};
 
 /// A home on the network may show a file that was replaced for a while longer.
 const FILE_SEEN: Duration = Duration::from_secs(30);
 
+/// An elected follower's process reads what it lacks within this time, or another replica is started in the seat.
+const READS_WITHIN: Duration = Duration::from_secs(30);
+
 /// Waits until the kernel's process listens.
-pub(crate) async fn heard(process: &mut Process) -> Result<()> {
+async fn heard(process: &mut Process) -> Result<()> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut connecting = Box::pin(process.sockets.connect_iopub());
     let mut connected = false;
@@ -45,31 +56,193 @@ pub(crate) async fn heard(process: &mut Process) -> Result<()> {
     }
 }
 
-/// Waits until the front gives this replica the kernel's tenure. Returns the first connection, and what the front's file
-/// says by then.
-pub(crate) async fn called(
+/// How the wait ends.
+pub(crate) enum Turn {
+    Called(Box<Called>),
+    /// The kernel's group has elected this replica's seat, and the process has the variables.
+    Elected(Box<Elected>),
+}
+
+/// The front has given this replica the kernel's tenure.
+pub(crate) struct Called {
+    /// The first connection.
+    pub(crate) up: LinkEvent,
+    /// The dialler's further events.
+    pub(crate) links: mpsc::Receiver<LinkEvent>,
+    /// The front's file says by then which tenure.
+    pub(crate) file: FrontFile,
+    pub(crate) has_variables: bool,
+}
+
+/// Waits for this replica's turn, with an empty process or, in a seat that is a member of the kernel's group, with one that
+/// follows the log.
+pub(crate) async fn wait(
     process: &mut Process,
-    links: &mut mpsc::Receiver<LinkEvent>,
-    hello: &Hello,
+    seat: Option<&mut SeatLink>,
+    file: &FrontFile,
+    hello: Hello,
     dir: &Path,
-) -> Result<(LinkEvent, FrontFile)> {
-    let mut terminate = signal(SignalKind::terminate())?;
-    let up = loop {
-        tokio::select! {
-            status = process.kernel.wait() => {
-                bail!("the kernel's process ended while it waited: {}", process.kernel.reason(status?));
-            }
-            event = links.recv() => match event.context("the dialler ended")? {
-                // The dialler may be gone first.
-                LinkEvent::WantsHello(answer) => drop(answer.send(Hello { standby: true, ..hello.clone() })),
-                up @ LinkEvent::Up { .. } => break up,
-                LinkEvent::Down => {}
-                LinkEvent::Over(gone) => bail!("the front doesn't want this replica: {gone:?}"),
-            },
-            _ = terminate.recv() => bail!("the step was ended while it waited"),
-        }
+) -> Result<Turn> {
+    heard(process).await?;
+    let (me, folder) = (hello.incarnation, file.state.as_ref());
+    let mut wait = Wait {
+        terminate: signal(SignalKind::terminate())?,
+        hello,
+        dir,
+        dialler: None,
     };
-    Ok((up, file_for(dir, hello.incarnation).await?))
+    if let (Some(seat), Some(folder)) = (seat, folder)
+        && let Some(state) = seat.attached(&file.kernel, me).await
+    {
+        let following = Following::new(me, state, folder.kernel.clone(), folder.store.clone());
+        return wait.follow(process, seat, following).await;
+    }
+    wait.dial(Standing::Waits);
+    let called = wait.called(process).await?;
+    Ok(Turn::Called(Box::new(called)))
+}
+
+/// A replica that waits.
+struct Wait<'a> {
+    terminate: Signal,
+    hello: Hello,
+    dir: &'a Path,
+    dialler: Option<Dialler>,
+}
+
+struct Dialler {
+    task: JoinHandle<()>,
+    links: mpsc::Receiver<LinkEvent>,
+}
+
+impl Wait<'_> {
+    /// Knocks at the front's door.
+    fn dial(&mut self, standing: Standing) {
+        let (events, links) = mpsc::channel(8);
+        let (dir, me) = (self.dir.to_owned(), self.hello.incarnation);
+        let task = tokio::spawn(dial::dial(dir, me, standing, events));
+        self.dialler = Some(Dialler { task, links });
+    }
+
+    /// Waits until the front gives this replica the kernel's tenure.
+    async fn called(mut self, process: &mut Process) -> Result<Called> {
+        let up = loop {
+            tokio::select! {
+                status = process.kernel.wait() => {
+                    bail!("the kernel's process ended while it waited: {}", process.kernel.reason(status?));
+                }
+                event = next(&mut self.dialler) => if let Some(up) = self.on_link(event)? {
+                    break up;
+                },
+                _ = self.terminate.recv() => bail!("the step was ended while it waited"),
+            }
+        };
+        self.called_by(up, false).await
+    }
+
+    async fn called_by(self, up: LinkEvent, has_variables: bool) -> Result<Called> {
+        let links = self.dialler.context("nobody has dialled")?.links;
+        Ok(Called {
+            up,
+            links,
+            file: file_for(self.dir, self.hello.incarnation).await?,
+            has_variables,
+        })
+    }
+
+    /// Answers the dialler. Returns the connection once there is one.
+    fn on_link(&self, event: Option<LinkEvent>) -> Result<Option<LinkEvent>> {
+        match event.context("the dialler ended")? {
+            LinkEvent::WantsHello(answer) => {
+                // The dialler may be gone first.
+                drop(answer.send(Hello {
+                    standby: true,
+                    ..self.hello.clone()
+                }));
+                Ok(None)
+            }
+            up @ LinkEvent::Up { .. } => Ok(Some(up)),
+            LinkEvent::Down => Ok(None),
+            LinkEvent::Over(gone) => bail!("the front doesn't want this replica: {gone:?}"),
+        }
+    }
+
+    /// Follows the log, and knocks at the front's door as soon as the process has the variables.
+    async fn follow(
+        mut self,
+        process: &mut Process,
+        seat: &mut SeatLink,
+        mut following: Following,
+    ) -> Result<Turn> {
+        let mut elected_at = None;
+        loop {
+            let late = elected_at.map(|at: Instant| at + READS_WITHIN);
+            let input = tokio::select! {
+                status = process.kernel.wait() => {
+                    bail!("the kernel's process ended while it followed: {}", process.kernel.reason(status?));
+                }
+                // Nobody asks for what the process says while it has no tenure.
+                event = process.events.recv() => {
+                    event.context("the kernel's sockets are closed")?;
+                    continue;
+                }
+                parcel = heard_from(&mut process.agent) => {
+                    Input::Agent(parcel.context("the agent in the kernel is gone")?)
+                }
+                word = seat.input.recv() => match word.context("the seat's keeper is gone")? {
+                    FromSeat::State(state) => Input::State(*state),
+                    FromSeat::Applied { index, entry } => Input::Applied { index, entry },
+                    // Those come again to an executor.
+                    _ => continue,
+                },
+                event = next(&mut self.dialler) => match self.on_link(event)? {
+                    Some(up) => {
+                        let called = self.called_by(up, true).await?;
+                        return Ok(Turn::Called(Box::new(called)));
+                    }
+                    None => continue,
+                },
+                () = sleep_until(late.unwrap_or_else(Instant::now)), if late.is_some() => {
+                    bail!("the kernel's process has not read its variables in time");
+                }
+                _ = self.terminate.recv() => bail!("the step was ended while it followed"),
+            };
+            for output in following.handle(input) {
+                match output {
+                    // An agent that is gone is seen above.
+                    Output::ToAgent(parcel) => drop(process.to_agent.send(parcel)),
+                    Output::Follows => {
+                        tracing::info!("the process follows the kernel's log");
+                        self.dial(Standing::Follows);
+                    }
+                    Output::Elected(elected) => {
+                        if let Some(dialler) = self.dialler.take() {
+                            dialler.task.abort();
+                        }
+                        return Ok(Turn::Elected(elected));
+                    }
+                    Output::Fails(why) => bail!("the kernel's log can't be followed: {why}"),
+                }
+            }
+            elected_at = following
+                .is_elected()
+                .then(|| elected_at.unwrap_or_else(Instant::now));
+        }
+    }
+}
+
+async fn next(dialler: &mut Option<Dialler>) -> Option<LinkEvent> {
+    match dialler {
+        Some(dialler) => dialler.links.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
+async fn heard_from(agent: &mut Option<mpsc::Receiver<Parcel>>) -> Option<Parcel> {
+    match agent {
+        Some(agent) => agent.recv().await,
+        None => None,
+    }
 }
 
 async fn file_for(dir: &Path, me: Incarnation) -> Result<FrontFile> {

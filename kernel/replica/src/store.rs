@@ -12,7 +12,7 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
 use tokio::sync::mpsc::UnboundedSender;
 
-/// A record is synced at once; records within this time after it are synced together.
+/// A record is synced at once; records within this time afterwards are synced together.
 const SYNC_EVERY: Duration = Duration::from_millis(250);
 
 /// Work for the thread, done in order.
@@ -90,7 +90,7 @@ impl StoreThread {
 }
 
 struct Store {
-    /// The folder of all the kernel's tenures, and of this one.
+    /// The folder of all the kernel's tenures, and of this tenure.
     kernel: PathBuf,
     folder: PathBuf,
     /// `None` until the first record of the tenure.
@@ -201,7 +201,7 @@ impl Store {
     }
 }
 
-/// Begins the tenure's log, behind the records of the state that it goes on from.
+/// Begins the tenure's log, behind the records of the state from which the tenure goes on.
 fn begin(kernel: &Path, folder: &Path, behind: Option<&Settled>) -> Result<Writer, WriteError> {
     let key = Key::of_owner()?;
     match behind {

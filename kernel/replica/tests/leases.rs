@@ -23,6 +23,7 @@ async fn cells_that_ask_for_a_lease_wait_for_it_in_order() {
         return;
     };
     with_replica(&python, async |world| {
+        refused(world).await;
         granted_in_order(world).await;
         // A signal that the kernel should not get would strike the next cell by chance.
         for _ in 0..5 {
@@ -117,6 +118,8 @@ async fn refused(world: &mut World) {
         (&answer.content["ename"], &answer.content["evalue"]),
         (&json!("LeaseRefused"), &json!("too many"))
     );
+    let count = answer.content["execution_count"].as_u64();
+    assert!(count >= Some(1), "as the first cell too it shows that it was run");
     assert!(answer.heard.iter().any(|(kind, ..)| kind == "error"));
 }
 
@@ -153,6 +156,7 @@ async fn revoked(world: &mut World) {
         cause: EndCause::Cancelled,
         reason: "an operator cancelled it".into(),
         grace: Span::from_secs(2),
+        may_hold: false,
     });
     let answer = world.reply(&cell).await;
     assert_eq!(answer.content["ename"], "KeyboardInterrupt");

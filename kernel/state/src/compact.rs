@@ -1,17 +1,17 @@
 //! Leaves out of a log what nothing needs any more (docs/state-format.md, "Compaction"): versions of groups and of the
 //! process's sections that were replaced, with their bytes. What a restore finds is the same.
 //!
-//! Unsavable groups are made again by running their cells on the versions that they found. So for each group with a
-//! placeholder the versions stay that its cells need. Records stay, each with its cells. Streams and chunks are never
-//! examined. Writing is left to [`crate::writer`].
+//! Unsavable groups are made again by running their cells on the versions found by these cells. For each group with a
+//! placeholder, the versions needed by its cells therefore stay. Records stay, each with its cells. Streams and chunks
+//! are never examined. Writing is left to [`crate::writer`].
 
 use serde_json::{Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Most cells that are run again for one group (`rerun.MOST`).
+/// Most cells run again for a group (`rerun.MOST`).
 const RERUN_MAX: usize = 50;
 
-/// Most versions that are examined, in all, for groups that need no rerun.
+/// Most versions examined, in all, for groups without a rerun.
 const LOOKS_MAX: usize = 20_000_000;
 
 /// Sections that are restored before a cell runs again.
@@ -29,7 +29,7 @@ pub struct Record {
 #[error("a record isn't as the form says")]
 pub struct Malformed;
 
-/// A version of a group: its record, and its number in the record.
+/// A version of a group: the record, and the group's number there.
 type Version = (usize, usize);
 
 /// What is read of a group's version.
@@ -428,7 +428,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    /// A group whose stream is one byte: `id`, variables, whether it has a placeholder.
+    /// A group with a stream of a single byte: `id`, variables, and the presence of a placeholder.
     fn unit(id: u64, names: &[&str], lost: bool) -> Value {
         let members: Vec<String> = names.iter().map(|n| format!("n:{n}")).collect();
         let gone = if lost {
@@ -439,7 +439,8 @@ mod tests {
         json!({"u": id, "m": members, "t": [], "gone": gone, "dig": ""})
     }
 
-    /// A record of a cell that touched groups and made others, each with its byte: 10 times the record's number and its own.
+    /// A record of a cell that touched groups and made others, each with its byte: 10 times the record's number plus
+    /// its own.
     fn record(number: u8, touched: &[u64], units: &[Value]) -> Record {
         let mut body = vec![b'x'];
         let placed = units.iter().zip(0_u8..).map(|(unit, i)| {

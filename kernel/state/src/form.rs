@@ -60,9 +60,9 @@ pub struct Head {
     pub records: usize,
     /// Bytes of the log that count.
     pub length: usize,
-    /// Proof of the last record, in hexadecimal: no other log of this owner's has it.
+    /// Proof of the last record, in hexadecimal: unique among this owner's logs.
     pub mac: String,
-    /// The head of a state in its shortest form: its newest slot, twice.
+    /// The head of a state in its shortest form: the newest slot, twice.
     pub raw: Vec<u8>,
 }
 
@@ -212,7 +212,7 @@ pub fn key_path(config: Option<&Path>, home: &Path) -> PathBuf {
 /// Reads the owner's key.
 ///
 /// # Errors
-/// [`ReadError::Key`] when it isn't there, is another's or open to others.
+/// [`ReadError::Key`] for a missing key, another's key, or a key open to others.
 pub fn owner_key(path: &Path, uid: u32) -> Result<[u8; 32], ReadError> {
     let failed = |why: String| ReadError::Key {
         path: path.to_owned(),
@@ -484,8 +484,8 @@ pub(crate) fn slot(key: &[u8; 32], records: u64, length: u64, mac: &blake3::Hash
     slot
 }
 
-/// Number of records in the first `length` bytes of a log with the last proof `mac`. `None` means that no record ends
-/// there, or with another proof. The records themselves are not proven.
+/// Number of records in the first `length` bytes of a log with the last proof `mac`. `None` means no record's end
+/// there, or another proof. The records themselves are not proven.
 pub(crate) fn count_records(log: &fs::File, length: u64, mac: &[u8; MAC]) -> Option<u64> {
     let (mut at, mut records) = (START as u64, 0);
     while at < length {
@@ -512,7 +512,7 @@ pub enum Difference {
     Changed,
 }
 
-/// Variables that differ between two states, with their bytes in the later one.
+/// Variables different between two states, with their bytes in the later state.
 pub fn differences(before: &Snapshot, after: &Snapshot) -> BTreeMap<String, (Difference, u64)> {
     let by_name = |s: &Snapshot| -> BTreeMap<String, Unit> {
         s.units

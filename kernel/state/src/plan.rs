@@ -29,11 +29,11 @@ pub struct Cell {
     pub reads: Vec<VersionId>,
 }
 
-/// A group's content as one cell left it: the cell's number, from 0, and the group's.
+/// A group's content as left by a cell: the cell's number, from 0, and the group's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct VersionId {
     pub cell: usize,
-    /// Index in [`Problem::groups`] if this version is the group's present one.
+    /// Index in [`Problem::groups`] if this version is the group's present version.
     pub active: Option<usize>,
 }
 
@@ -144,7 +144,7 @@ pub fn plan(problem: &Problem) -> Plan {
     let group_node = |g: usize| 2 + g;
     let cell_node = |c: usize| 2 + problem.groups.len() + c;
     for (g, group) in rebuilt.iter().enumerate() {
-        // A group with one way only is decided; with none it is a placeholder and costs nothing.
+        // A group with a single way is decided; a group without any is a placeholder and costs nothing.
         if !group.open || ship[g] <= 0.0 {
             continue;
         }
@@ -157,7 +157,7 @@ pub fn plan(problem: &Problem) -> Plan {
         graph.edge(cell_node(c), sink, cell.run.unwrap_or(f64::INFINITY));
     }
     graph.saturate(source, sink);
-    // The source's side of the cut is the smallest possible, so that a tie falls to shipping.
+    // The source's side of the cut is the smallest possible: a tie falls to shipping.
     let recomputed = graph.reachable(source);
     let choices = (0..problem.groups.len())
         .map(

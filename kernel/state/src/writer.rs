@@ -10,7 +10,7 @@ use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-/// Parts of a record beyond this size are compressed, if that makes them shorter.
+/// Parts of a record beyond this size are compressed, if shorter compressed.
 const SMALL: usize = 512;
 
 /// The size of a piece in which a log is copied.
@@ -54,7 +54,7 @@ impl Key {
     /// The caller's own key, made at its first use.
     ///
     /// # Errors
-    /// There is no home, or the key there is not the caller's alone.
+    /// No home exists, or the key there is not the caller's alone.
     pub fn of_owner() -> Result<Self, WriteError> {
         let variable = |name: &str| std::env::var_os(name).map(PathBuf::from);
         let config = variable("XDG_CONFIG_HOME").filter(|p| p.is_absolute());
@@ -80,7 +80,7 @@ fn own_uid() -> io::Result<u32> {
     Ok(fs::metadata("/proc/self")?.uid())
 }
 
-/// Makes the key. If several processes do so at once, one succeeds, and the others use its key.
+/// Makes the key. Of several processes at once, the first succeeds, and the others use its key.
 fn make_key(path: &Path) -> io::Result<()> {
     let folder = path.parent().unwrap_or(path);
     fs::DirBuilder::new().recursive(true).create(folder)?;
@@ -196,8 +196,8 @@ impl Writer {
         }
     }
 
-    /// Begins a log with the needed records of another log, which stays unchanged for its readers. `None` means that
-    /// the gain is too small: the new log would be more than half as long.
+    /// Begins a log with the needed records of another log, left unchanged for its readers. `None` means that the gain
+    /// is too small: the new log would be more than half as long.
     ///
     /// # Errors
     /// As [`Writer::go_on`], and a record of the other log isn't proven.
@@ -418,7 +418,7 @@ mod tests {
         assert!(matches!(go_on(1 << 20, &at.mac), Err(WriteError::Source { .. })));
     }
 
-    /// A record of one variable, with an incompressible stream of this many bytes.
+    /// A record of a variable, with an incompressible stream of this many bytes.
     fn version(of: u64, bytes: usize) -> (Vec<u8>, Vec<u8>) {
         let said = serde_json::json!({
             "at": 1.0, "gone": [], "process": {}, "inputs": {}, "env": null, "cell": null,

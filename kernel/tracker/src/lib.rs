@@ -260,7 +260,7 @@ pub unsafe extern "C" fn hop_sync(dir: *const c_char) -> i64 {
     })
 }
 
-/// Compresses what was stored below `dir` since the last call, where that pays; returns the bytes saved.
+/// Compresses the content stored below `dir` since the last call, where worthwhile; returns the bytes saved.
 ///
 /// # Safety
 /// `dir` must be a string.

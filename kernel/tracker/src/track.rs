@@ -96,7 +96,7 @@ fn tracker() -> io::Result<&'static Tracker> {
 /// Starts tracking, and proves by a real write that tracking works here.
 ///
 /// # Errors
-/// Linux lacks tracking, forbids it, or only pretends to have it.
+/// Linux lacks tracking, forbids tracking, or only pretends to track.
 pub fn init() -> io::Result<()> {
     tracker().map(|_| ())
 }
@@ -145,7 +145,7 @@ fn start() -> io::Result<Tracker> {
     Ok(made)
 }
 
-/// Arms two pages, writes one, and expects exactly that one.
+/// Arms two pages, writes to the first, and expects exactly the first.
 fn probe(tracker: &Tracker) -> io::Result<()> {
     let len = 2 * PAGE;
     // SAFETY: a new anonymous map, unmapped below, that nothing else knows.
@@ -199,8 +199,8 @@ impl Tracker {
             start: at as u64,
             len: len as u64,
         };
-        // A failure means that the memory is gone, and its registration with it.
-        // SAFETY: the argument is UFFDIO_UNREGISTER's.
+        // A failure means that the memory is gone, and the memory's registration as well. SAFETY: the argument is
+        // UFFDIO_UNREGISTER's.
         let _ = unsafe { ioctl(self.uffd.as_raw_fd(), IOCTL_UNREGISTER, &mut arg) };
     }
 
@@ -503,7 +503,7 @@ mod tests {
         let content = memory(CHUNK_BYTES + 100);
         let (ids, _) = local.put_all(&content, None).unwrap();
         let at = map(&local, &ids, content.len()).unwrap();
-        // SAFETY: this test owns the map until it is unmapped.
+        // SAFETY: this test owns the map until the unmap.
         unsafe {
             assert_eq!(std::slice::from_raw_parts(at, content.len()), content);
             at.write(77);

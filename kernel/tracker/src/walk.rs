@@ -60,7 +60,7 @@ pub unsafe fn memo_ids(pickler: *const u8, harmless: &[usize], out: &mut [u64]) 
         if object.references == 1 || kinds.binary_search(&(object.kind as usize)).is_ok() {
             continue;
         }
-        // SAFETY: an object's type is alive, and so is the type of that.
+        // SAFETY: an object's type is alive, and so is the type's own type.
         let (flags, meta) = unsafe {
             (
                 object.kind.add(TYPE_FLAGS).cast::<u64>().read(),

@@ -11,12 +11,14 @@
 mod error;
 mod frame;
 mod memory;
+mod options;
 mod segment;
+mod shared;
 mod sync;
 mod wal;
 
 pub use error::{AppendError, OpenError, SyncError};
 pub use frame::Position;
 pub use memory::GroupState;
-pub use sync::Sync;
-pub use wal::{Group, Options, Wal};
+pub use options::{Options, Sync};
+pub use wal::{Group, Wal};

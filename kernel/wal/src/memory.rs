@@ -127,7 +127,7 @@ impl Memory {
         GroupNumber(self.last_number + 1)
     }
 
-    /// The frames to write again, so that the segment's content lives on elsewhere.
+    /// The frames to write again, for the segment's content to live on elsewhere.
     pub(crate) fn living_in(&self, segment: SegmentNumber) -> Vec<Frame> {
         let mut frames = Vec::new();
         for (group, Named { name, state }) in &self.groups {

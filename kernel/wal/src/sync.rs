@@ -1,37 +1,17 @@
-//! The thread that makes the log safe: one fdatasync for all frames since the last.
+//! The thread that makes the log safe: a single fdatasync for all frames since the last.
 
 use crate::error::SyncError;
 use crate::frame::Position;
 use crate::memory::SegmentNumber;
+use crate::options::Sync;
 use crate::segment::{self, Blank};
-use crate::wal::{Core, Shared};
+use crate::shared::{Core, Shared, Waiter};
 use std::io;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
-use std::time::Duration;
-
-/// When the log is synced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sync {
-    /// At once after each write; [`crate::Wal::on_synced`] waits for the sync.
-    Always,
-    /// At this interval; nobody waits. A power cut of all members at once loses the changes since the last sync.
-    Every(Duration),
-}
 
 /// Duties between two syncs: the next sync must not wait long.
 const DUTIES: usize = 4;
-
-pub(crate) type Waiter = Box<dyn FnOnce(Result<(), SyncError>) + Send>;
-
-impl std::fmt::Debug for Core {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Core")
-            .field("written", &self.written)
-            .field("synced", &self.synced)
-            .finish_non_exhaustive()
-    }
-}
 
 /// The running thread. Dropping ends the thread.
 #[derive(Debug)]

@@ -62,8 +62,8 @@ fn loopback_owner(peer: SocketAddr, local: SocketAddr) -> io::Result<u32> {
         .ok_or_else(|| denied("the connection's other end is gone"))
 }
 
-/// The kernel has answered a question about one connection. From then on the table of all is not read: that takes
-/// milliseconds where there are many, and strangers who knock would hold up the owner.
+/// The kernel has answered a question about one connection. From then on the table of all is not read: a read takes
+/// milliseconds with many entries, and knocking strangers would hold up the owner.
 static ASKED: OnceLock<()> = OnceLock::new();
 
 /// Whose a socket is.

@@ -1,5 +1,5 @@
-//! Frames on the wire: one flag byte, a length of one or eight bytes, the body. Decoding needs no socket, and is
-//! tested with arbitrary bytes.
+//! Frames on the wire: a flag byte, a length of one or eight bytes, the body. Decoding needs no socket, and is tested
+//! with arbitrary bytes.
 
 use crate::Message;
 use bytes::{Buf, BufMut, Bytes, BytesMut};
@@ -9,7 +9,7 @@ const LONG: u8 = 2;
 const COMMAND: u8 = 4;
 
 /// Bodies up to this size are copied: into one buffer with their neighbours when sent, out of the read buffer when
-/// received. Larger ones are passed on without a copy. It also keeps a small message that is retained for long from
+/// received. Larger ones are passed on without a copy. The copy also keeps a small message with a long life from
 /// holding a large read buffer.
 const COPY_MAX: usize = 16 << 10;
 

@@ -3,7 +3,7 @@
 //!
 //! Differences from a general ZeroMQ library:
 //! * Queues are bounded in bytes, and a peer that doesn't read is cut off, never awaited.
-//! * A peer that comes back under its identity replaces its old connection, whose end then removes nothing.
+//! * A peer back under its identity replaces its old connection, whose end then removes nothing.
 //! * Both ends of a socket belong to the same user ([`Admit::SameUser`]), on unix sockets and on loopback TCP.
 //! * A [`Receipt`] tells when a message has left the process: undelivered messages can be kept.
 //!

@@ -44,7 +44,7 @@ impl Receipts {
     }
 }
 
-/// Held by a message until it is written to all of its peers.
+/// Held by a message until written to all peers.
 #[derive(Debug, Clone)]
 pub struct Receipt(#[expect(dead_code, reason = "held for its drop")] Arc<Slip>);
 

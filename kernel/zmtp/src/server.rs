@@ -1,7 +1,7 @@
-//! Sockets that bind: ROUTER, XPUB, and a REP that echoes.
+//! Binding sockets: ROUTER, XPUB, and an echoing REP.
 //!
-//! One task accepts. Each connection has a task that reads, and one that writes what the socket didn't take at once.
-//! Events go to the owner's channel; a full channel stops reading from the peers, never from the owner.
+//! One task accepts. Each connection has a reading task, and a task that writes the bytes not taken at once by the
+//! socket. Events go to the owner's channel; a full channel stops reading from the peers, never from the owner.
 
 use crate::admit::Admit;
 use crate::frame::{Item, encode, encode_command};
@@ -54,7 +54,7 @@ pub struct BindError {
     pub source: io::Error,
 }
 
-/// A bound socket. Dropping it closes the socket and all its connections.
+/// A bound socket. Dropping the value closes the socket and all connections.
 #[derive(Debug)]
 pub struct Server {
     local: Endpoint,
@@ -360,7 +360,7 @@ impl<T: Clone> Context<T> {
     }
 }
 
-/// PONG with PING's context, which follows its two bytes of TTL.
+/// PONG with PING's context, behind two bytes of TTL.
 fn pong(ping: &Bytes) -> Bytes {
     encode_command(b"PONG", ping.get(2..).unwrap_or(&[]))
 }

@@ -1,4 +1,4 @@
-//! Counts refused connections, so that they don't fill the log.
+//! Counts refused connections, to keep the log from filling up.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

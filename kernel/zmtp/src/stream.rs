@@ -83,10 +83,10 @@ impl WriteHalf {
         }
     }
 
-    /// Ends the connection for both halves, so that the reader notices.
+    /// Ends the connection for both halves, and wakes the reader.
     pub(crate) fn shutdown(&self) {
         let how = rustix::net::Shutdown::Both;
-        // An error means that it is closed already.
+        // An error means that the connection is closed already.
         let _ = match self {
             Self::Tcp(w) => rustix::net::shutdown(w.as_ref(), how),
             Self::Unix(w) => rustix::net::shutdown(w.as_ref(), how),

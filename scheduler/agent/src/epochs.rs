@@ -1,7 +1,7 @@
 //! Durable facts of a node: the highest term of a `hopd` that it has obeyed, and the epochs given out.
 //!
 //! A small file per node is shared by the agents of all pilots there. It is written whole (new file, fsync, rename,
-//! fsync of the directory) under a lock. Epochs are reserved in blocks, so that a lease costs no fsync. An agent
+//! fsync of the directory) under a lock. Epochs are reserved in blocks, which spares a lease its fsync. An agent
 //! reserves a fresh block when it starts, and a device comes to a pilot only with the pilot's start: epochs of one
 //! device always grow.
 
@@ -75,12 +75,12 @@ impl Epochs {
         Ok(Self { dir: dir.into() })
     }
 
-    /// The highest term that any agent of this node has obeyed.
+    /// The highest term obeyed by any agent of this node.
     pub(crate) fn term(&self) -> Result<Term, EpochError> {
         Ok(self.read()?.term)
     }
 
-    /// Puts a term on disk if it is higher than the stored one; returns the highest.
+    /// Puts a term on disk if higher than the stored term; returns the highest.
     pub(crate) fn raise_term(&self, term: Term) -> Result<Term, EpochError> {
         let _lock = self.lock()?;
         let mut record = self.read()?;

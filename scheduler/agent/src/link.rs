@@ -4,7 +4,7 @@
 use hop_words::id::{GpuIndex, LeaseId};
 use serde::{Deserialize, Serialize};
 
-/// The version of these lines: an agent that was exchanged under a living holder must see the difference.
+/// The version of these lines: an agent exchanged under a living holder must see the difference.
 pub(crate) const VERSION: u32 = 1;
 /// The longest line, in bytes.
 pub(crate) const MAX_LINE: usize = 64 << 10;

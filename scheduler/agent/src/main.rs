@@ -1,4 +1,4 @@
-//! The agent of a pilot, the only process that grants leases on its node.
+//! The agent of a pilot: no other process grants leases on its node.
 //!
 //! `run` is the batch step's program, `hold` the task of each lease's step. Decisions are in [`state`].
 

@@ -97,7 +97,7 @@ fn slurm() -> Slurm {
     })
 }
 
-/// The numbered steps of a job that Slurm shows; none where it doesn't answer.
+/// The numbered steps of a job, as shown by Slurm; none without an answer.
 pub(crate) async fn steps(job: JobId) -> Vec<u32> {
     let slurm = slurm();
     let found = slurm.steps(job).await.unwrap_or_default();

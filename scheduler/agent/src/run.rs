@@ -1,5 +1,5 @@
 //! `hop-agent run`: the batch step's program. A thin shell round [`AgentState`]: processes, the socket, the disk and
-//! the connection to `hopd`. One task owns the state; all others send it events.
+//! the connection to `hopd`. A single task owns the state; all others send events to the task.
 
 use crate::epochs::Epochs;
 use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION};
@@ -262,7 +262,7 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
                     break;
                 }
             }
-            // A holder sends nothing after its hello: any read means its end.
+            // A holder sends nothing after its hello: any read means the holder's end.
             _ = read.read(&mut byte) => break,
         }
     }

@@ -150,9 +150,9 @@ impl Steps {
     }
 }
 
-/// Keeps the death of an srun from ending its step. srun has a child that watches it and cancels the step if srun
-/// dies without a word. Without the child a killed srun leaves the step alone; an srun that ends normally only logs
-/// the child's absence.
+/// Keeps the death of an srun from ending its step. srun has a child on watch: the child cancels the step if srun dies
+/// without a word. Without the child a killed srun leaves the step alone; an srun that ends normally only logs the
+/// child's absence.
 pub(crate) fn detach(srun: u32) {
     let children = std::fs::read_to_string(format!("/proc/{srun}/task/{srun}/children")).unwrap_or_default();
     for child in children.split_whitespace().filter_map(|c| c.parse::<i32>().ok()) {

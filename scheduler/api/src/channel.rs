@@ -1,9 +1,9 @@
-//! The proven channel: frames over one stream, after a handshake that proves both sides.
+//! The proven channel: frames over a stream, after a handshake with proofs of both sides.
 //!
 //! A frame is a length (4 bytes, big-endian), a kind byte, and the rest. The client's first frame is a plain
 //! [`Hello`], with a MUNGE credential that only the service account can open; inside lies a fresh key. The server
-//! answers with a nonce of its own, and with its first message under keys derived from key, nonce and hello. So a
-//! server that can answer has opened the credential, and a recorded connection can't be replayed. From there on each
+//! answers with a nonce of its own, and with its first message under keys derived from key, nonce and hello. A server
+//! with an answer has therefore opened the credential, and a recorded connection can't be replayed. From there on each
 //! frame ends with a keyed BLAKE3 MAC over its number and payload, one key per direction: nothing can be changed,
 //! added, left out, repeated, reordered or reflected. Contents are not encrypted.
 //!
@@ -40,7 +40,7 @@ const AUTHENTIC: u8 = b'A';
 pub struct Timeouts {
     /// The whole handshake.
     pub handshake: Duration,
-    /// A frame from its first byte to its last, and the writing of a frame.
+    /// A frame from first byte to last, and the writing of a frame.
     pub frame: Duration,
     /// Without any frame from the other side.
     pub silence: Duration,
@@ -358,7 +358,7 @@ where
         .unwrap_or(Err(ChannelError::Silent))
 }
 
-/// The first half of [`accept`], for a server that takes its time to judge: the caller's hello, and its proof.
+/// The first half of [`accept`], for a server in need of time to judge: the caller's hello, and the caller's proof.
 /// `decodes` limits the credentials at MUNGE; a whole hello is required before a place there.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! A connection to `hopd` that reconnects, and a one-shot call for clients that ask once.
+//! A connection to `hopd` with reconnection, and a one-shot call for clients with a single question.
 //!
 //! [`start`] runs the connection in a task of its own. Events, and the start and end of each connection, arrive as
 //! [`Item`]s in order. After each [`Item::Connected`] the owner registers again, since a restarted `hopd` remembers
@@ -223,7 +223,7 @@ impl Connection {
                 }
                 Err(error) => self.disconnected(&error),
             }
-            // Spread out, so that clients don't all meet a restarted hopd at once.
+            // Spread out, to keep clients from meeting a restarted hopd all at once.
             let pause = wait.mul_f64(0.5 + 0.5 * rand::random::<f64>());
             if self.meanwhile(tokio::time::sleep(pause)).await.is_none() {
                 return;

@@ -29,7 +29,7 @@ pub struct Config {
     pub prefix: PathBuf,
     /// The MUNGE daemon's socket; none: MUNGE's own default.
     pub munge_socket: Option<PathBuf>,
-    /// The Python with nbclient and gresshopper-jupyter that `hop run` takes where its user's environment has none.
+    /// The Python with nbclient and gresshopper-jupyter taken by `hop run` where the user's environment has none.
     pub jupyter_python: Option<PathBuf>,
     pub hopd: Hopd,
     pub quota: Quota,
@@ -60,7 +60,7 @@ pub struct Hopd {
     pub accounting_days: u32,
 }
 
-/// `[quota]`: bounds on one user's requests to `hopd`: nobody can fill its memory or delay the others. The service
+/// `[quota]`: bounds on a user's requests to `hopd`: nobody can fill `hopd`'s memory or delay the others. The service
 /// account and operators have no quotas.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -92,7 +92,7 @@ pub struct Agent {
 #[serde(default, deny_unknown_fields)]
 pub struct Seat {
     pub partition: String,
-    /// Memory of one replica's step in MiB, unless its kernelspec names another.
+    /// Memory of a replica's step in MiB, unless the kernelspec names another size.
     pub mem_mib: u64,
     pub cpus: u16,
     /// Slurm time limit in minutes; 0: the partition's.

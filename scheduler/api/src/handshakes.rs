@@ -1,13 +1,13 @@
 //! Limit on connections whose callers are still unproven, whatever the proof.
 //!
-//! The caller accepts and proves. A proof takes milliseconds, so a flood of unproven connections locks nobody out: it
-//! displaces its own connections first.
+//! The caller accepts and proves. A proof takes milliseconds, so a flood of unproven connections locks nobody out: the
+//! flood displaces its own connections first.
 
 use std::collections::{HashMap, VecDeque};
 use std::net::IpAddr;
 use tokio::task::{AbortHandle, JoinHandle};
 
-/// Tasks that each prove one connection, by source address, the oldest first.
+/// Tasks that each prove a connection, by source address, the oldest first.
 #[derive(Debug)]
 pub struct HandshakeLimit {
     most: usize,

@@ -33,7 +33,7 @@ pub struct IdentityError(pub String);
 pub trait Identity: Send + Sync + std::fmt::Debug + 'static {
     /// A credential with `payload` that only processes of `restrict_uid` can decode.
     fn encode(&self, payload: &[u8], restrict_uid: u32) -> Result<String, IdentityError>;
-    /// Decodes a credential, which works once, and only if it is restricted to the calling process's uid.
+    /// Decodes a credential: good for a single use, and only if restricted to the calling process's uid.
     fn decode(&self, credential: &str) -> Result<Proven, IdentityError>;
 }
 

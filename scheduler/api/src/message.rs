@@ -147,6 +147,14 @@ pub enum Request {
         tenure: Tenure,
         lease: LeaseId,
     },
+    /// Answers [`Event::Revoked`] with `may_hold`: the kernel can't let go of the lease's devices. Answered by
+    /// [`Event::Held`].
+    StillHeld {
+        kernel: KernelId,
+        tenure: Tenure,
+        lease: LeaseId,
+        why: String,
+    },
     /// Answers [`Event::Park`]: the cell stands still, nothing of the kernel is on the lease's GPUs, and it goes on with
     /// the next lease that it is granted. The lease is over with that; the cell waits.
     CellParked {

@@ -41,6 +41,9 @@ impl Core {
             return;
         }
         self.move_apart(pool, out);
+        if !self.has_idle_pilot(pool) {
+            return;
+        }
         let least = 1.0 / BACK_WITHIN.as_secs_f64();
         let several = self.supply.pools[pool].tally.several.iter();
         let stranded = several
@@ -57,6 +60,13 @@ impl Core {
                 self.begin_move(kernel, victim, node, MoveCause::Ahead, out);
             }
         }
+    }
+
+    /// Whether there is a pilot to which a kernel could be moved: else no kernel need be looked at.
+    fn has_idle_pilot(&self, pool: Idx<Pool>) -> bool {
+        let free = self.supply.pools[pool].lanes.free.range((1, Idx::FIRST)..);
+        free.into_iter()
+            .any(|&(gpus, p)| lies_idle(&self.supply.pilots[p], gpus))
     }
 
     /// It is quiet, and wasn't moved lately.

@@ -173,6 +173,7 @@ impl Core {
         if !changes {
             return;
         }
+        self.tally_kernel(k);
         // Where its cells compete has changed.
         for cell in self.work.kernels[k].cells.clone() {
             self.dequeue(cell);

@@ -254,6 +254,7 @@ impl Core {
         self.work.kernels[kernel].cells.push(i);
         if let Some((replica, _)) = self.work.cells[i].parked {
             self.work.kernels[kernel].parked = Some(replica);
+            self.tally_kernel(kernel);
             self.unreserve_where_it_is_not(kernel);
         }
         self.people.users[user].cells.insert(i);
@@ -282,6 +283,7 @@ impl Core {
         let user = k.user;
         if c.parked.is_some() {
             k.parked = None;
+            self.tally_kernel(c.kernel);
             self.stale_around(c.kernel);
         }
         self.people.users[user].cells.remove(&cell);
@@ -349,6 +351,7 @@ impl Core {
             linger: Span::ZERO,
             wait: now.since(c.submitted),
             cells: 0,
+            holding: None,
             expected: std::cell::Cell::new(Timestamp(0)),
             asked: ParkAsk::No,
             state: LeaseState::Starting { cell: Box::new(c) },

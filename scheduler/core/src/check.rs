@@ -3,7 +3,7 @@
 use crate::core::Core;
 use crate::index::Idx;
 use crate::state::{LeaseState, Pilot, PilotState};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// What doesn't hold.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -180,6 +180,10 @@ impl Core {
                     p.job
                 );
             }
+            hold!(
+                lease.holding.is_none() || lease.gpus > 0 && lease.started.is_some(),
+                "lease {id} is held on to without GPUs"
+            );
             if let LeaseState::Lingering { until, .. } = lease.state {
                 let timer = (until, crate::state::Timer::Linger(*id));
                 hold!(self.timers.contains(&timer), "lease {id} lingers without an end");
@@ -305,12 +309,18 @@ impl Core {
             );
             if let Some(cell) = node.held_for {
                 let hold = self.work.cells.get(cell).and_then(|c| c.hold.as_ref());
-                let knows = hold.is_some_and(|h| h.nodes.contains(&n));
+                let knows = hold.is_some_and(|h| h.nodes.contains(n));
                 hold!(knows, "node {} is held for a cell that doesn't know", node.name);
             }
+            let free = self.supply.pools[node.pool].unheld.contains(n);
+            hold!(
+                free == node.held_for.is_none(),
+                "node {} is listed as held, or not",
+                node.name
+            );
         }
         for (i, c) in self.work.cells.iter() {
-            for &n in c.hold.iter().flat_map(|h| &h.nodes) {
+            for n in c.hold.iter().flat_map(|h| h.nodes.iter()) {
                 let held = self.supply.nodes[n].held_for == Some(i) && c.due;
                 hold!(held, "cell {} thinks that a node is held for it", c.id);
             }
@@ -325,13 +335,32 @@ impl Core {
                 hold!(counted, "cell {} competes where nobody knows of it", c.id);
             }
         }
-        let waiting: usize = self
-            .work
-            .arenas
-            .values()
-            .flat_map(|a| a.classes.values())
-            .map(|c| c.waiting.len())
-            .sum();
+        for (i, pool) in self.supply.pools.iter() {
+            let nodes = self.supply.nodes.values().filter(|n| n.pool == i);
+            let mut held_for = BTreeMap::new();
+            for cell in nodes.filter_map(|n| n.held_for) {
+                *held_for.entry(cell).or_default() += 1;
+            }
+            hold!(
+                held_for == pool.held_for,
+                "pool {}: nodes are held for {held_for:?}, {:?} counted",
+                pool.config.name,
+                pool.held_for
+            );
+        }
+        let classes = || self.work.arenas.values().flat_map(|a| a.classes.values());
+        for class in classes() {
+            let before = match class.pending.first() {
+                Some(&first) => class.waiting.range(..first).count(),
+                None => class.waiting.len(),
+            };
+            hold!(
+                before == class.settled && class.pending.iter().all(|p| class.waiting.contains_key(p)),
+                "{before} cells wait before the first that isn't due, {} counted",
+                class.settled
+            );
+        }
+        let waiting: usize = classes().map(|c| c.waiting.len()).sum();
         let entered: usize = self.work.cells.iter().map(|(_, c)| c.arenas.len()).sum();
         hold!(
             waiting == entered,

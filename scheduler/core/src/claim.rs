@@ -8,6 +8,9 @@ use crate::state::{Cell, Lease, LeaseState, Pilot, PilotState, Scope};
 use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
 
+/// GPUs of idle leases that must be taken: of kernels that can't let go, and of all.
+type IdleTaken = (u16, u16);
+
 impl Core {
     /// Ends idle leases on the kernel's nodes if that makes room for the cell, and reserves the room.
     pub(crate) fn claim(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
@@ -26,7 +29,8 @@ impl Core {
         }
     }
 
-    /// Ends as many idle leases of the pilot as the cell needs gone, those that lie idle the longest first.
+    /// Ends as many idle leases of the pilot as the cell needs gone, those that lie idle the longest first. Leases of
+    /// kernels that can't let go come last: their end costs variables.
     pub(crate) fn claim_on(
         &mut self,
         pilot: Idx<Pilot>,
@@ -46,7 +50,7 @@ impl Core {
         let enough = |gpus: u16, cpus: u16| gpus >= c.need.gpus && cpus >= c.cpus;
         let leases = p.leases.iter().map(|id| &self.work.leases[id]);
         let mut idle: Vec<_> = leases.filter_map(|l| Some((l.lingers_since()?, l))).collect();
-        idle.sort_by_key(|(since, l)| (*since, l.id));
+        idle.sort_by_key(|(since, l)| (l.holding.is_some(), *since, l.id));
         let mut victims = Vec::new();
         for (_, lease) in idle {
             if enough(gpus, cpus) {
@@ -77,7 +81,8 @@ impl Core {
         (gpus, cpus.saturating_sub(held))
     }
 
-    /// The pilot where the fewest idle leases must end for the cell to start, if any will do.
+    /// The pilot where the fewest idle leases must end for the cell to start, those of kernels that can't let go
+    /// before all, if any will do.
     fn claimable(&self, cell: Idx<Cell>) -> Option<(Idx<Pilot>, Option<usize>)> {
         let k = &self.work.kernels[self.work.cells[cell].kernel];
         let pilots = k
@@ -88,13 +93,13 @@ impl Core {
         least.map(|(_, pilot, group)| (pilot, group))
     }
 
-    /// How many GPUs of idle leases must be taken on the pilot for the cell, and in which group; `None` if all of them
-    /// wouldn't do.
+    /// How many GPUs of idle leases must be taken on the pilot for the cell (first those of kernels that can't let go,
+    /// then all), and in which group; `None` if all of them wouldn't do.
     pub(crate) fn claimable_on(
         &self,
         pilot: Idx<Pilot>,
         cell: Idx<Cell>,
-    ) -> Option<(u16, Idx<Pilot>, Option<usize>)> {
+    ) -> Option<(IdleTaken, Idx<Pilot>, Option<usize>)> {
         let (p, c) = (&self.supply.pilots[pilot], &self.work.cells[cell]);
         if p.state != PilotState::Up
             || p.pool != self.work.kernels[c.kernel].pool
@@ -104,10 +109,18 @@ impl Core {
             return None;
         }
         let groups = p.groups_for(&c.need);
-        let needed = groups
-            .into_iter()
-            .filter_map(|g| Some((self.idle_needed(p, g, cell)?, pilot, g)));
+        let needed = groups.into_iter().filter_map(|g| {
+            let idle = self.idle_needed(p, g, cell)?;
+            Some(((self.held_among(p, g, idle), idle), pilot, g))
+        });
         needed.min_by_key(|(idle, ..)| *idle)
+    }
+
+    /// How many of the `idle` GPUs that must be taken are held by kernels that can't let go.
+    fn held_among(&self, p: &Pilot, group: Option<usize>, idle: u16) -> u16 {
+        let leases = p.leases.iter().map(|id| &self.work.leases[id]);
+        let free = leases.filter(|l| l.lingers_since().is_some() && l.holding.is_none());
+        idle.saturating_sub(free.map(|l| l.gpus_in(group)).sum())
     }
 
     /// How many GPUs of idle leases must be taken for the cell; `None` if all of them wouldn't do.
@@ -123,16 +136,24 @@ impl Core {
     }
 
     fn claim_within_limit(&mut self, scope: Scope, mut excess: u32, out: &mut Vec<Output>) {
-        let mut victims = Vec::new();
+        let (mut victims, mut held) = (Vec::new(), Vec::new());
         for (id, lease) in &self.work.leases {
             if excess == 0 || !self.is_within(lease, scope) {
                 continue;
             }
             if matches!(lease.state, LeaseState::Ending { .. }) {
                 excess = excess.saturating_sub(u32::from(lease.gpus));
+            } else if lease.lingers_since().is_some() && lease.holding.is_some() {
+                held.push(lease);
             } else if lease.lingers_since().is_some() {
                 excess = excess.saturating_sub(u32::from(lease.gpus));
                 victims.push(*id);
+            }
+        }
+        for lease in held {
+            if excess > 0 {
+                excess = excess.saturating_sub(u32::from(lease.gpus));
+                victims.push(lease.id);
             }
         }
         for id in victims {

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Config {
-    /// Emits [`crate::Output::Journal`], for a driver that must survive its own restart.
+    /// Emits [`crate::Output::Journal`], for a driver with a need to survive its own restart.
     pub journal: bool,
     /// How often a cell is tried on another lease after one failed to start.
     pub start_retries: u8,
@@ -26,10 +26,10 @@ pub struct Config {
     pub silent_grace: Span,
     /// How long a lease may take to start before it is given up.
     pub start_timeout: Span,
-    /// A cell that has waited for this time is due. Due cells go before all others, first come first served, and
-    /// nodes are held for them.
+    /// A cell is due after waiting for this time. Due cells go before all others, first come first served, and nodes
+    /// are held for them.
     pub due_after: Span,
-    /// A cell is also due after this many later starts of cells of its shape.
+    /// A cell is also due after this many later starts of cells of the same shape.
     pub due_overtaken: u32,
     /// How long the first due cell holds one node before it holds two, and then twice as many each time.
     pub widen_every: Span,
@@ -86,7 +86,7 @@ pub struct PoolConfig {
     /// get the same time before they are ended.
     #[serde(default = "grace")]
     pub grace: Span,
-    /// How long a cell may run before it is asked to park while another waits for its GPUs.
+    /// Run time of a cell before a request to park while another cell waits for its GPUs.
     #[serde(default)]
     pub quantum: Quantum,
     /// Time left at which a pilot takes no new lease and is replaced.
@@ -170,7 +170,7 @@ impl PoolConfig {
 #[serde(default)]
 pub struct Limits {
     pub limits: Vec<Limit>,
-    /// GPUs that people hold in Slurm jobs of their own, which [`LimitOf::Members`] counts beside their leases.
+    /// GPUs held by people in their own Slurm jobs, counted by [`LimitOf::Members`] beside their leases.
     pub elsewhere: Vec<(UserName, AccountName, u32)>,
 }
 
@@ -198,7 +198,7 @@ pub enum LimitOf {
     Pool(PoolName),
     /// Each user within a pool.
     EachUserOf(PoolName),
-    /// A set of Slurm's associations: one user's, an account's with all below it, those of a QOS.
+    /// A set of Slurm's associations: a user's, an account's with all below, or a QOS's.
     Members {
         /// Members of the set. A user without an account stands for the leases whose account Slurm has not told.
         who: Vec<(UserName, Option<AccountName>)>,

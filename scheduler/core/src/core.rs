@@ -1,7 +1,7 @@
 //! The state as a whole, and its one entrance: a function that takes an input and returns outputs.
 
 use crate::config::{Config, Limits, PoolConfig, Share, Shares};
-use crate::index::{Idx, Table};
+use crate::index::{Idx, Places, Table};
 use crate::input::{CancelTarget, Input};
 use crate::journal::{Counters, Entry, Key, TicketImage, Value};
 use crate::output::Output;
@@ -108,6 +108,7 @@ impl Core {
                 outcome,
             } => self.cell_ended(&kernel, &cell, lease, outcome, out),
             Input::ReleaseLease { kernel, lease } => self.release(&kernel, lease, out),
+            Input::StillHeld { kernel, lease, why } => self.still_held(&kernel, lease, why, out),
             Input::ParkRefused { kernel, lease } => self.park_refused(&kernel, lease, out),
             Input::CellParked { kernel, cell, lease } => self.cell_parked(&kernel, &cell, lease, out),
             Input::LeaseStarted {
@@ -175,7 +176,7 @@ impl Core {
                 Timer::Linger(lease) => self.linger_over(lease, out),
                 Timer::StartTimeout(lease) => self.start_timed_out(lease, out),
                 Timer::Quantum(lease) => self.quantum_due(lease, out),
-                Timer::TakeBack(lease) => self.take_back(lease, out),
+                Timer::TakeBack(lease) => self.leaving_time_over(lease, out),
                 Timer::Silent(job) => self.silence_over(job, out),
                 Timer::Rotate(job) => self.rotate(job, out),
                 Timer::Due(cell, seq) => self.due_timer(cell, seq),
@@ -293,6 +294,8 @@ impl Core {
             lanes: Lanes::default(),
             tally: Tally::default(),
             holders: Vec::new(),
+            unheld: Places::default(),
+            held_for: BTreeMap::new(),
         });
         self.supply.pool_by_name.insert(name.clone(), i);
         i
@@ -329,6 +332,7 @@ impl Core {
             sitting: BTreeSet::new(),
         });
         self.supply.pools[pool].nodes.push(i);
+        self.supply.pools[pool].unheld.insert(i);
         self.supply.node_by_name.insert(name.clone(), i);
         i
     }

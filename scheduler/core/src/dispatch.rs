@@ -149,7 +149,7 @@ impl Core {
     }
 
     /// The first cell of another node that would be moved here if this lease ended.
-    fn claimant_elsewhere(&self, id: LeaseId) -> Option<(Rank, Idx<Cell>)> {
+    pub(crate) fn claimant_elsewhere(&self, id: LeaseId) -> Option<(Rank, Idx<Cell>)> {
         let lease = &self.work.leases[&id];
         let group = lease.group?;
         let p = &self.supply.pilots[lease.pilot];

@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::reason::{Reason, spell};
+use crate::reason::{Reason, plural, spell};
 use crate::state::{Cell, Lease, LeaseState, Node, Pilot, PilotState, Pool, Rank};
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
@@ -57,6 +57,9 @@ pub struct LeaseView {
     pub linger: Span,
     pub wait: Span,
     pub cells: u32,
+    /// Since when its kernel is known not to be able to let go of its GPUs, and why; `None` if it can, as far as is
+    /// known.
+    pub held: Option<(Timestamp, String)>,
 }
 
 /// A pilot, for `hop info`.
@@ -244,12 +247,26 @@ impl Core {
 
     fn explain_lease(&self, l: &LeaseView) -> String {
         let what = if l.gpus > 0 {
-            format!("{} GPUs", l.gpus)
+            format!("{} GPU{}", l.gpus, plural(l.gpus))
         } else {
-            format!("{} cores", l.cpus)
+            format!("{} core{}", l.cpus, plural(l.cpus))
         };
         let since = spell(self.now.since(l.since));
         let node = &l.node;
+        if let Some((held, why)) = &l.held {
+            let held = spell(self.now.since(*held));
+            let then = match l.state {
+                "LINGERING" => {
+                    "Nobody waits for it, so it stays there, and counts as used. Once somebody waits, the kernel is warned first"
+                }
+                _ => "It is warned",
+            };
+            return format!(
+                "No cell runs; the kernel can't let go of lease {} of {what} on {node} since {held} ({why}). {then}, and \
+                 ended if it still holds on.",
+                l.lease
+            );
+        }
         match l.state {
             "STARTING" if self.supply.slurm_away && l.started.is_none() => format!(
                 "Lease {} of {what} on {node} is to be started since {since}: Slurm's controller does not answer.",
@@ -328,6 +345,7 @@ impl Core {
             linger: l.linger,
             wait: l.wait,
             cells: l.cells,
+            held: l.holding.as_ref().map(|held| (held.since, held.why.clone())),
         }
     }
 
@@ -540,6 +558,11 @@ impl Core {
                 span
             }
             LeaseState::Starting { .. } => self.typical_run(lease.pool),
+            // The pool's grace once before the take-back, and once during it.
+            LeaseState::Lingering { .. }
+            | LeaseState::Ending {
+                leaves_by: Some(_), ..
+            } if lease.holding.is_some() => Span(2 * self.supply.pools[lease.pool].config.grace.0),
             LeaseState::Lingering { .. } | LeaseState::Ending { .. } => Span::from_millis(100),
         }
     }

@@ -1,4 +1,4 @@
-//! Pilots: where they come from, what they have to lend, and when they go.
+//! Pilots: their sources, their GPUs to lend, and their ends.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -259,7 +259,7 @@ impl Core {
         }
     }
 
-    /// Blocks the GPUs of an unknown lease that lives in the pilot: nothing else may be lent there until it ends.
+    /// Blocks the GPUs of an unknown lease alive in the pilot: nothing else may be lent there until its end.
     pub(crate) fn estrange(&mut self, pilot: Idx<Pilot>, lease: LeaseId, devices: Vec<GpuIndex>) {
         for &index in &devices {
             if let Some(slot) = self.slot(pilot, index) {
@@ -414,7 +414,7 @@ impl Core {
         }
     }
 
-    /// Stops new leases in this pilot, ends its idle leases and has another pilot replace it.
+    /// Stops new leases in this pilot, ends the pilot's idle leases and has another pilot take its place.
     pub(crate) fn drain(&mut self, i: Idx<Pilot>, out: &mut Vec<Output>) {
         let p = &mut self.supply.pilots[i];
         let (job, pool, node) = (p.job, p.pool, p.node);
@@ -568,7 +568,7 @@ impl Core {
     }
 }
 
-/// Slots by type. Slurm can't tell GPUs of one type apart by memory, so the least memory counts.
+/// Slots by type. Slurm can't tell GPUs of the same type apart by memory, so the least memory counts.
 fn group_slots(gpus: &[GpuSlot]) -> Vec<Group> {
     let mut groups: Vec<Group> = Vec::new();
     let find = |groups: &[Group], t: &GpuType| groups.iter().position(|g| g.gpu_type == *t);

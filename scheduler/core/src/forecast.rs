@@ -1,9 +1,9 @@
 //! Forecast of the next needs for GPUs, and the worth of an idle pilot.
 //!
-//! A quiet kernel's return is forecast from its own think times, blended with those of all kernels that had worked as
-//! long without a break. An idle pilot serves every kernel with a replica on its node. Its worth is the sum over
-//! these kernels, less the part that other idle GPUs would serve as well. A pilot is started ahead of need where the
-//! sum is large: on spare nodes, where all kernels have a replica, and on the own node of a kernel that runs
+//! A quiet kernel's return is forecast from its own think times, blended with the think times of all kernels after an
+//! equal time of work without a break. An idle pilot serves every kernel with a replica on its node. The GPU's worth is
+//! the sum over these kernels, less the part served as well by other idle GPUs. A pilot is started ahead of need where
+//! the sum is large: on spare nodes, where all kernels have a replica, and on the own node of a kernel that runs
 //! elsewhere for now. `ahead.rs` moves replicas to nodes with idle pilots.
 
 use crate::core::Core;
@@ -22,7 +22,7 @@ const EVERY_PART: u64 = 100;
 const EVERY_MOST: Span = Span::from_secs(600);
 /// After GPUs that were kept for the next comer were taken.
 const SOON: Span = Span::from_secs(1);
-/// A pilot is started only if its worth is this many times that of keeping it, or pilots would come and go.
+/// A pilot is started only if the worth is this many times the worth of keeping a pilot, or pilots would come and go.
 const INERTIA: f64 = 1.3;
 /// How much the other kernels' think times count beside a kernel's own: as if so many of its own.
 const OTHERS: f32 = 10.0;
@@ -53,7 +53,7 @@ struct Demand {
     rate: f64,
     /// Worth of finding GPUs for these cells, in idle GPUs.
     worth: f64,
-    /// Needs of this size that the idle GPUs here would serve at once.
+    /// Needs of this size to be served at once by the idle GPUs here.
     lanes: u16,
 }
 
@@ -185,7 +185,7 @@ impl Core {
     /// Worth, in GPU-seconds, of `gpus` idle GPUs on this node for this kernel.
     fn worth_here(&self, k: Idx<Kernel>, node: Idx<Node>, gpus: u16) -> f64 {
         let kernel = &self.work.kernels[k];
-        // GPUs that the kernel runs on are idle again after its cell.
+        // GPUs in use by the kernel are idle again after its cell.
         let own = |n: Idx<Node>| {
             let mut own = kernel
                 .leases

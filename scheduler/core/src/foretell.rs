@@ -14,7 +14,7 @@ const KERNEL_WEIGHT: f32 = 0.5;
 /// What is expected of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Foretold {
-    /// How much longer it runs, at the median; none where nothing ran as long as it has.
+    /// Median of the remaining run time; none where nothing ran as long before.
     pub left: Option<Span>,
     /// GPUs that the kernel's next cell asks for.
     pub gpus: u16,

@@ -11,13 +11,14 @@
 //! for ever.
 
 use crate::core::Core;
-use crate::index::Idx;
+use crate::index::{Idx, Places};
 use crate::output::Output;
 use crate::queue::ONE;
-use crate::state::{Band, Cell, Hold, LeaseState, Node, Pilot, PilotState, Pool, Timer};
+use crate::state::{Band, Cell, Hold, LeaseState, Node, Pilot, PilotState, Pool, Rank, Timer};
 use hop_words::need::Need;
 use hop_words::time::Span;
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 
 /// Age of a hold after which it is no longer backfilled.
 const BACKFILL_FOR: Span = Span::from_secs(3600);
@@ -108,19 +109,14 @@ impl Core {
 
     /// The pool's due cells have changed, or were overtaken: what is held for them follows.
     pub(crate) fn hold_for_due(&mut self, pool: Idx<Pool>, out: &mut Vec<Output>) {
-        let queue = self.supply.pools[pool].queue.iter();
-        let due = queue.take_while(|(rank, _)| rank.band == Band::Due);
-        let due: Vec<Idx<Cell>> = due.map(|&(_, c)| c).filter(|&c| self.may_hold(c)).collect();
-        let roams = |c: &Idx<Cell>| self.may_roam(self.work.cells[*c].kernel);
-        let (roaming, bound): (Vec<_>, Vec<_>) = due.into_iter().partition(roams);
-        let holders = self.first_of_each_size(roaming);
+        let (holders, bound) = (self.roaming_holders(pool), self.bound_holders(pool));
         let before = std::mem::replace(&mut self.supply.pools[pool].holders, holders.clone());
         for old in before.into_iter().filter(|c| !holders.contains(c)) {
             self.release_hold(old);
         }
         for cell in bound {
             let kernel = self.work.cells[cell].kernel;
-            let nodes = self.work.kernels[kernel].able().map(|r| r.node).collect();
+            let nodes: Vec<Idx<Node>> = self.work.kernels[kernel].able().map(|r| r.node).collect();
             self.hold(cell, nodes, out);
         }
         for cell in holders {
@@ -129,11 +125,40 @@ impl Core {
         }
     }
 
-    /// Of these cells, in the queue's order, the first of each number of GPUs.
-    fn first_of_each_size(&self, cells: Vec<Idx<Cell>>) -> Vec<Idx<Cell>> {
-        let mut sizes = BTreeSet::new();
-        let first = |c: &Idx<Cell>| sizes.insert(self.work.cells[*c].need.gpus);
-        cells.into_iter().filter(first).collect()
+    /// Of the due cells that may run anywhere in the pool, the first of each number of GPUs, in the queue's order.
+    fn roaming_holders(&self, pool: Idx<Pool>) -> Vec<Idx<Cell>> {
+        let p = &self.supply.pools[pool];
+        if p.config.migrate.is_none() {
+            return Vec::new();
+        }
+        let mut first: BTreeMap<u16, (Rank, Idx<Cell>)> = BTreeMap::new();
+        for (shape, waiting) in &p.shapes {
+            let mut due = waiting.iter().take_while(|(rank, _)| rank.band == Band::Due);
+            let holds = |c: Idx<Cell>| self.may_hold(c) && self.may_roam(self.work.cells[c].kernel);
+            if let Some(&place) = due.find(|&&(_, c)| holds(c)) {
+                let best = first.entry(shape.gpus).or_insert(place);
+                *best = place.min(*best);
+            }
+        }
+        let mut first: Vec<(Rank, Idx<Cell>)> = first.into_values().collect();
+        first.sort_unstable();
+        first.into_iter().map(|(_, c)| c).collect()
+    }
+
+    /// The due cells that can't run but where their kernels are, in the queue's order.
+    fn bound_holders(&self, pool: Idx<Pool>) -> Vec<Idx<Cell>> {
+        let p = &self.supply.pools[pool];
+        let holds = |c: &Idx<Cell>| self.may_hold(*c) && !self.may_roam(self.work.cells[*c].kernel);
+        if p.config.migrate.is_none() {
+            let due = p.queue.iter().take_while(|(rank, _)| rank.band == Band::Due);
+            return due.map(|&(_, c)| c).filter(holds).collect();
+        }
+        let stuck = p.tally.stuck.iter().flat_map(|&k| &self.work.kernels[k].cells);
+        let due = stuck.map(|&c| (self.work.cells[c].rank, c));
+        let due = due.filter(|(rank, c)| rank.band == Band::Due && holds(c));
+        let mut due: Vec<(Rank, Idx<Cell>)> = due.collect();
+        due.sort_unstable();
+        due.into_iter().map(|(_, c)| c).collect()
     }
 
     /// A due cell over a limit, or whose kernel has no process, would hold in vain.
@@ -143,31 +168,49 @@ impl Core {
         c.limited.is_none() && !k.replicas.is_empty() && self.over_limit(c).is_none()
     }
 
-    /// Nodes that a due cell should hold now: more as it waits longer, and as later cells of its size start.
-    fn nodes_to_hold(&self, cell: Idx<Cell>) -> BTreeSet<Idx<Node>> {
+    /// Nodes that a due cell should hold beside those that it holds: more as it waits longer, and as later cells of its
+    /// size start.
+    fn nodes_to_hold(&self, cell: Idx<Cell>) -> Vec<Idx<Node>> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let held = c.hold.as_ref();
-        let mut nodes = held.map_or_else(BTreeSet::new, |h| h.nodes.clone());
+        let has = held.map_or(0, |h| h.nodes.len());
         let age = held.map_or(Span::ZERO, |h| self.now.since(h.since));
         let doublings = age.0 / self.config.widen_every.0.max(1) + DOUBLINGS * self.overtaken_since_due(c);
         let most = 1usize << doublings.min(31);
-        if nodes.len() >= most {
-            return nodes;
+        if has >= most {
+            return Vec::new();
         }
-        let is_free = |n: Idx<Node>| {
-            let other = self.supply.nodes[n].held_for.filter(|&o| o != cell);
-            other.is_none_or(|o| self.work.cells[o].rank > c.rank)
-        };
-        let fits = |n: &Idx<Node>| !nodes.contains(n) && is_free(*n) && self.may_sit(*n, &c.need, &[]);
-        let all = self.supply.pools[k.pool].nodes.iter().copied().filter(fits);
-        let mut all: Vec<(Span, bool, Idx<Node>)> = all
+        let pool = &self.supply.pools[k.pool];
+        let behind = |o: &Idx<Cell>| *o != cell && self.work.cells[*o].rank > c.rank;
+        let of_others = pool.held_for.keys().filter(|o| behind(o));
+        let of_others = of_others.filter_map(|&o| self.work.cells[o].hold.as_ref());
+        let of_others = of_others.flat_map(|h| h.nodes.iter());
+        let of_others = of_others.filter(|&n| self.supply.nodes[n].pool == k.pool);
+        let free = pool.unheld.iter().chain(of_others);
+        let fits = free.filter(|&n| self.may_sit(n, &c.need, &[]) && self.has_ever(n, &c.need));
+        let fits: Vec<Idx<Node>> = fits.collect();
+        if fits.len() <= most - has {
+            return fits;
+        }
+        let mut soonest: Vec<(Span, bool, Idx<Node>)> = fits
+            .into_iter()
             .filter_map(|n| Some((self.node_free_in(n, &c.need)?, k.home != Some(n), n)))
             .collect();
-        all.sort_unstable();
-        let missing = most - nodes.len();
-        nodes.extend(all.into_iter().take(missing).map(|(.., n)| n));
-        nodes
+        soonest.sort_unstable();
+        let soonest = soonest.into_iter().take(most - has);
+        soonest.map(|(.., n)| n).collect()
+    }
+
+    /// Whether the node has as many GPUs as are needed, once all that runs there has ended: whether
+    /// [`Self::node_free_in`] knows a time.
+    fn has_ever(&self, node: Idx<Node>, need: &Need) -> bool {
+        let pilots = self.supply.nodes[node].pilots.iter();
+        let up = pilots.map(|p| &self.supply.pilots[*p]);
+        let up = || up.clone().filter(|p| p.state == PilotState::Up);
+        let lent: u16 = up().map(Pilot::used_gpus).sum();
+        lent >= need.gpus
+            || lent + up().map(Pilot::free_gpus).sum::<u16>() + self.spare_gpus(node) >= need.gpus
     }
 
     /// How many later cells of its size have started since the cell is due.
@@ -179,26 +222,32 @@ impl Core {
         since.max().unwrap_or(0) / ONE
     }
 
-    /// Holds these nodes for the cell. Nodes held for a cell of better rank stay with that cell.
-    fn hold(&mut self, cell: Idx<Cell>, nodes: BTreeSet<Idx<Node>>, out: &mut Vec<Output>) {
+    /// Holds these nodes, too, for the cell. Nodes held for a cell of better rank stay with that cell.
+    fn hold(&mut self, cell: Idx<Cell>, mut nodes: Vec<Idx<Node>>, out: &mut Vec<Output>) {
         let now = self.now;
         let rank = self.work.cells[cell].rank;
-        for &node in &nodes {
+        nodes.sort_unstable();
+        let mut lost = Places::default();
+        for node in nodes {
             let other = self.supply.nodes[node].held_for.filter(|&o| o != cell);
             match other {
                 Some(o) if self.work.cells[o].rank < rank => continue,
-                Some(o) => self.lose_hold(o, node),
+                Some(o) => {
+                    self.lose_hold(o, node);
+                    lost.insert(node);
+                }
                 None => {}
             }
-            self.supply.nodes[node].held_for = Some(cell);
+            self.hold_node(node, Some(cell));
             let hold = self.work.cells[cell].hold.get_or_insert_with(|| Hold {
                 since: now,
-                nodes: BTreeSet::new(),
+                nodes: Places::default(),
             });
             if hold.nodes.insert(node) {
                 self.clear_idle(node, cell, out);
             }
         }
+        self.may_go_on(&lost);
         let c = &self.work.cells[cell];
         let pool = &self.supply.pools[self.work.kernels[c.kernel].pool];
         let seq = c.seq;
@@ -219,7 +268,9 @@ impl Core {
     /// Leases that only linger on a held node end.
     fn clear_idle(&mut self, node: Idx<Node>, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let pilots = self.supply.nodes[node].pilots.iter();
-        let leases = pilots.flat_map(|p| &self.supply.pilots[*p].leases);
+        let pilots = pilots.map(|p| &self.supply.pilots[*p]);
+        let pilots = pilots.filter(|p| p.listed.is_none_or(|l| l.lingers));
+        let leases = pilots.flat_map(|p| &p.leases);
         let lingers = |id: &&hop_words::id::LeaseId| {
             matches!(self.work.leases[*id].state, LeaseState::Lingering { .. }) && self.helps(**id, cell)
         };
@@ -229,12 +280,52 @@ impl Core {
         }
     }
 
+    /// From now on the node is held for this cell, or for none.
+    fn hold_node(&mut self, node: Idx<Node>, cell: Option<Idx<Cell>>) {
+        let n = &mut self.supply.nodes[node];
+        let old = std::mem::replace(&mut n.held_for, cell);
+        if old == cell {
+            return;
+        }
+        let pool = &mut self.supply.pools[n.pool];
+        match old.map(|old| pool.held_for.entry(old)) {
+            Some(Entry::Occupied(mut count)) if *count.get() > 1 => *count.get_mut() -= 1,
+            Some(Entry::Occupied(count)) => _ = count.remove(),
+            Some(Entry::Vacant(_)) => {}
+            None => _ = pool.unheld.remove(node),
+        }
+        match cell {
+            Some(cell) => *pool.held_for.entry(cell).or_default() += 1,
+            None => _ = pool.unheld.insert(node),
+        }
+    }
+
     fn lose_hold(&mut self, cell: Idx<Cell>, node: Idx<Node>) {
         if let Some(hold) = &mut self.work.cells[cell].hold {
-            hold.nodes.remove(&node);
+            hold.nodes.remove(node);
         }
-        self.supply.nodes[node].held_for = None;
-        self.work.stale.insert(node);
+        self.hold_node(node, None);
+    }
+
+    /// These nodes are held no longer. Marks as changed those where a cell could start now: many are held at a time, and
+    /// most are full.
+    fn may_go_on(&mut self, nodes: &Places<Node>) {
+        if nodes.is_empty() {
+            return;
+        }
+        let cores_alone = |p: &Pool| p.shapes.keys().next().is_some_and(|s| s.gpus == 0);
+        if self.supply.pools.values().any(cores_alone) {
+            self.work.stale.extend(nodes.iter());
+            return;
+        }
+        let free = self
+            .supply
+            .pools
+            .values()
+            .flat_map(|p| p.lanes.free.range((1, Idx::FIRST)..));
+        let changed = free.map(|&(_, p)| self.supply.pilots[p].node);
+        let changed = changed.filter(|&n| nodes.contains(n));
+        self.work.stale.extend(changed);
     }
 
     /// Nothing is held for the cell any more.
@@ -243,11 +334,12 @@ impl Core {
             return;
         };
         let (due, pool) = (c.due, self.work.kernels[c.kernel].pool);
-        let nodes = c.hold.as_ref().map_or_else(BTreeSet::new, |h| h.nodes.clone());
-        for node in nodes {
-            self.lose_hold(cell, node);
+        let hold = self.work.cells[cell].hold.take();
+        let nodes = hold.map_or_else(Places::default, |h| h.nodes);
+        for node in nodes.iter() {
+            self.hold_node(node, None);
         }
-        self.work.cells[cell].hold = None;
+        self.may_go_on(&nodes);
         self.supply.pools[pool].holders.retain(|&h| h != cell);
         if due {
             self.work.unheld.insert(pool);

@@ -89,6 +89,89 @@ impl<T> fmt::Debug for Idx<T> {
     }
 }
 
+/// A set of places, one bit each: in the places' order, and quick where it has many of them.
+#[derive(Debug)]
+pub struct Places<T> {
+    words: Vec<u64>,
+    len: usize,
+    of: PhantomData<fn() -> T>,
+}
+
+impl<T> Default for Places<T> {
+    fn default() -> Self {
+        Self {
+            words: Vec::new(),
+            len: 0,
+            of: PhantomData,
+        }
+    }
+}
+
+impl<T> Clone for Places<T> {
+    fn clone(&self) -> Self {
+        Self {
+            words: self.words.clone(),
+            ..*self
+        }
+    }
+}
+
+impl<T> Places<T> {
+    /// Word and bit of a place.
+    fn bit(i: Idx<T>) -> (usize, u64) {
+        (i.at() / 64, 1 << (i.at() % 64))
+    }
+
+    /// Returns whether the place is new.
+    pub fn insert(&mut self, i: Idx<T>) -> bool {
+        let (word, bit) = Self::bit(i);
+        if word >= self.words.len() {
+            self.words.resize(word + 1, 0);
+        }
+        let new = self.words[word] & bit == 0;
+        self.words[word] |= bit;
+        self.len += usize::from(new);
+        new
+    }
+
+    /// Returns whether the place was there.
+    pub fn remove(&mut self, i: Idx<T>) -> bool {
+        let there = self.contains(i);
+        if there {
+            let (word, bit) = Self::bit(i);
+            self.words[word] &= !bit;
+            self.len -= 1;
+        }
+        there
+    }
+
+    pub fn contains(&self, i: Idx<T>) -> bool {
+        let (word, bit) = Self::bit(i);
+        self.words.get(word).is_some_and(|w| w & bit != 0)
+    }
+
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// All places, in their order.
+    pub fn iter(&self) -> impl Iterator<Item = Idx<T>> + '_ {
+        let words = self.words.iter().enumerate();
+        words.flat_map(|(word, &bits)| {
+            let mut left = bits;
+            std::iter::from_fn(move || {
+                let bit = (left != 0).then(|| left.trailing_zeros() as usize)?;
+                left &= left - 1;
+                Some(Idx::new(word * 64 + bit))
+            })
+        })
+    }
+}
+
 /// Entries that are never removed.
 #[derive(Debug, Clone)]
 pub struct Table<T> {
@@ -200,5 +283,28 @@ impl<T> IndexMut<Idx<T>> for Slab<T> {
         self.items[i.at()]
             .as_mut()
             .expect("an index is kept only while its entry lives")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn places_are_a_set_in_order() {
+        let (mut places, mut set) = (Places::<()>::default(), std::collections::BTreeSet::new());
+        assert!(places.is_empty() && places.iter().next().is_none());
+        // Of each two steps of 37 modulo 200, the third takes the first back.
+        for step in 0..400usize {
+            let i = Idx::new(step * 37 % 200);
+            match step % 3 {
+                2 => assert_eq!(places.remove(i), set.remove(&i)),
+                _ => assert_eq!(places.insert(i), set.insert(i)),
+            }
+            assert_eq!(places.len(), set.len());
+            assert!(places.iter().eq(set.iter().copied()));
+            assert_eq!(places.contains(i), set.contains(&i));
+        }
+        assert!(!places.contains(Idx::NONE) && !places.remove(Idx::NONE));
     }
 }

@@ -145,6 +145,12 @@ pub enum Input {
         kernel: KernelId,
         lease: LeaseId,
     },
+    /// The kernel can't let go of the lease's GPUs: a process of it holds them. Answered by [`crate::Output::Held`].
+    StillHeld {
+        kernel: KernelId,
+        lease: LeaseId,
+        why: String,
+    },
 
     /// The answer to [`crate::Output::Park`]: the cell can't be parked, and runs on.
     ParkRefused {

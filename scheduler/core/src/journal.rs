@@ -93,7 +93,7 @@ pub enum Phase {
         since: Timestamp,
         #[serde(default)]
         class: Class,
-        /// Time that the cell had run before it was parked.
+        /// Run time of the cell before its park.
         #[serde(default)]
         ran: Span,
     },

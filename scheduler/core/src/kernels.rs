@@ -578,11 +578,16 @@ impl Core {
                 self.reconcile_cell(k, *lease, cell.as_ref(), out);
             }
         }
+        // A report may cross the grant of a cell that it still calls waiting.
+        let on_its_way = |l: &LeaseId| match &self.work.leases[l].state {
+            LeaseState::Running(r) => up.waiting.iter().any(|w| w.cell == r.cell),
+            _ => false,
+        };
         let stale: Vec<LeaseId> = self.work.kernels[k]
             .leases
             .iter()
             .copied()
-            .filter(|l| Some(*l) != held && self.work.leases[l].executor == up.incarnation)
+            .filter(|l| Some(*l) != held && self.work.leases[l].executor == up.incarnation && !on_its_way(l))
             .filter(|l| {
                 matches!(
                     self.work.leases[l].state,
@@ -860,6 +865,7 @@ impl Core {
     pub(crate) fn kernel_bound(&mut self, id: &KernelId, to: Option<Incarnation>, out: &mut Vec<Output>) {
         if let Some(k) = self.find_kernel(id) {
             self.work.kernels[k].bound = to;
+            self.tally_kernel(k);
             self.unreserve_where_it_is_not(k);
             for cell in self.work.kernels[k].cells.clone() {
                 if self.work.cells.get(cell).is_some() {

@@ -118,6 +118,7 @@ impl Core {
             self.timers.remove(&(until, Timer::Linger(id)));
         }
         lease.cells += 1;
+        lease.holding = None;
         let cell = running.cell.clone();
         lease.state = LeaseState::Running(running);
         lease.expected.set(Timestamp(0));
@@ -317,6 +318,7 @@ impl Core {
         {
             let (cause, pilot) = (*cause, lease.pilot);
             self.timers.remove(&(by, Timer::TakeBack(id)));
+            self.note_lease(id, out);
             out.push(self.end_order(self.supply.pilots[pilot].job, id, cause));
         }
     }
@@ -378,7 +380,6 @@ impl Core {
             LeaseState::Running(_) | LeaseState::Ending { .. } => None,
         };
         self.list_pilot(pilot);
-        self.note_lease(id, out);
         let grace = self.supply.pools[self.work.leases[&id].pool].config.grace;
         if cell.is_none() {
             self.revoke(kernel, id, cause, grace, out);
@@ -392,14 +393,16 @@ impl Core {
                 since: now,
                 leaves_by: Some(by),
             };
+            self.note_lease(id, out);
         } else {
+            self.note_lease(id, out);
             out.push(self.end_order(self.supply.pilots[pilot].job, id, cause));
         }
         cell
     }
 
     /// Whether the lease's kernel can be asked to leave its GPUs.
-    fn can_leave(&self, id: LeaseId) -> bool {
+    pub(crate) fn can_leave(&self, id: LeaseId) -> bool {
         let lease = &self.work.leases[&id];
         let k = &self.work.kernels[lease.kernel];
         lease.gpus > 0 && !k.closed && k.replicas.iter().any(|r| r.incarnation == lease.executor)
@@ -594,7 +597,10 @@ impl Core {
             linger: lease.linger,
             wait: lease.wait,
             cells: lease.cells,
-            detail: detail.to_owned(),
+            detail: lease.holding.as_ref().map_or_else(
+                || detail.to_owned(),
+                |held| held_on(detail, self.now.since(held.since), &held.why),
+            ),
         }));
     }
 
@@ -690,6 +696,12 @@ impl Core {
                     ran: r.ran,
                 },
                 LeaseState::Lingering { since, .. } => Phase::Lingering { since: *since },
+                // Nothing was ordered yet: after a restart the kernel is asked once more, and may still hold on.
+                LeaseState::Ending {
+                    cause,
+                    since,
+                    leaves_by: Some(_),
+                } if cause.may_hold() => Phase::Lingering { since: *since },
                 LeaseState::Ending { cause, since, .. } => Phase::Ending {
                     cause: *cause,
                     since: *since,
@@ -704,6 +716,15 @@ impl Core {
             cells: l.cells,
         }
     }
+}
+
+/// What the books say of a lease that its kernel couldn't let go of.
+fn held_on(detail: &str, span: Span, why: &str) -> String {
+    let between = if detail.is_empty() { "" } else { "; " };
+    format!(
+        "{detail}{between}its kernel held the GPU for {} after its last cell ({why})",
+        crate::reason::spell(span)
+    )
 }
 
 /// How much the other kernels' think times count beside a kernel's own: as if so many of its own.

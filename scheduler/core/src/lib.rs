@@ -19,6 +19,7 @@ mod fleet;
 mod forecast;
 mod foretell;
 mod hold;
+mod holding;
 pub mod index;
 mod input;
 pub mod journal;

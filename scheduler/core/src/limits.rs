@@ -23,7 +23,7 @@ impl Over {
 }
 
 impl Core {
-    /// The limit that keeps this cell from starting now.
+    /// The limit in the way of this cell's start.
     pub(crate) fn over_limit(&self, cell: &Cell) -> Option<Over> {
         let kernel = &self.work.kernels[cell.kernel];
         self.over(cell.need.gpus, kernel.user, kernel.account, kernel.pool)
@@ -65,7 +65,7 @@ impl Core {
     }
 
     /// Scope in which a limit on associations counts this user in this account, and the GPUs now held there. `None`
-    /// means that the limit counts no more than one lease.
+    /// means that the limit counts no more than a single lease.
     fn counted(&self, limit: Idx<Limit>, user: Idx<User>, account: Idx<Account>) -> Option<(Scope, u32)> {
         let key = self.member_key(limit, user, account)?;
         let held = self.people.members.held.get(&(limit, key)).copied().unwrap_or(0);
@@ -162,7 +162,7 @@ impl Core {
         }
     }
 
-    /// The limit, if any, because of which this need can never be served.
+    /// The limit, if any, by which this need can never be served.
     pub(crate) fn never_within_limits(&self, kernel: Idx<Kernel>, gpus: u16) -> Option<RefusedBecause> {
         let k = &self.work.kernels[kernel];
         let plain = self.people.limits.iter();
@@ -269,7 +269,7 @@ impl Core {
         }
     }
 
-    /// Cells that may start now because this lease is over.
+    /// Cells free to start now because this lease is over.
     pub(crate) fn freed_from_limits(
         &self,
         user: Idx<User>,

@@ -186,7 +186,7 @@ impl Core {
         k.replicas.iter().any(|r| r.node == node) || k.planned.iter().any(|p| p.node == node)
     }
 
-    /// Has the cell's kernel moved to the pilot's node, and reserves what the cell needs there.
+    /// Has the cell's kernel moved to the pilot's node, and reserves the cell's need there.
     pub(crate) fn move_to_pilot(&mut self, cell: Idx<Cell>, pilot: Idx<Pilot>, out: &mut Vec<Output>) {
         let node = self.supply.pilots[pilot].node;
         if let Some(victim) = self.victim(cell) {
@@ -321,7 +321,7 @@ impl Core {
         incarnation: Incarnation,
         out: &mut Vec<Output>,
     ) {
-        // The timer may be that of a kernel that was in this one's place before.
+        // The timer may belong to an earlier kernel in this kernel's place.
         let now = self.now;
         let is_late = |m: Moving| m.incarnation == incarnation && m.until <= now;
         let late = |k: &Kernel| k.migrating.is_some_and(is_late);

@@ -1,7 +1,7 @@
-//! Most that a pool could ever offer, and so the needs that no wait will serve.
+//! Most that a pool could ever offer, and with this the needs beyond any wait.
 //!
-//! Slurm tells it of all nodes of the pool, also of those down or not booted. A fact that Slurm can't tell yet is no
-//! reason to refuse a cell: the cell waits.
+//! Slurm tells the core of all nodes of the pool, including nodes down or not booted. A fact that Slurm can't tell yet
+//! is no reason to refuse a cell: the cell waits.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -31,7 +31,7 @@ impl Core {
         }
     }
 
-    /// Why the pool can never serve this need; `None` means that it can, or that nobody knows.
+    /// Reason for which the pool can never serve this need; `None` means servable, or unknown.
     pub(crate) fn never_in(&self, pool: Idx<Pool>, need: &Need) -> Option<RefusedBecause> {
         let p = &self.supply.pools[pool];
         let (config, name) = (&p.config, || p.config.name.clone());

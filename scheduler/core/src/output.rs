@@ -1,7 +1,7 @@
 //! What the core decides. The driver carries it out in the order given.
 
 use crate::journal::Entry;
-use crate::reason::{MoveRefused, Reason, RefusedBecause};
+use crate::reason::{MoveRefused, Reason, RefusedBecause, Wanted};
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
     UserName,
@@ -76,6 +76,16 @@ pub enum Output {
         cause: EndCause,
         reason: String,
         grace: Span,
+    },
+    /// To the kernel that can't let go of its lease's GPUs: what becomes of them.
+    Held {
+        kernel: KernelId,
+        lease: LeaseId,
+        /// Why the GPUs must go. `None` means that nobody waits for them: the lease lingers on.
+        wanted: Option<Wanted>,
+        /// Time until processes that still hold the GPUs are ended; without `wanted`, the time that they will have
+        /// once somebody waits.
+        within: Span,
     },
     /// To the kernel's replicas: park this cell in its middle, if possible. The answer is
     /// [`crate::Input::CellParked`] or [`crate::Input::ParkRefused`]; until then the cell keeps its GPUs.

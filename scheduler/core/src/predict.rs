@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 /// Buckets: bucket `i` holds lengths from 2^(i/2) to 2^((i+1)/2) times 62.5 ms; the last is open.
 const BUCKETS: usize = 48;
-/// Factor by which each observation lowers the weight of the earlier ones: 24 observations halve it.
+/// Factor by which each observation lowers the weight of earlier observations: 24 observations halve the weight.
 const DECAY: f32 = 0.971_5;
 /// The same for what many have in common: 2,000 observations.
 const DECAY_OF_MANY: f32 = 0.999_65;
@@ -96,7 +96,7 @@ impl Habit {
         move |i| of(self, i) + of(other, i) * scale
     }
 
-    /// Part of bucket `i` that is left after `gone` seconds, which lie in bucket `from`.
+    /// Part of bucket `i` left after `gone` seconds, a time in bucket `from`.
     fn part(i: usize, from: usize, gone: f64) -> f64 {
         if gone == 0.0 || i > from || i == 0 {
             return 1.0;
@@ -132,7 +132,7 @@ impl Habit {
         Some(Span(((until - gone).max(UNIT) * 1e6) as u64))
     }
 
-    /// The chance that it is over within `more` when `elapsed` has gone by, in the blend with `other`.
+    /// The chance of an end within `more` after `elapsed`, in the blend with `other`.
     pub fn chance_within(&self, other: &Self, n: f32, elapsed: Span, more: Span) -> f64 {
         let from = bucket(elapsed);
         let to = bucket(Span(elapsed.0.saturating_add(more.0)));
@@ -148,7 +148,7 @@ impl Habit {
         if mass > 0.0 { f64::from(within / mass) } else { 0.0 }
     }
 
-    /// Weight of each bucket that is left after `gone` seconds, which lie in bucket `from`: zero before that bucket.
+    /// Weight of each bucket left after `gone` seconds, a time in bucket `from`: zero before that bucket.
     fn weights_left(&self, other: &Self, n: f32, from: usize, gone: f64) -> [f64; BUCKETS] {
         let scale = if other.total > 0.0 { n / other.total } else { 0.0 };
         let mut weights = [0.0; BUCKETS];

@@ -1,18 +1,18 @@
 //! The price of sparing one cell the wait for a pilot, in idle GPU-seconds.
 //!
-//! The site says which share of cells must not wait for a pilot, and the most that one such wait may cost. The core
-//! finds the price below that bound: a cell that waited raises it, and a cell that didn't lowers it a little. The
-//! two balance where the share is the site's. That price depends on people's pace, which no site knows beforehand.
+//! The site sets the share of cells spared any wait for a pilot, and the highest cost of such a wait. The core finds
+//! the price below that bound: a cell's wait raises the price, and a start without a wait lowers the price a little.
+//! The two balance where the share is the site's. The price depends on people's pace, unknown to any site beforehand.
 //! `forecast.rs` weighs idle pilots by the price, `leases.rs` the linger.
 
 use crate::config::Scale;
 
-/// Change of the price's logarithm between a cell that waited and one that didn't.
+/// Change of the price's logarithm between a cell after a wait and a cell without.
 const STEP: f64 = 0.25;
-/// Least price: at it no idle pilot is kept beyond its least time.
+/// Least price: no idle pilot is kept beyond its least time.
 const LEAST: f64 = 1.0;
-/// Where the price begins, as a part of the logarithm of the most. A price that is too low is mended by a few dozen
-/// cells that wait; one that is too high, by a thousand that don't.
+/// The price's beginning, as a part of the logarithm of the most. Too low a price is mended by a few dozen cells with a
+/// wait; too high a price, by a thousand cells without.
 const START: f64 = 0.25;
 
 /// Idle GPU-seconds for one wait spared.
@@ -67,7 +67,7 @@ mod tests {
                 waited += u32::from(w);
                 price.observe(&scale, w);
             }
-            // The steps add up to the way that the price went, which is bounded.
+            // The steps add up to the price's way, which is bounded.
             let off = (f64::from(waited) / 20_000.0 - (1.0 - scale.immediate)).abs();
             assert!(
                 off <= scale.most_per_wait.ln() / (STEP * 20_000.0),

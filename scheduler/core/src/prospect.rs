@@ -22,8 +22,8 @@ pub struct Prospect {
 }
 
 impl Core {
-    /// Expected wait of such a cell if it came now, reckoned as for waiting cells. `None` means that nobody can say,
-    /// or that the cell would be refused.
+    /// Expected wait of such a cell if submitted now, reckoned as for waiting cells. `None` means an unknown wait, or a
+    /// refusal of the cell.
     pub fn would_wait(&self, prospect: &Prospect) -> Option<Span> {
         let pool = self.find_pool(&prospect.pool)?;
         let need = &prospect.need;
@@ -121,7 +121,7 @@ impl Core {
         }
     }
 
-    /// Time until a pilot is up that boots there or would be started for the cell. `None` means no such pilot.
+    /// Time until a pilot is up: a pilot in boot there, or a pilot started for the cell. `None` means no such pilot.
     fn boots_in(&self, node: Idx<Node>, pool: Idx<Pool>, need: &Need, cpus: u16) -> Option<Span> {
         let coming = self.supply.tickets.values();
         let coming =

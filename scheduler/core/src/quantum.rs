@@ -1,6 +1,6 @@
-//! Parking at a quantum. A cell that has run for longer than its class's quantum, while another waits for its GPUs,
-//! is asked to park. Nothing is taken from a running cell: it is asked once for each lease, and may refuse and run
-//! on. A parked cell waits for GPUs again on its own node, which holds its memory.
+//! Parking at a quantum. A cell running for longer than its class's quantum, while another waits for its GPUs, is asked
+//! to park. Nothing is taken from a running cell: it is asked once for each lease, and may refuse and run on. A parked
+//! cell waits for GPUs again on its own node, where its memory is.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -13,12 +13,12 @@ use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::Need;
 use hop_words::time::Span;
 
-/// The longest that a replica is believed to have run a cell of which nothing else is known.
+/// The longest run believed of a replica's word about an otherwise unknown cell.
 const MOST_RUN: Span = Span::from_secs(7 * 86_400);
 
 impl Kernel {
-    /// The only replica that may run the kernel's GPU cells: its process can't let go of its device, or has a cell
-    /// parked.
+    /// The only replica allowed to run the kernel's GPU cells: the replica's process can't let go of its device, or has
+    /// a parked cell.
     pub(crate) fn only(&self) -> Option<Incarnation> {
         self.bound.or(self.parked)
     }
@@ -205,7 +205,7 @@ impl Core {
         self.supply.pilots[pilot].leases.iter().any(asked)
     }
 
-    /// The cell can't be parked: it runs on, and isn't asked again on this lease.
+    /// The cell can't be parked: the cell runs on, and isn't asked again on this lease.
     pub(crate) fn park_refused(&mut self, kernel_id: &KernelId, id: LeaseId, out: &mut Vec<Output>) {
         let kernel = self.find_kernel(kernel_id);
         let Some(lease) = self.work.leases.get_mut(&id).filter(|l| Some(l.kernel) == kernel) else {
@@ -216,9 +216,9 @@ impl Core {
         self.ask_for_first(pilot, out);
     }
 
-    /// The cell was parked in its middle: its lease ends, and it waits for another lease where its memory lies. A
-    /// park that nobody asked for, or that comes after a refusal, is taken too: an earlier daemon may have asked, or
-    /// an answer may be late, and the GPUs are free in any case.
+    /// The cell was parked in its middle: the lease ends, and the cell waits for another lease beside its memory. A
+    /// park that nobody asked for, or that comes after a refusal, is taken too: an earlier daemon may have asked, or an
+    /// answer may be late, and the GPUs are free in any case.
     pub(crate) fn cell_parked(
         &mut self,
         kernel_id: &KernelId,

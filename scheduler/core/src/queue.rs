@@ -51,21 +51,8 @@ impl Overtaking {
             .map(|(&g, c)| c.waiting.len() as u64 * weight(g, gpus))
             .sum();
         let class = self.classes.entry(gpus).or_default();
-        let newest = class
-            .waiting
-            .last_key_value()
-            .is_none_or(|(&last, _)| last < place);
-        let ahead = match newest {
-            true => class.waiting.len(),
-            false => class.waiting.range(..place).count(),
-        };
-        let waiter = Waiter {
-            cell,
-            ahead: ahead as u64,
-            due_at: most.map(|most| class.passed + others + u64::from(most) * ONE),
-            due: false,
-        };
-        class.waiting.insert(place, waiter);
+        let due_at = most.map(|most| class.passed + others + u64::from(most) * ONE);
+        class.enter(cell, place, due_at);
     }
 
     /// The cell waits no longer.
@@ -73,7 +60,7 @@ impl Overtaking {
         let Some(class) = self.classes.get_mut(&gpus) else {
             return;
         };
-        class.waiting.remove(&place);
+        class.leave(place);
         if class.waiting.is_empty() {
             self.classes.remove(&gpus);
         }
@@ -91,19 +78,68 @@ impl Overtaking {
 }
 
 impl SizeClass {
+    fn enter(&mut self, cell: Idx<Cell>, place: (Timestamp, u64), due_at: Option<u64>) {
+        if self.waiting.contains_key(&place) {
+            return;
+        }
+        let newest = self
+            .waiting
+            .last_key_value()
+            .is_none_or(|(&last, _)| last < place);
+        let before = match newest {
+            true => self.waiting.len(),
+            false => self.waiting.range(..place).count(),
+        };
+        let first = self.pending.first().is_none_or(|&first| place < first);
+        match due_at {
+            Some(_) if first => self.settled = before,
+            None if first => self.settled += 1,
+            _ => {}
+        }
+        if due_at.is_some() {
+            self.pending.insert(place);
+        }
+        let ahead = before as u64;
+        self.waiting.insert(place, Waiter { cell, ahead, due_at });
+    }
+
+    fn leave(&mut self, place: (Timestamp, u64)) {
+        if self.waiting.remove(&place).is_none() {
+            return;
+        }
+        let first = self.pending.first().copied();
+        if first == Some(place) {
+            self.settle_first();
+        } else if !self.pending.remove(&place) && first.is_none_or(|first| place < first) {
+            self.settled -= 1;
+        }
+    }
+
+    /// The first pending cell is due, or waits no longer: the next one is the first.
+    fn settle_first(&mut self) {
+        let Some(first) = self.pending.pop_first() else {
+            return;
+        };
+        let passed_over = match self.pending.first() {
+            Some(&next) => self.waiting.range(first..next).count(),
+            None => self.waiting.range(first..).count(),
+        };
+        self.settled += passed_over;
+    }
+
     /// Cells that are due by now and were not. Whoever came earlier has been overtaken at least as often: the first
     /// that isn't due ends the search.
     fn pop_due(&mut self) -> Vec<Idx<Cell>> {
         let mut due = Vec::new();
-        for (before, waiter) in self.waiting.values_mut().enumerate() {
-            if waiter.due || waiter.due_at.is_none() {
-                continue;
-            }
-            if waiter.overtaken_since_due(self.passed, before as u64).is_none() {
+        while let Some(waiter) = self.pending.first().and_then(|first| self.waiting.get(first)) {
+            if waiter
+                .overtaken_since_due(self.passed, self.settled as u64)
+                .is_none()
+            {
                 break;
             }
-            waiter.due = true;
             due.push(waiter.cell);
+            self.settle_first();
         }
         due
     }

@@ -148,6 +148,31 @@ impl fmt::Display for Reason {
     }
 }
 
+/// Why a kernel that can't let go of its GPUs has to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Wanted {
+    /// A cell could start on them.
+    Waited,
+    /// Their pilot takes no new leases: its node is drained, or its time is over.
+    Drained,
+    /// The kernel is closed, or its process is gone.
+    Closed,
+    /// They have been idle for as long as an idle pilot is kept, and Slurm's queue gets them back.
+    GivenBack,
+}
+
+impl fmt::Display for Wanted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Waited => "somebody waits for it",
+            Self::Drained => "the Slurm job that lends it is being ended",
+            Self::Closed => "the kernel ends",
+            Self::GivenBack => "GPUs that lie idle for so long go back to Slurm's queue here",
+        })
+    }
+}
+
 /// Why a cell or a placement is refused.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[serde(tag = "refused", rename_all = "kebab-case")]
@@ -189,6 +214,13 @@ pub enum RefusedBecause {
     Closed,
     #[error("the kernel sleeps: run the cell again, and it wakes")]
     Asleep,
+    #[error(
+        "the kernel still holds {gpus} GPU{} of an earlier cell ({why}), and must let go of what it holds before it gets \
+         something else: ask for the same again, or let go by `del model; torch.cuda.empty_cache()`, or end the program \
+         that the cell has started",
+        plural(*.gpus)
+    )]
+    StillHolds { gpus: u16, why: String },
 }
 
 /// Why a kernel stays where it is although a move was asked for.
@@ -252,7 +284,7 @@ fn list<T: fmt::Display>(items: &[T]) -> String {
     }
 }
 
-fn plural(n: u16) -> &'static str {
+pub(crate) fn plural(n: u16) -> &'static str {
     if n == 1 { "" } else { "s" }
 }
 

@@ -227,6 +227,7 @@ impl Core {
             linger: image.linger,
             wait: image.wait,
             cells: image.cells,
+            holding: None,
             expected: std::cell::Cell::new(Timestamp(0)),
             asked: ParkAsk::No,
         };

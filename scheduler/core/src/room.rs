@@ -73,7 +73,9 @@ impl Core {
     pub(crate) fn room(&self, pilot: Idx<Pilot>, cell: Idx<Cell>) -> Option<Option<usize>> {
         let (p, c) = (&self.supply.pilots[pilot], &self.work.cells[cell]);
         let pool = self.work.kernels[c.kernel].pool;
-        if p.state != PilotState::Up || p.pool != pool || self.is_held(p, cell) {
+        // What is free is known; for whom the node is held takes a look at forecasts.
+        let enough = p.listed.is_some_and(|l| l.free >= c.need.gpus);
+        if p.state != PilotState::Up || p.pool != pool || !enough || self.is_held(p, cell) {
             return None;
         }
         if c.avoids(p.job, self.now).is_some() {
@@ -135,6 +137,10 @@ impl Core {
         Some(Listed {
             free,
             idle: free + idle.sum::<u16>(),
+            lingers: p
+                .leases
+                .iter()
+                .any(|l| self.work.leases[l].lingers_since().is_some()),
         })
     }
 

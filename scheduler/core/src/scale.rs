@@ -138,11 +138,15 @@ impl Core {
         self.may_add(pool, node, 1) || !self.is_burst(node) && self.gives_way(pool, false).is_some()
     }
 
-    /// The pool's own pilot that is missed least: one without leases on a node where no cell waits. For a due cell,
-    /// the pilot that lends least.
+    /// The pool's own pilot that is missed least: one without leases on a node where no cell waits, or else one whose
+    /// leases are all held by kernels that can't let go. For a due cell, the pilot that lends least.
     fn gives_way(&self, pool: Idx<Pool>, due: bool) -> Option<Idx<Pilot>> {
+        let held = |l: &hop_words::id::LeaseId| {
+            let lease = &self.work.leases[l];
+            lease.holding.is_some() && lease.lingers_since().is_some()
+        };
         let idle = |p: &Pilot| {
-            p.leases.is_empty() && p.reserved.is_empty() && self.supply.nodes[p.node].queue.is_empty()
+            p.leases.iter().all(held) && p.reserved.is_empty() && self.supply.nodes[p.node].queue.is_empty()
         };
         let own = |p: &Pilot| p.state == PilotState::Up && !self.is_burst(p.node);
         self.supply.pools[pool]

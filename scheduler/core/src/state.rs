@@ -1,7 +1,7 @@
 //! What the core knows. Private: everything outside speaks by names, everything inside by dense indices.
 
 use crate::config::{Limit, PoolConfig};
-use crate::index::{Idx, Slab, Table};
+use crate::index::{Idx, Places, Slab, Table};
 use crate::input::PoolOffers;
 use crate::predict::Habit;
 use crate::price::Price;
@@ -184,6 +184,10 @@ pub(crate) struct Overtaking {
 pub(crate) struct SizeClass {
     /// In the order of their submission.
     pub waiting: BTreeMap<(Timestamp, u64), Waiter>,
+    /// Those of them that may become due by the number of later starts, and are not.
+    pub pending: BTreeSet<(Timestamp, u64)>,
+    /// How many wait before the first pending one; all of them if none is pending.
+    pub settled: usize,
     /// Starts in the arena since the class exists.
     pub passed: u64,
 }
@@ -196,7 +200,6 @@ pub(crate) struct Waiter {
     pub ahead: u64,
     /// Starts at which it is due, apart from those of the cells ahead; None: it is due by age alone.
     pub due_at: Option<u64>,
-    pub due: bool,
 }
 
 #[derive(Debug)]
@@ -240,6 +243,10 @@ pub(crate) struct Pool {
     pub tally: Tally,
     /// Of the due cells that may run anywhere in the pool, the first of each size: nodes are held for them.
     pub holders: Vec<Idx<Cell>>,
+    /// Its nodes that are held for no cell.
+    pub unheld: Places<Node>,
+    /// The cells that its other nodes are held for, and how many each has.
+    pub held_for: BTreeMap<Idx<Cell>, usize>,
 }
 
 /// Pilots and nodes of one pool by their free GPUs: a place is found without a look at each.
@@ -253,18 +260,20 @@ pub(crate) struct Lanes {
     pub spare: BTreeSet<(u16, Idx<Node>)>,
 }
 
-/// Under which numbers of GPUs a pilot is listed in [`Lanes`].
+/// Under which numbers of GPUs a pilot is listed in [`Lanes`], and what else is asked often of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Listed {
     pub free: u16,
     pub idle: u16,
+    /// A lease lingers there.
+    pub lingers: bool,
 }
 
 /// Nodes held for a due cell.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone)]
 pub(crate) struct Hold {
     pub since: Timestamp,
-    pub nodes: BTreeSet<Idx<Node>>,
+    pub nodes: Places<Node>,
 }
 
 /// Kernels of one size: GPU-seconds used, and GPU-seconds for which they were there to ask.
@@ -676,9 +685,18 @@ pub(crate) struct Lease {
     pub linger: Span,
     pub wait: Span,
     pub cells: u32,
+    /// The kernel can't let go of the GPUs, though no cell runs. `None`: that isn't known.
+    pub holding: Option<Holding>,
     /// When its cell is expected to end, as last reckoned: holds until then.
     pub expected: std::cell::Cell<Timestamp>,
     pub asked: ParkAsk,
+}
+
+/// Why a kernel keeps GPUs between two cells, in its own words.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Holding {
+    pub since: Timestamp,
+    pub why: String,
 }
 
 impl Lease {

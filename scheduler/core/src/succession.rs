@@ -1,5 +1,5 @@
-//! The change of a kernel's executor: its log elects another one, and the ones before may not know it. Taking in and losing
-//! replicas in general is [`crate::kernels`]'.
+//! The change of a kernel's executor: the log elects another executor, perhaps unknown to earlier executors. Taking in
+//! and losing replicas in general is [`crate::kernels`]'.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -11,11 +11,11 @@ use hop_words::id::{Incarnation, Tenure};
 use hop_words::time::Span;
 use std::collections::BTreeSet;
 
-/// Time in which a kernel's new executor asks for the cells that the one before had asked for. It is given them at once.
+/// Time in which a kernel's new executor asks for the cells of the executor before. It is given them at once.
 const ASKED_WITHIN: Span = Span::from_secs(10);
 
 impl Core {
-    /// Whether the report is that of an executor whose kernel has one of a higher tenure.
+    /// Whether the report comes from an executor whose kernel has another executor of a higher tenure.
     pub(crate) fn is_deposed(&self, k: Idx<Kernel>, up: &ReplicaUp) -> bool {
         let Some(tenure) = up.executes else {
             return false;
@@ -24,8 +24,8 @@ impl Core {
         replicas.any(|r| r.executes > Some(tenure))
     }
 
-    /// The executors that the new one replaces: the kernel's log has elected it, which they may not know yet. Whoever has a
-    /// lease and no replica held it before a restart of the driver's.
+    /// The executors to be replaced: the kernel's log has elected the new executor, perhaps unknown to these. Whoever
+    /// has a lease and no replica held it before a restart of the driver's.
     pub(crate) fn deposed_by(&self, k: Idx<Kernel>, up: &ReplicaUp) -> BTreeSet<Incarnation> {
         if !has_log(up) {
             return BTreeSet::new();
@@ -41,8 +41,8 @@ impl Core {
         others.filter(|e| *e != up.incarnation).collect()
     }
 
-    /// The kernel's cells that another process has submitted. With a log, the new executor is given them too and asks for
-    /// those that have not begun. Without a log they went with that process.
+    /// The kernel's cells that another process has submitted. With a log, the new executor is given these cells too,
+    /// and asks for the unbegun ones. Without a log the cells went with that process.
     pub(crate) fn cells_of_another(
         &mut self,
         k: Idx<Kernel>,
@@ -67,7 +67,7 @@ impl Core {
         }
     }
 
-    /// The cell keeps its place until the kernel's new executor has asked for it, or should have.
+    /// The cell keeps its place until the kernel's new executor has asked for the cell, or should have.
     fn await_asking(&mut self, cell: Idx<Cell>) {
         let until = self.now + ASKED_WITHIN;
         let c = &mut self.work.cells[cell];
@@ -83,7 +83,7 @@ impl Core {
         }
     }
 
-    /// Takes an executor and all that it has from a kernel that has another one.
+    /// Takes an executor and all its holdings from a kernel with another executor.
     pub(crate) fn depose(
         &mut self,
         k: Idx<Kernel>,
@@ -110,7 +110,7 @@ impl Core {
     }
 }
 
-/// Whether the kernel has a log, which elects its executors.
+/// Whether the kernel has a log for the election of its executors.
 fn has_log(up: &ReplicaUp) -> bool {
     up.executes.is_some_and(|tenure| tenure > Tenure(0))
 }

@@ -21,6 +21,8 @@ pub(crate) struct Tally {
     pub several: BTreeSet<Idx<Kernel>>,
     /// Kernels at home on another node than their own.
     pub away: BTreeSet<Idx<Kernel>>,
+    /// Kernels that sit somewhere and may not be brought elsewhere.
+    pub stuck: BTreeSet<Idx<Kernel>>,
 }
 
 /// A kernel's part in the tally of its pool.
@@ -30,6 +32,7 @@ pub(crate) struct Part {
     pub asked: u32,
     pub several: bool,
     pub away: bool,
+    pub stuck: bool,
 }
 
 impl Core {
@@ -73,6 +76,7 @@ impl Core {
             },
             several: k.replicas.len() > 1,
             away: k.base.is_some() && k.base != k.home,
+            stuck: !k.replicas.is_empty() && (k.fixed.is_some() || k.only().is_some()),
         }
     }
 
@@ -94,6 +98,9 @@ impl Core {
         if new.away {
             tally.away.insert(kernel);
         }
+        if new.stuck {
+            tally.stuck.insert(kernel);
+        }
     }
 
     /// The kernel, which added this, is gone or has changed.
@@ -105,6 +112,9 @@ impl Core {
         }
         if part.away {
             tally.away.remove(&kernel);
+        }
+        if part.stuck {
+            tally.stuck.remove(&kernel);
         }
     }
 
@@ -122,6 +132,7 @@ impl Core {
             tally.asked += part.asked;
             tally.several.extend(Some(i).filter(|_| k.replicas.len() > 1));
             tally.away.extend(Some(i).filter(|_| part.away));
+            tally.stuck.extend(Some(i).filter(|_| part.stuck));
         }
         tally
     }

@@ -1,5 +1,5 @@
 //! Usage: GPU-seconds of a user, an account or a kernel, decaying with a half-life as in Slurm's multifactor
-//! priority. A lease counts from its first moment, with no timer to add it up.
+//! priority. A lease counts from its first moment, with no timer for the sum.
 
 use crate::core::Core;
 use crate::index::Idx;
@@ -32,7 +32,7 @@ impl Decay {
         inflated * (-self.half_lives(now)).exp2()
     }
 
-    /// The inflated usage of one GPU that is held from `from` to `to`: the integral of 2^t.
+    /// The inflated usage of a GPU held from `from` to `to`: the integral of 2^t.
     fn of_one_gpu(&self, from: Timestamp, to: Timestamp) -> f64 {
         let scale = self.half_life.as_secs_f64().max(1.0) / std::f64::consts::LN_2;
         scale * (self.half_lives(to).exp2() - self.half_lives(from).exp2())
@@ -81,7 +81,7 @@ impl Usage {
         self.since = at;
     }
 
-    /// Adds a lease's use since its order, as far as it came after the last note.
+    /// Adds a lease's use since its order, as far as newer than the last note.
     pub(crate) fn add_unnoted(&mut self, gpus: u16, ordered: Timestamp, decay: &Decay, now: Timestamp) {
         let seconds = now.since(ordered.max(self.since)).as_secs_f64();
         self.settled += decay.inflate(seconds * f64::from(gpus), now);

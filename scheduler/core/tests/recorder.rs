@@ -36,6 +36,8 @@ fn kinds(out: &[Output]) -> Vec<&'static str> {
             Output::Queued { .. } => "queued",
             Output::Refused { .. } => "refused",
             Output::Revoked { .. } => "revoked",
+            Output::Held { wanted: None, .. } => "stays",
+            Output::Held { .. } => "warned",
             Output::Park { .. } => "park",
             Output::CloseKernel { .. } => "close",
             Output::Place { .. } => "place",
@@ -914,6 +916,51 @@ fn a_replica_of_any_number_takes_the_seat_that_was_planned() {
         let out = w.tell(place("c", None));
         assert_eq!(placed(&out), "n0", "each node has one kernel of two GPUs");
     }
+}
+
+/// The replica had not read the grant when it reported.
+#[test]
+fn a_report_that_crosses_a_grant_ends_no_lease() {
+    let mut w = world();
+    let job = w.pilot("n0", 1, 8);
+    let k = w.kernel("k", "ada", &["n0"], 1);
+    let (cell, _) = w.submit(&k, Need::gpus(1));
+    let out = w.confirm(job, LeaseId(1));
+    assert!(kinds(&out).contains(&"granted"), "{out:?}");
+    let report = |waiting: Vec<hop_core::WaitingCell>| {
+        Input::ReplicaUp(hop_core::ReplicaUp {
+            kernel: k.clone(),
+            incarnation: Incarnation(1),
+            user: "ada".into(),
+            account: None,
+            pool: "main".into(),
+            node: "n0".into(),
+            seat: JobId(10_001),
+            name: String::new(),
+            holds: None,
+            ended: None,
+            waiting,
+            parked: None,
+            fixed: None,
+            standbys: Vec::new(),
+            executes: None,
+        })
+    };
+    let waits = hop_core::WaitingCell {
+        cell: cell.clone(),
+        need: Need::gpus(1),
+        class: Class::Interactive,
+    };
+    let out = w.tell(report(vec![waits]));
+    assert!(
+        matches!(&out[..], [Output::Granted { cell: again, lease: LeaseId(1), .. }] if *again == cell),
+        "it is told once more, on what may be a new connection: {out:?}"
+    );
+    let out = w.tell(report(Vec::new()));
+    assert!(
+        kinds(&out).contains(&"end") || kinds(&out).contains(&"revoked"),
+        "{out:?}"
+    );
 }
 
 /// hopd was away when the cell ended; its replica says how.

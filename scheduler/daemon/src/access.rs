@@ -45,6 +45,7 @@ impl Sender {
             | Request::CancelCell { .. }
             | Request::CellEnded { .. }
             | Request::ReleaseLease { .. }
+            | Request::StillHeld { .. }
             | Request::CellParked { .. }
             | Request::ParkRefused { .. }
             | Request::ReplicaLost { .. }

@@ -21,8 +21,8 @@ pub(crate) struct AccountingRows {
 }
 
 impl AccountingRows {
-    /// Takes over what an earlier `hopd` wrote down of leases that go on, and of their cells. A later row of the same
-    /// lease or cell replaces an earlier one.
+    /// Takes over an earlier `hopd`'s records of leases that go on, and of the cells on these leases. A later row of
+    /// the same lease or cell replaces an earlier one.
     pub(crate) fn restore(rows: impl IntoIterator<Item = AcctRow>) -> Self {
         let rows = rows.into_iter().map(|row| ((row.lease, row.cell.clone()), row));
         let mut rows: BTreeMap<_, AcctRow> = rows.collect();
@@ -100,7 +100,7 @@ impl AccountingRows {
         self.close_alone(lease, EndCause::NodeLost, true, at, UNKNOWN_END)
     }
 
-    /// Closes a lease by its own row and the rows of its cells.
+    /// Closes a lease by the lease's row and the rows of its cells.
     fn close_alone(
         &mut self,
         lease: LeaseId,
@@ -287,7 +287,7 @@ fn count(row: &mut AcctRow, ran: Span) {
     row.cells = row.cells.saturating_add(1);
 }
 
-/// Row of a cell that was withdrawn while it waited, without a lease.
+/// Row of a cell withdrawn while waiting, without a lease.
 fn withdrawn(record: Record) -> Option<AcctRow> {
     let Record::CellWithdrawn {
         lease,
@@ -325,7 +325,7 @@ fn withdrawn(record: Record) -> Option<AcctRow> {
     })
 }
 
-/// Columns of a lease's row that are known before its start.
+/// Columns of a lease's row known before the lease's start.
 struct Asked {
     lease: LeaseId,
     user: UserName,

@@ -30,7 +30,7 @@ impl Rules {
     /// Whether the partition takes jobs of this applicant's.
     ///
     /// # Errors
-    /// The rule that speaks against it, as a sentence's end: "pool main is not for you: ..".
+    /// The rule against the request, as a sentence's end: "pool main is not for you: ..".
     pub(crate) fn judge(&self, applicant: Applicant<'_>) -> Result<(), String> {
         self.judge_groups(applicant.groups)?;
         let account = applicant.account.map(AccountName::as_str);

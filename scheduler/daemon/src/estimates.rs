@@ -1,6 +1,6 @@
 //! Likely ranges of told waits, learnt from how earlier estimates turned out. Pure.
 //!
-//! The core makes the estimates. Each granted cell gives the factor by which its estimates were wrong. Waiting cells
+//! The core makes the estimates. Each granted cell gives the factor between its estimates and its wait. Waiting cells
 //! aren't counted yet: when a pool's waits have just grown, its ranges are too narrow for a while.
 
 use hop_words::id::{CellId, KernelId};
@@ -22,7 +22,7 @@ const CELLS: usize = 10_000;
 /// Added on both sides of a ratio: below it the length of a wait means nothing.
 const BLUR_S: f64 = 1.0;
 
-/// The range tells where this share of waits ended, and leaves out as much at its other end.
+/// The range ends at this share of waits, and leaves out as much at the other end.
 const LOW: f64 = 0.1;
 const HIGH: f64 = 0.9;
 
@@ -72,7 +72,7 @@ impl Estimates {
         self.open.remove(&(kernel.clone(), cell.clone()));
     }
 
-    /// The range in which four of five waits with this estimate ended.
+    /// The range of four in five waits with this estimate.
     pub(crate) fn range(&self, estimate: Span) -> Option<(Span, Span)> {
         if self.errors.len() < ENOUGH {
             return None;
@@ -96,7 +96,7 @@ mod tests {
         Timestamp(s * 1_000_000)
     }
 
-    /// Cells that were told 9 s each, and waited so long.
+    /// Cells told an estimate of 9 s each, and their waits.
     fn after(waits: impl IntoIterator<Item = u64>) -> Estimates {
         let mut estimates = Estimates::default();
         for (n, wait) in waits.into_iter().enumerate() {

@@ -270,7 +270,8 @@ impl SlurmAccounts<'_> {
         self.find_qos(&self.qos_name(row)?)
     }
 
-    /// Members whose QOS doesn't state this limit: a QOS that does takes precedence over associations, as in Slurm.
+    /// Members whose QOS doesn't state this limit: a QOS with the limit takes precedence over associations, as in
+    /// Slurm.
     fn ungoverned(&self, who: &[Member], stated: impl Fn(&hop_slurm::Limits) -> Option<u64>) -> Vec<Member> {
         let governed: BTreeSet<(&UserName, &AccountName)> = self
             .people()

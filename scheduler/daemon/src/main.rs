@@ -1,7 +1,7 @@
 //! The scheduler daemon: a thin shell round `hop-core`.
 //!
-//! One task owns the core ([`scheduler`]). Connections ([`server`]) and Slurm ([`slurm`]) are tasks that send it
-//! events. The daemon runs as the service account and holds one lock per state directory.
+//! One task owns the core ([`scheduler`]). Connections ([`server`]) and Slurm ([`slurm`]) are tasks that send events to
+//! the scheduler. The daemon runs as the service account and holds one lock per state directory.
 
 mod access;
 mod accounting_rows;

@@ -1,7 +1,7 @@
 //! Users' names and groups, from the host's user database (NSS), which may be slow or hang (LDAP, sssd).
 //!
 //! A thread asks the database and remembers answers, including that a user is unknown. Only this thread calls NSS:
-//! the scheduler's task and the workers of connections never wait for it.
+//! neither the scheduler's task nor the workers of connections wait for NSS.
 
 use hop_words::id::UserName;
 use std::collections::HashMap;

@@ -1,7 +1,7 @@
 //! Cells that were asked to park and whose replicas have not answered. Pure.
 //!
-//! The core asks once for each lease and waits for as long as it takes; what gets lost on a connection that breaks, or with
-//! a replica that never answers, is seen to here.
+//! The core asks once for each lease and waits as long as needed; losses on a broken connection, or with a silent
+//! replica, are seen to here.
 
 use hop_api::message::Event;
 use hop_words::id::{KernelId, LeaseId, ReplicaId};

@@ -1,8 +1,8 @@
 //! The pilots as Slurm jobs: which to submit, adopt, give up and cancel.
 //!
-//! Pure: its inputs are the core's requests, `sbatch`'s answers and `squeue`'s lists; its outputs are actions. Pilots
-//! carry pool and ticket in their names, so pilots of an earlier `hopd` are found again. While Slurm is away or
-//! refuses, a request waits here with a growing pause; the core isn't told and doesn't repeat it.
+//! Pure: inputs are the core's requests, `sbatch`'s answers and `squeue`'s lists; outputs are actions. Pilots carry
+//! pool and ticket in their names, so pilots of an earlier `hopd` are found again. While Slurm is away or refuses, a
+//! request waits here with a growing pause; the core isn't told and doesn't repeat it.
 
 use hop_core::Input;
 use hop_words::id::{JobId, NodeName, PoolName};

@@ -1,4 +1,4 @@
-//! The task that owns the core: it takes in every event and carries out the core's outputs.
+//! The owner task of the core: takes in every event and carries out the core's outputs.
 //!
 //! It decides nothing about leases itself. Its state is owned in parts: connections, the registry of kernels, records on
 //! disk, what is known of Slurm, pilots as jobs. `requests` hears callers, `outputs` carries decisions out, `slurm_news`
@@ -51,7 +51,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::mpsc;
 use tracing::{debug, info, warn};
 
-/// The first look for old rows after a start, when those who come back have been heard.
+/// The first look for old rows after a start, once returning replicas and agents have been heard.
 const PRUNE_FIRST: Span = Span::from_secs(300);
 const DAY: Span = Span::from_secs(24 * 3600);
 
@@ -424,7 +424,7 @@ impl Legacy {
     }
 }
 
-/// Counters of a new term. The journal lags behind memory by one write, so each term begins with numbers of its own, and
+/// Counters of a new term. The journal lags behind memory by one write: each term begins with numbers of its own, and
 /// no id is used twice after a crash.
 fn skip_ids(last: hop_core::journal::Counters, term: Term) -> Entry {
     const LAG: u64 = 10_000;

@@ -167,7 +167,7 @@ impl Server {
         self.load(uid, |l| l.connections -= 1);
     }
 
-    /// Time that a user with this load must wait.
+    /// Waiting time of a user with this load.
     fn pace(&self, uid: u32, messages: f64) -> Duration {
         self.load(uid, |l| l.pace(messages, &self.quota, Instant::now()))
     }
@@ -191,7 +191,7 @@ pub(crate) async fn serve(listener: TcpListener, server: Arc<Server>) {
         let server = server.clone();
         let proving = tokio::spawn(async move {
             match tokio::time::timeout(server.timeouts.handshake, prove(stream, &server)).await {
-                // Spawned separately, so that the limit on unproven connections no longer applies.
+                // Spawned separately: the limit on unproven connections no longer applies.
                 Ok(Ok((accepted, caller))) => drop(tokio::spawn(talk(conn, accepted, caller, server))),
                 Ok(Err(error)) => debug!(%peer, "a caller was not let in: {error}"),
                 Err(_) => debug!(%peer, "a caller took too long to prove who they are"),
@@ -333,8 +333,7 @@ mod tests {
         assert_eq!(load.pace(60.0, &quota(), later), Duration::from_secs(1));
     }
 
-    /// A stand-in for MUNGE that claims this uid and believes all others. MUNGE itself speaks for one uid per
-    /// process.
+    /// A stand-in for MUNGE: claims this uid and believes all others. MUNGE itself speaks for one uid per process.
     #[derive(Debug)]
     struct Says(u32);
 

@@ -1,6 +1,6 @@
 //! `hopd`'s calls to Slurm: submit and cancel pilots, look at the queue, learn nodes and settings.
 //!
-//! Each call runs in a task of its own and answers with an event, so Slurm never holds up a decision.
+//! Each call runs in a separate task and answers with an event, so Slurm never holds up a decision.
 
 use crate::admission::Rules;
 use crate::limits::{self, SlurmAccounts};
@@ -235,7 +235,7 @@ done
         }))
     }
 
-    /// Limits of users by slurmdbd's associations and QOS, and what they hold in jobs of their own. No limits where
+    /// Limits of users by slurmdbd's associations and QOS, and the users' holdings in their own jobs. No limits where
     /// Slurm doesn't enforce them (`AccountingStorageEnforce`).
     pub(crate) async fn limits(&self) -> Result<Limits, String> {
         let settings = self.slurm.config().await.map_err(|e| chain(&e))?;
@@ -368,8 +368,8 @@ done
         Ok(rules.collect())
     }
 
-    /// Nodes of burst partitions. Of one that is powered down Slurm may tell the name alone: then it is taken to be
-    /// as large as a pilot of the pool.
+    /// Nodes of burst partitions. Of a powered-down node Slurm may tell the name alone: such a node counts as large as
+    /// a pilot of the pool.
     fn burst_facts(&self, partitions: &[Partition], nodes: &[Node], facts: &mut Facts) {
         for (name, pool) in &self.config.pool {
             for burst in &pool.burst {

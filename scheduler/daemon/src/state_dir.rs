@@ -1,4 +1,4 @@
-//! The state directory: its owner, and the term, which outlives the journal.
+//! The state directory: its owner, and the term, with a life beyond the journal's.
 
 use anyhow::{Context, Result, bail};
 use hop_store::Accounting;
@@ -12,7 +12,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub(crate) const JOURNAL: &str = "journal.redb";
 /// The last term, beside the journal.
 const TERM: &str = "term";
-/// Lease ids of a term begin at this many times its number.
+/// Lease ids of a term begin at the term's number times this factor.
 pub(crate) const IDS_PER_TERM: u64 = 1_000_000;
 
 /// The directory, locked for as long as this lives.
@@ -23,7 +23,7 @@ pub(crate) struct StateDir {
 }
 
 impl StateDir {
-    /// Makes the state directory and takes its lock, which the process's end releases.
+    /// Makes the state directory and takes its lock, released by the process's end.
     pub(crate) fn open(dir: &Path) -> Result<Self> {
         std::fs::DirBuilder::new()
             .recursive(true)
@@ -55,8 +55,8 @@ impl StateDir {
         self.dir.join(name)
     }
 
-    /// Why the directory is no longer this `hopd`'s; `None` means that it still is. Another directory may have been put
-    /// in its place, with another `hopd`.
+    /// Reason for which the directory is no longer this `hopd`'s; `None` means still ours. Another directory may have
+    /// been put in its place, with another `hopd`.
     pub(crate) fn superseded(&self) -> Option<String> {
         let path = self.path("lock");
         let ours = self.lock.metadata().ok()?;
@@ -71,7 +71,7 @@ impl StateDir {
         }
     }
 
-    /// The highest term that is known without the journal: of the file beside it, and of the leases in the accounting.
+    /// The highest term known without the journal: from the file beside the journal, and from the accounting's leases.
     pub(crate) fn known_term(&self, accounting: &Accounting) -> Result<Term> {
         let path = self.path(TERM);
         let written = match std::fs::read_to_string(&path) {

@@ -7,6 +7,7 @@ use hop_api::message::{
 use hop_core::config::PoolConfig;
 use hop_core::{Core, EndedLease, LeaseView, LiveLease, PilotUp};
 use hop_words::id::{CellId, KernelId, LeaseId, PoolName, Term, UserName};
+use hop_words::lease::LeaseEnd;
 use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
 use std::collections::HashMap;
@@ -61,11 +62,26 @@ pub(crate) fn pilot_up(up: AgentUp) -> PilotUp {
                 lease: e.order.lease,
                 cause: e.end.cause,
                 clean: e.end.clean,
-                detail: e.end.detail,
+                detail: end_of(&e.end),
             })
             .collect(),
         draining: up.draining,
     }
+}
+
+/// The end of a lease for the books: what its node says, and whom the take-back ended.
+pub(crate) fn end_of(end: &LeaseEnd) -> String {
+    const NAMED: usize = 8;
+    if end.ended_pids.is_empty() {
+        return end.detail.clone();
+    }
+    let named: Vec<String> = end.ended_pids.iter().take(NAMED).map(u32::to_string).collect();
+    let between = if end.detail.is_empty() { "" } else { "; " };
+    format!(
+        "{}{between}what still held its GPU was ended (process {})",
+        end.detail,
+        named.join(", ")
+    )
 }
 
 /// Leases in use, then waiting cells; `users` none: everybody's.
@@ -92,8 +108,10 @@ pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> 
             time: now.since(l.since),
             position: None,
             estimate: None,
-            reason: String::new(),
-            why: String::new(),
+            why: l.held.as_ref().map_or_else(String::new, |_| "StillHeld".into()),
+            reason: l
+                .held
+                .map_or_else(String::new, |(_, why)| format!("its kernel can't let go: {why}")),
         })
         .chain(waiting.map(|c| {
             QueueRow {
@@ -226,8 +244,36 @@ pub(crate) fn freshen(rows: &mut [AcctRow], live: &HashMap<LeaseId, LeaseView>, 
             "STARTING" => "PENDING".into(),
             state => state.into(),
         };
+        if let Some((_, why)) = &l.held {
+            row.reason = format!("its kernel can't let go of it: {why}");
+        }
         row.cells = l.cells;
         row.wait = l.wait;
         row.held = l.started.map_or(Span::ZERO, |s| now.since(s));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_words::lease::EndCause;
+
+    #[test]
+    fn whom_the_take_back_ended_is_in_the_books() {
+        let mut end = LeaseEnd {
+            cause: EndCause::Claimed,
+            clean: true,
+            ended_pids: vec![],
+            at: Timestamp(1),
+            detail: String::new(),
+        };
+        assert_eq!(end_of(&end), "");
+        end.ended_pids = vec![7, 9];
+        assert_eq!(end_of(&end), "what still held its GPU was ended (process 7, 9)");
+        end.detail = "its Slurm step ended".into();
+        assert_eq!(
+            end_of(&end),
+            "its Slurm step ended; what still held its GPU was ended (process 7, 9)"
+        );
     }
 }

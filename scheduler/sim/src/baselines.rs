@@ -1,7 +1,7 @@
-//! The policies that others have: each a small model of its own, over the same trace and cluster.
+//! The policies of others: each a small separate model, over the same trace and cluster.
 //!
-//! Unknown costs of a baseline are left out, in the baseline's favour. A cell that fits is placed, whatever waits
-//! before it (first fit), as in the papers and in Slurm's backfill.
+//! Unknown costs of a baseline are left out, in the baseline's favour. A fitting cell is placed, whatever waits before
+//! (first fit), as in the papers and in Slurm's backfill.
 
 mod holding;
 mod notebookos;

@@ -63,8 +63,8 @@ impl Default for Cluster {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct People {
-    /// Seconds for which a notebook is open before its first cell, and after its last one. `None` means that the
-    /// trace tells.
+    /// Seconds for which a notebook is open before its first cell, and after its last cell. `None` means that the trace
+    /// tells.
     pub opens_before: Option<Dist>,
     pub closes_after: Option<Dist>,
     /// GPUs of the kernelspec's default need, the only known need of a newly opened kernel.
@@ -131,7 +131,7 @@ pub struct Latencies {
     /// State of a kernel that moves, in GB, and how fast the store reads and writes, in GB/s.
     pub state_gb: Dist,
     pub store_gb_s: f64,
-    /// Start of a new container with its framework, for policies that start one per cell or session.
+    /// Start of a new container with its framework, for policies with a container per cell or session.
     pub container: Dist,
     /// A warm container taken from the pool.
     pub warm: Dist,
@@ -172,7 +172,7 @@ pub struct Knobs {
     pub scale: Option<Scale>,
     pub migrate: Option<Migrate>,
     pub fair_share: bool,
-    /// A cell that has waited for this time is due.
+    /// A cell is due after waiting for this time.
     #[serde(rename = "due_after_s", with = "duration")]
     pub due_after: Span,
     /// Later cells of equal size that may start before a waiting cell is due.
@@ -297,11 +297,11 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// The same cluster with another value of one of its numbers, by the number's key in the file, such as `nodes` or
+    /// The same cluster with another value of a number, by the number's key in the file, such as `nodes` or
     /// `policy.scale.immediate`.
     ///
     /// # Errors
-    /// There is no such number, or the value makes no sense.
+    /// No such number exists, or the value makes no sense.
     pub fn with(&self, key: &str, value: f64) -> Result<Self, ClusterError> {
         let none = || ClusterError::NoNumber(key.to_owned());
         let mut file = toml::Value::try_from(self).expect("a cluster has nothing that TOML can't say");

@@ -1,4 +1,4 @@
-//! The report: one page with its plots inside, which loads nothing.
+//! The report: a single page with its plots inside, without anything to load.
 
 use crate::metrics::{CellResult, PolicyResult, PolicySummary, Summary};
 use crate::trace::Trace;
@@ -171,7 +171,7 @@ impl Scale {
     }
 }
 
-/// An axis: its scale, and its ends on that scale.
+/// An axis: the scale, and the ends on that scale.
 #[derive(Debug, Clone, Copy)]
 struct Axis {
     scale: Scale,

@@ -1,8 +1,8 @@
 //! The trace simulator: the production core and the baselines on one trace, one cluster, one seed.
 //!
 //! `ours` is [`hop_core::Core`] itself, driven by an event loop in which agents, pilots and replicas answer after
-//! latencies drawn from distributions. The baselines are models of their own. All chance comes from [`rng::Rng`], so
-//! one seed gives one result to the byte. Arguments and files are left to the command line.
+//! latencies drawn from distributions. The baselines are models of their own. All chance comes from [`rng::Rng`]: the
+//! same seed gives the same result to the byte. Arguments and files are left to the command line.
 
 mod baselines;
 pub mod cluster;

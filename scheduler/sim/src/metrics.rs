@@ -37,7 +37,7 @@ pub struct CellResult {
     pub foretold: Option<Foretold>,
 }
 
-/// A reason of a cell's wait, valid from the moment at which it was told.
+/// A reason of a cell's wait, valid from the moment of its telling.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Why {
     pub session: u32,
@@ -158,7 +158,7 @@ pub struct PolicyResult {
     pub spills: u64,
     /// Cells that wait.
     pub waiting: Steps,
-    /// Why they waited, where the policy says so.
+    /// Reason of the wait, where the policy tells a reason.
     pub whys: Vec<Why>,
     pub wall_s: f64,
     /// Deadlines met and set, where the run had any.
@@ -222,7 +222,7 @@ pub struct PolicySummary {
     pub wall_s: f64,
     /// From submission to having the GPUs, without bringing memory there.
     pub wait_s: Quantiles,
-    /// Longest wait, and most later cells of the same size that started during one cell's wait.
+    /// Longest wait, and most later cells of the same size started during a single cell's wait.
     pub longest_wait_h: f64,
     pub overtaken_most: u32,
     /// TB through the store for kernels that changed nodes.

@@ -220,14 +220,14 @@ const B: Kind = Kind {
 /// Most cells that a session has.
 const MOST: f64 = 3000.0;
 
-/// Opening, closing and cells of one session: a number of cells within its life, in rows with long breaks between.
+/// Opening, closing and cells of a session: a number of cells within its life, in rows with long breaks between.
 fn sitting(kind: &Kind, whole: f64, rng: &mut Rng) -> (f64, f64, Vec<Cell>) {
     let size = rng.weighted(&kind.sizes);
     let class = kind.sizes.iter().position(|(g, _)| *g == size).unwrap_or(0);
     let count = rng
         .lognormal(kind.cells[class].ln(), kind.cells_sigma)
         .clamp(1.0, MOST);
-    // Openings are spread over the month, most of them at its beginning and its end.
+    // Openings are spread over the month, most at its beginning and its end.
     let life = 30.0 * 86_400.0 * (std::f64::consts::FRAC_PI_2 * rng.unit()).sin().powi(2);
     let open = rng.unit() * (whole - life).max(0.3 * whole);
     let busy = 1.0 / (1.0 + count / kind.steady);

@@ -124,7 +124,7 @@ const QUOTED: usize = 40;
 /// Nothing in a trace is later or longer than this: what is, is not in seconds or minutes.
 pub(crate) const TEN_YEARS: f64 = 10.0 * 366.0 * 86_400.0;
 
-/// Time for which a session is open before its first cell, if the trace tells none.
+/// Time for which a session is open before its first cell, if untold by the trace.
 const OPENED_BEFORE: Span = Span::from_secs(120);
 
 impl Trace {

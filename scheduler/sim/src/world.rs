@@ -373,6 +373,8 @@ impl<'a> World<'a> {
             | Output::CloseKernel { .. }
             | Output::MoveRefused { .. }
             | Output::MoveWithdrawn { .. }
+            // Simulated kernels always let go.
+            | Output::Held { .. }
             | Output::Forget { .. }
             | Output::Record(_)
             | Output::Journal(_) => {}

@@ -1,4 +1,4 @@
-//! The accounting database: SQLite, one row per lease, and one per cell on a lease.
+//! The accounting database: SQLite, with a row per lease, and a row per cell on a lease.
 //!
 //! Rows are [`AcctRow`]s, written again under the same key as a lease goes on; a lease that has ended stays ended.
 //! Readers have a connection of their own (WAL), so a long report holds nobody up.
@@ -89,7 +89,7 @@ pub enum Discrepancy {
         second: LeaseId,
         by: Span,
     },
-    /// An ended lease whose held time is not from its start to its end.
+    /// An ended lease whose held time isn't the time between start and end.
     Held { lease: LeaseId, held: Span, wall: Span },
     /// Cells ran and it lingered for longer than the lease was held.
     RunBeyondHeld {
@@ -471,7 +471,7 @@ fn read_gpus(lease: i64, list: &str) -> Result<Vec<GpuIndex>, AccountingError> {
         .collect()
 }
 
-/// Leases of one GPU, in order of their start: each must begin after all before it have ended.
+/// Leases of a single GPU, in order of start: each must begin after the end of all before.
 fn overlaps(reader: &Connection, now: Timestamp) -> Result<Vec<Discrepancy>, AccountingError> {
     let sql = "SELECT g.node, g.gpu, l.lease, l.start, coalesce(l.\"end\", ?1) FROM lease_gpus g JOIN leases l USING (lease) \
                WHERE l.start IS NOT NULL ORDER BY g.node, g.gpu, l.start, l.lease";

@@ -2,8 +2,8 @@
 //!
 //! The caller serialises keys and values. They are stored as JSON: a person can read them with a few lines of code,
 //! and a field can be added. A file of a newer format is refused with a sentence. A torn or interrupted write leaves
-//! the state of the last complete commit (redb's copy-on-write with checksums). Two daemons can't open one file (it
-//! is locked), nor share a term (it grows durably with each open).
+//! the state of the last complete commit (redb's copy-on-write with checksums). Two daemons can't open the same file (a
+//! lock), nor share a term (durably raised by each open).
 
 use crate::writer::{Health, SaveError, Sink, Ticket, Writer};
 use hop_words::id::Term;
@@ -53,8 +53,8 @@ pub enum JournalOpenError {
 /// Contents of a journal when it was opened.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Snapshot<K, V> {
-    /// Term of the daemon that opened it: one more than the last, and already durable. An id of the term and a
-    /// counter in memory is never used twice, without a wait for the disk.
+    /// Term of the daemon with the file open: the last term plus one, already durable. An id of the term and a counter
+    /// in memory is never used twice, without a wait for the disk.
     pub term: Term,
     pub entries: Vec<(K, V)>,
 }
@@ -120,7 +120,7 @@ where
         }
     }
 
-    /// Queues changes and waits until they are durable. An error means that they are not durable *yet*.
+    /// Queues changes and waits until they are durable. An error means entries not durable *yet*.
     pub async fn commit<'a>(
         &self,
         changes: impl IntoIterator<Item = (&'a K, Option<&'a V>)>,
@@ -301,7 +301,7 @@ fn open_error(path: &Path, error: redb::Error) -> JournalOpenError {
     let path = path.to_owned();
     match error {
         redb::Error::DatabaseAlreadyOpen => JournalOpenError::InUse(path),
-        // redb's error for a file that does not begin with its magic.
+        // redb's error for a file without redb's magic at the beginning.
         redb::Error::Io(source) if source.kind() == io::ErrorKind::InvalidData => {
             JournalOpenError::Foreign(path)
         }
@@ -377,7 +377,7 @@ mod tests {
         for ticket in tickets {
             ticket.durable().await.unwrap();
         }
-        // A copy of the file as it is now: what a crash would leave.
+        // A copy of the file as of now: the file after a crash.
         let copy = folder.path().join("copy");
         std::fs::copy(&path, &copy).unwrap();
         assert_eq!(Strings::open(&copy).unwrap().1.entries.len(), 100);
@@ -532,7 +532,7 @@ mod tests {
             let disk = Disk::default();
             let database = builder().create_with_backend(disk.clone()).unwrap();
             (1..=rounds).for_each(|round| write_round(&database, round));
-            // A write that never gets to its sync: commit without durability, then the power goes.
+            // A write stopped before its sync: commit without durability, then the power goes.
             let mut txn = database.begin_write().unwrap();
             txn.set_durability(redb::Durability::None).unwrap();
             txn.open_table(ENTRIES).unwrap().insert(&b"\"torn\""[..], &[b'1'; 5000][..]).unwrap();

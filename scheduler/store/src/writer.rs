@@ -96,7 +96,7 @@ impl Ticket {
 
 type Waiter = oneshot::Sender<Result<(), SaveError>>;
 
-/// Storage of the writer's thread; all entries of one call are one transaction.
+/// Storage of the writer's thread; all entries of a call are a single transaction.
 pub(crate) trait Sink<K, V>: Send + 'static {
     fn save(&mut self, entries: &BTreeMap<K, V>) -> Result<(), SaveError>;
 }

@@ -1,7 +1,7 @@
-//! bpf(2): the device program of a cgroup v2 (Slurm's own, with what is lent excepted), and the calls that
-//! [`crate::count`] needs for its programs and maps.
+//! bpf(2): the device program of a cgroup v2 (Slurm's own, with lent devices excepted), and the calls needed by
+//! [`crate::count`] for programs and maps.
 //!
-//! A handful of instructions, so they are assembled by hand; the kernel's verifier checks them at load.
+//! A handful of instructions, assembled by hand; the kernel's verifier checks the program at load.
 
 #![allow(unsafe_code)] // bpf(2) has no wrapper in libc.
 
@@ -12,7 +12,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
-/// One instruction, in the eight bytes of the kernel's `struct bpf_insn`.
+/// An instruction, in the eight bytes of the kernel's `struct bpf_insn`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(transparent)]
 pub struct Instruction(u64);
@@ -126,7 +126,8 @@ impl Program {
         Self(Self::first(numbers, 0, &allow))
     }
 
-    /// Puts it in force for the cgroup with `excepted` opened, in place of whatever was attached there without flags.
+    /// Puts the program in force for the cgroup with `excepted` opened, in place of any program attached there without
+    /// flags.
     ///
     /// # Errors
     /// EPERM without CAP_BPF/CAP_SYS_ADMIN or where an ancestor's program forbids one here; EINVAL from the verifier.
@@ -323,7 +324,7 @@ fn owned(fd: i32) -> OwnedFd {
 /// Loads a program and attaches it to a tracepoint. The link is what keeps it attached.
 ///
 /// # Errors
-/// EPERM without privileges; EINVAL or EACCES from the verifier; ENOENT: there is no such tracepoint.
+/// EPERM without privileges; EINVAL or EACCES from the verifier; ENOENT: no such tracepoint.
 pub(crate) fn trace(program: &[Instruction], tracepoint: &CStr) -> io::Result<OwnedFd> {
     let program = load(program, TYPE_RAW_TRACEPOINT)?;
     let mut attributes = TracepointAttributes {
@@ -369,7 +370,7 @@ fn address(path: &Path) -> io::Result<CString> {
     CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)
 }
 
-/// Gives a map or a link a name in a bpf file system, which keeps it after its last descriptor.
+/// Gives a map or a link a name in a bpf file system, and with the name a life beyond the last descriptor.
 ///
 /// # Errors
 /// The kernel's; EPERM where it is no bpf file system.

@@ -139,7 +139,7 @@ impl<'a> Btf<'a> {
         u32::try_from(number).ok()
     }
 
-    /// The offset in bytes of a field, those of nameless structures and unions inside included, and its type.
+    /// The offset in bytes of a field, including fields of nameless structures and unions inside, and the field's type.
     fn field(&self, number: u32, name: &str) -> Option<(u32, u32)> {
         let head = self.unqualified(number)?;
         if !matches!(head.kind, STRUCT | UNION) {

@@ -1,11 +1,12 @@
-//! Cores that come with a lease: widening a kernel's cpuset and its threads' masks, and narrowing both.
+//! Cores of a lease: widening a kernel's cpuset and the masks of the kernel's threads, and narrowing both.
 //!
-//! The cpuset is the limit. A thread with a mask of its own (task/affinity sets one, and children inherit it) stays
-//! within the mask however wide the cpuset is, so every thread of the kernel gets the new mask. Without constrained
+//! The cpuset is the limit. A thread with a mask of its own (task/affinity sets a mask, and children inherit the mask)
+//! stays within the mask however wide the cpuset is: every thread of the kernel gets the new mask. Without constrained
 //! cores there is no limit to widen, and nothing is done.
 
-use crate::cgroup::{self, CgroupError, Mounts, read_cpus};
+use crate::cgroup::{self, CgroupError, read_cpus};
 use crate::cpuset::CpuSet;
+use crate::mounts::Mounts;
 use crate::proc::Membership;
 use crate::record::KernelCgroup;
 use rustix::process::Pid;
@@ -159,7 +160,7 @@ fn set_masks(mounts: &Mounts, cgroup: &KernelCgroup, cpus: &CpuSet) {
             return;
         }
         for tid in new {
-            // The thread may have ended. A core that is offline or not ours fails for one thread alone.
+            // The thread may have ended. A core offline or not ours fails for a single thread alone.
             let _ = sched_setaffinity(Pid::from_raw(tid), &mask);
         }
     }

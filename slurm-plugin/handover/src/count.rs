@@ -1,22 +1,23 @@
 //! Counts the open files of a lent device: zero proves that nobody holds the device any more.
 //!
-//! Linux makes one `struct file` for each open of a device, and frees it after the last reference. A reference is a
-//! descriptor, a duplicate, a child's, a mapping, a ring's, one in flight in a socket, or one on the stack of a
-//! thread that sleeps in a system call. Three BPF programs count the files:
+//! Linux makes a `struct file` for each open of a device, and frees the file after the last reference. A reference is a
+//! descriptor, a duplicate, a child's, a mapping, a ring's, one in flight in a socket, or one on the stack of a thread
+//! that sleeps in a system call. Three BPF programs count the files:
 //!
 //! - `allocated`, on the tracepoint of the allocator: notes the file that a kernel's thread is about to open.
-//! - `judged`, a device program of the cgroup above all: checks each open by a kernel's thread. It refuses devices that
-//!   aren't lent to this very kernel, and files that can't be counted. A file that passes counts from then on.
+//! - `judged`, a device program of the cgroup above all: checks each open by a kernel's thread. The program refuses
+//!   devices not lent to this very kernel, and uncountable files. A file that passes counts from then on.
 //! - `freed`, on the tracepoint of the allocator: the file no longer counts, and the driver's `release` has run.
 //!
 //! Zero after [`Counter::close`] is a proof. Only registered kernels are judged or counted: other processes' opens
 //! belong to no lease, and none is touched. Programs and maps are pinned in a bpf file system, one set for all nodes
-//! of a host. Like the files that they count, they outlive our processes and vanish at a boot. All of it also works
-//! in a locked-down Linux, which refuses programs on its functions. [`Sight`] says who has a counted file; the
+//! of a host. Like the counted files, the programs outlive our processes and vanish at a boot. All also works in a
+//! locked-down Linux, where programs on Linux's functions are refused. [`Sight`] says who has a counted file; the
 //! search for other hiding places is left to [`crate::holders`].
 
 use crate::bpf::{self, Instruction, Map, Number, instruction};
 use crate::btf::Btf;
+use crate::mounts::Group;
 use std::collections::HashMap;
 use std::ffi::CStr;
 use std::io;
@@ -58,21 +59,6 @@ pub enum CountError {
 
 fn failed(what: &'static str) -> impl FnOnce(io::Error) -> CountError {
     move |source| CountError::Io { what, source }
-}
-
-/// A cgroup, by its hierarchy and its number there, which is unique until the next boot.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, serde::Serialize, serde::Deserialize)]
-#[repr(C)]
-pub struct Group {
-    pub hierarchy: u64,
-    pub id: u64,
-}
-
-impl Group {
-    /// The hierarchy of the v1 controller `devices`.
-    pub const DEVICES: u64 = 1;
-    /// The unified one.
-    pub const UNIFIED: u64 = 2;
 }
 
 /// Who may open a device.
@@ -171,7 +157,7 @@ impl Counter {
             })
         };
         let counter = made().map_err(failed("a map can't be made"))?;
-        let mounts = crate::cgroup::Mounts::of_self().map_err(failed("the mounts can't be read"))?;
+        let mounts = crate::mounts::Mounts::of_self().map_err(failed("the mounts can't be read"))?;
         // In a container it would be a part of the hierarchy: the true root alone has no events.
         let root = mounts
             .v2(Path::new("/"))
@@ -221,8 +207,7 @@ impl Counter {
         pinned
     }
 
-    /// Whether the programs count and refuse on this Linux, tried with a device that every host has and few programs
-    /// open.
+    /// Whether the programs count and refuse on this Linux, tried with a device present on every host and rarely open.
     fn try_out(&self) -> Result<(), CountError> {
         const FULL: Number = Number { major: 1, minor: 7 };
         let open = || std::fs::File::open("/dev/full");
@@ -249,7 +234,7 @@ impl Counter {
         }
     }
 
-    /// Registers a kernel: from now on it opens no device of ours except those lent to it.
+    /// Registers a kernel: from now on the kernel opens no device of ours except devices lent to this kernel.
     ///
     /// # Errors
     /// Linux's.
@@ -314,7 +299,7 @@ impl Counter {
         Ok(self.counts.get(&internal(device))?.unwrap_or(0))
     }
 
-    /// The open files that are counted, each with its opener.
+    /// The counted open files, each with its opener.
     pub fn files(&self, device: Number) -> Vec<(u64, Opener)> {
         let most = usize::try_from(MOST_FILES).unwrap_or(0);
         let opened = |file| Some((file, self.files.get(&file).ok().flatten()?));
@@ -341,14 +326,14 @@ fn check_file_system(dir: &Path) -> Result<(), CountError> {
     }
 }
 
-/// This process's cgroup, as the programs see it.
+/// This process's cgroup, as seen by the programs.
 fn own_group() -> Option<Group> {
-    let mounts = crate::cgroup::Mounts::of_self().ok()?;
+    let mounts = crate::mounts::Mounts::of_self().ok()?;
     let membership = crate::proc::Membership::of(std::process::id()).ok()?;
-    crate::cgroup::group_of(&mounts, &membership)
+    crate::mounts::group_of(&mounts, &membership)
 }
 
-/// The allocator's cache of open files. Programs see only its address, which is fixed until the next boot.
+/// The allocator's cache of open files. Programs see only the address, fixed until the next boot.
 fn learn_cache(layout: &Layout) -> Result<u64, CountError> {
     const NAME: i32 = i32::from_ne_bytes(*b"filp");
     let io = || failed("the cache of open files can't be learnt");
@@ -386,7 +371,7 @@ fn learn_cache(layout: &Layout) -> Result<u64, CountError> {
     found.get(&0).map_err(io())?.ok_or(CountError::Blind)
 }
 
-/// Offsets of the fields that the programs read on this Linux.
+/// Offsets of the fields read by the programs on this Linux.
 #[derive(Debug)]
 struct Layout {
     /// A file's inode.

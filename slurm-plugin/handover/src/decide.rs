@@ -21,10 +21,10 @@ pub struct Arrival {
     pub now: Timestamp,
 }
 
-/// Checks that the token, which is the service account's, came in its job, for this pilot, and is fresh.
+/// Checks that the token is the service account's, made in the account's job for this pilot, and fresh.
 ///
 /// # Errors
-/// The first thing that is not so.
+/// The first failed check.
 pub fn check_arrival(token: &Token, at: &Arrival) -> Result<(), Refusal> {
     if at.job_uid != at.service_uid {
         return Err(Refusal::JobOfOther { uid: at.job_uid });
@@ -51,10 +51,10 @@ pub struct LiveProcess {
     pub in_its_cgroup: bool,
 }
 
-/// Checks that the executor is the process that Slurm started as this user's kernel step.
+/// Checks that the executor is the process started by Slurm as this user's kernel step.
 ///
 /// # Errors
-/// The first thing that is not so.
+/// The first failed check.
 pub fn check_kernel<'a>(
     wanted: &KernelProcess,
     record: Option<&'a KernelRecord>,
@@ -119,7 +119,7 @@ pub enum Before {
     Undo(StepKey),
 }
 
-/// May the device be granted under this epoch, and what has to be undone first?
+/// May the device be granted under this epoch, and is there anything to be undone first?
 ///
 /// # Errors
 /// [`Refusal::StaleEpoch`].
@@ -140,7 +140,7 @@ pub fn check_device(index: GpuIndex, record: Option<&DeviceRecord>, epoch: Epoch
     })
 }
 
-/// A process that seems to hold a device after its cgroup was denied the device.
+/// A process seen with a device after its cgroup was denied the device.
 #[derive(Debug, Clone)]
 pub struct Suspect {
     /// The real uid: a setuid program that a user started counts as the user's.

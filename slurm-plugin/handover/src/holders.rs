@@ -131,7 +131,8 @@ fn other_threads(process: &OwnedFd, pid: u32) -> Vec<u32> {
     others
 }
 
-/// Whether a Unix socket has descriptors in flight. A listening socket counts those of its pending connections.
+/// Whether a Unix socket has descriptors in flight. A listening socket counts the references of its pending
+/// connections.
 fn in_flight(process: BorrowedFd<'_>, fdinfo: &str, number: u32) -> bool {
     let text = read_text(process, &format!("{fdinfo}/{number}"));
     text.is_some_and(|text| {

@@ -4,8 +4,8 @@
 //! (`slurm-plugin/spank`) uses the rest, as root in slurmstepd.
 //!
 //! [`decide`] holds the rules, pure; [`node`] carries them out with [`store`] (records), [`probe`] (what Slurm lets a step
-//! open), [`cgroup`] and [`bpf`] (devices), [`cores`], [`count`] (the proof that a device is free), and [`release`] with [`holders`] (ending whoever
-//! keeps it from being so). `docs/who-holds-a-device.md` argues why that is enough.
+//! open), [`mounts`] and [`cgroup`] with [`bpf`] (devices), [`cores`], [`count`] (the proof that a device is free), and [`release`]
+//! with [`holders`] (ending whoever keeps it from being so). `docs/who-holds-a-device.md` argues why that is enough.
 
 pub mod bpf;
 mod btf;
@@ -15,6 +15,7 @@ pub mod count;
 pub mod cpuset;
 pub mod decide;
 pub mod holders;
+pub mod mounts;
 pub mod node;
 pub mod options;
 pub mod probe;

@@ -1,15 +1,16 @@
 //! Registration, handover and take-back on one node: the thin shell round [`crate::decide`].
 //!
-//! Runs as root in whatever slurmstepd has a callback, for a moment each; what must outlive it is in
-//! [`crate::store`]. Order on disk: a lease is recorded before anything is opened, and forgotten after everything
-//! is closed and no process holds it, so a process killed at any point leaves a record that says what to undo.
+//! Runs as root in any slurmstepd with a callback, for a moment each; lasting facts are in [`crate::store`]. Order on
+//! disk: a lease is recorded before anything is opened, and forgotten after everything is closed and no process holds
+//! it, so a process killed at any point leaves a record that says what to undo.
 
 use crate::bpf::Number;
-use crate::cgroup::{self, CgroupError, Mounts, Placement};
+use crate::cgroup::{self, CgroupError};
 use crate::cores;
 use crate::count::{BPF_DIR, Counter};
 use crate::cpuset::CpuSet;
 use crate::decide::{self, Arrival, Before, LiveProcess, Rules};
+use crate::mounts::{self, Mounts, Placement};
 use crate::options::Isolation;
 use crate::probe;
 use crate::proc::{self, Membership};
@@ -134,11 +135,11 @@ impl Node {
         &self.store
     }
 
-    /// Registers a kernel's step and confines its task, before it runs the user's program. `None` means that Slurm
-    /// constrains no devices here: no lease will reach the kernel.
+    /// Registers a kernel's step and confines the step's task, before the task runs the user's program. `None` means
+    /// that Slurm constrains no devices here: no lease will reach the kernel.
     ///
     /// # Errors
-    /// The task stays where Slurm put it, without any device, and no lease will reach it.
+    /// The task stays where Slurm put the task, without any device, and no lease will reach the task.
     pub fn register(&self, key: StepKey, uid: u32, pid: u32) -> Result<Option<KernelRecord>, NodeError> {
         let _lock = self.store.lock("cgroups", LOCK_PATIENCE)?;
         self.sweep();
@@ -164,12 +165,12 @@ impl Node {
         Ok(Some(record))
     }
 
-    /// Kernels of one seat share its job's cpuset on v2, which is read and written back. Taken last of all locks.
+    /// Kernels of a seat share the job's cpuset on v2, which is read and written back. Taken last of all locks.
     fn lock_cpusets(&self) -> Result<Lock, StoreError> {
         self.store.lock("cpusets", LOCK_PATIENCE)
     }
 
-    /// On v2 Slurm sets a job's cpuset anew when a step of it starts, which takes lent cores away.
+    /// On v2 Slurm sets a job's cpuset anew at a step's start, and takes lent cores away.
     fn widen_again(&self, seat: JobId) -> Result<(), StoreError> {
         let lent = |l: &LeaseRecord| l.kernel.job == seat && !l.cores.is_empty() && !l.closed;
         for lease in self.store.all::<LeaseRecord>()?.iter().filter(|l| lent(l)) {
@@ -215,7 +216,7 @@ impl Node {
     }
 
     fn forget(&self, kernel: &KernelRecord) -> Result<(), StoreError> {
-        // On v2 the cgroup is Slurm's, and may still have processes: they stay shut out until it is gone.
+        // On v2 the cgroup is Slurm's, and may still have processes: these stay shut out until the cgroup is gone.
         let empty = cgroup::processes(&self.mounts, &kernel.cgroup).is_empty();
         if let (Some(group), true, Ok(counter)) = (kernel.group, empty, self.counter()) {
             let _ = counter.forget(group);
@@ -224,9 +225,9 @@ impl Node {
         self.store.remove::<KernelRecord>(kernel.key)
     }
 
-    /// Hands this step's devices and cores over, or refuses and leaves everything as it was.
+    /// Hands this step's devices and cores over, or refuses and leaves everything as before.
     ///
-    /// `names`: the GPUs of the lease's step, as Slurm calls them. `task`: its process, where Slurm has confined it.
+    /// `names`: the GPUs of the lease's step, as Slurm calls them. `task`: the step's process, confined by Slurm.
     /// `stepd`: its slurmstepd.
     ///
     /// # Errors
@@ -242,7 +243,7 @@ impl Node {
     ) -> Result<HandedOver, Refusal> {
         decide::check_arrival(token, arrival)?;
         let step = Membership::of(task).map_err(refused("the step's cgroups"))?;
-        if cgroup::placement(&step) == Placement::None {
+        if mounts::placement(&step) == Placement::None {
             return Err(Refusal::Unconstrained);
         }
         let kernel = self.executor(lend)?;
@@ -361,7 +362,7 @@ impl Node {
         Ok(locks)
     }
 
-    /// Undoes what earlier leases of the devices, or a lost one of the kernel, left behind.
+    /// Undoes the leavings of the devices' earlier leases, or of a lost lease of the kernel.
     fn undo_before(&self, epoch: Epoch, kernel: &KernelRecord, devices: &[Device]) -> Result<(), Refusal> {
         for device in devices {
             let record: Option<DeviceRecord> = self.store.get(Number::of(device))?;
@@ -408,12 +409,12 @@ impl Node {
         Ok(leases)
     }
 
-    /// Clears a device without a record: no kernel may open it, and no process may hold it. The last lessee is unknown,
-    /// so nobody is ended.
+    /// Clears a device without a record: no kernel may open the device, and no process may hold the device. The last
+    /// lessee is unknown, so nobody is ended.
     fn clear_unknown(&self, device: &Device) -> Result<(), Refusal> {
         let _lock = self.lock_device(device)?;
         let record: Option<DeviceRecord> = self.store.get(Number::of(device))?;
-        // Another step may have cleared or lent it while this one waited.
+        // Another step may have cleared or lent the device while this step waited.
         let told = match record.as_ref().map(|r| &r.state) {
             None => false,
             Some(DeviceState::Free) => true,
@@ -457,7 +458,7 @@ impl Node {
     fn close_everywhere(&self, device: &Device) -> Result<(), Refusal> {
         let number = Number::of(device);
         if let Ok(counter) = self.counter() {
-            // This shuts every kernel out, whatever its cgroup allows.
+            // This shuts every kernel out, whatever the kernel's cgroup allows.
             return counter.close(number).map_err(refused("closing the device"));
         }
         let leases = self.store.all::<LeaseRecord>()?;
@@ -589,7 +590,7 @@ impl Node {
     /// How the node stands, after another look at the blocked devices that are named.
     ///
     /// # Errors
-    /// The first reason against it, or records that can't be read.
+    /// The first reason against the action, or unreadable records.
     pub fn look(&self, token: &Token, look: &Look, arrival: &Arrival) -> Result<Standing, Refusal> {
         decide::check_arrival(token, arrival)?;
         let word = match look.operator {
@@ -837,7 +838,7 @@ mod tests {
         Node::open(site).unwrap()
     }
 
-    /// A step that found the device without a lease waits for the lock; meanwhile another one lends it.
+    /// A step that found the device without a lease waits for the lock; meanwhile another step lends the device.
     #[test]
     fn a_device_that_was_lent_meanwhile_is_not_cleared() {
         let dir = tempfile::tempdir().unwrap();

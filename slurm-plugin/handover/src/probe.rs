@@ -1,13 +1,13 @@
 //! The devices that Slurm lets a step open, by Linux's answer to a child in the step's own cgroup.
 //!
 //! The devices denied to a kernel's step are the node's GRES; the devices that open in a lease's step are lent.
-//! gres.conf, its order and Slurm's detection play no part. The child asks with access(2), which Linux judges as an
-//! open for reading and writing, and which wakes no device. Conclusions from the answers are left to [`crate::decide`].
+//! gres.conf, its order and Slurm's detection play no part. The child asks with access(2), judged by Linux as an open
+//! for reading and writing, without waking any device. Conclusions from the answers are left to [`crate::decide`].
 
 #![allow(unsafe_code)] // fork(2) has no wrapper that is safe in a process with threads.
 
 use crate::bpf::Number;
-use crate::cgroup::{self, Mounts, Placement};
+use crate::mounts::{Mounts, Placement, placement};
 use crate::proc::Membership;
 use std::ffi::{CString, c_int};
 use std::fs::File;
@@ -71,7 +71,7 @@ pub struct Answers {
 /// Asks for each of `files`, where Slurm put the process of `membership`.
 ///
 /// # Errors
-/// There is no such cgroup, or no child can be made in it.
+/// No such cgroup exists, or no child can be made there.
 pub fn ask(mounts: &Mounts, membership: &Membership, files: &[DeviceFile]) -> io::Result<Answers> {
     let mut answers = Answers::default();
     let cgroup = entrance(mounts, membership)?;
@@ -93,9 +93,9 @@ pub fn ask(mounts: &Mounts, membership: &Membership, files: &[DeviceFile]) -> io
     Ok(answers)
 }
 
-/// The file by which a process enters the cgroup that judges its devices.
+/// The file through which a process enters the cgroup that judges its devices.
 fn entrance(mounts: &Mounts, membership: &Membership) -> io::Result<File> {
-    let dir = match cgroup::placement(membership) {
+    let dir = match placement(membership) {
         Placement::V1 => membership
             .v1("devices")
             .and_then(|path| mounts.v1("devices", path)),
@@ -123,7 +123,7 @@ fn in_child(cgroup: &File, names: &[CString]) -> io::Result<Vec<u8>> {
         return Err(io::Error::last_os_error());
     }
     if child == 0 {
-        // SAFETY: all pointers are to memory of the parent's, of which this is a copy.
+        // SAFETY: all pointers are to memory of the parent, and this process is a copy of the parent.
         unsafe {
             if libc::write(cgroup.as_raw_fd(), c"0".as_ptr().cast(), 1) == 1 {
                 for (name, answer) in names.iter().zip(&mut said) {

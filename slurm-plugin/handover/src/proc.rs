@@ -10,7 +10,7 @@ pub fn real_uid(pid: u32) -> Option<u32> {
     line.split_whitespace().next()?.parse().ok()
 }
 
-/// Tracers of a process or of one of its threads, which can keep it from ending.
+/// Tracers of a process or of the process's threads: a tracer can keep a process from ending.
 pub fn tracers(pid: u32) -> Vec<u32> {
     let tasks = std::fs::read_dir(format!("/proc/{pid}/task"))
         .into_iter()

@@ -1,11 +1,12 @@
 //! Records of a node's kernels, devices and leases, as stored on disk.
 //!
-//! The records are root's alone. A lease's end needs nothing but its record: no configuration, no user database. They are
-//! the only thing that the plugin believes about a kernel, and they let any later callback undo what a killed slurmstepd left behind. Keeping them is left to [`crate::store`].
+//! The records are root's alone. A lease's end needs nothing but its record: no configuration, no user database. The
+//! records are the only thing about a kernel believed by the plugin, and let any later callback undo the leavings of a
+//! killed slurmstepd. Keeping them is left to [`crate::store`].
 
 use crate::bpf::Program;
-use crate::count::Group;
 use crate::cpuset::CpuSet;
+use crate::mounts::Group;
 use crate::probe::DeviceFile;
 use crate::token::{Device, Level};
 use hop_words::id::{Epoch, JobId, LeaseId};
@@ -44,7 +45,7 @@ pub struct KernelRecord {
     pub cgroup: KernelCgroup,
     /// The cgroup as the counting programs know it; none where nothing is counted.
     pub group: Option<Group>,
-    /// The devices that Slurm denies the step: the node's GRES, whatever its files say of them.
+    /// The devices denied to the step by Slurm: the node's GRES, whatever the device files' modes.
     pub denied: Vec<DeviceFile>,
 }
 
@@ -56,10 +57,10 @@ pub enum KernelCgroup {
     V1 {
         devices: PathBuf,
         cpuset: Option<CpusetV1>,
-        /// Slurm's freezer of the step, which holds its processes still while they are examined.
+        /// Slurm's freezer of the step, which holds the processes still for an examination.
         freezer: Option<PathBuf>,
     },
-    /// Slurm's own cgroup of the task. `program`: its device program as Slurm made it, of which lent devices are
+    /// Slurm's own cgroup of the task. `program`: the device program as made by Slurm, from which lent devices are
     /// excepted. `base`: its cores, where constrained.
     V2 {
         task: PathBuf,
@@ -90,14 +91,14 @@ pub struct CpusetV1 {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Agent {
     pub socket: PathBuf,
-    /// The service account: the listener must run as it, and it may hold the pilot's devices.
+    /// The service account: the listener must run as this account, and the account may hold the pilot's devices.
     pub uid: u32,
 }
 
 /// A device's history and its present use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DeviceRecord {
-    /// Known by its number; the index is what Slurm called it in its last lease.
+    /// Known by its number; the index is Slurm's name in the device's last lease.
     pub device: Device,
     /// The greatest epoch that was granted.
     pub epoch: Epoch,
@@ -121,7 +122,7 @@ pub enum DeviceState {
 pub struct Blocked {
     pub step: StepKey,
     pub lease: LeaseId,
-    /// The last lessee: no other device goes to this user before this one is free.
+    /// The last lessee: no other device goes to this user before this device is free.
     pub lessee: u32,
     pub why: String,
 }
@@ -139,7 +140,7 @@ pub struct LeaseRecord {
     /// The kernel's registered process, which is ended last.
     pub process: ProcessId,
     pub cgroup: KernelCgroup,
-    /// Way in which the lease's end is known, with the cgroup as the counting programs know it.
+    /// Way in which the lease's end is known, with the cgroup as known to the counting programs.
     pub level: Level,
     pub group: Option<Group>,
     pub devices: Vec<Device>,
@@ -151,6 +152,6 @@ pub struct LeaseRecord {
     /// `true` once the kernel can open none of the devices and has its own cores again. The remaining holders must
     /// still let go.
     pub closed: bool,
-    /// The slurmstepd that takes the lease back at the step's end, if it lives.
+    /// The slurmstepd with the task of the take-back at the step's end, if alive.
     pub stepd: ProcessId,
 }

@@ -1,4 +1,4 @@
-//! After a lease: waits until nobody holds its devices, and ends the lessee's processes that do.
+//! After a lease: waits until nobody holds the lease's devices, and ends the holders among the lessee's processes.
 //!
 //! Only the lessee's processes are ever ended: those in the kernel's cgroup, and those of the lessee's uid in a job
 //! of Slurm's. If Linux counts ([`crate::count`]), a count of zero ends the wait, and the search may miss holders: it
@@ -6,10 +6,11 @@
 //! seen with every file, isn't done. Otherwise a single look at frozen processes must do.
 
 use crate::bpf::Number;
-use crate::cgroup::{self, Frozen, Mounts};
+use crate::cgroup::{self, Frozen};
 use crate::count::{Counter, Opener, Sight, Sighting};
 use crate::decide::{self, Rules, Suspect, Verdict};
 use crate::holders::{self, Found};
+use crate::mounts::Mounts;
 use crate::proc::{self, Membership};
 use crate::record::{KernelCgroup, ProcessId};
 use crate::token::{Hold, Holder};
@@ -91,7 +92,7 @@ impl Ended {
             .collect()
     }
 
-    /// The pidfd keeps it from being another of the same number: `still` looks once more when it is open.
+    /// The pidfd keeps the process from being another of the same number: `still` looks once more after the open.
     fn end(&mut self, pid: u32, still: impl FnOnce() -> bool) -> bool {
         let raw = i32::try_from(pid).ok().and_then(Pid::from_raw);
         let Some(Ok(pidfd)) = raw.map(|raw| pidfd_open(raw, PidfdFlags::empty())) else {
@@ -206,7 +207,7 @@ impl Release<'_> {
         judged.collect()
     }
 
-    /// Ends whom the stage names, and the tracers that keep somebody from ending; false if there was nobody.
+    /// Ends the processes named by the stage, and tracers in the way of an end; false without any.
     fn round(&self, stage: Stage, sight: Option<&Sight>, ended: &mut Ended) -> bool {
         let _still = self.freeze();
         let mut targets = match stage {

@@ -120,7 +120,7 @@ impl Store {
     /// The store below `run_dir`, made if missing (0700).
     ///
     /// # Errors
-    /// A directory that can't be made, or that is not this process's own (root's in slurmstepd).
+    /// A directory that can't be made, or doesn't belong to this process (to root in slurmstepd).
     pub fn open(run_dir: &Path, node: &str) -> Result<Self, StoreError> {
         let dir = run_dir.join(node);
         for part in PARTS.into_iter().chain(["locks"]) {
@@ -208,12 +208,12 @@ impl Store {
     }
 
     /// # Errors
-    /// A file that can't be read, or is no record of this version.
+    /// An unreadable file, or no record of this version.
     pub fn get<R: Record>(&self, key: impl Display) -> Result<Option<R>, StoreError> {
         read(&self.path::<R>(key))
     }
 
-    /// All that can be read: an unreadable record fails for its own readers alone.
+    /// All readable records: an unreadable record fails for its own readers alone.
     ///
     /// # Errors
     /// The folder can't be listed.
@@ -253,7 +253,7 @@ impl Store {
         remove(&self.path::<R>(key))
     }
 
-    /// For a kernel that nobody needs to lock again: a waiter finds no record under its lock.
+    /// For a kernel without any further need of a lock: a waiter finds no record under the lock.
     pub fn remove_lock(&self, name: &str) {
         let _ = std::fs::remove_file(self.dir.join("locks").join(name));
     }

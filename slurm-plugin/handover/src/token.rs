@@ -25,8 +25,8 @@ pub const KERNEL_VARIABLE: &str = "GRESSHOPPER_KERNEL";
 /// The longest line that either side reads, in bytes.
 pub const MAX_LINE: usize = 64 * 1024;
 
-/// Age in seconds from which a token is no longer believed; also its credential's time to live. It covers an srun
-/// that waits for the last lease's GPU.
+/// Age in seconds from which a token is no longer believed; also the time to live of the token's credential. The age
+/// covers an srun waiting for the last lease's GPU.
 pub const MAX_AGE_S: u64 = 300;
 
 /// The agent's order to the plugin.
@@ -42,7 +42,7 @@ pub struct Token {
     pub pilot: JobId,
     /// The agent's socket, absolute, where the confirmation goes.
     pub notify: PathBuf,
-    /// How long processes that hold the device at take-back get before they are ended, in milliseconds.
+    /// Time in milliseconds for holders of the device at take-back, before these processes are ended.
     pub grace_ms: u32,
     /// By this node's clock.
     pub issued_at: Timestamp,
@@ -65,10 +65,10 @@ pub enum Op {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Look {
     pub again: Vec<GpuIndex>,
-    /// The operator who asks for it, as `hopd` knows them. Their word lets one look do where the count was lost.
+    /// The asking operator, as known to `hopd`. Their word lets one look do where the count was lost.
     #[serde(default)]
     pub operator: Option<UserName>,
-    /// When they asked. The answer repeats it: a look that had begun before answers nobody who asks later.
+    /// When they asked. The answer repeats the time: a look begun before answers no later request.
     #[serde(default)]
     pub asked: Option<Timestamp>,
 }
@@ -83,7 +83,7 @@ pub struct Lend {
     pub cpus: u16,
 }
 
-/// The executor's process. The plugin believes none of it, and compares it with its own record of the step.
+/// The executor's process. The plugin believes none of the fields, and compares all with its own record of the step.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KernelProcess {
     pub uid: u32,
@@ -114,7 +114,7 @@ pub struct Standing {
     /// Why nothing is counted here; empty if it is.
     pub why: String,
     pub blocked: Vec<BlockedDevice>,
-    /// Devices that were blocked before this look, with the leases that had left them so.
+    /// Devices blocked before this look, each with the lease to blame.
     pub freed: Vec<(GpuIndex, LeaseId)>,
     /// [`Look::asked`] of the look.
     #[serde(default)]
@@ -167,7 +167,7 @@ impl std::fmt::Display for Level {
     }
 }
 
-/// The end of a lease on this node, as far as it could be ended.
+/// The end of a lease on this node, as far as an end was possible.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakenBack {
     pub lease: LeaseId,
@@ -366,7 +366,7 @@ impl Confirmation {
         text
     }
 
-    /// Reads one line, with or without its newline.
+    /// Reads a line, with or without its newline.
     ///
     /// # Errors
     /// Another version is told as such before anything else is read.

@@ -7,9 +7,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails to prepare has failed")]
 
 use hop_handover::bpf::{Number, Program};
-use hop_handover::cgroup::{self, Mounts};
+use hop_handover::cgroup;
 use hop_handover::count::{BPF_DIR, CountError, Counter};
 use hop_handover::decide::Arrival;
+use hop_handover::mounts::Mounts;
 use hop_handover::node::{Node, Site};
 use hop_handover::options::Isolation;
 use hop_handover::probe::DeviceFile;

@@ -22,7 +22,7 @@ pub(crate) fn versions() -> (Option<Version>, Option<(u32, u32)>) {
     (Some(Version::from_number(sys::SLURM_VERSION_NUMBER)), api)
 }
 
-/// An initialised libslurm. There is one, in the one thread of this process.
+/// An initialised libslurm. A single instance exists, in the only thread of this process.
 pub(crate) struct Library(());
 
 /// What libslurm said went wrong.
@@ -152,7 +152,7 @@ impl Library {
                 .as_ref()
                 .map_or(ptr::null_mut(), |text| text.as_ptr().cast_mut())
         };
-        // SAFETY: all-zero is a valid job_desc_msg_t for this call, which fills it.
+        // SAFETY: all-zero is a valid job_desc_msg_t for this call, which fills the struct.
         let mut job: sys::job_desc_msg_t = unsafe { std::mem::zeroed() };
         // SAFETY: `job` is ours to fill.
         unsafe { sys::slurm_init_job_desc_msg(&mut job) };
@@ -177,7 +177,7 @@ impl Library {
         let mut response = ptr::null_mut();
         // SAFETY: the strings live until the end of this function; `response` is set on success and freed below.
         check(unsafe { sys::slurm_allocate_resources(&mut job, &mut response) })?;
-        // SAFETY: on success it points to a whole response, which is freed at once.
+        // SAFETY: on success the pointer is to a whole response, freed at once.
         let id = unsafe {
             #[cfg(not(slurm_25_11))]
             let id = (*response).job_id;
@@ -194,7 +194,7 @@ impl Library {
         #[cfg(not(slurm_26_05))]
         // SAFETY: takes numbers alone.
         check(unsafe { sys::slurm_kill_job(job.0, SIGKILL, 0) })?;
-        // In 26.05 the call takes a step id by pointer; the commands do it there.
+        // In 26.05 the call takes a step id by pointer; the commands serve there.
         #[cfg(slurm_26_05)]
         {
             let _ = (job, SIGKILL);
@@ -489,7 +489,7 @@ fn node_state(state: u32) -> NodeState {
     NodeState { base, flags }
 }
 
-/// The library's own word for a reason. Exported by it, under a name that has changed, but in no header.
+/// The library's own word for a reason. Exported by the library, under a name that has changed, but in no header.
 fn reason_name(reason: u32) -> Option<String> {
     if reason == 0 {
         return None;
@@ -500,7 +500,7 @@ fn reason_name(reason: u32) -> Option<String> {
         &b"slurm_job_state_reason_string\0"[..],
         b"slurm_job_reason_string\0",
     ] {
-        // SAFETY: both take the enum and return a static string (or, for unknown ones, one that is never freed).
+        // SAFETY: both take the enum and return a static string (or, for unknown values, a string never freed).
         let name = unsafe { this.get::<Name>(symbol).ok().and_then(|name| text(name(reason))) };
         if name.is_some() {
             return name;

@@ -1,4 +1,4 @@
-//! libmunge's C interface: the symbols we call, and a context that frees what it allocated.
+//! libmunge's C interface: the symbols we call, and a context that frees its allocations.
 
 use crate::{Decoded, Error};
 use libc::{c_char, c_int, c_void, gid_t, time_t, uid_t};
@@ -257,7 +257,7 @@ impl Allocated {
         if self.0.is_null() || len == 0 {
             return Vec::new();
         }
-        // SAFETY: munge returned `len` bytes there, and they live until `self` is dropped.
+        // SAFETY: munge returned `len` bytes there, alive until `self` is dropped.
         unsafe { std::slice::from_raw_parts(self.0.cast::<u8>(), len) }.to_vec()
     }
 }

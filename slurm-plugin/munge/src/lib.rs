@@ -1,11 +1,11 @@
 //! MUNGE credentials: who is calling, proven by the site's own `munged`.
 //!
-//! libmunge is loaded on first use: nothing links it, and everything builds and starts without it. A missing library
-//! is [`Error::Library`] at the first call. The meaning of payloads is left to the caller. Calls block on a local
-//! socket for about half a millisecond: an async caller uses a blocking thread.
+//! libmunge is loaded on first use: nothing links the library, and everything builds and starts without the library. A
+//! missing library is [`Error::Library`] at the first call. The meaning of payloads is left to the caller. Calls block
+//! on a local socket for about half a millisecond: an async caller uses a blocking thread.
 //!
-//! A credential is encrypted: its payload may be a secret if only the uid of its reader may decode it. `munged` lets
-//! each credential be decoded once per host (its replay cache), and root is no exception from the restriction to a
+//! A credential is encrypted: the payload may be a secret if only the reader's uid may decode the credential. `munged`
+//! lets each credential be decoded once per host (its replay cache), and root is no exception from the restriction to a
 //! uid.
 
 #![allow(unsafe_code)] // FFI: the calls of libmunge, through function pointers that libloading found.
@@ -18,10 +18,10 @@ use std::time::{Duration, SystemTime};
 /// The environment variable that names `munged`'s socket where the caller doesn't.
 pub const SOCKET_VARIABLE: &str = "MUNGE_SOCKET";
 
-/// A decoded credential: its payload and its author.
+/// A decoded credential: payload and author.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Decoded {
-    /// The payload given to [`encode`]; may be a secret, so `Debug` doesn't show it.
+    /// The payload given to [`encode`]; possibly a secret, so `Debug` hides the payload.
     pub payload: Vec<u8>,
     /// Effective uid of the encoding process, as seen by that host's `munged`.
     pub uid: u32,
@@ -80,8 +80,8 @@ fn socket_name(socket: Option<&Path>) -> String {
 
 /// Makes a credential that carries `payload`.
 ///
-/// `restrict_uid`: the only uid that may decode the credential. `ttl`: its time to live, rounded up to whole seconds
-/// (`None`: munged's default, 300 s; munged caps it). `socket`: munged's socket (`None`: `$MUNGE_SOCKET`, else
+/// `restrict_uid`: the only uid that may decode the credential. `ttl`: the time to live, rounded up to whole seconds
+/// (`None`: munged's default, 300 s; munged caps the value). `socket`: munged's socket (`None`: `$MUNGE_SOCKET`, else
 /// libmunge's default).
 ///
 /// # Errors
@@ -105,10 +105,10 @@ pub fn encode(
     context.encode(payload)
 }
 
-/// Believes or refuses a credential. A second decode of the same one on this host is [`Error::Replayed`].
+/// Believes or refuses a credential. A second decode of the same credential on this host is [`Error::Replayed`].
 ///
 /// # Errors
-/// Each way of not believing it has its own variant; [`Error::SocketDown`] where munged can't be asked.
+/// Each kind of disbelief has its own variant; [`Error::SocketDown`] where munged can't be asked.
 pub fn decode(credential: &str, socket: Option<&Path>) -> Result<Decoded, Error> {
     let socket = socket_or_env(socket);
     ffi::Context::new(socket.as_deref())?.decode(credential)

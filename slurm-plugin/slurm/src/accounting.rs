@@ -39,7 +39,7 @@ pub struct Limits {
     pub per_user: Tres,
     /// Of one account at a time (`MaxTRESPA`; QOS only).
     pub per_account: Tres,
-    /// Limit on one job (`MaxTRES`), which here is one lease.
+    /// Limit on a job (`MaxTRES`), and here on a lease.
     pub per_job: Tres,
 }
 

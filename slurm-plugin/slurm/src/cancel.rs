@@ -53,13 +53,13 @@ impl CancelError {
 }
 
 impl Slurm {
-    /// Cancels a job or a step: SIGTERM, after KillWait SIGKILL. `scancel` is silent about a job that is over, so
+    /// Cancels a job or a step: SIGTERM, after KillWait SIGKILL. `scancel` is silent about a job at its end, so
     /// [`CancelError::Gone`] is sure for steps alone.
     pub async fn cancel(&self, target: impl Into<JobOrStep>) -> Result<(), CancelError> {
         self.scancel(target.into(), Vec::new()).await
     }
 
-    /// Sends a signal to all steps of a job (not its batch script), or to one step.
+    /// Sends a signal to all steps of a job (not the job's batch script), or to a single step.
     pub async fn signal(&self, target: impl Into<JobOrStep>, signal: Signal) -> Result<(), CancelError> {
         self.scancel(target.into(), vec![format!("--signal={}", signal.name())])
             .await

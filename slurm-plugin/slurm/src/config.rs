@@ -1,8 +1,6 @@
-//! The installed Slurm: its version and the settings on which we depend.
+//! The installed Slurm: version and settings.
 
-use crate::handle::Slurm;
 use crate::record::ParseError;
-use crate::run::{Call, QueryError};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -127,22 +125,6 @@ impl Config {
             true => Ok(Self(map)),
             false => Err(ParseError::Missing("SLURM_VERSION")),
         }
-    }
-}
-
-impl Slurm {
-    /// The version of the installed commands. slurmctld's own is in [`Slurm::config`].
-    pub async fn version(&self) -> Result<Version, QueryError> {
-        let call = Call::new("scontrol", ["--version"]);
-        let parse = |out: &str| Version::parse(out).ok_or(ParseError::Missing("the version"));
-        self.runner.query(&call, parse).await
-    }
-
-    /// slurmctld's settings.
-    pub async fn config(&self) -> Result<Config, QueryError> {
-        self.runner
-            .query(&Call::new("scontrol", ["show", "config"]), Config::parse)
-            .await
     }
 }
 

@@ -73,7 +73,7 @@ impl Slurm {
         self
     }
 
-    /// The helper process, for what only it can do ([`crate::link::Ask::Allocate`]).
+    /// The helper process, for its unique abilities ([`crate::link::Ask::Allocate`]).
     pub fn link(&self) -> Option<&Link> {
         self.link.as_ref()
     }

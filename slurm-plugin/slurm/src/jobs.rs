@@ -1,11 +1,8 @@
-//! Reading jobs and steps, and which GPUs a job has.
+//! Jobs and steps as Slurm tells them, and which GPUs a job has.
 
 use crate::gres::{Gres, Tres};
-use crate::handle::Slurm;
-use crate::hostlist;
 use crate::id::StepId;
-use crate::record::{Marks, ParseError, number, some_text, value_of};
-use crate::run::{Call, QueryError};
+use crate::record::{Marks, ParseError, node_names, number, some_text, value_of};
 use crate::span::{TimeLimit, parse_time};
 use crate::state::JobState;
 use hop_words::id::{AccountName, JobId, NodeName, UserName};
@@ -78,7 +75,7 @@ pub struct Step {
     pub tres: Tres,
 }
 
-const JOB_LETTERS: [&str; 17] = [
+pub(crate) const JOB_LETTERS: [&str; 17] = [
     "%A", "%T", "%r", "%u", "%U", "%P", "%a", "%q", "%N", "%C", "%b", "%V", "%S", "%e", "%l", "%k", "%j",
 ];
 
@@ -97,7 +94,8 @@ impl JobFilter {
             && (self.ended || !job.state.is_over())
     }
 
-    fn args(&self) -> Vec<String> {
+    /// The arguments of `squeue` that narrow the answer to this filter.
+    pub(crate) fn args(&self) -> Vec<String> {
         let mut args = vec!["--noheader".to_owned(), "--all".to_owned(), "--local".to_owned()];
         if self.ended {
             args.push("--states=all".to_owned());
@@ -116,81 +114,7 @@ impl JobFilter {
     }
 }
 
-impl Slurm {
-    /// The jobs that `filter` lets through. An id that Slurm has forgotten is not an error.
-    pub async fn jobs(&self, filter: &JobFilter) -> Result<Vec<Job>, QueryError> {
-        if let Some(link) = &self.link
-            && let Some(jobs) = link.jobs().await
-        {
-            return Ok(jobs.iter().filter(|job| filter.matches(job)).cloned().collect());
-        }
-        let marks = Marks::random();
-        let mut args = filter.args();
-        args.push(format!("--format={}", marks.format(&JOB_LETTERS)));
-        let call = Call::new("squeue", args);
-        match self.runner.query(&call, |out| parse_jobs(&marks, out)).await {
-            Ok(jobs) => Ok(jobs.into_iter().filter(|job| filter.matches(job)).collect()),
-            Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
-            Err(error) => Err(error),
-        }
-    }
-
-    /// A job, running or ended; `None` once Slurm has forgotten it.
-    pub async fn job(&self, id: JobId) -> Result<Option<Job>, QueryError> {
-        let filter = JobFilter {
-            ids: vec![id],
-            ended: true,
-            ..JobFilter::default()
-        };
-        Ok(self.jobs(&filter).await?.into_iter().next())
-    }
-
-    /// A job's GRES on its nodes, with the indices of its GPUs. Empty for a job that has not started. An ended job's
-    /// GRES are known for as long as Slurm remembers the job.
-    pub async fn job_gres(&self, id: JobId) -> Result<Vec<JobGres>, QueryError> {
-        if let Some(link) = &self.link
-            && let Some(gres) = link.job_gres(id).await
-        {
-            return Ok(gres);
-        }
-        let call = Call::new(
-            "scontrol",
-            [
-                "--details".to_owned(),
-                "show".to_owned(),
-                "job".to_owned(),
-                id.to_string(),
-            ],
-        );
-        match self.runner.query(&call, parse_job_gres).await {
-            Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
-            other => other,
-        }
-    }
-
-    /// The steps of a job that have not ended, `extern` and `batch` among them. `squeue` would leave out those that
-    /// the job's own step manager has started (`--stepmgr`).
-    pub async fn steps(&self, job: JobId) -> Result<Vec<Step>, QueryError> {
-        let id = job.to_string();
-        let call = Call::new("scontrol", ["--oneliner", "show", "step", &id]);
-        match self.runner.query(&call, parse_steps).await {
-            Ok(steps) => Ok(steps.into_iter().filter(|step| step.id.job == job).collect()),
-            Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
-            Err(error) => Err(error),
-        }
-    }
-}
-
-fn is_unknown_id(error: &QueryError) -> bool {
-    match error {
-        QueryError::Run(run) => run
-            .said()
-            .is_some_and(|said| said.contains("Invalid job id specified") || said.contains("not found")),
-        QueryError::Output { .. } => false,
-    }
-}
-
-fn parse_jobs(marks: &Marks, output: &str) -> Result<Vec<Job>, ParseError> {
+pub(crate) fn parse_jobs(marks: &Marks, output: &str) -> Result<Vec<Job>, ParseError> {
     let records = marks.split(output, JOB_LETTERS.len())?;
     records.into_iter().map(|fields| parse_job(&fields)).collect()
 }
@@ -239,7 +163,7 @@ fn parse_job(fields: &[&str]) -> Result<Job, ParseError> {
     })
 }
 
-fn parse_steps(output: &str) -> Result<Vec<Step>, ParseError> {
+pub(crate) fn parse_steps(output: &str) -> Result<Vec<Step>, ParseError> {
     output
         .lines()
         .filter(|line| line.starts_with("StepId="))
@@ -247,7 +171,7 @@ fn parse_steps(output: &str) -> Result<Vec<Step>, ParseError> {
         .collect()
 }
 
-/// The name may imitate keys: keys before it are found first, the key after it last.
+/// The name may imitate keys: keys before the name are found first, the key behind the name last.
 fn parse_step(line: &str) -> Result<Step, ParseError> {
     let value = |key: &'static str| value_of(line, key).ok_or(ParseError::Missing(key));
     let tres = line.rfind(" TRES=").and_then(|at| value_of(&line[at..], "TRES"));
@@ -263,9 +187,9 @@ fn parse_step(line: &str) -> Result<Step, ParseError> {
     })
 }
 
-/// The `Nodes=` lines below `NumNodes=` of one job. A job's name or comment may hold newlines, so a second
-/// line of either kind means that somebody imitates them.
-fn parse_job_gres(output: &str) -> Result<Vec<JobGres>, ParseError> {
+/// The `Nodes=` lines below `NumNodes=` of one job. A job's name or comment may hold newlines: a second line of either
+/// kind proves an imitation.
+pub(crate) fn parse_job_gres(output: &str) -> Result<Vec<JobGres>, ParseError> {
     let lines: Vec<&str> = output.lines().collect();
     let head = |line: &&str| line.starts_with("   NumNodes=");
     if lines.iter().filter(|line| head(line)).count() > 1 {
@@ -310,14 +234,6 @@ fn parse_gres_line(line: &str) -> Result<JobGres, ParseError> {
         mem_mib: number("Mem", value("Mem")?)?,
         gres: Gres::parse_list(value("GRES").unwrap_or_default())?,
     })
-}
-
-pub(crate) fn node_names(list: &str) -> Result<Vec<NodeName>, ParseError> {
-    let list = match list {
-        "(null)" | "N/A" | "(None)" | "None" => "",
-        list => list,
-    };
-    Ok(hostlist::expand(list)?.into_iter().map(NodeName::from).collect())
 }
 
 #[cfg(test)]

@@ -1,15 +1,15 @@
 //! A safe layer over Slurm: submit, allocate, cancel, jobs, steps, nodes, partitions, GRES, limits, hostlists.
 //!
 //! [`Slurm`] is a cheap handle. Each call runs one of Slurm's own commands as a child process, with a timeout, an
-//! environment of our choosing and never a shell. This crate doesn't link libslurm, and no call can end its caller.
-//! With [`Slurm::with_link`], jobs and nodes are read through the helper process `hop-slurm-link`, which does link
-//! libslurm. The commands are the fallback if the helper is missing, dies or was built for another Slurm.
+//! environment of our choosing and never a shell. This crate doesn't link libslurm, and no call can end the caller's
+//! process. With [`Slurm::with_link`], jobs and nodes are read through the helper process `hop-slurm-link`, which does
+//! link libslurm. The commands are the fallback if the helper is missing, dies or was built for another Slurm.
 //!
 //! Formats: only those meant for machines. Records and fields of `squeue` are separated by a random word of each
 //! call, so a job's name can't forge another record, whatever characters it has.
 //!
-//! Left to others: policy of any kind, retries, and starting steps (`srun` runs for as long as its step lives,
-//! so its callers own it; [`Slurm::command`] gives them a clean command to begin with).
+//! Left to others: policy of any kind, retries, and starting steps (`srun` runs for the whole life of its step, so
+//! callers own the process; [`Slurm::command`] gives a clean command to begin with).
 
 pub mod gres;
 pub mod hostlist;
@@ -24,6 +24,7 @@ mod config;
 mod handle;
 mod jobs;
 mod nodes;
+mod read;
 mod record;
 mod run;
 mod submit;

@@ -1,8 +1,8 @@
-//! The helper process `hop-slurm-link`, which links libslurm, and the way to speak with it.
+//! The helper process `hop-slurm-link`, which links libslurm, and the conversation with the helper.
 //!
-//! Requests and answers alternate, a JSON value a line. libslurm ends its process on errors that it takes for fatal;
-//! here that ends the helper alone. The client starts the helper on first use, and again after a pause that doubles
-//! up to a minute. Meanwhile its answer is `None`, on which [`crate::Slurm`] uses the commands.
+//! Requests and answers alternate, a JSON value a line. libslurm ends its process on fatal errors; here only the helper
+//! ends. The client starts the helper on first use, and again after a pause that doubles up to a minute. Meanwhile the
+//! client's answer is `None`, on which [`crate::Slurm`] uses the commands.
 
 use crate::config::Version;
 use crate::jobs::{Job, JobGres};
@@ -25,7 +25,7 @@ pub const PROTOCOL: u32 = 1;
 
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How long the helper may take, where the commands may not take less: they are asked after it.
+/// Time limit of the helper, where the commands' limit isn't shorter: the commands are asked after the helper.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The helper's first line.
@@ -39,7 +39,7 @@ pub struct Hello {
 }
 
 impl Hello {
-    /// The library has the structs that the helper was built for: its number rises with every series.
+    /// The library has the structs of the helper's build: the number rises with every series.
     pub fn fits(&self) -> bool {
         self.built.is_some() && self.api.is_some_and(|(built, running)| built == running)
     }

@@ -1,10 +1,7 @@
-//! Reading nodes and partitions.
+//! Nodes and partitions as Slurm tells them.
 
 use crate::gres::Gres;
-use crate::handle::Slurm;
-use crate::jobs::node_names;
-use crate::record::{ParseError, number, some_text, value_of};
-use crate::run::{Call, QueryError};
+use crate::record::{ParseError, node_names, number, some_text, value_of};
 use crate::span::TimeLimit;
 use crate::state::NodeState;
 use hop_words::id::NodeName;
@@ -71,32 +68,7 @@ impl Partition {
     }
 }
 
-impl Slurm {
-    /// All nodes that Slurm shows. It hides CLOUD nodes that are powered down, unless slurm.conf says
-    /// `PrivateData=cloud`; [`Partition::nodes`] names these too.
-    pub async fn nodes(&self) -> Result<Vec<Node>, QueryError> {
-        if let Some(link) = &self.link
-            && let Some(nodes) = link.nodes().await
-        {
-            return Ok(nodes.to_vec());
-        }
-        let call = Call::new("scontrol", ["--details", "--oneliner", "--all", "show", "nodes"]);
-        self.runner.query(&call, parse_nodes).await
-    }
-
-    /// All partitions, hidden ones too.
-    pub async fn partitions(&self) -> Result<Vec<Partition>, QueryError> {
-        if let Some(link) = &self.link
-            && let Some(partitions) = link.partitions().await
-        {
-            return Ok(partitions.to_vec());
-        }
-        let call = Call::new("scontrol", ["--oneliner", "--all", "show", "partitions"]);
-        self.runner.query(&call, parse_partitions).await
-    }
-}
-
-fn parse_nodes(output: &str) -> Result<Vec<Node>, ParseError> {
+pub(crate) fn parse_nodes(output: &str) -> Result<Vec<Node>, ParseError> {
     output
         .lines()
         .filter(|line| line.starts_with("NodeName="))
@@ -123,7 +95,7 @@ fn parse_node(line: &str) -> Result<Node, ParseError> {
     })
 }
 
-fn parse_partitions(output: &str) -> Result<Vec<Partition>, ParseError> {
+pub(crate) fn parse_partitions(output: &str) -> Result<Vec<Partition>, ParseError> {
     output
         .lines()
         .filter(|line| line.starts_with("PartitionName="))

@@ -1,9 +1,10 @@
 //! Reading what Slurm's commands print: marked records, `KEY=value` text, `|`-separated tables.
 
 use crate::gres::GresError;
-use crate::hostlist::HostListError;
+use crate::hostlist::{self, HostListError};
 use crate::id::IdError;
 use crate::span::SpanError;
+use hop_words::id::NodeName;
 
 /// Why an output could not be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -30,7 +31,7 @@ pub enum ParseError {
     Id(#[from] IdError),
 }
 
-/// Separators of one call that nobody can have guessed when naming a job.
+/// Separators of a single call, unguessable when a job was named.
 #[derive(Debug, Clone)]
 pub(crate) struct Marks {
     record: String,
@@ -136,6 +137,15 @@ pub(crate) fn pipe_table(output: &str, n: usize) -> Result<Vec<Vec<&str>>, Parse
             }
         })
         .collect()
+}
+
+/// The nodes of a hostlist, in which Slurm has several words for none.
+pub(crate) fn node_names(list: &str) -> Result<Vec<NodeName>, ParseError> {
+    let list = match list {
+        "(null)" | "N/A" | "(None)" | "None" => "",
+        list => list,
+    };
+    Ok(hostlist::expand(list)?.into_iter().map(NodeName::from).collect())
 }
 
 #[cfg(test)]

@@ -217,7 +217,7 @@ impl Runner {
         command.envs(self.env.iter().map(|(name, value)| (name, value)));
     }
 
-    /// Runs a command to its end. It is killed when its time is over or the returned future is dropped.
+    /// Runs a command to its end. The command is killed at the end of its time, or when the returned future is dropped.
     pub(crate) async fn run(&self, call: &Call) -> Result<Said, RunError> {
         let limit = call.timeout.unwrap_or(self.timeout);
         match tokio::time::timeout(limit, self.run_unlimited(call)).await {

@@ -109,7 +109,7 @@ impl Slurm {
     /// Allocates now or not at all (`salloc --immediate --no-shell`); the job lives until it is cancelled.
     /// `script`, `output`, `env` and `term_before_end` of the spec have no meaning here.
     ///
-    /// A refusal leaves a FAILED row in Slurm's accounting, so don't poll with it.
+    /// A refusal leaves a FAILED row in Slurm's accounting: don't poll with this call.
     pub async fn allocate(&self, spec: &JobSpec) -> Result<JobId, AllocateError> {
         check(spec)?;
         let mut args = vec!["--immediate=1".to_owned(), "--no-shell".to_owned()];
@@ -150,8 +150,8 @@ fn submit_call(spec: &JobSpec) -> Result<Call, SpecError> {
     Ok(call)
 }
 
-/// Names only: the values are in the environment of `sbatch`. `NONE` would start a login shell per job, so variables
-/// that every program expects are named; `sbatch` leaves out unset ones.
+/// Names only: the values are in the environment of `sbatch`. `NONE` would start a login shell per job: variables
+/// expected by every program are named; `sbatch` leaves out unset variables.
 fn export_arg(env: &[(String, String)]) -> String {
     const ALWAYS: [&str; 4] = ["PATH", "HOME", "USER", "LOGNAME"];
     let more = env

@@ -48,7 +48,7 @@ fn panic_if_told(step: Step) {
 #[cfg(not(feature = "test-panic"))]
 fn panic_if_told(_: Step) {}
 
-/// Slurm has confined the task by now, and lets it go when this returns.
+/// Slurm has confined the task by now, and lets the task go when this returns.
 #[unsafe(no_mangle)]
 pub extern "C" fn slurm_spank_task_post_fork(
     handle: spank_t,

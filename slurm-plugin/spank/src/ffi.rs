@@ -1,5 +1,5 @@
-//! Slurm's side of the interface: generated bindings, the symbols that its loader looks for, and a step handle
-//! with typed questions.
+//! Slurm's side of the interface: generated bindings, the symbols looked up by Slurm's loader, and a step handle with
+//! typed questions.
 
 use hop_handover::record::StepKey;
 use hop_words::id::JobId;
@@ -35,7 +35,7 @@ pub static spank_plugin_version: u32 = 1;
 
 const SUCCESS: bindings::spank_err_t = 0;
 
-/// Slurm numbers its own steps (extern, batch, interactive) from the top; no kernel or lease is one.
+/// Slurm numbers its own steps (extern, batch, interactive) from the top; kernels and leases have other numbers.
 const FIRST_SPECIAL_STEP: u32 = 0xffff_fff0;
 
 /// The room for a credential: a token is under 1 KiB, and base64 and MUNGE's header don't double it.
@@ -98,7 +98,7 @@ impl Step {
         self.number(bindings::spank_item_S_JOB_UID)
     }
 
-    /// Whether this is the step's first task on this node: replicas and leases have no other.
+    /// Whether this is the step's first task on this node: replicas and leases have no other task.
     pub(crate) fn is_first_task(self) -> bool {
         self.number(bindings::spank_item_S_TASK_ID) == Some(0)
     }

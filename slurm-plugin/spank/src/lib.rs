@@ -1,9 +1,9 @@
-//! The SPANK plugin gresshopper.so: registers kernels' steps, hands leased devices and cores over to them, takes
-//! them back, and tells the agent what it did.
+//! The SPANK plugin gresshopper.so: registers kernels' steps, hands leased devices and cores over, takes both back, and
+//! reports to the agent.
 //!
-//! The plugin runs as root in slurmstepd, for every step of the node. A step that isn't ours costs one look into its
-//! environment. No panic leaves the plugin, and no callback fails: under `optional` Slurm would go on anyway, and a
-//! lease counts only when the agent has the plugin's own confirmation.
+//! The plugin runs as root in slurmstepd, for every step of the node. A foreign step costs a look into its environment.
+//! No panic leaves the plugin, and no callback fails: under `optional` Slurm would go on anyway, and a lease counts
+//! only when the agent has the plugin's own confirmation.
 //!
 //! | callback | process | what is done |
 //! |---|---|---|

@@ -1,4 +1,4 @@
-//! Messages to the agent: one line over its Unix socket, after a check that the service account listens.
+//! Messages to the agent: a line over the agent's Unix socket, after a check that the service account listens.
 
 use hop_handover::record::Agent;
 use hop_handover::token::Confirmation;
@@ -8,13 +8,13 @@ use std::io::{self, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
-/// An agent that doesn't answer for so long is as good as dead; the lease's holder will find out.
+/// An agent silent for this time is as good as dead; the lease's holder will find out.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Sends `line` to the agent.
 ///
 /// # Errors
-/// There is no agent, it isn't the service account's, or it doesn't read.
+/// No agent exists, the listener isn't the service account's, or the listener doesn't read.
 pub(crate) fn send(agent: &Agent, line: &Confirmation) -> io::Result<()> {
     let socket = socket_with(
         AddressFamily::UNIX,

@@ -1,7 +1,7 @@
 //! Raw bindings of slurm.h, made by bindgen against the installed Slurm.
 //!
-//! Only `hop-slurm-link` depends on this: libslurm ends its process on errors (`fatal()`), so no daemon links it.
-//! Without Slurm's headers the crate is empty and `cfg(slurm)` is not set; see build.rs.
+//! Only `hop-slurm-link` depends on this crate: libslurm ends its process on errors (`fatal()`), so no daemon links
+//! libslurm. Without Slurm's headers the crate is empty and `cfg(slurm)` is not set; see build.rs.
 
 #![allow(
     unsafe_code,
@@ -17,6 +17,6 @@
 
 include!(concat!(env!("OUT_DIR"), "/slurm.rs"));
 
-/// The number of the library that was linked: the first of what `slurm_api_version()` says.
+/// The number of the linked library: the first part of `slurm_api_version()`.
 #[cfg(slurm)]
 pub const API: &str = env!("HOP_SLURM_API");

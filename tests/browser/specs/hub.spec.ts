@@ -220,7 +220,7 @@ c.GresshopperSpawner.form_fields = ["account", "mem_mib", "time_limit_min"]
     await carol.open("charged.ipynb", notebook(["%%gpu 1\nprint('who', 'pays')"]));
     await carol.run(0);
     await expect(carol.output(0)).toContainText("who pays", { timeout: 120_000 });
-    const seats = hub.site.jobs("carol").filter(({ name }) => name === "gresshopper-seat");
+    const seats = hub.site.jobs("carol").filter(({ name }) => name === "kernels");
     expect(seats.map(({ id }) => hub.field(id, "Account"))).toContain("course");
     const booked = () => hub.site.hop("acct", "-a", "-X").filter((row) => row.user === "carol");
     await expect.poll(() => booked().map((row) => row.account)).toContain("course");

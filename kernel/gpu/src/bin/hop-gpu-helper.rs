@@ -1,5 +1,5 @@
-//! `hop-gpu-helper`: carries out one checkpoint step on one process, for its owner. Runs as root on machines whose
-//! driver refuses the owner; see docs/gpu-park.md.
+//! `hop-gpu-helper`: carries out a checkpoint step on a process, for the process's owner. Runs as root on machines
+//! whose driver refuses the owner; see docs/gpu-park.md.
 
 use hop_gpu::helper::{self, Helper};
 use hop_gpu::libcuda::LibCuda;

@@ -1,7 +1,7 @@
 """Keeps other users of the node away from a kernel's debugger.
 
 debugpy's adapter listens on TCP ports of the loopback. Any user may attach while no client is connected, and so run
-code in the kernel. We start it with the folder ``adapter`` on its path: code there makes it ask the operating system
+code in the kernel. We start the adapter with the folder ``adapter`` on the path: code there asks the operating system
 for the owner of each connection.
 """
 
@@ -25,7 +25,8 @@ def guard(debugpy: ModuleType) -> None:
 
 @contextlib.contextmanager
 def _undescribed() -> Iterator[None]:
-    """Have debugpy not read all that is installed, for a log that nobody writes: most of a kernel's start would go there.
+    """Keep debugpy from reading all installed packages for a log without readers: most of a kernel's start would go
+    there.
 
     The names are debugpy's own. In a release with other names, debugpy reads everything as before.
     """

@@ -75,7 +75,7 @@ def install(source: LeaseSource | None = None, *, serve: bool = True, ipython: A
 
 
 class _Gate(ast.NodeTransformer):
-    """Has a refused cell raise its refusal instead of running: IPython only prints what a hook raises."""
+    """Has a refused cell raise its refusal instead of running: IPython only prints exceptions of hooks."""
 
     def visit(self, node: ast.AST) -> ast.AST:
         if isinstance(node, ast.Module) and keeper().refusal is not None:

@@ -1,7 +1,7 @@
 """cupy's half: the memory behind arrays out and in, and empty pools.
 
-An array's initialiser sets its pointer to other memory in place: the object, its shape, its base and its strides
-stay. Arrays over memory of other libraries are refused by name.
+An array's initialiser moves the array's pointer to other memory: the object, shape, base and strides stay. Arrays over
+memory of other libraries are refused by name.
 """
 
 from __future__ import annotations

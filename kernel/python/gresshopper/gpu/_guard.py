@@ -2,8 +2,8 @@
 
 The guard has three places, all before the driver is asked. They are the questions (`torch.cuda.is_available` and its
 like), torch's lazy initialisation, and, while anything is parked, every torch operation on a parked tensor or a
-device. Each calls `ensure`, which either returns with the GPU usable or raises a sentence. torch's C++ keeps its
-first answer to "how many devices" for ever, so no question may reach it before a device exists.
+device. Each calls `ensure`, which either returns with the GPU usable or raises a sentence. torch's C++ keeps its first
+answer to "how many devices" for ever: no question may reach torch before a device exists.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Callable
 
 Ensure = Callable[[str], None]
 
-#: Operations that look at a tensor without its memory.
+#: Operations on a tensor's properties, without access to its memory.
 _LOOKS = {
     "shape", "device", "dtype", "layout", "requires_grad", "is_leaf", "grad_fn", "is_cuda", "is_cpu", "ndim", "names",
     "itemsize", "nbytes", "is_sparse", "is_meta", "is_quantized", "is_nested", "output_nr", "_version", "_base", "name",
@@ -96,7 +96,7 @@ def make_mode(ensure: Ensure, is_usable: Callable[[], bool], device_type: str = 
 
 
 class ModeStack(threading.local):
-    """The guard that this thread has entered: modes are per thread."""
+    """The guard entered by this thread: modes are per thread."""
 
     mode: Any | None = None
 
@@ -150,7 +150,7 @@ class TorchGuard:
 
 
 class Threads:
-    """Threads that the user's code starts are guarded from their start; others that might use the device are named."""
+    """Threads started by the user's code are guarded from their start; other possible users of the device are named."""
 
     #: Threads of these modules never touch a device.
     HARMLESS = ("IPython", "ipykernel", "zmq", "jupyter", "tornado", "debugpy", "pydevd", "_pydevd", "tqdm", "gresshopper",

@@ -15,13 +15,13 @@ import time
 from collections.abc import Sequence
 from typing import Callable
 
-#: Alignment of blocks in bytes: a page, so that no two copies share one.
+#: Alignment of blocks in bytes: a page, to keep two copies off the same page.
 ALIGN = 4096
 #: The most that is asked for at once, unless one block is larger: a machine may refuse or grow only step by step.
 ARENA = 4 << 30
 #: Linux's MADV_HUGEPAGE, which not each Python names.
 _HUGEPAGE = 14
-#: Bytes below which threads cost more than they save.
+#: Bytes below which threads cost more than their work saves.
 _PARALLEL = 64 << 20
 
 Pin = Callable[[int, int], None]
@@ -61,7 +61,7 @@ class Arena:
 
 
 def _populate(mapping: mmap.mmap, address: int, size: int) -> None:
-    """Has all pages there, by several threads: one thread faults pages in at a few GB a second."""
+    """Has all pages there, by several threads: a single thread faults pages in at a few GB a second."""
     with contextlib.suppress(OSError, AttributeError, ValueError):
         mapping.madvise(_HUGEPAGE)
     workers = min(8, len(os.sched_getaffinity(0)))

@@ -1,8 +1,8 @@
 """jax's half: the buffers behind its arrays out and in.
 
-In jax up to 0.10 a deleted array takes a new buffer in place (`ArrayImpl._replace_with`). The object, its sharding
-and its owners stay, and arrays that shared a buffer share one again. From 0.11 on jax replaces only living arrays,
-on the same device, so the driver takes everything. A trial on the CPU tells which way works.
+In jax up to 0.10 a deleted array takes a new buffer in place (`ArrayImpl._replace_with`). The object, its sharding and
+its owners stay, and arrays with a common buffer share one again. From 0.11 on jax replaces only living arrays, on the
+same device, so the driver takes everything. A trial on the CPU tells which way works.
 
 Device memory is only freed if XLA gives it back. With XLA's usual allocator, which keeps all memory, the driver takes
 everything, too, and the user reads the setting for another allocator. Arrays over several devices are refused by name.
@@ -63,14 +63,14 @@ class BufferBlock:
         # The copy may be under way still, and reads the host's memory.
         new.block_until_ready()
         if new.unsafe_buffer_pointer() == address(source):
-            # A device that shares the host's memory takes the copy as it is; the buffer is reused.
+            # A device with the host's memory takes the copy as is; the buffer is reused.
             new = self._jax.device_put(host.copy(), self._sharding)
         for array in self.arrays:
             array._replace_with(new)
 
 
 def can_refill(jax: Any) -> bool:
-    """Whether this jax lets a deleted array have a new buffer: tried with one number on the CPU."""
+    """Whether this jax gives a deleted array a new buffer: tried with a number on the CPU."""
     try:
         host = jax.devices("cpu")[0]
         array, other = (jax.device_put(sys.modules["numpy"].zeros(1, "u1"), host) for _ in range(2))
@@ -94,8 +94,8 @@ class JaxHalf:
         self._found_with_gpu: Any = None
 
     def renew(self) -> None:
-        """Has jax look for the GPU again if it looked without one and found none. Arrays on the CPU stay, and
-        compiled functions are compiled again."""
+        """Has jax look for the GPU again after a look without one. Arrays on the CPU stay, and compiled functions are
+        compiled again."""
         bridge = sys.modules.get("jax._src.xla_bridge")
         backends = getattr(bridge, "_backends", None)
         if not backends or backends is self._found_with_gpu or set(backends) != {"cpu"}:
@@ -128,7 +128,7 @@ class JaxHalf:
         return None
 
     def settle(self) -> None:
-        """Notes that jax found its present backends with a GPU."""
+        """Notes that jax found its present backends on a machine with a GPU."""
         self._found_with_gpu = getattr(sys.modules.get("jax._src.xla_bridge"), "_backends", None) or None
 
     @property

@@ -66,7 +66,7 @@ class Keeper:
         self._beginning = threading.Lock()
         #: Under a supervisor: whether the cell that begins came with a lease. A lease is for one cell then.
         self.came_with_lease: Callable[[], bool] | None = None
-        #: Objects that must not be destroyed while the device is away: destruction calls the driver, which waits.
+        #: Objects not to be destroyed while the device is away: destruction calls the driver, which waits.
         self._kept: list[Any] = []
         #: Starts the interpreter again (rung d), given a saved state; restores one.
         self.start_again: Callable[[Path], None] | None = None
@@ -155,7 +155,7 @@ class Keeper:
             self.saved = None
 
     def begin_saved(self, state: Path) -> None:
-        """Notes that this interpreter was restarted and its variables are still to be restored."""
+        """Notes that this interpreter was restarted and still waits for its variables."""
         self.saved = state
         self._off = True
 
@@ -172,7 +172,7 @@ class Keeper:
             return self._unhooked
         if self.came_with_lease is None:
             return set()
-        # cupy's arrays are found only by a look at every object, so cupy counts as loaded without one.
+        # cupy's arrays are found only by a look at every object: cupy counts as loaded without any array found.
         loaded = {half.name.split(".")[0] for half in self.halves if half.name not in _DEVICE_ONLY and half.loaded()}
         self._unhooked = (loaded & _UNHOOKED) | _DEVICE_ONLY
         if "torch" in loaded and "torch._dynamo" in sys.modules:
@@ -204,7 +204,7 @@ class Keeper:
     def _is_unhooked(self, found: Any) -> bool:
         kind = type(found)
         root = (getattr(kind, "__module__", "") or "").split(".")[0]
-        # Attributes are asked only of functions: asking any object for one may run code of its own.
+        # Attributes are asked only of functions: a question to any object may run code of its own.
         is_function = isinstance(found, types.FunctionType)
         compiled = kind.__name__ == "OptimizedModule" or (
             is_function and hasattr(found, "_torchdynamo_orig_callable")
@@ -214,7 +214,7 @@ class Keeper:
     # --- what the supervisor asks ---
 
     def report(self) -> dict[str, Any]:
-        """Reports the memory that a copy-out would move, and the obstacles to one."""
+        """Reports the memory to be moved by a copy-out, and the obstacles to a copy-out."""
         total, refusals, managed, ipc = 0, list(self.threads.unguarded()), False, False
         unknown_managed = unknown_ipc = False
         if not self._off:
@@ -306,8 +306,8 @@ class Keeper:
         moved.pin_s += self.pool.last_pin_s
 
     def back(self) -> _move.Moved:
-        """Copies everything in again, and calls off a copy-out that is under way. Raises ParkRefused, and what isn't
-        back is safe in host memory; asking again goes on from there."""
+        """Copies everything in again, and calls off a copy-out that is under way. Raises ParkRefused, with the
+        unreturned memory safe in host memory; another request goes on from there."""
         self._cancelled.set()
         with self._doing:
             watch, moved = _move.Stopwatch(), _move.Moved(bytes=sum(parked.nbytes for parked in self.parked))

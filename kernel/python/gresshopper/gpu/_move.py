@@ -1,7 +1,8 @@
 """Moving blocks of device memory out and in, as a whole or not at all.
 
-A block can copy itself, give its device memory up, and take it again. This module has the order without any loss:
-memory is given up only after every copy is complete, and the host's copies are dropped only after everything is back.
+A block can copy itself, give up its device memory, and take the memory again. This module has the order without any
+loss: memory is given up only after every copy is complete, and the host's copies are dropped only after everything is
+back.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ._host import Pin, Pool
 
 
 class Block(Protocol):
-    """Device memory of one owner; all its aliases follow."""
+    """Device memory of one owner; all aliases of the owner follow."""
 
     @property
     def nbytes(self) -> int: ...
@@ -71,7 +72,7 @@ class Parked:
     half: Any
     blocks: list[Any]
     buffers: list[memoryview]
-    #: Blocks that hold device memory again: after a copy-in that failed, none.
+    #: Blocks with device memory again: after a failed copy-in, none.
     nbytes: int
 
 

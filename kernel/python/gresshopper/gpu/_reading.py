@@ -1,8 +1,8 @@
 """Device memory as a capture of the notebook's state reads it: from the device, from host copies, or not now.
 
-A capture never wakes a kernel with parked GPU memory, and never asks for a lease. During its reading, this thread has
-no guard, and code that could ask the driver is told that no device exists. A park requested meanwhile waits for the
-capture to give way, at the capture's next question.
+A capture never wakes a kernel with parked GPU memory, and never asks for a lease. During the reading, this thread has
+no guard; code that could ask the driver is told that no device exists. A park requested meanwhile waits for the capture
+to give way, at the capture's next question.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ._guard import TorchGuard
 
 
 class Access:
-    """Present user of the device's memory: one capture, or one move."""
+    """Present user of the device's memory: a capture or a move."""
 
     def __init__(self) -> None:
         self._held = threading.Lock()

@@ -1,4 +1,4 @@
-"""Rung (d), inside: the interpreter starts again in its own place, and the next cell finds its variables.
+"""Rung (d), inside: the interpreter starts again in place, and the next cell finds its variables.
 
 The state was saved by the state engine before; the process becomes a new kernel by `exec`, so pid, parent, connection
 file and standard streams stay, and nothing on a device can outlive it. The variables come back with the next cell, in

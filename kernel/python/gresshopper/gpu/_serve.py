@@ -1,6 +1,6 @@
 """A socket for requests of `hop gpu`, on a workstation without any supervisor.
 
-It lies in a directory of the user's that nobody else can enter, and only the user and root may ask.
+The socket lies in a directory closed to all other users, and only the user and root may ask.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def directory() -> str:
 
 
 class Server:
-    """Serves each connection on a thread of its own, so that a copy-in can call off a copy-out."""
+    """Serves each connection on its own thread, to let a copy-in call off a copy-out."""
 
     def __init__(self, handle: Handle, path: str | None = None) -> None:
         self.path = path or os.path.join(directory(), f"gpu-{os.getpid()}.sock")

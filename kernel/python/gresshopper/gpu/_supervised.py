@@ -6,7 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from gresshopper import lending, need
+from gresshopper import need
 from gresshopper.gpu import install as put_in_place
 
 from ._errors import GpuUnavailable
@@ -58,7 +58,7 @@ def install(shell: Any, threads: Sequence[int | None], in_cell: bool) -> Keeper:
     shell.events.register("pre_run_cell", source.begins)
     keeper = put_in_place(source, ipython=shell)
     shell.events.register("post_run_cell", source.over)
-    keeper.came_with_lease = lambda: lending.came_with_lease(shell)
+    keeper.came_with_lease = lambda: need.came_with_lease(shell)
     keeper.threads.began_with(threads)
     need.on_change.append(lambda holds: keeper.grant() if holds else keeper.revoke())
     if in_cell:

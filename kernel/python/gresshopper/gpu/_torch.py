@@ -18,7 +18,7 @@ from ._errors import ParkRefused
 from ._host import Pin
 from ._move import Found
 
-#: Places of the classes of such objects, if they are loaded at all.
+#: Places of the classes of such objects, if loaded at all.
 _USERS = (
     ("torch.cuda", "CUDAGraph"),
     ("torch._inductor.cudagraph_trees", "CUDAGraphTreeManager"),
@@ -187,7 +187,7 @@ class TorchHalf:
 
     def _sync_all(self) -> None:
         torch = self._torch
-        # Asking a device that isn't in use to come to rest would put a context on it.
+        # A question to an unused device to come to rest would put a context on the device.
         in_use = getattr(torch._C, "_cuda_hasPrimaryContext", lambda index: True)
         for index in range(torch.cuda.device_count()):
             if in_use(index):
@@ -235,7 +235,7 @@ def _with_subclasses(cls: Any) -> set[Any]:
 
 
 def _with_gradient(tensor: Any) -> Iterator[Any]:
-    """The tensor and its gradient, which has no Python object until code looks at it."""
+    """The tensor and its gradient, which has no Python object before its first use."""
     yield tensor
     try:
         gradient = tensor.grad if tensor.is_leaf else None
@@ -250,7 +250,7 @@ def _is_resizable(storage: Any) -> bool:
 
 
 def _refusals(users: dict[str, list[Any]]) -> list[str]:
-    """Objects that keep addresses on the device, or may use it at any moment."""
+    """Objects that keep device addresses or may use the device at any moment."""
     reasons = []
     if "CUDAGraphTreeManager" in users:
         reasons.append('a function compiled with torch.compile(mode="reduce-overhead") keeps CUDA graphs')
@@ -268,7 +268,7 @@ def _refusals(users: dict[str, list[Any]]) -> list[str]:
 
 
 def within(deadline: float, work: Callable[[], None], otherwise: str) -> None:
-    """Does `work` on a thread of its own; raises ParkRefused when it takes longer than `deadline` seconds."""
+    """Does `work` on a separate thread; raises ParkRefused after `deadline` seconds."""
     errors: list[BaseException] = []
 
     def run() -> None:

@@ -20,7 +20,7 @@ _PLAIN = (str, bytes, int, float, complex, bool, type(None), types.BuiltinFuncti
 
 
 def may_touch(code: str, namespace: Mapping[str, Any], is_device: Callable[[Any], bool], modules: set[str]) -> bool:
-    """Whether running `code` may reach an object for which `is_device` holds, or one of `modules`."""
+    """Whether `code` may reach one of `modules`, or an object accepted by `is_device`."""
     try:
         tree = ast.parse(code)
     except SyntaxError:

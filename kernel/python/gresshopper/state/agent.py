@@ -1,7 +1,7 @@
 """The agent in a kernel: hooks around each cell, captures after it or in think time, saves and restores.
 
-The hooks are IPython's own events; nothing of the user's is wrapped or replaced. A failing capture never fails a
-cell: it is told once and the next capture makes up for it. Everything here runs in the kernel's main thread.
+The hooks are IPython's own events; nothing of the user's is wrapped or replaced. A failing capture never fails a cell:
+the failure is told once and the next capture makes up for the gap. Everything here runs in the kernel's main thread.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ from .records import Outcome, Ran
 from .session import Away, NoRoom, NotYet
 from .store import Store, StoreError, ask_for
 
-#: Share of the cells' time that captures may hold them up for; beyond, they wait for think time.
+#: Share of the cells' time for which captures may hold up cells; beyond, captures wait for think time.
 SHARE = 0.01
-#: Seconds after which a capture that delays a cell is given up, and the least time for beginning one.
+#: Seconds after which a capture in a cell's way is given up, and the least time for beginning a capture.
 MOST, LEAST = 0.05, 0.003
 #: Seconds in which the kernel's other threads send a reply away, before a capture takes the interpreter.
 LEAVES = 0.0003
@@ -91,21 +91,21 @@ class Agent:
         self.capture = capture.Capture(shell.user_ns, self._hidden, self.store)
         self._writer = records.Writer(shell, self.capture)
         self.journal: records.Journal | None = None
-        #: Seconds that captures took before the reply of their cell, that cells ran, that captures took in think time, and
-        #: between a reply and the next request.
+        #: Seconds of captures before their cell's reply, of cells, of captures in think time, and between a reply and
+        #: the next request.
         self.spent = self.ran = self.thought = self.between = 0.0
-        #: Seconds that a capture may delay its cell's reply. None: the capture follows the reply where records are
+        #: Seconds by which a capture may delay its cell's reply. None: the capture follows the reply where records are
         #: kept, else it may take a share of the cells' run time.
         self.patience: float | None = None
         self._allowance = hurry.Allowance(time.perf_counter())
-        #: Whether a cell's reply leaves without its capture, which comes before the next request.
+        #: Whether a cell's reply leaves without its capture, then made before the next request.
         self._due = False
         self.trouble: list[str] = []
         self._cells = Cells()
         self._started = 0.0
         #: Whether the reply of the last cell waits for what is captured now.
         self._reply_waits = False
-        #: Numbers of the last cell that ran, and of the last captured one.
+        #: Numbers of the last run cell and of the last captured cell.
         self._last = self._seq = 0
         self._waiting: list[Ran] = []
         #: The next record holds everything, because an earlier one was lost.
@@ -114,19 +114,21 @@ class Agent:
         self._audit_from = 0.0
         #: When the last cell ended, and whether an audit is planned.
         self._ended, self._resting = 0.0, False
-        #: No capture is tried before, since there is no room for one; none in think time before, since the last failed.
+        #: No capture is tried before, for lack of room; none in think time before, after the last failure.
         self._crowded_until = self._idle_from = 0.0
         self._failures = 0
         #: How the last capture failed, until one doesn't.
         self._failed: Outcome | None = None
         self.effects = effects.Effects()
+        #: What no cells can make again, and what that was found from.
+        self._bound: tuple[Any, set[str]] = None, set()
         #: Findings of each capture, for the plan of a save.
         self.notes: list[dict[str, Any]] = []
         #: Rates of the store for writing and reading, in bytes per second (measured at the first need).
         self.rates: tuple[float, float] | None = None
         #: Unread parts of a restored state.
         self.later: later.Later | None = None
-        #: In a standby, the follower that keeps its variables equal to the executor's.
+        #: In a standby, the follower keeping its variables equal to the executor's.
         self._follower: follow.Follower | None = None
         #: Reports the progress of a restore beside the notebook.
         self.progress: Callable[[str], None] | None = None
@@ -136,7 +138,7 @@ class Agent:
 
     def watch(self, directory: Path | None = None, ahead: bool = True) -> None:
         """Capture after each cell; with a directory, keep each capture there. `ahead` stores large content at its
-        capture, before any save. Otherwise the save stores it, and may leave out content that its cells make again.
+        capture, before any save. Otherwise the save stores the content, and may leave out parts that cells make again.
         """
         self.begin(None if directory is None else records.FileJournal(directory), ahead or directory is not None)
 
@@ -221,7 +223,7 @@ class Agent:
 
     @staticmethod
     def _soon(work: Callable[[], None]) -> bool:
-        """Schedule work for after this cell's reply; returns whether a loop can do it."""
+        """Schedule work for after this cell's reply; returns whether a loop is there to do the work."""
         try:
             # The kernel sends the reply, and lets the next request be taken, without giving the loop a turn between the two.
             asyncio.get_running_loop().call_soon(work)
@@ -247,15 +249,14 @@ class Agent:
         self.between += ended - started
 
     def _later(self) -> None:
-        """Capture in think time: a cell cheaper than its capture isn't delayed by it."""
+        """Capture in think time: a cell cheaper than its capture isn't delayed."""
         self._after_seconds(THINK, self._idle)
 
     @staticmethod
     def _after_seconds(seconds: float, work: Callable[[], None]) -> None:
         with contextlib.suppress(RuntimeError):  # outside of a kernel there is no loop: the next audit does it
             loop = asyncio.get_running_loop()
-            # A turn of the loop later: a request that arrived with the timer goes first, since no descriptor tells
-            # of it.
+            # A turn of the loop later: a request that arrived with the timer goes first, unannounced by any descriptor.
             loop.call_later(seconds, loop.call_soon, work)
 
     @yielding.Yielding()
@@ -289,7 +290,7 @@ class Agent:
             self._rest_in(rested - started)
             return
         try:
-            with hurry.bound(self.capture, hurry.UntilAsked(self.shell)):
+            with hurry.bound(self.capture.session, hurry.UntilAsked(self.shell)):
                 self.audit()
             self._audited = self._seq
             restoring.environment()  # which a save asks for
@@ -311,7 +312,7 @@ class Agent:
             return Outcome("failed", self.trouble[-1])
         waiting, self._waiting = self._waiting, []
         try:
-            with hurry.bound(self.capture, patience):
+            with hurry.bound(self.capture.session, patience):
                 self._take(waiting)
         except NotYet:
             self._waiting = waiting + self._waiting
@@ -366,12 +367,12 @@ class Agent:
         self._keep(delta, cells, waiting, "cells", started)
 
     def _displayed(self, names: set[str]) -> list[str]:
-        """Names of the displayed values that a cell may have reached by `_` and its like, or by `Out`."""
+        """Names of the displayed values possibly reached by a cell through `_` and its like, or through `Out`."""
         out = self.shell.user_ns.get("_oh")
         if not isinstance(out, dict) or names.isdisjoint(later.SHOWN):
             return []
         numbers = [n for n in out if type(n) is int]
-        # The cell may itself have displayed something, which moves the older values on by one.
+        # The cell may itself have displayed something, which moves the older values on by one place.
         return [f"_{n}" for n in (numbers if {"Out", "_oh"} & names else numbers[-len(records.SHOWN) - 1 :])]
 
     def _capture_for_record(self, found: names.Names | None, seq: int) -> capture.Delta:
@@ -383,8 +384,8 @@ class Agent:
     def _keep(
         self, delta: capture.Delta, cells: list[dict[str, Any]], ran: Sequence[Ran], cause: str, started: float
     ) -> None:
-        """Put a capture's findings into the journal. If that fails, no record has them, so the next record holds
-        everything."""
+        """Put a capture's findings into the journal. After a failure no record has these units, so the next record
+        holds everything."""
         if self.journal is None:
             return
         anew, self._anew = self._anew, True
@@ -416,7 +417,7 @@ class Agent:
         return cells
 
     def _uses(self, used: list[str], touched: list[int]) -> list[str]:
-        """Names in the functions that a cell may call, if they matter for a re-run."""
+        """Names in the functions that a cell may call, if relevant for a re-run."""
         reached = {m for u in touched if u in self.capture.units for m in self.capture.units[u].touches}
         told = effects.telling(reached)
         space = self.shell.user_ns
@@ -444,7 +445,7 @@ class Agent:
             self.notes = planning.shortened(self.notes, NOTES // 2)
 
     def _file(self, source: str, ran: Ran) -> str:
-        """The file name under which the cell was compiled, which its functions remember."""
+        """The file name under which the cell was compiled, as remembered by its functions."""
         namer = getattr(self.shell.compile, "get_code_name", None)
         return "" if namer is None else str(namer(ran.raw, source, ran.count or 0))
 
@@ -501,16 +502,23 @@ class Agent:
     # --- saving ---
 
     def unmovable(self) -> list[str]:
-        """Why this kernel would change by a move: its uncapturable objects, in sentences."""
+        """Reasons why this kernel would change by a move: the uncapturable objects, in sentences."""
+        return sorted({*self._not_rerunnable(), *self.capture.busy(), *self.capture.away()})
+
+    def _not_rerunnable(self) -> set[str]:
+        """Uncapturable objects that no cells can make again. Asked for before each reply, and found anew after captures."""
         gone = [unit for unit in self.capture.units.values() if unit.gone]
-        history = planning.History(self.notes if gone else [])
-        found = {
-            f"{', '.join(unit.names) or 'a class'}: {part.what}: {part.why}"
-            for unit in gone
-            if not planning.rerunnable(history, unit.uid, rerun.MOST)
-            for part in unit.gone
+        if not gone:
+            return set()
+        said = {
+            unit.uid: [f"{', '.join(unit.names) or 'a class'}: {p.what}: {p.why}" for p in unit.gone] for unit in gone
         }
-        return sorted({*found, *self.capture.busy(), *self.capture.away()})
+        key = len(self.notes), id(self.notes[-1]) if self.notes else 0, said
+        if self._bound[0] != key:
+            history = planning.History(self.notes)
+            bound = (uid for uid in said if not planning.rerunnable(history, uid, rerun.MOST))
+            self._bound = key, {sentence for uid in bound for sentence in said[uid]}
+        return self._bound[1]
 
     def flush(self, audit: bool = True) -> Outcome:
         """Capture all waiting cells, and changes that no name showed. Captured cells stay in the journal even if the
@@ -535,10 +543,10 @@ class Agent:
         self._waiting, self.notes, self._anew = [], [], True
 
     def save(self, directory: Path, durable: bool = True, whole: bool = False) -> dict[str, Any]:
-        """Write the whole present state. Content that the plan leaves to its cells is omitted, unless `whole`.
+        """Write the whole present state. Content left by the plan to its cells is omitted, unless `whole`.
 
         # Errors
-        `FormError` or `StoreError`; a state that was there before stays as it was.
+        `FormError` or `StoreError`; an existing state stays as before.
         """
         started = time.perf_counter()
         before = self.store.written
@@ -576,7 +584,7 @@ class Agent:
     def _planned(
         self, directory: Path, delta: capture.Delta, history: planning.History, durable: bool, whole: bool
     ) -> tuple[planning.Plan, dict[int, dict[str, Any]]]:
-        """Groups to ship, and groups to leave to their cells: only those that a trial could make again."""
+        """Groups to ship, and groups to leave to their cells: only groups within a trial's power."""
         units = [c.unit for c in delta.changed]
         groups = [
             planning.Group(u.uid, u.members, u.nbytes(), _unstored(u), u.plain, u.seconds, bool(u.gone))
@@ -705,7 +713,7 @@ class Agent:
         return {", ".join(u.names): u.notes for u in self.capture.units.values() if u.notes}
 
     def show(self) -> list[dict[str, Any]]:
-        """Each group: its variables, its cost, and its unsavable parts."""
+        """Each group: its variables, cost and unsavable parts."""
         self.audit()
         return [
             {
@@ -768,7 +776,7 @@ class Agent:
         wait: bool = True,
         shown: bool = True,
     ) -> restoring.Told:
-        """The same for a state that was read; nothing is said of it beside the notebook's cells.
+        """The same for a state just read; nothing is said beside the notebook's cells.
 
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
@@ -812,7 +820,7 @@ class Agent:
         return tell
 
     def resume(self, directory: Path, lazy: bool = True) -> restoring.Told:
-        """Restore a state and go on in its log, to which later captures are added.
+        """Restore a state and go on in the state's log, to which later captures are added.
 
         # Errors
         `FormError` or `StoreError`, with the namespace as it was.
@@ -854,7 +862,7 @@ class Agent:
         return told
 
     def elect(self) -> None:
-        """Follow no more: what is captured from here on is a difference to the last record that was applied."""
+        """Follow no more: later captures are differences to the last applied record."""
         if self._follower is not None:
             snapshot, self._follower = self._follower.snapshot, None
             self.capture.reset()
@@ -892,7 +900,7 @@ class Agent:
         self._set_in_cell(snapshot)
 
     def _show(self, snapshot: restoring.Snapshot) -> None:
-        """Sets `_` and its like to the values displayed last, where they aren't the user's own.
+        """Sets `_` and its like to the last displayed values, unless the user has set these names.
 
         IPython knows by `user_ns_hidden` whether they are, and goes on setting them if not.
         """
@@ -910,7 +918,7 @@ class Agent:
                 space.pop(name, None)  # the user deleted it
 
     def _set_in_cell(self, snapshot: restoring.Snapshot) -> None:
-        """Have the next cell find settings that a restore can't make for it."""
+        """Have the next cell find settings beyond the reach of a restore."""
         entries = ((name, snapshot.sections.get(name)) for name in process.OF_CONTEXT)
         process.for_cells({name: restoring.stream(entry, self.store) for name, entry in entries if entry is not None})
         hooks = self.shell.events.callbacks["pre_execute"]
@@ -931,7 +939,7 @@ class Agent:
         self.shell.execution_count = max(self.shell.execution_count, snapshot.count)
 
     def _inputs(self, inputs: list[str]) -> None:
-        """Have `_i` and its like, and what looks up inputs by number, find them."""
+        """Make `_i` and its like, and lookups of inputs by number, find the inputs."""
         space, manager = self.shell.user_ns, self.shell.history_manager
         space.update({f"_i{n}": text for n, text in enumerate(inputs) if n})
         newest = [*reversed(inputs[1:]), "", "", "", ""]

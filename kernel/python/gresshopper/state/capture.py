@@ -1,8 +1,8 @@
-"""Finds what a cell changed: groups of variables that share objects, their content, and the process's state.
+"""Finds a cell's changes: groups of variables with shared objects, their content, and the process's state.
 
 A *member* is a variable (`n:name`) or a class of the notebook (`c:id`); a *unit* is a group of members that share
-mutable objects or memory, written as one stream. A capture writes the units that may have changed, compares them
-with what is known, and yields a `Delta`. It keeps no reference to a user's object.
+mutable objects or memory, written as one stream. A capture writes the units with possible changes, compares them with
+the known content, and yields a `Delta`. It keeps no reference to a user's object.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from .store import CHUNK, Store
 
 #: Memory from this many bytes on is tracked by the kernel rather than hashed.
 TRACKED = 1024 * 1024
-#: Units with more linking objects than this are looked up by bisection, not by a table; so are those that would make the
-#: table of all units larger than ALL_TABLED, at about a hundred bytes each.
+#: Units with more linking objects than this are looked up by bisection, not by a table; likewise units by which the
+#: table of all units would exceed ALL_TABLED, at about a hundred bytes each.
 TABLED, ALL_TABLED = 20_000, 2_000_000
 #: Bytes per second, for what is not known yet: an array of objects, memory to be stored, memory to be hashed.
 _ITEMS_RATE, _STORE_RATE, _HASH_RATE = 3e7, 7e8, 8e9
@@ -36,15 +36,15 @@ _ITEMS_RATE, _STORE_RATE, _HASH_RATE = 3e7, 7e8, 8e9
 _ITEMS_COPIED = 4
 #: Seconds that a trial of a class's own pickling takes beside loading, and how many times as long as writing that takes.
 _FORK, _LOADS = 0.02, 3.0
-#: Seconds that a disk may let a whole chunk wait, which is written past the page cache.
+#: Seconds for which a disk may let a whole chunk wait, written past the page cache.
 _DISK = 0.02
-#: Seconds from which on the actual time for content corrects the expected one.
+#: Seconds from which on the actual time for content corrects the expected time.
 _LEARNT = 0.001
 _ATOMS = (int, float, str, bytes, bool, complex, type(None), type(Ellipsis))
 
 
 class Blob(NamedTuple):
-    """Content of a buffer: its length in bytes and its chunks."""
+    """Content of a buffer: length in bytes, and chunks."""
 
     nbytes: int
     chunks: tuple[str, ...]
@@ -139,7 +139,7 @@ class Unit:
 
 
 class Changed(NamedTuple):
-    """A new or changed unit, with its stream, and with its buffers if everything was asked for."""
+    """A new or changed unit, with its stream, and with its buffers if the caller asked for everything."""
 
     unit: Unit
     stream: bytes
@@ -175,7 +175,7 @@ class Memories:
         self.store = store
         self._known: dict[tuple[int, int], _Memory] = {}
         self.tracking = native.lib is not None and native.lib.hop_track_init() == 0
-        #: Whether content is stored when it is captured; else it is only told apart, and stored with a save.
+        #: Whether content is stored at its capture; else content is only told apart, and stored with a save.
         self.ahead = True
 
     def content(self, buffer: pickling.Buffer, arm: bool) -> Blob:
@@ -336,7 +336,7 @@ class Memories:
         if memory is None or memory.blob is None or not memory.blob.items or not memory.armed:
             return False
         dirty = bytearray(-(-nbytes // CHUNK))
-        # A scan with re-arming would lose its findings here, so it asks without.
+        # A scan with re-arming would lose its findings here, so the scan asks without re-arming.
         return bool(native.lib.hop_track_scan(at, nbytes, CHUNK, native.address(dirty), 0) == 0)
 
     def forget(self, gone: Iterable[tuple[int, int]]) -> None:
@@ -414,7 +414,7 @@ class Capture:
         return _Visible(self.namespace, names, ids, shown, changed)
 
     def touched(self, found: naming.Names) -> set[int] | None:
-        """Units that code with these names may touch; None means any."""
+        """Units within reach of code with these names; None means any."""
         if found.dynamic or self.busy():
             return None
         named = [self._owner[m] for m in map("n:".__add__, found.names) if m in self._owner]
@@ -487,7 +487,7 @@ class Capture:
         if found is not None and found.stored:
             settings.see(found.stored)
         chosen = None if found is None else self.touched(found)
-        # A group that fell apart is noticed in think time; until then it is written as one group.
+        # A group in pieces is noticed in think time; until then the pieces are written as one group.
         work = _Round(self, visible, split=arm)
         for name in visible.changed:
             if name in visible.shown:
@@ -559,7 +559,7 @@ class Capture:
     def _adopt(self, final: _Final, arm: bool, everything: bool) -> tuple[list[Changed], list[int]]:
         changed: list[Changed] = []
         kept: set[int] = set()
-        # Groups that share memory are one: memory that no examined group still holds is held by nobody.
+        # Groups with common memory are one: memory held by no examined group is held by nobody.
         held_before = {key for uid in final.looked_at if uid in self.units for key in self.units[uid].buffers}
         for block in final.blocks:
             members, dump, digest = block.members, block.dump, block.digest()
@@ -634,7 +634,7 @@ class Capture:
             self._tabled = len(self._table)
 
     def holders(self, ids: Any, skip: set[int]) -> set[int]:
-        """Units outside `skip` that may hold one of these objects (a stale address may name a wrong one)."""
+        """Units outside `skip` that may hold these objects (a stale address may name a wrong unit)."""
         found: set[int] = set()
         table = self._table
         if len(ids) > len(table):
@@ -655,8 +655,8 @@ class Capture:
         return found
 
     def adopt(self, entries: Iterable[Mapping[str, Any]], process: Mapping[str, bytes]) -> None:
-        """Go on from a saved state, which the namespace now holds: its units keep their numbers, and count as
-        unchanged. Their objects are known after the first look.
+        """Go on from a saved state, now in the namespace: its units keep their numbers, and count as unchanged. Their
+        objects are known after the first look.
         """
         for said in entries:
             self._install(_adopted(said))
@@ -666,7 +666,7 @@ class Capture:
         self._process = dict(process)
 
     def resettle(self, names: Iterable[str]) -> None:
-        """Notes that these variables now hold their units' content, which was read only now."""
+        """Notes that these variables now hold their units' content, read only now."""
         places = {name: i for i, name in enumerate(self._names)}
         for name in names:
             if name in places and name in self.namespace:
@@ -838,7 +838,7 @@ class _Round:
         return _plain(pickling.placeholders(stands), gone)
 
     def _follow(self) -> None:
-        """Units that share an object or memory with written ones, and classes that are still unwritten."""
+        """Units with an object or memory in common with written units, and classes still unwritten."""
         capture = self.capture
         new = [b for key, b in self._blocks.items() if key not in self._linked]
         for block in new:
@@ -902,7 +902,7 @@ class _Round:
         return [self._final(group) for group in groups.values()]
 
     def _join_class_cycles(self, blocks: Sequence[_Block], parent: list[int], find: Callable[[int], int]) -> None:
-        """Groups that need each other's classes are one: else neither could be read first."""
+        """Groups in mutual need of classes are one: else neither could be read first."""
         where = {m: i for i, b in enumerate(blocks) for m in b.members if m.startswith("c:")}
         edges: dict[int, set[int]] = {}
         for i, block in enumerate(blocks):

@@ -1,6 +1,7 @@
-"""Settings that Python keeps for each context (`contextvars`): all cells share one, and our own work runs in others.
+"""Settings kept by Python for each context (`contextvars`): all cells share a context, and our own work runs in others.
 
-What a section of :mod:`.process` has of them is read as the last cell left it, and set again where the next cell begins.
+The part found in a section of :mod:`.process` is read as the last cell left it, and set again where the next cell
+begins.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def wait_for_cell(settings: Mapping[str, Any]) -> None:
 
 
 def cell_begins(make: Callable[[str, Any], None]) -> None:
-    """Make what waits, in the context of the cell that begins here."""
+    """Make the waiting values, in the context of the cell that begins here."""
     while _waiting:
         name, setting = _waiting.popitem()
         with contextlib.suppress(Exception):  # it was told when it was restored
@@ -36,7 +37,7 @@ def cell_begins(make: Callable[[str, Any], None]) -> None:
 
 
 def read(name: str, reader: Callable[[], Any]) -> Any:
-    """What a section's reader finds in the cells' context."""
+    """The value found by a section's reader in the cells' context."""
     found = reader() if _last is None else _last.copy().run(reader)
     if name not in _waiting:
         return found

@@ -15,7 +15,7 @@ from typing import Any
 
 from . import names
 
-#: Names through which a cell gets values that differ from run to run.
+#: Names through which a cell gets values different from run to run.
 BARRED_NAMES = frozenset(
     {
         "input",
@@ -239,7 +239,7 @@ def doubtful(cell: Mapping[str, Any]) -> str | None:
 
 
 def _used(cell: Mapping[str, Any]) -> set[str]:
-    """Names that a cell uses, also within the functions that it may call."""
+    """Names used by a cell, also within functions called from the cell."""
     return set(_named(cell["source"]).union(cell.get("uses", ())))
 
 
@@ -249,12 +249,12 @@ def _named(source: str) -> frozenset[str]:
 
 
 def telling(used: Iterable[str]) -> list[str]:
-    """Names among these that decide whether a cell may run again."""
+    """The names among these that decide whether a cell may run again."""
     return sorted(n for n in used if n in BARRED_NAMES or n in DOUBTFUL_NAMES or n.startswith(DOUBTFUL_STARTS))
 
 
 def members_in_order(members: Iterable[str]) -> tuple[str, ...]:
-    """Sorts displayed values to the end, so that they can be read last."""
+    """Sorts displayed values to the end, to be read last."""
     return tuple(sorted(members, key=lambda m: (m.startswith("n:") and shown(m[2:]), m)))
 
 

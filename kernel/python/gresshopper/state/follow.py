@@ -86,7 +86,7 @@ class Follower:
         return restore.Told(sorted(staged), self._lost(changed, staged), loader.notices, 0.0)
 
     def _with_dependents(self, changed: set[int]) -> set[int]:
-        """These groups, and groups with instances of their classes: a class that is read anew is a new object."""
+        """These groups, and groups with instances of their classes: a class read anew is a new object."""
         units = self.snapshot.units
         found, added = set(changed), set(changed)
         while added:
@@ -130,7 +130,7 @@ class Follower:
 
 
 def _forget_class(cls: type | None) -> None:
-    """Have a class made anew, with its present bases and members; cloudpickle would reuse its earlier one."""
+    """Have a class made anew, with its present bases and members; cloudpickle would reuse the earlier class."""
     known = cloudpickle.cloudpickle
     number = None if cls is None else known._DYNAMIC_CLASS_TRACKER_BY_CLASS.pop(cls, None)
     if number is not None:

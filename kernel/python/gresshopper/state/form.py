@@ -1,8 +1,8 @@
 """The saved form: a log of records, authenticated by a key of its owner (docs/state-format.md).
 
-A state is a directory: `log`, to which each capture adds one record, and `head`, which proves the log and says how
-much of it counts. A record is JSON (the changes) and bytes (small streams); its authentication covers the record
-before. This module knows nothing of Python objects: nothing here unpickles.
+A state is a directory: `log`, to which each capture adds a record, and `head`, which proves the log and counts its
+valid part. A record is JSON (the changes) and bytes (small streams); its authentication covers the record before. This
+module knows nothing of Python objects: nothing here unpickles.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class Log:
         self._head = -1
 
     def create(self) -> None:
-        """Start an empty log beside an existing one; `commit` puts it in its place."""
+        """Start an empty log beside an existing log; `commit` replaces the old log."""
         handle, self._temp = tempfile.mkstemp(prefix=".log-", dir=self.directory)
         self._file = os.fdopen(handle, "wb")
         start = _START.pack(MAGIC, VERSION, self._kind)
@@ -286,7 +286,7 @@ def _prove_head(place: bytes, directory: Path, key: bytes) -> dict[str, Any]:
 
 
 class End(NamedTuple):
-    """The valid part of a log: its length, and the proof of its last record."""
+    """The valid part of a log: its length, and the last record's proof."""
 
     length: int
     mac: str

@@ -12,19 +12,16 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from gresshopper.between import in_main_thread
 
 from . import native
 from .session import Away, Interrupted, NoRoom, Session
 
-if TYPE_CHECKING:
-    from .capture import Capture
-
 #: Seconds between two looks at what the user asked for.
 EVERY = 0.002
-#: Bytes that a capture may always add to the process; beyond, one part in SHARED of the room left at its start.
+#: Bytes that a capture may always add to the process; beyond, a fraction (1/SHARED) of the room left at its start.
 FLOOR, SHARED = 256 << 20, 2
 #: Number of checks for room for each look at the process's size.
 LOOKS = 8
@@ -65,8 +62,8 @@ _deferred: list[int] = []
 
 @contextlib.contextmanager
 def interrupts_deferred() -> Iterator[None]:
-    """Take an interrupt as the wish to give up the capture. Its cell is over, and a capture that is broken off must
-    know which changes it didn't record."""
+    """Take an interrupt as the wish to give up the capture. Its cell is over, and a broken-off capture must know the
+    unrecorded changes."""
     before = signal.getsignal(signal.SIGINT) if in_main_thread() else None
     if before is None:
         yield
@@ -110,7 +107,7 @@ class Allowance:
 
     A short capture is always allowed. A longer one takes a share of the cells' run time and of the time that passed:
     a long run of cells is delayed a little, and captured all the same. After a given-up capture the next one begins
-    only with twice its time.
+    only with twice the time.
     """
 
     def __init__(self, now: float) -> None:
@@ -227,12 +224,11 @@ def _requests(shell: Any) -> Any:
 
 
 @contextlib.contextmanager
-def bound(capture: Capture, patience: Patience | None) -> Iterator[None]:
-    """Let a capture ask `patience`."""
+def bound(session: Session, patience: Patience | None) -> Iterator[None]:
+    """Let the captures of a session ask `patience`."""
     if patience is None:
         yield
         return
-    session = capture.session
     before = session.check, session.expect
     session.check, session.expect = patience.check, patience.expect
     try:

@@ -2,8 +2,8 @@
 
 pickle often turns an iterator into another type over the remaining items. Here each iterator either comes back as it
 was, or the change is noted. A generator can be written before its start, after its end, and within a generator
-expression of one loop; elsewhere its position is in the interpreter's own memory. Nothing is taken from an iterator.
-No frame is asked for its locals, which would keep them alive.
+expression of one loop; elsewhere its position is in the interpreter's memory. Nothing is taken from an iterator. No
+frame is asked for its locals: the answer would keep the locals alive.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from . import recipes
 
-#: Since Python 3.11 a generator holds its function, and its arguments in their order.
+#: Since Python 3.11 a generator holds its function, and the arguments in order.
 _HOLDS_FUNCTION = sys.version_info >= (3, 11)
 _AMONG_LOOPS = ("GET_A", "SEND", "SETUP_", "BEFORE_", "YIELD_FROM", "END_ASYNC", "IMPORT", "LOAD_FAST_AND_CLEAR")
 
@@ -70,8 +70,8 @@ def _begun(made: Any) -> bool | None:
 
 @functools.lru_cache(maxsize=256)
 def _one_loop(code: types.CodeType) -> bool:
-    """Whether this is a generator expression of one loop, which another generator over the same iterator can
-    continue."""
+    """Whether this is a generator expression of one loop, to be continued by another generator over the same
+    iterator."""
     if code.co_name != "<genexpr>" or code.co_argcount != 1 or code.co_cellvars:
         return False
     steps = [step.opname for step in dis.get_instructions(code)]

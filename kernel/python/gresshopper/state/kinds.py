@@ -1,5 +1,5 @@
-"""Kinds of objects in a dump: objects that may be in several groups without linking them, and objects that can be
-saved because they belong to this process.
+"""Kinds of objects in a dump: objects shared by several groups without linking the groups, and objects savable as this
+process's own.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ _BOUND = (
 )
 
 
-#: Weak: a redefined class of the notebook must go, with everything that it holds.
+#: Weak: a redefined class of the notebook must go, with all its content.
 _bound_cache: weakref.WeakKeyDictionary[type, str | None] = weakref.WeakKeyDictionary()
 
 

@@ -1,9 +1,9 @@
 """Deferred parts of a restored state: large groups, and displayed values (`Out`).
 
-Deferred variables are placeholders until the bytecode of a cell, or of a function that it may call, names one of
-their group; then they are read before the cell runs. In think time the others are read, one group after another. A
-group is proven before it is unpickled, as any other. A group whose proof fails stays a placeholder that says so, and
-the user is told.
+Deferred variables are placeholders until the bytecode of a cell, or of a function within its reach, names one of the
+group; the group is then read before the cell runs. In think time the others are read, one group after another. A group
+is proven before it is unpickled, as any other. A group with a failed proof stays a placeholder with a message, and the
+user is told.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .lost import Lost, Pending
 LARGE = 1024 * 1024
 #: Names through which a cell reaches whatever was displayed.
 SHOWN = frozenset({"Out", "_oh", "_", "__", "___"})
-#: Seconds of think time after which the reading of one group after the other pauses.
+#: Seconds of think time after which the reading of group after group pauses.
 AT_ONCE = 0.01
 
 
@@ -87,7 +87,7 @@ class Later:
         return bool(self._waiting)
 
     def need(self, found: names.Names) -> None:
-        """Read the groups that code with these names may touch, also through functions."""
+        """Read the groups within reach of code with these names, also through functions."""
         stack = list(found.names) if not found.dynamic and names.SHELL.isdisjoint(found.names) else list(self._owner)
         seen: set[int] = set()
         shown = self._shown
@@ -167,7 +167,7 @@ class Later:
 
 
 class _Gate(ast.NodeTransformer):
-    """Sees each cell, also a silent one, before it runs; changes nothing."""
+    """Sees each cell, silent ones too, before the cell runs; changes nothing."""
 
     def __init__(self, later: Later) -> None:
         self._later = later

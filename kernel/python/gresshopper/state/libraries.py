@@ -1,6 +1,6 @@
 """Choice of recipes for objects of numpy, pandas, torch, matplotlib and ipywidgets.
 
-Objects that share memory are written over the root that owns it. Others have a recipe only if a library's own
+Objects with shared memory are written over the root that owns the memory. Others have a recipe only if a library's own
 pickling loses something.
 """
 
@@ -77,7 +77,7 @@ class LibraryRules(Writing):
         return self._np_view(a, root)
 
     def _np_void(self, scalar: Any) -> Any:
-        """An element of a structured array, which is a view of it."""
+        """An element of a structured array: a view of the array."""
         import numpy as np
 
         if not isinstance(scalar.base, np.ndarray) or scalar.dtype.names is None or scalar.dtype.hasobject:
@@ -87,8 +87,8 @@ class LibraryRules(Writing):
         return recipes.np_element, (view,)
 
     def _frame(self, root: Any) -> Any:
-        """A plain array over the whole memory of an array of a subclass; in the stream it takes that memory's
-        place."""
+        """A plain array over the whole memory of an array of a subclass; in the stream the plain array takes that
+        memory's place."""
         import numpy as np
 
         made = self.plain.get(id(root))
@@ -194,7 +194,7 @@ class LibraryRules(Writing):
         )
 
     def _find_root(self, address: int, nbytes: int) -> Any | None:
-        """An already written root that holds this memory, though no object says so."""
+        """An already written root with this memory, though no object says so."""
         if not nbytes or self.roots.free(address, address + nbytes):
             return None
         for low, high, root in self.roots.near(address, address + nbytes):
@@ -353,7 +353,7 @@ class LibraryRules(Writing):
         return (recipes.pd_index, (reduced[0], *reduced[1])) if plain else reduced
 
     def _pd_index(self, index: Any) -> Any:
-        # An index copies on write by counts that restored memory wouldn't have: its data are written separately.
+        # An index copies on write by counts absent in restored memory: the index's data are written separately.
         reduced = index.__reduce__()
         if len(reduced) == 2 and isinstance(reduced[1][1], dict):
             data = reduced[1][1].get("data")
@@ -513,7 +513,7 @@ def _place_in_cycle(cycle: Any) -> tuple[list[Any], int] | None:
     return None if over is None else (list(over), len(taken))
 
 
-#: Size from which an index keeps a table after a lookup, which its `memory_usage` counts.
+#: Size from which an index keeps a table after a lookup, counted by its `memory_usage`.
 LOOKED_UP = 1000
 
 

@@ -17,7 +17,7 @@ _STYLES: dict[type, str] = {
     logging.StrFormatStyle: "{",
     logging.StringTemplateStyle: "$",
 }
-#: A handler: its kind, its target, its level and its format.
+#: A handler: kind, target, level and format.
 _Handler = tuple[str, str, int, "tuple[Any, ...] | None"]
 
 

@@ -1,4 +1,4 @@
-"""The placeholder for a lost value: it names the value, and every use of it raises `LostError`.
+"""The placeholder for a lost value: names the value, and raises `LostError` on every use.
 
 A usable placeholder would turn a told loss into a wrong number. So each protocol by which Python or a library takes
 hold of a value raises: attributes, calls, items, iteration, truth, comparison, arithmetic, conversion, formatting,
@@ -22,7 +22,7 @@ class LostError(RuntimeError):
 
 
 def stands_still(on: bool) -> None:
-    """Sets whether this thread loads a stream, so that containers may be made around placeholders."""
+    """Sets whether this thread loads a stream, to permit containers around placeholders."""
     _loading.on = on
 
 
@@ -69,7 +69,7 @@ class Pending(Lost):
     __slots__ = ()
 
 
-#: Attributes that displays of a value ask for, and that may be missing.
+#: Optional attributes requested by displays of a value.
 _ASKED = ("_repr_", "_ipython_", "__wrapped__")
 
 
@@ -133,6 +133,6 @@ _REFUSED = [
 ]
 for _name in _REFUSED:
     setattr(Lost, f"__{_name}__", _refuse)
-# numpy asks the instance for these, and takes any value that it finds.
+# numpy asks the instance for these, and takes any value found.
 for _name in ("array_struct", "array_interface"):
     setattr(Lost, f"__{_name}__", property(_refuse))

@@ -1,4 +1,4 @@
-"""Names that a cell may touch, read from its bytecode.
+"""Names within reach of a cell, read from its bytecode.
 
 The answer only narrows the work of a capture: the audit finds missed names. `capture` closes the set over groups and
 over their functions.
@@ -13,7 +13,7 @@ import types
 from collections.abc import Iterator
 from typing import NamedTuple
 
-#: Names through which a cell reaches variables absent from its bytecode.
+#: Names through which a cell reaches variables absent from the cell's bytecode.
 DYNAMIC = frozenset({"exec", "eval", "globals", "locals", "vars", "__main__"})
 #: Names that a `%magic` or `!command` compiles to; their text may name variables.
 SHELL = frozenset({"get_ipython", "run_line_magic", "run_cell_magic", "system", "getoutput"})
@@ -46,7 +46,7 @@ def code_objects(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def names_of_code(code: types.CodeType) -> Names:
-    """Names that a code object may load, store or delete (attribute names are among them, which is harmless)."""
+    """Names that a code object may load, store or delete (attribute names among them, without harm)."""
     names: set[str] = set()
     words: set[str] = set()
     for part in code_objects(code):
@@ -95,7 +95,7 @@ def _loads_dynamic(code: types.CodeType) -> bool:
 
 
 def names_of_source(source: str) -> Names:
-    """Names that a cell may touch, given its source after IPython's own transformation."""
+    """Names within reach of a cell, given its source after IPython's own transformation."""
     try:
         code = compile(source, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     except (SyntaxError, ValueError, OverflowError, RecursionError):

@@ -1,4 +1,4 @@
-"""The native library (`kernel/tracker`), and its substitutes where it can't be loaded.
+"""The native library (`kernel/tracker`), and substitutes where the library can't be loaded.
 
 Without the library: no write tracking, BLAKE2b instead of BLAKE3, one thread. All results mean the same.
 """
@@ -157,7 +157,7 @@ def error() -> str:
 
 
 def room() -> int:
-    """Bytes of memory left for this process, by the machine's limit and its memory cgroups."""
+    """Bytes of memory left for this process, by the limits of the machine and of the memory cgroups."""
     left = int(lib.hop_room()) if lib is not None else -1
     return left if left >= 0 else sys.maxsize
 
@@ -176,7 +176,7 @@ def plan(problem: bytes) -> bytes:
 
 
 def _memo_layout_known() -> bool:
-    """Whether a pickler's memo lies where the library expects it in this Python."""
+    """Whether a pickler's memo lies at the library's expected place in this Python."""
     import io
     import pickle
 
@@ -212,7 +212,7 @@ def _native_ids(pickler: Any, harmless: AbstractSet[type]) -> Any:
 
 
 def memo_ids(pickler: Any, harmless: AbstractSet[type]) -> Any:
-    """Addresses of the objects that a pickler wrote and that link groups, sorted."""
+    """Sorted addresses of the objects written by a pickler that link groups."""
     if _layout and type(pickler).__name__ == "_Fast":
         return _native_ids(pickler, harmless)
     return sorted(_python_ids(pickler, harmless))
@@ -268,7 +268,7 @@ def _python_ids(pickler: Any, harmless: AbstractSet[type]) -> list[int]:
         t = type(obj)
         if t in harmless or isinstance(obj, type):
             continue
-        # Only the memo, its copy and this loop hold the object: it was made for the dump.
+        # Only the memo, the memo's copy and this loop hold the object: a product of the dump.
         if sys.getrefcount(obj) <= MADE_FOR_DUMP or isinstance(obj, enum.Enum):
             continue
         ids.append(at)

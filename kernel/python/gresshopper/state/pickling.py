@@ -31,7 +31,7 @@ DEEP_STACK = 512 * 1024 * 1024
 DEEP_LIMIT = 400_000
 #: Number of nesting levels tried for a group. An object that makes another at each write never ends.
 DEPTHS = 4
-#: Number of placeholders inside one group from which the whole group counts as unpicklable.
+#: Number of placeholders inside a group from which on the whole group counts as unpicklable.
 MAX_LOST = 200
 #: About how many seconds it takes to look at what a byte of a stream stands for.
 LOOKED_AT = 1.5e-8
@@ -72,7 +72,7 @@ class _Stream(io.BytesIO):
         return super().write(data)
 
 
-#: cloudpickle's reducers. In one plain dictionary with the process's own, they are found at once.
+#: cloudpickle's reducers. A plain dictionary with the process's own finds these at once.
 _REDUCERS: dict[Any, Any] = dict(
     getattr(cloudpickle.CloudPickler, "_dispatch_table", None)
     or getattr(cloudpickle.CloudPickler, "dispatch_table", {})
@@ -198,7 +198,7 @@ def _attempt(
     begins, rest = (value[:first], value[first:]) if first else (value, None)
 
     def run() -> Any:
-        # Emptied at the end: a pickler that its own callback holds would keep the user's objects until a sweep.
+        # Emptied at the end: a pickler held by its own callback would keep the user's objects until a sweep.
         held: list[Any] = []
 
         def callback(buffer: pickle.PickleBuffer) -> bool:

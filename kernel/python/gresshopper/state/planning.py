@@ -1,7 +1,7 @@
 """From measurements to a plan: groups to ship, and groups to make again by running their cells.
 
-The notes of the cells name the versions of groups that each read and made. This module turns notes and measured
-costs into the problem that `kernel/state` solves by a plan. `rerun` decides which cells may run again.
+The notes of the cells name the versions of groups that each read and made. This module turns notes and measured costs
+into the problem solved by `kernel/state` with a plan. `rerun` decides which cells may run again.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from typing import Any, NamedTuple
 
 from . import effects, native
 
-#: Seconds of a trial beside the cells: a Python of its own, and its imports.
+#: Seconds of a trial beside the cells: a separate Python, and its imports.
 TRIAL = 2.0
 #: Runs of a cell whose groups aren't shipped for their cost: in the trial and at the restore.
 TWICE = 2.0
-#: Least share of plain memory, which every run writes alike, in a group that is left out.
+#: Least share of plain memory, written alike by every run, in an omitted group.
 PLAIN = 0.9
-#: Bytes that aren't stored yet, from which on leaving a group out may be worth a trial.
+#: Number of unstored bytes from which on an omission may be worth a trial.
 WORTH = 16 * 1024 * 1024
 #: Sections of the process's state from which cells draw.
 DRAWN = ("random", "numpy", "torch")
@@ -64,7 +64,7 @@ class History:
 
     def __init__(self, notes: Sequence[Mapping[str, Any]]) -> None:
         self.notes = notes
-        #: For each note, the versions that its cell may have read.
+        #: For each note, the versions possibly read by its cell.
         self.reads: list[set[tuple[int, int]]] = []
         self.last: dict[int, int] = {}
         #: For each note, the earlier content of the sections from which cells draw.
@@ -81,7 +81,7 @@ class History:
                 read = {u for u in cell["touched"] if u in self.last}
                 read |= {owner[n] for n in cell["names"] if n in owner}
             self.reads.append({(u, self.last[u]) for u in read})
-            # An unwritable group may change without showing it: each cell that touched it counts as its maker.
+            # An unwritable group may change without a sign: each cell that touched the group counts as its maker.
             self.last.update(dict.fromkeys(lost & read, i))
             for uid in note["gone"]:
                 self.last.pop(uid, None)
@@ -92,7 +92,7 @@ class History:
             owner = {name: uid for name, uid in owner.items() if uid in self.last}
 
     def back(self, uid: int) -> list[int]:
-        """The notes whose cells must run to rebuild a group, in order: back to versions that are still there."""
+        """The notes whose cells must run to rebuild a group, in order: back to versions still in store."""
         first = self.last.get(uid)
         stack, seen = ([] if first is None else [first]), set()
         while stack:
@@ -104,8 +104,7 @@ class History:
 
 
 def shortened(notes: Sequence[Mapping[str, Any]], keep: int) -> list[dict[str, Any]]:
-    """The newest of these notes, after a note that stands for the dropped ones: groups that no remembered cell
-    made."""
+    """The newest of these notes, behind a note for the dropped ones: groups made by no remembered cell."""
     old, new = notes[: len(notes) - keep], notes[len(notes) - keep :]
     units: dict[int, Any] = {}
     drawn: dict[str, bytes] = {}
@@ -206,7 +205,7 @@ def _solve(problem: dict[str, Any]) -> dict[str, Any]:
 
 
 def _simple(problem: dict[str, Any]) -> dict[str, Any]:
-    """Without the library nothing is left out: what can be shipped is, the rest is rebuilt where it can be."""
+    """Without the library nothing is left out: all shippable parts are shipped, the rest is rebuilt where possible."""
     choices: list[str] = []
     rerun_: set[int] = set()
     for group in problem["groups"]:

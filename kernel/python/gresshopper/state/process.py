@@ -1,7 +1,7 @@
 """The state of the process outside the namespace: random states, environment, paths, options, figures.
 
-Each section is read only if its library is loaded, and only a changed section is written. `apply` sets it again,
-paths first, so that modules beside the notebook can be imported before anything is loaded.
+Each section is read only if its library is loaded, and only a changed section is written. `apply` sets the values
+again, paths first: modules beside the notebook can then be imported before any load.
 """
 
 from __future__ import annotations
@@ -390,7 +390,7 @@ def _marks(module: types.ModuleType) -> dict[str, str]:
     return {name: mark for name, mark in found.items() if mark}
 
 
-#: The user's own modules, found anew when modules were loaded; and what was in each when it was first seen.
+#: The user's own modules, found anew after a load of modules; and each module's content at the first look.
 _own: tuple[Any, list[types.ModuleType]] = (None, [])
 _first: dict[str, dict[str, str]] = {}
 
@@ -408,7 +408,7 @@ def see_modules() -> list[types.ModuleType]:
 
 
 def own_modules() -> dict[str, dict[str, Any]]:
-    """Present values of variables in the user's own modules (`is`), and those changed since they were first seen."""
+    """Present values of variables in the user's own modules (`is`), and the variables changed since the first look."""
     found: dict[str, dict[str, Any]] = {}
     for module in see_modules():
         marks, first = _marks(module), _first.get(module.__name__, {})
@@ -474,7 +474,7 @@ def _set_hung_in(state: dict[str, str]) -> None:
 
 
 class NotHereError(RuntimeError):
-    """An effect of the notebook outside its variables that is missing here; names it."""
+    """Names an effect of the notebook outside its variables that is missing here."""
 
 
 _BUILTINS = frozenset(dir(builtins))
@@ -605,7 +605,7 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
 
 
 def for_cells(sections: dict[str, bytes]) -> None:
-    """Have the next cell find what `apply` set: Python keeps some of it for each context."""
+    """Have the next cell find the values set by `apply`: Python keeps some of the values per context."""
     waiting = {}
     for name in OF_CONTEXT:
         with contextlib.suppress(Exception):  # `apply` told it
@@ -616,14 +616,14 @@ def for_cells(sections: dict[str, bytes]) -> None:
 
 
 def cell_begins() -> None:
-    """Set it, in the context of the cell that begins here."""
+    """Set the value, in the context of the cell that begins here."""
     contexts.cell_begins(lambda name, state: OF_CONTEXT[name](state))
 
 
 #: The part of numpy's section that newer releases keep for each context.
 _MODES = ("print", "err", "call")
 
-#: Sections that are set faster than read, or that another process never has.
+#: Sections set faster than read, or never present in another process.
 _SOON_SET = frozenset(
     {
         "random",
@@ -643,7 +643,7 @@ _SOON_SET = frozenset(
 
 
 def _is_so(name: str, section: bytes) -> bool:
-    """Whether a section already has its value: setting it takes longer than reading it."""
+    """Whether a section already has its value: setting takes longer than reading."""
     reader = _READ.get(name) or (_LIBRARY.get(name) if name in sys.modules else None)
     now: dict[str, bytes] = {}
     if reader is not None:
@@ -739,7 +739,7 @@ def _foreign(here: _Defaults, state: dict[str, Any]) -> bool:
 
 
 def _know_shell() -> None:
-    """Have pyplot draw at the end of cells, as it does from its first figure on."""
+    """Have pyplot draw at the end of cells, as from its first figure on."""
     import matplotlib.pyplot as plt
 
     with contextlib.suppress(ImportError):  # an older matplotlib looks for what newer IPythons don't have, once
@@ -747,7 +747,7 @@ def _know_shell() -> None:
 
 
 def _show_inline(backend: str, hooked: bool) -> None:
-    """`%matplotlib inline`, which also sets its hooks in the shell, unless it failed where the state was saved."""
+    """`%matplotlib inline` with its hooks in the shell, unless the magic failed where the state was saved."""
     import matplotlib.pyplot as plt
     from IPython.core.getipython import get_ipython
 

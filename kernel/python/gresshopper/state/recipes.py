@@ -1,4 +1,4 @@
-"""Functions that the streams of a saved state call when they are loaded.
+"""Functions called by the streams of a saved state while loading.
 
 Every function here is part of the saved form: its name and arguments are kept for as long as the form's version is.
 `pickling` writes calls of them.
@@ -37,11 +37,11 @@ class Source(Protocol):
 
 
 _local = threading.local()
-# A stream may be loaded in a thread of its own (deep nesting), which is then given the source.
+# A stream may be loaded on a separate thread (deep nesting), and the source then goes to that thread.
 
 
 def loading(source: Source | None) -> Source | None:
-    """Make `source` this thread's source for recipes; returns the former one."""
+    """Make `source` this thread's source for recipes; returns the former source."""
     before: Source | None = getattr(_local, "source", None)
     _local.source = source
     stands_still(source is not None)
@@ -116,14 +116,14 @@ def attributes(made: Any, state: Mapping[str, Any]) -> None:
 
 
 def set_shared(made: Any, state: tuple[dict[str, Any], dict[str, Any] | None]) -> None:
-    """Sets an instance's very attribute dictionary, which others hold too, and its slots."""
+    """Sets an instance's very attribute dictionary, with other holders besides, and its slots."""
     object.__setattr__(made, "__dict__", state[0])
     for name, value in (state[1] or {}).items():
         object.__setattr__(made, name, value)
 
 
 def bare(cls: Any, *args: Any) -> Any:
-    """An instance, made by its first base that isn't written in Python."""
+    """An instance, made by its first base not written in Python."""
     base = next(
         b for b in cls.__mro__ if "__new__" in vars(b) and isinstance(vars(b)["__new__"], types.BuiltinFunctionType)
     )
@@ -143,7 +143,7 @@ def set_module(made: types.ModuleType, state: tuple[dict[str, Any], bool]) -> No
 
 
 def module_scope(made: types.ModuleType) -> dict[str, Any]:
-    """The namespace of a module, as its functions see it."""
+    """The namespace of a module, as seen by its functions."""
     return made.__dict__
 
 
@@ -184,8 +184,8 @@ def enum_member(cls: Any, key: Any) -> Any:
 
 
 def set_enum(made: Any, state: tuple[Any, Any, dict[str, dict[str, Any]], dict[str, Any] | None]) -> None:
-    """The rest of an enumeration: its class's attributes, its members' attributes, and their values if its class
-    chose them."""
+    """The rest of an enumeration: attributes of the class and of its members, and the members' values if chosen by the
+    class."""
     attrs, set_class, held, values = state
     set_class(made, attrs)
     for name, own in held.items():
@@ -216,7 +216,7 @@ def __getattr__(name: str) -> Any:
 
 
 def set_order(made: set[Any], items: list[Any], filling: list[int], size: int) -> None:
-    """The iteration order of a set: items in the order of insertion. With a `size`, they go into a table of that
+    """The iteration order of a set: items in the order of insertion. With a `size`, the keys go into a table of that
     size, beside others that are removed again.
     """
     made.clear()
@@ -293,7 +293,7 @@ def set_linked_exception(made: BaseException, state: tuple[Any, Any, Any, Any]) 
 
 
 def set_figure(made: Any, state: tuple[Any, Any]) -> None:
-    """A figure's state, under its former number if that is free."""
+    """A figure's state, under its former number if free."""
     from matplotlib._pylab_helpers import Gcf
 
     made.__setstate__(state[0])
@@ -342,8 +342,7 @@ def reopen(
     found: tuple[int, int, int],
     name: Any = None,
 ) -> Any:
-    """A file open for reading, at its position, if the file is unchanged. `name`: the name by which it was
-    opened."""
+    """A file open for reading, at its position, if the file is unchanged. `name`: the file's name at its opening."""
     try:
         now = os.stat(path)
     except OSError as e:
@@ -417,7 +416,7 @@ def _group() -> Any:
 
 
 _FORWARD = {"dict_keyiterator": dict.keys, "dict_valueiterator": dict.values, "dict_itemiterator": dict.items}
-#: Iterators over a dictionary, by the names of their types: what they go over, and whether backwards.
+#: Iterators over a dictionary, by the names of their types: the objects of the iteration, and whether backwards.
 DICT_ITERATORS: dict[str, tuple[Any, bool]] = {
     **{kind: (view, False) for kind, view in _FORWARD.items()},
     **{kind.replace("_", "_reverse"): (view, True) for kind, view in _FORWARD.items()},
@@ -528,7 +527,7 @@ def struct_of(fmt: Any) -> Any:
 def np_root(
     index: int, nbytes: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], writeable: bool
 ) -> Any:
-    """An array that owns its memory, or lies on a private map of the store."""
+    """An array with memory of its own, or on a private map of the store."""
     import numpy as np
 
     source = _source()
@@ -640,7 +639,7 @@ def np_view(
         flat = root.reshape(-1) if root.flags.c_contiguous else root.T.reshape(-1)
         made = np.lib.stride_tricks.as_strided(flat[offset // dtype.itemsize :], shape, strides)
     else:
-        # A read-only root may have writeable views (made before it was locked): open it for a moment.
+        # A read-only root may have writeable views (made before the lock): open the root for a moment.
         locked = not root.flags.writeable
         if locked and writeable:
             root.flags.writeable = True
@@ -687,7 +686,7 @@ def np_masked(data: Any, mask: Any, fill_value: Any, hard: bool, shared: bool) -
 def np_memmap(
     path: str, dtype: Any, mode: str, offset: int, shape: tuple[int, ...], order: str, index: int, nbytes: int
 ) -> Any:
-    """A memory-mapped file, if its content is unchanged; else an array of that content."""
+    """A memory-mapped file, if the content is unchanged; else an array of that content."""
     import numpy as np
 
     kept = np.empty(shape, dtype, order=order)
@@ -779,7 +778,7 @@ def _placement(spec: Any) -> Any:
 
 
 def _bytes_storage(storage: Any) -> Any:
-    """The untyped storage, by whatever name this version of torch has for it."""
+    """The untyped storage, under the name given by this version of torch."""
     return getattr(storage, "_storage", None) or storage
 
 
@@ -811,7 +810,7 @@ def torch_storage(index: int, nbytes: int, device: str) -> Any:
 
 
 def torch_storage_over(array: Any, offset: int, nbytes: int) -> Any:
-    """Memory of tensors that share it with an array."""
+    """Memory of tensors in common with an array."""
     import numpy as np
     import torch
 
@@ -875,7 +874,7 @@ def set_torch_tensor(made: Any, state: dict[str, Any]) -> None:
         setattr(made, key, value)
 
 
-#: Attributes in which a tensor keeps functions that are called with its gradient.
+#: Attributes in which a tensor keeps functions called with its gradient.
 TORCH_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 
 

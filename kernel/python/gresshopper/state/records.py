@@ -1,4 +1,4 @@
-"""Records of the saved form, made of what captures found (docs/state-format.md), and where they are kept.
+"""Records of the saved form, made of the findings of captures (docs/state-format.md), and the places of records.
 
 A `Writer` makes records; a journal keeps them: a log of this process's own (`FileJournal`), or the supervisor's
 (`supervised`). The agent decides on captures and their times.
@@ -70,7 +70,7 @@ class Journal(Protocol):
         """
 
     def cell_over(self, ran: Ran, outcome: Outcome, seconds: float) -> None:
-        """A cell's capture is over for now; its reply leaves after this."""
+        """A cell's capture is over for now; the reply leaves next."""
 
     def notice(self, lost: Mapping[str, str], notices: Sequence[str]) -> bool:
         """Tell the user the late findings of a restore; returns whether that is done here."""
@@ -80,7 +80,7 @@ class Journal(Protocol):
 
 
 class FileJournal:
-    """A log in a folder, which this process writes itself."""
+    """A log in a folder, written by this process itself."""
 
     def __init__(self, directory: Path, resume: bool = False) -> None:
         self._log = form.Log(directory, form.owner_key())
@@ -108,7 +108,7 @@ class FileJournal:
 
 
 class Writer:
-    """Makes the records of one kernel, each a difference to its predecessor."""
+    """Makes the records of a kernel, each a difference to its predecessor."""
 
     def __init__(self, shell: Any, taken: capture.Capture) -> None:
         self._shell, self._capture = shell, taken
@@ -168,7 +168,8 @@ class Writer:
         return head, bytes(body)
 
     def number_of(self, name: str, value: Any) -> int:
-        """The cell that displayed this, which `_` or its like has; or 0, as for a value that the user gave that name."""
+        """The cell that displayed this value, held by `_` or its like; or 0, as for a value given to the name by the
+        user."""
         out, hidden = self._shell.user_ns.get("_oh"), self._shell.user_ns_hidden
         given = hidden[name] if name in hidden else getattr(self._shell.displayhook, name, None)
         if given is not value or not isinstance(out, dict):
@@ -212,7 +213,7 @@ class Writer:
 
 
 def _left(unit: capture.Unit) -> dict[str, Any]:
-    """A group that is left to its cells."""
+    """A group left to its cells."""
     nothing = {"left": True, "s": {"n": 0, "c": []}, "f": [], "t": [], "gone": []}
     return {**_described(unit), **nothing, "b": [[b.nbytes, int(b.items), []] for b in unit.blobs]}
 

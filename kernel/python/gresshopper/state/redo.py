@@ -41,7 +41,7 @@ def described(history: planning.History, cells: Sequence[int], ref: Callable[[by
 
 
 def notes_of(snapshot: restore.Snapshot, store: Store) -> list[dict[str, Any]]:
-    """The notes of a restored state's cells, so that a later save can leave the same to them again."""
+    """The notes of a restored state's cells, for a later save to leave the same groups to these cells again."""
     rest = [
         {"u": e.said["u"], "m": e.said["m"], "dig": e.said["dig"], "tags": "", "lost": bool(e.said["gone"])}
         for e in snapshot.units.values()
@@ -56,7 +56,7 @@ def notes_of(snapshot: restore.Snapshot, store: Store) -> list[dict[str, Any]]:
 
 
 def fingerprint(session: pickling.Session, values: Sequence[Any], first: int = 0) -> tuple[str, str]:
-    """Digests of a group's content: the hash of its stream, and of its buffers."""
+    """Digests of a group's content: hashes of the stream and of the buffers."""
     dump = pickling.dump(session, list(values), first=first)
     return hashlib.blake2b(dump.stream, digest_size=16).hexdigest(), tags_of(dump.buffers, _plain_tags)
 
@@ -176,7 +176,7 @@ def recover(
 
 
 def trial(directory: Path, store: Path) -> dict[int, str]:
-    """Omitted groups that can't be rebuilt in this process, with reasons."""
+    """Omitted groups that can't be rebuilt here, with reasons."""
     snapshot = restore.Snapshot(form.read(directory, form.owner_key(make=False)))
     main = types.ModuleType("__main__")
     sys.modules["__main__"] = main

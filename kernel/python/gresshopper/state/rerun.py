@@ -1,7 +1,7 @@
 """Rebuilding unsavable values by running their cells again, from the record of each cell.
 
 `effects` decides which cells may run again. A re-run happens in a scratch namespace, with the versions of inputs
-that the cell saw then. Its other results must equal the recorded ones, else it is not used.
+that the cell saw then. Other results must equal the recorded ones, else the re-run is not used.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class _Barred(Exception):
 
 
 def _cells(records: Sequence[form.Record], wanted: set[str]) -> list[int]:
-    """Records of the cell that made a group, whatever its number then, and of cells that may have touched it."""
+    """Records of the cell that made a group, whatever its number then, and of cells that may have touched the group."""
     owner: dict[str, int] = {}
     found: list[int] = []
     for i, record in enumerate(records):
@@ -71,7 +71,7 @@ def _cells(records: Sequence[form.Record], wanted: set[str]) -> list[int]:
 
 
 def _is_whole(records: Sequence[form.Record], wanted: set[str]) -> bool:
-    """Whether the makings of variables are as they were recorded: a compaction of the log kept them, or they are younger."""
+    """Whether the makings of variables are as recorded: a compaction of the log kept them, or they are younger."""
     made: set[str] = set()
     for record in records:
         made |= {m[2:] for said in record.head["units"] for m in said["m"]} & wanted
@@ -124,7 +124,7 @@ def _fill_shown(entry: restore.Entry, stood: Sequence[Any], state: dict[str, Any
 
 @contextlib.contextmanager
 def emptied(namespace: dict[str, Any], snapshot: restore.Snapshot) -> Iterator[None]:
-    """The live namespace as scratch, so that new functions keep their globals. Its variables are put back after."""
+    """The live namespace as scratch: new functions keep their globals. Its variables are put back after."""
     kept = dict(namespace)
     for entry in snapshot.units.values():
         for name in entry.names:
@@ -194,7 +194,7 @@ def _as_now(before: restore.Snapshot, after: restore.Snapshot, uid: int) -> bool
 
 
 def _needed(before: restore.Snapshot, cell: dict[str, Any], own: set[int]) -> list[int]:
-    """Units that the cell may touch beside its own, with those that their functions touch."""
+    """Units within reach of the cell besides its own, and units within reach of their functions."""
     owner = {name: u for u, e in before.units.items() for name in e.names}
     stack = [u for u in cell["touched"] if u in before.units]
     stack += [owner[n] for n in cell["names"] if n in owner]

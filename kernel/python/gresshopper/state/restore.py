@@ -21,7 +21,7 @@ from .lost import Lost, LostError
 from .session import reason
 from .store import Store
 
-#: Arrays from this many bytes on lie on a private map of the store, read when they are touched.
+#: Arrays from this many bytes on lie on a private map of the store, read at their first use.
 LAZY = 64 * 1024 * 1024
 
 
@@ -30,7 +30,7 @@ AGAIN = 3
 
 
 class Entry(NamedTuple):
-    """A unit in a saved state: its description, and its record."""
+    """A unit in a saved state: description and record."""
 
     said: Mapping[str, Any]
     record: form.Record
@@ -47,7 +47,7 @@ class Entry(NamedTuple):
 
 
 class Snapshot:
-    """A namespace as it was after the last of these records."""
+    """A namespace as of the end of the last of these records."""
 
     def __init__(self, records: Sequence[form.Record]) -> None:
         self.records: list[form.Record] = []
@@ -57,9 +57,9 @@ class Snapshot:
         self.history: dict[int, str] = {}
         self.count = 1
         self.shown: Mapping[str, int] = {}
-        #: The variables in the order in which the namespace holds them, as far as it is known.
+        #: The variables in the namespace's order, as far as known.
         self.order: list[str] = []
-        #: Cells that run again for groups with `redo`, and the record that holds them.
+        #: Cells to run again for groups with `redo`, and the record with these cells.
         self.redo: Mapping[str, Any] = {"cells": []}
         self._redo_record: form.Record | None = None
         for record in records:
@@ -99,7 +99,7 @@ class Snapshot:
 
 
 def stream(entry: Entry, store: Store) -> bytes:
-    """The stream of a unit or section, checked against its name where it lies in the store."""
+    """The stream of a unit or section, checked against its name where stored apart."""
     ref = entry.said["s"]
     if "in" in ref:
         return entry.record.inline(ref)
@@ -127,7 +127,8 @@ _seen: tuple[int, dict[str, str]] = (0, {})
 def _packages() -> dict[str, str]:
     packages: dict[str, str] = {}
     for name in sorted(name for name in list(sys.modules) if "." not in name):
-        # Read from the dictionary: a module that computes the version on request may import half a library for that.
+        # Read from the dictionary: a module that computes the version on request may import half a library for the
+        # answer.
         version = getattr(sys.modules.get(name), "__dict__", {}).get("__version__")
         installed = _installed(name) if isinstance(version, str) and not name.startswith("_") else None
         if installed is not None:
@@ -163,7 +164,7 @@ def _by_metadata(name: str) -> str | None:
 
 
 def differences(saved: Mapping[str, Any]) -> list[str]:
-    """Differences between this environment and that of a saved state, in sentences."""
+    """Differences between this environment and the saved state's, in sentences."""
     found: list[str] = []
     here = platform.python_version()
     if saved.get("python") and saved["python"].split(".")[:2] != here.split(".")[:2]:
@@ -191,7 +192,7 @@ class Told(NamedTuple):
 
 
 class Loader:
-    """Reads the units of one snapshot; the source of its streams."""
+    """Reads the units of a snapshot; the source of its streams."""
 
     def __init__(
         self,
@@ -328,7 +329,7 @@ class Loader:
         progress: Callable[[int, int], None] | None = None,
         later: Mapping[int, Collection[str]] = MappingProxyType({}),
     ) -> dict[str, Any]:
-        """All variables (or those of `only`), without those of the groups in `later`, classes first; nothing is set yet.
+        """All variables (or the variables of `only`), without the groups in `later`, classes first; nothing is set yet.
 
         # Errors
         `StoreError` and `FormError` when a part of the state is missing or was tampered with.
@@ -390,7 +391,7 @@ class Loader:
 
 
 def recipes_blob(loader: Loader, index: int) -> bytearray:
-    """A buffer in the form in which its library takes it back."""
+    """A buffer in the form expected by its library."""
     into = bytearray(loader.nbytes(index))
     loader.fill(index, memoryview(into))
     return into

@@ -147,7 +147,7 @@ class Rules(LibraryRules):
         return _sharing(obj)
 
     def _hashes(self, t: type) -> bool:
-        """Whether the notebook defines the instances' hash, so that a changed one may be a lost key."""
+        """Whether the notebook defines the instances' hash: then a changed instance may be a lost key."""
         if len(self.suspects) >= MANY or not own_hook(t, "__hash__"):
             return False
         params = getattr(t, "__dataclass_params__", None)
@@ -200,7 +200,7 @@ class Rules(LibraryRules):
                 made = (f.__code__, f.__name__, False, foreign, f.__closure__)
                 return recipes.function, made, self._function_state(f), None, None, recipes.set_function
         if any(held is scope for held in self.session.namespace.values()):
-            # A namespace that the user gave to `exec` is written first, so that its functions can refer to it.
+            # A namespace given to `exec` by the user is written first, for its functions to refer to.
             if id(scope) not in self.leads:
                 raise Overlap(scope)
             made = (f.__code__, f.__name__, False, scope, f.__closure__)
@@ -452,7 +452,7 @@ def of_notebook(module: types.ModuleType) -> bool:
 
 #: So many instances with a hash of their own are looked at more closely.
 MANY = 200
-#: Methods by which a class controls its pickling.
+#: Methods with which a class controls its pickling.
 _HOOKS = ("__reduce__", "__reduce_ex__", "__getstate__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 
 
@@ -535,8 +535,7 @@ _LARGEST = _Probe.__basicsize__
 
 
 def _find_singles(t: type) -> bool:
-    """Instances of a library's class that are variables of its module and have no attributes: markers, to which
-    others compare."""
+    """Attribute-free instances of a library's class, held by variables of its module: markers for comparisons."""
     held = vars(sys.modules.get(t.__module__, builtins))
     for name, value in list(held.items()):
         if type(value) is t and not getattr(value, "__dict__", None):
@@ -545,7 +544,7 @@ def _find_singles(t: type) -> bool:
 
 
 def _whole_class(cls: type, reduced: Any) -> Any:
-    """Adds parts of a class that cloudpickle leaves out: its slots, a name that tells where it was defined, and an
+    """Adds parts of a class left out by cloudpickle: slots, the name of the place of its definition, and an
     enumeration's further names of members and combinations of flags."""
     if isinstance(cls, enum.EnumMeta):
         return _whole_enum(cls, reduced)
@@ -555,7 +554,7 @@ def _whole_class(cls: type, reduced: Any) -> Any:
     slots = attrs.get("__slots__")
     own = {k for k, v in attrs.items() if type(v) is types.MemberDescriptorType and v.__objclass__ is cls}
     attrs = {k: v for k, v in attrs.items() if k not in own}
-    # A class of `typing.NamedTuple` gets its own at its making.
+    # A class of `typing.NamedTuple` gets its own during construction.
     given = bool(own) or "__orig_bases__" not in attrs
     if given and isinstance(slots, (str, tuple, list, dict)) and isinstance(made[3], dict):
         made[3] = {**made[3], "__slots__": attrs.pop("__slots__")}
@@ -581,7 +580,7 @@ def _whole_enum(cls: Any, reduced: Any) -> Any:
 
 #: What each member of an enumeration has.
 _OF_MEMBERS = frozenset({"_value_", "_name_", "__objclass__", "_sort_order_"})
-#: The ordinary value of a member, if its class made it in a way of its own.
+#: The ordinary value of a member, if its class made the member in an unusual way.
 _CONTENT: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -608,7 +607,7 @@ def _closed(handle: Any) -> tuple[Any, ...] | None:
 
 
 def _is_at(found: os.stat_result, path: str) -> bool:
-    """Whether the file is the one at this path."""
+    """Whether the file is still the file at this path."""
     try:
         there = os.stat(path)
     except FileNotFoundError:
@@ -775,7 +774,7 @@ def library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
     return rules
 
 
-#: Objects that a module holds for the whole process: id -> (object, its place).
+#: Objects held by a module for the whole process: id -> (object, its place).
 _SINGLETONS: dict[int, tuple[Any, tuple[str, str]]] = {}
 _SINGLE_TYPES: set[type] = set()
 

@@ -36,7 +36,7 @@ class Unpicklable(Exception):
 class Interrupted(BaseException):
     """A capture was given up for now: it took longer than it may hold up the user. Nothing was changed.
 
-    As an interrupt from the keyboard it isn't an `Exception`: libraries' handlers don't catch it.
+    Like an interrupt from the keyboard, not an `Exception`: handlers of libraries don't catch the class.
     """
 
 
@@ -61,7 +61,7 @@ class Overlap(Exception):
 
 
 class Session:
-    """Shared data of one kernel's dumps: the namespace and the stable ids of its classes."""
+    """Shared data of a kernel's dumps: the namespace and the stable ids of its classes."""
 
     def __init__(self, namespace: dict[str, Any]) -> None:
         self.namespace = namespace
@@ -74,7 +74,7 @@ class Session:
         self.opened: weakref.WeakKeyDictionary[Any, tuple[int, int, int]] = weakref.WeakKeyDictionary()
         #: Objects in the memos of each dump of the present capture.
         self.kept: list[Any] = []
-        #: Device memory as this capture may read it. None: read in place.
+        #: Device memory as readable for this capture. None: read in place.
         self.device: Any | None = None
         #: Raises `Interrupted` when a dump should be given up for now (set by the agent).
         self.check: Callable[[], None] = lambda: None
@@ -120,7 +120,7 @@ def _among(ids: Any, at: int) -> bool:
 
 
 def importable(obj: Any) -> bool:
-    """Whether the module of `obj` (other than `__main__`) holds it under its qualified name."""
+    """Whether the module of `obj` (other than `__main__`) holds the object under its qualified name."""
     module = getattr(obj, "__module__", None)
     path = getattr(obj, "__qualname__", None) or getattr(obj, "__name__", None)
     if not isinstance(module, str) or not isinstance(path, str) or module == MAIN or "<locals>" in path:

@@ -8,7 +8,7 @@ from . import native, recipes
 
 #: Larger sets come back in the order in which their items are put into a new one.
 ORDERED = 50_000
-#: Whether all lives of this kernel share one hash seed, and so the hashes of strings.
+#: Whether all lives of this kernel share a hash seed, and therefore the hashes of strings.
 seeded = False
 #: Items that the unpickler puts into a set at once.
 _BATCH = 1000
@@ -49,8 +49,8 @@ def ordered(made: set[Any]) -> list[Order]:
 
 
 def _insertion(made: set[Any], places: list[int]) -> tuple[list[Any], list[int]]:
-    """An order of insertion that puts each item in its place: after the items in its way. A suitable number takes the
-    place of a removed item.
+    """An order of insertion for which each item ends in its place: after the items in its way. A suitable number takes
+    the place of a removed item.
     """
     by_address = {id(item): item for item in made}
     found = {place: by_address[at] for place, at in enumerate(places) if at in by_address}
@@ -73,7 +73,7 @@ def _insertion(made: set[Any], places: list[int]) -> tuple[list[Any], list[int]]
 
 
 def _round(hashed: int, place: int, size: int) -> list[int]:
-    """Places that CPython tries for a hash before the final one."""
+    """Places tried by CPython for a hash before the final place."""
     tried: list[int] = []
     perturb = hashed & (2**64 - 1)
     at = perturb & (size - 1)

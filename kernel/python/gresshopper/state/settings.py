@@ -269,7 +269,7 @@ def set_registered(state: list[tuple[str, str, Any]]) -> None:
         getattr(sys.modules[module], name).register(cls)
 
 
-#: The exception shown last, which `sys` holds too, and its section: it may refer to much, so it is written once.
+#: The exception shown last, also held by `sys`, and its section: with possibly many references, so written once.
 _last: tuple[Any, dict[str, Any]] = (None, {})
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from . import native
 
 CHUNK = native.CHUNK
-#: Number of chunks that are read faster than a thread gets its turn.
+#: Number of chunks read faster than a thread gets its turn.
 FEW = 8
 
 
@@ -138,7 +138,7 @@ class Store:
         return CHUNK / max(written - started, 1e-6), CHUNK / max(read - written, 1e-6)
 
     def holds(self, names: Sequence[str]) -> bool:
-        """Whether all of these chunks exist; they then count as used now, so that none is collected as garbage."""
+        """Whether all of these chunks exist; existing chunks then count as used now, safe from garbage collection."""
         for name in names:
             path = self.path(name)
             for place in (path, path.with_name(path.name + ".z")):

@@ -87,7 +87,7 @@ class ChannelJournal:
 
 
 def _plain(shell: Any, ran: Ran) -> int | None:
-    """The execution count of a cell whose reply will say no more than this and `ok`, so that it can be told beforehand."""
+    """The execution count of a cell whose reply will have nothing beyond the count and `ok`, for telling beforehand."""
     asked = (shell.get_parent() or {}).get("content") or {}
     says_more = asked.get("user_expressions") or shell.payload_manager.read_payload()
     if not ran.ok or says_more:
@@ -100,7 +100,7 @@ class Supervised:
 
     def __init__(self, shell: Any, channel: Channel) -> None:
         self._shell, self._channel = shell, channel
-        #: Last record applied to this standby; None right after its restoration.
+        #: Last record applied to this standby; None right after the restoration.
         self._applied: int | None = None
         between = Between(shell)
         for name in ("begin", "restore", "apply", "flush", "forget", "show", "save", "spent"):
@@ -194,6 +194,7 @@ class Supervised:
             raise OperationError("rebuild", f"record {number} doesn't follow record {self._applied}")
         lost: dict[str, str] = {}
         notices: list[str] = []
+        names: set[str] = set()
         for record in _records(call.attachments):
             try:
                 told = of.apply(record)
@@ -201,9 +202,10 @@ class Supervised:
                 raise OperationError("rebuild", f"{e}: restore it anew") from e
             lost = {name: why for name, why in lost.items() if name not in told.names}
             lost.update(told.lost)
+            names.update(told.names)
             notices += [notice for notice in told.notices if notice not in notices]
             self._applied, number = number, number + 1
-        return {"record": self._applied, "lost": lost, "notices": notices}
+        return {"record": self._applied, "names": sorted(names), "lost": lost, "notices": notices}
 
     def _flush(self, call: Call) -> dict[str, Any]:
         of = self._of

@@ -1,4 +1,4 @@
-"""Data of one dump while it is written: buffers, memory, classes and names, and omissions."""
+"""Data of a dump in the making: buffers, memory, classes and names, and omissions."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Roots:
         )
 
     def near(self, low: int, high: int) -> Iterator[tuple[int, int, Any]]:
-        """Remembered memory that overlaps this range, the larger first."""
+        """Remembered memory overlapping with this range, the larger first."""
         i = max(0, bisect.bisect_right(self._lows, low) - 1)
         found = [one for one in self._over if one[0] < high and low < one[1]]
         while i < len(self._lows) and self._lows[i] < high:

@@ -70,6 +70,11 @@ def test_status_is_the_notice(supervisor: Supervisor) -> None:
             "n3, GPU 1, lease 12 is kept for the next cell; %gpu release gives it back now.",
         ),
         (
+            {**GRANTED, "state": "lingering", "models": [], "reason": "process 7 (python) holds /dev/nvidia1"},
+            "n3, GPU 1, lease 12 stays with this kernel, which can't let go of it (process 7 (python) holds /dev/nvidia1). "
+            "You are warned here once somebody waits for it.",
+        ),
+        (
             {"state": "queued", "position": 2, "eta_s": 40.4, "reason": "all are in use"},
             "A cell of this kernel waits, place 2 in the queue, about 40 s more (all are in use).",
         ),
@@ -90,7 +95,7 @@ def test_the_magic_says_it_in_a_sentence(
 
 def test_the_magic_releases_what_lingers(supervisor: Supervisor, capsys: pytest.CaptureFixture[str]) -> None:
     supervisor.lingers = True
-    for said in ("The GPU goes back.", "There is no GPU that is kept for the next cell."):
+    for said in ("The GPU is being given back.", "There is no GPU that is kept for the next cell."):
         overview.line_magic("release")
         assert capsys.readouterr().out == said + "\n"
 

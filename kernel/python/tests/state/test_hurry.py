@@ -51,7 +51,7 @@ def test_giving_up_anywhere_changes_nothing_and_loses_nothing(tmp_path: Path) ->
         before = known(kernel)
         for n in range(10_000):
             try:
-                with hurry.bound(kernel.capture, After(n)):
+                with hurry.bound(kernel.capture.session, After(n)):
                     kernel.snap(source)
                 break
             except Interrupted:
@@ -72,7 +72,7 @@ def test_a_large_group_asks_often(tmp_path: Path) -> None:
     kernel = Kernel(tmp_path)
     assert kernel.run("big = set(map(str, range(400_000)))")
     patience = After(10_000)
-    with hurry.bound(kernel.capture, patience):
+    with hurry.bound(kernel.capture.session, patience):
         kernel.capture.run(None)
     assert 10_000 - patience.left > 30
 
@@ -81,7 +81,7 @@ def test_memory_that_takes_too_long_to_store_is_left_for_later(tmp_path: Path) -
     pytest.importorskip("numpy")
     kernel = Kernel(tmp_path)
     assert kernel.run("import numpy as np; big = np.ones(3_000_000)")
-    with pytest.raises(Interrupted), hurry.bound(kernel.capture, hurry.Until(time.perf_counter() + 0.02)):
+    with pytest.raises(Interrupted), hurry.bound(kernel.capture.session, hurry.Until(time.perf_counter() + 0.02)):
         kernel.capture.run(None)
     assert kernel.store.written == 0
     kernel.capture.run(None)
@@ -114,7 +114,7 @@ def test_watched_memory_that_was_written_costs_what_it_takes_to_store(tmp_path: 
     assert {n: memories.cost(b) for n, b in buffers.items()} == {"items": 0.0, "plain": 0.0}
     assert kernel.run("items[7] = 'another'; plain[7] = 3")
     assert memories.cost(buffers["items"]) > 0.05 and 0.005 < memories.cost(buffers["plain"]) < 0.05
-    with pytest.raises(Interrupted), hurry.bound(kernel.capture, hurry.Until(time.perf_counter() + 0.05)):
+    with pytest.raises(Interrupted), hurry.bound(kernel.capture.session, hurry.Until(time.perf_counter() + 0.05)):
         kernel.capture.run(None)
     assert len(kernel.capture.run(None).changed) == 2  # asking what it costs hides nothing
 
@@ -134,7 +134,7 @@ def test_what_took_long_to_write_is_not_begun_in_a_hurry(tmp_path: Path) -> None
             if seconds >= 1.0:
                 raise Interrupted
 
-    with pytest.raises(Interrupted), hurry.bound(kernel.capture, Counts(0)):
+    with pytest.raises(Interrupted), hurry.bound(kernel.capture.session, Counts(0)):
         kernel.capture.run(None)
 
 

@@ -353,12 +353,15 @@ def test_a_standby_follows_and_is_elected(start: Callable[..., Kernel], tmp_path
         "import random; random.seed(7); random.random()",
     ]
     number = len(executor.records())
+    names: set[str] = set()
     for source in cells:
         executor.run(source)
         for said, text, body in executor.records()[number:]:
             number += 1
             told = standby.ask("apply", {"record": said["record"]}, [text, body])
+            names.update(told.pop("names"))
             assert told == {"record": number, "lost": {}, "notices": []}
+    assert {"a", "b", "c", "d"} <= names and "gone" not in names
     with pytest.raises(Refused, match="doesn't follow record") as refused:
         standby.ask("apply", {"record": number + 3}, executor.attachments()[-2:])
     assert refused.value.kind == "rebuild"
@@ -446,3 +449,32 @@ def test_the_environment_is_the_users_own(start: Callable[..., Kernel]) -> None:
         "import os; print([k for k in os.environ if 'HASH' in k or k in ('GRESSHOPPER_STATE', 'GRESSHOPPER_AGENT_FD')])"
     )
     assert said.strip() == "[]"
+
+
+def test_replies_wait_for_no_more_than_a_user_has_configured(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    code = "print(get_ipython().kernel._execute_sleep)"
+    assert start().printed(code).strip() == "0.0"
+    profile = tmp_path / "ipython" / "profile_default"
+    profile.mkdir(parents=True, exist_ok=True)
+    (profile / "ipython_kernel_config.py").write_text("c.IPythonKernel._execute_sleep = 0.002")
+    assert start().printed(code).strip() == "0.002"
+
+
+def test_what_can_not_be_captured_is_looked_through_after_the_reply(start: Callable[..., Kernel]) -> None:
+    """Going through the notes of all cells takes the longer, the more cells there were."""
+    kernel = start()
+    kernel.begin(patience_ms=None)
+    kernel.run(
+        "written = open('written', 'w')\n"
+        "from gresshopper.state import planning\n"
+        "class Counted(planning.History):\n"
+        "    def __init__(self, notes):\n"
+        "        Counted.made += 1; super().__init__(notes)\n"
+        "Counted.made = 0; planning.History = Counted"
+    )
+    for _ in range(5):
+        kernel.run("1 + 1")
+    kernel.ask("flush", {})
+    made = int(kernel.printed("print(Counted.made)"))
+    assert kernel.of("cell")[-1][0]["unmovable"], "there is something to look for"
+    assert made <= 8, "once for each capture, and not for each reply as well"

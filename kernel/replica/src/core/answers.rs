@@ -10,8 +10,8 @@ use hop_words::id::CellId;
 use hop_zmtp::Message;
 use serde_json::{Value, json};
 
-/// In `metadata.gresshopper`, marks a reply that the supervisor wrote while the kernel was still making its own. Clients see it
-/// only where the kernel's own was lost.
+/// In `metadata.gresshopper`, marks a reply written by the supervisor while the kernel was still making its own.
+/// Clients see it only where the kernel's own was lost.
 const AHEAD: &str = "written_ahead";
 
 /// Why a cell is answered without having been run.
@@ -25,19 +25,6 @@ pub(super) enum Verdict {
     Usage(String),
     /// The scheduler will not grant its need.
     Refused(String),
-}
-
-/// The fate of a cell whose process has died.
-#[derive(Debug)]
-pub(super) enum LostCell {
-    /// The cell was in its middle, and runs again because its text says so (`%%retry`).
-    Again(CellId),
-    /// The cell ran to its end, and the log gets its answer; the kernel's own reply never came.
-    Ended(Cell),
-    /// The cell was in its middle.
-    Lost(Cell),
-    /// The cell waited in the process behind another one.
-    Behind(Cell),
 }
 
 impl Core {
@@ -94,7 +81,7 @@ impl Core {
         self.status(header, "idle");
     }
 
-    /// Answers a cell that the kernel never gets, and cells behind it that its failure aborts.
+    /// Answers a cell withheld from the kernel, and the cells behind, aborted by the failure.
     pub(super) fn fail(&mut self, cell: &CellId, verdict: Verdict) {
         let Some((cell, request)) = self.cells.take_unsent(cell) else {
             return;
@@ -116,7 +103,7 @@ impl Core {
         let header = cell.header.clone();
         self.hide_text(&cell.id);
         self.status(&header, "busy");
-        let count = self.cells.count;
+        let count = self.cells.shown_count();
         if verdict != Verdict::Aborted {
             let input = json!({"code": request.code, "execution_count": count});
             self.say(&header, "execute_input", &input);
@@ -138,7 +125,7 @@ impl Core {
         self.status(&header, "idle");
     }
 
-    /// A cell was lost in its middle: its answer is an error, and the log notes the loss.
+    /// A cell was lost in its middle: the answer is an error, and the log notes the loss.
     pub(super) fn lose(&mut self, cell: Cell, why: String) {
         let content = self.failure(&cell.header, "CellLost", &why);
         let message = self.write_reply(&cell.header, &content);
@@ -147,7 +134,7 @@ impl Core {
         self.status(&header, "idle");
     }
 
-    /// A request that an earlier executor may have begun: an error, and in the log that it is lost.
+    /// A request possibly begun by an earlier executor: an error, noted in the log as a loss.
     pub(super) fn lose_request(&mut self, cell: CellId, identity: Bytes, header: Bytes, why: String) {
         self.status(&header, "busy");
         let content = self.failure(&header, "CellLost", &why);
@@ -218,7 +205,7 @@ impl Core {
 
     /// Shows an error at the cell, and returns the content of its reply.
     fn failure(&mut self, header: &Bytes, name: &str, value: &str) -> Value {
-        let content = error_content(name, value, self.cells.count);
+        let content = error_content(name, value, self.cells.shown_count());
         let shown = json!({"ename": name, "evalue": value, "traceback": content["traceback"]});
         self.say(header, "error", &shown);
         content

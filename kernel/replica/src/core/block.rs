@@ -58,15 +58,11 @@ impl Core {
     }
 
     fn hello(&mut self, id: u64, body: &Value) {
-        if body["version"] == json!(agent::VERSION) {
-            self.answer_agent(id, json!({"version": agent::VERSION, "ops": ["need", "state"]}));
-            return self.greeted();
+        let (answer, speaks) = answer_to_hello(id, body);
+        self.out.push(Output::ToAgent(answer));
+        if speaks {
+            self.greeted();
         }
-        let text = format!(
-            "this supervisor speaks version {} of the agent channel",
-            agent::VERSION
-        );
-        self.refuse_agent(id, "version", &text);
     }
 
     /// A block begins.
@@ -154,4 +150,17 @@ fn shared(holder: &Holder, need: &Need) -> Option<Value> {
 fn covers(held: &Need, need: &Need) -> bool {
     let kind = need.gpu_type.is_none() || need.gpu_type == held.gpu_type;
     need.gpus <= held.gpus && need.cpus <= held.cpus && need.gpu_mem_mib <= held.gpu_mem_mib && kind
+}
+
+/// The answer to the agent's first request, and whether both speak the same version.
+pub(super) fn answer_to_hello(id: u64, body: &Value) -> (Parcel, bool) {
+    if body["version"] == json!(agent::VERSION) {
+        let answer = json!({"version": agent::VERSION, "ops": ["need", "state"]});
+        return (Parcel::answer(id, answer), true);
+    }
+    let text = format!(
+        "this supervisor speaks version {} of the agent channel",
+        agent::VERSION
+    );
+    (Parcel::refuse(id, "version", text), false)
 }

@@ -1,10 +1,9 @@
 //! Execute requests between their arrival and their reply, in order.
 //!
-//! A cell without a need goes straight to the kernel, which has a queue of its own, unless a cell with a lease is before
-//! it. A cell with a need asks for its lease once all cells before it are answered, so that no GPU is held while
-//! something else runs. [`super::lease`] follows the lease itself.
+//! A cell without a need goes straight to the kernel, which has a queue of its own, unless a cell with a lease comes
+//! first. A cell with a need asks for its lease once all cells before are answered: no GPU is held while other code
+//! runs. [`super::lease`] follows the lease itself.
 
-use super::answers::LostCell;
 use crate::need::{self, Foreign, Unattended};
 use bytes::Bytes;
 use hop_protocol::jupyter::{Envelope, Header};
@@ -23,7 +22,7 @@ use std::collections::VecDeque;
 pub(crate) struct Request {
     pub(crate) message: Message,
     /// The cell's text, for the `execute_input` of a cell that is answered in the kernel's stead. Empty for a cell
-    /// without a need, which never has such an answer.
+    /// without a need: no such answer exists there.
     pub(crate) code: String,
 }
 
@@ -32,7 +31,7 @@ pub(crate) struct Request {
 enum Stage {
     /// Waits for the cells before it. An unreadable need is told when the cell's turn comes.
     Held(Request, Result<Need, String>),
-    /// The first cell that the kernel hasn't got: its lease is asked for, or on its way.
+    /// The first cell not yet with the kernel: the lease is asked for, or on its way.
     Seeking(Request, Need),
     /// The kernel has it. The request is kept for the kernel's next process.
     Running(Request, Need),
@@ -40,7 +39,7 @@ enum Stage {
     Free,
 }
 
-/// The front's word, without which no cell of a kernel that keeps a log begins (docs/replication.md).
+/// The front's word, needed by each cell of a kernel with a log (docs/replication.md).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Permit {
     /// The kernel keeps no log, or the cell is outside of the order.
@@ -64,16 +63,16 @@ pub(crate) struct Cell {
     /// `metadata.gresshopper` of the reply.
     metadata: Option<Value>,
     pub(crate) run: Unattended,
-    /// The notebook's id of the cell, where its client gives one and the cell has a need.
+    /// The notebook's id of the cell, where the client gives an id and the cell has a need.
     pub(super) cell_id: Option<String>,
     stop_on_error: bool,
     permit: Permit,
     /// The front has heard that the cell is to begin.
     announced: bool,
-    /// The kernel has begun it, by the word of the agent; in its present process, and in any.
+    /// The kernel has begun the cell, by the agent's word; in the present process, and in any.
     begun: bool,
     ran: bool,
-    /// The cell runs again if it is lost in its middle.
+    /// The cell runs again after a loss in its middle.
     retry: bool,
     attempts: u32,
     stage: Stage,
@@ -96,6 +95,19 @@ pub(super) enum Next {
     Ask(CellId, Need),
     /// The cell's need can't be read, for this reason.
     Refuse(CellId, String),
+}
+
+/// The fate of a cell whose process has died.
+#[derive(Debug)]
+pub(super) enum LostCell {
+    /// The cell was in its middle, and runs again at the request of its text (`%%retry`).
+    Again(CellId),
+    /// The cell ran to its end, and the log gets the answer; the kernel's own reply never came.
+    Ended(Cell),
+    /// The cell was in its middle.
+    Lost(Cell),
+    /// The cell waited in the process behind another one.
+    Behind(Cell),
 }
 
 #[derive(Debug)]
@@ -132,6 +144,12 @@ impl Cells {
             knows_magics,
             count: 0,
         }
+    }
+
+    /// The number that a cell shows which never reached the kernel: the last one's. Notebooks show none for 0, as of a
+    /// cell that was never run.
+    pub(super) fn shown_count(&self) -> i64 {
+        self.count.max(1)
     }
 
     /// Takes in an execute request. Returns the message if the kernel is to have it at once, outside of the order. A
@@ -194,7 +212,7 @@ impl Cells {
         None
     }
 
-    /// `alone` is the cell that runs on a lease, or may: no other may run beside it.
+    /// `alone` is the cell with a lease that runs, or may run: no other cell may run beside.
     pub(super) fn next(&self, alone: Option<&CellId>) -> Next {
         let mut running = false;
         for cell in &self.cells {
@@ -262,15 +280,15 @@ impl Cells {
         }
     }
 
-    /// Cells that the front takes for begun, though no process of the kernel has begun them and this one doesn't have them.
+    /// Cells that the front takes for begun, though neither begun by any process of the kernel nor present in this one.
     pub(super) fn not_begun(&self) -> Vec<CellId> {
         let unsent = |c: &&Cell| matches!(c.stage, Stage::Held(..) | Stage::Seeking(..));
         let waits = |c: &&Cell| unsent(c) && c.announced && !c.ran;
         self.cells.iter().filter(waits).map(|c| c.id.clone()).collect()
     }
 
-    /// Gives the cell to the kernel. Returns the request, with its client; `None` means that the kernel already has
-    /// the cell.
+    /// Gives the cell to the kernel. Returns the request, with its client; `None` means a cell that the kernel already
+    /// has.
     pub(super) fn send(&mut self, id: &CellId) -> Option<(Bytes, Message)> {
         let cell = self.find_mut(id)?;
         let (request, need) = match std::mem::replace(&mut cell.stage, Stage::Free) {
@@ -286,16 +304,16 @@ impl Cells {
         Some((cell.identity.clone(), message))
     }
 
-    /// The kernel begins the cell: if its process dies from now on, the cell was in its middle.
+    /// The kernel begins the cell: a death of the process from now on strikes the cell in its middle.
     pub(super) fn begun(&mut self, id: &CellId) {
         if let Some(cell) = self.find_mut(id) {
             (cell.begun, cell.ran) = (true, true);
         }
     }
 
-    /// Takes out the cells that the dead process had begun, the oldest first, and those that an earlier error aborts.
-    /// Other cells stay and wait for their turn, as does a cell that is to run again. `ended` tells of a cell that ran to its
-    /// end, though its reply hasn't come.
+    /// Takes out the cells begun by the dead process, the oldest first, and the cells aborted by an earlier error.
+    /// Other cells stay and wait for their turn, as does a cell that is to run again. `ended` tells whether a cell ran
+    /// to its end, with its reply still missing.
     pub(super) fn take_sent(&mut self, ended: impl Fn(&CellId) -> bool) -> Vec<LostCell> {
         let mut lost = Vec::new();
         let mut aborts = false;
@@ -368,7 +386,7 @@ impl Cells {
         self.find(id).map_or_else(no_header, |c| c.header.clone())
     }
 
-    /// The cell that the kernel runs now: the first that was sent.
+    /// The cell that the kernel runs now: the cell sent first.
     pub(super) fn running(&self) -> Option<&CellId> {
         let mut sent = self
             .cells
@@ -426,7 +444,7 @@ impl Cell {
         }
     }
 
-    /// The cell as it was before the kernel got it.
+    /// The cell as of before the kernel got the request.
     fn held_again(mut self, request: Request, need: Need) -> Self {
         if self.permit != Permit::NotNeeded {
             self.permit = Permit::Needed;
@@ -435,7 +453,7 @@ impl Cell {
         self
     }
 
-    /// Whether an error of this cell aborts the cells behind it.
+    /// Whether an error of this cell aborts the cells behind.
     pub(super) fn stops_on_error(&self) -> bool {
         self.stop_on_error
     }

@@ -19,7 +19,7 @@ pub enum Place {
     Beginning,
     /// The kernel runs it, with a lease or without.
     Running,
-    /// The cell is being taken off its GPUs in its middle.
+    /// The cell is leaving its GPUs in its middle.
     Stopping,
     /// Stands still in its middle.
     Standing,
@@ -66,7 +66,7 @@ impl Core {
         }
     }
 
-    /// Cells of the kernel come before the cell that seeks a lease, which comes before the waiting ones.
+    /// Cells of the kernel come before the cell in search of a lease, which comes before the waiting cells.
     fn check_order(&self) {
         let rank = |stage| match stage {
             StageName::Free => None,
@@ -94,7 +94,7 @@ impl Core {
         assert_eq!(ids.len(), all, "a request arrives once");
     }
 
-    /// The lease and the cell that it is for know of each other.
+    /// The lease and its cell know of each other.
     fn check_lease(&self) {
         let seeker = self.lease.seeker().and_then(|s| s.as_cell());
         let known = |cell: &CellId| Some(cell) == seeker;

@@ -1,8 +1,8 @@
 //! A kernel that outlives its process: its state is captured after each cell, written to the user's store, and brought back
 //! into the next process (docs/replication.md; the messages are those of docs/agent-wire.md, `state.*`).
 
-use super::answers::{self, LostCell};
-use super::cells::{Cell, StageName};
+use super::answers;
+use super::cells::{Cell, LostCell, StageName};
 use super::group::Grouped;
 use super::journal::{Answering, Journal, answered_by, unpack};
 use super::lease::{Kind, Lease};
@@ -21,7 +21,7 @@ use hop_zmtp::Message;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// An agent that says nothing for so long after the kernel is heard doesn't capture.
 const AGENT_SPEAKS: Span = Span::from_secs(10);
@@ -65,6 +65,9 @@ pub struct Durably {
     pub silent: Option<String>,
     /// The kernel belongs to a notebook whose next opening finds it.
     pub found_again: bool,
+    /// The kernel's process has the state already, since it has followed the log: what it said of it
+    /// ([`super::following`]).
+    pub restored: Option<Value>,
 }
 
 /// The conversation with the agent inside the kernel.
@@ -120,6 +123,7 @@ pub(super) struct Durable {
     before_reply: bool,
     silent: Option<String>,
     found_again: bool,
+    restored: Option<Value>,
     pub(super) journal: Journal,
     pub(super) grouped: Grouped,
     /// The tenure's folder is being opened: nothing can be read from it yet.
@@ -202,7 +206,11 @@ impl Durable {
             before_reply: given.before_reply,
             silent: given.silent,
             found_again: given.found_again,
-            talk: Talk::Silent { until: None },
+            talk: match given.restored {
+                Some(_) => Talk::Greeted,
+                None => Talk::Silent { until: None },
+            },
+            restored: given.restored,
             last_request: 0,
             captured: VecDeque::new(),
             held_replies: VecDeque::new(),
@@ -236,7 +244,11 @@ impl Durable {
             _ => None,
         };
         let leaving = self.leaving.as_ref().and_then(|l| l.until);
-        [silent, leaving, self.commits_due()].into_iter().flatten().min()
+        let elects = self.moving.as_ref().and_then(|m| m.elects_at);
+        [silent, leaving, elects, self.commits_due()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Whether the kernel could be another process without its user's noticing.
@@ -319,6 +331,14 @@ impl Core {
 
     /// Names the store to the agent. Restored content is then known to be in the log, and isn't captured again.
     fn open_store(&mut self) {
+        if let Some(durable) = self.durable.as_mut().filter(|d| d.restored.is_some()) {
+            if !durable.opening
+                && let Some(said) = durable.restored.take()
+            {
+                self.restored(said);
+            }
+            return;
+        }
         if !self.durable.as_ref().is_some_and(Durable::may_restore) {
             return;
         }
@@ -336,10 +356,7 @@ impl Core {
 
     fn begin_with(&self, capture: &str) -> Value {
         self.durable.as_ref().map_or(Value::Null, |durable| {
-            json!({
-                "capture": capture, "patience_ms": null, "record": durable.journal.next_record(),
-                "store": durable.store, "form": hop_state::form::VERSION,
-            })
+            begin_with(capture, durable.journal.next_record(), &durable.store)
         })
     }
 
@@ -386,10 +403,7 @@ impl Core {
         let Some(settled) = durable.journal.state().restore().settled else {
             return self.begin_capturing();
         };
-        let folder = hop_protocol::states::folder(&durable.folder, settled.tenure, settled.part);
-        let body = json!({
-            "folder": folder, "length": settled.length, "mac": settled.mac, "lazy": true,
-        });
+        let body = restore_with(settled, &durable.folder, true);
         let id = self.ask_agent("state.restore", body);
         self.talk(Talk::Restoring(id));
     }
@@ -960,11 +974,16 @@ impl Core {
             return self.over(wording::died_too_often(&reason, DEATHS_MAX));
         }
         durable.restore_deaths += u32::from(restoring);
+        // A cell that is lost with its process says why itself.
+        if self.cells.running().is_none() && !restoring {
+            durable.notices.push(wording::process_is_new(&reason));
+        }
         // The move goes on once the process is back: no cell runs before.
         if let Some(leaving) = &mut durable.leaving {
             (leaving.until, leaving.flushed) = (leaving.by, false);
         }
         durable.talk = Talk::Silent { until: None };
+        durable.restored = None;
         durable.reopens = true;
         durable.captured.clear();
         self.forget_process();
@@ -983,6 +1002,9 @@ impl Core {
         self.gpu.park = Park::Home;
         self.gpu.doomed = None;
         self.gpu.last = None;
+        if let Some(held) = self.gpu.held.take() {
+            self.release_lease(held.lease);
+        }
         if let Some((_, lease)) = self.gpu.after.take() {
             self.release_lease(lease);
         }
@@ -1163,12 +1185,15 @@ impl Core {
         let Some(mut leaving) = durable.leaving.take() else {
             return;
         };
-        durable.moving = None;
+        let heir = self.heir(&leaving.farewell);
+        if let Some(durable) = &mut self.durable {
+            durable.moving = None;
+        }
         // A cell that the front lets begin in this moment is the next replica's.
         for cell in self.cells.not_begun() {
             self.note(Note::NotBegun { cell });
         }
-        if let Some(to) = self.heir(&leaving.farewell)
+        if let Some(to) = heir
             && !leaving.handed_over
         {
             if matches!(leaving.farewell, Farewell::Move(_)) {
@@ -1211,6 +1236,7 @@ impl Core {
     pub(super) fn durable_tick(&mut self) {
         let now = self.now;
         self.give_up_group();
+        self.elect_unprepared();
         let Some(durable) = &self.durable else {
             return;
         };
@@ -1226,6 +1252,20 @@ impl Core {
             }
         }
     }
+}
+
+/// The body of `state.begin`.
+pub(super) fn begin_with(capture: &str, record: RecordNumber, store: &Path) -> Value {
+    json!({
+        "capture": capture, "patience_ms": null, "record": record,
+        "store": store, "form": hop_state::form::VERSION,
+    })
+}
+
+/// The body of `state.restore`. `folder` has all the kernel's tenures.
+pub(super) fn restore_with(settled: &Settled, folder: &Path, lazy: bool) -> Value {
+    let folder = hop_protocol::states::folder(folder, settled.tenure, settled.part);
+    json!({"folder": folder, "length": settled.length, "mac": settled.mac, "lazy": lazy})
 }
 
 /// How long the running cell may go on in a seat that Slurm kills after `grace`, and how long all may take.

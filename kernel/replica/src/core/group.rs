@@ -240,7 +240,9 @@ impl Core {
     /// The member to which a leaving executor hands the kernel.
     pub(super) fn heir(&self, farewell: &Farewell) -> Option<Incarnation> {
         match farewell {
-            Farewell::Leave(_) => self.standbys().first().map(|s| s.incarnation),
+            Farewell::Leave(_) => self
+                .chosen()
+                .or_else(|| self.standbys().first().map(|s| s.incarnation)),
             Farewell::Move(to) => Some(*to).filter(|to| self.is_standby(*to)),
             Farewell::Sleep(_) => None,
         }

@@ -76,7 +76,7 @@ impl Journal {
         RecordNumber(self.state.records().0 + records.count() as u64 + 1)
     }
 
-    /// The state as the group has it. Proposed entries that are not in it are still to come.
+    /// The state as the group has it. Proposed entries missing in the state are still to come.
     pub(super) fn adopt(&mut self, state: State) {
         self.state = state;
     }
@@ -109,14 +109,14 @@ impl Journal {
         })
     }
 
-    /// A cell ran to its end; its answer waits for the entry.
+    /// A cell ran to its end; the answer waits for the entry.
     pub(super) fn ended(&mut self, cell: &CellId, outcome: Outcome, answer: Answering) -> Entry {
         let act = ended(cell, outcome, &answer);
         self.answering.insert(cell.clone(), answer);
         self.act(act)
     }
 
-    /// A cell ran well to its end, and its reply is still being made: this answer is the log's.
+    /// A cell ran well to its end, and the reply is still being made: this answer is the log's.
     pub(super) fn ended_ahead(&mut self, cell: &CellId, written: Answering) -> Entry {
         let act = ended(cell, Outcome::Ok, &written);
         let number = None;
@@ -146,7 +146,7 @@ impl Journal {
         }
     }
 
-    /// A cell was lost in its middle; its answer waits for the entry.
+    /// A cell was lost in its middle; the answer waits for the entry.
     pub(super) fn lost(&mut self, cell: &CellId, why: String, answer: Answering) -> Entry {
         self.answering.insert(cell.clone(), answer);
         self.act(Act::Lost {
@@ -155,7 +155,7 @@ impl Journal {
         })
     }
 
-    /// A record in the folder's log, with its number. `through` is the last cell that it completes.
+    /// A record in the folder's log, with its number. `through` is the last cell completed by the record.
     pub(super) fn record(&mut self, through: Option<CellId>, payload: Payload) -> (RecordNumber, Entry) {
         let number = self.next_record();
         let record = Record { number, payload };
@@ -167,7 +167,7 @@ impl Journal {
         entry
     }
 
-    /// Applies an entry. Returns its effect, with the answer that waited for it.
+    /// Applies an entry. Returns the entry's effect, with the answer waiting for the entry.
     ///
     /// # Errors
     /// The log refuses the entry; the answer that waited for it must not leave.
@@ -195,7 +195,7 @@ impl Journal {
         self.answering.remove(cell)
     }
 
-    /// The log refuses the entry: the answer that waited for it never leaves.
+    /// The log refuses the entry: the answer waiting for the entry never leaves.
     pub(super) fn forget_answer(&mut self, entry: &Entry) {
         if let Some(cell) = answered_by(entry) {
             self.answering.remove(cell);
@@ -213,7 +213,8 @@ impl Journal {
         self.handed_before.remove(cell)
     }
 
-    /// Has proposals that were not applied hold the kernel's own replies, as far as they came, in place of those written ahead.
+    /// Puts the kernel's own replies, as far as present, into unapplied proposals in place of the replies written
+    /// ahead.
     pub(super) fn take_in_replies(&mut self) {
         for entry in &mut self.proposed {
             if let Entry::Act {
@@ -274,7 +275,7 @@ pub(super) fn answered_by(entry: &Entry) -> Option<&CellId> {
     }
 }
 
-/// A message as bytes: its frames, each behind its length (u32, big endian).
+/// A message as bytes: the frames, each behind its length (u32, big endian).
 pub(super) fn pack(message: &Message) -> Bytes {
     let size: usize = message.0.iter().map(|f| 4 + f.len()).sum();
     let mut out = BytesMut::with_capacity(size);

@@ -282,6 +282,8 @@ impl Core {
             grace: Span::ZERO,
         });
         self.gpu.doomed = None;
+        self.gpu.held = None;
+        self.gpu.leaving.retain(|left| *left != grant.lease);
         self.linger_is_over(grant.lease);
         self.lease = match std::mem::take(&mut self.lease) {
             Lease::Asked(seeker, wait) if seeker.id == *cell => {

@@ -278,9 +278,24 @@ pub(super) struct Gpu {
     /// The lease to leave once that cell has ended.
     pub(super) after: Option<(CellId, LeaseId)>,
     /// Leases that are over, and are given back once nothing leaves their GPUs any more.
-    leaving: Vec<LeaseId>,
+    pub(super) leaving: Vec<LeaseId>,
     /// The sentence to tell if the kernel is killed now.
     pub(super) doomed: Option<String>,
+    /// The lease that may stay with the kernel, by `hopd`'s word, if the kernel can't let go of its GPUs.
+    pub(super) may_hold: Option<LeaseId>,
+    /// Set while the kernel can't let go of its last lease's GPUs.
+    pub(super) held: Option<StillHeld>,
+}
+
+/// A lease whose GPUs the kernel can't let go of.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct StillHeld {
+    pub(super) lease: LeaseId,
+    why: String,
+    /// Its user was told what becomes of it.
+    told: bool,
+    /// Why it must go all the same; `None`: it stays, as far as is known.
+    wanted: Option<String>,
 }
 
 impl Gpu {
@@ -298,6 +313,12 @@ impl Gpu {
             self.last = None;
         }
         revoked
+    }
+
+    /// Why the kernel can't let go of the lease's GPUs.
+    pub(super) fn why_held(&self, lease: LeaseId) -> Option<&str> {
+        let held = self.held.as_ref().filter(|held| held.lease == lease);
+        held.map(|held| held.why.as_str())
     }
 
     fn grace(&self) -> Span {
@@ -348,6 +369,7 @@ impl Core {
 
     /// The process ends between two cells, and with it its memory on the last lease's GPUs.
     pub(super) fn leave_devices(&mut self) {
+        self.gpu.held = None;
         if let Some(last) = self.gpu.last.take() {
             self.release_lease(last.id);
         }
@@ -379,6 +401,7 @@ impl Core {
             ErrandEnd::Left(how) => {
                 if !matches!(how, Left::Failed(_) | Left::Half(_)) {
                     self.gpu.doomed = None;
+                    self.gpu.held = None;
                 }
                 park.left(how)
             }
@@ -417,10 +440,63 @@ impl Core {
         }
     }
 
-    /// Gives back the leases whose GPUs nothing of the kernel is on any more.
+    /// Gives back the leases whose GPUs nothing of the kernel is on any more, and says so of the others.
     pub(super) fn release_left(&mut self) {
         for lease in std::mem::take(&mut self.gpu.leaving) {
-            self.release_lease(lease);
+            match &self.gpu.held {
+                Some(held) if held.lease == lease => {
+                    let ((kernel, tenure), why) = (self.office(), held.why.clone());
+                    self.tell_hopd(ToHopd::StillHeld {
+                        kernel,
+                        tenure,
+                        lease,
+                        why,
+                    });
+                }
+                _ => self.release_lease(lease),
+            }
+        }
+    }
+
+    /// The user wants the lease to go back: it isn't taken from the kernel, should that fail, and the user reads why.
+    pub(super) fn user_lets_go(&mut self, lease: LeaseId) {
+        self.gpu.may_hold = Some(lease);
+        if let Some(held) = &mut self.gpu.held {
+            held.told = false;
+        }
+    }
+
+    /// A cell has ended, and may have let go of what the kernel holds on to.
+    pub(super) fn let_go_if_held(&mut self) {
+        let held = self.gpu.held.as_ref().map(|held| held.lease);
+        let idle = matches!(self.lease, Lease::None) && self.cells.running().is_none();
+        if let Some(lease) = held.filter(|_| idle && self.gpu.park == Park::Home) {
+            self.leave(lease);
+        }
+    }
+
+    /// `hopd` says what becomes of the GPUs that the kernel can't let go of: they stay (`wanted` none), or must go.
+    pub(super) fn held(&mut self, lease: LeaseId, wanted: Option<&str>, within: Span) {
+        let Some(held) = self.gpu.held.as_mut().filter(|held| held.lease == lease) else {
+            return;
+        };
+        let news = !std::mem::replace(&mut held.told, true) || held.wanted.is_some() != wanted.is_some();
+        held.wanted = wanted.map(str::to_owned);
+        if wanted.is_none() {
+            self.lingers_on(lease);
+        }
+        let Some(held) = &self.gpu.held else {
+            return;
+        };
+        let text = match wanted {
+            Some(wanted) => wording::must_let_go(wanted, &held.why, within),
+            None => wording::stays_held(&held.why, within),
+        };
+        self.gpu.doomed = wanted.map(|wanted| wording::held_on(wanted, &held.why));
+        if let Some(header) = self.gpu.last.as_ref().map(|last| last.header.clone())
+            && news
+        {
+            self.stderr(&header, &text);
         }
     }
 
@@ -442,6 +518,23 @@ impl Core {
     }
 
     fn warn(&mut self, why: &str) {
+        let last = self.gpu.last.as_ref().map(|last| last.id);
+        if let Some(lease) = last.filter(|id| self.gpu.may_hold == Some(*id) && self.gpu.leaving.contains(id))
+        {
+            let before = self.gpu.held.take().filter(|held| held.lease == lease);
+            let held = StillHeld {
+                lease,
+                why: why.to_owned(),
+                told: before.as_ref().is_some_and(|held| held.told),
+                wanted: before.and_then(|held| held.wanted),
+            };
+            self.gpu.doomed = Some(match &held.wanted {
+                Some(wanted) => wording::held_on(wanted, why),
+                None => wording::held_too_long(why, self.gpu.grace()),
+            });
+            self.gpu.held = Some(held);
+            return;
+        }
         let grace = self.gpu.grace();
         if let Some(header) = self.gpu.last.as_ref().map(|last| last.header.clone()) {
             self.stderr(&header, &wording::still_holds(why, grace));

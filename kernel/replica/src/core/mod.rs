@@ -10,6 +10,7 @@ mod block;
 mod cells;
 mod check;
 mod durable;
+pub(crate) mod following;
 mod group;
 mod journal;
 mod lease;
@@ -638,6 +639,7 @@ impl Core {
         }
         self.advance();
         self.leave_after(&id);
+        self.let_go_if_held();
         self.leave_if_idle();
     }
 
@@ -675,8 +677,21 @@ impl Core {
             Event::Granted { cell, grant, .. } => self.granted_elsewhere(&cell, &grant),
             Event::Refused { cell, reason, .. } => self.refused(&cell, reason),
             Event::Revoked {
-                lease, reason, grace, ..
-            } => self.lease_over(lease, grace, &reason),
+                lease,
+                reason,
+                grace,
+                may_hold,
+                ..
+            } => {
+                self.gpu.may_hold = may_hold.then_some(lease);
+                self.lease_over(lease, grace, &reason);
+            }
+            Event::Held {
+                lease,
+                wanted,
+                within,
+                ..
+            } => self.held(lease, wanted.as_deref(), within),
             Event::Kept { lease, until, .. } => self.linger_ends(lease, until),
             Event::Park {
                 lease, cell, reason, ..

@@ -1,12 +1,19 @@
 //! A move of the kernel to another seat (docs/replication.md). The front prepares a replica there while cells go on; then
 //! this one saves everything between two cells and leaves. Until it has left, the kernel stays where it is if anything
 //! fails, and `hopd` hears why.
+//!
+//! A member of the kernel's group gets the kernel by an election. A replica in its seat follows the log first, where time
+//! permits, so that the kernel is away only for what a few records take; without that replica the member's seat starts one.
 
 use super::Core;
 use super::durable::{Farewell, Leaving};
 use hop_api::message::{MoveCause, Request as ToHopd, SeatPlan};
 use hop_protocol::message::Note;
 use hop_words::id::Incarnation;
+use hop_words::time::{Span, Timestamp};
+
+/// A replica in a member's seat follows the log within this time, or the member is elected without.
+const FOLLOWS_WITHIN: Span = Span::from_secs(12);
 
 /// A move that was asked for and isn't over.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -16,6 +23,8 @@ pub(super) struct Move {
     pub(super) cause: MoveCause,
     /// The new seat has a member of the kernel's log, which is to be elected.
     elects: bool,
+    /// The member is elected at this time at the latest. `None`: nothing is being prepared for it.
+    pub(super) elects_at: Option<Timestamp>,
 }
 
 impl Core {
@@ -30,14 +39,43 @@ impl Core {
             return self.tell_not_moved(to, reason);
         }
         let elects = self.is_standby(to);
+        // Who waits for a GPU waits for the preparation as well.
+        let in_haste = elects && cause == MoveCause::Waiting;
+        let elects_at = (elects && !in_haste).then(|| self.now + FOLLOWS_WITHIN);
         if let Some(durable) = &mut self.durable {
-            durable.moving = Some(Move { to, cause, elects });
+            durable.moving = Some(Move {
+                to,
+                cause,
+                elects,
+                elects_at,
+            });
         }
-        if elects {
-            // The log elects that member, and its seat starts the replica.
-            return self.say_farewell(Farewell::Move(to));
+        match in_haste {
+            true => self.elect(to),
+            false => self.note(Note::MoveAsked { seat, member: elects }),
         }
-        self.note(Note::MoveAsked { seat });
+    }
+
+    /// Has the log elect that member between two cells.
+    fn elect(&mut self, to: Incarnation) {
+        if let Some(moving) = self.durable.as_mut().and_then(|d| d.moving.as_mut()) {
+            moving.elects_at = None;
+        }
+        self.say_farewell(Farewell::Move(to));
+    }
+
+    /// Nothing follows the log in the member's seat: its seat starts a replica once it is elected.
+    pub(super) fn elect_unprepared(&mut self) {
+        let due = |m: &&Move| m.elects_at.is_some_and(|at| at <= self.now);
+        if let Some(to) = self.moving().filter(due).map(|m| m.to) {
+            self.note(Note::MoveOff { incarnation: to });
+            self.elect(to);
+        }
+    }
+
+    /// The member that was to be elected in any case.
+    pub(super) fn chosen(&self) -> Option<Incarnation> {
+        self.moving().filter(|m| m.elects).map(|m| m.to)
     }
 
     fn moving(&self) -> Option<&Move> {
@@ -68,11 +106,17 @@ impl Core {
         if self.moving().is_none_or(|m| m.to != to) {
             return self.note(Note::MoveOff { incarnation: to });
         }
-        self.say_farewell(Farewell::Move(to));
+        self.elect(to);
     }
 
     /// Nothing came of the move, as the front says: of one that this replica knows, or of the one before it.
     pub(super) fn move_failed(&mut self, to: Incarnation, reason: String) {
+        if let Some(moving) = self.moving().filter(|m| m.to == to && m.elects) {
+            if moving.elects_at.is_some() {
+                self.elect(to);
+            }
+            return;
+        }
         self.forget_move(to);
         self.tell_not_moved(to, reason);
     }

@@ -1,4 +1,4 @@
-//! The notices that clients get of how the kernel stands towards its GPU (docs/wiring.md, "Notices").
+//! Notices to clients on the kernel's standing towards its GPU (docs/wiring.md, "Notices").
 //!
 //! A notice is a projection of the state, made anew after each input. Clients that announced themselves get changed
 //! notices on their comm. Any other client gets a text at its cell after a long wait, before the cell begins. The
@@ -16,7 +16,7 @@ use hop_words::time::{Span, Timestamp};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-/// The target of the comm by which a client announces itself, and the version of what is said on it.
+/// The target of the comm by which a client announces itself, and the version of the messages there.
 const TARGET: &str = "gresshopper";
 const VERSION: u64 = 1;
 
@@ -51,7 +51,7 @@ struct Lingering {
     need: Need,
     described: Value,
     since: Timestamp,
-    /// The time of its end, where `hopd` has told it.
+    /// The time of the lease's end, where `hopd` has told the time.
     until: Option<Timestamp>,
 }
 
@@ -63,6 +63,8 @@ pub(super) struct Notices {
     told: Value,
     shown: Option<Shown>,
     lingering: Option<Lingering>,
+    /// The last that lingered: it does so again if the kernel can't let go of it.
+    lingered: Option<Lingering>,
     /// The notebook's own default, before the kernelspec's.
     pub(super) default_need: Option<Need>,
 }
@@ -77,7 +79,8 @@ struct CommContent {
 }
 
 impl Core {
-    /// Takes in a comm message that may announce a client. Returns whether it did: then the kernel never sees it.
+    /// Takes in a comm message that may announce a client. Returns whether a client did: then the kernel never sees the
+    /// message.
     pub(super) fn announcement(&mut self, envelope: &Envelope, header: &Header) -> bool {
         if !header.msg_type.starts_with("comm_") {
             return false;
@@ -141,10 +144,11 @@ impl Core {
 
     /// The user wants the lingering lease to end now. Returns whether there is one.
     pub(super) fn end_linger(&mut self) -> bool {
-        let Some(lingering) = self.notices.lingering.take() else {
+        let Some(lease) = self.notices.lingering.as_ref().map(|l| l.lease) else {
             return false;
         };
-        let lease = lingering.lease;
+        self.linger_is_over(lease);
+        self.user_lets_go(lease);
         if self.gpu.last.as_ref().is_some_and(|last| last.id == lease) {
             self.leave(lease);
         } else {
@@ -180,7 +184,16 @@ impl Core {
 
     /// The lease lingers no longer: it is over, or a cell runs on it.
     pub(super) fn linger_is_over(&mut self, lease: LeaseId) {
-        self.notices.lingering.take_if(|l| l.lease == lease);
+        if let Some(over) = self.notices.lingering.take_if(|l| l.lease == lease) {
+            self.notices.lingered = Some(over);
+        }
+    }
+
+    /// The lease lingers on: the kernel can't let go of its GPUs.
+    pub(super) fn lingers_on(&mut self, lease: LeaseId) {
+        if let Some(again) = self.notices.lingered.take_if(|l| l.lease == lease) {
+            self.notices.lingering = Some(Lingering { until: None, ..again });
+        }
     }
 
     /// How the kernel stands towards its GPU.
@@ -189,7 +202,9 @@ impl Core {
             (Lease::None, None) => json!({"state": "cpu"}),
             (Lease::None, Some(l)) => {
                 let more = json!({"state": "lingering", "need": l.need, "since": seconds(l.since)});
-                with(l.described.clone(), with(more, until(l.until)))
+                let more = with(more, until(l.until));
+                let held = self.gpu.why_held(l.lease).map(|why| json!({"reason": why}));
+                with(l.described.clone(), held.into_iter().fold(more, with))
             }
             (Lease::Asked(seeker, wait) | Lease::Returning(seeker, wait, _), _) => {
                 let since = json!({"since": seconds(wait.since)});

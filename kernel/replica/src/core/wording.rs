@@ -154,13 +154,40 @@ pub(super) fn cell_can_not_go_back(why: &str) -> String {
 pub(super) fn still_holds(why: &str, grace: Span) -> String {
     format!(
         "gresshopper: the GPU goes back, but this kernel still holds it: {why}. Processes that hold it are ended {} after \
-         the end of the lease, this kernel among them: variables that are not saved are lost then. To let go: \
-         `del model; torch.cuda.empty_cache()`, or end the program that the cell has started.\n",
+         the end of the lease, this kernel among them: variables that are not saved are lost then. {LET_GO}\n",
         seconds(grace)
     )
 }
 
+const LET_GO: &str =
+    "To let go: `del model; torch.cuda.empty_cache()`, or end the program that the cell has started.";
+
+/// To a user whose kernel can't let go of a GPU that nobody waits for.
+pub(super) fn stays_held(why: &str, within: Span) -> String {
+    format!(
+        "gresshopper: this kernel still holds its GPU: {why}. Nobody waits for the GPU, so it stays with the kernel, and \
+         counts as used by you. Once somebody waits for it, you read so here, and {} later the processes that still hold \
+         it are ended, this kernel among them: variables that are not saved are lost then. {LET_GO}\n",
+        seconds(within)
+    )
+}
+
+/// The warning to a user whose kernel can't let go of a GPU that it must leave.
+pub(super) fn must_let_go(wanted: &str, why: &str, within: Span) -> String {
+    format!(
+        "gresshopper: the GPU goes back, as {wanted}, but this kernel still holds it: {why}. Processes that hold it are \
+         ended in {}, this kernel among them: variables that are not saved are lost then. {LET_GO}\n",
+        seconds(within)
+    )
+}
+
 // Reasons for a death by SIGKILL.
+
+pub(super) fn held_on(wanted: &str, why: &str) -> String {
+    format!(
+        "the kernel still held its GPU after it was warned that the GPU goes back, as {wanted} ({why}), so it was ended"
+    )
+}
 
 /// The take-back begins after the grace and waits for holders as long again.
 fn twice(grace: Span) -> Span {
@@ -213,6 +240,11 @@ pub(super) fn runs_again(reason: &str) -> String {
 
 pub(super) fn died_too_often(reason: &str, times: usize) -> String {
     format!("{reason}. It has died {times} times within a minute")
+}
+
+/// To the first cell of a process whose predecessor died between two cells.
+pub(super) fn process_is_new(reason: &str) -> String {
+    format!("gresshopper: this kernel's process is new: {reason}. It has the variables that were saved.\n")
 }
 
 pub(super) fn could_not_come_back(lost: &[String]) -> String {

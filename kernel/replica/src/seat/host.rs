@@ -1,4 +1,4 @@
-//! The groups of kernels that a seat keeps: who founds and joins them, and which replica of the seat speaks to which.
+//! The groups of kernels kept by a seat: the founding and joining of groups, and the pairing of replicas with groups.
 //! Each group has a task of its own ([`super::tend`]).
 
 use super::spares::Spares;
@@ -23,7 +23,7 @@ use tokio::net::UnixStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
 
-/// Groups of a user in one seat. Beyond them a kernel stays with the replicas that it has.
+/// Groups of a user in one seat. Beyond them a kernel stays with its present replicas.
 const GROUPS_MAX: usize = 1024;
 
 /// How long a seat keeps its part of a group whose other seats have all gone.
@@ -79,7 +79,7 @@ pub(super) struct Busy {
 #[derive(Debug, Default)]
 struct Table {
     kept: BTreeMap<String, Kept>,
-    /// Groups that this seat has left. A member that has forgotten its vote must not come back.
+    /// Groups that this seat has left. A member without memory of its vote must not come back.
     left: BTreeSet<String>,
 }
 
@@ -101,7 +101,7 @@ fn parse(group: &str) -> Option<(KernelId, u32)> {
 }
 
 impl Host {
-    /// Starts the keeper of a seat, which listens on this address. The log's folder is removed when the last value is
+    /// Starts the keeper of a seat, listening on this address. The log's folder is removed when the last value is
     /// dropped.
     ///
     /// # Errors
@@ -194,7 +194,7 @@ impl Host {
         Ok(())
     }
 
-    /// Founds the group of a kernel that has run with one replica until now.
+    /// Founds the group of a kernel that has run with a single replica until now.
     async fn found(
         self: &Arc<Self>,
         kernel: &KernelId,
@@ -221,7 +221,7 @@ impl Host {
         Ok(self.keep(&group, kernel.clone(), me, member, Some(attach)))
     }
 
-    /// A kernel that was opened anew has left its older groups behind.
+    /// A kernel opened anew has left its older groups behind.
     fn leave_older(&self, kernel: &KernelId, generation: Generation) {
         for (name, kept) in &self.table().kept {
             let older = parse(name).is_some_and(|(_, of)| of < generation.0);
@@ -320,7 +320,7 @@ impl Host {
         loop {
             let word = ToSeat::read(&mut read).await?;
             match word {
-                // It holds no seat until it is a replica.
+                // The spare holds no seat until it is a replica.
                 ToSeat::Spare { number } if spare.is_none() && desk.is_none() => {
                     *spare = Some(number);
                     self.busy.send_modify(|busy| busy.replicas -= 1);

@@ -1,5 +1,5 @@
-//! The seat's batch step: it holds the job while replicas sit in it, and lets it end when none has for a while. It also keeps
-//! the logs of the user's kernels with three replicas ([`host`]).
+//! The seat's batch step: holds the job while replicas sit there, and lets the job end after a while without any. It
+//! also keeps the logs of the user's kernels with three replicas ([`host`]).
 //!
 //! Replicas keep a connection to an abstract socket, so that nothing lies on disk; Linux names the connecting user.
 //! The socket's name comes from a key in the user's home, so other users can't foretell and take it.
@@ -15,6 +15,7 @@ use hop_api::client::{self, Item};
 use hop_api::config::Config;
 use hop_api::message::{Request, Role};
 use hop_protocol::file::make_private;
+use hop_protocol::wait;
 use hop_words::error::chain;
 use hop_words::id::{JobId, NodeName};
 use hop_words::net::route_to;
@@ -38,14 +39,15 @@ use uuid::Uuid;
 /// How long a seat stays without a replica.
 const EMPTY: Duration = Duration::from_secs(60);
 
-/// How long a seat that Slurm ends waits for its replicas to leave. Slurm's own patience (`KillWait`) is 30 s by default.
+/// Time for which a seat at its end waits for its replicas to leave. Slurm's own patience (`KillWait`) is 30 s by
+/// default.
 const FAREWELL: Duration = Duration::from_secs(25);
 
 /// How long a seat may take from its start to listening.
 const LISTENS_WITHIN: Duration = Duration::from_secs(15);
 
-/// The names under which a seat may listen, the best first; it takes the first, a replica tries them all. Without a home
-/// to keep a key in there is only one that anybody knows.
+/// The names under which a seat may listen, the best first; it takes the first, a replica tries them all. Without a
+/// home to keep a key in, the only name is known to everybody.
 fn names(job: JobId) -> Vec<String> {
     // Clusters for development may share a host and count their jobs alike, so the node is named, too: slurmd does so
     // to each step.
@@ -72,7 +74,7 @@ fn address(name: &str) -> io::Result<SocketAddr> {
     SocketAddr::from_abstract_name(name)
 }
 
-/// The key of all of this user's seats, made by whoever needs it first.
+/// The key of all of this user's seats, made by the first process in need of a key.
 fn key(dir: &Path) -> io::Result<[u8; 32]> {
     let path = dir.join("seat-key");
     let read = || {
@@ -94,7 +96,7 @@ fn key(dir: &Path) -> io::Result<[u8; 32]> {
     let linked = file
         .write_all(&[*Uuid::new_v4().as_bytes(), *Uuid::new_v4().as_bytes()].concat())
         .and_then(|()| file.sync_all())
-        // A link is made by one alone: the others find that one's key.
+        // Only one process makes the link: the others find that process's key.
         .and_then(|()| std::fs::hard_link(&new, &path));
     std::fs::remove_file(&new)?;
     match linked {
@@ -155,15 +157,15 @@ pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u
             },
             // Not from the last knock on: those of strangers would keep the job for ever.
             () = sleep_until(left + EMPTY), if empty => return Ok(()),
-            // The replicas here hand their kernels over, for which they need this seat's part of the logs.
+            // The replicas here hand their kernels over, and need this seat's part of the logs for the handover.
             _ = terminate.recv() => ends = Some(Instant::now() + FAREWELL),
-            () = sleep_until(ends.unwrap_or(left)), if ends.is_some() => return Ok(()),
+            () = wait::at(ends) => return Ok(()),
             _ = busy.changed() => left = Instant::now(),
         }
     }
 }
 
-/// The keeper of this seat. `None` means that kernels with a replica here stay with one.
+/// The keeper of this seat. `None` means that kernels with a replica here stay with a single replica.
 async fn host(config: Option<&Config>, job: JobId, node: &NodeName) -> Option<(Arc<Host>, TempDir)> {
     let listen = config.and_then(|c| c.hopd.connect.iter().find_map(|hopd| route_to(hopd)))?;
     let seat = host::Seat {

@@ -1,8 +1,8 @@
-//! The order in which a group's entries are proposed: several may be on their way at once where this member leads, so that a
-//! cell's end doesn't wait for what its predecessor left to be written. [`super::tend`] decides what is proposed.
+//! The order in which a group's entries are proposed: several may be on their way at once where this member leads, to
+//! spare a cell's end the wait for its predecessor's writes. [`super::tend`] decides what is proposed.
 //!
-//! A leader takes entries in the order in which they are sent. Once the outcome of one is unknown, those behind it may have
-//! gone ahead, and the log has refused them: all are sent again, one after the other. The log knows what it has taken.
+//! A leader takes entries in the order of their sending. After an unknown outcome, the entries behind may have gone
+//! ahead, and the log has refused them: all are sent again, one after the other. The log knows what it has taken.
 
 use super::tend::Member;
 use futures_util::StreamExt as _;
@@ -16,7 +16,7 @@ use tokio::sync::mpsc;
 /// Between two tries to propose an entry.
 const AGAIN_AFTER: Duration = Duration::from_millis(50);
 
-/// Entries on their way at once. A cell's end, its record, its settling and the front's word are four.
+/// Entries on their way at once. A cell's end, record, settling and the front's word are four.
 const IN_FLIGHT: usize = 16;
 
 /// Entries to propose, in order.
@@ -29,7 +29,7 @@ struct Pipeline {
     outstanding: usize,
     /// The outcome of an entry was unknown: nothing is sent until all outcomes are here.
     failed: bool,
-    /// So many entries go one after the other.
+    /// Number of entries to go one after the other.
     singly: usize,
 }
 
@@ -46,8 +46,8 @@ impl Pipeline {
         Some(entry)
     }
 
-    /// The outcome of the entry that was sent first of those without one: whether it is in the log. Returns whether
-    /// entries have to go again.
+    /// The outcome of the first sent entry without an outcome: whether the entry is in the log. Returns whether entries
+    /// have to go again.
     fn done(&mut self, is_in: bool) -> bool {
         self.outstanding -= 1;
         if is_in && !self.failed {

@@ -1,5 +1,6 @@
-//! Spare interpreters of a seat: started beforehand for the kernels that have a standby here, so that a replica that takes
-//! office waits neither for Slurm nor for Python's imports. A spare serves any kernel of its kind ([`crate::spare`]), once.
+//! Spare interpreters of a seat: started beforehand for the kernels with a standby here, so that a replica taking
+//! office waits neither for Slurm nor for Python's imports. A spare serves any kernel of its kind ([`crate::spare`]),
+//! once.
 //!
 //! [`Shelf`] decides, and has no process or clock; [`Spares`] carries out.
 
@@ -9,6 +10,7 @@ use crate::spare::Kind;
 use anyhow::Context;
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
 use hop_protocol::step::Step;
+use hop_protocol::wait;
 use hop_words::id::{Incarnation, KernelId};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -17,26 +19,26 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::process::{Child, Command as Program};
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep_until, timeout};
+use tokio::time::{Instant, timeout};
 
-/// Between a new wish and the spare for it: a kernel that has just begun needs its node's cores itself.
+/// Between a new wish and its spare: a kernel that has just begun needs its node's cores itself.
 const SETTLES: Duration = Duration::from_secs(2);
 
-/// Between a spare that ended unused and the next one, twice as long each time.
+/// Between a spare's unused end and the next spare, twice as long each time.
 const AGAIN_AFTER: Duration = Duration::from_secs(30);
 const AGAIN_MOST: Duration = Duration::from_secs(600);
 
-/// What a spare may take to say that it goes, before the replica is started afresh.
+/// Time for the word of a called spare, before the replica is started afresh.
 const GOES_WITHIN: Duration = Duration::from_secs(1);
 
 /// Interval of looks at spares that aren't ready.
 const LOOKS_EVERY: Duration = Duration::from_secs(1);
 
-/// Interval of looks whether a kernel is left that a spare waits for. A group that has lost its others hears of no end, and
-/// one of a seat's kernels is enough.
+/// Interval of looks whether a kernel is left that a spare waits for. A group without its other members hears of no
+/// end, and a single kernel of a seat is enough.
 const KERNELS_EVERY: Duration = Duration::from_secs(5);
 
-/// What a spare is started by: a kernel that has a standby here.
+/// The order to start a spare, from a kernel with a standby here.
 #[derive(Debug, Clone)]
 struct Order {
     kind: Kind,
@@ -72,7 +74,7 @@ struct Shelf {
     /// By the group of a kernel with a standby here.
     wants: BTreeMap<String, Kind>,
     spares: BTreeMap<u32, Kept>,
-    /// So many have ended unused, one after the other.
+    /// Number of spares in a row that ended unused.
     failed: u32,
     not_before: Instant,
 }
@@ -158,7 +160,7 @@ impl Shelf {
         lacks.then_some(self.not_before).into_iter().chain(looks).min()
     }
 
-    /// For each spare, the groups that want it.
+    /// For each spare, the groups asking for a spare.
     fn waited_for(&self) -> Vec<Vec<&String>> {
         let by = |kind: &Kind| {
             self.wants
@@ -203,7 +205,7 @@ struct Taken {
 #[derive(Debug, Clone)]
 pub(super) struct Spares {
     commands: mpsc::UnboundedSender<Command>,
-    /// The groups that want one, as last told.
+    /// The groups asking for a spare, as last told.
     wanted: Arc<Mutex<BTreeSet<String>>>,
 }
 
@@ -286,7 +288,7 @@ impl Spares {
         answer.await.unwrap_or(false)
     }
 
-    /// Has a spare become this replica. `None`: there is none, or it doesn't answer.
+    /// Has a spare become this replica. `None`: no such process, or no answer.
     pub(super) async fn start(&self, file: &FrontFile, dir: &Path, me: Incarnation) -> Option<Child> {
         let kind = Box::new(Kind::of(file)?);
         let (reply, answer) = oneshot::channel();
@@ -350,7 +352,7 @@ impl Keeper {
                     Some(command) => self.obey(command),
                     None => return,
                 },
-                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.look(),
+                () = wait::at(due) => self.look(),
             }
             for act in self.shelf.acts(Instant::now()) {
                 match act {
@@ -380,7 +382,7 @@ impl Keeper {
                 }
             }
             Command::Gone(number) => {
-                // A takeover that waits for this spare hears now that it is gone.
+                // A takeover waiting for this spare hears now of the spare's end.
                 self.going.remove(&number);
                 self.shelf.gone(number, now);
                 self.end(number);
@@ -409,7 +411,7 @@ impl Keeper {
         self.orders.remove(group);
     }
 
-    /// Looks for spares that ended before they were ready, and for kernels that are over.
+    /// Looks for spares that ended before they were ready, and for kernels at their end.
     fn look(&mut self) {
         self.look_at_kernels();
         let ended = |process: &mut Child| !matches!(process.try_wait(), Ok(None));
@@ -480,7 +482,7 @@ impl Keeper {
             .spawn()
     }
 
-    /// Lets go of a spare. A spare that isn't ready yet is told once it is.
+    /// Lets go of a spare. A spare still in preparation is told once ready.
     fn end(&mut self, number: u32) {
         if let Some(door) = self.doors.remove(&number) {
             // It may be gone already.

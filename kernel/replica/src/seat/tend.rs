@@ -11,6 +11,7 @@ use hop_keeper::Wire;
 use hop_log::{Entry, Office, State};
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
 use hop_protocol::step::Step;
+use hop_protocol::wait;
 use hop_raft::{Feed, Group as _, News};
 use hop_words::id::{Incarnation, KernelId, Tenure};
 use std::collections::BTreeSet;
@@ -33,7 +34,7 @@ const STILLBORN: u32 = 3;
 /// A word to a group's task.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// A replica of this seat asks whether it was elected; or it has founded the group.
+    /// A replica of this seat asks whether it was elected, or is to follow the log; or it has founded the group.
     Attach {
         visit: u64,
         out: mpsc::UnboundedSender<FromSeat>,
@@ -64,6 +65,8 @@ pub(super) struct Tended {
 struct Desk {
     state: Option<State>,
     replica: Option<(u64, mpsc::UnboundedSender<FromSeat>)>,
+    /// A replica that follows the log, and executes when this member is elected.
+    follower: Option<(u64, mpsc::UnboundedSender<FromSeat>)>,
     /// The srun of a replica that was started here.
     process: Option<Child>,
     /// The tenure that a process of this seat serves or has served.
@@ -85,6 +88,7 @@ impl Tended {
         let mut desk = Desk {
             state,
             replica: None,
+            follower: None,
             process: None,
             served: None,
             asked_after: None,
@@ -117,7 +121,7 @@ impl Tended {
                     true => standing = self.member.standing(),
                     false => break,
                 },
-                () = ended(&mut desk.process) => {
+                _ = wait::on(&mut desk.process, Child::wait) => {
                     desk.process = None;
                     if desk.replica.is_none() {
                         desk.stillborn += 1;
@@ -136,6 +140,7 @@ impl Tended {
             Command::Attach { visit, out } => desk.attach(visit, out, self.me),
             Command::Detach { visit } => {
                 desk.replica.take_if(|(v, _)| *v == visit);
+                desk.follower.take_if(|(v, _)| *v == visit);
             }
             // The proposer ends with this task.
             Command::Propose(entry) => drop(propose.send(entry)),
@@ -248,7 +253,7 @@ impl Desk {
     fn learn(&mut self, news: News, me: Incarnation) {
         match news {
             News::State(state) => {
-                self.tell(FromSeat::State(state.clone()));
+                self.tell_of_the_log(FromSeat::State(state.clone()));
                 self.state = Some(*state);
             }
             News::Applied { index, entry, .. } => {
@@ -256,12 +261,23 @@ impl Desk {
                     // The refusal is the same at every member, and the replica sees it itself.
                     let _ = state.apply(index, &entry);
                 }
-                self.tell(FromSeat::Applied { index, entry });
+                self.tell_of_the_log(FromSeat::Applied { index, entry });
             }
         }
+        let Some(state) = &self.state else { return };
         // A deposed replica leaves by itself. Until then nobody may take it for the executor of a later tenure.
-        if self.state.as_ref().is_some_and(|s| s.executor() != Some(me)) {
+        if state.executor() != Some(me) {
             self.replica = None;
+        } else if self.replica.is_none() && self.served != Some(state.tenure()) && self.follower.is_some() {
+            // The follower has seen the election as well.
+            let tenure = state.tenure();
+            tracing::info!(%tenure, "the executor has followed the log");
+            (self.served, self.stillborn) = (Some(tenure), 0);
+            self.replica = self.follower.take();
+            self.told.clear();
+            if let Some(lack) = self.need.take() {
+                self.tell(FromSeat::Need(lack));
+            }
         }
     }
 
@@ -287,12 +303,30 @@ impl Desk {
         }
     }
 
+    /// Of the log, a follower hears as much as the executor.
+    fn tell_of_the_log(&self, word: FromSeat) {
+        if let Some((_, out)) = &self.follower {
+            // As above.
+            let _ = out.send(word.clone());
+        }
+        self.tell(word);
+    }
+
     fn attach(&mut self, visit: u64, out: mpsc::UnboundedSender<FromSeat>, me: Incarnation) {
-        let state = self.state.as_ref().filter(|s| s.executor() == Some(me));
-        let (Some(state), None) = (state, &self.replica) else {
+        let member = self.state.as_ref().filter(|s| s.members().contains_key(&me));
+        let (Some(state), None) = (member, &self.replica) else {
             let _ = out.send(FromSeat::Alone);
             return;
         };
+        if state.executor() != Some(me) {
+            let word = match self.follower {
+                Some(_) => FromSeat::Alone,
+                None => FromSeat::State(Box::new(state.clone())),
+            };
+            let _ = out.send(word);
+            self.follower.get_or_insert((visit, out));
+            return;
+        }
         let _ = out.send(FromSeat::State(Box::new(state.clone())));
         if let Some(lack) = self.need.take() {
             let _ = out.send(FromSeat::Need(lack));
@@ -312,12 +346,5 @@ impl Desk {
             Some(other) if self.stillborn >= STILLBORN => *other,
             _ => me,
         }
-    }
-}
-
-async fn ended(process: &mut Option<Child>) {
-    match process {
-        Some(process) => drop(process.wait().await),
-        None => std::future::pending().await,
     }
 }

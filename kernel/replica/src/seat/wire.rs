@@ -26,16 +26,16 @@ pub(crate) enum ToSeat {
         kernel: KernelId,
         incarnation: Incarnation,
     },
-    /// The kernel gets a group, with this replica as its first member and this state as its beginning.
+    /// The kernel gets a group, with this replica as first member and this state as beginning.
     Found {
         kernel: KernelId,
         incarnation: Incarnation,
         wanted: usize,
         state: Box<State>,
     },
-    /// The group's log is to take in this entry, behind those that were proposed before.
+    /// The group's log is to take in this entry, behind the entries proposed before.
     Propose(Entry),
-    /// The kernel is over, and its group with it.
+    /// The kernel is over, and its group as well.
     Over,
     /// This process waits to become a replica.
     Spare { number: u32 },

@@ -80,6 +80,7 @@ pub fn over(world: &World, lease: u64) {
         cause: EndCause::Done,
         reason: "nobody used it".into(),
         grace: Span::from_secs(2),
+        may_hold: false,
     });
 }
 

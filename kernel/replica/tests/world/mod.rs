@@ -6,14 +6,16 @@ pub mod gpu;
 
 use bytes::Bytes;
 use hop_api::message::{Device, Event, Grant, Handover, Request};
-use hop_protocol::file::{Durable, FrontFile, Launch, StepSize, Takeover};
+use hop_protocol::file::{Durable, FrontFile, Launch, Takeover};
 use hop_protocol::jupyter::{Author, Channel, Envelope};
 use hop_protocol::link::{Frame, Item, Link};
 use hop_protocol::message::{Note, VERSION, Welcome};
+use hop_protocol::step::StepSize;
 use hop_protocol::tls::KernelKeys;
 use hop_replica::leases::{Leases, News};
-use hop_replica::run::{self, Place, Setup};
+use hop_replica::place::Place;
 use hop_replica::spare::Spare;
+use hop_replica::start::{self, Setup};
 use hop_words::id::{CellId, Epoch, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::need::Need;
 use hop_words::replica::Replicas;
@@ -342,7 +344,7 @@ pub async fn with_spare(
         register(&mut world).await;
         scenario(&mut world).await;
     };
-    let (ran, ()) = tokio::join!(run::run(setup), play);
+    let (ran, ()) = tokio::join!(start::run(setup), play);
     ran.unwrap();
 }
 

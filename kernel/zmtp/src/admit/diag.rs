@@ -47,7 +47,7 @@ fn question(from: (Ipv4Addr, u16), to: (Ipv4Addr, u16)) -> Vec<u8> {
     ask.extend((ASK as u32).to_ne_bytes());
     ask.extend(BY_FAMILY.to_ne_bytes());
     ask.extend(REQUEST.to_ne_bytes());
-    // Sequence number and port: one question, one answer.
+    // Sequence number and port: a question, an answer.
     ask.extend([0; 8]);
     ask.extend([AF_INET, IPPROTO_TCP, 0, 0]);
     // In any state.

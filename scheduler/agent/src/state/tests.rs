@@ -4,7 +4,7 @@
 use super::*;
 use hop_api::message::SeatStep;
 use hop_handover::token::{Device as TokenDevice, Hold, Holder, Level, Refused};
-use hop_words::id::CellId;
+use hop_words::id::{CellId, JobId};
 
 const T0: Timestamp = Timestamp(1_000_000_000);
 const GRACE: Span = Span::from_secs(2);

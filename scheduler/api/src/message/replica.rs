@@ -121,6 +121,19 @@ pub enum Event {
         cause: EndCause,
         reason: String,
         grace: Span,
+        /// A kernel that can't let go of the devices may say so by [`super::Request::StillHeld`].
+        #[serde(default)]
+        may_hold: bool,
+    },
+    /// Answers [`super::Request::StillHeld`].
+    Held {
+        kernel: KernelId,
+        lease: LeaseId,
+        /// Why the devices must go all the same, as half a sentence. `None` means that nobody waits for them: the lease
+        /// stays with the kernel.
+        wanted: Option<String>,
+        /// Time until processes that hold the devices are ended; without `wanted`, the time that they will have then.
+        within: Span,
     },
     /// The lease stays with the kernel for its next cell, until then at most. Sent only to a replica that reported
     /// [`ReplicaUp::kept`].

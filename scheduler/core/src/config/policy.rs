@@ -66,7 +66,7 @@ impl Default for Quantum {
 }
 
 impl Quantum {
-    /// The same quantum for all classes but cells with a deadline, which a park might make miss it.
+    /// The same quantum for all classes but cells with a deadline, which could miss their deadline by a park.
     pub fn of_all(span: Span) -> Self {
         Self {
             interactive: Some(span),
@@ -108,12 +108,12 @@ pub struct Scale {
     /// Longest time for which an idle pilot is kept after its last lease.
     #[serde(rename = "idle_max_s", with = "duration")]
     pub idle_max: Span,
-    /// Share of cells that must not wait for a pilot. The core finds the price of a spared wait that gives it.
+    /// Share of cells that must not wait for a pilot. The core finds the price of a spared wait for this share.
     pub immediate: f64,
-    /// The most that sparing one cell this wait may cost, in idle GPU-seconds.
+    /// The most to be paid for sparing a cell this wait, in idle GPU-seconds.
     pub most_per_wait: f64,
-    /// Pilots are kept and started by what is learnt of the kernels' think times; else an idle one is kept for
-    /// `idle_max`, and one is started only for a cell that waits.
+    /// Pilots are kept and started by the learnt think times of kernels; else an idle pilot is kept for `idle_max`, and
+    /// a pilot is started only for a waiting cell.
     pub learn: bool,
     /// A pilot is as large as the need that it is started for; else all are of `gpus_per_pilot`.
     pub right_size: bool,
@@ -122,19 +122,19 @@ pub struct Scale {
     /// Most idle GPUs on spare nodes, counted in whole pilots, as far as they are worthwhile. Every kernel has a
     /// replica on a spare node, for the time after its own pilot is gone. Zero means no spare nodes.
     pub spares: u32,
-    /// Most idle GPUs on spare nodes: one whole pilot's, or this share of the leased GPUs.
+    /// Most idle GPUs on spare nodes: a whole pilot's, or this share of the leased GPUs.
     pub spare_share: f64,
     /// How many nodes are set apart for them.
     pub spare_nodes: u32,
     /// Time from a pilot's submission to its first lease, until pilots have been seen.
     #[serde(rename = "boot_s", with = "duration")]
     pub boot: Span,
-    /// What earlier versions had instead of `immediate` and `most_per_wait`.
+    /// Keys of earlier versions in place of `immediate` and `most_per_wait`.
     #[serde(skip_serializing)]
     pub worth: Gone,
 }
 
-/// A key that is no more: whoever still writes it is told what to write instead.
+/// A dropped key: an error tells the replacement to anybody still writing the key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Gone;
 

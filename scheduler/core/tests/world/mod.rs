@@ -113,6 +113,8 @@ pub struct World {
     pub inputs: u64,
     /// How long the core took for each input, in nanoseconds; none: nobody wants to know.
     pub took: Option<Vec<u64>>,
+    /// A hash of all outputs so far; none: nobody wants to know.
+    pub digest: Option<u64>,
     /// Pilots that were asked for.
     pub asked: Vec<u64>,
     out: Vec<Output>,
@@ -146,6 +148,7 @@ impl World {
             check_every: 1,
             inputs: 0,
             took: None,
+            digest: None,
             asked: Vec::new(),
             out: Vec::new(),
         };
@@ -163,6 +166,12 @@ impl World {
             took.push(start.elapsed().as_nanos() as u64);
         }
         self.inputs += 1;
+        if let Some(digest) = &mut self.digest {
+            let said = format!("{out:?}");
+            // FNV-1a: the same on every machine and in every build.
+            let hash = |h: u64, b: u8| (h ^ u64::from(b)).wrapping_mul(0x0100_0000_01b3);
+            *digest = said.bytes().fold(*digest, hash);
+        }
         for o in &out {
             self.carry_out(o);
         }
@@ -232,6 +241,15 @@ impl World {
                 if *grace > Span::ZERO {
                     self.leaving.insert(*lease, kernel.clone());
                 }
+            }
+            Output::Held {
+                kernel,
+                lease,
+                wanted: None,
+                ..
+            } => {
+                self.leaving.remove(lease);
+                self.lingering.insert(*lease, kernel.clone());
             }
             Output::Park {
                 kernel, lease, cell, ..
@@ -341,6 +359,16 @@ impl World {
             draining: agent.draining,
         };
         self.tell(Input::PilotUp(up))
+    }
+
+    /// Slurm has no room for a pilot that was asked for, if there is one.
+    pub fn no_pilot(&mut self) -> bool {
+        let Some(ticket) = self.asked.pop() else {
+            return false;
+        };
+        let reason = "no room".into();
+        self.tell(Input::PilotFailed { ticket, reason });
+        true
     }
 
     pub fn kernel(&mut self, name: &str, user: &str, nodes: &[&str], gpus: u16) -> KernelId {
@@ -545,6 +573,15 @@ impl World {
         Some(self.tell(Input::ReleaseLease { kernel, lease }))
     }
 
+    /// The kernel can't let go of the lease's GPUs.
+    pub fn hold_on(&mut self, kernel: &KernelId, lease: LeaseId) -> Vec<Output> {
+        self.tell(Input::StillHeld {
+            kernel: kernel.clone(),
+            lease,
+            why: "process 7 holds it".into(),
+        })
+    }
+
     /// The cell that was asked first parks, or says that it can't.
     pub fn park(&mut self, can: bool) -> Option<Vec<Output>> {
         if self.asked_to_park.is_empty() {
@@ -667,7 +704,11 @@ impl World {
                 let all = self.lingering.iter().chain(&self.leaving);
                 let lingering: Vec<_> = all.map(|(l, k)| (*l, k.clone())).collect();
                 if let Some((lease, kernel)) = self.rng.pick(&lingering) {
-                    self.tell(Input::ReleaseLease { kernel, lease });
+                    if self.rng.below(2) == 0 {
+                        self.tell(Input::ReleaseLease { kernel, lease });
+                    } else {
+                        self.hold_on(&kernel, lease);
+                    }
                 }
             }
             97 => {
@@ -1040,9 +1081,7 @@ impl Full {
 
     /// An agent does what was ordered, or Slurm has no room for a pilot.
     fn answer(&mut self) -> bool {
-        if let Some(ticket) = self.world.asked.pop() {
-            let reason = "no room".into();
-            self.world.tell(Input::PilotFailed { ticket, reason });
+        if self.world.no_pilot() {
             return true;
         }
         let next = self.world.agents.iter().find_map(|(j, a)| {

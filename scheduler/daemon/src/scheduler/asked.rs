@@ -14,7 +14,7 @@ const AGAIN: Span = Span::from_secs(60);
 pub(super) struct Asked(HashMap<KernelId, Timestamp>);
 
 impl Asked {
-    /// Whether the kernel may be asked now; if so, notes that it was.
+    /// Whether the kernel may be asked now; if so, notes the question.
     pub(super) fn may_ask(&mut self, kernel: &KernelId, now: Timestamp) -> bool {
         let rests = |at: &Timestamp| now.since(*at) < AGAIN;
         if self.0.get(kernel).is_some_and(rests) {

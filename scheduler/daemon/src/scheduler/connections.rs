@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, VecDeque};
 use tokio::sync::mpsc;
 use tracing::{debug, warn};
 
-/// Most messages of one user that wait for Slurm's answer about their seats.
+/// Most messages of a user waiting for Slurm's answer about their seats.
 pub(super) const HELD_UP: usize = 256;
 /// Most unread answers of a caller; beyond, its next request is not read.
 pub(super) const UNREAD: usize = 8;
@@ -55,7 +55,7 @@ impl Connections {
         self.open.insert(conn, open);
     }
 
-    /// Forgets a connection, and returns its record. The flag says that its pilot is left without an agent.
+    /// Forgets a connection, and returns its record. The flag marks a pilot left without an agent.
     pub(super) fn closed(&mut self, conn: ConnId) -> Option<(Connection, bool)> {
         let open = self.open.remove(&conn)?;
         for kernel in &open.kernels {
@@ -189,7 +189,7 @@ impl Connections {
 
     // --- bounds ---
 
-    /// Whether one more message of this user's may wait for Slurm's word on a seat.
+    /// Whether another message of this user's may wait for Slurm's word on a seat.
     pub(super) fn may_hold_up(&self, uid: u32) -> bool {
         let theirs = self.open.values().filter(|c| c.caller.uid == uid);
         let waiting: usize = theirs.filter_map(|c| c.held_up.as_ref()).map(VecDeque::len).sum();

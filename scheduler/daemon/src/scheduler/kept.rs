@@ -13,7 +13,7 @@ pub(crate) struct Asleep {
     pub(crate) name: String,
     pub(crate) pool: PoolName,
     pub(crate) since: Timestamp,
-    /// The tenure that hibernated the kernel: only a later one wakes it.
+    /// The tenure that hibernated the kernel: only a later tenure wakes the kernel.
     pub(crate) tenure: Tenure,
 }
 

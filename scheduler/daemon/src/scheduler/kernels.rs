@@ -308,7 +308,7 @@ impl Scheduler {
         self.connections.send(conn, 0, Response::Event(event));
     }
 
-    /// The kernel's state is whole in its user's home: only the fact of its sleep is kept here.
+    /// The kernel's state is whole in its user's home: only the fact of the sleep is kept here.
     pub(super) fn hibernated(&mut self, kernel: KernelId) {
         let Some(view) = self.core.kernel(&kernel) else {
             return;

@@ -61,6 +61,7 @@ impl Scheduler {
             | Output::Queued { .. }
             | Output::Refused { .. }
             | Output::Revoked { .. }
+            | Output::Held { .. }
             | Output::CloseKernel { .. } => self.for_kernels(output),
             Output::Place { kernel, seats } => self.placed(&kernel, Ok(seats)),
             Output::PlaceRefused { kernel, reason } => self.placed(&kernel, Err(reason.to_string())),
@@ -258,6 +259,21 @@ impl Scheduler {
                     cause,
                     reason,
                     grace,
+                    may_hold: cause.may_hold() && grace > Span::ZERO,
+                };
+                (kernel, event)
+            }
+            Output::Held {
+                kernel,
+                lease,
+                wanted,
+                within,
+            } => {
+                let event = Event::Held {
+                    kernel: kernel.clone(),
+                    lease,
+                    wanted: wanted.map(|w| w.to_string()),
+                    within,
                 };
                 (kernel, event)
             }

@@ -78,7 +78,7 @@ pub(super) struct Records {
 }
 
 impl Records {
-    /// `unsettled` are the rows that the journal held: they go to the accounting again.
+    /// `unsettled` are the journal's rows: these rows go to the accounting again.
     ///
     /// # Errors
     /// The accounting can't be read.
@@ -108,7 +108,8 @@ impl Records {
         Ok(records)
     }
 
-    /// Posts changes and rows in one transaction, without waiting: see `docs/operations.md`, "What a crash can lose".
+    /// Posts changes and rows in a single transaction, without waiting: see `docs/operations.md`, "What a crash can
+    /// lose".
     pub(super) fn write(&mut self, mut changes: Vec<Change>, rows: Vec<AcctRow>) {
         let row = |r: &AcctRow| {
             let key = JournalKey::Row((r.lease, r.cell.clone()));
@@ -123,7 +124,7 @@ impl Records {
         }
     }
 
-    /// Reports [`Report::Durable`] when everything written so far is on disk, however long that takes.
+    /// Reports [`Report::Durable`] when everything written before this call is on disk, however late.
     pub(super) fn when_durable(&self, acknowledged: Vec<(LeaseId, JobId)>) {
         let (ticket, journal) = (self.post(&[]), Arc::downgrade(&self.journal));
         let reports = self.reports.clone();
@@ -138,7 +139,7 @@ impl Records {
         self.journal.post(changes.iter().map(|(k, v)| (k, v.as_ref())))
     }
 
-    /// Hands rows to the accounting, which reports when they are stored.
+    /// Hands rows to the accounting, which reports after storing the rows.
     fn settle(&mut self, rows: Vec<AcctRow>) {
         let mut ids = Vec::new();
         for row in &rows {
@@ -184,7 +185,7 @@ impl Records {
         self.accounting.clone()
     }
 
-    /// Why this `hopd` can't write to its journal any more; `None` means that it can.
+    /// Reason for which this `hopd` can't write to its journal any more; `None` means no obstacle.
     pub(super) fn superseded(&self) -> Option<String> {
         let error = self.journal.health().error?;
         matches!(error, SaveError::Superseded { .. }).then(|| error.to_string())

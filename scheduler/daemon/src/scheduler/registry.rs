@@ -44,13 +44,13 @@ impl Registered {
         }
     }
 
-    /// Why policy leaves the kernel where it is; `None` means that policy may move it.
+    /// Reason for which policy leaves the kernel in place; `None` means a movable kernel.
     pub(super) fn fixed(&self) -> Option<String> {
         fixed(self.captured, &self.bound)
     }
 }
 
-/// Why policy leaves a kernel with such an executor where it is.
+/// Reason for which policy leaves a kernel with such an executor in place.
 pub(super) fn fixed(captured: bool, bound: &Bound) -> Option<String> {
     if !captured {
         return Some("its state is not saved, so it would be lost".to_owned());
@@ -93,7 +93,7 @@ impl Registry {
         new
     }
 
-    /// Takes in a speaker's tenure. `true` means that it is new and must be journalled.
+    /// Takes in a speaker's tenure. `true` means a new owner, to be journalled.
     ///
     /// # Errors
     /// [`Refusal::Superseded`]: a higher tenure has spoken.
@@ -111,7 +111,7 @@ impl Registry {
         Ok(tenure > highest)
     }
 
-    /// Forgets all of a kernel. Returns whether its owner and its tenure were journalled.
+    /// Forgets all of a kernel. Returns whether owner and tenure were journalled.
     pub(super) fn forget(&mut self, kernel: &KernelId) -> (bool, bool) {
         let owner = self.owners.remove(kernel).is_some();
         (owner, self.tenures.remove(kernel).is_some())
@@ -127,7 +127,7 @@ impl Registry {
         self.replicas.contains_key(id)
     }
 
-    /// Registers a replica; returns its other connection, if it had one.
+    /// Registers a replica; returns the replica's other connection, if any.
     pub(super) fn register(&mut self, id: ReplicaId, replica: Registered) -> Option<ConnId> {
         let conn = replica.conn;
         let before = self.replicas.insert(id, replica)?;
@@ -160,7 +160,7 @@ impl Registry {
         self.replicas.remove(id)
     }
 
-    /// The replica's connection broke; `false` means that it has another one.
+    /// The replica's connection broke; `false` means that the replica has another connection.
     pub(super) fn disconnected(&mut self, id: &ReplicaId, conn: ConnId) -> bool {
         let here = self.replicas.get_mut(id).filter(|r| r.conn == Some(conn));
         here.map(|r| r.conn = None).is_some()
@@ -172,9 +172,9 @@ impl Registry {
             .max_by_key(|(id, r)| (r.tenure, id.incarnation))
     }
 
-    /// Disconnected executors of a kernel without a log that a new executor replaces without a wait: they sit in its seat,
-    /// or hold no lease. A cell must not start in their dead process. An executor that was merely cut off returns as if
-    /// new. Standbys replace nobody.
+    /// Disconnected executors of a kernel without a log, to be replaced by a new executor without a wait: executors in
+    /// the new executor's seat, or without a lease. A cell must not start in their dead process. An executor that was
+    /// merely cut off returns as if new. Standbys replace nobody.
     pub(super) fn superseded_by(
         &self,
         new: &ReplicaId,
@@ -190,8 +190,8 @@ impl Registry {
         gone.map(|(id, _)| id.clone()).collect()
     }
 
-    /// Executors of lower tenures than the new one's. Their log has a new executor, whatever they hold; one that is cut off
-    /// from the others alone is connected here, and doesn't know it yet.
+    /// Executors of lower tenures than the new one's. Their log has a new executor, whatever they hold; an executor cut
+    /// off from the other members alone is connected here, without knowledge of its successor.
     pub(super) fn deposed_by(&self, new: &ReplicaId, up: &ReplicaUp) -> Vec<ReplicaId> {
         if up.role != ReplicaRole::Executor {
             return Vec::new();
@@ -229,7 +229,7 @@ impl Registry {
         self.placements.entry(kernel).or_default().push_back((conn, id));
     }
 
-    /// The connection that asked first for a placement of this kernel.
+    /// The connection with the first request for a placement of this kernel.
     pub(super) fn placed(&mut self, kernel: &KernelId) -> Option<(ConnId, u64)> {
         let waiting = self.placements.get_mut(kernel)?;
         let first = waiting.pop_front();

@@ -283,6 +283,7 @@ impl Scheduler {
             Request::Submit { .. } | Request::CancelCell { .. } => self.of_cell(conn, body),
             Request::CellEnded { .. }
             | Request::ReleaseLease { .. }
+            | Request::StillHeld { .. }
             | Request::CellParked { .. }
             | Request::ParkRefused { .. } => self.of_lease(conn, body),
             _ => self.of_kernel(conn, body),
@@ -349,6 +350,17 @@ impl Scheduler {
             } => {
                 self.speaks_of_lease(conn, &kernel, tenure, lease)?;
                 self.todo.push_back(Input::ReleaseLease { kernel, lease });
+            }
+            Request::StillHeld {
+                kernel,
+                tenure,
+                lease,
+                why,
+            } => {
+                self.speaks_of_lease(conn, &kernel, tenure, lease)?;
+                let why = access::printable(&why, 500);
+                info!(%kernel, %lease, "a kernel can't let go of its GPUs: {why}");
+                self.todo.push_back(Input::StillHeld { kernel, lease, why });
             }
             Request::CellParked {
                 kernel,

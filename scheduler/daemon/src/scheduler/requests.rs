@@ -205,7 +205,7 @@ impl Scheduler {
         self.look_seats_up();
     }
 
-    /// Journals a seat, so that the next `hopd` need not ask Slurm for it.
+    /// Journals a seat, which spares the next `hopd` a question to Slurm.
     pub(super) fn write_seat(&mut self, job: JobId, seat: Option<Seat>) {
         let change = (JournalKey::Seat(job), seat.map(JournalValue::Seat));
         self.records.write(vec![change], Vec::new());
@@ -252,12 +252,13 @@ impl Scheduler {
                 self.ended_unknown(pilot, &ended);
                 self.was_held(pilot, &ended);
                 let EndedLease { order, end, .. } = *ended;
+                let detail = views::end_of(&end);
                 self.todo.push_back(Input::LeaseEnded {
                     lease: order.lease,
                     pilot,
                     cause: end.cause,
                     clean: end.clean,
-                    detail: end.detail,
+                    detail,
                 });
             }
             _ => unreachable!("sorted by its sender"),
@@ -365,7 +366,7 @@ impl Scheduler {
         });
     }
 
-    /// After a start: leases whose rows are open, that the core doesn't know and that no agent has reported.
+    /// After a start: leases with open rows, unknown to the core and reported by no agent.
     pub(super) fn orphans_over(&mut self) {
         let orphans: Vec<LeaseId> = self
             .records

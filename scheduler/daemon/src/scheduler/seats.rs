@@ -18,7 +18,7 @@ use crate::access;
 const LOOKUPS: usize = 8;
 /// Lookups of one user's at a time.
 const LOOKUPS_OF_USER: usize = 2;
-/// A caller whom Slurm has denied a job is refused it for so long without another look.
+/// A caller denied a job by Slurm is refused the job for this time without another look.
 const DENIED: Span = Span::from_secs(30);
 /// Denials that are remembered.
 const DENIALS: usize = 4096;
@@ -80,7 +80,7 @@ impl Seats {
         self.known.remove(&job);
     }
 
-    /// Known seats that are not among these jobs.
+    /// Known seats missing among these jobs.
     pub(super) fn missing_from(&self, alive: &[JobId]) -> Vec<JobId> {
         let alive: BTreeSet<JobId> = alive.iter().copied().collect();
         self.known
@@ -173,7 +173,7 @@ impl Seats {
     }
 }
 
-/// The seat that a caller claims, checked against Slurm's answer if there is one.
+/// The seat claimed by a caller, checked against Slurm's answer if any.
 fn seat_of(caller: &Caller, job: JobId, answer: &Result<Option<Owner>, String>) -> Result<Seat, Refusal> {
     let seat = |account, qos, nodes| Seat {
         user: caller.user.clone(),

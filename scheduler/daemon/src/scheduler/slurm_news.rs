@@ -53,12 +53,12 @@ impl SlurmNews {
         self.problems.values().cloned().collect()
     }
 
-    /// Notes a problem; `true` means that it is new.
+    /// Notes a problem; `true` means a new problem.
     fn trouble(&mut self, about: &'static str, text: String) -> bool {
         self.problems.insert(about, text).is_none()
     }
 
-    /// Clears a problem; `true` means that there was one.
+    /// Clears a problem; `true` means that the problem was noted.
     fn relief(&mut self, about: &'static str) -> bool {
         self.problems.remove(about).is_some()
     }

@@ -13,10 +13,9 @@ use std::collections::{BinaryHeap, VecDeque};
 pub(crate) enum Holding {
     /// The session, from opening to closing.
     Reservation,
-    /// The session, until it has been idle for long; then again from its next cell, in a new container without its
-    /// variables.
+    /// The session, until a long idle time; then again from its next cell, in a new container without variables.
     IdleCull,
-    /// The cell, in a new container that reads its state from the store and writes it back.
+    /// The cell, in a new container that reads and writes the cell's state from and to the store.
     Batch,
     /// The cell, in a warm container that reads and writes its state likewise.
     WarmPool,
@@ -24,7 +23,7 @@ pub(crate) enum Holding {
 
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// The state of a cell that is over has been written: its GPUs are free.
+    /// The state of an ended cell has been written: the cell's GPUs are free.
     Free {
         node: usize,
         gpus: u16,
@@ -198,8 +197,8 @@ impl World<'_> {
         }
     }
 
-    /// The session's last node if it fits (a warm container knows its packages), else the node that leaves the fewest
-    /// GPUs over.
+    /// The session's last node if large enough (a warm container knows its packages), else the node with the fewest
+    /// GPUs left over.
     fn place(&self, s: usize, need: u16) -> Option<usize> {
         let fits = |n: &usize| self.free[*n] >= need;
         let last = self.sessions[s].last_node;
@@ -219,7 +218,7 @@ impl World<'_> {
         let none = (Span::ZERO, Span::ZERO, Span::ZERO);
         let container = match self.how {
             Holding::Reservation => return none,
-            // The first container is ready when the session opens; a culled one comes back without its variables.
+            // The first container is ready when the session opens; a culled container comes back without its variables.
             Holding::IdleCull if first => return none,
             Holding::IdleCull => return (self.cluster.latency.container.draw(&mut self.rng), none.1, none.2),
             Holding::Batch => self.cluster.latency.container.draw(&mut self.rng),
@@ -328,7 +327,7 @@ impl World<'_> {
 
     fn cull(&mut self, s: usize, cell: usize) {
         let idle = self.sessions[s].done == cell + 1 && self.sessions[s].waiting.is_none();
-        // A cell runs from its start to `done`: the next one has been submitted and is not done.
+        // A cell runs from its start to `done`: the next cell has been submitted and is not done.
         let next = self.trace.sessions[s].cells.get(self.sessions[s].done);
         let runs = next.is_some_and(|c| c.submit <= self.now);
         if idle && !runs {

@@ -1,4 +1,4 @@
-//! NotebookOS's static policy, as its public code has it (its paper's policy of that name; `ds2-lab/NotebookOS`,
+//! NotebookOS's static policy, as in its public code (the paper's policy of the same name; `ds2-lab/NotebookOS`,
 //! `common/scheduling/{policy/default.go, scheduler/base_scheduler.go}`).
 //!
 //! Three replicas run on the least loaded hosts under a cap on subscription that follows demand over use. A cell runs
@@ -23,7 +23,7 @@ const LIMIT: f64 = 1.1;
 const BUFFER: usize = 3;
 const INTERVAL: Span = Span::from_secs(30);
 const RELEASED_AT_ONCE: usize = 2;
-/// Fewest hosts, and the share of the cluster that they are at the authors' scale (12 of 48).
+/// Fewest hosts, and these hosts' share of the cluster at the authors' scale (12 of 48).
 const LEAST_HOSTS: usize = 12;
 const LEAST_SHARE: usize = 4;
 /// A host with more containers isn't cleared.
@@ -624,7 +624,7 @@ impl World<'_> {
         }
     }
 
-    /// Has the host's replicas moved to hosts under the cap, which takes a replica's start; false if one finds none.
+    /// Has the host's replicas moved to hosts under the cap, which takes a replica's start; false without such a host.
     fn begin_clearing(&mut self, n: usize) -> bool {
         let sessions: Vec<usize> = self.hosts[n].sessions.iter().copied().collect();
         let finds = |s: &usize| self.viable(*s).into_iter().any(|to| to != n);

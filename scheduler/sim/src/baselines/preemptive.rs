@@ -2,8 +2,8 @@
 //! on any GPUs of the cluster, or on a part of them at a part of the speed.
 //!
 //! At each moment the GPUs go to the cells with the most to gain: the weight of a cell's session in ANTT (one over
-//! the session's time alone) over the cell's remaining GPU-seconds. It has no costs, whole GPUs, nodes or unknown run
-//! times, and so bounds what the policies can reach.
+//! the session's time alone) over the cell's remaining GPU-seconds. The model has no costs, whole GPUs, nodes or
+//! unknown run times, and is therefore a bound on the policies' reach.
 
 use crate::cluster::Cluster;
 use crate::metrics::{CellResult, PolicyResult};

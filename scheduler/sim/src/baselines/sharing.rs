@@ -12,8 +12,8 @@ use std::collections::{BTreeMap, BinaryHeap};
 /// Ways to share GPUs between concurrent cells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// A cell stays on its session's node as long as nobody shares there, else it goes to the node with the fewest
-    /// GPUs asked for. All cells of a node share its GPUs by time.
+    /// A cell stays on its session's node as long as nobody shares there, else the cell goes to the node with the
+    /// fewest requested GPUs. All cells of a node share its GPUs by time.
     TimeSlicing,
     /// Every open session has a part of the cluster in proportion to its request.
     Partitioning,
@@ -73,9 +73,9 @@ enum Event {
 /// GPUs that some cells share.
 struct Share {
     gpus: f64,
-    /// GPUs asked for: by running cells where they share by time, by open sessions where they have parts.
+    /// Requested GPUs: by running cells where shared by time, by open sessions where shared in parts.
     asked: f64,
-    /// Running cells: seconds of full speed that are left, when each was submitted and when it arrived.
+    /// Running cells: seconds of full speed left, and times of submission and arrival.
     running: BTreeMap<(usize, usize), (f64, Timestamp, Timestamp)>,
     at: Timestamp,
     version: u64,

@@ -54,7 +54,7 @@ impl Counts {
     }
 }
 
-/// Most later cells of the same size that started during one cell's wait.
+/// Most later cells of the same size started during a single cell's wait.
 pub(super) fn overtaken_most(cells: &[CellResult]) -> u32 {
     let mut sizes: BTreeMap<u16, Vec<(u64, u64)>> = BTreeMap::new();
     for c in cells.iter().filter(|c| c.gpus > 0) {

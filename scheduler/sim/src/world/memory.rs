@@ -1,7 +1,7 @@
 //! Places of the kernels' GPU memory and state, and the cost of having both where the next cell runs.
 //!
-//! A kernel that loses its lease parks its GPU memory in the host memory of the node; the next lease there brings it
-//! back (unparking). A kernel whose next cell runs on another node first reads its state and GPU memory from the
+//! A kernel without its lease parks its GPU memory in the host memory of the node; the next lease there brings the
+//! memory back (unparking). A kernel whose next cell runs on another node first reads its state and GPU memory from the
 //! store (fetching). Host memory is bounded: the memory parked first moves to the store when another kernel needs the
 //! room.
 
@@ -129,7 +129,7 @@ impl World<'_> {
         }
     }
 
-    /// How long it takes to have the kernel's memory on another node: written to the store and read there.
+    /// Time to have the kernel's memory on another node: written to the store and read there.
     pub(super) fn move_takes(&mut self, s: usize) -> Span {
         let l = &self.cluster.latency;
         let memory = &self.sessions[s].memory;

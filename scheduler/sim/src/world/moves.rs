@@ -46,7 +46,7 @@ impl World<'_> {
         }));
     }
 
-    /// Moves a replica: its successor starts, and reads the kernel's state if only the replica has it.
+    /// Moves a replica: the successor starts, and reads the kernel's state if only the replica has the state.
     pub(super) fn migrate(&mut self, kernel: &KernelId, victim: Incarnation, seat: &SeatPlan) {
         let session = self.by_kernel[kernel];
         self.result.migrations += 1;

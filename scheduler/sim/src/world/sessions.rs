@@ -207,7 +207,7 @@ impl World<'_> {
         }
     }
 
-    /// Books a cell that has its GPUs; its code runs when its memory is there.
+    /// Books a cell with its GPUs; the cell's code runs once its memory is there.
     fn record(&mut self, s: usize, granted: Timestamp, memory: (Span, Span), node: Option<usize>) {
         let Some(w) = self.sessions[s].waiting.take() else {
             return;
@@ -324,7 +324,7 @@ impl World<'_> {
 
     // --- parking in the middle of a cell ---
 
-    /// The cell is asked to park: it stands still while its memory goes to the host.
+    /// The cell is asked to park: the cell stands still while its memory goes to the host.
     pub(super) fn park(&mut self, kernel: KernelId, lease: LeaseId) {
         let s = self.by_kernel[&kernel];
         let (now, session) = (self.now, &mut self.sessions[s]);

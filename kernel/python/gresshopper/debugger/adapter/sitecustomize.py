@@ -1,4 +1,4 @@
-"""Python runs this at the start of debugpy's adapter, which then accepts its own user's connections alone."""
+"""Python runs this module at the start of debugpy's adapter, which then accepts connections of its own user alone."""
 
 from __future__ import annotations
 

@@ -69,6 +69,7 @@ pub(super) fn durably(state: State) -> Option<Durably> {
     let (folder, store) = ("/states/k".into(), "/store".into());
     Some(Durably {
         elected: false,
+        restored: None,
         state,
         folder,
         store,
@@ -465,7 +466,10 @@ fn a_waiting_cell_outlives_the_process() {
     assert_eq!(world.answer(2, json!({})).last().unwrap(), "front: note begins g");
     assert_eq!(
         world.input(Input::MayBegin { cell: "g".into() }),
-        ["kernel: execute_request g lease 1"]
+        [
+            "front: stream g gresshopper: this kernel's process is new",
+            "kernel: execute_request g lease 1"
+        ]
     );
 }
 

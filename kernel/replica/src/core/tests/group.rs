@@ -300,11 +300,92 @@ fn a_move_to_a_member_is_an_election() {
     assert_eq!(world.commit(), ["kill", "leave"]);
 }
 
+/// A kernel that is to move to member 3, in whose seat a replica is being prepared.
+fn preparing() -> World {
+    let mut world = grown();
+    let out = world.asked_to_move(3, MoveCause::Drain);
+    assert_eq!(out, ["front: note move-asked"]);
+    assert_eq!(
+        world.run("a", Value::Null),
+        ["kernel: execute_request a"],
+        "cells go on"
+    );
+    world.whole("a");
+    world.reply("a", "ok");
+    world.commit();
+    world
+}
+
+#[test]
+fn a_member_is_elected_once_a_replica_in_its_seat_follows_the_log() {
+    let mut world = preparing();
+    let incarnation = Incarnation(3);
+    assert_eq!(
+        world.input(Input::MoveReady { incarnation }),
+        ["agent: state.flush"]
+    );
+    assert_eq!(world.run("b", Value::Null), [""; 0], "it is for the next replica");
+    assert_eq!(pass(&mut world, 15), [""; 0], "nothing is prepared any more");
+}
+
+#[test]
+fn a_member_without_a_replica_that_follows_is_elected_all_the_same() {
+    let mut world = preparing();
+    let (incarnation, reason) = (Incarnation(3), "no room".to_owned());
+    let out = world.input(Input::MoveFailed { incarnation, reason });
+    assert_eq!(out, ["agent: state.flush"]);
+    let (incarnation, reason) = (Incarnation(3), "it ended".to_owned());
+    let out = world.input(Input::MoveFailed { incarnation, reason });
+    assert_eq!(out, [""; 0], "its seat starts another one");
+
+    let mut world = preparing();
+    assert_eq!(pass(&mut world, 11), [""; 0]);
+    assert_eq!(
+        pass(&mut world, 1),
+        ["front: note move-off", "agent: state.flush"]
+    );
+}
+
+#[test]
+fn a_seat_that_ends_hands_over_to_the_member_that_is_prepared() {
+    let mut world = preparing();
+    world.input(terminated());
+    world.answer(2, json!({}));
+    world.synced(1);
+    world.commit();
+    world.input(Input::Rested);
+    let moved = |e: &Entry| matches!(e, Entry::Act { act: Act::Moved { to }, .. } if *to == Incarnation(3));
+    assert!(world.proposed.iter().any(moved), "{:?}", world.proposed);
+}
+
+#[test]
+fn a_process_that_has_followed_the_log_restores_nothing() {
+    let said = json!({"lost": {"f": "a socket"}, "notices": [], "unmovable": []});
+    let mut next = World::of(
+        elected(state(1), 1).map(|d| Durably {
+            restored: Some(said),
+            ..d
+        }),
+        Replicas::Three,
+    );
+    next.input(Input::Elected);
+    let out = next.input(Input::KernelUp { pid: 7 });
+    assert_eq!(out, [""; 0], "the tenure's folder isn't open");
+    let out = next.input(Input::TenureOpened);
+    assert!(
+        out.contains(&"agent: state.begin".into()),
+        "captures begin: {out:?}"
+    );
+    assert!(!out.iter().any(|o| o.contains("restore")), "{out:?}");
+    let out = next.answer(1, json!({}));
+    assert!(out.contains(&"front: note kernel-up".into()), "{out:?}");
+}
+
 #[test]
 fn a_member_that_is_gone_is_not_elected() {
     let mut world = grown();
     world.run("a", Value::Null);
-    assert_eq!(world.asked_to_move(3, MoveCause::Asked), [""; 0], "a cell runs");
+    assert_eq!(world.asked_to_move(3, MoveCause::Waiting), [""; 0], "a cell runs");
     let out = world.input(Input::Voters([1, 2].map(Incarnation).into()));
     assert_eq!(
         out,
@@ -326,7 +407,7 @@ fn a_member_that_is_gone_is_not_elected() {
 #[test]
 fn an_election_waits_for_what_is_on_its_way_to_the_log() {
     let mut world = grown();
-    world.asked_to_move(3, MoveCause::Asked);
+    world.asked_to_move(3, MoveCause::Waiting);
     world.input(Input::Grown {
         incarnation: Incarnation(4),
         seat: JobId(4),

@@ -239,6 +239,29 @@ impl World {
             cause: EndCause::Claimed,
             reason: "others wait".into(),
             grace: Span::from_secs(2),
+            may_hold: false,
+        }))
+    }
+
+    /// The lease is over, and may be held on to.
+    pub(super) fn over(&mut self, lease: u64) -> Vec<String> {
+        self.hopd(News::Event(Event::Revoked {
+            kernel: "k".into(),
+            lease: LeaseId(lease),
+            cause: EndCause::Done,
+            reason: String::new(),
+            grace: Span::from_secs(2),
+            may_hold: true,
+        }))
+    }
+
+    /// What becomes of a lease that is held on to.
+    pub(super) fn held(&mut self, lease: u64, wanted: Option<&str>) -> Vec<String> {
+        self.hopd(News::Event(Event::Held {
+            kernel: "k".into(),
+            lease: LeaseId(lease),
+            wanted: wanted.map(str::to_owned),
+            within: Span::from_secs(4),
         }))
     }
 
@@ -390,6 +413,7 @@ fn of_hopd(request: &ToHopd) -> String {
             cell, lease, outcome, ..
         } => format!("ended {cell} {lease} {outcome:?}"),
         ToHopd::ReleaseLease { lease, .. } => format!("release {lease}"),
+        ToHopd::StillHeld { lease, .. } => format!("still held {lease}"),
         ToHopd::CellParked { cell, lease, .. } => format!("parked {cell} {lease}"),
         ToHopd::ParkRefused { lease, .. } => format!("park-refused {lease}"),
         ToHopd::ReplicaUp(up) => {

@@ -101,6 +101,129 @@ fn a_kernel_that_cannot_leave_is_warned() {
     assert!(out[0].contains("still held its GPU 2 s after"), "{out:?}");
 }
 
+/// A kernel that can't let go of the GPU of its cell, and was told that it stays.
+fn holding() -> World {
+    let mut world = running();
+    world.reply("g", "ok");
+    assert_eq!(world.over(1), ["gpu: Leave 1"]);
+    assert_eq!(
+        world.errand(ErrandEnd::Left(Left::Failed(why()))),
+        ["hopd: still held 1"]
+    );
+    assert_eq!(
+        world.held(1, None),
+        ["front: stream g gresshopper: this kernel still holds its GPU"]
+    );
+    world
+}
+
+fn killed(world: &mut World) -> String {
+    let out = world.input(Input::Exited(Exit {
+        reason: "killed".into(),
+        killed: true,
+    }));
+    out[0].clone()
+}
+
+#[test]
+fn a_gpu_that_nobody_waits_for_stays_and_is_told_once() {
+    let mut world = holding();
+    // hopd asks once more.
+    assert_eq!(world.over(1), ["gpu: Leave 1"]);
+    assert_eq!(
+        world.errand(ErrandEnd::Left(Left::Failed(why()))),
+        ["hopd: still held 1"]
+    );
+    assert_eq!(world.held(1, None), [""; 0]);
+    assert!(!killed(&mut world).contains("GPU"), "nobody threatened it");
+}
+
+#[test]
+fn a_kernel_that_holds_on_is_warned_once_somebody_waits() {
+    let mut world = holding();
+    world.over(1);
+    world.errand(ErrandEnd::Left(Left::Failed(why())));
+    assert_eq!(
+        world.held(1, Some("somebody waits for it")),
+        [
+            "front: stream g gresshopper: the GPU goes back, as somebody waits for it, but this kernel still holds it"
+        ]
+    );
+    // The take-back may be ordered while it tries again.
+    world.run("p", json!({}));
+    assert_eq!(world.reply("p", "ok").last().unwrap(), "gpu: Leave 1");
+    assert_eq!(
+        world.errand(ErrandEnd::Left(Left::Failed(why()))),
+        ["hopd: still held 1"]
+    );
+    let died = killed(&mut world);
+    assert!(
+        died.contains("after it was warned") && died.contains("somebody waits for it"),
+        "{died}"
+    );
+}
+
+#[test]
+fn who_waited_and_is_gone_leaves_the_gpu_where_it_is() {
+    let mut world = holding();
+    world.over(1);
+    world.errand(ErrandEnd::Left(Left::Failed(why())));
+    world.held(1, Some("somebody waits for it"));
+    assert_eq!(
+        world.held(1, None),
+        ["front: stream g gresshopper: this kernel still holds its GPU"]
+    );
+    assert!(!killed(&mut world).contains("GPU"));
+}
+
+#[test]
+fn a_cell_that_lets_go_gives_the_gpu_back() {
+    let mut world = holding();
+    world.run("p", json!({}));
+    assert_eq!(world.reply("p", "ok").last().unwrap(), "gpu: Leave 1");
+    assert_eq!(world.errand(ErrandEnd::Left(Left::Nothing)), ["hopd: release 1"]);
+    world.run("q", json!({}));
+    assert_ne!(world.reply("q", "ok").last().unwrap(), "gpu: Leave 1");
+}
+
+#[test]
+fn a_user_who_lets_go_in_vain_reads_why_and_keeps_the_kernel() {
+    let mut world = running();
+    world.reply("g", "ok");
+    let out = world.agent(2, "need.end_linger", json!({}));
+    assert!(out.contains(&"gpu: Leave 1".to_owned()), "{out:?}");
+    assert_eq!(
+        world.errand(ErrandEnd::Left(Left::Failed(why()))),
+        ["hopd: still held 1"]
+    );
+    assert_eq!(
+        world.held(1, None),
+        ["front: stream g gresshopper: this kernel still holds its GPU"]
+    );
+    let notice = world.core.notice();
+    assert_eq!(
+        (&notice["state"], &notice["reason"]),
+        (&json!("lingering"), &json!("why"))
+    );
+}
+
+#[test]
+fn the_next_cell_goes_on_with_the_gpu_that_is_held() {
+    let mut world = holding();
+    world.run("p", json!({}));
+    world.reply("p", "ok");
+    // Asked for while the kernel tries to let go.
+    world.run("h", gpu());
+    assert_eq!(world.grant("h", 1, 1), [""; 0]);
+    let out = world.errand(ErrandEnd::Left(Left::Failed(why())));
+    assert!(
+        out.iter().all(|line| !line.starts_with("hopd: ")),
+        "the lease is in use: {out:?}"
+    );
+    assert_eq!(world.place("h"), Some(Place::Running));
+    assert_eq!(world.reply("h", "ok").last().unwrap(), "hopd: ended h 1 Ok");
+}
+
 #[test]
 fn memory_that_cannot_come_back_fails_the_cell() {
     let mut world = running();

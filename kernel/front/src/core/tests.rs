@@ -1,0 +1,413 @@
+use super::*;
+
+#[derive(Default)]
+struct Recorder {
+    here: Vec<&'static [u8]>,
+    subscribed: bool,
+    seen: Vec<String>,
+}
+
+impl Recorder {
+    fn take(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.seen)
+    }
+}
+
+fn kind(message: &Message) -> String {
+    let e = Envelope::parse(message).unwrap();
+    let state = serde_json::from_slice::<Value>(&e.content).unwrap()["status"]
+        .as_str()
+        .unwrap_or("")
+        .to_owned();
+    format!("{} {state}", e.header().unwrap().msg_type)
+        .trim()
+        .to_owned()
+}
+
+impl Wire for Recorder {
+    fn reply(&mut self, _: Channel, id: &[u8], message: Message, seq: Option<u64>) -> Result<(), Message> {
+        if !self.here.contains(&id) {
+            return Err(message);
+        }
+        self.seen.push(format!("reply {} {seq:?}", kind(&message)));
+        Ok(())
+    }
+
+    fn publish(&mut self, message: &Message, seq: Option<u64>) -> bool {
+        if self.subscribed {
+            self.seen.push(format!("publish {} {seq:?}", kind(message)));
+        }
+        self.subscribed
+    }
+
+    fn send(&mut self, item: Item) {
+        self.seen.push(match item {
+            Item::Jupyter { channel, message, .. } => format!("send {channel:?} {}", kind(&message)),
+            Item::Note(note) => format!("send {note:?}"),
+        });
+    }
+
+    fn done(&mut self, seq: u64) {
+        self.seen.push(format!("done {seq}"));
+    }
+}
+
+const ME: Bytes = Bytes::from_static(b"me");
+
+fn request(author: &mut Author) -> Envelope {
+    author.write(
+        "execute_request",
+        &Bytes::from_static(b"{}"),
+        &json!({}),
+        &json!({"code": "1"}),
+        Time(0),
+    )
+}
+
+fn from_kernel(channel: Channel, message: Message) -> Item {
+    let identity = if channel == Channel::Iopub {
+        Bytes::new()
+    } else {
+        ME
+    };
+    Item::Jupyter {
+        channel,
+        identity,
+        message,
+    }
+}
+
+#[test]
+fn only_signed_requests_pass() {
+    let (mut front, mut wire) = (Front::new(b"key", "front".into()), Recorder::default());
+    front.request(
+        Channel::Shell,
+        &ME,
+        request(&mut Author::new(b"wrong", "w".into())).message(),
+        Time(0),
+        &mut wire,
+    );
+    front.request(
+        Channel::Shell,
+        &ME,
+        Message(vec![Bytes::from_static(b"x")]),
+        Time(0),
+        &mut wire,
+    );
+    assert!(wire.take().is_empty());
+    front.request(
+        Channel::Shell,
+        &ME,
+        request(&mut Author::new(b"key", "client".into())).message(),
+        Time(0),
+        &mut wire,
+    );
+    assert_eq!(wire.take(), ["send Shell execute_request"]);
+}
+
+#[test]
+fn a_kernel_is_not_shut_down_in_the_place_of_the_one_before_it() {
+    let mut author = Author::new(b"key", "client".into());
+    let asked = author.write(
+        "shutdown_request",
+        &Bytes::from_static(b"{}"),
+        &json!({}),
+        &json!({}),
+        Time(0),
+    );
+    let made = asked.date().unwrap();
+    let second = jiff::SignedDuration::from_secs(1);
+    let passes = |front: Front, request: Envelope| {
+        let (mut front, mut wire) = (front, Recorder::default());
+        front.request(Channel::Control, &ME, request.message(), Time(0), &mut wire);
+        front.sanity_check();
+        wire.take()
+    };
+    let front = || Front::new(b"key", "front".into());
+    let sent = ["send Control shutdown_request"];
+    assert!(passes(front().launched(made + second), asked.clone()).is_empty());
+    assert_eq!(passes(front().launched(made - second), asked.clone()), sent);
+    assert_eq!(passes(front(), asked.clone()), sent, "a front that took over");
+    let mut undated = asked;
+    undated.header = Bytes::from_static(br#"{"msg_id": "1", "msg_type": "shutdown_request", "date": "?"}"#);
+    author.signer().sign(&mut undated);
+    assert_eq!(passes(front().launched(made + second), undated), sent);
+    // Other requests wait for the kernel that comes.
+    let early = request(&mut author);
+    let kept = passes(front().launched(made + second), early);
+    assert_eq!(kept, ["send Control execute_request"]);
+}
+
+#[test]
+fn what_nobody_was_there_for_is_delivered_on_return() {
+    let (mut front, mut wire, mut author) = (
+        Front::new(b"key", "front".into()),
+        Recorder::default(),
+        Author::new(b"key", "client".into()),
+    );
+    let r = request(&mut author);
+    front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
+    wire.take();
+    let nothing = json!({});
+    let starting = author.status(&Bytes::from_static(b"{}"), "starting", &nothing, Time(0));
+    front.item(1, from_kernel(Channel::Iopub, starting), Time(0), &mut wire);
+    front.item(
+        2,
+        from_kernel(
+            Channel::Iopub,
+            author.publish("stream", &r.header, &nothing, &nothing, Time(0)),
+        ),
+        Time(0),
+        &mut wire,
+    );
+    let reply = author
+        .write(
+            "execute_reply",
+            &r.header,
+            &nothing,
+            &json!({"status": "ok"}),
+            Time(0),
+        )
+        .message();
+    front.item(3, from_kernel(Channel::Shell, reply), Time(0), &mut wire);
+    front.sanity_check();
+    assert_eq!(wire.take(), ["done 1"]);
+
+    wire.subscribed = true;
+    front.subscribed(&Bytes::new(), Time(0), &mut wire);
+    assert_eq!(
+        wire.take(),
+        ["publish iopub_welcome None", "publish stream Some(2)"]
+    );
+    wire.here.push(b"me");
+    front.connected(Channel::Control, &ME, &mut wire);
+    assert!(wire.take().is_empty(), "it is for shell");
+    front.connected(Channel::Shell, &ME, &mut wire);
+    assert_eq!(wire.take(), ["reply execute_reply ok Some(3)"]);
+    front.sanity_check();
+}
+
+#[test]
+fn too_much_is_dropped_from_the_oldest_and_said() {
+    let (mut front, mut wire, mut author) = (
+        Front::new(b"key", "front".into()),
+        Recorder::default(),
+        Author::new(b"key", "client".into()),
+    );
+    let r = request(&mut author);
+    let large = json!({"text": "x".repeat(KEEP / 2 + 1)});
+    for seq in 1..=3 {
+        front.item(
+            seq,
+            from_kernel(
+                Channel::Iopub,
+                author.publish("stream", &r.header, &json!({}), &large, Time(0)),
+            ),
+            Time(0),
+            &mut wire,
+        );
+        front.sanity_check();
+    }
+    assert_eq!(wire.take(), ["done 1", "done 2"]);
+    wire.subscribed = true;
+    front.subscribed(&Bytes::new(), Time(0), &mut wire);
+    let expected = [
+        "publish iopub_welcome None",
+        "publish stream None",
+        "publish stream Some(3)",
+    ];
+    assert_eq!(wire.take(), expected);
+}
+
+#[test]
+fn a_death_is_told_in_the_cell_at_once_and_answered_after() {
+    let (mut front, mut wire, mut author) = (
+        Front::new(b"key", "front".into()),
+        Recorder::default(),
+        Author::new(b"key", "client".into()),
+    );
+    wire.here.push(b"me");
+    wire.subscribed = true;
+    for _ in 0..2 {
+        front.request(
+            Channel::Shell,
+            &ME,
+            request(&mut author).message(),
+            Time(0),
+            &mut wire,
+        );
+    }
+    wire.take();
+    let over = Over::Died {
+        reason: "out of memory".into(),
+    };
+    front.item(1, Item::Note(Note::KernelOver { over }), Time(0), &mut wire);
+    front.sanity_check();
+    assert_eq!(
+        wire.take(),
+        [
+            "publish error None",
+            "publish status None",
+            "publish status None",
+            "done 1"
+        ]
+    );
+    assert_eq!(
+        front.end(),
+        Some(&End::Dead {
+            reason: "out of memory".into()
+        })
+    );
+    front.send_obituaries(&mut wire);
+    assert_eq!(
+        wire.take(),
+        [
+            "reply execute_reply error None",
+            "reply execute_reply aborted None"
+        ]
+    );
+    front.request(
+        Channel::Shell,
+        &ME,
+        request(&mut author).message(),
+        Time(0),
+        &mut wire,
+    );
+    assert!(wire.take().is_empty(), "a dead kernel is asked nothing");
+}
+
+#[test]
+fn a_cell_that_was_let_begin_and_did_not_is_handed_on_as_a_new_one() {
+    let mut author = Author::new(b"key", "client".into());
+    let (mut front, mut wire) = (
+        Front::new(b"key", "front".into()).durable(true),
+        Recorder::default(),
+    );
+    front.next_tenure(Tenure(1), false, Time(0), &mut wire);
+    for begins in [false, true] {
+        let r = request(&mut author);
+        let cell: CellId = r.header().unwrap().msg_id.into();
+        front.request(Channel::Shell, &ME, r.message(), Time(0), &mut wire);
+        let note = Note::Begins { cell: cell.clone() };
+        front.item(1, Item::Note(note), Time(0), &mut wire);
+        if !begins {
+            let note = Note::NotBegun { cell };
+            front.item(2, Item::Note(note), Time(0), &mut wire);
+        }
+    }
+    wire.take();
+    front.next_tenure(Tenure(2), true, Time(0), &mut wire);
+    let sent = wire.take();
+    assert_eq!(sent.len(), 3, "{sent:?}");
+    assert_eq!(sent[0], "send Shell execute_request");
+    assert!(
+        sent[1].contains("HandedBefore") && sent[1].contains("Tenure(1)"),
+        "{sent:?}"
+    );
+}
+
+#[test]
+fn an_answer_is_heard_before_another_cell_has_its_id() {
+    let mut author = Author::new(b"key", "client".into());
+    let (mut front, mut wire) = (
+        Front::new(b"key", "front".into()).durable(true),
+        Recorder::default(),
+    );
+    front.next_tenure(Tenure(1), false, Time(0), &mut wire);
+    let (r, other) = (request(&mut author), request(&mut author));
+    let cell: CellId = r.header().unwrap().msg_id.into();
+    let (number, count) = (7, None);
+    front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
+    let note = Note::Answered { cell, number, count };
+    front.item(1, Item::Note(note), Time(0), &mut wire);
+    let reply = author.write("execute_reply", &r.header, &json!({}), &json!({}), Time(0));
+    front.item(
+        2,
+        from_kernel(Channel::Shell, reply.message()),
+        Time(0),
+        &mut wire,
+    );
+    wire.take();
+    front.request(Channel::Shell, &ME, other.message(), Time(0), &mut wire);
+    assert_eq!(wire.take(), ["send Shell execute_request"]);
+    for heard in [true, false] {
+        front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
+        let sent = wire.take();
+        assert_eq!(sent.len(), 1 + usize::from(heard), "{sent:?}");
+        assert_eq!(sent[0].contains("Heard { cells: 7"), heard, "{sent:?}");
+        assert_eq!(sent.last().unwrap(), "send Shell execute_request");
+    }
+}
+
+#[test]
+fn what_a_cell_showed_without_a_server_is_shown_at_the_next_openings_first_cell() {
+    let mut author = Author::new(b"key", "client".into());
+    let (mut front, mut wire) = (
+        Front::new(b"key", "front".into()).durable(true),
+        Recorder::default(),
+    );
+    let (r, behind) = (request(&mut author), request(&mut author));
+    for r in [&r, &behind] {
+        front.request(Channel::Shell, &ME, r.clone().message(), Time(0), &mut wire);
+    }
+    let cell: CellId = r.header().unwrap().msg_id.into();
+    front.item(1, Item::Note(Note::Begins { cell }), Time(0), &mut wire);
+    let mut shows = |front: &mut Front, wire: &mut Recorder, seq, text: &str| {
+        let content = json!({"name": "stdout", "text": text});
+        let output = author.publish("stream", &r.header, &json!({}), &content, Time(0));
+        front.item(seq, from_kernel(Channel::Iopub, output), Time(0), wire);
+    };
+    shows(&mut front, &mut wire, 2, "before");
+    front.part();
+    shows(&mut front, &mut wire, 3, "after");
+    let kernel = tempfile::tempdir().unwrap();
+    front.parted().unwrap().write(kernel.path()).unwrap();
+
+    let told = Meanwhile::take(kernel.path()).unwrap();
+    assert_eq!(Meanwhile::take(kernel.path()), None, "it is told once");
+    assert_eq!((told.lost.len(), told.not_run.len()), (1, 1));
+    let texts: Vec<_> = told.outputs.iter().map(|o| o.content["text"].clone()).collect();
+    assert_eq!(texts, ["before", "after"]);
+    let (mut front, mut wire) = (Front::new(b"key", "next".into()), Recorder::default());
+    wire.subscribed = true;
+    front.tell_meanwhile(told);
+    let r = request(&mut Author::new(b"key", "client".into()));
+    front.request(Channel::Shell, &ME, r.message(), Time(0), &mut wire);
+    let streams = wire
+        .take()
+        .iter()
+        .filter(|s| s.contains("publish stream"))
+        .count();
+    assert_eq!(streams, 5, "three sentences and two outputs");
+}
+
+#[test]
+fn a_new_front_learns_what_is_open_from_the_replica() {
+    let (mut front, mut wire, mut author) = (
+        Front::new(b"key", "front".into()),
+        Recorder::default(),
+        Author::new(b"key", "client".into()),
+    );
+    let r = request(&mut author);
+    front.resume(
+        vec![InFlight {
+            identity: hex::encode(ME),
+            header: String::from_utf8(r.header.to_vec()).unwrap(),
+        }],
+        Tenure(0),
+    );
+    assert!(front.owes(&ME));
+    let reply = author
+        .write(
+            "execute_reply",
+            &r.header,
+            &json!({}),
+            &json!({"status": "ok"}),
+            Time(0),
+        )
+        .message();
+    wire.here.push(b"me");
+    front.item(1, from_kernel(Channel::Shell, reply), Time(0), &mut wire);
+    assert!(!front.owes(&ME));
+    assert_eq!(wire.take(), ["reply execute_reply ok Some(1)"]);
+}

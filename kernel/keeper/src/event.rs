@@ -1,0 +1,28 @@
+//! News from the keeper to its host.
+
+use hop_words::id::Incarnation;
+use std::collections::BTreeSet;
+
+/// A group's lack of replicas, reported once for each change by its leader.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Need {
+    pub group: String,
+    pub replicas: usize,
+    /// Members whose seats are gone: their nodes may have another seat.
+    pub gone: BTreeSet<Incarnation>,
+}
+
+/// Something that the keeper's host has to see to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Event {
+    Need(Need),
+    /// Another seat has a message for this seat's member of a group that isn't kept here: the member is to join.
+    Invited {
+        group: String,
+        me: Incarnation,
+    },
+    /// The kernel is over, by the word of another of its seats; or those have all gone.
+    Closed {
+        group: String,
+    },
+}

@@ -1,0 +1,124 @@
+//! Reading from Slurm: jobs, steps, nodes, partitions, settings. The helper process answers first where present.
+
+use crate::config::{Config, Version};
+use crate::handle::Slurm;
+use crate::jobs::{self, JOB_LETTERS, Job, JobFilter, JobGres, Step};
+use crate::nodes::{self, Node, Partition};
+use crate::record::{Marks, ParseError};
+use crate::run::{Call, QueryError};
+use hop_words::id::JobId;
+
+impl Slurm {
+    /// The jobs that `filter` lets through. An id that Slurm has forgotten is not an error.
+    pub async fn jobs(&self, filter: &JobFilter) -> Result<Vec<Job>, QueryError> {
+        if let Some(link) = &self.link
+            && let Some(jobs) = link.jobs().await
+        {
+            return Ok(jobs.iter().filter(|job| filter.matches(job)).cloned().collect());
+        }
+        let marks = Marks::random();
+        let mut args = filter.args();
+        args.push(format!("--format={}", marks.format(&JOB_LETTERS)));
+        let call = Call::new("squeue", args);
+        match self
+            .runner
+            .query(&call, |out| jobs::parse_jobs(&marks, out))
+            .await
+        {
+            Ok(jobs) => Ok(jobs.into_iter().filter(|job| filter.matches(job)).collect()),
+            Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// A job, running or ended; `None` once Slurm has forgotten it.
+    pub async fn job(&self, id: JobId) -> Result<Option<Job>, QueryError> {
+        let filter = JobFilter {
+            ids: vec![id],
+            ended: true,
+            ..JobFilter::default()
+        };
+        Ok(self.jobs(&filter).await?.into_iter().next())
+    }
+
+    /// A job's GRES on the job's nodes, with the indices of the GPUs. Empty for a job that has not started. An ended
+    /// job's GRES are known for as long as Slurm remembers the job.
+    pub async fn job_gres(&self, id: JobId) -> Result<Vec<JobGres>, QueryError> {
+        if let Some(link) = &self.link
+            && let Some(gres) = link.job_gres(id).await
+        {
+            return Ok(gres);
+        }
+        let call = Call::new(
+            "scontrol",
+            [
+                "--details".to_owned(),
+                "show".to_owned(),
+                "job".to_owned(),
+                id.to_string(),
+            ],
+        );
+        match self.runner.query(&call, jobs::parse_job_gres).await {
+            Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
+            other => other,
+        }
+    }
+
+    /// The steps of a job that have not ended, `extern` and `batch` among them. `squeue` would leave out steps started
+    /// by the job's own step manager (`--stepmgr`).
+    pub async fn steps(&self, job: JobId) -> Result<Vec<Step>, QueryError> {
+        let id = job.to_string();
+        let call = Call::new("scontrol", ["--oneliner", "show", "step", &id]);
+        match self.runner.query(&call, jobs::parse_steps).await {
+            Ok(steps) => Ok(steps.into_iter().filter(|step| step.id.job == job).collect()),
+            Err(error) if is_unknown_id(&error) => Ok(Vec::new()),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// All nodes that Slurm shows. Slurm hides powered-down CLOUD nodes, unless slurm.conf says `PrivateData=cloud`;
+    /// [`Partition::nodes`] names these too.
+    pub async fn nodes(&self) -> Result<Vec<Node>, QueryError> {
+        if let Some(link) = &self.link
+            && let Some(nodes) = link.nodes().await
+        {
+            return Ok(nodes.to_vec());
+        }
+        let call = Call::new("scontrol", ["--details", "--oneliner", "--all", "show", "nodes"]);
+        self.runner.query(&call, nodes::parse_nodes).await
+    }
+
+    /// All partitions, hidden ones too.
+    pub async fn partitions(&self) -> Result<Vec<Partition>, QueryError> {
+        if let Some(link) = &self.link
+            && let Some(partitions) = link.partitions().await
+        {
+            return Ok(partitions.to_vec());
+        }
+        let call = Call::new("scontrol", ["--oneliner", "--all", "show", "partitions"]);
+        self.runner.query(&call, nodes::parse_partitions).await
+    }
+
+    /// The version of the installed commands. slurmctld's own is in [`Slurm::config`].
+    pub async fn version(&self) -> Result<Version, QueryError> {
+        let call = Call::new("scontrol", ["--version"]);
+        let parse = |out: &str| Version::parse(out).ok_or(ParseError::Missing("the version"));
+        self.runner.query(&call, parse).await
+    }
+
+    /// slurmctld's settings.
+    pub async fn config(&self) -> Result<Config, QueryError> {
+        self.runner
+            .query(&Call::new("scontrol", ["show", "config"]), Config::parse)
+            .await
+    }
+}
+
+fn is_unknown_id(error: &QueryError) -> bool {
+    match error {
+        QueryError::Run(run) => run
+            .said()
+            .is_some_and(|said| said.contains("Invalid job id specified") || said.contains("not found")),
+        QueryError::Output { .. } => false,
+    }
+}
