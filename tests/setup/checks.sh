@@ -23,18 +23,30 @@ export HOP_TEST_PYTHON=${HOP_TEST_PYTHON:-$dev/user/bin/python}
 profile_flag=()
 [ "$PROFILE" != release ] || profile_flag=(--release)
 scratch=$(mktemp -d)
-summary=$scratch/summary
-: >"$summary"
+summary=$scratch/summary failed=$scratch/failed
+touch "$summary" "$failed"
 trap 'rm -rf "$scratch"' EXIT
 
 # step NAME COMMAND..
 step() {
-	local name=$1 begin=$SECONDS how=FAILED
+	local name=$1 begin=$SECONDS how=FAILED log
 	shift
+	log=$(mktemp -p "$scratch" step.XXXXXX)
 	printf '\n== %s\n' "$name" >&2
-	if "$@"; then how=ok; fi
+	# Not a pipe: what a test leaves running may hold its end open.
+	if "$@" > >(tee "$log" >&2) 2>&1; then how=ok; fi
 	printf '%-7s %4d s  %s\n' "$how" "$((SECONDS - begin))" "$name" >>"$summary"
+	[ "$how" = ok ] || last_lines "$name" "$log"
 	[ "$how" = ok ]
+}
+
+# A record of the whole may be cut at its beginning: what failed is shown once more at its end.
+last_lines() {
+	sleep 1 # for `tee`
+	{
+		printf '\n== the last lines of: %s\n' "$1"
+		tail -n 60 "$2" | cut -c 1-400
+	} >>"$failed"
 }
 
 skip() {
@@ -393,6 +405,7 @@ for group in "$@"; do
 		;;
 	esac
 done
+cat "$failed" >&2
 printf '\n== summary\n' >&2
 cat "$summary" >&2
 ! grep -q ^FAILED "$summary"
