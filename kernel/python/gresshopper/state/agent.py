@@ -35,6 +35,7 @@ from . import (
     form,
     hurry,
     later,
+    leaving,
     names,
     pickling,
     planning,
@@ -54,8 +55,8 @@ from .store import Store, StoreError, ask_for
 SHARE = 0.01
 #: Seconds after which a capture in a cell's way is given up, and the least time for beginning a capture.
 MOST, LEAST = 0.05, 0.003
-#: Seconds in which the kernel's other threads send a reply away, before a capture takes the interpreter.
-LEAVES = 0.0003
+#: Seconds that a capture waits at most for the kernel's other threads to send a reply away.
+LEAVES = 0.004
 #: Seconds after a cell from which on the user is taken to think.
 THINK = 0.05
 #: Seconds of thinking after which everything is audited. Audits take at most one part in AUDITS of the time.
@@ -241,7 +242,7 @@ class Agent:
         allowed = self._allowance.at(started)
         if not allowed or started < self._idle_from:
             return
-        time.sleep(LEAVES)
+        leaving.wait(self.shell, LEAVES)
         with hurry.interrupts_deferred():
             outcome = self._work_off(hurry.Until(started + allowed), read=False)
         ended = time.perf_counter()

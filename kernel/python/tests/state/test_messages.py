@@ -114,6 +114,44 @@ def test_each_cell_is_captured_before_the_next_though_all_were_sent_at_once(star
     assert kernel.begun[-13:] == [*sent, last]  # also the one that ended the process at once
 
 
+#: A capture that keeps the interpreter until the file is there. A call by `PyDLL` doesn't let go of it.
+KEEPING = """
+import ctypes, sys, time
+agent = sys.modules['gresshopper.state.agent']
+agent.LEAVES = 60
+work_off = agent.Agent._work_off
+def keeping(*args, **more):
+    before, until = sys.getswitchinterval(), time.monotonic() + 40
+    sys.setswitchinterval(1000)
+    while ctypes.PyDLL(None).access({path!r}, 0) and time.monotonic() < until:
+        pass
+    sys.setswitchinterval(before)
+    return work_off(*args, **more)
+agent.Agent._work_off = keeping
+kernel = get_ipython().kernel
+"""
+BUSY = [
+    "kernel.shell_channel_thread.io_loop.add_callback(time.sleep, 0.5)",
+    "kernel.iopub_thread.schedule(lambda: time.sleep(0.5))",
+]
+
+
+@pytest.mark.parametrize("busy", BUSY)
+def test_a_reply_leaves_before_a_capture_takes_the_interpreter(
+    start: Callable[..., Kernel], tmp_path: Path, busy: str
+) -> None:
+    kernel = start()
+    kernel.begin(patience_ms=None)
+    path = tmp_path / "replied"
+    # The cell that patches is captured so already.
+    number = kernel.client.execute(KEEPING.format(path=bytes(path)) + busy)
+    assert kernel.reply(number) == "ok"
+    while kernel.client.get_iopub_msg(timeout=15)["content"].get("execution_state") != "idle":
+        pass
+    path.touch()
+    kernel.run("x = 1")
+
+
 def test_a_capture_after_the_reply_that_fails_is_told_with_the_next_cell(start: Callable[..., Kernel]) -> None:
     pytest.importorskip("numpy")
     kernel = start()

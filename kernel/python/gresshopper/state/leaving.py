@@ -1,0 +1,47 @@
+"""The wait until a cell's last messages have left the kernel.
+
+ipykernel's threads send a cell's output and reply. They need the interpreter for it, which a capture in the main thread would
+keep from them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+#: Turns of the shell channel's loop from the arrival of a reply to its sending: it is taken, queued, sent.
+_TURNS = 3
+
+
+def wait(shell: Any, seconds: float) -> None:
+    """Wait for the other threads of this shell's kernel, at most `seconds`."""
+    kernel = getattr(shell, "kernel", None)
+    until = time.monotonic() + seconds
+    left: list[threading.Event] = []
+    for send in (_published, _replied):
+        done = threading.Event()
+        # A kernel without such a thread has sent everything by itself.
+        with contextlib.suppress(AttributeError, RuntimeError):
+            send(kernel, done.set, until)
+            left.append(done)
+    for done in left:
+        done.wait(max(until - time.monotonic(), 0.0))
+
+
+def _published(kernel: Any, done: Callable[[], None], until: float) -> None:
+    kernel.iopub_thread.schedule(done)
+
+
+def _replied(kernel: Any, done: Callable[[], None], until: float) -> None:
+    loop, stream = kernel.shell_channel_thread.io_loop, kernel.shell_stream
+
+    def look(turns: int) -> None:
+        if turns > 0 or (stream.sending() and time.monotonic() < until):
+            loop.add_callback(look, turns - 1)
+        else:
+            done()
+
+    loop.add_callback(look, _TURNS)
