@@ -477,7 +477,8 @@ class NotHereError(RuntimeError):
     """Names an effect of the notebook outside its variables that is missing here."""
 
 
-_BUILTINS = frozenset(dir(builtins))
+#: IPython takes some away while a cell runs and adds others: what is there at this import says nothing about these.
+_BUILTINS = frozenset(dir(builtins)) | {"exit", "quit", "get_ipython", "display"}
 _SIGNALS = [s for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP)]
 
 _READ: dict[str, Callable[[], Any]] = {

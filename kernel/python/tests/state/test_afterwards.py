@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Callable
 
@@ -91,3 +93,20 @@ def test_what_belongs_to_the_cells_context_is_there(
     assert printed(again, check) == wanted
     once.run("decimal.getcontext().prec = 7")
     assert printed(once, "print(Decimal(1) / 3)").strip() == "0.3333333"
+
+
+IN_A_CELL = """
+from IPython.core.interactiveshell import InteractiveShell
+with InteractiveShell().builtin_trap:
+    from gresshopper.state import process
+print([where for where in process._hung_in() if where.startswith("builtins.")])
+"""
+
+
+def test_what_ipython_hides_while_a_cell_runs_was_not_set_by_the_notebook() -> None:
+    """The engine may be loaded while the first cell runs."""
+    package = Path(__file__).resolve().parents[2]
+    run = subprocess.run(
+        [sys.executable, "-c", IN_A_CELL], cwd=package, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert run.stdout == "[]\n"
