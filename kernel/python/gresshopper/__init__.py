@@ -7,12 +7,14 @@ In a cell of its own: ``%%gpu 1``. In the middle of one::
     with gresshopper.gpu():
         model.fit(data)
 
-``%gpu`` says how the kernel stands towards its GPU, :func:`status` the same to a program.
+``%gpu`` says how the kernel stands towards its GPU and its memory limit, :func:`status` and :func:`memory` the same
+to a program.
 
 This package is put into the kernel by Gresshopper itself and speaks with the kernel's supervisor; elsewhere an import
 works, and a request for a GPU raises an error that says so.
 """
 
+from gresshopper.memory import Memory, memory
 from gresshopper.need import Grant, LeaseRefused, cpu, gpu
 from gresshopper.overview import HopError, Status, Waiting, queue, release, status
 from gresshopper.revoked import LeaseRevoked
@@ -22,10 +24,12 @@ __all__ = [
     "HopError",
     "LeaseRefused",
     "LeaseRevoked",
+    "Memory",
     "Status",
     "Waiting",
     "cpu",
     "gpu",
+    "memory",
     "queue",
     "release",
     "status",

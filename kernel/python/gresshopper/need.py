@@ -33,7 +33,7 @@ HELP = """A cell that asks for GPUs or cores waits its turn, runs with them, and
 %%cpu --cpus C           cores alone
 %%retry                  above either: run the cell again if its node is lost in its middle
 with gresshopper.gpu(N): for a part of a cell (import gresshopper)
-%gpu, %gpu release       how this kernel stands; give back a GPU that is kept for the next cell
+%gpu, %gpu release       how this kernel stands, its memory too; give back a GPU that is kept for the next cell
 
 """
 

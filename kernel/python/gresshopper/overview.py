@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gresshopper import channel, need
+from gresshopper.memory import memory
 
 #: How long ``hop`` may take, in seconds.
 _HOP_S = 10.0
@@ -127,7 +128,7 @@ def queue() -> list[Waiting]:
 
 
 def line_magic(line: str) -> None:
-    """``%gpu`` says how this kernel stands; ``%gpu release`` ends the lease that is kept for the next cell; ``%gpu --help``
+    """``%gpu`` says how this kernel stands and how much of its memory is used; ``%gpu release`` ends the lease that is kept for the next cell; ``%gpu --help``
     says how to ask for GPUs."""
     # Imported here: the package is importable without IPython.
     from IPython.core.error import UsageError
@@ -143,6 +144,9 @@ def line_magic(line: str) -> None:
             print("The GPU is being given back." if release() else "There is no GPU that is kept for the next cell.")
         else:
             print(status())
+            used = memory()
+            if used is not None:
+                print(f"{used}.")
     except channel.ChannelClosed as error:
         raise UsageError(str(error)) from None
 
@@ -181,6 +185,7 @@ def _sentence(of: Status) -> str:
 
 def _where(of: Status) -> str:
     if not of.gpus:
-        return f"{of.node}, cores {of.cores}"
+        # Slurm binds no cores everywhere.
+        return f"{of.node}, cores {of.cores}" if of.cores else f"{of.node}, {of.need.get('cpus', 0)} more cores"
     names = f" ({', '.join(dict.fromkeys(of.models))})" if of.models else ""
     return f"{of.node}, GPU {', '.join(map(str, of.gpus))}{names}, lease {of.lease}"

@@ -35,6 +35,7 @@ class Supervisor:
 def supervisor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Supervisor]:
     made = Supervisor()
     monkeypatch.setattr(channel, "get", lambda: made)
+    monkeypatch.setattr(overview, "memory", lambda: None)
     yield made
 
 
@@ -91,6 +92,14 @@ def test_the_magic_says_it_in_a_sentence(
     supervisor.notice = notice
     overview.line_magic("  # a comment")
     assert capsys.readouterr().out == said + "\n"
+
+
+def test_the_magic_says_how_much_memory_is_used(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(overview, "memory", lambda: gresshopper.Memory(used=300 << 20, limit=2 << 30))
+    overview.line_magic("")
+    assert capsys.readouterr().out.splitlines()[1:] == ["300 of 2048 MiB of memory are used."]
 
 
 def test_the_magic_releases_what_lingers(supervisor: Supervisor, capsys: pytest.CaptureFixture[str]) -> None:
