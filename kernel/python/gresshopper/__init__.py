@@ -15,11 +15,12 @@ works, and a request for a GPU raises an error that says so.
 """
 
 from gresshopper.memory import Memory, memory
-from gresshopper.need import Grant, LeaseRefused, cpu, gpu
+from gresshopper.need import BadNeed, Grant, LeaseRefused, cpu, gpu
 from gresshopper.overview import HopError, Status, Waiting, queue, release, status
 from gresshopper.revoked import LeaseRevoked
 
 __all__ = [
+    "BadNeed",
     "Grant",
     "HopError",
     "LeaseRefused",

@@ -38,8 +38,40 @@ with gresshopper.gpu(N): for a part of a cell (import gresshopper)
 """
 
 
-class LeaseRefused(RuntimeError):
+class _AtTheCell(Exception):
+    """Shown by IPython where the cell asks. What IPython would show beneath is our code, which its author can't mend."""
+
+    def _render_traceback_(self) -> list[str]:
+        # Imported here: the package is importable without IPython.
+        from IPython import get_ipython
+
+        shown: list[str] = get_ipython().InteractiveTB.structured_traceback(
+            type(self), self, _above_us(self.__traceback__)
+        )
+        return shown
+
+
+def _above_us(traceback: TracebackType | None) -> TracebackType | None:
+    """The traceback without our own frames at its end."""
+    frames = []
+    while traceback is not None:
+        frames.append(traceback)
+        traceback = traceback.tb_next
+    ours = str(Path(__file__).parent)
+    while frames and frames[-1].tb_frame.f_code.co_filename.startswith(ours):
+        frames.pop()
+    made: TracebackType | None = None
+    for frame in reversed(frames):
+        made = TracebackType(made, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return made
+
+
+class LeaseRefused(_AtTheCell, RuntimeError):
     """The scheduler will not grant what was asked for, or nobody can be asked."""
+
+
+class BadNeed(_AtTheCell, ValueError):
+    """What was asked for is no need."""
 
 
 @dataclass(frozen=True)
@@ -100,8 +132,6 @@ class Need:
         self._entered: list[int] = []
 
     def __enter__(self) -> Grant:
-        # IPython leaves our frames out of a refusal: only the cell's own line is the author's to mend.
-        __tracebackhide__ = True
         with _lock:
             if _held.depth:
                 if not _covers(_held.need, self._need):
@@ -137,7 +167,6 @@ class Need:
 
 
 def _acquire(need: dict[str, Any]) -> None:
-    __tracebackhide__ = True
     try:
         ok, _ = channel.get().request("need.acquire", {"need": need})
     except channel.Refused as error:
@@ -236,11 +265,10 @@ def gpu(n: int = 1, *, type: str | None = None, mem: float = 0, cpus: int = 0) -
     ``type`` is Slurm's GPU type, ``mem`` the least memory of each in GiB, ``cpus`` cores beside those
     that come with the GPUs. Waiting can be interrupted. Raises :class:`LeaseRefused`.
     """
-    __tracebackhide__ = True
     if n < 1:
-        raise ValueError("n is at least 1")
+        raise BadNeed("a block has at least 1 GPU: without one, leave the block out")
     if cpus < 0 or not 0 <= mem < float("inf"):
-        raise ValueError("cpus and mem are at least 0")
+        raise BadNeed("cpus and mem are at least 0")
     need: dict[str, Any] = {"gpus": index(n), "cpus": index(cpus), "gpu_mem_mib": int(mem * 1024)}
     if type is not None:
         need["gpu_type"] = type
@@ -249,9 +277,8 @@ def gpu(n: int = 1, *, type: str | None = None, mem: float = 0, cpus: int = 0) -
 
 def cpu(cpus: int) -> Need:
     """``with gresshopper.cpu(8):`` runs its block with eight more cores."""
-    __tracebackhide__ = True
     if cpus < 1:
-        raise ValueError("cpus is at least 1")
+        raise BadNeed("cpus is at least 1")
     return Need({"gpus": 0, "cpus": index(cpus)})
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import struct
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from IPython.core import ultratb
+from IPython.core.interactiveshell import InteractiveShell
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -109,14 +110,22 @@ def test_a_refusal_is_told_with_its_reason_and_without_a_chain(supervisor: Super
     assert supervisor.ops() == ["need.acquire"]
 
 
-def test_a_refusal_is_shown_where_the_cell_asks_without_our_frames(supervisor: Supervisor) -> None:
+def test_a_refusal_is_shown_where_the_cell_asks_without_our_frames(
+    supervisor: Supervisor, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     supervisor.refuse = "no such thing"
-    for ask in (lambda: need.gpu(99).__enter__(), lambda: need.gpu(0), lambda: need.cpu(0)):
-        with pytest.raises((need.LeaseRefused, ValueError)) as error:
-            ask()
-        shown = ultratb.VerboseTB().text(error.type, error.value, error.tb)
-        assert "for ask in" in shown and str(error.value) in shown
-        assert "_acquire(" not in shown and 'raise ValueError("' not in shown
+    shell = InteractiveShell()
+    monkeypatch.setattr("IPython.get_ipython", lambda: shell)
+    shell.user_ns["need"] = need
+    for ask, said in (
+        ("with need.gpu(99): pass", "LeaseRefused: no such thing"),
+        ("need.gpu(0)", "BadNeed: a block has at least 1 GPU"),
+        ("need.cpu(0)", "BadNeed: cpus is at least 1"),
+    ):
+        shell.run_cell(ask)
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", capsys.readouterr().out)
+        assert f"1 {ask}" in shown and said in shown
+        assert "need.py" not in shown, shown
 
 
 def test_an_interrupt_ends_the_wait_and_withdraws(supervisor: Supervisor, request: pytest.FixtureRequest) -> None:
