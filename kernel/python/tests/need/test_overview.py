@@ -67,6 +67,10 @@ def test_status_is_the_notice(supervisor: Supervisor) -> None:
         ({"state": "cpu"}, "This kernel holds no GPU. %%gpu 1 on a cell's first line asks for one."),
         (GRANTED, "This cell runs on n3, GPU 1 (NVIDIA H200), lease 12; it waited 1.5 s."),
         (
+            {**GRANTED, "gpus": [], "cores": "", "need": {"cpus": 2}},
+            "This cell runs on n3, 2 more cores; it waited 1.5 s.",
+        ),
+        (
             {**GRANTED, "state": "lingering", "models": []},
             "n3, GPU 1, lease 12 is kept for the next cell; %gpu release gives it back now.",
         ),
