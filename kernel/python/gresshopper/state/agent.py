@@ -920,7 +920,7 @@ class Agent:
 
     def _set_in_cell(self, snapshot: restoring.Snapshot) -> None:
         """Have the next cell find settings beyond the reach of a restore."""
-        entries = ((name, snapshot.sections.get(name)) for name in process.OF_CONTEXT)
+        entries = ((name, snapshot.sections.get(name)) for name in process.of_context())
         process.for_cells({name: restoring.stream(entry, self.store) for name, entry in entries if entry is not None})
         hooks = self.shell.events.callbacks["pre_execute"]
         if self._in_cell not in hooks:

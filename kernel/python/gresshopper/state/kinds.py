@@ -17,6 +17,8 @@ import uuid
 import weakref
 from typing import Any
 
+from . import adapters
+
 #: Types whose instances may be shared between groups without linking them: immutable, or names of global things.
 HARMLESS_TYPES: set[type] = {
     str,
@@ -134,19 +136,4 @@ def harmless() -> frozenset[type]:
 
 
 def _find_harmless() -> set[type]:
-    found = set(HARMLESS_TYPES)
-    np = sys.modules.get("numpy")
-    if np is not None:
-        found.update({np.ufunc, np.dtype})
-        for part in vars(np).values():
-            if isinstance(part, type) and (issubclass(part, np.generic) or issubclass(part, np.dtype)):
-                found.add(part)
-        found.update(np.dtype(c).__class__ for c in np.typecodes["All"])
-        found.add(np.dtype)
-    torch = sys.modules.get("torch")
-    if torch is not None:
-        found.update({torch.dtype, torch.device, torch.layout, torch.Size})
-    pd = sys.modules.get("pandas")
-    if pd is not None:
-        found.update({pd.Timestamp, pd.Timedelta, pd.Period, type(pd.NaT), type(getattr(pd, "NA", None))})
-    return found
+    return HARMLESS_TYPES.union(*(adapter.harmless() for adapter in adapters.loaded()))

@@ -24,10 +24,12 @@ import threading
 import time
 import types
 import warnings
+from collections.abc import Iterable
 from typing import Any, Callable
 
-from . import contexts, loggers, settings, unswept, yielding
-from .session import reason
+from . import adapters, contexts, loggers, settings, unswept, yielding
+from .adapters import Adapter, Section
+from .session import NotHereError, reason
 
 #: Set by Jupyter, Slurm or Gresshopper for this process alone.
 OWN_ENV = (
@@ -65,150 +67,6 @@ def _set_random(state: Any) -> None:
     if isinstance(numbers, bytes):
         numbers = tuple(array.array("I", numbers))
     random.setstate((version, numbers, gauss))
-
-
-def _numpy() -> Any:
-    np = sys.modules["numpy"]
-    found = {"random": _numpy_random(np), "print": np.get_printoptions(), "err": np.geterr()}
-    call = np.geterrcall()
-    if call is not None:
-        found["call"] = call
-    if hasattr(np, "set_string_function") and repr(np.bool_(0).reshape(1)) != "array([False])":
-        found["shown"] = True
-    return found
-
-
-def _numpy_random(np: Any) -> Any:
-    """The state of numpy's global generator; its seed alone, while nothing was drawn."""
-    state = np.random.get_state()
-    made_of = getattr(getattr(np.random.mtrand._rand, "_bit_generator", None), "_seed_seq", None)
-    entropy = getattr(made_of, "entropy", None)
-    if isinstance(entropy, int) and isinstance(state, tuple) and _same_state(_numpy_made_of(np, entropy), state):
-        return {"entropy": entropy}
-    return state
-
-
-@functools.lru_cache(maxsize=2)
-def _numpy_made_of(np: Any, entropy: int) -> Any:
-    return np.random.RandomState(np.random.MT19937(np.random.SeedSequence(entropy))).get_state()
-
-
-def _same_state(one: Any, other: Any) -> bool:
-    return bool(one[0] == other[0] and one[2:] == other[2:] and one[1].tobytes() == other[1].tobytes())
-
-
-def _torch() -> Any:
-    torch = sys.modules["torch"]
-    state, seed = bytes(torch.get_rng_state().numpy()), torch.initial_seed()
-    return {
-        **({"seed": seed} if _torch_seeded(torch, seed) == state else {"rng": state}),
-        "dtype": str(torch.get_default_dtype()),
-        "grad": torch.is_grad_enabled(),
-        "threads": torch.get_num_threads(),
-        "deterministic": torch.are_deterministic_algorithms_enabled(),
-        "anomaly": torch.is_anomaly_enabled(),
-        "print": {name: getattr(torch._tensor_str.PRINT_OPTS, name) for name in _TORCH_PRINT},
-    }
-
-
-_TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
-
-
-@functools.lru_cache(maxsize=2)
-def _torch_seeded(torch: Any, seed: int) -> bytes:
-    """The state of torch's generator after it was seeded, until something is drawn."""
-    return bytes(torch.Generator().manual_seed(seed).get_state().numpy())
-
-
-class _Defaults:
-    """Default options of a library, the same wherever its version is. Only plain values: others may have been
-    changed in place, here and in the library's own defaults."""
-
-    def __init__(self, found: dict[str, Any]) -> None:
-        self._values = {key: value for key, value in found.items() if type(value) in _PLAIN}
-        self.digest = hashlib.blake2b(repr(sorted(self._values.items())).encode(), digest_size=16).digest()
-
-    def apart(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Options as what they differ in."""
-        return {
-            "defaults": self.digest,
-            "set": {key: value for key, value in options.items() if not self._is(key, value)},
-            "unset": [key for key in self._values if key not in options],
-        }
-
-    def _is(self, key: str, value: Any) -> bool:
-        default = self._values.get(key, _Defaults)
-        return type(value) is type(default) and bool(value == default)
-
-    def whole(self, saved: dict[str, Any]) -> dict[str, Any]:
-        """What `apart` was given."""
-        unset = frozenset(saved["unset"])
-        return {**{k: v for k, v in self._values.items() if k not in unset}, **saved["set"]}
-
-
-_PLAIN = (str, int, float, bool, type(None))
-
-
-@functools.lru_cache(maxsize=2)
-def _matplotlib_defaults(matplotlib: Any) -> _Defaults:
-    return _Defaults({k: v for k, v in dict.items(matplotlib.rcParamsDefault) if k != "backend"})
-
-
-@functools.lru_cache(maxsize=2)
-def _pandas_defaults(config: Any, count: int) -> _Defaults:
-    """`count`: options are registered when parts of pandas are imported."""
-    return _Defaults({key: option.defval for key, option in list(config._registered_options.items())})
-
-
-def _matplotlib() -> Any:
-    params = dict(dict.items(sys.modules["matplotlib"].rcParams))
-    backend = params.pop("backend", None)
-    # An unchosen backend is a marker object, and stays unchosen.
-    if isinstance(backend, str) and "inline" in backend and "matplotlib.pyplot" in sys.modules:
-        params["backend"] = backend
-        params["hooked"] = _hooked()
-    return _matplotlib_defaults(sys.modules["matplotlib"]).apart(params)
-
-
-def _hooked() -> bool:
-    """Whether the shell shows figures at the end of each cell."""
-    from IPython.core.getipython import get_ipython
-
-    shell = get_ipython()
-    after = shell.events.callbacks.get("post_execute", ()) if shell is not None else ()
-    return any(getattr(hook, "__name__", "") == "flush_figures" for hook in after)
-
-
-def _pandas() -> Any:
-    return _defaults_of_pandas().apart(_pandas_options())
-
-
-def _defaults_of_pandas() -> _Defaults:
-    config = sys.modules["pandas._config.config"]
-    return _pandas_defaults(config, len(config._registered_options))
-
-
-def _pandas_options() -> dict[str, Any]:
-    return dict(_flat(sys.modules["pandas._config.config"]._global_config))
-
-
-def _flat(tree: Any, prefix: str = "") -> Any:
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
-
-
-def _figures() -> Any:
-    gcf = sys.modules["matplotlib._pylab_helpers"].Gcf
-    active = gcf.get_active()
-    hook = getattr(sys.modules.get("matplotlib.pyplot"), "_REPL_DISPLAYHOOK", None)
-    return {
-        "numbers": list(gcf.figs),
-        "current": None if active is None else active.num,
-        "shell": getattr(hook, "name", "") == "IPYTHON",
-    }
 
 
 def _decimal() -> Any:
@@ -473,41 +331,9 @@ def _set_hung_in(state: dict[str, str]) -> None:
         raise NotHereError(f"{', '.join(missing)}: the notebook set this, run its cell again")
 
 
-class NotHereError(RuntimeError):
-    """Names an effect of the notebook outside its variables that is missing here."""
-
-
 #: IPython takes some away while a cell runs and adds others: what is there at this import says nothing about these.
 _BUILTINS = frozenset(dir(builtins)) | {"exit", "quit", "get_ipython", "display"}
 _SIGNALS = [s for s in signal.Signals if s not in (signal.SIGKILL, signal.SIGSTOP)]
-
-_READ: dict[str, Callable[[], Any]] = {
-    "paths": lambda: {"cwd": _cwd(), "path": list(sys.path)},
-    "environ": _environ,
-    "random": _random,
-    "python": lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()},
-    "logging": loggers.levels,
-    "handlers": loggers.handlers,
-    "interpreter": _interpreter,
-    "hung in": _hung_in,
-    "assigned": settings.assigned,
-    "registered": settings.registered,
-    "last": settings.last,
-}
-_LIBRARY: dict[str, Callable[[], Any]] = {
-    "numpy": functools.partial(contexts.read, "numpy", _numpy),
-    "torch": _torch,
-    "matplotlib": _matplotlib,
-    "pandas._config.config": _pandas,
-    "matplotlib._pylab_helpers": _figures,
-    "decimal": functools.partial(contexts.read, "decimal", _decimal),
-    "csv": settings.dialects,
-    "IPython": settings.ipython,
-    "matplotlib_inline.config": settings.inline,
-    "matplotlib.cm": settings.colormaps,
-    "pandas.core.accessor": settings.accessors,
-    "sklearn._config": settings.sklearn,
-}
 
 
 def _cwd() -> str:
@@ -529,21 +355,18 @@ def _filters() -> list[Any]:
 def read() -> dict[str, bytes]:
     """All sections, pickled. An unreadable section is left out."""
     sections: dict[str, bytes] = {}
-    for name, reader in _READ.items():
-        _add(sections, name, reader)
-    for name, reader in _LIBRARY.items():
-        if name in sys.modules:
-            _add(sections, name, reader)
+    for name, section in _sections(adapters.loaded()).items():
+        if name in _ALWAYS or name in sys.modules:
+            _add(sections, name, section.read)
     return sections
 
 
 def know() -> None:
     """Look up unchanging facts before a user waits for them."""
-    with contextlib.suppress(Exception):  # a half-imported library: then it is found out when it is needed
-        if "matplotlib" in sys.modules:
-            _matplotlib_defaults(sys.modules["matplotlib"])
-        if "pandas._config.config" in sys.modules:
-            _defaults_of_pandas()
+    for name, section in _sections(adapters.loaded()).items():
+        if section.know is not None and name in sys.modules:
+            with contextlib.suppress(Exception):  # a half-imported library: then it is found out when it is needed
+                section.know()
     see_modules()
 
 
@@ -563,42 +386,17 @@ def _add(sections: dict[str, bytes], name: str, reader: Callable[[], Any]) -> No
 
 def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
     """Set what `read` read. A section that can't be set is told and left."""
-    order = [
-        "paths",
-        "environ",
-        "python",
-        "logging",
-        "handlers",
-        "interpreter",
-        "assigned",
-        "registered",
-        "csv",
-        "last",
-        "hung in",
-        "patched",
-        "own modules",
-        "IPython",
-        "numpy",
-        "torch",
-        "matplotlib",
-        "matplotlib.cm",
-        "matplotlib_inline.config",
-        "pandas._config.config",
-        "pandas.core.accessor",
-        "sklearn._config",
-        "decimal",
-        "random",
-        "matplotlib._pylab_helpers",
-    ]
-    for name in order:
+    known = _sections(adapters.known())
+    for name in sorted(known, key=lambda name: known[name].last):
         if name not in sections:
             continue
         try:
-            if name in _SOON_SET or not _is_so(name, sections[name]):
+            section = known[name]
+            if section.soon or not _is_so(name, section, sections[name]):
                 state = pickle.loads(sections[name])
                 if isinstance(state, Unwritten):
                     raise NotHereError(f"the process's {name} settings couldn't be saved: {state.why}")
-                _WRITE[name](state)
+                section.set(state)
         except NotHereError as e:
             notice(str(e))
         except Exception as e:
@@ -608,48 +406,36 @@ def apply(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
 def for_cells(sections: dict[str, bytes]) -> None:
     """Have the next cell find the values set by `apply`: Python keeps some of the values per context."""
     waiting = {}
-    for name in OF_CONTEXT:
+    for name, section in of_context().items():
         with contextlib.suppress(Exception):  # `apply` told it
             state = pickle.loads(sections[name])
             if not isinstance(state, Unwritten):
-                waiting[name] = {k: state[k] for k in _MODES if k in state} if isinstance(state, dict) else state
+                waiting[name] = {k: state[k] for k in section.modes if k in state} if section.modes else state
     contexts.wait_for_cell(waiting)
 
 
 def cell_begins() -> None:
     """Set the value, in the context of the cell that begins here."""
-    contexts.cell_begins(lambda name, state: OF_CONTEXT[name](state))
+    known = of_context()
+    contexts.cell_begins(lambda name, state: _set_in_context(known[name], state))
 
 
-#: The part of numpy's section that newer releases keep for each context.
-_MODES = ("print", "err", "call")
-
-#: Sections set faster than read, or never present in another process.
-_SOON_SET = frozenset(
-    {
-        "random",
-        "numpy",
-        "torch",
-        "logging",
-        "handlers",
-        "hung in",
-        "patched",
-        "own modules",
-        "assigned",
-        "registered",
-        "last",
-        "csv",
-    }
-)
+def _set_in_context(section: Section, state: Any) -> None:
+    if section.in_context is not None:
+        section.in_context(state)
 
 
-def _is_so(name: str, section: bytes) -> bool:
+def of_context() -> dict[str, Section]:
+    """Sections of which Python keeps something for each context."""
+    return {name: section for name, section in _sections(adapters.known()).items() if section.in_context is not None}
+
+
+def _is_so(name: str, section: Section, saved: bytes) -> bool:
     """Whether a section already has its value: setting takes longer than reading."""
-    reader = _READ.get(name) or (_LIBRARY.get(name) if name in sys.modules else None)
     now: dict[str, bytes] = {}
-    if reader is not None:
-        _add(now, name, reader)
-    return now.get(name) == section
+    if name in _ALWAYS or name in sys.modules:
+        _add(now, name, section.read)
+    return now.get(name) == saved
 
 
 def apply_early(sections: dict[str, bytes], notice: Callable[[str], None]) -> None:
@@ -681,113 +467,6 @@ def _set_python(state: Any) -> None:
         warnings.filterwarnings(action, message or "", category, module or "", line)
 
 
-def _set_numpy(state: Any) -> None:
-    import numpy as np
-
-    drawn = state["random"]
-    made_of = drawn.get("entropy") if isinstance(drawn, dict) else None
-    np.random.set_state(drawn if made_of is None else _numpy_made_of(np, made_of))
-    _set_numpy_modes(state)
-    if state.get("shown"):
-        raise NotHereError("numpy.set_string_function: the notebook set this, run its cell again")
-
-
-def _set_numpy_modes(state: Any) -> None:
-    import numpy as np
-
-    np.set_printoptions(**state["print"])
-    np.seterr(**state["err"])
-    if "call" in state:
-        np.seterrcall(state["call"])
-
-
-def _set_torch(state: Any) -> None:
-    import torch
-
-    if "seed" in state:
-        torch.default_generator.manual_seed(state["seed"])
-    else:
-        torch.set_rng_state(torch.frombuffer(bytearray(state["rng"]), dtype=torch.uint8))
-    torch.set_default_dtype(getattr(torch, state["dtype"].split(".")[1]))
-    torch.set_grad_enabled(state["grad"])
-    if torch.get_num_threads() != state["threads"]:
-        torch.set_num_threads(state["threads"])
-    torch.use_deterministic_algorithms(state["deterministic"])
-    if state.get("anomaly", False) != torch.is_anomaly_enabled():
-        torch.autograd.set_detect_anomaly(state["anomaly"])
-    for name, value in state.get("print", {}).items():
-        setattr(torch._tensor_str.PRINT_OPTS, name, value)
-
-
-def _set_matplotlib(state: Any) -> None:
-    import matplotlib
-
-    here = _matplotlib_defaults(matplotlib)
-    other = _foreign(here, state)
-    state = here.whole(state) if "defaults" in state else state
-    inline, hooked = state.pop("backend", None), state.pop("hooked", True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        if inline is not None and dict.get(matplotlib.rcParams, "backend") != inline:
-            _show_inline(inline, hooked)
-        dict.update(matplotlib.rcParams, state)
-    if other:
-        raise NotHereError("matplotlib's own defaults are others here than where the state was saved")
-
-
-def _foreign(here: _Defaults, state: dict[str, Any]) -> bool:
-    return "defaults" in state and state["defaults"] != here.digest
-
-
-def _know_shell() -> None:
-    """Have pyplot draw at the end of cells, as from its first figure on."""
-    import matplotlib.pyplot as plt
-
-    with contextlib.suppress(ImportError):  # an older matplotlib looks for what newer IPythons don't have, once
-        plt.install_repl_displayhook()
-
-
-def _show_inline(backend: str, hooked: bool) -> None:
-    """`%matplotlib inline` with its hooks in the shell, unless the magic failed where the state was saved."""
-    import matplotlib.pyplot as plt
-    from IPython.core.getipython import get_ipython
-
-    _know_shell()
-    shell = get_ipython()
-    if shell is not None and hooked:
-        shell.enable_matplotlib("inline")
-    else:
-        plt.switch_backend(backend)
-
-
-def _set_pandas(state: Any) -> None:
-    import pandas as pd
-
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        here = _defaults_of_pandas()
-        other = _foreign(here, state)
-        state = here.whole(state) if "defaults" in state else state
-        now = _pandas_options()  # asking for each option costs more than all the rest
-        for key, value in state.items():
-            try:
-                if key not in now or now[key] != value:
-                    pd.set_option(key, value)
-            except (KeyError, ValueError, AttributeError):
-                continue
-    if other:
-        raise NotHereError("pandas' own defaults are others here than where the state was saved")
-
-
-def _set_figures(state: Any) -> None:
-    from matplotlib._pylab_helpers import Gcf
-
-    if state.get("shell"):
-        _know_shell()
-    if state["current"] is not None and state["current"] in Gcf.figs:
-        Gcf.set_active(Gcf.figs[state["current"]])
-
-
 def _set_decimal(state: Any) -> None:
     import decimal
 
@@ -797,33 +476,35 @@ def _set_decimal(state: Any) -> None:
         c.traps[kind] = kind.__name__ in state[6]
 
 
-#: Sections of which Python keeps something for each context.
-OF_CONTEXT: dict[str, Callable[[Any], None]] = {"decimal": _set_decimal, "numpy": _set_numpy_modes}
+def _elsewhere() -> Any:
+    """Read by the capture itself: a look at all modules takes long."""
+    raise LookupError
 
-_WRITE: dict[str, Callable[[Any], None]] = {
-    "paths": _set_paths,
-    "environ": _set_environ,
-    "random": _set_random,
-    "python": _set_python,
-    "logging": loggers.set_levels,
-    "handlers": loggers.set_handlers,
-    "interpreter": _set_interpreter,
-    "hung in": _set_hung_in,
-    "patched": _set_patched,
-    "own modules": _set_own_modules,
-    "numpy": _set_numpy,
-    "torch": _set_torch,
-    "matplotlib": _set_matplotlib,
-    "pandas._config.config": _set_pandas,
-    "matplotlib._pylab_helpers": _set_figures,
-    "decimal": _set_decimal,
-    "assigned": _set_assigned,
-    "registered": settings.set_registered,
-    "last": _set_last,
-    "csv": settings.set_dialects,
-    "IPython": settings.set_ipython,
-    "matplotlib_inline.config": settings.set_inline,
-    "matplotlib.cm": settings.set_colormaps,
-    "pandas.core.accessor": settings.set_accessors,
-    "sklearn._config": settings.set_sklearn,
+
+#: Sections of the interpreter and the standard library, in the order in which they are set.
+_OWN: dict[str, Section] = {
+    "paths": Section(lambda: {"cwd": _cwd(), "path": list(sys.path)}, _set_paths),
+    "environ": Section(_environ, _set_environ),
+    "python": Section(lambda: {"recursion": sys.getrecursionlimit(), "warnings": _filters()}, _set_python),
+    "logging": Section(loggers.levels, loggers.set_levels, soon=True),
+    "handlers": Section(loggers.handlers, loggers.set_handlers, soon=True),
+    "interpreter": Section(_interpreter, _set_interpreter),
+    "assigned": Section(settings.assigned, _set_assigned, soon=True),
+    "registered": Section(settings.registered, settings.set_registered, soon=True),
+    "csv": Section(settings.dialects, settings.set_dialects, soon=True),
+    "last": Section(settings.last, _set_last, soon=True),
+    "hung in": Section(_hung_in, _set_hung_in, soon=True),
+    "patched": Section(_elsewhere, _set_patched, soon=True),
+    "own modules": Section(_elsewhere, _set_own_modules, soon=True),
+    "decimal": Section(functools.partial(contexts.read, "decimal", _decimal), _set_decimal, in_context=_set_decimal),
+    "random": Section(_random, _set_random, soon=True),
 }
+#: Those of them that are no module's.
+_ALWAYS = frozenset(_OWN) - {"csv", "decimal", "patched", "own modules"}
+
+
+def _sections(of: Iterable[Adapter]) -> dict[str, Section]:
+    found = dict(_OWN)
+    for adapter in of:
+        found.update(adapter.sections)
+    return found

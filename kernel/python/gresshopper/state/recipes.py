@@ -1,7 +1,7 @@
 """Functions called by the streams of a saved state while loading.
 
 Every function here is part of the saved form: its name and arguments are kept for as long as the form's version is.
-`pickling` writes calls of them.
+`pickling` writes calls of them. Those for objects of a library stand in its adapter, and are found here under their names.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ import sys
 import threading
 import types
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Callable, NewType, Protocol, TypeVar
 
+from . import adapters
 from .lost import Lost, LostError, stands_still
 
 
@@ -48,7 +49,7 @@ def loading(source: Source | None) -> Source | None:
     return before
 
 
-def _source() -> Source:
+def current() -> Source:
     source: Source | None = getattr(_local, "source", None)
     if source is None:
         raise LostError("a stream of a saved state is only readable through gresshopper.state")
@@ -60,7 +61,7 @@ def _source() -> Source:
 
 def namespace() -> dict[str, Any]:
     """The live namespace."""
-    return _source().namespace
+    return current().namespace
 
 
 def function(
@@ -82,11 +83,6 @@ def set_function(made: types.FunctionType, state: dict[str, Any]) -> None:
         setattr(made, "__type_params__", state["type_params"])  # noqa: B010 - Python 3.12 and later
 
 
-def foreign_globals(marker: str) -> dict[str, Any]:
-    """A namespace of functions that belongs to no importable module."""
-    return {"__builtins__": builtins, "__name__": marker}
-
-
 def cell() -> Any:
     """An empty closure cell."""
     return types.CellType()
@@ -100,7 +96,7 @@ def set_cell(made: Any, content: tuple[Any, ...]) -> None:
 
 def class_of(cid: str) -> type:
     """A class of the notebook, by its stable id."""
-    return _source().class_of(cid)
+    return current().class_of(cid)
 
 
 def cached(wrapped: Any, maxsize: int | None, typed: bool) -> Any:
@@ -209,9 +205,24 @@ class _Shell:
         return get_ipython()
 
 
+_Recipe = TypeVar("_Recipe", bound=Callable[..., Any])
+
+
+def recipe(make: _Recipe) -> _Recipe:
+    """Makes a function of an adapter a part of the saved form, under this module's name."""
+    make.__module__ = __name__
+    globals()[make.__name__] = make
+    return make
+
+
 def __getattr__(name: str) -> Any:
     if name == "SHELL":
         return _Shell()()
+    if not name.startswith("_"):
+        for _ in adapters.known():  # which adds their recipes
+            pass
+        if name in globals():
+            return globals()[name]
     raise AttributeError(name)
 
 
@@ -292,43 +303,6 @@ def set_linked_exception(made: BaseException, state: tuple[Any, Any, Any, Any]) 
         made.__setstate__(attrs)
 
 
-def set_figure(made: Any, state: tuple[Any, Any]) -> None:
-    """A figure's state, under its former number if free."""
-    from matplotlib._pylab_helpers import Gcf
-
-    made.__setstate__(state[0])
-    manager = getattr(made.canvas, "manager", None)
-    if manager is None or manager.num == state[1] or state[1] in Gcf.figs:
-        return
-    if Gcf.figs.get(manager.num) is manager:
-        del Gcf.figs[manager.num]
-    manager.num = state[1]
-    Gcf.figs[state[1]] = manager
-    vars(made)["_number" if "_number" in vars(made) else "number"] = state[1]
-
-
-def set_plot_args(made: Any, state: tuple[dict[str, Any], list[Any], int]) -> None:
-    """An axes' colour cycle, at its position."""
-    attrs, items, taken = state
-    made.__dict__.update(attrs)
-    made.prop_cycler = itertools.cycle(items)
-    for _ in range(taken):
-        next(made.prop_cycler)
-
-
-def no_region() -> None:
-    """A canvas's stored pixels; the next drawing stores them again."""
-
-
-def set_traits(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
-    """An object with traits, and what observes them."""
-    made.__setstate__(state[0])
-    for name, by_type in state[1].items():
-        for kind, handlers in by_type.items():
-            there = made._trait_notifiers.setdefault(name, {}).setdefault(kind, [])
-            there.extend(handler for handler in handlers if handler not in there)
-
-
 def std_stream(name: str) -> Any:
     """`sys.stdout` and its like."""
     return getattr(sys, name)
@@ -346,9 +320,9 @@ def reopen(
     try:
         now = os.stat(path)
     except OSError as e:
-        return _lost(f"the open file {path}", f"it can't be opened again ({e.strerror})")
+        return lost(f"the open file {path}", f"it can't be opened again ({e.strerror})")
     if (now.st_size, now.st_mtime_ns) != found[1:]:
-        return _lost(f"the open file {path}", "the file was changed or replaced since")
+        return lost(f"the open file {path}", "the file was changed or replaced since")
     return _opened(path, path if name is None else name, mode, text, offset)
 
 
@@ -396,8 +370,8 @@ def closed_file(name: Any, mode: str, raw: str | None, text: tuple[Any, ...] | N
     return handle
 
 
-def _lost(what: str, why: str) -> Lost:
-    _source().notice(f"{what} is gone: {why}")
+def lost(what: str, why: str) -> Lost:
+    current().notice(f"{what} is gone: {why}")
     return Lost(what, why)
 
 
@@ -455,7 +429,7 @@ def spent(kind: str) -> Any:
 def dict_iterator(mapping: dict[Any, Any], kind: str, taken: int, size: int) -> Any:
     """A partly consumed iterator over a dictionary."""
     if dict.__len__(mapping) != size:
-        return _lost(f"a {kind}", "its dictionary holds it, and isn't complete yet when it is made")
+        return lost(f"a {kind}", "its dictionary holds it, and isn't complete yet when it is made")
     view, backwards = DICT_ITERATORS[kind]
     made = reversed(view(mapping)) if backwards else iter(view(mapping))
     for _ in range(taken):
@@ -503,7 +477,7 @@ def memory(obj: Any, offset: int, nbytes: int, fmt: str, shape: tuple[int, ...],
 
 def blob(index: int) -> Any:
     """A buffer that some library handed out of band."""
-    source = _source()
+    source = current()
     into = bytearray(source.nbytes(index))
     source.fill(index, memoryview(into))
     return into
@@ -519,438 +493,6 @@ def struct_of(fmt: Any) -> Any:
     import struct
 
     return struct.Struct(fmt)
-
-
-# --- numpy -----------------------------------------------------------------------------------------------------------
-
-
-def np_root(
-    index: int, nbytes: int, dtype: Any, shape: tuple[int, ...], strides: tuple[int, ...], writeable: bool
-) -> Any:
-    """An array with memory of its own, or on a private map of the store."""
-    import numpy as np
-
-    source = _source()
-    mapped = source.mapped(index)
-    c_order = strides == _c_strides(shape, dtype.itemsize)
-    f_order = not c_order and strides == _c_strides(shape[::-1], dtype.itemsize)[::-1]
-    if mapped is not None:
-        made = np.ndarray(shape, dtype, buffer=mapped, strides=strides)
-    elif c_order or f_order:
-        made = np.empty(shape, dtype, order="C" if c_order else "F")
-        if made.nbytes:
-            source.fill(index, _flat(made))
-    else:
-        raw = np.empty(nbytes, np.uint8)
-        source.fill(index, memoryview(raw))
-        made = np.ndarray(shape, dtype, buffer=raw, strides=strides)
-    if not writeable:
-        made.flags.writeable = False
-    return made
-
-
-def _c_strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    strides: list[int] = []
-    step = itemsize
-    for extent in reversed(shape):
-        strides.append(step)
-        step *= extent
-    return tuple(reversed(strides))
-
-
-def _flat(array: Any) -> memoryview:
-    """All bytes of a contiguous array, whatever its dtype, without a copy."""
-    import numpy as np
-
-    flat = array if array.flags.c_contiguous else array.T
-    return memoryview(flat.reshape(-1).view(np.uint8)) if array.nbytes else memoryview(b"")
-
-
-def np_generator(cls: Any, bits: Any) -> Any:
-    """A generator over its source of bits; other generators may share the source."""
-    return cls(bits)
-
-
-def np_random_state(cls: Any, bits: Any) -> Any:
-    """A `RandomState` over its source of bits."""
-    return cls(bits)
-
-
-def set_np_random_state(made: Any, drawn: dict[str, Any]) -> None:
-    """The second of two normal numbers, if it was drawn with the first."""
-    made.set_state({**made.get_state(legacy=False), **drawn})
-
-
-def np_small(data: bytes, dtype: Any, shape: tuple[int, ...], order: str, writeable: bool) -> Any:
-    """A small array that owns its memory."""
-    import numpy as np
-
-    made = np.ndarray(shape, dtype, buffer=data, order=order).copy(order=order)
-    if not writeable:
-        made.flags.writeable = False
-    return made
-
-
-def np_objects(shape: tuple[int, ...], order: str) -> Any:
-    """An array of objects, still empty."""
-    import numpy as np
-
-    return np.empty(shape, object, order=order)
-
-
-#: Number of elements from which setting them together pays.
-_MANY = 16
-
-
-def _objects(items: list[Any]) -> Any:
-    """A list as an array of objects, with each item as one element."""
-    import numpy as np
-
-    try:
-        return np.fromiter(items, object, len(items))
-    except ValueError:  # before numpy 1.23
-        made = np.empty(len(items), object)
-        for i, item in enumerate(items):
-            made[i] = item
-        return made
-
-
-def set_np_objects(made: Any, state: tuple[Any, bool]) -> None:
-    """The elements of an array of objects: a list, or the number of the buffer that holds them."""
-    items, writeable = state
-    if isinstance(items, int):
-        items = _source().items(items)
-    flat = made.reshape(-1) if made.flags.c_contiguous else made.T.reshape(-1)
-    if len(items) < _MANY:
-        for i, item in enumerate(items):
-            flat[i] = item
-    else:
-        flat[:] = _objects(items)
-    made.flags.writeable = writeable
-
-
-def np_view(
-    root: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, writeable: bool
-) -> Any:
-    """A view into the memory of `root`, `offset` bytes from its start."""
-    import numpy as np
-
-    if dtype.hasobject:
-        flat = root.reshape(-1) if root.flags.c_contiguous else root.T.reshape(-1)
-        made = np.lib.stride_tricks.as_strided(flat[offset // dtype.itemsize :], shape, strides)
-    else:
-        # A read-only root may have writeable views (made before the lock): open the root for a moment.
-        locked = not root.flags.writeable
-        if locked and writeable:
-            root.flags.writeable = True
-        flat = root if root.flags.c_contiguous else root.T
-        made = np.ndarray(shape, dtype, buffer=flat.reshape(-1).view(np.uint8), offset=offset, strides=strides)
-        if locked and writeable:
-            root.flags.writeable = False
-    if not writeable:
-        made.flags.writeable = False
-    return made
-
-
-def np_element(view: Any) -> Any:
-    """An element of a structured array, over a view of it alone."""
-    return view[0]
-
-
-def np_over(
-    obj: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any, writeable: bool
-) -> Any:
-    """An array over the memory of something that isn't an array."""
-    import numpy as np
-
-    made = np.ndarray(shape, dtype, buffer=obj, offset=offset, strides=strides)
-    if not writeable:
-        made.flags.writeable = False
-    return made
-
-
-def np_as(plain: Any, cls: type) -> Any:
-    """An array as a subclass, over the same memory."""
-    return plain.view(cls)
-
-
-def np_masked(data: Any, mask: Any, fill_value: Any, hard: bool, shared: bool) -> Any:
-    """A masked array over its data and mask."""
-    import numpy as np
-
-    made = np.ma.MaskedArray(data, mask=mask, copy=False, keep_mask=False, fill_value=fill_value, hard_mask=hard)
-    made._sharedmask = shared
-    return made
-
-
-def np_memmap(
-    path: str, dtype: Any, mode: str, offset: int, shape: tuple[int, ...], order: str, index: int, nbytes: int
-) -> Any:
-    """A memory-mapped file, if the content is unchanged; else an array of that content."""
-    import numpy as np
-
-    kept = np.empty(shape, dtype, order=order)
-    _source().fill(index, _flat(kept))
-    try:
-        made = np.memmap(
-            path, dtype=dtype, mode="r+" if mode == "w+" else mode, offset=offset, shape=shape, order=order
-        )
-        made.mode = mode
-        if bytes(_flat(np.asarray(made))) == bytes(_flat(kept)):
-            return made
-        if mode == "c":
-            made[...] = kept
-            return made
-        why = "its content was changed since"
-    except (OSError, ValueError) as e:
-        why = str(e)
-    _source().notice(f"the memory map of {path} became an array in memory: {why}")
-    return kept
-
-
-def np_of_tensor(storage: Any, offset: int, shape: tuple[int, ...], strides: tuple[int, ...], dtype: Any) -> Any:
-    """An array that shares memory with a tensor."""
-    import numpy as np
-    import torch
-
-    raw = torch.empty(0, dtype=torch.uint8)
-    raw.set_(_bytes_storage(storage), 0, (_storage_nbytes(storage),), (1,))
-    return np.ndarray(shape, dtype, buffer=raw.numpy(), offset=offset, strides=strides)
-
-
-def np_npz(path: str, allow_pickle: bool) -> Any:
-    """An `.npz` file, opened again (up to version 4 of the form)."""
-    import numpy as np
-
-    try:
-        return np.load(path, allow_pickle=allow_pickle)
-    except OSError as e:
-        return _lost(f"the open archive {path}", str(e))
-
-
-def np_npz_over(
-    cls: Any, held: Any, own: bool, allow_pickle: bool, pickle_kwargs: Any, limits: dict[str, Any]
-) -> Any:
-    """An `.npz` archive over its file."""
-    if isinstance(held, Lost):
-        return held
-    return cls(held, own_fid=own, allow_pickle=allow_pickle, pickle_kwargs=pickle_kwargs, **limits)
-
-
-# --- pandas ----------------------------------------------------------------------------------------------------------
-
-
-def pd_index(make: Any, cls: type, state: dict[str, Any]) -> Any:
-    """An index in which something was looked up."""
-    made = make(cls, state)
-    with contextlib.suppress(Exception):  # that makes its table, whatever it finds
-        made.get_loc(made[0])
-    return made
-
-
-def pd_refs() -> Any:
-    """A fresh count of the frames that share a block."""
-    from pandas._libs.internals import BlockValuesRefs
-
-    return BlockValuesRefs()
-
-
-def pd_manager(cls: Any, axes: list[Any], blocks: list[tuple[Any, Any, int, Any]]) -> Any:
-    """A frame's or series' blocks, with the reference counts that copy-on-write asks."""
-    from pandas.core.internals.blocks import new_block
-
-    made = []
-    for values, placement, ndim, refs in blocks:
-        block = new_block(values, _placement(placement), ndim=ndim, refs=refs)
-        made.append(block)
-    if cls.__name__ == "SingleBlockManager":
-        return cls(made[0], axes[0])
-    return cls(tuple(made), axes, verify_integrity=False)
-
-
-def _placement(spec: Any) -> Any:
-    from pandas._libs.internals import BlockPlacement
-
-    return BlockPlacement(slice(*spec) if isinstance(spec, tuple) else spec)
-
-
-# --- torch -----------------------------------------------------------------------------------------------------------
-
-
-def _bytes_storage(storage: Any) -> Any:
-    """The untyped storage, under the name given by this version of torch."""
-    return getattr(storage, "_storage", None) or storage
-
-
-def _storage_nbytes(storage: Any) -> int:
-    return int(storage.nbytes())
-
-
-def _untyped(tensor: Any) -> Any:
-    if hasattr(tensor, "untyped_storage"):
-        return tensor.untyped_storage()
-    typed = tensor.storage()
-    return typed._storage if hasattr(typed, "_storage") else typed.untyped()
-
-
-def torch_storage(index: int, nbytes: int, device: str) -> Any:
-    """The memory of tensors."""
-    import torch
-
-    source = _source()
-    raw = torch.empty(nbytes, dtype=torch.uint8)
-    if nbytes:
-        source.fill(index, memoryview(raw.numpy()))
-    if device != "cpu":
-        try:
-            raw = raw.to(device)
-        except (RuntimeError, AssertionError) as e:
-            source.notice(f"a tensor that was on {device} is on the CPU now: {e}")
-    return _untyped(raw)
-
-
-def torch_storage_over(array: Any, offset: int, nbytes: int) -> Any:
-    """Memory of tensors in common with an array."""
-    import numpy as np
-    import torch
-
-    flat = (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
-    return _untyped(torch.from_numpy(flat[offset : offset + nbytes]))
-
-
-def torch_tensor(
-    storage: Any,
-    dtype: Any,
-    offset: int,
-    size: tuple[int, ...],
-    stride: tuple[int, ...],
-    requires_grad: bool,
-    parameter: bool,
-    history: bool,
-) -> Any:
-    """A tensor over a storage."""
-    import torch
-
-    device = getattr(storage, "device", None) or "cpu"
-    made = torch.empty(0, dtype=dtype, device=device).set_(storage, offset, size, stride)
-    if parameter:
-        return torch.nn.Parameter(made, requires_grad=requires_grad)
-    if history:
-        _source().notice(
-            "a tensor was restored without the operations that led to it; a backward pass through it fails"
-        )
-        return _gone_history().apply(made.requires_grad_(True))
-    if requires_grad:
-        made.requires_grad_(True)
-    return made
-
-
-def _gone_history() -> Any:
-    import torch
-
-    class RestoredWithoutHistory(torch.autograd.Function):  # type: ignore[misc]
-        """Stands for the operations that led to a restored tensor."""
-
-        @staticmethod
-        def forward(ctx: Any, value: Any) -> Any:
-            return value.view_as(value)
-
-        @staticmethod
-        def backward(ctx: Any, *_: Any) -> Any:
-            raise LostError("this tensor was restored without the operations that led to it: run its cell again")
-
-    return RestoredWithoutHistory
-
-
-def set_torch_tensor(made: Any, state: dict[str, Any]) -> None:
-    """Gradient and attributes of a tensor."""
-    if state.get("names"):
-        made.rename_(*state["names"])
-    if state.get("grad") is not None:
-        made.grad = state["grad"]
-    for key, value in state.get("dict", {}).items():
-        setattr(made, key, value)
-    for key, value in state.get("hooks", {}).items():
-        setattr(made, key, value)
-
-
-#: Attributes in which a tensor keeps functions called with its gradient.
-TORCH_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
-
-
-def torch_lazy(plain: Any, kind: str) -> Any:
-    """A tensor that is another's conjugate or negative without being computed; and back."""
-    import torch
-
-    negative: Any = torch._neg_view
-    return plain.conj() if kind == "conj" else negative(plain)
-
-
-def torch_generator(device: str, state: Any, default: bool) -> Any:
-    """A random generator of torch."""
-    import torch
-
-    made = torch.default_generator if default else torch.Generator(device)
-    if not default:
-        made.set_state(state)
-    return made
-
-
-# --- numba -----------------------------------------------------------------------------------------------------------
-
-
-def nb_dict(keys: Any, values: Any) -> Any:
-    """A typed dictionary of numba, still empty."""
-    from numba import typed
-
-    return typed.Dict.empty(keys, values)
-
-
-def nb_list(items: Any) -> Any:
-    """A typed list of numba, still empty."""
-    from numba import typed
-
-    return typed.List.empty_list(items)
-
-
-# --- widgets ---------------------------------------------------------------------------------------------------------
-
-
-def widget(cls: Any, model_id: str | None) -> Any:
-    """A widget, not yet open."""
-    return cls.__new__(cls)
-
-
-def set_composed(made: Any, state: Any) -> None:
-    """A composed widget, without its `__init__`, whose work was done."""
-    *plain, unsent = state
-    base = next(c for c in type(made).__mro__ if "__init__" in vars(c) and c.__module__ in _simple_widgets())
-    made._trait_values.update(unsent)
-    set_widget(made, tuple(plain), base)
-    made._trait_values.update(unsent)  # what the observers of its own traits did is undone
-
-
-def _simple_widgets() -> set[str]:
-    composed = ("ipywidgets.widgets.interaction", "ipywidgets.widgets.widget_templates")
-    return {name for name in sys.modules if name.startswith("ipywidgets.widgets.") and name not in composed}
-
-
-def set_widget(
-    made: Any, state: tuple[str | None, dict[str, Any], dict[str, Any], dict[str, Any]], base: Any = None
-) -> None:
-    """Traits, observers and attributes of a widget, opened under its old model id."""
-    model_id, traits, notifiers, attrs = state
-    begin = (base or type(made)).__init__
-    if model_id is not None:
-        begin(made, model_id=model_id, **traits)
-    else:
-        begin(made, **traits)
-    for key, value in attrs.items():
-        made.__dict__[key] = value
-    for name, by_type in notifiers.items():
-        for kind, handlers in by_type.items():
-            there = made._trait_notifiers.setdefault(name, {}).setdefault(kind, [])
-            there.extend(handler for handler in handlers if handler not in there)
 
 
 def callbacks(attr: str, owner: Any) -> Callable[..., Any]:

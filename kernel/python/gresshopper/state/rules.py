@@ -1,7 +1,7 @@
 """Choice of recipes by kind of object: the dispatch, functions and classes, and the standard library.
 
-Objects that pickle or cloudpickle save rightly have no recipe. The recipes are in `recipes`; `libraries` chooses
-those for libraries' objects.
+Objects that pickle or cloudpickle save rightly have no recipe. The recipes are in `recipes`; `adapters` has what
+concerns libraries.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ from typing import Any, Callable, TypeVar
 
 import cloudpickle
 
-from . import iterators, names, native, recipes
+from . import adapters, iterators, names, native, recipes
+from .adapters import Adapter, Rule
 from .kinds import CANT, bound_kind
-from .libraries import LibraryRules
 from .lost import Lost, Pending, parts
 from .session import MAIN, NotYet, Overlap, Session, importable
 from .setorder import Order
+from .writing import Writing
 
 #: Most bytes kept of a file that was removed while open; bytes read in a second.
 KEPT, READ_RATE = 64 * 1024 * 1024, 1e9
@@ -51,7 +52,7 @@ _CArrayType: type = type(ctypes.c_int * 1)
 _FunctionType = types.FunctionType
 
 
-class Rules(LibraryRules):
+class Rules(Writing):
     """Recipes; mixed into cloudpickle's C pickler, and into Python's own for nesting that C's stack can't hold."""
 
     def prepare(self, session: Session, owned: set[str], bad: dict[int, str]) -> None:
@@ -107,8 +108,9 @@ class Rules(LibraryRules):
                     return reduced
         if isinstance(obj, BaseException):
             return self._exception(obj)
-        if t.__name__ == "BufferRegion" and t.__module__.startswith("matplotlib."):  # which not each version names
-            return self._region(obj)
+        named = _by_name.get(t.__name__)
+        if named is not None and t.__module__.startswith(named[0]):
+            return named[1](self, obj)
         why = bound_kind(t)
         if why is not None:
             return self.lose(obj, why)
@@ -648,7 +650,7 @@ def _annotations(f: types.FunctionType) -> Any:
 
 _BUILTIN_CLASSES = {type(None), type(NotImplemented), type(Ellipsis)}
 
-_RULES: dict[type, Callable[[Any, Any], Any]] = {
+_RULES: dict[type, Rule] = {
     Lost: Rules._lost,
     Pending: Rules._pending,
     Order: Rules._order,
@@ -690,87 +692,46 @@ def _ordinary() -> set[type]:
     return _ordinary_types[1]
 
 
-_library_cache: tuple[int, list[tuple[Any, Callable[[Any, Any], Any]]]] = (0, [])
+_library_cache: tuple[tuple[str, ...], list[tuple[Any, Rule]]] = ((), [])
 
 
 _modules_seen = -1
 
 
-#: Libraries that there are rules for.
-_RULED = (
-    "numpy",
-    "numpy.ma",
-    "numpy.random",
-    "matplotlib.figure",
-    "traitlets",
-    "torch",
-    "torch.nn",
-    "pandas",
-    "ipywidgets",
-    "concurrent.futures",
-    "numpy.lib.npyio",
-    "matplotlib",
-    "IPython",
-    "argparse",
-    "cupy",
-    "jax",
-    "numba.core.dispatcher",
-    "numba.typed",
-)
+#: Rules for types that can only be told by name: of a name, the beginning of its module's, and the rule.
+_by_name: dict[str, tuple[str, Rule]] = {}
+#: Modules of the standard library that there are rules for, once they are loaded.
+_STANDARD = ("concurrent.futures", "argparse")
 
 
-def library_rules() -> list[tuple[Any, Callable[[Any, Any], Any]]]:
+def library_rules() -> list[tuple[Any, Rule]]:
     """Rules for the libraries that are loaded, by `isinstance`; exact types go into the table."""
     global _library_cache, _modules_seen  # noqa: PLW0603 - libraries are loaded once for the process
     count = len(sys.modules)
     if count == _modules_seen:
         return _library_cache[1]
-    _modules_seen = count
-    _singletons()
-    loaded = sum(name in sys.modules for name in _RULED)
-    if _library_cache[0] == loaded and loaded:
+    loaded = list(adapters.loaded())
+    _modules_seen = len(sys.modules)
+    _singletons(loaded)
+    found = tuple(name for adapter in loaded for name in adapter.modules if name in sys.modules)
+    found += tuple(name for name in _STANDARD if name in sys.modules)
+    if _library_cache[0] == found and found:
         return _library_cache[1]
-    rules: list[tuple[Any, Callable[[Any, Any], Any]]] = [(threading.Thread, Rules._thread)]
+    rules: list[tuple[Any, Rule]] = [(threading.Thread, Rules._thread)]
     for out in (sys.stdout, sys.stderr):
         if type(out) not in (io.StringIO, io.BytesIO):  # put there by the notebook, and as any other
             _RULES.setdefault(type(out), Rules._file)
-    np = sys.modules.get("numpy")
-    if np is not None and hasattr(np, "ndarray") and hasattr(np, "ma"):
-        _RULES[np.ndarray] = Rules._ndarray
-        rules.append((np.ndarray, Rules._ndarray))
-        npyio: Any = sys.modules.get("numpy.lib.npyio")
-        generators: Any = sys.modules.get("numpy.random")
-        if generators is not None and hasattr(generators, "Generator"):
-            _RULES[generators.Generator] = Rules._np_generator
-            _RULES[generators.RandomState] = Rules._np_random_state
-        _RULES[np.void] = _RULES[np.record] = Rules._np_void
-        if npyio is not None and hasattr(npyio, "NpzFile"):
-            rules.append((npyio.NpzFile, Rules._npz))
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "nn") and hasattr(torch, "default_generator"):
-        rules.append((torch.Tensor, Rules._tensor))
-        untyped = getattr(torch, "UntypedStorage", None) or getattr(torch.storage, "_UntypedStorage", None)
-        if untyped is not None:
-            _RULES[untyped] = Rules._torch_untyped
-        rules.append((torch.Generator, Rules._torch_generator))
-        typed = getattr(torch.storage, "TypedStorage", None) or getattr(torch.storage, "_TypedStorage", None)
-        if typed is not None:
-            rules.append((typed, Rules._torch_typed))
-    pd = sys.modules.get("pandas")
-    if pd is not None and hasattr(pd, "Index"):
-        _pandas_rules(rules)
+    for adapter in loaded:
+        _RULES.update(adapter.exact())
+        rules += adapter.bases()
+        _by_name.update({name: (f"{adapter.modules[0]}.", rule) for name, rule in adapter.by_name.items()})
     futures: Any = sys.modules.get("concurrent.futures")
     if futures is not None and hasattr(futures, "Future"):
         rules.append((futures.Future, Rules._future))
-    widgets = sys.modules.get("ipywidgets")
-    if widgets is not None and hasattr(widgets, "Widget"):
-        rules.append((widgets.Widget, Rules._widget))
-    # After the widgets, which have traits too.
-    traits = sys.modules.get("traitlets")
-    if traits is not None and hasattr(traits, "HasTraits"):
-        rules.append((traits.HasTraits, Rules._traits))
-    _later_rules(rules)
-    _library_cache = (loaded, rules)
+    arguments: Any = sys.modules.get("argparse")
+    if arguments is not None and hasattr(arguments, "SUPPRESS"):
+        rules.append(((arguments.Action, arguments._ActionsContainer), Rules._argparse))
+    _library_cache = (found, rules)
     return rules
 
 
@@ -792,58 +753,15 @@ def _single(module: str, path: str) -> None:
         _keep_single(held, (module, path))
 
 
-def _singletons() -> None:
+def _singletons(loaded: list[Adapter]) -> None:
     import random
 
     _single(random.__name__, "_inst")
     _single("os", "environ")
-    _single("numpy.random.mtrand", "_rand")
-    _single("numpy.random.mtrand", "_rand._bit_generator")
-    _single("matplotlib", "rcParams")
+    for adapter in loaded:
+        for module, path in adapter.singles:
+            _single(module, path)
     shell = getattr(sys.modules.get("IPython.core.interactiveshell"), "InteractiveShell", None)
     if shell is not None and shell.initialized():
         held = shell.instance()
         _keep_single(held, ("gresshopper.state.recipes", "SHELL"))
-
-
-def _later_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:
-    arguments = sys.modules.get("argparse")
-    if arguments is not None and hasattr(arguments, "SUPPRESS"):
-        kinds: Any = (arguments.Action, arguments._ActionsContainer)
-        rules.append((kinds, Rules._argparse))
-    figures = sys.modules.get("matplotlib.figure")
-    if figures is not None and hasattr(figures, "Figure"):
-        rules.append((figures.Figure, Rules._figure))
-    cbook: Any = sys.modules.get("matplotlib.cbook")
-    if cbook is not None and hasattr(cbook, "CallbackRegistry"):
-        _RULES[cbook.CallbackRegistry] = Rules._callbacks
-    for library, name in (("cupy", "ndarray"), ("jax", "Array")):
-        kind = getattr(sys.modules.get(library), name, None)
-        if isinstance(kind, type):
-            rules.append((kind, Rules._device_array))
-    dispatcher: Any = sys.modules.get("numba.core.dispatcher")
-    if dispatcher is not None and hasattr(dispatcher, "Dispatcher"):
-        rules.append((dispatcher.Dispatcher, Rules._nb_dispatcher))
-    typed: Any = sys.modules.get("numba.typed")
-    if typed is not None and hasattr(typed, "Dict") and hasattr(typed, "List"):
-        rules.append((typed.Dict, Rules._nb_dict))
-        rules.append((typed.List, Rules._nb_list))
-    plot_args = getattr(sys.modules.get("matplotlib.axes._base"), "_process_plot_var_args", None)
-    if plot_args is not None:
-        _RULES[plot_args] = Rules._plot_args
-
-
-def _pandas_rules(rules: list[tuple[Any, Callable[[Any, Any], Any]]]) -> None:
-    """Copy-on-write pandas: its managers and reference counts. Older ones need none of that."""
-    import pandas as pd
-
-    try:
-        from pandas._libs.internals import BlockValuesRefs
-        from pandas.core.internals import BlockManager, SingleBlockManager
-    except ImportError:
-        rules.append((pd.Index, Rules._pd_looked_up))
-        return
-    _RULES[BlockValuesRefs] = Rules._pd_refs
-    _RULES[BlockManager] = Rules._pd_manager
-    _RULES[SingleBlockManager] = Rules._pd_manager
-    rules.append((pd.Index, Rules._pd_index))

@@ -29,6 +29,10 @@ class Gone(NamedTuple):
     why: str
 
 
+class NotHereError(RuntimeError):
+    """Names an effect of the notebook outside its variables that is missing here."""
+
+
 class Unpicklable(Exception):
     """A unit can't be written; says why."""
 

@@ -14,7 +14,7 @@ import pytest
 torch: Any = pytest.importorskip("torch")
 from gresshopper.gpu import Keeper, ParkRefused
 from gresshopper.gpu._torch import TorchHalf
-from gresshopper.state import recipes
+from gresshopper.state.adapters import _shared
 from gresshopper.state.session import Away
 
 from harness import Kernel
@@ -36,7 +36,7 @@ class Never:
 def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
     """A keeper for which the CPU stands for the device."""
     mine: set[int] = set()
-    made = Keeper(Never(), [TorchHalf("cpu", lambda tensor: recipes._untyped(tensor)._cdata in mine)], "cpu")
+    made = Keeper(Never(), [TorchHalf("cpu", lambda tensor: _shared.untyped(tensor)._cdata in mine)], "cpu")
     made.mine = mine  # type: ignore[attr-defined]
     monkeypatch.setattr(sys.modules["gresshopper.gpu"]._Process, "keeper", made)
     yield made
@@ -46,7 +46,7 @@ def keeper(monkeypatch: pytest.MonkeyPatch) -> Iterator[Keeper]:
 def on_device(keeper: Any, kernel: Kernel) -> None:
     """These are the tensors that are on the device."""
     ns = kernel.ns
-    keeper.mine.update(recipes._untyped(t)._cdata for t in (ns["weights"], *ns["layer"].parameters()))
+    keeper.mine.update(_shared.untyped(t)._cdata for t in (ns["weights"], *ns["layer"].parameters()))
 
 
 def restored(base: Path) -> dict[str, Any]:

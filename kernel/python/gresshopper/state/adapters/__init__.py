@@ -1,0 +1,89 @@
+"""What the engine knows of libraries: an adapter a library.
+
+An adapter says how objects of its library are written and loaded, which of them may be shared without linking
+variables, and what of the library's settings belongs to the process. It is imported once its library is: a kernel
+without torch never sees torch's adapter.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+#: How an object is written: given the dump and the object, returns what `__reduce_ex__` would, or NotImplemented.
+Rule = Callable[[Any, Any], Any]
+
+
+@dataclass(frozen=True)
+class Section:
+    """Settings that belong to the process: a section of its state, named after the module that has to be loaded."""
+
+    read: Callable[[], Any]
+    set: Callable[[Any], None]
+    #: Set faster than read, or never so in another process: set without a look at the present value.
+    soon: bool = False
+    #: Set after all other sections.
+    last: bool = False
+    #: Looks up unchanging facts before a user waits for them.
+    know: Callable[[], Any] | None = None
+    #: Sets the part that Python keeps for each context.
+    in_context: Callable[[Any], None] | None = None
+    #: The keys of that part.
+    modes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """A library, as far as the engine must know it."""
+
+    #: Modules of the library that have something to be found, the library itself first.
+    modules: tuple[str, ...]
+    #: Rules for exact types.
+    exact: Callable[[], dict[type, Rule]] = dict
+    #: Rules for all instances, the first match first.
+    bases: Callable[[], list[tuple[Any, Rule]]] = list
+    #: Types whose instances may be shared between groups without linking them.
+    harmless: Callable[[], set[type]] = set
+    #: Objects that a module holds for the whole process: module, and dotted path in it.
+    singles: tuple[tuple[str, str], ...] = ()
+    #: Rules for types that can only be told by name.
+    by_name: dict[str, Rule] = field(default_factory=dict)
+    sections: dict[str, Section] = field(default_factory=dict)
+
+
+#: The adapters, and the modules of which one has to be loaded for the adapter to matter. Where two would take an
+#: object, the first has it; sections are set in this order.
+_KNOWN = {
+    "_ipython": ("IPython",),
+    "_numpy": ("numpy",),
+    "_torch": ("torch",),
+    "_matplotlib": ("matplotlib",),
+    "_pandas": ("pandas",),
+    "_sklearn": ("sklearn",),
+    "_widgets": ("ipywidgets", "traitlets"),
+    "_devices": ("cupy", "jax"),
+    "_numba": ("numba",),
+}
+_imported: dict[str, Adapter] = {}
+
+
+def _adapter(name: str) -> Adapter:
+    found = _imported.get(name)
+    if found is None:
+        found = _imported[name] = importlib.import_module(f"{__name__}.{name}").ADAPTER
+    return found
+
+
+def loaded() -> Iterator[Adapter]:
+    """The adapters of libraries that are loaded."""
+    for name, libraries in _KNOWN.items():
+        if any(library in sys.modules for library in libraries):
+            yield _adapter(name)
+
+
+def known() -> Iterator[Adapter]:
+    """All adapters."""
+    return map(_adapter, _KNOWN)

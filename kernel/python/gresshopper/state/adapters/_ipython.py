@@ -1,0 +1,114 @@
+"""IPython: how the shell shows results and errors, and the notebook's magics, aliases and formatters."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from . import Adapter, Section
+
+_TEXT = ("float_precision", "pprint", "max_seq_length", "max_width")
+
+_RELOADER = ("enabled", "check_all", "autoload_obj")
+
+
+def ipython() -> dict[str, Any]:
+    """How the shell shows results and errors, and the notebook's magics, aliases and formatters."""
+    shell = get_shell()
+    text = shell.display_formatter.formatters["text/plain"]
+    magics = shell.magics_manager.magics
+    reloader = _reloader(shell)
+    return {
+        "shown": shell.ast_node_interactivity,
+        "automagic": shell.automagic,
+        "errors": shell.InteractiveTB.mode,
+        "text": {name: getattr(text, name) for name in _TEXT},
+        "types": [
+            (mime, cls, how)
+            for mime, formatter in shell.display_formatter.formatters.items()
+            for cls, how in formatter.type_printers.items()
+            if type(how) is types.FunctionType and how.__globals__ is shell.user_ns
+        ],
+        "magics": [
+            (kind, name, f)
+            for kind, by_name in magics.items()
+            for name, f in by_name.items()
+            if type(f) is types.FunctionType and f.__globals__ is shell.user_ns
+        ],
+        "aliases": [
+            (kind, name, f.magic_name, f.magic_kind, f.magic_params)
+            for kind, by_name in magics.items()
+            for name, f in by_name.items()
+            if type(f).__name__ == "MagicAlias" and (name, f.magic_name) not in _ALIASES
+        ],
+        "commands": [pair for pair in shell.alias_manager.aliases if pair not in _commands(shell)],
+        "extensions": sorted(_extensions(shell)),
+        "reloader": None if reloader is None else {k: getattr(reloader, k, None) for k in _RELOADER},
+    }
+
+
+#: Aliases that IPython makes.
+_ALIASES = {
+    ("ed", "edit"),
+    ("hist", "history"),
+    ("rep", "recall"),
+    ("SVG", "svg"),
+    ("HTML", "html"),
+    ("file", "writefile"),
+}
+
+
+def get_shell() -> Any:
+    from IPython.core.getipython import get_ipython
+
+    shell = get_ipython()
+    if shell is None:
+        raise LookupError("no shell")
+    return shell
+
+
+def _commands(shell: Any) -> list[tuple[str, str]]:
+    return list(shell.alias_manager.default_aliases)
+
+
+def _extensions(shell: Any) -> set[str]:
+    return {
+        name
+        for name in shell.extension_manager.loaded
+        if not name.startswith("gresshopper") and not name.endswith("storemagic")
+    }
+
+
+def _reloader(shell: Any) -> Any:
+    return getattr(shell.magics_manager.registry.get("AutoreloadMagics"), "_reloader", None)
+
+
+def set_ipython(state: dict[str, Any]) -> None:
+    shell = get_shell()
+    text = shell.display_formatter.formatters["text/plain"]
+    for owner, name, value in (
+        (shell, "ast_node_interactivity", state["shown"]),
+        (shell, "automagic", state["automagic"]),
+        *((text, name, value) for name, value in state["text"].items()),
+    ):
+        if getattr(owner, name) != value:
+            setattr(owner, name, value)
+    if shell.InteractiveTB.mode != state["errors"]:
+        shell.InteractiveTB.set_mode(mode=state["errors"])
+    for name in state["extensions"]:
+        if name not in shell.extension_manager.loaded:
+            shell.extension_manager.load_extension(name)
+    for mime, cls, how in state["types"]:
+        shell.display_formatter.formatters[mime].for_type(cls, how)
+    for kind, name, f in state["magics"]:
+        shell.magics_manager.register_function(f, kind, name)
+    for kind, name, target, _, params in state["aliases"]:
+        shell.magics_manager.register_alias(name, target, kind, params)
+    for name, command in state["commands"]:
+        shell.alias_manager.define_alias(name, command)
+    reloader = _reloader(shell)
+    for name, value in (state["reloader"] or {}).items() if reloader is not None else ():
+        setattr(reloader, name, value)
+
+
+ADAPTER = Adapter(modules=("IPython",), sections={"IPython": Section(ipython, set_ipython)})

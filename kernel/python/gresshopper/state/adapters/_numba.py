@@ -1,0 +1,64 @@
+"""numba: typed containers. Compiled functions are compiled again."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from .. import recipes
+from ..writing import Writing
+from . import Adapter, Rule
+
+# --- writing ---
+
+
+def _nb_dispatcher(dump: Writing, made: Any) -> Any:
+    if made.signatures and getattr(made, "_can_compile", True):
+        dump.notes.append("numba compiles a function again when it is called: until then it has no signatures")
+    return NotImplemented
+
+
+def _nb_dict(dump: Writing, made: Any) -> Any:
+    if not made._typed:
+        return NotImplemented
+    kinds = made._dict_type.key_type, made._dict_type.value_type
+    return nb_dict, kinds, None, None, iter(list(made.items()))
+
+
+def _nb_list(dump: Writing, made: Any) -> Any:
+    if not made._typed:
+        return NotImplemented
+    return nb_list, (made._list_type.item_type,), None, iter(list(made))
+
+
+# --- loading ---
+
+
+@recipes.recipe
+def nb_dict(keys: Any, values: Any) -> Any:
+    """A typed dictionary of numba, still empty."""
+    from numba import typed
+
+    return typed.Dict.empty(keys, values)
+
+
+@recipes.recipe
+def nb_list(items: Any) -> Any:
+    """A typed list of numba, still empty."""
+    from numba import typed
+
+    return typed.List.empty_list(items)
+
+
+def _bases() -> list[tuple[Any, Rule]]:
+    rules: list[tuple[Any, Rule]] = []
+    dispatcher: Any = sys.modules.get("numba.core.dispatcher")
+    if dispatcher is not None and hasattr(dispatcher, "Dispatcher"):
+        rules.append((dispatcher.Dispatcher, _nb_dispatcher))
+    typed: Any = sys.modules.get("numba.typed")
+    if typed is not None and hasattr(typed, "Dict") and hasattr(typed, "List"):
+        rules += [(typed.Dict, _nb_dict), (typed.List, _nb_list)]
+    return rules
+
+
+ADAPTER = Adapter(modules=("numba.core.dispatcher", "numba.typed"), bases=_bases)

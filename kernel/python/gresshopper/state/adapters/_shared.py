@@ -1,0 +1,64 @@
+"""Memory that arrays and tensors may have in common."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .. import native
+from ..session import Overlap
+from ..writing import Writing
+
+
+def storage_of(dump: Writing, tensor: Any) -> Any:
+    """The memory of a tensor, one object however many tensors are over it."""
+    storage = untyped(tensor)
+    return dump.storages.setdefault(storage.data_ptr() or storage._cdata, storage)
+
+
+def find_root(dump: Writing, address: int, nbytes: int) -> Any | None:
+    """An already written root with this memory, though no object says so."""
+    if not nbytes or dump.roots.free(address, address + nbytes):
+        return None
+    for low, high, root in dump.roots.near(address, address + nbytes):
+        if low <= address and address + nbytes <= high:
+            return root
+        raise Overlap(dump.last)
+    return None
+
+
+def data_of(a: Any) -> int:
+    """The address of an array's first element."""
+    return native.array_data(a)
+
+
+def extent_of(a: Any) -> tuple[int, int]:
+    """The lowest address of an array's elements, and the bytes up to the highest one."""
+    low = high = data_of(a)
+    for extent, stride in zip(a.shape, a.strides):
+        if stride < 0:
+            low += (extent - 1) * stride
+        else:
+            high += (extent - 1) * stride
+    return low, high + a.itemsize - low
+
+
+def is_dense(a: Any) -> bool:
+    """Whether an array's elements fill its memory without gaps, from the first one on."""
+    low, length = extent_of(a)
+    return low == data_of(a) and length == a.nbytes
+
+
+def bytes_storage(storage: Any) -> Any:
+    """The untyped storage, under the name given by this version of torch."""
+    return getattr(storage, "_storage", None) or storage
+
+
+def storage_nbytes(storage: Any) -> int:
+    return int(storage.nbytes())
+
+
+def untyped(tensor: Any) -> Any:
+    if hasattr(tensor, "untyped_storage"):
+        return tensor.untyped_storage()
+    typed = tensor.storage()
+    return typed._storage if hasattr(typed, "_storage") else typed.untyped()

@@ -1,0 +1,294 @@
+"""torch: tensors over their storages, random generators, and settings of the process."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import Any
+
+from .. import native, recipes
+from ..lost import LostError
+from ..writing import Writing
+from . import Adapter, Rule, Section
+from ._shared import data_of, find_root, storage_nbytes, storage_of, untyped
+
+# --- writing ---
+
+
+def _torch_untyped(dump: Writing, storage: Any) -> Any:
+    nbytes = storage_nbytes(storage)
+    device = str(storage.device)
+    address = storage.data_ptr()
+    dump.storages.setdefault(address or storage._cdata, storage)
+    copy = dump.session.device.copy(storage) if dump.session.device is not None else None
+    if copy is not None:
+        dump.on_device = True
+        at = native.address(copy)
+        dump.ranges.append((at, at + copy.nbytes))
+        index = dump.add_buffer(at, copy.nbytes, copy)
+        return torch_storage, (index, copy.nbytes, device)
+    if device != "cpu" or dump.session.device is not None:
+        dump.on_a_device(storage.device.type)
+    if device == "cpu" and nbytes:
+        over = find_root(dump, address, nbytes)
+        if over is not None and not type(over).__module__.startswith("torch"):
+            return torch_storage_over, (over, address - data_of(over), nbytes)
+        dump.ranges.append((address, address + nbytes))
+        dump.roots.add(address, address + nbytes, storage)
+        index = dump.add_buffer(address, nbytes, storage)
+    elif nbytes:
+        import torch
+
+        dump.session.room(nbytes)
+        raw = torch.empty(0, dtype=torch.uint8, device=storage.device)
+        host = raw.set_(storage, 0, (nbytes,), (1,)).cpu().numpy()
+        dump.ranges.append((address, address + nbytes))  # on the device: what shares it is one group
+        index = dump.add_buffer(data_of(host), nbytes, host)
+    else:
+        index = dump.add_buffer(0, 0, storage)
+    return torch_storage, (index, nbytes, device)
+
+
+def _tensor(dump: Writing, t: Any) -> Any:
+    import torch
+
+    cls = type(t)
+    dump.seen.add(cls)
+    plain = cls is torch.Tensor or cls is torch.nn.Parameter
+    if t.is_quantized:
+        dump.notes.append("a quantised tensor is saved as a copy")
+    elif t.is_inference():
+        dump.notes.append("a tensor of inference mode is an ordinary one after a restore")
+    if not plain or t.layout != torch.strided or t.is_quantized or t.device.type == "meta":
+        return NotImplemented
+    if t.is_conj() or t.is_neg():
+        kind = "conj" if t.is_conj() else "neg"
+        return torch_lazy, (torch_lazy(t, kind), kind)
+    history = t.grad_fn is not None
+    if history:
+        dump.notes.append("a tensor's history of operations isn't saved")
+    storage = storage_of(dump, t)
+    made = (
+        storage,
+        t.dtype,
+        t.storage_offset(),
+        tuple(t.size()),
+        tuple(t.stride()),
+        bool(t.requires_grad),
+        cls is torch.nn.Parameter,
+        history,
+    )
+    grad = t.grad if t.is_leaf else None
+    attrs = {k: v for k, v in getattr(t, "__dict__", {}).items()}
+    hooks = {k: getattr(t, k) for k in TORCH_HOOKS if getattr(t, k, None)} if t.is_leaf else {}
+    state: Any = {"grad": grad, "dict": attrs, "hooks": hooks} if grad is not None or attrs or hooks else None
+    if t.has_names():
+        state = {**(state or {"grad": None, "dict": {}, "hooks": {}}), "names": t.names}
+    return torch_tensor, made, state, None, None, set_torch_tensor
+
+
+def _torch_typed(dump: Writing, storage: Any) -> Any:
+    dump.notes.append("a storage of torch is saved as a copy")
+    return NotImplemented
+
+
+def _torch_generator(dump: Writing, g: Any) -> Any:
+    import torch
+
+    default = g is torch.default_generator
+    return torch_generator, (str(g.device), None if default else g.get_state(), default)
+
+
+# --- loading ---
+
+
+@recipes.recipe
+def torch_storage(index: int, nbytes: int, device: str) -> Any:
+    """The memory of tensors."""
+    import torch
+
+    source = recipes.current()
+    raw = torch.empty(nbytes, dtype=torch.uint8)
+    if nbytes:
+        source.fill(index, memoryview(raw.numpy()))
+    if device != "cpu":
+        try:
+            raw = raw.to(device)
+        except (RuntimeError, AssertionError) as e:
+            source.notice(f"a tensor that was on {device} is on the CPU now: {e}")
+    return untyped(raw)
+
+
+@recipes.recipe
+def torch_storage_over(array: Any, offset: int, nbytes: int) -> Any:
+    """Memory of tensors in common with an array."""
+    import numpy as np
+    import torch
+
+    flat = (array if array.flags.c_contiguous else array.T).reshape(-1).view(np.uint8)
+    return untyped(torch.from_numpy(flat[offset : offset + nbytes]))
+
+
+@recipes.recipe
+def torch_tensor(
+    storage: Any,
+    dtype: Any,
+    offset: int,
+    size: tuple[int, ...],
+    stride: tuple[int, ...],
+    requires_grad: bool,
+    parameter: bool,
+    history: bool,
+) -> Any:
+    """A tensor over a storage."""
+    import torch
+
+    device = getattr(storage, "device", None) or "cpu"
+    made = torch.empty(0, dtype=dtype, device=device).set_(storage, offset, size, stride)
+    if parameter:
+        return torch.nn.Parameter(made, requires_grad=requires_grad)
+    if history:
+        recipes.current().notice(
+            "a tensor was restored without the operations that led to it; a backward pass through it fails"
+        )
+        return _gone_history().apply(made.requires_grad_(True))
+    if requires_grad:
+        made.requires_grad_(True)
+    return made
+
+
+def _gone_history() -> Any:
+    import torch
+
+    class RestoredWithoutHistory(torch.autograd.Function):  # type: ignore[misc]
+        """Stands for the operations that led to a restored tensor."""
+
+        @staticmethod
+        def forward(ctx: Any, value: Any) -> Any:
+            return value.view_as(value)
+
+        @staticmethod
+        def backward(ctx: Any, *_: Any) -> Any:
+            raise LostError("this tensor was restored without the operations that led to it: run its cell again")
+
+    return RestoredWithoutHistory
+
+
+@recipes.recipe
+def set_torch_tensor(made: Any, state: dict[str, Any]) -> None:
+    """Gradient and attributes of a tensor."""
+    if state.get("names"):
+        made.rename_(*state["names"])
+    if state.get("grad") is not None:
+        made.grad = state["grad"]
+    for key, value in state.get("dict", {}).items():
+        setattr(made, key, value)
+    for key, value in state.get("hooks", {}).items():
+        setattr(made, key, value)
+
+
+#: Attributes in which a tensor keeps functions called with its gradient.
+TORCH_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+@recipes.recipe
+def torch_lazy(plain: Any, kind: str) -> Any:
+    """A tensor that is another's conjugate or negative without being computed; and back."""
+    import torch
+
+    negative: Any = torch._neg_view
+    return plain.conj() if kind == "conj" else negative(plain)
+
+
+@recipes.recipe
+def torch_generator(device: str, state: Any, default: bool) -> Any:
+    """A random generator of torch."""
+    import torch
+
+    made = torch.default_generator if default else torch.Generator(device)
+    if not default:
+        made.set_state(state)
+    return made
+
+
+# --- the process ---
+
+
+def _torch() -> Any:
+    torch = sys.modules["torch"]
+    state, seed = bytes(torch.get_rng_state().numpy()), torch.initial_seed()
+    return {
+        **({"seed": seed} if _torch_seeded(torch, seed) == state else {"rng": state}),
+        "dtype": str(torch.get_default_dtype()),
+        "grad": torch.is_grad_enabled(),
+        "threads": torch.get_num_threads(),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "anomaly": torch.is_anomaly_enabled(),
+        "print": {name: getattr(torch._tensor_str.PRINT_OPTS, name) for name in _TORCH_PRINT},
+    }
+
+
+_TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
+
+
+@functools.lru_cache(maxsize=2)
+def _torch_seeded(torch: Any, seed: int) -> bytes:
+    """The state of torch's generator after it was seeded, until something is drawn."""
+    return bytes(torch.Generator().manual_seed(seed).get_state().numpy())
+
+
+def _set_torch(state: Any) -> None:
+    import torch
+
+    if "seed" in state:
+        torch.default_generator.manual_seed(state["seed"])
+    else:
+        torch.set_rng_state(torch.frombuffer(bytearray(state["rng"]), dtype=torch.uint8))
+    torch.set_default_dtype(getattr(torch, state["dtype"].split(".")[1]))
+    torch.set_grad_enabled(state["grad"])
+    if torch.get_num_threads() != state["threads"]:
+        torch.set_num_threads(state["threads"])
+    torch.use_deterministic_algorithms(state["deterministic"])
+    if state.get("anomaly", False) != torch.is_anomaly_enabled():
+        torch.autograd.set_detect_anomaly(state["anomaly"])
+    for name, value in state.get("print", {}).items():
+        setattr(torch._tensor_str.PRINT_OPTS, name, value)
+
+
+def _ready() -> Any:
+    """torch, unless half imported."""
+    torch = sys.modules.get("torch")
+    return torch if hasattr(torch, "nn") and hasattr(torch, "default_generator") else None
+
+
+def _exact() -> dict[type, Rule]:
+    torch = _ready()
+    if torch is None:
+        return {}
+    kind = getattr(torch, "UntypedStorage", None) or getattr(torch.storage, "_UntypedStorage", None)
+    return {} if kind is None else {kind: _torch_untyped}
+
+
+def _bases() -> list[tuple[Any, Rule]]:
+    torch = _ready()
+    if torch is None:
+        return []
+    rules: list[tuple[Any, Rule]] = [(torch.Tensor, _tensor), (torch.Generator, _torch_generator)]
+    typed = getattr(torch.storage, "TypedStorage", None) or getattr(torch.storage, "_TypedStorage", None)
+    if typed is not None:
+        rules.append((typed, _torch_typed))
+    return rules
+
+
+def _harmless() -> set[type]:
+    torch: Any = sys.modules["torch"]
+    return {torch.dtype, torch.device, torch.layout, torch.Size}
+
+
+ADAPTER = Adapter(
+    modules=("torch", "torch.nn"),
+    exact=_exact,
+    bases=_bases,
+    harmless=_harmless,
+    sections={"torch": Section(_torch, _set_torch, soon=True)},
+)

@@ -1,0 +1,174 @@
+"""ipywidgets and traitlets: widgets under their model ids, and observers of traits."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from .. import recipes
+from ..session import MAIN
+from ..writing import Writing
+from . import Adapter, Rule
+
+# --- writing ---
+
+
+def _traits(dump: Writing, made: Any) -> Any:
+    found: dict[str, Any] = {}
+    for name, by_type in made._trait_notifiers.items():
+        for kind, handlers in by_type.items():
+            mine = [h for h in handlers if not _own_handler(h, made) and not _is_observer(h)]
+            if mine:
+                found.setdefault(name, {})[kind] = mine
+    plain: Any = made.__reduce_ex__(5) if found else ()
+    if len(plain) < 3 or any(plain[3:]):
+        return NotImplemented
+    return plain[0], plain[1], (plain[2], found), None, None, set_traits
+
+
+def _widget(dump: Writing, w: Any) -> Any:
+    traits: dict[str, Any] = {}
+    for key in w.keys:
+        if key.startswith(("_model_", "_view_")) or key == "comm":
+            continue
+        trait = w.traits().get(key)
+        if trait is None or trait.read_only:
+            continue
+        traits[key] = getattr(w, key)
+    if "options" in w.traits():
+        traits = {"options": w.options, **traits}  # what its index counts in
+    notifiers: dict[str, Any] = {}
+    for name, by_type in w._trait_notifiers.items():
+        for kind, handlers in by_type.items():
+            mine = [h for h in handlers if not _own_handler(h, w)]
+            if mine:
+                notifiers.setdefault(name, {})[kind] = mine
+    attrs = {
+        k: v
+        for k, v in w.__dict__.items()
+        if k in ("_click_handlers", "_submission_callbacks", "_msg_callbacks", "_display_callbacks")
+        and getattr(v, "callbacks", None)
+    }
+    own = dump.session.by_value(type(w))
+    if own or type(w).__module__.startswith("ipywidgets."):
+        attrs.update((k, v) for k, v in w.__dict__.items() if k not in _OF_WIDGETS)
+    state = (w.model_id if w.comm is not None else None, traits, notifiers, attrs)
+    if own or type(w).__module__ in _COMPOSED:
+        unsent = {k: v for k, v in w._trait_values.items() if k not in w.keys and k not in _OF_WIDGETS}
+        return widget, (type(w), state[0]), (*state, unsent), None, None, set_composed
+    return widget, (type(w), state[0]), state, None, None, set_widget
+
+
+def _is_observer(handler: Any) -> bool:
+    """Whether a class's decorator made the handler: the class makes it again."""
+    return type(handler).__name__ in ("ObserveHandler", "_CallbackWrapper")
+
+
+def _is_link(holder: Any) -> bool:
+    return type(holder).__name__ in ("link", "directional_link", "interactive")
+
+
+#: Modules of widgets whose `__init__` makes other widgets.
+_COMPOSED = frozenset({"ipywidgets.widgets.interaction", "ipywidgets.widgets.widget_templates"})
+
+#: Attributes that belong to a widget's own process.
+_OF_WIDGETS = frozenset(
+    {
+        "_trait_values",
+        "_trait_notifiers",
+        "_trait_validators",
+        "_cross_validation_lock",
+        "_all_trait_default_generators",
+        "_static_immutable_initial_values",
+        "_property_lock",
+        "_holding_sync",
+        "_states_to_send",
+        "_msg_callbacks",
+        "_display_callbacks",
+        "_click_handlers",
+        "_submission_callbacks",
+        "_repr_mimebundle_",
+        "_config",
+        "_model_id",
+        "comm",
+        "keys",
+        "log",
+    }
+)
+
+
+def _own_handler(handler: Any, w: Any) -> bool:
+    """Whether a widget's class, not the user, set the handler."""
+    if getattr(handler, "__func__", None) is not None:
+        holder = handler.__self__
+        if holder is w and handler.__func__.__module__ == MAIN:
+            return False
+        return holder is w or (type(holder).__module__.startswith("ipywidgets") and not _is_link(holder))
+    module = getattr(handler, "__module__", None) or type(handler).__module__
+    return str(module).startswith(("traitlets", "ipywidgets"))
+
+
+# --- loading ---
+
+
+@recipes.recipe
+def set_traits(made: Any, state: tuple[Any, dict[str, Any]]) -> None:
+    """An object with traits, and what observes them."""
+    made.__setstate__(state[0])
+    for name, by_type in state[1].items():
+        for kind, handlers in by_type.items():
+            there = made._trait_notifiers.setdefault(name, {}).setdefault(kind, [])
+            there.extend(handler for handler in handlers if handler not in there)
+
+
+@recipes.recipe
+def widget(cls: Any, model_id: str | None) -> Any:
+    """A widget, not yet open."""
+    return cls.__new__(cls)
+
+
+@recipes.recipe
+def set_composed(made: Any, state: Any) -> None:
+    """A composed widget, without its `__init__`, whose work was done."""
+    *plain, unsent = state
+    base = next(c for c in type(made).__mro__ if "__init__" in vars(c) and c.__module__ in _simple_widgets())
+    made._trait_values.update(unsent)
+    set_widget(made, tuple(plain), base)
+    made._trait_values.update(unsent)  # what the observers of its own traits did is undone
+
+
+def _simple_widgets() -> set[str]:
+    composed = ("ipywidgets.widgets.interaction", "ipywidgets.widgets.widget_templates")
+    return {name for name in sys.modules if name.startswith("ipywidgets.widgets.") and name not in composed}
+
+
+@recipes.recipe
+def set_widget(
+    made: Any, state: tuple[str | None, dict[str, Any], dict[str, Any], dict[str, Any]], base: Any = None
+) -> None:
+    """Traits, observers and attributes of a widget, opened under its old model id."""
+    model_id, traits, notifiers, attrs = state
+    begin = (base or type(made)).__init__
+    if model_id is not None:
+        begin(made, model_id=model_id, **traits)
+    else:
+        begin(made, **traits)
+    for key, value in attrs.items():
+        made.__dict__[key] = value
+    for name, by_type in notifiers.items():
+        for kind, handlers in by_type.items():
+            there = made._trait_notifiers.setdefault(name, {}).setdefault(kind, [])
+            there.extend(handler for handler in handlers if handler not in there)
+
+
+def _bases() -> list[tuple[Any, Rule]]:
+    """Widgets before other objects with traits: they have traits, too."""
+    rules: list[tuple[Any, Rule]] = []
+    for library, name, rule in (("ipywidgets", "Widget", _widget), ("traitlets", "HasTraits", _traits)):
+        kind = getattr(sys.modules.get(library), name, None)
+        if kind is not None:
+            rules.append((kind, rule))
+    return rules
+
+
+ADAPTER = Adapter(modules=("traitlets", "ipywidgets"), bases=_bases)
