@@ -29,16 +29,16 @@ use tokio::time::{Instant, sleep, timeout};
 /// Limit on one call of Slurm's commands; slurmctld may be away for a while.
 const SLURM_CALL: Duration = Duration::from_secs(60);
 
-/// Between two looks at a seat that waits: quick at first, for a free node is there at once.
+/// Between two looks at a waiting seat: short at first, since a free node starts the seat at once.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
-/// How long a seat waits for a node that Slurm can't reach, before it goes elsewhere.
+/// Time for which a seat waits for an unreachable node, before another node is tried.
 const NODE_AWAY: Duration = Duration::from_secs(10);
 
-/// Between two tries to find a seat for one more replica: each pause is twice the last, up to the second one.
+/// Pause between two tries to find a seat for one more replica: doubled each time, from the first value to the second.
 const GROW_AGAIN: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
-/// Fronts that open tenures of one kernel at the same time are rare; two tries are plenty.
+/// Two fronts rarely open tenures of one kernel at the same time; two tries are plenty.
 const OPENINGS: usize = 5;
 
 /// All that is needed to start a replica.
@@ -51,9 +51,9 @@ pub struct Order {
     pub states: Option<States>,
     pub mem_mib: Option<u64>,
     pub cpus: Option<u16>,
-    /// A seat that the user has already won't do: it may be ending.
+    /// Take none of the user's present seats: they may be ending.
     pub fresh_seat: bool,
-    /// The node on which the replica before this one was lost, or those of the kernel's other replicas.
+    /// Nodes to avoid: the last replica was lost there, or other replicas of the kernel are there.
     pub avoid: Vec<NodeName>,
     pub origin: Origin,
 }
@@ -96,7 +96,7 @@ pub struct Started {
     pub state: Option<State>,
 }
 
-/// A place for a replica: the job of its seat and its node.
+/// A place for a replica: a seat's job and node.
 #[derive(Debug, Clone)]
 pub struct Place {
     pub incarnation: Incarnation,
@@ -104,7 +104,7 @@ pub struct Place {
     node: NodeName,
 }
 
-/// A replica that waits in its seat for a tenure.
+/// A replica waiting in its seat for a tenure.
 #[derive(Debug)]
 pub struct Prepared {
     /// Its srun.
@@ -130,7 +130,7 @@ impl Drop for Submitted {
     }
 }
 
-/// Replicas that the kernel should have: as it was started, as it or its kernelspec says, or as its pool says.
+/// The kernel's number of replicas: of a former start, of the start or its kernelspec, or of the pool.
 pub fn replicas(start: &Start, dir: &Path) -> Replicas {
     if start.launch.local {
         return Replicas::One;
@@ -191,8 +191,8 @@ pub async fn start(order: &Order) -> Result<Started> {
     })
 }
 
-/// Takes the seat that the scheduler names, a new one if need be and `member` is false, and starts a replica in it that waits.
-/// Dropped before it is done, it leaves no seat behind.
+/// Takes the seat named by the scheduler (a new one if need be and `member` is false), and starts a waiting replica
+/// there. Leaves no seat behind when dropped midway.
 ///
 /// # Errors
 /// Slurm has no such place, or a program is missing.
@@ -255,7 +255,7 @@ pub async fn end_srun(mut process: Child) {
     let _ = process.wait().await;
 }
 
-/// Follows the kernel's group: a replica that it elected has opened its tenure, and gets the front's word for it.
+/// Follows the kernel's group: the elected replica has opened its tenure, and gets the front's confirmation.
 ///
 /// # Errors
 /// The tenure's state can't be read, or `front.json` not be written.
@@ -281,7 +281,7 @@ pub async fn follow(order: Order, incarnation: Incarnation, tenure: Tenure) -> R
     })
 }
 
-/// Finds seats for more replicas of the kernel, on nodes that have none of them; tries until all have one.
+/// Finds seats for more replicas of the kernel, on further nodes; tries until every replica has a seat.
 pub async fn grow(
     order: Order,
     count: usize,
@@ -320,7 +320,7 @@ async fn grow_by_one(order: &Order, first: Incarnation, taken: &[NodeName]) -> R
         ..order.clone()
     };
     let plan = placement(&order, first, &config).await?;
-    // Slurm alone can't be asked for a node other than these without a reservation of its own.
+    // Excluding these nodes by Slurm alone would take a reservation.
     if plan.node.as_str().is_empty() || taken.contains(&plan.node) {
         bail!("hopd names no node without a replica of the kernel");
     }
@@ -360,7 +360,7 @@ fn open_tenure(
     Ok(state)
 }
 
-/// Several fronts may try: the one whose rename succeeds has the tenure, the others take the next one.
+/// Several fronts may try: the first successful rename has the tenure, and the others take the next tenure.
 fn next_tenure(
     kernel: &Path,
     incarnation: Incarnation,
@@ -399,8 +399,8 @@ fn beginning(origin: Origin, replicas: Replicas, now: Timestamp) -> State {
     }
 }
 
-/// The state without replicas. A kernel that may have a group begins a new one: the members of the old one, if some live,
-/// may have opened tenures that the store has not seen.
+/// The state without replicas. If the kernel may have a group, a new group begins: living members of the old group may
+/// have opened tenures unknown to the store.
 fn at_rest(state: State, file: &FrontFile) -> State {
     let alone = file.launch.replicas == Replicas::One && state.generation() == Generation::default();
     if alone {
@@ -519,18 +519,18 @@ fn start_in_seat(order: &Order, place: &Place, config: &Config, standby: bool) -
         .context("can't start srun")
 }
 
-/// Ends a step that may still run, of a replica that nobody listens to any more.
+/// Ends the step of an abandoned replica, if the step still runs.
 pub async fn end_step(job: JobId, step: u32) {
     let mut command = slurm("scancel");
     command.arg("--signal=KILL").arg(format!("{job}.{step}"));
-    // A step that is over, or a slurmctld that is away: the replica then ends by itself, for no front hears it.
+    // The step is over, or slurmctld is away: the replica then ends by itself for lack of a front.
     if let Err(error) = call(command, "").await {
         tracing::info!(%error, "the old replica's step was not ended");
     }
 }
 
-/// A seat that runs, and its node: one that the user has already, unless it ends just now, or a new one, on the node that
-/// `hopd` named unless Slurm can't reach that.
+/// Returns a running seat and its node: a seat of the user's that isn't ending, or a new seat, on the node named by
+/// `hopd` if Slurm reaches the node.
 async fn take_seat(
     plan: &SeatPlan,
     seat: &Seat,
@@ -579,8 +579,9 @@ fn scancel(job: JobId) -> Command {
 }
 
 /// Keeps the death of the replica's srun from ending its step. srun has a child that cancels the step if srun dies
-/// without a word. The replica's connection is its lifeline, so the child goes once a connection exists. At its end srun
-/// has a word for the child, and complains on its user's terminal if nobody can hear it: the ear is to be kept until then.
+/// without a word. The replica lives by its connection, so the child goes once a connection exists. At its end srun
+/// writes to the child, and complains on the user's terminal if the pipe has no reader: keep the returned reader until
+/// then.
 pub fn detach(srun: u32) -> Vec<File> {
     let children = std::fs::read_to_string(format!("/proc/{srun}/task/{srun}/children")).unwrap_or_default();
     let mut ears = Vec::new();
@@ -608,7 +609,7 @@ fn ears_for(srun: u32, child: i32) -> Vec<File> {
         .collect()
 }
 
-/// The ends of pipes that a process holds open with this access (0 for reading, 1 for writing), and their pipes.
+/// A process's open ends of pipes with this access (0 for reading, 1 for writing), and the pipes.
 fn pipes(process: &str, access: &str) -> BTreeMap<PathBuf, PathBuf> {
     let entries = std::fs::read_dir(format!("{process}/fd"))
         .into_iter()
@@ -687,8 +688,7 @@ pub async fn close(kernel: KernelId) {
     }
 }
 
-/// A command of Slurm's, not confused by the job that we may run in ourselves, nor by what its user has set to see
-/// Slurm's tables in another way.
+/// A command of Slurm's, without the variables of our own job or of the user's preferred table format.
 fn slurm(program: &str) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -700,7 +700,7 @@ fn slurm(program: &str) -> Command {
     command
 }
 
-/// Runs a command to its end; returns its output, or its complaint.
+/// Runs a command to the end; returns its output, or its error message.
 async fn call(mut command: Command, input: &str) -> Result<String> {
     let what = format!("{:?}", command.as_std().get_program());
     let mut child = command
@@ -710,7 +710,7 @@ async fn call(mut command: Command, input: &str) -> Result<String> {
         .spawn()
         .with_context(|| format!("can't start {what}"))?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A command that doesn't read has reasons, which it tells below.
+        // The command may have ended without reading; its error is reported below.
         let _ = stdin.write_all(input.as_bytes()).await;
     }
     let output = timeout(SLURM_CALL, child.wait_with_output())
@@ -751,7 +751,7 @@ impl Bill {
     }
 }
 
-/// The file for what a seat says, as sbatch takes it: none, unless its user looks for a fault.
+/// The file for a seat's output, in sbatch's form: /dev/null, unless the user is debugging.
 async fn seat_log() -> String {
     let dir = std::env::var_os("GRESSHOPPER_LOG").and_then(|_| seats_dir());
     let made = spawn_blocking(move || {
@@ -863,7 +863,7 @@ async fn wait_for_seat(job: JobId, patience: Duration) -> Result<String, SeatErr
 mod tests {
     use super::*;
 
-    /// A shell stands for srun: its child waits for a word, and it complains where it can't say it.
+    /// A shell in srun's place: its child reads a line, and the shell complains if the line can't be written.
     #[test]
     fn srun_can_say_its_last_word_though_its_child_is_gone() {
         let dir = tempfile::tempdir().unwrap();

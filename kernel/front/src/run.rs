@@ -1,4 +1,4 @@
-//! The front's main loop: one task that owns sockets and processes and never waits for a client or a replica.
+//! The front's main loop: one task owns sockets and processes, and never waits for a client or a replica.
 //! [`crate::core`] decides for clients, [`crate::life`] for the kernel's replicas; this carries out.
 
 use crate::announce::announce;
@@ -35,20 +35,21 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, interval, sleep};
 
-/// How long after a kernel's death was told its open requests are answered: a client that watches the kernel's process
-/// looks every second or so, and is to learn of the death first.
+/// Pause between the news of a kernel's death and the answers to its open requests: clients poll the kernel's process
+/// every second or so, and should learn of the death first.
 const OBITUARY: Duration = Duration::from_secs(3);
 
-/// How long the end waits for clients to take what they are owed, and for a kernel to end.
+/// Time at the end for clients to read their last messages, and for a kernel to end.
 const FAREWELL: Duration = Duration::from_millis(500);
 const ENDING: Duration = Duration::from_secs(8);
 
-/// How long a kernel may take to be saved before its front ends without it. The replica goes on by itself.
+/// Time for saving a kernel, before the front ends without the save. The replica goes on by itself.
 const PARTING: Duration = Duration::from_secs(40);
 
-/// When a client that went away counts as gone for good, if the kernel owes it nothing; and if it does.
+/// Time after which a disconnected client counts as gone, if no message is due to it.
 const CLIENT_GONE: Duration = Duration::from_secs(60);
-const DEBTOR_GONE: Duration = Duration::from_secs(3600);
+/// The same, if messages are due to it.
+const CREDITOR_GONE: Duration = Duration::from_secs(3600);
 
 /// Frames of the replica that are taken before anybody else is looked at.
 const BATCH: usize = 64;
@@ -56,7 +57,7 @@ const BATCH: usize = 64;
 /// How long acknowledgements to the replica are gathered.
 const ACK_AFTER: Duration = Duration::from_millis(20);
 
-/// How long a replica that leaves may take until its step is ended.
+/// Time for a leaving replica, before its step is ended.
 const LEAVES: Duration = Duration::from_secs(5);
 
 /// Between two looks at time limits.
@@ -80,11 +81,11 @@ struct Main {
     /// The replica of this stream has had a connection.
     met: bool,
     process: Option<Child>,
-    /// What the process says at its end is heard by these.
+    /// Readers of the process's last output.
     ears: Vec<File>,
     starts: mpsc::UnboundedSender<Result<Started>>,
     moving: Moving,
-    /// A replica that the kernel's group has elected waits for its welcome.
+    /// A replica elected by the kernel's group, waiting for its welcome.
     elected: Option<(Hello, oneshot::Sender<Welcome>)>,
     /// Seats are being found for more replicas.
     growing: Option<tokio::task::JoinHandle<()>>,
@@ -94,17 +95,17 @@ struct Main {
     away: HashMap<Bytes, Instant>,
     /// When open requests of a dead kernel are answered.
     obituary_at: Option<Instant>,
-    /// When it is over at the latest, and when it is if nothing is owed.
+    /// Latest end of the front, and the end if no message is due.
     over_at: Option<Instant>,
     ending: bool,
-    /// The kernel is being saved, and this front ends once it is.
+    /// The kernel is being saved; this front ends afterwards.
     parting: bool,
     /// The right to run the kernel from its state.
     owned: Option<Owned>,
     /// While the kernel hibernates.
     listener: Option<Listener>,
     wakes: mpsc::UnboundedSender<()>,
-    /// `hopd` is to be told that the kernel is closed for good, and its state is to go.
+    /// Tell `hopd` that the kernel is closed for good, and remove the kernel's state.
     close: bool,
 }
 
@@ -128,7 +129,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         sentence,
     } = spawn_blocking(move || claimed(start)).await?;
     let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
-    // A front that ended while the kernel's first seat waited has left nothing to take over: this one begins in its stead.
+    // A front that ended while the kernel's first seat waited left nothing to take over: begin anew.
     start.resume &= FrontFile::is_in(&dir);
     start.launch.replicas = launch::replicas(&start, &dir);
     let (tx, clients) = mpsc::channel(1024);
@@ -217,7 +218,7 @@ struct Claimed {
     sentence: Option<String>,
 }
 
-/// Takes the state of the notebook's kernel, if there is one that nobody runs; else that of a new kernel.
+/// Takes the state of the notebook's kernel if no other front runs that kernel, else the state of a new kernel.
 fn claimed(mut start: Start) -> Claimed {
     let mut claimed = (None, None);
     let notebook = start.notebook.clone().filter(|_| states(&start).is_some());
@@ -382,8 +383,8 @@ impl Main {
         }
     }
 
-    /// Ends the step of the earlier replica, which may still run. A replica that announced its end has a moment for it:
-    /// a slurmstepd told to kill a task that exits at that instant may hang, and Slurm then drains the node.
+    /// Ends the step of the earlier replica, which may still run. A replica at its announced end gets a moment: a
+    /// slurmstepd may hang if told to kill a task at the instant of its exit, and Slurm then drains the node.
     fn end_old(&self, old: Option<Tenure>, leaves: bool) {
         let hello = self.hello.as_ref();
         let Some(hello) = hello.filter(|h| old == Some(h.tenure) && h.seat != JobId(0)) else {
@@ -462,7 +463,7 @@ impl Main {
         }
     }
 
-    /// Whether the kernel's group has elected this replica. A replica that was here before comes back in tenures of its own.
+    /// Whether the kernel's group has elected this replica. A former replica comes back in tenures of its own.
     fn is_elected(&self, hello: &Hello) -> bool {
         let new = Some(hello.incarnation) != self.expected || hello.front_epoch == 0;
         new && !hello.standby
@@ -486,7 +487,7 @@ impl Main {
             state,
         } = match started {
             Ok(started) => started,
-            // It dials again, and its tenure is read again.
+            // The replica dials again, and its tenure is read again.
             Err(error) if self.elected.take().is_some() => {
                 return tracing::warn!("the elected replica can't be followed: {error:#}");
             }
@@ -541,7 +542,7 @@ impl Main {
 
     fn on_client(&mut self, channel: Channel, event: Event) {
         match event {
-            // Later messages are for the kernel's next front: a server that goes shuts down its kernels.
+            // Later messages are for the kernel's next front: a server shuts down its kernels at its end.
             Event::Message(..) if self.parting => {}
             Event::Message(peer, message) => {
                 self.note_shutdown(&message);
@@ -587,7 +588,7 @@ impl Main {
                 self.say_all(said);
             }
             Door::Knock { hello, answer } if self.is_elected(&hello) => self.follow(hello, answer),
-            // A replica that connects before its start was told dials again.
+            // A replica connecting before the news of its start dials again.
             Door::Knock { .. } if self.expected.is_none() => {}
             Door::Knock { hello, answer } => {
                 // The caller may have left.
@@ -636,7 +637,7 @@ impl Main {
         self.moves(moves::Input::Up(incarnation));
     }
 
-    /// The last frame of ours that the replica has taken: none, if it last spoke to another front.
+    /// Our last frame taken by the replica; 0 if the replica last spoke to another front.
     fn last_taken(&self, hello: &Hello) -> u64 {
         if hello.front_epoch == self.start.epoch {
             hello.taken
@@ -656,7 +657,7 @@ impl Main {
         if hello.kernel != self.start.kernel || Some(hello.incarnation) != self.expected {
             return no("another replica has taken its place");
         }
-        // The same replica's process of before, which hasn't heard yet that its tenure is over.
+        // The replica's former process, still unaware of the end of its tenure.
         if self.states.is_some() && hello.tenure < self.front.tenure() {
             return no("its tenure is over");
         }
@@ -665,7 +666,7 @@ impl Main {
             self.front.resume(hello.in_flight.clone(), hello.tenure);
         }
         let taken = self.delivered.taken();
-        // An earlier front is still working on the items that it took.
+        // An earlier front is still working on its items.
         let again = if new { taken.again() } else { Vec::new() };
         let upto = taken.upto();
         self.hello = Some(hello);
@@ -715,8 +716,8 @@ impl Main {
         }
     }
 
-    /// Takes the frames that came with it, so that they are noted as delivered in one go; clients get their turn after so
-    /// many.
+    /// Also takes the frames already received, to note all as delivered at once; clients get their turn after a bounded
+    /// number.
     fn on_more(&mut self) {
         for _ in 0..BATCH {
             let next = self.frames.as_mut().and_then(|(_, rx)| rx.try_recv().ok());
@@ -851,7 +852,7 @@ impl Main {
         let front = &self.front;
         let gone = |(identity, since): (&Bytes, &Instant)| {
             let patience = if front.owes(identity) {
-                DEBTOR_GONE
+                CREDITOR_GONE
             } else {
                 CLIENT_GONE
             };

@@ -21,15 +21,14 @@ pub struct Hello {
     /// The replica's step: its seat and the step's number in it. Seat 0 belongs to a replica without Slurm.
     pub seat: JobId,
     pub step: u32,
-    /// The epoch of the front that the replica heard last (0 means none), and the last frame taken of that front.
+    /// The epoch of the last heard front (0 means none), and the last frame taken from it.
     pub front_epoch: u64,
     pub taken: u64,
     /// `true` if the replica waits in its seat with a kernel process without variables: the front welcomes it with the
     /// kernel's next tenure.
     #[serde(default)]
     pub standby: bool,
-    /// Execute requests that the kernel hasn't answered, the oldest first, so that a new front can answer them if the
-    /// kernel dies.
+    /// Unanswered execute requests, the oldest first: a new front answers them if the kernel dies.
     pub in_flight: Vec<InFlight>,
     /// Members of the kernel's group that vote; 0 without a group.
     #[serde(default)]
@@ -53,7 +52,7 @@ pub enum Welcome {
         version: u32,
         /// Grows with every front of this kernel.
         epoch: u64,
-        /// The last frame of this replica that the front took, and earlier frames that the front wants again.
+        /// The last frame taken by the front, and earlier frames to send again.
         taken: u64,
         again: Vec<u64>,
     },
@@ -74,7 +73,7 @@ pub enum Note {
     End,
     /// Nobody uses the kernel any more: it hibernates.
     Sleep { reason: String },
-    /// The execute request with this id follows. The front has handed it out before, first under this tenure.
+    /// The execute request with this id follows. The front has handed the request out before, first under this tenure.
     HandedBefore { cell: CellId, tenure: Tenure },
     /// Answers [`Note::Begins`]: the cell may begin.
     MayBegin { cell: CellId },
@@ -88,7 +87,7 @@ pub enum Note {
     Heard { cells: u64, losses: Tenure },
     /// The replica of this incarnation waits in the seat of [`Note::MoveAsked`]: leave between two cells.
     MoveReady { incarnation: Incarnation },
-    /// Nothing came of the move to this incarnation: `hopd` should hear it.
+    /// The move to this incarnation failed; the replica tells `hopd`.
     MoveFailed {
         incarnation: Incarnation,
         reason: String,
@@ -101,11 +100,11 @@ pub enum Note {
     KernelOver { over: Over },
     /// Outputs were dropped, because nobody took them for too long.
     Dropped { messages: u64, bytes: u64 },
-    /// The cell is to begin. A kernel that keeps a log begins none before it has heard [`Note::MayBegin`].
+    /// The cell is to begin. A kernel with a log begins no cell before [`Note::MayBegin`].
     Begins { cell: CellId },
-    /// The cell that [`Note::Begins`] named has not begun, and won't: this replica leaves.
+    /// The cell of the last [`Note::Begins`] has not begun, and won't: this replica leaves.
     NotBegun { cell: CellId },
-    /// The execute reply that follows is the log's answer of this number. `count` is the cell's execution count.
+    /// The next execute reply is the log's answer of this number. `count` is the cell's execution count.
     Answered {
         cell: CellId,
         number: u64,
@@ -121,7 +120,7 @@ pub enum Note {
         first: Incarnation,
         nodes: Vec<NodeName>,
     },
-    /// So many members of the kernel's group vote now: with three it goes on without one of them.
+    /// Number of voting members of the kernel's group: with three, the kernel survives the loss of one.
     Members { count: usize },
     /// The replica's seat ends. The state is settled as far as possible; the kernel should go on elsewhere.
     Leaving { reason: String },

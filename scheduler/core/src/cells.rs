@@ -77,8 +77,7 @@ impl Core {
         }
     }
 
-    /// Answers again for a cell that waits or has its lease: the connection on which its replica asked may have
-    /// broken.
+    /// Answers again for a waiting cell or one with a lease: the replica's former connection may have broken.
     pub(crate) fn asked_before(&mut self, kernel: Idx<Kernel>, id: &CellId, out: &mut Vec<Output>) -> bool {
         let k = &self.work.kernels[kernel];
         if let Some(&cell) = k.cells.iter().find(|&&c| self.work.cells[c].id == *id) {
@@ -96,7 +95,7 @@ impl Core {
         let Some((lease, running)) = lease else {
             return false;
         };
-        // A lease that is starting is granted by its start.
+        // A starting lease is granted by its start.
         if let Some(waited) = running {
             let l = &self.work.leases[&lease];
             out.push(Output::Granted {
@@ -147,7 +146,7 @@ impl Core {
         }
     }
 
-    /// Cores of a lease for this need: the cores it names, else its GPUs' share, at least one.
+    /// Cores of a lease for this need: as named by the need, else its GPUs' share, at least one.
     pub(crate) fn cpus_of(&self, pool: Idx<Pool>, need: &Need) -> u16 {
         if need.cpus > 0 {
             return need.cpus;
@@ -228,7 +227,7 @@ impl Core {
         self.insert_cell(cell)
     }
 
-    /// The kernel's new executor asks for a cell that the one before had asked for. `false`: it has before.
+    /// The kernel's new executor asks for a cell of the former executor. `false`: it has before.
     pub(crate) fn asked_anew(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) -> bool {
         let waited = self.work.cells[cell].unasked.take().is_some();
         if waited {
@@ -421,7 +420,7 @@ impl Core {
 
     // --- waiting ---
 
-    /// Makes room for a cell that can't start now, arms its timers and reports its place.
+    /// Makes room for a delayed cell, arms its timers and reports its place.
     pub(crate) fn wait(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let seq = self.work.cells[cell].seq;
         self.arm_due(cell);
@@ -571,7 +570,7 @@ impl Core {
         }));
     }
 
-    /// A lease of this pilot came to nothing: the cell goes elsewhere, or comes back after a pause that doubles each time.
+    /// A lease of this pilot failed: the cell goes elsewhere, or comes back after a pause, doubled each time.
     pub(crate) fn failed_on(&self, cell: &mut Cell, pilot: JobId, why: &str) {
         let times = u32::from(cell.failures.min(16));
         let pause = Span(self.config.retry_after.0.saturating_mul(1 << times));

@@ -57,8 +57,7 @@ pub struct LeaseView {
     pub linger: Span,
     pub wait: Span,
     pub cells: u32,
-    /// Since when its kernel is known not to be able to let go of its GPUs, and why; `None` if it can, as far as is
-    /// known.
+    /// Time and reason of the news that its kernel can't let go of its GPUs; `None` means no such news.
     pub held: Option<(Timestamp, String)>,
 }
 
@@ -208,7 +207,7 @@ impl Core {
         said
     }
 
-    /// The cell could start at once if its kernel sat elsewhere: that comes first, with what its user can do.
+    /// The cell could start at once if its kernel sat elsewhere: the first sentence says so, with the user's options.
     fn explain_free_elsewhere(&self, cell: Idx<Cell>) -> Option<String> {
         const NAMED: usize = 3;
         let c = &self.work.cells[cell];
@@ -471,8 +470,8 @@ impl Core {
         Reason::HeldBack { node }
     }
 
-    /// Expected wait. The cell starts when its GPUs are free behind cells of better rank, when the pilot that boots
-    /// for it is up, or when its kernel's replica has moved, whichever comes first.
+    /// Expected wait. The cell starts when its GPUs are free behind cells of better rank, when its booting pilot is up,
+    /// or when its kernel's replica has moved, whichever comes first.
     pub(crate) fn estimate(&self, cell: Idx<Cell>) -> Option<Span> {
         self.estimate_by(cell, |node| self.ahead_on(node, self.place(cell)))
     }
@@ -524,7 +523,7 @@ impl Core {
         });
         let free = spans.min()?;
         match self.held_before(node, rank, need) {
-            // GPUs that lie free there are not for this cell.
+            // Free GPUs there are not for this cell.
             Some(holder) => {
                 let first = self.node_free_in(node, &holder.need)?;
                 Some(free.max(first + self.typical_run(pool)))
@@ -533,7 +532,7 @@ impl Core {
         }
     }
 
-    /// The due cell of better rank that the node is held for, if that delays a cell of this need.
+    /// The due cell of better rank with a hold on the node, if the hold delays a cell of this need.
     fn held_before(&self, node: Idx<Node>, rank: Rank, need: &Need) -> Option<&Cell> {
         let holder = &self.work.cells[self.supply.nodes[node].held_for?];
         (need.gpus > 0 && holder.rank < rank).then_some(holder)

@@ -1,13 +1,13 @@
 //! Nodes held for due cells: what makes starvation impossible.
 //!
-//! Of the due cells that may run anywhere in their pool, the first of each size holds a node: nothing may start there
-//! that would delay it. Cells that run on that node may never end, so the hold doubles in time: one node, two, four,
-//! until it covers every node. From then on the cell starts as soon as the cells of any one node end. Each later cell
-//! of its size that starts widens the hold, too, so that few do. A due cell whose kernel can't move, or has something
-//! parked on its node, holds its own nodes. `docs/policy.md` argues that every cell is served.
+//! Of the due cells free to run anywhere in their pool, the first of each size holds a node: no start there may delay
+//! the cell. Cells running on the node may never end, so the hold doubles in time: one node, two, four, finally every
+//! node. From then on the cell starts as soon as the cells of any one node end. Each start of a later cell of the same
+//! size widens the hold, too, and so limits such starts. A due cell whose kernel can't move, or has a cell parked on
+//! its node, holds its own nodes. `docs/policy.md` argues that every cell is served.
 //!
-//! On a held node a cell may still start if its kernel's own past says that it ends in time (backfill). This holds
-//! only while the hold is young, and few of the size have overtaken: estimates may be wrong, so they are not trusted
+//! On a held node a cell may still start if, by its kernel's own past, the cell ends in time (backfill). Backfill ends
+//! as the hold grows old, or after a few cells of the size have overtaken: estimates may be wrong, and are not trusted
 //! for ever.
 
 use crate::core::Core;
@@ -20,18 +20,18 @@ use hop_words::time::Span;
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-/// Age of a hold after which it is no longer backfilled.
+/// Age of a hold at which backfill ends.
 const BACKFILL_FOR: Span = Span::from_secs(3600);
-/// Runs of a kernel from which its past is believed, and the quantile of runs that must end in time.
+/// Runs needed before a kernel's past is believed, and the quantile of the runs to end in time.
 const BACKFILL_PAST: u32 = 8;
 const BACKFILL_QUANTILE: f64 = 0.9;
-/// Later cells of a due cell's size that may start before none of this size may backfill any more.
+/// Starts of later cells of a due cell's size after which no cell of this size may backfill.
 const BACKFILL_OVERTAKEN: u64 = 4;
 /// How often a hold doubles for each later cell of the due cell's size that starts.
 const DOUBLINGS: u64 = 2;
 
 impl Core {
-    /// Whether the pilot's node is held for a due cell that this cell would delay.
+    /// Whether the pilot's node is held for a due cell, and this cell would delay the due one.
     pub(crate) fn is_held(&self, p: &Pilot, cell: Idx<Cell>) -> bool {
         let node = &self.supply.nodes[p.node];
         let Some(holder) = node.held_for.filter(|&h| h != cell) else {
@@ -63,7 +63,7 @@ impl Core {
         takes.zip(starts).is_some_and(|(takes, starts)| takes < starts)
     }
 
-    /// Whether a due cell of this one's size has been overtaken so often that no later one may backfill.
+    /// Whether a due cell of this size has been overtaken too often for another backfill.
     fn has_overtaken_enough(&self, c: &Cell) -> bool {
         let holders = &self.supply.pools[self.work.kernels[c.kernel].pool].holders;
         let holders = holders.iter().map(|&h| &self.work.cells[h]);
@@ -72,7 +72,7 @@ impl Core {
     }
 
     /// Whether the cell could start only where a due cell's node may be backfilled. Forecasts change without an event:
-    /// it is tried when something next changes there.
+    /// the cell is tried at the next change there.
     pub(crate) fn would_backfill(&self, cell: Idx<Cell>) -> bool {
         let rank = self.work.cells[cell].rank;
         let holder = |pilot: Idx<Pilot>| self.supply.nodes[self.supply.pilots[pilot].node].held_for;
@@ -168,8 +168,8 @@ impl Core {
         c.limited.is_none() && !k.replicas.is_empty() && self.over_limit(c).is_none()
     }
 
-    /// Nodes that a due cell should hold beside those that it holds: more as it waits longer, and as later cells of its
-    /// size start.
+    /// The number of further nodes for a due cell to hold: the longer its wait, and the more later cells of its size
+    /// have started, the more nodes.
     fn nodes_to_hold(&self, cell: Idx<Cell>) -> Vec<Idx<Node>> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];

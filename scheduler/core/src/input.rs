@@ -38,7 +38,7 @@ pub enum Input {
         node: NodeName,
     },
     /// slurmctld doesn't answer, or answers again; no lease's step starts without it. Optional: without this input a
-    /// lease that doesn't start in time is given up.
+    /// late lease is given up.
     SlurmAway {
         away: bool,
     },
@@ -56,7 +56,7 @@ pub enum Input {
         ticket: u64,
         reason: String,
     },
-    /// An agent started or came back. The message lists every lease that lives in its pilot.
+    /// An agent started or came back. The message lists every living lease of the pilot.
     PilotUp(PilotUp),
     /// The pilot takes no new leases; its agent exits after the last one.
     PilotDraining {
@@ -107,7 +107,7 @@ pub enum Input {
     },
     /// A replica is up, or came back.
     ReplicaUp(ReplicaUp),
-    /// A replica is gone for good: its process or its seat ended, or it was away for too long.
+    /// A replica is gone for good: its process or seat ended, or the absence was too long.
     ReplicaLost {
         kernel: KernelId,
         incarnation: Incarnation,
@@ -157,7 +157,7 @@ pub enum Input {
         kernel: KernelId,
         lease: LeaseId,
     },
-    /// The cell is parked in its middle: the lease's GPUs hold nothing of it. Another grant resumes the cell.
+    /// The cell is parked in its middle: the lease's GPUs hold none of its memory. Another grant resumes the cell.
     CellParked {
         kernel: KernelId,
         cell: CellId,
@@ -178,7 +178,7 @@ pub enum Input {
         /// A GPU of this pilot can't be lent any more.
         device_lost: bool,
     },
-    /// The lease is over on its node. `clean` means that no process holds its devices; else they stay blocked.
+    /// The lease is over on its node. `clean` means that no process holds the devices; else the devices stay blocked.
     LeaseEnded {
         lease: LeaseId,
         pilot: JobId,
@@ -197,8 +197,8 @@ pub enum Input {
         kernel: KernelId,
         why: Option<String>,
     },
-    /// Somebody wants the kernel's replica on `from` (else its last executor) elsewhere: on `to`, or (none) where it fits
-    /// best. Answered by [`crate::Output::Migrate`] or [`crate::Output::MoveRefused`].
+    /// Move the kernel's replica on `from` (else its last executor) to `to`, or (none) to the best node. Answered by
+    /// [`crate::Output::Migrate`] or [`crate::Output::MoveRefused`].
     Migrate {
         kernel: KernelId,
         from: Option<NodeName>,
@@ -232,7 +232,7 @@ pub struct NodeFacts {
     pub rack: String,
 }
 
-/// Most GPUs and cores that a pool could ever have on one node.
+/// Most GPUs and cores of a pool on one node, now or ever.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PoolOffers {
     pub pool: PoolName,
@@ -320,7 +320,7 @@ pub struct ReplicaUp {
     pub ended: Option<EndedCell>,
     /// Cells of this kernel that still wait.
     pub waiting: Vec<WaitingCell>,
-    /// The waiting cell that the replica has parked in its middle.
+    /// The waiting cell parked in its middle by the replica.
     #[serde(default)]
     pub parked: Option<ParkedCell>,
     /// As [`Input::KernelFixed`] says it.
@@ -329,14 +329,15 @@ pub struct ReplicaUp {
     /// Members of the kernel's log elsewhere, all of them: replaces what was told before.
     #[serde(default)]
     pub standbys: Vec<Standby>,
-    /// The tenure in which the replica executes the kernel; 0 for a kernel without a log. `None`: it wasn't elected. A tenure
-    /// deposes the executors of lower ones, though they be up: what they have ends as with [`Input::ReplicaLost`]. The
-    /// kernel's waiting cells keep their places for the new executor, which asks for them again.
+    /// The tenure in which the replica executes the kernel; 0 for a kernel without a log. `None`: it wasn't elected. A
+    /// tenure deposes the executors of lower tenures, even living ones: their leases and cells end as with
+    /// [`Input::ReplicaLost`]. The kernel's waiting cells keep their places for the new executor, which asks for them
+    /// again.
     #[serde(default)]
     pub executes: Option<Tenure>,
 }
 
-/// A member of a kernel's log that can become its executor, without a process so far.
+/// A member of a kernel's log without a process so far, able to become its executor.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Standby {
     pub incarnation: Incarnation,

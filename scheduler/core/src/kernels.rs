@@ -16,7 +16,7 @@ use hop_words::need::Need;
 /// Seats of one kernel that are planned at a time: two placements of the most replicas.
 const PLANS: usize = 10;
 
-/// A possible node: whether it is over the cap, its load, whether the user has no seat there, and its index.
+/// A candidate node: over the cap or not, load, without a seat of the user's or with one, index.
 pub(crate) type Fit = (bool, u32, bool, Idx<Node>);
 
 impl Core {
@@ -163,7 +163,7 @@ impl Core {
         standby: Option<&Replica>,
     ) -> SeatPlan {
         let now = self.now;
-        // A client that asks repeatedly keeps its last few plans only.
+        // A client keeps only the last few plans of repeated requests.
         while self.work.kernels[k].planned.len() >= PLANS {
             let oldest = self.work.kernels[k].planned[0].incarnation;
             self.unplan(k, oldest);
@@ -243,9 +243,9 @@ impl Core {
         self.spread(&fit, wanted)
     }
 
-    /// Leaves the preferred nodes of a list, if there are enough: nodes that are heard of, and nodes with pilots, unless
-    /// pilots follow demand.
-    /// Next come the pool's own nodes while they have room, then those of burst partitions.
+    /// Reduces a list to the preferred nodes, if enough: nodes with news from their agents, and nodes with pilots,
+    /// unless pilots follow demand. Next come the pool's own nodes while they have room, then those of burst
+    /// partitions.
     fn where_gpus_are(&self, pool: Idx<Pool>, wanted: u16, fit: &mut Vec<Fit>) {
         let mut only = |better: &dyn Fn(&Fit) -> bool| {
             let enough = fit.iter().filter(|f| better(f)).count() >= usize::from(wanted);
@@ -495,7 +495,7 @@ impl Core {
         kernel.standbys = standbys;
     }
 
-    /// Removes the plan that this replica fulfils: its own, else the oldest for its node (the front numbered the
+    /// Removes the plan fulfilled by this replica: its own, else the oldest for its node (the front numbered the
     /// replica without `hopd`).
     fn fulfil_plan(&mut self, k: Idx<Kernel>, incarnation: Incarnation, node: Idx<Node>) {
         let planned = &self.work.kernels[k].planned;
@@ -578,7 +578,7 @@ impl Core {
                 self.reconcile_cell(k, *lease, cell.as_ref(), out);
             }
         }
-        // A report may cross the grant of a cell that it still calls waiting.
+        // A report may cross the grant of a cell still listed as waiting.
         let on_its_way = |l: &LeaseId| match &self.work.leases[l].state {
             LeaseState::Running(r) => up.waiting.iter().any(|w| w.cell == r.cell),
             _ => false,
@@ -680,8 +680,8 @@ impl Core {
         self.forget_if_closed(k, out);
     }
 
-    /// Takes a replica from the kernel, with its leases and its parked cell. Returns the cells that waited; `None` means that
-    /// it wasn't there.
+    /// Takes a replica from the kernel, with its leases and its parked cell. Returns the waiting cells; `None` means no
+    /// such replica.
     pub(crate) fn remove_replica(
         &mut self,
         k: Idx<Kernel>,
@@ -730,12 +730,12 @@ impl Core {
         Some(cells)
     }
 
-    /// A kernel that lost its replica on `lost` and has one other is at home with the other.
+    /// After the loss of the replica on `lost`, a kernel with a single other replica is at home with the other.
     fn follow_only(&mut self, k: Idx<Kernel>, lost: Idx<Node>) {
         let kernel = &mut self.work.kernels[k];
         let [only] = &kernel.replicas[..] else { return };
         if !kernel.cells.is_empty() {
-            // The kernel was moved for a cell: its home is where that cell starts.
+            // The kernel was moved for a cell: the cell's node becomes its home.
             return;
         }
         let node = only.node;
@@ -830,7 +830,7 @@ impl Core {
             .map_or(0, |u| self.people.users[u].cells.len())
     }
 
-    /// Ends the leases of a lost replica. Cells that were about to start there wait again.
+    /// Ends the leases of a lost replica. Cells about to start there wait again.
     pub(crate) fn end_leases_of(&mut self, k: Idx<Kernel>, incarnation: Incarnation, out: &mut Vec<Output>) {
         for id in self.work.kernels[k].leases.clone() {
             if self

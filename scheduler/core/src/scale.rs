@@ -15,7 +15,7 @@ const LOOK_LEAST: Span = Span::from_secs(15);
 const LOOK_MOST: Span = Span::from_secs(600);
 /// Highest chance of conflict between kernels packed onto one node.
 const CONFLICT: f64 = 0.02;
-/// Share of their GPUs that kernels are expected to use, and the GPU-hours of experience that this prior counts for.
+/// Expected share of use of a kernel's GPUs, and the weight of this prior in GPU-hours of experience.
 const PRIOR_DUTY: f64 = 0.3;
 const PRIOR_GPU_SECONDS: f64 = 24.0 * 3600.0;
 
@@ -64,8 +64,8 @@ impl Core {
         }
     }
 
-    /// Brings a pilot to a cell whose kernel has none, nor one on its way. In a full pool an idle pilot elsewhere
-    /// gives way, or any pilot for a cell that has waited very long.
+    /// Brings a pilot to a cell whose kernel has none, nor any on its way. In a full pool an idle pilot elsewhere gives
+    /// way, or any pilot for a cell that has waited very long.
     fn bring_pilot(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -89,7 +89,7 @@ impl Core {
             let Some(victim) = self.gives_way(pool, c.due) else {
                 return;
             };
-            // The new pilot is asked for first, so that the pool's minimum asks for no other.
+            // The new pilot is requested first, to keep the pool's minimum from requesting another.
             self.submit_for(cell, node, size, out);
             return self.drain(victim, out);
         }
@@ -138,8 +138,8 @@ impl Core {
         self.may_add(pool, node, 1) || !self.is_burst(node) && self.gives_way(pool, false).is_some()
     }
 
-    /// The pool's own pilot that is missed least: one without leases on a node where no cell waits, or else one whose
-    /// leases are all held by kernels that can't let go. For a due cell, the pilot that lends least.
+    /// The pool's own least useful pilot: without leases on a node without waiting cells, or else with all leases held
+    /// by kernels unable to let go. For a due cell, the pilot that lends least.
     fn gives_way(&self, pool: Idx<Pool>, due: bool) -> Option<Idx<Pilot>> {
         let held = |l: &hop_words::id::LeaseId| {
             let lease = &self.work.leases[l];
@@ -180,7 +180,7 @@ impl Core {
         self.gpus_coming(pool) + u32::from(size) <= most
     }
 
-    /// Whether so many GPUs more are allowed in the burst partition: as many as its most pilots have.
+    /// Whether the burst partition's limit allows this many GPUs more: the GPUs of its most pilots.
     fn may_burst(&self, pool: Idx<Pool>, burst: &Burst, size: u16) -> bool {
         let name = Some(&burst.partition);
         let p = &self.supply.pools[pool];
@@ -259,7 +259,7 @@ impl Core {
             }
             self.drain(p, out);
         }
-        // The pilots that gave way may have been reserved for this cell, or for a cell whose place it could take.
+        // The removed pilots may have been reserved for this cell, or for a cell whose place it could take.
         if cell.is_some_and(|(c, seq)| !self.is_same(c, seq)) {
             return;
         }
@@ -296,8 +296,8 @@ impl Core {
         up.filter(|p| !going(p)).map(Pilot::gpus).sum()
     }
 
-    /// Cancels requested pilots for which the node has no room any more. They would wait in Slurm's queue for GPUs
-    /// that our pilots hold, and their cells with them.
+    /// Cancels requested pilots for which the node has no room any more. They would wait in Slurm's queue for our own
+    /// pilots' GPUs, and their cells with them.
     pub(crate) fn cancel_crowded_out(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
         let mut room = self.supply.nodes[node].gpus.saturating_sub(self.gpus_up(node));
         let here: Vec<u64> = self
@@ -360,7 +360,7 @@ impl Core {
         })
     }
 
-    /// Whether so many GPUs more are allowed; if need be idle pilots that are worth the least are given back.
+    /// Whether the limits allow this many GPUs more; gives back the least valuable idle pilots if need be.
     fn make_room(&mut self, pool: Idx<Pool>, size: u16, out: &mut Vec<Output>) -> bool {
         let config = &self.supply.pools[pool].config;
         let most = config.max_pilots * u32::from(config.gpus_per_pilot);
@@ -421,7 +421,7 @@ impl Core {
         }
     }
 
-    /// Node of the partition on which to start a pilot for the cell. A node that is up is better than one that must
+    /// Node of the partition on which to start a pilot for the cell. A running node is better than a node still to
     /// boot.
     fn burst_node(&self, cell: Idx<Cell>, partition: &str, size: u16) -> BurstNode {
         let c = &self.work.cells[cell];
@@ -436,7 +436,7 @@ impl Core {
         found.map_or(BurstNode::Full, |&n| BurstNode::Known(n))
     }
 
-    /// Whether a pilot that boots in the partition has room for the cell beside the cells that it was started for.
+    /// Whether a booting pilot of the partition has room for the cell beside the cells of its start.
     fn boots_for_more(&self, cell: Idx<Cell>, partition: &str) -> bool {
         let (c, pool) = (
             &self.work.cells[cell],
@@ -469,14 +469,14 @@ impl Core {
         }
     }
 
-    /// Node for the kernel's pilots: its own, or its home if it has none.
+    /// Node for the kernel's pilots: its own node, else its home.
     fn own_node(&self, kernel: Idx<Kernel>) -> Option<Idx<Node>> {
         let k = &self.work.kernels[kernel];
         let sits = |n: &Idx<Node>| k.able().any(|r| r.node == *n);
         k.base.filter(sits).or_else(|| k.home.filter(sits))
     }
 
-    /// Whether the cell should wait for a pilot on its home node, which has room for one, rather than run elsewhere.
+    /// Whether the cell should wait for a pilot on its home node (with room for a pilot) rather than run elsewhere.
     pub(crate) fn home_can_start(&self, cell: Idx<Cell>) -> bool {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
@@ -501,7 +501,7 @@ impl Core {
 
     // --- keeping and giving back ---
 
-    /// A pilot has nothing to do: keep it for as long as it is likely to be wanted again.
+    /// Keeps an idle pilot for as long as new work is likely.
     pub(crate) fn maybe_idle(&mut self, pilot: Idx<Pilot>, out: &mut Vec<Output>) {
         let p = &self.supply.pilots[pilot];
         let Some(scale) = self.scale(p.pool) else {
@@ -563,7 +563,7 @@ impl Core {
         all.filter(|&n| !self.is_burst(n)).take(nodes)
     }
 
-    /// Puts the nodes that are set apart right behind the first, those with the fewest replicas first.
+    /// Puts the nodes set apart right behind the first, in ascending order of replicas.
     pub(crate) fn spares_next(&self, pool: Idx<Pool>, fit: &mut [Fit]) {
         if fit.len() > 1 {
             fit[1..].sort_by_key(|f| {
@@ -595,7 +595,7 @@ impl Core {
         load.kernels = load.kernels.saturating_add_signed(by);
     }
 
-    /// Share of its GPUs that a kernel of this size uses.
+    /// Share of use of the GPUs of a kernel of this size.
     fn duty(&self, pool: Idx<Pool>, gpus: u16) -> f64 {
         let prior = PRIOR_GPU_SECONDS * f64::from(gpus);
         let (busy, open) = match self.supply.pools[pool].loads.iter().find(|l| l.gpus == gpus) {

@@ -78,7 +78,7 @@ pub(crate) struct Work {
     pub seats: BTreeMap<JobId, Seat>,
     pub next_lease: u64,
     pub next_seq: u64,
-    /// Nodes whose reservations or ranks have changed: cells that wait there may be able to start now.
+    /// Nodes whose reservations or ranks have changed: cells waiting there may be able to start now.
     pub stale: BTreeSet<Idx<Node>>,
     /// Pools whose due cells have changed: what is held for them is looked at again.
     pub unheld: BTreeSet<Idx<Pool>>,
@@ -129,10 +129,10 @@ pub(crate) enum Band {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Rank {
     pub band: Band,
-    /// The service that its kernel, user and account have had, in steps of four times as much.
+    /// Past service of its kernel, user and account, in steps of four times as much.
     pub service: i16,
     pub class: Class,
-    /// Latest start that meets the deadline; the end of time if there is no deadline.
+    /// Latest start for the deadline; the end of time if the cell has no deadline.
     pub latest: Timestamp,
     /// The same service in finer steps.
     pub fine: i16,
@@ -140,7 +140,7 @@ pub(crate) struct Rank {
     pub seq: u64,
 }
 
-/// Needs that the same GPUs satisfy: cells of one shape compete with each other.
+/// Needs for the same GPUs: cells of one shape compete with each other.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Shape {
     pub gpus: u16,
@@ -184,7 +184,7 @@ pub(crate) struct Overtaking {
 pub(crate) struct SizeClass {
     /// In the order of their submission.
     pub waiting: BTreeMap<(Timestamp, u64), Waiter>,
-    /// Those of them that may become due by the number of later starts, and are not.
+    /// The part of `cells` that may become due by the number of later starts, and is not due yet.
     pub pending: BTreeSet<(Timestamp, u64)>,
     /// How many wait before the first pending one; all of them if none is pending.
     pub settled: usize,
@@ -192,13 +192,13 @@ pub(crate) struct SizeClass {
     pub passed: u64,
 }
 
-/// A waiting cell among those of its size.
+/// A waiting cell among the cells of its size.
 #[derive(Debug)]
 pub(crate) struct Waiter {
     pub cell: Idx<Cell>,
-    /// Cells of its size that waited before it when it came: their starts don't count.
+    /// Cells of its size in the queue at its submission: their starts don't count.
     pub ahead: u64,
-    /// Starts at which it is due, apart from those of the cells ahead; None: it is due by age alone.
+    /// Starts after which the cell is due, the starts of the cells ahead not counted. `None` means due by age alone.
     pub due_at: Option<u64>,
 }
 
@@ -217,7 +217,7 @@ pub(crate) struct Pool {
     /// How long submission to first word takes, as seen: by burst partition, and on the pool's own nodes.
     pub boots: Vec<(Option<String>, Habit)>,
     pub moves: Habit,
-    /// All its kernels' think times and run times: what stands in for a kernel without a past.
+    /// All its kernels' think times and run times: the estimate for a kernel without a past.
     pub think: Habit,
     /// The think times by how many cells came before since the kernel was last away for long.
     pub thinks: Vec<Habit>,
@@ -234,8 +234,8 @@ pub(crate) struct Pool {
     pub stirred: Timestamp,
     /// When crowded nodes were last looked for.
     pub looked_apart: Option<Timestamp>,
-    /// GPUs of its pilots, and those that all kernels could ask for, when this was last reckoned. None: the pilots
-    /// have changed since.
+    /// The time of the last count, the GPUs of its pilots, and the GPUs all kernels could ask for. `None` means that
+    /// the pilots have changed since.
     pub balance: std::cell::Cell<Option<(Timestamp, u32, u32)>>,
     /// Most that the pool's nodes could ever offer; `None` means unknown yet.
     pub offers: Option<PoolOffers>,
@@ -243,9 +243,9 @@ pub(crate) struct Pool {
     pub tally: Tally,
     /// Of the due cells that may run anywhere in the pool, the first of each size: nodes are held for them.
     pub holders: Vec<Idx<Cell>>,
-    /// Its nodes that are held for no cell.
+    /// The nodes without a hold.
     pub unheld: Places<Node>,
-    /// The cells that its other nodes are held for, and how many each has.
+    /// The cells with holds on the other nodes, and the number of nodes of each.
     pub held_for: BTreeMap<Idx<Cell>, usize>,
 }
 
@@ -254,13 +254,13 @@ pub(crate) struct Pool {
 pub(crate) struct Lanes {
     /// Pilots that lend, by their free GPUs.
     pub free: BTreeSet<(u16, Idx<Pilot>)>,
-    /// Pilots that lend, by the GPUs that are free or held by lingering leases.
+    /// Lending pilots, by their GPUs that are free or held by lingering leases.
     pub idle: BTreeSet<(u16, Idx<Pilot>)>,
-    /// Nodes that are up, by the GPUs that no pilot has or will have.
+    /// Nodes in service, by the GPUs outside all present and coming pilots.
     pub spare: BTreeSet<(u16, Idx<Node>)>,
 }
 
-/// Under which numbers of GPUs a pilot is listed in [`Lanes`], and what else is asked often of it.
+/// A pilot's numbers of GPUs in [`Lanes`], and further facts in frequent use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Listed {
     pub free: u16,
@@ -276,7 +276,7 @@ pub(crate) struct Hold {
     pub nodes: Places<Node>,
 }
 
-/// Kernels of one size: GPU-seconds used, and GPU-seconds for which they were there to ask.
+/// Kernels of one size: GPU-seconds used, and GPU-seconds of their presence.
 #[derive(Debug)]
 pub(crate) struct Load {
     pub gpus: u16,
@@ -373,17 +373,17 @@ pub(crate) struct Pilot {
     /// The burst partition that it is in.
     pub partition: Option<String>,
     pub leases: Vec<LeaseId>,
-    /// Unknown leases that live in the pilot: they were told to end, and their GPUs are blocked until then.
+    /// Unknown leases alive in the pilot: their end was ordered, and their GPUs are blocked until then.
     pub strangers: Vec<(LeaseId, Vec<GpuIndex>)>,
-    /// Cells with reserved GPUs of this pilot: these are being freed, or the cell's kernel moves here.
+    /// Cells with reserved GPUs of this pilot: the GPUs are being freed, or the cell's kernel moves here.
     pub reserved: Vec<Idx<Cell>>,
-    /// The pilot's place in [`Lanes`]; `None` means that it isn't listed.
+    /// The pilot's place in [`Lanes`]; `None` means not listed.
     pub listed: Option<Listed>,
-    /// The pilot's GPUs in the pool's [`Tally`]; `None` means that it isn't counted.
+    /// The pilot's GPUs in the pool's [`Tally`]; `None` means not counted.
     pub tallied: Option<u16>,
     /// Since when no lease has been here.
     pub idle_since: Option<Timestamp>,
-    /// Time at which the pilot is given back if it stays idle.
+    /// Time for giving the pilot back, if still idle then.
     pub keep_until: Timestamp,
 }
 
@@ -404,7 +404,7 @@ impl Pilot {
         self.cpus.saturating_sub(self.cpus_used)
     }
 
-    /// Groups for a lease that serves this need. `None` among them is for cores alone.
+    /// Groups for a lease with this need. `None` among them is for cores alone.
     pub(crate) fn groups_for(&self, need: &Need) -> Vec<Option<usize>> {
         if need.gpus == 0 {
             return vec![None];
@@ -459,7 +459,7 @@ pub(crate) struct Replica {
     pub incarnation: Incarnation,
     pub node: Idx<Node>,
     pub seat: JobId,
-    /// The tenure in which it executes the kernel. `None`: it wasn't elected.
+    /// The tenure of its election as executor. `None` means not elected.
     pub executes: Option<Tenure>,
 }
 
@@ -482,13 +482,13 @@ pub(crate) struct Kernel {
     pub mem_mib: u64,
     pub cpus: u16,
     pub replicas: Vec<Replica>,
-    /// Members of its log that have no process: an election makes one of them the executor.
+    /// Members of its log without a process: an election makes a member the executor.
     pub standbys: Vec<Replica>,
     pub planned: Vec<Planned>,
     pub next_incarnation: u32,
     pub last_executor: Option<Incarnation>,
     pub last_node: Option<Idx<Node>>,
-    /// The only replica that may run GPU cells, while its process can't let go of its device.
+    /// The only replica allowed to run GPU cells, while its process can't let go of its device.
     pub bound: Option<Incarnation>,
     /// The replica that has a waiting cell parked.
     pub parked: Option<Incarnation>,
@@ -517,7 +517,7 @@ pub(crate) struct Kernel {
     /// Run times of its cells by print, the latest last.
     pub prints: Vec<(u64, Habit)>,
     pub migrating: Option<Moving>,
-    /// Why policy leaves the kernel where it is; `None` means that it may be moved.
+    /// The reason against moving the kernel by policy; `None` means movable.
     pub fixed: Option<String>,
     /// Since when it has had no replica.
     pub alone_since: Option<Timestamp>,
@@ -558,7 +558,7 @@ pub(crate) struct Cell {
     /// Pilot with GPUs reserved for this cell.
     pub reserved: Option<Idx<Pilot>>,
     pub due: bool,
-    /// Nodes on which nothing may start that would delay this cell; for due cells alone.
+    /// Nodes held for this cell: no start there may delay the cell. `None` unless the cell is due.
     pub hold: Option<Hold>,
     /// Arenas in which the cell competes.
     pub arenas: Vec<Arena>,
@@ -566,15 +566,15 @@ pub(crate) struct Cell {
     pub told: Option<(u32, std::mem::Discriminant<crate::reason::Reason>)>,
     /// The limit that holds it up.
     pub limited: Option<Scope>,
-    /// Set for a cell parked in its middle: the replica that has it, and its run so far.
+    /// Set for a cell parked in its middle: the cell's replica, and the run so far.
     pub parked: Option<(Incarnation, Span)>,
-    /// The kernel has another executor now, which must ask for the cell by then. The cell keeps its place, and does not
-    /// start before: nobody would run it.
+    /// The kernel has another executor now, which must ask for the cell by then. The cell keeps its place, and starts
+    /// later: no replica would run the cell now.
     pub unasked: Option<Timestamp>,
 }
 
 impl Cell {
-    /// Time until which the cell isn't tried on this pilot, after a failed lease.
+    /// End of the pause on this pilot, after a failed lease of the cell.
     pub(crate) fn avoids(&self, pilot: JobId, now: Timestamp) -> Option<Timestamp> {
         let here = self
             .failed_on
@@ -612,7 +612,7 @@ pub(crate) enum Scope {
     Account(Idx<Account>),
     Pool(Idx<Pool>),
     UserInPool(Idx<User>, Idx<Pool>),
-    /// A limit on associations, by its index, and the user or account that it counts.
+    /// A limit on associations, by its index, and the user or account counted by the limit.
     Members(Idx<Limit>, Member),
 }
 
@@ -625,7 +625,7 @@ pub(crate) struct Running {
     pub submitted: Timestamp,
     pub since: Timestamp,
     pub print: u64,
-    /// Time that the cell had run before it was parked.
+    /// The cell's run before the park.
     pub ran: Span,
 }
 
@@ -655,7 +655,7 @@ pub(crate) enum LeaseState {
     Ending {
         cause: EndCause,
         since: Timestamp,
-        /// Its kernel has until then to get off the GPUs and say so; none: the take-back is ordered.
+        /// The kernel's deadline to leave the GPUs and report so. `None` means that the take-back is ordered.
         leaves_by: Option<Timestamp>,
     },
 }
@@ -678,7 +678,7 @@ pub(crate) struct Lease {
     pub state: LeaseState,
     pub submit: Timestamp,
     pub ordered: Timestamp,
-    /// Time at which a lease that has not started is given up.
+    /// Time for giving the lease up, if it has not started.
     pub start_by: Timestamp,
     pub started: Option<Timestamp>,
     pub run: Span,
@@ -708,13 +708,13 @@ impl Lease {
         }
     }
 
-    /// GPUs of the lease, if they are of this group.
+    /// GPUs of the lease in this group.
     pub(crate) fn gpus_in(&self, group: Option<usize>) -> u16 {
         if self.group == group { self.gpus } else { 0 }
     }
 }
 
-/// A timer. A stale timer is recognised by the thing that it names.
+/// A timer. A stale timer names a thing of the past, and is ignored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Timer {
     Linger(LeaseId),

@@ -58,7 +58,7 @@ pub struct ReplicaUp {
     pub name: String,
     /// The replica's lease, with the cell that runs on it.
     pub holds: Option<(LeaseId, Option<CellId>)>,
-    /// The last cell that ended on a lease here: `hopd` may have been away when it did.
+    /// The last cell that ended on a lease here, in case `hopd` was away then.
     #[serde(default)]
     pub ended: Option<EndedCell>,
     /// Cells that were submitted and have no lease. An executor reports all of its kernel's, others none.
@@ -69,7 +69,7 @@ pub struct ReplicaUp {
     /// `true` if the replica knows [`Event::Kept`].
     #[serde(default)]
     pub kept: bool,
-    /// The cell among `waiting` that is parked in its middle.
+    /// The cell among `waiting` parked in its middle.
     #[serde(default)]
     pub parked: Option<ParkedCell>,
     /// The kernel's state is captured, and it knows [`Event::Move`] and [`Event::Hibernate`].
@@ -81,7 +81,7 @@ pub struct ReplicaUp {
     /// Replicas that the kernel should have; 0 leaves the number to `hopd`.
     #[serde(default)]
     pub wanted: u16,
-    /// The kernel's other replicas, by the executor's word: they have no process that could speak for itself.
+    /// The kernel's other replicas, by the executor's word: they have no process to speak for themselves.
     #[serde(default)]
     pub standbys: Vec<ReplicaRow>,
 }
@@ -121,7 +121,7 @@ pub enum Event {
         cause: EndCause,
         reason: String,
         grace: Span,
-        /// A kernel that can't let go of the devices may say so by [`super::Request::StillHeld`].
+        /// A kernel unable to let go of the devices may answer [`super::Request::StillHeld`].
         #[serde(default)]
         may_hold: bool,
     },
@@ -132,7 +132,7 @@ pub enum Event {
         /// Why the devices must go all the same, as half a sentence. `None` means that nobody waits for them: the lease
         /// stays with the kernel.
         wanted: Option<String>,
-        /// Time until processes that hold the devices are ended; without `wanted`, the time that they will have then.
+        /// Time until the devices' holders are ended; without `wanted`, the time they will have later.
         within: Span,
     },
     /// The lease stays with the kernel for its next cell, until then at most. Sent only to a replica that reported
@@ -168,7 +168,7 @@ pub enum Event {
         seat: SeatPlan,
         cause: MoveCause,
     },
-    /// The move to this incarnation has taken too long, or its reason is gone: `hopd` no longer waits for its end.
+    /// The move to this incarnation has taken too long, or the reason is gone: `hopd` no longer waits for the end.
     MoveWithdrawn {
         kernel: KernelId,
         incarnation: Incarnation,
@@ -185,7 +185,7 @@ pub enum Event {
         /// Slurm's reason.
         reason: Option<String>,
     },
-    /// A user with the right to do so ended this kernel.
+    /// An entitled user ended this kernel.
     Close { kernel: KernelId, reason: String },
 }
 
