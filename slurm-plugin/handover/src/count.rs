@@ -4,10 +4,16 @@
 //! descriptor, a duplicate, a child's, a mapping, a ring's, one in flight in a socket, or one on the stack of a thread
 //! that sleeps in a system call. Three BPF programs count the files:
 //!
-//! - `allocated`, on the tracepoint of the allocator: notes the file that a kernel's thread is about to open.
 //! - `judged`, a device program of the cgroup above all: checks each open by a kernel's thread. The program refuses
 //!   devices not lent to this very kernel, and uncountable files. A file that passes counts from then on.
+//! - `allocated`, on the tracepoint of the allocator: notes the file that a kernel's thread is about to open.
 //! - `freed`, on the tracepoint of the allocator: the file no longer counts, and the driver's `release` has run.
+//!
+//! Linux never leaves `judged` out, so no open is missed. It may leave out a tracepoint's program: a stale note then has
+//! `judged` count another file than the one that is opened. A freed file is therefore taken off the count only if it
+//! reached the open of the device with the credentials of the counted open. Each such file was judged itself, so the
+//! count is never less than the number of open files. A left-out `freed` is made up for when the address is allocated
+//! again, and both tracepoints have their program twice, since the two are left out independently.
 //!
 //! Zero after [`Counter::close`] is a proof. Only registered kernels are judged or counted: other processes' opens
 //! belong to no lease, and none is touched. Programs and maps are pinned in a bpf file system, one set for all nodes
@@ -26,12 +32,14 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{Ordering, fence};
 
 mod seen;
+#[cfg(test)]
+pub(crate) mod tests;
 pub use seen::{Sight, Sighting};
 
 /// Where systemd mounts the bpf file system.
 pub const BPF_DIR: &str = "/sys/fs/bpf";
 /// Version of the maps and their meaning: programs of another version count beside these.
-const SET: &str = "gresshopper-1";
+const SET: &str = "gresshopper-2";
 /// More open files than any program needs of one GPU; further opens are refused.
 const MOST_FILES: i32 = 16_384;
 const MOST_DEVICES: u32 = 1024;
@@ -78,6 +86,8 @@ struct Opened {
     uid: u32,
     /// The process in the upper half.
     process: u64,
+    /// The address of the opener's credentials, which live as long as the file.
+    credentials: u64,
 }
 
 /// An open file of a device, as it was opened.
@@ -165,10 +175,16 @@ impl Counter {
         let root = root.ok_or(CountError::NoCgroup2)?;
         let root = std::fs::File::open(root).map_err(failed("the root cgroup can't be opened"))?;
         let cache = learn_cache(&layout)?;
-        let attached = || -> io::Result<[OwnedFd; 3]> {
+        let (free, allocation) = (
+            counter.on_free(&layout, cache),
+            counter.on_allocation(&layout, cache),
+        );
+        let attached = || -> io::Result<[OwnedFd; 5]> {
             Ok([
-                bpf::trace(&counter.on_free(cache), FREED)?,
-                bpf::trace(&counter.on_allocation(&layout, cache), ALLOCATED)?,
+                bpf::trace(&free, FREED)?,
+                bpf::trace(&free, FREED)?,
+                bpf::trace(&allocation, ALLOCATED)?,
+                bpf::trace(&allocation, ALLOCATED)?,
                 bpf::judge_devices(&counter.on_access(&layout), &root)?,
             ])
         };
@@ -180,7 +196,7 @@ impl Counter {
         Ok(counter)
     }
 
-    fn pin_all(&self, set: &Path, links: &[OwnedFd; 3]) -> io::Result<()> {
+    fn pin_all(&self, set: &Path, links: &[OwnedFd; 5]) -> io::Result<()> {
         // Names with dots are Linux's own there.
         let new = set.with_file_name(format!("{SET}-new-{}", std::process::id()));
         std::fs::create_dir(&new)?;
@@ -191,10 +207,13 @@ impl Counter {
             self.files.fd(),
             self.last.fd(),
         ];
-        let links = links
-            .iter()
-            .map(AsFd::as_fd)
-            .zip(["freed", "allocated", "judged"]);
+        let links = links.iter().map(AsFd::as_fd).zip([
+            "freed",
+            "freed-again",
+            "allocated",
+            "allocated-again",
+            "judged",
+        ]);
         let pinned = maps
             .into_iter()
             .zip(MAPS)
@@ -213,6 +232,7 @@ impl Counter {
         let open = || std::fs::File::open("/dev/full");
         let me = own_group().ok_or(CountError::Blind)?;
         let tried = || -> io::Result<bool> {
+            self.prepare(FULL, me)?;
             self.lend(FULL, me)?;
             let file = open()?;
             let during = self.open_files(FULL)?;
@@ -250,18 +270,34 @@ impl Counter {
         self.kernels.remove(&kernel)
     }
 
-    /// Lets the kernel open the device, and counts its opens. The caller has seen that no files are open.
+    /// Prepares the lease of a device, refused to every kernel so far. The caller has seen that no files are open.
     ///
     /// # Errors
     /// Linux's; then nothing may be opened.
-    pub fn lend(&self, device: Number, kernel: Group) -> io::Result<()> {
+    pub fn prepare(&self, device: Number, kernel: Group) -> io::Result<()> {
         let key = internal(device);
         self.admit(kernel)?;
-        if self.counts.get(&key)?.is_none() {
-            self.counts.put(&key, &0)?;
-        }
         self.lent.put(
             &key,
+            &Lent {
+                group: kernel,
+                open: 0,
+            },
+        )?;
+        match self.counts.get(&key)? {
+            Some(_) => Ok(()),
+            None => self.counts.put(&key, &0),
+        }
+    }
+
+    /// Lets the kernel open the prepared device, and counts its opens. The kernel's cgroup permits the device by now: an
+    /// open that is counted and then refused by somebody else would count for ever.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn lend(&self, device: Number, kernel: Group) -> io::Result<()> {
+        self.lent.put(
+            &internal(device),
             &Lent {
                 group: kernel,
                 open: 1,
@@ -297,6 +333,14 @@ impl Counter {
     /// Linux's.
     pub fn open_files(&self, device: Number) -> io::Result<u64> {
         Ok(self.counts.get(&internal(device))?.unwrap_or(0))
+    }
+
+    /// Begins a closed device's count anew, which no counted file is behind.
+    ///
+    /// # Errors
+    /// Linux's.
+    pub fn restart(&self, device: Number) -> io::Result<()> {
+        self.counts.put(&internal(device), &0)
     }
 
     /// The counted open files, each with its opener.
@@ -374,8 +418,19 @@ fn learn_cache(layout: &Layout) -> Result<u64, CountError> {
 /// Offsets of the fields read by the programs on this Linux.
 #[derive(Debug)]
 struct Layout {
-    /// A file's inode.
+    /// A file's inode, and its address space with the host of that: what a failed open leaves.
     inode: i16,
+    mapping: i16,
+    host: i16,
+    /// An inode's kind and device.
+    mode: i16,
+    device: i16,
+    /// A file's flags and credentials, and those of a task.
+    flags: i16,
+    credentials: i16,
+    own_credentials: i16,
+    /// A file's references, and the jump that a freed file's take.
+    references: (i16, u8),
     /// The name of an allocator's cache.
     cache_name: i16,
     /// A task's cgroups; of these, the unified hierarchy's, and v1's `devices` in two steps.
@@ -410,6 +465,18 @@ impl Layout {
         let devices = devices.and_then(|n| i16::try_from(8 * n).ok());
         Ok(Self {
             inode: field("file", "f_inode")?,
+            mapping: field("file", "f_mapping")?,
+            host: field("address_space", "host")?,
+            mode: field("inode", "i_mode")?,
+            device: field("inode", "i_rdev")?,
+            flags: field("file", "f_flags")?,
+            credentials: field("file", "f_cred")?,
+            own_credentials: field("task_struct", "cred")?,
+            references: match btf.offset("file", "f_ref") {
+                // Since Linux 6.13 the number of references beyond the first, and negative without any.
+                Some(at) => (at, JUMP_IF_NEGATIVE),
+                None => (field("file", "f_count")?, JUMP_UNLESS_POSITIVE),
+            },
             cache_name: field("kmem_cache", "name")?,
             cgroups: field("task_struct", "cgroups")?,
             unified: field("css_set", "dfl_cgrp")?,
@@ -423,15 +490,20 @@ impl Layout {
 // Registers: the helpers' arguments are 1 to 5, and 6 to 9 outlive a call; 10 is the end of the stack.
 const FILE: u8 = 6;
 const COUNT: u8 = 7;
+const OTHER: u8 = 8;
 const STACK: u8 = 10;
 
 // On the stack: the device, the cgroup (hierarchy and number), the file, who opened it, a place to read into, the thread.
 const DEVICE_AT: i16 = -8;
 const GROUP_AT: i16 = -24;
 const FILE_AT: i16 = -32;
-const OPENED_AT: i16 = -48;
-const SCRATCH_AT: i16 = -56;
-const THREAD_AT: i16 = -64;
+const OPENED_AT: i16 = -56;
+const SCRATCH_AT: i16 = -64;
+const THREAD_AT: i16 = -72;
+
+/// A character device, by an inode's kind.
+const KIND: i32 = 0xf000;
+const CHARACTER_FILE: i32 = 0x2000;
 
 const WORD: u8 = 0x61;
 const BYTE: u8 = 0x71;
@@ -453,6 +525,10 @@ const JUMP_IF: u8 = 0x15;
 const JUMP_UNLESS: u8 = 0x55;
 const JUMP_UNLESS_SAME: u8 = 0x5d;
 const JUMP_IF_AT_LEAST: u8 = 0x35;
+const JUMP_IF_NEGATIVE: u8 = 0xc5;
+const JUMP_UNLESS_POSITIVE: u8 = 0xd5;
+/// By their lower halves.
+const JUMP_UNLESS_SAME_WORD: u8 = 0x5e;
 const ATOMIC: u8 = 0xdb;
 /// With a full barrier, as the two orders in [`Counter::close`] need.
 const FETCH_AND_ADD: i32 = 1;
@@ -476,6 +552,11 @@ enum Label {
     Deny,
     Kernel,
     Unified,
+    /// Taken off the count, if there was anything.
+    Settled,
+    Inode,
+    /// Counted, but lent no more.
+    Late,
 }
 
 /// A program in the making.
@@ -523,6 +604,12 @@ impl Assembler {
         self.push(MOVE, 2, 0, 0, 8);
         self.push(CALL, 0, 0, 0, READ_KERNEL);
         self.push(POINTER, address, STACK, SCRATCH_AT, 0);
+    }
+
+    /// Reads the word at `address + offset` to another register.
+    fn field(&mut self, to: u8, address: u8, offset: i16) {
+        self.push(COPY, to, address, 0, 0);
+        self.follow(to, offset);
     }
 
     /// Passes an allocation or release of this cache; jumps to `Allow` for others.
@@ -575,18 +662,25 @@ impl Counter {
         a.push(COPY, COUNT, 0, 0, 0);
         self.is_kernel(&mut a, layout);
         a.place(Label::Kernel);
-        self.is_lent(&mut a);
+        self.is_lent(&mut a, Label::Deny);
         self.file_of_thread(&mut a, layout);
         self.count(&mut a);
-        self.is_lent(&mut a);
+        self.is_lent(&mut a, Label::Late);
         a.place(Label::Allow);
         a.end(1);
+        a.place(Label::Late);
+        a.on_map(DELETE, self.files.fd(), FILE_AT);
+        a.jump(JUMP_UNLESS, 0, 0, 0, Label::Deny);
+        a.push(MOVE, 1, 0, 0, -1);
+        a.push(ATOMIC, COUNT, 1, 0, FETCH_AND_ADD);
         a.place(Label::Deny);
         a.end(0);
         a.finish()
     }
 
     /// The file that the thread is about to open; goes to `Deny` if it is about to open none: then nothing can be counted.
+    /// The note is good for one open. Whether it is of this open shows in the end, when the file is freed; these checks
+    /// spare a good program a file that counts for ever.
     fn file_of_thread(&self, a: &mut Assembler, layout: &Layout) {
         a.push(CALL, 0, 0, 0, PID_TGID);
         a.push(STORE_POINTER, STACK, 0, THREAD_AT, 0);
@@ -594,15 +688,30 @@ impl Counter {
         a.jump(JUMP_IF, 0, 0, 0, Label::Deny);
         a.push(POINTER, FILE, 0, 0, 0);
         a.push(STORE_POINTER, STACK, FILE, FILE_AT, 0);
+        a.on_map(DELETE, self.last.fd(), THREAD_AT);
+        let (references, freed) = layout.references;
+        a.field(OTHER, FILE, references);
+        a.jump(freed, OTHER, 0, 0, Label::Deny);
         // The later open gives the file its inode.
-        a.follow(FILE, layout.inode);
-        a.jump(JUMP_UNLESS, FILE, 0, 0, Label::Deny);
+        a.field(OTHER, FILE, layout.inode);
+        a.jump(JUMP_UNLESS, OTHER, 0, 0, Label::Deny);
+        // Refused by Linux, but only after this program.
+        a.field(OTHER, FILE, layout.flags);
+        a.push(AND, OTHER, 0, 0, libc::O_NOATIME);
+        a.jump(JUMP_UNLESS, OTHER, 0, 0, Label::Deny);
+        a.push(CALL, 0, 0, 0, TASK);
+        a.push(COPY, OTHER, 0, 0, 0);
+        a.follow(OTHER, layout.own_credentials);
+        a.push(STORE_POINTER, STACK, OTHER, OPENED_AT + 16, 0);
+        a.follow(FILE, layout.credentials);
+        a.jump(JUMP_UNLESS_SAME, FILE, OTHER, 0, Label::Deny);
     }
 
     /// A file was allocated, for whatever it will be.
     fn on_allocation(&self, layout: &Layout, cache: u64) -> Vec<Instruction> {
         let mut a = Assembler::default();
         a.is_of(cache);
+        self.settle(&mut a, layout);
         self.is_kernel(&mut a, layout);
         a.place(Label::Kernel);
         a.push(CALL, 0, 0, 0, PID_TGID);
@@ -617,7 +726,7 @@ impl Counter {
 
     /// Goes to `Kernel` with the cgroup on the stack if it is a registered kernel's, else to `Allow`.
     fn is_kernel(&self, a: &mut Assembler, layout: &Layout) {
-        const AT: u8 = 8;
+        const AT: u8 = OTHER;
         let look = |a: &mut Assembler, hierarchy: u64, path: &[i16], next: Label| {
             a.push(CALL, 0, 0, 0, TASK);
             a.push(COPY, AT, 0, 0, 0);
@@ -641,17 +750,17 @@ impl Counter {
         look(a, Group::UNIFIED, &[layout.unified], Label::Allow);
     }
 
-    /// Goes to `Deny` unless the device is lent to the cgroup on the stack.
-    fn is_lent(&self, a: &mut Assembler) {
+    /// Goes to `otherwise` unless the device is lent to the cgroup on the stack.
+    fn is_lent(&self, a: &mut Assembler, otherwise: Label) {
         a.on_map(LOOKUP, self.lent.fd(), DEVICE_AT);
-        a.jump(JUMP_IF, 0, 0, 0, Label::Deny);
+        a.jump(JUMP_IF, 0, 0, 0, otherwise);
         for at in [0, 8] {
             a.push(POINTER, 1, 0, at, 0);
             a.push(POINTER, 2, STACK, GROUP_AT + at, 0);
-            a.jump(JUMP_UNLESS_SAME, 1, 2, 0, Label::Deny);
+            a.jump(JUMP_UNLESS_SAME, 1, 2, 0, otherwise);
         }
         a.push(POINTER, 1, 0, 16, 0);
-        a.jump(JUMP_UNLESS, 1, 0, 1, Label::Deny);
+        a.jump(JUMP_UNLESS, 1, 0, 1, otherwise);
     }
 
     fn count(&self, a: &mut Assembler) {
@@ -672,20 +781,50 @@ impl Counter {
     }
 
     /// A file is freed, and its address may be another's in a moment.
-    fn on_free(&self, cache: u64) -> Vec<Instruction> {
+    fn on_free(&self, layout: &Layout, cache: u64) -> Vec<Instruction> {
         let mut a = Assembler::default();
         a.is_of(cache);
-        a.on_map(LOOKUP, self.files.fd(), FILE_AT);
-        a.jump(JUMP_IF, 0, 0, 0, Label::Allow);
-        a.push(WORD, 1, 0, 0, 0);
-        a.push(STORE_WORD, STACK, 1, DEVICE_AT, 0);
-        a.on_map(DELETE, self.files.fd(), FILE_AT);
-        a.on_map(LOOKUP, self.counts.fd(), DEVICE_AT);
-        a.jump(JUMP_IF, 0, 0, 0, Label::Allow);
-        a.push(MOVE, 1, 0, 0, -1);
-        a.push(ATOMIC, 0, 1, 0, FETCH_AND_ADD);
+        self.settle(&mut a, layout);
         a.place(Label::Allow);
         a.end(0);
         a.finish()
+    }
+
+    /// The last file at the address on the stack is gone. It is taken off the count if it had reached the open of the
+    /// counted device with the opener's credentials, which no other process has meanwhile. Memory of the file is as its
+    /// last user left it: the allocator keeps its own words elsewhere.
+    fn settle(&self, a: &mut Assembler, layout: &Layout) {
+        const CREDENTIALS: u8 = 9;
+        a.on_map(LOOKUP, self.files.fd(), FILE_AT);
+        a.jump(JUMP_IF, 0, 0, 0, Label::Settled);
+        a.push(WORD, 1, 0, 0, 0);
+        a.push(STORE_WORD, STACK, 1, DEVICE_AT, 0);
+        a.push(POINTER, CREDENTIALS, 0, 16, 0);
+        a.on_map(DELETE, self.files.fd(), FILE_AT);
+        // The program's twin was first.
+        a.jump(JUMP_UNLESS, 0, 0, 0, Label::Settled);
+        a.push(POINTER, FILE, STACK, FILE_AT, 0);
+        a.field(OTHER, FILE, layout.credentials);
+        a.jump(JUMP_UNLESS_SAME, OTHER, CREDENTIALS, 0, Label::Settled);
+        a.field(OTHER, FILE, layout.flags);
+        a.push(AND, OTHER, 0, 0, libc::O_PATH);
+        a.jump(JUMP_UNLESS, OTHER, 0, 0, Label::Settled);
+        a.field(OTHER, FILE, layout.inode);
+        a.jump(JUMP_UNLESS, OTHER, 0, 0, Label::Inode);
+        // The driver's open failed.
+        a.field(OTHER, FILE, layout.mapping);
+        a.follow(OTHER, layout.host);
+        a.place(Label::Inode);
+        a.field(FILE, OTHER, layout.mode);
+        a.push(AND, FILE, 0, 0, KIND);
+        a.jump(JUMP_UNLESS, FILE, 0, CHARACTER_FILE, Label::Settled);
+        a.follow(OTHER, layout.device);
+        a.push(WORD, 1, STACK, DEVICE_AT, 0);
+        a.jump(JUMP_UNLESS_SAME_WORD, OTHER, 1, 0, Label::Settled);
+        a.on_map(LOOKUP, self.counts.fd(), DEVICE_AT);
+        a.jump(JUMP_IF, 0, 0, 0, Label::Settled);
+        a.push(MOVE, 1, 0, 0, -1);
+        a.push(ATOMIC, 0, 1, 0, FETCH_AND_ADD);
+        a.place(Label::Settled);
     }
 }

@@ -339,7 +339,7 @@ fn parse_mapping(line: &str) -> Option<Mapping> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     const FULL: Number = Number { major: 1, minor: 7 };
@@ -421,13 +421,13 @@ libc.syscall(93 if platform.machine() == "aarch64" else 60, 0)
     }
 
     /// A file system of which nobody answers anything, as a user's FUSE or a dead NFS.
-    struct Silent {
-        dir: tempfile::TempDir,
+    pub(crate) struct Silent {
+        pub(crate) dir: tempfile::TempDir,
         _server: File,
     }
 
     impl Silent {
-        fn mount() -> Option<Self> {
+        pub(crate) fn mount() -> Option<Self> {
             use std::os::fd::AsRawFd;
             let server = File::options().read(true).write(true).open("/dev/fuse").ok()?;
             let dir = tempfile::tempdir().unwrap();
@@ -460,6 +460,9 @@ libc.syscall(93 if platform.machine() == "aarch64" else 60, 0)
 
     #[test]
     fn a_file_system_that_never_answers_holds_up_no_look() {
+        let _alone = rustix::process::geteuid()
+            .is_root()
+            .then(crate::count::tests::alone);
         let Some(silent) = Silent::mount() else {
             eprintln!("SKIPPED: needs root and FUSE");
             return;

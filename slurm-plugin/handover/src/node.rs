@@ -10,7 +10,7 @@ use crate::cores;
 use crate::count::{BPF_DIR, Counter};
 use crate::cpuset::CpuSet;
 use crate::decide::{self, Arrival, Before, LiveProcess, Rules};
-use crate::mounts::{self, Mounts, Placement};
+use crate::mounts::{self, Group, Mounts, Placement};
 use crate::options::Isolation;
 use crate::probe;
 use crate::proc::{self, Membership};
@@ -511,7 +511,7 @@ impl Node {
         }
     }
 
-    /// Records first, then counts, then opens.
+    /// Records first, then opens: the cgroup before the count, which refuses opens until the end.
     fn open_lease(&self, record: &LeaseRecord) -> Result<(), Refusal> {
         self.store.put(record)?;
         for device in &record.devices {
@@ -524,12 +524,21 @@ impl Node {
                 },
             })?;
         }
-        if let (Level::Counted, Ok(counter), Some(group)) = (record.level, self.counter(), record.group) {
-            for number in numbers(&record.devices) {
-                counter.lend(number, group).map_err(refused("counting"))?;
-            }
-        }
-        cgroup::open_devices(&self.mounts, &record.cgroup, &numbers(&record.devices))?;
+        let counted = match (record.level, self.counter(), record.group) {
+            (Level::Counted, Ok(counter), Some(group)) => Some((counter, group)),
+            _ => None,
+        };
+        let numbers = numbers(&record.devices);
+        let each = |what: fn(&Counter, Number, Group) -> std::io::Result<()>| {
+            let mut each = counted
+                .iter()
+                .flat_map(|counted| numbers.iter().map(move |n| (*counted, *n)));
+            each.try_for_each(|((counter, group), n)| what(counter, n, group))
+                .map_err(refused("counting"))
+        };
+        each(Counter::prepare)?;
+        cgroup::open_devices(&self.mounts, &record.cgroup, &numbers)?;
+        each(Counter::lend)?;
         if !record.cores.is_empty() {
             let _cpusets = self.lock_cpusets()?;
             cores::widen(&self.mounts, &record.cgroup, &record.affinity, &record.cores)?;
@@ -773,7 +782,10 @@ impl Node {
             let ended = Vec::new();
             return (Released { ended, holders }, Level::Scanned);
         }
-        let counter = counter.filter(|_| !lost);
+        let counted = counter;
+        // No file is there to be taken off the count: only an operator's word and a look end that.
+        let left = word == Word::Operators && counted.is_some_and(|c| is_left(c, &numbers));
+        let counter = counter.filter(|_| !lost && !left);
         // Looked at once before: its holders had their time.
         let (grace, dying) = if record.closed {
             (Duration::ZERO, BLOCKED_AGAIN)
@@ -791,9 +803,23 @@ impl Node {
             dry_run: self.site.dry_run,
         }
         .run(grace, dying);
-        let level = if lost { Level::Scanned } else { record.level };
+        if let (true, true, Some(counted)) = (left, released.holders.is_empty(), counted) {
+            // What fails here shows at the next grant, which refuses a device with a count.
+            numbers.iter().for_each(|n| drop(counted.restart(*n)));
+        }
+        let level = if lost || left {
+            Level::Scanned
+        } else {
+            record.level
+        };
         (released, level)
     }
+}
+
+/// Whether devices have a count and no counted file, and none has a counted file.
+fn is_left(counter: &Counter, numbers: &[Number]) -> bool {
+    let count = |n: &Number| counter.open_files(*n).unwrap_or(0);
+    numbers.iter().any(|n| count(n) > 0) && numbers.iter().all(|n| counter.files(*n).is_empty())
 }
 
 /// The lessee's kernel itself, as what keeps a device.
@@ -824,6 +850,7 @@ fn why(holders: &[Holder]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::count::tests::{NOBODYS, count_one_more};
     use crate::cpuset::CpuSet;
 
     fn node(run_dir: &Path) -> Node {
@@ -838,11 +865,8 @@ mod tests {
         Node::open(site).unwrap()
     }
 
-    /// A step that found the device without a lease waits for the lock; meanwhile another step lends the device.
-    #[test]
-    fn a_device_that_was_lent_meanwhile_is_not_cleared() {
-        let dir = tempfile::tempdir().unwrap();
-        let node = node(dir.path());
+    /// A lease whose kernel is gone.
+    fn lent(number: Number, group: Option<Group>) -> (LeaseRecord, DeviceRecord) {
         let step = StepKey {
             job: JobId(1),
             step: 0,
@@ -854,8 +878,8 @@ mod tests {
         let device = Device {
             index: GpuIndex(0),
             path: "/dev/gpu0".into(),
-            major: 195,
-            minor: 0,
+            major: number.major,
+            minor: number.minor,
         };
         let lease = LeaseRecord {
             step,
@@ -870,7 +894,7 @@ mod tests {
                 freezer: None,
             },
             level: Level::Counted,
-            group: None,
+            group,
             devices: vec![device.clone()],
             cores: CpuSet::default(),
             affinity: CpuSet::default(),
@@ -883,13 +907,48 @@ mod tests {
             stepd: process,
         };
         let record = DeviceRecord {
-            device: device.clone(),
+            device,
             epoch: Epoch(7),
             state: DeviceState::Lent {
                 step,
                 lease: LeaseId(2),
             },
         };
+        (lease, record)
+    }
+
+    #[test]
+    fn a_count_without_a_file_needs_an_operators_word() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = node(dir.path());
+        let counter = match node.counter() {
+            Ok(counter) => counter,
+            Err(why) => {
+                eprintln!("SKIPPED: {why}");
+                return;
+            }
+        };
+        let group = Group { hierarchy: 0, id: 1 };
+        counter.prepare(NOBODYS, group).unwrap();
+        count_one_more(counter, NOBODYS);
+        let (lease, record) = lent(NOBODYS, Some(group));
+        node.store.put(&lease).unwrap();
+        node.store.put(&record).unwrap();
+        let take_back = |word| node.take_back_by(lease.step, word).unwrap().unwrap().0;
+        let ours = take_back(Word::Ours);
+        assert_eq!((ours.clean, ours.level), (false, Level::Counted));
+        let theirs = take_back(Word::Operators);
+        assert_eq!((theirs.clean, theirs.level), (true, Level::Scanned), "{theirs:?}");
+        assert_eq!(counter.open_files(NOBODYS).unwrap(), 0);
+    }
+
+    /// A step that found the device without a lease waits for the lock; meanwhile another step lends the device.
+    #[test]
+    fn a_device_that_was_lent_meanwhile_is_not_cleared() {
+        let dir = tempfile::tempdir().unwrap();
+        let node = node(dir.path());
+        let (lease, record) = lent(Number { major: 195, minor: 0 }, None);
+        let device = record.device.clone();
         node.store.put(&lease).unwrap();
         node.store.put(&record).unwrap();
         node.clear_unknown(&device).unwrap();

@@ -108,53 +108,16 @@ impl Sight {
 #[cfg(test)]
 #[allow(unsafe_code)] // mmap(2).
 mod tests {
+    use super::super::tests::Host;
     use super::*;
     use crate::bpf::Number;
-    use std::path::Path;
-    use std::process::Command;
 
     const ZERO: Number = Number { major: 1, minor: 5 };
-    /// A device that other tests and programs of this group leave alone: all of them would be counted.
-    const FUSE: Number = Number {
-        major: 10,
-        minor: 229,
-    };
-
-    /// A bpf file system of the test's own: nothing of it reaches other sets of programs.
-    struct Mounted(tempfile::TempDir);
-
-    impl Mounted {
-        fn make() -> Self {
-            let dir = tempfile::tempdir().unwrap();
-            let mount = ["-t", "bpf", "-o", "mode=700", "bpf"];
-            let status = Command::new("mount").args(mount).arg(dir.path()).status();
-            assert!(status.unwrap().success());
-            Self(dir)
-        }
-    }
-
-    impl Drop for Mounted {
-        fn drop(&mut self) {
-            let _ = Command::new("umount").arg(self.0.path()).status();
-        }
-    }
-
-    fn counter(dir: &Path) -> Option<Counter> {
-        Counter::open(dir)
-            .inspect_err(|e| eprintln!("SKIPPED: this Linux can't count: {e}"))
-            .ok()
-    }
 
     #[test]
     fn a_counted_file_is_seen_by_descriptor_and_by_mapping() {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: needs root");
-            return;
-        }
-        let mounted = Mounted::make();
-        let Some(counter) = counter(mounted.0.path()) else {
-            return;
-        };
+        let Some(host) = Host::that_counts() else { return };
+        let counter = &host.counter;
         let sight = counter.sight().unwrap();
         let me = std::process::id();
         let seen = || -> Vec<(Hold, u64)> {
@@ -162,7 +125,7 @@ mod tests {
             mine.map(|s| (s.how, s.file)).collect()
         };
         let uncounted = std::fs::File::open("/dev/zero").unwrap();
-        counter.lend(ZERO, super::super::own_group().unwrap()).unwrap();
+        host.lend(ZERO);
         assert_eq!(seen(), [], "it was opened before the lease");
         let file = std::fs::File::open("/dev/zero").unwrap();
         let files = counter.files(ZERO);
@@ -180,43 +143,5 @@ mod tests {
         // SAFETY: the mapping is this test's, without any other reference.
         assert_eq!(unsafe { libc::munmap(page, length) }, 0);
         assert_eq!(seen(), []);
-    }
-
-    #[test]
-    fn an_open_that_can_not_be_counted_is_refused() {
-        use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("SKIPPED: needs root");
-            return;
-        }
-        if std::fs::File::open("/dev/fuse").is_err() {
-            eprintln!("SKIPPED: this host has no /dev/fuse");
-            return;
-        }
-        let mounted = Mounted::make();
-        let Some(counter) = counter(mounted.0.path()) else {
-            return;
-        };
-        let most = usize::try_from(super::super::MOST_FILES).unwrap();
-        let maximum = getrlimit(Resource::Nofile).maximum;
-        let room = maximum.unwrap_or(u64::MAX).min(2 * most as u64);
-        let current = Some(room);
-        setrlimit(Resource::Nofile, Rlimit { current, maximum }).unwrap();
-        if room < most as u64 + 100 {
-            eprintln!("SKIPPED: no process may open as many files here");
-            return;
-        }
-        counter.lend(FUSE, super::super::own_group().unwrap()).unwrap();
-        let open = || std::fs::File::open("/dev/fuse");
-        // Linux 6.18 leaves a tracepoint's program out where another task was preempted in it: the open is refused, or
-        // the freed file counts on.
-        let open_at_last = || (0..10).find_map(|_| open().ok());
-        let files: Vec<_> = (0..most).map(|_| open_at_last().unwrap()).collect();
-        assert_eq!(open().unwrap_err().kind(), io::ErrorKind::PermissionDenied);
-        assert_eq!(counter.open_files(FUSE).unwrap(), most as u64);
-        drop(files);
-        assert!(open_at_last().is_some(), "there is room again");
-        let left = counter.open_files(FUSE).unwrap();
-        assert!(left < most as u64 / 100, "{left}");
     }
 }
