@@ -139,7 +139,7 @@ pub fn replicas(start: &Start, dir: &Path) -> Replicas {
     let of_pool = || {
         let config = Config::load().ok()?;
         let pool = start.launch.pool.clone().unwrap_or_else(|| config.default_pool());
-        Some(config.pool.get(&pool)?.replicas)
+        Some(config.pool.get(&pool)?.replicas())
     };
     before()
         .map(|file| file.launch.replicas)
@@ -290,8 +290,9 @@ pub async fn grow(
     told: mpsc::UnboundedSender<Note>,
 ) {
     let (mut left, mut first, mut taken, mut pause) = (count, first, taken, GROW_AGAIN.0);
+    let mut failed = Vec::new();
     loop {
-        match grow_by_one(&order, first, &taken).await {
+        match grow_by_one(&order, first, &taken, &mut failed).await {
             Ok(place) => {
                 (left, first) = (left - 1, Incarnation(place.incarnation.0 + 1));
                 taken.push(place.node.clone());
@@ -313,18 +314,26 @@ pub async fn grow(
     }
 }
 
-async fn grow_by_one(order: &Order, first: Incarnation, taken: &[NodeName]) -> Result<Place> {
+/// `failed` are the nodes without a seat at the last tries: others come first.
+async fn grow_by_one(
+    order: &Order,
+    first: Incarnation,
+    taken: &[NodeName],
+    failed: &mut Vec<NodeName>,
+) -> Result<Place> {
     let config = Config::load().context("can't read the configuration")?;
     let order = Order {
-        avoid: taken.to_vec(),
+        avoid: [taken, failed].concat(),
         ..order.clone()
     };
-    let plan = placement(&order, first, &config).await?;
+    let plan = placement(&order, first, &config).await;
+    let plan = plan.inspect_err(|_| failed.clear())?;
     // Excluding these nodes by Slurm alone would take a reservation.
     if plan.node.as_str().is_empty() || taken.contains(&plan.node) {
         bail!("hopd names no node without a replica of the kernel");
     }
-    take_seat_of(&plan, &order, &config).await
+    let place = take_seat_of(&plan, &order, &config).await;
+    place.inspect_err(|_| failed.push(plan.node))
 }
 
 /// Opens the next tenure in the store, and tells the replica of it in `front.json`.

@@ -111,6 +111,7 @@ impl Core {
         };
         let user = self.user_index(&place.user);
         let wanted = place.replicas.max(1);
+        self.withdraw_unused_plans(&place);
         let nodes = self.choose_nodes(pool, user, &place, wanted);
         if nodes.len() < usize::from(wanted) {
             let never = self.never_in(pool, &place.default_need);
@@ -153,6 +154,20 @@ impl Core {
             kernel: place.kernel,
             seats,
         });
+    }
+
+    /// A front that asks again from this number on has not used the seats of before: no replica comes there.
+    fn withdraw_unused_plans(&mut self, place: &PlaceKernel) {
+        let (Some(k), Some(first)) = (self.find_kernel(&place.kernel), place.first) else {
+            return;
+        };
+        let kernel = &self.work.kernels[k];
+        let moves = kernel.migrating.as_ref().map(|m| m.incarnation);
+        let numbers = kernel.planned.iter().map(|p| p.incarnation);
+        let unused: Vec<Incarnation> = numbers.filter(|n| *n >= first && Some(*n) != moves).collect();
+        for incarnation in unused {
+            self.unplan(k, incarnation);
+        }
     }
 
     /// Reserves a seat for a new replica on this node, or the standby's there.

@@ -191,6 +191,33 @@ fn a_kernel_with_standbys_goes_to_one_that_has_free_gpus() {
 }
 
 #[test]
+fn a_place_that_came_to_nothing_keeps_no_kernel_away() {
+    let (mut w, k) = world(None);
+    let again = |first: u32, avoid: &[&str]| PlaceKernel {
+        first: Some(Incarnation(first)),
+        ..another(&k, avoid)
+    };
+    // The seat on n1 didn't start: the front asks for another, by the same number.
+    w.tell(Input::PlaceKernel(again(2, &["n0", "n2"])));
+    w.tell(Input::PlaceKernel(again(2, &["n0", "n1"])));
+    assert_eq!(
+        stays(&asks(&mut w, &k, None, Some("n2"))),
+        &MoveRefused::SitsThere { node: "n2".into() },
+        "a replica is on its way there"
+    );
+    assert_eq!(
+        goes_to(&asks(&mut w, &k, None, Some("n1"))),
+        ("n1", MoveCause::Asked)
+    );
+    // Nor does the place of the move go with the next such request.
+    w.tell(Input::PlaceKernel(again(2, &["n0", "n1"])));
+    assert_eq!(
+        stays(&asks(&mut w, &k, None, None)),
+        &MoveRefused::Moves { to: "n1".into() }
+    );
+}
+
+#[test]
 fn a_kernel_that_sleeps_leaves_nothing_behind() {
     let (mut w, k) = world(None);
     w.submit(&k, Need::gpus(2));
