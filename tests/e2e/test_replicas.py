@@ -263,6 +263,44 @@ def test_what_was_answered_in_the_last_moment_is_there(cluster: Cluster, alice: 
         assert stream(got, "stdout") == "29\n" or told, got
 
 
+def test_the_first_replicas_node_is_lost_while_the_group_grows(cluster: Cluster) -> None:
+    """What it answered is there, or its user is told; the group grows all the same."""
+    with notebook(cluster, "alice", env=THREE) as book:
+        book.execute("import os; x = 41")
+        node = node_of(book)
+        with lost_node(cluster, node):
+            got = book.execute("print(x)", timeout=120)
+            told = "lost" in stream(got, "stderr") or "gone" in stream(got, "stderr")
+            assert stream(got, "stdout") == "41\n" or told, got
+            book.execute("import os; x = 41")
+            assert node_of(book) != node
+            grown(cluster, without=node)
+    nothing_is_left(cluster)
+
+
+@pytest.mark.parametrize("seconds", [5, 30])
+def test_an_executor_that_stands_still_in_a_cell_runs_it_once(
+    cluster: Cluster, alice: Notebook, seconds: float
+) -> None:
+    """After a short stop the cell ends; after a long one another replica has told its loss. No effect of a lost one stays."""
+    notes = cluster.base / "home/alice/stood-still"
+    notes.unlink(missing_ok=True)
+    cell = alice.submit(f"open({str(notes)!r}, 'a').write('.'); import time; time.sleep(2); y = 42")["cell"]
+    until("the cell has begun", notes.exists, 30)
+    with paused(cluster, node=kernel_row(cluster)["node"]):
+        time.sleep(seconds)
+    got = alice.wait(cell, 90)
+    assert got["done"], got
+    after = alice.execute("print(x, globals().get('y'))", timeout=90)
+    if got["status"] == "ok":
+        assert stream(after, "stdout") == "41 42\n", (got, after)
+    else:
+        assert got["reply"]["ename"] == "CellLost", got
+        assert stream(after, "stdout") == "41 None\n", (got, after)
+    assert notes.read_text() == "."
+    grown(cluster)
+
+
 def test_the_supervisor_is_killed_and_its_seat_starts_another(cluster: Cluster, alice: Notebook) -> None:
     assert cluster.kill(r"hop-replica run", "alice")
     assert node_of(alice)
