@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from harness import REPLICAS, Cluster
+from harness import Cluster
 
 BASE = os.environ.get("HOP_E2E_BASE", "/srv/gresshopper-e2e")
 INDEX = int(os.environ.get("HOP_E2E_INDEX", "8"))
@@ -32,7 +32,7 @@ def cluster() -> Iterator[Cluster]:
     """Four nodes with two fake GPUs each, Gresshopper deployed, in the variant that HOP_E2E_VARIANT names. Kernels have as
     many replicas as HOP_E2E_REPLICAS says."""
     variant = os.environ.get("HOP_E2E_VARIANT", "auto")
-    yield from deployed(Cluster(BASE, INDEX, variant, POOL_EXTRA=f"replicas = {REPLICAS}"))
+    yield from deployed(Cluster(BASE, INDEX, variant))
 
 
 @pytest.fixture(scope="session")

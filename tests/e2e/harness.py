@@ -47,7 +47,7 @@ class Cluster:
         self.index = index
         self.variant = variant
         self.options = options
-        self.deploy_env = {"PROFILE": PROFILE, **deploy}
+        self.deploy_env = {"PROFILE": PROFILE, "REPLICAS": str(REPLICAS), **deploy}
         self.env: dict[str, str] = {}
 
     def devcluster(self, *args: str, check: bool = True, timeout: float = 180) -> str:
@@ -68,6 +68,7 @@ class Cluster:
         self.devcluster("up", "--variant", self.variant, *fixed, *self.options)
         text = self.devcluster("env")
         self.env = dict(re.findall(r"^export (\w+)='(.*)'$", text, re.M))
+        self.variant = self.env["HOP_DEV_VARIANT"]
         ports = self.env.get("HOP_DEV_PORTS", "17900-17901").split("-")
         self.deploy_env["HOPD_PORT"] = ports[0]
         self.deploy("up")

@@ -150,9 +150,9 @@ pub struct Pool {
     /// Replicas may be moved to where GPUs are free; none: never.
     #[serde(default)]
     pub migrate: Option<Migrate>,
-    /// Replicas of a kernel that doesn't name a number.
-    #[serde(default)]
-    pub replicas: Replicas,
+    /// Replicas of a kernel that doesn't name a number; `None`: as [`Pool::replicas`] says.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas: Option<Replicas>,
     /// Partitions to turn to when the pool's own has no room, the cheapest first.
     #[serde(default)]
     pub burst: Vec<Burst>,
@@ -167,6 +167,20 @@ pub enum Isolation {
     Devices,
     /// Nothing: said aloud by the site.
     None,
+}
+
+/// Pilots of a pool whose kernels have three replicas, unless the site says otherwise: a pilot is on one node.
+const PILOTS_FOR_THREE: u32 = 3;
+
+impl Pool {
+    /// Replicas of a kernel that doesn't name a number.
+    pub fn replicas(&self) -> Replicas {
+        let usual = || match self.max_pilots >= PILOTS_FOR_THREE {
+            true => Replicas::Three,
+            false => Replicas::One,
+        };
+        self.replicas.unwrap_or_else(usual)
+    }
 }
 
 fn default_rotate_before_s() -> u32 {
@@ -520,9 +534,15 @@ isolation = "devices"
     #[test]
     fn a_pools_kernels_have_one_replica_or_three() {
         let with = |count: u8| parse(&WIRING.replace("linger_ms = 2000", &format!("replicas = {count}")));
-        let of = |config: Config| config.pool[&config.default_pool()].replicas;
-        assert_eq!(of(parse(WIRING).unwrap()), Replicas::One);
+        let of = |config: Config| config.pool[&config.default_pool()].replicas();
         assert_eq!(of(with(3).unwrap()), Replicas::Three);
+        assert_eq!(of(with(1).unwrap()), Replicas::One);
+        let pilots = |most: u32| {
+            let least = WIRING.replace("min_pilots = 4", "min_pilots = 1");
+            parse(&least.replace("max_pilots = 4", &format!("max_pilots = {most}"))).unwrap()
+        };
+        assert_eq!(of(pilots(2)), Replicas::One, "a third node isn't there");
+        assert_eq!(of(pilots(3)), Replicas::Three);
         let refused = with(2).unwrap_err();
         assert!(refused.contains("1 or 3 replicas, not 2"), "{refused}");
     }

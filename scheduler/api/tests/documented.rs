@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use hop_api::config::{Config, Quantum};
+use hop_words::replica::Replicas;
 use hop_words::time::Span;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -87,7 +88,7 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     all.jupyter_python = Some("/x".into());
     let pool = all.pool.get_mut(&"NAME".into()).unwrap();
     (pool.account, pool.gpu_type) = (Some("x".into()), Some("x".into()));
-    pool.linger_ms = Some(1);
+    (pool.linger_ms, pool.replicas) = (Some(1), Some(Replicas::One));
     pool.quantum = Some(Quantum {
         interactive: Some(Span(1)),
         deadline: Some(Span(1)),
