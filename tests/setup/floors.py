@@ -2,13 +2,15 @@
 """Check that dependencies between the top-level folders point one way: down the floors of docs/architecture.md.
 
 Arrows come from cargo's metadata (normal, build and development dependencies), and from the imports of our Python
-packages. Each wrong arrow is a line on standard error with its cure; the exit status is then 1.
+packages. A crate that no source of its dependent names is wrong as well, but for those that only bring a feature along
+(`FEATURES`). Each wrong arrow is a line on standard error with its cure; the exit status is then 1.
 """
 
 from __future__ import annotations
 
 import ast
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,6 +47,9 @@ ENDS = {
     "bench",
 }
 
+# Dependencies that no source names: they turn on features of crates below.
+FEATURES = {("kernel/remote", "reqwest")}
+
 PYTHON = {"gresshopper": "kernel/python", "gresshopper_jupyter": "jupyterhub-spawner"}
 
 
@@ -54,6 +59,7 @@ class Arrow(NamedTuple):
     source: str
     target: str
     told_by: str
+    name: str = ""
 
 
 def crates() -> Iterator[Arrow]:
@@ -66,7 +72,19 @@ def crates() -> Iterator[Arrow]:
         for dependency in package["dependencies"]:
             path = dependency.get("path")
             target = str(Path(path).relative_to(ROOT)) if path else dependency["name"]
-            yield Arrow(str(manifest.parent), target, str(manifest))
+            name = dependency["rename"] or dependency["name"]
+            yield Arrow(str(manifest.parent), target, str(manifest), name)
+
+
+def unused(arrow: Arrow) -> bool:
+    """Whether a crate's sources never name the dependency."""
+    folder = ROOT / arrow.source
+    if not arrow.told_by.endswith("Cargo.toml") or (arrow.source, arrow.name) in FEATURES:
+        return False
+    named = re.compile(rf"\b{re.escape(arrow.name.replace('-', '_'))}\b")
+    nested = {path.parent for path in folder.glob("*/**/Cargo.toml")}
+    sources = (path for path in folder.rglob("*.rs") if not nested & set(path.parents))
+    return not any(named.search(path.read_text()) for path in sources)
 
 
 def imports() -> Iterator[Arrow]:
@@ -116,6 +134,7 @@ def wrong(arrow: Arrow) -> str | None:
 def main() -> int:
     arrows = [*crates(), *imports()]
     found = [(arrow, reason) for arrow in arrows if (reason := wrong(arrow))]
+    found += [(arrow, "no source names it: drop it") for arrow in arrows if unused(arrow)]
     for arrow, reason in found:
         print(f"floors: {arrow.told_by}: {arrow.source} -> {arrow.target}: {reason}", file=sys.stderr)
     return 1 if found else 0
