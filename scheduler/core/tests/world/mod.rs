@@ -117,6 +117,8 @@ pub struct World {
     pub digest: Option<u64>,
     /// Pilots that were asked for.
     pub asked: Vec<u64>,
+    /// Pilots whose agents may have something left to do.
+    pub ordered: BTreeSet<JobId>,
     out: Vec<Output>,
 }
 
@@ -149,6 +151,7 @@ impl World {
             inputs: 0,
             took: None,
             digest: None,
+            ordered: BTreeSet::new(),
             asked: Vec::new(),
             out: Vec::new(),
         };
@@ -194,6 +197,7 @@ impl World {
                 let executor = (start.kernel.clone(), start.executor);
                 assert!(!self.deposed.contains(&executor), "{executor:?} is deposed");
                 agent.starting.insert(start.lease, start.clone());
+                self.ordered.insert(start.pilot);
             }
             Output::EndLease {
                 lease, pilot, cause, ..
@@ -201,6 +205,7 @@ impl World {
                 self.leaving.remove(lease);
                 if let Some(agent) = self.agents.get_mut(pilot) {
                     agent.ending.insert(*lease, *cause);
+                    self.ordered.insert(*pilot);
                 }
             }
             Output::DrainPilot { pilot } => {
@@ -237,7 +242,15 @@ impl World {
                 kernel, lease, grace, ..
             } => {
                 self.lingering.remove(lease);
-                self.running.retain(|_, l| l != lease);
+                let own = self.running.range((kernel.clone(), CellId::from(""))..);
+                let own = own.take_while(|((k, _), _)| k == kernel);
+                let gone: Vec<_> = own
+                    .filter(|(_, l)| *l == lease)
+                    .map(|(key, _)| key.clone())
+                    .collect();
+                for key in gone {
+                    self.running.remove(&key);
+                }
                 if *grace > Span::ZERO {
                     self.leaving.insert(*lease, kernel.clone());
                 }
@@ -1084,10 +1097,18 @@ impl Full {
         if self.world.no_pilot() {
             return true;
         }
-        let next = self.world.agents.iter().find_map(|(j, a)| {
-            let ending = a.ending.keys().next().map(|l| (*j, *l, true));
-            ending.or_else(|| a.starting.keys().next().map(|l| (*j, *l, false)))
-        });
+        let next = loop {
+            let Some(&job) = self.world.ordered.first() else {
+                break None;
+            };
+            let agent = self.world.agents.get(&job);
+            let ending = agent.and_then(|a| Some((job, *a.ending.keys().next()?, true)));
+            let order = ending.or_else(|| Some((job, *agent?.starting.keys().next()?, false)));
+            if order.is_some() {
+                break order;
+            }
+            self.world.ordered.pop_first();
+        };
         match next {
             Some((job, lease, true)) => self.world.confirm_end(job, lease, true),
             Some((job, lease, false)) => self.world.confirm(job, lease),
@@ -1103,8 +1124,11 @@ impl Full {
         let mut rounds = 0;
         while self.world.inputs < enough {
             self.world.now = self.world.now + Span::from_millis(5);
-            let i = self.world.rng.below(self.world.running.len() as u64) as usize;
-            let (kernel, cell) = self.world.running.keys().nth(i).cloned().expect("many run");
+            let from = KernelId::from(format!("k{}", self.world.rng.below(10_000)));
+            let running = &self.world.running;
+            let mut from = running.range((from, CellId::from(""))..).chain(running);
+            let ((kernel, cell), _) = from.next().expect("many run");
+            let (kernel, cell) = (kernel.clone(), cell.clone());
             self.world.end_cell(&kernel, &cell);
             self.idle.push(kernel);
             self.settle();
