@@ -13,6 +13,7 @@ use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
 use crate::state::{Kernel, Node, Pilot, PilotState, Pool};
+use crate::tally::may_ask_for;
 use hop_words::id::Incarnation;
 use hop_words::replica::MoveCause;
 use hop_words::time::{Span, Timestamp};
@@ -30,8 +31,6 @@ const QUIET: Span = Span::from_secs(180);
 const LOOK: Span = Span::from_secs(120);
 /// Moves begun at a time.
 const AT_ONCE: usize = 2;
-/// A kernel may ask for so many GPUs if at least this share of its recent cells did.
-const RARELY: f32 = 0.05;
 
 impl Core {
     /// Begins moves for kernels on crowded nodes, and for the stranded kernels that are expected back first.
@@ -98,17 +97,18 @@ impl Core {
             return;
         }
         p.looked_apart = Some(self.now);
-        let mut asked = self.asked(pool);
         let room = |asked: &BTreeMap<Idx<Node>, u32>, node: Idx<Node>| {
             let all = u32::from(self.supply.nodes[node].gpus);
             all.checked_sub(asked.get(&node).copied().unwrap_or_default())
         };
-        let alone = self.work.kernels.iter();
-        let alone = alone.filter(|(_, k)| k.pool == pool && k.replicas.len() == 1);
-        let crowded = alone.filter_map(|(i, k)| {
-            let node = k.replicas[0].node;
-            let moves = room(&asked, node).is_none() && self.may_be_moved(k);
-            moves.then(|| (k.quiet_since, i, node, u32::from(may_ask_for(k))))
+        let mut asked = self.supply.pools[pool].tally.asked_on.clone();
+        let full = asked.keys().filter(|&&node| room(&asked, node).is_none());
+        let sit_there =
+            full.flat_map(|&node| self.supply.nodes[node].sitting.iter().map(move |&i| (i, node)));
+        let crowded = sit_there.filter_map(|(i, node)| {
+            let k = &self.work.kernels[i];
+            let alone = k.pool == pool && k.replicas.len() == 1 && k.replicas[0].node == node;
+            (alone && self.may_be_moved(k)).then(|| (k.quiet_since, i, node, u32::from(may_ask_for(k))))
         });
         let mut crowded: Vec<(Timestamp, Idx<Kernel>, Idx<Node>, u32)> = crowded.collect();
         crowded.sort_unstable();
@@ -128,22 +128,6 @@ impl Core {
         for (kernel, victim, to) in moves {
             self.begin_move(kernel, victim, to, MoveCause::Ahead, out);
         }
-    }
-
-    /// GPUs that the kernels of each node, or on their way there, may ask for at once. Kernels of several replicas
-    /// count on the node of their next cell.
-    fn asked(&self, pool: Idx<Pool>) -> BTreeMap<Idx<Node>, u32> {
-        let mut asked: BTreeMap<Idx<Node>, u32> = BTreeMap::new();
-        for (_, k) in self.work.kernels.iter().filter(|(_, k)| k.pool == pool) {
-            let goes = k.migrating.map(|m| m.to);
-            let plans = k.planned.first().map(|p| p.node);
-            let sits = k.replicas.first().map(|r| r.node);
-            let home = k.home.filter(|_| k.replicas.len() > 1);
-            if let Some(node) = goes.or(home).or(sits).or(plans) {
-                *asked.entry(node).or_default() += u32::from(may_ask_for(k));
-            }
-        }
-        asked
     }
 
     /// The fullest of the pool's own nodes with room for so many GPUs beside all that may be asked for there.
@@ -200,13 +184,6 @@ impl Core {
         let least = spares.max_by_key(|r| (!self.is_apart(k.pool, r.node), r.incarnation));
         least.map(|r| r.incarnation)
     }
-}
-
-/// The most GPUs that the kernel is likely to ask for.
-fn may_ask_for(k: &Kernel) -> u16 {
-    let total: f32 = k.sizes.iter().map(|(_, w)| w).sum();
-    let often = k.sizes.iter().filter(|(_, w)| *w >= RARELY * total);
-    often.map(|&(gpus, _)| gpus).max().unwrap_or(k.default_need.gpus)
 }
 
 fn lies_idle(p: &Pilot, gpus: u16) -> bool {

@@ -131,11 +131,9 @@ impl Core {
         }
         match sizes.iter_mut().find(|(g, _)| *g == gpus) {
             Some((_, w)) => *w += 1.0,
-            None => {
-                sizes.push((gpus, 1.0));
-                self.tally_kernel(kernel);
-            }
+            None => sizes.push((gpus, 1.0)),
         }
+        self.tally_kernel(kernel);
     }
 
     fn learn_think(&mut self, kernel: Idx<Kernel>, need: &Need) {

@@ -438,10 +438,17 @@ impl Core {
                 user.name,
                 user.held
             );
+            let seats = self.work.seats.iter().filter(|(_, s)| s.user == u);
+            hold!(
+                seats.map(|(job, _)| job).eq(&user.seats),
+                "user {} doesn't know of a seat, or of one that is gone",
+                user.name
+            );
             let in_pools: u32 = user.held_in.iter().map(|(_, n)| n).sum();
             hold!(in_pools == held, "user {}: GPUs by pool don't add up", user.name);
         }
         self.check_members()?;
+        self.check_homes()?;
         for (i, pool) in self.supply.pools.iter() {
             let of = self.work.leases.values().filter(|l| l.pool == i);
             let (mut held, mut running) = (0, 0);
@@ -469,6 +476,24 @@ impl Core {
                 "pool {}: {running} GPUs run, {} counted",
                 pool.config.name,
                 pool.running
+            );
+        }
+        Ok(())
+    }
+
+    /// The homes of each node are counted by size.
+    fn check_homes(&self) -> Result<(), Insane> {
+        for (_, node) in self.supply.nodes.iter() {
+            let mut sizes: BTreeMap<u16, u32> = BTreeMap::new();
+            for &k in &node.homes {
+                *sizes.entry(self.work.kernels[k].default_need.gpus).or_default() += 1;
+            }
+            sizes.remove(&0);
+            let counted = node.home_sizes.iter().copied().filter(|(_, n)| *n > 0);
+            hold!(
+                counted.collect::<BTreeMap<_, _>>() == sizes,
+                "node {} counts its homes wrongly",
+                node.name
             );
         }
         Ok(())

@@ -148,19 +148,6 @@ impl Core {
         self.settle(out);
     }
 
-    /// Serves the cells for which something has changed.
-    fn settle(&mut self, out: &mut Vec<Output>) {
-        loop {
-            if let Some(pool) = self.work.unheld.pop_first() {
-                self.hold_for_due(pool, out);
-            } else if let Some(node) = self.work.stale.pop_first() {
-                self.dispatch_node(node, out);
-            } else {
-                return;
-            }
-        }
-    }
-
     /// When [`Input::Tick`] is due at the latest; none: not before something else happens.
     pub fn next_wake(&self) -> Option<Timestamp> {
         self.timers.first().map(|(at, _)| *at)
@@ -329,6 +316,7 @@ impl Core {
             subscribed: 0,
             replicas: 0,
             homes: BTreeSet::new(),
+            home_sizes: Vec::new(),
             sitting: BTreeSet::new(),
         });
         self.supply.pools[pool].nodes.push(i);
@@ -347,6 +335,7 @@ impl Core {
             held: 0,
             held_in: Vec::new(),
             cells: BTreeSet::new(),
+            seats: BTreeSet::new(),
         });
         self.people.user_by_name.insert(name.clone(), i);
         i

@@ -9,12 +9,50 @@ use crate::output::Output;
 use crate::state::{Cell, Node, PilotState, Rank, Shape};
 use hop_words::id::LeaseId;
 use hop_words::lease::EndCause;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Cells of one shape that are examined for a cell that is worth a move.
 const LOOK_AT: usize = 4;
 
+/// Answers that hold as long as nothing happens: many nodes are looked at for the same cells.
+#[derive(Debug, Default)]
+struct Looked {
+    /// Number of outputs when the cells were looked at. All that a forecast rests on changes with an output.
+    outputs: usize,
+    /// Whether a cell is better moved than left waiting.
+    better_moved: BTreeMap<Idx<Cell>, bool>,
+    /// Cells that can't start.
+    stuck: BTreeSet<Idx<Cell>>,
+}
+
+impl Looked {
+    /// Forgets everything if there are new outputs.
+    fn refresh(&mut self, outputs: usize) {
+        if self.outputs != outputs {
+            *self = Self {
+                outputs,
+                ..Self::default()
+            };
+        }
+    }
+}
+
 impl Core {
+    /// Serves the cells for which something has changed.
+    pub(crate) fn settle(&mut self, out: &mut Vec<Output>) {
+        let mut looked = Looked::default();
+        loop {
+            if let Some(pool) = self.work.unheld.pop_first() {
+                self.hold_for_due(pool, out);
+                looked = Looked::default();
+            } else if let Some(node) = self.work.stale.pop_first() {
+                self.dispatch_one_of_many(node, &mut looked, out);
+            } else {
+                return;
+            }
+        }
+    }
+
     /// Marks the kernel's nodes as changed: cells that wait there may be able to start now.
     pub(crate) fn stale_around(&mut self, kernel: Idx<crate::state::Kernel>) {
         let nodes = self.work.kernels[kernel].replicas.iter().map(|r| r.node);
@@ -23,8 +61,13 @@ impl Core {
 
     /// GPUs or cores of this node have become free: starts waiting cells, in order.
     pub(crate) fn dispatch_node(&mut self, node: Idx<Node>, out: &mut Vec<Output>) {
+        self.dispatch_one_of_many(node, &mut Looked::default(), out);
+    }
+
+    /// The same for one of several nodes, between which nothing else changes.
+    fn dispatch_one_of_many(&mut self, node: Idx<Node>, looked: &mut Looked, out: &mut Vec<Output>) {
         let waiting: Vec<Idx<Cell>> = self.supply.nodes[node].queue.iter().map(|&(_, c)| c).collect();
-        let mut far = self.first_with_room(node);
+        let mut far = self.first_with_room(node, looked, out.len());
         for cell in waiting {
             if !self.has_free_cores(node) {
                 return;
@@ -32,12 +75,18 @@ impl Core {
             let Some(rank) = self.work.cells.get(cell).map(|c| c.rank) else {
                 continue;
             };
-            far = self.bring(far, node, Some((rank, cell)), out);
-            if self.work.cells.get(cell).is_some() && self.try_start(cell, out) {
-                far = self.first_with_room(node);
+            far = self.bring(far, node, Some((rank, cell)), looked, out);
+            looked.refresh(out.len());
+            if self.work.cells.get(cell).is_none() || looked.stuck.contains(&cell) {
+                continue;
+            }
+            if self.try_start(cell, out) {
+                far = self.first_with_room(node, looked, out.len());
+            } else {
+                looked.stuck.insert(cell);
             }
         }
-        self.bring(far, node, None, out);
+        self.bring(far, node, None, looked, out);
     }
 
     fn has_free_cores(&self, node: Idx<Node>) -> bool {
@@ -47,8 +96,14 @@ impl Core {
     }
 
     /// The first cell of another node that would find room on this one.
-    fn first_with_room(&self, node: Idx<Node>) -> Option<(Rank, Idx<Cell>)> {
-        self.first_elsewhere(node, &|shape| self.has_room_for(node, shape))
+    fn first_with_room(
+        &self,
+        node: Idx<Node>,
+        looked: &mut Looked,
+        outputs: usize,
+    ) -> Option<(Rank, Idx<Cell>)> {
+        looked.refresh(outputs);
+        self.first_elsewhere(node, &|shape| self.has_room_for(node, shape), looked)
     }
 
     /// Has replicas moved to the node for cells of other nodes, of which `far` is the first. Goes on while they come
@@ -58,6 +113,7 @@ impl Core {
         far: Option<(Rank, Idx<Cell>)>,
         node: Idx<Node>,
         place: Option<(Rank, Idx<Cell>)>,
+        looked: &mut Looked,
         out: &mut Vec<Output>,
     ) -> Option<(Rank, Idx<Cell>)> {
         let mut far = far;
@@ -68,14 +124,19 @@ impl Core {
             if !self.move_to_room(cell, node, out) {
                 return None;
             }
-            far = self.first_with_room(node);
+            far = self.first_with_room(node, looked, out.len());
         }
         None
     }
 
     /// The first in the queue of those that wait elsewhere, have a shape that is wanted, and are better moved to the
     /// node than left to wait.
-    fn first_elsewhere(&self, node: Idx<Node>, wanted: &dyn Fn(&Shape) -> bool) -> Option<(Rank, Idx<Cell>)> {
+    fn first_elsewhere(
+        &self,
+        node: Idx<Node>,
+        wanted: &dyn Fn(&Shape) -> bool,
+        looked: &mut Looked,
+    ) -> Option<(Rank, Idx<Cell>)> {
         let pool = &self.supply.pools[self.supply.nodes[node].pool];
         if pool.config.migrate.is_none() || self.supply.nodes[node].down {
             return None;
@@ -86,7 +147,15 @@ impl Core {
             .filter(|(shape, _)| shape.gpus > 0 && wanted(shape));
         let firsts = shapes.filter_map(|(_, waiting)| {
             let mut near = waiting.iter().copied().take(LOOK_AT);
-            near.find(|&(_, c)| !self.sits_on(self.work.cells[c].kernel, node) && self.is_better_moved(c))
+            near.find(|&(_, c)| {
+                let mut better = || {
+                    *looked
+                        .better_moved
+                        .entry(c)
+                        .or_insert_with(|| self.is_better_moved(c))
+                };
+                !self.sits_on(self.work.cells[c].kernel, node) && self.may_be_brought(c) && better()
+            })
         });
         firsts.min()
     }
@@ -155,7 +224,7 @@ impl Core {
         let p = &self.supply.pilots[lease.pilot];
         let g = &p.groups[group];
         let wanted = |shape: &Shape| shape.fits(g) && g.free() + lease.gpus >= shape.gpus;
-        let first = self.first_elsewhere(p.node, &wanted)?;
+        let first = self.first_elsewhere(p.node, &wanted, &mut Looked::default())?;
         self.would_fit(id, first.1).then_some(first)
     }
 

@@ -51,11 +51,12 @@ impl Core {
     /// Whether the cell should end, by its kernel's past, before the holder could start there.
     fn is_over_in_time(&self, c: &Cell, holder: &Cell, node: Idx<Node>) -> bool {
         let age = holder.hold.as_ref().map(|h| self.now.since(h.since));
-        if age.is_none_or(|age| age > BACKFILL_FOR) || self.has_overtaken_enough(c) {
-            return false;
-        }
         let runs = &self.work.kernels[c.kernel].runs;
-        if runs.count < BACKFILL_PAST {
+        // The dearest question comes last.
+        if age.is_none_or(|age| age > BACKFILL_FOR)
+            || runs.count < BACKFILL_PAST
+            || self.has_overtaken_enough(c)
+        {
             return false;
         }
         let takes = runs.remaining(runs, 0.0, Span::ZERO, BACKFILL_QUANTILE);

@@ -190,6 +190,11 @@ impl<T> Table<T> {
         Idx::new(self.items.len() - 1)
     }
 
+    /// `None` for [`Idx::NONE`].
+    pub fn get(&self, i: Idx<T>) -> Option<&T> {
+        self.items.get(i.at())
+    }
+
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (Idx<T>, &T)> {
         self.items.iter().enumerate().map(|(i, x)| (Idx::new(i), x))
     }

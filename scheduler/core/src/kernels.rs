@@ -12,6 +12,7 @@ use crate::usage::Usage;
 use hop_words::id::{AccountName, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName, UserName};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::Need;
+use std::collections::BTreeSet;
 
 /// Seats of one kernel that are planned at a time: two placements of the most replicas.
 const PLANS: usize = 10;
@@ -131,6 +132,8 @@ impl Core {
             &place.pool,
             &place.name,
         );
+        let home = self.work.kernels[k].home;
+        self.set_home(k, None);
         let kernel = &mut self.work.kernels[k];
         let first = place.first.map_or(0, |first| first.0);
         kernel.next_incarnation = kernel.next_incarnation.max(first);
@@ -138,6 +141,7 @@ impl Core {
         kernel.last_gpus = kernel.default_need.gpus;
         kernel.mem_mib = place.mem_mib;
         kernel.cpus = place.cpus;
+        self.set_home(k, home);
         if self.work.kernels[k].replicas.is_empty() {
             self.set_home(k, nodes.first().copied());
             self.work.kernels[k].base = nodes.first().copied();
@@ -193,6 +197,7 @@ impl Core {
             node,
             at: now,
         });
+        self.tally_kernel(k);
         let n = &mut self.supply.nodes[node];
         n.subscribed += u32::from(gpus);
         n.replicas += 1;
@@ -211,14 +216,24 @@ impl Core {
     }
 
     fn seat_with_room(&self, user: Idx<User>, node: Idx<Node>, mem_mib: u64) -> Option<JobId> {
-        self.work
-            .seats
-            .iter()
-            .find(|(_, s)| {
-                let has_room = s.mem_mib >= s.mem_used.saturating_add(mem_mib);
-                s.user == user && s.node == node && has_room && !s.ends
-            })
-            .map(|(&job, _)| job)
+        let mut rooms = self.seats_with_room(user, mem_mib);
+        rooms.find(|(n, _)| *n == node).map(|(_, job)| job)
+    }
+
+    /// The user's seats with so much room, by node.
+    fn seats_with_room(
+        &self,
+        user: Idx<User>,
+        mem_mib: u64,
+    ) -> impl Iterator<Item = (Idx<Node>, JobId)> + '_ {
+        let known = self.people.users.get(user);
+        let seats = known.into_iter().flat_map(|u| &u.seats);
+        let seats = seats.map(|job| (*job, &self.work.seats[job]));
+        let rooms = seats.filter(move |(_, s)| {
+            let has_room = s.mem_mib >= s.mem_used.saturating_add(mem_mib);
+            has_room && !s.ends
+        });
+        rooms.map(|(job, s)| (s.node, job))
     }
 
     /// Distinct nodes for new replicas, of nodes with the right GPUs. The least subscribed come first, under the cap
@@ -234,6 +249,10 @@ impl Core {
         let gpus = u32::from(need.gpus);
         let cap = self.cap(pool);
         let replicas = f64::from(wanted);
+        let seats: BTreeSet<Idx<Node>> = self
+            .seats_with_room(user, place.mem_mib)
+            .map(|(n, _)| n)
+            .collect();
         let mut fit: Vec<Fit> = self.supply.pools[pool]
             .nodes
             .iter()
@@ -245,8 +264,7 @@ impl Core {
                 let ratio = f64::from(node.subscribed + gpus) / (there * replicas);
                 // Parts per thousand: an order without floats.
                 let load = (ratio * 1000.0) as u32 + node.replicas.min(999) * u32::from(gpus == 0);
-                let seat = self.seat_with_room(user, n, place.mem_mib).is_none();
-                (ratio > cap, load, seat, n)
+                (ratio > cap, load, !seats.contains(&n), n)
             })
             .collect();
         fit.sort_unstable();
@@ -368,6 +386,7 @@ impl Core {
         };
         let planned = kernel.planned.remove(i);
         let gpus = u32::from(kernel.default_need.gpus);
+        self.tally_kernel(k);
         self.unsubscribe(planned.node, gpus);
     }
 
@@ -393,7 +412,10 @@ impl Core {
             mem_used,
             ends,
         };
-        self.work.seats.insert(job, seat);
+        if let Some(before) = self.work.seats.insert(job, seat) {
+            self.people.users[before.user].seats.remove(&job);
+        }
+        self.people.users[user].seats.insert(job);
     }
 
     pub(crate) fn seat_ends(&mut self, job: JobId, soon: bool) {
@@ -403,9 +425,10 @@ impl Core {
     }
 
     pub(crate) fn seat_gone(&mut self, job: JobId, out: &mut Vec<Output>) {
-        if self.work.seats.remove(&job).is_none() {
+        let Some(seat) = self.work.seats.remove(&job) else {
             return;
-        }
+        };
+        self.people.users[seat.user].seats.remove(&job);
         let lost: Vec<(KernelId, Incarnation)> = self
             .work
             .kernels
@@ -564,13 +587,28 @@ impl Core {
     /// Makes the node the one where the kernel's next cell is expected.
     pub(crate) fn set_home(&mut self, k: Idx<Kernel>, node: Option<Idx<Node>>) {
         let old = std::mem::replace(&mut self.work.kernels[k].home, node);
+        let gpus = self.work.kernels[k].default_need.gpus;
         if let Some(n) = old {
             self.supply.nodes[n].homes.remove(&k);
+            self.count_home(n, gpus, -1);
         }
         if let Some(n) = node {
             self.supply.nodes[n].homes.insert(k);
+            self.count_home(n, gpus, 1);
         }
         self.tally_kernel(k);
+    }
+
+    fn count_home(&mut self, node: Idx<Node>, gpus: u16, by: i32) {
+        if gpus == 0 {
+            return;
+        }
+        let sizes = &mut self.supply.nodes[node].home_sizes;
+        let i = sizes.iter().position(|(g, _)| *g == gpus).unwrap_or_else(|| {
+            sizes.push((gpus, 0));
+            sizes.len() - 1
+        });
+        sizes[i].1 = sizes[i].1.saturating_add_signed(by);
     }
 
     /// Reconciles the replica's lease with ours.

@@ -39,22 +39,25 @@ impl Core {
 
     /// Whether waiting where the cell's kernel is takes longer than moving it, as far as can be told.
     pub(crate) fn is_better_moved(&self, cell: Idx<Cell>) -> bool {
-        let c = &self.work.cells[cell];
-        let k = &self.work.kernels[c.kernel];
+        let k = &self.work.kernels[self.work.cells[cell].kernel];
         let Some(m) = &self.supply.pools[k.pool].config.migrate else {
             return false;
         };
+        self.may_be_brought(cell)
+            && self.expected_wait(cell).0 > self.move_takes(k.pool, m.takes).0 + m.margin.0
+    }
+
+    /// Whether nothing holds the cell up but GPUs that are taken, and its kernel may be moved.
+    pub(crate) fn may_be_brought(&self, cell: Idx<Cell>) -> bool {
+        let c = &self.work.cells[cell];
+        let k = &self.work.kernels[c.kernel];
         let own_ending = |r: &Replica| self.own_lease_ending(c.kernel, r.node);
-        if k.migrating.is_some()
-            || !self.may_roam(c.kernel)
-            || c.limited.is_some()
-            || c.unasked.is_some()
-            || k.replicas.iter().any(own_ending)
-            || self.over_limit(c).is_some()
-        {
-            return false;
-        }
-        self.expected_wait(cell).0 > self.move_takes(k.pool, m.takes).0 + m.margin.0
+        k.migrating.is_none()
+            && self.may_roam(c.kernel)
+            && c.limited.is_none()
+            && c.unasked.is_none()
+            && !k.replicas.iter().any(own_ending)
+            && self.over_limit(c).is_none()
     }
 
     /// Whether waiting takes longer than a pilot on a new node, too.
@@ -245,6 +248,7 @@ impl Core {
             since: self.now,
             until,
         });
+        self.tally_kernel(kernel);
         self.at(until, Timer::Moving(kernel, incarnation));
         self.note_kernel(kernel, out);
         out.push(Output::Migrate {
@@ -284,6 +288,7 @@ impl Core {
         let k = &mut self.work.kernels[kernel];
         if let Some(m) = k.migrating.filter(|m| m.incarnation == incarnation) {
             k.migrating = None;
+            self.tally_kernel(kernel);
             self.stale_around(kernel);
             let k = &self.work.kernels[kernel];
             let took = self.now.since(m.since);
@@ -297,6 +302,7 @@ impl Core {
         let k = &mut self.work.kernels[kernel];
         if k.migrating.is_some_and(|m| m.incarnation == incarnation) {
             k.migrating = None;
+            self.tally_kernel(kernel);
             self.stale_around(kernel);
             self.unreserve_where_it_is_not(kernel);
         }

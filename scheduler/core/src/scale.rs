@@ -566,8 +566,9 @@ impl Core {
     /// Puts the nodes set apart right behind the first, in ascending order of replicas.
     pub(crate) fn spares_next(&self, pool: Idx<Pool>, fit: &mut [Fit]) {
         if fit.len() > 1 {
+            let all: Vec<Idx<Node>> = self.apart(pool).collect();
             fit[1..].sort_by_key(|f| {
-                let apart = self.is_apart(pool, f.3);
+                let apart = all.contains(&f.3);
                 (!apart, if apart { self.supply.nodes[f.3].replicas } else { 0 })
             });
         }
@@ -612,12 +613,12 @@ impl Core {
     /// conflicts are unlikely there, else an empty node, else the node with the fewest conflicts.
     pub(crate) fn home_first(&self, pool: Idx<Pool>, gpus: u16, fit: &mut Vec<Fit>) {
         let duty = self.duty(pool, gpus);
+        let apart: Vec<Idx<Node>> = self.apart(pool).collect();
         let key = |n: Idx<Node>| {
             let node = &self.supply.nodes[n];
-            let homes = node.homes.iter().map(|&k| self.work.kernels[k].default_need.gpus);
             let (mut same, mut others) = (0u32, 0u32);
-            for g in homes.filter(|&g| g > 0) {
-                if g == gpus { same += 1 } else { others += 1 }
+            for &(g, homes) in &node.home_sizes {
+                if g == gpus { same += homes } else { others += homes }
             }
             let lanes = u32::from(node.gpus / gpus.max(1)).max(1);
             let conflict = at_least(same, duty, lanes);
@@ -627,7 +628,7 @@ impl Core {
                 .any(|p| self.supply.pilots[*p].state == PilotState::Up);
             // Pilots are as large as the need: a node of its own costs no more.
             let alone = gpus > 1 && self.scale(pool).is_some_and(|s| s.right_size);
-            if self.is_apart(pool, n) {
+            if apart.contains(&n) {
                 return (3, same + others, n);
             }
             match (same, others) {

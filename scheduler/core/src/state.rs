@@ -309,6 +309,8 @@ pub(crate) struct Node {
     pub replicas: u32,
     /// The kernels whose last cell ran here, or whose first is expected to.
     pub homes: BTreeSet<Idx<Kernel>>,
+    /// How many of them there are of each default need with GPUs.
+    pub home_sizes: Vec<(u16, u32)>,
     /// The kernels with a replica here.
     pub sitting: BTreeSet<Idx<Kernel>>,
 }
@@ -435,6 +437,7 @@ pub(crate) struct User {
     /// GPUs held by pool, for limits of users within pools.
     pub held_in: Vec<(Idx<Pool>, u32)>,
     pub cells: BTreeSet<Idx<Cell>>,
+    pub seats: BTreeSet<JobId>,
 }
 
 #[derive(Debug)]

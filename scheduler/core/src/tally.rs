@@ -5,8 +5,29 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Kernel, Pilot, PilotState, Pool};
-use std::collections::BTreeSet;
+use crate::state::{Kernel, Node, Pilot, PilotState, Pool};
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// A kernel may ask for so many GPUs if at least this share of its recent cells did.
+const RARELY: f32 = 0.05;
+
+/// The most GPUs that the kernel is likely to ask for.
+pub(crate) fn may_ask_for(k: &Kernel) -> u16 {
+    let total: f32 = k.sizes.iter().map(|(_, w)| w).sum();
+    let often = k.sizes.iter().filter(|(_, w)| *w >= RARELY * total);
+    often.map(|&(gpus, _)| gpus).max().unwrap_or(k.default_need.gpus)
+}
+
+/// The node where the kernel's next cell is expected: the one that it moves to; its home if it has several replicas;
+/// else where it sits, or will.
+fn expected_on(k: &Kernel) -> Option<Idx<Node>> {
+    let goes = k.migrating.map(|m| m.to);
+    let plans = k.planned.first().map(|p| p.node);
+    let sits = k.replicas.first().map(|r| r.node);
+    let home = k.home.filter(|_| k.replicas.len() > 1);
+    goes.or(home).or(sits).or(plans)
+}
 
 /// The sums and lists of one pool.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -17,6 +38,8 @@ pub(crate) struct Tally {
     pub gpus: u32,
     /// GPUs that the kernels with a replica could ask for at once.
     pub asked: u32,
+    /// GPUs that the kernels expected on a node are likely to ask for at once, by node.
+    pub asked_on: BTreeMap<Idx<Node>, u32>,
     /// Kernels of several replicas.
     pub several: BTreeSet<Idx<Kernel>>,
     /// Kernels at home on another node than their own.
@@ -30,9 +53,31 @@ pub(crate) struct Tally {
 pub(crate) struct Part {
     pub pool: Idx<Pool>,
     pub asked: u32,
+    /// Where its next cell is expected, and how many GPUs it is likely to ask for there.
+    pub asks: Option<(Idx<Node>, u16)>,
     pub several: bool,
     pub away: bool,
     pub stuck: bool,
+}
+
+impl Tally {
+    fn add_asks(&mut self, part: Part) {
+        if let Some((node, gpus)) = part.asks.filter(|(_, gpus)| *gpus > 0) {
+            *self.asked_on.entry(node).or_default() += u32::from(gpus);
+        }
+    }
+
+    fn take_asks(&mut self, part: Part) {
+        let Some((node, gpus)) = part.asks.filter(|(_, gpus)| *gpus > 0) else {
+            return;
+        };
+        if let Entry::Occupied(mut there) = self.asked_on.entry(node) {
+            *there.get_mut() -= u32::from(gpus);
+            if *there.get() == 0 {
+                there.remove();
+            }
+        }
+    }
 }
 
 impl Core {
@@ -74,6 +119,7 @@ impl Core {
                 true => 0,
                 false => most.into(),
             },
+            asks: expected_on(k).map(|node| (node, may_ask_for(k))),
             several: k.replicas.len() > 1,
             away: k.base.is_some() && k.base != k.home,
             stuck: !k.replicas.is_empty() && (k.fixed.is_some() || k.only().is_some()),
@@ -92,6 +138,7 @@ impl Core {
         }
         let tally = &mut self.supply.pools[new.pool].tally;
         tally.asked += new.asked;
+        tally.add_asks(new);
         if new.several {
             tally.several.insert(kernel);
         }
@@ -107,6 +154,7 @@ impl Core {
     pub(crate) fn untally(&mut self, kernel: Idx<Kernel>, part: Part) {
         let tally = &mut self.supply.pools[part.pool].tally;
         tally.asked -= part.asked;
+        tally.take_asks(part);
         if part.several {
             tally.several.remove(&kernel);
         }
@@ -130,6 +178,7 @@ impl Core {
         for (i, k) in self.work.kernels.iter().filter(|(_, k)| k.pool == pool) {
             let part = self.kernels_part(i);
             tally.asked += part.asked;
+            tally.add_asks(part);
             tally.several.extend(Some(i).filter(|_| k.replicas.len() > 1));
             tally.away.extend(Some(i).filter(|_| part.away));
             tally.stuck.extend(Some(i).filter(|_| part.stuck));
