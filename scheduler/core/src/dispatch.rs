@@ -266,3 +266,22 @@ impl Core {
         held.is_some_and(|c| self.helps(id, c)) || p.reserved.iter().any(lacks)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_looked_at_is_forgotten_at_the_next_output() {
+        let mut looked = Looked::default();
+        looked.stuck.insert(Idx::FIRST);
+        looked.better_moved.insert(Idx::FIRST, true);
+        looked.refresh(0);
+        assert!(looked.stuck.contains(&Idx::FIRST) && looked.better_moved.len() == 1);
+        looked.refresh(1);
+        assert!(looked.stuck.is_empty() && looked.better_moved.is_empty());
+        looked.stuck.insert(Idx::FIRST);
+        looked.refresh(1);
+        assert!(looked.stuck.contains(&Idx::FIRST));
+    }
+}
