@@ -242,8 +242,8 @@ class Agent:
         allowed = self._allowance.at(started)
         if not allowed or started < self._idle_from:
             return
-        leaving.wait(self.shell, LEAVES)
         with hurry.interrupts_deferred():
+            leaving.wait(self.shell, LEAVES)
             outcome = self._work_off(hurry.Until(started + allowed), read=False)
         ended = time.perf_counter()
         self._allowance.took(ended, ended - started, outcome.status == "whole")
