@@ -3,24 +3,30 @@
 
 use crate::owner::Start;
 use anyhow::{Context, Result};
+use hop_api::config::Config;
 use hop_protocol::file::FrontFile;
 use hop_protocol::message::VERSION;
 use hop_protocol::tls::KernelKeys;
-use hop_words::net::route_to;
+use hop_words::net::{listen, route_to};
 use std::net::Ipv4Addr;
 use std::path::Path;
 use tokio::net::TcpListener;
 
 /// Listens for replicas. A front in takeover keeps the kernel's keys, incarnation and state.
-pub(crate) async fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, TcpListener)> {
+pub(crate) fn announce(start: &Start, dir: &Path) -> Result<(FrontFile, TcpListener)> {
     let ip = if start.launch.local {
         Ipv4Addr::LOCALHOST
     } else {
         Ipv4Addr::UNSPECIFIED
     };
-    let listener = TcpListener::bind((ip, 0))
-        .await
-        .context("can't listen for the replica")?;
+    // Without a configuration the kernel still starts, wherever Slurm has room.
+    let range = Config::load().ok().and_then(|config| config.port_range);
+    let listener = listen(ip.into(), range.filter(|_| !start.launch.local));
+    let listener = listener.and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        TcpListener::from_std(listener)
+    });
+    let listener = listener.context("can't listen for the replica")?;
     let port = listener.local_addr()?.port();
     let before = match start.resume {
         true => Some(FrontFile::read(dir).context("can't take over: the front before left no keys")?),
@@ -59,9 +65,7 @@ fn addresses(local: bool) -> Vec<String> {
         hosts.push(host);
     }
     if !local {
-        let hopd = hop_api::config::Config::load()
-            .ok()
-            .and_then(|c| c.hopd.connect.first().cloned());
+        let hopd = Config::load().ok().and_then(|c| c.hopd.connect.first().cloned());
         hosts.extend(hopd.and_then(|hopd| route_to(&hopd)).map(|ip| ip.to_string()));
         let name = rustix::system::uname().nodename().to_string_lossy().into_owned();
         hosts.push(name);

@@ -134,7 +134,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     start.launch.replicas = launch::replicas(&start, &dir);
     let (tx, clients) = mpsc::channel(1024);
     let (sockets, ports) = bind(&start, tx).await?;
-    let (file, listener) = announce(&start, &dir).await?;
+    let (file, listener) = announce(&start, &dir)?;
     let (door_tx, door) = mpsc::channel(16);
     tokio::spawn(answer_door(listener, file.keys.acceptor()?, door_tx));
     hop_protocol::file::make_private(&dir).context("can't write in the kernel's folder")?;

@@ -9,9 +9,10 @@ use hop_protocol::tls::TlsError;
 use hop_raft::{Member, OpenError, Opening, ProposeError};
 use hop_wal::{Options, Wal};
 use hop_words::id::{Incarnation, JobId};
+use hop_words::net::PortRange;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -23,8 +24,9 @@ use tokio::sync::mpsc;
 pub struct Settings<'a> {
     /// The seat.
     pub me: JobId,
-    /// The address to listen on. Port 0: any free one.
-    pub listen: SocketAddr,
+    /// The address to listen on, and its ports; none: any that is free.
+    pub listen: IpAddr,
+    pub ports: Option<PortRange>,
     /// The folder of the log, on a disk of the node.
     pub log: &'a Path,
     pub wal: Options,
@@ -44,7 +46,7 @@ pub enum StartError {
     Tls(#[from] TlsError),
     #[error("the keeper can't listen on {address}")]
     Listen {
-        address: SocketAddr,
+        address: IpAddr,
         #[source]
         source: io::Error,
     },
@@ -93,6 +95,7 @@ impl Keeper {
         let Settings {
             me,
             listen,
+            ports,
             log,
             wal,
             book,
@@ -106,7 +109,11 @@ impl Keeper {
             address: listen,
             source,
         };
-        let listener = TcpListener::bind(listen).await.map_err(listen_error)?;
+        let listener = hop_words::net::listen(listen, ports).and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            TcpListener::from_std(listener)
+        });
+        let listener = listener.map_err(listen_error)?;
         let address = listener.local_addr().map_err(listen_error)?;
         book.enter(me, address).map_err(StartError::Book)?;
         links.spawn(Arc::clone(&links).accept(listener));

@@ -63,7 +63,8 @@ async fn host(dir: &Path, id: u32) -> Host {
     let log = dir.join(format!("log-{id}"));
     let settings = Settings {
         me: seat(id),
-        listen: "127.0.0.1:0".parse().unwrap(),
+        listen: "127.0.0.1".parse().unwrap(),
+        ports: None,
         log: &log,
         wal: Options::default(),
         book: Book::open(&dir.join("seats")).unwrap(),

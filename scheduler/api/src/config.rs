@@ -5,6 +5,7 @@
 
 pub use hop_core::config::{Burst, Linger, Migrate, Quantum, Scale};
 use hop_words::id::{AccountName, PoolName, UserName};
+use hop_words::net::PortRange;
 use hop_words::replica::Replicas;
 use hop_words::time::Span;
 use serde::{Deserialize, Serialize};
@@ -31,6 +32,8 @@ pub struct Config {
     pub munge_socket: Option<PathBuf>,
     /// The Python with nbclient and gresshopper-jupyter taken by `hop run` where the user's environment has none.
     pub jupyter_python: Option<PathBuf>,
+    /// First and last port on which fronts and seats listen for each other; none: any that is free.
+    pub port_range: Option<PortRange>,
     pub hopd: Hopd,
     pub quota: Quota,
     pub agent: Agent,
@@ -199,6 +202,7 @@ impl Default for Config {
             prefix: "/opt/gresshopper".into(),
             munge_socket: None,
             jupyter_python: None,
+            port_range: None,
             hopd: Hopd::default(),
             quota: Quota::default(),
             agent: Agent::default(),
@@ -347,6 +351,12 @@ impl Config {
         let wrong = |key: &str, reason: &str| Err((key.to_owned(), reason.to_owned()));
         if self.service_user.as_str().is_empty() || self.service_user.as_str() == "root" {
             return wrong("service_user", "it must be an account of its own, not root");
+        }
+        if self
+            .port_range
+            .is_some_and(|PortRange(first, last)| first < 1024 || last < first)
+        {
+            return wrong("port_range", "the first and the last port, from 1024 on");
         }
         if self.hopd.connect.is_empty() {
             return wrong("hopd.connect", "at least one address is needed");

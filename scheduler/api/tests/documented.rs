@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use hop_api::config::{Config, Quantum};
+use hop_words::net::PortRange;
 use hop_words::replica::Replicas;
 use hop_words::time::Span;
 use std::collections::{BTreeMap, BTreeSet};
@@ -86,6 +87,7 @@ fn every_key_is_documented_and_every_documented_key_exists() {
     let mut all = parse(&format!("{POOL}{TABLES}"));
     all.munge_socket = Some("/x".into());
     all.jupyter_python = Some("/x".into());
+    all.port_range = Some(PortRange(1024, 1025));
     let pool = all.pool.get_mut(&"NAME".into()).unwrap();
     (pool.account, pool.gpu_type) = (Some("x".into()), Some("x".into()));
     (pool.linger_ms, pool.replicas) = (Some(1), Some(Replicas::One));

@@ -4,6 +4,7 @@
 use super::spares::Spares;
 use super::tend::{self, Command, Tended};
 use super::wire::{FrameError, FromSeat, Lack, ToSeat};
+use hop_api::config::Config;
 use hop_keeper::{Book, Event, Keeper, Kernel, Need, Settings, StartError};
 use hop_log::{Generation, State};
 use hop_protocol::file::{FrontFile, kernel_dir, seats_dir};
@@ -11,7 +12,7 @@ use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Permissions;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -120,7 +121,8 @@ impl Host {
         let book = Book::open(&seats_dir().ok_or(HostError::NoHome)?).map_err(HostError::Book)?;
         let settings = Settings {
             me: seat.job,
-            listen: SocketAddr::new(listen, 0),
+            listen,
+            ports: Config::load().ok().and_then(|config| config.port_range),
             log: log.path(),
             wal: hop_wal::Options::default(),
             book,
