@@ -323,6 +323,17 @@ def notebook(cluster: Cluster, user: str = "alice", **start: Any) -> Iterator[No
         book.close()
 
 
+@contextlib.contextmanager
+def all_gpus_held(cluster: Cluster, seconds: float) -> Iterator[None]:
+    """Somebody's cell runs on both of the cluster's GPUs for so long."""
+    with notebook(cluster, "alice") as holder:
+        holder.execute("1")
+        held = holder.submit(f"%%gpu 2\nimport time; time.sleep({seconds})")
+        until("the GPUs are held", cluster.leases_live, 30)
+        yield
+        assert holder.wait(held["cell"], 60)["status"] == "ok"
+
+
 def no_process_is_left(cluster: Cluster, user: str = "alice", timeout: float = 20.0) -> None:
     """Waits until every process of the user's kernels has ended."""
     until(

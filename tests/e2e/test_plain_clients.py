@@ -7,26 +7,13 @@ import os
 import pty
 import re
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-from harness import HUB_PYTHON, OPENABLE, Cluster, notebook, until
+from harness import HUB_PYTHON, OPENABLE, Cluster, all_gpus_held, until
 
 SPEC = "gresshopper-python3"
-
-
-@contextmanager
-def all_gpus_held(cluster: Cluster, seconds: float) -> Iterator[None]:
-    """Somebody's cell runs on both of the cluster's GPUs for so long."""
-    with notebook(cluster, "alice") as holder:
-        holder.execute("1")
-        held = holder.submit(f"%%gpu 2\nimport time; time.sleep({seconds})")
-        until("the GPUs are held", cluster.leases_live, 30)
-        yield
-        assert holder.wait(held["cell"], 60)["status"] == "ok"
 
 
 def script(cluster: Cluster, name: str, text: str) -> Path:
@@ -172,3 +159,47 @@ def test_a_client_that_starts_argv_itself_has_leases(two_gpus: Cluster, filling:
         lambda: "kernel-" not in two_gpus.run("bob", "squeue", "-s", "-u", "bob", "-h", "-o", "%j"),
         180,
     )
+
+
+#: A client that gives a kernel less time than the wait for a node takes, and then runs a cell.
+IN_A_HURRY = """
+import json, sys
+from jupyter_client.manager import start_new_kernel
+km, kc = start_new_kernel(kernel_name=sys.argv[1], startup_timeout=30)
+print("ready", flush=True)
+def hook(message):
+    print(json.dumps([message["msg_type"], message["content"]]), flush=True)
+reply = kc.execute_interactive("print(6 * 7)", timeout=150, output_hook=hook)
+print(json.dumps(["reply", reply["content"]]), flush=True)
+kc.stop_channels()
+km.shutdown_kernel(now=True)
+"""
+
+
+def test_a_client_that_waits_for_half_a_minute_is_not_lost_to_a_full_cluster(two_gpus: Cluster) -> None:
+    path = script(two_gpus, "in_a_hurry.py", IN_A_HURRY)
+    # The kernelspec's last kernel, which says what the next one is.
+    assert '"reply"' in two_gpus.run("bob", HUB_PYTHON, str(path), SPEC, timeout=120)
+    two_gpus.run("root", "scancel", "-u", "bob", "-n", "kernels")
+    until("bob has no seat", lambda: not two_gpus.run("root", "squeue", "-h", "-u", "bob"), 40)
+
+    def partition(state: str) -> None:
+        two_gpus.run("root", "scontrol", "update", "partitionname=notebook", f"state={state}")
+
+    partition("down")
+    try:
+        process = two_gpus.popen("bob", [HUB_PYTHON, str(path), SPEC], stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        kind, content = json.loads(process.stdout.readline())
+        while kind == "status":
+            kind, content = json.loads(process.stdout.readline())
+    finally:
+        partition("up")
+    assert kind == "display_data"
+    assert content["data"]["text/plain"].endswith("the partition is down")
+    out, _ = process.communicate(timeout=150)
+    seen = [json.loads(line) for line in out.splitlines()]
+    kinds = [kind for kind, _ in seen if kind not in ("status", "update_display_data")]
+    assert kinds == ["clear_output", "execute_input", "stream", "reply"]
+    assert seen[-1][1]["status"] == "ok"

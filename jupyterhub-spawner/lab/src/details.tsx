@@ -43,7 +43,9 @@ function Details({ watcher, api, trans }: IProps): React.JSX.Element {
     <div className="gh-Details">
       <p className="gh-Details-state">{badge(state, now, trans)}</p>
       {state.away && <p>{state.away}</p>}
-      {waits(state) && explained.length === 0 && <p>{waitLine(state, now, trans)}</p>}
+      {(waits(state) || state.standing.state === "seat") && explained.length === 0 && (
+        <p>{waitLine(state, now, trans)}</p>
+      )}
       {explained.map((sentence) => (
         <p key={sentence}>{sentence}</p>
       ))}

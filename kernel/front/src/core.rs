@@ -2,6 +2,10 @@
 //! next replica, and the news to clients of the kernel's death. The core acts through [`Wire`] and has no socket and no
 //! clock; [`crate::life`] decides on the replica.
 
+mod seating;
+
+pub use self::seating::SeatWaits;
+use self::seating::Seating;
 use crate::meanwhile::{self, Meanwhile};
 use bytes::Bytes;
 use hop_log::{CellNumber, Ledger, State};
@@ -77,6 +81,8 @@ pub struct Front {
     counts: VecDeque<(CellId, i64)>,
     /// Notices to show before the next reply.
     notices: Vec<Notice>,
+    /// What is known and told while the kernel has no node.
+    seating: Seating,
     /// The server has gone: what cells show from now on is kept for the notebook's next opening.
     meanwhile: Option<Meanwhile>,
     /// Replies on the kernel's death, sent a little after the death was told.
@@ -110,12 +116,14 @@ struct Open {
     may_have_begun: bool,
 }
 
+/// What a client asks before it takes a kernel for one.
+const INFO: &str = "kernel_info_request";
+
 /// Requests asked again of the next replica, besides cells: questions without effect.
 fn is_question(msg_type: &str) -> bool {
     matches!(
         msg_type,
-        "kernel_info_request"
-            | "complete_request"
+        INFO | "complete_request"
             | "inspect_request"
             | "history_request"
             | "is_complete_request"
@@ -141,6 +149,7 @@ impl Front {
             heard_told: (CellNumber(0), Tenure(0)),
             counts: VecDeque::new(),
             notices: Vec::new(),
+            seating: Seating::default(),
             meanwhile: None,
             obituaries: Vec::new(),
             end: None,
@@ -203,6 +212,12 @@ impl Front {
             tracing::info!("dropped a request to shut down the kernel that was here before");
             return false;
         }
+        if header.msg_type.starts_with("comm_") {
+            self.seating.comm(identity, &header, &envelope, &message);
+        }
+        if header.msg_type == INFO && self.is_informed((channel, identity), &envelope.header, at, wire) {
+            return true;
+        }
         let is_cell = header.msg_type == "execute_request";
         if is_cell || is_question(&header.msg_type) {
             let id = CellId::from(header.msg_id);
@@ -233,7 +248,10 @@ impl Front {
             identity: identity.clone(),
             message,
         });
-        is_cell || header.msg_type == "kernel_info_request"
+        if is_cell {
+            self.tell_wait(at, wire);
+        }
+        is_cell || header.msg_type == INFO
     }
 
     /// Whether the request predates this kernel's launch. A manager of a dead kernel asks for a shutdown all the same
@@ -303,6 +321,7 @@ impl Front {
                 wire.done(waiting.seq);
             }
         }
+        self.seating.client_gone(identity);
         let identity = hex::encode(identity);
         wire.send(Item::Note(Note::ClientGone { identity }));
     }
@@ -332,6 +351,7 @@ impl Front {
         if !met {
             return;
         }
+        self.seating.introduce(wire);
         let mut unknown = Vec::new();
         for open in &mut self.open {
             if open.is_cell && open.may_have_begun {
@@ -511,8 +531,9 @@ impl Front {
                 identity,
                 message,
             } => {
-                if channel != Channel::Stdin {
-                    self.close(&message);
+                if channel != Channel::Stdin && !self.close(&message) {
+                    wire.done(seq);
+                    return;
                 }
                 if let Err(message) = wire.reply(channel, &identity, message, Some(seq)) {
                     self.kept += message.size();
@@ -624,15 +645,22 @@ impl Front {
         }
     }
 
-    /// Closes the request that this reply answers.
-    fn close(&mut self, reply: &Message) {
-        if self.open.is_empty() {
-            return;
+    /// Closes the request that this reply answers. False: the request was answered in the kernel's place.
+    fn close(&mut self, reply: &Message) -> bool {
+        if self.open.is_empty() && !self.seating.has_answered() {
+            return true;
         }
-        let parent = Envelope::parse(reply).ok().and_then(|e| e.parent());
-        if let Some(Header { msg_id, .. }) = parent {
-            self.open.retain(|o| o.id.as_str() != msg_id);
+        let Ok(envelope) = Envelope::parse(reply) else {
+            return true;
+        };
+        let Some(Header { msg_id, msg_type, .. }) = envelope.parent() else {
+            return true;
+        };
+        if msg_type == INFO {
+            self.seating.learns(&envelope.content);
         }
+        self.open.retain(|o| o.id.as_str() != msg_id);
+        !self.seating.is_answered(&msg_id)
     }
 
     /// The kernel died. The reason shows at the running cell at once. The cell's reply follows by
@@ -642,6 +670,7 @@ impl Front {
         if self.end.is_some() {
             return;
         }
+        self.hide_wait(at, wire);
         let cells = std::mem::take(&mut self.open).into_iter().filter(|o| o.is_cell);
         for (i, open) in cells.enumerate() {
             let reply = if i == 0 {
@@ -668,10 +697,22 @@ impl Front {
         let replies: usize = self.replies.values().flatten().map(|w| w.message.size()).sum();
         assert_eq!(self.kept, outputs + replies);
         assert!(self.obituaries.is_empty() || self.end.is_some());
+        self.seating.check();
     }
 }
 
 impl Open {
+    fn asks_for_info(&self) -> bool {
+        serde_json::from_slice::<Header>(&self.header).is_ok_and(|h| h.msg_type == INFO)
+    }
+
+    /// Whether `hop run` has sent it.
+    fn is_unattended(&self) -> bool {
+        let envelope = self.message.as_ref().and_then(|m| Envelope::parse(m).ok());
+        let metadata = envelope.and_then(|e| serde_json::from_slice::<Value>(&e.metadata).ok());
+        metadata.is_some_and(|m| !m["gresshopper"]["run"].is_null())
+    }
+
     fn from_flight(flight: InFlight) -> Option<Self> {
         let header: Header = serde_json::from_str(&flight.header).ok()?;
         Some(Self {

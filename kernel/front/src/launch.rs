@@ -1,6 +1,7 @@
 //! Starts a kernel's replica: opens its tenure in the user's store, and starts a child of ours (`local`) or a step in a seat
 //! of the user's, on the node that `hopd` names. All of Slurm is asked under the user's own identity.
 
+use crate::core::SeatWaits;
 use crate::owner::Start;
 use anyhow::{Context, Result, bail};
 use hop_api::client;
@@ -32,6 +33,9 @@ const SLURM_CALL: Duration = Duration::from_secs(60);
 /// Between two looks at a waiting seat: short at first, since a free node starts the seat at once.
 const POLL: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(5));
 
+/// Clients are told of a wait for a seat that is as long as this.
+const TOLD_AFTER: Duration = Duration::from_secs(5);
+
 /// Time for which a seat waits for an unreachable node, before another node is tried.
 const NODE_AWAY: Duration = Duration::from_secs(10);
 
@@ -56,6 +60,8 @@ pub struct Order {
     /// Nodes to avoid: the last replica was lost there, or other replicas of the kernel are there.
     pub avoid: Vec<NodeName>,
     pub origin: Origin,
+    /// Hears what the seat waits for.
+    pub told: Option<mpsc::UnboundedSender<SeatWaits>>,
 }
 
 /// The state from which a tenure goes on.
@@ -203,13 +209,17 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
     let mut job = JobId(0);
     if let Some(existing) = plan.existing {
         job = existing;
-        node = wait_for_seat(job, NODE_AWAY).await.map_err(anyhow::Error::from);
+        node = wait_for_seat(job, NODE_AWAY, None)
+            .await
+            .map_err(anyhow::Error::from);
     }
     if node.is_err() && !member {
         let program = config.prefix.join("bin/hop-replica");
         job = submit_seat(plan, &config.seat, &Bill::of(order), &program).await?;
         submitted = Submitted(Some(job));
-        node = wait_for_seat(job, NODE_AWAY).await.map_err(anyhow::Error::from);
+        node = wait_for_seat(job, NODE_AWAY, None)
+            .await
+            .map_err(anyhow::Error::from);
     }
     let place = Place {
         incarnation: plan.incarnation,
@@ -497,7 +507,7 @@ async fn take_place(order: &Order, first: Incarnation, config: &Config) -> Resul
 async fn take_seat_of(plan: &SeatPlan, order: &Order, config: &Config) -> Result<Place> {
     let program = config.prefix.join("bin/hop-replica");
     let bill = Bill::of(order);
-    let (job, node) = take_seat(plan, &config.seat, &bill, order.fresh_seat, &program).await?;
+    let (job, node) = take_seat(plan, &config.seat, &bill, order, &program).await?;
     Ok(Place {
         incarnation: plan.incarnation,
         job,
@@ -544,11 +554,12 @@ async fn take_seat(
     plan: &SeatPlan,
     seat: &Seat,
     bill: &Bill,
-    fresh: bool,
+    order: &Order,
     program: &Path,
 ) -> Result<(JobId, String)> {
-    if let Some(job) = plan.existing.filter(|_| !fresh) {
-        match wait_for_seat(job, NODE_AWAY).await {
+    let told = order.told.as_ref();
+    if let Some(job) = plan.existing.filter(|_| !order.fresh_seat) {
+        match wait_for_seat(job, NODE_AWAY, told).await {
             Ok(node) => return Ok((job, node)),
             Err(error) => eprintln!(
                 "hop-front: {:#}; the kernel gets a new seat",
@@ -562,7 +573,7 @@ async fn take_seat(
         NODE_AWAY
     };
     let job = submit_seat(plan, seat, bill, program).await?;
-    match wait_for_seat(job, patience).await {
+    match wait_for_seat(job, patience, told).await {
         Ok(node) => Ok((job, node)),
         Err(SeatError::NodeAway { .. }) => {
             eprintln!(
@@ -575,7 +586,7 @@ async fn take_seat(
                 ..plan.clone()
             };
             let job = submit_seat(&anywhere, seat, bill, program).await?;
-            Ok((job, wait_for_seat(job, Duration::MAX).await?))
+            Ok((job, wait_for_seat(job, Duration::MAX, told).await?))
         }
         Err(error) => Err(error.into()),
     }
@@ -837,28 +848,42 @@ enum SeatError {
 }
 
 /// Waits until the seat runs; returns its node. A busy node is waited for, an absent node only for a limited time.
-async fn wait_for_seat(job: JobId, patience: Duration) -> Result<String, SeatError> {
+async fn wait_for_seat(
+    job: JobId,
+    patience: Duration,
+    told: Option<&mpsc::UnboundedSender<SeatWaits>>,
+) -> Result<String, SeatError> {
     let (mut pause, since) = (POLL.0, Instant::now());
-    let mut told = false;
+    let mut last = None;
     loop {
         let mut command = slurm("squeue");
         command
-            .args(["-h", "-o", "%T|%N|%r"])
+            .env("SLURM_TIME_FORMAT", "%s")
+            .args(["-h", "-o", "%T|%N|%r|%S"])
             .arg(format!("--jobs={job}"));
         let line = call(command, "").await;
         let line = line.map_err(|source| SeatError::Queue { job, source })?;
         let mut fields = line.split('|');
         let mut field = || fields.next().unwrap_or_default().to_owned();
-        let (state, node, reason) = (field(), field(), field());
+        let (state, node, reason, start) = (field(), field(), field(), field());
         match state.as_str() {
             "RUNNING" if !node.is_empty() => return Ok(node),
             "PENDING" if reason.starts_with("ReqNodeNotAvail") && since.elapsed() > patience => {
                 return Err(SeatError::NodeAway { job, reason });
             }
             "PENDING" | "CONFIGURING" | "RUNNING" => {
-                if !told && since.elapsed() > Duration::from_secs(5) {
-                    eprintln!("hop-front: the kernel's seat (job {job}) waits in Slurm's queue: {reason}");
-                    told = true;
+                let start = start.parse().ok().map(|s: u64| Timestamp(s * 1_000_000));
+                let waits = SeatWaits { reason, start };
+                if since.elapsed() > TOLD_AFTER && last.as_ref() != Some(&waits) {
+                    if last.is_none() {
+                        eprintln!(
+                            "hop-front: the kernel's seat (job {job}) waits in Slurm's queue: {}",
+                            waits.sentence()
+                        );
+                    }
+                    // The front may have ended first.
+                    let _ = told.map(|told| told.send(waits.clone()));
+                    last = Some(waits);
                 }
             }
             _ => return Err(SeatError::Over { job, state, reason }),

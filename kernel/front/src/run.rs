@@ -4,8 +4,9 @@
 use crate::announce::announce;
 use crate::asleep::{self, Listener};
 use crate::claim::{self, Found, Owned};
-use crate::core::{End, Front, Wire};
+use crate::core::{End, Front, SeatWaits, Wire};
 use crate::delivered::Delivered;
+use crate::info;
 use crate::launch::{self, Order, Origin, Started, States};
 use crate::life::{Act, Input, Life};
 use crate::listen::{Door, answer_door};
@@ -90,6 +91,8 @@ struct Main {
     /// Seats are being found for more replicas.
     growing: Option<tokio::task::JoinHandle<()>>,
     grown: mpsc::UnboundedSender<Note>,
+    /// Hears what the kernel's seat waits for.
+    seat_waits: mpsc::UnboundedSender<SeatWaits>,
     acks: Vec<u64>,
     ack_at: Option<Instant>,
     away: HashMap<Bytes, Instant>,
@@ -118,6 +121,7 @@ struct Inputs {
     wakes: mpsc::UnboundedReceiver<()>,
     wishes: mpsc::Receiver<Wish>,
     grown: mpsc::UnboundedReceiver<Note>,
+    seat_waits: mpsc::UnboundedReceiver<SeatWaits>,
 }
 
 /// Runs one kernel's front. False: the kernel died.
@@ -145,12 +149,15 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
 
     let states = states(&start);
     let (durable, local) = (states.is_some(), start.launch.local);
-    let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string()).durable(durable);
+    let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string())
+        .durable(durable)
+        .knowing(info::Place::of(&start.launch).and_then(|place| place.read()));
     let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
     let (starts_tx, starts) = mpsc::unbounded_channel();
     let (moving, preparations) = Moving::new();
     let (wakes_tx, wakes) = mpsc::unbounded_channel();
     let (grown_tx, grown) = mpsc::unbounded_channel();
+    let (seat_waits_tx, seat_waits) = mpsc::unbounded_channel();
     let mut main = Main {
         front: if start.resume {
             front
@@ -176,6 +183,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         elected: None,
         growing: None,
         grown: grown_tx,
+        seat_waits: seat_waits_tx,
         acks: Vec::new(),
         ack_at: None,
         away: HashMap::new(),
@@ -199,6 +207,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         wakes,
         wishes,
         grown,
+        seat_waits,
     };
     if let Some(sentence) = sentence {
         let meanwhile = main.states.as_ref().and_then(|s| Meanwhile::take(&s.kernel));
@@ -296,6 +305,7 @@ impl Main {
                 () = receipts.ready() => {}
                 said = inputs.door.recv() => if let Some(said) = said { self.on_door(said) },
                 grown = inputs.grown.recv() => if let Some(note) = grown { self.sockets.send(Item::Note(note)) },
+                waits = inputs.seat_waits.recv() => if let Some(seat) = waits { self.seat_waits(seat) },
                 started = inputs.starts.recv() => if let Some(started) = started { self.started(started) },
                 done = inputs.preparations.recv() => if let Some(done) = done {
                     let said = self.moving.prepared(done);
@@ -371,6 +381,9 @@ impl Main {
                     old,
                 } => {
                     let avoid = avoid.filter(|_| !self.start.launch.local);
+                    if leaves || avoid.is_some() {
+                        self.front.goes_elsewhere(now(), &mut self.sockets);
+                    }
                     self.end_old(old, leaves);
                     self.launch(fresh_seat, avoid, old);
                 }
@@ -424,6 +437,28 @@ impl Main {
         });
     }
 
+    /// A wait that is over by now is no news.
+    fn seat_waits(&mut self, seat: SeatWaits) {
+        if self.life.is_starting() {
+            self.front.seat_waits(seat, now(), &mut self.sockets);
+        }
+    }
+
+    /// Keeps what the kernel said of itself for the next kernel of its kernelspec.
+    fn learn(&mut self) {
+        let Some(content) = self.front.take_learnt() else {
+            return;
+        };
+        let Some(place) = info::Place::of(&self.start.launch) else {
+            return;
+        };
+        spawn_blocking(move || {
+            if let Err(error) = place.write(content) {
+                tracing::warn!(%error, "what the kernel said of itself can't be kept");
+            }
+        });
+    }
+
     fn moves(&mut self, input: moves::Input) {
         let said = self.moving.handle(input);
         self.say_all(said);
@@ -445,6 +480,7 @@ impl Main {
             fresh_seat: false,
             avoid: Vec::new(),
             origin: Origin::MyReplica,
+            told: Some(self.seat_waits.clone()),
         }
     }
 
@@ -633,6 +669,7 @@ impl Main {
         tracing::info!(kernel = %self.start.kernel, %incarnation, tenure = %hello.tenure, node = %hello.node,
             "the replica is connected");
         self.life.has_members(hello.members);
+        self.front.replica_is_there(now(), &mut self.sockets);
         self.live(Input::Connected { node: hello.node });
         self.moves(moves::Input::Up(incarnation));
     }
@@ -735,6 +772,7 @@ impl Main {
         if self.parting && self.life.is_asleep() {
             self.over_at = Some(Instant::now());
         }
+        self.learn();
         let mut done = self.sockets.take_finished();
         if !done.is_empty() {
             self.delivered.done(&done);

@@ -2,6 +2,7 @@
 import AxeBuilder from "@axe-core/playwright";
 import type { Page } from "@playwright/test";
 import { expect, test } from "../support/fixtures";
+import { Hub } from "../support/hub";
 import { HOLD, NOTEBOOK7, notebook, type Person, release } from "../support/lab";
 import type { Site } from "../support/site";
 
@@ -111,6 +112,30 @@ test("hopd stopped", async ({ site, bob }) => {
   site.deploy("hopd");
   await bob.hasRun(0);
   await expect(bob.waitLine(0)).toHaveCount(0);
+});
+
+test("seat waits", async ({ site, bob }) => {
+  // The kernelspec's last kernel, which says what the next one is.
+  await bob.open("before.ipynb", notebook(["1"]));
+  await bob.endKernels();
+  site.try("root", "scancel", "-u", "bob", "-n", "kernels");
+  site.poll("bob has no seat", 90, () => site.jobs("bob").every(({ name }) => name !== "kernels"));
+  new Hub(site).open(false);
+  try {
+    site.write("bob", "seat.ipynb", notebook(["%%gpu 1\nprint('at', 'last')"]));
+    await bob.look("seat.ipynb");
+    await expect(bob.badge).toHaveText("kernel waits for a node");
+    await bob.run(0);
+    await bob.badge.click();
+    await expect(bob.page.locator(".gh-Details")).toContainText("The partition is down.");
+    await bob.page.keyboard.press("Escape");
+    // It shows notices: no text stands in for them.
+    await expect(bob.output(0)).toHaveCount(0);
+  } finally {
+    new Hub(site).open(true);
+  }
+  await expect(bob.output(0)).toHaveText("at last", { timeout: 120_000 });
+  await expect(bob.badge).not.toHaveAttribute("data-state", "seat");
 });
 
 test("saved", async ({ site, alice, bob }) => {
@@ -266,6 +291,8 @@ test("panel", async ({ site, alice, bob }) => {
   await expect(rows.nth(0)).toContainText("waits.ipynb");
   await expect(rows.nth(0)).toContainText("next");
   await expect(rows.nth(1)).toContainText("idle.ipynb");
+  await expect(rows.nth(1)).toContainText(/\d+ of \d+ MiB, CPU \d+ %/);
+  await expect(rows.nth(1).locator(".gh-Kernel-spark polyline")).toHaveAttribute("points", /^\d/);
   const found = await axe(other.page).include(".gh-Panel").analyze();
   expect(found.violations.map((violation) => violation.help)).toEqual([]);
   await other.shot("panel");

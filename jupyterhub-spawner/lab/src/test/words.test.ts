@@ -64,6 +64,13 @@ it("says at the cell what it waits for, and why", () => {
   assert.equal(waitLine(told(parked), 0, trans), said);
 });
 
+it("says what a kernel without a node waits for", () => {
+  const line = (wire: Record<string, unknown>) => waitLine(told({ state: "seat", ...wire }), 0, trans);
+  assert.equal(line({}), "The kernel waits for a node.");
+  const text = "The kernel waits for a node, expected in about 5 min. No node has room.";
+  assert.equal(line({ reason: "no node has room", start: 300 }), text);
+});
+
 it("says the likely range of a wait, as long as that says more than the estimate", () => {
   const line = (range: [number, number], now = 0) =>
     waitLine(told({ state: "queued", need: { gpus: 1 }, eta_s: 40, eta_range_s: range }), now, trans);

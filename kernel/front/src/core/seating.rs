@@ -1,0 +1,602 @@
+//! What clients are told while the kernel has no node, so that none of them gives up; and which clients announced
+//! themselves, so that the kernel's next replica knows them too (docs/wiring.md, "While the seat waits").
+
+use super::{Front, Open, Wire};
+use bytes::Bytes;
+use hop_protocol::jupyter::{Channel, Envelope, Header};
+use hop_protocol::link::Item;
+use hop_words::id::CellId;
+use hop_words::time::Timestamp as Time;
+use hop_zmtp::Message;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+/// The target of the comm by which a client announces itself.
+const TARGET: &str = "gresshopper";
+
+/// The most announcements that are kept, as many as a replica keeps.
+const ANNOUNCED_MAX: usize = 32;
+
+/// The most requests of which it is remembered that they were answered in the kernel's place.
+const ANSWERED_MAX: usize = 1000;
+
+/// What the kernel's seat waits for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SeatWaits {
+    /// Slurm's word for it, `Resources`.
+    pub reason: String,
+    /// When Slurm expects to start the seat.
+    pub start: Option<Time>,
+}
+
+impl SeatWaits {
+    /// Slurm's reason as a person would say it.
+    pub fn sentence(&self) -> String {
+        // `ReqNodeNotAvail, UnavailableNodes:...` has its detail behind the word.
+        let word = self.reason.split(',').next().unwrap_or_default().trim();
+        let said = match word {
+            "Priority" => "other jobs come first",
+            "Resources" => "no node has room",
+            "PartitionDown" | "PartitionInactive" => "the partition is down",
+            "ReqNodeNotAvail" => "the nodes are not available",
+            "QOSMaxJobsPerUserLimit" => "you have as many jobs as your QOS allows",
+            "AssocMaxJobsLimit" => "your account has as many jobs as it may",
+            "AssocGrpCpuLimit" => "your account uses as many cores as it may",
+            "None" | "BeginTime" | "" => "Slurm is about to start it",
+            other => return format!("Slurm's reason is {other}"),
+        };
+        said.to_owned()
+    }
+}
+
+/// A seat's wait.
+#[derive(Debug)]
+struct Wait {
+    seat: SeatWaits,
+    since: Time,
+}
+
+/// A client that shows notices.
+#[derive(Debug)]
+struct Announced {
+    session: String,
+    comm: String,
+    identity: Bytes,
+    header: Bytes,
+    /// Its `comm_open`, and its last word on the notebook's default need.
+    messages: Vec<Message>,
+}
+
+/// The text at a cell, for a client that shows no notices.
+#[derive(Debug)]
+struct Shown {
+    header: Bytes,
+    cell: CellId,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Seating {
+    /// What the kernelspec's last kernel said of itself.
+    info: Option<Value>,
+    /// What the present kernel says.
+    learnt: Option<Value>,
+    wait: Option<Wait>,
+    /// Requests that were answered in the kernel's place.
+    answered: Vec<CellId>,
+    /// The oldest first.
+    announced: Vec<Announced>,
+    shown: Option<Shown>,
+}
+
+#[derive(Deserialize)]
+struct CommContent {
+    comm_id: String,
+    #[serde(default)]
+    target_name: String,
+    #[serde(default)]
+    data: Value,
+}
+
+impl Seating {
+    fn notice(&self) -> Option<Value> {
+        let Wait { seat, since } = self.wait.as_ref()?;
+        let mut notice = json!({"state": "seat", "reason": seat.sentence(), "since": seconds(*since)});
+        if let Some(start) = seat.start {
+            notice["start"] = json!(seconds(start));
+        }
+        Some(notice)
+    }
+
+    /// Whether the reply to this request is known already, the kernel's own being one too many.
+    pub(super) fn is_answered(&mut self, request: &str) -> bool {
+        let at = self.answered.iter().position(|id| id.as_str() == request);
+        at.map(|at| self.answered.swap_remove(at)).is_some()
+    }
+
+    pub(super) fn has_answered(&self) -> bool {
+        !self.answered.is_empty()
+    }
+
+    /// The kernel says what it is.
+    pub(super) fn learns(&mut self, reply: &Bytes) {
+        let content = serde_json::from_slice::<Value>(reply).ok();
+        if let Some(content) = content.filter(|c| c["status"] == "ok") {
+            self.learnt = (self.info.as_ref() != Some(&content)).then_some(content);
+        }
+    }
+
+    /// A client announces itself, or changes what it said, or leaves.
+    pub(super) fn comm(&mut self, identity: &Bytes, header: &Header, envelope: &Envelope, message: &Message) {
+        let Ok(content) = serde_json::from_slice::<CommContent>(&envelope.content) else {
+            return;
+        };
+        let known = self.announced.iter().position(|a| a.comm == content.comm_id);
+        match (header.msg_type.as_str(), known) {
+            ("comm_open", _) if content.target_name == TARGET => {
+                self.announced.retain(|a| a.session != header.session);
+                if self.announced.len() == ANNOUNCED_MAX {
+                    self.announced.remove(0);
+                }
+                self.announced.push(Announced {
+                    session: header.session.clone(),
+                    comm: content.comm_id,
+                    identity: identity.clone(),
+                    header: envelope.header.clone(),
+                    messages: vec![message.clone()],
+                });
+            }
+            ("comm_msg", Some(at)) if content.data.get("default_need").is_some() => {
+                let messages = &mut self.announced[at].messages;
+                messages.truncate(1);
+                messages.push(message.clone());
+            }
+            ("comm_close", Some(at)) => {
+                self.announced.remove(at);
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn client_gone(&mut self, identity: &Bytes) {
+        self.announced.retain(|a| a.identity != *identity);
+    }
+
+    /// Introduces the clients to another replica.
+    pub(super) fn introduce(&self, wire: &mut impl Wire) {
+        for announced in &self.announced {
+            for message in &announced.messages {
+                wire.send(Item::Jupyter {
+                    channel: Channel::Shell,
+                    identity: announced.identity.clone(),
+                    message: message.clone(),
+                });
+            }
+        }
+    }
+
+    pub(super) fn check(&self) {
+        assert!(self.announced.len() <= ANNOUNCED_MAX);
+        assert!(self.answered.len() <= ANSWERED_MAX);
+        assert!(self.shown.is_none() || self.wait.is_some());
+    }
+}
+
+impl Front {
+    /// Notes what the kernelspec's last kernel said of itself.
+    #[must_use]
+    pub fn knowing(mut self, info: Option<Value>) -> Self {
+        self.seating.info = info;
+        self
+    }
+
+    /// What the kernel said of itself, where that is news.
+    pub fn take_learnt(&mut self) -> Option<Value> {
+        let learnt = self.seating.learnt.take()?;
+        self.seating.info = Some(learnt.clone());
+        Some(learnt)
+    }
+
+    /// The kernel's seat waits in Slurm's queue, for this reason.
+    pub fn seat_waits(&mut self, seat: SeatWaits, at: Time, wire: &mut impl Wire) {
+        let before = self.seating.wait.take();
+        let news = before.as_ref().is_none_or(|b| b.seat != seat);
+        let since = before.map_or(at, |b| b.since);
+        self.seating.wait = Some(Wait { seat, since });
+        if news && self.end.is_none() {
+            self.answer_in_its_place(at, wire);
+            self.tell_notice("starting", at, wire);
+            self.tell_wait(at, wire);
+        }
+    }
+
+    /// The replica has a connection: the kernel is there, or about to come.
+    pub fn replica_is_there(&mut self, at: Time, wire: &mut impl Wire) {
+        self.hide_wait(at, wire);
+        if self.seating.wait.take().is_some() {
+            let status = self
+                .author
+                .status(&none(), "idle", &json!({"gresshopper": {"state": "cpu"}}), at);
+            wire.publish(&status, None);
+        }
+    }
+
+    /// The replica is lost or leaves, and another one is started.
+    pub fn goes_elsewhere(&mut self, at: Time, wire: &mut impl Wire) {
+        self.tell_comms(&json!({"state": "moving"}), at, wire);
+    }
+
+    fn tell_notice(&mut self, status: &str, at: Time, wire: &mut impl Wire) {
+        if let Some(notice) = self.seating.notice() {
+            let metadata = json!({"gresshopper": notice});
+            let status = self.author.status(&none(), status, &metadata, at);
+            wire.publish(&status, None);
+            self.tell_comms(&notice, at, wire);
+        }
+    }
+
+    fn tell_comms(&mut self, notice: &Value, at: Time, wire: &mut impl Wire) {
+        for announced in &self.seating.announced {
+            let content = json!({"comm_id": announced.comm, "data": notice});
+            let said = self
+                .author
+                .publish("comm_msg", &announced.header, &json!({}), &content, at);
+            wire.publish(&said, None);
+        }
+    }
+
+    // What a client asks before it takes a kernel for one.
+
+    /// Answers the questions for the kernel's information that are open.
+    fn answer_in_its_place(&mut self, at: Time, wire: &mut impl Wire) {
+        if self.seating.info.is_none() {
+            return;
+        }
+        let (asked, rest) = std::mem::take(&mut self.open)
+            .into_iter()
+            .partition::<Vec<_>, _>(Open::asks_for_info);
+        self.open = rest;
+        for open in asked {
+            // The replica has the request already, or will.
+            if self.seating.answered.len() == ANSWERED_MAX {
+                self.seating.answered.remove(0);
+            }
+            self.seating.answered.push(open.id.clone());
+            self.inform(open.channel, &open.identity, &open.header, at, wire);
+        }
+    }
+
+    /// Whether a new question was answered in the kernel's place. The kernel then never sees it.
+    pub(super) fn is_informed(
+        &mut self,
+        (channel, identity): (Channel, &Bytes),
+        header: &Bytes,
+        at: Time,
+        wire: &mut impl Wire,
+    ) -> bool {
+        let answers = self.seating.wait.is_some() && self.seating.info.is_some();
+        if answers {
+            self.inform(channel, identity, header, at, wire);
+            // Who has just come hears why the kernel isn't there.
+            self.tell_notice("starting", at, wire);
+        }
+        answers
+    }
+
+    fn inform(&mut self, channel: Channel, identity: &Bytes, header: &Bytes, at: Time, wire: &mut impl Wire) {
+        let Some(info) = &self.seating.info else {
+            return;
+        };
+        let nothing = json!({});
+        let busy = self.author.status(header, "busy", &nothing, at);
+        let reply = self.author.write("kernel_info_reply", header, &nothing, info, at);
+        let idle = self.author.status(header, "idle", &nothing, at);
+        wire.publish(&busy, None);
+        // A client that is away asks again.
+        let _ = wire.reply(channel, identity, reply.message(), None);
+        wire.publish(&idle, None);
+    }
+
+    // The text at a cell.
+
+    /// Shows the wait at the first open cell, to a client that shows no notices.
+    pub(super) fn tell_wait(&mut self, at: Time, wire: &mut impl Wire) {
+        let Some(Wait { seat, .. }) = &self.seating.wait else {
+            return;
+        };
+        let Some(open) = self.open.iter().find(|o| o.is_cell) else {
+            return;
+        };
+        let announced = |session: &str| self.seating.announced.iter().any(|a| a.session == session);
+        let header = serde_json::from_slice::<Header>(&open.header).ok();
+        if header.is_none_or(|h| announced(&h.session)) || open.is_unattended() {
+            return;
+        }
+        let text = format!(
+            "Waiting for a node for this notebook's kernel: {}",
+            seat.sentence()
+        );
+        let kind = match &self.seating.shown {
+            Some(shown) if shown.cell == open.id => "update_display_data",
+            _ => "display_data",
+        };
+        let display = format!("gresshopper-{}", open.id);
+        let content = json!({
+            "data": {"text/plain": text}, "metadata": {}, "transient": {"display_id": display},
+        });
+        let (header, cell) = (open.header.clone(), open.id.clone());
+        let message = self.author.publish(kind, &header, &json!({}), &content, at);
+        wire.publish(&message, None);
+        self.seating.shown = Some(Shown { header, cell });
+    }
+
+    /// Takes the text away again, before the cell begins or is answered.
+    pub(super) fn hide_wait(&mut self, at: Time, wire: &mut impl Wire) {
+        if let Some(shown) = self.seating.shown.take() {
+            let content = json!({"wait": false});
+            let cleared = self
+                .author
+                .publish("clear_output", &shown.header, &json!({}), &content, at);
+            wire.publish(&cleared, None);
+        }
+    }
+}
+
+/// The parent of what belongs to no request.
+fn none() -> Bytes {
+    Bytes::from_static(b"{}")
+}
+
+/// Seconds since the epoch.
+fn seconds(at: Time) -> f64 {
+    at.0 as f64 / 1e6
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use hop_protocol::jupyter::Author;
+    use hop_words::id::Tenure;
+
+    const ME: Bytes = Bytes::from_static(b"me");
+
+    /// Everybody is there, and what is said is written down.
+    #[derive(Default)]
+    struct Ear(Vec<String>);
+
+    fn line(message: &Message) -> String {
+        let e = Envelope::parse(message).unwrap();
+        let content: Value = serde_json::from_slice(&e.content).unwrap();
+        let metadata: Value = serde_json::from_slice(&e.metadata).unwrap();
+        let notice = [&metadata["gresshopper"], &content["data"]]
+            .into_iter()
+            .find(|n| n["state"].is_string());
+        let words = [
+            content["execution_state"].as_str(),
+            content["data"]["text/plain"].as_str(),
+            notice.and_then(|n| n["state"].as_str()),
+            notice.and_then(|n| n["reason"].as_str()),
+        ];
+        let mut line = e.header().unwrap().msg_type;
+        for word in words.into_iter().flatten() {
+            line = format!("{line} {word}");
+        }
+        line
+    }
+
+    impl Wire for Ear {
+        fn reply(&mut self, _: Channel, _: &[u8], message: Message, _: Option<u64>) -> Result<(), Message> {
+            self.0.push(line(&message));
+            Ok(())
+        }
+
+        fn publish(&mut self, message: &Message, _: Option<u64>) -> bool {
+            self.0.push(line(message));
+            true
+        }
+
+        fn send(&mut self, item: Item) {
+            if let Item::Jupyter { message, .. } = item {
+                self.0.push(format!("to the replica: {}", line(&message)));
+            }
+        }
+
+        fn done(&mut self, _: u64) {
+            self.0.push("done".to_owned());
+        }
+    }
+
+    struct World {
+        front: Front,
+        client: Author,
+        ear: Ear,
+    }
+
+    impl World {
+        fn new(info: Option<Value>) -> Self {
+            Self {
+                front: Front::new(b"key", "front".into()).durable(true).knowing(info),
+                client: Author::new(b"key", "client".into()),
+                ear: Ear::default(),
+            }
+        }
+
+        fn asks(&mut self, kind: &str, metadata: &Value, content: &Value) -> (Envelope, Vec<String>) {
+            let asked = self.client.write(kind, &none(), metadata, content, Time(0));
+            self.front.request(
+                Channel::Shell,
+                &ME,
+                asked.clone().message(),
+                Time(0),
+                &mut self.ear,
+            );
+            (asked, self.said())
+        }
+
+        fn waits(&mut self, reason: &str) -> Vec<String> {
+            let seat = SeatWaits {
+                reason: reason.to_owned(),
+                start: Some(Time(9_000_000)),
+            };
+            self.front.seat_waits(seat, Time(5_000_000), &mut self.ear);
+            self.said()
+        }
+
+        /// The kernel's own answer.
+        fn answers(&mut self, request: &Envelope, kind: &str, content: &Value) -> Vec<String> {
+            let mut kernel = Author::new(b"key", "kernel".into());
+            let reply = kernel.write(kind, &request.header, &json!({}), content, Time(0));
+            let item = Item::Jupyter {
+                channel: Channel::Shell,
+                identity: ME,
+                message: reply.message(),
+            };
+            self.front.item(1, item, Time(0), &mut self.ear);
+            self.said()
+        }
+
+        fn comes(&mut self) -> Vec<String> {
+            self.front.replica_is_there(Time(0), &mut self.ear);
+            self.said()
+        }
+
+        fn said(&mut self) -> Vec<String> {
+            self.front.sanity_check();
+            std::mem::take(&mut self.ear.0)
+        }
+    }
+
+    const INFORMED: [&str; 4] = [
+        "status busy",
+        "kernel_info_reply",
+        "status idle",
+        "status starting seat no node has room",
+    ];
+
+    fn nothing() -> Value {
+        json!({})
+    }
+
+    #[test]
+    fn who_asks_for_a_kernel_without_a_node_is_answered_in_its_place_once() {
+        let mut world = World::new(Some(json!({"status": "ok", "banner": "old"})));
+        let (first, said) = world.asks("kernel_info_request", &nothing(), &nothing());
+        assert_eq!(
+            said,
+            ["to the replica: kernel_info_request"],
+            "it may come at once"
+        );
+        assert_eq!(world.waits("Resources"), INFORMED);
+        assert_eq!(world.waits("Resources"), [""; 0], "it is no news");
+        let (_, said) = world.asks("kernel_info_request", &nothing(), &nothing());
+        assert_eq!(said, INFORMED, "and the kernel never sees it");
+        assert_eq!(
+            world.waits("Priority"),
+            ["status starting seat other jobs come first"]
+        );
+        assert_eq!(world.comes(), ["status idle cpu"]);
+        let own = json!({"status": "ok", "banner": "new"});
+        assert_eq!(
+            world.answers(&first, "kernel_info_reply", &own),
+            ["done"],
+            "one too many"
+        );
+        assert_eq!(world.front.take_learnt(), Some(own.clone()));
+        let (later, said) = world.asks("kernel_info_request", &nothing(), &nothing());
+        assert_eq!(said, ["to the replica: kernel_info_request"]);
+        assert_eq!(
+            world.answers(&later, "kernel_info_reply", &own),
+            ["kernel_info_reply"]
+        );
+        assert_eq!(world.front.take_learnt(), None, "it says what it said before");
+    }
+
+    #[test]
+    fn a_kernelspec_without_a_kernel_before_waits_for_its_first() {
+        let mut world = World::new(None);
+        world.asks("kernel_info_request", &nothing(), &nothing());
+        assert_eq!(
+            world.waits("Resources"),
+            ["status starting seat no node has room"]
+        );
+        let (_, said) = world.asks("kernel_info_request", &nothing(), &nothing());
+        assert_eq!(said, ["to the replica: kernel_info_request"]);
+    }
+
+    #[test]
+    fn a_cell_reads_why_it_waits_where_its_client_shows_no_notices() {
+        let mut world = World::new(None);
+        world.waits("Resources");
+        let (_, said) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+        let text = "Waiting for a node for this notebook's kernel: no node has room";
+        assert_eq!(
+            said,
+            [
+                "to the replica: execute_request".to_owned(),
+                format!("display_data {text}")
+            ]
+        );
+        let said = world.waits("Priority");
+        let text = text.replace("no node has room", "other jobs come first");
+        assert_eq!(said[1..], [format!("update_display_data {text}")]);
+        assert_eq!(world.comes(), ["clear_output", "status idle cpu"]);
+
+        let mut unattended = World::new(None);
+        unattended.waits("Resources");
+        let run = json!({"gresshopper": {"run": {"class": "batch"}}});
+        let (_, said) = unattended.asks("execute_request", &run, &json!({"code": "1"}));
+        assert_eq!(said, ["to the replica: execute_request"]);
+    }
+
+    #[test]
+    fn the_text_is_gone_before_a_dead_kernels_error() {
+        let mut world = World::new(None);
+        world.waits("Resources");
+        world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+        world.front.die("no".into(), Time(0), &mut world.ear);
+        assert_eq!(world.said(), ["clear_output", "error", "status idle"]);
+    }
+
+    #[test]
+    fn clients_that_announced_themselves_are_told_and_introduced_to_the_next_replica() {
+        let mut world = World::new(None);
+        let open = json!({"comm_id": "c", "target_name": "gresshopper", "data": {"version": 1}});
+        world.asks("comm_open", &nothing(), &open);
+        world.asks(
+            "comm_open",
+            &nothing(),
+            &json!({"comm_id": "w", "target_name": "jupyter.widget", "data": {}}),
+        );
+        for need in [json!({"gpus": 1}), Value::Null, json!({"gpus": 2})] {
+            let wish = json!({"comm_id": "c", "data": {"default_need": need}});
+            world.asks("comm_msg", &nothing(), &wish);
+        }
+        world.asks(
+            "comm_msg",
+            &nothing(),
+            &json!({"comm_id": "c", "data": {"release": true}}),
+        );
+        let wait = "seat no node has room";
+        assert_eq!(
+            world.waits("Resources"),
+            [format!("status starting {wait}"), format!("comm_msg {wait}")]
+        );
+        let (_, said) = world.asks("execute_request", &nothing(), &json!({"code": "1"}));
+        assert_eq!(
+            said,
+            ["to the replica: execute_request"],
+            "it shows the notice itself"
+        );
+        world.comes();
+        world.front.goes_elsewhere(Time(0), &mut world.ear);
+        assert_eq!(world.said(), ["comm_msg moving"]);
+        world.front.next_tenure(Tenure(2), true, Time(0), &mut world.ear);
+        let to = |kind: &str| format!("to the replica: {kind}");
+        assert_eq!(
+            world.said(),
+            [to("comm_open"), to("comm_msg"), to("execute_request")]
+        );
+        world.front.gone(&ME, &mut world.ear);
+        world.front.next_tenure(Tenure(3), true, Time(0), &mut world.ear);
+        assert_eq!(world.said(), [to("execute_request")]);
+    }
+}
