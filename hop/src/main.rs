@@ -22,6 +22,7 @@ mod info;
 mod kernels;
 mod kernelspec;
 mod migrate;
+mod open;
 mod output;
 mod plugin;
 mod queue;
@@ -73,6 +74,8 @@ enum Command {
     Wake(hibernate::WakeArgs),
     /// Forget hibernated kernels: their variables are lost
     Forget(hibernate::ForgetArgs),
+    /// Open a notebook in your Jupyter server, which JupyterHub starts if need be
+    Open(open::Args),
     /// Run a whole notebook unattended, by a deadline
     Run(run::Args),
     /// GPU memory to host memory and back, and what is on the devices
@@ -107,6 +110,7 @@ fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure>
         Command::Hibernate(args) => hibernate::run(args, context),
         Command::Wake(args) => hibernate::wake(args, context),
         Command::Forget(args) => hibernate::forget(args, context),
+        Command::Open(args) => open::run(args, context),
         Command::Run(args) => run::run(args, context),
         Command::Gpu(args) => gpu::run(args, context),
         Command::State(args) => state::run(args, context),

@@ -60,11 +60,15 @@ fn folder(folder: &FilePath) -> Result<Arc<dyn ObjectStore>, RemoteError> {
     Ok(Arc::new(store))
 }
 
+/// TLS needs a single provider for the process: the first installed provider stays.
+pub fn one_tls_provider() {
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}
+
 fn s3(bucket: &str, env: &Variables) -> Result<Arc<dyn ObjectStore>, RemoteError> {
     let bad =
         |e: object_store::Error| RemoteError::Settings(format!("the settings for S3 can't be used: {e}"));
-    // TLS needs a single provider for the process: the first installed provider stays.
-    let _ = rustls::crypto::ring::default_provider().install_default();
+    one_tls_provider();
     let settings = settings(env)?;
     let mut options = ClientOptions::new().with_config(ClientConfigKey::Timeout, REQUEST);
     let mut builder = AmazonS3Builder::new();

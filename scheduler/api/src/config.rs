@@ -34,6 +34,8 @@ pub struct Config {
     pub jupyter_python: Option<PathBuf>,
     /// First and last port on which fronts and seats listen for each other; none: any that is free.
     pub port_range: Option<PortRange>,
+    /// JupyterHub's address in a browser, for `hop open`.
+    pub jupyterhub_url: Option<String>,
     pub hopd: Hopd,
     pub quota: Quota,
     pub agent: Agent,
@@ -203,6 +205,7 @@ impl Default for Config {
             munge_socket: None,
             jupyter_python: None,
             port_range: None,
+            jupyterhub_url: None,
             hopd: Hopd::default(),
             quota: Quota::default(),
             agent: Agent::default(),
