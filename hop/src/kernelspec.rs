@@ -57,6 +57,9 @@ struct Install {
     /// For all: into PREFIX/share/jupyter/kernels
     #[arg(long)]
     prefix: Option<PathBuf>,
+    /// For all of an environment: into the one of --python, else of the python3 on the PATH
+    #[arg(long, conflicts_with_all = ["user", "prefix"])]
+    sys_prefix: bool,
     /// The interpreter of the environment that the kernels run in
     #[arg(long, conflicts_with = "from", required_unless_present = "from")]
     python: Option<PathBuf>,
@@ -168,7 +171,11 @@ impl Install {
             (None, Some(python)) => Base::of_python(python)?,
             (None, None) => return Err(Failure::Usage("say --python or --from".to_owned())),
         };
-        let place = kernels_folder(self.prefix.as_deref())?.join(&self.name);
+        let prefix = match self.sys_prefix {
+            true => Some(environment_of(self.python.as_deref().unwrap_or(Path::new("python3")))?),
+            false => self.prefix.clone(),
+        };
+        let place = kernels_folder(prefix.as_deref())?.join(&self.name);
         self.write(&base, &place)
             .map_err(|e| Failure::Failed(format!("can't write {}: {e}", place.display())))?;
         Ok(place)
@@ -293,6 +300,22 @@ fn front_program() -> Option<PathBuf> {
 
 /// The file that JupyterLab's launcher shows first.
 const LOGO: &str = "logo-svg.svg";
+
+/// Python's `sys.prefix`, where `jupyter kernelspec install --sys-prefix` puts kernelspecs, too.
+fn environment_of(python: &Path) -> Result<PathBuf, Failure> {
+    let said = Command::new(python)
+        .args(["-c", "import sys; print(sys.prefix)"])
+        .stdin(Stdio::null())
+        .output();
+    let shown = python.display();
+    let said = said.map_err(|error| Failure::Failed(format!("can't run {shown}: {error}")))?;
+    let prefix = PathBuf::from(String::from_utf8_lossy(&said.stdout).trim());
+    if said.status.success() && prefix.is_absolute() {
+        Ok(prefix)
+    } else {
+        Err(Failure::Failed(format!("{shown} doesn't say where its environment is")))
+    }
+}
 
 /// What a new kernelspec is made of.
 #[derive(Debug)]
@@ -529,6 +552,18 @@ mod tests {
         );
         remove(&big).unwrap();
         assert!(!big.exists() && folders[1].join("kernels/big").exists());
+    }
+
+    #[test]
+    fn an_environments_kernelspec_lies_in_the_environment() {
+        let tmp = tempfile::tempdir().unwrap();
+        let python = tmp.path().join("python");
+        fs::write(&python, format!("#!/bin/sh\necho {}/env\n", tmp.path().display())).unwrap();
+        fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        assert_eq!(environment_of(&python).unwrap(), tmp.path().join("env"));
+        assert!(environment_of(Path::new("/bin/true")).is_err());
+        let words = ["kernelspec", "install", "--from", "ir", "--sys-prefix", "--user"];
+        assert!(Cli::try_parse_from(words).is_err());
     }
 
     #[test]
