@@ -22,7 +22,7 @@ UNLISTED = "--unlisted-choice"
 #: Value of a choice by the free text beside it.
 OTHER = "unlisted-choice"
 #: Traits that become shell or programs: no text of users is taken for these.
-_NO_TEXT = frozenset({"prologue", "cmd", "args", "node_python", "environment"})
+_NO_TEXT = frozenset({"prologue", "epilogue", "cmd", "args", "node_python", "environment"})
 
 
 def offered(profiles: Sequence[Profile], groups: Collection[str]) -> list[Profile]:

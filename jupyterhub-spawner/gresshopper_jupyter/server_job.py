@@ -104,7 +104,7 @@ def submit() -> int:
     prune(folder)
     name = f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
     env_file = folder / f"{name}.json"
-    kept = {key: request.get(key) for key in ("env", "cmd", "certs", "ports")}
+    kept = {key: request.get(key) for key in ("env", "cmd", "certs", "ports", "shell", "epilogue")}
     write_secret(env_file, json.dumps(kept))
     log = request.get("log") or str(folder / f"{name}.log")
     if not request.get("log"):
@@ -187,6 +187,9 @@ class Launcher:
         self._cmd: list[str] = request["cmd"]
         self._range: Sequence[int] | None = request["ports"]
         self._env: dict[str, str] = {**os.environ, **request["env"], **place_certs(env_file, request["certs"] or {})}
+        # In the shell of the prologue: a login shell knows `module`. Jobs of an earlier release have none.
+        shell, epilogue = request.get("shell") or "/bin/sh", request.get("epilogue")
+        self._epilogue: list[str] = [*shell.split(), "-c", epilogue] if epilogue else []
         self._port_file = env_file.with_suffix(".port")
         self._process: subprocess.Popen[bytes] | None = None
         self._told_to_go = False
@@ -200,6 +203,9 @@ class Launcher:
             for path in self._port_file.parent.glob(f"{self._port_file.stem}.*"):
                 if path.suffix != ".log":
                     path.unlink(missing_ok=True)
+            if self._epilogue:
+                # Without the server's token.
+                subprocess.run(self._epilogue, check=False)
 
     def _run(self) -> int:
         url = self._env["JUPYTERHUB_SERVICE_URL"]

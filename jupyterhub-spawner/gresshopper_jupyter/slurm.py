@@ -75,7 +75,12 @@ async def run(
     """
     as_user: dict[str, Any] = {}
     if user is not None and not prefix:
-        entry = pwd.getpwnam(user)
+        try:
+            entry = pwd.getpwnam(user)
+        except KeyError:
+            raise SlurmError(
+                f"this host doesn't know the user {user}: GresshopperSpawner.exec_prefix has to reach one that does"
+            ) from None
         if os.geteuid() == 0:
             as_user = {
                 "user": entry.pw_uid,

@@ -74,7 +74,14 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
     time_limit_min = Integer(0, config=True, help="Time limit in minutes; 0: the partition's.")
     sbatch_options = List(Unicode(), config=True, help="Further options for sbatch, one item each.")
     prologue = Unicode("", config=True, help="Shell lines that the job runs first (module load, say).")
-    login_shell = Bool(False, config=True, help="Run the prologue in a login shell, which knows `module`.")
+    epilogue = Unicode(
+        "", config=True, help="Shell lines that the job runs last; of a cancelled job within KillWait."
+    )
+    login_shell = Bool(
+        False,
+        config=True,
+        help="Run prologue and epilogue in a login shell, which has the user's environment and knows `module`.",
+    )
     job_name = Unicode("jupyter-gresshopper", config=True, help="Name of the servers' jobs.")
     port_range = Union(
         [List(Integer(), minlen=2, maxlen=2), Enum([None])],
@@ -278,7 +285,10 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         # The caller's environment is the user's own business; only what finds Slurm and Python goes along.
         home = os.path.expanduser(f"~{self.user.name}")
         env = {k: v for k, v in os.environ.items() if k in ("PATH", "LANG", "LC_ALL", "SLURM_CONF", "PYTHONPATH")}
-        env.update({"HOME": home, "USER": self.user.name, "LOGNAME": self.user.name})
+        env.update({"USER": self.user.name, "LOGNAME": self.user.name})
+        # A user whom only the nodes know: what the prefix runs there finds the home.
+        if os.path.isabs(home):
+            env["HOME"] = home
         return await run(
             [self.node_python, "-m", "gresshopper_jupyter.server_job", *argv],
             user=self.user.name,
@@ -304,6 +314,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             "python": self.node_python,
             "shell": "/bin/bash -l" if self.login_shell else "/bin/sh",
             "prologue": self.prologue,
+            "epilogue": self.epilogue,
             "env": self.get_env(),
             "cmd": [*self.cmd, *self.get_args()],
             "certs": self._certs,

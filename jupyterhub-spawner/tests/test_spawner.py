@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -131,6 +132,30 @@ async def test_silence_of_slurm_is_no_reason_to_give_a_session_up(monkeypatch: p
     assert await made.poll() is None
 
 
+async def test_one_squeue_serves_all_servers_as_the_hub_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[list[str], dict[str, Any]]] = []
+
+    async def run(argv: list[str], **more: Any) -> str:
+        asked.append((argv, more))
+        return "".join(f"{job}|RUNNING|None|N/A|n1|\n" for job in range(20))
+
+    monkeypatch.setattr(slurm, "run", run)
+    table = slurm.JobTable("jupyter")
+    jobs = await asyncio.gather(*(table.get(str(job), 60) for job in range(20)))
+    assert [job.state for job in jobs if job] == ["RUNNING"] * 20
+    ((argv, more),) = asked
+    assert (argv[0], more) == ("squeue", {}), "no user to become"
+
+
+async def test_a_node_is_reached_where_slurm_reaches_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run(argv: list[str]) -> str:
+        assert argv == ["scontrol", "show", "node", "-o", "n1"]
+        return "NodeName=n1 Arch=x86_64 NodeAddr=10.0.0.7 NodeHostName=other Version=24.11"
+
+    monkeypatch.setattr(slurm, "run", run)
+    assert await slurm.node_address("n1") == "10.0.0.7"
+
+
 async def test_a_job_that_is_gone_is_an_ended_server(monkeypatch: pytest.MonkeyPatch) -> None:
     async def gone(self: object, job_id: str, age: float) -> Job | None:
         return None
@@ -203,7 +228,7 @@ sys.exit(3)
 """
 
 
-def launcher(tmp_path: Path, cmd: list[str], ports: list[int] | None = None) -> subprocess.Popen[str]:
+def launcher(tmp_path: Path, cmd: list[str], ports: list[int] | None = None, **more: str) -> subprocess.Popen[str]:
     """What the job's script starts, with a stand-in for scontrol at the process boundary."""
     scontrol = tmp_path / "bin" / "scontrol"
     scontrol.parent.mkdir(exist_ok=True)
@@ -211,7 +236,7 @@ def launcher(tmp_path: Path, cmd: list[str], ports: list[int] | None = None) -> 
     scontrol.chmod(0o755)
     env_file = tmp_path / "x.json"
     request = {"env": {"JUPYTERHUB_SERVICE_URL": "http://127.0.0.1:0/user/a/"}, "cmd": cmd, "certs": None}
-    server_job.write_secret(env_file, json.dumps({**request, "ports": ports}))
+    server_job.write_secret(env_file, json.dumps({**request, "ports": ports, **more}))
     env = {**os.environ, "PATH": f"{scontrol.parent}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     return subprocess.Popen(
         [sys.executable, "-m", "gresshopper_jupyter.server_job", "run", str(env_file)],
@@ -251,6 +276,38 @@ def test_a_server_that_fails_at_once_is_no_port(tmp_path: Path) -> None:
     assert process.returncode == 1
     assert "no such module" in out
     assert not (tmp_path / "told").exists()
+
+
+@pytest.mark.parametrize("ending", ["by itself", "told to go"])
+def test_the_epilogue_runs_in_the_prologues_shell_however_the_server_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    (tmp_path / ".bash_profile").write_text('module() { echo "module $1"; }\n')
+    monkeypatch.setenv("HOME", str(tmp_path))
+    own = {"shell": "/bin/bash -l", "epilogue": "module unload; echo key=$JUPYTERHUB_SERVICE_URL"}
+    lasts = "3" if ending == "by itself" else "60"
+    process = launcher(tmp_path, [sys.executable, "-c", SERVER, lasts], **own)
+    wait_for(tmp_path / ("told" if ending == "by itself" else "x.port"))
+    process.terminate()
+    out, _ = process.communicate(timeout=20)
+    assert out.endswith("module unload\nkey=\n"), "without what the server's environment has"
+
+
+async def test_a_user_whom_only_the_nodes_know_needs_a_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = spawner(node_python="python", exec_prefix=["env"])
+    made.user = User("nobody-here")
+    asked: dict[str, Any] = {}
+
+    async def run(argv: object, **more: Any) -> str:
+        asked.update(more)
+        return ""
+
+    monkeypatch.setattr("gresshopper_jupyter.spawner.run", run)
+    await made.job_program("port", "x")
+    assert (asked["env"]["USER"], asked["prefix"]) == ("nobody-here", ["env"])
+    assert "HOME" not in asked["env"]
+    with pytest.raises(slurm.SlurmError, match="exec_prefix has to reach one that does"):
+        await slurm.run(["true"], user="nobody-here")
 
 
 def test_a_range_without_a_free_port_is_said(tmp_path: Path) -> None:
