@@ -172,7 +172,9 @@ impl Install {
             (None, None) => return Err(Failure::Usage("say --python or --from".to_owned())),
         };
         let prefix = match self.sys_prefix {
-            true => Some(environment_of(self.python.as_deref().unwrap_or(Path::new("python3")))?),
+            true => Some(environment_of(
+                self.python.as_deref().unwrap_or_else(|| Path::new("python3")),
+            )?),
             false => self.prefix.clone(),
         };
         let place = kernels_folder(prefix.as_deref())?.join(&self.name);
@@ -203,7 +205,10 @@ impl Install {
 
     fn spec(&self, base: &Map<String, Value>, front: Option<&Path>) -> Value {
         let mut spec = base.clone();
-        let config = self.config(front);
+        let mut config = self.config(front);
+        if is_signalled(base) {
+            config["interrupt"] = "signal".into();
+        }
         let command = spec
             .get("argv")
             .and_then(Value::as_array)
@@ -284,6 +289,20 @@ fn launcher_argv(front: &Path, config: &Value, command: &[Value]) -> Value {
         .collect()
 }
 
+/// Whether the kernel is interrupted by SIGINT alone. An ipykernel takes the message whatever its kernelspec says, and a
+/// kernelspec of ours has kept what the first one said.
+fn is_signalled(spec: &Map<String, Value>) -> bool {
+    let provisioner = &spec.get("metadata").unwrap_or(&Value::Null)["kernel_provisioner"];
+    if provisioner["provisioner_name"] == "gresshopper" {
+        return provisioner["config"]["interrupt"] == "signal";
+    }
+    let argv = spec.get("argv").and_then(Value::as_array).into_iter().flatten();
+    let is_ipykernel = argv
+        .filter_map(Value::as_str)
+        .any(|word| word.contains("ipykernel"));
+    !is_ipykernel && spec.get("interrupt_mode").is_none_or(|mode| mode != "message")
+}
+
 /// The kernel's own command in an `argv` that may be ours already.
 fn own_command(argv: &[Value]) -> &[Value] {
     let word = |at: usize| argv.get(at).and_then(Value::as_str).unwrap_or_default();
@@ -313,7 +332,9 @@ fn environment_of(python: &Path) -> Result<PathBuf, Failure> {
     if said.status.success() && prefix.is_absolute() {
         Ok(prefix)
     } else {
-        Err(Failure::Failed(format!("{shown} doesn't say where its environment is")))
+        Err(Failure::Failed(format!(
+            "{shown} doesn't say where its environment is"
+        )))
     }
 }
 
@@ -479,7 +500,7 @@ mod tests {
         let place = tmp.path().join("out");
         install.write(&Base::of_spec(&found).unwrap(), &place).unwrap();
         let made: Value = serde_json::from_slice(&fs::read(place.join(FILE)).unwrap()).unwrap();
-        let config = json!({"need": {"gpus": 1}, "mem_mib": 4096});
+        let config = json!({"need": {"gpus": 1}, "mem_mib": 4096, "interrupt": "signal"});
         let expected = json!({"argv": ["python", "-f", "{connection_file}"], "display_name": "Mine", "language": "python",
             "env": {"A": "1"}, "interrupt_mode": "message",
             "metadata": {"debugger": true, "kernel_provisioner": {"provisioner_name": "gresshopper", "config": config}}});
@@ -495,7 +516,7 @@ mod tests {
 
         let front = Path::new("/opt/g/bin/hop-front");
         let made = install.spec(expected.as_object().unwrap(), Some(front));
-        let options = r#"{"front_program":"/opt/g/bin/hop-front","mem_mib":4096,"need":{"gpus":1}}"#;
+        let options = r#"{"front_program":"/opt/g/bin/hop-front","interrupt":"signal","mem_mib":4096,"need":{"gpus":1}}"#;
         let ours = [
             "/opt/g/bin/hop-front",
             "kernel",
@@ -510,6 +531,16 @@ mod tests {
         let again = install.spec(made.as_object().unwrap(), Some(front));
         assert_eq!(again["argv"], made["argv"], "a spec of ours is not wrapped twice");
         assert_eq!(fs::read_dir(&place).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn a_kernel_is_interrupted_as_its_own_kernelspec_says() {
+        let signalled = |spec: Value| is_signalled(spec.as_object().unwrap());
+        assert!(signalled(json!({"argv": ["R", "--slave"]})));
+        assert!(!signalled(json!({"argv": ["xcpp"], "interrupt_mode": "message"})));
+        assert!(!signalled(
+            json!({"argv": ["python", "-m", "ipykernel_launcher"], "interrupt_mode": "signal"})
+        ));
     }
 
     #[test]

@@ -245,6 +245,12 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         help="How many replicas the kernel has, on as many nodes; without it, as its pool says. "
         "With three it loses nothing with one of its nodes.",
     )
+    interrupt = Enum(
+        ["message", "signal"],
+        default_value="message",
+        config=True,
+        help="How the kernel itself is interrupted: as its own kernelspec says. An ipykernel takes the message.",
+    )
     pool = Unicode("", config=True, help="The pool whose GPUs are lent; empty: the default.")
 
     _front: Front | None = None
@@ -329,6 +335,8 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
         return prepared
 
     async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
+        if sys.platform != "linux":
+            raise FrontError("kernels of Gresshopper need a Jupyter server on Linux: connect to one by its address")
         env = dict(kwargs.get("env") or os.environ)
         # Some clients restart a kernel without ending the old kernel: the ports are needed.
         await self.cleanup(restart=True)
@@ -365,6 +373,8 @@ class GresshopperProvisioner(KernelProvisionerBase):  # type: ignore[misc, unuse
             "local": self.local,
             "durable": env.get(DURABLE, self.durable),
         }
+        if self.interrupt == "signal":
+            launch["interrupt"] = "signal"
         if self.need:
             launch["default_need"] = dict(self.need)
         if self.account:
@@ -421,7 +431,3 @@ async def _in_thread(work: Callable[[], T]) -> T:
 
     threading.Thread(target=run, name="gresshopper", daemon=True).start()
     return await done
-
-
-if sys.platform != "linux":
-    raise ImportError("Gresshopper runs on Linux only")

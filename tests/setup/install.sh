@@ -49,6 +49,7 @@ python3-scipy /usr/lib/python3/dist-packages/scipy
 python3-sklearn /usr/lib/python3/dist-packages/sklearn
 python3-matplotlib /usr/lib/python3/dist-packages/matplotlib
 python3-torch /usr/lib/python3/dist-packages/torch
+r-cran-irkernel /usr/share/jupyter/kernels/ir/kernel.json
 chromium chromium
 nodejs node
 npm npm
@@ -84,6 +85,7 @@ fresh() { [ "$(cat "$prefix/$1/.stamp" 2>/dev/null)" = "$2" ]; }
 venv_stamp() { { "$python" --version; cat "$here/requirements-$1.txt"; } | sha256sum | cut -d' ' -f1; }
 has_venv() { [ -x "$python" ] && fresh "$1" "$(venv_stamp "$1")"; }
 has_s3() { [ "$mode" = --demo ] || has_venv s3; }
+has_kernels() { [ "$mode" = --demo ] || has_venv kernels; }
 has_packaging() { [ "$mode" = --demo ] || has_venv packaging; }
 # Node packages by name: what the demo drives, what builds the Lab extension, what drives the browser tests.
 node_source() {
@@ -106,6 +108,7 @@ missing() {
 	has_venv user || echo "$prefix/user, a Python environment of requirements-user.txt"
 	has_venv hub || echo "$prefix/hub, a Python environment of requirements-hub.txt"
 	has_s3 || echo "$prefix/s3, a Python environment of requirements-s3.txt"
+	has_kernels || echo "$prefix/kernels, a Python environment of requirements-kernels.txt"
 	has_packaging || echo "$prefix/packaging, a Python environment of requirements-packaging.txt"
 	has_hub5 || echo "$prefix/hub5, a Python environment of requirements-hub5.txt"
 	has_node node || echo "$prefix/node, the Node packages of node/package-lock.json"
@@ -185,6 +188,8 @@ make_venv() {
 	# Its users may not write here: without this each start of theirs would compile everything anew.
 	"$prefix/$name/bin/python" -m compileall -q -j 0 "$prefix/$name/lib" >/dev/null 2>&1 || true
 	chmod -R a+rX "$prefix/$name"
+	# The package makes its kernelspec itself.
+	[ "$name" != kernels ] || "$prefix/kernels/bin/python" -m bash_kernel.install --sys-prefix >&2
 	venv_stamp "$name" >"$prefix/$name/.stamp"
 }
 
@@ -230,6 +235,7 @@ make_venv user --system-site-packages
 make_venv hub
 has_s3 || make_venv s3
 has_packaging || make_venv packaging
+has_kernels || make_venv kernels
 has_hub5 || make_venv hub5
 make_node node
 make_node lab

@@ -4,7 +4,7 @@
 
 use crate::owner::{Ports, Start, VERSION};
 use anyhow::{Context, Result, ensure};
-use hop_protocol::file::{Durable, Launch};
+use hop_protocol::file::{Durable, Interrupt, Launch};
 use hop_words::id::{AccountName, Incarnation, PoolName};
 use hop_words::need::Need;
 use hop_words::replica::Replicas;
@@ -52,6 +52,8 @@ struct Options {
     #[serde(default)]
     local: bool,
     durable: Option<Durable>,
+    #[serde(default)]
+    interrupt: Interrupt,
     replicas: Option<Replicas>,
 }
 
@@ -108,6 +110,7 @@ fn order(connection: &[u8], options: Options, command: Vec<String>) -> Result<St
             name: name.rsplit('/').next().unwrap_or_default().to_owned(),
             local: options.local,
             durable: options.durable.unwrap_or_default(),
+            interrupt: options.interrupt,
             replicas: Replicas::One,
         },
         mem_mib: options.mem_mib,

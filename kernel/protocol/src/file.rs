@@ -122,6 +122,17 @@ pub enum Durable {
     BeforeReply,
 }
 
+/// How a kernel is interrupted, by its own kernelspec. Clients always do so by a message: a signal reaches no other node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Interrupt {
+    /// It takes the message.
+    #[default]
+    Message,
+    /// It takes SIGINT, and knows no such message.
+    Signal,
+}
+
 /// What a replica runs, and for whom.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Launch {
@@ -143,6 +154,8 @@ pub struct Launch {
     pub local: bool,
     #[serde(default)]
     pub durable: Durable,
+    #[serde(default)]
+    pub interrupt: Interrupt,
     /// Replicas that the kernel should have. With three a Raft group keeps the kernel's log.
     #[serde(default)]
     pub replicas: Replicas,
@@ -276,6 +289,7 @@ mod tests {
                 name: String::new(),
                 local: true,
                 durable: Durable::No,
+                interrupt: Interrupt::default(),
                 replicas: Replicas::One,
             },
             takeover: None,

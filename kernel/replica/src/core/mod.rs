@@ -34,7 +34,7 @@ use hop_api::message::{
     Bound, EndedCell, Event, Outcome, ReplicaRole, ReplicaUp, Request as ToHopd, SeatStep, WaitingCell,
 };
 use hop_log::{Entry, Index, RecordNumber, Settled, State};
-use hop_protocol::file::Launch;
+use hop_protocol::file::{Interrupt, Launch};
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, with_key};
 use hop_protocol::link::Item;
 use hop_protocol::message::{InFlight, Note, Over};
@@ -471,6 +471,10 @@ impl Core {
         match (channel, header.msg_type.as_str()) {
             (Channel::Control | Channel::Shell, "interrupt_request") => {
                 if self.interrupt_waiting() {
+                    return self.answer_interrupt(channel, identity, &envelope.header);
+                }
+                if self.identity.launch.interrupt == Interrupt::Signal {
+                    self.interrupt_kernel();
                     return self.answer_interrupt(channel, identity, &envelope.header);
                 }
                 self.standing_interrupted();

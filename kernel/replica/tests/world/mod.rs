@@ -6,7 +6,7 @@ pub mod gpu;
 
 use bytes::Bytes;
 use hop_api::message::{Device, Event, Grant, Handover, Request};
-use hop_protocol::file::{Durable, FrontFile, Launch, Takeover};
+use hop_protocol::file::{Durable, FrontFile, Interrupt, Launch, Takeover};
 use hop_protocol::jupyter::{Author, Channel, Envelope};
 use hop_protocol::link::{Frame, Item, Link};
 use hop_protocol::message::{Note, VERSION, Welcome};
@@ -303,6 +303,7 @@ pub async fn with_spare(
             name: "nb".into(),
             local: true,
             durable: Durable::No,
+            interrupt: Interrupt::default(),
             replicas: Replicas::One,
         },
         takeover: Some(Takeover {

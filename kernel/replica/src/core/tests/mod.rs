@@ -10,7 +10,7 @@ mod random;
 
 use super::*;
 use hop_api::message::{Device, EndCause, Grant, Handover};
-use hop_protocol::file::Durable;
+use hop_protocol::file::{Durable, Interrupt};
 use hop_words::id::{Epoch, GpuIndex, LeaseId};
 use hop_words::need::{Class, Need};
 use hop_words::replica::Replicas;
@@ -78,6 +78,10 @@ impl World {
             name: "n.ipynb".into(),
             local: false,
             durable: Durable::No,
+            interrupt: match program {
+                "ipykernel" => Interrupt::Message,
+                _ => Interrupt::Signal,
+            },
             replicas,
         };
         let identity = Identity {

@@ -37,6 +37,27 @@ fn a_kernel_of_another_language_gets_its_cells_without_our_magics() {
 }
 
 #[test]
+fn a_kernel_that_knows_no_interrupt_message_gets_a_signal() {
+    let mut world = World::of_program("R", None, Replicas::One);
+    world.input(Input::KernelUp { pid: 7 });
+    world.run("a", Value::Null);
+    let interrupt =
+        |world: &mut World| world.request(Channel::Control, "interrupt_request", "i", &json!({}), &json!({}));
+    let out = interrupt(&mut world);
+    assert_eq!(
+        out,
+        [
+            "interrupt",
+            "front: status i busy",
+            "front: interrupt_reply i",
+            "front: status i idle"
+        ]
+    );
+    let mut ipykernel = World::up();
+    assert_eq!(interrupt(&mut ipykernel), ["kernel: interrupt_request"]);
+}
+
+#[test]
 fn a_lease_is_asked_for_when_nothing_runs() {
     let mut world = World::up();
     world.run("a", Value::Null);
