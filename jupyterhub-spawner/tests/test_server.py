@@ -13,6 +13,8 @@ import pytest
 from gresshopper_jupyter.server.activity import any_busy
 from gresshopper_jupyter.server.hop import Away, Hop, HopError
 from gresshopper_jupyter.server.overview import Local, kernels
+from gresshopper_jupyter.server.session import Session
+from gresshopper_jupyter.server.usage import Used, parse
 
 
 def queued(kernel: str, state: str, **more: Any) -> dict[str, Any]:
@@ -62,6 +64,18 @@ def test_what_sleeps_moves_or_can_is_told() -> None:
     assert (rows["m"]["reason"], rows["k"]["node"], rows["q"]["node"]) == ("moves to n3", "n2", None)
 
 
+def test_memory_and_processor_are_the_kernels_own_and_the_limit_hopds() -> None:
+    known = [
+        {"kernel_id": "k", "name": "k", "state": "IDLE", "time": 1.0, "node": "n1", "captured": "no", "reason": ""}
+    ]
+    (alone,) = kernels([Local("k", "k.ipynb", Used(512.0, 30.0))], [], [], [{**known[0], "mem": 2048, "replicas": 1}])
+    assert (alone["memory_mib"], alone["limit_mib"], alone["cpu_percent"]) == (512.0, 2048, 30.0)
+    (one_of_three,) = kernels([Local("k", "")], [], [], [{**known[0], "mem": 6144, "replicas": 3}])
+    assert (one_of_three["memory_mib"], one_of_three["limit_mib"]) == (None, 2048)
+    assert parse({"hostname": "n1", "pid": 7}) is None, "without psutil"
+    assert parse({"kernel_memory": 2**30, "kernel_cpu": 12.5}) == Used(1024.0, 12.5)
+
+
 def test_a_running_cell_goes_before_a_lingering_lease() -> None:
     queue = [queued("k", "LINGERING", lease_id="1"), queued("k", "RUNNING", lease_id="2")]
     for rows in (queue, queue[::-1]):
@@ -95,6 +109,34 @@ async def test_a_failure_is_hops_own_sentence(
     hop = hop_that(tmp_path, monkeypatch, f"echo 'hop: no such kernel' >&2; exit {status}")
     with pytest.raises(kind, match=r"^no such kernel$"):
         await hop.run("explain", "x")
+
+
+@pytest.mark.parametrize(
+    ("scontrol", "said"),
+    [
+        ("exit 0", ""),
+        ("echo 'Access/permission denied for job 7' >&2; exit 1", "denied for job 7. A server that is stopped"),
+        ("echo 'slurm_update error: Job is over' >&2; exit 1", "no more time: Job is over. "),
+    ],
+)
+async def test_more_time_is_slurms_to_give(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, scontrol: str, said: str
+) -> None:
+    hop = hop_that(tmp_path, monkeypatch, "exit 1")
+    for name, script in [("scontrol", f'echo "$@" > {tmp_path}/asked; {scontrol}'), ("squeue", "echo 1900000000")]:
+        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    if said:
+        with pytest.raises(HopError, match=said):
+            await Session(hop).more_time()
+    else:
+        assert await Session(hop).more_time() == 1900000000
+    assert (tmp_path / "asked").read_text() == "update JobId=7 TimeLimit=+60\n"
+    monkeypatch.delenv("SLURM_JOB_ID")
+    with pytest.raises(HopError, match="no Slurm job"):
+        await Session(hop).more_time()
 
 
 def test_a_kernel_that_runs_or_waits_is_activity() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import Any
 
 from jupyter_server.auth.decorator import authorized
@@ -12,11 +11,13 @@ from tornado.web import authenticated
 
 from gresshopper_jupyter.programs import NotInstalled
 from gresshopper_jupyter.provisioner import GresshopperProvisioner
-from gresshopper_jupyter.server.hop import Away, Hop, HopError, run
+from gresshopper_jupyter.server.hop import Away, Hop, HopError
 from gresshopper_jupyter.server.overview import Local, kernels
+from gresshopper_jupyter.server.session import Session
+from gresshopper_jupyter.server.usage import Usage
 
-#: How old answers may be, in seconds: of what changes by the second, of sums, of the job's end.
-QUEUE_AGE_S, ACCT_AGE_S, JOB_AGE_S = 2.0, 60.0, 60.0
+#: How old answers may be, in seconds: of what changes by the second, of sums.
+QUEUE_AGE_S, ACCT_AGE_S = 2.0, 60.0
 
 _KERNEL = r"(?P<kernel>[0-9a-zA-Z-]{1,64})"
 
@@ -24,11 +25,12 @@ _KERNEL = r"(?P<kernel>[0-9a-zA-Z-]{1,64})"
 def add_handlers(serverapp: Any, hop: Hop) -> None:
     """Adds the endpoints to the server."""
     base = url_path_join(serverapp.base_url, "gresshopper/api/v1")
-    with_hop = {"hop": hop}
+    with_hop = {"hop": hop, "session": Session(hop), "usage": Usage()}
     serverapp.web_app.add_handlers(
         ".*$",
         [
             (f"{base}/kernels", Kernels, with_hop),
+            (f"{base}/server/more-time", MoreTime, with_hop),
             (f"{base}/kernels/{_KERNEL}/explanation", Explanation, with_hop),
             (f"{base}/kernels/{_KERNEL}/(?P<action>release|end|hibernate|wake|move|forget)", Act, with_hop),
         ],
@@ -40,8 +42,8 @@ class _Handler(APIHandler):  # type: ignore[misc, unused-ignore]
     # The panel's polling is no activity of its user's.
     _track_activity = False
 
-    def initialize(self, hop: Hop) -> None:
-        self.hop = hop
+    def initialize(self, hop: Hop, session: Session, usage: Usage) -> None:
+        self.hop, self.session, self.usage = hop, session, usage
 
     def write_error(self, status_code: int, **kwargs: Any) -> None:
         """A failure of ``hop`` is its sentence, not a stack trace."""
@@ -75,30 +77,24 @@ class Kernels(_Handler):
         except (HopError, NotInstalled) as error:
             away = str(error)
         rows = kernels(await self._local(), queue, acct, known)
-        self.finish({"kernels": rows, "server_ends": await self._job_end(), "away": away})
+        self.finish({"kernels": rows, "server_ends": await self.session.end(), "away": away})
 
     async def _local(self) -> list[Local]:
         sessions = await ensure_async(self.session_manager.list_sessions())
         paths = {session["kernel"]["id"]: session["path"] for session in sessions if session.get("kernel")}
         manager = self.kernel_manager
-        ours = (k for k in manager.list_kernel_ids() if _is_ours(manager.get_kernel(k)))
-        return [Local(_hops_id(manager.get_kernel(k)), paths.get(k, "")) for k in ours]
+        ours = {k: manager.get_kernel(k) for k in manager.list_kernel_ids() if _is_ours(manager.get_kernel(k))}
+        used = await self.usage.of(ours.items())
+        return [Local(_hops_id(kernel), paths.get(k, ""), used.get(k)) for k, kernel in ours.items()]
 
-    async def _job_end(self) -> float | None:
-        """When Slurm ends this server, in seconds since the epoch. ``None`` without a job or a limit."""
-        job = os.environ.get("SLURM_JOB_ID", "")
-        if not job.isdigit():
-            return None
 
-        async def ask() -> float | None:
-            status, out, _ = await run("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-j", job, "-o", "%e")
-            return float(out) if status == 0 and out.strip().isdigit() else None
+class MoreTime(_Handler):
+    """Asks Slurm for more time for the server's job."""
 
-        try:
-            end: float | None = await self.hop.remembered(("job", job), ask, JOB_AGE_S)
-        except (HopError, OSError):
-            return None
-        return end
+    @authenticated
+    @authorized
+    async def post(self) -> None:
+        self.finish({"server_ends": await self.session.more_time()})
 
 
 class Explanation(_Handler):
@@ -112,7 +108,7 @@ class Explanation(_Handler):
 
 
 #: The columns of `hop kernels` that are read.
-_KNOWN = "kernelid,name,state,time,node,captured,reason"
+_KNOWN = "kernelid,name,state,time,node,mem,replicas,captured,reason"
 #: Actions of a single command. A long action is only asked for: the panel shows its progress.
 _COMMANDS = {
     "end": ("cancel", "--kernel"),

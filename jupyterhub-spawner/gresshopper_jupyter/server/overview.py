@@ -6,6 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from gresshopper_jupyter.server.usage import Used
+
 Row = Mapping[str, Any]
 
 
@@ -16,6 +18,7 @@ class Local:
     id: str
     #: The notebook's path on this server; empty for a kernel without a notebook.
     path: str
+    used: Used | None = None
 
 
 @dataclass
@@ -46,6 +49,10 @@ class Kernel:
     reason: str | None = None
     #: Whether the kernel's state is saved: the kernel can then sleep and move.
     kept: bool = False
+    #: What its processes use now, and the memory that they may use.
+    memory_mib: float | None = None
+    limit_mib: float | None = None
+    cpu_percent: float | None = None
     week: Use = field(default_factory=Use)
 
 
@@ -61,7 +68,7 @@ def kernels(
     local: Iterable[Local], queue: Iterable[Row], acct: Iterable[Row], known: Iterable[Row] = ()
 ) -> list[dict[str, Any]]:
     """Rows of all kernels of this server, and of the others known to ``hopd``."""
-    found = {one.id: Kernel(one.id, one.path.rsplit("/", 1)[-1] or one.id[:8], one.path or None) for one in local}
+    found = {one.id: _of_this_server(one) for one in local}
     for row in sorted(queue, key=lambda row: _urgency(row["state"]), reverse=True):
         kernel = found.setdefault(
             row["kernel_id"], Kernel(row["kernel_id"], row["name"] or row["kernel_id"][:8], None)
@@ -81,12 +88,22 @@ def kernels(
     return [asdict(kernel) for kernel in rows]
 
 
+def _of_this_server(one: Local) -> Kernel:
+    kernel = Kernel(one.id, one.path.rsplit("/", 1)[-1] or one.id[:8], one.path or None)
+    if one.used is not None:
+        kernel.memory_mib, kernel.cpu_percent = one.used.memory_mib, one.used.cpu_percent
+    return kernel
+
+
 def _urgency(state: str) -> int:
     return _URGENCY.index(state) if state in _URGENCY else len(_URGENCY)
 
 
 def _know(kernel: Kernel, row: Row) -> None:
     kernel.kept = row["captured"] == "yes"
+    if row.get("mem"):
+        # Each replica has as much.
+        kernel.limit_mib = row["mem"] / (row.get("replicas") or 1)
     if kernel.state == "IDLE":
         kernel.state = row["state"] if row["state"] in _TOLD else "IDLE"
         kernel.time_s = row["time"]

@@ -23,6 +23,11 @@ export interface KernelRow {
   readonly reason: string | null;
   /** Whether its state is saved, so that it can sleep and move. */
   readonly kept: boolean;
+  /** What its processes use now, by its own word; `null` where it doesn't say. */
+  readonly memory_mib: number | null;
+  readonly cpu_percent: number | null;
+  /** The memory that they may use. */
+  readonly limit_mib: number | null;
   /** This week's use. */
   readonly week: { readonly gpu_s: number; readonly wait_s: number };
 }
@@ -49,6 +54,11 @@ export class Api {
   async explain(kernel: string): Promise<readonly string[]> {
     const path = URLExt.join("kernels", encodeURIComponent(kernel), "explanation");
     return (await this._ask<{ sentences: string[] }>(path, "GET")).sentences;
+  }
+
+  /** Asks Slurm for more time for the server's job. The new end; an error says why there is none. */
+  async moreTime(): Promise<number | null> {
+    return (await this._ask<{ server_ends: number | null }>("server/more-time", "POST")).server_ends;
   }
 
   async act(kernel: string, action: Action): Promise<void> {

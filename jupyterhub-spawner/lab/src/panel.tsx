@@ -6,6 +6,8 @@ import { Button } from "@jupyterlab/ui-components";
 import { Poll } from "@lumino/polling";
 import * as React from "react";
 import type { Api, KernelRow, Overview, Action as ServerAction } from "./api.js";
+import { type History, noted, points } from "./sparkline.js";
+import { askForMoreTime } from "./walltime.js";
 import { aboutText, sentence, span } from "./words.js";
 
 const POLL_MS = 5000;
@@ -49,9 +51,11 @@ export class KernelPanelWidget extends ReactWidget {
         {this._overview && (
           <View
             overview={this._overview}
+            history={this._history}
             trans={trans}
             open={this._options.open}
             act={(row, action) => void this._act(row, action)}
+            moreTime={() => void this._moreTime()}
           />
         )}
       </>
@@ -65,6 +69,7 @@ export class KernelPanelWidget extends ReactWidget {
   private async _look(): Promise<void> {
     try {
       this._overview = await this._options.api.overview();
+      this._history = noted(this._history, this._overview.kernels);
       this._failed = null;
     } catch (error) {
       this._failed = this._options.trans.__("The kernels can’t be listed: %1", String(error));
@@ -72,6 +77,11 @@ export class KernelPanelWidget extends ReactWidget {
     } finally {
       this.update();
     }
+  }
+
+  private async _moreTime(): Promise<void> {
+    await askForMoreTime(this._options.api, this._options.trans);
+    await this._poll.refresh();
   }
 
   private async _act(row: KernelRow, action: PanelAction): Promise<void> {
@@ -94,6 +104,7 @@ export class KernelPanelWidget extends ReactWidget {
 
   private readonly _poll: Poll;
   private _overview: Overview | null = null;
+  private _history: History = new Map();
   private _failed: string | null = null;
 }
 
@@ -101,30 +112,39 @@ type PanelAction = ServerAction | "interrupt";
 
 interface IViewProps {
   readonly overview: Overview;
+  readonly history: History;
   readonly trans: TranslationBundle;
   readonly open: (path: string) => void;
   readonly act: (row: KernelRow, action: PanelAction) => void;
+  readonly moreTime: () => void;
 }
 
-function View({ overview, trans, open, act }: IViewProps): React.JSX.Element {
+function View({ overview, history, trans, open, act, moreTime }: IViewProps): React.JSX.Element {
   const left = overview.server_ends === null ? null : overview.server_ends - Date.now() / 1000;
   return (
     <>
       {overview.away && <p className="gh-Panel-away">{overview.away}</p>}
       {left !== null && left < LEFT_SHOWN_S && (
-        <p className="gh-Panel-left">{trans.__("Your Jupyter server ends in %1.", span(left, trans))}</p>
+        <p className="gh-Panel-left">
+          {trans.__("Your Jupyter server ends in %1.", span(left, trans))}{" "}
+          <Button minimal small className="gh-Kernel-action" onClick={moreTime}>
+            {trans.__("More time")}
+          </Button>
+        </p>
       )}
       {overview.kernels.length === 0 && <p>{trans.__("No kernel of yours runs.")}</p>}
       <ul className="gh-Panel-list">
         {overview.kernels.map((row) => (
-          <Row key={row.id} row={row} trans={trans} open={open} act={act} />
+          <Row key={row.id} row={row} past={history.get(row.id) ?? []} trans={trans} open={open} act={act} />
         ))}
       </ul>
     </>
   );
 }
 
-function Row(props: { row: KernelRow } & Omit<IViewProps, "overview">): React.JSX.Element {
+function Row(
+  props: { row: KernelRow; past: readonly number[] } & Pick<IViewProps, "trans" | "open" | "act">,
+): React.JSX.Element {
   const { row, trans, open, act } = props;
   const { path } = row;
   return (
@@ -141,6 +161,7 @@ function Row(props: { row: KernelRow } & Omit<IViewProps, "overview">): React.JS
         <span className="gh-Kernel-state">{stateText(row, trans)}</span>
       </div>
       {row.reason && <p className="gh-Kernel-reason">{sentence(row.reason)}</p>}
+      {row.memory_mib !== null && <Memory row={row} used={row.memory_mib} past={props.past} trans={trans} />}
       <p className="gh-Kernel-use">{useText(row, trans)}</p>
       <div className="gh-Kernel-actions">
         {row.state === "LINGERING" && (
@@ -165,6 +186,26 @@ function Row(props: { row: KernelRow } & Omit<IViewProps, "overview">): React.JS
         )}
       </div>
     </li>
+  );
+}
+
+/** Memory now and in the last minutes, towards its limit. */
+function Memory(props: {
+  row: KernelRow;
+  used: number;
+  past: readonly number[];
+  trans: TranslationBundle;
+}): React.JSX.Element {
+  const { row, used, past, trans } = props;
+  const most = row.limit_mib ?? Math.max(...past, 1);
+  const text = memoryText(used, row.limit_mib, row.cpu_percent, trans);
+  return (
+    <p className="gh-Kernel-use" data-near={used > 0.9 * most && row.limit_mib !== null}>
+      <svg className="gh-Kernel-spark" width="59" height="16" viewBox="0 0 59 16" aria-hidden="true">
+        <polyline points={points(past, most, 59, 16)} />
+      </svg>
+      {text}
+    </p>
   );
 }
 
@@ -204,6 +245,12 @@ function stateText(row: KernelRow, trans: TranslationBundle): string {
     default:
       return row.state.toLowerCase();
   }
+}
+
+function memoryText(used: number, limit: number | null, cpu: number | null, trans: TranslationBundle): string {
+  const memory =
+    limit === null ? trans.__("%1 MiB", Math.round(used)) : trans.__("%1 of %2 MiB", Math.round(used), limit);
+  return cpu === null ? memory : trans.__("%1, CPU %2 %", memory, Math.round(cpu));
 }
 
 function useText(row: KernelRow, trans: TranslationBundle): string {

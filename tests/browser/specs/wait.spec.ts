@@ -303,3 +303,30 @@ test("panel", async ({ site, alice, bob }) => {
   await other.page.close();
   release(site, "alice");
 });
+
+test("hibernate, wake, move", async ({ bob }) => {
+  test.skip(NOTEBOOK7, "Notebook 7 has the panel in its list of files");
+  const where = "import os; print(os.environ['SLURMD_NODENAME'], x)";
+  await bob.open("sleeper.ipynb", notebook(["x = 41", where, where, `%%gpu 1\n${where}`]));
+  await bob.run(0);
+  await bob.hasRun(0);
+  await bob.page.getByRole("tab", { name: "Kernels and GPUs" }).click();
+  const row = bob.page.locator(".gh-Kernel");
+  await row.getByRole("button", { name: "Hibernate" }).click();
+  await expect(row).toHaveAttribute("data-state", "asleep");
+  await row.getByRole("button", { name: "Wake" }).click();
+  await expect(row).toHaveAttribute("data-state", "idle");
+  await bob.run(1);
+  await expect(bob.output(1)).toContainText("41");
+  const node = (await bob.output(1).innerText()).split(" ")[0] as string;
+  await expect(row.locator(".gh-Kernel-state")).toHaveText(node);
+  await row.getByRole("button", { name: "Move" }).click();
+  await expect(row.locator(".gh-Kernel-state")).toHaveText(new RegExp(`^(?!${node}$)c\\d+n\\d$`));
+  await bob.run(2);
+  await expect(bob.output(2)).toContainText("41");
+  expect((await bob.output(2).innerText()).split(" ")[0]).not.toBe(node);
+  // The replica of now knows this page, too.
+  await bob.run(3);
+  await expect(bob.badge).toHaveText(/GPU \d/);
+  await expect(bob.output(3)).toContainText("41");
+});

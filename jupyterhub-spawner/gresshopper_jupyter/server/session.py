@@ -1,0 +1,63 @@
+"""The server's own Slurm job: when it ends, and more time for it."""
+
+from __future__ import annotations
+
+import os
+
+from gresshopper_jupyter.server.hop import Hop, HopError, run
+
+#: How old the known end of the job may be, in seconds.
+AGE_S = 60.0
+#: What a request for more time asks for, in minutes.
+MORE_MIN = 60
+
+
+class Session:
+    """The Slurm job that this server runs in, if it runs in one."""
+
+    def __init__(self, hop: Hop) -> None:
+        self._hop = hop
+
+    @property
+    def _job(self) -> str:
+        job = os.environ.get("SLURM_JOB_ID", "")
+        return job if job.isdigit() else ""
+
+    async def end(self, max_age_s: float = AGE_S) -> float | None:
+        """When Slurm ends this server, in seconds since the epoch. ``None`` without a job or a limit."""
+        job = self._job
+        if not job:
+            return None
+
+        async def ask() -> float | None:
+            status, out, _ = await run("env", "SLURM_TIME_FORMAT=%s", "squeue", "-h", "-j", job, "-o", "%e")
+            return float(out) if status == 0 and out.strip().isdigit() else None
+
+        try:
+            end: float | None = await self._hop.remembered(("job", job), ask, max_age_s)
+        except (HopError, OSError):
+            return None
+        return end
+
+    async def more_time(self) -> float | None:
+        """Asks Slurm for more time. The new end, or :class:`HopError` with Slurm's reason and what helps instead."""
+        if not self._job:
+            raise HopError("this server runs in no Slurm job, so nothing ends it")
+        try:
+            status, _, err = await run("scontrol", "update", f"JobId={self._job}", f"TimeLimit=+{MORE_MIN}")
+        except OSError as error:
+            raise HopError(f"Slurm can't be asked here: {error}") from error
+        if status != 0:
+            raise HopError(refused(err))
+        return await self.end(max_age_s=0)
+
+
+def refused(said: str) -> str:
+    """Slurm's refusal as a sentence. Most sites let operators alone raise a limit."""
+    # "Access/permission denied for job 12", "slurm_update error: Requested time limit is invalid ..."
+    lines = [line.rpartition("error:")[2].strip() for line in said.splitlines() if line.strip()]
+    why = lines[-1] if lines else "it gives no reason"
+    return (
+        f"Slurm gives this server no more time: {why}. A server that is stopped and started on the Hub's page has all "
+        "of its time again, and notebooks whose kernels are saved go on there with their variables."
+    )
