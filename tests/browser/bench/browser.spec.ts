@@ -187,6 +187,9 @@ sys.path.append("${PEERS}")
 import batchspawner
 c.JupyterHub.spawner_class = "batchspawner.SlurmSpawner"
 c.SlurmSpawner.exec_prefix = "runuser -u {username} --"
+c.SlurmSpawner.env_keep = [
+    "PATH", "LANG", "LC_ALL", "SLURM_CONF", "GRESSHOPPER_CONF", "JUPYTER_PATH", "MUNGE_SOCKET", "GRESSHOPPER_PREFIX",
+]
 c.SlurmSpawner.batchspawner_singleuser_cmd = "${singleuser}"
 c.SlurmSpawner.cmd = c.GresshopperSpawner.cmd
 c.SlurmSpawner.req_partition = "notebook"

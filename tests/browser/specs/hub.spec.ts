@@ -1,8 +1,8 @@
 /** JupyterHub with our spawner: people sign in, their servers start as jobs, and what goes wrong is said. */
 import * as fs from "node:fs";
 import { test as base, expect } from "@playwright/test";
-import { BASE, Hub, signIn } from "../support/hub";
-import { NOTEBOOK7, notebook, Person } from "../support/lab";
+import { BASE, Hub, signIn, TOKEN } from "../support/hub";
+import { HOLD, NOTEBOOK7, notebook, Person, release } from "../support/lab";
 import { ENVIRONMENT, Site } from "../support/site";
 
 interface Given {
@@ -241,6 +241,18 @@ c.GresshopperSpawner.form_fields = ["account", "mem_mib", "time_limit_min"]
   });
 });
 
+test("announced", async ({ hub, browser }) => {
+  // JupyterHub's own means: nothing of the spawn page takes it away.
+  hub.site.startHub(`${BASE}
+c.JupyterHub.template_vars = {"announcement_spawn": "Maintenance on Friday."}
+c.GresshopperSpawner.form_fields = ["mem_mib"]
+`);
+  const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
+  await expect(page.locator("body")).toContainText("Maintenance on Friday.");
+  await expect(page.locator("#field-mem_mib")).toBeVisible();
+  await page.context().close();
+});
+
 test("availability", async ({ hub, browser }) => {
   const start = () => hub.site.startHub(`${BASE}c.GresshopperSpawner.form_fields = ["mem_mib"]\n`);
   start();
@@ -274,17 +286,125 @@ test("availability", async ({ hub, browser }) => {
 });
 
 test("walltime", async ({ hub, browser }) => {
-  test.skip(NOTEBOOK7, "Notebook 7 is tried by hand");
   hub.site.startHub(`${BASE}c.GresshopperSpawner.time_limit_min = 5\n`);
   const page = await signIn(hub.site, browser, "carol");
-  await page.waitForURL("**/user/carol/**", { timeout: 180_000 });
-  await expect(page.getByText(/Slurm ends this server in \d minutes?\. Save your notebooks\./).first()).toBeVisible({
-    timeout: 180_000,
-  });
-  if (process.env.HOP_BROWSER_SHOTS) {
-    await page.screenshot({ path: `${process.env.HOP_BROWSER_SHOTS}/walltime.png` });
+  const carol = Person.of(hub.site, "carol", page);
+  await carol.serverIsUp();
+  await carol.open("long.ipynb", notebook(["1"]));
+  const said = page.getByText(/Slurm ends this server in \d minutes?\. Save your notebooks\./).first();
+  await expect(said).toBeVisible({ timeout: 180_000 });
+  await carol.shot("walltime");
+  // Slurm lets operators alone give more time: its refusal is a sentence, with what helps.
+  const notice = page.locator(".Toastify__toast", { hasText: "Slurm ends this server" });
+  const [job] = hub.jobs("carol");
+  await notice.getByRole("button", { name: "More time" }).click();
+  const refused = page.locator(".Toastify__toast", { hasText: "Slurm gives this server no more time" });
+  await expect(refused).toContainText("denied");
+  await expect(refused.getByRole("button", { name: "The Hub’s page" })).toBeVisible();
+  expect(hub.field(job?.id ?? "", "TimeLimit")).toBe("00:05:00");
+  hub.site.as("root", "sacctmgr", "-i", "modify", "user", "carol", "set", "adminlevel=Operator");
+  try {
+    const asked = () => carol.rest("POST", "gresshopper/api/v1/server/more-time");
+    await expect.poll(async () => (await asked()).status(), { timeout: 60_000 }).toBe(200);
+    expect(hub.field(job?.id ?? "", "TimeLimit")).toMatch(/^01:05:00$/);
+  } finally {
+    hub.site.as("root", "sacctmgr", "-i", "modify", "user", "carol", "set", "adminlevel=None");
   }
   await page.context().close();
+});
+
+test.describe("a server that is left alone", () => {
+  // Servers tell the Hub each few seconds whether they are used.
+  hubWith(`c.GresshopperSpawner.environment = {"JUPYTERHUB_ACTIVITY_INTERVAL": "5"}\n`);
+
+  test("culled", async ({ hub, browser }) => {
+    const page = await signIn(hub.site, browser, "carol");
+    const carol = Person.of(hub.site, "carol", page);
+    await carol.serverIsUp();
+    await carol.open("runs.ipynb", notebook([HOLD]));
+    await carol.run(0);
+    await expect.poll(() => hub.site.hop("queue", "-a").map((row) => row.state)).toEqual(["RUNNING"]);
+    await carol.open("waits.ipynb", notebook(["%%gpu 1\nprint('had', 'it')"]));
+    await carol.run(0);
+    await expect(carol.waitLine(0)).toBeVisible();
+    await page.context().close();
+    const limit = 30;
+    const culler = hub.site.background(
+      "bob",
+      "env",
+      `JUPYTERHUB_API_TOKEN=${TOKEN}`,
+      "/opt/gresshopper-dev/kernels/bin/python",
+      "-m",
+      "jupyterhub_idle_culler",
+      `--url=${hub.site.url}/hub/api`,
+      `--timeout=${limit}`,
+      "--cull-every=5",
+    );
+    try {
+      // Nobody is there, and both cells are silent: three times as long as an idle server lives.
+      await new Promise((resolve) => setTimeout(resolve, 3 * limit * 1000));
+      expect((await hub.server("carol"))?.ready).toBe(true);
+      release(hub.site, "carol");
+      await expect.poll(() => hub.server("carol"), { timeout: 180_000 }).toBeUndefined();
+      await expect.poll(() => hub.jobs("carol"), { timeout: 120_000 }).toEqual([]);
+    } finally {
+      culler.kill("SIGKILL");
+    }
+  });
+});
+
+test("hop open", async ({ hub, browser }) => {
+  hub.site.startHub(BASE);
+  const { json } = await hub.api("POST", "users/carol/tokens", {});
+  hub.site.write("carol", "work/opened.ipynb", notebook(["1"]));
+  const open = () =>
+    hub.site.as(
+      "carol",
+      "env",
+      `JUPYTERHUB_API_TOKEN=${json.token}`,
+      "hop",
+      "open",
+      "--hub",
+      hub.site.url,
+      "work/opened.ipynb",
+    );
+  const address = open().trim();
+  expect(address).toBe(`${hub.site.url}/user/carol/lab/tree/work/opened.ipynb`);
+  const [job] = hub.jobs("carol");
+  expect(open().trim()).toBe(address);
+  expect(hub.jobs("carol")).toEqual([job]);
+  const page = await signIn(hub.site, browser, "carol", "/hub/home");
+  await page.goto(address);
+  await expect(page.locator(".jp-Notebook, #login_submit, .jp-NotebookPanel").first()).toBeVisible();
+  await page.context().close();
+});
+
+test.describe("what the job does around the server", () => {
+  hubWith(`
+c.GresshopperSpawner.login_shell = True
+c.GresshopperSpawner.prologue = "module load greeting"
+c.GresshopperSpawner.epilogue = "module unload greeting"
+`);
+
+  test("prologue and epilogue", async ({ hub }) => {
+    // What a site's profile has for all users: the function `module`, here without its table of modules.
+    hub.site.write(
+      "carol",
+      ".bash_profile",
+      'module() { [ "$1" = load ] && export GREETING=hello; echo "$1 $2" >>"$HOME/modules"; }\n',
+    );
+    hub.site.write("carol", "modules", "");
+    await hub.start("carol");
+    await hub.ready("carol");
+    const [pid] = hub.site.servers();
+    expect(fs.readFileSync(`/proc/${pid}/environ`, "utf8").split("\0")).toContain("GREETING=hello");
+    // The server's own end: of a job that is cancelled, Slurm kills what is left after KillWait.
+    process.kill(pid as number, "SIGTERM");
+    await expect.poll(() => hub.server("carol"), { timeout: 180_000 }).toBeUndefined();
+    const modules = () => fs.readFileSync(`${hub.site.home("carol")}/modules`, "utf8");
+    await expect.poll(modules, { timeout: 120_000 }).toBe("load greeting\nunload greeting\n");
+    fs.rmSync(`${hub.site.home("carol")}/.bash_profile`);
+  });
 });
 
 /** Takes ports of a range for a moment, one after the other, and answers as if it were the server that is asked for. */

@@ -4,14 +4,15 @@ import * as path from "node:path";
 import { type Browser, expect, type Page } from "@playwright/test";
 import type { Site, User } from "./site";
 
-const TOKEN = "0123456789abcdef0123456789abcdef";
+/** The token of an administrator's service. */
+export const TOKEN = "0123456789abcdef0123456789abcdef";
 
 /** What the Hub's configuration has for these tests, below that of the page. */
 export const BASE = `
 c.JupyterHub.allow_named_servers = True
 c.JupyterHub.services = [{"name": "tests", "api_token": "${TOKEN}"}]
 c.JupyterHub.load_roles = [
-    {"name": "tests", "services": ["tests"], "scopes": ["admin:users", "admin:servers", "admin:groups"]},
+    {"name": "tests", "services": ["tests"], "scopes": ["admin:users", "admin:servers", "admin:groups", "tokens"]},
 ]
 `;
 
