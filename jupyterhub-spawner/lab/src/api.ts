@@ -62,15 +62,19 @@ export class Api {
   }
 
   async act(kernel: string, action: Action): Promise<void> {
-    await this._ask(URLExt.join("kernels", encodeURIComponent(kernel), action), "POST");
+    await this._send(URLExt.join("kernels", encodeURIComponent(kernel), action), "POST");
   }
 
   private async _ask<T>(path: string, method: string): Promise<T> {
+    return (await (await this._send(path, method)).json()) as T;
+  }
+
+  private async _send(path: string, method: string): Promise<Response> {
     const url = URLExt.join(this._settings.baseUrl, ROOT, path);
     const response = await ServerConnection.makeRequest(url, { method }, this._settings);
     if (!response.ok) {
       throw await ServerConnection.ResponseError.create(response);
     }
-    return (await response.json()) as T;
+    return response;
   }
 }
