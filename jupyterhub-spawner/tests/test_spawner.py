@@ -256,7 +256,7 @@ def wait_for(path: Path) -> str:
 
 
 def test_the_port_is_told_once_the_server_listens_and_held_when_it_has_gone(tmp_path: Path) -> None:
-    process = launcher(tmp_path, [sys.executable, "-c", SERVER, "0.5"])
+    process = launcher(tmp_path, [sys.executable, "-c", SERVER, "3"])
     port = json.loads(wait_for(tmp_path / "x.port"))["port"]
     told = wait_for(tmp_path / "told")
     assert told == "update JobId=7 Comment=gresshopper ended\n"

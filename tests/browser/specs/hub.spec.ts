@@ -353,32 +353,6 @@ test.describe("a server that is left alone", () => {
   });
 });
 
-test("hop open", async ({ hub, browser }) => {
-  hub.site.startHub(BASE);
-  const { json } = await hub.api("POST", "users/carol/tokens", {});
-  hub.site.write("carol", "work/opened.ipynb", notebook(["1"]));
-  const open = () =>
-    hub.site.as(
-      "carol",
-      "env",
-      `JUPYTERHUB_API_TOKEN=${json.token}`,
-      "hop",
-      "open",
-      "--hub",
-      hub.site.url,
-      "work/opened.ipynb",
-    );
-  const address = open().trim();
-  expect(address).toBe(`${hub.site.url}/user/carol/lab/tree/work/opened.ipynb`);
-  const [job] = hub.jobs("carol");
-  expect(open().trim()).toBe(address);
-  expect(hub.jobs("carol")).toEqual([job]);
-  const page = await signIn(hub.site, browser, "carol", "/hub/home");
-  await page.goto(address);
-  await expect(page.locator(".jp-Notebook, #login_submit, .jp-NotebookPanel").first()).toBeVisible();
-  await page.context().close();
-});
-
 test.describe("what the job does around the server", () => {
   hubWith(`
 c.GresshopperSpawner.login_shell = True
