@@ -438,7 +438,7 @@ mod tests {
         assert_eq!(token(|_| None, home.path()).unwrap(), None);
         std::fs::create_dir_all(file.parent().unwrap()).unwrap();
         std::fs::write(&file, "abc\n").unwrap();
-        let mode = |mode| std::fs::Permissions::from(std::os::unix::fs::PermissionsExt::from_mode(mode));
+        let mode = <std::fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode;
         std::fs::set_permissions(&file, mode(0o644)).unwrap();
         assert!(token(|_| None, home.path()).is_err());
         std::fs::set_permissions(&file, mode(0o600)).unwrap();
