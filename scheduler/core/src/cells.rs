@@ -5,7 +5,9 @@ use crate::index::Idx;
 use crate::output::{Output, Record, StartLease};
 use crate::reason::{Reason, RefusedBecause};
 use crate::room::Spot;
-use crate::state::{Band, Cell, Kernel, Lease, LeaseState, Node, ParkAsk, Pilot, Pool, Rank, Running, Timer};
+use crate::state::{
+    Band, Cell, Kernel, Lease, LeaseState, Node, ParkAsk, Pilot, Pool, Rank, Running, Timer, Told,
+};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
@@ -13,6 +15,9 @@ use hop_words::time::{Span, Timestamp};
 /// Pause between two looks at a waiting cell, as a part of the time that the cell has waited.
 const REPORT_PART: u64 = 100;
 const REPORT_MOST: Span = Span::from_secs(300);
+
+/// What people are told of a wait holds for a quarter of it, at least for this long.
+const FORESEE_LEAST: Span = Span::from_secs(5);
 
 /// Reason told when a kernel withdraws its own cell.
 const WITHDRAWN: &str = "it was interrupted while it waited, or its kernel was restarted";
@@ -350,6 +355,7 @@ impl Core {
             cells: 0,
             holding: None,
             expected: std::cell::Cell::new(Timestamp(0)),
+            foreseen: std::cell::Cell::default(),
             asked: ParkAsk::No,
             state: LeaseState::Starting { cell: Box::new(c) },
         };
@@ -464,17 +470,31 @@ impl Core {
         }
     }
 
-    /// Tells position, reason and estimate, unless position and kind of reason are as told before.
+    /// Tells position, reason and estimate, unless all three are as told before.
     pub(crate) fn tell(&mut self, cell: Idx<Cell>, out: &mut Vec<Output>) {
         let reason = self.reason(cell);
         let position = self.position(cell);
         let kind = std::mem::discriminant(&reason);
-        if self.work.cells[cell].told == Some((position, kind)) {
+        let told = self.work.cells[cell].told;
+        let same = told.filter(|t| t.position == position && t.kind == kind);
+        if same.is_some_and(|t| self.now < t.holds_until) {
             return;
         }
-        let estimate = self.estimate(cell);
+        let estimate = self.foreseen_wait(cell);
+        let starts = estimate.map(|wait| self.now + wait);
+        let known = same.map(|t| t.starts).filter(|t| is_about(*t, starts, self.now));
+        let holds = Span(estimate.unwrap_or_default().0 / 4).max(FORESEE_LEAST);
+        let now = self.now;
         let c = &mut self.work.cells[cell];
-        c.told = Some((position, kind));
+        c.told = Some(Told {
+            position,
+            kind,
+            starts: known.unwrap_or(starts),
+            holds_until: now + holds,
+        });
+        if known.is_some() {
+            return;
+        }
         out.push(Output::Queued {
             kernel: self.work.kernels[c.kernel].id.clone(),
             cell: c.id.clone(),
@@ -681,5 +701,17 @@ impl Core {
         groups
             .into_iter()
             .any(|g| self.idle_needed(p, g, cell) == Some(0))
+    }
+}
+
+/// Whether two expectations are the same to who waits.
+fn is_about(told: Option<Timestamp>, new: Option<Timestamp>, now: Timestamp) -> bool {
+    match (told, new) {
+        (Some(told), Some(new)) => {
+            let off = told.since(new).max(new.since(told));
+            off <= Span(new.since(now).0 / 4).max(FORESEE_LEAST)
+        }
+        (None, None) => true,
+        _ => false,
     }
 }

@@ -1,6 +1,7 @@
 //! Answers to people and tools: why a cell waits, for how long, and what is lent to whom.
 
 use crate::core::Core;
+use crate::foretell::FEW;
 use crate::index::Idx;
 use crate::reason::{Reason, plural, spell};
 use crate::state::{Cell, Lease, LeaseState, Node, Pilot, PilotState, Pool, Rank};
@@ -11,6 +12,18 @@ use hop_words::id::{
 use hop_words::need::{Class, Need};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
+
+/// What an expectation rests on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Basis {
+    /// The likeliest, however little is known: for decisions.
+    Guess,
+    /// What has been seen a few times: for people, who plan by it.
+    Seen,
+}
+
+/// Longer than all that is foreseen.
+const UNKNOWN: Span = Span(u64::MAX / 4);
 
 /// A waiting cell, for `hop queue`.
 #[derive(Debug, Clone, PartialEq)]
@@ -179,10 +192,16 @@ impl Core {
         said.push(format!("The cell waits because {}.", self.reason(cell)));
         match self.position(cell) {
             1 => said.push("It is the next in line for these GPUs.".to_owned()),
-            n => said.push(format!("{} go before it.", n - 1)),
+            2 => said.push("One cell goes before it.".to_owned()),
+            n => said.push(format!("{} cells go before it.", n - 1)),
         }
-        if let Some(estimate) = self.estimate(cell) {
+        if let Some(estimate) = self.foreseen_wait(cell) {
             said.push(format!("It is expected to start in {}.", spell(estimate)));
+        } else if self.estimate(cell).is_some() {
+            said.push(
+                "How long it waits is not known yet: nothing was seen to run so long often enough."
+                    .to_owned(),
+            );
         }
         if let Some((_, ran)) = c.parked {
             said.push(format!(
@@ -308,7 +327,7 @@ impl Core {
             submitted: c.submitted,
             position: self.position_by(i, ahead),
             reason: self.reason(i),
-            estimate: self.estimate_by(i, ahead),
+            estimate: self.foreseen_wait_by(i, ahead),
             parked: c.parked.map(|(_, ran)| ran),
         }
     }
@@ -473,10 +492,20 @@ impl Core {
     /// Expected wait. The cell starts when its GPUs are free behind cells of better rank, when its booting pilot is up,
     /// or when its kernel's replica has moved, whichever comes first.
     pub(crate) fn estimate(&self, cell: Idx<Cell>) -> Option<Span> {
-        self.estimate_by(cell, |node| self.ahead_on(node, self.place(cell)))
+        self.estimate_by(cell, Basis::Guess, |node| self.ahead_on(node, self.place(cell)))
     }
 
-    fn estimate_by(&self, cell: Idx<Cell>, ahead: impl Fn(Idx<Node>) -> u64) -> Option<Span> {
+    /// The same for people. `None`: nothing like the cells that run there has been seen often enough.
+    pub(crate) fn foreseen_wait(&self, cell: Idx<Cell>) -> Option<Span> {
+        self.foreseen_wait_by(cell, |node| self.ahead_on(node, self.place(cell)))
+    }
+
+    fn foreseen_wait_by(&self, cell: Idx<Cell>, ahead: impl Fn(Idx<Node>) -> u64) -> Option<Span> {
+        self.estimate_by(cell, Basis::Seen, ahead)
+            .filter(|wait| wait.0 < UNKNOWN.0 / 2)
+    }
+
+    fn estimate_by(&self, cell: Idx<Cell>, basis: Basis, ahead: impl Fn(Idx<Node>) -> u64) -> Option<Span> {
         let c = &self.work.cells[cell];
         let k = &self.work.kernels[c.kernel];
         let this = Some((cell, c.seq));
@@ -484,7 +513,7 @@ impl Core {
         let boots = booting.map(|t| self.up_in(t));
         let mut best = [boots, self.move_left(c.kernel)].into_iter().flatten().min();
         for r in k.able() {
-            let there = self.wait_behind(ahead(r.node), c.rank, r.node, k.pool, &c.need, c.cpus);
+            let there = self.wait_behind((ahead(r.node), c.rank), basis, r.node, k.pool, &c.need, c.cpus);
             best = [best, there].into_iter().flatten().min();
         }
         best
@@ -500,13 +529,14 @@ impl Core {
         need: &Need,
         cpus: u16,
     ) -> Option<Span> {
-        self.wait_behind(self.ahead_on(node, place), place.0, node, pool, need, cpus)
+        let ahead = self.ahead_on(node, place);
+        self.wait_behind((ahead, place.0), Basis::Guess, node, pool, need, cpus)
     }
 
     fn wait_behind(
         &self,
-        ahead: u64,
-        rank: Rank,
+        (ahead, rank): (u64, Rank),
+        basis: Basis,
         node: Idx<Node>,
         pool: Idx<Pool>,
         need: &Need,
@@ -516,17 +546,18 @@ impl Core {
         let up = pilots.map(|&p| &self.supply.pilots[p]);
         let up = up.filter(|p| p.state == PilotState::Up && p.pool == pool);
         let spans = up.filter_map(|pilot| {
-            let free = self.free_for(pilot, need, cpus)?;
+            let free = self.free_for(pilot, basis, need, cpus)?;
             // Those ahead spread over the node's GPUs.
             let lanes = u64::from((pilot.gpus() / need.gpus.max(1)).max(1));
-            Some(Span(free.0 + self.typical_run(pool).0 * (ahead / lanes)))
+            let before = self.typical_run(pool, basis).0.saturating_mul(ahead / lanes);
+            Some(Span(free.0.saturating_add(before)))
         });
         let free = spans.min()?;
         match self.held_before(node, rank, need) {
             // Free GPUs there are not for this cell.
             Some(holder) => {
                 let first = self.node_free_in(node, &holder.need)?;
-                Some(free.max(first + self.typical_run(pool)))
+                Some(free.max(first + self.typical_run(pool, basis)))
             }
             None => Some(free),
         }
@@ -538,8 +569,11 @@ impl Core {
         (need.gpus > 0 && holder.rank < rank).then_some(holder)
     }
 
-    fn typical_run(&self, pool: Idx<Pool>) -> Span {
+    fn typical_run(&self, pool: Idx<Pool>, basis: Basis) -> Span {
         let runs = &self.supply.pools[pool].runs;
+        if basis == Basis::Seen && runs.longer_than(Span::ZERO) < FEW {
+            return UNKNOWN;
+        }
         runs.remaining(runs, 0.0, Span::ZERO, 0.5)
             .unwrap_or(Span::from_secs(60))
     }
@@ -556,7 +590,7 @@ impl Core {
                 lease.expected.set(self.now + span);
                 span
             }
-            LeaseState::Starting { .. } => self.typical_run(lease.pool),
+            LeaseState::Starting { .. } => self.typical_run(lease.pool, Basis::Guess),
             // The pool's grace once before the take-back, and once during it.
             LeaseState::Lingering { .. }
             | LeaseState::Ending {
@@ -564,6 +598,30 @@ impl Core {
             } if lease.holding.is_some() => Span(2 * self.supply.pools[lease.pool].config.grace.0),
             LeaseState::Lingering { .. } | LeaseState::Ending { .. } => Span::from_millis(100),
         }
+    }
+
+    /// The same from what has been seen, reckoned anew each second: a guess that is counted down says "at once" in
+    /// the end, however long the cell goes on.
+    fn seen_remaining(&self, lease: &Lease) -> Span {
+        let LeaseState::Running(r) = &lease.state else {
+            return match &lease.state {
+                LeaseState::Starting { .. } => self.typical_run(lease.pool, Basis::Seen),
+                _ => self.remaining(lease),
+            };
+        };
+        let (at, end) = lease.foreseen.get();
+        if end > self.now && self.now.since(at) < Span::from_secs(1) {
+            return end.since(self.now);
+        }
+        let elapsed = Span(r.ran.0 + self.now.since(r.since).0);
+        let left = if self.has_seen(lease.kernel, r.print, elapsed) {
+            self.run_left(lease.kernel, r.print, elapsed)
+        } else {
+            None
+        };
+        let left = left.unwrap_or(UNKNOWN);
+        lease.foreseen.set((self.now, self.now + left));
+        left
     }
 
     fn reckon(&self, lease: &Lease, r: &crate::state::Running) -> Span {
@@ -575,10 +633,10 @@ impl Core {
 
     /// When the pilot may be expected to have room for the cell if nobody else took it; none: never.
     pub(crate) fn free_in(&self, p: &Pilot, c: &Cell) -> Option<Span> {
-        self.free_for(p, &c.need, c.cpus)
+        self.free_for(p, Basis::Guess, &c.need, c.cpus)
     }
 
-    fn free_for(&self, p: &Pilot, need: &Need, cores: u16) -> Option<Span> {
+    fn free_for(&self, p: &Pilot, basis: Basis, need: &Need, cores: u16) -> Option<Span> {
         let groups: Vec<Option<usize>> = if need.gpus == 0 {
             vec![None]
         } else {
@@ -591,7 +649,10 @@ impl Core {
             .leases
             .iter()
             .map(|id| &self.work.leases[id])
-            .map(|l| (self.remaining(l), l))
+            .map(|l| match basis {
+                Basis::Guess => (self.remaining(l), l),
+                Basis::Seen => (self.seen_remaining(l), l),
+            })
             .collect();
         ends.sort_by_key(|(span, l)| (*span, l.id));
         let first = |group: Option<usize>| {

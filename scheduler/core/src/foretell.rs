@@ -11,6 +11,9 @@ use hop_words::time::Span;
 /// How much the kernel's other cells count beside a cell's own past runs: as if so many of its own.
 const KERNEL_WEIGHT: f32 = 0.5;
 
+/// Observations, at least so many, are more than a guess. Those of a moment ago count a little less than one.
+pub(crate) const FEW: f32 = 2.5;
+
 /// What is expected of a cell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Foretold {
@@ -46,5 +49,15 @@ impl Core {
         }
         let others = &self.supply.pools[k.pool].runs;
         k.runs.remaining(others, PRIOR_WEIGHT, elapsed, 0.5)
+    }
+
+    /// Whether enough was seen to tell people how much longer the kernel's cell runs: the cell itself, or a few others,
+    /// have run longer than `elapsed`.
+    pub(crate) fn has_seen(&self, kernel: Idx<Kernel>, print: u64, elapsed: Span) -> bool {
+        let k = &self.work.kernels[kernel];
+        let same = k.prints.iter().find(|(p, _)| *p == print);
+        same.is_some_and(|(_, h)| h.longer_than(elapsed) > 0.5)
+            || k.runs.longer_than(elapsed) >= FEW
+            || self.supply.pools[k.pool].runs.longer_than(elapsed) >= FEW
     }
 }

@@ -122,6 +122,7 @@ impl Core {
         let cell = running.cell.clone();
         lease.state = LeaseState::Running(running);
         lease.expected.set(Timestamp(0));
+        lease.foreseen.take();
         if lease.asked == crate::state::ParkAsk::Asked {
             lease.asked = crate::state::ParkAsk::No;
         }

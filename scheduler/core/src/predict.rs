@@ -105,6 +105,12 @@ impl Habit {
         ((upper(i) - gone) / (upper(i) - low)).clamp(0.0, 1.0)
     }
 
+    /// How many observations were at least this long, old ones counted less.
+    pub(crate) fn longer_than(&self, elapsed: Span) -> f32 {
+        let from = bucket(elapsed);
+        self.weights.iter().skip(from).sum()
+    }
+
     /// The quantile `q` of what is left after `elapsed` has gone by already, in the blend of the own past with
     /// `other`'s as `n` observations; none if neither has seen anything that long.
     pub fn remaining(&self, other: &Self, n: f32, elapsed: Span, q: f64) -> Option<Span> {

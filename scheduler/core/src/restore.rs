@@ -229,6 +229,7 @@ impl Core {
             cells: image.cells,
             holding: None,
             expected: std::cell::Cell::new(Timestamp(0)),
+            foreseen: std::cell::Cell::default(),
             asked: ParkAsk::No,
         };
         self.count_held(&lease, true);

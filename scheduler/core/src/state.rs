@@ -539,6 +539,17 @@ pub(crate) struct Moving {
     pub until: Timestamp,
 }
 
+/// What a waiting cell's user was last told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Told {
+    pub position: u32,
+    pub kind: std::mem::Discriminant<crate::reason::Reason>,
+    /// When it was expected to start. `None`: that was not known.
+    pub starts: Option<Timestamp>,
+    /// Until then nobody looks whether the expectation has changed.
+    pub holds_until: Timestamp,
+}
+
 /// A cell that waits.
 #[derive(Debug, Clone)]
 pub(crate) struct Cell {
@@ -565,8 +576,7 @@ pub(crate) struct Cell {
     pub hold: Option<Hold>,
     /// Arenas in which the cell competes.
     pub arenas: Vec<Arena>,
-    /// Last report: position, and the kind of the reason.
-    pub told: Option<(u32, std::mem::Discriminant<crate::reason::Reason>)>,
+    pub(crate) told: Option<Told>,
     /// The limit that holds it up.
     pub limited: Option<Scope>,
     /// Set for a cell parked in its middle: the cell's replica, and the run so far.
@@ -692,6 +702,8 @@ pub(crate) struct Lease {
     pub holding: Option<Holding>,
     /// When its cell is expected to end, as last reckoned: holds until then.
     pub expected: std::cell::Cell<Timestamp>,
+    /// The same for people, who are told no guess: when it was reckoned, and the end.
+    pub foreseen: std::cell::Cell<(Timestamp, Timestamp)>,
     pub asked: ParkAsk,
 }
 
