@@ -6,6 +6,7 @@ use crate::filter::{Nodes, Pools};
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, field};
 use hop_api::message::{InfoReport, NodeInfo, Request, Response};
+use hop_words::id::JobId;
 use hop_words::need::Class;
 
 const EXAMPLES: &str = "\
@@ -33,10 +34,15 @@ pub(crate) struct Args {
 static FIELDS: [Field<NodeInfo>; 16] = [
     field!("Node", -10, "the node", |n| Value::text(&n.node)),
     field!("Pool", 10, "its pool", |n| Value::text(&n.pool)),
-    field!("Pilot", 8, "the Slurm job that holds it", |n| Value::text(
-        n.pilot
-    )),
-    field!("State", 10, "of the pilot", |n| Value::text(&n.state)),
+    field!("Pilot", 8, "the Slurm job that holds it", |n| {
+        Value::maybe((n.pilot != JobId(0)).then_some(n.pilot))
+    }),
+    field!(
+        "State",
+        10,
+        "of the pilot: UP, DRAINING, SILENT, PENDING, STARTING; DRAINED: a node without one that Slurm drains",
+        |n| Value::text(&n.state)
+    ),
     field!("GPUs", 4, "GPUs of the pilot", |n| Value::Number(n.gpus.into())),
     field!("Leased", 6, "of them with a running cell", |n| Value::Number(
         n.gpus_leased.into()

@@ -49,7 +49,12 @@ def test_a_drained_node_gets_no_new_lease_and_says_why(undrained: Cluster) -> No
         assert (row["node"], row["user"]) == (node, "alice")
         (cluster.base / "home/alice/go").touch(mode=0o666)
         assert book.wait(cell["cell"])["status"] == "ok"
-        until("its pilot is over", lambda: row_of(cluster, node) is None, 60)
+
+        def over() -> bool:
+            row = row_of(cluster, node)
+            return row is not None and row["state"] == "DRAINED" and REASON in row["reason"]
+
+        until("its pilot is over, and hop info still says why nothing is lent there", over, 60)
 
         # A kernel that can't leave waits until the node is back.
         waits = book.submit("%%gpu 1\nprint(len(openable()))")["cell"]

@@ -78,7 +78,11 @@ fn start(arguments: &Arguments) -> Result<()> {
         None => Config::load()?,
     };
     if arguments.check {
-        println!("the configuration is fine: {} pools", config.pool.len());
+        let pools: Vec<&str> = config.pool.keys().map(|name| name.as_str()).collect();
+        match pools[..] {
+            [] => println!("the configuration is fine, but lends nothing: it has no [pool.NAME]"),
+            _ => println!("the configuration is fine; pools: {}", pools.join(", ")),
+        }
         return Ok(());
     }
     let service_uid = check_account(&config)?;

@@ -74,6 +74,16 @@ pub(crate) enum Act {
     Say(String),
 }
 
+/// A pilot whose agent hasn't spoken yet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Coming {
+    pub pool: PoolName,
+    pub node: Option<NodeName>,
+    pub job: Option<JobId>,
+    /// Slurm's word for why the job waits; `None` if it runs, or isn't submitted.
+    pub waits: Option<String>,
+}
+
 /// Why sbatch gave no job.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Failure {
@@ -92,6 +102,10 @@ pub(crate) struct PilotJobs {
     missed: BTreeMap<JobId, u8>,
     /// Nodes of each pool that a pilot could be on.
     nodes: BTreeMap<PoolName, Vec<NodeName>>,
+    /// The pool of each node that was among these at any time.
+    known: BTreeMap<NodeName, PoolName>,
+    /// Slurm's word for why each of our jobs waits, by the last squeue.
+    waits: BTreeMap<JobId, String>,
     /// Pools that must not be lent, and why.
     refused: BTreeMap<PoolName, String>,
     /// Nodes of the pilots in the last squeue, and of the pilots that will come.
@@ -265,10 +279,35 @@ impl PilotJobs {
             .filter(|(pool, why)| self.refused.get(*pool) != Some(*why))
             .map(|(pool, why)| Act::Say(format!("pool {pool} is not lent: {why}")))
             .collect();
+        for (pool, nodes) in &nodes {
+            self.known.extend(nodes.iter().map(|n| (n.clone(), pool.clone())));
+        }
         self.nodes = nodes;
         self.refused = refused;
         acts.extend(self.submit_wanted(now));
         acts
+    }
+
+    /// The pilots that are wanted and not up yet.
+    pub(crate) fn coming(&self) -> impl Iterator<Item = Coming> + '_ {
+        let tickets = self.tickets.values().filter(|t| !t.cancelled);
+        tickets.map(|ticket| {
+            let job = match ticket.state {
+                State::Queued(job) => Some(job),
+                State::Wanted | State::Submitting | State::Uncertain(_) => None,
+            };
+            Coming {
+                pool: ticket.request.pool.clone(),
+                node: ticket.node.clone(),
+                job,
+                waits: job.and_then(|job| self.waits.get(&job).cloned()),
+            }
+        })
+    }
+
+    /// The pool of a node on which pilots could be at some time.
+    pub(crate) fn pool_of(&self, node: &NodeName) -> Option<&PoolName> {
+        self.known.get(node)
     }
 
     pub(crate) fn refusal(&self, pool: &PoolName) -> Option<&str> {
@@ -278,6 +317,8 @@ impl PilotJobs {
     /// `pilots`: those that the core knows. `jobs`: all of the service account's in Slurm's queue.
     pub(crate) fn looked(&mut self, jobs: &[SeenJob], pilots: &BTreeSet<JobId>, now: Timestamp) -> Vec<Act> {
         self.looked = true;
+        let waiting = jobs.iter().filter(|j| j.state == Seen::Waiting);
+        self.waits = waiting.map(|j| (j.job, j.reason.clone())).collect();
         let mut acts = Vec::new();
         let ours: BTreeMap<JobId, (&SeenJob, PoolName, u64)> = jobs
             .iter()
@@ -607,6 +648,33 @@ mod tests {
         );
         pilot_jobs.drains(JobId(12));
         assert_eq!(pilot_jobs.want(4, request(), NOW), [sbatch(4, Some("n2"), &[])]);
+    }
+
+    #[test]
+    fn who_is_to_come_is_known_with_slurms_word_for_the_wait() {
+        let mut pilot_jobs = pilot_jobs(&["n1"]);
+        let coming = |of: &PilotJobs| {
+            let seen = of.coming();
+            seen.map(|c| (c.job.map(|j| j.0), c.node.map(|n| n.to_string()), c.waits))
+                .collect::<Vec<_>>()
+        };
+        pilot_jobs.want(1, request(), NOW);
+        let node = Some("n1".to_owned());
+        assert_eq!(coming(&pilot_jobs), [(None, node.clone(), None)]);
+        pilot_jobs.submitted(1, Ok(JobId(11)), NOW);
+        let waits = SeenJob {
+            reason: "ReqNodeNotAvail".into(),
+            ..seen(11, 1, "", Seen::Waiting)
+        };
+        pilot_jobs.looked(&[waits], &BTreeSet::new(), NOW);
+        let why = Some("ReqNodeNotAvail".to_owned());
+        assert_eq!(coming(&pilot_jobs), [(Some(11), node.clone(), why)]);
+        pilot_jobs.looked(&[seen(11, 1, "n1", Seen::Running)], &BTreeSet::new(), NOW);
+        assert_eq!(coming(&pilot_jobs), [(Some(11), node, None)]);
+        pilot_jobs.agent_up(JobId(11), &pool(), true);
+        assert_eq!(coming(&pilot_jobs), []);
+        assert_eq!(pilot_jobs.pool_of(&"n1".into()), Some(&pool()));
+        assert_eq!(pilot_jobs.pool_of(&"c1".into()), None);
     }
 
     #[test]

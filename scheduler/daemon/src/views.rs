@@ -6,7 +6,7 @@ use hop_api::message::{
 };
 use hop_core::config::PoolConfig;
 use hop_core::{Core, EndedLease, LeaseView, LiveLease, PilotUp};
-use hop_words::id::{CellId, KernelId, LeaseId, PoolName, Term, UserName};
+use hop_words::id::{CellId, JobId, KernelId, LeaseId, NodeName, PoolName, Term, UserName};
 use hop_words::lease::LeaseEnd;
 use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
@@ -139,6 +139,34 @@ pub(crate) fn queue(core: &Core, users: Option<&[UserName]>, now: Timestamp) -> 
             }
         }))
         .collect()
+}
+
+/// A node of which nothing is lent now.
+pub(crate) fn absent(
+    node: NodeName,
+    pool: PoolName,
+    pilot: Option<JobId>,
+    state: &str,
+    reason: String,
+) -> NodeInfo {
+    NodeInfo {
+        node,
+        pool,
+        pilot: pilot.unwrap_or(JobId(0)),
+        state: state.into(),
+        gpus: 0,
+        gpus_leased: 0,
+        gpus_lingering: 0,
+        gpus_blocked: 0,
+        gpu_types: Vec::new(),
+        cpus: 0,
+        cpus_leased: 0,
+        reason,
+        quantum: Vec::new(),
+        isolation: String::new(),
+        blocked: Vec::new(),
+        asked: None,
+    }
 }
 
 pub(crate) fn info(

@@ -9,6 +9,9 @@ use hop_words::replica::{MoveCause, ReplicaRole};
 use hop_words::time::{Span, Timestamp};
 use serde::{Deserialize, Serialize};
 
+/// Most rows of one answer to [`AcctQuery`].
+pub const ACCT_ROWS: usize = 100_000;
+
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AcctQuery {

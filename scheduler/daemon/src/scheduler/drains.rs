@@ -20,6 +20,10 @@ impl Drains {
         self.nodes.get(node)
     }
 
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &NodeName> {
+        self.nodes.keys()
+    }
+
     /// Takes in Slurm's drained nodes, and returns the newly drained ones and those drained no more.
     fn look(&mut self, now: BTreeMap<NodeName, String>) -> (Vec<NodeName>, Vec<NodeName>) {
         let missing = |of: &BTreeMap<NodeName, String>, from: &BTreeMap<NodeName, String>| {

@@ -6,16 +6,14 @@ use crate::access::{self, Access};
 use crate::caller::ConnId;
 use crate::views;
 use hop_api::message::{
-    AcctQuery, Expect, FromHopd, InfoReport, Order, QueueQuery, Refusal, Request, Response, ToHopd,
+    ACCT_ROWS, AcctQuery, Expect, FromHopd, InfoReport, NodeInfo, Order, QueueQuery, Refusal, Request,
+    Response, ToHopd,
 };
 use hop_core::Input;
 use hop_words::id::{GpuIndex, JobId, KernelId, NodeName};
 use hop_words::time::Span;
 use std::time::Duration;
 use tracing::info;
-
-/// Rows of one answer to `hop acct`.
-const ACCT_ROWS: usize = 100_000;
 
 impl Scheduler {
     pub(super) fn of_person(
@@ -170,6 +168,7 @@ impl Scheduler {
         }
         problems.extend(self.records.problems());
         let mut report = views::info(&self.core, &self.config, self.term, self.started, problems);
+        self.add_absent(&mut report.nodes);
         for node in &mut report.nodes {
             if let Some(standing) = self.standings.get(&node.pilot) {
                 node.isolation.clone_from(&standing.isolation);
@@ -189,6 +188,35 @@ impl Scheduler {
             }
         }
         report
+    }
+
+    /// Rows of pilots that aren't up yet, and of drained nodes that have none.
+    fn add_absent(&self, nodes: &mut Vec<NodeInfo>) {
+        for coming in self.pilot_jobs.coming() {
+            let up = |job: JobId| nodes.iter().any(|n| n.pilot == job);
+            if coming.job.is_some_and(up) {
+                continue;
+            }
+            let (state, reason) = match (coming.job, coming.waits) {
+                (Some(_), Some(why)) => ("PENDING", format!("its job waits: {why}")),
+                (Some(_), None) => ("STARTING", String::new()),
+                (None, _) => ("PENDING", "its job is to be submitted".to_owned()),
+            };
+            let node = coming.node.unwrap_or_else(|| "".into());
+            nodes.push(views::absent(node, coming.pool, coming.job, state, reason));
+        }
+        for node in self.drains.nodes() {
+            let there = nodes.iter().any(|n| n.node == *node && n.state != "PENDING");
+            if let (false, Some(pool)) = (there, self.pilot_jobs.pool_of(node)) {
+                nodes.push(views::absent(
+                    node.clone(),
+                    pool.clone(),
+                    None,
+                    "DRAINED",
+                    String::new(),
+                ));
+            }
+        }
     }
 }
 
