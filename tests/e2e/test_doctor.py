@@ -82,6 +82,15 @@ def no_library(site: Path) -> None:
     (site / "plugstack.conf").write_text(f"optional {library}\n")
 
 
+def no_pickler(site: Path) -> None:
+    whole, lacking = site.parent / "opt", site / "opt"
+    lacking.mkdir()
+    for name in ("bin", "lib"):
+        (lacking / name).symlink_to(whole / name)
+    shutil.copytree(whole / "python", lacking / "python", ignore=shutil.ignore_patterns("shipped"))
+    edit(TOML, '/opt"', '/doctor/opt"')(site)
+
+
 TOML = "gresshopper.toml"
 BROKEN = [
     ("configuration", "not everybody may read", hide),
@@ -92,6 +101,7 @@ BROKEN = [
         edit(TOML, 'service_user = "gresshopper"', 'service_user = "nobody-here"'),
     ),
     ("programs", "lacks bin/hop", edit(TOML, '/opt"', '/nowhere"')),
+    ("programs", "lacks python/gresshopper/shipped", no_pickler),
     ("munge", "does not answer", edit(TOML, "/munge/munge.socket", "/munge/no.socket")),
     ("hopd", "", edit(TOML, "connect = [", 'connect = ["127.0.0.1:1"] #')),
     (

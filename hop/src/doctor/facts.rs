@@ -42,6 +42,12 @@ pub(crate) const PROGRAMS: [&str; 6] = [
     "hop-replica",
     "hop-slurm-link",
 ];
+/// What kernels load: our agent, what notes changes of variables, and a pickler for environments that have none.
+const LOADED: [&str; 3] = [
+    "python/gresshopper/__init__.py",
+    "python/gresshopper/shipped/cloudpickle/__init__.py",
+    "lib/libhop_tracker.so",
+];
 /// Slurm's commands answer at once or not at all.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Includes in plugstack.conf go no deeper than anybody writes them.
@@ -199,7 +205,7 @@ fn installed(prefix: &Path) -> BTreeMap<String, Option<Seen>> {
     PROGRAMS
         .iter()
         .map(|name| format!("bin/{name}"))
-        .chain(["python/gresshopper/__init__.py".to_owned()])
+        .chain(LOADED.map(str::to_owned))
         .map(|name| {
             let there = seen(&prefix.join(&name));
             (name, there)
