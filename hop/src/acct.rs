@@ -7,7 +7,7 @@ use crate::hopd::unexpected;
 use crate::kernels;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::parse_time;
-use hop_api::message::{AcctQuery, AcctRow, Request, Response};
+use hop_api::message::{ACCT_ROWS, AcctQuery, AcctRow, Request, Response};
 use hop_slurm::gres::write_index;
 use hop_words::id::{AccountName, LeaseId};
 use hop_words::time::{Span, Timestamp};
@@ -68,6 +68,8 @@ pub(crate) struct Args {
     #[command(flatten)]
     output: Options,
 }
+
+pub(crate) const TOO_MANY: &str = "there are more rows than hopd hands out at once, and the rest is missing: ask for a shorter time (-S, -E)";
 
 /// A row, with the number of the cell within its lease (from 1; 0 for the lease itself).
 struct Record {
@@ -193,6 +195,9 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         Response::Acct { rows } => rows,
         other => return Err(unexpected(&other)),
     };
+    if rows.len() >= ACCT_ROWS {
+        writeln!(context.err, "hop: {TOO_MANY}")?;
+    }
     let records: Vec<Record> = number(rows)
         .into_iter()
         .filter(|record| wanted.keeps(record))

@@ -21,12 +21,14 @@ mod hopd;
 mod info;
 mod kernels;
 mod kernelspec;
+mod metrics;
 mod migrate;
 mod open;
 mod output;
 mod plugin;
 mod queue;
 mod release;
+mod report;
 mod run;
 mod sim;
 mod state;
@@ -54,10 +56,14 @@ struct Cli {
 enum Command {
     /// Show accounting: leases, and the cells that they served
     Acct(acct::Args),
+    /// Usage and waits in sums: GPU-hours, cells, how long they waited
+    Report(report::Args),
     /// Show waiting cells and leases in use
     Queue(queue::Args),
     /// Show the pools: nodes, pilots and their lent GPUs
     Info(info::Args),
+    /// Numbers for a monitoring system, in Prometheus' text format
+    Metrics(metrics::Args),
     /// Why a cell waits, or waited
     Explain(explain::Args),
     /// End a lease, a waiting cell, or a kernel
@@ -100,8 +106,10 @@ enum Command {
 fn dispatch(command: &Command, context: &mut Context<'_>) -> Result<(), Failure> {
     match command {
         Command::Acct(args) => acct::run(args, context),
+        Command::Report(args) => report::run(args, context),
         Command::Queue(args) => queue::run(args, context),
         Command::Info(args) => info::run(args, context),
+        Command::Metrics(args) => metrics::run(args, context),
         Command::Explain(args) => explain::run(args, context),
         Command::Cancel(args) => cancel::run(args, context),
         Command::Release(args) => release::run(args, context),

@@ -22,6 +22,8 @@ const JSON_VERSIONS: [&str; 1] = ["v1"];
 pub(crate) enum Value {
     Text(String),
     Number(u64),
+    /// With one digit behind the point.
+    Decimal(f64),
     /// Of whole percents.
     Percent(Option<f64>),
     Span(Span),
@@ -55,6 +57,7 @@ impl Value {
                 .map(|c| if c.is_control() { '?' } else { c })
                 .collect(),
             Self::Number(n) => n.to_string(),
+            Self::Decimal(n) => format!("{n:.1}"),
             Self::Percent(Some(p)) => format!("{p:.1}%"),
             Self::Span(span) => write_span(*span),
             Self::Seconds(span) => format!("{:.3}", span.as_secs_f64()),
@@ -69,6 +72,7 @@ impl Value {
         match self {
             Self::Text(text) => json!(text),
             Self::Number(n) | Self::Mib(n) => json!(n),
+            Self::Decimal(n) => json!(n),
             Self::Percent(p) => json!(p),
             Self::Span(span) | Self::Seconds(span) => json!(span.as_secs_f64()),
             Self::Time(at) => json!(at.0 as f64 / 1e6),

@@ -131,6 +131,35 @@ pub(crate) fn write_time(at: Timestamp, zone: &TimeZone) -> String {
     }
 }
 
+/// `2026-11-21`, local time.
+pub(crate) fn write_date(at: Timestamp, zone: &TimeZone) -> String {
+    let time = write_time(at, zone);
+    time.split('T').next().unwrap_or_default().to_owned()
+}
+
+/// The local days from that of `since` until `until`, each with its first instant and that of the next one.
+pub(crate) fn days(since: Timestamp, until: Timestamp, zone: &TimeZone) -> Vec<(Timestamp, Timestamp)> {
+    let civil = |at: Timestamp| {
+        let at = jiff::Timestamp::from_microsecond(i64::try_from(at.0).ok()?).ok()?;
+        Some(at.to_zoned(zone.clone()).date())
+    };
+    let first = |date: Date| to_timestamp(date.to_datetime(Time::midnight()), zone);
+    let mut found = Vec::new();
+    let mut day = civil(since);
+    while let Some(date) = day {
+        let next = date.tomorrow().ok();
+        let (Some(begin), Some(end)) = (first(date), next.and_then(first)) else {
+            break;
+        };
+        if begin >= until {
+            break;
+        }
+        found.push((begin, end));
+        day = next;
+    }
+    found
+}
+
 /// `[DD-[HH:]]MM:SS` with milliseconds below a minute: cells are short.
 pub(crate) fn write_span(span: Span) -> String {
     let (s, ms) = (span.0 / 1_000_000, span.0 / 1000 % 1000);
@@ -166,6 +195,31 @@ pub(crate) fn tell_span(span: Span) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn days_are_local_and_follow_each_other() {
+        let berlin = TimeZone::get("Europe/Berlin").unwrap();
+        let at = |text: &str| Timestamp(text.parse::<jiff::Timestamp>().unwrap().as_microsecond() as u64);
+        // The clocks go back on the 25th.
+        let found = days(at("2026-10-24T12:00:00Z"), at("2026-10-26T00:00:00Z"), &berlin);
+        let midnights = [
+            "2026-10-23T22:00:00Z",
+            "2026-10-24T22:00:00Z",
+            "2026-10-25T23:00:00Z",
+        ]
+        .map(at);
+        let last = at("2026-10-26T23:00:00Z");
+        assert_eq!(
+            found,
+            [
+                (midnights[0], midnights[1]),
+                (midnights[1], midnights[2]),
+                (midnights[2], last)
+            ]
+        );
+        assert_eq!(write_date(found[1].0, &berlin), "2026-10-25");
+        assert_eq!(days(midnights[0], midnights[0], &berlin), []);
+    }
 
     #[test]
     fn lengths_within_sentences() {

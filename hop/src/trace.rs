@@ -1,10 +1,11 @@
 //! `hop trace export`: the accounting as a trace for `hop sim`, without names of people.
 
+use crate::acct::TOO_MANY;
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::hopd::unexpected;
 use crate::time::parse_time;
-use hop_api::message::{AcctQuery, AcctRow, Request, Response};
+use hop_api::message::{ACCT_ROWS, AcctQuery, AcctRow, Request, Response};
 use hop_sim::trace::Line;
 use hop_words::id::{CellId, KernelId};
 use std::collections::HashMap;
@@ -60,6 +61,9 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
         Response::Acct { rows } => rows,
         other => return Err(unexpected(&other)),
     };
+    if rows.len() >= ACCT_ROWS {
+        writeln!(context.err, "hop: {TOO_MANY}")?;
+    }
     let mut key = [0; 32];
     key[..16].copy_from_slice(uuid::Uuid::new_v4().as_bytes());
     key[16..].copy_from_slice(uuid::Uuid::new_v4().as_bytes());

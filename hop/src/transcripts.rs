@@ -389,6 +389,30 @@ fn acct_in_all_formats() {
 }
 
 #[test]
+fn report_and_metrics() {
+    let all = [
+        "report -S now",
+        "report --by user -P -o all -S now",
+        "report --by account --json -o group,waitp95,withdrawn -S now",
+        "report -S yesterday -b",
+        "report -S tomorrow",
+        "metrics",
+    ];
+    insta::assert_snapshot!(transcript(&all));
+    let away = World {
+        hopd: Table {
+            down: true,
+            ..Table::default()
+        },
+        ..user()
+    };
+    assert!(
+        away.hop("metrics")
+            .contains("\ngresshopper_up 0\nhop: hopd does not answer")
+    );
+}
+
+#[test]
 fn acct_filters_what_hopd_does_not() {
     let all = [
         "acct -s R",
@@ -505,6 +529,7 @@ fn default_views_fit_80_columns() {
         "info",
         "info --daemon",
         "acct -b",
+        "report",
         "queue -b",
         "info -b",
     ] {
@@ -605,7 +630,7 @@ fn all_is_every_field_as_with_sacct() {
 
 #[test]
 fn every_field_is_listed_and_unique() {
-    for command in ["acct", "queue", "info", "info --daemon"] {
+    for command in ["acct", "report", "queue", "info", "info --daemon"] {
         let text = user().hop(&format!("{command} -e"));
         let mut names: Vec<String> = text
             .lines()
@@ -659,7 +684,7 @@ fn a_broken_pipe_is_silent() {
 
 #[test]
 fn the_help_has_examples() {
-    for command in ["acct", "queue", "info", "explain", "cancel", "plugin"] {
+    for command in ["acct", "report", "queue", "info", "explain", "cancel", "plugin"] {
         let help = user().hop(&format!("{command} --help"));
         assert!(help.contains("Examples:"), "{command}: {help}");
     }
