@@ -13,6 +13,7 @@ use std::process::{Command, Stdio};
 const EXAMPLES: &str = "\
 Examples:
   hop kernelspec install --user --python ~/envs/torch/bin/python --gpus 1
+  hop kernelspec install --user --mem 8192 --name big         the site's kernel, with 8 GiB
   hop kernelspec install --prefix /opt/gresshopper --from python3 --display-name \"Python 3 (GPU on demand)\"
   hop kernelspec list
   hop kernelspec remove big
@@ -21,6 +22,12 @@ The user's environment needs ipykernel and nothing of ours. The Jupyter server n
 gresshopper-jupyter.";
 
 const FILE: &str = "kernel.json";
+
+/// The name that a site gives its kernel, unless it chooses another one.
+const USUAL: &str = "gresshopper-python3";
+
+/// What people read of a kernel that is made of an environment.
+const USUAL_DISPLAY: &str = "Python 3 (GPU on demand)";
 
 /// Kernels for Jupyter that run through Gresshopper
 #[derive(Debug, clap::Args)]
@@ -61,17 +68,18 @@ struct Install {
     #[arg(long, conflicts_with_all = ["user", "prefix"])]
     sys_prefix: bool,
     /// The interpreter of the environment that the kernels run in
-    #[arg(long, conflicts_with = "from", required_unless_present = "from")]
+    #[arg(long, conflicts_with = "from")]
     python: Option<PathBuf>,
-    /// Take command, environment, language and logos of this kernelspec
+    /// Take command, environment, language and logos of this kernelspec; without --python: of gresshopper-python3
     #[arg(long, value_name = "NAME")]
     from: Option<String>,
-    /// Name of the kernelspec in files and commands
-    #[arg(long, default_value = "gresshopper-python3")]
-    name: String,
-    /// What people see
-    #[arg(long, default_value = "Python 3 (GPU on demand)")]
-    display_name: String,
+    /// Name of the kernelspec in files and commands; default: gresshopper-python3, or after the environment where the
+    /// site has a kernelspec of that name
+    #[arg(long)]
+    name: Option<String>,
+    /// What people see; default: what its base is called, with the name unless that is the usual one
+    #[arg(long)]
+    display_name: Option<String>,
     /// GPUs of a cell that names no need
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u16).range(0..=8))]
     gpus: u16,
@@ -106,8 +114,15 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
             Ok(())
         }
         Action::List => {
-            for (name, place) in ours_in(&data_folders()) {
+            let ours = ours_in(&data_folders());
+            for (name, place) in &ours {
                 writeln!(context.out, "{name:<24} {}", place.display())?;
+            }
+            if ours.is_empty() {
+                writeln!(
+                    context.err,
+                    "hop: there is none: `hop kernelspec install --user --python ENV/bin/python` makes one"
+                )?;
             }
             Ok(())
         }
@@ -134,8 +149,13 @@ fn ours_in(folders: &[PathBuf]) -> BTreeMap<String, PathBuf> {
 
 fn is_ours(place: &Path) -> bool {
     let spec = fs::read(place.join(FILE)).ok();
-    let spec: Option<Value> = spec.and_then(|text| serde_json::from_slice(&text).ok());
-    spec.is_some_and(|s| s["metadata"]["kernel_provisioner"]["provisioner_name"] == "gresshopper")
+    let spec: Option<Map<String, Value>> = spec.and_then(|text| serde_json::from_slice(&text).ok());
+    spec.is_some_and(|s| names_us(&s))
+}
+
+fn names_us(spec: &Map<String, Value>) -> bool {
+    let metadata = spec.get("metadata");
+    metadata.is_some_and(|m| m["kernel_provisioner"]["provisioner_name"] == "gresshopper")
 }
 
 fn kernels_folder(prefix: Option<&Path>) -> Result<PathBuf, Failure> {
@@ -165,11 +185,17 @@ impl Remove {
 
 impl Install {
     fn run(&self) -> Result<PathBuf, Failure> {
-        check_name(&self.name)?;
+        let folders = data_folders();
+        let name = self.named(&folders)?;
         let base = match (&self.from, &self.python) {
-            (Some(name), _) => Base::of_spec(&find_spec(name, &data_folders())?)?,
+            (Some(name), _) => Base::of_spec(&find_spec(name, &folders)?)?,
             (None, Some(python)) => Base::of_python(python)?,
-            (None, None) => return Err(Failure::Usage("say --python or --from".to_owned())),
+            (None, None) => {
+                let found = find_spec(USUAL, &folders).map_err(|failure| {
+                    Failure::Failed(format!("{failure}; name an environment: --python ENV/bin/python"))
+                })?;
+                Base::of_spec(&found)?
+            }
         };
         let prefix = match self.sys_prefix {
             true => Some(environment_of(
@@ -177,13 +203,54 @@ impl Install {
             )?),
             false => self.prefix.clone(),
         };
-        let place = kernels_folder(prefix.as_deref())?.join(&self.name);
-        self.write(&base, &place)
+        let place = kernels_folder(prefix.as_deref())?.join(&name);
+        self.write(&base, &place, &name)
             .map_err(|e| Failure::Failed(format!("can't write {}: {e}", place.display())))?;
         Ok(place)
     }
 
-    fn write(&self, base: &Base, place: &Path) -> std::io::Result<()> {
+    /// The name, under which no other kernelspec hides this one.
+    fn named(&self, folders: &[PathBuf]) -> Result<String, Failure> {
+        let own = kernels_folder(self.prefix.as_deref())?;
+        let first = |name: &str| find_spec(name, folders).ok();
+        let hidden = |name: &str| {
+            self.prefix.is_none() && !self.sys_prefix && first(name).is_some_and(|p| !p.starts_with(&own))
+        };
+        let name = match &self.name {
+            Some(name) => name.clone(),
+            None if hidden(USUAL) => format!("gresshopper-{}", self.environment()),
+            None => USUAL.to_owned(),
+        };
+        check_name(&name)?;
+        match first(&name).filter(|_| hidden(&name)) {
+            Some(other) => Err(Failure::Failed(format!(
+                "{} goes before a kernelspec of your own with that name: choose another --name",
+                other.display()
+            ))),
+            None => Ok(name),
+        }
+    }
+
+    /// What its base is called, in letters of a kernelspec's name.
+    fn environment(&self) -> String {
+        let of_python = |p: &PathBuf| Some(p.parent()?.parent()?.file_name()?.to_string_lossy().into_owned());
+        let named = self
+            .from
+            .clone()
+            .or_else(|| self.python.as_ref().and_then(of_python));
+        let allowed = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        let clean = |n: String| {
+            n.chars()
+                .map(|c| if allowed(c) { c } else { '-' })
+                .collect::<String>()
+        };
+        named
+            .map(clean)
+            .filter(|n| !n.is_empty())
+            .unwrap_or_else(|| "mine".to_owned())
+    }
+
+    fn write(&self, base: &Base, place: &Path, name: &str) -> std::io::Result<()> {
         fs::create_dir_all(place)?;
         match &base.folder {
             Some(from) => {
@@ -196,14 +263,14 @@ impl Install {
             }
             None => fs::write(place.join(LOGO), include_str!("logo.svg"))?,
         }
-        let text = serde_json::to_string_pretty(&self.spec(&base.spec, front_program().as_deref()))?;
+        let text = serde_json::to_string_pretty(&self.spec(&base.spec, name, front_program().as_deref()))?;
         // A rename: readers of kernelspecs see the old file or the new one.
         let new = place.join(".kernel.json.new");
         fs::write(&new, text + "\n")?;
         fs::rename(new, place.join(FILE))
     }
 
-    fn spec(&self, base: &Map<String, Value>, front: Option<&Path>) -> Value {
+    fn spec(&self, base: &Map<String, Value>, name: &str, front: Option<&Path>) -> Value {
         let mut spec = base.clone();
         let mut config = self.config(front);
         if is_signalled(base) {
@@ -216,7 +283,7 @@ impl Install {
         if let (Some(front), Some(command)) = (front, command) {
             spec.insert("argv".into(), launcher_argv(front, &config, command));
         }
-        spec.insert("display_name".into(), self.display_name.clone().into());
+        spec.insert("display_name".into(), self.shown_as(base, name).into());
         // A message reaches the kernel wherever it runs; a signal doesn't.
         spec.insert("interrupt_mode".into(), "message".into());
         let mut metadata = spec
@@ -230,6 +297,30 @@ impl Install {
         metadata.remove("supported_encryption");
         spec.insert("metadata".into(), metadata.into());
         spec.into()
+    }
+
+    /// Two kernels with one display name can't be told apart in a launcher.
+    fn shown_as(&self, base: &Map<String, Value>, name: &str) -> String {
+        let of_base = base
+            .get("display_name")
+            .and_then(Value::as_str)
+            .unwrap_or("Kernel");
+        let (ours, python) = (
+            names_us(base),
+            base.get("language").is_some_and(|l| l == "python"),
+        );
+        let kind = match (ours, python) {
+            (true, _) => of_base.to_owned(),
+            (false, true) => USUAL_DISPLAY.to_owned(),
+            (false, false) => format!("{of_base} (GPU on demand)"),
+        };
+        match &self.display_name {
+            Some(shown) => shown.clone(),
+            None if name != USUAL && (ours || python) => {
+                format!("{kind}, {}", name.strip_prefix("gresshopper-").unwrap_or(name))
+            }
+            None => kind,
+        }
     }
 
     /// Traits of the provisioner; only what isn't the default.
@@ -440,7 +531,14 @@ fn data_folders() -> Vec<PathBuf> {
         .filter_map(std::env::var_os);
     folders.extend(environment.map(|e| Path::new(&e).join("share/jupyter")));
     folders.extend(["/usr/local/share/jupyter", "/usr/share/jupyter"].map(PathBuf::from));
+    folders.extend(of_the_site());
     folders
+}
+
+/// Where the installation has the site's kernels (docs/install.md), whatever JUPYTER_PATH says here.
+pub(crate) fn of_the_site() -> Option<PathBuf> {
+    let program = std::env::current_exe().ok()?;
+    Some(program.parent()?.parent()?.join("share/jupyter"))
 }
 
 fn find_spec(name: &str, folders: &[PathBuf]) -> Result<PathBuf, Failure> {
@@ -498,7 +596,9 @@ mod tests {
             "Mine",
         ]);
         let place = tmp.path().join("out");
-        install.write(&Base::of_spec(&found).unwrap(), &place).unwrap();
+        install
+            .write(&Base::of_spec(&found).unwrap(), &place, USUAL)
+            .unwrap();
         let made: Value = serde_json::from_slice(&fs::read(place.join(FILE)).unwrap()).unwrap();
         let config = json!({"need": {"gpus": 1}, "mem_mib": 4096, "interrupt": "signal"});
         let expected = json!({"argv": ["python", "-f", "{connection_file}"], "display_name": "Mine", "language": "python",
@@ -511,11 +611,11 @@ mod tests {
             folder: None,
         };
         let fresh = tmp.path().join("fresh");
-        install.write(&of_python, &fresh).unwrap();
+        install.write(&of_python, &fresh, USUAL).unwrap();
         assert!(fs::read_to_string(fresh.join(LOGO)).unwrap().starts_with("<svg"));
 
         let front = Path::new("/opt/g/bin/hop-front");
-        let made = install.spec(expected.as_object().unwrap(), Some(front));
+        let made = install.spec(expected.as_object().unwrap(), USUAL, Some(front));
         let options = r#"{"front_program":"/opt/g/bin/hop-front","interrupt":"signal","mem_mib":4096,"need":{"gpus":1}}"#;
         let ours = [
             "/opt/g/bin/hop-front",
@@ -528,7 +628,7 @@ mod tests {
         ];
         let argv = [&ours[..], &["python", "-f", "{connection_file}"]].concat();
         assert_eq!(made["argv"], json!(argv));
-        let again = install.spec(made.as_object().unwrap(), Some(front));
+        let again = install.spec(made.as_object().unwrap(), USUAL, Some(front));
         assert_eq!(again["argv"], made["argv"], "a spec of ours is not wrapped twice");
         assert_eq!(fs::read_dir(&place).unwrap().count(), 2);
     }
@@ -541,6 +641,60 @@ mod tests {
         assert!(!signalled(
             json!({"argv": ["python", "-m", "ipykernel_launcher"], "interrupt_mode": "signal"})
         ));
+    }
+
+    #[test]
+    fn a_kernelspec_is_told_apart_from_what_it_was_made_of() {
+        let plain = json!({"argv": [], "display_name": "Python 3 (ipykernel)", "language": "python"});
+        let r = json!({"argv": [], "display_name": "R", "language": "R"});
+        let site = json!({"argv": [], "display_name": "Python 3 (torch)", "language": "python",
+            "metadata": {"kernel_provisioner": {"provisioner_name": "gresshopper"}}});
+        let big = ["--mem", "8192", "--name", "big"];
+        for (base, words, shown) in [
+            (&plain, &[][..], "Python 3 (GPU on demand)"),
+            (&plain, &big[..], "Python 3 (GPU on demand), big"),
+            (&site, &[][..], "Python 3 (torch)"),
+            (&site, &big[..], "Python 3 (torch), big"),
+            (&r, &["--name", "ours"][..], "R (GPU on demand)"),
+            (&r, &["--display-name", "Mine"][..], "Mine"),
+        ] {
+            let install = parse(words);
+            let spec = install.spec(
+                base.as_object().unwrap(),
+                install.name.as_deref().unwrap_or(USUAL),
+                None,
+            );
+            assert_eq!(spec["display_name"], shown, "{words:?} {base}");
+        }
+    }
+
+    #[test]
+    fn no_kernelspec_of_ones_own_is_hidden_by_the_sites() {
+        let tmp = tempfile::tempdir().unwrap();
+        let site = tmp.path().join("site");
+        let there = |name: &str| {
+            let place = site.join("kernels").join(name);
+            fs::create_dir_all(&place).unwrap();
+            fs::write(place.join(FILE), "{}").unwrap();
+        };
+        let named = |words: &[&str]| {
+            parse(words)
+                .named(std::slice::from_ref(&site))
+                .map_err(|e| e.to_string())
+        };
+        let torch = ["--user", "--python", "/home/ada/my torch/bin/python"];
+        assert_eq!(named(&torch), Ok(USUAL.to_owned()));
+        there(USUAL);
+        assert_eq!(named(&torch), Ok("gresshopper-my-torch".to_owned()));
+        assert_eq!(named(&["--mem", "8192"]), Ok("gresshopper-mine".to_owned()));
+        assert_eq!(named(&["--from", "ir"]), Ok("gresshopper-ir".to_owned()));
+        let said = named(&["--mem", "8192", "--name", USUAL]).unwrap_err();
+        assert!(said.contains("choose another --name"), "{said}");
+        // A site's own is made where it is.
+        assert_eq!(
+            named(&["--prefix", "/opt/g", "--python", "/usr/bin/python3"]),
+            Ok(USUAL.to_owned())
+        );
     }
 
     #[test]

@@ -5,6 +5,7 @@ use hop_api::config::Config;
 use hop_replica::need::Unattended;
 use hop_words::need::Need;
 use serde::{Deserialize, Serialize};
+use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -197,6 +198,10 @@ impl Link {
                 .open(&log)?;
             let child = Command::new(python)
                 .args(["-m", "gresshopper_jupyter.unattended"])
+                .envs(jupyter_path(
+                    std::env::var_os("JUPYTER_PATH"),
+                    crate::kernelspec::of_the_site(),
+                ))
                 .stdin(Stdio::from(OwnedFd::from(theirs)))
                 .stdout(file.try_clone()?)
                 .stderr(file)
@@ -317,6 +322,16 @@ pub(super) fn find_python(
             if tried.is_empty() { "none".to_owned() } else { tried.join(", ") }
         ))
     })
+}
+
+/// A shell on a login node knows nothing of the site's kernels: Jupyter looks there last.
+fn jupyter_path(before: Option<OsString>, site: Option<PathBuf>) -> Option<(&'static str, OsString)> {
+    let before = before
+        .iter()
+        .flat_map(std::env::split_paths)
+        .filter(|p| p.is_absolute());
+    let path = std::env::join_paths(before.chain(site)).ok()?;
+    (!path.is_empty()).then_some(("JUPYTER_PATH", path))
 }
 
 fn shebang(script: &Path) -> Option<PathBuf> {

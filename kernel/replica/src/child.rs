@@ -147,7 +147,7 @@ impl Kernel {
             let limit = limit.map_or_else(String::new, |l| format!(" (its limit is {} MiB)", l >> 20));
             return format!(
                 "the kernel ran out of memory{limit} and was killed. Load less at once, or choose a \
-                 kernel with more: `hop kernelspec install --user --mem 8192 --name big` makes one with 8 GiB."
+                 kernel with more: `hop kernelspec install --user --mem 8192 --name big` makes one with 8 GiB"
             );
         }
         match (status.signal(), status.code()) {
