@@ -67,6 +67,9 @@ install_files() {
 	mv "$base/opt/lib/libhop_tracker.so.new" "$base/opt/lib/libhop_tracker.so"
 	rm -rf "$base/opt/python/gresshopper"
 	cp -r "$here/kernel/python/gresshopper" "$base/opt/python/"
+	# `%%gpu --help` names the page for users.
+	mkdir -p "$base/opt/share/doc"
+	cp "$here"/docs/*.md "$base/opt/share/doc/"
 	# For kernels of environments that have none.
 	ship cloudpickle "$base/opt/python/gresshopper/shipped"
 	rm -rf "$base/opt/jupyter"

@@ -25,7 +25,8 @@ _HELP = re.compile(r"\s*%%(gpu|cpu)\s+([^#]*\s)?(--help|-h)(\s|$)")
 
 HELP = """A cell that asks for GPUs or cores waits its turn, runs with them, and gives them back.
 
-%%gpu [N] [--type T] [--mem G] [--cpus C] [--deadline D]     on the first line: N GPUs of one node, 1 without it
+%%gpu [N] [--type T] [--mem G] [--cpus C] [--deadline D]     on the cell's first line
+    N             GPUs, all on one node; 1 without it
     --type T      Slurm's GPU type, as `hop info -o node,gputypes` shows it
     --mem G       at least so much memory on each GPU, in GiB (40, 40G, 512M)
     --cpus C      cores that come with the lease, beside the kernel's own
@@ -33,7 +34,8 @@ HELP = """A cell that asks for GPUs or cores waits its turn, runs with them, and
 %%cpu --cpus C           cores alone
 %%retry                  above either: run the cell again if its node is lost in its middle
 with gresshopper.gpu(N): for a part of a cell (import gresshopper)
-%gpu, %gpu release       how this kernel stands, its memory too; give back a GPU that is kept for the next cell
+%gpu                     how this kernel stands, its memory too
+%gpu release             gives back a GPU that is kept for the next cell
 
 """
 
