@@ -25,6 +25,8 @@ mod metrics;
 mod migrate;
 mod open;
 mod output;
+#[cfg(test)]
+mod pages;
 mod plugin;
 mod queue;
 mod release;

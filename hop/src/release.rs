@@ -1,6 +1,6 @@
 //! `hop release`: has blocked GPUs looked at again, and lent if they are free.
 //!
-//! `hop release` ends no process: the operator looks up the holder (`hop info -o node,reason:60`), ends it as they see
+//! `hop release` ends no process: the operator looks up the holder (`hop info -o node,reason%-60`), ends it as they see
 //! fit, and reports here. The node's plugin then checks whether the GPU is free; the operator's claim alone frees
 //! nothing.
 

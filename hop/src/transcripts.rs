@@ -349,6 +349,11 @@ impl World {
     }
 }
 
+/// A user's command, and what it writes.
+pub(crate) fn as_user(line: &str) -> String {
+    user().hop(line)
+}
+
 fn acct_query(line: &str) -> AcctQuery {
     let world = user();
     world.hop(line);
