@@ -16,8 +16,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::path::Path;
 
+/// Parses bytes, and panics where what must hold of the outcome doesn't.
+pub type Parser = fn(&[u8]);
+
 /// Each parser by the name of its corpus.
-pub const PARSERS: [(&str, fn(&[u8])); 9] = [
+pub const PARSERS: [(&str, Parser); 9] = [
     ("agent_socket", agent_socket),
     ("configuration", configuration),
     ("control_wire", control_wire),
