@@ -95,7 +95,7 @@ impl Policy {
         Some(Self::Ours(w))
     }
 
-    /// Ours with something that isn't shipped as the default.
+    /// Ours with a part that the simulated cluster has only by name: three replicas, which larger pools ship with, or parking.
     fn with(what: &str) -> Option<Self> {
         let mut w = Without::default();
         match what {
