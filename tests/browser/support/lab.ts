@@ -21,9 +21,10 @@ export function notebook(cells: (string | Cell)[], kernel = KERNEL, metadata: Re
   return JSON.stringify({ cells: made, metadata: { kernelspec, ...metadata }, nbformat: 4, nbformat_minor: 5 });
 }
 
+const RELEASE = "release";
+
 /** Cells that hold the cluster's one GPU until `release()` is called. */
-export const HOLD =
-  "%%gpu 1\nimport os, time\nwhile not os.path.exists('release'): time.sleep(0.1)\nos.remove('release')";
+export const HOLD = `%%gpu 1\nimport os, time\nwhile not os.path.exists('${RELEASE}'): time.sleep(0.1)\nos.remove('${RELEASE}')`;
 
 export class Person {
   /** What the page wrote to the console as warning or error, the newest last. */
@@ -217,7 +218,7 @@ export class Person {
     return () => this.page.evaluate(() => (window as unknown as { heard: unknown[] }).heard);
   }
 
-  /** Ends the person's kernels. */
+  /** Ends the person's kernels, and leaves nothing to the next test that a window or a cell of this one has left. */
   async endKernels(): Promise<void> {
     await this.page.goto("about:blank");
     const kernels = await this.page.request.get(`${this.base}/api/kernels`);
@@ -226,6 +227,10 @@ export class Person {
         await this.rest("DELETE", `api/kernels/${id}`);
       }
     }
+    // A new window would open the last notebook again, and start a kernel for it. Notebook 7 has no layout to forget.
+    await this.rest("DELETE", "lab/api/workspaces/default");
+    // A cell that ended with its kernel has not taken its release.
+    this.site.remove(this.user, RELEASE);
   }
 
   async close(): Promise<void> {
@@ -248,5 +253,5 @@ export class Person {
 
 /** Lets the cell go that runs `HOLD`. */
 export function release(site: Site, user: User, folder = ""): void {
-  site.write(user, `${folder}release`, "");
+  site.write(user, folder + RELEASE, "");
 }

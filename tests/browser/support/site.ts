@@ -163,6 +163,11 @@ export class Site {
     fs.chownSync(file, owner.uid, owner.gid);
   }
 
+  /** Removes a file from the user's home, if it is there. */
+  remove(user: User, name: string): void {
+    fs.rmSync(path.join(this.home(user), name), { force: true });
+  }
+
   /** Rows of `hop COMMAND .. --json`. */
   hop(...argv: string[]): Record<string, unknown>[] {
     return JSON.parse(this.as("root", "hop", ...argv, "--json")).rows;
