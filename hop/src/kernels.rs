@@ -184,7 +184,7 @@ pub(crate) fn watch<T>(
     Ok(Watched { settled: done, left })
 }
 
-pub(crate) fn node(row: &KernelRow) -> String {
+fn node(row: &KernelRow) -> String {
     let speaks = |r: &&hop_api::message::ReplicaRow| match row.executor {
         Some(executor) => r.incarnation == executor,
         None => r.role == ReplicaRole::Executor,

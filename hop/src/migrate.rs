@@ -52,12 +52,11 @@ pub(crate) fn run(args: &Args, context: &mut Context<'_>) -> Result<(), Failure>
     let patience = Duration::from_secs(args.timeout);
     let watched = kernels::watch(std::slice::from_ref(&kernel), patience, context, |row| {
         let moves = row.moving.is_some() || row.state == KernelState::Moving;
-        (!moves).then(|| (row.move_failed.clone(), row.name.clone(), kernels::node(row)))
+        (!moves).then(|| row.move_failed.clone())
     })?;
     match watched.settled.into_iter().next() {
-        Some((_, (None, _, node))) if node.is_empty() => Ok(()),
-        Some((_, (None, name, node))) => Ok(writeln!(context.err, "hop: {name} is on {node} now")?),
-        Some((_, (Some(failed), ..))) => Err(Failure::Failed(format!(
+        Some((_, None)) => Ok(()),
+        Some((_, Some(failed))) => Err(Failure::Failed(format!(
             "kernel {kernel} did not move to {}: {}; it goes on where it was",
             failed.to, failed.reason
         ))),

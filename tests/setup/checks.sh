@@ -303,14 +303,6 @@ e2e_others() {
 	for variant in "${runnable[@]:2}"; do
 		step "the plugin on $variant" plugin_on "$variant" 11
 	done
-	chaos
-}
-
-# A short run of what `make chaos` does for half an hour.
-chaos() {
-	CARGO_TARGET_DIR=$(dirname "$target") HOP_E2E_VARIANT=${runnable[0]} HOP_E2E_INDEX=10 \
-		HOP_E2E_BASE=/srv/gresshopper-e2e-10 \
-		step "seeded chaos on ${runnable[0]}" twice ended "$dev/hub/bin/python" tests/e2e/chaos.py --seed 1 --minutes 2
 }
 
 plugin() {
