@@ -1,9 +1,13 @@
 #!/usr/bin/env python3
-"""Check that each test, file, bench case and command named in the proof column of docs/promises.md exists.
+"""Check docs/promises.md: each test, file, bench case and command named as a proof exists, and statuses agree with rows.
+
+    promises.py           check; each fault is a line on standard error, and the exit status is then 1
+    promises.py --list    print status and promise of each row, separated by a tab
 
 A name in backticks is looked up by its form: a path, a target of the Makefile, a title in a browser spec, a test's or a
-module's name (`beginning...` for a long one), else any text of the tree. A row that names something that is gone is a line
-on standard error; the exit status is then 1. Whether a test proves its sentence stays with the reader.
+module's name (`beginning...` for a long one), else any text of the tree. A promise that holds has no part that is *open*
+or **missed**, and names a proof; one that is kept partly names what is *open*, a missed one has its figure in bold.
+Whether a test proves its sentence stays with the reader.
 """
 
 from __future__ import annotations
@@ -18,8 +22,8 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "docs/promises.md"
-HEADS = ("| promise |", "|---")
-PROOF = 1
+HEAD = ["promise", "status", "proof", "newest figure"]
+STATUSES = ("holds", "partly", "missed", "open")
 # A test is named in a source; pages and recorded results only repeat its name.
 SOURCES = (".", ":!docs", ":!bench/*.md", ":!bench/results.jsonl")
 A_FILE = re.compile(r"[\w./-]*\w\.(?:py|rs|ts|md|json|html)")
@@ -30,6 +34,16 @@ UNDERSCORES_OF_A_TEST = 2
 PERCENTILE = re.compile(r"_p\d+$")
 
 
+class Promise(NamedTuple):
+    """A row of the page, on `line`."""
+
+    line: int
+    sentence: str
+    status: str
+    proof: str
+    figure: str
+
+
 class Named(NamedTuple):
     """`name` stands in the proof of the promise on `line`; titles of a browser test have their `spec`."""
 
@@ -38,18 +52,47 @@ class Named(NamedTuple):
     spec: str | None
 
 
-def named(page: str) -> Iterator[Named]:
+def promises(page: str) -> Iterator[Promise]:
+    """The rows of the tables whose head is that of promises."""
+    inside = False
     for line, text in enumerate(page.splitlines(), 1):
-        if not text.startswith("|") or text.startswith(HEADS):
-            continue
-        for part in text.strip().strip("|").split(" | ")[PROOF].split(";"):
-            spec = None
-            for name in re.findall(r"`([^`]+)`", part):
-                if name.endswith(".spec"):
-                    spec = name
-                    yield Named(line, f"{name}.ts", None)
-                else:
-                    yield Named(line, name, spec)
+        cells = [cell.strip() for cell in text.strip().strip("|").split(" | ")]
+        if not text.startswith("|"):
+            inside = False
+        elif cells == HEAD:
+            inside = True
+        elif inside and not text.startswith("|---"):
+            if len(cells) != len(HEAD):
+                sys.exit(f"promises: {PAGE}:{line}: a row has {len(cells)} cells and not {len(HEAD)}")
+            yield Promise(line, *cells)
+
+
+def named(promise: Promise) -> Iterator[Named]:
+    """What the proof names in backticks."""
+    for part in promise.proof.split(";"):
+        spec = None
+        for name in re.findall(r"`([^`]+)`", part):
+            if name.endswith(".spec"):
+                spec = name
+                yield Named(promise.line, f"{name}.ts", None)
+            else:
+                yield Named(promise.line, name, spec)
+
+
+def disagrees(promise: Promise) -> str | None:
+    """What in a row is against its status, or None."""
+    rest = promise.proof + promise.figure
+    is_open, is_missed = "*open*" in rest, re.search(r"\*\*[^*]*missed", rest) is not None
+    holds = promise.status == "holds"
+    faults = {
+        f"its status is one of {', '.join(STATUSES)}": promise.status not in STATUSES,
+        "it doesn't hold: a part of it is open": holds and is_open,
+        "it doesn't hold: a part of it is missed": holds and is_missed,
+        "it names no proof": holds and promise.proof != "the same" and not any(named(promise)),
+        "its row doesn't say what is *open*": promise.status in ("partly", "open") and not is_open,
+        "its row has no figure in bold": promise.status == "missed" and "**" not in rest,
+    }
+    return next((reason for reason, found in faults.items() if found), None)
 
 
 def git(*args: str) -> str:
@@ -108,14 +151,22 @@ def exists(what: Named) -> bool:
 
 
 def main() -> int:
-    gone = [what for what in named((ROOT / PAGE).read_text()) if not exists(what)]
+    rows = list(promises((ROOT / PAGE).read_text()))
+    if sys.argv[1:] == ["--list"]:
+        for row in rows:
+            print(f"{row.status}\t{row.sentence}")
+        return 0
+    gone = [what for row in rows for what in named(row) if not exists(what)]
     for what in gone:
         where = f" in {what.spec}.ts" if what.spec else ""
         print(
             f"promises: {PAGE}:{what.line}: nothing is called `{what.name}`{where}: name what proves this",
             file=sys.stderr,
         )
-    return 1 if gone else 0
+    against = [(row, reason) for row in rows if (reason := disagrees(row))]
+    for row, reason in against:
+        print(f"promises: {PAGE}:{row.line}: {reason}", file=sys.stderr)
+    return 1 if gone or against or not rows else 0
 
 
 if __name__ == "__main__":
