@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{LeaseState, Pilot, PilotState};
+use crate::state::{Cell, LeaseState, Pilot, PilotState};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What doesn't hold.
@@ -207,57 +207,8 @@ impl Core {
     }
 
     fn check_cells(&self) -> Result<(), Insane> {
-        let mut queued = 0;
-        for (i, c) in self.work.cells.iter() {
-            queued += 1;
-            let Some(k) = self.work.kernels.get(c.kernel) else {
-                return Err(Insane(format!("cell {} waits for a kernel that is gone", c.id)));
-            };
-            hold!(k.cells.contains(&i), "cell {} is not listed by its kernel", c.id);
-            hold!(
-                self.people.users[k.user].cells.contains(&i),
-                "cell {} is not listed by its user",
-                c.id
-            );
-            let entry = (c.rank, i);
-            hold!(
-                self.supply.pools[k.pool].queue.contains(&entry),
-                "cell {} is not in its pool's queue",
-                c.id
-            );
-            for r in &k.replicas {
-                hold!(
-                    self.supply.nodes[r.node].queue.contains(&entry),
-                    "cell {} is not in its node's queue",
-                    c.id
-                );
-            }
-            if let Some(p) = c.reserved {
-                let knows = |p: &crate::state::Pilot| p.reserved.contains(&i);
-                hold!(
-                    self.supply.pilots.get(p).is_some_and(knows),
-                    "cell {} thinks that GPUs are held back for it",
-                    c.id
-                );
-                let node = self.supply.pilots[p].node;
-                hold!(
-                    k.migrating.is_some() || k.able().any(|r| r.node == node),
-                    "GPUs are held back for cell {} where it can't run",
-                    c.id
-                );
-            }
-            if let Some(until) = c.unasked {
-                let timer = (until, crate::state::Timer::Unasked(i, c.seq));
-                hold!(
-                    self.timers.contains(&timer),
-                    "cell {} may be awaited for ever",
-                    c.id
-                );
-            }
-            if let Some(scope) = c.limited {
-                let listed = self.people.limited.get(&scope).is_some_and(|s| s.contains(&i));
-                hold!(listed, "cell {} is not listed under its limit", c.id);
-            }
+        for (i, _) in self.work.cells.iter() {
+            self.check_cell(i)?;
         }
         self.check_holds()?;
         for (i, c) in self.work.cells.iter() {
@@ -268,6 +219,66 @@ impl Core {
                 self.work.kernels[c.kernel].id
             );
         }
+        self.check_queues()
+    }
+
+    /// A waiting cell is in each list that it belongs to.
+    fn check_cell(&self, i: Idx<Cell>) -> Result<(), Insane> {
+        let c = &self.work.cells[i];
+        let Some(k) = self.work.kernels.get(c.kernel) else {
+            return Err(Insane(format!("cell {} waits for a kernel that is gone", c.id)));
+        };
+        hold!(k.cells.contains(&i), "cell {} is not listed by its kernel", c.id);
+        hold!(
+            self.people.users[k.user].cells.contains(&i),
+            "cell {} is not listed by its user",
+            c.id
+        );
+        let entry = (c.rank, i);
+        hold!(
+            self.supply.pools[k.pool].queue.contains(&entry),
+            "cell {} is not in its pool's queue",
+            c.id
+        );
+        for r in &k.replicas {
+            hold!(
+                self.supply.nodes[r.node].queue.contains(&entry),
+                "cell {} is not in its node's queue",
+                c.id
+            );
+        }
+        if let Some(p) = c.reserved {
+            let knows = |p: &crate::state::Pilot| p.reserved.contains(&i);
+            hold!(
+                self.supply.pilots.get(p).is_some_and(knows),
+                "cell {} thinks that GPUs are held back for it",
+                c.id
+            );
+            let node = self.supply.pilots[p].node;
+            hold!(
+                k.migrating.is_some() || k.able().any(|r| r.node == node),
+                "GPUs are held back for cell {} where it can't run",
+                c.id
+            );
+        }
+        if let Some(until) = c.unasked {
+            let timer = (until, crate::state::Timer::Unasked(i, c.seq));
+            hold!(
+                self.timers.contains(&timer),
+                "cell {} may be awaited for ever",
+                c.id
+            );
+        }
+        if let Some(scope) = c.limited {
+            let listed = self.people.limited.get(&scope).is_some_and(|s| s.contains(&i));
+            hold!(listed, "cell {} is not listed under its limit", c.id);
+        }
+        Ok(())
+    }
+
+    /// The lists of cells have waiting cells alone, each once.
+    fn check_queues(&self) -> Result<(), Insane> {
+        let queued = self.work.cells.len();
         let in_shapes = self.supply.pools.values().flat_map(|p| p.shapes.values());
         let in_shapes: usize = in_shapes.map(std::collections::BTreeSet::len).sum();
         hold!(
