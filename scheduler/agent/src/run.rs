@@ -4,7 +4,7 @@
 use crate::epochs::Epochs;
 use crate::link::{HolderHello, MAX_LINE, ToHolder, VERSION};
 use crate::pilot::{self, Pilot};
-use crate::state::{AgentState, Birth, Card, Input, Isolation, Output, Waits};
+use crate::state::{AgentState, Input, Isolation, LeaseCheckpoint, Output, PilotFacts, Waits};
 use crate::steps::{self, Steps};
 use anyhow::{Context, Result, bail};
 use hop_api::client::{self, Client, Item, Items};
@@ -74,7 +74,7 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     tokio::spawn(accept(listener, events.clone()));
     tokio::spawn(terminated(events.clone())?);
 
-    let state = AgentState::new(birth(&config, &pool, pool_name, &pilot, epochs.term()?));
+    let state = AgentState::new(pilot_facts(&config, &pool, pool_name, &pilot, epochs.term()?));
     info!(node = %pilot.node, pilot = %pilot.job, gpus = pilot.gpus.len(), again = !first, "the agent starts");
     if pool.isolation == PoolIsolation::None {
         warn!("isolation is \"none\": nothing keeps a GPU from processes without a lease");
@@ -111,8 +111,14 @@ pub(crate) async fn run(args: &Args) -> Result<()> {
     Ok(())
 }
 
-fn birth(config: &Config, pool: &Pool, name: PoolName, pilot: &Pilot, term: hop_words::id::Term) -> Birth {
-    Birth {
+fn pilot_facts(
+    config: &Config,
+    pool: &Pool,
+    name: PoolName,
+    pilot: &Pilot,
+    term: hop_words::id::Term,
+) -> PilotFacts {
+    PilotFacts {
         node: pilot.node.clone(),
         pilot: pilot.job,
         pool: name,
@@ -246,7 +252,7 @@ async fn serve_peer(stream: UnixStream, connection: u64, events: Events) -> Resu
             lease,
             step: hello.step,
             gpus: hello.gpus,
-            card: None,
+            checkpoint: None,
         },
         lines,
     });
@@ -351,9 +357,12 @@ impl Agent {
                 lines,
             } => {
                 let mut input = input;
-                if let Input::HolderUp { lease, card, .. } = &mut input {
+                if let Input::HolderUp {
+                    lease, checkpoint, ..
+                } = &mut input
+                {
                     self.holders.insert(*lease, (connection, lines));
-                    *card = self.read_card(*lease);
+                    *checkpoint = self.read_checkpoint(*lease);
                 }
                 self.input(input);
             }
@@ -408,7 +417,7 @@ impl Agent {
                         steps::detach(pid);
                     }
                 }
-                Output::KeepCard { lease, card } => self.keep_card(lease, &card),
+                Output::KeepCheckpoint { lease, checkpoint } => self.keep_checkpoint(lease, &checkpoint),
                 Output::EndHolder { lease } => self.tell(lease, ToHolder::End),
                 Output::EndStep { lease } => {
                     if let Some(stop) = self.stops.remove(&lease) {
@@ -423,7 +432,7 @@ impl Agent {
                     start_time,
                 } => self.watch(lease, pid, start_time),
                 Output::Forget { lease } => {
-                    let _ = std::fs::remove_file(self.card_file(lease));
+                    let _ = std::fs::remove_file(self.checkpoint_file(lease));
                     self.stops.remove(&lease);
                     self.sruns.remove(&lease);
                     if let Some(watch) = self.watches.remove(&lease) {
@@ -532,16 +541,16 @@ impl Agent {
         self.watches.insert(lease, task.abort_handle());
     }
 
-    fn card_file(&self, lease: LeaseId) -> PathBuf {
+    fn checkpoint_file(&self, lease: LeaseId) -> PathBuf {
         self.steps
             .scratch
             .join(format!("lease.{}.{lease}.json", self.steps.pilot))
     }
 
-    /// Written without fsync: the card has to survive this process, not the node.
-    fn keep_card(&self, lease: LeaseId, card: &Card) {
-        let path = self.card_file(lease);
-        let kept = serde_json::to_vec(card)
+    /// Written without fsync: the checkpoint has to survive this process, not the node.
+    fn keep_checkpoint(&self, lease: LeaseId, checkpoint: &LeaseCheckpoint) {
+        let path = self.checkpoint_file(lease);
+        let kept = serde_json::to_vec(checkpoint)
             .map_err(std::io::Error::from)
             .and_then(|text| std::fs::write(&path, text));
         if let Err(error) = kept {
@@ -549,8 +558,8 @@ impl Agent {
         }
     }
 
-    fn read_card(&self, lease: LeaseId) -> Option<Box<Card>> {
-        let text = std::fs::read(self.card_file(lease)).ok()?;
+    fn read_checkpoint(&self, lease: LeaseId) -> Option<Box<LeaseCheckpoint>> {
+        let text = std::fs::read(self.checkpoint_file(lease)).ok()?;
         serde_json::from_slice(&text).ok()
     }
 

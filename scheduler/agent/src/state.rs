@@ -19,11 +19,11 @@ use hop_words::id::{Epoch, GpuIndex, LeaseId, Term, UserName};
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
-pub(crate) use io::{Birth, Card, Input, Isolation, Output, Waits};
+pub(crate) use io::{Input, Isolation, LeaseCheckpoint, Output, PilotFacts, Waits};
 
 #[derive(Debug)]
 pub(crate) struct AgentState {
-    birth: Birth,
+    facts: PilotFacts,
     term: Term,
     draining: bool,
     /// Slurm ends the pilot: no step can be started any more.
@@ -130,9 +130,9 @@ const SRUNS: u8 = 2;
 const EPOCHS_LOW: u64 = 16;
 
 impl AgentState {
-    pub(crate) fn new(birth: Birth) -> Self {
+    pub(crate) fn new(facts: PilotFacts) -> Self {
         Self {
-            term: birth.term,
+            term: facts.term,
             draining: false,
             terminated: None,
             steps_used: 0,
@@ -146,7 +146,7 @@ impl AgentState {
             standing: None,
             held: BTreeSet::new(),
             look_at: None,
-            birth,
+            facts,
         }
     }
 
@@ -166,8 +166,8 @@ impl AgentState {
                 lease,
                 step,
                 gpus,
-                card,
-            } => self.holder_up(lease, step, gpus, card, now, &mut out),
+                checkpoint,
+            } => self.holder_up(lease, step, gpus, checkpoint, now, &mut out),
             Input::HolderGone { lease } => self.holder_gone(lease, now, &mut out),
             Input::Confirmed(confirmation) => self.confirmed(confirmation, now, &mut out),
             Input::StepExited { lease, detail, away } => {
@@ -180,7 +180,7 @@ impl AgentState {
                     lease,
                     EndCause::ReplicaLost,
                     detail,
-                    self.birth.grace,
+                    self.facts.grace,
                     now,
                     &mut out,
                 );
@@ -203,7 +203,7 @@ impl AgentState {
             Phase::Restarting { deadline } => Some(*deadline),
             Phase::Ending(ending) => Some(ending.deadline),
         });
-        let farewell = self.idle_since.map(|t| t + self.birth.waits.farewell);
+        let farewell = self.idle_since.map(|t| t + self.facts.waits.farewell);
         let leaving = self.leaving.values().map(|l| l.deadline);
         leases.chain(leaving).chain(farewell).chain(self.look_at).min()
     }
@@ -211,14 +211,14 @@ impl AgentState {
     /// What `hopd` is told at each connection.
     pub(crate) fn agent_up(&self) -> AgentUp {
         AgentUp {
-            node: self.birth.node.clone(),
-            pilot: self.birth.pilot,
-            pool: self.birth.pool.clone(),
-            gpus: self.birth.gpus.clone(),
-            cpus: self.birth.cpus,
-            ends: self.birth.ends,
+            node: self.facts.node.clone(),
+            pilot: self.facts.pilot,
+            pool: self.facts.pool.clone(),
+            gpus: self.facts.gpus.clone(),
+            cpus: self.facts.cpus,
+            ends: self.facts.ends,
             steps_used: self.steps_used,
-            steps_max: self.birth.steps_max,
+            steps_max: self.facts.steps_max,
             term: self.term,
             leases: self
                 .leases
@@ -238,7 +238,7 @@ impl AgentState {
 
     /// A new agent's first question: the node's standing and its blocked devices.
     pub(crate) fn first_look(&self) -> Option<Output> {
-        (self.birth.isolation == Isolation::Plugin).then(|| Output::Look(Look::default()))
+        (self.facts.isolation == Isolation::Plugin).then(|| Output::Look(Look::default()))
     }
 
     /// The highest term seen.
@@ -304,9 +304,9 @@ impl AgentState {
     /// An operator wants blocked devices looked at.
     fn release(&self, mut gpus: Vec<GpuIndex>, operator: UserName, asked: Timestamp, out: &mut Vec<Output>) {
         if gpus.is_empty() {
-            gpus = self.birth.gpus.iter().map(|g| g.index).collect();
+            gpus = self.facts.gpus.iter().map(|g| g.index).collect();
         }
-        if self.birth.isolation == Isolation::Plugin && self.terminated.is_none() {
+        if self.facts.isolation == Isolation::Plugin && self.terminated.is_none() {
             out.push(Output::Look(Look {
                 again: gpus,
                 operator: Some(operator),
@@ -326,12 +326,12 @@ impl AgentState {
         let free: Vec<GpuIndex> = self.held.iter().copied().filter(|i| !kept(i)).collect();
         for index in free {
             self.held.remove(&index);
-            for slot in self.birth.gpus.iter_mut().filter(|g| g.index == index) {
+            for slot in self.facts.gpus.iter_mut().filter(|g| g.index == index) {
                 slot.blocked = None;
             }
             out.push(Output::Report(Request::SlotUnblocked { index }));
         }
-        self.look_at = (!self.held.is_empty()).then_some(now + self.birth.waits.look);
+        self.look_at = (!self.held.is_empty()).then_some(now + self.facts.waits.look);
         let standing = NodeStanding {
             isolation: standing.level.to_string(),
             why: standing.why,
@@ -375,18 +375,18 @@ impl AgentState {
 
     fn refusal(&self, order: &StartLease) -> Option<String> {
         if self.terminated.is_some() || self.draining {
-            return Some(format!("pilot {} takes no more leases", self.birth.pilot));
+            return Some(format!("pilot {} takes no more leases", self.facts.pilot));
         }
         let lent = self.lent(order.lease);
         let blocked = |g: &&GpuSlot| g.blocked.is_some() && !lent.contains(&g.index);
-        let blocked = self.birth.gpus.iter().filter(blocked).count();
+        let blocked = self.facts.gpus.iter().filter(blocked).count();
         let used: usize = self.leases.values().map(|l| usize::from(l.order.gpus)).sum();
-        if usize::from(order.gpus) + used + blocked > self.birth.gpus.len() {
+        if usize::from(order.gpus) + used + blocked > self.facts.gpus.len() {
             return Some(format!(
                 "pilot {} has no {} free GPUs: {used} of {} are lent",
-                self.birth.pilot,
+                self.facts.pilot,
                 order.gpus,
-                self.birth.gpus.len()
+                self.facts.gpus.len()
             ));
         }
         if order.gpus == 0 && order.cpus == 0 {
@@ -414,8 +414,8 @@ impl AgentState {
             lease.srun = true;
             lease.sruns = lease.sruns.saturating_add(1);
             lease.phase = Phase::Starting {
-                deadline: now + self.birth.waits.start,
-                again: (lease.sruns <= SRUNS).then_some(now + self.birth.waits.ask_again),
+                deadline: now + self.facts.waits.start,
+                again: (lease.sruns <= SRUNS).then_some(now + self.facts.waits.ask_again),
             };
             out.push(Output::StartStep {
                 order: lease.order.clone(),
@@ -454,14 +454,14 @@ impl AgentState {
         id: LeaseId,
         step: u32,
         gpus: Vec<GpuIndex>,
-        card: Option<Box<Card>>,
+        checkpoint: Option<Box<LeaseCheckpoint>>,
         now: Timestamp,
         out: &mut Vec<Output>,
     ) {
         self.steps_used = self.steps_used.max(step + 1);
         if !self.leases.contains_key(&id) {
-            match card {
-                Some(card) if card.order.lease == id => self.adopt(*card, out),
+            match checkpoint {
+                Some(checkpoint) if checkpoint.order.lease == id => self.adopt(*checkpoint, out),
                 _ => {
                     out.push(Output::Warn(format!(
                         "lease {id} is not ours: its holder is sent away"
@@ -477,10 +477,10 @@ impl AgentState {
         lease.holder = true;
         lease.holder_due = None;
         match &lease.phase {
-            Phase::Starting { .. } if self.birth.isolation == Isolation::None => {
+            Phase::Starting { .. } if self.facts.isolation == Isolation::None => {
                 let handover = Handover {
                     epoch: lease.epoch,
-                    pilot: self.birth.pilot,
+                    pilot: self.facts.pilot,
                     step,
                     devices: gpus.iter().map(|index| unproven_device(*index)).collect(),
                     cores: String::new(),
@@ -490,7 +490,7 @@ impl AgentState {
             }
             // The plugin speaks before the task is started: it has only to be read.
             Phase::Starting { deadline, .. } => {
-                let deadline = (*deadline).min(now + self.birth.waits.plugin);
+                let deadline = (*deadline).min(now + self.facts.waits.plugin);
                 lease.phase = Phase::Starting {
                     deadline,
                     again: None,
@@ -502,26 +502,26 @@ impl AgentState {
     }
 
     /// A lease of an agent before us.
-    fn adopt(&mut self, card: Card, out: &mut Vec<Output>) {
-        let id = card.order.lease;
+    fn adopt(&mut self, checkpoint: LeaseCheckpoint, out: &mut Vec<Output>) {
+        let id = checkpoint.order.lease;
         out.push(Output::Watch {
             lease: id,
-            pid: card.order.executor.pid,
-            start_time: card.order.executor.start_time,
+            pid: checkpoint.order.executor.pid,
+            start_time: checkpoint.order.executor.start_time,
         });
         out.push(Output::Report(Request::LeaseStarted {
             lease: id,
-            handover: card.handover.clone(),
+            handover: checkpoint.handover.clone(),
         }));
         let lease = Lease {
-            order: card.order,
-            epoch: card.handover.epoch,
+            order: checkpoint.order,
+            epoch: checkpoint.handover.epoch,
             srun: false,
             sruns: 0,
             holder: true,
             holder_due: None,
             phase: Phase::Live {
-                handover: card.handover,
+                handover: checkpoint.handover,
             },
         };
         self.leases.insert(id, lease);
@@ -567,14 +567,14 @@ impl AgentState {
                     start_time: executor.start_time,
                 });
                 out.push(Output::Detach { lease: id });
-                out.push(Output::KeepCard {
+                out.push(Output::KeepCheckpoint {
                     lease: id,
-                    card: Box::new(Card {
+                    checkpoint: Box::new(LeaseCheckpoint {
                         order: lease.order.clone(),
                         handover: handover.clone(),
                     }),
                 });
-                lease.holder_due = (!lease.holder).then_some(now + self.birth.waits.holder);
+                lease.holder_due = (!lease.holder).then_some(now + self.facts.waits.holder);
                 lease.phase = Phase::Live { handover };
             }
             (Phase::Starting { .. } | Phase::Restarting { .. }, Some(wrong)) => {
@@ -590,16 +590,16 @@ impl AgentState {
 
     fn confirmed(&mut self, confirmation: Confirmation, now: Timestamp, out: &mut Vec<Output>) {
         match confirmation {
-            Confirmation::HandedOver(handed) if handed.pilot == self.birth.pilot => {
+            Confirmation::HandedOver(handed) if handed.pilot == self.facts.pilot => {
                 self.handed_over(handed.lease, handover_of(&handed), now, out);
             }
-            Confirmation::TakenBack(taken) if taken.pilot == self.birth.pilot => {
+            Confirmation::TakenBack(taken) if taken.pilot == self.facts.pilot => {
                 self.taken_back(taken, now, out);
             }
-            Confirmation::Standing(standing) if standing.pilot == self.birth.pilot => {
+            Confirmation::Standing(standing) if standing.pilot == self.facts.pilot => {
                 self.stands(standing, now, out);
             }
-            Confirmation::Refused(refused) if refused.pilot == self.birth.pilot => {
+            Confirmation::Refused(refused) if refused.pilot == self.facts.pilot => {
                 let Some(id) = refused.lease else {
                     out.push(Output::Warn(format!(
                         "the plugin refused a step: {}",
@@ -635,7 +635,7 @@ impl AgentState {
         let Some(lease) = self.leases.get(&id) else { return };
         if !matches!(lease.phase, Phase::Waiting { .. } | Phase::Ending(_)) {
             let detail = "its Slurm step ended".into();
-            self.begin_end(id, EndCause::StepLost, detail, self.birth.grace, now, out);
+            self.begin_end(id, EndCause::StepLost, detail, self.facts.grace, now, out);
         }
         let srun = self.leases.get(&id).is_some_and(|l| l.srun);
         self.ending(id, |ending| {

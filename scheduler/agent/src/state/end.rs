@@ -16,7 +16,7 @@ impl AgentState {
     }
 
     pub(super) fn holder_gone(&mut self, id: LeaseId, now: Timestamp, out: &mut Vec<Output>) {
-        let isolation = self.birth.isolation;
+        let isolation = self.facts.isolation;
         let Some(lease) = self.leases.get_mut(&id) else {
             return;
         };
@@ -25,7 +25,7 @@ impl AgentState {
         match lease.phase {
             Phase::Live { .. } => {
                 let detail = "its Slurm step was ended or died".into();
-                self.begin_end(id, EndCause::StepLost, detail, self.birth.grace, now, out);
+                self.begin_end(id, EndCause::StepLost, detail, self.facts.grace, now, out);
             }
             Phase::Waiting { .. } | Phase::Starting { .. } | Phase::Restarting { .. } | Phase::Ending(_) => {}
         }
@@ -53,7 +53,7 @@ impl AgentState {
             Phase::Starting { .. } | Phase::Restarting { .. } if away => {
                 lease.sruns = 0;
                 lease.phase = Phase::Waiting {
-                    until: Some(now + self.birth.waits.slurmctld),
+                    until: Some(now + self.facts.waits.slurmctld),
                 };
             }
             Phase::Restarting { .. } => {
@@ -71,7 +71,7 @@ impl AgentState {
             // The holder's connection is the lease's lifeline, not its srun.
             Phase::Waiting { .. } | Phase::Live { .. } => {}
         }
-        if self.birth.isolation == Isolation::None {
+        if self.facts.isolation == Isolation::None {
             let holder = self.leases.get(&id).is_some_and(|l| l.holder);
             self.ending(id, |ending| ending.step_over |= !holder);
         }
@@ -105,11 +105,11 @@ impl AgentState {
         }
         out.push(Output::Warn(format!(
             "step {}.{step} is in Slurm's queue and nobody holds it: the pilot is to be replaced",
-            self.birth.pilot
+            self.facts.pilot
         )));
         let lent = self.lent(LeaseId(u64::MAX));
         let suspects: Vec<_> = self
-            .birth
+            .facts
             .gpus
             .iter()
             .filter(|g| g.blocked.is_none() && !lent.contains(&g.index))
@@ -131,8 +131,8 @@ impl AgentState {
         self.draining = true;
         let ids: Vec<_> = self.leases.keys().copied().collect();
         for id in ids {
-            let detail = format!("the Slurm job {} that held the GPU was ended", self.birth.pilot);
-            self.begin_end(id, EndCause::PilotLost, detail, self.birth.grace, now, out);
+            let detail = format!("the Slurm job {} that held the GPU was ended", self.facts.pilot);
+            self.begin_end(id, EndCause::PilotLost, detail, self.facts.grace, now, out);
         }
     }
 
@@ -146,7 +146,7 @@ impl AgentState {
         now: Timestamp,
         out: &mut Vec<Output>,
     ) {
-        let waits = self.birth.waits;
+        let waits = self.facts.waits;
         let Some(lease) = self.leases.get_mut(&id) else {
             return;
         };
@@ -181,7 +181,7 @@ impl AgentState {
     }
 
     pub(super) fn finish_if_over(&mut self, id: LeaseId, now: Timestamp, out: &mut Vec<Output>) {
-        let owed_by_plugin = self.birth.isolation == Isolation::Plugin;
+        let owed_by_plugin = self.facts.isolation == Isolation::Plugin;
         let over = match self.leases.get(&id).map(|l| &l.phase) {
             Some(Phase::Ending(e)) => {
                 e.taken.is_some() || e.step_over && (e.handover.is_none() || !owed_by_plugin)
@@ -208,7 +208,7 @@ impl AgentState {
             let leaving = LeavingStep {
                 step: handover.step,
                 devices: taken.devices.clone(),
-                deadline: now + self.birth.waits.step_end,
+                deadline: now + self.facts.waits.step_end,
             };
             self.leaving.insert(id, leaving);
         }
@@ -218,7 +218,7 @@ impl AgentState {
             .is_some_and(|_| ending.cause != EndCause::Failed);
         let clean = match (&ending.taken, &ending.handover) {
             (Some(taken), _) => taken.clean,
-            (None, Some(_)) => self.birth.isolation == Isolation::None,
+            (None, Some(_)) => self.facts.isolation == Isolation::None,
             (None, None) => true,
         };
         if let Some(taken) = ending.taken.as_ref().filter(|t| !t.clean) {
@@ -259,7 +259,7 @@ impl AgentState {
 
     /// Stops lending a GPU of this pilot, for now or for good.
     pub(super) fn block(&mut self, index: GpuIndex, why: &str, loss: Loss, out: &mut Vec<Output>) {
-        let slot = self.birth.gpus.iter_mut().find(|g| g.index == index);
+        let slot = self.facts.gpus.iter_mut().find(|g| g.index == index);
         let Some(slot) = slot.filter(|s| s.blocked.is_none()) else {
             return;
         };
@@ -312,7 +312,7 @@ impl AgentState {
             }
         }
         if self.look_at.is_some_and(|at| at <= now) {
-            self.look_at = Some(now + self.birth.waits.look);
+            self.look_at = Some(now + self.facts.waits.look);
             if self.terminated.is_none() {
                 out.push(Output::Look(Look {
                     again: self.held.iter().copied().collect(),
@@ -324,15 +324,15 @@ impl AgentState {
     }
 
     fn overdue(&mut self, id: LeaseId, now: Timestamp, out: &mut Vec<Output>) {
-        let waits = self.birth.waits;
-        let can_rescue = self.terminated.is_none() && self.birth.isolation == Isolation::Plugin;
+        let waits = self.facts.waits;
+        let can_rescue = self.terminated.is_none() && self.facts.isolation == Isolation::Plugin;
         let Some(lease) = self.leases.get_mut(&id) else {
             return;
         };
         let epoch = lease.epoch;
         if matches!(lease.phase, Phase::Live { .. }) {
             let reason = "the task of its Slurm step did not come up".into();
-            self.begin_end(id, EndCause::StepLost, reason, self.birth.grace, now, out);
+            self.begin_end(id, EndCause::StepLost, reason, self.facts.grace, now, out);
             return;
         }
         if let Phase::Starting {
@@ -398,7 +398,7 @@ impl AgentState {
             return;
         }
         let since = *self.idle_since.get_or_insert(now);
-        if self.ended.is_empty() || since + self.birth.waits.farewell <= now {
+        if self.ended.is_empty() || since + self.facts.waits.farewell <= now {
             out.push(Output::Exit);
         }
     }

@@ -66,12 +66,12 @@ pub(crate) enum Input {
     },
     /// Reserved epochs could not be put on disk.
     EpochsFailed,
-    /// A holder has connected; `card` is an earlier agent's record of its lease.
+    /// A holder has connected; `checkpoint` is an earlier agent's record of its lease.
     HolderUp {
         lease: LeaseId,
         step: u32,
         gpus: Vec<GpuIndex>,
-        card: Option<Box<Card>>,
+        checkpoint: Option<Box<LeaseCheckpoint>>,
     },
     /// A holder's connection broke from its side.
     HolderGone {
@@ -115,9 +115,9 @@ pub(crate) enum Output {
         epoch: Epoch,
     },
     /// Store this for this agent's successor.
-    KeepCard {
+    KeepCheckpoint {
         lease: LeaseId,
-        card: Box<Card>,
+        checkpoint: Box<LeaseCheckpoint>,
     },
     /// Tell the holder to end.
     EndHolder {
@@ -164,7 +164,7 @@ pub(crate) enum Output {
 
 /// Record of a lease for the next agent of its pilot.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Card {
+pub(crate) struct LeaseCheckpoint {
     pub(crate) order: StartLease,
     pub(crate) handover: Handover,
 }
@@ -178,9 +178,9 @@ pub(crate) enum Isolation {
     None,
 }
 
-/// What the agent is born with.
+/// Facts of a pilot and its node that the agent reads at its start.
 #[derive(Debug, Clone)]
-pub(crate) struct Birth {
+pub(crate) struct PilotFacts {
     pub(crate) node: NodeName,
     pub(crate) pilot: JobId,
     pub(crate) pool: PoolName,

@@ -26,7 +26,7 @@ impl Bench {
             mem_mib: 0,
             blocked: None,
         };
-        let state = AgentState::new(Birth {
+        let state = AgentState::new(PilotFacts {
             node: "n1".into(),
             pilot: JobId(9),
             pool: "main".into(),
@@ -78,7 +78,7 @@ impl Bench {
                 &format!("started {lease} [{gpu}]"),
                 &format!("watch {lease}"),
                 &format!("detach {lease}"),
-                &format!("card {lease}"),
+                &format!("checkpoint {lease}"),
             ],
         );
         self.quiet(holder(lease, &[gpu]));
@@ -113,7 +113,7 @@ fn short(output: &Output) -> String {
         Output::Report(Request::NodeStands(standing)) => format!("stands {}", standing.isolation),
         Output::Report(other) => format!("{other:?}"),
         Output::StartStep { order, epoch } => format!("step {} epoch {epoch}", order.lease),
-        Output::KeepCard { lease, .. } => format!("card {lease}"),
+        Output::KeepCheckpoint { lease, .. } => format!("checkpoint {lease}"),
         Output::Detach { lease } => format!("detach {lease}"),
         Output::EndHolder { lease } => format!("end holder {lease}"),
         Output::EndStep { lease } => format!("end step {lease}"),
@@ -240,7 +240,7 @@ fn holder(lease: u64, gpus: &[u16]) -> Input {
         lease: LeaseId(lease),
         step: u32::try_from(lease).unwrap(),
         gpus: gpus.iter().map(|g| GpuIndex(*g)).collect(),
-        card: None,
+        checkpoint: None,
     }
 }
 
@@ -274,7 +274,7 @@ fn a_lease_starts_by_the_plugins_word_alone_and_ends_by_it() {
     b.quiet(holder(1, &[0]));
     b.expect(
         handed(1, 100, &[0]),
-        &["started 1 [0]", "watch 1", "detach 1", "card 1"],
+        &["started 1 [0]", "watch 1", "detach 1", "checkpoint 1"],
     );
     b.expect(end(1, EndCause::Done), &["end holder 1"]);
     b.quiet(gone(1));
@@ -309,7 +309,7 @@ fn the_next_lease_starts_while_slurm_clears_the_last_ones_step_away() {
         if exits_before_the_handover {
             b.quiet(exited(1));
         }
-        let started = ["started 4 [0]", "watch 4", "detach 4", "card 4"];
+        let started = ["started 4 [0]", "watch 4", "detach 4", "checkpoint 4"];
         b.expect(handed(4, 102, &[0]), &started);
         b.quiet(holder(4, &[0]));
         // Slurm gave the device to the next step, so the first one's can't be stuck.
@@ -358,7 +358,7 @@ fn an_order_is_carried_out_once_and_its_outcome_told_again() {
     b.quiet(start(1, 1));
     b.expect(
         handed(1, 100, &[1]),
-        &["started 1 [1]", "watch 1", "detach 1", "card 1"],
+        &["started 1 [1]", "watch 1", "detach 1", "checkpoint 1"],
     );
     b.expect(start(1, 1), &["started 1 [1]"]);
     b.quiet(end(1, EndCause::Done));
@@ -510,7 +510,7 @@ fn a_lease_whose_task_dies_before_it_speaks_is_taken_back() {
     b.expect(start(1, 1), &["step 1 epoch 100"]);
     b.expect(
         handed(1, 100, &[0]),
-        &["started 1 [0]", "watch 1", "detach 1", "card 1"],
+        &["started 1 [0]", "watch 1", "detach 1", "checkpoint 1"],
     );
     b.tick(4_999, &[]);
     b.tick(5_000, &[]);
@@ -581,7 +581,7 @@ fn an_agent_that_follows_a_dead_one_takes_its_leases_over() {
     let mut first = Bench::new();
     first.live(7, 1);
     let handover = first.state.agent_up().leases[0].handover.clone();
-    let card = Box::new(Card {
+    let checkpoint = Box::new(LeaseCheckpoint {
         order: order(7, 1, 5),
         handover,
     });
@@ -590,7 +590,7 @@ fn an_agent_that_follows_a_dead_one_takes_its_leases_over() {
         lease: LeaseId(7),
         step: 7,
         gpus: vec![GpuIndex(1)],
-        card: Some(card),
+        checkpoint: Some(checkpoint),
     };
     b.expect(back, &["watch 7", "started 7 [1]"]);
     b.expect(Input::Connected { term: Term(6) }, &["up leases [7] ended []"]);
@@ -698,7 +698,7 @@ fn without_isolation_the_holders_word_is_enough() {
     b.expect(start(1, 1), &["step 1 epoch 100"]);
     b.expect(
         holder(1, &[1]),
-        &["started 1 [1]", "watch 1", "detach 1", "card 1"],
+        &["started 1 [1]", "watch 1", "detach 1", "checkpoint 1"],
     );
     b.expect(end(1, EndCause::Done), &["end holder 1"]);
     b.quiet(gone(1));
