@@ -6,12 +6,12 @@ use crate::gpu_restart::Kernels;
 use clap::{Args as ClapArgs, Subcommand};
 use hop_gpu::Pid;
 use hop_gpu::bench;
-use hop_gpu::climb::{self, Company, NoRestart, Report};
 use hop_gpu::driver::GpuUuid;
-use hop_gpu::found::{Look, Site, Sources};
+use hop_gpu::inspect::{Look, Site, Sources};
 use hop_gpu::ladder::{Chosen, Place, Rung, choose};
 use hop_gpu::libcuda::LibCuda;
 use hop_gpu::machine::{Call, Outcome};
+use hop_gpu::park::{self, NoRestart, ParkContext, Report};
 use hop_gpu::procs::Procs;
 use hop_gpu::reserve::{self, Want};
 use hop_gpu::telemetry::{DeviceSample, Sample};
@@ -458,8 +458,8 @@ fn progress(call: Call) {
 }
 
 /// Starts no kernel anew, and leaves the choice of the rung open.
-fn company(reserver: &dyn Fn(Want) -> Command) -> Company<'_> {
-    Company {
+fn park_context(reserver: &dyn Fn(Want) -> Command) -> ParkContext<'_> {
+    ParkContext {
         reserver,
         progress: &progress,
         restart: &NoRestart,
@@ -470,27 +470,27 @@ fn company(reserver: &dyn Fn(Want) -> Command) -> Company<'_> {
 
 fn park(site: &Site, machine: &Machine, pid: Pid, only: Option<Rung>) -> Result<Report, Failure> {
     let reserver = machine.reserver();
-    let company = Company {
+    let context = ParkContext {
         restart: &Kernels { site },
         only,
-        ..company(&reserver)
+        ..park_context(&reserver)
     };
-    climb::park(site, pid, &company).map_err(|error| Failure::of(&error))
+    park::park(site, pid, &context).map_err(|error| Failure::of(&error))
 }
 
 fn park_mid_cell(site: &Site, machine: &Machine, pid: Pid) -> Result<Report, Failure> {
     let reserver = machine.reserver();
-    let company = Company {
+    let context = ParkContext {
         mid_cell: true,
-        ..company(&reserver)
+        ..park_context(&reserver)
     };
-    climb::park(site, pid, &company).map_err(|error| Failure::of(&error))
+    park::park(site, pid, &context).map_err(|error| Failure::of(&error))
 }
 
 fn unpark(site: &Site, machine: &Machine, pid: Pid, devices: &[Named]) -> Result<Report, Failure> {
     let reserver = machine.reserver();
     let given = places(site, devices)?;
-    climb::unpark(site, pid, &given, &company(&reserver)).map_err(|error| Failure::of(&error))
+    park::unpark(site, pid, &given, &park_context(&reserver)).map_err(|error| Failure::of(&error))
 }
 
 /// The named devices. Without NVML devices can't be told apart: then the process's former devices.

@@ -2,9 +2,9 @@
 //! in its own place, and the next cell restores.
 
 use hop_gpu::Pid;
-use hop_gpu::climb::Restart;
-use hop_gpu::found::Site;
+use hop_gpu::inspect::Site;
 use hop_gpu::ladder::StateOffer;
+use hop_gpu::park::Restart;
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -225,7 +225,7 @@ pub fn meaning(code: i32) -> &'static str {
 }
 
 /// The checkpoint calls, one step at a time, on processes by pid. Calls may block: the callers give them a deadline
-/// ([`crate::hands`]).
+/// ([`crate::calls`]).
 pub trait Driver: Send + Sync {
     fn api(&self) -> Option<Api>;
 

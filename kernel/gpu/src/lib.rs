@@ -1,7 +1,7 @@
 //! Off the GPU and back on: the ways of a process's GPU state off the device and back, and the proof of a clean device.
 //!
-//! - [`ladder`]: the choice, a pure function of what was [`found`].
-//! - [`machine`]: park and unpark as a pure state machine; [`climb`] drives it with real [`hands`].
+//! - [`ladder`]: the choice, a pure function of the facts that [`inspect`] gathers.
+//! - [`machine`]: park and unpark as a pure state machine; [`park`] drives it, and [`calls`] makes its calls.
 //! - [`driver`] and [`libcuda`]: the driver's checkpoint calls, loaded at run time.
 //! - [`inside`]: the talk with `gresshopper.gpu` in the process, which copies out the frameworks' memory.
 //! - [`helper`]: the privileged helper for sites whose driver refuses the owner.
@@ -12,16 +12,16 @@
 #![allow(unsafe_code)] // libcuda is called through pointers got by dlsym (libcuda.rs)
 
 pub mod bench;
-pub mod climb;
+pub mod calls;
 pub mod deadline;
 pub mod driver;
-pub mod found;
-pub mod hands;
 pub mod helper;
 pub mod inside;
+pub mod inspect;
 pub mod ladder;
 pub mod libcuda;
 pub mod machine;
+pub mod park;
 pub mod procs;
 pub mod proof;
 pub mod record;

@@ -2,7 +2,7 @@
 //!
 //! Each call may succeed, fail, or not come back in time; after the latter two the machine doesn't guess but asks
 //! the driver for the process's state. It always ends, and each ending says where the data is. Deadlines are the
-//! business of whoever makes the calls ([`crate::hands`]).
+//! business of whoever makes the calls ([`crate::calls`]).
 
 use crate::driver::ProcessState;
 use serde::{Deserialize, Serialize};

@@ -9,12 +9,12 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers are tests, too")]
 
 use hop_gpu::Pid;
-use hop_gpu::climb::{self, ClimbError, Company, NoRestart, Report};
 use hop_gpu::driver::{Api, Driver, DriverError, GpuUuid, ProcessState, Step};
-use hop_gpu::found::{Site, Sources};
 use hop_gpu::helper::Client;
+use hop_gpu::inspect::{Site, Sources};
 use hop_gpu::ladder::{Place, Reason, Rung};
 use hop_gpu::machine::{Call, Outcome};
+use hop_gpu::park::{self, NoRestart, ParkContext, ParkError, Report};
 use hop_gpu::procs::Procs;
 use hop_gpu::reserve::Want;
 use std::fs;
@@ -124,25 +124,25 @@ impl World {
         }
     }
 
-    fn park(&self, site: &Site, pid: Pid) -> Result<Report, ClimbError> {
-        climb::park(site, pid, &self.company(&self.reserver(), None))
+    fn park(&self, site: &Site, pid: Pid) -> Result<Report, ParkError> {
+        park::park(site, pid, &self.context(&self.reserver(), None))
     }
 
-    fn unpark(&self, site: &Site, pid: Pid) -> Result<Report, ClimbError> {
-        climb::unpark(site, pid, &[], &self.company(&self.reserver(), None))
+    fn unpark(&self, site: &Site, pid: Pid) -> Result<Report, ParkError> {
+        park::unpark(site, pid, &[], &self.context(&self.reserver(), None))
     }
 
-    fn park_mid_cell(&self, site: &Site, pid: u32) -> Result<Report, ClimbError> {
+    fn park_mid_cell(&self, site: &Site, pid: u32) -> Result<Report, ParkError> {
         let reserver = self.reserver();
-        let company = Company {
+        let context = ParkContext {
             mid_cell: true,
-            ..self.company(&reserver, None)
+            ..self.context(&reserver, None)
         };
-        climb::park(site, Pid::try_from(pid).unwrap(), &company)
+        park::park(site, Pid::try_from(pid).unwrap(), &context)
     }
 
-    fn company<'a>(&self, reserver: &'a dyn Fn(Want) -> Command, only: Option<Rung>) -> Company<'a> {
-        Company {
+    fn context<'a>(&self, reserver: &'a dyn Fn(Want) -> Command, only: Option<Rung>) -> ParkContext<'a> {
+        ParkContext {
             reserver,
             progress: &|_| {},
             restart: &NoRestart,
@@ -237,7 +237,7 @@ fn there_and_back_with_proof() {
     assert_eq!(site.sample().unwrap().devices[0].memory_used, Some(0));
     assert!(matches!(
         world.park(&site, subject.pid()),
-        Err(ClimbError::AlreadyParked { .. })
+        Err(ParkError::AlreadyParked { .. })
     ));
 
     let report = world.unpark(&site, subject.pid()).unwrap();
@@ -245,7 +245,7 @@ fn there_and_back_with_proof() {
     assert!(subject.is_whole());
     assert!(matches!(
         world.unpark(&site, subject.pid()),
-        Err(ClimbError::NotParked { .. })
+        Err(ParkError::NotParked { .. })
     ));
 }
 
@@ -369,11 +369,11 @@ fn with_a_hang_at(name: &str) {
     let world = World::new();
     let mut subject = Subject::start(&world, 8 * MIB);
     let mut other = Subject::start(&world, 8 * MIB);
-    let climb = |verb: &str, ms: &str| {
+    let parks = |verb: &str, ms: &str| {
         let mut command = world.command(Path::new("timeout"));
         command
             .args(["--signal=KILL", "30"])
-            .arg(example("climb"))
+            .arg(example("park"))
             .args([verb, ms, &subject.pid().to_string()])
             .env("FAKE_LIBNVML", built().join("libnvidia-ml.so.1"));
         let done = command.output().unwrap();
@@ -382,9 +382,9 @@ fn with_a_hang_at(name: &str) {
         said.into_owned()
     };
     world.set("inject", &format!("{name} 0 3600000\n"));
-    let said = climb("there-and-back", "200");
+    let said = parks("there-and-back", "200");
     world.set("inject", "");
-    climb("home", "10000");
+    parks("home", "10000");
     assert!(subject.is_whole() && other.is_whole(), "{name}: {said}");
 }
 
@@ -502,7 +502,7 @@ fn in_the_middle_of_a_cell_the_process_is_stopped_and_goes_on() {
         (report.rung, &report.outcome),
         (Some(Rung::Checkpoint), &Outcome::Parked)
     );
-    assert!(matches!(park(), Err(ClimbError::AlreadyParked { .. })));
+    assert!(matches!(park(), Err(ParkError::AlreadyParked { .. })));
     assert_eq!(
         world.unpark(&site, subject.pid()).unwrap().outcome,
         Outcome::Unparked
@@ -598,10 +598,10 @@ fn both_generations_of_the_structures_are_spoken() {
             total_bytes: 1 << 30,
         };
         let reserver = world.reserver();
-        let company = world.company(&reserver, None);
-        let moved = climb::unpark(&site, subject.pid(), std::slice::from_ref(&other), &company);
+        let context = world.context(&reserver, None);
+        let moved = park::unpark(&site, subject.pid(), std::slice::from_ref(&other), &context);
         match api {
-            Api::V12_8 => assert!(matches!(moved, Err(ClimbError::Remap(_))), "{moved:?}"),
+            Api::V12_8 => assert!(matches!(moved, Err(ParkError::Remap(_))), "{moved:?}"),
             // No such device in the fake NVML, so its memory can't be made sure of.
             Api::V13 => assert!(matches!(moved.unwrap().outcome, Outcome::StillParked { .. })),
         }

@@ -6,8 +6,8 @@
 use crate::Pid;
 use crate::deadline::within;
 use crate::driver::{DriverError, GpuPair, Step};
-use crate::found::{STATE, Site};
 use crate::inside::{Agent, Op};
+use crate::inspect::{STATE, Site};
 use crate::machine::{Answer, Call, Machine, Next, Outcome};
 use crate::proof;
 use crate::record::Record;
@@ -42,8 +42,8 @@ impl Log {
     }
 }
 
-/// Hands that act on one process.
-pub struct Hands<'a> {
+/// Makes the calls on one process.
+pub struct Calls<'a> {
     site: &'a Site,
     record: &'a Record,
     agent: Agent,
@@ -55,16 +55,16 @@ pub struct Hands<'a> {
     pub log: Log,
 }
 
-impl std::fmt::Debug for Hands<'_> {
+impl std::fmt::Debug for Calls<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Hands")
+        f.debug_struct("Calls")
             .field("record", &self.record)
             .field("log", &self.log)
             .finish_non_exhaustive()
     }
 }
 
-impl<'a> Hands<'a> {
+impl<'a> Calls<'a> {
     pub fn new(
         site: &'a Site,
         record: &'a Record,

@@ -1,12 +1,12 @@
-//! Parks and unparks a process against the fakes, for the tests: `climb there-and-back|mid-cell MS PID`, and `climb home MS PID`
+//! Parks and unparks a process against the fakes, for the tests: `park there-and-back|mid-cell MS PID`, and `park home MS PID`
 //! for what that left on its way. No call gets longer than MS milliseconds. `FAKE_LIBCUDA` and `FAKE_LIBNVML` name the
 //! libraries, `FAKE_GPU_DIR` the fake device; the example `hold` beside it makes reservations.
 
 use hop_gpu::Pid;
-use hop_gpu::climb::{self, Company, NoRestart, Report};
 use hop_gpu::driver::ProcessState;
-use hop_gpu::found::{Site, Sources};
+use hop_gpu::inspect::{Site, Sources};
 use hop_gpu::machine::Outcome;
+use hop_gpu::park::{self, NoRestart, ParkContext, Report};
 use hop_gpu::procs::Procs;
 use hop_gpu::reserve::Want;
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use std::time::Duration;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let [verb, ms, pid] = &args[..] else {
-        return Err("usage: climb there-and-back|mid-cell|home MS PID".into());
+        return Err("usage: park there-and-back|mid-cell|home MS PID".into());
     };
     let (site, pid): (Site, Pid) = (site(Duration::from_millis(ms.parse()?))?, pid.parse()?);
     let hold = std::env::current_exe()?.with_file_name("hold");
@@ -25,16 +25,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         command.args(["reserve", &want.device.to_string(), &want.bytes.to_string()]);
         command
     };
-    let company = Company {
+    let context = ParkContext {
         reserver: &reserver,
         progress: &|_| {},
         restart: &NoRestart,
         only: None,
         mid_cell: verb == "mid-cell",
     };
-    let unpark = || climb::unpark(&site, pid, &[], &company);
+    let unpark = || park::unpark(&site, pid, &[], &context);
     match verb.as_str() {
-        "there-and-back" | "mid-cell" => match climb::park(&site, pid, &company) {
+        "there-and-back" | "mid-cell" => match park::park(&site, pid, &context) {
             Ok(report) => {
                 println!("{report:?}");
                 proven(&report)?;

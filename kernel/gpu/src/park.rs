@@ -2,9 +2,9 @@
 //! failure.
 
 use crate::Pid;
+use crate::calls::{Calls, Log};
 use crate::driver::ProcessState;
-use crate::found::{Look, LookError, Site};
-use crate::hands::{Hands, Log};
+use crate::inspect::{Look, LookError, Site};
 use crate::ladder::{self, Chosen, Place, Reason, Refusal, RemapError, Rung, choose};
 use crate::machine::{Call, Halves, Machine, Outcome};
 use crate::proof::{self, Left};
@@ -45,10 +45,10 @@ impl Restart for NoRestart {
     }
 }
 
-/// What a climb needs from its caller.
+/// Facts and callbacks that the caller of a park or an unpark provides.
 #[allow(missing_debug_implementations, reason = "closures")]
-pub struct Company<'a> {
-    /// Starts a process that ends in [`crate::reserve::hold`].
+pub struct ParkContext<'a> {
+    /// Returns the command of a process that ends in [`crate::reserve::hold`].
     pub reserver: &'a dyn Fn(Want) -> Command,
     /// Told before each call.
     pub progress: &'a dyn Fn(Call),
@@ -74,7 +74,7 @@ pub struct Report {
 
 /// A park or unpark that didn't begin.
 #[derive(Debug, thiserror::Error)]
-pub enum ClimbError {
+pub enum ParkError {
     #[error(transparent)]
     Look(#[from] LookError),
     #[error(transparent)]
@@ -109,22 +109,22 @@ fn sentences(reasons: &[Reason]) -> String {
 ///
 /// # Errors
 /// It isn't the caller's, is parked already, or no rung leads off.
-pub fn park(site: &Site, pid: Pid, company: &Company<'_>) -> Result<Report, ClimbError> {
+pub fn park(site: &Site, pid: Pid, context: &ParkContext<'_>) -> Result<Report, ParkError> {
     let mut look = site.look(pid)?;
     if site
         .records(look.uid)
         .get(pid, look.start_time)
         .is_some_and(|r| !r.half_back)
     {
-        return Err(ClimbError::AlreadyParked { pid });
+        return Err(ParkError::AlreadyParked { pid });
     }
     if let Some(state) = look.state.filter(|state| *state != ProcessState::Running) {
-        return Err(ClimbError::SomebodyElse { pid, state });
+        return Err(ParkError::SomebodyElse { pid, state });
     }
-    if company.mid_cell {
-        return mid_cell(site, &look, company);
+    if context.mid_cell {
+        return mid_cell(site, &look, context);
     }
-    if let Some(only) = company.only {
+    if let Some(only) = context.only {
         let others = Rung::ALL.into_iter().filter(|rung| *rung != only);
         look.found
             .tried
@@ -137,12 +137,12 @@ pub fn park(site: &Site, pid: Pid, company: &Company<'_>) -> Result<Report, Clim
             // Asking the state engine costs a look at everything, so only where no quicker rung leads off.
             _ if !offered => {
                 offered = true;
-                look.found.state = company.restart.offer(pid);
+                look.found.state = context.restart.offer(pid);
                 continue;
             }
             chosen => chosen?,
         };
-        let report = attempt(site, &look, &chosen, company)?;
+        let report = attempt(site, &look, &chosen, context)?;
         match &report.outcome {
             // Moving is only a choice here: the scheduler carries it out.
             Outcome::NotParked { why } if chosen.rung != Rung::Move => {
@@ -153,11 +153,11 @@ pub fn park(site: &Site, pid: Pid, company: &Company<'_>) -> Result<Report, Clim
     }
 }
 
-fn mid_cell(site: &Site, look: &Look, company: &Company<'_>) -> Result<Report, ClimbError> {
+fn mid_cell(site: &Site, look: &Look, context: &ParkContext<'_>) -> Result<Report, ParkError> {
     let whole = |s: crate::telemetry::Sample| s.devices.iter().filter(|d| d.parent.is_none()).count();
     let reasons = ladder::against_mid_cell(&look.found, look.state, site.sample().map(whole));
     if !reasons.is_empty() {
-        return Err(ClimbError::MidCell {
+        return Err(ParkError::MidCell {
             pid: look.pid,
             reasons,
         });
@@ -166,10 +166,15 @@ fn mid_cell(site: &Site, look: &Look, company: &Company<'_>) -> Result<Report, C
         rung: Rung::Checkpoint,
         passed_over: Vec::new(),
     };
-    attempt(site, look, &by_the_driver, company)
+    attempt(site, look, &by_the_driver, context)
 }
 
-fn attempt(site: &Site, look: &Look, chosen: &Chosen, company: &Company<'_>) -> Result<Report, ClimbError> {
+fn attempt(
+    site: &Site,
+    look: &Look,
+    chosen: &Chosen,
+    context: &ParkContext<'_>,
+) -> Result<Report, ParkError> {
     let halves = match chosen.rung {
         Rung::CopyOut => Halves {
             inside: true,
@@ -181,7 +186,7 @@ fn attempt(site: &Site, look: &Look, chosen: &Chosen, company: &Company<'_>) -> 
         },
         Rung::Nothing => return Ok(plain(look, chosen, nothing(site, look))),
         Rung::Restart => {
-            let outcome = restart(site, look, company)?;
+            let outcome = restart(site, look, context)?;
             return Ok(plain(look, chosen, outcome));
         }
         Rung::Move => {
@@ -198,27 +203,27 @@ fn attempt(site: &Site, look: &Look, chosen: &Chosen, company: &Company<'_>) -> 
         devices: look.places.clone(),
         device_bytes: look.found.device_bytes,
         frameworks_bytes: look.found.inside.as_ref().map_or(0, |i| i.frameworks_bytes),
-        mid_cell: company.mid_cell,
+        mid_cell: context.mid_cell,
         ..Record::new(look.pid, look.start_time, halves)
     };
     // Written before the first call: whatever dies on the way, the way back is known.
     let records = site.records(look.uid);
-    records.put(&record).map_err(|source| ClimbError::Record {
+    records.put(&record).map_err(|source| ParkError::Record {
         pid: look.pid,
         source,
     })?;
-    let mut hands = Hands::new(
+    let mut calls = Calls::new(
         site,
         &record,
         look.uid,
         Vec::new(),
-        company.reserver,
-        company.progress,
+        context.reserver,
+        context.progress,
     );
-    let outcome = hands.drive(Machine::park(halves));
+    let outcome = calls.drive(Machine::park(halves));
     match &outcome {
         Outcome::NotParked { .. } => {
-            hands.unguard();
+            calls.unguard();
             records.remove(look.pid);
         }
         Outcome::HalfBack { .. } => {
@@ -226,16 +231,16 @@ fn attempt(site: &Site, look: &Look, chosen: &Chosen, company: &Company<'_>) -> 
                 half_back: true,
                 ..record.clone()
             };
-            records.put(&half).map_err(|source| ClimbError::Record {
+            records.put(&half).map_err(|source| ParkError::Record {
                 pid: look.pid,
                 source,
             })?;
         }
         _ => {}
     }
-    let left = (outcome == Outcome::Parked).then(|| hands.left());
+    let left = (outcome == Outcome::Parked).then(|| calls.left());
     Ok(Report {
-        log: hands.log,
+        log: calls.log,
         left,
         ..plain(look, chosen, outcome)
     })
@@ -266,8 +271,8 @@ fn nothing(site: &Site, look: &Look) -> Outcome {
 }
 
 /// Rung (d): the process restarts under its pid. Its devices are then proven like after any other rung.
-fn restart(site: &Site, look: &Look, company: &Company<'_>) -> Result<Outcome, ClimbError> {
-    if let Err(why) = company.restart.restart(look.pid) {
+fn restart(site: &Site, look: &Look, context: &ParkContext<'_>) -> Result<Outcome, ParkError> {
+    if let Err(why) = context.restart.restart(look.pid) {
         return Ok(Outcome::NotParked { why });
     }
     // Bringing the process back is the agent's part: the next cell restores the variables once the device is there.
@@ -282,7 +287,7 @@ fn restart(site: &Site, look: &Look, company: &Company<'_>) -> Result<Outcome, C
     };
     site.records(look.uid)
         .put(&record)
-        .map_err(|source| ClimbError::Record {
+        .map_err(|source| ParkError::Record {
             pid: look.pid,
             source,
         })?;
@@ -294,11 +299,16 @@ fn restart(site: &Site, look: &Look, company: &Company<'_>) -> Result<Outcome, C
 ///
 /// # Errors
 /// The process isn't the caller's, isn't parked, or can't come back onto these devices.
-pub fn unpark(site: &Site, pid: Pid, given: &[Place], company: &Company<'_>) -> Result<Report, ClimbError> {
+pub fn unpark(
+    site: &Site,
+    pid: Pid,
+    given: &[Place],
+    context: &ParkContext<'_>,
+) -> Result<Report, ParkError> {
     let look = site.look_from_outside(pid)?;
     let records = site.records(look.uid);
     let Some(record) = records.get(pid, look.start_time) else {
-        return Err(ClimbError::NotParked { pid });
+        return Err(ParkError::NotParked { pid });
     };
     let api = site.driver.as_ref().ok().and_then(|driver| driver.api());
     let pairs = match given {
@@ -310,11 +320,11 @@ pub fn unpark(site: &Site, pid: Pid, given: &[Place], company: &Company<'_>) -> 
         true => Machine::finish_half_back(halves),
         false => resume(halves, look.state),
     };
-    let mut hands = Hands::new(site, &record, look.uid, pairs, company.reserver, company.progress);
-    let outcome = hands.drive(machine);
+    let mut calls = Calls::new(site, &record, look.uid, pairs, context.reserver, context.progress);
+    let outcome = calls.drive(machine);
     match &outcome {
         Outcome::Unparked => {
-            hands.unguard();
+            calls.unguard();
             records.remove(pid);
         }
         Outcome::HalfBack { .. } => {
@@ -324,7 +334,7 @@ pub fn unpark(site: &Site, pid: Pid, given: &[Place], company: &Company<'_>) -> 
             };
             records
                 .put(&half)
-                .map_err(|source| ClimbError::Record { pid, source })?;
+                .map_err(|source| ParkError::Record { pid, source })?;
         }
         _ => {}
     }
@@ -337,7 +347,7 @@ pub fn unpark(site: &Site, pid: Pid, given: &[Place], company: &Company<'_>) -> 
         }),
         outcome,
         passed_over: Vec::new(),
-        log: hands.log,
+        log: calls.log,
         left: None,
         device_bytes: record.device_bytes,
     })
