@@ -155,5 +155,5 @@ def test_jupyter_console_runs_a_cell_with_a_lease(cluster: Cluster) -> None:
     )
     assert "sum 42" in out, out
     # Its end is quiet: nothing of srun's broken pipe, of a replica that hangs up, or of debugpy's doubts.
-    assert not re.search(r"srun: error|knocked|frozen modules", out), out
+    assert not re.search(r"srun: error|refused a connection|frozen modules", out), out
     until("no lease is left", cluster.quiet, 30)

@@ -4,7 +4,7 @@ use hop_api::handshakes::HandshakeLimit;
 use hop_protocol::link::{Frame, Link, LinkError};
 use hop_protocol::message::{Hello, Welcome};
 use hop_words::id::Incarnation;
-use hop_zmtp::strangers::Strangers;
+use hop_zmtp::log_sampler::LogSampler;
 use std::io::ErrorKind;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -15,50 +15,54 @@ use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
-/// From accept to hello.
+/// Time from accept to hello.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 
-/// Connections that may be open without having shown the key.
-const PORCH: usize = 64;
+/// The most connections that may be open without having shown the key.
+const HANDSHAKES: usize = 64;
 
-/// What comes from those who knock.
+/// An event of a replica's connection.
 #[derive(Debug)]
-pub enum Door {
-    /// A replica with this kernel's key: let the replica in?
-    Knock {
+pub enum ReplicaConnection {
+    /// A replica with this kernel's key has connected and waits for `answer`.
+    Asks {
         hello: Hello,
         answer: oneshot::Sender<Welcome>,
     },
-    /// It is in. `visit` tells its connections apart.
-    In {
+    /// A replica was let in. `visit` numbers the connections.
+    Up {
         visit: u64,
         out: mpsc::UnboundedSender<Frame>,
         input: mpsc::Receiver<Frame>,
     },
-    /// A knocking replica hung up before its answer.
-    Left { incarnation: Incarnation },
+    /// A replica hung up before its answer.
+    HungUp { incarnation: Incarnation },
     /// The replica's connection ended. `silent` means too long a silence.
-    Out { visit: u64, silent: bool },
+    Down { visit: u64, silent: bool },
 }
 
-/// Answers the door until the receiver is dropped.
-pub async fn answer_door(listener: TcpListener, acceptor: TlsAcceptor, door: mpsc::Sender<Door>) {
+/// Accepts connections of replicas until the receiver of `replicas` is dropped.
+pub async fn accept_replicas(
+    listener: TcpListener,
+    acceptor: TlsAcceptor,
+    replicas: mpsc::Sender<ReplicaConnection>,
+) {
     let mut visit = 0;
-    let mut porch = HandshakeLimit::new(PORCH);
-    let strangers = Arc::new(Strangers::default());
+    let mut handshakes = HandshakeLimit::new(HANDSHAKES);
+    let refused = Arc::new(LogSampler::default());
     loop {
         match listener.accept().await {
             Ok((stream, from)) => {
                 visit += 1;
-                let shaking = shake_hands(stream, from, acceptor.clone(), strangers.clone());
-                let door = door.clone();
+                let shaking = shake_hands(stream, from, acceptor.clone(), refused.clone());
+                let replicas = replicas.clone();
                 let greeting = tokio::spawn(async move {
                     if let Some((link, hello)) = shaking.await {
                         // Spawned separately: a peer with the key doesn't count as a stranger any more.
-                        tokio::spawn(receive(link, hello, visit, door));
+                        tokio::spawn(receive(link, hello, visit, replicas));
                     }
                 });
-                porch.begin(from.ip(), &greeting);
+                handshakes.begin(from.ip(), &greeting);
             }
             Err(error) => {
                 tracing::warn!(%error, "can't accept a replica's connection");
@@ -72,7 +76,7 @@ async fn shake_hands(
     stream: TcpStream,
     from: SocketAddr,
     acceptor: TlsAcceptor,
-    strangers: Arc<Strangers>,
+    refused: Arc<LogSampler>,
 ) -> Option<(Link<TlsStream<TcpStream>>, Hello)> {
     let shake = async {
         stream.set_nodelay(true)?;
@@ -88,8 +92,8 @@ async fn shake_hands(
         Ok(Err(error)) if hung_up(error.kind()) => return None,
         Ok(Err(error)) => error.to_string(),
     };
-    if let Some(count) = strangers.another() {
-        tracing::warn!(%from, count, "somebody knocked without the kernel's key: {why}");
+    if let Some(count) = refused.count() {
+        tracing::warn!(%from, count, "refused a connection without the kernel's key: {why}");
     }
     None
 }
@@ -104,10 +108,19 @@ fn hung_up(kind: ErrorKind) -> bool {
     )
 }
 
-async fn receive(mut link: Link<TlsStream<TcpStream>>, hello: Hello, visit: u64, door: mpsc::Sender<Door>) {
+async fn receive(
+    mut link: Link<TlsStream<TcpStream>>,
+    hello: Hello,
+    visit: u64,
+    replicas: mpsc::Sender<ReplicaConnection>,
+) {
     let incarnation = hello.incarnation;
     let (tx, rx) = oneshot::channel();
-    if door.send(Door::Knock { hello, answer: tx }).await.is_err() {
+    if replicas
+        .send(ReplicaConnection::Asks { hello, answer: tx })
+        .await
+        .is_err()
+    {
         return;
     }
     let welcome = tokio::select! {
@@ -118,7 +131,7 @@ async fn receive(mut link: Link<TlsStream<TcpStream>>, hello: Hello, visit: u64,
         // A replica says nothing before its answer: any read means a hang-up.
         _ = link.read() => {
             // The main loop may have ended first.
-            let _ = door.send(Door::Left { incarnation }).await;
+            let _ = replicas.send(ReplicaConnection::HungUp { incarnation }).await;
             return;
         }
     };
@@ -129,7 +142,11 @@ async fn receive(mut link: Link<TlsStream<TcpStream>>, hello: Hello, visit: u64,
     let (out, queue) = mpsc::unbounded_channel();
     // The main loop never waits: the channel only decouples the tasks.
     let (tx, input) = mpsc::channel(256);
-    if door.send(Door::In { visit, out, input }).await.is_err() {
+    if replicas
+        .send(ReplicaConnection::Up { visit, out, input })
+        .await
+        .is_err()
+    {
         return;
     }
     let end = link.pump(queue, tx).await;
@@ -138,5 +155,5 @@ async fn receive(mut link: Link<TlsStream<TcpStream>>, hello: Hello, visit: u64,
     }
     let silent = matches!(end, Err(LinkError::Silent));
     // The main loop may have ended first.
-    let _ = door.send(Door::Out { visit, silent }).await;
+    let _ = replicas.send(ReplicaConnection::Down { visit, silent }).await;
 }

@@ -1,4 +1,4 @@
-//! Carries out the moves that [`crate::moves`] decides: replicas that are prepared elsewhere, wait at the front's door, and
+//! Carries out the moves that [`crate::moves`] decides: replicas that are prepared elsewhere, wait for the front's answer, and
 //! get the kernel's tenure.
 
 use crate::launch::{self, Order, Prepared};
@@ -17,14 +17,14 @@ use tokio::time::Instant;
 /// The end of a preparation.
 pub(crate) type Preparation = (Incarnation, anyhow::Result<Prepared>);
 
-/// A replica that was started knocks within this time: its kernel's process is up before.
-const KNOCKS: Duration = Duration::from_secs(45);
+/// A replica that was started connects within this time: its kernel's process is up before.
+const CONNECTS: Duration = Duration::from_secs(45);
 
-/// A replica that has hung up knocks again within this time, if it lives.
+/// A replica that has hung up connects again within this time, if it lives.
 const COMES_BACK: Duration = Duration::from_secs(5);
 
-/// A replica at the door, and the answer to it.
-type Knock = (Hello, oneshot::Sender<Welcome>);
+/// A replica that waits for the front's answer.
+type Asking = (Hello, oneshot::Sender<Welcome>);
 
 /// Preparations for the move under way, if any.
 pub(crate) struct Moving {
@@ -33,9 +33,9 @@ pub(crate) struct Moving {
     /// The seat is being taken; dropped when it isn't needed.
     task: Option<JoinHandle<()>>,
     prepared: Option<Prepared>,
-    /// The replica that waits at the door.
-    waits: Option<Knock>,
-    /// When the prepared replica knocks at the latest, if it doesn't wait at the door.
+    /// The prepared replica, once it waits for the front's answer.
+    waits: Option<Asking>,
+    /// When the prepared replica connects at the latest. `None` means that it waits for the answer.
     due: Option<Instant>,
 }
 
@@ -53,7 +53,7 @@ impl Moving {
         (moving, incoming)
     }
 
-    /// Waits until a replica that was prepared is gone: its process has ended, or it doesn't knock. The process is an srun,
+    /// Waits until a replica that was prepared is gone: its process has ended, or it doesn't connect. The process is an srun,
     /// which may outlive the replica's node by minutes.
     pub(crate) async fn gone(&mut self) -> Incarnation {
         let Some(prepared) = &mut self.prepared else {
@@ -67,10 +67,10 @@ impl Moving {
         prepared.place.incarnation
     }
 
-    /// The replica of this incarnation has hung up. It may have lost its connection, and knock again; it may even have done
+    /// The replica of this incarnation has hung up. It may have lost its connection, and connect again; it may even have done
     /// so before this was heard.
     pub(crate) fn left(&mut self, incarnation: Incarnation) {
-        let hung_up = |(hello, answer): &mut Knock| hello.incarnation == incarnation && answer.is_closed();
+        let hung_up = |(hello, answer): &mut Asking| hello.incarnation == incarnation && answer.is_closed();
         if self.waits.take_if(hung_up).is_some() {
             self.due = Some(Instant::now() + COMES_BACK);
         }
@@ -115,7 +115,7 @@ impl Moving {
             Ok(prepared) if self.moves.expects(incarnation) => {
                 self.prepared = Some(prepared);
                 if self.waits.is_none() {
-                    self.due = Some(Instant::now() + KNOCKS);
+                    self.due = Some(Instant::now() + CONNECTS);
                 }
                 self.handle(Input::Prepared(incarnation))
             }
@@ -129,7 +129,7 @@ impl Moving {
     }
 
     /// A waiting replica connects. It gets no welcome until the tenure is its own.
-    pub(crate) fn knocked(&mut self, hello: Hello, answer: oneshot::Sender<Welcome>) -> Vec<Item> {
+    pub(crate) fn asks(&mut self, hello: Hello, answer: oneshot::Sender<Welcome>) -> Vec<Item> {
         let incarnation = hello.incarnation;
         (self.waits, self.due) = (Some((hello, answer)), None);
         self.handle(Input::Waits(incarnation))
@@ -171,8 +171,8 @@ impl Moving {
         }
     }
 
-    /// The replica at the door whose tenure is open now.
-    pub(crate) fn take_knock(&mut self, incarnation: Incarnation) -> Option<Knock> {
+    /// The replica that waits for the answer, whose tenure is open now.
+    pub(crate) fn take_asking(&mut self, incarnation: Incarnation) -> Option<Asking> {
         self.waits.take_if(|(hello, _)| hello.incarnation == incarnation)
     }
 

@@ -9,7 +9,7 @@ use crate::delivered::Delivered;
 use crate::info;
 use crate::launch::{self, Order, Origin, Started, States};
 use crate::life::{Act, Input, Life};
-use crate::listen::{Door, answer_door};
+use crate::listen::{ReplicaConnection, accept_replicas};
 use crate::meanwhile::Meanwhile;
 use crate::moves;
 use crate::moving::{Moving, Preparation};
@@ -115,7 +115,7 @@ struct Main {
 /// Things that come in.
 struct Inputs {
     clients: mpsc::Receiver<(Option<Channel>, Event)>,
-    door: mpsc::Receiver<Door>,
+    replicas: mpsc::Receiver<ReplicaConnection>,
     starts: mpsc::UnboundedReceiver<Result<Started>>,
     preparations: mpsc::UnboundedReceiver<Preparation>,
     wakes: mpsc::UnboundedReceiver<()>,
@@ -139,8 +139,8 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     let (tx, clients) = mpsc::channel(1024);
     let (sockets, ports) = bind(&start, tx).await?;
     let (file, listener) = announce(&start, &dir)?;
-    let (door_tx, door) = mpsc::channel(16);
-    tokio::spawn(answer_door(listener, file.keys.acceptor()?, door_tx));
+    let (replicas_tx, replicas) = mpsc::channel(16);
+    tokio::spawn(accept_replicas(listener, file.keys.acceptor()?, replicas_tx));
     hop_protocol::file::make_private(&dir).context("can't write in the kernel's folder")?;
     let delivered = Delivered::open(&dir, file.incarnation, start.resume)
         .context("can't write in the kernel's folder")?;
@@ -201,7 +201,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     };
     let inputs = Inputs {
         clients,
-        door,
+        replicas,
         starts,
         preparations,
         wakes,
@@ -303,7 +303,7 @@ impl Main {
                     None => self.frames = None,
                 },
                 () = receipts.ready() => {}
-                said = inputs.door.recv() => if let Some(said) = said { self.on_door(said) },
+                said = inputs.replicas.recv() => if let Some(said) = said { self.on_connection(said) },
                 grown = inputs.grown.recv() => if let Some(note) = grown { self.sockets.send(Item::Note(note)) },
                 waits = inputs.seat_waits.recv() => if let Some(seat) = waits { self.seat_waits(seat) },
                 started = inputs.starts.recv() => if let Some(started) = started { self.started(started) },
@@ -332,19 +332,24 @@ impl Main {
         }
         let died = matches!(self.front.end(), Some(End::Dead { .. }) | None) && !self.parting;
         self.send_acks();
-        self.hang_up(&mut inputs.door).await;
+        self.hang_up(&mut inputs.replicas).await;
         self.moving.end().await;
         end_child(self.process.take()).await;
         Ok(died)
     }
 
     /// Closes the replica's connection once all was written: the replica leaves when its last word was taken.
-    async fn hang_up(&mut self, door: &mut mpsc::Receiver<Door>) {
+    async fn hang_up(&mut self, replicas: &mut mpsc::Receiver<ReplicaConnection>) {
         if self.sockets.out.take().is_none() {
             return;
         }
         let closed = async {
-            while let Some(Door::Knock { .. } | Door::Left { .. } | Door::In { .. }) = door.recv().await {}
+            while let Some(
+                ReplicaConnection::Asks { .. }
+                | ReplicaConnection::HungUp { .. }
+                | ReplicaConnection::Up { .. },
+            ) = replicas.recv().await
+            {}
         };
         // A replica that can't be told leaves by itself after a minute.
         let _ = tokio::time::timeout(FAREWELL, closed).await;
@@ -484,7 +489,7 @@ impl Main {
         }
     }
 
-    /// A replica of a higher tenure knocks: the kernel's group has elected it.
+    /// A replica of a higher tenure connects: the kernel's group has elected it.
     fn follow(&mut self, hello: Hello, answer: oneshot::Sender<Welcome>) {
         let (order, starts) = (self.order(), self.starts.clone());
         let (incarnation, tenure) = (hello.incarnation, hello.tenure);
@@ -560,7 +565,7 @@ impl Main {
             Err(error) => tracing::warn!(%error, "can't note what is delivered"),
         }
         self.live(Input::Started { tenure });
-        if let Some((hello, answer)) = self.moving.take_knock(incarnation) {
+        if let Some((hello, answer)) = self.moving.take_asking(incarnation) {
             // The replica may have lost its connection, and connects again.
             let _ = answer.send(self.welcome(Hello { tenure, ..hello }));
         }
@@ -617,22 +622,26 @@ impl Main {
 
     // The replica.
 
-    fn on_door(&mut self, said: Door) {
+    fn on_connection(&mut self, said: ReplicaConnection) {
         match said {
-            Door::Knock { hello, answer } if hello.standby && self.moving.expects(hello.incarnation) => {
-                let said = self.moving.knocked(hello, answer);
+            ReplicaConnection::Asks { hello, answer }
+                if hello.standby && self.moving.expects(hello.incarnation) =>
+            {
+                let said = self.moving.asks(hello, answer);
                 self.say_all(said);
             }
-            Door::Knock { hello, answer } if self.is_elected(&hello) => self.follow(hello, answer),
+            ReplicaConnection::Asks { hello, answer } if self.is_elected(&hello) => {
+                self.follow(hello, answer)
+            }
             // A replica connecting before the news of its start dials again.
-            Door::Knock { .. } if self.expected.is_none() => {}
-            Door::Knock { hello, answer } => {
+            ReplicaConnection::Asks { .. } if self.expected.is_none() => {}
+            ReplicaConnection::Asks { hello, answer } => {
                 // The caller may have left.
                 let _ = answer.send(self.welcome(hello));
             }
-            Door::Left { incarnation } => self.moving.left(incarnation),
-            Door::In { visit, out, input } => self.replica_is_in(visit, out, input),
-            Door::Out { visit, silent } => {
+            ReplicaConnection::HungUp { incarnation } => self.moving.left(incarnation),
+            ReplicaConnection::Up { visit, out, input } => self.replica_is_in(visit, out, input),
+            ReplicaConnection::Down { visit, silent } => {
                 if self.sockets.out.as_ref().is_some_and(|(v, _)| *v == visit) {
                     self.sockets.out = None;
                     self.live(Input::Disconnected { silent });

@@ -13,9 +13,9 @@ mod admit;
 mod client;
 mod frame;
 mod handshake;
+pub mod log_sampler;
 mod outbox;
 mod server;
-pub mod strangers;
 mod stream;
 
 pub use admit::Admit;

@@ -6,8 +6,8 @@
 use crate::admit::Admit;
 use crate::frame::{Item, encode, encode_command};
 use crate::handshake::{HandshakeError, Ready, handshake};
+use crate::log_sampler::LogSampler;
 use crate::outbox::{Outbox, Receipt, lock};
-use crate::strangers::Strangers;
 use crate::stream::{Endpoint, ReadHalf, Stream};
 use crate::{Event, Limits, Message, Peer};
 use bytes::{Bytes, BytesMut};
@@ -88,7 +88,7 @@ struct Context<T> {
     tag: T,
     events: mpsc::Sender<(T, Event)>,
     peers: Arc<Mutex<Peers>>,
-    refused: Strangers,
+    refused: LogSampler,
 }
 
 impl Server {
@@ -114,7 +114,7 @@ impl Server {
             tag,
             events,
             peers: Arc::clone(&peers),
-            refused: Strangers::default(),
+            refused: LogSampler::default(),
         });
         let accept = tokio::spawn(accept(listener, context)).abort_handle();
         Ok(Self { local, peers, accept })
@@ -227,7 +227,7 @@ async fn accept<T: Clone + Send + Sync + 'static>(listener: Listener, context: A
 /// One connection from accept to end.
 async fn serve<T: Clone + Send + Sync>(stream: Stream, context: Arc<Context<T>>) {
     if let Err(error) = context.admit.check(&stream) {
-        if let Some(count) = context.refused.another() {
+        if let Some(count) = context.refused.count() {
             tracing::warn!(%error, count, "refused a connection");
         }
         return;
