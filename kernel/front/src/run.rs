@@ -132,21 +132,14 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         owned,
         sentence,
     } = spawn_blocking(move || claimed(start)).await?;
-    let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
-    // A front that ended while the kernel's first seat waited left nothing to take over: begin anew.
-    start.resume &= FrontFile::is_in(&dir);
-    start.launch.replicas = launch::replicas(&start, &dir);
-    let (tx, clients) = mpsc::channel(1024);
-    let (sockets, ports) = bind(&start, tx).await?;
-    let (file, listener) = announce(&start, &dir)?;
-    let (replicas_tx, replicas) = mpsc::channel(16);
-    tokio::spawn(accept_replicas(listener, file.keys.acceptor()?, replicas_tx));
-    hop_protocol::file::make_private(&dir).context("can't write in the kernel's folder")?;
-    let delivered = Delivered::open(&dir, file.incarnation, start.resume)
-        .context("can't write in the kernel's folder")?;
-    let kernel = start.kernel.clone();
-    say(&Said::Launched { ports, kernel });
-
+    let Opened {
+        dir,
+        file,
+        sockets,
+        clients,
+        replicas,
+        delivered,
+    } = open(&mut start).await?;
     let states = states(&start);
     let (durable, local) = (states.is_some(), start.launch.local);
     let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string())
@@ -217,6 +210,42 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     let died = main.main_loop(inputs).await?;
     main.clean_up().await;
     Ok(!died)
+}
+
+/// What is open to clients and to the replica.
+struct Opened {
+    dir: PathBuf,
+    file: FrontFile,
+    sockets: Sockets,
+    clients: mpsc::Receiver<(Option<Channel>, Event)>,
+    replicas: mpsc::Receiver<ReplicaConnection>,
+    delivered: Delivered,
+}
+
+/// Opens the clients' sockets and the replica's port, writes down the latter, and tells the owner the former.
+async fn open(start: &mut Start) -> Result<Opened> {
+    let dir = kernel_dir(&start.kernel).context("there is no home folder (HOME is not set)")?;
+    // A front that ended while the kernel's first seat waited left nothing to take over: begin anew.
+    start.resume &= FrontFile::is_in(&dir);
+    start.launch.replicas = launch::replicas(start, &dir);
+    let (tx, clients) = mpsc::channel(1024);
+    let (sockets, ports) = bind(start, tx).await?;
+    let (file, listener) = announce(start, &dir)?;
+    let (replicas_tx, replicas) = mpsc::channel(16);
+    tokio::spawn(accept_replicas(listener, file.keys.acceptor()?, replicas_tx));
+    hop_protocol::file::make_private(&dir).context("can't write in the kernel's folder")?;
+    let delivered = Delivered::open(&dir, file.incarnation, start.resume)
+        .context("can't write in the kernel's folder")?;
+    let kernel = start.kernel.clone();
+    say(&Said::Launched { ports, kernel });
+    Ok(Opened {
+        dir,
+        file,
+        sockets,
+        clients,
+        replicas,
+        delivered,
+    })
 }
 
 /// The kernel to start, with the right to its state.
