@@ -21,7 +21,6 @@ KNOWN = {
     ("kernel/replica", ("core::durable", "core::group", "core::moving")),
     ("kernel/replica", ("core::lease", "core::memory", "core::standing")),
     ("kernel/replica", ("seat::host", "seat::propose", "seat::spares", "seat::tend")),
-    ("scheduler/core", ("core", "forecast", "state", "tally", "usage")),
 }
 
 PACKAGES = ("kernel/python/gresshopper", "jupyterhub-spawner/gresshopper_jupyter")

@@ -5,12 +5,11 @@ use crate::index::{Idx, Places, Table};
 use crate::input::{CancelTarget, Input};
 use crate::journal::{Counters, Entry, Key, TicketImage, Value};
 use crate::output::Output;
-use crate::predict::Habit;
+use crate::predict::{Habit, STREAKS};
 use crate::reason::RefusedBecause;
 use crate::state::{
-    Account, Cell, Kernel, Lanes, Lease, LeaseState, Node, People, Pool, Supply, Timer, User, Work,
+    Account, Cell, Kernel, Lanes, Lease, LeaseState, Node, People, Pool, Supply, Tally, Timer, User, Work,
 };
-use crate::tally::Tally;
 use crate::usage::Usage;
 use hop_words::id::{AccountName, KernelId, LeaseId, NodeName, PoolName, UserName};
 use hop_words::lease::EndCause;
@@ -268,7 +267,7 @@ impl Core {
             boots: Vec::new(),
             moves: Habit::default(),
             think: Habit::default(),
-            thinks: vec![Habit::default(); crate::forecast::STREAKS],
+            thinks: vec![Habit::default(); STREAKS],
             price: None,
             runs: Habit::default(),
             demand: 0,

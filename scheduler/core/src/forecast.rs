@@ -9,6 +9,7 @@
 use crate::core::Core;
 use crate::index::Idx;
 use crate::output::Output;
+use crate::predict::streak_class;
 use crate::price::Price;
 use crate::state::{Kernel, LeaseState, Node, Pilot, PilotState, Pool, Timer};
 use hop_words::id::LeaseId;
@@ -36,14 +37,6 @@ const AWAY: Span = Span::from_secs(3600);
 const UNKNOWN: Span = Span::from_secs(300);
 /// How long the balance of GPUs and of what kernels could ask for is believed.
 const BALANCE_FOR: Span = Span::from_secs(15);
-/// Classes of [`streak_class`].
-pub(crate) const STREAKS: usize = 8;
-
-/// Cells since a kernel was last away, in classes of 0, 1, 2 and 3, 4 to 7, ...: who has worked for long without a
-/// break goes on, who has just begun may have come for one cell.
-pub(crate) fn streak_class(streak: u32) -> usize {
-    (streak.checked_ilog2().map_or(0, |l| l + 1) as usize).min(STREAKS - 1)
-}
 
 /// One size of need on a node.
 #[derive(Debug, Clone, Copy)]
@@ -370,11 +363,5 @@ mod tests {
             "Erlang B of one lane"
         );
         assert!(blocked(0, 3.0) == 1.0 && adds(&[demand(0)], 0, 5.0) == 0.0);
-    }
-
-    #[test]
-    fn streaks_are_classed_by_powers_of_two() {
-        let classes: Vec<usize> = [0, 1, 2, 3, 4, 7, 8, 1000].map(streak_class).to_vec();
-        assert_eq!(classes, [0, 1, 2, 2, 3, 3, 4, STREAKS - 1]);
     }
 }

@@ -9,6 +9,7 @@
 mod ahead;
 mod asked;
 mod cells;
+mod charge;
 mod check;
 mod claim;
 pub mod config;

@@ -10,6 +10,8 @@ const DECAY: f32 = 0.971_5;
 /// The same for what many have in common: 2,000 observations.
 const DECAY_OF_MANY: f32 = 0.999_65;
 const UNIT: f64 = 0.0625;
+/// Classes of [`streak_class`].
+pub(crate) const STREAKS: usize = 8;
 
 /// How long something usually takes.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -234,6 +236,12 @@ impl Habit {
     }
 }
 
+/// The class of a kernel by its cells since it was last away: 0, 1, 2 and 3, 4 to 7, ... A user who has worked long
+/// without a break is likely to go on; one who has just begun may have come for one cell.
+pub(crate) fn streak_class(streak: u32) -> usize {
+    (streak.checked_ilog2().map_or(0, |l| l + 1) as usize).min(STREAKS - 1)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -326,5 +334,11 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn streaks_are_classed_by_powers_of_two() {
+        let classes: Vec<usize> = [0, 1, 2, 3, 4, 7, 8, 1000].map(streak_class).to_vec();
+        assert_eq!(classes, [0, 1, 2, 2, 3, 3, 4, STREAKS - 1]);
     }
 }

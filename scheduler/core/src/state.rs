@@ -5,7 +5,6 @@ use crate::index::{Idx, Places, Slab, Table};
 use crate::input::PoolOffers;
 use crate::predict::Habit;
 use crate::price::Price;
-use crate::tally::{Part, Tally};
 use crate::usage::Usage;
 use hop_words::id::{
     AccountName, CellId, GpuIndex, GpuType, Incarnation, JobId, KernelId, LeaseId, NodeName, PoolName,
@@ -526,6 +525,37 @@ pub(crate) struct Kernel {
     pub alone_since: Option<Timestamp>,
     /// Its part in a pool's [`Tally`].
     pub tallied: Option<Part>,
+}
+
+/// Sums and short lists over a pool, kept as its kernels and pilots change (`tally.rs`).
+#[derive(Debug, Default, Clone, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Pilots on the pool's own nodes that lend, or will once their agent is back.
+    pub pilots: u32,
+    /// Their GPUs.
+    pub gpus: u32,
+    /// GPUs that the kernels with a replica could ask for at once.
+    pub asked: u32,
+    /// GPUs that the kernels expected on a node are likely to ask for at once, by node.
+    pub asked_on: BTreeMap<Idx<Node>, u32>,
+    /// Kernels of several replicas.
+    pub several: BTreeSet<Idx<Kernel>>,
+    /// Kernels at home on another node than their own.
+    pub away: BTreeSet<Idx<Kernel>>,
+    /// Kernels that sit somewhere and may not be brought elsewhere.
+    pub stuck: BTreeSet<Idx<Kernel>>,
+}
+
+/// A kernel's part in the [`Tally`] of its pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Part {
+    pub pool: Idx<Pool>,
+    pub asked: u32,
+    /// Where its next cell is expected, and how many GPUs it is likely to ask for there.
+    pub asks: Option<(Idx<Node>, u16)>,
+    pub several: bool,
+    pub away: bool,
+    pub stuck: bool,
 }
 
 /// A replica on its way to another node.

@@ -5,9 +5,8 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::state::{Kernel, Node, Pilot, PilotState, Pool};
+use crate::state::{Kernel, Node, Part, Pilot, PilotState, Pool, Tally};
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
 
 /// A kernel may ask for so many GPUs if at least this share of its recent cells did.
 const RARELY: f32 = 0.05;
@@ -27,37 +26,6 @@ fn expected_on(k: &Kernel) -> Option<Idx<Node>> {
     let sits = k.replicas.first().map(|r| r.node);
     let home = k.home.filter(|_| k.replicas.len() > 1);
     goes.or(home).or(sits).or(plans)
-}
-
-/// The sums and lists of one pool.
-#[derive(Debug, Default, Clone, PartialEq, Eq)]
-pub(crate) struct Tally {
-    /// Pilots on the pool's own nodes that lend, or will once their agent is back.
-    pub pilots: u32,
-    /// Their GPUs.
-    pub gpus: u32,
-    /// GPUs that the kernels with a replica could ask for at once.
-    pub asked: u32,
-    /// GPUs that the kernels expected on a node are likely to ask for at once, by node.
-    pub asked_on: BTreeMap<Idx<Node>, u32>,
-    /// Kernels of several replicas.
-    pub several: BTreeSet<Idx<Kernel>>,
-    /// Kernels at home on another node than their own.
-    pub away: BTreeSet<Idx<Kernel>>,
-    /// Kernels that sit somewhere and may not be brought elsewhere.
-    pub stuck: BTreeSet<Idx<Kernel>>,
-}
-
-/// A kernel's part in the tally of its pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Part {
-    pub pool: Idx<Pool>,
-    pub asked: u32,
-    /// Where its next cell is expected, and how many GPUs it is likely to ask for there.
-    pub asks: Option<(Idx<Node>, u16)>,
-    pub several: bool,
-    pub away: bool,
-    pub stuck: bool,
 }
 
 impl Tally {

@@ -1,11 +1,6 @@
 //! Usage: GPU-seconds of a user, an account or a kernel, decaying with a half-life as in Slurm's multifactor
 //! priority. A lease counts from its first moment, with no timer for the sum.
 
-use crate::core::Core;
-use crate::index::Idx;
-use crate::journal::{Key, Value};
-use crate::output::Output;
-use crate::state::{Account, Lease, User};
 use hop_words::time::{Span, Timestamp};
 
 /// How usage fades.
@@ -94,48 +89,6 @@ impl Usage {
 
     pub(crate) fn is_none(&self) -> bool {
         self.settled <= 0.0 && self.held == 0
-    }
-}
-
-impl Core {
-    pub(crate) fn decay(&self) -> Decay {
-        Decay {
-            origin: self.origin,
-            half_life: self.config.usage_half_life,
-        }
-    }
-
-    /// Inflated usage up to now.
-    pub(crate) fn used(&self, usage: &Usage) -> f64 {
-        usage.inflated(&self.decay(), self.now)
-    }
-
-    /// Usage that is left, in GPU-seconds.
-    pub(crate) fn usage_left(&self, usage: &Usage) -> f64 {
-        self.decay().deflate(self.used(usage), self.now)
-    }
-
-    /// The lease's GPUs count as held by its kernel, user and account (`taken`), or no longer.
-    pub(crate) fn use_gpus(&mut self, lease: &Lease, taken: bool) {
-        let gpus = i32::from(lease.gpus) * if taken { 1 } else { -1 };
-        let (decay, now) = (self.decay(), self.now);
-        self.people.users[lease.user].usage.hold(gpus, &decay, now);
-        self.people.accounts[lease.account].usage.hold(gpus, &decay, now);
-        self.work.kernels[lease.kernel].usage.hold(gpus, &decay, now);
-    }
-
-    pub(crate) fn note_usage(&self, user: Idx<User>, account: Idx<Account>, out: &mut Vec<Output>) {
-        let (user, account) = (&self.people.users[user], &self.people.accounts[account]);
-        let value = |usage: &Usage| {
-            Some(Value::Usage {
-                usage: self.usage_left(usage),
-                at: self.now,
-            })
-        };
-        self.note(|| Key::User(user.name.clone()), || value(&user.usage), out);
-        if let Some(name) = &account.name {
-            self.note(|| Key::Account(name.clone()), || value(&account.usage), out);
-        }
     }
 }
 
