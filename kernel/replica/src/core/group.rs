@@ -1,7 +1,7 @@
 //! A kernel with several replicas: its log is a Raft group's, which elects the executor. This replica takes office with what
 //! the log has, hands over when its seat ends, and leaves once another one is elected (docs/replication.md).
 
-use super::durable::Farewell;
+use super::durable::{Durable, Farewell, Grouped};
 use super::{Core, Output, Phase, wording};
 use bytes::Bytes;
 use hop_api::message::{ReplicaRole, ReplicaRow};
@@ -21,19 +21,6 @@ const COMMITS_WITHIN: Span = Span::from_secs(15);
 
 /// A look at the time that comes so late says that this process was stopped meanwhile.
 const STOPPED: Span = Span::from_secs(5);
-
-/// The kernel's group, as far as the executor knows.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Grouped {
-    /// One replica, and no group.
-    Alone,
-    /// The group is being founded.
-    Founding,
-    /// There is a group, with these voters. Another member's vote counts once it has the log.
-    Yes { voters: BTreeSet<Incarnation> },
-    /// Most members are out of reach. This replica saves the kernel by itself, and leaves.
-    GivenUp,
-}
 
 impl Core {
     /// Takes office: the log has this replica as the executor, and its tenure's folder is to be opened.
@@ -253,7 +240,7 @@ impl Core {
     }
 }
 
-impl super::durable::Durable {
+impl Durable {
     pub(super) fn is_grouped(&self) -> bool {
         matches!(self.grouped, Grouped::Yes { .. })
     }

@@ -10,14 +10,21 @@ mod block;
 mod cells;
 mod check;
 mod durable;
+mod effects;
 pub(crate) mod following;
 mod group;
 mod journal;
 mod lease;
+mod leasing;
+mod leaving;
+mod lifetime;
 mod memory;
 mod moving;
 mod notices;
+mod replacing;
+mod restoring;
 mod standing;
+mod storing;
 #[cfg(test)]
 mod tests;
 mod wording;
@@ -37,7 +44,7 @@ use hop_log::{Entry, Index, RecordNumber, Settled, State};
 use hop_protocol::file::{Interrupt, Launch};
 use hop_protocol::jupyter::{Author, Channel, Envelope, Header, with_key};
 use hop_protocol::link::Item;
-use hop_protocol::message::{InFlight, Note, Over};
+use hop_protocol::message::{InFlight, Note};
 use hop_words::id::{CellId, Incarnation, JobId, KernelId, NodeName, Tenure};
 use hop_words::time::{Span, Timestamp};
 use hop_zmtp::Message;
@@ -761,124 +768,5 @@ impl Core {
         if let Some(said) = self.not_moved.clone() {
             self.tell_hopd(*said);
         }
-    }
-
-    // Beginning and end.
-
-    fn kernel_up(&mut self, pid: u32) {
-        if let Phase::Starting { .. } = self.phase {
-            let early = self.phase.take_early();
-            self.phase = Phase::Preparing { early, pid };
-            self.prepare();
-        }
-    }
-
-    /// The kernel has its state: requests may go to it.
-    fn up(&mut self) {
-        let Phase::Preparing { pid, .. } = self.phase else {
-            return;
-        };
-        let early = self.phase.take_early();
-        self.phase = Phase::Up;
-        self.note(Note::KernelUp { pid });
-        if matches!(self.hopd, Hopd::Up) && self.durable.is_some() {
-            self.register();
-        }
-        for (channel, identity, message) in early {
-            self.request(channel, identity, message);
-        }
-    }
-
-    fn tick(&mut self) {
-        self.tell_long_wait();
-        self.standing_tick();
-        self.durable_tick();
-        if self.kill_at.take_if(|at| *at <= self.now).is_some() {
-            self.out.push(Output::KillKernel);
-        }
-        if let Phase::Starting { until, .. } = &mut self.phase
-            && *until <= self.now
-        {
-            // Its end is told once; a process that can't be killed doesn't come up either.
-            *until = self.now + START;
-            self.end_kernel(format!(
-                "the kernel didn't come up within {} s",
-                START.0 / 1_000_000
-            ));
-        }
-    }
-
-    /// Ends the kernel, for a reason that its own end won't tell.
-    fn end_kernel(&mut self, reason: String) {
-        self.ended_by = Some(reason);
-        self.out.push(Output::KillKernel);
-    }
-
-    /// The seat's step is being ended.
-    fn terminated(&mut self, grace: Span) {
-        let reason = "its seat was cancelled or reached its time limit";
-        if self.durable.is_some() {
-            return self.leave_seat(reason.into(), grace);
-        }
-        self.end_kernel(format!("the kernel's step was ended ({reason})"));
-    }
-
-    /// Nobody wants the kernel any more.
-    fn orphaned(&mut self, reason: String) {
-        if self.comes_back() && self.is_found_again() {
-            return self.go_to_sleep(reason);
-        }
-        self.phase = Phase::Over;
-        self.out.push(Output::KillKernel);
-        self.disband();
-        self.out.push(Output::Leave);
-    }
-
-    /// The kernel's process is over: it comes back in another one, or the front is told how it ended.
-    fn exited(&mut self, exit: Exit) {
-        let wanted = !self.shutting_down && self.ended_by.is_none();
-        if wanted && self.comes_back() && !self.is_first_start() {
-            return self.come_back(exit);
-        }
-        if wanted && self.is_leaving() {
-            // What is saved goes on elsewhere.
-            return self.go();
-        }
-        let starting = matches!(self.phase, Phase::Starting { .. } | Phase::Preparing { .. });
-        if matches!(self.phase, Phase::Over) {
-            return;
-        }
-        let reason = self.reason_of(exit);
-        let over = if self.shutting_down {
-            Over::Shutdown
-        } else if starting {
-            Over::NotStarted { reason }
-        } else {
-            Over::Died { reason }
-        };
-        self.say_over(over);
-    }
-
-    /// A kernel that has never been heard and has no state tells why it doesn't start.
-    fn is_first_start(&self) -> bool {
-        let starting = matches!(self.phase, Phase::Starting { .. } | Phase::Preparing { .. });
-        starting && !self.has_state()
-    }
-
-    fn reason_of(&mut self, exit: Exit) -> String {
-        let doomed = self.gpu.doomed.take().filter(|_| exit.killed);
-        self.ended_by.take().or(doomed).unwrap_or(exit.reason)
-    }
-
-    /// The kernel is dead for good.
-    fn over(&mut self, reason: String) {
-        self.say_over(Over::Died { reason });
-    }
-
-    fn say_over(&mut self, over: Over) {
-        self.phase = Phase::Over;
-        self.note(Note::KernelOver { over });
-        self.disband();
-        self.out.push(Output::Leave);
     }
 }

@@ -6,26 +6,14 @@
 //! permits, so that the kernel is away only for what a few records take; without that replica the member's seat starts one.
 
 use super::Core;
-use super::durable::{Farewell, Leaving};
+use super::durable::{Farewell, Leaving, Move};
 use hop_api::message::{MoveCause, Request as ToHopd, SeatPlan};
 use hop_protocol::message::Note;
 use hop_words::id::Incarnation;
-use hop_words::time::{Span, Timestamp};
+use hop_words::time::Span;
 
 /// A replica in a member's seat follows the log within this time, or the member is elected without.
 const FOLLOWS_WITHIN: Span = Span::from_secs(12);
-
-/// A move that was asked for and isn't over.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Move {
-    /// The replica in the new seat.
-    pub(super) to: Incarnation,
-    pub(super) cause: MoveCause,
-    /// The new seat has a member of the kernel's log, which is to be elected.
-    elects: bool,
-    /// The member is elected at this time at the latest. `None`: nothing is being prepared for it.
-    pub(super) elects_at: Option<Timestamp>,
-}
 
 impl Core {
     /// `hopd` wants the kernel in another seat.

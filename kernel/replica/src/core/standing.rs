@@ -3,11 +3,11 @@
 //! brings it back.
 
 use super::Core;
-use super::lease::{Holder, Lease, Parked, Seeker, Stop, Wait, parks_from};
+use super::lease::{Holder, Lease, Parked, Seeker, Standing, Stop, Wait, parks_from};
 use super::wording;
-use hop_api::message::{Grant, Outcome, ParkedCell, Request as ToHopd};
+use hop_api::message::{Outcome, Request as ToHopd};
 use hop_words::id::{CellId, LeaseId};
-use hop_words::time::{Span, Timestamp};
+use hop_words::time::Span;
 use serde_json::json;
 
 /// The first pause before a cell asks again, after a return that failed or a refusal; each further pause is twice the last.
@@ -16,46 +16,6 @@ const LONGEST_PAUSE: Span = Span::from_secs(300);
 
 /// Time for an interrupted cell to end before its user is told why it doesn't.
 const INTERRUPTED: Span = Span::from_secs(1);
-
-/// A cell (or block) that stands still, until it runs again.
-#[derive(Debug)]
-pub(super) struct Standing {
-    pub(super) seeker: Seeker,
-    pub(super) wait: Wait,
-    /// The lease on which it ran last.
-    pub(super) from: LeaseId,
-    /// Runs so far, over all leases.
-    pub(super) parked: Parked,
-    since: Timestamp,
-    /// `hopd`'s reason for the park.
-    pub(super) because: String,
-    /// The next lease and when it came, while the cell's memory is on its way back to that lease's GPUs.
-    pub(super) grant: Option<(Grant, Timestamp)>,
-    /// When to ask for GPUs again.
-    again: Option<Timestamp>,
-    pause: Span,
-    /// When to say why an interrupt hasn't ended it.
-    explain_at: Option<Timestamp>,
-}
-
-impl Standing {
-    pub(super) fn as_reported(&self) -> ParkedCell {
-        ParkedCell {
-            cell: self.seeker.id.clone(),
-            lease: self.from,
-            ran: self.parked.ran,
-        }
-    }
-
-    pub(super) fn due(&self) -> Option<Timestamp> {
-        [self.again, self.explain_at].into_iter().flatten().min()
-    }
-
-    /// Without a grant, the cell waits in the queue.
-    pub(super) fn wait_mut(&mut self) -> Option<(&Seeker, &mut Wait)> {
-        Some((&self.seeker, &mut self.wait))
-    }
-}
 
 impl Core {
     /// `hopd` asks the cell on this lease to make room.

@@ -1,0 +1,408 @@
+//! Cells of a kernel that keeps a log: their ends and captured effects go into the log, and their answers to the front.
+
+use super::answers;
+use super::cells::{Cell, StageName};
+use super::durable::{CAPTURED_MAX, Durable, Grouped};
+use super::journal::{Answering, answered_by, unpack};
+use super::{Core, Output, wording};
+use crate::agent::Parcel;
+use bytes::Bytes;
+use hop_api::message::{Outcome, Request as ToHopd};
+use hop_log::{Act, CellNumber, Effect, End, Entry, Fate, Index, Refusal};
+use hop_protocol::jupyter::{Channel, Envelope, Header};
+use hop_protocol::message::Note;
+use hop_words::id::{CellId, Tenure};
+use hop_zmtp::Message;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The body of `state.cell` and `state.record`.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Capture {
+    /// The cell's request, in `state.cell`.
+    msg_id: Option<CellId>,
+    /// The cells that a later record completes, the oldest first.
+    cells: Vec<Completed>,
+    /// `whole`, `later` or `failed`, in `state.cell`.
+    status: String,
+    /// The record's number by the kernel's count.
+    record: Option<u64>,
+    /// The execution count of a cell whose reply will say no more than this and `ok`, in `state.cell`.
+    plain: Option<i64>,
+    unmovable: Vec<String>,
+    /// Why nothing was captured: a sentence for the user.
+    why: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Completed {
+    msg_id: CellId,
+}
+
+impl Core {
+    /// A cell begins to run in the kernel.
+    pub(super) fn begins(&mut self, said: Value) {
+        if let Ok(cell) = serde_json::from_value::<Completed>(said) {
+            self.cells.begun(&cell.msg_id);
+        }
+    }
+
+    pub(super) fn act(&mut self, act: Act) {
+        if let Some(durable) = &mut self.durable {
+            let entry = durable.journal.act(act);
+            self.out.push(Output::Propose(entry));
+        }
+    }
+
+    pub(super) fn propose(&mut self, entry: Entry) {
+        if let Some(durable) = &mut self.durable {
+            let entry = durable.journal.propose(entry);
+            self.out.push(Output::Propose(entry));
+        }
+    }
+
+    /// A cell ran to its end. Its answer leaves once the log has it; without a log, at once.
+    pub(super) fn answer_cell(
+        &mut self,
+        cell: &CellId,
+        identity: Bytes,
+        message: Message,
+        outcome: Outcome,
+        count: Option<i64>,
+    ) {
+        let Some(durable) = &mut self.durable else {
+            return self.send_front(Channel::Shell, identity, message);
+        };
+        let answer = Answering {
+            identity,
+            message,
+            count,
+        };
+        if durable.journal.is_ahead(cell) {
+            return self.reply_ahead(cell, Some(answer));
+        }
+        let entry = durable.journal.ended(cell, outcome, answer);
+        self.out.push(Output::Propose(entry));
+        self.keep_capture_of(cell);
+    }
+
+    /// A cell ran well to its end, and its reply can be told before the kernel has made it: the group writes it down in
+    /// the meantime. Cells with a lease wait for their reply, which tells of the lease.
+    fn end_ahead(&mut self, cell: &CellId, count: i64) {
+        let may = |c: &&Cell| c.stage() == StageName::Running && self.lease.running_cell() != Some(cell);
+        let Some((identity, header)) = self
+            .cells
+            .find(cell)
+            .filter(may)
+            .map(|c| (c.identity.clone(), c.header.clone()))
+        else {
+            return;
+        };
+        let grouped = self.durable.as_ref().is_some_and(Durable::is_grouped);
+        if !grouped || self.durable.as_ref().is_some_and(|d| d.journal.is_ahead(cell)) {
+            return;
+        }
+        let message = self.write_ahead(&header, count);
+        let written = Answering {
+            identity,
+            message,
+            count: Some(count),
+        };
+        if let Some(durable) = &mut self.durable {
+            let entry = durable.journal.ended_ahead(cell, written);
+            self.out.push(Output::Propose(entry));
+        }
+        self.keep_capture_of(cell);
+    }
+
+    /// The reply to a cell whose answer was written ahead leaves once the log has that; `None` is the written one itself.
+    pub(super) fn reply_ahead(&mut self, cell: &CellId, reply: Option<Answering>) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        if let Some((number, answer)) = durable.journal.replied(cell, reply) {
+            self.answered(number, cell.clone(), answer);
+        }
+    }
+
+    /// The capture that came before the cell's reply goes to the store, behind the cell's own entry.
+    fn keep_capture_of(&mut self, cell: &CellId) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let Some(at) = durable.captured.iter().position(|(c, _)| c == cell) else {
+            return;
+        };
+        if let Some((cell, parcel)) = durable.captured.remove(at) {
+            self.keep(parcel, Some(cell));
+        }
+    }
+
+    fn keep(&mut self, parcel: Parcel, through: Option<CellId>) {
+        let Some(durable) = self.durable.as_mut().filter(|d| d.broken.is_none()) else {
+            return;
+        };
+        let mut attachments = parcel.attachments.into_iter();
+        let (Some(text), Some(body)) = (attachments.next(), attachments.next()) else {
+            return;
+        };
+        let payload = durable.payload(&text, &body);
+        let (number, entry) = durable.journal.record(through, payload);
+        let behind = durable.journal.state().restore().settled.cloned();
+        self.out.push(Output::Propose(entry));
+        self.out.push(Output::Append {
+            number,
+            text,
+            body,
+            behind,
+        });
+    }
+
+    /// The agent captured something: `state.cell` at a cell's end, `state.record` later.
+    pub(super) fn captured(&mut self, parcel: Parcel) {
+        let Ok(capture) = serde_json::from_value::<Capture>(parcel.wire.body.clone()) else {
+            return;
+        };
+        self.note_bound(capture.unmovable.clone());
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        if capture.status == "failed" && durable.failed_captures == 0 {
+            durable.notices.push(wording::not_captured(&capture.why));
+        }
+        durable.failed_captures = match capture.status.as_str() {
+            "failed" => durable.failed_captures + 1,
+            _ => 0,
+        };
+        let plain = capture.msg_id.clone().zip(capture.plain);
+        self.captured_record(parcel, capture);
+        if let Some((cell, count)) = plain {
+            self.end_ahead(&cell, count);
+        }
+    }
+
+    fn captured_record(&mut self, parcel: Parcel, capture: Capture) {
+        if parcel.attachments.is_empty() {
+            return;
+        }
+        let last = capture.cells.into_iter().next_back().map(|c| c.msg_id);
+        let last = capture.msg_id.or(last);
+        // A cell whose end is proposed waits for its reply alone.
+        let ahead = |cell: &CellId| self.durable.as_ref().is_some_and(|d| d.journal.is_ahead(cell));
+        let waits = last
+            .clone()
+            .filter(|cell| self.cells.find(cell).is_some() && !ahead(cell));
+        let (Some(durable), Some(cell)) = (&mut self.durable, waits) else {
+            return self.keep(parcel, last);
+        };
+        // Its cell is answered in a moment.
+        durable.captured.push_back((cell, parcel));
+        if durable.captured.len() > CAPTURED_MAX {
+            durable.captured.pop_front();
+        }
+    }
+
+    pub(super) fn note_bound(&mut self, holds: Vec<String>) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        if durable.bound != holds {
+            durable.bound = holds;
+            let bound = durable.bound();
+            let (kernel, tenure) = self.office();
+            self.tell_hopd(ToHopd::KernelBound {
+                kernel,
+                tenure,
+                bound,
+            });
+        }
+    }
+
+    /// An entry of ours is in the log.
+    pub(super) fn applied(&mut self, index: Index, entry: &Entry) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        durable.commits_since = None;
+        let (effect, answer) = match durable.journal.apply(index, entry) {
+            Ok(applied) => applied,
+            // The entry overtook another one, and is proposed again behind it.
+            Err(Refusal::OutOfOrder { .. }) => return,
+            Err(_) => return self.entry_refused(entry),
+        };
+        match effect {
+            Effect::Answered { number, .. } => {
+                if let (Some(answer), Some(cell)) = (answer, answered_by(entry)) {
+                    self.answered(number, cell.clone(), answer);
+                }
+            }
+            Effect::Settled { .. } => {
+                let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
+                durable.resting += 1;
+                self.out.push(Output::WriteState { state: bytes });
+                self.open_store_if_ready();
+            }
+            Effect::Opened { executor, .. } if executor != self.identity.incarnation => self.deposed(),
+            Effect::Opened { lost, .. } => {
+                durable.lost = lost;
+                durable.opening = true;
+                let state = durable.journal.state().clone();
+                self.out.push(Output::OpenTenure { state });
+            }
+            Effect::Left { executor: true } => self.deposed(),
+
+            Effect::Asleep => {
+                let bytes = hop_log::Form::encode(&durable.journal.state().at_rest());
+                durable.resting += 1;
+                self.out.push(Output::WriteState { state: bytes });
+            }
+            Effect::Again
+            | Effect::Joined
+            | Effect::Left { .. }
+            | Effect::Elected
+            | Effect::Recorded
+            | Effect::Fresh
+            | Effect::Heard => {}
+        }
+        self.go_if_settled();
+    }
+
+    /// The log refuses an entry of ours.
+    fn entry_refused(&mut self, entry: &Entry) {
+        let me = self.identity.incarnation;
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let tenure = durable.journal.tenure();
+        let executes = durable.journal.state().executor() == Some(me);
+        match entry {
+            // It was on its way when this replica's process died, and its next tenure came first.
+            Entry::Act {
+                tenure: then,
+                act: act @ Act::Lost { .. },
+                ..
+            } if executes && *then < tenure => self.act(act.clone()),
+            // The same, and the new tenure's state has no effect of the cell.
+            Entry::Act {
+                tenure: then,
+                act: Act::Ended { cell, .. },
+                ..
+            } if executes && *then < tenure => {
+                if let Some(answer) = durable.journal.take_answer(cell) {
+                    self.lose_answered(cell.clone(), answer);
+                }
+            }
+            Entry::Act {
+                act: Act::Moved { .. },
+                ..
+            } if executes => self.leave_by_word(),
+            // Of a deposed executor: its answers must not leave.
+            _ => durable.journal.forget_answer(entry),
+        }
+    }
+
+    /// The answer of a cell didn't get into the log before the process's death did.
+    fn lose_answered(&mut self, cell: CellId, answer: Answering) {
+        let asked = Envelope::parse(&answer.message).map(|reply| reply.parent);
+        let why = wording::cell_lost("the kernel's process was lost right after the cell had ended");
+        self.lose_request(cell, answer.identity, asked.unwrap_or_default(), why);
+    }
+
+    /// A lost cell's answer goes to its client once the log has the loss.
+    pub(super) fn answer_lost(&mut self, cell: &CellId, identity: Bytes, message: Message, why: String) {
+        let Some(durable) = &mut self.durable else {
+            return self.send_front(Channel::Shell, identity, message);
+        };
+        let answer = Answering {
+            identity,
+            message,
+            count: None,
+        };
+        let entry = durable.journal.lost(cell, why, answer);
+        self.out.push(Output::Propose(entry));
+    }
+
+    /// The log has a cell's answer.
+    fn answered(&mut self, number: CellNumber, cell: CellId, answer: Answering) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        if durable.grouped == Grouped::GivenUp {
+            return;
+        }
+        if durable.before_reply && durable.captures() {
+            durable.held_replies.push_back((number, cell, answer));
+            self.out.push(Output::Sync);
+            return;
+        }
+        self.send_answer(number, cell, answer);
+    }
+
+    pub(super) fn send_answer(&mut self, number: CellNumber, cell: CellId, answer: Answering) {
+        let count = answer.count;
+        self.note(Note::Answered {
+            cell,
+            number: number.0,
+            count,
+        });
+        self.send_front(Channel::Shell, answer.identity, answer.message);
+    }
+
+    /// The front has the answers up to a number.
+    pub(super) fn heard(&mut self, cells: u64, losses: Tenure) {
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        let cells = CellNumber(cells.min(durable.journal.state().cells().0));
+        let losses = losses.min(durable.tenure());
+        self.propose(Entry::Heard { cells, losses });
+    }
+
+    // Requests of earlier tenures.
+
+    pub(super) fn handed_before(&mut self, cell: CellId, tenure: Tenure) {
+        if let Some(durable) = &mut self.durable {
+            durable.journal.was_handed(cell, tenure);
+        }
+    }
+
+    /// Answers a request that the log has an answer for, or that may have begun with an earlier executor. Returns whether
+    /// it did.
+    pub(super) fn was_answered(&mut self, identity: &Bytes, envelope: &Envelope, header: &Header) -> bool {
+        let cell: CellId = header.msg_id.as_str().into();
+        let Some(durable) = &mut self.durable else {
+            return false;
+        };
+        // Clients may use an id again: a cell that answers to an earlier one's id is a new one.
+        let Some(first) = durable.journal.first_handed(&cell) else {
+            return false;
+        };
+        // Elections of earlier executors are told to the front, which then hands the request out as a new one.
+        match durable.journal.state().fate(&cell, first, false) {
+            Fate::Run => false,
+            Fate::Answered(answer) => {
+                match answer.end.clone() {
+                    End::Ended { reply, .. } => {
+                        let message = unpack(reply);
+                        if answers::is_ahead(&message) {
+                            self.tell_may_be_missing(&envelope.header);
+                        }
+                        self.send_front(Channel::Shell, identity.clone(), message);
+                        self.idle(&envelope.header);
+                    }
+                    End::Lost { why } => self.say_lost(identity.clone(), envelope.header.clone(), &why),
+                }
+                true
+            }
+            Fate::LostInTheMiddle => {
+                let retried = crate::need::is_retried_request(envelope);
+                if !retried {
+                    let why = wording::cell_lost("the kernel's node or its supervisor was lost");
+                    self.lose_request(cell, identity.clone(), envelope.header.clone(), why);
+                }
+                !retried
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! The end of this replica: its seat ends, or the kernel moves or hibernates. The state is captured once more before that.
+
+use super::durable::{Durable, Farewell, Leaving, Talk};
+use super::{Core, Output, Phase};
+use hop_api::message::Request as ToHopd;
+use hop_log::Act;
+use hop_protocol::message::Note;
+use hop_words::time::{Span, Timestamp};
+use serde_json::json;
+
+/// A kernel that hibernates gives the running cell so long, and then its last capture. Fronts and provisioners wait for
+/// the kernel's end longer than both.
+const LAST_CELL: Span = Span::from_secs(15);
+const LAST_CAPTURE: Span = Span::from_secs(20);
+
+/// A seat that Slurm ends holds out for so long at most ([`crate::seat`]), less what leaving takes.
+const SEAT_HOLDS: Span = Span::from_secs(25);
+const LEAVING: Span = Span::from_secs(1);
+
+/// The part of a seat's last seconds that is kept for the last capture.
+const KEPT_FOR_CAPTURE: Span = Span::from_secs(10);
+
+impl Core {
+    pub(super) fn is_leaving(&self) -> bool {
+        self.durable.as_ref().is_some_and(Durable::is_leaving)
+    }
+
+    /// The seat ends. The running cell is given as long as Slurm's grace allows, and the state is captured once more.
+    pub(super) fn leave_seat(&mut self, reason: String, grace: Span) {
+        let (for_cell, for_all) = shares(grace);
+        let (until, by) = (self.now + for_cell, Some(self.now + for_all));
+        if self.durable.as_ref().is_some_and(|d| d.leaving.is_none()) {
+            return self.bid_farewell(Farewell::Leave(reason), Some(until), by);
+        }
+        if let Some(leaving) = self.durable.as_mut().and_then(|d| d.leaving.as_mut()) {
+            leaving.in_haste = true;
+            leaving.by = leaving.by.or(by);
+            if !leaving.flushed {
+                leaving.until = Some(leaving.until.map_or(until, |at| at.min(until)));
+            }
+        }
+    }
+
+    /// The kernel hibernates.
+    pub(super) fn go_to_sleep(&mut self, reason: String) {
+        self.give_up_move("the kernel hibernates");
+        self.say_farewell(Farewell::Sleep(reason));
+    }
+
+    /// `hopd` wants the kernel saved and ended.
+    pub(super) fn asked_to_sleep(&mut self, reason: String) {
+        let moves = self.durable.as_ref().is_some_and(|d| d.moving.is_some());
+        let waits = self.cells.iter().next().is_some();
+        if self.comes_back() && !waits && !moves {
+            return self.go_to_sleep(reason);
+        }
+        let (kernel, tenure) = self.office();
+        let reason = match (waits, moves) {
+            (true, _) => "a cell of it runs or waits".to_owned(),
+            (false, true) => "it is being moved".to_owned(),
+            (false, false) => "its state is not kept".to_owned(),
+        };
+        self.tell_hopd(ToHopd::HibernateRefused {
+            kernel,
+            tenure,
+            reason,
+        });
+    }
+
+    pub(super) fn say_farewell(&mut self, farewell: Farewell) {
+        let until = match farewell {
+            Farewell::Move(_) => None,
+            Farewell::Leave(_) | Farewell::Sleep(_) => Some(self.now + LAST_CELL),
+        };
+        self.bid_farewell(farewell, until, None);
+    }
+
+    /// Leaves once no cell runs; the running one is waited for until `until`, and without it however long it takes.
+    pub(super) fn bid_farewell(
+        &mut self,
+        farewell: Farewell,
+        until: Option<Timestamp>,
+        by: Option<Timestamp>,
+    ) {
+        let in_haste = matches!(farewell, Farewell::Leave(_));
+        if let Some(durable) = &mut self.durable
+            && durable.leaving.is_none()
+        {
+            durable.leaving = Some(Leaving {
+                farewell,
+                until,
+                in_haste,
+                by,
+                flushed: false,
+                handed_over: false,
+            });
+        }
+        self.leave_if_idle();
+    }
+
+    /// Captures for the last time once no cell runs.
+    pub(super) fn leave_if_idle(&mut self) {
+        let now = self.now;
+        let idle = self.cells.running().is_none() && !self.runs_first();
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let Some(leaving) = durable.leaving.as_mut().filter(|l| !l.flushed) else {
+            return;
+        };
+        if durable.talk == Talk::Captures && idle {
+            let captured = now + LAST_CAPTURE;
+            leaving.until = Some(leaving.by.map_or(captured, |by| by.min(captured)));
+            let id = self.ask_agent("state.flush", json!({"audit": true}));
+            self.talk(Talk::Flushing(id));
+        }
+    }
+
+    pub(super) fn flushed(&mut self) {
+        // A cell that got its lease meanwhile runs first.
+        let idle = !self.runs_first();
+        if let Some(durable) = &mut self.durable {
+            durable.talk = Talk::Captures;
+            if let Some(leaving) = durable.leaving.as_mut().filter(|_| idle) {
+                leaving.flushed = true;
+            }
+        }
+        self.out.push(Output::Sync);
+        self.go_if_settled();
+    }
+
+    /// Leaves once everything that was captured is in the store.
+    pub(super) fn go_if_settled(&mut self) {
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        let leaving = durable.leaving.as_ref();
+        let Some(leaving) = leaving.filter(|l| l.flushed && !l.handed_over) else {
+            return;
+        };
+        let state = durable.journal.state();
+        let committed = state.unsettled_records().len() == 0 && durable.journal.is_settled();
+        let settled = committed && durable.resting == 0;
+        let awake = !matches!(state.office(), hop_log::Office::Asleep { .. });
+        if settled && awake && matches!(leaving.farewell, Farewell::Sleep(_)) {
+            self.act(Act::Hibernated);
+        } else if settled || (durable.broken.is_some() && !matches!(leaving.farewell, Farewell::Move(_))) {
+            self.go();
+        }
+    }
+
+    pub(super) fn go(&mut self) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        let Some(mut leaving) = durable.leaving.take() else {
+            return;
+        };
+        let heir = self.heir(&leaving.farewell);
+        if let Some(durable) = &mut self.durable {
+            durable.moving = None;
+        }
+        // A cell that the front lets begin in this moment is the next replica's.
+        for cell in self.cells.not_begun() {
+            self.note(Note::NotBegun { cell });
+        }
+        if let Some(to) = heir
+            && !leaving.handed_over
+        {
+            if matches!(leaving.farewell, Farewell::Move(_)) {
+                self.leave_devices();
+            }
+            self.act(Act::Moved { to });
+            leaving.handed_over = true;
+            if let Some(durable) = &mut self.durable {
+                durable.leaving = Some(leaving);
+            }
+            return;
+        }
+        match leaving.farewell {
+            Farewell::Leave(reason) => self.note(Note::Leaving { reason }),
+            Farewell::Move(incarnation) => {
+                self.leave_devices();
+                // The next tenure is opened in the store, and begins a group of its own.
+                self.disband();
+                self.note(Note::Moving { incarnation });
+            }
+            Farewell::Sleep(reason) => {
+                let (kernel, tenure) = self.office();
+                self.tell_hopd(ToHopd::Hibernated { kernel, tenure });
+                self.note(Note::Asleep { reason });
+            }
+        }
+        self.phase = Phase::Over;
+        self.out.push(Output::KillKernel);
+        self.out.push(Output::Leave);
+    }
+
+    /// The group refuses to hand the kernel to another member: the front starts the next replica.
+    pub(super) fn leave_by_word(&mut self) {
+        if self.is_leaving() {
+            self.go();
+        }
+    }
+}
+
+/// How long the running cell may go on in a seat that Slurm kills after `grace`, and how long all may take.
+fn shares(grace: Span) -> (Span, Span) {
+    let all = Span(grace.min(SEAT_HOLDS).0.saturating_sub(LEAVING.0));
+    let capture = Span(all.0 / 2).min(KEPT_FOR_CAPTURE);
+    (Span(all.0 - capture.0), all)
+}

@@ -1,0 +1,133 @@
+//! The death of a kernel's process, and the next process of the same kernel.
+
+use super::cells::LostCell;
+use super::durable::Talk;
+use super::lease::{Kind, Lease};
+use super::memory::Park;
+use super::{Core, Exit, Output, Phase, wording};
+use hop_api::message::Outcome;
+use hop_words::id::CellId;
+use hop_words::time::Span;
+use std::collections::BTreeSet;
+
+/// Deaths of the kernel's process within [`DEATHS_WITHIN`] that are too many.
+const DEATHS_MAX: usize = 5;
+const DEATHS_WITHIN: Span = Span::from_secs(60);
+
+impl Core {
+    /// Whether the kernel goes on in another process after this one has ended.
+    pub(super) fn comes_back(&self) -> bool {
+        self.durable
+            .as_ref()
+            .is_some_and(|d| !d.is_at_its_end() && !matches!(d.talk, Talk::Off) && d.broken.is_none())
+            && !matches!(self.phase, Phase::Over)
+    }
+
+    /// Whether a kernel that nobody uses is worth being saved.
+    pub(super) fn is_found_again(&self) -> bool {
+        self.durable.as_ref().is_some_and(|d| d.found_again)
+    }
+
+    /// The kernel's process has died. The cell in its middle is lost, and the kernel goes on in a new process from its last
+    /// captured state.
+    pub(super) fn come_back(&mut self, exit: Exit) {
+        let restoring = matches!(self.phase, Phase::Preparing { .. });
+        let reason = self.reason_of(exit);
+        let now = self.now;
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        durable.deaths.push_back(now);
+        while durable
+            .deaths
+            .front()
+            .is_some_and(|at| now.since(*at) > DEATHS_WITHIN)
+        {
+            durable.deaths.pop_front();
+        }
+        if durable.deaths.len() > DEATHS_MAX {
+            return self.over(wording::died_too_often(&reason, DEATHS_MAX));
+        }
+        durable.restore_deaths += u32::from(restoring);
+        // A cell that is lost with its process says why itself.
+        if self.cells.running().is_none() && !restoring {
+            durable.notices.push(wording::process_is_new(&reason));
+        }
+        // The move goes on once the process is back: no cell runs before.
+        if let Some(leaving) = &mut durable.leaving {
+            (leaving.until, leaving.flushed) = (leaving.by, false);
+        }
+        durable.talk = Talk::Silent { until: None };
+        durable.restored = None;
+        durable.reopens = true;
+        durable.captured.clear();
+        self.forget_process();
+        self.lose_running_cells(&reason);
+        self.phase = Phase::Starting {
+            early: self.phase.take_early(),
+            until: now + super::START,
+        };
+        self.say_restarting();
+        self.out.push(Output::StartKernel);
+        self.out.push(Output::Sync);
+    }
+
+    /// The process is gone, with its GPU memory.
+    fn forget_process(&mut self) {
+        self.gpu.park = Park::Home;
+        self.gpu.doomed = None;
+        self.gpu.last = None;
+        if let Some(held) = self.gpu.held.take() {
+            self.release_lease(held.lease);
+        }
+        if let Some((_, lease)) = self.gpu.after.take() {
+            self.release_lease(lease);
+        }
+        self.release_left();
+        let seeker = self.lease.seeker().map(|s| (s.id.clone(), s.kind == Kind::Cell));
+        let Some((id, is_cell)) = seeker else {
+            return;
+        };
+        // A cell that hasn't begun keeps its place in the queue, or its lease: the lease's GPUs are this replica's.
+        let waits = is_cell && self.cells.seeking() == Some(&id);
+        match &self.lease {
+            Lease::Returning(..) if waits => self.proceed(),
+            _ if waits => {}
+            Lease::Asked(..) | Lease::Returning(..) => {
+                self.lease = Lease::None;
+                self.withdraw(&id);
+            }
+            _ => {
+                self.lease_used(&id, Outcome::Lost);
+                self.gpu.park = Park::Home;
+            }
+        }
+    }
+
+    /// The cell in whose middle the process died is lost, and those behind it are aborted as behind any error.
+    fn lose_running_cells(&mut self, reason: &str) {
+        let mut aborts = false;
+        let ahead: BTreeSet<CellId> = self
+            .durable
+            .as_ref()
+            .map_or_else(BTreeSet::new, |d| d.journal.ahead().cloned().collect());
+        for lost in self.cells.take_sent(|cell| ahead.contains(cell)) {
+            match lost {
+                LostCell::Ended(cell) => {
+                    self.tell_may_be_missing(&cell.header);
+                    self.reply_ahead(&cell.id, None);
+                    self.idle(&cell.header);
+                }
+                LostCell::Again(cell) => self.tell_retry(&cell, reason),
+                LostCell::Lost(cell) => {
+                    aborts |= cell.stops_on_error();
+                    self.lose(cell, wording::cell_lost(reason));
+                }
+                LostCell::Behind(cell) => self.abort_sent(cell),
+            }
+        }
+        if aborts {
+            self.abort_held();
+        }
+    }
+}

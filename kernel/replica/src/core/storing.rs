@@ -1,0 +1,100 @@
+//! News of the user's store: a tenure's folder is open, records and states are on disk, or nothing can be written.
+
+use super::durable::Durable;
+use super::{Core, wording};
+use hop_log::{Entry, RecordNumber, Settled};
+use hop_protocol::message::Note;
+use hop_words::id::Tenure;
+
+impl Core {
+    /// The log in the tenure's folder is on disk up to there.
+    pub(super) fn synced(&mut self, upto: RecordNumber, length: u64, mac: String) {
+        let Some(durable) = &self.durable else {
+            return;
+        };
+        let tenure = durable.tenure();
+        let settled = Settled {
+            tenure,
+            part: 0,
+            upto,
+            length,
+            mac,
+        };
+        self.propose(Entry::Settled { settled });
+        self.in_sync();
+    }
+
+    /// All records that came are on disk: a dead kernel's next tenure misses none of them.
+    pub(super) fn in_sync(&mut self) {
+        let reopens = self
+            .durable
+            .as_mut()
+            .is_some_and(|d| std::mem::take(&mut d.reopens));
+        if reopens {
+            let tenure = Tenure(self.office().1.0 + 1);
+            let executor = self.identity.incarnation;
+            self.propose(Entry::Tenure { tenure, executor });
+        }
+        self.go_if_settled();
+    }
+
+    /// The state beside the log is on disk, up to a settled cell.
+    pub(super) fn rested(&mut self) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        durable.resting = durable.resting.saturating_sub(1);
+        let through = durable.journal.state().settled_through();
+        let mut ready = Vec::new();
+        while durable
+            .held_replies
+            .front()
+            .is_some_and(|(number, ..)| *number <= through)
+        {
+            ready.extend(durable.held_replies.pop_front());
+        }
+        self.note(Note::Settled { through: through.0 });
+        for (number, cell, answer) in ready {
+            self.send_answer(number, cell, answer);
+        }
+        self.go_if_settled();
+    }
+
+    /// The tenure's folder is open: what is captured from now on is written there.
+    pub(super) fn tenure_opened(&mut self) {
+        if let Some(durable) = &mut self.durable {
+            let (tenure, lost) = (durable.tenure(), std::mem::take(&mut durable.lost));
+            durable.opening = false;
+            self.note(Note::Tenure { tenure, lost });
+            self.register();
+            self.carry_over();
+            self.open_store_if_ready();
+        }
+    }
+
+    /// Nothing can be written to the store: the user is told once, and the kernel goes on without it.
+    pub(super) fn store_failed(&mut self, why: String) {
+        let Some(durable) = &mut self.durable else {
+            return;
+        };
+        if durable.broken.is_none() {
+            durable.notices.push(wording::not_captured(&why));
+            durable.broken = Some(why);
+        }
+        durable.opening = false;
+        for (number, cell, answer) in std::mem::take(&mut durable.held_replies) {
+            self.send_answer(number, cell, answer);
+        }
+        if durable_stays(self.durable.as_ref()) {
+            self.give_up_move("nothing can be written to its user's store");
+        }
+        self.in_sync();
+        self.open_store_if_ready();
+    }
+}
+
+/// A kernel whose seat doesn't end stays where its state is.
+fn durable_stays(durable: Option<&Durable>) -> bool {
+    let leaving = durable.and_then(|d| d.leaving.as_ref());
+    leaving.is_none_or(|l| !l.in_haste)
+}
