@@ -30,6 +30,7 @@ mod limits;
 mod moving;
 mod offers;
 mod output;
+mod placement;
 pub mod predict;
 pub mod price;
 mod prospect;

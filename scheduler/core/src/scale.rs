@@ -4,8 +4,8 @@
 use crate::config::{Burst, Scale};
 use crate::core::Core;
 use crate::index::Idx;
-use crate::kernels::Fit;
 use crate::output::Output;
+use crate::placement::Fit;
 use crate::state::{Cell, Kernel, Load, Node, Pilot, PilotState, Pool, Ticket, Timer};
 use hop_words::id::JobId;
 use hop_words::time::Span;

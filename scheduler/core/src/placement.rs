@@ -1,0 +1,356 @@
+//! Seats of kernels: the choice of nodes for new replicas, planned seats, and the seats that run.
+
+use crate::core::Core;
+use crate::index::Idx;
+use crate::input::PlaceKernel;
+use crate::output::{Output, SeatPlan};
+use crate::reason::RefusedBecause;
+use crate::state::{Kernel, Node, PilotState, Planned, Pool, Replica, Seat, Timer, User};
+use hop_words::id::{Incarnation, JobId, KernelId, NodeName, UserName};
+use hop_words::need::Need;
+use std::collections::BTreeSet;
+
+/// Seats of one kernel that are planned at a time: two placements of the most replicas.
+const PLANS: usize = 10;
+
+/// A candidate node: over the cap or not, load, without a seat of the user's or with one, index.
+pub(crate) type Fit = (bool, u32, bool, Idx<Node>);
+
+impl Core {
+    pub(crate) fn place_kernel(&mut self, place: PlaceKernel, out: &mut Vec<Output>) {
+        let Some(pool) = self.find_pool(&place.pool) else {
+            return out.push(Output::PlaceRefused {
+                kernel: place.kernel,
+                reason: RefusedBecause::NoPool { pool: place.pool },
+            });
+        };
+        let user = self.user_index(&place.user);
+        let wanted = place.replicas.max(1);
+        self.withdraw_unused_plans(&place);
+        let nodes = self.choose_nodes(pool, user, &place, wanted);
+        if nodes.len() < usize::from(wanted) {
+            let never = self.never_in(pool, &place.default_need);
+            return out.push(Output::PlaceRefused {
+                kernel: place.kernel,
+                reason: never.unwrap_or(RefusedBecause::TooFewNodes {
+                    pool: place.pool,
+                    wanted,
+                    found: nodes.len() as u16,
+                }),
+            });
+        }
+        let k = self.kernel_of(
+            &place.kernel,
+            &place.user,
+            place.account.as_ref(),
+            &place.pool,
+            &place.name,
+        );
+        let home = self.work.kernels[k].home;
+        self.set_home(k, None);
+        let kernel = &mut self.work.kernels[k];
+        let first = place.first.map_or(0, |first| first.0);
+        kernel.next_incarnation = kernel.next_incarnation.max(first);
+        kernel.default_need = place.default_need;
+        kernel.last_gpus = kernel.default_need.gpus;
+        kernel.mem_mib = place.mem_mib;
+        kernel.cpus = place.cpus;
+        self.set_home(k, home);
+        if self.work.kernels[k].replicas.is_empty() {
+            self.set_home(k, nodes.first().copied());
+            self.work.kernels[k].base = nodes.first().copied();
+        }
+        self.tally_kernel(k);
+        let seats = nodes
+            .into_iter()
+            .map(|node| self.plan_seat(k, node, None))
+            .collect();
+        self.work.kernels[k].quiet_since = self.now;
+        self.expect_kernel(k, out);
+        self.note_kernel(k, out);
+        out.push(Output::Place {
+            kernel: place.kernel,
+            seats,
+        });
+    }
+
+    /// A front that asks again from this number on has not used the seats of before: no replica comes there.
+    fn withdraw_unused_plans(&mut self, place: &PlaceKernel) {
+        let (Some(k), Some(first)) = (self.find_kernel(&place.kernel), place.first) else {
+            return;
+        };
+        let kernel = &self.work.kernels[k];
+        let moves = kernel.migrating.as_ref().map(|m| m.incarnation);
+        let numbers = kernel.planned.iter().map(|p| p.incarnation);
+        let unused: Vec<Incarnation> = numbers.filter(|n| *n >= first && Some(*n) != moves).collect();
+        for incarnation in unused {
+            self.unplan(k, incarnation);
+        }
+    }
+
+    /// Reserves a seat for a new replica on this node, or the standby's there.
+    pub(crate) fn plan_seat(
+        &mut self,
+        k: Idx<Kernel>,
+        node: Idx<Node>,
+        standby: Option<&Replica>,
+    ) -> SeatPlan {
+        let now = self.now;
+        // A client keeps only the last few plans of repeated requests.
+        while self.work.kernels[k].planned.len() >= PLANS {
+            let oldest = self.work.kernels[k].planned[0].incarnation;
+            self.unplan(k, oldest);
+        }
+        let kernel = &mut self.work.kernels[k];
+        let incarnation = standby.map_or(Incarnation(kernel.next_incarnation), |s| s.incarnation);
+        kernel.next_incarnation = kernel.next_incarnation.max(incarnation.0 + 1);
+        let (user, mem_mib, cpus, gpus) =
+            (kernel.user, kernel.mem_mib, kernel.cpus, kernel.default_need.gpus);
+        kernel.planned.push(Planned {
+            incarnation,
+            node,
+            at: now,
+        });
+        self.tally_kernel(k);
+        let n = &mut self.supply.nodes[node];
+        n.subscribed += u32::from(gpus);
+        n.replicas += 1;
+        let (name, partition) = (n.name.clone(), n.burst.clone());
+        self.at(now + self.config.placement_ttl, Timer::Planned(k, incarnation));
+        SeatPlan {
+            incarnation,
+            node: name,
+            existing: standby
+                .map(|s| s.seat)
+                .or_else(|| self.seat_with_room(user, node, mem_mib)),
+            partition,
+            mem_mib,
+            cpus,
+        }
+    }
+
+    fn seat_with_room(&self, user: Idx<User>, node: Idx<Node>, mem_mib: u64) -> Option<JobId> {
+        let mut rooms = self.seats_with_room(user, mem_mib);
+        rooms.find(|(n, _)| *n == node).map(|(_, job)| job)
+    }
+
+    /// The user's seats with so much room, by node.
+    fn seats_with_room(
+        &self,
+        user: Idx<User>,
+        mem_mib: u64,
+    ) -> impl Iterator<Item = (Idx<Node>, JobId)> + '_ {
+        let known = self.people.users.get(user);
+        let seats = known.into_iter().flat_map(|u| &u.seats);
+        let seats = seats.map(|job| (*job, &self.work.seats[job]));
+        let rooms = seats.filter(move |(_, s)| {
+            let has_room = s.mem_mib >= s.mem_used.saturating_add(mem_mib);
+            has_room && !s.ends
+        });
+        rooms.map(|(job, s)| (s.node, job))
+    }
+
+    /// Distinct nodes for new replicas, of nodes with the right GPUs. The least subscribed come first, under the cap
+    /// while there are enough, in racks of their own where racks are known. A seat of the user's breaks ties.
+    pub(crate) fn choose_nodes(
+        &self,
+        pool: Idx<Pool>,
+        user: Idx<User>,
+        place: &PlaceKernel,
+        wanted: u16,
+    ) -> Vec<Idx<Node>> {
+        let need = &place.default_need;
+        let gpus = u32::from(need.gpus);
+        let cap = self.cap(pool);
+        let replicas = f64::from(wanted);
+        let seats: BTreeSet<Idx<Node>> = self
+            .seats_with_room(user, place.mem_mib)
+            .map(|(n, _)| n)
+            .collect();
+        let mut fit: Vec<Fit> = self.supply.pools[pool]
+            .nodes
+            .iter()
+            .copied()
+            .filter(|&n| self.may_sit(n, need, &place.avoid))
+            .map(|n| {
+                let node = &self.supply.nodes[n];
+                let there = f64::from(node.gpus.max(1));
+                let ratio = f64::from(node.subscribed + gpus) / (there * replicas);
+                // Parts per thousand: an order without floats.
+                let load = (ratio * 1000.0) as u32 + node.replicas.min(999) * u32::from(gpus == 0);
+                (ratio > cap, load, !seats.contains(&n), n)
+            })
+            .collect();
+        fit.sort_unstable();
+        self.where_gpus_are(pool, wanted, &mut fit);
+        if self.supply.pools[pool].config.pack && gpus > 0 {
+            self.home_first(pool, need.gpus, &mut fit);
+            self.spares_next(pool, &mut fit);
+        }
+        self.spread(&fit, wanted)
+    }
+
+    /// Reduces a list to the preferred nodes, if enough: nodes with news from their agents, and nodes with pilots,
+    /// unless pilots follow demand. Next come the pool's own nodes while they have room, then those of burst
+    /// partitions.
+    fn where_gpus_are(&self, pool: Idx<Pool>, wanted: u16, fit: &mut Vec<Fit>) {
+        let mut only = |better: &dyn Fn(&Fit) -> bool| {
+            let enough = fit.iter().filter(|f| better(f)).count() >= usize::from(wanted);
+            if enough {
+                fit.retain(|f| better(f));
+            }
+            enough
+        };
+        only(&|f| !self.is_silent(f.3));
+        let config = &self.supply.pools[pool].config;
+        if config.scale.is_none() {
+            let up = |n: Idx<Node>| {
+                let mut pilots = self.supply.nodes[n]
+                    .pilots
+                    .iter()
+                    .map(|p| &self.supply.pilots[*p]);
+                pilots.any(|p| p.state != PilotState::Draining && p.pool == pool)
+            };
+            only(&|f| up(f.3));
+        }
+        if !config.burst.is_empty() {
+            let room = |f: &Fit| !f.0 && !self.is_crowded(pool, f.3);
+            let found = only(&|f| room(f) && !self.is_burst(f.3)) || only(&|f| room(f));
+            if !found {
+                only(&|f| !self.is_burst(f.3));
+            }
+        }
+    }
+
+    /// Whether nothing is heard of the node: its pilots' agents are all away. A seat there may be lost, and a step in a lost
+    /// seat fails only after seconds.
+    fn is_silent(&self, n: Idx<Node>) -> bool {
+        let pilots = &self.supply.nodes[n].pilots;
+        !pilots.is_empty()
+            && pilots
+                .iter()
+                .all(|p| matches!(self.supply.pilots[*p].state, PilotState::Silent { .. }))
+    }
+
+    /// Whether the node has no free GPU, and cells wait already or no pilot will come.
+    fn is_crowded(&self, pool: Idx<Pool>, n: Idx<Node>) -> bool {
+        let node = &self.supply.nodes[n];
+        let mut pilots = node.pilots.iter().map(|p| &self.supply.pilots[*p]);
+        let free = pilots.any(|p| p.state == PilotState::Up && p.free_gpus() > 0);
+        let coming = self.supply.tickets.values().any(|t| t.node == Some(n));
+        let none = node.pilots.is_empty() && !coming && !self.could_bring(pool, n);
+        !free && (!node.queue.is_empty() || none)
+    }
+
+    /// The first nodes of the list, from as many racks as there are.
+    fn spread(&self, fit: &[Fit], wanted: u16) -> Vec<Idx<Node>> {
+        let mut chosen: Vec<Idx<Node>> = Vec::new();
+        let rack = |n: Idx<Node>| self.supply.nodes[n].rack.as_str();
+        for fresh_racks_only in [true, false] {
+            for &(_, _, _, n) in fit {
+                if chosen.len() == usize::from(wanted) {
+                    return chosen;
+                }
+                let seen = !rack(n).is_empty() && chosen.iter().any(|&c| rack(c) == rack(n));
+                let skip = chosen.contains(&n) || (fresh_racks_only && seen);
+                if !skip {
+                    chosen.push(n);
+                }
+            }
+        }
+        chosen
+    }
+
+    pub(crate) fn may_sit(&self, n: Idx<Node>, need: &Need, avoid: &[NodeName]) -> bool {
+        let node = &self.supply.nodes[n];
+        let type_fits = need.gpu_type.as_ref().is_none_or(|t| *t == node.gpu_type);
+        let mem_fits = need.gpu_mem_mib == 0 || node.gpu_mem_mib >= need.gpu_mem_mib;
+        !node.down
+            && node.gpus >= need.gpus
+            && (need.gpus == 0 || type_fits && mem_fits)
+            && !avoid.contains(&node.name)
+    }
+
+    /// The cap on a node's subscription: what demand over use says, between 1 and the configured most.
+    fn cap(&self, pool: Idx<Pool>) -> f64 {
+        let p = &self.supply.pools[pool];
+        if p.running == 0 {
+            return p.config.subscription_cap;
+        }
+        let ratio = f64::from(p.demand) / f64::from(p.running);
+        ratio.clamp(1.0, p.config.subscription_cap.max(1.0))
+    }
+
+    pub(crate) fn planned_over(&mut self, k: Idx<Kernel>, incarnation: Incarnation) {
+        let Some(kernel) = self.work.kernels.get(k) else {
+            return;
+        };
+        let ttl = self.config.placement_ttl;
+        let old = |p: &Planned| p.incarnation == incarnation && self.now.since(p.at) >= ttl;
+        if kernel.planned.iter().any(old) {
+            self.unplan(k, incarnation);
+        }
+    }
+
+    /// Forgets a planned seat.
+    pub(crate) fn unplan(&mut self, k: Idx<Kernel>, incarnation: Incarnation) {
+        let kernel = &mut self.work.kernels[k];
+        let Some(i) = kernel.planned.iter().position(|p| p.incarnation == incarnation) else {
+            return;
+        };
+        let planned = kernel.planned.remove(i);
+        let gpus = u32::from(kernel.default_need.gpus);
+        self.tally_kernel(k);
+        self.unsubscribe(planned.node, gpus);
+    }
+
+    pub(crate) fn unsubscribe(&mut self, node: Idx<Node>, gpus: u32) {
+        let n = &mut self.supply.nodes[node];
+        n.subscribed = n.subscribed.saturating_sub(gpus);
+        n.replicas = n.replicas.saturating_sub(1);
+    }
+
+    pub(crate) fn seat_up(&mut self, job: JobId, user: UserName, node: NodeName, mem_mib: u64) {
+        let user = self.user_index(&user);
+        let Some(node) = self.find_node(&node) else {
+            return;
+        };
+        let known = self.work.seats.get(&job);
+        let (mem_used, ends) = known.map_or((0, false), |s| (s.mem_used, s.ends));
+        let seat = Seat {
+            user,
+            node,
+            mem_mib,
+            mem_used,
+            ends,
+        };
+        if let Some(before) = self.work.seats.insert(job, seat) {
+            self.people.users[before.user].seats.remove(&job);
+        }
+        self.people.users[user].seats.insert(job);
+    }
+
+    pub(crate) fn seat_ends(&mut self, job: JobId, soon: bool) {
+        if let Some(seat) = self.work.seats.get_mut(&job) {
+            seat.ends = soon;
+        }
+    }
+
+    pub(crate) fn seat_gone(&mut self, job: JobId, out: &mut Vec<Output>) {
+        let Some(seat) = self.work.seats.remove(&job) else {
+            return;
+        };
+        self.people.users[seat.user].seats.remove(&job);
+        let lost: Vec<(KernelId, Incarnation)> = self
+            .work
+            .kernels
+            .iter()
+            .flat_map(|(_, k)| k.replicas.iter().map(move |r| (k, r)))
+            .filter(|(_, r)| r.seat == job)
+            .map(|(k, r)| (k.id.clone(), r.incarnation))
+            .collect();
+        for (kernel, incarnation) in lost {
+            self.replica_lost(&kernel, incarnation, out);
+        }
+    }
+}
