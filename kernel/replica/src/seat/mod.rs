@@ -8,6 +8,7 @@ mod host;
 mod propose;
 mod spares;
 mod tend;
+mod visits;
 pub(crate) mod wire;
 
 use anyhow::{Context, Result};
@@ -25,7 +26,7 @@ use std::io::{self, Write};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::net::{SocketAddr, UnixListener as StdListener, UnixStream as StdStream};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 use tempfile::TempDir;
@@ -35,6 +36,17 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{Instant, sleep_until};
 use uuid::Uuid;
+
+/// This seat.
+#[derive(Debug, Clone)]
+struct Seat {
+    pub job: JobId,
+    pub node: NodeName,
+    /// `hop-replica` on this node.
+    pub program: PathBuf,
+    /// Spare interpreters that are kept at most.
+    pub spares: u32,
+}
 
 /// How long a seat stays without a replica.
 const EMPTY: Duration = Duration::from_secs(60);
@@ -168,7 +180,7 @@ pub async fn run(config: Option<&Config>, job: JobId, node: NodeName, mem_mib: u
 /// The keeper of this seat. `None` means that kernels with a replica here stay with a single replica.
 async fn host(config: Option<&Config>, job: JobId, node: &NodeName) -> Option<(Arc<Host>, TempDir)> {
     let listen = config.and_then(|c| c.hopd.connect.iter().find_map(|hopd| route_to(hopd)))?;
-    let seat = host::Seat {
+    let seat = Seat {
         job,
         node: node.clone(),
         program: std::env::current_exe().ok()?,

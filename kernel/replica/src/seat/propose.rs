@@ -4,7 +4,7 @@
 //! A leader takes entries in the order of their sending. After an unknown outcome, the entries behind may have gone
 //! ahead, and the log has refused them: all are sent again, one after the other. The log knows what it has taken.
 
-use super::tend::Member;
+use super::host::Member;
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesOrdered;
 use hop_log::Entry;

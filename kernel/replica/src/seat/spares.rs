@@ -4,7 +4,7 @@
 //!
 //! [`Shelf`] decides, and has no process or clock; [`Spares`] carries out.
 
-use super::host::Seat;
+use super::Seat;
 use super::wire::{Called, FromSeat};
 use crate::spare::Kind;
 use anyhow::Context;

@@ -4,10 +4,9 @@
 //! A process serves a single tenure, except for tenures that the process itself opens. A process that is gone is therefore
 //! followed by a new tenure, so that nothing which it began is begun again unseen.
 
-use super::host::Host;
+use super::host::{Command, Host, Member};
 use super::propose::propose_in_order;
 use super::wire::{FromSeat, Lack};
-use hop_keeper::Wire;
 use hop_log::{Entry, Office, State};
 use hop_protocol::file::{FrontFile, Takeover, kernel_dir};
 use hop_protocol::step::Step;
@@ -22,35 +21,11 @@ use std::time::Duration;
 use tokio::process::{Child, Command as Program};
 use tokio::sync::mpsc;
 
-/// This seat's part of a group.
-pub(super) type Member = Arc<hop_raft::Member<Wire>>;
-
 /// Between the end of a process that never attached and the next one.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
 /// Processes in a row that never attach, until another member takes office.
 const STILLBORN: u32 = 3;
-
-/// A word to a group's task.
-#[derive(Debug)]
-pub(super) enum Command {
-    /// A replica of this seat asks whether it was elected, or is to follow the log; or it has founded the group.
-    Attach {
-        visit: u64,
-        out: mpsc::UnboundedSender<FromSeat>,
-    },
-    /// That replica's connection is closed.
-    Detach {
-        visit: u64,
-    },
-    Propose(Entry),
-    /// The group lacks members.
-    Need(Lack),
-    /// The kernel is over.
-    Over,
-    /// The group is over, or this seat's part of it.
-    Leave,
-}
 
 pub(super) struct Tended {
     pub(super) host: Arc<Host>,

@@ -1,0 +1,203 @@
+//! The visits of replicas and spares at their seat, the groups that are founded or joined there, and the keeper's events.
+
+use super::host::{Command, GROUPS_MAX, Host, Kept, Member, group_name, parse};
+use super::tend::Tended;
+use super::wire::{FrameError, FromSeat, Lack, ToSeat};
+use hop_keeper::{Event, Kernel, Need};
+use hop_log::State;
+use hop_protocol::file::{FrontFile, kernel_dir};
+use hop_words::id::{Incarnation, KernelId};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use tokio::io::AsyncWriteExt;
+use tokio::net::UnixStream;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+impl Host {
+    /// Sees to an event of the keeper's.
+    pub(super) async fn handle(self: &Arc<Self>, event: Event) {
+        match event {
+            Event::Need(Need {
+                group,
+                replicas,
+                gone,
+            }) => self.command(&group, Command::Need(Lack { replicas, gone })),
+            Event::Closed { group } => self.command(&group, Command::Leave),
+            Event::Invited { group, me } => {
+                if let Err(why) = self.join(&group, me).await {
+                    tracing::debug!(group, %me, why, "an invitation is not followed");
+                }
+            }
+        }
+    }
+
+    /// Joins a group whose leader has a message for us.
+    async fn join(self: &Arc<Self>, group: &str, me: Incarnation) -> Result<(), String> {
+        let (kernel, _) = parse(group).ok_or("no group of a kernel")?;
+        {
+            let table = self.table();
+            if table.left.contains(group) || table.kept.contains_key(group) {
+                return Err("it was left, or is kept already".into());
+            }
+        }
+        let dir = kernel_dir(&kernel).ok_or("there is no home folder")?;
+        let read = tokio::task::spawn_blocking(move || FrontFile::read(&dir));
+        let file = read.await.map_err(|e| e.to_string())?;
+        let wanted = file.map_err(|e| e.to_string())?.launch.replicas.count();
+        let joining = Kernel {
+            group: group.to_owned(),
+            me,
+            wanted,
+        };
+        let member = self.keeper.join(joining).await.map_err(|e| e.to_string())?;
+        self.keep(group, kernel, me, member, None);
+        Ok(())
+    }
+
+    /// Founds the group of a kernel that has run with a single replica until now.
+    async fn found(
+        self: &Arc<Self>,
+        kernel: &KernelId,
+        me: Incarnation,
+        wanted: usize,
+        state: &State,
+        attach: Command,
+    ) -> Result<mpsc::UnboundedSender<Command>, String> {
+        if self.table().kept.len() >= GROUPS_MAX {
+            return Err(format!("this seat keeps {GROUPS_MAX} groups already"));
+        }
+        let group = group_name(kernel, state.generation());
+        self.leave_older(kernel, state.generation());
+        let founding = Kernel {
+            group: group.clone(),
+            me,
+            wanted,
+        };
+        let member = self
+            .keeper
+            .found(founding, state)
+            .await
+            .map_err(|e| e.to_string())?;
+        Ok(self.keep(&group, kernel.clone(), me, member, Some(attach)))
+    }
+
+    /// `first`: the founder executes already, and must be known before anything is decided.
+    fn keep(
+        self: &Arc<Self>,
+        group: &str,
+        kernel: KernelId,
+        me: Incarnation,
+        member: Member,
+        first: Option<Command>,
+    ) -> mpsc::UnboundedSender<Command> {
+        let (commands, queue) = mpsc::unbounded_channel();
+        let kept = Kept {
+            kernel: kernel.clone(),
+            me,
+            commands: commands.clone(),
+        };
+        self.table().kept.insert(group.to_owned(), kept);
+        self.count();
+        let tended = Tended {
+            host: Arc::clone(self),
+            group: group.to_owned(),
+            kernel,
+            me,
+            member,
+            commands: queue,
+        };
+        tokio::spawn(tended.run(first));
+        commands
+    }
+
+    /// Serves a replica of this seat until it leaves.
+    pub(super) async fn serve(self: Arc<Self>, stream: UnixStream) {
+        self.busy.send_modify(|busy| busy.replicas += 1);
+        let visit = self.visits.fetch_add(1, Ordering::Relaxed);
+        let (mut desk, mut spare) = (None, None);
+        if let Err(error) = self.converse(stream, visit, &mut desk, &mut spare).await {
+            tracing::debug!(%error, "a replica has left");
+        }
+        if let Some(desk) = desk {
+            let _ = desk.send(Command::Detach { visit });
+        }
+        match spare {
+            Some(number) => self.spares.gone(number),
+            None => self.busy.send_modify(|busy| busy.replicas -= 1),
+        }
+    }
+
+    async fn converse(
+        self: &Arc<Self>,
+        stream: UnixStream,
+        visit: u64,
+        desk: &mut Option<mpsc::UnboundedSender<Command>>,
+        spare: &mut Option<u32>,
+    ) -> Result<(), FrameError> {
+        let (mut read, mut write) = stream.into_split();
+        let (out, mut queue) = mpsc::unbounded_channel::<FromSeat>();
+        // Ends with the conversation.
+        let mut writer = JoinSet::new();
+        writer.spawn(async move {
+            while let Some(word) = queue.recv().await {
+                // The reader sees that the replica is gone.
+                let _ = write.write_all(&word.encode()).await;
+            }
+        });
+        loop {
+            let word = ToSeat::read(&mut read).await?;
+            match word {
+                // The spare holds no seat until it is a replica.
+                ToSeat::Spare { number } if spare.is_none() && desk.is_none() => {
+                    *spare = Some(number);
+                    self.busy.send_modify(|busy| busy.replicas -= 1);
+                    self.spares.ready(number, out.clone());
+                }
+                ToSeat::Spare { .. } => return Ok(()),
+                ToSeat::Attach { kernel, incarnation } => {
+                    if let Some(number) = *spare {
+                        if !self.spares.goes(number).await {
+                            let _ = out.send(FromSeat::Alone);
+                            continue;
+                        }
+                        *spare = None;
+                        self.busy.send_modify(|busy| busy.replicas += 1);
+                    }
+                    *desk = self.desk(&kernel, incarnation);
+                    let attach = Command::Attach {
+                        visit,
+                        out: out.clone(),
+                    };
+                    if desk.as_ref().is_none_or(|desk| desk.send(attach).is_err()) {
+                        let _ = out.send(FromSeat::Alone);
+                    }
+                }
+                ToSeat::Found {
+                    kernel,
+                    incarnation,
+                    wanted,
+                    state,
+                } => {
+                    let attach = Command::Attach {
+                        visit,
+                        out: out.clone(),
+                    };
+                    match self.found(&kernel, incarnation, wanted, &state, attach).await {
+                        Ok(founded) => *desk = Some(founded),
+                        Err(why) => drop(out.send(FromSeat::Failed(why))),
+                    }
+                }
+                ToSeat::Propose(entry) => tell(desk.as_ref(), Command::Propose(entry)),
+                ToSeat::Over => tell(desk.as_ref(), Command::Over),
+            }
+        }
+    }
+}
+
+/// A replica without a group has nothing to tell one.
+fn tell(desk: Option<&mpsc::UnboundedSender<Command>>, command: Command) {
+    if let Some(desk) = desk {
+        let _ = desk.send(command);
+    }
+}
