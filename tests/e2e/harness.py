@@ -47,7 +47,7 @@ class Cluster:
         self.index = index
         self.variant = variant
         self.options = options
-        self.deploy_env = {"PROFILE": PROFILE, "REPLICAS": str(REPLICAS), **deploy}
+        self.deploy_env = {"PROFILE": PROFILE, "REPLICAS": str(REPLICAS), "MIGRATE": "false", **deploy}
         self.env: dict[str, str] = {}
 
     def devcluster(self, *args: str, check: bool = True, timeout: float = 180) -> str:

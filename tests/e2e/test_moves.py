@@ -55,8 +55,8 @@ def roaming(cluster: Cluster) -> Iterator[Cluster]:
     """Policy moves kernels to free GPUs."""
     conf = cluster.base / "etc/gresshopper.toml"
     text = conf.read_text()
-    # The pool's table is the last one.
-    conf.write_text(f"{text}\nmigrate = {{ takes_s = 1, margin_s = 0, ahead = false }}\n")
+    assert "migrate = false" in text
+    conf.write_text(text.replace("migrate = false", "migrate = { takes_s = 1, margin_s = 0, ahead = false }"))
     try:
         anew(cluster)
         yield cluster

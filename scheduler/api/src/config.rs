@@ -13,6 +13,8 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
+mod or_false;
+
 /// The environment variable that names the file.
 pub const CONFIG_VARIABLE: &str = "GRESSHOPPER_CONF";
 /// The file where the variable isn't set.
@@ -152,8 +154,8 @@ pub struct Pool {
     /// Pilots follow demand between `min_pilots` and `max_pilots`; none: `min_pilots` are kept up.
     #[serde(default)]
     pub scale: Option<Scale>,
-    /// Replicas may be moved to where GPUs are free; none: never.
-    #[serde(default)]
+    /// Kernels are moved to where GPUs are free; none (`false`): by hand and off drained nodes alone.
+    #[serde(default = "default_migrate", with = "or_false")]
     pub migrate: Option<Migrate>,
     /// Replicas of a kernel that doesn't name a number; `None`: as [`Pool::replicas`] says.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -190,6 +192,11 @@ impl Pool {
 
 fn default_rotate_before_s() -> u32 {
     600
+}
+
+#[allow(clippy::unnecessary_wraps, reason = "the field's type")]
+fn default_migrate() -> Option<Migrate> {
+    Some(Migrate::default())
 }
 
 fn default_grace_ms() -> u64 {
@@ -558,6 +565,27 @@ isolation = "devices"
         assert_eq!(of(pilots(3)), Replicas::Three);
         let refused = with(2).unwrap_err();
         assert!(refused.contains("1 or 3 replicas, not 2"), "{refused}");
+    }
+
+    #[test]
+    fn a_pools_kernels_move_unless_the_site_says_no() {
+        let with = |line: &str| parse(&WIRING.replace("linger_ms = 2000", line));
+        let of = |config: Config| config.pool[&config.default_pool()].migrate.clone();
+        for usual in ["", "migrate = true", "migrate = {}"] {
+            assert_eq!(of(with(usual).unwrap()), Some(Migrate::default()), "{usual}");
+        }
+        let off = with("migrate = false").unwrap();
+        assert_eq!(parse(&toml::to_string(&off).unwrap()).unwrap(), off);
+        assert_eq!(of(off), None);
+        let quick = of(with("migrate = { margin_s = 1 }").unwrap()).unwrap();
+        assert_eq!(quick.margin, Span::from_secs(1));
+        for (wrong, named) in [
+            ("migrate = { marginn_s = 1 }", "marginn_s"),
+            ("migrate = 3", "a table, or false for none"),
+        ] {
+            let refused = with(wrong).unwrap_err();
+            assert!(refused.contains(named), "{refused}");
+        }
     }
 
     #[test]
