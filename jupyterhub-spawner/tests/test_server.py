@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 from gresshopper_jupyter.server.activity import any_busy
 from gresshopper_jupyter.server.hop import Away, Hop, HopError
-from gresshopper_jupyter.server.overview import Local, kernels
+from gresshopper_jupyter.server.overview import Local, kernels, with_gpus
 from gresshopper_jupyter.server.session import Session
-from gresshopper_jupyter.server.usage import Used, parse
+from gresshopper_jupyter.server.usage import Gpus, Used, parse
 
 
 def queued(kernel: str, state: str, **more: Any) -> dict[str, Any]:
@@ -74,6 +74,29 @@ def test_memory_and_processor_are_the_kernels_own_and_the_limit_hopds() -> None:
     assert (one_of_three["memory_mib"], one_of_three["limit_mib"]) == (None, 2048)
     assert parse({"hostname": "n1", "pid": 7}) is None, "without psutil"
     assert parse({"kernel_memory": 2**30, "kernel_cpu": 12.5}) == Used(1024.0, 12.5)
+
+
+def test_a_leases_gpus_are_summed_up_and_what_one_does_not_say_is_not_known() -> None:
+    plain = {"kernel_memory": 2**30, "kernel_cpu": 12.5}
+    one = {"name": "NVIDIA H200", "utilisation": 30, "memory_used": 2**30, "memory_total": 2**32}
+    used = parse({**plain, "gpus": [one, {**one, "utilisation": 50}]})
+    assert used == Used(1024.0, 12.5, Gpus(40.0, 2048.0, 8192.0))
+    (row,) = kernels([Local("k", "k.ipynb", used)], [], [])
+    assert (row["gpu_percent"], row["gpu_memory_mib"], row["gpu_total_mib"]) == (40.0, 2048.0, 8192.0)
+    silent = parse({**plain, "gpus": [one, {**one, "utilisation": None}]})
+    assert silent == Used(1024.0, 12.5, Gpus(None, 2048.0, 8192.0))
+    for nothing in (None, [], "3", [7]):
+        assert parse({**plain, "gpus": nothing}) == Used(1024.0, 12.5)
+
+
+def test_kernels_with_gpus_in_hand_alone_are_asked_for_them() -> None:
+    queue = [
+        queued("runs", "RUNNING", gpus="0"),
+        queued("kept", "LINGERING", gpus="1"),
+        queued("waits", "PENDING"),
+        queued("cores", "RUNNING"),
+    ]
+    assert with_gpus(queue) == {"runs", "kept"}
 
 
 def test_a_running_cell_goes_before_a_lingering_lease() -> None:

@@ -141,6 +141,15 @@ class Driver:
         self.manager.restart_kernel(now=False)
         return self.connect()
 
+    def usage(self, gpus: bool) -> dict[str, Any]:
+        """What the kernel's processes use by its own word, as JupyterLab's panel asks for it."""
+        request = self.client.session.msg("usage_request", {"gpus": True} if gpus else {})
+        self.client.control_channel.send(request)
+        while True:
+            reply = self.client.get_control_msg(timeout=10)
+            if reply["parent_header"].get("msg_id") == request["header"]["msg_id"]:
+                return {"usage": reply["content"]}
+
     def is_alive(self) -> dict[str, Any]:
         return {"alive": bool(self.manager.is_alive())}
 
@@ -170,6 +179,7 @@ def main() -> None:
         "execute": driver.execute,
         "interrupt": driver.interrupt,
         "restart": driver.restart,
+        "usage": driver.usage,
         "is_alive": driver.is_alive,
         "revive": driver.revive,
         "shutdown": driver.shutdown,

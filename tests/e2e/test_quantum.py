@@ -128,6 +128,9 @@ def test_one_gpu_two_cells_each_in_its_turn_and_the_first_goes_on_where_it_was(
     recorder.start()
     first = outrun(two_gpus, alice)
     row = runs(two_gpus, "alice")
+    (device,) = alice.usage(gpus=True)["usage"]["gpus"]
+    # Eight bytes beside the context.
+    assert (device["name"], device["utilisation"], device["memory_used"] % 2**20) == ("FAKE GPU", 37, 8)
     said = two_gpus.run("root", "hop", "explain", row["kernel_id"], first)
     assert "After 2 s it may be parked" in said, said
     assert "batch:2" in two_gpus.run("root", "hop", "info", "-n", "-P", "-o", "quantum")

@@ -12,7 +12,7 @@ from tornado.web import authenticated
 from gresshopper_jupyter.programs import NotInstalled
 from gresshopper_jupyter.provisioner import GresshopperProvisioner
 from gresshopper_jupyter.server.hop import Away, Hop, HopError
-from gresshopper_jupyter.server.overview import Local, kernels
+from gresshopper_jupyter.server.overview import Local, kernels, with_gpus
 from gresshopper_jupyter.server.session import Session
 from gresshopper_jupyter.server.usage import Usage
 
@@ -76,15 +76,15 @@ class Kernels(_Handler):
             acct = await self.hop.rows("acct", *since, max_age_s=ACCT_AGE_S)
         except (HopError, NotInstalled) as error:
             away = str(error)
-        rows = kernels(await self._local(), queue, acct, known)
+        rows = kernels(await self._local(with_gpus(queue)), queue, acct, known)
         self.finish({"kernels": rows, "server_ends": await self.session.end(), "away": away})
 
-    async def _local(self) -> list[Local]:
+    async def _local(self, lent: set[str]) -> list[Local]:
         sessions = await ensure_async(self.session_manager.list_sessions())
         paths = {session["kernel"]["id"]: session["path"] for session in sessions if session.get("kernel")}
         manager = self.kernel_manager
         ours = {k: manager.get_kernel(k) for k in manager.list_kernel_ids() if _is_ours(manager.get_kernel(k))}
-        used = await self.usage.of(ours.items())
+        used = await self.usage.of(ours.items(), {k for k, kernel in ours.items() if _hops_id(kernel) in lent})
         return [Local(_hops_id(kernel), paths.get(k, ""), used.get(k)) for k, kernel in ours.items()]
 
 

@@ -53,6 +53,10 @@ class Kernel:
     memory_mib: float | None = None
     limit_mib: float | None = None
     cpu_percent: float | None = None
+    #: What its lent GPUs do now, and their memory; all of the lease's together.
+    gpu_percent: float | None = None
+    gpu_memory_mib: float | None = None
+    gpu_total_mib: float | None = None
     week: Use = field(default_factory=Use)
 
 
@@ -88,10 +92,18 @@ def kernels(
     return [asdict(kernel) for kernel in rows]
 
 
+def with_gpus(queue: Iterable[Row]) -> set[str]:
+    """The ids of kernels with GPUs in hand."""
+    return {row["kernel_id"] for row in queue if row["gpus"] and row["state"] in ("RUNNING", "LINGERING")}
+
+
 def _of_this_server(one: Local) -> Kernel:
     kernel = Kernel(one.id, one.path.rsplit("/", 1)[-1] or one.id[:8], one.path or None)
     if one.used is not None:
         kernel.memory_mib, kernel.cpu_percent = one.used.memory_mib, one.used.cpu_percent
+        if (gpus := one.used.gpus) is not None:
+            kernel.gpu_percent = gpus.percent
+            kernel.gpu_memory_mib, kernel.gpu_total_mib = gpus.memory_mib, gpus.total_mib
     return kernel
 
 

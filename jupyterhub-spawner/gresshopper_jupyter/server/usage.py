@@ -1,17 +1,28 @@
-"""What the kernels' processes use, by ``usage_request`` on their control channels: the kernel itself answers from its node,
-also in the middle of a cell. A kernel that doesn't know the request (ipykernel does) has no figures.
+"""What the kernels' processes and their GPUs do, by ``usage_request`` on their control channels: the kernel itself answers
+from its node, also in the middle of a cell. A kernel that doesn't know the request (ipykernel does) has no figures. A kernel
+with a lease is asked for its GPUs as well (`gresshopper.usage` there).
 """
 
 from __future__ import annotations
 
 import asyncio
 import queue
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from typing import Any
 
 #: How long an answer may take, in seconds: a kernel that moves or starts has none.
 TIMEOUT_S = 1.0
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """All GPUs of a lease together. What one of them doesn't say isn't known of all."""
+
+    #: The mean of the devices': the share of the last moment in which they computed.
+    percent: float | None
+    memory_mib: float | None
+    total_mib: float | None
 
 
 @dataclass(frozen=True)
@@ -21,6 +32,7 @@ class Used:
     memory_mib: float
     #: 100 is a whole core.
     cpu_percent: float
+    gpus: Gpus | None = None
 
 
 class Usage:
@@ -29,20 +41,21 @@ class Usage:
     def __init__(self) -> None:
         self._clients: dict[str, Any] = {}
 
-    async def of(self, kernels: Iterable[tuple[str, Any]]) -> dict[str, Used]:
-        """By the kernels' ids. Connections to others are closed."""
+    async def of(self, kernels: Iterable[tuple[str, Any]], with_gpus: Set[str]) -> dict[str, Used]:
+        """By the kernels' ids, of which some have GPUs. Connections to others are closed."""
         wanted = dict(kernels)
         for gone in self._clients.keys() - wanted.keys():
             self._clients.pop(gone).stop_channels()
-        asked = await asyncio.gather(*(self._ask(kernel_id, kernel) for kernel_id, kernel in wanted.items()))
+        asks = (self._ask(kernel_id, kernel, kernel_id in with_gpus) for kernel_id, kernel in wanted.items())
+        asked = await asyncio.gather(*asks)
         return {kernel_id: used for kernel_id, used in zip(wanted, asked) if used is not None}
 
-    async def _ask(self, kernel_id: str, kernel: Any) -> Used | None:
+    async def _ask(self, kernel_id: str, kernel: Any, gpus: bool) -> Used | None:
         client = self._clients.get(kernel_id)
         if client is None:
             client = self._clients[kernel_id] = kernel.client()
             client.start_channels(shell=False, iopub=False, stdin=False, hb=False)
-        request = client.session.msg("usage_request", {})
+        request = client.session.msg("usage_request", {"gpus": True} if gpus else {})
         client.control_channel.send(request)
         try:
             return await asyncio.wait_for(_answer(client, request["header"]["msg_id"]), TIMEOUT_S)
@@ -63,4 +76,21 @@ def parse(content: dict[str, Any]) -> Used | None:
     memory, cpu = content.get("kernel_memory"), content.get("kernel_cpu")
     if not isinstance(memory, (int, float)) or not isinstance(cpu, (int, float)):
         return None
-    return Used(memory / 2**20, float(cpu))
+    return Used(memory / 2**20, float(cpu), _of_gpus(content.get("gpus")))
+
+
+def _of_gpus(found: Any) -> Gpus | None:
+    if not isinstance(found, list) or not found or not all(isinstance(one, dict) for one in found):
+        return None
+    busy, used, total = (_sum(found, name) for name in ("utilisation", "memory_used", "memory_total"))
+    mib = 1 / 2**20
+    return Gpus(
+        percent=None if busy is None else busy / len(found),
+        memory_mib=None if used is None else used * mib,
+        total_mib=None if total is None else total * mib,
+    )
+
+
+def _sum(found: list[dict[str, Any]], name: str) -> float | None:
+    values = [float(one[name]) for one in found if isinstance(one.get(name), (int, float))]
+    return sum(values) if len(values) == len(found) else None

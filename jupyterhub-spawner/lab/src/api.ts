@@ -28,6 +28,10 @@ export interface KernelRow {
   readonly cpu_percent: number | null;
   /** The memory that they may use. */
   readonly limit_mib: number | null;
+  /** What its lent GPUs do now and the memory in use there, all together; `null` without any, or where they don't say. */
+  readonly gpu_percent: number | null;
+  readonly gpu_memory_mib: number | null;
+  readonly gpu_total_mib: number | null;
   /** This week's use. */
   readonly week: { readonly gpu_s: number; readonly wait_s: number };
 }

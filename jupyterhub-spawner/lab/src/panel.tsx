@@ -8,7 +8,7 @@ import * as React from "react";
 import type { Api, KernelRow, Overview, Action as ServerAction } from "./api.js";
 import { type History, noted, points } from "./sparkline.js";
 import { askForMoreTime } from "./walltime.js";
-import { aboutText, sentence, span } from "./words.js";
+import { aboutText, gpuText, sentence, span } from "./words.js";
 
 const POLL_MS = 5000;
 /** The time left is shown from this many seconds on. */
@@ -51,7 +51,8 @@ export class KernelPanelWidget extends ReactWidget {
         {this._overview && (
           <View
             overview={this._overview}
-            history={this._history}
+            memory={this._memory}
+            busy={this._busy}
             trans={trans}
             open={this._options.open}
             act={(row, action) => void this._act(row, action)}
@@ -69,7 +70,8 @@ export class KernelPanelWidget extends ReactWidget {
   private async _look(): Promise<void> {
     try {
       this._overview = await this._options.api.overview();
-      this._history = noted(this._history, this._overview.kernels);
+      this._memory = noted(this._memory, this._overview.kernels, "memory_mib");
+      this._busy = noted(this._busy, this._overview.kernels, "gpu_percent");
       this._failed = null;
     } catch (error) {
       this._failed = this._options.trans.__("The kernels can’t be listed: %1", String(error));
@@ -104,7 +106,8 @@ export class KernelPanelWidget extends ReactWidget {
 
   private readonly _poll: Poll;
   private _overview: Overview | null = null;
-  private _history: History = new Map();
+  private _memory: History = new Map();
+  private _busy: History = new Map();
   private _failed: string | null = null;
 }
 
@@ -112,14 +115,16 @@ type PanelAction = ServerAction | "interrupt";
 
 interface IViewProps {
   readonly overview: Overview;
-  readonly history: History;
+  readonly memory: History;
+  /** Of the lent GPUs' time. */
+  readonly busy: History;
   readonly trans: TranslationBundle;
   readonly open: (path: string) => void;
   readonly act: (row: KernelRow, action: PanelAction) => void;
   readonly moreTime: () => void;
 }
 
-function View({ overview, history, trans, open, act, moreTime }: IViewProps): React.JSX.Element {
+function View({ overview, memory, busy, trans, open, act, moreTime }: IViewProps): React.JSX.Element {
   const left = overview.server_ends === null ? null : overview.server_ends - Date.now() / 1000;
   return (
     <>
@@ -135,7 +140,15 @@ function View({ overview, history, trans, open, act, moreTime }: IViewProps): Re
       {overview.kernels.length === 0 && <p>{trans.__("No kernel of yours runs.")}</p>}
       <ul className="gh-Panel-list">
         {overview.kernels.map((row) => (
-          <Row key={row.id} row={row} past={history.get(row.id) ?? []} trans={trans} open={open} act={act} />
+          <Row
+            key={row.id}
+            row={row}
+            memory={memory.get(row.id) ?? []}
+            busy={busy.get(row.id) ?? []}
+            trans={trans}
+            open={open}
+            act={act}
+          />
         ))}
       </ul>
     </>
@@ -143,7 +156,10 @@ function View({ overview, history, trans, open, act, moreTime }: IViewProps): Re
 }
 
 function Row(
-  props: { row: KernelRow; past: readonly number[] } & Pick<IViewProps, "trans" | "open" | "act">,
+  props: { row: KernelRow; memory: readonly number[]; busy: readonly number[] } & Pick<
+    IViewProps,
+    "trans" | "open" | "act"
+  >,
 ): React.JSX.Element {
   const { row, trans, open, act } = props;
   const { path } = row;
@@ -161,7 +177,13 @@ function Row(
         <span className="gh-Kernel-state">{stateText(row, trans)}</span>
       </div>
       {row.reason && <p className="gh-Kernel-reason">{sentence(row.reason)}</p>}
-      {row.memory_mib !== null && <Memory row={row} used={row.memory_mib} past={props.past} trans={trans} />}
+      {row.memory_mib !== null && <Memory row={row} used={row.memory_mib} past={props.memory} trans={trans} />}
+      {(row.gpu_percent !== null || row.gpu_memory_mib !== null) && (
+        <p className="gh-Kernel-use">
+          <Spark past={props.busy} most={100} />
+          {gpuText(row.gpu_percent, row.gpu_memory_mib, row.gpu_total_mib, trans)}
+        </p>
+      )}
       <p className="gh-Kernel-use">{useText(row, trans)}</p>
       <div className="gh-Kernel-actions">
         {row.state === "LINGERING" && (
@@ -201,11 +223,18 @@ function Memory(props: {
   const text = memoryText(used, row.limit_mib, row.cpu_percent, trans);
   return (
     <p className="gh-Kernel-use" data-near={used > 0.9 * most && row.limit_mib !== null}>
-      <svg className="gh-Kernel-spark" width="59" height="16" viewBox="0 0 59 16" aria-hidden="true">
-        <polyline points={points(past, most, 59, 16)} />
-      </svg>
+      <Spark past={past} most={most} />
       {text}
     </p>
+  );
+}
+
+/** A figure in the last minutes. */
+function Spark(props: { past: readonly number[]; most: number }): React.JSX.Element {
+  return (
+    <svg className="gh-Kernel-spark" width="59" height="16" viewBox="0 0 59 16" aria-hidden="true">
+      <polyline points={points(props.past, props.most, 59, 16)} />
+    </svg>
   );
 }
 

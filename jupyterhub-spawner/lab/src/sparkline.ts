@@ -6,12 +6,16 @@ const KEPT = 60;
 
 export type History = ReadonlyMap<string, readonly number[]>;
 
-/** The memory of each kernel so far, with that of now. A kernel that is gone, or says nothing, is forgotten. */
-export function noted(history: History, rows: readonly KernelRow[]): History {
+/** Figures of the panel that are drawn. */
+export type Figure = "memory_mib" | "gpu_percent";
+
+/** A figure of each kernel so far, with that of now. A kernel that is gone, or says nothing, is forgotten. */
+export function noted(history: History, rows: readonly KernelRow[], figure: Figure): History {
   const next = new Map<string, readonly number[]>();
-  for (const { id, memory_mib } of rows) {
-    if (memory_mib !== null) {
-      next.set(id, [...(history.get(id) ?? []), memory_mib].slice(-KEPT));
+  for (const row of rows) {
+    const now = row[figure];
+    if (now !== null) {
+      next.set(row.id, [...(history.get(row.id) ?? []), now].slice(-KEPT));
     }
   }
   return next;

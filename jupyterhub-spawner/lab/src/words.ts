@@ -125,6 +125,24 @@ export function needed(need: Need | undefined, trans: Translation): string {
   return need.gpuType ? `${gpus} (${need.gpuType})` : gpus;
 }
 
+/** What lent GPUs do: the share of their time in percent, and their memory in MiB. */
+export function gpuText(
+  percent: number | null,
+  used: number | null,
+  total: number | null,
+  trans: Translation,
+): string {
+  const gib = (mib: number) => (mib / 1024).toFixed(1);
+  const memory =
+    used === null
+      ? undefined
+      : total === null
+        ? trans.__("%1 GiB", gib(used))
+        : trans.__("%1 of %2 GiB", gib(used), gib(total));
+  const busy = percent === null ? trans.__("GPU") : trans.__("GPU %1 %", Math.round(percent));
+  return memory === undefined ? busy : join(busy, memory);
+}
+
 /** A length of time as a person says it: "8 s", "1 min 20 s", "2 h 5 min". */
 export function span(seconds: number, trans: Translation): string {
   const s = Math.max(0, Math.round(seconds));

@@ -9,7 +9,7 @@ import os
 import sys
 from typing import Any
 
-from gresshopper import channel, command, debugger, lending, need, overview, revoked, unkept
+from gresshopper import channel, command, debugger, lending, need, overview, revoked, unkept, usage
 from gresshopper.imports import after_import
 
 _OLD_PATH = "GRESSHOPPER_OLD_PYTHONPATH"
@@ -35,6 +35,7 @@ def load_ipython_extension(ip: Any) -> None:
     lending.watch(ip)
     _keep_state(ip)
     _reply_at_once(ip)
+    usage.watch(getattr(ip, "kernel", None))
     after_import("debugpy", debugger.guard)
 
 
