@@ -399,15 +399,19 @@ class Chaos(Oracle):
         self.cluster.devcluster("start-slurmctld")
 
     def nothing_is_left(self) -> None:
+        processes = r"hop-replica run|ipykernel|hop-front"
         for what, true in (
             ("no lease step is left", self.cluster.quiet),
             ("no lease is left in the books", lambda: not self.cluster.leases_live()),
-            ("no process of a kernel is left", lambda: not self.cluster.pids(r"hop-replica run|ipykernel|hop-front")),
+            ("no process of a kernel is left", lambda: not self.cluster.pids(processes)),
         ):
             try:
                 until(what, true, 90)
             except Failed as error:
-                self.fault(str(error))
+                left = ",".join(map(str, self.cluster.pids(processes))) or "1"
+                self.fault(
+                    f"{error}\n{self.cluster.run('root', 'ps', '-o', 'user,pid,ppid,etimes,args', '-p', left)}"
+                )
 
 
 def summary(tally: Tally, seed: int) -> dict[str, object]:

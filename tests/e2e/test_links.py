@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from chaos import Oracle, Person
-from harness import Cluster, nothing_is_left, stream, until
+from harness import Cluster, no_process_is_left, nothing_is_left, stream, until
 from links import PEOPLE, Links, Way, both, can_cut
 
 #: The ways to cut, from the nodes of the executor and the standbys.
@@ -124,3 +124,16 @@ def test_no_cell_is_lost_or_runs_twice_while_links_are_cut(
     # The longest waits, for a look by hand.
     print(sorted(round(wait, 1) for wait in kernel.oracle.tally.waits)[-3:], kernel.oracle.tally.cell_lost)
     kernel.is_well()
+
+
+@pytest.mark.parametrize("seconds", [10, 45])
+def test_a_standby_that_is_cut_off_while_its_kernel_ends_leaves_too(
+    cluster: Cluster, links: Links, kernel: Kernel, seconds: float
+) -> None:
+    ways = kernel.ways("a standby | the others")
+    standby = ways[0][0]
+    with links.without([*ways, *both(PEOPLE, [standby])]):
+        kernel.person.book.shutdown()
+        time.sleep(seconds)
+        assert links.dropped()
+    no_process_is_left(cluster, timeout=30)

@@ -264,13 +264,17 @@ async fn a_member_whose_others_have_gone_leaves() {
     assert_eq!(first.need().await.replicas, 1, "two of three go on");
     drop(third);
     first.keeper.seat_ended(seat(3));
-    let group = GROUP.to_owned();
-    loop {
+    let group = || GROUP.to_owned();
+    let mut last = Vec::new();
+    while last.last() != Some(&Event::Closed { group: group() }) {
         let event = timeout(LONG, first.events.recv()).await.unwrap().unwrap();
-        if event == (Event::Closed { group: group.clone() }) {
-            return;
-        }
+        last.extend((!matches!(event, Event::Need(_))).then_some(event));
     }
+    let leaves = [
+        Event::Abandoned { group: group() },
+        Event::Closed { group: group() },
+    ];
+    assert_eq!(last, leaves);
 }
 
 /// Commit of a cell with three WALs on one disk. Timings are printed, not judged.
