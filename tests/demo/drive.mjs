@@ -1,5 +1,7 @@
-// Drives a real browser through JupyterHub's login page and JupyterLab: runs every cell of a notebook, waits for the
-// last, saves it, takes a screenshot, and fails if any cell failed. The password comes from the environment.
+// Drives a real browser through JupyterHub's login page and JupyterLab: runs every cell of a notebook, shows what the
+// first waiting one says, has the GPUs released (by the file --release), waits for the last cell, saves the notebook, takes a
+// screenshot, and fails if any cell failed or none waited. The password comes from the environment.
+import { writeFileSync } from "node:fs";
 import { createRequire } from "node:module";
 
 const require = createRequire(process.env.NODE_PATH ? `${process.env.NODE_PATH}/` : import.meta.url);
@@ -13,7 +15,7 @@ const options = Object.fromEntries(
     .filter(Boolean)
     .map((pair) => pair.trim().split(/\s+/, 2)),
 );
-const { hub, user, notebook, shot } = options;
+const { hub, user, notebook, shot, release } = options;
 const patience = Number(options.timeout ?? 300) * 1000;
 
 const browser = await chromium.launch({
@@ -51,6 +53,19 @@ try {
   await page.click("text=Clear Outputs of All Cells");
   await page.click("text=Run >> nth=0");
   await page.click("text=Run All Cells");
+  // Lab keeps cells out of the page that are out of view.
+  const line = page.locator(".gh-WaitLine-text");
+  for (let turn = 0; turn < 100 && (await line.count()) === 0; turn++) {
+    await page.locator(".jp-WindowedPanel-outer").evaluate((panel, at) => {
+      panel.scrollTop = (panel.scrollHeight * at) / 10;
+    }, turn % 10);
+    await page.waitForTimeout(600);
+  }
+  await line.scrollIntoViewIfNeeded({ timeout: 5000 });
+  console.log(`the badge: ${await page.locator(".gh-Badge").first().innerText()}`);
+  console.log(`at the waiting cell: ${await line.innerText()}`);
+  if (shot) await page.screenshot({ path: shot.replace(/\.png$/, "-waits.png") });
+  writeFileSync(release, "");
   // JupyterLab renders only the cells in view, so what counts is read back from the saved notebook.
   const saved = async () => {
     await page.keyboard.press("Control+s");
