@@ -18,6 +18,7 @@ import os
 import selectors
 import shutil
 import socket
+import struct
 import subprocess
 import sys
 import tempfile
@@ -147,7 +148,7 @@ class Bench:
         self.log = open((self.out or self.work) / "subjects.log", "w")  # noqa: SIM115 - as long as the run
         runtime = self.work / "run"
         runtime.mkdir(mode=0o700)
-        self.env = {**os.environ, "GRESSHOPPER_GPU_DIR": str(runtime), "GRESSHOPPER_HOP": self.hop}
+        self.env = {**os.environ, "GRESSHOPPER_RUN_DIR": str(runtime), "GRESSHOPPER_HOP": self.hop}
         if self.fake is not None:
             self.env |= {
                 "FAKE_GPU_DIR": str(self.fake / "gpu"),
@@ -255,15 +256,21 @@ class Bench:
         return {**report, "wall_s": seconds}
 
     def agent(self, subject: Subject, op: str) -> dict[str, Any]:
-        """Asks the process's own half, for rung (b) alone."""
+        """Asks the process's own half, for rung (b) alone (docs/agent-wire.md)."""
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
             connection.settimeout(self.left())
-            connection.connect(f"{self.env['GRESSHOPPER_GPU_DIR']}/gpu-{subject.pid}.sock")
-            connection.sendall(json.dumps({"v": 1, "op": op}).encode() + b"\n")
-            answer: dict[str, Any] = json.loads(connection.makefile().readline())
-        if not answer["ok"]:
-            raise Failed(f"{op}: {answer['error']}")
-        return answer
+            connection.connect(f"{self.env['GRESSHOPPER_RUN_DIR']}/process-{subject.pid}.sock")
+            answered = connection.makefile("rb")
+            answer: dict[str, Any] = {}
+            for number, asked in enumerate(("hello", f"gpu.{op}")):
+                text = json.dumps({"op": asked, "id": number, "body": {"version": 1}}).encode()
+                connection.sendall(struct.pack(">II", len(text), 0) + text)
+                size, _ = struct.unpack(">II", answered.read(8))
+                answer = json.loads(answered.read(size))
+        if "error" in answer:
+            raise Failed(f"{op}: {answer['error']['message']}")
+        ok: dict[str, Any] = answer["ok"]
+        return ok
 
     def holder(self, size: int) -> list[str]:
         return ["fake", str(size)] if self.fake is not None else ["tensors", str(size)]
@@ -423,7 +430,7 @@ def privilege(bench: Bench, uid: int) -> None:
         return
     runtime = Path(tempfile.mkdtemp(prefix="park-user-"))
     os.chown(runtime, uid, uid)
-    mine, bench.env = bench.env, {**bench.env, "GRESSHOPPER_GPU_DIR": str(runtime), "HOME": str(runtime)}
+    mine, bench.env = bench.env, {**bench.env, "GRESSHOPPER_RUN_DIR": str(runtime), "HOME": str(runtime)}
     try:
         with (
             bench.case("checkpoint by an unprivileged owner") as noted,

@@ -1,37 +1,28 @@
 //! `hop state`: save, look at, compare, restore and export the state of a notebook. Needs neither Slurm nor `hopd`.
 //!
-//! A running kernel gets one silent request, as from a Jupyter client. The request loads the in-kernel agent, which
-//! writes its answer to a file of this process. A saved state is read here, without running any of its code; a state in
-//! an object store is carried to and from a folder here ([`crate::state_remote`]).
+//! A running kernel is asked at its process's door (`docs/agent-wire.md`). A saved state is read here, without running
+//! any of its code; a state in an object store is carried to and from a folder here ([`crate::state_remote`]).
 
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::output::size;
-use crate::state_kernel::{self, Connection, Kernel};
+use crate::state_kernel::{self, Kernel};
 use crate::state_remote::{self, Store};
 use clap::{Args as ClapArgs, Subcommand};
-use hmac::{Hmac, KeyInit, Mac};
 use hop_blobs::ChunkId;
 use hop_blobs::local::{Collected, Local};
+use hop_door::{AskError, News};
 use hop_remote::address::{self, Address, AddressError};
 use hop_remote::send::Sent;
 use hop_state::form::{self, Difference, Saved, Snapshot};
-use hop_zmtp::{Admit, Client, ClientKind, Event, Limits, Message};
 use serde_json::{Value, json};
-use sha2::Sha256;
 use std::collections::HashSet;
 use std::fs;
-use std::io::{Read, Write};
-use std::net::Shutdown;
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
-
-/// Set by `%hop` in a notebook: where the kernel listens for requests while its cell runs this command.
-const ASK: &str = "GRESSHOPPER_ASK";
 
 const EXAMPLES: &str = "Examples:
   hop state show                     the cost of each variable, and what can't be saved
@@ -49,7 +40,8 @@ const EXAMPLES: &str = "Examples:
 A KERNEL is a notebook's name, a kernel id (or its beginning) or a connection file. Without KERNEL
 the only kernel on this machine is meant. In a notebook write `%hop state save` for the notebook's
 own kernel, not `!hop`. A STATE is a name, a folder, s3://BUCKET/PREFIX/NAME or
-file:///FOLDER/NAME. The kernel's environment needs the package cloudpickle.
+file:///FOLDER/NAME. A kernel that isn't Gresshopper's first runs the cell %load_ext gresshopper, and
+its environment needs the package cloudpickle.
 
 For S3, keys, region and endpoint are those of the AWS tools: AWS_ACCESS_KEY_ID and
 AWS_SECRET_ACCESS_KEY or AWS_PROFILE, AWS_REGION, AWS_ENDPOINT_URL (http:// only with
@@ -316,95 +308,57 @@ fn usable<T: FromStr<Err = AddressError>>(text: &str) -> Result<T, Failure> {
         .map_err(|e: AddressError| Failure::Usage(e.to_string()))
 }
 
-/// A message's signature.
-fn sign(key: &str, parts: &[String; 4]) -> String {
-    if key.is_empty() {
-        return String::new();
-    }
-    let mut mac = Hmac::<Sha256>::new_from_slice(key.as_bytes()).expect("HMAC takes keys of any length");
-    for part in parts {
-        mac.update(part.as_bytes());
-    }
-    hex::encode(mac.finalize().into_bytes())
-}
-
-/// A Python string literal.
-fn literal(text: &str) -> String {
-    // JSON's escapes are Python's, except for the unused escape of a slash.
-    Value::String(text.to_owned()).to_string()
-}
-
-/// Has the agent in a kernel carry out a request, and gives its answer.
-fn ask(args: &Args, context: &mut Context<'_>, kernel: &Kernel, request: &Value) -> Result<Value, Failure> {
-    if kernel.own {
-        return ask_own(kernel, request, context);
-    }
-    let Some(file) = &kernel.file else {
-        return Err(Failure::Failed(format!(
-            "kernel {} doesn't listen on this machine: run `%hop state` in its notebook",
-            kernel.title()
-        )));
-    };
-    let connection = Connection::read(file)?;
-    let dir = tempfile::Builder::new().prefix("hop-state-").tempdir()?;
-    let answer = dir.path().join("answer");
-    let path = python_path(args)?;
-    let inner = format!(
-        "import sys\nsys.path.insert(0, {0})\ntry:\n    from gresshopper.state.agent import answer\n\
-         finally:\n    sys.path.remove({0})\nanswer({1}, {2})\n",
-        literal(&path.to_string_lossy()),
-        literal(&request.to_string()),
-        literal(&answer.to_string_lossy()),
-    );
-    let code = format!("exec({}, {{}})", literal(&inner));
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_all()
-        .build()?;
+/// Has a kernel carry out an operation.
+fn ask(
+    args: &Args,
+    context: &mut Context<'_>,
+    kernel: &Kernel,
+    op: &str,
+    body: Value,
+) -> Result<Value, Failure> {
+    let python = python_path(args).ok();
+    let mut door = state_kernel::door(kernel, python.as_deref(), context)?;
     let limit = Duration::from_secs(args.timeout);
-    let progress = answer.with_extension("progress");
-    let reply = runtime.block_on(execute(&connection, &code, limit, &progress, context))?;
-    if reply["status"] != "ok" {
-        let what = reply["evalue"].as_str().unwrap_or("it gave no reason").to_owned();
-        let hint = if what.contains("cloudpickle") {
-            "; install it there: pip install cloudpickle"
-        } else {
-            ""
+    let (mut begun, mut told) = (false, String::new());
+    let mut hear = |news: News<'_>| {
+        let text = match news {
+            // The first word: no cell runs any more.
+            News::Progress("") => {
+                begun = true;
+                return;
+            }
+            News::Progress(text) => text,
+            News::Silence if told.is_empty() => "waiting for the kernel, which is busy or saving",
+            News::Silence => return,
         };
-        return Err(Failure::Failed(format!(
-            "the kernel couldn't do it: {what}{hint}"
-        )));
-    }
-    let text = fs::read(&answer).map_err(|e| Failure::Failed(format!("the kernel gave no answer: {e}")))?;
-    said_by_kernel(&text)
-}
-
-fn said_by_kernel(text: &[u8]) -> Result<Value, Failure> {
-    let said: Value = serde_json::from_slice(text).map_err(|e| Failure::of(&e))?;
-    match said.get("error").and_then(Value::as_str) {
-        Some(error) => Err(Failure::Failed(error.to_owned())),
-        None => Ok(said["ok"].clone()),
-    }
-}
-
-/// Asks the kernel around this process, whose cell waits for this process: `%hop` carries requests out meanwhile.
-fn ask_own(kernel: &Kernel, request: &Value, context: &Context<'_>) -> Result<Value, Failure> {
-    let Some(socket) = (context.env)(ASK).filter(|path| !path.is_empty()) else {
-        return Err(Failure::Usage(format!(
-            "this is the notebook's own kernel ({}), which waits for this very command: write `%hop state ..` in place of \
-             `!hop state ..`, or run it in a terminal",
-            kernel.title()
-        )));
+        if text != told {
+            // The answer counts, whatever becomes of this.
+            let _ = writeln!(context.err, "hop: {text}");
+            told = text.to_owned();
+        }
     };
-    let failed = |e: std::io::Error| Failure::Failed(format!("the kernel can't be asked: {e}"));
-    let mut stream = UnixStream::connect(socket).map_err(failed)?;
-    stream.write_all(request.to_string().as_bytes()).map_err(failed)?;
-    stream.shutdown(Shutdown::Write).map_err(failed)?;
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).map_err(failed)?;
-    if answer.is_empty() {
-        return Err(Failure::Failed("the kernel gave no answer".to_owned()));
-    }
-    said_by_kernel(&answer)
+    let said = door.ask(op, body, limit, &mut hear);
+    said.map_err(|error| failed(&error, limit, begun))
+}
+
+/// `begun`: the kernel has begun to do what it was asked.
+fn failed(error: &AskError, limit: Duration, begun: bool) -> Failure {
+    let seconds = limit.as_secs();
+    Failure::Failed(match error {
+        AskError::TimedOut(_) if begun => {
+            format!("the kernel hasn't finished within {seconds} s, and goes on")
+        }
+        AskError::TimedOut(_) => format!(
+            "the kernel didn't come to it within {seconds} s, and it won't be done: its variables are read between cells, and \
+             a cell runs"
+        ),
+        AskError::Broken(_) => "the kernel ended, or closed the connection".to_owned(),
+        AskError::Refused { kind, message } if kind == "unknown" => {
+            format!("{message} in this kernel, which is of another release: restart it")
+        }
+        AskError::Refused { message, .. } => message.clone(),
+        other => return Failure::of(other),
+    })
 }
 
 /// Folder of the Python package: named by the user, beside the installation, or in this source tree.
@@ -421,84 +375,6 @@ fn python_path(args: &Args) -> Result<PathBuf, Failure> {
         })
 }
 
-/// Sends a silent execute_request; returns the content of its reply.
-async fn execute(
-    connection: &Connection,
-    code: &str,
-    limit: Duration,
-    progress: &Path,
-    context: &mut Context<'_>,
-) -> Result<Value, Failure> {
-    let id = uuid::Uuid::new_v4().simple().to_string();
-    let (events, mut inbox) = tokio::sync::mpsc::channel(16);
-    let kind = ClientKind::Dealer {
-        identity: id.clone().into_bytes().into(),
-    };
-    let client = Client::connect(
-        &kind,
-        &connection.shell()?,
-        Limits::default(),
-        Admit::Anyone,
-        (),
-        events,
-    )
-    .await
-    .map_err(|e| Failure::of(&e))?;
-    let header = json!({"msg_id": id, "session": id, "username": "hop", "version": "5.3",
-                        "msg_type": "execute_request", "date": "2000-01-01T00:00:00Z"});
-    let content = json!({"code": code, "silent": true, "store_history": false, "allow_stdin": false,
-                         "user_expressions": {}, "stop_on_error": false});
-    let parts = [
-        header.to_string(),
-        "{}".to_owned(),
-        "{}".to_owned(),
-        content.to_string(),
-    ];
-    let signature = sign(&connection.key, &parts);
-    let mut frames = vec!["<IDS|MSG>".to_owned(), signature];
-    frames.extend(parts);
-    client.send(
-        &Message(frames.into_iter().map(|f| f.into_bytes().into()).collect()),
-        None,
-    );
-    let deadline = tokio::time::Instant::now() + limit;
-    let mut told = String::new();
-    loop {
-        let patience = tokio::time::Instant::now() + Duration::from_secs(2);
-        match tokio::time::timeout_at(patience.min(deadline), inbox.recv()).await {
-            Ok(Some(((), Event::Message(_, message)))) => {
-                if let Some(content) = reply_to(&message, &id) {
-                    return Ok(content);
-                }
-            }
-            Ok(Some(((), Event::Disconnected { .. })) | None) => {
-                return Err(Failure::Failed("the kernel closed the connection".to_owned()));
-            }
-            Ok(Some(_)) => {}
-            Err(_) if tokio::time::Instant::now() >= deadline => {
-                return Err(Failure::Failed(format!(
-                    "the kernel didn't answer within {} s",
-                    limit.as_secs()
-                )));
-            }
-            Err(_) => {
-                let busy = || "waiting for the kernel, which is busy or saving".to_owned();
-                let now = fs::read_to_string(progress).unwrap_or_else(|_| busy());
-                if now != told {
-                    writeln!(context.err, "hop: {now}")?;
-                    told = now;
-                }
-            }
-        }
-    }
-}
-
-fn reply_to(message: &Message, id: &str) -> Option<Value> {
-    let at = message.0.iter().position(|f| f.as_ref() == b"<IDS|MSG>")?;
-    let parent: Value = serde_json::from_slice(message.0.get(at + 3)?).ok()?;
-    (parent["msg_id"] == id).then(|| serde_json::from_slice(message.0.get(at + 5)?).ok())?
-}
-
 fn save(
     args: &Args,
     place: &Place,
@@ -513,8 +389,8 @@ fn save(
         Where::Here(folder) => folder.clone(),
         Where::There(address) => place.outgoing(address),
     };
-    let request = with(how, json!({"do": "save", "state": state, "store": place.store}));
-    let done = ask(args, context, &kernel, &request)?;
+    let body = with(how, json!({"to": state, "store": place.store}));
+    let done = ask(args, context, &kernel, "state.save", body)?;
     if !args.json {
         tell_saved(&kernel, &done, &state, context)?;
     }
@@ -590,12 +466,8 @@ fn show(args: &Args, place: &Place, what: Option<&str>, context: &mut Context<'_
         Some(name) => shown(&place.read(name)?),
         None => {
             let kernel = state_kernel::find(what, &place.runtime, context)?;
-            ask(
-                args,
-                context,
-                &kernel,
-                &json!({"do": "show", "store": place.store}),
-            )?
+            let body = json!({"store": place.store});
+            ask(args, context, &kernel, "state.show", body)?["groups"].take()
         }
     };
     if args.json {
@@ -687,11 +559,8 @@ fn restore(
         Where::Here(folder) => folder,
         Where::There(address) => place.fetch(&address, context)?,
     };
-    let request = with(
-        how,
-        json!({"do": "restore", "state": state, "store": place.store}),
-    );
-    let done = ask(args, context, &kernel, &request)?;
+    let body = with(how, json!({"folder": state, "store": place.store}));
+    let done = ask(args, context, &kernel, "state.load", body)?;
     let differences: Vec<&str> = done["differences"]
         .as_array()
         .into_iter()
@@ -843,25 +712,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn literals_survive_quotes_and_lines() {
-        assert_eq!(literal("a\"b\\\n"), r#""a\"b\\\n""#);
+    fn what_was_begun_goes_on_and_the_rest_is_dropped() {
+        let limit = Duration::from_secs(7);
+        let timed_out = |begun| failed(&AskError::TimedOut(limit), limit, begun).to_string();
+        assert!(timed_out(false).ends_with("a cell runs"));
+        assert_eq!(
+            timed_out(true),
+            "the kernel hasn't finished within 7 s, and goes on"
+        );
     }
 
     #[test]
-    fn only_our_own_reply_counts() {
-        let message = |id: &str| {
-            let parts = [
-                "i",
-                "<IDS|MSG>",
-                "sig",
-                "{}",
-                &format!("{{\"msg_id\":\"{id}\"}}"),
-                "{}",
-                "{\"status\":\"ok\"}",
-            ];
-            Message(parts.iter().map(|p| p.as_bytes().to_vec().into()).collect())
+    fn an_operation_of_another_release_asks_for_a_restart() {
+        let error = AskError::Refused {
+            kind: "unknown".to_owned(),
+            message: "there is no operation state.load".to_owned(),
         };
-        assert_eq!(reply_to(&message("mine"), "mine").unwrap()["status"], "ok");
-        assert_eq!(reply_to(&message("other"), "mine"), None);
+        let said = failed(&error, Duration::ZERO, false).to_string();
+        assert_eq!(
+            said,
+            "there is no operation state.load in this kernel, which is of another release: restart it"
+        );
     }
 }

@@ -6,17 +6,23 @@
 use crate::context::Context;
 use crate::failure::Failure;
 use crate::kernels;
-use hop_zmtp::Endpoint;
+use hop_door::{AskError, Door, Hello, Pid, folders};
 use serde::Deserialize;
+use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// Set in the processes of a kernel of ours.
 const OWN: &str = "GRESSHOPPER_KERNEL";
+/// Set by `%hop` in a notebook: the process of the kernel, whose cell waits for this command, and the word that says so.
+const ASK: &str = "GRESSHOPPER_ASK";
+/// How long a kernel's process may take to say what it is.
+const HELLO: Duration = Duration::from_secs(5);
 /// How long a kernel may take to accept a connection, to count as alive.
 const ALIVE: Duration = Duration::from_millis(500);
 /// Most ancestors searched for the kernel in which a command runs.
@@ -43,50 +49,149 @@ impl Kernel {
             None => short,
         }
     }
+
+    /// Whether a process says that it is this kernel's.
+    fn is(&self, hello: &Hello) -> bool {
+        let file = || self.file.as_ref().and_then(|file| file.canonicalize().ok());
+        hello.kernel.as_deref() == Some(self.id.as_str())
+            || hello.connection_file.is_some() && hello.connection_file == file()
+    }
+
+    /// Whether a process has the key of this kernel's clients: a notebook that is opened anew goes on with a kernel of
+    /// another id. A site may give all kernels the same key.
+    fn has_key(&self, hello: &Hello) -> bool {
+        let key = || {
+            Connection::read(self.file.as_ref()?)
+                .map(|c| c.key)
+                .filter(|key| !key.is_empty())
+        };
+        let digest = || key().map(|key| hex::encode(Sha256::digest(key)));
+        hello.kernel.is_some() && hello.key.is_some() && hello.key == digest()
+    }
 }
 
 /// What a connection file says.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Connection {
+struct Connection {
     transport: String,
     ip: String,
     shell_port: u16,
-    pub(crate) key: String,
+    #[serde(default)]
+    key: String,
 }
 
 impl Connection {
-    pub(crate) fn read(path: &Path) -> Result<Self, Failure> {
-        let failed = |why: String| {
-            Failure::Failed(format!(
-                "{} isn't a usable connection file: {why}",
-                path.display()
-            ))
-        };
-        let text = fs::read(path).map_err(|e| failed(e.to_string()))?;
-        serde_json::from_slice(&text).map_err(|e| failed(e.to_string()))
-    }
-
-    pub(crate) fn shell(&self) -> Result<Endpoint, Failure> {
-        match self.transport.as_str() {
-            "ipc" => Ok(Endpoint::Ipc(PathBuf::from(format!(
-                "{}-{}",
-                self.ip, self.shell_port
-            )))),
-            _ => format!("{}:{}", self.ip, self.shell_port)
-                .parse::<SocketAddr>()
-                .map(Endpoint::Tcp)
-                .map_err(|e| Failure::Failed(format!("the kernel's address {} can't be used: {e}", self.ip))),
-        }
+    fn read(path: &Path) -> Option<Self> {
+        serde_json::from_slice(&fs::read(path).ok()?).ok()
     }
 
     /// Whether a process listens on the kernel's port. A killed kernel leaves its file behind.
     fn is_alive(&self) -> bool {
-        match self.shell() {
-            Ok(Endpoint::Tcp(address)) => TcpStream::connect_timeout(&address, ALIVE).is_ok(),
-            Ok(Endpoint::Ipc(path)) => std::os::unix::net::UnixStream::connect(path).is_ok(),
-            Err(_) => false,
+        match self.transport.as_str() {
+            "ipc" => UnixStream::connect(format!("{}-{}", self.ip, self.shell_port)).is_ok(),
+            _ => format!("{}:{}", self.ip, self.shell_port)
+                .parse::<SocketAddr>()
+                .is_ok_and(|address| TcpStream::connect_timeout(&address, ALIVE).is_ok()),
         }
     }
+}
+
+/// Opens the door of the kernel's process. `python` is the folder of our package, for a kernel that hasn't loaded it.
+///
+/// Of several replicas the executor is meant: a standby's variables are those of records, and its cells run elsewhere.
+pub(crate) fn door(kernel: &Kernel, python: Option<&Path>, context: &Context<'_>) -> Result<Door, Failure> {
+    let uid = rustix::process::geteuid().as_raw();
+    let dirs = folders::of(uid);
+    if kernel.own {
+        return own_door(kernel, uid, &dirs, context);
+    }
+    let (mut open, silent) = doors(uid, &dirs);
+    let executes = |rule: fn(&Kernel, &Hello) -> bool| {
+        let all = open.iter().enumerate();
+        all.filter(move |(_, door)| rule(kernel, &door.hello) && !door.hello.standby)
+            .map(|(at, _)| at)
+    };
+    let with_key: Vec<usize> = executes(Kernel::has_key).collect();
+    let at = executes(Kernel::is).next().or(match with_key[..] {
+        [at] => Some(at),
+        _ => None,
+    });
+    if let Some(at) = at {
+        return Ok(open.swap_remove(at));
+    }
+    let ours = |hello: &Hello| kernel.is(hello) || kernel.has_key(hello);
+    let standby = open.iter().any(|door| ours(&door.hello));
+    Err(Failure::Failed(out_of_reach(kernel, standby, silent, python)))
+}
+
+/// The doors of a user's processes on this machine that answer, and a process whose door doesn't.
+fn doors(uid: u32, dirs: &[PathBuf]) -> (Vec<Door>, Option<Pid>) {
+    let (mut open, mut silent) = (Vec::new(), None);
+    for pid in folders::processes(uid) {
+        match Door::open(pid, uid, dirs, None, HELLO) {
+            Ok(door) => open.push(door),
+            Err(AskError::TimedOut(_)) => silent = Some(pid),
+            Err(_) => {}
+        }
+    }
+    (open, silent)
+}
+
+/// Kernels with a door on this machine, by the beginning of their ids.
+fn with_doors(word: &str) -> Vec<Kernel> {
+    let uid = rustix::process::geteuid().as_raw();
+    let (open, _) = doors(uid, &folders::of(uid));
+    let mut ids: Vec<String> = open
+        .into_iter()
+        .filter_map(|door| door.hello.kernel)
+        .filter(|id| id.starts_with(word))
+        .collect();
+    ids.sort_unstable();
+    ids.dedup();
+    let of = |id| Kernel {
+        id,
+        name: None,
+        file: None,
+        own: false,
+    };
+    ids.into_iter().map(of).collect()
+}
+
+/// The door of the kernel around this process, whose cell waits for this process.
+fn own_door(kernel: &Kernel, uid: u32, dirs: &[PathBuf], context: &Context<'_>) -> Result<Door, Failure> {
+    let asked = (context.env)(ASK).unwrap_or_default();
+    let Some((Ok(pid), word)) = asked.split_once(':').map(|(pid, word)| (pid.parse(), word)) else {
+        return Err(Failure::Usage(format!(
+            "this is the notebook's own kernel ({}), which waits for this very command: write `%hop state ..` in place of \
+             `!hop state ..`, or run it in a terminal",
+            kernel.title()
+        )));
+    };
+    Door::open(pid, uid, dirs, Some(word), HELLO).map_err(|error| Failure::of(&error))
+}
+
+fn out_of_reach(kernel: &Kernel, standby: bool, silent: Option<Pid>, python: Option<&Path>) -> String {
+    let title = kernel.title();
+    if standby {
+        return format!(
+            "kernel {title} has only a standby on this machine, and its cells run on another node: write `%hop state ..` in its \
+             notebook"
+        );
+    }
+    if let Some(pid) = silent {
+        return format!(
+            "kernel {title} wasn't found, and process {pid} doesn't say what it is: if that is the kernel, its cell keeps Python \
+             from answering; try again later"
+        );
+    }
+    let folder = python.map_or_else(String::new, |python| {
+        format!(" (`import sys; sys.path.append({python:?})` makes it known there)")
+    });
+    format!(
+        "kernel {title} can't be asked from this machine. On another node, or in a job with a /tmp of its own, write `%hop state \
+         ..` in its notebook. A kernel that isn't Gresshopper's first needs the cell `%load_ext gresshopper`{folder}; one of an \
+         older release, a restart"
+    )
 }
 
 /// Finds the kernel meant by `which`: by a connection file, by an id or an id's beginning, or by a notebook's name.
@@ -118,6 +223,9 @@ pub(crate) fn find(which: Option<&str>, runtime: &Path, context: &Context<'_>) -
     }
     let base = Path::new(word).file_name().and_then(|n| n.to_str());
     found.retain(|k| k.id.starts_with(word) || (base.is_some() && k.name.as_deref() == base));
+    if found.is_empty() {
+        found = with_doors(word);
+    }
     match found.len() {
         0 => Err(Failure::Failed(format!(
             "no kernel or saved state {word:?} is here (kernels are looked for in {}): give a notebook's name, the beginning of \
@@ -192,7 +300,7 @@ fn listening(runtime: &Path, names: &HashMap<String, String>, own: Option<&str>)
         .flatten()
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(|path| id_of(path).is_some())
-        .filter(|path| Connection::read(path).is_ok_and(|c| c.is_alive()))
+        .filter(|path| Connection::read(path).is_some_and(|c| c.is_alive()))
         .map(|path| of_file(&path, names, own))
         .collect();
     found.sort_by(|a, b| a.id.cmp(&b.id));
@@ -287,14 +395,71 @@ mod tests {
         }
     }
 
-    #[test]
-    fn several_kernels_are_named() {
-        let kernel = |id: &str, name: Option<&str>| Kernel {
+    fn kernel(id: &str, name: Option<&str>) -> Kernel {
+        Kernel {
             id: id.to_owned(),
             name: name.map(str::to_owned),
             file: None,
             own: false,
+        }
+    }
+
+    #[test]
+    fn a_process_is_the_kernels_by_its_id_or_its_file() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let of_id = |id: &str| Hello {
+            kernel: Some(id.to_owned()),
+            ..Hello::default()
         };
+        let of_file = |path: &Path| Hello {
+            connection_file: Some(path.canonicalize().unwrap()),
+            ..Hello::default()
+        };
+        let mut meant = kernel("a6f6a924-0000", None);
+        assert!(meant.is(&of_id("a6f6a924-0000")));
+        assert!(!meant.is(&of_id("a6f6a924")));
+        assert!(!meant.is(&Hello::default()), "neither has a file");
+        assert!(!meant.is(&of_file(file.path())));
+        meant.file = Some(file.path().to_owned());
+        assert!(meant.is(&of_file(file.path())));
+        assert!(!meant.is(&of_file(Path::new("/"))));
+    }
+
+    #[test]
+    fn a_supervised_process_is_the_kernels_by_its_key() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let written = r#"{"transport": "tcp", "ip": "127.0.0.1", "shell_port": 1, "key": "secret"}"#;
+        fs::write(file.path(), written).unwrap();
+        let mut meant = kernel("an id of Jupyter's", None);
+        let hello = |kernel: Option<&str>, key: &str| Hello {
+            kernel: kernel.map(str::to_owned),
+            key: Some(hex::encode(Sha256::digest(key))),
+            ..Hello::default()
+        };
+        assert!(!meant.has_key(&hello(Some("ours"), "secret")), "no file, no key");
+        meant.file = Some(file.path().to_owned());
+        assert!(meant.has_key(&hello(Some("ours"), "secret")));
+        assert!(!meant.has_key(&hello(Some("ours"), "another")));
+        assert!(
+            !meant.has_key(&hello(None, "secret")),
+            "a plain kernel is found by its file"
+        );
+    }
+
+    #[test]
+    fn a_kernel_out_of_reach_says_what_helps() {
+        let meant = kernel("a6f6a924-0000", Some("mine.ipynb"));
+        let said = |standby, silent| out_of_reach(&meant, standby, silent, Some(Path::new("/opt/python")));
+        assert!(said(true, None).contains("only a standby"));
+        assert!(said(false, Some(7)).contains("process 7"));
+        let plain = said(false, None);
+        assert!(
+            plain.contains("%load_ext gresshopper") && plain.contains("sys.path.append(\"/opt/python\")")
+        );
+    }
+
+    #[test]
+    fn several_kernels_are_named() {
         let found = [kernel("a6f6a924-0000", Some("mine.ipynb")), kernel("b7", None)];
         assert_eq!(
             several("there are", &found).to_string(),

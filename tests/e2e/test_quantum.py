@@ -222,7 +222,7 @@ def test_a_kernel_is_restarted_while_its_cell_is_parked(two_gpus: Cluster, books
     until("nothing waits for alice", lambda: rows(two_gpus, "alice") == [])
     assert not Path(f"/proc/{pid}").exists()
     uid = os.stat(two_gpus.base / "home/alice").st_uid
-    assert list(Path("/").glob(f"tmp/gresshopper-{uid}/gpu-{pid}.*")) == []
+    assert list(Path("/").glob(f"tmp/gresshopper-{uid}/*-{pid}.*")) == []
     stop(two_gpus, "bob")
     assert bob.wait(second)["status"] == "ok"
     alice.execute(OPENABLE)

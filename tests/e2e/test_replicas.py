@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -366,3 +367,16 @@ def test_the_front_is_killed_and_the_group_serves_the_next_one(cluster: Cluster,
     with lost_node(cluster, node):
         assert node_of(alice) != node
         runs_with_a_gpu(alice)
+
+
+def test_hop_state_in_a_terminal_means_the_executor_of_three(cluster: Cluster, alice: Notebook) -> None:
+    kernel = kernel_row(cluster)["kernel_id"]
+    alice.execute("x = 42")
+    shown = json.loads(cluster.run("alice", "hop", "state", "--json", "show", kernel))
+    assert ["x"] in [group["names"] for group in shown], shown
+    saved = json.loads(cluster.run("alice", "hop", "state", "--json", "save", kernel, "--to", "by-the-door"))
+    assert saved["lost"] == {}
+    alice.execute("x = 0")
+    cluster.run("alice", "hop", "state", "restore", "by-the-door", kernel)
+    got = alice.execute("print(x)")
+    assert stream(got, "stdout") == "42\n", got

@@ -28,5 +28,4 @@ pub mod record;
 pub mod reserve;
 pub mod telemetry;
 
-/// A process id.
-pub type Pid = i32;
+pub use hop_door::Pid;

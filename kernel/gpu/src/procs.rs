@@ -4,7 +4,7 @@ use crate::Pid;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Where to look. The defaults are the machine's; tests and `--dev-prefix` say otherwise.
 #[derive(Debug, Clone)]
@@ -188,25 +188,6 @@ fn mapped_file(line: &str) -> Option<&str> {
 fn stat_field(stat: &str, field: usize) -> Option<u64> {
     let (_, after) = stat.rsplit_once(')')?;
     after.split_whitespace().nth(field.checked_sub(3)?)?.parse().ok()
-}
-
-/// Whether a path may be trusted with secrets of its owner: a directory of `uid`'s with mode 0700.
-///
-/// # Errors
-/// It is not.
-pub fn check_private_dir(dir: &Path, uid: u32) -> io::Result<()> {
-    use std::os::unix::fs::MetadataExt;
-    let meta = fs::symlink_metadata(dir)?;
-    match meta.is_dir() && meta.uid() == uid && meta.mode() & 0o077 == 0 {
-        true => Ok(()),
-        false => Err(io::Error::new(
-            io::ErrorKind::PermissionDenied,
-            format!(
-                "{} is not a directory of user {uid} with mode 0700",
-                dir.display()
-            ),
-        )),
-    }
 }
 
 #[cfg(test)]

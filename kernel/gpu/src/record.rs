@@ -2,9 +2,9 @@
 //! when it is back.
 
 use crate::Pid;
-use crate::inside::run_dirs;
 use crate::ladder::Place;
 use crate::machine::Halves;
+use hop_door::folders;
 use rustix::fs::{self, AtFlags, Mode, OFlags, Uid};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
@@ -63,7 +63,7 @@ const MAX_RECORD: u64 = 64 << 10;
 
 impl Records {
     pub fn of(uid: u32, dir: Option<&Path>) -> Self {
-        let dirs = dir.map_or_else(|| run_dirs(uid), |dir| vec![dir.to_path_buf()]);
+        let dirs = dir.map_or_else(|| folders::of(uid), |dir| vec![dir.to_path_buf()]);
         Self { uid, dirs }
     }
 
@@ -150,13 +150,13 @@ impl Records {
     }
 }
 
-/// Removes the leavings of an ended process: the record, and the agent's socket.
+/// Removes the leavings of an ended process: the record, and the door.
 pub fn forget(uid: u32, pid: u32) {
     let Ok(pid) = Pid::try_from(pid) else { return };
     let records = Records::of(uid, None);
     records.remove(pid);
     for dir in records.dirs.iter().filter_map(|dir| records.open(dir).ok()) {
-        let _ = fs::unlinkat(&dir, format!("gpu-{pid}.sock"), AtFlags::empty());
+        let _ = fs::unlinkat(&dir, folders::name(pid), AtFlags::empty());
     }
 }
 

@@ -14,6 +14,8 @@ This package is put into the kernel by Gresshopper itself and speaks with the ke
 works, and a request for a GPU raises an error that says so.
 """
 
+from typing import Any
+
 from gresshopper.memory import Memory, memory
 from gresshopper.need import BadNeed, Grant, LeaseRefused, cpu, gpu
 from gresshopper.overview import HopError, Status, Waiting, queue, release, status
@@ -36,3 +38,10 @@ __all__ = [
     "status",
 ]
 __version__ = "0.1.0"
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext gresshopper`, in a kernel that nobody supervises: the magics, `hop state` and `hop gpu`."""
+    from gresshopper import extension
+
+    extension.load_ipython_extension(shell)

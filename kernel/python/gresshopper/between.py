@@ -64,6 +64,10 @@ class Between:
         shell.events.register("pre_run_cell", self._cells.begins)
         shell.events.register("post_run_cell", self._over)
 
+    def is_of(self, shell: Any) -> bool:
+        """Whether it is this shell's."""
+        return self._shell is shell
+
     def post(self, work: Callable[[], None]) -> None:
         """Have work done in the main thread. It mustn't raise."""
         self._waiting.append(work)
@@ -96,3 +100,14 @@ class Between:
     def _drain(self) -> None:
         while self._waiting and not self._cells:
             self._waiting.popleft()()
+
+
+_of: Between | None = None
+
+
+def of(shell: Any) -> Between:
+    """The main thread of this kernel, made at the first call."""
+    global _of  # noqa: PLW0603  one process, one main thread
+    if _of is None or not _of.is_of(shell):
+        _of = Between(shell)
+    return _of

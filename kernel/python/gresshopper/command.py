@@ -6,8 +6,7 @@ Unlike ``!hop``, the command may concern the kernel itself: the kernel carries o
 
 from __future__ import annotations
 
-import contextlib
-import json
+import collections
 import os
 import selectors
 import shlex
@@ -15,10 +14,11 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from typing import IO, Any, Callable
 
-#: Tells the command where its kernel listens.
+from gresshopper import door
+
+#: Tells the command the process of its kernel, and the word for the door (`door.Door.within`).
 VARIABLE = "GRESSHOPPER_ASK"
 
 
@@ -30,18 +30,46 @@ def line_magic(line: str) -> None:
     program = shutil.which("hop")
     if program is None:
         raise UsageError("hop is not on PATH: ask your administrator where it is")
-    with tempfile.TemporaryDirectory(prefix="gresshopper-ask-") as folder:
-        path = os.path.join(folder, "ask")
-        with contextlib.closing(socket.socket(socket.AF_UNIX)) as door:
-            door.bind(path)
-            door.listen(1)
-            status = _run([program, *shlex.split(line)], {**os.environ, VARIABLE: path}, door)
+    opened = door.get()
+    argv, posted = [program, *shlex.split(line)], _Posted()
+    try:
+        if opened is None:
+            status = _run(argv, dict(os.environ), posted)
+        else:
+            with opened.within(posted.post) as word:
+                status = _run(argv, {**os.environ, VARIABLE: f"{os.getpid()}:{word}"}, posted)
+    finally:
+        posted.close()
     if status:
         raise UsageError(f"hop ended with status {status}")
 
 
-def _run(argv: list[str], env: dict[str, str], door: socket.socket) -> int:
-    """Runs the command to its end, passes on its output, and answers the command's questions."""
+class _Posted:
+    """Work for the main thread, which waits for the command."""
+
+    def __init__(self) -> None:
+        self._work: collections.deque[Callable[[], None]] = collections.deque()
+        self.ready, self._bell = socket.socketpair()
+
+    def post(self, work: Callable[[], None]) -> None:
+        """From the door's threads."""
+        self._work.append(work)
+        self._bell.send(b"!")
+
+    def do(self) -> bool:
+        """Does one."""
+        self.ready.recv(1)
+        self._work.popleft()()
+        return False
+
+    def close(self) -> None:
+        """Nobody waits any more."""
+        self.ready.close()
+        self._bell.close()
+
+
+def _run(argv: list[str], env: dict[str, str], posted: _Posted) -> int:
+    """Runs the command to its end, passes on its output, and does the work that it asks for."""
     process = subprocess.Popen(
         argv, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE
     )
@@ -49,7 +77,7 @@ def _run(argv: list[str], env: dict[str, str], door: socket.socket) -> int:
         with selectors.DefaultSelector() as ready:
             for pipe, out in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
                 ready.register(pipe, selectors.EVENT_READ, _passed_on(pipe, out))  # type: ignore[arg-type]
-            ready.register(door, selectors.EVENT_READ, lambda: _answer(door))
+            ready.register(posted.ready, selectors.EVENT_READ, posted.do)
             while len(ready.get_map()) > 1:
                 for key, _ in ready.select():
                     if key.data():
@@ -73,20 +101,3 @@ def _passed_on(pipe: Any, out: IO[str]) -> Callable[[], bool]:
         return not data
 
     return pass_on
-
-
-def _answer(door: socket.socket) -> bool:
-    connection, _ = door.accept()
-    with connection:
-        request = b"".join(iter(lambda: connection.recv(65536), b"")).decode()
-        connection.sendall(_carried_out(request).encode())
-    return False
-
-
-def _carried_out(request: str) -> str:
-    try:
-        from gresshopper.state import agent
-    except ImportError as error:
-        hint = "; install it there: pip install cloudpickle" if "cloudpickle" in str(error) else ""
-        return json.dumps({"error": f"this kernel's environment lacks what saving needs: {error}{hint}"})
-    return agent.command(request)

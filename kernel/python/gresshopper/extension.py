@@ -5,12 +5,15 @@ The kernel stays as without the extension: the path and the environment are rest
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any
 
-from gresshopper import channel, command, debugger, lending, need, overview, revoked, unkept, usage
+from gresshopper import channel, command, debugger, door, lending, need, overview, revoked, saving, unkept, usage
 from gresshopper.imports import after_import
+
+_log = logging.getLogger("gresshopper")
 
 _OLD_PATH = "GRESSHOPPER_OLD_PYTHONPATH"
 #: Set by the supervisor, which will ask for the kernel's state and chose the hash seed in the user's place.
@@ -21,6 +24,7 @@ def load_ipython_extension(ip: Any) -> None:
     """Called by IPython at the kernel's start."""
     _restore_path()
     channel.adopt()
+    _open_door(ip)
     ip.input_transformers_cleanup.append(lambda lines: need.blank_magic(lines) if need.was_read(ip) else lines)
     for magic in ("gpu", "cpu", "retry"):
         ip.register_magic_function(need.misplaced_magic, "cell", magic)
@@ -37,6 +41,14 @@ def load_ipython_extension(ip: Any) -> None:
     _reply_at_once(ip)
     usage.watch(getattr(ip, "kernel", None))
     after_import("debugpy", debugger.guard)
+
+
+def _open_door(ip: Any) -> None:
+    saving.offer(ip)
+    try:
+        door.open_here()
+    except OSError as error:  # the kernel serves its notebook all the same
+        _log.warning("hop state and hop gpu can't reach this kernel: %s", error)
 
 
 def _reply_at_once(ip: Any) -> None:

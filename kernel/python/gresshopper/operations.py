@@ -27,11 +27,12 @@ class OperationError(Exception):
 
 @dataclass(frozen=True)
 class Call:
-    """A request: its body and attachments, and a way to report progress."""
+    """A request: its body and attachments, a way to report progress, and whether anybody still waits for the answer."""
 
     body: dict[str, Any]
     attachments: list[bytes]
     progress: Callable[[str], None] = lambda text: None
+    wanted: Callable[[], bool] = lambda: True
 
 
 #: An answer's body, with or without attachments.
@@ -60,17 +61,26 @@ def namespaces() -> list[str]:
 
 
 def carry_out(
-    name: str, call: Call, answer: Callable[[dict[str, Any], Sequence[Attachment]], None], refuses: Sequence[str] = ()
+    name: str,
+    call: Call,
+    answer: Callable[[dict[str, Any], Sequence[Attachment]], None],
+    refuses: Sequence[str] = (),
+    runner: Runner | None = None,
 ) -> None:
     """Run an operation, here or elsewhere, and hand its outcome (``ok`` or ``error``) to ``answer``. Names in ``refuses`` are
-    for others to ask."""
+    for others to ask. ``runner`` is used in place of the operation's own. Unwanted work that hasn't begun is dropped."""
     if name in refuses:
         return answer({"error": {"kind": "refused", "message": f"{name} is for the kernel's supervisor alone"}}, ())
     found = _known.get(name)
     if found is None:
         return answer({"error": {"kind": "unknown", "message": f"there is no operation {name}"}}, ())
-    operation, runner = found
-    runner(lambda: answer(*_outcome(name, operation, call)))
+    operation, own = found
+
+    def work() -> None:
+        if call.wanted():
+            answer(*_outcome(name, operation, call))
+
+    (runner or own)(work)
     return None
 
 

@@ -16,7 +16,7 @@ def serve(channel: Channel, why: str) -> None:
     def refuse(call: Call) -> NoReturn:
         raise OperationError("refused", f"this kernel's variables aren't saved: {why}")
 
-    for name in ("begin", "restore", "apply", "flush", "forget", "show", "save", "spent"):
+    for name in ("begin", "restore", "apply", "flush", "forget"):
         operations.register(f"state.{name}", refuse)
     with contextlib.suppress(ChannelClosed):  # nobody asks, then
         channel.open()

@@ -39,10 +39,11 @@ class WireError(Exception):
 
 
 class Frames:
-    """One end of a connection. Any thread may send; one thread receives."""
+    """One end of a connection. Any thread may send; one thread receives, frames of at most ``largest`` bytes."""
 
-    def __init__(self, sock: socket.socket) -> None:
+    def __init__(self, sock: socket.socket, largest: int = _FRAME_MAX) -> None:
         self._sock = sock
+        self._largest = largest
         self._sending = threading.Lock()
 
     def send(self, message: dict[str, Any], attachments: Sequence[Attachment] = ()) -> None:
@@ -81,10 +82,10 @@ class Frames:
         `WireError` at the end of the connection, and for what is no frame.
         """
         size, count = _HEAD.unpack(self._read(_HEAD.size))
-        if size > _JSON_MAX or count > _ATTACHMENTS_MAX:
+        if size > min(_JSON_MAX, self._largest) or count > _ATTACHMENTS_MAX:
             raise WireError("a frame is too large")
         sizes = struct.unpack(f">{count}Q", self._read(8 * count))
-        if sum(sizes) > _FRAME_MAX:
+        if sum(sizes) > self._largest:
             raise WireError("a frame is too large")
         try:
             message = json.loads(self._read(size))

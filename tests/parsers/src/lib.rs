@@ -5,6 +5,7 @@
 use bytes::BytesMut;
 use hop_api::config::Config;
 use hop_api::message::{FromHopd, Hello, Refusal, ToHopd, Welcome};
+use hop_door::wire::{self, Decoded};
 use hop_handover::cpuset::CpuSet;
 use hop_handover::options::{Options, munge_socket_of, step_gpus};
 use hop_handover::token::{Confirmation, Token};
@@ -20,7 +21,8 @@ use std::path::Path;
 pub type Parser = fn(&[u8]);
 
 /// Each parser by the name of its corpus.
-pub const PARSERS: [(&str, Parser); 9] = [
+pub const PARSERS: [(&str, Parser); 10] = [
+    ("agent_channel", agent_channel),
     ("agent_socket", agent_socket),
     ("configuration", configuration),
     ("control_wire", control_wire),
@@ -37,6 +39,31 @@ pub fn token(bytes: &[u8]) {
     if let Ok(token) = Token::from_payload(bytes) {
         assert_eq!(Token::from_payload(&token.to_payload()).ok(), Some(token));
     }
+}
+
+/// Bytes of a kernel's process on its channel or at its door: the same messages however they are cut.
+pub fn agent_channel(bytes: &[u8]) {
+    let (one, other) = bytes.split_at(bytes.len() / 2);
+    assert_eq!(parcels(&[bytes]), parcels(&[one, other]));
+}
+
+/// The messages before the first that is none, and whether there is none of these.
+fn parcels(pieces: &[&[u8]]) -> (Vec<wire::Parcel>, bool) {
+    let (mut buffer, mut parcels) = (BytesMut::new(), Vec::new());
+    for piece in pieces {
+        buffer.extend_from_slice(piece);
+        loop {
+            match wire::decode(&mut buffer) {
+                Ok(Decoded::Parcel(parcel)) => parcels.push(parcel),
+                Ok(Decoded::Wants(more)) => {
+                    assert!(more > 0, "nothing more is needed, and yet there is no message");
+                    break;
+                }
+                Err(_) => return (parcels, false),
+            }
+        }
+    }
+    (parcels, true)
 }
 
 /// A line on the agent's socket: what can be read says the same when written again.

@@ -12,31 +12,26 @@ The device itself is freed by the driver's checkpoint from outside (`hop gpu par
 from __future__ import annotations
 
 import ast
-import atexit
 import contextlib
 import sys
-from collections.abc import Mapping
 from types import ModuleType, TracebackType
 from typing import Any
 
-from gresshopper import channel, need
+from gresshopper import channel, door, need, saving
 
 from . import _restart
 from ._errors import GpuUnavailable, ParkRefused
-from ._keeper import VERSION, Keeper
+from ._keeper import Keeper
 from ._lease import LeaseSource, NoLease, Workstation
 from ._reading import Reading
-from ._serve import Server
 
 __all__ = [
-    "VERSION",
     "GpuUnavailable",
     "Keeper",
     "LeaseSource",
     "NoLease",
     "ParkRefused",
     "Workstation",
-    "handle",
     "install",
     "is_away",
     "keeper",
@@ -48,7 +43,6 @@ class _Process:
     """Single objects of a process."""
 
     keeper: Keeper | None = None
-    server: Server | None = None
 
 
 def keeper() -> Keeper:
@@ -59,7 +53,7 @@ def keeper() -> Keeper:
 
 
 def install(source: LeaseSource | None = None, *, serve: bool = True, ipython: Any = None) -> Keeper:
-    """Puts the guard in place and, with `serve`, listens for `hop gpu`. Calling it again changes only the source."""
+    """Puts the guard in place and, with `serve`, opens the door to `hop gpu`. Calling it again changes only the source."""
     if _Process.keeper is not None:
         if source is not None:
             _Process.keeper.source = source
@@ -69,8 +63,10 @@ def install(source: LeaseSource | None = None, *, serve: bool = True, ipython: A
     if ipython is not None:
         _watch_cells(made, ipython)
     if serve:
-        _Process.server = Server(made.handle)
-        atexit.register(_Process.server.close)
+        made.register()
+        if ipython is not None:
+            saving.offer(ipython)
+        door.open_here()
     return made
 
 
@@ -112,11 +108,6 @@ def reading() -> Reading | None:
 def is_away() -> bool:
     """Whether the driver alone holds what is on the device."""
     return _Process.keeper is not None and _Process.keeper.is_away
-
-
-def handle(request: Mapping[str, Any]) -> dict[str, Any]:
-    """Answers a request of the supervisor's; never raises."""
-    return keeper().handle(request)
 
 
 class _Asked:

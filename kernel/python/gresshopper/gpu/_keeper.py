@@ -11,10 +11,13 @@ import sys
 import threading
 import types
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
+from gresshopper import operations
 from gresshopper.imports import after_import
+from gresshopper.operations import Call, OperationError
 
 from . import _move
 from ._cupy import CupyHalf
@@ -28,8 +31,6 @@ from ._reading import Access, Reading
 from ._torch import TorchHalf
 from ._touch import may_touch
 
-#: The version of the requests that `handle` takes; docs/gpu-park.md lists them.
-VERSION = 1
 #: How long the device may take to come to rest before a park.
 SYNC_S = 10.0
 #: Frameworks without a hook at each operation: cells are looked through before they run.
@@ -344,28 +345,22 @@ class Keeper:
                     self._kept += [*found.keep, *found.blocks]
         self._unhooked = (_UNHOOKED | {"torch"}) & {name.split(".")[0] for name in sys.modules}
 
-    def handle(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Answers a request of the supervisor's or of `hop gpu`'s. Never raises."""
-        operations: dict[str, Callable[[], dict[str, Any]]] = {
-            "report": lambda: {"report": self.report()},
-            "out": lambda: {"moved": _moved(self.out())},
-            "in": lambda: {"moved": _moved(self.back())},
-            "guard": lambda: self._nothing(lambda: self.driver_only(True)),
-            "unguard": lambda: self._nothing(lambda: self.driver_only(False)),
-            "grant": lambda: self._nothing(self.grant),
-            "revoke": lambda: self._nothing(self.revoke),
-            "trim": lambda: self._nothing(self.pool.trim),
-            "restart": lambda: self._nothing(lambda: self._start_again(str(request.get("state", "")))),
+    def register(self) -> None:
+        """Answer `hop gpu` from now on. Each request has a thread, so that a copy-in calls off a copy-out."""
+        for name, work in self.requests().items():
+            operations.register(f"gpu.{name}", partial(_refusing, work))
+
+    def requests(self) -> dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]]:
+        """What `hop gpu` may ask for; docs/gpu-park.md lists it."""
+        return {
+            "report": lambda asked: {"report": self.report()},
+            "out": lambda asked: {"moved": _moved(self.out())},
+            "in": lambda asked: {"moved": _moved(self.back())},
+            "guard": lambda asked: self._nothing(lambda: self.driver_only(True)),
+            "unguard": lambda asked: self._nothing(lambda: self.driver_only(False)),
+            "trim": lambda asked: self._nothing(self.pool.trim),
+            "restart": lambda asked: self._nothing(lambda: self._start_again(str(asked.get("state", "")))),
         }
-        if request.get("v") != VERSION:
-            return {"v": VERSION, "ok": False, "error": f"this agent speaks version {VERSION} of the GPU messages"}
-        operation = operations.get(str(request.get("op")))
-        if operation is None:
-            return {"v": VERSION, "ok": False, "error": f"{request.get('op')!r} is not known here"}
-        try:
-            return {"v": VERSION, "ok": True, **operation()}
-        except Exception as error:
-            return {"v": VERSION, "ok": False, "error": str(error) or type(error).__name__}
 
     @staticmethod
     def _nothing(work: Callable[[], None]) -> dict[str, Any]:
@@ -377,6 +372,14 @@ class Keeper:
         self.threads.install()
         after_import("torch", self.guard.patch)
         close_devices_in_children()
+
+
+def _refusing(work: Callable[[Mapping[str, Any]], dict[str, Any]], call: Call) -> dict[str, Any]:
+    """Each obstacle is a sentence for the user."""
+    try:
+        return work(call.body)
+    except Exception as error:
+        raise OperationError("refused", str(error) or type(error).__name__) from error
 
 
 def _known(yes: bool, unknown: bool) -> str:

@@ -14,8 +14,16 @@ shipped.provide()
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext gresshopper.state`: capture after each cell."""
+    from gresshopper import door
+
+    from . import commands
     from .agent import agent
 
+    commands.register(shell)
+    try:
+        door.open_here()
+    except OSError as error:
+        print(f"Gresshopper: `hop state` can't reach this kernel: {error}", file=sys.stderr)
     of = agent(shell)
     if of.journal is not None:
         print("Gresshopper keeps this kernel's state already: nothing is to be loaded.", file=sys.stderr)

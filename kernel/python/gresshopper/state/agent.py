@@ -46,7 +46,7 @@ from . import (
     yielding,
 )
 from . import restore as restoring
-from .lost import LostError, Pending
+from .lost import Pending
 from .records import Outcome, Ran
 from .session import Away, NoRoom, NotYet
 from .store import Store, StoreError, ask_for
@@ -1045,58 +1045,3 @@ def agent(shell: Any = None, root: Path | None = None) -> Agent:
             shell = get_ipython()
         _agent = Agent(shell, root)
     return _agent
-
-
-def command(request: str) -> str:
-    """Carry out a command of `hop state`, given and answered in JSON (docs/state.md)."""
-    asked = json.loads(request)
-    try:
-        store = Path(asked["store"]) if asked.get("store") else None
-        of = agent(root=store)
-        beside = asked.get("progress")
-        of.progress = None if beside is None else functools.partial(_leave, Path(beside))
-        done = _COMMANDS[asked["do"]](of, asked)
-        return json.dumps({"ok": done})
-    except (form.FormError, StoreError, LostError, OSError) as e:
-        return json.dumps({"error": str(e)})
-    except Exception as e:
-        return json.dumps({"error": f"{type(e).__name__}: {e}", "trace": traceback.format_exc()})
-
-
-def _leave(path: Path, text: str) -> None:
-    with contextlib.suppress(OSError):
-        path.write_text(text, encoding="utf-8")
-
-
-def _do_restore(of: Agent, asked: Mapping[str, Any]) -> Any:
-    directory = Path(asked["state"])
-    snapshot = restoring.Snapshot(form.read(directory, form.owner_key(make=False), asked.get("upto")))
-    differ = restoring.differences(snapshot.environment)
-    if differ and not asked.get("anyway"):
-        return {"differences": differ}
-    wait = asked.get("wait", True)
-    told = of.restore(directory, asked.get("upto"), asked.get("lazy", True), wait=wait, shown=wait)
-    return {
-        "names": told.names,
-        "lost": told.lost,
-        "notices": told.notices,
-        "seconds": told.seconds,
-        "differences": differ,
-    }
-
-
-_COMMANDS: dict[str, Any] = {
-    "save": lambda of, asked: of.save(Path(asked["state"]), asked.get("durable", True), asked.get("whole", False)),
-    "show": lambda of, asked: of.show(),
-    "watch": lambda of, asked: of.watch(Path(asked["state"]) if asked.get("state") else None),
-    "unwatch": lambda of, asked: of.unwatch(),
-    "restore": _do_restore,
-    "spent": lambda of, asked: {"ran": of.ran, "spent": of.spent, "thought": of.thought, "trouble": of.trouble},
-}
-
-
-def answer(request: str, path: str) -> None:
-    """Carry out a command and leave its answer in a file of the asking process's."""
-    said = command(json.dumps({**json.loads(request), "progress": f"{path}.progress"}))
-    with open(path, "w", encoding="utf-8") as out:
-        out.write(said)

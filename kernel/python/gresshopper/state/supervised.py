@@ -11,19 +11,18 @@ import json
 import os
 import platform
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from gresshopper import operations
-from gresshopper.between import Between
+from gresshopper import between, door, operations
 from gresshopper.channel import Channel, ChannelClosed
 from gresshopper.operations import Call, OperationError
 
-from . import follow, form, native
+from . import commands, follow, form, native
 from . import restore as restoring
 from .agent import Agent, agent
 from .records import Outcome, Ran, Record
-from .store import StoreError
 
 
 class ChannelJournal:
@@ -102,9 +101,9 @@ class Supervised:
         self._shell, self._channel = shell, channel
         #: Last record applied to this standby; None right after the restoration.
         self._applied: int | None = None
-        between = Between(shell)
-        for name in ("begin", "restore", "apply", "flush", "forget", "show", "save", "spent"):
-            operations.register(f"state.{name}", self._guarded(getattr(self, f"_{name}")), between.post)
+        post = between.of(shell).post
+        for name in ("begin", "restore", "apply", "flush", "forget"):
+            operations.register(f"state.{name}", partial(self._guarded, getattr(self, f"_{name}")), post)
         shell.events.register("pre_execute", self._begins)
 
     def _begins(self) -> None:
@@ -115,21 +114,12 @@ class Supervised:
                 self._channel.notify("state.begins", {"msg_id": header["msg_id"]}, [])
 
     @staticmethod
-    def _guarded(work: Any) -> operations.Operation:
-        def operation(call: Call) -> operations.Answer:
-            try:
-                answer: operations.Answer = work(call)
-                return answer
-            except form.VersionError as e:
-                raise OperationError("version", str(e)) from e
-            except form.FormError as e:
-                raise OperationError("damaged", str(e)) from e
-            except StoreError as e:
-                raise OperationError("store", str(e)) from e
-            except KeyError as e:
-                raise OperationError("invalid", f"the request has no {e}") from e
-
-        return operation
+    def _guarded(work: operations.Operation, call: Call) -> operations.Answer:
+        try:
+            with commands.told():
+                return work(call)
+        except KeyError as e:
+            raise OperationError("invalid", f"the request has no {e}") from e
 
     @property
     def _of(self) -> Agent:
@@ -148,6 +138,8 @@ class Supervised:
         of = agent(self._shell, None if store is None else Path(store))
         if store is not None and of.store.root != Path(store):
             raise OperationError("refused", f"this kernel's content lies in {of.store.root} already")
+        if (opened := door.get()) is not None:
+            opened.standby = asked["capture"] == "nothing"
         patience = asked.get("patience_ms")
         of.patience = None if patience is None else patience / 1000
         if asked["capture"] == "nothing":
@@ -227,19 +219,6 @@ class Supervised:
         if isinstance(of.journal, ChannelJournal):
             of.journal.next = call.body["record"]
         return {}
-
-    def _show(self, call: Call) -> dict[str, Any]:
-        return {"groups": self._of.show()}
-
-    def _save(self, call: Call) -> dict[str, Any]:
-        of = self._of
-        of.progress = call.progress
-        return of.save(Path(call.body["to"]), call.body.get("durable", True), call.body.get("whole", False))
-
-    def _spent(self, call: Call) -> dict[str, Any]:
-        of = self._of
-        seconds = {"ran": of.ran, "spent": of.spent, "between": of.between, "thought": of.thought}
-        return {**seconds, "trouble": of.trouble}
 
 
 def _records(attachments: list[bytes]) -> list[form.Record]:

@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 from fakes import FakeDevice, FakeHalf, fake_cupy
+from gresshopper import operations
 from gresshopper.gpu import GpuUnavailable, Keeper, NoLease, ParkRefused
 from gresshopper.gpu._cupy import CupyHalf
 from gresshopper.gpu._torch import TorchHalf
+from gresshopper.operations import Call
 
 CONTENTS = [b"weights" * 100, b"state" * 1000, b"x"]
 
@@ -173,16 +175,22 @@ def test_nothing_moves_while_a_cell_runs_or_something_refuses() -> None:
     assert half.contents() == CONTENTS
 
 
-def test_requests_are_answered_and_never_raise() -> None:
+def test_what_hop_gpu_asks_is_answered_or_refused_by_a_sentence() -> None:
     _, _, keeper = make()
-    report = keeper.handle({"v": 1, "op": "report"})
-    assert report["ok"]
-    assert report["report"]["frameworks_bytes"] == sum(map(len, CONTENTS))
-    assert keeper.handle({"v": 1, "op": "out"})["moved"]["bytes"] == sum(map(len, CONTENTS))
-    assert "parked already" in keeper.handle({"v": 1, "op": "out"})["error"]
-    assert keeper.handle({"v": 1, "op": "in"})["ok"]
-    assert "version 1" in keeper.handle({"v": 2, "op": "out"})["error"]
-    assert "not known" in keeper.handle({"v": 1, "op": "reset"})["error"]
+    keeper.register()
+
+    def ask(name: str) -> dict[str, Any]:
+        answers: list[dict[str, Any]] = []
+        operations.carry_out(
+            f"gpu.{name}", Call({}, []), lambda said, _: answers.append(said), runner=lambda work: work()
+        )
+        return answers[0]
+
+    assert ask("report")["ok"]["report"]["frameworks_bytes"] == sum(map(len, CONTENTS))
+    assert ask("out")["ok"]["moved"]["bytes"] == sum(map(len, CONTENTS))
+    assert ask("out")["error"] == {"kind": "refused", "message": "it is parked already"}
+    assert ask("in")["ok"]["moved"]["bytes"] == sum(map(len, CONTENTS))
+    assert ask("reset")["error"]["kind"] == "unknown"
 
 
 def test_a_parked_process_fails_at_once_or_gets_its_lease() -> None:

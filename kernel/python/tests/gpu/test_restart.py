@@ -40,7 +40,7 @@ class Kernel:
             "JUPYTER_RUNTIME_DIR": str(run),
             "XDG_DATA_HOME": str(tmp / "data"),
             "XDG_CONFIG_HOME": str(tmp / "config"),
-            "GRESSHOPPER_GPU_DIR": str(run),
+            "GRESSHOPPER_RUN_DIR": str(run),
             "GRESSHOPPER_HOP": str(HOP),
             "GRESSHOPPER_PYTHON": str(PACKAGE),
             "FAKE_GPU_DIR": str(fakes / "gpu"),
@@ -132,6 +132,5 @@ def test_what_would_be_lost_is_named_and_nothing_is_done(kernel: Kernel) -> None
 
 
 def test_a_cell_that_runs_keeps_the_interpreter(kernel: Kernel) -> None:
-    sent = {"v": 1, "op": "restart", "state": "/nowhere"}
-    kernel.run("import gresshopper.gpu as gpu, json")
-    assert "a cell is running" in kernel.value(f"gpu.handle({sent!r})")
+    asked = "import gresshopper.gpu as gpu\ngpu.keeper().requests()['restart']({'state': '/nowhere'})"
+    assert "a cell is running" in kernel.run(asked, ok=False)["evalue"]

@@ -110,7 +110,7 @@ shell = InteractiveShell.instance()
 shell.run_line_magic("load_ext", "gresshopper.gpu")
 import gresshopper.gpu as gpu
 keeper = gpu.keeper()
-assert os.path.exists(os.path.join(os.environ["GRESSHOPPER_GPU_DIR"], f"gpu-{os.getpid()}.sock"))
+assert os.path.exists(os.path.join(os.environ["GRESSHOPPER_RUN_DIR"], f"process-{os.getpid()}.sock"))
 keeper.source = gpu.NoLease("This cell has no GPU")
 keeper.driver_only(True)
 keeper._unhooked = {"cupy"}
@@ -129,7 +129,7 @@ assert shell.user_ns["ran"]
 def test_in_ipython(tmp_path: Path) -> None:
     pytest.importorskip("IPython")
     tmp_path.chmod(0o700)
-    env = {**os.environ, "GRESSHOPPER_GPU_DIR": str(tmp_path), "IPYTHONDIR": str(tmp_path / "ipython")}
+    env = {**os.environ, "GRESSHOPPER_RUN_DIR": str(tmp_path), "IPYTHONDIR": str(tmp_path / "ipython")}
     env["PYTHONPATH"] = str(Path(__file__).parents[2])
     done = subprocess.run(
         [sys.executable, "-c", NOTEBOOK], env=env, capture_output=True, text=True, timeout=60, check=False

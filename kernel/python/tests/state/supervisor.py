@@ -44,6 +44,7 @@ class Kernel:
             "PYTHONPATH": str(HERE.parent.parent),
             "XDG_CONFIG_HOME": str(base / "config"),
             "GRESSHOPPER_STORE": str(base / "store"),
+            "GRESSHOPPER_RUN_DIR": str(base),
             "IPYTHONDIR": str(base / "ipython"),
             "PYTHONWARNINGS": "ignore",
             "GRESSHOPPER_AGENT_FD": str(theirs.fileno()),

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from gresshopper.wire import Frames
 
 from supervisor import Kernel, Refused
 
@@ -516,3 +518,45 @@ def test_what_can_not_be_captured_is_looked_through_after_the_reply(start: Calla
     made = int(kernel.printed("print(Counted.made)"))
     assert kernel.of("cell")[-1][0]["unmovable"], "there is something to look for"
     assert made <= 8, "once for each capture, and not for each reply as well"
+
+
+def test_commands_come_by_the_door_and_know_a_standby(start: Callable[..., Kernel], tmp_path: Path) -> None:
+    kernel = start(GRESSHOPPER_KERNEL="one")
+    kernel.begin(capture="nothing")
+    door = Door(kernel)
+    assert (door.said["kernel"], door.said["pid"], door.said["standby"]) == ("one", kernel.process.pid, True)
+    kernel.begin()
+    assert not Door(kernel).said["standby"]
+    refused = door.ask("state.begin", {"capture": "nothing"})
+    assert refused["kind"] == "refused"
+    kernel.run("x = [1]; y = x")
+    assert [group["names"] for group in door.ask("state.show")["groups"]] == [["x", "y"]]
+    assert door.ask("state.save")["kind"] == "invalid"
+    saved = door.ask("state.save", {"to": str(tmp_path / "saved")})
+    assert (saved["units"], saved["lost"]) == (1, {})
+    kernel.run("x = 2")
+    came = door.ask("state.load", {"folder": str(tmp_path / "saved")})
+    assert (sorted(came["names"]), came["lost"]) == (["x", "y"], {})
+    assert kernel.printed("print(x is y, x)").strip() == "True [1]"
+    # It is recorded as a change of the kernel that captures.
+    kernel.run("x.append(2)")
+    assert kernel.of("cell")[-1][0]["status"] == "whole"
+    assert door.ask("state.load", {"folder": str(tmp_path / "nothing")})["kind"] == "damaged"
+
+
+class Door:
+    """A command at a kernel's door."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._sock = socket.socket(socket.AF_UNIX)
+        self._sock.settimeout(60)
+        self._sock.connect(str(kernel.base / f"process-{kernel.process.pid}.sock"))
+        self._frames = Frames(self._sock)
+        self.said = self.ask("hello", {"version": 1})
+
+    def ask(self, op: str, body: dict[str, Any] | None = None) -> Any:
+        self._frames.send({"op": op, "id": 1, "body": body or {}})
+        while True:
+            wire, _ = self._frames.receive()
+            if "re" in wire:
+                return wire.get("ok") or wire["error"]

@@ -77,6 +77,8 @@ class User:
             "XDG_DATA_HOME": str(home / "data"),
             "XDG_CONFIG_HOME": str(home / "config"),
             "GRESSHOPPER_PYTHON": str(PACKAGE),
+            "GRESSHOPPER_RUN_DIR": str(run),
+            "PYTHONPATH": str(PACKAGE),
             "AWS_ENDPOINT_URL": url,
             "AWS_ALLOW_HTTP": "true",
             "AWS_ACCESS_KEY_ID": "any",
@@ -99,6 +101,7 @@ class User:
         self.client = manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
+        self.run("%load_ext gresshopper")
 
     def stop(self) -> None:
         if self.client is not None:

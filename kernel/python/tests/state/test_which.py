@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,9 +23,9 @@ MINE, OTHER = "aaaaaaaa-1111-4111-8111-111111111111", "bbbbbbbb-2222-4222-8222-2
 
 
 class Notebook:
-    """A plain ipykernel with our extension, for a notebook of that name."""
+    """A plain ipykernel, mostly with our extension, for a notebook of that name."""
 
-    def __init__(self, home: Path, env: dict[str, str], kernel: str, name: str) -> None:
+    def __init__(self, home: Path, env: dict[str, str], kernel: str, name: str, loads: bool = True) -> None:
         manager_of = pytest.importorskip("jupyter_client.manager").KernelManager
         self.manager = manager_of(kernel_name="python3", connection_file=str(home / f"run/kernel-{kernel}.json"))
         self.manager.kernel_spec.argv[0] = sys.executable
@@ -30,8 +33,9 @@ class Notebook:
         self.client = self.manager.blocking_client()
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
-        self.run(f"__import__('sys').path.insert(0, {str(ROOT / 'kernel/python')!r})")
-        self.run("%load_ext gresshopper.extension")
+        if loads:
+            self.run(f"__import__('sys').path.insert(0, {str(ROOT / 'kernel/python')!r})")
+            self.run("%load_ext gresshopper")
 
     def run(self, code: str) -> tuple[str, str]:
         """What it printed, and how it ended: ``ok`` or the error."""
@@ -62,6 +66,7 @@ def env(tmp_path: Path) -> dict[str, str]:
         "XDG_DATA_HOME": str(tmp_path / "data"),
         "XDG_CONFIG_HOME": str(tmp_path / "config"),
         "JUPYTER_RUNTIME_DIR": str(tmp_path / "run"),
+        "GRESSHOPPER_RUN_DIR": str(tmp_path / "run"),
         "GRESSHOPPER_PYTHON": str(ROOT / "kernel/python"),
         "GRESSHOPPER_CONF": str(tmp_path / "none.toml"),
         "PATH": f"{tmp_path}:{os.environ['PATH']}",
@@ -117,3 +122,53 @@ def test_the_kernel_that_is_meant(tmp_path: Path, env: dict[str, str], notebooks
     # The only one that runs needs no name.
     other.end()
     assert "saved mine.ipynb" in hop(env, "save").stderr
+
+
+def test_a_kernel_that_loaded_nothing_of_ours(tmp_path: Path, env: dict[str, str]) -> None:
+    plain = Notebook(tmp_path, env, MINE, "mine.ipynb", loads=False)
+    try:
+        told = hop(env, "save")
+        assert told.returncode == 1 and "mine.ipynb (aaaaaaaa) can't be asked" in told.stderr, told.stderr
+        assert "%load_ext gresshopper" in told.stderr
+        # The sentence's own cell.
+        found = re.search("`(import sys; .*?)`", told.stderr)
+        assert found is not None
+        assert plain.run(found[1] + "\nx = 1\n%load_ext gresshopper")[1] == "ok"
+        assert "saved mine.ipynb" in hop(env, "save").stderr
+    finally:
+        plain.end()
+
+
+def test_a_cell_that_runs_is_waited_for_and_a_command_that_gave_up_changes_nothing(
+    tmp_path: Path, env: dict[str, str], notebooks: tuple[Notebook, Notebook]
+) -> None:
+    mine, other = notebooks
+    other.end()
+    mine.run("x = 1\nimport os, time")
+    busy = mine.client.execute(f"while not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)")
+    told = hop(env, "save", "--to", "early", "--timeout", "1")
+    assert told.returncode == 1 and "a cell runs" in told.stderr, told.stderr
+    waiting = subprocess.Popen(
+        [str(HOP), "state", "save", "--to", "late"], env=env, stderr=subprocess.PIPE, text=True
+    )
+    time.sleep(0.5)
+    (tmp_path / "go").touch()
+    _, said = waiting.communicate(timeout=60)
+    assert waiting.returncode == 0 and "saved mine.ipynb" in said, said
+    mine.client.get_shell_msg(timeout=60)
+    assert busy
+    assert hop(env, "show", "late").returncode == 0
+    assert not (tmp_path / "data/gresshopper/states/early").exists()
+
+
+def test_a_killed_kernels_door_is_removed(
+    tmp_path: Path, env: dict[str, str], notebooks: tuple[Notebook, Notebook]
+) -> None:
+    mine, other = notebooks
+    doors = set((tmp_path / "run").glob("process-*.sock"))
+    assert len(doors) == 2
+    os.kill(mine.manager.provisioner.pid, signal.SIGKILL)
+    mine.manager.provisioner.process.wait(timeout=20)
+    assert "saved other.ipynb" in hop(env, "save", "other.ipynb").stderr
+    assert len(set((tmp_path / "run").glob("process-*.sock"))) == 1
+    assert other.run("x = 1")[1] == "ok"

@@ -48,7 +48,7 @@ impl Gpu {
             ("GRESSHOPPER_LIBCUDA", dir.join("libcuda.so.1")),
             ("GRESSHOPPER_LIBNVML", dir.join("libnvidia-ml.so.1")),
             ("GRESSHOPPER_DEV_PREFIX", gpu.dir.join("dev/nvidia")),
-            ("GRESSHOPPER_GPU_DIR", run),
+            ("GRESSHOPPER_RUN_DIR", run),
             ("GRESSHOPPER_PYTHON", python.clone()),
             ("PYTHONPATH", python.join("tests/gpu/fake_framework")),
         ] {
