@@ -2,7 +2,7 @@
 //! --example queue_cost`.
 
 use hop_core::config::{Config, PoolConfig};
-use hop_core::{Core, Input, NodeFacts, ReplicaUp};
+use hop_core::{Core, Input, NodeFacts, ReplicaUp, Submit};
 use hop_words::id::{Incarnation, JobId};
 use hop_words::need::{Class, Need};
 use hop_words::time::Timestamp;
@@ -51,13 +51,13 @@ fn main() {
             executes: None,
         };
         core.handle(Input::ReplicaUp(up), now, &mut out);
-        let submit = Input::Submit {
+        let submit = Input::Submit(Submit {
             kernel: kernel.as_str().into(),
             cell: "c".into(),
             need: Need::gpus(1),
             class: Class::Interactive,
             print: 0,
-        };
+        });
         core.handle(submit, now, &mut out);
         out.clear();
     }

@@ -2,6 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
+use crate::input::Submit;
 use crate::output::{Output, Record, StartLease};
 use crate::reason::{Reason, RefusedBecause};
 use crate::room::Spot;
@@ -23,15 +24,14 @@ const FORESEE_LEAST: Span = Span::from_secs(5);
 const WITHDRAWN: &str = "it was interrupted while it waited, or its kernel was restarted";
 
 impl Core {
-    pub(crate) fn submit(
-        &mut self,
-        kernel_id: KernelId,
-        id: CellId,
-        need: Need,
-        class: Class,
-        print: u64,
-        out: &mut Vec<Output>,
-    ) {
+    pub(crate) fn submit(&mut self, asked: Submit, out: &mut Vec<Output>) {
+        let Submit {
+            kernel: kernel_id,
+            cell: id,
+            need,
+            class,
+            print,
+        } = asked;
         let refuse = |reason, out: &mut Vec<Output>| {
             out.push(Output::Refused {
                 kernel: kernel_id.clone(),

@@ -78,25 +78,13 @@ impl Core {
             Input::SlotUnblocked { pilot, index } => self.slot_unblocked(pilot, index, out),
             Input::PlaceKernel(place) => self.place_kernel(place, out),
             Input::CloseKernel { kernel } => self.close_kernel(&kernel, EndCause::Released, out),
-            Input::SeatUp {
-                job,
-                user,
-                node,
-                mem_mib,
-                cpus: _,
-            } => self.seat_up(job, user, node, mem_mib),
+            Input::SeatUp(up) => self.seat_up(up),
             Input::SeatGone { job } => self.seat_gone(job, out),
             Input::SeatEnds { job, soon } => self.seat_ends(job, soon),
             Input::ReplicaUp(up) => self.replica_up(up, out),
             Input::ReplicaLost { kernel, incarnation } => self.replica_lost(&kernel, incarnation, out),
             Input::KernelBound { kernel, incarnation } => self.kernel_bound(&kernel, incarnation, out),
-            Input::Submit {
-                kernel,
-                cell,
-                need,
-                class,
-                print,
-            } => self.submit(kernel, cell, need, class, print, out),
+            Input::Submit(asked) => self.submit(asked, out),
             Input::CancelCell { kernel, cell } => {
                 self.cancel_cell(&kernel, &cell, None, out);
             }
@@ -121,13 +109,7 @@ impl Core {
                 reason,
                 device_lost,
             } => self.lease_failed(lease, pilot, reason, device_lost, out),
-            Input::LeaseEnded {
-                lease,
-                pilot,
-                cause,
-                clean,
-                detail,
-            } => self.lease_ended(lease, pilot, cause, clean, detail, out),
+            Input::LeaseEnded { pilot, ended } => self.lease_ended(pilot, ended, out),
             Input::Cancel { target, by } => self.cancel(&target, &by, out),
             Input::KernelFixed { kernel, why } => self.kernel_fixed(&kernel, why),
             Input::Migrate {

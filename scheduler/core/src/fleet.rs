@@ -328,7 +328,7 @@ impl Core {
         // Taken now: the ends below make room for leases of which the agent can't have heard.
         let known = self.supply.pilots[i].leases.clone();
         for e in &up.ended {
-            self.lease_ended(e.lease, job, e.cause, e.clean, e.detail.clone(), out);
+            self.lease_ended(job, e.clone(), out);
         }
         let live: BTreeSet<LeaseId> = up.leases.iter().map(|l| l.lease).collect();
         for id in known.into_iter().filter(|l| !live.contains(l)) {

@@ -90,13 +90,7 @@ pub enum Input {
     CloseKernel {
         kernel: KernelId,
     },
-    SeatUp {
-        job: JobId,
-        user: UserName,
-        node: NodeName,
-        mem_mib: u64,
-        cpus: u16,
-    },
+    SeatUp(SeatUp),
     SeatGone {
         job: JobId,
     },
@@ -120,15 +114,7 @@ pub enum Input {
 
     /// A cell asks for what it needs. Answered by any number of [`crate::Output::Queued`], then one of
     /// [`crate::Output::Granted`] and [`crate::Output::Refused`].
-    Submit {
-        kernel: KernelId,
-        cell: CellId,
-        need: Need,
-        class: Class,
-        /// Fingerprint of the cell's text: cells of one print run for about as long. 0 means unknown.
-        #[serde(default)]
-        print: u64,
-    },
+    Submit(Submit),
     /// Forgets a waiting cell, or ends the run of a running one on its lease.
     CancelCell {
         kernel: KernelId,
@@ -178,13 +164,11 @@ pub enum Input {
         /// A GPU of this pilot can't be lent any more.
         device_lost: bool,
     },
-    /// The lease is over on its node. `clean` means that no process holds the devices; else the devices stay blocked.
+    /// The lease is over on its node.
     LeaseEnded {
-        lease: LeaseId,
         pilot: JobId,
-        cause: EndCause,
-        clean: bool,
-        detail: String,
+        #[serde(flatten)]
+        ended: EndedLease,
     },
 
     /// Somebody with the right to do so (the driver has checked) ends a lease, a cell or a kernel.
@@ -273,12 +257,34 @@ pub struct LiveLease {
     pub devices: Vec<GpuIndex>,
 }
 
+/// The end of a lease, by its node's word.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EndedLease {
     pub lease: LeaseId,
     pub cause: EndCause,
+    /// No process holds the devices; else they stay blocked.
     pub clean: bool,
     pub detail: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SeatUp {
+    pub job: JobId,
+    pub user: UserName,
+    pub node: NodeName,
+    pub mem_mib: u64,
+    pub cpus: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Submit {
+    pub kernel: KernelId,
+    pub cell: CellId,
+    pub need: Need,
+    pub class: Class,
+    /// Fingerprint of the cell's text: cells of one print run for about as long. 0 means unknown.
+    #[serde(default)]
+    pub print: u64,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

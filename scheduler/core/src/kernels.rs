@@ -2,7 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::input::{EndedCell, ReplicaUp, Standby};
+use crate::input::{EndedCell, ReplicaUp, Standby, Submit};
 use crate::journal::{KernelImage, Key};
 use crate::output::Output;
 use crate::predict::Habit;
@@ -131,7 +131,16 @@ impl Core {
             }
             match up.parked.as_ref().filter(|p| p.cell == w.cell) {
                 Some(p) => self.parked_there(k, up.incarnation, w, p.ran, out),
-                None => self.submit(up.kernel.clone(), w.cell.clone(), w.need.clone(), w.class, 0, out),
+                None => {
+                    let asked = Submit {
+                        kernel: up.kernel.clone(),
+                        cell: w.cell.clone(),
+                        need: w.need.clone(),
+                        class: w.class,
+                        print: 0,
+                    };
+                    self.submit(asked, out);
+                }
             }
         }
         self.moved_in(k, up.incarnation);

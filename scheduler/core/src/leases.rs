@@ -2,6 +2,7 @@
 
 use crate::core::Core;
 use crate::index::Idx;
+use crate::input::EndedLease;
 use crate::journal::{Key, LeaseImage, Phase};
 use crate::output::{Output, Record};
 use crate::state::{Account, Cell, Kernel, Lease, LeaseState, Pilot, PilotState, Pool, Running, Timer, User};
@@ -498,15 +499,13 @@ impl Core {
         }
     }
 
-    pub(crate) fn lease_ended(
-        &mut self,
-        id: LeaseId,
-        pilot: JobId,
-        cause: EndCause,
-        clean: bool,
-        detail: String,
-        out: &mut Vec<Output>,
-    ) {
+    pub(crate) fn lease_ended(&mut self, pilot: JobId, ended: EndedLease, out: &mut Vec<Output>) {
+        let EndedLease {
+            lease: id,
+            cause,
+            clean,
+            detail,
+        } = ended;
         if self.work.leases.contains_key(&id) {
             self.lease_over(id, cause, clean, detail, out);
         } else {

@@ -2,11 +2,11 @@
 
 use crate::core::Core;
 use crate::index::Idx;
-use crate::input::PlaceKernel;
+use crate::input::{PlaceKernel, SeatUp};
 use crate::output::{Output, SeatPlan};
 use crate::reason::RefusedBecause;
 use crate::state::{Kernel, Node, PilotState, Planned, Pool, Replica, Seat, Timer, User};
-use hop_words::id::{Incarnation, JobId, KernelId, NodeName, UserName};
+use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
 use std::collections::BTreeSet;
 
@@ -310,9 +310,10 @@ impl Core {
         n.replicas = n.replicas.saturating_sub(1);
     }
 
-    pub(crate) fn seat_up(&mut self, job: JobId, user: UserName, node: NodeName, mem_mib: u64) {
-        let user = self.user_index(&user);
-        let Some(node) = self.find_node(&node) else {
+    pub(crate) fn seat_up(&mut self, up: SeatUp) {
+        let SeatUp { job, mem_mib, .. } = up;
+        let user = self.user_index(&up.user);
+        let Some(node) = self.find_node(&up.node) else {
             return;
         };
         let known = self.work.seats.get(&job);

@@ -4,7 +4,7 @@ mod world;
 
 use hop_core::config::{Config, Migrate, PoolConfig};
 use hop_core::reason::{MoveRefused, RefusedBecause};
-use hop_core::{Doing, Input, MoveCause, Output, PlaceKernel, Standby};
+use hop_core::{Doing, Input, MoveCause, Output, PlaceKernel, SeatUp, Standby};
 use hop_words::id::{Incarnation, JobId, KernelId, NodeName};
 use hop_words::need::Need;
 use hop_words::time::Span;
@@ -243,13 +243,13 @@ fn a_kernel_leaves_a_seat_that_ends_for_another_on_its_node_where_there_is_no_ot
     w.pilot("n0", 2, 8);
     let k = w.kernel("k", "ada", &["n0"], 1);
     let seat = w.core.kernel(&k).unwrap().replicas[0].seat;
-    w.tell(Input::SeatUp {
+    w.tell(Input::SeatUp(SeatUp {
         job: seat,
         user: "ada".into(),
         node: "n0".into(),
         mem_mib: 1 << 20,
         cpus: 1,
-    });
+    }));
     let plan = |w: &mut World, cause| {
         let out = w.tell(Input::Migrate {
             kernel: k.clone(),

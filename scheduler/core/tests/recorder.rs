@@ -4,7 +4,7 @@ mod world;
 
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
 use hop_core::reason::{Reason, RefusedBecause};
-use hop_core::{Core, Input, LiveLease, Output, Record};
+use hop_core::{Core, Input, LiveLease, Output, Record, Submit};
 use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId};
 use hop_words::lease::{EndCause, Outcome};
 use hop_words::need::{Class, Need};
@@ -102,12 +102,14 @@ fn a_cell_asked_for_again_is_answered_again_and_runs_once() {
     let mut w = world();
     let job = w.pilot("n0", 1, 8);
     let (a, b) = (w.kernel("a", "ada", &["n0"], 1), w.kernel("b", "bob", &["n0"], 1));
-    let again = |kernel: &KernelId, cell: &CellId| Input::Submit {
-        kernel: kernel.clone(),
-        cell: cell.clone(),
-        need: Need::gpus(1),
-        class: Class::Interactive,
-        print: 0,
+    let again = |kernel: &KernelId, cell: &CellId| {
+        Input::Submit(Submit {
+            kernel: kernel.clone(),
+            cell: cell.clone(),
+            need: Need::gpus(1),
+            class: Class::Interactive,
+            print: 0,
+        })
     };
     let (first, _) = w.submit(&a, Need::gpus(1));
     assert_eq!(kinds(&w.tell(again(&a, &first))), [""; 0]);
@@ -644,13 +646,13 @@ fn the_journal_brings_back_leases_kernels_and_counters() {
     core.sanity_check().unwrap();
     out.clear();
     core.handle(
-        Input::Submit {
+        Input::Submit(Submit {
             kernel: "new".into(),
             cell: "x".into(),
             need: Need::gpus(1),
             class: Class::Batch,
             print: 0,
-        },
+        }),
         now,
         &mut out,
     );

@@ -6,7 +6,7 @@
 use hop_core::config::PoolConfig;
 use hop_core::{
     CancelTarget, Config, Core, EndedCell, EndedLease, GpuSlot, Input, LiveLease, Output, PilotUp, ReplicaUp,
-    WaitingCell,
+    Submit, WaitingCell,
 };
 use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, Tenure};
 use hop_words::lease::{EndCause, Outcome};
@@ -352,13 +352,13 @@ impl Hopd {
     }
 
     fn submit(&mut self, kernel: &str, cell: u8) {
-        self.hear(Input::Submit {
+        self.hear(Input::Submit(Submit {
             kernel: kernel.into(),
             cell: name(cell),
             need: Need::gpus(1),
             class: Class::Interactive,
             print: 0,
-        });
+        }));
     }
 
     /// Words on a lease come from the replica that has it, in any tenure, or from the highest.
@@ -409,11 +409,13 @@ impl Hopd {
                 device_lost: false,
             },
             Said::Over { node, lease } => Input::LeaseEnded {
-                lease: LeaseId(u64::from(lease)),
                 pilot: pilot(node),
-                cause: EndCause::Done,
-                clean: true,
-                detail: String::new(),
+                ended: EndedLease {
+                    lease: LeaseId(u64::from(lease)),
+                    cause: EndCause::Done,
+                    clean: true,
+                    detail: String::new(),
+                },
             },
             _ => return,
         });

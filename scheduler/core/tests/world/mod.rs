@@ -12,7 +12,7 @@
 use hop_core::config::{Config, Count, Limit, LimitOf, Limits, PoolConfig};
 use hop_core::{
     CancelTarget, Core, EndedLease, GpuSlot, Input, LiveLease, NodeFacts, Output, ParkedCell, PilotUp,
-    PlaceKernel, Record, ReplicaUp, SeatPlan, Standby, StartLease, WaitingCell,
+    PlaceKernel, Record, ReplicaUp, SeatPlan, Standby, StartLease, Submit, WaitingCell,
 };
 use hop_words::id::{CellId, GpuIndex, Incarnation, JobId, KernelId, LeaseId, NodeName, Tenure};
 use hop_words::lease::{EndCause, Outcome};
@@ -483,13 +483,13 @@ impl World {
 
     /// The kernel asks for the cell once more.
     pub fn ask_again(&mut self, kernel: &KernelId, cell: &CellId) -> Vec<Output> {
-        self.tell(Input::Submit {
+        self.tell(Input::Submit(Submit {
             kernel: kernel.clone(),
             cell: cell.clone(),
             need: Need::gpus(1),
             class: Class::Interactive,
             print: 0,
-        })
+        }))
     }
 
     /// The kernel's executor names the other members of its log.
@@ -523,13 +523,13 @@ impl World {
         self.next_cell += 1;
         let cell: CellId = format!("c{}", self.next_cell).into();
         self.waiting.insert((kernel.clone(), cell.clone()));
-        let out = self.tell(Input::Submit {
+        let out = self.tell(Input::Submit(Submit {
             kernel: kernel.clone(),
             cell: cell.clone(),
             need,
             class,
             print: 0,
-        });
+        }));
         (cell, out)
     }
 
@@ -571,13 +571,13 @@ impl World {
         {
             agent.blocked.extend(devices);
         }
-        self.tell(Input::LeaseEnded {
+        let ended = EndedLease {
             lease,
-            pilot: job,
             cause,
             clean,
             detail: String::new(),
-        })
+        };
+        self.tell(Input::LeaseEnded { pilot: job, ended })
     }
 
     /// A kernel whose lease is over says that it is off, if there is one that has not.

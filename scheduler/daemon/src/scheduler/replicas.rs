@@ -9,7 +9,7 @@ use crate::caller::{Caller, ConnId};
 use hop_api::message::{
     Bound, Event, Refusal, ReplicaRole, ReplicaRow, ReplicaUp, Request, Response, WaitingCell,
 };
-use hop_core::{Input, Standby};
+use hop_core::{Input, Standby, Submit};
 use hop_words::id::{JobId, KernelId, LeaseId, PoolName, ReplicaId, Tenure, UserName};
 use hop_words::time::Span;
 use tracing::info;
@@ -306,13 +306,13 @@ impl Scheduler {
                 if let Some(open) = self.connections.get(conn) {
                     self.may_wait(&open.caller, 1)?;
                 }
-                self.todo.push_back(Input::Submit {
+                self.todo.push_back(Input::Submit(Submit {
                     kernel,
                     cell,
                     need,
                     class,
                     print: 0,
-                });
+                }));
             }
             Request::CancelCell { kernel, tenure, cell } => {
                 self.speaks_for(conn, &kernel, tenure)?;

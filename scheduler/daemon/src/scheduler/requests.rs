@@ -7,7 +7,7 @@ use crate::caller::{ConnId, Incoming};
 use crate::slurm::Owner;
 use crate::views;
 use hop_api::message::{AgentUp, EndedLease, Handover, NodeStanding, Refusal, Request, Response, ToHopd};
-use hop_core::Input;
+use hop_core::{Input, SeatUp};
 use hop_words::id::{JobId, KernelId, LeaseId, PoolName, UserName};
 use hop_words::time::Span;
 use std::collections::{BTreeSet, VecDeque};
@@ -133,13 +133,13 @@ impl Scheduler {
                 cpus,
             } => {
                 let user = access.caller.user.clone();
-                self.todo.push_back(Input::SeatUp {
+                self.todo.push_back(Input::SeatUp(SeatUp {
                     job,
                     user,
                     node,
                     mem_mib,
                     cpus,
-                });
+                }));
             }
             Request::ReplicaUp(up) => self.admit_replica(conn, access, *up)?,
             _ => unreachable!("chosen above"),
@@ -252,14 +252,13 @@ impl Scheduler {
                 self.ended_unknown(pilot, &ended);
                 self.was_held(pilot, &ended);
                 let EndedLease { order, end, .. } = *ended;
-                let detail = views::end_of(&end);
-                self.todo.push_back(Input::LeaseEnded {
+                let ended = hop_core::EndedLease {
                     lease: order.lease,
-                    pilot,
                     cause: end.cause,
                     clean: end.clean,
-                    detail,
-                });
+                    detail: views::end_of(&end),
+                };
+                self.todo.push_back(Input::LeaseEnded { pilot, ended });
             }
             _ => unreachable!("sorted by its sender"),
         }

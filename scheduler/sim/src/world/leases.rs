@@ -1,7 +1,7 @@
 //! Agents: they start leases and end them, after a while.
 
 use super::{Event, World};
-use hop_core::{Input, StartLease};
+use hop_core::{EndedLease, Input, StartLease};
 use hop_words::id::{GpuIndex, JobId, LeaseId};
 use hop_words::lease::EndCause;
 use hop_words::time::{Span, Timestamp};
@@ -85,13 +85,14 @@ impl World<'_> {
         self.result
             .held
             .span(lease.ordered, self.now, i64::from(lease.gpus));
-        self.tell(Input::LeaseEnded {
+        let ended = EndedLease {
             lease: id,
-            pilot: lease.pilot,
             cause: EndCause::Done,
             clean: true,
             detail: String::new(),
-        });
+        };
+        let pilot = lease.pilot;
+        self.tell(Input::LeaseEnded { pilot, ended });
         if empty {
             let takes = self.cluster.latency.pilot_end.draw(&mut self.rng);
             self.after(takes, Event::PilotEnded(lease.pilot));

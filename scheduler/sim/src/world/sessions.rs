@@ -6,7 +6,7 @@ use crate::metrics::{CellResult, Foretold, PROGRESS, Why};
 use crate::rng::Rng;
 use crate::trace::Trace;
 use hop_core::reason::Reason;
-use hop_core::{Input, PlaceKernel, WaitingCell};
+use hop_core::{Input, PlaceKernel, Submit, WaitingCell};
 use hop_words::id::{CellId, KernelId, LeaseId, NodeName};
 use hop_words::lease::Outcome;
 use hop_words::need::{Class, Need};
@@ -132,13 +132,13 @@ impl World<'_> {
             );
         }
         let WaitingCell { cell, need, class } = self.waiting_cell(s, cell);
-        self.tell(Input::Submit {
+        self.tell(Input::Submit(Submit {
             kernel: self.sessions[s].kernel.clone(),
             cell,
             need,
             class,
             print,
-        });
+        }));
     }
 
     /// The core's forecast for a cell of this text, submitted by the session now.
