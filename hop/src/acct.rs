@@ -2,14 +2,14 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::filter::{Nodes, Pools};
+use crate::filter::{Accounts, Nodes, Pools};
 use crate::hopd::unexpected;
 use crate::kernels;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::parse_time;
 use hop_api::message::{ACCT_ROWS, AcctQuery, AcctRow, Request, Response};
 use hop_slurm::gres::write_index;
-use hop_words::id::{AccountName, LeaseId};
+use hop_words::id::LeaseId;
 use hop_words::time::{Span, Timestamp};
 
 const EXAMPLES: &str = "\
@@ -29,14 +29,8 @@ A lease is a GRES step of Slurm: `sacct -j PILOT.STEP` (field SlurmJobID) shows 
 pub(crate) struct Args {
     #[command(flatten)]
     whose: Whose,
-    /// Only these accounts
-    #[arg(
-        short = 'A',
-        long = "accounts",
-        value_name = "ACCOUNTS",
-        value_delimiter = ','
-    )]
-    accounts: Vec<String>,
+    #[command(flatten)]
+    accounts: Accounts,
     /// These leases, or single cells of them: 12,13.2
     #[arg(
         short = 'j',
@@ -234,11 +228,7 @@ impl Wanted {
                 users: args.whose.users(context)?,
                 visible: false,
                 all_users: args.whose.all(context.is_root),
-                accounts: args
-                    .accounts
-                    .iter()
-                    .map(|account| AccountName::from(account.as_str()))
-                    .collect(),
+                accounts: args.accounts.names(),
                 kernels: args
                     .kernels
                     .iter()

@@ -1,6 +1,6 @@
-//! Filters of the commands that list records: by pool, node and state. An empty filter lets everything through.
+//! Filters of the commands that list records: by pool, account, node and state. An empty filter lets everything through.
 
-use hop_words::id::{NodeName, PoolName};
+use hop_words::id::{AccountName, NodeName, PoolName};
 
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Pools {
@@ -18,6 +18,28 @@ pub(crate) struct Pools {
 impl Pools {
     pub(crate) fn has(&self, pool: &PoolName) -> bool {
         self.pools.is_empty() || self.pools.iter().any(|wanted| wanted == pool.as_str())
+    }
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct Accounts {
+    /// Only these accounts
+    #[arg(
+        short = 'A',
+        long = "accounts",
+        value_name = "ACCOUNTS",
+        value_delimiter = ','
+    )]
+    accounts: Vec<String>,
+}
+
+impl Accounts {
+    /// The names for a query to `hopd`.
+    pub(crate) fn names(&self) -> Vec<AccountName> {
+        self.accounts
+            .iter()
+            .map(|account| AccountName::from(account.as_str()))
+            .collect()
     }
 }
 

@@ -4,13 +4,13 @@
 
 use crate::context::Context;
 use crate::failure::Failure;
-use crate::filter::Pools;
+use crate::filter::{Accounts, Pools};
 use crate::hopd::unexpected;
 use crate::output::{Field, Options, Value, View, Whose, field};
 use crate::time::{days, parse_time, tell_span, write_date};
 use clap::ValueEnum;
 use hop_api::message::{ACCT_ROWS, AcctQuery, AcctRow, Request, Response};
-use hop_words::id::{AccountName, UserName};
+use hop_words::id::UserName;
 use hop_words::time::{Span, Timestamp};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -32,14 +32,8 @@ pub(crate) struct Args {
     by: By,
     #[command(flatten)]
     whose: Whose,
-    /// Only these accounts
-    #[arg(
-        short = 'A',
-        long = "accounts",
-        value_name = "ACCOUNTS",
-        value_delimiter = ','
-    )]
-    accounts: Vec<String>,
+    #[command(flatten)]
+    accounts: Accounts,
     #[command(flatten)]
     pools: Pools,
     /// From the beginning of this day on
@@ -235,11 +229,7 @@ fn asked_for(
     let query = AcctQuery {
         users: args.whose.users(context)?,
         all_users: args.whose.all(context.is_root),
-        accounts: args
-            .accounts
-            .iter()
-            .map(|account| AccountName::from(account.as_str()))
-            .collect(),
+        accounts: args.accounts.names(),
         since: Some(first),
         until: Some(next),
         cells: true,

@@ -3,19 +3,13 @@
 
 use super::{Front, Open, Wire};
 use bytes::Bytes;
+use hop_protocol::comm::{ANNOUNCED_MAX, CommContent};
 use hop_protocol::jupyter::{Channel, Envelope, Header};
 use hop_protocol::link::Item;
 use hop_words::id::CellId;
 use hop_words::time::Timestamp as Time;
 use hop_zmtp::Message;
-use serde::Deserialize;
 use serde_json::{Value, json};
-
-/// The target of the comm by which a client announces itself.
-const TARGET: &str = "gresshopper";
-
-/// The most announcements that are kept, as many as a replica keeps.
-const ANNOUNCED_MAX: usize = 32;
 
 /// The most requests of which it is remembered that they were answered in the kernel's place.
 const ANSWERED_MAX: usize = 1000;
@@ -88,15 +82,6 @@ pub(super) struct Seating {
     shown: Option<Shown>,
 }
 
-#[derive(Deserialize)]
-struct CommContent {
-    comm_id: String,
-    #[serde(default)]
-    target_name: String,
-    #[serde(default)]
-    data: Value,
-}
-
 impl Seating {
     fn notice(&self) -> Option<Value> {
         let Wait { seat, since } = self.wait.as_ref()?;
@@ -132,7 +117,7 @@ impl Seating {
         };
         let known = self.announced.iter().position(|a| a.comm == content.comm_id);
         match (header.msg_type.as_str(), known) {
-            ("comm_open", _) if content.target_name == TARGET => {
+            ("comm_open", _) if content.announces() => {
                 self.announced.retain(|a| a.session != header.session);
                 if self.announced.len() == ANNOUNCED_MAX {
                     self.announced.remove(0);

@@ -9,19 +9,12 @@ use super::lease::{Holder, Kind, Lease, Seeker};
 use super::{Core, Hopd, wording};
 use crate::need::{self, Unattended};
 use bytes::Bytes;
+use hop_protocol::comm::{ANNOUNCED_MAX, CommContent, VERSION};
 use hop_protocol::jupyter::{Envelope, Header};
 use hop_words::id::{CellId, LeaseId};
 use hop_words::need::Need;
 use hop_words::time::{Span, Timestamp};
-use serde::Deserialize;
 use serde_json::{Value, json};
-
-/// The target of the comm by which a client announces itself, and the version of the messages there.
-const TARGET: &str = "gresshopper";
-const VERSION: u64 = 1;
-
-/// The most announcements that are kept. The oldest goes first.
-const ANNOUNCED_MAX: usize = 32;
 
 /// A client without the announcement is told of a wait as long as this, and of news as often as this.
 const TEXT_AFTER: Span = Span::from_secs(2);
@@ -69,15 +62,6 @@ pub(super) struct Notices {
     pub(super) default_need: Option<Need>,
 }
 
-#[derive(Deserialize)]
-struct CommContent {
-    comm_id: String,
-    #[serde(default)]
-    target_name: String,
-    #[serde(default)]
-    data: Value,
-}
-
 impl Core {
     /// Takes in a comm message that may announce a client. Returns whether a client did: then the kernel never sees the
     /// message.
@@ -94,7 +78,7 @@ impl Core {
             .iter()
             .position(|a| a.comm == content.comm_id);
         match (header.msg_type.as_str(), known) {
-            ("comm_open", _) if content.target_name == TARGET => {
+            ("comm_open", _) if content.announces() => {
                 self.announce(&content, envelope.header.clone(), &header.session);
                 true
             }
