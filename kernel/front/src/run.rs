@@ -141,27 +141,15 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
         delivered,
     } = open(&mut start).await?;
     let states = states(&start);
-    let (durable, local) = (states.is_some(), start.launch.local);
-    let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string())
-        .durable(durable)
-        .knowing(info::Place::of(&start.launch).and_then(|place| place.read()));
-    let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
+    let (front, life) = cores(&start, &file, states.is_some(), launched);
     let (starts_tx, starts) = mpsc::unbounded_channel();
     let (moving, preparations) = Moving::new();
     let (wakes_tx, wakes) = mpsc::unbounded_channel();
     let (grown_tx, grown) = mpsc::unbounded_channel();
     let (seat_waits_tx, seat_waits) = mpsc::unbounded_channel();
     let mut main = Main {
-        front: if start.resume {
-            front
-        } else {
-            front.launched(launched)
-        },
-        life: if start.resume {
-            Life::resumed(durable, local, tenure, now())
-        } else {
-            Life::new(durable, local)
-        },
+        front,
+        life,
         expected: start.resume.then_some(file.incarnation),
         frames: None,
         states,
@@ -246,6 +234,20 @@ async fn open(start: &mut Start) -> Result<Opened> {
         replicas,
         delivered,
     })
+}
+
+/// The pure cores of a front, for a kernel that begins or for one that an earlier front has left running.
+fn cores(start: &Start, file: &FrontFile, durable: bool, launched: jiff::Timestamp) -> (Front, Life) {
+    let front = Front::new(start.key.as_bytes(), uuid::Uuid::new_v4().to_string())
+        .durable(durable)
+        .knowing(info::Place::of(&start.launch).and_then(|place| place.read()));
+    let local = start.launch.local;
+    if start.resume {
+        let tenure = file.state.as_ref().map_or(Tenure(0), |s| s.tenure);
+        (front, Life::resumed(durable, local, tenure, now()))
+    } else {
+        (front.launched(launched), Life::new(durable, local))
+    }
 }
 
 /// The kernel to start, with the right to its state.
