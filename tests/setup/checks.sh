@@ -123,6 +123,7 @@ lint() {
 	step "floors" tests/setup/floors.py
 	step "circles" tests/setup/circles.py
 	step "twins" tests/setup/twins.py
+	step "sizes" tests/setup/sizes.py
 	step "promises" tests/setup/promises.py
 }
 
