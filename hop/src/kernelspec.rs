@@ -23,10 +23,10 @@ gresshopper-jupyter.";
 
 const FILE: &str = "kernel.json";
 
-/// The name that a site gives its kernel, unless it chooses another one.
+/// The default name of a site's kernel.
 const USUAL: &str = "gresshopper-python3";
 
-/// What people read of a kernel that is made of an environment.
+/// The display name of a kernel made from an environment.
 const USUAL_DISPLAY: &str = "Python 3 (GPU on demand)";
 
 /// Kernels for Jupyter that run through Gresshopper
@@ -231,7 +231,7 @@ impl Install {
         }
     }
 
-    /// What its base is called, in letters of a kernelspec's name.
+    /// The base's name, in letters of a kernelspec's name.
     fn environment(&self) -> String {
         let of_python = |p: &PathBuf| Some(p.parent()?.parent()?.file_name()?.to_string_lossy().into_owned());
         let named = self

@@ -89,7 +89,7 @@ fn gpus(nodes: &[NodeInfo]) -> String {
             .saturating_sub(node.gpus_leased)
             .saturating_sub(node.gpus_lingering)
             .saturating_sub(node.gpus_blocked);
-        // Nothing new starts on a pilot that drains: what is idle there isn't free.
+        // Nothing new starts on a draining pilot: its idle GPUs aren't free.
         let (free, unused) = if node.state == "UP" { (idle, 0) } else { (0, idle) };
         for (state, count) in [
             ("leased", node.gpus_leased),

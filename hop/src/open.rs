@@ -183,7 +183,7 @@ impl Hub {
         Ok(Self { client, url, token })
     }
 
-    /// The address of the server, which is started if it isn't there.
+    /// The address of the server. A missing server is started.
     async fn server(&self, args: &Args, err: &mut dyn Write) -> Result<Url, Failure> {
         let user = self.user().await?;
         if let Some(server) = user.servers.get(&args.server).filter(|s| s.ready) {

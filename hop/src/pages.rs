@@ -1,4 +1,4 @@
-//! Each command of `hop` that a page shows, or that a sentence of ours proposes, is one that `hop` understands.
+//! `hop` understands each `hop` command shown by a page or proposed by a sentence of ours.
 
 use crate::Cli;
 use crate::transcripts;
@@ -219,7 +219,7 @@ fn knows(command: &Command, option: &str) -> bool {
     }
 }
 
-/// What is wrong with the fields of `-o`.
+/// The fault in the fields of `-o`.
 fn unknown_field(words: &[String]) -> Option<String> {
     let lists = ["acct", "report", "queue", "info", "kernels"];
     let command = words.first().filter(|w| lists.contains(&w.as_str()))?;

@@ -97,7 +97,7 @@ impl Target {
         rows.filter(move |n| n.node.as_str() == node && n.state != "SILENT")
     }
 
-    /// Whether all agents that lend there, or keep one of the GPUs blocked, have looked since then.
+    /// Whether all agents with leases or blocked GPUs on the node have looked since then.
     fn has_looked(&self, report: &InfoReport, since: Timestamp) -> bool {
         let mut any = false;
         let answered = self.rows(report).all(|row| {

@@ -137,7 +137,7 @@ pub(crate) fn write_date(at: Timestamp, zone: &TimeZone) -> String {
     time.split('T').next().unwrap_or_default().to_owned()
 }
 
-/// The local days from that of `since` until `until`, each with its first instant and that of the next one.
+/// The local days from `since` until `until`, each with its first instant and the next day's.
 pub(crate) fn days(since: Timestamp, until: Timestamp, zone: &TimeZone) -> Vec<(Timestamp, Timestamp)> {
     let civil = |at: Timestamp| {
         let at = jiff::Timestamp::from_microsecond(i64::try_from(at.0).ok()?).ok()?;

@@ -42,7 +42,7 @@ pub(crate) const PROGRAMS: [&str; 6] = [
     "hop-replica",
     "hop-slurm-link",
 ];
-/// What kernels load: our agent, what notes changes of variables, and a pickler for environments that have none.
+/// Packages loaded by kernels: our agent, the tracker of variables' changes, and a pickler for environments without one.
 const LOADED: [&str; 3] = [
     "python/gresshopper/__init__.py",
     "python/gresshopper/shipped/cloudpickle/__init__.py",

@@ -49,7 +49,7 @@ class Kernel:
     reason: str | None = None
     #: Whether the kernel's state is saved: the kernel can then sleep and move.
     kept: bool = False
-    #: What its processes use now, and the memory that they may use.
+    #: The present use of memory by the kernel's processes, and the limit.
     memory_mib: float | None = None
     limit_mib: float | None = None
     cpu_percent: float | None = None

@@ -8,12 +8,12 @@ from gresshopper_jupyter.server.hop import Hop, HopError, run
 
 #: How old the known end of the job may be, in seconds.
 AGE_S = 60.0
-#: What a request for more time asks for, in minutes.
+#: The length of a request for more time, in minutes.
 MORE_MIN = 60
 
 
 class Session:
-    """The Slurm job that this server runs in, if it runs in one."""
+    """The Slurm job of this server, if any."""
 
     def __init__(self, hop: Hop) -> None:
         self._hop = hop

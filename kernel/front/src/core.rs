@@ -116,7 +116,7 @@ struct Open {
     may_have_begun: bool,
 }
 
-/// What a client asks before it takes a kernel for one.
+/// A client's questions before it accepts a kernel.
 const INFO: &str = "kernel_info_request";
 
 /// Requests asked again of the next replica, besides cells: questions without effect.

@@ -1,5 +1,5 @@
-//! What the kernels of a kernelspec say of themselves (`kernel_info_reply`), kept in the user's data folder: the next kernel
-//! of the same command and environment says the same, so clients needn't wait for it.
+//! The `kernel_info_reply` of a kernelspec's kernels, kept in the user's data folder: the next kernel of the same command and
+//! environment answers the same, so clients needn't wait for the kernel.
 
 use hop_protocol::file::{Launch, data_dir, make_private};
 use serde::{Deserialize, Serialize};
@@ -23,7 +23,7 @@ struct Kept {
     content: Value,
 }
 
-/// A place for what one command's kernels say.
+/// The place of the reply by one command's kernels.
 #[derive(Debug)]
 pub struct Place {
     file: PathBuf,
@@ -47,7 +47,7 @@ impl Place {
         }
     }
 
-    /// What the last kernel of this command said, if its environment is the same still.
+    /// The reply of this command's last kernel, if the environment is still the same.
     pub fn read(&self) -> Option<Value> {
         let kept: Kept = serde_json::from_slice(&std::fs::read(&self.file).ok()?).ok()?;
         (kept.command == self.command).then_some(kept.content)

@@ -13,7 +13,7 @@ pub enum Input {
     Prepared(Incarnation),
     /// No seat was found, or nothing could be started in it.
     NotPrepared(Incarnation, String),
-    /// The replica there is connected, and its kernel's process is heard.
+    /// The new replica is connected, and the kernel's process is heard.
     Waits(Incarnation),
     /// The process of the replica there has ended.
     Gone(Incarnation),
@@ -56,7 +56,7 @@ enum Stage {
     Switching,
 }
 
-/// A kernel's move, at most one of which is under way.
+/// A kernel's move. A kernel has at most one under way.
 #[derive(Debug, Default)]
 pub struct Moves {
     now: Option<(Incarnation, Stage)>,

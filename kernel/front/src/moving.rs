@@ -17,10 +17,10 @@ use tokio::time::Instant;
 /// The end of a preparation.
 pub(crate) type Preparation = (Incarnation, anyhow::Result<Prepared>);
 
-/// A replica that was started connects within this time: its kernel's process is up before.
+/// A started replica connects within this time, after the kernel's process is up.
 const CONNECTS: Duration = Duration::from_secs(45);
 
-/// A replica that has hung up connects again within this time, if it lives.
+/// A living replica that has hung up connects again within this time.
 const COMES_BACK: Duration = Duration::from_secs(5);
 
 /// A replica that waits for the front's answer.
@@ -53,7 +53,7 @@ impl Moving {
         (moving, incoming)
     }
 
-    /// Waits until a replica that was prepared is gone: its process has ended, or it doesn't connect. The process is an srun,
+    /// Waits until a prepared replica is gone: the process has ended, or doesn't connect. The process is an srun,
     /// which may outlive the replica's node by minutes.
     pub(crate) async fn gone(&mut self) -> Incarnation {
         let Some(prepared) = &mut self.prepared else {
@@ -67,8 +67,8 @@ impl Moving {
         prepared.place.incarnation
     }
 
-    /// The replica of this incarnation has hung up. It may have lost its connection, and connect again; it may even have done
-    /// so before this was heard.
+    /// The replica of this incarnation has hung up. After a lost connection it may connect again, or may
+    /// have done so already.
     pub(crate) fn left(&mut self, incarnation: Incarnation) {
         let hung_up = |(hello, answer): &mut Asking| hello.incarnation == incarnation && answer.is_closed();
         if self.waits.take_if(hung_up).is_some() {
@@ -139,7 +139,7 @@ impl Moving {
         self.moves.expects(incarnation)
     }
 
-    /// Starts the waiting replica, if there is one. `None` means that another must be found.
+    /// Starts the waiting replica, if any. `None` means that another must be found.
     pub(crate) fn start(&mut self) -> Option<Prepared> {
         let acts = self.moves.handle(Input::Start);
         match acts.first() {

@@ -200,7 +200,7 @@ pub async fn run(start: Start, wishes: mpsc::Receiver<Wish>) -> Result<bool> {
     Ok(!died)
 }
 
-/// What is open to clients and to the replica.
+/// Sockets and files that are open to clients and to the replica.
 struct Opened {
     dir: PathBuf,
     file: FrontFile,

@@ -20,7 +20,7 @@ class Memory:
 
 
 def memory(proc: Path = Path("/proc/self")) -> Memory | None:
-    """The tightest limit that holds for this kernel, and the use under it; ``None`` where nothing limits it."""
+    """The tightest limit for this kernel, and the use under the limit; ``None`` means no limit."""
     try:
         cgroups, mounts = (proc / "cgroup").read_text(), (proc / "mountinfo").read_text()
     except OSError:

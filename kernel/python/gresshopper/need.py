@@ -41,7 +41,7 @@ with gresshopper.gpu(N): for a part of a cell (import gresshopper)
 
 
 class _AtTheCell(Exception):
-    """Shown by IPython where the cell asks. What IPython would show beneath is our code, which its author can't mend."""
+    """Shown by IPython where the cell asks. The frames beneath are our code, which the cell's author can't mend."""
 
     def _render_traceback_(self) -> list[str]:
         # Imported here: the package is importable without IPython.

@@ -62,7 +62,7 @@ impl SeatLink {
         (state.executor() == Some(incarnation)).then_some(state)
     }
 
-    /// The state of the group that this replica's seat is a member of by this number; news of its log follow. `None`: there is
+    /// The state of the group in which the seat is a member by this number; news of the log follow. `None`: there is
     /// no such group, or another process has attached before.
     pub(crate) async fn attached(&mut self, kernel: &KernelId, incarnation: Incarnation) -> Option<State> {
         let kernel = kernel.clone();
@@ -83,7 +83,7 @@ impl SeatLink {
     }
 
     fn send(&self, word: ToSeat) {
-        // A keeper that is gone has ended with its seat, which ends this replica soon.
+        // The keeper has ended with the seat, and this replica ends soon.
         let _ = self.out.send(word);
     }
 }

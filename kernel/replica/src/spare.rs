@@ -15,13 +15,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 use tokio::time::timeout;
 
-/// What an interpreter may take to import ipykernel, from a cold file system.
+/// Time in which an interpreter imports ipykernel, from a cold file system.
 const STARTS_WITHIN: Duration = Duration::from_secs(60);
 
-/// What it may take to become the kernel, before a fresh one is started instead.
+/// Time in which a spare becomes the kernel, before a fresh interpreter is started instead.
 const BECOMES_WITHIN: Duration = Duration::from_secs(2);
 
-/// Everything that a spare must have in common with the kernel that it becomes.
+/// Everything that a spare must have in common with a kernel.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Kind {
     argv: Vec<String>,
@@ -49,7 +49,7 @@ impl Kind {
     }
 }
 
-/// Whether the command starts ipykernel in the one way that a spare stands in for.
+/// Whether the command starts ipykernel in the way known to spares.
 fn can_wait(launch: &Launch) -> bool {
     let is_module = |pair: &[String]| pair[0] == "-m" && pair[1] == "ipykernel_launcher";
     let Some(at) = launch.argv.windows(2).position(is_module) else {

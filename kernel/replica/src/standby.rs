@@ -1,4 +1,4 @@
-//! A replica that waits in its seat for the kernel to move there: the kernel's process is started and heard.
+//! A replica that waits in a seat for the kernel's move there, with a process that is started and heard.
 //!
 //! Without a group the process has no variables yet, and the front welcomes the replica once it has opened the tenure for it. A
 //! seat that is a member of the kernel's group has the process follow the log ([`crate::core::following`]) until the log elects
@@ -25,7 +25,7 @@ use tokio::time::{Instant, interval, sleep, sleep_until};
 /// A home on the network may show a file that was replaced for a while longer.
 const FILE_SEEN: Duration = Duration::from_secs(30);
 
-/// An elected follower's process reads what it lacks within this time, or another replica is started in the seat.
+/// An elected follower's process reads the rest within this time, or another replica is started in the seat.
 const READS_WITHIN: Duration = Duration::from_secs(30);
 
 /// Waits until the kernel's process listens.

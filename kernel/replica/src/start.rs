@@ -1,4 +1,4 @@
-//! A replica's beginning: the kernel's process, its state, and the way to its front. [`crate::run`] serves it from then on.
+//! A replica's beginning: the kernel's process and state, and the way to the front. [`crate::run`] serves it from then on.
 
 use crate::child;
 use crate::connected::{Process, author};
@@ -28,7 +28,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
 use tokio::time::{sleep, timeout};
 
-/// A front is waited for so long by a kernel that couldn't be started.
+/// Time for which a kernel that couldn't be started waits for a front.
 const START: Duration = Duration::from_secs(120);
 
 /// A sentence for the user of a kernel that has no agent.

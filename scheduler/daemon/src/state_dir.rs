@@ -55,7 +55,7 @@ impl StateDir {
         self.dir.join(name)
     }
 
-    /// Reason for which the directory is no longer this `hopd`'s; `None` means still ours. Another directory may have
+    /// The reason why the directory is no longer this `hopd`'s. `None` means still ours. Another directory may have
     /// been put in its place, with another `hopd`.
     pub(crate) fn superseded(&self) -> Option<String> {
         let path = self.path("lock");

@@ -1,5 +1,5 @@
-//! What clients are told while the kernel has no node, so that none of them gives up; and which clients announced
-//! themselves, so that the kernel's next replica knows them too (docs/wiring.md, "While the seat waits").
+//! Answers to clients while the kernel has no node, so that none of them gives up; and the clients that announced
+//! themselves, for the kernel's next replica (docs/wiring.md, "While the seat waits").
 
 use super::{Front, Open, Wire};
 use bytes::Bytes;
@@ -11,7 +11,7 @@ use hop_words::time::Timestamp as Time;
 use hop_zmtp::Message;
 use serde_json::{Value, json};
 
-/// The most requests of which it is remembered that they were answered in the kernel's place.
+/// The most remembered requests that were answered in the kernel's place.
 const ANSWERED_MAX: usize = 1000;
 
 /// What the kernel's seat waits for.
@@ -70,7 +70,7 @@ struct Shown {
 
 #[derive(Debug, Default)]
 pub(super) struct Seating {
-    /// What the kernelspec's last kernel said of itself.
+    /// The answer of the kernelspec's last kernel to a `kernel_info_request`.
     info: Option<Value>,
     /// What the present kernel says.
     learnt: Option<Value>,
@@ -229,7 +229,7 @@ impl Front {
         }
     }
 
-    // What a client asks before it takes a kernel for one.
+    // A client's questions before it accepts a kernel.
 
     /// Answers the questions for the kernel's information that are open.
     fn answer_in_its_place(&mut self, at: Time, wire: &mut impl Wire) {
@@ -261,7 +261,7 @@ impl Front {
         let answers = self.seating.wait.is_some() && self.seating.info.is_some();
         if answers {
             self.inform(channel, identity, header, at, wire);
-            // Who has just come hears why the kernel isn't there.
+            // A new client hears why the kernel isn't there.
             self.tell_notice("starting", at, wire);
         }
         answers

@@ -1,7 +1,7 @@
 """Functions called by the streams of a saved state while loading.
 
 Every function here is part of the saved form: its name and arguments are kept for as long as the form's version is.
-`pickling` writes calls of them. Those for objects of a library stand in its adapter, and are found here under their names.
+`pickling` writes calls of them. Recipes for objects of a library stand in its adapter, and are found here by name.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ use std::collections::VecDeque;
 pub(crate) struct Request {
     pub(crate) message: Message,
     /// The cell's text, for the `execute_input` of a cell that is answered in the kernel's stead. Empty for a cell
-    /// without a need: no such answer exists there.
+    /// without a need, never answered so.
     pub(crate) code: String,
 }
 
@@ -280,7 +280,7 @@ impl Cells {
         }
     }
 
-    /// Cells that the front takes for begun, though neither begun by any process of the kernel nor present in this one.
+    /// Cells that the front takes for begun, though no process of the kernel began them and this process has none of them.
     pub(super) fn not_begun(&self) -> Vec<CellId> {
         let unsent = |c: &&Cell| matches!(c.stage, Stage::Held(..) | Stage::Seeking(..));
         let waits = |c: &&Cell| unsent(c) && c.announced && !c.ran;

@@ -19,7 +19,7 @@ pub enum Place {
     Beginning,
     /// The kernel runs it, with a lease or without.
     Running,
-    /// The cell is leaving its GPUs in its middle.
+    /// The cell is leaving its GPUs while it runs.
     Stopping,
     /// Stands still in its middle.
     Standing,

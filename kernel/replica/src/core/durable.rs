@@ -20,7 +20,7 @@ pub(super) const CAPTURED_MAX: usize = 64;
 pub struct Durably {
     /// The state in which the front has opened the kernel's tenure.
     pub state: State,
-    /// The kernel's group has elected this replica: its tenure's folder isn't open yet.
+    /// The kernel's group has elected this replica, and the tenure's folder isn't open yet.
     pub elected: bool,
     /// The folder of all the kernel's tenures.
     pub folder: PathBuf,
@@ -32,8 +32,7 @@ pub struct Durably {
     pub silent: Option<String>,
     /// The kernel belongs to a notebook whose next opening finds it.
     pub found_again: bool,
-    /// The kernel's process has the state already, since it has followed the log: what it said of it
-    /// ([`super::following`]).
+    /// The report of a process that followed the log and therefore has the state already ([`super::following`]).
     pub restored: Option<Value>,
 }
 

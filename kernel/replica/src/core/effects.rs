@@ -62,7 +62,7 @@ impl Core {
         }
     }
 
-    /// A cell ran to its end. Its answer leaves once the log has it; without a log, at once.
+    /// A cell ran to its end. The answer leaves once the log has it; without a log, at once.
     pub(super) fn answer_cell(
         &mut self,
         cell: &CellId,
@@ -87,7 +87,7 @@ impl Core {
         self.keep_capture_of(cell);
     }
 
-    /// A cell ran well to its end, and its reply can be told before the kernel has made it: the group writes it down in
+    /// A cell ran well to its end, and the reply is known before the kernel has made it: the group writes the reply down in
     /// the meantime. Cells with a lease wait for their reply, which tells of the lease.
     fn end_ahead(&mut self, cell: &CellId, count: i64) {
         let may = |c: &&Cell| c.stage() == StageName::Running && self.lease.running_cell() != Some(cell);
@@ -277,7 +277,7 @@ impl Core {
         let tenure = durable.journal.tenure();
         let executes = durable.journal.state().executor() == Some(me);
         match entry {
-            // It was on its way when this replica's process died, and its next tenure came first.
+            // The process died while the entry was on its way, and the next tenure came first.
             Entry::Act {
                 tenure: then,
                 act: act @ Act::Lost { .. },

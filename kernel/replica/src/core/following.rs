@@ -1,6 +1,6 @@
-//! A replica in a member's seat that follows the kernel's log: its process restores what the log has, and applies each record
-//! that is committed after, so that the kernel goes on in it at once when the log elects the member. Pure, as [`super::Core`],
-//! which takes over then.
+//! A replica in a member's seat that follows the kernel's log: the process restores the logged state and applies each record
+//! committed later. The kernel goes on there at once when the log elects the member. Pure, as [`super::Core`], which then
+//! takes over.
 //!
 //! Whatever can't be followed ends the follower: the seat then starts a replica as it would without one.
 
@@ -57,7 +57,7 @@ enum Talk {
     Over,
 }
 
-/// What the process has said of its variables.
+/// The process's report on its variables.
 #[derive(Debug, Default)]
 struct Told {
     lost: Map<String, Value>,

@@ -1,5 +1,5 @@
-//! A kernel with several replicas: its log is a Raft group's, which elects the executor. This replica takes office with what
-//! the log has, hands over when its seat ends, and leaves once another one is elected (docs/replication.md).
+//! A kernel with several replicas: the log is that of a Raft group, which elects the executor. This replica takes office
+//! with the logged state, hands over when the seat ends, and leaves once another replica is elected (docs/replication.md).
 
 use super::durable::{Durable, Farewell, Grouped};
 use super::{Core, Output, Phase, wording};
@@ -19,7 +19,7 @@ const TAIL_MAX: usize = hop_log::TAIL_MAX / 2;
 /// after 8 s, and another leader is elected within two.
 const COMMITS_WITHIN: Span = Span::from_secs(15);
 
-/// A look at the time that comes so late says that this process was stopped meanwhile.
+/// A look at the time as late as this says that the process was stopped meanwhile.
 const STOPPED: Span = Span::from_secs(5);
 
 impl Core {
@@ -32,7 +32,7 @@ impl Core {
         }
     }
 
-    /// Founds the group of a kernel that should have more than this replica.
+    /// Founds the group of a kernel that should have further replicas.
     pub(super) fn found_group(&mut self) {
         let wanted = self.identity.launch.replicas.count();
         let can = wanted > 1 && self.identity.has_keeper;
@@ -46,14 +46,14 @@ impl Core {
         }
     }
 
-    /// The kernel can't have a group: it stays with one replica.
+    /// The kernel can't have a group, and stays with one replica.
     pub(super) fn not_founded(&mut self) {
         if let Some(durable) = &mut self.durable {
             durable.grouped = Grouped::Alone;
         }
     }
 
-    /// The group's state, which its log begins with, or which this seat was behind.
+    /// The group's state: the beginning of the log, or a state ahead of this seat's.
     pub(super) fn group_state(&mut self, state: State) {
         let me = self.identity.incarnation;
         let Some(durable) = &mut self.durable else {
@@ -154,7 +154,7 @@ impl Core {
         }
     }
 
-    /// Another replica executes, or this one is no member any more: nothing of this one counts, and it leaves without a word.
+    /// Another replica executes, or this replica is no member any more: its words don't count, and it leaves without one.
     pub(super) fn deposed(&mut self) {
         if matches!(self.phase, Phase::Over) {
             return;
@@ -176,8 +176,8 @@ impl Core {
         }
     }
 
-    /// Leaves a group that takes no entries, with all that this replica knows in the store. The front opens the next tenure
-    /// from there, in another group. What was not in the log is not told to clients here: the next replica answers, unless
+    /// Leaves a group that takes no entries, with all of this replica's knowledge in the store. The front opens the next tenure
+    /// from there, in another group. Answers that are not in the log are not told to clients here: the next replica answers, unless
     /// another member has been elected after all.
     pub(super) fn give_up_group(&mut self) {
         let Some(durable) = &mut self.durable else {

@@ -1,5 +1,5 @@
 //! The one lease that a kernel asks for, waits for or holds: for a cell, or for a `with gresshopper.gpu():` block.
-//! Its states are here; [`super::leasing`] asks for it, uses it and gives it up.
+//! The states are here, the verbs in [`super::leasing`].
 
 use bytes::Bytes;
 use hop_api::message::{Grant, ParkedCell};
@@ -26,7 +26,7 @@ pub(super) struct Seeker {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Kind {
     Cell,
-    /// A block, the agent's request for it, and the cell in which it began. `None` means that no cell ran then.
+    /// A block, with the agent's request and the cell around the block's beginning. `None` means that no cell ran then.
     Block {
         request: u64,
         inside: Option<CellId>,
@@ -92,7 +92,7 @@ pub(super) enum Lease {
     /// Granted. The kernel's parked GPU memory comes back first.
     Returning(Seeker, Wait, Box<Grant>),
     Held(Holder),
-    /// The cell is being taken off its GPUs in its middle.
+    /// The running cell is being taken off the GPUs.
     Stopping(Holder, Stop),
     /// The cell stands still in its middle, and waits for another lease.
     Standing(Box<Standing>),
@@ -110,7 +110,7 @@ pub(super) struct Standing {
     pub(super) since: Timestamp,
     /// `hopd`'s reason for the park.
     pub(super) because: String,
-    /// The next lease and when it came, while the cell's memory is on its way back to that lease's GPUs.
+    /// The next lease and the time of its grant, while the cell's memory is on the way back to the GPUs.
     pub(super) grant: Option<(Grant, Timestamp)>,
     /// When to ask for GPUs again.
     pub(super) again: Option<Timestamp>,
@@ -139,7 +139,7 @@ impl Standing {
 }
 
 impl Lease {
-    /// The cell that runs on a lease, or stands still in its middle: no other cell may run beside it.
+    /// The cell that runs on a lease, or stands still in its middle. Other cells must not run beside it.
     pub(super) fn running_cell(&self) -> Option<&CellId> {
         match self {
             Self::None | Self::Asked(..) | Self::Returning(..) => None,

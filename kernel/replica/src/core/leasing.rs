@@ -1,4 +1,4 @@
-//! Asks `hopd` for the lease of a cell or block, tells its user of the wait, uses it, and gives it up.
+//! Asks `hopd` for the lease of a cell or block, tells the user of a wait, uses the lease and gives it up.
 
 use super::Core;
 use super::cells::no_header;
@@ -180,7 +180,7 @@ impl Core {
         }
     }
 
-    /// Begins the cell or block that waited for this lease.
+    /// Begins the waiting cell or block.
     fn use_lease(&mut self, cell: &CellId, grant: Grant) {
         let (seeker, wait) = match std::mem::take(&mut self.lease) {
             Lease::Asked(seeker, wait) if seeker.id == *cell => (seeker, wait),
@@ -284,8 +284,8 @@ impl Core {
         });
     }
 
-    /// `hopd` takes a lease away. Returns the cell that runs on it: it is told why, interrupted, and has the grace time
-    /// to end.
+    /// `hopd` takes a lease away. Returns the cell on the lease, which is told the reason, interrupted, and has the grace
+    /// time to end.
     pub(super) fn revoked(&mut self, lease: LeaseId, reason: &str) -> Option<CellId> {
         let cell = match &self.lease {
             Lease::Held(h) | Lease::Stopping(h, _) if h.lease == lease => match &h.seeker.kind {

@@ -8,12 +8,12 @@ use hop_protocol::message::Note;
 use hop_words::time::{Span, Timestamp};
 use serde_json::json;
 
-/// A kernel that hibernates gives the running cell so long, and then its last capture. Fronts and provisioners wait for
+/// Time for the running cell of a kernel that hibernates, and then for the last capture. Fronts and provisioners wait for
 /// the kernel's end longer than both.
 const LAST_CELL: Span = Span::from_secs(15);
 const LAST_CAPTURE: Span = Span::from_secs(20);
 
-/// A seat that Slurm ends holds out for so long at most ([`crate::seat`]), less what leaving takes.
+/// The longest time for which an ending seat holds out ([`crate::seat`]), and the part needed for leaving.
 const SEAT_HOLDS: Span = Span::from_secs(25);
 const LEAVING: Span = Span::from_secs(1);
 
@@ -75,7 +75,7 @@ impl Core {
         self.bid_farewell(farewell, until, None);
     }
 
-    /// Leaves once no cell runs; the running one is waited for until `until`, and without it however long it takes.
+    /// Leaves once no cell runs. The running cell is waited for until `until`; `None` means for ever.
     pub(super) fn bid_farewell(
         &mut self,
         farewell: Farewell,
@@ -117,7 +117,7 @@ impl Core {
     }
 
     pub(super) fn flushed(&mut self) {
-        // A cell that got its lease meanwhile runs first.
+        // A cell with a new lease runs first.
         let idle = !self.runs_first();
         if let Some(durable) = &mut self.durable {
             durable.talk = Talk::Captures;

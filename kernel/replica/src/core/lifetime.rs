@@ -13,7 +13,7 @@ impl Core {
         }
     }
 
-    /// The kernel has its state: requests may go to it.
+    /// The kernel has its state, and takes requests.
     pub(super) fn up(&mut self) {
         let Phase::Preparing { pid, .. } = self.phase else {
             return;
@@ -39,7 +39,7 @@ impl Core {
         if let Phase::Starting { until, .. } = &mut self.phase
             && *until <= self.now
         {
-            // Its end is told once; a process that can't be killed doesn't come up either.
+            // The end is told once; a process that can't be killed doesn't come up either.
             *until = self.now + START;
             self.end_kernel(format!(
                 "the kernel didn't come up within {} s",
@@ -48,7 +48,7 @@ impl Core {
         }
     }
 
-    /// Ends the kernel, for a reason that its own end won't tell.
+    /// Ends the kernel, for a reason not told by the process's end.
     pub(super) fn end_kernel(&mut self, reason: String) {
         self.ended_by = Some(reason);
         self.out.push(Output::KillKernel);
@@ -74,7 +74,7 @@ impl Core {
         self.out.push(Output::Leave);
     }
 
-    /// The kernel's process is over: it comes back in another one, or the front is told how it ended.
+    /// The kernel's process is over. The kernel goes on in another process, or the front is told the reason.
     pub(super) fn exited(&mut self, exit: Exit) {
         let wanted = !self.shutting_down && self.ended_by.is_none();
         if wanted && self.comes_back() && !self.is_first_start() {

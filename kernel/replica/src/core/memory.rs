@@ -1,4 +1,4 @@
-//! The GPU memory of the kernel: where it is, and what becomes of it when leases come and go.
+//! The place of the kernel's GPU memory, and its moves as leases come and go.
 //!
 //! [`Park`] decides; the shell carries its acts out by `hop gpu` as a child, so that no device file is ever opened here
 //! (docs/gpu-park.md).
@@ -18,7 +18,7 @@ pub(super) enum Park {
     /// On its GPUs, or there is none.
     #[default]
     Home,
-    /// A cell is being stopped in its middle, for its memory to be taken off.
+    /// A running cell is being stopped, for its memory to be taken off.
     Stopping(Meanwhile),
     /// The memory is being taken off. `wanted` means that a new lease waits for the end of that.
     Leaving { wanted: bool },
@@ -76,7 +76,7 @@ pub(super) enum Act {
     Return,
     /// Off by the driver alone, in the middle of a cell.
     Stop,
-    /// The cell stands still, and its GPUs hold nothing of it.
+    /// The cell stands still, and the GPUs hold none of its memory.
     Stopped,
     /// The cell can't be stopped, and runs on.
     RunsOn(String),
@@ -265,7 +265,7 @@ fn proceed(wanted: bool) -> impl Iterator<Item = Act> {
 pub(super) struct Last {
     pub(super) id: LeaseId,
     pub(super) devices: Vec<PathBuf>,
-    /// The header of the cell that it was granted for, whose user is told what becomes of the memory.
+    /// The header of the cell for which the lease was granted: the user learns there of the memory's moves.
     pub(super) header: Bytes,
     pub(super) grace: Span,
 }
@@ -292,7 +292,7 @@ pub(super) struct Gpu {
 pub(super) struct StillHeld {
     pub(super) lease: LeaseId,
     why: String,
-    /// Its user was told what becomes of it.
+    /// The user was told of the lease's further fate.
     told: bool,
     /// Why it must go all the same; `None`: it stays, as far as is known.
     wanted: Option<String>,
@@ -475,7 +475,7 @@ impl Core {
         }
     }
 
-    /// `hopd` says what becomes of the GPUs that the kernel can't let go of: they stay (`wanted` none), or must go.
+    /// `hopd` decides on GPUs that the kernel can't let go of: the kernel keeps them (`wanted` none), or must leave.
     pub(super) fn held(&mut self, lease: LeaseId, wanted: Option<&str>, within: Span) {
         let Some(held) = self.gpu.held.as_mut().filter(|held| held.lease == lease) else {
             return;

@@ -1,5 +1,5 @@
-//! A kernel as its supervisor decides about it: cells in order, the lease that they ask for, the GPU memory that comes and
-//! goes with leases, and the kernel's beginning and end. Pure: no socket, no process, no clock, no randomness.
+//! The decisions of a kernel's supervisor: the order of cells, their lease, the GPU memory that comes and goes with leases,
+//! the kernel's beginning and end. Pure: no socket, no process, no clock, no randomness.
 //!
 //! [`Core::handle`] is the whole interface: the shell passes each event with its time, carries out the outputs, and
 //! comes back at [`Core::due`] with [`Input::Tick`]. The shell (`crate::run`) owns sockets and processes; the front
@@ -138,7 +138,7 @@ pub enum Input {
     HandedBefore { cell: CellId, tenure: Tenure },
     /// The front lets a cell begin.
     MayBegin { cell: CellId },
-    /// The replica to which the kernel moves waits in its seat.
+    /// The replica of the kernel's next seat waits there.
     MoveReady { incarnation: Incarnation },
     /// Nothing came of a move, as the front knows.
     MoveFailed {
@@ -147,7 +147,7 @@ pub enum Input {
     },
     /// A new front: it knows nothing of the earlier front's preparations.
     FrontChanged,
-    /// Nobody uses the kernel any more: it hibernates, if its state is kept.
+    /// Nobody uses the kernel any more. A kernel with a kept state hibernates.
     Orphaned { reason: String },
     /// The kernel's group has elected this replica. Its state was given at the beginning.
     Elected,
@@ -192,11 +192,11 @@ pub enum Output {
     ToFront(Item),
     ToHopd(Box<ToHopd>),
     ToAgent(Parcel),
-    /// Run `hop gpu` for these device files; its end is an [`Input::Errand`].
+    /// Run `hop gpu` for these device files. The end is an [`Input::Errand`].
     Gpu(Errand, Vec<PathBuf>),
     /// Signal the kernel as Ctrl-C would.
     InterruptKernel {
-        /// The sentence for the code that is stopped, if it isn't its user who stops it.
+        /// The sentence for the interrupted code. `None` means that the user interrupts.
         why: Option<String>,
     },
     KillKernel,
@@ -227,7 +227,7 @@ pub enum Output {
         wanted: usize,
         state: State,
     },
-    /// The kernel is over, and its group with it.
+    /// Kernel and group are over.
     Disband,
     /// The group takes no entries any more: what is proposed from now on counts by this replica's own word.
     GoAlone,

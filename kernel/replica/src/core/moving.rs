@@ -1,9 +1,9 @@
-//! A move of the kernel to another seat (docs/replication.md). The front prepares a replica there while cells go on; then
-//! this one saves everything between two cells and leaves. Until it has left, the kernel stays where it is if anything
-//! fails, and `hopd` hears why.
+//! A move of the kernel to another seat (docs/replication.md). The front prepares a replica in the new seat while cells
+//! go on; then the present replica saves everything between two cells and leaves. A failure before leaves the kernel in its
+//! present seat, and `hopd` hears the reason.
 //!
-//! A member of the kernel's group gets the kernel by an election. A replica in its seat follows the log first, where time
-//! permits, so that the kernel is away only for what a few records take; without that replica the member's seat starts one.
+//! A member of the kernel's group gets the kernel by an election. Where time permits, a replica in the member's seat follows
+//! the log first: the kernel is then away for a few records' time only. Without a follower the seat starts a replica.
 
 use super::Core;
 use super::durable::{Farewell, Leaving, Move};
@@ -27,7 +27,7 @@ impl Core {
             return self.tell_not_moved(to, reason);
         }
         let elects = self.is_standby(to);
-        // Who waits for a GPU waits for the preparation as well.
+        // A cell that waits for a GPU waits for the preparation as well.
         let in_haste = elects && cause == MoveCause::Waiting;
         let elects_at = (elects && !in_haste).then(|| self.now + FOLLOWS_WITHIN);
         if let Some(durable) = &mut self.durable {
@@ -97,7 +97,7 @@ impl Core {
         self.elect(to);
     }
 
-    /// Nothing came of the move, as the front says: of one that this replica knows, or of the one before it.
+    /// The front says that a move has failed: the present move, or an earlier one.
     pub(super) fn move_failed(&mut self, to: Incarnation, reason: String) {
         if let Some(moving) = self.moving().filter(|m| m.to == to && m.elects) {
             if moving.elects_at.is_some() {
@@ -116,7 +116,7 @@ impl Core {
         }
     }
 
-    /// The members of the log are others now: one that is gone can't be elected.
+    /// The members of the log have changed, and a former member can't be elected.
     pub(super) fn reconsider_election(&mut self) {
         if self.moving().is_some_and(|m| m.elects && !self.is_standby(m.to)) {
             self.give_up_move("the replica there is gone");
@@ -145,7 +145,7 @@ impl Core {
         known
     }
 
-    /// Tells `hopd`, now and with the next registration: it may not know this replica yet.
+    /// Tells `hopd`, now and with the next registration, since `hopd` may not know this replica yet.
     fn tell_not_moved(&mut self, to: Incarnation, reason: String) {
         let (kernel, tenure) = self.office();
         let said = ToHopd::MigrationFailed {

@@ -56,7 +56,7 @@ pub(super) struct Notices {
     told: Value,
     shown: Option<Shown>,
     lingering: Option<Lingering>,
-    /// The last that lingered: it does so again if the kernel can't let go of it.
+    /// The last lingering lease: it lingers again if the kernel can't let go of the GPUs.
     lingered: Option<Lingering>,
     /// The notebook's own default, before the kernelspec's.
     pub(super) default_need: Option<Need>,
@@ -166,7 +166,7 @@ impl Core {
         }
     }
 
-    /// The lease lingers no longer: it is over, or a cell runs on it.
+    /// The lease lingers no longer: a cell runs on it, or the lease is over.
     pub(super) fn linger_is_over(&mut self, lease: LeaseId) {
         if let Some(over) = self.notices.lingering.take_if(|l| l.lease == lease) {
             self.notices.lingered = Some(over);

@@ -15,7 +15,7 @@ const DEATHS_MAX: usize = 5;
 const DEATHS_WITHIN: Span = Span::from_secs(60);
 
 impl Core {
-    /// Whether the kernel goes on in another process after this one has ended.
+    /// Whether the kernel goes on in another process after the end of the present process.
     pub(super) fn comes_back(&self) -> bool {
         self.durable
             .as_ref()
@@ -49,7 +49,7 @@ impl Core {
             return self.over(wording::died_too_often(&reason, DEATHS_MAX));
         }
         durable.restore_deaths += u32::from(restoring);
-        // A cell that is lost with its process says why itself.
+        // A lost cell gives the reason itself.
         if self.cells.running().is_none() && !restoring {
             durable.notices.push(wording::process_is_new(&reason));
         }
@@ -88,7 +88,7 @@ impl Core {
         let Some((id, is_cell)) = seeker else {
             return;
         };
-        // A cell that hasn't begun keeps its place in the queue, or its lease: the lease's GPUs are this replica's.
+        // A cell that hasn't begun keeps its place in the queue, or the lease, whose GPUs are this replica's.
         let waits = is_cell && self.cells.seeking() == Some(&id);
         match &self.lease {
             Lease::Returning(..) if waits => self.proceed(),

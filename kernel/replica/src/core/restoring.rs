@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::Value;
 use std::collections::BTreeMap;
 
-/// An agent that says nothing for so long after the kernel is heard doesn't capture.
+/// An agent that is silent for as long as this after the kernel is heard doesn't capture.
 const AGENT_SPEAKS: Span = Span::from_secs(10);
 
 /// A state whose restore has killed the process so often is left alone.
@@ -58,7 +58,7 @@ impl Core {
         }
     }
 
-    /// Reads the state once everything that is known of it is in the store.
+    /// Reads the state once all known records are in the store.
     pub(super) fn open_store_if_ready(&mut self) {
         let preparing = matches!(self.phase, Phase::Preparing { .. });
         if preparing && self.durable.as_ref().is_some_and(|d| d.talk == Talk::Greeted) {

@@ -1,4 +1,4 @@
-//! A cell that is parked in its middle, because others wait for its GPUs. The cell stands still at its next CUDA
+//! A cell parked in its middle, because others wait for the GPUs. The cell stands still at its next CUDA
 //! call, keeps its place in the kernel, and goes on with the next lease. [`super::memory`] takes it off the GPUs and
 //! brings it back.
 
@@ -14,7 +14,7 @@ use serde_json::json;
 const FIRST_PAUSE: Span = Span::from_secs(4);
 const LONGEST_PAUSE: Span = Span::from_secs(300);
 
-/// Time for an interrupted cell to end before its user is told why it doesn't.
+/// Time for an interrupted cell to end, before the user is told the reason for the delay.
 const INTERRUPTED: Span = Span::from_secs(1);
 
 impl Core {

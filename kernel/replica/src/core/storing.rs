@@ -60,7 +60,7 @@ impl Core {
         self.go_if_settled();
     }
 
-    /// The tenure's folder is open: what is captured from now on is written there.
+    /// The tenure's folder is open, and takes all further captures.
     pub(super) fn tenure_opened(&mut self) {
         if let Some(durable) = &mut self.durable {
             let (tenure, lost) = (durable.tenure(), std::mem::take(&mut durable.lost));

@@ -38,7 +38,7 @@ pub(super) const LAST_OUTPUTS_MAY_BE_MISSING: &str = "gresshopper: the kernel's 
 
 pub(super) const NOT_SAVED_IN_TIME: &str = "its state could not be saved in time";
 
-/// A lease as the reply of its cell tells it (docs/wiring.md).
+/// A lease as told by the reply of the cell (docs/wiring.md).
 pub(super) fn describe(grant: &Grant, models: &Models) -> Value {
     let devices = &grant.handover.devices;
     let mut described = json!({
@@ -100,7 +100,7 @@ pub(super) fn scheduler_away(why: &str) -> Value {
     json!({"state": "queued", "reason": format!("the scheduler is away: {why}")})
 }
 
-/// The state of a cell that waits while the scheduler refuses to hear this kernel.
+/// The state of a waiting cell while the scheduler refuses to hear this kernel.
 pub(super) fn scheduler_deaf(why: &str) -> Value {
     json!({"state": "queued", "reason": format!("the scheduler doesn't serve this kernel: {why}")})
 }

@@ -1,4 +1,4 @@
-//! The groups of kernels kept by a seat: the state that all its tasks share. Groups are founded and joined, and replicas
+//! The groups of kernels kept by a seat: the state shared by all tasks. Groups are founded and joined, and replicas
 //! paired with them, in [`super::visits`]; each group has a task of its own ([`super::tend`]).
 
 use super::Seat;
@@ -50,7 +50,7 @@ pub(super) type Member = Arc<hop_raft::Member<Wire>>;
 /// A word to a group's task.
 #[derive(Debug)]
 pub(super) enum Command {
-    /// A replica of this seat asks whether it was elected, or is to follow the log; or it has founded the group.
+    /// A replica of this seat asks for its part: executor, follower, or founder of the group.
     Attach {
         visit: u64,
         out: mpsc::UnboundedSender<FromSeat>,

@@ -51,7 +51,7 @@ struct Seat {
 /// How long a seat stays without a replica.
 const EMPTY: Duration = Duration::from_secs(60);
 
-/// Time for which a seat at its end waits for its replicas to leave. Slurm's own patience (`KillWait`) is 30 s by
+/// Time for which an ending seat waits until the replicas have left. Slurm's own patience (`KillWait`) is 30 s by
 /// default.
 const FAREWELL: Duration = Duration::from_secs(25);
 

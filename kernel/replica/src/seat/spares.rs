@@ -21,7 +21,7 @@ use tokio::process::{Child, Command as Program};
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout};
 
-/// Between a new wish and its spare: a kernel that has just begun needs its node's cores itself.
+/// Between a new wish and the spare: a kernel that has just begun needs the node's cores for itself.
 const SETTLES: Duration = Duration::from_secs(2);
 
 /// Between a spare's unused end and the next spare, twice as long each time.

@@ -1,8 +1,8 @@
-//! The task of one group in its seat: it passes the log between the group and the replica that executes here, and starts that
+//! The task of one group in a seat: passes the log between the group and the replica that executes here, and starts the
 //! replica when the group elects this seat's member.
 //!
-//! A process serves a single tenure, except for tenures that the process itself opens. A process that is gone is therefore
-//! followed by a new tenure, so that nothing which it began is begun again unseen.
+//! A process serves a single tenure, except for tenures that the process itself opens. A lost process is therefore
+//! followed by a new tenure, and no cell of the process is begun again unseen.
 
 use super::host::{Command, Host, Member};
 use super::propose::propose_in_order;
@@ -22,7 +22,7 @@ use tokio::process::{Child, Command as Program};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-/// Between the end of a process that never attached and the next one.
+/// Between the end of a process that never attached and the next start.
 const RESTART_AFTER: Duration = Duration::from_secs(1);
 
 /// Between two looks whether an abandoned group's kernel is over.
@@ -339,7 +339,7 @@ impl Desk {
         self.told.clear();
     }
 
-    /// The next executor after one whose process is gone: this member again, until that has failed too often.
+    /// The next executor after the loss of a process: this member again, until its processes have failed too often.
     fn successor(&self, me: Incarnation) -> Incarnation {
         let other = self
             .state

@@ -39,7 +39,7 @@ impl Scheduler {
         }
     }
 
-    /// Tells agents that they may forget these leases.
+    /// Tells agents to forget these leases.
     pub(super) fn acknowledge(&mut self, ended: Vec<(LeaseId, JobId)>) {
         for (lease, pilot) in ended {
             self.handovers.remove(&lease);

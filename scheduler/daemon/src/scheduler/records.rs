@@ -185,7 +185,7 @@ impl Records {
         self.accounting.clone()
     }
 
-    /// Reason for which this `hopd` can't write to its journal any more; `None` means no obstacle.
+    /// The obstacle to writing the journal, if any.
     pub(super) fn superseded(&self) -> Option<String> {
         let error = self.journal.health().error?;
         matches!(error, SaveError::Superseded { .. }).then(|| error.to_string())

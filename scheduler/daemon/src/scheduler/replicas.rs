@@ -227,7 +227,7 @@ impl Scheduler {
         }
     }
 
-    /// What the replica was asked for comes to nothing.
+    /// Requests to the replica come to nothing.
     fn forget_replica(&mut self, id: &ReplicaId, why: &str) {
         let gone = self.registry.remove(id);
         if gone.is_some_and(|r| r.role == ReplicaRole::Executor) {

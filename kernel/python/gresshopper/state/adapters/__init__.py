@@ -1,4 +1,4 @@
-"""What the engine knows of libraries: an adapter a library.
+"""The engine's knowledge of libraries: an adapter a library.
 
 An adapter says how objects of its library are written and loaded, which of them may be shared without linking
 variables, and what of the library's settings belongs to the process. It is imported once its library is: a kernel

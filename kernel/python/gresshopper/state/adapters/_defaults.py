@@ -1,4 +1,4 @@
-"""Options of a library as what they differ in from its defaults."""
+"""Options of a library, as differences from the defaults."""
 
 from __future__ import annotations
 
