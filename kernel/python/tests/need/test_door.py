@@ -8,6 +8,7 @@ import stat
 import subprocess
 import sys
 import tempfile
+import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,9 +88,21 @@ def test_another_user_is_not_answered() -> None:
         opened = door.Door(f"{folder}/process.sock")
         os.chmod(folder, 0o755)
         os.chmod(opened.path, 0o777)
-        script = (
-            "import os, socket, sys; os.setgid(65534); os.setuid(65534); s = socket.socket(socket.AF_UNIX)\n"
-            "s.settimeout(20); s.connect(sys.argv[1]); print('answer', s.recv(1))"
+        script = textwrap.dedent(
+            """
+            import os, socket, struct, sys
+            os.setgid(65534)
+            os.setuid(65534)
+            sock = socket.socket(socket.AF_UNIX)
+            sock.settimeout(20)
+            sock.connect(sys.argv[1])
+            hello = b'{"op": "hello", "id": 1, "body": {"version": 1}}'
+            try:
+                sock.sendall(struct.pack(">II", len(hello), 0) + hello)
+                print("answer", sock.recv(1))
+            except (BrokenPipeError, ConnectionResetError):
+                print("answer", b"")
+            """
         )
         asked = [sys.executable, "-c", script, opened.path]
         done = subprocess.run(asked, capture_output=True, text=True, check=False)
