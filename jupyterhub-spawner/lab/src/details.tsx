@@ -5,6 +5,7 @@ import * as React from "react";
 import type { Api } from "./api.js";
 import type { KernelState } from "./kernel.js";
 import { waits } from "./kernel.js";
+import type { State } from "./notice.js";
 import type { Watcher } from "./watcher.js";
 import { badge, needed, span, undisturbed, waited, waitLine, where } from "./words.js";
 
@@ -29,6 +30,9 @@ export async function showDetails(watcher: Watcher, api: Api, trans: Translation
   }
 }
 
+/** The states besides those of a cell that waits that have a reason to tell. */
+const TOLD: ReadonlySet<State> = new Set(["seat", "revoked"]);
+
 interface IProps {
   readonly watcher: Watcher;
   readonly api: Api;
@@ -43,7 +47,7 @@ function Details({ watcher, api, trans }: IProps): React.JSX.Element {
     <div className="gh-Details">
       <p className="gh-Details-state">{badge(state, now, trans)}</p>
       {state.away && <p>{state.away}</p>}
-      {(waits(state) || state.standing.state === "seat") && explained.length === 0 && (
+      {explained.length === 0 && (waits(state) || TOLD.has(state.standing.state)) && (
         <p>{waitLine(state, now, trans)}</p>
       )}
       {explained.map((sentence) => (

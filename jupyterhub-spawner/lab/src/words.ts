@@ -72,6 +72,10 @@ export function waitLine(state: KernelState, now: number, trans: Translation): s
     const head = join(trans.__("The kernel waits for a node"), soon);
     return [head, standing.reason ?? ""].filter(Boolean).map(sentence).join(" ");
   }
+  if (standing.state === "revoked") {
+    const said = announcement(standing, state.need, trans);
+    return standing.reason ? `${said} ${sentence(standing.reason)}` : said;
+  }
   if (standing.state !== "queued" && standing.state !== "parked") {
     return announcement(standing, state.need, trans);
   }

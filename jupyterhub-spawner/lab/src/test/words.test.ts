@@ -64,6 +64,12 @@ it("says at the cell what it waits for, and why", () => {
   assert.equal(waitLine(told(parked), 0, trans), said);
 });
 
+it("says why a GPU was taken away", () => {
+  const line = (wire: Record<string, unknown>) => waitLine(told({ state: "revoked", ...wire }), 0, trans);
+  assert.equal(line({}), "The GPU was taken away.");
+  assert.equal(line({ reason: "the lease was cancelled" }), "The GPU was taken away. The lease was cancelled.");
+});
+
 it("says what a kernel without a node waits for", () => {
   const line = (wire: Record<string, unknown>) => waitLine(told({ state: "seat", ...wire }), 0, trans);
   assert.equal(line({}), "The kernel waits for a node.");

@@ -73,6 +73,15 @@ pub(super) struct Holder {
     /// Time from which on the cell may be parked for others. `None` means never.
     pub(super) parks_from: Option<Timestamp>,
     pub(super) parked: Parked,
+    /// Set once the lease was taken away under the cell, which may take its time to end.
+    pub(super) revoked: Option<Revoked>,
+}
+
+/// A lease that was taken away.
+#[derive(Debug, Clone)]
+pub(super) struct Revoked {
+    pub(super) reason: String,
+    pub(super) at: Timestamp,
 }
 
 /// An order of `hopd`'s to make room in the middle of a cell.

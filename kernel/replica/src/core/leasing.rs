@@ -2,7 +2,7 @@
 
 use super::Core;
 use super::cells::no_header;
-use super::lease::{Expected, Holder, Kind, Lease, Parked, Seeker, Wait, parks_from};
+use super::lease::{Expected, Holder, Kind, Lease, Parked, Revoked, Seeker, Wait, parks_from};
 use super::memory::Last;
 use super::wording::{self, describe};
 use crate::need;
@@ -197,6 +197,7 @@ impl Core {
             started: self.now,
             parks_from: parks_from(&grant, seeker.class, self.now),
             parked: Parked::default(),
+            revoked: None,
             seeker,
         };
         let (kind, header) = (holder.seeker.kind.clone(), holder.seeker.header.clone());
@@ -287,9 +288,14 @@ impl Core {
     /// `hopd` takes a lease away. Returns the cell on the lease, which is told the reason, interrupted, and has the grace
     /// time to end.
     pub(super) fn revoked(&mut self, lease: LeaseId, reason: &str) -> Option<CellId> {
-        let cell = match &self.lease {
+        let at = self.now;
+        let cell = match &mut self.lease {
             Lease::Held(h) | Lease::Stopping(h, _) if h.lease == lease => match &h.seeker.kind {
-                Kind::Cell => h.seeker.id.clone(),
+                Kind::Cell => {
+                    let reason = reason.to_owned();
+                    h.revoked = Some(Revoked { reason, at });
+                    h.seeker.id.clone()
+                }
                 Kind::Block { .. } => {
                     // The block has nothing any more: its end will say nothing.
                     if let Lease::Stopping(..) = std::mem::take(&mut self.lease) {

@@ -5,7 +5,7 @@
 //! `status` messages for all clients are told where the wait changes ([`super::lease`]).
 
 use super::cells::no_header;
-use super::lease::{Holder, Kind, Lease, Seeker};
+use super::lease::{Holder, Kind, Lease, Revoked, Seeker};
 use super::{Core, Hopd, wording};
 use crate::need::{self, Unattended};
 use bytes::Bytes;
@@ -141,8 +141,11 @@ impl Core {
         true
     }
 
-    /// The lease stays with the kernel after its cell, until `hopd` says otherwise.
+    /// The lease stays with the kernel after its cell, until `hopd` says otherwise; it has said so of one taken away.
     pub(super) fn lingers(&mut self, holder: &Holder) {
+        if holder.revoked.is_some() {
+            return;
+        }
         self.notices.lingering = Some(Lingering {
             lease: holder.lease,
             need: holder.seeker.need.clone(),
@@ -199,9 +202,7 @@ impl Core {
                 self.about(&standing.seeker, with(standing.wait.state.clone(), since))
             }
             (Lease::Held(holder) | Lease::Stopping(holder, _), _) => {
-                let since = json!({"state": "granted", "since": seconds(holder.started)});
-                let since = with(since, until(holder.parks_from));
-                self.about(&holder.seeker, with(holder.described.clone(), since))
+                self.about(&holder.seeker, of_holder(holder))
             }
         };
         let launch = &self.identity.launch;
@@ -339,6 +340,15 @@ impl Core {
             assert_ne!(granted, Some(lingering.lease), "a lease in use doesn't linger");
         }
     }
+}
+
+/// How a cell stands that holds a lease, or whose lease was taken away.
+fn of_holder(holder: &Holder) -> Value {
+    if let Some(Revoked { reason, at }) = &holder.revoked {
+        return json!({"state": "revoked", "lease": holder.lease, "reason": reason, "since": seconds(*at)});
+    }
+    let since = json!({"state": "granted", "since": seconds(holder.started)});
+    with(holder.described.clone(), with(since, until(holder.parks_from)))
 }
 
 /// The key of a time that may be known.

@@ -146,6 +146,7 @@ impl Core {
                 ran: standing.parked.ran,
                 times,
             },
+            revoked: None,
         });
         self.tell_granted(&header, &standing.wait);
         self.stderr(&header, &wording::goes_on(self.now.since(standing.since)));

@@ -66,6 +66,24 @@ fn an_announced_client_hears_of_each_change() {
 }
 
 #[test]
+fn an_announced_client_hears_that_the_lease_was_taken_away() {
+    let mut world = World::up();
+    announce(&mut world, "c", &json!({"version": 1}));
+    world.run("g", gpu());
+    world.grant("g", 1, 1);
+    let out = world.revoke(1);
+    assert_eq!(out.last().unwrap(), "front: comm_msg c revoked");
+    let notice = world.core.notice();
+    assert_eq!(
+        [&notice["state"], &notice["cell"]],
+        [&json!("revoked"), &json!("g")]
+    );
+    // Until the cell has ended: it may put its things in order first.
+    let out = world.reply("g", "error");
+    assert!(out.contains(&"front: comm_msg c cpu".to_owned()), "{out:?}");
+}
+
+#[test]
 fn a_notice_says_which_cell_what_and_since_when() {
     let mut world = World::up();
     let metadata = json!({"cellId": "cell-9", "gresshopper": {"need": gpu()}});
