@@ -207,7 +207,10 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
     let mut node = Err(anyhow::anyhow!("there is no seat"));
     let mut submitted = Submitted(None);
     let mut job = JobId(0);
-    if let Some(existing) = plan.existing {
+    let bill = Bill::of(order);
+    if let Some(existing) = plan.existing
+        && (member || is_charged(existing, &bill).await)
+    {
         job = existing;
         node = wait_for_seat(job, NODE_AWAY, None)
             .await
@@ -215,7 +218,7 @@ pub async fn prepare(order: &Order, plan: &SeatPlan, member: bool) -> Result<Pre
     }
     if node.is_err() && !member {
         let program = config.prefix.join("bin/hop-replica");
-        job = submit_seat(plan, &config.seat, &Bill::of(order), &program).await?;
+        job = submit_seat(plan, &config.seat, &bill, &program).await?;
         submitted = Submitted(Some(job));
         node = wait_for_seat(job, NODE_AWAY, None)
             .await
@@ -558,7 +561,9 @@ async fn take_seat(
     program: &Path,
 ) -> Result<(JobId, String)> {
     let told = order.told.as_ref();
-    if let Some(job) = plan.existing.filter(|_| !order.fresh_seat) {
+    if let Some(job) = plan.existing.filter(|_| !order.fresh_seat)
+        && is_charged(job, bill).await
+    {
         match wait_for_seat(job, NODE_AWAY, told).await {
             Ok(node) => return Ok((job, node)),
             Err(error) => eprintln!(
@@ -769,6 +774,30 @@ impl Bill {
         .collect();
         Self { options }
     }
+
+    /// What the seat's job says of it, for the next kernel.
+    fn comment(&self) -> String {
+        match self.options.is_empty() {
+            true => String::new(),
+            false => format!("{BILL}{}", self.options.join(" ")),
+        }
+    }
+
+    /// Whether a seat with this comment is charged so. A comment of the site's own says nothing.
+    fn is_of(&self, comment: &str) -> bool {
+        let own = comment.trim().strip_prefix(BILL).unwrap_or_default();
+        self.comment().strip_prefix(BILL).unwrap_or_default() == own
+    }
+}
+
+/// Begins the comment of a seat that isn't charged as its user's default is.
+const BILL: &str = "gresshopper: ";
+
+/// Whether the seat is charged as this kernel is to be: `hopd`, which chose it, knows accounts by their jobs alone.
+async fn is_charged(job: JobId, bill: &Bill) -> bool {
+    let mut command = slurm("squeue");
+    command.args(["-h", "-o", "%k"]).arg(format!("--jobs={job}"));
+    call(command, "").await.is_ok_and(|comment| bill.is_of(&comment))
 }
 
 /// The file for a seat's output, in sbatch's form: /dev/null, unless the user is debugging.
@@ -802,6 +831,9 @@ async fn submit_seat(plan: &SeatPlan, seat: &Seat, bill: &Bill, program: &Path) 
         .arg(format!("--mem={}M", plan.mem_mib))
         .arg(format!("--cpus-per-task={}", plan.cpus.max(1)))
         .args(&bill.options);
+    if !bill.options.is_empty() {
+        command.arg(format!("--comment={}", bill.comment()));
+    }
     if !plan.node.as_str().is_empty() {
         command.arg(format!("--nodelist={}", plan.node));
     }
@@ -954,5 +986,19 @@ mod tests {
             ["--account=of-gresshopper_account", "--qos=of-gresshopper_qos"]
         );
         assert!(Bill::from(None, |_| Some(String::new())).options.is_empty());
+    }
+
+    #[test]
+    fn a_seat_is_shared_by_kernels_of_one_bill() {
+        let physics = Bill::from(Some("physics".to_owned()), |_| None);
+        let maths = Bill::from(Some("maths".to_owned()), |_| None);
+        let usual = Bill::from(None, |_| None);
+        assert!(physics.is_of(&physics.comment()));
+        assert!(!physics.is_of(&maths.comment()));
+        assert!(!physics.is_of("(null)"));
+        assert!(!usual.is_of(&physics.comment()));
+        for of_the_site in ["(null)", "", "billed to nobody"] {
+            assert!(usual.is_of(of_the_site));
+        }
     }
 }
