@@ -23,7 +23,7 @@ from traitlets import Bool, Callable, Dict, Enum, Float, Integer, List, Unicode,
 
 from . import profiles
 from .failures import Failure, refused
-from .offer import FIELDS, Book, Offer
+from .offer import FIELDS, FRESH_S, Book, Offer
 from .slurm import Job, JobTable, SlurmError, addresses, job_of, node_address, run
 
 ANSWER_AGE_S = 10.0
@@ -54,7 +54,9 @@ LABELS = {
 }
 
 #: Traits that no profile sets: the hub's way to act as the user, and the parts of the form.
-_NOT_BY_PROFILE = frozenset({"exec_prefix", "log_dir", "job_name", "profile_list", "form_fields", "form_template"})
+_NOT_BY_PROFILE = frozenset(
+    {"exec_prefix", "log_dir", "job_name", "profile_list", "form_fields", "form_template", "form_age_s"}
+)
 
 
 class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
@@ -116,6 +118,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
         help="What users choose themselves, from what Slurm allows them: " + ", ".join(FIELDS) + ".",
     )
     form_template = Unicode("", config=True, help="A Jinja2 template instead of the form's own.")
+    form_age_s = Float(FRESH_S, config=True, help="How old Slurm's answers in the form may be, seconds.")
     poll_age_s = Float(
         ANSWER_AGE_S, config=True, help="How old squeue's answer may be for a running server, seconds."
     )
@@ -179,7 +182,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             slug = profiles.default_profile(every)
         notes, fields = [], []
         try:
-            offer = await self._book.offer(self.user.name)
+            offer = await self._book.offer(self.user.name, self.form_age_s)
             fields = self._fields(offer)
             if offer.site.stale:
                 notes.append("Slurm's accounting doesn't answer: accounts and QOS are the last that are known.")
@@ -245,7 +248,7 @@ class GresshopperSpawner(Spawner):  # type: ignore[misc, unused-ignore]
             raise refused(f"{', '.join(forbidden)} isn't yours to choose here")
         if wanted:
             try:
-                offer = await self._book.offer(self.user.name)
+                offer = await self._book.offer(self.user.name, self.form_age_s)
             except SlurmError as error:
                 raise Failure(f"Slurm doesn't answer: {error}", reason="slurm", status_code=503) from error
             made.update(offer.check(wanted, made.get("partition", self.partition), made.get("account", self.account)))
