@@ -2,7 +2,7 @@
 import * as fs from "node:fs";
 import { test as base, expect } from "@playwright/test";
 import { BASE, Hub, signIn, TOKEN } from "../support/hub";
-import { HOLD, NOTEBOOK7, notebook, Person, release } from "../support/lab";
+import { HOLD, KERNEL, NOTEBOOK7, notebook, Person, release } from "../support/lab";
 import { ENVIRONMENT, Site } from "../support/site";
 
 interface Given {
@@ -254,8 +254,7 @@ c.GresshopperSpawner.form_fields = ["mem_mib"]
 });
 
 test("availability", async ({ hub, browser }) => {
-  const start = () => hub.site.startHub(`${BASE}c.GresshopperSpawner.form_fields = ["mem_mib"]\n`);
-  start();
+  hub.site.startHub(`${BASE}c.GresshopperSpawner.form_fields = ["mem_mib"]\nc.GresshopperSpawner.form_age_s = 0\n`);
   const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
   const idle = () => {
     const states = hub.site.as("root", "sinfo", "-h", "-N", "-o", "%N %T").split("\n");
@@ -265,7 +264,6 @@ test("availability", async ({ hub, browser }) => {
   const agrees = () =>
     expect(async () => {
       const slurms = idle().length;
-      start();
       await page.goto(`${hub.site.url}/hub/spawn`);
       await expect(page.locator("body")).toContainText(`${slurms} of 2 nodes of partition`, { timeout: 2_000 });
     }).toPass({ timeout: 180_000 });
@@ -282,6 +280,66 @@ test("availability", async ({ hub, browser }) => {
   if (!NOTEBOOK7) {
     await expect(page.locator("body")).toContainText("The server needs no GPU");
   }
+  await page.context().close();
+});
+
+test("slurmdbd away", async ({ hub, browser }) => {
+  hub.site.startHub(`${BASE}
+c.GresshopperSpawner.form_fields = ["account", "mem_mib"]
+c.GresshopperSpawner.form_age_s = 0
+`);
+  const page = await signIn(hub.site, browser, "carol", "/hub/spawn");
+  const accounts = page.locator("#field-account option");
+  const said = "Slurm's accounting doesn't answer: accounts and QOS are the last that are known.";
+  await expect(accounts.first()).toHaveText("lab");
+  await expect(page.locator("body")).not.toContainText(said);
+  const known = await accounts.allTextContents();
+  for (const pid of hub.site.pids("slurmdbd")) {
+    process.kill(pid, "SIGKILL");
+  }
+  try {
+    await page.goto(`${hub.site.url}/hub/spawn`);
+    await expect(page.locator("body")).toContainText(said);
+    await expect(accounts).toHaveText(known);
+    // What is chosen is checked against what is known, and slurmctld takes the job.
+    expect(await hub.start("carol", "", { account: "pool" })).toBe(400);
+    await page.locator("#field-account").selectOption("lab");
+    await page.locator("#spawn_form [type=submit]").click();
+    await page.waitForURL("**/user/carol/**", { timeout: 180_000 });
+    expect(hub.jobs("carol").map((job) => hub.field(job.id, "Account"))).toEqual(["lab"]);
+  } finally {
+    hub.site.mend();
+  }
+  await hub.quiet("carol");
+  await page.goto(`${hub.site.url}/hub/spawn`);
+  await expect(accounts).toHaveText(known);
+  await expect(page.locator("body")).not.toContainText(said);
+  await page.context().close();
+});
+
+test("kernel account", async ({ hub, browser }) => {
+  hub.site.try("root", "sacctmgr", "-i", "add", "account", "course", "Description=x", "Organization=x");
+  hub.site.try("root", "sacctmgr", "-i", "add", "user", "carol", "account=course");
+  hub.site.as("carol", "hop", "kernelspec", "install", "--user", "--account", "course", "--name", "course");
+  hub.site.startHub(BASE);
+  const page = await signIn(hub.site, browser, "carol");
+  const carol = Person.of(hub.site, "carol", page);
+  await carol.serverIsUp();
+  const accounts = { "of-lab.ipynb": "lab", "of-course.ipynb": "course" };
+  for (const [name, account] of Object.entries(accounts)) {
+    await carol.open(name, notebook(["%%gpu 1\nprint('who', 'pays')"], account === "lab" ? KERNEL : account));
+    await carol.run(0);
+    await expect(carol.output(0)).toContainText("who pays", { timeout: 120_000 });
+  }
+  // Each kernel has a seat of its own account, and its lease is booked there.
+  const seats = hub.site.jobs("carol").filter(({ name }) => name === "kernels");
+  expect(seats.map(({ id }) => hub.field(id, "Account"))).toEqual(expect.arrayContaining(["course", "lab"]));
+  const booked = () => {
+    const rows = hub.site.hop("acct", "-a", "-X").filter((row) => String(row.name) in accounts);
+    return Object.fromEntries(rows.map((row) => [row.name, row.account]));
+  };
+  await expect.poll(booked).toEqual(accounts);
+  await carol.endKernels();
   await page.context().close();
 });
 
@@ -311,6 +369,73 @@ test("walltime", async ({ hub, browser }) => {
     hub.site.as("root", "sacctmgr", "-i", "modify", "user", "carol", "set", "adminlevel=None");
   }
   await page.context().close();
+});
+
+test.describe("a kernel that outlives its server", () => {
+  hubWith("c.Spawner.poll_interval = 5\n");
+
+  const CELLS = [
+    "x = 40",
+    "import time\nprint('be' + 'gun', flush=True)\ntime.sleep(3)\nx += 1\nprint('x', 'is', x)",
+    "print('now', x)",
+  ];
+
+  /** Carol sets a variable, and another cell runs. */
+  async function begin(carol: Person, name: string): Promise<void> {
+    await carol.open(name, notebook(CELLS));
+    await carol.run(0);
+    await carol.hasRun(0);
+    await carol.run(1);
+    await expect(carol.cell(1)).toContainText("begun");
+  }
+
+  /** The notebook is opened again, and goes on with its variables and its count. */
+  async function goesOn(carol: Person, name: string): Promise<void> {
+    await carol.serverIsUp();
+    await carol.goto(name);
+    await carol.run(2);
+    await expect(carol.cell(2)).toContainText("was saved, and is back");
+    await expect(carol.cell(2)).toContainText("now 41");
+    await expect(carol.cell(2).locator(".jp-InputPrompt")).toHaveText("[3]:");
+  }
+
+  /** What the cell showed meanwhile is shown by the next one. */
+  async function shows(carol: Person): Promise<void> {
+    await expect(carol.cell(2)).toContainText("ran on without a server");
+    await expect(carol.cell(2)).toContainText("x is 41");
+  }
+
+  test("reopen", async ({ hub, browser }) => {
+    const page = await signIn(hub.site, browser, "carol");
+    const carol = Person.of(hub.site, "carol", page);
+    await carol.serverIsUp();
+    await begin(carol, "reopened.ipynb");
+    await page.goto(`${hub.site.url}/hub/home`);
+    await page.locator("#stop").click();
+    await expect.poll(() => hub.server("carol"), { timeout: 120_000 }).toBeUndefined();
+    await expect.poll(() => hub.jobs("carol"), { timeout: 120_000 }).toEqual([]);
+    await page.goto(`${hub.site.url}/hub/home`);
+    await page.locator("#start").click();
+    await goesOn(carol, "reopened.ipynb");
+    await shows(carol);
+    await carol.shot("reopened");
+    await carol.endKernels();
+    await page.context().close();
+  });
+
+  test("server job cancelled", async ({ hub, browser }) => {
+    const page = await signIn(hub.site, browser, "carol");
+    const carol = Person.of(hub.site, "carol", page);
+    await carol.serverIsUp();
+    await begin(carol, "cancelled.ipynb");
+    hub.site.as("root", "scancel", ...hub.jobs("carol").map((job) => job.id));
+    await expect.poll(() => hub.server("carol"), { timeout: 120_000 }).toBeUndefined();
+    await page.goto(`${hub.site.url}/hub/spawn`);
+    await goesOn(carol, "cancelled.ipynb");
+    await shows(carol);
+    await carol.endKernels();
+    await page.context().close();
+  });
 });
 
 test.describe("a server that is left alone", () => {

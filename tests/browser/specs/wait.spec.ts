@@ -1,6 +1,7 @@
 /** The wait made visible: badge, line at the cell, details, and nothing of it in the notebook. */
 import AxeBuilder from "@axe-core/playwright";
 import type { Page } from "@playwright/test";
+import { DONE, fakeGpu, WORK } from "../support/fakes";
 import { expect, test } from "../support/fixtures";
 import { Hub } from "../support/hub";
 import { HOLD, NOTEBOOK7, notebook, type Person, release } from "../support/lab";
@@ -136,6 +137,77 @@ test("seat waits", async ({ site, bob }) => {
   }
   await expect(bob.output(0)).toHaveText("at last", { timeout: 120_000 });
   await expect(bob.badge).not.toHaveAttribute("data-state", "seat");
+});
+
+test("parked", async ({ site, alice, bob }) => {
+  const batch = { gresshopper: { need: { gpus: 1 }, run: { class: "batch" } } };
+  const cells = [WORK, { source: "begin()\nprint('the same:', work())", metadata: batch }];
+  await alice.open("parked.ipynb", notebook(cells, fakeGpu(site)));
+  await alice.run(0);
+  await alice.hasRun(0);
+  await alice.run(1);
+  await expect(alice.badge).toHaveText(/GPU \d/);
+  if (!NOTEBOOK7) {
+    await alice.page.getByRole("tab", { name: "Kernels and GPUs" }).click();
+    const row = alice.page.locator(".gh-Kernel", { hasText: "parked.ipynb" });
+    await expect(row).toContainText("GPU 37 %, 0.0 of 1.0 GiB");
+  }
+  // Its quantum ends, and somebody waits.
+  await bob.open("turn.ipynb", notebook([HOLD]));
+  await bob.run(0);
+  await expect(alice.badge).toHaveText(/^parked for others/);
+  await expect(alice.waitLine(1)).toContainText("Parked in its middle");
+  await expect(alice.waitLine(1)).toContainText("It has run for");
+  await expect(bob.badge).toHaveText(/GPU \d/);
+  await alice.shot("parked");
+  await alice.badge.click();
+  await expect(alice.page.locator(".gh-Details")).toContainText("was parked for others");
+  await alice.page.keyboard.press("Escape");
+  release(site, "bob");
+  await expect(alice.badge).toHaveText(/GPU \d/);
+  await expect(alice.waitLine(1)).toHaveCount(0);
+  site.write("alice", DONE, "");
+  await expect(alice.cell(1)).toContainText("the same: True");
+});
+
+test("revoked", async ({ site, alice }) => {
+  // It puts its things in order before it ends.
+  const cell = `%%gpu 1\nimport time\ntry:\n    time.sleep(600)\nfinally:\n    ${HOLD.split("\n").slice(1).join("\n    ")}`;
+  await alice.open("revoked.ipynb", notebook([cell, "%%gpu 1\nprint('again', 'one')"]));
+  await alice.run(0);
+  await expect(alice.badge).toHaveText(/GPU \d/);
+  site.as("root", "scancel", "-u", "gresshopper");
+  await expect(alice.badge).toHaveText("GPU taken away");
+  await expect(alice.page.locator(".gh-Announcer")).toHaveText("The GPU was taken away.");
+  await expect(alice.cell(0)).toContainText("gresshopper: the GPU was taken away: ");
+  await alice.badge.click();
+  await expect(alice.page.locator(".gh-Details")).toContainText("The GPU was taken away.");
+  await alice.shot("revoked");
+  await alice.page.keyboard.press("Escape");
+  release(site, "alice");
+  await expect(alice.cell(0)).toContainText("LeaseRevoked: ");
+  await expect(alice.badge).toHaveText("CPU");
+  // Another pilot comes, and the kernel has gone on.
+  await alice.run(1);
+  await expect(alice.cell(1)).toContainText("again one", { timeout: 120_000 });
+});
+
+test("kernel out of memory", async ({ site, bob }) => {
+  site.as("bob", "hop", "kernelspec", "install", "--user", "--mem", "512", "--name", "small");
+  const greedy = "%%gpu 1\nbig = [bytes(b'1' * (1 << 20)) for _ in range(2000)]";
+  await bob.open("greedy.ipynb", notebook(["x = 41", greedy, "print('x is', x)"], "small"));
+  await bob.run(0);
+  await bob.hasRun(0);
+  await bob.run(1);
+  await expect(bob.cell(1)).toContainText("the kernel ran out of memory (its limit is 512 MiB) and was killed.");
+  await expect(bob.badge).toHaveText("CPU");
+  await bob.shot("out-of-memory");
+  // Jupyter's own words for a process that died; the variables are kept.
+  const dialog = bob.page.getByRole("dialog");
+  await expect(dialog).toContainText("appears to have died");
+  await dialog.getByRole("button", { name: "Ok" }).click();
+  await bob.run(2);
+  await expect(bob.cell(2)).toContainText("x is 41");
 });
 
 test("saved", async ({ site, alice, bob }) => {

@@ -35,14 +35,24 @@ export class Site {
 
   /** Brings cluster, hopd and Hub up. */
   up(): void {
-    this.devcluster("up", "--index", INDEX, "--burst-nodes", "0", "--nodes", "2", "--bind", REPO);
+    this.mend();
     this.deploy("up");
     this.overlayUp();
     fs.mkdirSync(path.join(this.base, "hub"), { recursive: true, mode: 0o700 });
-    this.poll("a pilot is up", 90, () =>
-      this.try("root", "hop", "info", "-n", "-P", "-o", "state").out.includes("UP"),
-    );
+    this.gpusAreThere();
     this.startHub();
+  }
+
+  /** Starts what of the cluster doesn't run. */
+  mend(): void {
+    this.devcluster("up", "--index", INDEX, "--burst-nodes", "0", "--nodes", "2", "--bind", REPO);
+  }
+
+  /** The node whose GPU is lent, once it has one. */
+  gpusAreThere(): string {
+    const pilots = () => this.hop("info").filter((row) => row.state === "UP");
+    this.poll("a pilot is up", 90, () => pilots().length > 0);
+    return String(pilots()[0]?.node);
   }
 
   down(): void {
@@ -73,17 +83,20 @@ export class Site {
     this.stopHub();
     const place = path.join(this.base, "hub");
     fs.writeFileSync(path.join(place, "extra.py"), extra);
-    // Another cluster of this machine may have the users' homes in /etc/passwd: this Hub sees ours.
-    const homes = path.join(place, "passwd");
+    // Another cluster of this machine may have the users' homes in /etc/passwd: this Hub sees ours. All of /etc, since a
+    // file that is mounted goes with the next one that is moved over it.
+    const etc = path.join(place, "etc");
+    fs.rmSync(etc, { recursive: true, force: true });
+    run(["cp", "-a", "/etc", etc]);
     const table = fs.readFileSync("/etc/passwd", "utf8");
     fs.writeFileSync(
-      homes,
+      path.join(etc, "passwd"),
       table.replace(/^(alice|bob|carol)((?::[^:]*){4}):[^:]*:/gm, `$1$2:${this.base}/home/$1:`),
     );
     const env = { HUB_BASE: this.base, HUB_PORT: String(this.ports()[1]), HUB_EXTRA: path.join(place, "extra.py") };
     const config = path.join(REPO, "tests/setup/jupyterhub_config.py");
-    const start = 'mount --bind "$0" /etc/passwd && exec "$@"';
-    const argv = ["unshare", "-m", "sh", "-c", start, homes, path.join(this.overlay, "bin/jupyterhub"), "-f", config];
+    const start = 'mount --bind "$0" /etc && exec "$@"';
+    const argv = ["unshare", "-m", "sh", "-c", start, etc, path.join(this.overlay, "bin/jupyterhub"), "-f", config];
     const log = fs.openSync(path.join(this.base, "log/jupyterhub.log"), "a");
     const child = spawn(path.join(TARGET, "devcluster"), this.execArgs("root", place, argv, env), {
       detached: true,
@@ -183,7 +196,9 @@ export class Site {
   }
 
   deploy(verb: string, check = true): void {
-    const env = { ...process.env, PROFILE, PILOTS: "1", GPUS_PER_PILOT: "1", LINGER_MS: "3000" };
+    // Of cells, those of a batch alone can be parked.
+    const pool = { POOL_EXTRA: "quantum = { batch_s = 2, worth_waiting_s = 0 }", LINGER_MS: "3000" };
+    const env = { ...process.env, PROFILE, PILOTS: "1", GPUS_PER_PILOT: "1", ...pool };
     const python = path.join(DEV, ENVIRONMENT === "hub" ? "user" : ENVIRONMENT, "bin/python");
     const done = spawnSync(path.join(REPO, "tests/setup/deploy.sh"), [verb, this.base], {
       env: { ...env, HOPD_PORT: String(this.ports()[0]), USER_PYTHON: python },
